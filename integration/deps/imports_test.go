@@ -21,15 +21,18 @@ const module = "github.com/podlace/podlace/"
 // layers are the packages from the bottom up: each imports from layers below its own only, so that none of one layer knows another of it.
 func layers() [][]string {
 	return [][]string{
-		{"conf", "pkg/fault", "pkg/meter", "pkg/allocation", "pkg/pci/pcitest", "pkg/ports", "pkg/probes", "pkg/watch"},
+		{"conf", "pkg/fault", "pkg/meter", "pkg/pci/pcitest", "pkg/ports", "pkg/probes", "pkg/watch"},
 		{"pkg/child"},
-		{"pkg/plugin", "pkg/sandbox", "pkg/podresources"},
-		{"pkg/store", "pkg/nft", "pkg/kernel/kerneltest"},
+		{"pkg/plugin", "pkg/sandbox"},
+		{"pkg/vfconfig"},
+		{"pkg/allocation"},
+		{"pkg/store", "pkg/podresources", "pkg/nft", "pkg/kernel/kerneltest"},
 		{"pkg/attachment", "pkg/kernel", "pkg/iptables", "pkg/nodefile", "pkg/claim"},
 		{"pkg/ipam", "pkg/pci", "pkg/reference", "pkg/noderoutes"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
 		{"pkg/reconcile", "pkg/pool", "pkg/validate"},
-		{"pkg/rollback"}, // reads configurations as the collector does
+		{"pkg/rollback", "pkg/devicefiles"}, // rollback reads configurations as the collector does
+		{"pkg/dra"},
 		{"pkg/cli", "pkg/deviceplugin", "pkg/nodeagent"},
 		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/sriov", "plugins/podlace",
 			"plugins/sriov-device-plugin", "plugins/podlace-node"},
@@ -52,14 +55,14 @@ func only() map[string][]string {
 
 		// Codes and hints are for runtimes and operators; pkg/kernel and all other mechanism return errors that say what they are.
 		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/cli", "pkg/hostlocal", "pkg/ipam", "pkg/loopback",
-			"pkg/deviceplugin", "pkg/nodeagent", "pkg/nodefile", "pkg/pool",
-			"pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate"},
+			"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent", "pkg/nodefile", "pkg/pool",
+			"pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate", "pkg/vfconfig"},
 		// ipam runs it without knowing it
 		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback",
 			"pkg/validate"},
 		// what changes the system, starts a program, or answers
 		module + "pkg/fault": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/bridge", "pkg/portmap", "pkg/store", "pkg/pci",
-			"pkg/child", "pkg/plugin", "pkg/nodeagent"},
+			"pkg/child", "pkg/plugin", "pkg/dra", "pkg/nodeagent"},
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": {"integration/harness"},
 		module + "pkg/pci/pcitest":       {"integration/harness/card"},
@@ -77,14 +80,15 @@ func only() map[string][]string {
 		"github.com/containernetworking/cni/pkg/invoke": {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
 		// The faces to Kubernetes, and nothing below them.
-		"k8s.io":                              {"pkg/deviceplugin", "pkg/nodeagent"},
+		"k8s.io":                              {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
 		"sigs.k8s.io":                         nil,
 		"google.golang.org/grpc":              {"pkg/deviceplugin"},
-		"github.com/prometheus/client_golang": {"pkg/deviceplugin", "pkg/nodeagent", "pkg/probes"},
+		"github.com/prometheus/client_golang": {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent", "pkg/probes"},
 		"net/http":                            {"pkg/probes"},
 		"github.com/fsnotify/fsnotify":        {"pkg/watch"},
-		module + "pkg/probes":                 {"pkg/deviceplugin", "pkg/nodeagent"},
-		module + "pkg/watch":                  {"pkg/deviceplugin", "pkg/nodeagent"},
+		module + "pkg/probes":                 {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
+		module + "pkg/watch":                  {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
+		module + "pkg/dra":                    {"pkg/deviceplugin"},
 		module + "pkg/deviceplugin":           {"plugins/sriov-device-plugin"},
 		module + "pkg/nodeagent":              {"plugins/podlace-node"},
 		"golang.org/x/net":                    {"pkg/podresources"}, // of it only hpack, which imports nothing more

@@ -16,6 +16,8 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
 // Socket is where the device plugin answers.
@@ -59,6 +61,8 @@ type Device struct {
 	CPUs []int64 `json:"cpus,omitempty"`
 	// Claim is that by which the pod has the device; nil where the device plugin API gave it to a container.
 	Claim *Claim `json:"claim,omitempty"`
+	// Config is what the class and the claim set of the device, merged; nil for nothing.
+	Config *vfconfig.Config `json:"config,omitempty"`
 }
 
 // Claim is the ResourceClaim of resource.k8s.io that a device was allocated by, and the place of the device in it.

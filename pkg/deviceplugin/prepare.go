@@ -58,7 +58,10 @@ var errInUse = errors.New("in use")
 func (d *daemon) prepare(ctx context.Context, try func(pci.Address, func() error)) {
 	d.mu.Lock()
 	s, known, want := d.snapshot, d.asked, d.config.NumVFs(d.snapshot)
-	pools := d.assign(d.env())
+	pools, claimable := byAPI(d.assign(d.env()))
+	if d.driver != nil && d.driver.Leads() {
+		pools = append(pools, claimable...)
+	}
 	d.mu.Unlock()
 	for _, pf := range slices.SortedFunc(maps.Keys(want), pci.Address.Compare) {
 		if device, _ := s.Device(pf); device.NumVFs != want[pf] && (known || device.NumVFs == 0 && len(device.Interfaces) > 0) {
@@ -67,7 +70,7 @@ func (d *daemon) prepare(ctx context.Context, try func(pci.Address, func() error
 	}
 	for _, p := range pools {
 		for _, dev := range p.Devices {
-			if driver := p.Resource.Driver; known && driver != "" && driver != dev.Driver {
+			if driver := p.Resource.Driver; known && dev.Whole == 0 && driver != "" && driver != dev.Driver {
 				try(dev.Address, func() error { return d.bind(ctx, dev, driver) })
 			}
 		}
@@ -120,6 +123,11 @@ func (d *daemon) inUse(dev pci.Device) string {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	return d.uplink(dev)
+}
+
+// uplink returns that a device is a link of the node's own, or "".
+func (d *daemon) uplink(dev pci.Device) string {
 	for _, name := range dev.Interfaces {
 		if slices.Contains(d.uplinks, name) {
 			return fmt.Sprintf("is the node's own link %s", name)
@@ -145,7 +153,7 @@ func (d *daemon) withPod(dev pci.Device) string {
 	if d.unreadClaims != nil {
 		return fmt.Sprintf("may be of a claim: %v", d.unreadClaims)
 	}
-	if last, ok := d.last[dev.Address]; ok && last.Driver == dev.Driver && len(dev.Interfaces) == 0 {
+	if d.leaked(dev) {
 		return "has its interface in another namespace"
 	}
 	return ""

@@ -14,7 +14,10 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/dra"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
 	"github.com/podlace/podlace/pkg/probes"
@@ -27,6 +30,8 @@ type settings struct {
 	ConfigFile string // config.json
 	Prefix     string // of resources that name none
 	Host       string // name of this node, for entries of the configuration that are for some nodes only
+	Kubeconfig string // how to reach the API server; "" for the ServiceAccount of the pod
+	Instance   string // UID of the pod of this daemon, "" if it runs in none
 	Strict     bool   // refuse a configuration of which a part is not supported
 	UseCDI     bool   // hand device nodes over by CDI, in annotations, where the configuration does not say
 	Sysfs      string // /sys
@@ -41,6 +46,8 @@ type settings struct {
 	HTTP       string        // where /healthz, /readyz and /metrics are: host:port, or unix:path
 	AskReady   bool          // only ask at HTTP whether another instance is ready
 	Poll       time.Duration // how often all devices are looked at, should an event be lost
+	// NewDriver makes the driver of resources that are given out by claims.
+	NewDriver func(dra.Options) claimDriver
 	// Return brings VFs back that ended pods left, for runtimes that never tell a CNI plugin to; nil for not.
 	Return func() error
 }
@@ -91,7 +98,7 @@ func open(ctx context.Context, o settings, log *slog.Logger) (*daemon, error) {
 	}
 	d := &daemon{
 		settings: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}), gate: newGate(o.checkpoint()),
-		snapshots: snapshots, config: config, text: data,
+		snapshots: snapshots, config: config, text: data, records: make(chan struct{}, 1), registry: prometheus.NewRegistry(),
 		last: map[pci.Address]pci.Device{}, told: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{},
 	}
 	d.setSnapshot(<-snapshots)
@@ -172,6 +179,7 @@ func (d *daemon) loop(ctx context.Context, configs <-chan struct{}, reload <-cha
 			case <-pods.C:
 				d.askPods(ctx)  // and routes may have changed
 				d.reload(false) // where a link leads, nothing tells
+			case <-d.records:
 			case <-due:
 			}
 		}

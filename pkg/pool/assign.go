@@ -22,11 +22,12 @@ type Device struct {
 	RDMA     bool              // goes with its RDMA files
 	VhostNet bool              // goes with /dev/vhost-net and /dev/net/tun
 	Info     map[string]string // of additionalInfo
+	Whole    int               // of a PF that is offered whole: how many VFs it excludes
 }
 
 // Assign gives each device to the first resource that matches. A resource has a pool even without devices, unless it is split: then there
 // is a pool for each NUMA node with devices. On a machine with several nodes, devices whose node is unknown do not share a pool with others
-// unless unknownNuma is "all": the Topology Manager counts only devices that have a topology, if any of the resource has one, and refuses
+// unless unknownNuma is "all", or claims choose: the Topology Manager counts only devices that have a topology, if any of the resource has one, and refuses
 // pods although some are free.
 func Assign(c *Config, s *pci.Snapshot, env Env) []Pool {
 	n := newNode(s, env)
@@ -58,7 +59,7 @@ func (c *Config) NumVFs(s *pci.Snapshot) map[pci.Address]int {
 
 // device returns what a device is offered as.
 func (c *Config) device(n *node, v verdict) Device {
-	r, d := &c.Resources[v.resource], Device{Device: n.Devices[v.device]}
+	r, d := &c.Resources[v.resource], Device{Device: n.Devices[v.device], Whole: c.whole(n.subjects[v.device])}
 	switch {
 	case r.ExcludeTopology || !n.several():
 	case n.located(&d.Device):
@@ -84,7 +85,7 @@ func (c *Config) device(n *node, v verdict) Device {
 
 // pools splits the devices of a resource by what their names end in.
 func (r *Resource) pools(n *node, devices []Device) []Pool {
-	if !r.SplitByNUMA && !r.mixed(n, devices) {
+	if r.API == DRA || !r.SplitByNUMA && !r.mixed(n, devices) {
 		return []Pool{{r.FullName(), r, devices}}
 	}
 	var out []Pool

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"net"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -29,6 +28,9 @@ func (s sriov) attach(j *job, v *vf) error {
 		return err
 	}
 	defer h.close()
+	if err := s.stillPrepared(v); err != nil {
+		return err
+	}
 	if err := j.settle(h); err != nil {
 		return err
 	}
@@ -38,7 +40,7 @@ func (s sriov) attach(j *job, v *vf) error {
 			"were the VFs of the card removed or made anew?")
 	}
 	if err == nil {
-		err = j.usable(c)
+		err = j.usable(c, v.Claim != nil)
 	}
 	if err != nil {
 		return err
@@ -46,10 +48,10 @@ func (s sriov) attach(j *job, v *vf) error {
 	if err := j.record(h, v, c); err != nil {
 		return err
 	}
-	if err := j.setPF(c, v.Fixed); err != nil {
+	if err := j.setPF(c, v); err != nil {
 		return err
 	}
-	if c, err = j.bind(c); err != nil {
+	if c, err = j.bind(c, v.wanted.Driver); err != nil {
 		return err
 	}
 	if err := tell(j.cfg.infoPath(j.r, *v), c.vf); err != nil {
@@ -57,7 +59,10 @@ func (s sriov) attach(j *job, v *vf) error {
 	}
 	if v.Userspace = c.userspace(); v.Userspace != "" {
 		v.MAC = v.Fixed.String()
-		return s.lease(j, v)
+		if err := s.lease(j, v); err != nil {
+			return err
+		}
+		return h.noteReady(v)
 	}
 	link, err := j.move(c, v)
 	if err != nil {
@@ -66,7 +71,10 @@ func (s sriov) attach(j *job, v *vf) error {
 	if err := s.lease(j, v); err != nil {
 		return err
 	}
-	return j.configure(link, v)
+	if err := j.configure(link, v); err != nil {
+		return err
+	}
+	return h.noteReady(v)
 }
 
 // settle looks at the journal of a VF that is to be attached: another pod may have the VF, or have left it as it was.
@@ -75,13 +83,18 @@ func (j *job) settle(h *held) error {
 	if err != nil || !ok {
 		return err
 	}
-	if left.Owner != j.att.Key {
-		if has, err := j.has(left); err != nil || has {
+	return j.settleLeft(h, left, left.Owner == j.att.Key)
+}
+
+// settleLeft brings the VF of a journal back, unless a pod that is not our own has it.
+func (n *node) settleLeft(h *held, left journal, own bool) error {
+	if !own {
+		if has, err := n.has(left); err != nil || has {
 			return errors.Join(err, busy(left))
 		}
 	}
-	j.r.Log.Warn("bringing a VF back that an attachment left", "vf", h.address, "pod", left.Pod, "of", left.Owner.ContainerID)
-	return j.restore(h, left)
+	n.r.Log.Warn("bringing a VF back that an attachment left", "vf", h.address, "pod", left.Pod, "of", left.Owner.ContainerID)
+	return n.restore(h, left)
 }
 
 // has reports whether the owner of a journal has the VF.
@@ -111,13 +124,13 @@ func busy(left journal) error {
 		hint, left.Owner.ContainerID, left.Owner.IfName, left.Owner.Network)
 }
 
-// usable refuses what no pod may have.
-func (n *node) usable(c card) error {
+// usable refuses what no pod may have. A claim may have a PF without VFs.
+func (n *node) usable(c card, byClaim bool) error {
 	refuse := func(format string, args ...any) error {
 		return plugin.Errorf(plugin.CodeDevice, "PCI function %s "+format, append([]any{c.vf.Address}, args...)...)
 	}
 	switch {
-	case !c.vf.IsVF():
+	case !c.vf.IsVF() && !(byClaim && n.isWhole(c.vf.Address)):
 		return plugin.WithHint(refuse("is no VF of this node"), "a PF, and a card without VFs, stay with the node")
 	case c.vf.LinkType == pci.InfiniBand:
 		return refuse("is of InfiniBand: its GUIDs cannot be set yet")
@@ -131,6 +144,12 @@ func (n *node) usable(c card) error {
 		return refuse("is in use on the node: %s has its default route", c.link.Name)
 	}
 	return nil
+}
+
+// isWhole reports whether a PF that can have VFs has none.
+func (n *node) isWhole(pf pci.Address) bool {
+	d, err := pci.Inspect(n.sysfs, pf)
+	return err == nil && d.TotalVFs > 0 && d.NumVFs == 0
 }
 
 // upper returns an interface that was made on top of that of a VF, such as a macvlan, or "".
@@ -167,21 +186,26 @@ func (j *job) record(h *held, v *vf, c card) error {
 	if v.Fixed != nil {
 		mac = v.Fixed
 	}
+	vlan := 0
+	if v.wanted.VLAN != nil {
+		vlan = *v.wanted.VLAN
+	}
 	v.held = true
 	return h.save(journal{Format: journalFormat, Address: v.Address, Owner: j.att.Key, Pod: j.r.Pod.String(), Netns: j.r.NetnsPath,
 		Name: v.Name,
-		MAC:  mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Rebind: j.cfg.Rebind,
-		Told: c.link.Device != "", Chained: j.st.Chained, Claim: v.Claim, Former: f})
+		MAC:  mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Rebind: v.wanted.Rebind,
+		Told: c.link.Device != "", Chained: j.st.Chained, Claim: v.Claim, VLAN: vlan, Former: f})
 }
 
 // setPF sets the PF for the VF. It comes before a driver is bound: some learn then which MAC the VF has.
-func (j *job) setPF(c card, mac net.HardwareAddr) error {
+func (j *job) setPF(c card, v *vf) error {
+	mac := v.Fixed
 	have, ok, err := j.asPF(c)
 	if err != nil {
 		return err
 	}
 	if !ok {
-		key, needed := j.cfg.Wanted.any()
+		key, needed := v.wanted.any()
 		if !needed && mac != nil && c.link.Index == 0 {
 			key, needed = "mac", true
 		}
@@ -194,7 +218,7 @@ func (j *job) setPF(c card, mac net.HardwareAddr) error {
 	if mac != nil && bytes.Equal(mac, c.pfLink.MAC) {
 		return plugin.Errorf(plugin.CodeConfig, "mac %s: the PF of VF %s has it", mac, c.vf.Address)
 	}
-	want := j.cfg.Wanted.apply(have)
+	want := v.wanted.apply(have)
 	if mac != nil {
 		want.MAC = mac
 	}
@@ -215,10 +239,10 @@ func (n *node) set(c card, have, want kernel.VF) error {
 		"or no such value: a rate is at most the speed of the link, which must be up", c.pf.Driver)
 }
 
-// bind gives the VF the driver that is configured.
-func (j *job) bind(c card) (card, error) {
-	if j.cfg.Driver != "" && j.cfg.Driver != c.vf.Driver {
-		if err := pci.Bind(context.Background(), j.sysfs, c.vf.Address, j.cfg.Driver); err != nil {
+// bind gives the VF the driver that is configured, "" for the one that it has.
+func (j *job) bind(c card, driver string) (card, error) {
+	if driver != "" && driver != c.vf.Driver {
+		if err := pci.Bind(context.Background(), j.sysfs, c.vf.Address, driver); err != nil {
 			return c, plugin.Errorf(plugin.CodeDevice, "driver: %w", err)
 		}
 		var err error
@@ -252,9 +276,9 @@ func (j *job) move(c card, v *vf) (link kernel.Link, err error) {
 			return link, err
 		}
 	}
-	if j.cfg.MTU != 0 && j.cfg.MTU != c.link.MTU {
-		if err := j.host.SetMTU(c.link, j.cfg.MTU); errors.Is(err, syscall.EINVAL) {
-			return link, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "mtu %d: %w", j.cfg.MTU, err), "a VF has at most the MTU of its PF")
+	if mtu := v.wanted.MTU; mtu != 0 && mtu != c.link.MTU {
+		if err := j.host.SetMTU(c.link, mtu); errors.Is(err, syscall.EINVAL) {
+			return link, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "mtu %d: %w", mtu, err), "a VF has at most the MTU of its PF")
 		} else if err != nil {
 			return link, err
 		}
