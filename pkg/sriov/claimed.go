@@ -41,10 +41,8 @@ func (v *vf) configure(r *plugin.Request, cfg config, index int) error {
 	if v.config.IsZero() {
 		return nil
 	}
-	err := v.config.Validate()
-	if err == nil {
-		v.wanted, err = cfg.merge(v.config, func(key string) string { return key })
-	}
+	var err error
+	v.wanted, err = cfg.merge(v.config, func(key string) string { return key })
 	if err == nil && len(v.config.IPs) > 0 {
 		err = cfg.validIPs(v.config.IPs)
 	}
@@ -52,7 +50,7 @@ func (v *vf) configure(r *plugin.Request, cfg config, index int) error {
 		return plugin.Errorf(plugin.CodeConfig, "VF %s, as %s sets it: %w", v.Address, v.source(), err)
 	}
 	if v.Wanted = &v.wanted.pfSettings; v.config.MAC != "" {
-		v.Fixed, _ = vfconfig.ParseMAC(v.config.MAC) // Validate has read it
+		v.Fixed, _ = vfconfig.ParseMAC(v.config.MAC) // merge has checked it
 	}
 	v.IPs = v.config.IPs
 	return v.rename(r, v.config.IfName, index)

@@ -180,3 +180,35 @@ func TestMergedSettings(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestIGBClaimSettings (DRA-F26): the PF is told what class and claim set, in the place of the conflist and beside it, VF by VF; CHECK wants
+// just that, and the VFs come home as they were.
+func TestIGBClaimSettings(t *testing.T) {
+	l := newIGB(t)
+	keys := []any{"vlan", 100, "spoofchk", "off", "max_tx_rate", 100}
+	first, second := l.nic.VFs[0].Device, l.nic.VFs[1].Device
+	l.sriov.claims = filepath.Join(t.TempDir(), "claims")
+	l.give(set(0, first, vfconfig.Config{VLAN: new(200), VLANQoS: new(3), Trust: "on", MAC: "02:00:00:00:aa:07", MTU: new(1400)}, "mac", "mtu"),
+		claimed1(1, second))
+	a := l.add("a", keys...)
+	own := l.podLink("net2").MAC.String()
+	for i, want := range []string{
+		"mac 02:00:00:00:aa:07 vlan 200 qos 3 proto 802.1q spoofchk off trust on state auto min_tx_rate 0 max_tx_rate 100",
+		"mac " + own + " vlan 100 qos 0 proto 802.1q spoofchk off trust " + map[bool]string{true: "on", false: "off"}[*l.asPF(1).Trust] +
+			" state auto min_tx_rate 0 max_tx_rate 100",
+	} {
+		if got := text(l.asPF(i)); got != want {
+			t.Errorf("PF: %s, want %s", got, want)
+		}
+	}
+	if got := l.podLink("net1"); got.MTU != 1400 || got.MAC.String() != "02:00:00:00:aa:07" {
+		t.Errorf("in the pod: %s", describe(got))
+	}
+	l.OK(a.check(keys...))
+	now := l.asPF(0)
+	less := now
+	less.VLAN = 100
+	must(t, l.host.SetVF(l.pf(), 0, now, less))
+	l.Fails(a.check(keys...), plugin.CodeStateDiffers, "PF ")
+	l.del("a", keys...)
+}

@@ -91,7 +91,7 @@ func TestMerge(t *testing.T) {
 		"claimed keys":       {&Config{Claimed: []string{"mac"}}, &Config{Claimed: []string{"mtu", "mac"}}, &Config{Claimed: []string{"mac", "mtu"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			before := [2]*Config{test.base.clone(), test.over.clone()}
+			before := asJSON(t, test.base, test.over)
 			got := Merge(test.base, test.over)
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Error(diff)
@@ -104,7 +104,7 @@ func TestMerge(t *testing.T) {
 			for i := range got.IPs {
 				got.IPs[i] = ""
 			}
-			if diff := cmp.Diff(before, [2]*Config{test.base.clone(), test.over.clone()}); diff != "" {
+			if diff := cmp.Diff(before, asJSON(t, test.base, test.over)); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -113,6 +113,15 @@ func TestMerge(t *testing.T) {
 	if diff := cmp.Diff(&all, Merge(&Config{}, &all)); diff != "" {
 		t.Error(diff)
 	}
+}
+
+func asJSON(t *testing.T, configs ...*Config) string {
+	t.Helper()
+	text, err := json.Marshal(configs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // entry returns parameters with these keys.
