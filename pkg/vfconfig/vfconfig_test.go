@@ -87,8 +87,10 @@ func TestMerge(t *testing.T) {
 		"one each":        {&Config{VLAN: new(5)}, &Config{MTU: new(1400)}, &Config{VLAN: new(5), MTU: new(1400)}},
 		"zero counts": {&Config{VLAN: new(5), Rebind: new(true), Trust: "on"}, &Config{VLAN: new(0), Rebind: new(false), Trust: "off"},
 			&Config{VLAN: new(0), Rebind: new(false), Trust: "off"}},
-		"lists are replaced": {&Config{IPs: []string{"10.0.0.1", "fd00::1"}}, &Config{IPs: []string{"10.0.0.2"}}, &Config{IPs: []string{"10.0.0.2"}}},
-		"claimed keys":       {&Config{Claimed: []string{"mac"}}, &Config{Claimed: []string{"mtu", "mac"}}, &Config{Claimed: []string{"mac", "mtu"}}},
+		"lists are replaced": {&Config{IPs: []string{"10.0.0.1", "fd00::1"}}, &Config{IPs: []string{"10.0.0.2"}},
+			&Config{IPs: []string{"10.0.0.2"}}},
+		"claimed keys": {&Config{Claimed: []string{"mac"}}, &Config{Claimed: []string{"mtu", "mac"}},
+			&Config{Claimed: []string{"mac", "mtu"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := asJSON(t, test.base, test.over)
@@ -236,7 +238,8 @@ func TestString(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	c := full()
 	data, _ := Parameters("example.com/fast", c)
-	for _, seed := range []string{string(data), "", "{}", entry(`"vlan":1`), entry(`"vlan":1,"vlan":2`), entry(`"ips":["10.0.0.1/8"]`), entry(`"\u0000":[]`)} {
+	for _, seed := range []string{string(data), "", "{}", entry(`"vlan":1`), entry(`"vlan":1,"vlan":2`),
+		entry(`"ips":["10.0.0.1/8"]`), entry(`"\u0000":[]`)} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
