@@ -21,15 +21,17 @@ const module = "github.com/podlace/podlace/"
 // layers are the packages from the bottom up: each imports from layers below its own only, so that none of one layer knows another of it.
 func layers() [][]string {
 	return [][]string{
-		{"conf", "pkg/fault", "pkg/meter", "pkg/allocation", "pkg/pci/pcitest", "pkg/ports", "pkg/probes", "pkg/watch"},
+		{"conf", "pkg/fault", "pkg/meter", "pkg/pci/pcitest", "pkg/ports", "pkg/probes", "pkg/watch"},
 		{"pkg/child"},
-		{"pkg/plugin", "pkg/sandbox", "pkg/podresources"},
-		{"pkg/store", "pkg/nft", "pkg/kernel/kerneltest"},
+		{"pkg/plugin", "pkg/sandbox"},
+		{"pkg/vfconfig"},
+		{"pkg/allocation"},
+		{"pkg/store", "pkg/podresources", "pkg/nft", "pkg/kernel/kerneltest"},
 		{"pkg/attachment", "pkg/kernel", "pkg/iptables", "pkg/nodefile", "pkg/claim"},
 		{"pkg/ipam", "pkg/pci", "pkg/reference", "pkg/noderoutes"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
 		{"pkg/reconcile", "pkg/pool", "pkg/validate"},
-		{"pkg/rollback"}, // reads configurations as the collector does
+		{"pkg/rollback", "pkg/devicefiles"}, // rollback reads configurations as the collector does
 		{"pkg/cli", "pkg/deviceplugin", "pkg/nodeagent"},
 		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/sriov", "plugins/podlace",
 			"plugins/sriov-device-plugin", "plugins/podlace-node"},
@@ -53,7 +55,7 @@ func only() map[string][]string {
 		// Codes and hints are for runtimes and operators; pkg/kernel and all other mechanism return errors that say what they are.
 		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/cli", "pkg/hostlocal", "pkg/ipam", "pkg/loopback",
 			"pkg/deviceplugin", "pkg/nodeagent", "pkg/nodefile", "pkg/pool",
-			"pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate"},
+			"pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate", "pkg/vfconfig"},
 		// ipam runs it without knowing it
 		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback",
 			"pkg/validate"},

@@ -211,7 +211,9 @@ func TestRecord(t *testing.T) {
 		"no devices": func(r *Record) { r.Devices = nil }, "no claim": func(r *Record) { r.Devices[0].Claim = nil },
 		"no state": func(r *Record) { r.State = "" }, "another claim": func(r *Record) { r.Devices[1].Claim.UID = "c-9" },
 		"no address": func(r *Record) { r.Devices[1].ID = "" }, "no request": func(r *Record) { r.Devices[1].Claim.Request = "" },
-		"a path": func(r *Record) { r.Devices[0].Claim.UID, r.Devices[1].Claim.UID = "../x", "../x" },
+		"bound, not held": func(r *Record) { r.Bound = []Binding{{ID: "0000:3b:10.7", Driver: "vfio-pci"}} },
+		"bound to none":   func(r *Record) { r.Bound = []Binding{{ID: r.Devices[0].ID}} },
+		"a path":          func(r *Record) { r.Devices[0].Claim.UID, r.Devices[1].Claim.UID = "../x", "../x" },
 	} {
 		bad := record("c-1", "shop", "web", "a", "b")
 		change(&bad)
@@ -221,6 +223,19 @@ func TestRecord(t *testing.T) {
 	}
 	if names, err := os.ReadDir(folder); len(names) != 1 || err != nil {
 		t.Errorf("%v, %v", names, err)
+	}
+}
+
+// TestNotes: all claims that have devices of this driver are told, whatever pods they have.
+func TestNotes(t *testing.T) {
+	_, kubelet := node(t, state(inState("c-1", "shared", ours, "first", "second"), inState("c-2", "gpu", `"gpu.example.com":{}`, "third"),
+		inState("c-3", "idle", ours)))
+	got, err := Notes(kubelet)
+	if diff := cmp.Diff([]Note{{"c-1", "shop", "shared"}, {"c-3", "shop", "idle"}}, got); diff != "" || err != nil {
+		t.Errorf("%v\n%s", err, diff)
+	}
+	if _, err := Notes(t.TempDir()); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
 	}
 }
 

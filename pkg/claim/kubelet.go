@@ -19,14 +19,18 @@ const stateVersion = "checkpoint.dra.kubelet.k8s.io/v1"
 // State file of a kubelet with a root folder, such as /var/lib/kubelet.
 func stateFile(kubelet string) string { return filepath.Join(kubelet, "dra_manager_state") }
 
-// noted is a claim that the kubelet has written down for a pod.
-type noted struct{ UID, Namespace, Name string }
+// Note is a claim that the kubelet has written down for pods.
+type Note struct{ UID, Namespace, Name string }
 
-func (n noted) String() string { return "claim " + n.Namespace + "/" + n.Name }
+func (n Note) String() string { return "claim " + n.Namespace + "/" + n.Name }
 
-// claims returns the claims of a pod that have devices of this driver. An error means that nothing can be said; it is fs.ErrNotExist
-// (errors.Is) if the kubelet has prepared no claim yet.
-func claims(path, podUID string) (of []noted, err error) {
+// Notes returns all claims that have devices of this driver. An error means that nothing is known; it is fs.ErrNotExist (errors.Is) if
+// the kubelet has prepared no claim yet, or has another root folder.
+func Notes(kubelet string) ([]Note, error) { return claims(stateFile(kubelet), "") }
+
+// claims returns the claims of a pod, or with "" of all pods, that have devices of this driver. An error means that nothing can be said; it
+// is fs.ErrNotExist (errors.Is) if the kubelet has prepared no claim yet.
+func claims(path, podUID string) (of []Note, err error) {
 	data, err := podresources.ReadRegular(path)
 	if err != nil {
 		return nil, err
@@ -38,7 +42,7 @@ func claims(path, podUID string) (of []noted, err error) {
 }
 
 // parseState reads the kubelet's file: a text of JSON within JSON, and the checksum of the text.
-func parseState(data []byte, podUID string) (of []noted, err error) {
+func parseState(data []byte, podUID string) (of []Note, err error) {
 	var outer struct {
 		Data     *string
 		Checksum *uint32
@@ -75,8 +79,8 @@ func parseState(data []byte, podUID string) (of []noted, err error) {
 			return nil, errors.New("a claim has no UID, name or namespace")
 		}
 		_, has := c.PodUIDs[podUID]
-		if _, ours := c.DriverState[Driver]; has && ours {
-			of = append(of, noted{c.ClaimUID, c.Namespace, c.ClaimName})
+		if _, ours := c.DriverState[Driver]; (has || podUID == "") && ours {
+			of = append(of, Note{c.ClaimUID, c.Namespace, c.ClaimName})
 		}
 	}
 	return of, nil

@@ -51,8 +51,19 @@ type Record struct {
 	Time time.Time `json:"time"`
 	// Reserved are the consumers that the claim had at that time. More pods may have come since.
 	Reserved []Consumer `json:"reserved,omitempty"`
+	// Extended is set for a claim that the scheduler made for containers that request an extended resource.
+	Extended bool `json:"extended,omitempty"`
+	// Bound are the devices that get another driver for the claim.
+	Bound []Binding `json:"bound,omitempty"`
 	// Devices are those of this driver, at least one, each with the same claim. They name no pod.
 	Devices []allocation.Device `json:"devices"`
+}
+
+// Binding is a device that has another driver while its claim is prepared.
+type Binding struct {
+	ID     string `json:"id"` // its PCI address
+	Driver string `json:"driver"`
+	Former string `json:"former,omitempty"` // gets the device back; "" for none
 }
 
 // Consumer is an object that a claim is reserved for: of the resource pods, or of another one.
@@ -68,6 +79,11 @@ func (r Record) Claim() allocation.Claim { return *r.Devices[0].Claim }
 // String names the claim of a record that is valid, as kubectl does.
 func (r Record) String() string { return "claim " + r.Claim().Namespace + "/" + r.Claim().Name }
 
+// Has reports whether the claim holds a device. Access of an administrator holds none.
+func (r Record) Has(id string) bool {
+	return slices.ContainsFunc(r.Devices, func(d allocation.Device) bool { return d.ID == id && d.Claim != nil && !d.Claim.Admin })
+}
+
 func (r Record) validate() error {
 	switch {
 	case r.Format != format:
@@ -76,6 +92,8 @@ func (r Record) validate() error {
 		return fmt.Errorf("state %q", r.State)
 	case len(r.Devices) == 0:
 		return errors.New("it has no devices")
+	case slices.ContainsFunc(r.Bound, func(b Binding) bool { return !r.Has(b.ID) || b.Driver == "" }):
+		return errors.New("a device that it does not hold was bound, or one to no driver")
 	}
 	for i, d := range r.Devices {
 		switch c := d.Claim; {
@@ -206,7 +224,7 @@ func Remove(folder, uid string) error {
 func Holder(folder, id string) (r Record, ok bool, err error) {
 	records, err := List(folder)
 	for _, r := range records {
-		if slices.ContainsFunc(r.Devices, func(d allocation.Device) bool { return d.ID == id && !d.Claim.Admin }) {
+		if r.Has(id) {
 			return r, true, nil
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/devicefiles"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
 	"github.com/podlace/podlace/pkg/store"
@@ -45,7 +46,7 @@ func (f files) describe(resource string, devices []pool.Device) error {
 	for _, d := range devices {
 		net := ""
 		if d.VhostNet {
-			net = vhostNet
+			net = devicefiles.VhostNet
 		}
 		if err := dir.Write(infoName(resource, d.Address.String()), d.Device.Info(net), 0o644); err != nil {
 			return fmt.Errorf("device-info files: %w", err)
@@ -87,9 +88,6 @@ func (f files) sweep(path string, stale func(name string, written time.Time) boo
 
 // cdiClass is what the devices of all resources are in CDI, as with sriov-network-device-plugin.
 const cdiClass = "net-pci"
-
-// cdiVersion is the oldest of the specification that has all that is used here.
-const cdiVersion = "0.5.0"
 
 // cdiKind is that of a resource's devices. Resources of one prefix share it: no device is in two of them.
 func cdiKind(resource string) string {
@@ -133,7 +131,7 @@ func (f files) publish(pools []pool.Pool, lost map[string][]allocation.Device) e
 	for _, p := range pools {
 		name := cdiFile(p.Name)
 		written := readSpec(dir, name)
-		spec := cdi.Spec{Version: cdiVersion, Kind: cdiKind(p.Name), Devices: cdiDevices(p.Devices)}
+		spec := cdi.Spec{Version: devicefiles.CDIVersion, Kind: cdiKind(p.Name), Devices: cdiDevices(p.Devices)}
 		for _, h := range lost[p.Name] {
 			spec.Devices = append(spec.Devices, named(written, h.ID)...)
 		}
@@ -193,15 +191,7 @@ func named(spec cdi.Spec, name string) []cdi.Device {
 // cdiDevices are those of a pool that come with device files.
 func cdiDevices(devices []pool.Device) (list []cdi.Device) {
 	for _, d := range devices {
-		var edits cdi.ContainerEdits
-		for _, s := range specs(d) {
-			node := &cdi.DeviceNode{Path: s.ContainerPath, Permissions: s.Permissions}
-			if s.HostPath != s.ContainerPath {
-				node.HostPath = s.HostPath
-			}
-			edits.DeviceNodes = append(edits.DeviceNodes, node)
-		}
-		if len(edits.DeviceNodes) > 0 {
+		if edits := devicefiles.Edits(d); len(edits.DeviceNodes) > 0 {
 			list = append(list, cdi.Device{Name: d.Address.String(), ContainerEdits: edits})
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/podlace/podlace/pkg/devicefiles"
 	"github.com/podlace/podlace/pkg/pool"
 )
 
@@ -20,7 +21,7 @@ func (n nodeFiles) missing(d pool.Device) string {
 	if !d.VhostNet {
 		return ""
 	}
-	for _, file := range []struct{ path, module string }{{vhostNet, "vhost_net"}, {tun, "tun"}} {
+	for _, file := range []struct{ path, module string }{{devicefiles.VhostNet, "vhost_net"}, {devicefiles.TUN, "tun"}} {
 		if !n.has(file.path) {
 			return "needVhostNet: the node has no " + file.path + ": load the module " + file.module
 		}

@@ -11,7 +11,9 @@ package dra
 import (
 	"context"
 	"log/slog"
+	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/podlace/podlace/pkg/pci"
@@ -28,11 +30,13 @@ type Options struct {
 	Instance string               // UID of the pod of this daemon, for updates without a gap; "" for a service
 	Sysfs    string
 	Log      *slog.Logger
+	Metrics  prometheus.Registerer // nil for none
 
 	// Change changes devices that no pod has. check reports a device that is in use; it runs while no device is handed out. Until change
 	// returns, nobody gets one of the devices.
 	Change func(ids []string, check, change func() error) error
-	// InUse returns why a device cannot be given to a claim or changed now, such as a pod that has it; "" if it can.
+	// InUse returns why a device cannot be given to a claim or changed now, such as a pod that has it; "" if it can. It does not look at
+	// claims.
 	InUse func(id string) string
 	// Changed tells the daemon that records of claims have changed: an Update follows.
 	Changed func()
@@ -44,23 +48,72 @@ type Inventory struct {
 	Pools    []pool.Pool       // resources with "api": "dra", with all their devices, also those that claims hold
 	Taints   pool.Taints       // effects of faults
 	Held     map[string]string // by PCI address: who has the device otherwise than by a claim, such as a pod by the device plugin API
-	Faults   map[string]string // by PCI address: why a pod could not use the device (debounced)
+	Faults   map[string]Fault  // by PCI address: why a pod could not use the device (debounced)
 	Nodes    []int             // NUMA nodes of the machine
+	// Last is how devices were when they last had an interface on the node.
+	Last map[pci.Address]pci.Device
 }
+
+// Fault is why a pod could not use a device.
+type Fault struct {
+	// Kind is one word of at most 63 letters and dashes: LinkDown, Held, or another such as "no-driver".
+	Kind string
+	Text string // for people
+}
+
+// Kinds of faults that have taints of their own.
+const (
+	LinkDown = "link-down" // the PF has no carrier
+	Held     = "held"      // a pod that ended has the interface of the device, and no claim has the device
+)
 
 // Driver serves one node.
 type Driver struct {
 	options Options
+
+	mu      sync.Mutex
+	latest  *Inventory
+	changed chan struct{} // closed by the next Update
 }
 
 // New returns a driver that does nothing before Run.
-func New(o Options) *Driver { return &Driver{options: o} }
+func New(o Options) *Driver { return &Driver{options: o, changed: make(chan struct{})} }
 
 // Run serves until ctx is done. It returns an error only if it could not start; an API server that is away is no error.
 func (d *Driver) Run(ctx context.Context) error {
-	<-ctx.Done()
-	return nil
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var publishing sync.WaitGroup
+	defer publishing.Wait()
+	defer cancel() // before the wait
+	publishing.Go(func() { d.publish(ctx) })
+	return d.serve(ctx)
 }
 
 // Update tells of a new inventory. It never blocks.
-func (d *Driver) Update(Inventory) {}
+func (d *Driver) Update(i Inventory) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.latest = &i
+	close(d.changed)
+	d.changed = make(chan struct{})
+}
+
+// inventory returns the latest inventory, if there is one.
+func (d *Driver) inventory() (Inventory, bool) {
+	i, _, ok := d.watch()
+	return i, ok
+}
+
+// watch returns the latest inventory, if there is one, and a channel that is closed when there is another.
+func (d *Driver) watch() (i Inventory, changed <-chan struct{}, ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.latest != nil {
+		i, ok = *d.latest, true
+	}
+	return i, d.changed, ok
+}
+
+// Ready returns why pods cannot get devices by claims yet, "" if they can.
+func (d *Driver) Ready() string { return d.registered() }

@@ -22,6 +22,7 @@ type Device struct {
 	RDMA     bool              // goes with its RDMA files
 	VhostNet bool              // goes with /dev/vhost-net and /dev/net/tun
 	Info     map[string]string // of additionalInfo
+	Whole    int               // of a PF that is offered whole: how many VFs it excludes
 }
 
 // Assign gives each device to the first resource that matches. A resource has a pool even without devices, unless it is split: then there
@@ -58,7 +59,7 @@ func (c *Config) NumVFs(s *pci.Snapshot) map[pci.Address]int {
 
 // device returns what a device is offered as.
 func (c *Config) device(n *node, v verdict) Device {
-	r, d := &c.Resources[v.resource], Device{Device: n.Devices[v.device]}
+	r, d := &c.Resources[v.resource], Device{Device: n.Devices[v.device], Whole: c.whole(n.subjects[v.device])}
 	switch {
 	case r.ExcludeTopology || !n.several():
 	case n.located(&d.Device):

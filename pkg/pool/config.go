@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
 // Policy says which devices of a pool are preferred when several are free.
@@ -59,6 +60,9 @@ const (
 // Taints are the effects of the taints that devices with faults get in ResourceSlices: NoSchedule, NoExecute, None, or "off" for no taint.
 type Taints struct{ LinkDown, Unhealthy, Gone string }
 
+// NoTaint is the effect of a fault that gives no taint.
+const NoTaint = "off"
+
 // Config is a validated configuration.
 type Config struct {
 	Resources []Resource
@@ -78,7 +82,9 @@ type Resource struct {
 	SplitByNUMA     bool                         // one resource per NUMA node: Name_numa0, Name_numa1
 	UnknownNUMA     unlocated
 	Policy          Policy
-	Driver          string // to bind devices to, "" to leave them as they are
+	Driver          string             // to bind devices to, "" to leave them as they are
+	VF              *vfconfig.Config   // for the DeviceClass of the resource; nil for none
+	ClaimMay        vfconfig.Allowance // with the API DRA: what claims may set of their VFs
 	CDI             CDI
 	Unserved        []Problem // why nothing of it is offered; all the same, no later resource gets what it takes
 	otherType       bool      // its devices are no network functions, so that it takes none
@@ -118,6 +124,7 @@ type pfEntry struct {
 	Address pci.Address
 	NumVFs  int
 	Offer   bool // the PF itself is a device, without VFs
+	Whole   bool // the PF itself is a device by DRA, which a pod gets while no pod has one of its VFs
 	hosts   []string
 }
 
@@ -149,7 +156,7 @@ func Parse(src Source, data []byte) (*Config, error) {
 
 // config reads the whole file. Entries for other hosts are checked and left out.
 func (r *reader) config(root value, src Source) *Config {
-	c := &Config{}
+	c := &Config{Taints: Taints{LinkDown: "NoSchedule", Unhealthy: "NoSchedule", Gone: "NoExecute"}}
 	cdi := CDIAuto
 	var resources value
 	keys := r.object(root, []field{
@@ -160,6 +167,7 @@ func (r *reader) config(root value, src Source) *Config {
 			}
 		})},
 		{"cdi", oneOf(r, &cdi, CDIAuto, CDIField, CDIAnnotation, CDIOff)},
+		{"dra", func(v value) { r.dra(v, &c.Taints) }},
 	})
 	r.require(root, keys, "resourceList")
 	if resources.kind != "" { // after cdi, wherever that stands
@@ -187,7 +195,7 @@ func (r *reader) config(root value, src Source) *Config {
 }
 
 func (r *reader) resource(v value, prefix string, cdi CDI) Resource {
-	res := Resource{Place: v.Place, Prefix: prefix, UnknownNUMA: unlocatedOmit, Policy: NUMABestFit, CDI: cdi}
+	res := Resource{Place: v.Place, Prefix: prefix, API: DevicePlugin, UnknownNUMA: unlocatedOmit, Policy: NUMABestFit, CDI: cdi}
 	r.unserved = nil
 	keys := r.object(v, []field{
 		{"resourceName", r.checked(&res.Name, resourceName)},
@@ -201,12 +209,16 @@ func (r *reader) resource(v value, prefix string, cdi CDI) Resource {
 		{"policy", oneOf(r, &res.Policy, NUMABestFit, Pack, Balance, DistinctPF)},
 		{"driver", r.checked(&res.Driver, driverName)},
 		{"cdi", oneOf(r, &res.CDI, CDIAuto, CDIField, CDIAnnotation, CDIOff)},
+		{"api", oneOf(r, &res.API, DevicePlugin, DRA)},
+		{"vf", func(v value) { res.VF = r.vf(v) }},
+		{"claimMay", func(v value) { res.ClaimMay = r.claimMay(v) }},
 		{"hosts", r.texts(&res.hosts, hostPattern)},
 	}, field{"SelectorObj", r.nullOnly}, field{"SelectorObjs", r.nullOnly})
 	res.Unserved = r.unserved
 	r.require(v, keys, "resourceName")
 	r.checkSplit(&res, keys)
 	r.checkDriver(&res, keys)
+	r.checkAPI(v, &res)
 	return res
 }
 
@@ -218,11 +230,15 @@ func (r *reader) pf(v value) pfEntry {
 		{"pciAddress", r.address(&pf.Address)},
 		{"numVfs", func(v value) { pf.NumVFs, _ = r.integer(v, 0, maxVFs) }},
 		{"offerPf", r.flag(&pf.Offer)},
+		{"offerWhole", r.flag(&pf.Whole)},
 		{"hosts", r.texts(&pf.hosts, hostPattern)},
 	})
 	r.require(v, keys, "numVfs")
 	if pf.Offer && pf.NumVFs > 0 {
 		r.fail(keys["offerPf"], "a PF with VFs is no device: want \"numVfs\": 0")
+	}
+	if pf.Whole && pf.NumVFs == 0 && keys["numVfs"] != (Place{}) {
+		r.fail(keys["offerWhole"], "a PF without VFs excludes none: want numVfs above 0, or offerPf")
 	}
 	_, name := keys["pfName"]
 	if _, address := keys["pciAddress"]; name == address && v.kind == object {

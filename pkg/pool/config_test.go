@@ -55,9 +55,9 @@ func TestParse(t *testing.T) {
 }`)
 	want := &Config{
 		Resources: []Resource{
-			{Place: Place{"config.json", 4, "resourceList[0]"}, Prefix: "intel.com", Name: "plain", UnknownNUMA: unlocatedOmit, Policy: NUMABestFit,
+			{Place: Place{"config.json", 4, "resourceList[0]"}, Prefix: "intel.com", Name: "plain", API: DevicePlugin, UnknownNUMA: unlocatedOmit, Policy: NUMABestFit,
 				CDI: CDIAnnotation},
-			{Place: Place{"config.json", 5, "resourceList[1]"}, Prefix: "example.org", Name: "full_1", ExcludeTopology: true,
+			{Place: Place{"config.json", 5, "resourceList[1]"}, Prefix: "example.org", Name: "full_1", API: DevicePlugin, ExcludeTopology: true,
 				AdditionalInfo: map[string]map[string]string{"*": {"token": "x"}, "0000:3b:10.2": {"mac": "y"}},
 				Selectors: []selector{
 					{Place: Place{"config.json", 11, "resourceList[1].selectors[0]"},
@@ -66,13 +66,14 @@ func TestParse(t *testing.T) {
 						Conditions: []condition{{Place: Place{"config.json", 11, "resourceList[1].selectors[1].isRdma"}, Name: "isRdma"}}},
 				},
 				SplitByNUMA: true, UnknownNUMA: unlocatedAll, Policy: DistinctPF, Driver: "mlx5_core", CDI: CDIOff},
-			{Place: Place{"config.json", 20, "resourceList[3]"}, Prefix: "intel.com", Name: "null", UnknownNUMA: unlocatedOmit, Policy: NUMABestFit,
+			{Place: Place{"config.json", 20, "resourceList[3]"}, Prefix: "intel.com", Name: "null", API: DevicePlugin, UnknownNUMA: unlocatedOmit, Policy: NUMABestFit,
 				CDI: CDIAnnotation},
 		},
 		PFs: []pfEntry{
 			{Place: Place{"config.json", 23, "pfs[0]"}, Name: "ens1f0", NumVFs: 4},
 			{Place: Place{"config.json", 24, "pfs[1]"}, Address: address(0x3b, 0, 1), Offer: true},
 		},
+		Taints: Taints{"NoSchedule", "NoSchedule", "NoExecute"},
 		Notes: []Problem{{Place{"config.json", 19, "resourceList[2]"},
 			"resource intel.com/elsewhere: only for hosts cpu-*, not for this one, gpu-7"}},
 	}
@@ -127,6 +128,7 @@ func FuzzParse(f *testing.F) {
 		resource(`"splitByNuma":true`),
 		resource(`"selectors":[{"pfNames":["ens0#0-1,7"],"numaNodes":[0,-1],"linkTypes":["ether"]},{"rootDevices":["0000:10:00.1"]}]`),
 		`{"resourceList":[{"resourceName":"a","deviceType":"accelerator"},{"resourceName":"b","SelectorObj":null,"selectors":{"vdpaType":"vhost"}}]}`,
+		`{"resourceList":[{"resourceName":"a","api":"dra","vf":{"vlan":1},"claimMay":["mac",{"vlan":"1-9,30"}]}],"dra":{"taints":{"gone":"off"}}}`,
 		resource(`"additionalInfo":{"*":{"a":"b"}},"driver":"vfio-pci","cdi":"off","policy":"pack","hosts":["*"]`)} {
 		f.Add([]byte(seed))
 	}

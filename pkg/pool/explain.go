@@ -3,6 +3,7 @@
 package pool
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/podlace/podlace/pkg/pci"
@@ -89,6 +90,7 @@ func (c *Config) judge(n *node, all bool) []verdict {
 			}
 			r := &c.Resources[k]
 			selector, why := r.matches(n, d)
+			why = cmp.Or(why, c.apart(r, selector, d))
 			if all {
 				v.answers = append(v.answers, r.answer(d, why, v.refusal(c, why)))
 			}

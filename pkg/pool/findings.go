@@ -139,6 +139,9 @@ func (f *findings) pf(i int) {
 	if want.NumVFs > d.TotalVFs {
 		f.add(want.Place, "numVfs %d: %s can have at most %d", want.NumVFs, d.Address, d.TotalVFs)
 	}
+	if want.Whole && f.verdicts[at].resource < 0 {
+		f.add(want.Place, `offerWhole: no resource takes %s: want one with "api": "dra" and a selector with pciAddresses`, d.Address)
+	}
 	for _, first := range f.c.PFs[:i] {
 		if first.is(d) {
 			f.add(want.Place, "%s is the PF of %s in line %d already, which counts", d.Address, first.Key, first.Line)

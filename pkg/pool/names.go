@@ -93,6 +93,9 @@ func (r *Resource) variable() string {
 
 // splits reports whether devices of the resource may be offered under its name with an ending.
 func (r *Resource) splits(ending string) bool {
+	if r.API == DRA {
+		return false
+	}
 	if ending == noNUMA {
 		return r.UnknownNUMA == unlocatedOmit && !r.ExcludeTopology || r.SplitByNUMA && r.UnknownNUMA != unlocatedExclude
 	}

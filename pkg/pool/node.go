@@ -102,14 +102,16 @@ func (c *Config) busy(n *node, i int) string {
 }
 
 // reserved returns why a function that is no VF stays with the node, "" if a pod may have it. A PF is a device only while it has no VFs and
-// its entry of pfs has offerPf: a pod that has a PF controls all its VFs, and a PF with VFIO can have none. An unreadable function may be a
-// PF.
+// its entry of pfs has offerPf, or offerWhole: a pod that has a PF controls all its VFs, and a PF with VFIO can have none. An unreadable
+// function may be a PF.
 func (c *Config) reserved(d subject) string {
 	var entry pfEntry
 	if i := c.entryOf(d); i >= 0 {
 		entry = c.PFs[i]
 	}
 	switch {
+	case entry.Whole && d.Unreadable == "":
+		return ""
 	case d.NumVFs > 0:
 		return "a PF with VFs"
 	case entry.NumVFs > 0:

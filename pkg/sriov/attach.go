@@ -29,6 +29,9 @@ func (s sriov) attach(j *job, v *vf) error {
 		return err
 	}
 	defer h.close()
+	if err := s.stillPrepared(v); err != nil {
+		return err
+	}
 	if err := j.settle(h); err != nil {
 		return err
 	}
@@ -57,7 +60,10 @@ func (s sriov) attach(j *job, v *vf) error {
 	}
 	if v.Userspace = c.userspace(); v.Userspace != "" {
 		v.MAC = v.Fixed.String()
-		return s.lease(j, v)
+		if err := s.lease(j, v); err != nil {
+			return err
+		}
+		return h.noteReady(v)
 	}
 	link, err := j.move(c, v)
 	if err != nil {
@@ -66,7 +72,10 @@ func (s sriov) attach(j *job, v *vf) error {
 	if err := s.lease(j, v); err != nil {
 		return err
 	}
-	return j.configure(link, v)
+	if err := j.configure(link, v); err != nil {
+		return err
+	}
+	return h.noteReady(v)
 }
 
 // settle looks at the journal of a VF that is to be attached: another pod may have the VF, or have left it as it was.
@@ -75,13 +84,18 @@ func (j *job) settle(h *held) error {
 	if err != nil || !ok {
 		return err
 	}
-	if left.Owner != j.att.Key {
-		if has, err := j.has(left); err != nil || has {
+	return j.settleLeft(h, left, left.Owner == j.att.Key)
+}
+
+// settleLeft brings the VF of a journal back, unless a pod that is not our own has it.
+func (n *node) settleLeft(h *held, left journal, own bool) error {
+	if !own {
+		if has, err := n.has(left); err != nil || has {
 			return errors.Join(err, busy(left))
 		}
 	}
-	j.r.Log.Warn("bringing a VF back that an attachment left", "vf", h.address, "pod", left.Pod, "of", left.Owner.ContainerID)
-	return j.restore(h, left)
+	n.r.Log.Warn("bringing a VF back that an attachment left", "vf", h.address, "pod", left.Pod, "of", left.Owner.ContainerID)
+	return n.restore(h, left)
 }
 
 // has reports whether the owner of a journal has the VF.
@@ -167,11 +181,15 @@ func (j *job) record(h *held, v *vf, c card) error {
 	if v.Fixed != nil {
 		mac = v.Fixed
 	}
+	vlan := 0
+	if j.cfg.Wanted.VLAN != nil {
+		vlan = *j.cfg.Wanted.VLAN
+	}
 	v.held = true
 	return h.save(journal{Format: journalFormat, Address: v.Address, Owner: j.att.Key, Pod: j.r.Pod.String(), Netns: j.r.NetnsPath,
 		Name: v.Name,
 		MAC:  mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Rebind: j.cfg.Rebind,
-		Told: c.link.Device != "", Chained: j.st.Chained, Claim: v.Claim, Former: f})
+		Told: c.link.Device != "", Chained: j.st.Chained, Claim: v.Claim, VLAN: vlan, Former: f})
 }
 
 // setPF sets the PF for the VF. It comes before a driver is bound: some learn then which MAC the VF has.

@@ -67,6 +67,7 @@ func TestClaims(t *testing.T) {
 			keys := []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=u-0"}
 			switch source {
 			case "the daemon":
+				l.prepare(dir, "u-0", devices...)
 				*l.devices, *l.claims = devices, true
 			case "nobody":
 				must(t, os.Remove(l.sriov.socket))
@@ -115,6 +116,7 @@ func TestClaimUncertain(t *testing.T) {
 func TestSharedClaim(t *testing.T) {
 	l := newLab(t)
 	*l.devices, *l.claims = []allocation.Device{claimed("c-0", "a", 0, vf0)}, true
+	l.prepare(t.TempDir(), "u-0", *l.devices...)
 	l.add("a")
 	other := []any{"CNI_NETNS", kerneltest.NewPod(t).Path}
 	o := l.Call("ADD", "b", other...)
@@ -143,4 +145,84 @@ func TestResetClaimed(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	must(t, claim.Remove(l.sriov.claims, "c-0"), Reset(o))
+}
+
+// TestReturnClaim: VFs of a claim come home without a DEL, while the namespace of the pod lives, from a pod that a tenant has changed, and
+// with a driver that leaves no interface. Those of other claims stay.
+func TestReturnClaim(t *testing.T) {
+	l := newLab(t)
+	devices := []allocation.Device{claimed("c-0", "a", 0, vf0), claimed("c-0", "a", 1, vf1), claimed("c-1", "b", 0, vf2)}
+	*l.devices, *l.claims = devices, true
+	l.prepare(t.TempDir(), "u-0", devices...)
+	l.add("a")
+	l.spoil("net2")
+	var list []pci.Address
+	for _, d := range devices[:2] {
+		a, err := pci.ParseAddress(d.ID)
+		must(t, err)
+		list = append(list, a)
+	}
+	log := slog.New(slog.DiscardHandler)
+	for range 2 {
+		must(t, ReturnClaim(l.sriov.sysfs, "c-0", list[:1], log))
+	}
+	if left, err := Holdings(); err != nil || len(left) != 1 || left[0].Claim.UID != "c-1" || !left[0].Ready || left[0].Gone() {
+		t.Errorf("%+v, %v", left, err)
+	}
+	must(t, ReturnClaim(l.sriov.sysfs, "c-1", nil, log))
+	l.isGolden()
+	l.del("a")
+	must(t, os.WriteFile(l.journalOf(vf0), []byte("{"), 0o600))
+	if err := ReturnClaim(l.sriov.sysfs, "c-0", list, log); err == nil || !strings.Contains(err.Error(), "journal of VF "+vf0) {
+		t.Errorf("got %v", err)
+	}
+	must(t, os.Remove(l.journalOf(vf0)))
+}
+
+// TestClaimEnds: an ADD that comes while a claim is unprepared changes nothing, whatever the daemon said before.
+func TestClaimEnds(t *testing.T) {
+	l := newLab(t)
+	*l.devices, *l.claims = []allocation.Device{claimed("c-0", "a", 0, vf0)}, true
+	l.prepare(t.TempDir(), "u-0", *l.devices...)
+	r, err := claim.Read(l.sriov.claims, "c-0")
+	r.State = claim.Preparing
+	must(t, err, claim.Write(l.sriov.claims, r))
+	l.Fails(l.Call("ADD", "a"), plugin.CodeTryAgain, "VF "+vf0+" of claim shop/web-0-a: it is not prepared")
+	must(t, claim.Remove(l.sriov.claims, "c-0"))
+	l.Fails(l.Call("ADD", "a"), plugin.CodeTryAgain, "VF "+vf0+" of claim shop/web-0-a")
+	l.isGolden()
+}
+
+// TestSettle: a VF that a pod has is not free for a claim; one that a pod left is brought back.
+func TestSettle(t *testing.T) {
+	l := newLab(t)
+	a, err := pci.ParseAddress(vf1)
+	must(t, err)
+	log := slog.New(slog.DiscardHandler)
+	must(t, Settle(l.sriov.sysfs, a, "c-0", log))
+	*l.devices, *l.claims = []allocation.Device{claimed("c-0", "a", 0, vf1)}, true
+	l.prepare(t.TempDir(), "u-0", *l.devices...)
+	l.add("a")
+	must(t, Settle(l.sriov.sysfs, a, "c-0", log))
+	if err := Settle(l.sriov.sysfs, a, "c-1", log); err == nil || !strings.Contains(err.Error(), "VF "+vf1+": pod shop/web-0 has it since") {
+		t.Errorf("got %v", err)
+	}
+	l.die(vf1)
+	must(t, Settle(l.sriov.sysfs, a, "c-1", log))
+	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
+	l.isGolden()
+}
+
+// TestClaimAddresses: the journal of a claim's VF says which addresses it has, once ADD has finished.
+func TestClaimAddresses(t *testing.T) {
+	l := newLab(t, "ipam", object{"type": "host-local", "subnet": "10.7.0.0/24"}, "vlan", nil)
+	*l.devices, *l.claims = []allocation.Device{claimed("c-0", "a", 0, vf0)}, true
+	l.prepare(t.TempDir(), "u-0", *l.devices...)
+	l.add("a")
+	h, err := Holdings()
+	if err != nil || len(h) != 1 || !h[0].Ready || fmt.Sprint(h[0].IPs) != "[10.7.0.2/24]" || h[0].MAC == "" || h[0].Pod != "shop/web-0" {
+		t.Errorf("%+v, %v", h, err)
+	}
+	l.del("a")
+	l.isGolden()
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -47,6 +48,9 @@ type journal struct {
 	Former  former         `json:"former"`
 
 	Claim *allocation.Claim `json:"claim,omitempty"` // by which the pod has it
+	VLAN  int               `json:"vlan,omitempty"`
+	IPs   []netip.Prefix    `json:"ips,omitempty"`   // in the pod
+	Ready bool              `json:"ready,omitempty"` // ADD has finished; only written for a claim
 }
 
 // whose tells who has the VF, or had.

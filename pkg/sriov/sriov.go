@@ -67,7 +67,12 @@ type sriov struct {
 
 // Plugin returns the sriov plugin; builtin are the IPAM plugins that it runs in process.
 func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
-	return sriov{ipam.Runner{Builtin: builtin}, pci.Sysfs, allocation.Socket, claim.Folder}.plugin()
+	return PluginAt(pci.Sysfs, allocation.Socket, claim.Folder, builtin...)
+}
+
+// PluginAt is Plugin for other places of sysfs, the socket of the device plugin and the folder of records of claims.
+func PluginAt(sysfs, socket, claims string, builtin ...plugin.Plugin) plugin.Plugin {
+	return sriov{ipam.Runner{Builtin: builtin}, sysfs, socket, claims}.plugin()
 }
 
 func (s sriov) plugin() plugin.Plugin {

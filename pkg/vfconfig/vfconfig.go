@@ -4,5 +4,265 @@
 // validation and one merge for all of these. No I/O.
 package vfconfig
 
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
 // Config is what is set of a VF; what is nil or "" stays as it is.
-type Config struct{}
+type Config struct {
+	VLAN      *int     `json:"vlan,omitempty"` // 0 for none
+	VLANQoS   *int     `json:"vlanQoS,omitempty"`
+	VLANProto string   `json:"vlanProto,omitempty"` // 802.1q or 802.1ad
+	MAC       string   `json:"mac,omitempty"`
+	SpoofChk  string   `json:"spoofchk,omitempty"`  // on or off
+	Trust     string   `json:"trust,omitempty"`     // on or off
+	LinkState string   `json:"linkState,omitempty"` // auto, enable or disable
+	MinTxRate *int     `json:"minTxRate,omitempty"` // Mbit/s, 0 for no limit
+	MaxTxRate *int     `json:"maxTxRate,omitempty"` // Mbit/s, 0 for no limit
+	MTU       *int     `json:"mtu,omitempty"`
+	Driver    string   `json:"driver,omitempty"` // to bind the VF to
+	Rebind    *bool    `json:"rebind,omitempty"` // bind its own driver anew afterwards
+	IfName    string   `json:"ifName,omitempty"` // in the pod; {index} stands for the number of the VF in the pod, from 1 on
+	IPs       []string `json:"ips,omitempty"`    // to ask the IPAM plugin for
+
+	// Claimed are the keys that a ResourceClaim set, not its class: an annotation of the pod must not contradict these.
+	Claimed []string `json:"claimed,omitempty"`
+	// Unknown are keys that were read and that this version does not know. Validate refuses them.
+	Unknown []string `json:"-"`
+}
+
+// claimedKey is the key of Claimed, which no user writes.
+const claimedKey = "claimed"
+
+// Keys returns the keys of all settings.
+func Keys() []string {
+	return []string{"vlan", "vlanQoS", "vlanProto", "mac", "spoofchk", "trust", "linkState", "minTxRate", "maxTxRate", "mtu", "driver", "rebind",
+		"ifName", "ips"}
+}
+
+// field returns a pointer to the setting with a key: **int, *string, **bool or *[]string; nil for an unknown key.
+func (c *Config) field(key string) any {
+	switch key {
+	case "vlan":
+		return &c.VLAN
+	case "vlanQoS":
+		return &c.VLANQoS
+	case "vlanProto":
+		return &c.VLANProto
+	case "mac":
+		return &c.MAC
+	case "spoofchk":
+		return &c.SpoofChk
+	case "trust":
+		return &c.Trust
+	case "linkState":
+		return &c.LinkState
+	case "minTxRate":
+		return &c.MinTxRate
+	case "maxTxRate":
+		return &c.MaxTxRate
+	case "mtu":
+		return &c.MTU
+	case "driver":
+		return &c.Driver
+	case "rebind":
+		return &c.Rebind
+	case "ifName":
+		return &c.IfName
+	case "ips":
+		return &c.IPs
+	}
+	return nil
+}
+
+// Has reports whether the setting with a key is set.
+func (c *Config) Has(key string) bool {
+	if c == nil {
+		return false
+	}
+	switch f := c.field(key).(type) {
+	case **int:
+		return *f != nil
+	case **bool:
+		return *f != nil
+	case *string:
+		return *f != ""
+	case *[]string:
+		return len(*f) > 0
+	}
+	return false
+}
+
+// Set returns the keys that are set, in the order of Keys.
+func (c *Config) Set() []string {
+	return slices.DeleteFunc(Keys(), func(key string) bool { return !c.Has(key) })
+}
+
+// IsZero reports whether nothing is set.
+func (c *Config) IsZero() bool { return len(c.Set()) == 0 && (c == nil || len(c.Unknown) == 0) }
+
+// Text returns a setting as errors show it: as JSON, "" if it is not set.
+func (c *Config) Text(key string) string {
+	if !c.Has(key) {
+		return ""
+	}
+	switch f := c.field(key).(type) {
+	case **int:
+		return strconv.Itoa(**f)
+	case **bool:
+		return strconv.FormatBool(**f)
+	case *string:
+		return fmt.Sprintf("%+.80q", *f)
+	case *[]string:
+		return fmt.Sprintf("%+.80q", *f)
+	}
+	return ""
+}
+
+// String returns all settings in one line, such as vlan 100, mac "02:00:00:00:00:01".
+func (c *Config) String() string {
+	var out []string
+	for _, key := range c.Set() {
+		out = append(out, key+" "+c.Text(key))
+	}
+	return strings.Join(out, ", ")
+}
+
+// Merge returns the settings of base, and those of over in their place where over has them. Both may be nil, and stay as they are.
+func Merge(base, over *Config) *Config {
+	out := base.clone()
+	more := over.clone()
+	for _, key := range more.Set() {
+		switch to := out.field(key).(type) {
+		case **int:
+			*to = *more.field(key).(**int)
+		case **bool:
+			*to = *more.field(key).(**bool)
+		case *string:
+			*to = *more.field(key).(*string)
+		case *[]string:
+			*to = *more.field(key).(*[]string)
+		}
+	}
+	out.Claimed = union(out.Claimed, more.Claimed)
+	out.Unknown = union(out.Unknown, more.Unknown)
+	return out
+}
+
+func union(a, b []string) []string {
+	for _, s := range b {
+		if !slices.Contains(a, s) {
+			a = append(a, s)
+		}
+	}
+	return a
+}
+
+// clone returns a copy that shares no memory. That of nil is empty.
+func (c *Config) clone() *Config {
+	if c == nil {
+		return &Config{}
+	}
+	out := *c
+	for _, key := range c.Set() {
+		switch f := out.field(key).(type) {
+		case **int:
+			*f = new(**f)
+		case **bool:
+			*f = new(**f)
+		case *[]string:
+			*f = slices.Clone(*f)
+		}
+	}
+	out.Claimed, out.Unknown = slices.Clone(c.Claimed), slices.Clone(c.Unknown)
+	return &out
+}
+
+// Put sets the setting with a key to a value of JSON: a string, a json.Number, a bool or a list of strings. The error says what is wanted
+// instead.
+func (c *Config) Put(key string, value any) error {
+	fresh := Config{}
+	if err := fresh.put(key, value); err != nil {
+		return err
+	}
+	if err := fresh.checkKey(key); err != nil {
+		return err
+	}
+	*c = *Merge(c, &fresh)
+	return nil
+}
+
+// put sets a setting of the right type, whatever its value.
+func (c *Config) put(key string, value any) error {
+	switch f := c.field(key).(type) {
+	case **int:
+		n, ok := value.(json.Number)
+		if !ok {
+			return fmt.Errorf("%s: want a number", shown(value))
+		}
+		i, err := strconv.Atoi(string(n))
+		if err != nil {
+			return fmt.Errorf("%s: want a whole number", shown(value))
+		}
+		*f = &i
+	case **bool:
+		b, ok := value.(bool)
+		if !ok {
+			return fmt.Errorf("%s: want true or false", shown(value))
+		}
+		*f = &b
+	case *string:
+		s, ok := value.(string)
+		if !ok {
+			return fmt.Errorf("%s: want a string", shown(value))
+		}
+		if s == "" { // which a Config has for what is not set
+			return checkText(key, s)
+		}
+		*f = s
+	case *[]string:
+		return putList(f, value)
+	default:
+		return errNoKey(key)
+	}
+	return nil
+}
+
+func putList(to *[]string, value any) error {
+	items, ok := value.([]any)
+	if !ok || len(items) == 0 {
+		return fmt.Errorf("%s: want a list of strings", shown(value))
+	}
+	for _, item := range items {
+		s, ok := item.(string)
+		if !ok {
+			return fmt.Errorf("%s: want a list of strings", shown(value))
+		}
+		*to = append(*to, s)
+	}
+	return nil
+}
+
+// shown returns a value of JSON as errors show it, in one line.
+func shown(value any) string {
+	switch v := value.(type) {
+	case nil:
+		return "null"
+	case string:
+		return fmt.Sprintf("%+.40q", v)
+	case json.Number:
+		return fmt.Sprintf("%.40s", string(v))
+	case []any:
+		if len(v) == 0 {
+			return "an empty list"
+		}
+		return "a list"
+	case map[string]any:
+		return "an object"
+	}
+	return fmt.Sprintf("%.40v", value)
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pool
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/vfconfig"
+)
+
+// maxAttribute is how many bytes an attribute of a ResourceSlice has at most. The full name of the resource is one.
+const maxAttribute = 64
+
+// dra reads the section of that name.
+func (r *reader) dra(v value, t *Taints) {
+	effect := func(to *string) func(value) { return oneOf(r, to, "NoSchedule", "NoExecute", "None", NoTaint) }
+	r.object(v, []field{{"taints", func(v value) {
+		r.object(v, []field{{"linkDown", effect(&t.LinkDown)}, {"unhealthy", effect(&t.Unhealthy)}, {"gone", effect(&t.Gone)}})
+	}}})
+}
+
+// vf reads the settings that the DeviceClass of a resource has.
+func (r *reader) vf(v value) *vfconfig.Config {
+	c := &vfconfig.Config{}
+	var fields []field
+	for _, key := range vfconfig.Keys() {
+		fields = append(fields, field{key, func(v value) {
+			switch err := c.Put(key, v.any()); {
+			case err != nil:
+				r.fail(v.Place, "%v", err)
+			case key == "mac" || key == "ips":
+				r.fail(v.Place, "all VFs of the class would have it: leave it to claims")
+			}
+		}})
+	}
+	before := len(r.problems)
+	if r.object(v, fields); len(r.problems) == before {
+		if err := c.Validate(); err != nil {
+			r.fail(v.Place, "%v", err)
+		}
+	}
+	return c
+}
+
+// claimMay reads what claims may set: keys, and objects of keys with their limits.
+func (r *reader) claimMay(v value) vfconfig.Allowance {
+	a := vfconfig.Allowance{}
+	r.each(func(v value) {
+		switch v.kind {
+		case text:
+			if err := a.Allow(v.text); err != nil {
+				r.fail(v.Place, "%+.40q: %v", v.text, err)
+			}
+		case object:
+			for _, m := range v.members {
+				if err := a.Limit(m.key, m.value.any()); err != nil {
+					r.fail(m.value.Place, "%v", err)
+				}
+			}
+		default:
+			r.is(v, "a key, or an object of keys with their limits")
+		}
+	})(v)
+	return a
+}
+
+// checkAPI refuses keys that mean nothing by the API of a resource: a silent no-op would lie.
+func (r *reader) checkAPI(v value, res *Resource) {
+	if res.API == DRA && res.ClaimMay == nil {
+		res.ClaimMay = vfconfig.DefaultAllowance()
+	}
+	for _, m := range v.members {
+		if m.value.kind == null {
+			continue
+		}
+		switch key := strings.ToLower(m.key); {
+		case res.API != DRA && (key == "vf" || key == "claimmay"):
+			r.fail(m.value.Place, `has no effect: want "api": "dra" beside it`)
+		case res.API == DRA && (key == "policy" || key == "splitbynuma" || key == "excludetopology" || key == "cdi"):
+			r.fail(m.value.Place, `has no effect with "api": "dra": remove it; %s`, instead(key))
+		case res.API == DRA && key == "unknownnuma" && res.UnknownNUMA == unlocatedAll:
+			r.fail(m.value.Place, `"all" has no effect with "api": "dra": want omit, exclude`)
+		}
+	}
+	if n := len(res.FullName()); res.API == DRA && res.Name != "" && n > maxAttribute {
+		r.fail(res.Place, `resource %s: %d bytes: want at most %d with "api": "dra", prefix included`, res.FullName(), n, maxAttribute)
+	}
+}
+
+// instead says what does with DRA what a key does for the device plugin API.
+func instead(key string) string {
+	if key == "cdi" {
+		return "device files of claims come by CDI"
+	}
+	return "claims choose by selectors and constraints, such as matchAttribute resource.kubernetes.io/numaNode"
+}
+
+// any returns a value as encoding/json does with UseNumber.
+func (v value) any() any {
+	switch v.kind {
+	case boolean:
+		return v.yes
+	case number:
+		return json.Number(v.text)
+	case text:
+		return v.text
+	case list:
+		items := make([]any, len(v.items))
+		for i, item := range v.items {
+			items[i] = item.any()
+		}
+		return items
+	case object:
+		return map[string]any{}
+	}
+	return nil
+}
+
+// whole returns how many VFs a PF excludes that is offered as a whole device; 0 for a device that is none.
+func (c *Config) whole(d subject) int {
+	i := c.entryOf(d)
+	if i < 0 || !c.PFs[i].Whole {
+		return 0
+	}
+	return max(c.PFs[i].NumVFs, d.NumVFs)
+}
+
+// apart returns why a resource does not take a PF that is offered whole, "" if it does. Claims of other resources want VFs, and get whatever
+// the scheduler finds first.
+func (c *Config) apart(r *Resource, selector int, d subject) string {
+	switch {
+	case c.whole(d) == 0:
+		return ""
+	case r.API != DRA:
+		return `it is offered whole, for which a resource needs "api": "dra"`
+	case selector < 0 || !slices.ContainsFunc(r.Selectors[selector].Conditions, func(c condition) bool {
+		return c.Name == "pciAddresses" || c.Name == "acpiIndexes"
+	}):
+		return "it is offered whole, for which a selector must name the PF itself, by pciAddresses or acpiIndexes"
+	}
+	return ""
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vfconfig
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Range is a range of whole numbers, both ends included.
+type Range struct{ From, To int }
+
+// Allowance is what claims may set, by key: numbers within ranges, or without ranges every value that is valid.
+type Allowance map[string][]Range
+
+// DefaultAllowance returns what claims may set unless the configuration says otherwise. All that protects others from the pod is missing.
+func DefaultAllowance() Allowance {
+	return Allowance{"mac": nil, "ips": nil, "ifName": nil, "mtu": nil}
+}
+
+// Allow adds a key with every value that is valid.
+func (a Allowance) Allow(key string) error {
+	if (&Config{}).field(key) == nil {
+		return errNoKey(key)
+	}
+	if _, again := a[key]; again {
+		return errors.New("the key stands twice")
+	}
+	a[key] = nil
+	return nil
+}
+
+// Limit adds a key of a number with its limit, a value of JSON: a string of ranges such as "100-199,300", or a number that is the most.
+func (a Allowance) Limit(key string, limit any) error {
+	if err := a.Allow(key); err != nil {
+		return err
+	}
+	if _, number := (&Config{}).field(key).(**int); !number {
+		return fmt.Errorf("%s: only numbers have a limit: want %q itself in the list, for every value", shown(limit), key)
+	}
+	ranges, err := parseLimit(key, limit)
+	a[key] = ranges
+	return err
+}
+
+func parseLimit(key string, limit any) (ranges []Range, err error) {
+	switch limit := limit.(type) {
+	case string:
+		for part := range strings.SplitSeq(limit, ",") {
+			r, err := parseRange(key, strings.TrimSpace(part))
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", shown(limit), err)
+			}
+			ranges = append(ranges, r)
+		}
+		return ranges, nil
+	case json.Number:
+		if key == "vlan" {
+			return nil, fmt.Errorf(`%s: want ranges in quotes, such as "100-199,300"`, shown(limit))
+		}
+		most, err := strconv.Atoi(string(limit))
+		if err == nil {
+			err = checkNumber(key, most)
+		}
+		if err != nil || most == 0 {
+			return nil, fmt.Errorf("%s: want the highest value that a claim may set", shown(limit))
+		}
+		return []Range{{least(key), most}}, nil
+	}
+	return nil, fmt.Errorf(`%s: want ranges such as "100-199,300", or a number that is the most`, shown(limit))
+}
+
+// least returns the smallest value below a ceiling. A maximum of 0 is no limit, which is above every ceiling.
+func least(key string) int {
+	switch key {
+	case "maxTxRate":
+		return 1
+	case "mtu":
+		return 68
+	}
+	return 0
+}
+
+func parseRange(key, s string) (Range, error) {
+	first, last, two := strings.Cut(s, "-")
+	if !two {
+		last = first
+	}
+	from, err1 := strconv.Atoi(first)
+	to, err2 := strconv.Atoi(last)
+	switch {
+	case err1 != nil || err2 != nil:
+		return Range{}, errors.New("want numbers and ranges, such as 100-199,300")
+	case from > to:
+		return Range{}, fmt.Errorf("%d-%d: want the smaller number first", from, to)
+	}
+	if err := errors.Join(checkNumber(key, from), checkNumber(key, to)); err != nil {
+		return Range{}, err
+	}
+	return Range{from, to}, nil
+}
+
+// Check returns why a claim may not set one of the settings. The error has the key, the value and what is allowed.
+func (a Allowance) Check(c *Config) error {
+	for _, key := range c.Set() {
+		ranges, ok := a[key]
+		if !ok {
+			return fmt.Errorf("%s %s: claims may not set it; they may set: %s", key, c.Text(key), a)
+		}
+		n, number := c.field(key).(**int)
+		if number && len(ranges) > 0 && !slices.ContainsFunc(ranges, func(r Range) bool { return r.From <= **n && **n <= r.To }) {
+			return fmt.Errorf("%s %s: claims may set %s", key, c.Text(key), text(ranges))
+		}
+	}
+	return nil
+}
+
+// String returns what is allowed in one line: mac, vlan 100-199,300; "nothing" if that is all.
+func (a Allowance) String() string {
+	var out []string
+	for _, key := range Keys() {
+		if ranges, ok := a[key]; ok {
+			out = append(out, strings.TrimSpace(key+" "+text(ranges)))
+		}
+	}
+	if len(out) == 0 {
+		return "nothing"
+	}
+	return strings.Join(out, ", ")
+}
+
+func text(ranges []Range) string {
+	out := make([]string, len(ranges))
+	for i, r := range ranges {
+		out[i] = strconv.Itoa(r.From)
+		if r.To != r.From {
+			out[i] += "-" + strconv.Itoa(r.To)
+		}
+	}
+	return strings.Join(out, ",")
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vfconfig
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+const (
+	// IndexMark stands in an ifName for the number of the VF in the pod.
+	IndexMark = "{index}"
+	// MaxVFs is how many VFs a pod has at most.
+	MaxVFs = 99
+)
+
+// Validate returns what is wrong with the settings of a VF: a value, or two that contradict each other. A configuration that others complete
+// may lack the vlan that vlanQoS and vlanProto need, which Complete refuses.
+func (c *Config) Validate() error {
+	return c.check(Keys(), func(key string) string { return key }, false)
+}
+
+// Complete is Validate for the settings that a VF gets. Errors name the keys by name, as the place has them that they come from.
+func (c *Config) Complete(name func(key string) string) error { return c.check(Keys(), name, true) }
+
+// CheckKeys validates some settings, and names the keys by name. It is for places that have some of the keys.
+func (c *Config) CheckKeys(name func(key string) string, keys ...string) error {
+	return c.check(keys, name, true)
+}
+
+func (c *Config) check(keys []string, name func(string) string, complete bool) error {
+	if c == nil {
+		return nil
+	}
+	if len(c.Unknown) > 0 {
+		return fmt.Errorf("%+.40q: this version does not know the key", c.Unknown[0])
+	}
+	for _, key := range keys {
+		if err := c.checkKey(key); err != nil {
+			return fmt.Errorf("%s %w", name(key), err)
+		}
+		if err := c.relation(key, name, complete); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// relation checks a setting against those before it, in the order of Keys.
+func (c *Config) relation(key string, name func(string) string, complete bool) error {
+	switch key {
+	case "vlanProto":
+		untagged := c.VLAN == nil && complete || c.VLAN != nil && *c.VLAN == 0
+		if untagged && (c.VLANQoS != nil && *c.VLANQoS != 0 || strings.EqualFold(c.VLANProto, "802.1ad")) {
+			return fmt.Errorf("%s and %s need a %s that is not 0", name("vlanQoS"), name("vlanProto"), name("vlan"))
+		}
+	case "maxTxRate":
+		if c.MinTxRate != nil && c.MaxTxRate != nil && *c.MaxTxRate != 0 && *c.MinTxRate > *c.MaxTxRate {
+			return fmt.Errorf("%s %d: more than %s %d", name("minTxRate"), *c.MinTxRate, name(key), *c.MaxTxRate)
+		}
+	}
+	return nil
+}
+
+// checkKey checks the value of one setting. The error begins with the value.
+func (c *Config) checkKey(key string) error {
+	switch f := c.field(key).(type) {
+	case **int:
+		if *f != nil {
+			return checkNumber(key, **f)
+		}
+	case *string:
+		if *f != "" {
+			return checkText(key, *f)
+		}
+	case *[]string:
+		return checkIPs(*f)
+	}
+	return nil
+}
+
+func checkNumber(key string, n int) error {
+	least, most, want := 0, 1<<31-1, "Mbit/s, 0 for no limit"
+	switch key {
+	case "vlan":
+		most, want = 4094, "0-4094, 0 for none"
+	case "vlanQoS":
+		most, want = 7, "0-7"
+	case "mtu": // ETH_MIN_MTU and IP_MAX_MTU of the kernel
+		least, most, want = 68, 65535, "68-65535"
+	}
+	if n < least || n > most {
+		return fmt.Errorf("%d: want %s", n, want)
+	}
+	return nil
+}
+
+func checkText(key, s string) error {
+	ok, want := true, ""
+	switch key {
+	case "vlanProto":
+		ok, want = strings.EqualFold(s, "802.1q") || strings.EqualFold(s, "802.1ad"), "802.1q or 802.1ad"
+	case "spoofchk", "trust":
+		ok, want = s == "on" || s == "off", "on or off"
+	case "linkState":
+		ok, want = s == "auto" || s == "enable" || s == "disable", "auto, enable or disable"
+	case "driver":
+		ok = s != "" && !strings.ContainsAny(s, "/ \t\n") && !strings.HasPrefix(s, ".")
+		want = "the name of a driver, such as vfio-pci"
+	case "mac":
+		if _, err := ParseMAC(s); err != nil {
+			return fmt.Errorf("%q: %w", s, err)
+		}
+	case "ifName":
+		if err := plugin.ValidIfName(Named(s, MaxVFs)); err != nil {
+			return fmt.Errorf("%q: %w", s, err)
+		}
+	}
+	if !ok {
+		return fmt.Errorf("%q: want %s", s, want)
+	}
+	return nil
+}
+
+func checkIPs(ips []string) error {
+	for _, ip := range ips {
+		if err := CheckIP(ip); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CheckIP refuses what IPAM plugins do not take in runtimeConfig.ips.
+func CheckIP(ip string) error {
+	if _, err := netip.ParseAddr(ip); err == nil {
+		return nil
+	}
+	if _, err := netip.ParsePrefix(ip); err == nil {
+		return nil
+	}
+	return fmt.Errorf("%q: want an address, with or without the length of its prefix", ip)
+}
+
+// ParseMAC reads the MAC address of a VF.
+func ParseMAC(s string) (net.HardwareAddr, error) {
+	mac, err := net.ParseMAC(s)
+	if err != nil || len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)) {
+		return nil, errors.New("want a unicast MAC address of 6 bytes")
+	}
+	return mac, nil
+}
+
+// Named returns an ifName with the number of the VF in the place of {index}.
+func Named(ifName string, index int) string {
+	return strings.Replace(ifName, IndexMark, fmt.Sprint(index), 1)
+}
