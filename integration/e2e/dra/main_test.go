@@ -137,10 +137,11 @@ func (c *cluster) runTests() int {
 
 // inside gives the node its network and the daemon its rights, and runs the tests.
 func inside(m *testing.M) int {
-	err := errors.Join(installPlugins(), becomeReady(), grantRights())
-	if err != nil {
-		fmt.Println("FAIL: the node's first steps:", err)
-		return 1
+	for _, step := range []func() error{installPlugins, becomeReady, grantRights} {
+		if err := step(); err != nil {
+			fmt.Println("FAIL: the node's first steps:", err)
+			return 1
+		}
 	}
 	return m.Run()
 }
@@ -151,8 +152,8 @@ func installPlugins() error {
 	if err != nil {
 		return err
 	}
-	programs, err := filepath.Glob(filepath.Join(from, "*"))
-	if err != nil {
+	programs, err := filepath.Glob(filepath.Join(from, "[a-z]*"))
+	if err := errors.Join(err, os.MkdirAll("/opt/cni/bin", 0o755), os.MkdirAll(filepath.Dir(conflist), 0o755)); err != nil {
 		return err
 	}
 	for _, p := range programs {

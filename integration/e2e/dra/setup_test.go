@@ -71,7 +71,7 @@ func becomeReady() error {
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("node %s is not ready: %w", nodeName, err)
+			return errors.Join(fmt.Errorf("node %s is not ready: %+v", nodeName, n.Status.Conditions), err)
 		}
 	}
 }
