@@ -48,20 +48,24 @@ type Inventory struct {
 	Pools    []pool.Pool       // resources with "api": "dra", with all their devices, also those that claims hold
 	Taints   pool.Taints       // effects of faults
 	Held     map[string]string // by PCI address: who has the device otherwise than by a claim, such as a pod by the device plugin API
-	Leaked   map[string]string // by PCI address: whose interface a free device has in a namespace that is not the node's
 	Faults   map[string]Fault  // by PCI address: why a pod could not use the device (debounced)
 	Nodes    []int             // NUMA nodes of the machine
+	// Last is how devices were when they last had an interface on the node.
+	Last map[pci.Address]pci.Device
 }
 
 // Fault is why a pod could not use a device.
 type Fault struct {
-	// Kind is one word of at most 63 letters and dashes: LinkDown, or another such as "no-driver".
+	// Kind is one word of at most 63 letters and dashes: LinkDown, Held, or another such as "no-driver".
 	Kind string
 	Text string // for people
 }
 
-// LinkDown is the kind of fault of a VF whose PF has no carrier.
-const LinkDown = "link-down"
+// Kinds of faults that have taints of their own.
+const (
+	LinkDown = "link-down" // the PF has no carrier
+	Held     = "held"      // a pod that ended has the interface of the device, and no claim has the device
+)
 
 // Driver serves one node.
 type Driver struct {

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pool"
+)
+
+// Attributes of devices. Those without a domain belong to the domain of the driver.
+const (
+	attrResource  = "resource"
+	attrKind      = "kind"
+	attrPF        = "pf"
+	attrPFAddress = "pfAddress"
+	attrCard      = "card"
+	attrVF        = "vf"
+	attrNUMA      = "numa"
+	attrVendor    = "vendor"
+	attrProduct   = "product"
+	attrDriver    = "driver"
+	attrLinkType  = "linkType"
+	attrRDMA      = "rdma"
+
+	// attrOldNUMA is what older drivers of CPUs and networks match their devices by.
+	attrOldNUMA = "dra.net/numaNode"
+	// Multus reads these two.
+	attrMultusDevice   = "k8s.cni.cncf.io/deviceID"
+	attrMultusResource = "k8s.cni.cncf.io/resourceName"
+
+	kindVF = "vf"
+	kindPF = "pf"
+)
+
+// DeviceName is the name of a PCI function in ResourceSlices, a DNS label: 0000-3b-10-2.
+func DeviceName(a pci.Address) string {
+	return strings.NewReplacer(":", "-", ".", "-").Replace(a.String())
+}
+
+// attributes returns what a ResourceSlice says of a device. All values are constant while the card is plugged in: a changed value would
+// send the whole slice to each scheduler. Every device has every attribute, except numaNode without a NUMA node: a CEL expression that
+// reads an attribute which one device lacks fails for the whole cluster.
+func (i Inventory) attributes(resource string, d pool.Device) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+	pf := i.pfOf(d.Device)
+	rdma := len(d.Device.RDMA) > 0
+	if last, ok := i.Last[d.Address]; ok && last.Driver == d.Driver && len(d.Interfaces) == 0 {
+		rdma = rdma || len(last.RDMA) > 0
+		d.LinkType = cmp.Or(d.LinkType, last.LinkType)
+	}
+	driver, kind := d.Driver, kindPF
+	if d.IsVF() {
+		kind = kindVF
+	}
+	if r := i.resource(resource); r != nil && d.IsVF() {
+		driver = cmp.Or(r.Driver, driver)
+	}
+	id := d.Address.String()
+	out := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+		deviceattribute.StandardDeviceAttributePCIBusID: text(id),
+		deviceattribute.StandardDeviceAttributePCIeRoot: text(d.Root),
+		attrMultusDevice:   text(id),
+		attrMultusResource: text(resource),
+		attrResource:       text(resource),
+		attrKind:           text(kind),
+		attrPF:             text(i.pfName(pf)),
+		attrPFAddress:      text(pf.Address.String()),
+		attrCard:           text(i.card(pf)),
+		attrVF:             number(d.VFIndex),
+		attrNUMA:           number(d.NUMANode),
+		attrVendor:         text(d.Vendor),
+		attrProduct:        text(d.Product),
+		attrDriver:         text(driver),
+		attrLinkType:       text(d.LinkType),
+		attrRDMA:           {BoolValue: &rdma},
+	}
+	if d.NUMANode >= 0 && slices.Contains(i.Nodes, d.NUMANode) {
+		out[deviceattribute.StandardDeviceAttributeNUMANode] = number(d.NUMANode)
+		out[attrOldNUMA] = number(d.NUMANode)
+	}
+	return out
+}
+
+func text(s string) resourceapi.DeviceAttribute {
+	return resourceapi.DeviceAttribute{StringValue: &s}
+}
+
+func number(n int) resourceapi.DeviceAttribute {
+	return resourceapi.DeviceAttribute{IntValue: new(int64(n))}
+}
+
+// resource returns the resource with a name, nil if the configuration has it no more.
+func (i Inventory) resource(name string) *pool.Resource {
+	for _, p := range i.Pools {
+		if p.Name == name {
+			return p.Resource
+		}
+	}
+	return nil
+}
+
+// pfOf returns the PF of a VF, if only with its address where the scan does not have it, and every other device itself.
+func (i Inventory) pfOf(d pci.Device) pci.Device {
+	if !d.IsVF() {
+		return d
+	}
+	if pf, ok := i.Snapshot.Device(d.PF); ok {
+		return pf
+	}
+	return pci.Device{Address: d.PF}
+}
+
+// pfName returns the interface of a PF, as last seen, or its address.
+func (i Inventory) pfName(pf pci.Device) string {
+	if len(pf.Interfaces) == 0 {
+		pf = i.Last[pf.Address]
+	}
+	if len(pf.Interfaces) == 0 {
+		return pf.Address.String()
+	}
+	return pf.Interfaces[0]
+}
+
+// card returns what the PFs of one card have in common: the address of the first one, without its function. Ports of a card in switchdev
+// mode may have several devices; these share the ID of the switch.
+func (i Inventory) card(pf pci.Device) string {
+	first := pf.Address
+	for _, d := range i.Snapshot.Devices {
+		if pf.SwitchID != "" && d.SwitchID == pf.SwitchID && !d.IsVF() && d.Address.Compare(first) < 0 {
+			first = d.Address
+		}
+	}
+	card, _, _ := strings.Cut(first.String(), ".")
+	return card
+}

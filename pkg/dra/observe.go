@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	kwatch "k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	resourcev1 "k8s.io/client-go/kubernetes/typed/resource/v1"
+	"k8s.io/client-go/util/watchlist"
+	"k8s.io/client-go/util/workqueue"
+)
+
+// observed is a client whose requests for slices the publisher sees: the library tells neither what it read and wrote, nor that it
+// succeeds again.
+type observed struct {
+	kubernetes.Interface
+	*publisher
+}
+
+// ResourceV1 is that of the client, with slices observed.
+func (o observed) ResourceV1() resourcev1.ResourceV1Interface {
+	return observedGroup{o.Interface.ResourceV1(), o.publisher}
+}
+
+// IsWatchListSemanticsUnSupported forwards the question, which client-go asks a client by this method.
+func (o observed) IsWatchListSemanticsUnSupported() bool {
+	return watchlist.DoesClientNotSupportWatchListSemantics(o.Interface)
+}
+
+type observedGroup struct {
+	resourcev1.ResourceV1Interface
+	*publisher
+}
+
+// ResourceSlices are those of the client, observed.
+func (g observedGroup) ResourceSlices() resourcev1.ResourceSliceInterface {
+	return observedSlices{g.ResourceV1Interface.ResourceSlices(), g.publisher}
+}
+
+type observedSlices struct {
+	resourcev1.ResourceSliceInterface
+	*publisher
+}
+
+// List lists slices.
+func (s observedSlices) List(ctx context.Context, o metav1.ListOptions) (*resourceapi.ResourceSliceList, error) {
+	list, err := s.ResourceSliceInterface.List(ctx, o)
+	s.result(ctx, "list", err)
+	return list, err
+}
+
+// Watch watches slices.
+func (s observedSlices) Watch(ctx context.Context, o metav1.ListOptions) (kwatch.Interface, error) {
+	w, err := s.ResourceSliceInterface.Watch(ctx, o)
+	if err == nil || o.SendInitialEvents == nil { // else a list follows
+		s.result(ctx, "watch", err)
+	}
+	return w, err
+}
+
+// Create makes a slice. Its owner is the Node object of this moment: with the UID of a deleted one the garbage collector would delete the
+// slice at once.
+func (s observedSlices) Create(ctx context.Context, slice *resourceapi.ResourceSlice, o metav1.CreateOptions) (*resourceapi.ResourceSlice,
+	error) {
+	uid, err := s.nodeUID(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for i := range slice.OwnerReferences {
+		slice.OwnerReferences[i].UID = uid
+	}
+	stored, err := s.ResourceSliceInterface.Create(ctx, slice, o)
+	s.wrote(ctx, "create", err)
+	return stored, err
+}
+
+// Update changes a slice.
+func (s observedSlices) Update(ctx context.Context, slice *resourceapi.ResourceSlice, o metav1.UpdateOptions) (*resourceapi.ResourceSlice,
+	error) {
+	stored, err := s.ResourceSliceInterface.Update(ctx, slice, o)
+	s.wrote(ctx, "update", err)
+	return stored, err
+}
+
+// Delete deletes a slice.
+func (s observedSlices) Delete(ctx context.Context, name string, o metav1.DeleteOptions) error {
+	err := s.ResourceSliceInterface.Delete(ctx, name, o)
+	s.wrote(ctx, "delete", err)
+	return err
+}
+
+// nodeUID returns the UID of the Node object.
+func (p *publisher) nodeUID(ctx context.Context) (types.UID, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	node, err := p.options.Client.CoreV1().Nodes().Get(ctx, p.options.Node, metav1.GetOptions{})
+	p.result(ctx, verbNode, err)
+	if err != nil {
+		return "", fmt.Errorf("get node %s: %w", p.options.Node, err)
+	}
+	return node.UID, nil
+}
+
+// queue is the library's queue of pools to synchronize. It shows the publisher when that begins and succeeds, and retries at most a minute
+// later: the library itself waits up to 1,000 s.
+type queue struct {
+	workqueue.TypedRateLimitingInterface[string]
+	limiter workqueue.TypedRateLimiter[string]
+	p       *publisher
+}
+
+func newQueue(p *publisher) queue {
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)
+	return queue{workqueue.NewTypedRateLimitingQueue(limiter), limiter, p}
+}
+
+// Get returns the next pool.
+func (q queue) Get() (string, bool) {
+	pool, shutdown := q.TypedRateLimitingInterface.Get()
+	q.p.syncBegins()
+	return pool, shutdown
+}
+
+// AddRateLimited adds a pool that could not be synchronized.
+func (q queue) AddRateLimited(pool string) {
+	q.AddAfter(pool, wait.Jitter(q.limiter.When(pool), jitter))
+}
+
+// Forget is for a pool that is synchronized.
+func (q queue) Forget(pool string) {
+	q.TypedRateLimitingInterface.Forget(pool)
+	q.p.synced()
+}
+
+// backoff returns how long to wait after n failures.
+func backoff(n int) time.Duration {
+	return wait.Jitter(min(firstRetry<<min(n, 10), lastRetry), jitter)
+}

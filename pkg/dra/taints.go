@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/podlace/podlace/pkg/claim"
+)
+
+// Keys of taints.
+const (
+	taintLinkDown  = claim.Driver + "/link-down" // value: the PF
+	taintUnhealthy = claim.Driver + "/unhealthy" // value: the kind of the fault
+	taintGone      = claim.Driver + "/gone"
+	taintHeld      = claim.Driver + "/held" // the device is not back from a pod that ended
+
+	noTaint = "off"
+)
+
+// maxLabel is how long the value of a label, and so of a taint, may be.
+const maxLabel = 63
+
+// taintsOf returns the taints of a device that is there. A device that a claim has is not held otherwise.
+func (i Inventory) taintsOf(id, pf string, prepared bool) []resourceapi.DeviceTaint {
+	fault, faulty := i.Faults[id]
+	switch {
+	case !faulty, fault.Kind == Held && prepared:
+		return nil
+	case fault.Kind == Held:
+		return wanted(taint(taintHeld, "", string(resourceapi.DeviceTaintEffectNoSchedule)))
+	case fault.Kind == LinkDown:
+		return wanted(taint(taintLinkDown, pf, i.Taints.LinkDown))
+	}
+	return wanted(taint(taintUnhealthy, fault.Kind, i.Taints.Unhealthy))
+}
+
+// goneTaints returns the taints of a device that a claim has and that is not there any more.
+func (i Inventory) goneTaints() []resourceapi.DeviceTaint {
+	return wanted(taint(taintGone, "", i.Taints.Gone))
+}
+
+func taint(key, value, effect string) resourceapi.DeviceTaint {
+	return resourceapi.DeviceTaint{Key: key, Value: labelValue(value), Effect: resourceapi.DeviceTaintEffect(effect)}
+}
+
+// wanted returns no taint where the configuration switches it off.
+func wanted(t resourceapi.DeviceTaint) []resourceapi.DeviceTaint {
+	if t.Effect == noTaint || t.Effect == "" {
+		return nil
+	}
+	return []resourceapi.DeviceTaint{t}
+}
+
+// repels reports whether taints keep new pods away.
+func repels(taints []resourceapi.DeviceTaint) bool {
+	for _, t := range taints {
+		if t.Effect != resourceapi.DeviceTaintEffectNone {
+			return true
+		}
+	}
+	return false
+}
+
+// labelValue makes a valid value of a label of a text.
+func labelValue(s string) string {
+	alphanumeric := func(c rune) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' }
+	s = strings.Map(func(c rune) rune {
+		if alphanumeric(c) || strings.ContainsRune("-_.", c) {
+			return c
+		}
+		return '-'
+	}, s)
+	return strings.TrimFunc(s[:min(len(s), maxLabel)], func(c rune) bool { return !alphanumeric(c) })
+}
+
+// keepTimes gives taints the times of equal ones that the device had before, and all others now. The API server would set the times of
+// new taints itself, but not keep those of a device that moves to another slice.
+func keepTimes(taints, former []resourceapi.DeviceTaint, now metav1.Time) {
+	for i := range taints {
+		t := &taints[i]
+		t.TimeAdded = &now
+		for _, f := range former {
+			if f.Key == t.Key && f.Value == t.Value && f.Effect == t.Effect && f.TimeAdded != nil {
+				t.TimeAdded = f.TimeAdded
+			}
+		}
+	}
+}
