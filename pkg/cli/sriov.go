@@ -124,9 +124,10 @@ type sriovNode struct {
 	held     map[string]allocation.Device
 	claims   []sriovClaim
 	faults   map[string]string
-	asked    error // why held and faults are not known
-	unlisted error // why not all claims are known
-	unread   error // why there is no configuration
+	slices   map[string]allocation.Published // by PCI address
+	asked    error                           // why held and faults are not known
+	unlisted error                           // why not all claims are known
+	unread   error                           // why there is no configuration
 }
 
 func (f *sriovFlags) look(ctx context.Context) (*sriovNode, error) {
@@ -153,7 +154,7 @@ func (f *sriovFlags) look(ctx context.Context) (*sriovNode, error) {
 	for _, h := range answer.Devices {
 		n.held[h.ID] = h
 	}
-	n.faults, n.asked = answer.Faults, err
+	n.faults, n.slices, n.asked = answer.Faults, answer.Published, err
 	n.claims, n.unlisted = f.prepared()
 	n.addClaimed()
 	n.pools = pool.Assign(n.config, n.snapshot, n.env)
@@ -170,7 +171,7 @@ func ask(ctx context.Context, socket string) (allocation.Answer, error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		answer, err = allocation.Ask(socket, time.Now().Add(askTimeout), allocation.Question{})
+		answer, err = allocation.Ask(socket, time.Now().Add(askTimeout), allocation.Question{Published: true})
 	}()
 	select {
 	case <-done:

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -13,6 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pool"
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
@@ -129,4 +131,51 @@ func (n *sriovNode) listClaims(stdout io.Writer) error {
 			plain(c.Resource), string(c.State), dash(plainText(c.Settings))}, "\t"))
 	}
 	return t.Flush()
+}
+
+// byDRA reports whether the configuration gives a resource out by DRA.
+func (n *sriovNode) byDRA(resource string) bool {
+	return slices.ContainsFunc(n.config.Resources, func(r pool.Resource) bool { return r.FullName() == resource && r.API == pool.DRA })
+}
+
+// tellPublished tells what ResourceSlices say of a device, and which attributes it lacks that others have: a CEL expression that reads one
+// of those without a guard fails.
+func (n *sriovNode) tellPublished(w io.Writer, e pool.Explanation) {
+	p, ok := n.slices[e.Device.String()]
+	switch {
+	case ok:
+		fmt.Fprintf(w, "  by DRA: device %s of pool %s\n", plain(p.Device), plain(p.Pool))
+	case n.asked != nil && n.byDRA(e.Resource):
+		fmt.Fprintf(w, "  by DRA; its attributes and taints are not known: %s\n", plainText(n.asked.Error()))
+		return
+	case n.byDRA(e.Resource):
+		fmt.Fprintln(w, "  by DRA, and in no ResourceSlice at present")
+		return
+	default:
+		return
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, name := range slices.Sorted(maps.Keys(p.Attributes)) {
+		fmt.Fprintf(t, "    %s\t%s\n", plain(name), dash(plain(p.Attributes[name])))
+	}
+	t.Flush()
+	for _, name := range n.lacks(p) {
+		fmt.Fprintf(w, "    it lacks %s, which other devices have: a CEL expression must ask for it first\n", plain(name))
+	}
+	for _, taint := range p.Taints {
+		fmt.Fprintf(w, "    taint %s\n", plain(taint))
+	}
+}
+
+// lacks returns the attributes that other devices of the node have.
+func (n *sriovNode) lacks(p allocation.Published) []string {
+	missing := map[string]bool{}
+	for _, other := range n.slices {
+		for name := range other.Attributes {
+			if _, ok := p.Attributes[name]; !ok {
+				missing[name] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(missing))
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pool"
 	"github.com/podlace/podlace/pkg/sriov"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
@@ -108,5 +109,45 @@ func TestDeviceOf(t *testing.T) {
 	r.Reserved = append(r.Reserved, r.Reserved[0])
 	if got = deviceOf(r, r.Devices[1], nil); got.Pod != "" {
 		t.Errorf("got %+v", got)
+	}
+}
+
+// TestSRIOVExplainPublished: attributes and taints of a device, and the attributes that others have and this one lacks.
+func TestSRIOVExplainPublished(t *testing.T) {
+	first, _ := pci.ParseAddress("0000:11:02.0")
+	second, _ := pci.ParseAddress("0000:15:02.1")
+	n := &sriovNode{config: &pool.Config{Resources: []pool.Resource{{Prefix: "example.com", Name: "fast", API: pool.DRA}}},
+		slices: map[string]allocation.Published{
+			first.String(): {Pool: "node-1", Device: "0000-11-02-0", Attributes: map[string]string{"sriov.podlace.io/vf": "0",
+				"resource.kubernetes.io/numaNode": "1"}},
+			second.String(): {Pool: "node-1", Device: "0000-15-02-1", Attributes: map[string]string{"sriov.podlace.io/vf": "1"},
+				Taints: []string{"sriov.podlace.io/link-down=ens1f0:NoSchedule"}}}}
+	for _, c := range []struct {
+		device pci.Address
+		asked  error
+		want   string
+	}{
+		{first, nil, `  by DRA: device 0000-11-02-0 of pool node-1
+    resource.kubernetes.io/numaNode  1
+    sriov.podlace.io/vf              0
+`},
+		{second, nil, `  by DRA: device 0000-15-02-1 of pool node-1
+    sriov.podlace.io/vf  1
+    it lacks resource.kubernetes.io/numaNode, which other devices have: a CEL expression must ask for it first
+    taint sriov.podlace.io/link-down=ens1f0:NoSchedule
+`},
+		{pci.Address{}, nil, "  by DRA, and in no ResourceSlice at present\n"},
+		{pci.Address{}, os.ErrDeadlineExceeded, "  by DRA; its attributes and taints are not known: i/o timeout\n"},
+	} {
+		var out strings.Builder
+		n.asked = c.asked
+		n.tellPublished(&out, pool.Explanation{Device: c.device, Resource: "example.com/fast"})
+		if diff := cmp.Diff(c.want, out.String()); diff != "" {
+			t.Errorf("%s: -want +got\n%s", c.device, diff)
+		}
+	}
+	var out strings.Builder
+	if n.tellPublished(&out, pool.Explanation{Resource: "example.com/old"}); out.String() != "" {
+		t.Errorf("a resource of the device plugin API: %s", out.String())
 	}
 }

@@ -84,6 +84,7 @@ func (n *sriovNode) tellAll(w io.Writer, e pool.Explanation) {
 	for _, c := range n.claimsOf(e.Device) {
 		fmt.Fprintln(w, "  "+c.sentence())
 	}
+	n.tellPublished(w, e)
 	if fault := n.faults[e.Device.String()]; fault != "" {
 		fmt.Fprintf(w, "  no pod gets it at present: %s\n", plainText(fault))
 	}
