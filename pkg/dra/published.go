@@ -10,10 +10,16 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 )
+
+// Resources returns what a node publishes in an API server that has all features. records are those of the node's claims. No I/O.
+func Resources(i Inventory, node string, records []claim.Record, now time.Time) *resourceslice.DriverResources {
+	return desired{Inventory: i, node: node, records: records, now: now, features: features{taints: true, counters: true}}.resources()
+}
 
 // Published returns what the ResourceSlices should say of each device now, by PCI address. An API server whose features are off may store
 // less.
@@ -26,9 +32,8 @@ func (d *Driver) Published() map[string]allocation.Published {
 	if err != nil {
 		d.options.Log.Warn("records of claims cannot be read: devices of these claims may be shown as not published", "error", err)
 	}
-	want := desired{Inventory: i, node: d.options.Node, records: records, now: time.Now(), features: features{taints: true, counters: true}}
 	out := map[string]allocation.Published{}
-	for _, s := range want.resources().Pools[d.options.Node].Slices {
+	for _, s := range Resources(i, d.options.Node, records, time.Now()).Pools[d.options.Node].Slices {
 		for _, device := range s.Devices {
 			p := published(device)
 			p.Pool = d.options.Node
