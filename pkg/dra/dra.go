@@ -74,10 +74,18 @@ type Driver struct {
 	mu      sync.Mutex
 	latest  *Inventory
 	changed chan struct{} // closed by the next Update
+
+	count counters
+	lead  leadership
+	binds bindFailures
+	news  broadcast // of records: a claim was prepared or unprepared
+	conn  connection
 }
 
 // New returns a driver that does nothing before Run.
-func New(o Options) *Driver { return &Driver{options: o, changed: make(chan struct{})} }
+func New(o Options) *Driver {
+	return &Driver{options: o, changed: make(chan struct{}), count: newCounters(o.Metrics)}
+}
 
 // Run serves until ctx is done. It returns an error only if it could not start; an API server that is away is no error.
 func (d *Driver) Run(ctx context.Context) error {

@@ -2,13 +2,209 @@
 
 package dra
 
-import "context"
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
 
-// serve answers the kubelet until ctx is done.
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/probes"
+)
+
+const (
+	firstRetry = time.Second
+	lastRetry  = 30 * time.Second
+	// lookEvery is how often the sockets are looked at: another program may remove their files.
+	lookEvery = time.Second
+)
+
+// connection is the server that the kubelet calls.
+type connection struct {
+	mu     sync.Mutex
+	helper *kubeletplugin.Helper
+	failed chan error // of the server that runs
+	why    string     // there is no server
+}
+
+// serve answers the kubelet until ctx is done. A server that fails is started again.
 func (d *Driver) serve(ctx context.Context) error {
-	<-ctx.Done()
+	var running sync.WaitGroup
+	defer running.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // before the wait
+	running.Go(func() { d.lead.hold(ctx, d) })
+	running.Go(func() { d.collectAlways(ctx) })
+	running.Go(func() { d.statusAlways(ctx) })
+	running.Go(func() { d.alignAlways(ctx) })
+	told := ""
+	for pause := firstRetry; ctx.Err() == nil; {
+		began := time.Now()
+		err := d.serveOnce(ctx)
+		if err == nil {
+			break
+		}
+		d.conn.lost(err)
+		if err.Error() != told {
+			d.options.Log.Error("claims are not prepared: the server for the kubelet failed and is started again", "error", err)
+		}
+		told = err.Error()
+		if pause = min(2*pause, lastRetry); time.Since(began) > lastRetry {
+			pause = firstRetry
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
 	return nil
 }
 
+// folders are where the sockets are.
+func (o Options) folders() (registry, data string) {
+	return filepath.Join(o.Kubelet, "plugins_registry"), filepath.Join(o.Kubelet, "plugins", claim.Driver)
+}
+
+// serveOnce serves until ctx is done, or until the server fails or loses a socket.
+func (d *Driver) serveOnce(ctx context.Context) error {
+	if err := d.awaitTurn(ctx); err != nil || ctx.Err() != nil {
+		return err
+	}
+	registry, data := d.options.folders()
+	for _, dir := range []string{registry, data} {
+		if err := os.MkdirAll(dir, 0o750); err != nil {
+			return err
+		}
+	}
+	failed := make(chan error, 1)
+	d.conn.begin(failed)
+	options := []kubeletplugin.Option{kubeletplugin.DriverName(claim.Driver), kubeletplugin.KubeClient(d.options.Client),
+		kubeletplugin.NodeName(d.options.Node), kubeletplugin.RegistrarDirectoryPath(registry), kubeletplugin.PluginDataDirectoryPath(data),
+		kubeletplugin.Serialize(false), kubeletplugin.HealthV1(true), kubeletplugin.HealthV1alpha1(true)}
+	if d.options.Instance != "" {
+		options = append(options, kubeletplugin.RollingUpdate(types.UID(d.options.Instance)))
+	}
+	quiet := klog.NewContext(ctx, logr.FromSlogHandler(d.options.Log.Handler()))
+	helper, err := kubeletplugin.Start(quiet, handler{d}, options...)
+	if err != nil {
+		return err
+	}
+	d.conn.start(helper)
+	defer helper.Stop()
+	sockets := d.sockets()
+	d.options.Log.Info("claims are prepared for the kubelet", "driver", claim.Driver, "sockets", strings.Join(sockets, " "))
+	return d.guard(ctx, sockets, failed)
+}
+
+// sockets returns the paths of the sockets of this instance.
+func (d *Driver) sockets() []string {
+	registry, data := d.options.folders()
+	if uid := d.options.Instance; uid != "" {
+		return []string{filepath.Join(registry, kubeletplugin.RollingUpdateRegistrarSocketFile(registry, claim.Driver, types.UID(uid))),
+			filepath.Join(data, "dra-"+uid+".sock")}
+	}
+	return []string{filepath.Join(registry, claim.Driver+"-reg.sock"), filepath.Join(data, "dra.sock")}
+}
+
+// guard returns when ctx is done, when the server has failed, or when a socket is no longer the one that it serves.
+func (d *Driver) guard(ctx context.Context, sockets []string, failed <-chan error) error {
+	own := map[string]probes.SocketID{}
+	for _, path := range sockets {
+		own[path], _ = probes.SocketAt(path)
+	}
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-failed:
+			return err
+		case <-look.C:
+		}
+		for _, path := range sockets {
+			if id, ok := probes.SocketAt(path); !ok || !id.Same(own[path]) {
+				return fmt.Errorf("socket %s was removed", path)
+			}
+		}
+	}
+}
+
+// HandleError takes errors of the library's servers.
+func (h handler) HandleError(_ context.Context, err error, msg string) {
+	if errors.Is(err, kubeletplugin.ErrRecoverable) {
+		h.options.Log.Warn(msg, "error", err)
+		return
+	}
+	h.conn.fail(fmt.Errorf("%s: %w", msg, err))
+}
+
+func (c *connection) begin(failed chan error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.failed = failed
+}
+
+func (c *connection) start(h *kubeletplugin.Helper) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.helper, c.why = h, ""
+}
+
+func (c *connection) lost(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.helper, c.why = nil, err.Error()
+}
+
+func (c *connection) fail(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	select {
+	case c.failed <- err:
+	default:
+	}
+}
+
 // registered returns why the kubelet cannot reach the driver, "" if it can.
-func (d *Driver) registered() string { return "" }
+func (d *Driver) registered() string {
+	d.conn.mu.Lock()
+	defer d.conn.mu.Unlock()
+	if d.conn.helper == nil {
+		return cmp.Or(d.conn.why, "the server for the kubelet has not started")
+	}
+	switch status := d.conn.helper.RegistrationStatus(); {
+	case status == nil:
+		return "the kubelet has not registered driver " + claim.Driver
+	case !status.GetPluginRegistered():
+		return "the kubelet refuses driver " + claim.Driver + ": " + status.GetError()
+	}
+	return ""
+}
+
+// removeStaleSockets deletes sockets of instances that were killed.
+func (d *Driver) removeStaleSockets() {
+	registry, data := d.options.folders()
+	for _, pattern := range []string{filepath.Join(registry, claim.Driver+"-*-reg.sock"), filepath.Join(data, "dra-*.sock")} {
+		paths, _ := filepath.Glob(pattern)
+		for _, path := range paths {
+			if probes.Answered(path) {
+				continue
+			}
+			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				d.options.Log.Warn("a stale socket stays", "socket", path, "error", err)
+			}
+		}
+	}
+}

@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"maps"
 	"net"
-	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
 // annotation is where a pod says what it wants of its VFs: an object with their interfaces, as the configuration names them, and what of
@@ -82,7 +82,7 @@ func (c *config) parseChoice(keys map[string]json.RawMessage) (of choice, err er
 		} else {
 			switch key {
 			case "mac":
-				of.MAC, err = parseMAC(text)
+				of.MAC, err = vfconfig.ParseMAC(text)
 			case "name":
 				of.Name, err = text, plugin.ValidIfName(text)
 			case "ips":
@@ -101,11 +101,8 @@ func (c *config) validIPs(ips []string) error {
 		return plugin.Errorf(plugin.CodeConfig, "VFs have no addresses here: the configuration has no ipam")
 	}
 	for _, ip := range ips {
-		if _, err := netip.ParseAddr(ip); err == nil {
-			continue
-		}
-		if _, err := netip.ParsePrefix(ip); err != nil {
-			return plugin.Errorf(plugin.CodeConfig, "%q: want an address, with or without the length of its prefix", ip)
+		if err := vfconfig.CheckIP(ip); err != nil {
+			return plugin.Errorf(plugin.CodeConfig, "%w", err)
 		}
 	}
 	return nil
@@ -118,18 +115,30 @@ func choose(r *plugin.Request, cfg config, vfs []vf) error {
 		if i < 0 {
 			return plugin.Errorf(plugin.CodeConfig, "annotation %s: the pod has no VF that is %.20q", annotation, ifname)
 		}
-		v, of := &vfs[i], cfg.Choices[ifname]
-		if of.MAC != nil {
-			v.Fixed = of.MAC
+		if err := vfs[i].choose(r, ifname, cfg.Choices[ifname]); err != nil {
+			return err
 		}
-		v.IPs = of.IPs
-		if of.Name == "" || of.Name == v.Name {
-			continue
-		}
-		if v.Name == r.IfName {
-			return plugin.Errorf(plugin.CodeConfig, "annotation %s: %s: name %s: the runtime looks for %s", annotation, ifname, of.Name, r.IfName)
-		}
-		v.Name = of.Name
 	}
+	return nil
+}
+
+// choose gives a VF, which the configuration names ifname, what its pod has chosen for it.
+func (v *vf) choose(r *plugin.Request, ifname string, of choice) error {
+	if err := v.contradicts(ifname, of); err != nil {
+		return err
+	}
+	if of.MAC != nil {
+		v.Fixed = of.MAC
+	}
+	if of.IPs != nil {
+		v.IPs = of.IPs
+	}
+	if of.Name == "" || of.Name == v.Name {
+		return nil
+	}
+	if v.Name == r.IfName {
+		return plugin.Errorf(plugin.CodeConfig, "annotation %s: %s: name %s: the runtime looks for %s", annotation, ifname, of.Name, r.IfName)
+	}
+	v.Name = of.Name
 	return nil
 }

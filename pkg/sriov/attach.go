@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"net"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -49,10 +48,10 @@ func (s sriov) attach(j *job, v *vf) error {
 	if err := j.record(h, v, c); err != nil {
 		return err
 	}
-	if err := j.setPF(c, v.Fixed); err != nil {
+	if err := j.setPF(c, v); err != nil {
 		return err
 	}
-	if c, err = j.bind(c); err != nil {
+	if c, err = j.bind(c, v.wanted.Driver); err != nil {
 		return err
 	}
 	if err := tell(j.cfg.infoPath(j.r, *v), c.vf); err != nil {
@@ -182,24 +181,25 @@ func (j *job) record(h *held, v *vf, c card) error {
 		mac = v.Fixed
 	}
 	vlan := 0
-	if j.cfg.Wanted.VLAN != nil {
-		vlan = *j.cfg.Wanted.VLAN
+	if v.wanted.VLAN != nil {
+		vlan = *v.wanted.VLAN
 	}
 	v.held = true
 	return h.save(journal{Format: journalFormat, Address: v.Address, Owner: j.att.Key, Pod: j.r.Pod.String(), Netns: j.r.NetnsPath,
 		Name: v.Name,
-		MAC:  mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Rebind: j.cfg.Rebind,
+		MAC:  mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Rebind: v.wanted.Rebind,
 		Told: c.link.Device != "", Chained: j.st.Chained, Claim: v.Claim, VLAN: vlan, Former: f})
 }
 
 // setPF sets the PF for the VF. It comes before a driver is bound: some learn then which MAC the VF has.
-func (j *job) setPF(c card, mac net.HardwareAddr) error {
+func (j *job) setPF(c card, v *vf) error {
+	mac := v.Fixed
 	have, ok, err := j.asPF(c)
 	if err != nil {
 		return err
 	}
 	if !ok {
-		key, needed := j.cfg.Wanted.any()
+		key, needed := v.wanted.any()
 		if !needed && mac != nil && c.link.Index == 0 {
 			key, needed = "mac", true
 		}
@@ -212,7 +212,7 @@ func (j *job) setPF(c card, mac net.HardwareAddr) error {
 	if mac != nil && bytes.Equal(mac, c.pfLink.MAC) {
 		return plugin.Errorf(plugin.CodeConfig, "mac %s: the PF of VF %s has it", mac, c.vf.Address)
 	}
-	want := j.cfg.Wanted.apply(have)
+	want := v.wanted.apply(have)
 	if mac != nil {
 		want.MAC = mac
 	}
@@ -233,10 +233,10 @@ func (n *node) set(c card, have, want kernel.VF) error {
 		"or no such value: a rate is at most the speed of the link, which must be up", c.pf.Driver)
 }
 
-// bind gives the VF the driver that is configured.
-func (j *job) bind(c card) (card, error) {
-	if j.cfg.Driver != "" && j.cfg.Driver != c.vf.Driver {
-		if err := pci.Bind(context.Background(), j.sysfs, c.vf.Address, j.cfg.Driver); err != nil {
+// bind gives the VF the driver that is configured, "" for the one that it has.
+func (j *job) bind(c card, driver string) (card, error) {
+	if driver != "" && driver != c.vf.Driver {
+		if err := pci.Bind(context.Background(), j.sysfs, c.vf.Address, driver); err != nil {
 			return c, plugin.Errorf(plugin.CodeDevice, "driver: %w", err)
 		}
 		var err error
@@ -270,9 +270,9 @@ func (j *job) move(c card, v *vf) (link kernel.Link, err error) {
 			return link, err
 		}
 	}
-	if j.cfg.MTU != 0 && j.cfg.MTU != c.link.MTU {
-		if err := j.host.SetMTU(c.link, j.cfg.MTU); errors.Is(err, syscall.EINVAL) {
-			return link, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "mtu %d: %w", j.cfg.MTU, err), "a VF has at most the MTU of its PF")
+	if mtu := v.wanted.MTU; mtu != 0 && mtu != c.link.MTU {
+		if err := j.host.SetMTU(c.link, mtu); errors.Is(err, syscall.EINVAL) {
+			return link, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "mtu %d: %w", mtu, err), "a VF has at most the MTU of its PF")
 		} else if err != nil {
 			return link, err
 		}

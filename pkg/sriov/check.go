@@ -103,7 +103,7 @@ func (j *job) checkPF(c card, v vf) error {
 	if err != nil || !ok {
 		return err
 	}
-	want := j.st.Wanted.apply(now)
+	want := cmp.Or(v.Wanted, &j.st.Wanted).apply(now)
 	if v.Fixed != nil {
 		want.MAC = v.Fixed
 	}

@@ -3,20 +3,18 @@
 package sriov
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
-	"errors"
 	"net"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
 // config is the validated configuration of a request.
@@ -24,12 +22,11 @@ type config struct {
 	// Device is the VF that the caller chose, as Multus does; else the VFs are those of Resources that the pod was allocated.
 	Device    pci.Address
 	Resources []string
-	Names     string // of interfaces, with {index} counted from 1
-	Wanted    pfSettings
+	Names     string          // of interfaces, with {index} counted from 1
+	Base      vfconfig.Config // what the configuration sets of every VF, but names, addresses and MACs
+	Egress    int             // Mbit/s, the limit of what the pod sends by its own interface; 0 for none
+	Wanted    vfSettings      // of a VF of which no claim sets anything
 	MAC       net.HardwareAddr
-	MTU       int               // 0 for what the VF has
-	Driver    string            // to bind the VF to; "" for the one it has
-	Rebind    bool              // bind its own driver anew afterwards
 	IPAM      string            // plugin type; "" for none
 	ReportIPs bool              // the addresses of VFs are in the result
 	Kubelet   string            // its folder
@@ -37,6 +34,14 @@ type config struct {
 	Choices   map[string]choice // of the pod, by the name that the interface has without
 	InfoDir   string            // of device-info files
 	InfoFile  string            // that the runtime wants for CNI_IFNAME; "" for none
+}
+
+// vfSettings are what a VF is set to.
+type vfSettings struct {
+	pfSettings
+	MTU    int    // 0 for what the VF has
+	Driver string // to bind the VF to; "" for the one it has
+	Rebind bool   // bind its own driver anew afterwards
 }
 
 // pfSettings are what the PF is told of a VF; what is nil or "" stays as it is.
@@ -107,8 +112,7 @@ func parseConfig(r *plugin.Request) (config, error) {
 	if err := r.Decode(&raw); err != nil {
 		return config{}, err
 	}
-	c := config{Resources: raw.Resources, Names: cmp.Or(raw.IfName, defaultNames), MTU: raw.MTU, Driver: raw.Driver, Rebind: raw.Rebind,
-		ReportIPs: !chained(r), Kubelet: cmp.Or(raw.KubeletDir, defaultKubelet)}
+	c := config{Resources: raw.Resources, Names: cmp.Or(raw.IfName, defaultNames), ReportIPs: !chained(r), Kubelet: cmp.Or(raw.KubeletDir, defaultKubelet)}
 	if raw.ReportIPs != nil {
 		c.ReportIPs = *raw.ReportIPs
 	}
@@ -158,63 +162,44 @@ func parseDevice(c *config, raw rawConfig, r *plugin.Request) error {
 }
 
 func parseNames(c *config, _ rawConfig, _ *plugin.Request) error {
-	if strings.Count(c.Names, indexMark) != 1 {
-		return plugin.Errorf(plugin.CodeConfig, "ifName %q: want a name with %s in it", c.Names, indexMark)
+	if strings.Count(c.Names, vfconfig.IndexMark) != 1 {
+		return plugin.Errorf(plugin.CodeConfig, "ifName %q: want a name with %s in it", c.Names, vfconfig.IndexMark)
 	}
-	if err := plugin.ValidIfName(c.name(maxVFs)); err != nil {
+	if err := plugin.ValidIfName(vfconfig.Named(c.Names, vfconfig.MaxVFs)); err != nil {
 		return plugin.Errorf(plugin.CodeConfig, "ifName %q: %w", c.Names, err)
 	}
 	return nil
 }
 
-const (
-	indexMark = "{index}"
-	maxVFs    = 99 // of one pod
-)
-
-// name is that of the interface with an index, from 1 on.
-func (c config) name(index int) string {
-	return strings.Replace(c.Names, indexMark, strconv.Itoa(index), 1)
+// inConflist returns the name of a setting in a conflist.
+func inConflist(key string) string {
+	switch key {
+	case "linkState":
+		return "link_state"
+	case "minTxRate":
+		return "min_tx_rate"
+	case "maxTxRate":
+		return "max_tx_rate"
+	}
+	return key
 }
 
-func parseSettings(c *config, raw rawConfig, _ *plugin.Request) (err error) {
-	w := &c.Wanted
-	w.VLAN, w.QoS = raw.Vlan, raw.VlanQoS
-	if w.VLAN != nil && (*w.VLAN < 0 || *w.VLAN > 4094) {
-		return plugin.Errorf(plugin.CodeConfig, "vlan %d: want 0-4094, 0 for none", *w.VLAN)
-	}
-	if w.QoS != nil && (*w.QoS < 0 || *w.QoS > 7) {
-		return plugin.Errorf(plugin.CodeConfig, "vlanQoS %d: want 0-7", *w.QoS)
-	}
+// parseSettings reads what is set of every VF.
+func parseSettings(c *config, raw rawConfig, _ *plugin.Request) error {
+	c.Base = vfconfig.Config{VLAN: raw.Vlan, VLANQoS: raw.VlanQoS, SpoofChk: raw.SpoofChk, Trust: raw.Trust, LinkState: raw.LinkState,
+		MinTxRate: raw.MinTxRate, MaxTxRate: raw.MaxTxRate, Driver: raw.Driver}
 	if raw.VlanProto != nil {
-		if w.Proto = strings.ToLower(*raw.VlanProto); w.Proto != "802.1q" && w.Proto != "802.1ad" {
-			return plugin.Errorf(plugin.CodeConfig, "vlanProto %q: want 802.1q or 802.1ad", *raw.VlanProto)
+		if c.Base.VLANProto = *raw.VlanProto; *raw.VlanProto == "" {
+			return plugin.Errorf(plugin.CodeConfig, `vlanProto "": want 802.1q or 802.1ad`)
 		}
 	}
-	if tagged := w.VLAN != nil && *w.VLAN != 0; !tagged && (w.QoS != nil && *w.QoS != 0 || w.Proto == "802.1ad") {
-		return plugin.Errorf(plugin.CodeConfig, "vlanQoS and vlanProto need a vlan that is not 0")
+	if raw.MTU != 0 {
+		c.Base.MTU = &raw.MTU
 	}
-	if w.SpoofCheck, err = onOff("spoofchk", raw.SpoofChk); err != nil {
-		return err
+	if raw.Rebind {
+		c.Base.Rebind = &raw.Rebind
 	}
-	if w.Trust, err = onOff("trust", raw.Trust); err != nil {
-		return err
-	}
-	switch w.LinkState = raw.LinkState; w.LinkState {
-	case "", "auto", "enable", "disable":
-		return nil
-	}
-	return plugin.Errorf(plugin.CodeConfig, "link_state %q: want auto, enable or disable", w.LinkState)
-}
-
-func onOff(key, value string) (*bool, error) {
-	switch value {
-	case "":
-		return nil, nil
-	case "on", "off":
-		return new(value == "on"), nil
-	}
-	return nil, plugin.Errorf(plugin.CodeConfig, "%s %q: want on or off", key, value)
+	return nil
 }
 
 // mega is a Mbit/s, in which PFs limit VFs.
@@ -222,44 +207,27 @@ const mega = 1_000_000
 
 // parseRates reads the limits of what a VF sends. Where the VF is the interface of the pod, the egress limit of the pod is one, too.
 func parseRates(c *config, raw rawConfig, r *plugin.Request) error {
-	w := &c.Wanted
-	w.MinRate, w.MaxRate = raw.MinTxRate, raw.MaxTxRate
-	for _, rate := range []struct {
-		key   string
-		value *int
-	}{{"min_tx_rate", w.MinRate}, {"max_tx_rate", w.MaxRate}} {
-		if rate.value != nil && (*rate.value < 0 || *rate.value > 1<<31-1) {
-			return plugin.Errorf(plugin.CodeConfig, "%s %d: want Mbit/s, 0 for no limit", rate.key, *rate.value)
-		}
+	limit := raw.RuntimeConfig.Bandwidth
+	if limit == nil || chained(r) {
+		return nil
 	}
-	if limit := raw.RuntimeConfig.Bandwidth; limit != nil && !chained(r) {
-		if limit.IngressRate != 0 {
-			return plugin.WithHint(plugin.Errorf(plugin.CodeConfig,
-				"runtimeConfig.bandwidth.ingressRate %d: a VF cannot limit what the pod receives", limit.IngressRate),
-				"take the annotation kubernetes.io/ingress-bandwidth away, or limit it at the switch")
-		}
-		if limit.EgressRate != 0 {
-			rate := int(min(max(limit.EgressRate/mega, 1), 1<<31-1))
-			if w.MaxRate == nil || *w.MaxRate == 0 || rate < *w.MaxRate {
-				w.MaxRate = &rate
-			}
-		}
+	if limit.IngressRate != 0 {
+		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig,
+			"runtimeConfig.bandwidth.ingressRate %d: a VF cannot limit what the pod receives", limit.IngressRate),
+			"take the annotation kubernetes.io/ingress-bandwidth away, or limit it at the switch")
 	}
-	if w.MinRate != nil && w.MaxRate != nil && *w.MaxRate != 0 && *w.MinRate > *w.MaxRate {
-		return plugin.Errorf(plugin.CodeConfig, "min_tx_rate %d: more than max_tx_rate %d", *w.MinRate, *w.MaxRate)
+	if limit.EgressRate != 0 {
+		c.Egress = int(min(max(limit.EgressRate/mega, 1), 1<<31-1))
 	}
 	return nil
 }
 
 func parseLink(c *config, raw rawConfig, r *plugin.Request) (err error) {
-	if c.MTU != 0 && (c.MTU < 68 || c.MTU > 65535) { // ETH_MIN_MTU and IP_MAX_MTU of the kernel
-		return plugin.Errorf(plugin.CodeConfig, "mtu %d: want 68-65535", c.MTU)
+	if c.Wanted, err = c.merge(nil, inConflist); err != nil {
+		return err
 	}
 	if !filepath.IsAbs(c.Kubelet) {
 		return plugin.Errorf(plugin.CodeConfig, "kubeletDir %q: want an absolute path", c.Kubelet)
-	}
-	if strings.ContainsAny(c.Driver, "/ \t\n") || strings.HasPrefix(c.Driver, ".") {
-		return plugin.Errorf(plugin.CodeConfig, "driver %q: want the name of a driver, such as vfio-pci", c.Driver)
 	}
 	sources := []struct{ key, value string }{{"runtimeConfig.mac", raw.RuntimeConfig.MAC}, {"CNI_ARGS MAC", r.Args["MAC"]}, {"mac", raw.MAC}}
 	if chained(r) {
@@ -269,7 +237,7 @@ func parseLink(c *config, raw rawConfig, r *plugin.Request) (err error) {
 		if s.value == "" {
 			continue
 		}
-		if c.MAC, err = parseMAC(s.value); err != nil {
+		if c.MAC, err = vfconfig.ParseMAC(s.value); err != nil {
 			return plugin.Errorf(plugin.CodeConfig, "%s %q: %w", s.key, s.value, err)
 		}
 		return nil
@@ -277,12 +245,31 @@ func parseLink(c *config, raw rawConfig, r *plugin.Request) (err error) {
 	return nil
 }
 
-func parseMAC(s string) (net.HardwareAddr, error) {
-	mac, err := net.ParseMAC(s)
-	if err != nil || len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)) {
-		return nil, errors.New("want a unicast MAC address of 6 bytes")
+// merge returns the settings of a VF: those of the configuration, and in their place those that the class and the claim of the VF have. Errors
+// name keys by name.
+func (c *config) merge(over *vfconfig.Config, name func(string) string) (vfSettings, error) {
+	m := vfconfig.Merge(&c.Base, over)
+	err := m.Complete(name)
+	if c.Egress != 0 && (m.MaxTxRate == nil || *m.MaxTxRate == 0 || c.Egress < *m.MaxTxRate) {
+		m.MaxTxRate = &c.Egress
 	}
-	return mac, nil
+	if err = cmp.Or(err, m.Complete(name)); err != nil {
+		return vfSettings{}, plugin.Errorf(plugin.CodeConfig, "%w", err)
+	}
+	s := vfSettings{Driver: m.Driver, Rebind: m.Rebind != nil && *m.Rebind, pfSettings: pfSettings{VLAN: m.VLAN, QoS: m.VLANQoS,
+		Proto: strings.ToLower(m.VLANProto), SpoofCheck: onOff(m.SpoofChk), Trust: onOff(m.Trust), LinkState: m.LinkState,
+		MinRate: m.MinTxRate, MaxRate: m.MaxTxRate}}
+	if m.MTU != nil {
+		s.MTU = *m.MTU
+	}
+	return s, nil
+}
+
+func onOff(value string) *bool {
+	if value == "" {
+		return nil
+	}
+	return new(value == "on")
 }
 
 func parseIPAM(c *config, raw rawConfig, r *plugin.Request) error {

@@ -19,6 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/podresources"
+	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
 // askTimeout bounds the time to find out which VFs a pod has. The kubelet is away for seconds when it restarts.
@@ -29,15 +30,9 @@ const daemonTimeout = allocation.Within + time.Second
 
 // wanted returns the VFs that the pod of an ADD gets, each with its name in the pod; none for a pod that was not allocated any.
 func (s sriov) wanted(r *plugin.Request, cfg config) ([]vf, error) {
-	vfs := []vf{{Address: cfg.Device}}
-	if !cfg.Device.IsValid() {
-		devices, err := s.allocated(r, cfg)
-		if err == nil {
-			vfs, err = order(devices, cfg.Resources)
-		}
-		if err != nil {
-			return nil, err
-		}
+	vfs, err := s.devices(r, cfg)
+	if err != nil {
+		return nil, err
 	}
 	if len(vfs) == 0 && !chained(r) {
 		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "the pod was allocated no device of %s", strings.Join(cfg.Resources, ", ")),
@@ -46,23 +41,38 @@ func (s sriov) wanted(r *plugin.Request, cfg config) ([]vf, error) {
 	return named(r, cfg, vfs)
 }
 
+// devices returns the VFs that the pod of an ADD gets.
+func (s sriov) devices(r *plugin.Request, cfg config) ([]vf, error) {
+	if cfg.Device.IsValid() {
+		return s.chosen(r, cfg)
+	}
+	devices, err := s.allocated(r, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return order(devices, cfg.Resources)
+}
+
 // named gives the VFs their names. Called by Multus or as the main plugin, the first one is the interface that the runtime asks for.
 func named(r *plugin.Request, cfg config, vfs []vf) ([]vf, error) {
 	if cfg.MAC != nil && len(vfs) > 1 {
 		return nil, plugin.Errorf(plugin.CodeConfig, "mac %s: the pod has %d VFs, and only one of them could have it", cfg.MAC, len(vfs))
 	}
-	if len(vfs) > maxVFs {
-		return nil, plugin.Errorf(plugin.CodeDevice, "the pod has %d VFs: want at most %d", len(vfs), maxVFs)
+	if len(vfs) > vfconfig.MaxVFs {
+		return nil, plugin.Errorf(plugin.CodeDevice, "the pod has %d VFs: want at most %d", len(vfs), vfconfig.MaxVFs)
 	}
 	first := !chained(r) || cfg.Device.IsValid()
 	for i := range vfs {
-		v := &vfs[i]
-		v.Name, v.Fixed = cfg.name(i+1), cfg.MAC
-		switch {
-		case first && i == 0:
-			v.Name = r.IfName
-		case first:
-			v.Name = cfg.name(i)
+		v, index := &vfs[i], i+1
+		if first {
+			index = i // 0 is the interface that the runtime asks for
+		}
+		v.Fixed, v.wanted = cfg.MAC, cfg.Wanted
+		if v.Name = r.IfName; index > 0 {
+			v.Name = vfconfig.Named(cfg.Names, index)
+		}
+		if err := v.configure(r, cfg, index); err != nil {
+			return nil, err
 		}
 		v.Default = v.Name
 	}
@@ -197,7 +207,7 @@ func order(devices []allocation.Device, resources []string) (vfs []vf, err error
 			cmp.Compare(slices.Index(resources, a.Resource), slices.Index(resources, b.Resource)), of[a.ID].Compare(of[b.ID]))
 	})
 	for _, d := range devices {
-		vfs = append(vfs, vf{Address: of[d.ID], Claim: d.Claim})
+		vfs = append(vfs, vf{Address: of[d.ID], Claim: d.Claim, config: d.Config})
 	}
 	return vfs, nil
 }

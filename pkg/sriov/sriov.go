@@ -24,6 +24,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
+	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
 // state is what the record of an attachment holds; attachments without VFs have no record.
@@ -50,8 +51,11 @@ type vf struct {
 	Addresses []netip.Prefix   `json:"addresses,omitempty"`
 	Routes    []kernel.Route   `json:"routes,omitempty"`
 
-	Claim *allocation.Claim `json:"claim,omitempty"` // by which the pod has it
+	Claim  *allocation.Claim `json:"claim,omitempty"`  // by which the pod has it
+	Wanted *pfSettings       `json:"wanted,omitempty"` // that the claim or its class has changed; else state.Wanted counts
 
+	config    *vfconfig.Config // of the claim and its class; nil for nothing
+	wanted    vfSettings
 	held      bool        // this process has written the journal
 	detecting kernel.Link // whose addresses of IPv6 are looked for on others; Index is 0 for none
 	ips       *ipam.Plan
@@ -144,7 +148,7 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := s.clearResidue(j, vfs); err != nil {
 		return nil, err
 	}
-	j.st = state{VFs: vfs, Chained: chained(r), Unfinished: true, Netns: r.NetnsPath, Wanted: cfg.Wanted}
+	j.st = state{VFs: vfs, Chained: chained(r), Unfinished: true, Netns: r.NetnsPath, Wanted: cfg.Wanted.pfSettings}
 	if cfg.IPAM != "" {
 		j.st.IPAM = ipam.Object(r.Config)
 	}

@@ -23,25 +23,20 @@ const (
 // Validate returns what is wrong with the settings of a VF: a value, or two that contradict each other. A configuration that others complete
 // may lack the vlan that vlanQoS and vlanProto need, which Complete refuses.
 func (c *Config) Validate() error {
-	return c.check(Keys(), func(key string) string { return key }, false)
+	return c.check(func(key string) string { return key }, false)
 }
 
 // Complete is Validate for the settings that a VF gets. Errors name the keys by name, as the place has them that they come from.
-func (c *Config) Complete(name func(key string) string) error { return c.check(Keys(), name, true) }
+func (c *Config) Complete(name func(key string) string) error { return c.check(name, true) }
 
-// CheckKeys validates some settings, and names the keys by name. It is for places that have some of the keys.
-func (c *Config) CheckKeys(name func(key string) string, keys ...string) error {
-	return c.check(keys, name, true)
-}
-
-func (c *Config) check(keys []string, name func(string) string, complete bool) error {
+func (c *Config) check(name func(string) string, complete bool) error {
 	if c == nil {
 		return nil
 	}
 	if len(c.Unknown) > 0 {
 		return fmt.Errorf("%+.40q: this version does not know the key", c.Unknown[0])
 	}
-	for _, key := range keys {
+	for _, key := range Keys() {
 		if err := c.checkKey(key); err != nil {
 			return fmt.Errorf("%s %w", name(key), err)
 		}
@@ -118,6 +113,9 @@ func checkText(key, s string) error {
 			return fmt.Errorf("%q: %w", s, err)
 		}
 	case "ifName":
+		if strings.Count(s, IndexMark) > 1 {
+			return fmt.Errorf("%q: %s stands twice", s, IndexMark)
+		}
 		if err := plugin.ValidIfName(Named(s, MaxVFs)); err != nil {
 			return fmt.Errorf("%q: %w", s, err)
 		}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+
+	cdi "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/devicefiles"
+	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// cdiKind is the kind of all CDI devices of claims.
+const cdiKind = "podlace.io/vf"
+
+// cdiFile is the file of a claim's specification.
+func cdiFile(uid string) string { return claim.Driver + "-" + uid + ".json" }
+
+// cdiDevice is the name of the CDI device of a request. A subrequest's name has a slash, which CDI refuses.
+func cdiDevice(uid, request string) string { return uid + "-" + strings.ReplaceAll(request, "/", ".") }
+
+// cdiName is the name by which the runtime finds the CDI device of a request.
+func cdiName(uid, request string) string { return cdiKind + "=" + cdiDevice(uid, request) }
+
+// specification returns what containers of a claim get, a CDI device for each request: two CDI devices that set one variable would overwrite
+// one another. An administrator's devices come without their files.
+func specification(p plan) (cdi.Spec, error) {
+	spec := cdi.Spec{Version: devicefiles.CDIVersion, Kind: cdiKind}
+	var requests []string
+	for _, dev := range p.devices {
+		if !slices.Contains(requests, dev.Request) {
+			requests = append(requests, dev.Request)
+		}
+	}
+	for _, request := range requests {
+		edits, err := editsOf(p, request)
+		if err != nil {
+			return cdi.Spec{}, err
+		}
+		spec.Devices = append(spec.Devices, cdi.Device{Name: cdiDevice(p.devices[0].UID, request), ContainerEdits: edits})
+	}
+	return spec, nil
+}
+
+// editsOf returns what a container of a request gets.
+func editsOf(p plan, request string) (cdi.ContainerEdits, error) {
+	of, files := map[string][]pool.Device{}, []pool.Device{} // by resource
+	for _, dev := range p.devices {
+		if dev.Request != request {
+			continue
+		}
+		of[dev.resource] = append(of[dev.resource], dev.Device)
+		if !dev.Admin {
+			files = append(files, dev.Device)
+		}
+	}
+	edits := devicefiles.Edits(files...)
+	for _, resource := range slices.Sorted(maps.Keys(of)) {
+		variables, err := devicefiles.Variables(resource, of[resource])
+		if err != nil {
+			return edits, err
+		}
+		for _, name := range slices.Sorted(maps.Keys(variables)) {
+			edits.Env = append(edits.Env, name+"="+variables[name])
+		}
+	}
+	return edits, nil
+}
+
+// writeCDI writes the specification of a claim, unless the file has it. Containers that start again need it without another preparation.
+func (d *Driver) writeCDI(p plan) error {
+	if d.options.CDI == "" {
+		return nil
+	}
+	spec, err := specification(p)
+	if err != nil {
+		return err
+	}
+	data, err := json.MarshalIndent(spec, "", "  ")
+	if err != nil {
+		return err
+	}
+	dir, err := store.Make(d.options.CDI, 0o755)
+	if err != nil {
+		return fmt.Errorf("CDI: %w", err)
+	}
+	defer dir.Close()
+	name := cdiFile(p.devices[0].UID)
+	if now, err := dir.Read(name); err == nil && bytes.Equal(now, data) {
+		return nil
+	}
+	return dir.Write(name, data, 0o644)
+}
+
+// removeCDI deletes the specification of a claim, which need not exist.
+func (d *Driver) removeCDI(uid string) error {
+	if d.options.CDI == "" {
+		return nil
+	}
+	dir, err := store.Open(d.options.CDI)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Remove(cdiFile(uid))
+}
+
+// sweepCDI deletes specifications of claims that have no record.
+func (d *Driver) sweepCDI() error {
+	if d.options.CDI == "" {
+		return nil
+	}
+	dir, err := store.Open(d.options.CDI)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	names, err := dir.List()
+	errs := []error{err}
+	for _, name := range names {
+		uid, ours := strings.CutPrefix(name, claim.Driver+"-")
+		uid, isSpec := strings.CutSuffix(uid, ".json")
+		if ours && isSpec {
+			errs = append(errs, d.sweepOne(uid))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sweepOne deletes the specification of a claim without a record, unless the claim is being prepared.
+func (d *Driver) sweepOne(uid string) error {
+	l, err := d.lockClaim(uid)
+	if err != nil {
+		return err
+	}
+	defer l.unlock()
+	if _, err := claim.Read(d.options.Claims, uid); !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return d.removeCDI(uid)
+}

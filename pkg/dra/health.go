@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"context"
+	"reflect"
+	"time"
+
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/podlace/podlace/pkg/claim"
+)
+
+const (
+	// healthEvery is how often the health of all prepared devices is told, changed or not.
+	healthEvery = 10 * time.Second
+	// healthLease is how long the kubelet believes it.
+	healthLease = 30 * time.Second
+)
+
+// WatchHealthStatus tells the health of prepared devices until ctx is done: at once when it changes, or when a claim is prepared, else each
+// healthEvery.
+func (h handler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+	due := time.NewTicker(healthEvery)
+	defer due.Stop()
+	var told []kubeletplugin.DeviceHealth
+	for always := true; ; {
+		news := h.news.wait()
+		i, changed, known := h.watch()
+		now := h.healthOf(i)
+		if known && (always || !sameHealth(told, now)) {
+			select {
+			case <-ctx.Done():
+				return nil
+			case reports <- kubeletplugin.DeviceHealthReport{Devices: now}:
+				told = now
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+			always = false
+		case <-news:
+			always = false
+		case <-due.C:
+			always = true
+		}
+	}
+}
+
+// sameHealth compares reports, but for their times.
+func sameHealth(a, b []kubeletplugin.DeviceHealth) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		x, y := a[i], b[i]
+		x.LastUpdated, y.LastUpdated = time.Time{}, time.Time{}
+		if !reflect.DeepEqual(x, y) {
+			return false
+		}
+	}
+	return true
+}
+
+// healthOf returns the health of prepared devices.
+func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
+	records, _ := claim.List(d.options.Claims) // an unreadable one is logged by the daemon
+	told := map[string]bool{}
+	for _, r := range records {
+		for _, dev := range r.Devices {
+			if told[dev.Claim.Device] {
+				continue // an administrator has it, too
+			}
+			told[dev.Claim.Device] = true
+			h := kubeletplugin.DeviceHealth{PoolName: dev.Claim.Pool, DeviceName: dev.Claim.Device, Health: kubeletplugin.HealthStatusHealthy,
+				LastUpdated: time.Now(), HealthCheckTimeout: healthLease}
+			if why := i.illness(dev.ID); why != "" {
+				h.Health, h.Message = kubeletplugin.HealthStatusUnhealthy, why
+			}
+			list = append(list, h)
+		}
+	}
+	return list
+}
+
+// illness returns why a pod could not use a device, "" if it can.
+func (i Inventory) illness(id string) string {
+	if f, ok := i.Faults[id]; ok {
+		return f.Text
+	}
+	if i.Snapshot == nil {
+		return ""
+	}
+	for _, d := range i.Snapshot.Devices {
+		if d.Address.String() == id {
+			return ""
+		}
+	}
+	return "device " + id + " is gone"
+}

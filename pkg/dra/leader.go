@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/podlace/podlace/pkg/store"
+)
+
+const (
+	// leaderLock is a file beside the folder of records. The instance that holds its lock leads.
+	leaderLock = "leader.lock"
+	// leaderFile says who leads.
+	leaderFile = "leader"
+	// lookForLead is how often an instance that does not lead looks whether it can.
+	lookForLead = 500 * time.Millisecond
+)
+
+// leadership is whether this instance publishes devices, collects records and writes the status of claims. Each instance prepares claims.
+type leadership struct {
+	mu    sync.Mutex
+	leads bool
+	turn  broadcast // it has begun to lead
+}
+
+// leads reports whether this instance leads.
+func (d *Driver) leads() bool {
+	d.lead.mu.Lock()
+	defer d.lead.mu.Unlock()
+	return d.lead.leads
+}
+
+// Leads reports whether this instance leads: one at a time publishes, changes PFs and drivers, and brings VFs back. The other one may be a
+// newer one that is about to take over.
+func (d *Driver) Leads() bool { return d.leads() }
+
+func (l *leadership) set(d *Driver, leads bool) {
+	l.mu.Lock()
+	l.leads = leads
+	l.mu.Unlock()
+	if d.count.leading.Set(0); leads {
+		d.count.leading.Set(1)
+	}
+	l.turn.send()
+}
+
+// hold takes the lock and keeps it until ctx is done. The lock goes with the process.
+func (l *leadership) hold(ctx context.Context, d *Driver) {
+	told := ""
+	for ctx.Err() == nil {
+		lock, err := d.takeLead()
+		if err == nil {
+			l.set(d, true)
+			d.options.Log.Info("this instance publishes devices, and writes the status of claims", "instance", d.name())
+			d.removeStaleSockets()
+			l.keep(ctx, lock)
+			l.set(d, false)
+			lock.Unlock()
+			continue
+		}
+		if err.Error() != told {
+			d.options.Log.Info("another instance leads", "instance", d.name(), "error", err)
+		}
+		told = err.Error()
+		select {
+		case <-ctx.Done():
+		case <-time.After(lookForLead):
+		}
+	}
+}
+
+// keep returns when ctx is done, or the file of the lock is another one.
+func (l *leadership) keep(ctx context.Context, lock *store.Lock) {
+	for !lock.Lost() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(lookEvery):
+		}
+	}
+}
+
+// takeLead takes the lock if no other instance has it. The error says which one has.
+func (d *Driver) takeLead() (*store.Lock, error) {
+	dir, err := store.Make(filepath.Dir(d.options.Claims), 0o755)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	lock, err := dir.LockWithin(0, leaderLock, 0o600)
+	if err != nil {
+		by, _ := dir.Read(leaderFile)
+		return nil, fmt.Errorf("%s leads: %w", strings.TrimSpace(string(by)), err)
+	}
+	if err := dir.Write(leaderFile, []byte(d.name()+"\n"), 0o600); err != nil {
+		lock.Unlock()
+		return nil, err
+	}
+	return lock, nil
+}
+
+// name says which instance this is.
+func (d *Driver) name() string {
+	if d.options.Instance != "" {
+		return fmt.Sprintf("the pod with UID %s (process %d)", d.options.Instance, os.Getpid())
+	}
+	return fmt.Sprintf("the service with process %d", os.Getpid())
+}
+
+// awaitTurn returns when this instance may serve the kubelet. Instances of a service have one name for their sockets: the second one waits.
+func (d *Driver) awaitTurn(ctx context.Context) error {
+	if d.options.Instance != "" {
+		return nil
+	}
+	for {
+		turn := d.lead.turn.wait()
+		if d.leads() {
+			return nil
+		}
+		d.conn.lost(fmt.Errorf("another instance of the daemon has %s", filepath.Join(filepath.Dir(d.options.Claims), leaderLock)))
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-turn:
+		}
+	}
+}
+
+// broadcast wakes all that wait.
+type broadcast struct {
+	mu   sync.Mutex
+	next chan struct{} // closed by the next send
+}
+
+// wait returns a channel that the next send closes.
+func (b *broadcast) wait() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.next == nil {
+		b.next = make(chan struct{})
+	}
+	return b.next
+}
+
+func (b *broadcast) send() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.next != nil {
+		close(b.next)
+	}
+	b.next = make(chan struct{})
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"fmt"
+	"hash/fnv"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// claimLocks is a file beside the folder of records, whose bytes are locks: of VFs by their addresses, and of claims by their UIDs. It
+// excludes the other instance of the daemon, too. A process takes the lock of one claim first, then those of VFs by address, then the gate
+// of the daemon, then the lock of a journal.
+const claimLocks = "claims.lock"
+
+// lockWait is how long Prepare waits for another call about the same claim or VF. The kubelet repeats its calls.
+const lockWait = 10 * time.Second
+
+// firstClaim is above the numbers of all PCI addresses.
+const firstClaim = 1 << 62
+
+// locks are the locks of one claim and of VFs.
+type locks struct {
+	dir  *store.Dir
+	held []*store.Lock
+}
+
+// lockClaim takes the lock of a claim.
+func (d *Driver) lockClaim(uid string) (*locks, error) {
+	dir, err := store.Make(filepath.Dir(d.options.Claims), 0o755)
+	if err != nil {
+		return nil, err
+	}
+	l := &locks{dir: dir}
+	hash := fnv.New64a()
+	hash.Write([]byte(uid))
+	if err := l.add(firstClaim | int64(hash.Sum64()>>2)); err != nil {
+		l.unlock()
+		return nil, fmt.Errorf("another call is about the claim: %w", err)
+	}
+	return l, nil
+}
+
+// lockVFs takes the locks of VFs, each once.
+func (l *locks) lockVFs(vfs []pci.Address) error {
+	for _, a := range slices.Compact(slices.SortedFunc(slices.Values(vfs), pci.Address.Compare)) {
+		if err := l.add(a.Number()); err != nil {
+			return fmt.Errorf("device %s is being prepared for another claim, or taken from it: %w", a, err)
+		}
+	}
+	return nil
+}
+
+func (l *locks) add(offset int64) error {
+	lock, err := l.dir.LockAtWithin(lockWait, claimLocks, 0o600, offset)
+	if err == nil {
+		l.held = append(l.held, lock)
+	}
+	return err
+}
+
+func (l *locks) unlock() {
+	for _, lock := range slices.Backward(l.held) {
+		lock.Unlock()
+	}
+	l.dir.Close()
+}

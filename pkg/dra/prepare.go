@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/sriov"
+)
+
+// callTimeout bounds what is done for a claim in one call. The kubelet waits 45 s.
+const callTimeout = 40 * time.Second
+
+// handler is the Driver as the kubelet calls it, through the library.
+type handler struct{ *Driver }
+
+// PrepareResourceClaims prepares claims side by side: a driver that is slow to bind keeps no other claim.
+func (h handler) PrepareResourceClaims(ctx context.Context,
+	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	results := make([]kubeletplugin.PrepareResult, len(claims))
+	var running sync.WaitGroup
+	for i, c := range claims {
+		running.Go(func() {
+			began := time.Now()
+			results[i].Devices, results[i].Err = h.prepareWithin(ctx, c)
+			h.count.prepared(time.Since(began), results[i].Err)
+			if err := results[i].Err; err != nil {
+				h.options.Log.Warn("a claim was not prepared", "claim", c.Namespace+"/"+c.Name, "uid", string(c.UID), "error", err)
+			}
+		})
+	}
+	running.Wait()
+	byUID := map[types.UID]kubeletplugin.PrepareResult{}
+	for i, c := range claims {
+		byUID[c.UID] = results[i]
+	}
+	return byUID, nil
+}
+
+// prepareWithin is prepare for at most callTimeout. What has not finished by then goes on, and keeps the locks of the claim.
+func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim) (devices []kubeletplugin.Device, err error) {
+	err = within(ctx, func(ctx context.Context) error {
+		prepared, err := d.prepare(ctx, c)
+		devices = prepared
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
+	}
+	return devices, nil
+}
+
+// within calls f, and returns after callTimeout at most.
+func within(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	done := make(chan error, 1)
+	go func() {
+		defer cancel()
+		done <- f(ctx)
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(100 * time.Millisecond): // an error that is about to come says more
+		return fmt.Errorf("not finished within %s, it goes on: %w", callTimeout, ctx.Err())
+	}
+}
+
+// prepare makes the devices of a claim ready for its pods. It is idempotent, and whatever step a crash comes after, the next call goes on
+// from there: reserve devices in a record, bind drivers, write the CDI specification, call the record prepared.
+func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	if !isOurs(c) {
+		return nil, nil
+	}
+	l, err := d.lockClaim(string(c.UID))
+	if err != nil {
+		return nil, err
+	}
+	defer l.unlock()
+	before, err := d.recordOf(string(c.UID))
+	if err != nil {
+		return nil, err
+	}
+	p, err := d.plan(c, before)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.lockVFs(p.addresses()); err != nil {
+		return nil, err
+	}
+	if err := d.reserve(ctx, &p, before); err != nil {
+		return nil, err
+	}
+	if err := d.writeCDI(p); err != nil {
+		return nil, err
+	}
+	p.record.State = claim.Prepared
+	if err := d.write(p.record, before); err != nil {
+		return nil, err
+	}
+	d.recordsChanged()
+	return d.answer(p), nil
+}
+
+// recordsChanged wakes what depends on records.
+func (d *Driver) recordsChanged() {
+	d.news.send()
+	if d.options.Changed != nil {
+		d.options.Changed()
+	}
+}
+
+// recordOf returns the record that a claim has from an earlier call, nil without one.
+func (d *Driver) recordOf(uid string) (*claim.Record, error) {
+	r, err := claim.Read(d.options.Claims, uid)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return &r, err
+}
+
+// write writes a record, unless it says what the one before said.
+func (d *Driver) write(r claim.Record, before *claim.Record) error {
+	if before != nil {
+		r.Time = before.Time
+		was := *before
+		was.Writer, was.Format = r.Writer, r.Format
+		if reflect.DeepEqual(was, r) {
+			return nil
+		}
+	}
+	return claim.Write(d.options.Claims, r)
+}
+
+// reserve makes the devices of a plan the claim's, and binds their drivers. The caller has the locks of claim and VFs.
+func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) error {
+	uid, fresh := p.devices[0].UID, []string{}
+	attached, err := attachedTo(uid)
+	if err != nil {
+		return err
+	}
+	if before != nil {
+		p.record.Bound = slices.Clone(before.Bound)
+	}
+	for i := range p.devices {
+		dev := &p.devices[i]
+		if err := d.look(dev); err != nil {
+			return err
+		}
+		if dev.Admin {
+			continue
+		}
+		if attached[dev.Address] {
+			dev.driver = "" // a pod has the VF, with the driver that it got
+		} else if before == nil {
+			fresh = append(fresh, dev.Address.String())
+		}
+		if err := d.settle(*dev); err != nil {
+			return err
+		}
+	}
+	check := func() error { return d.free(*p, fresh) }
+	change := func() error {
+		if before != nil && before.State == claim.Prepared && len(p.toBind()) == 0 {
+			return nil // its record reserves the devices
+		}
+		return d.bindAll(ctx, p)
+	}
+	if d.options.Change != nil && len(p.addresses()) > 0 {
+		return d.options.Change(texts(p.addresses()), check, change)
+	}
+	if err := check(); err != nil {
+		return err
+	}
+	return change()
+}
+
+// settle makes sure that no attachment has a device, or left it other than it was.
+func (d *Driver) settle(dev planned) error {
+	if err := d.usable(dev); err != nil {
+		return err
+	}
+	return sriov.Settle(d.options.Sysfs, dev.Address, dev.UID, d.options.Log)
+}
+
+// attachedTo returns the VFs that pods of a claim have.
+func attachedTo(uid string) (map[pci.Address]bool, error) {
+	all, err := sriov.Holdings()
+	attached := map[pci.Address]bool{}
+	for _, h := range all {
+		if h.Claim != nil && h.Claim.UID == uid {
+			attached[h.Address] = true
+		}
+	}
+	return attached, err
+}
+
+func texts(list []pci.Address) (out []string) {
+	for _, a := range list {
+		out = append(out, a.String())
+	}
+	return out
+}
+
+// free returns an error if another claim has a device of the plan, or a pod has one of fresh by the device plugin API.
+func (d *Driver) free(p plan, fresh []string) error {
+	records, unreadable := claim.List(d.options.Claims)
+	if unreadable != nil {
+		return fmt.Errorf("whether a claim has its devices: %w; see %s", unreadable, d.options.Claims)
+	}
+	for _, a := range p.addresses() {
+		for _, r := range records {
+			if c := r.Claim(); c.UID != p.devices[0].UID && r.Has(a.String()) {
+				return fmt.Errorf("VF %s is still of %s (uid %s): its pod has not ended", a, r, c.UID)
+			}
+		}
+	}
+	i, _ := d.inventory()
+	for _, id := range fresh {
+		why := i.Held[id]
+		if why == "" && d.options.InUse != nil {
+			why = d.options.InUse(id)
+		}
+		if why != "" {
+			return fmt.Errorf("VF %s %s", id, why)
+		}
+	}
+	return nil
+}
+
+// toBind returns the indexes of the devices that need another driver.
+func (p plan) toBind() (list []int) {
+	for i, dev := range p.devices {
+		if dev.driver != "" && dev.driver != dev.Device.Driver {
+			list = append(list, i)
+		}
+	}
+	return list
+}
+
+// bindAll writes the record that reserves the devices, with the drivers that they get back, and binds the others.
+func (d *Driver) bindAll(ctx context.Context, p *plan) error {
+	for _, i := range p.toBind() {
+		dev := p.devices[i]
+		id := dev.Address.String()
+		if err := d.binds.recent(dev.Address); err != nil {
+			return err
+		}
+		known := slices.ContainsFunc(p.record.Bound, func(b claim.Binding) bool { return b.ID == id })
+		if dev.rebound && !known {
+			former := dev.back
+			if former == "" {
+				former = dev.Device.Driver
+			}
+			p.record.Bound = append(p.record.Bound, claim.Binding{ID: id, Driver: dev.driver, Former: former})
+		}
+	}
+	if err := claim.Write(d.options.Claims, p.record); err != nil {
+		return err
+	}
+	fault.Step("bind the devices of claim", p.devices[0].UID)
+	for _, i := range p.toBind() {
+		if err := d.bind(ctx, &p.devices[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// look reads a device as it is now.
+func (d *Driver) look(dev *planned) error {
+	now, _, err := pci.Read(d.options.Sysfs, dev.Address)
+	if err != nil {
+		return fmt.Errorf("device %s: %w", dev.Address, err)
+	}
+	dev.Device.Driver, dev.Device.IOMMUGroup, dev.Device.NoIOMMU, dev.Device.UIO = now.Driver, now.IOMMUGroup, now.NoIOMMU, now.UIO
+	return nil
+}
+
+// bind gives a device the driver that the claim wants.
+func (d *Driver) bind(ctx context.Context, dev *planned) error {
+	had := dev.Device.Driver
+	err := pci.Bind(ctx, d.options.Sysfs, dev.Address, dev.driver)
+	d.binds.note(dev.Address, err)
+	if err != nil {
+		return fmt.Errorf("driver: %w", err)
+	}
+	d.options.Log.Info("a device has another driver for a claim", "device", dev.Address.String(), "claim", dev.Namespace+"/"+dev.Name,
+		"had", had, "has", dev.driver)
+	return d.look(dev)
+}
+
+// retryBind is how long a device whose driver could not be bound in time is left alone.
+const retryBind = 5 * time.Minute
+
+// bindFailures are the devices whose drivers were not bound in time.
+type bindFailures struct {
+	mu sync.Mutex
+	of map[pci.Address]bindFailure
+}
+
+type bindFailure struct {
+	at  time.Time
+	err error
+}
+
+// note remembers how a bind went. Only one that did not end in time counts: the kernel may work on it still.
+func (b *bindFailures) note(a pci.Address, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !errors.Is(err, context.DeadlineExceeded) {
+		delete(b.of, a)
+		return
+	}
+	if b.of == nil {
+		b.of = map[pci.Address]bindFailure{}
+	}
+	b.of[a] = bindFailure{time.Now(), err}
+}
+
+// recent returns the error of a bind that did not end in time, for retryBind.
+func (b *bindFailures) recent(a pci.Address) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if f, ok := b.of[a]; ok && time.Since(f.at) < retryBind {
+		return fmt.Errorf("driver: tried again after %s: %w", retryBind, f.err)
+	}
+	return nil
+}
+
+// bindFaults returns why drivers could not be bound, by PCI address: a fault of these devices.
+func (d *Driver) bindFaults() map[string]string {
+	d.binds.mu.Lock()
+	defer d.binds.mu.Unlock()
+	faults := map[string]string{}
+	for a, f := range d.binds.of {
+		if time.Since(f.at) < retryBind {
+			faults[a.String()] = f.err.Error()
+		}
+	}
+	return faults
+}

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	cdi "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/pkg/pool"
+)
+
+// TestPrepare: a claim of two requests is prepared and unprepared by both versions of the kubelet's API. The CDI device of a request goes
+// with its first device. Another preparation changes nothing, and writes the CDI specification again where it is missing.
+func TestPrepare(t *testing.T) {
+	for _, v1beta1 := range []bool{false, true} {
+		l := newDRALab(t)
+		l.run()
+		k := l.register(v1beta1)
+		c := newClaim("c-1", "web", result("a", vf0), result("b/large", vf2), result("b/large", vf1))
+		l.add(c)
+		const want = "a=node-a/0000-11-02-0 podlace.io/vf=c-1-a; b=node-a/0000-11-02-2 podlace.io/vf=c-1-b.large; b=node-a/0000-11-02-1 "
+		if diff := cmp.Diff([]string{want}, k.prepare(c)); diff != "" {
+			t.Fatal(diff)
+		}
+		r, err := claim.Read(l.options.Claims, "c-1")
+		must(t, err)
+		if r.State != claim.Prepared || len(r.Devices) != 3 || r.Devices[1].Resource != fast || r.Devices[1].Claim.PodClaim != "nic" ||
+			r.Devices[1].Claim.Result != 1 || r.Reserved[0].UID != "pod-c-1" || r.Devices[1].Claim.Request != "b/large" {
+			t.Errorf("%+v", r)
+		}
+		spec := filepath.Join(l.options.CDI, "sriov.podlace.io-c-1.json")
+		must(t, os.Remove(spec))
+		k.prepare(c)
+		data, err := os.ReadFile(spec)
+		must(t, err)
+		var s cdi.Spec
+		must(t, json.Unmarshal(data, &s))
+		if s.Kind != "podlace.io/vf" || len(s.Devices) != 2 || s.Devices[1].Name != "c-1-b.large" ||
+			s.Devices[1].ContainerEdits.Env[0] != "PCIDEVICE_EXAMPLE_COM_FAST=0000:11:02.2,0000:11:02.1" ||
+			!strings.HasPrefix(s.Devices[1].ContainerEdits.Env[1], "PCIDEVICE_EXAMPLE_COM_FAST_INFO={") {
+			t.Errorf("%s", data)
+		}
+		again, err := claim.Read(l.options.Claims, "c-1")
+		if diff := cmp.Diff(r, again); diff != "" || err != nil {
+			t.Errorf("%v\n%s", err, diff)
+		}
+		for range 2 {
+			if diff := cmp.Diff([]string{"", ""}, k.unprepare("c-1", "unknown")); diff != "" {
+				t.Error(diff)
+			}
+		}
+		if got := l.files(l.options.CDI) + l.files(l.options.Claims); got != "" {
+			t.Errorf("left: %s", got)
+		}
+	}
+}
+
+// TestPrepareRefuses: what cannot be prepared is refused with the reason, and nothing is written.
+func TestPrepareRefuses(t *testing.T) {
+	elsewhere, other := result("a", vf0), result("a", vf0)
+	elsewhere.Pool, other.Driver = "node-b", "gpu.example.com"
+	unallocated := newClaim("c-1", "web")
+	unallocated.Status.Allocation = nil
+	for _, c := range []struct {
+		title    string
+		claim    *resourceapi.ResourceClaim
+		resource pool.Resource
+		change   func(*Options)
+		says     string
+	}{
+		{title: "not allocated", claim: unallocated, says: "claim shop/web not allocated"},
+		{title: "another node", claim: newClaim("c-1", "web", elsewhere),
+			says: `claim shop/web: device 0000-11-02-0: pool "node-b": want that of this node, "node-a"`},
+		{title: "no such device", claim: newClaim("c-1", "web", result("a", "0000:99:00.0")),
+			says: `claim shop/web: request a: device 0000-99-00-0 is gone, or of no resource with "api": "dra"`},
+		{title: "another driver's", claim: newClaim("c-1", "web", other)},
+		{title: "in use", claim: newClaim("c-1", "web", result("a", vf0)), says: "claim shop/web: VF 0000:11:02.0 is of pod shop/old",
+			change: func(o *Options) {
+				o.InUse = func(id string) string { return map[string]string{vf0: "is of pod shop/old"}[id] }
+			}},
+		{title: "VFIO without CDI", claim: newClaim("c-1", "web", result("a", vf0)), resource: pool.Resource{Driver: "vfio-pci"},
+			change: func(o *Options) { o.CDI = "" },
+			says: "claim shop/web: request a: device 0000:11:02.0 has driver vfio-pci, whose device files a claim gives to a container by CDI only: " +
+				"the daemon has no --cdi-dir"},
+		{title: "driver not loaded", claim: newClaim("c-1", "web", result("a", vf0)), resource: pool.Resource{Driver: "nosuch"},
+			says: "claim shop/web: driver: bind 0000:11:02.0 to nosuch: the driver is not loaded"},
+	} {
+		t.Run(c.title, func(t *testing.T) {
+			l := newDRALab(t, func(o *Options) {
+				if c.change != nil {
+					c.change(o)
+				}
+			})
+			l.look(c.resource, nil)
+			l.run()
+			l.add(c.claim)
+			got := l.register(false).prepare(c.claim)
+			if len(got) != 1 || !strings.Contains(got[0], c.says) || c.says == "" && got[0] != "" {
+				t.Errorf("got %q, want %q", got, c.says)
+			}
+			if left := l.files(l.options.CDI) + l.files(l.options.Claims); left != "" && c.title != "driver not loaded" {
+				t.Errorf("left: %s", left)
+			}
+		})
+	}
+}
+
+// TestForceDeleted (DRA-F11): a VF that another claim has is not prepared before that claim is unprepared, whatever the API server says of
+// the allocation. The error names the holder.
+func TestForceDeleted(t *testing.T) {
+	l := newDRALab(t)
+	l.run()
+	k := l.register(false)
+	old, next := newClaim("c-1", "web-0-vf", result("a", vf0)), newClaim("c-2", "web-1-vf", result("a", vf0), result("a", vf1))
+	l.add(old, next)
+	k.prepare(old)
+	want := "claim shop/web-1-vf: VF 0000:11:02.0 is still of claim shop/web-0-vf (uid c-1): its pod has not ended"
+	if diff := cmp.Diff([]string{want}, k.prepare(next)); diff != "" {
+		t.Error(diff)
+	}
+	if got := l.files(l.options.Claims); got != "c-1" {
+		t.Errorf("records: %s", got)
+	}
+	k.unprepare("c-1")
+	if got := k.prepare(next); !strings.HasPrefix(got[0], "a=node-a/0000-11-02-0 ") {
+		t.Error(got)
+	}
+	must(t, os.WriteFile(filepath.Join(l.options.Claims, "c-9"), []byte("{"), 0o600))
+	third := newClaim("c-3", "third", result("a", vf3))
+	l.add(third)
+	if got := k.prepare(third); !strings.Contains(got[0], "record of the claim with UID c-9") {
+		t.Error(got)
+	}
+}
+
+// TestAdminAccess (DRA-18): an administrator is told of a device that another claim has, without its files. The device is not bound, and
+// has one owner.
+func TestAdminAccess(t *testing.T) {
+	l := newDRALab(t)
+	pcitest.Kernel{}.Start(t, l.sysfs)
+	l.look(pool.Resource{Driver: "vfio-pci"}, nil)
+	l.run()
+	k := l.register(false)
+	watch, own := newClaim("c-0", "watch", admin("all", vf0), admin("all", vf1)), newClaim("c-1", "web", result("a", vf0))
+	l.add(watch, own)
+	if got := k.prepare(watch); got[0] != "all=node-a/0000-11-02-0 podlace.io/vf=c-0-all; all=node-a/0000-11-02-1 " {
+		t.Error(got)
+	}
+	if got := l.driverOf(vf0) + l.driverOf(vf1); got != "iavfiavf" {
+		t.Errorf("drivers %s", got)
+	}
+	if got := k.prepare(own); !strings.HasPrefix(got[0], "a=") {
+		t.Fatal(got)
+	}
+	k.prepare(watch)
+	data, err := os.ReadFile(filepath.Join(l.options.CDI, cdiFile("c-0")))
+	if text := string(data); err != nil || !strings.Contains(text, "PCIDEVICE_EXAMPLE_COM_FAST=0000:11:02.0,0000:11:02.1") ||
+		strings.Contains(text, "deviceNodes") {
+		t.Errorf("%s, %v", data, err)
+	}
+	if got := k.unprepare("c-0"); got[0] != "" || l.driverOf(vf0) != "vfio-pci" {
+		t.Errorf("%v, driver %s", got, l.driverOf(vf0))
+	}
+}
+
+// TestDriverBack: a claim's driver is bound for the claim, its files are in the CDI specification, and the former driver gets the VF back;
+// also after the daemon was killed between the two, and once the driver is there already.
+func TestDriverBack(t *testing.T) {
+	l := newDRALab(t)
+	pcitest.Kernel{}.Start(t, l.sysfs)
+	p := l.planned(t, "c-1", vf0)
+	p.devices[0].driver, p.devices[0].rebound = "vfio-pci", true
+	must(t, l.reserve(t.Context(), &p, nil), l.writeCDI(p))
+	before, err := claim.Read(l.options.Claims, "c-1")
+	if want := []claim.Binding{{ID: vf0, Driver: "vfio-pci", Former: "iavf"}}; !cmp.Equal(before.Bound, want) || err != nil {
+		t.Errorf("%+v, %v", before.Bound, err)
+	}
+	data, err := os.ReadFile(filepath.Join(l.options.CDI, cdiFile("c-1")))
+	if !strings.Contains(string(data), `"/dev/vfio/vfio"`) || err != nil || l.driverOf(vf0) != "vfio-pci" {
+		t.Errorf("%s, %v, driver %s", data, err, l.driverOf(vf0))
+	}
+	again := l.planned(t, "c-1", vf0) // the next instance, which finds the driver bound
+	again.devices[0].driver, again.devices[0].rebound = "vfio-pci", true
+	must(t, l.reserve(t.Context(), &again, &before), l.unprepare(t.Context(), "c-1"))
+	if l.driverOf(vf0) != "iavf" || l.files(l.options.Claims) != "" {
+		t.Errorf("driver %s, records %s", l.driverOf(vf0), l.files(l.options.Claims))
+	}
+}
+
+// planned is the plan of a claim with one device.
+func (l *draLab) planned(t testing.TB, uid, address string) plan {
+	p, err := l.plan(newClaim(uid, uid, result("a", address)), nil)
+	must(t, err)
+	return p
+}
+
+// TestVanishedVF (DRA-F18): the claim of a VF that is gone is unprepared.
+func TestVanishedVF(t *testing.T) {
+	l := newDRALab(t)
+	l.run()
+	k := l.register(false)
+	c := newClaim("c-1", "web", result("a", vf3))
+	l.add(c)
+	k.prepare(c)
+	r, err := claim.Read(l.options.Claims, "c-1")
+	r.Bound = []claim.Binding{{ID: vf3, Driver: "iavf", Former: "vfio-pci"}}
+	must(t, err, claim.Write(l.options.Claims, r))
+	pcitest.Remove(t, l.sysfs, vf3)
+	l.Update(Inventory{})
+	if got := k.unprepare("c-1"); got[0] != "" || l.files(l.options.Claims) != "" {
+		t.Errorf("%v, %s", got, l.files(l.options.Claims))
+	}
+}
+
+// TestNoWait: a claim whose driver takes its time keeps no other claim, and a second call about it does not bind twice.
+func TestNoWait(t *testing.T) {
+	l := newDRALab(t)
+	pcitest.Kernel{Stuck: []string{"iavf"}}.Start(t, l.sysfs)
+	l.run()
+	k := l.register(false)
+	slow := l.planned(t, "c-1", vf0)
+	slow.devices[0].driver, slow.devices[0].rebound = "vfio-pci", true
+	done := make(chan error)
+	go func() { done <- l.reserve(t.Context(), &slow, nil) }()
+	l.await("the record of the slow claim", func() bool { return l.files(l.options.Claims) == "c-1" })
+	c := newClaim("c-2", "fast", result("a", vf1))
+	l.add(c)
+	if got := k.prepare(c); !strings.HasPrefix(got[0], "a=") {
+		t.Error(got)
+	}
+	select {
+	case err := <-done:
+		t.Errorf("the slow one has ended: %v", err)
+	case <-time.After(10 * time.Millisecond):
+	}
+	<-done
+}
+
+// TestConfigChanges: what a claim has stays prepared when its resource is no longer given out by claims, also for the next sandbox.
+func TestConfigChanges(t *testing.T) {
+	l := newDRALab(t)
+	l.run()
+	k := l.register(false)
+	c := newClaim("c-1", "web", result("a", vf0))
+	l.add(c)
+	first := k.prepare(c)
+	l.Update(Inventory{})
+	if diff := cmp.Diff(first, k.prepare(c)); diff != "" {
+		t.Error(diff)
+	}
+	if got := k.unprepare("c-1"); got[0] != "" {
+		t.Error(got)
+	}
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/vfconfig"
+)
+
+// set is a device of the first claim with settings of its class and, if these are named, of the claim.
+func set(result int, address string, c vfconfig.Config, claimed ...string) allocation.Device {
+	d := claimed1(result, address)
+	c.Claimed, d.Config = claimed, &c
+	return d
+}
+
+func claimed1(result int, address string) allocation.Device {
+	return claimed("c-0", "a", result, address)
+}
+
+// TestClaimSettings: each VF gets what its class and its claim set, and what the conflist sets of it besides; others get the latter only.
+func TestClaimSettings(t *testing.T) {
+	l := newLab(t, "ipam", ranges(), "mtu", 1300)
+	l.give(
+		set(0, vf1, vfconfig.Config{MAC: "02:00:00:00:00:01", IfName: "data", IPs: []string{"10.61.0.77", "fd00:61::77/64"}}, "mac", "ifName", "ips"),
+		set(1, vf2, vfconfig.Config{MTU: new(1350), IfName: "vf{index}"}),
+		claimed1(2, "0000:11:02.3"),
+	)
+	l.allocate0(vf0)
+	a := l.add("a", "reportIPs", true)
+	var got []string
+	for _, i := range a.result.Interfaces[1:] {
+		got = append(got, fmt.Sprint(i.Name, " ", i.PciID, " ", l.podLink(i.Name).MTU))
+	}
+	for _, ip := range a.result.IPs[1:] {
+		if name := a.result.Interfaces[*ip.Interface].Name; name == "data" {
+			got = append(got, ip.Address.String())
+		}
+	}
+	want := []string{"net1 0000:11:02.0 1300", "data 0000:11:02.1 1300", "vf3 0000:11:02.2 1350", "net4 0000:11:02.3 1300", "10.61.0.77/24",
+		"fd00:61::77/64"}
+	if diff := cmp.Diff(want, got); diff != "" || l.podLink("data").MAC.String() != "02:00:00:00:00:01" {
+		t.Errorf("MAC %s\n%s", l.podLink("data").MAC, diff)
+	}
+	l.OK(a.check())
+	l.del("a")
+}
+
+// give lets the device plugin tell of devices of claims, which are prepared.
+func (l lab) give(devices ...allocation.Device) {
+	l.Helper()
+	*l.devices, *l.claims = devices, true
+	l.prepare(l.TempDir(), "u-0", devices...)
+}
+
+// allocate0 gives a VF to the pod by the device plugin API, beside those that it has.
+func (l lab) allocate0(address string) {
+	*l.devices = append(*l.devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Resource: fast, ID: address})
+}
+
+// TestClaimSettingsRefused: what cannot be applied as it stands in the record fails the ADD, before anything is changed.
+func TestClaimSettingsRefused(t *testing.T) {
+	l := newLab(t)
+	const sets = "VF " + vf0 + ", as claim shop/web-0-a sets it: "
+	for _, c := range []struct {
+		config vfconfig.Config
+		says   string
+		keys   []any
+	}{
+		{vfconfig.Config{VLAN: new(4095)}, sets + "vlan 4095: want 0-4094, 0 for none", nil},
+		{vfconfig.Config{Unknown: []string{"queues"}}, sets + `"queues": this version does not know the key`, nil},
+		{vfconfig.Config{VLANQoS: new(3)}, sets + "vlanQoS and vlanProto need a vlan that is not 0", nil},
+		{vfconfig.Config{VLAN: new(0)}, sets + "vlanQoS and vlanProto need a vlan that is not 0", []any{"vlan", 5, "vlanQoS", 3}},
+		{vfconfig.Config{MinTxRate: new(100)}, sets + "minTxRate 100: more than maxTxRate 50", []any{"max_tx_rate", 50}},
+		{vfconfig.Config{IPs: []string{"10.61.0.77"}}, sets + "VFs have no addresses here: the configuration has no ipam", nil},
+		{vfconfig.Config{IPs: []string{"10.61.0"}}, sets + `ips "10.61.0": want an address`, []any{"ipam", ranges()}},
+		{vfconfig.Config{IfName: "eth0"}, sets + "ifName eth0: the pod has an interface of this name", nil},
+		{vfconfig.Config{IfName: "data"}, sets + "ifName data: the runtime looks for eth0", []any{"prevResult", nil}},
+	} {
+		l.give(set(0, vf0, c.config))
+		if len(c.config.Unknown) > 0 { // as only another version can write it
+			*l.devices, *l.claims = nil, false
+			dir := l.lateRecord(vf0, `"queues":4`)
+			c.keys = []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=u-0"}
+		}
+		l.Fails(l.Call("ADD", "a", c.keys...), plugin.CodeConfig, c.says)
+	}
+	l.give(set(0, vf0, vfconfig.Config{IfName: "a"}), set(1, vf1, vfconfig.Config{IfName: "a"}))
+	l.Fails(l.Call("ADD", "a"), plugin.CodeConfig, "two interfaces of the pod would be named a")
+	l.give(set(0, vf0, vfconfig.Config{VLAN: new(100)})) // the PF of a lab has no interface: no VF without its VLAN
+	l.Fails(l.Call("ADD", "a"), plugin.CodeKernelFeature, "vlan: the PF of VF "+vf0+" cannot be told")
+	l.isGolden()
+}
+
+// lateRecord writes the record of a claim with a VF and a key of its settings, and returns the folder of the kubelet.
+func (l lab) lateRecord(address, key string) string {
+	l.Helper()
+	dir := (&kubelet{containers: []*api.ContainerResources{container("app")}}).serve(l.T)
+	writeCheckpoint(l.T, dir, checkpoint())
+	l.prepare(dir, "u-0", set(0, address, vfconfig.Config{MTU: new(1300)}))
+	path := filepath.Join(l.sriov.claims, "c-0")
+	data, err := os.ReadFile(path)
+	must(l, err, os.WriteFile(path, []byte(strings.Replace(string(data), `"mtu":1300`, key, 1)), 0o600))
+	return dir
+}
+
+// TestClaimAndAnnotation: the annotation wins over the class, and must not contradict the claim.
+func TestClaimAndAnnotation(t *testing.T) {
+	l := newLab(t, "ipam", ranges())
+	config := vfconfig.Config{MAC: "02:00:00:00:00:01", IfName: "data", IPs: []string{"10.61.0.77"}}
+	for _, c := range []struct{ text, says string }{
+		{`{"data": {"mac": "02:00:00:00:00:02"}}`,
+			`annotation podlace.io/vfs: data: mac 02:00:00:00:00:02: claim shop/web-0-a sets mac "02:00:00:00:00:01"`},
+		{`{"data": {"name": "x"}}`, `annotation podlace.io/vfs: data: name x: claim shop/web-0-a sets ifName "data"`},
+		{`{"data": {"ips": ["10.61.0.78"]}}`,
+			`annotation podlace.io/vfs: data: ips ["10.61.0.78"]: claim shop/web-0-a sets ips ["10.61.0.77"]`},
+		{`{"data": {"ips": []}}`, `annotation podlace.io/vfs: data: ips []: claim shop/web-0-a sets ips ["10.61.0.77"]`},
+		{`{"net1": {"name": "x"}}`, `the pod has no VF that is "net1"`},
+	} {
+		l.give(set(0, vf0, config, "mac", "ifName", "ips"))
+		l.Fails(l.Call("ADD", "a", "runtimeConfig", annotated(c.text)), plugin.CodeConfig, c.says)
+	}
+	l.isGolden()
+	l.add("a", "runtimeConfig", annotated(`{"data": {"mac": "02:00:00:00:00:01", "ips": ["10.61.0.77"], "name": "data"}}`))
+	l.del("a")
+	l.give(set(0, vf0, config))
+	a := l.add("a", "reportIPs", true, "runtimeConfig", annotated(`{"data": {"mac": "02:00:00:00:00:02", "name": "x"}}`))
+	if got := l.podLink("x").MAC.String(); got != "02:00:00:00:00:02" || len(a.result.IPs) < 2 || a.result.IPs[1].Address.IP.String() != "10.61.0.77" {
+		t.Errorf("MAC %s, %v", got, a.result.IPs)
+	}
+	l.del("a")
+}
+
+// TestClaimOfNamedVF: called with the VF, as by Multus, the settings of its claim hold, and the VF of another pod's claim is refused.
+func TestClaimOfNamedVF(t *testing.T) {
+	l := newLab(t)
+	dir := (&kubelet{containers: []*api.ContainerResources{container("app")}}).serve(t)
+	l.prepare(dir, "u-0", set(0, vf0, vfconfig.Config{MTU: new(1350)}))
+	keys := func(uid string) []any {
+		return []any{"kubeletDir", dir, "deviceID", vf0, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=" + uid,
+			"prevResult", nil}
+	}
+	l.Fails(l.Call("ADD", "b", keys("u-1")...), plugin.CodeDevice, "VF "+vf0+": claim shop/web-0-a has it, which is not of this pod")
+	l.Fails(l.Call("ADD", "b", "deviceID", vf0), plugin.CodeTryAgain, "whether the pod has VF "+vf0+" of claim shop/web-0-a: ")
+	l.isGolden()
+	l.add("a", keys("u-0")...)
+	if got := l.podLink("eth0").MTU; got != 1350 {
+		t.Errorf("mtu %d", got)
+	}
+	l.del("a", keys("u-0")...)
+	l.add("a", append(keys("u-1"), "deviceID", vf1)...) // no claim has this one
+	l.del("a", keys("u-1")...)
+}
+
+// TestMergedSettings: the PF is told what the last source says, and the pod's own limit stays one.
+func TestMergedSettings(t *testing.T) {
+	cfg, err := parse(t, nil, "vlan", 5, "vlanQoS", 3, "trust", "off", "spoofchk", "on", "max_tx_rate", 100, "driver", "iavf", "rebind", true,
+		"mtu", 9000, "runtimeConfig", object{"bandwidth": object{"egressRate": 25_000_000}})
+	must(t, err)
+	over := vfconfig.Config{VLAN: new(7), VLANProto: "802.1AD", Trust: "on", LinkState: "enable", MaxTxRate: new(0), MinTxRate: new(1),
+		Driver: "vfio-pci", Rebind: new(false), MTU: new(1400)}
+	got, err := cfg.merge(&over, inConflist)
+	want := vfSettings{pfSettings: pfSettings{VLAN: new(7), QoS: new(3), Proto: "802.1ad", SpoofCheck: new(true), Trust: new(true), LinkState: "enable",
+		MinRate: new(1), MaxRate: new(25)}, MTU: 1400, Driver: "vfio-pci"}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(vfSettings{})); err != nil || diff != "" {
+		t.Errorf("%v\n%s", err, diff)
+	}
+	if _, err := cfg.merge(&vfconfig.Config{MinTxRate: new(30)}, inConflist); plugin.Code(err) != plugin.CodeConfig ||
+		err.Error() != "min_tx_rate 30: more than max_tx_rate 25" {
+		t.Error(err)
+	}
+}

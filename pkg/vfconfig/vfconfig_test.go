@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vfconfig
+
+import (
+	"encoding/json"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// full has every setting.
+func full() Config {
+	return Config{VLAN: new(100), VLANQoS: new(3), VLANProto: "802.1ad", MAC: "02:00:00:00:00:01", SpoofChk: "on", Trust: "off",
+		LinkState: "auto", MinTxRate: new(1), MaxTxRate: new(1000), MTU: new(9000), Driver: "vfio-pci", Rebind: new(false),
+		IfName: "fast{index}", IPs: []string{"10.0.0.9/24", "fd00::9"}}
+}
+
+// TestKeys: every exported field with a JSON name is a key, and the other way round.
+func TestKeys(t *testing.T) {
+	var names []string
+	for f := range reflect.TypeFor[Config]().Fields() {
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "-" && name != claimedKey {
+			names = append(names, name)
+		}
+	}
+	if diff := cmp.Diff(names, Keys()); diff != "" {
+		t.Error(diff)
+	}
+	c := full()
+	if diff := cmp.Diff(Keys(), c.Set()); diff != "" || c.field("x") != nil || c.IsZero() || !(*Config)(nil).IsZero() {
+		t.Error(diff)
+	}
+}
+
+// TestRoundTrip: parameters and records are read as they were written.
+func TestRoundTrip(t *testing.T) {
+	want := full()
+	want.Claimed = []string{"vlan", "ips"}
+	data, err := json.Marshal(want)
+	var got Config
+	if err == nil {
+		err = json.Unmarshal(data, &got)
+	}
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("%v\n%s", err, diff)
+	}
+	want.Claimed = nil
+	data, err = Parameters("example.com/fast", want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := Decode(data, "p")
+	if diff := cmp.Diff(Entry{"example.com/fast", want}, e); err != nil || diff != "" {
+		t.Errorf("%s: %v\n%s", data, err, diff)
+	}
+}
+
+// TestUnknownInRecord: a record of another version is read, and what this version would not apply is refused.
+func TestUnknownInRecord(t *testing.T) {
+	var got struct{ Config *Config }
+	if err := json.Unmarshal([]byte(`{"Config":{"vlan":5,"vlan2":[{"a":{}}]}}`), &got); err != nil {
+		t.Fatal(err)
+	}
+	const want = `"vlan2": this version does not know the key`
+	if err := got.Config.Validate(); err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	if err := Merge(nil, got.Config).Validate(); err == nil || err.Error() != want || *got.Config.VLAN != 5 {
+		t.Errorf("merged: got %v, want %s", err, want)
+	}
+	var none struct{ Config *Config }
+	if err := json.Unmarshal([]byte(`{"Config":null}`), &none); err != nil || none.Config != nil || none.Config.Validate() != nil {
+		t.Errorf("%v, %v", none.Config, err)
+	}
+}
+
+// TestMerge: later settings win key by key, what is false or 0 included, and neither side changes or shares memory.
+func TestMerge(t *testing.T) {
+	for name, test := range map[string]struct{ base, over, want *Config }{
+		"nothing":         {nil, nil, &Config{}},
+		"only the first":  {&Config{VLAN: new(5), IPs: []string{"10.0.0.1"}}, nil, &Config{VLAN: new(5), IPs: []string{"10.0.0.1"}}},
+		"only the second": {nil, &Config{Trust: "on", Claimed: []string{"trust"}}, &Config{Trust: "on", Claimed: []string{"trust"}}},
+		"one each":        {&Config{VLAN: new(5)}, &Config{MTU: new(1400)}, &Config{VLAN: new(5), MTU: new(1400)}},
+		"zero counts": {&Config{VLAN: new(5), Rebind: new(true), Trust: "on"}, &Config{VLAN: new(0), Rebind: new(false), Trust: "off"},
+			&Config{VLAN: new(0), Rebind: new(false), Trust: "off"}},
+		"lists are replaced": {&Config{IPs: []string{"10.0.0.1", "fd00::1"}}, &Config{IPs: []string{"10.0.0.2"}}, &Config{IPs: []string{"10.0.0.2"}}},
+		"claimed keys":       {&Config{Claimed: []string{"mac"}}, &Config{Claimed: []string{"mtu", "mac"}}, &Config{Claimed: []string{"mac", "mtu"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := [2]*Config{test.base.clone(), test.over.clone()}
+			got := Merge(test.base, test.over)
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Error(diff)
+			}
+			for _, f := range []**int{&got.VLAN, &got.MTU} {
+				if *f != nil {
+					**f = -1
+				}
+			}
+			for i := range got.IPs {
+				got.IPs[i] = ""
+			}
+			if diff := cmp.Diff(before, [2]*Config{test.base.clone(), test.over.clone()}); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+	all := full()
+	if diff := cmp.Diff(&all, Merge(&Config{}, &all)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// entry returns parameters with these keys.
+func entry(keys string) string {
+	return `{"apiVersion":"sriov.podlace.io/v1alpha1","kind":"VFConfig",` + keys + `}`
+}
+
+// TestDecode: what is not applied exactly as it stands there is an error with its place.
+func TestDecode(t *testing.T) {
+	const known = "vlan, vlanQoS, vlanProto, mac, spoofchk, trust, linkState, minTxRate, maxTxRate, mtu, driver, rebind, ifName, ips"
+	for _, test := range []struct{ data, want string }{
+		{"", ": unexpected end of JSON input"},
+		{"null", ": want an object"},
+		{"[]", ": want an object"},
+		{"{", ": unexpected end of JSON input"},
+		{`{"kind":"VFConfig"}`, ": apiVersion is missing: want sriov.podlace.io/v1alpha1"},
+		{`{"apiVersion":"sriov.podlace.io/v1alpha1"}`, ": kind is missing: want VFConfig"},
+		{`{"apiVersion":"sriov.podlace.io/v1","kind":"VFConfig"}`, `.apiVersion: "sriov.podlace.io/v1": want sriov.podlace.io/v1alpha1`},
+		{`{"apiVersion":"sriov.podlace.io/v1alpha1","kind":"VfConfig"}`, `.kind: "VfConfig": want VFConfig`},
+		{`{"apiVersion":1}`, `.apiVersion: 1: want a string`},
+		{entry(`"resource":"fast"`), `.resource: "fast": want the name of a resource, such as example.com/fast`},
+		{entry(`"resource":""`), `.resource: "": want the name of a resource, such as example.com/fast`},
+		{entry(`"resource":["a/b"]`), `.resource: a list: want a string`},
+		{entry(`"vlann":1`), ".vlann: no such key; did you mean vlan?"},
+		{entry(`"VLAN":1`), ".VLAN: no such key; did you mean vlan?"},
+		{entry(`"max_tx_rate":1`), ".max_tx_rate: no such key; did you mean maxTxRate?"},
+		{entry(`"claimed":["vlan"]`), ".claimed: no such key; known are " + known},
+		{entry(`"":1`), `."": no such key; known are ` + known},
+		{entry(`"a\nb":1`), `."a\nb": no such key; known are ` + known},
+		{entry(`"vlan":1,"vlan":1`), ".vlan: the key stands twice"},
+		{entry(`"vlan":1,"kind":"VFConfig"`), ".kind: the key stands twice"},
+		{entry(`"vlan":1`) + "{}", ": there is more behind the object"},
+		{entry(`"vlan":1`) + "}", ": there is more behind the object"},
+		{entry(`"vlan":1`)[:67], ".vlan: unexpected end of JSON input"},
+		{entry(`"vlan":"1"`), `.vlan: "1": want a number`},
+		{entry(`"vlan":1.5`), `.vlan: 1.5: want a whole number`},
+		{entry(`"vlan":1e2`), `.vlan: 1e2: want a whole number`},
+		{entry(`"vlan":99999999999999999999`), `.vlan: 99999999999999999999: want a whole number`},
+		{entry(`"vlan":null`), `.vlan: null: want a number`},
+		{entry(`"vlan":{}`), `.vlan: an object: want a number`},
+		{entry(`"vlan":-1`), `.vlan: -1: want 0-4094, 0 for none`},
+		{entry(`"vlan":4095`), `.vlan: 4095: want 0-4094, 0 for none`},
+		{entry(`"vlanQoS":8`), `.vlanQoS: 8: want 0-7`},
+		{entry(`"vlanProto":"802.1x"`), `.vlanProto: "802.1x": want 802.1q or 802.1ad`},
+		{entry(`"vlan":0,"vlanQoS":3`), `: vlanQoS and vlanProto need a vlan that is not 0`},
+		{entry(`"mac":""`), `.mac: "": want a unicast MAC address of 6 bytes`},
+		{entry(`"mac":"01:00:00:00:00:01"`), `.mac: "01:00:00:00:00:01": want a unicast MAC address of 6 bytes`},
+		{entry(`"mac":["02:00:00:00:00:01"]`), `.mac: a list: want a string`},
+		{entry(`"spoofchk":true`), `.spoofchk: true: want a string`},
+		{entry(`"spoofchk":"yes"`), `.spoofchk: "yes": want on or off`},
+		{entry(`"trust":"On"`), `.trust: "On": want on or off`},
+		{entry(`"linkState":"up"`), `.linkState: "up": want auto, enable or disable`},
+		{entry(`"minTxRate":-1`), `.minTxRate: -1: want Mbit/s, 0 for no limit`},
+		{entry(`"maxTxRate":2147483648`), `.maxTxRate: 2147483648: want Mbit/s, 0 for no limit`},
+		{entry(`"maxTxRate":5,"minTxRate":6`), `: minTxRate 6: more than maxTxRate 5`},
+		{entry(`"mtu":0`), `.mtu: 0: want 68-65535`},
+		{entry(`"driver":""`), `.driver: "": want the name of a driver, such as vfio-pci`},
+		{entry(`"driver":"../x"`), `.driver: "../x": want the name of a driver, such as vfio-pci`},
+		{entry(`"rebind":"true"`), `.rebind: "true": want true or false`},
+		{entry(`"ifName":""`), `.ifName: "": must not be empty`},
+		{entry(`"ifName":"a/b"`), `.ifName: "a/b": character '/' is not allowed`},
+		{entry(`"ifName":"abcdefghijklmn{index}"`), `.ifName: "abcdefghijklmn{index}": 16 bytes, want at most 15`},
+		{entry(`"ifName":"{index}{index}"`), `.ifName: "{index}{index}": {index} stands twice`},
+		{entry(`"ips":"10.0.0.1"`), `.ips: "10.0.0.1": want a list of strings`},
+		{entry(`"ips":[]`), `.ips: an empty list: want a list of strings`},
+		{entry(`"ips":[1]`), `.ips: a list: want a list of strings`},
+		{entry(`"ips":["10.0.0.1","10.0.0"]`), `.ips: "10.0.0": want an address, with or without the length of its prefix`},
+		{entry(`"mtu":1400`) + strings.Repeat(" ", 10<<10), ": 10311 bytes: want at most 10240"},
+	} {
+		e, err := Decode([]byte(test.data), "config[2].parameters")
+		if want := "config[2].parameters" + test.want; err == nil || err.Error() != want {
+			t.Errorf("%.200s\n got %v, %v\nwant %s", test.data, e, err, want)
+		}
+	}
+	e, err := Decode([]byte(entry(`"vlanQoS":3,"vlanProto":"802.1AD"`)), "p") // the conflist may have the vlan
+	if want := (Entry{"", Config{VLANQoS: new(3), VLANProto: "802.1AD"}}); err != nil || !cmp.Equal(want, e) {
+		t.Errorf("%v, %v", e, err)
+	}
+}
+
+// TestComplete: what a VF gets has no gaps, and errors name the keys of the place.
+func TestComplete(t *testing.T) {
+	name := func(key string) string { return strings.ToUpper(key) }
+	for _, test := range []struct {
+		config Config
+		want   string
+	}{
+		{full(), ""},
+		{Config{VLANQoS: new(3)}, "VLANQOS and VLANPROTO need a VLAN that is not 0"},
+		{Config{VLAN: new(0), VLANProto: "802.1ad"}, "VLANQOS and VLANPROTO need a VLAN that is not 0"},
+		{Config{VLANQoS: new(0), VLANProto: "802.1Q"}, ""},
+		{Config{MinTxRate: new(7), MaxTxRate: new(5)}, "MINTXRATE 7: more than MAXTXRATE 5"},
+		{Config{MinTxRate: new(7), MaxTxRate: new(0)}, ""},
+		{Config{MTU: new(1)}, "MTU 1: want 68-65535"},
+		{Config{IPs: []string{""}}, `IPS "": want an address, with or without the length of its prefix`},
+	} {
+		if err := test.config.Complete(name); err == nil && test.want != "" || err != nil && err.Error() != test.want {
+			t.Errorf("%s: got %v, want %s", &test.config, err, test.want)
+		}
+	}
+}
+
+// TestString: a line names what is set and nothing else.
+func TestString(t *testing.T) {
+	c := Config{VLAN: new(0), MAC: "02:00:00:00:00:01", Rebind: new(true), IPs: []string{"10.0.0.1"}}
+	if got, want := c.String(), `vlan 0, mac "02:00:00:00:00:01", rebind true, ips ["10.0.0.1"]`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// FuzzDecode: whatever the parameters, there is an error in one line with the path, or settings that are read the same again.
+func FuzzDecode(f *testing.F) {
+	c := full()
+	data, _ := Parameters("example.com/fast", c)
+	for _, seed := range []string{string(data), "", "{}", entry(`"vlan":1`), entry(`"vlan":1,"vlan":2`), entry(`"ips":["10.0.0.1/8"]`), entry(`"\u0000":[]`)} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		e, err := Decode(data, "config[0].parameters")
+		if err != nil {
+			if !cmp.Equal(e, Entry{}) || !strings.HasPrefix(err.Error(), "config[0].parameters") || strings.ContainsAny(err.Error(), "\n\r") {
+				t.Errorf("%q: %v, %q", data, e, err)
+			}
+			return
+		}
+		again, err := Parameters(e.Resource, e.Config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		same, err := Decode(again, "p")
+		if diff := cmp.Diff(e, same); err != nil || diff != "" {
+			t.Errorf("%q: %v\n%s", data, err, diff)
+		}
+		for _, key := range e.Set() {
+			if !slices.Contains(Keys(), key) || e.Text(key) == "" {
+				t.Errorf("%q: %s %s", data, key, e.Text(key))
+			}
+		}
+	})
+}
+
+// FuzzRecord: settings in a record are never read as fewer than stand there without Validate knowing.
+func FuzzRecord(f *testing.F) {
+	data, _ := json.Marshal(full())
+	for _, seed := range []string{string(data), "{}", `{"x":1}`, `{"claimed":["vlan"],"vlan":1}`} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var raw map[string]json.RawMessage
+		var c Config
+		if err := json.Unmarshal(data, &c); err != nil || json.Unmarshal(data, &raw) != nil || raw == nil {
+			return
+		}
+		for key := range raw {
+			if key != claimedKey && !c.Has(key) && c.Validate() == nil {
+				t.Errorf("%q: %s is lost", data, key)
+			}
+		}
+	})
+}
