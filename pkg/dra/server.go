@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	firstRetry = time.Second
-	lastRetry  = 30 * time.Second
+	serveAgain = time.Second
+	serveAgainMost  = 30 * time.Second
 	// lookEvery is how often the sockets are looked at: another program may remove their files.
 	lookEvery = time.Second
 )
@@ -49,7 +49,7 @@ func (d *Driver) serve(ctx context.Context) error {
 	running.Go(func() { d.statusAlways(ctx) })
 	running.Go(func() { d.alignAlways(ctx) })
 	told := ""
-	for pause := firstRetry; ctx.Err() == nil; {
+	for pause := serveAgain; ctx.Err() == nil; {
 		began := time.Now()
 		err := d.serveOnce(ctx)
 		if err == nil {
@@ -60,8 +60,8 @@ func (d *Driver) serve(ctx context.Context) error {
 			d.options.Log.Error("claims are not prepared: the server for the kubelet failed and is started again", "error", err)
 		}
 		told = err.Error()
-		if pause = min(2*pause, lastRetry); time.Since(began) > lastRetry {
-			pause = firstRetry
+		if pause = min(2*pause, serveAgainMost); time.Since(began) > serveAgainMost {
+			pause = serveAgain
 		}
 		select {
 		case <-ctx.Done():
