@@ -13,8 +13,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/dra"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/podresources"
@@ -34,7 +37,9 @@ type daemon struct {
 	health    *health
 	gate      *gate                // before mu
 	snapshots <-chan *pci.Snapshot // each that differs from the one before
-	owners    shared               // shares the question which pods have the devices that were handed out
+	records   chan struct{}        // claims were prepared or unprepared
+	registry  *prometheus.Registry
+	owners    shared // shares the question which pods have the devices that were handed out
 
 	mu          sync.Mutex
 	config      *pool.Config
@@ -54,6 +59,9 @@ type daemon struct {
 	wake        map[chan<- struct{}]bool // of the registrars
 	unpublished error                    // why there are no CDI specifications
 
+	claimable    []*offer       // resources that are given out by claims
+	driver       *dra.Driver    // gives them out; nil while there was none
+	driverFault  string         // why it cannot start
 	unreadClaims error          // why it is not known which devices claims hold
 	running      sync.WaitGroup // all that ever served, until their sockets are gone
 	begun        bool           // serving is what it should be
@@ -74,8 +82,10 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	d.mergeUnlisted()
 	env := d.env()
 	d.tellFindings(env)
-	pools := d.assign(env)
-	faults, again := d.health.judge(time.Now(), d.snapshot, pools)
+	all := d.assign(env)
+	faults, again := d.health.judge(time.Now(), d.snapshot, all, d.claims())
+	pools, claimable := byAPI(all)
+	d.updateDRA(ctx, claimable, faults)
 	lost := map[string][]allocation.Device{}
 	for _, p := range pools {
 		lost[p.Name] = d.lost(p)
@@ -94,9 +104,9 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	}
 	d.publish(pools, lost)
 	for _, p := range pools {
-		d.offer(ctx, newOffer(p, d.snapshot, d.grant(p), faults, lost[p.Name]))
+		d.offer(ctx, newOffer(p, d.snapshot, d.grant(p), texts(faults), lost[p.Name]))
 	}
-	if !d.begun && len(pools) == 0 {
+	if !d.begun && len(pools) == 0 && len(claimable) == 0 {
 		d.log.Warn("no resource is for this node", "hint",
 			"until a device plugin registers with the kubelet, sriov refuses all pods with code 11: leave it out of this node's conflist")
 	}
@@ -125,7 +135,8 @@ func (d *daemon) tellFindings(env pool.Env) {
 	d.findings = found
 }
 
-// assign makes the pools of the configuration, without devices that pods still have from another resource: nobody gets those.
+// assign makes the pools of the configuration, without devices that pods still have from another resource: nobody gets those. Pools of
+// Dynamic Resource Allocation keep them: a device that a claim has stays published, and the driver does not publish the others.
 func (d *daemon) assign(env pool.Env) []pool.Pool {
 	from := map[string]string{}
 	for _, h := range d.held {
@@ -135,6 +146,9 @@ func (d *daemon) assign(env pool.Env) []pool.Pool {
 	}
 	pools := pool.Assign(d.config, d.snapshot, env)
 	for i, p := range pools {
+		if p.Resource.API == pool.DRA {
+			continue
+		}
 		pools[i].Devices = slices.DeleteFunc(slices.Clone(p.Devices), func(dev pool.Device) bool {
 			other, ok := from[dev.Address.String()]
 			return ok && other != p.Name
@@ -159,10 +173,11 @@ func (d *daemon) env() pool.Env {
 	return pool.Env{Last: d.last, DefaultRoute: d.uplinks}
 }
 
-// lost returns the devices of a resource that pods have although they are not in its pool, each once.
+// lost returns the devices of a resource that pods have although they are not in its pool, each once. A resource that ends keeps none that
+// claims have: the kubelet needs to know only what it gave to containers.
 func (d *daemon) lost(p pool.Pool) (lost []allocation.Device) {
 	for _, h := range d.held {
-		if h.Resource == p.Name && !slices.ContainsFunc(p.Devices, func(dev pool.Device) bool { return dev.Address.String() == h.ID }) {
+		if h.Resource == p.Name && (p.Resource != nil || !byClaim(h)) && !slices.ContainsFunc(p.Devices, func(dev pool.Device) bool { return dev.Address.String() == h.ID }) {
 			if s := d.serving[p.Name]; s != nil && len(h.NUMA) == 0 {
 				before, _ := s.now()
 				h.NUMA = before.nodes(h.ID)
@@ -249,7 +264,8 @@ func (d *daemon) forgetDevices() {
 	if !d.asked && len(d.held) == 0 {
 		return
 	}
-	for _, p := range d.assign(d.env()) {
+	pools, _ := byAPI(d.assign(d.env()))
+	for _, p := range pools {
 		var ids []string
 		for _, h := range d.held {
 			if h.Resource == p.Name {
@@ -381,6 +397,9 @@ func (d *daemon) faults() map[string]string {
 		o, _ := s.now()
 		maps.Copy(all, o.faults)
 	}
+	for _, o := range d.claimable {
+		maps.Copy(all, o.faults)
+	}
 	return all
 }
 
@@ -395,6 +414,9 @@ func (d *daemon) ready() (missing []string) {
 		if !d.serving[name].ready() {
 			missing = append(missing, name)
 		}
+	}
+	if err := d.unreadyDRA(); err != nil {
+		missing = append(missing, err.Error())
 	}
 	return missing
 }

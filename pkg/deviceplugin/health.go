@@ -3,10 +3,10 @@
 package deviceplugin
 
 import (
-	"cmp"
 	"fmt"
 	"time"
 
+	"github.com/podlace/podlace/pkg/dra"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
 )
@@ -27,9 +27,16 @@ type health struct {
 	of    map[pci.Address]*condition
 }
 
+// claims is what the health of devices depends on besides the devices.
+type claims struct {
+	have   map[string]bool       // IDs of devices that claims have: whatever driver they have, the claim wants it
+	held   map[string]bool       // IDs of devices that pods have otherwise
+	leaked func(pci.Device) bool // the interface is in another namespace
+}
+
 // condition is a device's.
 type condition struct {
-	told   string    // what is wrong, as the kubelet was told; "" for healthy
+	told   dra.Fault // what is wrong, as the kubelet was told; zero for healthy
 	other  time.Time // since when it is otherwise than told, zero for not at all
 	errors uint64    // the highest count of errors so far
 	failed time.Time // when it last rose
@@ -40,19 +47,19 @@ func newHealth(files nodeFiles) *health {
 }
 
 // judge returns what is wrong with the devices of pools, by ID, and when to ask again, zero if nothing is about to change.
-func (h *health) judge(now time.Time, s *pci.Snapshot, pools []pool.Pool) (faults map[string]string, again time.Time) {
-	faults = map[string]string{}
+func (h *health) judge(now time.Time, s *pci.Snapshot, pools []pool.Pool, by claims) (faults map[string]dra.Fault, again time.Time) {
+	faults = map[string]dra.Fault{}
 	seen := map[pci.Address]*condition{}
 	for _, p := range pools {
 		for _, d := range p.Devices {
-			found, errors := cmp.Or(fault(s, p.Resource.Driver, d.Device), h.files.missing(d)), errorsOf(s, d.Device)
+			found, errors := h.fault(s, p.Resource, d, by), errorsOf(s, d.Device)
 			c := h.of[d.Address]
 			if c == nil {
 				c = &condition{told: found, errors: errors} // nobody has it yet: the truth, at once
 			}
 			seen[d.Address] = c
 			next := c.judge(now, found, errors)
-			if c.told != "" {
+			if !healthy(c.told) {
 				faults[d.Address.String()] = c.told
 			}
 			if !next.IsZero() && (again.IsZero() || next.Before(again)) {
@@ -64,21 +71,48 @@ func (h *health) judge(now time.Time, s *pci.Snapshot, pools []pool.Pool) (fault
 	return faults, again
 }
 
+// healthy reports whether there is no fault.
+func healthy(f dra.Fault) bool { return f == dra.Fault{} }
+
+// Kinds of faults, beside those of dra.
+const (
+	noDriver     = "no-driver"
+	otherDriver  = "other-driver"
+	unreadable   = "unreadable"
+	noPF         = "no-pf"
+	pfUnreadable = "pf-unreadable"
+	pciErrors    = "pci-errors"
+	noFiles      = "no-device-files"
+)
+
+// fault returns why a pod could not use a device of a resource.
+func (h *health) fault(s *pci.Snapshot, r *pool.Resource, d pool.Device, by claims) dra.Fault {
+	driver, id := r.Driver, d.Address.String()
+	if by.have[id] || d.Whole > 0 {
+		driver = ""
+	}
+	found := fault(s, driver, d.Device)
+	if missing := h.files.missing(d); healthy(found) && missing != "" {
+		found = dra.Fault{Kind: noFiles, Text: missing}
+	}
+	if healthy(found) && r.API == pool.DRA && !by.have[id] && !by.held[id] && by.leaked != nil && by.leaked(d.Device) {
+		found = dra.Fault{Kind: dra.Held, Text: "its interface is in another network namespace, and no claim has it"}
+	}
+	return found
+}
+
 // judge decides what to tell, and returns when that may become something else.
-func (c *condition) judge(now time.Time, found string, errors uint64) (again time.Time) {
+func (c *condition) judge(now time.Time, found dra.Fault, errors uint64) (again time.Time) {
 	if errors > c.errors {
 		c.errors, c.failed = errors, now
 	}
 	failing := !c.failed.IsZero() && now.Before(c.failed.Add(errorsLast))
-	if failing && found == "" {
-		found = fmt.Sprintf("PCI Express reported errors, %d since boot", c.errors)
+	if failing && healthy(found) {
+		found = dra.Fault{Kind: pciErrors, Text: fmt.Sprintf("PCI Express reported errors, %d since boot", c.errors)}
 	}
 	switch {
-	case (found == "") == (c.told == ""):
-		if found != "" {
-			c.told = found
-		}
-		c.other = time.Time{}
+	case healthy(found) == healthy(c.told):
+		c.told, c.other = found, time.Time{}
 	case failing:
 		c.told, c.other = found, time.Time{}
 	case c.other.IsZero():
@@ -97,39 +131,40 @@ func (c *condition) judge(now time.Time, found string, errors uint64) (again tim
 }
 
 func (c *condition) patience() time.Duration {
-	if c.told == "" {
+	if healthy(c.told) {
 		return failAfter
 	}
 	return recoverAfter
 }
 
-// fault tells why a pod could not use a device, "" if it can.
-func fault(s *pci.Snapshot, driver string, d pci.Device) string {
+// fault returns why a pod could not use a device, zero if it can.
+func fault(s *pci.Snapshot, driver string, d pci.Device) dra.Fault {
 	switch {
 	case d.Unreadable != "":
-		return d.Unreadable
+		return dra.Fault{Kind: unreadable, Text: d.Unreadable}
 	case d.Driver == "":
-		return "no driver is bound"
+		return dra.Fault{Kind: noDriver, Text: "no driver is bound"}
 	case driver != "" && d.Driver != driver:
+		text := fmt.Sprintf("its driver is %s, not %s", d.Driver, driver)
 		if !d.IsVF() {
-			return fmt.Sprintf("its driver is %s, not %s; only VFs are bound to another driver", d.Driver, driver)
+			text += "; only VFs are bound to another driver"
 		}
-		return fmt.Sprintf("its driver is %s, not %s", d.Driver, driver)
+		return dra.Fault{Kind: otherDriver, Text: text}
 	}
 	pf := d
 	if d.IsVF() {
 		var ok bool
 		if pf, ok = s.Device(d.PF); !ok {
-			return fmt.Sprintf("its PF %s is gone", d.PF)
+			return dra.Fault{Kind: noPF, Text: fmt.Sprintf("its PF %s is gone", d.PF)}
 		}
 	}
 	switch {
 	case pf.Unreadable != "":
-		return fmt.Sprintf("its PF %s: %s", pf.Address, pf.Unreadable)
+		return dra.Fault{Kind: pfUnreadable, Text: fmt.Sprintf("its PF %s: %s", pf.Address, pf.Unreadable)}
 	case len(pf.Interfaces) > 0 && !pf.Carrier:
-		return fmt.Sprintf("the link of %s is down", pf.Interfaces[0])
+		return dra.Fault{Kind: dra.LinkDown, Text: fmt.Sprintf("the link of %s is down", pf.Interfaces[0])}
 	}
-	return ""
+	return dra.Fault{}
 }
 
 // errorsOf counts a device's errors and those of its PF, through which it sends.

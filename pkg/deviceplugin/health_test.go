@@ -30,15 +30,15 @@ func TestFault(t *testing.T) {
 	} {
 		d, p, driver := vf, whole, ""
 		change(&d, &p, &driver)
-		got := fault(&pci.Snapshot{Devices: []pci.Device{p, d}}, driver, d)
+		got := fault(&pci.Snapshot{Devices: []pci.Device{p, d}}, driver, d).Text
 		if !strings.Contains(got, want) || (got == "") != (want == "") {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 	noInterface := whole // a PF with VFIO
 	noInterface.Interfaces, noInterface.Carrier = nil, false
-	if got := fault(&pci.Snapshot{Devices: []pci.Device{noInterface, vf}}, "", vf); got != "" {
-		t.Errorf("got %q", got)
+	if got := fault(&pci.Snapshot{Devices: []pci.Device{noInterface, vf}}, "", vf); !healthy(got) {
+		t.Errorf("got %v", got)
 	}
 }
 
@@ -50,11 +50,11 @@ func TestJudge(t *testing.T) {
 	h := newHealth(nodeFiles{})
 	at := func(after time.Duration, driver string, errors uint64) (string, time.Duration) {
 		p.Devices[0].Driver, p.Devices[0].Errors = driver, errors
-		faults, again := h.judge(start.Add(after), &pci.Snapshot{}, []pool.Pool{p})
+		faults, again := h.judge(start.Add(after), &pci.Snapshot{}, []pool.Pool{p}, claims{})
 		if again.IsZero() {
-			return faults[id], 0
+			return faults[id].Text, 0
 		}
-		return faults[id], again.Sub(start)
+		return faults[id].Text, again.Sub(start)
 	}
 	p.Devices[0].PF = pci.Address{}
 	const s = time.Second

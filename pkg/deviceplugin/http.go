@@ -7,7 +7,6 @@ import (
 	"errors"
 	"strings"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/podlace/podlace/pkg/probes"
@@ -15,8 +14,7 @@ import (
 
 // serveHTTP answers probes and Prometheus until ctx is done.
 func (d *daemon) serveHTTP(ctx context.Context) error {
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(d.count.allocations, d.count.registrations, d.count.preferred, &state{d, describedMetrics()},
+	d.registry.MustRegister(d.count.allocations, d.count.registrations, d.count.preferred, &state{d, describedMetrics()},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	ready := func() error {
 		if missing := d.ready(); len(missing) > 0 {
@@ -24,5 +22,5 @@ func (d *daemon) serveHTTP(ctx context.Context) error {
 		}
 		return nil
 	}
-	return probes.Server{Ready: ready, Metrics: registry, Log: d.log}.Start(ctx, d.HTTP, &d.running)
+	return probes.Server{Ready: ready, Metrics: d.registry, Log: d.log}.Start(ctx, d.HTTP, &d.running)
 }

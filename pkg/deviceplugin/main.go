@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	cni "github.com/podlace/podlace/pkg/plugin"
@@ -50,6 +52,7 @@ func Main(args []string, stderr io.Writer) int {
 	}
 	log := slog.New(slog.NewTextHandler(cni.PlainWriter(stderr), &slog.HandlerOptions{Level: level}))
 	slog.SetDefault(log)
+	klog.SetSlogLogger(log) // of client-go
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	if o.AskReady {
@@ -87,6 +90,9 @@ func (c *commandLine) flags(output io.Writer) *flag.FlagSet {
 	f.StringVar(&c.Prefix, "resource-prefix", defaultPrefix, "of resources whose pool names none")
 	f.BoolVar(&c.UseCDI, "use-cdi", false, "hand device files over by CDI, in annotations, where the configuration does not say")
 	f.StringVar(&c.Host, "node-name", nodeName(), "name of this node, by which entries of the configuration count here or not")
+	f.StringVar(&c.Kubeconfig, "kubeconfig", "",
+		"how resources with \"api\": \"dra\" reach the API server; empty for the ServiceAccount of the pod")
+	f.StringVar(&c.Instance, "pod-uid", os.Getenv("POD_UID"), "UID of this pod, so that a new version can start before the old one ends")
 	f.BoolVar(&c.Strict, "strict", false, "refuse a configuration with an entry that is not supported, instead of serving the others")
 	f.StringVar(&c.kubelet, "kubelet-dir", defaultKubelet, "the kubelet's root, with plugins_registry and pod-resources")
 	f.StringVar(&c.Kubelet.Plugins, "device-plugin-dir", defaultPlugins, "the folder of kubelet.sock, which no setting of the kubelet moves")

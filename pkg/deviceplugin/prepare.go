@@ -67,7 +67,7 @@ func (d *daemon) prepare(ctx context.Context, try func(pci.Address, func() error
 	}
 	for _, p := range pools {
 		for _, dev := range p.Devices {
-			if driver := p.Resource.Driver; known && driver != "" && driver != dev.Driver {
+			if driver := p.Resource.Driver; known && dev.Whole == 0 && driver != "" && driver != dev.Driver {
 				try(dev.Address, func() error { return d.bind(ctx, dev, driver) })
 			}
 		}
@@ -120,6 +120,11 @@ func (d *daemon) inUse(dev pci.Device) string {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	return d.uplink(dev)
+}
+
+// uplink returns that a device is a link of the node's own, or "".
+func (d *daemon) uplink(dev pci.Device) string {
 	for _, name := range dev.Interfaces {
 		if slices.Contains(d.uplinks, name) {
 			return fmt.Sprintf("is the node's own link %s", name)
@@ -145,7 +150,7 @@ func (d *daemon) withPod(dev pci.Device) string {
 	if d.unreadClaims != nil {
 		return fmt.Sprintf("may be of a claim: %v", d.unreadClaims)
 	}
-	if last, ok := d.last[dev.Address]; ok && last.Driver == dev.Driver && len(dev.Interfaces) == 0 {
+	if d.leaked(dev) {
 		return "has its interface in another namespace"
 	}
 	return ""

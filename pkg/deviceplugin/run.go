@@ -14,6 +14,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
@@ -27,6 +29,8 @@ type settings struct {
 	ConfigFile string // config.json
 	Prefix     string // of resources that name none
 	Host       string // name of this node, for entries of the configuration that are for some nodes only
+	Kubeconfig string // how to reach the API server; "" for the ServiceAccount of the pod
+	Instance   string // UID of the pod of this daemon, "" if it runs in none
 	Strict     bool   // refuse a configuration of which a part is not supported
 	UseCDI     bool   // hand device nodes over by CDI, in annotations, where the configuration does not say
 	Sysfs      string // /sys
@@ -91,7 +95,7 @@ func open(ctx context.Context, o settings, log *slog.Logger) (*daemon, error) {
 	}
 	d := &daemon{
 		settings: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}), gate: newGate(o.checkpoint()),
-		snapshots: snapshots, config: config, text: data,
+		snapshots: snapshots, config: config, text: data, records: make(chan struct{}, 1), registry: prometheus.NewRegistry(),
 		last: map[pci.Address]pci.Device{}, told: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{},
 	}
 	d.setSnapshot(<-snapshots)
@@ -172,6 +176,7 @@ func (d *daemon) loop(ctx context.Context, configs <-chan struct{}, reload <-cha
 			case <-pods.C:
 				d.askPods(ctx)  // and routes may have changed
 				d.reload(false) // where a link leads, nothing tells
+			case <-d.records:
 			case <-due:
 			}
 		}

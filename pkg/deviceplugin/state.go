@@ -156,7 +156,7 @@ func (s *state) offers() (offers []*offer, held []allocation.Device, refused flo
 		o, _ := one.now()
 		offers = append(offers, o)
 	}
-	return offers, s.held, refused
+	return append(offers, s.claimable...), s.held, refused
 }
 
 // collectTraffic asks each PF once what its VFs did: that works for a VF in a pod, and for one without a driver of the network.

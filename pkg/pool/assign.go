@@ -27,7 +27,7 @@ type Device struct {
 
 // Assign gives each device to the first resource that matches. A resource has a pool even without devices, unless it is split: then there
 // is a pool for each NUMA node with devices. On a machine with several nodes, devices whose node is unknown do not share a pool with others
-// unless unknownNuma is "all": the Topology Manager counts only devices that have a topology, if any of the resource has one, and refuses
+// unless unknownNuma is "all", or claims choose: the Topology Manager counts only devices that have a topology, if any of the resource has one, and refuses
 // pods although some are free.
 func Assign(c *Config, s *pci.Snapshot, env Env) []Pool {
 	n := newNode(s, env)
@@ -85,7 +85,7 @@ func (c *Config) device(n *node, v verdict) Device {
 
 // pools splits the devices of a resource by what their names end in.
 func (r *Resource) pools(n *node, devices []Device) []Pool {
-	if !r.SplitByNUMA && !r.mixed(n, devices) {
+	if r.API == DRA || !r.SplitByNUMA && !r.mixed(n, devices) {
 		return []Pool{{r.FullName(), r, devices}}
 	}
 	var out []Pool
