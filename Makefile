@@ -97,6 +97,10 @@ SIZES := -nodes 1000,5000
 scale: build ## measure an agent among 1,000 and 5,000 nodes of a real API server; ARGS='-nodes 2000 -for 10m'
 	@$(APISERVER) -run '^TestScale$$' -args $(or $(ARGS),$(SIZES))
 
+.PHONY: dra
+dra: build ## run pods with VFs by ResourceClaims (DRA) in a real cluster of one node; ARGS='-run TestClaim' (needs root)
+	@scripts/dra-test.sh '$(CACHE)' $(ARGS)
+
 .PHONY: e2e
 e2e: build image reference ## run Kubernetes' own e2e tests of the network; ARGS='-proxy nftables,iptables', ARGS=-reference (needs root and Debian)
 	@go run ./integration/e2e/conformance -cache '$(CACHE)' -image '$(or $(PUSH),$(IMAGE),localhost/podlace:$(VERSION))' $(ARGS)

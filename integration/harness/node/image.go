@@ -58,6 +58,15 @@ func writeImage(path, busybox string) error {
 	return os.WriteFile(path, out.Bytes(), 0o600)
 }
 
+// WriteImage writes the image to a file that `ctr images import` takes.
+func WriteImage(path string) error {
+	busybox, err := staticBusybox()
+	if err != nil {
+		return err
+	}
+	return writeImage(path, busybox)
+}
+
 func busyboxLayer(busybox string) ([]byte, error) {
 	program, err := os.ReadFile(busybox)
 	if err != nil {
