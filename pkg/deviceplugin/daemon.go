@@ -369,6 +369,9 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 		}
 	}
 	a.Faults = d.faults()
+	if q.Published {
+		a.Published = d.published()
+	}
 	return a
 }
 

@@ -132,6 +132,17 @@ func (o settings) client() (kubernetes.Interface, error) {
 	return client, nil
 }
 
+// published returns what ResourceSlices should say of devices, by ID.
+func (d *daemon) published() map[string]allocation.Published {
+	d.mu.Lock()
+	driver := d.driver
+	d.mu.Unlock()
+	if driver == nil {
+		return nil
+	}
+	return driver.Published()
+}
+
 // usedOtherwise returns why a claim cannot have a device, or it cannot be changed for one; "" if it can. Claims are not looked at.
 func (d *daemon) usedOtherwise(id string) string {
 	address, err := pci.ParseAddress(id)
