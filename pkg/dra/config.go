@@ -3,13 +3,194 @@
 package dra
 
 import (
-	resourceapi "k8s.io/api/resource/v1"
+	"fmt"
+	"slices"
+	"strings"
 
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/pool"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// configFor returns the settings of the device of a result.
-func configFor(*resourceapi.AllocationResult, resourceapi.DeviceRequestAllocationResult, *pool.Resource) (*vfconfig.Config, error) {
-	return nil, nil
+// entry is an entry of an allocation's configuration that is for this driver.
+type entry struct {
+	vfconfig.Entry
+	api  resourceapi.DeviceAllocationConfiguration
+	path string // of its parameters
+}
+
+// entries reads the entries for this driver: those of the class in their order, then those of the claim. Entries for other drivers are not
+// read.
+func entries(configs []resourceapi.DeviceAllocationConfiguration) (ofClass, ofClaim []entry, err error) {
+	for i, c := range configs {
+		if c.Opaque == nil || c.Opaque.Driver != claim.Driver {
+			continue
+		}
+		e := entry{api: c, path: fmt.Sprintf("config[%d].parameters", i)}
+		if e.Entry, err = vfconfig.Decode(c.Opaque.Parameters.Raw, e.path); err != nil {
+			return nil, nil, err
+		}
+		switch c.Source {
+		case resourceapi.AllocationConfigSourceClass:
+			ofClass = append(ofClass, e)
+		case resourceapi.AllocationConfigSourceClaim:
+			ofClaim = append(ofClaim, e)
+		default:
+			return nil, nil, fmt.Errorf("config[%d].source: %q: want FromClass or FromClaim", i, c.Source)
+		}
+	}
+	return ofClass, ofClaim, nil
+}
+
+// requested reports whether an entry is for the request of a result: it names the request, the request of the subrequest, or none.
+func (e entry) requested(result resourceapi.DeviceRequestAllocationResult) bool {
+	return len(resourceclaim.ConfigForResult([]resourceapi.DeviceAllocationConfiguration{e.api}, result)) > 0
+}
+
+// applies reports whether an entry is for a result with a device of a resource.
+func (e entry) applies(result resourceapi.DeviceRequestAllocationResult, resource string) bool {
+	return e.requested(result) && (e.Resource == "" || e.Resource == resource)
+}
+
+// configFor returns the settings of the device of a result, nil for none: those of the class, and in their place those of the claim, as far
+// as the resource lets claims set them.
+func configFor(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (*vfconfig.Config,
+	error) {
+	ofClass, ofClaim, err := entries(a.Devices.Config)
+	if err != nil {
+		return nil, err
+	}
+	var merged *vfconfig.Config
+	for _, e := range ofClass {
+		if e.applies(result, resource.FullName()) {
+			merged = vfconfig.Merge(merged, &e.Config)
+		}
+	}
+	for _, e := range ofClaim {
+		if !e.applies(result, resource.FullName()) {
+			continue
+		}
+		if err := resource.ClaimMay.Check(&e.Config); err != nil {
+			return nil, fmt.Errorf("%s.%w of resource %s", e.path, err, resource.FullName())
+		}
+		e.Claimed = e.Set()
+		merged = vfconfig.Merge(merged, &e.Config)
+	}
+	if err := merged.Validate(); err != nil {
+		return nil, fmt.Errorf("the settings of class and claim together: %w", err)
+	}
+	if err := single(a, result, merged); err != nil {
+		return nil, err
+	}
+	if merged.IsZero() || isAdmin(result) {
+		return nil, nil
+	}
+	return merged, nil
+}
+
+// isAdmin reports whether a result leaves the device to its owner, whose settings stay.
+func isAdmin(r resourceapi.DeviceRequestAllocationResult) bool {
+	return r.AdminAccess != nil && *r.AdminAccess
+}
+
+// single refuses settings that one device can have, where the request has several.
+func single(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, c *vfconfig.Config) error {
+	n := 0
+	for _, r := range a.Devices.Results {
+		if r.Driver == claim.Driver && r.Request == result.Request && !isAdmin(r) {
+			n++
+		}
+	}
+	for _, key := range c.Set() {
+		one := key == "mac" || key == "ips" || key == "ifName" && !strings.Contains(c.IfName, vfconfig.IndexMark)
+		if n > 1 && one {
+			return fmt.Errorf("%s %s: request %s has %d devices, and only one of them could have it", key, c.Text(key), result.Request, n)
+		}
+	}
+	return nil
+}
+
+// checkConfig refuses a configuration that does not do for the devices of a claim what it seems to do, and returns warnings about a class's.
+func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (warnings []string, err error) {
+	ofClass, ofClaim, err := entries(c.Status.Allocation.Devices.Config)
+	if err != nil {
+		return nil, err
+	}
+	unused := func(e entry) bool {
+		return !slices.ContainsFunc(devices, func(d allocation.Device) bool {
+			return e.applies(c.Status.Allocation.Devices.Results[d.Claim.Result], d.Resource)
+		})
+	}
+	for _, e := range ofClass {
+		if unused(e) {
+			warnings = append(warnings, fmt.Sprintf("%s of the class: it applies to no device of the claim%s", e.path, e.only()))
+		}
+	}
+	for _, e := range ofClaim {
+		if unused(e) {
+			return warnings, fmt.Errorf("%s: it applies to no device of the claim%s", e.path, e.only())
+		}
+	}
+	return warnings, checkClasses(c, ofClass)
+}
+
+// only says in brackets what an entry is for.
+func (e entry) only() string {
+	var of []string
+	if len(e.api.Requests) > 0 {
+		of = append(of, "requests "+strings.Join(e.api.Requests, ", "))
+	}
+	if e.Resource != "" {
+		of = append(of, "resource "+e.Resource)
+	}
+	if len(of) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(of, ", ") + ")"
+}
+
+// checkClasses refuses entries of several classes that nothing tells apart. Before Kubernetes 1.35, entries of classes name no requests: of
+// two classes of a claim, either might have one. From 1.35 on only entries for all requests name none.
+func checkClasses(c *resourceapi.ResourceClaim, ofClass []entry) error {
+	var classes []string
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if name := classOf(c, r.Request); r.Driver == claim.Driver && !slices.Contains(classes, name) {
+			classes = append(classes, name)
+		}
+	}
+	ofClass = slices.DeleteFunc(slices.Clone(ofClass), func(e entry) bool { return len(e.api.Requests) > 0 || e.Resource != "" })
+	if len(classes) < 2 || len(ofClass) == 0 {
+		return nil
+	}
+	same := len(ofClass) == len(classes) && !slices.ContainsFunc(ofClass, func(e entry) bool {
+		return e.Config.String() != ofClass[0].Config.String()
+	})
+	if same {
+		return nil
+	}
+	return fmt.Errorf("%s: which of the classes %s it is of is not known before Kubernetes 1.35: name the resource in the parameters of "+
+		"the classes, as 'podlace sriov classes' does", ofClass[0].path, strings.Join(classes, ", "))
+}
+
+// classOf returns the class of a request, "request" or "request/subrequest".
+func classOf(c *resourceapi.ResourceClaim, name string) string {
+	request, sub, _ := strings.Cut(name, "/")
+	for _, r := range c.Spec.Devices.Requests {
+		if r.Name != request {
+			continue
+		}
+		if r.Exactly != nil {
+			return r.Exactly.DeviceClassName
+		}
+		for _, s := range r.FirstAvailable {
+			if s.Name == sub {
+				return s.DeviceClassName
+			}
+		}
+	}
+	return ""
 }

@@ -73,6 +73,13 @@ func (d *Driver) plan(c *resourceapi.ResourceClaim, before *claim.Record) (p pla
 		p.devices = append(p.devices, one.planned)
 		p.record.Devices = append(p.record.Devices, one.recorded)
 	}
+	warnings, err := checkConfig(c, p.record.Devices)
+	for _, text := range warnings {
+		d.options.Log.Warn(text, "claim", c.Namespace+"/"+c.Name)
+	}
+	if err != nil {
+		return plan{}, err
+	}
 	p.record.State, p.record.Writer, p.record.Extended = claim.Preparing, plugin.Version, c.Annotations[extendedAnnotation] == "true"
 	for _, r := range c.Status.ReservedFor {
 		p.record.Reserved = append(p.record.Reserved, claim.Consumer{Resource: r.Resource, Name: r.Name, UID: string(r.UID)})

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/vfconfig"
+)
+
+// configured is an entry of an allocation: of the class or of the claim, for requests, with the keys of its parameters.
+func configured(source resourceapi.AllocationConfigSource, keys string, requests ...string) resourceapi.DeviceAllocationConfiguration {
+	text := `{"apiVersion":"` + vfconfig.APIVersion + `","kind":"` + vfconfig.Kind + `"`
+	if keys != "" {
+		text += "," + keys
+	}
+	return foreign(source, claim.Driver, text+"}", requests...)
+}
+
+// foreign is an entry for a driver.
+func foreign(source resourceapi.AllocationConfigSource, driver, parameters string, requests ...string) resourceapi.DeviceAllocationConfiguration {
+	return resourceapi.DeviceAllocationConfiguration{Source: source, Requests: requests, DeviceConfiguration: resourceapi.DeviceConfiguration{
+		Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(parameters)}}}}
+}
+
+func fromClass(keys string, requests ...string) resourceapi.DeviceAllocationConfiguration {
+	return configured(resourceapi.AllocationConfigSourceClass, keys, requests...)
+}
+
+func fromClaim(keys string, requests ...string) resourceapi.DeviceAllocationConfiguration {
+	return configured(resourceapi.AllocationConfigSourceClaim, keys, requests...)
+}
+
+// mayAll is a resource whose claims may set some settings.
+func mayAll(t *testing.T) *pool.Resource {
+	t.Helper()
+	c, err := pool.Parse(pool.Source{File: "f", Prefix: "example.com"}, []byte(`{"resourceList":[{"resourceName":"fast","api":"dra",
+		"claimMay":["mac","ips","ifName","mtu","minTxRate",{"vlan":"100-199,300","maxTxRate":1000}]}]}`))
+	must(t, err)
+	return &c.Resources[0]
+}
+
+type configs = []resourceapi.DeviceAllocationConfiguration
+
+// TestConfigFor (DRA-13, DRA-19, DRA-F25, DRA-F26): which entries hold for a device, in which order, and what a claim may set.
+func TestConfigFor(t *testing.T) {
+	one := []string{"vf"}
+	for _, test := range []struct {
+		name    string
+		results []string // requests, a device each; the first is looked at
+		configs configs
+		want    *vfconfig.Config
+		says    string
+	}{
+		{name: "none", results: one},
+		{name: "only the kind", results: one, configs: configs{fromClass(""), fromClaim("")}},
+		// Requests.
+		{name: "no requests are all (1.37, and classes to 1.34)", results: one, configs: configs{fromClass(`"vlan":5`)}, want: &vfconfig.Config{VLAN: new(5)}},
+		{name: "the request", results: one, configs: configs{fromClass(`"vlan":5`, "other", "vf")}, want: &vfconfig.Config{VLAN: new(5)}},
+		{name: "another request", results: one, configs: configs{fromClass(`"vlan":5`, "other"), fromClass(`"vlan":6`, "vf/a")}},
+		{name: "a subrequest by its request", results: []string{"vf/a"}, configs: configs{fromClass(`"vlan":5`, "vf")},
+			want: &vfconfig.Config{VLAN: new(5)}},
+		{name: "a subrequest by itself", results: []string{"vf/a"}, configs: configs{fromClaim(`"mtu":1400`, "vf/a"), fromClaim(`"mtu":1300`, "vf/b"),
+			fromClaim(`"mtu":1200`, "a")}, want: &vfconfig.Config{MTU: new(1400), Claimed: []string{"mtu"}}},
+		// Resources.
+		{name: "the resource", results: one, configs: configs{fromClass(`"resource":"example.com/fast","vlan":5`),
+			fromClass(`"resource":"example.com/slow","vlan":6`)}, want: &vfconfig.Config{VLAN: new(5)}},
+		// Order.
+		{name: "class, then claim, each in order", results: one, configs: configs{fromClaim(`"vlan":100`), fromClass(`"vlan":5,"trust":"on"`),
+			fromClaim(`"vlan":300,"mtu":1400`), fromClass(`"vlan":6`), fromClaim(`"maxTxRate":1000`)},
+			want: &vfconfig.Config{VLAN: new(300), Trust: "on", MTU: new(1400), MaxTxRate: new(1000), Claimed: []string{"vlan", "mtu", "maxTxRate"}}},
+		{name: "a class sets what claims may not", results: one, configs: configs{fromClass(`"vlan":5,"trust":"on","maxTxRate":5000`)},
+			want: &vfconfig.Config{VLAN: new(5), Trust: "on", MaxTxRate: new(5000)}},
+		{name: "a VLAN of the conflist may follow", results: one, configs: configs{fromClass(`"vlanQoS":3`)}, want: &vfconfig.Config{VLANQoS: new(3)}},
+		{name: "one MAC each", results: []string{"vf", "other"}, configs: configs{fromClaim(`"mac":"02:00:00:00:00:01"`, "vf"),
+			fromClaim(`"mac":"02:00:00:00:00:02"`, "other")}, want: &vfconfig.Config{MAC: "02:00:00:00:00:01", Claimed: []string{"mac"}}},
+		{name: "names by index", results: []string{"vf", "vf"}, configs: configs{fromClass(`"ifName":"fast{index}"`)},
+			want: &vfconfig.Config{IfName: "fast{index}"}},
+		{name: "an administrator's access sets nothing", results: []string{"vf admin"}, configs: configs{fromClass(`"vlan":5`)}},
+		// Other drivers.
+		{name: "entries of others are not read", results: one, configs: configs{foreign("FromClaim", "gpu.example.com", "{"), {Source: "FromClass"}}},
+		// Refused.
+		{name: "unknown key", results: one, configs: configs{foreign("FromClass", "gpu.example.com", "{"), fromClass(""), fromClaim(`"vlann":1`)},
+			says: "config[2].parameters.vlann: no such key; did you mean vlan?"},
+		{name: "unknown key for another request", results: one, configs: configs{fromClaim(`"vlann":1`, "other")},
+			says: "config[0].parameters.vlann: no such key; did you mean vlan?"},
+		{name: "not for claims", results: one, configs: configs{fromClaim(`"mtu":1400,"trust":"on"`)}, says: `config[0].parameters.trust "on": ` +
+			"claims may not set it; they may set: vlan 100-199,300, mac, minTxRate, maxTxRate 1-1000, mtu, ifName, ips of resource example.com/fast"},
+		{name: "out of range", results: one, configs: configs{fromClass(`"vlan":5`), fromClaim(`"vlan":6`)},
+			says: "config[1].parameters.vlan 6: claims may set 100-199,300 of resource example.com/fast"},
+		{name: "no limit is over the limit", results: one, configs: configs{fromClaim(`"maxTxRate":0`)},
+			says: "config[0].parameters.maxTxRate 0: claims may set 1-1000 of resource example.com/fast"},
+		{name: "together", results: one, configs: configs{fromClass(`"maxTxRate":100`), fromClaim(`"minTxRate":200`)},
+			says: "the settings of class and claim together: minTxRate 200: more than maxTxRate 100"},
+		{name: "two devices and one MAC", results: []string{"vf", "vf"}, configs: configs{fromClaim(`"mac":"02:00:00:00:00:01"`)},
+			says: `mac "02:00:00:00:00:01": request vf has 2 devices, and only one of them could have it`},
+		{name: "two devices and one name", results: []string{"vf", "vf"}, configs: configs{fromClaim(`"ifName":"fast"`)},
+			says: `ifName "fast": request vf has 2 devices, and only one of them could have it`},
+		{name: "two devices and one address", results: []string{"vf", "vf"}, configs: configs{fromClaim(`"ips":["10.0.0.1"]`)},
+			says: `ips ["10.0.0.1"]: request vf has 2 devices, and only one of them could have it`},
+		{name: "unknown source", results: one, configs: configs{configured("FromPod", "")},
+			says: `config[0].source: "FromPod": want FromClass or FromClaim`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			a := &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Config: test.configs}}
+			for _, request := range test.results {
+				name, access, _ := strings.Cut(request, " ")
+				a.Devices.Results = append(a.Devices.Results, resourceapi.DeviceRequestAllocationResult{Request: name, Driver: claim.Driver,
+					AdminAccess: new(access != "")})
+			}
+			got, err := configFor(a, a.Devices.Results[0], mayAll(t))
+			says := ""
+			if err != nil {
+				says = err.Error()
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" || says != test.says {
+				t.Errorf("got %q, want %q\n%s", says, test.says, diff)
+			}
+		})
+	}
+}
+
+// requests are those of a claim, each with its class, such as "vf fast" or "vf/a fast".
+func requests(c *resourceapi.ResourceClaim, list ...string) {
+	for _, r := range list {
+		name, class, _ := strings.Cut(r, " ")
+		name, sub, isSub := strings.Cut(name, "/")
+		request := resourceapi.DeviceRequest{Name: name, Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class}}
+		if isSub {
+			request = resourceapi.DeviceRequest{Name: name, FirstAvailable: []resourceapi.DeviceSubRequest{{Name: "no", DeviceClassName: "no"},
+				{Name: sub, DeviceClassName: class}}}
+		}
+		c.Spec.Devices.Requests = append(c.Spec.Devices.Requests, request)
+	}
+}
+
+// TestCheckConfig (DRA-F13): entries that reach no device, and entries of classes that nothing tells apart.
+func TestCheckConfig(t *testing.T) {
+	const unknown = "config[0].parameters: which of the classes fast, slow it is of is not known before Kubernetes 1.35: " +
+		"name the resource in the parameters of the classes, as 'podlace sriov classes' does"
+	one, two := []string{"vf fast"}, []string{"vf fast", "other slow"}
+	for _, test := range []struct {
+		name     string
+		requests []string
+		configs  configs
+		warnings []string
+		says     string
+	}{
+		{name: "none", requests: one},
+		{name: "all are used", requests: two, configs: configs{fromClass(`"vlan":5`, "vf"), fromClaim(`"mtu":1400`, "other"), fromClaim("")}},
+		{name: "of another driver", requests: one, configs: configs{foreign("FromClaim", "gpu.example.com", "{", "x")}},
+		{name: "a claim's for no request", requests: one, configs: configs{fromClaim(`"mtu":1400`, "vg", "other")},
+			says: "config[0].parameters: it applies to no device of the claim (requests vg, other)"},
+		{name: "a claim's for no resource", requests: one, configs: configs{fromClaim(`"resource":"example.com/slow","mtu":1400`)},
+			says: "config[0].parameters: it applies to no device of the claim (resource example.com/slow)"},
+		{name: "a class's for no device", requests: one, configs: configs{fromClass(`"resource":"example.com/slow","mtu":1400`, "vf")},
+			warnings: []string{"config[0].parameters of the class: it applies to no device of the claim (requests vf, resource example.com/slow)"}},
+		{name: "a typing error", requests: one, configs: configs{fromClass(`"vlann":5`, "other")},
+			says: "config[0].parameters.vlann: no such key; did you mean vlan?"},
+		// Classes, before 1.35 without requests.
+		{name: "one class with two entries", requests: []string{"vf fast", "other fast"}, configs: configs{fromClass(`"vlan":5`), fromClass(`"mtu":1400`)}},
+		{name: "two classes that differ", requests: two, configs: configs{fromClass(`"vlan":5`), fromClass(`"vlan":6`)}, says: unknown},
+		{name: "two classes, one entry", requests: two, configs: configs{fromClass(`"vlan":5`)}, says: unknown},
+		{name: "two classes of subrequests", requests: []string{"vf/a fast", "other slow"}, configs: configs{fromClass(`"vlan":5`)}, says: unknown},
+		{name: "two classes that agree", requests: two, configs: configs{fromClass(`"vlan":5`), fromClass(`"vlan":5`)}},
+		{name: "two classes with their resource", requests: two, configs: configs{fromClass(`"vlan":5,"resource":"example.com/fast"`),
+			fromClass(`"vlan":6,"resource":"example.com/fast"`)}},
+		{name: "two classes with their requests", requests: two, configs: configs{fromClass(`"vlan":5`, "vf"), fromClass(`"vlan":6`, "other")}},
+		{name: "another driver's class", requests: []string{"vf fast", "gpu big"}, configs: configs{fromClass(`"vlan":5`)}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := newClaim("c-1", "web")
+			requests(c, test.requests...)
+			c.Status.Allocation.Devices.Config = test.configs
+			var devices []allocation.Device
+			for i, r := range test.requests {
+				name, _, _ := strings.Cut(r, " ")
+				result := resourceapi.DeviceRequestAllocationResult{Request: name, Driver: claim.Driver}
+				if name == "gpu" {
+					result.Driver = "gpu.example.com"
+				} else {
+					devices = append(devices, allocation.Device{Resource: "example.com/fast", Claim: &allocation.Claim{Result: i}})
+				}
+				c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, result)
+			}
+			warnings, err := checkConfig(c, devices)
+			says := ""
+			if err != nil {
+				says = err.Error()
+			}
+			if diff := cmp.Diff(test.warnings, warnings); diff != "" || says != test.says {
+				t.Errorf("got %q, want %q\n%s", says, test.says, diff)
+			}
+		})
+	}
+}
+
+// TestPrepareConfig (DRA-F25, DRA-F26): the record has what class and claim set; a claim with an error is not prepared, and nothing is
+// written.
+func TestPrepareConfig(t *testing.T) {
+	l := newDRALab(t)
+	l.look(*mayAll(t), nil)
+	l.run()
+	k := l.register(false)
+	for i, test := range []struct {
+		configs configs
+		says    string
+	}{
+		{configs{fromClaim(`"vlann":1`)}, ": request a: config[0].parameters.vlann: no such key; did you mean vlan?"},
+		{configs{fromClaim(`"vlan":7`)}, ": request a: config[0].parameters.vlan 7: claims may set 100-199,300 of resource example.com/fast"},
+		{configs{fromClaim(`"mtu":1400`, "b")}, ": config[0].parameters: it applies to no device of the claim (requests b)"},
+	} {
+		name := fmt.Sprint("web-", i)
+		c := newClaim(name, name, result("a", vf1))
+		c.Status.Allocation.Devices.Config = test.configs
+		l.add(c)
+		if got := k.prepare(c); len(got) != 1 || !strings.Contains(got[0], "claim shop/"+name+test.says) || l.files(l.options.Claims) != "" {
+			t.Errorf("got %q, want %q; records %s", got, test.says, l.files(l.options.Claims))
+		}
+	}
+	c := newClaim("c-1", "ok", result("a", vf0))
+	c.Status.Allocation.Devices.Config = configs{fromClass(`"vlan":5`), fromClaim(`"mtu":1400`)}
+	l.add(c)
+	k.prepare(c)
+	r, err := claim.Read(l.options.Claims, "c-1")
+	if diff := cmp.Diff(&vfconfig.Config{VLAN: new(5), MTU: new(1400), Claimed: []string{"mtu"}}, r.Devices[0].Config); err != nil || diff != "" {
+		t.Errorf("%v\n%s", err, diff)
+	}
+}
