@@ -131,9 +131,11 @@ func (i Inventory) pfName(pf pci.Device) string {
 // mode may have several devices; these share the ID of the switch.
 func (i Inventory) card(pf pci.Device) string {
 	first := pf.Address
-	for _, d := range i.Snapshot.Devices {
-		if pf.SwitchID != "" && d.SwitchID == pf.SwitchID && !d.IsVF() && d.Address.Compare(first) < 0 {
-			first = d.Address
+	if pf.SwitchID != "" {
+		for _, d := range i.Snapshot.Devices {
+			if d.SwitchID == pf.SwitchID && !d.IsVF() && d.Address.Compare(first) < 0 {
+				first = d.Address
+			}
 		}
 	}
 	card, _, _ := strings.Cut(first.String(), ".")

@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/pkg/pool"
+)
+
+const fast = "example.com/fast"
+
+// usual are the effects of taints without a configuration.
+func usual() pool.Taints {
+	return pool.Taints{LinkDown: "NoSchedule", Unhealthy: "NoSchedule", Gone: "NoExecute"}
+}
+
+// machine returns what a machine has, all its VFs in one resource.
+func machine(t testing.TB, m pcitest.Machine) (d desired, sysfs string) {
+	t.Helper()
+	sysfs = pcitest.Generate(t, m)
+	s, err := pci.Scan(sysfs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := pool.Pool{Name: fast, Resource: &pool.Resource{Prefix: "example.com", Name: "fast", API: pool.DRA}}
+	i := Inventory{Snapshot: s, Taints: usual(), Held: map[string]string{}, Faults: map[string]Fault{}, Last: map[pci.Address]pci.Device{}}
+	for _, dev := range s.Devices {
+		if dev.IsVF() {
+			p.Devices = append(p.Devices, pool.Device{Device: dev})
+		}
+	}
+	for _, n := range s.Nodes {
+		i.Nodes = append(i.Nodes, n.ID)
+	}
+	i.Pools = []pool.Pool{p}
+	return desired{Inventory: i, node: "node-a", now: time.Unix(1e9, 0), features: features{true, true}}, sysfs
+}
+
+// cards returns a machine with as many VFs in all.
+func cards(vfs int) pcitest.Machine {
+	switch {
+	case vfs == 0:
+		return pcitest.Machine{Nodes: 2, PFs: 1}
+	case vfs <= 127:
+		return pcitest.Machine{Nodes: 1, PFs: 1, VFs: vfs}
+	}
+	return pcitest.Machine{Nodes: 2, PFs: 8, VFs: vfs / 16}
+}
+
+// published returns the slices.
+func (d desired) published() []resourceslice.Slice { return d.resources().Pools["node-a"].Slices }
+
+// marshal returns slices as the API server stores them, without metadata.
+func marshal(t testing.TB, all []resourceslice.Slice) (out []byte) {
+	t.Helper()
+	for _, s := range all {
+		object := resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Devices: s.Devices, SharedCounters: s.SharedCounters}}
+		data, err := object.Marshal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, data...)
+	}
+	return out
+}
+
+// find returns a device of slices.
+func find(t testing.TB, all []resourceslice.Slice, name string) (d resourceapi.Device, ok bool) {
+	t.Helper()
+	for _, s := range all {
+		for _, d := range s.Devices {
+			if d.Name == name {
+				return d, true
+			}
+		}
+	}
+	return d, false
+}
+
+// prepared returns the record of a claim that has a device.
+func prepared(id string) claim.Record {
+	return claim.Record{State: claim.Prepared, Devices: []allocation.Device{{Resource: fast, ID: id, Claim: &allocation.Claim{UID: "c-" + id}}}}
+}
+
+// checkSlices fails for what an API server of Kubernetes 1.34 to 1.37 would refuse.
+func checkSlices(t testing.TB, all []resourceslice.Slice) {
+	t.Helper()
+	attribute := regexp.MustCompile(`^([a-z0-9.-]{1,63}/)?[a-zA-Z_][a-zA-Z0-9_]{0,31}$`)
+	names := map[string]bool{}
+	for i, s := range all {
+		if len(s.Devices) > 0 && len(s.SharedCounters) > 0 || len(s.SharedCounters) > 8 || len(s.Devices) > 64 {
+			t.Errorf("slice %d: %d devices, %d counter sets", i, len(s.Devices), len(s.SharedCounters))
+		}
+		for _, d := range s.Devices {
+			if errs := validation.IsDNS1123Label(d.Name); len(errs) > 0 || names[d.Name] {
+				t.Errorf("device %s: %v, or twice", d.Name, errs)
+			}
+			names[d.Name] = true
+			if len(d.Attributes) > 32 {
+				t.Errorf("device %s: %d attributes", d.Name, len(d.Attributes))
+			}
+			for name, a := range d.Attributes {
+				if !attribute.MatchString(string(name)) || a.StringValue != nil && len(*a.StringValue) > 64 {
+					t.Errorf("device %s: attribute %s: %v", d.Name, name, a)
+				}
+			}
+			for _, taint := range d.Taints {
+				if errs := append(validation.IsQualifiedName(taint.Key), validation.IsValidLabelValue(taint.Value)...); len(errs) > 0 {
+					t.Errorf("device %s: taint %v: %v", d.Name, taint, errs)
+				}
+			}
+		}
+	}
+}
+
+// TestSlices: one pool in slices by PF of at most 64 devices, in the order of NUMA nodes, PFs and VFs; the input in any order gives the
+// same bytes; at most 500 of them for each VF.
+func TestSlices(t *testing.T) {
+	for vfs, want := range map[int][]int{0: {0}, 1: {1}, 64: {64}, 65: {64, 1}, 127: {64, 63}, 1024: slices.Repeat([]int{64}, 16)} {
+		t.Run(fmt.Sprint(vfs), func(t *testing.T) {
+			d, _ := machine(t, cards(vfs))
+			all := d.published()
+			checkSlices(t, all)
+			var sizes []int
+			last := ""
+			for _, s := range all {
+				sizes = append(sizes, len(s.Devices))
+				for _, dev := range s.Devices {
+					a := dev.Attributes
+					key := fmt.Sprintf("%d %s %04d", *a[attrNUMA].IntValue, *a[attrPFAddress].StringValue, *a[attrVF].IntValue)
+					if key <= last || *a[attrPFAddress].StringValue != *s.Devices[0].Attributes[attrPFAddress].StringValue {
+						t.Errorf("%s after %s", key, last)
+					}
+					last = key
+				}
+			}
+			if diff := cmp.Diff(want, sizes); diff != "" {
+				t.Error(diff)
+			}
+			bytes := marshal(t, all)
+			if n := (len(bytes) - 32) / max(vfs, 1); n > 500 { // 32 bytes for the slice itself
+				t.Errorf("%d bytes for each VF: want at most 500", n)
+			}
+			shuffles := 5
+			if vfs == 65 {
+				shuffles = 1000
+			}
+			for range shuffles {
+				shuffled := d
+				shuffled.Pools = []pool.Pool{{Name: fast, Resource: d.Pools[0].Resource, Devices: slices.Clone(d.Pools[0].Devices)}}
+				devices := shuffled.Pools[0].Devices
+				rand.Shuffle(len(devices), func(i, j int) { devices[i], devices[j] = devices[j], devices[i] })
+				if string(marshal(t, shuffled.published())) != string(bytes) {
+					t.Fatal("another order gives other bytes")
+				}
+			}
+		})
+	}
+}
+
+// TestAttributes: each device has all attributes, the standard ones as the library reads them from sysfs; those of NUMA nodes are absent
+// where the node is unknown, but for numa.
+func TestAttributes(t *testing.T) {
+	for _, nodes := range []int{0, 2} {
+		d, sysfs := machine(t, pcitest.Machine{Nodes: nodes, PFs: 2, VFs: 2})
+		d.Pools[0].Devices[0].Interfaces = nil // in a pod
+		for _, dev := range d.Pools[0].Devices {
+			id := dev.Address.String()
+			got, _ := find(t, d.published(), DeviceName(dev.Address))
+			from := deviceattribute.WithFSFromRoot(sysfs)
+			root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(id, from)
+			if err != nil {
+				t.Fatal(err)
+			}
+			bus, err := deviceattribute.GetPCIBusIDAttribute(id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range []deviceattribute.DeviceAttribute{root, bus} {
+				if diff := cmp.Diff(want.Value, got.Attributes[want.Name]); diff != "" {
+					t.Errorf("%s of %s: %s", want.Name, id, diff)
+				}
+			}
+			numa, err := deviceattribute.GetNUMANodeAttributeByPCIBusID(id, deviceattribute.ScalarAttribute, from)
+			for _, name := range []resourceapi.QualifiedName{deviceattribute.StandardDeviceAttributeNUMANode, attrOldNUMA} {
+				have, ok := got.Attributes[name]
+				if ok != (err == nil) || ok && !cmp.Equal(have, numa.Value) {
+					t.Errorf("%s of %s: %v, %v", name, id, have, err)
+				}
+			}
+			want := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{attrMultusDevice: text(id), attrMultusResource: text(fast),
+				attrResource: text(fast), attrKind: text("vf"), attrPF: text(mustPF(t, d, dev).Interfaces[0]), attrPFAddress: text(dev.PF.String()),
+				attrCard: text(strings.TrimSuffix(dev.PF.String(), ".0")), attrVF: number(dev.VFIndex), attrNUMA: number(dev.NUMANode),
+				attrVendor: text("8086"), attrProduct: text("1889"), attrDriver: text("iavf"), attrLinkType: text("ether"),
+				attrRDMA: {BoolValue: new(false)}}
+			for name, value := range want {
+				if diff := cmp.Diff(value, got.Attributes[name]); diff != "" {
+					t.Errorf("%s of %s: %s", name, id, diff)
+				}
+			}
+			if n := len(want) + 2; len(got.Attributes) != n+map[bool]int{true: 2}[err == nil] {
+				t.Errorf("%s has %d attributes, want %d and those of NUMA", id, len(got.Attributes), n)
+			}
+		}
+	}
+}
+
+func mustPF(t *testing.T, d desired, dev pool.Device) pci.Device {
+	t.Helper()
+	pf, ok := d.Snapshot.Device(dev.PF)
+	if !ok {
+		t.Fatal(dev.PF)
+	}
+	return pf
+}
+
+// TestStable: what changes while a VF is in a pod, or its driver is another, changes no attribute.
+func TestStable(t *testing.T) {
+	d, _ := machine(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 1})
+	vf := &d.Pools[0].Devices[0]
+	vf.Device.RDMA = []string{"mlx5_2"}
+	d.Pools[0].Resource.Driver = "iavf"
+	before := marshal(t, d.published())
+	pf := mustPF(t, d, *vf)
+	d.Last[vf.Address], d.Last[pf.Address] = vf.Device, pf
+	vf.Interfaces, vf.Device.RDMA, vf.MTU, vf.Speed, vf.Carrier = nil, nil, 9000, 1, false
+	d.Snapshot = &pci.Snapshot{Devices: slices.Clone(d.Snapshot.Devices), Nodes: d.Snapshot.Nodes}
+	for i := range d.Snapshot.Devices {
+		d.Snapshot.Devices[i].Interfaces, d.Snapshot.Devices[i].Carrier = nil, false
+	}
+	if string(marshal(t, d.published())) != string(before) {
+		t.Error("a VF in a pod changes the slice")
+	}
+	vf.Driver = "vfio-pci" // a claim wants it, the resource gives it back later
+	if string(marshal(t, d.published())) != string(before) && *d.attributes(fast, *vf)[attrDriver].StringValue != "iavf" {
+		t.Error("the driver of a moment changes the slice")
+	}
+}
+
+// TestPublishedDevices: what pods have by the device plugin API is not published; what claims have is, whatever the configuration and the
+// machine say.
+func TestPublishedDevices(t *testing.T) {
+	d, _ := machine(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 6})
+	devices := d.Pools[0].Devices
+	id := func(i int) string { return devices[i].Address.String() }
+	d.Held[id(1)] = "pod shop/web-0"
+	d.records = []claim.Record{prepared(id(2)), prepared(id(3)), prepared(id(4)), prepared("0000:99:01.0")}
+	full := d.published()
+	d.former = map[string]resourceapi.Device{}
+	for _, dev := range full[0].Devices {
+		d.former[dev.Name] = dev
+	}
+	moved := slices.Clone(devices[:3]) // the configuration has 3, 4 and 5 no more
+	d.Pools[0].Devices = moved
+	d.Snapshot = &pci.Snapshot{Nodes: d.Snapshot.Nodes, Devices: slices.DeleteFunc(slices.Clone(d.Snapshot.Devices), func(dev pci.Device) bool {
+		return dev.Address.String() == id(4) // and the machine has 4 no more
+	})}
+	all := d.published()
+	checkSlices(t, all)
+	for i, want := range []string{"", "absent", "", "", taintGone, "absent"} {
+		dev, ok := find(t, all, DeviceName(devices[i].Address))
+		got := ""
+		if !ok {
+			got = "absent"
+		} else if len(dev.Taints) > 0 {
+			got = dev.Taints[0].Key
+		}
+		if got != want {
+			t.Errorf("VF %d: %q, want %q", i, got, want)
+		}
+		if ok && len(dev.Attributes) != len(d.attributes(fast, devices[i])) {
+			t.Errorf("VF %d has %d attributes", i, len(dev.Attributes))
+		}
+	}
+	if n := len(all[0].Devices); n != 4 {
+		t.Errorf("the slice of the PF has %d devices", n)
+	}
+	never, ok := find(t, all, "0000-99-01-0") // gone before this daemon has started
+	if !ok || never.Taints[0].Effect != resourceapi.DeviceTaintEffectNoExecute || *never.Attributes[attrNUMA].IntValue != -1 {
+		t.Errorf("%+v", never)
+	}
+}
+
+// TestTaints: each fault has its key, value and the configured effect; where the API server drops taints, free devices with faults are left
+// out.
+func TestTaints(t *testing.T) {
+	for _, c := range []struct {
+		fault    Fault
+		prepared bool
+		taints   pool.Taints
+		want     string // key=value:effect
+		left     bool   // published without the feature
+	}{
+		{fault: Fault{LinkDown, "x"}, taints: usual(), want: "sriov.podlace.io/link-down=ens0f0:NoSchedule"},
+		{fault: Fault{"no-driver", "x"}, taints: usual(), want: "sriov.podlace.io/unhealthy=no-driver:NoSchedule"},
+		{fault: Fault{Held, "x"}, taints: usual(), want: "sriov.podlace.io/held=:NoSchedule"},
+		{fault: Fault{Held, "x"}, taints: usual(), prepared: true, left: true},
+		{fault: Fault{LinkDown, "x"}, taints: usual(), prepared: true, want: "sriov.podlace.io/link-down=ens0f0:NoSchedule", left: true},
+		{fault: Fault{LinkDown, "x"}, taints: pool.Taints{LinkDown: "NoExecute"}, want: "sriov.podlace.io/link-down=ens0f0:NoExecute"},
+		{fault: Fault{LinkDown, "x"}, taints: pool.Taints{LinkDown: "None"}, want: "sriov.podlace.io/link-down=ens0f0:None", left: true},
+		{fault: Fault{LinkDown, "x"}, taints: pool.Taints{LinkDown: "off"}, left: true},
+		{taints: usual(), left: true},
+	} {
+		d, _ := machine(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
+		dev := d.Pools[0].Devices[0]
+		id, name := dev.Address.String(), DeviceName(dev.Address)
+		if d.Taints = c.taints; c.fault.Kind != "" {
+			d.Faults[id] = c.fault
+		}
+		if c.prepared {
+			d.records = []claim.Record{prepared(id)}
+		}
+		got, _ := find(t, d.published(), name)
+		text := ""
+		for _, taint := range got.Taints {
+			text += fmt.Sprintf("%s=%s:%s", taint.Key, taint.Value, taint.Effect)
+		}
+		if text != c.want {
+			t.Errorf("%+v: %q", c, text)
+		}
+		d.features.taints = false
+		if got, ok := find(t, d.published(), name); ok != c.left || len(got.Taints) > 0 {
+			t.Errorf("%+v: without the feature: %t, %v", c, ok, got.Taints)
+		}
+	}
+	for in, want := range map[string]string{"ens1f0": "ens1f0", "a@b": "a-b", "-x-": "x", "": "", strings.Repeat("y", 70): strings.Repeat("y", 63)} {
+		if got := labelValue(in); got != want {
+			t.Errorf("%q: %q", in, got)
+		}
+	}
+}
+
+// TestTimeAdded: a taint keeps its time while key, value and effect are the same, also over a restart and in another slice.
+func TestTimeAdded(t *testing.T) {
+	d, _ := machine(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
+	dev := d.Pools[0].Devices[0]
+	id, name := dev.Address.String(), DeviceName(dev.Address)
+	d.Faults[id] = Fault{LinkDown, "x"}
+	first, _ := find(t, d.published(), name)
+	if first.Taints[0].TimeAdded == nil || !first.Taints[0].TimeAdded.Time.Equal(d.now) {
+		t.Fatalf("%+v", first.Taints)
+	}
+	stored := resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{*first.DeepCopy()}}}
+	since := metav1.NewTime(d.now.Add(-time.Hour))
+	stored.Spec.Devices[0].Taints[0].TimeAdded = &since
+	d.former = formerDevices([]resourceapi.ResourceSlice{{}, stored})
+	for _, c := range []struct {
+		what   string
+		change func(*desired)
+		want   time.Time
+	}{
+		{"nothing", func(*desired) {}, since.Time},
+		{"another effect", func(d *desired) { d.Taints.LinkDown = "NoExecute" }, d.now},
+		{"another key", func(d *desired) { d.Faults = map[string]Fault{id: {"no-driver", "x"}} }, d.now},
+		{"another PF name", func(d *desired) {
+			d.Snapshot = &pci.Snapshot{Devices: slices.Clone(d.Snapshot.Devices), Nodes: d.Snapshot.Nodes}
+			d.Snapshot.Devices[0].Interfaces = []string{"eth9"}
+		}, d.now},
+		{"no time", func(d *desired) {
+			former := *stored.Spec.Devices[0].DeepCopy()
+			former.Taints[0].TimeAdded = nil
+			d.former = map[string]resourceapi.Device{name: former}
+		}, d.now},
+	} {
+		changed := d
+		c.change(&changed)
+		got, _ := find(t, changed.published(), name)
+		if len(got.Taints) != 1 || !got.Taints[0].TimeAdded.Time.Equal(c.want) {
+			t.Errorf("%s: %+v, want %s", c.what, got.Taints, c.want)
+		}
+	}
+}
+
+// TestWhole: PFs that are offered whole exclude their VFs by counters, in slices of at most 8 sets; without the feature they are left out.
+func TestWhole(t *testing.T) {
+	d, _ := machine(t, pcitest.Machine{Nodes: 1, PFs: 9, VFs: 3})
+	plain := marshal(t, d.published())
+	var pfs []pool.Device
+	for _, dev := range d.Snapshot.Devices {
+		if !dev.IsVF() {
+			pfs = append(pfs, pool.Device{Device: dev, Whole: 3})
+		}
+	}
+	d.Pools = append(d.Pools, pool.Pool{Name: "example.com/whole", Resource: &pool.Resource{API: pool.DRA}, Devices: pfs})
+	d.Held[pfs[8].Address.String()] = "pod shop/web-0" // its VFs count all the same
+	all := d.published()
+	checkSlices(t, all)
+	var sets, devices []int
+	for _, s := range all {
+		sets, devices = append(sets, len(s.SharedCounters)), append(devices, len(s.Devices))
+		for _, c := range s.SharedCounters {
+			if n := c.Counters[counterVFs]; n.Value.Value() != 3 {
+				t.Errorf("%+v", c)
+			}
+		}
+		for i, dev := range s.Devices {
+			want, kind := int64(1), "vf"
+			if i == 3 { // the PF comes after its VFs
+				want, kind = 3, "pf"
+			}
+			consumed := dev.ConsumesCounters[0]
+			if n := consumed.Counters[counterVFs]; n.Value.Value() != want || *dev.Attributes[attrKind].StringValue != kind ||
+				consumed.CounterSet != "pf-"+DeviceName(pfOf(t, *dev.Attributes[attrPFAddress].StringValue)) {
+				t.Errorf("%s: %+v", dev.Name, dev)
+			}
+		}
+	}
+	if diff := cmp.Diff([][]int{{8, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0}, {0, 0, 4, 4, 4, 4, 4, 4, 4, 4, 3}}, [][]int{sets, devices}); diff != "" {
+		t.Error(diff)
+	}
+	d.counters = false
+	if string(marshal(t, d.published())) != string(plain) {
+		t.Error("without the feature")
+	}
+}
+
+func pfOf(t *testing.T, address string) pci.Address {
+	t.Helper()
+	a, err := pci.ParseAddress(filepath.Base(address))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
