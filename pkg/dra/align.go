@@ -2,6 +2,121 @@
 
 package dra
 
-import "context"
+import (
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
 
-func (d *Driver) alignAlways(ctx context.Context) {}
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/podresources"
+	"github.com/podlace/podlace/pkg/sriov"
+)
+
+const (
+	alignEvery = 10 * time.Second
+	// alignAfter is how long after its ADD a pod has its CPUs.
+	alignAfter = 5 * time.Second
+)
+
+// attachment of a VF, which is counted once.
+type counted struct {
+	address   pci.Address
+	container string
+}
+
+// alignAlways counts whether VFs of claims are near the CPUs of their pods, until ctx is done. Claims have no part in the kubelet's choice
+// of CPUs.
+func (d *Driver) alignAlways(ctx context.Context) {
+	began, done := time.Now().Truncate(time.Second), map[counted]bool{}
+	tick := time.NewTicker(alignEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			if d.leads() {
+				done = d.align(ctx, began, now, done)
+			}
+		}
+	}
+}
+
+// align counts attachments since a time that are not done, and returns those that are.
+func (d *Driver) align(ctx context.Context, began, now time.Time, done map[counted]bool) map[counted]bool {
+	held, err := sriov.Holdings()
+	if err != nil {
+		return done
+	}
+	var cpus map[string][]int64
+	counts := map[counted]bool{}
+	for _, h := range held {
+		key := counted{h.Address, h.ContainerID}
+		if h.Claim == nil || h.Since.Before(began) || now.Sub(h.Since) < alignAfter {
+			continue
+		}
+		if !done[key] {
+			if cpus == nil {
+				if cpus, err = podresources.CPUs(ctx, podresources.At(d.options.Kubelet)); err != nil {
+					d.options.Log.Debug("it is not known which CPUs pods have", "error", err)
+					return done
+				}
+			}
+			d.countAligned(h, cpus[h.Pod])
+		}
+		counts[key] = true
+	}
+	return counts
+}
+
+func (d *Driver) countAligned(h sriov.Holding, cpus []int64) {
+	r, err := claim.Read(d.options.Claims, h.Claim.UID)
+	dev, ok := recorded(&r, h.Claim.Device, h.Claim.Request)
+	if err != nil || !ok {
+		return // it has ended
+	}
+	i, _ := d.inventory()
+	d.count.claims.WithLabelValues(dev.Resource, i.aligned(h.Address, cpus)).Inc()
+}
+
+// aligned returns "yes" if all CPUs are of the NUMA node of a device, else "no"; "unknown" without CPUs, or if the node is not known.
+func (i Inventory) aligned(a pci.Address, cpus []int64) string {
+	if i.Snapshot == nil || len(cpus) == 0 {
+		return "unknown"
+	}
+	device, ok := i.Snapshot.Device(a)
+	n := slices.IndexFunc(i.Snapshot.Nodes, func(n pci.Node) bool { return n.ID == device.NUMANode })
+	if !ok || n < 0 {
+		return "unknown"
+	}
+	for _, cpu := range cpus {
+		if !inList(i.Snapshot.Nodes[n].CPUs, cpu) {
+			return "no"
+		}
+	}
+	return "yes"
+}
+
+// inList reports whether a number is in a list such as 0-15,32-47.
+func inList(list string, n int64) bool {
+	for part := range strings.SplitSeq(list, ",") {
+		from, to, ranged := strings.Cut(strings.TrimSpace(part), "-")
+		least, err := strconv.ParseInt(from, 10, 64)
+		if err != nil {
+			continue
+		}
+		most := least
+		if ranged {
+			if most, err = strconv.ParseInt(to, 10, 64); err != nil {
+				continue
+			}
+		}
+		if least <= n && n <= most {
+			return true
+		}
+	}
+	return false
+}

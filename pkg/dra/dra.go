@@ -94,7 +94,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	var publishing sync.WaitGroup
 	defer publishing.Wait()
 	defer cancel() // before the wait
-	publishing.Go(func() { d.publish(ctx) })
+	publishing.Go(func() { d.whileLeading(ctx, d.publish) })
 	return d.serve(ctx)
 }
 

@@ -362,3 +362,12 @@ func (l *draLab) driverOf(address string) string {
 	must(l, err)
 	return d.Driver
 }
+
+// lookAgain tells the driver what is there, as newDRALab does.
+func (l *draLab) lookAgain() { l.Helper(); l.look(pool.Resource{API: pool.DRA}, nil) }
+
+// fault tells the driver that a VF has a fault.
+func (l *draLab) fault(address, text string) {
+	l.Helper()
+	l.look(pool.Resource{API: pool.DRA}, map[string]Fault{address: {Kind: LinkDown, Text: text}})
+}

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -74,6 +76,51 @@ func (l *leadership) hold(ctx context.Context, d *Driver) {
 		case <-time.After(lookForLead):
 		}
 	}
+}
+
+// whileLeading calls f each time that this instance begins to lead, until ctx is done. The context of f ends when another instance leads.
+func (d *Driver) whileLeading(ctx context.Context, f func(context.Context)) {
+	for ctx.Err() == nil {
+		turn := d.lead.turn.wait()
+		if d.leads() {
+			lead, lost := context.WithCancel(ctx)
+			go func() {
+				defer lost()
+				for turn := turn; d.leads(); turn = d.lead.turn.wait() {
+					select {
+					case <-lead.Done():
+						return
+					case <-turn:
+					}
+				}
+			}()
+			f(lead)
+			lost()
+			continue
+		}
+		select {
+		case <-ctx.Done():
+		case <-turn:
+		}
+	}
+}
+
+// renewing registers metrics in the place of those with the same names, of the time that this instance led before; nil for nil.
+func renewing(r prometheus.Registerer) prometheus.Registerer {
+	if r == nil {
+		return nil
+	}
+	return renewingRegisterer{r}
+}
+
+type renewingRegisterer struct{ prometheus.Registerer }
+
+// MustRegister is that of the registerer, after the former metrics are gone.
+func (r renewingRegisterer) MustRegister(metrics ...prometheus.Collector) {
+	for _, m := range metrics {
+		r.Unregister(m)
+	}
+	r.Registerer.MustRegister(metrics...)
 }
 
 // keep returns when ctx is done, or the file of the lock is another one.

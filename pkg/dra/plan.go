@@ -147,7 +147,7 @@ func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result in
 			p.driver, p.rebound = config.Driver, true
 		}
 		if by, ok := i.Held[device.Address.String()]; ok {
-			return one{}, fmt.Errorf("VF %s %s", device.Address, by)
+			return one{}, fmt.Errorf("VF %s is of %s", device.Address, by)
 		}
 		err = d.usable(p)
 	}

@@ -234,13 +234,11 @@ func (d *Driver) free(p plan, fresh []string) error {
 			}
 		}
 	}
-	i, _ := d.inventory()
+	if d.options.InUse == nil {
+		return nil
+	}
 	for _, id := range fresh {
-		why := i.Held[id]
-		if why == "" && d.options.InUse != nil {
-			why = d.options.InUse(id)
-		}
-		if why != "" {
+		if why := d.options.InUse(id); why != "" {
 			return fmt.Errorf("VF %s %s", id, why)
 		}
 	}

@@ -62,7 +62,7 @@ type publisher struct {
 // publish keeps the slices of the node as they should be until ctx is done. Slices stay when it ends.
 func (d *Driver) publish(ctx context.Context) {
 	p := &publisher{Driver: d, wake: make(chan struct{}, 1), problems: map[string]string{}, off: map[string]time.Time{}}
-	p.count = newSliceMetrics(d.options.Metrics, p)
+	p.count = newSliceMetrics(renewing(d.options.Metrics), p)
 	ctx = klog.NewContext(ctx, logr.Discard()) // the publisher reports what the library would log
 	for failures := 0; ; failures++ {
 		err := p.run(ctx)

@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	serveAgain = time.Second
-	serveAgainMost  = 30 * time.Second
+	serveAgain     = time.Second
+	serveAgainMost = 30 * time.Second
 	// lookEvery is how often the sockets are looked at: another program may remove their files.
 	lookEvery = time.Second
 )

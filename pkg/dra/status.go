@@ -2,6 +2,279 @@
 
 package dra
 
-import "context"
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
 
-func (d *Driver) statusAlways(ctx context.Context) {}
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	resourceac "k8s.io/client-go/applyconfigurations/resource/v1"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/sriov"
+	"github.com/podlace/podlace/pkg/watch"
+)
+
+const (
+	// joinStatus is how long changes are collected before the status of claims is written: an ADD writes several files.
+	joinStatus = 200 * time.Millisecond
+	// statusPace is the least time between two writes: 5 a second.
+	statusPace = 200 * time.Millisecond
+	// statusGiveUp is how long a write is tried again.
+	statusGiveUp = 5 * time.Minute
+	// statusForbidden is how long no status is written after the API server refused one for a missing right.
+	statusForbidden = time.Hour
+
+	firstStatusRetry = time.Second
+	lastStatusRetry  = time.Minute
+)
+
+// missingRight is what the service account needs.
+const missingRight = `it needs verb patch on resourceclaims/status, and since Kubernetes 1.36 associated-node:patch on resourceclaims/driver ` +
+	`with the resource name ` + claim.Driver
+
+// statusWriter writes into the status of claims which pods have their devices, and as what.
+type statusWriter struct {
+	*Driver
+	began     time.Time
+	written   map[string]string // what the API server has of a claim, by UID
+	retries   map[string]statusRetry
+	forbidden time.Time // no status is written until then
+	last      time.Time // of the last write
+}
+
+// statusRetry is a write that failed.
+type statusRetry struct {
+	text        string // that was to be written
+	since, next time.Time
+	pause       time.Duration
+}
+
+func newStatusWriter(d *Driver) *statusWriter {
+	return &statusWriter{Driver: d, began: time.Now().Truncate(time.Second), written: map[string]string{}, retries: map[string]statusRetry{}}
+}
+
+// statusAlways writes the status of claims after ADD and DEL have changed journals, until ctx is done, while this instance leads. No ADD
+// waits for it.
+func (d *Driver) statusAlways(ctx context.Context) {
+	w := newStatusWriter(d)
+	journals := make(chan struct{}, 1)
+	go watch.Folder(ctx, sriov.JournalFolder, func(string) {
+		select {
+		case journals <- struct{}{}:
+		default:
+		}
+	}, d.options.Log)
+	for {
+		news, turn := d.news.wait(), d.lead.turn.wait()
+		var due <-chan time.Time
+		if d.leads() {
+			if again := w.writeAll(ctx); !again.IsZero() {
+				due = time.After(time.Until(again))
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-journals:
+		case <-news:
+		case <-turn:
+		case <-due:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(joinStatus):
+		}
+	}
+}
+
+// writeAll writes what the API server does not have, and returns when to try again, zero if only after a change.
+func (w *statusWriter) writeAll(ctx context.Context) (again time.Time) {
+	records, _ := claim.List(w.options.Claims) // those that can be read
+	held, err := sriov.Holdings()
+	if err != nil {
+		return time.Now().Add(lastStatusRetry)
+	}
+	seen := map[string]bool{}
+	for _, r := range records {
+		seen[r.Claim().UID] = true
+		if ctx.Err() != nil {
+			return time.Time{}
+		}
+		if next := w.writeOne(ctx, r, held); !next.IsZero() && (again.IsZero() || next.Before(again)) {
+			again = next
+		}
+	}
+	for uid := range w.written {
+		if !seen[uid] {
+			delete(w.written, uid)
+			delete(w.retries, uid)
+		}
+	}
+	return again
+}
+
+// writeOne writes the status of the claim of a record, if it differs from what the API server has.
+func (w *statusWriter) writeOne(ctx context.Context, r claim.Record, held []sriov.Holding) (again time.Time) {
+	uid, now := r.Claim().UID, time.Now()
+	if now.Before(w.forbidden) {
+		return w.forbidden
+	}
+	before, known := w.written[uid]
+	if !known && r.Time.Before(w.began) { // the instance before may have written it
+		text, err := w.stored(ctx, r)
+		if err != nil {
+			return now.Add(lastStatusRetry)
+		}
+		before = text
+		w.written[uid] = text
+	}
+	entries := w.entries(r, held, before != "")
+	text := comparedText(entries)
+	retry, failed := w.retries[uid]
+	switch {
+	case text == before:
+		delete(w.retries, uid)
+		return time.Time{}
+	case failed && retry.text == text && now.Sub(retry.since) > statusGiveUp:
+		return time.Time{}
+	case failed && retry.text == text && now.Before(retry.next):
+		return retry.next
+	}
+	return w.noteWrite(uid, text, r, w.apply(ctx, r, entries))
+}
+
+// noteWrite notes how a write ended, and returns when to try again.
+func (w *statusWriter) noteWrite(uid, text string, r claim.Record, err error) time.Time {
+	now := time.Now()
+	switch {
+	case err == nil:
+		w.count.statuses.WithLabelValues("ok").Inc()
+		w.written[uid] = text
+		delete(w.retries, uid)
+		return time.Time{}
+	case apierrors.IsForbidden(err):
+		w.count.statuses.WithLabelValues("forbidden").Inc()
+		if w.forbidden.IsZero() {
+			w.options.Log.Warn("the status of claims is not written: the API server refuses it", "error", err, "hint", missingRight)
+		}
+		w.forbidden = now.Add(statusForbidden)
+		return w.forbidden
+	}
+	w.count.statuses.WithLabelValues("error").Inc()
+	retry, failed := w.retries[uid]
+	if !failed || retry.text != text {
+		retry = statusRetry{text: text, since: now, pause: firstStatusRetry}
+		w.options.Log.Warn("the status of a claim was not written", "claim", r.String(), "error", err)
+	}
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsInvalid(err) {
+		retry.since = now.Add(-2 * statusGiveUp) // the claim is gone, or another one, or allocated otherwise by now
+	}
+	retry.next = now.Add(retry.pause)
+	retry.pause = min(2*retry.pause, lastStatusRetry)
+	w.retries[uid] = retry
+	return retry.next
+}
+
+// apply writes the entries of one claim. Those of other drivers stay.
+func (w *statusWriter) apply(ctx context.Context, r claim.Record, entries []statusEntry) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(time.Until(w.last.Add(statusPace))):
+	}
+	w.last = time.Now()
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	status := resourceac.ResourceClaimStatus()
+	for _, e := range entries {
+		status.WithDevices(e.apply())
+	}
+	c := r.Claim()
+	_, err := w.options.Client.ResourceV1().ResourceClaims(c.Namespace).ApplyStatus(ctx,
+		resourceac.ResourceClaim(c.Name, c.Namespace).WithUID(types.UID(c.UID)).WithStatus(status),
+		metav1.ApplyOptions{FieldManager: claim.Driver, Force: true})
+	return err
+}
+
+// stored returns what the API server has of this driver for a claim, "" for nothing.
+func (w *statusWriter) stored(ctx context.Context, r claim.Record) (string, error) {
+	now, err := w.get(ctx, r.Claim().Namespace, r.Claim().Name)
+	if apierrors.IsNotFound(err) || err == nil && string(now.UID) != r.Claim().UID {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	var entries []statusEntry
+	for _, d := range r.Devices {
+		for _, s := range now.Status.Devices {
+			if s.Driver == claim.Driver && s.Pool == d.Claim.Pool && s.Device == d.Claim.Device {
+				entries = append(entries, storedStatus(s))
+			}
+		}
+	}
+	return comparedText(entries), nil
+}
+
+// comparedText returns a text that is another one exactly if entries differ, but for their times; "" for none.
+func comparedText(entries []statusEntry) string {
+	if len(entries) == 0 {
+		return ""
+	}
+	list := make([]statusEntry, len(entries))
+	for i, e := range entries {
+		e.Since = time.Time{}
+		list[i] = e
+	}
+	text, err := json.Marshal(list)
+	if err != nil {
+		return fmt.Sprint(list)
+	}
+	return string(text)
+}
+
+// entries returns what the status of a claim shall say. A device that no pod has had has no entry. had tells that the API server has some.
+func (w *statusWriter) entries(r claim.Record, held []sriov.Holding, had bool) (list []statusEntry) {
+	i, _ := w.inventory()
+	for _, d := range r.Devices {
+		if d.Claim.Admin {
+			continue
+		}
+		e := statusEntry{Pool: d.Claim.Pool, Device: d.Claim.Device, ShareID: d.Claim.ShareID, Since: time.Now()}
+		e.Data.Address = d.ID
+		for _, h := range held {
+			if h.Address.String() == d.ID && h.Claim != nil && h.Claim.UID == d.Claim.UID && h.Ready {
+				e.fill(i, h)
+			}
+		}
+		if e.Ready || had {
+			list = append(list, e)
+		}
+	}
+	return list
+}
+
+// fill adds what an attachment is.
+func (e *statusEntry) fill(i Inventory, h sriov.Holding) {
+	e.Ready, e.Since, e.Pod = true, h.Since, h.Pod
+	e.Interface, e.MAC, e.Data.VLAN = h.Name, h.MAC, h.VLAN
+	for _, ip := range h.IPs[:min(len(h.IPs), maxStatusIPs)] {
+		e.IPs = append(e.IPs, ip.String())
+	}
+	if h.MAC == "" { // a program has the VF, without an interface
+		e.Interface = ""
+	}
+	if i.Snapshot == nil {
+		return
+	}
+	if d, ok := i.Snapshot.Device(h.Address); ok {
+		e.Data.VF = d.VFIndex
+		e.Data.PF = cmp.Or(i.pfName(i.pfOf(d)), d.PF.String())
+	}
+}

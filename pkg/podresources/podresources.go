@@ -185,6 +185,29 @@ func List(ctx context.Context, k Kubelet) (held []allocation.Device, err error) 
 	return held, nil
 }
 
+// CPUs returns the CPUs that the containers of pods have for themselves, by namespace and name of the pod.
+func CPUs(ctx context.Context, k Kubelet) (map[string][]int64, error) {
+	answer, err := k.repeat(ctx, "List")
+	if err != nil {
+		return nil, err
+	}
+	pods, err := decodePods(answer)
+	if err != nil {
+		return nil, err
+	}
+	of := map[string][]int64{}
+	for _, p := range pods {
+		for _, message := range p.containers {
+			var c container
+			if err := fields(message, c.take); err != nil {
+				return nil, err
+			}
+			of[p.namespace+"/"+p.name] = append(of[p.namespace+"/"+p.name], c.cpus...)
+		}
+	}
+	return of, nil
+}
+
 // Allocatable returns the devices that the kubelet may give away: the healthy ones, whether pods have them or not.
 func Allocatable(ctx context.Context, k Kubelet) ([]allocation.Device, error) {
 	answer, err := k.repeat(ctx, "GetAllocatableResources")

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/podlace/podlace/pkg/claim"
+)
+
+// note writes the kubelet's file with claims, each with one pod.
+func (l *draLab) note(claims ...*resourceapi.ResourceClaim) {
+	l.Helper()
+	var list []string
+	for _, c := range claims {
+		list = append(list, fmt.Sprintf(`{"ClaimUID":%q,"ClaimName":%q,"Namespace":"shop","PodUIDs":{"pod-%s":{}},"DriverState":{%q:{"Devices":[]}}}`,
+			c.UID, c.Name, c.UID, claim.Driver))
+	}
+	l.noteText(`{"kind":"DRACheckpoint","apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[` + strings.Join(list, ",") + `]}`)
+}
+
+func (l *draLab) noteText(text string) {
+	l.Helper()
+	must(l, os.MkdirAll(l.options.Kubelet, 0o755), os.WriteFile(filepath.Join(l.options.Kubelet, "dra_manager_state"),
+		fmt.Appendf(nil, `{"Data":%q,"Checksum":%d}`, text, crc32.ChecksumIEEE([]byte(text))), 0o600))
+}
+
+// TestCollect (DRA-F12): the record of a claim that the kubelet has forgotten goes when the API server says that the claim has ended, and
+// not while a pod has the VF, the API server does not answer, or the kubelet's file cannot be read for less than ten minutes.
+func TestCollect(t *testing.T) {
+	other := newClaim("c-9", "web", result("a", vf0))
+	free := newClaim("c-1", "web")
+	free.Status.Allocation = nil
+	moved := newClaim("c-1", "web", result("a", vf1))
+	for _, c := range []struct {
+		title  string
+		claim  *resourceapi.ResourceClaim // in the API server; nil: gone
+		noted  bool
+		torn   bool // the kubelet's file
+		inPod  bool
+		away   bool // the API server
+		after  time.Duration
+		remain bool
+	}{
+		{title: "gone", after: 3 * time.Minute},
+		{title: "another UID", claim: other, after: 3 * time.Minute},
+		{title: "not allocated", claim: free, after: 3 * time.Minute},
+		{title: "allocated otherwise", claim: moved, after: 3 * time.Minute},
+		{title: "allocated", claim: newClaim("c-1", "web", result("a", vf0)), after: time.Hour, remain: true},
+		{title: "the kubelet knows it", noted: true, after: time.Hour, remain: true},
+		{title: "too early", after: time.Minute, remain: true},
+		{title: "in a pod", inPod: true, after: time.Hour, remain: true},
+		{title: "no API server", away: true, after: time.Hour, remain: true},
+		{title: "torn file, too early", torn: true, after: 9 * time.Minute, remain: true},
+		{title: "torn file", torn: true, after: 11 * time.Minute},
+	} {
+		t.Run(c.title, func(t *testing.T) {
+			l := newDRALab(t)
+			own := newClaim("c-1", "web", result("a", vf0))
+			_, err := l.prepare(t.Context(), own)
+			must(t, err)
+			l.note(newClaim("c-7", "unrelated"))
+			if c.noted {
+				l.note(own)
+			}
+			if c.torn {
+				must(t, os.WriteFile(filepath.Join(l.options.Kubelet, "dra_manager_state"), []byte("{"), 0o600))
+			}
+			if c.claim != nil {
+				l.add(c.claim)
+			}
+			if c.inPod {
+				l.attach(own, vf0, "web-0", "/proc/self/ns/net")
+				defer l.detach(vf0)
+			}
+			if c.away {
+				l.client.PrependReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+					return true, nil, errors.New("connection refused")
+				})
+			}
+			collector, began := newCollector(l.Driver), time.Now()
+			for at := time.Duration(0); at <= c.after; at += time.Minute {
+				collector.collect(t.Context(), began.Add(at))
+			}
+			if got := l.files(l.options.Claims) == "c-1"; got != c.remain {
+				t.Errorf("remains: %t\n%s", got, l.log)
+			}
+			if n := len(l.client.Actions()); c.noted && n > 0 || n > 61 {
+				t.Errorf("%d requests", n)
+			}
+		})
+	}
+}
+
+// TestLostRecord (DRA-F7): a record that is lost is written again from the claim, once the kubelet's file demands it twice.
+func TestLostRecord(t *testing.T) {
+	l := newDRALab(t)
+	c, gone := newClaim("c-1", "web", result("a", vf0)), newClaim("c-2", "gone", result("a", vf1))
+	l.add(c)
+	l.note(c, gone)
+	collector, now := newCollector(l.Driver), time.Now()
+	collector.rebuild(t.Context(), now)
+	if got := l.files(l.options.Claims); got != "" {
+		t.Errorf("at once: %s", got)
+	}
+	collector.rebuild(t.Context(), now.Add(rebuildEvery))
+	if r, err := claim.Read(l.options.Claims, "c-1"); err != nil || r.State != claim.Prepared || l.files(l.options.Claims) != "c-1" {
+		t.Errorf("%+v, %v\n%s", r, err, l.log)
+	}
+	before := len(l.client.Actions())
+	for at := range 60 {
+		collector.rebuild(t.Context(), now.Add(time.Duration(at)*time.Second))
+	}
+	if n := len(l.client.Actions()) - before; n > 4 {
+		t.Errorf("%d requests in a minute for a claim that is gone", n)
+	}
+}
+
+// TestLostRecordOfPod: the record of a claim whose pod runs is written again, and the VF stays as the pod has it.
+func TestLostRecordOfPod(t *testing.T) {
+	l := newDRALab(t, func(o *Options) { o.InUse = func(string) string { return "has its interface in another namespace" } })
+	c := newClaim("c-1", "web", result("a", vf0))
+	must(t, claim.Write(l.options.Claims, l.planned(t, "c-1", vf0).record))
+	l.attach(c, vf0, "web-0", "/proc/self/ns/net")
+	defer l.detach(vf0)
+	must(t, claim.Remove(l.options.Claims, "c-1"))
+	if _, err := l.prepare(t.Context(), c); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSweepCDI: specifications without records go, those of others stay.
+func TestSweepCDI(t *testing.T) {
+	l := newDRALab(t)
+	_, err := l.prepare(t.Context(), newClaim("c-1", "web", result("a", vf0)))
+	must(t, err)
+	for _, name := range []string{cdiFile("c-2"), "podlace-example.com_fast.json", "vendor.json"} {
+		must(t, os.WriteFile(filepath.Join(l.options.CDI, name), []byte("{}"), 0o644))
+	}
+	must(t, l.sweepCDI())
+	if got, want := l.files(l.options.CDI), "podlace-example.com_fast.json "+cdiFile("c-1")+" vendor.json"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}

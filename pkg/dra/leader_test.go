@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// instance is another daemon of the node of a lab.
+func (l *draLab) instance(uid string) *draLab {
+	o := l.options
+	o.Instance = uid
+	other := *l
+	other.Driver = New(o)
+	other.lookAgain()
+	return &other
+}
+
+// TestUpgrade (DRA-32): two instances serve the kubelet at a time, over the same records. One leads; the other one takes over when it ends.
+func TestUpgrade(t *testing.T) {
+	l := newDRALab(t)
+	a, b := l.instance("uid-a"), l.instance("uid-b")
+	stopA := a.run()
+	l.await("the first one leads", a.leads)
+	registry, data := l.options.folders()
+	stopB := b.run()
+	kb := b.registerAt(filepath.Join(registry, "sriov.podlace.io-uid-b-reg.sock"), false)
+	ka := a.registerAt(filepath.Join(registry, "sriov.podlace.io-uid-a-reg.sock"), false)
+	if kb.endpoint != filepath.Join(data, "dra-uid-b.sock") || b.leads() || b.registered() != "" {
+		t.Errorf("endpoint %s, leads: %t, %s", kb.endpoint, b.leads(), b.registered())
+	}
+	old, young := newClaim("c-1", "old", result("a", vf0)), newClaim("c-2", "young", result("a", vf0))
+	l.add(old, young)
+	ka.prepare(old)
+	if got := kb.prepare(young); !strings.Contains(got[0], "VF 0000:11:02.0 is still of claim shop/old") {
+		t.Error(got)
+	}
+	if got := kb.unprepare("c-1"); got[0] != "" {
+		t.Error(got)
+	}
+	if got := kb.prepare(young); !strings.HasPrefix(got[0], "a=") {
+		t.Error(got)
+	}
+	stopA()
+	l.await("the second one leads", b.leads)
+	if got := l.files(registry) + " " + l.files(data); got != "sriov.podlace.io-uid-b-reg.sock dra-uid-b.sock" {
+		t.Errorf("sockets: %s", got)
+	}
+	if got := kb.unprepare("c-2"); got[0] != "" {
+		t.Error(got)
+	}
+	stopB()
+}
+
+// TestStaleSockets: sockets of an instance that was killed go; those of one that runs stay.
+func TestStaleSockets(t *testing.T) {
+	l := newDRALab(t)
+	registry, data := l.options.folders()
+	must(t, os.MkdirAll(registry, 0o755), os.MkdirAll(data, 0o755))
+	var open []net.Listener
+	for _, path := range []string{filepath.Join(registry, "sriov.podlace.io-dead-reg.sock"), filepath.Join(data, "dra-dead.sock"),
+		filepath.Join(registry, "sriov.podlace.io-live-reg.sock")} {
+		s, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		must(t, err)
+		s.SetUnlinkOnClose(false)
+		if strings.Contains(path, "dead") {
+			s.Close()
+		} else {
+			open = append(open, s)
+		}
+	}
+	l.instance("uid-b").run()
+	l.await("only the sockets of instances that run", func() bool {
+		return l.files(registry)+" "+l.files(data) == "sriov.podlace.io-live-reg.sock sriov.podlace.io-uid-b-reg.sock dra-uid-b.sock"
+	})
+	for _, s := range open {
+		s.Close()
+	}
+}
+
+// TestTwoServices (DRA-F23): a second daemon without a UID of its own leaves the kubelet to the first one, says which one that is, and takes
+// over when it ends.
+func TestTwoServices(t *testing.T) {
+	l := newDRALab(t)
+	a, b := l.instance(""), l.instance("")
+	stop := a.run()
+	k := a.register(false)
+	b.run()
+	l.await("the second one says who leads", func() bool { return strings.Contains(l.log.String(), "the service with process") })
+	l.await("the second one is not ready", func() bool { return strings.Contains(b.Ready(), "leader.lock") })
+	c := newClaim("c-1", "web", result("a", vf0))
+	l.add(c)
+	if got := k.prepare(c); !strings.HasPrefix(got[0], "a=") {
+		t.Error(got)
+	}
+	stop()
+	l.await("the second one leads", b.leads)
+	if got := b.register(false).unprepare("c-1"); got[0] != "" {
+		t.Error(got)
+	}
+}
+
+// TestSocketsRemoved: sockets that another program removed are there again, also the folder of one.
+func TestSocketsRemoved(t *testing.T) {
+	l := newDRALab(t)
+	l.run()
+	l.register(false)
+	registry, data := l.options.folders()
+	for _, remove := range []string{filepath.Join(registry, "sriov.podlace.io-reg.sock"), data} {
+		must(t, os.RemoveAll(remove))
+		l.await("the kubelet can register again", func() bool { return l.registered() != "" })
+		l.await("sockets", func() bool { return l.files(registry)+l.files(data) == "sriov.podlace.io-reg.sockdra.sock" })
+		k := l.register(false)
+		if got := k.unprepare("c-1"); got[0] != "" || l.Ready() != "" {
+			t.Errorf("%v, %s", got, l.Ready())
+		}
+	}
+}
+
+// TestServerFails: an error of a server starts it again, and one that is recoverable does not.
+func TestServerFails(t *testing.T) {
+	l := newDRALab(t)
+	l.run()
+	l.register(false)
+	handler{l.Driver}.HandleError(t.Context(), errors.New("broken pipe"), "DRA gRPC server failed")
+	l.await("the failure is logged", func() bool { return strings.Contains(l.log.String(), "broken pipe") })
+	l.await("the kubelet can register again", func() bool { return l.Ready() == "the kubelet has not registered driver sriov.podlace.io" })
+	l.register(false)
+}
+
+// TestWhileLeading: work of the leader ends when another instance leads, and begins again.
+func TestWhileLeading(t *testing.T) {
+	l := newDRALab(t)
+	var begun, ended atomic.Int32
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		l.whileLeading(ctx, func(ctx context.Context) {
+			begun.Add(1)
+			<-ctx.Done()
+			ended.Add(1)
+		})
+	}()
+	time.Sleep(10 * time.Millisecond)
+	if begun.Load() != 0 {
+		t.Error("it has begun without the lead")
+	}
+	for i := range int32(2) {
+		l.lead.set(l.Driver, true)
+		l.await("begins", func() bool { return begun.Load() == i+1 })
+		l.lead.set(l.Driver, false)
+		l.await("ends", func() bool { return ended.Load() == i+1 })
+	}
+	cancel()
+	<-done
+}
+
+// TestLeadLost: the file of the lock may be removed. The instance leads on with another file, unless another instance was faster.
+func TestLeadLost(t *testing.T) {
+	l := newDRALab(t)
+	a := l.instance("uid-a")
+	a.run()
+	l.await("it leads", a.leads)
+	must(t, os.Remove(filepath.Join(filepath.Dir(l.options.Claims), leaderLock)))
+	b := l.instance("uid-b")
+	b.run()
+	time.Sleep(2 * lookEvery)
+	l.await("one leads", func() bool { return a.leads() != b.leads() })
+}

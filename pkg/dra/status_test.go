@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/sriov"
+)
+
+// attach writes the journal of a VF as an ADD for a pod has left it.
+func (l *draLab) attach(c *resourceapi.ResourceClaim, address, pod, netns string, ips ...string) {
+	l.Helper()
+	r, err := claim.Read(l.options.Claims, string(c.UID))
+	must(l, err)
+	for _, d := range r.Devices {
+		if d.ID != address {
+			continue
+		}
+		j := map[string]any{"format": 1, "address": address, "owner": map[string]string{"Network": "net", "ContainerID": pod, "IfName": "eth0"},
+			"pod": "shop/" + pod, "netns": netns, "name": "net1", "mac": "02:00:00:00:00:01", "since": time.Now().Truncate(time.Second),
+			"claim": d.Claim, "ips": prefixes(l, ips), "ready": true, "vlan": 7, "former": map[string]string{"driver": "iavf"}}
+		data, err := json.Marshal(j)
+		must(l, err, os.MkdirAll(sriov.JournalFolder, 0o700), os.WriteFile(filepath.Join(sriov.JournalFolder, address), data, 0o600))
+	}
+}
+
+func prefixes(t testing.TB, ips []string) (list []netip.Prefix) {
+	for _, ip := range ips {
+		p, err := netip.ParsePrefix(ip)
+		must(t, err)
+		list = append(list, p)
+	}
+	return list
+}
+
+func (l *draLab) detach(address string) {
+	l.Helper()
+	must(l, os.Remove(filepath.Join(sriov.JournalFolder, address)))
+}
+
+// status returns the entries of a claim's status, a text for each.
+func (l *draLab) status(name string) (list []string) {
+	l.Helper()
+	c, err := l.client.ResourceV1().ResourceClaims("shop").Get(l.Context(), name, metav1.GetOptions{})
+	must(l, err)
+	for _, d := range c.Status.Devices {
+		text := d.Driver + "/" + d.Pool + "/" + d.Device
+		for _, c := range d.Conditions {
+			text += fmt.Sprintf(" %s=%s", c.Type, c.Status)
+		}
+		if d.NetworkData != nil {
+			text += fmt.Sprintf(" %s %s %s", d.NetworkData.InterfaceName, d.NetworkData.IPs, d.NetworkData.HardwareAddress)
+		}
+		if d.Data != nil {
+			text += " " + string(d.Data.Raw)
+		}
+		list = append(list, text)
+	}
+	return list
+}
+
+func (l *draLab) writes() (n int) {
+	for _, a := range l.client.Actions() {
+		if a.GetVerb() == "patch" && a.GetSubresource() == "status" {
+			n++
+		}
+	}
+	return n
+}
+
+// TestStatus (DRA-16): the status of a claim tells which of its VFs pods have, as what; that nobody has one after DEL; and keeps what other
+// drivers wrote. A daemon that starts writes nothing that is there.
+func TestStatus(t *testing.T) {
+	l := newDRALab(t)
+	stop := l.run()
+	k := l.register(false)
+	c := newClaim("c-1", "web", result("a", vf0), result("b", vf1))
+	c.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: "other.example.com", Pool: "p", Device: "d"}}
+	l.add(c)
+	k.prepare(c)
+	l.attach(c, vf0, "web-0", "/proc/self/ns/net", "10.0.0.7/24", "fd00::7/64")
+	l.attach(c, vf1, "web-0", "/proc/self/ns/net")
+	const data = ` {"pciAddress":"0000:11:02.%d","pf":"ens0f0","vf":%d,"vlan":7}`
+	const other = "other.example.com/p/d"
+	both := []string{other,
+		"sriov.podlace.io/node-a/0000-11-02-0 Ready=True net1 [10.0.0.7/24 fd00::7/64] 02:00:00:00:00:01" + fmt.Sprintf(data, 0, 0),
+		"sriov.podlace.io/node-a/0000-11-02-1 Ready=True net1 [] 02:00:00:00:00:01" + fmt.Sprintf(data, 1, 1)}
+	wait := func(want ...string) {
+		t.Helper()
+		l.await(fmt.Sprintf("status %q", want), func() bool {
+			if got := l.status("web"); !cmp.Equal(got, want) {
+				l.log.Write([]byte(fmt.Sprintf("status is %q\n", got)))
+				return false
+			}
+			return true
+		})
+	}
+	wait(both...)
+	l.detach(vf0)
+	wait(other, `sriov.podlace.io/node-a/0000-11-02-0 Ready=False {"pciAddress":"0000:11:02.0","vf":0}`, both[2])
+	stop()
+	before := l.writes()
+	l.Driver = New(l.options)
+	l.lookAgain()
+	stop = l.run()
+	k = l.register(false)
+	time.Sleep(3 * joinStatus)
+	if got := l.writes(); got != before {
+		t.Errorf("%d writes, then %d", before, got)
+	}
+	l.detach(vf1)
+	wait(other, `sriov.podlace.io/node-a/0000-11-02-0 Ready=False {"pciAddress":"0000:11:02.0","vf":0}`,
+		`sriov.podlace.io/node-a/0000-11-02-1 Ready=False {"pciAddress":"0000:11:02.1","vf":0}`)
+	stop()
+}
+
+// TestStatusForbidden (DRA-F28): without the right to write the status, pods run; the log says once which right is missing, and no more
+// requests follow. Another error is tried again, and a claim that is gone is not.
+func TestStatusForbidden(t *testing.T) {
+	l := newDRALab(t)
+	var answer error
+	tries := 0
+	l.client.PrependReactor("patch", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		tries++
+		return answer != nil, nil, answer
+	})
+	c := newClaim("c-1", "web", result("a", vf0))
+	l.add(c)
+	_, err := l.prepare(t.Context(), c)
+	must(t, err)
+	l.attach(c, vf0, "web-0", "/proc/self/ns/net")
+	group := schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}
+	w := newStatusWriter(l.Driver)
+	answer = errors.New("too many requests")
+	if again := w.writeAll(t.Context()); time.Until(again) > 2*time.Second || again.IsZero() || tries != 1 {
+		t.Errorf("again %s, %d tries", again, tries)
+	}
+	if w.writeAll(t.Context()); tries != 1 {
+		t.Errorf("%d tries at once", tries)
+	}
+	answer = apierrors.NewForbidden(group, "web", errors.New("no"))
+	w.retries = map[string]statusRetry{}
+	for range 3 {
+		if again := w.writeAll(t.Context()); time.Until(again) < statusForbidden/2 || tries != 2 {
+			t.Errorf("again %s, %d tries", again, tries)
+		}
+	}
+	if n := strings.Count(l.log.String(), "associated-node:patch"); n != 1 {
+		t.Errorf("logged %d times\n%s", n, l.log)
+	}
+	answer, w.forbidden = apierrors.NewNotFound(group, "web"), time.Time{}
+	w.writeAll(t.Context())
+	r := w.retries["c-1"]
+	r.next = time.Time{}
+	w.retries["c-1"] = r
+	if again := w.writeAll(t.Context()); !again.IsZero() || tries != 3 {
+		t.Errorf("again %s, %d tries", again, tries)
+	}
+	l.detach(vf0)
+}
+
+// TestHealth (DRA-28): the kubelet is told of prepared devices only, at once when one is prepared or changes, by both versions of the API.
+func TestHealth(t *testing.T) {
+	for _, v1beta1 := range []bool{false, true} {
+		l := newDRALab(t)
+		l.run()
+		k := l.register(v1beta1)
+		reports := k.watchHealth()
+		expect := func(want string) {
+			t.Helper()
+			select {
+			case got := <-reports:
+				if got != want {
+					t.Errorf("got %q, want %q", got, want)
+				}
+			case <-time.After(patience):
+				t.Errorf("no report of %q", want)
+			}
+		}
+		expect("")
+		c := newClaim("c-1", "web", result("a", vf0), result("a", vf1))
+		l.add(c)
+		k.prepare(c)
+		expect("0000-11-02-0=HEALTHY; 0000-11-02-1=HEALTHY")
+		l.fault(vf0, "PF ens0f0 has no carrier")
+		expect("0000-11-02-0=UNHEALTHY PF ens0f0 has no carrier; 0000-11-02-1=HEALTHY")
+		l.fault(vf2, "not prepared")
+		expect("0000-11-02-0=HEALTHY; 0000-11-02-1=HEALTHY")
+		k.unprepare("c-1")
+		expect("")
+	}
+}
