@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/dra"
 	"github.com/podlace/podlace/pkg/pci"
 	cni "github.com/podlace/podlace/pkg/plugin"
@@ -89,6 +90,9 @@ func (d *daemon) startDRA(ctx context.Context) bool {
 		}
 		d.driverFault = err.Error()
 		return false
+	}
+	if err := claim.Begin(d.Claims); err != nil {
+		d.log.Warn("claims may not be prepared", "error", err)
 	}
 	d.driverFault = ""
 	d.driver = dra.New(dra.Options{

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/podresources"
 	"github.com/podlace/podlace/pkg/probes"
 )
@@ -75,7 +76,7 @@ func (d *daemon) listPods(ctx context.Context) ([]allocation.Device, error) {
 }
 
 func (d *daemon) kubelet() podresources.Kubelet {
-	return podresources.Kubelet{Socket: filepath.Join(d.Pods, "kubelet.sock"), Checkpoint: d.checkpoint()}
+	return podresources.Kubelet{Socket: filepath.Join(d.Pods, "kubelet.sock"), Checkpoint: d.checkpoint(), Claims: claim.InUse(d.Claims)}
 }
 
 // askPods learns which pods have devices. A kubelet that is away, or has just started, may know less than the file in which it remembers:

@@ -57,7 +57,7 @@ func (l *leadership) set(d *Driver, leads bool) {
 func (l *leadership) hold(ctx context.Context, d *Driver) {
 	told := ""
 	for ctx.Err() == nil {
-		lock, err := d.takeLead()
+		lock, dir, err := d.takeLead()
 		if err == nil {
 			l.set(d, true)
 			d.options.Log.Info("this instance publishes devices, and writes the status of claims", "instance", d.name())
@@ -65,6 +65,7 @@ func (l *leadership) hold(ctx context.Context, d *Driver) {
 			l.keep(ctx, lock)
 			l.set(d, false)
 			lock.Unlock()
+			dir.Close()
 			continue
 		}
 		if err.Error() != told {
@@ -134,23 +135,25 @@ func (l *leadership) keep(ctx context.Context, lock *store.Lock) {
 	}
 }
 
-// takeLead takes the lock if no other instance has it. The error says which one has.
-func (d *Driver) takeLead() (*store.Lock, error) {
-	dir, err := store.Make(filepath.Dir(d.options.Claims), 0o755)
-	if err != nil {
-		return nil, err
+// takeLead takes the lock if no other instance has it. The error says which one has. The folder stays open: the lock looks for its file there.
+func (d *Driver) takeLead() (lock *store.Lock, dir *store.Dir, err error) {
+	if dir, err = store.Make(filepath.Dir(d.options.Claims), 0o755); err != nil {
+		return nil, nil, err
 	}
-	defer dir.Close()
-	lock, err := dir.LockWithin(0, leaderLock, 0o600)
-	if err != nil {
+	defer func() {
+		if err != nil {
+			dir.Close()
+		}
+	}()
+	if lock, err = dir.LockWithin(0, leaderLock, 0o600); err != nil {
 		by, _ := dir.Read(leaderFile)
-		return nil, fmt.Errorf("%s leads: %w", strings.TrimSpace(string(by)), err)
+		return nil, nil, fmt.Errorf("%s leads: %w", strings.TrimSpace(string(by)), err)
 	}
 	if err := dir.Write(leaderFile, []byte(d.name()+"\n"), 0o600); err != nil {
 		lock.Unlock()
-		return nil, err
+		return nil, nil, err
 	}
-	return lock, nil
+	return lock, dir, nil
 }
 
 // name says which instance this is.

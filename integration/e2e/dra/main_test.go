@@ -153,7 +153,8 @@ func installPlugins() error {
 		return err
 	}
 	programs, err := filepath.Glob(filepath.Join(from, "[a-z]*"))
-	if err := errors.Join(err, os.MkdirAll("/opt/cni/bin", 0o755), os.MkdirAll(filepath.Dir(conflist), 0o755)); err != nil {
+	if err := errors.Join(err, os.MkdirAll("/opt/cni/bin", 0o755), os.MkdirAll(filepath.Dir(conflist), 0o755),
+		os.MkdirAll(manifests, 0o755)); err != nil {
 		return err
 	}
 	for _, p := range programs {
