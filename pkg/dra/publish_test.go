@@ -1,3 +1,515 @@
 // SPDX-License-Identifier: Apache-2.0
 
 package dra
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/pkg/pool"
+)
+
+// within is what the goal of 3 seconds may take on a machine that does other work: what fails is something that does not come back at all.
+const within = 20 * time.Second
+
+// text that tests look into while it is written.
+type syncedBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *syncedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *syncedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// bench is a publisher beside an API server.
+type bench struct {
+	testing.TB
+	*fakeAPI
+	driver   *Driver
+	machine  desired
+	registry *prometheus.Registry
+	log      *syncedBuffer
+	stop     func()
+}
+
+// newBench publishes a machine. prepare changes the server before that.
+func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *bench {
+	t.Helper()
+	b := &bench{TB: t, fakeAPI: newFakeAPI(t), log: &syncedBuffer{}}
+	b.machine, _ = machine(t, m)
+	if prepare != nil {
+		prepare(b.fakeAPI)
+	}
+	b.start()
+	return b
+}
+
+// start runs a new publisher until stop or the end of the test.
+func (b *bench) start() {
+	b.registry = prometheus.NewRegistry()
+	b.driver = New(Options{Node: "node-a", Client: b.client(), Claims: b.TempDir(), Metrics: b.registry,
+		Log: slog.New(slog.NewTextHandler(b.log, nil))})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b.driver.publish(ctx)
+	}()
+	b.stop = sync.OnceFunc(func() { cancel(); <-done })
+	b.Cleanup(b.stop)
+	b.driver.Update(b.machine.Inventory)
+}
+
+// fault gives all VFs of a PF a fault, or none, at once as the daemon does.
+func (b *bench) fault(pf int, kind string) {
+	i := b.machine.Inventory
+	i.Faults = map[string]Fault{}
+	of := i.Pools[0].Devices[pf*len(i.Pools[0].Devices)/b.pfs()].PF
+	for _, d := range i.Pools[0].Devices {
+		if d.PF == of && kind != "" {
+			i.Faults[d.Address.String()] = Fault{kind, "x"}
+		}
+	}
+	b.driver.Update(i)
+}
+
+func (b *bench) pfs() (n int) {
+	for _, d := range b.machine.Snapshot.Devices {
+		if !d.IsVF() {
+			n++
+		}
+	}
+	return n
+}
+
+// complete reports whether the slices are one generation of the pool, with as many devices and taints.
+func (b *bench) complete(count, devices, taints int) bool {
+	all := b.stored()
+	for _, s := range all {
+		if s.Spec.Pool.ResourceSliceCount != int64(count) || s.Spec.Pool.Generation != all[0].Spec.Pool.Generation ||
+			s.Spec.Pool.Name != "node-a" || *s.Spec.NodeName != "node-a" {
+			return false
+		}
+		for _, d := range s.Spec.Devices {
+			devices--
+			taints -= len(d.Taints)
+		}
+	}
+	return len(all) == count && devices == 0 && taints == 0
+}
+
+func (b *bench) await(what string, so func() bool) {
+	b.Helper()
+	await(b.TB, what, so)
+}
+
+// quiet waits until nothing more is written.
+func (b *bench) quiet() (writes int) {
+	for writes = -1; writes != b.writes(); time.Sleep(3 * syncDelay) {
+		writes = b.writes()
+	}
+	return writes
+}
+
+// metric returns the value of a metric, the sum over its labels.
+func (b *bench) metric(name string) (sum float64) {
+	b.Helper()
+	families, err := b.registry.Gather()
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == "podlace_sriov_dra_"+name {
+				sum += m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
+		}
+	}
+	return sum
+}
+
+// logged returns how often a text is in the log.
+func (b *bench) logged(text string) int { return strings.Count(b.log.String(), text) }
+
+// TestPublished: the slices are there, owned by the Node, and are written no more; a restart without a change writes nothing, and neither
+// deletes the end.
+func TestPublished(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, pcitest.Machine{Nodes: 2, PFs: 2, VFs: 3}, nil)
+	b.await("4 slices", func() bool { return b.complete(4, 12, 0) })
+	first := b.stored()
+	want := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node-a", UID: "uid-1", Controller: new(true)}}
+	if diff := cmp.Diff(want, first[0].OwnerReferences); diff != "" || !strings.HasPrefix(first[0].Name, "00000-sriov.podlace.io-node-a-") {
+		t.Errorf("%s: %s", first[0].Name, diff)
+	}
+	if n := b.quiet(); n != 4 {
+		t.Errorf("%d writes", n)
+	}
+	if b.metric("up") != 1 || b.metric("slices") != 4 || b.metric("writes_total") != 4 || b.metric("slices_refused") != 0 {
+		t.Error("metrics are wrong")
+	}
+	for range 2 {
+		b.stop()
+		b.start()
+		b.await("up", func() bool { return b.metric("up") == 1 })
+		b.quiet()
+	}
+	if diff := cmp.Diff(first, b.stored()); diff != "" || b.writes() != 4 {
+		t.Errorf("%d writes: %s", b.writes(), diff)
+	}
+	if n := b.asked("watch"); n > 3 { // one for each start
+		t.Errorf("%d watches", n)
+	}
+}
+
+// TestEmpty: a node without VFs has an empty slice.
+func TestEmpty(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1}, nil)
+	b.await("an empty slice", func() bool { return b.complete(1, 0, 0) })
+}
+
+// TestOneWrite: a PF that goes down and comes back is one write each. TimeAdded stays over a restart.
+func TestOneWrite(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 64}, nil)
+	b.await("2 slices", func() bool { return b.complete(2, 128, 0) })
+	before := b.quiet()
+	start := time.Now()
+	b.fault(1, LinkDown)
+	b.await("taints", func() bool { return b.complete(2, 128, 64) })
+	t.Logf("taints are stored after %s", time.Since(start))
+	if n := b.quiet() - before; n != 1 {
+		t.Errorf("%d writes for a link that goes down", n)
+	}
+	down := b.stored()
+	b.stop()
+	b.start()
+	b.fault(1, LinkDown)
+	b.quiet()
+	if diff := cmp.Diff(taintsOf(down), taintsOf(b.stored())); diff != "" {
+		t.Error(diff)
+	}
+	before = b.quiet()
+	b.fault(1, "")
+	b.await("no taints", func() bool { return b.complete(2, 128, 0) })
+	if n := b.quiet() - before; n != 1 {
+		t.Errorf("%d writes for a link that comes back", n)
+	}
+}
+
+func taintsOf(all []resourceapi.ResourceSlice) map[string][]resourceapi.DeviceTaint {
+	out := map[string][]resourceapi.DeviceTaint{}
+	for _, s := range all {
+		for _, d := range s.Spec.Devices {
+			out[d.Name] = d.Taints
+		}
+	}
+	return out
+}
+
+// TestSliceDeleted, TestSliceEdited: what a kubelet or a user deletes or edits is back, also where the watch broke meanwhile.
+func TestSliceDeleted(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, nil)
+	b.await("2 slices", func() bool { return b.complete(2, 4, 0) })
+	b.quiet()
+	for name, remove := range map[string]func(){
+		"one":                  func() { b.remove(false, b.stored()[1].Name) },
+		"all, as by a kubelet": func() { b.remove(false) },
+		"and right after they were written": func() {
+			b.remove(false)
+			b.await("a slice", func() bool { return len(b.stored()) > 0 })
+			b.remove(false)
+		},
+		"while the watch is broken": func() { b.remove(true); b.hangUp(true) },
+	} {
+		remove()
+		start := time.Now()
+		b.await("the slices are back: "+name, func() bool { return b.complete(2, 4, 0) })
+		if took := time.Since(start); took > within {
+			t.Errorf("%s: %s", name, took)
+		} else {
+			t.Logf("%s: back after %s", name, took)
+		}
+		b.quiet()
+	}
+}
+
+// TestLostCreate: a slice that is deleted before the watch shows it is back, too: the library must not believe for long that it is there.
+func TestLostCreate(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)
+	b.await("a slice", func() bool { return b.complete(1, 2, 0) })
+	b.quiet()
+	created := b.asked("create")
+	b.remove(false)
+	b.set(func() { b.muted = true })
+	b.await("another slice", func() bool { return b.asked("create") > created && b.complete(1, 2, 0) })
+	b.remove(true)
+	b.set(func() { b.muted = false })
+	b.hangUp(true)
+	start := time.Now()
+	b.await("the slice is back", func() bool { return b.complete(1, 2, 0) })
+	if took := time.Since(start); took > within {
+		t.Error(took)
+	} else {
+		t.Logf("back after %s", took)
+	}
+}
+
+func TestSliceEdited(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, nil)
+	b.await("2 slices", func() bool { return b.complete(2, 4, 0) })
+	b.quiet()
+	want := b.stored()
+	for name, edit := range map[string]func(*resourceapi.ResourceSlice){
+		"a device less": func(s *resourceapi.ResourceSlice) { s.Spec.Devices = s.Spec.Devices[:1] },
+		"an attribute":  func(s *resourceapi.ResourceSlice) { s.Spec.Devices[0].Attributes["vf"] = number(77) },
+		"a taint": func(s *resourceapi.ResourceSlice) {
+			s.Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: "x", Effect: "NoSchedule"}}
+		},
+		"the generation": func(s *resourceapi.ResourceSlice) { s.Spec.Pool.Generation += 7 },
+	} {
+		b.edit(want[1].Name, edit)
+		start := time.Now()
+		same := func() bool {
+			return b.complete(2, 4, 0) && cmp.Equal(specs(want), specs(b.stored()))
+		}
+		b.await("the slice is as it was: "+name, same)
+		t.Logf("%s: back after %s", name, time.Since(start))
+		b.quiet()
+	}
+}
+
+// specs are the devices of slices.
+func specs(all []resourceapi.ResourceSlice) (out [][]resourceapi.Device) {
+	for _, s := range all {
+		out = append(out, s.Spec.Devices)
+	}
+	return out
+}
+
+// TestWatchEnds: a watch that ends, by 410 or otherwise, is begun again; nothing is written, and nothing is logged.
+func TestWatchEnds(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)
+	b.await("a slice", func() bool { return b.complete(1, 2, 0) })
+	before, watches := b.quiet(), b.asked("watch")
+	for _, gone := range []bool{true, false} {
+		b.hangUp(gone)
+		b.await("another watch", func() bool { return b.asked("watch") > watches })
+		watches = b.asked("watch")
+	}
+	if b.quiet() != before || b.logged("level=WARN") > 0 {
+		t.Errorf("%d writes\n%s", b.writes()-before, b.log)
+	}
+}
+
+// TestConflict: an update that another writer was faster than is made again.
+func TestConflict(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)
+	b.await("a slice", func() bool { return b.complete(1, 2, 0) })
+	b.quiet()
+	b.set(func() { b.refuse["update"] = http.StatusConflict })
+	b.fault(0, LinkDown)
+	b.await("a conflict", func() bool { return b.asked("update") > 0 })
+	b.set(func() { delete(b.refuse, "update") })
+	b.await("taints", func() bool { return b.complete(1, 2, 2) })
+	if b.logged("level=WARN") > 0 {
+		t.Error(b.log)
+	}
+}
+
+// TestForbidden, TestAbsent: without a right, the API, the Node or the server it is said once, with what is missing, and it works as soon
+// as it can.
+func TestForbidden(t *testing.T) {
+	t.Parallel()
+	for verb, says := range map[string]string{"node": "get node", "list": "list resourceslices.resource.k8s.io",
+		"watch": "watch resourceslices.resource.k8s.io", "create": "create resourceslices.resource.k8s.io"} {
+		t.Run(verb, func(t *testing.T) {
+			b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, func(f *fakeAPI) { f.refuse[verb] = http.StatusForbidden })
+			b.await("a line", func() bool { return b.logged(`request="`+says) > 0 })
+			b.await("more tries", func() bool { return b.asked(verb) > 2 || verb == "node" || verb == "list" })
+			if b.metric("up") != 0 || b.logged("level=WARN") != 1 || b.logged("needs the verb") != 1 {
+				t.Errorf("up %v\n%s", b.metric("up"), b.log)
+			}
+			if verb == "node" || verb == "list" {
+				return // the next try comes after a minute
+			}
+			b.set(func() { delete(b.refuse, verb) })
+			b.await("up", func() bool { return b.metric("up") == 1 && b.complete(1, 2, 0) })
+		})
+	}
+}
+
+func TestAbsent(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		prepare func(*fakeAPI)
+		says    string
+	}{
+		"server":   {func(f *fakeAPI) { f.server.CloseClientConnections(); f.server.Close() }, "connection refused"},
+		"API":      {func(f *fakeAPI) { f.old = true }, "Kubernetes 1.34 or newer"},
+		"node":     {func(f *fakeAPI) { delete(f.nodes, "node-a") }, "--node-name"},
+		"answers":  {func(f *fakeAPI) { f.refuse["*"] = http.StatusInternalServerError }, "a request failed"},
+		"slowness": {func(f *fakeAPI) { f.delay = 300 * time.Millisecond }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, c.prepare)
+			if c.says == "" {
+				b.await("slices", func() bool { return b.complete(1, 2, 0) })
+				return
+			}
+			b.await("a line", func() bool { return b.logged(c.says) > 0 })
+			time.Sleep(3 * firstRetry)
+			if b.metric("up") != 0 || b.logged("level=WARN") != 1 {
+				t.Errorf("up %v\n%s", b.metric("up"), b.log)
+			}
+			start := time.Now()
+			b.driver.Update(b.machine.Inventory)
+			if b.stop(); time.Since(start) > within {
+				t.Error("Update or the end waits for the API server")
+			}
+		})
+	}
+}
+
+// TestRefused: slices that the server refuses are said once, with the field; the former ones stay until something changes.
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, nil)
+	b.await("2 slices", func() bool { return b.complete(2, 4, 0) })
+	b.quiet()
+	bad := b.machine.Pools[0].Devices[3]
+	b.set(func() { b.invalid = DeviceName(bad.Address) }) // from now on
+	former := b.stored()
+	i := b.machine.Inventory
+	i.Faults = map[string]Fault{bad.Address.String(): {LinkDown, "x"}}
+	b.driver.Update(i)
+	b.await("a line", func() bool { return b.logged("refuses ResourceSlices") > 0 })
+	writes := b.quiet()
+	b.driver.Update(i)
+	if n := b.quiet() - writes; n != 0 {
+		t.Errorf("%d writes of what is refused", n)
+	}
+	if b.logged("level=ERROR") != 1 || b.logged("spec.devices[1].name") == 0 || b.metric("slices_refused") != 1 || b.metric("up") != 0 {
+		t.Errorf("refused %v, up %v\n%s", b.metric("slices_refused"), b.metric("up"), b.log)
+	}
+	if diff := cmp.Diff(specs(former), specs(b.stored())); diff != "" || !b.complete(2, 4, 0) {
+		t.Error(diff)
+	}
+	b.set(func() { b.invalid = "" })
+	b.fault(0, LinkDown)
+	b.await("others", func() bool { return b.complete(2, 4, 2) && b.metric("up") == 1 && b.metric("slices_refused") == 0 })
+}
+
+// TestRefusedAmongOthers: where several slices change and one is refused, the pool is as it was before, and complete.
+func TestRefusedAmongOthers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, nil)
+	b.await("2 slices", func() bool { return b.complete(2, 4, 0) })
+	b.quiet()
+	former := b.stored()
+	b.set(func() { b.invalid, b.onlyTainted = DeviceName(b.machine.Pools[0].Devices[3].Address), true })
+	i := b.machine.Inventory
+	i.Faults = map[string]Fault{}
+	for _, dev := range i.Pools[0].Devices {
+		i.Faults[dev.Address.String()] = Fault{LinkDown, "x"}
+	}
+	start := time.Now()
+	b.driver.Update(i)
+	b.await("a line", func() bool { return b.logged("refuses ResourceSlices") > 0 })
+	b.await("the former pool", func() bool { return b.complete(2, 4, 0) })
+	t.Logf("the former pool is back after %s", time.Since(start))
+	if n := b.quiet(); n > 8 || !b.complete(2, 4, 0) || !cmp.Equal(specs(former), specs(b.stored())) {
+		t.Errorf("%d writes, %v", n, b.stored())
+	}
+}
+
+// TestTaintsDropped: where the server drops taints, free VFs with faults leave the slice, and are back with their link; what claims have
+// stays. It is said once.
+func TestTaintsDropped(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, func(f *fakeAPI) { f.noTaints = true })
+	record := prepared(b.machine.Pools[0].Devices[1].Address.String())
+	c := record.Devices[0].Claim
+	c.Namespace, c.Name, c.Request, c.Pool, c.Device = "shop", "web", "nic", "node-a", "x"
+	if err := claim.Write(b.driver.options.Claims, record); err != nil {
+		t.Fatal(err)
+	}
+	b.await("2 slices", func() bool { return b.complete(2, 4, 0) })
+	for range 2 {
+		b.fault(0, LinkDown)
+		b.await("one VF less", func() bool { return b.complete(2, 3, 0) })
+		if n := b.quiet(); n > 12 {
+			t.Errorf("%d writes", n)
+		}
+		b.fault(0, "")
+		b.await("all VFs", func() bool { return b.complete(2, 4, 0) })
+	}
+	if b.logged("DRADeviceTaints") != 1 || b.metric("up") != 1 {
+		t.Error(b.log)
+	}
+}
+
+// TestWholePF: counters that the server drops, or refuses in slices of their own, leave PFs out that are offered whole.
+func TestWholePF(t *testing.T) {
+	t.Parallel()
+	for name, prepare := range map[string]func(*fakeAPI){"stored": func(*fakeAPI) {}, "dropped": func(f *fakeAPI) { f.noCounters = true },
+		"refused": func(f *fakeAPI) { f.refuseMixed = true }} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, prepare)
+			i := b.machine.Inventory
+			pf := pool.Device{Device: mustPF(t, b.machine, i.Pools[0].Devices[0]), Whole: 2}
+			i.Pools = append([]pool.Pool{{Name: "example.com/whole", Resource: i.Pools[0].Resource, Devices: []pool.Device{pf}}}, i.Pools...)
+			b.driver.Update(i)
+			if name == "stored" {
+				b.await("counters", func() bool { return b.complete(2, 3, 0) })
+				return
+			}
+			b.await("no PF", func() bool { return b.complete(1, 2, 0) && b.logged("offerWhole") == 1 })
+			b.quiet()
+			if b.metric("up") != 1 || !b.complete(1, 2, 0) || b.logged("offerWhole") != 1 {
+				t.Error(b.log)
+			}
+		})
+	}
+}
+
+// TestNodeReplaced: slices of a Node object that was deleted and made again get the new one as owner.
+func TestNodeReplaced(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)
+	b.await("a slice", func() bool { return b.complete(1, 2, 0) })
+	b.set(func() { b.nodes["node-a"] = "uid-2" })
+	b.remove(false) // as the garbage collector does
+	b.await("a slice", func() bool { return b.complete(1, 2, 0) })
+	if owner := b.stored()[0].OwnerReferences[0]; owner.UID != "uid-2" {
+		t.Errorf("%+v", owner)
+	}
+}
