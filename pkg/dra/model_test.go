@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/sriov"
+)
+
+// crashes is a log that ends the process of the daemon, as far as a goroutine can, at a moment to come.
+type crashes struct {
+	slog.Handler
+	left *atomic.Int64 // moments until then; below 0 for never
+}
+
+// crashed is what a goroutine panics with.
+type crashed struct{}
+
+func (c crashes) Handle(ctx context.Context, r slog.Record) error {
+	crash(c.left)
+	return c.Handler.Handle(ctx, r)
+}
+
+// crash is a moment at which the daemon may end.
+func crash(left *atomic.Int64) {
+	if left.Add(-1) == 0 {
+		panic(crashed{})
+	}
+}
+
+// model is a node whose API server allocates VFs as it likes: to several claims at a time.
+type model struct {
+	kerneltest.Lab
+	*draLab
+	host   *kernel.Node
+	claims []*resourceapi.ResourceClaim
+	pods   []*modelPod
+	left   *atomic.Int64
+	random *rand.Rand
+	golden string
+	count  map[string]int // of operations that did what they are for
+	mu     sync.Mutex     // of count
+}
+
+// modelPod is a pod of a claim.
+type modelPod struct {
+	*sandbox.Pod
+	name  string
+	claim int
+	has   bool // it has its VFs until DEL or Unprepare
+}
+
+// newModel has four VFs, six claims of one or two of them, and two pods of each.
+func newModel(t *testing.T) *model {
+	m := &model{draLab: newDRALab(t), random: kerneltest.Random(t), left: &atomic.Int64{}, count: map[string]int{}}
+	m.left.Store(-1)
+	must(t, os.RemoveAll("/run/podlace"))
+	host, err := kernel.Host()
+	must(t, err)
+	t.Cleanup(host.Close)
+	m.host = host
+	for i := range 4 {
+		name := fmt.Sprint("ens0f0v", i)
+		_, err := host.AddVeth(kernel.Veth{Host: name, Pod: name + "peer", MTU: 1400 + i})
+		must(t, err)
+		t.Cleanup(func() { must(t, host.DelLink(name), host.DelLink(name+"peer")) })
+	}
+	m.golden = m.home()
+	vfs := []string{vf0, vf1, vf2, vf3}
+	for i := range 6 {
+		uid := fmt.Sprint("c-", i)
+		results := []resourceapi.DeviceRequestAllocationResult{result("a", vfs[i%4])}
+		if i%2 == 1 {
+			results = append(results, result("b", vfs[(i+1)%4]))
+		}
+		m.claims = append(m.claims, newClaim(uid, uid, results...))
+		for range 2 {
+			m.pods = append(m.pods, &modelPod{Pod: kerneltest.NewPod(t), name: fmt.Sprint("pod-", len(m.pods)), claim: i})
+		}
+	}
+	m.kubeletKnows()
+	m.restart()
+	m.Lab = kerneltest.Lab{T: t, Pod: m.pods[0].Pod, Conf: kerneltest.Object{"cniVersion": "1.1.0", "name": "net", "type": "sriov",
+		"resources": []string{fast}, "kubeletDir": m.options.Kubelet, "prevResult": kerneltest.Object{"cniVersion": "1.1.0",
+			"interfaces": []any{kerneltest.Object{"name": "eth0", "sandbox": "/x"}}}}}
+	plugin := sriov.PluginAt(m.sysfs, m.answerClaims(), m.options.Claims)
+	m.Plugin = func(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
+		return plugin.Run(getenv, stdin, stdout, stderr)
+	}
+	return m
+}
+
+// answerClaims answers as the daemon does, and returns the socket.
+func (m *model) answerClaims() string {
+	dir := filepath.Dir(m.options.Kubelet)
+	socket := filepath.Join(dir, "s")
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	must(m.draLab, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		allocation.Serve(ctx, listener, func(_ context.Context, q allocation.Question) allocation.Answer {
+			devices, err := claim.Find(m.options.Claims, m.options.Kubelet, claim.Pod{Namespace: q.Namespace, Name: q.Pod, UID: q.UID})
+			if err != nil {
+				return allocation.Answer{Error: err.Error()}
+			}
+			return allocation.Answer{Devices: devices, UID: q.UID, Resources: q.Resources, Claims: true}
+		}, slog.New(slog.DiscardHandler))
+	}()
+	m.draLab.Cleanup(func() { cancel(); <-done })
+	return socket
+}
+
+// kubeletKnows writes the kubelet's file: all pods have their claims.
+func (m *model) kubeletKnows() {
+	var list []string
+	for i, c := range m.claims {
+		var uids []string
+		for _, p := range m.pods {
+			if p.claim == i {
+				uids = append(uids, fmt.Sprintf("%q:{}", "uid-"+p.name))
+			}
+		}
+		list = append(list, fmt.Sprintf(`{"ClaimUID":%q,"ClaimName":%q,"Namespace":"shop","PodUIDs":{%s},"DriverState":{%q:{"Devices":[]}}}`,
+			c.UID, c.Name, strings.Join(uids, ","), claim.Driver))
+	}
+	m.noteText(`{"kind":"DRACheckpoint","apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[` + strings.Join(list, ",") + `]}`)
+}
+
+// restart is a new daemon, which knows nothing but what is written.
+func (m *model) restart() {
+	o := m.options
+	o.Log = slog.New(crashes{slog.NewTextHandler(io.Discard, nil), m.left})
+	o.Change = func(_ []string, check, change func() error) error {
+		crash(m.left)
+		if err := check(); err != nil {
+			return err
+		}
+		crash(m.left)
+		err := change()
+		crash(m.left)
+		return err
+	}
+	o.Changed = func() { crash(m.left) }
+	m.Driver = New(o)
+	m.look(pool.Resource{API: pool.DRA}, nil)
+}
+
+// home describes the VFs that are on the node.
+func (m *model) home() string {
+	var b strings.Builder
+	for i := range 4 {
+		link, ok, err := m.host.Link(fmt.Sprint("ens0f0v", i))
+		must(m.draLab, err)
+		if ok {
+			fmt.Fprintf(&b, "%s mac %s mtu %d up %t %v\n", link.Name, link.MAC, link.MTU, link.Up, link.AltNames)
+		}
+	}
+	return b.String()
+}
+
+// op is something that happens to a claim or a pod at the same time as others; it returns what was wrong.
+type op struct {
+	name string
+	run  func() error
+}
+
+func (m *model) did(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.count[name]++
+}
+
+// guarded runs a call of the daemon, which may crash.
+func (m *model) guarded(f func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			if _, ok := r.(crashed); !ok {
+				panic(r)
+			}
+			m.did("crash")
+			err = fmt.Errorf("crashed")
+		}
+	}()
+	return f()
+}
+
+// draw chooses what happens next. A claim is in one of the operations only, as the kubelet has it; its pods are besides.
+func (m *model) draw() (ops []op) {
+	for _, i := range m.random.Perm(len(m.claims))[:1+m.random.IntN(3)] {
+		c, d := m.claims[i], m.Driver
+		if m.random.IntN(4) < 3 {
+			ops = append(ops, op{"prepare " + c.Name, func() error {
+				if m.guarded(func() error { _, err := d.prepare(context.Background(), c); return err }) == nil {
+					m.did("prepare")
+				}
+				return nil
+			}})
+			continue
+		}
+		for _, p := range m.pods { // they have stopped, with or without a DEL
+			if p.claim == i {
+				p.has = false
+			}
+		}
+		ops = append(ops, op{"unprepare " + c.Name, func() error {
+			if m.guarded(func() error { return d.unprepare(context.Background(), string(c.UID)) }) == nil {
+				m.did("unprepare")
+			}
+			return nil
+		}})
+	}
+	for _, p := range m.drawPods() {
+		if m.random.IntN(3) < 2 {
+			ops = append(ops, op{"ADD " + p.name, func() error { return m.add(p) }})
+		} else {
+			p.has = false
+			ops = append(ops, op{"DEL " + p.name, func() error { return m.del(p) }})
+		}
+	}
+	return ops
+}
+
+// drawPods chooses pods, more often those of claims that are prepared.
+func (m *model) drawPods() (chosen []*modelPod) {
+	for _, i := range m.random.Perm(len(m.pods)) {
+		_, err := claim.Read(m.options.Claims, string(m.claims[m.pods[i].claim].UID))
+		if err == nil || m.random.IntN(8) == 0 {
+			chosen = append(chosen, m.pods[i])
+		}
+	}
+	return chosen[:min(len(chosen), 1+m.random.IntN(3))]
+}
+
+func (m *model) call(verb string, p *modelPod) kerneltest.Outcome {
+	return m.Call(verb, p.name, "CNI_NETNS", p.Path, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME="+p.name+";K8S_POD_UID=uid-"+p.name)
+}
+
+// add is an ADD. One that fails leaves no VF in the pod; a pod that has its VFs already is told so.
+func (m *model) add(p *modelPod) error {
+	if p.has {
+		return nil
+	}
+	o := m.call("ADD", p)
+	if o.Exit != 0 && o.Failure.Code != 11 && o.Failure.Code != 102 && o.Failure.Code != 103 {
+		return fmt.Errorf("ADD: %s\n%s", o.Stdout, o.Log)
+	}
+	if o.Exit == 0 {
+		p.has = true
+		m.did("ADD")
+	}
+	return nil
+}
+
+func (m *model) del(p *modelPod) error {
+	if o := m.call("DEL", p); o.Exit != 0 {
+		return fmt.Errorf("DEL: %s\n%s", o.Stdout, o.Log)
+	}
+	m.did("DEL")
+	return nil
+}
+
+// round does several things at once, and looks at the node.
+func (m *model) round(n int) (happened string, problems []string) {
+	kill := m.random.IntN(4) == 0
+	ops := m.draw()
+	if kill {
+		m.left.Store(1 + m.random.Int64N(6))
+	}
+	errs := make([]error, len(ops))
+	var all sync.WaitGroup
+	for i, o := range ops {
+		happened += fmt.Sprintf("%d: %s\n", n, o.name)
+		all.Go(func() { errs[i] = o.run() })
+	}
+	all.Wait()
+	m.left.Store(-1)
+	for i, err := range errs {
+		if err != nil {
+			problems = append(problems, ops[i].name+": "+err.Error())
+		}
+	}
+	for _, o := range ops { // what ended besides an ADD of its pod
+		if name, ok := strings.CutPrefix(o.name, "unprepare "); ok {
+			for _, p := range m.pods {
+				if m.claims[p.claim].Name == name {
+					p.has = false
+				}
+			}
+		}
+	}
+	if kill {
+		m.restart()
+	}
+	return happened, append(problems, m.problems()...)
+}
+
+// problems returns what must not be so.
+func (m *model) problems() (list []string) {
+	records, err := claim.List(m.options.Claims)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	held, err := sriov.Holdings()
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for _, vf := range []string{vf0, vf1, vf2, vf3} {
+		var owners []string
+		for _, r := range records {
+			if r.Has(vf) {
+				owners = append(owners, r.Claim().UID)
+			}
+		}
+		if len(owners) > 1 {
+			list = append(list, fmt.Sprintf("VF %s is of claims %q", vf, owners))
+		}
+		for _, h := range held {
+			if h.Address.String() == vf && (len(owners) == 0 || owners[0] != h.Claim.UID) {
+				list = append(list, fmt.Sprintf("VF %s is in pod %s by claim %s, and of claims %q", vf, h.Pod, h.Claim.UID, owners))
+			}
+		}
+	}
+	for _, p := range m.pods {
+		if p.has {
+			list = append(list, m.lacks(p)...)
+		}
+	}
+	return list
+}
+
+// lacks returns which of its interfaces a pod does not have.
+func (m *model) lacks(p *modelPod) (list []string) {
+	netns, err := os.Open(p.Path)
+	must(m.draLab, err)
+	defer netns.Close()
+	pod, err := kernel.Open(netns)
+	must(m.draLab, err)
+	defer pod.Close()
+	for i, r := range m.claims[p.claim].Status.Allocation.Devices.Results {
+		name := fmt.Sprint("net", i+1)
+		link, ok, err := pod.Link(name)
+		mtu := 1400 + int(r.Device[len(r.Device)-1]-'0')
+		if err != nil || !ok || link.MTU != mtu {
+			list = append(list, fmt.Sprintf("pod %s of %s lacks %s for %s: %v, mtu %d", p.name, m.claims[p.claim].Name, name, r.Device, err, link.MTU))
+		}
+	}
+	return list
+}
+
+// TestModel: 1,000 times several claims are prepared and unprepared at once while pods of these and others come and go, the API server
+// allocates one VF to several claims, and the daemon is killed in the middle. A VF never has two owners, no pod loses its VF or starts
+// without it, and in the end all VFs are home as they were.
+func TestModel(t *testing.T) {
+	m := newModel(t)
+	rounds := 1000
+	if testing.Short() {
+		rounds = 50
+	}
+	var recent []string
+	for n := range rounds {
+		happened, problems := m.round(n)
+		if recent = append(recent, happened); len(recent) > 6 {
+			recent = recent[1:]
+		}
+		if len(problems) > 0 {
+			t.Fatalf("%s\nafter\n%s", strings.Join(problems, "\n"), strings.Join(recent, ""))
+		}
+	}
+	for _, p := range m.pods {
+		must(t, m.del(p))
+	}
+	for _, c := range m.claims {
+		must(t, m.unprepare(t.Context(), string(c.UID)))
+	}
+	if got := m.home(); got != m.golden {
+		t.Errorf("the VFs are home as\n%s\nand were\n%s", got, m.golden)
+	}
+	if left := m.files(m.options.Claims) + m.files(m.options.CDI); left != "" {
+		t.Errorf("left: %s", left)
+	}
+	t.Logf("%v", m.count)
+	for _, name := range []string{"prepare", "unprepare", "ADD", "DEL", "crash"} {
+		if m.count[name] < rounds/20 {
+			t.Errorf("%d times %s in %d rounds", m.count[name], name, rounds)
+		}
+	}
+}
