@@ -31,8 +31,10 @@ const config = `{"resourceList": [
   {"resourceName": "slow", "api": "dra", "vf": {"maxTxRate": 1000}, "selectors": {"pfNames": ["ens1f0", "ens3f0", "ens5f0", "ens7f0"]}},
   {"resourceName": "fast", "api": "dra", "vf": {"trust": "on"}, "claimMay": ["mac", "ips", "ifName", "mtu", {"vlan": "100-199"}]}]}`
 
-// parse returns the configuration.
-func parse() (*pool.Config, error) {
+// parse returns that configuration.
+func parse() (*pool.Config, error) { return parseConfig(config) }
+
+func parseConfig(config string) (*pool.Config, error) {
 	return pool.Parse(pool.Source{File: "config.json", Prefix: "example.com", Host: "node"}, []byte(config))
 }
 

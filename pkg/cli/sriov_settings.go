@@ -164,11 +164,21 @@ func (c *checker) request(object string, class deviceClass, r namedRequest, reso
 		return
 	case r.AdminAccess:
 		out.Settings = nil // the VF stays as its pod has it
-	case r.several() && (settings.Has("mac") || settings.Has("ips")):
-		c.fail("%s: %s: mac and ips are of one VF, and the request is for %s", object, r.path, r.devices())
+	case r.several() && single(settings) != "":
+		c.fail("%s: %s: only one VF could have %s, and the request is for %s", object, r.path, single(settings), r.devices())
 		return
 	}
 	c.checked = append(c.checked, out)
+}
+
+// single returns a setting that only one VF of a pod can have, "" without one.
+func single(c *vfconfig.Config) string {
+	for _, key := range c.Set() {
+		if key == "mac" || key == "ips" || key == "ifName" && !strings.Contains(c.IfName, vfconfig.IndexMark) {
+			return key + " " + c.Text(key)
+		}
+	}
+	return ""
 }
 
 // settings merges the entries of class and claim, as Prepare does.
@@ -199,12 +209,12 @@ func (c *checker) settings(class deviceClass, r namedRequest, res *pool.Resource
 		}
 		e.used = true
 		if err := res.ClaimMay.Check(&e.Config); err != nil {
-			return nil, fmt.Errorf("%s: %w", e.path, err)
+			return nil, fmt.Errorf("%s.%w of resource %s", e.path, err, res.FullName())
 		}
 		add(e.Entry, "claim")
 	}
-	if err := merged.Complete(func(key string) string { return key }); err != nil {
-		return nil, fmt.Errorf("%s: %w", r.path, err)
+	if err := merged.Validate(); err != nil {
+		return nil, fmt.Errorf("%s: the settings of class and claim together: %w", r.path, err)
 	}
 	return merged, nil
 }

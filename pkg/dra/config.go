@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// entry is an entry of an allocation's configuration that is for this driver.
-type entry struct {
+// configEntry is an entry of an allocation's configuration that is for this driver.
+type configEntry struct {
 	vfconfig.Entry
 	api  resourceapi.DeviceAllocationConfiguration
 	path string // of its parameters
@@ -25,12 +25,12 @@ type entry struct {
 
 // entries reads the entries for this driver: those of the class in their order, then those of the claim. Entries for other drivers are not
 // read.
-func entries(configs []resourceapi.DeviceAllocationConfiguration) (ofClass, ofClaim []entry, err error) {
+func entries(configs []resourceapi.DeviceAllocationConfiguration) (ofClass, ofClaim []configEntry, err error) {
 	for i, c := range configs {
 		if c.Opaque == nil || c.Opaque.Driver != claim.Driver {
 			continue
 		}
-		e := entry{api: c, path: fmt.Sprintf("config[%d].parameters", i)}
+		e := configEntry{api: c, path: fmt.Sprintf("config[%d].parameters", i)}
 		if e.Entry, err = vfconfig.Decode(c.Opaque.Parameters.Raw, e.path); err != nil {
 			return nil, nil, err
 		}
@@ -47,12 +47,12 @@ func entries(configs []resourceapi.DeviceAllocationConfiguration) (ofClass, ofCl
 }
 
 // requested reports whether an entry is for the request of a result: it names the request, the request of the subrequest, or none.
-func (e entry) requested(result resourceapi.DeviceRequestAllocationResult) bool {
+func (e configEntry) requested(result resourceapi.DeviceRequestAllocationResult) bool {
 	return len(resourceclaim.ConfigForResult([]resourceapi.DeviceAllocationConfiguration{e.api}, result)) > 0
 }
 
 // applies reports whether an entry is for a result with a device of a resource.
-func (e entry) applies(result resourceapi.DeviceRequestAllocationResult, resource string) bool {
+func (e configEntry) applies(result resourceapi.DeviceRequestAllocationResult, resource string) bool {
 	return e.requested(result) && (e.Resource == "" || e.Resource == resource)
 }
 
@@ -120,7 +120,7 @@ func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (war
 	if err != nil {
 		return nil, err
 	}
-	unused := func(e entry) bool {
+	unused := func(e configEntry) bool {
 		return !slices.ContainsFunc(devices, func(d allocation.Device) bool {
 			return e.applies(c.Status.Allocation.Devices.Results[d.Claim.Result], d.Resource)
 		})
@@ -139,7 +139,7 @@ func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (war
 }
 
 // only says in brackets what an entry is for.
-func (e entry) only() string {
+func (e configEntry) only() string {
 	var of []string
 	if len(e.api.Requests) > 0 {
 		of = append(of, "requests "+strings.Join(e.api.Requests, ", "))
@@ -155,18 +155,18 @@ func (e entry) only() string {
 
 // checkClasses refuses entries of several classes that nothing tells apart. Before Kubernetes 1.35, entries of classes name no requests: of
 // two classes of a claim, either might have one. From 1.35 on only entries for all requests name none.
-func checkClasses(c *resourceapi.ResourceClaim, ofClass []entry) error {
+func checkClasses(c *resourceapi.ResourceClaim, ofClass []configEntry) error {
 	var classes []string
 	for _, r := range c.Status.Allocation.Devices.Results {
 		if name := classOf(c, r.Request); r.Driver == claim.Driver && !slices.Contains(classes, name) {
 			classes = append(classes, name)
 		}
 	}
-	ofClass = slices.DeleteFunc(slices.Clone(ofClass), func(e entry) bool { return len(e.api.Requests) > 0 || e.Resource != "" })
+	ofClass = slices.DeleteFunc(slices.Clone(ofClass), func(e configEntry) bool { return len(e.api.Requests) > 0 || e.Resource != "" })
 	if len(classes) < 2 || len(ofClass) == 0 {
 		return nil
 	}
-	same := len(ofClass) == len(classes) && !slices.ContainsFunc(ofClass, func(e entry) bool {
+	same := len(ofClass) == len(classes) && !slices.ContainsFunc(ofClass, func(e configEntry) bool {
 		return e.Config.String() != ofClass[0].Config.String()
 	})
 	if same {

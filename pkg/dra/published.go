@@ -14,11 +14,18 @@ import (
 
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
 // Resources returns what a node publishes in an API server that has all features. records are those of the node's claims. No I/O.
 func Resources(i Inventory, node string, records []claim.Record, now time.Time) *resourceslice.DriverResources {
 	return desired{Inventory: i, node: node, records: records, now: now, features: features{taints: true, counters: true}}.resources()
+}
+
+// Settings returns the settings that Prepare merges for the device of a result, nil for none. No I/O.
+func Settings(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (*vfconfig.Config, error) {
+	return configFor(a, result, resource)
 }
 
 // Published returns what the ResourceSlices should say of each device now, by PCI address. An API server whose features are off may store

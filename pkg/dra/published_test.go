@@ -27,8 +27,8 @@ func TestPublishedText(t *testing.T) {
 	}
 }
 
-// TestPublishedDevices: each device is listed by its PCI address, without an inventory none.
-func TestPublishedDevices(t *testing.T) {
+// TestPublishedByAddress: each device is listed by its PCI address, without an inventory none.
+func TestPublishedByAddress(t *testing.T) {
 	d := New(Options{Node: "node-1", Claims: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	if got := d.Published(); got != nil {
 		t.Errorf("before the first inventory: %v", got)
