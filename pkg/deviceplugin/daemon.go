@@ -17,7 +17,6 @@ import (
 
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
-	"github.com/podlace/podlace/pkg/dra"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/podresources"
@@ -60,7 +59,7 @@ type daemon struct {
 	unpublished error                    // why there are no CDI specifications
 
 	claimable    []*offer       // resources that are given out by claims
-	driver       *dra.Driver    // gives them out; nil while there was none
+	driver       claimDriver    // gives them out; nil while there was none
 	driverFault  string         // why it cannot start
 	unreadClaims error          // why it is not known which devices claims hold
 	running      sync.WaitGroup // all that ever served, until their sockets are gone
@@ -197,6 +196,9 @@ func (d *daemon) mergeUnlisted() {
 		d.log.Error("it is not known which devices claims hold: nothing is changed of any device", "error", err)
 	}
 	d.unreadClaims = err
+	if err == nil { // claims may have been unprepared
+		d.held = slices.DeleteFunc(slices.Clone(d.held), byClaim)
+	}
 	for _, r := range records {
 		d.held = merge(d.held, slices.DeleteFunc(r.Devices, func(h allocation.Device) bool { return h.Claim.Admin }))
 	}

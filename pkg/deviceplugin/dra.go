@@ -25,6 +25,15 @@ import (
 // retryDRA is how long after it could not start the driver starts again.
 const retryDRA = 10 * time.Second
 
+// claimDriver is what the daemon needs of a dra.Driver.
+type claimDriver interface {
+	Run(context.Context) error
+	Update(dra.Inventory)
+	Ready() string
+}
+
+func newDriver(o dra.Options) claimDriver { return dra.New(o) }
+
 // byAPI splits pools by the API that gives them out.
 func byAPI(pools []pool.Pool) (plain, claimed []pool.Pool) {
 	for _, p := range pools {
@@ -95,7 +104,7 @@ func (d *daemon) startDRA(ctx context.Context) bool {
 		d.log.Warn("claims may not be prepared", "error", err)
 	}
 	d.driverFault = ""
-	d.driver = dra.New(dra.Options{
+	d.driver = d.NewDriver(dra.Options{
 		Node: d.Host, Client: client, Kubelet: d.Root, Claims: d.Claims, CDI: d.CDIDir, Instance: d.Instance, Sysfs: d.Sysfs,
 		Log: d.log.With("api", string(pool.DRA)), Metrics: d.registry, Change: d.gate.change, InUse: d.usedOtherwise,
 		Changed: func() { notify(d.records) },
@@ -106,7 +115,7 @@ func (d *daemon) startDRA(ctx context.Context) bool {
 }
 
 // runDRA runs the driver until ctx is done.
-func (d *daemon) runDRA(ctx context.Context, driver *dra.Driver) {
+func (d *daemon) runDRA(ctx context.Context, driver claimDriver) {
 	for {
 		if err := driver.Run(ctx); err != nil && ctx.Err() == nil {
 			d.log.Error("resources with \"api\": \"dra\" are not given out; it is tried again", "error", err)

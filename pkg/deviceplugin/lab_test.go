@@ -71,7 +71,7 @@ func prepareLab(t *testing.T, sysfs, config string) *lab {
 			Host: "node-a", Sysfs: sysfs, Dev: filepath.Join(root, "dev"), Kubelet: k.folder(), Pods: filepath.Join(root, "pod-resources"),
 			InfoDir: filepath.Join(root, "devinfo"),
 			CDIDir:  filepath.Join(root, "cdi"), Socket: filepath.Join(root, "run", "sriov.sock"), HTTP: "unix:" + filepath.Join(root, "http.sock"),
-			Poll: 20 * time.Millisecond, Root: root, Claims: filepath.Join(root, "run", "claims")}}
+			Poll: 20 * time.Millisecond, NewDriver: newDriver, Root: root, Claims: filepath.Join(root, "run", "claims")}}
 	for _, d := range []string{filepath.Dir(l.ConfigFile), l.Pods, filepath.Join(l.Dev, "net")} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/dra"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
 	"github.com/podlace/podlace/pkg/probes"
@@ -45,6 +46,8 @@ type settings struct {
 	HTTP       string        // where /healthz, /readyz and /metrics are: host:port, or unix:path
 	AskReady   bool          // only ask at HTTP whether another instance is ready
 	Poll       time.Duration // how often all devices are looked at, should an event be lost
+	// NewDriver makes the driver of resources that are given out by claims.
+	NewDriver func(dra.Options) claimDriver
 	// Return brings VFs back that ended pods left, for runtimes that never tell a CNI plugin to; nil for not.
 	Return func() error
 }

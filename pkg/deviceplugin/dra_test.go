@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/dra"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+)
+
+// recorder is a driver that remembers what it is told.
+type recorder struct {
+	options dra.Options
+	mu      sync.Mutex
+	latest  dra.Inventory
+	updates int
+	unready string
+}
+
+func (r *recorder) Run(ctx context.Context) error { <-ctx.Done(); return nil }
+
+func (r *recorder) Update(i dra.Inventory) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.latest, r.updates = i, r.updates+1
+}
+
+func (r *recorder) Ready() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.unready
+}
+
+// inventory returns the pools of the latest one, with the faults of devices and who has them: "one: 0000:11:02.0 0000:11:02.1(pod shop/web-0)".
+func (r *recorder) inventory() (dra.Inventory, string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []string
+	for _, p := range r.latest.Pools {
+		text := strings.TrimPrefix(p.Name, "example.com/") + ":"
+		for _, d := range p.Devices {
+			id := d.Address.String()
+			text += " " + id
+			if holder := r.latest.Held[id]; holder != "" {
+				text += "(" + holder + ")"
+			}
+			if kind := r.latest.Faults[id].Kind; kind != "" {
+				text += "!" + kind
+			}
+		}
+		out = append(out, text)
+	}
+	return r.latest, strings.Join(out, ", ")
+}
+
+// recorded makes the daemon's driver a recorder, and gives the daemon an API server that is away.
+func (l *lab) recorded() *recorder {
+	r := &recorder{}
+	l.Kubeconfig = l.kubeconfig()
+	l.NewDriver = func(o dra.Options) claimDriver {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.options = o
+		return r
+	}
+	return r
+}
+
+func (l *lab) kubeconfig() string {
+	path := filepath.Join(l.Root, "kubeconfig")
+	write(l.T, path, `{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c"}}],
+"clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}]}`)
+	return path
+}
+
+// awaitInventory waits for the pools of an inventory.
+func (l *lab) awaitInventory(r *recorder, want string) {
+	l.Helper()
+	got := ""
+	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
+		if _, got = r.inventory(); got == want {
+			return
+		}
+	}
+	l.Fatalf("want %q, got %q\n%s", want, got, l.log)
+}
+
+// oneOf returns a configuration of two resources, the first of which is given out by an API.
+func oneOf(api string) string {
+	return `{"resourceList": [{"resourceName": "one", "api": "` + api + `", "selectors": {"pfNames": ["ens0f0"]}},
+  {"resourceName": "two", "selectors": {"pfNames": ["ens1f0"]}}]}`
+}
+
+// TestSplitByAPI: each resource is given out by its API, with one judgement of health, and metrics of both.
+func TestSplitByAPI(t *testing.T) {
+	sysfs := twoPFs(t)
+	l := prepareLab(t, sysfs, oneOf("dra"))
+	r := l.recorded()
+	l.kubelet.start()
+	l.start()
+	l.ids("example.com/two", vf10, vf11)
+	l.awaitInventory(r, "one: "+vf00+" "+vf01)
+	l.await("/readyz", "ok")
+	l.await("/metrics", `podlace_sriov_devices{numa="0",resource="example.com/one",state="free"} 2`, `resource="example.com/two",state="free"} 2`)
+	i, _ := r.inventory()
+	if !slices.Equal(i.Nodes, []int{0, 1}) || i.Taints.Gone != "NoExecute" || len(i.Last) == 0 || r.options.Node != "node-a" {
+		t.Errorf("%+v", i)
+	}
+	pcitest.Set(t, sysfs, pf0, "net/ens0f0/carrier", "0")
+	l.awaitInventory(r, "one: "+vf00+"!link-down "+vf01+"!link-down")
+	if a, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{}); err != nil || len(a.Faults) != 2 {
+		t.Errorf("%+v, %v", a, err)
+	}
+	l.kubelet.mu.Lock()
+	_, ok := l.kubelet.plugins["example.com/one"]
+	l.kubelet.mu.Unlock()
+	if ok {
+		t.Error("a resource is given out by both APIs")
+	}
+	r.mu.Lock()
+	r.unready = "the kubelet does not know sriov.podlace.io"
+	r.mu.Unlock()
+	l.await("/readyz", "claims: the kubelet does not know sriov.podlace.io")
+}
+
+// TestDRAStartsOnReload: without a resource for claims there is no client and no driver; the first such resource starts it.
+func TestDRAStartsOnReload(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), oneOf("device-plugin"))
+	r := l.recorded()
+	kubeconfig := l.Kubeconfig
+	if err := os.Rename(kubeconfig, kubeconfig+".later"); err != nil {
+		t.Fatal(err)
+	}
+	l.kubelet.start()
+	l.start()
+	l.ids("example.com/one", vf00, vf01)
+	l.await("/readyz", "ok")
+	l.configure(oneOf("dra"))
+	l.logged("there is no way to the API server", "kubeconfig")
+	l.await("/readyz", "claims: ", "kubeconfig")
+	l.ids("example.com/two", vf10, vf11)
+	if r.updates > 0 || strings.Count(l.log.String(), "no way to the API server") != 1 {
+		t.Errorf("%d updates\n%s", r.updates, l.log)
+	}
+	if err := os.Rename(kubeconfig+".later", kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	l.hup()
+	l.awaitInventory(r, "one: "+vf00+" "+vf01)
+	l.await("/readyz", "ok")
+}
+
+// TestMigrate: a resource goes from the device plugin API to claims and back while pods have devices of it: these stay listed where they
+// were given, and are given to nobody by the other API.
+func TestMigrate(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), oneOf("device-plugin"))
+	r := l.recorded()
+	l.kubelet.start()
+	l.start()
+	l.ids("example.com/one", vf00, vf01)
+	l.kubelet.hold("shop", "web-0", "app", "example.com/one", vf00)
+	l.hup()
+	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00)
+	l.configure(oneOf("dra"))
+	l.ids("example.com/one", vf00+"!")
+	l.awaitInventory(r, "one: "+vf00+"(pod shop/web-0) "+vf01)
+	if why := r.options.InUse(vf00); !strings.Contains(why, "is of pod shop/web-0") {
+		t.Errorf("InUse: %q", why)
+	}
+	l.claimed("example.com/one", vf01, false)
+	r.options.Changed()
+	l.kubelet.release()
+	l.hup()
+	l.logged("a resource ends", "example.com/one") // the claim does not keep it
+	l.awaitInventory(r, "one: "+vf00+" "+vf01)
+	l.configure(oneOf("device-plugin"))
+	l.ids("example.com/one", vf00, vf01+"!")
+	l.awaitInventory(r, "") // the driver goes on: the claim is still prepared
+	if err := claim.Remove(l.Claims, "c-0"); err != nil {
+		t.Fatal(err)
+	}
+	r.options.Changed()
+	l.ids("example.com/one", vf00, vf01)
+}
+
+// TestLeftClaims: claims of an earlier configuration start the driver, so that the kubelet can unprepare them.
+func TestLeftClaims(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), oneOf("device-plugin"))
+	r := l.recorded()
+	l.claimed("example.com/one", vf00, false)
+	l.kubelet.start()
+	l.start()
+	l.ids("example.com/one", vf00+"!", vf01)
+	for until := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		r.mu.Lock()
+		n := r.updates
+		r.mu.Unlock()
+		if n > 0 {
+			break
+		}
+		if time.Now().After(until) {
+			t.Fatal("no driver")
+		}
+	}
+}
+
+// TestDriverOfClaims: free VFs get the driver of their resource ahead of a claim; one that a claim has keeps the driver that the claim
+// wants, and is healthy with it. A free VF whose interface is elsewhere is at fault.
+func TestDriverOfClaims(t *testing.T) {
+	sysfs := twoPFs(t)
+	pcitest.Kernel{}.Start(t, sysfs)
+	l := prepareLab(t, sysfs, `{"resourceList": [{"resourceName": "one", "api": "dra", "driver": "vfio-pci", "selectors": {"pfNames": ["ens0f0"]}},
+  {"resourceName": "two", "api": "dra", "selectors": {"pfNames": ["ens1f0"]}}]}`)
+	r := l.recorded()
+	l.claimed("example.com/one", vf00, false)
+	l.kubelet.start()
+	l.kubelet.hold("shop", "web-9", "app", "example.com/other", "")
+	l.start()
+	l.logged("a device has another driver", vf01, "vfio-pci")
+	l.awaitInventory(r, "one: "+vf00+" "+vf01+", two: "+vf10+" "+vf11)
+	if driver := driverOf(t, sysfs, vf00); driver != "iavf" {
+		t.Errorf("driver of a VF that a claim has: %s", driver)
+	}
+	if why := r.options.InUse(vf00); why != "" {
+		t.Errorf("InUse looks at claims: %s", why)
+	}
+	if err := os.RemoveAll(filepath.Join(pcitest.Folder(t, sysfs, vf10), "net")); err != nil {
+		t.Fatal(err)
+	}
+	l.awaitInventory(r, "one: "+vf00+" "+vf01+", two: "+vf10+"!held "+vf11)
+	if why := r.options.InUse(vf10); why != "has its interface in another namespace" {
+		t.Errorf("InUse: %q", why)
+	}
+	for id, says := range map[string]string{"x": "PCI address", "0000:99:01.0": "is not there", vf11: ""} {
+		if why := r.options.InUse(id); !strings.Contains(why, says) || (why == "") != (says == "") {
+			t.Errorf("InUse of %s: %q", id, why)
+		}
+	}
+	err := r.options.Change([]string{vf11}, func() error { return errors.New(r.options.InUse(vf10)) }, func() error { t.Error("changed"); return nil })
+	if err == nil {
+		t.Error("a device in use was changed")
+	}
+}
+
+// TestDRAHarmsNothing: with the real driver, an API server that is away leaves the device plugin API as it is.
+func TestDRAHarmsNothing(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), oneOf("dra"))
+	l.Kubeconfig = l.kubeconfig()
+	l.kubelet.start()
+	l.start()
+	l.logged("a request failed, it is retried", "get node")
+	p := l.ids("example.com/two", vf10, vf11)
+	if _, err := p.client.Allocate(t.Context(), allocating(vf10)); err != nil {
+		t.Fatal(err)
+	}
+	l.await("/metrics", "podlace_sriov_dra_up 0")
+	start := time.Now()
+	for i := range 20 {
+		l.configure(strings.Replace(oneOf("dra"), "{", fmt.Sprintf("{%*s", i, ""), 1))
+		l.hup()
+	}
+	if took := time.Since(start); took > patience {
+		t.Errorf("20 reloads took %s", took)
+	}
+}
+
+// TestSplit: pools keep their order.
+func TestSplit(t *testing.T) {
+	if plain, claimed := byAPI(nil); plain != nil || claimed != nil {
+		t.Error(plain, claimed)
+	}
+	if got := texts(map[string]dra.Fault{"a": {Kind: "k", Text: "t"}}); !maps.Equal(got, map[string]string{"a": "t"}) {
+		t.Error(got)
+	}
+}
