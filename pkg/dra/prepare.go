@@ -53,7 +53,7 @@ func (h handler) PrepareResourceClaims(ctx context.Context,
 
 // prepareWithin is prepare for at most callTimeout. What has not finished by then goes on, and keeps the locks of the claim.
 func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim) (devices []kubeletplugin.Device, err error) {
-	err = within(ctx, func(ctx context.Context) error {
+	err = bounded(ctx, func(ctx context.Context) error {
 		prepared, err := d.prepare(ctx, c)
 		devices = prepared
 		return err
@@ -64,8 +64,8 @@ func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim
 	return devices, nil
 }
 
-// within calls f, and returns after callTimeout at most.
-func within(ctx context.Context, f func(context.Context) error) error {
+// bounded calls f, and returns after callTimeout at most.
+func bounded(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	done := make(chan error, 1)
 	go func() {

@@ -24,7 +24,7 @@ func (h handler) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	var running sync.WaitGroup
 	for i, c := range claims {
 		running.Go(func() {
-			err := within(ctx, func(ctx context.Context) error { return h.unprepare(ctx, string(c.UID)) })
+			err := bounded(ctx, func(ctx context.Context) error { return h.unprepare(ctx, string(c.UID)) })
 			if err != nil {
 				err = fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 				h.options.Log.Warn("a claim keeps its devices", "claim", c.Namespace+"/"+c.Name, "uid", string(c.UID), "error", err)
