@@ -24,6 +24,9 @@ const auditPolicy = `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitSt
 	{"level": "Metadata", "users": ["system:node:node1", "` + account + `"]},
 	{"level": "None"}]}`
 
+// daemonImage is that of the shipped DaemonSet.
+const daemonImage = "registry.example.com/podlace/sriov-device-plugin:latest"
+
 // cluster is a running scripts/cluster.sh, seen from the machine.
 type cluster struct {
 	dir     string
@@ -36,8 +39,10 @@ type cluster struct {
 
 func startCluster(dir string) (*cluster, error) {
 	audit := filepath.Join(dir, "audit.yaml")
-	if err := errors.Join(os.MkdirAll(filepath.Join(dir, "images"), 0o755), os.WriteFile(audit, []byte(auditPolicy), 0o600),
-		node.WriteImage(filepath.Join(dir, "images", "busybox.tar"))); err != nil {
+	plugins, err := node.Plugins()
+	if err := errors.Join(err, os.MkdirAll(filepath.Join(dir, "images"), 0o755), os.WriteFile(audit, []byte(auditPolicy), 0o600),
+		node.WriteImage(filepath.Join(dir, "images", "busybox.tar")),
+		node.WriteProgram(filepath.Join(dir, "images", "daemon.tar"), daemonImage, filepath.Join(plugins, "sriov-device-plugin"))); err != nil {
 		return nil, err
 	}
 	c := &cluster{dir: dir, sysctls: sysctls()}

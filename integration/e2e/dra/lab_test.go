@@ -49,6 +49,7 @@ type lab struct {
 	ids     []string         // PCI addresses of the VFs, sorted
 	before  map[string]iface // the interfaces of the VFs, by PCI address
 	audit   int64            // size of the audit log when the test began
+	isPod   bool             // the daemon runs by a DaemonSet
 }
 
 // newLab starts a node whose daemon is ready and whose slices are published.
@@ -131,7 +132,7 @@ func (l *lab) class() string { return l.ns + "-fast" }
 // clear deletes what the test made, and fails it unless all VFs come home.
 func (l *lab) clear() {
 	ctx := context.Background()
-	if l.daemon.cmd == nil {
+	if l.daemon.cmd == nil && !l.isPod {
 		l.daemon.run()
 	}
 	if l.Failed() {

@@ -166,6 +166,12 @@ func installPlugins() error {
 			return err
 		}
 	}
+	// The cluster has no kube-proxy: this is the Service of the API server, for pods with the node's network.
+	out, err := exec.Command("iptables", "-w", "-t", "nat", "-A", "OUTPUT", "-d", "10.96.0.1", "-p", "tcp", "--dport", "443",
+		"-j", "DNAT", "--to", "192.0.2.10:6443").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("iptables: %w: %s", err, out)
+	}
 	return writeConflist(shippedConflist())
 }
 

@@ -3,9 +3,11 @@
 package dra_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
+	rbac "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -111,4 +113,32 @@ func TestShipped(t *testing.T) {
 	if c := policy.Status.TypeChecking; c != nil && len(c.ExpressionWarnings) > 0 {
 		t.Errorf("%+v", c.ExpressionWarnings)
 	}
+}
+
+// withoutRule takes a resource out of the daemon's ClusterRole, until the test ends.
+func (l *lab) withoutRule(resource string) {
+	l.Helper()
+	roles := l.client.RbacV1().ClusterRoles()
+	before, err := roles.Get(l.background(), "sriov-device-plugin", metav1.GetOptions{})
+	if err != nil {
+		l.Fatal(err)
+	}
+	without := before.DeepCopy()
+	without.Rules = slices.DeleteFunc(without.Rules, func(r rbac.PolicyRule) bool { return slices.Contains(r.Resources, resource) })
+	if len(without.Rules) == len(before.Rules) {
+		l.Fatalf("no rule is about %s: %+v", resource, before.Rules)
+	}
+	if _, err := roles.Update(l.background(), without, metav1.UpdateOptions{}); err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(func() {
+		now, err := roles.Get(l.background(), "sriov-device-plugin", metav1.GetOptions{})
+		if err == nil {
+			now.Rules = before.Rules
+			_, err = roles.Update(l.background(), now, metav1.UpdateOptions{})
+		}
+		if err != nil {
+			l.Error(err)
+		}
+	})
 }
