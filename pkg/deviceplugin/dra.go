@@ -30,6 +30,7 @@ type claimDriver interface {
 	Run(context.Context) error
 	Update(dra.Inventory)
 	Ready() string
+	Published() map[string]allocation.Published
 }
 
 func newDriver(o dra.Options) claimDriver { return dra.New(o) }
