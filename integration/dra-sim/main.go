@@ -59,12 +59,13 @@ func parseFlags(args []string, stderr io.Writer) (options, error) {
 
 // measurement is what came of the allocations of a row.
 type measurement struct {
-	times  []time.Duration
+	times  []time.Duration // for one node
+	cycles []time.Duration // to set up the allocator, once for a pod
 	failed int
 }
 
-// quantile returns the time that a share of the allocations did not exceed.
-func (m measurement) quantile(q float64) time.Duration {
-	slices.Sort(m.times)
-	return m.times[min(len(m.times)-1, int(q*float64(len(m.times))))]
+// quantile returns the time that a share of the times did not exceed.
+func quantile(times []time.Duration, q float64) time.Duration {
+	times = slices.Sorted(slices.Values(times))
+	return times[min(len(times)-1, int(q*float64(len(times))))]
 }

@@ -54,6 +54,9 @@ func (a apiServer) internal(object runtime.Object) (runtime.Object, func() field
 	case *resourceapi.ResourceClaimTemplate:
 		o := &resource.ResourceClaimTemplate{}
 		return o, func() field.ErrorList { return validation.ValidateResourceClaimTemplate(o) }, nil
+	case *resourceapi.DeviceTaintRule:
+		o := &resource.DeviceTaintRule{}
+		return o, func() field.ErrorList { return validation.ValidateDeviceTaintRule(o) }, nil
 	}
 	return nil, nil, fmt.Errorf("no validation for %T", object)
 }

@@ -46,6 +46,11 @@ func (r *recorder) Ready() string {
 	return r.unready
 }
 
+// Published tells of one device.
+func (r *recorder) Published() map[string]allocation.Published {
+	return map[string]allocation.Published{vf00: {Pool: "node", Device: "0000-11-02-0"}}
+}
+
 // inventory returns the pools of the latest one, with the faults of devices and who has them: "one: 0000:11:02.0 0000:11:02.1(pod shop/web-0)".
 func (r *recorder) inventory() (dra.Inventory, string) {
 	r.mu.Lock()
@@ -286,5 +291,20 @@ func TestSplit(t *testing.T) {
 	}
 	if got := texts(map[string]dra.Fault{"a": {Kind: "k", Text: "t"}}); !maps.Equal(got, map[string]string{"a": "t"}) {
 		t.Error(got)
+	}
+}
+
+// TestAnswerPublished: who asks is told what ResourceSlices say of devices.
+func TestAnswerPublished(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), oneOf("dra"))
+	r := l.recorded()
+	l.kubelet.start()
+	l.start()
+	l.awaitInventory(r, "one: "+vf00+" "+vf01)
+	for asked, want := range map[bool]int{true: 1, false: 0} {
+		got, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{Published: asked})
+		if err != nil || len(got.Published) != want {
+			t.Errorf("asked %v: %v, %v", asked, got.Published, err)
+		}
 	}
 }

@@ -23,9 +23,21 @@ func Resources(i Inventory, node string, records []claim.Record, now time.Time) 
 	return desired{Inventory: i, node: node, records: records, now: now, features: features{taints: true, counters: true}}.resources()
 }
 
-// Settings returns the settings that Prepare merges for the device of a result, nil for none. No I/O.
-func Settings(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (*vfconfig.Config, error) {
-	return configFor(a, result, resource)
+// Settings returns the settings that Prepare merges for each result of an allocated claim, nil for none, or why Prepare refuses the claim.
+// Each device is of a resource of this driver. No I/O.
+func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool.Resource) (out []*vfconfig.Config, err error) {
+	var devices []allocation.Device
+	for i, result := range c.Status.Allocation.Devices.Results {
+		resource := resourceOf(result.Device)
+		settings, err := configFor(c.Status.Allocation, result, resource)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, settings)
+		devices = append(devices, allocation.Device{Resource: resource.FullName(), Claim: &allocation.Claim{Result: i}})
+	}
+	_, err = checkConfig(c, devices)
+	return out, err
 }
 
 // Published returns what the ResourceSlices should say of each device now, by PCI address. An API server whose features are off may store
