@@ -38,8 +38,6 @@ func (r *recorder) Update(i dra.Inventory) {
 	r.latest, r.updates = i, r.updates+1
 }
 
-func (r *recorder) Published() map[string]allocation.Published { return nil }
-
 func (r *recorder) Ready() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
