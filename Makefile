@@ -97,6 +97,10 @@ SIZES := -nodes 1000,5000
 scale: build ## measure an agent among 1,000 and 5,000 nodes of a real API server; ARGS='-nodes 2000 -for 10m'
 	@$(APISERVER) -run '^TestScale$$' -args $(or $(ARGS),$(SIZES))
 
+.PHONY: dra
+dra: build ## run pods with VFs by ResourceClaims (DRA) in a real cluster of one node; ARGS='-run TestClaim' (needs root)
+	@scripts/dra-test.sh '$(CACHE)' $(ARGS)
+
 .PHONY: e2e
 e2e: build image reference ## run Kubernetes' own e2e tests of the network; ARGS='-proxy nftables,iptables', ARGS=-reference (needs root and Debian)
 	@go run ./integration/e2e/conformance -cache '$(CACHE)' -image '$(or $(PUSH),$(IMAGE),localhost/podlace:$(VERSION))' $(ARGS)
@@ -106,7 +110,7 @@ fuzz: ## fuzz every parser, FUZZTIME (default 10s) each
 	@scripts/fuzz.sh
 
 # Folders of the modules; those below integration/e2e/programs build other projects' programs.
-MODULES := . integration/reference integration/e2e/containerd integration/e2e/crio integration/e2e/kubelet scripts/image
+MODULES := . integration/dra-sim integration/reference integration/e2e/containerd integration/e2e/crio integration/e2e/kubelet scripts/image
 
 .PHONY: lint
 lint: ## go vet, golangci-lint, built once into the cache, and actionlint
@@ -142,9 +146,13 @@ soak: build ## random verbs, kills, flushes and losses on a node with 208 pods f
 sim: ## simulate which VFs pods get, by the kubelet and by each policy; ARGS='-seeds 20 -pods 20000'
 	@go run ./integration/sim $(ARGS)
 
+.PHONY: sim-dra
+sim-dra: ## simulate DRA in a cluster of 5,000 nodes with the scheduler's own allocator; ARGS='-large -rounds 1000'
+	@go run -C integration/dra-sim . $(ARGS)
+
 .PHONY: picture
 picture: ## draw the pictures of docs/ from their sources (needs Graphviz)
-	@for p in node cluster; do dot -Tsvg docs/$$p.dot -o docs/$$p.svg; done
+	@for p in node cluster dra; do dot -Tsvg docs/$$p.dot -o docs/$$p.svg; done
 
 .PHONY: cover
 cover: build ## run the tests and show the coverage of each package

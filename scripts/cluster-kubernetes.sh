@@ -54,12 +54,12 @@ plane() {
     "--client-ca-file=$pki/ca.crt" "--token-auth-file=$pki/tokens.csv" --service-account-issuer=https://kubernetes.default.svc \
     "--service-account-key-file=$pki/sa.pub" "--service-account-signing-key-file=$pki/sa.key" --authorization-mode=Node,RBAC \
     --enable-admission-plugins=NodeRestriction --allow-privileged "--service-cluster-ip-range=$(each services)" \
-    --kubelet-preferred-address-types=InternalIP
+    --kubelet-preferred-address-types=InternalIP $gates $apiserver
   serve plane controllers "$kubernetes/kube-controller-manager" "--kubeconfig=$as" --leader-elect=false --secure-port=0 \
     "--service-account-private-key-file=$pki/sa.key" "--root-ca-file=$pki/ca.crt" --allocate-node-cidrs "--cluster-cidr=$(each pods)" \
     "--service-cluster-ip-range=$(each services)" "--cluster-signing-cert-file=$pki/ca.crt" "--cluster-signing-key-file=$pki/ca.key" \
-    $controllers
-  serve plane scheduler "$kubernetes/kube-scheduler" "--kubeconfig=$as" --leader-elect=false --secure-port=0
+    $gates $controllers
+  serve plane scheduler "$kubernetes/kube-scheduler" "--kubeconfig=$as" --leader-elect=false --secure-port=0 $gates
 }
 
 # member NODE writes what its kubelet and kube-proxy read.
@@ -98,6 +98,6 @@ iptables: {masqueradeAll: false}
 nftables: {masqueradeAll: false}
 Y
   serve "$1" kubelet "$kubernetes/kubelet" "--config=$to/kubelet.yaml" "--kubeconfig=$to/kubelet.kubeconfig" \
-    "--node-ip=$(each address "$1")"
-  serve "$1" proxy "$kubernetes/kube-proxy" "--config=$to/proxy.yaml"
+    "--node-ip=$(each address "$1")" $gates $kubelets
+  [ "$proxy" = none ] || serve "$1" proxy "$kubernetes/kube-proxy" "--config=$to/proxy.yaml"
 }

@@ -18,10 +18,11 @@
 # KUBERNETES   folder of Kubernetes' programs and etcd (scripts/programs.sh makes one), needed by run and exec
 # CONTAINERD   containerd of the nodes (default: that in PATH); CRIO as for node.sh, for node3 alone
 # FAMILIES     "4 6" (default), "6 4", "4" or "6"
-# PROXY        mode of kube-proxy: nftables (default) or iptables
+# PROXY        mode of kube-proxy: nftables (default), iptables, or none for a cluster without kube-proxy
 # BRIDGE_NF    net.bridge.bridge-nf-call-iptables of the nodes: 1 (default) or 0
 # NODES        default "node1 node2 node3"
-# CONTROLLERS  further flags of kube-controller-manager
+# APISERVER, CONTROLLERS, KUBELETS  further flags of kube-apiserver, kube-controller-manager and the kubelets
+# GATES        feature gates of these three and kube-scheduler, such as DRADeviceTaints=false
 # PODLACE_BIN  folder of the plugins, for byhand (default bin)
 #
 # Addresses: 192.0.2.0/24 and 2001:db8::/64 hold the router .1, the plane .10, node1 .11, node2 .12 and outside .100, a client that is no
@@ -73,7 +74,7 @@ check() {
   [ -z "$missing" ] || die "missing programs:$missing
 install them; on Debian: apt-get install openssl iproute2 procps runc busybox-static ${CRIO:+conmon skopeo}"
   case $families in 4 | 6 | "4 6" | "6 4") ;; *) die "FAMILIES is \"$families\" and must be 4, 6, \"4 6\" or \"6 4\"" ;; esac
-  case $proxy in nftables | iptables) ;; *) die "PROXY is $proxy and must be nftables or iptables" ;; esac
+  case $proxy in nftables | iptables | none) ;; *) die "PROXY is $proxy and must be nftables, iptables or none" ;; esac
   case $bridge_nf in 0 | 1) ;; *) die "BRIDGE_NF is $bridge_nf and must be 0 or 1" ;; esac
   RUNTIME=none "$node" check
 }
@@ -342,7 +343,8 @@ self=$(realpath "$0") node=$(dirname "$(realpath "$0")")/node.sh
 . "$(dirname "$self")/cluster-kubernetes.sh"
 verb=${1-} dir=${2-}
 declare -A units=()
-families=${FAMILIES:-4 6} proxy=${PROXY:-nftables} bridge_nf=${BRIDGE_NF:-1} nodes=${NODES:-node1 node2 node3} controllers=${CONTROLLERS:-}
+families=${FAMILIES:-4 6} proxy=${PROXY:-nftables} bridge_nf=${BRIDGE_NF:-1} nodes=${NODES:-node1 node2 node3}
+apiserver=${APISERVER:-} controllers=${CONTROLLERS:-} kubelets=${KUBELETS:-} gates=${GATES:+--feature-gates=$GATES}
 kubernetes=${KUBERNETES:-} bin=$(realpath -m "${PODLACE_BIN:-$(dirname "$self")/../bin}")
 case $verb$dir in
 check | run/* | up/* | down/* | lan/* | byhand/*) "$verb" ;;

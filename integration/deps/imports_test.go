@@ -81,7 +81,7 @@ func only() map[string][]string {
 		"github.com/containernetworking/cni/pkg/skel":   nil,
 		// The faces to Kubernetes, and nothing below them.
 		"k8s.io":                              {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
-		"sigs.k8s.io":                         nil,
+		"sigs.k8s.io":                         {"pkg/cli"}, // manifests in YAML
 		"google.golang.org/grpc":              {"pkg/deviceplugin"},
 		"github.com/prometheus/client_golang": {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent", "pkg/probes"},
 		"net/http":                            {"pkg/probes"},

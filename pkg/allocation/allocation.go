@@ -44,6 +44,8 @@ type Question struct {
 	Resources []string `json:"resources,omitempty"`
 	// Claims asks for the devices of ResourceClaims, too.
 	Claims bool `json:"claims,omitempty"`
+	// Published asks for what ResourceSlices say of devices; only for a question about all pods.
+	Published bool `json:"published,omitempty"`
 }
 
 // Device is a device and the container that has it, as far as the source knows: PodResources does not tell the pod's UID, and the kubelet's
@@ -93,9 +95,19 @@ type Answer struct {
 	Claims bool `json:"claims,omitempty"`
 	// Faults are why devices are not healthy, by ID; only who asks for all pods is told.
 	Faults map[string]string `json:"faults,omitempty"`
-	Error  string            `json:"error,omitempty"`
+	// Published is what ResourceSlices should say of devices, by ID.
+	Published map[string]Published `json:"published,omitempty"`
+	Error     string               `json:"error,omitempty"`
 	// Uncertain goes with an Error: the pod may have a device that no container is known to have.
 	Uncertain bool `json:"uncertain,omitempty"`
+}
+
+// Published is what a ResourceSlice says of a device.
+type Published struct {
+	Pool       string            `json:"pool"`
+	Device     string            `json:"device"`     // its name in the slice
+	Attributes map[string]string `json:"attributes"` // by name with domain, as text
+	Taints     []string          `json:"taints,omitempty"`
 }
 
 // ErrUncertain is for a pod that may have a device that no container is known to have.

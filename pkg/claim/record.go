@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -179,6 +180,21 @@ func walk(folder string, take func(uid string, data []byte) error) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// Begin makes the folder of records. Where it is, pods may get devices by claims.
+func Begin(folder string) error {
+	dir, err := store.Make(folder, 0o700)
+	if err != nil {
+		return fmt.Errorf("folder of the records of claims: %w", err)
+	}
+	return dir.Close()
+}
+
+// InUse reports whether pods may get devices by claims on this node.
+func InUse(folder string) bool {
+	info, err := os.Stat(folder)
+	return err == nil && info.IsDir()
 }
 
 // Write puts a record in the place of the one that its claim may have, and returns when a crash of the kernel leaves it there. Format and

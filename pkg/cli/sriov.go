@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"slices"
@@ -18,10 +19,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
-	"github.com/podlace/podlace/pkg/store"
 )
 
 const sriovLsHelp = `List the network cards of this node, PFs and VFs: NUMA node, driver, the resource
@@ -31,7 +32,11 @@ other, some of each (mixed), or - when its CPUs are shared. FAULT is why a VF is
 given to no pod at present.
 
 Which pod has what, and what is at fault, is asked of the device plugin. Without
-it the rest is shown, with a word on standard error.`
+it the rest is shown, with a word on standard error.
+
+A second table lists the prepared ResourceClaims: claim, request, pod, VF, and
+the VF's interface in the pod. INTERFACE is - until the CNI plugin attaches the
+VF, and "admin" for admin access, which leaves the VF where it is.`
 
 const sriovExplainHelp = `Tell why each device is offered or not: for every resource of the configuration
 and every selector what it wants and what was found. DEVICE is a PCI address, or
@@ -53,6 +58,7 @@ const askTimeout = 10 * time.Second
 type sriovFlags struct {
 	config, prefix, host string
 	sysfs, socket        string
+	claims               string
 	output               string
 	count                int
 	strict               bool
@@ -61,17 +67,23 @@ type sriovFlags struct {
 func newSRIOV() *cobra.Command {
 	cmd := &cobra.Command{Use: "sriov", Short: "Look at the SR-IOV devices of this node", SuggestionsMinimumDistance: 1, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	cmd.AddCommand(newSRIOVLs(), newSRIOVExplain(), newSRIOVReset(), newSRIOVResetFunction())
+	cmd.AddCommand(newSRIOVLs(), newSRIOVExplain(), newSRIOVClasses(), newSRIOVCheckClaim(), newSRIOVReset(), newSRIOVResetFunction())
 	return cmd
 }
 
-func (f *sriovFlags) add(cmd *cobra.Command) {
+// addConfig adds the flags that say which configuration counts.
+func (f *sriovFlags) addConfig(cmd *cobra.Command) {
 	host, _ := os.Hostname()
 	cmd.Flags().StringVar(&f.config, "config-file", "/etc/pcidp/config.json", "configuration of the device plugin")
 	cmd.Flags().StringVar(&f.prefix, "resource-prefix", "intel.com", "of resources that name none")
 	cmd.Flags().StringVar(&f.host, "node-name", host, "name of this node in the configuration")
+}
+
+func (f *sriovFlags) add(cmd *cobra.Command) {
+	f.addConfig(cmd)
 	cmd.Flags().StringVar(&f.sysfs, "sysfs", "/sys", "where sysfs is mounted")
 	cmd.Flags().StringVar(&f.socket, "socket", allocation.Socket, "where the device plugin answers")
+	cmd.Flags().StringVar(&f.claims, "claims-dir", claim.Folder, "folder of the prepared claims")
 	addOutput(cmd, &f.output)
 }
 
@@ -110,9 +122,12 @@ type sriovNode struct {
 	env      pool.Env
 	pools    []pool.Pool
 	held     map[string]allocation.Device
+	claims   []sriovClaim
 	faults   map[string]string
-	asked    error // why held and faults are not known
-	unread   error // why there is no configuration
+	slices   map[string]allocation.Published // by PCI address
+	asked    error                           // why held and faults are not known
+	unlisted error                           // why not all claims are known
+	unread   error                           // why there is no configuration
 }
 
 func (f *sriovFlags) look(ctx context.Context) (*sriovNode, error) {
@@ -120,15 +135,9 @@ func (f *sriovFlags) look(ctx context.Context) (*sriovNode, error) {
 		return nil, err
 	}
 	n := &sriovNode{config: &pool.Config{}, held: map[string]allocation.Device{}}
-	data, err := store.ReadFile(f.config)
-	if err == nil {
-		var config *pool.Config
-		if config, err = pool.Parse(pool.Source{File: f.config, Prefix: f.prefix, Host: f.host, Strict: f.strict}, data); err == nil {
-			n.config = config
-		}
-	}
-	if err != nil {
-		n.unread = fmt.Errorf("read the configuration of the device plugin (--config-file): %w", err)
+	config, err := f.parse()
+	if n.unread = err; err == nil {
+		n.config = config
 	}
 	if n.snapshot, err = pci.Scan(f.sysfs); err != nil {
 		return nil, err
@@ -145,7 +154,9 @@ func (f *sriovFlags) look(ctx context.Context) (*sriovNode, error) {
 	for _, h := range answer.Devices {
 		n.held[h.ID] = h
 	}
-	n.faults, n.asked = answer.Faults, err
+	n.faults, n.slices, n.asked = answer.Faults, answer.Published, err
+	n.claims, n.unlisted = f.prepared()
+	n.addClaimed()
 	n.pools = pool.Assign(n.config, n.snapshot, n.env)
 	for i, p := range n.pools {
 		n.pools[i].Devices = slices.DeleteFunc(p.Devices, func(d pool.Device) bool { return n.kept(d.Address, p.Name) != nil })
@@ -160,7 +171,7 @@ func ask(ctx context.Context, socket string) (allocation.Answer, error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		answer, err = allocation.Ask(socket, time.Now().Add(askTimeout), allocation.Question{})
+		answer, err = allocation.Ask(socket, time.Now().Add(askTimeout), allocation.Question{Published: true})
 	}()
 	select {
 	case <-done:
@@ -185,6 +196,7 @@ type sriovDevice struct {
 	PFName   string             `json:"pfName,omitempty"`
 	Resource string             `json:"resource,omitempty"`
 	Holder   *allocation.Device `json:"holder,omitempty"`
+	Claims   []sriovClaim       `json:"claims,omitempty"`
 	CPUs     string             `json:"cpus,omitempty"`  // same, other, mixed or ""
 	Fault    string             `json:"fault,omitempty"` // why it is given to no pod
 	Gone     bool               `json:"gone,omitempty"`  // a pod has it, and the node no more
@@ -200,6 +212,9 @@ func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
 	}
 	if n.asked != nil {
 		tell(stderr, fmt.Sprintf("it is not known which pods have devices: %v", n.asked))
+	}
+	if n.unlisted != nil && (n.asked == nil || !errors.Is(n.unlisted, fs.ErrPermission)) {
+		tell(stderr, fmt.Sprintf("the list of claims is not complete: %v", n.unlisted))
 	}
 	list := n.devices()
 	if f.output == outputJSON {
@@ -222,12 +237,12 @@ func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
 			d.Driver = "(gone)"
 		}
 		if d.Holder != nil {
-			pod = d.Holder.Namespace + "/" + d.Holder.Pod
+			pod = n.holder(*d.Holder)
 		}
 		fmt.Fprintln(t, strings.Join([]string{d.Address.String(), dash(plain(d.PFName)), vf, numa, dash(plain(d.Driver)), dash(plain(d.Resource)),
 			plain(pod), dash(d.CPUs), dash(plainText(d.Fault))}, "\t"))
 	}
-	return t.Flush()
+	return errors.Join(t.Flush(), n.listClaims(stdout))
 }
 
 // devices returns PFs, each followed by its VFs, and then what pods have although it is gone.
@@ -239,7 +254,8 @@ func (n *sriovNode) devices() (list []sriovDevice) {
 		}
 	}
 	add := func(d pci.Device, pfName string) {
-		line := sriovDevice{Device: d, PFName: pfName, Resource: offered[d.Address], Fault: n.faults[d.Address.String()]}
+		line := sriovDevice{Device: d, PFName: pfName, Resource: offered[d.Address], Fault: n.faults[d.Address.String()],
+			Claims: n.claimsOf(d.Address)}
 		if h, ok := n.held[d.Address.String()]; ok {
 			line.Holder, line.CPUs, line.Resource = &h, n.near(d, h.CPUs), h.Resource
 		}
@@ -262,7 +278,8 @@ func (n *sriovNode) devices() (list []sriovDevice) {
 		a, err := pci.ParseAddress(id)
 		if _, ok := n.snapshot.Device(a); err == nil && !ok {
 			h := n.held[id]
-			list = append(list, sriovDevice{Device: pci.Device{Address: a, NUMANode: pci.Unknown}, Resource: h.Resource, Holder: &h, Gone: true})
+			list = append(list, sriovDevice{Device: pci.Device{Address: a, NUMANode: pci.Unknown}, Resource: h.Resource, Holder: &h,
+				Claims: n.claimsOf(a), Gone: true})
 		}
 	}
 	return list

@@ -35,14 +35,14 @@ func (f *sriovFlags) explain(ctx context.Context, stdout, stderr io.Writer, what
 	list := pool.Explain(n.config, n.snapshot, n.env)
 	for i, e := range list {
 		if h := n.kept(e.Device, e.Resource); h != nil {
-			list[i].Resource, list[i].Reason = "", fmt.Sprintf("not offered: pod %s/%s has it, as %s", h.Namespace, h.Pod, h.Resource)
+			list[i].Resource, list[i].Reason = "", fmt.Sprintf("not offered: %s, as %s", n.has(*h), h.Resource)
 		}
 	}
 	whole := slices.DeleteFunc(slices.Clone(list), func(e pool.Explanation) bool { return what != "" && !n.means(e, what) })
 	switch {
-	case len(whole) == 0 && n.held[strings.ToLower(what)].Pod != "":
+	case len(whole) == 0 && n.held[strings.ToLower(what)].ID != "":
 		h := n.held[strings.ToLower(what)]
-		return fmt.Errorf("%s is gone; pod %s/%s had it, as %s", plain(what), plain(h.Namespace), plain(h.Pod), plain(h.Resource))
+		return fmt.Errorf("%s is gone; %s, as %s", plain(what), strings.TrimSuffix(n.has(h), "has it")+"had it", plain(h.Resource))
 	case len(whole) == 0 && n.unserved(what):
 		return fmt.Errorf("%s is not served, and no device of this node is one of it", plain(what))
 	case len(whole) == 0 && what != "":
@@ -78,9 +78,13 @@ func (n *sriovNode) means(e pool.Explanation, what string) bool {
 // tellAll tells what each selector wants and what was found.
 func (n *sriovNode) tellAll(w io.Writer, e pool.Explanation) {
 	fmt.Fprintf(w, "%s: %s\n", e.Device, plainText(e.Reason))
-	if h, ok := n.held[e.Device.String()]; ok {
+	if h, ok := n.held[e.Device.String()]; ok && h.Claim == nil {
 		fmt.Fprintf(w, "  pod %s/%s has it, container %s, as %s\n", plain(h.Namespace), plain(h.Pod), plain(h.Container), plain(h.Resource))
 	}
+	for _, c := range n.claimsOf(e.Device) {
+		fmt.Fprintln(w, "  "+c.sentence())
+	}
+	n.tellPublished(w, e)
 	if fault := n.faults[e.Device.String()]; fault != "" {
 		fmt.Fprintf(w, "  no pod gets it at present: %s\n", plainText(fault))
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/dra"
 	"github.com/podlace/podlace/pkg/pci"
 	cni "github.com/podlace/podlace/pkg/plugin"
@@ -31,6 +32,7 @@ type claimDriver interface {
 	Ready() string
 	// Leads reports whether this instance, not an older or newer one on the node, changes devices of claims.
 	Leads() bool
+	Published() map[string]allocation.Published
 }
 
 func newDriver(o dra.Options) claimDriver { return dra.New(o) }
@@ -101,6 +103,9 @@ func (d *daemon) startDRA(ctx context.Context) bool {
 		d.driverFault = err.Error()
 		return false
 	}
+	if err := claim.Begin(d.Claims); err != nil {
+		d.log.Warn("claims may not be prepared", "error", err)
+	}
 	d.driverFault = ""
 	d.driver = d.NewDriver(dra.Options{
 		Node: d.Host, Client: client, Kubelet: d.Root, Claims: d.Claims, CDI: d.CDIDir, Instance: d.Instance, Sysfs: d.Sysfs,
@@ -141,6 +146,17 @@ func (o settings) client() (kubernetes.Interface, error) {
 		return nil, fmt.Errorf("client of the API server: %w", err)
 	}
 	return client, nil
+}
+
+// published returns what ResourceSlices should say of devices, by ID.
+func (d *daemon) published() map[string]allocation.Published {
+	d.mu.Lock()
+	driver := d.driver
+	d.mu.Unlock()
+	if driver == nil {
+		return nil
+	}
+	return driver.Published()
 }
 
 // usedOtherwise returns why a claim cannot have a device, or it cannot be changed for one; "" if it can. Claims are not looked at.

@@ -46,6 +46,11 @@ func (r *recorder) Ready() string {
 	return r.unready
 }
 
+// Published tells of one device.
+func (r *recorder) Published() map[string]allocation.Published {
+	return map[string]allocation.Published{vf00: {Pool: "node", Device: "0000-11-02-0"}}
+}
+
 // inventory returns the pools of the latest one, with the faults of devices and who has them: "one: 0000:11:02.0 0000:11:02.1(pod shop/web-0)".
 func (r *recorder) inventory() (dra.Inventory, string) {
 	r.mu.Lock()
@@ -178,6 +183,7 @@ func TestMigrate(t *testing.T) {
 	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00)
 	l.configure(oneOf("dra"))
 	l.ids("example.com/one", vf00+"!")
+	l.kubelet.await("example.com/one", "without PreStartContainer", func(p *plugin) bool { return !p.options.PreStartRequired })
 	l.awaitInventory(r, "one: "+vf00+"(pod shop/web-0) "+vf01)
 	if why := r.options.InUse(vf00); !strings.Contains(why, "is of pod shop/web-0") {
 		t.Errorf("InUse: %q", why)
@@ -190,6 +196,7 @@ func TestMigrate(t *testing.T) {
 	l.awaitInventory(r, "one: "+vf00+" "+vf01)
 	l.configure(oneOf("device-plugin"))
 	l.ids("example.com/one", vf00, vf01+"!")
+	l.kubelet.await("example.com/one", "with PreStartContainer", func(p *plugin) bool { return p.options.PreStartRequired })
 	l.awaitInventory(r, "") // the driver goes on: the claim is still prepared
 	if err := claim.Remove(l.Claims, "c-0"); err != nil {
 		t.Fatal(err)
@@ -286,5 +293,20 @@ func TestSplit(t *testing.T) {
 	}
 	if got := texts(map[string]dra.Fault{"a": {Kind: "k", Text: "t"}}); !maps.Equal(got, map[string]string{"a": "t"}) {
 		t.Error(got)
+	}
+}
+
+// TestAnswerPublished: who asks is told what ResourceSlices say of devices.
+func TestAnswerPublished(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), oneOf("dra"))
+	r := l.recorded()
+	l.kubelet.start()
+	l.start()
+	l.awaitInventory(r, "one: "+vf00+" "+vf01)
+	for asked, want := range map[bool]int{true: 1, false: 0} {
+		got, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{Published: asked})
+		if err != nil || len(got.Published) != want {
+			t.Errorf("asked %v: %v, %v", asked, got.Published, err)
+		}
 	}
 }

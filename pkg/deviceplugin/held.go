@@ -4,13 +4,17 @@ package deviceplugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/podresources"
 	"github.com/podlace/podlace/pkg/probes"
 )
@@ -75,7 +79,7 @@ func (d *daemon) listPods(ctx context.Context) ([]allocation.Device, error) {
 }
 
 func (d *daemon) kubelet() podresources.Kubelet {
-	return podresources.Kubelet{Socket: filepath.Join(d.Pods, "kubelet.sock"), Checkpoint: d.checkpoint()}
+	return podresources.Kubelet{Socket: filepath.Join(d.Pods, "kubelet.sock"), Checkpoint: d.checkpoint(), Claims: claim.InUse(d.Claims)}
 }
 
 // askPods learns which pods have devices. A kubelet that is away, or has just started, may know less than the file in which it remembers:
@@ -83,6 +87,7 @@ func (d *daemon) kubelet() podresources.Kubelet {
 func (d *daemon) askPods(ctx context.Context) {
 	id, _ := probes.SocketAt(d.kubelet().Socket)
 	remembered, _ := podresources.Notes(d.checkpoint()) // without it the kubelet has given nothing away yet
+	remembered = slices.DeleteFunc(remembered, func(n allocation.Device) bool { return hasEnded(d.Root, n.UID) })
 	for i, n := range remembered {
 		remembered[i].Pod = "uid " + n.UID // it may have ended, and its name is not noted
 	}
@@ -111,6 +116,17 @@ func (d *daemon) askPods(ctx context.Context) {
 		held = merge(held, d.held)
 	}
 	d.held, d.asked = held, d.asked || err == nil
+}
+
+// hasEnded reports whether the kubelet has removed the folder of a pod. Its checkpoint has the devices of pods that have ended until it gives
+// another pod one. Without a folder of pods nothing is known.
+func hasEnded(root, uid string) bool {
+	pods := filepath.Join(root, "pods")
+	if _, err := os.Stat(pods); err != nil || uid == "" || uid != filepath.Base(uid) {
+		return false
+	}
+	_, err := os.Stat(filepath.Join(pods, uid))
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // merge adds those devices that are not there yet.

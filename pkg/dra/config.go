@@ -132,11 +132,18 @@ func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (war
 		}
 	}
 	for _, e := range ofClaim {
-		if unused(e) {
+		if unused(e) && !e.forAlternative(c) {
 			return warnings, fmt.Errorf("%s: it applies to no device of the claim%s", e.path, e.only())
 		}
 	}
 	return warnings, checkClasses(c, ofClass)
+}
+
+// forAlternative reports whether an entry for one resource may be meant for an alternative of a request that the scheduler did not take.
+func (e configEntry) forAlternative(c *resourceapi.ResourceClaim) bool {
+	return e.Resource != "" && slices.ContainsFunc(c.Spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool {
+		return len(r.FirstAvailable) > 1 && (len(e.api.Requests) == 0 || slices.Contains(e.api.Requests, r.Name))
+	})
 }
 
 // only says in brackets what an entry is for.

@@ -168,6 +168,8 @@ func TestCheckConfig(t *testing.T) {
 			says: "config[0].parameters: it applies to no device of the claim (requests vg, other)"},
 		{name: "a claim's for no resource", requests: one, configs: configs{fromClaim(`"resource":"example.com/slow","mtu":1400`)},
 			says: "config[0].parameters: it applies to no device of the claim (resource example.com/slow)"},
+		{name: "a claim's for an alternative that was not taken", requests: []string{"vf/a fast"},
+			configs: configs{fromClaim(`"resource":"example.com/slow","mtu":1400`, "vf"), fromClaim(`"resource":"example.com/slow","mtu":1400`)}},
 		{name: "a class's for no device", requests: one, configs: configs{fromClass(`"resource":"example.com/slow","mtu":1400`, "vf")},
 			warnings: []string{"config[0].parameters of the class: it applies to no device of the claim (requests vf, resource example.com/slow)"}},
 		{name: "a typing error", requests: one, configs: configs{fromClass(`"vlann":5`, "other")},

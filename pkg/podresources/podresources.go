@@ -57,6 +57,8 @@ type Kubelet struct {
 	Checkpoint string
 	// Resources are those of which devices are wanted; nil is all.
 	Resources []string
+	// Claims is set where pods get devices by ResourceClaims. Such a node may have no device plugin, and so no checkpoint.
+	Claims bool
 }
 
 // At is the kubelet of a root folder, such as /var/lib/kubelet. Where kubelets have another root, the checkpoint is in /var/lib/kubelet all
@@ -132,6 +134,9 @@ func missing(path string) bool {
 // choose returns the devices of the pod with a UID, out of those with its name.
 func (k Kubelet) choose(pods []pod, uid string) ([]allocation.Device, error) {
 	noted, err := readCheckpoint(k.Checkpoint, uid)
+	if k.Claims && errors.Is(err, ErrNoCheckpoint) {
+		err = nil // no device plugin has registered
+	}
 	if err != nil && len(pods) > 1 {
 		return nil, fmt.Errorf("%d pods have that name, and %w: %w", len(pods), errOtherPod, err)
 	}

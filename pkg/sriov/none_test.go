@@ -11,6 +11,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -65,4 +66,19 @@ func (l lab) hints(o outcome, hint string) {
 	if _, got, _ := strings.Cut(o.Failure.Details, "; "); !strings.HasPrefix(got, hint) || strings.Contains(got, "; ") {
 		l.Errorf("%s: want the hint %q", o.Failure.Details, hint)
 	}
+}
+
+// TestNoVFByClaims: where pods get VFs by claims, the kubelet need not have a checkpoint of device plugins for a pod to have no VF.
+func TestNoVFByClaims(t *testing.T) {
+	l := newLab(t)
+	k := &kubelet{containers: []*api.ContainerResources{container("app")}}
+	dir := k.serve(t)
+	must(t, os.Remove(l.sriov.socket))
+	keys := []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=new"}
+	l.Fails(l.Call("ADD", "a", keys...), plugin.CodeTryAgain, "checkpoint")
+	must(t, claim.Begin(l.sriov.claims))
+	if a := l.add("a", keys...); len(a.result.Interfaces) != 1 {
+		t.Errorf("%s", a.prev)
+	}
+	l.isGolden()
 }

@@ -153,7 +153,7 @@ func (s sriov) askKubelet(r *plugin.Request, cfg config, until time.Time, unansw
 		r.Log.Warn("the kubelet is asked instead", "error", unanswered)
 	}
 	kubelet := podresources.At(cfg.Kubelet)
-	kubelet.Resources = cfg.Resources
+	kubelet.Resources, kubelet.Claims = cfg.Resources, claim.InUse(s.claims)
 	ctx, cancel := context.WithDeadline(context.Background(), until)
 	defer cancel()
 	devices, err := podresources.Ask(ctx, kubelet, r.Pod.Namespace, r.Pod.Name, r.Pod.UID)

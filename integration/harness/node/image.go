@@ -47,15 +47,46 @@ func writeImage(path, busybox string) error {
 	if err != nil {
 		return err
 	}
+	return writeArchive(path, Image, map[string]any{"Entrypoint": idle, "Env": []string{"PATH=/bin"}}, layer)
+}
+
+// WriteProgram writes an image with nothing but a program, in its root folder and without libraries.
+func WriteProgram(path, name, program string) error {
+	data, err := os.ReadFile(program)
+	if err != nil {
+		return err
+	}
+	var layer bytes.Buffer
+	t := tar.NewWriter(&layer)
+	if err := writeFile(t, filepath.Base(program), data, 0o755); err != nil {
+		return err
+	}
+	if err := t.Close(); err != nil {
+		return err
+	}
+	return writeArchive(path, name, map[string]any{"Entrypoint": []string{"/" + filepath.Base(program)}}, layer.Bytes())
+}
+
+// writeArchive writes an image of one layer.
+func writeArchive(path, name string, config map[string]any, layer []byte) error {
 	var out bytes.Buffer
 	a := archive{tar.NewWriter(&out)}
-	if err := a.image(layer); err != nil {
-		return fmt.Errorf("image %s: %w", Image, err)
+	if err := a.image(name, config, layer); err != nil {
+		return fmt.Errorf("image %s: %w", name, err)
 	}
 	if err := a.tar.Close(); err != nil {
-		return fmt.Errorf("image %s: %w", Image, err)
+		return fmt.Errorf("image %s: %w", name, err)
 	}
 	return os.WriteFile(path, out.Bytes(), 0o600)
+}
+
+// WriteImage writes the image to a file that `ctr images import` takes.
+func WriteImage(path string) error {
+	busybox, err := staticBusybox()
+	if err != nil {
+		return err
+	}
+	return writeImage(path, busybox)
 }
 
 func busyboxLayer(busybox string) ([]byte, error) {
@@ -98,7 +129,7 @@ func writeFile(t *tar.Writer, name string, data []byte, mode int64) error {
 	return err
 }
 
-func (a archive) image(layer []byte) error {
+func (a archive) image(name string, settings map[string]any, layer []byte) error {
 	rootfs, err := a.blob(typeLayer, layer)
 	if err != nil {
 		return err
@@ -106,7 +137,7 @@ func (a archive) image(layer []byte) error {
 	config, err := a.json(typeConfig, map[string]any{
 		"architecture": runtime.GOARCH,
 		"os":           "linux",
-		"config":       map[string]any{"Entrypoint": idle, "Env": []string{"PATH=/bin"}},
+		"config":       settings,
 		"rootfs":       map[string]any{"type": "layers", "diff_ids": []string{rootfs.Digest}},
 	})
 	if err != nil {
@@ -118,7 +149,8 @@ func (a archive) image(layer []byte) error {
 	if err != nil {
 		return err
 	}
-	manifest.Annotations = map[string]string{"io.containerd.image.name": Image, "org.opencontainers.image.ref.name": "1"}
+	manifest.Annotations = map[string]string{"io.containerd.image.name": name,
+		"org.opencontainers.image.ref.name": name[strings.LastIndex(name, ":")+1:]}
 	index, err := json.Marshal(map[string]any{
 		"schemaVersion": 2, "mediaType": typeIndex, "manifests": []descriptor{manifest},
 	})

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/podlace/podlace/pkg/cli"
+)
+
+// printedClasses returns the classes that 'podlace sriov classes' prints for a configuration, which is written into a folder.
+func printedClasses(dir, config string) (out classes, err error) {
+	file := filepath.Join(dir, "config.json")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		return nil, err
+	}
+	var stdout, stderr bytes.Buffer
+	if status := cli.Run([]string{"sriov", "classes", "--config-file", file, "--resource-prefix", "example.com"}, &stdout, &stderr); status != 0 {
+		return nil, errors.New(stderr.String())
+	}
+	for _, text := range documents(stdout.String()) {
+		class := &resourceapi.DeviceClass{}
+		if err := yaml.UnmarshalStrict([]byte(text), class); err != nil {
+			return nil, fmt.Errorf("%w in %s", err, text)
+		}
+		out = append(out, class)
+	}
+	return out, nil
+}
+
+var documentEnd = regexp.MustCompile(`(?m)^---$`)
+
+// documents returns the documents of a file of YAML.
+func documents(text string) (out []string) {
+	for _, d := range documentEnd.Split(text, -1) {
+		if strings.TrimSpace(d) != "" {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// className returns the class that 'podlace sriov classes' prints for a resource.
+func className(resource string) string {
+	prefix, name, _ := strings.Cut(resource, "/")
+	return name + "." + prefix
+}

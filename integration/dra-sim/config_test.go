@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/cli"
+	"github.com/podlace/podlace/pkg/dra"
+	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/vfconfig"
+)
+
+// randomConfig returns an entry of a claim for some of its requests: for this driver or for another one.
+func randomConfig(r *rand.Rand, names []string) resourceapi.DeviceClaimConfiguration {
+	settings := map[string]any{"apiVersion": vfconfig.APIVersion, "kind": vfconfig.Kind}
+	for key, values := range map[string][]any{"vlan": {100, 150, 300}, "mtu": {1400, 1450}, "trust": {"off"}, "ifName": {"data{index}"}} {
+		if r.IntN(3) == 0 {
+			settings[key] = values[r.IntN(len(values))]
+		}
+	}
+	if r.IntN(3) == 0 {
+		settings["resource"] = []string{"example.com/fast", "example.com/slow"}[r.IntN(2)]
+	}
+	text, _ := json.Marshal(settings)
+	var c resourceapi.DeviceClaimConfiguration
+	c.Opaque = &resourceapi.OpaqueDeviceConfiguration{Driver: claim.Driver, Parameters: runtime.RawExtension{Raw: text}}
+	if r.IntN(5) == 0 {
+		c.Opaque.Driver = "gpu.example.com"
+	}
+	if r.IntN(2) == 0 {
+		c.Requests = []string{names[r.IntN(len(names))]}
+	}
+	return c
+}
+
+// TestSameConfiguration (DRA-13): whichever allocator allocates a claim, and however it writes the requests of entries, Prepare merges the
+// same settings, which are those that check-claim says.
+func TestSameConfiguration(t *testing.T) {
+	parsed, err := parse()
+	if err != nil {
+		t.Fatal(err)
+	}
+	printed, err := printedClasses(t.TempDir(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	merged, refused := 0, 0
+	for seed := range uint64(machines) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		p, m := randomProblem(r, false)
+		m.pfs, m.vfs, p.match = 2, 8, ""
+		for n := range p.requests {
+			for a := range p.requests[n] {
+				p.requests[n][a].wish = wishes()[0]
+			}
+		}
+		c := p.claim()
+		var names []string
+		for _, request := range c.Spec.Devices.Requests {
+			names = append(names, request.Name)
+			for _, sub := range request.FirstAvailable {
+				names = append(names, request.Name+"/"+sub.Name)
+			}
+		}
+		for range r.IntN(4) {
+			c.Spec.Devices.Config = append(c.Spec.Devices.Config, randomConfig(r, names))
+		}
+		said := checked(t, c)
+		for _, ch := range channels() {
+			got, err := preparedAs(t, newCluster(printed, published(m.name, m.inventory(parsed), nil)), ch, m, c, parsed)
+			alternatives := slices.ContainsFunc(p.requests, func(a []request) bool { return len(a) > 1 })
+			if err == nil && said == nil && alternatives {
+				continue // check-claim refuses an alternative that was not taken
+			}
+			if (err != nil) != (said == nil) {
+				t.Fatalf("%s, seed %d: Prepare says %v, check-claim %v: %s", ch.name, seed, err, said, pretty(c))
+			}
+			if err != nil {
+				refused++
+				continue
+			}
+			merged++
+			for _, request := range slices.Sorted(maps.Keys(got)) {
+				if diff := cmp.Diff(said[request], got[request]); diff != "" {
+					t.Fatalf("%s, seed %d, request %s (-check-claim +Prepare):\n%s\n%s", ch.name, seed, request, diff, pretty(c))
+				}
+			}
+		}
+	}
+	if merged < 100 || refused < 100 {
+		t.Errorf("%d claims are prepared, %d refused: want more of each", merged, refused)
+	}
+}
+
+func pretty(v any) string {
+	text, _ := json.MarshalIndent(v, "", " ")
+	return string(text)
+}
+
+// preparedAs returns the settings of each request as Prepare merges them from an allocation, by key.
+func preparedAs(t *testing.T, cl *cluster, ch channel, m machine, c *resourceapi.ResourceClaim, parsed *pool.Config) (map[string]map[string]string, error) {
+	t.Helper()
+	a, err := cl.allocator(t.Context(), ch.features)
+	if err != nil {
+		t.Fatal(err)
+	}
+	results, err := a.Allocate(t.Context(), node(m.name), []*resourceapi.ResourceClaim{c})
+	if err != nil || len(results) != 1 {
+		t.Fatalf("%s: %v, %v: %s", ch.name, results, err, pretty(c))
+	}
+	allocated := c.DeepCopy()
+	allocated.Status.Allocation = &results[0]
+	settings, err := dra.Settings(allocated, func(device string) *pool.Resource { return resourceOf(parsed, cl, device) })
+	out := map[string]map[string]string{}
+	for i, s := range settings {
+		of := map[string]string{}
+		for _, key := range s.Set() {
+			of[key] = s.Text(key)
+		}
+		out[results[0].Devices.Results[i].Request] = of
+	}
+	return out, err
+}
+
+// resourceOf returns the resource of a device.
+func resourceOf(parsed *pool.Config, cl *cluster, device string) *pool.Resource {
+	for _, s := range cl.slices {
+		for _, d := range s.Spec.Devices {
+			for i := range parsed.Resources {
+				if d.Name == device && text(d, "resource") == parsed.Resources[i].FullName() {
+					return &parsed.Resources[i]
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// checked returns the settings of each request that check-claim says, by key; nil if it refuses the claim for what Prepare reads.
+func checked(t *testing.T, c *resourceapi.ResourceClaim) map[string]map[string]string {
+	t.Helper()
+	dir := t.TempDir()
+	c.TypeMeta = metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaim"}
+	text, _ := json.Marshal(c)
+	for name, data := range map[string][]byte{"config.json": []byte(config), "c.json": text} {
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var stdout, stderr bytes.Buffer
+	cli.Run([]string{"sriov", "check-claim", filepath.Join(dir, "c.json"), "--config-file", filepath.Join(dir, "config.json"), "--resource-prefix",
+		"example.com", "-o", "json"}, &stdout, &stderr)
+	var answer struct {
+		Requests []struct {
+			Request  string
+			Settings []struct{ Key, Value string }
+		}
+		Problems []string
+	}
+	if err := json.Unmarshal(stdout.Bytes(), &answer); err != nil {
+		t.Fatalf("%v: %s%s", err, stdout.String(), stderr.String())
+	}
+	if len(answer.Problems) > 0 {
+		return nil
+	}
+	out := map[string]map[string]string{}
+	for _, r := range answer.Requests {
+		out[r.Request] = map[string]string{}
+		for _, s := range r.Settings {
+			out[r.Request][s.Key] = s.Value
+		}
+	}
+	return out
+}

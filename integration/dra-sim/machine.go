@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/dra"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pool"
+)
+
+// machine is a node with network cards. The PFs are spread over the NUMA nodes.
+type machine struct {
+	name  string
+	numa  int // NUMA nodes
+	pfs   int
+	vfs   int // of each PF
+	blind int // how many PFs do not tell their NUMA node
+}
+
+// config gives out all VFs by DRA: those of odd PFs as example.com/slow where there is more than one PF.
+const config = `{"resourceList": [
+  {"resourceName": "slow", "api": "dra", "vf": {"maxTxRate": 1000}, "selectors": {"pfNames": ["ens1f0", "ens3f0", "ens5f0", "ens7f0"]}},
+  {"resourceName": "fast", "api": "dra", "vf": {"trust": "on"}, "claimMay": ["mac", "ips", "ifName", "mtu", {"vlan": "100-199"}]}]}`
+
+// parse returns that configuration.
+func parse() (*pool.Config, error) { return parseConfig(config) }
+
+func parseConfig(config string) (*pool.Config, error) {
+	return pool.Parse(pool.Source{File: "config.json", Prefix: "example.com", Host: "node"}, []byte(config))
+}
+
+// snapshot returns what a scan of the machine finds.
+func (m machine) snapshot() *pci.Snapshot {
+	s := &pci.Snapshot{}
+	for n := range m.numa {
+		s.Nodes = append(s.Nodes, pci.Node{ID: n, CPUs: fmt.Sprintf("%d-%d", 16*n, 16*n+15)})
+	}
+	for p := range m.pfs {
+		node := pci.Unknown
+		if m.numa > 0 && p >= m.blind {
+			node = p % m.numa
+		}
+		s.Devices = append(s.Devices, m.card(p, node)...)
+	}
+	slices.SortFunc(s.Devices, func(a, b pci.Device) int { return a.Address.Compare(b.Address) })
+	return s
+}
+
+// card returns a PF, which has a bus of its own and the next ones, and its VFs.
+func (m machine) card(p, node int) []pci.Device {
+	bus := 0x10 + 4*p
+	address := func(function int) pci.Address {
+		a, err := pci.ParseAddress(fmt.Sprintf("0000:%02x:%02x.%d", bus+function/256, function/8%32, function%8))
+		if err != nil {
+			panic(err) // the machine is wrong
+		}
+		return a
+	}
+	pf := pci.Device{Address: address(0), Vendor: "8086", Product: "1592", Class: 0x020000, Driver: "ice", NUMANode: node,
+		Root: fmt.Sprintf("pci0000:%02x", bus), IOMMUGroup: pci.Unknown, Interfaces: []string{fmt.Sprintf("ens%df0", p)}, LinkType: pci.Ether,
+		VFIndex: pci.Unknown, TotalVFs: max(m.vfs, 1), NumVFs: m.vfs, Carrier: true, Speed: 25000}
+	devices := []pci.Device{pf}
+	for v := range m.vfs {
+		vf := pf
+		vf.Address, vf.PF, vf.VFIndex, vf.Product, vf.Driver = address(8+v), pf.Address, v, "1889", "iavf"
+		vf.Interfaces, vf.TotalVFs, vf.NumVFs = []string{fmt.Sprintf("ens%df0v%d", p, v)}, 0, 0
+		devices = append(devices, vf)
+	}
+	return devices
+}
+
+// inventory returns what the daemon knows of the machine.
+func (m machine) inventory(c *pool.Config) dra.Inventory {
+	s := m.snapshot()
+	i := dra.Inventory{Snapshot: s, Pools: pool.Assign(c, s, pool.Env{}), Taints: c.Taints, Faults: map[string]dra.Fault{},
+		Held: map[string]string{}}
+	for _, n := range s.Nodes {
+		i.Nodes = append(i.Nodes, n.ID)
+	}
+	return i
+}
+
+// published returns the slices of an inventory as the API server has them. The library gives them the names.
+func published(node string, i dra.Inventory, records []claim.Record) (out []*resourceapi.ResourceSlice) {
+	all := dra.Resources(i, node, records, time.Unix(1_800_000_000, 0)).Pools[node].Slices
+	for n, s := range all {
+		out = append(out, &resourceapi.ResourceSlice{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05x-%s-%s-x7k2p", n, claim.Driver, node)},
+			Spec: resourceapi.ResourceSliceSpec{Driver: claim.Driver, NodeName: &node, Devices: s.Devices, SharedCounters: s.SharedCounters,
+				Pool: resourceapi.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: int64(len(all))}}})
+	}
+	return out
+}
+
+// randomMachine returns a machine of which nothing is certain but the bounds of hardware.
+func randomMachine(r *rand.Rand) machine {
+	m := machine{name: fmt.Sprintf("node-%d.example.com", r.IntN(1000)), numa: r.IntN(5), pfs: r.IntN(9), vfs: 1 + r.IntN(16)}
+	if r.IntN(10) == 0 {
+		m.vfs = []int{63, 64, 65, 127, 128}[r.IntN(5)]
+	}
+	if m.pfs > 0 {
+		m.blind = r.IntN(m.pfs)
+	}
+	return m
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/dra"
+)
+
+// machines is how many random machines a test looks at.
+const machines = 500
+
+// TestSlicesValid: the API server takes the slices of every machine, in good order and with each kind of fault.
+func TestSlicesValid(t *testing.T) {
+	c, err := parse()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := newAPIServer()
+	for seed := range uint64(machines) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		m := randomMachine(r)
+		i := m.inventory(c)
+		for _, d := range i.Snapshot.Devices {
+			switch id := d.Address.String(); r.IntN(8) {
+			case 0:
+				i.Faults[id] = dra.Fault{Kind: dra.LinkDown, Text: "the link is down"}
+			case 1:
+				i.Faults[id] = dra.Fault{Kind: "no-driver", Text: "it has no driver"}
+			case 2:
+				i.Held[id] = "pod shop/web-0"
+			}
+		}
+		devices := 0
+		for _, s := range published(m.name, i, nil) {
+			devices += len(s.Spec.Devices)
+			if err := server.create(s); err != nil {
+				t.Errorf("seed %d, %+v: slice %s: %v", seed, m, s.Name, err)
+			}
+			if size := s.Size(); size > 500*len(s.Spec.Devices)+2000 {
+				t.Errorf("seed %d, %+v: slice %s: %d bytes for %d devices", seed, m, s.Name, size, len(s.Spec.Devices))
+			}
+		}
+		if want := m.pfs*m.vfs - held(i); devices != want {
+			t.Errorf("seed %d, %+v: %d devices, want %d", seed, m, devices, want)
+		}
+	}
+}
+
+// held counts the VFs that pods have otherwise than by a claim.
+func held(i dra.Inventory) (n int) {
+	for _, d := range i.Snapshot.Devices {
+		if d.IsVF() && i.Held[d.Address.String()] != "" {
+			n++
+		}
+	}
+	return n
+}

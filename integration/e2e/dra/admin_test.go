@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+)
+
+// TestAdminAccess: an administrator's pod is told the addresses of VFs, of those that pods have and of free ones. No VF moves, and the pods
+// that come and go do not notice.
+func TestAdminAccess(t *testing.T) {
+	l := newLab(t, setup{})
+	l.claim("vf", "nic")
+	l.pod("web", "nic=vf")
+	l.runs("web")
+	ids := l.allocated("vf")
+	l.create(`
+kind: ResourceClaim
+metadata: {name: watch}
+spec: {devices: {requests: [{name: all, exactly: {deviceClassName: ` + l.class() + `, adminAccess: true, allocationMode: All}}]}}
+---
+kind: Pod
+metadata: {name: admin}
+spec:
+  resourceClaims: [{name: all, resourceClaimName: watch}]
+  containers: [{resources: {claims: [{name: all}]}}]
+`)
+	l.runs("admin")
+	l.attached("admin")
+	l.attached("web", ids...)
+	got := strings.Split(l.variables("admin", "app")[variable], ",")
+	if slices.Sort(got); !slices.Equal(got, l.ids) {
+		t.Errorf("the administrator's container is told %v: want %v", got, l.ids)
+	}
+	l.template("more", "nic")
+	l.pod("late", "nic=+more") // a VF that the administrator looks at is free
+	l.runs("late")
+	l.attached("late", l.allocated(l.claimOf("late", "nic"))...)
+	l.delete("web")
+	l.delete("admin")
+	l.attached("late", l.allocated(l.claimOf("late", "nic"))...)
+}
+
+// TestAdminAll33: all devices of a node with more than 32 cannot be had in one claim, which the scheduler says; 32 by count can.
+func TestAdminAll33(t *testing.T) {
+	l := newLab(t, setup{machine: pcitest.Machine{Nodes: 1, PFs: 1, VFs: 33, InPods: true}})
+	for name, mode := range map[string]string{"all": "allocationMode: All", "count": "count: 32"} {
+		l.create(`
+kind: ResourceClaim
+metadata: {name: ` + name + `}
+spec: {devices: {requests: [{name: all, exactly: {deviceClassName: ` + l.class() + `, adminAccess: true, ` + mode + `}}]}}
+`)
+		l.pod(name, "all="+name)
+	}
+	t.Logf("the scheduler says: %s", l.event("all", "32"))
+	l.pending("all")
+	l.runs("count")
+	l.attached("count")
+}
+
+// TestPreScheduled: a pod that is on the node before its claim is allocated waits there. No VF moves until the claim is reserved for the pod.
+func TestPreScheduled(t *testing.T) {
+	l := newLab(t, setup{})
+	l.claim("vf", "nic")
+	l.create("{kind: Pod, metadata: {name: web}, spec: {nodeName: " + nodeName + ", " + claimList([]string{"nic=vf"}) + "}}")
+	l.pending("web")
+	if err := errors.Join(l.noRecords(), l.allHome()); err != nil {
+		t.Error(err)
+	}
+	// The test does the scheduler's part.
+	c := l.getClaim("vf")
+	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
+		{Request: "nic", Driver: driverName, Pool: nodeName, Device: deviceName(l.ids[5])}}}}
+	if _, err := l.client.ResourceV1().ResourceClaims(l.ns).UpdateStatus(context.Background(), c, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	l.runs("web") // the controller of claims reserves it for pods that have a node
+	l.attached("web", l.ids[5])
+}
+
+// TestWrongNode: a claim that says nothing of this node, or has a device that is not there, is not prepared, and the pod is told why.
+func TestWrongNode(t *testing.T) {
+	l := newLab(t, setup{})
+	for name, result := range map[string][2]string{"pool": {"node9", deviceName(l.ids[0])}, "device": {nodeName, "0000-99-00-1"}} {
+		l.claim(name, "nic")
+		c := l.getClaim(name)
+		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
+			{Request: "nic", Driver: driverName, Pool: result[0], Device: result[1]}}}}
+		if _, err := l.client.ResourceV1().ResourceClaims(l.ns).UpdateStatus(context.Background(), c, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		l.create("{kind: Pod, metadata: {name: " + name + "}, spec: {nodeName: " + nodeName + ", " + claimList([]string{"nic=" + name}) + "}}")
+		t.Logf("%s", l.event(name, fmt.Sprintf("%s/%s", l.ns, name), result[map[string]int{"pool": 0, "device": 1}[name]]))
+	}
+	if err := errors.Join(l.noRecords(), l.allHome()); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra_test
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"strings"
+	"time"
+)
+
+const kubeletUser = "system:node:" + nodeName
+
+// request is one line of the API server's audit log.
+type request struct {
+	Verb       string
+	RequestURI string
+	User       struct{ Username string }
+	ObjectRef  struct{ Resource, Subresource, Namespace, Name string }
+	Response   struct{ Code int } `json:"responseStatus"`
+	Received   time.Time          `json:"requestReceivedTimestamp"`
+	Answered   time.Time          `json:"stageTimestamp"`
+}
+
+// isWrite reports whether the API server stored something for the request.
+func (r request) isWrite() bool {
+	switch r.Verb {
+	case "create", "update", "patch", "delete", "deletecollection":
+		return r.Response.Code < 300
+	}
+	return false
+}
+
+// mark returns a point of the audit log, for requests.
+func (l *lab) mark() int64 {
+	l.Helper()
+	info, err := os.Stat(auditLog(os.Getenv(dirEnv)))
+	if err != nil {
+		l.Fatal(err)
+	}
+	return info.Size()
+}
+
+// requests returns those of a user since a mark, of a resource or with "" of all.
+func (l *lab) requests(since int64, user, resource string) (list []request) {
+	l.Helper()
+	file, err := os.Open(auditLog(os.Getenv(dirEnv)))
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer file.Close()
+	if _, err := file.Seek(since, io.SeekStart); err != nil {
+		l.Fatal(err)
+	}
+	data, err := io.ReadAll(file)
+	if err != nil {
+		l.Fatal(err)
+	}
+	for line := range strings.Lines(string(data)) {
+		var r request
+		if json.Unmarshal([]byte(line), &r) != nil {
+			continue // it is being written
+		}
+		if r.User.Username == user && (resource == "" || r.ObjectRef.Resource == resource) {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// writes returns what the daemon has written of a resource since a mark.
+func (l *lab) writes(since int64, resource string) (list []request) {
+	l.Helper()
+	for _, r := range l.requests(since, account, resource) {
+		if r.isWrite() {
+			list = append(list, r)
+		}
+	}
+	return list
+}

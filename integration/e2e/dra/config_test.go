@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// opaque makes a claim with a configuration of the driver.
+func (l *lab) opaque(name, parameters string) {
+	l.Helper()
+	l.create(`
+kind: ResourceClaim
+metadata: {name: ` + name + `}
+spec:
+  devices:
+    requests: [` + l.exactly("nic") + `]
+    config:
+    - opaque: {driver: other.example.com, parameters: {anything: at all}}
+    - opaque: {driver: sriov.podlace.io, parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, ` + parameters + `}}
+`)
+}
+
+// TestBadConfig (failures 25, 26): a claim with a key that is unknown or that it may not set, or with a bad value, is not prepared. The pod
+// waits with an event that names the place, the key and the value; no VF moves.
+func TestBadConfig(t *testing.T) {
+	l := newLab(t, setup{config: strings.Replace(fast, `"api": "dra"`, `"api": "dra", "claimMay": ["mtu", "ifName", {"vlan": "100-199"}]`, 1)})
+	for name, c := range map[string]struct {
+		parameters string
+		says       []string
+	}{
+		"unknown": {"vlann: 100", []string{"vlann"}},
+		"type":    {`mtu: "big"`, []string{"mtu", "big"}},
+		"value":   {"mtu: 12", []string{"mtu", "12"}},
+		"range":   {"vlan: 200", []string{"vlan", "200", "100-199"}},
+		"never":   {`mac: "02:00:00:00:00:01"`, []string{"mac", "02:00:00:00:00:01"}},
+		"kind":    {"mtu: 1400, resource: [1]", []string{"resource"}},
+	} {
+		l.opaque(name, c.parameters)
+		l.pod(name, "nic="+name)
+		t.Logf("%s: %.300s", c.parameters, l.event(name, append(c.says, "FailedPrepareDynamicResources")...))
+	}
+	if err := errors.Join(l.noRecords(), l.allHome()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestConfig: what a class sets holds, what a claim may set goes before it, and another driver's configuration is none of ours.
+func TestConfig(t *testing.T) {
+	l := newLab(t, setup{})
+	l.create(`
+kind: DeviceClass
+metadata: {name: ` + l.ns + `-admin}
+spec:
+  selectors: [{cel: {expression: 'device.driver == "sriov.podlace.io"'}}]
+  config: [{opaque: {driver: sriov.podlace.io, parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, mtu: 1300, ifName: "class{index}"}}}]
+`)
+	for name, c := range map[string]struct {
+		parameters, ifName string
+		mtu                int
+	}{
+		"class": {"", "class1", 1300},
+		"claim": {", config: [{opaque: {driver: sriov.podlace.io, parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, mtu: 1350}}}]",
+			"class1", 1350},
+	} {
+		l.create("{kind: ResourceClaim, metadata: {name: " + name + "}, spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: " + l.ns +
+			"-admin}}]" + c.parameters + "}}}")
+		l.pod(name, "nic="+name)
+		l.runs(name)
+		if got, ok := l.inside(name)[c.ifName]; !ok || got.MTU != c.mtu {
+			t.Errorf("%s: %+v: want %s with MTU %d", name, l.inside(name), c.ifName, c.mtu)
+		}
+	}
+}
+
+// TestStatusForbidden (failure 28): pods run where the daemon may not write the status of claims; the daemon says so once.
+func TestStatusForbidden(t *testing.T) {
+	l := newLab(t, setup{})
+	l.withoutRule("resourceclaims/status")
+	l.template("vf", "nic")
+	for i := range 3 {
+		name := fmt.Sprint("web-", i)
+		l.pod(name, "nic=+vf")
+		l.runs(name)
+		l.attached(name, l.allocated(l.claimOf(name, "nic"))...)
+	}
+	within(t, "the daemon says what it lacks", func() error {
+		if l.daemon.says("resourceclaims/status") == 0 {
+			return errors.New("it says nothing")
+		}
+		return nil
+	})
+	remains(t, "the daemon says it once", func() error {
+		if n := l.daemon.says("resourceclaims/status"); n > 1 {
+			return fmt.Errorf("it says it %d times", n)
+		}
+		return nil
+	})
+}

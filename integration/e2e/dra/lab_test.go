@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+)
+
+const (
+	resource = "example.com/fast"
+	slow     = "example.com/slow"
+	variable = "PCIDEVICE_EXAMPLE_COM_FAST"
+)
+
+// fast is the configuration of most tests: all VFs are given out by DRA.
+const fast = `{"resourceList": [{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"vendors": ["8086"]}}]}`
+
+// setup is what a test's node is like; the zero value suits most tests.
+type setup struct {
+	config  string          // of the daemon, fast if ""
+	machine pcitest.Machine // two NUMA nodes with one PF of four VFs each, if it has no PFs
+}
+
+// lab is the node of a test, with cards and a daemon of its own, and a namespace of the API server.
+type lab struct {
+	*testing.T
+	*daemon
+	config  *rest.Config // an administrator's
+	client  kubernetes.Interface
+	objects dynamic.Interface
+	ns      string
+	sysfs   string
+	ids     []string         // PCI addresses of the VFs, sorted
+	before  map[string]iface // the interfaces of the VFs, by PCI address
+	audit   int64            // size of the audit log when the test began
+	isPod   bool             // the daemon runs by a DaemonSet
+}
+
+// newLab starts a node whose daemon is ready and whose slices are published.
+func newLab(t *testing.T, s setup) *lab {
+	t.Helper()
+	l := prepare(t, s)
+	l.daemon.run()
+	l.daemon.ready()
+	l.published()
+	return l
+}
+
+// prepare makes all but a running daemon.
+func prepare(t *testing.T, s setup) *lab {
+	t.Helper()
+	if reason := os.Getenv(skipEnv); reason != "" {
+		t.Skip("SKIP, no cluster:", reason)
+	}
+	begin := time.Now()
+	if s.machine.PFs == 0 {
+		s.machine = pcitest.Machine{Nodes: 2, PFs: 1, VFs: 4}
+	}
+	l := &lab{T: t, sysfs: pcitest.Generate(t, s.machine), ns: namespaceOf(t.Name())}
+	l.connect()
+	if info, err := os.Stat(auditLog(os.Getenv(dirEnv))); err == nil {
+		l.audit = info.Size()
+	}
+	l.ids = addInterfaces(t, l.sysfs)
+	l.before = atHome(t, l.sysfs)
+	showCards(t, l.sysfs)
+	l.daemon = newDaemon(t, l.sysfs, cmp.Or(s.config, fast))
+	t.Cleanup(func() { t.Logf("took %.1f s, load %s", time.Since(begin).Seconds(), load()) })
+	t.Cleanup(l.clear)
+	l.makeNamespace()
+	return l
+}
+
+// connect makes the administrator's clients.
+func (l *lab) connect() {
+	l.Helper()
+	config, err := adminConfig()
+	if err != nil {
+		l.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		l.Fatal(err)
+	}
+	objects, err := dynamic.NewForConfig(config)
+	if err != nil {
+		l.Fatal(err)
+	}
+	l.config, l.client, l.objects = config, client, objects
+}
+
+// namespaceOf returns the namespace of a test.
+func namespaceOf(test string) string {
+	return strings.ToLower(strings.NewReplacer("/", "-", "_", "-", " ", "-").Replace(test))
+}
+
+// makeNamespace makes the test's namespace and waits until pods can be made in it.
+func (l *lab) makeNamespace() {
+	l.Helper()
+	ns := &core.Namespace{ObjectMeta: metav1.ObjectMeta{Name: l.ns, Labels: map[string]string{
+		"resource.kubernetes.io/admin-access": "true"}}}
+	if _, err := l.client.CoreV1().Namespaces().Create(l.Context(), ns, metav1.CreateOptions{}); err != nil {
+		l.Fatal(err)
+	}
+	within(l.T, "the namespace has its ServiceAccount", func() error {
+		_, err := l.client.CoreV1().ServiceAccounts(l.ns).Get(l.Context(), "default", metav1.GetOptions{})
+		return err
+	})
+	l.create(`{kind: DeviceClass, metadata: {name: ` + l.class() + `}, spec: {selectors: [{cel: {expression:
+		'device.driver == "sriov.podlace.io" && device.attributes["sriov.podlace.io"].resource == "` + resource + `"'}}]}}`)
+}
+
+// class is the DeviceClass of the test for the VFs of the resource.
+func (l *lab) class() string { return l.ns + "-fast" }
+
+// clear deletes what the test made, and fails it unless all VFs come home.
+func (l *lab) clear() {
+	ctx := context.Background()
+	if l.daemon.cmd == nil && !l.isPod {
+		l.daemon.run()
+	}
+	if l.Failed() {
+		l.describe()
+	}
+	now := int64(0)
+	left := func() error {
+		pods, err := l.client.CoreV1().Pods(l.ns).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, p := range pods.Items {
+			if p.DeletionTimestamp == nil {
+				err = errors.Join(err, l.client.CoreV1().Pods(l.ns).Delete(ctx, p.Name, metav1.DeleteOptions{}))
+			}
+		}
+		if len(pods.Items) > 0 {
+			return errors.Join(err, fmt.Errorf("there is still pod %s", pods.Items[0].Name))
+		}
+		return errors.Join(l.noRecords(), l.allHome())
+	}
+	if err := try(left); err != nil {
+		l.Errorf("not within %s: all VFs are home: %v", patience, err)
+		l.describe()
+		_ = l.client.CoreV1().Pods(l.ns).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{})
+		_ = l.client.ResourceV1().ResourceClaims(l.ns).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+	}
+	_ = l.client.CoreV1().Namespaces().Delete(ctx, l.ns, metav1.DeleteOptions{})
+	_ = l.client.ResourceV1().DeviceClasses().Delete(ctx, l.class(), metav1.DeleteOptions{})
+}
+
+// noRecords is an error while a claim is prepared.
+func (l *lab) noRecords() error {
+	if left, _ := filepath.Glob(claimRecords + "/*"); len(left) > 0 {
+		return fmt.Errorf("there are records of claims: %v", left)
+	}
+	return nil
+}
+
+// try calls check until it succeeds, or patience ends.
+func try(check func() error) (err error) {
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if err = check(); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// within fails the test unless check succeeds before patience ends. It returns how long that took.
+func within(t *testing.T, what string, check func() error) time.Duration {
+	t.Helper()
+	begin := time.Now()
+	if err := try(check); err != nil {
+		t.Fatalf("not within %s: %s: %v", patience, what, err)
+	}
+	return time.Since(begin)
+}
+
+// remains fails the test if check fails within some seconds: what must not happen has the time to happen.
+func remains(t *testing.T, what string, check func() error) {
+	t.Helper()
+	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		if err := check(); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+)
+
+// TestForceDelete (failure 11): a VF whose pod was deleted by force goes to the next pod when the former one has let it go.
+func TestForceDelete(t *testing.T) {
+	l := newLab(t, setup{})
+	l.template("most", "a", "b", "c", "d", "e", "f", "g")
+	l.template("vf", "nic")
+	l.pod("most", "nics=+most")
+	l.create("{kind: Pod, metadata: {name: slow}, spec: {terminationGracePeriodSeconds: 5, " + claimList([]string{"nic=+vf"}) +
+		`, containers: [{command: [/bin/sh, -c, 'echo "interfaces:" $(ls /sys/class/net); trap : TERM; while :; do sleep 1; done']}]}}`)
+	l.runs("most")
+	l.runs("slow")
+	ids := l.allocated(l.claimOf("slow", "nic"))
+	l.pod("next", "nic=+vf")
+	l.event("next", "cannot allocate all claims")
+	now := int64(0)
+	if err := l.client.CoreV1().Pods(l.ns).Delete(t.Context(), "slow", metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
+		t.Fatal(err)
+	}
+	l.runs("next")
+	if got := l.allocated(l.claimOf("next", "nic")); !slices.Equal(got, ids) {
+		t.Fatalf("the next pod has %v: want %v", got, ids)
+	}
+	l.attached("next", ids...)
+	for _, m := range l.events("next") {
+		if strings.Contains(m, "is still of") {
+			t.Logf("the next pod was told: %s", m)
+		}
+	}
+}
+
+// script puts a program in the place of the CNI plugin sriov, which it calls by its path in $REAL, until the function that it returns is
+// called.
+func (l *lab) script(text string) (restore func()) {
+	l.Helper()
+	const at = "/opt/cni/bin/sriov"
+	real := at + ".real"
+	if err := errors.Join(os.Rename(at, real), os.WriteFile(at, []byte("#!/bin/sh\nREAL="+real+"\n"+text), 0o755)); err != nil {
+		l.Fatal(err)
+	}
+	done := false
+	restore = func() {
+		if !done {
+			_ = os.Rename(real, at)
+		}
+		done = true
+	}
+	l.Cleanup(restore)
+	return restore
+}
+
+// TestDelFails (failure 15): while DEL fails the pod stays and its claim is not unprepared; DEL is repeated.
+func TestDelFails(t *testing.T) {
+	l := newLab(t, setup{})
+	l.claim("vf", "nic")
+	l.pod("web", "nic=vf")
+	l.runs("web")
+	ids := l.allocated("vf")
+	restore := l.script(`[ "$CNI_COMMAND" != DEL ] || { echo '{"cniVersion":"1.0.0","code":11,"msg":"busy"}'; exit 1; }` + "\nexec $REAL\n")
+	if err := l.client.CoreV1().Pods(l.ns).Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	l.event("web", "busy")
+	if got := journals(); !slices.Equal(got, ids) || l.noRecords() == nil {
+		t.Errorf("journals of %v: want %v; %v", got, ids, l.noRecords())
+	}
+	restore()
+	l.gone("web")
+	within(t, "the VF is home", func() error { return errors.Join(l.noRecords(), l.allHome()) })
+}
+
+// TestNoDel (failure 16): a VF whose DEL never came is brought back when the claim is unprepared. A veth ends with its namespace, so the test
+// does what the kernel does for a VF: its interface comes to the node, under the name that it had in the pod.
+func TestNoDel(t *testing.T) {
+	l := newLab(t, setup{})
+	l.claim("vf", "nic")
+	l.pod("web", "nic=vf")
+	l.runs("web")
+	folder := filepath.Join(pcitest.Folder(t, l.sysfs, l.allocated("vf")[0]), "net", "net1")
+	restore := l.script(`if [ "$CNI_COMMAND" = DEL ]; then
+	nsenter --net="$CNI_NETNS" ip link set net1 netns 1 && mkdir -p ` + folder + ` && echo 1 >` + folder + `/type
+	exit 0
+fi
+exec $REAL
+`)
+	l.delete("web")
+	if err := errors.Join(l.noRecords(), l.allHome()); err != nil {
+		t.Error(err)
+	}
+	restore()
+}
+
+// TestOrphanedRecord (failure 12): a record whose claim is gone, of which the kubelet knows nothing, is collected, and the VF is free.
+func TestOrphanedRecord(t *testing.T) {
+	l := newLab(t, setup{})
+	uid := "8d2f6a34-0000-4000-8000-000000000001"
+	r := claim.Record{State: claim.Prepared, Writer: "test", Reserved: []claim.Consumer{{Resource: "pods", Name: "web", UID: "none"}},
+		Devices: []allocation.Device{{Resource: resource, ID: l.ids[0], Claim: &allocation.Claim{UID: uid, Namespace: l.ns, Name: "vf",
+			Request: "nic", Pool: nodeName, Device: deviceName(l.ids[0])}}}}
+	if err := claim.Write(claimRecords, r); err != nil {
+		t.Fatal(err)
+	}
+	l.template("all", "a", "b", "c", "d", "e", "f", "g", "h")
+	l.pod("web", "nic=+all")
+	t.Logf("the pod is told: %.300s", l.event("web", "is still of claim "+l.ns+"/vf"))
+	begin := time.Now()
+	isGone := func() error { return gone(filepath.Join(claimRecords, uid)) }
+	if try(isGone) != nil && try(isGone) != nil { // the daemon waits for 2 minutes, and looks each minute
+		t.Fatalf("the record is there after %.0f s", time.Since(begin).Seconds())
+	}
+	l.Logf("the record was collected after %.0f s", time.Since(begin).Seconds())
+	l.runs("web")
+	l.attached("web", l.allocated(l.claimOf("web", "nic"))...)
+}
+
+func gone(path string) error {
+	if _, err := os.Stat(path); err == nil {
+		return fmt.Errorf("there is %s", path)
+	}
+	return nil
+}

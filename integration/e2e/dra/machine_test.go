@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel"
+)
+
+// The PFs of most tests, by NUMA node.
+const (
+	pf0, pf0Name = "0000:11:00.0", "ens0f0"
+	pf1, pf1Name = "0000:15:00.0", "ens1f0"
+)
+
+// iface is an interface as ip -json shows it.
+type iface struct {
+	Name     string   `json:"ifname"`
+	MAC      string   `json:"address"`
+	MTU      int      `json:"mtu"`
+	AltNames []string `json:"altnames"`
+	Flags    []string `json:"flags"`
+}
+
+// interfaces returns those of a network namespace, "" for the node's.
+func interfaces(netns string) (all []iface, err error) {
+	command := []string{"ip", "-json", "link", "show"}
+	if netns != "" {
+		command = append([]string{"nsenter", "--net=" + netns}, command...)
+	}
+	out, err := exec.Command(command[0], command[1:]...).Output()
+	if err == nil {
+		err = json.Unmarshal(out, &all)
+	}
+	return all, err
+}
+
+// addInterfaces makes a veth for each VF of a tree that has an interface, and returns the addresses of all VFs.
+func addInterfaces(t *testing.T, sysfs string) (ids []string) {
+	t.Helper()
+	host, err := kernel.Host()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	paths, _ := filepath.Glob(filepath.Join(sysfs, "bus/pci/devices/*/physfn"))
+	for i, path := range paths {
+		ids = append(ids, filepath.Base(filepath.Dir(path)))
+		names, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "net/*"))
+		if len(names) == 0 {
+			continue
+		}
+		name := filepath.Base(names[0])
+		if _, err := host.AddVeth(kernel.Veth{Host: name, Pod: name + "peer"}); err != nil {
+			t.Fatal(err)
+		}
+		link, _, err := host.Link(name)
+		other, _, err2 := host.Link(name + "peer")
+		if err := errors.Join(err, err2, host.AddAltName(link, "alt-"+name), host.SetMTU(link, 1500-i), host.SetUp(other)); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = exec.Command("ip", "link", "delete", name+"peer").Run() })
+	}
+	return ids // sorted, as Glob does
+}
+
+// atHome returns the interfaces of VFs that are on the node, by PCI address.
+func atHome(t *testing.T, sysfs string) map[string]iface {
+	t.Helper()
+	all, err := interfaces("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]iface{}
+	for _, i := range all {
+		path, _ := filepath.Glob(filepath.Join(sysfs, "bus/pci/devices/*/net", i.Name))
+		if len(path) > 0 {
+			i.Flags = slices.DeleteFunc(i.Flags, func(f string) bool { return f != "UP" && f != "PROMISC" })
+			found[filepath.Base(filepath.Dir(filepath.Dir(path[0])))] = i
+		}
+	}
+	return found
+}
+
+// allHome is an error unless all VFs are on the node as they were in the beginning, and no journal is left.
+func (l *lab) allHome() error {
+	if left := journals(); len(left) > 0 {
+		return fmt.Errorf("there are journals of %v", left)
+	}
+	now := atHome(l.T, l.sysfs)
+	for id, was := range l.before {
+		if is := now[id]; fmt.Sprintf("%+v", was) != fmt.Sprintf("%+v", is) {
+			return fmt.Errorf("VF %s is %+v: want %+v", id, is, was)
+		}
+	}
+	return nil
+}
+
+// journals are the VFs that a pod has, as the plugin wrote down.
+func journals() (ids []string) {
+	entries, _ := os.ReadDir("/run/podlace/.vfs")
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") {
+			ids = append(ids, e.Name())
+		}
+	}
+	return ids
+}
+
+// showCards lets the node's /sys have the PCI bus of a tree, until the test ends: the plugin looks there. All else is as it was.
+func showCards(t *testing.T, sysfs string) {
+	t.Helper()
+	top := t.TempDir()
+	bind := func(from, name string) {
+		t.Helper()
+		to := filepath.Join(top, name)
+		if err := errors.Join(os.MkdirAll(to, 0o755), unix.Mount(from, to, "", unix.MS_BIND|unix.MS_REC, "")); err != nil {
+			t.Fatalf("mount %s at %s: %v", from, to, err)
+		}
+	}
+	if err := unix.Mount("cards", top, "tmpfs", 0, "mode=755"); err != nil {
+		t.Fatal(err)
+	}
+	for _, pattern := range []string{"*", "bus/*", "devices/*"} {
+		paths, _ := filepath.Glob("/sys/" + pattern)
+		for _, path := range paths {
+			info, err := os.Stat(path)
+			name := strings.TrimPrefix(path, "/sys/")
+			if err != nil || !info.IsDir() || name == "bus" || name == "devices" || name == "bus/pci" || strings.HasPrefix(name, "devices/pci") {
+				continue
+			}
+			bind(path, name)
+		}
+	}
+	bind(filepath.Join(sysfs, "bus/pci"), "bus/pci")
+	roots, _ := filepath.Glob(filepath.Join(sysfs, "devices/pci*"))
+	for _, root := range roots {
+		bind(root, "devices/"+filepath.Base(root))
+	}
+	if err := unix.Mount(top, "/sys", "", unix.MS_MOVE, ""); err != nil {
+		t.Fatalf("move to /sys: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount("/sys", unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// deviceName returns the name of a device in slices.
+func deviceName(id string) string { return strings.NewReplacer(":", "-", ".", "-").Replace(id) }
+
+// numaOf returns the NUMA node of a device.
+func (l *lab) numaOf(id string) string {
+	l.Helper()
+	data, err := os.ReadFile(filepath.Join(l.sysfs, "bus/pci/devices", id, "numa_node"))
+	if err != nil {
+		l.Fatal(err)
+	}
+	return strings.TrimSpace(string(data))
+}
+
+// pfOf returns the PF of a VF.
+func (l *lab) pfOf(id string) string {
+	l.Helper()
+	path, err := filepath.EvalSymlinks(filepath.Join(l.sysfs, "bus/pci/devices", id, "physfn"))
+	if err != nil {
+		l.Fatal(err)
+	}
+	return filepath.Base(path)
+}

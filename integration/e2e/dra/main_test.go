@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package dra_test runs pods with VFs by ResourceClaims on a node of a real Kubernetes cluster (scripts/cluster.sh): etcd, kube-apiserver,
+// kube-scheduler, kube-controller-manager, kubelet and containerd, with the daemon sriov-device-plugin and the CNI plugins of this
+// repository. The daemon has the rights of the shipped manifest and a token that is bound to its node. The VFs are veths, and the cards are
+// files: one PF of four VFs on each of two NUMA nodes.
+//
+// The test binary has two lives: the first, on the machine, starts the cluster and runs the binary again in node1; the second runs the tests.
+//
+//	KUBERNETES    folder of Kubernetes' programs and etcd
+//	CONTAINERD    containerd of the node, 2.0 or newer
+//	PODLACE_BIN   folder of the plugins (default ../../../bin)
+//	GATES         feature gates of the control plane and the kubelet, such as DRADeviceTaints=false
+//	KERNELTEST    "require" makes a missing prerequisite a failure
+package dra_test
+
+import (
+	"cmp"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/integration/harness/node"
+)
+
+const (
+	dirEnv  = "PODLACE_TEST_CLUSTER" // the folder of the cluster, in the second life
+	skipEnv = "PODLACE_TEST_SKIP"    // why there is no cluster
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	switch {
+	case os.Getenv(dirEnv) != "":
+		return inside(m)
+	case flag.Lookup("test.list").Value.String() != "":
+		return m.Run()
+	}
+	if err := needs(); err != nil {
+		if os.Getenv("KERNELTEST") == "require" {
+			fmt.Println("FAIL: no cluster:", err)
+			return 1
+		}
+		_ = os.Setenv(skipEnv, err.Error())
+		return m.Run()
+	}
+	code, err := outside()
+	if err != nil {
+		fmt.Println("FAIL:", err)
+		return max(code, 1)
+	}
+	return code
+}
+
+// needs returns what is missing.
+func needs() error {
+	for _, name := range []string{"KUBERNETES", "CONTAINERD"} {
+		if os.Getenv(name) == "" {
+			return errors.New(name + " is not set; make dra builds what is needed and sets it")
+		}
+	}
+	plugins, err := node.Plugins()
+	if err != nil {
+		return err
+	}
+	for _, path := range []string{filepath.Join(plugins, "sriov-device-plugin"), filepath.Join(plugins, "sriov"),
+		filepath.Join(plugins, "podlace"), filepath.Join(os.Getenv("KUBERNETES"), "kube-scheduler"), os.Getenv("CONTAINERD")} {
+		if _, err := os.Stat(path); err != nil {
+			return fmt.Errorf("missing: %w", err)
+		}
+	}
+	if out, err := exec.Command(script(), "check").CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
+}
+
+func script() string {
+	path, err := filepath.Abs("../../../scripts/cluster.sh")
+	if err != nil {
+		panic(err)
+	}
+	return path
+}
+
+// outside starts the cluster, runs this program again in node1 and reports what of the cluster is left on the machine.
+func outside() (code int, err error) {
+	dir, err := os.MkdirTemp("", "podlace-dra-")
+	if err != nil {
+		return 1, err
+	}
+	c, err := startCluster(dir)
+	if err != nil {
+		return 1, fmt.Errorf("start of the cluster, whose logs are in %s: %w", dir, err)
+	}
+	code = c.runTests()
+	if err := c.stop(); err != nil {
+		return 1, fmt.Errorf("end of the cluster, whose logs are in %s: %w", dir, err)
+	}
+	if code != 0 {
+		fmt.Println("the logs of the cluster are in", dir)
+		return code, nil
+	}
+	return 0, os.RemoveAll(dir)
+}
+
+// runTests runs this program again in node1 and returns its exit code.
+func (c *cluster) runTests() int {
+	self, err := os.Executable()
+	if err != nil {
+		fmt.Println("FAIL:", err)
+		return 1
+	}
+	cmd := c.command("exec", append([]string{"node1", self}, os.Args[1:]...)...)
+	cmd.Env = append(cmd.Env, dirEnv+"="+c.dir)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	err = cmd.Run()
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &exit) && exit.ExitCode() > 0:
+		return exit.ExitCode()
+	}
+	fmt.Println("FAIL: tests in node1:", err)
+	return 1
+}
+
+// inside gives the node its network and the daemon its rights, and runs the tests.
+func inside(m *testing.M) int {
+	for _, step := range []func() error{installPlugins, becomeReady, grantRights} {
+		if err := step(); err != nil {
+			fmt.Println("FAIL: the node's first steps:", err)
+			return 1
+		}
+	}
+	return m.Run()
+}
+
+// installPlugins makes the CNI plugins and the shipped conflist the network of the node.
+func installPlugins() error {
+	from, err := node.Plugins()
+	if err != nil {
+		return err
+	}
+	programs, err := filepath.Glob(filepath.Join(from, "[a-z]*"))
+	if err := errors.Join(err, os.MkdirAll("/opt/cni/bin", 0o755), os.MkdirAll(filepath.Dir(conflist), 0o755),
+		os.MkdirAll(manifests, 0o755)); err != nil {
+		return err
+	}
+	for _, p := range programs {
+		data, err := os.ReadFile(p)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join("/opt/cni/bin", filepath.Base(p)), data, 0o755); err != nil {
+			return err
+		}
+	}
+	// The cluster has no kube-proxy: this is the Service of the API server, for pods with the node's network.
+	out, err := exec.Command("iptables", "-w", "-t", "nat", "-A", "OUTPUT", "-d", "10.96.0.1", "-p", "tcp", "--dport", "443",
+		"-j", "DNAT", "--to", "192.0.2.10:6443").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("iptables: %w: %s", err, out)
+	}
+	return writeConflist(shippedConflist())
+}
+
+func gates() string { return cmp.Or(os.Getenv("GATES"), "") }
+
+// isGateOff reports whether the run has switched off a feature gate.
+func isGateOff(name string) bool { return strings.Contains(","+gates()+",", ","+name+"=false,") }

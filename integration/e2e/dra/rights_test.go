@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	rbac "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// TestRights: the daemon's account may do what it needs and nothing else: it writes slices of its own node and driver alone, and no claim.
+func TestRights(t *testing.T) {
+	l := newLab(t, setup{})
+	l.claim("vf", "nic")
+	config, err := clientcmd.BuildConfigFromFlags("", daemonKubeconfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	daemon, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	api, other := daemon.ResourceV1(), "node9"
+	slice := func(node, driver string) *resourceapi.ResourceSlice {
+		return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: l.ns + "-" + strings.ReplaceAll(node+driver, ".", "-")},
+			Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: &node,
+				Pool: resourceapi.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: 1}}}
+	}
+	foreign := slice(other, driverName)
+	if _, err := l.client.ResourceV1().ResourceSlices().Create(t.Context(), foreign, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = l.client.ResourceV1().ResourceSlices().Delete(l.background(), foreign.Name, metav1.DeleteOptions{})
+	})
+	claim := l.getClaim("vf")
+	for what, try := range map[string]func() error{
+		"slice of another node": func() error {
+			_, err := api.ResourceSlices().Create(t.Context(), slice("node8", driverName), metav1.CreateOptions{})
+			return err
+		},
+		"slice of another driver": func() error {
+			_, err := api.ResourceSlices().Create(t.Context(), slice(nodeName, stubDriver), metav1.CreateOptions{})
+			return err
+		},
+		"delete another node's slice": func() error { return api.ResourceSlices().Delete(t.Context(), foreign.Name, metav1.DeleteOptions{}) },
+		"delete all slices": func() error {
+			return api.ResourceSlices().DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{})
+		},
+		"update a claim": func() error {
+			claim.Labels = map[string]string{"a": "b"}
+			_, err := api.ResourceClaims(l.ns).Update(t.Context(), claim, metav1.UpdateOptions{})
+			return err
+		},
+		"list claims": func() error {
+			_, err := api.ResourceClaims(l.ns).List(t.Context(), metav1.ListOptions{})
+			return err
+		},
+		"write a class": func() error { return api.DeviceClasses().Delete(t.Context(), l.class(), metav1.DeleteOptions{}) },
+		"read pods": func() error {
+			_, err := daemon.CoreV1().Pods(l.ns).List(t.Context(), metav1.ListOptions{})
+			return err
+		},
+		"list nodes": func() error {
+			_, err := daemon.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+			return err
+		},
+		"status of a claim that is not allocated": func() error {
+			if isGateOff("DRAResourceClaimGranularStatusAuthorization") {
+				return apierrors.NewForbidden(resourceapi.Resource("resourceclaims"), "vf", nil)
+			}
+			c := claim.DeepCopy()
+			c.Labels = nil
+			c.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: stubDriver, Pool: nodeName, Device: "cpus-0"}}
+			_, err := api.ResourceClaims(l.ns).UpdateStatus(t.Context(), c, metav1.UpdateOptions{})
+			return err
+		},
+	} {
+		if err := try(); !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
+			t.Errorf("%s: %v", what, err)
+		} else {
+			t.Logf("%s: %v", what, err)
+		}
+	}
+}
+
+// TestShipped: of the shipped manifest, the API server takes all objects, and the type check of the policy finds nothing.
+func TestShipped(t *testing.T) {
+	l := prepare(t, setup{})
+	objects, err := shippedObjects()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range objects {
+		o = o.DeepCopy()
+		o.SetName(l.ns + "-" + o.GetName())
+		if _, err := resourceOf(l.objects, o).Create(t.Context(), o, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll},
+			FieldValidation: metav1.FieldValidationStrict}); err != nil {
+			t.Errorf("%s %s: %v", o.GetKind(), o.GetName(), err)
+		}
+	}
+	policy, err := l.client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(t.Context(), "sriov-device-plugin", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := policy.Status.TypeChecking; c != nil && len(c.ExpressionWarnings) > 0 {
+		t.Errorf("%+v", c.ExpressionWarnings)
+	}
+}
+
+// withoutRule takes a resource out of the daemon's ClusterRole, until the test ends.
+func (l *lab) withoutRule(resource string) {
+	l.Helper()
+	roles := l.client.RbacV1().ClusterRoles()
+	before, err := roles.Get(l.background(), "sriov-device-plugin", metav1.GetOptions{})
+	if err != nil {
+		l.Fatal(err)
+	}
+	without := before.DeepCopy()
+	without.Rules = slices.DeleteFunc(without.Rules, func(r rbac.PolicyRule) bool { return slices.Contains(r.Resources, resource) })
+	if len(without.Rules) == len(before.Rules) {
+		l.Fatalf("no rule is about %s: %+v", resource, before.Rules)
+	}
+	if _, err := roles.Update(l.background(), without, metav1.UpdateOptions{}); err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(func() {
+		now, err := roles.Get(l.background(), "sriov-device-plugin", metav1.GetOptions{})
+		if err == nil {
+			now.Rules = before.Rules
+			_, err = roles.Update(l.background(), now, metav1.UpdateOptions{})
+		}
+		if err != nil {
+			l.Error(err)
+		}
+	})
+}

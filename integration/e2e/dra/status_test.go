@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// TestPodResources: the kubelet tells of the devices of a container that names its claim, with driver, pool, device and CDI device.
+func TestPodResources(t *testing.T) {
+	l := newLab(t, setup{})
+	l.claim("vf", "nic", "other")
+	l.create(`
+kind: Pod
+metadata: {name: web}
+spec:
+  resourceClaims: [{name: nic, resourceClaimName: vf}]
+  containers: [{resources: {claims: [{name: nic}]}}, {name: stranger}]
+`)
+	l.runs("web")
+	conn, err := grpc.NewClient("unix://"+kubeletRoot+"/pod-resources/kubelet.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	answer, err := podresources.NewPodResourcesListerClient(conn).Get(t.Context(),
+		&podresources.GetPodResourcesRequest{PodName: "web", PodNamespace: l.ns})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string][]string{}
+	for _, c := range answer.PodResources.Containers {
+		for _, d := range c.DynamicResources {
+			for _, r := range d.ClaimResources {
+				if d.ClaimName != "vf" || d.ClaimNamespace != l.ns || r.DriverName != driverName || r.PoolName != nodeName || len(r.CdiDevices) == 0 {
+					t.Errorf("%s: %+v", c.Name, r)
+				}
+				got[c.Name] = append(got[c.Name], l.address(r.DeviceName))
+			}
+		}
+	}
+	if ids := l.allocated("vf"); fmt.Sprint(got) != fmt.Sprint(map[string][]string{"app": ids}) {
+		t.Errorf("the kubelet tells of %v: want %v", got, ids)
+	}
+}
+
+// TestStatus: the status of a claim tells of each of its VFs, with interface, MAC and addresses, and keeps what other drivers wrote. It is
+// written after ADD, and taken back after DEL.
+func TestStatus(t *testing.T) {
+	l := newLab(t, setup{})
+	l.useConflist(strings.Replace(shippedConflist(), `"type": "sriov",`,
+		`"type": "sriov", "ipam": {"type": "host-local", "ranges": [[{"subnet": "198.51.100.0/24"}]]},`, 1))
+	l.startStub()
+	l.create(`
+kind: ResourceClaim
+metadata: {name: vf}
+spec: {devices: {requests: [` + l.exactly("west", "east") + `, {name: cpus, exactly: {deviceClassName: ` + l.ns + `-cpus}}]}}`)
+	l.pod("web", "nic=vf")
+	l.pod("guest", "nic=vf") // keeps the claim allocated when web ends
+	within(t, "a pod of the two runs", func() error {
+		for _, name := range []string{"web", "guest"} {
+			if p, err := l.getPod(name); err == nil && isRunning(p) == nil {
+				return nil
+			}
+		}
+		return errors.New("none does")
+	})
+	ids := l.allocated("vf")
+	c := l.getClaim("vf")
+	var cpus resourceapi.DeviceRequestAllocationResult
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if r.Driver == stubDriver {
+			cpus = r
+		}
+	}
+	c.Status.Devices = append(c.Status.Devices, resourceapi.AllocatedDeviceStatus{Driver: stubDriver, Pool: cpus.Pool, Device: cpus.Device})
+	if _, err := l.client.ResourceV1().ResourceClaims(l.ns).UpdateStatus(t.Context(), c, metav1.UpdateOptions{}); err != nil {
+		t.Logf("the stub's entry: %v", err) // the daemon has written meanwhile; it is no part of what is tested then
+	}
+	took := within(t, "the status tells of both VFs", func() error { return l.told(ids, true) })
+	t.Logf("the status is there %.1f s after the pod ran", took.Seconds())
+	for _, name := range []string{"web", "guest"} { // web, or guest if it was first
+		l.delete(name)
+		if name == "web" {
+			l.runs("guest")
+			within(t, "the status tells of both VFs again", func() error { return l.told(ids, true) })
+		}
+	}
+}
+
+// told is an error unless the claim's status says of each VF whether a pod has it, and of the stub's device what it said.
+func (l *lab) told(ids []string, ready bool) error {
+	c := l.getClaim("vf")
+	found, stubs := map[string]resourceapi.AllocatedDeviceStatus{}, 0
+	for _, d := range c.Status.Devices {
+		if d.Driver == driverName {
+			found[d.Device] = d
+		} else {
+			stubs++
+		}
+	}
+	if len(found) != len(ids) || stubs > 1 {
+		return fmt.Errorf("%+v", c.Status.Devices)
+	}
+	for n, id := range ids {
+		d := found[deviceName(id)]
+		isReady := len(d.Conditions) == 1 && d.Conditions[0].Type == "Ready" && d.Conditions[0].Status == metav1.ConditionTrue
+		if isReady != ready || d.NetworkData == nil || d.Data == nil {
+			return fmt.Errorf("%s: %+v", id, d)
+		}
+		if got := d.NetworkData; got.InterfaceName != fmt.Sprint("net", n+1) || got.HardwareAddress != l.before[id].MAC || len(got.IPs) != 1 ||
+			!strings.HasPrefix(got.IPs[0], "198.51.100.") || !strings.Contains(string(d.Data.Raw), id) {
+			return fmt.Errorf("%s: %+v, %s", id, got, d.Data.Raw)
+		}
+	}
+	return nil
+}
+
+// useConflist makes it the configuration of the runtime, until the test ends.
+func (l *lab) useConflist(text string) {
+	l.Helper()
+	set := func(text string) {
+		if err := writeConflist(text); err != nil {
+			l.Fatal(err)
+		}
+		l.restartService("containerd")
+		within(l.T, "containerd runs again", func() error { return exec.Command("ctr", "--namespace", "k8s.io", "containers", "list").Run() })
+	}
+	set(text)
+	l.Cleanup(func() { set(shippedConflist()) })
+}
+
+// restartService ends a program of the node, which scripts/node.sh starts again.
+func (l *lab) restartService(name string) {
+	l.Helper()
+	former := servicePID(name)
+	if err := syscall.Kill(former, syscall.SIGTERM); err != nil || former == 0 {
+		l.Fatalf("%s has PID %d: %v", name, former, err)
+	}
+	within(l.T, name+" is another process", func() error {
+		if now := servicePID(name); now == former || now == 0 || syscall.Kill(now, 0) != nil {
+			return errors.New("it has not ended")
+		}
+		return nil
+	})
+}
+
+func (l *lab) background() context.Context { return context.Background() }

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// claimOf is a ResourceClaim with what stands below spec.devices.
+func claimOf(devices string) string {
+	return "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c, namespace: shop}\nspec:\n  devices:\n" + devices
+}
+
+// oneVF is a request for a VF of the class of example.com/fast.
+const oneVF = "    requests: [{name: vf, exactly: {deviceClassName: fast.example.com}}]\n"
+
+// parameters is an entry of spec.devices.config.
+func parameters(requests, settings string) string {
+	return "    - {requests: [" + requests + "], opaque: {driver: sriov.podlace.io, parameters: " +
+		"{apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, " + settings + "}}}\n"
+}
+
+func runCheck(t *testing.T, manifest string, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	dir := writeFiles(t, map[string]string{"config.json": draConfig, "m.yaml": manifest})
+	args = append([]string{"sriov", "check-claim", filepath.Join(dir, "m.yaml"), "--config-file", filepath.Join(dir, "config.json"),
+		"--resource-prefix", "example.com"}, args...)
+	status, stdout, stderr = run(args...)
+	return status, strings.ReplaceAll(stdout, dir+"/", ""), strings.ReplaceAll(stderr, dir+"/", "")
+}
+
+// TestCheckClaim: the settings of class and claim are merged key by key, with where each is from.
+func TestCheckClaim(t *testing.T) {
+	const template = `apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: two, namespace: shop}
+spec:
+  spec:
+    devices:
+      requests:
+      - name: a
+        exactly: {deviceClassName: fast.example.com}
+      - name: b
+        firstAvailable:
+        - {name: fast, deviceClassName: fast.example.com, count: 2}
+        - {name: open, deviceClassName: open-1.example.org}
+      - {name: see, exactly: {deviceClassName: fast.example.com, adminAccess: true, allocationMode: All}}
+      - {name: gpu, exactly: {deviceClassName: gpu.example.com}}
+      config:
+      - opaque: {driver: gpu.example.com, parameters: {vlann: 1}}
+      - requests: [a]
+        opaque:
+          driver: sriov.podlace.io
+          parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, vlan: 150, mac: "02:00:00:00:00:01"}
+      - requests: [b]
+        opaque:
+          driver: sriov.podlace.io
+          parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, resource: example.com/fast, mtu: 1400}
+---
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: gpu.example.com}
+spec:
+  selectors: [{cel: {expression: 'device.driver == "gpu.example.com"'}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web, namespace: shop}
+spec:
+  resourceClaims: [{name: vf, resourceClaimTemplateName: two}]
+  containers:
+  - {name: app, image: x, resources: {limits: {cpu: 2, example.com/fast: 3}}}
+`
+	const want = `m.yaml: ResourceClaimTemplate shop/two: request a: 1 VF of example.com/fast by class fast.example.com
+  trust "on" (class)
+  maxTxRate 1000 (class)
+  vlan 150 (claim)
+  mac "02:00:00:00:00:01" (claim)
+m.yaml: ResourceClaimTemplate shop/two: request b/fast: 2 VFs of example.com/fast by class fast.example.com
+  vlan 100 (class)
+  trust "on" (class)
+  maxTxRate 1000 (class)
+  mtu 1400 (claim)
+m.yaml: ResourceClaimTemplate shop/two: request b/open: 1 VF of example.org/Open_1 by class open-1.example.org
+m.yaml: ResourceClaimTemplate shop/two: request see: all VFs (admin access: never moved, set or bound) of example.com/fast by class fast.example.com
+m.yaml: Pod shop/web, container app: request example.com/fast: 3 VFs of example.com/fast by class fast.example.com
+  vlan 100 (class)
+  trust "on" (class)
+  maxTxRate 1000 (class)
+`
+	status, stdout, stderr := runCheck(t, template)
+	if diff := cmp.Diff(want, stdout); diff != "" || status != exitOK || stderr != "" {
+		t.Errorf("status %d, %s\n-want +got\n%s", status, stderr, diff)
+	}
+	_, stdout, _ = runCheck(t, template, "-o", "json")
+	var got struct {
+		Requests []checkedRequest
+		Problems []string
+	}
+	if err := json.Unmarshal([]byte(stdout), &got); err != nil || len(got.Requests) != 5 || len(got.Problems) != 0 {
+		t.Errorf("%v: %s", err, stdout)
+	}
+}
+
+// TestCheckClaimRefused: an error names file, object, entry, key and value.
+func TestCheckClaimRefused(t *testing.T) {
+	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {resourceClaims: [{name: vf, resourceClaimTemplateName: none}]}\n"
+	const at = "m.yaml: ResourceClaim shop/c: spec.devices."
+	for _, c := range []struct{ name, manifest, says string }{
+		{"unknown key", claimOf(oneVF + "    config:\n" + parameters("", "vlann: 1")),
+			at + "config[0].opaque.parameters.vlann: no such key; did you mean vlan?"},
+		{"wrong type", claimOf(oneVF + "    config:\n" + parameters("", "vlan: many")), at + `config[0].opaque.parameters.vlan: "many": want a number`},
+		{"not allowed", claimOf(oneVF + "    config:\n" + parameters("vf", "trust: \"off\"")),
+			at + `config[0].opaque.parameters.trust "off": claims may not set it; they may set: `},
+		{"out of range", claimOf(oneVF + "    config:\n" + parameters("vf", "vlan: 300")),
+			at + "config[0].opaque.parameters.vlan 300: claims may set 100-199"},
+		{"no such request", claimOf(oneVF + "    config:\n" + parameters("vff", "mtu: 1400")), at + `config[0].requests[0]: no request "vff"`},
+		{"other resource", claimOf(oneVF + "    config:\n" + parameters("", "resource: example.com/slow, mtu: 1400")),
+			at + "config[0].opaque.parameters: it applies to no request with VFs"},
+		{"one MAC for two VFs", claimOf("    requests: [{name: vf, exactly: {deviceClassName: fast.example.com, count: 2}}]\n    config:\n" +
+			parameters("", `mac: "02:00:00:00:00:01"`)), at + `requests[0].exactly: only one VF could have mac "02:00:00:00:00:01", and the request is for 2 VFs`},
+		{"unknown class", claimOf("    requests: [{name: vf, exactly: {deviceClassName: slow}}]\n"),
+			at + `requests[0].exactly.deviceClassName: class "slow" is not known: give its file with --class; known are fast.example.com, open-1.example.org`},
+		{"no request", claimOf("    requests: []\n"), at + "requests: there is none"},
+		{"old version", strings.Replace(claimOf(oneVF), "resource.k8s.io/v1", "resource.k8s.io/v1beta1", 1),
+			`m.yaml: ResourceClaim shop/c: apiVersion "resource.k8s.io/v1beta1": want resource.k8s.io/v1`},
+		{"unguarded", claimOf("    requests: [{name: vf, exactly: {deviceClassName: fast.example.com, selectors: " +
+			`[{cel: {expression: 'device.attributes["resource.kubernetes.io"].numaNode == 1'}}]}}]` + "\n"),
+			at + "requests[0].exactly: selectors[0].cel.expression: it reads resource.kubernetes.io/numaNode, which a VF without a NUMA node lacks"},
+		{"no driver", "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: own}\nspec: {selectors: [{cel: {expression: " +
+			`'device.attributes["sriov.podlace.io"].resource == "example.com/fast"'}}]}` + "\n",
+			"m.yaml: DeviceClass own: selectors[0].cel.expression: it reads sriov.podlace.io/resource, which devices of other drivers lack"},
+		{"template elsewhere", pod, "m.yaml: Pod default/web: spec.resourceClaims[0]: ResourceClaimTemplate none is in none of the files"},
+		{"other API", claimOf("    requests: [{name: vf, exactly: {deviceClassName: fast.example.com, selectors: " +
+			`[{cel: {expression: 'device.attributes["sriov.podlace.io"].resource == "example.com/old"'}}]}}]` + "\n"),
+			at + `requests[0].exactly: resource example.com/old is not in the configuration, or has no "api": "dra"`},
+	} {
+		status, _, stderr := runCheck(t, c.manifest)
+		if status != exitMissed || !strings.Contains(stderr, c.says) {
+			t.Errorf("%s: status %d, %s\nwant %s", c.name, status, stderr, c.says)
+		}
+	}
+	for manifest, says := range map[string]string{
+		"kind: ConfigMap\n":                 "no ResourceClaim, ResourceClaimTemplate or Pod with claims",
+		"a: 1\n---\nkind: Pod\nkind: Pod\n": "line 4: key",
+		"":                                  "no ResourceClaim",
+	} {
+		if status, _, stderr := runCheck(t, manifest); status != exitFailed || !strings.Contains(stderr, says) {
+			t.Errorf("%q: status %d, %s", manifest, status, stderr)
+		}
+	}
+}
+
+// TestCheckClaimClass: a class of a file counts before the one that 'podlace sriov classes' prints.
+func TestCheckClaimClass(t *testing.T) {
+	class := writeFiles(t, map[string]string{"class.yaml": `apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: fast.example.com}
+spec:
+  selectors: [{cel: {expression: 'device.driver == "sriov.podlace.io" && device.attributes["sriov.podlace.io"].resource == "example.com/fast"'}}]
+  config: [{opaque: {driver: sriov.podlace.io, parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, vlan: 7}}}]
+`}) + "/class.yaml"
+	status, stdout, stderr := runCheck(t, claimOf(oneVF), "--class", class)
+	if status != exitOK || !strings.HasSuffix(stdout, "class fast.example.com\n  vlan 7 (class)\n") {
+		t.Errorf("status %d, %s%s", status, stdout, stderr)
+	}
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/sriov"
+)
+
+// sriovClaim is one device of a prepared ResourceClaim.
+type sriovClaim struct {
+	Claim     string      `json:"claim"` // namespace/name
+	UID       string      `json:"uid"`
+	Request   string      `json:"request"`
+	State     claim.State `json:"state"`
+	Device    string      `json:"device"` // its PCI address
+	Resource  string      `json:"resource"`
+	Admin     bool        `json:"admin,omitempty"`
+	Settings  string      `json:"settings,omitempty"`  // of class and claim, merged
+	Pod       string      `json:"pod,omitempty"`       // namespace/name; "" while several pods may come
+	Interface string      `json:"interface,omitempty"` // in that pod, once it is attached
+}
+
+// prepared returns the devices of the prepared claims, in the order of the claims and of their requests.
+func (f *sriovFlags) prepared() (list []sriovClaim, err error) {
+	records, recordErr := claim.List(f.claims)
+	attached, journalErr := sriov.Holdings()
+	for _, r := range records {
+		devices := slices.Clone(r.Devices)
+		slices.SortStableFunc(devices, func(a, b allocation.Device) int { return a.Claim.Result - b.Claim.Result })
+		for _, d := range devices {
+			list = append(list, deviceOf(r, d, attached))
+		}
+	}
+	return list, errors.Join(recordErr, journalErr)
+}
+
+// deviceOf returns one device of a record. The journal of the VF says which of the claim's pods has it.
+func deviceOf(r claim.Record, d allocation.Device, attached []sriov.Holding) sriovClaim {
+	c := sriovClaim{Claim: d.Claim.Namespace + "/" + d.Claim.Name, UID: d.Claim.UID, Request: d.Claim.Request, State: r.State, Device: d.ID,
+		Resource: d.Resource, Admin: d.Claim.Admin, Settings: d.Config.String()}
+	if len(r.Reserved) == 1 && r.Reserved[0].Resource == "pods" {
+		c.Pod = d.Claim.Namespace + "/" + r.Reserved[0].Name
+	}
+	for _, a := range attached {
+		if a.Address.String() == d.ID && a.Claim != nil && a.Claim.UID == d.Claim.UID && !c.Admin {
+			c.Pod, c.Interface = a.Pod, a.Name
+		}
+	}
+	return c
+}
+
+// addClaimed adds the devices that claims hold to those of which the device plugin tells.
+func (n *sriovNode) addClaimed() {
+	for _, c := range n.claims {
+		if _, known := n.held[c.Device]; !known && !c.Admin {
+			namespace, name, _ := strings.Cut(c.Claim, "/")
+			n.held[c.Device] = allocation.Device{ID: c.Device, Resource: c.Resource,
+				Claim: &allocation.Claim{UID: c.UID, Namespace: namespace, Name: name, Request: c.Request}}
+		}
+	}
+}
+
+func (n *sriovNode) claimsOf(a pci.Address) []sriovClaim {
+	return slices.DeleteFunc(slices.Clone(n.claims), func(c sriovClaim) bool { return c.Device != a.String() })
+}
+
+// holder names the pod that has a device, or the claim while its pod is not known.
+func (n *sriovNode) holder(h allocation.Device) string {
+	if h.Claim == nil || h.Pod != "" {
+		return h.Namespace + "/" + h.Pod
+	}
+	for _, c := range n.claims {
+		if c.Device == h.ID && c.UID == h.Claim.UID && c.Pod != "" {
+			return c.Pod
+		}
+	}
+	return "claim " + h.Claim.Namespace + "/" + h.Claim.Name
+}
+
+// has says in a sentence who has a device.
+func (n *sriovNode) has(h allocation.Device) string {
+	who := plain(n.holder(h))
+	if !strings.HasPrefix(who, "claim ") {
+		who = "pod " + who
+	}
+	return who + " has it"
+}
+
+// sentence says what a claim has, in one line.
+func (c sriovClaim) sentence() string {
+	where := "it is in no pod yet"
+	switch {
+	case c.Admin:
+		where = "admin access: it is never moved"
+	case c.Interface != "":
+		where = fmt.Sprintf("it is %s of pod %s", plain(c.Interface), plain(c.Pod))
+	case c.State == claim.Preparing:
+		where = "it is being prepared"
+	}
+	if c.Settings != "" {
+		where += "; settings: " + plainText(c.Settings)
+	}
+	return fmt.Sprintf("claim %s, request %s, has it as %s; %s", plain(c.Claim), plain(c.Request), plain(c.Resource), where)
+}
+
+// listClaims prints the prepared claims, nothing without one.
+func (n *sriovNode) listClaims(stdout io.Writer) error {
+	if len(n.claims) == 0 {
+		return nil
+	}
+	t := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "\nCLAIM\tREQUEST\tPOD\tDEVICE\tINTERFACE\tRESOURCE\tSTATE\tSETTINGS")
+	for _, c := range n.claims {
+		name := c.Interface
+		if c.Admin {
+			name = "admin"
+		}
+		fmt.Fprintln(t, strings.Join([]string{plain(c.Claim), plain(c.Request), dash(plain(c.Pod)), c.Device, dash(plain(name)),
+			plain(c.Resource), string(c.State), dash(plainText(c.Settings))}, "\t"))
+	}
+	return t.Flush()
+}
+
+// byDRA reports whether the configuration gives a resource out by DRA.
+func (n *sriovNode) byDRA(resource string) bool {
+	return slices.ContainsFunc(n.config.Resources, func(r pool.Resource) bool { return r.FullName() == resource && r.API == pool.DRA })
+}
+
+// tellPublished tells what ResourceSlices say of a device, and which attributes it lacks that others have: a CEL expression that reads one
+// of those without a guard fails.
+func (n *sriovNode) tellPublished(w io.Writer, e pool.Explanation) {
+	p, ok := n.slices[e.Device.String()]
+	switch {
+	case ok:
+		fmt.Fprintf(w, "  by DRA: device %s of pool %s\n", plain(p.Device), plain(p.Pool))
+	case n.asked != nil && n.byDRA(e.Resource):
+		fmt.Fprintf(w, "  by DRA; its attributes and taints are not known: %s\n", plainText(n.asked.Error()))
+		return
+	case n.byDRA(e.Resource):
+		fmt.Fprintln(w, "  by DRA, and in no ResourceSlice at present")
+		return
+	default:
+		return
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, name := range slices.Sorted(maps.Keys(p.Attributes)) {
+		fmt.Fprintf(t, "    %s\t%s\n", plain(name), dash(plain(p.Attributes[name])))
+	}
+	t.Flush()
+	for _, name := range n.lacks(p) {
+		fmt.Fprintf(w, "    it lacks %s, which other devices have: a CEL expression must ask for it first\n", plain(name))
+	}
+	for _, taint := range p.Taints {
+		fmt.Fprintf(w, "    taint %s\n", plain(taint))
+	}
+}
+
+// lacks returns the attributes that other devices of the node have.
+func (n *sriovNode) lacks(p allocation.Published) []string {
+	missing := map[string]bool{}
+	for _, other := range n.slices {
+		for name := range other.Attributes {
+			if _, ok := p.Attributes[name]; !ok {
+				missing[name] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(missing))
+}

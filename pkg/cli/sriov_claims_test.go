@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/sriov"
+	"github.com/podlace/podlace/pkg/vfconfig"
+)
+
+// claimRecord is the record of a claim of one pod with a VF, and with admin access to a VF that another pod has.
+func claimRecord() claim.Record {
+	of := func(request, id string, result int, admin bool) allocation.Device {
+		return allocation.Device{Resource: "example.com/fast", ID: id, Claim: &allocation.Claim{UID: "u1", Namespace: "shop", Name: "web-2-vf-x7k2p",
+			Request: request, Result: result, Pool: "node", Device: strings.NewReplacer(":", "-", ".", "-").Replace(id), Admin: admin}}
+	}
+	r := claim.Record{State: claim.Prepared, Reserved: []claim.Consumer{{Resource: "pods", Name: "web-2", UID: "p1"}},
+		Devices: []allocation.Device{of("see", "0000:15:02.0", 1, true), of("vf", "0000:15:02.1", 0, false)}}
+	r.Devices[1].Config = &vfconfig.Config{VLAN: new(100), Trust: "on"}
+	return r
+}
+
+// TestSRIOVLsClaims: a claim holds its VF, and is listed with request, pod and settings.
+func TestSRIOVLsClaims(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "claims")
+	if err := claim.Write(dir, claimRecord()); err != nil {
+		t.Fatal(err)
+	}
+	flags := append(sriovLab(t), "--claims-dir", dir)
+	status, stdout, stderr := runSRIOV(t, flags, "ls")
+	const want = `
+0000:15:02.0  ens1f0  0       1     iavf    example.com/fast  shop/web-1?[31m  mixed  -
+0000:15:02.1  ens1f0  1       1     iavf    example.com/fast  shop/web-2       -      -
+
+CLAIM                REQUEST  POD         DEVICE        INTERFACE  RESOURCE          STATE     SETTINGS
+shop/web-2-vf-x7k2p  vf       shop/web-2  0000:15:02.1  -          example.com/fast  prepared  vlan 100, trust "on"
+shop/web-2-vf-x7k2p  see      shop/web-2  0000:15:02.0  admin      example.com/fast  prepared  -
+`
+	if !strings.HasSuffix(stdout, want) || status != 0 || stderr != "" {
+		t.Errorf("status %d, %s\n%s\nwant at its end%s", status, stderr, stdout, want)
+	}
+	_, stdout, _ = runSRIOV(t, flags, "ls", "-o", "json")
+	var list []struct {
+		Address string
+		Holder  *allocation.Device
+		Claims  []sriovClaim
+	}
+	if err := json.Unmarshal([]byte(stdout), &list); err != nil || len(list) != 6 {
+		t.Fatalf("%v: %s", err, stdout)
+	}
+	if last := list[5]; len(last.Claims) != 1 || last.Claims[0].Claim != "shop/web-2-vf-x7k2p" || last.Holder.Claim.UID != "u1" {
+		t.Errorf("got %+v", last)
+	}
+	if seen := list[4]; len(seen.Claims) != 1 || !seen.Claims[0].Admin || seen.Holder.Pod == "" {
+		t.Errorf("got %+v", seen)
+	}
+	if _, stdout, _ = runSRIOV(t, flags, "explain", "0000:15:02.1"); !strings.Contains(stdout,
+		`  claim shop/web-2-vf-x7k2p, request vf, has it as example.com/fast; it is in no pod yet; settings: vlan 100, trust "on"`) {
+		t.Errorf("got\n%s", stdout)
+	}
+	if _, stdout, _ = runSRIOV(t, flags, "explain", "0000:15:02.0"); !strings.Contains(stdout, "request see, has it as example.com/fast; admin access") {
+		t.Errorf("got\n%s", stdout)
+	}
+}
+
+// TestSRIOVLsClaimTorn: a record that cannot be read is named, and the rest is listed.
+func TestSRIOVLsClaimTorn(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "u2"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	status, stdout, stderr := runSRIOV(t, append(sriovLab(t), "--claims-dir", dir), "ls")
+	if status != 0 || !strings.Contains(stderr, "the list of claims is not complete: record of the claim with UID u2") ||
+		!strings.Contains(stdout, "0000:15:02.1") || strings.Contains(stdout, "CLAIM") {
+		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
+	}
+}
+
+// TestDeviceOf: the journal of a VF names the pod and the interface, unless another claim has the VF by now.
+func TestDeviceOf(t *testing.T) {
+	r := claimRecord()
+	address, err := pci.ParseAddress("0000:15:02.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	holding := sriov.Holding{Address: address, Pod: "shop/web-3", Name: "net1", Claim: &allocation.Claim{UID: "u1"}}
+	got := deviceOf(r, r.Devices[1], []sriov.Holding{holding})
+	if diff := cmp.Diff([]string{"shop/web-3", "net1"}, []string{got.Pod, got.Interface}); diff != "" {
+		t.Error(diff)
+	}
+	if s := got.sentence(); !strings.Contains(s, "it is net1 of pod shop/web-3") {
+		t.Error(s)
+	}
+	holding.Claim.UID = "u2"
+	if got = deviceOf(r, r.Devices[1], []sriov.Holding{holding}); got.Pod != "shop/web-2" || got.Interface != "" {
+		t.Errorf("got %+v", got)
+	}
+	r.Reserved = append(r.Reserved, r.Reserved[0])
+	if got = deviceOf(r, r.Devices[1], nil); got.Pod != "" {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// TestSRIOVExplainPublished: attributes and taints of a device, and the attributes that others have and this one lacks.
+func TestSRIOVExplainPublished(t *testing.T) {
+	first, _ := pci.ParseAddress("0000:11:02.0")
+	second, _ := pci.ParseAddress("0000:15:02.1")
+	n := &sriovNode{config: &pool.Config{Resources: []pool.Resource{{Prefix: "example.com", Name: "fast", API: pool.DRA}}},
+		slices: map[string]allocation.Published{
+			first.String(): {Pool: "node-1", Device: "0000-11-02-0", Attributes: map[string]string{"sriov.podlace.io/vf": "0",
+				"resource.kubernetes.io/numaNode": "1"}},
+			second.String(): {Pool: "node-1", Device: "0000-15-02-1", Attributes: map[string]string{"sriov.podlace.io/vf": "1"},
+				Taints: []string{"sriov.podlace.io/link-down=ens1f0:NoSchedule"}}}}
+	for _, c := range []struct {
+		device pci.Address
+		asked  error
+		want   string
+	}{
+		{first, nil, `  by DRA: device 0000-11-02-0 of pool node-1
+    resource.kubernetes.io/numaNode  1
+    sriov.podlace.io/vf              0
+`},
+		{second, nil, `  by DRA: device 0000-15-02-1 of pool node-1
+    sriov.podlace.io/vf  1
+    it lacks resource.kubernetes.io/numaNode, which other devices have: a CEL expression must ask for it first
+    taint sriov.podlace.io/link-down=ens1f0:NoSchedule
+`},
+		{pci.Address{}, nil, "  by DRA, and in no ResourceSlice at present\n"},
+		{pci.Address{}, os.ErrDeadlineExceeded, "  by DRA; its attributes and taints are not known: i/o timeout\n"},
+	} {
+		var out strings.Builder
+		n.asked = c.asked
+		n.tellPublished(&out, pool.Explanation{Device: c.device, Resource: "example.com/fast"})
+		if diff := cmp.Diff(c.want, out.String()); diff != "" {
+			t.Errorf("%s: -want +got\n%s", c.device, diff)
+		}
+	}
+	var out strings.Builder
+	if n.tellPublished(&out, pool.Explanation{Resource: "example.com/old"}); out.String() != "" {
+		t.Errorf("a resource of the device plugin API: %s", out.String())
+	}
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/store"
+	"github.com/podlace/podlace/pkg/vfconfig"
+)
+
+const sriovClassesHelp = `Print a DeviceClass for each resource of the configuration that has "api": "dra",
+as YAML for kubectl apply. Nothing is read but the configuration, and nothing is
+written. The class of resource example.com/fast is named fast.example.com.
+
+A class selects the devices of its resource, and names the resource as its
+extended resource, so that pods with limits for it get a claim. The settings
+"vf" of the resource stand in the class: claims change them only as far as
+"claimMay" of the resource allows.`
+
+func newSRIOVClasses() *cobra.Command {
+	var f sriovFlags
+	cmd := &cobra.Command{Use: "classes", Short: "Print the DeviceClasses of the resources with \"api\": \"dra\"", Long: sriovClassesHelp,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.classes(cmd.OutOrStdout(), cmd.ErrOrStderr())
+		}}
+	f.addConfig(cmd)
+	return cmd
+}
+
+func (f *sriovFlags) classes(stdout, stderr io.Writer) error {
+	config, err := f.parse()
+	if err != nil {
+		return err
+	}
+	for _, p := range config.Notes {
+		tell(stderr, p.Error())
+	}
+	classes, err := classesOf(config)
+	if err != nil {
+		return fmt.Errorf("%s: %w", f.config, err)
+	}
+	if len(classes) == 0 {
+		return fmt.Errorf("%s: no resource has \"api\": \"dra\", so there is no class to print", f.config)
+	}
+	for _, c := range classes {
+		text, err := c.yaml()
+		if err != nil {
+			return err
+		}
+		if _, err := io.WriteString(stdout, text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// parse reads the configuration of the device plugin.
+func (f *sriovFlags) parse() (*pool.Config, error) {
+	data, err := store.ReadFile(f.config)
+	if err == nil {
+		var config *pool.Config
+		if config, err = pool.Parse(pool.Source{File: f.config, Prefix: f.prefix, Host: f.host, Strict: f.strict}, data); err == nil {
+			return config, nil
+		}
+	}
+	return nil, fmt.Errorf("read the configuration of the device plugin (--config-file): %w", err)
+}
+
+// resourceClass is the DeviceClass of a resource.
+type resourceClass struct {
+	name, resource string
+	settings       *vfconfig.Config
+}
+
+// classesOf returns the classes of the resources that are given out by DRA.
+func classesOf(config *pool.Config) (classes []resourceClass, err error) {
+	owner := map[string]string{}
+	for _, r := range config.Resources {
+		if r.API != pool.DRA {
+			continue
+		}
+		c := resourceClass{className(r), r.FullName(), r.VF}
+		if other := owner[c.name]; other != "" {
+			return nil, fmt.Errorf("resources %s and %s have the same class name, %s: rename one", other, c.resource, c.name)
+		}
+		owner[c.name] = c.resource
+		classes = append(classes, c)
+	}
+	return classes, nil
+}
+
+// className returns the DNS subdomain of a resource. Names of resources may have upper case letters and underscores.
+func className(r pool.Resource) string {
+	name := strings.Trim(strings.ReplaceAll(strings.ToLower(r.Name), "_", "-"), "-")
+	return name + "." + r.Prefix
+}
+
+// expression returns the CEL expression that selects the devices of a resource. Devices of other drivers lack the attribute, so the name of
+// the driver comes first.
+func expression(resource string) string {
+	return fmt.Sprintf(`device.driver == %q && device.attributes[%q].resource == %q`, claim.Driver, claim.Driver, resource)
+}
+
+// yaml returns the class as a YAML document.
+func (c resourceClass) yaml() (string, error) {
+	config, err := c.configYAML()
+	return fmt.Sprintf(`---
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata:
+  name: %s
+spec:
+  selectors:
+  - cel:
+      expression: >-
+        %s
+  extendedResourceName: %s
+%s`, scalar(c.name), expression(c.resource), c.resource, config), err
+}
+
+// scalar returns a name as YAML reads it as a string: one such as 1.2 in quotes.
+func scalar(name string) string {
+	if _, err := strconv.ParseFloat(name, 64); err == nil {
+		return strconv.Quote(name)
+	}
+	return name
+}
+
+// configYAML returns the part of the class that has the settings of the resource, "" without any. The entry names the resource: in a claim
+// of several classes it holds for the VFs of this one only.
+func (c resourceClass) configYAML() (string, error) {
+	if c.settings.IsZero() {
+		return "", nil
+	}
+	data, err := json.Marshal(c.settings)
+	if err != nil {
+		return "", err
+	}
+	values := map[string]json.RawMessage{}
+	if err := json.Unmarshal(data, &values); err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, `  config:
+  - opaque:
+      driver: %s
+      parameters:
+        apiVersion: %s
+        kind: %s
+        resource: %s
+`, claim.Driver, vfconfig.APIVersion, vfconfig.Kind, c.resource)
+	for _, key := range c.settings.Set() {
+		fmt.Fprintf(&b, "        %s: %s\n", key, values[key])
+	}
+	return b.String(), nil
+}

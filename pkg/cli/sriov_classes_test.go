@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// draConfig has a resource of each kind.
+const draConfig = `{"resourceList": [
+  {"resourceName": "fast", "api": "dra", "vf": {"vlan": 100, "maxTxRate": 1000, "trust": "on"},
+   "claimMay": ["mac", "ips", "ifName", {"mtu": 9000, "vlan": "100-199"}], "selectors": {"pfNames": ["ens0f0"]}},
+  {"resourceName": "Open_1", "resourcePrefix": "example.org", "api": "dra", "selectors": {"pfNames": ["ens1f0"]}},
+  {"resourceName": "old", "selectors": {"pfNames": ["ens2f0"]}}]}`
+
+// writeFiles writes files into a folder of the test and returns the folder.
+func writeFiles(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// TestClasses: the classes are the golden file, which kubectl applies (integration/dra-sim validates it as the API server does).
+func TestClasses(t *testing.T) {
+	dir := writeFiles(t, map[string]string{"config.json": draConfig})
+	status, stdout, stderr := run("sriov", "classes", "--config-file", filepath.Join(dir, "config.json"), "--resource-prefix", "example.com")
+	want, err := os.ReadFile("testdata/classes.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), stdout); diff != "" || status != 0 || stderr != "" {
+		t.Errorf("status %d, %s\n-want +got\n%s", status, stderr, diff)
+	}
+}
+
+// TestClassesRefused: without a class there is an error, not an empty file.
+func TestClassesRefused(t *testing.T) {
+	for config, says := range map[string]string{
+		`{"resourceList": [{"resourceName": "old"}]}`: `no resource has "api": "dra", so there is no class to print`,
+		`{"resourceList": [`:                          "read the configuration of the device plugin",
+		`{"resourceList": [{"resourceName": "a_b", "api": "dra"}, {"resourceName": "A-b", "api": "dra"}]}`: "have the same class name, a-b.intel.com: rename one",
+		`{"resourceList": [{"resourceName": "a", "api": "dra", "vf": {"vlann": 1}}]}`:                      "resourceList[0].vf.vlann: unknown key",
+	} {
+		dir := writeFiles(t, map[string]string{"config.json": config})
+		status, stdout, stderr := run("sriov", "classes", "--config-file", filepath.Join(dir, "config.json"))
+		if status != exitFailed || stdout != "" || !strings.Contains(stderr, says) {
+			t.Errorf("%s: status %d, %s%s", config, status, stdout, stderr)
+		}
+	}
+}
+
+// TestScalar: names that YAML would read as numbers are quoted.
+func TestScalar(t *testing.T) {
+	for name, want := range map[string]string{"fast.example.com": "fast.example.com", "1.2": `"1.2"`, "1.2e3": `"1.2e3"`} {
+		if got := scalar(name); got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+	}
+}

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/vfconfig"
+)
+
+// entries returns the config of a class that is printed.
+func (c resourceClass) entries() []configEntry {
+	if c.settings.IsZero() {
+		return nil
+	}
+	text, err := vfconfig.Parameters(c.resource, *c.settings)
+	if err != nil {
+		return nil
+	}
+	return []configEntry{{Opaque: &opaque{Driver: claim.Driver, Parameters: text}}}
+}
+
+// claimEntry is an entry of a claim for this driver.
+type claimEntry struct {
+	vfconfig.Entry
+	path     string
+	requests []string
+	used     bool
+}
+
+// applies reports whether the entry is for a request, as the scheduler copies it: no list means all, and "vf" also means "vf/fast".
+func (e claimEntry) applies(request string) bool {
+	parent, _, _ := strings.Cut(request, "/")
+	return len(e.requests) == 0 || slices.Contains(e.requests, request) || slices.Contains(e.requests, parent)
+}
+
+// namedRequest is a request or a subrequest with the name that the allocation has for it.
+type namedRequest struct {
+	subRequest
+	path string
+}
+
+// flat returns the requests of a claim, and in the place of alternatives these.
+func (s claimSpec) flat(path string) (out []namedRequest) {
+	for i, r := range s.Devices.Requests {
+		at := fmt.Sprintf("%s.requests[%d]", path, i)
+		if r.Exactly != nil {
+			sub := *r.Exactly
+			sub.Name = r.Name
+			out = append(out, namedRequest{sub, at + ".exactly"})
+		}
+		for k, sub := range r.FirstAvailable {
+			sub.Name = r.Name + "/" + sub.Name
+			out = append(out, namedRequest{sub, fmt.Sprintf("%s.firstAvailable[%d]", at, k)})
+		}
+	}
+	return out
+}
+
+// claim checks the specification of a claim, which stands at a path of an object.
+func (c *checker) claim(object, path string, spec claimSpec) {
+	requests := spec.flat(path)
+	if len(requests) == 0 {
+		c.fail("%s: %s.requests: there is none with exactly or firstAvailable", object, path)
+		return
+	}
+	entries := c.claimEntries(object, path, spec, requests)
+	own := false
+	for _, r := range requests {
+		class, err := c.class(r.Class)
+		if err != nil {
+			c.fail("%s: %s.deviceClassName: %v", object, r.path, err)
+			own = true
+			continue
+		}
+		if !class.ours() {
+			continue
+		}
+		own = true
+		c.selectors(object+": "+r.path, r.Selectors, class.guarded())
+		for _, resource := range c.candidates(object, class, r) {
+			c.request(object, class, r, resource, entries)
+		}
+	}
+	for _, e := range entries {
+		if own && !e.used {
+			c.fail("%s: %s: it applies to no request with VFs", object, e.path)
+		}
+	}
+}
+
+// claimEntries reads the entries of a claim for this driver. Those of other drivers are not looked at.
+func (c *checker) claimEntries(object, path string, spec claimSpec, requests []namedRequest) (entries []*claimEntry) {
+	for i, e := range spec.Devices.Config {
+		at := fmt.Sprintf("%s.config[%d]", path, i)
+		for k, name := range e.Requests {
+			if !slices.ContainsFunc(requests, func(r namedRequest) bool { return (claimEntry{requests: []string{name}}).applies(r.Name) }) {
+				c.fail("%s: %s.requests[%d]: no request %q", object, at, k, name)
+			}
+		}
+		if e.Opaque == nil || e.Opaque.Driver != claim.Driver {
+			continue
+		}
+		at += ".opaque.parameters"
+		entry, err := vfconfig.Decode(e.Opaque.Parameters, at)
+		if err != nil {
+			c.fail("%s: %v", object, err)
+			continue
+		}
+		entries = append(entries, &claimEntry{Entry: entry, path: at, requests: e.Requests})
+	}
+	return entries
+}
+
+var selectsResource = regexp.MustCompile(`device\.attributes\["` + regexp.QuoteMeta(claim.Driver) +
+	`"\](?:\.resource|\["resource"\])\s*==\s*"([^"]+)"`)
+
+// ours reports whether a class may select devices of this driver.
+func (d deviceClass) ours() bool {
+	return slices.ContainsFunc(d.Selectors, func(s celSelector) bool { return strings.Contains(s.CEL.Expression, claim.Driver) }) ||
+		slices.ContainsFunc(d.Config, func(e configEntry) bool { return e.Opaque != nil && e.Opaque.Driver == claim.Driver })
+}
+
+// guarded reports whether a class selects devices of this driver only.
+func (d deviceClass) guarded() bool {
+	return slices.ContainsFunc(d.Selectors, func(s celSelector) bool {
+		return celDriver.MatchString(s.CEL.Expression) && strings.Contains(s.CEL.Expression, claim.Driver)
+	})
+}
+
+// candidates returns the resources whose VFs a request may get: those that the expressions compare, else all of the configuration.
+func (c *checker) candidates(object string, class deviceClass, r namedRequest) (names []string) {
+	for _, s := range slices.Concat(class.Selectors, r.Selectors) {
+		for _, m := range selectsResource.FindAllStringSubmatch(s.CEL.Expression, -1) {
+			if c.resources[m[1]] == nil {
+				c.fail(`%s: %s: resource %s is not in the configuration, or has no "api": "dra"`, object, r.path, m[1])
+			} else if !slices.Contains(names, m[1]) {
+				names = append(names, m[1])
+			}
+		}
+	}
+	if len(names) == 0 && !slices.ContainsFunc(slices.Concat(class.Selectors, r.Selectors), func(s celSelector) bool {
+		return selectsResource.MatchString(s.CEL.Expression)
+	}) {
+		return slices.Sorted(maps.Keys(c.resources))
+	}
+	return names
+}
+
+// request adds what the node would do for a request whose VFs are of a resource.
+func (c *checker) request(object string, class deviceClass, r namedRequest, resource string, entries []*claimEntry) {
+	out := checkedRequest{Object: object, Request: r.Name, Class: class.name, Resource: resource, Devices: r.devices()}
+	settings, err := c.settings(class, r, c.resources[resource], entries, &out)
+	switch {
+	case err != nil:
+		c.fail("%s: %v", object, err)
+		return
+	case r.AdminAccess:
+		out.Settings = nil // the VF stays as its pod has it
+	case r.several() && single(settings) != "":
+		c.fail("%s: %s: only one VF could have %s, and the request is for %s", object, r.path, single(settings), r.devices())
+		return
+	}
+	c.checked = append(c.checked, out)
+}
+
+// single returns a setting that only one VF of a pod can have, "" without one.
+func single(c *vfconfig.Config) string {
+	for _, key := range c.Set() {
+		if key == "mac" || key == "ips" || key == "ifName" && !strings.Contains(c.IfName, vfconfig.IndexMark) {
+			return key + " " + c.Text(key)
+		}
+	}
+	return ""
+}
+
+// settings merges the entries of class and claim, as Prepare does.
+func (c *checker) settings(class deviceClass, r namedRequest, res *pool.Resource, entries []*claimEntry, out *checkedRequest) (
+	merged *vfconfig.Config, err error) {
+	add := func(e vfconfig.Entry, from string) {
+		merged = vfconfig.Merge(merged, &e.Config)
+		for _, key := range e.Set() {
+			out.Settings = slices.DeleteFunc(out.Settings, func(s setting) bool { return s.Key == key })
+			out.Settings = append(out.Settings, setting{key, merged.Text(key), from})
+		}
+	}
+	for i, e := range class.Config {
+		if e.Opaque == nil || e.Opaque.Driver != claim.Driver {
+			continue
+		}
+		entry, err := vfconfig.Decode(e.Opaque.Parameters, fmt.Sprintf("%s: config[%d].opaque.parameters", class.from, i))
+		if err != nil {
+			return nil, err
+		}
+		if entry.Resource == "" || entry.Resource == res.FullName() {
+			add(entry, "class")
+		}
+	}
+	for _, e := range entries {
+		if !e.applies(r.Name) || e.Resource != "" && e.Resource != res.FullName() {
+			continue
+		}
+		e.used = true
+		if err := res.ClaimMay.Check(&e.Config); err != nil {
+			return nil, fmt.Errorf("%s.%w of resource %s", e.path, err, res.FullName())
+		}
+		add(e.Entry, "claim")
+	}
+	if err := merged.Validate(); err != nil {
+		return nil, fmt.Errorf("%s: the settings of class and claim together: %w", r.path, err)
+	}
+	return merged, nil
+}
+
+// devices says how many VFs a request gets.
+func (r subRequest) devices() string {
+	text := "1 VF"
+	switch {
+	case r.Mode == "All":
+		text = "all VFs"
+	case r.Count > 1:
+		text = strconv.Itoa(r.Count) + " VFs"
+	}
+	if r.AdminAccess {
+		text += " (admin access: never moved, set or bound)"
+	}
+	return text
+}
+
+func (r subRequest) several() bool { return r.Mode == "All" || r.Count > 1 }
+
+// atoi returns the count of an extended resource, 1 for what the API server refuses.
+func atoi(s string) int {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return 1
+	}
+	return n
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/vfconfig"
+)
+
+// Resources returns what a node publishes in an API server that has all features. records are those of the node's claims. No I/O.
+func Resources(i Inventory, node string, records []claim.Record, now time.Time) *resourceslice.DriverResources {
+	return desired{Inventory: i, node: node, records: records, now: now, features: features{taints: true, counters: true}}.resources()
+}
+
+// Settings returns the settings that Prepare merges for each result of an allocated claim, nil for none, or why Prepare refuses the claim.
+// Each device is of a resource of this driver. No I/O.
+func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool.Resource) (out []*vfconfig.Config, err error) {
+	var devices []allocation.Device
+	for i, result := range c.Status.Allocation.Devices.Results {
+		resource := resourceOf(result.Device)
+		settings, err := configFor(c.Status.Allocation, result, resource)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, settings)
+		devices = append(devices, allocation.Device{Resource: resource.FullName(), Claim: &allocation.Claim{Result: i}})
+	}
+	_, err = checkConfig(c, devices)
+	return out, err
+}
+
+// Published returns what the ResourceSlices should say of each device now, by PCI address. An API server whose features are off may store
+// less.
+func (d *Driver) Published() map[string]allocation.Published {
+	i, ok := d.inventory()
+	if !ok {
+		return nil
+	}
+	records, err := claim.List(d.options.Claims)
+	if err != nil {
+		d.options.Log.Warn("records of claims cannot be read: devices of these claims may be shown as not published", "error", err)
+	}
+	out := map[string]allocation.Published{}
+	for _, s := range Resources(i, d.options.Node, records, time.Now()).Pools[d.options.Node].Slices {
+		for _, device := range s.Devices {
+			p := published(device)
+			p.Pool = d.options.Node
+			out[p.Attributes[string(deviceattribute.StandardDeviceAttributePCIBusID)]] = p
+		}
+	}
+	return out
+}
+
+// published returns what a slice says of a device as text.
+func published(device resourceapi.Device) allocation.Published {
+	p := allocation.Published{Device: device.Name, Attributes: map[string]string{}}
+	for name, a := range device.Attributes {
+		full := string(name)
+		if !strings.Contains(full, "/") {
+			full = claim.Driver + "/" + full
+		}
+		p.Attributes[full] = attributeText(a)
+	}
+	for _, t := range device.Taints {
+		text := t.Key
+		if t.Value != "" {
+			text += "=" + t.Value
+		}
+		p.Taints = append(p.Taints, fmt.Sprintf("%s:%s", text, t.Effect))
+	}
+	return p
+}
+
+// attributeText returns the value of an attribute of the kinds that this driver publishes.
+func attributeText(a resourceapi.DeviceAttribute) string {
+	switch {
+	case a.StringValue != nil:
+		return *a.StringValue
+	case a.IntValue != nil:
+		return strconv.FormatInt(*a.IntValue, 10)
+	case a.BoolValue != nil:
+		return strconv.FormatBool(*a.BoolValue)
+	}
+	return ""
+}

@@ -1,0 +1,27 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# dra-test.sh CACHE [go test flags]: runs the tests of integration/e2e/dra in a cluster of one node. Kubernetes, etcd and containerd are built
+# before, once, into the cache. It compares each test's result with the list of the version, integration/e2e/dra/testdata/VERSION.txt, unless
+# flags are given, and counts what was skipped, with the reasons.
+#
+# VERSION   version of Kubernetes: 1.37 (default) or 1.34
+# GATES     feature gates, such as DRADeviceTaints=false
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cache=$1
+shift
+version=${VERSION:-1.37}
+group=kubernetes
+[ "$version" = 1.37 ] || group=kubernetes-$version
+KUBERNETES=${KUBERNETES:-$(scripts/programs.sh "$cache/programs" "$group")}
+CONTAINERD=${CONTAINERD:-$(scripts/programs.sh "$cache/programs" containerd)/containerd}
+export KUBERNETES CONTAINERD VERSION=$version GATES=${GATES:-} PODLACE_BIN=${PODLACE_BIN:-$PWD/bin} KERNELTEST=${KERNELTEST:-require}
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+status=0
+start=$SECONDS
+go test -buildvcs=false -count=1 -v -timeout 60m ./integration/e2e/dra "$@" 2>&1 | tee "$log" || status=$?
+echo "Kubernetes $version${GATES:+ with $GATES}: $(grep -c '^--- PASS' "$log" || true) passed, $(grep -c '^--- FAIL' "$log" || true) failed," \
+  "$(grep -c '^--- SKIP' "$log" || true) skipped, in $((SECONDS - start)) s"
+grep -hE '^ +[a-z_]+_test.go:[0-9]+: SKIP' "$log" | sort -u || true
+exit "$status"
