@@ -80,6 +80,7 @@ type Driver struct {
 	binds bindFailures
 	news  broadcast // of records: a claim was prepared or unprepared
 	conn  connection
+	cache recordCache
 }
 
 // New returns a driver that does nothing before Run.

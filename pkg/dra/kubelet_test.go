@@ -39,8 +39,8 @@ func TestMain(m *testing.M) { kerneltest.Main(m) }
 // The VFs of the card of a lab, and their resource.
 const (
 	vf0, vf1, vf2, vf3 = "0000:11:02.0", "0000:11:02.1", "0000:11:02.2", "0000:11:02.3"
-	fast               = "example.com/fast"
-	patience           = 20 * time.Second
+
+	patience = 20 * time.Second
 )
 
 // draLab is a driver beside a kubelet and an API server.

@@ -135,22 +135,22 @@ func (l *leadership) keep(ctx context.Context, lock *store.Lock) {
 	}
 }
 
-// takeLead takes the lock if no other instance has it. The error says which one has. The folder stays open: the lock looks for its file there.
-func (d *Driver) takeLead() (lock *store.Lock, dir *store.Dir, err error) {
-	if dir, err = store.Make(filepath.Dir(d.options.Claims), 0o755); err != nil {
+// takeLead takes the lock if no other instance has it. The error says which one has. The caller closes the folder after the lock, which
+// looks for its file there.
+func (d *Driver) takeLead() (*store.Lock, *store.Dir, error) {
+	dir, err := store.Make(filepath.Dir(d.options.Claims), 0o755)
+	if err != nil {
 		return nil, nil, err
 	}
-	defer func() {
-		if err != nil {
-			dir.Close()
-		}
-	}()
-	if lock, err = dir.LockWithin(0, leaderLock, 0o600); err != nil {
+	lock, err := dir.LockWithin(0, leaderLock, 0o600)
+	if err != nil {
 		by, _ := dir.Read(leaderFile)
+		dir.Close()
 		return nil, nil, fmt.Errorf("%s leads: %w", strings.TrimSpace(string(by)), err)
 	}
 	if err := dir.Write(leaderFile, []byte(d.name()+"\n"), 0o600); err != nil {
 		lock.Unlock()
+		dir.Close()
 		return nil, nil, err
 	}
 	return lock, dir, nil

@@ -26,7 +26,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-const fastVFs = "example.com/fast"
+const fast = "example.com/fast"
 
 // usual are the effects of taints without a configuration.
 func usual() pool.Taints {
@@ -41,7 +41,7 @@ func machine(t testing.TB, m pcitest.Machine) (d desired, sysfs string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := pool.Pool{Name: fastVFs, Resource: &pool.Resource{Prefix: "example.com", Name: "fast", API: pool.DRA}}
+	p := pool.Pool{Name: fast, Resource: &pool.Resource{Prefix: "example.com", Name: "fast", API: pool.DRA}}
 	i := Inventory{Snapshot: s, Taints: usual(), Held: map[string]string{}, Faults: map[string]Fault{}, Last: map[pci.Address]pci.Device{}}
 	for _, dev := range s.Devices {
 		if dev.IsVF() {
@@ -98,7 +98,7 @@ func find(t testing.TB, all []resourceslice.Slice, name string) (d resourceapi.D
 
 // prepared returns the record of a claim that has a device.
 func prepared(id string) claim.Record {
-	return claim.Record{State: claim.Prepared, Devices: []allocation.Device{{Resource: fastVFs, ID: id, Claim: &allocation.Claim{UID: "c-" + id}}}}
+	return claim.Record{State: claim.Prepared, Devices: []allocation.Device{{Resource: fast, ID: id, Claim: &allocation.Claim{UID: "c-" + id}}}}
 }
 
 // checkSlices fails for what an API server of Kubernetes 1.34 to 1.37 would refuse.
@@ -166,7 +166,7 @@ func TestSlices(t *testing.T) {
 			}
 			for range shuffles {
 				shuffled := d
-				shuffled.Pools = []pool.Pool{{Name: fastVFs, Resource: d.Pools[0].Resource, Devices: slices.Clone(d.Pools[0].Devices)}}
+				shuffled.Pools = []pool.Pool{{Name: fast, Resource: d.Pools[0].Resource, Devices: slices.Clone(d.Pools[0].Devices)}}
 				devices := shuffled.Pools[0].Devices
 				rand.Shuffle(len(devices), func(i, j int) { devices[i], devices[j] = devices[j], devices[i] })
 				if string(marshal(t, shuffled.published())) != string(bytes) {
@@ -207,8 +207,8 @@ func TestAttributes(t *testing.T) {
 					t.Errorf("%s of %s: %v, %v", name, id, have, err)
 				}
 			}
-			want := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{attrMultusDevice: text(id), attrMultusResource: text(fastVFs),
-				attrResource: text(fastVFs), attrKind: text("vf"), attrPF: text(mustPF(t, d, dev).Interfaces[0]), attrPFAddress: text(dev.PF.String()),
+			want := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{attrMultusDevice: text(id), attrMultusResource: text(fast),
+				attrResource: text(fast), attrKind: text("vf"), attrPF: text(mustPF(t, d, dev).Interfaces[0]), attrPFAddress: text(dev.PF.String()),
 				attrCard: text(strings.TrimSuffix(dev.PF.String(), ".0")), attrVF: number(dev.VFIndex), attrNUMA: number(dev.NUMANode),
 				attrVendor: text("8086"), attrProduct: text("1889"), attrDriver: text("iavf"), attrLinkType: text("ether"),
 				attrRDMA: {BoolValue: new(false)}}
@@ -251,7 +251,7 @@ func TestStable(t *testing.T) {
 		t.Error("a VF in a pod changes the slice")
 	}
 	vf.Driver = "vfio-pci" // a claim wants it, the resource gives it back later
-	if string(marshal(t, d.published())) != string(before) && *d.attributes(fastVFs, *vf)[attrDriver].StringValue != "iavf" {
+	if string(marshal(t, d.published())) != string(before) && *d.attributes(fast, *vf)[attrDriver].StringValue != "iavf" {
 		t.Error("the driver of a moment changes the slice")
 	}
 }
@@ -287,7 +287,7 @@ func TestPublishedDevices(t *testing.T) {
 		if got != want {
 			t.Errorf("VF %d: %q, want %q", i, got, want)
 		}
-		if ok && len(dev.Attributes) != len(d.attributes(fastVFs, devices[i])) {
+		if ok && len(dev.Attributes) != len(d.attributes(fast, devices[i])) {
 			t.Errorf("VF %d has %d attributes", i, len(dev.Attributes))
 		}
 	}
