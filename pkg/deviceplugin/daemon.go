@@ -90,16 +90,23 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 		lost[p.Name] = d.lost(p)
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.serving)) {
-		if _, wanted := lost[name]; wanted {
+		_, wanted := lost[name]
+		leaving := slices.ContainsFunc(claimable, func(p pool.Pool) bool { return p.Name == name })
+		if d.serving[name].leave(leaving); wanted {
 			continue
 		}
 		// The configuration has it no more. While pods have devices of it, the kubelet has to know these.
 		p := pool.Pool{Name: name}
-		if lost[name] = d.lost(p); len(lost[name]) > 0 {
+		lost[name] = d.lost(p)
+		switch told := !leaving || d.serving[name].ready(); {
+		case len(lost[name]) > 0:
 			pools = append(pools, p)
-			continue
+		case !told:
+			pools = append(pools, p)
+			again = time.Now().Add(lookEvery) // when the kubelet knows that it leaves
+		default:
+			d.end(name)
 		}
-		d.end(name)
 	}
 	d.publish(pools, lost)
 	for _, p := range pools {

@@ -181,6 +181,7 @@ func TestMigrate(t *testing.T) {
 	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00)
 	l.configure(oneOf("dra"))
 	l.ids("example.com/one", vf00+"!")
+	l.kubelet.await("example.com/one", "without PreStartContainer", func(p *plugin) bool { return !p.options.PreStartRequired })
 	l.awaitInventory(r, "one: "+vf00+"(pod shop/web-0) "+vf01)
 	if why := r.options.InUse(vf00); !strings.Contains(why, "is of pod shop/web-0") {
 		t.Errorf("InUse: %q", why)
@@ -193,6 +194,7 @@ func TestMigrate(t *testing.T) {
 	l.awaitInventory(r, "one: "+vf00+" "+vf01)
 	l.configure(oneOf("device-plugin"))
 	l.ids("example.com/one", vf00, vf01+"!")
+	l.kubelet.await("example.com/one", "with PreStartContainer", func(p *plugin) bool { return p.options.PreStartRequired })
 	l.awaitInventory(r, "") // the driver goes on: the claim is still prepared
 	if err := claim.Remove(l.Claims, "c-0"); err != nil {
 		t.Fatal(err)

@@ -31,6 +31,7 @@ type endpoint struct {
 	offer   *offer
 	changed chan struct{} // closed as soon as offer is another
 	streams int
+	leaving bool // its devices are given out by claims from now on
 }
 
 func newEndpoint(resource string, first *offer, log *slog.Logger, count counters, g *gate) *endpoint {
@@ -67,13 +68,18 @@ func (e *endpoint) stream(n int) {
 }
 
 // options is what Register says and GetDevicePluginOptions answers; the kubelet takes the one or the other by how a plugin registers.
-func options() *pluginapi.DevicePluginOptions {
-	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true, PreStartRequired: true}
+//
+// A pod may ask for a resource by its limits and get the devices by a claim. The kubelet, at least up to 1.37, refuses to start the
+// containers of this pod while it knows an endpoint of the resource that requires PreStartContainer: the pod has no device of the endpoint.
+func (e *endpoint) options() *pluginapi.DevicePluginOptions {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true, PreStartRequired: !e.leaving}
 }
 
 // GetDevicePluginOptions names the optional calls that are answered.
 func (e *endpoint) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
-	return options(), nil
+	return e.options(), nil
 }
 
 // ListAndWatch sends all devices at once and whenever one of them changes.

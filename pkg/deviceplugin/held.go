@@ -4,7 +4,10 @@ package deviceplugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -84,6 +87,7 @@ func (d *daemon) kubelet() podresources.Kubelet {
 func (d *daemon) askPods(ctx context.Context) {
 	id, _ := probes.SocketAt(d.kubelet().Socket)
 	remembered, _ := podresources.Notes(d.checkpoint()) // without it the kubelet has given nothing away yet
+	remembered = slices.DeleteFunc(remembered, func(n allocation.Device) bool { return hasEnded(d.Root, n.UID) })
 	for i, n := range remembered {
 		remembered[i].Pod = "uid " + n.UID // it may have ended, and its name is not noted
 	}
@@ -112,6 +116,17 @@ func (d *daemon) askPods(ctx context.Context) {
 		held = merge(held, d.held)
 	}
 	d.held, d.asked = held, d.asked || err == nil
+}
+
+// hasEnded reports whether the kubelet has removed the folder of a pod. Its checkpoint has the devices of pods that have ended until it gives
+// another pod one. Without a folder of pods nothing is known.
+func hasEnded(root, uid string) bool {
+	pods := filepath.Join(root, "pods")
+	if _, err := os.Stat(pods); err != nil || uid == "" || uid != filepath.Base(uid) {
+		return false
+	}
+	_, err := os.Stat(filepath.Join(pods, uid))
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // merge adds those devices that are not there yet.

@@ -67,6 +67,7 @@ type registrar struct {
 	mu      sync.Mutex
 	known   bool      // the kubelet has accepted the endpoint
 	refused bool      // the kubelet refused it, by the registry
+	stale   bool      // it was registered with other options
 	at      time.Time // when that became so
 }
 
@@ -134,9 +135,12 @@ func (r *registrar) wait(ctx context.Context, d time.Duration, worth func() bool
 // ensure brings about what is missing: a socket, a registration.
 func (r *registrar) ensure(ctx context.Context) error {
 	r.mu.Lock()
-	refused := r.refused // since the last time
-	r.refused = false
+	refused, stale := r.refused, r.stale // since the last time
+	r.refused, r.stale = false, false
 	r.mu.Unlock()
+	if stale {
+		r.close() // a new socket is a new registration
+	}
 	if refused {
 		r.close()
 		return errors.New("the kubelet refuses it")
@@ -253,7 +257,7 @@ func (r *registrar) register(ctx context.Context) error {
 	var errs []error
 	for _, version := range versions() {
 		_, err := client.Register(ctx, &pluginapi.RegisterRequest{Version: version, Endpoint: filepath.Base(r.path), ResourceName: r.resource,
-			Options: options()})
+			Options: r.options()})
 		if err == nil {
 			r.count.registered(r.resource)
 			r.log.Info("the resource is registered", "version", version, "socket", r.path)
@@ -290,6 +294,20 @@ func (r *registrar) setKnown(known bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.known, r.refused, r.at = known, false, time.Now()
+}
+
+// leave says whether the devices are given out by claims from now on. A change registers the endpoint anew, with other options.
+func (r *registrar) leave(leaving bool) {
+	r.endpoint.mu.Lock()
+	changed := r.leaving != leaving
+	r.leaving = leaving
+	r.endpoint.mu.Unlock()
+	if changed {
+		r.setKnown(false)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.stale = true
+	}
 }
 
 // ready reports whether pods can get devices of the resource.

@@ -22,8 +22,8 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// within is what the goal of 3 seconds may take on a machine that does other work: what fails is something that does not come back at all.
-const within = 20 * time.Second
+// slowest is what the goal of 3 seconds may take on a machine that does other work: what fails is something that does not come back at all.
+const slowest = 20 * time.Second
 
 // text that tests look into while it is written.
 type syncedBuffer struct {
@@ -249,7 +249,7 @@ func TestSliceDeleted(t *testing.T) {
 		remove()
 		start := time.Now()
 		b.await("the slices are back: "+name, func() bool { return b.complete(2, 4, 0) })
-		if took := time.Since(start); took > within {
+		if took := time.Since(start); took > slowest {
 			t.Errorf("%s: %s", name, took)
 		} else {
 			t.Logf("%s: back after %s", name, took)
@@ -273,7 +273,7 @@ func TestLostCreate(t *testing.T) {
 	b.hangUp(true)
 	start := time.Now()
 	b.await("the slice is back", func() bool { return b.complete(1, 2, 0) })
-	if took := time.Since(start); took > within {
+	if took := time.Since(start); took > slowest {
 		t.Error(took)
 	} else {
 		t.Logf("back after %s", took)
@@ -392,7 +392,7 @@ func TestAbsent(t *testing.T) {
 			}
 			start := time.Now()
 			b.driver.Update(b.machine.Inventory)
-			if b.stop(); time.Since(start) > within {
+			if b.stop(); time.Since(start) > slowest {
 				t.Error("Update or the end waits for the API server")
 			}
 		})

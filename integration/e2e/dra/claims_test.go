@@ -183,8 +183,8 @@ func (l *lab) handOver(claim, one, two string) {
 func TestMissingClaim(t *testing.T) {
 	l := newLab(t, setup{})
 	l.pod("web", "nic=vf")
-	l.event("web", `resourceclaim "vf" not found`)
-	if err := l.noRecords(); err != nil {
+	l.pending("web")
+	if err := errors.Join(l.noRecords(), l.allHome()); err != nil {
 		t.Error(err)
 	}
 	l.claim("vf", "nic")

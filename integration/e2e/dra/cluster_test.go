@@ -48,7 +48,7 @@ func startCluster(dir string) (*cluster, error) {
 	c := &cluster{dir: dir, sysctls: sysctls()}
 	c.cmd = c.command("run")
 	c.cmd.Env = append(c.cmd.Env, "APISERVER=--audit-log-path="+auditLog(dir)+" --audit-policy-file="+audit,
-		"KUBELETS=--pod-manifest-path="+manifests)
+		"KUBELETS=--sync-frequency=10s --pod-manifest-path="+manifests) // a claim that cannot be prepared is tried again after that time
 	c.cmd.Stderr = os.Stderr
 	input, err := c.cmd.StdinPipe()
 	if err != nil {

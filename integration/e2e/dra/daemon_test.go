@@ -170,7 +170,7 @@ func tail(log string, lines int, words ...string) string {
 
 // podlace runs podlace sriov, and returns what it prints.
 func (d *daemon) podlace(args ...string) (string, error) {
-	args = append([]string{"sriov"}, append(args, "--config-file", d.configFile(), "--sysfs", d.sysfs)...)
+	args = append([]string{"sriov"}, append(args, "--config-file", d.configFile())...)
 	out, err := exec.Command(filepath.Join(d.bin, "podlace"), args...).CombinedOutput()
 	return string(out), err
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	core "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -150,6 +151,9 @@ func (l *lab) runs(name string) *core.Pod {
 		return isRunning(pod)
 	})
 	l.Logf("pod %s runs after %.1f s", name, took.Seconds())
+	if took > 15*time.Second {
+		l.Logf("what took so long: %s", strings.Join(l.events(name), "\n"))
+	}
 	return pod
 }
 
@@ -212,7 +216,11 @@ func (l *lab) events(name string) (messages []string) {
 		return []string{err.Error()}
 	}
 	for _, e := range list.Items {
-		messages = append(messages, e.Reason+": "+e.Message)
+		at := e.EventTime.Time
+		if at.IsZero() {
+			at = e.LastTimestamp.Time
+		}
+		messages = append(messages, at.UTC().Format("15:04:05 ")+e.Reason+": "+e.Message)
 	}
 	return messages
 }
