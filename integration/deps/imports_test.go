@@ -88,6 +88,7 @@ func only() map[string][]string {
 		"github.com/fsnotify/fsnotify":        {"pkg/watch"},
 		module + "pkg/probes":                 {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
 		module + "pkg/watch":                  {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
+		module + "pkg/dra":                    {"pkg/deviceplugin"},
 		module + "pkg/deviceplugin":           {"plugins/sriov-device-plugin"},
 		module + "pkg/nodeagent":              {"plugins/podlace-node"},
 		"golang.org/x/net":                    {"pkg/podresources"}, // of it only hpack, which imports nothing more

@@ -29,6 +29,8 @@ type claimDriver interface {
 	Run(context.Context) error
 	Update(dra.Inventory)
 	Ready() string
+	// Leads reports whether this instance, not an older or newer one on the node, changes devices of claims.
+	Leads() bool
 }
 
 func newDriver(o dra.Options) claimDriver { return dra.New(o) }
