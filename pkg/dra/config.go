@@ -58,8 +58,8 @@ func (e configEntry) applies(result resourceapi.DeviceRequestAllocationResult, r
 
 // configFor returns the settings of the device of a result, nil for none: those of the class, and in their place those of the claim, as far
 // as the resource lets claims set them.
-func configFor(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (*vfconfig.Config,
-	error) {
+func configFor(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (
+	*vfconfig.Config, error) {
 	ofClass, ofClaim, err := entries(a.Devices.Config)
 	if err != nil {
 		return nil, err
@@ -114,7 +114,8 @@ func single(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAll
 	return nil
 }
 
-// checkConfig refuses a configuration that does not do for the devices of a claim what it seems to do, and returns warnings about a class's.
+// checkConfig refuses entries that apply to none of the devices of a claim, or to devices of unknown classes, and returns warnings about
+// entries of classes.
 func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (warnings []string, err error) {
 	ofClass, ofClaim, err := entries(c.Status.Allocation.Devices.Config)
 	if err != nil {

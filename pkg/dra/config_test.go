@@ -27,7 +27,8 @@ func configured(source resourceapi.AllocationConfigSource, keys string, requests
 }
 
 // foreign is an entry for a driver.
-func foreign(source resourceapi.AllocationConfigSource, driver, parameters string, requests ...string) resourceapi.DeviceAllocationConfiguration {
+func foreign(source resourceapi.AllocationConfigSource, driver, parameters string, requests ...string) (
+	_ resourceapi.DeviceAllocationConfiguration) {
 	return resourceapi.DeviceAllocationConfiguration{Source: source, Requests: requests, DeviceConfiguration: resourceapi.DeviceConfiguration{
 		Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(parameters)}}}}
 }
@@ -64,12 +65,14 @@ func TestConfigFor(t *testing.T) {
 		{name: "none", results: one},
 		{name: "only the kind", results: one, configs: configs{fromClass(""), fromClaim("")}},
 		// Requests.
-		{name: "no requests are all (1.37, and classes to 1.34)", results: one, configs: configs{fromClass(`"vlan":5`)}, want: &vfconfig.Config{VLAN: new(5)}},
+		{name: "no requests are all (1.37, and classes to 1.34)", results: one, configs: configs{fromClass(`"vlan":5`)},
+			want: &vfconfig.Config{VLAN: new(5)}},
 		{name: "the request", results: one, configs: configs{fromClass(`"vlan":5`, "other", "vf")}, want: &vfconfig.Config{VLAN: new(5)}},
 		{name: "another request", results: one, configs: configs{fromClass(`"vlan":5`, "other"), fromClass(`"vlan":6`, "vf/a")}},
 		{name: "a subrequest by its request", results: []string{"vf/a"}, configs: configs{fromClass(`"vlan":5`, "vf")},
 			want: &vfconfig.Config{VLAN: new(5)}},
-		{name: "a subrequest by itself", results: []string{"vf/a"}, configs: configs{fromClaim(`"mtu":1400`, "vf/a"), fromClaim(`"mtu":1300`, "vf/b"),
+		{name: "a subrequest by itself", results: []string{"vf/a"}, configs: configs{fromClaim(`"mtu":1400`, "vf/a"),
+			fromClaim(`"mtu":1300`, "vf/b"),
 			fromClaim(`"mtu":1200`, "a")}, want: &vfconfig.Config{MTU: new(1400), Claimed: []string{"mtu"}}},
 		// Resources.
 		{name: "the resource", results: one, configs: configs{fromClass(`"resource":"example.com/fast","vlan":5`),
@@ -77,17 +80,20 @@ func TestConfigFor(t *testing.T) {
 		// Order.
 		{name: "class, then claim, each in order", results: one, configs: configs{fromClaim(`"vlan":100`), fromClass(`"vlan":5,"trust":"on"`),
 			fromClaim(`"vlan":300,"mtu":1400`), fromClass(`"vlan":6`), fromClaim(`"maxTxRate":1000`)},
-			want: &vfconfig.Config{VLAN: new(300), Trust: "on", MTU: new(1400), MaxTxRate: new(1000), Claimed: []string{"vlan", "mtu", "maxTxRate"}}},
+			want: &vfconfig.Config{VLAN: new(300), Trust: "on", MTU: new(1400), MaxTxRate: new(1000),
+				Claimed: []string{"vlan", "mtu", "maxTxRate"}}},
 		{name: "a class sets what claims may not", results: one, configs: configs{fromClass(`"vlan":5,"trust":"on","maxTxRate":5000`)},
 			want: &vfconfig.Config{VLAN: new(5), Trust: "on", MaxTxRate: new(5000)}},
-		{name: "a VLAN of the conflist may follow", results: one, configs: configs{fromClass(`"vlanQoS":3`)}, want: &vfconfig.Config{VLANQoS: new(3)}},
+		{name: "a VLAN of the conflist may follow", results: one, configs: configs{fromClass(`"vlanQoS":3`)},
+			want: &vfconfig.Config{VLANQoS: new(3)}},
 		{name: "one MAC each", results: []string{"vf", "other"}, configs: configs{fromClaim(`"mac":"02:00:00:00:00:01"`, "vf"),
 			fromClaim(`"mac":"02:00:00:00:00:02"`, "other")}, want: &vfconfig.Config{MAC: "02:00:00:00:00:01", Claimed: []string{"mac"}}},
 		{name: "names by index", results: []string{"vf", "vf"}, configs: configs{fromClass(`"ifName":"fast{index}"`)},
 			want: &vfconfig.Config{IfName: "fast{index}"}},
 		{name: "an administrator's access sets nothing", results: []string{"vf admin"}, configs: configs{fromClass(`"vlan":5`)}},
 		// Other drivers.
-		{name: "entries of others are not read", results: one, configs: configs{foreign("FromClaim", "gpu.example.com", "{"), {Source: "FromClass"}}},
+		{name: "entries of others are not read", results: one, configs: configs{foreign("FromClaim", "gpu.example.com", "{"),
+			{Source: "FromClass"}}},
 		// Refused.
 		{name: "unknown key", results: one, configs: configs{foreign("FromClass", "gpu.example.com", "{"), fromClass(""), fromClaim(`"vlann":1`)},
 			says: "config[2].parameters.vlann: no such key; did you mean vlan?"},
@@ -167,10 +173,12 @@ func TestCheckConfig(t *testing.T) {
 		{name: "a typing error", requests: one, configs: configs{fromClass(`"vlann":5`, "other")},
 			says: "config[0].parameters.vlann: no such key; did you mean vlan?"},
 		// Classes, before 1.35 without requests.
-		{name: "one class with two entries", requests: []string{"vf fast", "other fast"}, configs: configs{fromClass(`"vlan":5`), fromClass(`"mtu":1400`)}},
+		{name: "one class with two entries", requests: []string{"vf fast", "other fast"},
+			configs: configs{fromClass(`"vlan":5`), fromClass(`"mtu":1400`)}},
 		{name: "two classes that differ", requests: two, configs: configs{fromClass(`"vlan":5`), fromClass(`"vlan":6`)}, says: unknown},
 		{name: "two classes, one entry", requests: two, configs: configs{fromClass(`"vlan":5`)}, says: unknown},
-		{name: "two classes of subrequests", requests: []string{"vf/a fast", "other slow"}, configs: configs{fromClass(`"vlan":5`)}, says: unknown},
+		{name: "two classes of subrequests", requests: []string{"vf/a fast", "other slow"}, configs: configs{fromClass(`"vlan":5`)},
+			says: unknown},
 		{name: "two classes that agree", requests: two, configs: configs{fromClass(`"vlan":5`), fromClass(`"vlan":5`)}},
 		{name: "two classes with their resource", requests: two, configs: configs{fromClass(`"vlan":5,"resource":"example.com/fast"`),
 			fromClass(`"vlan":6,"resource":"example.com/fast"`)}},
@@ -232,7 +240,8 @@ func TestPrepareConfig(t *testing.T) {
 	l.add(c)
 	k.prepare(c)
 	r, err := claim.Read(l.options.Claims, "c-1")
-	if diff := cmp.Diff(&vfconfig.Config{VLAN: new(5), MTU: new(1400), Claimed: []string{"mtu"}}, r.Devices[0].Config); err != nil || diff != "" {
+	want := &vfconfig.Config{VLAN: new(5), MTU: new(1400), Claimed: []string{"mtu"}}
+	if diff := cmp.Diff(want, r.Devices[0].Config); err != nil || diff != "" {
 		t.Errorf("%v\n%s", err, diff)
 	}
 }

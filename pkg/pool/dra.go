@@ -127,7 +127,7 @@ func (c *Config) whole(d subject) int {
 	return max(c.PFs[i].NumVFs, d.NumVFs)
 }
 
-// apart returns why a resource does not take a PF that is offered whole, "" if it does. Claims of other resources want VFs, and get whatever
+// apart returns why a resource does not take a PF that is offered whole, "" if it does. Claims of other resources want VFs, and get what
 // the scheduler finds first.
 func (c *Config) apart(r *Resource, selector int, d subject) string {
 	switch {

@@ -77,7 +77,8 @@ func TestOfferWhole(t *testing.T) {
 			`config.json:1: pfs[0]: offerWhole: no resource takes 0000:10:00.0: want one with "api": "dra" and a selector with pciAddresses`, nil},
 		{`{"resourceName":"whole","selectors":{"pciAddresses":["0000:10:00.0"]}}`, `{"pfName":"ens1f0","numVfs":4,"offerWhole":true}`,
 			"whole:", `config.json:1: resourceList[0]: resource intel.com/whole: no device on this node matches`, nil},
-		{`{"resourceName":"whole","api":"dra","selectors":{"pciAddresses":["0000:10:00.0"]}}`, `{"pfName":"ens1f0","numVfs":4}`, "whole:", "", nil},
+		{`{"resourceName":"whole","api":"dra","selectors":{"pciAddresses":["0000:10:00.0"]}}`, `{"pfName":"ens1f0","numVfs":4}`,
+			"whole:", "", nil},
 	} {
 		c := mustParse(t, `{"resourceList":[`+test.resources+`],"pfs":[`+test.pfs+`]}`)
 		pools := Assign(c, s, Env{})

@@ -36,15 +36,14 @@ func (s sriov) chosen(r *plugin.Request, cfg config) ([]vf, error) {
 	return nil, plugin.Errorf(plugin.CodeDevice, "VF %s: %s has it, which is not of this pod", v.Address, record)
 }
 
-// configure gives a VF what its claim and its class set. The index is that of the VF in names, 0 for the interface that the runtime asks for.
+// configure gives a VF what its claim and its class set. The index is that of the VF in names, 0 for the interface that the runtime
+// asks for.
 func (v *vf) configure(r *plugin.Request, cfg config, index int) error {
 	if v.config.IsZero() {
 		return nil
 	}
-	err := v.config.Validate()
-	if err == nil {
-		v.wanted, err = cfg.merge(v.config, func(key string) string { return key })
-	}
+	var err error
+	v.wanted, err = cfg.merge(v.config, func(key string) string { return key })
 	if err == nil && len(v.config.IPs) > 0 {
 		err = cfg.validIPs(v.config.IPs)
 	}
@@ -52,7 +51,7 @@ func (v *vf) configure(r *plugin.Request, cfg config, index int) error {
 		return plugin.Errorf(plugin.CodeConfig, "VF %s, as %s sets it: %w", v.Address, v.source(), err)
 	}
 	if v.Wanted = &v.wanted.pfSettings; v.config.MAC != "" {
-		v.Fixed, _ = vfconfig.ParseMAC(v.config.MAC) // Validate has read it
+		v.Fixed, _ = vfconfig.ParseMAC(v.config.MAC) // merge has checked it
 	}
 	v.IPs = v.config.IPs
 	return v.rename(r, v.config.IfName, index)
@@ -65,9 +64,11 @@ func (v *vf) rename(r *plugin.Request, ifName string, index int) error {
 	case ifName == "" || index == 0 && (name != ifName || name == r.IfName):
 		return nil
 	case index == 0:
-		return plugin.Errorf(plugin.CodeConfig, "VF %s, as %s sets it: ifName %s: the runtime looks for %s", v.Address, v.source(), name, r.IfName)
+		return plugin.Errorf(plugin.CodeConfig, "VF %s, as %s sets it: ifName %s: the runtime looks for %s", v.Address, v.source(),
+			name, r.IfName)
 	case name == r.IfName:
-		return plugin.Errorf(plugin.CodeConfig, "VF %s, as %s sets it: ifName %s: the pod has an interface of this name", v.Address, v.source(), name)
+		return plugin.Errorf(plugin.CodeConfig, "VF %s, as %s sets it: ifName %s: the pod has an interface of this name", v.Address,
+			v.source(), name)
 	}
 	v.Name = name
 	return nil

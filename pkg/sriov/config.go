@@ -112,7 +112,8 @@ func parseConfig(r *plugin.Request) (config, error) {
 	if err := r.Decode(&raw); err != nil {
 		return config{}, err
 	}
-	c := config{Resources: raw.Resources, Names: cmp.Or(raw.IfName, defaultNames), ReportIPs: !chained(r), Kubelet: cmp.Or(raw.KubeletDir, defaultKubelet)}
+	c := config{Resources: raw.Resources, Names: cmp.Or(raw.IfName, defaultNames), ReportIPs: !chained(r),
+		Kubelet: cmp.Or(raw.KubeletDir, defaultKubelet)}
 	if raw.ReportIPs != nil {
 		c.ReportIPs = *raw.ReportIPs
 	}
@@ -245,8 +246,8 @@ func parseLink(c *config, raw rawConfig, r *plugin.Request) (err error) {
 	return nil
 }
 
-// merge returns the settings of a VF: those of the configuration, and in their place those that the class and the claim of the VF have. Errors
-// name keys by name.
+// merge returns the settings of a VF: those of the configuration, and in their place those that the class and the claim of the VF have.
+// Errors name keys by name.
 func (c *config) merge(over *vfconfig.Config, name func(string) string) (vfSettings, error) {
 	m := vfconfig.Merge(&c.Base, over)
 	err := m.Complete(name)

@@ -32,7 +32,8 @@ func claimed1(result int, address string) allocation.Device {
 func TestClaimSettings(t *testing.T) {
 	l := newLab(t, "ipam", ranges(), "mtu", 1300)
 	l.give(
-		set(0, vf1, vfconfig.Config{MAC: "02:00:00:00:00:01", IfName: "data", IPs: []string{"10.61.0.77", "fd00:61::77/64"}}, "mac", "ifName", "ips"),
+		set(0, vf1, vfconfig.Config{MAC: "02:00:00:00:00:01", IfName: "data", IPs: []string{"10.61.0.77", "fd00:61::77/64"}},
+			"mac", "ifName", "ips"),
 		set(1, vf2, vfconfig.Config{MTU: new(1350), IfName: "vf{index}"}),
 		claimed1(2, "0000:11:02.3"),
 	)
@@ -135,7 +136,8 @@ func TestClaimAndAnnotation(t *testing.T) {
 	l.del("a")
 	l.give(set(0, vf0, config))
 	a := l.add("a", "reportIPs", true, "runtimeConfig", annotated(`{"data": {"mac": "02:00:00:00:00:02", "name": "x"}}`))
-	if got := l.podLink("x").MAC.String(); got != "02:00:00:00:00:02" || len(a.result.IPs) < 2 || a.result.IPs[1].Address.IP.String() != "10.61.0.77" {
+	if got := l.podLink("x").MAC.String(); got != "02:00:00:00:00:02" || len(a.result.IPs) < 2 ||
+		a.result.IPs[1].Address.IP.String() != "10.61.0.77" {
 		t.Errorf("MAC %s, %v", got, a.result.IPs)
 	}
 	l.del("a")
@@ -170,8 +172,9 @@ func TestMergedSettings(t *testing.T) {
 	over := vfconfig.Config{VLAN: new(7), VLANProto: "802.1AD", Trust: "on", LinkState: "enable", MaxTxRate: new(0), MinTxRate: new(1),
 		Driver: "vfio-pci", Rebind: new(false), MTU: new(1400)}
 	got, err := cfg.merge(&over, inConflist)
-	want := vfSettings{pfSettings: pfSettings{VLAN: new(7), QoS: new(3), Proto: "802.1ad", SpoofCheck: new(true), Trust: new(true), LinkState: "enable",
-		MinRate: new(1), MaxRate: new(25)}, MTU: 1400, Driver: "vfio-pci"}
+	want := vfSettings{pfSettings: pfSettings{VLAN: new(7), QoS: new(3), Proto: "802.1ad", SpoofCheck: new(true), Trust: new(true),
+		LinkState: "enable",
+		MinRate:   new(1), MaxRate: new(25)}, MTU: 1400, Driver: "vfio-pci"}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(vfSettings{})); err != nil || diff != "" {
 		t.Errorf("%v\n%s", err, diff)
 	}
@@ -179,4 +182,37 @@ func TestMergedSettings(t *testing.T) {
 		err.Error() != "min_tx_rate 30: more than max_tx_rate 25" {
 		t.Error(err)
 	}
+}
+
+// TestIGBClaimSettings (DRA-F26): the PF is told what class and claim set, in the place of the conflist and beside it, VF by VF; CHECK
+// wants just that, and the VFs come home as they were.
+func TestIGBClaimSettings(t *testing.T) {
+	l := newIGB(t)
+	keys := []any{"vlan", 100, "spoofchk", "off", "max_tx_rate", 100}
+	first, second := l.nic.VFs[0].Device, l.nic.VFs[1].Device
+	l.sriov.claims = filepath.Join(t.TempDir(), "claims")
+	l.give(set(0, first, vfconfig.Config{VLAN: new(200), VLANQoS: new(3), Trust: "on", MAC: "02:00:00:00:aa:07", MTU: new(1400)},
+		"mac", "mtu"),
+		claimed1(1, second))
+	a := l.add("a", keys...)
+	own := l.podLink("net2").MAC.String()
+	for i, want := range []string{
+		"mac 02:00:00:00:aa:07 vlan 200 qos 3 proto 802.1q spoofchk off trust on state auto min_tx_rate 0 max_tx_rate 100",
+		"mac " + own + " vlan 100 qos 0 proto 802.1q spoofchk off trust " + map[bool]string{true: "on", false: "off"}[*l.asPF(1).Trust] +
+			" state auto min_tx_rate 0 max_tx_rate 100",
+	} {
+		if got := text(l.asPF(i)); got != want {
+			t.Errorf("PF: %s, want %s", got, want)
+		}
+	}
+	if got := l.podLink("net1"); got.MTU != 1400 || got.MAC.String() != "02:00:00:00:aa:07" {
+		t.Errorf("in the pod: %s", describe(got))
+	}
+	l.OK(a.check(keys...))
+	now := l.asPF(0)
+	less := now
+	less.VLAN = 100
+	must(t, l.host.SetVF(l.pf(), 0, now, less))
+	l.Fails(a.check(keys...), plugin.CodeStateDiffers, "PF ")
+	l.del("a", keys...)
 }

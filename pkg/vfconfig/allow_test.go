@@ -44,7 +44,8 @@ func TestAllowance(t *testing.T) {
 			t.Errorf("%s: got %v, want %s", test.config, err, test.want)
 		}
 	}
-	if err := (Allowance{}).Check(&Config{MTU: new(1400)}); err == nil || err.Error() != "mtu 1400: claims may not set it; they may set: nothing" {
+	err := (Allowance{}).Check(&Config{MTU: new(1400)})
+	if err == nil || err.Error() != "mtu 1400: claims may not set it; they may set: nothing" {
 		t.Error(err)
 	}
 }

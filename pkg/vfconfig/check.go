@@ -20,8 +20,8 @@ const (
 	MaxVFs = 99
 )
 
-// Validate returns what is wrong with the settings of a VF: a value, or two that contradict each other. A configuration that others complete
-// may lack the vlan that vlanQoS and vlanProto need, which Complete refuses.
+// Validate returns what is wrong with the settings of a VF: a value, or two that contradict each other. Settings without a vlan may have
+// vlanQoS and vlanProto: the vlan can come from another place, and Complete wants it.
 func (c *Config) Validate() error {
 	return c.check(func(key string) string { return key }, false)
 }

@@ -39,8 +39,8 @@ func Parameters(resource string, c Config) ([]byte, error) {
 	}{APIVersion, Kind, resource, c})
 }
 
-// Decode reads the parameters of an entry. It is strict: what this version would not apply is an error. Errors begin with path, the place of
-// the parameters, and the key.
+// Decode reads the parameters of an entry. It is strict: what this version would not apply is an error. Errors begin with path, the place
+// of the parameters, and the key.
 func Decode(data []byte, path string) (Entry, error) {
 	if len(data) > maxBytes {
 		return Entry{}, fmt.Errorf("%s: %d bytes: want at most %d", path, len(data), maxBytes)

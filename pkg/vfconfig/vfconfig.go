@@ -40,8 +40,8 @@ const claimedKey = "claimed"
 
 // Keys returns the keys of all settings.
 func Keys() []string {
-	return []string{"vlan", "vlanQoS", "vlanProto", "mac", "spoofchk", "trust", "linkState", "minTxRate", "maxTxRate", "mtu", "driver", "rebind",
-		"ifName", "ips"}
+	return []string{"vlan", "vlanQoS", "vlanProto", "mac", "spoofchk", "trust", "linkState", "minTxRate", "maxTxRate", "mtu", "driver",
+		"rebind", "ifName", "ips"}
 }
 
 // field returns a pointer to the setting with a key: **int, *string, **bool or *[]string; nil for an unknown key.

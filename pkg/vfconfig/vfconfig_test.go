@@ -87,11 +87,13 @@ func TestMerge(t *testing.T) {
 		"one each":        {&Config{VLAN: new(5)}, &Config{MTU: new(1400)}, &Config{VLAN: new(5), MTU: new(1400)}},
 		"zero counts": {&Config{VLAN: new(5), Rebind: new(true), Trust: "on"}, &Config{VLAN: new(0), Rebind: new(false), Trust: "off"},
 			&Config{VLAN: new(0), Rebind: new(false), Trust: "off"}},
-		"lists are replaced": {&Config{IPs: []string{"10.0.0.1", "fd00::1"}}, &Config{IPs: []string{"10.0.0.2"}}, &Config{IPs: []string{"10.0.0.2"}}},
-		"claimed keys":       {&Config{Claimed: []string{"mac"}}, &Config{Claimed: []string{"mtu", "mac"}}, &Config{Claimed: []string{"mac", "mtu"}}},
+		"lists are replaced": {&Config{IPs: []string{"10.0.0.1", "fd00::1"}}, &Config{IPs: []string{"10.0.0.2"}},
+			&Config{IPs: []string{"10.0.0.2"}}},
+		"claimed keys": {&Config{Claimed: []string{"mac"}}, &Config{Claimed: []string{"mtu", "mac"}},
+			&Config{Claimed: []string{"mac", "mtu"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			before := [2]*Config{test.base.clone(), test.over.clone()}
+			before := asJSON(t, test.base, test.over)
 			got := Merge(test.base, test.over)
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Error(diff)
@@ -104,7 +106,7 @@ func TestMerge(t *testing.T) {
 			for i := range got.IPs {
 				got.IPs[i] = ""
 			}
-			if diff := cmp.Diff(before, [2]*Config{test.base.clone(), test.over.clone()}); diff != "" {
+			if diff := cmp.Diff(before, asJSON(t, test.base, test.over)); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -113,6 +115,15 @@ func TestMerge(t *testing.T) {
 	if diff := cmp.Diff(&all, Merge(&Config{}, &all)); diff != "" {
 		t.Error(diff)
 	}
+}
+
+func asJSON(t *testing.T, configs ...*Config) string {
+	t.Helper()
+	text, err := json.Marshal(configs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // entry returns parameters with these keys.
@@ -227,7 +238,8 @@ func TestString(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	c := full()
 	data, _ := Parameters("example.com/fast", c)
-	for _, seed := range []string{string(data), "", "{}", entry(`"vlan":1`), entry(`"vlan":1,"vlan":2`), entry(`"ips":["10.0.0.1/8"]`), entry(`"\u0000":[]`)} {
+	for _, seed := range []string{string(data), "", "{}", entry(`"vlan":1`), entry(`"vlan":1,"vlan":2`),
+		entry(`"ips":["10.0.0.1/8"]`), entry(`"\u0000":[]`)} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
