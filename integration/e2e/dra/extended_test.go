@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -128,6 +129,7 @@ func TestMigrateNode(t *testing.T) {
 		return nil
 	})
 	t.Logf("allocatable is 0 after %.1f s more", took.Seconds())
+	time.Sleep(time.Second) // the scheduler learns it from the API server, too; the kubelet would reject a pod that it scheduled before
 	l.limits("during", resource, 7)
 	l.runs("during")
 	during := l.owned("during")
