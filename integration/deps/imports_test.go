@@ -32,6 +32,7 @@ func layers() [][]string {
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
 		{"pkg/reconcile", "pkg/pool", "pkg/validate"},
 		{"pkg/rollback", "pkg/devicefiles"}, // rollback reads configurations as the collector does
+		{"pkg/dra"},
 		{"pkg/cli", "pkg/deviceplugin", "pkg/nodeagent"},
 		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/sriov", "plugins/podlace",
 			"plugins/sriov-device-plugin", "plugins/podlace-node"},
@@ -54,14 +55,14 @@ func only() map[string][]string {
 
 		// Codes and hints are for runtimes and operators; pkg/kernel and all other mechanism return errors that say what they are.
 		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/cli", "pkg/hostlocal", "pkg/ipam", "pkg/loopback",
-			"pkg/deviceplugin", "pkg/nodeagent", "pkg/nodefile", "pkg/pool",
+			"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent", "pkg/nodefile", "pkg/pool",
 			"pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate", "pkg/vfconfig"},
 		// ipam runs it without knowing it
 		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback",
 			"pkg/validate"},
 		// what changes the system, starts a program, or answers
 		module + "pkg/fault": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/bridge", "pkg/portmap", "pkg/store", "pkg/pci",
-			"pkg/child", "pkg/plugin", "pkg/nodeagent"},
+			"pkg/child", "pkg/plugin", "pkg/dra", "pkg/nodeagent"},
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": {"integration/harness"},
 		module + "pkg/pci/pcitest":       {"integration/harness/card"},
@@ -79,14 +80,15 @@ func only() map[string][]string {
 		"github.com/containernetworking/cni/pkg/invoke": {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
 		// The faces to Kubernetes, and nothing below them.
-		"k8s.io":                              {"pkg/deviceplugin", "pkg/nodeagent"},
+		"k8s.io":                              {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
 		"sigs.k8s.io":                         {"pkg/cli"}, // manifests in YAML
 		"google.golang.org/grpc":              {"pkg/deviceplugin"},
-		"github.com/prometheus/client_golang": {"pkg/deviceplugin", "pkg/nodeagent", "pkg/probes"},
+		"github.com/prometheus/client_golang": {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent", "pkg/probes"},
 		"net/http":                            {"pkg/probes"},
 		"github.com/fsnotify/fsnotify":        {"pkg/watch"},
-		module + "pkg/probes":                 {"pkg/deviceplugin", "pkg/nodeagent"},
-		module + "pkg/watch":                  {"pkg/deviceplugin", "pkg/nodeagent"},
+		module + "pkg/probes":                 {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
+		module + "pkg/watch":                  {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
+		module + "pkg/dra":                    {"pkg/deviceplugin"},
 		module + "pkg/deviceplugin":           {"plugins/sriov-device-plugin"},
 		module + "pkg/nodeagent":              {"plugins/podlace-node"},
 		"golang.org/x/net":                    {"pkg/podresources"}, // of it only hpack, which imports nothing more

@@ -27,6 +27,9 @@ func budgets() map[string]int64 {
 	}
 }
 
+// daemonBudget is the size in bytes that the stripped binary of the SR-IOV daemon may have. The client of Kubernetes takes most of it.
+const daemonBudget = 60_000_000
+
 // forbidden are packages that no CNI binary holds, with all below them.
 func forbidden() []string {
 	return []string{"k8s.io", "sigs.k8s.io", "net/http", "google.golang.org", "go.opentelemetry.io", "testing", "crypto/tls",
@@ -138,6 +141,17 @@ func TestBinaries(t *testing.T) {
 			checkSize(t, f, path, budget)
 		})
 	}
+}
+
+// TestDaemonSize: the daemon with its client of Kubernetes stays below what nodes are told to expect.
+func TestDaemonSize(t *testing.T) {
+	path := filepath.Join(binaries(t), "sriov-device-plugin")
+	f, err := elf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	checkSize(t, f, path, daemonBudget)
 }
 
 func checkLinked(t *testing.T, f *elf.File) {

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-
-	"github.com/podlace/podlace/pkg/claim"
 )
 
 const (
@@ -67,7 +65,7 @@ func sameHealth(a, b []kubeletplugin.DeviceHealth) bool {
 
 // healthOf returns the health of prepared devices.
 func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
-	records, _ := claim.List(d.options.Claims) // an unreadable one is logged by the daemon
+	records, _ := d.records() // an unreadable one is logged by the daemon
 	told := map[string]bool{}
 	for _, r := range records {
 		for _, dev := range r.Devices {

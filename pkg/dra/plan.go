@@ -41,6 +41,8 @@ type planned struct {
 	driver   string // that the device gets; "" for the one that it has
 	back     string // driver that the device gets back, if the claim has it bound
 	rebound  bool   // the claim has it bound, so that the former driver gets it back
+
+	vfs []pci.Address // of a PF that is given out whole, which excludes them
 }
 
 // isOurs reports whether a claim has a device of this driver.
@@ -121,8 +123,9 @@ type one struct {
 // planDevice plans the device of a result, which is of this driver and node.
 func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result int, before *claim.Record) (one, error) {
 	r := c.Status.Allocation.Devices.Results[result]
-	p := planned{Claim: allocation.Claim{UID: string(c.UID), Namespace: c.Namespace, Name: c.Name, PodClaim: c.Annotations[podClaimAnnotation],
-		Request: r.Request, Result: result, Pool: r.Pool, Device: r.Device, Admin: r.AdminAccess != nil && *r.AdminAccess}}
+	p := planned{Claim: allocation.Claim{UID: string(c.UID), Namespace: c.Namespace, Name: c.Name,
+		PodClaim: c.Annotations[podClaimAnnotation], Request: r.Request, Result: result, Pool: r.Pool, Device: r.Device,
+		Admin: r.AdminAccess != nil && *r.AdminAccess}}
 	if r.ShareID != nil {
 		p.ShareID = string(*r.ShareID)
 	}
@@ -142,7 +145,10 @@ func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result in
 	}
 	p.Device, p.resource = device, in.Name
 	if !p.Admin {
-		p.driver, p.back = in.Resource.Driver, in.Resource.Driver
+		if device.Whole == 0 { // the driver is for VFs
+			p.driver, p.back = in.Resource.Driver, in.Resource.Driver
+		}
+		p.vfs = i.vfsOf(p)
 		if config != nil && config.Driver != "" {
 			p.driver, p.rebound = config.Driver, true
 		}
@@ -186,11 +192,11 @@ func (i Inventory) find(name string) (pool.Device, pool.Pool, error) {
 	return pool.Device{}, pool.Pool{}, fmt.Errorf(`device %s is gone, or of no resource with "api": "dra"`, name)
 }
 
-// addresses returns the devices that the claim of a plan owns.
+// addresses returns the devices that the claim of a plan owns, and those that they exclude.
 func (p plan) addresses() (list []pci.Address) {
 	for _, dev := range p.devices {
 		if !dev.Admin {
-			list = append(list, dev.Address)
+			list = append(append(list, dev.Address), dev.vfs...)
 		}
 	}
 	return list

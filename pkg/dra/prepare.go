@@ -153,7 +153,7 @@ func (d *Driver) write(r claim.Record, before *claim.Record) error {
 
 // reserve makes the devices of a plan the claim's, and binds their drivers. The caller has the locks of claim and VFs.
 func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) error {
-	uid, fresh := p.devices[0].UID, []string{}
+	uid, fresh := p.devices[0].UID, []pci.Address{}
 	attached, err := attachedTo(uid)
 	if err != nil {
 		return err
@@ -172,7 +172,7 @@ func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) err
 		if attached[dev.Address] {
 			dev.driver = "" // a pod has the VF, with the driver that it got
 		} else if before == nil {
-			fresh = append(fresh, dev.Address.String())
+			fresh = append(fresh, dev.Address)
 		}
 		if err := d.settle(*dev); err != nil {
 			return err
@@ -199,7 +199,10 @@ func (d *Driver) settle(dev planned) error {
 	if err := d.usable(dev); err != nil {
 		return err
 	}
-	return sriov.Settle(d.options.Sysfs, dev.Address, dev.UID, d.options.Log)
+	if err := sriov.Settle(d.options.Sysfs, dev.Address, dev.UID, d.options.Log); err != nil {
+		return err
+	}
+	return d.settleVFs(dev)
 }
 
 // attachedTo returns the VFs that pods of a claim have.
@@ -222,8 +225,8 @@ func texts(list []pci.Address) (out []string) {
 }
 
 // free returns an error if another claim has a device of the plan, or a pod has one of fresh by the device plugin API.
-func (d *Driver) free(p plan, fresh []string) error {
-	records, unreadable := claim.List(d.options.Claims)
+func (d *Driver) free(p plan, fresh []pci.Address) error {
+	records, unreadable := d.records()
 	if unreadable != nil {
 		return fmt.Errorf("whether a claim has its devices: %w; see %s", unreadable, d.options.Claims)
 	}
@@ -234,15 +237,12 @@ func (d *Driver) free(p plan, fresh []string) error {
 			}
 		}
 	}
-	if d.options.InUse == nil {
-		return nil
-	}
-	for _, id := range fresh {
-		if why := d.options.InUse(id); why != "" {
-			return fmt.Errorf("VF %s %s", id, why)
+	for _, a := range fresh {
+		if why := d.inUse(a); why != "" {
+			return fmt.Errorf("VF %s %s", a, why)
 		}
 	}
-	return nil
+	return d.excluded(p, records)
 }
 
 // toBind returns the indexes of the devices that need another driver.
@@ -281,16 +281,21 @@ func (d *Driver) bindAll(ctx context.Context, p *plan) error {
 			return err
 		}
 	}
+	for _, dev := range p.devices {
+		if err := d.takeVFs(ctx, dev); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
 // look reads a device as it is now.
 func (d *Driver) look(dev *planned) error {
-	now, _, err := pci.Read(d.options.Sysfs, dev.Address)
+	now, err := pci.Inspect(d.options.Sysfs, dev.Address)
 	if err != nil {
 		return fmt.Errorf("device %s: %w", dev.Address, err)
 	}
-	dev.Device.Driver, dev.Device.IOMMUGroup, dev.Device.NoIOMMU, dev.Device.UIO = now.Driver, now.IOMMUGroup, now.NoIOMMU, now.UIO
+	dev.Device.Device = now
 	return nil
 }
 

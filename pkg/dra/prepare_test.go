@@ -4,8 +4,10 @@ package dra
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +17,7 @@ import (
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 	"github.com/podlace/podlace/pkg/pool"
 )
@@ -186,7 +189,10 @@ func TestDriverBack(t *testing.T) {
 		t.Errorf("%+v, %v", before.Bound, err)
 	}
 	data, err := os.ReadFile(filepath.Join(l.options.CDI, cdiFile("c-1")))
-	if !strings.Contains(string(data), `"/dev/vfio/vfio"`) || err != nil || l.driverOf(vf0) != "vfio-pci" {
+	a, _ := pci.ParseAddress(vf0)
+	now, _ := pci.Inspect(l.sysfs, a)
+	group := fmt.Sprintf(`"/dev/vfio/%d"`, now.IOMMUGroup)
+	if !strings.Contains(string(data), `"/dev/vfio/vfio"`) || !strings.Contains(string(data), group) || err != nil || now.IOMMUGroup < 0 || l.driverOf(vf0) != "vfio-pci" {
 		t.Errorf("%s, %v, driver %s", data, err, l.driverOf(vf0))
 	}
 	again := l.planned(t, "c-1", vf0) // the next instance, which finds the driver bound
@@ -261,4 +267,68 @@ func TestConfigChanges(t *testing.T) {
 	if got := k.unprepare("c-1"); got[0] != "" {
 		t.Error(got)
 	}
+}
+
+// TestPrepareWholePF (DRA-20): a PF that a claim has whole has no VFs. It is refused while a claim has a VF of it, and its VFs while a claim has it.
+func TestPrepareWholePF(t *testing.T) {
+	const pf = "0000:11:00.0"
+	l := newDRALab(t)
+	pcitest.Kernel{VFDriver: "iavf"}.Start(t, l.sysfs)
+	look := func() {
+		i, _ := l.inventory()
+		s, err := pci.Scan(l.sysfs)
+		must(t, err)
+		a, err := pci.ParseAddress(pf)
+		must(t, err)
+		device, _ := s.Device(a)
+		i.Snapshot, i.Pools = s, append(slices.Clone(i.Pools[:1]),
+			pool.Pool{Name: "example.com/whole", Resource: &pool.Resource{API: pool.DRA}, Devices: []pool.Device{{Device: device, Whole: 4}}})
+		l.Update(i)
+	}
+	look()
+	whole, one := newClaim("c-1", "whole", result("a", pf)), newClaim("c-2", "one", result("a", vf2))
+	prepare := func(c *resourceapi.ResourceClaim, says string) {
+		t.Helper()
+		if _, err := l.prepare(t.Context(), c); (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
+			t.Errorf("got %v, want %q", err, says)
+		}
+	}
+	prepare(one, "")
+	prepare(whole, "VF 0000:11:02.2 is still of claim shop/one (uid c-2)")
+	must(t, l.unprepare(t.Context(), "c-2"))
+	prepare(whole, "")
+	if data, err := os.ReadFile(filepath.Join(l.sysfs, "bus/pci/devices", pf, "sriov_numvfs")); err != nil || strings.TrimSpace(string(data)) != "0" {
+		t.Errorf("%s VFs, %v", data, err)
+	}
+	prepare(whole, "")
+	must(t, os.WriteFile(filepath.Join(l.sysfs, "bus/pci/devices", pf, "sriov_numvfs"), []byte("4"), 0o644)) // somebody does
+	l.await("the VFs", func() bool { _, err := os.Stat(filepath.Join(l.sysfs, "bus/pci/devices", vf2)); return err == nil })
+	prepare(one, "VF 0000:11:02.2: its PF 0000:11:00.0 is still of claim shop/whole (uid c-1)")
+	must(t, l.unprepare(t.Context(), "c-1"))
+	prepare(one, "")
+}
+
+// BenchmarkPrepare is what Prepare takes on the disk of the machine, without a driver to bind, on a node with 200 claims.
+func BenchmarkPrepare(b *testing.B) {
+	dir, err := os.MkdirTemp("/var/tmp", "dra")
+	must(b, err)
+	defer os.RemoveAll(dir)
+	l := newDRALab(b, func(o *Options) { o.Claims, o.CDI = filepath.Join(dir, "claims"), filepath.Join(dir, "cdi") })
+	for i := range 200 {
+		p := l.planned(b, fmt.Sprint("held-", i), vf1)
+		p.record.Devices[0].ID = fmt.Sprintf("0000:99:%02x.%d", i/8, i%8)
+		must(b, claim.Write(l.options.Claims, p.record))
+	}
+	var took []time.Duration
+	for b.Loop() {
+		began := time.Now()
+		_, err := l.prepare(b.Context(), newClaim("c-1", "web", result("a", vf0)))
+		took = append(took, time.Since(began))
+		b.StopTimer()
+		must(b, err, l.unprepare(b.Context(), "c-1"))
+		b.StartTimer()
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "ms-p99")
+	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-p50")
 }

@@ -34,8 +34,8 @@ const (
 )
 
 // missingRight is what the service account needs.
-const missingRight = `it needs verb patch on resourceclaims/status, and since Kubernetes 1.36 associated-node:patch on resourceclaims/driver ` +
-	`with the resource name ` + claim.Driver
+const missingRight = `it needs the verb patch on resourceclaims/status, and since Kubernetes 1.36 the verb associated-node:patch on ` +
+	`resourceclaims/driver with the resource name ` + claim.Driver
 
 // statusWriter writes into the status of claims which pods have their devices, and as what.
 type statusWriter struct {
@@ -95,7 +95,7 @@ func (d *Driver) statusAlways(ctx context.Context) {
 
 // writeAll writes what the API server does not have, and returns when to try again, zero if only after a change.
 func (w *statusWriter) writeAll(ctx context.Context) (again time.Time) {
-	records, _ := claim.List(w.options.Claims) // those that can be read
+	records, _ := w.records() // those that can be read
 	held, err := sriov.Holdings()
 	if err != nil {
 		return time.Now().Add(lastStatusRetry)

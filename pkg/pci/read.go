@@ -8,15 +8,23 @@ import (
 	"os"
 )
 
-// Read is Scan for one function, and its PF if it is a VF; pf is zero when it is none. What interfaces have now is not asked for: channels,
-// carrier, speed and MTU. The error is fs.ErrNotExist by errors.Is when there is no such function of a network card.
-func Read(sysfs string, a Address) (d, pf Device, err error) {
+// Read is Scan for one function, and its PF if it is a VF; pf is zero when it is none. Only what the function is, where its interface is, and
+// who has it are read: no numbers of VFs, no IOMMU group, no files below /dev, and nothing that interfaces have now, such as speed and MTU. The error is fs.ErrNotExist by errors.Is when there is no such function of a network card.
+func Read(sysfs string, a Address) (d, pf Device, err error) { return read(sysfs, a, true) }
+
+// Inspect is Scan for one function, but for the channels of its interface.
+func Inspect(sysfs string, a Address) (d Device, err error) {
+	d, _, err = read(sysfs, a, false)
+	return d, err
+}
+
+func read(sysfs string, a Address, brief bool) (d, pf Device, err error) {
 	root, err := os.OpenRoot(sysfs)
 	if err != nil {
 		return d, pf, fmt.Errorf("PCI function %s: %w", a, err)
 	}
 	defer root.Close()
-	s := scanner{root: root, channels: func(string, Address) int { return 0 }, indexes: map[pair]int{}, brief: true}
+	s := scanner{root: root, channels: func(string, Address) int { return 0 }, indexes: map[pair]int{}, brief: brief}
 	if a.IsValid() {
 		s.add(a)
 	}

@@ -40,7 +40,7 @@ func (s sriov) attach(j *job, v *vf) error {
 			"were the VFs of the card removed or made anew?")
 	}
 	if err == nil {
-		err = j.usable(c)
+		err = j.usable(c, v.Claim != nil)
 	}
 	if err != nil {
 		return err
@@ -124,13 +124,13 @@ func busy(left journal) error {
 		hint, left.Owner.ContainerID, left.Owner.IfName, left.Owner.Network)
 }
 
-// usable refuses what no pod may have.
-func (n *node) usable(c card) error {
+// usable refuses what no pod may have. A claim may have a PF without VFs.
+func (n *node) usable(c card, byClaim bool) error {
 	refuse := func(format string, args ...any) error {
 		return plugin.Errorf(plugin.CodeDevice, "PCI function %s "+format, append([]any{c.vf.Address}, args...)...)
 	}
 	switch {
-	case !c.vf.IsVF():
+	case !c.vf.IsVF() && !(byClaim && n.isWhole(c.vf.Address)):
 		return plugin.WithHint(refuse("is no VF of this node"), "a PF, and a card without VFs, stay with the node")
 	case c.vf.LinkType == pci.InfiniBand:
 		return refuse("is of InfiniBand: its GUIDs cannot be set yet")
@@ -144,6 +144,12 @@ func (n *node) usable(c card) error {
 		return refuse("is in use on the node: %s has its default route", c.link.Name)
 	}
 	return nil
+}
+
+// isWhole reports whether a PF that can have VFs has none.
+func (n *node) isWhole(pf pci.Address) bool {
+	d, err := pci.Inspect(n.sysfs, pf)
+	return err == nil && d.TotalVFs > 0 && d.NumVFs == 0
 }
 
 // upper returns an interface that was made on top of that of a VF, such as a macvlan, or "".

@@ -16,8 +16,10 @@ import (
 
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -225,4 +227,28 @@ func TestClaimAddresses(t *testing.T) {
 	}
 	l.del("a")
 	l.isGolden()
+}
+
+// TestClaimedPF: a claim may have a PF whole, once it has no VFs.
+func TestClaimedPF(t *testing.T) {
+	const pf = "0000:11:00.0"
+	l := newLab(t)
+	_, err := l.host.AddVeth(kernel.Veth{Host: "ens0f0", Pod: "ens0f0peer", MTU: 1500})
+	must(t, err)
+	t.Cleanup(func() { must(t, l.host.DelLink("ens0f0"), l.host.DelLink("ens0f0peer")) })
+	before := describe(l.link("ens0f0"))
+	*l.devices, *l.claims = []allocation.Device{claimed("c-0", "a", 0, pf)}, true
+	l.prepare(t.TempDir(), "u-0", *l.devices...)
+	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "PCI function "+pf+" is no VF of this node")
+	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
+	a, err := pci.ParseAddress(pf)
+	must(t, err, pci.SetNumVFs(t.Context(), l.sriov.sysfs, a, 0))
+	l.add("a")
+	l.podLink("net1")
+	l.del("a")
+	if got := describe(l.link("ens0f0")); got != before {
+		t.Errorf("got %s, want %s", got, before)
+	}
+	(*l.devices)[0].Claim = nil
+	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "PCI function "+pf+" is no VF of this node")
 }

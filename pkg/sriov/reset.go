@@ -80,7 +80,7 @@ func Reset(o ResetOptions) error {
 
 // unused refuses a VF that somebody has. left tells that it was a pod's whose namespace is gone.
 func (n *node) unused(c card, left bool) error {
-	if err := n.usable(c); err != nil {
+	if err := n.usable(c, false); err != nil {
 		return err
 	}
 	if c.link.Index == 0 && c.vf.Driver != "" && c.userspace() == "" && !left {
