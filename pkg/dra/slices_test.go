@@ -26,6 +26,8 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
+const fast = "example.com/fast"
+
 // usual are the effects of taints without a configuration.
 func usual() pool.Taints {
 	return pool.Taints{LinkDown: "NoSchedule", Unhealthy: "NoSchedule", Gone: "NoExecute"}
