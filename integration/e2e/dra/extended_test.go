@@ -150,10 +150,9 @@ func TestMigrateNode(t *testing.T) {
 		return nil
 	})
 	t.Logf("the device plugin offers the free VF after %.1f s", took.Seconds())
-	l.limits("after", resource, 1)
-	l.runs("after")
-	l.attached("after", before...)
 	l.attached("during", during...)
+	l.limits("after", resource, 1)
+	l.event("after", "Insufficient "+resource) // the scheduler counts the limits of pod during, whose VFs are of a claim, against the one VF
 	l.delete("during")
 	within(t, "the node has all VFs", func() error {
 		if n := l.allocatable(resource); n != int64(len(l.ids)) {
@@ -161,6 +160,11 @@ func TestMigrateNode(t *testing.T) {
 		}
 		return nil
 	})
+	l.runs("after")
+	l.attached("after", l.owned("after")...)
+	if n := len(l.owned("after")); n != 1 {
+		t.Errorf("pod after has %d VFs", n)
+	}
 }
 
 // TestStaticStays: static pods, which may not use claims, get VFs by the device plugin while the same daemon serves claims.
