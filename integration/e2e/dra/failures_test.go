@@ -123,32 +123,35 @@ func (l *lab) away() (back func()) {
 	return back
 }
 
-// TestAPIAway (failures 1, 2, 3): while the API server is away a pod whose sandbox dies gets its VF again, and a daemon that starts serves
-// the device plugin API. When it is back, the daemon publishes.
+// TestAPIAway (failures 1, 2, 3): while the API server is away, ADD and DEL of a pod whose claim is prepared work, and a daemon that starts
+// serves the device plugin API. When it is back, the daemon publishes. The kubelet itself makes no sandbox of a pod with claims meanwhile.
 func TestAPIAway(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
-	l.pod("web", "nic=vf")
-	l.runs("web")
-	ids := l.allocated("vf")
 	l.configure(half)
 	within(t, "the VFs of a PF are in slices", func() error { return l.offers(l.ids[:4]...) })
-	mark := l.mark()
-	back := l.away()
+	added := l.holdADD()
+	l.pod("web", "nic=vf")
+	within(t, "the pod is in its ADD", func() error { return exists("/run/node/adding") })
+	if l.noRecords() == nil {
+		t.Error("ADD came before the claim was prepared")
+	}
+	mark, back := l.mark(), l.away()
 	l.daemon.end(syscall.SIGKILL)
 	l.daemon.run()
 	within(t, "the kubelet may give away the VFs of the device plugin", func() error { return allocatableNow(4) })
-	former := l.killSandbox("web")
-	within(t, "the pod has a new sandbox with its VF", func() error {
-		s, ok := l.sandboxOf("web")
-		if !ok || s.id == former.id {
-			return errors.New("it has none")
+	added()
+	within(t, "the pod has its VF", func() error {
+		if _, ok := l.sandboxOf("web"); !ok {
+			return errors.New("it has no sandbox")
 		}
 		if _, ok := l.inside("web")["net1"]; !ok {
 			return errors.New("it has no net1")
 		}
 		return nil
 	})
+	former := l.killSandbox("web")
+	within(t, "the VF is home", l.allHome)
 	if up := l.daemon.metric("podlace_sriov_dra_up"); up != "0" {
 		t.Errorf("podlace_sriov_dra_up is %q: want 0", up)
 	}
@@ -163,7 +166,29 @@ func TestAPIAway(t *testing.T) {
 		}
 		return nil
 	})
-	l.attached("web", ids...)
+	l.anew("web", former)
+	l.attached("web", l.allocated("vf")...)
+}
+
+// holdADD lets each ADD of the plugin sriov wait until the function that it returns is called.
+func (l *lab) holdADD() (release func()) {
+	l.Helper()
+	if err := os.WriteFile("/run/node/hold", nil, 0o600); err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(func() { _ = os.Remove("/run/node/adding") })
+	restore := l.script(`if [ "$CNI_COMMAND" = ADD ]; then touch /run/node/adding; while [ -e /run/node/hold ]; do sleep 0.1; done; fi
+exec $REAL
+`)
+	return func() {
+		_ = os.Remove("/run/node/hold")
+		restore()
+	}
+}
+
+func exists(path string) error {
+	_, err := os.Stat(path)
+	return err
 }
 
 // TestRecordsLost (failure 7): a pod whose record is lost does not start without its VF; the daemon writes the record anew.
