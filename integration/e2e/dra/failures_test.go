@@ -210,23 +210,23 @@ func TestRecordsLost(t *testing.T) {
 }
 
 // TestStateDamaged (failure 8): while the kubelet's file is damaged a pod with a claim does not start without its VF, and pods of namespaces
-// without claims start. The kubelet writes the file anew with the next claim.
+// without claims start. The kubelet writes the file anew whenever it prepares a claim.
 func TestStateDamaged(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
 	l.pod("web", "nic=vf")
 	l.runs("web")
 	ids := l.allocated("vf")
-	file := filepath.Join(kubeletRoot, "dra_manager_state")
-	data, err := os.ReadFile(file)
-	if err == nil {
-		err = os.WriteFile(file, []byte(strings.Replace(string(data), "ClaimUID", "ClaimUlD", 1)), 0o600)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	added := l.holdADD()
 	former := l.killSandbox("web")
-	t.Logf("the pod is told: %.300s", l.event("web", "checksum"))
+	within(t, "the pod is in its ADD", func() error { return exists("/run/node/adding") })
+	file := l.damageState()
+	added()
+	t.Logf("the pod is told: %.400s", l.event("web", "checksum"))
+	l.anew("web", former)
+	l.attached("web", ids...)
+
+	l.damageState()
 	if err := l.tryCreate("{kind: Pod, metadata: {name: plain, namespace: default}, spec: {}}"); err != nil {
 		t.Fatal(err)
 	}
@@ -238,11 +238,25 @@ func TestStateDamaged(t *testing.T) {
 		}
 		return err
 	})
-	l.template("other", "nic")
-	l.pod("other", "nic=+other")
-	l.runs("other")
-	l.anew("web", former)
-	l.attached("web", ids...)
+	if data, err := os.ReadFile(file); err != nil || !strings.Contains(string(data), damage) {
+		t.Errorf("the kubelet wrote its file anew, and this test shows nothing: %v", err)
+	}
+}
+
+const damage = "ClaimUlD"
+
+// damageState changes a letter of the kubelet's file.
+func (l *lab) damageState() (file string) {
+	l.Helper()
+	file = filepath.Join(kubeletRoot, "dra_manager_state")
+	data, err := os.ReadFile(file)
+	if err == nil {
+		err = os.WriteFile(file, []byte(strings.Replace(string(data), "ClaimUID", damage, 1)), 0o600)
+	}
+	if err != nil {
+		l.Fatal(err)
+	}
+	return file
 }
 
 // TestContainerdRestart: pods keep their VFs when containerd is killed, and new ones get theirs.
