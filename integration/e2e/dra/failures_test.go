@@ -126,6 +126,7 @@ func (l *lab) away() (back func()) {
 // TestAPIAway (failures 1, 2, 3): while the API server is away, ADD and DEL of a pod whose claim is prepared work, and a daemon that starts
 // serves the device plugin API. When it is back, the daemon publishes. The kubelet itself makes no sandbox of a pod with claims meanwhile.
 func TestAPIAway(t *testing.T) {
+	needGate(t, "DRADeviceTaints")
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
 	l.configure(half)
