@@ -399,36 +399,3 @@ func (d *daemon) has(id string) bool {
 	_, ok := d.snapshot.Device(a)
 	return err == nil && ok
 }
-
-// faults returns why devices are not healthy, as the kubelet was told.
-func (d *daemon) faults() map[string]string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	all := map[string]string{}
-	for _, s := range d.serving {
-		o, _ := s.now()
-		maps.Copy(all, o.faults)
-	}
-	for _, o := range d.claimable {
-		maps.Copy(all, o.faults)
-	}
-	return all
-}
-
-// ready reports whether pods can get every resource.
-func (d *daemon) ready() (missing []string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.begun { // it still asks the kubelet which pods have devices
-		return []string{"anything yet"}
-	}
-	for _, name := range slices.Sorted(maps.Keys(d.serving)) {
-		if !d.serving[name].ready() {
-			missing = append(missing, name)
-		}
-	}
-	if err := d.unreadyDRA(); err != nil {
-		missing = append(missing, err.Error())
-	}
-	return missing
-}

@@ -4,6 +4,7 @@ package deviceplugin
 
 import (
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/podlace/podlace/pkg/dra"
@@ -171,4 +172,19 @@ func fault(s *pci.Snapshot, driver string, d pci.Device) dra.Fault {
 func errorsOf(s *pci.Snapshot, d pci.Device) uint64 {
 	pf, _ := s.Device(d.PF)
 	return d.Errors + pf.Errors
+}
+
+// faults returns why devices are not healthy, as the kubelet was told.
+func (d *daemon) faults() map[string]string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := map[string]string{}
+	for _, s := range d.serving {
+		o, _ := s.now()
+		maps.Copy(all, o.faults)
+	}
+	for _, o := range d.claimable {
+		maps.Copy(all, o.faults)
+	}
+	return all
 }

@@ -5,6 +5,8 @@ package deviceplugin
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -23,4 +25,22 @@ func (d *daemon) serveHTTP(ctx context.Context) error {
 		return nil
 	}
 	return probes.Server{Ready: ready, Metrics: d.registry, Log: d.log}.Start(ctx, d.HTTP, &d.running)
+}
+
+// ready reports whether pods can get every resource.
+func (d *daemon) ready() (missing []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.begun { // it still asks the kubelet which pods have devices
+		return []string{"anything yet"}
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.serving)) {
+		if !d.serving[name].ready() {
+			missing = append(missing, name)
+		}
+	}
+	if err := d.unreadyDRA(); err != nil {
+		missing = append(missing, err.Error())
+	}
+	return missing
 }
