@@ -124,6 +124,7 @@ func (d *Driver) watch() (i Inventory, changed <-chan struct{}, ok bool) {
 	defer d.mu.Unlock()
 	if d.latest != nil {
 		i, ok = *d.latest, true
+		i.Faults = d.binds.faults(i.Faults)
 	}
 	return i, d.changed, ok
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"reflect"
 	"slices"
 	"sync"
@@ -304,6 +305,9 @@ func (d *Driver) bind(ctx context.Context, dev *planned) error {
 	had := dev.Device.Driver
 	err := pci.Bind(ctx, d.options.Sysfs, dev.Address, dev.driver)
 	d.binds.note(dev.Address, err)
+	if errors.Is(err, context.DeadlineExceeded) {
+		d.recordsChanged() // the device has a fault
+	}
 	if err != nil {
 		return fmt.Errorf("driver: %w", err)
 	}
@@ -314,6 +318,9 @@ func (d *Driver) bind(ctx context.Context, dev *planned) error {
 
 // retryBind is how long a device whose driver could not be bound in time is left alone.
 const retryBind = 5 * time.Minute
+
+// bindTimeout is the kind of fault of such a device.
+const bindTimeout = "bind-timeout"
 
 // bindFailures are the devices whose drivers were not bound in time.
 type bindFailures struct {
@@ -350,15 +357,23 @@ func (b *bindFailures) recent(a pci.Address) error {
 	return nil
 }
 
-// bindFaults returns why drivers could not be bound, by PCI address: a fault of these devices.
-func (d *Driver) bindFaults() map[string]string {
-	d.binds.mu.Lock()
-	defer d.binds.mu.Unlock()
-	faults := map[string]string{}
-	for a, f := range d.binds.of {
-		if time.Since(f.at) < retryBind {
-			faults[a.String()] = f.err.Error()
+// faults adds to the faults of devices those whose driver was not bound in time.
+func (b *bindFailures) faults(of map[string]Fault) map[string]Fault {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var found map[string]Fault
+	for a, f := range b.of {
+		if time.Since(f.at) >= retryBind {
+			continue
 		}
+		if len(found) == 0 {
+			found = map[string]Fault{}
+			maps.Copy(found, of)
+		}
+		found[a.String()] = Fault{Kind: bindTimeout, Text: f.err.Error()}
 	}
-	return faults
+	if found == nil {
+		return of
+	}
+	return found
 }

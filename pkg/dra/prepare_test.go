@@ -3,6 +3,7 @@
 package dra
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -331,4 +332,31 @@ func BenchmarkPrepare(b *testing.B) {
 	slices.Sort(took)
 	b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "ms-p99")
 	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-p50")
+}
+
+// TestBindHangs (DRA-F27): a VF whose driver could not be bound in time has a fault, and is left alone for five minutes.
+func TestBindHangs(t *testing.T) {
+	l := newDRALab(t)
+	l.fault(vf1, "no carrier")
+	a, err := pci.ParseAddress(vf0)
+	must(t, err)
+	before, _ := l.inventory()
+	l.binds.note(a, fmt.Errorf("bind %s: %w", vf0, context.DeadlineExceeded))
+	i, _ := l.inventory()
+	if diff := cmp.Diff(map[string]Fault{vf0: {bindTimeout, "bind 0000:11:02.0: context deadline exceeded"}, vf1: {LinkDown, "no carrier"}},
+		i.Faults); diff != "" || len(before.Faults) != 1 {
+		t.Error(diff)
+	}
+	p := l.planned(t, "c-1", vf0)
+	p.devices[0].driver = "vfio-pci"
+	if err := l.reserve(t.Context(), &p, nil); err == nil || !strings.Contains(err.Error(), "tried again after 5m0s") {
+		t.Errorf("got %v", err)
+	}
+	if left := l.files(l.options.Claims); left != "" {
+		t.Errorf("records: %s", left)
+	}
+	l.binds.of[a] = bindFailure{time.Now().Add(-retryBind), err}
+	if i, _ := l.inventory(); len(i.Faults) != 1 {
+		t.Errorf("%v", i.Faults)
+	}
 }
