@@ -31,6 +31,8 @@ type claimDriver interface {
 	Update(dra.Inventory)
 	Ready() string
 	Published() map[string]allocation.Published
+	// Leads reports whether this instance, not an older or newer one on the node, changes devices of claims.
+	Leads() bool
 }
 
 func newDriver(o dra.Options) claimDriver { return dra.New(o) }

@@ -32,6 +32,8 @@ type recorder struct {
 
 func (r *recorder) Run(ctx context.Context) error { <-ctx.Done(); return nil }
 
+func (r *recorder) Leads() bool { return true }
+
 func (r *recorder) Update(i dra.Inventory) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

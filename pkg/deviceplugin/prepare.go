@@ -58,7 +58,10 @@ var errInUse = errors.New("in use")
 func (d *daemon) prepare(ctx context.Context, try func(pci.Address, func() error)) {
 	d.mu.Lock()
 	s, known, want := d.snapshot, d.asked, d.config.NumVFs(d.snapshot)
-	pools := d.assign(d.env())
+	pools, claimable := byAPI(d.assign(d.env()))
+	if d.driver != nil && d.driver.Leads() {
+		pools = append(pools, claimable...)
+	}
 	d.mu.Unlock()
 	for _, pf := range slices.SortedFunc(maps.Keys(want), pci.Address.Compare) {
 		if device, _ := s.Device(pf); device.NumVFs != want[pf] && (known || device.NumVFs == 0 && len(device.Interfaces) > 0) {

@@ -188,8 +188,8 @@ func (d *Driver) get(ctx context.Context, namespace, name string) (*resourceapi.
 	return d.options.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
-// rebuild writes records that the kubelet's file demands and that are missing, from the claims. A claim has to be missing twice: the kubelet
-// forgets one only after its record is gone.
+// rebuild writes records that the kubelet's file demands and that are missing, from the claims. A record has to be missing twice: the
+// kubelet forgets a claim only after its record is gone.
 func (c *collector) rebuild(ctx context.Context, now time.Time) {
 	notes, err := claim.Notes(c.options.Kubelet)
 	if err != nil {

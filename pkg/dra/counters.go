@@ -23,7 +23,7 @@ func newCounters(r prometheus.Registerer) counters {
 			Help:    "How long claims took to be prepared, by result: ok or error.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2.5, 12)}, []string{"result"}),
 		claims: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: "claims_total",
-			Help: "Devices that pods got by claims, by whether the CPUs of their containers are of the NUMA node of the device: yes, no or unknown."},
+			Help: "Devices that pods got by claims, by whether the CPUs of the pod are of the device's NUMA node: yes, no or unknown."},
 			[]string{"resource", "aligned"}),
 		statuses: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: "claim_status_writes_total",
 			Help: "How often the status of a claim was written, by result: ok, error, or forbidden for a missing right."}, []string{"result"}),

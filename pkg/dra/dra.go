@@ -75,6 +75,8 @@ type Driver struct {
 	latest  *Inventory
 	changed chan struct{} // closed by the next Update
 
+	slices *publisher
+
 	count counters
 	lead  leadership
 	binds bindFailures
@@ -85,7 +87,9 @@ type Driver struct {
 
 // New returns a driver that does nothing before Run.
 func New(o Options) *Driver {
-	return &Driver{options: o, changed: make(chan struct{}), count: newCounters(o.Metrics)}
+	d := &Driver{options: o, changed: make(chan struct{}), count: newCounters(o.Metrics)}
+	d.slices = newPublisher(d)
+	return d
 }
 
 // Run serves until ctx is done. It returns an error only if it could not start; an API server that is away is no error.
@@ -95,7 +99,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	var publishing sync.WaitGroup
 	defer publishing.Wait()
 	defer cancel() // before the wait
-	publishing.Go(func() { d.whileLeading(ctx, d.publish) })
+	publishing.Go(func() { d.whileLeading(ctx, d.slices.publish) })
 	return d.serve(ctx)
 }
 

@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -104,24 +102,6 @@ func (d *Driver) whileLeading(ctx context.Context, f func(context.Context)) {
 		case <-turn:
 		}
 	}
-}
-
-// renewing registers metrics in the place of those with the same names, of the time that this instance led before; nil for nil.
-func renewing(r prometheus.Registerer) prometheus.Registerer {
-	if r == nil {
-		return nil
-	}
-	return renewingRegisterer{r}
-}
-
-type renewingRegisterer struct{ prometheus.Registerer }
-
-// MustRegister is that of the registerer, after the former metrics are gone.
-func (r renewingRegisterer) MustRegister(metrics ...prometheus.Collector) {
-	for _, m := range metrics {
-		r.Unregister(m)
-	}
-	r.Registerer.MustRegister(metrics...)
 }
 
 // keep returns when ctx is done, or the file of the lock is another one.

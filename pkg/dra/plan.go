@@ -123,8 +123,9 @@ type one struct {
 // planDevice plans the device of a result, which is of this driver and node.
 func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result int, before *claim.Record) (one, error) {
 	r := c.Status.Allocation.Devices.Results[result]
-	p := planned{Claim: allocation.Claim{UID: string(c.UID), Namespace: c.Namespace, Name: c.Name, PodClaim: c.Annotations[podClaimAnnotation],
-		Request: r.Request, Result: result, Pool: r.Pool, Device: r.Device, Admin: r.AdminAccess != nil && *r.AdminAccess}}
+	p := planned{Claim: allocation.Claim{UID: string(c.UID), Namespace: c.Namespace, Name: c.Name,
+		PodClaim: c.Annotations[podClaimAnnotation], Request: r.Request, Result: result, Pool: r.Pool, Device: r.Device,
+		Admin: r.AdminAccess != nil && *r.AdminAccess}}
 	if r.ShareID != nil {
 		p.ShareID = string(*r.ShareID)
 	}

@@ -59,10 +59,14 @@ type publisher struct {
 	off      map[string]time.Time           // features that the API server drops: when to try them again
 }
 
-// publish keeps the slices of the node as they should be until ctx is done. Slices stay when it ends.
-func (d *Driver) publish(ctx context.Context) {
+func newPublisher(d *Driver) *publisher {
 	p := &publisher{Driver: d, wake: make(chan struct{}, 1), problems: map[string]string{}, off: map[string]time.Time{}}
-	p.count = newSliceMetrics(renewing(d.options.Metrics), p)
+	p.count = newSliceMetrics(d.options.Metrics, p)
+	return p
+}
+
+// publish keeps the slices of the node as they should be until ctx is done. Slices stay when it ends. It may be called again after that.
+func (p *publisher) publish(ctx context.Context) {
 	ctx = klog.NewContext(ctx, logr.Discard()) // the publisher reports what the library would log
 	for failures := 0; ; failures++ {
 		err := p.run(ctx)
@@ -93,7 +97,7 @@ func (p *publisher) run(ctx context.Context) error {
 		return ctx.Err()
 	}
 	p.former = formerDevices(stored)
-	p.setAccepted(stored)
+	p.reset(stored)
 	first := p.desire(inventory)
 	p.give(func() {}, first)
 	c, err := resourceslice.StartController(ctx, p.controllerOptions(first))
@@ -200,8 +204,8 @@ func (p *publisher) give(update func(), r *resourceslice.DriverResources) {
 
 func equal(a, b *resourceslice.DriverResources) bool { return apiequality.Semantic.DeepEqual(a, b) }
 
-// setAccepted remembers what slices have.
-func (p *publisher) setAccepted(stored []resourceapi.ResourceSlice) {
+// reset forgets what another run gave and met, and remembers what slices have.
+func (p *publisher) reset(stored []resourceapi.ResourceSlice) {
 	slices.SortFunc(stored, func(a, b resourceapi.ResourceSlice) int { return strings.Compare(a.Name, b.Name) })
 	var out []resourceslice.Slice
 	for _, s := range stored {
@@ -211,6 +215,7 @@ func (p *publisher) setAccepted(stored []resourceapi.ResourceSlice) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.accepted, p.refused, p.syncing = nil, nil, nil
 	if len(out) > 0 {
 		p.accepted = &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.options.Node: {Slices: out}}}
 	}

@@ -75,7 +75,7 @@ func (b *bench) start() {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		b.driver.publish(ctx)
+		b.driver.slices.publish(ctx)
 	}()
 	b.stop = sync.OnceFunc(func() { cancel(); <-done })
 	b.Cleanup(b.stop)

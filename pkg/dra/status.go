@@ -34,8 +34,8 @@ const (
 )
 
 // missingRight is what the service account needs.
-const missingRight = `it needs verb patch on resourceclaims/status, and since Kubernetes 1.36 associated-node:patch on resourceclaims/driver ` +
-	`with the resource name ` + claim.Driver
+const missingRight = `it needs the verb patch on resourceclaims/status, and since Kubernetes 1.36 the verb associated-node:patch on ` +
+	`resourceclaims/driver with the resource name ` + claim.Driver
 
 // statusWriter writes into the status of claims which pods have their devices, and as what.
 type statusWriter struct {
