@@ -32,7 +32,7 @@ func cdiDevice(uid, request string) string { return uid + "-" + strings.ReplaceA
 // cdiName is the name by which the runtime finds the CDI device of a request.
 func cdiName(uid, request string) string { return cdiKind + "=" + cdiDevice(uid, request) }
 
-// specification returns what containers of a claim get, a CDI device for each request: of two CDI devices that set one variable, the runtime
+// specification returns what containers of a claim get, a CDI device for each request: of two CDI devices that set one variable the runtime
 // takes the last one. An administrator's devices come without their files.
 func specification(p plan) (cdi.Spec, error) {
 	spec := cdi.Spec{Version: devicefiles.CDIVersion, Kind: cdiKind}
