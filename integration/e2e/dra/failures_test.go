@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	core "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -50,8 +51,8 @@ func TestKubeletRestart(t *testing.T) {
 		})
 		t.Logf("the slices are back %.1f s after the kubelet's first request, with %d writes", last.Sub(first).Seconds(),
 			len(l.writes(mark, "resourceslices")))
-		if now := contentOf(l.slices()); fmt.Sprint(now) != fmt.Sprint(before) {
-			t.Errorf("the slices are %v: want %v", now, before)
+		if diff := cmp.Diff(before, contentOf(l.slices())); diff != "" {
+			t.Error(diff)
 		}
 	}
 	l.attached("web", ids...)

@@ -137,7 +137,7 @@ func (c *cluster) runTests() int {
 
 // inside gives the node its network and the daemon its rights, and runs the tests.
 func inside(m *testing.M) int {
-	for _, step := range []func() error{installPlugins, becomeReady, grantRights} {
+	for _, step := range []func() error{ownSys, installPlugins, becomeReady, grantRights} {
 		if err := step(); err != nil {
 			fmt.Println("FAIL: the node's first steps:", err)
 			return 1

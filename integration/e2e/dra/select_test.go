@@ -198,7 +198,7 @@ func (l *lab) startStub() {
 	if err != nil {
 		l.Fatal(err)
 	}
-	l.Cleanup(func() { helper.Stop(); cancel() })
+	l.last = append(l.last, func() { helper.Stop(); cancel() }) // the kubelet unprepares by it
 	l.create(`
 kind: ResourceSlice
 metadata: {name: ` + l.ns + `-cpus}
