@@ -62,7 +62,7 @@ func only() map[string][]string {
 			"pkg/validate"},
 		// what changes the system, starts a program, or answers
 		module + "pkg/fault": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/bridge", "pkg/portmap", "pkg/store", "pkg/pci",
-			"pkg/child", "pkg/plugin", "pkg/nodeagent", "pkg/dra"},
+			"pkg/child", "pkg/plugin", "pkg/dra", "pkg/nodeagent"},
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": {"integration/harness"},
 		module + "pkg/pci/pcitest":       {"integration/harness/card"},
