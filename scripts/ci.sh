@@ -41,6 +41,9 @@ make soak ARGS='-seed 1 -for 45s'
 step image and manifest
 go -C scripts/image test -count=1 ./...
 
+step slices, classes and claims by Kubernetes itself
+go -C integration/dra-sim test -count=1 ./...
+
 step race detector
 if command -v gcc >/dev/null; then
   make race

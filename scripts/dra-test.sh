@@ -11,9 +11,14 @@ cd "$(dirname "$0")/.."
 cache=$1
 shift
 version=${VERSION:-1.37}
-group=kubernetes
-[ "$version" = 1.37 ] || group=kubernetes-$version
-KUBERNETES=${KUBERNETES:-$(scripts/programs.sh "$cache/programs" "$group")}
+if [ -z "${KUBERNETES:-}" ]; then
+  KUBERNETES=$(scripts/programs.sh "$cache/programs" kubernetes)
+  if [ "$version" != 1.37 ]; then # etcd and kubectl are the same for all
+    older=$(scripts/programs.sh "$cache/programs" "kubernetes-$version")
+    ln -sf "$KUBERNETES/etcd" "$KUBERNETES/kubectl" "$older/"
+    KUBERNETES=$older
+  fi
+fi
 CONTAINERD=${CONTAINERD:-$(scripts/programs.sh "$cache/programs" containerd)/containerd}
 export KUBERNETES CONTAINERD VERSION=$version GATES=${GATES:-} PODLACE_BIN=${PODLACE_BIN:-$PWD/bin} KERNELTEST=${KERNELTEST:-require}
 log=$(mktemp)

@@ -5,6 +5,7 @@
 # own.
 #
 #   kubernetes  kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl etcd
+#   kubernetes-1.34  kubelet kube-apiserver kube-controller-manager kube-scheduler: the oldest that DRA is tested with
 #   e2e         agnhost regression-issue-74839 pause dns ginkgo e2e.test
 #   containerd  containerd containerd-shim-runc-v2 ctr
 #   flannel     flanneld flannel (its CNI plugin); needs gcc
@@ -19,10 +20,11 @@ shift 2
 cd "$(dirname "$0")/../integration/e2e/programs"
 case $group in
 kubernetes) module=kubernetes all="kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl etcd" ;;
+kubernetes-1.34) module=kubernetes-1.34 all="kubelet kube-apiserver kube-controller-manager kube-scheduler" ;;
 e2e) module=kubernetes all="agnhost regression-issue-74839 pause dns ginkgo e2e.test" ;;
 containerd) module=containerd all="containerd containerd-shim-runc-v2 ctr" ;;
 flannel) module=flannel all="flanneld flannel" ;;
-*) die "no group $group: there are kubernetes, e2e, containerd and flannel" ;;
+*) die "no group $group: there are kubernetes, kubernetes-1.34, e2e, containerd and flannel" ;;
 esac
 cd "$module"
 sources=
@@ -55,7 +57,7 @@ build() {
   local packages=() p v number minor
   for p in "$@"; do packages+=("$(package "$p")"); done
   case $module in
-  kubernetes)
+  kubernetes*)
     v=$(version k8s.io/kubernetes) number=${v#v} minor=${v#*.}
     flags="-X k8s.io/component-base/version.gitVersion=$v -X k8s.io/component-base/version.gitMajor=${number%%.*} \
       -X k8s.io/component-base/version.gitMinor=${minor%%.*} -X k8s.io/client-go/pkg/version.gitVersion=$v"

@@ -120,11 +120,11 @@ func matches(t *testing.T, expression string, d cel.Device) bool {
 	return ok
 }
 
-// TestEveryExampleCompiles (DRA-10): the API server takes each object of docs/DRA.md and of 'podlace sriov classes', and no selector fails
+// TestEveryExampleCompiles (DRA-10): the API server takes each object of docs/DRA.md, README.md and of 'podlace sriov classes', and no selector fails
 // at a device that lacks an attribute. check-claim finds nothing wrong either.
 func TestEveryExampleCompiles(t *testing.T) {
 	config := blocks(t, document, "json")
-	shown := blocks(t, document, "yaml")
+	shown := slices.Concat(blocks(t, document, "yaml"), blocks(t, "../../README.md", "yaml"))
 	if len(config) != 1 || len(shown) < 8 {
 		t.Fatalf("%d configurations and %d blocks of YAML", len(config), len(shown))
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -128,6 +129,7 @@ func TestMigrateNode(t *testing.T) {
 		return nil
 	})
 	t.Logf("allocatable is 0 after %.1f s more", took.Seconds())
+	time.Sleep(time.Second) // the scheduler learns it from the API server, too; the kubelet would reject a pod that it scheduled before
 	l.limits("during", resource, 7)
 	l.runs("during")
 	during := l.owned("during")
@@ -148,10 +150,9 @@ func TestMigrateNode(t *testing.T) {
 		return nil
 	})
 	t.Logf("the device plugin offers the free VF after %.1f s", took.Seconds())
-	l.limits("after", resource, 1)
-	l.runs("after")
-	l.attached("after", before...)
 	l.attached("during", during...)
+	l.limits("after", resource, 1)
+	l.event("after", "Insufficient "+resource) // the scheduler counts the limits of pod during, whose VFs are of a claim, against the one VF
 	l.delete("during")
 	within(t, "the node has all VFs", func() error {
 		if n := l.allocatable(resource); n != int64(len(l.ids)) {
@@ -159,6 +160,11 @@ func TestMigrateNode(t *testing.T) {
 		}
 		return nil
 	})
+	l.runs("after")
+	l.attached("after", l.owned("after")...)
+	if n := len(l.owned("after")); n != 1 {
+		t.Errorf("pod after has %d VFs", n)
+	}
 }
 
 // TestStaticStays: static pods, which may not use claims, get VFs by the device plugin while the same daemon serves claims.

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	core "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -50,8 +51,8 @@ func TestKubeletRestart(t *testing.T) {
 		})
 		t.Logf("the slices are back %.1f s after the kubelet's first request, with %d writes", last.Sub(first).Seconds(),
 			len(l.writes(mark, "resourceslices")))
-		if now := contentOf(l.slices()); fmt.Sprint(now) != fmt.Sprint(before) {
-			t.Errorf("the slices are %v: want %v", now, before)
+		if diff := cmp.Diff(before, contentOf(l.slices())); diff != "" {
+			t.Error(diff)
 		}
 	}
 	l.attached("web", ids...)
@@ -122,32 +123,36 @@ func (l *lab) away() (back func()) {
 	return back
 }
 
-// TestAPIAway (failures 1, 2, 3): while the API server is away a pod whose sandbox dies gets its VF again, and a daemon that starts serves
-// the device plugin API. When it is back, the daemon publishes.
+// TestAPIAway (failures 1, 2, 3): while the API server is away, ADD and DEL of a pod whose claim is prepared work, and a daemon that starts
+// serves the device plugin API. When it is back, the daemon publishes. The kubelet itself makes no sandbox of a pod with claims meanwhile.
 func TestAPIAway(t *testing.T) {
+	needGate(t, "DRADeviceTaints")
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
-	l.pod("web", "nic=vf")
-	l.runs("web")
-	ids := l.allocated("vf")
 	l.configure(half)
 	within(t, "the VFs of a PF are in slices", func() error { return l.offers(l.ids[:4]...) })
-	mark := l.mark()
-	back := l.away()
+	added := l.holdADD()
+	l.pod("web", "nic=vf")
+	within(t, "the pod is in its ADD", func() error { return exists("/run/node/adding") })
+	if l.noRecords() == nil {
+		t.Error("ADD came before the claim was prepared")
+	}
+	mark, back := l.mark(), l.away()
 	l.daemon.end(syscall.SIGKILL)
 	l.daemon.run()
 	within(t, "the kubelet may give away the VFs of the device plugin", func() error { return allocatableNow(4) })
-	former := l.killSandbox("web")
-	within(t, "the pod has a new sandbox with its VF", func() error {
-		s, ok := l.sandboxOf("web")
-		if !ok || s.id == former.id {
-			return errors.New("it has none")
+	added()
+	within(t, "the pod has its VF", func() error {
+		if _, ok := l.sandboxOf("web"); !ok {
+			return errors.New("it has no sandbox")
 		}
 		if _, ok := l.inside("web")["net1"]; !ok {
 			return errors.New("it has no net1")
 		}
 		return nil
 	})
+	former := l.killSandbox("web")
+	within(t, "the VF is home", l.allHome)
 	if up := l.daemon.metric("podlace_sriov_dra_up"); up != "0" {
 		t.Errorf("podlace_sriov_dra_up is %q: want 0", up)
 	}
@@ -162,7 +167,29 @@ func TestAPIAway(t *testing.T) {
 		}
 		return nil
 	})
-	l.attached("web", ids...)
+	l.anew("web", former)
+	l.attached("web", l.allocated("vf")...)
+}
+
+// holdADD lets each ADD of the plugin sriov wait until the function that it returns is called.
+func (l *lab) holdADD() (release func()) {
+	l.Helper()
+	if err := os.WriteFile("/run/node/hold", nil, 0o600); err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(func() { _ = os.Remove("/run/node/adding") })
+	restore := l.script(`if [ "$CNI_COMMAND" = ADD ]; then touch /run/node/adding; while [ -e /run/node/hold ]; do sleep 0.1; done; fi
+exec $REAL
+`)
+	return func() {
+		_ = os.Remove("/run/node/hold")
+		restore()
+	}
+}
+
+func exists(path string) error {
+	_, err := os.Stat(path)
+	return err
 }
 
 // TestRecordsLost (failure 7): a pod whose record is lost does not start without its VF; the daemon writes the record anew.
@@ -184,23 +211,23 @@ func TestRecordsLost(t *testing.T) {
 }
 
 // TestStateDamaged (failure 8): while the kubelet's file is damaged a pod with a claim does not start without its VF, and pods of namespaces
-// without claims start. The kubelet writes the file anew with the next claim.
+// without claims start. The kubelet writes the file anew whenever it prepares a claim.
 func TestStateDamaged(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
 	l.pod("web", "nic=vf")
 	l.runs("web")
 	ids := l.allocated("vf")
-	file := filepath.Join(kubeletRoot, "dra_manager_state")
-	data, err := os.ReadFile(file)
-	if err == nil {
-		err = os.WriteFile(file, []byte(strings.Replace(string(data), "ClaimUID", "ClaimUlD", 1)), 0o600)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	added := l.holdADD()
 	former := l.killSandbox("web")
-	t.Logf("the pod is told: %.300s", l.event("web", "checksum"))
+	within(t, "the pod is in its ADD", func() error { return exists("/run/node/adding") })
+	file := l.damageState()
+	added()
+	t.Logf("the pod is told: %.400s", l.event("web", "checksum"))
+	l.anew("web", former)
+	l.attached("web", ids...)
+
+	l.damageState()
 	if err := l.tryCreate("{kind: Pod, metadata: {name: plain, namespace: default}, spec: {}}"); err != nil {
 		t.Fatal(err)
 	}
@@ -212,11 +239,25 @@ func TestStateDamaged(t *testing.T) {
 		}
 		return err
 	})
-	l.template("other", "nic")
-	l.pod("other", "nic=+other")
-	l.runs("other")
-	l.anew("web", former)
-	l.attached("web", ids...)
+	if data, err := os.ReadFile(file); err != nil || !strings.Contains(string(data), damage) {
+		t.Errorf("the kubelet wrote its file anew, and this test shows nothing: %v", err)
+	}
+}
+
+const damage = "ClaimUlD"
+
+// damageState changes a letter of the kubelet's file.
+func (l *lab) damageState() (file string) {
+	l.Helper()
+	file = filepath.Join(kubeletRoot, "dra_manager_state")
+	data, err := os.ReadFile(file)
+	if err == nil {
+		err = os.WriteFile(file, []byte(strings.Replace(string(data), "ClaimUID", damage, 1)), 0o600)
+	}
+	if err != nil {
+		l.Fatal(err)
+	}
+	return file
 }
 
 // TestContainerdRestart: pods keep their VFs when containerd is killed, and new ones get theirs.

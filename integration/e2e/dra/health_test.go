@@ -5,10 +5,7 @@ package dra_test
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -50,7 +47,9 @@ func TestLinkDown(t *testing.T) {
 // TestTaintsDropped: where the API server drops taints, free VFs of a PF without carrier leave the slice, and those that pods have stay.
 func TestTaintsDropped(t *testing.T) {
 	l := newLab(t, setup{})
-	l.gateOff("DRADeviceTaints=false,DRADeviceTaintRules=false")
+	if hasGate("DRADeviceTaints") {
+		l.gateOff("DRADeviceTaints=false,DRADeviceTaintRules=false")
+	}
 	l.template("vf", "nic")
 	l.pod("old", "nic=+vf")
 	l.runs("old")
@@ -209,48 +208,4 @@ func healthIs(p *core.Pod, want core.ResourceHealthStatus) error {
 		return fmt.Errorf("it is %v", all)
 	}
 	return nil
-}
-
-// needGate skips the test in a run that has switched off a feature.
-func needGate(t *testing.T, name string) {
-	t.Helper()
-	if isGateOff(name) {
-		t.Skip("SKIP: the run has", name+"=false")
-	}
-}
-
-// gateOff switches features off in the API server, until the test ends.
-func (l *lab) gateOff(gates string) {
-	l.Helper()
-	file := filepath.Join(os.Getenv(dirEnv), "plane", "services", "apiserver")
-	before, err := os.ReadFile(file)
-	if err != nil {
-		l.Fatal(err)
-	}
-	l.restartAPI(file, strings.TrimRight(string(before), "\n")+" '--feature-gates="+gates+"'\n")
-	l.Cleanup(func() { l.restartAPI(file, string(before)) })
-}
-
-// restartAPI replaces the command of the API server, kills it and waits until it answers again.
-func (l *lab) restartAPI(file, command string) {
-	l.Helper()
-	if err := errors.Join(os.WriteFile(file+".new", []byte(command), 0o755), os.Rename(file+".new", file)); err != nil {
-		l.Fatal(err)
-	}
-	if out, err := inPlane("sh", "-c", "kill -KILL $(cat /run/node/apiserver.pid)"); err != nil {
-		l.Fatal(err, out)
-	}
-	l.apiReady()
-}
-
-// apiReady waits until the API server answers and the node is ready.
-func (l *lab) apiReady() {
-	l.Helper()
-	took := within(l.T, "the API server is ready", func() error {
-		return l.client.CoreV1().RESTClient().Get().AbsPath("/readyz").Do(l.background()).Error()
-	})
-	l.Logf("the API server is ready after %.1f s", took.Seconds())
-	if err := becomeReady(); err != nil {
-		l.Fatal(err)
-	}
 }

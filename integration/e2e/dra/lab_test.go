@@ -50,6 +50,7 @@ type lab struct {
 	before  map[string]iface // the interfaces of the VFs, by PCI address
 	audit   int64            // size of the audit log when the test began
 	isPod   bool             // the daemon runs by a DaemonSet
+	last    []func()         // what ends after all pods
 }
 
 // newLab starts a node whose daemon is ready and whose slices are published.
@@ -138,6 +139,11 @@ func (l *lab) clear() {
 	if l.Failed() {
 		l.describe()
 	}
+	defer func() {
+		for _, f := range l.last {
+			f()
+		}
+	}()
 	now := int64(0)
 	left := func() error {
 		pods, err := l.client.CoreV1().Pods(l.ns).List(ctx, metav1.ListOptions{})

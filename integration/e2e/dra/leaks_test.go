@@ -53,14 +53,17 @@ func TestForceDelete(t *testing.T) {
 func (l *lab) script(text string) (restore func()) {
 	l.Helper()
 	const at = "/opt/cni/bin/sriov"
-	real := at + ".real"
-	if err := errors.Join(os.Rename(at, real), os.WriteFile(at, []byte("#!/bin/sh\nREAL="+real+"\n"+text), 0o755)); err != nil {
+	const real, new = at + ".real", at + ".new"
+	_ = os.Remove(real) // of a test before: a script that still runs may call it until then
+	if err := errors.Join(os.Link(at, real), os.WriteFile(new, []byte("#!/bin/sh\nREAL="+real+"\n"+text), 0o755), os.Rename(new, at)); err != nil {
 		l.Fatal(err)
 	}
 	done := false
 	restore = func() {
 		if !done {
-			_ = os.Rename(real, at)
+			if err := errors.Join(os.Link(real, new), os.Rename(new, at)); err != nil {
+				l.Error(err)
+			}
 		}
 		done = true
 	}

@@ -118,19 +118,15 @@ func journals() (ids []string) {
 	return ids
 }
 
-// showCards lets the node's /sys have the PCI bus of a tree, until the test ends: the plugin looks there. All else is as it was.
-func showCards(t *testing.T, sysfs string) {
-	t.Helper()
-	top := t.TempDir()
-	bind := func(from, name string) {
-		t.Helper()
-		to := filepath.Join(top, name)
-		if err := errors.Join(os.MkdirAll(to, 0o755), unix.Mount(from, to, "", unix.MS_BIND|unix.MS_REC, "")); err != nil {
-			t.Fatalf("mount %s at %s: %v", from, to, err)
-		}
+// ownSys puts a folder in the place of the node's /sys that has all of it but the PCI bus, which showCards adds. It stays for all tests: a
+// kubelet that starts meanwhile keeps the cgroups that it finds there.
+func ownSys() error {
+	top, err := os.MkdirTemp("", "sys-")
+	if err != nil {
+		return err
 	}
 	if err := unix.Mount("cards", top, "tmpfs", 0, "mode=755"); err != nil {
-		t.Fatal(err)
+		return err
 	}
 	for _, pattern := range []string{"*", "bus/*", "devices/*"} {
 		paths, _ := filepath.Glob("/sys/" + pattern)
@@ -140,22 +136,39 @@ func showCards(t *testing.T, sysfs string) {
 			if err != nil || !info.IsDir() || name == "bus" || name == "devices" || name == "bus/pci" || strings.HasPrefix(name, "devices/pci") {
 				continue
 			}
-			bind(path, name)
+			if err := bind(path, filepath.Join(top, name)); err != nil {
+				return err
+			}
 		}
-	}
-	bind(filepath.Join(sysfs, "bus/pci"), "bus/pci")
-	roots, _ := filepath.Glob(filepath.Join(sysfs, "devices/pci*"))
-	for _, root := range roots {
-		bind(root, "devices/"+filepath.Base(root))
 	}
 	if err := unix.Mount(top, "/sys", "", unix.MS_MOVE, ""); err != nil {
-		t.Fatalf("move to /sys: %v", err)
+		return fmt.Errorf("move to /sys: %w", err)
 	}
-	t.Cleanup(func() {
-		if err := unix.Unmount("/sys", unix.MNT_DETACH); err != nil {
-			t.Error(err)
+	return os.Remove(top)
+}
+
+func bind(from, to string) error {
+	if err := errors.Join(os.MkdirAll(to, 0o755), unix.Mount(from, to, "", unix.MS_BIND|unix.MS_REC, "")); err != nil {
+		return fmt.Errorf("mount %s at %s: %w", from, to, err)
+	}
+	return nil
+}
+
+// showCards lets the node's /sys have the PCI bus of a tree, until the test ends: the plugin looks there.
+func showCards(t *testing.T, sysfs string) {
+	t.Helper()
+	paths, _ := filepath.Glob(filepath.Join(sysfs, "devices/pci*"))
+	for _, path := range append(paths, filepath.Join(sysfs, "bus/pci")) {
+		at := filepath.Join("/sys", strings.TrimPrefix(path, sysfs))
+		if err := bind(path, at); err != nil {
+			t.Fatal(err)
 		}
-	})
+		t.Cleanup(func() {
+			if err := errors.Join(unix.Unmount(at, unix.MNT_DETACH), os.Remove(at)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }
 
 // deviceName returns the name of a device in slices.

@@ -10,19 +10,18 @@
 //	KUBERNETES    folder of Kubernetes' programs and etcd
 //	CONTAINERD    containerd of the node, 2.0 or newer
 //	PODLACE_BIN   folder of the plugins (default ../../../bin)
+//	VERSION       version of Kubernetes: 1.37 (default) or 1.34
 //	GATES         feature gates of the control plane and the kubelet, such as DRADeviceTaints=false
 //	KERNELTEST    "require" makes a missing prerequisite a failure
 package dra_test
 
 import (
-	"cmp"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/podlace/podlace/integration/harness/node"
@@ -137,7 +136,7 @@ func (c *cluster) runTests() int {
 
 // inside gives the node its network and the daemon its rights, and runs the tests.
 func inside(m *testing.M) int {
-	for _, step := range []func() error{installPlugins, becomeReady, grantRights} {
+	for _, step := range []func() error{ownSys, installPlugins, becomeReady, grantRights} {
 		if err := step(); err != nil {
 			fmt.Println("FAIL: the node's first steps:", err)
 			return 1
@@ -174,8 +173,3 @@ func installPlugins() error {
 	}
 	return writeConflist(shippedConflist())
 }
-
-func gates() string { return cmp.Or(os.Getenv("GATES"), "") }
-
-// isGateOff reports whether the run has switched off a feature gate.
-func isGateOff(name string) bool { return strings.Contains(","+gates()+",", ","+name+"=false,") }

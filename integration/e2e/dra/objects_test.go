@@ -58,7 +58,8 @@ func (l *lab) fill(o *unstructured.Unstructured) {
 			o.SetAPIVersion(v)
 		}
 	}
-	if !slices.Contains([]string{"DeviceClass", "ResourceSlice", "DeviceTaintRule", "Namespace"}, o.GetKind()) && o.GetNamespace() == "" {
+	if !slices.Contains([]string{"DeviceClass", "ResourceSlice", "DeviceTaintRule", "Namespace", "ValidatingAdmissionPolicy",
+		"ValidatingAdmissionPolicyBinding"}, o.GetKind()) && o.GetNamespace() == "" {
 		o.SetNamespace(l.ns)
 	}
 	if o.GetKind() == "Pod" {

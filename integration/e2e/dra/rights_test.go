@@ -73,7 +73,7 @@ func TestRights(t *testing.T) {
 			return err
 		},
 		"status of a claim that is not allocated": func() error {
-			if isGateOff("DRAResourceClaimGranularStatusAuthorization") {
+			if !hasGate("DRAResourceClaimGranularStatusAuthorization") {
 				return apierrors.NewForbidden(resourceapi.Resource("resourceclaims"), "vf", nil)
 			}
 			c := claim.DeepCopy()

@@ -98,6 +98,7 @@ spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: ` + l.class()
 
 // TestDistinctPF: two VFs of a claim that demands distinct PFs are of two, and two that demand one PF are of one.
 func TestDistinctPF(t *testing.T) {
+	needGate(t, "DRAConsumableCapacity")
 	l := newLab(t, setup{})
 	for constraint, want := range map[string]int{"distinctAttribute": 2, "matchAttribute": 1} {
 		name := strings.ToLower(constraint)
@@ -198,7 +199,7 @@ func (l *lab) startStub() {
 	if err != nil {
 		l.Fatal(err)
 	}
-	l.Cleanup(func() { helper.Stop(); cancel() })
+	l.last = append(l.last, func() { helper.Stop(); cancel() }) // the kubelet unprepares by it
 	l.create(`
 kind: ResourceSlice
 metadata: {name: ` + l.ns + `-cpus}
@@ -259,6 +260,7 @@ spec:
 
 // TestWholePF: a PF that is offered whole and its VFs exclude one another.
 func TestWholePF(t *testing.T) {
+	needGate(t, "DRAPartitionableDevices")
 	machine := pcitest.Machine{Nodes: 2, PFs: 1, VFs: 4}
 	l := prepare(t, setup{machine: machine, config: `{"resourceList": [
 		{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"vendors": ["8086"]}}],

@@ -209,6 +209,7 @@ func TestSliceEdited(t *testing.T) {
 
 // TestGeneration: a PF whose link goes costs one write, and no other generation of the pool. A VF that goes is gone from its slice alone.
 func TestGeneration(t *testing.T) {
+	needGate(t, "DRADeviceTaints")
 	l := newLab(t, setup{})
 	before, mark := l.slices(), l.mark()
 	for _, on := range []bool{false, true} {

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	admission "k8s.io/api/admissionregistration/v1"
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/deviceplugin"
+	"github.com/podlace/podlace/pkg/pool"
+)
+
+const draManifest = "conf/sriov-device-plugin-dra.yaml"
+
+// kubeObject decodes the one object of a type in a manifest, strictly.
+func kubeObject[T runtime.Object](t *testing.T, file string) (found T) {
+	t.Helper()
+	s := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
+	n := 0
+	for _, text := range strings.Split(read(t, file), "\n---\n") {
+		o, _, err := s.Decode([]byte(text), nil, nil)
+		if err != nil {
+			t.Fatalf("%s: %v in %s", file, err, text)
+		}
+		if o, ok := o.(T); ok {
+			found, n = o, n+1
+		}
+	}
+	if n != 1 {
+		t.Fatalf("%s has %d objects of type %T", file, n, found)
+	}
+	return found
+}
+
+// TestRights: the daemon has the rights that it needs, and no others. A policy narrows the right to write slices.
+func TestRights(t *testing.T) {
+	role, binding := kubeObject[*rbac.ClusterRole](t, draManifest), kubeObject[*rbac.ClusterRoleBinding](t, draManifest)
+	account, set := kubeObject[*core.ServiceAccount](t, draManifest), kubeObject[*apps.DaemonSet](t, draManifest)
+	got := map[string]string{}
+	for _, r := range role.Rules {
+		for _, resource := range r.Resources {
+			got[strings.Join(r.APIGroups, ",")+"/"+resource] = strings.Join(r.Verbs, " ") + strings.Join(r.ResourceNames, " ")
+		}
+	}
+	want := map[string]string{"/nodes": "get", "resource.k8s.io/resourceclaims": "get", "resource.k8s.io/resourceclaims/status": "patch update",
+		"resource.k8s.io/resourceclaims/driver": "associated-node:patch associated-node:update" + claim.Driver,
+		"resource.k8s.io/resourceslices":        "get list watch create update delete"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	subject := rbac.Subject{Kind: "ServiceAccount", Name: account.Name, Namespace: account.Namespace}
+	if binding.RoleRef.Name != role.Name || !slices.Equal(binding.Subjects, []rbac.Subject{subject}) {
+		t.Errorf("%+v", binding)
+	}
+	if spec := set.Spec.Template.Spec; spec.ServiceAccountName != account.Name || set.Namespace != account.Namespace {
+		t.Errorf("the DaemonSet runs as %s/%s", set.Namespace, spec.ServiceAccountName)
+	}
+	policy := kubeObject[*admission.ValidatingAdmissionPolicy](t, draManifest)
+	bound := kubeObject[*admission.ValidatingAdmissionPolicyBinding](t, draManifest)
+	user := "system:serviceaccount:" + account.Namespace + ":" + account.Name
+	if len(policy.Spec.MatchConditions) != 1 || !strings.Contains(policy.Spec.MatchConditions[0].Expression, `"`+user+`"`) ||
+		bound.Spec.PolicyName != policy.Name || !slices.Equal(bound.Spec.ValidationActions, []admission.ValidationAction{admission.Deny}) {
+		t.Errorf("%+v, %+v", policy.Spec, bound.Spec)
+	}
+}
+
+// TestDRAManifest: an update of the DaemonSet starts the new instance first. It passes flags that exist, mounts folders only, and has one
+// capability; its configuration gives VFs out by claims.
+func TestDRAManifest(t *testing.T) {
+	set := kubeObject[*apps.DaemonSet](t, draManifest)
+	if u := set.Spec.UpdateStrategy.RollingUpdate; u == nil || u.MaxSurge.IntValue() != 1 || u.MaxUnavailable.IntValue() != 0 {
+		t.Errorf("%+v", set.Spec.UpdateStrategy)
+	}
+	spec := set.Spec.Template.Spec
+	c := spec.Containers[0]
+	var said bytes.Buffer
+	if status := deviceplugin.Main(append(slices.Clone(c.Args), "--help"), &said); status != 0 {
+		t.Errorf("status %d: %s", status, &said)
+	}
+	if caps := c.SecurityContext.Capabilities; fmt.Sprint(caps.Drop, caps.Add) != "[ALL] [NET_ADMIN]" || c.SecurityContext.Privileged != nil {
+		t.Errorf("%+v", c.SecurityContext)
+	}
+	mounts := map[string]core.VolumeMount{}
+	for _, m := range c.VolumeMounts {
+		mounts[m.Name] = m
+	}
+	for _, v := range spec.Volumes {
+		m, ok := mounts[v.Name]
+		if delete(mounts, v.Name); !ok {
+			t.Errorf("volume %s is mounted nowhere", v.Name)
+		}
+		if v.HostPath == nil {
+			continue
+		}
+		kind := map[bool]core.HostPathType{true: core.HostPathDirectory, false: core.HostPathDirectoryOrCreate}[m.ReadOnly]
+		if m.MountPath != v.HostPath.Path || *v.HostPath.Type != kind {
+			t.Errorf("volume %s: %+v at %+v", v.Name, v.HostPath, m)
+		}
+	}
+	if len(mounts) > 0 {
+		t.Errorf("no volumes for %v", slices.Sorted(maps.Keys(mounts)))
+	}
+	text := kubeObject[*core.ConfigMap](t, draManifest).Data["config.json"]
+	config, err := pool.Parse(pool.Source{File: draManifest, Prefix: "intel.com"}, []byte(text))
+	if err != nil || len(config.Resources) == 0 || config.Resources[0].API != pool.DRA || len(config.Notes) > 0 {
+		t.Errorf("%v, %+v", err, config)
+	}
+}

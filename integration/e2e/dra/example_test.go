@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/integration/harness/node"
+)
+
+// TestExample: the class, the template and the pod of the quickstart of docs/DRA.md give the pod a net1. The log has what README shows.
+func TestExample(t *testing.T) {
+	l := newLab(t, setup{})
+	document, err := os.ReadFile("../../../docs/DRA.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := regexp.MustCompile("(?s)\n```yaml\n([^`]*kind: ResourceClaimTemplate\n[^`]*)\n```").FindStringSubmatch(string(document))
+	if shown == nil {
+		t.Fatal("docs/DRA.md shows no template")
+	}
+	classes, err := l.podlace("classes")
+	if err != nil {
+		t.Fatalf("%v: %s", err, classes)
+	}
+	l.create(classes)
+	text := regexp.MustCompile(`(?m)^ +(image|command): .*\n`).ReplaceAllString(strings.ReplaceAll(shown[1], "namespace: shop", "namespace: "+l.ns), "")
+	for _, one := range strings.Split(text, "\n---\n") {
+		l.create(one)
+	}
+	l.runs("web")
+	claim := l.claimOf("web", "vf")
+	ids := l.allocated(claim)
+	l.attached("web", ids...)
+	if mtu := l.inside("web")["net1"].MTU; mtu != 1450 {
+		t.Errorf("net1 has MTU %d: want that of the claim", mtu)
+	}
+	within(t, "the status of the claim tells of net1", func() error {
+		devices := l.getClaim(claim).Status.Devices
+		if len(devices) != 1 || devices[0].NetworkData == nil || devices[0].NetworkData.InterfaceName != "net1" {
+			return fmt.Errorf("%+v", devices)
+		}
+		return nil
+	})
+	s, _ := l.sandboxOf("web")
+	addresses, err := exec.Command("nsenter", "--net="+s.netns, "ip", "-br", "addr").CombinedOutput()
+	if err != nil {
+		t.Errorf("%v: %s", err, addresses)
+	}
+	list, err := l.podlace("ls", "--sysfs", l.sysfs)
+	if err != nil || !strings.Contains(list, claim) || !strings.Contains(list, "net1") {
+		t.Errorf("%v: %s", err, list)
+	}
+	status, _ := json.MarshalIndent(l.getClaim(claim).Status.Devices, "", "  ")
+	fmt.Printf("$ ip -n %s -br addr\n%s\n$ podlace sriov ls\n%s\n$ kubectl get resourceclaim %s -o jsonpath={.status.devices}\n%s\n(image %s)\n",
+		l.ns, addresses, list, claim, status, node.Image)
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestSliceRefused (failure 20): slices that the API server refuses leave the former ones, cost one line of the log and a metric, and the
+// device plugin API goes on. They are written once they are accepted.
+func TestSliceRefused(t *testing.T) {
+	needGate(t, "DRADeviceTaints")
+	l := prepare(t, setup{config: half})
+	l.daemon.run()
+	l.daemon.ready()
+	within(t, "the VFs of a PF are in slices", func() error { return l.offers(l.ids[:4]...) })
+	name := l.ns + "-refuse"
+	l.create(`
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: ` + name + `}
+spec:
+  matchConstraints: {resourceRules: [{apiGroups: [resource.k8s.io], apiVersions: ["*"], operations: [CREATE, UPDATE], resources: [resourceslices]}]}
+  validations: [{expression: "!object.spec.devices.exists(d, has(d.taints))", message: "spec.devices[0].taints: this cluster takes none"}]
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: ` + name + `}
+spec: {policyName: ` + name + `, validationActions: [Deny]}
+`)
+	time.Sleep(2 * time.Second) // the API server takes its time to learn of policies
+	former := l.slices()
+	l.carrier(pf0, pf0Name, false)
+	within(t, "the daemon says that slices are refused", func() error {
+		if l.daemon.says("spec.devices[0].taints") == 0 {
+			return errors.New("it says nothing")
+		}
+		return nil
+	})
+	remains(t, "the slices stay, and the daemon says it once", func() error {
+		if n := l.daemon.says("spec.devices[0].taints"); n > 1 {
+			return fmt.Errorf("it says it %d times", n)
+		}
+		if now := l.slices(); now[0].ResourceVersion != former[0].ResourceVersion {
+			return fmt.Errorf("the slices are %+v", now)
+		}
+		return allocatableNow(4)
+	})
+	if got := l.daemon.metric("podlace_sriov_dra_slices_refused") + l.daemon.metric("podlace_sriov_dra_up"); got != "10" {
+		t.Errorf("slices_refused and up are %s: want 1 and 0", got)
+	}
+	policies := l.client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
+	if err := policies.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2 * time.Second)
+	l.carrier(pf0, pf0Name, true)
+	time.Sleep(12 * time.Second)
+	l.carrier(pf0, pf0Name, false)
+	within(t, "the taints are in the slices", func() error { return l.tainted(pf0, true) })
+	if got := l.daemon.metric("podlace_sriov_dra_slices_refused"); got != "0" {
+		t.Errorf("slices_refused is %s", got)
+	}
+}
+
+// TestNodeName (failure 30): a daemon whose node name is not that of the Node object publishes nothing and says so once; it asks again.
+func TestNodeName(t *testing.T) {
+	l := prepare(t, setup{config: half})
+	l.daemon.flags = []string{"--node-name", "node9"} // the last one counts
+	mark := l.mark()
+	l.daemon.run()
+	within(t, "the kubelet may give away the VFs of the device plugin", func() error { return allocatableNow(4) })
+	within(t, "the daemon says what is wrong", func() error {
+		if l.daemon.says("node9") == 0 {
+			return errors.New("it says nothing")
+		}
+		return nil
+	})
+	remains(t, "the daemon says it once", func() error {
+		if n := l.daemon.says("must be the name of the Node object"); n > 1 {
+			return fmt.Errorf("it says it %d times", n)
+		}
+		return nil
+	})
+	if w := l.writes(mark, ""); len(w) > 0 {
+		t.Errorf("it wrote %+v", w)
+	}
+	l.daemon.flags = nil
+	l.daemon.restart(15)
+	within(t, "the VFs of a PF are in slices", func() error { return l.offers(l.ids[:4]...) })
+}
