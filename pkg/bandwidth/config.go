@@ -169,7 +169,7 @@ func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst 
 	return l, nil
 }
 
-// Bounds of latency: a timer may be late by the minimum, and no sender waits for the maximum.
+// Bounds of latency: below the minimum timers are too imprecise, and above the maximum senders have given up.
 const (
 	minLatency = time.Millisecond
 	maxLatency = 10 * time.Second

@@ -22,9 +22,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Protection levels: which of them lets a frame through to the other pod.
+// Kinds of frames, by the protection that stops them.
 const (
-	always   = iota // every level lets it through
+	always   = iota // no protection stops it
 	forgery         // antiSpoof stops it
 	otherMAC        // macspoofchk stops it too
 )

@@ -45,9 +45,8 @@ func (n *NS) move(link Link, to Namespace, name string) error {
 	return err
 }
 
-// moveBack moves a link back whose new name is taken in the target namespace. The kernel (do_setlink in net/core/rtnetlink.c) applies the
-// new name during the move only if the old name is taken there. Otherwise it moves the link and then renames it. If the rename fails, the
-// link stays in the target under its old name, which no other link has.
+// moveBack moves a link back if its new name is taken in the target namespace. If the old name is free there, the kernel first moves the
+// link and then renames it (do_setlink in net/core/rtnetlink.c). When that rename fails, the link stays in the target under its old name.
 func (n *NS) moveBack(link Link, from Namespace) error {
 	if now, ok, err := n.LinkByIndex(link.Index); err != nil || ok && now.Name == link.Name {
 		return err
