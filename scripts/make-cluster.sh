@@ -19,8 +19,13 @@ export KUBERNETES CONTAINERD CRIO=${CRIO:-} PODLACE_BIN=${PODLACE_BIN:-$PWD/bin}
 case "$*" in
 *Flannel*)
   FLANNEL=${FLANNEL:-$(scripts/programs.sh "$cache/programs" flannel)}
+  export FLANNEL
+  ;;
+esac
+case "$*" in
+*Flannel* | *Removal*)
   scripts/reference.sh build/reference
-  export FLANNEL REFERENCE=$PWD/build/reference
+  export REFERENCE=$PWD/build/reference
   ;;
 esac
 dir=$(mktemp -d /tmp/podlace-cluster-XXXXXX)

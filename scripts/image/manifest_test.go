@@ -151,7 +151,17 @@ func TestComponents(t *testing.T) {
 		everywhere.StrVal = "100%"
 		o.agent.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable = &everywhere
 		c := &o.agent.Spec.Template.Spec.Containers[0]
-		c.Args, c.ReadinessProbe, c.LivenessProbe = []string{"remove", "--wait"}, nil, nil
+		c.Args, c.LivenessProbe = []string{"remove", "--wait"}, nil
+		kind := core.HostPathDirectoryOrCreate
+		mount := func(name, path string, readOnly bool) core.VolumeMount {
+			return core.VolumeMount{Name: name, MountPath: path, ReadOnly: readOnly}
+		}
+		c.VolumeMounts = append([]core.VolumeMount{mount("leases", "/var/lib/cni", false), mount("namespaces", "/run/netns", true),
+			mount("namespaces", "/var/run/netns", true)}, c.VolumeMounts...)
+		for _, v := range [][2]string{{"namespaces", "/run/netns"}, {"leases", "/var/lib/cni"}} {
+			o.agent.Spec.Template.Spec.Volumes = append([]core.Volume{{Name: v[0], VolumeSource: core.VolumeSource{
+				HostPath: &core.HostPathVolumeSource{Path: v[1], Type: &kind}}}}, o.agent.Spec.Template.Spec.Volumes...)
+		}
 	}
 	cases := map[string][]func(*objects){
 		"vxlan": {vxlan}, "k3s": k3s, "crio": {folder("plugins", "/usr/libexec/cni")}, "removal": {removal},
