@@ -152,6 +152,8 @@ func TestComponents(t *testing.T) {
 		o.agent.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable = &everywhere
 		c := &o.agent.Spec.Template.Spec.Containers[0]
 		c.Args, c.LivenessProbe = []string{"remove", "--wait"}, nil
+		yes := true
+		c.SecurityContext.Privileged, c.SecurityContext.AllowPrivilegeEscalation = &yes, &yes
 		kind := core.HostPathDirectoryOrCreate
 		mount := func(name, path string, readOnly bool) core.VolumeMount {
 			return core.VolumeMount{Name: name, MountPath: path, ReadOnly: readOnly}
