@@ -165,14 +165,19 @@ func printStatus(w io.Writer, s Status, all bool) error {
 		fmt.Fprintf(t, "mtu\t%d\n", s.MTU)
 	}
 	count := map[noderoutes.State]int{}
+	var names []string // sorted, as the peers are
 	for _, p := range s.Peers {
 		count[p.State]++
+		names = append(names, p.Name)
 	}
 	peers := "none"
 	for _, state := range states() {
 		if n := count[state]; n > 0 {
 			peers = strings.TrimPrefix(peers+fmt.Sprintf(", %d %s", n, state), "none, ")
 		}
+	}
+	if nodes := len(slices.Compact(names)); nodes > 0 {
+		peers = fmt.Sprintf("%d nodes; podCIDRs: %s", nodes, peers)
 	}
 	fmt.Fprintf(t, "peers\t%s\n", peers)
 	if all && len(s.Peers) > 0 {

@@ -205,3 +205,14 @@ func read(t *testing.T, name string) string {
 	}
 	return string(data)
 }
+
+// TestMissingPart: the name of an image that is not complete is refused with the part that is missing.
+func TestMissingPart(t *testing.T) {
+	for image, says := range map[string]string{"myuser/podlace:v1": "the registry is missing, as in docker.io/myuser/podlace:v1",
+		"podlace": "the registry is missing", "registry.example.com/podlace": "the tag or the digest is missing, as in registry.example.com/podlace:v1",
+		"localhost:5000/podlace": "the tag or the digest", "registry.example.com/Pod lace:v1": "want REGISTRY/NAME"} {
+		if _, err := parseImage(image); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %s", image, err, says)
+		}
+	}
+}
