@@ -145,8 +145,8 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 func newAgent(o options, c config, log *slog.Logger) *agent {
 	alarm := newAlarm()
 	nodes := newNodes(func() { alarm.wake(onAPI) }, log)
-	a := &agent{options: o, started: time.Now(), stale: true, config: c, inFile: c, log: log, alarm: alarm, nodes: nodes, metrics: newMetrics(nodes),
-		binaries: newBinaries(o.Plugins, c.BinDir), contests: contests{}}
+	a := &agent{options: o, started: time.Now(), stale: true, config: c, inFile: c, log: log, alarm: alarm, nodes: nodes,
+		metrics: newMetrics(nodes), binaries: newBinaries(o.Plugins, c.BinDir), contests: contests{}}
 	a.roots = mountRoots(a.folders()...)
 	return a
 }

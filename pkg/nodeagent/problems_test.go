@@ -27,7 +27,8 @@ func TestProblemsLogged(t *testing.T) {
 	if l.status().Ready || l.log.count("level=WARN msg=\"a problem of this node\"") != 1 {
 		t.Errorf("%+v\n%s", l.status(), l.log)
 	}
-	l.put("config/config.json", strings.Replace(l.read("config/config.json"), "198.51.100.0/24", "0.0.0.0/1\", \"128.0.0.0/1\", \"2001:db8::/32", 1))
+	l.put("config/config.json", strings.Replace(l.read("config/config.json"), "198.51.100.0/24",
+		"0.0.0.0/1\", \"128.0.0.0/1\", \"2001:db8::/32", 1))
 	l.await("ready", func() bool { return l.status().Ready })
 	if l.log.count(line) != 1 || l.log.count(`msg="a problem of this node has ended" what="own node"`) != 1 {
 		t.Errorf("%s", l.log)
@@ -79,8 +80,8 @@ func TestPartOfPodCIDR(t *testing.T) {
 	l.times.again = 50 * time.Millisecond
 	link, err := netlink.LinkByName("up0")
 	kerneltest.Must(t, err)
-	route := &netlink.Route{Dst: kernel.IPNet(netip.MustParsePrefix("10.244.2.128/25")), LinkIndex: link.Attrs().Index, Gw: []byte{192, 0, 2, 254},
-		Protocol: unix.RTPROT_STATIC}
+	route := &netlink.Route{Dst: kernel.IPNet(netip.MustParsePrefix("10.244.2.128/25")), LinkIndex: link.Attrs().Index,
+		Gw: []byte{192, 0, 2, 254}, Protocol: unix.RTPROT_STATIC}
 	kerneltest.Must(t, netlink.RouteAdd(route))
 	l.ready()
 	const says = "a part of it has a route of another program: 10.244.2.128/25 via 192.0.2.254 dev up0 proto static"

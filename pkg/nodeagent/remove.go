@@ -89,8 +89,8 @@ func (r *removal) awaitPods(ctx context.Context) error {
 		err := r.stopNew()
 		remain, notes, podErr := r.remaining()
 		if err = errors.Join(err, podErr); err == nil && len(remain) > 0 {
-			err = fmt.Errorf("%d pods still need Podlace, and what they need stays: delete them, or replace them by pods of another network: %s",
-				len(remain), strings.Join(remain, ", "))
+			err = fmt.Errorf("pods that still need Podlace, so that it stays: %s (%d); delete them, or replace them by pods of another network",
+				strings.Join(remain, ", "), len(remain))
 		}
 		if err == nil {
 			return nil

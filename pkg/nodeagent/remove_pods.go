@@ -5,6 +5,7 @@ package nodeagent
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,36 +24,40 @@ func (r *removal) remaining() (pods, notes []string, err error) {
 		return nil, nil, nil
 	}
 	networks := r.networks()
-	list, err := reconcile.List(networks)
-	if err != nil {
-		return nil, nil, err
-	}
-	reconcile.Judge(list, reconcile.Runtimes{}, false)
-	for _, a := range list {
-		if !ofPodlace(a, networks) || !visible(a.Netns) {
-			a.Dead = ""
-		}
-	}
-	var errs []error
-	planned := map[string]bool{}
-	for _, a := range reconcile.Dead(list) {
-		if planned[a.Network] {
-			continue
-		}
-		planned[a.Network] = true
-		plan := reconcile.NewPlan(configuration(networks, a.Network), list, r.binDir)
-		notes = append(notes, plan.Notes...)
-		errs = append(errs, plan.Collect(list))
-	}
-	list, err = reconcile.List(networks)
+	notes, err = collectDead(networks, r.binDir)
+	list, listErr := reconcile.List(networks)
 	damaged, badErr := attachment.Unreadable()
-	errs = append(errs, err, badErr)
 	for _, a := range reconcile.AddDamaged(list, damaged) {
 		if hasRecord(a) {
 			pods = append(pods, describePod(a))
 		}
 	}
-	return pods, notes, errors.Join(errs...)
+	return pods, notes, errors.Join(err, listErr, badErr)
+}
+
+// collectDead has the plugins in a folder remove what they hold of namespaces that are gone.
+func collectDead(networks []reconcile.Network, binDir string) (notes []string, err error) {
+	list, err := reconcile.List(networks)
+	if err != nil {
+		return nil, err
+	}
+	reconcile.Judge(list, reconcile.Runtimes{}, false)
+	dead := map[string]bool{}
+	for _, a := range list {
+		if !ofPodlace(a, networks) || !visible(a.Netns) {
+			a.Dead = ""
+		}
+		if a.Dead != "" {
+			dead[a.Network] = true
+		}
+	}
+	var errs []error
+	for _, network := range slices.Sorted(maps.Keys(dead)) {
+		plan := reconcile.NewPlan(configuration(networks, network), list, binDir)
+		notes = append(notes, plan.Notes...)
+		errs = append(errs, plan.Collect(list))
+	}
+	return notes, errors.Join(errs...)
 }
 
 // networks returns Podlace's networks: the conflist of the runtime's folder, the agent's own, and those that have or had records.

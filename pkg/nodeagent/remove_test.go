@@ -51,7 +51,8 @@ func TestRemove(t *testing.T) {
 	before, err := sandbox.Take(opt)
 	kerneltest.Must(t, err)
 	l.ready()
-	if l.read("net.d/05-other.conflist"+backup) != otherConflist || l.read("net.d/05-other.conflist") != "" || l.read("net.d/99-later.conf") != "{}" {
+	if l.read("net.d/05-other.conflist"+backup) != otherConflist || l.read("net.d/05-other.conflist") != "" ||
+		l.read("net.d/99-later.conf") != "{}" {
 		t.Error("the other conflist was not taken over, or one that does not matter was")
 	}
 	l.stop()
@@ -89,12 +90,13 @@ func TestRemoveWithPods(t *testing.T) {
 	l.record("a", "shop/web-1", l.lan.Path)
 	l.record("b", "shop/web-2", l.lan.Path)
 	exit, out, stderr := l.command("remove", "--config", l.Config)
-	if exit == 0 || !strings.Contains(stderr, "2 pods still need Podlace") || !strings.Contains(stderr, "shop/web-1, shop/web-2") ||
+	if exit == 0 || !strings.Contains(stderr, "pods that still need Podlace") || !strings.Contains(stderr, "shop/web-1, shop/web-2") ||
 		len(l.routes()) == 0 || l.read("net.d/"+conflistName) == "" || l.read("bin/podlace-bridge") == "" || l.node().PodCIDRs != nil {
 		t.Errorf("exit %d: %s%s", exit, out, stderr)
 	}
 	l.put("net.d/20-other.conflist", otherConflist)
-	if exit, out, stderr = l.command("remove", "--config", l.Config); exit == 0 || l.read("net.d/"+conflistName) != "" || len(l.routes()) == 0 ||
+	exit, out, stderr = l.command("remove", "--config", l.Config)
+	if exit == 0 || l.read("net.d/"+conflistName) != "" || len(l.routes()) == 0 ||
 		!strings.Contains(out, "removed "+l.dir+"/net.d/"+conflistName+", as "+l.dir+"/net.d/20-other.conflist is there") {
 		t.Errorf("another network came: exit %d: %s%s", exit, out, stderr)
 	}
@@ -113,7 +115,8 @@ func TestRemoveDead(t *testing.T) {
 	l.record("a", "shop/web-1", gone)
 	l.record("b", "shop/web-2", "/nowhere/netns/cni-2")
 	exit, out, stderr := l.command("remove", "--config", l.Config)
-	if exit == 0 || !strings.Contains(stderr, "1 pods still need Podlace") || strings.Contains(stderr, "web-1") || !strings.Contains(stderr, "shop/web-2") {
+	if exit == 0 || !strings.Contains(stderr, "(1); delete them") || strings.Contains(stderr, "web-1") ||
+		!strings.Contains(stderr, "shop/web-2") {
 		t.Errorf("exit %d: %s%s", exit, out, stderr)
 	}
 	l.record("b", "shop/web-2", gone)
@@ -174,7 +177,8 @@ func TestShadowed(t *testing.T) {
 // TestPutBack: a configuration that came again beside its backup stays, and the backup of a network without plugins.
 func TestPutBack(t *testing.T) {
 	dir := t.TempDir()
-	for name, text := range map[string]string{"a.conf": "new", "a.conf" + backup: "old", "b.conf" + backup: "b", "c.conflist" + backup: otherConflist} {
+	for name, text := range map[string]string{"a.conf": "new", "a.conf" + backup: "old", "b.conf" + backup: "b",
+		"c.conflist" + backup: otherConflist} {
 		kerneltest.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	done, err := putBack(dir, t.TempDir())

@@ -59,11 +59,7 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	}
 	self, peers, err := noderoutes.Peers(list, cfg)
 	if err != nil {
-		do := ""
-		if wrong := (*noderoutes.SelfError)(nil); errors.As(err, &wrong) {
-			do = wrong.Do
-		}
-		a.advise("own node", err, do, a.node.PodCIDRs == nil)
+		a.adviseSelf(err)
 		return nil // the next event tells more
 	}
 	want, peers, node := noderoutes.Plan(self, peers, noderoutes.Ways(&host.NS, gateways(self, peers)), cfg)
@@ -75,19 +71,7 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	if a.began.IsZero() {
 		a.began = time.Now()
 	}
-	// Other programs' routes are read seldom, unless some of them are known to be in the way.
-	inside := why == onStart || why == onPeriod || len(a.inside) > 0
-	result, err := noderoutes.Apply(&host.NS, want, noderoutes.Options{Keep: true, Adopt: a.config.Adopt, Inside: inside})
-	if err == nil && inside {
-		a.inside = result.Inside
-	}
-	if err == nil && result.Kept > 0 && a.trusted(result, selfGone) {
-		changes := result.Changes
-		result, err = noderoutes.Apply(&host.NS, want, noderoutes.Options{Adopt: a.config.Adopt})
-		result.Changes += changes
-	} else if err == nil && result.Kept == 0 {
-		a.held, a.suspect = false, time.Time{}
-	}
+	result, err := a.change(&host.NS, want, why, selfGone)
 	if err != nil {
 		a.advise("routes", err, retries, true)
 		return err
@@ -106,13 +90,50 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 		node.ClusterCIDRs = a.keptExceptions(node.ClusterCIDRs)
 	}
 	a.adviseInside(peers)
-	if file, before, err := nodefile.Read(); hold && (err != nil || file != nodefile.Path) {
-		return nil // no pod shall start here
-	} else if hold {
+	a.setNode(node, hold)
+	return nil
+}
+
+// change makes the kernel have what is wanted, and deletes the rest if the list can be trusted. Other programs' routes are read seldom,
+// unless some of them are known to be in the way.
+func (a *agent) change(host *kernel.NS, want noderoutes.Wanted, why cause, selfGone bool) (noderoutes.Result, error) {
+	inside := why == onStart || why == onPeriod || len(a.inside) > 0
+	result, err := noderoutes.Apply(host, want, noderoutes.Options{Keep: true, Adopt: a.config.Adopt, Inside: inside})
+	if err != nil {
+		return result, err
+	}
+	if inside {
+		a.inside = result.Inside
+	}
+	if result.Kept > 0 && a.trusted(result, selfGone) {
+		changes := result.Changes
+		result, err = noderoutes.Apply(host, want, noderoutes.Options{Adopt: a.config.Adopt})
+		result.Changes += changes
+	} else if result.Kept == 0 {
+		a.held, a.suspect = false, time.Time{}
+	}
+	return result, err
+}
+
+// setNode notes what node.json shall have. Where no pod can work, a first node.json is held back, and one that is there keeps its MTU.
+func (a *agent) setNode(node nodefile.Node, hold bool) {
+	if hold {
+		file, before, err := nodefile.Read()
+		if err != nil || file != nodefile.Path {
+			return
+		}
 		node.MTU = before.MTU
 	}
 	a.node = node
-	return nil
+}
+
+// adviseSelf notes what is wrong with this node's own object.
+func (a *agent) adviseSelf(err error) {
+	do := ""
+	if wrong := (*noderoutes.SelfError)(nil); errors.As(err, &wrong) {
+		do = wrong.Do
+	}
+	a.advise("own node", err, do, a.node.PodCIDRs == nil)
 }
 
 // retries says what an administrator has to do about what the kernel refused.

@@ -159,7 +159,8 @@ func TestInside(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).join(l, "eth0", 1)
 	a.run(func() error {
-		return errors.Join(route("eth0", "10.0.2.128/25", "192.0.2.9", unix.RTPROT_STATIC, 0), route("eth0", "10.0.1.7/32", "192.0.2.9", unix.RTPROT_STATIC, 0))
+		return errors.Join(route("eth0", "10.0.2.128/25", "192.0.2.9", unix.RTPROT_STATIC, 0),
+			route("eth0", "10.0.1.7/32", "192.0.2.9", unix.RTPROT_STATIC, 0))
 	})
 	r, err := Apply(a.ns, a.direct(l, 2, 3), Options{Inside: true})
 	kerneltest.Must(t, err)

@@ -19,7 +19,7 @@ import (
 )
 
 // Leftovers removes what Podlace keeps on a node that belongs to no pod: bridges without ports, nftables tables, lease folders without
-// leases, records and locks. networks are those of Podlace, others all that the runtime has. No pod of Podlace may be left. A step that
+// leases, records and locks. networks are those of Podlace, others those that the runtime has now. No pod of Podlace may be left. A step that
 // fails does not keep the others from being done.
 func Leftovers(networks, others []reconcile.Network, say func(string)) error {
 	host, err := kernel.Host()
@@ -30,7 +30,7 @@ func Leftovers(networks, others []reconcile.Network, say func(string)) error {
 	l := leftovers{host: host, say: say}
 	for _, n := range networks {
 		l.note(l.bridge(n, others))
-		if slices.ContainsFunc(others, func(o reconcile.Network) bool { return o.Name == n.Name && o.File != n.File }) {
+		if slices.ContainsFunc(others, func(o reconcile.Network) bool { return o.Name == n.Name }) {
 			l.note(hostlocal.RemoveIndex(n.Name, n.DataDir())) // it continues the leases
 			continue
 		}
@@ -82,7 +82,7 @@ func (l *leftovers) bridge(n reconcile.Network, others []reconcile.Network) erro
 		return err
 	}
 	for _, o := range others {
-		if o.Name != n.Name && (o.Plugin("flannel") != nil || o.Plugin("bridge") != nil && bridgeName(o.Plugin("bridge")) == name) {
+		if o.Plugin("flannel") != nil || o.Plugin("bridge") != nil && bridgeName(o.Plugin("bridge")) == name {
 			l.say(fmt.Sprintf("the bridge %s stays: %s may use it", name, o.File))
 			return nil
 		}
