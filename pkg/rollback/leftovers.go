@@ -19,8 +19,8 @@ import (
 )
 
 // Leftovers removes what Podlace keeps on a node that belongs to no pod: bridges without ports, nftables tables, lease folders without
-// leases, records and locks. networks are those of Podlace, others those that the runtime has now. No pod of Podlace may be left. A step that
-// fails does not keep the others from being done.
+// leases, records and locks. networks are those of Podlace, others those that the runtime has now. No pod of Podlace may be left. A step
+// that fails does not keep the others from being done.
 func Leftovers(networks, others []reconcile.Network, say func(string)) error {
 	host, err := kernel.Host()
 	if err != nil {
