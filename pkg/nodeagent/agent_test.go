@@ -282,8 +282,9 @@ func TestLaterConfig(t *testing.T) {
 	told := func() bool {
 		return slices.ContainsFunc(a.problems, func(p Problem) bool { return p.What == "configuration" && strings.Contains(p.Why, "apiServer") })
 	}
-	if n := l.log.count("the configuration has changed"); n != 1 || l.log.count("from the next start") != 1 || !told() || l.node().MTU != 1400 {
-		t.Errorf("%d lines about one change, told in the status %t, MTU %d", n, told(), l.node().MTU)
+	lines := l.log.count("the configuration has changed")
+	if lines != 1 || l.log.count("from the next start") != 1 || !told() || l.node().MTU != 1400 {
+		t.Errorf("%d lines about one change, told in the status %t, MTU %d", lines, told(), l.node().MTU)
 	}
 	l.put("config/config.json", strings.Replace(before, l.dir+"/net.d", "", 1)) // from the next start on without a conflist
 	if a.step(because(onFiles)); !told() || l.read("net.d/"+conflistName) != testConflist || !a.ready {

@@ -106,7 +106,8 @@ func TestSuspicionStands(t *testing.T) {
 // behind them, also when the agent starts with such a list. New nodes are added.
 func TestHeldExceptions(t *testing.T) {
 	l := newLab(t)
-	l.put("config/config.json", strings.Replace(l.read("config/config.json"), `"clusterCIDRs": ["10.244.0.0/16", "fd00:10:244::/56"], `, "", 1))
+	const configured = `"clusterCIDRs": ["10.244.0.0/16", "fd00:10:244::/56"], `
+	l.put("config/config.json", strings.Replace(l.read("config/config.json"), configured, "", 1))
 	l.times.trust = time.Hour
 	has := func(when string, ids ...int) {
 		t.Helper()

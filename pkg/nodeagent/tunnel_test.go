@@ -112,8 +112,8 @@ func TestTunnel(t *testing.T) {
 	}
 }
 
-// TestTunnelEntries: entries and addresses of the tunnel that somebody deleted come back with the next comparison, for which the kernel does
-// not call.
+// TestTunnelEntries: entries and addresses of the tunnel that somebody deleted come back with the next comparison, for which the kernel
+// does not call.
 func TestTunnelEntries(t *testing.T) {
 	l := newLab(t, `"offLink": "vxlan"`)
 	a, _ := l.steps()
