@@ -104,7 +104,7 @@ scale: build ## measure an agent among 1,000 and 5,000 nodes of a real API serve
 
 .PHONY: e2e-check
 e2e-check: # a cluster of a kubeconfig needs nothing of this machine
-	@case ' $(ARGS)' in *' -kubeconfig'* | *' --kubeconfig'*) ;; *) scripts/cluster.sh check ;; esac
+	@set -- $(ARGS); case " $$*" in *' -kubeconfig'* | *' --kubeconfig'*) ;; *) scripts/cluster.sh check ;; esac
 
 .PHONY: e2e
 e2e: e2e-check build image reference ## run Kubernetes' own e2e tests of the network; ARGS='-proxy nftables,iptables', ARGS=-reference (needs root and Debian)

@@ -39,6 +39,9 @@ func runManifest(args []string) error {
 	if err != nil {
 		return err
 	}
+	if note := removalNote(components); note != "" {
+		fmt.Fprintln(os.Stderr, note)
+	}
 	if *out == "" {
 		_, err = os.Stdout.Write(text)
 		return err
@@ -65,6 +68,15 @@ func parseImage(image string) (kustomize.Image, error) {
 		to.NewTag = ref.TagStr()
 	}
 	return to, nil
+}
+
+// removalNote reminds of the components that name the node's folders.
+func removalNote(components []string) string {
+	folders := func(c string) bool { return c == "k3s" || c == "crio" }
+	if !slices.Contains(components, "removal") || slices.ContainsFunc(components, folders) {
+		return ""
+	}
+	return "note: if the installation had the component k3s or crio, give it here, too: COMPONENTS='k3s removal'"
 }
 
 // missingPart says which part of the name of an image is missing, if that is what is wrong.

@@ -206,6 +206,15 @@ func read(t *testing.T, name string) string {
 	return string(data)
 }
 
+// TestRemovalNote: a removal without the components that name folders is remarked upon.
+func TestRemovalNote(t *testing.T) {
+	for components, noted := range map[string]bool{"removal": true, "vxlan removal": true, "k3s removal": false, "removal crio": false, "vxlan": false} {
+		if got := removalNote(strings.Fields(components)); (got != "") != noted {
+			t.Errorf("%s: %q", components, got)
+		}
+	}
+}
+
 // TestMissingPart: the name of an image that is not complete is refused with the part that is missing.
 func TestMissingPart(t *testing.T) {
 	for image, says := range map[string]string{"myuser/podlace:v1": "the registry is missing, as in docker.io/myuser/podlace:v1",
