@@ -79,8 +79,13 @@ node: build ## run pods with VFs through a real kubelet and a real containerd; t
 crio: build ## run pods through a real CRI-O, also with a real kubelet; both are built once into the cache (needs root, conmon and skopeo)
 	@KUBELET='$(KUBELET)' scripts/crio-test.sh '$(CACHE)' $(ARGS)
 
+# What the machine lacks is said before minutes go into building.
+.PHONY: cluster-check
+cluster-check:
+	@scripts/make-cluster.sh check $(ARGS)
+
 .PHONY: cluster
-cluster: build image ## start a Kubernetes cluster of three nodes with Podlace and open a shell in it; ARGS=-test runs its tests (needs root)
+cluster: cluster-check build image ## start a Kubernetes cluster of three nodes with Podlace and open a shell in it; ARGS=-test runs its tests (needs root)
 	@IMAGE='$(or $(PUSH),$(IMAGE),localhost/podlace:$(VERSION))' scripts/make-cluster.sh '$(CACHE)' $(ARGS)
 
 # What runs agents against a real API server, with the programs that it needs.
@@ -101,8 +106,12 @@ scale: build ## measure an agent among 1,000 and 5,000 nodes of a real API serve
 dra: build ## run pods with VFs by ResourceClaims (DRA) in a real cluster of one node; ARGS='-run TestClaim' (needs root)
 	@scripts/dra-test.sh '$(CACHE)' $(ARGS)
 
+.PHONY: e2e-check
+e2e-check: # a cluster of a kubeconfig needs nothing of this machine
+	@set -- $(ARGS); case " $$*" in *' -kubeconfig'* | *' --kubeconfig'*) ;; *) scripts/cluster.sh check ;; esac
+
 .PHONY: e2e
-e2e: build image reference ## run Kubernetes' own e2e tests of the network; ARGS='-proxy nftables,iptables', ARGS=-reference (needs root and Debian)
+e2e: e2e-check build image reference ## run Kubernetes' own e2e tests of the network; ARGS='-proxy nftables,iptables', ARGS=-reference (needs root and Debian)
 	@go run ./integration/e2e/conformance -cache '$(CACHE)' -image '$(or $(PUSH),$(IMAGE),localhost/podlace:$(VERSION))' $(ARGS)
 
 .PHONY: fuzz

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # make-cluster.sh CACHE [-test [go test flags]]: starts a cluster with Podlace and opens a shell in its control plane, or runs the tests of
 # integration/e2e/kubernetes, which start clusters of their own. Kubernetes, etcd and containerd are built before, once, into the cache.
+# make-cluster.sh check [ARGS]: exit 0 if the machine and the arguments will do, else say why not.
 #
 # IMAGE     name of Podlace's image, which build/image.tar holds (make image)
 # CRIO      1, or a folder of crio and pinns: node3 runs CRI-O in the shell's cluster, and in the test of CRI-O
@@ -11,7 +12,15 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=$1
 shift
+case "${1:-}" in
+-test | "") ;;
+*)
+  echo "make cluster: unknown argument $1: ARGS may be empty, for a shell, or '-test [flags of go test]'" >&2
+  exit 2
+  ;;
+esac
 scripts/cluster.sh check # before minutes go into building
+[ "$cache" != check ] || exit 0
 KUBERNETES=$(scripts/programs.sh "$cache/programs" kubernetes)
 CONTAINERD=${CONTAINERD:-$(scripts/programs.sh "$cache/programs" containerd)/containerd}
 [ "${CRIO:-}" != 1 ] || CRIO=$(scripts/crio.sh "$cache/crio")
@@ -19,8 +28,13 @@ export KUBERNETES CONTAINERD CRIO=${CRIO:-} PODLACE_BIN=${PODLACE_BIN:-$PWD/bin}
 case "$*" in
 *Flannel*)
   FLANNEL=${FLANNEL:-$(scripts/programs.sh "$cache/programs" flannel)}
+  export FLANNEL
+  ;;
+esac
+case "$*" in
+*Flannel* | *Removal*)
   scripts/reference.sh build/reference
-  export FLANNEL REFERENCE=$PWD/build/reference
+  export REFERENCE=$PWD/build/reference
   ;;
 esac
 dir=$(mktemp -d /tmp/podlace-cluster-XXXXXX)

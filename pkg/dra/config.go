@@ -175,7 +175,7 @@ func checkClasses(c *resourceapi.ResourceClaim, ofClass []configEntry) error {
 		return nil
 	}
 	same := len(ofClass) == len(classes) && !slices.ContainsFunc(ofClass, func(e configEntry) bool {
-		return e.Config.String() != ofClass[0].Config.String()
+		return e.String() != ofClass[0].String()
 	})
 	if same {
 		return nil

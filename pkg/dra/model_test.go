@@ -128,7 +128,7 @@ func (m *model) answerClaims() string {
 			return allocation.Answer{Devices: devices, UID: q.UID, Resources: q.Resources, Claims: true}
 		}, slog.New(slog.DiscardHandler))
 	}()
-	m.draLab.Cleanup(func() { cancel(); <-done })
+	m.Cleanup(func() { cancel(); <-done })
 	return socket
 }
 

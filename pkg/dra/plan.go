@@ -162,7 +162,7 @@ func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result in
 
 // usable refuses a device that a pod could not use.
 func (d *Driver) usable(p planned) error {
-	driver := cmp.Or(p.driver, p.Device.Driver)
+	driver := cmp.Or(p.driver, p.Driver)
 	switch {
 	case p.Unreadable != "":
 		return fmt.Errorf("device %s cannot be read: %s", p.Address, p.Unreadable)
@@ -174,8 +174,8 @@ func (d *Driver) usable(p planned) error {
 	case d.options.CDI == "" && len(devicefiles.Nodes(p.Device)) > 0:
 		return fmt.Errorf("device %s comes with device files, which a claim gives to a container by CDI only: the daemon has no --cdi-dir",
 			p.Address)
-	case p.driver != "" && p.driver != p.Device.Driver && !p.IsVF():
-		return fmt.Errorf("device %s keeps driver %s and does not get %s: it is no VF", p.Address, p.Device.Driver, p.driver)
+	case p.driver != "" && p.driver != p.Driver && !p.IsVF():
+		return fmt.Errorf("device %s keeps driver %s and does not get %s: it is no VF", p.Address, p.Driver, p.driver)
 	}
 	return nil
 }

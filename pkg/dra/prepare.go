@@ -249,7 +249,7 @@ func (d *Driver) free(p plan, fresh []pci.Address) error {
 // toBind returns the indexes of the devices that need another driver.
 func (p plan) toBind() (list []int) {
 	for i, dev := range p.devices {
-		if dev.driver != "" && dev.driver != dev.Device.Driver {
+		if dev.driver != "" && dev.driver != dev.Driver {
 			list = append(list, i)
 		}
 	}
@@ -268,7 +268,7 @@ func (d *Driver) bindAll(ctx context.Context, p *plan) error {
 		if dev.rebound && !known {
 			former := dev.back
 			if former == "" {
-				former = dev.Device.Driver
+				former = dev.Driver
 			}
 			p.record.Bound = append(p.record.Bound, claim.Binding{ID: id, Driver: dev.driver, Former: former})
 		}
@@ -302,7 +302,7 @@ func (d *Driver) look(dev *planned) error {
 
 // bind gives a device the driver that the claim wants.
 func (d *Driver) bind(ctx context.Context, dev *planned) error {
-	had := dev.Device.Driver
+	had := dev.Driver
 	err := pci.Bind(ctx, d.options.Sysfs, dev.Address, dev.driver)
 	d.binds.note(dev.Address, err)
 	if errors.Is(err, context.DeadlineExceeded) {

@@ -141,7 +141,7 @@ func (d desired) add(out []entry, resource string, dev pool.Device, prepared boo
 	e := entry{numa: dev.NUMANode, pf: pf.Address, vf: dev.VFIndex}
 	e.device = resourceapi.Device{Name: DeviceName(dev.Address), Attributes: d.attributes(resource, dev)}
 	taints := d.taintsOf(id, d.pfName(pf), prepared)
-	if !d.features.taints && !prepared && repels(taints) {
+	if !d.taints && !prepared && repels(taints) {
 		return out
 	}
 	d.setTaints(&e.device, taints)
@@ -176,7 +176,7 @@ func (d desired) gone(a pci.Address, resource string) entry {
 
 // setTaints sets the taints of a device, if the API server stores any.
 func (d desired) setTaints(device *resourceapi.Device, taints []resourceapi.DeviceTaint) {
-	if !d.features.taints {
+	if !d.taints {
 		return
 	}
 	keepTimes(taints, d.former[device.Name].Taints, metav1.NewTime(d.now.UTC().Truncate(time.Second)))

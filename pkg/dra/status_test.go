@@ -107,7 +107,7 @@ func TestStatus(t *testing.T) {
 		t.Helper()
 		l.await(fmt.Sprintf("status %q", want), func() bool {
 			if got := l.status("web"); !cmp.Equal(got, want) {
-				l.log.Write([]byte(fmt.Sprintf("status is %q\n", got)))
+				fmt.Fprintf(l.log, "status is %q\n", got)
 				return false
 			}
 			return true

@@ -55,7 +55,7 @@ func TestTaints(t *testing.T) {
 		if text != c.want {
 			t.Errorf("%+v: %q", c, text)
 		}
-		d.features.taints = false
+		d.taints = false
 		if got, ok := find(t, d.published(), name); ok != c.left || len(got.Taints) > 0 {
 			t.Errorf("%+v: without the feature: %t, %v", c, ok, got.Taints)
 		}

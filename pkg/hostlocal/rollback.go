@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -37,4 +38,37 @@ func RemoveIndex(network, dataDir string) error {
 	}
 	_ = os.Remove(filepath.Dir(indexPath(leases))) // it stays while other networks have an index
 	return nil
+}
+
+// RemoveFolder removes the index and the lease folder of a network that has no lease, and returns the folder if it did.
+func RemoveFolder(network, dataDir string) (removed string, err error) {
+	path := leaseDir(network, dataDir)
+	if found, err := Leases(path); err != nil || len(found) > 0 {
+		return "", err
+	}
+	if err := RemoveIndex(network, dataDir); err != nil {
+		return "", err
+	}
+	dir, err := store.Open(path)
+	if err != nil {
+		return "", ignoreMissing(err)
+	}
+	defer dir.Close()
+	names, err := dir.List()
+	for _, name := range names {
+		if name == lockFile || strings.HasPrefix(name, lastPrefix) {
+			err = errors.Join(err, dir.Remove(name))
+		}
+	}
+	if err != nil || os.Remove(path) != nil { // it stays with a file of another program
+		return "", err
+	}
+	return path, nil
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -54,22 +55,25 @@ type options struct {
 // agent keeps one node as it should be.
 type agent struct {
 	options
-	log     *slog.Logger
-	alarm   *alarm
-	nodes   *nodes
-	metrics *metrics
-	file    statusFile
-	contest contest
+	log      *slog.Logger
+	alarm    *alarm
+	nodes    *nodes
+	metrics  *metrics
+	file     statusFile
+	contests contests
 
 	config   config
 	inFile   config // what the file said last: a part of it may count from the next start on
 	refusal  string // why the configuration in the file does not count
 	binaries binaries
+	roots    map[string]string // of the mounts of folders, at the start
+	orphan   error             // a folder is not that of the node any more: the process has to end
 
 	self     noderoutes.Node // the own Node object, as it was last
 	peers    []PeerStatus
-	node     nodefile.Node // what node.json shall have; without podCIDRs nothing is known yet
-	advice   []Problem     // by the last comparison
+	node     nodefile.Node           // what node.json shall have; without podCIDRs nothing is known yet
+	advice   []Problem               // by the last comparison
+	inside   map[netip.Prefix]string // by podCIDR of a peer, a route of another program to a part of it
 	started  time.Time
 	began    time.Time     // the first comparison
 	next     time.Time     // the next one, should nothing ask for it before
@@ -83,11 +87,14 @@ type agent struct {
 	retry    time.Duration // from the last attempt to the next one
 	retryAt  time.Time     // zero: nothing has to be tried again
 	problems []Problem     // by the present step
+	logged   []Problem     // those of the last step that the log names
 	ready    bool
 }
 
 // run keeps the node until ctx is done. Then all stays as it is.
 func run(ctx context.Context, o options, log *slog.Logger) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	c, err := readConfig(o.Config)
 	if err != nil {
 		return err
@@ -108,7 +115,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 		if err := server.Start(ctx, o.HTTP, &a.metrics.serving); err != nil {
 			return err
 		}
-		defer a.metrics.serving.Wait()
+		defer func() { cancel(); a.metrics.serving.Wait() }()
 	}
 	events, err := kernel.RouteEvents(ctx, noderoutes.Protocol)
 	if err != nil {
@@ -130,15 +137,18 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 		connections.keep(ctx, func(ctx context.Context) { watchNodes(ctx, api, a.nodes) })
 	}()
 	a.loop(ctx)
+	cancel()
 	<-done
-	return nil
+	return a.orphan
 }
 
 func newAgent(o options, c config, log *slog.Logger) *agent {
 	alarm := newAlarm()
 	nodes := newNodes(func() { alarm.wake(onAPI) }, log)
-	return &agent{options: o, started: time.Now(), stale: true, config: c, inFile: c, log: log, alarm: alarm, nodes: nodes,
-		metrics: newMetrics(nodes), binaries: newBinaries(o.Plugins, c.BinDir)}
+	a := &agent{options: o, started: time.Now(), stale: true, config: c, inFile: c, log: log, alarm: alarm, nodes: nodes,
+		metrics: newMetrics(nodes), binaries: newBinaries(o.Plugins, c.BinDir), contests: contests{}}
+	a.roots = mountRoots(a.folders()...)
+	return a
 }
 
 // watchFiles wakes the loop when files change that the agent reads or owns.
@@ -165,12 +175,15 @@ func (a *agent) watchFiles(ctx context.Context) {
 	}
 }
 
-// loop returns when ctx is done.
+// loop returns when ctx is done, or when the process has to end.
 func (a *agent) loop(ctx context.Context) {
 	causes := map[cause]bool{onStart: true}
 	for ctx.Err() == nil {
+		if a.orphan = a.orphaned(); a.orphan != nil {
+			return
+		}
 		again := a.step(causes)
-		causes = a.alarm.wait(ctx, again, gathering(a.took), a.contest.wait(time.Now()))
+		causes = a.alarm.wait(ctx, again, gathering(a.took), a.contests.wait(time.Now()))
 		if len(causes) == 0 {
 			causes = map[cause]bool{onLook: true}
 		}
@@ -185,6 +198,7 @@ func (a *agent) step(causes map[cause]bool) (again time.Time) {
 	if a.reload() {
 		why = onStart
 	}
+	a.tellOrphans()
 	installed := a.install(why)
 	due := a.due(time.Now())
 	if due && why == onLook {
@@ -246,7 +260,7 @@ func (a *agent) did(kind string, why cause, n int, text string, args ...any) {
 	}
 	a.metrics.changes.WithLabelValues(kind, string(why)).Add(float64(n))
 	a.log.Info(text, append(args, "cause", why)...)
-	if (why == onKernel || why == onFiles) && a.contest.repaired(time.Now()) {
+	if (why == onKernel || why == onFiles) && a.contests.repaired(kind, time.Now()) {
 		a.log.Warn("another program undoes again and again what podlace-node does: repairs become slower, up to one in 30 s", "what", kind)
 	}
 }
@@ -275,7 +289,7 @@ func (a *agent) writeNodeFile(why cause) {
 	failed := slices.ContainsFunc(a.peers, func(p PeerStatus) bool { return p.State == noderoutes.Failed })
 	if failed && !there && time.Since(a.began) < a.times.first {
 		a.next = earlier(a.next, a.began.Add(a.times.first))
-		a.problem("node.json", fmt.Errorf("waits for routes that fail, at most %v", a.times.first), "", true)
+		a.problem("node.json", fmt.Errorf("waits for routes that fail, at most %v", a.times.first), "nothing: it comes after that time", true)
 		return
 	}
 	node := a.node
@@ -285,7 +299,7 @@ func (a *agent) writeNodeFile(why cause) {
 	changed, err := nodefile.Write(node)
 	if err != nil {
 		a.failing = true
-		a.problem("node.json", err, "", true)
+		a.problem("node.json", err, "remove what is at "+nodefile.Path+", and make its folder writable", true)
 		return
 	}
 	if changed {
@@ -339,7 +353,7 @@ func (a *agent) writeConflist(why cause) {
 		a.problem("conflist", err, "make confDir writable", true)
 	case len(first) > 0:
 		a.problem("conflist", fmt.Errorf("%s is shadowed by %s: the runtime takes the first by name", path, strings.Join(first, " ")),
-			"remove that network, or set takeOver", true)
+			"pods start in the other network: remove its file, or set takeOver", true)
 	}
 }
 
@@ -353,9 +367,12 @@ func (a *agent) publish() (again time.Time) {
 	early := false
 	if len(a.node.PodCIDRs) == 0 && len(blocked(a.problems)) == 0 {
 		early = failure == "" && time.Since(a.started) < unknownFor
-		a.problem("nodes", errors.New("no whole list of the nodes was received yet"), "", true)
+		a.problem("nodes", errors.New("no whole list of the nodes was received yet"), "check that the API server answers", true)
 	}
 	ready := len(blocked(a.problems)) == 0
+	if !early {
+		a.logProblems()
+	}
 	if ready != a.ready {
 		a.log.Info("readiness has changed", "ready", ready)
 	}

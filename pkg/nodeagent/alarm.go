@@ -100,6 +100,24 @@ type contest struct {
 	pause time.Duration // before the next repair
 }
 
+// contests has one for each kind of thing, such as route or conflist.
+type contests map[string]*contest
+
+func (c contests) repaired(kind string, now time.Time) (began bool) {
+	if c[kind] == nil {
+		c[kind] = &contest{}
+	}
+	return c[kind].repaired(now)
+}
+
+// wait returns the longest time that a repair has to wait: one step repairs all kinds.
+func (c contests) wait(now time.Time) (pause time.Duration) {
+	for _, one := range c {
+		pause = max(pause, one.wait(now))
+	}
+	return pause
+}
+
 const (
 	freeRepairs  = 5
 	longestPause = 30 * time.Second

@@ -23,6 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/noderoutes"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
+	"github.com/podlace/podlace/pkg/validate"
 )
 
 // conflistName is the name of the conflist, beside the configuration of the agent and in the runtime's folder.
@@ -41,7 +42,8 @@ type config struct {
 	Adopt        []int // protocols of routes that the agent may take over
 	APIServer    string
 
-	conflist []byte // of the file beside
+	conflist []byte   // of the file beside
+	findings []string // keys of the conflist that do not do what they seem to do
 }
 
 // equal reports whether nothing differs.
@@ -73,11 +75,19 @@ func readConfig(file string) (c config, err error) {
 		}
 		return c, fmt.Errorf("%s:%d: %w", path, line, err)
 	}
+	for _, f := range validate.Config(c.conflist, validate.Node{}) {
+		c.findings = append(c.findings, plugin.Plain(path+": "+f.String(), 300))
+	}
 	return c, nil
 }
 
 // reload reads the configuration again, and reports whether it is another one. One that is wrong does not count.
 func (a *agent) reload() (changed bool) {
+	defer func() {
+		for _, text := range a.config.findings {
+			a.problem("conflist", errors.New(text), "correct "+conflistName+" in the ConfigMap or the file", false)
+		}
+	}()
 	c, err := readConfig(a.Config)
 	if err != nil {
 		if a.refusal != err.Error() {
@@ -100,7 +110,7 @@ func (a *agent) reload() (changed bool) {
 		}
 		a.problem("configuration", later, "restart podlace-node on this node", false)
 		if c.ConfDir == "" { // then no conflist was read
-			c.conflist = a.config.conflist
+			c.conflist, c.findings = a.config.conflist, a.config.findings
 		}
 		c.APIServer, c.BinDir, c.ConfDir = a.config.APIServer, a.config.BinDir, a.config.ConfDir
 	}
@@ -115,7 +125,7 @@ func parseConfig(file string, data []byte) (config, error) {
 	o := object{file: file, data: data}
 	var adopt []string
 	o.read(0, "", `{"offLink": "refuse"}`, fields{
-		"clusterCIDRs": into(&c.ClusterCIDRs, checkCIDRs),
+		"clusterCIDRs": into(&c.ClusterCIDRs, checkPodCIDRs),
 		"offLink":      into(&c.OffLink, oneOf(noderoutes.OffLinkRefuse, noderoutes.OffLinkVXLAN, noderoutes.OffLinkFabric)),
 		"addressCIDRs": into(&c.AddressCIDRs, checkCIDRs),
 		"mtu": into(&c.MTU, func(n int) error {
@@ -255,7 +265,7 @@ func wanted[T any](check func(T) error) string {
 	case []netip.Prefix:
 		return `a list such as ["10.244.0.0/16"]`
 	case []string:
-		return `a list such as ["boot"]`
+		return `a list such as ["boot", "17"]: numbers are in quotes`
 	}
 	return "a text in quotes"
 }
@@ -294,6 +304,16 @@ func checkCIDRs(list []netip.Prefix) error {
 	return nil
 }
 
+// checkPodCIDRs refuses what no pod can have: the word useClusterCidr would take traffic from masquerade that needs it.
+func checkPodCIDRs(list []netip.Prefix) error {
+	for _, p := range list {
+		if r, ok := noderoutes.ForPods(p); !ok && p.IsValid() && p.Bits() > 0 {
+			return fmt.Errorf("%s overlaps %s, whose addresses are not for pods: want the CIDR of the cluster, such as 10.244.0.0/16", p, r)
+		}
+	}
+	return checkCIDRs(list)
+}
+
 // checkFolder refuses what is relative to a folder that the reader of the file does not know.
 func checkFolder(path string) error {
 	if path != "" && (!filepath.IsAbs(path) || path != filepath.Clean(path)) {
@@ -318,7 +338,10 @@ func protocols(names []string) (list []int, err error) {
 		if !ok {
 			n, err = strconv.Atoi(name)
 		}
-		if err != nil || n < 3 || n > 255 || n == noderoutes.Protocol {
+		if err == nil && n == noderoutes.Protocol {
+			return nil, fmt.Errorf("%q is the protocol of Podlace's own routes: want boot, static, or the number of another routing protocol, 3 to 255", name)
+		}
+		if err != nil || n < 3 || n > 255 {
 			return nil, fmt.Errorf("%q: want boot, static, or the number of a routing protocol, 3 to 255", plugin.Plain(name, 80))
 		}
 		list = append(list, n)

@@ -5,6 +5,7 @@ package nodeagent
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -212,25 +213,20 @@ func takeOver(dir string, names []string) error {
 	return err
 }
 
-// putBack undoes takeOver, and removes our conflist after that, so that the runtime is never without a configuration. A configuration that
-// came again under its name stays, and so does its backup.
-func putBack(dir string) (done []string, err error) {
-	d, err := store.Open(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
+// putBack undoes takeOver. A configuration that came again under its name stays, and so does its backup; so does the backup of a network
+// whose plugins are gone, with which the runtime could end no pod.
+func putBack(dir, binDir string) (done []string, err error) {
+	d, names, err := openFolder(dir)
+	if d == nil {
 		return nil, err
 	}
 	defer d.Close()
-	names, err := d.List()
-	if err != nil {
-		return nil, err
-	}
-	slices.Sort(names)
 	for _, name := range names {
 		before, ok := strings.CutSuffix(name, backup)
 		if !ok || slices.Contains(names, before) {
+			continue
+		}
+		if text, err := d.Read(name); err != nil || binDir != "" && len(missingPlugins(text, binDir)) > 0 {
 			continue
 		}
 		if err := d.Rename(name, before); err != nil {
@@ -238,8 +234,56 @@ func putBack(dir string) (done []string, err error) {
 		}
 		done = append(done, "put back "+filepath.Join(dir, before))
 	}
-	if slices.Contains(names, conflistName) {
-		done = append(done, "removed "+filepath.Join(dir, conflistName))
+	return done, nil
+}
+
+// openFolder returns a folder of configurations and the sorted names in it, nil if it is missing.
+func openFolder(dir string) (d *store.Dir, names []string, err error) {
+	d, err = store.Open(dir)
+	if err != nil {
+		return nil, nil, fault.Ignore(err, fs.ErrNotExist)
 	}
-	return done, errors.Join(d.Remove(conflistName), d.Remove(newName))
+	if names, err = d.List(); err != nil {
+		d.Close()
+		return nil, nil, err
+	}
+	slices.Sort(names)
+	return d, names, nil
+}
+
+// successor returns the configuration of a pod network that a runtime takes once ours is gone, "" for none.
+func successor(dir string) (name string, err error) {
+	d, names, err := openFolder(dir)
+	if d == nil {
+		return "", err
+	}
+	defer d.Close()
+	for _, name := range names {
+		if name == conflistName || !slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(name)) {
+			continue
+		}
+		text, err := d.Read(name)
+		if err != nil {
+			continue // as a runtime does
+		}
+		types, err := pluginTypes(text)
+		var single struct{ Type string }
+		if err != nil && json.Unmarshal(text, &single) == nil && single.Type != "" {
+			types = []string{single.Type}
+		}
+		if slices.ContainsFunc(types, func(t string) bool { return t != "" && t != "loopback" }) {
+			return name, nil
+		}
+	}
+	return "", nil
+}
+
+// removeConflist removes our conflist, and one that was being written.
+func removeConflist(dir string) (removed bool, err error) {
+	d, names, err := openFolder(dir)
+	if d == nil {
+		return false, err
+	}
+	defer d.Close()
+	return slices.Contains(names, conflistName), errors.Join(d.Remove(conflistName), d.Remove(newName))
 }

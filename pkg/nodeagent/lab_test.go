@@ -19,6 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/nodefile"
@@ -33,6 +35,9 @@ const agentEnv = "PODLACE_TEST_AGENT"
 func TestMain(m *testing.M) {
 	if os.Getenv(panicEnv) != "" {
 		os.Exit(panicking())
+	}
+	if filepath.Base(os.Args[0]) == "podlace-bridge" { // this program, installed as the plugin
+		os.Exit(bridge.Plugin(hostlocal.Plugin()).Main())
 	}
 	if os.Getenv(agentEnv) != "" {
 		os.Exit(Main(os.Args[1:], os.Stdout, os.Stderr))

@@ -135,24 +135,27 @@ func (c *command) newInstall() *cobra.Command {
 }
 
 func (c *command) newRemove() *cobra.Command {
-	config, binDir, confDir := "", defaults().BinDir, defaults().ConfDir
-	wait := false
-	cmd := &cobra.Command{Use: "remove", Short: "Take back what podlace-node did on this node", Args: cobra.NoArgs,
+	r := removal{binDir: defaults().BinDir, confDir: defaults().ConfDir, poll: removePoll, out: c.stdout}
+	cmd := &cobra.Command{Use: "remove", Short: "Take back what podlace-node and the plugins did on this node", Args: cobra.NoArgs,
+		Long: `Take back what podlace-node and the plugins did on this node. First no new pod gets Podlace. What pods of Podlace need stays until
+they are deleted; with --wait the command waits for that. What is left of pods whose namespace is gone is removed.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if conf, err := readConfig(config); err == nil {
-				binDir, confDir = flagOr(cmd, "bin-dir", conf.BinDir), flagOr(cmd, "conf-dir", conf.ConfDir)
+			if conf, err := readConfig(r.config); err == nil {
+				r.binDir, r.confDir = flagOr(cmd, "bin-dir", conf.BinDir), flagOr(cmd, "conf-dir", conf.ConfDir)
 			}
-			err := remove(cmd.Context(), binDir, confDir, c.stdout, c.log())
-			if err == nil && wait {
-				fmt.Fprintln(c.stdout, "done: waiting for the end of the container")
-				<-cmd.Context().Done()
+			r.log = c.log()
+			err := r.run(cmd.Context())
+			if r.wait && cmd.Context().Err() != nil {
+				return nil
 			}
 			return err
 		}}
-	cmd.Flags().StringVar(&config, "config", defaultConfig, "the configuration, which names both folders, if it is there")
-	cmd.Flags().StringVar(&binDir, "bin-dir", binDir, "folder of the installed plugins; empty for none")
-	cmd.Flags().StringVar(&confDir, "conf-dir", confDir, "folder of the conflist; empty for none")
-	cmd.Flags().BoolVar(&wait, "wait", false, "when all is removed, wait for SIGTERM: a container of a DaemonSet must not end")
+	f := cmd.Flags()
+	f.StringVar(&r.config, "config", defaultConfig, "the configuration, which names both folders, if it is there")
+	f.StringVar(&r.binDir, "bin-dir", r.binDir, "folder of the installed plugins; empty for none")
+	f.StringVar(&r.confDir, "conf-dir", r.confDir, "folder of the conflist; empty for none")
+	f.StringVar(&r.http, "http", defaultHTTP, "with --wait: host:port or unix:/path of /readyz, which succeeds once all is removed; empty for none")
+	f.BoolVar(&r.wait, "wait", false, "wait for the end of pods, and at the end for SIGTERM: a container of a DaemonSet must not end")
 	return cmd
 }
 

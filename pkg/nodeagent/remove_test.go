@@ -4,7 +4,10 @@ package nodeagent
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/sandbox"
 	"github.com/podlace/podlace/pkg/store"
@@ -40,18 +44,20 @@ func (l *lab) process(flags ...string) *exec.Cmd {
 // TestRemove: after remove the node is as it was before the first start; while the agent runs, nothing is removed.
 func TestRemove(t *testing.T) {
 	l := newLab(t, `"takeOver": true`)
-	l.put("net.d/05-other.conflist", "{}")
+	l.put("net.d/05-other.conflist", otherConflist)
 	l.put("net.d/99-later.conf", "{}")
+	l.put("bin/other", "")
 	opt := sandbox.Options{Dirs: []string{store.Root, l.dir}, Ignore: regexp.MustCompile(`/run/podlace(/\.node\.lock)?$|/bin/loopback|/run/podlace/\.node\.lock`)}
 	before, err := sandbox.Take(opt)
 	kerneltest.Must(t, err)
 	l.ready()
-	if l.read("net.d/05-other.conflist"+backup) != "{}" || l.read("net.d/05-other.conflist") != "" || l.read("net.d/99-later.conf") != "{}" {
+	if l.read("net.d/05-other.conflist"+backup) != otherConflist || l.read("net.d/05-other.conflist") != "" ||
+		l.read("net.d/99-later.conf") != "{}" {
 		t.Error("the other conflist was not taken over, or one that does not matter was")
 	}
 	l.stop()
 	exit, out, stderr := l.command("remove", "--config", l.Config)
-	if exit != 0 || !strings.Contains(out, "put back "+l.dir+"/net.d/05-other.conflist\nremoved "+l.dir+"/net.d/"+conflistName) ||
+	if exit != 0 || !strings.Contains(out, "put back "+l.dir+"/net.d/05-other.conflist\nremoved "+l.dir+"/net.d/"+conflistName+", as ") ||
 		strings.Index(out, conflistName) > strings.Index(out, "removed routes") ||
 		strings.Index(out, "node.json") > strings.Index(out, "podlace-bridge") {
 		t.Errorf("exit %d: %s%s", exit, out, stderr)
@@ -66,18 +72,91 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// TestRemoveWithPods: plugins stay while a pod needs them for its end; all else goes.
+const otherConflist = `{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "other"}]}`
+
+// record makes the record of a pod of Podlace whose namespace is a file of the test.
+func (l *lab) record(id, pod, netns string) {
+	l.Helper()
+	kerneltest.Must(l, os.MkdirAll(store.Root+"/podlace", 0o700), os.WriteFile(store.Root+"/podlace/bridge-"+attachment.Key{Network: "podlace",
+		ContainerID: id, IfName: "eth0"}.Hash(), fmt.Appendf(nil, `{"format": 1, "plugin": "bridge", "network": "podlace", "containerID": %q, "ifname": "eth0",
+		"pod": %q, "netns": %q}`, id, pod, netns), 0o600))
+}
+
+// TestRemoveWithPods: without another network, node.json goes, without which no pod starts. What pods need for their packets and their end
+// stays until they are gone, and they are named.
 func TestRemoveWithPods(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
-	kerneltest.Must(t, os.MkdirAll(store.Root+"/podlace", 0o700),
-		os.WriteFile(store.Root+"/podlace/bridge-0123456789abcdef", []byte(`{"format": 1, "network": "podlace", "containerID": "a", "ifName": "eth0"}`), 0o600))
+	l.record("a", "shop/web-1", l.lan.Path)
+	l.record("b", "shop/web-2", l.lan.Path)
 	exit, out, stderr := l.command("remove", "--config", l.Config)
-	if exit == 0 || !strings.Contains(stderr, "the plugins in "+l.dir+"/bin stay") || len(l.routes()) > 0 ||
-		l.read("net.d/"+conflistName) != "" ||
-		l.read("bin/podlace-bridge") == "" {
+	if exit == 0 || !strings.Contains(stderr, "pods that still need Podlace") || !strings.Contains(stderr, "shop/web-1, shop/web-2") ||
+		len(l.routes()) == 0 || l.read("net.d/"+conflistName) == "" || l.read("bin/podlace-bridge") == "" || l.node().PodCIDRs != nil {
 		t.Errorf("exit %d: %s%s", exit, out, stderr)
 	}
+	l.put("net.d/20-other.conflist", otherConflist)
+	exit, out, stderr = l.command("remove", "--config", l.Config)
+	if exit == 0 || l.read("net.d/"+conflistName) != "" || len(l.routes()) == 0 ||
+		!strings.Contains(out, "removed "+l.dir+"/net.d/"+conflistName+", as "+l.dir+"/net.d/20-other.conflist is there") {
+		t.Errorf("another network came: exit %d: %s%s", exit, out, stderr)
+	}
+}
+
+// TestRemoveDead: another network's DEL leaves the attachments of ours, which the removal collects once their namespaces are gone. A
+// namespace in a folder that is not there proves nothing.
+func TestRemoveDead(t *testing.T) {
+	l := newLab(t)
+	self, err := os.ReadFile("/proc/self/exe")
+	kerneltest.Must(t, err, os.WriteFile(l.dir+"/plugins/bridge", self, 0o755))
+	l.ready()
+	l.stop()
+	l.put("net.d/05-other.conflist", otherConflist)
+	gone := l.dir + "/net.d/cni-gone"
+	l.record("a", "shop/web-1", gone)
+	l.record("b", "shop/web-2", "/nowhere/netns/cni-2")
+	exit, out, stderr := l.command("remove", "--config", l.Config)
+	if exit == 0 || !strings.Contains(stderr, "(1); delete them") || strings.Contains(stderr, "web-1") ||
+		!strings.Contains(stderr, "shop/web-2") {
+		t.Errorf("exit %d: %s%s", exit, out, stderr)
+	}
+	l.record("b", "shop/web-2", gone)
+	if exit, out, stderr = l.command("remove", "--config", l.Config); exit != 0 || l.read("bin/podlace-bridge") != "" || len(l.routes()) > 0 {
+		t.Errorf("exit %d: %s%s", exit, out, stderr)
+	}
+}
+
+// TestRemoveElsewhere: a removal that looks into other folders than the agent, as without the component k3s, removes nothing.
+func TestRemoveElsewhere(t *testing.T) {
+	l := newLab(t).ready()
+	l.stop()
+	exit, out, stderr := l.command("remove", "--config", l.Config, "--bin-dir", t.TempDir())
+	if exit == 0 || !strings.Contains(stderr, "same COMPONENTS") || l.node().PodCIDRs == nil || len(l.routes()) == 0 {
+		t.Errorf("exit %d: %s%s", exit, out, stderr)
+	}
+}
+
+// TestRemoveWaits: with --wait the removal says which pods it waits for, once, and is ready when all is removed.
+func TestRemoveWaits(t *testing.T) {
+	l := newLab(t).ready()
+	l.stop()
+	l.record("a", "shop/web-1", l.lan.Path)
+	ctx, cancel := context.WithCancel(t.Context())
+	var out lines
+	r := removal{binDir: l.dir + "/bin", confDir: l.dir + "/net.d", config: l.Config, http: "unix:" + l.dir + "/http", wait: true, out: &out,
+		poll: 10 * time.Millisecond, log: slog.New(slog.DiscardHandler)}
+	done := make(chan error)
+	go func() { done <- r.run(ctx) }()
+	l.await("the pod is named", func() bool { return out.count("shop/web-1") == 1 })
+	if exit, _, stderr := l.command("run", "--ready", "--http", r.http); exit != 1 || !strings.Contains(stderr, "shop/web-1") {
+		t.Errorf("ready: exit %d: %s", exit, stderr)
+	}
+	kerneltest.Must(t, os.RemoveAll(store.Root+"/podlace")) // by its DEL
+	l.await("ready", func() bool { exit, _, _ := l.command("run", "--ready", "--http", r.http); return exit == 0 })
+	if out.count("shop/web-1") != 1 || len(l.routes()) > 0 || l.read("net.d/"+conflistName) != "" {
+		t.Errorf("%s", &out)
+	}
+	cancel()
+	kerneltest.Must(t, <-done)
 }
 
 // TestShadowed: a configuration that comes before ours keeps the node from being ready, is named, and is not touched.
@@ -95,16 +174,17 @@ func TestShadowed(t *testing.T) {
 	l.await("ready", func() bool { return l.status().Ready })
 }
 
-// TestPutBack: a configuration that came again beside its backup stays.
+// TestPutBack: a configuration that came again beside its backup stays, and the backup of a network without plugins.
 func TestPutBack(t *testing.T) {
 	dir := t.TempDir()
-	for name, text := range map[string]string{"a.conf": "new", "a.conf" + backup: "old", "b.conf" + backup: "b", conflistName: "{}"} {
+	for name, text := range map[string]string{"a.conf": "new", "a.conf" + backup: "old", "b.conf" + backup: "b",
+		"c.conflist" + backup: otherConflist} {
 		kerneltest.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
-	done, err := putBack(dir)
+	done, err := putBack(dir, t.TempDir())
 	a, _ := os.ReadFile(dir + "/a.conf")
 	b, _ := os.ReadFile(dir + "/b.conf")
-	if err != nil || string(a) != "new" || string(b) != "b" || len(done) != 2 {
+	if err != nil || string(a) != "new" || string(b) != "b" || len(done) != 1 {
 		t.Errorf("%v %q: %s, %s", err, done, a, b)
 	}
 }

@@ -48,37 +48,32 @@ func (a *agent) advise(what string, err error, do string, blocking bool) {
 func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	host, err := kernel.Host()
 	if err != nil {
-		a.advise("routes", err, "", true)
+		a.advise("routes", err, retries, true)
 		return err
 	}
 	defer host.Close()
 	cfg, err := a.planConfig(&host.NS)
 	if err != nil {
-		a.advise("routes", err, "", true)
+		a.advise("routes", err, retries, true)
 		return err
 	}
 	self, peers, err := noderoutes.Peers(list, cfg)
 	if err != nil {
-		a.advise("own node", err, "kube-controller-manager gives podCIDRs with --allocate-node-cidrs and --cluster-cidr", a.node.PodCIDRs == nil)
+		a.adviseSelf(err)
 		return nil // the next event tells more
 	}
 	want, peers, node := noderoutes.Plan(self, peers, noderoutes.Ways(&host.NS, gateways(self, peers)), cfg)
-	if want.Advice != "" {
-		a.advise("cluster CIDRs", errors.New(want.Advice), "set clusterCIDRs in the configuration", false)
+	hold := false
+	for _, advice := range want.Advice {
+		a.advise(advice.What, errors.New(advice.Why), advice.Do, advice.Hold)
+		hold = hold || advice.Hold
 	}
 	if a.began.IsZero() {
 		a.began = time.Now()
 	}
-	result, err := noderoutes.Apply(&host.NS, want, noderoutes.Options{Keep: true, Adopt: a.config.Adopt})
-	if err == nil && result.Kept > 0 && a.trusted(result, selfGone) {
-		changes := result.Changes
-		result, err = noderoutes.Apply(&host.NS, want, noderoutes.Options{Adopt: a.config.Adopt})
-		result.Changes += changes
-	} else if err == nil && result.Kept == 0 {
-		a.held, a.suspect = false, time.Time{}
-	}
+	result, err := a.change(&host.NS, want, why, selfGone)
 	if err != nil {
-		a.advise("routes", err, "", true)
+		a.advise("routes", err, retries, true)
 		return err
 	}
 	a.did("route", why, result.Changes, "changed routes", "changes", result.Changes, "peers", len(peers))
@@ -87,15 +82,72 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	}
 	if result.Other != nil {
 		a.unmade = true
-		a.advise("routes", result.Other, "", false)
+		a.advise("routes", result.Other, retries, false)
 	}
 	a.setPeers(peers, result)
 	a.metrics.setRoutes(result.Has)
 	if a.held {
 		node.ClusterCIDRs = a.keptExceptions(node.ClusterCIDRs)
 	}
-	a.node = node
+	a.adviseInside(peers)
+	a.setNode(node, hold)
 	return nil
+}
+
+// change makes the kernel have what is wanted, and deletes the rest if the list can be trusted. Other programs' routes are read seldom,
+// unless some of them are known to be in the way.
+func (a *agent) change(host *kernel.NS, want noderoutes.Wanted, why cause, selfGone bool) (noderoutes.Result, error) {
+	inside := why == onStart || why == onPeriod || len(a.inside) > 0
+	result, err := noderoutes.Apply(host, want, noderoutes.Options{Keep: true, Adopt: a.config.Adopt, Inside: inside})
+	if err != nil {
+		return result, err
+	}
+	if inside {
+		a.inside = result.Inside
+	}
+	if result.Kept > 0 && a.trusted(result, selfGone) {
+		changes := result.Changes
+		result, err = noderoutes.Apply(host, want, noderoutes.Options{Adopt: a.config.Adopt})
+		result.Changes += changes
+	} else if result.Kept == 0 {
+		a.held, a.suspect = false, time.Time{}
+	}
+	return result, err
+}
+
+// setNode notes what node.json shall have. Where no pod can work, a first node.json is held back, and one that is there keeps its MTU.
+func (a *agent) setNode(node nodefile.Node, hold bool) {
+	if hold {
+		file, before, err := nodefile.Read()
+		if err != nil || file != nodefile.Path {
+			return
+		}
+		node.MTU = before.MTU
+	}
+	a.node = node
+}
+
+// adviseSelf notes what is wrong with this node's own object.
+func (a *agent) adviseSelf(err error) {
+	do := ""
+	if wrong := (*noderoutes.SelfError)(nil); errors.As(err, &wrong) {
+		do = wrong.Do
+	}
+	a.advise("own node", err, do, a.node.PodCIDRs == nil)
+}
+
+// retries says what an administrator has to do about what the kernel refused.
+const retries = "nothing, if it ends within minutes: the agent tries again"
+
+// adviseInside names the routes of other programs that take a part of a peer's podCIDR.
+func (a *agent) adviseInside(peers []noderoutes.Peer) {
+	for _, p := range peers {
+		if route := a.inside[p.PodCIDR]; route != "" && p.Reason == "" {
+			a.advise(fmt.Sprintf("node %s %s", p.Name, p.PodCIDR), fmt.Errorf("a part of it has a route of another program: %s", route),
+				"remove that route: packets to these pods do not reach the node", false)
+			a.next = earlier(a.next, time.Now().Add(a.times.again))
+		}
+	}
 }
 
 // keptExceptions adds to the CIDRs of all pods those of node.json: the routes to these pods stay, and connections to them would get the
@@ -184,7 +236,7 @@ func (a *agent) setPeers(peers []noderoutes.Peer, r noderoutes.Result) {
 			p.State, p.Reason = noderoutes.Conflict, "a route of another program: "+route
 			a.next = earlier(a.next, time.Now().Add(a.times.again))
 		}
-		s := PeerStatus{Name: p.Name, PodCIDR: p.PodCIDR, Gateway: p.Gateway, State: p.State, Reason: p.Reason}
+		s := PeerStatus{Name: p.Name, PodCIDR: p.PodCIDR, Gateway: p.Gateway, State: p.State, Reason: p.Reason, elder: p.Elder}
 		a.peers = append(a.peers, s)
 		was, known := before[key{p.Name, p.PodCIDR}]
 		if s.Reason == was.Reason && s.State == was.State || s.Reason == "" && !known {

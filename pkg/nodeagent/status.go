@@ -45,6 +45,8 @@ type PeerStatus struct {
 	Gateway netip.Addr       `json:"gateway,omitzero"`
 	State   noderoutes.State `json:"state"`
 	Reason  string           `json:"reason,omitempty"`
+
+	elder bool // it has the podCIDR of this node, which a problem of the own node says
 }
 
 // Problem is what is not as it should be, why, and what an administrator can do.
@@ -64,7 +66,7 @@ func peerProblems(peers []PeerStatus) (list []Problem) {
 		noderoutes.Failed:   "nothing: the agent tries again",
 	}
 	for _, p := range peers {
-		if advice, bad := do[p.State]; bad {
+		if advice, bad := do[p.State]; bad && !p.elder {
 			what := "node " + p.Name
 			if p.PodCIDR.IsValid() {
 				what += " " + p.PodCIDR.String()
@@ -118,12 +120,12 @@ const (
 func showStatus(w io.Writer, asJSON, all bool) (exit int, err error) {
 	dir, err := store.Open(store.Root)
 	if err != nil {
-		return exitUnknown, fmt.Errorf("podlace-node has not run here since the node started: %w", err)
+		return exitUnknown, fmt.Errorf("podlace-node has not run here since the node started, or its files were removed: %w", err)
 	}
 	defer dir.Close()
 	text, err := dir.Read(statusName)
 	if errors.Is(err, fs.ErrNotExist) {
-		return exitUnknown, fmt.Errorf("podlace-node has not run here since the node started: %w", err)
+		return exitUnknown, fmt.Errorf("podlace-node has not run here since the node started, or its files were removed: %w", err)
 	}
 	var s Status
 	if err == nil {
@@ -154,7 +156,7 @@ func printStatus(w io.Writer, s Status, all bool) error {
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	ready := "ready"
 	if !s.Ready {
-		ready = "NOT READY: no pod can start here"
+		ready = "NOT READY: the problems below keep pods from starting on Podlace"
 	}
 	fmt.Fprintf(t, "node\t%s, %s\n", s.Node, ready)
 	fmt.Fprintf(t, "pods\t%s\n", orNone(s.PodCIDRs))
@@ -163,14 +165,19 @@ func printStatus(w io.Writer, s Status, all bool) error {
 		fmt.Fprintf(t, "mtu\t%d\n", s.MTU)
 	}
 	count := map[noderoutes.State]int{}
+	var names []string // sorted, as the peers are
 	for _, p := range s.Peers {
 		count[p.State]++
+		names = append(names, p.Name)
 	}
 	peers := "none"
 	for _, state := range states() {
 		if n := count[state]; n > 0 {
 			peers = strings.TrimPrefix(peers+fmt.Sprintf(", %d %s", n, state), "none, ")
 		}
+	}
+	if nodes := len(slices.Compact(names)); nodes > 0 {
+		peers = fmt.Sprintf("%d nodes; podCIDRs: %s", nodes, peers)
 	}
 	fmt.Fprintf(t, "peers\t%s\n", peers)
 	if all && len(s.Peers) > 0 {
@@ -216,4 +223,25 @@ func orNone(list []netip.Prefix) string {
 // blocked returns the problems that keep pods from starting.
 func blocked(problems []Problem) []Problem {
 	return slices.DeleteFunc(slices.Clone(problems), func(p Problem) bool { return !p.blocking })
+}
+
+// logProblems logs the problems of this node that are new, and those that have ended. Peers have lines of their own.
+func (a *agent) logProblems() {
+	has := func(list []Problem, p Problem) bool {
+		return slices.ContainsFunc(list, func(q Problem) bool { return q.What == p.What && q.Why == p.Why })
+	}
+	for _, p := range a.problems {
+		// These have lines of their own when they begin.
+		elsewhere := p.What == "configuration" || p.What == "API server" || p.What == "nodes" && a.held
+		if !elsewhere && !has(a.logged, p) {
+			a.log.Warn("a problem of this node", "what", p.What, "why", p.Why, "do", p.Do, "podsCanStart", !p.blocking)
+		}
+	}
+	for _, p := range a.logged {
+		sameWhat := func(q Problem) bool { return q.What == p.What }
+		if !slices.ContainsFunc(a.problems, sameWhat) {
+			a.log.Info("a problem of this node has ended", "what", p.What, "why", p.Why)
+		}
+	}
+	a.logged = slices.Clone(a.problems)
 }

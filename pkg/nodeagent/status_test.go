@@ -30,7 +30,7 @@ func TestPrintStatus(t *testing.T) {
 pods      10.244.1.0/24
 cluster   10.244.0.0/16
 mtu       1450
-peers     1 direct, 1 refused
+peers     2 nodes; podCIDRs: 1 direct, 1 refused
 
 PROBLEM   WHY                          WHAT TO DO
 node n3   refused: it has no podCIDR   correct the Node object or the configuration (offLink, addressCIDRs)

@@ -18,6 +18,8 @@ import (
 type Options struct {
 	Keep  bool  // nothing is deleted
 	Adopt []int // the protocols of routes that are taken over (rtm_protocol)
+	// Inside has Result.Inside filled in. It reads all routes of the main table.
+	Inside bool
 }
 
 // Ways returns how this node reaches each of the gateways now. An address of the node itself has the link that has it, and a Reason.
@@ -112,6 +114,11 @@ func apply(n *kernel.NS, want Wanted, opt Options) (*pass, error) {
 	staying, err := p.applyRoutes(want)
 	if err != nil {
 		return p, err
+	}
+	if opt.Inside {
+		if err := p.findInside(want); err != nil {
+			return p, err
+		}
 	}
 	p.sweepRoutes(want)
 	for _, h := range nexthops {
@@ -293,6 +300,35 @@ func (p *pass) readForeign() error {
 	for _, r := range all {
 		if r.Protocol != Protocol {
 			p.foreign[r.Dst] = append(p.foreign[r.Dst], r)
+		}
+	}
+	return nil
+}
+
+// findInside finds routes of other programs to a part of a peer's podCIDR, which win the packets.
+func (p *pass) findInside(want Wanted) error {
+	if err := p.readForeign(); err != nil {
+		return err
+	}
+	wanted, lengths := map[netip.Prefix]bool{}, map[bool][]int{}
+	for _, r := range want.Routes {
+		if is4 := r.Dst.Addr().Is4(); r.Nexthop != 0 { // not the own podCIDR, which has routes to pods
+			wanted[r.Dst] = true
+			if !slices.Contains(lengths[is4], r.Dst.Bits()) {
+				lengths[is4] = append(lengths[is4], r.Dst.Bits())
+			}
+		}
+	}
+	p.Inside = map[netip.Prefix]string{}
+	for dst, routes := range p.foreign {
+		for _, bits := range lengths[dst.Addr().Is4()] {
+			if whole := netip.PrefixFrom(dst.Addr(), bits).Masked(); bits < dst.Bits() && wanted[whole] {
+				text := p.n.Describe(routes[0])
+				if there := p.Inside[whole]; there != "" && there < text {
+					text = there // one is enough, always the same
+				}
+				p.Inside[whole] = text
+			}
 		}
 	}
 	return nil

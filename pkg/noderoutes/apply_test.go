@@ -154,6 +154,24 @@ func TestConflicts(t *testing.T) {
 	a.unchanged(before)
 }
 
+// TestInside: a route of another program to a part of a podCIDR is found when that is asked for. Routes to pods of this node are not.
+func TestInside(t *testing.T) {
+	l := newLAN(t, 2)
+	a := newNode(t).join(l, "eth0", 1)
+	a.run(func() error {
+		return errors.Join(route("eth0", "10.0.2.128/25", "192.0.2.9", unix.RTPROT_STATIC, 0),
+			route("eth0", "10.0.1.7/32", "192.0.2.9", unix.RTPROT_STATIC, 0))
+	})
+	r, err := Apply(a.ns, a.direct(l, 2, 3), Options{Inside: true})
+	kerneltest.Must(t, err)
+	want := map[netip.Prefix]string{cidr(2, false): "10.0.2.128/25 via 192.0.2.9 dev eth0 proto static"}
+	if diff := cmp.Diff(want, r.Inside); diff != "" {
+		t.Error(diff)
+	}
+	_, err = Remove(a.ns)
+	kerneltest.Must(t, err)
+}
+
 // TestForeignNexthop: a nexthop object of another program with our ID stays, and the routes through it alone fail.
 func TestForeignNexthop(t *testing.T) {
 	l := newLAN(t, 2)

@@ -77,6 +77,7 @@ func (c *claims) peers(n checked, age int, older bool) (peers []Peer) {
 		if peer.State, peer.Reason = c.claim(p, n, age, older); peer.State == "" {
 			c.gateway(&peer, n)
 		}
+		peer.Elder = older && slices.ContainsFunc(c.self.PodCIDRs, p.Overlaps)
 		peers = append(peers, peer)
 	}
 	return peers

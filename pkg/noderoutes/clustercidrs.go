@@ -12,16 +12,18 @@ import (
 
 // clusterCIDRs returns the CIDRs of all pods: those of the configuration, or else the podCIDRs of all nodes. advice says what to do when
 // they are too many for the file.
-func clusterCIDRs(configured, podCIDRs []netip.Prefix) (cidrs []netip.Prefix, advice string) {
+func clusterCIDRs(configured, podCIDRs []netip.Prefix) (cidrs []netip.Prefix, advice []Advice) {
 	if len(configured) > 0 {
+		advice = adviseClusterCIDRs(configured, podCIDRs)
 		podCIDRs = configured
 	}
 	cidrs = merge(podCIDRs)
 	if n := len(cidrs); n > nodefile.MaxClusterCIDRs {
-		return cidrs[:nodefile.MaxClusterCIDRs], fmt.Sprintf("the podCIDRs of all nodes are %d separate ranges, and only %d fit: "+
-			"pods of the other ranges see this node's address; set clusterCIDRs", n, nodefile.MaxClusterCIDRs)
+		return cidrs[:nodefile.MaxClusterCIDRs], append(advice, Advice{What: "cluster CIDRs", Do: "set clusterCIDRs in the configuration",
+			Why: fmt.Sprintf("the podCIDRs of all nodes are %d separate ranges, and only %d fit: pods of the other ranges see this node's address",
+				n, nodefile.MaxClusterCIDRs)})
 	}
-	return cidrs, ""
+	return cidrs, advice
 }
 
 // MergeCIDRs returns the CIDRs of two lists, as many as fit into the file.

@@ -77,6 +77,8 @@ type Peer struct {
 	Age      int   // the place of its node among all, the oldest first
 	State    State // empty until the way is known
 	Reason   string
+	// Elder says that the peer is older than this node and has its podCIDR: all other nodes send to the peer.
+	Elder bool
 }
 
 // Self is what the node's own object says, checked.
@@ -104,8 +106,14 @@ type Way struct {
 type Wanted struct {
 	Nexthops []kernel.Nexthop
 	Routes   []kernel.ProtocolRoute
-	Tunnel   *Tunnel // nil: none
-	Advice   string  // what the configuration lacks; "" for nothing
+	Tunnel   *Tunnel  // nil: none
+	Advice   []Advice // what is wrong with the configuration or this node's object
+}
+
+// Advice says what an administrator should correct.
+type Advice struct {
+	What, Why, Do string
+	Hold          bool // no pod can work here: a node that has none yet gets no node.json
 }
 
 // TunnelLink stands in Nexthop.Link for the tunnel, whose ifindex is known only once it is there.
@@ -130,4 +138,5 @@ type Result struct {
 	Failed    map[netip.Prefix]error  // routes that the kernel refused
 	Other     error                   // what else the kernel refused: the tunnel, a deletion
 	Conflicts map[netip.Prefix]string // routes of other programs to the same podCIDR, as ip-route(8) prints them
+	Inside    map[netip.Prefix]string // with Options.Inside: routes of other programs to a part of the podCIDR
 }

@@ -21,15 +21,17 @@ func Peers(nodes []Node, cfg Config) (Self, []Peer, error) {
 	slices.SortFunc(nodes, byAge)
 	own := slices.IndexFunc(nodes, func(n Node) bool { return n.Name == cfg.Self })
 	if own < 0 {
-		return Self{}, nil, fmt.Errorf("there is no node object with the name of this node, %.260q", cfg.Self)
+		return Self{}, nil, &SelfError{fmt.Sprintf("there is no node object with the name of this node, %.260q", cfg.Self),
+			"register the node, or correct the name (NODE_NAME, --node-name)"}
 	}
 	all := make([]checked, len(nodes))
 	for i, n := range nodes {
 		all[i] = check(n, cfg)
 	}
-	self, err := all[own].self()
-	if err != nil {
-		return Self{}, nil, fmt.Errorf("node %.260q: %w", cfg.Self, err)
+	self, wrong := all[own].self()
+	if wrong != nil {
+		wrong.Why = fmt.Sprintf("node %.260q: %s", cfg.Self, wrong.Why)
+		return Self{}, nil, wrong
 	}
 	c := newClaims(all, own, self, cfg)
 	var peers []Peer
@@ -99,7 +101,7 @@ func check(n Node, cfg Config) checked {
 		if err == nil {
 			c.addresses = append(c.addresses, a.Unmap().WithZone(""))
 		}
-		if reason := unusable(a, err, cfg.AddressCIDRs); reason != "" {
+		if reason := cmp.Or(unusable(a, err, cfg.AddressCIDRs), broadcast(a, cfg.Connected)); reason != "" {
 			c.noAddress = fmt.Sprintf("InternalIP %.60q %s", text, reason)
 			continue
 		}
@@ -125,6 +127,19 @@ func unusable(a netip.Addr, err error, within []netip.Prefix) string {
 	return ""
 }
 
+// broadcast tells of which subnet of this node's links an address is the broadcast address or the network's own, or returns "".
+func broadcast(a netip.Addr, connected []netip.Prefix) string {
+	for _, s := range connected {
+		if !a.Is4() || !s.Addr().Is4() || s.Bits() > 30 || !s.Contains(a) {
+			continue
+		}
+		if a == s.Masked().Addr() || !s.Contains(a.Next()) {
+			return fmt.Sprintf("is the broadcast address or the first address of the subnet %s", s.Masked())
+		}
+	}
+	return ""
+}
+
 // first returns the first usable address of a family.
 func (c checked) first(is4 bool) (netip.Addr, bool) {
 	for _, a := range c.usable {
@@ -145,18 +160,30 @@ func (c checked) leading() (list []netip.Addr) {
 	return list
 }
 
+// SelfError says why this node's own object cannot be used, and what an administrator can do.
+type SelfError struct{ Why, Do string }
+
+// Error returns the reason.
+func (e *SelfError) Error() string { return e.Why }
+
 // self returns what the object of this node says. It must be right as a whole: all podCIDRs go into node.json.
-func (c checked) self() (s Self, err error) {
+func (c checked) self() (s Self, err *SelfError) {
 	if len(c.faults) > 0 {
-		return Self{}, fmt.Errorf("%s", c.faults[0])
+		return Self{}, &SelfError{c.faults[0], "kube-controller-manager gives podCIDRs with --allocate-node-cidrs and --cluster-cidr; " +
+			"a Node object gets others when it is deleted and its kubelet is restarted"}
 	}
 	if s.Addresses = c.leading(); len(s.Addresses) == 0 {
-		return Self{}, fmt.Errorf("%s", c.noAddress)
+		do := "give the kubelet the node's address by --node-ip"
+		if len(c.addresses) > 0 {
+			do = "correct addressCIDRs in the configuration so that they hold an InternalIP of each node, or give the kubelet another --node-ip"
+		}
+		return Self{}, &SelfError{c.noAddress, do}
 	}
 	for _, p := range c.podCIDRs {
 		for _, a := range c.addresses {
 			if p.Contains(a) {
-				return Self{}, fmt.Errorf("podCIDR %s holds the node's own address %s", p, a)
+				return Self{}, &SelfError{fmt.Sprintf("podCIDR %s holds the node's own address %s", p, a), "choose a --cluster-cidr of " +
+					"kube-controller-manager that does not overlap the network of the nodes, delete the Node object and restart its kubelet"}
 			}
 		}
 	}
@@ -190,10 +217,8 @@ func parsePodCIDR(text string) (netip.Prefix, error) {
 	case p.Addr().BitLen()-p.Bits() < 2:
 		return netip.Prefix{}, fmt.Errorf("podCIDR %s has no room for a gateway and a pod", p)
 	}
-	for _, r := range notForPods() {
-		if p.Overlaps(r) {
-			return netip.Prefix{}, fmt.Errorf("podCIDR %s overlaps %s, whose addresses are not for pods", p, r)
-		}
+	if r, ok := ForPods(p); !ok {
+		return netip.Prefix{}, fmt.Errorf("podCIDR %s overlaps %s, whose addresses are not for pods", p, r)
 	}
 	return p, nil
 }

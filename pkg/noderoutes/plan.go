@@ -49,7 +49,10 @@ func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted,
 	if len(p.tunnel.peers) > 0 {
 		p.want.Tunnel = p.tunnel.device(cfg, self.PodCIDRs, uplink)
 	}
-	node.ClusterCIDRs, p.want.Advice = clusterCIDRs(cfg.ClusterCIDRs, cidrs)
+	p.want.Advice = append(adviseSelf(self, peers, cfg.Self), adviseMTU(cfg, self, uplink)...)
+	var advice []Advice
+	node.ClusterCIDRs, advice = clusterCIDRs(cfg.ClusterCIDRs, cidrs)
+	p.want.Advice = append(p.want.Advice, advice...)
 	slices.SortFunc(p.want.Nexthops, func(a, b kernel.Nexthop) int { return cmp.Compare(a.ID, b.ID) })
 	slices.SortFunc(p.want.Routes, func(a, b kernel.ProtocolRoute) int { return a.Dst.Compare(b.Dst) })
 	return p.want, peers, node

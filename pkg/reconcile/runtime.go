@@ -149,6 +149,19 @@ func readCache() (entries []cached) {
 	return entries
 }
 
+// Forget removes what libcni remembers of the attachments of a network that is gone, and returns the files.
+func Forget(network string) (removed []string) {
+	paths, _ := filepath.Glob(cacheDir + "/" + network + "-*")
+	for _, path := range paths {
+		var c cached
+		data, err := readRegular(path, maxCached)
+		if err == nil && json.Unmarshal(data, &c) == nil && c.Network == network && os.Remove(path) == nil {
+			removed = append(removed, path)
+		}
+	}
+	return removed
+}
+
 func (c cached) pod() string {
 	args := map[string]string{}
 	for _, kv := range c.Args {

@@ -130,7 +130,7 @@ func (n *node) usable(c card, byClaim bool) error {
 		return plugin.Errorf(plugin.CodeDevice, "PCI function %s "+format, append([]any{c.vf.Address}, args...)...)
 	}
 	switch {
-	case !c.vf.IsVF() && !(byClaim && n.isWhole(c.vf.Address)):
+	case !c.vf.IsVF() && (!byClaim || !n.isWhole(c.vf.Address)):
 		return plugin.WithHint(refuse("is no VF of this node"), "a PF, and a card without VFs, stay with the node")
 	case c.vf.LinkType == pci.InfiniBand:
 		return refuse("is of InfiniBand: its GUIDs cannot be set yet")

@@ -215,9 +215,11 @@ func report(out string, index v1.ImageIndex, tag name.Tag, pushed bool) error {
 	}
 	fmt.Printf("%s\n  %s\n", tag, strings.Join(sizes, ", "))
 	fmt.Printf("  %s (OCI layout), %s\n", filepath.Join(out, "image"), filepath.Join(out, "image.tar"))
-	fmt.Printf("  import on a node: ctr -n k8s.io images import image.tar\n  %s\n", digest)
+	fmt.Printf("  %s\n", digest)
 	if pushed {
-		fmt.Printf("  pushed; next: make manifest IMAGE=%s@%s\n", tag.Context(), digest)
+		fmt.Printf("  pushed; next: make manifest IMAGE=%s@%s > podlace.yaml\n", tag.Context(), digest)
+		return nil
 	}
+	fmt.Printf("  next, on each node: ctr -n k8s.io images import image.tar\n  then: make manifest IMAGE=%s > podlace.yaml\n", tag)
 	return nil
 }

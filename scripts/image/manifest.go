@@ -39,6 +39,9 @@ func runManifest(args []string) error {
 	if err != nil {
 		return err
 	}
+	if note := removalNote(components); note != "" {
+		fmt.Fprintln(os.Stderr, note)
+	}
 	if *out == "" {
 		_, err = os.Stdout.Write(text)
 		return err
@@ -55,7 +58,7 @@ func parseImage(image string) (kustomize.Image, error) {
 	}
 	ref, err := name.ParseReference(image, name.StrictValidation)
 	if err != nil {
-		return to, fmt.Errorf("image %q: want REGISTRY/NAME@sha256:DIGEST or REGISTRY/NAME:TAG: %w", image, err)
+		return to, fmt.Errorf("image %q: want REGISTRY/NAME@sha256:DIGEST or REGISTRY/NAME:TAG: %w", image, missingPart(image, err))
 	}
 	to.NewName = ref.Context().Name()
 	switch ref := ref.(type) {
@@ -65,6 +68,27 @@ func parseImage(image string) (kustomize.Image, error) {
 		to.NewTag = ref.TagStr()
 	}
 	return to, nil
+}
+
+// removalNote reminds of the components that name the node's folders.
+func removalNote(components []string) string {
+	folders := func(c string) bool { return c == "k3s" || c == "crio" }
+	if !slices.Contains(components, "removal") || slices.ContainsFunc(components, folders) {
+		return ""
+	}
+	return "note: if the installation had the component k3s or crio, give it here, too: COMPONENTS='k3s removal'"
+}
+
+// missingPart says which part of the name of an image is missing, if that is what is wrong.
+func missingPart(image string, err error) error {
+	registry, rest, found := strings.Cut(image, "/")
+	if !found || registry != "localhost" && !strings.ContainsAny(registry, ".:") {
+		return fmt.Errorf("the registry is missing, as in docker.io/%s", image)
+	}
+	if _, parsed := name.ParseReference(image); parsed == nil && !strings.ContainsAny(rest, "@:") {
+		return fmt.Errorf("the tag or the digest is missing, as in %s:v1", image)
+	}
+	return err
 }
 
 // render returns the base with an image and components, as one YAML file. It reads the folder conf and nothing else.

@@ -151,7 +151,19 @@ func TestComponents(t *testing.T) {
 		everywhere.StrVal = "100%"
 		o.agent.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable = &everywhere
 		c := &o.agent.Spec.Template.Spec.Containers[0]
-		c.Args, c.ReadinessProbe, c.LivenessProbe = []string{"remove", "--wait"}, nil, nil
+		c.Args, c.LivenessProbe = []string{"remove", "--wait"}, nil
+		yes := true
+		c.SecurityContext.Privileged, c.SecurityContext.AllowPrivilegeEscalation = &yes, &yes
+		kind := core.HostPathDirectoryOrCreate
+		mount := func(name, path string, readOnly bool) core.VolumeMount {
+			return core.VolumeMount{Name: name, MountPath: path, ReadOnly: readOnly}
+		}
+		c.VolumeMounts = append([]core.VolumeMount{mount("leases", "/var/lib/cni", false), mount("namespaces", "/run/netns", true),
+			mount("namespaces", "/var/run/netns", true)}, c.VolumeMounts...)
+		for _, v := range [][2]string{{"namespaces", "/run/netns"}, {"leases", "/var/lib/cni"}} {
+			o.agent.Spec.Template.Spec.Volumes = append([]core.Volume{{Name: v[0], VolumeSource: core.VolumeSource{
+				HostPath: &core.HostPathVolumeSource{Path: v[1], Type: &kind}}}}, o.agent.Spec.Template.Spec.Volumes...)
+		}
 	}
 	cases := map[string][]func(*objects){
 		"vxlan": {vxlan}, "k3s": k3s, "crio": {folder("plugins", "/usr/libexec/cni")}, "removal": {removal},
@@ -192,4 +204,24 @@ func read(t *testing.T, name string) string {
 		t.Fatal(err)
 	}
 	return string(data)
+}
+
+// TestRemovalNote: a removal without the components that name folders is remarked upon.
+func TestRemovalNote(t *testing.T) {
+	for components, noted := range map[string]bool{"removal": true, "vxlan removal": true, "k3s removal": false, "removal crio": false, "vxlan": false} {
+		if got := removalNote(strings.Fields(components)); (got != "") != noted {
+			t.Errorf("%s: %q", components, got)
+		}
+	}
+}
+
+// TestMissingPart: the name of an image that is not complete is refused with the part that is missing.
+func TestMissingPart(t *testing.T) {
+	for image, says := range map[string]string{"myuser/podlace:v1": "the registry is missing, as in docker.io/myuser/podlace:v1",
+		"podlace": "the registry is missing", "registry.example.com/podlace": "the tag or the digest is missing, as in registry.example.com/podlace:v1",
+		"localhost:5000/podlace": "the tag or the digest", "registry.example.com/Pod lace:v1": "want REGISTRY/NAME"} {
+		if _, err := parseImage(image); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %s", image, err, says)
+		}
+	}
 }

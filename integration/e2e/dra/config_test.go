@@ -88,13 +88,13 @@ func TestStatusForbidden(t *testing.T) {
 		l.attached(name, l.allocated(l.claimOf(name, "nic"))...)
 	}
 	within(t, "the daemon says what it lacks", func() error {
-		if l.daemon.says("resourceclaims/status") == 0 {
+		if l.says("resourceclaims/status") == 0 {
 			return errors.New("it says nothing")
 		}
 		return nil
 	})
 	remains(t, "the daemon says it once", func() error {
-		if n := l.daemon.says("resourceclaims/status"); n > 1 {
+		if n := l.says("resourceclaims/status"); n > 1 {
 			return fmt.Errorf("it says it %d times", n)
 		}
 		return nil

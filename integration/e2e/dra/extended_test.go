@@ -104,8 +104,8 @@ func TestExtended(t *testing.T) {
 func TestMigrateNode(t *testing.T) {
 	needGate(t, "DRAExtendedResource")
 	l := prepare(t, setup{config: byPlugin})
-	l.daemon.run()
-	l.daemon.ready()
+	l.run()
+	l.ready()
 	l.extendedClass()
 	within(t, "the node has all VFs", func() error {
 		if n := l.allocatable(resource); n != int64(len(l.ids)) {
@@ -170,8 +170,8 @@ func TestMigrateNode(t *testing.T) {
 // TestStaticStays: static pods, which may not use claims, get VFs by the device plugin while the same daemon serves claims.
 func TestStaticStays(t *testing.T) {
 	l := prepare(t, setup{config: half})
-	l.daemon.run()
-	l.daemon.ready()
+	l.run()
+	l.ready()
 	within(t, "the VFs of a PF are in slices", func() error { return l.offers(l.ids[:4]...) })
 	file := filepath.Join(manifests, "fixed.json")
 	manifest := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "fixed", "namespace": %q}, "spec": {"terminationGracePeriodSeconds": 1,

@@ -70,7 +70,7 @@ func TestDaemonAway(t *testing.T) {
 	l.runs("web")
 	l.runs("old")
 	web, old := l.allocated(l.claimOf("web", "nic")), l.allocated(l.claimOf("old", "nic"))
-	l.daemon.end(syscall.SIGKILL)
+	l.end(syscall.SIGKILL)
 	former := l.killSandbox("web")
 	l.anew("web", former)
 	l.attached("web", web...)
@@ -85,7 +85,7 @@ func TestDaemonAway(t *testing.T) {
 	if records, _ := filepath.Glob(claimRecords + "/*"); len(records) != 2 {
 		t.Errorf("records of claims: %v", records)
 	}
-	l.daemon.run()
+	l.run()
 	l.gone("old")
 	within(t, "the VF is home", func() error {
 		if got := journals(); len(got) != 1 || got[0] != web[0] {
@@ -138,8 +138,8 @@ func TestAPIAway(t *testing.T) {
 		t.Error("ADD came before the claim was prepared")
 	}
 	mark, back := l.mark(), l.away()
-	l.daemon.end(syscall.SIGKILL)
-	l.daemon.run()
+	l.end(syscall.SIGKILL)
+	l.run()
 	within(t, "the kubelet may give away the VFs of the device plugin", func() error { return allocatableNow(4) })
 	added()
 	within(t, "the pod has its VF", func() error {
@@ -153,7 +153,7 @@ func TestAPIAway(t *testing.T) {
 	})
 	former := l.killSandbox("web")
 	within(t, "the VF is home", l.allHome)
-	if up := l.daemon.metric("podlace_sriov_dra_up"); up != "0" {
+	if up := l.metric("podlace_sriov_dra_up"); up != "0" {
 		t.Errorf("podlace_sriov_dra_up is %q: want 0", up)
 	}
 	pcitest.Set(t, l.sysfs, pf0, "net/"+pf0Name+"/carrier", "0") // a change that has to wait
@@ -162,7 +162,7 @@ func TestAPIAway(t *testing.T) {
 	took := within(t, "the daemon has published the change", func() error { return l.tainted(pf0, true) })
 	t.Logf("%.1f s after the API server was back the change is there, after %d writes", took.Seconds(), len(l.writes(mark, "resourceslices")))
 	within(t, "the daemon is up", func() error {
-		if up := l.daemon.metric("podlace_sriov_dra_up"); up != "1" {
+		if up := l.metric("podlace_sriov_dra_up"); up != "1" {
 			return fmt.Errorf("podlace_sriov_dra_up is %q", up)
 		}
 		return nil

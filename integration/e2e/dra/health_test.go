@@ -107,7 +107,7 @@ spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: %s, toleratio
 	})
 	t.Logf("the taint is in the API after %.1f s", took.Seconds())
 	l.gone("web")
-	l.daemon.restart(9)
+	l.restart(9)
 	if now, err := isGone(gone[1]); err != nil || !now.Equal(since) {
 		t.Errorf("the taint is of %v, %v: want %v", now, err, since)
 	}

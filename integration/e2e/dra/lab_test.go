@@ -57,8 +57,8 @@ type lab struct {
 func newLab(t *testing.T, s setup) *lab {
 	t.Helper()
 	l := prepare(t, s)
-	l.daemon.run()
-	l.daemon.ready()
+	l.run()
+	l.ready()
 	l.published()
 	return l
 }
@@ -133,8 +133,8 @@ func (l *lab) class() string { return l.ns + "-fast" }
 // clear deletes what the test made, and fails it unless all VFs come home.
 func (l *lab) clear() {
 	ctx := context.Background()
-	if l.daemon.cmd == nil && !l.isPod {
-		l.daemon.run()
+	if l.cmd == nil && !l.isPod {
+		l.run()
 	}
 	if l.Failed() {
 		l.describe()

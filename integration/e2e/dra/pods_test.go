@@ -147,7 +147,7 @@ func (l *lab) describe() {
 		status, _ := json.Marshal(c.Status)
 		l.Logf("claim %s: %s", c.Name, status)
 	}
-	l.Logf("daemon:\n%s", tail(l.daemon.log, 30, ""))
+	l.Logf("daemon:\n%s", tail(l.log, 30, ""))
 	l.Logf("kubelet:\n%s", tail(filepath.Join(os.Getenv(dirEnv), nodeName, "kubelet.log"), 15, "dra", "DRA", "E1", "laim"))
 }
 

@@ -16,8 +16,8 @@ import (
 func TestSliceRefused(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := prepare(t, setup{config: half})
-	l.daemon.run()
-	l.daemon.ready()
+	l.run()
+	l.ready()
 	within(t, "the VFs of a PF are in slices", func() error { return l.offers(l.ids[:4]...) })
 	name := l.ns + "-refuse"
 	l.create(`
@@ -37,13 +37,13 @@ spec: {policyName: ` + name + `, validationActions: [Deny]}
 	former := l.slices()
 	l.carrier(pf0, pf0Name, false)
 	within(t, "the daemon says that slices are refused", func() error {
-		if l.daemon.says("spec.devices[0].taints") == 0 {
+		if l.says("spec.devices[0].taints") == 0 {
 			return errors.New("it says nothing")
 		}
 		return nil
 	})
 	remains(t, "the slices stay, and the daemon says it once", func() error {
-		if n := l.daemon.says("spec.devices[0].taints"); n > 1 {
+		if n := l.says("spec.devices[0].taints"); n > 1 {
 			return fmt.Errorf("it says it %d times", n)
 		}
 		if now := l.slices(); now[0].ResourceVersion != former[0].ResourceVersion {
@@ -51,7 +51,7 @@ spec: {policyName: ` + name + `, validationActions: [Deny]}
 		}
 		return allocatableNow(4)
 	})
-	if got := l.daemon.metric("podlace_sriov_dra_slices_refused") + l.daemon.metric("podlace_sriov_dra_up"); got != "10" {
+	if got := l.metric("podlace_sriov_dra_slices_refused") + l.metric("podlace_sriov_dra_up"); got != "10" {
 		t.Errorf("slices_refused and up are %s: want 1 and 0", got)
 	}
 	policies := l.client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
@@ -63,7 +63,7 @@ spec: {policyName: ` + name + `, validationActions: [Deny]}
 	time.Sleep(12 * time.Second)
 	l.carrier(pf0, pf0Name, false)
 	within(t, "the taints are in the slices", func() error { return l.tainted(pf0, true) })
-	if got := l.daemon.metric("podlace_sriov_dra_slices_refused"); got != "0" {
+	if got := l.metric("podlace_sriov_dra_slices_refused"); got != "0" {
 		t.Errorf("slices_refused is %s", got)
 	}
 }
@@ -71,18 +71,18 @@ spec: {policyName: ` + name + `, validationActions: [Deny]}
 // TestNodeName (failure 30): a daemon whose node name is not that of the Node object publishes nothing and says so once; it asks again.
 func TestNodeName(t *testing.T) {
 	l := prepare(t, setup{config: half})
-	l.daemon.flags = []string{"--node-name", "node9"} // the last one counts
+	l.flags = []string{"--node-name", "node9"} // the last one counts
 	mark := l.mark()
-	l.daemon.run()
+	l.run()
 	within(t, "the kubelet may give away the VFs of the device plugin", func() error { return allocatableNow(4) })
 	within(t, "the daemon says what is wrong", func() error {
-		if l.daemon.says("node9") == 0 {
+		if l.says("node9") == 0 {
 			return errors.New("it says nothing")
 		}
 		return nil
 	})
 	remains(t, "the daemon says it once", func() error {
-		if n := l.daemon.says("must be the name of the Node object"); n > 1 {
+		if n := l.says("must be the name of the Node object"); n > 1 {
 			return fmt.Errorf("it says it %d times", n)
 		}
 		return nil
@@ -90,7 +90,7 @@ func TestNodeName(t *testing.T) {
 	if w := l.writes(mark, ""); len(w) > 0 {
 		t.Errorf("it wrote %+v", w)
 	}
-	l.daemon.flags = nil
-	l.daemon.restart(15)
+	l.flags = nil
+	l.restart(15)
 	within(t, "the VFs of a PF are in slices", func() error { return l.offers(l.ids[:4]...) })
 }

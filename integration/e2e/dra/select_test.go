@@ -265,8 +265,8 @@ func TestWholePF(t *testing.T) {
 	l := prepare(t, setup{machine: machine, config: `{"resourceList": [
 		{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"vendors": ["8086"]}}],
 		"pfs": [{"pfName": "ens1f0", "numVfs": 4, "offerWhole": true}]}`})
-	l.daemon.run()
-	l.daemon.ready()
+	l.run()
+	l.ready()
 	within(t, "the PF is in a slice, with its counters", func() error {
 		d, ok := l.devices()[deviceName(pf1)]
 		if !ok || text(d, "kind") != "pf" || len(d.ConsumesCounters) == 0 {

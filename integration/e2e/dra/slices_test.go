@@ -145,7 +145,7 @@ func TestPublished(t *testing.T) {
 	}
 	mark := l.mark()
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-		l.daemon.restart(signal)
+		l.restart(signal)
 	}
 	remains(t, "the slices stay as they are", func() error {
 		if diff := cmp.Diff(all, l.slices()); diff != "" {
@@ -213,7 +213,7 @@ func TestGeneration(t *testing.T) {
 	l := newLab(t, setup{})
 	before, mark := l.slices(), l.mark()
 	for _, on := range []bool{false, true} {
-		l.daemon.carrier(pf0, pf0Name, on)
+		l.carrier(pf0, pf0Name, on)
 		took := within(t, fmt.Sprintf("the carrier is %t in the slices", on), func() error { return l.tainted(pf0, !on) })
 		t.Logf("carrier %t: in the slices after %.1f s", on, took.Seconds())
 	}

@@ -101,7 +101,7 @@ func TestUpgrade(t *testing.T) {
 	l.pod("stays", "nic=+vf")
 	l.runs("stays")
 	stays := l.allocated(l.claimOf("stays", "nic"))
-	l.daemon.end(syscall.SIGTERM)
+	l.end(syscall.SIGTERM)
 	l.isPod = true // the shipped DaemonSet takes the place of the daemon
 	t.Cleanup(func() { l.isPod = false })
 	l.startSet()
@@ -163,7 +163,7 @@ func TestUpgrade(t *testing.T) {
 func TestTwoDaemons(t *testing.T) {
 	l := newLab(t, setup{})
 	second := *l.daemon
-	second.cmd, second.log, second.http, second.socket = nil, l.daemon.log+".2", "/run/node/daemon2.sock", "/run/node/answers2.sock"
+	second.cmd, second.log, second.http, second.socket = nil, l.log+".2", "/run/node/daemon2.sock", "/run/node/answers2.sock"
 	second.flags = []string{"--registration", "registry"}
 	mark := l.mark()
 	second.run()
@@ -178,7 +178,7 @@ func TestTwoDaemons(t *testing.T) {
 	l.pod("web", "nic=vf")
 	l.runs("web")
 	l.attached("web", l.allocated("vf")...)
-	l.daemon.end(syscall.SIGKILL)
+	l.end(syscall.SIGKILL)
 	second.ready()
 	l.delete("web")
 	if w := l.writes(mark, "resourceslices"); len(w) > 0 {

@@ -20,7 +20,6 @@ const (
 	blockChains
 	blockBack
 	blockRoutes
-	blockCollect
 	blockRemove
 	blocks
 )
@@ -71,7 +70,7 @@ func TestFlannel(t *testing.T) {
 func startFlannel(t *testing.T, backend string) *flannel {
 	t.Helper()
 	c := start(t, "4", "PROXY=iptables", "BRIDGE_NF=1")
-	f := &flannel{world: &world{cluster: c}, backend: backend, nodes: []string{"1", "2", "3"}, steps: documented(t)}
+	f := &flannel{world: &world{cluster: c}, backend: backend, nodes: []string{"1", "2", "3"}, steps: documented(t, "From flannel", blocks)}
 	offLink := "vxlan"
 	if backend == "host-gw" { // which needs nodes on one link
 		f.nodes, offLink = []string{"1", "2"}, "refuse"
@@ -102,7 +101,7 @@ func startFlannel(t *testing.T, backend string) *flannel {
 }
 
 // writeRemoval writes the manifest that removes Podlace.
-func (f *flannel) writeRemoval(t *testing.T, manifest string) {
+func (c *cluster) writeRemoval(t *testing.T, manifest string) {
 	t.Helper()
 	_, image, _ := strings.Cut(manifest, "image: ")
 	image, _, _ = strings.Cut(image, "\n")
@@ -112,31 +111,31 @@ func (f *flannel) writeRemoval(t *testing.T, manifest string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.write(t, "removal.yaml", string(out))
+	c.write(t, "removal.yaml", string(out))
 }
 
-func (f *flannel) write(t *testing.T, name, text string) {
+func (c *cluster) write(t *testing.T, name, text string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(f.dir, name), []byte(text), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(c.dir, name), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// documented returns the shell blocks of docs/CLUSTER.md.
-func documented(t *testing.T) (list []string) {
+// documented returns the shell blocks of a section of docs/CLUSTER.md, and fails unless it has as many.
+func documented(t *testing.T, heading string, want int) (list []string) {
 	t.Helper()
 	text, err := os.ReadFile("../../../docs/CLUSTER.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, _ := strings.Cut(string(text), "\n## From flannel\n")
+	_, section, _ := strings.Cut(string(text), "\n## "+heading+"\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	for _, part := range strings.Split(section, "```bash\n")[1:] {
 		block, _, _ := strings.Cut(part, "```")
 		list = append(list, block)
 	}
-	if len(list) != blocks {
-		t.Fatalf("docs/CLUSTER.md has %d shell blocks under \"From flannel\", want %d", len(list), blocks)
+	if len(list) != want {
+		t.Fatalf("docs/CLUSTER.md has %d shell blocks under %q, want %d", len(list), heading, want)
 	}
 	return list
 }
@@ -145,10 +144,16 @@ func documented(t *testing.T) (list []string) {
 func (f *flannel) step(t *testing.T, block int, machines ...string) {
 	t.Helper()
 	for _, m := range machines {
-		out := f.run(t, "exec", m, "env", "PATH="+os.Getenv("PODLACE_BIN")+":"+os.Getenv("KUBERNETES")+":"+os.Getenv("PATH"),
-			"bash", "-ec", "cd "+f.dir+"\n"+f.steps[block])
-		t.Logf("%s: %s%s", m, f.steps[block], out)
+		f.follow(t, m, f.steps[block])
 	}
+}
+
+// follow runs lines of the documentation in a machine.
+func (c *cluster) follow(t *testing.T, machine, lines string) string {
+	t.Helper()
+	out := c.run(t, "exec", machine, "env", "PATH="+os.Getenv("KUBERNETES")+":"+os.Getenv("PATH"), "bash", "-ec", "cd "+c.dir+"\n"+lines)
+	t.Logf("%s: %s%s", machine, lines, out)
+	return out
 }
 
 // startDaemons does what flannel's DaemonSet does: it runs flanneld, and writes the conflist.
@@ -195,7 +200,6 @@ func (f *flannel) removePodlace(t *testing.T) {
 	for _, n := range f.nodes {
 		f.kubectl(t, "-n", namespace, "delete", "pod", "new"+n)
 	}
-	f.step(t, blockCollect, f.machines()[1:]...)
 	f.step(t, blockRemove, "plane")
 	f.checkLeases(t)
 	f.checkRoutes(t, "flannel")

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// deletedRoot ends the root of a mount whose folder was removed.
+const deletedRoot = "//deleted"
+
+// mountRoots returns which folder of its file system is mounted at each of some paths. A path that is no mount point is left out: the agent
+// makes such a folder anew.
+func mountRoots(paths ...string) map[string]string {
+	roots := map[string]string{}
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return roots
+	}
+	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line) // see proc_pid_mountinfo(5): 3 is the root, 4 the mount point
+		if len(fields) < 5 {
+			continue
+		}
+		for _, path := range paths {
+			if path != "" && unescape.Replace(fields[4]) == path {
+				roots[path] = fields[3] // the last one covers those before
+			}
+		}
+	}
+	return roots
+}
+
+func (a *agent) folders() []string { return []string{a.config.BinDir, a.config.ConfDir, store.Root} }
+
+// orphaned reports which folder of the node was removed or moved. Its mount in the container stays, and leads to a folder that no other
+// program sees. A container that starts gets a mount of the folder that is there by then.
+func (a *agent) orphaned() error {
+	now := mountRoots(a.folders()...)
+	for _, path := range a.folders() {
+		before, mounted := a.roots[path]
+		if root, ok := now[path]; mounted && ok && root != before {
+			return fmt.Errorf("the folder %s of the node was removed or moved (%s, before %s): this process ends, so that its container "+
+				"starts anew with the folder that is there", path, root, before)
+		}
+	}
+	return nil
+}
+
+// tellOrphans notes folders that were removed before this process started, which should not be.
+func (a *agent) tellOrphans() {
+	for _, path := range a.folders() {
+		if strings.HasSuffix(a.roots[path], deletedRoot) {
+			a.problem("folder", fmt.Errorf("the folder %s of the node was removed, and this container still has it", path),
+				"delete this pod: the new one gets the folder that is there", true)
+		}
+	}
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/reconcile"
+	"github.com/podlace/podlace/pkg/rollback"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// remaining has the plugins remove the attachments whose network namespace is gone, and returns the pods that still need Podlace, by
+// namespace and name. A runtime that has another network never calls DEL of ours.
+func (r *removal) remaining() (pods, notes []string, err error) {
+	if r.binDir == "" {
+		return nil, nil, nil
+	}
+	networks := r.networks()
+	notes, err = collectDead(networks, r.binDir)
+	list, listErr := reconcile.List(networks)
+	damaged, badErr := attachment.Unreadable()
+	for _, a := range reconcile.AddDamaged(list, damaged) {
+		if hasRecord(a) {
+			pods = append(pods, describePod(a))
+		}
+	}
+	return pods, notes, errors.Join(err, listErr, badErr)
+}
+
+// collectDead has the plugins in a folder remove what they hold of namespaces that are gone.
+func collectDead(networks []reconcile.Network, binDir string) (notes []string, err error) {
+	list, err := reconcile.List(networks)
+	if err != nil {
+		return nil, err
+	}
+	reconcile.Judge(list, reconcile.Runtimes{}, false)
+	dead := map[string]bool{}
+	for _, a := range list {
+		if !ofPodlace(a, networks) || !visible(a.Netns) {
+			a.Dead = ""
+		}
+		if a.Dead != "" {
+			dead[a.Network] = true
+		}
+	}
+	var errs []error
+	for _, network := range slices.Sorted(maps.Keys(dead)) {
+		plan := reconcile.NewPlan(configuration(networks, network), list, binDir)
+		notes = append(notes, plan.Notes...)
+		errs = append(errs, plan.Collect(list))
+	}
+	return notes, errors.Join(errs...)
+}
+
+// networks returns Podlace's networks: the conflist of the runtime's folder, the agent's own, and those that have or had records.
+func (r *removal) networks() []reconcile.Network {
+	for _, dir := range []string{r.confDir, filepath.Dir(r.config)} {
+		found, _, _ := reconcile.Networks(dir) // without any, records and leases say all
+		for _, n := range found {
+			if filepath.Base(n.File) == conflistName {
+				r.learn(n)
+			}
+		}
+	}
+	names, _ := attachment.Networks() // an error is that of remaining, too
+	for _, name := range names {
+		r.learn(reconcile.Network{Name: name})
+	}
+	return r.known
+}
+
+// learn remembers a network: the conflist is removed before its pods are gone.
+func (r *removal) learn(n reconcile.Network) {
+	if !slices.ContainsFunc(r.known, func(other reconcile.Network) bool { return other.Name == n.Name }) {
+		r.known = append(r.known, n)
+	}
+}
+
+// checkFolder refuses to begin where the agent was here and its plugins are in another folder.
+func (r *removal) checkFolder() error {
+	_, err := store.ReadFile(store.Root + "/" + statusName)
+	if r.binDir == "" || err != nil || slices.ContainsFunc(programs(), func(p program) bool {
+		_, err := os.Lstat(filepath.Join(r.binDir, p.to))
+		return !p.missing && err == nil
+	}) {
+		return nil
+	}
+	return fmt.Errorf("podlace-node was here, and no plugin of Podlace is in %s: make the manifest with the same COMPONENTS as for the installation "+
+		"(k3s and crio name other folders). If the plugins were removed by hand, remove %s/%s on this node", r.binDir, store.Root, statusName)
+}
+
+func configuration(networks []reconcile.Network, name string) reconcile.Network {
+	for _, n := range networks {
+		if n.Name == name {
+			return n
+		}
+	}
+	return reconcile.Network{Name: name}
+}
+
+// ofPodlace reports whether an attachment has a record of a plugin, or is in Podlace's network.
+func ofPodlace(a *reconcile.Attachment, networks []reconcile.Network) bool {
+	return hasRecord(a) || slices.ContainsFunc(networks, func(n reconcile.Network) bool { return n.Name == a.Network })
+}
+
+// hasRecord reports whether a plugin made something for an attachment. A lease alone may be that of another program.
+func hasRecord(a *reconcile.Attachment) bool {
+	return len(a.Damaged) > 0 || slices.ContainsFunc(a.Holders, func(plugin string) bool { return plugin != "host-local" })
+}
+
+// visible reports whether this process sees the folder of a namespace: in a container, a folder that is not mounted proves nothing.
+func visible(netns string) bool {
+	info, err := os.Stat(filepath.Dir(netns))
+	return netns == "" || err == nil && info.IsDir()
+}
+
+func describePod(a *reconcile.Attachment) string {
+	switch {
+	case a.Pod != "":
+		return plugin.Plain(a.Pod, reconcile.MaxName)
+	case a.ContainerID != "":
+		return "container " + plugin.Plain(a.ContainerID, reconcile.MaxName)
+	}
+	return "the pod of the record " + a.Damaged[0].Record + ", which cannot be read"
+}
+
+// leftovers removes what the plugins keep on the node that belongs to no pod.
+func (r *removal) leftovers(networks []reconcile.Network) error {
+	var others []reconcile.Network
+	if r.confDir != "" {
+		others, _, _ = reconcile.Networks(r.confDir)
+	}
+	return rollback.Leftovers(networks, others, func(text string) { r.say(text) })
+}

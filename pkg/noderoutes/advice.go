@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package noderoutes
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// leastMTU6 is what the kernel wants of a link with IPv6 (RFC 8200).
+const leastMTU6 = 1280
+
+// adviseSelf names the older node that has the podCIDR of this one.
+func adviseSelf(self Self, peers []Peer, name string) (list []Advice) {
+	for _, p := range peers {
+		if !p.Elder {
+			continue
+		}
+		own := self.PodCIDRs[slices.IndexFunc(self.PodCIDRs, p.PodCIDR.Overlaps)]
+		why := fmt.Sprintf("its podCIDR %s overlaps %s of node %s, which is older: the other nodes send there, and not here", own, p.PodCIDR, p.Name)
+		do := fmt.Sprintf("delete the younger Node object (kubectl delete node %s) and restart its kubelet: the node gets another podCIDR", name)
+		list = append(list, Advice{What: "own node", Why: why, Do: do, Hold: true})
+	}
+	return list
+}
+
+// adviseMTU compares the configured MTU with what IPv6 wants and with what fits through the uplink, whose MTU is 0 if it is not known.
+func adviseMTU(c Config, self Self, uplink int) (list []Advice) {
+	if c.MTU == 0 {
+		return nil
+	}
+	is6 := slices.IndexFunc(self.PodCIDRs, func(p netip.Prefix) bool { return p.Addr().Is6() })
+	if is6 >= 0 && c.MTU < leastMTU6 {
+		list = append(list, Advice{What: "mtu", Hold: true, Do: fmt.Sprintf("set mtu to at least %d, or remove the key", leastMTU6),
+			Why: fmt.Sprintf("mtu %d is too small for podCIDR %s: IPv6 needs at least %d", c.MTU, self.PodCIDRs[is6], leastMTU6)})
+	}
+	c2 := c
+	c2.MTU = 0
+	if fits := c2.podMTU(self, uplink); uplink > 0 && c.MTU > fits {
+		less := ""
+		if c.OffLink == OffLinkVXLAN {
+			less = fmt.Sprintf(", less %d of VXLAN", overhead(self.Underlay()))
+		}
+		list = append(list, Advice{What: "mtu", Do: fmt.Sprintf("set mtu to at most %d, or remove the key", fits),
+			Why: fmt.Sprintf("mtu %d is more than the uplink carries (%d%s): larger packets to other nodes are dropped", c.MTU, uplink, less)})
+	}
+	return list
+}
+
+// mostNamed is how many CIDRs a text names.
+const mostNamed = 5
+
+// adviseClusterCIDRs names the podCIDRs that the configured CIDRs of all pods lack.
+func adviseClusterCIDRs(configured, podCIDRs []netip.Prefix) []Advice {
+	var missing []string
+	whole := merge(configured)
+	for _, p := range podCIDRs {
+		holds := func(c netip.Prefix) bool { return c.Bits() <= p.Bits() && c.Contains(p.Addr()) }
+		if !slices.ContainsFunc(whole, holds) {
+			missing = append(missing, p.String())
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	more := ""
+	if n := len(missing) - mostNamed; n > 0 {
+		more = fmt.Sprintf(" and %d more", n)
+	}
+	return []Advice{{What: "cluster CIDRs", Do: "add them to clusterCIDRs, or remove the key: then the podCIDRs of all nodes count",
+		Why: fmt.Sprintf("clusterCIDRs lacks the podCIDRs %s%s: their pods see the address of the node, and not that of the pod that calls",
+			strings.Join(missing[:min(len(missing), mostNamed)], " "), more)}}
+}
+
+// ForPods reports whether pods can have the addresses of a CIDR, and otherwise which reserved range it overlaps.
+func ForPods(p netip.Prefix) (reserved netip.Prefix, ok bool) {
+	for _, r := range notForPods() {
+		if p.Overlaps(r) {
+			return r, false
+		}
+	}
+	return netip.Prefix{}, true
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rollback
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/nft"
+	"github.com/podlace/podlace/pkg/reconcile"
+)
+
+// TestLeftovers: bridge, tables, lease folder, index and libcni's results of Podlace's network go. A bridge stays that has a port or that
+// another network may use, and so does a folder with a lease.
+func TestLeftovers(t *testing.T) {
+	dir := t.TempDir()
+	put := func(path, text string) {
+		t.Helper()
+		kerneltest.Must(t, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600))
+	}
+	network := func(name, plugins string) reconcile.Network {
+		t.Helper()
+		sub := filepath.Join(dir, name)
+		put(sub+"/a.conflist", `{"cniVersion": "1.0.0", "name": "`+name+`", "plugins": [`+plugins+`]}`)
+		list, notes, err := reconcile.Networks(sub)
+		if err != nil || len(list) != 1 {
+			t.Fatal(list, notes, err)
+		}
+		return list[0]
+	}
+	ours := network("left", `{"type": "podlace-bridge", "bridge": "left0", "ipam": {"type": "host-local"}}`)
+	const leases = "/var/lib/cni/networks/left"
+	t.Cleanup(func() {
+		os.RemoveAll(leases)
+		_ = netlink.LinkDel(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "left0"}})
+	})
+	there := func() (list []string) {
+		if _, err := netlink.LinkByName("left0"); err == nil {
+			list = append(list, "bridge")
+		}
+		for _, path := range []string{leases, "/var/lib/cni/results/left-a-eth0"} {
+			if _, err := os.Stat(path); err == nil {
+				list = append(list, path)
+			}
+		}
+		if has, _ := nft.HasTable(nft.GuardTable); has {
+			list = append(list, "table")
+		}
+		return list
+	}
+	for _, c := range []struct {
+		what, lease, stays string
+		port               bool
+		others             []reconcile.Network
+	}{
+		{what: "all"},
+		{what: "a port", port: true, stays: "bridge"},
+		{what: "a lease", lease: "10.9.0.2", stays: leases},
+		{what: "flannel", others: []reconcile.Network{network("other", `{"type": "flannel"}`)}, stays: "bridge"},
+		{what: "its bridge", others: []reconcile.Network{network("bridge", `{"type": "bridge", "bridge": "left0"}`)}, stays: "bridge"},
+		{what: "another bridge", others: []reconcile.Network{network("own", `{"type": "bridge", "bridge": "own0"}`)}},
+		{what: "the same name", others: []reconcile.Network{network("left", `{"type": "ptp"}`)}, stays: leases + " /var/lib/cni/results/left-a-eth0"},
+	} {
+		_ = netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "left0"}})
+		put(leases+"/last_reserved_ip.0", "10.9.0.1")
+		put(leases+"/lock", "")
+		if c.lease != "" {
+			put(filepath.Join(leases, c.lease), "a\r\neth0")
+		}
+		put("/var/lib/cni/results/left-a-eth0", `{"kind": "cniCacheV1", "containerId": "a", "ifName": "eth0", "networkName": "left"}`)
+		table := nft.TableOf(nft.GuardTable)
+		conn, err := nft.New()
+		kerneltest.Must(t, err)
+		conn.AddTable(table.Netlink())
+		kerneltest.Must(t, conn.Flush())
+		if c.port {
+			bridge, err := netlink.LinkByName("left0")
+			kerneltest.Must(t, err, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "port0",
+				MasterIndex: bridge.Attrs().Index}, PeerName: "port1"}))
+		}
+		var said []string
+		kerneltest.Must(t, Leftovers([]reconcile.Network{ours}, c.others, func(text string) { said = append(said, text) }))
+		if got := strings.Join(there(), " "); got != c.stays {
+			t.Errorf("%s: %s stays, want %s; it said %q", c.what, got, c.stays, said)
+		}
+		_ = netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "port0"}})
+		kerneltest.Must(t, os.RemoveAll(leases), os.RemoveAll("/var/lib/cni/results"))
+	}
+}
