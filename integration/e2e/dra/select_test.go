@@ -195,7 +195,8 @@ func (l *lab) startStub() {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	helper, err := kubeletplugin.Start(ctx, stub{}, kubeletplugin.DriverName(stubDriver), kubeletplugin.KubeClient(l.client),
-		kubeletplugin.NodeName(nodeName), kubeletplugin.PluginDataDirectoryPath(data))
+		kubeletplugin.NodeName(nodeName), kubeletplugin.PluginDataDirectoryPath(data),
+		kubeletplugin.HealthService(false))
 	if err != nil {
 		l.Fatal(err)
 	}
