@@ -60,8 +60,8 @@ func TestKubeletRestart(t *testing.T) {
 	l.runs("late")
 }
 
-// TestDaemonAway (failures 5, 6, 14): a pod whose sandbox dies gets its VF again while the daemon is away, without another Prepare. The claim
-// of a pod that ends meanwhile is unprepared when the daemon is back, and the VF is given to no other pod before.
+// TestDaemonAway (failures 5, 6, 14): a pod whose sandbox dies gets its VF again while the daemon is away, without another Prepare. The
+// claim of a pod that ends meanwhile is unprepared when the daemon is back, and the VF is given to no other pod before.
 func TestDaemonAway(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("vf", "nic")
@@ -103,7 +103,8 @@ func (l *lab) away() (back func()) {
 	at := netip.MustParseAddrPort(strings.TrimPrefix(config, "https://")).Addr().String()
 	rule := func(verb, chain, direction string) {
 		l.Helper()
-		out, err := exec.Command("iptables", "-w", verb, chain, direction, at, "-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset").CombinedOutput()
+		out, err := exec.Command("iptables", "-w", verb, chain, direction, at, "-p", "tcp", "-j", "REJECT",
+			"--reject-with", "tcp-reset").CombinedOutput()
 		if err != nil {
 			l.Fatalf("iptables %s: %v: %s", verb, err, out)
 		}
@@ -210,8 +211,8 @@ func TestRecordsLost(t *testing.T) {
 	}
 }
 
-// TestStateDamaged (failure 8): while the kubelet's file is damaged a pod with a claim does not start without its VF, and pods of namespaces
-// without claims start. The kubelet writes the file anew whenever it prepares a claim.
+// TestStateDamaged (failure 8): while the kubelet's file is damaged a pod with a claim does not start without its VF, and pods of
+// namespaces without claims start. The kubelet writes the file anew whenever it prepares a claim.
 func TestStateDamaged(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")

@@ -107,8 +107,8 @@ func number(d resourceapi.Device, name resourceapi.QualifiedName) int64 {
 	return -100
 }
 
-// TestPublished: each VF is in a slice of its PF, in a pool that is the node, with the attributes that claims select by and nothing volatile.
-// A daemon that starts again writes nothing.
+// TestPublished: each VF is in a slice of its PF, in a pool that is the node, with the attributes that claims select by and nothing
+// volatile. A daemon that starts again writes nothing.
 func TestPublished(t *testing.T) {
 	l := newLab(t, setup{})
 	all := l.slices()
