@@ -17,8 +17,8 @@ const draDocument = "docs/DRA.md"
 // TestDRAEvents: each row of "What happens when" names tests that exist.
 func TestDRAEvents(t *testing.T) {
 	var tests strings.Builder
-	for _, dir := range []string{"pkg/dra", "pkg/claim", "pkg/sriov", "pkg/vfconfig", "pkg/pool", "pkg/deviceplugin", "pkg/cli", "integration/dra-sim",
-		"integration/e2e/dra"} {
+	for _, dir := range []string{"pkg/dra", "pkg/claim", "pkg/sriov", "pkg/vfconfig", "pkg/pool", "pkg/deviceplugin", "pkg/cli",
+		"integration/dra-sim", "integration/e2e/dra"} {
 		paths, err := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
 		if err != nil || len(paths) == 0 {
 			t.Fatal(dir, err)

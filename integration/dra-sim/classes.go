@@ -24,7 +24,8 @@ func printedClasses(dir, config string) (out classes, err error) {
 		return nil, err
 	}
 	var stdout, stderr bytes.Buffer
-	if status := cli.Run([]string{"sriov", "classes", "--config-file", file, "--resource-prefix", "example.com"}, &stdout, &stderr); status != 0 {
+	args := []string{"sriov", "classes", "--config-file", file, "--resource-prefix", "example.com"}
+	if status := cli.Run(args, &stdout, &stderr); status != 0 {
 		return nil, errors.New(stderr.String())
 	}
 	for _, text := range documents(stdout.String()) {

@@ -52,8 +52,8 @@ func channels() []channel {
 	stable := structured.Features{AdminAccess: true, PrioritizedList: true, DeviceTaints: true, PartitionableDevices: true}
 	incubating := stable
 	incubating.ConsumableCapacity, incubating.DeviceBindingAndStatus = true, true
-	return []channel{{"stable", stable}, {"incubating", incubating}, {"experimental", structured.Features{AdminAccess: true, CompatibilityGroups: true,
-		ConsumableCapacity: true, DerivedAttributes: true, DeviceBindingAndStatus: true, DeviceTaints: true, ListTypeAttributes: true,
+	return []channel{{"stable", stable}, {"incubating", incubating}, {"experimental", structured.Features{AdminAccess: true,
+		CompatibilityGroups: true, ConsumableCapacity: true, DerivedAttributes: true, DeviceBindingAndStatus: true, DeviceTaints: true, ListTypeAttributes: true,
 		OptionalNodeOperations: true, PartitionableDevices: true, PrioritizedList: true}}}
 }
 

@@ -112,7 +112,8 @@ func pretty(v any) string {
 }
 
 // preparedAs returns the settings of each request as Prepare merges them from an allocation, by key.
-func preparedAs(t *testing.T, cl *cluster, ch channel, m machine, c *resourceapi.ResourceClaim, parsed *pool.Config) (map[string]map[string]string, error) {
+func preparedAs(t *testing.T, cl *cluster, ch channel, m machine, c *resourceapi.ResourceClaim,
+	parsed *pool.Config) (map[string]map[string]string, error) {
 	t.Helper()
 	a, err := cl.allocator(t.Context(), ch.features)
 	if err != nil {
@@ -162,8 +163,8 @@ func checked(t *testing.T, c *resourceapi.ResourceClaim) map[string]map[string]s
 		}
 	}
 	var stdout, stderr bytes.Buffer
-	cli.Run([]string{"sriov", "check-claim", filepath.Join(dir, "c.json"), "--config-file", filepath.Join(dir, "config.json"), "--resource-prefix",
-		"example.com", "-o", "json"}, &stdout, &stderr)
+	cli.Run([]string{"sriov", "check-claim", filepath.Join(dir, "c.json"), "--config-file", filepath.Join(dir, "config.json"),
+		"--resource-prefix", "example.com", "-o", "json"}, &stdout, &stderr)
 	var answer struct {
 		Requests []struct {
 			Request  string

@@ -47,7 +47,8 @@ func objectOf(t *testing.T, text string) runtime.Object {
 	if err := yaml.Unmarshal([]byte(text), &head); err != nil {
 		t.Fatalf("%v in %s", err, text)
 	}
-	objects := map[string]runtime.Object{"Pod": &corev1.Pod{}, "DeviceClass": &resourceapi.DeviceClass{}, "ResourceClaim": &resourceapi.ResourceClaim{},
+	objects := map[string]runtime.Object{"Pod": &corev1.Pod{}, "DeviceClass": &resourceapi.DeviceClass{},
+		"ResourceClaim":         &resourceapi.ResourceClaim{},
 		"ResourceClaimTemplate": &resourceapi.ResourceClaimTemplate{}, "DeviceTaintRule": &resourceapi.DeviceTaintRule{}}
 	o := objects[head.Kind]
 	if o == nil {
@@ -96,7 +97,8 @@ func everyDevice(t *testing.T) (out []cel.Device) {
 		t.Fatal(err)
 	}
 	out = append(out, cel.Device{Driver: "gpu.example.com"})
-	for _, m := range []machine{{name: "a", numa: 2, pfs: 3, vfs: 2, blind: 1}, {name: "b", pfs: 2, vfs: 1}, {name: "c", numa: 1, pfs: 1, vfs: 1}} {
+	for _, m := range []machine{{name: "a", numa: 2, pfs: 3, vfs: 2, blind: 1}, {name: "b", pfs: 2, vfs: 1},
+		{name: "c", numa: 1, pfs: 1, vfs: 1}} {
 		for _, s := range published(m.name, m.inventory(c), nil) {
 			for _, d := range s.Spec.Devices {
 				out = append(out, cel.Device{Driver: claim.Driver, Attributes: d.Attributes})
@@ -120,8 +122,8 @@ func matches(t *testing.T, expression string, d cel.Device) bool {
 	return ok
 }
 
-// TestEveryExampleCompiles (DRA-10): the API server takes each object of docs/DRA.md, README.md and of 'podlace sriov classes', and no selector fails
-// at a device that lacks an attribute. check-claim finds nothing wrong either.
+// TestEveryExampleCompiles (DRA-10): the API server takes each object of docs/DRA.md, README.md and of 'podlace sriov classes', and no
+// selector fails at a device that lacks an attribute. check-claim finds nothing wrong either.
 func TestEveryExampleCompiles(t *testing.T) {
 	config := blocks(t, document, "json")
 	shown := slices.Concat(blocks(t, document, "yaml"), blocks(t, "../../README.md", "yaml"))
@@ -185,7 +187,8 @@ func checkClaims(t *testing.T, config string, shown []string) {
 		}
 	}
 	var stdout, stderr bytes.Buffer
-	status := cli.Run([]string{"sriov", "check-claim", filepath.Join(dir, "all.yaml"), "--config-file", filepath.Join(dir, "config.json")}, &stdout, &stderr)
+	args := []string{"sriov", "check-claim", filepath.Join(dir, "all.yaml"), "--config-file", filepath.Join(dir, "config.json")}
+	status := cli.Run(args, &stdout, &stderr)
 	if status != 0 || !strings.Contains(stdout.String(), "request vf: 1 VF of example.com/fast by class fast.example.com\n  maxTxRate 1000 (class)\n  mtu 1450 (claim)\n") {
 		t.Errorf("status %d, %s\n%s", status, stderr.String(), stdout.String())
 	}
@@ -232,7 +235,14 @@ func TestAttributesAreDocumented(t *testing.T) {
 			if !strings.Contains(full, "/") {
 				full = claim.Driver + "/" + full
 			}
-			found[full] = map[bool]string{true: "string", false: map[bool]string{true: "int", false: "bool"}[a.IntValue != nil]}[a.StringValue != nil]
+			switch {
+			case a.StringValue != nil:
+				found[full] = "string"
+			case a.IntValue != nil:
+				found[full] = "int"
+			default:
+				found[full] = "bool"
+			}
 		}
 	}
 	if diff := cmp.Diff(found, listed); diff != "" {

@@ -26,7 +26,8 @@ const nodesTried = 500
 
 // run measures all rows and prints them.
 func run(ctx context.Context, o options, w io.Writer) error {
-	sizes := markdown.NewTable(fmt.Sprintf("Slices of %d nodes", o.nodes), "VFs of a node", "slices of a node", "largest slice, protobuf", "per VF, protobuf",
+	sizes := markdown.NewTable(fmt.Sprintf("Slices of %d nodes", o.nodes), "VFs of a node", "slices of a node",
+		"largest slice, protobuf", "per VF, protobuf",
 		"per VF, JSON", "all slices, protobuf")
 	times := markdown.NewTable(fmt.Sprintf("Allocation on one node of %d, %.0f %% of the VFs taken", o.nodes, 100*o.full), "VFs of a node", "VFs of the claim",
 		"matchAttribute", "once for a pod", "one node, median", "one node, p99", fmt.Sprintf("pod, %d nodes tried", nodesTried), "no room")

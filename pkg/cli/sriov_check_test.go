@@ -87,7 +87,7 @@ m.yaml: ResourceClaimTemplate shop/two: request b/fast: 2 VFs of example.com/fas
   maxTxRate 1000 (class)
   mtu 1400 (claim)
 m.yaml: ResourceClaimTemplate shop/two: request b/open: 1 VF of example.org/Open_1 by class open-1.example.org
-m.yaml: ResourceClaimTemplate shop/two: request see: all VFs (admin access: never moved, set or bound) of example.com/fast by class fast.example.com
+m.yaml: ResourceClaimTemplate shop/two: request see: all VFs (admin access) of example.com/fast by class fast.example.com
 m.yaml: Pod shop/web, container app: request example.com/fast: 3 VFs of example.com/fast by class fast.example.com
   vlan 100 (class)
   trust "on" (class)
@@ -162,7 +162,9 @@ func TestCheckClaimClass(t *testing.T) {
 kind: DeviceClass
 metadata: {name: fast.example.com}
 spec:
-  selectors: [{cel: {expression: 'device.driver == "sriov.podlace.io" && device.attributes["sriov.podlace.io"].resource == "example.com/fast"'}}]
+  selectors:
+  - cel:
+      expression: device.driver == "sriov.podlace.io" && device.attributes["sriov.podlace.io"].resource == "example.com/fast"
   config: [{opaque: {driver: sriov.podlace.io, parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, vlan: 7}}}]
 `}) + "/class.yaml"
 	status, stdout, stderr := runCheck(t, claimOf(oneVF), "--class", class)

@@ -229,7 +229,7 @@ func (r subRequest) devices() string {
 		text = strconv.Itoa(r.Count) + " VFs"
 	}
 	if r.AdminAccess {
-		text += " (admin access: never moved, set or bound)"
+		text += " (admin access)"
 	}
 	return text
 }

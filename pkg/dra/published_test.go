@@ -37,7 +37,8 @@ func TestPublishedByAddress(t *testing.T) {
 	vf, _ := pci.ParseAddress("0000:11:02.0")
 	s := &pci.Snapshot{Devices: []pci.Device{{Address: pf, VFIndex: pci.Unknown, Interfaces: []string{"ens0f0"}}, {Address: vf, PF: pf}}}
 	resource := &pool.Resource{Prefix: "example.com", Name: "fast", API: pool.DRA}
-	d.Update(Inventory{Snapshot: s, Pools: []pool.Pool{{Name: "example.com/fast", Resource: resource, Devices: []pool.Device{{Device: s.Devices[1]}}}},
+	d.Update(Inventory{Snapshot: s, Pools: []pool.Pool{{Name: "example.com/fast", Resource: resource,
+		Devices: []pool.Device{{Device: s.Devices[1]}}}},
 		Faults: map[string]Fault{vf.String(): {Kind: LinkDown}}, Taints: pool.Taints{LinkDown: "NoSchedule"}})
 	got := d.Published()[vf.String()]
 	if got.Pool != "node-1" || got.Device != "0000-11-02-0" || got.Attributes["sriov.podlace.io/pf"] != "ens0f0" ||
