@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # dra-test.sh CACHE [go test flags]: runs the tests of integration/e2e/dra in a cluster of one node. Kubernetes, etcd and containerd are built
-# before, once, into the cache. It compares each test's result with the list of the version, integration/e2e/dra/testdata/VERSION.txt, unless
-# flags are given, and counts what was skipped, with the reasons.
+# before, once, into the cache. Without flags it compares each test's result with the expected one, of the file
+# integration/e2e/dra/testdata/VERSION.txt or VERSION,GATES.txt. It counts what was skipped, with the reasons.
 #
 # VERSION   version of Kubernetes: 1.37 (default) or 1.34
 # GATES     feature gates, such as DRADeviceTaints=false
@@ -28,5 +28,13 @@ start=$SECONDS
 go test -buildvcs=false -count=1 -v -timeout 60m ./integration/e2e/dra "$@" 2>&1 | tee "$log" || status=$?
 echo "Kubernetes $version${GATES:+ with $GATES}: $(grep -c '^--- PASS' "$log" || true) passed, $(grep -c '^--- FAIL' "$log" || true) failed," \
   "$(grep -c '^--- SKIP' "$log" || true) skipped, in $((SECONDS - start)) s"
-grep -hE '^ +[a-z_]+_test.go:[0-9]+: SKIP' "$log" | sort -u || true
+grep -hoE 'SKIP: .*' "$log" | sort | uniq -c || true
+expected=integration/e2e/dra/testdata/$version${GATES:+,$GATES}.txt
+if [ $# -eq 0 ] && [ -e "$expected" ]; then
+  results=$(sed -nE 's/^--- (PASS|FAIL|SKIP): ([A-Za-z0-9]+) .*/\1 \2/p' "$log" | sort -k2)
+  if ! diff <(sort -k2 "$expected") - <<<"$results"; then
+    echo "results differ from $expected (<)"
+    [ "$status" -ne 0 ] || status=1
+  fi
+fi
 exit "$status"

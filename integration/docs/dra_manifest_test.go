@@ -56,7 +56,8 @@ func TestRights(t *testing.T) {
 			got[strings.Join(r.APIGroups, ",")+"/"+resource] = strings.Join(r.Verbs, " ") + strings.Join(r.ResourceNames, " ")
 		}
 	}
-	want := map[string]string{"/nodes": "get", "resource.k8s.io/resourceclaims": "get", "resource.k8s.io/resourceclaims/status": "patch update",
+	want := map[string]string{"/nodes": "get", "resource.k8s.io/resourceclaims": "get",
+		"resource.k8s.io/resourceclaims/status": "patch update",
 		"resource.k8s.io/resourceclaims/driver": "associated-node:patch associated-node:update" + claim.Driver,
 		"resource.k8s.io/resourceslices":        "get list watch create update delete"}
 	if diff := cmp.Diff(want, got); diff != "" {

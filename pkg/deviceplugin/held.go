@@ -118,8 +118,8 @@ func (d *daemon) askPods(ctx context.Context) {
 	d.held, d.asked = held, d.asked || err == nil
 }
 
-// hasEnded reports whether the kubelet has removed the folder of a pod. Its checkpoint has the devices of pods that have ended until it gives
-// another pod one. Without a folder of pods nothing is known.
+// hasEnded reports whether the kubelet has removed the folder of a pod. Its checkpoint has the devices of pods that have ended until it
+// gives another pod one. Without a folder of pods nothing is known.
 func hasEnded(root, uid string) bool {
 	pods := filepath.Join(root, "pods")
 	if _, err := os.Stat(pods); err != nil || uid == "" || uid != filepath.Base(uid) {

@@ -68,7 +68,8 @@ spec: {devices: {requests: [{name: all, exactly: {deviceClassName: ` + l.class()
 	l.attached("count")
 }
 
-// TestPreScheduled: a pod that is on the node before its claim is allocated waits there. No VF moves until the claim is reserved for the pod.
+// TestPreScheduled: a pod that is on the node before its claim is allocated waits there. No VF moves until the claim is reserved for the
+// pod.
 func TestPreScheduled(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -77,15 +78,20 @@ func TestPreScheduled(t *testing.T) {
 	if err := errors.Join(l.noRecords(), l.allHome()); err != nil {
 		t.Error(err)
 	}
-	// The test does the scheduler's part.
-	c := l.getClaim("vf")
-	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
-		{Request: "nic", Driver: driverName, Pool: nodeName, Device: deviceName(l.ids[5])}}}}
-	if _, err := l.client.ResourceV1().ResourceClaims(l.ns).UpdateStatus(context.Background(), c, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	l.allocate("vf", nodeName, deviceName(l.ids[5]))
 	l.runs("web") // the controller of claims reserves it for pods that have a node
 	l.attached("web", l.ids[5])
+}
+
+// allocate does the scheduler's part for the request nic of a claim.
+func (l *lab) allocate(claim, pool, device string) {
+	l.Helper()
+	c := l.getClaim(claim)
+	results := []resourceapi.DeviceRequestAllocationResult{{Request: "nic", Driver: driverName, Pool: pool, Device: device}}
+	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}}
+	if _, err := l.client.ResourceV1().ResourceClaims(l.ns).UpdateStatus(context.Background(), c, metav1.UpdateOptions{}); err != nil {
+		l.Fatal(err)
+	}
 }
 
 // TestWrongNode: a claim that says nothing of this node, or has a device that is not there, is not prepared, and the pod is told why.
@@ -93,12 +99,7 @@ func TestWrongNode(t *testing.T) {
 	l := newLab(t, setup{})
 	for name, result := range map[string][2]string{"pool": {"node9", deviceName(l.ids[0])}, "device": {nodeName, "0000-99-00-1"}} {
 		l.claim(name, "nic")
-		c := l.getClaim(name)
-		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
-			{Request: "nic", Driver: driverName, Pool: result[0], Device: result[1]}}}}
-		if _, err := l.client.ResourceV1().ResourceClaims(l.ns).UpdateStatus(context.Background(), c, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		l.allocate(name, result[0], result[1])
 		l.create("{kind: Pod, metadata: {name: " + name + "}, spec: {nodeName: " + nodeName + ", " + claimList([]string{"nic=" + name}) + "}}")
 		t.Logf("%s", l.event(name, fmt.Sprintf("%s/%s", l.ns, name), result[map[string]int{"pool": 0, "device": 1}[name]]))
 	}

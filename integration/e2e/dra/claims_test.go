@@ -111,8 +111,8 @@ spec:
 	}
 }
 
-// TestPodsShare: of two pods with one claim, the first to start has the VF, and the other waits and is told so. It gets the VF when the first
-// one ends. This also holds for a claim that was generated for a pod.
+// TestPodsShare: of two pods with one claim, the first to start has the VF, and the other waits and is told so. It gets the VF when the
+// first one ends. This also holds for a claim that was generated for a pod.
 func TestPodsShare(t *testing.T) {
 	l := newLab(t, setup{})
 	t.Run("at once", func(t *testing.T) {

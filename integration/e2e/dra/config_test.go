@@ -20,8 +20,12 @@ spec:
     requests: [` + l.exactly("nic") + `]
     config:
     - opaque: {driver: other.example.com, parameters: {anything: at all}}
-    - opaque: {driver: sriov.podlace.io, parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, ` + parameters + `}}
-`)
+    - ` + settings(parameters))
+}
+
+// settings is an entry of a configuration of the driver.
+func settings(parameters string) string {
+	return "{opaque: {driver: sriov.podlace.io, parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, " + parameters + "}}}"
 }
 
 // TestBadConfig (failures 25, 26): a claim with a key that is unknown or that it may not set, or with a bad value, is not prepared. The pod
@@ -56,18 +60,17 @@ kind: DeviceClass
 metadata: {name: ` + l.ns + `-admin}
 spec:
   selectors: [{cel: {expression: 'device.driver == "sriov.podlace.io"'}}]
-  config: [{opaque: {driver: sriov.podlace.io, parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, mtu: 1300, ifName: "class{index}"}}}]
+  config: [` + settings(`mtu: 1300, ifName: "class{index}"`) + `]
 `)
 	for name, c := range map[string]struct {
 		parameters, ifName string
 		mtu                int
 	}{
 		"class": {"", "class1", 1300},
-		"claim": {", config: [{opaque: {driver: sriov.podlace.io, parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, mtu: 1350}}}]",
-			"class1", 1350},
+		"claim": {", config: [" + settings("mtu: 1350") + "]", "class1", 1350},
 	} {
-		l.create("{kind: ResourceClaim, metadata: {name: " + name + "}, spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: " + l.ns +
-			"-admin}}]" + c.parameters + "}}}")
+		l.create("{kind: ResourceClaim, metadata: {name: " + name + "}, spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: " +
+			l.ns + "-admin}}]" + c.parameters + "}}}")
 		l.pod(name, "nic="+name)
 		l.runs(name)
 		if got, ok := l.inside(name)[c.ifName]; !ok || got.MTU != c.mtu {

@@ -34,7 +34,7 @@ kind: DeviceClass
 metadata: {name: ` + l.ns + `-extended}
 spec:
   extendedResourceName: ` + resource + `
-  selectors: [{cel: {expression: 'device.driver == "sriov.podlace.io" && device.attributes["sriov.podlace.io"].resource == "` + resource + `"'}}]`)
+  selectors: ` + ofResource)
 }
 
 // limits makes a pod that asks for VFs as pods always did.
@@ -99,8 +99,8 @@ func TestExtended(t *testing.T) {
 	}
 }
 
-// TestMigrateNode: a node changes from the device plugin to DRA and back without a drain. Pods keep their VFs, each VF is offered by one API
-// only, and new pods with the same limits get VFs by the other one.
+// TestMigrateNode: a node changes from the device plugin to DRA and back without a drain. Pods keep their VFs, each VF is offered by one
+// API only, and new pods with the same limits get VFs by the other one.
 func TestMigrateNode(t *testing.T) {
 	needGate(t, "DRAExtendedResource")
 	l := prepare(t, setup{config: byPlugin})
@@ -174,9 +174,9 @@ func TestStaticStays(t *testing.T) {
 	l.ready()
 	within(t, "the VFs of a PF are in slices", func() error { return l.offers(l.ids[:4]...) })
 	file := filepath.Join(manifests, "fixed.json")
-	manifest := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "fixed", "namespace": %q}, "spec": {"terminationGracePeriodSeconds": 1,
-		"containers": [{"name": "app", "image": %q, "imagePullPolicy": "Never", "command": ["/bin/sh", "-c", %q], "resources": {"limits": {%q: 1}}}]}}`,
-		l.ns, node.Image, said, slow)
+	manifest := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "fixed", "namespace": %q},
+		"spec": {"terminationGracePeriodSeconds": 1, "containers": [{"name": "app", "image": %q, "imagePullPolicy": "Never",
+			"command": ["/bin/sh", "-c", %q], "resources": {"limits": {%q: 1}}}]}}`, l.ns, node.Image, said, slow)
 	if err := errors.Join(os.MkdirAll(manifests, 0o755), os.WriteFile(file, []byte(manifest), 0o600)); err != nil {
 		t.Fatal(err)
 	}

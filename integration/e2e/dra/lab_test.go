@@ -29,7 +29,12 @@ const (
 )
 
 // fast is the configuration of most tests: all VFs are given out by DRA.
-const fast = `{"resourceList": [{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"vendors": ["8086"]}}]}`
+const fast = `{"resourceList": [
+	{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"vendors": ["8086"]}}]}`
+
+// ofResource are the selectors of a class for the VFs of the resource.
+const ofResource = `[{cel: {expression:
+  'device.driver == "sriov.podlace.io" && device.attributes["sriov.podlace.io"].resource == "` + resource + `"'}}]`
 
 // setup is what a test's node is like; the zero value suits most tests.
 type setup struct {
@@ -123,8 +128,7 @@ func (l *lab) makeNamespace() {
 		_, err := l.client.CoreV1().ServiceAccounts(l.ns).Get(l.Context(), "default", metav1.GetOptions{})
 		return err
 	})
-	l.create(`{kind: DeviceClass, metadata: {name: ` + l.class() + `}, spec: {selectors: [{cel: {expression:
-		'device.driver == "sriov.podlace.io" && device.attributes["sriov.podlace.io"].resource == "` + resource + `"'}}]}}`)
+	l.create("{kind: DeviceClass, metadata: {name: " + l.class() + "}, spec: {selectors: " + ofResource + "}}")
 }
 
 // class is the DeviceClass of the test for the VFs of the resource.

@@ -55,7 +55,8 @@ func (l *lab) script(text string) (restore func()) {
 	const at = "/opt/cni/bin/sriov"
 	const real, new = at + ".real", at + ".new"
 	_ = os.Remove(real) // of a test before: a script that still runs may call it until then
-	if err := errors.Join(os.Link(at, real), os.WriteFile(new, []byte("#!/bin/sh\nREAL="+real+"\n"+text), 0o755), os.Rename(new, at)); err != nil {
+	text = "#!/bin/sh\nREAL=" + real + "\n" + text
+	if err := errors.Join(os.Link(at, real), os.WriteFile(new, []byte(text), 0o755), os.Rename(new, at)); err != nil {
 		l.Fatal(err)
 	}
 	done := false
@@ -91,8 +92,8 @@ func TestDelFails(t *testing.T) {
 	within(t, "the VF is home", func() error { return errors.Join(l.noRecords(), l.allHome()) })
 }
 
-// TestNoDel (failure 16): a VF whose DEL never came is brought back when the claim is unprepared. A veth ends with its namespace, so the test
-// does what the kernel does for a VF: its interface comes to the node, under the name that it had in the pod.
+// TestNoDel (failure 16): a VF whose DEL never came is brought back when the claim is unprepared. A veth ends with its namespace, so the
+// test does what the kernel does for a VF: its interface comes to the node, under the name that it had in the pod.
 func TestNoDel(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")

@@ -5,7 +5,8 @@
 // repository. The daemon has the rights of the shipped manifest and a token that is bound to its node. The VFs are veths, and the cards are
 // files: one PF of four VFs on each of two NUMA nodes.
 //
-// The test binary has two lives: the first, on the machine, starts the cluster and runs the binary again in node1; the second runs the tests.
+// The test binary has two lives: the first, on the machine, starts the cluster and runs the binary again in node1; the second runs the
+// tests.
 //
 //	KUBERNETES    folder of Kubernetes' programs and etcd
 //	CONTAINERD    containerd of the node, 2.0 or newer

@@ -98,7 +98,8 @@ func (l *lab) claim(name string, requests ...string) {
 // template makes a ResourceClaimTemplate with requests for a VF each.
 func (l *lab) template(name string, requests ...string) {
 	l.Helper()
-	l.create("{kind: ResourceClaimTemplate, metadata: {name: " + name + "}, spec: {spec: {devices: {requests: [" + l.exactly(requests...) + "]}}}}")
+	l.create("{kind: ResourceClaimTemplate, metadata: {name: " + name + "}, spec: {spec: {devices: {requests: [" + l.exactly(requests...) +
+		"]}}}}")
 }
 
 func (l *lab) exactly(requests ...string) string {

@@ -25,7 +25,8 @@ apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
 metadata: {name: ` + name + `}
 spec:
-  matchConstraints: {resourceRules: [{apiGroups: [resource.k8s.io], apiVersions: ["*"], operations: [CREATE, UPDATE], resources: [resourceslices]}]}
+  matchConstraints:
+    resourceRules: [{apiGroups: [resource.k8s.io], apiVersions: ["*"], operations: [CREATE, UPDATE], resources: [resourceslices]}]
   validations: [{expression: "!object.spec.devices.exists(d, has(d.taints))", message: "spec.devices[0].taints: this cluster takes none"}]
 ---
 apiVersion: admissionregistration.k8s.io/v1

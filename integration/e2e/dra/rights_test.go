@@ -106,7 +106,8 @@ func TestShipped(t *testing.T) {
 			t.Errorf("%s %s: %v", o.GetKind(), o.GetName(), err)
 		}
 	}
-	policy, err := l.client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(t.Context(), "sriov-device-plugin", metav1.GetOptions{})
+	policies := l.client.AdmissionregistrationV1().ValidatingAdmissionPolicies()
+	policy, err := policies.Get(t.Context(), "sriov-device-plugin", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -73,14 +73,16 @@ func TestSelectors(t *testing.T) {
 		{`device.attributes["resource.kubernetes.io"].?numaNode.orValue(-1) == 0`, l.ids[:4]},
 		{of + `.pf == "ens1f0" && ` + of + `.vf == 2`, l.ids[6:7]},
 		{`device.attributes["resource.kubernetes.io"].pciBusID == "` + l.ids[3] + `"`, l.ids[3:4]},
-		{of + `.pfAddress == "` + pf1 + `" && ` + of + `.vendor == "8086" && ` + of + `.driver == "iavf" && ` + of + `.linkType == "ether"`, l.ids[4:]},
+		{of + `.pfAddress == "` + pf1 + `" && ` + of + `.vendor == "8086" && ` + of + `.driver == "iavf" && ` + of + `.linkType == "ether"`,
+			l.ids[4:]},
 		{of + `.vf == 9`, nil},
 	} {
 		name := fmt.Sprint("vf-", i)
 		l.create(`
 kind: ResourceClaim
 metadata: {name: ` + name + `}
-spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: ` + l.class() + `, selectors: [{cel: {expression: '` + c.cel + `'}}]}}]}}`)
+spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: ` + l.class() + `, selectors: [{cel: {expression:
+  '` + c.cel + `'}}]}}]}}`)
 		l.pod(name, "nic="+name)
 		if c.want == nil {
 			l.event(name, "cannot allocate all claims")
@@ -133,8 +135,10 @@ spec:
     requests:
     - name: nic
       firstAvailable:
-      - {name: best, deviceClassName: ` + l.class() + `, selectors: [{cel: {expression: 'device.attributes["sriov.podlace.io"].numa == 7'}}]}
-      - {name: next, deviceClassName: ` + l.class() + `, selectors: [{cel: {expression: 'device.attributes["sriov.podlace.io"].numa == 1'}}]}
+      - {name: best, deviceClassName: ` + l.class() + `, selectors: [{cel: {expression:
+          'device.attributes["sriov.podlace.io"].numa == 7'}}]}
+      - {name: next, deviceClassName: ` + l.class() + `, selectors: [{cel: {expression:
+          'device.attributes["sriov.podlace.io"].numa == 1'}}]}
     config:
     - requests: [nic]
       opaque: {driver: sriov.podlace.io, parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, mtu: 1300}}
@@ -158,7 +162,8 @@ type stub struct{}
 
 const stubDriver = "cpu.example.com"
 
-func (stub) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+func (stub) PrepareResourceClaims(_ context.Context,
+	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := map[types.UID]kubeletplugin.PrepareResult{}
 	for _, c := range claims {
 		r := kubeletplugin.PrepareResult{}
@@ -195,7 +200,8 @@ func (l *lab) startStub() {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	helper, err := kubeletplugin.Start(ctx, stub{}, kubeletplugin.DriverName(stubDriver), kubeletplugin.KubeClient(l.client),
-		kubeletplugin.NodeName(nodeName), kubeletplugin.PluginDataDirectoryPath(data))
+		kubeletplugin.NodeName(nodeName), kubeletplugin.PluginDataDirectoryPath(data),
+		kubeletplugin.HealthService(false))
 	if err != nil {
 		l.Fatal(err)
 	}
