@@ -23,7 +23,8 @@ import (
 func claimRecord() claim.Record {
 	of := func(request, id string, result int, admin bool) allocation.Device {
 		return allocation.Device{Resource: "example.com/fast", ID: id, Claim: &allocation.Claim{UID: "u1", Namespace: "shop",
-			Name: "web-2-vf-x7k2p", Request: request, Result: result, Pool: "node", Device: strings.NewReplacer(":", "-", ".", "-").Replace(id), Admin: admin}}
+			Name: "web-2-vf-x7k2p", Request: request, Result: result, Pool: "node",
+			Device: strings.NewReplacer(":", "-", ".", "-").Replace(id), Admin: admin}}
 	}
 	r := claim.Record{State: claim.Prepared, Reserved: []claim.Consumer{{Resource: "pods", Name: "web-2", UID: "p1"}},
 		Devices: []allocation.Device{of("see", "0000:15:02.0", 1, true), of("vf", "0000:15:02.1", 0, false)}}

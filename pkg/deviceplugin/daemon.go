@@ -5,7 +5,6 @@ package deviceplugin
 import (
 	"bytes"
 	"context"
-	"errors"
 	"log/slog"
 	"maps"
 	"slices"
@@ -19,7 +18,6 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
-	"github.com/podlace/podlace/pkg/podresources"
 	"github.com/podlace/podlace/pkg/pool"
 	"github.com/podlace/podlace/pkg/probes"
 	"github.com/podlace/podlace/pkg/store"
@@ -183,7 +181,7 @@ func (d *daemon) env() pool.Env {
 // claims have: the kubelet needs to know only what it gave to containers.
 func (d *daemon) lost(p pool.Pool) (lost []allocation.Device) {
 	for _, h := range d.held {
-		if h.Resource == p.Name && (p.Resource != nil || !byClaim(h)) && !slices.ContainsFunc(p.Devices, func(dev pool.Device) bool { return dev.Address.String() == h.ID }) {
+		if h.Resource == p.Name && (p.Resource != nil || !byClaim(h)) && !contains(p, h.ID) {
 			if s := d.serving[p.Name]; s != nil && len(h.NUMA) == 0 {
 				before, _ := s.now()
 				h.NUMA = before.nodes(h.ID)
@@ -193,6 +191,11 @@ func (d *daemon) lost(p pool.Pool) (lost []allocation.Device) {
 	}
 	slices.SortFunc(lost, func(a, b allocation.Device) int { return strings.Compare(a.ID, b.ID) })
 	return slices.CompactFunc(lost, func(a, b allocation.Device) bool { return a.ID == b.ID })
+}
+
+// contains reports whether a device is in a pool.
+func contains(p pool.Pool, id string) bool {
+	return slices.ContainsFunc(p.Devices, func(dev pool.Device) bool { return dev.Address.String() == id })
 }
 
 // mergeUnlisted adds what was handed out since the kubelet was asked, and what claims hold, of which it does not tell.
@@ -346,56 +349,4 @@ func (d *daemon) grant(p pool.Pool) grant {
 		mode = pool.CDIOff
 	}
 	return grant{mode, f}
-}
-
-// answer is what the sriov plugin and the command line are told.
-func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.Answer {
-	a := allocation.Answer{Devices: []allocation.Device{}}
-	if q.Pod != "" {
-		devices, err := d.askPod(ctx, q)
-		if err != nil {
-			return allocation.Answer{Error: err.Error(), Uncertain: errors.Is(err, allocation.ErrUncertain)}
-		}
-		a.Devices, a.UID, a.Resources = append(a.Devices, devices...), q.UID, q.Resources
-		if !q.Claims {
-			return a
-		}
-		claimed, err := claim.Find(d.Claims, d.Root, claim.Pod{Namespace: q.Namespace, Name: q.Pod, UID: q.UID})
-		if err != nil {
-			return allocation.Answer{Error: err.Error()}
-		}
-		a.Devices, a.Claims = append(a.Devices, claim.Of(claimed, q.Resources)...), true
-		return a
-	}
-	held, err := podresources.List(ctx, d.kubelet())
-	if err != nil {
-		return allocation.Answer{Error: err.Error()}
-	}
-	ours := d.resources()
-	for _, h := range held {
-		if slices.Contains(ours, h.Resource) || d.has(h.ID) {
-			a.Devices = append(a.Devices, h)
-		}
-	}
-	a.Faults = d.faults()
-	if q.Published {
-		a.Published = d.published()
-	}
-	return a
-}
-
-// resources returns the resources of this daemon, never nil.
-func (d *daemon) resources() []string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return slices.AppendSeq([]string{}, maps.Keys(d.serving))
-}
-
-// has reports whether an ID is a device of this node, which another device plugin may have handed out.
-func (d *daemon) has(id string) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	a, err := pci.ParseAddress(id)
-	_, ok := d.snapshot.Device(a)
-	return err == nil && ok
 }

@@ -51,7 +51,8 @@ func (r *recorder) Published() map[string]allocation.Published {
 	return map[string]allocation.Published{vf00: {Pool: "node", Device: "0000-11-02-0"}}
 }
 
-// inventory returns the pools of the latest one, with the faults of devices and who has them: "one: 0000:11:02.0 0000:11:02.1(pod shop/web-0)".
+// inventory returns the pools of the latest one, with the faults of devices and who has them, such as
+// "one: 0000:11:02.0 0000:11:02.1(pod shop/web-0)".
 func (r *recorder) inventory() (dra.Inventory, string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -258,7 +259,8 @@ func TestDriverOfClaims(t *testing.T) {
 			t.Errorf("InUse of %s: %q", id, why)
 		}
 	}
-	err := r.options.Change([]string{vf11}, func() error { return errors.New(r.options.InUse(vf10)) }, func() error { t.Error("changed"); return nil })
+	err := r.options.Change([]string{vf11}, func() error { return errors.New(r.options.InUse(vf10)) },
+		func() error { t.Error("changed"); return nil })
 	if err == nil {
 		t.Error("a device in use was changed")
 	}

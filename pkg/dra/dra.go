@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package dra gives out VFs by Dynamic Resource Allocation: it publishes them in ResourceSlices and prepares the ResourceClaims of pods for
-// the kubelet. The CNI plugin sriov attaches the VFs by the records of pkg/claim. Nothing here decides over a VF alone: which VFs a resource
-// has, whether they are healthy and who holds them is the daemon's answer, the Inventory.
+// the kubelet. The CNI plugin sriov attaches the VFs by the records of pkg/claim. Nothing here decides over a VF alone: which VFs a
+// resource has, whether they are healthy and who holds them is the daemon's answer, the Inventory.
 //
 // The API server may be away, refuse a request, or lack a feature: then the daemon logs it once and tries again. Neither the device plugin
 // API nor the ADD of a pod waits for the API server.

@@ -86,8 +86,8 @@ func TestStaleSockets(t *testing.T) {
 	}
 }
 
-// TestTwoServices (DRA-F23): a second daemon without a UID of its own leaves the kubelet to the first one, says which one that is, and takes
-// over when it ends.
+// TestTwoServices (DRA-F23): a second daemon without a UID of its own leaves the kubelet to the first one, says which one that is, and
+// takes over when it ends.
 func TestTwoServices(t *testing.T) {
 	l := newDRALab(t)
 	a, b := l.instance(""), l.instance("")

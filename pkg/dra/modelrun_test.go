@@ -60,7 +60,8 @@ func (m *model) lacks(p *modelPod) (list []string) {
 		link, ok, err := pod.Link(name)
 		mtu := 1400 + int(r.Device[len(r.Device)-1]-'0')
 		if err != nil || !ok || link.MTU != mtu {
-			list = append(list, fmt.Sprintf("pod %s of %s lacks %s for %s: %v, mtu %d", p.name, m.claims[p.claim].Name, name, r.Device, err, link.MTU))
+			list = append(list, fmt.Sprintf("pod %s of %s lacks %s for %s: %v, mtu %d",
+				p.name, m.claims[p.claim].Name, name, r.Device, err, link.MTU))
 		}
 	}
 	return list

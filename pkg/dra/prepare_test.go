@@ -270,7 +270,8 @@ func TestConfigChanges(t *testing.T) {
 	}
 }
 
-// TestPrepareWholePF (DRA-20): a PF that a claim has whole has no VFs. It is refused while a claim has a VF of it, and its VFs while a claim has it.
+// TestPrepareWholePF (DRA-20): a PF that a claim has whole has no VFs. It is refused while a claim has a VF of it, and its VFs are refused
+// while a claim has the PF.
 func TestPrepareWholePF(t *testing.T) {
 	const pf = "0000:11:00.0"
 	l := newDRALab(t)

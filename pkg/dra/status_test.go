@@ -121,7 +121,7 @@ func TestStatus(t *testing.T) {
 	l.Driver = New(l.options)
 	l.lookAgain()
 	stop = l.run()
-	k = l.register(false)
+	l.register(false)
 	time.Sleep(3 * joinStatus)
 	if got := l.writes(); got != before {
 		t.Errorf("%d writes, then %d", before, got)

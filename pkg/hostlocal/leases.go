@@ -127,8 +127,8 @@ func owns(lease, a plugin.Attachment) bool {
 	return lease.ContainerID == a.ContainerID && (lease.IfName == a.IfName || lease.IfName == "")
 }
 
-// readAll reads all leases. A process that was killed between creating and writing a lease leaves an empty file. readAll puts it aside, so that
-// its address is free again.
+// readAll reads all leases. A process that was killed between creating and writing a lease leaves an empty file. readAll puts it aside, so
+// that its address is free again.
 func (l *leases) readAll() (map[netip.Addr]lease, error) {
 	found, empty, err := readLeases(l.dir, l.log)
 	if err != nil {

@@ -8,8 +8,9 @@ import (
 	"os"
 )
 
-// Read is Scan for one function, and its PF if it is a VF; pf is zero when it is none. Only what the function is, where its interface is, and
-// who has it are read: no numbers of VFs, no IOMMU group, no files below /dev, and nothing that interfaces have now, such as speed and MTU. The error is fs.ErrNotExist by errors.Is when there is no such function of a network card.
+// Read is Scan for one function, and for its PF if the function is a VF; otherwise pf is zero. Read reads only identity, driver and
+// interface: no number of VFs, no IOMMU group, no files below /dev, and no state of interfaces such as speed and MTU. The error is
+// fs.ErrNotExist (errors.Is) if no network card has such a function.
 func Read(sysfs string, a Address) (d, pf Device, err error) { return read(sysfs, a, true) }
 
 // Inspect is Scan for one function, but for the channels of its interface.

@@ -27,8 +27,8 @@ type Device struct {
 
 // Assign gives each device to the first resource that matches. A resource has a pool even without devices, unless it is split: then there
 // is a pool for each NUMA node with devices. On a machine with several nodes, devices whose node is unknown do not share a pool with others
-// unless unknownNuma is "all", or claims choose: the Topology Manager counts only devices that have a topology, if any of the resource has one, and refuses
-// pods although some are free.
+// unless unknownNuma is "all", or claims choose: the Topology Manager counts only devices that have a topology, if any of the resource has
+// one, and refuses pods although some are free.
 func Assign(c *Config, s *pci.Snapshot, env Env) []Pool {
 	n := newNode(s, env)
 	members := make([][]Device, len(c.Resources))

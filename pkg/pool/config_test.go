@@ -55,7 +55,8 @@ func TestParse(t *testing.T) {
 }`)
 	want := &Config{
 		Resources: []Resource{
-			{Place: Place{"config.json", 4, "resourceList[0]"}, Prefix: "intel.com", Name: "plain", API: DevicePlugin, UnknownNUMA: unlocatedOmit, Policy: NUMABestFit,
+			{Place: Place{"config.json", 4, "resourceList[0]"}, Prefix: "intel.com", Name: "plain", API: DevicePlugin,
+				UnknownNUMA: unlocatedOmit, Policy: NUMABestFit,
 				CDI: CDIAnnotation},
 			{Place: Place{"config.json", 5, "resourceList[1]"}, Prefix: "example.org", Name: "full_1", API: DevicePlugin, ExcludeTopology: true,
 				AdditionalInfo: map[string]map[string]string{"*": {"token": "x"}, "0000:3b:10.2": {"mac": "y"}},
@@ -66,7 +67,8 @@ func TestParse(t *testing.T) {
 						Conditions: []condition{{Place: Place{"config.json", 11, "resourceList[1].selectors[1].isRdma"}, Name: "isRdma"}}},
 				},
 				SplitByNUMA: true, UnknownNUMA: unlocatedAll, Policy: DistinctPF, Driver: "mlx5_core", CDI: CDIOff},
-			{Place: Place{"config.json", 20, "resourceList[3]"}, Prefix: "intel.com", Name: "null", API: DevicePlugin, UnknownNUMA: unlocatedOmit, Policy: NUMABestFit,
+			{Place: Place{"config.json", 20, "resourceList[3]"}, Prefix: "intel.com", Name: "null", API: DevicePlugin,
+				UnknownNUMA: unlocatedOmit, Policy: NUMABestFit,
 				CDI: CDIAnnotation},
 		},
 		PFs: []pfEntry{

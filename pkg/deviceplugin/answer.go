@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/podresources"
+)
+
+// answer is what the sriov plugin and the command line are told.
+func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.Answer {
+	a := allocation.Answer{Devices: []allocation.Device{}}
+	if q.Pod != "" {
+		devices, err := d.askPod(ctx, q)
+		if err != nil {
+			return allocation.Answer{Error: err.Error(), Uncertain: errors.Is(err, allocation.ErrUncertain)}
+		}
+		a.Devices, a.UID, a.Resources = append(a.Devices, devices...), q.UID, q.Resources
+		if !q.Claims {
+			return a
+		}
+		claimed, err := claim.Find(d.Claims, d.Root, claim.Pod{Namespace: q.Namespace, Name: q.Pod, UID: q.UID})
+		if err != nil {
+			return allocation.Answer{Error: err.Error()}
+		}
+		a.Devices, a.Claims = append(a.Devices, claim.Of(claimed, q.Resources)...), true
+		return a
+	}
+	held, err := podresources.List(ctx, d.kubelet())
+	if err != nil {
+		return allocation.Answer{Error: err.Error()}
+	}
+	ours := d.resources()
+	for _, h := range held {
+		if slices.Contains(ours, h.Resource) || d.has(h.ID) {
+			a.Devices = append(a.Devices, h)
+		}
+	}
+	a.Faults = d.faults()
+	if q.Published {
+		a.Published = d.published()
+	}
+	return a
+}
+
+// resources returns the resources of this daemon, never nil.
+func (d *daemon) resources() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.AppendSeq([]string{}, maps.Keys(d.serving))
+}
+
+// has reports whether an ID is a device of this node, which another device plugin may have handed out.
+func (d *daemon) has(id string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a, err := pci.ParseAddress(id)
+	_, ok := d.snapshot.Device(a)
+	return err == nil && ok
+}
