@@ -58,11 +58,14 @@ func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Fi
 }
 
 // overlaps compares the subnets of the pods with those that other links lead to. A larger subnet behind a router is no clash: the route to
-// the pods wins, as it shall where the router knows the pods of all nodes.
+// the pods wins, as it shall where the router knows the pods of all nodes. The first address of the pods' subnet is no pod's: the tunnel
+// between nodes has it.
 func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Finding) {
 	for _, pod := range pods {
 		for _, other := range others {
-			if !pod.Overlaps(other.Prefix) || other.Via.IsValid() && other.Prefix.Bits() < pod.Bits() {
+			router := other.Via.IsValid() && other.Prefix.Bits() < pod.Bits()
+			tunnel := other.Prefix.IsSingleIP() && other.Prefix.Addr() == pod.Masked().Addr()
+			if !pod.Overlaps(other.Prefix) || router || tunnel {
 				continue
 			}
 			found = append(found, plugin.Finding{Key: "ipam", Text: fmt.Sprintf("the pods' subnet %s overlaps %s: packets for a shared address "+
