@@ -147,9 +147,10 @@ func TestRemoveWaits(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- r.run(ctx) }()
 	l.await("the pod is named", func() bool { return out.count("shop/web-1") == 1 })
-	if exit, _, stderr := l.command("run", "--ready", "--http", r.http); exit != 1 || !strings.Contains(stderr, "shop/web-1") {
-		t.Errorf("ready: exit %d: %s", exit, stderr)
-	}
+	l.await("the probe names it", func() bool {
+		exit, _, stderr := l.command("run", "--ready", "--http", r.http)
+		return exit == 1 && strings.Contains(stderr, "shop/web-1")
+	})
 	kerneltest.Must(t, os.RemoveAll(store.Root+"/podlace")) // by its DEL
 	l.await("ready", func() bool { exit, _, _ := l.command("run", "--ready", "--http", r.http); return exit == 0 })
 	if out.count("shop/web-1") != 1 || len(l.routes()) > 0 || l.read("net.d/"+conflistName) != "" {
