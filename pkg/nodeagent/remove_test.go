@@ -125,6 +125,18 @@ func TestRemoveDead(t *testing.T) {
 	}
 }
 
+// TestRemoveFails: what cannot be removed ends the process, so that its container tries again.
+func TestRemoveFails(t *testing.T) {
+	l := newLab(t).ready()
+	l.stop()
+	kerneltest.Must(t, os.Remove(l.dir+"/bin/podlace-sriov"), os.MkdirAll(l.dir+"/bin/podlace-sriov/in", 0o755))
+	r := removal{binDir: l.dir + "/bin", confDir: l.dir + "/net.d", config: l.Config, http: "unix:" + l.dir + "/http", wait: true, out: &lines{},
+		poll: time.Second, log: slog.New(slog.DiscardHandler)}
+	if err := r.run(t.Context()); err == nil || !strings.Contains(err.Error(), "podlace-sriov") {
+		t.Error(err)
+	}
+}
+
 // TestRemoveElsewhere: a removal that looks into other folders than the agent, as without the component k3s, removes nothing.
 func TestRemoveElsewhere(t *testing.T) {
 	l := newLab(t).ready()
