@@ -130,8 +130,8 @@ func TestRemoveFails(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
 	kerneltest.Must(t, os.Remove(l.dir+"/bin/podlace-sriov"), os.MkdirAll(l.dir+"/bin/podlace-sriov/in", 0o755))
-	r := removal{binDir: l.dir + "/bin", confDir: l.dir + "/net.d", config: l.Config, http: "unix:" + l.dir + "/http", wait: true, out: &lines{},
-		poll: time.Second, log: slog.New(slog.DiscardHandler)}
+	r := removal{binDir: l.dir + "/bin", confDir: l.dir + "/net.d", config: l.Config, http: "unix:" + l.dir + "/http", wait: true,
+		out: &lines{}, poll: time.Second, log: slog.New(slog.DiscardHandler)}
 	if err := r.run(t.Context()); err == nil || !strings.Contains(err.Error(), "podlace-sriov") {
 		t.Error(err)
 	}
