@@ -58,11 +58,14 @@ func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Fi
 }
 
 // overlaps compares the pods' subnets with the subnets behind other links. A larger subnet behind a router is no conflict: the more
-// specific route to the pods wins, as intended if the router knows the pods of all nodes.
+// specific route to the pods wins, as intended if the router knows the pods of all nodes. No pod gets the first address of the pods'
+// subnet: the tunnel between nodes has it.
 func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Finding) {
 	for _, pod := range pods {
 		for _, other := range others {
-			if !pod.Overlaps(other.Prefix) || other.Via.IsValid() && other.Prefix.Bits() < pod.Bits() {
+			router := other.Via.IsValid() && other.Prefix.Bits() < pod.Bits()
+			tunnel := other.Prefix.IsSingleIP() && other.Prefix.Addr() == pod.Masked().Addr()
+			if !pod.Overlaps(other.Prefix) || router || tunnel {
 				continue
 			}
 			found = append(found, plugin.Finding{Key: "ipam", Text: fmt.Sprintf("the pods' subnet %s overlaps %s: packets for a shared address "+

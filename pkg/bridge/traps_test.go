@@ -141,7 +141,8 @@ func TestDuplicateKeyIsLogged(t *testing.T) {
 // TestFindingsOfConfiguration: findings of a configuration file, as a command reads it. cni0 is the default bridge.
 func TestFindingsOfConfiguration(t *testing.T) {
 	pods := []netip.Prefix{netip.MustParsePrefix("10.7.0.0/16")}
-	node := []kernel.Subnet{{Prefix: pods[0], Link: "cni0"}, {Prefix: netip.MustParsePrefix("10.7.9.0/24"), Link: "cni0.8"}}
+	node := []kernel.Subnet{{Prefix: pods[0], Link: "cni0"}, {Prefix: netip.MustParsePrefix("10.7.9.0/24"), Link: "cni0.8"},
+		{Prefix: netip.MustParsePrefix("10.7.0.0/32"), Link: "podlace.vx"}}
 	for config, want := range map[string][]string{
 		`{"isGateway":true,"vlan":8,"ipam":{"type":"host-local"}}`:              nil,
 		`{"isGateway":true,"ipam":{"type":"host-local"}}`:                       {"ipam: the pods' subnet 10.7.0.0/16 overlaps 10.7.9.0/24 dev cni0.8"},

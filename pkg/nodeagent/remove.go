@@ -64,11 +64,12 @@ func (r *removal) run(ctx context.Context) error {
 	}
 	r.networks()
 	r.setState(errors.New("the removal has just begun"))
+	ctx, stop := context.WithCancel(ctx)
 	serving, err := r.serve(ctx)
+	defer func() { stop(); serving.Wait() }()
 	if err != nil {
 		return err
 	}
-	defer serving.Wait()
 	if err := r.awaitPods(ctx); err != nil {
 		return err
 	}

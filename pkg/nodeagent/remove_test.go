@@ -125,6 +125,18 @@ func TestRemoveDead(t *testing.T) {
 	}
 }
 
+// TestRemoveFails: what cannot be removed ends the process, so that its container tries again.
+func TestRemoveFails(t *testing.T) {
+	l := newLab(t).ready()
+	l.stop()
+	kerneltest.Must(t, os.Remove(l.dir+"/bin/podlace-sriov"), os.MkdirAll(l.dir+"/bin/podlace-sriov/in", 0o755))
+	r := removal{binDir: l.dir + "/bin", confDir: l.dir + "/net.d", config: l.Config, http: "unix:" + l.dir + "/http", wait: true,
+		out: &lines{}, poll: time.Second, log: slog.New(slog.DiscardHandler)}
+	if err := r.run(t.Context()); err == nil || !strings.Contains(err.Error(), "podlace-sriov") {
+		t.Error(err)
+	}
+}
+
 // TestRemoveElsewhere: a removal that looks into other folders than the agent, as without the component k3s, removes nothing.
 func TestRemoveElsewhere(t *testing.T) {
 	l := newLab(t).ready()
@@ -147,9 +159,10 @@ func TestRemoveWaits(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- r.run(ctx) }()
 	l.await("the pod is named", func() bool { return out.count("shop/web-1") == 1 })
-	if exit, _, stderr := l.command("run", "--ready", "--http", r.http); exit != 1 || !strings.Contains(stderr, "shop/web-1") {
-		t.Errorf("ready: exit %d: %s", exit, stderr)
-	}
+	l.await("the probe names it", func() bool {
+		exit, _, stderr := l.command("run", "--ready", "--http", r.http)
+		return exit == 1 && strings.Contains(stderr, "shop/web-1")
+	})
 	kerneltest.Must(t, os.RemoveAll(store.Root+"/podlace")) // by its DEL
 	l.await("ready", func() bool { exit, _, _ := l.command("run", "--ready", "--http", r.http); return exit == 0 })
 	if out.count("shop/web-1") != 1 || len(l.routes()) > 0 || l.read("net.d/"+conflistName) != "" {

@@ -208,7 +208,8 @@ func read(t *testing.T, name string) string {
 
 // TestRemovalNote: a removal without the components that name folders is remarked upon.
 func TestRemovalNote(t *testing.T) {
-	for components, noted := range map[string]bool{"removal": true, "vxlan removal": true, "k3s removal": false, "removal crio": false, "vxlan": false} {
+	for components, noted := range map[string]bool{"removal": true, "vxlan removal": true, "k3s removal": false,
+		"removal crio": false, "vxlan": false} {
 		if got := removalNote(strings.Fields(components)); (got != "") != noted {
 			t.Errorf("%s: %q", components, got)
 		}
