@@ -196,7 +196,7 @@ func TestAllocatorFindsWhatIsThere(t *testing.T) {
 					i.Faults[d.Address.String()] = dra.Fault{Kind: dra.LinkDown}
 				}
 			}
-			cl := newCluster(classes, published(m.name, i, nil))
+			cl := newCluster(classes, published(m.name, i))
 			for _, s := range cl.slices {
 				for _, d := range s.Spec.Devices {
 					switch {

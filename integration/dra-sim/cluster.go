@@ -53,8 +53,8 @@ func channels() []channel {
 	incubating := stable
 	incubating.ConsumableCapacity, incubating.DeviceBindingAndStatus = true, true
 	return []channel{{"stable", stable}, {"incubating", incubating}, {"experimental", structured.Features{AdminAccess: true,
-		CompatibilityGroups: true, ConsumableCapacity: true, DerivedAttributes: true, DeviceBindingAndStatus: true, DeviceTaints: true, ListTypeAttributes: true,
-		OptionalNodeOperations: true, PartitionableDevices: true, PrioritizedList: true}}}
+		CompatibilityGroups: true, ConsumableCapacity: true, DerivedAttributes: true, DeviceBindingAndStatus: true, DeviceTaints: true,
+		ListTypeAttributes: true, OptionalNodeOperations: true, PartitionableDevices: true, PrioritizedList: true}}}
 }
 
 // allocator returns the scheduler's allocator for one scheduling cycle.

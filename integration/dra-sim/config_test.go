@@ -81,7 +81,7 @@ func TestSameConfiguration(t *testing.T) {
 		}
 		said := checked(t, c)
 		for _, ch := range channels() {
-			got, err := preparedAs(t, newCluster(printed, published(m.name, m.inventory(parsed), nil)), ch, m, c, parsed)
+			got, err := preparedAs(t, newCluster(printed, published(m.name, m.inventory(parsed))), ch, m, c, parsed)
 			alternatives := slices.ContainsFunc(p.requests, func(a []request) bool { return len(a) > 1 })
 			if err == nil && said == nil && alternatives {
 				continue // check-claim refuses an alternative that was not taken

@@ -99,7 +99,7 @@ func everyDevice(t *testing.T) (out []cel.Device) {
 	out = append(out, cel.Device{Driver: "gpu.example.com"})
 	for _, m := range []machine{{name: "a", numa: 2, pfs: 3, vfs: 2, blind: 1}, {name: "b", pfs: 2, vfs: 1},
 		{name: "c", numa: 1, pfs: 1, vfs: 1}} {
-		for _, s := range published(m.name, m.inventory(c), nil) {
+		for _, s := range published(m.name, m.inventory(c)) {
 			for _, d := range s.Spec.Devices {
 				out = append(out, cel.Device{Driver: claim.Driver, Attributes: d.Attributes})
 			}

@@ -90,8 +90,8 @@ func (m machine) inventory(c *pool.Config) dra.Inventory {
 }
 
 // published returns the slices of an inventory as the API server has them. The library gives them the names.
-func published(node string, i dra.Inventory, records []claim.Record) (out []*resourceapi.ResourceSlice) {
-	all := dra.Resources(i, node, records, time.Unix(1_800_000_000, 0)).Pools[node].Slices
+func published(node string, i dra.Inventory) (out []*resourceapi.ResourceSlice) {
+	all := dra.Resources(i, node, nil, time.Unix(1_800_000_000, 0)).Pools[node].Slices
 	for n, s := range all {
 		out = append(out, &resourceapi.ResourceSlice{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05x-%s-%s-x7k2p", n, claim.Driver, node)},

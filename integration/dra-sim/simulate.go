@@ -69,7 +69,7 @@ func simulated(o options, vfs int) (*cluster, error) {
 	i := machine{numa: 2, pfs: 2, vfs: vfs / 2}.inventory(parsed)
 	var all []*resourceapi.ResourceSlice
 	for n := range o.nodes {
-		all = append(all, published(nodeName(n), i, nil)...)
+		all = append(all, published(nodeName(n), i)...)
 	}
 	c := newCluster(classes{classOf("example.com/fast")}, all)
 	r := rand.New(rand.NewPCG(o.seed, uint64(vfs)))

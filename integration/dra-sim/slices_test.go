@@ -34,7 +34,7 @@ func TestSlicesValid(t *testing.T) {
 			}
 		}
 		devices := 0
-		for _, s := range published(m.name, i, nil) {
+		for _, s := range published(m.name, i) {
 			devices += len(s.Spec.Devices)
 			if err := server.create(s); err != nil {
 				t.Errorf("seed %d, %+v: slice %s: %v", seed, m, s.Name, err)

@@ -15,8 +15,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-
-	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
 // TestClasses: the classes that `podlace sriov classes` prints select the devices of their resource alone, and carry its settings.
@@ -262,48 +260,4 @@ spec:
 	if len(want) != 4 {
 		t.Errorf("the pods have %v", want)
 	}
-}
-
-// TestWholePF: a PF that is offered whole and its VFs exclude one another.
-func TestWholePF(t *testing.T) {
-	needGate(t, "DRAPartitionableDevices")
-	machine := pcitest.Machine{Nodes: 2, PFs: 1, VFs: 4}
-	l := prepare(t, setup{machine: machine, config: `{"resourceList": [
-		{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"vendors": ["8086"]}}],
-		"pfs": [{"pfName": "ens1f0", "numVfs": 4, "offerWhole": true}]}`})
-	l.run()
-	l.ready()
-	within(t, "the PF is in a slice, with its counters", func() error {
-		d, ok := l.devices()[deviceName(pf1)]
-		if !ok || text(d, "kind") != "pf" || len(d.ConsumesCounters) == 0 {
-			return fmt.Errorf("%+v", d)
-		}
-		return nil
-	})
-	l.create(`
-kind: ResourceClaimTemplate
-metadata: {name: whole}
-spec: {spec: {devices: {requests: [{name: pf, exactly: {deviceClassName: ` + l.class() + `, selectors: [{cel: {expression:
-  'device.attributes["sriov.podlace.io"].kind == "pf"'}}]}}]}}}
----
-kind: ResourceClaimTemplate
-metadata: {name: vf}
-spec: {spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: ` + l.class() + `, selectors: [{cel: {expression:
-  'device.attributes["sriov.podlace.io"].pf == "ens1f0" && device.attributes["sriov.podlace.io"].kind == "vf"'}}]}}]}}}
-`)
-	l.pod("one", "nic=+vf")
-	l.runs("one")
-	l.pod("all", "pf=+whole")
-	l.event("all", "cannot allocate all claims")
-	l.delete("one")
-	within(t, "the claim of the PF is allocated", func() error {
-		if c := l.getClaim(l.claimOf("all", "pf")); c.Status.Allocation == nil {
-			return fmt.Errorf("%+v", c.Status)
-		}
-		return nil
-	})
-	l.pod("late", "nic=+vf")
-	l.event("late", "cannot allocate all claims")
-	l.delete("all")
-	l.runs("late")
 }
