@@ -4,6 +4,7 @@ package docs
 
 import (
 	"bytes"
+	encoding "encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -17,6 +18,8 @@ import (
 	rbac "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/podlace/podlace/pkg/claim"
@@ -115,9 +118,34 @@ func TestDRAManifest(t *testing.T) {
 	if len(mounts) > 0 {
 		t.Errorf("no volumes for %v", slices.Sorted(maps.Keys(mounts)))
 	}
+	if patched := privileged(t, set); len(patched.Volumes) != len(spec.Volumes) || patched.Containers[0].SecurityContext.Capabilities != nil {
+		t.Errorf("with the privileged patch: %+v", patched)
+	}
 	text := kubeObject[*core.ConfigMap](t, draManifest).Data["config.json"]
 	config, err := pool.Parse(pool.Source{File: draManifest, Prefix: "intel.com"}, []byte(text))
 	if err != nil || len(config.Resources) == 0 || config.Resources[0].API != pool.DRA || len(config.Notes) > 0 {
 		t.Errorf("%v, %+v", err, config)
 	}
+}
+
+// privileged returns what the DaemonSet runs with the privileged patch.
+func privileged(t *testing.T, set *apps.DaemonSet) core.PodSpec {
+	t.Helper()
+	patch, err := yaml.ToJSON([]byte(read(t, "conf/sriov-device-plugin-privileged.yaml")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := encoding.Marshal(set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := strategicpatch.StrategicMergePatch(before, patch, apps.DaemonSet{})
+	var patched apps.DaemonSet
+	if err == nil {
+		err = encoding.Unmarshal(after, &patched)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return patched.Spec.Template.Spec
 }

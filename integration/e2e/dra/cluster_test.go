@@ -48,7 +48,7 @@ func startCluster(dir string) (*cluster, error) {
 	c := &cluster{dir: dir, sysctls: sysctls()}
 	c.cmd = c.command("run")
 	c.cmd.Env = append(c.cmd.Env, "APISERVER=--audit-log-path="+auditLog(dir)+" --audit-policy-file="+audit,
-		"KUBELETS=--sync-frequency=10s --pod-manifest-path="+manifests) // a claim that cannot be prepared is tried again after that time
+		"KUBELETS="+kubeletFlags())
 	c.cmd.Stderr = os.Stderr
 	input, err := c.cmd.StdinPipe()
 	if err != nil {
@@ -70,6 +70,15 @@ func startCluster(dir string) (*cluster, error) {
 		}
 	}
 	return nil, errors.Join(errors.New("the cluster is not ready"), c.cmd.Wait())
+}
+
+// kubeletFlags are more than those of cluster.sh. A claim that cannot be prepared is tried again after the first one's time.
+func kubeletFlags() string {
+	flags := "--sync-frequency=10s --pod-manifest-path=" + manifests
+	if os.Getenv("VERSION") == "1.34" {
+		flags += " --feature-gates=KubeletCrashLoopBackOffMax=true" // on by default since 1.35; cluster.sh sets the key
+	}
+	return flags
 }
 
 func auditLog(dir string) string { return filepath.Join(dir, "plane", "audit.log") }
