@@ -27,14 +27,15 @@ spec: {spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: ` + l.
   'device.attributes["sriov.podlace.io"].pf == "` + pf1Name + `" && device.attributes["sriov.podlace.io"].kind == "` + kind + `"'}}]}}]}}}`)
 }
 
-// TestWholePF: a PF that is offered whole and its VFs exclude one another. The VFs are gone while a pod has the PF, and there again after it.
+// TestWholePF: a PF that is offered whole and its VFs exclude one another. While a pod has the PF, the VFs are gone; afterwards they are
+// there again.
 func TestWholePF(t *testing.T) {
 	needGate(t, "DRAPartitionableDevices")
 	l := prepare(t, setup{config: whole})
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, l.sysfs)
 	mac := l.addPF(pf1Name)
-	l.daemon.run()
-	l.daemon.ready()
+	l.run()
+	l.ready()
 	within(t, "the PF is in a slice, with its counters", func() error {
 		d, ok := l.devices()[deviceName(pf1)]
 		if !ok || text(d, "kind") != "pf" || len(d.ConsumesCounters) == 0 {
