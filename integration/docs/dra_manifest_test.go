@@ -60,8 +60,8 @@ func TestRights(t *testing.T) {
 		}
 	}
 	want := map[string]string{"/nodes": "get", "resource.k8s.io/resourceclaims": "get",
-		"resource.k8s.io/resourceclaims/status": "patch update",
-		"resource.k8s.io/resourceclaims/driver": "associated-node:patch associated-node:update" + claim.Driver,
+		"resource.k8s.io/resourceclaims/status": "patch",
+		"resource.k8s.io/resourceclaims/driver": "associated-node:patch" + claim.Driver,
 		"resource.k8s.io/resourceslices":        "get list watch create update delete"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -110,7 +110,7 @@ func TestDRAManifest(t *testing.T) {
 		if v.HostPath == nil {
 			continue
 		}
-		kind := map[bool]core.HostPathType{true: core.HostPathDirectory, false: core.HostPathDirectoryOrCreate}[m.ReadOnly]
+		kind := map[bool]core.HostPathType{true: core.HostPathDirectory, false: core.HostPathDirectoryOrCreate}[m.ReadOnly && v.Name != "netns"]
 		if m.MountPath != v.HostPath.Path || *v.HostPath.Type != kind {
 			t.Errorf("volume %s: %+v at %+v", v.Name, v.HostPath, m)
 		}

@@ -5,6 +5,7 @@ package deviceplugin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -23,14 +24,19 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 			return allocation.Answer{Error: err.Error(), Uncertain: errors.Is(err, allocation.ErrUncertain)}
 		}
 		a.Devices, a.UID, a.Resources = append(a.Devices, devices...), q.UID, q.Resources
-		if !q.Claims {
-			return a
-		}
 		claimed, err := claim.Find(d.Claims, d.Root, claim.Pod{Namespace: q.Namespace, Name: q.Pod, UID: q.UID})
 		if err != nil {
 			return allocation.Answer{Error: err.Error()}
 		}
-		a.Devices, a.Claims = append(a.Devices, claim.Of(claimed, q.Resources)...), true
+		claimed = claim.Of(claimed, q.Resources)
+		if !q.Claims { // an older plugin would start the pod without them
+			if i := slices.IndexFunc(claimed, func(c allocation.Device) bool { return !c.Claim.Admin }); i >= 0 {
+				return allocation.Answer{Error: fmt.Sprintf("pod %s/%s has %s by claim %s: the plugin sriov on this node is older than claims: update it",
+					q.Namespace, q.Pod, claimed[i].ID, claimed[i].Claim.Name)}
+			}
+			return a
+		}
+		a.Devices, a.Claims = append(a.Devices, claimed...), true
 		return a
 	}
 	held, err := podresources.List(ctx, d.kubelet())

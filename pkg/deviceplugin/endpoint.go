@@ -141,6 +141,9 @@ func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*p
 	if err == nil {
 		err = e.gate.free(seen)
 	}
+	if err == nil {
+		err = e.gate.unclaimed(seen)
+	}
 	if err != nil {
 		e.log.Error("devices were refused", "error", err)
 		return nil, status.Errorf(codes.FailedPrecondition, "%s: %v", e.resource, err)

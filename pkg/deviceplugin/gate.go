@@ -5,6 +5,8 @@ package deviceplugin
 import (
 	"fmt"
 	"sync"
+
+	"github.com/podlace/podlace/pkg/claim"
 )
 
 // gate keeps devices from being handed out while it is decided whose they are: Allocate holds it for reading, refresh and whoever changes a
@@ -13,10 +15,27 @@ type gate struct {
 	sync.RWMutex
 	preparing map[string]bool // devices that are being changed, whom nobody gets meanwhile
 	handOuts  *handOuts
+	claims    string // the folder of records of claims
 }
 
-func newGate(checkpoint string) *gate {
-	return &gate{preparing: map[string]bool{}, handOuts: newHandOuts(checkpoint)}
+func newGate(checkpoint, claims string) *gate {
+	return &gate{preparing: map[string]bool{}, handOuts: newHandOuts(checkpoint), claims: claims}
+}
+
+// unclaimed is an error if a claim has one of the devices, or may have: the offer may be older than the record of the claim.
+func (g *gate) unclaimed(ids map[string]bool) error {
+	records, err := claim.List(g.claims)
+	for _, r := range records {
+		for id := range ids {
+			if r.Has(id) {
+				return fmt.Errorf("device %s is of %s", id, r)
+			}
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("whether a claim has a device: %w; see %s", err, g.claims)
+	}
+	return nil
 }
 
 // free is an error if one of the devices is being changed.
@@ -29,10 +48,20 @@ func (g *gate) free(ids map[string]bool) error {
 	return nil
 }
 
-// change changes devices that nobody has: check is an error if somebody has one, and is asked while nothing is handed out.
+// change changes devices that nobody has and that no other call changes: check is an error if somebody has one, and is asked while nothing
+// is handed out.
 func (g *gate) change(ids []string, check, change func() error) error {
+	wanted := map[string]bool{}
+	for _, id := range ids {
+		wanted[id] = true
+	}
 	g.Lock()
-	err := check()
+	err := g.free(wanted)
+	if err != nil {
+		err = fmt.Errorf("%w: %w", errInUse, err)
+	} else {
+		err = check()
+	}
 	for _, id := range ids {
 		if err == nil {
 			g.preparing[id] = true

@@ -3,6 +3,7 @@
 package dra
 
 import (
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"path/filepath"
@@ -20,6 +21,9 @@ const claimLocks = "claims.lock"
 
 // lockWait is how long Prepare waits for another call about the same claim or VF. The kubelet repeats its calls.
 const lockWait = 10 * time.Second
+
+// lockPoll is the pause between two attempts.
+const lockPoll = 20 * time.Millisecond
 
 // firstClaim is above the numbers of all PCI addresses.
 const firstClaim = 1 << 62
@@ -56,12 +60,20 @@ func (l *locks) lockVFs(vfs []pci.Address) error {
 	return nil
 }
 
+// add takes a lock. It polls: a wait in the kernel cannot be given up, and would keep a thread for each call of the kubelet about a claim
+// whose driver hangs.
 func (l *locks) add(offset int64) error {
-	lock, err := l.dir.LockAtWithin(lockWait, claimLocks, 0o600, offset)
-	if err == nil {
-		l.held = append(l.held, lock)
+	for until := time.Now().Add(lockWait); ; time.Sleep(lockPoll) {
+		lock, err := l.dir.LockAtWithin(0, claimLocks, 0o600, offset)
+		if err == nil {
+			l.held = append(l.held, lock)
+			return nil
+		}
+		var busy interface{ Busy() bool }
+		if !errors.As(err, &busy) || time.Now().After(until) {
+			return err
+		}
 	}
-	return err
 }
 
 func (l *locks) unlock() {

@@ -155,6 +155,9 @@ func (d *Driver) write(r claim.Record, before *claim.Record) error {
 // reserve makes the devices of a plan the claim's, and binds their drivers. The caller has the locks of claim and VFs.
 func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) error {
 	uid, fresh := p.devices[0].UID, []pci.Address{}
+	if _, err := d.others(*p); err != nil { // before anything is settled: the pod of another claim may live
+		return err
+	}
 	attached, err := attachedTo(uid)
 	if err != nil {
 		return err
@@ -227,16 +230,9 @@ func texts(list []pci.Address) (out []string) {
 
 // free returns an error if another claim has a device of the plan, or a pod has one of fresh by the device plugin API.
 func (d *Driver) free(p plan, fresh []pci.Address) error {
-	records, unreadable := d.records()
-	if unreadable != nil {
-		return fmt.Errorf("whether a claim has its devices: %w; see %s", unreadable, d.options.Claims)
-	}
-	for _, a := range p.addresses() {
-		for _, r := range records {
-			if c := r.Claim(); c.UID != p.devices[0].UID && r.Has(a.String()) {
-				return fmt.Errorf("VF %s is still of %s (uid %s): its pod has not ended", a, r, c.UID)
-			}
-		}
+	records, err := d.others(p)
+	if err != nil {
+		return err
 	}
 	for _, a := range fresh {
 		if why := d.inUse(a); why != "" {
@@ -244,6 +240,22 @@ func (d *Driver) free(p plan, fresh []pci.Address) error {
 		}
 	}
 	return d.excluded(p, records)
+}
+
+// others returns the records of all claims, or an error if another claim has a device of the plan.
+func (d *Driver) others(p plan) ([]claim.Record, error) {
+	records, unreadable := d.records()
+	if unreadable != nil {
+		return nil, fmt.Errorf("whether a claim has its devices: %w; see %s", unreadable, d.options.Claims)
+	}
+	for _, a := range p.addresses() {
+		for _, r := range records {
+			if c := r.Claim(); c.UID != p.devices[0].UID && r.Has(a.String()) {
+				return nil, fmt.Errorf("VF %s is still of %s (uid %s): its pod has not ended", a, r, c.UID)
+			}
+		}
+	}
+	return records, nil
 }
 
 // toBind returns the indexes of the devices that need another driver.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -110,12 +111,9 @@ func (w *statusWriter) writeAll(ctx context.Context) (again time.Time) {
 			again = next
 		}
 	}
-	for uid := range w.written {
-		if !seen[uid] {
-			delete(w.written, uid)
-			delete(w.retries, uid)
-		}
-	}
+	ended := func(uid string) bool { return !seen[uid] }
+	maps.DeleteFunc(w.written, func(uid, _ string) bool { return ended(uid) })
+	maps.DeleteFunc(w.retries, func(uid string, _ statusRetry) bool { return ended(uid) })
 	return again
 }
 

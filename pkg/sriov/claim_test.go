@@ -215,6 +215,34 @@ func TestSettle(t *testing.T) {
 	l.isGolden()
 }
 
+// TestSettleUnseen: a daemon that does not see the folder of namespaces, as in a container, takes no VF from a pod that lives.
+func TestSettleUnseen(t *testing.T) {
+	l := newLab(t)
+	a, err := pci.ParseAddress(vf1)
+	must(t, err)
+	*l.devices, *l.claims = []allocation.Device{claimed("c-0", "a", 0, vf1)}, true
+	l.prepare(t.TempDir(), "u-0", *l.devices...)
+	l.add("a")
+	netns := ""
+	at := func(path string) {
+		h, err := holdKnown(a)
+		must(t, err)
+		defer h.close()
+		j, _, err := h.load()
+		must(t, err)
+		netns, j.Netns = j.Netns, path
+		must(t, h.save(j))
+	}
+	at("/run/unseen/ns")
+	if err := Settle(l.sriov.sysfs, a, "c-1", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "pod shop/web-0 has it since") {
+		t.Errorf("got %v", err)
+	}
+	at(netns)
+	l.podLink("net1")
+	l.del("a")
+	l.isGolden()
+}
+
 // TestClaimAddresses: the journal of a claim's VF says which addresses it has, once ADD has finished.
 func TestClaimAddresses(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "subnet": "10.7.0.0/24"}, "vlan", nil)
@@ -251,4 +279,19 @@ func TestClaimedPF(t *testing.T) {
 	}
 	(*l.devices)[0].Claim = nil
 	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "PCI function "+pf+" is no VF of this node")
+}
+
+// TestHoldingGone: a namespace whose folder is not visible, as in a container, is not gone.
+func TestHoldingGone(t *testing.T) {
+	folder := t.TempDir()
+	for netns, gone := range map[string]bool{
+		filepath.Join(folder, "ended"):    true,
+		filepath.Join(folder, "no/ended"): false,
+		"/proc/4194305/ns/net":            true, // above the highest PID
+		folder:                            false,
+	} {
+		if got := (Holding{Netns: netns}).Gone(); got != gone {
+			t.Errorf("%s: %t", netns, got)
+		}
+	}
 }

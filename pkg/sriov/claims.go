@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/podlace/podlace/pkg/allocation"
@@ -34,8 +37,16 @@ type Holding struct {
 	Ready       bool              // of a claim: ADD has finished
 }
 
-// Gone reports whether the network namespace of the attachment is gone.
-func (h Holding) Gone() bool { return plugin.NetnsGone(h.Netns) }
+// Gone reports whether the network namespace of the attachment is gone. A namespace counts as there if its folder is not visible, as in a
+// container that does not mount the folder.
+func (h Holding) Gone() bool { return plugin.NetnsGone(h.Netns) && visible(h.Netns) }
+
+// visible reports whether this process sees the folder of a network namespace. The folder of /proc/PID/ns/net goes with the process.
+func visible(netns string) bool {
+	folder := filepath.Dir(netns)
+	_, err := os.Stat(folder)
+	return err == nil || strings.HasPrefix(folder, "/proc/")
+}
 
 // Holdings returns the readable journals of all VFs.
 func Holdings() (all []Holding, err error) {
@@ -86,8 +97,35 @@ func Settle(sysfs string, a pci.Address, claimUID string, log *slog.Logger) erro
 		if j.Claim != nil && j.Claim.UID == claimUID {
 			return nil
 		}
+		if err := n.elsewhere(j); err != nil {
+			return err
+		}
 		return n.settleLeft(h, j, false)
 	})
+}
+
+// elsewhere returns an error if the pod of a journal may live although its namespace is not found: a daemon in a container may not see the
+// folder of namespaces. The kernel returns an interface when its namespace ends, so one that stays away is in a namespace that lives.
+func (n *node) elsewhere(j journal) error {
+	if !plugin.NetnsGone(j.Netns) {
+		return nil // has looks into it
+	}
+	c, err := n.await(j.Address)
+	switch {
+	case isGone(err):
+		return nil
+	case err != nil:
+		return err
+	case c.userspace() != "" && !visible(j.Netns):
+		folder := filepath.Dir(j.Netns)
+		return plugin.WithHint(fmt.Errorf("VF %s: it is unknown whether %s lives: %s is not visible", j.Address, j.whose(), folder),
+			"mount %s of the node into the container of the daemon, with mountPropagation HostToContainer", folder)
+	case c.userspace() != "":
+		return nil
+	case c.link.Index == 0 && j.Former.Name != "" && c.vf.Driver != "":
+		return busy(j)
+	}
+	return nil
 }
 
 // ReturnClaim brings VFs back that pods of a claim have, as DEL does: those of the claim's record, and those whose journals name the claim.

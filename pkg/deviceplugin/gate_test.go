@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+)
+
+// TestUnclaimed: a VF whose record is newer than the offer goes to no container.
+func TestUnclaimed(t *testing.T) {
+	g := newGate("", t.TempDir())
+	ids := map[string]bool{vf00: true}
+	if err := g.unclaimed(ids); err != nil {
+		t.Fatal(err)
+	}
+	c := &allocation.Claim{UID: "c-0", Namespace: "shop", Name: "nic", Request: "nic", Pool: "node", Device: "x"}
+	r := claim.Record{State: claim.Preparing, Devices: []allocation.Device{{Resource: "example.com/one", ID: vf00, Claim: c}}}
+	if err := claim.Write(g.claims, r); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.unclaimed(ids); err == nil || !strings.Contains(err.Error(), vf00+" is of claim shop/nic") {
+		t.Errorf("got %v", err)
+	}
+	if err := g.unclaimed(map[string]bool{vf01: true}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestGateChangesOnce: while one call changes a device, such as numVfs of its PF, no other one does: no claim gets a VF that is about to go.
+func TestGateChangesOnce(t *testing.T) {
+	g := newGate("", "/nonexistent")
+	ok := func() error { return nil }
+	err := g.change([]string{vf00, vf01}, ok, func() error {
+		if err := g.change([]string{vf01}, ok, ok); !errors.Is(err, errInUse) {
+			t.Errorf("a second change of %s meanwhile: got %v", vf01, err)
+		}
+		return g.change([]string{vf10}, ok, ok)
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if err := g.change([]string{vf01}, ok, ok); err != nil {
+		t.Errorf("after the change: %v", err)
+	}
+}
