@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/podlace/podlace/pkg/allocation"
 )
@@ -273,5 +274,39 @@ func BenchmarkFind(b *testing.B) {
 		if devices, err := Find(filepath.Join(kubelet, "claims"), kubelet, Pod{"shop", "web-0", "none"}); devices != nil || err != nil {
 			b.Fatal(devices, err)
 		}
+	}
+}
+
+// TestCache: a cache has what List has after each change of the folder, and an unreadable record is an error at each call.
+func TestCache(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "claims")
+	c := NewCache(folder)
+	agree := func(what string) {
+		t.Helper()
+		want, wantErr := List(folder)
+		for range 2 {
+			got, err := c.List()
+			if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" || (err == nil) != (wantErr == nil) {
+				t.Errorf("%s: %v, want %v\n%s", what, err, wantErr, diff)
+			}
+		}
+	}
+	agree("no folder")
+	one := record("c-1", "shop", "one", "a")
+	for _, step := range []struct {
+		what   string
+		change func() error
+	}{
+		{"written", func() error { return Write(folder, one) }},
+		{"two", func() error { return Write(folder, record("c-2", "shop", "two", "a")) }},
+		{"replaced", func() error { one.State = Preparing; return Write(folder, one) }},
+		{"damaged", func() error { return os.WriteFile(filepath.Join(folder, "c-3"), []byte("{"), 0o600) }},
+		{"damaged one removed", func() error { return Remove(folder, "c-3") }},
+		{"removed", func() error { return Remove(folder, "c-1") }},
+	} {
+		if err := step.change(); err != nil {
+			t.Fatal(err)
+		}
+		agree(step.what)
 	}
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/podlace/podlace/pkg/allocation"
-	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
@@ -201,7 +200,7 @@ func contains(p pool.Pool, id string) bool {
 // mergeUnlisted adds what was handed out since the kubelet was asked, and what claims hold, of which it does not tell.
 func (d *daemon) mergeUnlisted() {
 	d.held = merge(d.held, d.gate.handOuts.recent())
-	records, err := claim.List(d.Claims)
+	records, err := d.gate.claims.List()
 	if err != nil && (d.unreadClaims == nil || err.Error() != d.unreadClaims.Error()) {
 		d.log.Error("it is not known which devices claims hold: nothing is changed of any device", "error", err)
 	}
@@ -210,7 +209,7 @@ func (d *daemon) mergeUnlisted() {
 		d.held = slices.DeleteFunc(slices.Clone(d.held), byClaim)
 	}
 	for _, r := range records {
-		d.held = merge(d.held, slices.DeleteFunc(r.Devices, func(h allocation.Device) bool { return h.Claim.Admin }))
+		d.held = merge(d.held, slices.DeleteFunc(slices.Clone(r.Devices), func(h allocation.Device) bool { return h.Claim.Admin }))
 	}
 }
 

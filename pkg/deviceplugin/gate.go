@@ -15,16 +15,16 @@ type gate struct {
 	sync.RWMutex
 	preparing map[string]bool // devices that are being changed, whom nobody gets meanwhile
 	handOuts  *handOuts
-	claims    string // the folder of records of claims
+	claims    *claim.Cache
 }
 
 func newGate(checkpoint, claims string) *gate {
-	return &gate{preparing: map[string]bool{}, handOuts: newHandOuts(checkpoint), claims: claims}
+	return &gate{preparing: map[string]bool{}, handOuts: newHandOuts(checkpoint), claims: claim.NewCache(claims)}
 }
 
 // unclaimed is an error if a claim has one of the devices, or may have: the offer may be older than the record of the claim.
 func (g *gate) unclaimed(ids map[string]bool) error {
-	records, err := claim.List(g.claims)
+	records, err := g.claims.List()
 	for _, r := range records {
 		for id := range ids {
 			if r.Has(id) {
@@ -33,7 +33,7 @@ func (g *gate) unclaimed(ids map[string]bool) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("whether a claim has a device: %w; see %s", err, g.claims)
+		return fmt.Errorf("whether a claim has a device: %w", err)
 	}
 	return nil
 }

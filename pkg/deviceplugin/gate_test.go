@@ -13,14 +13,15 @@ import (
 
 // TestUnclaimed: a VF whose record is newer than the offer goes to no container.
 func TestUnclaimed(t *testing.T) {
-	g := newGate("", t.TempDir())
+	folder := t.TempDir()
+	g := newGate("", folder)
 	ids := map[string]bool{vf00: true}
 	if err := g.unclaimed(ids); err != nil {
 		t.Fatal(err)
 	}
 	c := &allocation.Claim{UID: "c-0", Namespace: "shop", Name: "nic", Request: "nic", Pool: "node", Device: "x"}
 	r := claim.Record{State: claim.Preparing, Devices: []allocation.Device{{Resource: "example.com/one", ID: vf00, Claim: c}}}
-	if err := claim.Write(g.claims, r); err != nil {
+	if err := claim.Write(folder, r); err != nil {
 		t.Fatal(err)
 	}
 	if err := g.unclaimed(ids); err == nil || !strings.Contains(err.Error(), vf00+" is of claim shop/nic") {
@@ -31,7 +32,8 @@ func TestUnclaimed(t *testing.T) {
 	}
 }
 
-// TestGateChangesOnce: while one call changes a device, such as numVfs of its PF, no other one does: no claim gets a VF that is about to go.
+// TestGateChangesOnce: while one call changes a device, such as numVfs of its PF, no other call does: no claim gets a VF that is about to
+// go.
 func TestGateChangesOnce(t *testing.T) {
 	g := newGate("", "/nonexistent")
 	ok := func() error { return nil }

@@ -237,7 +237,8 @@ func TestRefusedVersion(t *testing.T) {
 func TestTwoInstances(t *testing.T) {
 	k := newFakeKubelet(t)
 	old, stop := context.WithCancel(context.Background())
-	r := newRegistrar(newEndpoint(fast, offering(vfs(1)), quiet(), newCounters(), newGate("", "/nonexistent")), k.folder(), make(chan struct{}))
+	e := newEndpoint(fast, offering(vfs(1)), quiet(), newCounters(), newGate("", "/nonexistent"))
+	r := newRegistrar(e, k.folder(), make(chan struct{}))
 	done := make(chan struct{})
 	go func() { defer close(done); r.run(old) }()
 	k.start()

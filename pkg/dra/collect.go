@@ -96,7 +96,7 @@ func (c *collector) report(uid string, err error) {
 // collect unprepares claims that have ended without the kubelet's call: the kubelet's file does not name them, no pod has their VFs, and
 // the API server says that they are gone.
 func (c *collector) collect(ctx context.Context, now time.Time) {
-	records, err := c.records()
+	records, err := c.records.List()
 	c.report("", err)
 	held, err := sriov.Holdings()
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
 )
@@ -77,17 +78,17 @@ type Driver struct {
 
 	slices *publisher
 
-	count counters
-	lead  leadership
-	binds bindFailures
-	news  broadcast // of records: a claim was prepared or unprepared
-	conn  connection
-	cache recordCache
+	count   counters
+	lead    leadership
+	binds   bindFailures
+	news    broadcast // of records: a claim was prepared or unprepared
+	conn    connection
+	records *claim.Cache
 }
 
 // New returns a driver that does nothing before Run.
 func New(o Options) *Driver {
-	d := &Driver{options: o, changed: make(chan struct{}), count: newCounters(o.Metrics)}
+	d := &Driver{options: o, changed: make(chan struct{}), count: newCounters(o.Metrics), records: claim.NewCache(o.Claims)}
 	d.slices = newPublisher(d)
 	return d
 }

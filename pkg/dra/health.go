@@ -65,7 +65,7 @@ func sameHealth(a, b []kubeletplugin.DeviceHealth) bool {
 
 // healthOf returns the health of prepared devices.
 func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
-	records, _ := d.records() // an unreadable one is logged by the daemon
+	records, _ := d.records.List() // an unreadable one is logged by the daemon
 	told := map[string]bool{}
 	for _, r := range records {
 		for _, dev := range r.Devices {

@@ -244,7 +244,7 @@ func (d *Driver) free(p plan, fresh []pci.Address) error {
 
 // others returns the records of all claims, or an error if another claim has a device of the plan.
 func (d *Driver) others(p plan) ([]claim.Record, error) {
-	records, unreadable := d.records()
+	records, unreadable := d.records.List()
 	if unreadable != nil {
 		return nil, fmt.Errorf("whether a claim has its devices: %w; see %s", unreadable, d.options.Claims)
 	}

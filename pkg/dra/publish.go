@@ -161,7 +161,7 @@ func (p *publisher) controllerOptions(first *resourceslice.DriverResources) reso
 
 // desire returns what to publish, and remembers it.
 func (p *publisher) desire(i Inventory) *resourceslice.DriverResources {
-	if records, err := claim.List(p.options.Claims); err == nil { // else the former ones count; the daemon has logged it
+	if records, err := p.Driver.records.List(); err == nil { // else the former ones count; the daemon has logged it
 		p.records = records
 	}
 	now := time.Now()

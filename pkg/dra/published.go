@@ -47,7 +47,7 @@ func (d *Driver) Published() map[string]allocation.Published {
 	if !ok {
 		return nil
 	}
-	records, err := claim.List(d.options.Claims)
+	records, err := d.records.List()
 	if err != nil {
 		d.options.Log.Warn("records of claims cannot be read: devices of these claims may be shown as not published", "error", err)
 	}

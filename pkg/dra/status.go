@@ -96,7 +96,7 @@ func (d *Driver) statusAlways(ctx context.Context) {
 
 // writeAll writes what the API server does not have, and returns when to try again, zero if only after a change.
 func (w *statusWriter) writeAll(ctx context.Context) (again time.Time) {
-	records, _ := w.records() // those that can be read
+	records, _ := w.records.List() // those that can be read
 	held, err := sriov.Holdings()
 	if err != nil {
 		return time.Now().Add(lastStatusRetry)
