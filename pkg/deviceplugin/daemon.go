@@ -95,14 +95,13 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 		// The configuration has it no more. While pods have devices of it, the kubelet has to know these.
 		p := pool.Pool{Name: name}
 		lost[name] = d.lost(p)
-		switch told := !leaving || d.serving[name].ready(); {
-		case len(lost[name]) > 0:
-			pools = append(pools, p)
-		case !told:
-			pools = append(pools, p)
-			again = time.Now().Add(lookEvery) // when the kubelet knows that it leaves
-		default:
+		if len(lost[name]) == 0 && (!leaving || d.serving[name].ready()) {
 			d.end(name)
+			continue
+		}
+		pools = append(pools, p)
+		if len(lost[name]) == 0 {
+			again = time.Now().Add(lookEvery) // until the kubelet knows that it leaves
 		}
 	}
 	d.publish(pools, lost)
