@@ -53,16 +53,17 @@ func (h handler) PrepareResourceClaims(ctx context.Context,
 }
 
 // prepareWithin is prepare for at most callTimeout. What has not finished by then goes on, and keeps the locks of the claim.
-func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim) (devices []kubeletplugin.Device, err error) {
-	err = bounded(ctx, func(ctx context.Context) error {
-		prepared, err := d.prepare(ctx, c)
-		devices = prepared
+func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	prepared := make(chan []kubeletplugin.Device, 1) // stays unread after a timeout
+	err := bounded(ctx, func(ctx context.Context) error {
+		devices, err := d.prepare(ctx, c)
+		prepared <- devices
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
-	return devices, nil
+	return <-prepared, nil
 }
 
 // bounded calls f, and returns after callTimeout at most.
