@@ -112,7 +112,8 @@ func newModel(t *testing.T) *model {
 
 // answerClaims answers as the daemon does, and returns the socket.
 func (m *model) answerClaims() string {
-	dir := filepath.Dir(m.options.Kubelet)
+	claims, kubelet := m.options.Claims, m.options.Kubelet // restart replaces the driver
+	dir := filepath.Dir(kubelet)
 	socket := filepath.Join(dir, "s")
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
 	must(m.draLab, err)
@@ -121,7 +122,7 @@ func (m *model) answerClaims() string {
 	go func() {
 		defer close(done)
 		allocation.Serve(ctx, listener, func(_ context.Context, q allocation.Question) allocation.Answer {
-			devices, err := claim.Find(m.options.Claims, m.options.Kubelet, claim.Pod{Namespace: q.Namespace, Name: q.Pod, UID: q.UID})
+			devices, err := claim.Find(claims, kubelet, claim.Pod{Namespace: q.Namespace, Name: q.Pod, UID: q.UID})
 			if err != nil {
 				return allocation.Answer{Error: err.Error()}
 			}

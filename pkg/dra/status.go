@@ -73,7 +73,11 @@ func (d *Driver) statusAlways(ctx context.Context) {
 	for {
 		news, turn := d.news.wait(), d.lead.turn.wait()
 		var due <-chan time.Time
-		if d.leads() {
+		_, first, known := d.watch()
+		if known {
+			first = nil
+		}
+		if known && d.leads() { // before the first inventory the names of PFs are unknown
 			if again := w.writeAll(ctx); !again.IsZero() {
 				due = time.After(time.Until(again))
 			}
@@ -84,6 +88,7 @@ func (d *Driver) statusAlways(ctx context.Context) {
 		case <-journals:
 		case <-news:
 		case <-turn:
+		case <-first:
 		case <-due:
 		}
 		select {
@@ -124,7 +129,7 @@ func (w *statusWriter) writeOne(ctx context.Context, r claim.Record, held []srio
 		return w.forbidden
 	}
 	before, known := w.written[uid]
-	if !known && r.Time.Before(w.began) { // the instance before may have written it
+	if !known && !r.Time.After(w.began) { // the instance before may have written it
 		text, err := w.stored(ctx, r)
 		if err != nil {
 			return now.Add(lastStatusRetry)
