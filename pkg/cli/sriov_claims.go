@@ -89,7 +89,7 @@ func (n *sriovNode) holder(h allocation.Device) string {
 	return "claim " + h.Claim.Namespace + "/" + h.Claim.Name
 }
 
-// has says in a sentence who has a device.
+// has describes the owner of a device.
 func (n *sriovNode) has(h allocation.Device) string {
 	who := plain(n.holder(h))
 	if !strings.HasPrefix(who, "claim ") {

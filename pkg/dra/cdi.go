@@ -102,16 +102,25 @@ func (d *Driver) writeCDI(p plan) error {
 	return dir.Write(name, data, 0o644)
 }
 
-// removeCDI deletes the specification of a claim, which need not exist.
-func (d *Driver) removeCDI(uid string) error {
+// openCDI opens the folder of specifications; it returns nil without an error if there is none.
+func (d *Driver) openCDI() (*store.Dir, error) {
 	if d.options.CDI == "" {
-		return nil
+		return nil, nil
 	}
 	dir, err := store.Open(d.options.CDI)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return nil, nil
 	}
 	if err != nil {
+		return nil, err
+	}
+	return dir, nil
+}
+
+// removeCDI deletes the specification of a claim, which need not exist.
+func (d *Driver) removeCDI(uid string) error {
+	dir, err := d.openCDI()
+	if dir == nil {
 		return err
 	}
 	defer dir.Close()
@@ -120,14 +129,8 @@ func (d *Driver) removeCDI(uid string) error {
 
 // sweepCDI deletes specifications of claims that have no record.
 func (d *Driver) sweepCDI() error {
-	if d.options.CDI == "" {
-		return nil
-	}
-	dir, err := store.Open(d.options.CDI)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	dir, err := d.openCDI()
+	if dir == nil {
 		return err
 	}
 	defer dir.Close()

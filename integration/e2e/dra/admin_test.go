@@ -94,7 +94,7 @@ func (l *lab) allocate(claim, pool, device string) {
 	}
 }
 
-// TestWrongNode: a claim that says nothing of this node, or has a device that is not there, is not prepared, and the pod is told why.
+// TestWrongNode: Prepare refuses a claim for another node or for a device that does not exist, and the pod has an event with the reason.
 func TestWrongNode(t *testing.T) {
 	l := newLab(t, setup{})
 	for name, result := range map[string][2]string{"pool": {"node9", deviceName(l.ids[0])}, "device": {nodeName, "0000-99-00-1"}} {

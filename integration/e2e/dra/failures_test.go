@@ -194,7 +194,7 @@ func exists(path string) error {
 	return err
 }
 
-// TestRecordsLost (failure 7): a pod whose record is lost does not start without its VF; the daemon writes the record anew.
+// TestRecordsLost (failure 7): a pod whose record is lost does not start without its VF; the daemon writes the record again.
 func TestRecordsLost(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -213,7 +213,7 @@ func TestRecordsLost(t *testing.T) {
 }
 
 // TestStateDamaged (failure 8): while the kubelet's file is damaged a pod with a claim does not start without its VF, and pods of
-// namespaces without claims start. The kubelet writes the file anew whenever it prepares a claim.
+// namespaces without claims start. The kubelet rewrites the file whenever it prepares a claim.
 func TestStateDamaged(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")

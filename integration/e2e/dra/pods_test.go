@@ -151,7 +151,7 @@ func (l *lab) describe() {
 	l.Logf("kubelet:\n%s", tail(filepath.Join(os.Getenv(dirEnv), nodeName, "kubelet.log"), 15, "dra", "DRA", "E1", "laim"))
 }
 
-// killSandbox kills a pod's sandbox, which the kubelet makes anew.
+// killSandbox kills a pod's sandbox; the kubelet creates a new one.
 func (l *lab) killSandbox(pod string) (former sandbox) {
 	l.Helper()
 	former, ok := l.sandboxOf(pod)
@@ -164,7 +164,7 @@ func (l *lab) killSandbox(pod string) (former sandbox) {
 	return former
 }
 
-// anew waits for another sandbox of a pod than the former, in which its containers run.
+// anew waits until the containers of a pod run in a sandbox other than the given one.
 func (l *lab) anew(pod string, former sandbox) {
 	l.Helper()
 	within(l.T, "pod "+pod+" has a new sandbox", func() error {
