@@ -31,7 +31,7 @@ func layers() [][]string {
 		{"pkg/ipam", "pkg/pci", "pkg/reference", "pkg/noderoutes"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
 		{"pkg/reconcile", "pkg/pool", "pkg/validate"},
-		{"pkg/rollback", "pkg/devicefiles"}, // rollback reads configurations as the collector does
+		{"pkg/rollback", "pkg/devicefiles", "pkg/doctor"}, // rollback reads configurations as the collector does
 		{"pkg/dra"},
 		{"pkg/cli", "pkg/deviceplugin", "pkg/nodeagent"},
 		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/sriov", "plugins/podlace",
@@ -55,11 +55,11 @@ func only() map[string][]string {
 
 		// Codes and hints are for runtimes and operators; pkg/kernel and all other mechanism return errors that say what they are.
 		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/cli", "pkg/hostlocal", "pkg/ipam", "pkg/loopback",
-			"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent", "pkg/nodefile", "pkg/pool",
+			"pkg/deviceplugin", "pkg/doctor", "pkg/dra", "pkg/nodeagent", "pkg/nodefile", "pkg/pool",
 			"pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate", "pkg/vfconfig"},
 		// ipam runs it without knowing it
 		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback",
-			"pkg/validate"},
+			"pkg/doctor", "pkg/validate"},
 		// what changes the system, starts a program, or answers
 		module + "pkg/fault": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/bridge", "pkg/portmap", "pkg/store", "pkg/pci",
 			"pkg/child", "pkg/plugin", "pkg/dra", "pkg/nodeagent"},
@@ -67,7 +67,7 @@ func only() map[string][]string {
 		module + "pkg/kernel/kerneltest": {"integration/harness"},
 		module + "pkg/pci/pcitest":       {"integration/harness/card"},
 		module + "pkg/demo":              {"pkg/cli"},
-		module + "pkg/reconcile":         {"pkg/rollback", "pkg/cli", "pkg/nodeagent", "integration/"},
+		module + "pkg/reconcile":         {"pkg/rollback", "pkg/doctor", "pkg/cli", "pkg/nodeagent", "integration/"},
 		module + "pkg/rollback":          {"pkg/cli", "pkg/nodeagent"},
 		module + "pkg/cli":               {"plugins/podlace"},
 		"testing":                        {"pkg/kernel/kerneltest", "pkg/pci/pcitest", "integration/"},
@@ -91,6 +91,8 @@ func only() map[string][]string {
 		module + "pkg/dra":                    {"pkg/deviceplugin"},
 		module + "pkg/deviceplugin":           {"plugins/sriov-device-plugin"},
 		module + "pkg/nodeagent":              {"plugins/podlace-node"},
+		module + "pkg/doctor":                 {"pkg/cli"},
+		"github.com/pelletier/go-toml":        {"pkg/doctor"},       // configurations of runtimes
 		"golang.org/x/net":                    {"pkg/podresources"}, // of it only hpack, which imports nothing more
 		"C":                                   nil,
 	}

@@ -294,7 +294,7 @@ func (b bridge) status(r *plugin.Request) error {
 	}
 	defer host.Close()
 	var repaired error
-	if !intact(host) {
+	if !Intact(host) {
 		repaired = Restore(host, r.Log, attachment.Trying)
 	}
 	attachment.ReportRepair(r, attachment.Trying, repaired)

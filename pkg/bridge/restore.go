@@ -94,9 +94,9 @@ func finished(pods []attachment.Of[state]) []attachment.Of[state] {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod attachment.Of[state]) bool { return pod.State.Unfinished })
 }
 
-// intact reports whether the kernel has the state that pods of all networks share. It covers all networks, because a runtime may call
+// Intact reports whether the kernel has the state that pods of all networks share. It covers all networks, because a runtime may call
 // STATUS for only one. It reads one record per network. Unreadable state counts as intact.
-func intact(host *kernel.Node) bool {
+func Intact(host *kernel.Node) bool {
 	_, needGuards := attachment.NodeNoted(guarded)
 	networks, _ := attachment.Networks()
 	for _, network := range networks {

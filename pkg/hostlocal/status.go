@@ -8,6 +8,7 @@ import (
 	"hash/fnv"
 	"io/fs"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -94,4 +95,33 @@ func (l *leases) collectable(set RangeSet) bool {
 	x := &index{dir: dir, leases: l, boot: boot}
 	entries, _ := x.allEntries(true)
 	return slices.ContainsFunc(entries, func(e entry) bool { return e.within(set) && x.isDead(e) })
+}
+
+// Usage is the number of leased addresses of a range set.
+type Usage struct {
+	Set    string // the ranges
+	Leased uint64
+	Size   uint64 // assignable addresses; 0 for more than 2^32
+}
+
+// ReadUsage returns the usage of each range set of a configuration. It takes no lock.
+func ReadUsage(r *plugin.Request) (list []Usage, err error) {
+	cfg, err := Parse(r)
+	if err != nil {
+		return nil, err
+	}
+	taken := map[netip.Addr]bool{}
+	dir, err := store.Open(cfg.Dir)
+	if err == nil {
+		defer dir.Close()
+		taken, err = (&leases{dir: dir, log: r.Log}).leasedNames()
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("lease folder: %w", err)
+	}
+	for _, set := range cfg.Sets {
+		size, _ := set.size()
+		list = append(list, Usage{set.String(), set.leased(taken), size})
+	}
+	return list, nil
 }

@@ -160,7 +160,7 @@ func status(r *plugin.Request) error {
 	host, err := kernel.Host()
 	if err == nil {
 		defer host.Close()
-		if !intact(host, cfg) {
+		if !Intact(host) || cfg.Backend == "iptables" && !iptablesIntact() {
 			err = repair(host, r.Log, attachment.Trying)
 		}
 	}

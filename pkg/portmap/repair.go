@@ -139,14 +139,11 @@ func recordedExcept(hash, container string) (all []recorded, err error) {
 	return all, err
 }
 
-// intact reports whether the rules that all pods share exist or are not needed. Unreadable state counts as intact. It reads no record
-// unless the rules are missing or the backend is iptables.
-func intact(host *kernel.Node, cfg Config) bool {
+// Intact reports whether the nftables rules that all pods share exist or are not needed. Unreadable state counts as intact. It reads no
+// record unless the rules are missing.
+func Intact(host *kernel.Node) bool {
 	drift, err := rulesDrift(host)
-	if nft.Unsupported(err) || err == nil && drift == "" {
-		return cfg.Backend != "iptables" || iptablesIntact()
-	}
-	if err != nil {
+	if err != nil || drift == "" {
 		return true
 	}
 	used, err := inUse(host)

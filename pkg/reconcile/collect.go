@@ -3,27 +3,18 @@
 package reconcile
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
-	"github.com/podlace/podlace/pkg/child"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-const (
-	// gcTimeout is the timeout of one plugin's GC, which runs a DEL per dead attachment.
-	gcTimeout = 10 * time.Minute
-	// bannerTimeout is the timeout for asking a program whether it is one of Podlace's plugins.
-	bannerTimeout = 10 * time.Second
-)
+// gcTimeout is the timeout of one plugin's GC, which runs a DEL per dead attachment.
+const gcTimeout = 10 * time.Minute
 
 // Plan lists the plugins that run GC for a network.
 type Plan struct {
@@ -65,7 +56,7 @@ func (p *Plan) add(pl Plugin) error {
 	if pl.Type != filepath.Base(pl.Type) {
 		return errors.New("it is not a plugin name")
 	}
-	err := checkIsPodlace(filepath.Join(p.binDir, pl.Type))
+	_, err := Version(filepath.Join(p.binDir, pl.Type))
 	if err == nil {
 		p.Run = append(p.Run, pl)
 	}
@@ -91,21 +82,6 @@ func (p *Plan) note(name string, err error) {
 func (p *Plan) covers(kind string) bool {
 	same := func(pl Plugin) bool { return plugin.Kind(pl.Type) == kind || plugin.Kind(pl.IPAM) == kind }
 	return slices.ContainsFunc(p.Run, same) || slices.ContainsFunc(p.Network.Plugins, same)
-}
-
-// checkIsPodlace returns an error if a program is no plugin of Podlace. Podlace's plugins print their name when started without a verb.
-func checkIsPodlace(path string) error {
-	if _, err := os.Stat(path); err != nil {
-		return err
-	}
-	var stderr child.Buffer
-	cmd := exec.Command(path)
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
-	cmd.Stderr = &stderr
-	if err := child.Run(cmd, bannerTimeout, nil); err != nil || !strings.Contains(stderr.String(), "plugin of Podlace") {
-		return errors.New("it is not Podlace's")
-	}
-	return nil
 }
 
 // Collect makes the plugins remove the network's dead attachments. It continues after errors. It touches no attachment outside the list:
@@ -158,23 +134,7 @@ func (p Plan) gc(pl Plugin, valid, dead []plugin.Attachment) error {
 	if err != nil {
 		return err
 	}
-	var stdout, stderr child.Buffer
-	cmd := exec.Command(filepath.Join(p.binDir, pl.Type))
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=GC", "CNI_PATH=" + p.binDir}
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(config), &stdout, &stderr
-	err = child.Run(cmd, gcTimeout, nil)
-	if err == nil {
-		return nil
-	}
-	var failure struct {
-		Code    uint   `json:"code"`
-		Msg     string `json:"msg"`
-		Details string `json:"details"`
-	}
-	if json.Unmarshal(stdout.Bytes(), &failure) != nil || failure.Msg == "" {
-		return fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr.String()))
-	}
-	return fmt.Errorf("code %d: %s", failure.Code, failure.Msg)
+	return call("GC", p.binDir, pl.Type, config, gcTimeout)
 }
 
 func inject(raw json.RawMessage, more map[string]any) ([]byte, error) {

@@ -137,6 +137,9 @@ func (n Network) Plugin(kind string) json.RawMessage {
 	return nil
 }
 
+// Config returns the plugin's configuration as it is in the file.
+func (p Plugin) Config() []byte { return p.raw }
+
 // DataDir returns the lease folder of the network's IPAM plugin, or "" for the default.
 func (n Network) DataDir() string {
 	for _, p := range n.Plugins {

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/pkg/doctor"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+const doctorHelp = `Examine this node: its kernel, the container runtime's configuration, the
+network configurations, the plugins, their state, firewalls and other programs
+that manage the network. Each finding says what is wrong, by which evidence, with
+which consequence, and which command helps.
+
+The examination changes nothing of its own. It calls STATUS of the plugins as
+container runtimes do, by which a plugin restores rules that were flushed.
+
+--fix asks for each finding whose remedy cannot harm pods, and applies it. The
+other remedies are yours: read the consequence first.
+
+Exit status: 0 without errors (warnings may remain), 1 with an error, 2 if the
+node could not be examined.`
+
+const doctorExample = `  podlace doctor
+  podlace doctor --all
+  podlace doctor conflist binaries
+  podlace doctor -o json | jq '.[] | select(.level == "error")'
+  podlace doctor --fix`
+
+type doctorFlags struct {
+	options        doctor.Options
+	output         string
+	all, fix, list bool
+}
+
+func newDoctor() *cobra.Command {
+	var flags doctorFlags
+	cmd := &cobra.Command{
+		Use:               "doctor [CHECK...]",
+		Short:             "Find what keeps pods from working on this node, with the command that helps",
+		Long:              doctorHelp,
+		Example:           doctorExample,
+		ValidArgsFunction: cobra.FixedCompletions(doctor.Names(), cobra.ShellCompDirectiveNoFileComp),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return flags.run(cmd.InOrStdin(), cmd.OutOrStdout(), args)
+		},
+	}
+	cmd.Flags().StringVar(&flags.options.ConfDir, "conf-dir", "", "folder with the network configurations (default: that of the runtime)")
+	cmd.Flags().StringVar(&flags.options.BinDir, "bin-dir", "", "folder with the plugins (default: that of the runtime)")
+	cmd.Flags().BoolVar(&flags.all, "all", false, "also list the checks without a finding")
+	cmd.Flags().BoolVar(&flags.list, "list", false, "list the names of all checks and exit")
+	cmd.Flags().BoolVar(&flags.fix, "fix", false, "apply remedies that cannot harm pods, after asking for each")
+	addOutput(cmd, &flags.output)
+	return cmd
+}
+
+func (f doctorFlags) run(stdin io.Reader, stdout io.Writer, only []string) error {
+	if err := checkOutput(f.output); err != nil {
+		return err
+	}
+	if f.fix && f.output == outputJSON {
+		return errors.New("--fix asks questions: it cannot be combined with -o json")
+	}
+	if f.list {
+		_, err := fmt.Fprintln(stdout, strings.Join(doctor.Names(), "\n"))
+		return err
+	}
+	if err := needRoot(); err != nil {
+		return err
+	}
+	found, err := doctor.Examine(f.options, only...)
+	if err != nil {
+		return err
+	}
+	if f.output == outputJSON {
+		err = printJSON(stdout, found)
+	} else {
+		err = printFindings(stdout, found, f.all)
+	}
+	if f.fix && err == nil {
+		found = fixFindings(stdin, stdout, found)
+	}
+	if err == nil && count(found)[doctor.Error] > 0 {
+		err = exitError(exitMissed)
+	}
+	return err
+}
+
+func count(found []doctor.Finding) map[doctor.Level]int {
+	n := map[doctor.Level]int{}
+	for _, f := range found {
+		n[f.Level]++
+	}
+	return n
+}
+
+// printFindings prints the errors, then the warnings, and a line with the counts.
+func printFindings(w io.Writer, found []doctor.Finding, all bool) error {
+	for _, level := range []doctor.Level{doctor.Error, doctor.Warning} {
+		for _, f := range found {
+			if f.Level == level {
+				printFinding(w, f)
+			}
+		}
+	}
+	if all {
+		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		for _, f := range found {
+			if f.Level == doctor.OK || f.Level == doctor.Skipped {
+				fmt.Fprintf(t, "%s\t%s\t%s\n", f.Level, f.Check, plain(f.What))
+			}
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	n := count(found)
+	_, err := fmt.Fprintf(w, "errors: %d, warnings: %d, ok: %d, skipped: %d\n",
+		n[doctor.Error], n[doctor.Warning], n[doctor.OK], n[doctor.Skipped])
+	return err
+}
+
+// maxEvidence bounds a part of a finding, which may come from another program.
+const maxEvidence = 600
+
+func printFinding(w io.Writer, f doctor.Finding) {
+	line := func(name, text string) {
+		if text != "" {
+			fmt.Fprintf(w, "  %-12s %s\n", name, plugin.Plain(strings.ReplaceAll(text, "\n", "; "), maxEvidence))
+		}
+	}
+	fmt.Fprintf(w, "%s %s: %s\n", f.Level, f.Check, plugin.Plain(f.What, maxEvidence))
+	line("evidence", f.Evidence)
+	line("consequence", f.Consequence)
+	line("command", f.Command)
+	fmt.Fprintln(w)
+}
+
+// fixFindings asks for each fixable finding and applies its remedy. It returns the findings that remain.
+func fixFindings(stdin io.Reader, stdout io.Writer, found []doctor.Finding) (left []doctor.Finding) {
+	answers := bufio.NewScanner(stdin)
+	for _, f := range found {
+		if !f.Fixable {
+			left = append(left, f)
+			continue
+		}
+		fmt.Fprintf(stdout, "%s: %s\n  apply '%s'? [y/N] ", f.Check, plugin.Plain(f.What, maxEvidence), plugin.Plain(f.Command, maxEvidence))
+		yes := answers.Scan() && strings.HasPrefix(strings.ToLower(strings.TrimSpace(answers.Text())), "y")
+		switch err := errors.Join(answers.Err(), fixIf(yes, f)); {
+		case err != nil:
+			fmt.Fprintf(stdout, "not applied: %v\n", err)
+			left = append(left, f)
+		case yes:
+			fmt.Fprintln(stdout, "applied")
+		default:
+			fmt.Fprintln(stdout, "left as it is")
+			left = append(left, f)
+		}
+	}
+	return left
+}
+
+func fixIf(yes bool, f doctor.Finding) error {
+	if !yes {
+		return nil
+	}
+	return f.Fix()
+}

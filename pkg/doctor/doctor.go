@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package doctor examines a node: what keeps Podlace from working on it, or will. Each finding has its evidence, its consequence and the
+// command that helps. The examination changes nothing; Fix applies remedies that cannot harm pods.
+package doctor
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/reconcile"
+)
+
+// Level is the weight of a finding.
+type Level string
+
+// Levels, the lightest first.
+const (
+	OK      Level = "ok"
+	Skipped Level = "skipped" // does not apply to this node
+	Warning Level = "warning" // pods work, with a risk or a loss
+	Error   Level = "error"   // pods cannot start, or have no network
+)
+
+// Finding is the result of a check.
+type Finding struct {
+	Check       string `json:"check"`
+	Level       Level  `json:"level"`
+	What        string `json:"what"`
+	Evidence    string `json:"evidence,omitempty"`
+	Consequence string `json:"consequence,omitempty"`
+	Command     string `json:"command,omitempty"` // a shell command, or the text for a file
+	Fixable     bool   `json:"fixable,omitempty"` // Fix can apply the remedy
+
+	fix func() error
+}
+
+// Fix applies the remedy of a finding that is Fixable.
+func (f Finding) Fix() error {
+	if f.fix == nil {
+		return fmt.Errorf("%s: there is no remedy that is safe to apply", f.Check)
+	}
+	return f.fix()
+}
+
+// Options are the places that doctor looks at.
+type Options struct {
+	ConfDir string // folder with the network configurations; "" for that of the runtime
+	BinDir  string // folder with the plugins; "" for that of the runtime
+	Root    string // folder that stands for /; only files of other programs are read below it
+}
+
+// node is what the checks look at.
+type node struct {
+	Options
+	host     *kernel.Node
+	running  map[string]bool // names of the running programs (/proc/PID/comm)
+	runtimes []runtimeConfig
+	networks []reconcile.Network // in the order of their files
+	notes    []string            // unusable configurations
+	confErr  error               // why the folder of the configurations cannot be read
+}
+
+// check examines one subject. It returns nil if all is well.
+type check struct {
+	name string
+	fine string // says that all is well
+	run  func(*node) []Finding
+}
+
+// checks are all checks, in the order in which an administrator wants to know: what pods need first.
+func checks() []check {
+	return []check{
+		{"kernel-features", "the kernel has all features", (*node).kernelFeatures},
+		{"runtime", "the runtime's configuration names these folders", (*node).runtimeFolders},
+		{"conflist", "the runtime takes a configuration of Podlace", (*node).conflist},
+		{"conflist-keys", "each key of the configurations has an effect", (*node).conflistKeys},
+		{"binaries", "all plugins are in place, of one version", (*node).binaries},
+		{"addresses", "addresses are left", (*node).addresses},
+		{"records", "all records belong to living pods", (*node).records},
+		{"rules", "no rules are missing", (*node).rules},
+		{"status", "all plugins are ready", (*node).status}, // after rules, because STATUS restores them
+		{"node-agent", "podlace-node is ready", (*node).agent},
+		{"forwarding", "the kernel forwards packets", (*node).forwarding},
+		{"forward-policy", "no other firewall drops the packets of pods", (*node).forwardPolicy},
+		{"firewall-reload", "no service flushes the rules unnoticed", (*node).firewallReload},
+		{"iptables-variants", "one variant of iptables is in use", (*node).iptablesVariants},
+		{"networkmanager", "NetworkManager leaves the interfaces alone", (*node).networkManager},
+		{"networkd", "systemd-networkd leaves the interfaces alone", (*node).networkd},
+		{"rp-filter", "reverse path filters pass the packets of pods", (*node).rpFilter},
+		{"router-advertisements", "the default route of IPv6 stays", (*node).routerAdvertisements},
+		{"mtu", "the MTU of the bridges fits the uplink", (*node).mtu},
+		{"conntrack", "the connection table has room", (*node).conntrack},
+		{"neighbours", "the neighbour table has room", (*node).neighbours},
+		{"disk", "the state folders have room", (*node).disk},
+		{"kubelet", "the kubelet's folders for devices are in place", (*node).kubelet},
+	}
+}
+
+// Names returns the names of all checks.
+func Names() (names []string) {
+	for _, c := range checks() {
+		names = append(names, c.name)
+	}
+	return names
+}
+
+// Examine runs all checks, or those named. It needs root.
+func Examine(o Options, only ...string) ([]Finding, error) {
+	for _, name := range only {
+		if !slices.Contains(Names(), name) {
+			return nil, fmt.Errorf("there is no check %q: 'podlace doctor --list' names all", name)
+		}
+	}
+	n, err := look(o)
+	if err != nil {
+		return nil, err
+	}
+	defer n.host.Close()
+	var all []Finding
+	for _, c := range checks() {
+		if len(only) > 0 && !slices.Contains(only, c.name) {
+			continue
+		}
+		found := c.run(n)
+		if len(found) == 0 {
+			found = []Finding{{Level: OK, What: c.fine}}
+		}
+		for _, f := range found {
+			f.Check, f.Fixable = c.name, f.fix != nil
+			all = append(all, f)
+		}
+	}
+	return all, nil
+}
+
+// look reads what several checks need.
+func look(o Options) (*node, error) {
+	n := &node{Options: o}
+	n.running = n.programs()
+	n.runtimes = n.readRuntimes()
+	if n.ConfDir == "" {
+		n.ConfDir = n.first(func(c runtimeConfig) string { return c.ConfDir }, "/etc/cni/net.d")
+	}
+	if n.BinDir == "" {
+		n.BinDir = n.first(func(c runtimeConfig) string { return c.BinDirs[0] }, "/opt/cni/bin")
+	}
+	n.networks, n.notes, n.confErr = reconcile.Networks(n.ConfDir)
+	var err error
+	n.host, err = kernel.Host()
+	return n, err
+}
+
+// first returns a value of the first runtime, or the default.
+func (n *node) first(of func(runtimeConfig) string, otherwise string) string {
+	for _, r := range n.runtimes {
+		return of(r)
+	}
+	return otherwise
+}
+
+// path returns where a file of another program is.
+func (n *node) path(name string) string { return filepath.Join("/", n.Root, name) }
+
+// skipped is the finding that a check does not apply.
+func skipped(why string) []Finding { return []Finding{{Level: Skipped, What: why}} }
+
+// unknown is the finding that a check could not look.
+func unknown(what string, err error) []Finding {
+	return []Finding{{Level: Warning, What: "could not read " + what, Evidence: err.Error(), Consequence: "this check is incomplete",
+		Command: "correct what the evidence names, and run podlace doctor again"}}
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/nft"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// forwardPolicy finds firewalls that drop forwarded packets unless a rule accepts them, without a rule that names a bridge of Podlace.
+// Podlace's own rules cannot help: a packet has to be accepted by all tables.
+func (n *node) forwardPolicy() (found []Finding) {
+	chains, err := nft.DroppingChains()
+	if err != nil {
+		return unknown("the chains of nf_tables", err)
+	}
+	for _, chain := range chains {
+		for _, bridge := range n.bridges() {
+			if !chain.Mentions(bridge) {
+				found = append(found, dropsForwarded("chain "+chain.String()+" of nf_tables has the policy drop", bridge, n.whoseChain(chain)))
+			}
+		}
+	}
+	return append(found, n.ufw()...)
+}
+
+func dropsForwarded(evidence, bridge, command string) Finding {
+	return Finding{Level: Error, What: "a firewall drops the packets of pods on " + bridge,
+		Evidence:    evidence + ", and no rule names " + bridge,
+		Consequence: "pods reach nothing beyond their node, and hostPorts do not answer from outside",
+		Command:     strings.ReplaceAll(command, "BRIDGE", bridge)}
+}
+
+// whoseChain returns the command that accepts the packets of a bridge in a chain, by the program that usually makes such a chain.
+func (n *node) whoseChain(chain nft.DroppingChain) string {
+	program := "iptables"
+	if chain.Family == "ip6" {
+		program = "ip6tables"
+	}
+	switch {
+	case chain.Family != "inet" && chain.Table == "filter" && n.running["dockerd"]:
+		return program + " -I DOCKER-USER -i BRIDGE -j ACCEPT; " + program + " -I DOCKER-USER -o BRIDGE -j ACCEPT"
+	case chain.Family != "inet" && chain.Table == "filter" && chain.Chain == "FORWARD":
+		return program + " -I FORWARD -i BRIDGE -j ACCEPT; " + program + " -I FORWARD -o BRIDGE -j ACCEPT"
+	}
+	return fmt.Sprintf("nft insert rule %s iifname BRIDGE accept; nft insert rule %[1]s oifname BRIDGE accept", chain)
+}
+
+// ufw finds an enabled ufw with its default, which drops forwarded packets (ufw-framework(8)).
+func (n *node) ufw() (found []Finding) {
+	if v := n.shellValue("/etc/ufw/ufw.conf", "ENABLED"); v != "yes" {
+		return nil
+	}
+	if v := n.shellValue("/etc/default/ufw", "DEFAULT_FORWARD_POLICY"); v == "ACCEPT" {
+		return nil
+	}
+	for _, bridge := range n.bridges() {
+		rules, err := os.ReadFile(n.path("/etc/ufw/user.rules"))
+		if err == nil && strings.Contains(string(rules), bridge) {
+			continue
+		}
+		found = append(found, Finding{Level: Warning, What: "ufw may drop the packets of pods on " + bridge,
+			Evidence:    "/etc/ufw/ufw.conf: ENABLED=yes; DEFAULT_FORWARD_POLICY is not ACCEPT; no rule in /etc/ufw/user.rules names " + bridge,
+			Consequence: "pods reach nothing beyond their node",
+			Command:     fmt.Sprintf("ufw route allow in on %s; ufw route allow out on %[1]s", bridge)})
+	}
+	return found
+}
+
+// shellValue returns the value of a variable in a file of assignments as sh(1) reads them, without quotes; "" if it is not there.
+func (n *node) shellValue(file, name string) (value string) {
+	text, err := os.ReadFile(n.path(file))
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(text)) {
+		if key, v, ok := strings.Cut(strings.TrimSpace(line), "="); ok && key == name {
+			value = strings.Trim(v, `"'`)
+		}
+	}
+	return value
+}
+
+// reloadUnit restores Podlace's rules after a firewall service starts.
+const reloadUnit = "podlace-reload.service"
+
+// firewallReload finds services that flush Podlace's rules when they start, on a node where nothing restores them at once.
+func (n *node) firewallReload() (found []Finding) {
+	if n.enabled(reloadUnit) {
+		return nil
+	}
+	flushes := ""
+	if text, err := os.ReadFile(n.path("/etc/nftables.conf")); err == nil && n.enabled("nftables.service") &&
+		strings.Contains(string(text), "flush ruleset") {
+		flushes = "/etc/nftables.conf contains 'flush ruleset', and nftables.service is enabled"
+	}
+	if n.running["firewalld"] {
+		flushes = "firewalld runs, which flushes iptables' tables at a reload (FlushAllOnReload in firewalld.conf(5))"
+	}
+	if flushes == "" {
+		return nil
+	}
+	return []Finding{{Level: Warning, What: "a firewall service removes Podlace's rules when it starts",
+		Evidence:    flushes + "; " + reloadUnit + " is not enabled",
+		Consequence: "until the next ADD or STATUS pods have no masquerade, hostPorts and protection",
+		Command:     "install -m 644 conf/" + reloadUnit + " /etc/systemd/system/; systemctl enable " + reloadUnit}}
+}
+
+// enabled reports whether systemd starts a unit: another unit wants it (systemd.unit(5), [Install]).
+func (n *node) enabled(unit string) bool {
+	for _, dir := range []string{"/etc/systemd/system", "/run/systemd/system"} {
+		for _, kind := range []string{"wants", "requires"} {
+			if links, _ := filepath.Glob(n.path(dir + "/*." + kind + "/" + unit)); len(links) > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// legacyTables lists the tables of iptables-legacy that the kernel has (ip_tables).
+const legacyTables = "/proc/net/ip_tables_names"
+
+// iptablesVariants finds tables of iptables-legacy beside those of iptables-nft, where rules of one variant are invisible to the other.
+func (n *node) iptablesVariants() []Finding {
+	text, err := store.ReadFile(legacyTables)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(strings.Fields(string(text))) == 0 {
+		return nil
+	}
+	if err != nil {
+		return unknown(legacyTables, err)
+	}
+	tables, err := nft.IPTables()
+	if err != nil {
+		return unknown("the tables of nf_tables", err)
+	}
+	if len(tables) == 0 {
+		return nil
+	}
+	return []Finding{{Level: Warning, What: "iptables-legacy and iptables-nft both have tables",
+		Evidence:    fmt.Sprintf("%s: %s; nf_tables: %s", legacyTables, strings.Join(strings.Fields(string(text)), ", "), strings.Join(tables, ", ")),
+		Consequence: "each variant hides its rules from the other, and a packet has to pass both",
+		Command:     "iptables-legacy-save; iptables-nft-save; then move the rules to one variant (update-alternatives --config iptables)"}}
+}

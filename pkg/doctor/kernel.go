@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nft"
+	"github.com/podlace/podlace/pkg/reconcile"
+)
+
+// feature is a part of the kernel that Podlace needs, and how it is tried in a namespace of its own.
+type feature struct {
+	name   string
+	option string // of the kernel's configuration
+	module string
+	needed string // what needs it
+	level  Level  // when it is missing
+	try    func(*kernel.Node) error
+}
+
+// features are tried by doing: a module that is not loaded yet counts as there if the kernel can load it.
+func features() []feature {
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	return []feature{
+		{"veth pairs", "CONFIG_VETH", "veth", "bridge", Error, func(n *kernel.Node) error {
+			_, err := n.AddVeth(kernel.Veth{Host: "veth0", Pod: "veth1"})
+			return err
+		}},
+		{"bridges", "CONFIG_BRIDGE", "bridge", "bridge", Error, func(n *kernel.Node) error {
+			return n.AddBridge("bridge0", mac, 0, false)
+		}},
+		{"VLANs on bridges", "CONFIG_BRIDGE_VLAN_FILTERING", "bridge", "bridge with vlan or vlanTrunk", Warning, tryVLANs},
+		{"nf_tables", "CONFIG_NF_TABLES, CONFIG_NF_TABLES_INET", "nf_tables", "bridge with ipMasq or antiSpoof, portmap", Error, tryTables},
+		{"token bucket filters", "CONFIG_NET_SCH_TBF", "sch_tbf", "bandwidth", Warning, func(n *kernel.Node) error {
+			return onLink(n, "veth0", func(l kernel.Link) error {
+				return n.Shape(l, kernel.Bucket{Rate: 1e6, Burst: 1e5, Limit: 1e5})
+			})
+		}},
+		{"redirects to an ifb device", "CONFIG_IFB, CONFIG_NET_CLS_U32 or _MATCHALL, CONFIG_NET_ACT_MIRRED", "ifb", "bandwidth", Warning, tryRedirect},
+		{"VXLAN devices", "CONFIG_VXLAN", "vxlan", "podlace-node with offLink: vxlan", Warning, func(n *kernel.Node) error {
+			_, _, err := n.EnsureVXLAN(kernel.VXLAN{Name: "vxlan0", MAC: mac, VNI: 1, Port: 4789, MTU: 1400,
+				Local: netip.MustParseAddr("127.0.0.1")}, 1)
+			return err
+		}},
+		{"nexthop objects", "Linux 5.3", "", "podlace-node", Warning, func(n *kernel.Node) error {
+			_, err := n.Nexthops()
+			return err
+		}},
+		{"IPv6", "CONFIG_IPV6", "ipv6", "IPv6 addresses", Warning, func(n *kernel.Node) error {
+			_, err := n.Get("ipv6/conf/all/forwarding")
+			return err
+		}},
+	}
+}
+
+func tryVLANs(n *kernel.Node) error {
+	has, err := n.HasVLANFiltering()
+	if err == nil && !has {
+		err = errors.New("the kernel does not know the setting vlan_filtering")
+	}
+	return err
+}
+
+func tryTables(*kernel.Node) error {
+	if !nft.Available() {
+		return errors.New("nfnetlink does not know nf_tables")
+	}
+	return nil
+}
+
+func tryRedirect(n *kernel.Node) error {
+	return onLink(n, "veth1", func(l kernel.Link) error {
+		ifb, err := n.EnsureIFB("ifb-probe", l)
+		if err == nil {
+			err = n.Redirect(l, ifb)
+		}
+		return err
+	})
+}
+
+func onLink(n *kernel.Node, name string, f func(kernel.Link) error) error {
+	link, ok, err := n.Link(name)
+	if err == nil && ok {
+		err = f(link)
+	}
+	return err
+}
+
+func (n *node) kernelFeatures() (found []Finding) {
+	err := kernel.InScratch(func(scratch *kernel.Node) error {
+		for _, f := range features() {
+			if err := f.try(scratch); err != nil {
+				found = append(found, f.missing(err))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return unknown("the features of the kernel", err)
+	}
+	return found
+}
+
+func (f feature) missing(err error) Finding {
+	command := "boot a kernel with " + f.option
+	if f.module != "" {
+		command = fmt.Sprintf("modprobe %s; if there is no such module: %s", f.module, command)
+	}
+	return Finding{Level: f.level, What: "the kernel has no " + f.name, Evidence: err.Error(), Consequence: "needed by: " + f.needed,
+		Command: command}
+}
+
+// bridges returns the names of the bridges that Podlace's networks use.
+func (n *node) bridges() (names []string) {
+	for _, net := range n.networks {
+		if !isOurs(net) {
+			continue
+		}
+		if name := bridgeOf(net.Plugin("bridge")); name != "" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// number reads a setting below /proc/sys/net; ok is false if the kernel lacks it.
+func (n *node) number(path string) (value int, ok bool) {
+	text, err := n.host.Get(path)
+	if err == nil {
+		value, err = strconv.Atoi(text)
+	}
+	return value, err == nil
+}
+
+// forwarding finds disabled forwarding while pods live. The plugin bridge enables it at each ADD with isGateway.
+func (n *node) forwarding() (found []Finding) {
+	alive, err := n.livePods()
+	if err != nil {
+		return unknown("the records", err)
+	}
+	if alive == 0 {
+		return skipped("no pod lives here; bridge enables forwarding with the first one")
+	}
+	for _, f := range []struct{ path, key string }{
+		{"ipv4/ip_forward", "net.ipv4.ip_forward"}, {"ipv6/conf/all/forwarding", "net.ipv6.conf.all.forwarding"}} {
+		if value, ok := n.number(f.path); ok && value == 0 && n.hasFamily(strings.HasPrefix(f.path, "ipv4")) {
+			found = append(found, Finding{Level: Error, What: "forwarding is disabled", Evidence: f.key + " = 0",
+				Consequence: "pods reach nothing beyond their node", Command: "sysctl -w " + f.key + "=1; grep -r " + f.key + " /etc/sysctl.*",
+				fix: func() error { return n.set(f.path, "1") }})
+		}
+	}
+	return found
+}
+
+// set changes a setting. It uses its own connection, because the one of the examination is closed by then.
+func (n *node) set(path, value string) error {
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	return host.Set(kernel.Sysctl{Path: path, Value: value})
+}
+
+// rpFilter finds strict reverse path filters on a node with several uplinks, where replies may take another one.
+func (n *node) rpFilter() (found []Finding) {
+	uplinks, err := n.host.Uplinks()
+	if err != nil {
+		return unknown("the uplinks", err)
+	}
+	all, _ := n.number("ipv4/conf/all/rp_filter")
+	for _, link := range append(n.bridges(), uplinks...) {
+		value, ok := n.number("ipv4/conf/" + link + "/rp_filter")
+		if !ok || max(all, value) != 1 || len(uplinks) < 2 {
+			continue
+		}
+		found = append(found, Finding{Level: Warning, What: "the reverse path filter of " + link + " is strict",
+			Evidence:    fmt.Sprintf("net.ipv4.conf.%s.rp_filter = %d, all = %d; uplinks: %s", link, value, all, strings.Join(uplinks, ", ")),
+			Consequence: "packets that arrive on one uplink, while the route back leads through another, are dropped",
+			Command:     fmt.Sprintf("sysctl -w net.ipv4.conf.%s.rp_filter=2", link)})
+	}
+	return found
+}
+
+// routerAdvertisements finds uplinks on which forwarding makes the kernel ignore router advertisements (accept_ra in
+// Documentation/networking/ip-sysctl.rst).
+func (n *node) routerAdvertisements() (found []Finding) {
+	if value, ok := n.number("ipv6/conf/all/forwarding"); !ok || value == 0 {
+		return skipped("IPv6 forwarding is disabled")
+	}
+	uplinks, err := n.host.Uplinks()
+	if err != nil {
+		return unknown("the uplinks", err)
+	}
+	for _, link := range uplinks {
+		path := "ipv6/conf/" + link + "/accept_ra"
+		if value, ok := n.number(path); ok && value == 1 && !n.running["NetworkManager"] && !n.running["systemd-network"] {
+			found = append(found, Finding{Level: Warning, What: "the kernel ignores router advertisements on " + link,
+				Evidence:    fmt.Sprintf("net.ipv6.conf.%s.accept_ra = 1 with forwarding enabled, and no network manager runs", link),
+				Consequence: "a default route that a router announced expires, and the node loses IPv6",
+				Command:     fmt.Sprintf("sysctl -w net.ipv6.conf.%s.accept_ra=2", link),
+				fix:         func() error { return n.set(path, "2") }})
+		}
+	}
+	return found
+}
+
+// mtu finds bridges with a larger MTU than the uplink.
+func (n *node) mtu() (found []Finding) {
+	uplink, err := n.host.UplinkMTU()
+	if err != nil {
+		return skipped("there is no default route, so no uplink to compare with")
+	}
+	for _, name := range n.bridges() {
+		link, ok, err := n.host.Link(name)
+		if err != nil || !ok || link.MTU <= uplink {
+			continue
+		}
+		found = append(found, Finding{Level: Warning, What: "the MTU of " + name + " exceeds that of the uplink",
+			Evidence:    fmt.Sprintf("%s has %d bytes, the uplink %d", name, link.MTU, uplink),
+			Consequence: "large packets of pods need fragmentation, and fail where ICMP is filtered",
+			Command:     `set "mtu": "auto" in the configuration of bridge; new pods get the uplink's MTU`})
+	}
+	return found
+}
+
+// fullAt is the share of a table, in percent, from which a finding warns.
+const fullAt = 90
+
+func (n *node) conntrack() []Finding {
+	count, ok := n.number("netfilter/nf_conntrack_count")
+	most, ok2 := n.number("netfilter/nf_conntrack_max")
+	if !ok || !ok2 {
+		return skipped("connection tracking is not loaded")
+	}
+	return fullConntrack(count, most)
+}
+
+func fullConntrack(count, most int) []Finding {
+	if most == 0 || count*100 < most*fullAt {
+		return nil
+	}
+	return []Finding{{Level: Error, What: "the connection table is almost full",
+		Evidence:    fmt.Sprintf("net.netfilter.nf_conntrack_count = %d of nf_conntrack_max = %d", count, most),
+		Consequence: "packets of new connections are dropped (kernel log: nf_conntrack: table full)",
+		Command:     fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d", 2*most)}}
+}
+
+// neighbours compares the limit of the neighbour table, which only the node's own network namespace has, with the number of peers.
+func (n *node) neighbours() (found []Finding) {
+	peers := len(n.agentPeers())
+	for _, family := range []string{"ipv4", "ipv6"} {
+		if most, ok := n.number(family + "/neigh/default/gc_thresh3"); ok {
+			found = append(found, fewNeighbours(family, most, peers)...)
+		}
+	}
+	return found
+}
+
+func fewNeighbours(family string, most, peers int) []Finding {
+	if most >= 2*peers {
+		return nil
+	}
+	return []Finding{{Level: Warning, What: "the neighbour table is small for this cluster",
+		Evidence:    fmt.Sprintf("net.%s.neigh.default.gc_thresh3 = %d, podlace-node knows %d peers", family, most, peers),
+		Consequence: "with routes over one link the node needs an entry for each peer, and drops packets beyond the limit",
+		Command:     fmt.Sprintf("sysctl -w net.%s.neigh.default.gc_thresh3=%d", family, max(4096, 4*peers))}}
+}
+
+// hasFamily reports whether a live attachment has an address of the family, or none is known.
+func (n *node) hasFamily(is4 bool) bool {
+	list, err := n.attachments()
+	return err != nil || slices.ContainsFunc(list, func(a *reconcile.Attachment) bool {
+		return slices.ContainsFunc(a.Addresses, func(addr netip.Addr) bool { return addr.Is4() == is4 })
+	})
+}

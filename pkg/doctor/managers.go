@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// configText returns the text of all files that match the patterns.
+func (n *node) configText(patterns ...string) string {
+	var text strings.Builder
+	for _, pattern := range patterns {
+		files, _ := filepath.Glob(n.path(pattern))
+		for _, file := range files {
+			if data, err := os.ReadFile(file); err == nil {
+				text.Write(data)
+				text.WriteByte('\n')
+			}
+		}
+	}
+	return text.String()
+}
+
+// networkManager finds a NetworkManager that may configure the interfaces of pods (NetworkManager.conf(5), unmanaged-devices).
+func (n *node) networkManager() []Finding {
+	if !n.running["NetworkManager"] {
+		return skipped("NetworkManager does not run")
+	}
+	bridges := n.bridges()
+	if len(bridges) == 0 {
+		bridges = []string{"cni0"}
+	}
+	text := n.configText("/etc/NetworkManager/NetworkManager.conf", "/etc/NetworkManager/conf.d/*.conf",
+		"/usr/lib/NetworkManager/conf.d/*.conf",
+		"/run/NetworkManager/conf.d/*.conf")
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "unmanaged-devices") && strings.Contains(line, "veth") && strings.Contains(line, bridges[0]) {
+			return nil
+		}
+	}
+	names := "interface-name:veth*;interface-name:" + strings.Join(bridges, ";interface-name:")
+	return []Finding{{Level: Warning, What: "NetworkManager may change the interfaces of pods",
+		Evidence:    "NetworkManager runs, and no unmanaged-devices names veth* and " + bridges[0],
+		Consequence: "it may set addresses, routes and MTU of the bridge, and remove those of Podlace at a restart",
+		Command: fmt.Sprintf("printf '[keyfile]\\nunmanaged-devices=%s\\n' >/etc/NetworkManager/conf.d/podlace.conf; nmcli general reload",
+			names)}}
+}
+
+// networkd finds a systemd-networkd that removes routes which it does not know (networkd.conf(5), ManageForeignRoutes).
+func (n *node) networkd() []Finding {
+	if !n.running["systemd-network"] { // 15 bytes of systemd-networkd
+		return skipped("systemd-networkd does not run")
+	}
+	if _, err := readAgentStatus(); err != nil {
+		return skipped("podlace-node, which adds routes, has not run here")
+	}
+	text := n.configText("/usr/lib/systemd/networkd.conf", "/usr/lib/systemd/networkd.conf.d/*.conf", "/etc/systemd/networkd.conf",
+		"/run/systemd/networkd.conf.d/*.conf", "/etc/systemd/networkd.conf.d/*.conf")
+	manages := true
+	for line := range strings.Lines(text) {
+		if key, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok && strings.TrimSpace(key) == "ManageForeignRoutes" {
+			manages = !isFalse(strings.TrimSpace(value))
+		}
+	}
+	if !manages {
+		return nil
+	}
+	return []Finding{{Level: Warning, What: "systemd-networkd removes the routes to other nodes when it restarts",
+		Evidence:    "systemd-networkd runs, and ManageForeignRoutes is not set to no",
+		Consequence: "podlace-node restores them within a second; packets in between are lost",
+		Command: "mkdir -p /etc/systemd/networkd.conf.d; printf '[Network]\\nManageForeignRoutes=no\\n' " +
+			">/etc/systemd/networkd.conf.d/podlace.conf; systemctl restart systemd-networkd"}}
+}
+
+// isFalse reports whether a value means false (systemd.syntax(7)).
+func isFalse(value string) bool {
+	switch strings.ToLower(value) {
+	case "0", "no", "n", "false", "f", "off":
+		return true
+	}
+	return false
+}

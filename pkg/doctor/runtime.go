@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/pelletier/go-toml/v2"
+)
+
+// runtimeConfig is what a container runtime's configuration says of CNI.
+type runtimeConfig struct {
+	Name    string // containerd or CRI-O
+	File    string // the configuration; "" if there is none, so that all is default
+	ConfDir string
+	BinDirs []string // in the order in which the runtime looks for a plugin
+	MaxConf int      // number of networks that the runtime loads; 0 for all
+	Network string   // name of the only network that the runtime takes, or ""
+	err     error    // why the configuration cannot be read
+}
+
+// comm is the file of a process with the name of its program (proc_pid_comm(5)), of at most 15 bytes.
+const comm = "proc/[0-9]*/comm"
+
+// programs returns the names of the running programs.
+func (n *node) programs() map[string]bool {
+	names := map[string]bool{}
+	files, _ := filepath.Glob(n.path(comm))
+	for _, file := range files {
+		if text, err := os.ReadFile(file); err == nil {
+			names[strings.TrimSpace(string(text))] = true
+		}
+	}
+	return names
+}
+
+// readRuntimes returns the runtimes of this node: those that run or have a configuration.
+func (n *node) readRuntimes() (all []runtimeConfig) {
+	for _, place := range []struct{ file, confDir, binDir string }{
+		{"/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/lib/rancher/k3s/data/cni"},
+		{"/var/lib/rancher/rke2/agent/etc/containerd/config.toml", "/etc/cni/net.d", "/opt/cni/bin"},
+		{"/etc/containerd/config.toml", "/etc/cni/net.d", "/opt/cni/bin"},
+	} {
+		there := n.exists(place.file)
+		if !there && (!n.running["containerd"] || len(all) > 0) {
+			continue
+		}
+		c := runtimeConfig{Name: "containerd", ConfDir: place.confDir, BinDirs: []string{place.binDir}, MaxConf: 1}
+		if there {
+			c.File = place.file
+			c.err = c.readContainerd(n, place.file, 0)
+		} else if !strings.HasPrefix(place.file, "/etc/") {
+			continue
+		}
+		all = append(all, c)
+	}
+	if n.running["crio"] || n.exists("/etc/crio/crio.conf") || n.exists("/etc/crio/crio.conf.d") {
+		all = append(all, n.readCRIO())
+	}
+	return all
+}
+
+func (n *node) exists(name string) bool {
+	_, err := os.Stat(n.path(name))
+	return err == nil
+}
+
+// maxImports bounds how deep the files of containerd name one another.
+const maxImports = 8
+
+// readContainerd reads the keys of CNI from a configuration of version 2 or later and from its imports (containerd-config.toml(5)). Each
+// import overrides what was read before.
+func (c *runtimeConfig) readContainerd(n *node, file string, depth int) error {
+	var raw struct {
+		Imports []string                  `toml:"imports"`
+		Plugins map[string]map[string]any `toml:"plugins"`
+	}
+	if err := readTOML(n.path(file), &raw); err != nil {
+		return err
+	}
+	for _, plugin := range []string{"io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"} {
+		cni, _ := raw.Plugins[plugin]["cni"].(map[string]any)
+		c.setCNI(cni)
+	}
+	var errs []error
+	for _, pattern := range raw.Imports {
+		if !filepath.IsAbs(pattern) {
+			pattern = filepath.Join(filepath.Dir(file), pattern)
+		}
+		files, _ := filepath.Glob(n.path(pattern))
+		for _, f := range files {
+			if depth < maxImports {
+				errs = append(errs, c.readContainerd(n, strings.TrimPrefix(f, filepath.Join("/", n.Root)), depth+1))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (c *runtimeConfig) setCNI(cni map[string]any) {
+	if dir, _ := cni["conf_dir"].(string); dir != "" {
+		c.ConfDir = dir
+	}
+	if dir, _ := cni["bin_dir"].(string); dir != "" {
+		c.BinDirs = []string{dir}
+	}
+	if list, _ := cni["bin_dirs"].([]any); len(list) > 0 {
+		c.BinDirs = nil
+		for _, dir := range list {
+			c.BinDirs = append(c.BinDirs, fmt.Sprint(dir))
+		}
+	}
+	if most, ok := cni["max_conf_num"].(int64); ok {
+		c.MaxConf = int(most)
+	}
+}
+
+// readCRIO reads crio.conf and its drop-ins, of which each overrides what was read before (crio.conf(5)).
+func (n *node) readCRIO() runtimeConfig {
+	c := runtimeConfig{Name: "CRI-O", ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin"}}
+	files, _ := filepath.Glob(n.path("/etc/crio/crio.conf.d/*"))
+	var errs []error
+	for _, file := range append([]string{n.path("/etc/crio/crio.conf")}, files...) {
+		var raw struct {
+			CRIO struct {
+				Network struct {
+					Default string   `toml:"cni_default_network"`
+					Dir     string   `toml:"network_dir"`
+					BinDirs []string `toml:"plugin_dirs"`
+				} `toml:"network"`
+			} `toml:"crio"`
+		}
+		err := readTOML(file, &raw)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		c.File, errs = strings.TrimPrefix(file, filepath.Join("/", n.Root)), append(errs, err)
+		network := raw.CRIO.Network
+		if network.Dir != "" {
+			c.ConfDir = filepath.Clean(network.Dir)
+		}
+		if network.Default != "" {
+			c.Network = network.Default
+		}
+		if len(network.BinDirs) > 0 {
+			c.BinDirs = network.BinDirs
+		}
+	}
+	c.err = errors.Join(errs...)
+	return c
+}
+
+func readTOML(file string, into any) error {
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = toml.Unmarshal(text, into)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	return err
+}
+
+// runtimeFolders compares the folders of the runtimes with those that are examined.
+func (n *node) runtimeFolders() (found []Finding) {
+	if len(n.runtimes) == 0 {
+		return []Finding{{Level: Warning, What: "no container runtime was found",
+			Evidence:    "neither containerd nor crio runs, and neither has a configuration in /etc",
+			Consequence: "doctor examines " + n.ConfDir + " and " + n.BinDir + ", which the runtime may not read",
+			Command:     "podlace doctor --conf-dir FOLDER --bin-dir FOLDER"}}
+	}
+	for _, r := range n.runtimes {
+		found = append(found, n.compareFolders(r)...)
+	}
+	if n.running["containerd"] && n.running["crio"] {
+		found = append(found, Finding{Level: Warning, What: "containerd and CRI-O both run",
+			Evidence:    "processes containerd and crio",
+			Consequence: "only the one that the kubelet names starts pods; 'podlace gc' asks both",
+			Command:     "ps -o args -C kubelet | tr ' ' '\\n' | grep container-runtime-endpoint"})
+	}
+	return found
+}
+
+func (n *node) compareFolders(r runtimeConfig) (found []Finding) {
+	file := r.File
+	if file == "" {
+		file = "its defaults"
+	}
+	if r.err != nil {
+		return unknown("the configuration of "+r.Name, r.err)
+	}
+	if filepath.Clean(r.ConfDir) != filepath.Clean(n.ConfDir) {
+		found = append(found, Finding{Level: Error, What: r.Name + " reads no configuration in " + n.ConfDir,
+			Evidence:    fmt.Sprintf("%s names %s", file, r.ConfDir),
+			Consequence: "pods get the network of the other folder",
+			Command:     "install -m 600 " + n.ConfDir + "/10-podlace.conflist " + r.ConfDir + "/"})
+	}
+	clean := func(dir string) bool { return filepath.Clean(dir) == filepath.Clean(n.BinDir) }
+	if !slices.ContainsFunc(r.BinDirs, clean) {
+		found = append(found, Finding{Level: Error, What: r.Name + " looks for no plugin in " + n.BinDir,
+			Evidence:    fmt.Sprintf("%s names %s", file, strings.Join(r.BinDirs, ", ")),
+			Consequence: "pods get the plugins of the other folder, or none",
+			Command:     "make install CNI_BIN_DIR=" + r.BinDirs[0]})
+		return found
+	}
+	return append(found, n.shadowedBinaries(r)...)
+}
+
+// shadowedBinaries names plugins that the runtime takes from a folder before the examined one.
+func (n *node) shadowedBinaries(r runtimeConfig) (found []Finding) {
+	for _, dir := range r.BinDirs {
+		if filepath.Clean(dir) == filepath.Clean(n.BinDir) {
+			break
+		}
+		for _, name := range n.pluginTypes() {
+			if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+				found = append(found, Finding{Level: Error, What: fmt.Sprintf("%s runs the plugin %s of %s", r.Name, name, dir),
+					Evidence:    fmt.Sprintf("%s stands before %s in the list of plugin folders", dir, n.BinDir),
+					Consequence: "keys that only Podlace's plugin knows have no effect",
+					Command:     "mv " + filepath.Join(dir, name) + " " + filepath.Join(dir, name) + ".unused"})
+			}
+		}
+	}
+	return found
+}

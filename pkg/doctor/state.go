@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/bandwidth"
+	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/hostlocal"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/portmap"
+	"github.com/podlace/podlace/pkg/reconcile"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// bridgeOf returns the bridge that a configuration of the plugin bridge names; "" without configuration.
+func bridgeOf(config []byte) string {
+	var raw struct {
+		Bridge string `json:"bridge"`
+	}
+	if config == nil || json.Unmarshal(config, &raw) != nil {
+		return ""
+	}
+	if raw.Bridge == "" {
+		return "cni0" // the plugin's default
+	}
+	return raw.Bridge
+}
+
+func (n *node) attachments() ([]*reconcile.Attachment, error) { return reconcile.List(n.networks) }
+
+// livePods returns the number of attachments whose namespace exists.
+func (n *node) livePods() (alive int, err error) {
+	list, err := n.attachments()
+	for _, a := range list {
+		if a.State == reconcile.Alive {
+			alive++
+		}
+	}
+	return alive, err
+}
+
+// addresses warns of range sets that are almost full.
+func (n *node) addresses() (found []Finding) {
+	for _, net := range n.networks {
+		for _, p := range net.Plugins {
+			if plugin.Kind(p.IPAM) == "host-local" {
+				found = append(found, addressesOf(net, p)...)
+			}
+		}
+	}
+	return found
+}
+
+func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
+	r := &plugin.Request{Plugin: "host-local", Network: net.Name, CNIVersion: net.CNIVersion, Config: p.Config(),
+		Log: slog.New(slog.DiscardHandler)}
+	usage, err := hostlocal.ReadUsage(r)
+	if err != nil {
+		return []Finding{{Level: Error, What: fmt.Sprintf("network %q has no usable addresses", net.Name), Evidence: err.Error(),
+			Consequence: "no pod of this network starts", Command: "podlace validate " + net.File}}
+	}
+	for _, u := range usage {
+		if u.Size == 0 || u.Leased*100 < u.Size*fullAt {
+			continue
+		}
+		f := Finding{Level: Warning, What: fmt.Sprintf("network %q has few addresses left", net.Name),
+			Evidence:    fmt.Sprintf("%d of %d addresses are leased of %s", u.Leased, u.Size, u.Set),
+			Consequence: "new pods wait once all are leased",
+			Command:     "podlace gc --dry-run; enlarge the range or move pods"}
+		if u.Leased >= u.Size {
+			f.Level, f.What = Error, fmt.Sprintf("network %q has no addresses left", net.Name)
+			f.Consequence = "new pods wait until another pod ends"
+		}
+		found = append(found, f)
+	}
+	return found
+}
+
+// records finds attachments whose pods are gone, and damaged files.
+func (n *node) records() (found []Finding) {
+	list, err := n.attachments()
+	if err != nil {
+		return unknown("the records and leases", err)
+	}
+	gone := 0
+	var example *reconcile.Attachment
+	for _, a := range list {
+		if a.State == reconcile.Gone {
+			gone, example = gone+1, a
+		}
+	}
+	if gone > 0 {
+		found = append(found, Finding{Level: Warning, What: fmt.Sprintf("attachments of pods that are gone: %d", gone),
+			Evidence:    fmt.Sprintf("for example container %s of network %q", example.ContainerID, example.Network),
+			Consequence: "they hold addresses, hostPorts or VFs until the runtime or gc removes them",
+			Command:     "podlace gc"})
+	}
+	damaged, err := attachment.Unreadable()
+	if err != nil {
+		return append(found, unknown("the records", err)...)
+	}
+	for _, d := range damaged {
+		found = append(found, Finding{Level: Error, What: "a record cannot be read", Evidence: fmt.Sprintf("%s: %v", d.Path(), d.Reason),
+			Consequence: "the rules and limits of its pod are not restored after a flush",
+			Command:     "delete the pod: its DEL removes what the record stands for"})
+	}
+	return found
+}
+
+// rules finds rules and limits of living pods that somebody removed.
+func (n *node) rules() (found []Finding) {
+	lost := func(what, consequence string) {
+		found = append(found, Finding{Level: Error, What: what, Evidence: "the records under " + store.Root + " name them, the kernel lacks them",
+			Consequence: consequence, Command: "podlace reload"})
+	}
+	if !bridge.Intact(n.host) {
+		lost("rules of the plugin bridge are missing", "pods have no masquerade or no protection from one another")
+	}
+	if !portmap.Intact(n.host) {
+		lost("rules of the plugin portmap are missing", "hostPorts do not answer")
+	}
+	missing, err := n.missingLimits()
+	if err != nil {
+		return append(found, unknown("the limits of pods", err)...)
+	}
+	if missing > 0 {
+		lost(fmt.Sprintf("limits of pods are missing: %d", missing), "these pods send or receive without a limit")
+	}
+	return found
+}
+
+func (n *node) missingLimits() (missing int, err error) {
+	records, err := attachment.AllOf("bandwidth")
+	if err != nil {
+		return 0, err
+	}
+	list, err := bandwidth.Look(context.Background(), n.host, records, 0)
+	for _, l := range list {
+		if l.Missing() && !l.Gone {
+			missing++
+		}
+	}
+	return missing, err
+}
+
+// agentStatus is the part of podlace-node's status file that doctor shows.
+type agentStatus struct {
+	Ready    bool              `json:"ready"`
+	Peers    []json.RawMessage `json:"peers"`
+	Problems []struct {
+		What string `json:"what"`
+		Why  string `json:"why"`
+		Do   string `json:"do"`
+	} `json:"problems"`
+}
+
+// agentStatusFile is written by podlace-node.
+const agentStatusFile = store.Root + "/node-status.json"
+
+func readAgentStatus() (s agentStatus, err error) {
+	text, err := store.ReadFile(agentStatusFile)
+	if err == nil {
+		err = json.Unmarshal(text, &s)
+	}
+	return s, err
+}
+
+func (n *node) agentPeers() []json.RawMessage {
+	s, _ := readAgentStatus()
+	return s.Peers
+}
+
+// agent repeats the problems that podlace-node found.
+func (n *node) agent() (found []Finding) {
+	s, err := readAgentStatus()
+	if errors.Is(err, fs.ErrNotExist) {
+		return skipped("podlace-node has not run here since the node started")
+	}
+	if err != nil {
+		return unknown("the status of podlace-node", err)
+	}
+	if !n.running["podlace-node"] {
+		found = append(found, Finding{Level: Error, What: "podlace-node does not run", Evidence: "there is no process podlace-node",
+			Consequence: "pods keep their network; changes of the cluster are missed",
+			Command:     "kubectl -n kube-system get pods -l app.kubernetes.io/name=podlace-node -o wide"})
+	}
+	level := Warning
+	if !s.Ready {
+		level = Error
+	}
+	for _, p := range s.Problems {
+		found = append(found, Finding{Level: level, What: p.What, Evidence: p.Why, Consequence: "see podlace-node status", Command: p.Do})
+	}
+	return found
+}
+
+// minFree is the share of a file system, in percent, below which a finding warns.
+const minFree = 5
+
+// disk finds state folders without room or on a read-only file system.
+func (n *node) disk() (found []Finding) {
+	for _, dir := range []string{store.Root, hostlocal.DefaultDir} {
+		var st syscall.Statfs_t
+		for ; syscall.Statfs(dir, &st) != nil && dir != "/"; dir = filepath.Dir(dir) { // the folder that a later ADD makes
+		}
+		lacks := ""
+		switch {
+		case st.Flags&syscall.MS_RDONLY != 0:
+			lacks = "it is read-only"
+		case st.Blocks > 0 && st.Bavail*100 < st.Blocks*minFree:
+			lacks = fmt.Sprintf("%d of %d blocks are free", st.Bavail, st.Blocks)
+		case st.Files > 0 && st.Ffree*100 < st.Files*minFree:
+			lacks = fmt.Sprintf("%d of %d inodes are free", st.Ffree, st.Files)
+		}
+		if lacks != "" {
+			found = append(found, Finding{Level: Error, What: "there is little room for the state in " + dir, Evidence: lacks,
+				Consequence: "ADD fails when it cannot write its record", Command: "df -h " + dir + "; df -i " + dir})
+		}
+	}
+	return found
+}
+
+// kubelet finds what sriov needs of the kubelet.
+func (n *node) kubelet() (found []Finding) {
+	uses := false
+	for _, net := range n.networks {
+		uses = uses || net.Plugin("sriov") != nil
+	}
+	if !uses {
+		return skipped("no configuration names sriov")
+	}
+	for _, f := range []struct{ file, consequence, command string }{
+		{"/var/lib/kubelet/device-plugins/kubelet.sock", "sriov-device-plugin cannot register its resources", "systemctl status kubelet"},
+		{"/var/lib/kubelet/pod-resources/kubelet.sock", "sriov cannot ask which VFs a pod was allocated", "systemctl status kubelet"},
+		{allocation.Socket, "sriov has to ask the kubelet, which takes longer", "systemctl status sriov-device-plugin"},
+	} {
+		if !n.exists(f.file) {
+			found = append(found, Finding{Level: Warning, What: "the socket " + f.file + " is missing", Evidence: "no such file",
+				Consequence: f.consequence, Command: f.command})
+		}
+	}
+	return append(found, n.kubeletGates()...)
+}
+
+// kubeletConfig is the usual place of the kubelet's configuration (kubeadm).
+const kubeletConfig = "/var/lib/kubelet/config.yaml"
+
+// kubeletGates finds feature gates that disable what sriov needs. The gates are on by default.
+func (n *node) kubeletGates() (found []Finding) {
+	text, err := store.ReadFile(n.path(kubeletConfig))
+	if err != nil {
+		return nil
+	}
+	for _, gate := range []string{"KubeletPodResources", "KubeletPodResourcesGetAllocatable", "DevicePlugins", "DynamicResourceAllocation"} {
+		for line := range strings.Lines(string(text)) {
+			if key, value, _ := strings.Cut(strings.TrimSpace(line), ":"); key == gate && strings.TrimSpace(value) == "false" {
+				found = append(found, Finding{Level: Warning, What: "the feature gate " + gate + " of the kubelet is off",
+					Evidence:    kubeletConfig + ": " + strings.TrimSpace(line),
+					Consequence: "the VFs of pods cannot be found or allocated",
+					Command:     "remove the line from " + kubeletConfig + "; systemctl restart kubelet"})
+			}
+		}
+	}
+	return found
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+)
+
+// DroppingChain is a base chain of another program that sees forwarded packets and drops those that no rule accepts.
+type DroppingChain struct {
+	Family string // as in nft(8)
+	Table  string
+	Chain  string
+	rules  []*nftables.Rule // of the chain and of those that it calls
+}
+
+// String names the chain as nft(8) does.
+func (d DroppingChain) String() string { return fmt.Sprintf("%s %s %s", d.Family, d.Table, d.Chain) }
+
+// Mentions reports whether a rule compares an interface's name with the given one, or with a prefix of it.
+func (d DroppingChain) Mentions(link string) bool {
+	return slices.ContainsFunc(d.rules, func(r *nftables.Rule) bool {
+		return slices.ContainsFunc(r.Exprs, func(e expr.Any) bool {
+			cmp, ok := e.(*expr.Cmp)
+			name := bytes.TrimRight(cmpData(cmp, ok), "\x00")
+			return len(name) > 2 && (string(name) == link || len(cmp.Data) < 16 && bytes.HasPrefix([]byte(link), name))
+		})
+	})
+}
+
+func cmpData(cmp *expr.Cmp, ok bool) []byte {
+	if !ok {
+		return nil
+	}
+	return cmp.Data
+}
+
+// DroppingChains returns the base chains of other programs at the forward hook whose policy is drop. It reads all chains, and the rules of
+// the tables found.
+func DroppingChains() (found []DroppingChain, err error) {
+	c, err := New()
+	if err != nil {
+		return nil, err
+	}
+	chains, err := c.ListChains()
+	if err := IgnoreUnsupported(err); err != nil {
+		return nil, fmt.Errorf("nft list chains: %w", err)
+	}
+	families := map[nftables.TableFamily]string{nftables.TableFamilyINet: "inet", nftables.TableFamilyIPv4: "ip",
+		nftables.TableFamilyIPv6: "ip6"}
+	for _, chain := range chains {
+		family := families[chain.Table.Family]
+		if family == "" || chain.Hooknum == nil || *chain.Hooknum != *nftables.ChainHookForward || chain.Policy == nil ||
+			*chain.Policy != nftables.ChainPolicyDrop || isOwn(chain.Table) {
+			continue
+		}
+		d := DroppingChain{Family: family, Table: chain.Table.Name, Chain: chain.Name}
+		for _, other := range chains {
+			if other.Table.Name == chain.Table.Name && other.Table.Family == chain.Table.Family && (other.Hooknum == nil || other == chain) {
+				rules, err := c.GetRules(other.Table, other)
+				if err != nil {
+					return nil, fmt.Errorf("nft list chain %s: %w", d, err)
+				}
+				d.rules = append(d.rules, rules...)
+			}
+		}
+		found = append(found, d)
+	}
+	return found, nil
+}
+
+func isOwn(table *nftables.Table) bool {
+	return slices.ContainsFunc(Tables(), func(t Table) bool { return t.Name == table.Name && t.family == table.Family })
+}
+
+// IPTables returns the names of the tables that iptables-nft has made, as ip filter.
+func IPTables() (names []string, err error) {
+	c, err := New()
+	if err != nil {
+		return nil, err
+	}
+	tables, err := c.ListTables()
+	for _, t := range tables {
+		if t.Family == nftables.TableFamilyIPv4 && slices.Contains([]string{"filter", "nat", "mangle", "raw", "security"}, t.Name) {
+			names = append(names, "ip "+t.Name)
+		}
+	}
+	return names, IgnoreUnsupported(err)
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/podlace/podlace/pkg/child"
+)
+
+const (
+	// bannerTimeout is the timeout for asking a program whether it is one of Podlace's plugins.
+	bannerTimeout = 10 * time.Second
+	// statusTimeout is the timeout of one plugin's STATUS.
+	statusTimeout = 10 * time.Second
+)
+
+// ErrForeign means that a program is no plugin of Podlace.
+var ErrForeign = errors.New("it is not Podlace's")
+
+// banner precedes the version in what Podlace's plugins print when started without a verb.
+const banner = " plugin of Podlace "
+
+// Version returns the version of one of Podlace's plugins. The error is ErrForeign for another program, and that of stat(2) or execve(2)
+// for a file that is missing or cannot run.
+func Version(path string) (string, error) {
+	if _, err := os.Stat(path); err != nil {
+		return "", err
+	}
+	var stderr child.Buffer
+	cmd := exec.Command(path)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	cmd.Stderr = &stderr
+	err := child.Run(cmd, bannerTimeout, nil)
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return "", err
+	}
+	line, _, _ := strings.Cut(stderr.String(), "\n")
+	_, version, ok := strings.Cut(line, banner)
+	if err != nil || !ok {
+		return "", ErrForeign
+	}
+	return version, nil
+}
+
+// Status calls STATUS of the network's plugins that are Podlace's, and returns an error for each that is not ready.
+func Status(n Network, binDir string) (errs []error) {
+	for _, p := range n.Plugins {
+		if _, err := Version(filepath.Join(binDir, p.Type)); err != nil {
+			continue // another plugin may not know the verb
+		}
+		config, err := inject(p.raw, map[string]any{"name": n.Name, "cniVersion": n.gcVersion()})
+		if err == nil {
+			err = call("STATUS", binDir, p.Type, config, statusTimeout)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", p.Type, err))
+		}
+	}
+	return errs
+}
+
+// call runs a plugin with a verb that has no attachment. The error contains the plugin's code and message.
+func call(verb, binDir, name string, config []byte, timeout time.Duration) error {
+	var stdout, stderr child.Buffer
+	cmd := exec.Command(filepath.Join(binDir, name))
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=" + verb, "CNI_PATH=" + binDir}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(config), &stdout, &stderr
+	err := child.Run(cmd, timeout, nil)
+	if err == nil {
+		return nil
+	}
+	var failure struct {
+		Code    uint   `json:"code"`
+		Msg     string `json:"msg"`
+		Details string `json:"details"`
+	}
+	if json.Unmarshal(stdout.Bytes(), &failure) != nil || failure.Msg == "" {
+		return fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr.String()))
+	}
+	return fmt.Errorf("code %d: %s", failure.Code, failure.Msg)
+}
