@@ -30,7 +30,8 @@ func layers() [][]string {
 		{"pkg/attachment", "pkg/kernel", "pkg/iptables", "pkg/nodefile", "pkg/claim"},
 		{"pkg/ipam", "pkg/pci", "pkg/reference", "pkg/noderoutes"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
-		{"pkg/reconcile", "pkg/pool", "pkg/validate"},
+		{"pkg/reconcile", "pkg/pool"},
+		{"pkg/validate"},
 		{"pkg/rollback", "pkg/devicefiles", "pkg/doctor"}, // rollback reads configurations as the collector does
 		{"pkg/dra"},
 		{"pkg/cli", "pkg/deviceplugin", "pkg/nodeagent"},
@@ -81,7 +82,8 @@ func only() map[string][]string {
 		"github.com/containernetworking/cni/pkg/skel":   nil,
 		// The faces to Kubernetes, and nothing below them.
 		"k8s.io":                              {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
-		"sigs.k8s.io":                         {"pkg/cli"}, // manifests in YAML
+		"sigs.k8s.io":                         {"pkg/cli"},      // manifests in YAML
+		"go.yaml.in/yaml":                     {"pkg/validate"}, // with their lines
 		"google.golang.org/grpc":              {"pkg/deviceplugin"},
 		"github.com/prometheus/client_golang": {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent", "pkg/probes"},
 		"net/http":                            {"pkg/probes"},

@@ -82,6 +82,6 @@ func newRoot() *cobra.Command {
 		DisableSuggestions:         true, // see suggest
 		SuggestionsMinimumDistance: 1,
 	}
-	root.AddCommand(newDemo(), newDoctor(), newGC(), newLimits(), newLs(), newReload(), newRollback(), newSRIOV(), newVersion())
+	root.AddCommand(newDemo(), newDoctor(), newGC(), newLimits(), newLs(), newReload(), newRollback(), newSRIOV(), newValidate(), newVersion())
 	return root
 }

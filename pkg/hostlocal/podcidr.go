@@ -31,6 +31,9 @@ func podCIDRError(err error) error {
 		store.Root, nodefile.Path, nodefile.Path, nodefile.Path)
 }
 
+// NoPodCIDR reports whether an error disappears when the node's file is written.
+func NoPodCIDR(err error) bool { return errors.Is(err, errNoPodCIDR) }
+
 // marked adds errNoPodCIDR to an error for errors.Is, without changing its text.
 type marked struct{ error }
 

@@ -51,7 +51,7 @@ func Read() (file string, node Node, err error) {
 	for _, source := range []struct {
 		file  string
 		parse func([]byte) (Node, error)
-	}{{Path, parse}, {FlannelPath, parseFlannel}} {
+	}{{Path, Parse}, {FlannelPath, parseFlannel}} {
 		data, err := store.ReadSmall(source.file, maxFile, syscall.O_NOFOLLOW)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -85,7 +85,7 @@ func Of(r *plugin.Request) (file string, node Node, err error) {
 func Write(node Node) (changed bool, err error) {
 	data, err := json.Marshal(node)
 	if err == nil {
-		_, err = parse(data)
+		_, err = Parse(data)
 	}
 	if n := len(node.ClusterCIDRs); err == nil && n > MaxClusterCIDRs {
 		err = fmt.Errorf("%d clusterCIDRs: want at most %d", n, MaxClusterCIDRs)

@@ -181,7 +181,7 @@ func FuzzParse(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		for _, read := range []func([]byte) (Node, error){parse, parseFlannel} {
+		for _, read := range []func([]byte) (Node, error){Parse, parseFlannel} {
 			node, err := read(data)
 			if (err == nil) != (len(node.PodCIDRs) > 0) {
 				t.Errorf("%q: %v, %v", data, node, err)
@@ -195,7 +195,7 @@ func FuzzParse(f *testing.F) {
 				}
 			}
 			text, _ := json.Marshal(node)
-			if back, err := parse(text); err != nil || len(back.PodCIDRs) != len(node.PodCIDRs) ||
+			if back, err := Parse(text); err != nil || len(back.PodCIDRs) != len(node.PodCIDRs) ||
 				len(back.ClusterCIDRs) != len(node.ClusterCIDRs) || back.MTU != node.MTU {
 				t.Errorf("%q: %s came back as %v, %v", data, text, back, err)
 			}

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// parse reads node.json. Unknown keys are ignored: a newer podlace-node may write them.
-func parse(data []byte) (node Node, err error) {
+// Parse reads the content of node.json. Unknown keys are ignored: a newer podlace-node may write them.
+func Parse(data []byte) (node Node, err error) {
 	var raw struct {
 		PodCIDRs     []string        `json:"podCIDRs"`
 		ClusterCIDRs json.RawMessage `json:"clusterCIDRs"`

@@ -83,34 +83,45 @@ func DuplicateKeys(data []byte) (found []Finding) {
 	if !json.Valid(data) { // also limits the nesting depth for the walk
 		return nil
 	}
-	dec := json.NewDecoder(bytes.NewReader(data))
-	walkKeys(dec, "", func(path string) {
-		found = append(found, Finding{path, "the object has this key twice, and only the last value counts"})
+	walkKeys(json.NewDecoder(bytes.NewReader(data)), "", func(path string, repeated bool, _ int64) {
+		if repeated {
+			found = append(found, Finding{path, "the object has this key twice, and only the last value counts"})
+		}
 	})
 	return found
 }
 
-// walkKeys reads one JSON value and calls duplicate for each repeated key.
-func walkKeys(dec *json.Decoder, path string, duplicate func(path string)) {
+// KeyLines returns the line of each key of a JSON text, by its path such as plugins[1].snat. Lines count from 1.
+func KeyLines(data []byte) map[string]int {
+	lines := map[string]int{}
+	if json.Valid(data) {
+		walkKeys(json.NewDecoder(bytes.NewReader(data)), "", func(path string, _ bool, end int64) {
+			lines[path] = 1 + bytes.Count(data[:end], []byte("\n"))
+		})
+	}
+	return lines
+}
+
+// walkKeys reads one JSON value and calls visit for each key of an object and each item of an array, with the offset after the key or
+// before the item.
+func walkKeys(dec *json.Decoder, path string, visit func(path string, repeated bool, end int64)) {
 	token, err := dec.Token()
 	if err != nil {
 		return
 	}
 	seen := map[string]bool{}
 	for i := 0; (token == json.Delim('{') || token == json.Delim('[')) && dec.More(); i++ {
-		inner := path + "[" + strconv.Itoa(i) + "]"
+		inner, repeated := path+"["+strconv.Itoa(i)+"]", false
 		if token == json.Delim('{') {
 			name, _ := dec.Token()
 			key, _ := name.(string)
 			if inner = key; path != "" {
 				inner = path + "." + key
 			}
-			if seen[key] {
-				duplicate(inner)
-			}
-			seen[key] = true
+			repeated, seen[key] = seen[key], true
 		}
-		walkKeys(dec, inner, duplicate)
+		visit(inner, repeated, dec.InputOffset())
+		walkKeys(dec, inner, visit)
 	}
 	if token == json.Delim('{') || token == json.Delim('[') {
 		_, _ = dec.Token() // the closing delimiter

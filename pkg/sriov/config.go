@@ -126,6 +126,12 @@ func parseConfig(r *plugin.Request) (config, error) {
 	return c, nil
 }
 
+// Check returns the error with which an ADD refuses a configuration.
+func Check(r *plugin.Request) error {
+	_, err := parseConfig(r)
+	return err
+}
+
 // Findings returns the parts of a configuration that are legal and do not do what they seem to do. Pure.
 func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), plugin.Capabilities(config, "", "")...)

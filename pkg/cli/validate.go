@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+	"github.com/podlace/podlace/pkg/validate"
+)
+
+const validateHelp = `Check files before a node uses them. FILE is a network configuration (.conflist,
+.conf), the configuration of sriov-device-plugin, node.json, or a file of
+Kubernetes objects, of which NetworkAttachmentDefinitions, ConfigMaps with such
+configurations, pods and their templates are read. A folder stands for its files;
+- is standard input.
+
+Each line names file, line and key. An error keeps a pod from starting, or stops
+the daemon; a warning names a setting without the effect that it suggests. Networks
+of several files are compared with one another.
+
+With --node the subnets are compared with those of this node.
+
+Exit status: 0 without errors, 1 with an error, 2 if a file could not be read.`
+
+const validateExample = `  podlace validate /etc/cni/net.d
+  podlace validate conf/10-podlace.conflist pod.yaml
+  kubectl get pods -A -o yaml | podlace validate -
+  podlace validate --node -o json /etc/cni/net.d | jq`
+
+func newValidate() *cobra.Command {
+	var output string
+	var thisNode bool
+	cmd := &cobra.Command{
+		Use:     "validate FILE...",
+		Short:   "Check network configurations, pools of VFs and manifests, with file, line and key",
+		Long:    validateHelp,
+		Example: validateExample,
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			return validateFiles(cmd.InOrStdin(), cmd.OutOrStdout(), args, thisNode, output)
+		},
+	}
+	cmd.Flags().BoolVar(&thisNode, "node", false, "compare the subnets with those of this node")
+	addOutput(cmd, &output)
+	return cmd
+}
+
+func validateFiles(stdin io.Reader, stdout io.Writer, names []string, thisNode bool, output string) error {
+	var node validate.Node
+	var err error
+	if thisNode {
+		if node, err = validate.ThisNode(); err != nil {
+			return err
+		}
+	}
+	var files []validate.File
+	for _, name := range names {
+		more, err := readFiles(stdin, name)
+		if err != nil {
+			return err
+		}
+		files = append(files, more...)
+	}
+	problems := validate.Files(files, node)
+	errors := 0
+	for _, p := range problems {
+		if p.Error {
+			errors++
+		}
+	}
+	if output == outputJSON {
+		err = printJSON(stdout, append([]validate.Problem{}, problems...))
+	} else {
+		for _, p := range problems {
+			fmt.Fprintln(stdout, plugin.Plain(p.String(), maxEvidence))
+		}
+		fmt.Fprintf(stdout, "files: %d, errors: %d, warnings: %d\n", len(files), errors, len(problems)-errors)
+	}
+	if err == nil && errors > 0 {
+		err = exitError(exitMissed)
+	}
+	return err
+}
+
+// maxStdin bounds what is read from standard input: the pods of a large cluster.
+const maxStdin = 256 << 20
+
+// readFiles reads a file, the files of a folder, or standard input.
+func readFiles(stdin io.Reader, name string) ([]validate.File, error) {
+	if name == "-" {
+		data, err := io.ReadAll(io.LimitReader(stdin, maxStdin))
+		return []validate.File{{Name: "stdin", Data: data}}, err
+	}
+	info, err := os.Stat(name)
+	if err != nil {
+		return nil, err
+	}
+	names := []string{name}
+	if info.IsDir() {
+		entries, err := os.ReadDir(name)
+		if err != nil {
+			return nil, err
+		}
+		names = filesIn(name, entries)
+	}
+	var files []validate.File
+	for _, name := range names {
+		data, err := store.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, validate.File{Name: name, Data: data})
+	}
+	return files, nil
+}
+
+// filesIn returns the files of a folder that runtimes and kubectl read.
+func filesIn(dir string, entries []fs.DirEntry) (names []string) {
+	for _, e := range entries {
+		switch filepath.Ext(e.Name()) {
+		case ".conflist", ".conf", ".json", ".yaml", ".yml":
+			if !e.IsDir() {
+				names = append(names, filepath.Join(dir, e.Name()))
+			}
+		}
+	}
+	return names
+}

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package validate
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/nodefile"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/pool"
+)
+
+// Problem is what is wrong in a file.
+type Problem struct {
+	pool.Place
+	Error bool   `json:"error"` // pods or the daemon fail; otherwise the setting does not have the effect that it suggests
+	Text  string `json:"text"`
+}
+
+// String returns file:line: key: level: text.
+func (p Problem) String() string {
+	parts := []string{fmt.Sprintf("%s:%d", p.File, p.Line)}
+	if p.Key != "" {
+		parts = append(parts, p.Key)
+	}
+	level := "warning"
+	if p.Error {
+		level = "error"
+	}
+	return strings.Join(append(parts, level, p.Text), ": ")
+}
+
+// File is a file to validate.
+type File struct {
+	Name string
+	Data []byte
+}
+
+// Files returns the problems of each file, and the clashes between their networks. It does no I/O, but for a resolvConf that a
+// configuration names.
+func Files(files []File, node Node) []Problem {
+	c := &checker{node: node}
+	for _, f := range files {
+		c.file(f)
+	}
+	c.clashes()
+	return c.problems
+}
+
+// checker collects problems.
+type checker struct {
+	node     Node
+	problems []Problem
+	networks []network
+}
+
+// part is a part of a file: the whole, or a string in a manifest that contains JSON.
+type part struct {
+	file   string
+	line   int // lines of the file before the part
+	total  int // lines of the file
+	key    string
+	multus bool // Multus runs the plugins, and passes the device that a pod was allocated
+	data   []byte
+}
+
+// add adds a problem at a line of the part.
+func (c *checker) add(t part, line int, key string, isError bool, format string, args ...any) {
+	if t.key != "" {
+		key = strings.TrimSuffix(t.key+": "+key, ": ")
+	}
+	place := pool.Place{File: t.file, Line: min(t.line+max(line, 1), t.total), Key: key} // YAML's errors may be after the end
+	c.problems = append(c.problems, Problem{place, isError, fmt.Sprintf(format, args...)})
+}
+
+func (c *checker) file(f File) {
+	whole := part{file: f.Name, total: 1 + bytes.Count(f.Data, []byte("\n")), data: f.Data}
+	if trimmed := bytes.TrimSpace(f.Data); len(trimmed) == 0 {
+		c.add(whole, 1, "", true, "the file is empty")
+	} else if trimmed[0] == '{' {
+		c.json(whole)
+	} else {
+		c.manifests(whole)
+	}
+}
+
+// json checks a JSON object by what its keys say that it is.
+func (c *checker) json(t part) {
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(t.data, &keys); err != nil {
+		c.syntax(t, err)
+		return
+	}
+	has := func(names ...string) bool {
+		return slices.ContainsFunc(names, func(name string) bool { return keys[name] != nil })
+	}
+	switch {
+	case has("apiVersion") && has("kind"):
+		c.manifests(t)
+	case has("resourceList", "pfs"):
+		c.pools(t)
+	case has("plugins", "type", "cniVersion"):
+		c.network(t)
+	case has("podCIDRs"):
+		c.nodeFile(t)
+	default:
+		c.add(t, 1, "", true, "the object is no network configuration (plugins or type), no configuration of sriov-device-plugin (resourceList), "+
+			"no node.json (podCIDRs) and no object of Kubernetes (apiVersion and kind)")
+	}
+}
+
+// syntax reports a JSON error with the line of its offset.
+func (c *checker) syntax(t part, err error) {
+	line := 1
+	var at *json.SyntaxError
+	if errors.As(err, &at) {
+		line = 1 + bytes.Count(t.data[:min(int(at.Offset), len(t.data))], []byte("\n"))
+	}
+	c.add(t, line, "", true, "%v", err)
+}
+
+// anyPrefix stands for the daemon's --resource-prefix, which no check depends on.
+const anyPrefix = "example.com"
+
+// pools checks a configuration of sriov-device-plugin.
+func (c *checker) pools(t part) {
+	config, err := pool.Parse(pool.Source{File: t.file, Prefix: anyPrefix}, t.data)
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, err := range joined.Unwrap() {
+			var p pool.Problem
+			if errors.As(err, &p) {
+				c.add(t, p.Line, p.Key, true, "%s", p.Text)
+			} else {
+				c.add(t, 1, "", true, "%v", err)
+			}
+		}
+	}
+	if config == nil {
+		return
+	}
+	for _, p := range config.Notes {
+		c.add(t, p.Line, p.Key, false, "%s", p.Text)
+	}
+	for _, r := range config.Resources {
+		for _, p := range r.Unserved {
+			c.add(t, p.Line, p.Key, false, "%s", p.Text)
+		}
+	}
+}
+
+// nodeFile checks the file that tells the plugins about the node.
+func (c *checker) nodeFile(t part) {
+	if _, err := nodefile.Parse(t.data); err != nil {
+		key, line := t.mentioned(err.Error())
+		c.add(t, line, key, true, "%v", err)
+	}
+	for _, f := range append(plugin.DuplicateKeys(t.data), plugin.UnknownKeys(t.data, "", nodefile.Node{})...) {
+		if f.Key != "cniVersion" {
+			c.add(t, t.lineOf(f.Key), f.Key, false, "%s", f.Text)
+		}
+	}
+}
+
+// lineOf returns the line of a key, or of the nearest object around it.
+func (t part) lineOf(key string) int {
+	lines := plugin.KeyLines(t.data)
+	for ; key != ""; key = key[:max(strings.LastIndexAny(key, ".["), 0)] {
+		if line, ok := lines[key]; ok {
+			return line
+		}
+	}
+	return 1
+}
+
+var word = regexp.MustCompile(`[A-Za-z][A-Za-z0-9]*`)
+
+// mentioned returns the first key of the text that a message names, with its line. Messages name the key as their first words.
+func (t part) mentioned(message string) (key string, line int) {
+	lines := plugin.KeyLines(t.data)
+	for _, name := range word.FindAllString(message, -1) {
+		for path, at := range lines {
+			if last := path[strings.LastIndexAny(path, ".")+1:]; strings.EqualFold(last, name) && (key == "" || at < line) {
+				key, line = path, at
+			}
+		}
+		if key != "" {
+			return key, line
+		}
+	}
+	return "", 1
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package validate
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/podlace/podlace/pkg/bandwidth"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// manifests checks the objects of a file of YAML documents that concern Podlace.
+func (c *checker) manifests(t part) {
+	decoder := yaml.NewDecoder(bytes.NewReader(t.data))
+	known := 0
+	for {
+		var document yaml.Node
+		err := decoder.Decode(&document)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			c.add(t, yamlLine(err), "", true, "%v", err)
+			return
+		}
+		if len(document.Content) > 0 {
+			known += c.object(t, document.Content[0])
+		}
+	}
+	if known == 0 {
+		c.add(t, 1, "", false, "there is nothing here that Podlace reads: no network, no pod, no configuration of sriov-device-plugin")
+	}
+}
+
+// yamlLine returns the line in an error of the YAML decoder.
+func yamlLine(err error) int {
+	_, rest, _ := strings.Cut(err.Error(), "line ")
+	digits, _, _ := strings.Cut(rest, ":")
+	line, _ := strconv.Atoi(digits)
+	return line
+}
+
+// at returns the value below a node, nil if a key is missing.
+func at(n *yaml.Node, path ...string) *yaml.Node {
+	for _, key := range path {
+		if n == nil || n.Kind != yaml.MappingNode {
+			return nil
+		}
+		var value *yaml.Node
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if n.Content[i].Value == key {
+				value = n.Content[i+1]
+			}
+		}
+		n = value
+	}
+	return n
+}
+
+// valueOf returns a scalar below a node, "" if it is missing.
+func valueOf(n *yaml.Node, path ...string) string {
+	if v := at(n, path...); v != nil {
+		return v.Value
+	}
+	return ""
+}
+
+// podTemplates are the paths to the pod in the kinds of objects that have one.
+func podTemplates() map[string][]string {
+	template := []string{"spec", "template"}
+	return map[string][]string{"Pod": {}, "Deployment": template, "DaemonSet": template, "StatefulSet": template, "ReplicaSet": template,
+		"ReplicationController": template, "Job": template, "CronJob": {"spec", "jobTemplate", "spec", "template"}}
+}
+
+// object checks an object of Kubernetes, and returns how many parts of it concern Podlace.
+func (c *checker) object(t part, o *yaml.Node) (known int) {
+	kind := valueOf(o, "kind")
+	if list := at(o, "items"); list != nil && strings.HasSuffix(kind, "List") {
+		for _, item := range items(list) {
+			known += c.object(t, item)
+		}
+		return known
+	}
+	t.key = strings.TrimSpace(kind + " " + valueOf(o, "metadata", "name"))
+	if path, ok := podTemplates()[kind]; ok {
+		c.pod(t, at(o, path...))
+		return 1
+	}
+	switch kind {
+	case "NetworkAttachmentDefinition":
+		if config := at(o, "spec", "config"); config != nil {
+			t.multus = true
+			c.json(t.inside(config, "spec.config"))
+		}
+		return 1
+	case "ConfigMap":
+		return c.configMap(t, o)
+	}
+	return 0
+}
+
+// configMap checks the values that are configurations in JSON.
+func (c *checker) configMap(t part, o *yaml.Node) (known int) {
+	data := at(o, "data")
+	if data == nil {
+		return 0
+	}
+	for i := 0; i+1 < len(data.Content); i += 2 {
+		name, value := data.Content[i].Value, data.Content[i+1]
+		if strings.HasSuffix(name, ".conflist") || strings.Contains(value.Value, `"resourceList"`) {
+			c.json(t.inside(value, "data."+name))
+			known++
+		}
+	}
+	return known
+}
+
+// inside returns the text of a value. A block scalar begins on the line after its key.
+func (t part) inside(value *yaml.Node, key string) part {
+	line := value.Line - 1
+	if value.Style == yaml.LiteralStyle || value.Style == yaml.FoldedStyle {
+		line = value.Line
+	}
+	return part{file: t.file, line: t.line + line, total: t.total, key: t.key + ": " + key, multus: t.multus, data: []byte(value.Value)}
+}
+
+// pod checks the parts of a pod that the plugins get: limits and hostPorts.
+func (c *checker) pod(t part, pod *yaml.Node) {
+	annotations := at(pod, "metadata", "annotations")
+	for i := 0; annotations != nil && i+1 < len(annotations.Content); i += 2 {
+		c.annotation(t, annotations.Content[i], annotations.Content[i+1])
+	}
+	spec := at(pod, "spec")
+	if spec == nil {
+		c.add(t, 1, "spec", true, "spec is missing")
+		return
+	}
+	c.hostPorts(t, spec)
+	if annotations != nil && valueOf(spec, "hostNetwork") == "true" {
+		for i := 0; i+1 < len(annotations.Content); i += 2 {
+			if key := annotations.Content[i]; slices.Contains(limitKeys(), key.Value) {
+				c.add(t, key.Line, "metadata.annotations."+key.Value, false, "the pod has hostNetwork: there is no interface to limit")
+			}
+		}
+	}
+}
+
+// limitKeys are the annotations that set a pod's limits.
+func limitKeys() []string {
+	return []string{"kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"}
+}
+
+func (c *checker) annotation(t part, key, value *yaml.Node) {
+	place := "metadata.annotations." + key.Value
+	if !slices.Contains(limitKeys(), key.Value) {
+		prefix, _, _ := strings.Cut(key.Value, "/")
+		if near := plugin.Nearest(key.Value, limitKeys()); near != "" && prefix != "k8s.v1.cni.cncf.io" {
+			c.add(t, key.Line, place, false, "no program reads this annotation; did you mean %s?", near)
+		}
+		return
+	}
+	if value.Tag != "!!str" {
+		c.add(t, value.Line, place, true, "%s is no string: the API server refuses the pod; write \"%[1]s\"", value.Value)
+	}
+	if _, err := bandwidth.ParseRate(value.Value); err != nil || value.Value == "none" {
+		c.add(t, value.Line, place, true, "%s: want 1k to 100G bits per second, such as 20M%s", value.Value, unitHint(value.Value))
+	}
+}
+
+// unitHint explains the suffix that users of tc(8) expect to mean mega.
+func unitHint(rate string) string {
+	if strings.HasSuffix(rate, "m") {
+		return fmt.Sprintf("; m means a thousandth: did you mean %sM?", strings.TrimSuffix(rate, "m"))
+	}
+	return ""
+}
+
+// hostPorts checks that no two containers take the same port of the node, which the API server accepts.
+func (c *checker) hostPorts(t part, spec *yaml.Node) {
+	seen := map[string]int{}
+	for _, list := range []string{"initContainers", "containers"} {
+		for i, container := range items(at(spec, list)) {
+			for j, port := range items(at(container, "ports")) {
+				key := fmt.Sprintf("spec.%s[%d].ports[%d].hostPort", list, i, j)
+				id := c.hostPort(t, port, key)
+				if line, twice := seen[id]; twice && id != "" && list == "containers" {
+					c.add(t, port.Line, key, true, "port %s is taken in line %d already", id, line)
+				}
+				seen[id] = port.Line
+			}
+		}
+	}
+}
+
+func items(list *yaml.Node) []*yaml.Node {
+	if list == nil || list.Kind != yaml.SequenceNode {
+		return nil
+	}
+	return list.Content
+}
+
+// hostPort returns what a port of a container takes of the node, "" if nothing.
+func (c *checker) hostPort(t part, port *yaml.Node, key string) string {
+	host := valueOf(port, "hostPort")
+	if host == "" || host == "0" {
+		return ""
+	}
+	if n, err := strconv.Atoi(host); err != nil || n < 1 || n > 65535 {
+		c.add(t, port.Line, key, true, "%s: want 1 to 65535", host)
+	}
+	id := host + "/" + cmp.Or(valueOf(port, "protocol"), "TCP")
+	if ip := valueOf(port, "hostIP"); ip != "" {
+		id += " of " + ip
+	}
+	return id
+}

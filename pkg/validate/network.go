@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package validate
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/utils"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/podlace/podlace/pkg/bandwidth"
+	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/hostlocal"
+	"github.com/podlace/podlace/pkg/ipam"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/portmap"
+	"github.com/podlace/podlace/pkg/sriov"
+)
+
+// network is what is compared between network configurations.
+type network struct {
+	part
+	name    string
+	subnets []netip.Prefix
+}
+
+// network checks a network configuration: a list of plugins, or one plugin.
+func (c *checker) network(t part) {
+	var list struct {
+		CNIVersion string            `json:"cniVersion"`
+		Name       string            `json:"name"`
+		Type       string            `json:"type"`
+		Plugins    []json.RawMessage `json:"plugins"`
+	}
+	if err := json.Unmarshal(t.data, &list); err != nil {
+		key, line := t.mentioned(err.Error())
+		c.add(t, line, key, true, "%v", err)
+		return
+	}
+	if err := utils.ValidateNetworkName(list.Name); err != nil {
+		c.add(t, t.lineOf("name"), "name", true, "%s: want letters, digits, '_', '.' and '-'", err.Msg)
+	}
+	if !slices.Contains(version.All.SupportedVersions(), list.CNIVersion) {
+		c.add(t, t.lineOf("cniVersion"), "cniVersion", list.CNIVersion != "", "%q: want one of %s", list.CNIVersion,
+			strings.Join(version.All.SupportedVersions(), ", "))
+	}
+	if list.Type == "" && len(list.Plugins) == 0 {
+		c.add(t, t.lineOf("plugins"), "plugins", true, "there is no plugin")
+	}
+	for _, f := range Config(t.data, c.node) {
+		c.add(t, t.lineOf(f.Key), f.Key, false, "%s", f.Text)
+	}
+	n := network{part: t, name: list.Name}
+	if list.Type != "" {
+		c.plugin(&n, "", list.CNIVersion, t.data)
+	}
+	for i, config := range list.Plugins {
+		c.plugin(&n, fmt.Sprintf("plugins[%d]", i), list.CNIVersion, config)
+	}
+	c.networks = append(c.networks, n)
+}
+
+// plugin checks one plugin's configuration as its ADD does.
+func (c *checker) plugin(n *network, path, cniVersion string, config []byte) {
+	kind := plugin.Kind(ipam.Type(config))
+	if kind == "" {
+		c.add(n.part, n.lineOf(path), path, true, "type is missing")
+		return
+	}
+	if kind == "sriov" && n.multus {
+		config = withDeviceID(config)
+	}
+	r := &plugin.Request{Plugin: kind, Verb: "ADD", Network: n.name, ContainerID: "validate", IfName: "eth0", CNIVersion: cniVersion,
+		Config: config, Log: slog.New(slog.DiscardHandler)}
+	err := parse(r, kind)
+	if plugin.Kind(ipam.Type(ipam.Object(config))) == "host-local" {
+		n.subnets = append(n.subnets, hostlocal.Subnets(config, c.node.PodCIDRs)...)
+		if _, e := hostlocal.Parse(r); !hostlocal.NoPodCIDR(e) {
+			err = errors.Join(err, e)
+		}
+	}
+	if err != nil {
+		key, line := n.within(path, config, err.Error())
+		c.add(n.part, line, key, true, "%v", err)
+	}
+}
+
+// withDeviceID adds the device that Multus passes to the plugin of a NetworkAttachmentDefinition.
+func withDeviceID(config []byte) []byte {
+	var keys map[string]any
+	if json.Unmarshal(config, &keys) != nil || keys["deviceID"] != nil {
+		return config
+	}
+	keys["deviceID"] = "0000:00:00.0"
+	more, err := json.Marshal(keys)
+	if err != nil {
+		return config
+	}
+	return more
+}
+
+// parse reads a configuration of one of Podlace's plugins; others are not known.
+func parse(r *plugin.Request, kind string) (err error) {
+	switch kind {
+	case "bridge":
+		_, err = bridge.Parse(r)
+	case "portmap":
+		_, err = portmap.Parse(r)
+	case "bandwidth":
+		_, err = bandwidth.Parse(r)
+	case "sriov":
+		err = sriov.Check(r)
+	}
+	return err
+}
+
+// within returns the key below path that a message names, with its line in the file.
+func (n *network) within(path string, config []byte, message string) (key string, line int) {
+	inner, _ := part{data: config}.mentioned(message)
+	key = strings.Trim(path+"."+inner, ".")
+	return key, n.lineOf(key)
+}
+
+// clashes reports networks that take the same name, or the same subnet on different bridges.
+func (c *checker) clashes() {
+	for i, later := range c.networks {
+		for _, earlier := range c.networks[:i] {
+			if later.name == earlier.name {
+				c.add(later.part, later.lineOf("name"), "name", false, "network %q is in %s already: runtimes take the file that sorts first",
+					later.name, earlier.file)
+				break
+			}
+			c.clashOfSubnets(earlier, later)
+		}
+	}
+}
+
+func (c *checker) clashOfSubnets(earlier, later network) {
+	for _, a := range earlier.subnets {
+		for _, b := range later.subnets {
+			if a.Overlaps(b) {
+				key, line := later.mentioned("subnet ipam")
+				c.add(later.part, line, key, true, "subnet %s overlaps %s of network %q in %s: the leases are per network, so that two pods "+
+					"get one address", b, a, earlier.name, earlier.file)
+			}
+		}
+	}
+}
