@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -20,6 +21,11 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 	"github.com/podlace/podlace/pkg/validate"
 )
+
+const lsExample = `  podlace ls
+  podlace ls -o wide
+  podlace ls --ip 10.58.0.7
+  podlace ls --hostport 53/udp -o json`
 
 const lsHelp = `List the attachments that are recorded on this node: by the records of the
 plugins and the leases of host-local. The last column tells whether the pod's
@@ -41,24 +47,44 @@ func (f *confFlags) add(cmd *cobra.Command) {
 	addOutput(cmd, &f.output)
 }
 
+// lsFlags are those of ls alone: which attachments, and how they are shown.
+type lsFlags struct {
+	confFlags
+	ip, mac, hostPort string
+	wanted            func(*reconcile.Attachment) bool
+}
+
 func newLs() *cobra.Command {
-	var flags confFlags
+	var flags lsFlags
 	cmd := &cobra.Command{
-		Use:   "ls",
-		Short: "List the attachments that are recorded on this node",
-		Long:  lsHelp,
-		Args:  cobra.NoArgs,
+		Use:     "ls",
+		Short:   "List the attachments that are recorded on this node",
+		Long:    lsHelp,
+		Example: lsExample,
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			flags.named = cmd.Flags().Changed("conf-dir")
 			return flags.list(cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	flags.add(cmd)
+	cmd.Flags().Lookup("output").Usage = "form of the output: table, wide or json"
+	cmd.Flags().StringVar(&flags.ip, "ip", "", "only the attachment with this address")
+	cmd.Flags().StringVar(&flags.mac, "mac", "", "only the attachment with this MAC: of a VF, or with antiSpoof of a veth")
+	cmd.Flags().StringVar(&flags.hostPort, "hostport", "", "only the attachment with this hostPort, such as 8080 or 53/udp")
 	return cmd
 }
 
-func (f confFlags) list(stdout, stderr io.Writer) error {
-	if err := f.check(); err != nil {
+func (f lsFlags) list(stdout, stderr io.Writer) error {
+	wide := f.output == outputWide
+	if wide {
+		f.output = outputTable
+	}
+	err := f.parse()
+	if err == nil {
+		err = f.check()
+	}
+	if err != nil {
 		return err
 	}
 	// The records list the attachments without the default folder, which a k3s node does not have.
@@ -84,10 +110,13 @@ func (f confFlags) list(stdout, stderr io.Writer) error {
 		return err
 	}
 	damaged = slices.DeleteFunc(damaged, func(d attachment.Damaged) bool { return f.network != "" && d.Network != f.network })
-	list = f.only(reconcile.AddDamaged(list, damaged))
-	if f.output == outputJSON {
+	list = slices.DeleteFunc(f.only(reconcile.AddDamaged(list, damaged)), func(a *reconcile.Attachment) bool { return !f.wanted(a) })
+	switch {
+	case f.output == outputJSON:
 		err = printJSON(stdout, list)
-	} else {
+	case wide:
+		err = wideTable(stdout, list, time.Now())
+	default:
 		err = table(stdout, "NETWORK\tPOD\tCONTAINER\tIFNAME\tADDRESSES\tNAMESPACE", list,
 			func(a *reconcile.Attachment) string { return a.State })
 	}

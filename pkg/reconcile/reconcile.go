@@ -22,6 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/ports"
 )
 
 // maxADDAge is the maximum age at which an attachment of unknown namespace may have a running ADD: a runtime lists a pod only after its
@@ -47,7 +48,17 @@ type Attachment struct {
 	Holders     []string     `json:"plugins"`        // plugins with state of it
 	Dead        string       `json:"dead,omitempty"` // why it is dead; "" if it stays
 	Removed     *bool        `json:"removed,omitempty"`
-	Damaged     []Damaged    `json:"damaged,omitempty"`
+
+	Since         time.Time    `json:"since,omitzero"` // when the oldest record was written
+	Bridge        string       `json:"bridge,omitempty"`
+	HostInterface string       `json:"hostInterface,omitempty"`
+	MACs          []string     `json:"macs,omitempty"` // of the pod's interfaces, as far as records name them
+	HostPorts     []ports.Port `json:"hostPorts,omitempty"`
+	IngressRate   uint64       `json:"ingressRate,omitempty"` // limit in bits per second
+	EgressRate    uint64       `json:"egressRate,omitempty"`  // limit in bits per second
+	VFs           []string     `json:"vfs,omitempty"`         // PCI addresses
+
+	Damaged []Damaged `json:"damaged,omitempty"`
 
 	earlier bool // from an earlier boot
 	cached  bool // in libcni's cache
@@ -82,6 +93,7 @@ func List(networks []Network) ([]*Attachment, error) {
 		a.Pod, a.Netns = rec.Pod, rec.Netns
 		a.Holders = append(a.Holders, rec.Plugin)
 		a.Addresses = append(a.Addresses, recordedAddresses(rec)...)
+		a.describe(rec)
 	}
 	for path := range leaseFolders(networks) {
 		if err := addLeases(found, path); err != nil {
