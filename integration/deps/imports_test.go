@@ -21,7 +21,7 @@ const module = "github.com/podlace/podlace/"
 // layers are the packages from the bottom up: each imports from layers below its own only, so that none of one layer knows another of it.
 func layers() [][]string {
 	return [][]string{
-		{"conf", "pkg/fault", "pkg/meter", "pkg/pci/pcitest", "pkg/ports", "pkg/probes", "pkg/watch"},
+		{".", "conf", "pkg/fault", "pkg/meter", "pkg/pci/pcitest", "pkg/ports", "pkg/probes", "pkg/watch"},
 		{"pkg/child"},
 		{"pkg/plugin", "pkg/sandbox"},
 		{"pkg/vfconfig"},

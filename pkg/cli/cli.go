@@ -82,6 +82,7 @@ func newRoot() *cobra.Command {
 		DisableSuggestions:         true, // see suggest
 		SuggestionsMinimumDistance: 1,
 	}
-	root.AddCommand(newDemo(), newDoctor(), newGC(), newLimits(), newLs(), newReload(), newRollback(), newSRIOV(), newValidate(), newVersion())
+	root.AddCommand(newDemo(), newDoctor(), newExplain(), newGC(), newLimits(), newLs(), newReload(), newRollback(), newSRIOV(),
+		newValidate(), newVersion())
 	return root
 }

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+const explainHelp = `Explain a configuration key or an error code, from the tables in Podlace's
+documents. A key may have the name of its plugin in front. Without an argument all
+keys and codes are listed.`
+
+const explainExample = `  podlace explain isGateway
+  podlace explain host-local.ranges
+  podlace explain 104`
+
+// entry is a row of a table in the documents.
+type entry struct {
+	subject string // plugin, or "code"
+	names   []string
+	facts   [][2]string // heading and text
+	source  string
+}
+
+func newExplain() *cobra.Command {
+	return &cobra.Command{
+		Use:     "explain [KEY|CODE]",
+		Short:   "Explain a configuration key or an error code",
+		Long:    explainHelp,
+		Example: explainExample,
+		Args:    cobra.MaximumNArgs(1),
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return entryNames(entries()), cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				_, err := fmt.Fprintln(cmd.OutOrStdout(), strings.Join(entryNames(entries()), "\n"))
+				return err
+			}
+			return explain(cmd.OutOrStdout(), args[0])
+		},
+	}
+}
+
+func entryNames(all []entry) (names []string) {
+	for _, e := range all {
+		for _, name := range e.names {
+			names = append(names, strings.TrimPrefix(e.subject+"."+name, "code."))
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+func explain(w io.Writer, name string) error {
+	all := entries()
+	found := false
+	for _, e := range all {
+		if e.is(plugin.Kind(name)) {
+			e.print(w)
+			found = true
+		}
+	}
+	if found {
+		return nil
+	}
+	names := entryNames(all)
+	for _, e := range all {
+		names = append(names, e.names...)
+	}
+	if near := plugin.Nearest(name, names); near != "" {
+		return fmt.Errorf("there is no key or code %q: did you mean %s?", name, near)
+	}
+	return fmt.Errorf("there is no key or code %q: 'podlace explain' lists all", name)
+}
+
+// is reports whether the row is about a name, with or without the plugin and the object ipam in front.
+func (e entry) is(name string) bool {
+	return slices.ContainsFunc(e.names, func(n string) bool {
+		short := strings.TrimPrefix(n, "ipam.")
+		return slices.ContainsFunc([]string{n, short, e.subject + "." + n, e.subject + "." + short, plugin.Kind(e.subject) + "." + n},
+			func(known string) bool { return strings.EqualFold(known, name) })
+	})
+}
+
+func (e entry) print(w io.Writer) {
+	fmt.Fprintf(w, "%s %s\n", e.subject, strings.Join(e.names, ", "))
+	for _, fact := range e.facts {
+		fmt.Fprintf(w, "  %s:\n%s", strings.ToLower(fact[0]), wrapped(fact[1], "    ", 96))
+	}
+	fmt.Fprintf(w, "  from %s\n\n", e.source)
+}
+
+// wrapped breaks a text into indented lines of at most width bytes, but for longer words.
+func wrapped(text, indent string, width int) string {
+	var lines strings.Builder
+	line := indent
+	for _, word := range strings.Fields(text) {
+		if len(line)+1+len(word) > width && line != indent {
+			lines.WriteString(line + "\n")
+			line = indent
+		}
+		if line != indent {
+			line += " "
+		}
+		line += word
+	}
+	return lines.String() + line + "\n"
+}
+
+// entries reads all tables whose first heading is Key or Code.
+func entries() (all []entry) {
+	files, _ := fs.Glob(podlace.Documents, "plugins/*/README.md")
+	for _, file := range append(files, "docs/ARCHITECTURE.md", "docs/CLUSTER.md") {
+		text, err := fs.ReadFile(podlace.Documents, file)
+		if err == nil {
+			all = append(all, entriesOf(file, string(text))...)
+		}
+	}
+	return all
+}
+
+func entriesOf(file, text string) (all []entry) {
+	subject := path.Base(path.Dir(file))
+	if file == "docs/CLUSTER.md" {
+		subject = "podlace-node"
+	}
+	var headings []string
+	for line := range strings.Lines(text) {
+		cells := cellsOf(line)
+		switch {
+		case cells == nil:
+			headings = nil
+		case headings == nil && (strings.HasPrefix(cells[0], "Key") || cells[0] == "Code"):
+			headings = cells
+		case headings == nil || strings.HasPrefix(cells[0], "---") || len(cells) != len(headings):
+		default:
+			e := entry{subject: subject, names: namesIn(cells[0]), source: file}
+			if headings[0] == "Code" {
+				e.subject = "code"
+			}
+			for i := 1; i < len(cells); i++ {
+				e.facts = append(e.facts, [2]string{headings[i], unmarked(cells[i])})
+			}
+			if len(e.names) > 0 {
+				all = append(all, e)
+			}
+		}
+	}
+	return all
+}
+
+// cellsOf returns the cells of a row of a Markdown table, nil for another line.
+func cellsOf(line string) []string {
+	line = strings.TrimSpace(line)
+	if !strings.HasPrefix(line, "|") || !strings.HasSuffix(line, "|") || len(line) < 2 {
+		return nil
+	}
+	cells := strings.Split(strings.ReplaceAll(line[1:len(line)-1], `\|`, "\x00"), "|")
+	for i, cell := range cells {
+		cells[i] = strings.TrimSpace(strings.ReplaceAll(cell, "\x00", "|"))
+	}
+	return cells
+}
+
+var (
+	codeSpan = regexp.MustCompile("`([^`]+)`")
+	number   = regexp.MustCompile(`^[0-9]+$`)
+	link     = regexp.MustCompile(`\[([^\]]+)\]\([^)]+\)`)
+)
+
+// namesIn returns the names in code spans of a cell, or the number that the cell is.
+func namesIn(cell string) (names []string) {
+	for _, match := range codeSpan.FindAllStringSubmatch(cell, -1) {
+		names = append(names, match[1])
+	}
+	if len(names) == 0 && number.MatchString(cell) {
+		names = []string{cell}
+	}
+	return names
+}
+
+// unmarked removes the marks of Markdown.
+func unmarked(cell string) string {
+	return strings.ReplaceAll(link.ReplaceAllString(cell, "$1"), "`", "")
+}
