@@ -138,6 +138,17 @@ func Examine(o Options, only ...string) ([]Finding, error) {
 
 // look reads what several checks need.
 func look(o Options) (*node, error) {
+	n := findFolders(o)
+	n.networks, n.notes, n.confErr = reconcile.Networks(n.ConfDir)
+	var err error
+	n.host, err = kernel.Host()
+	return n, err
+}
+
+// Folders returns the folders of the runtime of this node.
+func Folders() Options { return findFolders(Options{}).Options }
+
+func findFolders(o Options) *node {
 	n := &node{Options: o}
 	n.running = n.programs()
 	n.runtimes = n.readRuntimes()
@@ -147,10 +158,7 @@ func look(o Options) (*node, error) {
 	if n.BinDir == "" {
 		n.BinDir = n.first(func(c runtimeConfig) string { return c.BinDirs[0] }, "/opt/cni/bin")
 	}
-	n.networks, n.notes, n.confErr = reconcile.Networks(n.ConfDir)
-	var err error
-	n.host, err = kernel.Host()
-	return n, err
+	return n
 }
 
 // first returns a value of the first runtime, or the default.

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/pkg/bandwidth"
+	"github.com/podlace/podlace/pkg/demo"
+	"github.com/podlace/podlace/pkg/doctor"
+	"github.com/podlace/podlace/pkg/nodefile"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/reconcile"
+	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+const traceHelp = `Run ADD, CHECK and DEL of a network configuration for one new pod, and show for each
+plugin how long it took and what it changed: links, addresses, routes, nftables,
+sysctls.
+
+It runs in namespaces of its own, with an empty network: nothing of this node is
+touched, and no root is needed where the kernel lets users make namespaces. Give
+the pod a hostPort and a limit to see what portmap and bandwidth do.`
+
+const traceExample = `  podlace trace
+  podlace trace /etc/cni/net.d/10-podlace.conflist --plugins /opt/cni/bin
+  podlace trace --hostport 8080 --limit 100M -o json`
+
+const canaryHelp = `Run ADD, CHECK and DEL of the installed configuration for one pod on this node, as the
+runtime does, after an upgrade or a change of the configuration. The node asks the
+pod's addresses, which have to answer. The pod is removed at the end, also after a
+failure. It has no hostPort and no limit, and takes one address for some milliseconds.
+
+Exit status: 0 if all works, 1 if a step failed, 2 if it could not run.`
+
+const canaryExample = `  podlace canary
+  podlace canary || echo 'put the old version back'
+  podlace canary --conflist /etc/cni/net.d/10-podlace.conflist --plugins /opt/cni/bin`
+
+type traceFlags struct {
+	demoFlags
+	hostPort int
+	limit    string
+}
+
+func newTrace() *cobra.Command {
+	var f traceFlags
+	cmd := &cobra.Command{
+		Use:     "trace [CONFLIST]",
+		Short:   "Show what each plugin changes and how long it takes, for one pod in a sandbox",
+		Long:    traceHelp,
+		Example: traceExample,
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f.conflist = strings.Join(args, "")
+			return f.trace(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	cmd.Flags().StringVar(&f.plugins, "plugins", "", "folder with the plugins (default: the folder of podlace, else "+cniBinDir+")")
+	cmd.Flags().IntVar(&f.hostPort, "hostport", 0, "give the pod this hostPort")
+	cmd.Flags().StringVar(&f.limit, "limit", "", "limit the pod in both directions: a rate such as 100M")
+	addOutput(cmd, &f.output)
+	return cmd
+}
+
+func (f traceFlags) trace(ctx context.Context, stdout, stderr io.Writer) error {
+	limit := uint64(0)
+	err := checkOutput(f.output)
+	if err == nil && f.limit != "" {
+		limit, err = bandwidth.ParseRate(f.limit)
+	}
+	if err == nil && (f.hostPort < 0 || f.hostPort > 65535) {
+		err = fmt.Errorf("--hostport %d: want 1 to 65535", f.hostPort)
+	}
+	if err != nil {
+		return err
+	}
+	options, err := f.options(f.plugins)
+	if err != nil {
+		return err
+	}
+	_, node, nodeErr := nodefile.Read() // before the sandbox hides it
+	inside, code, err := sandbox.Enter()
+	switch {
+	case err != nil:
+		fmt.Fprintln(stderr, "podlace: no sandbox:", err)
+		return asRoot(ctx, stdout, stderr)
+	case !inside:
+		return status(code)
+	}
+	if nodeErr == nil {
+		if _, err := nodefile.Write(node); err != nil {
+			return err
+		}
+	}
+	return runTrace(ctx, demo.TraceOptions{Options: options, HostPort: f.hostPort, Limit: limit}, f.output, stdout)
+}
+
+// runTrace prints each plugin, and returns the failure of the chain.
+func runTrace(ctx context.Context, options demo.TraceOptions, output string, stdout io.Writer) error {
+	var all []demo.Traced
+	err := demo.Trace(ctx, options, func(t demo.Traced) {
+		all = append(all, t)
+		if output != outputJSON {
+			printTraced(stdout, t)
+		}
+	})
+	if output == outputJSON {
+		if err := printJSON(stdout, all); err != nil {
+			return err
+		}
+	} else {
+		printTotals(stdout, all)
+	}
+	if err != nil {
+		return fmt.Errorf("%w", err)
+	}
+	return nil
+}
+
+func printTraced(w io.Writer, t demo.Traced) {
+	fmt.Fprintf(w, "%-6s %-12s %7.1f ms  changes: %d\n", t.Verb, t.Plugin, milliseconds(t.Took), len(t.Changes))
+	for _, change := range t.Changes {
+		fmt.Fprintf(w, "         %s\n", plugin.Plain(change, maxEvidence))
+	}
+	if t.Error != "" {
+		fmt.Fprintf(w, "         error: %s\n", plugin.Plain(t.Error, maxEvidence))
+	}
+}
+
+func printTotals(w io.Writer, all []demo.Traced) {
+	total := map[string]time.Duration{}
+	for _, t := range all {
+		total[t.Verb] += t.Took
+	}
+	fmt.Fprintln(w)
+	for _, verb := range []string{"ADD", "CHECK", "DEL"} {
+		if total[verb] > 0 {
+			fmt.Fprintf(w, "%-6s all plugins  %7.1f ms\n", verb, milliseconds(total[verb]))
+		}
+	}
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+func newCanary() *cobra.Command {
+	var f demoFlags
+	cmd := &cobra.Command{
+		Use:     "canary",
+		Short:   "Try the installed plugins and configuration with one pod on this node",
+		Long:    canaryHelp,
+		Example: canaryExample,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.canary(cmd.Context(), cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().StringVar(&f.plugins, "plugins", "", "folder with the plugins (default: that of the runtime)")
+	cmd.Flags().StringVar(&f.conflist, "conflist", "", "configuration (default: the first in the runtime's folder)")
+	addOutput(cmd, &f.output)
+	return cmd
+}
+
+func (f demoFlags) canary(ctx context.Context, stdout io.Writer) error {
+	if err := errors.Join(checkOutput(f.output), needRoot()); err != nil {
+		return err
+	}
+	folders := doctor.Folders()
+	if f.plugins == "" {
+		f.plugins = folders.BinDir
+	}
+	if f.conflist == "" {
+		networks, _, err := reconcile.Networks(folders.ConfDir)
+		if err == nil && len(networks) == 0 {
+			err = fmt.Errorf("%s has no network configuration: --conflist names one", folders.ConfDir)
+		}
+		if err != nil {
+			return err
+		}
+		f.conflist = networks[0].File
+	}
+	conflist, err := store.ReadFile(f.conflist)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll("/run/netns", 0o755); err != nil { // as ip-netns(8) does
+		return err
+	}
+	options := demo.TraceOptions{Options: demo.Options{Plugins: f.plugins, Conflist: conflist}, Ping: true}
+	if err := runTrace(ctx, options, f.output, stdout); err != nil {
+		tellError := fmt.Sprintf("the canary failed with %s and the plugins of %s: %v", f.conflist, f.plugins, err)
+		tell(stdout, tellError)
+		return exitError(exitMissed)
+	}
+	return nil
+}

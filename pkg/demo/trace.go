@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/podlace/podlace/pkg/meter"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// Traced is one run of a plugin.
+type Traced struct {
+	Verb    string        `json:"verb"`
+	Plugin  string        `json:"plugin"`
+	Took    time.Duration `json:"took"` // nanoseconds
+	Changes []string      `json:"changes,omitempty"`
+	Error   string        `json:"error,omitempty"`
+}
+
+// TraceOptions are the options of Trace.
+type TraceOptions struct {
+	Options
+	HostPort int    // of the pod's hostPort, 0 for none
+	Limit    uint64 // of the pod in both directions, in bits per second, 0 for none
+	Ping     bool   // the node asks each address of the pod, which has to answer
+}
+
+// Trace runs ADD, CHECK and DEL for a new pod in the process's own namespace, calls show after each plugin, and removes the pod. The error
+// says what failed; a DEL follows whatever failed before.
+func Trace(ctx context.Context, opts TraceOptions, show func(Traced)) (err error) {
+	// The plugins inherit it and log each change.
+	if err := os.Setenv("PODLACE_LOG", "debug"); err != nil {
+		return err
+	}
+	cache, err := os.MkdirTemp("", "podlace-trace")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(cache)
+	list, err := libcni.NetworkConfFromBytes(opts.Conflist)
+	if err != nil {
+		return fmt.Errorf("conflist: %w", err)
+	}
+	space, err := sandbox.NewPod("podlace-trace-" + strings.ToLower(rand.Text()[:8]))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, space.Close()) }()
+	t := tracer{cni: libcni.NewCNIConfigWithCacheDir([]string{opts.Plugins}, cache, &tracingExec{show: show}), list: list, pod: &pod{
+		Pod: space, attachment: attachment{container: space.Name, netns: space.Path, ifname: "eth0", podName: space.Name, limit: opts.Limit}}}
+	if opts.HostPort > 0 {
+		t.pod.ports = []portMapping{{HostPort: opts.HostPort, ContainerPort: opts.HostPort, Protocol: "tcp"}}
+	}
+	err = t.addAndCheck(ctx, opts.Ping)
+	// A failed ADD leaves state for the runtime's DEL.
+	return errors.Join(err, named("DEL", t.del(context.WithoutCancel(ctx))))
+}
+
+// del runs DEL. libcni stops at the first plugin that fails, so the others are then called one by one: nothing of the pod stays.
+func (t tracer) del(ctx context.Context) error {
+	rt := t.pod.runtimeConf()
+	err := t.cni.DelNetworkList(ctx, t.list, rt)
+	if err == nil {
+		return nil
+	}
+	for _, p := range slices.Backward(t.list.Plugins) {
+		config, err := libcni.InjectConf(p, map[string]any{"name": t.list.Name, "cniVersion": t.list.CNIVersion})
+		if err == nil {
+			_ = t.cni.DelNetwork(ctx, config, rt)
+		}
+	}
+	return err
+}
+
+type tracer struct {
+	cni  *libcni.CNIConfig
+	list *libcni.NetworkConfigList
+	pod  *pod
+}
+
+func (t tracer) addAndCheck(ctx context.Context, ping bool) error {
+	chain := chain{cni: t.cni, list: t.list, exec: &timedExec{}}
+	result, _, err := chain.add(ctx, t.pod.attachment)
+	if err != nil {
+		return err
+	}
+	t.pod.storeAddresses(result)
+	if ping {
+		if err := t.ping(ctx); err != nil {
+			return err
+		}
+	}
+	return named("CHECK", t.cni.CheckNetworkList(ctx, t.list, t.pod.runtimeConf()))
+}
+
+func named(verb string, err error) error {
+	if err != nil {
+		return fmt.Errorf("%s: %w", verb, err)
+	}
+	return nil
+}
+
+// ping asks each address of the pod from the node.
+func (t tracer) ping(ctx context.Context) error {
+	for _, addr := range []netip.Addr{t.pod.v4, t.pod.v6} {
+		if !addr.IsValid() {
+			continue
+		}
+		r, err := meter.Ping(ctx, meter.Flow{From: func(f func() error) error { return f() }, Listen: netip.AddrPortFrom(addr, 0),
+			Duration: pings * meter.PingInterval, Patience: patience})
+		if err == nil && r.Lost == r.Sent {
+			err = fmt.Errorf("none of %d echo requests was answered", r.Sent)
+		}
+		if err != nil {
+			return fmt.Errorf("the node asks the pod's address %s: %w", addr, err)
+		}
+	}
+	return nil
+}
+
+// tracingExec runs plugins as libcni does, and reports each with the changes in its debug log.
+type tracingExec struct {
+	version.PluginDecoder
+	show func(Traced)
+}
+
+// ExecPlugin runs one plugin process.
+func (e *tracingExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+	var log bytes.Buffer
+	began := time.Now()
+	out, err := (&invoke.RawExec{Stderr: &log}).ExecPlugin(ctx, path, stdin, environ)
+	t := Traced{Verb: command(environ), Plugin: filepath.Base(path), Took: time.Since(began), Changes: changesIn(log.String())}
+	if err != nil {
+		t.Error = err.Error()
+	}
+	if t.Verb != "VERSION" {
+		e.show(t)
+	}
+	return out, err
+}
+
+// FindInPath finds a plugin.
+func (*tracingExec) FindInPath(plugin string, paths []string) (string, error) {
+	return invoke.FindInPath(plugin, paths)
+}
+
+var change = regexp.MustCompile(`msg=change .*?\bop=("(?:[^"\\]|\\.)*"|\S+) error=(.*)$`)
+
+// changesIn returns the changes in a debug log of package fault, failed ones with the error.
+func changesIn(log string) (changes []string) {
+	for line := range strings.Lines(log) {
+		m := change.FindStringSubmatch(strings.TrimSpace(line))
+		if m == nil {
+			continue
+		}
+		op := unquoted(m[1])
+		if failure := unquoted(strings.TrimSpace(m[2])); failure != "<nil>" {
+			op += ": " + failure
+		}
+		changes = append(changes, op)
+	}
+	return slices.Clip(changes)
+}
+
+func unquoted(text string) string {
+	if plain, err := strconv.Unquote(text); err == nil {
+		return plain
+	}
+	return text
+}
