@@ -83,6 +83,6 @@ func newRoot() *cobra.Command {
 		SuggestionsMinimumDistance: 1,
 	}
 	root.AddCommand(newCanary(), newDemo(), newDoctor(), newExplain(), newGC(), newLimits(), newLs(), newReload(), newRollback(), newSRIOV(),
-		newTrace(), newValidate(), newVersion())
+		newSupportBundle(), newTop(), newTrace(), newValidate(), newVersion())
 	return root
 }

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/pkg/child"
+	"github.com/podlace/podlace/pkg/doctor"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/reconcile"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+const supportHelp = `Collect what a developer needs to understand a problem of this node into one archive:
+versions, doctor's findings, network configurations, records and leases, links,
+addresses, routes, rules, qdiscs and the log lines of the last hour that name Podlace.
+
+The contents are listed first, and nothing is written before you agree. Values whose
+key looks like a secret (token, password, key, certificate) are left out, and so is
+every file that is no network configuration. Names of pods and addresses are in it.`
+
+const supportExample = `  podlace support-bundle
+  podlace support-bundle --yes --file /tmp/node7.tar.gz`
+
+// bundled is a file of the archive.
+type bundled struct {
+	name string
+	data []byte
+}
+
+func newSupportBundle() *cobra.Command {
+	var file string
+	var yes bool
+	cmd := &cobra.Command{
+		Use:     "support-bundle",
+		Short:   "Collect what a developer needs to understand a problem of this node",
+		Long:    supportHelp,
+		Example: supportExample,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := needRoot(); err != nil {
+				return err
+			}
+			if file == "" {
+				host, _ := os.Hostname()
+				file = fmt.Sprintf("podlace-%s-%s.tar.gz", filepath.Base(host), time.Now().UTC().Format("20060102-150405"))
+			}
+			return supportBundle(cmd.InOrStdin(), cmd.OutOrStdout(), file, yes)
+		},
+	}
+	cmd.Flags().StringVar(&file, "file", "", "archive to write (default: podlace-HOST-TIME.tar.gz)")
+	cmd.Flags().BoolVar(&yes, "yes", false, "write without asking")
+	return cmd
+}
+
+func supportBundle(stdin io.Reader, stdout io.Writer, file string, yes bool) error {
+	if _, err := os.Lstat(file); err == nil {
+		return fmt.Errorf("--file %s: the file exists", file)
+	}
+	all := collectBundle()
+	total := 0
+	for _, b := range all {
+		fmt.Fprintf(stdout, "%9d  %s\n", len(b.data), plain(b.name))
+		total += len(b.data)
+	}
+	if !yes {
+		fmt.Fprintf(stdout, "write these %d files, %d bytes before compression, to %s? [y/N] ", len(all), total, file)
+		answer, _ := bufio.NewReader(stdin).ReadString('\n')
+		if !strings.HasPrefix(strings.ToLower(strings.TrimSpace(answer)), "y") {
+			fmt.Fprintln(stdout, "nothing is written")
+			return nil
+		}
+	}
+	if err := writeBundle(file, all); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(stdout, "written: %s, which only root can read\n", file)
+	return err
+}
+
+func writeBundle(file string, all []bundled) (err error) {
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err = errors.Join(err, f.Close()); err != nil {
+			os.Remove(file)
+		}
+	}()
+	compressed := gzip.NewWriter(f)
+	archive := tar.NewWriter(compressed)
+	for _, b := range all {
+		head := tar.Header{Name: "podlace-support/" + b.name, Mode: 0o600, Size: int64(len(b.data)), ModTime: time.Now(), Format: tar.FormatPAX}
+		if err := archive.WriteHeader(&head); err != nil {
+			return err
+		}
+		if _, err := archive.Write(b.data); err != nil {
+			return err
+		}
+	}
+	return errors.Join(archive.Close(), compressed.Close())
+}
+
+// collectBundle reads all parts. What cannot be read is a part with the error: it is a finding too.
+func collectBundle() (all []bundled) {
+	add := func(name string, data []byte, err error) {
+		if err != nil {
+			data = append(data, []byte("\nerror: "+err.Error()+"\n")...)
+		}
+		all = append(all, bundled{name, data})
+	}
+	asJSON := func(name string, v any, err error) {
+		data, e := json.MarshalIndent(v, "", "  ")
+		add(name, data, errors.Join(err, e))
+	}
+	asJSON("version.json", thisBuild(), nil)
+	found, err := doctor.Examine(doctor.Options{})
+	asJSON("doctor.json", found, err)
+	folders := doctor.Folders()
+	networks, notes, err := reconcile.Networks(folders.ConfDir)
+	for _, n := range networks {
+		add("conf/"+filepath.Base(n.File), redacted(n.Text), nil)
+	}
+	asJSON("conf/notes.json", notes, err)
+	list, err := reconcile.List(networks)
+	asJSON("attachments.json", list, err)
+	for _, name := range filesBelow(store.Root) {
+		data, err := store.ReadFile(name)
+		add("state"+strings.TrimPrefix(name, store.Root), redacted(data), err)
+	}
+	for _, c := range bundleCommands() {
+		data, err := output(c...)
+		add("commands/"+strings.ReplaceAll(strings.Join(c, "_"), "/", "-")+".txt", data, err)
+	}
+	return all
+}
+
+// bundleCommands are the programs whose output shows the state of the kernel, and the log.
+func bundleCommands() [][]string {
+	return [][]string{
+		{"uname", "-a"}, {"ip", "-d", "-s", "link"}, {"ip", "addr"}, {"ip", "route", "show", "table", "all"},
+		{"ip", "-6", "route", "show", "table", "all"},
+		{"ip", "rule"}, {"ip", "nexthop"}, {"ip", "neigh"}, {"bridge", "-d", "link"}, {"bridge", "fdb"}, {"bridge", "vlan"},
+		{"tc", "-s", "qdisc"},
+		{"nft", "list", "ruleset"}, {"sysctl", "-a", "-r", "^net\\.(ipv4|ipv6)\\.(ip_forward|conf)|nf_conntrack_(count|max)|bridge-nf|gc_thresh"},
+		{"journalctl", "--since", "-1h", "--no-pager", "-g", "podlace"},
+	}
+}
+
+// maxFiles bounds the files of the state folder: two for each attachment.
+const maxFiles = 10000
+
+func filesBelow(dir string) (names []string) {
+	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.Type().IsRegular() && len(names) < maxFiles {
+			names = append(names, path)
+		}
+		return nil
+	})
+	slices.Sort(names)
+	return names
+}
+
+const commandTimeout = 20 * time.Second
+
+// output runs a program. One that is not installed leaves a note.
+func output(command ...string) ([]byte, error) {
+	path, err := exec.LookPath(command[0])
+	if err != nil {
+		return []byte(err.Error() + "\n"), nil
+	}
+	var out child.Buffer
+	cmd := exec.Command(path, command[1:]...)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err = child.Run(cmd, commandTimeout, nil)
+	return out.Bytes(), err
+}
+
+// secret matches the names of keys whose values stay on the node.
+var secret = regexp.MustCompile(`(?i)(token|passw|secret|credential|private|certificate|kubeconfig|(^|[^a-z])(key|cert|ca)(data)?$)`)
+
+// redacted replaces the values of secret keys in JSON. Another text is left out.
+func redacted(data []byte) []byte {
+	var v any
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.UseNumber()
+	if len(bytes.TrimSpace(data)) == 0 {
+		return data
+	}
+	if decoder.Decode(&v) != nil {
+		return []byte(plugin.Plain(fmt.Sprintf("left out: %d bytes that are no JSON\n", len(data)), maxEvidence))
+	}
+	text, err := json.MarshalIndent(withoutSecrets(v), "", "  ")
+	if err != nil {
+		return nil
+	}
+	return text
+}
+
+func withoutSecrets(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for key, value := range v {
+			if secret.MatchString(key) {
+				v[key] = "left out"
+			} else {
+				v[key] = withoutSecrets(value)
+			}
+		}
+	case []any:
+		for i := range v {
+			v[i] = withoutSecrets(v[i])
+		}
+	}
+	return v
+}

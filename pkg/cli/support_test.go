@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestRedacted: values of secret keys stay on the node, at any depth; what is no JSON is left out whole.
+func TestRedacted(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"type": "bridge", "apiToken": "s3", "kubernetes": {"kubeconfig": "s3", "clientKey": 1, "node": "a"}}`: "bridge node",
+		`{"list": [{"password": "s3"}, {"PrivateKey": "s3"}, {"caData": "s3"}], "key": "s3", "keys": 7}`:        "keys",
+		"token: s3\n": "left out: 10 bytes that are no JSON",
+		"":            "",
+	} {
+		got := string(redacted([]byte(text)))
+		if strings.Contains(got, "s3") {
+			t.Errorf("%s: a secret is in %s", text, got)
+		}
+		for _, word := range strings.Fields(want) {
+			if !strings.Contains(got, word) {
+				t.Errorf("%s: %s lacks %s", text, got, word)
+			}
+		}
+	}
+}

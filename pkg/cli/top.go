@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/pkg/reconcile"
+)
+
+const topHelp = `Show the traffic of the pods on this node, as the pods see it, against their limits.
+The kernel's counters of the interfaces on the node are read twice; VFs, whose traffic
+passes no interface of the node, are not in it.
+
+On a terminal the table is drawn again at each interval, until Ctrl-C. Otherwise, and
+with --once, it is printed once.`
+
+const topExample = `  podlace top
+  podlace top --sort drops --interval 5s
+  podlace top --once -o json`
+
+// traffic is the traffic of one attachment during an interval.
+type traffic struct {
+	Network     string `json:"network"`
+	Pod         string `json:"pod,omitempty"`
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifname"`
+	Ingress     flow   `json:"ingress"`
+	Egress      flow   `json:"egress"`
+}
+
+// flow is one direction.
+type flow struct {
+	Rate    uint64 `json:"rate"`            // bits per second
+	Packets uint64 `json:"packets"`         // per second
+	Dropped uint64 `json:"dropped"`         // packets in the interval
+	Limit   uint64 `json:"limit,omitempty"` // bits per second
+}
+
+// counters are those of an interface, in the kernel's direction.
+type counters struct{ rxBytes, txBytes, rxPackets, txPackets, rxDropped, txDropped uint64 }
+
+type topFlags struct {
+	confFlags
+	interval time.Duration
+	sort     string
+	once     bool
+}
+
+// topOrders are the values of --sort.
+func topOrders() map[string]func(a, b traffic) int {
+	return map[string]func(a, b traffic) int{
+		"ingress": func(a, b traffic) int { return cmp.Compare(b.Ingress.Rate, a.Ingress.Rate) },
+		"egress":  func(a, b traffic) int { return cmp.Compare(b.Egress.Rate, a.Egress.Rate) },
+		"total": func(a, b traffic) int {
+			return cmp.Compare(b.Ingress.Rate+b.Egress.Rate, a.Ingress.Rate+a.Egress.Rate)
+		},
+		"drops": func(a, b traffic) int {
+			return cmp.Compare(b.Ingress.Dropped+b.Egress.Dropped, a.Ingress.Dropped+a.Egress.Dropped)
+		},
+		"pod": func(a, b traffic) int { return cmp.Compare(a.Pod, b.Pod) },
+	}
+}
+
+func newTop() *cobra.Command {
+	var f topFlags
+	cmd := &cobra.Command{
+		Use:     "top",
+		Short:   "Show the traffic of pods against their limits",
+		Long:    topHelp,
+		Example: topExample,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.run(cmd.Context(), cmd.OutOrStdout())
+		},
+	}
+	f.add(cmd)
+	cmd.Flags().DurationVar(&f.interval, "interval", time.Second, "how long to measure")
+	cmd.Flags().StringVar(&f.sort, "sort", "total", "order: total, ingress, egress, drops or pod")
+	cmd.Flags().BoolVar(&f.once, "once", false, "print the table once")
+	return cmd
+}
+
+func (f topFlags) run(ctx context.Context, stdout io.Writer) error {
+	order, ok := topOrders()[f.sort]
+	switch {
+	case !ok:
+		return fmt.Errorf("--sort %q: want total, ingress, egress, drops or pod", f.sort)
+	case f.interval < minInterval || f.interval > maxInterval:
+		return fmt.Errorf("--interval %s: want %s to %s", f.interval, minInterval, maxInterval)
+	}
+	if err := f.check(); err != nil {
+		return err
+	}
+	live := !f.once && f.output == outputTable && isTerminal(os.Stdout) && os.Getenv("TERM") != "dumb"
+	for {
+		list, err := f.measure(ctx)
+		if errors.Is(err, context.Canceled) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		slices.SortStableFunc(list, order)
+		if f.output == outputJSON {
+			return printJSON(stdout, list)
+		}
+		if live {
+			fmt.Fprint(os.Stdout, "\x1b[H\x1b[2J") // past the writer that lets no escape sequence of a name out
+		}
+		if err := printTraffic(stdout, list); err != nil || !live {
+			return err
+		}
+	}
+}
+
+// measure returns the traffic of all living attachments with an interface on the node.
+func (f topFlags) measure(ctx context.Context) ([]traffic, error) {
+	networks, _, _ := reconcile.Networks(f.dir) // only for leases in other folders, which have no interface
+	all, err := reconcile.List(networks)
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(f.only(all), func(a *reconcile.Attachment) bool { return a.HostInterface == "" || a.State != reconcile.Alive })
+	before := map[string]counters{}
+	for _, a := range all {
+		before[a.HostInterface], _ = readCounters(a.HostInterface)
+	}
+	began := time.Now()
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-time.After(f.interval):
+	}
+	took := time.Since(began)
+	list := []traffic{}
+	for _, a := range all {
+		if after, err := readCounters(a.HostInterface); err == nil { // else the pod ended meanwhile
+			list = append(list, trafficOf(a, before[a.HostInterface], after, took))
+		}
+	}
+	return list, nil
+}
+
+// readCounters reads the counters of an interface (Documentation/ABI/testing/sysfs-class-net-statistics).
+func readCounters(link string) (c counters, err error) {
+	for name, to := range map[string]*uint64{"rx_bytes": &c.rxBytes, "tx_bytes": &c.txBytes, "rx_packets": &c.rxPackets,
+		"tx_packets": &c.txPackets, "rx_dropped": &c.rxDropped, "tx_dropped": &c.txDropped} {
+		text, err := os.ReadFile(filepath.Join("/sys/class/net", link, "statistics", name))
+		if err == nil {
+			*to, err = strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+		}
+		if err != nil {
+			return c, err
+		}
+	}
+	return c, nil
+}
+
+// trafficOf turns the counters of the node's side into what the pod receives and sends.
+func trafficOf(a *reconcile.Attachment, before, after counters, took time.Duration) traffic {
+	perSecond := func(before, after, factor uint64) uint64 {
+		if after < before || took <= 0 { // the interface was made again
+			return 0
+		}
+		return uint64(float64((after-before)*factor) / took.Seconds())
+	}
+	return traffic{Network: a.Network, Pod: a.Pod, ContainerID: a.ContainerID, IfName: a.IfName,
+		Ingress: flow{perSecond(before.txBytes, after.txBytes, 8), perSecond(before.txPackets, after.txPackets, 1),
+			after.txDropped - min(before.txDropped, after.txDropped), a.IngressRate},
+		Egress: flow{perSecond(before.rxBytes, after.rxBytes, 8), perSecond(before.rxPackets, after.rxPackets, 1),
+			after.rxDropped - min(before.rxDropped, after.rxDropped), a.EgressRate}}
+}
+
+func printTraffic(w io.Writer, list []traffic) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "NETWORK\tPOD\tCONTAINER\tIFNAME\tINGRESS\tLIMIT\tUSED\tDROPS\tEGRESS\tLIMIT\tUSED\tDROPS")
+	for _, row := range list {
+		cells := []string{plain(row.Network), dash(plain(row.Pod)), plain(short(row.ContainerID)), dash(plain(row.IfName))}
+		for _, f := range []flow{row.Ingress, row.Egress} {
+			cells = append(cells, bits(rounded(f.Rate)), limit(f.Limit), f.used(), fmt.Sprint(f.Dropped))
+		}
+		fmt.Fprintln(t, strings.Join(cells, "\t"))
+	}
+	return t.Flush()
+}
+
+// used is the share of the limit in percent.
+func (f flow) used() string {
+	if f.Limit == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%d%%", f.Rate*100/f.Limit)
+}

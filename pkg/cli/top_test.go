@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/reconcile"
+)
+
+// TestTraffic: what the node's side sends is what the pod receives; counters that went back count as nothing.
+func TestTraffic(t *testing.T) {
+	a := &reconcile.Attachment{Network: "n", Pod: "ns/p", ContainerID: "c", IfName: "eth0", IngressRate: 10e6}
+	before := counters{rxBytes: 1000, txBytes: 2000, rxPackets: 10, txPackets: 20, txDropped: 5}
+	after := counters{rxBytes: 3000, txBytes: 1252000, rxPackets: 30, txPackets: 1020, txDropped: 8}
+	want := traffic{Network: "n", Pod: "ns/p", ContainerID: "c", IfName: "eth0",
+		Ingress: flow{Rate: 5e6, Packets: 500, Dropped: 3, Limit: 10e6}, Egress: flow{Rate: 8000, Packets: 10}}
+	got := trafficOf(a, before, after, 2*time.Second)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if back := trafficOf(a, after, before, time.Second); back.Ingress.Rate != 0 || back.Ingress.Dropped != 0 {
+		t.Errorf("counters went back: %+v", back)
+	}
+	var out bytes.Buffer
+	if err := printTraffic(&out, []traffic{got}); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(out.String(), "\n")
+	if fields := strings.Fields(lines[1]); strings.Join(fields, " ") != "n ns/p c eth0 5Mbit/s 10Mbit/s 50% 3 8kbit/s - - 0" {
+		t.Errorf("%q", fields)
+	}
+}
+
+// TestTopOrders: the largest comes first, and names in the order of the alphabet.
+func TestTopOrders(t *testing.T) {
+	small := traffic{Pod: "b", Ingress: flow{Rate: 1, Dropped: 2}, Egress: flow{Rate: 9}}
+	large := traffic{Pod: "a", Ingress: flow{Rate: 5}, Egress: flow{Rate: 2, Dropped: 1}}
+	for name, first := range map[string]traffic{"ingress": large, "egress": small, "total": small, "drops": small, "pod": large} {
+		other := small
+		if first == small {
+			other = large
+		}
+		if topOrders()[name](first, other) >= 0 {
+			t.Errorf("%s: %s is not first", name, first.Pod)
+		}
+	}
+	for _, args := range [][]string{{"top", "--sort", "rate"}, {"top", "--interval", "1ms"}} {
+		if status, _, stderr := run(args...); status != exitFailed || !strings.Contains(stderr, args[1]) {
+			t.Errorf("%q: status %d, %q", args, status, stderr)
+		}
+	}
+}
