@@ -47,7 +47,7 @@ func startCluster(dir string) (*cluster, error) {
 	}
 	c := &cluster{dir: dir, sysctls: sysctls()}
 	c.cmd = c.command("run")
-	c.cmd.Env = append(c.cmd.Env, "APISERVER=--audit-log-path="+auditLog(dir)+" --audit-policy-file="+audit,
+	c.cmd.Env = append(c.cmd.Env, "APISERVER=--audit-log-path="+auditLog(dir)+" --audit-policy-file="+audit+betaAPIs(),
 		"KUBELETS="+kubeletFlags())
 	c.cmd.Stderr = os.Stderr
 	input, err := c.cmd.StdinPipe()
@@ -70,6 +70,14 @@ func startCluster(dir string) (*cluster, error) {
 		}
 	}
 	return nil, errors.Join(errors.New("the cluster is not ready"), c.cmd.Wait())
+}
+
+// betaAPIs is the flag for the API groups that GATES need.
+func betaAPIs() string {
+	if hasGate("GenericWorkload") {
+		return " --runtime-config=scheduling.k8s.io/v1beta1=true"
+	}
+	return ""
 }
 
 // kubeletFlags are more than those of cluster.sh. A claim that cannot be prepared is tried again after the first one's time.

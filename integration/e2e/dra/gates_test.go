@@ -20,7 +20,8 @@ func hasGate(name string) bool {
 	}
 	late := []string{"DRADeviceTaints", "DRADeviceTaintRules", "ResourceHealthStatus", "DRAExtendedResource", "DRAPartitionableDevices",
 		"DRAConsumableCapacity", "DRAResourceClaimGranularStatusAuthorization"}
-	return os.Getenv("VERSION") != "1.34" || !slices.Contains(late, name)
+	never := []string{"GenericWorkload", "DRAWorkloadResourceClaims"} // off by default
+	return !slices.Contains(never, name) && (os.Getenv("VERSION") != "1.34" || !slices.Contains(late, name))
 }
 
 // needGate skips the test in a cluster without a feature.
