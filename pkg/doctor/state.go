@@ -78,7 +78,7 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 		f := Finding{Level: Warning, What: fmt.Sprintf("network %q has few addresses left", net.Name),
 			Evidence:    fmt.Sprintf("%d of %d addresses are leased of %s", u.Leased, u.Size, u.Set),
 			Consequence: "new pods wait once all are leased",
-			Command:     "podlace gc --dry-run; enlarge the range or move pods"}
+			Command:     "podlace gc; then enlarge the range, or move pods to another node"}
 		if u.Leased >= u.Size {
 			f.Level, f.What = Error, fmt.Sprintf("network %q has no addresses left", net.Name)
 			f.Consequence = "new pods wait until another pod ends"
