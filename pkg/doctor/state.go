@@ -78,7 +78,7 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 		f := Finding{Level: Warning, What: fmt.Sprintf("network %q has few addresses left", net.Name),
 			Evidence:    fmt.Sprintf("%d of %d addresses are leased of %s", u.Leased, u.Size, u.Set),
 			Consequence: "new pods wait once all are leased",
-			Command:     "podlace gc; then enlarge the range, or move pods to another node"}
+			Command:     "podlace gc --yes; then enlarge the range, or move pods to another node"}
 		if u.Leased >= u.Size {
 			f.Level, f.What = Error, fmt.Sprintf("network %q has no addresses left", net.Name)
 			f.Consequence = "new pods wait until another pod ends"
@@ -105,7 +105,7 @@ func (n *node) records() (found []Finding) {
 		found = append(found, Finding{Level: Warning, What: fmt.Sprintf("attachments of pods that are gone: %d", gone),
 			Evidence:    fmt.Sprintf("for example container %s of network %q", example.ContainerID, example.Network),
 			Consequence: "they hold addresses, hostPorts or VFs until the runtime or gc removes them",
-			Command:     "podlace gc"})
+			Command:     "podlace gc lists them; podlace gc --yes removes them"})
 	}
 	damaged, err := attachment.Unreadable()
 	if err != nil {

@@ -21,7 +21,7 @@ const (
 	endTakes   = 1200 * time.Millisecond
 )
 
-// TestKills kills the daemon, the kubelet, containerd and the API server while a pod with a claim starts, and while it ends. The pod then has
+// TestKills kills the daemon, the kubelet, containerd and the API server while a pod with a claim starts, and while it ends. The pod has
 // its VF, no VF has two owners, and at the end all VFs are home.
 func TestKills(t *testing.T) {
 	if *kills < 1 {
