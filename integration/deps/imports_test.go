@@ -60,7 +60,7 @@ func only() map[string][]string {
 			"pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate", "pkg/vfconfig"},
 		// ipam runs it without knowing it
 		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback",
-			"pkg/doctor", "pkg/validate"},
+			"pkg/cli", "pkg/doctor", "pkg/validate"},
 		// what changes the system, starts a program, or answers
 		module + "pkg/fault": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/bridge", "pkg/portmap", "pkg/store", "pkg/pci",
 			"pkg/child", "pkg/plugin", "pkg/dra", "pkg/nodeagent"},

@@ -82,7 +82,7 @@ func newRoot() *cobra.Command {
 		DisableSuggestions:         true, // see suggest
 		SuggestionsMinimumDistance: 1,
 	}
-	root.AddCommand(newCanary(), newDemo(), newDoctor(), newExplain(), newGC(), newLimits(), newLs(), newReload(), newRollback(), newSRIOV(),
-		newSupportBundle(), newTop(), newTrace(), newValidate(), newVersion())
+	root.AddCommand(newCanary(), newDemo(), newDoctor(), newExplain(), newGC(), newLimits(), newLs(), newReload(), newRollback(),
+		newSchema(), newSRIOV(), newSupportBundle(), newTop(), newTrace(), newValidate(), newVersion())
 	return root
 }

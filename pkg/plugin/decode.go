@@ -43,7 +43,7 @@ func decode(data []byte, into any) error {
 }
 
 // commonKeys may occur in any plugin's configuration (SPEC.md section 1 and "Deriving runtime configuration from plugin configuration").
-var commonKeys = []string{"cniVersion", "cniVersions", "name", "type", "capabilities", "args", "runtimeConfig", "prevResult",
+var commonKeys = []string{"$schema", "cniVersion", "cniVersions", "name", "type", "capabilities", "args", "runtimeConfig", "prevResult",
 	"ipam", "dns", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "plugins"}
 
 // logUnknown logs keys that no field of raw, a pointer to a struct, has.

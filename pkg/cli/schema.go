@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/version"
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/pkg/bandwidth"
+	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/hostlocal"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/portmap"
+	"github.com/podlace/podlace/pkg/sriov"
+)
+
+const schemaHelp = `Print the JSON Schema of a network configuration with Podlace's plugins, for editors:
+they complete keys, and mark misspelt ones. Plugins of other projects are not checked.
+
+For Visual Studio Code, in settings.json:
+
+  "json.schemas": [{"fileMatch": ["*.conflist"], "url": "file:///PATH/conflist.schema.json"}],
+  "files.associations": {"*.conflist": "json"}`
+
+func newSchema() *cobra.Command {
+	return &cobra.Command{
+		Use:     "schema",
+		Short:   "Print the JSON Schema of network configurations",
+		Long:    schemaHelp,
+		Example: "  podlace schema >conflist.schema.json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return printJSON(cmd.OutOrStdout(), conflistSchema())
+		},
+	}
+}
+
+// conflistSchema is the schema of a list of plugins (SPEC.md, section 1).
+func conflistSchema() plugin.Schema {
+	described := descriptions()
+	var rules []plugin.Schema
+	definitions := plugin.Schema{}
+	for kind, keys := range map[string]any{"bridge": bridge.Keys(), "portmap": portmap.Keys(), "bandwidth": bandwidth.Keys(),
+		"sriov": sriov.Keys()} {
+		s := plugin.SchemaOf(keys, described(kind))
+		if kind == "bridge" || kind == "sriov" {
+			s["properties"].(plugin.Schema)["ipam"] = plugin.Schema{"$ref": "#/$defs/ipam"}
+		}
+		definitions[kind] = s.Merge(plugin.Schema{"properties": common()})
+	}
+	hostLocal := plugin.SchemaOf(hostlocal.Keys(), described("host-local"))["properties"].(plugin.Schema)["ipam"].(plugin.Schema)
+	definitions["host-local"] = hostLocal
+	definitions["ipam"] = plugin.Schema{"type": "object", "required": []string{"type"}, "if": ofType("host-local"),
+		"then": plugin.Schema{"$ref": "#/$defs/host-local"}}
+	for _, kind := range []string{"bridge", "portmap", "bandwidth", "sriov"} {
+		rules = append(rules, plugin.Schema{"if": ofType(kind), "then": plugin.Schema{"$ref": "#/$defs/" + kind}})
+	}
+	return plugin.Schema{
+		"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "CNI network configuration list with Podlace's plugins",
+		"type": "object", "required": []string{"cniVersion", "name", "plugins"}, "$defs": definitions,
+		"properties": plugin.Schema{
+			"cniVersion":   plugin.Schema{"enum": version.All.SupportedVersions()},
+			"cniVersions":  plugin.Schema{"type": "array", "items": plugin.Schema{"enum": version.All.SupportedVersions()}},
+			"name":         plugin.Schema{"type": "string", "pattern": "^[a-zA-Z0-9][a-zA-Z0-9_.-]*$"},
+			"disableCheck": plugin.Schema{"type": "boolean"}, "disableGC": plugin.Schema{"type": "boolean"},
+			"loadOnlyInlinedPlugins": plugin.Schema{"type": "boolean"},
+			"plugins": plugin.Schema{"type": "array", "minItems": 1,
+				"items": plugin.Schema{"type": "object", "required": []string{"type"}, "allOf": rules}},
+		},
+	}
+}
+
+// ofType matches the configuration of a plugin under each of its names.
+func ofType(kind string) plugin.Schema {
+	return plugin.Schema{"properties": plugin.Schema{"type": plugin.Schema{"enum": []string{kind, plugin.ClusterPrefix + kind}}},
+		"required": []string{"type"}}
+}
+
+// common are the properties of any plugin.
+func common() plugin.Schema {
+	properties := plugin.Schema{}
+	for _, key := range plugin.CommonKeys() {
+		properties[key] = plugin.Schema{}
+	}
+	properties["type"] = plugin.Schema{"type": "string"}
+	properties["capabilities"] = plugin.Schema{"type": "object", "additionalProperties": plugin.Schema{"type": "boolean"}}
+	return properties
+}
+
+// descriptions returns, for a plugin, the meaning of a key in its table.
+func descriptions() func(kind string) func(path string) string {
+	all := entries()
+	return func(kind string) func(string) string {
+		return func(path string) string {
+			for _, e := range all {
+				if e.subject != kind || len(e.facts) == 0 || e.facts[len(e.facts)-1][0] != "Meaning" || !e.is(path) {
+					continue
+				}
+				var parts []string
+				for _, fact := range e.facts {
+					parts = append(parts, fact[0]+": "+fact[1])
+				}
+				return strings.Join(parts, ". ")
+			}
+			return ""
+		}
+	}
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"encoding/json"
+	"reflect"
+	"slices"
+)
+
+// Schema is a JSON Schema (draft 2020-12).
+type Schema map[string]any
+
+// SchemaOf returns the schema of the JSON that a struct mirrors: the keys are those that UnknownKeys knows. describe returns the
+// description of a key by its path, or "".
+func SchemaOf(raw any, describe func(path string) string) Schema {
+	return objectSchema(reflect.TypeOf(raw), "", describe)
+}
+
+func objectSchema(t reflect.Type, path string, describe func(string) string) Schema {
+	properties := Schema{}
+	for _, f := range jsonFields(t) {
+		key := path + f.name
+		value := schemaOf(f.of, key+".", describe)
+		if text := describe(key); text != "" {
+			value["description"] = text
+		}
+		properties[f.name] = value
+	}
+	return Schema{"type": "object", "properties": properties, "additionalProperties": false}
+}
+
+// schemaOf returns the schema of a value. A type that reads its JSON itself accepts other forms too, so that only its keys are told.
+func schemaOf(t reflect.Type, path string, describe func(string) string) Schema {
+	s := Schema{}
+	switch t.Kind() {
+	case reflect.Pointer:
+		return schemaOf(t.Elem(), path, describe)
+	case reflect.Struct:
+		s = objectSchema(t, path, describe)
+	case reflect.Bool:
+		s["type"] = "boolean"
+	case reflect.String:
+		s["type"] = "string"
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32,
+		reflect.Uint64:
+		s["type"] = "integer"
+	case reflect.Float32, reflect.Float64:
+		s["type"] = "number"
+	case reflect.Map:
+		s = Schema{"type": "object", "additionalProperties": schemaOf(t.Elem(), path, describe)}
+	case reflect.Slice:
+		if t != reflect.TypeFor[json.RawMessage]() {
+			s = Schema{"type": "array", "items": schemaOf(t.Elem(), path, describe)}
+		}
+	}
+	if reflect.PointerTo(t).Implements(reflect.TypeFor[json.Unmarshaler]()) {
+		delete(s, "type")
+	}
+	return s
+}
+
+// Merge adds the properties of other schemas of objects, without replacing any.
+func (s Schema) Merge(others ...Schema) Schema {
+	properties, _ := s["properties"].(Schema)
+	for _, o := range others {
+		more, _ := o["properties"].(Schema)
+		for name, value := range more {
+			if _, taken := properties[name]; !taken {
+				properties[name] = value
+			}
+		}
+	}
+	return s
+}
+
+// CommonKeys are the keys that any plugin's configuration may have, sorted.
+func CommonKeys() []string {
+	keys := slices.Clone(commonKeys)
+	slices.Sort(keys)
+	return keys
+}
