@@ -60,6 +60,11 @@ func TestClaimed(t *testing.T) {
 	if a := ask(true); len(a.Devices) != 1 || a.Devices[0].ID != vf01 || a.Devices[0].Pod != "web-0" || !a.Claims {
 		t.Errorf("%+v", a)
 	}
+	other, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0",
+		Resources: []string{"example.com/third"}, Claims: true})
+	if err != nil || len(other.Others) != 1 || other.Others[0].ID != vf01 || len(other.Devices) != 0 {
+		t.Errorf("asked for another resource: %+v, %v", other, err)
+	}
 	l.configure(config("3", ""))
 	l.logged("a device is not as the configuration wants it", "keeps its 2 VFs and does not get 3", "VF "+vf01+" is of claim shop/web-0-nic")
 	if err := os.WriteFile(filepath.Join(l.Claims, "c-1"), []byte("{"), 0o600); err != nil {
