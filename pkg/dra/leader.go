@@ -47,6 +47,8 @@ func (l *leadership) set(d *Driver, leads bool) {
 	l.mu.Unlock()
 	if d.count.leading.Set(0); leads {
 		d.count.leading.Set(1)
+	} else {
+		d.count.unattached.Set(0)
 	}
 	l.turn.send()
 }

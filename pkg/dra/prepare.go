@@ -39,7 +39,7 @@ func (h handler) PrepareResourceClaims(ctx context.Context,
 			began := time.Now()
 			results[i].Devices, results[i].Err = h.prepareWithin(ctx, c)
 			h.count.prepared(time.Since(began), results[i].Err)
-			if err := results[i].Err; err != nil {
+			if err := results[i].Err; h.failures.due("prepare "+string(c.UID), err, time.Now()) {
 				h.options.Log.Warn("a claim was not prepared", "claim", c.Namespace+"/"+c.Name, "uid", string(c.UID), "error", err)
 			}
 		})
@@ -55,7 +55,7 @@ func (h handler) PrepareResourceClaims(ctx context.Context,
 // prepareWithin is prepare for at most callTimeout. What has not finished by then goes on, and keeps the locks of the claim.
 func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	prepared := make(chan []kubeletplugin.Device, 1) // stays unread after a timeout
-	err := bounded(ctx, func(ctx context.Context) error {
+	err := d.bounded(ctx, func(ctx context.Context) error {
 		devices, err := d.prepare(ctx, c)
 		prepared <- devices
 		return err
@@ -66,9 +66,9 @@ func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim
 	return <-prepared, nil
 }
 
-// bounded calls f, and returns after callTimeout at most.
-func bounded(ctx context.Context, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+// bounded calls f, and returns after the time of a call at most.
+func (d *Driver) bounded(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.callTimeout)
 	done := make(chan error, 1)
 	go func() {
 		defer cancel()
@@ -83,7 +83,7 @@ func bounded(ctx context.Context, f func(context.Context) error) error {
 	case err := <-done:
 		return err
 	case <-time.After(100 * time.Millisecond): // an error that is about to come says more
-		return fmt.Errorf("not finished within %s, it goes on: %w", callTimeout, ctx.Err())
+		return fmt.Errorf("not finished within %s, it goes on: %w", d.callTimeout, ctx.Err())
 	}
 }
 

@@ -137,7 +137,7 @@ func TestClaimOfOtherResource(t *testing.T) {
 			keys := []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=u-0"}
 			o := l.Call("ADD", "a", keys...)
 			l.Fails(o, plugin.CodeConfig, "VF "+vf0+" of claim shop/web-0-z: the configuration of sriov does not name its resource "+third)
-			l.hints(o, "or to otherResources if another network or the pod itself takes its VFs")
+			l.hints(o, "add "+third+" to resources, or to otherResources if another network or the pod itself takes its VFs")
 			l.isGolden()
 			a := l.add("a", append(keys, "otherResources", []any{third})...)
 			if got := a.result.Interfaces; len(got) != 2 || got[1].PciID != vf1 {

@@ -117,7 +117,7 @@ func (c config) attachesAll(others []allocation.Device) error {
 		if !d.Claim.Admin && !slices.Contains(c.OtherResources, d.Resource) {
 			return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "VF %s of claim %s/%s: the configuration of sriov does not name its resource %s",
 				d.ID, d.Claim.Namespace, d.Claim.Name, d.Resource),
-				"add %s to resources; or to otherResources if another network or the pod itself takes its VFs", d.Resource)
+				"add %s to resources, or to otherResources if another network or the pod itself takes its VFs", d.Resource)
 		}
 	}
 	return nil
