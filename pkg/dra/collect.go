@@ -105,7 +105,9 @@ func (c *collector) collect(ctx context.Context, now time.Time) {
 	seen := map[string]bool{}
 	for _, r := range records {
 		uid := r.Claim().UID
-		seen[uid] = true
+		if seen[uid] = true; r.State == claim.Damaged {
+			continue // without the record nobody knows the drivers that its devices had
+		}
 		if noted[uid] {
 			delete(c.missing, uid)
 			continue

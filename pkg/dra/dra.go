@@ -93,7 +93,7 @@ type Driver struct {
 // New returns a driver that does nothing before Run.
 func New(o Options) *Driver {
 	d := &Driver{options: o, changed: make(chan struct{}), callTimeout: callTimeout, count: newCounters(o.Metrics),
-		records: claim.NewCache(o.Claims)}
+		records: claim.NewCache(o.Claims, o.Kubelet)}
 	d.slices = newPublisher(d)
 	return d
 }

@@ -139,10 +139,34 @@ func TestForceDeleted(t *testing.T) {
 	if got := k.prepare(next); !strings.HasPrefix(got[0], "a=node-a/0000-11-02-0 ") {
 		t.Error(got)
 	}
-	must(t, os.WriteFile(filepath.Join(l.options.Claims, "c-9"), []byte("{"), 0o600))
-	third := newClaim("c-3", "third", result("a", vf3))
-	l.add(third)
-	if got := k.prepare(third); !strings.Contains(got[0], "record of the claim with UID c-9") {
+}
+
+// TestDamagedRecord: a record that cannot be read keeps the devices that the kubelet's file names. Other claims are prepared. If that file
+// cannot be read either, no claim is.
+func TestDamagedRecord(t *testing.T) {
+	l := newDRALab(t)
+	l.run()
+	k := l.register(false)
+	must(t, claim.Begin(l.options.Claims), os.WriteFile(filepath.Join(l.options.Claims, "c-9"), []byte("{"), 0o600))
+	l.noteText(`{"apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[{"ClaimUID":"c-9","ClaimName":"lost","Namespace":"shop",` +
+		`"PodUIDs":{"u":{}},"DriverState":{"sriov.podlace.io":{"Devices":[{"PoolName":"node-a","DeviceName":"0000-11-02-3"}]}}}]}`)
+	lost, same, other := newClaim("c-9", "lost", result("a", vf3)), newClaim("c-2", "same", result("a", vf3)), newClaim("c-3", "other", result("a", vf2))
+	l.add(lost, same, other)
+	if got := k.prepare(lost); !strings.Contains(got[0], "record of the claim with UID c-9") {
+		t.Error(got)
+	}
+	if got := k.prepare(same); !strings.Contains(got[0], "VF "+vf3+" is still of claim shop/lost (uid c-9)") {
+		t.Error(got)
+	}
+	if got := k.prepare(other); !strings.HasPrefix(got[0], "a=") {
+		t.Error(got)
+	}
+	l.noteText("{")
+	if got := k.prepare(newClaim("c-3", "other", result("a", vf2))); !strings.Contains(got[0], "record of the claim with UID c-9") {
+		t.Error(got)
+	}
+	must(t, os.Remove(filepath.Join(l.options.Claims, "c-9")))
+	if got := k.prepare(lost); !strings.HasPrefix(got[0], "a=") {
 		t.Error(got)
 	}
 }
