@@ -128,7 +128,7 @@ func (d *daemon) returnAlways(ctx context.Context) {
 	told := ""
 	for {
 		text := ""
-		if err := d.Return(); err != nil {
+		if err := d.returnVFs(); err != nil {
 			text = err.Error()
 		}
 		if text != "" && text != told {
@@ -141,6 +141,17 @@ func (d *daemon) returnAlways(ctx context.Context) {
 		case <-time.After(min(returnEvery, d.Poll)):
 		}
 	}
+}
+
+// returnVFs brings VFs back that ended pods left, if this instance changes devices. Each VF's journal is locked meanwhile.
+func (d *daemon) returnVFs() error {
+	d.mu.Lock()
+	may := d.mayChange()
+	d.mu.Unlock()
+	if !may {
+		return nil
+	}
+	return d.Return()
 }
 
 // loop returns when ctx is done.

@@ -45,12 +45,13 @@ func (l *leadership) set(d *Driver, leads bool) {
 	l.mu.Lock()
 	l.leads = leads
 	l.mu.Unlock()
-	if d.count.leading.Set(0); leads {
-		d.count.leading.Set(1)
-	} else {
-		d.count.unattached.Set(0)
-	}
 	l.turn.send()
+	if d.count.leading.Set(0); !leads {
+		d.count.unattached.Set(0)
+		return
+	}
+	d.count.leading.Set(1)
+	d.recordsChanged() // the daemon changes devices from now on
 }
 
 // hold takes the lock and keeps it until ctx is done. The lock goes with the process.
