@@ -94,6 +94,7 @@ type Driver struct {
 func New(o Options) *Driver {
 	d := &Driver{options: o, changed: make(chan struct{}), callTimeout: callTimeout, count: newCounters(o.Metrics),
 		records: claim.NewCache(o.Claims, o.Kubelet)}
+	d.lead.waits = "it is not known yet which instance leads"
 	d.slices = newPublisher(d)
 	return d
 }
