@@ -24,7 +24,7 @@ import (
 )
 
 // TestPrepare: a claim of two requests is prepared and unprepared by both versions of the kubelet's API. The CDI device of a request goes
-// with its first device. Another preparation changes nothing, and writes the CDI specification again where it is missing.
+// with its first device, and names the devices of both requests of the resource. Another preparation changes nothing, and writes the CDI specification again where it is missing.
 func TestPrepare(t *testing.T) {
 	for _, v1beta1 := range []bool{false, true} {
 		l := newDRALab(t)
@@ -50,7 +50,8 @@ func TestPrepare(t *testing.T) {
 		var s cdi.Spec
 		must(t, json.Unmarshal(data, &s))
 		if s.Kind != "podlace.io/vf" || len(s.Devices) != 2 || s.Devices[1].Name != "c-1-b.large" ||
-			s.Devices[1].ContainerEdits.Env[0] != "PCIDEVICE_EXAMPLE_COM_FAST=0000:11:02.2,0000:11:02.1" ||
+			s.Devices[1].ContainerEdits.Env[0] != "PCIDEVICE_EXAMPLE_COM_FAST=0000:11:02.0,0000:11:02.2,0000:11:02.1" ||
+			s.Devices[0].ContainerEdits.Env[0] != s.Devices[1].ContainerEdits.Env[0] ||
 			!strings.HasPrefix(s.Devices[1].ContainerEdits.Env[1], "PCIDEVICE_EXAMPLE_COM_FAST_INFO={") {
 			t.Errorf("%s", data)
 		}
