@@ -221,7 +221,7 @@ func (c *collector) rebuildOne(ctx context.Context, n claim.Note) error {
 	if err != nil {
 		return fmt.Errorf("the record of %s is lost: %w", n, err)
 	}
-	if _, err := c.prepareWithin(ctx, now); err != nil {
+	if _, err := c.prepareWithin(ctx, now, true); err != nil {
 		return fmt.Errorf("the record of %s is lost: %w", n, err)
 	}
 	c.options.Log.Warn("the record of a claim was lost and is written again", "claim", n.String(), "uid", n.UID)

@@ -37,7 +37,7 @@ func (h handler) PrepareResourceClaims(ctx context.Context,
 	for i, c := range claims {
 		running.Go(func() {
 			began := time.Now()
-			results[i].Devices, results[i].Err = h.prepareWithin(ctx, c)
+			results[i].Devices, results[i].Err = h.prepareWithin(ctx, c, false)
 			h.count.prepared(time.Since(began), results[i].Err)
 			if err := results[i].Err; h.failures.due("prepare "+string(c.UID), err, time.Now()) {
 				h.options.Log.Warn("a claim was not prepared", "claim", c.Namespace+"/"+c.Name, "uid", string(c.UID), "error", err)
@@ -52,11 +52,12 @@ func (h handler) PrepareResourceClaims(ctx context.Context,
 	return byUID, nil
 }
 
-// prepareWithin is prepare for at most callTimeout. What has not finished by then goes on, and keeps the locks of the claim.
-func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+// prepareWithin is prepare for at most callTimeout. What has not finished by then goes on, and keeps the locks of the claim. lost is for a
+// claim that was prepared before and has lost its record.
+func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
 	prepared := make(chan []kubeletplugin.Device, 1) // stays unread after a timeout
 	err := d.bounded(ctx, func(ctx context.Context) error {
-		devices, err := d.prepare(ctx, c)
+		devices, err := d.prepareAs(ctx, c, lost)
 		prepared <- devices
 		return err
 	})
@@ -90,6 +91,11 @@ func (d *Driver) bounded(ctx context.Context, f func(context.Context) error) err
 // prepare makes the devices of a claim ready for its pods. It is idempotent, and whatever step a crash comes after, the next call goes on
 // from there: reserve devices in a record, bind drivers, write the CDI specification, call the record prepared.
 func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	return d.prepareAs(ctx, c, false)
+}
+
+// prepareAs is prepare for a claim that may have lost its record.
+func (d *Driver) prepareAs(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
 	if !isOurs(c) {
 		return nil, nil
 	}
@@ -106,6 +112,7 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]k
 	if err != nil {
 		return nil, err
 	}
+	p.lost = lost
 	if err := l.lockVFs(p.addresses()); err != nil {
 		return nil, err
 	}
@@ -173,6 +180,9 @@ func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) err
 		}
 		if dev.Admin {
 			continue
+		}
+		if before == nil && (p.lost || attached[dev.Address]) {
+			d.recallDriver(p, *dev)
 		}
 		if attached[dev.Address] {
 			dev.driver = "" // a pod has the VF, with the driver that it got
