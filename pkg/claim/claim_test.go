@@ -361,3 +361,19 @@ func TestCache(t *testing.T) {
 		agree(step.what)
 	}
 }
+
+// TestFailureKubeletRoot: the kubelet has another root folder than the configuration says. A pod in whose namespace a claim is prepared does
+// not start; others do. The records of claims keep their devices.
+func TestFailureKubeletRoot(t *testing.T) {
+	folder, _ := node(t, state(inState("c-1", "shared", ours, "first")), record("c-1", "shop", "shared", "a"))
+	other := t.TempDir()
+	if _, err := Find(folder, other, Pod{"shop", "web-0", "first"}); err == nil || !strings.Contains(err.Error(), "the pod may have claim shop/shared") {
+		t.Errorf("got %v", err)
+	}
+	if devices, err := Find(folder, other, Pod{"bank", "web-0", "second"}); err != nil || len(devices) > 0 {
+		t.Errorf("%v, %v", devices, err)
+	}
+	if list, err := NewCache(folder, other).List(); err != nil || len(list) != 1 || !list[0].Has("0000:3b:10.0") {
+		t.Errorf("%+v, %v", list, err)
+	}
+}
