@@ -187,7 +187,8 @@ func TestStandIn(t *testing.T) {
 		{title: "corrupt", record: "{", kubelet: noted, holds: []string{"0000:3b:10.2"}},
 		{title: "a device without address", record: `{"format":2,"devices":[{"id":"0000:3b:10.0"},{}]}`, kubelet: "{", unknown: true},
 		{title: "corrupt, and the kubelet has no such claim", record: "{", kubelet: state()},
-		{title: "corrupt, and being prepared", record: "{", kubelet: state(inState("c-1", "shared", `"sriov.podlace.io":{}`, "first")), unknown: true},
+		{title: "corrupt, and being prepared", record: "{", unknown: true,
+			kubelet: state(inState("c-1", "shared", `"sriov.podlace.io":{}`, "first"))},
 		{title: "corrupt, and the kubelet names no address", record: "{", unknown: true,
 			kubelet: state(inState("c-1", "shared", `"sriov.podlace.io":{"Devices":[{"DeviceName":"x"}]}`, "first"))},
 		{title: "corrupt, as the kubelet's file", record: "{", kubelet: "{", unknown: true},
@@ -367,7 +368,8 @@ func TestCache(t *testing.T) {
 func TestFailureKubeletRoot(t *testing.T) {
 	folder, _ := node(t, state(inState("c-1", "shared", ours, "first")), record("c-1", "shop", "shared", "a"))
 	other := t.TempDir()
-	if _, err := Find(folder, other, Pod{"shop", "web-0", "first"}); err == nil || !strings.Contains(err.Error(), "the pod may have claim shop/shared") {
+	_, err := Find(folder, other, Pod{"shop", "web-0", "first"})
+	if err == nil || !strings.Contains(err.Error(), "the pod may have claim shop/shared") {
 		t.Errorf("got %v", err)
 	}
 	if devices, err := Find(folder, other, Pod{"bank", "web-0", "second"}); err != nil || len(devices) > 0 {

@@ -52,7 +52,7 @@ func specification(p plan) (cdi.Spec, error) {
 }
 
 // editsOf returns what a container of a request gets: the files of the request's devices, and for their resources variables that name the
-// devices of all requests of the claim. Of two CDI devices that set one variable the runtime takes the last one, so both set the same value.
+// devices of all requests of the claim. Of two CDI devices that set one variable the runtime takes the last one: both set the same value.
 func editsOf(p plan, request string) (cdi.ContainerEdits, error) {
 	of, files := map[string][]pool.Device{}, []pool.Device{} // by resource
 	for _, dev := range p.devices {

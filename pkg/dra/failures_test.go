@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestFailureClockJump: the clock of the node is set back by a day. A taint keeps its time, which is in the future. A record from the future
-// stays, and its claim is unprepared.
+// TestFailureClockJump: the clock of the node is set back by a day. A taint keeps its time, which is in the future. A record from the
+// future stays, and its claim is unprepared.
 func TestFailureClockJump(t *testing.T) {
 	d, _ := machine(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	dev := d.Pools[0].Devices[0]
@@ -54,7 +54,8 @@ func TestFailureClockJump(t *testing.T) {
 // unprepared, and the end of either leaves the other alone.
 func TestFailureSameName(t *testing.T) {
 	l := newDRALab(t)
-	old, same, free := newClaim("c-1", "web", result("a", vf0)), newClaim("c-2", "web", result("a", vf0)), newClaim("c-3", "web", result("a", vf1))
+	old, same := newClaim("c-1", "web", result("a", vf0)), newClaim("c-2", "web", result("a", vf0))
+	free := newClaim("c-3", "web", result("a", vf1))
 	_, err := l.prepare(t.Context(), old)
 	must(t, err)
 	if _, err := l.prepare(t.Context(), same); err == nil || !strings.Contains(err.Error(), "VF "+vf0+" is still of claim shop/web (uid c-1)") {

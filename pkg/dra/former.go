@@ -7,9 +7,10 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// recallDriver adds to the record of a claim, in place of a lost one, that a device has the claim's driver and which driver it had before.
-func (d *Driver) recallDriver(p *plan, dev planned) {
-	if !dev.rebound || dev.Driver != dev.driver {
+// recallDriver adds to the record of a claim that lost its record that a device has the claim's driver, and which driver it had before. A
+// claim whose pod has the device had a record.
+func (d *Driver) recallDriver(p *plan, dev planned, attached bool) {
+	if !p.lost && !attached || !dev.rebound || dev.Driver != dev.driver {
 		return
 	}
 	former := d.formerDriver(dev)

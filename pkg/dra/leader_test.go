@@ -147,7 +147,9 @@ func TestServiceTakesLead(t *testing.T) {
 	must(t, err, dir.Remove(leaderLock))
 	lock, err := dir.LockWithin(0, leaderLock, 0o600)
 	must(t, err, dir.Write(leaderFile, []byte("the service with process 7\n"), 0o600))
-	l.await("the pod has stopped", func() bool { return l.files(registry)+l.files(data) == "" && strings.HasPrefix(pod.Ready(), "the service with process 7") })
+	l.await("the pod has stopped", func() bool {
+		return l.files(registry)+l.files(data) == "" && strings.HasPrefix(pod.Ready(), "the service with process 7")
+	})
 	must(t, lock.Unlock())
 	l.await("the pod serves again", func() bool { return pod.leads() && l.files(registry) == "sriov.podlace.io-uid-a-reg.sock" })
 }

@@ -24,7 +24,8 @@ import (
 )
 
 // TestPrepare: a claim of two requests is prepared and unprepared by both versions of the kubelet's API. The CDI device of a request goes
-// with its first device, and names the devices of both requests of the resource. Another preparation changes nothing, and writes the CDI specification again where it is missing.
+// with its first device, and names the devices of both requests of the resource. Another preparation changes nothing, and writes the CDI
+// specification again where it is missing.
 func TestPrepare(t *testing.T) {
 	for _, v1beta1 := range []bool{false, true} {
 		l := newDRALab(t)
@@ -151,7 +152,8 @@ func TestDamagedRecord(t *testing.T) {
 	must(t, claim.Begin(l.options.Claims), os.WriteFile(filepath.Join(l.options.Claims, "c-9"), []byte("{"), 0o600))
 	l.noteText(`{"apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[{"ClaimUID":"c-9","ClaimName":"lost","Namespace":"shop",` +
 		`"PodUIDs":{"u":{}},"DriverState":{"sriov.podlace.io":{"Devices":[{"PoolName":"node-a","DeviceName":"0000-11-02-3"}]}}}]}`)
-	lost, same, other := newClaim("c-9", "lost", result("a", vf3)), newClaim("c-2", "same", result("a", vf3)), newClaim("c-3", "other", result("a", vf2))
+	lost, same := newClaim("c-9", "lost", result("a", vf3)), newClaim("c-2", "same", result("a", vf3))
+	other := newClaim("c-3", "other", result("a", vf2))
 	l.add(lost, same, other)
 	if got := k.prepare(lost); !strings.Contains(got[0], "record of the claim with UID c-9") {
 		t.Error(got)

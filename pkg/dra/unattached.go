@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// unattachedAfter is how long no pod may have a device of a prepared claim before the claim is logged: the CNI configuration of the node may
-// lack the plugin sriov.
+// unattachedAfter is how long no pod may have a device of a prepared claim before the claim is logged: the CNI configuration of the node
+// may lack the plugin sriov.
 const unattachedAfter = 2 * time.Minute
 
 // reportUnattached counts the devices of prepared claims that no pod has attached, and logs each of these claims once.
