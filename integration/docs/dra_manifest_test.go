@@ -30,26 +30,32 @@ import (
 const draManifest = "conf/sriov-device-plugin-dra.yaml"
 
 // kubeObject decodes the one object of a type in a manifest, strictly.
-func kubeObject[T runtime.Object](t *testing.T, file string) (found T) {
+func kubeObject[T runtime.Object](t *testing.T, file string) T {
+	t.Helper()
+	found := kubeObjects[T](t, file)
+	if len(found) != 1 {
+		t.Fatalf("%s has %d objects of type %T", file, len(found), found)
+	}
+	return found[0]
+}
+
+// kubeObjects decodes the objects of a type in a manifest, strictly.
+func kubeObjects[T runtime.Object](t *testing.T, file string) (found []T) {
 	t.Helper()
 	s := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
-	n := 0
 	for _, text := range strings.Split(read(t, file), "\n---\n") {
 		o, _, err := s.Decode([]byte(text), nil, nil)
 		if err != nil {
 			t.Fatalf("%s: %v in %s", file, err, text)
 		}
 		if o, ok := o.(T); ok {
-			found, n = o, n+1
+			found = append(found, o)
 		}
-	}
-	if n != 1 {
-		t.Fatalf("%s has %d objects of type %T", file, n, found)
 	}
 	return found
 }
 
-// TestRights: the daemon has the rights that it needs, and no others. A policy narrows the right to write slices.
+// TestRights: the daemon has the rights that it needs, and no others. Policies narrow the rights to write slices and the status of claims.
 func TestRights(t *testing.T) {
 	role, binding := kubeObject[*rbac.ClusterRole](t, draManifest), kubeObject[*rbac.ClusterRoleBinding](t, draManifest)
 	account, set := kubeObject[*core.ServiceAccount](t, draManifest), kubeObject[*apps.DaemonSet](t, draManifest)
@@ -73,12 +79,18 @@ func TestRights(t *testing.T) {
 	if spec := set.Spec.Template.Spec; spec.ServiceAccountName != account.Name || set.Namespace != account.Namespace {
 		t.Errorf("the DaemonSet runs as %s/%s", set.Namespace, spec.ServiceAccountName)
 	}
-	policy := kubeObject[*admission.ValidatingAdmissionPolicy](t, draManifest)
-	bound := kubeObject[*admission.ValidatingAdmissionPolicyBinding](t, draManifest)
+	policies := kubeObjects[*admission.ValidatingAdmissionPolicy](t, draManifest)
+	bindings := kubeObjects[*admission.ValidatingAdmissionPolicyBinding](t, draManifest)
+	if len(policies) != 2 || len(bindings) != 2 {
+		t.Fatalf("%d policies, %d bindings", len(policies), len(bindings))
+	}
 	user := "system:serviceaccount:" + account.Namespace + ":" + account.Name
-	if len(policy.Spec.MatchConditions) != 1 || !strings.Contains(policy.Spec.MatchConditions[0].Expression, `"`+user+`"`) ||
-		bound.Spec.PolicyName != policy.Name || !slices.Equal(bound.Spec.ValidationActions, []admission.ValidationAction{admission.Deny}) {
-		t.Errorf("%+v, %+v", policy.Spec, bound.Spec)
+	for i, policy := range policies {
+		bound := bindings[i]
+		if len(policy.Spec.MatchConditions) != 1 || !strings.Contains(policy.Spec.MatchConditions[0].Expression, `"`+user+`"`) ||
+			bound.Spec.PolicyName != policy.Name || !slices.Equal(bound.Spec.ValidationActions, []admission.ValidationAction{admission.Deny}) {
+			t.Errorf("%+v, %+v", policy.Spec, bound.Spec)
+		}
 	}
 }
 

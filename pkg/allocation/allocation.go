@@ -93,6 +93,8 @@ type Answer struct {
 	Resources []string `json:"resources,omitempty"`
 	// Claims is that of the question: devices of ResourceClaims are among these.
 	Claims bool `json:"claims,omitempty"`
+	// Others are devices that the pod has by claims, of resources that the question does not name; nil from an older daemon.
+	Others []Device `json:"others,omitzero"`
 	// Faults are why devices are not healthy, by ID; only who asks for all pods is told.
 	Faults map[string]string `json:"faults,omitempty"`
 	// Published is what ResourceSlices should say of devices, by ID.

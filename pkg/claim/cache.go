@@ -13,10 +13,11 @@ import (
 // Cache reads the records of a folder, and reads again only the files that changed: each claim that is prepared needs the records of all
 // others. A record is replaced by a new file, so the file's identity, time and size tell whether it changed.
 type Cache struct {
-	folder string
+	folder, kubelet string
 
-	mu sync.Mutex
-	of map[string]cached // by UID
+	mu      sync.Mutex
+	of      map[string]cached // by UID
+	damaged []error           // of records that cannot be read
 }
 
 type cached struct {
@@ -25,15 +26,23 @@ type cached struct {
 	err    error
 }
 
-// NewCache returns a cache of a folder, which need not exist.
-func NewCache(folder string) *Cache { return &Cache{folder: folder} }
+// NewCache returns a cache of a folder, which need not exist, on a node whose kubelet has a root folder.
+func NewCache(folder, kubelet string) *Cache { return &Cache{folder: folder, kubelet: kubelet} }
 
 // same reports whether a file was neither written nor replaced.
 func (c cached) same(info fs.FileInfo) bool {
 	return c.info != nil && os.SameFile(c.info, info) && c.info.ModTime().Equal(info.ModTime()) && c.info.Size() == info.Size()
 }
 
-// List returns the records of all claims by UID, and why others cannot be read. The caller changes nothing in them.
+// Damaged returns why records cannot be read, by the last List.
+func (c *Cache) Damaged() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return errors.Join(c.damaged...)
+}
+
+// List returns the records of all claims by UID, with stand-ins for those that cannot be read (Damaged). An error means that it is not known
+// which devices some claim holds. The caller changes nothing in the records.
 func (c *Cache) List() (list []Record, err error) {
 	files, err := os.ReadDir(c.folder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -45,7 +54,7 @@ func (c *Cache) List() (list []Record, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := c.of
-	c.of = map[string]cached{}
+	c.of, c.damaged = map[string]cached{}, nil
 	var errs []error
 	for _, f := range files {
 		if strings.HasPrefix(f.Name(), ".") { // being written
@@ -63,9 +72,13 @@ func (c *Cache) List() (list []Record, err error) {
 			}
 		}
 		c.of[f.Name()] = one
-		if errs = append(errs, one.err); one.err == nil {
+		if one.err == nil {
 			list = append(list, one.record)
+			continue
 		}
+		c.damaged = append(c.damaged, one.err)
+		list, one.err = hold(list, c.folder, c.kubelet, f.Name(), one.err)
+		errs = append(errs, one.err)
 	}
 	return list, errors.Join(errs...)
 }

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -161,12 +162,62 @@ func TestUnreadable(t *testing.T) {
 		if _, err := Find(folder, kubelet, Pod{"shop", "web-0", "pod-c-1"}); (err != nil) != strings.Contains(text, "pod-c-1") {
 			t.Errorf("%q: reserved: %v", text, err)
 		}
-		if _, _, err := Holder(folder, "0000:3b:10.0"); err == nil {
+		if _, _, err := Holder(folder, "", "0000:3b:10.0"); err == nil {
 			t.Errorf("%q: nobody has the device", text)
 		}
 		if _, err := Find(folder, t.TempDir(), Pod{"shop", "web-0", "another"}); err == nil {
 			t.Errorf("%q: without the kubelet's file", text)
 		}
+	}
+}
+
+// TestStandIn: a claim whose record cannot be read holds the devices that the record or the kubelet's file names, and no others. If neither
+// can be read, the claim may hold any device.
+func TestStandIn(t *testing.T) {
+	const newer = `{"format":2,"state":"prepared","devices":[{"id":"0000:3b:10.0","resource":"example.com/fast"}]}`
+	noted := state(inState("c-1", "shared", ours, "first"))
+	for _, c := range []struct {
+		title, record, kubelet string
+		holds                  []string
+		unknown                bool
+	}{
+		{title: "newer", record: newer, kubelet: state(), holds: []string{"0000:3b:10.0"}},
+		{title: "newer, without the kubelet's file", record: newer, kubelet: "{", holds: []string{"0000:3b:10.0"}},
+		{title: "newer, and the kubelet names another device", record: newer, kubelet: noted, holds: []string{"0000:3b:10.0", "0000:3b:10.2"}},
+		{title: "corrupt", record: "{", kubelet: noted, holds: []string{"0000:3b:10.2"}},
+		{title: "a device without address", record: `{"format":2,"devices":[{"id":"0000:3b:10.0"},{}]}`, kubelet: "{", unknown: true},
+		{title: "corrupt, and the kubelet has no such claim", record: "{", kubelet: state()},
+		{title: "corrupt, and being prepared", record: "{", unknown: true,
+			kubelet: state(inState("c-1", "shared", `"sriov.podlace.io":{}`, "first"))},
+		{title: "corrupt, and the kubelet names no address", record: "{", unknown: true,
+			kubelet: state(inState("c-1", "shared", `"sriov.podlace.io":{"Devices":[{"DeviceName":"x"}]}`, "first"))},
+		{title: "corrupt, as the kubelet's file", record: "{", kubelet: "{", unknown: true},
+	} {
+		t.Run(c.title, func(t *testing.T) {
+			folder, kubelet := node(t, c.kubelet, record("c-2", "shop", "other", "a", "b"))
+			if err := os.WriteFile(filepath.Join(folder, "c-1"), []byte(c.record), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			cache := NewCache(folder, kubelet)
+			list, err := cache.List()
+			var holds []string
+			for _, r := range list {
+				for _, d := range r.Devices {
+					if r.State == Damaged && r.Claim().UID == "c-1" {
+						holds = append(holds, d.ID)
+					}
+				}
+			}
+			if diff := cmp.Diff(c.holds, holds); diff != "" || (err != nil) != c.unknown || cache.Damaged() == nil {
+				t.Errorf("%v, damaged: %v\n%s", err, cache.Damaged(), diff)
+			}
+			for _, id := range []string{"0000:3b:10.2", "0000:3b:10.3"} {
+				_, has, err := Holder(folder, kubelet, id)
+				if has != slices.Contains(c.holds, id) || (err != nil) != c.unknown {
+					t.Errorf("%s: held: %t, %v", id, has, err)
+				}
+			}
+		})
 	}
 }
 
@@ -197,7 +248,7 @@ func TestRecord(t *testing.T) {
 	if records, err := List(folder); err != nil || len(records) != 2 || records[0].Claim().Name != "watch" {
 		t.Errorf("%v, %v", records, err)
 	}
-	if r, ok, err := Holder(folder, "0000:3b:10.0"); r.Claim().UID != "c-1" || !ok || err != nil {
+	if r, ok, err := Holder(folder, "", "0000:3b:10.0"); r.Claim().UID != "c-1" || !ok || err != nil {
 		t.Errorf("%v, %t, %v", r, ok, err)
 	}
 	for range 2 {
@@ -205,7 +256,7 @@ func TestRecord(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, ok, err := Holder(folder, "0000:3b:10.0"); ok || err != nil { // an administrator looks at it only
+	if _, ok, err := Holder(folder, "", "0000:3b:10.0"); ok || err != nil { // an administrator looks at it only
 		t.Errorf("%t, %v", ok, err)
 	}
 	for what, change := range map[string]func(*Record){
@@ -231,8 +282,9 @@ func TestRecord(t *testing.T) {
 func TestNotes(t *testing.T) {
 	_, kubelet := node(t, state(inState("c-1", "shared", ours, "first", "second"), inState("c-2", "gpu", `"gpu.example.com":{}`, "third"),
 		inState("c-3", "idle", ours)))
+	device := []NotedDevice{{"node1", "0000-3b-10-2"}}
 	got, err := Notes(kubelet)
-	if diff := cmp.Diff([]Note{{"c-1", "shop", "shared"}, {"c-3", "shop", "idle"}}, got); diff != "" || err != nil {
+	if diff := cmp.Diff([]Note{{"c-1", "shop", "shared", device}, {"c-3", "shop", "idle", device}}, got); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}
 	if _, err := Notes(t.TempDir()); !errors.Is(err, fs.ErrNotExist) {
@@ -280,7 +332,7 @@ func BenchmarkFind(b *testing.B) {
 // TestCache: a cache has what List has after each change of the folder, and an unreadable record is an error at each call.
 func TestCache(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "claims")
-	c := NewCache(folder)
+	c := NewCache(folder, "")
 	agree := func(what string) {
 		t.Helper()
 		want, wantErr := List(folder)
@@ -308,5 +360,22 @@ func TestCache(t *testing.T) {
 			t.Fatal(err)
 		}
 		agree(step.what)
+	}
+}
+
+// TestFailureKubeletRoot: the kubelet has another root folder than the configuration says. A pod in whose namespace a claim is prepared does
+// not start; others do. The records of claims keep their devices.
+func TestFailureKubeletRoot(t *testing.T) {
+	folder, _ := node(t, state(inState("c-1", "shared", ours, "first")), record("c-1", "shop", "shared", "a"))
+	other := t.TempDir()
+	_, err := Find(folder, other, Pod{"shop", "web-0", "first"})
+	if err == nil || !strings.Contains(err.Error(), "the pod may have claim shop/shared") {
+		t.Errorf("got %v", err)
+	}
+	if devices, err := Find(folder, other, Pod{"bank", "web-0", "second"}); err != nil || len(devices) > 0 {
+		t.Errorf("%v, %v", devices, err)
+	}
+	if list, err := NewCache(folder, other).List(); err != nil || len(list) != 1 || !list[0].Has("0000:3b:10.0") {
+		t.Errorf("%+v, %v", list, err)
 	}
 }

@@ -92,7 +92,15 @@ func none(folder, namespace string, reason error) error {
 	return nil
 }
 
-// Of returns those devices that are of resources.
-func Of(devices []allocation.Device, resources []string) []allocation.Device {
-	return slices.DeleteFunc(devices, func(d allocation.Device) bool { return !slices.Contains(resources, d.Resource) })
+// Split returns the devices that are of resources, and the others; neither is nil.
+func Split(devices []allocation.Device, resources []string) (of, others []allocation.Device) {
+	of, others = []allocation.Device{}, []allocation.Device{}
+	for _, d := range devices {
+		if slices.Contains(resources, d.Resource) {
+			of = append(of, d)
+		} else {
+			others = append(others, d)
+		}
+	}
+	return of, others
 }

@@ -20,7 +20,13 @@ const stateVersion = "checkpoint.dra.kubelet.k8s.io/v1"
 func stateFile(kubelet string) string { return filepath.Join(kubelet, "dra_manager_state") }
 
 // Note is a claim that the kubelet has written down for pods.
-type Note struct{ UID, Namespace, Name string }
+type Note struct {
+	UID, Namespace, Name string
+	Devices              []NotedDevice // of this driver; none before the claim is prepared
+}
+
+// NotedDevice is a device of a claim as a slice names it.
+type NotedDevice struct{ PoolName, DeviceName string }
 
 func (n Note) String() string { return "claim " + n.Namespace + "/" + n.Name }
 
@@ -79,8 +85,10 @@ func parseState(data []byte, podUID string) (of []Note, err error) {
 			return nil, errors.New("a claim has no UID, name or namespace")
 		}
 		_, has := c.PodUIDs[podUID]
-		if _, ours := c.DriverState[Driver]; (has || podUID == "") && ours {
-			of = append(of, Note{c.ClaimUID, c.Namespace, c.ClaimName})
+		if text, ours := c.DriverState[Driver]; (has || podUID == "") && ours {
+			var ofDriver struct{ Devices []NotedDevice }
+			_ = json.Unmarshal(text, &ofDriver) // only claims whose records cannot be read need it
+			of = append(of, Note{c.ClaimUID, c.Namespace, c.ClaimName, ofDriver.Devices})
 		}
 	}
 	return of, nil

@@ -235,10 +235,20 @@ func Remove(folder, uid string) error {
 	return dir.Remove(uid)
 }
 
-// Holder returns the record of a claim that has a device. Records that cannot be read are an error unless another one has
-// the device. Access of an administrator is none.
-func Holder(folder, id string) (r Record, ok bool, err error) {
-	records, err := List(folder)
+// Holder returns the record of a claim that has a device, or its stand-in (Damaged). It is an error if some record cannot be read, its
+// devices are not known, and no other record has the device. Access of an administrator is none. kubelet is the kubelet's root folder; ""
+// if it is not known.
+func Holder(folder, kubelet, id string) (r Record, ok bool, err error) {
+	var records []Record
+	err = walk(folder, func(uid string, data []byte) error {
+		r, err := decode(uid, data)
+		if err != nil {
+			records, err = hold(records, folder, kubelet, uid, err)
+			return err
+		}
+		records = append(records, r)
+		return nil
+	})
 	for _, r := range records {
 		if r.Has(id) {
 			return r, true, nil

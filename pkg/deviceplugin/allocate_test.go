@@ -207,7 +207,7 @@ func write(t *testing.T, path, text string) {
 // TestHostileRequests: whatever somebody asks, the endpoint answers, with an error that names the device, or with no more than it was
 // offered.
 func TestHostileRequests(t *testing.T) {
-	e := newEndpoint(fast, offering(vfs(8)), quiet(), newCounters(), newGate("", "/nonexistent"))
+	e := newEndpoint(fast, offering(vfs(8)), quiet(), newCounters(), newGate("", "/nonexistent", ""))
 	long := strings.Repeat("A", 1<<20)
 	for _, id := range []string{"", "x", "0000:10:00.9", "0000:10:01.0", "../../etc", "0000:10:00.0\n", "\x00", long,
 		"0000:10:00.0,0000:10:00.1"} {

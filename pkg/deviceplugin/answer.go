@@ -28,7 +28,7 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 		if err != nil {
 			return allocation.Answer{Error: err.Error()}
 		}
-		claimed = claim.Of(claimed, q.Resources)
+		claimed, others := claim.Split(claimed, q.Resources)
 		if !q.Claims { // an older plugin would start the pod without them
 			if i := slices.IndexFunc(claimed, func(c allocation.Device) bool { return !c.Claim.Admin }); i >= 0 {
 				return allocation.Answer{Error: fmt.Sprintf("pod %s/%s has %s by claim %s: the plugin sriov on this node is older than claims: update it",
@@ -36,7 +36,7 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 			}
 			return a
 		}
-		a.Devices, a.Claims = append(a.Devices, claimed...), true
+		a.Devices, a.Others, a.Claims = append(a.Devices, claimed...), others, true
 		return a
 	}
 	held, err := podresources.List(ctx, d.kubelet())

@@ -30,7 +30,7 @@ func (l *lab) claimed(resource, id string, admin bool) {
 }
 
 // TestClaimed: what a claim holds goes to no container, its PF keeps its VFs, it keeps its driver; who asks for claims is told. A record
-// that nobody can read may be of any device.
+// that cannot be read may be of any device, unless the kubelet's file is readable.
 func TestClaimed(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	config := func(n, driver string) string {
@@ -60,14 +60,24 @@ func TestClaimed(t *testing.T) {
 	if a := ask(true); len(a.Devices) != 1 || a.Devices[0].ID != vf01 || a.Devices[0].Pod != "web-0" || !a.Claims {
 		t.Errorf("%+v", a)
 	}
+	other, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0",
+		Resources: []string{"example.com/third"}, Claims: true})
+	if err != nil || len(other.Others) != 1 || other.Others[0].ID != vf01 || len(other.Devices) != 0 {
+		t.Errorf("asked for another resource: %+v, %v", other, err)
+	}
 	l.configure(config("3", ""))
 	l.logged("a device is not as the configuration wants it", "keeps its 2 VFs and does not get 3", "VF "+vf01+" is of claim shop/web-0-nic")
-	if err := os.WriteFile(filepath.Join(l.Claims, "c-1"), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	write(t, filepath.Join(l.Claims, "c-1"), "{")
 	l.configure(config("4", ""))
+	l.logged("records of claims cannot be read", "UID c-1", "remove them from "+l.Claims)
+	l.await("/metrics", "podlace_sriov_claim_records_unreadable 1")
+	if strings.Contains(l.log.String(), "it is not known which devices") {
+		t.Error("the kubelet has no such claim, and yet any device counts as the claim's")
+	}
+	write(t, filepath.Join(l.Root, "dra_manager_state"), "{")
+	l.configure(config("5", ""))
 	l.logged("it is not known which devices claims hold", "UID c-1")
-	l.logged("a device is not as the configuration wants it", "does not get 4", "may be of a claim")
+	l.logged("a device is not as the configuration wants it", "does not get 5", "may be of a claim")
 	data, err := os.ReadFile(filepath.Join(sysfs, "bus/pci/devices", pf0, "sriov_numvfs"))
 	if strings.TrimSpace(string(data)) != "2" || err != nil {
 		t.Errorf("%s, %v", data, err)

@@ -59,6 +59,7 @@ type daemon struct {
 	driver       claimDriver    // gives them out; nil while there was none
 	driverFault  string         // why it cannot start
 	unreadClaims error          // why it is not known which devices claims hold
+	damaged      error          // records of claims that cannot be read
 	running      sync.WaitGroup // all that ever served, until their sockets are gone
 	begun        bool           // serving is what it should be
 }
@@ -204,12 +205,22 @@ func (d *daemon) mergeUnlisted() {
 		d.log.Error("it is not known which devices claims hold: nothing is changed of any device", "error", err)
 	}
 	d.unreadClaims = err
+	d.tellDamaged(d.gate.claims.Damaged())
 	if err == nil { // claims may have been unprepared
 		d.held = slices.DeleteFunc(slices.Clone(d.held), byClaim)
 	}
 	for _, r := range records {
 		d.held = merge(d.held, slices.DeleteFunc(slices.Clone(r.Devices), func(h allocation.Device) bool { return h.Claim.Admin }))
 	}
+}
+
+// tellDamaged logs which records of claims cannot be read, when these have changed.
+func (d *daemon) tellDamaged(damaged error) {
+	if damaged != nil && (d.damaged == nil || d.damaged.Error() != damaged.Error()) {
+		d.log.Error("records of claims cannot be read: these claims keep their devices", "error", damaged, "hint",
+			"start the newer version that wrote them; or remove them from "+d.Claims+": the daemon writes them again while pods have the claims")
+	}
+	d.damaged = damaged
 }
 
 // offer tells the endpoint of a resource, which begins to serve with the first offer.

@@ -130,7 +130,7 @@ func TestJustHandedOut(t *testing.T) {
 func TestGate(t *testing.T) {
 	p := vfs(1)
 	id := p.Devices[0].Address.String()
-	g := newGate("", "/nonexistent")
+	g := newGate("", "/nonexistent", "")
 	e := newEndpoint(fast, offering(p), quiet(), newCounters(), g)
 	ask := func() error { _, err := e.Allocate(t.Context(), allocating(id)); return err }
 	if err := g.change([]string{id}, func() error { return errInUse }, func() error { t.Error("changed in use"); return nil }); !errors.Is(err,

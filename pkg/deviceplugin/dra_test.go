@@ -28,11 +28,16 @@ type recorder struct {
 	latest  dra.Inventory
 	updates int
 	unready string
+	follows bool // another instance leads
 }
 
 func (r *recorder) Run(ctx context.Context) error { <-ctx.Done(); return nil }
 
-func (r *recorder) Leads() bool { return true }
+func (r *recorder) Leads() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !r.follows
+}
 
 func (r *recorder) Update(i dra.Inventory) {
 	r.mu.Lock()

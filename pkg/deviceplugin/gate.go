@@ -18,8 +18,8 @@ type gate struct {
 	claims    *claim.Cache
 }
 
-func newGate(checkpoint, claims string) *gate {
-	return &gate{preparing: map[string]bool{}, handOuts: newHandOuts(checkpoint), claims: claim.NewCache(claims)}
+func newGate(checkpoint, claims, root string) *gate {
+	return &gate{preparing: map[string]bool{}, handOuts: newHandOuts(checkpoint), claims: claim.NewCache(claims, root)}
 }
 
 // unclaimed is an error if a claim has one of the devices, or may have: the offer may be older than the record of the claim.

@@ -14,7 +14,7 @@ import (
 // TestUnclaimed: a VF whose record is newer than the offer goes to no container.
 func TestUnclaimed(t *testing.T) {
 	folder := t.TempDir()
-	g := newGate("", folder)
+	g := newGate("", folder, "")
 	ids := map[string]bool{vf00: true}
 	if err := g.unclaimed(ids); err != nil {
 		t.Fatal(err)
@@ -35,7 +35,7 @@ func TestUnclaimed(t *testing.T) {
 // TestGateChangesOnce: while one call changes a device, such as numVfs of its PF, no other call does: no claim gets a VF that is about to
 // go.
 func TestGateChangesOnce(t *testing.T) {
-	g := newGate("", "/nonexistent")
+	g := newGate("", "/nonexistent", "")
 	ok := func() error { return nil }
 	err := g.change([]string{vf00, vf01}, ok, func() error {
 		if err := g.change([]string{vf01}, ok, ok); !errors.Is(err, errInUse) {

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/podlace/podlace/pkg/dra"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
 )
@@ -59,10 +60,14 @@ func (d *daemon) prepare(ctx context.Context, try func(pci.Address, func() error
 	d.mu.Lock()
 	s, known, want := d.snapshot, d.asked, d.config.NumVFs(d.snapshot)
 	pools, claimable := byAPI(d.assign(d.env()))
-	if d.driver != nil && d.driver.Leads() {
+	if d.driver != nil {
 		pools = append(pools, claimable...)
 	}
+	may := d.mayChange()
 	d.mu.Unlock()
+	if !may {
+		return
+	}
 	for _, pf := range slices.SortedFunc(maps.Keys(want), pci.Address.Compare) {
 		if device, _ := s.Device(pf); device.NumVFs != want[pf] && (known || device.NumVFs == 0 && len(device.Interfaces) > 0) {
 			try(pf, func() error { return d.setNumVFs(ctx, s, pf, want[pf]) })
@@ -77,15 +82,40 @@ func (d *daemon) prepare(ctx context.Context, try func(pci.Address, func() error
 	}
 }
 
+// mayChange reports whether this instance changes devices. Where pods get devices by claims, that is the instance that leads, and each one
+// while the driver of claims cannot start. The caller has the lock.
+func (d *daemon) mayChange() bool {
+	if d.driver != nil {
+		return d.driver.Leads()
+	}
+	claims := slices.ContainsFunc(d.config.Resources, func(r pool.Resource) bool { return r.API == pool.DRA }) ||
+		slices.ContainsFunc(d.held, byClaim)
+	return !claims || d.driverFault != ""
+}
+
+// change changes devices that nobody has, and that no other instance of the daemon is about to give to a claim or to change.
+func (d *daemon) change(devices []pci.Address, check, change func() error) error {
+	unlock, err := dra.LockDevices(d.Claims, devices)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errInUse, err)
+	}
+	defer unlock()
+	var ids []string
+	for _, a := range devices {
+		ids = append(ids, a.String())
+	}
+	return d.gate.change(ids, check, change)
+}
+
 // setNumVFs gives a PF its VFs, unless a pod has the PF, or one of its VFs is in use: all of them would go.
 func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address, n int) error {
 	device, _ := s.Device(pf)
 	vfs := s.VFs(pf)
-	ids := []string{pf.String()}
+	devices := []pci.Address{pf}
 	for _, vf := range vfs {
-		ids = append(ids, vf.Address.String())
+		devices = append(devices, vf.Address)
 	}
-	err := d.gate.change(ids, func() error {
+	err := d.change(devices, func() error {
 		if why := d.withPod(device); why != "" {
 			return fmt.Errorf("PF %s does not get %d VFs, %w: it %s", pf, n, errInUse, why)
 		}
@@ -103,7 +133,7 @@ func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address,
 }
 
 func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error {
-	err := d.gate.change([]string{dev.Address.String()}, func() error {
+	err := d.change([]pci.Address{dev.Address}, func() error {
 		if why := d.inUse(dev.Device); why != "" {
 			return fmt.Errorf("%s stays with driver %s and does not get %s, %w: it %s", dev.Address, cmp.Or(dev.Driver, "none"), driver, errInUse,
 				why)

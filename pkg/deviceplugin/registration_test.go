@@ -53,7 +53,7 @@ func offering(p pool.Pool) *offer {
 func run(t *testing.T, k kubeletDirs, o *offer) *registrar {
 	ctx, cancel := context.WithCancel(context.Background())
 	changed := make(chan struct{}, 1)
-	r := newRegistrar(newEndpoint(fast, o, quiet(), newCounters(), newGate("", "/nonexistent")), k, changed)
+	r := newRegistrar(newEndpoint(fast, o, quiet(), newCounters(), newGate("", "/nonexistent", "")), k, changed)
 	go watch.Folder(ctx, r.folder(), func(string) { notify(changed) }, quiet())
 	done := make(chan struct{})
 	go func() { defer close(done); r.run(ctx) }()
@@ -237,7 +237,7 @@ func TestRefusedVersion(t *testing.T) {
 func TestTwoInstances(t *testing.T) {
 	k := newFakeKubelet(t)
 	old, stop := context.WithCancel(context.Background())
-	e := newEndpoint(fast, offering(vfs(1)), quiet(), newCounters(), newGate("", "/nonexistent"))
+	e := newEndpoint(fast, offering(vfs(1)), quiet(), newCounters(), newGate("", "/nonexistent", ""))
 	r := newRegistrar(e, k.folder(), make(chan struct{}))
 	done := make(chan struct{})
 	go func() { defer close(done); r.run(old) }()

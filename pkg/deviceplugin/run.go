@@ -97,7 +97,7 @@ func open(ctx context.Context, o settings, log *slog.Logger) (*daemon, error) {
 		return nil, err
 	}
 	d := &daemon{
-		settings: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}), gate: newGate(o.checkpoint(), o.Claims),
+		settings: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}), gate: newGate(o.checkpoint(), o.Claims, o.Root),
 		snapshots: snapshots, config: config, text: data, records: make(chan struct{}, 1), registry: prometheus.NewRegistry(),
 		last: map[pci.Address]pci.Device{}, told: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{},
 	}
@@ -128,7 +128,7 @@ func (d *daemon) returnAlways(ctx context.Context) {
 	told := ""
 	for {
 		text := ""
-		if err := d.Return(); err != nil {
+		if err := d.returnVFs(); err != nil {
 			text = err.Error()
 		}
 		if text != "" && text != told {
@@ -141,6 +141,17 @@ func (d *daemon) returnAlways(ctx context.Context) {
 		case <-time.After(min(returnEvery, d.Poll)):
 		}
 	}
+}
+
+// returnVFs brings VFs back that ended pods left, if this instance changes devices. Each VF's journal is locked meanwhile.
+func (d *daemon) returnVFs() error {
+	d.mu.Lock()
+	may := d.mayChange()
+	d.mu.Unlock()
+	if !may {
+		return nil
+	}
+	return d.Return()
 }
 
 // loop returns when ctx is done.

@@ -25,8 +25,9 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 // described are the metrics that are made when they are asked for.
 type described struct {
-	devices, info, allocated, refused, unserved, allocatable *prometheus.Desc
-	traffic                                                  []trafficMetric
+	devices, info, allocated, refused, unserved, allocatable, unreadable *prometheus.Desc
+
+	traffic []trafficMetric
 }
 
 // trafficMetric is one that a PF counts of a VF.
@@ -43,6 +44,8 @@ func describedMetrics() described {
 		refused: desc("config_refused", "1 while the file of the configuration is wrong and an earlier one counts, else 0."),
 		unserved: desc("config_unserved", "1 for each resource of the configuration that is not served because its entry is not supported.",
 			"resource"),
+		unreadable: desc("claim_records_unreadable",
+			"1 while the record of a claim cannot be read: the claim keeps its devices, and cannot be prepared or unprepared; else 0."),
 		allocatable: desc("kubelet_allocatable", "Devices of a resource that the kubelet may give away or gave, by its own count.", "resource"),
 		allocated:   desc("vf_allocated", "1 for each device that a container has.", "resource", "bdf", "namespace", "pod", "container"),
 	}
@@ -65,7 +68,7 @@ func describedMetrics() described {
 
 // Describe names the metrics.
 func (s *state) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{s.devices, s.info, s.allocated, s.refused, s.unserved, s.allocatable} {
+	for _, d := range []*prometheus.Desc{s.devices, s.info, s.allocated, s.refused, s.unserved, s.allocatable, s.unreadable} {
 		to <- d
 	}
 	for _, m := range s.traffic {
@@ -75,7 +78,7 @@ func (s *state) Describe(to chan<- *prometheus.Desc) {
 
 // Collect tells all metrics. The kubelet is not asked for it.
 func (s *state) Collect(to chan<- prometheus.Metric) {
-	offers, held, refused := s.offers()
+	offers, held, refused, damaged := s.offers()
 	for resource, n := range s.kubeletCount() {
 		to <- prometheus.MustNewConstMetric(s.allocatable, prometheus.GaugeValue, float64(n), resource)
 	}
@@ -87,6 +90,7 @@ func (s *state) Collect(to chan<- prometheus.Metric) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	gauge(s.refused, refused)
+	gauge(s.unreadable, damaged)
 	for _, resource := range s.unservedResources() {
 		gauge(s.unserved, 1, resource)
 	}
@@ -146,17 +150,20 @@ func (s *state) unservedResources() (names []string) {
 	return names
 }
 
-func (s *state) offers() (offers []*offer, held []allocation.Device, refused float64) {
+func (s *state) offers() (offers []*offer, held []allocation.Device, refused, damaged float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.refusal != "" {
 		refused = 1
 	}
+	if s.damaged != nil {
+		damaged = 1
+	}
 	for _, one := range s.serving {
 		o, _ := one.now()
 		offers = append(offers, o)
 	}
-	return append(offers, s.claimable...), s.held, refused
+	return append(offers, s.claimable...), s.held, refused, damaged
 }
 
 // collectTraffic asks each PF once what its VFs did: that works for a VF in a pod, and for one without a driver of the network.

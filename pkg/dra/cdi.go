@@ -32,8 +32,7 @@ func cdiDevice(uid, request string) string { return uid + "-" + strings.ReplaceA
 // cdiName is the name by which the runtime finds the CDI device of a request.
 func cdiName(uid, request string) string { return cdiKind + "=" + cdiDevice(uid, request) }
 
-// specification returns what containers of a claim get, a CDI device for each request: of two CDI devices that set one variable the runtime
-// takes the last one. An administrator's devices come without their files.
+// specification returns what containers of a claim get, a CDI device for each request. An administrator's devices come without their files.
 func specification(p plan) (cdi.Spec, error) {
 	spec := cdi.Spec{Version: devicefiles.CDIVersion, Kind: cdiKind}
 	var requests []string
@@ -52,16 +51,22 @@ func specification(p plan) (cdi.Spec, error) {
 	return spec, nil
 }
 
-// editsOf returns what a container of a request gets.
+// editsOf returns what a container of a request gets: the files of the request's devices, and for their resources variables that name the
+// devices of all requests of the claim. Of two CDI devices that set one variable the runtime takes the last one: both set the same value.
 func editsOf(p plan, request string) (cdi.ContainerEdits, error) {
 	of, files := map[string][]pool.Device{}, []pool.Device{} // by resource
 	for _, dev := range p.devices {
 		if dev.Request != request {
 			continue
 		}
-		of[dev.resource] = append(of[dev.resource], dev.Device)
+		of[dev.resource] = nil
 		if !dev.Admin {
 			files = append(files, dev.Device)
+		}
+	}
+	for _, dev := range p.devices {
+		if _, has := of[dev.resource]; has {
+			of[dev.resource] = append(of[dev.resource], dev.Device)
 		}
 	}
 	edits := devicefiles.Edits(files...)

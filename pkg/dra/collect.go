@@ -39,7 +39,9 @@ type collector struct {
 	missing  map[string]time.Time // since when the kubelet's file lacks a claim that has a record, by UID
 	unreadAt time.Time            // since when that file cannot be read; zero if it can
 	lost     map[string]lostRecord
-	told     map[string]string // the last error, by UID
+
+	unattached map[string]time.Time // since when no pod has a device of a prepared claim, by UID
+	warned     map[string]bool      // which of these claims were logged
 }
 
 // lostRecord is a claim that the kubelet's file names and that has no record.
@@ -49,7 +51,7 @@ type lostRecord struct {
 }
 
 func newCollector(d *Driver) *collector {
-	return &collector{Driver: d, missing: map[string]time.Time{}, lost: map[string]lostRecord{}, told: map[string]string{}}
+	return &collector{Driver: d, missing: map[string]time.Time{}, lost: map[string]lostRecord{}, warned: map[string]bool{}}
 }
 
 // collectAlways makes records and claims agree until ctx is done, while this instance leads.
@@ -81,16 +83,11 @@ func (d *Driver) collectAlways(ctx context.Context) {
 	}
 }
 
-// report logs an error about a claim, unless it was the last one.
+// report logs an error about a claim, "" for all claims.
 func (c *collector) report(uid string, err error) {
-	if err == nil {
-		delete(c.told, uid)
-		return
-	}
-	if c.told[uid] != err.Error() {
+	if c.failures.due("collect "+uid, err, time.Now()) {
 		c.options.Log.Warn("records and claims do not agree", "uid", uid, "error", err)
 	}
-	c.told[uid] = err.Error()
 }
 
 // collect unprepares claims that have ended without the kubelet's call: the kubelet's file does not name them, no pod has their VFs, and
@@ -103,11 +100,14 @@ func (c *collector) collect(ctx context.Context, now time.Time) {
 		c.report("", err)
 		return
 	}
+	c.reportUnattached(records, held, now)
 	noted, grace := c.noted(now)
 	seen := map[string]bool{}
 	for _, r := range records {
 		uid := r.Claim().UID
-		seen[uid] = true
+		if seen[uid] = true; r.State == claim.Damaged {
+			continue // without the record nobody knows the drivers that its devices had
+		}
 		if noted[uid] {
 			delete(c.missing, uid)
 			continue
@@ -154,10 +154,10 @@ func (c *collector) collectOne(ctx context.Context, r claim.Record) error {
 	if err != nil || !ended {
 		return err
 	}
-	c.options.Log.Warn("a claim has ended without the kubelet's call: its devices are taken back", "claim", r.String(), "uid", r.Claim().UID)
-	if err := c.unprepare(ctx, r.Claim().UID); err != nil {
-		return fmt.Errorf("%s keeps its devices: %w", r, err)
+	if err := c.unprepareWithin(ctx, r.Claim().UID); err != nil {
+		return fmt.Errorf("%s has ended without the kubelet's call, and keeps its devices: %w", r, err)
 	}
+	c.options.Log.Warn("a claim has ended without the kubelet's call: its devices were taken back", "claim", r.String(), "uid", r.Claim().UID)
 	return nil
 }
 
@@ -221,7 +221,7 @@ func (c *collector) rebuildOne(ctx context.Context, n claim.Note) error {
 	if err != nil {
 		return fmt.Errorf("the record of %s is lost: %w", n, err)
 	}
-	if _, err := c.prepareWithin(ctx, now); err != nil {
+	if _, err := c.prepareWithin(ctx, now, true); err != nil {
 		return fmt.Errorf("the record of %s is lost: %w", n, err)
 	}
 	c.options.Log.Warn("the record of a claim was lost and is written again", "claim", n.String(), "uid", n.UID)

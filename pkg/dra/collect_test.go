@@ -17,6 +17,9 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/pkg/pool"
 )
 
 // note writes the kubelet's file with claims, each with one pod.
@@ -137,6 +140,56 @@ func TestLostRecordOfPod(t *testing.T) {
 	must(t, claim.Remove(l.options.Claims, "c-1"))
 	if _, err := l.prepare(t.Context(), c); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestLostDriver: a claim whose record was lost gives its VF back to the driver that the VF had before: that of the resource, that of the
+// VF's last interface, or that of its siblings. If these differ, the log says what to do.
+func TestLostDriver(t *testing.T) {
+	for _, c := range []struct {
+		title  string
+		driver string // of the resource
+		last   string // driver with the last interface
+		mixed  bool   // a sibling has another driver
+		want   string
+	}{
+		{title: "siblings", want: "iavf"},
+		{title: "resource", driver: "uio_pci_generic", want: "uio_pci_generic"},
+		{title: "last", last: "iavf", mixed: true, want: "iavf"},
+		{title: "unknown", mixed: true, want: "vfio-pci"},
+	} {
+		t.Run(c.title, func(t *testing.T) {
+			l := newDRALab(t)
+			for _, driver := range []string{"igbvf", "uio_pci_generic"} {
+				must(t, os.MkdirAll(filepath.Join(l.sysfs, "bus/pci/drivers", driver), 0o755))
+			}
+			pcitest.Kernel{}.Start(t, l.sysfs)
+			own := newClaim("c-1", "web", result("a", vf0))
+			own.Status.Allocation.Devices.Config = append(own.Status.Allocation.Devices.Config, fromClass(`"driver":"vfio-pci"`))
+			l.add(own)
+			l.note(own)
+			_, err := l.prepare(t.Context(), own)
+			must(t, err, claim.Remove(l.options.Claims, "c-1"))
+			if c.mixed {
+				a, err := pci.ParseAddress(vf2)
+				must(t, err, pci.Bind(t.Context(), l.sysfs, a, "igbvf"))
+			}
+			l.look(pool.Resource{API: pool.DRA, Driver: c.driver}, nil)
+			if c.last != "" {
+				i, _ := l.inventory()
+				a, err := pci.ParseAddress(vf0)
+				must(t, err)
+				i.Last = map[pci.Address]pci.Device{a: {Address: a, Driver: c.last}}
+				l.Update(i)
+			}
+			collector, now := newCollector(l.Driver), time.Now()
+			collector.rebuild(t.Context(), now)
+			collector.rebuild(t.Context(), now.Add(rebuildEvery))
+			must(t, l.unprepare(t.Context(), "c-1"))
+			if got := l.driverOf(vf0); got != c.want || strings.Contains(l.log.String(), "is not known") != (c.title == "unknown") {
+				t.Errorf("driver %s, want %s\n%s", got, c.want, l.log)
+			}
+		})
 	}
 }
 

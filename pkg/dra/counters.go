@@ -14,6 +14,8 @@ type counters struct {
 	claims   *prometheus.CounterVec   // by resource and alignment
 	statuses *prometheus.CounterVec   // by result
 	leading  prometheus.Gauge
+
+	unattached prometheus.Gauge
 }
 
 func newCounters(r prometheus.Registerer) counters {
@@ -29,9 +31,11 @@ func newCounters(r prometheus.Registerer) counters {
 			Help: "How often the status of a claim was written, by result: ok, error, or forbidden for a missing right."}, []string{"result"}),
 		leading: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: "dra_leader",
 			Help: "Whether this instance publishes devices and writes the status of claims: 1 or 0."}),
+		unattached: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: "claims_unattached",
+			Help: "Prepared claims with a device that no pod has had attached for two minutes, by the instance that leads."}),
 	}
 	if r != nil {
-		r.MustRegister(c.prepares, c.claims, c.statuses, c.leading)
+		r.MustRegister(c.prepares, c.claims, c.statuses, c.leading, c.unattached)
 	}
 	return c
 }

@@ -12,6 +12,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/kubernetes"
@@ -78,6 +79,9 @@ type Driver struct {
 
 	slices *publisher
 
+	callTimeout time.Duration // callTimeout, less in tests
+	failures    repeats       // to prepare and unprepare claims
+
 	count   counters
 	lead    leadership
 	binds   bindFailures
@@ -88,7 +92,9 @@ type Driver struct {
 
 // New returns a driver that does nothing before Run.
 func New(o Options) *Driver {
-	d := &Driver{options: o, changed: make(chan struct{}), count: newCounters(o.Metrics), records: claim.NewCache(o.Claims)}
+	d := &Driver{options: o, changed: make(chan struct{}), callTimeout: callTimeout, count: newCounters(o.Metrics),
+		records: claim.NewCache(o.Claims, o.Kubelet)}
+	d.lead.waits = "it is not known yet which instance leads"
 	d.slices = newPublisher(d)
 	return d
 }

@@ -3,7 +3,9 @@
 package dra
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -27,7 +29,8 @@ const (
 type leadership struct {
 	mu    sync.Mutex
 	leads bool
-	turn  broadcast // it has begun to lead
+	waits string    // why this instance does not serve the kubelet now, "" if it does
+	turn  broadcast // leads or waits has changed
 }
 
 // leads reports whether this instance leads.
@@ -41,21 +44,49 @@ func (d *Driver) leads() bool {
 // newer one that is about to take over.
 func (d *Driver) Leads() bool { return d.leads() }
 
+// waitsFor returns why this instance does not serve the kubelet now, "" if it does.
+func (l *leadership) waitsFor() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.waits
+}
+
+// follow notes that another instance leads. Instances that are pods serve side by side during an update. A service has the kubelet for
+// itself: a second service, and a service beside pods, would take the kubelet from each other.
+func (l *leadership) follow(d *Driver, leader string) {
+	waits := ""
+	if d.options.Instance == "" || strings.HasPrefix(leader, service) {
+		waits = leader + " serves the claims of this node: this instance waits until that one ends; run the daemon as a service or as a DaemonSet, not both"
+	}
+	l.mu.Lock()
+	changed := l.waits != waits
+	l.waits = waits
+	l.mu.Unlock()
+	if changed {
+		l.turn.send()
+	}
+}
+
 func (l *leadership) set(d *Driver, leads bool) {
 	l.mu.Lock()
-	l.leads = leads
-	l.mu.Unlock()
-	if d.count.leading.Set(0); leads {
-		d.count.leading.Set(1)
+	if l.leads = leads; leads {
+		l.waits = ""
 	}
+	l.mu.Unlock()
 	l.turn.send()
+	if d.count.leading.Set(0); !leads {
+		d.count.unattached.Set(0)
+		return
+	}
+	d.count.leading.Set(1)
+	d.recordsChanged() // the daemon changes devices from now on
 }
 
 // hold takes the lock and keeps it until ctx is done. The lock goes with the process.
 func (l *leadership) hold(ctx context.Context, d *Driver) {
 	told := ""
 	for ctx.Err() == nil {
-		lock, dir, err := d.takeLead()
+		lock, dir, leader, err := d.takeLead()
 		if err == nil {
 			l.set(d, true)
 			d.options.Log.Info("this instance publishes devices, and writes the status of claims", "instance", d.name())
@@ -66,8 +97,9 @@ func (l *leadership) hold(ctx context.Context, d *Driver) {
 			dir.Close()
 			continue
 		}
+		l.follow(d, leader)
 		if err.Error() != told {
-			d.options.Log.Info("another instance leads", "instance", d.name(), "error", err)
+			d.options.Log.Info("another instance leads", "instance", d.name(), "error", err, "waits", l.waitsFor())
 		}
 		told = err.Error()
 		select {
@@ -115,46 +147,48 @@ func (l *leadership) keep(ctx context.Context, lock *store.Lock) {
 	}
 }
 
-// takeLead takes the lock if no other instance has it. The error says which one has. The caller closes the folder after the lock, which
-// looks for its file there.
-func (d *Driver) takeLead() (*store.Lock, *store.Dir, error) {
-	dir, err := store.Make(filepath.Dir(d.options.Claims), 0o755)
+// takeLead takes the lock if no other instance has it. With an error it returns which one has. The caller closes the folder after the lock,
+// which looks for its file there.
+func (d *Driver) takeLead() (lock *store.Lock, dir *store.Dir, leader string, err error) {
+	dir, err = store.Make(filepath.Dir(d.options.Claims), 0o755)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, "", err
 	}
-	lock, err := dir.LockWithin(0, leaderLock, 0o600)
+	lock, err = dir.LockWithin(0, leaderLock, 0o600)
 	if err != nil {
 		by, _ := dir.Read(leaderFile)
+		leader = cmp.Or(strings.TrimSpace(string(by)), "another instance")
 		dir.Close()
-		return nil, nil, fmt.Errorf("%s leads: %w", strings.TrimSpace(string(by)), err)
+		return nil, nil, leader, fmt.Errorf("%s leads: %w", leader, err)
 	}
 	if err := dir.Write(leaderFile, []byte(d.name()+"\n"), 0o600); err != nil {
 		lock.Unlock()
 		dir.Close()
-		return nil, nil, err
+		return nil, nil, "", err
 	}
-	return lock, dir, nil
+	return lock, dir, "", nil
 }
+
+// service begins the name of an instance that is no pod.
+const service = "the service"
 
 // name says which instance this is.
 func (d *Driver) name() string {
 	if d.options.Instance != "" {
 		return fmt.Sprintf("the pod with UID %s (process %d)", d.options.Instance, os.Getpid())
 	}
-	return fmt.Sprintf("the service with process %d", os.Getpid())
+	return fmt.Sprintf("%s with process %d", service, os.Getpid())
 }
 
-// awaitTurn returns when this instance may serve the kubelet. Instances of a service have one name for their sockets: the second one waits.
+// awaitTurn returns when this instance may serve the kubelet.
 func (d *Driver) awaitTurn(ctx context.Context) error {
-	if d.options.Instance != "" {
-		return nil
-	}
 	for {
 		turn := d.lead.turn.wait()
-		if d.leads() {
+		why := d.lead.waitsFor()
+		if why == "" {
 			return nil
 		}
-		d.conn.lost(fmt.Errorf("another instance of the daemon has %s", filepath.Join(filepath.Dir(d.options.Claims), leaderLock)))
+		d.conn.lost(errors.New(why))
 		select {
 		case <-ctx.Done():
 			return nil

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // instance is another daemon of the node of a lab.
@@ -95,7 +97,7 @@ func TestTwoServices(t *testing.T) {
 	k := a.register(false)
 	b.run()
 	l.await("the second one says who leads", func() bool { return strings.Contains(l.log.String(), "the service with process") })
-	l.await("the second one is not ready", func() bool { return strings.Contains(b.Ready(), "leader.lock") })
+	l.await("the second one is not ready", func() bool { return strings.Contains(b.Ready(), "the service with process") })
 	c := newClaim("c-1", "web", result("a", vf0))
 	l.add(c)
 	if got := k.prepare(c); !strings.HasPrefix(got[0], "a=") {
@@ -106,6 +108,50 @@ func TestTwoServices(t *testing.T) {
 	if got := b.register(false).unprepare("c-1"); got[0] != "" {
 		t.Error(got)
 	}
+}
+
+// TestServiceAndPod (DRA-F23): of a service and a pod of a DaemonSet on one node, the first one serves. The other one says who serves and
+// what to do, has no sockets, and takes over when the first one ends.
+func TestServiceAndPod(t *testing.T) {
+	for _, c := range []struct{ first, second, name string }{
+		{"", "uid-b", "the service with process"},
+		{"uid-a", "", "the pod with UID uid-a"},
+	} {
+		l := newDRALab(t)
+		a, b := l.instance(c.first), l.instance(c.second)
+		stop := a.run()
+		l.await("the first one is ready to be registered", func() bool { return a.Ready() == "the kubelet has not registered driver sriov.podlace.io" })
+		b.run()
+		l.await("the second one says who serves", func() bool {
+			return strings.HasPrefix(b.Ready(), c.name) && strings.Contains(b.Ready(), "not both")
+		})
+		time.Sleep(2 * lookForLead)
+		registry, _ := l.options.folders()
+		if sockets := l.files(registry); strings.Contains(sockets, " ") || b.leads() || a.Ready() != "the kubelet has not registered driver sriov.podlace.io" {
+			t.Errorf("sockets %s, the second one leads: %t, the first one: %s", sockets, b.leads(), a.Ready())
+		}
+		stop()
+		l.await("the second one serves", func() bool { return b.leads() && b.Ready() == "the kubelet has not registered driver sriov.podlace.io" })
+	}
+}
+
+// TestServiceTakesLead: a service that takes the lead ahead of a pod that serves already makes that pod stop.
+func TestServiceTakesLead(t *testing.T) {
+	l := newDRALab(t)
+	pod := l.instance("uid-a")
+	pod.run()
+	l.await("the pod leads", pod.leads)
+	registry, data := l.options.folders()
+	l.await("the pod serves", func() bool { return l.files(registry)+l.files(data) == "sriov.podlace.io-uid-a-reg.sockdra-uid-a.sock" })
+	dir, err := store.Open(filepath.Dir(l.options.Claims))
+	must(t, err, dir.Remove(leaderLock))
+	lock, err := dir.LockWithin(0, leaderLock, 0o600)
+	must(t, err, dir.Write(leaderFile, []byte("the service with process 7\n"), 0o600))
+	l.await("the pod has stopped", func() bool {
+		return l.files(registry)+l.files(data) == "" && strings.HasPrefix(pod.Ready(), "the service with process 7")
+	})
+	must(t, lock.Unlock())
+	l.await("the pod serves again", func() bool { return pod.leads() && l.files(registry) == "sriov.podlace.io-uid-a-reg.sock" })
 }
 
 // TestSocketsRemoved: sockets that another program removed are there again, also the folder of one.

@@ -50,6 +50,21 @@ func (d *Driver) lockClaim(uid string) (*locks, error) {
 	return l, nil
 }
 
+// LockDevices takes the locks of devices that Prepare and Unprepare take as well, in each instance of the daemon on the node. claims is the
+// folder of records. The error may be that another instance is at work on a device.
+func LockDevices(claims string, devices []pci.Address) (unlock func(), err error) {
+	dir, err := store.Make(filepath.Dir(claims), 0o755)
+	if err != nil {
+		return nil, err
+	}
+	l := &locks{dir: dir}
+	if err := l.lockVFs(devices); err != nil {
+		l.unlock()
+		return nil, err
+	}
+	return l.unlock, nil
+}
+
 // lockVFs takes the locks of VFs, each once.
 func (l *locks) lockVFs(vfs []pci.Address) error {
 	for _, a := range slices.Compact(slices.SortedFunc(slices.Values(vfs), pci.Address.Compare)) {

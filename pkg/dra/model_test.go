@@ -126,7 +126,7 @@ func (m *model) answerClaims() string {
 			if err != nil {
 				return allocation.Answer{Error: err.Error()}
 			}
-			return allocation.Answer{Devices: devices, UID: q.UID, Resources: q.Resources, Claims: true}
+			return allocation.Answer{Devices: devices, UID: q.UID, Resources: q.Resources, Claims: true, Others: []allocation.Device{}}
 		}, slog.New(slog.DiscardHandler))
 	}()
 	m.Cleanup(func() { cancel(); <-done })

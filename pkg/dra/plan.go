@@ -31,6 +31,7 @@ const (
 type plan struct {
 	record  claim.Record // with the state Preparing
 	devices []planned    // those of the record, in its order
+	lost    bool         // the claim was prepared before and has lost its record
 }
 
 // planned is a device of a plan.

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"reflect"
 	"slices"
 	"sync"
@@ -37,9 +36,9 @@ func (h handler) PrepareResourceClaims(ctx context.Context,
 	for i, c := range claims {
 		running.Go(func() {
 			began := time.Now()
-			results[i].Devices, results[i].Err = h.prepareWithin(ctx, c)
+			results[i].Devices, results[i].Err = h.prepareWithin(ctx, c, false)
 			h.count.prepared(time.Since(began), results[i].Err)
-			if err := results[i].Err; err != nil {
+			if err := results[i].Err; h.failures.due("prepare "+string(c.UID), err, time.Now()) {
 				h.options.Log.Warn("a claim was not prepared", "claim", c.Namespace+"/"+c.Name, "uid", string(c.UID), "error", err)
 			}
 		})
@@ -52,11 +51,12 @@ func (h handler) PrepareResourceClaims(ctx context.Context,
 	return byUID, nil
 }
 
-// prepareWithin is prepare for at most callTimeout. What has not finished by then goes on, and keeps the locks of the claim.
-func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+// prepareWithin is prepare for at most callTimeout. What has not finished by then goes on, and keeps the locks of the claim. lost is for a
+// claim that was prepared before and has lost its record.
+func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
 	prepared := make(chan []kubeletplugin.Device, 1) // stays unread after a timeout
-	err := bounded(ctx, func(ctx context.Context) error {
-		devices, err := d.prepare(ctx, c)
+	err := d.bounded(ctx, func(ctx context.Context) error {
+		devices, err := d.prepareAs(ctx, c, lost)
 		prepared <- devices
 		return err
 	})
@@ -66,9 +66,9 @@ func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim
 	return <-prepared, nil
 }
 
-// bounded calls f, and returns after callTimeout at most.
-func bounded(ctx context.Context, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+// bounded calls f, and returns after the time of a call at most.
+func (d *Driver) bounded(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.callTimeout)
 	done := make(chan error, 1)
 	go func() {
 		defer cancel()
@@ -83,13 +83,18 @@ func bounded(ctx context.Context, f func(context.Context) error) error {
 	case err := <-done:
 		return err
 	case <-time.After(100 * time.Millisecond): // an error that is about to come says more
-		return fmt.Errorf("not finished within %s, it goes on: %w", callTimeout, ctx.Err())
+		return fmt.Errorf("not finished within %s, it goes on: %w", d.callTimeout, ctx.Err())
 	}
 }
 
 // prepare makes the devices of a claim ready for its pods. It is idempotent, and whatever step a crash comes after, the next call goes on
 // from there: reserve devices in a record, bind drivers, write the CDI specification, call the record prepared.
 func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	return d.prepareAs(ctx, c, false)
+}
+
+// prepareAs is prepare for a claim that may have lost its record.
+func (d *Driver) prepareAs(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
 	if !isOurs(c) {
 		return nil, nil
 	}
@@ -106,6 +111,7 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]k
 	if err != nil {
 		return nil, err
 	}
+	p.lost = lost
 	if err := l.lockVFs(p.addresses()); err != nil {
 		return nil, err
 	}
@@ -173,6 +179,9 @@ func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) err
 		}
 		if dev.Admin {
 			continue
+		}
+		if before == nil {
+			d.recallDriver(p, *dev, attached[dev.Address])
 		}
 		if attached[dev.Address] {
 			dev.driver = "" // a pod has the VF, with the driver that it got
@@ -327,66 +336,4 @@ func (d *Driver) bind(ctx context.Context, dev *planned) error {
 	d.options.Log.Info("a device has another driver for a claim", "device", dev.Address.String(), "claim", dev.Namespace+"/"+dev.Name,
 		"had", had, "has", dev.driver)
 	return d.look(dev)
-}
-
-// retryBind is how long a device whose driver could not be bound in time is left alone.
-const retryBind = 5 * time.Minute
-
-// bindTimeout is the kind of fault of such a device.
-const bindTimeout = "bind-timeout"
-
-// bindFailures are the devices whose drivers were not bound in time.
-type bindFailures struct {
-	mu sync.Mutex
-	of map[pci.Address]bindFailure
-}
-
-type bindFailure struct {
-	at  time.Time
-	err error
-}
-
-// note remembers how a bind went. Only one that did not end in time counts: the kernel may work on it still.
-func (b *bindFailures) note(a pci.Address, err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !errors.Is(err, context.DeadlineExceeded) {
-		delete(b.of, a)
-		return
-	}
-	if b.of == nil {
-		b.of = map[pci.Address]bindFailure{}
-	}
-	b.of[a] = bindFailure{time.Now(), err}
-}
-
-// recent returns the error of a bind that did not end in time, for retryBind.
-func (b *bindFailures) recent(a pci.Address) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if f, ok := b.of[a]; ok && time.Since(f.at) < retryBind {
-		return fmt.Errorf("driver: tried again after %s: %w", retryBind, f.err)
-	}
-	return nil
-}
-
-// faults adds to the faults of devices those whose driver was not bound in time.
-func (b *bindFailures) faults(of map[string]Fault) map[string]Fault {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	var found map[string]Fault
-	for a, f := range b.of {
-		if time.Since(f.at) >= retryBind {
-			continue
-		}
-		if len(found) == 0 {
-			found = map[string]Fault{}
-			maps.Copy(found, of)
-		}
-		found[a.String()] = Fault{Kind: bindTimeout, Text: f.err.Error()}
-	}
-	if found == nil {
-		return of
-	}
-	return found
 }

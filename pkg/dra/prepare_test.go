@@ -24,7 +24,8 @@ import (
 )
 
 // TestPrepare: a claim of two requests is prepared and unprepared by both versions of the kubelet's API. The CDI device of a request goes
-// with its first device. Another preparation changes nothing, and writes the CDI specification again where it is missing.
+// with its first device, and names the devices of both requests of the resource. Another preparation changes nothing, and writes the CDI
+// specification again where it is missing.
 func TestPrepare(t *testing.T) {
 	for _, v1beta1 := range []bool{false, true} {
 		l := newDRALab(t)
@@ -50,7 +51,8 @@ func TestPrepare(t *testing.T) {
 		var s cdi.Spec
 		must(t, json.Unmarshal(data, &s))
 		if s.Kind != "podlace.io/vf" || len(s.Devices) != 2 || s.Devices[1].Name != "c-1-b.large" ||
-			s.Devices[1].ContainerEdits.Env[0] != "PCIDEVICE_EXAMPLE_COM_FAST=0000:11:02.2,0000:11:02.1" ||
+			s.Devices[1].ContainerEdits.Env[0] != "PCIDEVICE_EXAMPLE_COM_FAST=0000:11:02.0,0000:11:02.2,0000:11:02.1" ||
+			s.Devices[0].ContainerEdits.Env[0] != s.Devices[1].ContainerEdits.Env[0] ||
 			!strings.HasPrefix(s.Devices[1].ContainerEdits.Env[1], "PCIDEVICE_EXAMPLE_COM_FAST_INFO={") {
 			t.Errorf("%s", data)
 		}
@@ -139,10 +141,35 @@ func TestForceDeleted(t *testing.T) {
 	if got := k.prepare(next); !strings.HasPrefix(got[0], "a=node-a/0000-11-02-0 ") {
 		t.Error(got)
 	}
-	must(t, os.WriteFile(filepath.Join(l.options.Claims, "c-9"), []byte("{"), 0o600))
-	third := newClaim("c-3", "third", result("a", vf3))
-	l.add(third)
-	if got := k.prepare(third); !strings.Contains(got[0], "record of the claim with UID c-9") {
+}
+
+// TestDamagedRecord: a record that cannot be read keeps the devices that the kubelet's file names. Other claims are prepared. If that file
+// cannot be read either, no claim is.
+func TestDamagedRecord(t *testing.T) {
+	l := newDRALab(t)
+	l.run()
+	k := l.register(false)
+	must(t, claim.Begin(l.options.Claims), os.WriteFile(filepath.Join(l.options.Claims, "c-9"), []byte("{"), 0o600))
+	l.noteText(`{"apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[{"ClaimUID":"c-9","ClaimName":"lost","Namespace":"shop",` +
+		`"PodUIDs":{"u":{}},"DriverState":{"sriov.podlace.io":{"Devices":[{"PoolName":"node-a","DeviceName":"0000-11-02-3"}]}}}]}`)
+	lost, same := newClaim("c-9", "lost", result("a", vf3)), newClaim("c-2", "same", result("a", vf3))
+	other := newClaim("c-3", "other", result("a", vf2))
+	l.add(lost, same, other)
+	if got := k.prepare(lost); !strings.Contains(got[0], "record of the claim with UID c-9") {
+		t.Error(got)
+	}
+	if got := k.prepare(same); !strings.Contains(got[0], "VF "+vf3+" is still of claim shop/lost (uid c-9)") {
+		t.Error(got)
+	}
+	if got := k.prepare(other); !strings.HasPrefix(got[0], "a=") {
+		t.Error(got)
+	}
+	l.noteText("{")
+	if got := k.prepare(newClaim("c-3", "other", result("a", vf2))); !strings.Contains(got[0], "record of the claim with UID c-9") {
+		t.Error(got)
+	}
+	must(t, os.Remove(filepath.Join(l.options.Claims, "c-9")))
+	if got := k.prepare(lost); !strings.HasPrefix(got[0], "a=") {
 		t.Error(got)
 	}
 }

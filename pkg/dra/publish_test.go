@@ -131,16 +131,20 @@ func (b *bench) quiet() (writes int) {
 	return writes
 }
 
-// metric returns the value of a metric, the sum over its labels.
-func (b *bench) metric(name string) (sum float64) {
+// metric returns the value of a metric of publishing, the sum over its labels.
+func (b *bench) metric(name string) float64 {
 	b.Helper()
-	families, err := b.registry.Gather()
-	if err != nil {
-		b.Fatal(err)
-	}
+	return gathered(b, b.registry, "podlace_sriov_dra_"+name)
+}
+
+// gathered returns the value of a metric, the sum over its labels.
+func gathered(t testing.TB, from prometheus.Gatherer, name string) (sum float64) {
+	t.Helper()
+	families, err := from.Gather()
+	must(t, err)
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
-			if f.GetName() == "podlace_sriov_dra_"+name {
+			if f.GetName() == name {
 				sum += m.GetGauge().GetValue() + m.GetCounter().GetValue()
 			}
 		}

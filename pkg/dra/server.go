@@ -133,6 +133,9 @@ func (d *Driver) guard(ctx context.Context, sockets []string, failed <-chan erro
 			return err
 		case <-look.C:
 		}
+		if why := d.lead.waitsFor(); why != "" {
+			return errors.New(why)
+		}
 		for _, path := range sockets {
 			if id, ok := probes.SocketAt(path); !ok || !id.Same(own[path]) {
 				return fmt.Errorf("socket %s was removed", path)

@@ -123,7 +123,9 @@ func (d desired) prepared() map[string]string {
 	out := map[string]string{}
 	for _, r := range d.records {
 		for _, dev := range r.Devices {
-			out[dev.ID] = dev.Resource
+			if dev.Resource != "" { // of which the record can be read
+				out[dev.ID] = dev.Resource
+			}
 		}
 	}
 	return out

@@ -108,7 +108,9 @@ func (w *statusWriter) writeAll(ctx context.Context) (again time.Time) {
 	}
 	seen := map[string]bool{}
 	for _, r := range records {
-		seen[r.Claim().UID] = true
+		if seen[r.Claim().UID] = true; r.State == claim.Damaged {
+			continue
+		}
 		if ctx.Err() != nil {
 			return time.Time{}
 		}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -24,9 +25,11 @@ func (h handler) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	var running sync.WaitGroup
 	for i, c := range claims {
 		running.Go(func() {
-			err := bounded(ctx, func(ctx context.Context) error { return h.unprepare(ctx, string(c.UID)) })
+			err := h.unprepareWithin(ctx, string(c.UID))
 			if err != nil {
 				err = fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
+			}
+			if h.failures.due("unprepare "+string(c.UID), err, time.Now()) {
 				h.options.Log.Warn("a claim keeps its devices", "claim", c.Namespace+"/"+c.Name, "uid", string(c.UID), "error", err)
 			}
 			results[i] = err
@@ -38,6 +41,11 @@ func (h handler) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 		byUID[c.UID] = results[i]
 	}
 	return byUID, nil
+}
+
+// unprepareWithin is unprepare for at most the time of a call. What has not finished by then goes on, and keeps the locks of the claim.
+func (d *Driver) unprepareWithin(ctx context.Context, uid string) error {
+	return d.bounded(ctx, func(ctx context.Context) error { return d.unprepare(ctx, uid) })
 }
 
 // unprepare takes the devices of a claim back: VFs come out of pods, drivers and settings are as before, then specification and record

@@ -44,7 +44,7 @@ func collectDead(networks []reconcile.Network, binDir string) (notes []string, e
 	reconcile.Judge(list, reconcile.Runtimes{}, false)
 	dead := map[string]bool{}
 	for _, a := range list {
-		if !ofPodlace(a, networks) || !visible(a.Netns) {
+		if !ofPodlace(a, networks) || !plugin.NetnsVisible(a.Netns) {
 			a.Dead = ""
 		}
 		if a.Dead != "" {
@@ -114,12 +114,6 @@ func ofPodlace(a *reconcile.Attachment, networks []reconcile.Network) bool {
 // hasRecord reports whether a plugin made something for an attachment. A lease alone may be that of another program.
 func hasRecord(a *reconcile.Attachment) bool {
 	return len(a.Damaged) > 0 || slices.ContainsFunc(a.Holders, func(plugin string) bool { return plugin != "host-local" })
-}
-
-// visible reports whether this process sees the folder of a namespace: in a container, a folder that is not mounted proves nothing.
-func visible(netns string) bool {
-	info, err := os.Stat(filepath.Dir(netns))
-	return netns == "" || err == nil && info.IsDir()
 }
 
 func describePod(a *reconcile.Attachment) string {

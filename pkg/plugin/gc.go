@@ -7,6 +7,8 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -130,6 +132,14 @@ func NetnsGone(path string) bool {
 	}
 	_, err := os.Stat(path)
 	return errors.Is(err, fs.ErrNotExist)
+}
+
+// NetnsVisible reports whether this process sees the folder of a namespace. In a container, a folder that is not mounted proves nothing.
+// The folder of /proc/PID/ns/net goes with the process. For "", an unknown path, it returns true.
+func NetnsVisible(path string) bool {
+	folder := filepath.Dir(path)
+	info, err := os.Stat(folder)
+	return path == "" || strings.HasPrefix(folder, "/proc/") || err == nil && info.IsDir()
 }
 
 // NetnsExists reports whether a path leads to a network namespace.

@@ -123,3 +123,17 @@ func TestDeadAttachments(t *testing.T) {
 		}
 	}
 }
+
+// TestNetnsVisible: a namespace whose folder is missing, or is no folder, may live. A process goes with its folder.
+func TestNetnsVisible(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(dir+"/file", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]bool{"": true, dir + "/gone": true, dir + "/file": true, dir + "/none/gone": false,
+		dir + "/file/gone": false, "/proc/999999999/ns/net": true} {
+		if got := NetnsVisible(path); got != want {
+			t.Errorf("%q: %t", path, got)
+		}
+	}
+}

@@ -114,6 +114,47 @@ func TestClaimUncertain(t *testing.T) {
 	l.isGolden()
 }
 
+// TestClaimOfOtherResource: a pod with a claim whose resource the configuration does not name does not start, whichever source tells of
+// the claim. It starts if another network takes the VF, or if an administrator only looks at it.
+func TestClaimOfOtherResource(t *testing.T) {
+	const third = "example.com/third"
+	k := &kubelet{containers: []*api.ContainerResources{container("app")}}
+	for _, source := range []string{"the daemon", "an older daemon", "nobody"} {
+		t.Run(source, func(t *testing.T) {
+			l := newLab(t)
+			dir := k.serve(t)
+			writeCheckpoint(t, dir, checkpoint())
+			own, other := claimed("c-1", "m", 0, vf1), claimed("c-2", "z", 0, vf0)
+			other.Resource = third
+			*l.devices, *l.claims = []allocation.Device{}, source == "the daemon"
+			if *l.claims {
+				*l.devices = []allocation.Device{own, other}
+			}
+			if source == "nobody" {
+				must(t, os.Remove(l.sriov.socket))
+			}
+			l.prepare(dir, "u-0", own, other)
+			keys := []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=u-0"}
+			o := l.Call("ADD", "a", keys...)
+			l.Fails(o, plugin.CodeConfig, "VF "+vf0+" of claim shop/web-0-z: the configuration of sriov does not name its resource "+third)
+			l.hints(o, "add "+third+" to resources, or to otherResources if another network or the pod itself takes its VFs")
+			l.isGolden()
+			a := l.add("a", append(keys, "otherResources", []any{third})...)
+			if got := a.result.Interfaces; len(got) != 2 || got[1].PciID != vf1 {
+				t.Errorf("%+v", got)
+			}
+			l.del("a", keys...)
+			other.Claim.Admin = true
+			if *l.claims {
+				*l.devices = []allocation.Device{own, other}
+			}
+			l.prepare(dir, "u-0", own, other)
+			l.add("a", keys...)
+			l.del("a", keys...)
+		})
+	}
+}
+
 // TestSharedClaim: the VF of a claim that pods share goes from one to the next, and is never in two.
 func TestSharedClaim(t *testing.T) {
 	l := newLab(t)

@@ -15,7 +15,7 @@ import (
 // chosen returns the VF that the caller names, as Multus does. What the claim of a VF and its class set holds for it there, too.
 func (s sriov) chosen(r *plugin.Request, cfg config) ([]vf, error) {
 	v := vf{Address: cfg.Device}
-	record, ok, err := claim.Holder(s.claims, cfg.Device.String())
+	record, ok, err := claim.Holder(s.claims, cfg.Kubelet, cfg.Device.String())
 	if err != nil {
 		return nil, plugin.Errorf(plugin.CodeTryAgain, "%w", err)
 	}

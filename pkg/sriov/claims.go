@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/podlace/podlace/pkg/allocation"
@@ -39,14 +37,7 @@ type Holding struct {
 
 // Gone reports whether the network namespace of the attachment is gone. A namespace counts as there if its folder is not visible, as in a
 // container that does not mount the folder.
-func (h Holding) Gone() bool { return plugin.NetnsGone(h.Netns) && visible(h.Netns) }
-
-// visible reports whether this process sees the folder of a network namespace. The folder of /proc/PID/ns/net goes with the process.
-func visible(netns string) bool {
-	folder := filepath.Dir(netns)
-	_, err := os.Stat(folder)
-	return err == nil || strings.HasPrefix(folder, "/proc/")
-}
+func (h Holding) Gone() bool { return plugin.NetnsGone(h.Netns) && plugin.NetnsVisible(h.Netns) }
 
 // Holdings returns the readable journals of all VFs.
 func Holdings() (all []Holding, err error) {
@@ -116,7 +107,7 @@ func (n *node) elsewhere(j journal) error {
 		return nil
 	case err != nil:
 		return err
-	case c.userspace() != "" && !visible(j.Netns):
+	case c.userspace() != "" && !plugin.NetnsVisible(j.Netns):
 		folder := filepath.Dir(j.Netns)
 		return plugin.WithHint(fmt.Errorf("VF %s: it is unknown whether %s lives: %s is not visible", j.Address, j.whose(), folder),
 			"mount %s of the node into the container of the daemon, with mountPropagation HostToContainer", folder)

@@ -22,6 +22,9 @@ type config struct {
 	// Device is the VF that the caller chose, as Multus does; else the VFs are those of Resources that the pod was allocated.
 	Device    pci.Address
 	Resources []string
+	// OtherResources are those whose VFs another network attaches, or the pod itself uses.
+	OtherResources []string
+
 	Names     string          // of interfaces, with {index} counted from 1
 	Base      vfconfig.Config // what the configuration sets of every VF, but names, addresses and MACs
 	Egress    int             // Mbit/s, the limit of what the pod sends by its own interface; 0 for none
@@ -74,6 +77,7 @@ type rawConfig struct {
 	Driver     string   `json:"driver"`
 	Rebind     bool     `json:"rebind"`
 	ReportIPs  *bool    `json:"reportIPs"`
+	Others     []string `json:"otherResources"`
 	KubeletDir string   `json:"kubeletDir"`
 	InfoDir    string   `json:"deviceInfoDir"`
 	logging
@@ -112,7 +116,7 @@ func parseConfig(r *plugin.Request) (config, error) {
 	if err := r.Decode(&raw); err != nil {
 		return config{}, err
 	}
-	c := config{Resources: raw.Resources, Names: cmp.Or(raw.IfName, defaultNames), ReportIPs: !chained(r),
+	c := config{Resources: raw.Resources, OtherResources: raw.Others, Names: cmp.Or(raw.IfName, defaultNames), ReportIPs: !chained(r),
 		Kubelet: cmp.Or(raw.KubeletDir, defaultKubelet)}
 	if raw.ReportIPs != nil {
 		c.ReportIPs = *raw.ReportIPs
@@ -153,17 +157,30 @@ func parseDevice(c *config, raw rawConfig, r *plugin.Request) error {
 		}
 		c.Device = a
 	}
-	for i, name := range c.Resources {
-		if prefix, rest, ok := strings.Cut(name, "/"); !ok || prefix == "" || rest == "" || strings.ContainsAny(name, " \t\n") {
-			return plugin.Errorf(plugin.CodeConfig, "resources[%d] %q: want the name of a resource, such as example.com/fast", i, name)
-		}
-		if slices.Contains(c.Resources[:i], name) {
-			return plugin.Errorf(plugin.CodeConfig, "resources[%d] %q: stands twice", i, name)
+	if err := cmp.Or(validResources("resources", c.Resources), validResources("otherResources", c.OtherResources)); err != nil {
+		return err
+	}
+	for i, name := range c.OtherResources {
+		if slices.Contains(c.Resources, name) {
+			return plugin.Errorf(plugin.CodeConfig, "otherResources[%d] %q: resources names it as well", i, name)
 		}
 	}
 	if !c.Device.IsValid() && len(c.Resources) == 0 && r.Verb != "GC" {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "resources: want the resources whose VFs a pod gets"),
 			`such as "resources": ["example.com/fast"], as a pod asks for them; or call it by Multus, which names the VF in deviceID`)
+	}
+	return nil
+}
+
+// validResources returns an error unless the list under a key has names of resources, each once.
+func validResources(key string, list []string) error {
+	for i, name := range list {
+		if prefix, rest, ok := strings.Cut(name, "/"); !ok || prefix == "" || rest == "" || strings.ContainsAny(name, " \t\n") {
+			return plugin.Errorf(plugin.CodeConfig, "%s[%d] %q: want the name of a resource, such as example.com/fast", key, i, name)
+		}
+		if slices.Contains(list[:i], name) {
+			return plugin.Errorf(plugin.CodeConfig, "%s[%d] %q: stands twice", key, i, name)
+		}
 	}
 	return nil
 }

@@ -29,6 +29,8 @@ func TestParseRefused(t *testing.T) {
 		keys []any
 	}{
 		{"resources[0] \"fast\": want the name", []any{"resources", []any{"fast"}}},
+		{"otherResources[0] \"slow\": want the name", []any{"otherResources", []any{"slow"}}},
+		{"otherResources[0] \"a/b\": resources names it", []any{"resources", []any{"a/b"}, "otherResources", []any{"a/b"}}},
 		{"resources[1] \"a/b\": stands twice", []any{"resources", []any{"a/b", "a/b"}}},
 		{"vlan 4095: want 0-4094", []any{"vlan", 4095}},
 		{"vlan -1: want 0-4094", []any{"vlan", -1}},

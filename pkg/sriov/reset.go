@@ -41,7 +41,7 @@ func Reset(o ResetOptions) error {
 		return err
 	}
 	defer h.close()
-	switch r, ok, err := claim.Holder(o.Claims, o.Address.String()); {
+	switch r, ok, err := claim.Holder(o.Claims, "", o.Address.String()); {
 	case ok:
 		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: %s has it since %s", o.Address, r, r.Time.Format(time.RFC3339)),
 			"the kubelet gives it back when the last pod of the claim has ended")

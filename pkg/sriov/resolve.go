@@ -102,12 +102,25 @@ func (s sriov) allocated(r *plugin.Request, cfg config) (devices []allocation.De
 			"CNI_ARGS: has no K8S_POD_NAME, so nobody knows which VFs there are for the container"),
 			"name the VF in deviceID, or call the plugin by a Kubernetes runtime")
 	}
-	devices, err = s.ask(r, cfg)
+	devices, others, err := s.ask(r, cfg)
 	if err != nil {
 		// Without an answer the pod must not start: it might wait for a VF for ever, or use another interface in its place.
 		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeTryAgain, "which VFs the pod has: %w", err), "%s", cfg.hint(err))
 	}
-	return devices, nil
+	return devices, cfg.attachesAll(others)
+}
+
+// attachesAll returns an error if a claim has a VF that no network attaches: its resource is neither of this configuration nor of another
+// network.
+func (c config) attachesAll(others []allocation.Device) error {
+	for _, d := range others {
+		if !d.Claim.Admin && !slices.Contains(c.OtherResources, d.Resource) {
+			return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "VF %s of claim %s/%s: the configuration of sriov does not name its resource %s",
+				d.ID, d.Claim.Namespace, d.Claim.Name, d.Resource),
+				"add %s to resources, or to otherResources if another network or the pod itself takes its VFs", d.Resource)
+		}
+	}
+	return nil
 }
 
 // hint returns what an admin does when it is not known which VFs a pod has.
@@ -126,24 +139,26 @@ func (c config) hint(err error) string {
 }
 
 // ask asks the device plugin, and if that does not answer the kubelet, and the records of claims. What these tell is certain, except that
-// a pod has no device: a device plugin that runs may have handed out one of which the kubelet tells nothing.
-func (s sriov) ask(r *plugin.Request, cfg config) ([]allocation.Device, error) {
+// a pod has no device: a device plugin that runs may have handed out one of which the kubelet tells nothing. others are devices that the
+// pod has by claims, of resources that the configuration does not name.
+func (s sriov) ask(r *plugin.Request, cfg config) (devices, others []allocation.Device, err error) {
 	began := time.Now()
 	answer, err := s.askDaemon(r, cfg, began.Add(daemonTimeout))
-	if err == nil && answer.Claims {
-		return answer.Devices, nil
+	if err == nil && answer.Claims && answer.Others != nil {
+		return answer.Devices, answer.Others, nil
 	}
-	devices := answer.Devices
+	devices = slices.DeleteFunc(answer.Devices, func(d allocation.Device) bool { return d.Claim != nil })
 	if err != nil {
 		if devices, err = s.askKubelet(r, cfg, began.Add(askTimeout), err); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	claimed, err := claim.Find(s.claims, cfg.Kubelet, claim.Pod{Namespace: r.Pod.Namespace, Name: r.Pod.Name, UID: r.Pod.UID})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return append(devices, claim.Of(claimed, cfg.Resources)...), nil
+	claimed, others = claim.Split(claimed, cfg.Resources)
+	return append(devices, claimed...), others, nil
 }
 
 // askKubelet asks the kubelet which devices it allocated, where the device plugin did not answer, for the reason given.

@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
@@ -121,6 +122,9 @@ func (l *lab) serve() {
 		defer close(done)
 		allocation.Serve(ctx, listener, func(_ context.Context, q allocation.Question) allocation.Answer {
 			a := allocation.Answer{Devices: *devices, Resources: q.Resources, UID: q.UID, Claims: *claims && q.Claims}
+			if a.Claims {
+				a.Devices, a.Others = claim.Split(*devices, q.Resources)
+			}
 			if refusal.Error != "" {
 				return *refusal
 			}

@@ -107,12 +107,14 @@ func TestShipped(t *testing.T) {
 		}
 	}
 	policies := l.client.AdmissionregistrationV1().ValidatingAdmissionPolicies()
-	policy, err := policies.Get(t.Context(), "sriov-device-plugin", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if c := policy.Status.TypeChecking; c != nil && len(c.ExpressionWarnings) > 0 {
-		t.Errorf("%+v", c.ExpressionWarnings)
+	for _, name := range []string{"sriov-device-plugin", "sriov-device-plugin-claims"} {
+		policy, err := policies.Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c := policy.Status.TypeChecking; c != nil && len(c.ExpressionWarnings) > 0 {
+			t.Errorf("%s: %+v", name, c.ExpressionWarnings)
+		}
 	}
 }
 

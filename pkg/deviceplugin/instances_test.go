@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/pkg/dra"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+)
+
+// numVFs returns how many VFs the first PF has.
+func numVFs(t *testing.T, sysfs string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(sysfs, "bus/pci/devices", pf0, "sriov_numvfs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(data))
+}
+
+// awaitNumVFs waits until the first PF has a number of VFs.
+func (l *lab) awaitNumVFs(sysfs, want string) {
+	l.Helper()
+	for until := time.Now().Add(patience); numVFs(l.T, sysfs) != want; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(until) {
+			l.Fatalf("%s VFs, want %s\n%s", numVFs(l.T, sysfs), want, l.log)
+		}
+	}
+}
+
+// TestFollower: an instance that does not lead changes no number of VFs, binds no drivers and brings no VFs back. It does once it leads.
+func TestFollower(t *testing.T) {
+	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
+	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)
+	l := prepareLab(t, sysfs, `{"pfs": [{"pfName": "ens0f0", "numVfs": 1}], "resourceList": [{"resourceName": "one", "api": "dra", "driver": "vfio-pci"}]}`)
+	r := l.recorded()
+	r.follows = true
+	var returns atomic.Int32
+	l.Return = func() error { returns.Add(1); return nil }
+	l.Poll = time.Second
+	l.kubelet.start()
+	l.kubelet.hold("shop", "web-9", "app", "example.com/other", "")
+	l.start()
+	l.awaitInventory(r, "one: "+vf00+"!other-driver "+vf01+"!other-driver")
+	time.Sleep(100 * time.Millisecond)
+	if n, driver := numVFs(t, sysfs), driverOf(t, sysfs, vf00); n != "2" || driver != "iavf" || returns.Load() != 0 {
+		t.Errorf("%s VFs, driver %s, %d calls to bring VFs back", n, driver, returns.Load())
+	}
+	r.mu.Lock()
+	r.follows = false
+	r.mu.Unlock()
+	r.options.Changed()
+	l.awaitNumVFs(sysfs, "1")
+	for until := time.Now().Add(patience); returns.Load() == 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(until) {
+			t.Fatal("no VF is brought back")
+		}
+	}
+}
+
+// TestDeviceLocked: a PF keeps its VFs while another instance works on one of its VFs.
+func TestDeviceLocked(t *testing.T) {
+	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
+	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)
+	l := prepareLab(t, sysfs, `{"pfs": [{"pfName": "ens0f0", "numVfs": 1}], "resourceList": [{"resourceName": "one"}]}`)
+	vf, err := pci.ParseAddress(vf01)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock, err := dra.LockDevices(l.Claims, []pci.Address{vf})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.kubelet.start()
+	l.kubelet.hold("shop", "web-9", "app", "example.com/other", "")
+	l.start()
+	l.ids("example.com/one", vf00, vf01)
+	time.Sleep(100 * time.Millisecond)
+	if n := numVFs(t, sysfs); n != "2" {
+		t.Errorf("%s VFs", n)
+	}
+	unlock()
+	l.awaitNumVFs(sysfs, "1")
+}

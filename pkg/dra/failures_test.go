@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+)
+
+// TestFailureClockJump: the clock of the node is set back by a day. A taint keeps its time, which is in the future. A record from the
+// future stays, and its claim is unprepared.
+func TestFailureClockJump(t *testing.T) {
+	d, _ := machine(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
+	dev := d.Pools[0].Devices[0]
+	d.Faults[dev.Address.String()] = Fault{LinkDown, "x"}
+	first, _ := find(t, d.published(), DeviceName(dev.Address))
+	future := metav1.NewTime(d.now.Add(24 * time.Hour))
+	first.Taints[0].TimeAdded = &future
+	d.former = formerDevices([]resourceapi.ResourceSlice{{Spec: resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{first}}}})
+	if got, _ := find(t, d.published(), DeviceName(dev.Address)); len(got.Taints) != 1 || !got.Taints[0].TimeAdded.Equal(&future) {
+		t.Errorf("%+v", got.Taints)
+	}
+	l := newDRALab(t)
+	own := newClaim("c-1", "web", result("a", vf0))
+	l.add(own)
+	l.note(own)
+	_, err := l.prepare(t.Context(), own)
+	must(t, err)
+	r, err := claim.Read(l.options.Claims, "c-1")
+	r.Time = r.Time.Add(24 * time.Hour)
+	must(t, err, claim.Write(l.options.Claims, r))
+	c := newCollector(l.Driver)
+	for m := range 60 {
+		c.collect(t.Context(), time.Now().Add(time.Duration(m)*time.Minute))
+	}
+	_, err = l.prepare(t.Context(), own)
+	must(t, err)
+	again, err := claim.Read(l.options.Claims, "c-1")
+	if err != nil || !again.Time.Equal(r.Time) {
+		t.Errorf("%+v, %v", again, err)
+	}
+	must(t, l.unprepare(t.Context(), "c-1"))
+}
+
+// TestFailureSameName: a claim of the same name with another UID is another claim. It does not get the VF of the former one before that is
+// unprepared, and the end of either leaves the other alone.
+func TestFailureSameName(t *testing.T) {
+	l := newDRALab(t)
+	old, same := newClaim("c-1", "web", result("a", vf0)), newClaim("c-2", "web", result("a", vf0))
+	free := newClaim("c-3", "web", result("a", vf1))
+	_, err := l.prepare(t.Context(), old)
+	must(t, err)
+	if _, err := l.prepare(t.Context(), same); err == nil || !strings.Contains(err.Error(), "VF "+vf0+" is still of claim shop/web (uid c-1)") {
+		t.Errorf("got %v", err)
+	}
+	_, err = l.prepare(t.Context(), free)
+	must(t, err, l.unprepare(t.Context(), "c-1"))
+	if got := l.files(l.options.Claims); got != "c-3" {
+		t.Errorf("records: %s", got)
+	}
+	_, err = l.prepare(t.Context(), same)
+	must(t, err, l.unprepare(t.Context(), "c-3"), l.unprepare(t.Context(), "c-2"))
+}
+
+// TestFailureAddressesChange: after a reset of the PF its VFs have other addresses. The former VF of a claim has the taint gone, the others
+// are published, and the claim is unprepared.
+func TestFailureAddressesChange(t *testing.T) {
+	l := newDRALab(t)
+	own := newClaim("c-1", "web", result("a", vf3))
+	_, err := l.prepare(t.Context(), own)
+	must(t, err)
+	pcitest.Remove(t, l.sysfs, vf3)
+	l.lookAgain()
+	i, _ := l.inventory()
+	i.Taints = usual()
+	l.Update(i)
+	published := l.Published()
+	if got := published[vf3].Taints; !slices.Equal(got, []string{"sriov.podlace.io/gone:NoExecute"}) || len(published) != 4 {
+		t.Errorf("%d devices, taints %v", len(published), got)
+	}
+	if _, err := l.prepare(t.Context(), newClaim("c-2", "next", result("a", vf3))); err == nil || !strings.Contains(err.Error(), "is gone") {
+		t.Errorf("got %v", err)
+	}
+	must(t, l.unprepare(t.Context(), "c-1"))
+	if published := l.Published(); len(published) != 3 {
+		t.Errorf("%d devices", len(published))
+	}
+}
+
+// TestFailureOtherProgram: another program has moved the interface of a VF. The VF has the taint held, and no claim gets it.
+func TestFailureOtherProgram(t *testing.T) {
+	l := newDRALab(t, func(o *Options) {
+		o.InUse = func(id string) string { return map[string]string{vf0: "has its interface in another namespace"}[id] }
+	})
+	i, _ := l.inventory()
+	i.Taints, i.Faults = usual(), map[string]Fault{vf0: {Held, "its interface is in another namespace"}}
+	l.Update(i)
+	if got := l.Published()[vf0].Taints; !slices.Equal(got, []string{"sriov.podlace.io/held:NoSchedule"}) {
+		t.Errorf("taints %v", got)
+	}
+	_, err := l.prepare(t.Context(), newClaim("c-1", "web", result("a", vf0)))
+	if err == nil || !strings.Contains(err.Error(), "VF "+vf0+" has its interface in another namespace") {
+		t.Errorf("got %v", err)
+	}
+	if got := l.files(l.options.Claims); got != "" {
+		t.Errorf("records: %s", got)
+	}
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+)
+
+// TestRepeats: a failure is logged at first, at growing intervals of at most an hour, when its text changes, and after a success.
+func TestRepeats(t *testing.T) {
+	var r repeats
+	began := time.Now()
+	var at []int // minutes
+	for m := range 300 {
+		if r.due("a", errors.New("busy"), began.Add(time.Duration(m)*time.Minute)) {
+			at = append(at, m)
+		}
+	}
+	if want := []int{0, 1, 3, 7, 15, 31, 63, 123, 183, 243}; !cmp.Equal(at, want) {
+		t.Errorf("logged at the minutes %v, want %v", at, want)
+	}
+	now := began.Add(300 * time.Minute)
+	if !r.due("a", errors.New("gone"), now) || r.due("a", errors.New("gone"), now) || !r.due("b", errors.New("gone"), now) {
+		t.Error("a failure with another text, or of another claim, is a new one")
+	}
+	if r.due("a", nil, now) || !r.due("a", errors.New("gone"), now) {
+		t.Error("a success ends a failure")
+	}
+	if r.due("c", errors.New("x"), now.Add(3*longestRepeat)); len(r.of) != 1 {
+		t.Errorf("%d failures of callers that have given up", len(r.of)-1)
+	}
+}
+
+// TestFailureUnprepareHangs: an unbind that hangs keeps the collector for the time of one call only. The claim keeps its record.
+func TestFailureUnprepareHangs(t *testing.T) {
+	l := newDRALab(t)
+	kernel := pcitest.Kernel{Stuck: []string{"vfio-pci"}}
+	kernel.Start(t, l.sysfs)
+	p := l.planned(t, "c-1", vf0)
+	p.devices[0].driver, p.devices[0].rebound = "vfio-pci", true
+	must(t, l.reserve(t.Context(), &p, nil))
+	l.note(newClaim("c-7", "unrelated"))
+	l.callTimeout = 50 * time.Millisecond
+	c, began := newCollector(l.Driver), time.Now()
+	c.missing["c-1"] = began.Add(-time.Hour)
+	for range 3 {
+		c.collect(t.Context(), began)
+	}
+	if took := time.Since(began); took > 5*time.Second || l.files(l.options.Claims) != "c-1" {
+		t.Errorf("it took %s; records: %s", took, l.files(l.options.Claims))
+	}
+	if !strings.Contains(l.log.String(), "and keeps its devices") {
+		t.Errorf("not logged:\n%s", l.log)
+	}
+}
+
+// TestUnprepareLog: the kubelet calls again and again while another driver, or this one, cannot unprepare a claim. The log has one line.
+func TestUnprepareLog(t *testing.T) {
+	l := newDRALab(t)
+	l.run()
+	k := l.register(false)
+	must(t, claim.Begin(l.options.Claims), os.WriteFile(l.options.Claims+"/c-1", []byte("{"), 0o600))
+	for range 5 {
+		if got := k.unprepare("c-1"); got[0] == "" {
+			t.Error("the record cannot be read, and the claim was unprepared")
+		}
+	}
+	if n := strings.Count(l.log.String(), "a claim keeps its devices"); n != 1 {
+		t.Errorf("logged %d times:\n%s", n, l.log)
+	}
+}
+
+// TestUnattached: a claim whose device no pod attaches within two minutes is logged once and counted, until a pod attaches the device.
+func TestUnattached(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	l := newDRALab(t, func(o *Options) { o.Metrics = registry })
+	own := newClaim("c-1", "web", result("a", vf0))
+	l.add(own)
+	_, err := l.prepare(t.Context(), own)
+	must(t, err)
+	l.note(own)
+	c, began := newCollector(l.Driver), time.Now()
+	var counts []float64
+	for m := range 5 {
+		if m == 4 {
+			l.attach(own, vf0, "web-0", "/proc/self/ns/net")
+			defer l.detach(vf0)
+		}
+		c.collect(t.Context(), began.Add(time.Duration(m)*time.Minute))
+		counts = append(counts, gathered(t, registry, "podlace_sriov_claims_unattached"))
+	}
+	if diff := cmp.Diff([]float64{0, 0, 1, 1, 0}, counts); diff != "" {
+		t.Error(diff)
+	}
+	if n := strings.Count(l.log.String(), "no pod has attached a device"); n != 1 {
+		t.Errorf("logged %d times:\n%s", n, l.log)
+	}
+}
