@@ -191,6 +191,9 @@ func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) err
 		if err := d.settle(*dev); err != nil {
 			return err
 		}
+		if err := d.look(dev); err != nil { // it may have its former driver back
+			return err
+		}
 	}
 	check := func() error { return d.free(*p, fresh) }
 	change := func() error {
