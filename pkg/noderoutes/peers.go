@@ -213,12 +213,12 @@ func parsePodCIDR(text string) (netip.Prefix, error) {
 	case p != p.Masked():
 		return netip.Prefix{}, fmt.Errorf("podCIDR %s has host bits set: want %s", p, p.Masked())
 	case p.Bits() == 0:
-		return netip.Prefix{}, fmt.Errorf("podCIDR %s is all addresses of its family", p)
+		return netip.Prefix{}, fmt.Errorf("podCIDR %s covers all addresses of its family", p)
 	case p.Addr().BitLen()-p.Bits() < 2:
 		return netip.Prefix{}, fmt.Errorf("podCIDR %s has no room for a gateway and a pod", p)
 	}
 	if r, ok := ForPods(p); !ok {
-		return netip.Prefix{}, fmt.Errorf("podCIDR %s overlaps %s, whose addresses are not for pods", p, r)
+		return netip.Prefix{}, fmt.Errorf("podCIDR %s overlaps %s, which pods cannot use", p, r)
 	}
 	return p, nil
 }
