@@ -9,11 +9,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestClaims: of two nodes that claim the same, the older keeps it, and each other is named.
+// TestClaims checks that of two nodes with the same claim the older one keeps it, and that the younger one's error names it.
 func TestClaims(t *testing.T) {
 	const reason = ", which is older"
 	twin := node("b", 2, "10.1.2.0/24", "192.0.2.3")
-	twin.UID = "a" // before "uid-a"
+	twin.UID = "a" // sorts before "uid-a"
 	for _, c := range []struct {
 		what  string
 		nodes []Node
@@ -35,7 +35,7 @@ func TestClaims(t *testing.T) {
 			[]row{{"a", "10.1.0.0/24", "", "conflict", "overlaps podCIDR 10.1.0.0/24 of this node"}}},
 		{"this node's podCIDR, by an older", []Node{node("a", 1, "10.1.0.0/25", "192.0.2.2")},
 			[]row{{"a", "10.1.0.0/25", "", "conflict",
-				"overlaps podCIDR 10.1.0.0/24 of this node; that node is older, so the other nodes send there and not here"}}},
+				"overlaps podCIDR 10.1.0.0/24 of this node; that node is older, so the other nodes send to it and not to this one"}}},
 		{"holds this node's address", []Node{node("a", 1, "192.0.2.0/29", "198.51.100.2")},
 			[]row{{"a", "192.0.2.0/29", "", "refused", `holds the address 192.0.2.1 of node "self"`}}},
 		{"holds another's address, although that is refused",

@@ -16,7 +16,7 @@ func same() cmp.Options {
 		cmp.Comparer(func(a, b netip.Addr) bool { return a == b })}
 }
 
-// node returns a node object from its name, which day of 2026 it was made on, its podCIDRs and addresses.
+// node returns a node object with a name, a creation day in 2026, podCIDRs and addresses.
 func node(name string, day int, podCIDRs, addresses string) Node {
 	return Node{Name: name, UID: "uid-" + name, Created: time.Date(2026, 1, day, 0, 0, 0, 0, time.UTC), PodCIDRs: strings.Fields(podCIDRs),
 		Addresses: strings.Fields(addresses)}
@@ -24,7 +24,7 @@ func node(name string, day int, podCIDRs, addresses string) Node {
 
 func self() Node { return node("self", 10, "10.1.0.0/24 fd00:1::/64", "192.0.2.1 2001:db8::1") }
 
-// row is a peer without what the case is not about.
+// row is a peer reduced to the fields that the test compares.
 type row struct{ Name, PodCIDR, Gateway, State, Reason string }
 
 func rows(peers []Peer) (list []row) {
@@ -106,7 +106,7 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// TestPeerAddresses: what no route can lead to is left out.
+// TestPeerAddresses checks that addresses that no route can lead to are dropped.
 func TestPeerAddresses(t *testing.T) {
 	within := []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
 	for _, c := range []struct {
@@ -143,7 +143,7 @@ func TestPeerAddresses(t *testing.T) {
 	}
 }
 
-// TestSelf: this node's own object must be right as a whole.
+// TestSelf checks that this node's own object must be valid as a whole.
 func TestSelf(t *testing.T) {
 	for _, c := range []struct {
 		own  Node
@@ -154,9 +154,9 @@ func TestSelf(t *testing.T) {
 		{node("self", 1, "10.1.0.0/24", ""), `node "self": the node object has no address of type InternalIP`},
 		{node("self", 1, "10.1.0.0/24", "127.0.0.1"), `node "self": InternalIP "127.0.0.1" is no unicast address of a node`},
 		{node("self", 1, "10.1.0.0/24 ::/0", "192.0.2.1"), `node "self": podCIDR ::/0 covers all addresses of its family`},
-		{node("self", 1, "192.0.2.0/24", "192.0.2.1"), `node "self": podCIDR 192.0.2.0/24 holds the node's own address 192.0.2.1`},
+		{node("self", 1, "192.0.2.0/24", "192.0.2.1"), `node "self": podCIDR 192.0.2.0/24 contains the node's own address 192.0.2.1`},
 		{node("self", 1, "198.51.100.0/24", "192.0.2.1 198.51.100.9"),
-			`node "self": podCIDR 198.51.100.0/24 holds the node's own address 198.51.100.9`},
+			`node "self": podCIDR 198.51.100.0/24 contains the node's own address 198.51.100.9`},
 		{node("self", 1, "10.1.0.0/24 10.2.0.0/24", "192.0.2.1"), `want at most one of each family`},
 	} {
 		if _, _, err := Peers([]Node{c.own, node("a", 1, "10.1.2.0/24", "192.0.2.2")}, Config{Self: "self"}); err == nil ||
