@@ -227,7 +227,7 @@ func TestFailedRoute(t *testing.T) {
 	l.times.first = 2 * time.Second
 	free := l.blockNexthop("n2")
 	l.start()
-	l.await("the wait is told", func() bool { return l.says("node.json", "waits for routes that fail") })
+	l.await("the wait is told", func() bool { return l.says("node.json", "waits for failing routes") })
 	if _, err := os.Stat(nodefile.Path); err == nil || l.read("net.d/"+conflistName) != "" || l.status().Ready {
 		t.Error("node.json or the conflist came before the routes")
 	}
@@ -257,7 +257,7 @@ func TestConfigChanges(t *testing.T) {
 	}
 	l.put("config/config.json", strings.Replace(before, "{", "{\"offLink\": \"fabric\", \"mtu\": 1400, ", 1))
 	l.await("fabric", func() bool { return l.state("n8") == "fabric" && l.node().MTU == 1400 })
-	if l.says("configuration") || l.log.count("stays as it was") != 1 {
+	if l.says("configuration") || l.log.count("is wrong and is ignored") != 1 {
 		t.Error("the error is told again")
 	}
 	l.put("config/"+conflistName, strings.Replace(testConflist, "1.0.0", "1.1.0", 1))
@@ -285,7 +285,7 @@ func TestLaterConfig(t *testing.T) {
 		return slices.ContainsFunc(a.problems, func(p Problem) bool { return p.What == "configuration" && strings.Contains(p.Why, "apiServer") })
 	}
 	lines := l.log.count("the configuration has changed")
-	if lines != 1 || l.log.count("from the next start") != 1 || !told() || l.node().MTU != 1400 {
+	if lines != 1 || l.log.count("at the next start") != 1 || !told() || l.node().MTU != 1400 {
 		t.Errorf("%d lines about one change, told in the status %t, MTU %d", lines, told(), l.node().MTU)
 	}
 	l.put("config/config.json", strings.Replace(before, l.dir+"/net.d", "", 1)) // takes effect at the next start: no conflist

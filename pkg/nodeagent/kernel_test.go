@@ -75,7 +75,7 @@ func TestForeignDaemon(t *testing.T) {
 		kerneltest.Must(t, netlink.RouteDel(&netlink.Route{Dst: kernel.IPNet(netip.MustParsePrefix("10.244.2.0/24"))}))
 	}
 	removed := 0
-	for ; l.log.count("undoes again and again") == 0; time.Sleep(10 * time.Millisecond) {
+	for ; l.log.count("repeatedly undoes") == 0; time.Sleep(10 * time.Millisecond) {
 		if removed++; removed > 10*freeRepairs {
 			t.Fatal("it goes on for ever")
 		}
@@ -96,7 +96,7 @@ func TestForeignDaemon(t *testing.T) {
 	began := time.Now()
 	l.has(full(2, 3, 4))
 	t.Logf("a new node after %v", time.Since(began))
-	if l.log.count("undoes again and again") != 1 {
+	if l.log.count("repeatedly undoes") != 1 {
 		t.Error("want one line")
 	}
 }
