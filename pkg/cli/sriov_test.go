@@ -276,7 +276,7 @@ func TestSRIOVReset(t *testing.T) {
 	}
 	a := []string{flags[1], "0000:11:02.1"}
 	if status, _, stderr := run(append([]string{"sriov", "reset-function"}, a...)...); status == 0 ||
-		!strings.Contains(stderr, "it has the driver iavf: take it away first") {
+		!strings.Contains(stderr, "it has the driver iavf: unbind it first") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 }

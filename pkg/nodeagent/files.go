@@ -76,7 +76,7 @@ func (b *binaries) install() (replaced []string, err error) {
 		replaced = append(replaced, filepath.Join(b.to, p.to))
 	}
 	if found == 0 {
-		return nil, fmt.Errorf("install plugins: %s has none", b.from)
+		return nil, fmt.Errorf("install plugins: none is in %s", b.from)
 	}
 	return replaced, nil
 }

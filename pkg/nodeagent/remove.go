@@ -90,7 +90,7 @@ func (r *removal) awaitPods(ctx context.Context) error {
 		err := r.stopNew()
 		remain, notes, podErr := r.remaining()
 		if err = errors.Join(err, podErr); err == nil && len(remain) > 0 {
-			err = fmt.Errorf("pods still need Podlace, so it stays: %s (%d); delete them, or move them to another network",
+			err = fmt.Errorf("pods that still need Podlace, which therefore stays: %s (%d); delete them, or move them to another network",
 				strings.Join(remain, ", "), len(remain))
 		}
 		if err == nil {
@@ -100,7 +100,7 @@ func (r *removal) awaitPods(ctx context.Context) error {
 		text := strings.Join(append(notes, err.Error()), "\n")
 		if !r.wait {
 			r.say(notes...)
-			return fmt.Errorf("%w; then run the removal again", err)
+			return fmt.Errorf("%w; then remove again", err)
 		}
 		if text != r.told {
 			r.told = text

@@ -97,7 +97,7 @@ var parseErrors = []struct{ config, want string }{
 	{resource(`"api":"dra","vf":{"rebind":"yes"}`), `vf.rebind: "yes": want true or false`},
 	{resource(`"api":"dra","vf":{"mac":"02:00:00:00:00:01"}`), `vf.mac: all VFs of the class would have it: leave it to claims`},
 	{resource(`"api":"dra","vf":{"ips":["10.0.0.1"]}`), `vf.ips: all VFs of the class would have it: leave it to claims`},
-	{resource(`"api":"dra","vf":{"minTxRate":2,"maxTxRate":1}`), `vf: minTxRate 2 is more than maxTxRate 1`},
+	{resource(`"api":"dra","vf":{"minTxRate":2,"maxTxRate":1}`), `vf: minTxRate 2: more than maxTxRate 1`},
 	{resource(`"api":"dra","claimMay":{}`), `claimMay: an object: want a list`},
 	{resource(`"api":"dra","claimMay":[1]`), `claimMay[0]: 1: want a key, or an object of keys with their limits`},
 	{resource(`"api":"dra","claimMay":["vlann"]`), `claimMay[0]: "vlann": no such key; did you mean vlan?`},

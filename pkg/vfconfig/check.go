@@ -57,7 +57,7 @@ func (c *Config) relation(key string, name func(string) string, complete bool) e
 		}
 	case "maxTxRate":
 		if c.MinTxRate != nil && c.MaxTxRate != nil && *c.MaxTxRate != 0 && *c.MinTxRate > *c.MaxTxRate {
-			return fmt.Errorf("%s %d is more than %s %d", name("minTxRate"), *c.MinTxRate, name(key), *c.MaxTxRate)
+			return fmt.Errorf("%s %d: more than %s %d", name("minTxRate"), *c.MinTxRate, name(key), *c.MaxTxRate)
 		}
 	}
 	return nil
