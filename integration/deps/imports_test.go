@@ -40,7 +40,7 @@ func layers() [][]string {
 	}
 }
 
-// only says who may import a package, or a module with all its packages; nobody else does, but tests. Folders end in "/".
+// only says who may import a package, or a module with all its packages; only they and tests may. Folders end in "/".
 func only() map[string][]string {
 	return map[string][]string{
 		// The doors to the kernel. The sandbox has one of its own, to look at the state with other eyes than the code that made it.

@@ -63,7 +63,7 @@ func TestLife(t *testing.T) {
 	own := l.peer(1)
 	own.Spec.PodCIDRs = []string{"10.244.55.0/24"}
 	l.api.put(own)
-	l.await("node.json anew", func() bool { return fmt.Sprint(l.node().PodCIDRs) == "[10.244.55.0/24]" })
+	l.await("node.json again", func() bool { return fmt.Sprint(l.node().PodCIDRs) == "[10.244.55.0/24]" })
 	l.has([]string{"10.244.55.0/24", "10.244.77.0/24 192.0.2.254", "fd00:10:244:2::/64 2001:db8::2"})
 }
 

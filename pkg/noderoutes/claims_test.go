@@ -42,7 +42,7 @@ func TestClaims(t *testing.T) {
 			[]Node{node("a", 2, "198.51.100.0/24", "192.0.2.2"), node("b", 1, "::/0", "198.51.100.7")},
 			[]row{{"a", "198.51.100.0/24", "", "refused", `holds the address 198.51.100.7 of node "b"`},
 				{"b", "", "", "refused", "podCIDR ::/0 covers all addresses of its family"}}},
-		{"a younger node has addresses in podCIDRs of others", []Node{node("a", 1, "10.1.2.0/24", "192.0.2.2"),
+		{"a younger node has addresses in podCIDRs of other nodes", []Node{node("a", 1, "10.1.2.0/24", "192.0.2.2"),
 			node("b", 2, "10.1.3.0/24", "192.0.2.3"), node("c", 3, "10.1.4.0/24 fd00:4::/64", "10.1.2.7 10.1.3.7 2001:db8::4")},
 			[]row{{"a", "10.1.2.0/24", "192.0.2.2", "", ""}, {"b", "10.1.3.0/24", "192.0.2.3", "", ""},
 				{"c", "10.1.4.0/24", "", "refused", `its address 10.1.2.7 is in podCIDR 10.1.2.0/24 of node "a"` + reason},

@@ -58,7 +58,7 @@ func TestStale(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 		if r.Valid[a] != r.keptAny || r.keptAny && c.want {
-			t.Errorf("%s: among the valid: %v, spared: %v", name, r.Valid[a], r.keptAny)
+			t.Errorf("%s: among the valid: %v, kept: %v", name, r.Valid[a], r.keptAny)
 		}
 	}
 }

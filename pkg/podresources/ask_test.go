@@ -219,7 +219,7 @@ func TestNoKubelet(t *testing.T) {
 	}
 }
 
-// TestRestart: a kubelet that comes back is waited for: without socket, and with one that nobody listens at.
+// TestRestart: a kubelet that comes back is waited for: without socket, and with one that has no listener.
 func TestRestart(t *testing.T) {
 	for _, stale := range []bool{false, true} {
 		k := &kubelet{Kubelet: root(t), get: always(web("app", "a"))}

@@ -102,7 +102,7 @@ func (x *exchange) run() ([]byte, error) {
 	return x.answer()
 }
 
-// take acts on a frame. WINDOW_UPDATE, PRIORITY and types that nobody knows need nothing (section 5.5).
+// take acts on a frame. WINDOW_UPDATE, PRIORITY and unknown types are ignored (section 5.5).
 func (x *exchange) take(f frame) error {
 	if !x.greeted && (f.kind != frameSettings || f.flags&flagAck != 0) {
 		return fmt.Errorf("the first frame is of type %d: want SETTINGS, as HTTP/2 has", f.kind)
