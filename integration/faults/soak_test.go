@@ -53,7 +53,7 @@ type soak struct {
 	lan      *sandbox.Pod
 	actors   []*actor
 	pods     int // that live at the begin of a round
-	audits   int // steps between two looks at the whole node
+	audits   int // steps between two checks of the whole node
 	dir      string
 	title    string // of the step
 	again    string // how to run another test than TestSoak again

@@ -133,7 +133,7 @@ func TestBadVersion(t *testing.T) {
 	})
 }
 
-// TestVersion asks every plugin what it serves.
+// TestVersion runs VERSION of every plugin.
 func TestVersion(t *testing.T) {
 	for _, plugin := range harness.AllPlugins() {
 		t.Run(plugin, func(t *testing.T) {

@@ -116,7 +116,7 @@ func notFound(_ int, r *api.GetPodResourcesRequest) (*api.PodResources, error) {
 	return nil, fmt.Errorf("pod %s in namespace %s not found", r.GetPodName(), r.GetPodNamespace())
 }
 
-// TestUnknownPod: a pod that the kubelet does not have is told from one without devices, at once.
+// TestUnknownPod checks that an unknown pod gets another error than a pod without devices, without a retry.
 func TestUnknownPod(t *testing.T) {
 	none := func(int) ([]*api.PodResources, error) {
 		return []*api.PodResources{{Namespace: "shop", Name: "web-1"}}, nil
