@@ -239,13 +239,15 @@ func (k Kubelet) repeat(ctx context.Context, method string) ([]byte, error) {
 	}
 }
 
-// unsupported reports whether an error is from a kubelet that does not know Get (before 1.27), or whose feature gate KubeletPodResourcesGet is off (before 1.36).
+// unsupported reports whether an error is from a kubelet that does not know Get (before 1.27), or whose feature gate
+// KubeletPodResourcesGet is off (before 1.36).
 func unsupported(err error) bool {
 	var s *statusError
 	return errors.As(err, &s) && (s.code == codeUnimplemented || s.code == codeUnknown && strings.Contains(s.message, "method disabled"))
 }
 
-// unknown reports whether an error means that the kubelet does not have the pod: "pod web-0 in namespace shop not found", of code Unknown up to 1.37.
+// unknown reports whether an error means that the kubelet does not have the pod: "pod web-0 in namespace shop not found", of
+// code Unknown up to 1.37.
 func unknown(err error) bool {
 	var s *statusError
 	return errors.As(err, &s) && (s.code == codeNotFound || s.code == codeUnknown && strings.HasSuffix(s.message, " not found"))
