@@ -9,11 +9,11 @@
 #   cluster.sh up DIR            the same in the background
 #   cluster.sh down DIR          end what `up` started
 #   cluster.sh exec DIR WHERE CMD..   run a command in plane, node1, node2, node3, outside or router; kubectl is in plane's PATH
-#   cluster.sh reboot DIR NODE   end a node as a power failure does, and start it anew: its memory and network are empty, its disk stays
+#   cluster.sh reboot DIR NODE   end a node as a power failure does, and restart it: its memory and network are empty, its disk stays
 #   cluster.sh byhand DIR        make the nodes Ready without an agent, to compare: plugins, node.json, routes and the conflist
 #
 # DIR is a folder of the caller, absolute. Read from it: images/*.tar, for all nodes. Written to it: a folder for each machine, with its
-# logs, and keys and tokens that are made anew for each cluster.
+# logs, and keys and tokens that are new for each cluster.
 #
 # KUBERNETES   folder of Kubernetes' programs and etcd (scripts/programs.sh makes one), needed by run and exec
 # CONTAINERD   containerd of the nodes (default: that in PATH); CRIO as for node.sh, for node3 alone
@@ -166,7 +166,7 @@ lan() {
   until wait; do :; done # a signal interrupts it
 }
 
-# boot ends the machine that the file names, and starts it anew.
+# boot ends the machine that the file names, and restarts it.
 boot() {
   local n
   n=$(cat "$dir/reboot")
@@ -179,7 +179,7 @@ boot() {
   rm "$dir/reboot"
 }
 
-# reboot NODE waits until the node starts anew.
+# reboot NODE waits until the node restarts.
 reboot() {
   local pid
   pid=$(cat "$dir/pid" 2>/dev/null) || die "no cluster runs in $dir"
@@ -193,7 +193,7 @@ reboot() {
   die "$1 did not reboot"
 }
 
-# plane_route NODE lets the API server reach the node's pods. Through the router nobody else does.
+# plane_route NODE lets the API server reach the node's pods. Other machines do not reach them through the router.
 plane_route() {
   local c f
   for c in $(cidrs_of "$1"); do

@@ -112,7 +112,7 @@ finish() {
 join() {
 	for at in $(hierarchies | cut -d' ' -f2); do
 		mkdir "$at/$group"
-		for f in cpuset.cpus cpuset.mems; do # empty in a new v1 group, and then nobody can join
+		for f in cpuset.cpus cpuset.mems; do # empty in a new v1 group, and then no process can join
 			if [ -e "$at/$f" ]; then cat "$at/$f" >"$at/$group/$f"; fi
 		done
 		echo $$ >"$at/$group/cgroup.procs"

@@ -126,7 +126,7 @@ type hostPort struct {
 	samples []time.Duration
 }
 
-// hostPortOf makes a node of its own with so many ports of others, and the pod, which accepts whatever comes.
+// hostPortOf makes a node of its own with so many ports of other pods, and a pod that accepts all connections.
 func (n nodes) hostPortOf(side side, backend string, beside others) (*hostPort, error) {
 	name := fmt.Sprintf("connect-%s-%d-%d", side.name, beside.count, beside.each)
 	clone := backend == "iptables" && beside.each == 1

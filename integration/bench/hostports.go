@@ -54,7 +54,7 @@ func portsNode(c *chain) error {
 	})
 }
 
-// measurePorts runs portmap by itself: one port and many, on an empty node and beside the ports of others.
+// measurePorts runs portmap by itself: one port and many, on an empty node and beside the ports of other pods.
 func (r *report) measurePorts(o options, n nodes) {
 	count := o.scaled(otherPorts)
 	entries := map[string]*entry{}
@@ -90,7 +90,7 @@ func (r *report) measurePorts(o options, n nodes) {
 	r.addAbsolute("portmap DEL of one port, over no port", delBar, overNothing(entries, besideNone, verbDel))
 	r.addAbsolute(fmt.Sprintf("portmap ADD of %d ports, over no port", manyPorts), manyBar, overNothing(entries, "200 ports", verbAdd))
 	for _, verb := range []string{verbAdd, verbDel} {
-		r.addGrowth(fmt.Sprintf("portmap %s, %s hostPorts of others", verb, thousands(count)), portsBar, r.compare(entries, verb))
+		r.addGrowth(fmt.Sprintf("portmap %s, %s hostPorts of other pods", verb, thousands(count)), portsBar, r.compare(entries, verb))
 	}
 }
 

@@ -66,7 +66,7 @@ func TestPassed(t *testing.T) {
 	r.addBeginning(l)
 	r.addCosts(l)
 	if len(r.Limits) != 2 || len(r.Loads) != 2 {
-		t.Error("rows that nobody wants")
+		t.Error("unwanted rows")
 	}
 }
 

@@ -40,7 +40,7 @@ type times struct {
 	P95 float64 `json:"p95"`
 }
 
-// target is a bar and how it was met. Bar and verdict are empty where there is none.
+// target is a required value and the verdict. Both are empty if a row has no requirement.
 type target struct {
 	Ratio   float64 `json:"ratio,omitempty"`
 	Bar     string  `json:"bar,omitempty"`

@@ -47,7 +47,7 @@ func newEntry(side string, c contender) *entry {
 	return e
 }
 
-// race runs the rounds of one scenario. Every second round goes backwards, so that nobody always follows the same
+// race runs the rounds of one scenario. Every second round goes backwards, so that no program always follows the same
 // neighbour. Who fails once is out, and its error is kept.
 func race(entries []*entry, rounds int) {
 	for round := range rounds + warmUp {

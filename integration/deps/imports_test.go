@@ -40,10 +40,10 @@ func layers() [][]string {
 	}
 }
 
-// only says who may import a package, or a module with all its packages; nobody else does, but tests. Folders end in "/".
+// only says who may import a package, or a module with all its packages; only they and tests may. Folders end in "/".
 func only() map[string][]string {
 	return map[string][]string{
-		// The doors to the kernel. The sandbox has one of its own, to look at the state with other eyes than the code that made it.
+		// Packages with kernel access. The sandbox has its own, so that it does not check the product's code with that same code.
 		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/sandbox", "integration/harness"},
 		"github.com/google/nftables":     {"pkg/nft", "pkg/kernel/kerneltest", "pkg/reference", "pkg/bridge", "pkg/portmap"},
 		"github.com/mdlayher/netlink":    {"pkg/nft"},
@@ -80,7 +80,7 @@ func only() map[string][]string {
 		"github.com/containernetworking/cni/libcni":     {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/invoke": {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
-		// The faces to Kubernetes, and nothing below them.
+		// Only the packages that talk to Kubernetes.
 		"k8s.io":                              {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
 		"sigs.k8s.io":                         {"pkg/cli"},      // manifests in YAML
 		"go.yaml.in/yaml":                     {"pkg/validate"}, // with their lines

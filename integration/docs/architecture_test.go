@@ -305,7 +305,7 @@ func TestWhere(t *testing.T) {
 	}
 }
 
-// TestDecisions holds the records of decisions to their form.
+// TestDecisions checks the form of the decision records.
 func TestDecisions(t *testing.T) {
 	records := strings.Split(read(t, decisions), "\n### ")
 	for n, record := range records[1:] {

@@ -28,7 +28,7 @@ var itemID = regexp.MustCompile(`\b[CFSLV]-\d{2,3}\b`)
 var itemRow = regexp.MustCompile(`(?m)^\| ([CFSLV]-\d{2,3}) \| (.*?) \| (.*?) ?\|$`)
 
 // TestConformance compares the table with the tests, both ways: an item without a test fails, and so does a test whose item is not
-// listed. With -update it writes the table anew, with a row for each item that a test carries; rules stay.
+// listed. With -update it rewrites the table, with a row for each item that a test carries; rules stay.
 func TestConformance(t *testing.T) {
 	text, found := read(t, conformance), itemTests(t)
 	if *update {
@@ -57,7 +57,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// withItems returns the document with the table written anew, sorted. An item that no test carries keeps its row, so that it is told.
+// withItems returns the document with the table rewritten and sorted. An item without a test keeps its row, so that it is reported.
 func withItems(text string, found map[string][]string) string {
 	rules := map[string]string{}
 	for id := range found {

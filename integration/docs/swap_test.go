@@ -16,7 +16,7 @@ import (
 )
 
 // TestSwapUnderLoad (F-43): while pods come and go in parallel, the programs are replaced by those of the other set over and over, as
-// scripts/install.sh does it. No verb fails, and whoever adds and whoever deletes, a rollback finds what is left.
+// scripts/install.sh does it. No verb fails, whichever of the two adds and deletes, and a rollback finds the remaining pods.
 func TestSwapUnderLoad(t *testing.T) {
 	reference := needReference(t)
 	for _, backends := range []string{"iptables", "nftables"} {

@@ -150,7 +150,7 @@ func once(pod *sandbox.Pod, address, want string) error {
 	return exchange(c, want)
 }
 
-// stream is traffic of a pod that goes on: one connection for each family that never breaks, and new ones beside it.
+// stream is continuous traffic of a pod: one lasting connection for each family, and new short ones.
 type stream struct {
 	t      *testing.T
 	rounds atomic.Int64

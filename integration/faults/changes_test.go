@@ -11,7 +11,7 @@ import (
 )
 
 // tolerates tells a change whose failure is logged and fails nothing: stale UDP connections end by themselves, and without nftables the
-// iptables backend goes without 127.0.0.1. Which address comes next is a preference. The index of the leases is made anew from them when it
+// iptables backend goes without 127.0.0.1. Which address comes next is a preference. The index of the leases is rebuilt from them when it
 // could not be written; ADD alone says so, and gives its leases back. So
 // it is with the note in a record of what DEL has done.
 func (c call) tolerates(change string) bool {
@@ -106,7 +106,7 @@ func TestAddAfterFault(t *testing.T) {
 // TestDel (C-53, F-11, F-31): after a DEL that failed anywhere the next one finishes, and no error is one that runtimes take for success.
 func TestDel(t *testing.T) { testRemoval(t, "DEL") }
 
-// TestGC (F-11): the same for GC, which deletes the pod because nobody said that it is still there.
+// TestGC (F-11): the same for GC, which deletes the pod because the list of valid attachments lacks it.
 func TestGC(t *testing.T) { testRemoval(t, "GC") }
 
 func testRemoval(t *testing.T, verb string) {
@@ -124,7 +124,7 @@ func testRemoval(t *testing.T, verb string) {
 				w.addOld(i + 1)
 				w.fault(c, n)
 				c.ok(w)
-				if s.plugin == "sriov" { // which has nothing to ask host-local for any more; the next pod makes its index anew
+				if s.plugin == "sriov" { // which has nothing to ask host-local for any more; the next pod rebuilds the index
 					w.add(1)
 					w.del(1)
 				}

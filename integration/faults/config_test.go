@@ -47,7 +47,7 @@ func testDelAfterEdit(t *testing.T) {
 		},
 		"no masquerade":         func(o object) { delete(first(o), "ipMasq") },
 		"no IPAM":               func(o object) { delete(first(o), "ipam") },
-		"another IPAM plugin":   func(o object) { first(o)["ipam"] = object{"type": "nobody"} },
+		"another IPAM plugin":   func(o object) { first(o)["ipam"] = object{"type": "no-such-plugin"} },
 		"another data folder":   func(o object) { first(o)["ipam"].(map[string]any)["dataDir"] = "/var/lib/elsewhere" },
 		"values that are wrong": func(o object) { first(o)["mtu"], first(o)["vlan"] = -5, 70000 },
 		"another version":       func(o object) { o["cniVersion"] = "0.4.0" },
@@ -66,7 +66,7 @@ func testDelAfterEdit(t *testing.T) {
 			var errs []error
 			for i := range 3 {
 				if i > 0 && title == "another IPAM plugin" {
-					break // the record is gone, and nobody else knows what that plugin would have to give back
+					break // the record is gone, and only it names what that plugin must release
 				}
 				_, err := n.Do("DEL", rt, nil)
 				errs = append(errs, err)
@@ -290,7 +290,7 @@ func testLockFileRemoved(t *testing.T) {
 	s.Report(t)
 }
 
-// testLockHeld: whoever holds the lock of an attachment, and stands still, stops that one alone, and not for ever.
+// testLockHeld checks that a process that holds the lock of an attachment blocks only that attachment, and not for ever.
 func testLockHeld(t *testing.T) {
 	s := newSweep(t, "nftables")
 	s.Points++

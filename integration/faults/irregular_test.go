@@ -42,7 +42,7 @@ var irregular = map[string]func(path string) error{
 	},
 }
 
-// elsewhere makes what the links lead to, and returns a check that nothing was written there.
+// elsewhere creates the targets of the links, and returns a check that nothing was written to them.
 func elsewhere(t *testing.T) (untouched func() error) {
 	t.Helper()
 	const dir = "/run/podlace-elsewhere"

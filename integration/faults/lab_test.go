@@ -65,7 +65,7 @@ func (s *sweep) tryAct(act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error)
 	return err
 }
 
-// indexKnowsLess tells of a part of the index that could not be read, and was made anew from the leases: they do not name the pods.
+// indexKnowsLess is the part of the index that could not be read and was rebuilt from the leases, which do not name the pods.
 func indexKnowsLess(difference string) bool {
 	return regexp.MustCompile(`/\.podlace/chain/[0-9a-f]{3} changed: `).MatchString(difference)
 }

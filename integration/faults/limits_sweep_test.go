@@ -141,7 +141,7 @@ func (s *limitsSweep) killed(e *faultExec) error {
 	return err
 }
 
-// bounded wants of each direction the old limit or the new one, and either of them when both are limits: never none.
+// bounded checks that each direction has the old or the new limit, and is never unlimited if both are limits.
 func (s *limitsSweep) bounded() error {
 	got, err := s.InEffect()
 	if err != nil {

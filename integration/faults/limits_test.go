@@ -31,7 +31,7 @@ func (w world) limits(failAt int, flags ...string) (changes []string, out string
 func TestLimits(t *testing.T) {
 	w := newWorld(t, fullChain("nftables")[2:])
 	result := w.add(1)
-	otherMAC := regexp.MustCompile(`^host: link bwp\w+ changed: mac \S+ -> \S+$`) // of a device that was made anew
+	otherMAC := regexp.MustCompile(`^host: link bwp\w+ changed: mac \S+ -> \S+$`) // of a recreated device
 	before := w.take()
 	for _, flags := range [][]string{{"--ingress", "5M", "--egress", "6M"}, {"--ingress", "none"}, {"--egress", "none"},
 		{"--ingress", "none", "--egress", "none"}} {

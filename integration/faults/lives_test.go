@@ -38,7 +38,7 @@ type lives struct {
 	usual   map[string]outcome
 
 	number, failed, killed int
-	dirty, after, refused  int // after: pods that got a VF which nobody had brought home
+	dirty, after, refused  int // after: pods that got a VF before its restoration
 }
 
 // life is one pod.
@@ -52,7 +52,7 @@ type life struct {
 }
 
 // TestLives (F-31, F-34, F-36, S-30): a hundred pods, with FAULTS=all a thousand, of which every twentieth call fails at some change of the
-// system and every twentieth is killed there. DELs come again, late, without a namespace, after it, or never. Whoever gets a VF finds it
+// system and every twentieth is killed there. DELs come again, late, without a namespace, after it, or never. Each pod finds its VF
 // as the admin left it, and so does the node at the end. kerneltest.Random draws.
 func TestLives(t *testing.T) {
 	l := newLives(t)
@@ -71,7 +71,7 @@ func TestLives(t *testing.T) {
 		l.finish(of)
 	}
 	l.collect()
-	fmt.Fprintf(t.Output(), "%d lives, %d calls failed by injection, %d killed, %d pods got a VF that nobody had brought home; %d dirty VFs\n",
+	fmt.Fprintf(t.Output(), "%d lives, %d calls failed by injection, %d killed, %d pods got a VF before its restoration; %d dirty VFs\n",
 		l.number, l.failed, l.killed, l.after, l.dirty)
 	fmt.Fprintf(t.Output(), "figures: points=%d leaks=%d duplicates=0 next=%d failed=%d\n", l.failed+l.killed, l.dirty, l.after, l.refused)
 	if l.failed+l.killed < total/40 || l.after < total/40 {

@@ -160,7 +160,7 @@ func (m *model) judge(number, actor int, steps []move) string {
 	case address != "" && !m.attached[actor] && !slices.Contains(adds, address):
 		m.t.Errorf("round %d: %d has %s, which no ADD of it returned: %q", number, actor, address, adds)
 	case address == "" && removals+may == 0 && (m.attached[actor] || len(adds) > 0):
-		m.t.Errorf("round %d: %d is gone, which nobody asked for", number, actor)
+		m.t.Errorf("round %d: %d is gone without a DEL", number, actor)
 	case address != "" && removals > 0 && len(adds) == 0:
 		m.t.Errorf("round %d: %d is still there after DEL", number, actor)
 	}

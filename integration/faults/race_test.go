@@ -187,7 +187,7 @@ func testNameTaken(t *testing.T) {
 	s.Report(t)
 }
 
-// testChurn: every dump of links is interrupted by changes of others.
+// testChurn: every dump of links is interrupted by changes of other programs.
 func testChurn(t *testing.T) {
 	s := newSweep(t, "nftables")
 	stop := make(chan struct{})

@@ -16,12 +16,12 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestFaultSignal: whoever ends a plugin politely gets all or nothing.
+// TestFaultSignal checks that a plugin that gets a signal completes or undoes its work.
 func TestFaultSignal(t *testing.T) {
 	for _, verb := range []string{"ADD", "DEL"} {
 		t.Run("F-46 SIGTERM, SIGINT, SIGHUP at any point of "+verb, func(t *testing.T) { signalEverywhere(t, verb) })
 	}
-	t.Run("F-46 SIGPIPE: nobody reads the result", testBrokenPipe)
+	t.Run("F-46 SIGPIPE: the result is not read", testBrokenPipe)
 }
 
 // signalEverywhere: an ADD that was asked to end succeeds or leaves nothing, without a DEL; a DEL finishes.
@@ -65,7 +65,7 @@ func signals() []syscall.Signal {
 	return []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
 }
 
-// testBrokenPipe: an ADD whose result reaches nobody leaves nothing; neither does an error.
+// testBrokenPipe checks that an ADD whose result or error cannot be written leaves nothing.
 func testBrokenPipe(t *testing.T) {
 	y := harness.Tally{}
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {

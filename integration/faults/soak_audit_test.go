@@ -52,7 +52,7 @@ func (s *soak) settle() {
 }
 
 // remake is CHECK of all pods. One that has lost a record may have lost by a flush what only the record names: its CHECK fails then, as
-// CRI-O's does at a restart, and the kubelet makes the pod anew.
+// CRI-O's does at a restart, and the kubelet recreates the pod.
 func (s *soak) remake() {
 	s.Helper()
 	live := s.live()

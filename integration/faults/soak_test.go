@@ -53,7 +53,7 @@ type soak struct {
 	lan      *sandbox.Pod
 	actors   []*actor
 	pods     int // that live at the begin of a round
-	audits   int // steps between two looks at the whole node
+	audits   int // steps between two checks of the whole node
 	dir      string
 	title    string // of the step
 	again    string // how to run another test than TestSoak again
@@ -222,7 +222,7 @@ func (s *soak) report(kinds []kind, all bool) {
 			s.Errorf("no step did this: %s", k.name)
 		}
 	}
-	fmt.Fprintf(s.Output(), "%d steps (order %08x), %d lives, %d plugins killed, %d pods made anew; %s\n", s.step, s.order.Sum32(), s.lives, s.killed,
+	fmt.Fprintf(s.Output(), "%d steps (order %08x), %d lives, %d plugins killed, %d pods recreated; %s\n", s.step, s.order.Sum32(), s.lives, s.killed,
 		s.remade, strings.Join(counts, ", "))
 	if s.Failed() {
 		s.Log(s.replay())

@@ -267,7 +267,7 @@ func (s *sweep) follow(k kill, pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 	return err
 }
 
-// collect runs GC with a cache that knows nobody: libcni itself would send DEL for what it knows.
+// collect runs GC with an empty cache: libcni itself would send DEL for what it knows.
 func (s *sweep) collect(alive ...string) error {
 	n, err := harness.OpenNetwork(s.conflist, s.dir+"/none", nil)
 	if err == nil {

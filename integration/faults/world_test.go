@@ -62,13 +62,13 @@ type world struct {
 	*testing.T
 	chain chain
 	pod   *sandbox.Pod
-	prev  []byte // of a main plugin of others
+	prev  []byte // of a foreign main plugin
 	opt   sandbox.Options
 	base  *sandbox.Snapshot // before the pod's first ADD
 }
 
 // newWorld runs the whole chain for another pod first: the bridge and the tables that all pods share stay on the node. A chain that
-// begins with a chained plugin finds pods that a main plugin of others has connected.
+// begins with a chained plugin finds pods that a foreign main plugin has connected.
 func newWorld(t *testing.T, c chain) world {
 	t.Helper()
 	first := world{T: t, chain: c, pod: kerneltest.NewPod(t)}

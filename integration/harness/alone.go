@@ -16,7 +16,7 @@ import (
 // Alone is an interface of a pod that some main plugin has connected, and whose link stays whatever bandwidth does.
 type Alone struct {
 	Pod          *sandbox.Pod
-	ifname, link string // the pod's end and the node's
+	ifname, link string // the pod side and the host side
 	InPod, Node  string // their addresses
 }
 

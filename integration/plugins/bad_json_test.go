@@ -75,7 +75,7 @@ func TestGoodTrickle(t *testing.T) {
 	f.Oracle.Clean(t, "trickle")
 }
 
-// TestGoodClosedStdout lets nobody read the result: one DEL must clean up.
+// TestGoodClosedStdout closes stdout: one DEL must clean up.
 func TestGoodClosedStdout(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		r, w, err := os.Pipe()
@@ -133,7 +133,7 @@ func TestBadVersion(t *testing.T) {
 	})
 }
 
-// TestVersion asks every plugin what it serves.
+// TestVersion runs VERSION of every plugin.
 func TestVersion(t *testing.T) {
 	for _, plugin := range harness.AllPlugins() {
 		t.Run(plugin, func(t *testing.T) {

@@ -88,7 +88,7 @@ func badIPAM() []badValue {
 		bad("subnet with host bits", "", ranges("subnet", "10.70.0.1/24")...),
 		bad("subnet with leading zeros", "", ranges("subnet", "010.70.0.0/24")...),
 		bad("subnet /31 with host bits", "host bits", ranges("subnet", "10.70.0.1/31")...),
-		bad("the node's CIDR, which nobody wrote down", "/run/podlace/node.json", ranges("subnet", "usePodCidr")...),
+		bad("the node's CIDR, which no file has", "/run/podlace/node.json", ranges("subnet", "usePodCidr")...),
 		bad("start outside", "rangeStart", ranges("subnet", "10.70.0.0/24", "rangeStart", "10.71.0.1")...),
 		bad("end outside", "rangeEnd", ranges("subnet", "10.70.0.0/24", "rangeEnd", "10.70.1.1")...),
 		bad("start after end", "", ranges("subnet", "10.70.0.0/24", "rangeStart", "10.70.0.9", "rangeEnd", "10.70.0.8")...),

@@ -182,7 +182,7 @@ func TestCheckTells(t *testing.T) {
 	}
 }
 
-// broken attaches a pod, breaks it, and wants CHECK to tell.
+// broken attaches a pod, damages its state, and requires that CHECK reports the damage.
 func (n node) broken(b breakage) {
 	n.Helper()
 	h := n.attach("tells")

@@ -19,12 +19,12 @@ import (
 type blocked struct {
 	title string
 	call  harness.Call
-	free  bool // the lock keeps nobody from it: chains in nf_tables go without iptables
+	free  bool // the lock does not prevent it: nf_tables chains are deleted without iptables
 	out   harness.Outcome
 	err   error
 }
 
-// TestDelBounded: whoever holds a lock, or does not answer, DEL ends in time (callLimit), says that it is to be tried again, and keeps
+// TestDelBounded checks that DEL ends in time while a lock is held or a program does not answer (callLimit), says that it is to be tried again, and keeps
 // what the next DEL needs. All wait at the same time.
 func TestDelBounded(t *testing.T) {
 	locked, busy := newNode(t, "locked", 130, "nftables"), newNode(t, "busy", 131, "nftables")

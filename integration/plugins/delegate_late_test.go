@@ -37,7 +37,7 @@ func TestFaultLate(t *testing.T) {
 	}
 }
 
-// late kills the bridge as soon as its IPAM plugin runs, and calls DEL. Once that has come back, nobody may allocate any more.
+// late kills the bridge as soon as its IPAM plugin runs, and calls DEL. After DEL has returned, no process may allocate an address.
 func (s *stub) late(t *testing.T, y *harness.Tally, script string) {
 	t.Helper()
 	started, lease := filepath.Join(s.dir, "started"), s.path()+".lease"

@@ -110,7 +110,7 @@ func TestDelegateGC(t *testing.T) {
 	s.call("ADD").Run(t).OK(t)
 	attached, fresh := object{"containerID": s.f.Attached.Name, "ifname": "eth0"}, object{"containerID": s.f.Fresh.Name, "ifname": "eth0"}
 	conf := s.conf().With("cni.dev/valid-attachments", []any{attached})
-	gc := s.call("GC").With("CNI_CONTAINERID", "", "CNI_NETNS", "", "CNI_ARGS", "K8S_POD_NAME=nobody")
+	gc := s.call("GC").With("CNI_CONTAINERID", "", "CNI_NETNS", "", "CNI_ARGS", "K8S_POD_NAME=unknown")
 	passed := func(want ...any) {
 		t.Helper()
 		var got []object
@@ -193,7 +193,7 @@ func TestDelegateMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for title, c := range harness.InOrder(map[string]harness.Call{
-		"not there":      s.call("ADD").Config(s.conf().With("ipam.type", "nobody")),
+		"not there":      s.call("ADD").Config(s.conf().With("ipam.type", "no-such-plugin")),
 		"no CNI_PATH":    s.call("ADD").With("CNI_PATH", ""),
 		"not executable": s.call("ADD").Config(s.conf().With("ipam.type", "text")),
 		"a folder":       s.call("ADD").Config(s.conf().With("ipam.type", "folder")),

@@ -84,7 +84,7 @@ func speak(t testing.TB, on *sandbox.Pod, addresses ...string) {
 	}
 }
 
-// question is who shall answer at an address; nobody if that is "".
+// question is the pod that must answer at an address; "" if none may.
 type question struct {
 	from    *sandbox.Pod
 	address string

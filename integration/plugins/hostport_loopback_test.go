@@ -47,7 +47,7 @@ func TestLoopbackFromOutside(t *testing.T) {
 	})
 }
 
-// closed: the node reaches all, and nobody else does.
+// closed: only the node reaches all.
 func (c crossing) closed(t *testing.T) {
 	t.Helper()
 	answers(t, "8080 8081", question{nil, "127.0.0.1", c.web.Name})

@@ -16,7 +16,7 @@ import (
 // none but the one of markMasqBit, with iptables. Connections get none.
 func TestMarks(t *testing.T) {
 	harness.Program(t, "nft")
-	harness.Shell(t, "nft flush ruleset") // chains of earlier pods masquerade whoever has their mark
+	harness.Shell(t, "nft flush ruleset") // chains of earlier pods masquerade all packets with their mark
 	for _, x := range []struct {
 		title, backend, keys string
 		own                  uint32

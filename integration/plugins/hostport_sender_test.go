@@ -60,7 +60,7 @@ func startSender(t *testing.T, from *sandbox.Pod, title, address string) *sender
 	return s
 }
 
-// send repeats what was not sent: where nobody listens, the next datagram is told of it instead of being sent.
+// send repeats what was not sent: without a listener, the next datagram gets the ICMP error instead of being sent.
 func (s *sender) send(text string) (err error) {
 	for range 100 {
 		if _, err = s.Write([]byte(text)); err == nil || errors.Is(err, net.ErrClosed) {

@@ -74,7 +74,7 @@ func (c crossing) portOfOthers(t *testing.T, taken bool) {
 }
 
 // TestHostIP (S-28): a pod has the addresses of the node that its hostIP names. One that names an address comes before one that has all of
-// its family, whoever came first; who has all shares them with nobody.
+// its family, in any order; a pod that has all addresses shares them with no other.
 func TestHostIP(t *testing.T) {
 	eachCrossing(t, harness.HostPort(), func(t *testing.T, c crossing) {
 		for _, x := range []struct{ title, all, four, six string }{
@@ -165,7 +165,7 @@ func (c crossing) bothOfOne(t *testing.T) {
 			defer server.Close()
 			harness.Reach(t, nil, net.JoinHostPort(families()[0].near, "8080"), c.web)
 			if got, err := harness.Dial(c.lan, harness.NodeV4+":8080", harness.TrafficLimit); !errors.Is(err, unix.ECONNREFUSED) {
-				t.Errorf("nobody listens at the pod's port 81, and %q answers: %v", got, err)
+				t.Errorf("no process listens at the pod's port 81, and %q answers: %v", got, err)
 			}
 		})
 	}

@@ -181,7 +181,7 @@ func earlier(t *testing.T, data, boot []byte) []byte {
 	return data
 }
 
-// TestLeftAlone: plugins of others are told, and their attachments stay. A network whose configuration is gone is cleaned.
+// TestLeftAlone checks that foreign plugins are reported and their attachments stay. A network whose configuration is gone is cleaned.
 func TestLeftAlone(t *testing.T) {
 	harness.Need(t, "podlace")
 	c := newCollector(t)

@@ -22,7 +22,7 @@ func vfRanges() []any {
 		[]any{object{"subnet": "fd00:61::/64", "rangeStart": "fd00:61::100"}}}
 }
 
-// TestVFIPAM: VFs have addresses of any IPAM plugin: the one built in with several ranges, the reference's static, and one of others, which
+// TestVFIPAM: VFs have addresses of any IPAM plugin: the one built in with several ranges, the reference's static, and a foreign one, which
 // stands for whereabouts and the like. Each interface has addresses of its own, the pod's lease is not touched, and nothing is left.
 func TestVFIPAM(t *testing.T) {
 	harness.Need(t, "bridge", "sriov", "host-local")
@@ -40,7 +40,7 @@ func TestVFIPAM(t *testing.T) {
 		"static": {object{"type": "static", "addresses": []any{object{"address": "198.51.100.9/24"}, object{"address": "fd00:61::9/64"}},
 			"routes": routes},
 			[]string{"198.51.100.9/24", "fd00:61::9/64"}, 1, []string{"chained", "main"}},
-		"of others": {object{"type": "others-ipam", "ranges": vfRanges(), "routes": routes}, []string{"198.51.100.2/29", "fd00:61::100/64"}, 2,
+		"foreign": {object{"type": "others-ipam", "ranges": vfRanges(), "routes": routes}, []string{"198.51.100.2/29", "fd00:61::100/64"}, 2,
 			[]string{"chained", "main"}},
 	}) {
 		for _, use := range x.uses {
@@ -69,7 +69,7 @@ func TestVFIPAM(t *testing.T) {
 	}
 }
 
-// foreignIPAM returns a folder with static of the reference, and its host-local under a name that nobody knows.
+// foreignIPAM returns a folder with static of the reference, and its host-local under an unknown name.
 func foreignIPAM(t *testing.T) (dir string) {
 	t.Helper()
 	reference := harness.ReferenceDir()
@@ -85,7 +85,7 @@ func foreignIPAM(t *testing.T) (dir string) {
 	return dir
 }
 
-// hasAddresses takes a pod through its life. Whoever asks later gets later addresses, but from static.
+// hasAddresses takes a pod through its life. Later pods get later addresses, except from static.
 func (l vfNode) hasAddresses(t *testing.T, use string, want []string, vfs int) {
 	t.Helper()
 	rt := harness.Attachment(l.web, l.web.Name, nil)

@@ -127,7 +127,7 @@ func (l vfNode) complete(t *testing.T, result object) {
 func TestVFsByCRIO(t *testing.T) {
 	harness.Program(t, "ip")
 	both(t, func(t *testing.T, l vfNode) {
-		l.Must(t, "GC", nil) // of nobody: the list is null
+		l.Must(t, "GC", nil) // without attachments: the list is null
 		l.Must(t, "STATUS", nil)
 		rt := harness.Attachment(l.web, l.web.Name, crioCaps())
 		l.complete(t, l.Must(t, "ADD", rt))

@@ -3,7 +3,7 @@
 // Command sim is a node that pods with VFs come to and leave, as many as it takes to tell how good a choice of VFs is: the kubelet's own,
 // which is any, and those of the device plugin. The kubelet's part is a port (package kubelet here), ours is pkg/pool itself.
 //
-// Pods come at random times (Poisson), want 1, 2, 4 or 8 VFs (60, 25, 10 and 5 %) in one container, and live exponentially long. Whoever
+// Pods come at random times (Poisson), want 1, 2, 4 or 8 VFs (60, 25, 10 and 5 %) in one container, and live exponentially long. A pod that
 // does not find enough free VFs is gone, so that all choices see the same pods at the same times. Each seed is a run of its own; what is
 // printed are means of the runs and their confidence intervals of 95 % (Student's t). The same flags print the same.
 package main

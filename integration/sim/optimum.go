@@ -19,7 +19,7 @@ func (d demand) with(vfs int) demand {
 }
 
 // fits reports whether these pods could all run, each with its VFs (and the CPUs for these) near one of so many equal NUMA nodes, if they
-// were placed anew. That is more than any kubelet can do, which moves no pod: a refusal of pods that fit here could have been avoided by
+// were placed again. That is more than any kubelet can do, which moves no pod: a refusal of pods that fit here could have been avoided by
 // who knew all that was to come, at best; of pods that do not fit here it could not.
 //
 // It is exact: the largest go first, and as each size is a multiple of the next smaller one, it makes no difference to the room for those

@@ -40,7 +40,7 @@ func measures() [measureCount]measure {
 		nearCPUs:        {"VFs and CPUs near one node, % of pods", 1, false},
 		full:            {"too few VFs free, % of pods", 2, true},
 		refused:         {"refused with enough VFs free, % of pods", 2, true},
-		avoidable:       {"of these avoidable by placing all pods anew, % of pods", 2, true},
+		avoidable:       {"of these avoidable by placing all pods again, % of pods", 2, true},
 		largestOnNode:   {"free VFs near one node, %", 1, false},
 		largestOnPF:     {"free VFs of one PF, %", 1, false},
 		wholePF:         {"8 of one PF, when 8 are free, %", 1, false},

@@ -61,7 +61,7 @@ func (g *GC[T]) fail(rec Record, err error) {
 	if rec.Pod != "" {
 		of = "pod " + rec.Pod + ", " + of
 	}
-	g.r.Spare(rec.Attachment()) // the rest of its state still uses its addresses
+	g.r.KeepAttachment(rec.Attachment()) // the rest of its state still uses its addresses
 	g.errs = append(g.errs, fmt.Errorf("%s: %w", of, err))
 }
 

@@ -88,7 +88,7 @@ func (b bridge) open(r *plugin.Request) (_ *job, err error) {
 	if j.att, err = attachment.Open(r); err != nil {
 		return nil, err
 	}
-	r.Hold = j.att.LockFile()
+	r.LockFile = j.att.LockFile()
 	if j.pod, err = kernel.Open(r.Netns); err != nil {
 		return nil, err
 	}
@@ -235,7 +235,7 @@ func (b bridge) del(r *plugin.Request) error {
 	}
 	defer host.Close()
 	as := *r
-	as.Hold = att.LockFile()
+	as.LockFile = att.LockFile()
 	if recorded {
 		return b.finishRemove(&as, att, st, errors.Join(delSuccessor(&as, host), deleteFromNode(host, att, &st)))
 	}

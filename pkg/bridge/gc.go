@@ -48,7 +48,7 @@ func delByHash(host *kernel.Node, name string) error {
 // delOf returns the DEL request for an attachment other than r's.
 func delOf(r *plugin.Request, config []byte, att *attachment.Attachment) *plugin.Request {
 	of := *r
-	of.Config, of.Verb, of.ContainerID, of.IfName, of.Hold = config, "DEL", att.ContainerID, att.IfName, att.LockFile()
+	of.Config, of.Verb, of.ContainerID, of.IfName, of.LockFile = config, "DEL", att.ContainerID, att.IfName, att.LockFile()
 	return &of
 }
 

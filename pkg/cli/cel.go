@@ -29,15 +29,15 @@ var (
 	celIn = regexp.MustCompile(`["']([^"']+)["']\s+in\s+device\.attributes\[["']([^"']+)["']\]`)
 	// celHas is has(device.attributes["domain"].name).
 	celHas = regexp.MustCompile(`has\(\s*device\.attributes\[["']([^"']+)["']\]\.(\w+)\s*\)`)
-	// celDriver compares the driver, which no device lacks.
+	// celDriver compares the driver, an attribute that every device has.
 	celDriver = regexp.MustCompile(`device\.driver\s*==`)
 )
 
-// unguarded returns what is risky in a CEL expression that selects devices: each attribute that it reads although devices may lack it. The
-// scheduler stops at such a device with an error, and the pod starts on no node. sure is for an expression that sees devices of this driver
-// only.
+// unguarded returns the risks of a CEL expression that selects devices: each attribute that it reads although a device may lack it. If
+// a device lacks it, the scheduler stops with an error and the pod starts on no node. sure is set for an expression that sees only
+// devices of this driver.
 //
-// The check reads the text, it does not evaluate it. A guard counts wherever it stands before the attribute.
+// The check reads the text and does not evaluate it. A guard counts if it stands anywhere before the attribute.
 func unguarded(expression string, sure bool) (problems []string) {
 	for _, m := range celBind.FindAllStringSubmatch(expression, -1) {
 		expression = regexp.MustCompile(`\b`+m[1]+`\.`).ReplaceAllLiteralString(expression, m[2]+".")
@@ -52,14 +52,14 @@ func unguarded(expression string, sure bool) (problems []string) {
 		if slices.ContainsFunc(guards, func(g guard) bool { return g.attribute == a && g.from <= m[0] }) {
 			continue
 		}
-		if text := risk(a, sure || celDriver.MatchString(expression[:m[0]])); text != "" && !slices.Contains(problems, text) {
+		if text := readRisk(a, sure || celDriver.MatchString(expression[:m[0]])); text != "" && !slices.Contains(problems, text) {
 			problems = append(problems, text)
 		}
 	}
 	return problems
 }
 
-// guard is a test for an attribute, from an offset on.
+// guard is a test for an attribute. It covers the text after an offset.
 type guard struct {
 	attribute
 	from int
@@ -75,8 +75,8 @@ func guardsOf(expression string) (guards []guard) {
 	return guards
 }
 
-// risk returns why reading an attribute may fail, "" if it cannot. own is for expressions that see devices of this driver only.
-func risk(a attribute, own bool) string {
+// readRisk returns why reading an attribute may fail, or "" if it cannot. own is set for expressions that see only devices of this driver.
+func readRisk(a attribute, own bool) string {
 	switch {
 	case slices.Contains(maybeMissing(), a):
 		return fmt.Sprintf(`it reads %s, which a VF without a NUMA node lacks; the scheduler then starts the pod on no node: `+

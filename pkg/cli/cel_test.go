@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestUnguarded: expressions that fail on a device without an attribute are named, guarded ones are not.
+// TestUnguarded checks that an expression is reported if it fails on a device without an attribute, and accepted if it has a guard.
 func TestUnguarded(t *testing.T) {
 	const own, standard = `device.attributes["sriov.podlace.io"]`, `device.attributes["resource.kubernetes.io"]`
 	for _, c := range []struct {

@@ -22,18 +22,18 @@ import (
 // Exit statuses.
 const (
 	exitOK      = 0
-	exitMissed  = 1 // it ran, and something is not as wanted
+	exitDiffers = 1 // the command ran and found an error
 	exitFailed  = 2 // it could not run
-	exitRefused = 3 // the kernel refused the sandbox, or an admin has to look first
+	exitRefused = 3 // the kernel refused the sandbox, or the operator must decide first
 )
 
-// exitError ends the program with a status and no further words.
+// exitError ends the program with a status and without a further message.
 type exitError int
 
-// Error gives the status.
+// Error returns the status as text.
 func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// Run runs the command line and returns the exit status. Whatever names pods and files have, nothing that a terminal obeys gets out.
+// Run runs the command line and returns the exit status. It strips terminal escape sequences from the names of pods and files.
 func Run(args []string, stdout, stderr io.Writer) int {
 	stdout, stderr = plugin.PlainWriter(stdout), plugin.PlainWriter(stderr)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -50,11 +50,11 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	case errors.As(err, &exit):
 		return int(exit)
 	}
-	tell(stderr, suggest(cmd, err).Error())
+	printLine(stderr, suggest(cmd, err).Error())
 	return exitFailed
 }
 
-// suggest adds the nearest commands to the error about an unknown one. Cobra's own suggestion has several lines.
+// suggest adds the nearest commands to the error about an unknown command. Cobra's own suggestion has several lines.
 func suggest(cmd *cobra.Command, err error) error {
 	var name string
 	if _, scan := fmt.Sscanf(err.Error(), "unknown command %q", &name); scan != nil {
@@ -67,19 +67,19 @@ func suggest(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w: %s", err, near)
 }
 
-// tell prints a message of one line. Parts of it may come from a pod's name, or from what a plugin said of one.
-func tell(stderr io.Writer, text string) {
+// printLine prints a message on one line. It strips control characters, because a pod's name or a plugin's message may have some.
+func printLine(stderr io.Writer, text string) {
 	fmt.Fprintln(stderr, "podlace:", plugin.Plain(strings.ReplaceAll(text, "\n", "; "), reconcile.MaxMessage))
 }
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "podlace",
-		Short:         "Pod networking on one node: look at it, try it",
+		Short:         "Inspect, test and repair pod networking on one node",
 		SilenceErrors: true,
 		SilenceUsage:  true,
 
-		DisableSuggestions:         true, // see suggest
+		DisableSuggestions:         true, // suggest does it
 		SuggestionsMinimumDistance: 1,
 	}
 	root.AddCommand(newCanary(), newDemo(), newDoctor(), newExplain(), newGC(), newLimits(), newLs(), newReload(), newRollback(),

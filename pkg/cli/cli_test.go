@@ -17,8 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/demo"
 )
 
-// The test binary plays the programs that the command starts: sudo, by its
-// name, and itself, by its first argument.
+// The test binary plays the programs that the command starts: sudo by its name, and podlace by its first argument.
 func TestMain(m *testing.M) {
 	switch {
 	case filepath.Base(os.Args[0]) == "sudo":
@@ -29,7 +28,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// needsNoPassword names the variable that lets the played sudo run.
+// needsNoPassword names the variable with which the fake sudo succeeds.
 const (
 	needsNoPassword = "PLAY_SUDO"
 	playedStatus    = 7
@@ -46,8 +45,7 @@ func playSudo(args []string) int {
 	return playedStatus
 }
 
-// playDemo answers for a plugin folder with one row that holds the arguments;
-// it misses in the folder that has a file "miss".
+// playDemo reports on a plugin folder: one row holds the arguments. The row fails if the folder has a file "miss".
 func playDemo(args []string) int {
 	dir := args[3]
 	row, status := demo.Row{Step: "step", Measured: strings.Join(args[4:], " "), Result: demo.OK}, 0
@@ -123,7 +121,7 @@ func TestRefusedCommands(t *testing.T) {
 	}
 }
 
-// TestNeedsRoot: what is root's is not taken for nothing.
+// TestNeedsRoot checks that a file which only root can read is an error, and not an empty list.
 func TestNeedsRoot(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("SKIPPED: it needs an ordinary user")
@@ -135,8 +133,7 @@ func TestNeedsRoot(t *testing.T) {
 	}
 }
 
-// plugins is a folder with all that the shipped conflist names, and the given
-// files besides.
+// plugins returns a folder with all plugins of the shipped conflist and the given files.
 func plugins(t *testing.T, files ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -148,8 +145,8 @@ func plugins(t *testing.T, files ...string) string {
 	return dir
 }
 
-// TestDemoFindsInstalledPlugins: without --plugins the demo takes the first folder that has all plugins, and names every folder that lacks
-// some.
+// TestDemoFindsInstalledPlugins checks that the demo without --plugins takes the first folder with all plugins, and that its error
+// names each folder that lacks a plugin.
 func TestDemoFindsInstalledPlugins(t *testing.T) {
 	full, tools := plugins(t), t.TempDir()
 	for name, dirs := range map[string][]string{"beside podlace": {full, tools}, "installed": {tools, full}} {
@@ -161,7 +158,7 @@ func TestDemoFindsInstalledPlugins(t *testing.T) {
 	if err == nil || err.Error() != "plugin folder "+tools+": no executable dance\nplugin folder "+full+": no executable dance" {
 		t.Errorf("nowhere: %v", err)
 	}
-	// The folder of the test binary has none, so the answer is about the installed ones.
+	// The folder of the test binary has no plugins, so the demo looks into the installed ones.
 	if opts, err := (demoFlags{}).options(""); err == nil && opts.Plugins != cniBinDir ||
 		err != nil && !strings.Contains(err.Error(), "plugin folder "+cniBinDir+": no executable") {
 		t.Errorf("by default: %+v, %v", opts.Plugins, err)
@@ -176,7 +173,7 @@ func TestReference(t *testing.T) {
 		status       int
 	}{
 		"only the reference misses": {good, bad, exitOK},
-		"we miss":                   {bad, good, exitMissed},
+		"we miss":                   {bad, good, exitDiffers},
 		"we cannot run":             {broken, good, exitFailed},
 		"the reference cannot run":  {good, broken, exitFailed},
 	} {

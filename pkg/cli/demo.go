@@ -20,13 +20,13 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-const demoHelp = `Run a conflist on two pods in namespaces of its own and show what they get:
-times, reachability, hostPorts, limits, and what is left when they are gone.
+const demoHelp = `Run a conflist on two pods in new namespaces and measure the result: times,
+reachability, hostPorts, limits, and what is left after DEL.
 
-Nothing of this machine's network is touched, and no root is needed where the
-kernel lets users make namespaces; where it does not, sudo is asked. The exit
-status is 0 when everything is as wanted, 1 when something is not, 2 when the
-demo could not run, 3 when there are no namespaces for it.`
+The demo does not touch this machine's network. It needs no root if the kernel
+lets users create namespaces; otherwise it asks sudo. The exit status is 0 if
+everything is as expected, 1 if something differs, 2 if the demo could not run,
+3 if it could not create namespaces.`
 
 // cniBinDir is where container runtimes look for plugins, and make install puts them.
 const cniBinDir = "/opt/cni/bin"
@@ -66,16 +66,16 @@ func (f demoFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 		return err
 	}
 	if f.reference == "" {
-		return f.one(ctx, opts, stdout, stderr)
+		return f.runOne(ctx, opts, stdout, stderr)
 	}
 	reference, err := f.options(f.reference)
 	if err != nil {
 		return err
 	}
-	return f.both(ctx, opts, reference, stdout, stderr)
+	return f.runBoth(ctx, opts, reference, stdout, stderr)
 }
 
-// options reads everything that may lie where the sandbox hides it.
+// options reads all files before the sandbox hides them.
 func (f demoFlags) options(dir string) (opts demo.Options, err error) {
 	opts = demo.Options{Version: thisBuild().Version, Source: "shipped " + conf.Default}
 	if f.conflist == "" {
@@ -103,7 +103,7 @@ func (f demoFlags) options(dir string) (opts demo.Options, err error) {
 	return opts, err
 }
 
-// pluginFolder returns the first folder that has all plugins.
+// pluginFolder returns the first folder with all plugins.
 func pluginFolder(dirs, names []string) (string, error) {
 	var errs []error
 	for _, dir := range dirs {
@@ -119,8 +119,8 @@ func pluginFolder(dirs, names []string) (string, error) {
 	return "", errors.Join(errs...)
 }
 
-// one runs the script once, in a sandbox that this process moves into.
-func (f demoFlags) one(ctx context.Context, opts demo.Options, stdout, stderr io.Writer) error {
+// one runs the script once, in a sandbox that this process enters.
+func (f demoFlags) runOne(ctx context.Context, opts demo.Options, stdout, stderr io.Writer) error {
 	inside, code, err := sandbox.Enter()
 	if err != nil {
 		fmt.Fprintln(stderr, "podlace: no sandbox:", err)
@@ -131,12 +131,12 @@ func (f demoFlags) one(ctx context.Context, opts demo.Options, stdout, stderr io
 	case code == exitRefused:
 		return asRoot(ctx, stdout, stderr)
 	default:
-		return status(code)
+		return exitStatus(code)
 	}
 	if f.output == outputJSON {
 		return f.oneJSON(ctx, opts, stdout)
 	}
-	demo.PrintHead(stdout, opts, namespace())
+	demo.PrintHead(stdout, opts, sandboxOwner())
 	table, err := demo.NewTable(stdout, opts.Conflist)
 	if err != nil {
 		return err
@@ -149,8 +149,8 @@ func (f demoFlags) one(ctx context.Context, opts demo.Options, stdout, stderr io
 	return verdict(report)
 }
 
-// namespace describes the sandbox: who owns it outside.
-func namespace() string {
+// sandboxOwner describes the sandbox: the user who owns it on the host.
+func sandboxOwner() string {
 	var inside, outside uint32
 	data, err := os.ReadFile("/proc/self/uid_map")
 	if err == nil {
@@ -173,9 +173,9 @@ func (f demoFlags) oneJSON(ctx context.Context, opts demo.Options, stdout io.Wri
 	return verdict(report)
 }
 
-// both runs the script once for each folder, each time in a process and a
-// sandbox of its own, so that neither finds what the other left.
-func (f demoFlags) both(ctx context.Context, ours, theirs demo.Options, stdout, stderr io.Writer) (err error) {
+// runBoth runs the script once for each folder. Each run has its own process and sandbox, so that state of the first cannot affect the
+// second.
+func (f demoFlags) runBoth(ctx context.Context, ours, theirs demo.Options, stdout, stderr io.Writer) (err error) {
 	var c demo.Comparison
 	fmt.Fprintln(stderr, "running", ours.Plugins)
 	if c.Podlace, err = f.child(ctx, ours, stderr); err != nil {
@@ -209,7 +209,7 @@ func (f demoFlags) child(ctx context.Context, opts demo.Options, stderr io.Write
 	cmd := exec.CommandContext(ctx, exe, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, &out, stderr
 	err = cmd.Run()
-	// A run that missed something has a status of its own and a report.
+	// A run with failed rows has its own exit status and still prints a report.
 	if decodeErr := json.Unmarshal(out.Bytes(), &report); decodeErr != nil {
 		return report, fmt.Errorf("run on %s: %w", opts.Plugins, errors.Join(err, decodeErr))
 	}
@@ -218,12 +218,12 @@ func (f demoFlags) child(ctx context.Context, opts demo.Options, stderr io.Write
 
 func verdict(r demo.Report) error {
 	if r.Failed() {
-		return exitError(exitMissed)
+		return exitError(exitDiffers)
 	}
 	return nil
 }
 
-func status(code int) error {
+func exitStatus(code int) error {
 	if code == exitOK {
 		return nil
 	}

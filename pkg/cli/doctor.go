@@ -18,14 +18,14 @@ import (
 
 const doctorHelp = `Examine this node: its kernel, the container runtime's configuration, the
 network configurations, the plugins, their state, firewalls and other programs
-that manage the network. Each finding says what is wrong, by which evidence, with
-which consequence, and which command helps.
+that manage the network. Each finding has its evidence, its consequence and the
+command to run.
 
-The examination changes nothing of its own. It calls STATUS of the plugins as
-container runtimes do, by which a plugin restores rules that were flushed.
+The examination itself changes nothing. It calls STATUS of the plugins as
+container runtimes do, and STATUS restores rules that were flushed.
 
---fix asks for each finding whose remedy cannot harm pods, and applies it. The
-other remedies are yours: read the consequence first.
+--fix offers the remedies that cannot harm pods and asks before it applies one.
+Apply the other remedies yourself, after you have read the consequence.
 
 Exit status: 0 without errors (warnings may remain), 1 with an error, 2 if the
 node could not be examined.`
@@ -46,7 +46,7 @@ func newDoctor() *cobra.Command {
 	var flags doctorFlags
 	cmd := &cobra.Command{
 		Use:               "doctor [CHECK...]",
-		Short:             "Find what keeps pods from working on this node, with the command that helps",
+		Short:             "Find what keeps pods on this node from working, and the command to run",
 		Long:              doctorHelp,
 		Example:           doctorExample,
 		ValidArgsFunction: cobra.FixedCompletions(doctor.Names(), cobra.ShellCompDirectiveNoFileComp),
@@ -90,7 +90,7 @@ func (f doctorFlags) run(stdin io.Reader, stdout io.Writer, only []string) error
 		found = fixFindings(stdin, stdout, found)
 	}
 	if err == nil && count(found)[doctor.Error] > 0 {
-		err = exitError(exitMissed)
+		err = exitError(exitDiffers)
 	}
 	return err
 }
@@ -129,7 +129,7 @@ func printFindings(w io.Writer, found []doctor.Finding, all bool) error {
 	return err
 }
 
-// maxEvidence bounds a part of a finding, which may come from another program.
+// maxEvidence limits the length of evidence, which may come from another program.
 const maxEvidence = 600
 
 func printFinding(w io.Writer, f doctor.Finding) {
@@ -162,7 +162,7 @@ func fixFindings(stdin io.Reader, stdout io.Writer, found []doctor.Finding) (lef
 		case yes:
 			fmt.Fprintln(stdout, "applied")
 		default:
-			fmt.Fprintln(stdout, "left as it is")
+			fmt.Fprintln(stdout, "not applied")
 			left = append(left, f)
 		}
 	}

@@ -18,8 +18,8 @@ import (
 )
 
 const explainHelp = `Explain a configuration key or an error code, from the tables in Podlace's
-documents. A key may have the name of its plugin in front. Without an argument all
-keys and codes are listed.`
+documents. A key may have its plugin as a prefix. Without an argument the command
+lists all keys and codes.`
 
 const explainExample = `  podlace explain isGateway
   podlace explain host-local.ranges
@@ -85,7 +85,7 @@ func explain(w io.Writer, name string) error {
 	return fmt.Errorf("there is no key or code %q: 'podlace explain' lists all", name)
 }
 
-// is reports whether the row is about a name, with or without the plugin and the object ipam in front.
+// is reports whether the row describes a name, with or without the plugin and the object ipam as prefixes.
 func (e entry) is(name string) bool {
 	return slices.ContainsFunc(e.names, func(n string) bool {
 		short := strings.TrimPrefix(n, "ipam.")
@@ -97,13 +97,13 @@ func (e entry) is(name string) bool {
 func (e entry) print(w io.Writer) {
 	fmt.Fprintf(w, "%s %s\n", e.subject, strings.Join(e.names, ", "))
 	for _, fact := range e.facts {
-		fmt.Fprintf(w, "  %s:\n%s", strings.ToLower(fact[0]), wrapped(fact[1], "    ", 96))
+		fmt.Fprintf(w, "  %s:\n%s", strings.ToLower(fact[0]), wrapText(fact[1], "    ", 96))
 	}
 	fmt.Fprintf(w, "  from %s\n\n", e.source)
 }
 
-// wrapped breaks a text into indented lines of at most width bytes, but for longer words.
-func wrapped(text, indent string, width int) string {
+// wrapText breaks a text into indented lines of at most width bytes. A longer word gets its own line.
+func wrapText(text, indent string, width int) string {
 	var lines strings.Builder
 	line := indent
 	for _, word := range strings.Fields(text) {
@@ -151,7 +151,7 @@ func entriesOf(file, text string) (all []entry) {
 				e.subject = "code"
 			}
 			for i := 1; i < len(cells); i++ {
-				e.facts = append(e.facts, [2]string{headings[i], unmarked(cells[i])})
+				e.facts = append(e.facts, [2]string{headings[i], stripMarkdown(cells[i])})
 			}
 			if len(e.names) > 0 {
 				all = append(all, e)
@@ -161,7 +161,7 @@ func entriesOf(file, text string) (all []entry) {
 	return all
 }
 
-// cellsOf returns the cells of a row of a Markdown table, nil for another line.
+// cellsOf returns the cells of a row of a Markdown table, or nil if the line is no row.
 func cellsOf(line string) []string {
 	line = strings.TrimSpace(line)
 	if !strings.HasPrefix(line, "|") || !strings.HasSuffix(line, "|") || len(line) < 2 {
@@ -180,7 +180,7 @@ var (
 	link     = regexp.MustCompile(`\[([^\]]+)\]\([^)]+\)`)
 )
 
-// namesIn returns the names in code spans of a cell, or the number that the cell is.
+// namesIn returns the names in the code spans of a cell, or the cell itself if it is a number.
 func namesIn(cell string) (names []string) {
 	for _, match := range codeSpan.FindAllStringSubmatch(cell, -1) {
 		names = append(names, match[1])
@@ -191,7 +191,7 @@ func namesIn(cell string) (names []string) {
 	return names
 }
 
-// unmarked removes the marks of Markdown.
-func unmarked(cell string) string {
+// stripMarkdown removes Markdown markup.
+func stripMarkdown(cell string) string {
 	return strings.ReplaceAll(link.ReplaceAllString(cell, "$1"), "`", "")
 }

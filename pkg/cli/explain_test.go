@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestExplain: keys of each plugin and codes are explained from the documents; a name that does not exist gives the nearest.
+// TestExplain checks that keys of each plugin and codes are explained from the documents, and that an unknown name gets the nearest
+// one.
 func TestExplain(t *testing.T) {
 	for name, want := range map[string]string{
 		"isGateway":                "bridge isGateway\n  default:\n    false\n  meaning:\n",

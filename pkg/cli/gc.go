@@ -13,16 +13,16 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-const gcHelp = `Find attachments that no pod has any more, and with --yes remove them: their
-addresses, interfaces, rules and records. Without --yes nothing is changed.
+const gcHelp = `Find dead attachments and, with --yes, remove their addresses, interfaces, rules
+and records. Without --yes the command changes nothing.
 
-An attachment is dead when its network namespace no longer exists or the node
-was booted since, and no runtime runs its container. Whose namespace exists is
-never touched. With --yes it refuses, and says why, when no runtime could be
-asked what it runs or when nothing would be left; --all overrules that.
+An attachment is dead if no runtime runs its container, and its network namespace
+no longer exists or the node has rebooted since ADD. An attachment whose namespace
+exists is never removed. --yes refuses if no runtime could be asked for its
+containers, or if every attachment would be removed; --all overrides that.
 
-The exit status is 0 when there is nothing to do or all was removed, and for
-every dry run; 1 when something is left; 2 when it could not run; 3 when it
+The exit status is 0 if there is nothing to do, if everything was removed, and for
+every dry run; 1 if something is left; 2 if the command could not run; 3 if it
 refused.`
 
 // gcFlags are the flags of podlace gc.
@@ -37,7 +37,7 @@ func newGC() *cobra.Command {
 	var flags gcFlags
 	cmd := &cobra.Command{
 		Use:   "gc",
-		Short: "Find, and remove with --yes, what pods left that are gone",
+		Short: "Find attachments of deleted pods, and remove them with --yes",
 		Long:  gcHelp,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -46,15 +46,15 @@ func newGC() *cobra.Command {
 	}
 	flags.add(cmd)
 	cmd.Flags().StringVar(&flags.binDir, "bin-dir", cniBinDir, "folder with the plugins")
-	cmd.Flags().BoolVar(&flags.yes, "yes", false, "remove what is listed")
-	cmd.Flags().BoolVar(&flags.all, "all", false, "also when no runtime could be asked, or nothing would be left")
+	cmd.Flags().BoolVar(&flags.yes, "yes", false, "remove the listed attachments")
+	cmd.Flags().BoolVar(&flags.all, "all", false, "remove even if no runtime could be asked, or if no attachment would be left")
 	return cmd
 }
 
-// collection is one run, and its form in JSON.
+// collection is one run of gc, and its JSON form.
 type collection struct {
 	DryRun      bool                    `json:"dryRun"`
-	Asked       []string                `json:"asked"` // sources that know what runs
+	Asked       []string                `json:"asked"` // the runtimes that were asked for their containers
 	Attachments []*reconcile.Attachment `json:"attachments"`
 	Dead        int                     `json:"dead"`
 	Kept        int                     `json:"kept"`
@@ -73,7 +73,7 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// The list comes first: what is made after it is in neither of the lists that are made from it.
+	// The list comes first: an attachment that ADD makes later is in neither of the two lists computed from it.
 	list, err := reconcile.List(networks)
 	if err != nil {
 		return err
@@ -88,7 +88,7 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	if doubt != nil && !f.all {
 		c.Doubt = doubt.Error()
 	}
-	list = f.only(list)
+	list = f.filterNetwork(list)
 	plans := f.plans(networks, list, &c)
 	c.Attachments = reconcile.Dead(list)
 	c.Dead, c.Kept = len(c.Attachments), len(list)-len(c.Attachments)
@@ -100,7 +100,7 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	return c.report(f.output, stdout, stderr)
 }
 
-// plans returns what will run, and notes what will not. A network that has no configuration any more is collected by its records.
+// plans returns the GC calls to run, and notes those that cannot run. A network without a configuration is collected by its records.
 func (f gcFlags) plans(networks []reconcile.Network, list []*reconcile.Attachment, c *collection) (plans []reconcile.Plan) {
 	planned := map[string]bool{}
 	for _, a := range reconcile.Dead(list) {
@@ -112,7 +112,7 @@ func (f gcFlags) plans(networks []reconcile.Network, list []*reconcile.Attachmen
 		if i := slices.IndexFunc(networks, func(n reconcile.Network) bool { return n.Name == a.Network }); i >= 0 {
 			n = networks[i]
 		} else {
-			c.Notes = append(c.Notes, fmt.Sprintf("network %s has no configuration in %s: its records tell what to do", a.Network, f.dir))
+			c.Notes = append(c.Notes, fmt.Sprintf("network %s has no configuration in %s: it is cleaned up from its records", a.Network, f.dir))
 		}
 		plan := reconcile.NewPlan(n, list, f.binDir)
 		plans, c.Notes = append(plans, plan), append(c.Notes, plan.Notes...)
@@ -150,7 +150,7 @@ func (c *collection) report(output string, stdout, stderr io.Writer) error {
 	case c.refused():
 		return exitError(exitRefused)
 	case c.Left > 0 || len(c.Errors) > 0:
-		return exitError(exitMissed)
+		return exitError(exitDiffers)
 	}
 	return nil
 }
@@ -159,7 +159,7 @@ func (c *collection) refused() bool { return !c.DryRun && c.Doubt != "" }
 
 func (c *collection) print(stdout, stderr io.Writer) error {
 	for _, text := range append(c.Notes, c.Errors...) {
-		tell(stderr, text)
+		printLine(stderr, text)
 	}
 	if c.Dead > 0 {
 		if err := table(stdout, "NETWORK\tPOD\tCONTAINER\tIFNAME\tADDRESSES\tDEAD", c.Attachments, describe); err != nil {
@@ -198,10 +198,10 @@ func (c *collection) explain(w io.Writer) error {
 	if c.refused() {
 		verb = "refused"
 	}
-	advice := "Look at the list above"
+	advice := "Check the list above"
 	if len(c.Asked) == 0 {
-		advice = "Start the runtime, or look at the list above"
+		advice = "Start the runtime, or check the list above"
 	}
-	_, err := fmt.Fprintf(w, "%s: %s\n%s; --all --yes removes it all the same.\n", verb, c.Doubt, advice)
+	_, err := fmt.Fprintf(w, "%s: %s\n%s; --all --yes removes the attachments anyway.\n", verb, c.Doubt, advice)
 	return err
 }

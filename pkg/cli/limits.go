@@ -22,25 +22,25 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-const limitsHelp = `Show the limits of all pods, or of one: what was asked for, what the kernel has,
-and what passes. POD is namespace/name, or a container ID or its first 6 or more
-characters. Ingress is what the pod receives, egress is what it sends.
+const limitsHelp = `Show the limits of all pods or of one: the requested rate, the rate in the kernel,
+and the measured traffic. POD is namespace/name, or a container ID or its first 6 or
+more characters. Ingress is what the pod receives, egress is what it sends.
 
-With --ingress or --egress the limits of one pod are changed, in place, so that
-it is never without. A rate is given as in the annotations: 20M is 20,000,000
-bits per second; none lifts the limit. The change lasts until the pod ends or
-its runtime sets limits again.
+With --ingress or --egress the command changes the limits of one pod in place; the
+pod stays limited meanwhile. A rate has the form of the annotations: 20M is
+20,000,000 bits per second; none removes the limit. The change lasts until the pod
+ends or its runtime sets limits again.
 
-The exit status is 0 when all limits are there, 1 when one is missing, and 2
-when the command could not run.`
+The exit status is 0 if all limits are in place, 1 if one is missing, and 2 if the
+command could not run.`
 
-// Bounds of the interval: shorter ones measure a few packets, and for longer ones nobody waits.
+// Bounds of the interval: a shorter one measures only a few packets, a longer one keeps the operator waiting.
 const (
 	minInterval = 10 * time.Millisecond
 	maxInterval = time.Hour
 )
 
-// shortestID is how much of a container ID stands for all of it.
+// shortestID is the least number of characters that may stand for a container ID.
 const shortestID = 6
 
 type limitsFlags struct {
@@ -54,7 +54,7 @@ func newLimits() *cobra.Command {
 	var flags limitsFlags
 	cmd := &cobra.Command{
 		Use:   "limits [POD]",
-		Short: "Show the limits of pods, as asked, applied and measured, or change those of one",
+		Short: "Show the requested, applied and measured limits of pods, or change those of one",
 		Long:  limitsHelp,
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -64,17 +64,17 @@ func newLimits() *cobra.Command {
 	cmd.Flags().StringVar(&flags.ingress, "ingress", "", "change what the pod may receive: a rate such as 20M, or none")
 	cmd.Flags().StringVar(&flags.egress, "egress", "", "change what the pod may send: a rate such as 20M, or none")
 	cmd.Flags().StringVar(&flags.ifname, "ifname", "", "only this interface of the pod")
-	cmd.Flags().DurationVar(&flags.interval, "interval", time.Second, "how long to measure")
+	cmd.Flags().DurationVar(&flags.interval, "interval", time.Second, "time to measure")
 	addOutput(cmd, &flags.output)
 	return cmd
 }
 
 func (f limitsFlags) run(cmd *cobra.Command, args []string) error {
-	ingress, err := rate(cmd, "ingress", f.ingress)
+	ingress, err := parseRate(cmd, "ingress", f.ingress)
 	if err != nil {
 		return err
 	}
-	egress, err := rate(cmd, "egress", f.egress)
+	egress, err := parseRate(cmd, "egress", f.egress)
 	if err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func (f limitsFlags) run(cmd *cobra.Command, args []string) error {
 	if err := errors.Join(checkOutput(f.output), needRoot()); err != nil {
 		return err
 	}
-	records, err := f.choose(args)
+	records, err := f.selectRecords(args)
 	if err != nil {
 		return err
 	}
@@ -98,22 +98,22 @@ func (f limitsFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	defer host.Close()
 	if change {
-		if records, err = one(records); err != nil {
+		if records, err = selectOne(records); err != nil {
 			return err
 		}
 		if err := bandwidth.Set(host, records[0].Key, ingress, egress); err != nil {
-			return fmt.Errorf("the limits of %s stay as they were: %w", nameOf(records[0]), err)
+			return fmt.Errorf("the limits of %s are unchanged: %w", nameOf(records[0]), err)
 		}
 	}
 	err = f.show(cmd.Context(), host, records, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	if len(args) > 0 {
 		return err
 	}
-	return errors.Join(tellUnreadable(cmd.ErrOrStderr()), err)
+	return errors.Join(printUnreadable(cmd.ErrOrStderr()), err)
 }
 
-// rate reads a flag; nil is for one that is not given.
-func rate(cmd *cobra.Command, name, text string) (*uint64, error) {
+// parseRate parses a flag. It returns nil if the flag is not given.
+func parseRate(cmd *cobra.Command, name, text string) (*uint64, error) {
 	if !cmd.Flags().Changed(name) {
 		return nil, nil
 	}
@@ -124,8 +124,8 @@ func rate(cmd *cobra.Command, name, text string) (*uint64, error) {
 	return &value, nil
 }
 
-// choose returns the records of the limits that are asked for, in a fixed order.
-func (f limitsFlags) choose(args []string) ([]attachment.Record, error) {
+// selectRecords returns the records of the selected limits, in a fixed order.
+func (f limitsFlags) selectRecords(args []string) ([]attachment.Record, error) {
 	all, err := attachment.All()
 	if err != nil {
 		return nil, err
@@ -135,7 +135,7 @@ func (f limitsFlags) choose(args []string) ([]attachment.Record, error) {
 			strings.Join([]string{b.Network, b.Pod, b.ContainerID, b.IfName}, "\x00"))
 	})
 	if len(args) > 0 {
-		if all, err = ofPod(all, args[0]); err != nil {
+		if all, err = recordsOfPod(all, args[0]); err != nil {
 			return nil, err
 		}
 	}
@@ -150,13 +150,14 @@ func (f limitsFlags) choose(args []string) ([]attachment.Record, error) {
 		if f.ifname != "" {
 			what += ", " + f.ifname
 		}
-		return nil, fmt.Errorf("%s has no limits: the annotations kubernetes.io/ingress-bandwidth and kubernetes.io/egress-bandwidth set some, for a new pod", what)
+		return nil, fmt.Errorf("%s has no limits: recreate the pod with the annotations "+
+			"kubernetes.io/ingress-bandwidth and kubernetes.io/egress-bandwidth", what)
 	}
 	return chosen, nil
 }
 
-// ofPod returns the records of one pod. All containers of a name count as one: an older one may still be on its way out.
-func ofPod(all []attachment.Record, name string) ([]attachment.Record, error) {
+// recordsOfPod returns the records of one pod. Several containers of the same pod name count as one pod: an older one may still be ending.
+func recordsOfPod(all []attachment.Record, name string) ([]attachment.Record, error) {
 	match := func(rec attachment.Record) bool { return rec.ContainerID == name }
 	switch {
 	case strings.Contains(name, "/"):
@@ -186,8 +187,8 @@ func nameOf(rec attachment.Record) string {
 	return "container " + rec.ContainerID
 }
 
-// one returns the attachment whose limits are to be changed.
-func one(records []attachment.Record) ([]attachment.Record, error) {
+// selectOne returns the attachment whose limits are changed.
+func selectOne(records []attachment.Record) ([]attachment.Record, error) {
 	live := slices.DeleteFunc(slices.Clone(records), func(rec attachment.Record) bool { return plugin.NetnsGone(rec.Netns) })
 	if len(live) == 0 {
 		return nil, fmt.Errorf("the namespace of %s is gone", nameOf(records[0]))
@@ -199,7 +200,7 @@ func one(records []attachment.Record) ([]attachment.Record, error) {
 	for _, rec := range live {
 		names = append(names, fmt.Sprintf("%s of container %s in network %s", rec.IfName, rec.ContainerID, rec.Network))
 	}
-	return nil, fmt.Errorf("%s has several limited interfaces: say which by --ifname, or by the container ID: %s", nameOf(live[0]),
+	return nil, fmt.Errorf("%s has several limited interfaces: select one with --ifname, or by the container ID: %s", nameOf(live[0]),
 		strings.Join(names, ", "))
 }
 
@@ -214,7 +215,7 @@ func (f limitsFlags) show(ctx context.Context, host *kernel.Node, records []atta
 		err = printLimits(stdout, stderr, list)
 	}
 	if err == nil && slices.ContainsFunc(list, bandwidth.Limits.Missing) {
-		return exitError(exitMissed)
+		return exitError(exitDiffers)
 	}
 	return err
 }
@@ -230,23 +231,23 @@ func printLimits(stdout, stderr io.Writer, list []bandwidth.Limits) error {
 			if d.Direction == nil {
 				continue
 			}
-			cells := []string{plain(l.Network), dash(plain(l.Pod)), plain(short(l.ContainerID)), plain(l.IfName), d.name, asked(d.Asked)}
-			fmt.Fprintln(t, strings.Join(append(cells, has(d.Direction, l.Gone)...), "\t"))
+			cells := []string{plain(l.Network), dash(plain(l.Pod)), plain(shortID(l.ContainerID)), plain(l.IfName), d.name, requestedText(d.Asked)}
+			fmt.Fprintln(t, strings.Join(append(cells, appliedCells(d.Direction, l.Gone)...), "\t"))
 			if d.Missing != "" {
-				tell(stderr, fmt.Sprintf("%s of container %s, %s: %s", d.name, l.ContainerID, l.IfName, d.Missing))
+				printLine(stderr, fmt.Sprintf("%s of container %s, %s: %s", d.name, l.ContainerID, l.IfName, d.Missing))
 			}
 		}
 	}
 	if slices.ContainsFunc(list, bandwidth.Limits.Missing) {
-		tell(stderr, "podlace reload brings back what another program removed")
+		printLine(stderr, "podlace reload restores what another program removed")
 	}
 	return t.Flush()
 }
 
-func asked(a bandwidth.Limit) string {
+func requestedText(a bandwidth.Limit) string {
 	text := "-"
 	if a.Rate > 0 {
-		text = bits(a.Rate)
+		text = formatRate(a.Rate)
 	}
 	if a.ByAdmin {
 		text = map[bool]string{true: "none", false: text}[a.Rate == 0] + " by admin"
@@ -254,8 +255,8 @@ func asked(a bandwidth.Limit) string {
 	return text
 }
 
-// has returns the cells of what the kernel has.
-func has(d *bandwidth.Direction, gone bool) []string {
+// appliedCells returns the cells with the limit in the kernel.
+func appliedCells(d *bandwidth.Direction, gone bool) []string {
 	if d.Applied == nil {
 		text := "none"
 		switch {
@@ -270,14 +271,14 @@ func has(d *bandwidth.Direction, gone bool) []string {
 	if d.Applied.Fair.Packets > 0 {
 		queue = "fair"
 	}
-	return []string{bits(d.Applied.Rate), inBytes(d.Applied.Burst), queue,
-		bits(rounded(d.Rate)), fmt.Sprint(d.Dropped), inBytes(d.Applied.Waiting)}
+	return []string{formatRate(d.Applied.Rate), inBytes(d.Applied.Burst), queue,
+		formatRate(roundRate(d.Rate)), fmt.Sprint(d.Dropped), inBytes(d.Applied.Waiting)}
 }
 
 func inBytes(n uint32) string { return fmt.Sprintf("%d B", n) }
 
-// bits prints a rate in the largest unit that makes it at least 1.
-func bits(rate uint64) string {
+// formatRate prints a rate in the largest unit that makes it at least 1.
+func formatRate(rate uint64) string {
 	unit, name := uint64(1), ""
 	for _, larger := range []string{"k", "M", "G"} {
 		if rate < unit*1000 {
@@ -288,8 +289,8 @@ func bits(rate uint64) string {
 	return strconv.FormatFloat(float64(rate)/float64(unit), 'f', -1, 64) + name + "bit/s"
 }
 
-// rounded keeps three digits of what was measured.
-func rounded(rate uint64) uint64 {
+// roundRate keeps three digits of a measured rate.
+func roundRate(rate uint64) uint64 {
 	step := uint64(1)
 	for rate/step >= 1000 {
 		step *= 10

@@ -27,7 +27,7 @@ func TestLimitsRefused(t *testing.T) {
 		"--interval 2h":           "--interval 2h0m0s: want",
 		"--interval 5":            "--interval",
 	} {
-		// This is no sandbox: what is refused is refused before anything is looked at.
+		// The test runs without a sandbox: each bad flag must be refused before anything is read.
 		status, stdout, stderr := run(append([]string{"limits"}, strings.Fields(args)...)...)
 		if status != exitFailed || stdout != "" || !strings.Contains(stderr, want) {
 			t.Errorf("%s: status %d, %q, %q", args, status, stdout, stderr)
@@ -39,12 +39,12 @@ func TestBits(t *testing.T) {
 	for rate, want := range map[uint64]string{0: "0bit/s", 999: "999bit/s", 1000: "1kbit/s", 20e6: "20Mbit/s", 1e9: "1Gbit/s",
 		1e11: "100Gbit/s", 3e12: "3000Gbit/s",
 		1234567: "1.234567Mbit/s", 1610612736: "1.610612736Gbit/s", 18446744073709551615: "18446744073.709553Gbit/s"} {
-		if got := bits(rate); got != want {
+		if got := formatRate(rate); got != want {
 			t.Errorf("%d: %s, want %s", rate, got, want)
 		}
 	}
 	for rate, want := range map[uint64]uint64{0: 0, 999: 999, 1234: 1230, 1235: 1240, 19_949_999: 19_900_000, 999_999: 1_000_000} {
-		if got := rounded(rate); got != want {
+		if got := roundRate(rate); got != want {
 			t.Errorf("%d: %d, want %d", rate, got, want)
 		}
 	}
@@ -64,7 +64,7 @@ func records() []attachment.Record {
 		of("bandwidth", "", "dddddd1", "eth0"), of("bandwidth", "", "dddddd12", "eth0")}
 }
 
-// TestOfPod: a pod is named by its name, or by what tells its container from all others.
+// TestOfPod checks that a pod is selected by its name, or by a unique prefix of its container ID.
 func TestOfPod(t *testing.T) {
 	for name, want := range map[string]string{
 		"shop/web": "aaaaaa1 aaaaaa1 aaaaaa9", "aaaaaa1": "aaaaaa1 aaaaaa1", "aaaaaa2": "aaaaaa22 aaaaaa22", "aaaaaa22": "aaaaaa22 aaaaaa22",
@@ -74,7 +74,7 @@ func TestOfPod(t *testing.T) {
 		"cccccc": "no pod cccccc is",
 	} {
 		var ids []string
-		found, err := ofPod(records(), name)
+		found, err := recordsOfPod(records(), name)
 		for _, rec := range found {
 			ids = append(ids, rec.ContainerID)
 		}
@@ -88,7 +88,7 @@ func TestOfPod(t *testing.T) {
 	}
 }
 
-// TestOne: limits of one interface are changed at a time, and none of a pod that is gone.
+// TestOne checks that limits change for one interface at a time, and that a pod without a namespace is refused.
 func TestOne(t *testing.T) {
 	all := bandwidth.Records(records())
 	of := func(ids ...string) (list []attachment.Record) {
@@ -99,14 +99,14 @@ func TestOne(t *testing.T) {
 		}
 		return list
 	}
-	if got, err := one(of("aaaaaa1", "aaaaaa9")); err != nil || len(got) != 1 || got[0].ContainerID != "aaaaaa1" {
+	if got, err := selectOne(of("aaaaaa1", "aaaaaa9")); err != nil || len(got) != 1 || got[0].ContainerID != "aaaaaa1" {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if _, err := one(of("aaaaaa9")); err == nil || !strings.Contains(err.Error(), "the namespace of pod shop/web is gone") {
+	if _, err := selectOne(of("aaaaaa9")); err == nil || !strings.Contains(err.Error(), "the namespace of pod shop/web is gone") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := one(of("aaaaaa22")); err == nil ||
-		!strings.Contains(err.Error(), "pod shop/db has several limited interfaces: say which by --ifname, or by the container ID: "+
+	if _, err := selectOne(of("aaaaaa22")); err == nil ||
+		!strings.Contains(err.Error(), "pod shop/db has several limited interfaces: select one with --ifname, or by the container ID: "+
 			"eth0 of container aaaaaa22 in network net, net1 of container aaaaaa22 in network net") {
 		t.Errorf("got %v", err)
 	}
@@ -116,7 +116,7 @@ func directions(ingress, egress *bandwidth.Direction) bandwidth.Both[*bandwidth.
 	return bandwidth.Both[*bandwidth.Direction]{Ingress: ingress, Egress: egress}
 }
 
-// TestLimitsJSON pins the document, which scripts read.
+// TestLimitsJSON pins the document, because scripts read it.
 func TestLimitsJSON(t *testing.T) {
 	list := []bandwidth.Limits{{Key: attachment.Key{Network: "n", ContainerID: "c1", IfName: "eth0"}, Pod: "shop/web",
 		Both: directions(&bandwidth.Direction{Asked: bandwidth.Limit{Rate: 500, Burst: 8000, Annotated: true}, Rate: 1996, Dropped: 3,
@@ -141,7 +141,8 @@ func TestLimitsJSON(t *testing.T) {
 	}
 }
 
-// TestLimitsTable: what is not there is told from what is not wanted, and a pod's name does nothing to a terminal.
+// TestLimitsTable checks that a missing limit differs from one that was not requested, and that a pod's name cannot control the
+// terminal.
 func TestLimitsTable(t *testing.T) {
 	ask := func(rate uint64, admin bool) bandwidth.Limit {
 		return bandwidth.Limit{Rate: rate, ByAdmin: admin}
@@ -172,7 +173,8 @@ func TestLimitsTable(t *testing.T) {
 	if !slices.Equal(rows, want) {
 		t.Errorf("%s\nwant\n%s", strings.Join(rows, "\n"), strings.Join(want, "\n"))
 	}
-	if got := stderr.String(); got != "podlace: egress of container c1, eth0: it is lost\npodlace: podlace reload brings back what another program removed\n" {
+	if got := stderr.String(); got != "podlace: egress of container c1, eth0: it is lost\n"+
+		"podlace: podlace reload restores what another program removed\n" {
 		t.Errorf("%q", got)
 	}
 }

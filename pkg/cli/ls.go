@@ -27,13 +27,12 @@ const lsExample = `  podlace ls
   podlace ls --ip 10.58.0.7
   podlace ls --hostport 53/udp -o json`
 
-const lsHelp = `List the attachments that are recorded on this node: by the records of the
-plugins and the leases of host-local. The last column tells whether the pod's
-network namespace is there: alive, gone, or unknown when no record names it.
-Standard error names the parts of the configurations that are legal and do not
-do what they seem to do.`
+const lsHelp = `List the attachments that are recorded on this node, from the plugins' records
+and host-local's leases. The last column is the state of the pod's network
+namespace: alive, gone, or unknown when no record names it. Standard error lists
+valid configuration keys that do not have the effect that they suggest.`
 
-// confFlags say where the networks are.
+// confFlags select the network configurations.
 type confFlags struct {
 	dir     string
 	named   bool // --conf-dir is given
@@ -47,7 +46,7 @@ func (f *confFlags) add(cmd *cobra.Command) {
 	addOutput(cmd, &f.output)
 }
 
-// lsFlags are those of ls alone: which attachments, and how they are shown.
+// lsFlags are the flags of ls: which attachments, and in which format.
 type lsFlags struct {
 	confFlags
 	ip, mac, hostPort string
@@ -68,7 +67,7 @@ func newLs() *cobra.Command {
 		},
 	}
 	flags.add(cmd)
-	cmd.Flags().Lookup("output").Usage = "form of the output: table, wide or json"
+	cmd.Flags().Lookup("output").Usage = "output format: table, wide or json"
 	cmd.Flags().StringVar(&flags.ip, "ip", "", "only the attachment with this address")
 	cmd.Flags().StringVar(&flags.mac, "mac", "", "only the attachment with this MAC: of a VF, or with antiSpoof of a veth")
 	cmd.Flags().StringVar(&flags.hostPort, "hostport", "", "only the attachment with this hostPort, such as 8080 or 53/udp")
@@ -87,7 +86,7 @@ func (f lsFlags) list(stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// The records list the attachments without the default folder, which a k3s node does not have.
+	// The records name the attachments even without the default folder, which a k3s node does not have.
 	networks, notes, err := configurations(f.dir)
 	switch {
 	case err != nil && f.named:
@@ -96,7 +95,7 @@ func (f lsFlags) list(stdout, stderr io.Writer) error {
 		notes = append(notes, err.Error())
 	}
 	for _, text := range append(notes, f.findings(networks)...) {
-		tell(stderr, text)
+		printLine(stderr, text)
 	}
 	list, err := reconcile.List(networks)
 	if err != nil {
@@ -110,7 +109,7 @@ func (f lsFlags) list(stdout, stderr io.Writer) error {
 		return err
 	}
 	damaged = slices.DeleteFunc(damaged, func(d attachment.Damaged) bool { return f.network != "" && d.Network != f.network })
-	list = slices.DeleteFunc(f.only(reconcile.AddDamaged(list, damaged)), func(a *reconcile.Attachment) bool { return !f.wanted(a) })
+	list = slices.DeleteFunc(f.filterNetwork(reconcile.AddDamaged(list, damaged)), func(a *reconcile.Attachment) bool { return !f.wanted(a) })
 	switch {
 	case f.output == outputJSON:
 		err = printJSON(stdout, list)
@@ -120,7 +119,7 @@ func (f lsFlags) list(stdout, stderr io.Writer) error {
 		err = table(stdout, "NETWORK\tPOD\tCONTAINER\tIFNAME\tADDRESSES\tNAMESPACE", list,
 			func(a *reconcile.Attachment) string { return a.State })
 	}
-	return errors.Join(tellDamaged(stderr, damaged), err)
+	return errors.Join(printDamaged(stderr, damaged), err)
 }
 
 func (f confFlags) check() error {
@@ -132,12 +131,12 @@ func (f confFlags) check() error {
 
 func needRoot() error {
 	if os.Geteuid() != 0 {
-		return errors.New("records and leases are root's: run it as root")
+		return errors.New("only root can read records and leases: run it as root")
 	}
 	return nil
 }
 
-// configurations reads the folder of the configurations.
+// configurations reads the folder with the network configurations.
 func configurations(dir string) (networks []reconcile.Network, notes []string, err error) {
 	networks, notes, err = reconcile.Networks(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -146,7 +145,7 @@ func configurations(dir string) (networks []reconcile.Network, notes []string, e
 	return networks, notes, err
 }
 
-// findings returns what is wrong with the configurations of the networks, a line each.
+// findings returns the defects of the networks' configurations, one line each.
 func (f confFlags) findings(networks []reconcile.Network) (lines []string) {
 	node, err := validate.ThisNode()
 	if err != nil {
@@ -163,7 +162,7 @@ func (f confFlags) findings(networks []reconcile.Network) (lines []string) {
 	return lines
 }
 
-// checkNetwork refuses a --network that neither a configuration nor a record nor a lease names.
+// checkNetwork refuses a --network that no configuration, record or lease names.
 func (f confFlags) checkNetwork(networks []reconcile.Network, list []*reconcile.Attachment) error {
 	if f.network == "" || slices.ContainsFunc(networks, func(n reconcile.Network) bool { return n.Name == f.network }) ||
 		slices.ContainsFunc(list, func(a *reconcile.Attachment) bool { return a.Network == f.network }) {
@@ -172,18 +171,18 @@ func (f confFlags) checkNetwork(networks []reconcile.Network, list []*reconcile.
 	return fmt.Errorf("--network %s: no configuration in %s, no record and no lease names this network", f.network, f.dir)
 }
 
-// only returns those of the network that was asked for.
-func (f confFlags) only(list []*reconcile.Attachment) []*reconcile.Attachment {
+// filterNetwork returns the attachments of the network that --network names.
+func (f confFlags) filterNetwork(list []*reconcile.Attachment) []*reconcile.Attachment {
 	list = append([]*reconcile.Attachment{}, list...)
 	return slices.DeleteFunc(list, func(a *reconcile.Attachment) bool { return f.network != "" && a.Network != f.network })
 }
 
-// table prints a line for each attachment, with one more column at the end.
+// table prints one line for each attachment, with a further column at the end.
 func table(w io.Writer, heading string, list []*reconcile.Attachment, last func(*reconcile.Attachment) string) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, heading)
 	for _, a := range list {
-		cells := []string{plain(a.Network), dash(plain(a.Pod)), plain(short(a.ContainerID)), dash(plain(a.IfName)), dash(joined(a.Addresses)),
+		cells := []string{plain(a.Network), dash(plain(a.Pod)), plain(shortID(a.ContainerID)), dash(plain(a.IfName)), dash(joined(a.Addresses)),
 			plain(last(a))}
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
@@ -199,13 +198,13 @@ func dash(s string) string {
 	return s
 }
 
-// short cuts an ID as crictl does.
-func short(id string) string { return id[:min(len(id), 13)] }
+// shortID abbreviates an ID as crictl does.
+func shortID(id string) string { return id[:min(len(id), 13)] }
 
 func joined(addresses []netip.Addr) string {
 	list := make([]string, len(addresses))
 	for i, a := range addresses {
-		list[i] = plain(a.String()) // a zone is any text
+		list[i] = plain(a.String()) // the zone of an address can be any text
 	}
 	return strings.Join(list, " ")
 }

@@ -17,7 +17,7 @@ const hostile = "shop/\x1b[2Jweb\n0\té"
 
 var notPlain = regexp.MustCompile(`[^\n -~]`)
 
-// TestTextIsPlain: what a pod calls itself does nothing to a terminal, and makes no lines of its own.
+// TestTextIsPlain checks that a pod's name can neither control the terminal nor add lines.
 func TestTextIsPlain(t *testing.T) {
 	removed := true
 	list := []*reconcile.Attachment{{Network: "n", Pod: hostile, ContainerID: hostile, IfName: hostile, Dead: hostile, Removed: &removed},
@@ -41,14 +41,14 @@ func TestTextIsPlain(t *testing.T) {
 	}
 }
 
-// TestNoFolder: without the folder nothing is done, and the flag that names another is told.
+// TestNoFolder checks that a missing folder is an error which names the flag for another one.
 func TestNoFolder(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: these commands are root's")
 	}
 	missing := filepath.Join(t.TempDir(), "none")
 	for _, name := range []string{"gc", "ls", "rollback"} {
-		status, stdout, stderr := run(name, "--conf-dir", missing) // no --yes: this is no sandbox, and a defect must not act on the node
+		status, stdout, stderr := run(name, "--conf-dir", missing) // without --yes: a defect must not change the node
 		if status != exitFailed || stdout != "" || !strings.Contains(stderr, missing+": no such file") ||
 			!strings.Contains(stderr, "--conf-dir") || !strings.Contains(stderr, "/var/lib/rancher/k3s/agent/etc/cni/net.d") {
 			t.Errorf("%s: status %d, %q, %q", name, status, stdout, stderr)
@@ -56,7 +56,7 @@ func TestNoFolder(t *testing.T) {
 	}
 }
 
-// TestUnknownNetwork: a network that neither a configuration nor a record names is an error, and no empty list.
+// TestUnknownNetwork checks that a network which no configuration and no record names is an error, and not an empty list.
 func TestUnknownNetwork(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: these commands are root's")
@@ -78,8 +78,8 @@ func TestUnknownNetwork(t *testing.T) {
 	}
 }
 
-// TestLsNamesTraps: the list says on standard error which keys of a configuration do nothing, also where libcni hides them from the
-// plugins.
+// TestLsNamesTraps checks that ls reports keys without effect on standard error, including those that libcni removes before a plugin
+// sees them.
 func TestLsNamesTraps(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: these commands are root's")

@@ -18,10 +18,10 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// outputWide is the table with more columns.
+// outputWide is the table with additional columns.
 const outputWide = "wide"
 
-// parse reads what selects attachments.
+// parse parses the flags that select attachments.
 func (f *lsFlags) parse() error {
 	tests := []func(*reconcile.Attachment) bool{}
 	if f.ip != "" {
@@ -62,7 +62,7 @@ func hasMAC(a *reconcile.Attachment, mac net.HardwareAddr) bool {
 	})
 }
 
-// parseHostPort reads 8080 or 53/udp.
+// parseHostPort parses 8080 or 53/udp.
 func parseHostPort(text string) (port uint16, protocol string, err error) {
 	number, protocol, named := strings.Cut(strings.ToLower(text), "/")
 	n, err := strconv.ParseUint(number, 10, 16)
@@ -72,7 +72,7 @@ func parseHostPort(text string) (port uint16, protocol string, err error) {
 	return uint16(n), protocol, nil
 }
 
-// wideTable prints what records say of each attachment.
+// wideTable prints the recorded details of each attachment.
 func wideTable(w io.Writer, list []*reconcile.Attachment, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "NETWORK\tPOD\tCONTAINER\tIFNAME\tADDRESSES\tNAMESPACE\tAGE\tHOST SIDE\tHOSTPORTS\tINGRESS\tEGRESS\tVFS")
@@ -81,7 +81,7 @@ func wideTable(w io.Writer, list []*reconcile.Attachment, now time.Time) error {
 		if a.Bridge != "" {
 			host += "@" + a.Bridge
 		}
-		cells := []string{plain(a.Network), dash(plain(a.Pod)), plain(short(a.ContainerID)), dash(plain(a.IfName)), dash(joined(a.Addresses)),
+		cells := []string{plain(a.Network), dash(plain(a.Pod)), plain(shortID(a.ContainerID)), dash(plain(a.IfName)), dash(joined(a.Addresses)),
 			plain(a.State), age(a.Since, now), dash(plain(host)), dash(hostPorts(a.HostPorts)), limit(a.IngressRate), limit(a.EgressRate),
 			dash(plain(strings.Join(a.VFs, " ")))}
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
@@ -89,7 +89,7 @@ func wideTable(w io.Writer, list []*reconcile.Attachment, now time.Time) error {
 	return t.Flush()
 }
 
-// hostPorts prints ports in the form that --hostport reads, a port of both families once.
+// hostPorts prints ports in the form that --hostport accepts. A port of both families appears once.
 func hostPorts(list []ports.Port) string {
 	var texts []string
 	for _, p := range list {
@@ -110,10 +110,10 @@ func limit(rate uint64) string {
 	if rate == 0 {
 		return "-"
 	}
-	return bits(rate)
+	return formatRate(rate)
 }
 
-// age prints a time span in its largest unit of which it has at least two, as kubectl does.
+// age prints a duration in the largest unit of which it has at least two, as kubectl does.
 func age(since, now time.Time) string {
 	d := now.Sub(since)
 	switch {

@@ -15,10 +15,11 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// claimAPI is the only version of resource.k8s.io that is read.
+// claimAPI is the only supported version of resource.k8s.io.
 const claimAPI = "resource.k8s.io/v1"
 
-// manifest is an object of Kubernetes, with the parts that tell which VFs a pod gets and how they are set. The API server checks the rest.
+// manifest is a Kubernetes object with the fields that decide which VFs a pod gets and how they are set. The API server validates the
+// other fields.
 type manifest struct {
 	APIVersion string          `json:"apiVersion"`
 	Kind       string          `json:"kind"`
@@ -33,7 +34,7 @@ type metadata struct {
 	Namespace string `json:"namespace"`
 }
 
-// String names the object as kubectl does, with its file.
+// String returns kind and name as kubectl prints them, after the file name.
 func (m manifest) String() string {
 	name := m.Metadata.Name
 	if m.Kind != kindClass {
@@ -119,7 +120,7 @@ type podContainer struct {
 
 var documentEnd = regexp.MustCompile(`(?m)^---(?:[ \t].*)?$`)
 
-// readManifests reads the objects of a file of YAML documents, or of JSON. Lists are taken apart.
+// readManifests reads the objects of a YAML file with several documents, or of a JSON file. It splits Lists into their items.
 func readManifests(file string) (all []manifest, err error) {
 	data, err := store.ReadFile(file)
 	if err != nil {
@@ -127,7 +128,7 @@ func readManifests(file string) (all []manifest, err error) {
 	}
 	line := 0
 	for _, document := range documentEnd.Split(string(data), -1) {
-		padded := strings.Repeat("\n", line) + document // for the lines in errors
+		padded := strings.Repeat("\n", line) + document // errors then have the line number of the file
 		line += strings.Count(document, "\n")
 		text, err := yaml.YAMLToJSONStrict([]byte(padded))
 		if err != nil {
@@ -148,7 +149,7 @@ func readManifests(file string) (all []manifest, err error) {
 	return all, nil
 }
 
-// decode reads the specification of an object.
+// decode decodes the specification of an object.
 func (m manifest) decode(to any) error {
 	if m.Kind != kindPod && m.APIVersion != claimAPI {
 		return fmt.Errorf("%s: apiVersion %q: want %s", m, m.APIVersion, claimAPI)

@@ -18,19 +18,19 @@ import (
 	"github.com/podlace/podlace/pkg/portmap"
 )
 
-const reloadHelp = `Bring back the rules of all pods after somebody flushed them, as 'nft flush
-ruleset', a restart of the nftables or firewalld service or 'iptables -t nat -F'
-do: what protects pods and the node first, then masquerade and hostPorts. So it
-does for limits after another program removed their qdiscs. All are written from
-the records under /run/podlace; what is there stays.
+const reloadHelp = `Restore the rules of all pods after a flush, such as 'nft flush ruleset', a
+restart of the nftables or firewalld service or 'iptables -t nat -F': first the
+rules that protect pods and node, then masquerade and hostPorts. The command also
+restores limits whose qdiscs another program removed. It reads the records under
+/run/podlace and leaves rules that are in place.
 
-The exit status is 0 when all is there, and 2 when something could not be
-brought back.`
+The exit status is 0 if everything is in place, and 2 if something could not be
+restored.`
 
 func newReload() *cobra.Command {
 	return &cobra.Command{
 		Use:   "reload",
-		Short: "Bring back the rules and limits of all pods after a flush",
+		Short: "Restore the rules and limits of all pods after a flush",
 		Long:  reloadHelp,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -65,20 +65,20 @@ func reload(stdout, stderr io.Writer) error {
 	}
 	fmt.Fprintf(stdout, "reloaded: %d attachments of bridge, %d with hostPorts, %d with limits\n", count["bridge"], count["portmap"],
 		count["bandwidth"])
-	return tellUnreadable(stderr)
+	return printUnreadable(stderr)
 }
 
-// tellUnreadable names the records that cannot be read.
-func tellUnreadable(stderr io.Writer) error {
+// printUnreadable reports records that cannot be read.
+func printUnreadable(stderr io.Writer) error {
 	damaged, err := attachment.Unreadable()
-	return errors.Join(tellDamaged(stderr, damaged), err)
+	return errors.Join(printDamaged(stderr, damaged), err)
 }
 
-// tellDamaged names records that cannot be read, with the reason. What they stand for is not looked at, so the command ends with
+// printDamaged reports records that cannot be read, with the reason. Their attachments are skipped, so the command ends with
 // exitFailed.
-func tellDamaged(stderr io.Writer, damaged []attachment.Damaged) error {
+func printDamaged(stderr io.Writer, damaged []attachment.Damaged) error {
 	for _, d := range damaged {
-		tell(stderr, fmt.Sprintf("%s cannot be read and is left out: %v; DEL of its pod removes what it stands for", d.Path(), d.Reason))
+		printLine(stderr, fmt.Sprintf("%s cannot be read and is skipped: %v; DEL of its pod removes its attachment", d.Path(), d.Reason))
 	}
 	if len(damaged) > 0 {
 		return exitError(exitFailed)

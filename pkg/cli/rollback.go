@@ -14,11 +14,11 @@ func newRollback() *cobra.Command {
 	o := rollback.Options{}
 	cmd := &cobra.Command{
 		Use:   "rollback",
-		Short: "Give the pods that run to the reference plugins",
-		Long: `Rewrites what Podlace made for the pods that run into the form of the reference plugins, and removes what is Podlace's own: tables,
-index, records. From then on the reference plugins delete these pods. Their traffic goes on.
+		Short: "Hand running pods over to the reference plugins",
+		Long: `Rewrites the state of running pods into the form of the reference plugins, and removes Podlace's own state: tables, index, records.
+From then on the reference plugins delete these pods. The pods' traffic continues.
 
-Put the files of the reference in place first: pods that Podlace adds later would not be rewritten. Without --yes nothing is changed.`,
+Install the reference plugins first: pods that Podlace adds later would not be rewritten. Without --yes the command changes nothing.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := needRoot(); err != nil {
@@ -29,15 +29,15 @@ Put the files of the reference in place first: pods that Podlace adds later woul
 				return err
 			}
 			for _, text := range o.Damaged {
-				tell(cmd.ErrOrStderr(), text)
+				printLine(cmd.ErrOrStderr(), text)
 			}
 			o.Out = cmd.OutOrStdout()
 			if err := rollback.Run(o); err != nil {
-				tell(cmd.ErrOrStderr(), err.Error())
-				return exitError(exitMissed)
+				printLine(cmd.ErrOrStderr(), err.Error())
+				return exitError(exitDiffers)
 			}
 			if o.Act {
-				fmt.Fprintln(o.Out, "Nothing of Podlace is left but its binaries.")
+				fmt.Fprintln(o.Out, "Only the binaries of Podlace are left.")
 			} else {
 				fmt.Fprintln(o.Out, "Nothing was changed. --yes does it.")
 			}

@@ -26,35 +26,33 @@ import (
 )
 
 const sriovLsHelp = `List the network cards of this node, PFs and VFs: NUMA node, driver, the resource
-that the configuration offers a VF as, and the pod that has it. CPUS
-compares the CPUs that the pod has for itself with the NUMA node of the VF: same,
-other, some of each (mixed), or - when its CPUs are shared. FAULT is why a VF is
-given to no pod at present.
+that offers the VF, and the pod that has it. CPUS compares the pod's exclusive
+CPUs with the NUMA node of the VF: same, other, mixed, or - if the pod shares its
+CPUs. FAULT is the reason why a VF cannot be allocated at present.
 
-Which pod has what, and what is at fault, is asked of the device plugin. Without
-it the rest is shown, with a word on standard error.
+The command asks the device plugin for pods and faults. If it does not answer,
+the rest is listed, with a warning on standard error.
 
 A second table lists the prepared ResourceClaims: claim, request, pod, VF, and
 the VF's interface in the pod. INTERFACE is - until the CNI plugin attaches the
-VF, and "admin" for admin access, which leaves the VF where it is.`
+VF, and "admin" for admin access, which does not move the VF.`
 
-const sriovExplainHelp = `Tell why each device is offered or not: for every resource of the configuration
-and every selector what it wants and what was found. DEVICE is a PCI address, or
-the name of an interface or of a resource; without it all devices are told of,
-in one line each.
+const sriovExplainHelp = `Explain why each device is offered or not: what each selector of each resource
+wants and what was found. DEVICE is a PCI address, or the name of an interface or
+of a resource. Without it the command prints one line for each device.
 
-With --count the question is another one: could a pod have so many devices of
-the resource now, near which NUMA node, and what the policies of the Topology
-Manager would say. That is why a pod was refused, as long as nothing has changed
-since.
+With --count the command answers whether a container could get this many devices
+of the resource now, near which NUMA node, and what each policy of the Topology
+Manager would decide. It thereby explains why a pod was refused, as long as the
+allocations are the same.
 
-What the configuration asks for and this node lacks comes first, after the
-entries that are not supported. With --strict one of those is an error.`
+Entries that are not supported come first, then resources of the configuration
+for which this node has no device. With --strict an unsupported entry is an error.`
 
 // askTimeout is how long the device plugin may take to answer.
 const askTimeout = 10 * time.Second
 
-// sriovFlags say where the device plugin's view comes from.
+// sriovFlags select the device plugin's configuration and sockets.
 type sriovFlags struct {
 	config, prefix, host string
 	sysfs, socket        string
@@ -65,25 +63,25 @@ type sriovFlags struct {
 }
 
 func newSRIOV() *cobra.Command {
-	cmd := &cobra.Command{Use: "sriov", Short: "Look at the SR-IOV devices of this node", SuggestionsMinimumDistance: 1, Args: cobra.NoArgs,
+	cmd := &cobra.Command{Use: "sriov", Short: "Inspect the SR-IOV devices of this node", SuggestionsMinimumDistance: 1, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(newSRIOVLs(), newSRIOVExplain(), newSRIOVClasses(), newSRIOVCheckClaim(), newSRIOVReset(), newSRIOVResetFunction())
 	return cmd
 }
 
-// addConfig adds the flags that say which configuration counts.
+// addConfig adds the flags that select the configuration.
 func (f *sriovFlags) addConfig(cmd *cobra.Command) {
 	host, _ := os.Hostname()
 	cmd.Flags().StringVar(&f.config, "config-file", "/etc/pcidp/config.json", "configuration of the device plugin")
-	cmd.Flags().StringVar(&f.prefix, "resource-prefix", "intel.com", "of resources that name none")
+	cmd.Flags().StringVar(&f.prefix, "resource-prefix", "intel.com", "prefix of resources that have no resourcePrefix")
 	cmd.Flags().StringVar(&f.host, "node-name", host, "name of this node in the configuration")
 }
 
 func (f *sriovFlags) add(cmd *cobra.Command) {
 	f.addConfig(cmd)
 	cmd.Flags().StringVar(&f.sysfs, "sysfs", "/sys", "where sysfs is mounted")
-	cmd.Flags().StringVar(&f.socket, "socket", allocation.Socket, "where the device plugin answers")
-	cmd.Flags().StringVar(&f.claims, "claims-dir", claim.Folder, "folder of the prepared claims")
+	cmd.Flags().StringVar(&f.socket, "socket", allocation.Socket, "socket of the device plugin")
+	cmd.Flags().StringVar(&f.claims, "claims-dir", claim.Folder, "folder with the prepared claims")
 	addOutput(cmd, &f.output)
 }
 
@@ -100,7 +98,7 @@ func newSRIOVLs() *cobra.Command {
 
 func newSRIOVExplain() *cobra.Command {
 	var f sriovFlags
-	cmd := &cobra.Command{Use: "explain [DEVICE]", Short: "Tell why a device is offered or not, and whether a pod could have some",
+	cmd := &cobra.Command{Use: "explain [DEVICE]", Short: "Explain why a device is offered or not, and whether a pod could get some",
 		Long: sriovExplainHelp, Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("count") && f.count < 1 {
@@ -110,33 +108,33 @@ func newSRIOVExplain() *cobra.Command {
 		}}
 	f.add(cmd)
 	cmd.Flags().BoolVar(&f.strict, "strict", false,
-		"refuse a configuration with an entry that is not supported, as sriov-device-plugin --strict")
-	cmd.Flags().IntVar(&f.count, "count", 0, "devices of the resource that a container wants")
+		"refuse a configuration with an unsupported entry, as sriov-device-plugin --strict")
+	cmd.Flags().IntVar(&f.count, "count", 0, "number of devices of the resource that a container wants")
 	return cmd
 }
 
-// sriovNode is what the device plugin sees.
+// sriovNode is the device plugin's view of the node.
 type sriovNode struct {
-	config   *pool.Config
-	snapshot *pci.Snapshot
-	env      pool.Env
-	pools    []pool.Pool
-	held     map[string]allocation.Device
-	claims   []sriovClaim
-	faults   map[string]string
-	slices   map[string]allocation.Published // by PCI address
-	asked    error                           // why held and faults are not known
-	unlisted error                           // why not all claims are known
-	unread   error                           // why there is no configuration
+	config    *pool.Config
+	snapshot  *pci.Snapshot
+	env       pool.Env
+	pools     []pool.Pool
+	held      map[string]allocation.Device
+	claims    []sriovClaim
+	faults    map[string]string
+	slices    map[string]allocation.Published // by PCI address
+	pluginErr error                           // why pods and faults are unknown
+	claimsErr error                           // why the list of claims is incomplete
+	configErr error                           // why the configuration could not be read
 }
 
-func (f *sriovFlags) look(ctx context.Context) (*sriovNode, error) {
+func (f *sriovFlags) readNode(ctx context.Context) (*sriovNode, error) {
 	if err := checkOutput(f.output); err != nil {
 		return nil, err
 	}
 	n := &sriovNode{config: &pool.Config{}, held: map[string]allocation.Device{}}
 	config, err := f.parse()
-	if n.unread = err; err == nil {
+	if n.configErr = err; err == nil {
 		n.config = config
 	}
 	if n.snapshot, err = pci.Scan(f.sysfs); err != nil {
@@ -150,22 +148,22 @@ func (f *sriovFlags) look(ctx context.Context) (*sriovNode, error) {
 	if n.env.DefaultRoute, err = host.Uplinks(); err != nil {
 		return nil, err
 	}
-	answer, err := ask(ctx, f.socket)
+	answer, err := askPlugin(ctx, f.socket)
 	for _, h := range answer.Devices {
 		n.held[h.ID] = h
 	}
-	n.faults, n.slices, n.asked = answer.Faults, answer.Published, err
-	n.claims, n.unlisted = f.prepared()
+	n.faults, n.slices, n.pluginErr = answer.Faults, answer.Published, err
+	n.claims, n.claimsErr = f.readClaims()
 	n.addClaimed()
 	n.pools = pool.Assign(n.config, n.snapshot, n.env)
 	for i, p := range n.pools {
-		n.pools[i].Devices = slices.DeleteFunc(p.Devices, func(d pool.Device) bool { return n.kept(d.Address, p.Name) != nil })
+		n.pools[i].Devices = slices.DeleteFunc(p.Devices, func(d pool.Device) bool { return n.otherOwner(d.Address, p.Name) != nil })
 	}
 	return n, nil
 }
 
-// ask returns what the device plugin tells of all pods.
-func ask(ctx context.Context, socket string) (allocation.Answer, error) {
+// askPlugin asks the device plugin for the devices of all pods.
+func askPlugin(ctx context.Context, socket string) (allocation.Answer, error) {
 	var answer allocation.Answer
 	var err error
 	done := make(chan struct{})
@@ -181,16 +179,16 @@ func ask(ctx context.Context, socket string) (allocation.Answer, error) {
 	}
 }
 
-// kept returns who has a device from another resource than the configuration says now, nil if nobody has: that one keeps it, and nobody
-// else gets it.
-func (n *sriovNode) kept(device pci.Address, resource string) *allocation.Device {
+// otherOwner returns the owner of a device that was allocated from another resource than the configuration now says, or nil. The owner
+// keeps the device, and no other pod can get it.
+func (n *sriovNode) otherOwner(device pci.Address, resource string) *allocation.Device {
 	if h, ok := n.held[device.String()]; ok && h.Resource != resource {
 		return &h
 	}
 	return nil
 }
 
-// sriovDevice is a line of the list.
+// sriovDevice is one line of the list.
 type sriovDevice struct {
 	pci.Device
 	PFName   string             `json:"pfName,omitempty"`
@@ -198,23 +196,23 @@ type sriovDevice struct {
 	Holder   *allocation.Device `json:"holder,omitempty"`
 	Claims   []sriovClaim       `json:"claims,omitempty"`
 	CPUs     string             `json:"cpus,omitempty"`  // same, other, mixed or ""
-	Fault    string             `json:"fault,omitempty"` // why it is given to no pod
-	Gone     bool               `json:"gone,omitempty"`  // a pod has it, and the node no more
+	Fault    string             `json:"fault,omitempty"` // why it cannot be allocated
+	Gone     bool               `json:"gone,omitempty"`  // a pod still has it, but the node does not
 }
 
 func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
-	n, err := f.look(ctx)
+	n, err := f.readNode(ctx)
 	if err != nil {
 		return err
 	}
-	if n.unread != nil {
-		tell(stderr, n.unread.Error())
+	if n.configErr != nil {
+		printLine(stderr, n.configErr.Error())
 	}
-	if n.asked != nil {
-		tell(stderr, fmt.Sprintf("it is not known which pods have devices: %v", n.asked))
+	if n.pluginErr != nil {
+		printLine(stderr, fmt.Sprintf("the device plugin did not say which pods have devices: %v", n.pluginErr))
 	}
-	if n.unlisted != nil && (n.asked == nil || !errors.Is(n.unlisted, fs.ErrPermission)) {
-		tell(stderr, fmt.Sprintf("the list of claims is not complete: %v", n.unlisted))
+	if n.claimsErr != nil && (n.pluginErr == nil || !errors.Is(n.claimsErr, fs.ErrPermission)) {
+		printLine(stderr, fmt.Sprintf("the list of claims is incomplete: %v", n.claimsErr))
 	}
 	list := n.devices()
 	if f.output == outputJSON {
@@ -245,7 +243,7 @@ func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
 	return errors.Join(t.Flush(), n.listClaims(stdout))
 }
 
-// devices returns PFs, each followed by its VFs, and then what pods have although it is gone.
+// devices returns each PF, followed by its VFs, and then the allocated devices that are gone.
 func (n *sriovNode) devices() (list []sriovDevice) {
 	offered := map[pci.Address]string{}
 	for _, p := range n.pools {
@@ -257,7 +255,7 @@ func (n *sriovNode) devices() (list []sriovDevice) {
 		line := sriovDevice{Device: d, PFName: pfName, Resource: offered[d.Address], Fault: n.faults[d.Address.String()],
 			Claims: n.claimsOf(d.Address)}
 		if h, ok := n.held[d.Address.String()]; ok {
-			line.Holder, line.CPUs, line.Resource = &h, n.near(d, h.CPUs), h.Resource
+			line.Holder, line.CPUs, line.Resource = &h, n.compareCPUs(d, h.CPUs), h.Resource
 		}
 		list = append(list, line)
 	}
@@ -285,8 +283,8 @@ func (n *sriovNode) devices() (list []sriovDevice) {
 	return list
 }
 
-// near compares CPUs with the NUMA node of a device.
-func (n *sriovNode) near(d pci.Device, cpus []int64) string {
+// compareCPUs compares CPUs with the NUMA node of a device.
+func (n *sriovNode) compareCPUs(d pci.Device, cpus []int64) string {
 	same := 0
 	for _, cpu := range cpus {
 		if n.nodeOf(int(cpu)) == d.NUMANode {

@@ -14,15 +14,16 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-const sriovCheckClaimHelp = `Say what the node would do with the ResourceClaims, ResourceClaimTemplates and Pods
-in FILE: for each request the VFs and their settings, merged from the DeviceClass
-and the claim, or the error that the pod would wait with.
+const sriovCheckClaimHelp = `Check the ResourceClaims, ResourceClaimTemplates and Pods in FILE, as the node would
+handle them: for each request the command prints the VFs and their settings, merged
+from the DeviceClass and the claim, or the error that would keep the pod waiting.
 
-DeviceClasses are taken from FILE and from --class files; those that are missing
-there are the ones that 'podlace sriov classes' prints for the configuration.
+DeviceClasses come from FILE and from --class files; for missing ones the command
+uses those that 'podlace sriov classes' prints for the configuration.
 
-CEL expressions are not evaluated. Those that read an attribute which a device may
-lack are named: the scheduler stops at such a device, and starts the pod nowhere.`
+The command does not evaluate CEL expressions. It reports those that read an
+attribute which a device may lack: the scheduler stops at such a device and starts
+the pod on no node.`
 
 type checkFlags struct {
 	sriovFlags
@@ -31,7 +32,7 @@ type checkFlags struct {
 
 func newSRIOVCheckClaim() *cobra.Command {
 	var f checkFlags
-	cmd := &cobra.Command{Use: "check-claim FILE", Short: "Say what the node would do with a ResourceClaim, a template or a Pod",
+	cmd := &cobra.Command{Use: "check-claim FILE", Short: "Check what the node would do with a ResourceClaim, a template or a Pod",
 		Long: sriovCheckClaimHelp, Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.check(args[0], cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -60,7 +61,7 @@ func (f *checkFlags) check(file string, stdout, stderr io.Writer) error {
 		return err
 	}
 	if len(c.problems) > 0 {
-		return exitError(exitMissed)
+		return exitError(exitDiffers)
 	}
 	return nil
 }
@@ -104,7 +105,7 @@ type checkedRequest struct {
 	Settings []setting `json:"settings"`
 }
 
-// setting is a setting of a VF, and where it comes from.
+// setting is a setting of a VF and its source.
 type setting struct {
 	Key   string `json:"key"`
 	Value string `json:"value"`
@@ -123,15 +124,15 @@ func (f *checkFlags) print(c *checker, stdout, stderr io.Writer) error {
 		}
 	}
 	for _, p := range c.problems {
-		tell(stderr, p)
+		printLine(stderr, p)
 	}
 	return nil
 }
 
-// checker judges objects with the configuration of a node.
+// checker checks objects against a node's configuration.
 type checker struct {
-	resources map[string]*pool.Resource // given out by DRA
-	classes   []deviceClass             // the first with a name counts
+	resources map[string]*pool.Resource // resources of DRA
+	classes   []deviceClass             // of several with one name the first counts
 	objects   []manifest
 	checked   []checkedRequest
 	problems  []string
@@ -141,7 +142,7 @@ func (c *checker) fail(format string, args ...any) {
 	c.problems = append(c.problems, fmt.Sprintf(format, args...))
 }
 
-// deviceClass is a DeviceClass of a file, or one that 'podlace sriov classes' prints.
+// deviceClass is a DeviceClass from a file, or one that 'podlace sriov classes' prints.
 type deviceClass struct {
 	name, from string
 	classSpec
@@ -162,7 +163,7 @@ func (c *checker) addClasses(objects []manifest) error {
 	return nil
 }
 
-// spec returns the class as one of a file.
+// spec converts a generated class into the form of a class from a file.
 func (c resourceClass) spec() deviceClass {
 	class := deviceClass{name: c.name, from: "DeviceClass " + c.name}
 	class.ExtendedResourceName = c.resource
@@ -172,7 +173,7 @@ func (c resourceClass) spec() deviceClass {
 	return class
 }
 
-// selectors names what is risky in CEL expressions. sure is for those that see devices of this driver only.
+// selectors reports risky CEL expressions. sure is set for those that see only devices of this driver.
 func (c *checker) selectors(where string, list []celSelector, sure bool) {
 	for i, s := range list {
 		for _, p := range unguarded(s.CEL.Expression, sure) {
@@ -210,7 +211,7 @@ func (c *checker) object(m manifest) {
 	}
 }
 
-// pod checks that the claims which a pod names are in the files, and what its extended resources become.
+// pod checks that the files have the claims that a pod names, and checks its extended resources.
 func (c *checker) pod(m manifest, spec podSpec) {
 	for i, pc := range spec.Claims {
 		kind, name := kindClaim, pc.Claim
@@ -220,7 +221,7 @@ func (c *checker) pod(m manifest, spec podSpec) {
 		if !slices.ContainsFunc(c.objects, func(o manifest) bool {
 			return o.Kind == kind && o.Metadata.Name == name && o.Metadata.Namespace == m.Metadata.Namespace
 		}) {
-			c.fail("%s: spec.resourceClaims[%d]: %s %s is in none of the files: it is not checked", m, i, kind, name)
+			c.fail("%s: spec.resourceClaims[%d]: %s %s is in none of the files and was not checked", m, i, kind, name)
 		}
 	}
 	for _, container := range append(spec.InitContainers, spec.Containers...) {
@@ -245,7 +246,7 @@ func (c *checker) extended(resource string) (deviceClass, bool) {
 	return c.classes[i], true
 }
 
-// class returns the class with a name.
+// class returns the class with this name.
 func (c *checker) class(name string) (deviceClass, error) {
 	var names []string
 	for _, d := range c.classes {

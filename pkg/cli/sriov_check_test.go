@@ -11,15 +11,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// claimOf is a ResourceClaim with what stands below spec.devices.
+// claimOf returns a ResourceClaim with the given text below spec.devices.
 func claimOf(devices string) string {
 	return "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c, namespace: shop}\nspec:\n  devices:\n" + devices
 }
 
-// oneVF is a request for a VF of the class of example.com/fast.
+// oneVF requests one VF of the class of example.com/fast.
 const oneVF = "    requests: [{name: vf, exactly: {deviceClassName: fast.example.com}}]\n"
 
-// parameters is an entry of spec.devices.config.
+// parameters returns an entry of spec.devices.config.
 func parameters(requests, settings string) string {
 	return "    - {requests: [" + requests + "], opaque: {driver: sriov.podlace.io, parameters: " +
 		"{apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, " + settings + "}}}\n"
@@ -34,7 +34,7 @@ func runCheck(t *testing.T, manifest string, args ...string) (status int, stdout
 	return status, strings.ReplaceAll(stdout, dir+"/", ""), strings.ReplaceAll(stderr, dir+"/", "")
 }
 
-// TestCheckClaim: the settings of class and claim are merged key by key, with where each is from.
+// TestCheckClaim checks that the settings of class and claim are merged key by key, each with its source.
 func TestCheckClaim(t *testing.T) {
 	const template = `apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate
@@ -107,7 +107,7 @@ m.yaml: Pod shop/web, container app: request example.com/fast: 3 VFs of example.
 	}
 }
 
-// TestCheckClaimRefused: an error names file, object, entry, key and value.
+// TestCheckClaimRefused checks that an error names file, object, entry, key and value.
 func TestCheckClaimRefused(t *testing.T) {
 	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {resourceClaims: [{name: vf, resourceClaimTemplateName: none}]}\n"
 	const at = "m.yaml: ResourceClaim shop/c: spec.devices."
@@ -123,10 +123,11 @@ func TestCheckClaimRefused(t *testing.T) {
 		{"other resource", claimOf(oneVF + "    config:\n" + parameters("", "resource: example.com/slow, mtu: 1400")),
 			at + "config[0].opaque.parameters: it applies to no request with VFs"},
 		{"one MAC for two VFs", claimOf("    requests: [{name: vf, exactly: {deviceClassName: fast.example.com, count: 2}}]\n    config:\n" +
-			parameters("", `mac: "02:00:00:00:00:01"`)), at + `requests[0].exactly: only one VF could have mac "02:00:00:00:00:01", and the request is for 2 VFs`},
+			parameters("", `mac: "02:00:00:00:00:01"`)),
+			at + `requests[0].exactly: only one VF can have mac "02:00:00:00:00:01", but the request is for 2 VFs`},
 		{"unknown class", claimOf("    requests: [{name: vf, exactly: {deviceClassName: slow}}]\n"),
 			at + `requests[0].exactly.deviceClassName: class "slow" is not known: give its file with --class; known are fast.example.com, open-1.example.org`},
-		{"no request", claimOf("    requests: []\n"), at + "requests: there is none"},
+		{"no request", claimOf("    requests: []\n"), at + "requests: no request has exactly"},
 		{"old version", strings.Replace(claimOf(oneVF), "resource.k8s.io/v1", "resource.k8s.io/v1beta1", 1),
 			`m.yaml: ResourceClaim shop/c: apiVersion "resource.k8s.io/v1beta1": want resource.k8s.io/v1`},
 		{"unguarded", claimOf("    requests: [{name: vf, exactly: {deviceClassName: fast.example.com, selectors: " +
@@ -141,7 +142,7 @@ func TestCheckClaimRefused(t *testing.T) {
 			at + `requests[0].exactly: resource example.com/old is not in the configuration, or has no "api": "dra"`},
 	} {
 		status, _, stderr := runCheck(t, c.manifest)
-		if status != exitMissed || !strings.Contains(stderr, c.says) {
+		if status != exitDiffers || !strings.Contains(stderr, c.says) {
 			t.Errorf("%s: status %d, %s\nwant %s", c.name, status, stderr, c.says)
 		}
 	}
@@ -156,7 +157,7 @@ func TestCheckClaimRefused(t *testing.T) {
 	}
 }
 
-// TestCheckClaimClass: a class of a file counts before the one that 'podlace sriov classes' prints.
+// TestCheckClaimClass checks that a class from a file overrides the one that 'podlace sriov classes' prints.
 func TestCheckClaimClass(t *testing.T) {
 	class := writeFiles(t, map[string]string{"class.yaml": `apiVersion: resource.k8s.io/v1
 kind: DeviceClass

@@ -27,13 +27,13 @@ type sriovClaim struct {
 	Device    string      `json:"device"` // its PCI address
 	Resource  string      `json:"resource"`
 	Admin     bool        `json:"admin,omitempty"`
-	Settings  string      `json:"settings,omitempty"`  // of class and claim, merged
-	Pod       string      `json:"pod,omitempty"`       // namespace/name; "" while several pods may come
-	Interface string      `json:"interface,omitempty"` // in that pod, once it is attached
+	Settings  string      `json:"settings,omitempty"`  // merged from class and claim
+	Pod       string      `json:"pod,omitempty"`       // namespace/name; "" while several pods may use the claim
+	Interface string      `json:"interface,omitempty"` // in that pod, once attached
 }
 
-// prepared returns the devices of the prepared claims, in the order of the claims and of their requests.
-func (f *sriovFlags) prepared() (list []sriovClaim, err error) {
+// readClaims returns the devices of the prepared claims, sorted by claim, then in the order of the requests.
+func (f *sriovFlags) readClaims() (list []sriovClaim, err error) {
 	records, recordErr := claim.List(f.claims)
 	attached, journalErr := sriov.Holdings()
 	for _, r := range records {
@@ -46,7 +46,7 @@ func (f *sriovFlags) prepared() (list []sriovClaim, err error) {
 	return list, errors.Join(recordErr, journalErr)
 }
 
-// deviceOf returns one device of a record. The journal of the VF says which of the claim's pods has it.
+// deviceOf returns one device of a record. A claim may have several pods; the journal of the VF names the one that has it.
 func deviceOf(r claim.Record, d allocation.Device, attached []sriov.Holding) sriovClaim {
 	c := sriovClaim{Claim: d.Claim.Namespace + "/" + d.Claim.Name, UID: d.Claim.UID, Request: d.Claim.Request, State: r.State, Device: d.ID,
 		Resource: d.Resource, Admin: d.Claim.Admin, Settings: d.Config.String()}
@@ -61,7 +61,7 @@ func deviceOf(r claim.Record, d allocation.Device, attached []sriov.Holding) sri
 	return c
 }
 
-// addClaimed adds the devices that claims hold to those of which the device plugin tells.
+// addClaimed adds the devices of claims to those that the device plugin listed.
 func (n *sriovNode) addClaimed() {
 	for _, c := range n.claims {
 		if _, known := n.held[c.Device]; !known && !c.Admin {
@@ -76,7 +76,7 @@ func (n *sriovNode) claimsOf(a pci.Address) []sriovClaim {
 	return slices.DeleteFunc(slices.Clone(n.claims), func(c sriovClaim) bool { return c.Device != a.String() })
 }
 
-// holder names the pod that has a device, or the claim while its pod is not known.
+// holder names the pod of a device, or the claim while its pod is unknown.
 func (n *sriovNode) holder(h allocation.Device) string {
 	if h.Claim == nil || h.Pod != "" {
 		return h.Namespace + "/" + h.Pod
@@ -90,7 +90,7 @@ func (n *sriovNode) holder(h allocation.Device) string {
 }
 
 // has describes the owner of a device.
-func (n *sriovNode) has(h allocation.Device) string {
+func (n *sriovNode) describeOwner(h allocation.Device) string {
 	who := plain(n.holder(h))
 	if !strings.HasPrefix(who, "claim ") {
 		who = "pod " + who
@@ -98,12 +98,12 @@ func (n *sriovNode) has(h allocation.Device) string {
 	return who + " has it"
 }
 
-// sentence says what a claim has, in one line.
-func (c sriovClaim) sentence() string {
-	where := "it is in no pod yet"
+// describe describes a device of a claim in one line.
+func (c sriovClaim) describe() string {
+	where := "no pod has it attached yet"
 	switch {
 	case c.Admin:
-		where = "admin access: it is never moved"
+		where = "admin access: the VF is not moved"
 	case c.Interface != "":
 		where = fmt.Sprintf("it is %s of pod %s", plain(c.Interface), plain(c.Pod))
 	case c.State == claim.Preparing:
@@ -115,7 +115,7 @@ func (c sriovClaim) sentence() string {
 	return fmt.Sprintf("claim %s, request %s, has it as %s; %s", plain(c.Claim), plain(c.Request), plain(c.Resource), where)
 }
 
-// listClaims prints the prepared claims, nothing without one.
+// listClaims prints the prepared claims. It prints nothing if there are none.
 func (n *sriovNode) listClaims(stdout io.Writer) error {
 	if len(n.claims) == 0 {
 		return nil
@@ -133,23 +133,23 @@ func (n *sriovNode) listClaims(stdout io.Writer) error {
 	return t.Flush()
 }
 
-// byDRA reports whether the configuration gives a resource out by DRA.
+// byDRA reports whether the configuration offers a resource by DRA.
 func (n *sriovNode) byDRA(resource string) bool {
 	return slices.ContainsFunc(n.config.Resources, func(r pool.Resource) bool { return r.FullName() == resource && r.API == pool.DRA })
 }
 
-// tellPublished tells what ResourceSlices say of a device, and which attributes it lacks that others have: a CEL expression that reads one
-// of those without a guard fails.
-func (n *sriovNode) tellPublished(w io.Writer, e pool.Explanation) {
+// printPublished prints what ResourceSlices publish of a device, and the attributes that other devices have and this one lacks. A CEL
+// expression that reads such an attribute without a guard fails.
+func (n *sriovNode) printPublished(w io.Writer, e pool.Explanation) {
 	p, ok := n.slices[e.Device.String()]
 	switch {
 	case ok:
 		fmt.Fprintf(w, "  by DRA: device %s of pool %s\n", plain(p.Device), plain(p.Pool))
-	case n.asked != nil && n.byDRA(e.Resource):
-		fmt.Fprintf(w, "  by DRA; its attributes and taints are not known: %s\n", plainText(n.asked.Error()))
+	case n.pluginErr != nil && n.byDRA(e.Resource):
+		fmt.Fprintf(w, "  by DRA; its attributes and taints are unknown: %s\n", plainText(n.pluginErr.Error()))
 		return
 	case n.byDRA(e.Resource):
-		fmt.Fprintln(w, "  by DRA, and in no ResourceSlice at present")
+		fmt.Fprintln(w, "  by DRA, but in no ResourceSlice at present")
 		return
 	default:
 		return
@@ -160,14 +160,14 @@ func (n *sriovNode) tellPublished(w io.Writer, e pool.Explanation) {
 	}
 	t.Flush()
 	for _, name := range n.lacks(p) {
-		fmt.Fprintf(w, "    it lacks %s, which other devices have: a CEL expression must ask for it first\n", plain(name))
+		fmt.Fprintf(w, "    it lacks %s, which other devices have: a CEL expression must test for it first\n", plain(name))
 	}
 	for _, taint := range p.Taints {
 		fmt.Fprintf(w, "    taint %s\n", plain(taint))
 	}
 }
 
-// lacks returns the attributes that other devices of the node have.
+// lacks returns the attributes that other devices of the node have and this one lacks.
 func (n *sriovNode) lacks(p allocation.Published) []string {
 	missing := map[string]bool{}
 	for _, other := range n.slices {

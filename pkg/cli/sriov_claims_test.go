@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// claimRecord is the record of a claim of one pod with a VF, and with admin access to a VF that another pod has.
+// claimRecord returns the record of one pod's claim with a VF, and with admin access to a VF of another pod.
 func claimRecord() claim.Record {
 	of := func(request, id string, result int, admin bool) allocation.Device {
 		return allocation.Device{Resource: "example.com/fast", ID: id, Claim: &allocation.Claim{UID: "u1", Namespace: "shop",
@@ -32,13 +32,13 @@ func claimRecord() claim.Record {
 	return r
 }
 
-// TestSRIOVLsClaims: a claim holds its VF, and is listed with request, pod and settings.
+// TestSRIOVLsClaims checks that the VF of a claim is listed as taken, with request, pod and settings.
 func TestSRIOVLsClaims(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "claims")
 	if err := claim.Write(dir, claimRecord()); err != nil {
 		t.Fatal(err)
 	}
-	flags := append(sriovLab(t), "--claims-dir", dir)
+	flags := append(labFlags(t), "--claims-dir", dir)
 	status, stdout, stderr := runSRIOV(t, flags, "ls")
 	const want = `
 0000:15:02.0  ens1f0  0       1     iavf    example.com/fast  shop/web-1?[31m  mixed  -
@@ -67,7 +67,7 @@ shop/web-2-vf-x7k2p  see      shop/web-2  0000:15:02.0  admin      example.com/f
 		t.Errorf("got %+v", seen)
 	}
 	if _, stdout, _ = runSRIOV(t, flags, "explain", "0000:15:02.1"); !strings.Contains(stdout,
-		`  claim shop/web-2-vf-x7k2p, request vf, has it as example.com/fast; it is in no pod yet; settings: vlan 100, trust "on"`) {
+		`  claim shop/web-2-vf-x7k2p, request vf, has it as example.com/fast; no pod has it attached yet; settings: vlan 100, trust "on"`) {
 		t.Errorf("got\n%s", stdout)
 	}
 	if _, stdout, _ = runSRIOV(t, flags, "explain", "0000:15:02.0"); !strings.Contains(stdout, "request see, has it as example.com/fast; admin access") {
@@ -75,20 +75,20 @@ shop/web-2-vf-x7k2p  see      shop/web-2  0000:15:02.0  admin      example.com/f
 	}
 }
 
-// TestSRIOVLsClaimTorn: a record that cannot be read is named, and the rest is listed.
+// TestSRIOVLsClaimTorn checks that an unreadable record is named, and that the other claims are listed.
 func TestSRIOVLsClaimTorn(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "u2"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	status, stdout, stderr := runSRIOV(t, append(sriovLab(t), "--claims-dir", dir), "ls")
-	if status != 0 || !strings.Contains(stderr, "the list of claims is not complete: record of the claim with UID u2") ||
+	status, stdout, stderr := runSRIOV(t, append(labFlags(t), "--claims-dir", dir), "ls")
+	if status != 0 || !strings.Contains(stderr, "the list of claims is incomplete: record of the claim with UID u2") ||
 		!strings.Contains(stdout, "0000:15:02.1") || strings.Contains(stdout, "CLAIM") {
 		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
 	}
 }
 
-// TestDeviceOf: the journal of a VF names the pod and the interface, unless another claim has the VF by now.
+// TestDeviceOf checks that the journal of a VF gives pod and interface, unless another claim has the VF now.
 func TestDeviceOf(t *testing.T) {
 	r := claimRecord()
 	address, err := pci.ParseAddress("0000:15:02.1")
@@ -100,7 +100,7 @@ func TestDeviceOf(t *testing.T) {
 	if diff := cmp.Diff([]string{"shop/web-3", "net1"}, []string{got.Pod, got.Interface}); diff != "" {
 		t.Error(diff)
 	}
-	if s := got.sentence(); !strings.Contains(s, "it is net1 of pod shop/web-3") {
+	if s := got.describe(); !strings.Contains(s, "it is net1 of pod shop/web-3") {
 		t.Error(s)
 	}
 	holding.Claim.UID = "u2"
@@ -113,7 +113,7 @@ func TestDeviceOf(t *testing.T) {
 	}
 }
 
-// TestSRIOVExplainPublished: attributes and taints of a device, and the attributes that others have and this one lacks.
+// TestSRIOVExplainPublished checks the attributes and taints of a device, and the attributes that only other devices have.
 func TestSRIOVExplainPublished(t *testing.T) {
 	first, _ := pci.ParseAddress("0000:11:02.0")
 	second, _ := pci.ParseAddress("0000:15:02.1")
@@ -134,21 +134,21 @@ func TestSRIOVExplainPublished(t *testing.T) {
 `},
 		{second, nil, `  by DRA: device 0000-15-02-1 of pool node-1
     sriov.podlace.io/vf  1
-    it lacks resource.kubernetes.io/numaNode, which other devices have: a CEL expression must ask for it first
+    it lacks resource.kubernetes.io/numaNode, which other devices have: a CEL expression must test for it first
     taint sriov.podlace.io/link-down=ens1f0:NoSchedule
 `},
-		{pci.Address{}, nil, "  by DRA, and in no ResourceSlice at present\n"},
-		{pci.Address{}, os.ErrDeadlineExceeded, "  by DRA; its attributes and taints are not known: i/o timeout\n"},
+		{pci.Address{}, nil, "  by DRA, but in no ResourceSlice at present\n"},
+		{pci.Address{}, os.ErrDeadlineExceeded, "  by DRA; its attributes and taints are unknown: i/o timeout\n"},
 	} {
 		var out strings.Builder
-		n.asked = c.asked
-		n.tellPublished(&out, pool.Explanation{Device: c.device, Resource: "example.com/fast"})
+		n.pluginErr = c.asked
+		n.printPublished(&out, pool.Explanation{Device: c.device, Resource: "example.com/fast"})
 		if diff := cmp.Diff(c.want, out.String()); diff != "" {
 			t.Errorf("%s: -want +got\n%s", c.device, diff)
 		}
 	}
 	var out strings.Builder
-	if n.tellPublished(&out, pool.Explanation{Resource: "example.com/old"}); out.String() != "" {
+	if n.printPublished(&out, pool.Explanation{Resource: "example.com/old"}); out.String() != "" {
 		t.Errorf("a resource of the device plugin API: %s", out.String())
 	}
 }

@@ -18,12 +18,12 @@ import (
 )
 
 const sriovClassesHelp = `Print a DeviceClass for each resource of the configuration that has "api": "dra",
-as YAML for kubectl apply. Nothing is read but the configuration, and nothing is
-written. The class of resource example.com/fast is named fast.example.com.
+as YAML for kubectl apply. The command reads only the configuration and writes
+nothing. The class of resource example.com/fast is named fast.example.com.
 
 A class selects the devices of its resource, and names the resource as its
-extended resource, so that pods with limits for it get a claim. The settings
-"vf" of the resource stand in the class: claims change them only as far as
+extended resource, so that pods with limits for it get a claim. The class also
+carries the settings "vf" of the resource; claims can change those that
 "claimMay" of the resource allows.`
 
 func newSRIOVClasses() *cobra.Command {
@@ -43,7 +43,7 @@ func (f *sriovFlags) classes(stdout, stderr io.Writer) error {
 		return err
 	}
 	for _, p := range config.Notes {
-		tell(stderr, p.Error())
+		printLine(stderr, p.Error())
 	}
 	classes, err := classesOf(config)
 	if err != nil {
@@ -64,7 +64,7 @@ func (f *sriovFlags) classes(stdout, stderr io.Writer) error {
 	return nil
 }
 
-// parse reads the configuration of the device plugin.
+// parse parses the configuration of the device plugin.
 func (f *sriovFlags) parse() (*pool.Config, error) {
 	data, err := store.ReadFile(f.config)
 	if err == nil {
@@ -82,7 +82,7 @@ type resourceClass struct {
 	settings       *vfconfig.Config
 }
 
-// classesOf returns the classes of the resources that are given out by DRA.
+// classesOf returns the classes of the resources that DRA offers.
 func classesOf(config *pool.Config) (classes []resourceClass, err error) {
 	owner := map[string]string{}
 	for _, r := range config.Resources {
@@ -99,14 +99,14 @@ func classesOf(config *pool.Config) (classes []resourceClass, err error) {
 	return classes, nil
 }
 
-// className returns the DNS subdomain of a resource. Names of resources may have upper case letters and underscores.
+// className returns the DNS subdomain for a resource. The name of a resource may have upper-case letters and underscores.
 func className(r pool.Resource) string {
 	name := strings.Trim(strings.ReplaceAll(strings.ToLower(r.Name), "_", "-"), "-")
 	return name + "." + r.Prefix
 }
 
-// expression returns the CEL expression that selects the devices of a resource. Devices of other drivers lack the attribute, so the name of
-// the driver comes first.
+// expression returns the CEL expression that selects the devices of a resource. It compares the driver first, because devices of other
+// drivers lack the attribute.
 func expression(resource string) string {
 	return fmt.Sprintf(`device.driver == %q && device.attributes[%q].resource == %q`, claim.Driver, claim.Driver, resource)
 }
@@ -128,7 +128,7 @@ spec:
 %s`, scalar(c.name), expression(c.resource), c.resource, config), err
 }
 
-// scalar returns a name as YAML reads it as a string: one such as 1.2 in quotes.
+// scalar returns a name in the form of a YAML string. It quotes names such as 1.2.
 func scalar(name string) string {
 	if _, err := strconv.ParseFloat(name, 64); err == nil {
 		return strconv.Quote(name)
@@ -136,8 +136,8 @@ func scalar(name string) string {
 	return name
 }
 
-// configYAML returns the part of the class that has the settings of the resource, "" without any. The entry names the resource: in a claim
-// of several classes it holds for the VFs of this one only.
+// configYAML returns the part of the class with the settings of the resource, or "" if it has none. The entry names the resource, so
+// that in a claim with several classes it applies only to VFs of this one.
 func (c resourceClass) configYAML() (string, error) {
 	if c.settings.IsZero() {
 		return "", nil

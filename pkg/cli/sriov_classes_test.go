@@ -18,7 +18,7 @@ const draConfig = `{"resourceList": [
   {"resourceName": "Open_1", "resourcePrefix": "example.org", "api": "dra", "selectors": {"pfNames": ["ens1f0"]}},
   {"resourceName": "old", "selectors": {"pfNames": ["ens2f0"]}}]}`
 
-// writeFiles writes files into a folder of the test and returns the folder.
+// writeFiles writes files into a temporary folder and returns the folder.
 func writeFiles(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -30,7 +30,8 @@ func writeFiles(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// TestClasses: the classes are the golden file, which kubectl applies (integration/dra-sim validates it as the API server does).
+// TestClasses compares the classes with the golden file. kubectl can apply it: integration/dra-sim validates it as the API server
+// does.
 func TestClasses(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"config.json": draConfig})
 	status, stdout, stderr := run("sriov", "classes", "--config-file", filepath.Join(dir, "config.json"), "--resource-prefix", "example.com")
@@ -43,7 +44,7 @@ func TestClasses(t *testing.T) {
 	}
 }
 
-// TestClassesRefused: without a class there is an error, not an empty file.
+// TestClassesRefused checks that a configuration without a class is an error, and not an empty file.
 func TestClassesRefused(t *testing.T) {
 	for config, says := range map[string]string{
 		`{"resourceList": [{"resourceName": "old"}]}`: `no resource has "api": "dra", so there is no class to print`,
@@ -59,7 +60,7 @@ func TestClassesRefused(t *testing.T) {
 	}
 }
 
-// TestScalar: names that YAML would read as numbers are quoted.
+// TestScalar checks that names which YAML would read as numbers are quoted.
 func TestScalar(t *testing.T) {
 	for name, want := range map[string]string{"fast.example.com": "fast.example.com", "1.2": `"1.2"`, "1.2e3": `"1.2e3"`} {
 		if got := scalar(name); got != want {

@@ -22,15 +22,15 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-const sriovResetHelp = `Bring a VF that no pod has into the state of a new one. What a pod left of it is
-brought back as its journal tells. Then the PF is set for it as by default, and
-its driver is bound anew. With --function the card resets the function in
-between, while no driver has it: a reset beneath its driver hangs with some.
+const sriovResetHelp = `Reset a VF that no pod has to the state of a new one: restore the settings that its
+journal has saved, set the PF's defaults for it, and rebind its driver. With
+--function the card also resets the function while no driver is bound: with some
+drivers a reset of a bound function hangs.
 
-A VF that is in use is refused: by a pod, by the kubelet's allocations, or by
-the node. Without --yes nothing is changed.`
+The command refuses a VF that is in use by a pod, by the kubelet's allocations, or
+by the node. Without --yes it changes nothing.`
 
-// resetPatience is how long the kernel may take to reset a function, after which the process that waits for it is left behind.
+// resetPatience is how long the kernel may take to reset a function. After that the waiting process is abandoned.
 const resetPatience = 15 * time.Second
 
 type resetFlags struct {
@@ -40,19 +40,19 @@ type resetFlags struct {
 
 func newSRIOVReset() *cobra.Command {
 	var f resetFlags
-	cmd := &cobra.Command{Use: "reset DEVICE", Short: "Bring a VF that no pod has into the state of a new one", Long: sriovResetHelp,
+	cmd := &cobra.Command{Use: "reset DEVICE", Short: "Reset a VF that no pod has to the state of a new one", Long: sriovResetHelp,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.reset(cmd.Context(), args[0], cmd.OutOrStdout(), cmd.ErrOrStderr())
 		}}
 	cmd.Flags().StringVar(&f.sysfs, "sysfs", pci.Sysfs, "where sysfs is mounted")
 	cmd.Flags().StringVar(&f.socket, "socket", allocation.Socket, "where the device plugin answers")
-	cmd.Flags().BoolVar(&f.function, "function", false, "also reset the function itself")
+	cmd.Flags().BoolVar(&f.function, "function", false, "also reset the PCI function")
 	cmd.Flags().BoolVar(&f.yes, "yes", false, "do it")
 	return cmd
 }
 
-// newSRIOVResetFunction is what reset runs as a process of its own, which may hang.
+// newSRIOVResetFunction returns the command that reset runs as a child process, because it may hang.
 func newSRIOVResetFunction() *cobra.Command {
 	return &cobra.Command{Use: "reset-function SYSFS DEVICE", Hidden: true, Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -72,7 +72,7 @@ func (f resetFlags) reset(ctx context.Context, device string, stdout, stderr io.
 	if err := needRoot(); err != nil {
 		return err
 	}
-	if err := f.free(ctx, a); err != nil {
+	if err := f.checkFree(ctx, a); err != nil {
 		return err
 	}
 	o := sriov.ResetOptions{Sysfs: f.sysfs, Claims: claim.Folder, Address: a, Act: f.yes, Out: stdout,
@@ -94,9 +94,9 @@ func (f resetFlags) reset(ctx context.Context, device string, stdout, stderr io.
 	return nil
 }
 
-// free refuses a VF that the kubelet has allocated, and one of which only the kubelet knows whether it is.
-func (f resetFlags) free(ctx context.Context, a pci.Address) error {
-	answer, err := ask(ctx, f.socket)
+// checkFree refuses a VF that the kubelet has allocated. It also refuses one if only the kubelet knows that and cannot be asked.
+func (f resetFlags) checkFree(ctx context.Context, a pci.Address) error {
+	answer, err := askPlugin(ctx, f.socket)
 	for _, d := range answer.Devices {
 		if d.ID == a.String() {
 			return fmt.Errorf("VF %s is in use: %s is allocated to pod %s", a, plainText(d.Resource), plainText(d.Namespace+"/"+d.Pod))
@@ -110,7 +110,7 @@ func (f resetFlags) free(ctx context.Context, a pci.Address) error {
 		return readErr
 	}
 	if sriov.Userspace(d.Driver) {
-		return fmt.Errorf("VF %s is left to programs by %s, and nobody tells whether a pod has it: %w", a, d.Driver, err)
+		return fmt.Errorf("VF %s has the user space driver %s, and the device plugin did not say whether a pod has it: %w", a, d.Driver, err)
 	}
 	return nil
 }
@@ -137,6 +137,6 @@ func (f resetFlags) resetFunction(ctx context.Context, a pci.Address) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-time.After(resetPatience):
-		return fmt.Errorf("reset %s: the kernel has not finished, and the VF is left without a driver: %w", a, context.DeadlineExceeded)
+		return fmt.Errorf("reset %s: the kernel has not finished, and the VF has no driver until it does: %w", a, context.DeadlineExceeded)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// entries returns the config of a class that is printed.
+// entries returns the config of a generated class.
 func (c resourceClass) entries() []configEntry {
 	if c.settings.IsZero() {
 		return nil
@@ -35,20 +35,21 @@ type claimEntry struct {
 	used     bool
 }
 
-// applies reports whether the entry is for a request, as the scheduler copies it: no list means all, and "vf" also means "vf/fast".
+// applies reports whether the entry is for a request, by the scheduler's rule: no list means all requests, and "vf" also means
+// "vf/fast".
 func (e claimEntry) applies(request string) bool {
 	parent, _, _ := strings.Cut(request, "/")
 	return len(e.requests) == 0 || slices.Contains(e.requests, request) || slices.Contains(e.requests, parent)
 }
 
-// namedRequest is a request or a subrequest with the name that the allocation has for it.
+// namedRequest is a request or subrequest with its name in the allocation.
 type namedRequest struct {
 	subRequest
 	path string
 }
 
-// flat returns the requests of a claim, and in the place of alternatives these.
-func (s claimSpec) flat(path string) (out []namedRequest) {
+// flatten returns the requests of a claim. It replaces a request with alternatives by these.
+func (s claimSpec) flatten(path string) (out []namedRequest) {
 	for i, r := range s.Devices.Requests {
 		at := fmt.Sprintf("%s.requests[%d]", path, i)
 		if r.Exactly != nil {
@@ -64,11 +65,11 @@ func (s claimSpec) flat(path string) (out []namedRequest) {
 	return out
 }
 
-// claim checks the specification of a claim, which stands at a path of an object.
+// claim checks the specification of a claim at a path of an object.
 func (c *checker) claim(object, path string, spec claimSpec) {
-	requests := spec.flat(path)
+	requests := spec.flatten(path)
 	if len(requests) == 0 {
-		c.fail("%s: %s.requests: there is none with exactly or firstAvailable", object, path)
+		c.fail("%s: %s.requests: no request has exactly or firstAvailable", object, path)
 		return
 	}
 	entries := c.claimEntries(object, path, spec, requests)
@@ -80,11 +81,11 @@ func (c *checker) claim(object, path string, spec claimSpec) {
 			own = true
 			continue
 		}
-		if !class.ours() {
+		if !class.mayMatchDriver() {
 			continue
 		}
 		own = true
-		c.selectors(object+": "+r.path, r.Selectors, class.guarded())
+		c.selectors(object+": "+r.path, r.Selectors, class.onlyDriver())
 		for _, resource := range c.candidates(object, class, r) {
 			c.request(object, class, r, resource, entries)
 		}
@@ -96,7 +97,7 @@ func (c *checker) claim(object, path string, spec claimSpec) {
 	}
 }
 
-// claimEntries reads the entries of a claim for this driver. Those of other drivers are not looked at.
+// claimEntries reads the entries of a claim for this driver and skips those of other drivers.
 func (c *checker) claimEntries(object, path string, spec claimSpec, requests []namedRequest) (entries []*claimEntry) {
 	for i, e := range spec.Devices.Config {
 		at := fmt.Sprintf("%s.config[%d]", path, i)
@@ -122,20 +123,20 @@ func (c *checker) claimEntries(object, path string, spec claimSpec, requests []n
 var selectsResource = regexp.MustCompile(`device\.attributes\["` + regexp.QuoteMeta(claim.Driver) +
 	`"\](?:\.resource|\["resource"\])\s*==\s*"([^"]+)"`)
 
-// ours reports whether a class may select devices of this driver.
-func (d deviceClass) ours() bool {
+// mayMatchDriver reports whether a class may select devices of this driver.
+func (d deviceClass) mayMatchDriver() bool {
 	return slices.ContainsFunc(d.Selectors, func(s celSelector) bool { return strings.Contains(s.CEL.Expression, claim.Driver) }) ||
 		slices.ContainsFunc(d.Config, func(e configEntry) bool { return e.Opaque != nil && e.Opaque.Driver == claim.Driver })
 }
 
-// guarded reports whether a class selects devices of this driver only.
-func (d deviceClass) guarded() bool {
+// onlyDriver reports whether a class selects devices of this driver only.
+func (d deviceClass) onlyDriver() bool {
 	return slices.ContainsFunc(d.Selectors, func(s celSelector) bool {
 		return celDriver.MatchString(s.CEL.Expression) && strings.Contains(s.CEL.Expression, claim.Driver)
 	})
 }
 
-// candidates returns the resources whose VFs a request may get: those that the expressions compare, else all of the configuration.
+// candidates returns the resources whose VFs a request may get: those that the expressions compare, or all of the configuration.
 func (c *checker) candidates(object string, class deviceClass, r namedRequest) (names []string) {
 	for _, s := range slices.Concat(class.Selectors, r.Selectors) {
 		for _, m := range selectsResource.FindAllStringSubmatch(s.CEL.Expression, -1) {
@@ -154,7 +155,7 @@ func (c *checker) candidates(object string, class deviceClass, r namedRequest) (
 	return names
 }
 
-// request adds what the node would do for a request whose VFs are of a resource.
+// request adds what the node would do for a request with VFs of a resource.
 func (c *checker) request(object string, class deviceClass, r namedRequest, resource string, entries []*claimEntry) {
 	out := checkedRequest{Object: object, Request: r.Name, Class: class.name, Resource: resource, Devices: r.devices()}
 	settings, err := c.settings(class, r, c.resources[resource], entries, &out)
@@ -163,16 +164,16 @@ func (c *checker) request(object string, class deviceClass, r namedRequest, reso
 		c.fail("%s: %v", object, err)
 		return
 	case r.AdminAccess:
-		out.Settings = nil // the VF stays as its pod has it
-	case r.several() && single(settings) != "":
-		c.fail("%s: %s: only one VF could have %s, and the request is for %s", object, r.path, single(settings), r.devices())
+		out.Settings = nil // admin access does not change the VF
+	case r.several() && uniqueSetting(settings) != "":
+		c.fail("%s: %s: only one VF can have %s, but the request is for %s", object, r.path, uniqueSetting(settings), r.devices())
 		return
 	}
 	c.checked = append(c.checked, out)
 }
 
-// single returns a setting that only one VF of a pod can have, "" without one.
-func single(c *vfconfig.Config) string {
+// uniqueSetting returns a setting that only one VF of a pod can have, or "".
+func uniqueSetting(c *vfconfig.Config) string {
 	for _, key := range c.Set() {
 		if key == "mac" || key == "ips" || key == "ifName" && !strings.Contains(c.IfName, vfconfig.IndexMark) {
 			return key + " " + c.Text(key)
@@ -219,7 +220,7 @@ func (c *checker) settings(class deviceClass, r namedRequest, res *pool.Resource
 	return merged, nil
 }
 
-// devices says how many VFs a request gets.
+// devices returns how many VFs a request gets, in words.
 func (r subRequest) devices() string {
 	text := "1 VF"
 	switch {
@@ -236,7 +237,7 @@ func (r subRequest) devices() string {
 
 func (r subRequest) several() bool { return r.Mode == "All" || r.Count > 1 }
 
-// atoi returns the count of an extended resource, 1 for what the API server refuses.
+// atoi returns the count of an extended resource, or 1 if the API server would refuse it.
 func atoi(s string) int {
 	n, err := strconv.Atoi(s)
 	if err != nil {

@@ -19,8 +19,9 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// sriovLab is a machine with a PF of two VFs on each of two NUMA nodes, a configuration, and pods that have two of the VFs.
-func sriovLab(t *testing.T) (flags []string) {
+// labFlags returns the flags for a machine with two NUMA nodes and a PF with two VFs on each, a configuration, and pods that have two
+// of the VFs.
+func labFlags(t *testing.T) (flags []string) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 2})
 	dir, err := os.MkdirTemp("", "ls")
 	if err != nil {
@@ -60,7 +61,7 @@ func runSRIOV(t *testing.T, flags []string, args ...string) (status int, stdout,
 }
 
 func TestSRIOVLs(t *testing.T) {
-	flags := sriovLab(t)
+	flags := labFlags(t)
 	status, stdout, stderr := runSRIOV(t, flags, "ls")
 	const want = `DEVICE        PF      VF      NUMA  DRIVER  RESOURCE          POD              CPUS   FAULT
 0000:11:00.0  ens0f0  2 of 2  0     ice     -                 -                -      -
@@ -79,15 +80,16 @@ func TestSRIOVLs(t *testing.T) {
 		list[1]["resource"] != "example.com/fast" || list[1]["vfIndex"] != 0.0 {
 		t.Errorf("status %d, %v, %s", status, err, stdout)
 	}
-	// Without the device plugin the hardware is still there.
+	// The hardware is listed without the device plugin.
 	status, stdout, stderr = runSRIOV(t, append(flags, "--socket", "/nonexistent"), "ls")
-	if status != 0 || !strings.Contains(stderr, "it is not known which pods have devices") || !strings.Contains(stdout, "0000:11:02.1") {
+	if status != 0 || !strings.Contains(stderr, "the device plugin did not say which pods have devices") ||
+		!strings.Contains(stdout, "0000:11:02.1") {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
 }
 
 func TestSRIOVExplain(t *testing.T) {
-	flags := sriovLab(t)
+	flags := labFlags(t)
 	status, stdout, stderr := runSRIOV(t, flags, "explain")
 	if status != 0 || strings.Count(stdout, "\n") != 6 || !strings.Contains(stderr, "ens9f0") {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
@@ -116,13 +118,13 @@ func TestSRIOVExplain(t *testing.T) {
 	}
 }
 
-// TestSRIOVPossible: why a pod was refused, or would be.
+// TestSRIOVPossible checks the explanation of why a pod was refused, or would be.
 func TestSRIOVPossible(t *testing.T) {
-	flags := sriovLab(t)
+	flags := labFlags(t)
 	for _, c := range []struct {
 		count, says string
 		status      int
-	}{{"1", "no: 0 are free, under every policy", exitMissed}} {
+	}{{"1", "no: 0 are free, under every policy", exitDiffers}} {
 		status, stdout, _ := runSRIOV(t, flags, "explain", "example.com/fast", "--count", c.count)
 		if status != c.status || !strings.Contains(stdout, c.says) ||
 			!strings.Contains(stdout, "NUMA  DEVICES  FREE  FAULTY\n0     2        0     1\n1     1        0     0\n") {
@@ -130,7 +132,7 @@ func TestSRIOVPossible(t *testing.T) {
 		}
 	}
 	if _, stdout, _ := runSRIOV(t, flags, "explain", "0000:11:02.1"); !strings.Contains(stdout,
-		"no pod gets it at present: the link of ens0f0 is down") {
+		"it cannot be allocated at present: the link of ens0f0 is down") {
 		t.Errorf("got\n%s", stdout)
 	}
 	if status, _, stderr := runSRIOV(t, flags, "explain", "fast", "--count", "1"); status != exitFailed ||
@@ -138,16 +140,16 @@ func TestSRIOVPossible(t *testing.T) {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 	if status, _, stderr := runSRIOV(t, append(flags, "--socket", "/nonexistent"), "explain", "example.com/fast", "--count",
-		"1"); status != exitFailed || !strings.Contains(stderr, "it is not known which devices are free") {
+		"1"); status != exitFailed || !strings.Contains(stderr, "the device plugin did not say which devices are free") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 }
 
-// TestAdmission: what the policies say of a wish, for what is there and what of it is free, near each NUMA node.
+// TestAdmission checks the answer of each policy for given numbers of devices and free devices near each NUMA node.
 func TestAdmission(t *testing.T) {
 	for _, c := range []struct {
 		count     int
-		all, free []int // near node 0, 1...
+		all, free []int // near node 0, 1, ...
 		says      string
 	}{
 		{3, []int{2, 2}, []int{1, 1}, "no: 2 are free"},
@@ -155,14 +157,14 @@ func TestAdmission(t *testing.T) {
 		{2, []int{2, 2}, []int{1, 1}, "no under restricted and single-numa-node: at most 1"},
 		{3, []int{2, 2}, []int{2, 1}, "yes under none, best-effort and restricted, from 2 NUMA nodes"},
 		{4, []int{4, 4, 4, 4}, []int{1, 1, 1, 1}, "no under restricted"},
-		{6, []int{4, 4, 4, 4}, []int{2, 2, 2, 2}, "no under restricted"}, // two nodes could have six, if they were free
+		{6, []int{4, 4, 4, 4}, []int{2, 2, 2, 2}, "no under restricted"}, // two nodes could have six, if all devices were free
 		{6, []int{4, 4, 4, 4}, []int{0, 4, 0, 2}, "restricted, from 2 NUMA nodes"},
 		{9, []int{4, 4, 4, 4}, []int{3, 3, 3, 3}, "restricted, from 3 NUMA nodes"},
 	} {
-		var devices []wished
+		var devices []requestedDevice
 		for node := range c.all {
 			for i := range c.all[node] {
-				devices = append(devices, wished{[]int{node}, i < c.free[node]})
+				devices = append(devices, requestedDevice{[]int{node}, i < c.free[node]})
 			}
 		}
 		says, possible := admission(c.count, devices)
@@ -170,9 +172,9 @@ func TestAdmission(t *testing.T) {
 			t.Errorf("%d of %v, free %v: %s", c.count, c.all, c.free, says)
 		}
 	}
-	for says, devices := range map[string][]wished{
+	for says, devices := range map[string][]requestedDevice{
 		"no under restricted":                             {{[]int{0}, false}, {nil, true}, {nil, true}},
-		"not told of NUMA nodes":                          {{nil, true}, {nil, true}},
+		"the kubelet knows no NUMA nodes":                 {{nil, true}, {nil, true}},
 		"yes, near one NUMA node: up to 2 are free there": {{[]int{0}, false}, {[]int{0, 1}, true}, {[]int{0, 1}, true}}, // near all
 	} {
 		if got, _ := admission(2, devices); !strings.Contains(got, says) {
@@ -181,9 +183,10 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
-// TestSRIOVMoved: what pods have stays theirs, whatever the configuration says by now, and without one the hardware is still listed.
+// TestSRIOVMoved checks that a pod keeps its devices when the configuration changes, and that the hardware is listed without a
+// configuration.
 func TestSRIOVMoved(t *testing.T) {
-	flags := sriovLab(t)
+	flags := labFlags(t)
 	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "new", "selectors": {"pfNames": ["ens0f0", "ens1f0"]}}]}`),
 		0o600); err != nil {
 		t.Fatal(err)
@@ -219,9 +222,9 @@ func TestSRIOVMoved(t *testing.T) {
 	}
 }
 
-// TestSRIOVUnserved: an entry that is not supported is named, with the devices that nobody gets because of it; --strict makes it an error.
+// TestSRIOVUnserved checks that an unsupported entry is reported with the devices that it blocks, and that --strict makes it an error.
 func TestSRIOVUnserved(t *testing.T) {
-	flags := sriovLab(t)
+	flags := labFlags(t)
 	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "fpga", "deviceType": "accelerator"},
   {"resourceName": "vdpa", "selectors": {"pfNames": ["ens1f0"], "vdpaType": "vhost"}},
   {"resourceName": "fast", "selectors": {"drivers": ["iavf"]}}]}`), 0o600); err != nil {
@@ -243,12 +246,12 @@ func TestSRIOVUnserved(t *testing.T) {
 	}
 }
 
-// TestSRIOVReset: a VF that the kubelet has allocated, or may have, stays as it is.
+// TestSRIOVReset checks that a VF is not reset if the kubelet has allocated it, or may have.
 func TestSRIOVReset(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: it is root's")
 	}
-	flags := sriovLab(t)[4:]
+	flags := labFlags(t)[4:]
 	driver := filepath.Join(pcitest.Folder(t, flags[1], "0000:15:02.1"), "driver")
 	if err := errors.Join(os.Remove(driver), os.Symlink("../../../../bus/pci/drivers/vfio-pci", driver)); err != nil {
 		t.Fatal(err)
@@ -262,7 +265,7 @@ func TestSRIOVReset(t *testing.T) {
 		{"PCI function 0000:11:00.0 is no VF of this node (a PF, and", []string{"0000:11:00.0", "--yes"}},
 		{"PCI function 0000:77:00.0: is not there", []string{"0000:77:00.0"}},
 		{"VF 0000:11:02.1: its interface is in another namespace", []string{"0000:11:02.1", "--yes"}},
-		{"VF 0000:15:02.1 is left to programs by vfio-pci, and nobody tells whether a pod has it: ask the SR-IOV",
+		{"VF 0000:15:02.1 has the user space driver vfio-pci, and the device plugin did not say whether a pod has it: ask the SR-IOV",
 			[]string{"0000:15:02.1", "--socket", "/none"}},
 		{`"ens0f0v0": `, []string{"ens0f0v0"}},
 	} {
@@ -273,7 +276,7 @@ func TestSRIOVReset(t *testing.T) {
 	}
 	a := []string{flags[1], "0000:11:02.1"}
 	if status, _, stderr := run(append([]string{"sriov", "reset-function"}, a...)...); status == 0 ||
-		!strings.Contains(stderr, "it has the driver iavf: take it away first") {
+		!strings.Contains(stderr, "it has the driver iavf: unbind it first") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 }

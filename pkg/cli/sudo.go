@@ -12,9 +12,8 @@ import (
 	"strings"
 )
 
-// asRoot runs the program again under sudo, because the kernel refused the
-// sandbox to this user, here or in the copy that was to live in it. The reason
-// has been given.
+// asRoot runs the program again under sudo, because the kernel refused to create the sandbox, here or in the child process. The reason
+// has been printed.
 func asRoot(ctx context.Context, stdout, stderr io.Writer) error {
 	if os.Geteuid() == 0 || os.Getenv("SUDO_UID") != "" {
 		return exitError(exitRefused)
@@ -38,7 +37,7 @@ func asRoot(ctx context.Context, stdout, stderr io.Writer) error {
 	err = cmd.Run()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
-		return status(exit.ExitCode())
+		return exitStatus(exit.ExitCode())
 	}
 	return err
 }
@@ -51,8 +50,7 @@ func sudoCommand(sudo string) ([]string, error) {
 	return append([]string{sudo, exe}, os.Args[1:]...), nil
 }
 
-// mayAsk reports whether sudo works without a password or there is somebody to
-// type one.
+// mayAsk reports whether sudo works without a password, or a terminal is there to type one.
 func mayAsk(ctx context.Context, sudo string) bool {
 	if exec.CommandContext(ctx, sudo, "-n", "true").Run() == nil {
 		return true
@@ -60,8 +58,7 @@ func mayAsk(ctx context.Context, sudo string) bool {
 	return isTerminal(os.Stdin)
 }
 
-// isTerminal tells a terminal from the other character devices, such as
-// /dev/null.
+// isTerminal reports whether a character device is a terminal, unlike /dev/null.
 func isTerminal(f *os.File) bool {
 	target, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 	return err == nil && (strings.HasPrefix(target, "/dev/pts/") || strings.HasPrefix(target, "/dev/tty"))

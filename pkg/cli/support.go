@@ -29,19 +29,20 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-const supportHelp = `Collect what a developer needs to understand a problem of this node into one archive:
-versions, doctor's findings, network configurations, records and leases, links,
-addresses, routes, rules, qdiscs and the log lines of the last hour that name Podlace.
+const supportHelp = `Collect the facts that a developer needs to analyse a problem of this node into one
+archive: versions, findings of doctor, network configurations, records and leases,
+links, addresses, routes, rules, qdiscs and the log lines of the last hour that name
+Podlace.
 
-The contents are listed first, and nothing is written before you agree. Values whose
-key looks like a secret (token, password, key, certificate) are left out, and so is
-every file that is no network configuration. Names of pods and addresses are in it.`
+The command first lists the contents and asks before it writes. It leaves out values
+whose key looks like a secret (token, password, key, certificate), and every file
+that is no network configuration. The archive contains names of pods and addresses.`
 
 const supportExample = `  podlace support-bundle
   podlace support-bundle --yes --file /tmp/node7.tar.gz`
 
-// bundled is a file of the archive.
-type bundled struct {
+// bundleFile is a file of the archive.
+type bundleFile struct {
 	name string
 	data []byte
 }
@@ -51,7 +52,7 @@ func newSupportBundle() *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use:     "support-bundle",
-		Short:   "Collect what a developer needs to understand a problem of this node",
+		Short:   "Collect the facts that a developer needs to analyse a problem of this node",
 		Long:    supportHelp,
 		Example: supportExample,
 		Args:    cobra.NoArgs,
@@ -96,7 +97,7 @@ func supportBundle(stdin io.Reader, stdout io.Writer, file string, yes bool) err
 	return err
 }
 
-func writeBundle(file string, all []bundled) (err error) {
+func writeBundle(file string, all []bundleFile) (err error) {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -120,13 +121,13 @@ func writeBundle(file string, all []bundled) (err error) {
 	return errors.Join(archive.Close(), compressed.Close())
 }
 
-// collectBundle reads all parts. What cannot be read is a part with the error: it is a finding too.
-func collectBundle() (all []bundled) {
+// collectBundle reads all parts. A part that cannot be read holds the error instead, which is also useful.
+func collectBundle() (all []bundleFile) {
 	add := func(name string, data []byte, err error) {
 		if err != nil {
 			data = append(data, []byte("\nerror: "+err.Error()+"\n")...)
 		}
-		all = append(all, bundled{name, data})
+		all = append(all, bundleFile{name, data})
 	}
 	asJSON := func(name string, v any, err error) {
 		data, e := json.MarshalIndent(v, "", "  ")
@@ -138,14 +139,14 @@ func collectBundle() (all []bundled) {
 	folders := doctor.Folders()
 	networks, notes, err := reconcile.Networks(folders.ConfDir)
 	for _, n := range networks {
-		add("conf/"+filepath.Base(n.File), redacted(n.Text), nil)
+		add("conf/"+filepath.Base(n.File), redact(n.Text), nil)
 	}
 	asJSON("conf/notes.json", notes, err)
 	list, err := reconcile.List(networks)
 	asJSON("attachments.json", list, err)
 	for _, name := range filesBelow(store.Root) {
 		data, err := store.ReadFile(name)
-		add("state"+strings.TrimPrefix(name, store.Root), redacted(data), err)
+		add("state"+strings.TrimPrefix(name, store.Root), redact(data), err)
 	}
 	for _, c := range bundleCommands() {
 		data, err := output(c...)
@@ -154,7 +155,7 @@ func collectBundle() (all []bundled) {
 	return all
 }
 
-// bundleCommands are the programs whose output shows the state of the kernel, and the log.
+// bundleCommands are the programs that print the kernel's state and the log.
 func bundleCommands() [][]string {
 	return [][]string{
 		{"uname", "-a"}, {"ip", "-d", "-s", "link"}, {"ip", "addr"}, {"ip", "route", "show", "table", "all"},
@@ -166,7 +167,7 @@ func bundleCommands() [][]string {
 	}
 }
 
-// maxFiles bounds the files of the state folder: two for each attachment.
+// maxFiles limits the files read from the state folder: each attachment has about two.
 const maxFiles = 10000
 
 func filesBelow(dir string) (names []string) {
@@ -182,7 +183,7 @@ func filesBelow(dir string) (names []string) {
 
 const commandTimeout = 20 * time.Second
 
-// output runs a program. One that is not installed leaves a note.
+// output runs a program. It returns a note if the program is not installed.
 func output(command ...string) ([]byte, error) {
 	path, err := exec.LookPath(command[0])
 	if err != nil {
@@ -198,8 +199,8 @@ func output(command ...string) ([]byte, error) {
 // secret matches the names of keys whose values stay on the node.
 var secret = regexp.MustCompile(`(?i)(token|passw|secret|credential|private|certificate|kubeconfig|(^|[^a-z])(key|cert|ca)(data)?$)`)
 
-// redacted replaces the values of secret keys in JSON. Another text is left out.
-func redacted(data []byte) []byte {
+// redact replaces the values of secret keys in JSON. It drops text that is not JSON.
+func redact(data []byte) []byte {
 	var v any
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.UseNumber()
@@ -207,7 +208,7 @@ func redacted(data []byte) []byte {
 		return data
 	}
 	if decoder.Decode(&v) != nil {
-		return []byte(plugin.Plain(fmt.Sprintf("left out: %d bytes that are no JSON\n", len(data)), maxEvidence))
+		return []byte(plugin.Plain(fmt.Sprintf("left out: %d bytes that are not JSON\n", len(data)), maxEvidence))
 	}
 	text, err := json.MarshalIndent(withoutSecrets(v), "", "  ")
 	if err != nil {

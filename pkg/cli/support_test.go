@@ -7,15 +7,15 @@ import (
 	"testing"
 )
 
-// TestRedacted: values of secret keys stay on the node, at any depth; what is no JSON is left out whole.
+// TestRedacted checks that values of secret keys are removed at any depth, and that text which is not JSON is removed completely.
 func TestRedacted(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"type": "bridge", "apiToken": "s3", "kubernetes": {"kubeconfig": "s3", "clientKey": 1, "node": "a"}}`: "bridge node",
 		`{"list": [{"password": "s3"}, {"PrivateKey": "s3"}, {"caData": "s3"}], "key": "s3", "keys": 7}`:        "keys",
-		"token: s3\n": "left out: 10 bytes that are no JSON",
+		"token: s3\n": "left out: 10 bytes that are not JSON",
 		"":            "",
 	} {
-		got := string(redacted([]byte(text)))
+		got := string(redact([]byte(text)))
 		if strings.Contains(got, "s3") {
 			t.Errorf("%s: a secret is in %s", text, got)
 		}

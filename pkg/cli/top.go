@@ -21,11 +21,11 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-const topHelp = `Show the traffic of the pods on this node, as the pods see it, against their limits.
-The kernel's counters of the interfaces on the node are read twice; VFs, whose traffic
-passes no interface of the node, are not in it.
+const topHelp = `Show the traffic of the pods on this node, from the pods' view, against their limits.
+The command reads the kernel's counters of the host interfaces twice. It does not
+show VFs: their traffic passes no interface of the node.
 
-On a terminal the table is drawn again at each interval, until Ctrl-C. Otherwise, and
+On a terminal the table is redrawn at each interval, until Ctrl-C. Otherwise, and
 with --once, it is printed once.`
 
 const topExample = `  podlace top
@@ -50,7 +50,7 @@ type flow struct {
 	Limit   uint64 `json:"limit,omitempty"` // bits per second
 }
 
-// counters are those of an interface, in the kernel's direction.
+// counters are the counters of an interface, in the kernel's direction.
 type counters struct{ rxBytes, txBytes, rxPackets, txPackets, rxDropped, txDropped uint64 }
 
 type topFlags struct {
@@ -88,7 +88,7 @@ func newTop() *cobra.Command {
 		},
 	}
 	f.add(cmd)
-	cmd.Flags().DurationVar(&f.interval, "interval", time.Second, "how long to measure")
+	cmd.Flags().DurationVar(&f.interval, "interval", time.Second, "time to measure")
 	cmd.Flags().StringVar(&f.sort, "sort", "total", "order: total, ingress, egress, drops or pod")
 	cmd.Flags().BoolVar(&f.once, "once", false, "print the table once")
 	return cmd
@@ -119,7 +119,7 @@ func (f topFlags) run(ctx context.Context, stdout io.Writer) error {
 			return printJSON(stdout, list)
 		}
 		if live {
-			fmt.Fprint(os.Stdout, "\x1b[H\x1b[2J") // past the writer that lets no escape sequence of a name out
+			fmt.Fprint(os.Stdout, "\x1b[H\x1b[2J") // os.Stdout directly: stdout would strip the escape sequence
 		}
 		if err := printTraffic(stdout, list); err != nil || !live {
 			return err
@@ -127,14 +127,16 @@ func (f topFlags) run(ctx context.Context, stdout io.Writer) error {
 	}
 }
 
-// measure returns the traffic of all living attachments with an interface on the node.
+// measure returns the traffic of all living attachments with a host interface.
 func (f topFlags) measure(ctx context.Context) ([]traffic, error) {
-	networks, _, _ := reconcile.Networks(f.dir) // only for leases in other folders, which have no interface
+	networks, _, _ := reconcile.Networks(f.dir) // errors concern only leases in other folders, which have no interface
 	all, err := reconcile.List(networks)
 	if err != nil {
 		return nil, err
 	}
-	all = slices.DeleteFunc(f.only(all), func(a *reconcile.Attachment) bool { return a.HostInterface == "" || a.State != reconcile.Alive })
+	all = slices.DeleteFunc(f.filterNetwork(all), func(a *reconcile.Attachment) bool {
+		return a.HostInterface == "" || a.State != reconcile.Alive
+	})
 	before := map[string]counters{}
 	for _, a := range all {
 		before[a.HostInterface], _ = readCounters(a.HostInterface)
@@ -148,7 +150,7 @@ func (f topFlags) measure(ctx context.Context) ([]traffic, error) {
 	took := time.Since(began)
 	list := []traffic{}
 	for _, a := range all {
-		if after, err := readCounters(a.HostInterface); err == nil { // else the pod ended meanwhile
+		if after, err := readCounters(a.HostInterface); err == nil { // otherwise the pod has just ended
 			list = append(list, trafficOf(a, before[a.HostInterface], after, took))
 		}
 	}
@@ -170,10 +172,10 @@ func readCounters(link string) (c counters, err error) {
 	return c, nil
 }
 
-// trafficOf turns the counters of the node's side into what the pod receives and sends.
+// trafficOf converts the counters of the host side into what the pod receives and sends.
 func trafficOf(a *reconcile.Attachment, before, after counters, took time.Duration) traffic {
 	perSecond := func(before, after, factor uint64) uint64 {
-		if after < before || took <= 0 { // the interface was made again
+		if after < before || took <= 0 { // the interface was recreated
 			return 0
 		}
 		return uint64(float64((after-before)*factor) / took.Seconds())
@@ -189,16 +191,16 @@ func printTraffic(w io.Writer, list []traffic) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "NETWORK\tPOD\tCONTAINER\tIFNAME\tINGRESS\tLIMIT\tUSED\tDROPS\tEGRESS\tLIMIT\tUSED\tDROPS")
 	for _, row := range list {
-		cells := []string{plain(row.Network), dash(plain(row.Pod)), plain(short(row.ContainerID)), dash(plain(row.IfName))}
+		cells := []string{plain(row.Network), dash(plain(row.Pod)), plain(shortID(row.ContainerID)), dash(plain(row.IfName))}
 		for _, f := range []flow{row.Ingress, row.Egress} {
-			cells = append(cells, bits(rounded(f.Rate)), limit(f.Limit), f.used(), fmt.Sprint(f.Dropped))
+			cells = append(cells, formatRate(roundRate(f.Rate)), limit(f.Limit), f.used(), fmt.Sprint(f.Dropped))
 		}
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
 	return t.Flush()
 }
 
-// used is the share of the limit in percent.
+// used returns the traffic as a percentage of the limit.
 func (f flow) used() string {
 	if f.Limit == 0 {
 		return "-"

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// TestTraffic: what the node's side sends is what the pod receives; counters that went back count as nothing.
+// TestTraffic checks that the pod's received traffic is what the host side sends, and that decreasing counters count as zero.
 func TestTraffic(t *testing.T) {
 	a := &reconcile.Attachment{Network: "n", Pod: "ns/p", ContainerID: "c", IfName: "eth0", IngressRate: 10e6}
 	before := counters{rxBytes: 1000, txBytes: 2000, rxPackets: 10, txPackets: 20, txDropped: 5}
@@ -37,7 +37,7 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// TestTopOrders: the largest comes first, and names in the order of the alphabet.
+// TestTopOrders checks that the largest value comes first, and that names are sorted alphabetically.
 func TestTopOrders(t *testing.T) {
 	small := traffic{Pod: "b", Ingress: flow{Rate: 1, Dropped: 2}, Egress: flow{Rate: 9}}
 	large := traffic{Pod: "a", Ingress: flow{Rate: 5}, Egress: flow{Rate: 2, Dropped: 1}}

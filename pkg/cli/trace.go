@@ -23,24 +23,25 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-const traceHelp = `Run ADD, CHECK and DEL of a network configuration for one new pod, and show for each
-plugin how long it took and what it changed: links, addresses, routes, nftables,
+const traceHelp = `Run ADD, CHECK and DEL of a network configuration for one new pod. For each plugin
+the command shows the duration and the changes: links, addresses, routes, nftables,
 sysctls.
 
-It runs in namespaces of its own, with an empty network: nothing of this node is
-touched, and no root is needed where the kernel lets users make namespaces. Give
-the pod a hostPort and a limit to see what portmap and bandwidth do.`
+It runs in new namespaces with an empty network. It does not touch this node, and
+it needs no root if the kernel lets users create namespaces. Give the pod a hostPort
+and a limit to see the changes of portmap and bandwidth.`
 
 const traceExample = `  podlace trace
   podlace trace /etc/cni/net.d/10-podlace.conflist --plugins /opt/cni/bin
   podlace trace --hostport 8080 --limit 100M -o json`
 
-const canaryHelp = `Run ADD, CHECK and DEL of the installed configuration for one pod on this node, as the
-runtime does, after an upgrade or a change of the configuration. The node asks the
-pod's addresses, which have to answer. The pod is removed at the end, also after a
-failure. It has no hostPort and no limit, and takes one address for some milliseconds.
+const canaryHelp = `Run ADD, CHECK and DEL of the installed configuration for one pod on this node, as
+the runtime does. Use it after an upgrade or a change of the configuration. The pod's
+addresses must answer requests from the node. The pod is removed at the end, also
+after a failure. It has no hostPort and no limit, and uses one address for some
+milliseconds.
 
-Exit status: 0 if all works, 1 if a step failed, 2 if it could not run.`
+Exit status: 0 if all works, 1 if a step failed, 2 if the command could not run.`
 
 const canaryExample = `  podlace canary
   podlace canary || echo 'put the old version back'
@@ -56,7 +57,7 @@ func newTrace() *cobra.Command {
 	var f traceFlags
 	cmd := &cobra.Command{
 		Use:     "trace [CONFLIST]",
-		Short:   "Show what each plugin changes and how long it takes, for one pod in a sandbox",
+		Short:   "Show the changes and the duration of each plugin, for one pod in a sandbox",
 		Long:    traceHelp,
 		Example: traceExample,
 		Args:    cobra.MaximumNArgs(1),
@@ -95,7 +96,7 @@ func (f traceFlags) trace(ctx context.Context, stdout, stderr io.Writer) error {
 		fmt.Fprintln(stderr, "podlace: no sandbox:", err)
 		return asRoot(ctx, stdout, stderr)
 	case !inside:
-		return status(code)
+		return exitStatus(code)
 	}
 	if nodeErr == nil {
 		if _, err := nodefile.Write(node); err != nil {
@@ -105,7 +106,7 @@ func (f traceFlags) trace(ctx context.Context, stdout, stderr io.Writer) error {
 	return runTrace(ctx, demo.TraceOptions{Options: options, HostPort: f.hostPort, Limit: limit}, f.output, stdout)
 }
 
-// runTrace prints each plugin, and returns the failure of the chain.
+// runTrace prints each plugin, and returns the error of the chain.
 func runTrace(ctx context.Context, options demo.TraceOptions, output string, stdout io.Writer) error {
 	var all []demo.Traced
 	err := demo.Trace(ctx, options, func(t demo.Traced) {
@@ -156,7 +157,7 @@ func newCanary() *cobra.Command {
 	var f demoFlags
 	cmd := &cobra.Command{
 		Use:     "canary",
-		Short:   "Try the installed plugins and configuration with one pod on this node",
+		Short:   "Test the installed plugins and configuration with one pod on this node",
 		Long:    canaryHelp,
 		Example: canaryExample,
 		Args:    cobra.NoArgs,
@@ -181,7 +182,7 @@ func (f demoFlags) canary(ctx context.Context, stdout io.Writer) error {
 	if f.conflist == "" {
 		networks, _, err := reconcile.Networks(folders.ConfDir)
 		if err == nil && len(networks) == 0 {
-			err = fmt.Errorf("%s has no network configuration: --conflist names one", folders.ConfDir)
+			err = fmt.Errorf("%s has no network configuration: name one with --conflist", folders.ConfDir)
 		}
 		if err != nil {
 			return err
@@ -198,8 +199,8 @@ func (f demoFlags) canary(ctx context.Context, stdout io.Writer) error {
 	options := demo.TraceOptions{Options: demo.Options{Plugins: f.plugins, Conflist: conflist}, Ping: true}
 	if err := runTrace(ctx, options, f.output, stdout); err != nil {
 		tellError := fmt.Sprintf("the canary failed with %s and the plugins of %s: %v", f.conflist, f.plugins, err)
-		tell(stdout, tellError)
-		return exitError(exitMissed)
+		printLine(stdout, tellError)
+		return exitError(exitDiffers)
 	}
 	return nil
 }

@@ -18,9 +18,9 @@ import (
 
 const validateHelp = `Check files before a node uses them. FILE is a network configuration (.conflist,
 .conf), the configuration of sriov-device-plugin, node.json, or a file of
-Kubernetes objects, of which NetworkAttachmentDefinitions, ConfigMaps with such
-configurations, pods and their templates are read. A folder stands for its files;
-- is standard input.
+Kubernetes objects. Of these the command checks NetworkAttachmentDefinitions,
+ConfigMaps with such configurations, pods and pod templates. A folder stands for
+its files; - is standard input.
 
 Each line names file, line and key. An error keeps a pod from starting, or stops
 the daemon; a warning names a setting without the effect that it suggests. Networks
@@ -88,12 +88,12 @@ func validateFiles(stdin io.Reader, stdout io.Writer, names []string, thisNode b
 		fmt.Fprintf(stdout, "files: %d, errors: %d, warnings: %d\n", len(files), errors, len(problems)-errors)
 	}
 	if err == nil && errors > 0 {
-		err = exitError(exitMissed)
+		err = exitError(exitDiffers)
 	}
 	return err
 }
 
-// maxStdin bounds what is read from standard input: the pods of a large cluster.
+// maxStdin limits standard input: it has room for the pods of a large cluster.
 const maxStdin = 256 << 20
 
 // readFiles reads a file, the files of a folder, or standard input.

@@ -18,7 +18,7 @@ import (
 // Release builds set it with -ldflags -X.
 var commit string
 
-// build is what is known of this binary and the kernel under it.
+// build describes this binary and the running kernel.
 type build struct {
 	Version string `json:"version"`
 	Commit  string `json:"commit"`
@@ -39,7 +39,7 @@ func thisBuild() build {
 	return b
 }
 
-// revision is what the Go tool recorded of the source.
+// revision returns the source revision that the Go tool recorded.
 func revision(info *debug.BuildInfo) string {
 	found, modified := "unknown", false
 	for _, s := range info.Settings {
@@ -81,14 +81,14 @@ func (b build) print(w io.Writer, output string) error {
 	return err
 }
 
-// The forms of output.
+// Output formats.
 const (
 	outputTable = "table"
 	outputJSON  = "json"
 )
 
 func addOutput(cmd *cobra.Command, output *string) {
-	cmd.Flags().StringVarP(output, "output", "o", outputTable, "form of the output: table or json")
+	cmd.Flags().StringVarP(output, "output", "o", outputTable, "output format: table or json")
 }
 
 func checkOutput(output string) error {

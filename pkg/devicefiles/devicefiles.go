@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package devicefiles returns what a container needs for its devices: the files below /dev, as the Container Device Interface (CDI) and the
-// kubelet want them, and the environment variables of sriov-network-device-plugin. It reads and writes nothing.
+// Package devicefiles returns the files below /dev that a container needs for its devices, in the forms of the Container Device
+// Interface (CDI) and of the kubelet, and the environment variables of sriov-network-device-plugin. It does no I/O.
 package devicefiles
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// CDIVersion is the oldest version of the CDI specification that has all that is used here.
+// CDIVersion is the oldest version of the CDI specification with all fields used here.
 const CDIVersion = "0.5.0"
 
 // The files that several devices share.
@@ -30,10 +30,10 @@ const (
 // File is a device file on the node and its path in the container.
 type File struct{ Host, Container string }
 
-// values are what one kind of driver tells a container of a device, in the words of sriov-network-device-plugin.
+// values are the facts about a device for one kind of driver, with the names of sriov-network-device-plugin.
 type values map[string]string
 
-// Variables returns the environment variables of a container that has devices of a resource: PCIDEVICE_EXAMPLE_COM_FAST with their
+// Variables returns the environment variables of a container with devices of a resource: PCIDEVICE_EXAMPLE_COM_FAST with their
 // addresses and PCIDEVICE_EXAMPLE_COM_FAST_INFO with their files.
 func Variables(resource string, devices []pool.Device) (map[string]string, error) {
 	var ids []string
@@ -50,13 +50,13 @@ func Variables(resource string, devices []pool.Device) (map[string]string, error
 	return map[string]string{name: strings.Join(ids, ","), name + "_INFO": string(text)}, nil
 }
 
-// variable is the name of a resource's environment variable: PCIDEVICE_EXAMPLE_COM_FAST of example.com/fast. Hyphens stay, as in
-// sriov-network-device-plugin, although shells cannot read such names.
+// variable returns the name of a resource's environment variable: PCIDEVICE_EXAMPLE_COM_FAST for example.com/fast. It keeps hyphens,
+// as sriov-network-device-plugin does, although shells cannot read such names.
 func variable(resource string) string {
 	return "PCIDEVICE_" + strings.ToUpper(strings.NewReplacer(".", "_", "/", "_").Replace(resource))
 }
 
-// describe returns what a container is told of a device, by kind.
+// describe returns the facts about a device by kind of driver.
 func describe(d pool.Device) map[string]values {
 	out := map[string]values{"generic": {"deviceID": d.Address.String()}}
 	switch {
@@ -95,7 +95,7 @@ func rdmaValues(d pci.Device) values {
 	return v
 }
 
-// rdmaNodes are the files of a device's RDMA devices, and that of the connection manager, which all share, where the node has it.
+// rdmaNodes returns the files of a device's RDMA devices, and the shared file of the connection manager if the node has it.
 func rdmaNodes(d pci.Device) (nodes []string) {
 	for _, f := range d.RDMAFiles {
 		nodes = append(nodes, "/dev/"+f)
@@ -103,7 +103,7 @@ func rdmaNodes(d pci.Device) (nodes []string) {
 	return nodes
 }
 
-// vfioGroup is the file of a device's IOMMU group as a container finds it, "" without one. The number may be another after a reboot.
+// vfioGroup returns the file of a device's IOMMU group in the container, or "". The number may change at a reboot.
 func vfioGroup(d pci.Device) string {
 	if d.IOMMUGroup == pci.Unknown {
 		return ""
@@ -131,14 +131,14 @@ func Nodes(d pool.Device) (nodes []string) {
 	return nodes
 }
 
-// Files returns the files that a container needs for devices, each once, sorted by their paths in the container.
+// Files returns the files that a container needs for devices, without duplicates, sorted by their paths in the container.
 func Files(devices ...pool.Device) (out []File) {
 	onHost := map[string]string{}
 	for _, d := range devices {
 		for _, n := range Nodes(d) {
 			onHost[n] = n
 		}
-		if d.Driver == "vfio-pci" && d.NoIOMMU && d.IOMMUGroup != pci.Unknown { // the kernel names the group otherwise; programs know both names
+		if d.Driver == "vfio-pci" && d.NoIOMMU && d.IOMMUGroup != pci.Unknown { // the kernel uses another name for the group; programs know both
 			onHost[vfioGroup(d.Device)] = fmt.Sprintf("/dev/vfio/noiommu-%d", d.IOMMUGroup)
 		}
 	}
@@ -148,7 +148,7 @@ func Files(devices ...pool.Device) (out []File) {
 	return out
 }
 
-// Edits returns what CDI changes in a container that has devices.
+// Edits returns the CDI changes for a container with devices.
 func Edits(devices ...pool.Device) (edits cdi.ContainerEdits) {
 	for _, f := range Files(devices...) {
 		node := &cdi.DeviceNode{Path: f.Container, Permissions: "rw"}

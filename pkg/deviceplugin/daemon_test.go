@@ -59,7 +59,7 @@ func TestAnswerAll(t *testing.T) {
 	l.kubelet.hold("shop", "web-1", "app", "example.com/one", vf00)
 	l.kubelet.hold("shop", "web-2", "app", "another.org/gpu", "gpu-0")
 	got, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{})
-	want := allocation.Answer{Faults: map[string]string{vf01: "driver: leads elsewhere than such a link does"}, Devices: []allocation.Device{
+	want := allocation.Answer{Faults: map[string]string{vf01: "driver: leads to an unexpected folder"}, Devices: []allocation.Device{
 		{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "another.org/nic", ID: vf11, CPUs: []int64{16, 17}},
 		{Namespace: "shop", Pod: "web-1", Container: "app", Resource: "example.com/one", ID: vf00, CPUs: []int64{16, 17}}}}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {

@@ -126,7 +126,7 @@ func TestNumVFsContradicted(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := newLab(t, sysfs, `{"resourceList": [], "pfs": [{"pfName": "ens0f0", "numVfs": 0}]}`)
-	l.logged("a device is not as the configuration wants it", "give "+pf0+" 0 VFs: sriov_numvfs is 0 and 2 VFs exist")
+	l.logged("a device is not as the configuration wants it", "give "+pf0+" 0 VFs: sriov_numvfs is 0 but 2 VFs exist")
 	for range 3 {
 		l.hup()
 	}

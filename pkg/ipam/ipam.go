@@ -162,7 +162,7 @@ func delegate(r *plugin.Request, name, verb string) ([]byte, error) {
 	cmd.Env = environment(r, verb)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(r.Config), &stdout, os.Stderr
 	timeout := timeoutOf(verb)
-	err = child.Run(cmd, timeout, r.Hold)
+	err = child.Run(cmd, timeout, r.LockFile)
 	switch {
 	case err == nil:
 		return stdout.Bytes(), nil

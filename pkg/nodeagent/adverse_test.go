@@ -28,12 +28,12 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// panicEnv holds the options of an agent that panics when it has something to say.
+// panicEnv holds the options of an agent that panics at a given log line.
 const panicEnv = "PODLACE_TEST_PANIC"
 
 type panicOptions struct {
 	options
-	At string // a part of the line of the log at which it panics
+	At string // part of the log line at which it panics
 }
 
 func panicking() (exit int) {
@@ -53,7 +53,7 @@ type panicHandler struct {
 	at string
 }
 
-// Handle panics at the line that it waits for.
+// Handle panics at the chosen log line.
 func (h panicHandler) Handle(ctx context.Context, r slog.Record) error {
 	if strings.Contains(r.Message, h.at) {
 		panic("on purpose at " + h.at)
@@ -61,14 +61,14 @@ func (h panicHandler) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, r)
 }
 
-// TestPanic: a panic in any goroutine ends the process, and what is done is whole: no node.json without all routes, no conflist without
-// node.json. The next start does the rest.
+// TestPanic checks that a panic in any goroutine ends the process and leaves consistent files: no node.json without all routes, no
+// conflist without node.json. The next start completes the setup.
 func TestPanic(t *testing.T) {
 	l := newLab(t)
 	for _, c := range []struct {
 		at               string
 		refuse           int
-		routes, n, ready bool // what is done by then
+		routes, n, ready bool // state after the panic
 	}{
 		{"installed plugins", 0, false, false, false},
 		{"changed routes", 0, true, false, false},
@@ -101,21 +101,21 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// refuse makes every answer of the API server this status; 0: none.
+// refuse makes the API server answer every request with this status; 0 disables it.
 func (f *fakeAPI) refuse(status int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.Refuse = status
 }
 
-// TestLostEvents: what the kernel had no room for in the socket of the agent (ENOBUFS) makes it read the kernel anew.
+// TestLostEvents checks that the agent reads the kernel again after its socket overflowed (ENOBUFS).
 func TestLostEvents(t *testing.T) {
 	l := newLab(t)
 	cmd := l.process("--log-level", "debug")
 	t.Cleanup(func() { _, _ = cmd.Process.Signal(syscall.SIGCONT), cmd.Process.Kill(); _ = cmd.Wait() })
 	l.await("ready", func() bool { return l.status().Ready })
 	link, err := netlink.LinkByName("up0")
-	kerneltest.Must(t, err, netlink.LinkSetAlias(link, "first")) // from here on the agent knows the link, of which the rest tells nothing new
+	kerneltest.Must(t, err, netlink.LinkSetAlias(link, "first")) // now the agent knows the link, and further events of it carry no news
 	l.await("the link is known", func() bool { return l.log.count(`changed="link up0"`) > 0 })
 	time.Sleep(5 * coalescing)
 	if l.log.count("lost=true") > 0 || slices.Max(drops(t)) > 0 {
@@ -136,7 +136,7 @@ func TestLostEvents(t *testing.T) {
 	kerneltest.Must(t, cmd.Process.Signal(syscall.SIGTERM), cmd.Wait())
 }
 
-// drops returns how many messages each netlink socket of the namespace had no room for.
+// drops returns the number of dropped messages of each netlink socket of the namespace.
 func drops(t *testing.T) (list []int) {
 	t.Helper()
 	table, err := os.ReadFile("/proc/self/net/netlink")
@@ -152,7 +152,7 @@ func drops(t *testing.T) (list []int) {
 	return list
 }
 
-// still makes an agent that hears nothing but what the test tells: no events of the kernel and of files.
+// still returns an agent that receives no events of the kernel and of files. The test sends its events.
 func (l *lab) still() *agent {
 	l.Helper()
 	c, err := readConfig(l.Config)
@@ -167,8 +167,8 @@ func (l *lab) still() *agent {
 	return a
 }
 
-// TestLook: plugins, conflist and node.json come back also when no event tells that they are gone, within a minute, and log and metric
-// name them.
+// TestLook checks that plugins, conflist and node.json are restored within a minute without any event, and that log and metric name
+// them.
 func TestLook(t *testing.T) {
 	if usualTimes().look > time.Minute {
 		t.Errorf("files are looked at each %v", usualTimes().look)
@@ -195,7 +195,7 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// value returns that of a counter with two labels.
+// value returns the value of a counter with two labels.
 func value(t *testing.T, a *agent, name, kind, cause string) float64 {
 	t.Helper()
 	families, err := a.metrics.registry.Gather()
@@ -210,8 +210,8 @@ func value(t *testing.T, a *agent, name, kind, cause string) float64 {
 	return 0
 }
 
-// TestRetry: what fails is tried again after 1 s, then later and later up to 5 minutes, and never given up. Events between do not make it
-// wait longer.
+// TestRetry checks that a failed step is retried after 1 s, with growing delays up to 5 minutes, and never abandoned. Events in
+// between do not postpone the retry.
 func TestRetry(t *testing.T) {
 	l := newLab(t)
 	free := l.blockNexthop("n2")
@@ -226,7 +226,7 @@ func TestRetry(t *testing.T) {
 		if a.retryAt != at {
 			t.Errorf("failure %d: an event moved the next try by %v", i+1, a.retryAt.Sub(at))
 		}
-		a.retryAt = time.Now() // as if the time had come
+		a.retryAt = time.Now() // simulates that the time has come
 		a.step(map[cause]bool{onLook: true})
 	}
 	free()
@@ -237,8 +237,8 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// TestNoWallClock: no decision of the agent depends on the wall clock, which jumps: times are compared by the monotonic clock alone, which
-// the methods below would strip, and of what the API server says the creation times of nodes are compared with one another.
+// TestNoWallClock checks that no decision of the agent depends on the wall clock, which can jump. The agent compares times only by the
+// monotonic clock, which the methods below would strip, and creation times of nodes only with one another.
 func TestNoWallClock(t *testing.T) {
 	strips := []string{"Unix", "UnixMilli", "UnixMicro", "UnixNano", "Round", "Truncate", "Local", "In", "AddDate", "Date", "Parse", "UTC"}
 	calls := 0
@@ -262,7 +262,7 @@ func TestNoWallClock(t *testing.T) {
 					return true
 				}
 				calls++
-				if f.Sel.Name == "Format" { // for an administrator
+				if f.Sel.Name == "Format" { // for the status that an administrator reads
 					return false
 				}
 				if pkg, _ := f.X.(*ast.Ident); slices.Contains(strips, f.Sel.Name) && (pkg == nil || !slices.Contains([]string{"url"}, pkg.Name)) {
@@ -277,7 +277,8 @@ func TestNoWallClock(t *testing.T) {
 	}
 }
 
-// TestWrongClocks: creation times far in the past and in the future, and files with such times, change nothing but which node is older.
+// TestWrongClocks checks that creation times far in the past or future, and files with such times, affect only which node counts as
+// older.
 func TestWrongClocks(t *testing.T) {
 	l := newLab(t)
 	for i, created := range map[int]time.Time{2: time.Unix(-1e9, 0), 3: time.Date(2262, 1, 1, 0, 0, 0, 0, time.UTC), 4: {}} {
@@ -285,7 +286,7 @@ func TestWrongClocks(t *testing.T) {
 		n.CreationTimestamp.Time = created
 		l.api.put(n)
 	}
-	thief := nodeObject("n8", []string{"10.244.3.0/24"}, []string{"192.0.2.8"}) // older than n3, whose clock was wrong
+	thief := nodeObject("n8", []string{"10.244.3.0/24"}, []string{"192.0.2.8"}) // older than n3, because its clock was wrong
 	l.api.put(thief)
 	for i, name := range []string{"plugins/bridge", "plugins/portmap", "config/config.json", "config/" + conflistName} {
 		at := time.Unix(int64(i%2)*8e9, 0)
@@ -295,7 +296,7 @@ func TestWrongClocks(t *testing.T) {
 	want := append(full(2, 4), "10.244.3.0/24 192.0.2.8", "fd00:10:244:3::/64 2001:db8::3")
 	slices.Sort(want)
 	l.has(want)
-	l.put("plugins/bridge", strings.Repeat("bridgf", 100_000)) // of the same size, and older than what is installed
+	l.put("plugins/bridge", strings.Repeat("bridgf", 100_000)) // same size as the installed file, but older
 	kerneltest.Must(t, os.Chtimes(l.dir+"/plugins/bridge", time.Unix(0, 0), time.Unix(0, 0)))
 	kerneltest.Must(t, os.Chtimes(l.dir+"/bin/podlace-bridge", time.Unix(8e9, 0), time.Unix(8e9, 0)))
 	l.await("the other plugin", func() bool { return l.read("bin/podlace-bridge") == l.read("plugins/bridge") })

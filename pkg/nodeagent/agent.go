@@ -23,18 +23,18 @@ import (
 )
 
 const (
-	compareEvery = 5 * time.Minute // with the kernel, should an event be lost
+	compareEvery = 5 * time.Minute // with the kernel, in case an event was lost
 	leastRetry   = time.Second
 	mostRetry    = 5 * time.Minute
-	unknownFor   = 5 * time.Second // after the start, when the list of nodes is on its way
+	unknownFor   = 5 * time.Second // after the start, while the list of nodes is being read
 )
 
-// times are those that tests shorten.
+// times are the intervals that tests shorten.
 type times struct {
-	look  time.Duration // at files, should an event be lost
-	first time.Duration // how long routes that fail may delay the first node.json
-	trust time.Duration // how long a suspicious list has to stand until routes are deleted
-	again time.Duration // between comparisons while routes of other programs are in the way: the kernel does not tell when they go
+	look  time.Duration // at files, in case an event was lost
+	first time.Duration // how long failing routes may delay the first node.json
+	trust time.Duration // how long a suspicious list must persist before routes are deleted
+	again time.Duration // between comparisons while routes of other programs are in the way: the kernel sends no event when they go
 }
 
 func usualTimes() times {
@@ -46,13 +46,13 @@ type options struct {
 	Node       string
 	Config     string
 	Kubeconfig string
-	Plugins    string // empty: none are installed
-	HTTP       string // empty: nothing is served
+	Plugins    string // empty: no plugins are installed
+	HTTP       string // empty: no HTTP server
 
 	times times
 }
 
-// agent keeps one node as it should be.
+// agent keeps the routes and files of one node in the wanted state.
 type agent struct {
 	options
 	log      *slog.Logger
@@ -63,35 +63,35 @@ type agent struct {
 	contests contests
 
 	config   config
-	inFile   config // what the file said last: a part of it may count from the next start on
-	refusal  string // why the configuration in the file does not count
+	inFile   config // the file's content at the last reading: a part of it may apply only after a restart
+	refusal  string // why the configuration in the file is rejected
 	binaries binaries
-	roots    map[string]string // of the mounts of folders, at the start
-	orphan   error             // a folder is not that of the node any more: the process has to end
+	roots    map[string]string // of the mounted folders, at the start
+	orphan   error             // a mounted folder is no longer that of the node: the process must end
 
-	self     noderoutes.Node // the own Node object, as it was last
+	self     noderoutes.Node // the node's own Node object, in its last known state
 	peers    []PeerStatus
-	node     nodefile.Node           // what node.json shall have; without podCIDRs nothing is known yet
-	advice   []Problem               // by the last comparison
-	inside   map[netip.Prefix]string // by podCIDR of a peer, a route of another program to a part of it
+	node     nodefile.Node           // wanted content of node.json; without podCIDRs nothing is known yet
+	advice   []Problem               // problems from the last comparison
+	inside   map[netip.Prefix]string // route of another program to a part of a peer's podCIDR, by podCIDR
 	started  time.Time
-	began    time.Time     // the first comparison
-	next     time.Time     // the next one, should nothing ask for it before
-	took     time.Duration // the last one
-	stale    bool          // masquerade rules of pods do not follow node.json yet
-	held     bool          // deletions are held back
-	heldOf   int           // how many routes there were when that began
-	suspect  time.Time     // since when they are, by lists that have the own node
-	failing  bool          // the present step has to be tried again
-	unmade   bool          // the last comparison has to be
-	retry    time.Duration // from the last attempt to the next one
-	retryAt  time.Time     // zero: nothing has to be tried again
-	problems []Problem     // by the present step
-	logged   []Problem     // those of the last step that the log names
+	began    time.Time     // start of the first comparison
+	next     time.Time     // time of the next comparison if no event comes before
+	took     time.Duration // duration of the last comparison
+	stale    bool          // the masquerade rules of pods have not been updated from node.json yet
+	held     bool          // deletions of routes are held back
+	heldOf   int           // number of routes when that began
+	suspect  time.Time     // since when the lists with the own node are suspicious
+	failing  bool          // the present step must be retried
+	unmade   bool          // the last comparison must be retried
+	retry    time.Duration // delay from the last attempt to the next one
+	retryAt  time.Time     // zero: no retry is due
+	problems []Problem     // found by the present step
+	logged   []Problem     // problems of the last step that were logged
 	ready    bool
 }
 
-// run keeps the node until ctx is done. Then all stays as it is.
+// run maintains the node until ctx is done. Then it leaves routes and files in place.
 func run(ctx context.Context, o options, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -125,7 +125,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 		for e := range events {
 			log.Debug("the kernel", "changed", e.What, "removed", e.Removed, "lost", e.Lost)
 			if connections.prune() > 0 {
-				log.Info("the node lost the address by which it watched the nodes of the cluster: watching anew")
+				log.Info("the node lost the address by which it watched the nodes of the cluster: restarting the watch")
 			}
 			a.alarm.wake(onKernel)
 		}
@@ -151,7 +151,7 @@ func newAgent(o options, c config, log *slog.Logger) *agent {
 	return a
 }
 
-// watchFiles wakes the loop when files change that the agent reads or owns.
+// watchFiles wakes the loop when a file changes that the agent reads or owns.
 func (a *agent) watchFiles(ctx context.Context) {
 	folder := func(dir string, concerns func(name string) bool) {
 		if dir != "" {
@@ -162,7 +162,7 @@ func (a *agent) watchFiles(ctx context.Context) {
 			}, a.log)
 		}
 	}
-	// A ConfigMap volume changes by its link ..data.
+	// A ConfigMap volume changes by its symlink ..data.
 	folder(filepath.Dir(a.Config), func(name string) bool {
 		return name == "..data" || name == filepath.Base(a.Config) || name == conflistName
 	})
@@ -175,7 +175,7 @@ func (a *agent) watchFiles(ctx context.Context) {
 	}
 }
 
-// loop returns when ctx is done, or when the process has to end.
+// loop runs steps until ctx is done or the process must end.
 func (a *agent) loop(ctx context.Context) {
 	causes := map[cause]bool{onStart: true}
 	for ctx.Err() == nil {
@@ -190,7 +190,7 @@ func (a *agent) loop(ctx context.Context) {
 	}
 }
 
-// step makes the node what it should be, and returns when to do it again, should nothing happen before. It is the only function that
+// step brings the node into the wanted state, and returns when to run again if no event comes before. It is the only function that
 // changes the node.
 func (a *agent) step(causes map[cause]bool) (again time.Time) {
 	a.problems, a.failing = nil, false
@@ -207,7 +207,7 @@ func (a *agent) step(causes map[cause]bool) (again time.Time) {
 	switch {
 	case why != onLook && why != onFiles:
 		a.route(why)
-	case due: // also where files change all the time
+	case due: // also if files change all the time
 		a.route(onPeriod)
 	}
 	a.problems = append(a.problems, a.advice...)
@@ -226,12 +226,12 @@ func (a *agent) step(causes map[cause]bool) (again time.Time) {
 	return earlier(again, a.retryAt)
 }
 
-// due reports whether it is time for a comparison that nothing asked for.
+// due reports whether it is time for a periodic comparison.
 func (a *agent) due(now time.Time) bool {
 	return !a.retryAt.IsZero() && !now.Before(a.retryAt) || !now.Before(a.next)
 }
 
-// strongest returns the cause that a change is put down to.
+// strongest returns the cause under which a change is logged.
 func strongest(causes map[cause]bool) cause {
 	for _, why := range []cause{onStart, onAPI, onKernel, onFiles, onPeriod} {
 		if causes[why] {
@@ -248,7 +248,7 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// problem notes what is not as it should be. One that says how an administrator gets rid of it needs no retry.
+// problem records a problem. A problem with an instruction for the administrator needs no retry.
 func (a *agent) problem(what string, err error, do string, blocking bool) {
 	a.problems = append(a.problems, Problem{What: what, Why: err.Error(), Do: do, blocking: blocking})
 }
@@ -261,11 +261,11 @@ func (a *agent) did(kind string, why cause, n int, text string, args ...any) {
 	a.metrics.changes.WithLabelValues(kind, string(why)).Add(float64(n))
 	a.log.Info(text, append(args, "cause", why)...)
 	if (why == onKernel || why == onFiles) && a.contests.repaired(kind, time.Now()) {
-		a.log.Warn("another program undoes again and again what podlace-node does: repairs become slower, up to one in 30 s", "what", kind)
+		a.log.Warn("another program repeatedly undoes changes of podlace-node: repairs become slower, up to one in 30 s", "what", kind)
 	}
 }
 
-// install brings the plugins into the runtime's folder, and reports whether all are there.
+// install copies the plugins into the runtime's folder, and reports whether all are there.
 func (a *agent) install(why cause) bool {
 	if a.Plugins == "" || a.config.BinDir == "" {
 		return true
@@ -279,7 +279,7 @@ func (a *agent) install(why cause) bool {
 	return err == nil
 }
 
-// writeNodeFile tells the plugins. The first file waits for the routes, for a while at most.
+// writeNodeFile writes node.json for the plugins. The first file waits for the routes, but only for a limited time.
 func (a *agent) writeNodeFile(why cause) {
 	if len(a.node.PodCIDRs) == 0 {
 		return
@@ -289,11 +289,11 @@ func (a *agent) writeNodeFile(why cause) {
 	failed := slices.ContainsFunc(a.peers, func(p PeerStatus) bool { return p.State == noderoutes.Failed })
 	if failed && !there && time.Since(a.began) < a.times.first {
 		a.next = earlier(a.next, a.began.Add(a.times.first))
-		a.problem("node.json", fmt.Errorf("waits for routes that fail, at most %v", a.times.first), "nothing: it comes after that time", true)
+		a.problem("node.json", fmt.Errorf("node.json waits for failing routes, for at most %v", a.times.first), "nothing: node.json is written after that time", true)
 		return
 	}
 	node := a.node
-	if node.MTU == 0 && there { // an uplink that is down tells nothing
+	if node.MTU == 0 && there { // an uplink that is down reports no MTU
 		node.MTU = before.MTU
 	}
 	changed, err := nodefile.Write(node)
@@ -311,19 +311,19 @@ func (a *agent) writeNodeFile(why cause) {
 	}
 	if err := bridge.RenewClusterCIDRs(a.log); err != nil {
 		a.failing = true
-		a.problem("masquerade", err, "podlace reload does it too", false)
+		a.problem("masquerade", err, "nothing if the next attempt succeeds; otherwise run podlace reload", false)
 		return
 	}
 	a.stale = false
 }
 
-// writeConflist comes last: what it names is in place, and the plugins know the node.
+// writeConflist runs last: by then the conflist's plugins are installed, and node.json exists.
 func (a *agent) writeConflist(why cause) {
 	if a.config.ConfDir == "" {
 		return
 	}
 	if file, _, err := nodefile.Read(); err != nil || file != nodefile.Path {
-		return // a problem says why
+		return // a recorded problem has the reason
 	}
 	if missing := missingPlugins(a.config.conflist, a.config.BinDir); a.config.BinDir != "" && len(missing) > 0 {
 		a.failing = true
@@ -357,17 +357,17 @@ func (a *agent) writeConflist(why cause) {
 	}
 }
 
-// publish tells the administrator and Prometheus, and returns when to look again.
+// publish updates the status file and the metrics, and returns when to check again.
 func (a *agent) publish() (again time.Time) {
 	heard, failure := a.nodes.watched()
 	if failure != "" {
 		a.problem("API server", fmt.Errorf("the nodes are not watched since %s: %s", heard.UTC().Format(time.RFC3339), failure),
-			"routes stay; changes of the cluster come when the API server answers", false)
+			"routes stay; the agent applies changes of the cluster when the API server answers", false)
 	}
 	early := false
 	if len(a.node.PodCIDRs) == 0 && len(blocked(a.problems)) == 0 {
 		early = failure == "" && time.Since(a.started) < unknownFor
-		a.problem("nodes", errors.New("no whole list of the nodes was received yet"), "check that the API server answers", true)
+		a.problem("nodes", errors.New("no complete list of the nodes has been received yet"), "check that the API server answers", true)
 	}
 	ready := len(blocked(a.problems)) == 0
 	if !early {
@@ -380,7 +380,7 @@ func (a *agent) publish() (again time.Time) {
 	s := Status{Node: a.Node, Ready: ready, PodCIDRs: a.node.PodCIDRs, ClusterCIDRs: a.node.ClusterCIDRs, MTU: a.node.MTU, Peers: a.peers,
 		Problems: append(slices.Clone(a.problems), peerProblems(a.peers)...)}
 	a.metrics.set(s, a.held, a.refusal != "")
-	if early { // what the agent before wrote is still true
+	if early { // the status of the previous agent is still true
 		return a.started.Add(unknownFor)
 	}
 	again, err := a.file.write(s, time.Now())

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// TestStart: a node gets its plugins, its routes, node.json and the conflist. The node behind the router is refused by name, and that does
-// not keep this one from being ready.
+// TestStart checks that a node gets its plugins, routes, node.json and conflist. The node behind the router is refused by name, and
+// this one becomes ready nevertheless.
 func TestStart(t *testing.T) {
 	l := newLab(t).ready()
 	if got := l.routes(); !slices.Equal(got, full(2, 3)) {
@@ -43,14 +43,14 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// TestLife: nodes come, go, and change address or podCIDR.
+// TestLife checks the routes when nodes are added, deleted, or change their address or podCIDR.
 func TestLife(t *testing.T) {
 	l := newLab(t).ready()
 	l.api.put(l.peer(4))
 	l.has(full(2, 3, 4))
 	l.api.remove("n4", false)
 	l.has(full(2, 3))
-	l.api.remove("n3", true) // while nobody watched
+	l.api.remove("n3", true) // while the watch is interrupted
 	l.api.hangUp(true)
 	l.has(full(2))
 	n2 := l.peer(2)
@@ -63,11 +63,12 @@ func TestLife(t *testing.T) {
 	own := l.peer(1)
 	own.Spec.PodCIDRs = []string{"10.244.55.0/24"}
 	l.api.put(own)
-	l.await("node.json anew", func() bool { return fmt.Sprint(l.node().PodCIDRs) == "[10.244.55.0/24]" })
+	l.await("node.json again", func() bool { return fmt.Sprint(l.node().PodCIDRs) == "[10.244.55.0/24]" })
 	l.has([]string{"10.244.55.0/24", "10.244.77.0/24 192.0.2.254", "fd00:10:244:2::/64 2001:db8::2"})
 }
 
-// TestOwnNode: without a podCIDR nothing is done and the reason is told; a Node object that is deleted changes nothing.
+// TestOwnNode checks that without a podCIDR nothing changes and the reason is reported, and that the deletion of the own Node object
+// changes nothing.
 func TestOwnNode(t *testing.T) {
 	l := newLab(t)
 	own := l.peer(1)
@@ -84,7 +85,7 @@ func TestOwnNode(t *testing.T) {
 	node := l.node()
 	l.api.remove("n1", false)
 	l.await("the deletion is told", func() bool { return l.says("own node", "is gone") })
-	l.api.remove("n2", false) // not to be believed: it comes from a list without the own node
+	l.api.remove("n2", false) // ignored, because the list lacks the own node
 	l.api.put(l.peer(4))
 	l.has(full(2, 3, 4))
 	if fmt.Sprint(l.node()) != fmt.Sprint(node) || !l.status().Ready {
@@ -95,8 +96,8 @@ func TestOwnNode(t *testing.T) {
 	l.await("no problem of the own node", func() bool { return !l.says("own node") })
 }
 
-// TestSuspiciousList: a list that would take more than half of the routes takes them only when it has stood for a while. An agent that
-// starts with such a list knows no more than the kernel does.
+// TestSuspiciousList checks that a list which would remove more than half of the routes takes effect only after it has persisted. An
+// agent that starts with such a list compares it with the routes in the kernel.
 func TestSuspiciousList(t *testing.T) {
 	l := newLab(t)
 	for i := 4; i <= 8; i++ {
@@ -110,7 +111,7 @@ func TestSuspiciousList(t *testing.T) {
 	}
 	l.start()
 	l.await("the suspicion is told", func() bool { return l.says("nodes", "12 of 16 routes have no node") })
-	l.api.put(l.peer(10)) // it is added all the same
+	l.api.put(l.peer(10)) // additions take effect at once
 	l.has(full(2, 3, 4, 5, 6, 7, 8, 10))
 	if l.log.count("suspicious") != 1 {
 		t.Error("want one line about the list")
@@ -122,7 +123,7 @@ func TestSuspiciousList(t *testing.T) {
 	l.await("no suspicion", func() bool { return !l.says("have no node") })
 }
 
-// TestEmptyList: an API server that has lost all nodes changes nothing.
+// TestEmptyList checks that an API server that has lost all nodes changes nothing.
 func TestEmptyList(t *testing.T) {
 	l := newLab(t).ready()
 	l.times.trust = 0
@@ -137,7 +138,7 @@ func TestEmptyList(t *testing.T) {
 	}
 }
 
-// TestAPIAway: an agent that starts while the API server is away changes nothing, tells so, and catches up.
+// TestAPIAway checks that an agent that starts without an API server changes nothing, reports it, and catches up later.
 func TestAPIAway(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -159,7 +160,7 @@ func TestAPIAway(t *testing.T) {
 	l.api.put(l.peer(4))
 	l.has(full(2, 3, 4))
 	l.await("no word of the API server", func() bool { return !l.says("API server") && l.status().Ready })
-	// While it runs: all stays, and the agent stays ready.
+	// If the API server fails later, all routes stay and the agent stays ready.
 	l.api.mu.Lock()
 	l.api.Refuse = 503
 	l.api.mu.Unlock()
@@ -170,7 +171,7 @@ func TestAPIAway(t *testing.T) {
 	}
 }
 
-// TestBadNodes: what is wrong with a Node object refuses that node alone, by name and with the reason.
+// TestBadNodes checks that a wrong Node object affects only its own node, which is reported by name with the reason.
 func TestBadNodes(t *testing.T) {
 	l := newLab(t)
 	bad := map[string][2][]string{
@@ -203,11 +204,11 @@ func TestBadNodes(t *testing.T) {
 			t.Errorf("%s: %q: want a reason", name, l.state(name))
 		}
 	}
-	l.has(full(2, 3, 4)) // all else goes on
+	l.has(full(2, 3, 4)) // the other nodes keep their routes
 	if l.state(good.Name) != "direct" {
 		t.Errorf("%s: %q", good.Name, l.state(good.Name))
 	}
-	// In the log, so many lines at once do not help.
+	// The log names only some nodes, because so many lines at once do not help.
 	if l.log.count("a node is not reached") != mostLogged || l.log.count(fmt.Sprintf("nodes=%d", len(bad)+1-mostLogged)) != 1 {
 		t.Error("want ten lines about nodes, and one about the others")
 	}
@@ -220,13 +221,13 @@ func TestBadNodes(t *testing.T) {
 	}
 }
 
-// TestFailedRoute: a route that the kernel refuses delays the first node.json, and not for ever; it is tried again.
+// TestFailedRoute checks that a route that the kernel refuses delays the first node.json for a limited time only, and is retried.
 func TestFailedRoute(t *testing.T) {
 	l := newLab(t)
 	l.times.first = 2 * time.Second
 	free := l.blockNexthop("n2")
 	l.start()
-	l.await("the wait is told", func() bool { return l.says("node.json", "waits for routes that fail") })
+	l.await("the wait is told", func() bool { return l.says("node.json", "waits for failing routes") })
 	if _, err := os.Stat(nodefile.Path); err == nil || l.read("net.d/"+conflistName) != "" || l.status().Ready {
 		t.Error("node.json or the conflist came before the routes")
 	}
@@ -242,7 +243,8 @@ func TestFailedRoute(t *testing.T) {
 	}
 }
 
-// TestConfigChanges: a new configuration counts at once, through the link of a ConfigMap volume too; a wrong one never.
+// TestConfigChanges checks that a new configuration takes effect at once, also through the symlink of a ConfigMap volume, and that a
+// wrong one never does.
 func TestConfigChanges(t *testing.T) {
 	l := newLab(t)
 	l.api.put(nodeObject("n8", []string{"10.244.8.0/24"}, []string{"198.51.100.8"}))
@@ -255,7 +257,7 @@ func TestConfigChanges(t *testing.T) {
 	}
 	l.put("config/config.json", strings.Replace(before, "{", "{\"offLink\": \"fabric\", \"mtu\": 1400, ", 1))
 	l.await("fabric", func() bool { return l.state("n8") == "fabric" && l.node().MTU == 1400 })
-	if l.says("configuration") || l.log.count("stays as it was") != 1 {
+	if l.says("configuration") || l.log.count("is wrong and is ignored") != 1 {
 		t.Error("the error is told again")
 	}
 	l.put("config/"+conflistName, strings.Replace(testConflist, "1.0.0", "1.1.0", 1))
@@ -267,8 +269,8 @@ func TestConfigChanges(t *testing.T) {
 	}
 }
 
-// TestLaterConfig: a key that counts from the next start on is told once in the log, and in the status until then. All other keys count at
-// once.
+// TestLaterConfig checks that a changed key that needs a restart is logged once, and stays in the status until the restart. All other
+// keys take effect at once.
 func TestLaterConfig(t *testing.T) {
 	l := newLab(t)
 	a, list := l.steps()
@@ -283,10 +285,10 @@ func TestLaterConfig(t *testing.T) {
 		return slices.ContainsFunc(a.problems, func(p Problem) bool { return p.What == "configuration" && strings.Contains(p.Why, "apiServer") })
 	}
 	lines := l.log.count("the configuration has changed")
-	if lines != 1 || l.log.count("from the next start") != 1 || !told() || l.node().MTU != 1400 {
+	if lines != 1 || l.log.count("at the next start") != 1 || !told() || l.node().MTU != 1400 {
 		t.Errorf("%d lines about one change, told in the status %t, MTU %d", lines, told(), l.node().MTU)
 	}
-	l.put("config/config.json", strings.Replace(before, l.dir+"/net.d", "", 1)) // from the next start on without a conflist
+	l.put("config/config.json", strings.Replace(before, l.dir+"/net.d", "", 1)) // takes effect at the next start: no conflist
 	if a.step(because(onFiles)); !told() || l.read("net.d/"+conflistName) != testConflist || !a.ready {
 		t.Errorf("confDir is empty: told %t, conflist %q", told(), l.read("net.d/"+conflistName))
 	}
@@ -296,7 +298,7 @@ func TestLaterConfig(t *testing.T) {
 	}
 }
 
-// TestHeartbeats: what kubelets write every some minutes makes no comparison.
+// TestHeartbeats checks that the periodic updates of kubelets cause no comparison.
 func TestHeartbeats(t *testing.T) {
 	l := newLab(t).ready()
 	before := l.log.String()

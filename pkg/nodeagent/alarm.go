@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// cause is why the node is compared with what it should be.
+// cause is the reason for a comparison of the node with the wanted state.
 type cause string
 
 const (
@@ -17,7 +17,7 @@ const (
 	onKernel cause = "kernel"
 	onFiles  cause = "files"
 	onPeriod cause = "periodic"
-	onLook   cause = "look" // at files alone
+	onLook   cause = "look" // periodic look at files only
 )
 
 const (
@@ -25,13 +25,13 @@ const (
 	mostCoalescing = 500 * time.Millisecond
 )
 
-// gathering returns how long causes are gathered after a comparison of some length: four times as long, so that comparisons one after
-// another take a fifth of a core at most. Only clusters of thousands of nodes have comparisons that matter.
+// gathering returns how long causes are collected after a comparison: four times its duration, so that repeated comparisons take at
+// most a fifth of a core. This matters only in clusters of thousands of nodes.
 func gathering(comparison time.Duration) time.Duration {
 	return min(max(coalescing, 4*comparison), mostCoalescing)
 }
 
-// alarm gathers causes until the loop has time for them.
+// alarm collects causes until the loop handles them.
 type alarm struct {
 	mu     sync.Mutex
 	causes map[cause]bool
@@ -51,8 +51,8 @@ func (a *alarm) wake(why cause) {
 	}
 }
 
-// wait returns the causes that came within a time after the first, or none at the deadline. Where only what another program does to the
-// node woke it, it waits for pause, if that is longer. It returns early when ctx is done.
+// wait returns the causes that came within a time after the first, or none at the deadline. If only another program's changes woke it,
+// it waits for pause, if that is longer. It returns early when ctx is done.
 func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time.Duration) map[cause]bool {
 	select {
 	case <-ctx.Done():
@@ -81,7 +81,7 @@ func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time
 	return causes
 }
 
-// contested reports whether another program on this node is the only cause.
+// contested reports whether another program's changes are the only cause.
 func (a *alarm) contested() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -93,14 +93,14 @@ func (a *alarm) contested() bool {
 	return len(a.causes) > 0
 }
 
-// contest is about what another program on this node undoes again and again: repairs come slower and slower, up to every 30 seconds.
+// contest slows down repairs that another program repeatedly undoes, to at most one every 30 seconds.
 type contest struct {
 	last  time.Time
 	count int
-	pause time.Duration // before the next repair
+	pause time.Duration // delay before the next repair
 }
 
-// contests has one for each kind of thing, such as route or conflist.
+// contests has one contest for each kind of object, such as route or conflist.
 type contests map[string]*contest
 
 func (c contests) repaired(kind string, now time.Time) (began bool) {
@@ -110,7 +110,7 @@ func (c contests) repaired(kind string, now time.Time) (began bool) {
 	return c[kind].repaired(now)
 }
 
-// wait returns the longest time that a repair has to wait: one step repairs all kinds.
+// wait returns the longest delay of all kinds, because one step repairs all of them.
 func (c contests) wait(now time.Time) (pause time.Duration) {
 	for _, one := range c {
 		pause = max(pause, one.wait(now))
@@ -123,7 +123,7 @@ const (
 	longestPause = 30 * time.Second
 )
 
-// repaired notes a repair, and reports whether it is the first that the next one has to wait for.
+// repaired records a repair, and reports whether the next one is the first that must wait.
 func (c *contest) repaired(now time.Time) (began bool) {
 	c.wait(now)
 	c.last = now
@@ -135,7 +135,7 @@ func (c *contest) repaired(now time.Time) (began bool) {
 	return began
 }
 
-// wait returns how long a repair has to wait: not at all once nothing has been undone for a while.
+// wait returns how long a repair must wait. It returns zero if nothing has been undone for a while.
 func (c *contest) wait(now time.Time) time.Duration {
 	if now.Sub(c.last) > max(10*time.Second, 2*c.pause) {
 		c.count, c.pause = 0, 0

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestGathering: comparisons take a fifth of a core at most, as long as that delays changes by no more than half a second.
+// TestGathering checks that comparisons take at most a fifth of a core, as long as that delays changes by at most half a second.
 func TestGathering(t *testing.T) {
 	const ms = time.Millisecond
 	for took, want := range map[time.Duration]time.Duration{0: 100 * ms, 25 * ms: 100 * ms, 60 * ms: 240 * ms, 3 * time.Second: 500 * ms} {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodeagent is podlace-node: it makes the pods of all nodes of a cluster reach each other. It watches the Node objects of
-// Kubernetes, keeps the node's routes to its peers, writes node.json for the plugins, and installs the plugins and their conflist. It
-// writes nothing to Kubernetes and remembers nothing: one function (step) compares the kernel and the files of the node with what is
-// wanted.
+// Package nodeagent implements podlace-node: it connects the pods of all nodes of a cluster. It watches the Node objects of
+// Kubernetes, maintains the node's routes to its peers, writes node.json for the plugins, and installs the plugins and their conflist.
+// It writes nothing to Kubernetes and has no state of its own: one function (step) compares the node's kernel and files with the
+// wanted state.
 package nodeagent
 
 import (
@@ -26,10 +26,10 @@ import (
 	"github.com/podlace/podlace/pkg/validate"
 )
 
-// conflistName is the name of the conflist, beside the configuration of the agent and in the runtime's folder.
+// conflistName is the name of the conflist, both beside the agent's configuration and in the runtime's folder.
 const conflistName = "10-podlace.conflist"
 
-// config is what an administrator decides for all nodes.
+// config is the configuration for all nodes.
 type config struct {
 	ClusterCIDRs []netip.Prefix
 	OffLink      noderoutes.OffLink
@@ -42,20 +42,20 @@ type config struct {
 	Adopt        []int // protocols of routes that the agent may take over
 	APIServer    string
 
-	conflist []byte   // of the file beside
-	findings []string // keys of the conflist that do not do what they seem to do
+	conflist []byte   // from the file beside the configuration
+	findings []string // keys of the conflist that do not have the effect that they suggest
 }
 
-// equal reports whether nothing differs.
+// equal reports whether both configurations are the same.
 func (c config) equal(other config) bool { return reflect.DeepEqual(c, other) }
 
-// defaults returns what counts where the file says nothing.
+// defaults returns the configuration of an empty file.
 func defaults() config {
 	return config{OffLink: noderoutes.OffLinkRefuse, VXLAN: noderoutes.VXLAN{VNI: 142, Port: 8472},
 		BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d"}
 }
 
-// readConfig reads the configuration, and the conflist beside it. The error names file, line and key of all that is wrong.
+// readConfig reads the configuration and the conflist beside it. The error lists file, line and key of all mistakes.
 func readConfig(file string) (c config, err error) {
 	data, err := store.ReadFile(file)
 	if err != nil {
@@ -66,7 +66,7 @@ func readConfig(file string) (c config, err error) {
 	}
 	path := filepath.Join(filepath.Dir(file), conflistName)
 	if c.conflist, err = store.ReadFile(path); err != nil {
-		return c, fmt.Errorf(`read the conflist, which "confDir": "" makes unnecessary: %w`, err)
+		return c, fmt.Errorf(`read the conflist ("confDir": "" disables it): %w`, err)
 	}
 	if _, err := pluginTypes(c.conflist); err != nil {
 		line := 1
@@ -81,7 +81,7 @@ func readConfig(file string) (c config, err error) {
 	return c, nil
 }
 
-// reload reads the configuration again, and reports whether it is another one. One that is wrong does not count.
+// reload reads the configuration again, and reports whether it has changed. It rejects a wrong configuration.
 func (a *agent) reload() (changed bool) {
 	defer func() {
 		for _, text := range a.config.findings {
@@ -91,10 +91,10 @@ func (a *agent) reload() (changed bool) {
 	c, err := readConfig(a.Config)
 	if err != nil {
 		if a.refusal != err.Error() {
-			a.log.Error("the configuration stays as it was", "error", err)
+			a.log.Error("the new configuration is wrong and is ignored", "error", err)
 		}
 		a.refusal = err.Error()
-		a.problem("configuration", err, "correct the ConfigMap or the file; until then the configuration before counts", false)
+		a.problem("configuration", err, "correct the ConfigMap or the file; until then the previous configuration applies", false)
 		return false
 	}
 	a.refusal = ""
@@ -104,12 +104,12 @@ func (a *agent) reload() (changed bool) {
 		a.log.Info("the configuration has changed", "file", a.Config)
 	}
 	if c.APIServer != a.config.APIServer || c.BinDir != a.config.BinDir || c.ConfDir != a.config.ConfDir {
-		later := errors.New("apiServer, binDir and confDir count from the next start of podlace-node on")
+		later := errors.New("apiServer, binDir and confDir take effect at the next start of podlace-node")
 		if news {
 			a.log.Warn(later.Error(), "file", a.Config)
 		}
 		a.problem("configuration", later, "restart podlace-node on this node", false)
-		if c.ConfDir == "" { // then no conflist was read
+		if c.ConfDir == "" { // without confDir no conflist is read
 			c.conflist, c.findings = a.config.conflist, a.config.findings
 		}
 		c.APIServer, c.BinDir, c.ConfDir = a.config.APIServer, a.config.BinDir, a.config.ConfDir
@@ -130,7 +130,7 @@ func parseConfig(file string, data []byte) (config, error) {
 		"addressCIDRs": into(&c.AddressCIDRs, checkCIDRs),
 		"mtu": into(&c.MTU, func(n int) error {
 			if n != 0 && between(576, 65535)(n) != nil {
-				return fmt.Errorf("%d: want 576 to 65535, or 0 for that of the uplink", n)
+				return fmt.Errorf("%d: want 576 to 65535, or 0 for the MTU of the uplink", n)
 			}
 			return nil
 		}),
@@ -150,7 +150,7 @@ func parseConfig(file string, data []byte) (config, error) {
 	return c, errors.Join(o.errs...)
 }
 
-// object reads the keys of JSON objects and gathers what is wrong with them.
+// object reads the keys of JSON objects and collects their errors.
 type object struct {
 	file string
 	data []byte
@@ -165,16 +165,16 @@ func (o *object) fail(offset int, key, format string, args ...any) {
 	o.errs = append(o.errs, fmt.Errorf("%s:%d: %s", o.file, lineAt(o.data, offset), text))
 }
 
-// lineAt returns the number of the line of an offset.
+// lineAt returns the line number of an offset.
 func lineAt(data []byte, offset int) int {
 	return 1 + bytes.Count(data[:min(offset, len(data))], []byte("\n"))
 }
 
-// fields are the keys that an object may have, with the functions that read their values, which stand at an offset.
+// fields maps the keys of an object to functions that parse the value at an offset.
 type fields map[string]func(offset int, raw json.RawMessage) error
 
-// read reads the object at an offset, which looks like an example. An unknown key and a key that stands twice are errors: either may be a
-// misspelt one.
+// read reads the object at an offset. The example is for errors. Unknown and duplicate keys are errors, because either may be
+// misspelt.
 func (o *object) read(offset int, path, example string, known fields) {
 	dec := json.NewDecoder(bytes.NewReader(o.data[offset:]))
 	at := func() int { return offset + int(dec.InputOffset()) }
@@ -226,15 +226,15 @@ func suggest(key string, known fields) string {
 	return "; known are " + strings.Join(words, ", ")
 }
 
-// broken says what is wrong with text that is no JSON.
+// broken explains an error of the JSON decoder.
 func broken(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return errors.New("the file ends here: a }, a ] or a quote is missing")
 	}
-	return fmt.Errorf("no JSON: %w; want a comma between keys and none after the last, and keys and texts in quotes", err)
+	return fmt.Errorf("no JSON: %w; put commas between keys but not after the last, and quotes around keys and strings", err)
 }
 
-// into returns a function that reads a value and checks it.
+// into returns a function that parses a value into to and checks it.
 func into[T any](to *T, check func(T) error) func(int, json.RawMessage) error {
 	return func(_ int, raw json.RawMessage) error {
 		var v T
@@ -249,7 +249,7 @@ func into[T any](to *T, check func(T) error) func(int, json.RawMessage) error {
 	}
 }
 
-// wanted says which values a check lets pass: in the words of the check, where these are known.
+// wanted describes the values that a check accepts: in the words of the check, if it has any.
 func wanted[T any](check func(T) error) string {
 	var v T
 	if err := check(v); err != nil {
@@ -265,9 +265,9 @@ func wanted[T any](check func(T) error) string {
 	case []netip.Prefix:
 		return `a list such as ["10.244.0.0/16"]`
 	case []string:
-		return `a list such as ["boot", "17"]: numbers are in quotes`
+		return `a list such as ["boot", "17"], with numbers in quotes`
 	}
-	return "a text in quotes"
+	return "a string in quotes"
 }
 
 func anything[T any](T) error { return nil }
@@ -296,7 +296,7 @@ func checkCIDRs(list []netip.Prefix) error {
 		case !p.IsValid() || p.Addr().Is4In6():
 			return fmt.Errorf("%s: want a CIDR such as 10.244.0.0/16 or fd00::/48", p)
 		case p.Bits() == 0:
-			return fmt.Errorf("%s is all addresses of its family: want the CIDR of the cluster, such as 10.244.0.0/16", p)
+			return fmt.Errorf("%s covers all addresses of its family: want the CIDR of the cluster, such as 10.244.0.0/16", p)
 		case p != p.Masked():
 			return fmt.Errorf("%s has host bits set: want %s", p, p.Masked())
 		}
@@ -304,20 +304,20 @@ func checkCIDRs(list []netip.Prefix) error {
 	return nil
 }
 
-// checkPodCIDRs refuses what no pod can have: the word useClusterCidr would take traffic from masquerade that needs it.
+// checkPodCIDRs refuses addresses that no pod can have: useClusterCidr would exempt traffic from masquerade that needs it.
 func checkPodCIDRs(list []netip.Prefix) error {
 	for _, p := range list {
 		if r, ok := noderoutes.ForPods(p); !ok && p.IsValid() && p.Bits() > 0 {
-			return fmt.Errorf("%s overlaps %s, whose addresses are not for pods: want the CIDR of the cluster, such as 10.244.0.0/16", p, r)
+			return fmt.Errorf("%s overlaps %s, which pods cannot use: want the CIDR of the cluster, such as 10.244.0.0/16", p, r)
 		}
 	}
 	return checkCIDRs(list)
 }
 
-// checkFolder refuses what is relative to a folder that the reader of the file does not know.
+// checkFolder refuses a relative path, because the working directory of the agent is not known.
 func checkFolder(path string) error {
 	if path != "" && (!filepath.IsAbs(path) || path != filepath.Clean(path)) {
-		return fmt.Errorf("%q: want an absolute path, or an empty text for none", plugin.Plain(path, 80))
+		return fmt.Errorf("%q: want an absolute path, or an empty string for none", plugin.Plain(path, 80))
 	}
 	return nil
 }
@@ -330,7 +330,8 @@ func checkURL(text string) error {
 	return nil
 }
 
-// protocols returns the numbers of routing protocols. The kernel's own routes, which come with addresses, and ours are never taken over.
+// protocols returns the numbers of routing protocols. It refuses the kernel's own protocol and Podlace's: these routes are never taken
+// over.
 func protocols(names []string) (list []int, err error) {
 	known := map[string]int{"boot": 3, "static": 4} // /etc/iproute2/rt_protos
 	for _, name := range names {
@@ -349,7 +350,7 @@ func protocols(names []string) (list []int, err error) {
 	return list, nil
 }
 
-// pluginTypes returns the types of the plugins of a conflist, each of which needs a binary.
+// pluginTypes returns the plugin types of a conflist. Each needs a binary.
 func pluginTypes(conflist []byte) (types []string, err error) {
 	var list struct {
 		Name    string `json:"name"`
@@ -373,5 +374,5 @@ func pluginTypes(conflist []byte) (types []string, err error) {
 	return types, nil
 }
 
-// errNoConflist says what a conflist looks like.
+// errNoConflist describes a valid conflist.
 var errNoConflist = errors.New(`want a CNI configuration such as {"cniVersion": "1.0.0", "name": "podlace", "plugins": [{"type": "podlace-bridge"}]}`)

@@ -32,7 +32,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestConfigRefused: the error has file, line and key, and what is wanted; several errors are told together.
+// TestConfigRefused checks that an error has file, line, key and the valid values, and that several errors are reported together.
 func TestConfigRefused(t *testing.T) {
 	for text, says := range map[string]string{
 		"{\n\n\"offlink\": \"vxlan\"}":                       "c:3: offlink: unknown key; the nearest known key is offLink",
@@ -44,23 +44,23 @@ func TestConfigRefused(t *testing.T) {
 		`{"mtu": 100}`:                                       "c:1: mtu: 100: want 576 to 65535",
 		`{"mtu": "1400"}`:                                    `c:1: mtu: "1400": want a whole number without quotes`,
 		`{"mtu": 14.5}`:                                      "c:1: mtu: 14.5: want a whole number",
-		`{"mtu": -1}`:                                        "c:1: mtu: -1: want 576 to 65535, or 0 for that of the uplink",
+		`{"mtu": -1}`:                                        "c:1: mtu: -1: want 576 to 65535, or 0 for the MTU of the uplink",
 		`{"takeOver": "yes"}`:                                `c:1: takeOver: "yes": want true or false`,
 		`{"takeOver": null}`:                                 "c:1: takeOver: null: want true or false",
 		`{"offLink": 7}`:                                     `c:1: offLink: 7: want one of ["refuse" "vxlan" "fabric"]`,
 		`{"vxlan": {"port": "8472"}}`:                        `c:1: vxlan.port: "8472": want 1 to 65535`,
 		`{"vxlan": {"vni": 1, "vni": 2}}`:                    "c:1: vxlan.vni: the key stands twice",
-		`{"binDir": ["/a"]}`:                                 `c:1: binDir: ["/a"]: want a text in quotes`,
+		`{"binDir": ["/a"]}`:                                 `c:1: binDir: ["/a"]: want a string in quotes`,
 		`{"adopt": "boot"}`:                                  `c:1: adopt: "boot": want a list such as ["boot", "17"]`,
-		`{"adopt": [17]}`:                                    `c:1: adopt: [17]: want a list such as ["boot", "17"]: numbers are in quotes`,
-		`{"clusterCIDRs": ["10.244.0.0/16", "127.0.0.0/8"]}`: "c:1: clusterCIDRs: 127.0.0.0/8 overlaps 127.0.0.0/8, whose addresses are not for pods",
+		`{"adopt": [17]}`:                                    `c:1: adopt: [17]: want a list such as ["boot", "17"], with numbers in quotes`,
+		`{"clusterCIDRs": ["10.244.0.0/16", "127.0.0.0/8"]}`: "c:1: clusterCIDRs: 127.0.0.0/8 overlaps 127.0.0.0/8, which pods cannot use",
 		`{"clusterCIDRs": ["ff00::/8"]}`:                     "c:1: clusterCIDRs: ff00::/8 overlaps",
 		`{"clusterCIDRs": ["169.254.0.0/16"]}`:               "c:1: clusterCIDRs: 169.254.0.0/16 overlaps",
 		`{"clusterCIDRs": ["::ffff:10.0.0.0/104"]}`:          "c:1: clusterCIDRs: ::ffff:10.0.0.0/104: want a CIDR such as",
-		`{"addressCIDRs": ["::/0"]}`:                         "c:1: addressCIDRs: ::/0 is all addresses of its family: want",
+		`{"addressCIDRs": ["::/0"]}`:                         "c:1: addressCIDRs: ::/0 covers all addresses of its family: want",
 		`{"apiServer": "https://"}`:                          `c:1: apiServer: "https://": want a URL`,
 		"{\n\"mtu\": 1400,\n}":                               "no JSON: invalid character '}'",
-		"{mtu: 1400}":                                        "c:1: no JSON: invalid character 'm'; want a comma between keys",
+		"{mtu: 1400}":                                        "c:1: no JSON: invalid character 'm'; put commas between keys",
 		`{"clusterCIDRs": ["10.244.0.1/16"]}`:                "c:1: clusterCIDRs: 10.244.0.1/16 has host bits set: want 10.244.0.0/16",
 		`{"clusterCIDRs": ["0.0.0.0/0"]}`:                    "clusterCIDRs",
 		`{"clusterCIDRs": ["ten"]}`:                          `c:1: clusterCIDRs: ["ten"]: want a list such as ["10.244.0.0/16"]`,
@@ -88,7 +88,7 @@ func TestConfigRefused(t *testing.T) {
 	}
 }
 
-// TestConflistBeside: the conflist is part of the configuration, unless no folder is named for it.
+// TestConflistBeside checks that the conflist is part of the configuration, unless confDir is empty.
 func TestConflistBeside(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "config.json")
@@ -125,7 +125,7 @@ func TestConflistBeside(t *testing.T) {
 	}
 }
 
-// FuzzConfig: whatever the text, there is an error with the name of the file, or a configuration that can be used.
+// FuzzConfig checks that any text gives an error with the file's name, or a usable configuration.
 func FuzzConfig(f *testing.F) {
 	f.Add([]byte(`{"vxlan": {"vni": 7}, "adopt": ["boot"], "clusterCIDRs": ["10.0.0.0/8"]}`))
 	f.Add([]byte(`{"vxlan": {"vni": {}}}`))

@@ -10,30 +10,30 @@ import (
 	"time"
 )
 
-// connections are those to the API server. When the node loses the address that a connection comes from, HTTP/2 notices after 45 s only,
-// and meanwhile the agent would not hear of the node's new address.
+// connections are the connections to the API server. When the node loses the source address of a connection, HTTP/2 notices only after
+// 45 s, and meanwhile the agent would not learn the node's new address.
 type connections struct {
 	dialer net.Dialer
 
 	mu      sync.Mutex
 	open    map[*connection]struct{}
-	restart context.CancelFunc // of the watch that keep runs
+	restart context.CancelFunc // cancels the watch that keep runs
 }
 
-// connection is one that its owner closes, or prune.
+// connection is a connection that its owner or prune closes.
 type connection struct {
 	net.Conn
 	of *connections
 }
 
-// dialTimeout is short: a node without an address for a moment dials from that of its pods' bridge, and no answer comes to that.
+// dialTimeout is short: a node without an address dials from the address of its pods' bridge, and replies to that address are lost.
 const dialTimeout = 5 * time.Second
 
 func newConnections() *connections {
 	return &connections{dialer: net.Dialer{Timeout: dialTimeout}, open: map[*connection]struct{}{}}
 }
 
-// dial is that of a rest.Config.
+// dial is the dial function of a rest.Config.
 func (c *connections) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := c.dialer.DialContext(ctx, network, address)
 	if err != nil {
@@ -46,7 +46,7 @@ func (c *connections) dial(ctx context.Context, network, address string) (net.Co
 	return tracked, nil
 }
 
-// Close is that of net.Conn.
+// Close implements net.Conn.
 func (c *connection) Close() error {
 	c.of.mu.Lock()
 	delete(c.of.open, c)
@@ -54,7 +54,8 @@ func (c *connection) Close() error {
 	return c.Conn.Close()
 }
 
-// keep runs a watch until ctx is done. It begins another one when prune closed a connection, since that one has no failures to wait for.
+// keep runs a watch until ctx is done. It starts another watch at once when prune closed a connection, because a new watch has no
+// retry delay.
 func (c *connections) keep(ctx context.Context, watch func(context.Context)) {
 	for ctx.Err() == nil {
 		inner, stop := context.WithCancel(ctx)
@@ -66,7 +67,7 @@ func (c *connections) keep(ctx context.Context, watch func(context.Context)) {
 	}
 }
 
-// prune closes connections from addresses that are not the node's any more, and returns how many.
+// prune closes connections whose source address the node no longer has, and returns how many.
 func (c *connections) prune() (closed int) {
 	own, err := net.InterfaceAddrs()
 	if err != nil {

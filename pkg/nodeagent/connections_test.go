@@ -13,8 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestPrune: a connection is closed when the node loses the address that it comes from, and no other one. Then
-// the watch begins anew.
+// TestPrune checks that only connections are closed whose source address the node has lost, and that the watch restarts.
 func TestPrune(t *testing.T) {
 	link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "prune0"}}
 	kerneltest.Must(t, netlink.LinkAdd(link), netlink.LinkSetUp(link))
@@ -49,7 +48,7 @@ func TestPrune(t *testing.T) {
 	if closed := c.prune(); closed != 1 || len(c.open) != 2 {
 		t.Errorf("%d connections closed and %d open, want 1 and 2", closed, len(c.open))
 	}
-	<-began // again
+	<-began // second time
 	if _, err := goes.Write([]byte("x")); err == nil {
 		t.Error("the connection from an address that is gone is still open")
 	}

@@ -26,7 +26,7 @@ import (
 	kwatch "k8s.io/apimachinery/pkg/watch"
 )
 
-// fakeAPI is an API server that has nodes: it lists, streams and watches them over HTTP/2, in protobuf as a real one.
+// fakeAPI is an API server with nodes: it lists, streams and watches them over HTTP/2 in protobuf, like a real one.
 type fakeAPI struct {
 	t      testing.TB
 	server *httptest.Server
@@ -35,11 +35,11 @@ type fakeAPI struct {
 	version  int64
 	nodes    map[string]*corev1.Node
 	watchers map[chan kwatch.Event]bool
-	requests []string // the queries, in order
+	requests []string // queries, in order
 
-	Paged    bool // lists cannot be streamed
-	Cut      int  // of so many lists the second half is lost on the way
-	Refuse   int  // status of every answer; 0: none is refused
+	Paged    bool // the server cannot stream lists
+	Cut      int  // number of lists that are truncated in the middle
+	Refuse   int  // status of every answer; 0: no error
 	GoneOnce bool // the next watch ends with 410
 }
 
@@ -54,8 +54,8 @@ func newFakeAPI(t testing.TB) *fakeAPI {
 	return f
 }
 
-// kubeconfig writes a file that leads to an address of the server. Each test has a server name, and so a transport, of its own: client-go
-// shares them.
+// kubeconfig writes a kubeconfig for an address of the server. Each test has its own server name, and so its own transport: client-go
+// shares transports.
 func (f *fakeAPI) kubeconfig(url string) string {
 	path := filepath.Join(f.t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c"}}],
@@ -79,7 +79,7 @@ func nodeObject(name string, podCIDRs, addresses []string) *corev1.Node {
 	return n
 }
 
-// put makes or changes a node.
+// put creates or changes a node.
 func (f *fakeAPI) put(n *corev1.Node) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -93,7 +93,7 @@ func (f *fakeAPI) put(n *corev1.Node) {
 	f.send(kwatch.Event{Type: kind, Object: n.DeepCopy()})
 }
 
-// remove deletes a node; a quiet one misses its event, as if it were deleted while nobody watched.
+// remove deletes a node. quiet suppresses the event, as if the node were deleted during an interruption of the watch.
 func (f *fakeAPI) remove(name string, quiet bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -112,14 +112,14 @@ func (f *fakeAPI) send(e kwatch.Event) {
 	}
 }
 
-// emit sends an event as it is.
+// emit sends an unmodified event.
 func (f *fakeAPI) emit(e kwatch.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.send(e)
 }
 
-// hangUp ends all watches, by 410 if gone.
+// hangUp ends all watches, with status 410 if gone.
 func (f *fakeAPI) hangUp(gone bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -139,7 +139,7 @@ func status(code int) *metav1.Status {
 		Message: http.StatusText(code)}
 }
 
-// asked returns how many requests had a part in their query.
+// asked returns how many queries contain a part.
 func (f *fakeAPI) asked(part string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -151,7 +151,7 @@ func (f *fakeAPI) asked(part string) (n int) {
 	return n
 }
 
-// codec returns the serializer of a media type that the client takes.
+// codec returns the serializer of a media type that the client accepts.
 func codec(r *http.Request) runtime.SerializerInfo {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
@@ -192,7 +192,7 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// list answers a page of nodes.
+// list sends a page of nodes.
 func (f *fakeAPI) list(w http.ResponseWriter, r *http.Request, info runtime.SerializerInfo) {
 	f.mu.Lock()
 	list := &corev1.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}}
@@ -231,7 +231,7 @@ func (f *fakeAPI) names() (names []string) {
 	return names
 }
 
-// watch streams events, after all nodes and a bookmark where the client asks for them.
+// watch streams events. It first sends all nodes and a bookmark if the client asks for them.
 func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.SerializerInfo) {
 	w.Header().Set("Content-Type", info.MediaType+";stream=watch")
 	w.WriteHeader(http.StatusOK)
@@ -292,7 +292,7 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.Ser
 	}
 }
 
-// bookmark returns one; the last of the first events is marked.
+// bookmark returns a bookmark. last marks the end of the initial events.
 func (f *fakeAPI) bookmark(last bool) kwatch.Event {
 	b := &corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}}
 	b.ResourceVersion = fmt.Sprint(f.version)
@@ -302,7 +302,7 @@ func (f *fakeAPI) bookmark(last bool) kwatch.Event {
 	return kwatch.Event{Type: kwatch.Bookmark, Object: b}
 }
 
-// await waits until something is so, as long as a loaded machine may need.
+// await waits for a condition, long enough for a loaded machine.
 func await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for until := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {

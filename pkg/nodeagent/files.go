@@ -19,14 +19,14 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// program is a plugin that the agent installs. Distributions and other networks bring files with the names of the reference plugins, and
-// write them again at their updates; the names on a cluster's nodes are ours alone.
+// program is a plugin that the agent installs. Distributions and other networks install files with the names of the reference plugins,
+// and overwrite them at updates. The names on a cluster's nodes are therefore Podlace's own.
 type program struct {
 	from, to string
-	missing  bool // installed only where the name is free
+	missing  bool // installed only if no file has its name
 }
 
-// programs are in the order in which they are installed: the plugin that comes first in a chain comes last.
+// programs are in the order of installation: the first plugin of a chain comes last.
 func programs() []program {
 	return []program{
 		{from: "loopback", to: "loopback", missing: true},
@@ -37,11 +37,10 @@ func programs() []program {
 	}
 }
 
-// binaryMode is that of every installed program.
+// binaryMode is the mode of every installed program.
 const binaryMode = 0o755
 
-// binaries installs programs from one folder into another. It remembers which files were equal, and reads them again only when they
-// changed.
+// binaries installs programs from one folder into another. It caches which files were equal, and reads them again only after a change.
 type binaries struct {
 	from, to string
 	equal    map[string][2]fs.FileInfo
@@ -51,7 +50,7 @@ func newBinaries(from, to string) binaries {
 	return binaries{from: from, to: to, equal: map[string][2]fs.FileInfo{}}
 }
 
-// install replaces what is missing or differs, each by a file that is complete before it has its name. It returns what it replaced.
+// install replaces missing or different programs by an atomic rename. It returns the replaced ones.
 func (b *binaries) install() (replaced []string, err error) {
 	target, err := store.Make(b.to, binaryMode)
 	if err != nil {
@@ -82,12 +81,12 @@ func (b *binaries) install() (replaced []string, err error) {
 	return replaced, nil
 }
 
-// inPlace reports whether a program is installed as it should be.
+// inPlace reports whether the installed program is the wanted one.
 func (b *binaries) inPlace(p program, source fs.FileInfo) bool {
 	path := filepath.Join(b.to, p.to)
 	target, err := os.Lstat(path)
 	if p.missing {
-		_, err = os.Stat(path) // a link to nothing is as good as nothing
+		_, err = os.Stat(path) // a dangling symlink counts as missing
 		return err == nil
 	}
 	if err != nil || !target.Mode().IsRegular() || target.Mode().Perm() != binaryMode || target.Size() != source.Size() {
@@ -132,7 +131,7 @@ func copyProgram(path string, target *store.Dir, name string) error {
 	return target.CopySync(name, f, binaryMode)
 }
 
-// missingPlugins returns the plugins of a conflist that are not in a folder.
+// missingPlugins returns the plugins of a conflist that a folder lacks.
 func missingPlugins(conflist []byte, dir string) (missing []string) {
 	types, _ := pluginTypes(conflist)
 	for _, t := range types {
@@ -143,7 +142,7 @@ func missingPlugins(conflist []byte, dir string) (missing []string) {
 	return missing
 }
 
-// removePrograms deletes what install made, without loopback, which may be of others.
+// removePrograms deletes the programs that install made, except loopback, which another program may have installed.
 func removePrograms(dir string) (done []string, err error) {
 	d, err := store.Open(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -182,13 +181,14 @@ func writeConflist(dir string, conflist []byte) (changed bool, err error) {
 	return true, d.Rename(newName, conflistName)
 }
 
-// newName is that of a conflist that is being written. Runtimes read whatever ends in .conflist, also a hidden file and half of one.
+// newName is the temporary name of a conflist. Runtimes read every file that ends in .conflist, even a hidden or incomplete one, so
+// this name does not.
 const newName = conflistName + ".podlace-new"
 
-// backup ends the name of a configuration that was taken over.
+// backup is the suffix of a configuration that was taken over.
 const backup = ".podlace-bak"
 
-// shadowing returns the configurations that a runtime takes before ours: it takes the first by name.
+// shadowing returns the configurations that a runtime prefers to ours: it takes the first by name.
 func shadowing(dir string) (names []string, err error) {
 	all, err := os.ReadDir(dir) // sorted
 	for _, file := range all {
@@ -213,8 +213,8 @@ func takeOver(dir string, names []string) error {
 	return err
 }
 
-// putBack undoes takeOver. A configuration that came again under its name stays, and so does its backup; so does the backup of a network
-// whose plugins are gone, with which the runtime could end no pod.
+// putBack undoes takeOver. It keeps the backup if a configuration of the same name exists again, or if the plugins of the network are
+// gone: with such a configuration the runtime could not delete pods.
 func putBack(dir, binDir string) (done []string, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {
@@ -237,7 +237,7 @@ func putBack(dir, binDir string) (done []string, err error) {
 	return done, nil
 }
 
-// openFolder returns a folder of configurations and the sorted names in it, nil if it is missing.
+// openFolder returns a folder of configurations and its sorted names, or nil if the folder is missing.
 func openFolder(dir string) (d *store.Dir, names []string, err error) {
 	d, err = store.Open(dir)
 	if err != nil {
@@ -251,7 +251,7 @@ func openFolder(dir string) (d *store.Dir, names []string, err error) {
 	return d, names, nil
 }
 
-// successor returns the configuration of a pod network that a runtime takes once ours is gone, "" for none.
+// successor returns the pod network's configuration that a runtime takes after ours is gone, or "".
 func successor(dir string) (name string, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {
@@ -278,7 +278,7 @@ func successor(dir string) (name string, err error) {
 	return "", nil
 }
 
-// removeConflist removes our conflist, and one that was being written.
+// removeConflist removes our conflist and its temporary file.
 func removeConflist(dir string) (removed bool, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {

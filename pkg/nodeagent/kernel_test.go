@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// blockNexthop takes the ID of a node's nexthop object away, as another program may by chance.
+// blockNexthop occupies the ID of a node's nexthop object, as another program may by chance.
 func (l *lab) blockNexthop(name string) (free func()) {
 	l.Helper()
 	host, err := kernel.Host()
@@ -35,7 +35,7 @@ func (l *lab) blockNexthop(name string) (free func()) {
 	return func() { kerneltest.Must(l, host.DelNexthop(other.ID)) }
 }
 
-// TestKernelEvents: what the kernel or another program takes away comes back without a word of the API server.
+// TestKernelEvents checks that routes and links come back without an event of the API server.
 func TestKernelEvents(t *testing.T) {
 	l := newLab(t).ready()
 	link, err := netlink.LinkByName("up0")
@@ -45,10 +45,10 @@ func TestKernelEvents(t *testing.T) {
 			return netlink.RouteDel(&netlink.Route{Dst: kernel.IPNet(netip.MustParsePrefix("10.244.2.0/24"))})
 		},
 		"all routes": func() error { _, err := removeRoutes(); return err },
-		"the link, and all of IPv4 with it": func() error {
+		"the link, and with it all of IPv4": func() error {
 			kerneltest.Must(t, netlink.LinkSetDown(link))
 			time.Sleep(300 * time.Millisecond)
-			six, _ := netlink.ParseAddr("2001:db8::1/64") // which goes with the link
+			six, _ := netlink.ParseAddr("2001:db8::1/64") // which disappears with the link
 			six.Flags = unix.IFA_F_NODAD
 			err := netlink.LinkSetUp(link)
 			_ = netlink.AddrReplace(link, six)
@@ -67,7 +67,7 @@ func TestKernelEvents(t *testing.T) {
 	}
 }
 
-// TestForeignDaemon: what another program removes again and again comes back slower and slower, with one line in the log.
+// TestForeignDaemon checks that repairs become slower if another program repeatedly undoes them, with one line in the log.
 func TestForeignDaemon(t *testing.T) {
 	l := newLab(t).ready()
 	remove := func() {
@@ -75,7 +75,7 @@ func TestForeignDaemon(t *testing.T) {
 		kerneltest.Must(t, netlink.RouteDel(&netlink.Route{Dst: kernel.IPNet(netip.MustParsePrefix("10.244.2.0/24"))}))
 	}
 	removed := 0
-	for ; l.log.count("undoes again and again") == 0; time.Sleep(10 * time.Millisecond) {
+	for ; l.log.count("repeatedly undoes") == 0; time.Sleep(10 * time.Millisecond) {
 		if removed++; removed > 10*freeRepairs {
 			t.Fatal("it goes on for ever")
 		}
@@ -84,24 +84,24 @@ func TestForeignDaemon(t *testing.T) {
 	if removed <= freeRepairs {
 		t.Errorf("%d repairs are too often", removed)
 	}
-	remove() // which an event of the API server may have repaired before its time
+	remove() // an event of the API server may have repaired it early
 	for pause := time.Second; pause <= 2*time.Second; pause *= 2 {
 		began := time.Now()
 		remove()
-		if took := time.Since(began); took < pause*9/10 { // a pause has no upper bound: the machine may be slow
+		if took := time.Since(began); took < pause*9/10 { // a pause has no upper bound, because the machine may be slow
 			t.Errorf("repaired after %v, want %v at least", took, pause)
 		}
 	}
-	l.api.put(l.peer(4)) // the cluster does not have to wait
+	l.api.put(l.peer(4)) // changes of the cluster are not delayed
 	began := time.Now()
 	l.has(full(2, 3, 4))
 	t.Logf("a new node after %v", time.Since(began))
-	if l.log.count("undoes again and again") != 1 {
+	if l.log.count("repeatedly undoes") != 1 {
 		t.Error("want one line")
 	}
 }
 
-// TestForeignRoute: a route of another program is named and stays, until its protocol may be taken over.
+// TestForeignRoute checks that a route of another program is reported and stays, until adopt has its protocol.
 func TestForeignRoute(t *testing.T) {
 	l := newLab(t)
 	link, err := netlink.LinkByName("up0")
@@ -117,7 +117,7 @@ func TestForeignRoute(t *testing.T) {
 	l.await("no conflict", func() bool { return l.state("n2") == "direct" })
 }
 
-// TestNoDefaultRoute: an agent needs no default route.
+// TestNoDefaultRoute checks that an agent needs no default route.
 func TestNoDefaultRoute(t *testing.T) {
 	l := newLab(t)
 	kerneltest.Must(t, netlink.RouteDel(&netlink.Route{Gw: []byte{192, 0, 2, 254}}))
@@ -128,11 +128,11 @@ func TestNoDefaultRoute(t *testing.T) {
 	}
 }
 
-// TestRestartWritesNothing: an agent that starts again without changes makes no change of the kernel and of any file.
+// TestRestartWritesNothing checks that a restarted agent without changes writes neither to the kernel nor to files.
 func TestRestartWritesNothing(t *testing.T) {
 	l := newLab(t).ready()
 	l.await("the status is that of the last step", func() bool { return len(l.status().Peers) == 5 && l.status().Ready })
-	time.Sleep(1500 * time.Millisecond) // what waits for its second is written
+	time.Sleep(1500 * time.Millisecond) // delayed writes are done by then
 	l.stop()
 	changes := l.monitor(store.Root, filepath.Join(l.dir, "bin"), filepath.Join(l.dir, "net.d"))
 	before := l.log.String()
@@ -147,7 +147,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	l.await("the monitor sees changes", func() bool { return len(changes()) > 4 })
 }
 
-// monitor returns a function that tells what changed in the kernel and in folders.
+// monitor returns a function that lists what changed in the kernel and in folders.
 func (l *lab) monitor(folders ...string) func() []string {
 	l.Helper()
 	changes, stop, err := kerneltest.Monitor(folders...)
@@ -156,7 +156,7 @@ func (l *lab) monitor(folders ...string) func() []string {
 	return changes
 }
 
-// TestFileEvents: plugins, conflist and node.json come back when somebody removes or changes them.
+// TestFileEvents checks that plugins, conflist and node.json are restored after another program removed or changed them.
 func TestFileEvents(t *testing.T) {
 	l := newLab(t).ready()
 	bridge, conflist, node := filepath.Join(l.dir, "bin/podlace-bridge"), filepath.Join(l.dir, "net.d", conflistName), store.Root+"/node.json"

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(panicEnv) != "" {
 		os.Exit(panicking())
 	}
-	if filepath.Base(os.Args[0]) == "podlace-bridge" { // this program, installed as the plugin
+	if filepath.Base(os.Args[0]) == "podlace-bridge" { // the test program, installed as a plugin
 		os.Exit(bridge.Plugin(hostlocal.Plugin()).Main())
 	}
 	if os.Getenv(agentEnv) != "" {
@@ -45,20 +45,20 @@ func TestMain(m *testing.M) {
 	kerneltest.Main(m)
 }
 
-// lab is a node n1 of a cluster, in the namespace of the test. n2 and n3 share its link, n9 is behind the router in another subnet.
+// lab is node n1 of a cluster, in the namespace of the test. n2 and n3 are on its link; n9 is behind the router in another subnet.
 type lab struct {
 	*testing.T
 	options
 	api  *fakeAPI
 	lan  *sandbox.Pod // the other end of the link: n2, n3 and the router
-	dir  string       // with the folders config, bin, net.d and plugins
+	dir  string       // has the folders config, bin, net.d and plugins
 	log  *lines
 	stop func() // ends the agent
 }
 
 const labConfig = `{"clusterCIDRs": ["10.244.0.0/16", "fd00:10:244::/56"], "binDir": "%[1]s/bin", "confDir": "%[1]s/net.d"}`
 
-// newLab makes a node that no agent was on. extra are further keys of the configuration.
+// newLab returns a node without an agent. extra are further keys of the configuration.
 func newLab(t *testing.T, extra ...string) *lab {
 	t.Helper()
 	dir := t.TempDir()
@@ -89,7 +89,7 @@ func newLab(t *testing.T, extra ...string) *lab {
 	return l
 }
 
-// peer returns the object of a node on the link of the lab.
+// peer returns the Node object of a node on the lab's link.
 func (l *lab) peer(i int) *corev1.Node {
 	return nodeObject(fmt.Sprint("n", i), []string{fmt.Sprintf("10.244.%d.0/24", i), fmt.Sprintf("fd00:10:244:%x::/64", i)},
 		[]string{fmt.Sprintf("192.0.2.%d", i), fmt.Sprintf("2001:db8::%x", i)})
@@ -101,7 +101,7 @@ func (l *lab) wire() {
 	host, err := kernel.Host()
 	kerneltest.Must(l, err)
 	defer host.Close()
-	// A link-local address that is tentative for a second would change after the test looked.
+	// A link-local address is tentative for a second and would change after the test has read it.
 	kerneltest.Must(l, host.Set(kernel.Sysctl{Path: "ipv6/conf/default/accept_dad", Value: "0"}))
 	peer, err := os.Open(l.lan.Path)
 	kerneltest.Must(l, err)
@@ -126,7 +126,7 @@ func (l *lab) wire() {
 	l.defaultRoute()
 }
 
-// defaultRoute leads to the router, as long as the link is up.
+// defaultRoute adds a route to the router. It lasts until the link goes down.
 func (l *lab) defaultRoute() {
 	l.Helper()
 	link, err := netlink.LinkByName("up0")
@@ -172,14 +172,14 @@ func (l *lab) await(what string, so func() bool) {
 	await(l.T, what, so)
 }
 
-// status returns what the agent wrote last.
+// status returns the last status that the agent wrote.
 func (l *lab) status() (s Status) {
 	data, _ := os.ReadFile(filepath.Join(store.Root, statusName))
 	_ = json.Unmarshal(data, &s)
 	return s
 }
 
-// state returns the state of a peer's first podCIDR, and its reason.
+// state returns the state and the reason of a peer's first podCIDR.
 func (l *lab) state(name string) string {
 	for _, p := range l.status().Peers {
 		if p.Name == name {
@@ -189,14 +189,14 @@ func (l *lab) state(name string) string {
 	return ""
 }
 
-// says reports whether a problem of the status has all parts.
+// says reports whether a problem of the status contains all parts.
 func (l *lab) says(parts ...string) bool {
 	return slices.ContainsFunc(l.status().Problems, func(p Problem) bool {
 		return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(p.What+" "+p.Why+" "+p.Do, part) })
 	})
 }
 
-// routes returns the routes of the agent in the kernel: "10.244.2.0/24 192.0.2.2", or without a gateway those that are unreachable.
+// routes returns the agent's routes in the kernel, such as "10.244.2.0/24 192.0.2.2". Unreachable routes have no gateway.
 func (l *lab) routes() (list []string) {
 	l.Helper()
 	host, err := kernel.Host()
@@ -217,7 +217,7 @@ func (l *lab) routes() (list []string) {
 	return list
 }
 
-// full are the routes of a lab whose nodes are all fine, but n9.
+// full returns the routes of a lab in which all nodes but n9 are reached.
 func full(ids ...int) (list []string) {
 	list = append(list, "10.244.1.0/24", "fd00:10:244:1::/64")
 	for _, id := range ids {

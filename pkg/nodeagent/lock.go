@@ -27,7 +27,7 @@ func lockNode(ctx context.Context, log *slog.Logger) (unlock func(), err error) 
 			return nil, err
 		}
 		if !told {
-			log.Info("another podlace-node runs on this node: waiting for its end")
+			log.Info("another podlace-node runs on this node: waiting until it ends")
 		}
 		select {
 		case <-ctx.Done():

@@ -21,32 +21,32 @@ import (
 	"github.com/podlace/podlace/pkg/probes"
 )
 
-// Defaults of flags.
+// Default values of flags.
 const (
 	defaultConfig  = "/etc/podlace-node/config.json"
 	defaultPlugins = "/plugins"
 	defaultHTTP    = "127.0.0.1:9810"
 )
 
-// memoryLimit is what the garbage collector aims at, unless GOMEMLIMIT says otherwise. 5,000 nodes need 20 MiB.
+// memoryLimit is the goal of the garbage collector unless GOMEMLIMIT is set. 5,000 nodes need 20 MiB.
 const memoryLimit = 48 << 20
 
-// readyTimeout is how long the instance that is asked may take to say whether it is ready.
+// readyTimeout is how long the running instance may take to answer --ready.
 const readyTimeout = 5 * time.Second
 
-// exitError ends the program with a status and no further words.
+// exitError ends the program with a status and without a further message.
 type exitError int
 
-// Error gives the status.
+// Error returns the status as text.
 func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// command is what all subcommands share.
+// command has the parts that all subcommands share.
 type command struct {
 	stdout, stderr io.Writer
 	level          slog.Level
 }
 
-// Main runs podlace-node with the arguments of its command line, and returns the exit status: 2 for what cannot be done at all.
+// Main runs podlace-node with its command line arguments, and returns the exit status: 2 if the command could not run.
 func Main(args []string, stdout, stderr io.Writer) int {
 	stdout, stderr = plugin.PlainWriter(stdout), plugin.PlainWriter(stderr)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -110,17 +110,17 @@ func (c *command) newRun() *cobra.Command {
 		}}
 	f := cmd.Flags()
 	f.StringVar(&o.Node, "node-name", os.Getenv("NODE_NAME"), "name of this node's Node object")
-	f.StringVar(&o.Config, "config", defaultConfig, "the configuration; "+conflistName+" lies beside it")
-	f.StringVar(&o.Kubeconfig, "kubeconfig", "", "how to reach the API server; empty for the ServiceAccount of the pod")
-	f.StringVar(&o.Plugins, "plugins", defaultPlugins, "folder of the plugins to install; empty for none")
-	f.StringVar(&o.HTTP, "http", defaultHTTP, "host:port or unix:/path of /healthz, /readyz and /metrics; empty for none")
-	f.BoolVar(&askReady, "ready", false, "ask the instance that answers at --http whether it is ready, and end: exit status 0 or 1")
+	f.StringVar(&o.Config, "config", defaultConfig, "configuration file; "+conflistName+" is beside it")
+	f.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig for the API server; empty: the ServiceAccount of the pod")
+	f.StringVar(&o.Plugins, "plugins", defaultPlugins, "folder with the plugins to install; empty: none")
+	f.StringVar(&o.HTTP, "http", defaultHTTP, "host:port or unix:/path of /healthz, /readyz and /metrics; empty: no server")
+	f.BoolVar(&askReady, "ready", false, "ask the running instance at --http whether it is ready, and exit with status 0 or 1")
 	return cmd
 }
 
 func (c *command) newInstall() *cobra.Command {
 	var from, to string
-	cmd := &cobra.Command{Use: "install", Short: "Install the plugins, and nothing else", Args: cobra.NoArgs,
+	cmd := &cobra.Command{Use: "install", Short: "Install only the plugins", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			b := newBinaries(from, to)
 			replaced, err := b.install()
@@ -129,16 +129,16 @@ func (c *command) newInstall() *cobra.Command {
 			}
 			return err
 		}}
-	cmd.Flags().StringVar(&from, "plugins", defaultPlugins, "folder of the plugins to install")
+	cmd.Flags().StringVar(&from, "plugins", defaultPlugins, "folder with the plugins to install")
 	cmd.Flags().StringVar(&to, "bin-dir", defaults().BinDir, "folder in which the runtime looks for plugins")
 	return cmd
 }
 
 func (c *command) newRemove() *cobra.Command {
 	r := removal{binDir: defaults().BinDir, confDir: defaults().ConfDir, poll: removePoll, out: c.stdout}
-	cmd := &cobra.Command{Use: "remove", Short: "Take back what podlace-node and the plugins did on this node", Args: cobra.NoArgs,
-		Long: `Take back what podlace-node and the plugins did on this node. First no new pod gets Podlace. What pods of Podlace need stays until
-they are deleted; with --wait the command waits for that. What is left of pods whose namespace is gone is removed.`,
+	cmd := &cobra.Command{Use: "remove", Short: "Remove the changes of podlace-node and the plugins from this node", Args: cobra.NoArgs,
+		Long: `Remove the changes of podlace-node and the plugins from this node. The command first keeps new pods from Podlace. State that
+running pods need stays until they are deleted; --wait waits for that. State of pods whose namespace is gone is removed at once.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if conf, err := readConfig(r.config); err == nil {
 				r.binDir, r.confDir = flagOr(cmd, "bin-dir", conf.BinDir), flagOr(cmd, "conf-dir", conf.ConfDir)
@@ -151,15 +151,15 @@ they are deleted; with --wait the command waits for that. What is left of pods w
 			return err
 		}}
 	f := cmd.Flags()
-	f.StringVar(&r.config, "config", defaultConfig, "the configuration, which names both folders, if it is there")
-	f.StringVar(&r.binDir, "bin-dir", r.binDir, "folder of the installed plugins; empty for none")
-	f.StringVar(&r.confDir, "conf-dir", r.confDir, "folder of the conflist; empty for none")
-	f.StringVar(&r.http, "http", defaultHTTP, "with --wait: host:port or unix:/path of /readyz, which succeeds once all is removed; empty for none")
-	f.BoolVar(&r.wait, "wait", false, "wait for the end of pods, and at the end for SIGTERM: a container of a DaemonSet must not end")
+	f.StringVar(&r.config, "config", defaultConfig, "configuration file, for the names of both folders; it may be missing")
+	f.StringVar(&r.binDir, "bin-dir", r.binDir, "folder with the installed plugins; empty: none")
+	f.StringVar(&r.confDir, "conf-dir", r.confDir, "folder with the conflist; empty: none")
+	f.StringVar(&r.http, "http", defaultHTTP, "with --wait: host:port or unix:/path of /readyz, which succeeds after the removal; empty: no server")
+	f.BoolVar(&r.wait, "wait", false, "wait until no pod needs Podlace, and afterwards for SIGTERM, because a container of a DaemonSet must not exit")
 	return cmd
 }
 
-// flagOr returns the value of a flag that is set, else another.
+// flagOr returns the value of a flag if it is set, and other if not.
 func flagOr(cmd *cobra.Command, name, other string) string {
 	if f := cmd.Flags().Lookup(name); f.Changed {
 		return f.Value.String()
@@ -169,8 +169,8 @@ func flagOr(cmd *cobra.Command, name, other string) string {
 
 func (c *command) newStatus() *cobra.Command {
 	output, all := "table", false
-	cmd := &cobra.Command{Use: "status", Short: "Print how this node reaches the others, and what is wrong",
-		Long: "Print how this node reaches the others, and what is wrong. Exit status 0: all is fine, 1: there are problems, 2: nothing is known.",
+	cmd := &cobra.Command{Use: "status", Short: "Print how this node reaches the other nodes, and its problems",
+		Long: "Print how this node reaches the other nodes, and its problems. Exit status 0: no problem, 1: problems, 2: the state is unknown.",
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if output != "table" && output != "json" {

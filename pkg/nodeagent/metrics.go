@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// metrics are what Prometheus is told. No label names a node: the agents of 5,000 nodes would have 25 million series.
+// metrics are the metrics for Prometheus. No label names a node: the agents of 5,000 nodes would have 25 million series.
 type metrics struct {
 	registry *prometheus.Registry
 	sync     prometheus.Histogram
@@ -22,13 +22,13 @@ type metrics struct {
 	changes  *prometheus.CounterVec
 	removals prometheus.Counter
 
-	serving sync.WaitGroup // for what is asked over HTTP
+	serving sync.WaitGroup // of the HTTP server
 
 	mu     sync.Mutex
 	status Status
-	routes map[bool]int // of IPv4 (true) and of IPv6
-	held   bool         // deletions are held back
-	stale  bool         // the configuration in the file is refused
+	routes map[bool]int // by family: true is IPv4
+	held   bool         // deletions of routes are held back
+	stale  bool         // the configuration in the file is rejected
 }
 
 func newMetrics(n *nodes) *metrics {
@@ -38,14 +38,14 @@ func newMetrics(n *nodes) *metrics {
 		sync: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "podlace_node_sync_seconds",
 			Help: "How long a comparison with the kernel took.", Buckets: buckets}),
 		lag: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "podlace_node_route_lag_seconds",
-			Help: "From a change of the cluster that the API server told to the routes in the kernel.", Buckets: buckets}),
+			Help: "Delay from a cluster change, as received from the API server, to the routes in the kernel.", Buckets: buckets}),
 		changes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "podlace_node_changes_total",
 			Help: "Changes of the node, by what was changed and why."}, []string{"kind", "cause"}),
 		removals: prometheus.NewCounter(prometheus.CounterOpts{Name: "podlace_node_kernel_removals_total",
 			Help: "Routes and nexthop objects that the kernel or another program had removed."}),
 	}
 	age := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "podlace_node_watch_age_seconds",
-		Help: "Time since the API server said anything."}, func() float64 { heard, _ := n.watched(); return time.Since(heard).Seconds() })
+		Help: "Time since the last message of the API server."}, func() float64 { heard, _ := n.watched(); return time.Since(heard).Seconds() })
 	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: "podlace_node_build_info", Help: "1.",
 		ConstLabels: prometheus.Labels{"version": plugin.BuildVersion()}})
 	info.Set(1)
@@ -54,17 +54,17 @@ func newMetrics(n *nodes) *metrics {
 	return m
 }
 
-// gauges are read from the status when Prometheus asks.
+// gauges are computed from the status when Prometheus scrapes.
 type gauges struct{ *metrics }
 
 func describe(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("podlace_node_"+name, help, labels, nil)
 }
 
-// Describe is a part of prometheus.Collector. It says nothing: the descriptions come with the values.
+// Describe implements prometheus.Collector. It sends nothing, because the values carry their descriptions.
 func (gauges) Describe(chan<- *prometheus.Desc) {}
 
-// Collect is a part of prometheus.Collector.
+// Collect implements prometheus.Collector.
 func (g gauges) Collect(to chan<- prometheus.Metric) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -85,10 +85,10 @@ func (g gauges) Collect(to chan<- prometheus.Metric) {
 	send(routes, float64(g.routes[true]), "ipv4")
 	send(routes, float64(g.routes[false]), "ipv6")
 	send(describe("ready", "Whether pods can start on this node."), one(g.status.Ready))
-	send(describe("mtu", "MTU of pods, in bytes; 0: that of the uplink."), float64(g.status.MTU))
+	send(describe("mtu", "MTU of pods in bytes; 0: the MTU of the uplink."), float64(g.status.MTU))
 	send(describe("problems", "Lines of podlace-node status that name a problem."), float64(len(g.status.Problems)))
-	send(describe("deletions_held", "Whether routes stay until a suspicious list of nodes has stood for a minute."), one(g.held))
-	send(describe("config_refused", "Whether the configuration file is wrong, and an earlier one counts."), one(g.stale))
+	send(describe("deletions_held", "Whether deletions of routes are held back because the list of nodes is suspicious."), one(g.held))
+	send(describe("config_refused", "Whether the configuration file is wrong and the previous configuration applies."), one(g.stale))
 }
 
 func one(yes bool) float64 {
@@ -98,21 +98,21 @@ func one(yes bool) float64 {
 	return 0
 }
 
-// set notes the status.
+// set stores the status.
 func (m *metrics) set(s Status, held, stale bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.status, m.held, m.stale = s, held, stale
 }
 
-// setRoutes notes how many routes the kernel has, of IPv4 (true) and of IPv6.
+// setRoutes stores the number of routes in the kernel by family; true is IPv4.
 func (m *metrics) setRoutes(routes map[bool]int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.routes = routes
 }
 
-// compared notes a comparison that began at a time, with changes that the API server told since another; zero if there were none.
+// compared records a comparison that began at began. since is the time of the first event of the API server that it handled, or zero.
 func (m *metrics) compared(began, since time.Time) {
 	m.sync.Observe(time.Since(began).Seconds())
 	if !since.IsZero() {
@@ -120,8 +120,8 @@ func (m *metrics) compared(began, since time.Time) {
 	}
 }
 
-// ready says why no pod can start on this node. It does not depend on single peers, nor on the API server once the first comparison is
-// done: a rolling update would replace all agents that are not ready at once.
+// ready returns why no pod can start on this node. It ignores single peers, and after the first comparison also the API server: a
+// rolling update would otherwise replace all agents at once.
 func (m *metrics) ready() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -24,7 +24,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// scrape returns what Prometheus gets, as text and by series: a name with its labels, as they stand in the text.
+// scrape returns the metrics as text, and their values by series: a name with its labels, as in the text.
 func (l *lab) scrape() (text string, series map[string]float64) {
 	l.Helper()
 	path := strings.TrimPrefix(l.HTTP, "unix:")
@@ -70,7 +70,7 @@ func (l *lab) shows(when string, want map[string]float64) {
 	l.Fatalf("%s: %s", when, strings.Join(differs, "; "))
 }
 
-// TestMetrics: each metric has the right value after what it is about happened.
+// TestMetrics checks the value of each metric after an event that affects it.
 func TestMetrics(t *testing.T) {
 	l := newLab(t)
 	l.HTTP = "unix:" + l.dir + "/http"
@@ -83,13 +83,13 @@ func TestMetrics(t *testing.T) {
 		"ready": 1, "mtu": 1500, "problems": 2, "deletions_held": 0, "config_refused": 0, "kernel_removals_total": 0,
 		"route_lag_seconds_count": 1, `changes_total{cause="start",kind="binary"}`: 5})
 	_, first := l.scrape()
-	for _, kind := range []string{"route", "node", "conflist"} { // the list of nodes comes with the first step, or after it
+	for _, kind := range []string{"route", "node", "conflist"} { // the list of nodes arrives with the first step or later
 		got := first[fmt.Sprintf(`changes_total{cause="api",kind=%q}`, kind)] + first[fmt.Sprintf(`changes_total{cause="start",kind=%q}`, kind)]
 		if want := map[string]float64{"route": 10, "node": 1, "conflist": 1}[kind]; got != want {
 			t.Errorf("%v changes of kind %s, want %v", got, kind, want)
 		}
 	}
-	// The age grows in silence, and an event ends it.
+	// The age grows without events, and an event resets it.
 	age := func() float64 { _, series := l.scrape(); return series["watch_age_seconds"] }
 	old := age()
 	l.await("the age grows", func() bool { return age() > old+0.1 })
@@ -97,7 +97,7 @@ func TestMetrics(t *testing.T) {
 	l.api.put(l.peer(2))
 	l.await("an event ends it", func() bool { return age() < old })
 
-	// What brings the route back may be the removal, or an event of the API server that came just before.
+	// The route may be restored after the removal itself, or after an event of the API server just before it.
 	repairs := func() (n float64) {
 		_, series := l.scrape()
 		for _, cause := range []string{"kernel", "api", "start"} {
@@ -131,7 +131,8 @@ func TestMetrics(t *testing.T) {
 	l.shows("another network", map[string]float64{"ready": 0})
 }
 
-// TestMetricsNamed: the table of docs/CLUSTER.md names each metric with its labels, and nothing else; they are as Prometheus wants them.
+// TestMetricsNamed checks that the table of docs/CLUSTER.md names exactly these metrics and labels, and that they follow the rules of
+// Prometheus.
 func TestMetricsNamed(t *testing.T) {
 	l := newLab(t)
 	l.HTTP = "unix:" + l.dir + "/http"

@@ -13,8 +13,8 @@ import (
 // deletedRoot ends the root of a mount whose folder was removed.
 const deletedRoot = "//deleted"
 
-// mountRoots returns which folder of its file system is mounted at each of some paths. A path that is no mount point is left out: the agent
-// makes such a folder anew.
+// mountRoots returns for each path the folder of its file system that is mounted there. It omits paths that are no mount points: the
+// agent recreates such a folder.
 func mountRoots(paths ...string) map[string]string {
 	roots := map[string]string{}
 	text, err := os.ReadFile("/proc/self/mountinfo")
@@ -29,7 +29,7 @@ func mountRoots(paths ...string) map[string]string {
 		}
 		for _, path := range paths {
 			if path != "" && unescape.Replace(fields[4]) == path {
-				roots[path] = fields[3] // the last one covers those before
+				roots[path] = fields[3] // the last mount covers earlier ones
 			}
 		}
 	}
@@ -38,26 +38,26 @@ func mountRoots(paths ...string) map[string]string {
 
 func (a *agent) folders() []string { return []string{a.config.BinDir, a.config.ConfDir, store.Root} }
 
-// orphaned reports which folder of the node was removed or moved. Its mount in the container stays, and leads to a folder that no other
-// program sees. A container that starts gets a mount of the folder that is there by then.
+// orphaned reports which folder of the node was removed or moved. Its mount in the container stays, but leads to a folder that no
+// other program sees. A new container gets a mount of the present folder.
 func (a *agent) orphaned() error {
 	now := mountRoots(a.folders()...)
 	for _, path := range a.folders() {
 		before, mounted := a.roots[path]
 		if root, ok := now[path]; mounted && ok && root != before {
 			return fmt.Errorf("the folder %s of the node was removed or moved (%s, before %s): this process ends, so that its container "+
-				"starts anew with the folder that is there", path, root, before)
+				"restarts with the present folder", path, root, before)
 		}
 	}
 	return nil
 }
 
-// tellOrphans notes folders that were removed before this process started, which should not be.
+// tellOrphans reports folders that were removed before this process started.
 func (a *agent) tellOrphans() {
 	for _, path := range a.folders() {
 		if strings.HasSuffix(a.roots[path], deletedRoot) {
-			a.problem("folder", fmt.Errorf("the folder %s of the node was removed, and this container still has it", path),
-				"delete this pod: the new one gets the folder that is there", true)
+			a.problem("folder", fmt.Errorf("the folder %s of the node was removed, but this container still has it mounted", path),
+				"delete this pod: the new one mounts the present folder", true)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestOrphanedFolder: a folder of the node that is removed or moved under a container ends the process, which names it. The next container
+// TestOrphanedFolder checks that the process ends and names the folder if a folder of the node is removed or moved. The next container
 // gets the new folder.
 func TestOrphanedFolder(t *testing.T) {
 	for what, lose := range map[string]func(path string) error{"removed": os.RemoveAll, "moved": func(path string) error { return os.Rename(path, path+".old") }} {

@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// steps returns an agent of the lab whose steps the test makes, and a function that gives it the list of all nodes.
+// steps returns an agent of the lab whose steps the test runs, and a function that sends it the list of all nodes.
 func (l *lab) steps() (a *agent, list func(ids ...int)) {
 	l.Helper()
 	c, err := readConfig(l.Config)
@@ -37,8 +37,8 @@ func (l *lab) steps() (a *agent, list func(ids ...int)) {
 
 func because(why cause) map[cause]bool { return map[cause]bool{why: true} }
 
-// mustWait makes a step, and those that come after it at once. It fails if they never end: a loop that never waits takes a core. How long a
-// pause is counts only from above, as the machine may be slow.
+// mustWait runs steps until one does not ask for an immediate successor. It fails if there is none: such a loop takes a full core. The
+// test checks only a lower bound of the pause, because the machine may be slow.
 func (l *lab) mustWait(what string, a *agent, why cause) {
 	l.Helper()
 	for range 20 {
@@ -54,8 +54,9 @@ func (l *lab) mustWait(what string, a *agent, why cause) {
 	l.Errorf("%s: 20 steps without a pause", what)
 }
 
-// TestHeldDeletions: while the own Node object is gone nothing is deleted, and nothing is compared again and again. When it is back, a list
-// that takes more than half of the routes still has to stand for a while: nodes come back one by one after etcd was restored.
+// TestHeldDeletions checks that nothing is deleted, and no comparison repeats at once, while the own Node object is gone. When the
+// object is back, a list that removes more than half of the routes must still persist: after a restore of etcd nodes return one by
+// one.
 func TestHeldDeletions(t *testing.T) {
 	l := newLab(t)
 	l.times.trust = 200 * time.Millisecond
@@ -82,8 +83,8 @@ func TestHeldDeletions(t *testing.T) {
 	}
 }
 
-// TestSuspicionStands: the routes to new nodes do not make a list credible that lacks all the others: that of another cluster may have as
-// many nodes.
+// TestSuspicionStands checks that routes to new nodes do not make a list credible that lacks all old nodes: the list of another
+// cluster may have as many.
 func TestSuspicionStands(t *testing.T) {
 	l := newLab(t)
 	a, list := l.steps()
@@ -96,14 +97,14 @@ func TestSuspicionStands(t *testing.T) {
 	if got := l.routes(); !a.held || !slices.Equal(got, full(2, 3, 4, 5, 6, 7)) {
 		t.Errorf("held %t, routes %q", a.held, got)
 	}
-	list(1, 2, 4, 5, 6, 7) // without one of two
+	list(1, 2, 4, 5, 6, 7) // one of the two is missing
 	if a.step(because(onAPI)); a.held || !slices.Equal(l.routes(), full(2, 4, 5, 6, 7)) {
 		t.Errorf("held %t, routes %q", a.held, l.routes())
 	}
 }
 
-// TestHeldExceptions: while routes stay because a list of nodes is not to be believed, so do the exceptions from masquerade of the pods
-// behind them, also when the agent starts with such a list. New nodes are added.
+// TestHeldExceptions checks that the masquerade exceptions stay as long as the routes to the same pods do, while a list of nodes is
+// suspicious; also if the agent starts with such a list. New nodes are added.
 func TestHeldExceptions(t *testing.T) {
 	l := newLab(t)
 	const configured = `"clusterCIDRs": ["10.244.0.0/16", "fd00:10:244::/56"], `
@@ -122,7 +123,7 @@ func TestHeldExceptions(t *testing.T) {
 	list(1, 2, 3, 5)
 	a.step(because(onStart))
 	has("at the start", 1, 2, 3, 5)
-	list(1, 4) // it lacks all the others
+	list(1, 4) // the list lacks all other nodes
 	a.step(because(onAPI))
 	a.step(because(onAPI))
 	if has("a suspicious list", 1, 2, 3, 4, 5); !a.held {
@@ -146,7 +147,7 @@ func TestHeldExceptions(t *testing.T) {
 	}
 }
 
-// TestBusyFolder: a folder of the runtime whose files change all the time keeps no route from being tried again.
+// TestBusyFolder checks that frequent file changes in a folder of the runtime do not prevent the retry of a route.
 func TestBusyFolder(t *testing.T) {
 	l := newLab(t)
 	free := l.blockNexthop("n2")
@@ -159,7 +160,7 @@ func TestBusyFolder(t *testing.T) {
 	l.has(full(2, 3))
 }
 
-// TestFirstFile: earlier failures do not make the first node.json come later than it may.
+// TestFirstFile checks that earlier failures do not extend the delay of the first node.json.
 func TestFirstFile(t *testing.T) {
 	l := newLab(t)
 	l.times.first = time.Second
@@ -176,7 +177,8 @@ func TestFirstFile(t *testing.T) {
 	}
 }
 
-// TestForeignRouteGoes: a route of another program that goes makes room for ours soon, although the kernel filters the event.
+// TestForeignRouteGoes checks that our route is added soon after another program removed its own, although the kernel sends no event
+// for it.
 func TestForeignRouteGoes(t *testing.T) {
 	l := newLab(t)
 	link, err := netlink.LinkByName("up0")
@@ -199,7 +201,7 @@ func TestForeignRouteGoes(t *testing.T) {
 	}
 }
 
-// TestContestEnds: what happens long after a contest is repaired at once.
+// TestContestEnds checks that a change long after a contest is repaired at once.
 func TestContestEnds(t *testing.T) {
 	c := contest{last: time.Now(), count: 20, pause: longestPause}
 	if got := c.wait(c.last.Add(longestPause)); got != longestPause {
@@ -210,7 +212,8 @@ func TestContestEnds(t *testing.T) {
 	}
 }
 
-// TestPluginsFirst: a conflist does not come before the plugins that it names, also where older ones or something else has their names.
+// TestPluginsFirst checks that the conflist is written after its plugins are installed, even if older plugins or other files have
+// their names.
 func TestPluginsFirst(t *testing.T) {
 	l := newLab(t)
 	blocked := filepath.Join(l.dir, "bin/podlace-bridge")

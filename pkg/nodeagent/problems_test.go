@@ -17,7 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestProblemsLogged: what keeps the node from being ready is in the log once, with what to do, also at the start, and its end, too.
+// TestProblemsLogged checks that a problem that keeps the node from being ready is logged once, with the remedy, also at the start. So
+// is its end.
 func TestProblemsLogged(t *testing.T) {
 	l := newLab(t, `"addressCIDRs": ["198.51.100.0/24"]`)
 	l.start()
@@ -35,7 +36,8 @@ func TestProblemsLogged(t *testing.T) {
 	}
 }
 
-// TestSmallMTU: an MTU with which each ADD would fail keeps the node from being ready, and a node that has pods keeps the MTU before.
+// TestSmallMTU checks that an MTU with which each ADD would fail makes the node not ready, and that a node with pods keeps its
+// previous MTU.
 func TestSmallMTU(t *testing.T) {
 	l := newLab(t, `"mtu": 600`)
 	l.start()
@@ -56,7 +58,8 @@ func TestSmallMTU(t *testing.T) {
 	}
 }
 
-// TestYounger: a node whose podCIDR an older one has gets no pods, and is told how it gets another podCIDR.
+// TestYounger checks that a node whose podCIDR belongs to an older node gets no pods, and that the problem says how to get another
+// podCIDR.
 func TestYounger(t *testing.T) {
 	l := newLab(t)
 	young := l.peer(1)
@@ -74,7 +77,7 @@ func TestYounger(t *testing.T) {
 	l.await("ready", func() bool { return l.status().Ready })
 }
 
-// TestPartOfPodCIDR: a route of another program to a part of a peer's podCIDR is named until it is gone.
+// TestPartOfPodCIDR checks that a route of another program to a part of a peer's podCIDR is reported until it is gone.
 func TestPartOfPodCIDR(t *testing.T) {
 	l := newLab(t)
 	l.times.again = 50 * time.Millisecond
@@ -90,7 +93,7 @@ func TestPartOfPodCIDR(t *testing.T) {
 	l.await("it is gone", func() bool { return !l.says(says) })
 }
 
-// TestConflistFindings: an unknown key of the conflist is a problem with its place.
+// TestConflistFindings checks that an unknown key of the conflist is a problem with its line.
 func TestConflistFindings(t *testing.T) {
 	l := newLab(t)
 	l.put("config/"+conflistName, strings.Replace(testConflist, `{"type": "podlace-bridge"`, `{"type": "podlace-bridge", "isGatway": true`, 1))
@@ -102,7 +105,7 @@ func TestConflistFindings(t *testing.T) {
 	l.await("it is corrected", func() bool { return !l.says("isGatway") })
 }
 
-// TestNodeFileIsFolder: what stands in the way of node.json is named with what to do.
+// TestNodeFileIsFolder checks that a folder in the place of node.json is reported with the remedy.
 func TestNodeFileIsFolder(t *testing.T) {
 	l := newLab(t)
 	kerneltest.Must(t, os.MkdirAll("/run/podlace/node.json", 0o755))
@@ -112,7 +115,7 @@ func TestNodeFileIsFolder(t *testing.T) {
 	l.await("ready", func() bool { return l.status().Ready })
 }
 
-// TestContestsApart: what undoes one thing does not count for another.
+// TestContestsApart checks that a contest about one kind of object does not delay repairs of another kind.
 func TestContestsApart(t *testing.T) {
 	c, now := contests{}, time.Now()
 	for range freeRepairs {

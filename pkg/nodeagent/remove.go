@@ -24,36 +24,36 @@ import (
 )
 
 const (
-	removeWait = 30 * time.Second // for the end of the agent
-	removePoll = 2 * time.Second  // between looks at the pods that remain
+	removeWait = 30 * time.Second // for the agent to end
+	removePoll = 2 * time.Second  // between checks of the remaining pods
 )
 
-// removal takes back what the agent and the plugins did on this node. First no new pod starts on Podlace: another network takes over, or
-// node.json goes, without which ADD fails. The conflist, the routes and the plugins stay while a pod needs them for its packets and its
-// DEL. Then the rest goes.
+// removal removes the changes of the agent and the plugins from this node. It first keeps new pods from Podlace: another network takes
+// over, or node.json is removed, without which ADD fails. Conflist, routes and plugins stay while a pod needs them for its packets and
+// its DEL. Then it removes the rest.
 type removal struct {
 	binDir, confDir string // empty: the agent did not write there
-	config          string // the agent's configuration: the conflist lies beside it
-	http            string // where /readyz says whether all is removed; empty: nowhere
-	wait            bool   // for pods, and at the end for SIGTERM
+	config          string // the agent's configuration; the conflist is beside it
+	http            string // address of /readyz, which succeeds after the removal; empty: no server
+	wait            bool   // wait for pods, and afterwards for SIGTERM
 	poll            time.Duration
 	out             io.Writer
 	log             *slog.Logger
 
 	known []reconcile.Network
-	told  string // what was printed last of the pods that remain
+	told  string // last printed line about the remaining pods
 
 	mu    sync.Mutex
-	state error // nil: all is removed
+	state error // nil: the removal is complete
 }
 
-// run does all. A step that fails does not keep the others from being done.
+// run runs all steps. It continues after a failed one.
 func (r *removal) run(ctx context.Context) error {
 	locking, cancel := context.WithTimeout(ctx, removeWait)
 	defer cancel()
 	unlock, err := lockNode(locking, r.log)
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = errors.New("podlace-node runs on this node, and would bring all back: delete its DaemonSet or stop its service first")
+		err = errors.New("podlace-node runs on this node and would undo the removal: delete its DaemonSet or stop its service first")
 	}
 	if err != nil {
 		return err
@@ -78,19 +78,19 @@ func (r *removal) run(ctx context.Context) error {
 	}
 	r.setState(nil)
 	if r.wait {
-		r.say("done: nothing of Podlace is left on this node; waiting for the end of the container")
+		r.say("done: nothing of Podlace is left on this node; waiting for SIGTERM")
 		<-ctx.Done()
 	}
 	return nil
 }
 
-// awaitPods stops new pods and returns once no pod needs Podlace. Without wait it looks once.
+// awaitPods keeps new pods from Podlace and returns once no pod needs it. Without wait it checks once.
 func (r *removal) awaitPods(ctx context.Context) error {
 	for {
 		err := r.stopNew()
 		remain, notes, podErr := r.remaining()
 		if err = errors.Join(err, podErr); err == nil && len(remain) > 0 {
-			err = fmt.Errorf("pods that still need Podlace, so that it stays: %s (%d); delete them, or replace them by pods of another network",
+			err = fmt.Errorf("pods that still need Podlace, which therefore stays: %s (%d); delete them, or move them to another network",
 				strings.Join(remain, ", "), len(remain))
 		}
 		if err == nil {
@@ -114,7 +114,8 @@ func (r *removal) awaitPods(ctx context.Context) error {
 	}
 }
 
-// stopNew keeps new pods from Podlace. The conflist goes as soon as another network is there: a runtime without any cannot end pods.
+// stopNew keeps new pods from Podlace. It removes the conflist only once another network has one: a runtime without a configuration
+// cannot delete pods.
 func (r *removal) stopNew() error {
 	var errs []error
 	if r.confDir != "" {
@@ -137,7 +138,7 @@ func (r *removal) dropConflist(why string) error {
 	return err
 }
 
-// finish removes what no pod needs any more.
+// finish removes the state that pods needed.
 func (r *removal) finish() error {
 	var errs []error
 	networks := r.networks()
@@ -171,7 +172,7 @@ func (r *removal) setState(err error) {
 	r.state = err
 }
 
-// serve answers the readiness probe of the container: it succeeds once all is removed.
+// serve answers the container's readiness probe: it succeeds after the removal.
 func (r *removal) serve(ctx context.Context) (*sync.WaitGroup, error) {
 	serving := &sync.WaitGroup{}
 	if r.http == "" || !r.wait {
@@ -194,7 +195,7 @@ func removeRoutes() (changes int, err error) {
 	return noderoutes.Remove(&host.NS)
 }
 
-// drop removes a file and says so, if it was there.
+// drop removes a file and prints that, if the file was there.
 func (r *removal) drop(path string, remove func() error) error {
 	if _, err := store.ReadFile(path); err != nil {
 		return nil

@@ -18,7 +18,7 @@ import (
 )
 
 // remaining has the plugins remove the attachments whose network namespace is gone, and returns the pods that still need Podlace, by
-// namespace and name. A runtime that has another network never calls DEL of ours.
+// namespace and name. A runtime that now has another network never calls DEL of ours.
 func (r *removal) remaining() (pods, notes []string, err error) {
 	if r.binDir == "" {
 		return nil, nil, nil
@@ -35,7 +35,7 @@ func (r *removal) remaining() (pods, notes []string, err error) {
 	return pods, notes, errors.Join(err, listErr, badErr)
 }
 
-// collectDead has the plugins in a folder remove what they hold of namespaces that are gone.
+// collectDead runs GC of the plugins in a folder for attachments whose namespace is gone.
 func collectDead(networks []reconcile.Network, binDir string) (notes []string, err error) {
 	list, err := reconcile.List(networks)
 	if err != nil {
@@ -60,31 +60,31 @@ func collectDead(networks []reconcile.Network, binDir string) (notes []string, e
 	return notes, errors.Join(errs...)
 }
 
-// networks returns Podlace's networks: the conflist of the runtime's folder, the agent's own, and those that have or had records.
+// networks returns Podlace's networks: from the runtime's folder, from the agent's conflist, and from present and earlier records.
 func (r *removal) networks() []reconcile.Network {
 	for _, dir := range []string{r.confDir, filepath.Dir(r.config)} {
-		found, _, _ := reconcile.Networks(dir) // without any, records and leases say all
+		found, _, _ := reconcile.Networks(dir) // without a configuration, records and leases suffice
 		for _, n := range found {
 			if filepath.Base(n.File) == conflistName {
 				r.learn(n)
 			}
 		}
 	}
-	names, _ := attachment.Networks() // an error is that of remaining, too
+	names, _ := attachment.Networks() // remaining reports this error too
 	for _, name := range names {
 		r.learn(reconcile.Network{Name: name})
 	}
 	return r.known
 }
 
-// learn remembers a network: the conflist is removed before its pods are gone.
+// learn stores a network, because the conflist is removed before its pods are gone.
 func (r *removal) learn(n reconcile.Network) {
 	if !slices.ContainsFunc(r.known, func(other reconcile.Network) bool { return other.Name == n.Name }) {
 		r.known = append(r.known, n)
 	}
 }
 
-// checkFolder refuses to begin where the agent was here and its plugins are in another folder.
+// checkFolder refuses to start if the agent ran on this node but the plugins are in another folder.
 func (r *removal) checkFolder() error {
 	_, err := store.ReadFile(store.Root + "/" + statusName)
 	if r.binDir == "" || err != nil || slices.ContainsFunc(programs(), func(p program) bool {
@@ -93,7 +93,7 @@ func (r *removal) checkFolder() error {
 	}) {
 		return nil
 	}
-	return fmt.Errorf("podlace-node was here, and no plugin of Podlace is in %s: make the manifest with the same COMPONENTS as for the installation "+
+	return fmt.Errorf("podlace-node ran on this node, but no plugin of Podlace is in %s: make the manifest with the same COMPONENTS as for the installation "+
 		"(k3s and crio name other folders). If the plugins were removed by hand, remove %s/%s on this node", r.binDir, store.Root, statusName)
 }
 
@@ -111,7 +111,7 @@ func ofPodlace(a *reconcile.Attachment, networks []reconcile.Network) bool {
 	return hasRecord(a) || slices.ContainsFunc(networks, func(n reconcile.Network) bool { return n.Name == a.Network })
 }
 
-// hasRecord reports whether a plugin made something for an attachment. A lease alone may be that of another program.
+// hasRecord reports whether a plugin recorded an attachment. A lease alone may belong to another program.
 func hasRecord(a *reconcile.Attachment) bool {
 	return len(a.Damaged) > 0 || slices.ContainsFunc(a.Holders, func(plugin string) bool { return plugin != "host-local" })
 }
@@ -126,7 +126,7 @@ func describePod(a *reconcile.Attachment) string {
 	return "the pod of the record " + a.Damaged[0].Record + ", which cannot be read"
 }
 
-// leftovers removes what the plugins keep on the node that belongs to no pod.
+// leftovers removes the plugins' state on the node that belongs to no pod.
 func (r *removal) leftovers(networks []reconcile.Network) error {
 	var others []reconcile.Network
 	if r.confDir != "" {

@@ -31,7 +31,7 @@ func (l *lab) command(args ...string) (exit int, stdout, stderr string) {
 	return exit, out.String(), err.String()
 }
 
-// process runs the agent in a process of its own, with plugins, configuration and API server of the lab, and with further flags.
+// process runs the agent as a child process, with the lab's plugins, configuration and API server, and with further flags.
 func (l *lab) process(flags ...string) *exec.Cmd {
 	l.Helper()
 	cmd := exec.Command("/proc/self/exe", append([]string{"run", "--node-name", l.Node, "--config", l.Config, "--kubeconfig", l.Kubeconfig,
@@ -41,7 +41,7 @@ func (l *lab) process(flags ...string) *exec.Cmd {
 	return cmd
 }
 
-// TestRemove: after remove the node is as it was before the first start; while the agent runs, nothing is removed.
+// TestRemove checks that remove restores the state before the first start, and that it refuses while the agent runs.
 func TestRemove(t *testing.T) {
 	l := newLab(t, `"takeOver": true`)
 	l.put("net.d/05-other.conflist", otherConflist)
@@ -53,7 +53,7 @@ func TestRemove(t *testing.T) {
 	l.ready()
 	if l.read("net.d/05-other.conflist"+backup) != otherConflist || l.read("net.d/05-other.conflist") != "" ||
 		l.read("net.d/99-later.conf") != "{}" {
-		t.Error("the other conflist was not taken over, or one that does not matter was")
+		t.Error("the other conflist was not taken over, or an unrelated one was")
 	}
 	l.stop()
 	exit, out, stderr := l.command("remove", "--config", l.Config)
@@ -74,7 +74,7 @@ func TestRemove(t *testing.T) {
 
 const otherConflist = `{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "other"}]}`
 
-// record makes the record of a pod of Podlace whose namespace is a file of the test.
+// record writes the record of a pod whose namespace is a file of the test.
 func (l *lab) record(id, pod, netns string) {
 	l.Helper()
 	kerneltest.Must(l, os.MkdirAll(store.Root+"/podlace", 0o700), os.WriteFile(store.Root+"/podlace/bridge-"+attachment.Key{Network: "podlace",
@@ -82,8 +82,8 @@ func (l *lab) record(id, pod, netns string) {
 		"pod": %q, "netns": %q}`, id, pod, netns), 0o600))
 }
 
-// TestRemoveWithPods: without another network, node.json goes, without which no pod starts. What pods need for their packets and their end
-// stays until they are gone, and they are named.
+// TestRemoveWithPods checks that without another network node.json is removed, so that no pod starts. State that running pods need for
+// packets and DEL stays until they are gone, and the pods are listed.
 func TestRemoveWithPods(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -102,8 +102,8 @@ func TestRemoveWithPods(t *testing.T) {
 	}
 }
 
-// TestRemoveDead: another network's DEL leaves the attachments of ours, which the removal collects once their namespaces are gone. A
-// namespace in a folder that is not there proves nothing.
+// TestRemoveDead checks that the removal collects attachments whose namespace is gone: another network's DEL does not remove them. A
+// namespace whose folder is not visible does not count as gone.
 func TestRemoveDead(t *testing.T) {
 	l := newLab(t)
 	self, err := os.ReadFile("/proc/self/exe")
@@ -125,7 +125,7 @@ func TestRemoveDead(t *testing.T) {
 	}
 }
 
-// TestRemoveFails: what cannot be removed ends the process, so that its container tries again.
+// TestRemoveFails checks that a failed removal ends the process, so that its container retries.
 func TestRemoveFails(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -137,7 +137,7 @@ func TestRemoveFails(t *testing.T) {
 	}
 }
 
-// TestRemoveElsewhere: a removal that looks into other folders than the agent, as without the component k3s, removes nothing.
+// TestRemoveElsewhere checks that a removal with other folders than the agent's, as without the component k3s, removes nothing.
 func TestRemoveElsewhere(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -147,7 +147,7 @@ func TestRemoveElsewhere(t *testing.T) {
 	}
 }
 
-// TestRemoveWaits: with --wait the removal says which pods it waits for, once, and is ready when all is removed.
+// TestRemoveWaits checks that --wait prints the remaining pods once, and becomes ready after the removal.
 func TestRemoveWaits(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -163,7 +163,7 @@ func TestRemoveWaits(t *testing.T) {
 		exit, _, stderr := l.command("run", "--ready", "--http", r.http)
 		return exit == 1 && strings.Contains(stderr, "shop/web-1")
 	})
-	kerneltest.Must(t, os.RemoveAll(store.Root+"/podlace")) // by its DEL
+	kerneltest.Must(t, os.RemoveAll(store.Root+"/podlace")) // as its DEL would
 	l.await("ready", func() bool { exit, _, _ := l.command("run", "--ready", "--http", r.http); return exit == 0 })
 	if out.count("shop/web-1") != 1 || len(l.routes()) > 0 || l.read("net.d/"+conflistName) != "" {
 		t.Errorf("%s", &out)
@@ -172,7 +172,7 @@ func TestRemoveWaits(t *testing.T) {
 	kerneltest.Must(t, <-done)
 }
 
-// TestShadowed: a configuration that comes before ours keeps the node from being ready, is named, and is not touched.
+// TestShadowed checks that a configuration that sorts before ours makes the node not ready, is reported, and stays.
 func TestShadowed(t *testing.T) {
 	l := newLab(t)
 	for _, name := range []string{"05-other.conflist", ".hidden.conf", "05-old.conflist.bak", "10-podlace.conflist.d.txt"} {
@@ -187,7 +187,7 @@ func TestShadowed(t *testing.T) {
 	l.await("ready", func() bool { return l.status().Ready })
 }
 
-// TestPutBack: a configuration that came again beside its backup stays, and the backup of a network without plugins.
+// TestPutBack checks that a backup stays if its configuration exists again, or if its network has no plugins.
 func TestPutBack(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"a.conf": "new", "a.conf" + backup: "old", "b.conf" + backup: "b",
@@ -202,7 +202,7 @@ func TestPutBack(t *testing.T) {
 	}
 }
 
-// TestInstall: the programs, and nothing else; nothing again; an empty folder is no image.
+// TestInstall checks that install writes exactly the programs, writes nothing the second time, and refuses an empty folder.
 func TestInstall(t *testing.T) {
 	l := newLab(t)
 	install := func(from string) (int, string, string) {
@@ -215,7 +215,7 @@ func TestInstall(t *testing.T) {
 		t.Errorf("again: exit %d: %s%s", exit, out, stderr)
 	}
 	l.put("bin/loopback", "of another network")
-	l.put("plugins/bridge", strings.Repeat("bridgf", 100_000)) // of the same size
+	l.put("plugins/bridge", strings.Repeat("bridgf", 100_000)) // same size
 	if exit, out, stderr := install(l.dir + "/plugins"); exit != 0 ||
 		strings.TrimSpace(out) != "installed "+l.dir+"/bin/podlace-bridge" || l.read("bin/loopback") != "of another network" {
 		t.Errorf("another: exit %d: %s%s", exit, out, stderr)
@@ -225,7 +225,8 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// TestProcess: a second agent waits for the end of the first; SIGTERM ends it at once and changes nothing; --ready tells a probe.
+// TestProcess checks that a second agent waits until the first ends, that SIGTERM ends an agent at once without changes, and that
+// --ready answers a probe.
 func TestProcess(t *testing.T) {
 	l := newLab(t)
 	first := l.process()
@@ -243,11 +244,11 @@ func TestProcess(t *testing.T) {
 		t.Error("the end of the agent changed the node")
 	}
 	l.api.put(l.peer(4))
-	l.has(full(2, 3, 4)) // by the second
+	l.has(full(2, 3, 4)) // from the second agent
 	began := time.Now()
 	kerneltest.Must(t, second.Process.Signal(syscall.SIGTERM), second.Wait())
 	t.Logf("ended within %v", time.Since(began))
-	if exit, out, _ := l.command("status"); exit != exitProblems || !strings.Contains(out, "podlace-node does not run") {
+	if exit, out, _ := l.command("status"); exit != exitProblems || !strings.Contains(out, "podlace-node is not running") {
 		t.Errorf("status: exit %d\n%s", exit, out)
 	}
 	if exit, _, stderr := l.command("run", "--ready", "--http", "unix:"+l.dir+"/http"); exit != 1 || !strings.Contains(stderr, "not ready") {
@@ -255,7 +256,7 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-// TestWrongStart: what cannot work is refused before anything is done, with words that name it.
+// TestWrongStart checks that wrong flags are refused before any change, with an error that names them.
 func TestWrongStart(t *testing.T) {
 	l := newLab(t)
 	for says, args := range map[string][]string{

@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
-// route compares the kernel with what the nodes of the cluster ask for. Without a whole list, and without the own node in any, nothing is
-// known: all stays.
+// route compares the kernel with the routes to the nodes of the cluster. It changes nothing without a complete list, or before a list
+// had the own node.
 func (a *agent) route(why cause) {
 	list, since, complete := a.nodes.list()
 	if !complete {
@@ -39,12 +39,12 @@ func (a *agent) route(why cause) {
 	a.took = time.Since(began)
 }
 
-// advise notes a problem that stays until the next comparison.
+// advise adds a problem that stays until the next comparison.
 func (a *agent) advise(what string, err error, do string, blocking bool) {
 	a.advice = append(a.advice, Problem{What: what, Why: err.Error(), Do: do, blocking: blocking})
 }
 
-// apply makes the kernel have what the nodes of a list ask for.
+// apply writes the routes to the nodes of a list into the kernel.
 func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -60,7 +60,7 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	self, peers, err := noderoutes.Peers(list, cfg)
 	if err != nil {
 		a.adviseSelf(err)
-		return nil // the next event tells more
+		return nil // a further event follows
 	}
 	want, peers, node := noderoutes.Plan(self, peers, noderoutes.Ways(&host.NS, gateways(self, peers)), cfg)
 	hold := false
@@ -94,8 +94,8 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	return nil
 }
 
-// change makes the kernel have what is wanted, and deletes the rest if the list can be trusted. Other programs' routes are read seldom,
-// unless some of them are known to be in the way.
+// change writes the wanted routes into the kernel, and deletes the others if the list can be trusted. It reads routes of other
+// programs rarely, unless some are known to be in the way.
 func (a *agent) change(host *kernel.NS, want noderoutes.Wanted, why cause, selfGone bool) (noderoutes.Result, error) {
 	inside := why == onStart || why == onPeriod || len(a.inside) > 0
 	result, err := noderoutes.Apply(host, want, noderoutes.Options{Keep: true, Adopt: a.config.Adopt, Inside: inside})
@@ -115,7 +115,7 @@ func (a *agent) change(host *kernel.NS, want noderoutes.Wanted, why cause, selfG
 	return result, err
 }
 
-// setNode notes what node.json shall have. Where no pod can work, a first node.json is held back, and one that is there keeps its MTU.
+// setNode sets the wanted node.json. If no pod can work, it withholds a first node.json, or keeps the MTU of an existing one.
 func (a *agent) setNode(node nodefile.Node, hold bool) {
 	if hold {
 		file, before, err := nodefile.Read()
@@ -127,7 +127,7 @@ func (a *agent) setNode(node nodefile.Node, hold bool) {
 	a.node = node
 }
 
-// adviseSelf notes what is wrong with this node's own object.
+// adviseSelf adds the problems of this node's own object.
 func (a *agent) adviseSelf(err error) {
 	do := ""
 	if wrong := (*noderoutes.SelfError)(nil); errors.As(err, &wrong) {
@@ -136,22 +136,22 @@ func (a *agent) adviseSelf(err error) {
 	a.advise("own node", err, do, a.node.PodCIDRs == nil)
 }
 
-// retries says what an administrator has to do about what the kernel refused.
+// retries is the advice for errors of the kernel.
 const retries = "nothing, if it ends within minutes: the agent tries again"
 
-// adviseInside names the routes of other programs that take a part of a peer's podCIDR.
+// adviseInside reports routes of other programs to a part of a peer's podCIDR.
 func (a *agent) adviseInside(peers []noderoutes.Peer) {
 	for _, p := range peers {
 		if route := a.inside[p.PodCIDR]; route != "" && p.Reason == "" {
 			a.advise(fmt.Sprintf("node %s %s", p.Name, p.PodCIDR), fmt.Errorf("a part of it has a route of another program: %s", route),
-				"remove that route: packets to these pods do not reach the node", false)
+				"remove that route: it diverts packets to these pods from the node", false)
 			a.next = earlier(a.next, time.Now().Add(a.times.again))
 		}
 	}
 }
 
-// keptExceptions adds to the CIDRs of all pods those of node.json: the routes to these pods stay, and connections to them would get the
-// node's address. What the configuration lists depends on no list of nodes.
+// keptExceptions adds the CIDRs in node.json to the CIDRs of all pods: the routes to these pods stay, and without an exception their
+// connections would be masqueraded. The CIDRs in the configuration do not depend on a list of nodes.
 func (a *agent) keptExceptions(cidrs []netip.Prefix) []netip.Prefix {
 	file, before, err := nodefile.Read()
 	if err != nil || file != nodefile.Path || len(a.config.ClusterCIDRs) > 0 {
@@ -160,7 +160,7 @@ func (a *agent) keptExceptions(cidrs []netip.Prefix) []netip.Prefix {
 	return noderoutes.MergeCIDRs(cidrs, before.ClusterCIDRs)
 }
 
-// planConfig adds to the configuration what this node's links say.
+// planConfig completes the configuration with the state of this node's links.
 func (a *agent) planConfig(n *kernel.NS) (noderoutes.Config, error) {
 	c := a.config
 	connected, err := n.AddressSubnets()
@@ -168,7 +168,7 @@ func (a *agent) planConfig(n *kernel.NS) (noderoutes.Config, error) {
 		VXLAN: c.VXLAN, Connected: connected}, err
 }
 
-// gateways returns the addresses whose ways count: those of the peers, and the node's own.
+// gateways returns the addresses whose routes matter: those of the peers, and the node's own.
 func gateways(self noderoutes.Self, peers []noderoutes.Peer) []netip.Addr {
 	list := slices.Clone(self.Addresses)
 	for _, p := range peers {
@@ -181,15 +181,15 @@ func gateways(self noderoutes.Self, peers []noderoutes.Peer) []netip.Addr {
 	return list
 }
 
-// trusted reports whether routes may be deleted. A list without the own node comes from the wrong cluster or from an old backup, or the
-// node was deleted and is about to come back. One that takes more than half of the routes has to stand for a minute.
+// trusted reports whether routes may be deleted. A list without the own node comes from the wrong cluster or an old backup, or the
+// node was deleted and will return. A list that removes more than half of the routes must persist for a minute.
 func (a *agent) trusted(r noderoutes.Result, selfGone bool) bool {
 	now := time.Now()
-	until := "that has been so for a minute"
+	until := "the list has persisted for a minute"
 	if !a.held {
 		a.heldOf = r.Had
 	}
-	had := min(r.Had, a.heldOf) // without the routes to new nodes, of which a wrong list may have many
+	had := min(r.Had, a.heldOf) // not counting routes to new nodes, of which a wrong list may have many
 	switch {
 	case selfGone:
 		a.suspect, until = time.Time{}, "the own Node object is there again"
@@ -203,7 +203,7 @@ func (a *agent) trusted(r noderoutes.Result, selfGone bool) bool {
 		a.next = earlier(a.next, a.suspect.Add(a.times.trust))
 	}
 	if !a.held {
-		a.log.Warn("the list of nodes is suspicious: no route is deleted until it has stood for a minute", "routes", had,
+		a.log.Warn("the list of nodes is suspicious: no route is deleted until it has persisted for a minute", "routes", had,
 			"unwanted", r.Unwanted, "ownNode", !selfGone)
 	}
 	a.held = true
@@ -212,10 +212,10 @@ func (a *agent) trusted(r noderoutes.Result, selfGone bool) bool {
 	return false
 }
 
-// mostLogged is how many peers a step names in the log.
+// mostLogged is the number of peers that a step names in the log.
 const mostLogged = 10
 
-// setPeers notes how the peers are reached, and logs what is new.
+// setPeers stores how the peers are reached, and logs changes.
 func (a *agent) setPeers(peers []noderoutes.Peer, r noderoutes.Result) {
 	type key struct {
 		name string
@@ -253,6 +253,6 @@ func (a *agent) setPeers(peers []noderoutes.Peer, r noderoutes.Result) {
 		}
 	}
 	if news > mostLogged {
-		a.log.Warn("more nodes have changed: podlace-node status names all", "nodes", news-mostLogged)
+		a.log.Warn("more nodes have changed: podlace-node status lists all", "nodes", news-mostLogged)
 	}
 }

@@ -21,13 +21,14 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// statusName is the file in which the agent says what it did, and lockName the file that it locks while it runs.
+// statusName is the status file of the agent, and lockName the file that it locks while it runs.
 const (
 	statusName = "node-status.json"
 	lockName   = ".node.lock"
 )
 
-// Status is what the agent says of its node. It has no times that change by themselves: a file that is equal is not written again.
+// Status is the agent's report about its node. It has no timestamps that change on their own, so that an unchanged status is not
+// written again.
 type Status struct {
 	Node         string         `json:"node"`
 	Ready        bool           `json:"ready"`
@@ -38,7 +39,7 @@ type Status struct {
 	Problems     []Problem      `json:"problems,omitempty"`
 }
 
-// PeerStatus is a noderoutes.Peer with its names in JSON.
+// PeerStatus is a noderoutes.Peer with JSON names.
 type PeerStatus struct {
 	Name    string           `json:"name"`
 	PodCIDR netip.Prefix     `json:"podCIDR,omitzero"`
@@ -46,23 +47,23 @@ type PeerStatus struct {
 	State   noderoutes.State `json:"state"`
 	Reason  string           `json:"reason,omitempty"`
 
-	elder bool // it has the podCIDR of this node, which a problem of the own node says
+	elder bool // the peer has this node's podCIDR, which is a problem of the own node
 }
 
-// Problem is what is not as it should be, why, and what an administrator can do.
+// Problem is a problem, its reason, and the administrator's remedy.
 type Problem struct {
 	What string `json:"what"`
 	Why  string `json:"why"`
 	Do   string `json:"do,omitempty"`
 
-	blocking bool // no pod can start here
+	blocking bool // it keeps pods from starting here
 }
 
-// peerProblems returns a problem for each peer without a way.
+// peerProblems returns a problem for each peer that is not reached.
 func peerProblems(peers []PeerStatus) (list []Problem) {
 	do := map[noderoutes.State]string{
 		noderoutes.Refused:  "correct the Node object or the configuration (offLink, addressCIDRs)",
-		noderoutes.Conflict: "remove the other route or the other node, or name the protocol of the route in adopt",
+		noderoutes.Conflict: "remove the other route or the other node, or add the route's protocol to adopt",
 		noderoutes.Failed:   "nothing: the agent tries again",
 	}
 	for _, p := range peers {
@@ -77,13 +78,13 @@ func peerProblems(peers []PeerStatus) (list []Problem) {
 	return list
 }
 
-// statusFile writes the status, at most once a second and never what the file has already.
+// statusFile writes the status at most once a second, and only if it has changed.
 type statusFile struct {
 	written time.Time
 	text    []byte
 }
 
-// write returns when to try again, zero if the file is as it should be.
+// write returns when to try again, or zero if the file is up to date.
 func (f *statusFile) write(s Status, now time.Time) (again time.Time, err error) {
 	text, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
@@ -116,7 +117,7 @@ const (
 	exitUnknown  = 2
 )
 
-// showStatus prints what the agent of this node wrote, and returns the exit status.
+// showStatus prints the status file of this node's agent, and returns the exit status.
 func showStatus(w io.Writer, asJSON, all bool) (exit int, err error) {
 	dir, err := store.Open(store.Root)
 	if err != nil {
@@ -136,7 +137,7 @@ func showStatus(w io.Writer, asJSON, all bool) (exit int, err error) {
 	}
 	if lock, err := dir.LockWithin(0, lockName, 0o600); err == nil {
 		lock.Unlock()
-		s.Problems = append([]Problem{{What: "agent", Why: "podlace-node does not run: changes of the cluster are missed",
+		s.Problems = append([]Problem{{What: "agent", Why: "podlace-node is not running: this node misses changes of the cluster",
 			Do: "start its pod or its service"}}, s.Problems...)
 	}
 	if asJSON {
@@ -165,7 +166,7 @@ func printStatus(w io.Writer, s Status, all bool) error {
 		fmt.Fprintf(t, "mtu\t%d\n", s.MTU)
 	}
 	count := map[noderoutes.State]int{}
-	var names []string // sorted, as the peers are
+	var names []string // sorted, like the peers
 	for _, p := range s.Peers {
 		count[p.State]++
 		names = append(names, p.Name)
@@ -196,7 +197,7 @@ func printStatus(w io.Writer, s Status, all bool) error {
 	return t.Flush()
 }
 
-// states returns the states of peers, the good ones first.
+// states returns the states of peers, the best ones first.
 func states() []noderoutes.State {
 	return []noderoutes.State{noderoutes.Direct, noderoutes.Tunneled, noderoutes.Fabric, noderoutes.Refused, noderoutes.Conflict,
 		noderoutes.Failed}
@@ -225,13 +226,13 @@ func blocked(problems []Problem) []Problem {
 	return slices.DeleteFunc(slices.Clone(problems), func(p Problem) bool { return !p.blocking })
 }
 
-// logProblems logs the problems of this node that are new, and those that have ended. Peers have lines of their own.
+// logProblems logs new and ended problems of this node. Peers are logged by setPeers.
 func (a *agent) logProblems() {
 	has := func(list []Problem, p Problem) bool {
 		return slices.ContainsFunc(list, func(q Problem) bool { return q.What == p.What && q.Why == p.Why })
 	}
 	for _, p := range a.problems {
-		// These have lines of their own when they begin.
+		// These are logged where they begin.
 		elsewhere := p.What == "configuration" || p.What == "API server" || p.What == "nodes" && a.held
 		if !elsewhere && !has(a.logged, p) {
 			a.log.Warn("a problem of this node", "what", p.What, "why", p.Why, "do", p.Do, "podsCanStart", !p.blocking)

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestPrintStatus: what an administrator reads.
+// TestPrintStatus pins the printed status.
 func TestPrintStatus(t *testing.T) {
 	s := Status{Node: "n1", Ready: true, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, MTU: 1450}
 	s.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
@@ -43,7 +43,7 @@ node n3   refused: it has no podCIDR   correct the Node object or the configurat
 	}
 }
 
-// TestStatusFile: at most one write a second, and none of the same.
+// TestStatusFile checks that the file is written at most once a second, and only if it has changed.
 func TestStatusFile(t *testing.T) {
 	t.Cleanup(func() { kerneltest.Must(t, os.RemoveAll(store.Root)) })
 	var f statusFile
@@ -59,7 +59,7 @@ func TestStatusFile(t *testing.T) {
 	write("a", now, false)
 	write("b", now.Add(100*time.Millisecond), true)
 	write("b", now.Add(time.Second), false)
-	kerneltest.Must(t, os.Remove(store.Root+"/"+statusName)) // by somebody
+	kerneltest.Must(t, os.Remove(store.Root+"/"+statusName)) // by another program
 	write("b", now.Add(2*time.Second), false)
 	var out bytes.Buffer
 	exit, err := showStatus(&out, true, false)
@@ -79,7 +79,7 @@ func TestStatusFile(t *testing.T) {
 	}
 }
 
-// TestAlarm: causes that come together are one, and those of another program wait while the cluster does not.
+// TestAlarm checks that simultaneous causes are merged, and that causes of another program wait unless the cluster changes.
 func TestAlarm(t *testing.T) {
 	a := newAlarm()
 	a.wake(onKernel)
@@ -100,7 +100,7 @@ func TestAlarm(t *testing.T) {
 	}
 }
 
-// TestContest: repairs are free at first, then slower and slower, and free again after a while.
+// TestContest checks that repairs are immediate at first, then slower and slower, and immediate again after a pause.
 func TestContest(t *testing.T) {
 	var c contest
 	now, began := time.Now(), 0

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
-// tunnel returns the tunnel of the node: the device, its forwarding entries and its neighbours; nothing if there is none.
+// tunnel returns the device, forwarding entries and neighbours of the node's tunnel, or nil if there is none.
 func (l *lab) tunnel() (list []string) {
 	l.Helper()
 	host, err := kernel.Host()
@@ -62,8 +62,8 @@ func (l *lab) tunnels(when string, want ...string) {
 	})
 }
 
-// TestTunnel: with offLink vxlan the node behind the router is reached through a tunnel, which follows the addresses of both ends, comes
-// back when somebody deletes it, and goes when no node needs it.
+// TestTunnel checks that with offLink vxlan a tunnel reaches the node behind the router. The tunnel follows the addresses of both
+// ends, is recreated after a deletion, and is removed when no node needs it.
 func TestTunnel(t *testing.T) {
 	l := newLab(t, `"offLink": "vxlan"`).ready()
 	const own = "podlace.vx vni 142 port 8472 local 192.0.2.1 mac 0e:50:c0:00:02:01 mtu 1450"
@@ -100,7 +100,7 @@ func TestTunnel(t *testing.T) {
 	l.api.remove("n9", false)
 	l.tunnels("no node needs it")
 	if l.node().MTU != 1450 {
-		t.Errorf("MTU %d: pods that start now would be too large for the tunnel to come", l.node().MTU)
+		t.Errorf("MTU %d: packets of pods that start now would be too large for the coming tunnel", l.node().MTU)
 	}
 	l.api.put(nodeObject("n9", []string{"10.244.9.0/24"}, []string{"198.51.100.9"}))
 	l.tunnels("the node is back", moved, "fdb 0e:50:c6:33:64:09 [198.51.100.9]", "neighbour IPv4 0e:50:c6:33:64:09")
@@ -112,8 +112,8 @@ func TestTunnel(t *testing.T) {
 	}
 }
 
-// TestTunnelEntries: entries and addresses of the tunnel that somebody deleted come back with the next comparison, for which the kernel
-// does not call.
+// TestTunnelEntries checks that deleted entries and addresses of the tunnel come back with the next periodic comparison: the kernel
+// sends no event for them.
 func TestTunnelEntries(t *testing.T) {
 	l := newLab(t, `"offLink": "vxlan"`)
 	a, _ := l.steps()
@@ -148,7 +148,7 @@ func TestTunnelEntries(t *testing.T) {
 	}
 }
 
-// leads reports whether the agent's route to a podCIDR leads through a link.
+// leads reports whether the agent's route to a podCIDR uses a link.
 func (l *lab) leads(cidr, link string) bool {
 	l.Helper()
 	routes, err := netlink.RouteGet(netip.MustParsePrefix(cidr).Addr().Next().AsSlice())
@@ -159,7 +159,7 @@ func (l *lab) leads(cidr, link string) bool {
 	return err == nil && by.Attrs().Name == link
 }
 
-// TestTunnelRemoved: remove deletes the tunnel; a link of another program in its way is named, and stays.
+// TestTunnelRemoved checks that remove deletes the tunnel, and that a link of another program with its name is reported and stays.
 func TestTunnelRemoved(t *testing.T) {
 	l := newLab(t, `"offLink": "vxlan"`).ready()
 	l.stop()
@@ -168,7 +168,7 @@ func TestTunnelRemoved(t *testing.T) {
 	}
 	kerneltest.Must(t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: noderoutes.TunnelName}}))
 	l.start()
-	l.await("what is in the way is named", func() bool { return l.says("node n9", "failed", noderoutes.TunnelName, "is in the way") })
+	l.await("the link in the way is named", func() bool { return l.says("node n9", "failed", noderoutes.TunnelName, "is in the way") })
 	if l.state("n2") != "direct" {
 		t.Errorf("n2 %q: it needs no tunnel", l.state("n2"))
 	}

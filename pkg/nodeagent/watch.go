@@ -29,38 +29,39 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// pageSize is how many nodes a list has at most, where the API server cannot stream them (WatchList). A Node object has some 14 kB.
+// pageSize is the number of nodes on a page, if the API server cannot stream lists (WatchList). A Node object has about 14 kB.
 const pageSize = 500
 
-// Retries of a watch are this far apart, or up to twice as far. client-go's own longest is a minute, in which new nodes would have
-// no routes after the API server is back.
+// A watch is retried after this delay, or up to twice as late. client-go's own longest delay is a minute, in which new nodes would
+// have no routes after the API server is back.
 const (
 	firstRetry = 800 * time.Millisecond
 	lastRetry  = 15 * time.Second
 )
 
-// silence is how long the API server may say nothing before the nodes count as unwatched. It sends a bookmark each minute.
+// silence is how long the API server may send nothing before the watch counts as lost. It sends a bookmark each minute.
 const silence = 10 * time.Minute
 
-// nodes is what the API server says of all nodes: the store of a reflector. It keeps nothing but what routes depend on, and tells of
-// nothing else: each kubelet changes its Node object every some minutes.
+// nodes is the store of a reflector. It keeps only the fields on which routes depend, and reports only their changes, because each
+// kubelet updates its Node object every few minutes.
 type nodes struct {
 	changed func()
 	log     *slog.Logger
 
 	mu       sync.Mutex
 	byName   map[string]noderoutes.Node
-	complete bool      // a whole list was received once
-	heard    time.Time // the last event
-	since    time.Time // the first change that list has not returned yet
-	failure  string    // why nothing is heard; empty: the nodes are watched
+	complete bool      // a complete list was received once
+	heard    time.Time // time of the last event
+	since    time.Time // time of the first change that list has not returned yet
+	failure  string    // why no events come; empty: the watch works
 }
 
 func newNodes(changed func(), log *slog.Logger) *nodes {
 	return &nodes{changed: changed, log: log, byName: map[string]noderoutes.Node{}, heard: time.Now()}
 }
 
-// list returns the nodes by name, and since when they differ from those of the call before; complete is false before the first whole list.
+// list returns the nodes by name, and since when they differ from those of the previous call. complete is false before the first
+// complete list.
 func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -71,7 +72,7 @@ func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) 
 	return list, since, n.complete
 }
 
-// watched returns the time of the last event, and why there are no more.
+// watched returns the time of the last event, and why no more come.
 func (n *nodes) watched() (heard time.Time, failure string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -81,7 +82,7 @@ func (n *nodes) watched() (heard time.Time, failure string) {
 	return n.heard, n.failure
 }
 
-// hear calls change, which reports whether the nodes are others than before.
+// hear calls change, which reports whether the nodes have changed.
 func (n *nodes) hear(change func() bool) {
 	n.mu.Lock()
 	recovered := n.failure != ""
@@ -99,7 +100,7 @@ func (n *nodes) hear(change func() bool) {
 	}
 }
 
-// failed notes why nothing is heard, and logs it when it is news.
+// failed records why no events come, and logs a new reason.
 func (n *nodes) failed(err error) {
 	n.mu.Lock()
 	news := n.failure == ""
@@ -111,10 +112,10 @@ func (n *nodes) failed(err error) {
 	}
 }
 
-// Add is a part of cache.TransformingStore.
+// Add implements cache.TransformingStore.
 func (n *nodes) Add(object any) error { return n.Update(object) }
 
-// Update is a part of cache.TransformingStore.
+// Update implements cache.TransformingStore.
 func (n *nodes) Update(object any) error {
 	node, err := read(object)
 	if err == nil {
@@ -133,7 +134,7 @@ func same(a, b noderoutes.Node) bool {
 	return a.UID == b.UID && a.Created.Equal(b.Created) && slices.Equal(a.PodCIDRs, b.PodCIDRs) && slices.Equal(a.Addresses, b.Addresses)
 }
 
-// Delete is a part of cache.TransformingStore. The deletion of an object whose name another one has now changes nothing.
+// Delete implements cache.TransformingStore. It ignores the deletion of an object if a new object has its name.
 func (n *nodes) Delete(object any) error {
 	node, err := read(object)
 	if err == nil {
@@ -149,7 +150,7 @@ func (n *nodes) Delete(object any) error {
 	return err
 }
 
-// Replace takes a whole list. It is a part of cache.TransformingStore.
+// Replace implements cache.TransformingStore. It takes a complete list.
 func (n *nodes) Replace(objects []any, _ string) error {
 	list := make([]noderoutes.Node, 0, len(objects))
 	for _, object := range objects {
@@ -172,21 +173,21 @@ func (n *nodes) Replace(objects []any, _ string) error {
 	return nil
 }
 
-// Bookmark is that of cache.ReflectorBookmarkStore: the API server says that it has nothing to say.
+// Bookmark implements cache.ReflectorBookmarkStore. A bookmark shows that the watch is alive.
 func (n *nodes) Bookmark(string) error {
 	n.hear(func() bool { return false })
 	return nil
 }
 
-// Resync is a part of cache.TransformingStore. Nothing is to be done: the kernel is compared with what is in memory.
+// Resync implements cache.TransformingStore. It does nothing: the kernel is compared with the nodes in memory.
 func (n *nodes) Resync() error { return nil }
 
-// Transformer is a part of cache.TransformingStore: what is streamed is made small before it is kept.
+// Transformer implements cache.TransformingStore: it trims streamed objects before they are stored.
 func (n *nodes) Transformer() cache.TransformFunc {
 	return func(object any) (any, error) { return read(object) }
 }
 
-// read returns what routes depend on of a Node object. What is already read stays as it is.
+// read returns the fields of a Node object on which routes depend. It leaves an object that has been read as it is.
 func read(object any) (noderoutes.Node, error) {
 	switch o := object.(type) {
 	case noderoutes.Node:
@@ -206,13 +207,13 @@ func read(object any) (noderoutes.Node, error) {
 	return noderoutes.Node{}, fmt.Errorf("got a %T, want a Node", object)
 }
 
-// client returns the way to the API server: that of the kubeconfig, or that of the pod's ServiceAccount.
+// client returns a client of the API server, by the kubeconfig or by the pod's ServiceAccount.
 func client(kubeconfig, server string, connections *connections) (*rest.RESTClient, error) {
 	c, err := rest.InClusterConfig()
 	if kubeconfig != "" {
 		c, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
 	} else if errors.Is(err, rest.ErrNotInCluster) {
-		err = errors.New("this is no pod of a cluster: name a kubeconfig by --kubeconfig")
+		err = errors.New("this is not a pod of a cluster: name a kubeconfig by --kubeconfig")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("configuration of the API client: %w", err)
@@ -235,19 +236,19 @@ func client(kubeconfig, server string, connections *connections) (*rest.RESTClie
 	return r, nil
 }
 
-// watchNodes keeps n until ctx is done. It streams the first list where the API server can do that (WatchList), and else reads pages.
+// watchNodes updates n until ctx is done. It streams the first list if the API server can (WatchList), and reads pages if not.
 func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 	from := cache.NewFilteredListWatchFromClient(c, "nodes", metav1.NamespaceAll, func(*metav1.ListOptions) {})
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			if options.ResourceVersion == "0" { // the API server would answer from memory, with all nodes at once
+			if options.ResourceVersion == "0" { // the API server would answer from its cache, with all nodes at once
 				options.ResourceVersion = ""
 			}
 			object, err := from.ListWithContext(ctx, options)
 			if err != nil {
 				n.failed(err)
 			} else if all, ok := object.(*corev1.NodeList); ok {
-				for i := range all.Items { // pages are kept until the last one is there
+				for i := range all.Items { // all pages are in memory until the last one arrives
 					all.Items[i] = trim(&all.Items[i])
 				}
 			}
@@ -256,7 +257,7 @@ func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (kwatch.Interface, error) {
 			w, err := from.WatchWithContext(ctx, options)
 			switch {
-			case err == nil && options.SendInitialEvents == nil: // nothing needs to happen on a watch for a minute
+			case err == nil && options.SendInitialEvents == nil: // a watch may be without events for a minute
 				n.hear(func() bool { return false })
 			case apierrors.IsGone(err), apierrors.IsResourceExpired(err): // a list follows
 			case options.SendInitialEvents != nil && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)):
@@ -267,14 +268,14 @@ func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 			return w, err
 		},
 	}
-	quiet := logr.Discard() // what it has to say is said above
+	quiet := logr.Discard() // its messages are logged above
 	retry := &wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: 1, Cap: lastRetry, Steps: int(lastRetry / firstRetry)}
 	r := cache.NewReflectorWithOptions(lw, &corev1.Node{}, n, cache.ReflectorOptions{Name: "nodes", Logger: &quiet, Backoff: retry})
 	r.WatchListPageSize = pageSize
 	r.RunWithContext(klog.NewContext(ctx, quiet))
 }
 
-// trim leaves of a Node object what read returns.
+// trim drops the fields of a Node object that read does not return.
 func trim(o *corev1.Node) corev1.Node {
 	t := corev1.Node{Spec: corev1.NodeSpec{PodCIDR: o.Spec.PodCIDR, PodCIDRs: o.Spec.PodCIDRs}}
 	t.Name, t.UID, t.CreationTimestamp, t.ResourceVersion = o.Name, o.UID, o.CreationTimestamp, o.ResourceVersion

@@ -48,7 +48,7 @@ type watching struct {
 	changes atomic.Int64
 }
 
-// newWatching makes one whose watch begins with start. Three nodes are there.
+// newWatching starts a watch of a server with three nodes. The watch begins with start.
 func newWatching(t *testing.T) *watching {
 	w := &watching{fakeAPI: newFakeAPI(t), log: &lines{}}
 	w.nodes = newNodes(func() { w.changes.Add(1) }, slog.New(slog.NewTextHandler(w.log, nil)))
@@ -84,13 +84,14 @@ func (w *watching) await(names ...string) {
 	await(w.t, fmt.Sprint(names), func() bool { return w.has(names...) })
 }
 
-// awaitWatch waits until the API server has somebody to send events to.
+// awaitWatch waits until the API server has an open watch.
 func (w *watching) awaitWatch() {
 	w.t.Helper()
 	await(w.t, "a watch", func() bool { w.fakeAPI.mu.Lock(); defer w.fakeAPI.mu.Unlock(); return len(w.watchers) > 0 })
 }
 
-// TestWatch: nodes come, change and go; a change that no route depends on wakes nobody; the list is streamed.
+// TestWatch checks that nodes are added, changed and deleted; that a change without effect on routes wakes no step; and that the list
+// is streamed.
 func TestWatch(t *testing.T) {
 	w := newWatching(t)
 	w.start(w.server.URL)
@@ -124,7 +125,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestPages: an API server that cannot stream lists is read in pages, and without a word of failure.
+// TestPages checks that lists are read in pages from an API server that cannot stream, and that this is not logged as a failure.
 func TestPages(t *testing.T) {
 	w := newWatching(t)
 	w.Paged = true
@@ -149,7 +150,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestTruncated: of a list that ends half-way nothing is taken, however often that happens.
+// TestTruncated checks that a truncated list is discarded, however often that happens.
 func TestTruncated(t *testing.T) {
 	for _, paged := range []bool{false, true} {
 		w := newWatching(t)
@@ -170,7 +171,8 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// TestGone: after 410, and after the watch ended, absence from the next whole list is deletion; events of before change nothing.
+// TestGone checks that after status 410, or an ended watch, nodes that the next complete list lacks are deleted, and that older events
+// change nothing.
 func TestGone(t *testing.T) {
 	for _, paged := range []bool{false, true} {
 		w := newWatching(t)
@@ -183,7 +185,7 @@ func TestGone(t *testing.T) {
 		w.put(nodeObject("n4", nil, nil))
 		w.hangUp(true)
 		w.await("n0", "n2", "n4")
-		// Out of order: the deletion of a node that the list lacks already, and one of a node that came back.
+		// Out of order: the deletion of a node that the list lacks already, and of a node that was created again.
 		w.awaitWatch()
 		w.emit(kwatch.Event{Type: kwatch.Deleted, Object: old})
 		again := nodeObject("n1", nil, nil)
@@ -204,7 +206,7 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestRefused: an API server that refuses is told once, with its reason, and all that is known stays.
+// TestRefused checks that a refusing API server is logged once, with its reason, and that all known nodes stay.
 func TestRefused(t *testing.T) {
 	w := newWatching(t)
 	w.start(w.server.URL)
@@ -227,7 +229,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestLargeNode: a Node object with annotations of 10 MB is read as any other, streamed, in a list, and when it changes.
+// TestLargeNode checks that a Node object with 10 MB of annotations is read: streamed, in a list, and after a change.
 func TestLargeNode(t *testing.T) {
 	for _, paged := range []bool{false, true} {
 		w := newWatching(t)
@@ -245,17 +247,17 @@ func TestLargeNode(t *testing.T) {
 	}
 }
 
-// TestHalfOpen: a connection whose other end vanished without a word is given up, and the watch goes on over another one.
+// TestHalfOpen checks that a half-open connection is abandoned, and that the watch continues over a new one.
 func TestHalfOpen(t *testing.T) {
-	t.Setenv("HTTP2_READ_IDLE_TIMEOUT_SECONDS", "1") // client-go has 30
-	t.Setenv("HTTP2_PING_TIMEOUT_SECONDS", "1")      // and 15
+	t.Setenv("HTTP2_READ_IDLE_TIMEOUT_SECONDS", "1") // client-go's default is 30
+	t.Setenv("HTTP2_PING_TIMEOUT_SECONDS", "1")      // the default is 15
 	w := newWatching(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	var swallow atomic.Bool // of connections that are open
+	var swallow atomic.Bool // drops data of open connections
 	var open atomic.Int64
 	go func() {
 		for {
@@ -299,7 +301,7 @@ func TestHalfOpen(t *testing.T) {
 	}
 }
 
-// TestSilence: an API server that says nothing for long is told, although its connection is open.
+// TestSilence checks that a silent API server is reported although its connection is open.
 func TestSilence(t *testing.T) {
 	n := newNodes(func() {}, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	if _, failure := n.watched(); failure != "" {
@@ -317,7 +319,7 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestClient: without a kubeconfig and outside a cluster, the error says what is missing.
+// TestClient checks that the error outside a cluster and without a kubeconfig says what is missing.
 func TestClient(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	if _, err := client("", "", newConnections()); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodefile reads and writes /run/podlace/node.json, which tells the plugins what differs from node to node: the node's podCIDRs,
-// the CIDRs of all pods, and the MTU. podlace-node writes it, or an administrator. It is on tmpfs: after a boot no pod starts before it is
+// Package nodefile reads and writes /run/podlace/node.json, which gives the plugins the values of this node: its podCIDRs, the CIDRs
+// of all pods, and the MTU. podlace-node or an administrator writes it. It is on tmpfs: after a boot no pod starts before it is
 // written again.
 package nodefile
 
@@ -19,34 +19,34 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Path is the file.
+// Path is the path of the file.
 const Path = store.Root + "/" + name
 
 const name = "node.json"
 
-// FlannelPath is the file that flannel writes. Its podCIDRs count on a node without Path.
+// FlannelPath is the file that flannel writes. Read uses its podCIDRs if Path does not exist.
 const FlannelPath = "/run/flannel/subnet.env"
 
 // Node is the content of the file.
 type Node struct {
 	PodCIDRs []netip.Prefix `json:"podCIDRs"`
-	// ClusterCIDRs are the CIDRs of the pods of all nodes, at most MaxClusterCIDRs: what the word useClusterCidr stands for.
+	// ClusterCIDRs are the CIDRs of the pods of all nodes, at most MaxClusterCIDRs. useClusterCidr stands for them.
 	ClusterCIDRs []netip.Prefix `json:"clusterCIDRs,omitempty"`
-	// MTU is that of the pods' interfaces, in bytes. 0: that of the uplink.
+	// MTU of the pods' interfaces, in bytes; 0: the MTU of the uplink.
 	MTU int `json:"mtu,omitempty"`
 }
 
-// MaxClusterCIDRs bounds ClusterCIDRs: older plugins refuse a file of more than 64 KiB.
+// MaxClusterCIDRs limits ClusterCIDRs: older plugins refuse a file of more than 64 KiB.
 const MaxClusterCIDRs = 256
 
-// maxFile bounds what is read; either file has some hundred bytes.
+// maxFile limits the size of a file; both files usually have a few hundred bytes.
 const maxFile = 64 << 10
 
 // minMTU and maxMTU are the limits of Linux (ETH_MIN_MTU, IP_MAX_MTU).
 const minMTU, maxMTU = 68, 65535
 
-// Read returns the content of Path, or that of flannel's file if there is no Path. file is the one of the two that the content or the error
-// is from, or "". The API server is never asked: a pod must be able to start while it is away.
+// Read returns the content of Path, or of flannel's file if Path does not exist. file is the path of the content or the error, or "".
+// Read never asks the API server: a pod must be able to start without it.
 func Read() (file string, node Node, err error) {
 	for _, source := range []struct {
 		file  string
@@ -64,10 +64,11 @@ func Read() (file string, node Node, err error) {
 		}
 		return source.file, node, nil
 	}
-	return "", Node{}, fmt.Errorf("neither %s nor %s is there", Path, FlannelPath)
+	return "", Node{}, fmt.Errorf("neither %s nor %s exists", Path, FlannelPath)
 }
 
-// Of is Read, once for a request and those that an IPAM plugin in process gets from it: all parts of one verb see the same content.
+// Of is Read, called once for a request and the requests derived from it for a built-in IPAM plugin, so that all parts of a verb see
+// the same content.
 func Of(r *plugin.Request) (file string, node Node, err error) {
 	type content struct {
 		file string
@@ -81,7 +82,8 @@ func Of(r *plugin.Request) (file string, node Node, err error) {
 	return c.file, c.node, c.err
 }
 
-// Write replaces the file in one step; changed is false if it had this content already. It refuses what Read would refuse.
+// Write replaces the file by an atomic rename; changed is false if it already had this content. It refuses content that Read would
+// refuse.
 func Write(node Node) (changed bool, err error) {
 	data, err := json.Marshal(node)
 	if err == nil {

@@ -63,7 +63,7 @@ func TestRead(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			put(t, Path, c.content)
-			put(t, FlannelPath, "FLANNEL_SUBNET=10.9.9.1/24") // counts only without the other
+			put(t, FlannelPath, "FLANNEL_SUBNET=10.9.9.1/24") // applies only without the other file
 			file, node, err := Read()
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) || !strings.Contains(err.Error(), Path) {
@@ -87,12 +87,12 @@ func TestReadFlannel(t *testing.T) {
 	if err := os.Remove(FlannelPath); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := Read(); err == nil || !strings.Contains(err.Error(), "neither /run/podlace/node.json nor /run/flannel/subnet.env is there") {
+	if _, _, err := Read(); err == nil || !strings.Contains(err.Error(), "neither /run/podlace/node.json nor /run/flannel/subnet.env exists") {
 		t.Error(err)
 	}
 }
 
-// TestWrite: what is written can be read, equal content is not written again, and nobody but root reads it.
+// TestWrite checks that Read reads what Write wrote, that equal content is not written again, and that only root can read the file.
 func TestWrite(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(filepath.Dir(Path)) })
 	if err := os.RemoveAll(filepath.Dir(Path)); err != nil {
@@ -118,7 +118,8 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// TestWriteReplaces: a link, a FIFO or a damaged file in the place of the file is replaced, and nothing is written through a link.
+// TestWriteReplaces checks that a symlink, a FIFO or a damaged file at the path is replaced, and that nothing is written through a
+// symlink.
 func TestWriteReplaces(t *testing.T) {
 	target := filepath.Join(t.TempDir(), "target")
 	put(t, target, "untouched")
@@ -146,7 +147,7 @@ func TestWriteReplaces(t *testing.T) {
 	}
 }
 
-// TestWriteRefuses: nothing is written that Read would refuse.
+// TestWriteRefuses checks that Write refuses content that Read would refuse.
 func TestWriteRefuses(t *testing.T) {
 	many := make([]netip.Prefix, MaxClusterCIDRs+1)
 	for i := range many {
@@ -154,7 +155,7 @@ func TestWriteRefuses(t *testing.T) {
 	}
 	own := cidrs("10.1.2.0/24")
 	for want, node := range map[string]Node{
-		"with one CIDR at least":         {},
+		"with at least one CIDR":         {},
 		`clusterCIDRs: "" is no CIDR`:    {PodCIDRs: own, ClusterCIDRs: []netip.Prefix{{}}},
 		"257 clusterCIDRs: want at most": {PodCIDRs: own, ClusterCIDRs: many},
 		"mtu 67":                         {PodCIDRs: own, MTU: 67},
@@ -173,7 +174,7 @@ func TestWriteRefuses(t *testing.T) {
 	_ = Remove()
 }
 
-// FuzzParse: what is read from the node is a list of CIDRs or an error, and what node.json says comes back from what Write would write.
+// FuzzParse checks that any content gives a list of CIDRs or an error, and that Write followed by Read keeps the content of node.json.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", `{"podCIDRs":["10.1.2.0/24","fd00::/64"]}`, `{"podCIDRs":}`, `{"podCIDRs":[null]}`, "FLANNEL_SUBNET=",
 		`{"podCIDRs":["10.1.2.0/24"],"clusterCIDRs":["10.0.0.0/8"],"mtu":1450}`, `{"podCIDRs":["::/0"],"clusterCIDRs":[null],"mtu":1e9}`,

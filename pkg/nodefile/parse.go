@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Parse reads the content of node.json. Unknown keys are ignored: a newer podlace-node may write them.
+// Parse parses node.json. It ignores unknown keys, because a newer podlace-node may write them.
 func Parse(data []byte) (node Node, err error) {
 	var raw struct {
 		PodCIDRs     []string        `json:"podCIDRs"`
@@ -18,7 +18,7 @@ func Parse(data []byte) (node Node, err error) {
 		MTU          json.RawMessage `json:"mtu"`
 	}
 	if json.Unmarshal(data, &raw) != nil || len(raw.PodCIDRs) == 0 {
-		return Node{}, errors.New(`want {"podCIDRs": ["10.58.1.0/24", "fd00:58:1::/64"]}, with one CIDR at least`)
+		return Node{}, errors.New(`want {"podCIDRs": ["10.58.1.0/24", "fd00:58:1::/64"]}, with at least one CIDR`)
 	}
 	if node.PodCIDRs, err = parseCIDRs("podCIDRs", raw.PodCIDRs); err != nil {
 		return Node{}, err
@@ -52,7 +52,7 @@ func parseCIDRs(key string, texts []string) (cidrs []netip.Prefix, err error) {
 	return cidrs, nil
 }
 
-// parseFlannel reads the variables that flannel writes. A value is the address of flannel's own bridge, with the length of the subnet.
+// parseFlannel reads the variables that flannel writes. A value is the address of flannel's own bridge with the length of its subnet.
 func parseFlannel(data []byte) (node Node, err error) {
 	for line := range strings.Lines(string(data)) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")

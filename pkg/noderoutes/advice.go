@@ -9,24 +9,24 @@ import (
 	"strings"
 )
 
-// leastMTU6 is what the kernel wants of a link with IPv6 (RFC 8200).
+// leastMTU6 is the minimum MTU of a link with IPv6 (RFC 8200).
 const leastMTU6 = 1280
 
-// adviseSelf names the older node that has the podCIDR of this one.
+// adviseSelf reports an older node that has this node's podCIDR.
 func adviseSelf(self Self, peers []Peer, name string) (list []Advice) {
 	for _, p := range peers {
 		if !p.Elder {
 			continue
 		}
 		own := self.PodCIDRs[slices.IndexFunc(self.PodCIDRs, p.PodCIDR.Overlaps)]
-		why := fmt.Sprintf("its podCIDR %s overlaps %s of node %s, which is older: the other nodes send there, and not here", own, p.PodCIDR, p.Name)
+		why := fmt.Sprintf("its podCIDR %s overlaps %s of node %s, which is older: the other nodes send to that node", own, p.PodCIDR, p.Name)
 		do := fmt.Sprintf("delete the younger Node object (kubectl delete node %s) and restart its kubelet: the node gets another podCIDR", name)
 		list = append(list, Advice{What: "own node", Why: why, Do: do, Hold: true})
 	}
 	return list
 }
 
-// adviseMTU compares the configured MTU with what IPv6 wants and with what fits through the uplink, whose MTU is 0 if it is not known.
+// adviseMTU compares the configured MTU with the minimum of IPv6 and with the MTU of the uplink, which is 0 if unknown.
 func adviseMTU(c Config, self Self, uplink int) (list []Advice) {
 	if c.MTU == 0 {
 		return nil
@@ -49,10 +49,10 @@ func adviseMTU(c Config, self Self, uplink int) (list []Advice) {
 	return list
 }
 
-// mostNamed is how many CIDRs a text names.
+// mostNamed is the number of CIDRs that a message lists.
 const mostNamed = 5
 
-// adviseClusterCIDRs names the podCIDRs that the configured CIDRs of all pods lack.
+// adviseClusterCIDRs reports podCIDRs that clusterCIDRs of the configuration lacks.
 func adviseClusterCIDRs(configured, podCIDRs []netip.Prefix) []Advice {
 	var missing []string
 	whole := merge(configured)
@@ -69,12 +69,12 @@ func adviseClusterCIDRs(configured, podCIDRs []netip.Prefix) []Advice {
 	if n := len(missing) - mostNamed; n > 0 {
 		more = fmt.Sprintf(" and %d more", n)
 	}
-	return []Advice{{What: "cluster CIDRs", Do: "add them to clusterCIDRs, or remove the key: then the podCIDRs of all nodes count",
-		Why: fmt.Sprintf("clusterCIDRs lacks the podCIDRs %s%s: their pods see the address of the node, and not that of the pod that calls",
+	return []Advice{{What: "cluster CIDRs", Do: "add them to clusterCIDRs, or remove the key: then the podCIDRs of all nodes apply",
+		Why: fmt.Sprintf("clusterCIDRs lacks the podCIDRs %s%s: their pods see the address of the node instead of the calling pod's address",
 			strings.Join(missing[:min(len(missing), mostNamed)], " "), more)}}
 }
 
-// ForPods reports whether pods can have the addresses of a CIDR, and otherwise which reserved range it overlaps.
+// ForPods reports whether pods can use the addresses of a CIDR, and which reserved range it overlaps if they cannot.
 func ForPods(p netip.Prefix) (reserved netip.Prefix, ok bool) {
 	for _, r := range notForPods() {
 		if p.Overlaps(r) {

@@ -9,9 +9,10 @@ import (
 	"testing"
 )
 
-// TestAdvice: what in the configuration or in this node's object keeps pods from working is named, with what to do.
+// TestAdvice checks that an error in the configuration or in this node's object that keeps pods from working is reported with its
+// remedy.
 func TestAdvice(t *testing.T) {
-	near := node("near", 20, "10.1.2.0/24 fd00:2::/64", "192.0.2.2 2001:db8::2") // its link has an MTU of 9000
+	near := node("near", 20, "10.1.2.0/24 fd00:2::/64", "192.0.2.2 2001:db8::2") // the MTU of its link is 9000
 	for name, c := range map[string]struct {
 		cfg   Config
 		nodes []Node
@@ -50,7 +51,7 @@ func prefixes(texts ...string) (list []netip.Prefix) {
 	return list
 }
 
-// TestSelfError: what is wrong with this node's own object has advice of its own.
+// TestSelfError checks that an error in this node's own object has its own advice.
 func TestSelfError(t *testing.T) {
 	for name, c := range map[string]struct {
 		node Node
@@ -62,7 +63,7 @@ func TestSelfError(t *testing.T) {
 		"no address": {node("self", 1, "10.1.0.0/24", ""), Config{}, "no address of type InternalIP", "--node-ip"},
 		"outside": {node("self", 1, "10.1.0.0/24", "192.0.2.1"), Config{AddressCIDRs: prefixes("198.51.100.0/24")}, "is not in addressCIDRs",
 			"correct addressCIDRs"},
-		"in its podCIDR": {node("self", 1, "192.0.2.0/24", "192.0.2.1"), Config{}, "holds the node's own address",
+		"in its podCIDR": {node("self", 1, "192.0.2.0/24", "192.0.2.1"), Config{}, "contains the node's own address",
 			"does not overlap the network"},
 		"broadcast address": {node("self", 1, "10.1.0.0/24", "192.0.2.255"), Config{Connected: prefixes("192.0.2.1/24")},
 			"is the broadcast address",

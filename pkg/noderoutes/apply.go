@@ -14,15 +14,15 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// Options say how Apply treats what Wanted lacks, and the routes of other programs.
+// Options control the deletion of routes that Wanted lacks, and the handling of other programs' routes.
 type Options struct {
-	Keep  bool  // nothing is deleted
-	Adopt []int // the protocols of routes that are taken over (rtm_protocol)
+	Keep  bool  // delete nothing
+	Adopt []int // protocols of routes to take over (rtm_protocol)
 	// Inside has Result.Inside filled in. It reads all routes of the main table.
 	Inside bool
 }
 
-// Ways returns how this node reaches each of the gateways now. An address of the node itself has the link that has it, and a Reason.
+// Ways returns how this node reaches each gateway at present. An address of this node gets its own link, and a Reason.
 func Ways(n *kernel.NS, gateways []netip.Addr) map[netip.Addr]Way {
 	ways, links := make(map[netip.Addr]Way, len(gateways)), map[int]kernel.Link{}
 	for _, gateway := range gateways {
@@ -33,7 +33,7 @@ func Ways(n *kernel.NS, gateways []netip.Addr) map[netip.Addr]Way {
 	return ways
 }
 
-// way asks the kernel; links are those already read.
+// way asks the kernel for the route to a gateway. links are those already read.
 func way(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 	m, err := n.MatchRoute(gateway)
 	switch {
@@ -56,22 +56,22 @@ func way(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 	return Way{Link: link, OnLink: m.OnLink}
 }
 
-// Apply makes the kernel have what is wanted: it compares with what the kernel has, replaces what differs, and then deletes what carries
-// Protocol and is not wanted. No packet to a peer whose routes stay is lost. What the kernel refuses does not keep the rest from being
-// made: Result names it. An error says that the kernel could not be read, and then nothing is deleted.
+// Apply brings the kernel into the wanted state: it compares, replaces what differs, and then deletes objects with Protocol that are
+// not wanted. Packets to peers whose routes stay are not lost. If the kernel refuses a change, Apply makes the others, and Result
+// names it. An error means that the kernel could not be read; then nothing is deleted.
 func Apply(n *kernel.NS, want Wanted, opt Options) (Result, error) {
 	first, err := apply(n, want, opt)
 	if err != nil || len(first.Failed) == 0 || first.deleted == 0 {
 		return first.Result, err
 	}
-	// What was deleted may have been in the way.
+	// A deleted object may have been in the way.
 	second, err := apply(n, want, opt)
 	second.Changes += first.Changes
 	second.Had, second.Unwanted = first.Had, first.Unwanted
 	return second.Result, err
 }
 
-// Remove deletes everything that carries Protocol, and the tunnel.
+// Remove deletes the tunnel and everything with Protocol.
 func Remove(n *kernel.NS) (changes int, err error) {
 	r, err := Apply(n, Wanted{}, Options{})
 	return r.Changes, errors.Join(append(slices.Collect(maps.Values(r.Failed)), r.Other, err)...)
@@ -83,10 +83,10 @@ type pass struct {
 	n       *kernel.NS
 	opt     Options
 	tunnel  kernel.Link
-	bad     map[uint32]error         // nexthop objects that routes cannot use
-	badHops map[netip.Addr]error     // gateways behind the tunnel that cannot be used
-	had     []kernel.FoundRoute      // with Protocol
-	foreign map[netip.Prefix][]found // routes of other programs, read once they matter
+	bad     map[uint32]error         // nexthop objects that routes cannot use, with the reason
+	badHops map[netip.Addr]error     // gateways behind the tunnel that cannot be used, with the reason
+	had     []kernel.FoundRoute      // existing routes with Protocol
+	foreign map[netip.Prefix][]found // routes of other programs, read on demand
 	deleted int
 }
 
@@ -130,7 +130,7 @@ func apply(n *kernel.NS, want Wanted, opt Options) (*pass, error) {
 	return p, nil
 }
 
-// made counts a change that was made, and passes on why one was not.
+// made counts a successful change, and returns the error of a failed one.
 func (p *pass) made(err error) error {
 	if err == nil {
 		p.Changes++
@@ -138,7 +138,7 @@ func (p *pass) made(err error) error {
 	return err
 }
 
-// sweep deletes something that is not wanted.
+// sweep deletes an unwanted object.
 func (p *pass) sweep(del func() error) {
 	if p.opt.Keep {
 		p.Kept++
@@ -151,7 +151,7 @@ func (p *pass) sweep(del func() error) {
 	p.deleted++
 }
 
-// applyNexthops makes the nexthop objects, and returns the IDs of those that are wanted.
+// applyNexthops creates the nexthop objects, and returns the IDs of the wanted ones.
 func (p *pass) applyNexthops(want Wanted, list []kernel.FoundNexthop) map[uint32]bool {
 	have, wanted := make(map[uint32]kernel.FoundNexthop, len(list)), make(map[uint32]bool, len(want.Nexthops))
 	for _, h := range list {
@@ -172,7 +172,7 @@ func (p *pass) applyNexthop(h kernel.Nexthop, have map[uint32]kernel.FoundNextho
 			return err
 		}
 		if p.tunnel.Index == 0 {
-			return fmt.Errorf("nexthop %d leads through the tunnel, and there is none", h.ID)
+			return fmt.Errorf("nexthop %d needs the tunnel, which does not exist", h.ID)
 		}
 		h.Link = p.tunnel.Index
 	}
@@ -188,7 +188,7 @@ func (p *pass) applyNexthop(h kernel.Nexthop, have map[uint32]kernel.FoundNextho
 	return nil
 }
 
-// place is what tells routes of the main table apart.
+// place is the key of a route in the main table.
 type place struct {
 	dst    netip.Prefix
 	metric int
@@ -199,7 +199,7 @@ func placeOf(r kernel.ProtocolRoute) place {
 	return place{r.Dst, r.Metric}
 }
 
-// applyRoutes makes the routes. It returns the nexthop objects to which routes still refer because the kernel refused their changes.
+// applyRoutes writes the routes. It returns the nexthop objects that routes still use because the kernel refused their change.
 func (p *pass) applyRoutes(want Wanted) (staying map[uint32]bool, err error) {
 	have := make(map[place]found, len(p.had))
 	for _, r := range p.had {
@@ -229,10 +229,10 @@ func (p *pass) applyRoutes(want Wanted) (staying map[uint32]bool, err error) {
 	return staying, nil
 }
 
-// errUnread says that the routes of other programs could not be read.
-var errUnread = errors.New("routes of other programs are not known")
+// errUnread means that the routes of other programs could not be read.
+var errUnread = errors.New("routes of other programs could not be read")
 
-// applyRoute adds a route, or puts it in the place of ours, or of one that is adopted.
+// applyRoute adds a route, or replaces ours or an adopted one.
 func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 	if err := p.readForeign(); err != nil {
 		return err
@@ -246,7 +246,7 @@ func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 		case slices.Contains(p.opt.Adopt, f.Protocol) && (r.Nexthop != 0 || inPlace):
 			adopted = append(adopted, f)
 			replace = replace || inPlace
-		case inPlace, r.Nexthop != 0 && f.Metric < r.Metric: // which wins the packets
+		case inPlace, r.Nexthop != 0 && f.Metric < r.Metric: // the metric decides
 			conflicts = append(conflicts, p.n.Describe(f))
 		}
 	}
@@ -260,7 +260,7 @@ func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 	}
 	err := p.made(set(r, Protocol))
 	if !replace && errors.Is(err, fs.ErrExist) {
-		p.Conflicts[r.Dst] = r.Dst.String() + ", which another program added just now"
+		p.Conflicts[r.Dst] = r.Dst.String() + ", which another program has just added"
 		return nil
 	}
 	if err != nil {
@@ -272,7 +272,7 @@ func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 	return p.takeOver(adopted, r, ours)
 }
 
-// takeOver deletes routes that are adopted, once ours is there. One of them went with the replacement.
+// takeOver deletes adopted routes once ours is in place. The replacement has removed one of them.
 func (p *pass) takeOver(adopted []found, r kernel.ProtocolRoute, ours bool) error {
 	replaced := ours
 	for _, f := range adopted {
@@ -287,7 +287,8 @@ func (p *pass) takeOver(adopted []found, r kernel.ProtocolRoute, ours bool) erro
 	return nil
 }
 
-// readForeign reads the routes of other programs. It costs as much as there are, so it waits until a route has to be added or replaced.
+// readForeign reads the routes of other programs. The cost grows with their number, so it waits until a route must be added or
+// replaced.
 func (p *pass) readForeign() error {
 	if p.foreign != nil {
 		return nil
@@ -305,14 +306,14 @@ func (p *pass) readForeign() error {
 	return nil
 }
 
-// findInside finds routes of other programs to a part of a peer's podCIDR, which win the packets.
+// findInside finds routes of other programs to a part of a peer's podCIDR: being more specific, they take its packets.
 func (p *pass) findInside(want Wanted) error {
 	if err := p.readForeign(); err != nil {
 		return err
 	}
 	wanted, lengths := map[netip.Prefix]bool{}, map[bool][]int{}
 	for _, r := range want.Routes {
-		if is4 := r.Dst.Addr().Is4(); r.Nexthop != 0 { // not the own podCIDR, which has routes to pods
+		if is4 := r.Dst.Addr().Is4(); r.Nexthop != 0 { // the own podCIDR is skipped, because it has routes to pods
 			wanted[r.Dst] = true
 			if !slices.Contains(lengths[is4], r.Dst.Bits()) {
 				lengths[is4] = append(lengths[is4], r.Dst.Bits())
@@ -325,7 +326,7 @@ func (p *pass) findInside(want Wanted) error {
 			if whole := netip.PrefixFrom(dst.Addr(), bits).Masked(); bits < dst.Bits() && wanted[whole] {
 				text := p.n.Describe(routes[0])
 				if there := p.Inside[whole]; there != "" && there < text {
-					text = there // one is enough, always the same
+					text = there // one is enough, but always the same
 				}
 				p.Inside[whole] = text
 			}
@@ -334,7 +335,7 @@ func (p *pass) findInside(want Wanted) error {
 	return nil
 }
 
-// sweepRoutes deletes the routes that are not wanted.
+// sweepRoutes deletes the unwanted routes.
 func (p *pass) sweepRoutes(want Wanted) {
 	wanted := make(map[place]bool, len(want.Routes))
 	for _, r := range want.Routes {

@@ -20,8 +20,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestFaultRoutes: Apply fails or is killed at each of its changes, from nothing, between two states, and back to nothing. The next Apply
-// makes the same as one without a fault. What is foreign stays.
+// TestFaultRoutes checks that after a failure or kill at each change of Apply, the next Apply reaches the same state as one without a
+// fault: from no routes, between two states, and back to none. Foreign objects stay.
 func TestFaultRoutes(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).join(l, "eth0", 1)
@@ -48,7 +48,7 @@ func TestFaultRoutes(t *testing.T) {
 	}
 }
 
-// faults brings about each fault on the way from one state to another.
+// faults causes each fault once on the way from one state to another.
 func (n labNode) faults(from, to Wanted, injected string) {
 	n.apply(Wanted{}, Options{})
 	n.apply(from, Options{})
@@ -72,7 +72,7 @@ func (n labNode) faults(from, to Wanted, injected string) {
 	}
 }
 
-// applyWith runs Apply in a process of its own with a fault, and returns the changes to which it came.
+// applyWith runs Apply with a fault in a child process, and returns the changes that it reached.
 func (n labNode) applyWith(injected string, want Wanted) (moments []string) {
 	n.Helper()
 	text, err := json.Marshal(want)

@@ -19,8 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// monitor returns a function that counts what the kernel told of changes of links, routes, nexthop objects and neighbours since the last
-// call.
+// monitor returns a function that counts the kernel's events about links, routes, nexthop objects and neighbours since the last call.
 func (n labNode) monitor() (changes func() int) {
 	n.Helper()
 	fd := -1
@@ -53,14 +52,14 @@ func (n labNode) monitor() (changes func() int) {
 	}
 }
 
-// resolves reports whether a message tells of a neighbour that the kernel itself looks for or forgets.
+// resolves reports whether an event is about a neighbour that the kernel itself resolves or forgets.
 func resolves(message []byte) bool {
 	kind, body := binary.NativeEndian.Uint16(message[4:]), message[unix.SizeofNlMsghdr:]
 	return (kind == unix.RTM_NEWNEIGH || kind == unix.RTM_DELNEIGH) && binary.NativeEndian.Uint16(body[8:])&unix.NUD_PERMANENT == 0
 }
 
-// TestApply: what is wanted is there, packets arrive, the same again changes nothing, what is not wanted goes, and Remove leaves what was
-// there before.
+// TestApply checks that the wanted state is made, that packets arrive, that a second Apply changes nothing, that unwanted objects are
+// deleted, and that Remove restores the initial state.
 func TestApply(t *testing.T) {
 	l := newLAN(t, 2)
 	a, b := newNode(t).join(l, "eth0", 1), newNode(t).join(l, "eth0", 2).withPods(2)
@@ -108,7 +107,7 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// foreign gives a node what other programs may have.
+// foreign gives a node objects of other programs.
 func (n labNode) foreign() {
 	n.Helper()
 	n.run(func() error {
@@ -124,7 +123,8 @@ func (n labNode) foreign() {
 
 func holds(s *sandbox.Snapshot, part string) bool { return strings.Contains(s.String(), part) }
 
-// TestConflicts: routes of other programs to a podCIDR stay, are named as ip-route(8) prints them, and all others are made.
+// TestConflicts checks that routes of other programs to a podCIDR stay and are reported as ip-route(8) prints them, and that all other
+// routes are made.
 func TestConflicts(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).join(l, "eth0", 1)
@@ -154,7 +154,7 @@ func TestConflicts(t *testing.T) {
 	a.unchanged(before)
 }
 
-// TestInside: a route of another program to a part of a podCIDR is found when that is asked for. Routes to pods of this node are not.
+// TestInside checks that a foreign route to a part of a podCIDR is found on request. Routes to pods of this node do not count.
 func TestInside(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).join(l, "eth0", 1)
@@ -172,7 +172,7 @@ func TestInside(t *testing.T) {
 	kerneltest.Must(t, err)
 }
 
-// TestForeignNexthop: a nexthop object of another program with our ID stays, and the routes through it alone fail.
+// TestForeignNexthop checks that a foreign nexthop object with our ID stays, and that only the routes through it fail.
 func TestForeignNexthop(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).join(l, "eth0", 1)
@@ -189,16 +189,17 @@ func TestForeignNexthop(t *testing.T) {
 	a.unchanged(before)
 }
 
-// TestFailedAlone: what the kernel refuses is named, keeps what was there, and keeps nothing else from being made.
+// TestFailedAlone checks that a change that the kernel refuses is reported, leaves the previous state, and does not prevent other
+// changes.
 func TestFailedAlone(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).join(l, "eth0", 1)
 	a.apply(a.direct(l, 2, 3), Options{})
 	want := a.direct(l, 2, 3, 4)
 	want.Nexthops[0].Gateway = netip.MustParseAddr("198.51.100.1") // on no link
-	want.Nexthops[2].ID, want.Routes[2].Nexthop = 99, 99           // of the third node, a new object that cannot be made
+	want.Nexthops[2].ID, want.Routes[2].Nexthop = 99, 99           // a new object for the third node, which the kernel refuses
 	want.Nexthops[2].Gateway = netip.MustParseAddr("198.51.100.2")
-	want.Routes[5].Nexthop = nexthopID(4, false) // IPv6 by an IPv4 gateway
+	want.Routes[5].Nexthop = nexthopID(4, false) // IPv6 through an IPv4 gateway
 	r, err := Apply(a.ns, want, Options{})
 	kerneltest.Must(t, err)
 	for _, dst := range []netip.Prefix{cidr(2, false), cidr(3, false), cidr(4, true)} {
@@ -222,8 +223,8 @@ func TestFailedAlone(t *testing.T) {
 	}
 }
 
-// TestFamilyOfGateway: a podCIDR of IPv4 goes through a gateway of IPv6, and back to one of IPv4 by the same nexthop object, in one Apply,
-// also while a route of IPv6 that is no longer wanted refers to it.
+// TestFamilyOfGateway checks that one Apply moves an IPv4 podCIDR to an IPv6 gateway and back with the same nexthop object, also while
+// an unwanted IPv6 route uses that object.
 func TestFamilyOfGateway(t *testing.T) {
 	l := newLAN(t, 2)
 	a, _ := newNode(t).join(l, "eth0", 1), newNode(t).join(l, "eth0", 2).withPods(2)
@@ -240,7 +241,7 @@ func TestFamilyOfGateway(t *testing.T) {
 	}
 }
 
-// TestLinkDown: the kernel takes routes and nexthop objects with the link; one Apply brings all back.
+// TestLinkDown checks that one Apply restores the routes and nexthop objects that the kernel removed with the link.
 func TestLinkDown(t *testing.T) {
 	l := newLAN(t, 2)
 	a, _ := newNode(t).join(l, "eth0", 1), newNode(t).join(l, "eth0", 2).withPods(2)
@@ -254,7 +255,7 @@ func TestLinkDown(t *testing.T) {
 		t.Errorf("down: %+v, %v", r, err)
 	}
 	a.setUp("eth0", true)
-	a.run(func() error { return addAddress("eth0", "fd00:2::1/64") }) // the kernel takes these too
+	a.run(func() error { return addAddress("eth0", "fd00:2::1/64") }) // the kernel removes these too
 	if r := a.apply(want, Options{}); r.Changes != 8 {
 		t.Errorf("up: %+v", r)
 	}
@@ -262,7 +263,7 @@ func TestLinkDown(t *testing.T) {
 	a.reaches(podAddress(2, true), true)
 }
 
-// TestWays: the link and whether the address is on it; what has no way says why.
+// TestWays checks the link of each address and whether the address is on it, or the reason if there is none.
 func TestWays(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).join(l, "eth0", 1)

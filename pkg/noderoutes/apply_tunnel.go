@@ -12,7 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// applyTunnel makes the tunnel and its entries. The function that it returns deletes what is not wanted, once no route needs it.
+// applyTunnel creates the tunnel and its entries. It returns a function that deletes unwanted entries, to be called once no route
+// needs them.
 func (p *pass) applyTunnel(want Wanted) (sweep func(), err error) {
 	if want.Tunnel == nil {
 		return p.sweepTunnels()
@@ -46,7 +47,7 @@ func (p *pass) applyTunnel(want Wanted) (sweep func(), err error) {
 	return func() { p.sweepEntries(*want.Tunnel, neighbours, remotes) }, nil
 }
 
-// applyTunnelAddresses gives the tunnel its addresses. Others are deleted before: the kernel would prefer them, as the older ones.
+// applyTunnelAddresses sets the addresses of the tunnel. It deletes unwanted ones first, because the kernel prefers older addresses.
 func (p *pass) applyTunnelAddresses(wanted []netip.Addr) error {
 	have, err := p.n.Addresses(p.tunnel)
 	if err != nil {
@@ -85,7 +86,7 @@ func (p *pass) applyTunnelPeer(peer kernel.TunnelPeer, neighbours map[netip.Addr
 	}
 }
 
-// sweepEntries deletes the neighbours and the forwarding entries of peers that are gone.
+// sweepEntries deletes the neighbours and forwarding entries of peers that are gone.
 func (p *pass) sweepEntries(tunnel Tunnel, neighbours map[netip.Addr]string, remotes map[string][]netip.Addr) {
 	wantedHops, wantedMACs := map[netip.Addr]bool{}, map[string]bool{}
 	for _, peer := range tunnel.Peers {
@@ -113,7 +114,7 @@ func (p *pass) sweepEntries(tunnel Tunnel, neighbours map[netip.Addr]string, rem
 	}
 }
 
-// sweepTunnels deletes the tunnel when none is wanted.
+// sweepTunnels deletes the tunnel if none is wanted.
 func (p *pass) sweepTunnels() (sweep func(), err error) {
 	all, err := p.n.VXLANs()
 	if err != nil {

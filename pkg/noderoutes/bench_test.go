@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// bigNode is a node and what it wants for a number of peers with two podCIDRs each.
+// bigNode is a node and the wanted state for a number of peers with two podCIDRs each.
 type bigNode struct {
 	labNode
 	peers    int
@@ -61,8 +61,8 @@ func newBig(b *testing.B, peers int, tunnel bool) bigNode {
 	return n
 }
 
-// BenchmarkApply measures the start of a node, a comparison that changes nothing, and one peer that changes its addresses, with peers of
-// two families. Of the start, Ways are a part.
+// BenchmarkApply measures the start of a node, a comparison without changes, and a peer that changes its addresses, with peers of both
+// families. Ways counts as a part of the start.
 func BenchmarkApply(b *testing.B) {
 	for _, peers := range []int{1000, 5000} {
 		for _, tunnel := range []bool{false, true} {

@@ -8,23 +8,23 @@ import (
 	"slices"
 )
 
-// claims holds which podCIDRs and addresses belong to which node. CIDRs overlap only if one holds the other, so that one lookup for each
-// prefix length that occurs tells: two of them in most clusters.
+// claims maps podCIDRs and addresses to their nodes. CIDRs overlap only if one contains the other, so one lookup for each prefix
+// length in use finds an overlap. Most clusters use two lengths.
 type claims struct {
 	cfg       Config
 	self      Self
-	lengths   map[bool][]int           // the lengths of all podCIDRs of IPv4 (true) and IPv6
-	covers    map[netip.Prefix]address // the prefixes of these lengths that hold the address of a node: the oldest one
-	podCIDRs  map[netip.Prefix]string  // by podCIDR, the node that has it
-	holds     map[netip.Prefix]podCIDR // the larger prefixes of these lengths that hold the podCIDR of a node
-	addresses map[netip.Addr]string    // by address that leads to podCIDRs, the node that has it
+	lengths   map[bool][]int           // lengths of all podCIDRs; true is IPv4
+	covers    map[netip.Prefix]address // prefixes of these lengths that contain an address of a node, and the oldest such node
+	podCIDRs  map[netip.Prefix]string  // the node of each podCIDR
+	holds     map[netip.Prefix]podCIDR // larger prefixes of these lengths that contain the podCIDR of a node
+	addresses map[netip.Addr]string    // the node of each address that leads to podCIDRs
 }
 
 type (
 	address struct {
 		addr netip.Addr
 		node string
-		age  int // the place of the node among all; -1: this node
+		age  int // index of the node among all, oldest first; -1: this node
 	}
 	podCIDR struct {
 		prefix netip.Prefix
@@ -32,8 +32,8 @@ type (
 	}
 )
 
-// newClaims needs all nodes, the oldest first, and which one this node is. Of this node all addresses count, of each other those that lead
-// to it: its kubelet could name any number of others, and so refuse the podCIDRs of all nodes.
+// newClaims takes all nodes, the oldest first, and the index of this node. Of other nodes it uses only the addresses that routes lead
+// to: a kubelet could list any number of foreign addresses, and so block the podCIDRs of all nodes.
 func newClaims(all []checked, own int, self Self, cfg Config) *claims {
 	c := &claims{cfg: cfg, self: self, lengths: map[bool][]int{}, covers: map[netip.Prefix]address{},
 		podCIDRs: make(map[netip.Prefix]string, 2*len(all)), holds: map[netip.Prefix]podCIDR{},
@@ -55,7 +55,7 @@ func newClaims(all []checked, own int, self Self, cfg Config) *claims {
 	return c
 }
 
-// cover notes the prefixes that hold an address of a node, unless an older one has them.
+// cover stores the prefixes that contain an address of a node, unless an older node has them.
 func (c *claims) cover(addresses []netip.Addr, node string, age int) {
 	for _, a := range addresses {
 		for _, bits := range c.lengths[a.Is4()] {
@@ -67,7 +67,7 @@ func (c *claims) cover(addresses []netip.Addr, node string, age int) {
 	}
 }
 
-// peers returns what is known of the podCIDRs of another node, whose place among all is age.
+// peers returns the podCIDRs of another node, whose index among all is age.
 func (c *claims) peers(n checked, age int, older bool) (peers []Peer) {
 	for _, fault := range n.faults {
 		peers = append(peers, Peer{Name: n.name, State: Refused, Reason: fault})
@@ -83,13 +83,13 @@ func (c *claims) peers(n checked, age int, older bool) (peers []Peer) {
 	return peers
 }
 
-// claim gives a podCIDR to a node, or tells why not.
+// claim assigns a podCIDR to a node, or returns why it cannot.
 func (c *claims) claim(p netip.Prefix, n checked, age int, older bool) (State, string) {
 	for _, own := range c.self.PodCIDRs {
 		if own.Overlaps(p) {
 			reason := fmt.Sprintf("overlaps podCIDR %s of this node", own)
 			if older {
-				reason += "; that node is older, so the other nodes send there and not here"
+				reason += "; that node is older, so the other nodes send to it and not to this one"
 			}
 			return Conflict, reason
 		}
@@ -120,7 +120,7 @@ func (c *claims) claim(p netip.Prefix, n checked, age int, older bool) (State, s
 	return "", ""
 }
 
-// held returns an address within the podCIDR of a node: that of an older one, or its own.
+// held returns an address within the node's podCIDR that belongs to an older node or to itself.
 func (c *claims) held(p netip.Prefix, n checked, age int) (a address, ok bool) {
 	if a, ok = c.covers[p]; ok && a.age < age {
 		return a, true
@@ -131,8 +131,8 @@ func (c *claims) held(p netip.Prefix, n checked, age int) (a address, ok bool) {
 	return address{}, false
 }
 
-// gateway sets the addresses of a peer: one of the podCIDR's family where the node has it. IPv4 goes through an IPv6 gateway as well, IPv6
-// through an IPv4 one only in the tunnel.
+// gateway sets the addresses of a peer: one of the podCIDR's family if the node has it. IPv4 can also use an IPv6 gateway; IPv6 can
+// use an IPv4 gateway only through the tunnel.
 func (c *claims) gateway(p *Peer, n checked) {
 	is4 := p.PodCIDR.Addr().Is4()
 	tunnel := c.cfg.OffLink == OffLinkVXLAN
@@ -160,7 +160,7 @@ func (c *claims) gateway(p *Peer, n checked) {
 	}
 }
 
-// taken gives an address to a node, or tells why not.
+// taken assigns an address to a node, or returns why it cannot.
 func (c *claims) taken(a netip.Addr, node string) (reason string) {
 	owner, taken := c.addresses[a]
 	own := slices.IndexFunc(c.self.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })

@@ -9,11 +9,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestClaims: of two nodes that claim the same, the older keeps it, and each other is named.
+// TestClaims checks that of two nodes with the same claim the older one keeps it, and that the younger one's error names it.
 func TestClaims(t *testing.T) {
 	const reason = ", which is older"
 	twin := node("b", 2, "10.1.2.0/24", "192.0.2.3")
-	twin.UID = "a" // before "uid-a"
+	twin.UID = "a" // sorts before "uid-a"
 	for _, c := range []struct {
 		what  string
 		nodes []Node
@@ -35,14 +35,14 @@ func TestClaims(t *testing.T) {
 			[]row{{"a", "10.1.0.0/24", "", "conflict", "overlaps podCIDR 10.1.0.0/24 of this node"}}},
 		{"this node's podCIDR, by an older", []Node{node("a", 1, "10.1.0.0/25", "192.0.2.2")},
 			[]row{{"a", "10.1.0.0/25", "", "conflict",
-				"overlaps podCIDR 10.1.0.0/24 of this node; that node is older, so the other nodes send there and not here"}}},
+				"overlaps podCIDR 10.1.0.0/24 of this node; that node is older, so the other nodes send to it and not to this one"}}},
 		{"holds this node's address", []Node{node("a", 1, "192.0.2.0/29", "198.51.100.2")},
 			[]row{{"a", "192.0.2.0/29", "", "refused", `holds the address 192.0.2.1 of node "self"`}}},
 		{"holds another's address, although that is refused",
 			[]Node{node("a", 2, "198.51.100.0/24", "192.0.2.2"), node("b", 1, "::/0", "198.51.100.7")},
 			[]row{{"a", "198.51.100.0/24", "", "refused", `holds the address 198.51.100.7 of node "b"`},
-				{"b", "", "", "refused", "podCIDR ::/0 is all addresses of its family"}}},
-		{"a younger node has addresses in podCIDRs of others", []Node{node("a", 1, "10.1.2.0/24", "192.0.2.2"),
+				{"b", "", "", "refused", "podCIDR ::/0 covers all addresses of its family"}}},
+		{"a younger node has addresses in podCIDRs of other nodes", []Node{node("a", 1, "10.1.2.0/24", "192.0.2.2"),
 			node("b", 2, "10.1.3.0/24", "192.0.2.3"), node("c", 3, "10.1.4.0/24 fd00:4::/64", "10.1.2.7 10.1.3.7 2001:db8::4")},
 			[]row{{"a", "10.1.2.0/24", "192.0.2.2", "", ""}, {"b", "10.1.3.0/24", "192.0.2.3", "", ""},
 				{"c", "10.1.4.0/24", "", "refused", `its address 10.1.2.7 is in podCIDR 10.1.2.0/24 of node "a"` + reason},

@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// clusterCIDRs returns the CIDRs of all pods: those of the configuration, or else the podCIDRs of all nodes. advice says what to do when
-// they are too many for the file.
+// clusterCIDRs returns the CIDRs of all pods: those of the configuration, or the podCIDRs of all nodes. advice is the remedy if they
+// are too many for the file.
 func clusterCIDRs(configured, podCIDRs []netip.Prefix) (cidrs []netip.Prefix, advice []Advice) {
 	if len(configured) > 0 {
 		advice = adviseClusterCIDRs(configured, podCIDRs)
@@ -32,14 +32,13 @@ func MergeCIDRs(a, b []netip.Prefix) []netip.Prefix {
 	return all[:min(len(all), nodefile.MaxClusterCIDRs)]
 }
 
-// merge sorts CIDRs, leaves out those within others, and joins two that are the halves of one. It never covers an address that was not
-// covered before.
+// merge sorts CIDRs, drops those within others, and joins the two halves of a larger one. It covers exactly the same addresses.
 func merge(cidrs []netip.Prefix) (merged []netip.Prefix) {
 	cidrs = slices.Clone(cidrs)
 	slices.SortFunc(cidrs, netip.Prefix.Compare)
 	for _, p := range cidrs {
 		p = p.Masked()
-		if n := len(merged); n > 0 && merged[n-1].Overlaps(p) { // the larger one comes first
+		if n := len(merged); n > 0 && merged[n-1].Overlaps(p) { // the larger one sorts first
 			continue
 		}
 		merged = append(merged, p)

@@ -21,13 +21,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if path := os.Getenv(applierEnv); path != "" { // a process that a test started inside the sandbox
+	if path := os.Getenv(applierEnv); path != "" { // a child process that a test started inside the sandbox
 		os.Exit(applier(path))
 	}
 	kerneltest.Main(m)
 }
 
-// applierEnv names the namespace in which a process of this binary applies what it reads from its standard input.
+// applierEnv names the namespace in which a child process applies the state that it reads from stdin.
 const applierEnv = "NODEROUTES_APPLY_IN"
 
 func applier(path string) (exit int) {
@@ -92,14 +92,14 @@ func newNode(t testing.TB) labNode {
 	kerneltest.Must(t, err)
 	t.Cleanup(func() { ns.Close(); f.Close() })
 	kerneltest.Must(t, ns.Set(kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"}, kernel.Sysctl{Path: "ipv6/conf/all/forwarding", Value: "1"},
-		// For packets of others the kernel asks for neighbours from its link-local address, once that is no longer tentative.
+		// For forwarded packets the kernel asks for neighbours from its link-local address, which must not be tentative.
 		kernel.Sysctl{Path: "ipv6/conf/default/accept_dad", Value: "0"}))
 	n := labNode{t, pod, ns}
 	n.run(func() error { return netlink.LinkSetUp(mustLink("lo")) })
 	return n
 }
 
-// join connects a node to a LAN with the addresses .id, and more addresses of the LAN.
+// join connects a node to a LAN with the addresses .id and further addresses of the LAN.
 func (n labNode) join(l lan, link string, ids ...int) labNode {
 	n.Helper()
 	f, err := os.Open(n.pod.Path)
@@ -108,7 +108,7 @@ func (n labNode) join(l lan, link string, ids ...int) labNode {
 	host := fmt.Sprintf("nr%d-%d", l.number, ids[0])
 	_, err = l.host.AddVeth(kernel.Veth{Host: host, Pod: link, Netns: f, Master: l.bridge.Index})
 	kerneltest.Must(n, err)
-	n.Cleanup(func() { _ = l.host.DelLink(host) }) // it goes with the namespace too
+	n.Cleanup(func() { _ = l.host.DelLink(host) }) // it also disappears with the namespace
 	side, _, err := l.host.Link(host)
 	kerneltest.Must(n, err, l.host.SetUp(side))
 	n.run(func() error {
@@ -126,7 +126,7 @@ func (n labNode) join(l lan, link string, ids ...int) labNode {
 	return n
 }
 
-// address returns that of a node of the LAN.
+// address returns the address of a node of the LAN.
 func (l lan) address(id int, v6 bool) netip.Addr {
 	if v6 {
 		return netip.MustParseAddr(fmt.Sprintf("fd00:%d::%x", l.number, id))
@@ -171,7 +171,7 @@ func (n labNode) link(name string) kernel.Link {
 	return l
 }
 
-// apply is Apply without errors or anything refused. What it says that the kernel has is what a dump says.
+// apply is Apply that must succeed completely. It compares the reported number of routes with a dump.
 func (n labNode) apply(want Wanted, opt Options) Result {
 	n.Helper()
 	r, err := Apply(n.ns, want, opt)
@@ -185,12 +185,12 @@ func (n labNode) apply(want Wanted, opt Options) Result {
 		has[route.Dst.Addr().Is4()]++
 	}
 	if r.Has[true] != has[true] || r.Has[false] != has[false] {
-		n.Errorf("the kernel has %v routes, told are %v", has, r.Has)
+		n.Errorf("the kernel has %v routes, Apply reported %v", has, r.Has)
 	}
 	return r
 }
 
-// snapshot is what the namespace has.
+// snapshot returns the state of the namespace.
 func (n labNode) snapshot() *sandbox.Snapshot {
 	n.Helper()
 	var s *sandbox.Snapshot
@@ -198,7 +198,7 @@ func (n labNode) snapshot() *sandbox.Snapshot {
 	return s
 }
 
-// unchanged reports what differs from a snapshot.
+// unchanged reports differences from a snapshot.
 func (n labNode) unchanged(before *sandbox.Snapshot) {
 	n.Helper()
 	for _, line := range sandbox.Diff(before, n.snapshot()) {
@@ -214,7 +214,7 @@ func mustLink(name string) netlink.Link {
 	return l
 }
 
-// addAddress adds an address to a link of the namespace that the caller is in.
+// addAddress adds an address to a link of the caller's namespace.
 func addAddress(link, prefix string) error {
 	a, err := netlink.ParseAddr(prefix)
 	if err != nil {
@@ -236,7 +236,7 @@ func route(link, dst, via string, protocol, metric int) error {
 		Protocol: netlink.RouteProtocol(protocol), Priority: metric})
 }
 
-// direct wants the podCIDRs of nodes of a LAN, through eth0.
+// direct returns the wanted state for the podCIDRs of nodes of a LAN, through eth0.
 func (n labNode) direct(l lan, ids ...int) (want Wanted) {
 	link := n.link("eth0").Index
 	for _, id := range ids {

@@ -10,12 +10,12 @@ import (
 	"strings"
 )
 
-// Peers checks the objects of all nodes, this one's among them. It returns the podCIDRs of the others with the address that leads to each,
-// sorted by name and podCIDR; those that cannot be used have a State and a Reason. The order of nodes does not matter. An error means that
-// this node's own object is absent or cannot be used.
+// Peers checks the objects of all nodes, including this one. It returns the podCIDRs of the other nodes with the address that leads to
+// each, sorted by name and podCIDR; unusable ones have a State and a Reason. The order of nodes does not matter. An error means that
+// this node's own object is missing or unusable.
 //
-// Where two nodes claim the same podCIDR or address, or the podCIDR of one holds the address that leads to the other, the older one keeps
-// it (creationTimestamp, then UID). This node's own podCIDRs always stay with this node: its pods have their addresses.
+// If two nodes claim the same podCIDR or address, or if the podCIDR of one contains the address that leads to the other, the older
+// node keeps it (creationTimestamp, then UID). This node always keeps its own podCIDRs, because its pods use their addresses.
 func Peers(nodes []Node, cfg Config) (Self, []Peer, error) {
 	nodes = slices.Clone(nodes)
 	slices.SortFunc(nodes, byAge)
@@ -67,14 +67,14 @@ func byName(a, b Peer) int {
 	return cmp.Or(a.PodCIDR.Compare(b.PodCIDR), strings.Compare(a.Reason, b.Reason))
 }
 
-// checked is a node object whose texts are parsed.
+// checked is a parsed node object.
 type checked struct {
 	name      string
 	podCIDRs  []netip.Prefix
-	addresses []netip.Addr // each that is one, for overlaps with the node's own podCIDRs
-	usable    []netip.Addr // those of addressCIDRs that a route can lead to, in their order
-	faults    []string     // why podCIDRs are left out
-	noAddress string       // why there is no usable address, or no further one
+	addresses []netip.Addr // all valid addresses, for overlaps with the node's own podCIDRs
+	usable    []netip.Addr // addresses in addressCIDRs that a route can lead to, in their order
+	faults    []string     // why podCIDRs were dropped
+	noAddress string       // why there is no usable address, or no second one
 }
 
 func check(n Node, cfg Config) checked {
@@ -110,7 +110,7 @@ func check(n Node, cfg Config) checked {
 	return c
 }
 
-// unusable tells why no route can lead to the address of a node, or returns "".
+// unusable returns why no route can lead to the address of a node, or "".
 func unusable(a netip.Addr, err error, within []netip.Prefix) string {
 	switch {
 	case err != nil:
@@ -127,7 +127,7 @@ func unusable(a netip.Addr, err error, within []netip.Prefix) string {
 	return ""
 }
 
-// broadcast tells of which subnet of this node's links an address is the broadcast address or the network's own, or returns "".
+// broadcast returns the subnet of this node's links whose broadcast address or network address it is, or "".
 func broadcast(a netip.Addr, connected []netip.Prefix) string {
 	for _, s := range connected {
 		if !a.Is4() || !s.Addr().Is4() || s.Bits() > 30 || !s.Contains(a) {
@@ -150,7 +150,7 @@ func (c checked) first(is4 bool) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// leading returns the addresses that routes to the node can lead to: the first usable one of each family.
+// leading returns the addresses that routes to the node can use: the first usable one of each family.
 func (c checked) leading() (list []netip.Addr) {
 	for _, is4 := range []bool{true, false} {
 		if a, ok := c.first(is4); ok {
@@ -160,29 +160,29 @@ func (c checked) leading() (list []netip.Addr) {
 	return list
 }
 
-// SelfError says why this node's own object cannot be used, and what an administrator can do.
+// SelfError says why this node's own object is unusable, and the remedy.
 type SelfError struct{ Why, Do string }
 
 // Error returns the reason.
 func (e *SelfError) Error() string { return e.Why }
 
-// self returns what the object of this node says. It must be right as a whole: all podCIDRs go into node.json.
+// self returns the content of this node's object. All of it must be valid, because all podCIDRs go into node.json.
 func (c checked) self() (s Self, err *SelfError) {
 	if len(c.faults) > 0 {
 		return Self{}, &SelfError{c.faults[0], "kube-controller-manager gives podCIDRs with --allocate-node-cidrs and --cluster-cidr; " +
-			"a Node object gets others when it is deleted and its kubelet is restarted"}
+			"to get others, delete the Node object and restart its kubelet"}
 	}
 	if s.Addresses = c.leading(); len(s.Addresses) == 0 {
 		do := "give the kubelet the node's address by --node-ip"
 		if len(c.addresses) > 0 {
-			do = "correct addressCIDRs in the configuration so that they hold an InternalIP of each node, or give the kubelet another --node-ip"
+			do = "correct addressCIDRs in the configuration so that they contain an InternalIP of each node, or give the kubelet another --node-ip"
 		}
 		return Self{}, &SelfError{c.noAddress, do}
 	}
 	for _, p := range c.podCIDRs {
 		for _, a := range c.addresses {
 			if p.Contains(a) {
-				return Self{}, &SelfError{fmt.Sprintf("podCIDR %s holds the node's own address %s", p, a), "choose a --cluster-cidr of " +
+				return Self{}, &SelfError{fmt.Sprintf("podCIDR %s contains the node's own address %s", p, a), "choose a --cluster-cidr of " +
 					"kube-controller-manager that does not overlap the network of the nodes, delete the Node object and restart its kubelet"}
 			}
 		}
@@ -191,7 +191,7 @@ func (c checked) self() (s Self, err *SelfError) {
 	return s, nil
 }
 
-// notForPods returns the ranges that no pod can have an address of.
+// notForPods returns the ranges that pods cannot use.
 func notForPods() [8]netip.Prefix {
 	v4 := func(a, b byte, bits int) netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{a, b}), bits) }
 	v6 := func(a, b byte, bits int) netip.Prefix {
@@ -202,7 +202,7 @@ func notForPods() [8]netip.Prefix {
 		v6(0, 0, 96), v6(0xfe, 0x80, 10), v6(0xff, 0, 8)} // loopback, link-local, multicast
 }
 
-// parsePodCIDR refuses what no node can give to pods. A route to such a prefix would take other traffic away.
+// parsePodCIDR refuses prefixes that no node can give to pods. A route to such a prefix would divert other traffic.
 func parsePodCIDR(text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	switch {
@@ -213,12 +213,12 @@ func parsePodCIDR(text string) (netip.Prefix, error) {
 	case p != p.Masked():
 		return netip.Prefix{}, fmt.Errorf("podCIDR %s has host bits set: want %s", p, p.Masked())
 	case p.Bits() == 0:
-		return netip.Prefix{}, fmt.Errorf("podCIDR %s is all addresses of its family", p)
+		return netip.Prefix{}, fmt.Errorf("podCIDR %s covers all addresses of its family", p)
 	case p.Addr().BitLen()-p.Bits() < 2:
 		return netip.Prefix{}, fmt.Errorf("podCIDR %s has no room for a gateway and a pod", p)
 	}
 	if r, ok := ForPods(p); !ok {
-		return netip.Prefix{}, fmt.Errorf("podCIDR %s overlaps %s, whose addresses are not for pods", p, r)
+		return netip.Prefix{}, fmt.Errorf("podCIDR %s overlaps %s, which pods cannot use", p, r)
 	}
 	return p, nil
 }

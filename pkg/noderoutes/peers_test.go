@@ -16,7 +16,7 @@ func same() cmp.Options {
 		cmp.Comparer(func(a, b netip.Addr) bool { return a == b })}
 }
 
-// node returns a node object from its name, which day of 2026 it was made on, its podCIDRs and addresses.
+// node returns a node object with a name, a creation day in 2026, podCIDRs and addresses.
 func node(name string, day int, podCIDRs, addresses string) Node {
 	return Node{Name: name, UID: "uid-" + name, Created: time.Date(2026, 1, day, 0, 0, 0, 0, time.UTC), PodCIDRs: strings.Fields(podCIDRs),
 		Addresses: strings.Fields(addresses)}
@@ -24,7 +24,7 @@ func node(name string, day int, podCIDRs, addresses string) Node {
 
 func self() Node { return node("self", 10, "10.1.0.0/24 fd00:1::/64", "192.0.2.1 2001:db8::1") }
 
-// row is a peer without what the case is not about.
+// row is a peer reduced to the fields that the test compares.
 type row struct{ Name, PodCIDR, Gateway, State, Reason string }
 
 func rows(peers []Peer) (list []row) {
@@ -63,35 +63,35 @@ func TestPeers(t *testing.T) {
 			refused("10.1.2.0/24", "the node object has no address of type InternalIP")},
 		{"no CIDR", []Node{node("a", 1, "pods", address)}, refused("", `podCIDR "pods" is no CIDR`)},
 		{"an address", []Node{node("a", 1, "10.1.2.0", address)}, refused("", `podCIDR "10.1.2.0" is no CIDR`)},
-		{"/0", []Node{node("a", 1, "0.0.0.0/0", address)}, refused("", "podCIDR 0.0.0.0/0 is all addresses of its family")},
-		{"::/0", []Node{node("a", 1, "::/0", address)}, refused("", "podCIDR ::/0 is all addresses of its family")},
+		{"/0", []Node{node("a", 1, "0.0.0.0/0", address)}, refused("", "podCIDR 0.0.0.0/0 covers all addresses of its family")},
+		{"::/0", []Node{node("a", 1, "::/0", address)}, refused("", "podCIDR ::/0 covers all addresses of its family")},
 		{"/32", []Node{node("a", 1, "10.1.2.0/32", address)}, refused("", "podCIDR 10.1.2.0/32 has no room for a gateway and a pod")},
 		{"/31", []Node{node("a", 1, "10.1.2.0/31", address)}, refused("", "podCIDR 10.1.2.0/31 has no room for a gateway and a pod")},
 		{"/128", []Node{node("a", 1, "fd00::1/128", address)}, refused("", "podCIDR fd00::1/128 has no room for a gateway and a pod")},
 		{"host bits", []Node{node("a", 1, "10.1.2.3/24", address)}, refused("", "podCIDR 10.1.2.3/24 has host bits set: want 10.1.2.0/24")},
 		{"mapped", []Node{node("a", 1, "::ffff:10.1.2.0/120", address)}, refused("", "podCIDR ::ffff:10.1.2.0/120 is IPv4-mapped")},
 		{"loopback", []Node{node("a", 1, "127.1.0.0/16", address)},
-			refused("", "podCIDR 127.1.0.0/16 overlaps 127.0.0.0/8, whose addresses are not for pods")},
+			refused("", "podCIDR 127.1.0.0/16 overlaps 127.0.0.0/8, which pods cannot use")},
 		{"holds the loopback", []Node{node("a", 1, "126.0.0.0/7", address)},
-			refused("", "podCIDR 126.0.0.0/7 overlaps 127.0.0.0/8, whose addresses are not for pods")},
+			refused("", "podCIDR 126.0.0.0/7 overlaps 127.0.0.0/8, which pods cannot use")},
 		{"link-local", []Node{node("a", 1, "169.254.1.0/24", address)},
-			refused("", "podCIDR 169.254.1.0/24 overlaps 169.254.0.0/16, whose addresses are not for pods")},
+			refused("", "podCIDR 169.254.1.0/24 overlaps 169.254.0.0/16, which pods cannot use")},
 		{"multicast", []Node{node("a", 1, "224.1.0.0/16", address)},
-			refused("", "podCIDR 224.1.0.0/16 overlaps 224.0.0.0/4, whose addresses are not for pods")},
+			refused("", "podCIDR 224.1.0.0/16 overlaps 224.0.0.0/4, which pods cannot use")},
 		{"unspecified", []Node{node("a", 1, "0.0.0.0/24", address)},
-			refused("", "podCIDR 0.0.0.0/24 overlaps 0.0.0.0/8, whose addresses are not for pods")},
-		{"::1", []Node{node("a", 1, "::/120", address)}, refused("", "podCIDR ::/120 overlaps ::/96, whose addresses are not for pods")},
+			refused("", "podCIDR 0.0.0.0/24 overlaps 0.0.0.0/8, which pods cannot use")},
+		{"::1", []Node{node("a", 1, "::/120", address)}, refused("", "podCIDR ::/120 overlaps ::/96, which pods cannot use")},
 		{"link-local IPv6", []Node{node("a", 1, "fe80::/64", address)},
-			refused("", "podCIDR fe80::/64 overlaps fe80::/10, whose addresses are not for pods")},
+			refused("", "podCIDR fe80::/64 overlaps fe80::/10, which pods cannot use")},
 		{"multicast IPv6", []Node{node("a", 1, "ff02::/64", address)},
-			refused("", "podCIDR ff02::/64 overlaps ff00::/8, whose addresses are not for pods")},
+			refused("", "podCIDR ff02::/64 overlaps ff00::/8, which pods cannot use")},
 		{"class E", []Node{node("a", 1, "240.1.2.0/24", address)}, []row{{"a", "240.1.2.0/24", "192.0.2.2", "", ""}}},
 		{"three podCIDRs", []Node{node("a", 1, "10.1.2.0/24 fd00:2::/64 10.1.3.0/24", address)},
 			refused("", `the node object has podCIDRs ["10.1.2.0/24" "fd00:2::/64" "10.1.3.0/24"]: want at most one of each family`)},
 		{"two of a family", []Node{node("a", 1, "10.1.2.0/24 10.1.3.0/24", address)},
 			refused("", `the node object has podCIDRs ["10.1.2.0/24" "10.1.3.0/24"]: want at most one of each family`)},
 		{"one is good", []Node{node("a", 1, "10.1.2.0/24 ::/0", address)},
-			append(refused("", "podCIDR ::/0 is all addresses of its family"), row{"a", "10.1.2.0/24", "192.0.2.2", "", ""})},
+			append(refused("", "podCIDR ::/0 covers all addresses of its family"), row{"a", "10.1.2.0/24", "192.0.2.2", "", ""})},
 		{"a long text", []Node{node("a", 1, strings.Repeat("x", 10<<20), address)},
 			refused("", `podCIDR "`+strings.Repeat("x", 60)+`" is no CIDR`)},
 		{"a long name", []Node{node(strings.Repeat("n", 253), 1, "10.1.2.0/24", address)},
@@ -106,7 +106,7 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// TestPeerAddresses: what no route can lead to is left out.
+// TestPeerAddresses checks that addresses that no route can lead to are dropped.
 func TestPeerAddresses(t *testing.T) {
 	within := []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
 	for _, c := range []struct {
@@ -143,7 +143,7 @@ func TestPeerAddresses(t *testing.T) {
 	}
 }
 
-// TestSelf: this node's own object must be right as a whole.
+// TestSelf checks that this node's own object must be valid as a whole.
 func TestSelf(t *testing.T) {
 	for _, c := range []struct {
 		own  Node
@@ -153,10 +153,10 @@ func TestSelf(t *testing.T) {
 		{node("self", 1, "", "192.0.2.1"), `node "self": the node object has no podCIDRs: does kube-controller-manager run with`},
 		{node("self", 1, "10.1.0.0/24", ""), `node "self": the node object has no address of type InternalIP`},
 		{node("self", 1, "10.1.0.0/24", "127.0.0.1"), `node "self": InternalIP "127.0.0.1" is no unicast address of a node`},
-		{node("self", 1, "10.1.0.0/24 ::/0", "192.0.2.1"), `node "self": podCIDR ::/0 is all addresses of its family`},
-		{node("self", 1, "192.0.2.0/24", "192.0.2.1"), `node "self": podCIDR 192.0.2.0/24 holds the node's own address 192.0.2.1`},
+		{node("self", 1, "10.1.0.0/24 ::/0", "192.0.2.1"), `node "self": podCIDR ::/0 covers all addresses of its family`},
+		{node("self", 1, "192.0.2.0/24", "192.0.2.1"), `node "self": podCIDR 192.0.2.0/24 contains the node's own address 192.0.2.1`},
 		{node("self", 1, "198.51.100.0/24", "192.0.2.1 198.51.100.9"),
-			`node "self": podCIDR 198.51.100.0/24 holds the node's own address 198.51.100.9`},
+			`node "self": podCIDR 198.51.100.0/24 contains the node's own address 198.51.100.9`},
 		{node("self", 1, "10.1.0.0/24 10.2.0.0/24", "192.0.2.1"), `want at most one of each family`},
 	} {
 		if _, _, err := Peers([]Node{c.own, node("a", 1, "10.1.2.0/24", "192.0.2.2")}, Config{Self: "self"}); err == nil ||

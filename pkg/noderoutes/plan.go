@@ -14,16 +14,16 @@ import (
 )
 
 const (
-	// firstNexthop and nexthops are the range of the IDs of nexthop objects.
+	// firstNexthop and nexthops are the ID range of nexthop objects.
 	firstNexthop = 0x50000000
 	nexthops     = 1 << 28
-	// ownMetric makes the route to the own podCIDR the last resort: the connected route of the bridge wins while it is up.
+	// ownMetric makes the route to the own podCIDR the last resort: the connected route of the bridge is preferred while it is up.
 	ownMetric = 32767
 )
 
-// Plan returns what the kernel shall have for the peers that Peers returned, the peers with their states, and what the plugins shall know
-// of the node. ways tells how each Gateway is reached now; those of the own addresses, if there, are the links whose MTU counts even
-// without peers. The output is sorted, and the same for the same input in any order.
+// Plan returns the wanted kernel state for the peers that Peers returned, the peers with their states, and the content of node.json.
+// ways has the present route to each gateway; ways of the node's own addresses give the links whose MTU applies even without peers.
+// The output is sorted, and does not depend on the order of the input.
 func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted, []Peer, nodefile.Node) {
 	peers = slices.Clone(peers)
 	slices.SortFunc(peers, byName)
@@ -58,7 +58,8 @@ func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted,
 	return p.want, peers, node
 }
 
-// oldestFirst returns the order in which peers get IDs and next hops: where two have the same hash, a node that joins moves no other one.
+// oldestFirst returns the order in which peers get IDs and next hops: if two names have the same hash, a node that joins does not move
+// an older one.
 func oldestFirst(peers []Peer) (list []*Peer) {
 	for i := range peers {
 		list = append(list, &peers[i])
@@ -67,7 +68,7 @@ func oldestFirst(peers []Peer) (list []*Peer) {
 	return list
 }
 
-// smaller returns the smaller one of an MTU, 0 for none, and that of the link of a way.
+// smaller returns the smaller of an MTU (0: none) and the MTU of a way's link.
 func smaller(mtu int, way Way) int {
 	if way.MTU == 0 || way.Name == "lo" || mtu != 0 && mtu < way.MTU {
 		return mtu
@@ -78,7 +79,7 @@ func smaller(mtu int, way Way) int {
 type planner struct {
 	cfg    Config
 	ways   map[netip.Addr]Way
-	ids    map[uint32]bool // of nexthop objects, that are taken
+	ids    map[uint32]bool // used IDs of nexthop objects
 	tunnel *tunneler
 	want   Wanted
 }
@@ -86,7 +87,7 @@ type planner struct {
 // route sets the state of a peer, and adds the route to its podCIDR.
 func (p *planner) route(peer *Peer) {
 	way, known := p.ways[peer.Gateway]
-	mixed := peer.PodCIDR.Addr().Is6() && peer.Gateway.Is4() // only the tunnel takes IPv6 over IPv4
+	mixed := peer.PodCIDR.Addr().Is6() && peer.Gateway.Is4() // only the tunnel carries IPv6 over IPv4
 	if known && way.Reason == "" && way.OnLink && !mixed {
 		peer.State = Direct
 		p.add(peer, kernel.Nexthop{Gateway: peer.Gateway, Link: way.Index})
@@ -95,7 +96,7 @@ func (p *planner) route(peer *Peer) {
 	unreachable := !known || way.Reason != ""
 	switch {
 	case unreachable && (p.cfg.OffLink != OffLinkVXLAN || peer.Underlay == peer.Gateway):
-		peer.State, peer.Reason = Refused, cmp.Or(way.Reason, fmt.Sprintf("nothing tells how to reach %s", peer.Gateway))
+		peer.State, peer.Reason = Refused, cmp.Or(way.Reason, fmt.Sprintf("the way to %s is unknown", peer.Gateway))
 	case p.cfg.OffLink == OffLinkFabric:
 		peer.State = Fabric
 	case p.cfg.OffLink == OffLinkVXLAN:
@@ -133,8 +134,8 @@ func hash(name string, is4 bool) uint32 {
 	return h.Sum32()
 }
 
-// podMTU returns the MTU of pods, 0 if it is not known: that of the links to the peers, without what the tunnel adds. It depends on whether
-// there shall be a tunnel, not on whether a peer needs it now: pods keep the MTU that they began with.
+// podMTU returns the MTU of pods, or 0 if it is unknown: that of the links to the peers, less the overhead of the tunnel. It depends
+// on the configured tunnel, and not on whether a peer needs it now, because running pods keep their MTU.
 func (c Config) podMTU(self Self, uplink int) int {
 	if c.MTU != 0 {
 		return c.MTU
@@ -145,5 +146,5 @@ func (c Config) podMTU(self Self, uplink int) int {
 	return min(max(0, uplink), maxMTU)
 }
 
-// maxMTU is what an IP packet can have (IP_MAX_MTU of the kernel), less than a loopback device has.
+// maxMTU is the largest IP packet (IP_MAX_MTU of the kernel). A loopback device has more.
 const maxMTU = 65535

@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// planned runs both steps. Addresses of 192.0.2.0/24 and 2001:db8::/64 share link 2 with this node, 203.0.113.0/24 is nowhere, others are
-// behind a router on link 3.
+// planned runs both steps. 192.0.2.0/24 and 2001:db8::/64 are on link 2 of this node, 203.0.113.0/24 is unreachable, and all other
+// addresses are behind a router on link 3.
 func planned(t *testing.T, cfg Config, nodes ...Node) (Wanted, []Peer, nodefile.Node) {
 	t.Helper()
 	cfg.Self = "self"
@@ -45,7 +45,7 @@ func waysOf(me Self, peers []Peer) map[netip.Addr]Way {
 	return ways
 }
 
-// texts writes routes as ip-route(8) would, with their next hops.
+// texts prints routes with their next hops like ip-route(8).
 func (w Wanted) texts() (lines []string) {
 	hops := map[uint32]kernel.Nexthop{}
 	for _, h := range w.Nexthops {
@@ -106,7 +106,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestReasons: each peer without a route says why.
+// TestReasons checks that each peer without a route has a reason.
 func TestReasons(t *testing.T) {
 	for _, c := range []struct {
 		way    OffLink
@@ -125,7 +125,7 @@ func TestReasons(t *testing.T) {
 	}
 	lost := Peer{Name: "a", PodCIDR: netip.MustParsePrefix("10.1.2.0/24"), Gateway: netip.MustParseAddr("192.0.2.2")}
 	_, peers, _ := Plan(Self{}, []Peer{lost}, nil, Config{})
-	if peers[0].Reason != "nothing tells how to reach 192.0.2.2" {
+	if peers[0].Reason != "the way to 192.0.2.2 is unknown" {
 		t.Errorf("%+v", peers[0])
 	}
 }
@@ -147,14 +147,14 @@ func TestTunnel(t *testing.T) {
 	if diff := cmp.Diff(tunnel, want.Tunnel, same()); diff != "" || file.MTU != 1450 {
 		t.Errorf("MTU %d\n%s", file.MTU, diff)
 	}
-	// IPv6 below: the MAC is a hash.
+	// IPv6 underlay: the MAC is a hash.
 	cfg.AddressCIDRs = []netip.Prefix{netip.MustParsePrefix("2001:db8::/32")}
 	want, _, file = planned(t, cfg, self(), node("b", 1, "10.1.3.0/24", "198.51.100.3 2001:db8:1::3"))
 	if file.MTU != 1430 || want.Tunnel.MTU != 1430 || want.Tunnel.MAC.String() != "0e:1e:03:d7:e1:ca" ||
 		want.Tunnel.Local != addr("2001:db8::1") {
 		t.Errorf("%+v, MTU %d", want.Tunnel, file.MTU)
 	}
-	// Nobody needs it: no device, and the MTU as if somebody did.
+	// No peer needs the tunnel: there is no device, but the MTU leaves room for it.
 	if want, _, file = planned(t, cfg, self(), node("b", 1, "10.1.3.0/24", "2001:db8::3")); want.Tunnel != nil || file.MTU != 8930 {
 		t.Errorf("%+v, MTU %d", want.Tunnel, file.MTU)
 	}
@@ -171,8 +171,8 @@ func hopTo(w Wanted, cidr string) int {
 	return -1
 }
 
-// TestMTU: what the configuration says, else the smallest of the links to the peers. Nothing is known without peers, unless the link with
-// the own address is.
+// TestMTU checks that the MTU is the configured one, or else the smallest of the links to the peers. Without peers it is unknown,
+// unless the link with the own address is known.
 func TestMTU(t *testing.T) {
 	far := node("far", 1, "10.1.3.0/24", "198.51.100.3")
 	near := node("near", 2, "10.1.2.0/24", "192.0.2.2")
@@ -217,7 +217,7 @@ func TestClusterCIDRs(t *testing.T) {
 	}
 }
 
-// TestManyClusterCIDRs: no more than fit, and a word about it.
+// TestManyClusterCIDRs checks that only as many CIDRs are written as fit, with advice.
 func TestManyClusterCIDRs(t *testing.T) {
 	nodes := []Node{node("self", 1, "10.0.0.0/24", "192.0.2.1")}
 	for i := 1; i <= nodefile.MaxClusterCIDRs; i++ {
@@ -229,7 +229,7 @@ func TestManyClusterCIDRs(t *testing.T) {
 	}
 }
 
-// TestCollisions: peers whose names have the same hash get different nexthop IDs and next hops, whichever comes first.
+// TestCollisions checks that peers whose names have the same hash get different nexthop IDs and next hops, in any order.
 func TestCollisions(t *testing.T) {
 	byHash := map[uint32]string{}
 	var names []string
@@ -263,8 +263,8 @@ func TestCollisions(t *testing.T) {
 	}
 }
 
-// TestJoinMovesNothing: a node that joins takes neither the nexthop ID nor the next hop of another one, whichever name comes first: packets
-// to that one would reach the new node meanwhile.
+// TestJoinMovesNothing checks that a node that joins never takes the nexthop ID or next hop of another one, whichever name sorts
+// first: packets to that node would meanwhile reach the new one.
 func TestJoinMovesNothing(t *testing.T) {
 	for what, values := range map[string]uint32{"nexthop ID": nexthops, "next hop": hops4} {
 		byHash := map[uint32]string{}
@@ -287,7 +287,7 @@ func TestJoinMovesNothing(t *testing.T) {
 	}
 }
 
-// TestHopCollision: two peers whose names have the same hash get different next hops.
+// TestHopCollision checks that two peers whose names have the same hash get different next hops.
 func TestHopCollision(t *testing.T) {
 	tunnel := newTunneler(Self{})
 	if a, b := tunnel.hop4("a"), tunnel.hop4("a"); a == b || !netip.MustParsePrefix("169.254.0.0/16").Contains(b) {

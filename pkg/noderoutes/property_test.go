@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// random returns objects of nodes, many of which claim the same.
+// random returns node objects, many of them with the same claims.
 func random(r *rand.Rand) (nodes []Node) {
 	cidrs := []string{"10.1.0.0/24", "10.1.1.0/24", "10.1.0.0/23", "10.1.0.0/25", "10.0.0.0/8", "fd00::/64", "fd00:0:0:1::/64", "fd00::/56",
 		"192.0.2.0/28", "x", "::/0", "10.1.7.0/24", "10.1.8.0/24", "10.1.9.0/24"}
@@ -38,7 +38,7 @@ func random(r *rand.Rand) (nodes []Node) {
 	return nodes
 }
 
-// TestOrder: the order of the nodes does not matter, nor that of the peers.
+// TestOrder checks that the order of nodes and peers does not matter.
 func TestOrder(t *testing.T) {
 	usable := 0
 	for seed := range uint64(3000) {
@@ -66,7 +66,7 @@ type result struct {
 	Err    string
 }
 
-// outcome runs both steps and checks what holds for every input.
+// outcome runs both steps and checks the invariants.
 func outcome(t *testing.T, nodes []Node, cfg Config) result {
 	t.Helper()
 	me, peers, err := Peers(nodes, cfg)
@@ -82,8 +82,8 @@ func outcome(t *testing.T, nodes []Node, cfg Config) result {
 	return result{want, planned, file, ""}
 }
 
-// mustBeSound: a state for each peer, and routes to nothing but accepted podCIDRs, one for each, that hold no address which leads to a
-// node.
+// mustBeSound checks that each peer has a state, and that there is one route for each accepted podCIDR, without an address that leads
+// to a node, and no other route.
 func mustBeSound(t *testing.T, nodes []Node, want Wanted, peers []Peer, me Self) {
 	t.Helper()
 	allowed := map[netip.Prefix]bool{}
@@ -134,7 +134,7 @@ func mustBeSound(t *testing.T, nodes []Node, want Wanted, peers []Peer, me Self)
 	}
 }
 
-// mustCover: the CIDRs of the cluster are the podCIDRs, no address more or less.
+// mustCover checks that the cluster CIDRs cover exactly the podCIDRs.
 func mustCover(t *testing.T, want Wanted, accepted []Peer, file nodefile.Node) {
 	t.Helper()
 	sum := func(cidrs []netip.Prefix) *big.Int {
@@ -187,7 +187,7 @@ func FuzzPlan(f *testing.F) {
 	})
 }
 
-// BenchmarkPlan: 5,000 nodes of both families, all on one link or none.
+// BenchmarkPlan measures 5,000 nodes of both families, all on one link or none.
 func BenchmarkPlan(b *testing.B) {
 	var nodes []Node
 	for i := range 5000 {

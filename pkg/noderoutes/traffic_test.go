@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// reaches reports an error unless an address answers, or does not.
+// reaches reports an error unless an address answers, or unless it does not if want is false.
 func (n labNode) reaches(to netip.Addr, want bool) {
 	n.Helper()
 	seen, err := meter.Ping(n.Context(), meter.Flow{From: n.pod.Do, Listen: netip.AddrPortFrom(to, 0), Duration: 5 * meter.PingInterval,
@@ -32,10 +32,10 @@ func (n labNode) reaches(to netip.Addr, want bool) {
 	}
 }
 
-// pingers is how many pings run at once for 1,000 requests a second.
+// pingers is the number of parallel pings for 1,000 requests a second.
 const pingers = int(time.Second/meter.PingInterval) / 10
 
-// answers returns how many echo replies the kernel of the node has received. A socket that is read late may lose some of them.
+// answers returns the number of echo replies that the node's kernel received. A socket that is read late may drop some.
 func (n labNode) answers() (count int) {
 	n.Helper()
 	n.run(func() error {
@@ -66,12 +66,12 @@ func (n labNode) answers() (count int) {
 	return count
 }
 
-// loses calls change again and again for a time while 1,000 requests a second go to addresses, and returns how many were sent and how many
-// of them no reply came to.
+// loses calls change repeatedly while 1,000 requests a second go to addresses. It returns the number of requests and of missing
+// replies.
 func (n labNode) loses(to []netip.Addr, lasts time.Duration, change func(round int)) (sent, lost, rounds int) {
 	n.Helper()
 	for _, addr := range to {
-		n.reaches(addr, true) // the neighbours are known from now on
+		n.reaches(addr, true) // resolves the neighbours beforehand
 	}
 	before, unread := n.answers(), 0
 	ctx, stop := context.WithCancel(n.Context())
@@ -107,8 +107,8 @@ func (n labNode) loses(to []netip.Addr, lasts time.Duration, change func(round i
 	}
 }
 
-// TestNothingLost: no packet to a peer that stays is lost while its nexthop ID changes, other peers come, go and change their addresses,
-// and the same is applied again.
+// TestNothingLost checks that no packet to an unchanged peer is lost while its nexthop ID changes, other peers come, go and change
+// their addresses, and the same state is applied again.
 func TestNothingLost(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).join(l, "eth0", 1)
@@ -146,7 +146,7 @@ func TestNothingLost(t *testing.T) {
 	}
 }
 
-// TestAdopt: routes of other programs are taken over without a lost packet, whatever their metric is.
+// TestAdopt checks that routes of other programs are taken over without a lost packet, whatever their metric.
 func TestAdopt(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).join(l, "eth0", 1)
@@ -166,7 +166,7 @@ func TestAdopt(t *testing.T) {
 			if r := a.apply(a.direct(l, 2), Options{Adopt: []int{flannel}}); (r.Changes != 0) != (round == 0) {
 				t.Errorf("metric %d, round %d: %+v", metric, round, r)
 			}
-			// Two nexthop objects, two routes; only routes with another metric are deleted.
+			// Two nexthop objects and two routes. Only routes with another metric are deleted.
 			if seen := changed(); round == 0 && seen != map[bool]int{true: 4, false: 6}[metric == 0] {
 				t.Errorf("metric %d: the kernel told of %d changes", metric, seen)
 			}
@@ -183,7 +183,7 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// TestLossIsSeen: the measure finds packets that are lost when a route is deleted and added.
+// TestLossIsSeen checks that the measurement detects packets that are lost when a route is deleted and added.
 func TestLossIsSeen(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).join(l, "eth0", 1)
@@ -192,7 +192,7 @@ func TestLossIsSeen(t *testing.T) {
 	a.apply(want, Options{})
 	_, lost, _ := a.loses([]netip.Addr{podAddress(2, false)}, time.Second, func(round int) {
 		if a.answers() < 2*pingers {
-			return // a socket cannot be connected without a route
+			return // without a route, connecting the socket fails
 		}
 		kerneltest.Must(t, a.ns.DelProtocolRoute(kernel.ProtocolRoute{Dst: cidr(2, false)}, Protocol))
 		time.Sleep(5 * time.Millisecond)
@@ -203,7 +203,7 @@ func TestLossIsSeen(t *testing.T) {
 	}
 }
 
-// setUp brings a link of the node down, or up.
+// setUp sets a link of the node up or down.
 func (n labNode) setUp(link string, up bool) {
 	n.Helper()
 	n.run(func() error {

@@ -15,10 +15,10 @@ import (
 // TunnelName is the name of the tunnel device.
 const TunnelName = "podlace.vx"
 
-// hops4 is the number of next hops of IPv4: 169.254.1.0 to 169.254.254.255 (RFC 3927 reserves the first and the last 256).
+// hops4 is the number of IPv4 next hops: 169.254.1.0 to 169.254.254.255 (RFC 3927 reserves the first and the last 256).
 const hops4 = 254 << 8
 
-// overhead returns how many bytes VXLAN adds to a packet: Ethernet and VXLAN with 22, UDP with 8, and the outer IP header.
+// overhead returns the bytes that VXLAN adds to a packet: 22 for Ethernet and VXLAN, 8 for UDP, and the outer IP header.
 func overhead(underlay netip.Addr) int {
 	if underlay.Is4() {
 		return 50
@@ -43,10 +43,10 @@ func tunnelMAC(a netip.Addr) (mac [6]byte) {
 // tunneler collects the peers of the tunnel.
 type tunneler struct {
 	own   netip.Addr
-	macs  map[[6]byte]netip.Addr // by MAC, the node that has it
-	hops  map[uint32]bool        // of IPv4, that are taken
+	macs  map[[6]byte]netip.Addr // the node of each MAC
+	hops  map[uint32]bool        // used IPv4 next hops
 	peers []kernel.TunnelPeer
-	index map[netip.Addr]int // by address, the peer in peers
+	index map[netip.Addr]int // index in peers of each address
 }
 
 func newTunneler(self Self) *tunneler {
@@ -68,7 +68,7 @@ func (t *tunneler) hop(peer Peer) (hop netip.Addr, reason string) {
 	t.macs[mac] = remote
 	if hop = hop6(mac); peer.PodCIDR.Addr().Is4() {
 		if len(t.hops) == hops4 {
-			return hop, fmt.Sprintf("the tunnel has %d next hops already", hops4)
+			return hop, fmt.Sprintf("the tunnel already has its maximum of %d next hops", hops4)
 		}
 		hop = t.hop4(peer.Name)
 	}
@@ -91,15 +91,15 @@ func (t *tunneler) hop4(name string) netip.Addr {
 	return netip.AddrFrom4([4]byte{169, 254, byte(1 + n>>8), byte(n)})
 }
 
-// hop6 holds the MAC, which no other peer has.
+// hop6 embeds the MAC, which is unique among peers.
 func hop6(mac [6]byte) netip.Addr {
 	hop := [16]byte{0: 0xfe, 1: 0x80}
 	copy(hop[10:], mac[:])
 	return netip.AddrFrom16(hop)
 }
 
-// device returns the tunnel over a link with the MTU uplink, 0 if that is not known. Its addresses are the first ones of the own podCIDRs,
-// which no pod gets.
+// device returns the tunnel over a link with the MTU uplink, 0 if unknown. Its addresses are the first ones of the own podCIDRs, which
+// pods never get.
 func (t *tunneler) device(cfg Config, podCIDRs []netip.Prefix, uplink int) *Tunnel {
 	var addresses []netip.Addr
 	for _, p := range podCIDRs {

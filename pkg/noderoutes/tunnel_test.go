@@ -21,7 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// tunnelLab are two nodes in two subnets, each with a pod behind it. The router between them drops addresses of pods, as providers do.
+// tunnelLab has two nodes in two subnets, each with a pod behind it. The router between them drops packets with pod addresses, as
+// cloud providers do.
 type tunnelLab struct {
 	nodes [2]labNode // the numbers of their podCIDRs are 1 and 2
 	pods  [2]labNode
@@ -47,7 +48,7 @@ func newTunnelLab(t *testing.T, v6 bool) tunnelLab {
 	return lab
 }
 
-// dropFrom makes the namespace that the caller is in drop packets from a subnet.
+// dropFrom makes the caller's namespace drop packets from a subnet.
 func dropFrom(subnet string) error {
 	from, err := netlink.ParseIPNet(subnet)
 	if err != nil {
@@ -61,7 +62,7 @@ func dropFrom(subnet string) error {
 	return netlink.RuleAdd(rule)
 }
 
-// withPod gives the node a pod that it routes to, with the first addresses of its podCIDRs.
+// withPod gives the node a pod to which it routes, with the first addresses of its podCIDRs.
 func (n labNode) withPod(id int) (pod labNode) {
 	n.Helper()
 	pod = newNode(n.TB)
@@ -84,15 +85,15 @@ func (n labNode) withPod(id int) (pod labNode) {
 	return pod
 }
 
-// mac is the MAC of the tunnel device of a node.
+// mac returns the MAC of the tunnel device of a node.
 func mac(id int) net.HardwareAddr { return net.HardwareAddr{0x0e, 0x50, 0, 0, 0, byte(id)} }
 
-// hops are the gateways behind the tunnel of a node.
+// hops returns the gateways behind the tunnel of a node.
 func hops(id int) []netip.Addr {
 	return []netip.Addr{netip.AddrFrom4([4]byte{169, 254, 1, byte(id)}), netip.MustParseAddr(fmt.Sprintf("fe80::50:%x", id))}
 }
 
-// tunnel is what a node with an address wants for peers behind the tunnel, by their number.
+// tunnel returns the wanted state of a node with an address, for the numbers of its peers behind the tunnel.
 func (n labNode) tunnel(id int, local netip.Addr, peers map[int]netip.Addr) (want Wanted) {
 	mtu := 1450
 	if local.Is6() {
@@ -114,14 +115,14 @@ func (n labNode) tunnel(id int, local netip.Addr, peers map[int]netip.Addr) (wan
 	return want
 }
 
-// wants is what the node of the lab with an index wants.
+// wants returns the wanted state of the lab's node with an index.
 func (lab tunnelLab) wants(i int) Wanted {
 	other := 1 - i
 	return lab.nodes[i].tunnel(1+i, lab.lans[i].address(1+i, lab.v6), map[int]netip.Addr{1 + other: lab.lans[other].address(1+other, lab.v6)})
 }
 
-// TestTunnelTraffic: packets of pods and of the node itself cross two subnets in both families, over both families; the same again changes
-// nothing; packets that are too long get the right answer; Remove leaves what was there.
+// TestTunnelTraffic checks that packets of pods and of the node itself cross two subnets, for all combinations of families; that a
+// second Apply changes nothing; that packets that are too long get the right error; and that Remove restores the initial state.
 func TestTunnelTraffic(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
@@ -160,7 +161,8 @@ func TestTunnelTraffic(t *testing.T) {
 	}
 }
 
-// pathMTU returns what the node knows about the MTU to an address after a packet that is too long for the tunnel and not to be fragmented.
+// pathMTU returns the MTU that the node has learnt for an address from a packet that is too long for the tunnel and must not be
+// fragmented.
 func (n labNode) pathMTU(to netip.Addr) (mtu int) {
 	n.Helper()
 	network, level, discover, do, ask := "udp4", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO, unix.IP_MTU
@@ -191,8 +193,8 @@ func (n labNode) pathMTU(to netip.Addr) (mtu int) {
 	return mtu
 }
 
-// TestTunnelChanges: of the peers that stay no packet is lost while others come, go and move, and the MTU of the device changes; what is
-// gone leaves nothing; another port makes the device anew; without peers the device goes.
+// TestTunnelChanges checks that no packet to an unchanged peer is lost while other peers come, go and move and the MTU of the device
+// changes. Deleted peers leave nothing, another port recreates the device, and the last peer takes the device with it.
 func TestTunnelChanges(t *testing.T) {
 	lab := newTunnelLab(t, false)
 	a := lab.nodes[0]
@@ -241,7 +243,8 @@ func TestTunnelChanges(t *testing.T) {
 	}
 }
 
-// TestTunnelInTheWay: a device of another program stays; the routes through the tunnel fail and say why, all others are made.
+// TestTunnelInTheWay checks that a device of another program stays, that routes through the tunnel fail with the reason, and that all
+// others are made.
 func TestTunnelInTheWay(t *testing.T) {
 	for name, c := range map[string]struct {
 		link netlink.Link

@@ -9,16 +9,16 @@ import (
 	"strings"
 )
 
-// Address is where a function is on the PCI buses of a machine. It stays with the function whatever driver it has and in whatever
-// namespace its interface is. Addresses can be compared by ==; the zero value is no address.
+// Address is the PCI address of a function. It does not change with the function's driver or with the namespace of its interface.
+// Addresses can be compared by ==; the zero value is no address.
 type Address struct {
 	domain                uint32
 	bus, device, function uint8
 	valid                 bool
 }
 
-// ParseAddress reads an address as sysfs writes it, domain:bus:device.function in hexadecimal: 0000:3b:10.2. A domain has four digits or,
-// behind Intel's Volume Management Device, more.
+// ParseAddress parses an address as sysfs writes it, domain:bus:device.function in hexadecimal: 0000:3b:10.2. A domain has four
+// digits, or more behind Intel's Volume Management Device.
 func ParseAddress(s string) (Address, error) {
 	domain, rest, _ := strings.Cut(s, ":")
 	bus, rest, _ := strings.Cut(rest, ":")
@@ -37,10 +37,10 @@ func ParseAddress(s string) (Address, error) {
 	return Address{uint32(n[0]), uint8(n[1]), uint8(n[2]), uint8(n[3]), true}, nil
 }
 
-// IsValid tells an address from the zero value.
+// IsValid reports whether the address is not the zero value.
 func (a Address) IsValid() bool { return a.valid }
 
-// String returns the address as sysfs names its folder, or "" for none.
+// String returns the address as sysfs names its folder, or "" for the zero value.
 func (a Address) String() string {
 	if !a.valid {
 		return ""
@@ -48,12 +48,12 @@ func (a Address) String() string {
 	return fmt.Sprintf("%04x:%02x:%02x.%x", a.domain, a.bus, a.device, a.function)
 }
 
-// Number returns a number that no other address has.
+// Number returns a unique number for the address.
 func (a Address) Number() int64 {
 	return int64(a.domain)<<16 | int64(a.bus)<<8 | int64(a.device)<<3 | int64(a.function)
 }
 
-// Compare orders addresses by domain, bus, device and function. None comes first.
+// Compare orders addresses by domain, bus, device and function. The zero value comes first.
 func (a Address) Compare(b Address) int {
 	if a.valid != b.valid {
 		return cmp.Compare(len(a.String()), len(b.String()))
@@ -62,10 +62,10 @@ func (a Address) Compare(b Address) int {
 		cmp.Compare(a.function, b.function))
 }
 
-// MarshalText returns what String does.
+// MarshalText returns the same as String.
 func (a Address) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
 
-// UnmarshalText is ParseAddress; nothing is no address.
+// UnmarshalText is ParseAddress, except that an empty text is the zero value.
 func (a *Address) UnmarshalText(text []byte) (err error) {
 	if len(text) == 0 {
 		*a = Address{}

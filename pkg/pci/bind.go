@@ -14,19 +14,19 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Bounds of what the kernel does while a file is written, which may hang: VFIO gives a function back only when its user closes it.
+// Timeouts of writes to sysfs, which may hang: VFIO releases a function only when its user closes it.
 const (
 	bindTimeout   = 30 * time.Second
 	resizeTimeout = 2 * time.Minute // a VF takes a fraction of a second
-	settleTime    = 3 * time.Second // until the effect shows, after a write that returned
+	settleTime    = 3 * time.Second // for the effect to show after a write has returned
 	settlePoll    = 2 * time.Millisecond
 )
 
-var errSettle = errors.New("the kernel took it, and nothing came of it")
+var errSettle = errors.New("the kernel accepted the write, but it had no effect")
 
-// Bind gives a VF to a driver that is loaded, whatever others would match it, and takes it from the one that has it. When the driver
-// has it already nothing happens. When it fails, the former driver gets the VF back, and the error says whether that went well. It
-// takes until ctx ends, at most 30 s, and at most as long to put it back. The caller knows that nobody uses the VF.
+// Bind binds a VF to a loaded driver, whatever other drivers match it, and first unbinds its present driver. It is a no-op if the VF
+// has that driver already. After a failure it rebinds the previous driver, and the error says whether that succeeded. It takes until
+// ctx ends, at most 30 s, and as long again for the rebinding. The caller must know that the VF is not in use.
 func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
 	return controlledVF(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error {
 		if err := c.known(driver); err != nil {
@@ -36,7 +36,7 @@ func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
 	})
 }
 
-// Unbind takes a VF from its driver. Without one nothing happens. It takes until ctx ends, at most 30 s.
+// Unbind unbinds a VF from its driver. It is a no-op without one. It takes until ctx ends, at most 30 s.
 func Unbind(ctx context.Context, sysfs string, a Address) error {
 	return controlledVF(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error { return c.free(ctx) })
 }
@@ -63,7 +63,8 @@ func controlled(ctx context.Context, sysfs string, a Address, limit time.Duratio
 	return f(ctx, c)
 }
 
-// controlledVF is controlled for VFs and fails for every other function: without its driver a PF loses its VFs, and the node its network.
+// controlledVF is controlled for VFs and fails for every other function: unbinding a PF would delete its VFs, and could disconnect the
+// node.
 func controlledVF(ctx context.Context, sysfs string, a Address, limit time.Duration, f func(context.Context, control) error) error {
 	return controlled(ctx, sysfs, a, limit, func(ctx context.Context, c control) error {
 		target, err := readLink(c.root, c.folder+"/physfn", "")
@@ -102,19 +103,19 @@ func (c control) bind(ctx context.Context, driver string) error {
 		return failed(err)
 	}
 	if err = c.move(ctx, driver); err == nil {
-		// The function stays where it is; what another probe does is as it was before.
+		// The VF keeps its driver until the probe; drivers_probe of other functions is not affected.
 		if err = c.setOverride(ctx, override); err != nil {
 			return fmt.Errorf("%s is bound to %s: %w", c.address, driver, err)
 		}
 		return nil
 	}
-	// ctx may be the reason.
+	// The error may be that ctx has ended.
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), bindTimeout)
 	defer cancel()
 	if back := c.putBack(undo, former, override); back != nil {
-		return failed(fmt.Errorf("%w; and it could not be put back to %s: %w", err, orNone(former), back))
+		return failed(fmt.Errorf("%w; and it could not be bound to %s again: %w", err, orNone(former), back))
 	}
-	return failed(fmt.Errorf("%w; it is put back to %s", err, orNone(former)))
+	return failed(fmt.Errorf("%w; it is bound to %s again", err, orNone(former)))
 }
 
 func (c control) putBack(ctx context.Context, former, override string) error {
@@ -136,8 +137,8 @@ func orNone(driver string) string {
 	return driver
 }
 
-// move takes the function from its driver and lets the kernel find the driver by the override. That works for VFs for which the
-// search is switched off (sriov_drivers_autoprobe), where the driver's own bind does not.
+// move unbinds the function and lets the kernel choose the driver by the override. That also works if sriov_drivers_autoprobe is off,
+// where the driver's own bind file does not.
 func (c control) move(ctx context.Context, driver string) error {
 	if err := c.setOverride(ctx, driver); err != nil {
 		return err
@@ -151,7 +152,7 @@ func (c control) move(ctx context.Context, driver string) error {
 	return c.await(ctx, driver)
 }
 
-// free takes the function from its driver.
+// free unbinds the function from its driver.
 func (c control) free(ctx context.Context) error {
 	now, err := c.driver()
 	if err != nil || now == "" {
@@ -163,7 +164,7 @@ func (c control) free(ctx context.Context) error {
 	return c.await(ctx, "")
 }
 
-// driver returns what the function is bound to, or "".
+// driver returns the bound driver, or "".
 func (c control) driver() (string, error) {
 	name, err := readLink(c.root, c.folder+"/driver", "drivers")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -178,7 +179,7 @@ func (c control) driver() (string, error) {
 	return name, nil
 }
 
-// override returns the driver that alone may have the function, or "".
+// override returns driver_override, the only driver that may bind the function, or "".
 func (c control) override() (string, error) {
 	name, err := readAttribute(c.root, c.folder+"/driver_override")
 	if name == "(null)" {
@@ -194,7 +195,7 @@ func (c control) setOverride(ctx context.Context, driver string) error {
 	return c.write(ctx, c.folder+"/driver_override", driver)
 }
 
-// write writes to a file below sysfs. The kernel acts before the write returns; nothing can stop it.
+// write writes to a file below sysfs. The kernel acts before the write returns, and nothing can interrupt it.
 func (c control) write(ctx context.Context, file, value string) error {
 	return fault.Change(fmt.Sprintf("write %q to %s", value, file), func() error {
 		if ctx.Err() != nil {
@@ -211,7 +212,7 @@ func (c control) write(ctx context.Context, file, value string) error {
 	})
 }
 
-// await waits until the function has the driver, or none.
+// await waits until the function is bound to the driver, or to none.
 func (c control) await(ctx context.Context, driver string) error {
 	now := ""
 	err := settle(ctx, func() (ok bool, err error) {
@@ -224,7 +225,7 @@ func (c control) await(ctx context.Context, driver string) error {
 	return err
 }
 
-// settle waits until something is so.
+// settle waits until a condition holds.
 func settle(ctx context.Context, so func() (bool, error)) error {
 	for end := time.Now().Add(settleTime); ; {
 		if ok, err := so(); ok || err != nil {

@@ -22,7 +22,7 @@ const (
 	byNobody = "0000:3b:11.3"
 )
 
-// played returns a tree with a kernel, in which every driver_override is empty.
+// played returns a tree with a fake kernel, in which every driver_override is empty.
 func played(t *testing.T, k pcitest.Kernel) (sysfs string) {
 	t.Helper()
 	sysfs = pcitest.Extract(t, "vfio")
@@ -31,7 +31,7 @@ func played(t *testing.T, k pcitest.Kernel) (sysfs string) {
 	return sysfs
 }
 
-// state is the driver of a function and its driver_override.
+// state returns the driver of a function and its driver_override.
 func state(t *testing.T, sysfs, a string) string {
 	t.Helper()
 	root, err := os.OpenRoot(sysfs)
@@ -63,14 +63,14 @@ func TestBind(t *testing.T) {
 	}
 }
 
-// TestBindAgain: when the driver has the function nothing is written, not even to files that nobody may write to.
+// TestBindAgain checks that nothing is written if the function has the driver already, not even to read-only files.
 func TestBindAgain(t *testing.T) {
 	sysfs := pcitest.Extract(t, "vfio")
 	must(t, os.RemoveAll(filepath.Join(sysfs, probeFile)), os.Remove(filepath.Join(pcitest.Folder(t, sysfs, byVFIO), "driver_override")))
 	must(t, Bind(t.Context(), sysfs, address(t, byVFIO), "vfio-pci"))
 }
 
-// TestBindRefused: what cannot be is refused before anything changes.
+// TestBindRefused checks that an impossible request is refused before any change.
 func TestBindRefused(t *testing.T) {
 	sysfs := played(t, pcitest.Kernel{})
 	for driver, want := range map[string]string{
@@ -94,7 +94,7 @@ func TestBindRefused(t *testing.T) {
 	}
 }
 
-// fails binds with little patience, and returns the error.
+// fails binds with a short timeout and returns the error.
 func fails(t *testing.T, sysfs, vf, driver string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -106,18 +106,18 @@ func fails(t *testing.T, sysfs, vf, driver string) string {
 	return err.Error()
 }
 
-// TestBindFails: a driver that does not take the function leaves it to the one before.
+// TestBindFails checks that the previous driver is bound again if the new one does not accept the function.
 func TestBindFails(t *testing.T) {
 	sysfs := played(t, pcitest.Kernel{Failing: []string{"vfio-pci"}})
 	err := fails(t, sysfs, byKernel, "vfio-pci")
 	if !strings.HasPrefix(err, "bind 0000:3b:11.0 to vfio-pci: wait for vfio-pci, have no driver: ") ||
-		!strings.HasSuffix(err, "; it is put back to iavf") {
+		!strings.HasSuffix(err, "; it is bound to iavf again") {
 		t.Error(err)
 	}
 	if got := state(t, sysfs, byKernel); got != "iavf," {
 		t.Errorf("afterwards %s", got)
 	}
-	if err := fails(t, sysfs, byNobody, "vfio-pci"); !strings.HasSuffix(err, "; it is put back to no driver") {
+	if err := fails(t, sysfs, byNobody, "vfio-pci"); !strings.HasSuffix(err, "; it is bound to no driver again") {
 		t.Error(err)
 	}
 	if got := state(t, sysfs, byNobody); got != "," {
@@ -125,11 +125,11 @@ func TestBindFails(t *testing.T) {
 	}
 }
 
-// TestBindFailsTwice: when the former driver does not take it either, the error says so.
+// TestBindFailsTwice checks the error if the previous driver does not accept the function either.
 func TestBindFailsTwice(t *testing.T) {
 	sysfs := played(t, pcitest.Kernel{Failing: []string{"vfio-pci", "iavf"}})
 	if err := fails(t, sysfs, byKernel, "vfio-pci"); !strings.Contains(err,
-		"; and it could not be put back to iavf: wait for iavf, have no driver: ") {
+		"; and it could not be bound to iavf again: wait for iavf, have no driver: ") {
 		t.Error(err)
 	}
 	if got := state(t, sysfs, byKernel); got != "," {
@@ -137,11 +137,11 @@ func TestBindFailsTwice(t *testing.T) {
 	}
 }
 
-// TestBindInUse: a driver that does not give the function back keeps it, and no override is left.
+// TestBindInUse checks that a driver that does not release the function keeps it, and that no override is left.
 func TestBindInUse(t *testing.T) {
 	sysfs := played(t, pcitest.Kernel{Stuck: []string{"vfio-pci"}})
 	if err := fails(t, sysfs, byVFIO, "iavf"); !strings.Contains(err, "wait for no driver, have vfio-pci: ") ||
-		!strings.HasSuffix(err, "; it is put back to vfio-pci") {
+		!strings.HasSuffix(err, "; it is bound to vfio-pci again") {
 		t.Error(err)
 	}
 	if got := state(t, sysfs, byVFIO); got != "vfio-pci," {
@@ -149,7 +149,7 @@ func TestBindInUse(t *testing.T) {
 	}
 }
 
-// TestBindNoWrite: a file that cannot be written to is named, and the function stays where it was.
+// TestBindNoWrite checks that an unwritable file is named, and that the function keeps its driver.
 func TestBindNoWrite(t *testing.T) {
 	for _, file := range []string{"bus/pci/drivers/iavf/unbind", "bus/pci/devices/" + byKernel + "/driver_override"} {
 		sysfs := played(t, pcitest.Kernel{})
@@ -167,7 +167,7 @@ func TestBindNoWrite(t *testing.T) {
 	}
 }
 
-// TestBindOverride: an override that an admin set stays.
+// TestBindOverride checks that an override set by an administrator stays.
 func TestBindOverride(t *testing.T) {
 	sysfs := played(t, pcitest.Kernel{})
 	pcitest.Set(t, sysfs, byVFIO, "driver_override", "vfio-pci")
@@ -177,7 +177,7 @@ func TestBindOverride(t *testing.T) {
 	}
 }
 
-// TestBindHangs: a write that the kernel does not finish ends with the context.
+// TestBindHangs checks that waiting for a hanging write ends with the context.
 func TestBindHangs(t *testing.T) {
 	sysfs := pcitest.Extract(t, "vfio")
 	path := filepath.Join(sysfs, probeFile)
@@ -222,7 +222,7 @@ func TestUnbind(t *testing.T) {
 	}
 }
 
-// TestBindGone: a function that goes meanwhile is told from one without a driver.
+// TestBindGone checks that a function that disappears is distinguished from one without a driver.
 func TestBindGone(t *testing.T) {
 	sysfs := pcitest.Extract(t, "vfio")
 	root, err := os.OpenRoot(sysfs)
@@ -234,7 +234,7 @@ func TestBindGone(t *testing.T) {
 	}
 }
 
-// TestBindBackToNone: a function that had no driver, and was taken after all when its time was over, has none again.
+// TestBindBackToNone checks that a function without a driver has none again if it was bound after the deadline.
 func TestBindBackToNone(t *testing.T) {
 	sysfs := played(t, pcitest.Kernel{})
 	root, err := os.OpenRoot(sysfs)
@@ -247,7 +247,7 @@ func TestBindBackToNone(t *testing.T) {
 	}
 }
 
-// TestBindVFsOnly (S-36): a PF keeps its driver and is not reset; neither is a function whose physfn cannot be read.
+// TestBindVFsOnly (S-36) checks that a PF keeps its driver and is not reset, and the same for a function whose physfn cannot be read.
 func TestBindVFsOnly(t *testing.T) {
 	const pf = "0000:3b:00.0"
 	sysfs := played(t, pcitest.Kernel{})

@@ -8,7 +8,7 @@ import (
 	"github.com/safchain/ethtool"
 )
 
-// channels asks the kernel how many pairs of queues interfaces use, which sysfs does not tell.
+// channels reads the number of queue pairs of interfaces by ethtool, because sysfs does not have it.
 type channels struct{ *ethtool.Ethtool }
 
 func openChannels() (channels, error) {
@@ -19,8 +19,8 @@ func openChannels() (channels, error) {
 	return channels{e}, nil
 }
 
-// count is 0 when the kernel does not tell, or when the interface of that name here is another than in sysfs, which may be of another
-// network namespace.
+// count returns 0 if the kernel does not report a number, or if the interface of that name in this network namespace is not the one in
+// sysfs.
 func (c channels) count(ifname string, a Address) int {
 	if bus, err := c.BusInfo(ifname); err != nil || bus != a.String() {
 		return 0
@@ -32,5 +32,5 @@ func (c channels) count(ifname string, a Address) int {
 	return pairs(n)
 }
 
-// pairs counts queues that send and receive; some drivers tell of both directions apart.
+// pairs counts the pairs of send and receive queues; some drivers report the directions separately.
 func pairs(n ethtool.Channels) int { return int(n.CombinedCount + min(n.RxCount, n.TxCount)) }

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pci reads the network cards of a machine from sysfs: physical functions (PF), virtual functions (VF), their NUMA nodes, drivers
-// and what else decides who may have them. A function is known by its PCI address, never by an interface, which may be in a pod.
+// Package pci reads the network cards of a machine from sysfs: physical functions (PF), virtual functions (VF), their NUMA nodes,
+// drivers and other properties that decide their use. It identifies a function by its PCI address and never by an interface, which may
+// be in a pod.
 package pci
 
 import (
 	"slices"
 )
 
-// Unknown is the value of a NUMANode or IOMMUGroup that the kernel does not tell.
+// Unknown is the value of a NUMANode or IOMMUGroup that the kernel does not report.
 const Unknown = -1
 
 // Link types, by the hardware type of an interface (ARPHRD_*).
@@ -23,16 +24,16 @@ type Device struct {
 	Vendor    string  `json:"vendor"` // four hexadecimal digits: 8086
 	Product   string  `json:"product"`
 	Class     uint32  `json:"class"`            // class, subclass and interface: 0x020000
-	Driver    string  `json:"driver,omitempty"` // "" while none is bound
+	Driver    string  `json:"driver,omitempty"` // "" if no driver is bound
 	NUMANode  int     `json:"numaNode"`         // or Unknown
 	Root      string  `json:"root"`             // the root of its PCI hierarchy: pci0000:3a
 	ACPIIndex string  `json:"acpiIndex,omitempty"`
 
 	IOMMUGroup int  `json:"iommuGroup"`        // or Unknown
-	NoIOMMU    bool `json:"noIOMMU,omitempty"` // the group is one of VFIO's mode without IOMMU
+	NoIOMMU    bool `json:"noIOMMU,omitempty"` // the group is of VFIO's mode without IOMMU
 
-	Interfaces []string `json:"interfaces,omitempty"` // those in the reader's network namespace, sorted
-	LinkType   string   `json:"linkType,omitempty"`   // Ether, InfiniBand or "" if unknown; of a VF without an interface that of its PF
+	Interfaces []string `json:"interfaces,omitempty"` // in the reader's network namespace, sorted
+	LinkType   string   `json:"linkType,omitempty"`   // Ether, InfiniBand or "" if unknown; a VF without an interface has that of its PF
 	RDMA       []string `json:"rdma,omitempty"`       // RDMA devices: mlx5_0
 	RDMAFiles  []string `json:"rdmaFiles,omitempty"`  // their files below /dev: infiniband/uverbs0
 	UIO        []string `json:"uio,omitempty"`        // files below /dev: uio0
@@ -42,10 +43,10 @@ type Device struct {
 	VFIndex int     `json:"vfIndex"`     // by the PF's virtfnN; Unknown for all others
 
 	// Of a PF.
-	TotalVFs int `json:"totalVFs,omitempty"` // how many it can have
-	NumVFs   int `json:"numVFs,omitempty"`   // how many it has, also while sriov_numvfs does not count them
+	TotalVFs int `json:"totalVFs,omitempty"` // maximum number of VFs
+	NumVFs   int `json:"numVFs,omitempty"`   // number of existing VFs, even if sriov_numvfs does not count them yet
 
-	// Of a function that has an interface here; for a VF see that of its PF.
+	// Of a function with an interface in this namespace; for a VF see its PF.
 	Carrier  bool   `json:"carrier,omitempty"`
 	Speed    int    `json:"speed,omitempty"`    // in Mbit/s, 0 if unknown
 	Channels int    `json:"channels,omitempty"` // pairs of queues in use, 0 if unknown
@@ -55,11 +56,11 @@ type Device struct {
 
 	Errors uint64 `json:"errors,omitempty"` // fatal and non-fatal errors that PCI Express reported since boot (AER)
 
-	// Unreadable says what could not be read although it is there, "" if nothing: the device is then as good as lost.
+	// Unreadable names an existing file that could not be read, or is "". The device must then count as unusable.
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
-// IsVF tells a VF from a PF or a card without SR-IOV.
+// IsVF reports whether the device is a VF.
 func (d Device) IsVF() bool { return d.PF.IsValid() }
 
 // Node is a NUMA node.
@@ -69,13 +70,13 @@ type Node struct {
 	Distance []int  `json:"distance"` // to each node, in the order of Snapshot.Nodes (ACPI SLIT: 10 is local)
 }
 
-// Snapshot is what a scan found. Nobody changes it afterwards.
+// Snapshot is the immutable result of a scan.
 type Snapshot struct {
 	Devices []Device `json:"devices"` // sorted by address
-	Nodes   []Node   `json:"nodes"`   // sorted by ID; those that are online
+	Nodes   []Node   `json:"nodes"`   // online nodes, sorted by ID
 }
 
-// Device returns the device at an address.
+// Device returns the device with an address.
 func (s *Snapshot) Device(a Address) (Device, bool) {
 	i, ok := slices.BinarySearchFunc(s.Devices, a, func(d Device, a Address) int { return d.Address.Compare(a) })
 	if !ok {

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Requests of linux/sockios.h and linux/ethtool.h, and how they are laid out. Linux has 64 features.
+// Requests of linux/sockios.h and linux/ethtool.h, and their layout. Linux has 64 features.
 const (
 	siocEthtool = 0x8946
 
@@ -58,10 +58,10 @@ type (
 type featureSocket struct {
 	fd     int
 	ifname string
-	names  []string // by the number of the feature, "" for one that this kernel does not have
+	names  []string // by feature number, "" for one that this kernel does not have
 }
 
-// openFeatures returns syscall.EOPNOTSUPP where the kernel tells of no features.
+// openFeatures returns syscall.EOPNOTSUPP if the kernel reports no features.
 func openFeatures(ifname string) (*featureSocket, error) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -110,7 +110,7 @@ func (s *featureSocket) readNames() error {
 	return nil
 }
 
-// on returns the features that are on.
+// on returns the enabled features.
 func (s *featureSocket) on() ([]string, error) {
 	had := hadFeatures{command: getFeatures, blocks: maxBlocks}
 	if err := s.call(unsafe.Pointer(&had)); err != nil {
@@ -125,7 +125,7 @@ func (s *featureSocket) on() ([]string, error) {
 	return on, nil
 }
 
-// change switches features that are in names.
+// change switches the features in names.
 func (s *featureSocket) change(names []string, on func(name string) bool) error {
 	want := wantedFeatures{command: setFeatures, blocks: uint32(len(s.names)+31) / 32}
 	for i, name := range s.names {
@@ -139,7 +139,8 @@ func (s *featureSocket) change(names []string, on func(name string) bool) error 
 	return s.call(unsafe.Pointer(&want))
 }
 
-// Features returns the features of an interface that are on, sorted, in the words of ethtool -k; none where the kernel tells of none.
+// Features returns the enabled features of an interface, sorted, with the names of ethtool -k. It returns none if the kernel reports
+// none.
 func Features(ifname string) (on []string, err error) {
 	s, err := openFeatures(ifname)
 	if errors.Is(err, syscall.EOPNOTSUPP) {
@@ -156,8 +157,8 @@ func Features(ifname string) (on []string, err error) {
 	return on, nil
 }
 
-// SetFeatures switches these features of an interface on and all others off. Those that the driver does not let be switched stay as they
-// are, which is no error.
+// SetFeatures enables exactly these features of an interface. It leaves features that the driver cannot switch unchanged, without an
+// error.
 func SetFeatures(ifname string, on []string) error {
 	s, err := openFeatures(ifname)
 	if err != nil {

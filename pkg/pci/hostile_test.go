@@ -17,7 +17,7 @@ import (
 
 const spoiledVF = "0000:3b:11.0"
 
-// spoiled scans a tree in which f has spoiled a VF, and returns what is left of that. Nothing else may change by it.
+// spoiled scans a tree in which f has damaged a VF, and returns the result for the VF. Other devices must not change.
 func spoiled(t *testing.T, f func(sysfs, vf string)) (Device, bool) {
 	t.Helper()
 	sysfs := pcitest.Extract(t, "in-pods")
@@ -44,7 +44,7 @@ func spoiled(t *testing.T, f func(sysfs, vf string)) (Device, bool) {
 	return after.Device(address(t, spoiledVF))
 }
 
-// TestScanGarbage: what cannot be what it should be makes the device unreadable, and says which file and what is wrong.
+// TestScanGarbage checks that an invalid value makes the device unreadable, with the file and the reason.
 func TestScanGarbage(t *testing.T) {
 	for _, c := range []struct{ file, value, want string }{
 		{"numa_node", "banana", `numa_node: want a number, have "banana"`},
@@ -56,20 +56,20 @@ func TestScanGarbage(t *testing.T) {
 		{"device", "0x\x1b[31m\xff", `device: want a hexadecimal number of 16 bits, have "0x\x1b[31m\xff"`},
 		{"class", "0x-20000", `class: want a hexadecimal number of 24 bits, have "0x-20000"`},
 		{"acpi_index", "1 2", `acpi_index: want one word, have "1 2"`},
-		{"driver", "-> nowhere", "driver: leads elsewhere than such a link does"},
-		{"driver", "-> ..", "driver: leads elsewhere than such a link does"},
-		{"driver", "-> ../drivers/..", "driver: leads elsewhere than such a link does"},
+		{"driver", "-> nowhere", "driver: leads to an unexpected folder"},
+		{"driver", "-> ..", "driver: leads to an unexpected folder"},
+		{"driver", "-> ../drivers/..", "driver: leads to an unexpected folder"},
 		{"driver", "-> ../../../../bus/pci/drivers/gone", ""}, // its module is being unloaded
-		{"driver", "a file", "driver: leads elsewhere than such a link does"},
+		{"driver", "a file", "driver: leads to an unexpected folder"},
 		{"iommu_group", "-> ../iommu_groups/x", `iommu_group: want a number, have "x"`},
 		{"physfn", "-> ../banana", `physfn: PCI address "banana": want domain:bus:device.function, such as 0000:3b:10.2`},
-		{"physfn", "-> ../0000:3b:11.0", "physfn: leads elsewhere than such a link does"},
+		{"physfn", "-> ../0000:3b:11.0", "physfn: leads to an unexpected folder"},
 		{"sriov_numvfs", "-1", `sriov_numvfs: want a number from 0, have "-1"`},
 		{"aer_dev_fatal", "TOTAL_ERR_FATAL x", `aer_dev_fatal: want a number of errors, have "x"`},
 		{"aer_dev_fatal", "none", `aer_dev_fatal: want a line TOTAL_ERR_*, have "none"`},
 		{"virtfn0", "-> nowhere", ""},
 		{"virtfn99999999999999999999", "-> ../0000:3b:11.1", ""},
-		{"virtfn0", "-> ../0000:3b:11.1", ""}, // its own link says that it is another's
+		{"virtfn0", "-> ../0000:3b:11.1", ""}, // the VF's own link names another PF
 		{"net", "a file", "net: not a directory"},
 		{"uio", "a file", "uio: not a directory"},
 		{"infiniband", "a file", "infiniband: not a directory"},
@@ -88,7 +88,7 @@ func TestScanGarbage(t *testing.T) {
 	}
 }
 
-// TestScanOddFiles: what is no file of a page is not read, does not hang and leads out of no tree.
+// TestScanOddFiles checks that files of unusual types are not read, do not block and cannot lead out of the tree.
 func TestScanOddFiles(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "secret")
 	must(t, os.WriteFile(outside, []byte("0x8086\n"), 0o600))
@@ -124,7 +124,7 @@ func TestScanOddFiles(t *testing.T) {
 	}
 }
 
-// TestScanOddDevices: a function whose folder is none is left out.
+// TestScanOddDevices checks that a function whose folder is no folder is skipped.
 func TestScanOddDevices(t *testing.T) {
 	for name, f := range map[string]func(path string) error{
 		"nowhere": func(path string) error { return os.Symlink("../../../devices/pci0000:ff/0000:ff:00.0", path) },
@@ -149,7 +149,7 @@ func TestScanOddDevices(t *testing.T) {
 	}
 }
 
-// TestScanIOError: a file that is there and gives an error makes the device unreadable, and the scan goes on.
+// TestScanIOError checks that a read error makes the device unreadable, and that the scan continues.
 func TestScanIOError(t *testing.T) {
 	d, ok := spoiled(t, func(_, vf string) {
 		// Nothing is mapped at address 0 of this process.
@@ -162,7 +162,7 @@ func TestScanIOError(t *testing.T) {
 	}
 }
 
-// TestFolderFail: the first error that means trouble is kept, none by which the kernel says that there is no such value.
+// TestFolderFail checks that the first real error is kept, and that errors which only mean a missing value are not.
 func TestFolderFail(t *testing.T) {
 	for err, want := range map[error]string{
 		syscall.EIO: "numa_node: input/output error", syscall.EACCES: "numa_node: permission denied",
@@ -197,7 +197,7 @@ func TestScanOddNodes(t *testing.T) {
 	}{
 		{"online", "0-1", near},
 		{"online", "0", unknown[:1]},
-		{"online", "0-1,5", unknown}, // node 5 goes meanwhile: distances are of three
+		{"online", "0-1,5", unknown}, // node 5 goes offline during the scan: there are three distances
 		{"online", "0,2", unknown[:1]},
 		{"online", "0-4294967295", []Node{}},
 		{"online", "0-2000", []Node{}},
@@ -207,7 +207,7 @@ func TestScanOddNodes(t *testing.T) {
 		{"node0/distance", "10", []Node{unknown[0], near[1]}},
 		{"node0/distance", "10 x", []Node{unknown[0], near[1]}},
 		{"node0/cpulist", "all of them", []Node{{Distance: []int{10, 21}}, near[1]}},
-		{"node0/cpulist", "", []Node{{Distance: []int{10, 21}}, near[1]}}, // memory alone
+		{"node0/cpulist", "", []Node{{Distance: []int{10, 21}}, near[1]}}, // a node with only memory
 	} {
 		path := filepath.Join(sysfs, nodesFolder, c.file)
 		was, err := os.ReadFile(path)
@@ -223,7 +223,7 @@ func TestScanOddNodes(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever an attribute holds, a value comes out that can be what it stands for, or an error that is one line of ASCII.
+// FuzzParse checks that any attribute gives a plausible value or an error in one line of ASCII.
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{"0x8086", "0x020000", "-1", "0", "1", "0-1,4", "10 21", "0-15,32-47", "TOTAL_ERR_FATAL 3\n", "pf0vf3",
 		"virtfn12", "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0", "\xff\x00", ""} {

@@ -21,7 +21,8 @@ type deviceInfo struct {
 	} `json:"pci"`
 }
 
-// Info returns what the device information specification tells of the device; vhostNet is the path of the device of that name, "" for none.
+// Info returns the device information specification's document about the device; vhostNet is the path of the device of that name, or
+// "".
 func (d Device) Info(vhostNet string) []byte {
 	info := deviceInfo{Type: "pci", Version: infoVersion}
 	info.PCI.Address, info.PCI.VhostNet, info.PCI.RDMA = d.Address.String(), vhostNet, strings.Join(d.RDMA, ",")

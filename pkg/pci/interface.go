@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// connect reads the interfaces of a function that are in this network namespace; representors of its VFs are not its own. Where it has
-// several, the first by name speaks for it.
+// connect reads the interfaces of a function in this network namespace, without the representors of its VFs. If there are several, the
+// first by name provides the state.
 func (s *scanner) connect(d *Device, f *folder) {
 	for _, dir := range interfaceFolders(f) {
 		names, err := listFolder(f.Root, dir)
@@ -21,7 +21,7 @@ func (s *scanner) connect(d *Device, f *folder) {
 	}
 }
 
-// interfaceFolders returns the folders that hold a function's interfaces: its own, or that of the virtio device on it.
+// interfaceFolders returns the folders with a function's interfaces: its own, or that of its virtio device.
 func interfaceFolders(f *folder) (dirs []string) {
 	for _, name := range f.names {
 		switch {
@@ -55,7 +55,7 @@ func (s *scanner) addInterface(d *Device, f *folder, at, name string) {
 		d.PortName = port
 		d.LinkType = value(n, "type", "", parseLinkType)
 	}
-	if first && !s.brief { // sysfs waits for the kernel's lock of all interfaces, and drivers ask the card
+	if first && !s.brief { // these files wait for the kernel's lock of all interfaces, and drivers query the card
 		d.Carrier = value(n, "carrier", false, parseCarrier)
 		d.Speed = value(n, "speed", 0, parseSpeed)
 		d.MTU = value(n, "mtu", 0, parseCount)

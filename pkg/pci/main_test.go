@@ -19,7 +19,7 @@ func address(t testing.TB, s string) Address {
 	return a
 }
 
-// eight is how many channels each interface has.
+// eight returns 8 channels for each interface.
 func eight(string, Address) int { return 8 }
 
 func mustScan(t testing.TB, sysfs string) *Snapshot {
@@ -29,7 +29,7 @@ func mustScan(t testing.TB, sysfs string) *Snapshot {
 	return s
 }
 
-// changed returns the addresses of the devices that differ, and "nodes" if those do.
+// changed returns the addresses of the devices that differ, and "nodes" if the nodes differ.
 func changed(from, to *Snapshot) (what []string) {
 	for _, s := range [][2]*Snapshot{{from, to}, {to, from}} {
 		for _, d := range s[0].Devices {

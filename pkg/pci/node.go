@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// scanNodes reads the NUMA nodes that are online. A kernel without NUMA has none.
+// scanNodes reads the online NUMA nodes. A kernel without NUMA has none.
 func scanNodes(root *os.Root) []Node {
 	nodes := []Node{}
 	online, err := readAttribute(root, nodesFolder+"/online")
@@ -24,7 +24,7 @@ func scanNodes(root *os.Root) []Node {
 			f.Close()
 		}
 	}
-	// Distances are of use only when it is known to which nodes.
+	// Distances are useless if their number does not match the nodes.
 	for i := range nodes {
 		if len(nodes[i].Distance) != len(ids) || len(nodes) != len(ids) {
 			nodes[i].Distance = nil

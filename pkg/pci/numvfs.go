@@ -9,8 +9,9 @@ import (
 	"strconv"
 )
 
-// SetNumVFs gives a PF n VFs. All that it has go first, as the kernel wants it; the caller knows that nobody uses them. When it has n
-// nothing happens; when it has more and sriov_numvfs says n, that is an error. It takes until ctx ends, at most two minutes.
+// SetNumVFs changes the number of VFs of a PF to n. The kernel requires that all existing VFs are removed first; the caller must know
+// that they are not in use. It is a no-op if the PF has n VFs, and an error if it has more although sriov_numvfs is n. It takes until
+// ctx ends, at most two minutes.
 func SetNumVFs(ctx context.Context, sysfs string, pf Address, n int) error {
 	return controlled(ctx, sysfs, pf, resizeTimeout, func(ctx context.Context, c control) error {
 		if err := c.resize(ctx, n); err != nil {
@@ -47,24 +48,24 @@ func (c control) resize(ctx context.Context, n int) error {
 		return nil
 	}
 	if err = c.setNumVFs(ctx, n); err != nil && now > 0 {
-		return fmt.Errorf("the %d that it had have gone: %w", now, err)
+		return fmt.Errorf("its previous %d VFs have been removed: %w", now, err)
 	}
 	return err
 }
 
-// agree is an error if more VFs exist than sriov_numvfs says: to write the same number again removes none of them.
+// agree returns an error if more VFs exist than sriov_numvfs says: writing the same number again would remove none.
 func (c control) agree(n int) error {
 	s, err := Scan(c.root.Name())
 	if err != nil {
 		return err
 	}
 	if d, _ := s.Device(c.address); d.NumVFs > n {
-		return fmt.Errorf("sriov_numvfs is %d and %d VFs exist", n, d.NumVFs)
+		return fmt.Errorf("sriov_numvfs is %d but %d VFs exist", n, d.NumVFs)
 	}
 	return nil
 }
 
-// setNumVFs waits until the PF has links to so many VFs.
+// setNumVFs waits until the PF has links to n VFs.
 func (c control) setNumVFs(ctx context.Context, n int) error {
 	if err := c.write(ctx, c.folder+"/sriov_numvfs", strconv.Itoa(n)); err != nil {
 		return err

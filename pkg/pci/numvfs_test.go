@@ -25,7 +25,7 @@ func TestSetNumVFs(t *testing.T) {
 	if c := changed(before, mustScan(t, sysfs)); len(c) > 0 {
 		t.Errorf("it has 4: %v", c)
 	}
-	for _, n := range []int{4, 2, 3, 0, 0, 4} { // the test's kernel refuses 2 to 3 without 0 between
+	for _, n := range []int{4, 2, 3, 0, 0, 4} { // the fake kernel refuses a change from 2 to 3 without 0 in between
 		must(t, SetNumVFs(t.Context(), sysfs, pf, n))
 		s := mustScan(t, sysfs)
 		if d, _ := s.Device(pf); d.NumVFs != n || len(s.VFs(pf)) != n || len(s.Devices) != 2+n+4 {
@@ -55,7 +55,8 @@ func TestSetNumVFsRefused(t *testing.T) {
 	}
 }
 
-// TestSetNumVFsFails: a kernel that does nothing is waited for as long as the context allows, and the error counts what there is.
+// TestSetNumVFsFails checks that a kernel without reaction is awaited until the context ends, and that the error has the present
+// number of VFs.
 func TestSetNumVFsFails(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 4})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -71,14 +72,13 @@ func TestSetNumVFsFails(t *testing.T) {
 	}
 }
 
-// TestNumVFsContradicted: a PF that has VFs while sriov_numvfs says that it has the number that is asked for is an error, and nothing
-// changes.
+// TestNumVFsContradicted checks that a PF whose VFs contradict sriov_numvfs is an error, and that nothing changes.
 func TestNumVFsContradicted(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	must(t, os.WriteFile(filepath.Join(pcitest.Folder(t, sysfs, firstPF), "sriov_numvfs"), []byte("0\n"), 0o600))
 	before := mustScan(t, sysfs)
 	if err := SetNumVFs(t.Context(), sysfs, address(t, firstPF), 0); err == nil ||
-		err.Error() != "give "+firstPF+" 0 VFs: sriov_numvfs is 0 and 2 VFs exist" {
+		err.Error() != "give "+firstPF+" 0 VFs: sriov_numvfs is 0 but 2 VFs exist" {
 		t.Error(err)
 	}
 	if c := changed(before, mustScan(t, sysfs)); len(c) > 0 {
@@ -86,8 +86,8 @@ func TestNumVFsContradicted(t *testing.T) {
 	}
 }
 
-// TestLife makes VFs, gives one to vfio-pci and back, and takes all away: in a tree, and for real with the PF that PODLACE_PF names. That
-// one must be free to be changed, in a virtual machine: PODLACE_PF=0000:21:00.0.
+// TestLife creates VFs, binds one to vfio-pci and back, and removes all: in a tree, and for real with the PF in PODLACE_PF. That PF
+// must be free for changes, in a virtual machine: PODLACE_PF=0000:21:00.0.
 func TestLife(t *testing.T) {
 	t.Run("tree", func(t *testing.T) {
 		sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 4})

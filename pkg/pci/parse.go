@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// maxWord and maxNodes bound what is taken for a name and for NUMA nodes (MAX_NUMNODES of the kernel).
+// maxWord and maxNodes limit names and NUMA nodes (MAX_NUMNODES of the kernel).
 const (
 	maxWord  = 128
 	maxNodes = 1024
 )
 
-// checkWord refuses what cannot be a name, and would spoil a log.
+// checkWord refuses text that cannot be a name and would garble a log.
 func checkWord(s string) error {
 	if len(s) > maxWord || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
 		return fmt.Errorf("want one word, have %+.80q", s)
@@ -22,7 +22,7 @@ func checkWord(s string) error {
 	return nil
 }
 
-// parseID reads a vendor or product as sysfs writes it, 0x8086.
+// parseID parses a vendor or product as sysfs writes it, 0x8086.
 func parseID(s string) (string, error) {
 	n, err := parseHex(s, 16)
 	return fmt.Sprintf("%04x", n), err
@@ -42,7 +42,7 @@ func parseHex(s string, bits int) (uint64, error) {
 	return n, nil
 }
 
-// parseNode reads a NUMA node or the number of a group; all below zero is Unknown.
+// parseNode parses a NUMA node or group number; negative values are Unknown.
 func parseNode(s string) (int, error) {
 	n, err := strconv.ParseInt(s, 10, 32)
 	if err != nil {
@@ -51,7 +51,7 @@ func parseNode(s string) (int, error) {
 	return max(int(n), Unknown), nil
 }
 
-// parseCount reads a number of something.
+// parseCount parses a non-negative number.
 func parseCount(s string) (int, error) {
 	n, err := strconv.ParseUint(s, 10, 31)
 	if err != nil {
@@ -60,7 +60,7 @@ func parseCount(s string) (int, error) {
 	return int(n), nil
 }
 
-// parseSpeed reads Mbit/s. Drivers that do not know say -1, some of them as 32 bits without sign.
+// parseSpeed parses Mbit/s. Drivers report -1 for an unknown speed, some as an unsigned 32-bit number.
 func parseSpeed(s string) (int, error) {
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil {
@@ -79,13 +79,13 @@ func parseCarrier(s string) (bool, error) {
 	return s == "1", nil
 }
 
-// parseLinkType reads ARPHRD_*; types other than of the two that PCI cards have here are unknown.
+// parseLinkType parses ARPHRD_*; it returns "" for types other than the two above.
 func parseLinkType(s string) (string, error) {
 	n, err := parseCount(s)
 	return map[int]string{1: Ether, 32: InfiniBand}[n], err
 }
 
-// parseErrors reads the last line of aer_dev_fatal and aer_dev_nonfatal: TOTAL_ERR_FATAL 3.
+// parseErrors parses the last line of aer_dev_fatal and aer_dev_nonfatal: TOTAL_ERR_FATAL 3.
 func parseErrors(s string) (uint64, error) {
 	for line := range strings.Lines(s) {
 		if fields := strings.Fields(line); len(fields) == 2 && strings.HasPrefix(fields[0], "TOTAL_ERR_") {
@@ -106,7 +106,7 @@ func parseCPUs(s string) (string, error) {
 	return s, nil
 }
 
-// parseDistances reads the distances of a NUMA node to all: 10 21.
+// parseDistances parses the distances of a NUMA node to all nodes: 10 21.
 func parseDistances(s string) (distances []int, err error) {
 	for _, field := range strings.Fields(s) {
 		n, err := parseCount(field)
@@ -118,7 +118,7 @@ func parseDistances(s string) (distances []int, err error) {
 	return distances, nil
 }
 
-// parseNodes reads a list of NUMA nodes, 0-1,4, in rising order.
+// parseNodes parses an ascending list of NUMA nodes: 0-1,4.
 func parseNodes(s string) (nodes []int, err error) {
 	for part := range strings.SplitSeq(s, ",") {
 		first, last, isRange := strings.Cut(part, "-")
@@ -149,7 +149,7 @@ func parseRoot(target string) string {
 	return ""
 }
 
-// parseVF returns the index of a VF by the name of its PF's link to it.
+// parseVF returns the index of a VF from the name of its PF's link to it.
 func parseVF(name string) (index int, ok bool) {
 	digits, ok := strings.CutPrefix(name, "virtfn")
 	index, err := strconv.Atoi(digits)
@@ -159,13 +159,13 @@ func parseVF(name string) (index int, ok bool) {
 	return index, true
 }
 
-// isRepresentor tells by phys_switch_id and phys_port_name an interface that stands for a VF in the card's switch from that of the PF.
-// Older drivers call it by the number of the VF.
+// isRepresentor reports whether phys_switch_id and phys_port_name are those of a VF's representor in the card's switch, and not of the
+// PF's interface. Older drivers use the number of the VF as the port name.
 func isRepresentor(switchID, port string) bool {
 	return isFunctionPort(port) || switchID != "" && port != "" && !isUplinkPort(port)
 }
 
-// isUplinkPort tells a port of the card itself: p0, or p0s1 when it is split (devlink-port(8)).
+// isUplinkPort reports whether a port is one of the card itself: p0, or p0s1 if split (devlink-port(8)).
 func isUplinkPort(port string) bool {
 	rest, ok := cutNumbered(port, "p")
 	if split, isSplit := cutNumbered(rest, "s"); isSplit {
@@ -174,7 +174,7 @@ func isUplinkPort(port string) bool {
 	return ok && rest == ""
 }
 
-// isFunctionPort tells the representor of a PF, VF or subfunction of the same or another controller: pf0vf3, c1pf0sf88.
+// isFunctionPort reports whether a port is the representor of a PF, VF or subfunction of any controller: pf0vf3, c1pf0sf88.
 func isFunctionPort(port string) bool {
 	if rest, ok := cutNumbered(port, "c"); ok {
 		port = rest
@@ -189,7 +189,7 @@ func isFunctionPort(port string) bool {
 	return ok && rest == ""
 }
 
-// cutNumbered returns what follows the prefix and a number.
+// cutNumbered returns the text after the prefix and a number.
 func cutNumbered(s, prefix string) (rest string, ok bool) {
 	digits, ok := strings.CutPrefix(s, prefix)
 	rest = strings.TrimLeft(digits, "0123456789")

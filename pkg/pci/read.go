@@ -8,12 +8,12 @@ import (
 	"os"
 )
 
-// Read is Scan for one function, and for its PF if the function is a VF; otherwise pf is zero. Read reads only identity, driver and
-// interface: no number of VFs, no IOMMU group, no files below /dev, and no state of interfaces such as speed and MTU. The error is
-// fs.ErrNotExist (errors.Is) if no network card has such a function.
+// Read scans one function, and its PF if it is a VF; otherwise pf is zero. It reads only identity, driver and interface, and neither
+// the number of VFs, the IOMMU group, files below /dev nor the state of interfaces such as speed and MTU. The error is fs.ErrNotExist
+// (errors.Is) if no network card has this function.
 func Read(sysfs string, a Address) (d, pf Device, err error) { return read(sysfs, a, true) }
 
-// Inspect is Scan for one function, but for the channels of its interface.
+// Inspect scans one function completely, except for the channels of its interface.
 func Inspect(sysfs string, a Address) (d Device, err error) {
 	d, _, err = read(sysfs, a, false)
 	return d, err
@@ -32,7 +32,7 @@ func read(sysfs string, a Address, brief bool) (d, pf Device, err error) {
 	if len(s.devices) == 1 && s.devices[0].IsVF() {
 		s.add(s.devices[0].PF)
 	}
-	for _, found := range s.join() { // a VF whose PF is gone is none
+	for _, found := range s.join() { // a VF whose PF is gone counts as gone
 		if found.Address == a {
 			d = found
 		} else {

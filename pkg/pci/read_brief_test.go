@@ -9,8 +9,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestReadBrief: one function is read with its PF, and without what no pod needs or sysfs waits for the kernel's lock of all interfaces to
-// tell.
+// TestReadBrief checks that one function is read with its PF, and that files which no pod needs or which wait for the kernel's lock of
+// all interfaces are not read.
 func TestReadBrief(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: 2})
 	a, err := pci.ParseAddress("0000:11:02.1")

@@ -10,19 +10,19 @@ import (
 	"time"
 )
 
-// resetTimeout bounds a reset of a function, which has 100 ms for it (PCI Express Base Specification, section 6.6.2).
+// resetTimeout limits the reset of a function, which may take 100 ms (PCI Express Base Specification, section 6.6.2).
 const resetTimeout = 10 * time.Second
 
-// ResetFunction resets a VF by what the kernel knows for it, a function level reset (FLR) where it can. One that has a driver is refused:
-// some drivers then wait for ever, and with them the process that asked. It waits for at most 10 s; nothing can stop the kernel, so that
-// the process may not end before it is done.
+// ResetFunction resets a VF by the kernel's method, a function level reset (FLR) if possible. It refuses a function with a driver,
+// because some drivers then block for ever, together with the calling process. It waits for at most 10 s; the kernel cannot be
+// interrupted, so the process may not end before the reset does.
 func ResetFunction(ctx context.Context, sysfs string, a Address) error {
 	return controlledVF(ctx, sysfs, a, resetTimeout, func(ctx context.Context, c control) error {
 		if driver, err := c.driver(); err != nil || driver != "" {
-			return errors.Join(err, fmt.Errorf("reset %s: it has the driver %s: take it away first", a, orNone(driver)))
+			return errors.Join(err, fmt.Errorf("reset %s: it has the driver %s: unbind it first", a, orNone(driver)))
 		}
 		if _, err := c.root.Stat(c.folder + "/reset"); errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("reset %s: the kernel knows no way to reset it", a)
+			return fmt.Errorf("reset %s: the kernel has no method to reset it", a)
 		}
 		return c.write(ctx, c.folder+"/reset", "1")
 	})

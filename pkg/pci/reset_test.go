@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestResetFunction (V-08): only a function without a driver is reset.
+// TestResetFunction (V-08) checks that only a function without a driver is reset.
 func TestResetFunction(t *testing.T) {
 	sysfs := played(t, pcitest.Kernel{})
 	refused := func(a, says string) {
@@ -21,8 +21,8 @@ func TestResetFunction(t *testing.T) {
 		}
 	}
 	pcitest.Set(t, sysfs, byKernel, "reset", "")
-	refused(byKernel, "it has the driver iavf: take it away first")
-	refused(byNobody, "the kernel knows no way to reset it")
+	refused(byKernel, "it has the driver iavf: unbind it first")
+	refused(byNobody, "the kernel has no method to reset it")
 	refused("0000:77:00.0", "is not there")
 
 	pcitest.Set(t, sysfs, byNobody, "reset", "")

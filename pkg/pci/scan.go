@@ -11,8 +11,8 @@ import (
 
 const networkClass = 0x02
 
-// Scan reads the network cards and NUMA nodes of a machine from sysfs. What cannot be read makes its device Unreadable; functions that go
-// meanwhile are left out, and so are VFs whose PF went. An error means that there is no sysfs, or no PCI.
+// Scan reads the network cards and NUMA nodes of a machine from sysfs. A read error makes a device Unreadable. Functions that
+// disappear during the scan are skipped, and so are VFs whose PF did. An error means that sysfs or PCI is missing.
 func Scan(sysfs string) (*Snapshot, error) {
 	ask, err := openChannels()
 	if err != nil {
@@ -24,12 +24,12 @@ func Scan(sysfs string) (*Snapshot, error) {
 
 // scanner is one scan.
 type scanner struct {
-	brief    bool // only what it is, where its interface is, and who has it
+	brief    bool // read only identity, interface and driver
 	root     *os.Root
 	channels func(ifname string, a Address) int
-	files    []string // of all RDMA devices together
+	files    []string // files of all RDMA devices
 	devices  []Device
-	indexes  map[pair]int // of VFs, as the PFs have it
+	indexes  map[pair]int // indexes of VFs, according to their PFs
 }
 
 type pair struct{ pf, vf Address }
@@ -56,12 +56,12 @@ func scan(sysfs string, channels func(string, Address) int) (*Snapshot, error) {
 	return &Snapshot{Devices: s.join(), Nodes: scanNodes(root)}, nil
 }
 
-// add reads a function when it is one of a network card.
+// add reads a function if it belongs to a network card.
 func (s *scanner) add(a Address) {
 	at := devicesFolder + "/" + a.String()
 	f, err := openFolder(s.root, at)
 	if err != nil {
-		return // it has gone, or the link leads nowhere
+		return // it has disappeared, or the link is dangling
 	}
 	defer f.Close()
 	d := Device{Address: a, NUMANode: Unknown, IOMMUGroup: Unknown, VFIndex: Unknown}
@@ -81,7 +81,7 @@ func (s *scanner) add(a Address) {
 	s.divide(&d, f)
 	s.connect(&d, f)
 	if f.left {
-		// An interface may have gone to a pod, or all of it.
+		// The device may be gone, or only its interface, which may be in a pod.
 		if _, err := s.root.Stat(at + "/vendor"); err != nil {
 			return
 		}
@@ -102,12 +102,12 @@ func (s *scanner) identify(d *Device, f *folder) {
 	}
 }
 
-// attach reads what else has the function: an IOMMU group, UIO, the device files of RDMA.
+// attach reads further properties: the IOMMU group, UIO, and the device files of RDMA.
 func (s *scanner) attach(d *Device, f *folder) {
 	if group := f.link("iommu_group", "iommu_groups"); group != "" {
 		n, err := parseNode(group)
 		f.fail("iommu_group", err)
-		// Only a group of VFIO's own making has a name.
+		// Only a group that VFIO made has a name.
 		name, err := readAttribute(s.root, groupsFolder+"/"+group+"/name")
 		if err != nil && !untold(err) {
 			f.fail("iommu_group", err)
@@ -124,7 +124,7 @@ func (s *scanner) attach(d *Device, f *folder) {
 	slices.Sort(d.RDMAFiles)
 }
 
-// divide reads how PF and VFs belong together.
+// divide reads the relation of PF and VFs.
 func (s *scanner) divide(d *Device, f *folder) {
 	if d.PF = f.function("physfn"); d.PF == d.Address {
 		d.PF = Address{}
@@ -138,7 +138,7 @@ func (s *scanner) divide(d *Device, f *folder) {
 		if !strings.HasPrefix(name, "virtfn") {
 			continue
 		}
-		// A link that leads nowhere is as good as none: the VF's own link says whose it is.
+		// A dangling link counts as missing: the VF's own link names its PF.
 		target, err := readLink(f.Root, name, "")
 		vf, addressErr := ParseAddress(target)
 		if index, ok := parseVF(name); ok && err == nil && addressErr == nil {
@@ -147,7 +147,7 @@ func (s *scanner) divide(d *Device, f *folder) {
 	}
 }
 
-// join makes one picture of what was read function by function, sorted by address.
+// join combines the functions into one list, sorted by address.
 func (s *scanner) join() []Device {
 	physical := map[Address]Device{}
 	for i := range s.devices {
@@ -178,7 +178,7 @@ func (s *scanner) join() []Device {
 	return devices
 }
 
-// countVFs counts the VFs of a PF by its links to them and by theirs to it. The kernel makes VFs before sriov_numvfs says so.
+// countVFs counts the VFs of a PF by the links in both directions. The kernel creates VFs before sriov_numvfs shows it.
 func (s *scanner) countVFs(pf Address) int {
 	links, vfs := 0, 0
 	for of := range s.indexes {

@@ -22,7 +22,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// TestScanGolden: what is seen of each archive stands in testdata.
+// TestScanGolden compares the scan of each archive with testdata.
 func TestScanGolden(t *testing.T) {
 	for _, name := range pcitest.Archives() {
 		t.Run(name, func(t *testing.T) {
@@ -41,7 +41,7 @@ func TestScanGolden(t *testing.T) {
 	}
 }
 
-// TestScanReal: whatever machine the tests run on, its sysfs is read without an error.
+// TestScanReal checks that the sysfs of the test's machine can be read without an error.
 func TestScanReal(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(Sysfs, devicesFolder)); err != nil {
 		t.Skip("this machine has no PCI")
@@ -86,13 +86,13 @@ func TestScanMany(t *testing.T) {
 	}
 }
 
-// TestScanVanishes: a function that goes is left out, a VF with its PF, and no error is made of it.
+// TestScanVanishes checks that a function that has disappeared is skipped, a VF together with its PF, without an error.
 func TestScanVanishes(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	before := mustScan(t, sysfs)
 	pcitest.Remove(t, sysfs, "0000:3b:10.2")
 	pcitest.Remove(t, sysfs, "0000:86:00.0")
-	// Here the VFs are still to go.
+	// The VFs still exist at this point.
 	must(t, os.Remove(filepath.Join(sysfs, devicesFolder, "0000:86:00.1")))
 	after := mustScan(t, sysfs)
 	if len(before.Devices) != 12 || len(after.Devices) != 5 || len(after.VFs(address(t, "0000:3b:00.0"))) != 1 {
@@ -100,11 +100,12 @@ func TestScanVanishes(t *testing.T) {
 	}
 }
 
-// TestScanGoesMeanwhile: a function that goes while its interface is read is left out; one whose interface alone goes stays.
+// TestScanGoesMeanwhile checks that a function that disappears while its interface is read is skipped, and that one that loses only
+// its interface stays.
 func TestScanGoesMeanwhile(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	for _, a := range []string{"0000:3b:10.0", "0000:3b:10.2"} {
-		// A link that leads nowhere is there when the folder is listed and is not when it is opened.
+		// A dangling link is in the list of the folder but cannot be opened.
 		pcitest.Set(t, sysfs, a, "net/gone", "-> nowhere")
 	}
 	must(t, os.Remove(filepath.Join(pcitest.Folder(t, sysfs, "0000:3b:10.2"), "vendor")))
@@ -124,7 +125,7 @@ func TestIsRepresentor(t *testing.T) {
 		if got := isRepresentor("b8cef603007a1d24", port); got != want {
 			t.Errorf("port %q of a switch: %t", port, got)
 		}
-		// Ports of cards without a switch may be called anything.
+		// Ports of cards without a switch can have any name.
 		if got := isRepresentor("", port); got != (want && strings.Contains(port, "pf")) {
 			t.Errorf("port %q: %t", port, got)
 		}
@@ -154,7 +155,7 @@ func TestPairs(t *testing.T) {
 	}
 }
 
-// TestChannelsElsewhere: the interface of a tree is not asked for where another has its name.
+// TestChannelsElsewhere checks that the channels of an interface are not read if another interface here has its name.
 func TestChannelsElsewhere(t *testing.T) {
 	c, err := openChannels()
 	must(t, err)
@@ -187,7 +188,7 @@ func BenchmarkScan1024(b *testing.B) {
 	}
 }
 
-// TestScanUncountedVFs: a PF has the VFs that exist, whatever its files and links say of them.
+// TestScanUncountedVFs checks that a PF has exactly its existing VFs, whatever its files and links say.
 func TestScanUncountedVFs(t *testing.T) {
 	for name, change := range map[string]func(sysfs, pf string){
 		"not counted yet": func(sysfs, _ string) { pcitest.Set(t, sysfs, firstPF, "sriov_numvfs", "0") },

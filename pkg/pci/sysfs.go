@@ -14,7 +14,7 @@ import (
 	"syscall"
 )
 
-// Sysfs is where Linux shows its devices. All functions take it as a parameter, so that another tree can stand for it.
+// Sysfs is where Linux mounts sysfs. All functions take it as a parameter, so that tests can use another tree.
 const Sysfs = "/sys"
 
 // Folders and files below it.
@@ -27,26 +27,26 @@ const (
 	miscFolder    = "class/misc"
 )
 
-// maxAttribute is a page, more than which the kernel never writes into an attribute.
+// maxAttribute is one page, the maximum size of an attribute.
 const maxAttribute = 4096
 
 // Errors of a tree that is no sysfs.
 var (
 	errNoFile = errors.New("is no regular file")
 	errLong   = fmt.Errorf("is longer than %d bytes", maxAttribute)
-	errLink   = errors.New("leads elsewhere than such a link does")
+	errLink   = errors.New("leads to an unexpected folder")
 )
 
-// untold tells errors by which drivers and the kernel say that they have no such value, or none at the moment: EINVAL is the speed of a
-// link that is down. Any other error of a file that is there means trouble.
+// untold reports whether an error only means that the kernel or driver has no value, or none at the moment, such as EINVAL for the
+// speed of a link that is down. Any other error of an existing file is a real one.
 func untold(err error) bool {
 	return gone(err) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EOPNOTSUPP)
 }
 
-// gone tells errors by which the kernel says that the device went while it was looked at.
+// gone reports whether an error means that the device disappeared while it was read.
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) }
 
-// readAttribute returns a file without the white space around. A FIFO in its place does not keep it waiting.
+// readAttribute returns a file without surrounding white space. It does not block on a FIFO.
 func readAttribute(dir *os.Root, name string) (string, error) {
 	f, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -71,7 +71,7 @@ func readAttribute(dir *os.Root, name string) (string, error) {
 	return strings.TrimSpace(string(buffer[:n])), nil
 }
 
-// writeAttribute writes to a file that is there. The kernel takes a line end for nothing.
+// writeAttribute writes to an existing file. The kernel ignores a line end.
 func writeAttribute(dir *os.Root, name, value string) error {
 	f, err := dir.OpenFile(name, os.O_WRONLY|os.O_TRUNC|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -93,11 +93,11 @@ func listFolder(dir *os.Root, name string) ([]string, error) {
 	return names, err
 }
 
-// readLink returns the last name of what a link leads to, which lies in a folder that the link's kind tells ("" for any).
+// readLink returns the last element of a symlink's target, which must be in the folder for this kind of link ("" for any).
 func readLink(dir *os.Root, name, folder string) (string, error) {
 	target, err := dir.Readlink(name)
 	if errors.Is(err, syscall.EINVAL) {
-		return "", errLink // it is none
+		return "", errLink // it is not a symlink
 	}
 	if err != nil {
 		return "", err
@@ -109,16 +109,16 @@ func readLink(dir *os.Root, name, folder string) (string, error) {
 	return last, nil
 }
 
-// folder is what a scan reads of one function or interface. Of what is there and cannot be read it keeps the first.
+// folder has the content of one function's or interface's folder. It keeps the first read error.
 type folder struct {
 	*os.Root
-	names []string // what it holds, sorted
+	names []string // names in the folder, sorted
 	err   error
-	left  bool // something went away
+	left  bool // a file has disappeared
 }
 
 func openFolder(parent *os.Root, name string) (*folder, error) {
-	// What is no folder fails by the dot; OpenRoot would wait at a FIFO.
+	// The dot makes this fail for anything but a folder; without it OpenRoot would block on a FIFO.
 	dir, err := parent.OpenRoot(name + "/.")
 	if err != nil {
 		return nil, err
@@ -136,7 +136,7 @@ func (f *folder) has(name string) bool {
 	return found
 }
 
-// fail keeps an error, with the reason alone: paths differ from machine to machine.
+// fail keeps an error with its reason only, because paths differ between machines.
 func (f *folder) fail(name string, err error) {
 	f.left = f.left || gone(err)
 	if f.err == nil && err != nil && !untold(err) {
@@ -164,7 +164,7 @@ func (f *folder) text(name string) string {
 	return value
 }
 
-// value parses an attribute; without it, or with one that cannot be parsed, it is otherwise.
+// value parses an attribute. It returns otherwise if the attribute is missing or invalid.
 func value[T any](f *folder, name string, otherwise T, parse func(string) (T, error)) T {
 	if !f.has(name) {
 		return otherwise
@@ -180,7 +180,7 @@ func value[T any](f *folder, name string, otherwise T, parse func(string) (T, er
 	return otherwise
 }
 
-// link returns where a link leads, or "".
+// link returns the target of a symlink, or "".
 func (f *folder) link(name, in string) string {
 	if !f.has(name) {
 		return ""
@@ -196,7 +196,7 @@ func (f *folder) link(name, in string) string {
 	return last
 }
 
-// function returns the address of the function that a link leads to.
+// function returns the address of the function that a symlink leads to.
 func (f *folder) function(name string) Address {
 	text := f.link(name, "")
 	if text == "" {
@@ -207,7 +207,7 @@ func (f *folder) function(name string) Address {
 	return a
 }
 
-// list returns what a folder within holds, or nothing.
+// list returns the names in a subfolder, or nil.
 func (f *folder) list(name string) []string {
 	if !f.has(name) {
 		return nil

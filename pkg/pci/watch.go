@@ -12,21 +12,21 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// One change of hardware is a burst of events: VFs come one by one. So it is looked only after a moment of quiet, but a stream that never
-// rests does not put it off for ever.
+// A hardware change causes a burst of events, because VFs appear one by one. Watch therefore scans after a quiet moment, but an
+// endless stream of events does not postpone the scan for ever.
 const (
 	quiet     = 100 * time.Millisecond
 	noQuieter = time.Second
 )
 
-// Watch scans, and again after events of the kernel and after each poll at the latest. It sends each snapshot that differs from the one
-// before, the first at once, until ctx ends. Then nothing listens any more, and the channel is closed. Only a first scan that fails is an
-// error; later ones are logged. Without a poll (0) it depends on events, which a user namespace does not have for all devices.
+// Watch scans at once, after events of the kernel, and at least after each poll. It sends each snapshot that differs from the previous
+// one until ctx ends, and then closes the channel. It returns an error only if the first scan fails, and logs later errors. Without a
+// poll (0) it depends on events, which a user namespace does not receive for all devices.
 func Watch(ctx context.Context, sysfs string, poll time.Duration) (<-chan *Snapshot, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	events, err := kernel.Events(ctx)
 	if err != nil {
-		slog.Warn("changes of devices are seen by polling alone", "error", err)
+		slog.Warn("no kernel events: changes of devices are seen only by polling", "error", err)
 	}
 	first, err := Scan(sysfs)
 	if err != nil {
@@ -51,7 +51,7 @@ func watch(ctx context.Context, now *Snapshot, scan func() (*Snapshot, error), e
 	for await(ctx, events, poll) {
 		next, err := scan()
 		if err != nil {
-			slog.Warn("devices cannot be looked at, what was seen last stands", "error", err)
+			slog.Warn("cannot scan devices; the last scan remains in use", "error", err)
 			continue
 		}
 		if !reflect.DeepEqual(now, next) {
@@ -64,7 +64,7 @@ func watch(ctx context.Context, now *Snapshot, scan func() (*Snapshot, error), e
 	}
 }
 
-// await waits until it is time to scan; false means that ctx has ended.
+// await waits until it is time to scan. It returns false if ctx has ended.
 func await(ctx context.Context, events <-chan kernel.Event, poll time.Duration) bool {
 	var due, latest <-chan time.Time
 	if poll > 0 {
@@ -89,7 +89,7 @@ func await(ctx context.Context, events <-chan kernel.Event, poll time.Duration) 
 	}
 }
 
-// concerns tells events that may be about a PCI function from those of the links that come and go with every pod.
+// concerns reports whether an event may be about a PCI function, and not about links that come and go with every pod.
 func concerns(e kernel.Event) bool {
 	switch {
 	case e.Lost:
@@ -97,6 +97,6 @@ func concerns(e kernel.Event) bool {
 	case e.Device != "":
 		return strings.Contains(e.Device, "/pci")
 	}
-	// Interfaces of cards have no kind, but for InfiniBand.
+	// Interfaces of cards have no kind, except InfiniBand.
 	return e.Kind == "" || e.Kind == "ipoib"
 }

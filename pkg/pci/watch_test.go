@@ -20,12 +20,12 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// machine is looked at in the time of a bubble (testing/synctest).
+// machine is a fake machine in the time of a bubble (testing/synctest).
 type machine struct {
 	mu     sync.Mutex
 	now    *Snapshot
 	err    error
-	scans  []time.Duration // when, since the start
+	scans  []time.Duration // times since the start
 	start  time.Time
 	events chan kernel.Event
 	seen   []*Snapshot
@@ -38,7 +38,7 @@ func (m *machine) scan() (*Snapshot, error) {
 	return m.now, m.err
 }
 
-// change gives the card n channels, which it has without an error only.
+// change sets the number of channels and the error of later scans.
 func (m *machine) change(n int, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -47,7 +47,7 @@ func (m *machine) change(n int, err error) {
 	}
 }
 
-// watched runs f beside a watch, and gives back when that has ended.
+// watched runs f beside a watch, and returns after the watch has ended.
 func watched(t *testing.T, poll time.Duration, f func(m *machine)) *machine {
 	t.Helper()
 	m := &machine{}
@@ -86,7 +86,7 @@ func (m *machine) check(t *testing.T, scans ...time.Duration) {
 	}
 }
 
-// TestWatchBurst: a burst of events is one scan, after a moment of quiet.
+// TestWatchBurst checks that a burst of events causes one scan, after a quiet moment.
 func TestWatchBurst(t *testing.T) {
 	m := watched(t, time.Hour, func(m *machine) {
 		time.Sleep(time.Second)
@@ -102,7 +102,7 @@ func TestWatchBurst(t *testing.T) {
 	}
 }
 
-// TestWatchStream: events without end do not put the scan off for ever.
+// TestWatchStream checks that an endless stream of events does not postpone the scan for ever.
 func TestWatchStream(t *testing.T) {
 	m := watched(t, time.Hour, func(m *machine) {
 		for range 70 {
@@ -115,7 +115,7 @@ func TestWatchStream(t *testing.T) {
 	}
 }
 
-// TestWatchPoll: without an event a change is seen by the poll, and delivered once.
+// TestWatchPoll checks that a change without an event is found by the poll and delivered once.
 func TestWatchPoll(t *testing.T) {
 	m := watched(t, time.Minute, func(m *machine) {
 		time.Sleep(90 * time.Second)
@@ -128,12 +128,12 @@ func TestWatchPoll(t *testing.T) {
 	}
 }
 
-// TestWatchNoPoll: with events alone nobody scans without one.
+// TestWatchNoPoll checks that without a poll only events cause scans.
 func TestWatchNoPoll(t *testing.T) {
 	watched(t, 0, func(*machine) { time.Sleep(24 * time.Hour) }).check(t, 0)
 }
 
-// TestWatchFails: a scan that fails later changes nothing; what is seen after it is compared with what was seen before.
+// TestWatchFails checks that a failed later scan changes nothing, and that the next one is compared with the last good one.
 func TestWatchFails(t *testing.T) {
 	m := watched(t, time.Minute, func(m *machine) {
 		m.change(0, fs.ErrPermission)
@@ -154,7 +154,7 @@ func TestWatchFailsAtOnce(t *testing.T) {
 	}
 }
 
-// TestWatchKernel: after an event of the real kernel a change of the tree is delivered. The links of pods are no reason to look.
+// TestWatchKernel checks that an event of the real kernel delivers a change of the tree, and that links of pods cause no scan.
 func TestWatchKernel(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	ctx, stop := context.WithCancel(t.Context())
@@ -187,7 +187,7 @@ func TestWatchKernel(t *testing.T) {
 	}
 }
 
-// TestWatchTreeGoes: a tree that goes away is not taken for a machine whose cards went.
+// TestWatchTreeGoes checks that a missing tree does not count as a machine without cards.
 func TestWatchTreeGoes(t *testing.T) {
 	sysfs := pcitest.Extract(t, "in-pods")
 	ctx, stop := context.WithCancel(t.Context())

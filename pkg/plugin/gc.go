@@ -79,20 +79,20 @@ func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 	}
 	if why != "" {
 		r.Log.Info("attachment is not in the list of valid ones; the next GC decides about it", "of", a.ContainerID, "ifname", a.IfName, "reason", why)
-		r.Spare(a)
+		r.KeepAttachment(a)
 		return false
 	}
 	r.Log.Info("collecting attachment that is no longer valid", "of", a.ContainerID, "ifname", a.IfName)
 	return true
 }
 
-// Spare makes GC keep an attachment in its following steps, because other state still uses its addresses.
-func (r *Request) Spare(a Attachment) { r.Valid[a], r.spared = true, true }
+// KeepAttachment makes GC keep an attachment in its following steps, because other state still uses its addresses.
+func (r *Request) KeepAttachment(a Attachment) { r.Valid[a], r.keptAny = true, true }
 
 // ConfigForGC returns the configuration for a plugin to which GC is passed on. Its list of valid attachments includes the spared ones.
 func (r *Request) ConfigForGC() []byte {
 	var keys map[string]json.RawMessage
-	if !r.spared || json.Unmarshal(r.Config, &keys) != nil {
+	if !r.keptAny || json.Unmarshal(r.Config, &keys) != nil {
 		return r.Config
 	}
 	list := make([]Attachment, 0, len(r.Valid))

@@ -57,8 +57,8 @@ func TestStale(t *testing.T) {
 		if got := r.Stale(c.of, c.netns, r.began.Add(-c.age)); got != c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
-		if r.Valid[a] != r.spared || r.spared && c.want {
-			t.Errorf("%s: among the valid: %v, spared: %v", name, r.Valid[a], r.spared)
+		if r.Valid[a] != r.keptAny || r.keptAny && c.want {
+			t.Errorf("%s: among the valid: %v, kept: %v", name, r.Valid[a], r.keptAny)
 		}
 	}
 }

@@ -29,9 +29,9 @@ type Plugin struct {
 	Chained    bool   // ADD and CHECK require a prevResult
 	// ForeignArgs: the plugin uses only the pod's name from CNI_ARGS, so malformed and unknown arguments are no error, as with the
 	// reference.
-	ForeignArgs bool
-	NoNetns     bool // the plugin does not use the namespace, so any CNI_NETNS is accepted
-	Late        bool // most calls change nothing: signals end the process as usual until the verb calls Request.Patient
+	ForeignArgs  bool
+	NoNetns      bool // the plugin does not use the namespace, so any CNI_NETNS is accepted
+	CallsPatient bool // most calls change nothing: signals end the process as usual until the verb calls Request.Patient
 
 	Add    func(*Request) (*types100.Result, error) // a nil result stands for an unchanged prevResult
 	Del    func(*Request) error
@@ -78,7 +78,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 		r.level = slog.LevelDebug
 	}
 	fault.Step("start of", p.Name)
-	if !p.Late {
+	if !p.CallsPatient {
 		r.Patient()
 	}
 	defer r.close()

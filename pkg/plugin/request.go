@@ -55,11 +55,11 @@ type Request struct {
 
 	NotAfter time.Time // DEL of an in-process IPAM plugin: releases only leases made before this time; zero for all
 
-	Hold *os.File // lock file of the attachment, which child processes inherit; nil if there is none
+	LockFile *os.File // lock file of the attachment, which child processes inherit; nil if there is none
 
-	Log    *slog.Logger // adds the pod's identity to each line
-	began  time.Time    // start of this call
-	spared bool         // GC: Valid contains more than the runtime's list
+	Log     *slog.Logger // adds the pod's identity to each line
+	began   time.Time    // start of this call
+	keptAny bool         // GC: Valid contains more than the runtime's list
 
 	once map[reflect.Type]any // results of Once, shared with copies of the request
 

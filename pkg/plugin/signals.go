@@ -9,7 +9,7 @@ import (
 )
 
 // Patient makes the process ignore signals, except SIGKILL, until the verb ends. DEL finishes. ADD finishes within milliseconds and is then
-// undone. A plugin with Late calls Patient before its first change, because Patient costs two threads.
+// undone. A plugin with CallsPatient calls Patient before its first change, because Patient costs two threads.
 func (r *Request) Patient() {
 	r.PatientSoon()
 	if r.listening != nil {

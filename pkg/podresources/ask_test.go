@@ -116,7 +116,7 @@ func notFound(_ int, r *api.GetPodResourcesRequest) (*api.PodResources, error) {
 	return nil, fmt.Errorf("pod %s in namespace %s not found", r.GetPodName(), r.GetPodNamespace())
 }
 
-// TestUnknownPod: a pod that the kubelet does not have is told from one without devices, at once.
+// TestUnknownPod checks that an unknown pod gets another error than a pod without devices, without a retry.
 func TestUnknownPod(t *testing.T) {
 	none := func(int) ([]*api.PodResources, error) {
 		return []*api.PodResources{{Namespace: "shop", Name: "web-1"}}, nil
@@ -219,7 +219,7 @@ func TestNoKubelet(t *testing.T) {
 	}
 }
 
-// TestRestart: a kubelet that comes back is waited for: without socket, and with one that nobody listens at.
+// TestRestart: a kubelet that comes back is waited for: without socket, and with one that has no listener.
 func TestRestart(t *testing.T) {
 	for _, stale := range []bool{false, true} {
 		k := &kubelet{Kubelet: root(t), get: always(web("app", "a"))}

@@ -26,7 +26,7 @@ const (
 	window, defaultWindow = 1<<31 - 1, 1<<16 - 1
 )
 
-// call puts a question to a gRPC server at a unix socket, and returns the message that is the answer. It is "Requests" and "Responses" of
+// call sends a request to a gRPC server at a unix socket, and returns the response message. It is "Requests" and "Responses" of
 // github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md, on a connection of its own.
 func call(ctx context.Context, socket, method string, request []byte) ([]byte, error) {
 	data, err := question(method, request)
@@ -70,7 +70,7 @@ func question(method string, request []byte) ([]byte, error) {
 	return appendFrame(b, frameData, flagEndStream, 1, message), nil
 }
 
-// exchange is what came of an answer.
+// exchange is the received part of a response.
 type exchange struct {
 	to      io.Writer
 	frames  *frames
@@ -102,7 +102,7 @@ func (x *exchange) run() ([]byte, error) {
 	return x.answer()
 }
 
-// take acts on a frame. WINDOW_UPDATE, PRIORITY and types that nobody knows need nothing (section 5.5).
+// take handles a frame. WINDOW_UPDATE, PRIORITY and unknown types are ignored (section 5.5).
 func (x *exchange) take(f frame) error {
 	if !x.greeted && (f.kind != frameSettings || f.flags&flagAck != 0) {
 		return fmt.Errorf("the first frame is of type %d: want SETTINGS, as HTTP/2 has", f.kind)
@@ -207,7 +207,7 @@ func (x *exchange) answer() ([]byte, error) {
 	return x.body[5:], nil
 }
 
-// reset is the end of the stream by RST_STREAM (section 6.4), in gRPC's codes ("Errors").
+// reset returns the error for the end of the stream by RST_STREAM (section 6.4), in gRPC's codes ("Errors").
 func reset(f frame) error {
 	if len(f.payload) != 4 {
 		return fmt.Errorf("RST_STREAM of %d bytes", len(f.payload))
@@ -222,7 +222,7 @@ func reset(f frame) error {
 	return &statusError{grpc, fmt.Sprintf("RST_STREAM with code %#x of HTTP/2", code)}
 }
 
-// goneAway is the end of the connection by GOAWAY (section 6.8), unless the answer will still come.
+// goneAway handles the end of the connection by GOAWAY (section 6.8), unless the answer will still come.
 func goneAway(f frame) error {
 	if len(f.payload) < 8 {
 		return fmt.Errorf("GOAWAY of %d bytes", len(f.payload))

@@ -97,7 +97,7 @@ func TestConfirmed(t *testing.T) {
 	k.note(t, fast(after, "init", "a"))
 	k.Resources = []string{"example.com/gpu"}
 	if got, err := ask(t, k.Kubelet, after); err != nil || len(got) != 0 {
-		t.Errorf("an init container with a device that nobody wants: %v, %v", got, err)
+		t.Errorf("an init container with an unwanted device: %v, %v", got, err)
 	}
 }
 

@@ -140,7 +140,7 @@ func FuzzMessage(f *testing.F) {
 		f.Add(data)
 	}
 	f.Add([]byte("\x0a\x0c\x1a\x0a\x12\x03\x12\x01a\x18\x05\x1a\x01\x07"))        // a CPU by itself, and a list of one
-	f.Add([]byte("\x08\x05\x09aaaaaaaa\x0daaaa\xfa\x01\x01x\x0a\x00"))            // fields of all types that nobody knows
+	f.Add([]byte("\x08\x05\x09aaaaaaaa\x0daaaa\xfa\x01\x01x\x0a\x00"))            // fields of all unknown types
 	f.Add([]byte("\x0a\x0a\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f"))             // a length beyond all
 	f.Add([]byte("\x0a\x0b\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"))         // the longest
 	f.Add([]byte("\x0a\x02\x0a\x00\x8a\x80\x80\x80\x80\x80\x80\x80\x80\x00\x00")) // a long tag

@@ -39,7 +39,7 @@ const (
 )
 
 var (
-	// errNoKubelet is where no kubelet ever was: the socket's folder is missing.
+	// errNoKubelet means that no kubelet ever ran here: the socket's folder is missing.
 	errNoKubelet = errors.New("no kubelet was here")
 	// ErrUnknownPod is for a pod that the kubelet does not have, which is something else than a pod without devices.
 	ErrUnknownPod = errors.New("the kubelet does not know the pod")
@@ -51,11 +51,11 @@ var (
 	errOtherPod = errors.New("that is another pod of the same name, or one of which only init containers have devices")
 )
 
-// Kubelet says where a kubelet is, and what to ask it for.
+// Kubelet has the paths of a kubelet and the wanted resources.
 type Kubelet struct {
 	Socket     string
 	Checkpoint string
-	// Resources are those of which devices are wanted; nil is all.
+	// Resources are the resources whose devices are returned; nil: all.
 	Resources []string
 	// Claims is set where pods get devices by ResourceClaims. Such a node may have no device plugin, and so no checkpoint.
 	Claims bool
@@ -239,19 +239,21 @@ func (k Kubelet) repeat(ctx context.Context, method string) ([]byte, error) {
 	}
 }
 
-// unsupported tells a kubelet that does not know Get (before 1.27), or whose feature gate KubeletPodResourcesGet is off (before 1.36).
+// unsupported reports whether an error is from a kubelet that does not know Get (before 1.27), or whose feature gate
+// KubeletPodResourcesGet is off (before 1.36).
 func unsupported(err error) bool {
 	var s *statusError
 	return errors.As(err, &s) && (s.code == codeUnimplemented || s.code == codeUnknown && strings.Contains(s.message, "method disabled"))
 }
 
-// unknown tells a kubelet without the pod: "pod web-0 in namespace shop not found", of code Unknown up to 1.37.
+// unknown reports whether an error means that the kubelet does not have the pod: "pod web-0 in namespace shop not found", of
+// code Unknown up to 1.37.
 func unknown(err error) bool {
 	var s *statusError
 	return errors.As(err, &s) && (s.code == codeNotFound || s.code == codeUnknown && strings.HasSuffix(s.message, " not found"))
 }
 
-// temporary tells what may be otherwise soon. The question changes nothing, so that it may be put again even when half an answer came.
+// temporary reports whether a retry may succeed. The request changes nothing, so a retry is safe even after half a response.
 func temporary(err error) bool {
 	var s *statusError
 	if errors.As(err, &s) {

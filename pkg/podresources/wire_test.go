@@ -310,7 +310,7 @@ func TestGarbage(t *testing.T) {
 		"headers of more than 1048576 bytes": after(func(p *peer) {
 			p.WriteRawFrame(http2.FrameHeaders, 0, 1, p.fields("x", strings.Repeat("y", 4000)))
 			for range 300 {
-				p.WriteContinuation(1, false, bytes.Repeat([]byte{0x80 | 62}, 9000)) // the field above, each byte anew
+				p.WriteContinuation(1, false, bytes.Repeat([]byte{0x80 | 62}, 9000)) // the field above, each byte repeated
 			}
 		}),
 		`HTTP status "404", content-type "text/html", grpc-status ""`: func(p *peer) {

@@ -132,13 +132,13 @@ func (s sriov) collectLeases(r *plugin.Request) error {
 	as := *r
 	as.Valid = maps.Clone(r.Valid)
 	for key, records := range all {
-		as.Spare(plugin.Attachment{ContainerID: key.ContainerID, IfName: key.IfName})
+		as.KeepAttachment(plugin.Attachment{ContainerID: key.ContainerID, IfName: key.IfName})
 		var st state
 		if rec, ok := records[r.Plugin]; ok && json.Unmarshal(rec.State, &st) != nil {
 			return nil // nobody knows what it has
 		}
 		for _, v := range st.VFs {
-			as.Spare(plugin.Attachment{ContainerID: key.ContainerID, IfName: v.Name})
+			as.KeepAttachment(plugin.Attachment{ContainerID: key.ContainerID, IfName: v.Name})
 		}
 	}
 	left, err := journals()
@@ -147,7 +147,7 @@ func (s sriov) collectLeases(r *plugin.Request) error {
 	}
 	for _, j := range left {
 		if j.Owner.Network == r.Network {
-			as.Spare(plugin.Attachment{ContainerID: j.Owner.ContainerID, IfName: j.Name})
+			as.KeepAttachment(plugin.Attachment{ContainerID: j.Owner.ContainerID, IfName: j.Name})
 		}
 	}
 	if err := s.ipam.GC(&as, name); err != nil {

@@ -80,7 +80,7 @@ func PluginAt(sysfs, socket, claims string, builtin ...plugin.Plugin) plugin.Plu
 }
 
 func (s sriov) plugin() plugin.Plugin {
-	return plugin.Plugin{Name: "sriov", Late: true, Add: s.add, Del: s.del, Check: s.check, GC: s.gc, Status: s.status}
+	return plugin.Plugin{Name: "sriov", CallsPatient: true, Add: s.add, Del: s.del, Check: s.check, GC: s.gc, Status: s.status}
 }
 
 // job is one ADD or CHECK: the request with everything opened that it works on.
@@ -107,7 +107,7 @@ func (s sriov) open(r *plugin.Request, cfg config) (_ *job, err error) {
 	if j.att, err = attachment.Open(r); err != nil {
 		return nil, err
 	}
-	r.Hold = j.att.LockFile()
+	r.LockFile = j.att.LockFile()
 	if j.pod, err = kernel.Open(r.Netns); err != nil {
 		return nil, err
 	}
@@ -241,7 +241,7 @@ func (s sriov) del(r *plugin.Request) error {
 
 func (s sriov) removeFromNode(r *plugin.Request, att *attachment.Attachment, st state) error {
 	r.Patient()
-	r.Hold = att.LockFile()
+	r.LockFile = att.LockFile()
 	n, err := openNode(s.sysfs, r)
 	if err != nil {
 		return err

@@ -11,18 +11,19 @@ import (
 	"strings"
 )
 
-// Range is a range of whole numbers, both ends included.
+// Range is a range of integers, both ends included.
 type Range struct{ From, To int }
 
-// Allowance is what claims may set, by key: numbers within ranges, or without ranges every value that is valid.
+// Allowance has the keys that claims may set: numbers within ranges, or without ranges any valid value.
 type Allowance map[string][]Range
 
-// DefaultAllowance returns what claims may set unless the configuration says otherwise. All that protects others from the pod is missing.
+// DefaultAllowance returns what claims may set unless the configuration says otherwise. It excludes all settings that protect other
+// pods and the network from this pod.
 func DefaultAllowance() Allowance {
 	return Allowance{"mac": nil, "ips": nil, "ifName": nil, "mtu": nil}
 }
 
-// Allow adds a key with every value that is valid.
+// Allow permits any valid value of a key.
 func (a Allowance) Allow(key string) error {
 	if (&Config{}).field(key) == nil {
 		return errNoKey(key)
@@ -34,13 +35,14 @@ func (a Allowance) Allow(key string) error {
 	return nil
 }
 
-// Limit adds a key of a number with its limit, a value of JSON: a string of ranges such as "100-199,300", or a number that is the most.
+// Limit permits values of a numeric key within a limit, which is a JSON value: a string of ranges such as "100-199,300", or a number
+// for the maximum.
 func (a Allowance) Limit(key string, limit any) error {
 	if err := a.Allow(key); err != nil {
 		return err
 	}
 	if _, number := (&Config{}).field(key).(**int); !number {
-		return fmt.Errorf("%s: only numbers have a limit: want %q itself in the list, for every value", shown(limit), key)
+		return fmt.Errorf("%s: only numbers can have a limit: list %q itself, which allows any valid value", shown(limit), key)
 	}
 	ranges, err := parseLimit(key, limit)
 	a[key] = ranges
@@ -67,14 +69,14 @@ func parseLimit(key string, limit any) (ranges []Range, err error) {
 			err = checkNumber(key, most)
 		}
 		if err != nil || most == 0 {
-			return nil, fmt.Errorf("%s: want the highest value that a claim may set", shown(limit))
+			return nil, fmt.Errorf("%s: want the maximum that a claim may set", shown(limit))
 		}
 		return []Range{{least(key), most}}, nil
 	}
-	return nil, fmt.Errorf(`%s: want ranges such as "100-199,300", or a number that is the most`, shown(limit))
+	return nil, fmt.Errorf(`%s: want ranges such as "100-199,300", or a number for the maximum`, shown(limit))
 }
 
-// least returns the smallest value below a ceiling. A maximum of 0 is no limit, which is above every ceiling.
+// least returns the smallest value that a maximum allows. A maximum of 0 means no limit, which is above every maximum.
 func least(key string) int {
 	switch key {
 	case "maxTxRate":
@@ -104,7 +106,7 @@ func parseRange(key, s string) (Range, error) {
 	return Range{from, to}, nil
 }
 
-// Check returns why a claim may not set one of the settings. The error has the key, the value and what is allowed.
+// Check returns why a claim may not set one of the settings. The error has the key, the value and the allowed values.
 func (a Allowance) Check(c *Config) error {
 	for _, key := range c.Set() {
 		ranges, ok := a[key]
@@ -119,7 +121,7 @@ func (a Allowance) Check(c *Config) error {
 	return nil
 }
 
-// String returns what is allowed in one line: mac, vlan 100-199,300; "nothing" if that is all.
+// String returns the allowed settings in one line, such as mac, vlan 100-199,300; or "nothing".
 func (a Allowance) String() string {
 	var out []string
 	for _, key := range Keys() {

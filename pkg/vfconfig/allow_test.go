@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestAllowance: a claim sets what is allowed, within the limits, and an error names the key, the value and what is allowed.
+// TestAllowance checks that a claim can set allowed values, and that an error names the key, the value and the allowed values.
 func TestAllowance(t *testing.T) {
 	a := DefaultAllowance()
 	for _, limit := range []struct {
@@ -50,9 +50,9 @@ func TestAllowance(t *testing.T) {
 	}
 }
 
-// TestLimit: limits are values that the setting may have.
+// TestLimit checks that a limit consists of valid values of the setting.
 func TestLimit(t *testing.T) {
-	const ranges = `want ranges such as "100-199,300", or a number that is the most`
+	const ranges = `want ranges such as "100-199,300", or a number for the maximum`
 	for _, test := range []struct {
 		key   string
 		limit any
@@ -70,10 +70,10 @@ func TestLimit(t *testing.T) {
 		{"vlan", nil, "null: " + ranges},
 		{"vlan", []any{json.Number("1")}, "a list: " + ranges},
 		{"vlan", true, "true: " + ranges},
-		{"maxTxRate", json.Number("0"), "0: want the highest value that a claim may set"},
-		{"maxTxRate", json.Number("1.5"), "1.5: want the highest value that a claim may set"},
-		{"mtu", json.Number("66000"), "66000: want the highest value that a claim may set"},
-		{"trust", "on", `"on": only numbers have a limit: want "trust" itself in the list, for every value`},
+		{"maxTxRate", json.Number("0"), "0: want the maximum that a claim may set"},
+		{"maxTxRate", json.Number("1.5"), "1.5: want the maximum that a claim may set"},
+		{"mtu", json.Number("66000"), "66000: want the maximum that a claim may set"},
+		{"trust", "on", `"on": only numbers can have a limit: list "trust" itself, which allows any valid value`},
 		{"vlann", "1", "no such key; did you mean vlan?"},
 	} {
 		a := Allowance{}

@@ -14,19 +14,19 @@ import (
 )
 
 const (
-	// IndexMark stands in an ifName for the number of the VF in the pod.
+	// IndexMark stands for the number of the VF in an ifName.
 	IndexMark = "{index}"
-	// MaxVFs is how many VFs a pod has at most.
+	// MaxVFs is the maximum number of VFs of a pod.
 	MaxVFs = 99
 )
 
-// Validate returns what is wrong with the settings of a VF: a value, or two that contradict each other. Settings without a vlan may have
-// vlanQoS and vlanProto: the vlan can come from another place, and Complete wants it.
+// Validate returns an error for an invalid value, or for two settings that contradict each other. It accepts vlanQoS and vlanProto
+// without a vlan, which may come from another source; Complete requires it.
 func (c *Config) Validate() error {
 	return c.check(func(key string) string { return key }, false)
 }
 
-// Complete is Validate for the settings that a VF gets. Errors name the keys by name, as the place has them that they come from.
+// Complete is Validate for the final settings of a VF. Errors call the keys by the function name, as in the source of the settings.
 func (c *Config) Complete(name func(key string) string) error { return c.check(name, true) }
 
 func (c *Config) check(name func(string) string, complete bool) error {
@@ -135,7 +135,7 @@ func checkIPs(ips []string) error {
 	return nil
 }
 
-// CheckIP refuses what IPAM plugins do not take in runtimeConfig.ips.
+// CheckIP refuses addresses that IPAM plugins do not accept in runtimeConfig.ips.
 func CheckIP(ip string) error {
 	if _, err := netip.ParseAddr(ip); err == nil {
 		return nil
@@ -143,10 +143,10 @@ func CheckIP(ip string) error {
 	if _, err := netip.ParsePrefix(ip); err == nil {
 		return nil
 	}
-	return fmt.Errorf("%q: want an address, with or without the length of its prefix", ip)
+	return fmt.Errorf("%q: want an address, with or without a prefix length", ip)
 }
 
-// ParseMAC reads the MAC address of a VF.
+// ParseMAC parses the MAC address of a VF.
 func ParseMAC(s string) (net.HardwareAddr, error) {
 	mac, err := net.ParseMAC(s)
 	if err != nil || len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)) {
@@ -155,7 +155,7 @@ func ParseMAC(s string) (net.HardwareAddr, error) {
 	return mac, nil
 }
 
-// Named returns an ifName with the number of the VF in the place of {index}.
+// Named returns an ifName with {index} replaced by the number of the VF.
 func Named(ifName string, index int) string {
 	return strings.Replace(ifName, IndexMark, fmt.Sprint(index), 1)
 }

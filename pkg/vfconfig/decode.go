@@ -15,21 +15,21 @@ import (
 )
 
 const (
-	// APIVersion is that of the parameters of claims and classes.
+	// APIVersion is the API version of the parameters in claims and classes.
 	APIVersion = "sriov.podlace.io/v1alpha1"
-	// Kind is that of the parameters of claims and classes.
+	// Kind is the kind of the parameters in claims and classes.
 	Kind = "VFConfig"
 
-	maxBytes = 10 << 10 // of the API
+	maxBytes = 10 << 10 // limit of the Kubernetes API
 )
 
-// Entry is an entry of a ResourceClaim or DeviceClass: what is set of the VFs of a resource.
+// Entry is an entry of a ResourceClaim or DeviceClass: the settings for the VFs of a resource.
 type Entry struct {
-	Resource string // the only one whose VFs it is for; "" for all
+	Resource string // applies only to VFs of this resource; "": of all
 	Config
 }
 
-// Parameters returns the parameters of an entry, which Decode reads.
+// Parameters returns the encoded parameters of an entry, which Decode reads.
 func Parameters(resource string, c Config) ([]byte, error) {
 	return json.Marshal(struct {
 		APIVersion string `json:"apiVersion"`
@@ -39,8 +39,8 @@ func Parameters(resource string, c Config) ([]byte, error) {
 	}{APIVersion, Kind, resource, c})
 }
 
-// Decode reads the parameters of an entry. It is strict: what this version would not apply is an error. Errors begin with path, the place
-// of the parameters, and the key.
+// Decode reads the parameters of an entry. It is strict: a setting that this version would not apply is an error. Errors begin with
+// path, the place of the parameters, and the key.
 func Decode(data []byte, path string) (Entry, error) {
 	if len(data) > maxBytes {
 		return Entry{}, fmt.Errorf("%s: %d bytes: want at most %d", path, len(data), maxBytes)
@@ -82,7 +82,7 @@ func Decode(data []byte, path string) (Entry, error) {
 	return e, nil
 }
 
-// checkHead checks which kind of parameters these are. A resource has a prefix, as pods ask for it.
+// checkHead checks API version and kind of the parameters. The name of a resource must have its prefix.
 func checkHead(head map[string]string) error {
 	for _, k := range []struct{ key, want string }{{"apiVersion", APIVersion}, {"kind", Kind}} {
 		if s, ok := head[k.key]; !ok {
@@ -98,7 +98,7 @@ func checkHead(head map[string]string) error {
 	return nil
 }
 
-// keyError is what is wrong with the value of a key.
+// keyError is an error about the value of a key.
 type keyError struct {
 	key string
 	err error
@@ -107,7 +107,7 @@ type keyError struct {
 func (e keyError) Error() string { return shownKey(e.key) + ": " + e.err.Error() }
 func (e keyError) Unwrap() error { return e.err }
 
-// shownKey returns a key as it is, unless it is long or would break the line.
+// shownKey returns a key for an error, quoted or shortened if it is long or would break the line.
 func shownKey(key string) string {
 	if quoted := fmt.Sprintf("%+.40q", key); len(quoted) != len(key)+2 || key == "" {
 		return quoted
@@ -115,7 +115,7 @@ func shownKey(key string) string {
 	return key
 }
 
-// errNoKey says that there is no such key, and which is meant.
+// errNoKey returns the error for an unknown key, with the nearest known one.
 func errNoKey(key string) error {
 	if near := plugin.Nearest(key, append(Keys(), "apiVersion", "kind", "resource")); near != "" {
 		return fmt.Errorf("no such key; did you mean %s?", near)
@@ -123,7 +123,7 @@ func errNoKey(key string) error {
 	return errors.New("no such key; known are " + strings.Join(Keys(), ", "))
 }
 
-// members hands the members of an object to take, until one is an error. A key that stands twice is one, which encoding/json lets pass.
+// members passes the members of an object to take, until one is an error. It refuses duplicate keys, which encoding/json accepts.
 func members(data []byte, take func(key string, value any) error) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
@@ -157,7 +157,7 @@ func members(data []byte, take func(key string, value any) error) error {
 		return syntax(err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("there is more behind the object")
+		return errors.New("there is text after the object")
 	}
 	return nil
 }
@@ -169,8 +169,8 @@ func syntax(err error) error {
 	return err
 }
 
-// UnmarshalJSON reads settings as MarshalJSON writes them, for records. Keys of another version go to Unknown, which Validate refuses: a
-// setting that is not applied must not pass for one that is.
+// UnmarshalJSON reads settings from a record as MarshalJSON writes them. Keys of another version go to Unknown, which Validate
+// refuses: otherwise a setting would be ignored silently.
 func (c *Config) UnmarshalJSON(data []byte) error {
 	if string(data) == "null" {
 		return nil

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vfconfig has the settings of one VF, as a conflist, a DeviceClass, a ResourceClaim or an annotation gives them: one type, one
-// validation and one merge for all of these. No I/O.
+// Package vfconfig defines the settings of one VF, as a conflist, a DeviceClass, a ResourceClaim or an annotation gives them: one
+// type, one validation and one merge for all of these. No I/O.
 package vfconfig
 
 import (
@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// Config is what is set of a VF; what is nil or "" stays as it is.
+// Config has the settings of a VF. Settings that are nil or "" are left unchanged.
 type Config struct {
 	VLAN      *int     `json:"vlan,omitempty"` // 0 for none
 	VLANQoS   *int     `json:"vlanQoS,omitempty"`
@@ -24,18 +24,18 @@ type Config struct {
 	MinTxRate *int     `json:"minTxRate,omitempty"` // Mbit/s, 0 for no limit
 	MaxTxRate *int     `json:"maxTxRate,omitempty"` // Mbit/s, 0 for no limit
 	MTU       *int     `json:"mtu,omitempty"`
-	Driver    string   `json:"driver,omitempty"` // to bind the VF to
-	Rebind    *bool    `json:"rebind,omitempty"` // bind its own driver anew afterwards
-	IfName    string   `json:"ifName,omitempty"` // in the pod; {index} stands for the number of the VF in the pod, from 1 on
-	IPs       []string `json:"ips,omitempty"`    // to ask the IPAM plugin for
+	Driver    string   `json:"driver,omitempty"` // driver to bind the VF to
+	Rebind    *bool    `json:"rebind,omitempty"` // rebind its own driver afterwards
+	IfName    string   `json:"ifName,omitempty"` // in the pod; {index} stands for the number of the VF in the pod, starting at 1
+	IPs       []string `json:"ips,omitempty"`    // requested from the IPAM plugin
 
-	// Claimed are the keys that a ResourceClaim set, not its class: an annotation of the pod must not contradict these.
+	// Claimed are the keys set by the ResourceClaim and not by its class: an annotation of the pod must not contradict these.
 	Claimed []string `json:"claimed,omitempty"`
-	// Unknown are keys that were read and that this version does not know. Validate refuses them.
+	// Unknown are keys that this version does not know. Validate refuses them.
 	Unknown []string `json:"-"`
 }
 
-// claimedKey is the key of Claimed, which no user writes.
+// claimedKey is the JSON key of Claimed. Users never write it.
 const claimedKey = "claimed"
 
 // Keys returns the keys of all settings.
@@ -105,7 +105,7 @@ func (c *Config) Set() []string {
 // IsZero reports whether nothing is set.
 func (c *Config) IsZero() bool { return len(c.Set()) == 0 && (c == nil || len(c.Unknown) == 0) }
 
-// Text returns a setting as errors show it: as JSON, "" if it is not set.
+// Text returns a setting as JSON for errors, or "" if it is not set.
 func (c *Config) Text(key string) string {
 	if !c.Has(key) {
 		return ""
@@ -132,7 +132,7 @@ func (c *Config) String() string {
 	return strings.Join(out, ", ")
 }
 
-// Merge returns the settings of base, and those of over in their place where over has them. Both may be nil, and stay as they are.
+// Merge returns the settings of base, overridden by those of over. Both may be nil, and neither changes.
 func Merge(base, over *Config) *Config {
 	out := base.clone()
 	more := over.clone()
@@ -162,7 +162,7 @@ func union(a, b []string) []string {
 	return a
 }
 
-// clone returns a copy that shares no memory. That of nil is empty.
+// clone returns a deep copy. The copy of nil is empty.
 func (c *Config) clone() *Config {
 	if c == nil {
 		return &Config{}
@@ -182,8 +182,8 @@ func (c *Config) clone() *Config {
 	return &out
 }
 
-// Put sets the setting with a key to a value of JSON: a string, a json.Number, a bool or a list of strings. The error says what is wanted
-// instead.
+// Put sets the setting with a key to a JSON value: a string, a json.Number, a bool or a list of strings. The error describes the valid
+// type.
 func (c *Config) Put(key string, value any) error {
 	fresh := Config{}
 	if err := fresh.put(key, value); err != nil {
@@ -196,7 +196,7 @@ func (c *Config) Put(key string, value any) error {
 	return nil
 }
 
-// put sets a setting of the right type, whatever its value.
+// put sets a setting of the right type and does not check its value.
 func (c *Config) put(key string, value any) error {
 	switch f := c.field(key).(type) {
 	case **int:
@@ -220,7 +220,7 @@ func (c *Config) put(key string, value any) error {
 		if !ok {
 			return fmt.Errorf("%s: want a string", shown(value))
 		}
-		if s == "" { // which a Config has for what is not set
+		if s == "" { // an empty string means that the setting is not set
 			return checkText(key, s)
 		}
 		*f = s
@@ -247,7 +247,7 @@ func putList(to *[]string, value any) error {
 	return nil
 }
 
-// shown returns a value of JSON as errors show it, in one line.
+// shown returns a JSON value in one line for errors.
 func shown(value any) string {
 	switch v := value.(type) {
 	case nil:

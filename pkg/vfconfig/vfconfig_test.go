@@ -19,7 +19,7 @@ func full() Config {
 		IfName: "fast{index}", IPs: []string{"10.0.0.9/24", "fd00::9"}}
 }
 
-// TestKeys: every exported field with a JSON name is a key, and the other way round.
+// TestKeys checks that the keys are exactly the exported fields with a JSON name.
 func TestKeys(t *testing.T) {
 	var names []string
 	for f := range reflect.TypeFor[Config]().Fields() {
@@ -36,7 +36,7 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// TestRoundTrip: parameters and records are read as they were written.
+// TestRoundTrip checks that parameters and records are read as they were written.
 func TestRoundTrip(t *testing.T) {
 	want := full()
 	want.Claimed = []string{"vlan", "ips"}
@@ -59,7 +59,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestUnknownInRecord: a record of another version is read, and what this version would not apply is refused.
+// TestUnknownInRecord checks that a record of another version can be read, and that Validate refuses its unknown settings.
 func TestUnknownInRecord(t *testing.T) {
 	var got struct{ Config *Config }
 	if err := json.Unmarshal([]byte(`{"Config":{"vlan":5,"vlan2":[{"a":{}}]}}`), &got); err != nil {
@@ -78,7 +78,8 @@ func TestUnknownInRecord(t *testing.T) {
 	}
 }
 
-// TestMerge: later settings win key by key, what is false or 0 included, and neither side changes or shares memory.
+// TestMerge checks that later settings override earlier ones key by key, also with false or 0, and that neither side changes or shares
+// memory.
 func TestMerge(t *testing.T) {
 	for name, test := range map[string]struct{ base, over, want *Config }{
 		"nothing":         {nil, nil, &Config{}},
@@ -131,7 +132,7 @@ func entry(keys string) string {
 	return `{"apiVersion":"sriov.podlace.io/v1alpha1","kind":"VFConfig",` + keys + `}`
 }
 
-// TestDecode: what is not applied exactly as it stands there is an error with its place.
+// TestDecode checks that parameters which would not be applied exactly are an error with their place.
 func TestDecode(t *testing.T) {
 	const known = "vlan, vlanQoS, vlanProto, mac, spoofchk, trust, linkState, minTxRate, maxTxRate, mtu, driver, rebind, ifName, ips"
 	for _, test := range []struct{ data, want string }{
@@ -155,8 +156,8 @@ func TestDecode(t *testing.T) {
 		{entry(`"a\nb":1`), `."a\nb": no such key; known are ` + known},
 		{entry(`"vlan":1,"vlan":1`), ".vlan: the key stands twice"},
 		{entry(`"vlan":1,"kind":"VFConfig"`), ".kind: the key stands twice"},
-		{entry(`"vlan":1`) + "{}", ": there is more behind the object"},
-		{entry(`"vlan":1`) + "}", ": there is more behind the object"},
+		{entry(`"vlan":1`) + "{}", ": there is text after the object"},
+		{entry(`"vlan":1`) + "}", ": there is text after the object"},
 		{entry(`"vlan":1`)[:67], ".vlan: unexpected end of JSON input"},
 		{entry(`"vlan":"1"`), `.vlan: "1": want a number`},
 		{entry(`"vlan":1.5`), `.vlan: 1.5: want a whole number`},
@@ -190,7 +191,7 @@ func TestDecode(t *testing.T) {
 		{entry(`"ips":"10.0.0.1"`), `.ips: "10.0.0.1": want a list of strings`},
 		{entry(`"ips":[]`), `.ips: an empty list: want a list of strings`},
 		{entry(`"ips":[1]`), `.ips: a list: want a list of strings`},
-		{entry(`"ips":["10.0.0.1","10.0.0"]`), `.ips: "10.0.0": want an address, with or without the length of its prefix`},
+		{entry(`"ips":["10.0.0.1","10.0.0"]`), `.ips: "10.0.0": want an address, with or without a prefix length`},
 		{entry(`"mtu":1400`) + strings.Repeat(" ", 10<<10), ": 10311 bytes: want at most 10240"},
 	} {
 		e, err := Decode([]byte(test.data), "config[2].parameters")
@@ -198,13 +199,13 @@ func TestDecode(t *testing.T) {
 			t.Errorf("%.200s\n got %v, %v\nwant %s", test.data, e, err, want)
 		}
 	}
-	e, err := Decode([]byte(entry(`"vlanQoS":3,"vlanProto":"802.1AD"`)), "p") // the conflist may have the vlan
+	e, err := Decode([]byte(entry(`"vlanQoS":3,"vlanProto":"802.1AD"`)), "p") // the conflist may set the vlan
 	if want := (Entry{"", Config{VLANQoS: new(3), VLANProto: "802.1AD"}}); err != nil || !cmp.Equal(want, e) {
 		t.Errorf("%v, %v", e, err)
 	}
 }
 
-// TestComplete: what a VF gets has no gaps, and errors name the keys of the place.
+// TestComplete checks that contradictions in the final settings are errors, which use the key names of the source.
 func TestComplete(t *testing.T) {
 	name := func(key string) string { return strings.ToUpper(key) }
 	for _, test := range []struct {
@@ -218,7 +219,7 @@ func TestComplete(t *testing.T) {
 		{Config{MinTxRate: new(7), MaxTxRate: new(5)}, "MINTXRATE 7: more than MAXTXRATE 5"},
 		{Config{MinTxRate: new(7), MaxTxRate: new(0)}, ""},
 		{Config{MTU: new(1)}, "MTU 1: want 68-65535"},
-		{Config{IPs: []string{""}}, `IPS "": want an address, with or without the length of its prefix`},
+		{Config{IPs: []string{""}}, `IPS "": want an address, with or without a prefix length`},
 	} {
 		if err := test.config.Complete(name); err == nil && test.want != "" || err != nil && err.Error() != test.want {
 			t.Errorf("%s: got %v, want %s", &test.config, err, test.want)
@@ -226,7 +227,7 @@ func TestComplete(t *testing.T) {
 	}
 }
 
-// TestString: a line names what is set and nothing else.
+// TestString checks that the line has exactly the settings that are set.
 func TestString(t *testing.T) {
 	c := Config{VLAN: new(0), MAC: "02:00:00:00:00:01", Rebind: new(true), IPs: []string{"10.0.0.1"}}
 	if got, want := c.String(), `vlan 0, mac "02:00:00:00:00:01", rebind true, ips ["10.0.0.1"]`; got != want {
@@ -234,7 +235,7 @@ func TestString(t *testing.T) {
 	}
 }
 
-// FuzzDecode: whatever the parameters, there is an error in one line with the path, or settings that are read the same again.
+// FuzzDecode checks that any parameters give an error in one line with the path, or settings that survive encoding and decoding.
 func FuzzDecode(f *testing.F) {
 	c := full()
 	data, _ := Parameters("example.com/fast", c)
@@ -266,7 +267,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// FuzzRecord: settings in a record are never read as fewer than stand there without Validate knowing.
+// FuzzRecord checks that no setting of a record is lost without an error of Validate.
 func FuzzRecord(f *testing.F) {
 	data, _ := json.Marshal(full())
 	for _, seed := range []string{string(data), "{}", `{"x":1}`, `{"claimed":["vlan"],"vlan":1}`} {

@@ -11,7 +11,7 @@
 #   VM_THREADS   single: emulate all processors in one thread
 set -euo pipefail
 : "${VM:?is not set: the folder that setup.sh filled}"
-exec 9<"$VM/lock" && flock -s 9 # the machine is not made anew beneath this one
+exec 9<"$VM/lock" && flock -s 9 # the machine is not recreated during the command
 shared=$(mktemp -d "$VM/run.XXXXXX")
 trap 'rm -rf "$shared"' EXIT
 {

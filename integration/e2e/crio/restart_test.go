@@ -162,6 +162,6 @@ func TestFlush(t *testing.T) {
 		t.Errorf("after a restart the pod has %+v, %v: want %+v", got, err, p.Network)
 	}
 	p.Remove()
-	anew := cri.RunPod(t, c, "anew", cri.HostPort(port))
-	anew.Serves(cri.OutsideNetns, anew.OnNode4(port))
+	again := cri.RunPod(t, c, "again", cri.HostPort(port))
+	again.Serves(cri.OutsideNetns, again.OnNode4(port))
 }

@@ -170,7 +170,7 @@ func (f *flannel) startDaemons(t *testing.T) {
 	}
 }
 
-// takeOver makes Podlace the network, ends flannel, and removes what nobody needs.
+// takeOver makes Podlace the network, ends flannel, and removes what is no longer needed.
 func (f *flannel) takeOver(t *testing.T) {
 	t.Helper()
 	f.write(t, "podlace.yaml", f.manifest)

@@ -69,7 +69,7 @@ func (c *cluster) writeProxy(t *testing.T, n string, s setup) bool {
 	return true
 }
 
-// setProxy changes kube-proxy's configuration; a kube-proxy whose configuration changes ends, and is started anew.
+// setProxy changes kube-proxy's configuration; a kube-proxy whose configuration changes is restarted.
 func (c *cluster) setProxy(t *testing.T, s setup) {
 	t.Helper()
 	changed := map[string]string{}

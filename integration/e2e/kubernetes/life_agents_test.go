@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// agentsKilled: agents are killed at random moments, also of their start, while pods come and go. The kubelet starts the container anew
+// agentsKilled: agents are killed at random moments, also of their start, while pods come and go. The kubelet restarts the container
 // each time, at most a second later (maxContainerRestartPeriod).
 func (l *life) agentsKilled(t *testing.T) {
 	var monitors []*monitor
@@ -61,6 +61,6 @@ func (l *life) lossIsSeen(t *testing.T) {
 	await(t, "route again", func() bool { return m.count("route") > 0 })
 	others, lost := tr.end(t, "node2")
 	if changes := m.end(t); others != 0 || lost < 50 || changes < 2 {
-		t.Errorf("without a route of node1 to node2 %d packets were lost and %d of others, with %d changes, want many, 0 and at least 2", lost, others, changes)
+		t.Errorf("without a route of node1 to node2 %d packets were lost and %d of the other nodes, with %d changes, want many, 0 and at least 2", lost, others, changes)
 	}
 }

@@ -25,7 +25,7 @@ func (c *cluster) podCIDR(t *testing.T, node, family string) string {
 	return ""
 }
 
-// apiServerAway: agents start anew while the API server is away, and nothing changes.
+// apiServerAway: agents restart while the API server is away, and nothing changes.
 func (l *life) apiServerAway(t *testing.T) {
 	before := l.allRoutes(t)
 	var monitors []*monitor

@@ -102,7 +102,7 @@ func (c *cluster) heard(t *testing.T, node, path, wanted string) <-chan time.Tim
 	return told
 }
 
-// restartKubelet ends the kubelet of a node. With other arguments it starts anew with them.
+// restartKubelet ends the kubelet of a node. With other arguments it restarts with them.
 func (c *cluster) restartKubelet(t *testing.T, node, old, now string) {
 	t.Helper()
 	file := filepath.Join(c.dir, node, "services", "kubelet")

@@ -44,7 +44,7 @@ func TestPoolExhausted(t *testing.T) {
 	if pods := c.poolPods(t); len(pods["Running"]) != room || len(pods) != 1 {
 		t.Errorf("the pods are %v, want %d running", pods, room)
 	}
-	t.Logf("pods started in the place of others after %v; the kubelet tries again every 10 to 20 s", waits)
+	t.Logf("replacement pods started after %v; the kubelet tries again every 10 to 20 s", waits)
 }
 
 // poolPods are the names of the pods by phase.

@@ -57,7 +57,7 @@ type Devices struct {
 	Machine Mask // the NUMA nodes there are
 }
 
-// NewDevices makes a resource of healthy devices that nobody uses.
+// NewDevices makes a resource of healthy, unused devices.
 func NewDevices(machine Mask, near []Mask) *Devices {
 	d := &Devices{Near: near, Healthy: make([]bool, len(near)), Used: make([]bool, len(near)), Machine: machine}
 	for i := range d.Healthy {

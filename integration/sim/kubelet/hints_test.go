@@ -128,15 +128,15 @@ func TestMerge(t *testing.T) {
 		want        string
 		admit       bool
 	}{
-		{"none asks nobody", "01", 3, None, "any", true},
+		{"none asks no provider", "01", 3, None, "any", true},
 		{"the lowest of equals", "1* 0* 01", 3, BestEffort, "0*", true},
 		{"preferred before narrow", "0 01*", 3, Restricted, "01*", true},
 		{"not preferred", "01", 3, BestEffort, "01", true},
 		{"not preferred, restricted", "01", 3, Restricted, "01", false},
 		{"not preferred, single", "01", 3, SingleNUMA, "any", false},
 		{"preferred on two, single", "01*", 3, SingleNUMA, "any", false},
-		{"nobody cares", "any*", 3, SingleNUMA, "any*", true},
-		{"nobody cares, restricted", "any*", 3, Restricted, "01*", true},
+		{"no provider cares", "any*", 3, SingleNUMA, "any*", true},
+		{"no provider cares, restricted", "any*", 3, Restricted, "01*", true},
 		{"one does not care", "any*|1* 01", 3, SingleNUMA, "1*", true},
 		{"cannot be", "|0* 1* 01", 3, BestEffort, "0", true},
 		{"cannot be, restricted", "|0* 1* 01", 3, Restricted, "0", false},

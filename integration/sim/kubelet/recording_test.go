@@ -217,7 +217,7 @@ func (r *replay) pick(from []int, n int) []int {
 	return out
 }
 
-// prefer answers as the plugin did in the recording.
+// prefer returns the recorded answer of the plugin.
 func (r *replay) prefer(available, must []int, n int) []int {
 	q := recordedQuestion{slices.Sorted(slices.Values(available)), slices.Sorted(slices.Values(must)), n}
 	r.got.Asked = append(r.got.Asked, q)

@@ -18,26 +18,26 @@ import (
 	"time"
 )
 
-// Kernel plays the kernel's part in a tree: bind, unbind, drivers_probe, driver_override and sriov_numvfs do what they do in sysfs, only
-// not before the write returns.
+// Kernel is a fake kernel for a tree: bind, unbind, drivers_probe, driver_override and sriov_numvfs have the effects of sysfs, but
+// only after the write returns.
 type Kernel struct {
-	VFDriver string   // takes new VFs, or "" for none
+	VFDriver string   // driver of new VFs, or ""
 	Failing  []string // drivers whose probe of a function fails
-	Stuck    []string // drivers that never give a function back
+	Stuck    []string // drivers that never release a function
 }
 
-// play is a kernel at work.
+// play is a running fake kernel.
 type play struct {
 	Kernel
 	t     testing.TB
 	sysfs string
 	mu    sync.Mutex
-	home  map[string]string // the driver that takes a function by itself, by address
+	home  map[string]string // default driver of a function, by address
 	ends  []func()
 	tasks sync.WaitGroup
 }
 
-// Start plays until the test ends.
+// Start runs the fake kernel until the test ends.
 func (k Kernel) Start(t testing.TB, sysfs string) {
 	t.Helper()
 	p := &play{Kernel: k, t: t, sysfs: sysfs, home: map[string]string{}}
@@ -72,7 +72,7 @@ func driverOf(folder string) string {
 	return filepath.Base(target)
 }
 
-// serve does f for each line that is written to a file, in whose place it puts a FIFO.
+// serve replaces a file by a FIFO and calls f for each line written to it.
 func (p *play) serve(path string, f func(line string) error) {
 	p.t.Helper()
 	must(p.t, os.RemoveAll(path))
@@ -99,7 +99,7 @@ func (p *play) unbind(address, driver string) error {
 	return unbind(filepath.Join(p.sysfs, "bus/pci/devices", address), driver)
 }
 
-// probe looks for the driver of a function, or tries the one given. That none takes it is no error.
+// probe looks for the driver of a function, or tries the given one. It is no error if none accepts it.
 func (p *play) probe(address, driver string) error {
 	folder, err := filepath.EvalSymlinks(filepath.Join(p.sysfs, "bus/pci/devices", address))
 	if err != nil {
@@ -120,7 +120,7 @@ func (p *play) probe(address, driver string) error {
 	return bind(p.sysfs, folder, wanted)
 }
 
-// resize makes and removes VFs as sriov_numvfs says.
+// resize creates and removes VFs according to sriov_numvfs.
 func (p *play) resize(stop <-chan struct{}) {
 	for {
 		select {

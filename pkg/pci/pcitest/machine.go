@@ -14,18 +14,18 @@ import (
 	"testing"
 )
 
-// Machine has network cards of one kind: 8086:1593 by the driver ice, with VFs 8086:1889.
+// Machine has network cards of one kind: 8086:1593 with the driver ice, and VFs 8086:1889.
 type Machine struct {
-	Nodes  int    // NUMA nodes; 0 is a machine that does not tell where cards are
+	Nodes  int    // number of NUMA nodes; 0: the machine does not report the cards' nodes
 	PFs    int    // of each node, ens0f0, ens0f1, ens1f0...
 	VFs    int    // of each PF
-	Stride int    // from one VF's address to the next, 1 if 0; igb has 2
+	Stride int    // distance of the VFs' addresses, 1 if 0; igb has 2
 	Driver string // of VFs, iavf if ""
-	InPods bool   // all VFs' interfaces are in other namespaces
+	InPods bool   // the interfaces of all VFs are in other namespaces
 	CPUs   int    // of each node, 16 if 0
 }
 
-// Generate makes the tree of a machine in a folder of the test's own.
+// Generate creates the tree of a machine in a temporary folder.
 func Generate(t testing.TB, m Machine) (sysfs string) {
 	t.Helper()
 	sysfs = t.TempDir()
@@ -57,7 +57,7 @@ func (m Machine) vfDriver() string {
 	return m.Driver
 }
 
-// addPF puts PF p of node n behind a root of its own, with room on the buses for its VFs.
+// addPF adds PF p of node n behind its own root, with bus numbers for its VFs.
 func (m Machine) addPF(t testing.TB, sysfs string, n, p int) {
 	t.Helper()
 	index, step := n*m.PFs+p, 4+max(m.Stride, 1)*m.VFs/256
@@ -83,8 +83,8 @@ func (m Machine) addPF(t testing.TB, sysfs string, n, p int) {
 	}
 }
 
-// addVF adds a VF, with an address as the PF says (SR-IOV specification 2.1.2) and an IOMMU group, and returns its folder. Its interface is
-// in another namespace.
+// addVF adds a VF with the address that the PF determines (SR-IOV specification 2.1.2) and an IOMMU group, and returns its folder. Its
+// interface is in another namespace.
 func addVF(sysfs, pf string, index, group int, driver string) (folder string, err error) {
 	rid, err := routingID(pf, index)
 	if err != nil {
@@ -108,13 +108,13 @@ func addVF(sysfs, pf string, index, group int, driver string) (folder string, er
 		err = errors.Join(err, os.WriteFile(filepath.Join(folder, name), []byte(text+"\n"), 0o644))
 	}
 	groups := filepath.Join(sysfs, "kernel/iommu_groups", strconv.Itoa(group))
-	// The PF's link comes last: who sees it sees a whole VF.
+	// The PF's link comes last, so that a reader of the link finds a complete VF.
 	return folder, errors.Join(err, os.MkdirAll(groups, 0o755), link(groups, filepath.Join(folder, "iommu_group")),
 		link(pf, filepath.Join(folder, "physfn")), bind(sysfs, folder, driver), link(folder, filepath.Join(sysfs, "bus/pci/devices", address)),
 		link(folder, filepath.Join(pf, fmt.Sprint("virtfn", index))))
 }
 
-// routingID is bus, device and function of a VF in one number.
+// routingID returns bus, device and function of a VF as one number.
 func routingID(pf string, index int) (int, error) {
 	var bus, device, number, offset, stride int
 	name := filepath.Base(pf)
@@ -133,7 +133,7 @@ func routingID(pf string, index int) (int, error) {
 	return bus<<8 + device<<3 + number + offset + stride*index, nil
 }
 
-// link makes a symbolic link as sysfs has them, relative, in a folder that it makes.
+// link creates a relative symlink like those of sysfs, and its folder.
 func link(target, at string) error {
 	path, err := filepath.Rel(filepath.Dir(at), target)
 	if err != nil {
@@ -142,7 +142,7 @@ func link(target, at string) error {
 	return errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.Symlink(path, at))
 }
 
-// bind gives a function to a driver, which makes an interface in another namespace.
+// bind binds a function to a driver, which creates an interface in another namespace.
 func bind(sysfs, folder, driver string) error {
 	if driver == "" {
 		return nil
@@ -155,7 +155,7 @@ func bind(sysfs, folder, driver string) error {
 	return link(filepath.Join(sysfs, "bus/pci/drivers", driver), filepath.Join(folder, "driver"))
 }
 
-// unbind takes a function from a driver, and its interfaces with it.
+// unbind removes a function and its interfaces from a driver.
 func unbind(folder, driver string) error {
 	target, err := os.Readlink(filepath.Join(folder, "driver"))
 	if err != nil || filepath.Base(target) != driver {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pcitest makes trees of files that stand for the sysfs of machines with network cards, for tests: from archives, or of any size.
-// What it returns is what the functions of package pci take as sysfs.
+// Package pcitest creates trees of files that imitate the sysfs of machines with network cards, for tests: from archives, or of any
+// size. Functions of package pci accept the returned path as sysfs.
 //
-// An archive is in the form txtar. A name that ends in "/" is a folder, and each line in it a file, "numa_node 0", or a symbolic link,
-// "driver -> ../../../bus/pci/drivers/igb", with the path as the kernel writes it. Without lines the folder is empty. Other names are files
-// of more lines. The links in bus/pci/devices are made for all folders below devices that are named by a PCI address.
+// An archive has the form txtar. A name that ends in "/" is a folder, and each of its lines a file, "numa_node 0", or a symlink,
+// "driver -> ../../../bus/pci/drivers/igb", with the path as the kernel writes it. Without lines the folder is empty. Other names are
+// files with several lines. The links in bus/pci/devices are created for all folders below devices whose name is a PCI address.
 package pcitest
 
 import (
@@ -32,7 +32,7 @@ func Archives() (names []string) {
 	return names
 }
 
-// Extract makes the tree of an archive in a folder of the test's own.
+// Extract unpacks an archive into a temporary folder.
 func Extract(t testing.TB, archive string) (sysfs string) {
 	t.Helper()
 	text, err := archives.ReadFile("testdata/" + archive + ".txtar")
@@ -56,7 +56,7 @@ func Extract(t testing.TB, archive string) (sysfs string) {
 
 var function = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 
-// list adds a function to those of the bus.
+// list adds a function to the list of the bus.
 func list(t testing.TB, sysfs, folder string) {
 	t.Helper()
 	path, err := filepath.Rel(sysfs, folder)
@@ -64,7 +64,7 @@ func list(t testing.TB, sysfs, folder string) {
 	symlink(t, "../../../"+path, filepath.Join(sysfs, "bus/pci/devices", filepath.Base(folder)))
 }
 
-// fill makes a folder with the files and links of the lines.
+// fill creates a folder with the files and links of the lines.
 func fill(t testing.TB, dir, lines string) {
 	t.Helper()
 	must(t, os.MkdirAll(dir, 0o755))
@@ -86,20 +86,21 @@ func Folder(t testing.TB, sysfs, address string) string {
 	return dir
 }
 
-// Set changes an attribute of a function, or of what is below it, "net/ens1f0/carrier", in one step. A value "-> target" makes a link.
+// Set replaces an attribute of a function, or of a folder below it, such as "net/ens1f0/carrier", atomically. A value "-> target"
+// makes a symlink.
 func Set(t testing.TB, sysfs, address, name, value string) {
 	t.Helper()
 	path, made := filepath.Join(Folder(t, sysfs, address), name), t.TempDir()
 	fill(t, made, filepath.Base(path)+" "+value)
 	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	made = filepath.Join(made, filepath.Base(path))
-	if os.Rename(made, path) != nil { // a folder is in the place
+	if os.Rename(made, path) != nil { // the path is a folder
 		must(t, os.RemoveAll(path))
 		must(t, os.Rename(made, path))
 	}
 }
 
-// Remove takes a function out of the tree as the kernel does, a PF with its VFs.
+// Remove removes a function from the tree as the kernel does, and with a PF its VFs.
 func Remove(t testing.TB, sysfs, address string) {
 	t.Helper()
 	must(t, remove(sysfs, address))
@@ -117,7 +118,7 @@ func remove(sysfs, address string) error {
 	if err := os.Remove(at); err != nil {
 		return err
 	}
-	// The PF's link to a VF goes with it.
+	// The PF's link to a VF disappears with it.
 	links, _ := filepath.Glob(filepath.Join(dir, "physfn/virtfn*"))
 	for _, l := range links {
 		if target, err := os.Readlink(l); err == nil && filepath.Base(target) == address {
@@ -129,7 +130,7 @@ func remove(sysfs, address string) error {
 	return os.RemoveAll(dir)
 }
 
-// removeVFs removes the VFs of the PF whose folder it is.
+// removeVFs removes the VFs of a PF, given its folder.
 func removeVFs(sysfs, pf string) error {
 	links, _ := filepath.Glob(filepath.Join(pf, "virtfn*"))
 	for _, l := range links {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestGenerate: functions have addresses of their own, however many there are, and their links lead to them.
+// TestGenerate checks that any number of functions have different addresses, and that their links lead to them.
 func TestGenerate(t *testing.T) {
 	for want, m := range map[int]Machine{2 * (1 + 256): {Nodes: 2, PFs: 1, VFs: 256, Stride: 2, InPods: true},
 		80 * 2: {Nodes: 2, PFs: 40, VFs: 1}, 3: {PFs: 1, VFs: 2, Driver: "vfio-pci"}} {
@@ -26,7 +26,7 @@ func TestGenerate(t *testing.T) {
 	}
 }
 
-// TestSet: an attribute is never seen half written, whatever was in its place.
+// TestSet checks that no reader sees a half-written attribute, whatever was at its path.
 func TestSet(t *testing.T) {
 	sysfs := Extract(t, "in-pods")
 	dir := Folder(t, sysfs, "0000:3b:11.0")
@@ -60,7 +60,7 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// TestRemove: with a PF go its VFs, and with a VF the PF's link to it.
+// TestRemove checks that a PF disappears with its VFs, and a VF with the PF's link to it.
 func TestRemove(t *testing.T) {
 	sysfs := Extract(t, "two-sockets")
 	Remove(t, sysfs, "0000:3b:10.2")

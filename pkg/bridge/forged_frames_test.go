@@ -91,7 +91,7 @@ func routerGuises(m station) []routerFrame {
 	in6 := func(dst netip.Addr, first byte, body ...[]byte) []byte {
 		return ip6(groupMAC(dst), m.mac, m.linkLo, dst, first, slices.Concat(body...))
 	}
-	guises := []routerFrame{
+	forged := []routerFrame{
 		{"IGMPv1 query", true, in4(all4, unix.IPPROTO_IGMP, 0, nil, v1)},
 		{"IGMPv2 query", true, in4(all4, unix.IPPROTO_IGMP, 0, nil, v2)},
 		{"IGMPv2 query for a group", false, in4(group, unix.IPPROTO_IGMP, 0, alert, igmp(query4, group))},
@@ -117,9 +117,9 @@ func routerGuises(m station) []routerFrame {
 	}
 	frame := in4(all4, unix.IPPROTO_IGMP, 0, nil, igmp(query4, none, 0, 0, 0, 0))
 	for kind, name := range map[uint16]string{unix.ETH_P_8021Q: "802.1Q", unix.ETH_P_8021AD: "802.1ad"} {
-		guises = append(guises, routerFrame{"IGMP query in " + name, true, slices.Concat(frame[:12], be(kind), be(0), frame[12:])})
+		forged = append(forged, routerFrame{"IGMP query in " + name, true, slices.Concat(frame[:12], be(kind), be(0), frame[12:])})
 	}
-	return guises
+	return forged
 }
 
 // leadsToRouter reports whether the bridge treats the pod's port as a multicast router port, as 'bridge mdb show' lists them. It also
@@ -318,9 +318,9 @@ func (p pair) encapsulated() []frame {
 	}
 }
 
-// TestGuises (S-03, S-20, S-21, S-23): antiSpoof detects all disguised forgeries. Without it, all of them reach the neighbour.
-func TestGuises(t *testing.T) {
-	l := newLab(t, "name", "guises", "bridge", "btgu", "antiSpoof", true, "isGateway", false, "ipMasq", false)
+// TestForgedFrames (S-03, S-20, S-21, S-23): antiSpoof detects all disguised forgeries. Without it, all of them reach the neighbour.
+func TestForgedFrames(t *testing.T) {
+	l := newLab(t, "name", "forged-frames", "bridge", "btgu", "antiSpoof", true, "isGateway", false, "ipMasq", false)
 	l.setBridged("0") // the IP families' rules would reassemble fragments and drop malformed packets
 	guarded, other, v := l.add("guarded"), l.other().add("other", "antiSpoof", false), l.other().add("v")
 	for _, sender := range []attached{guarded, other} {
