@@ -160,8 +160,8 @@ sim-dra: ## simulate DRA in a cluster of 5,000 nodes with the scheduler's own al
 	@go run -C integration/dra-sim . $(ARGS)
 
 .PHONY: picture
-picture: ## draw the pictures of docs/ from their sources (needs Graphviz)
-	@for p in node cluster dra; do dot -Tsvg docs/$$p.dot -o docs/$$p.svg; done
+picture: ## draw the pictures of docs/ from their sources, docs/*.dot, with colours for light and dark pages (needs Graphviz)
+	@for p in docs/*.dot; do dot -Tsvg $$p | sed -e '/xmlns:xlink/r docs/dark.css' > $${p%.dot}.svg; done
 
 .PHONY: cover
 cover: build ## run the tests and show the coverage of each package

@@ -1,0 +1,44 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Draws 200 sentences of the documents and of the comments of Go code with a fixed seed, and prints them as rows of a table:
+# file and line, an empty mark, sentence. A reader marks each sentence that needs a second reading with 2, and each other one with 1.
+# The marked list is integration/docs/testdata/sentences.tsv. Usage: scripts/sentences.sh [SEED [COUNT]]
+set -eu
+cd "$(dirname "$0")/.."
+seed=${1:-2026} count=${2:-200}
+
+# text prints the prose of a file as "file:line<TAB>text", one paragraph, list item, table cell or comment in each line.
+text() {
+	awk '
+		function flush() { if (block != "") print place "\t" block; block = "" }
+		function add(s) { if (block == "") { place = FILENAME ":" FNR; block = s } else block = block " " s }
+		FNR == 1 { flush(); fence = 0; go = FILENAME ~ /\.go$/ }
+		go && /^[ \t]*\/\/ / && !/SPDX|nolint/ { sub(/^[ \t]*\/\/ /, ""); add($0); next }
+		go { flush(); next }
+		/^```/ { fence = !fence; flush(); next }
+		fence || /^#/ || /^!\[/ || /^\| ---/ { flush(); next }
+		/^\|/ { flush(); n = split($0, cell, / *\| */); for (i = 2; i < n; i++) { add(cell[i]); flush() } next }
+		/^(- |[0-9]+\. )/ { flush(); sub(/^(- |[0-9]+\. )/, ""); add($0); next }
+		NF { sub(/^ +/, ""); add($0); next }
+		{ flush() }
+		END { flush() }' "$@"
+}
+
+# sentences splits each text at ends of sentences and keeps those of at least five words.
+sentences() {
+	awk -F '\t' '{ text = $2
+		while (match(text, /[.!?] +[A-Z`\[]/)) { emit(substr(text, 1, RSTART)); text = substr(text, RSTART + RLENGTH - 1) }
+		emit(text) }
+		function emit(s) { if (split(s, words, / +/) >= 5) print $1 "\t\t" s }'
+}
+
+text $(git ls-files -- '*.md' '*.go' | grep -v testdata/ | LC_ALL=C sort) | sentences |
+	LC_ALL=C awk -v seed="$seed" -v count="$count" '
+		{ line[NR] = $0 }
+		function random() { state = (state * 16807) % 2147483647; return state }
+		END { state = seed; random(); random()
+			for (i = 1; i <= count && i <= NR; i++) {
+				j = i + random() % (NR - i + 1)
+				other = line[i]; line[i] = line[j]; line[j] = other
+				print line[i]
+			} }'
