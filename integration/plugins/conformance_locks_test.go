@@ -24,7 +24,7 @@ type blocked struct {
 	err   error
 }
 
-// TestDelBounded checks that DEL ends in time while a lock is held or a program does not answer (callLimit), says that it is to be tried again, and keeps
+// TestDelBounded checks that DEL ends in time (callLimit) while a lock is held or a program does not answer, fails with code 11, and keeps
 // what the next DEL needs. All wait at the same time.
 func TestDelBounded(t *testing.T) {
 	locked, busy := newNode(t, "locked", 130, "nftables"), newNode(t, "busy", 131, "nftables")

@@ -41,8 +41,8 @@ func (c *Cache) Damaged() error {
 	return errors.Join(c.damaged...)
 }
 
-// List returns the records of all claims by UID, with stand-ins for those that cannot be read (Damaged). An error means that it is not known
-// which devices some claim holds. The caller changes nothing in the records.
+// List returns the records of all claims by UID, with stand-ins for those that cannot be read (Damaged). An error means that the devices of
+// some claim are not known. The caller changes nothing in the records.
 func (c *Cache) List() (list []Record, err error) {
 	files, err := os.ReadDir(c.folder)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -363,8 +363,8 @@ func TestCache(t *testing.T) {
 	}
 }
 
-// TestFailureKubeletRoot: the kubelet has another root folder than the configuration says. A pod in whose namespace a claim is prepared does
-// not start; others do. The records of claims keep their devices.
+// TestFailureKubeletRoot: the kubelet has another root folder than the configuration says. A pod does not start if a claim is prepared in
+// its namespace; other pods start. The records of claims keep their devices.
 func TestFailureKubeletRoot(t *testing.T) {
 	folder, _ := node(t, state(inState("c-1", "shared", ours, "first")), record("c-1", "shop", "shared", "a"))
 	other := t.TempDir()

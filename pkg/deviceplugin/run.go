@@ -97,7 +97,8 @@ func open(ctx context.Context, o settings, log *slog.Logger) (*daemon, error) {
 		return nil, err
 	}
 	d := &daemon{
-		settings: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}), gate: newGate(o.checkpoint(), o.Claims, o.Root),
+		settings: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}),
+		gate:      newGate(o.checkpoint(), o.Claims, o.Root),
 		snapshots: snapshots, config: config, text: data, records: make(chan struct{}, 1), registry: prometheus.NewRegistry(),
 		last: map[pci.Address]pci.Device{}, told: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{},
 	}

@@ -188,10 +188,7 @@ func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) err
 		} else if before == nil {
 			fresh = append(fresh, dev.Address)
 		}
-		if err := d.settle(*dev); err != nil {
-			return err
-		}
-		if err := d.look(dev); err != nil { // it may have its former driver back
+		if err := errors.Join(d.settle(*dev), d.look(dev)); err != nil { // after settling it may have its former driver back
 			return err
 		}
 	}
