@@ -178,6 +178,7 @@ mounts() {
 	mount --move "$dir/cgroup" /sys/fs/cgroup
 	umount "$dir/cgroup" 2>/dev/null || : # a lone v2 hierarchy was bound over the tmpfs
 	rmdir "$dir/cgroup"
+	umount -R -l /run/netns 2>/dev/null || : # of the machine; containerd would find it below the node's own
 	mount -t tmpfs -o mode=755 tmpfs /run
 	mkdir -p /run/lock /run/node/tmp
 	for d in /etc /opt /var/lib /var/log; do
@@ -188,6 +189,11 @@ mounts() {
 	for d in cni containerd containers crio kubelet; do # what the machine's own runtime keeps there is none of the node's
 		own "/var/lib/$d"
 	done
+	# systemd shares all mounts, which containers with mountPropagation need. ip-netns(8) would make a mount of the folder of its own.
+	mkdir /run/netns
+	mount --bind /run/netns /run/netns
+	mount --make-shared /run/netns
+	mount --make-shared /var/lib/kubelet
 	[ -z "$name" ] || for d in /etc/cni /opt/cni; do own "$d"; done
 	sysctls
 }
