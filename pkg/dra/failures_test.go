@@ -58,7 +58,8 @@ func TestFailureSameName(t *testing.T) {
 	free := newClaim("c-3", "web", result("a", vf1))
 	_, err := l.prepare(t.Context(), old)
 	must(t, err)
-	if _, err := l.prepare(t.Context(), same); err == nil || !strings.Contains(err.Error(), "VF "+vf0+" is still of claim shop/web (uid c-1)") {
+	_, err = l.prepare(t.Context(), same)
+	if err == nil || !strings.Contains(err.Error(), "VF "+vf0+" is still of claim shop/web (uid c-1)") {
 		t.Errorf("got %v", err)
 	}
 	_, err = l.prepare(t.Context(), free)

@@ -173,23 +173,12 @@ func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) err
 		p.record.Bound = slices.Clone(before.Bound)
 	}
 	for i := range p.devices {
-		dev := &p.devices[i]
-		if err := d.look(dev); err != nil {
+		isFresh, err := d.prepareToReserve(p, &p.devices[i], before == nil, attached)
+		if err != nil {
 			return err
 		}
-		if dev.Admin {
-			continue
-		}
-		if before == nil {
-			d.recallDriver(p, *dev, attached[dev.Address])
-		}
-		if attached[dev.Address] {
-			dev.driver = "" // a pod has the VF, with the driver that it got
-		} else if before == nil {
-			fresh = append(fresh, dev.Address)
-		}
-		if err := errors.Join(d.settle(*dev), d.look(dev)); err != nil { // after settling it may have its former driver back
-			return err
+		if isFresh {
+			fresh = append(fresh, p.devices[i].Address)
 		}
 	}
 	check := func() error { return d.free(*p, fresh) }
@@ -206,6 +195,21 @@ func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) err
 		return err
 	}
 	return change()
+}
+
+// prepareToReserve reads a device and settles what an earlier claim left of it. isFresh reports that no record reserves it and no pod has it.
+func (d *Driver) prepareToReserve(p *plan, dev *planned, first bool, attached map[pci.Address]bool) (isFresh bool, err error) {
+	if err := d.look(dev); err != nil || dev.Admin {
+		return false, err
+	}
+	if first {
+		d.recallDriver(p, *dev, attached[dev.Address])
+	}
+	if attached[dev.Address] {
+		dev.driver = "" // a pod has the VF, with the driver that it got
+	}
+	isFresh = first && !attached[dev.Address]
+	return isFresh, errors.Join(d.settle(*dev), d.look(dev)) // after settling it may have its former driver back
 }
 
 // settle makes sure that no attachment has a device, or left it other than it was.

@@ -89,6 +89,10 @@ func daemonLogs() string {
 	return strings.Join(all, "\n")
 }
 
+// authorizerLate is in the event of a kubelet that asks for a claim before the API server's authorizer of nodes has seen that the pod is on
+// this node. The kubelet calls no driver then.
+const authorizerLate = `is forbidden: User "system:node:`
+
 // TestUpgrade: while the shipped DaemonSet is updated, pods with claims start and end, no slice is written, and pods keep their VFs.
 func TestUpgrade(t *testing.T) {
 	l := newLab(t, setup{})
@@ -129,7 +133,7 @@ func TestUpgrade(t *testing.T) {
 			l.runs(name)
 			l.attached(name, l.allocated(l.claimOf(name, "nic"))...)
 			for _, m := range l.events(name) {
-				if strings.Contains(m, "Failed") {
+				if strings.Contains(m, "Failed") && !strings.Contains(m, authorizerLate) {
 					failed++
 					t.Logf("%s: %.300s", name, m)
 				}
