@@ -73,14 +73,16 @@ func refused(t *testing.T, e cel.ConditionEvaluator, node string, before, after 
 	t.Helper()
 	kind := resourceapi.SchemeGroupVersion.WithKind("ResourceClaim")
 	attributes := admission.NewAttributesRecord(after, before, kind, after.Namespace, after.Name,
-		schema.GroupVersionResource{Group: kind.Group, Version: kind.Version, Resource: "resourceclaims"}, "status", admission.Update, nil, false, nil)
+		schema.GroupVersionResource{Group: kind.Group, Version: kind.Version, Resource: "resourceclaims"}, "status",
+		admission.Update, nil, false, nil)
 	request := &admissionapi.AdmissionRequest{Operation: admissionapi.Update,
 		UserInfo: authenticationv1.UserInfo{Username: "system:serviceaccount:kube-system:sriov-device-plugin"}}
 	if node != "" {
 		request.UserInfo.Extra = map[string]authenticationv1.ExtraValue{"authentication.kubernetes.io/node-name": {node}}
 	}
 	results, _, err := e.ForInput(t.Context(), &admission.VersionedAttributes{Attributes: attributes, VersionedKind: kind,
-		VersionedObject: admission.NewLazyObject(after), VersionedOldObject: admission.NewLazyObject(before)}, request, cel.OptionalVariableBindings{}, nil, apiservercel.RuntimeCELCostBudget)
+		VersionedObject: admission.NewLazyObject(after), VersionedOldObject: admission.NewLazyObject(before)}, request,
+		cel.OptionalVariableBindings{}, nil, apiservercel.RuntimeCELCostBudget)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -197,7 +197,7 @@ func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) err
 	return change()
 }
 
-// prepareToReserve reads a device and settles what an earlier claim left of it. isFresh reports that no record reserves it and no pod has it.
+// prepareToReserve reads a device and settles what an earlier claim left of it. isFresh reports that neither a record nor a pod has it.
 func (d *Driver) prepareToReserve(p *plan, dev *planned, first bool, attached map[pci.Address]bool) (isFresh bool, err error) {
 	if err := d.look(dev); err != nil || dev.Admin {
 		return false, err
