@@ -70,35 +70,44 @@ metadata: {name: vf}
 spec: {devices: {requests: [` + l.exactly("west", "east") + `, {name: cpus, exactly: {deviceClassName: ` + l.ns + `-cpus}}]}}`)
 	l.pod("web", "nic=vf")
 	l.pod("guest", "nic=vf") // keeps the claim allocated when web ends
+	first, second := "web", "guest"
 	within(t, "a pod of the two runs", func() error {
-		for _, name := range []string{"web", "guest"} {
+		for _, name := range []string{first, second} {
 			if p, err := l.getPod(name); err == nil && isRunning(p) == nil {
+				if name == second {
+					first, second = second, first
+				}
 				return nil
 			}
 		}
 		return errors.New("none does")
 	})
 	ids := l.allocated("vf")
-	c := l.getClaim("vf")
-	var cpus resourceapi.DeviceRequestAllocationResult
-	for _, r := range c.Status.Allocation.Devices.Results {
-		if r.Driver == stubDriver {
-			cpus = r
-		}
-	}
-	c.Status.Devices = append(c.Status.Devices, resourceapi.AllocatedDeviceStatus{Driver: stubDriver, Pool: cpus.Pool, Device: cpus.Device})
-	if _, err := l.client.ResourceV1().ResourceClaims(l.ns).UpdateStatus(t.Context(), c, metav1.UpdateOptions{}); err != nil {
-		t.Logf("the stub's entry: %v", err) // the daemon has written meanwhile; it is no part of what is tested then
-	}
+	l.addStubStatus()
 	took := within(t, "the status tells of both VFs", func() error { return l.told(ids, true) })
 	t.Logf("the status is there %.1f s after the pod ran", took.Seconds())
-	for _, name := range []string{"web", "guest"} { // web, or guest if it was first
-		l.delete(name)
-		if name == "web" {
-			l.runs("guest")
-			within(t, "the status tells of both VFs again", func() error { return l.told(ids, true) })
+	release := l.holdADD()
+	l.delete(first)
+	within(t, "the status tells that no pod has the VFs", func() error { return l.told(ids, false) })
+	release()
+	l.runs(second)
+	within(t, "the status tells of both VFs again", func() error { return l.told(ids, true) })
+	l.delete(second)
+}
+
+// addStubStatus writes the entry of the stub's device into the status of the claim. The daemon may write at the same time.
+func (l *lab) addStubStatus() {
+	l.Helper()
+	within(l.T, "the stub's entry is in the status", func() error {
+		c := l.getClaim("vf")
+		for _, r := range c.Status.Allocation.Devices.Results {
+			if r.Driver == stubDriver {
+				c.Status.Devices = append(c.Status.Devices, resourceapi.AllocatedDeviceStatus{Driver: r.Driver, Pool: r.Pool, Device: r.Device})
+			}
 		}
-	}
+		_, err := l.client.ResourceV1().ResourceClaims(l.ns).UpdateStatus(l.background(), c, metav1.UpdateOptions{})
+		return err
+	})
 }
 
 // told is an error unless the claim's status says of each VF whether a pod has it, and of the stub's device what it said.
@@ -112,13 +121,20 @@ func (l *lab) told(ids []string, ready bool) error {
 			stubs++
 		}
 	}
-	if len(found) != len(ids) || stubs > 1 {
+	if len(found) != len(ids) || stubs != 1 {
 		return fmt.Errorf("%+v", c.Status.Devices)
 	}
 	for n, id := range ids {
 		d := found[deviceName(id)]
 		isReady := len(d.Conditions) == 1 && d.Conditions[0].Type == "Ready" && d.Conditions[0].Status == metav1.ConditionTrue
-		if isReady != ready || d.NetworkData == nil || d.Data == nil {
+		switch {
+		case isReady != ready:
+			return fmt.Errorf("%s: %+v", id, d)
+		case !ready && (len(d.Conditions) != 1 || d.Conditions[0].Status != metav1.ConditionFalse || d.NetworkData != nil):
+			return fmt.Errorf("%s: %+v: want the condition Ready False, and no data of a network", id, d)
+		case !ready:
+			continue
+		case d.NetworkData == nil || d.Data == nil:
 			return fmt.Errorf("%s: %+v", id, d)
 		}
 		if got := d.NetworkData; got.InterfaceName != fmt.Sprint("net", n+1) || got.HardwareAddress != l.before[id].MAC || len(got.IPs) != 1 ||
