@@ -79,7 +79,7 @@ type Claim struct {
 	Pool     string `json:"pool"`              // the node
 	Device   string `json:"device"`            // the name in the ResourceSlice
 	ShareID  string `json:"shareID,omitempty"` // of a device that claims share
-	// Admin is for access that leaves the device to whoever has it: it is never moved, set or bound.
+	// Admin is for access that leaves the device to the pod that has it: it is never moved, set or bound.
 	Admin bool `json:"admin,omitempty"`
 }
 
@@ -174,7 +174,7 @@ func serve(ctx context.Context, conn *net.UnixConn, answer func(context.Context,
 		return err
 	}
 	var q Question
-	err = read(conn, &q) // a question that nobody reads would take the answer along when the connection is closed
+	err = read(conn, &q) // a question that is not read would take the answer along when the connection is closed
 	if uid != 0 && int(uid) != os.Geteuid() {
 		return errors.Join(fmt.Errorf("user %d asked, who is not root", uid), write(conn, Answer{Error: "only root may ask"}))
 	}

@@ -76,7 +76,7 @@ func TestAsk(t *testing.T) {
 	all.Wait()
 }
 
-// TestAskFails: nobody there, one that refuses, one that is silent and one that is gone in the middle are told from no devices.
+// TestAskFails: a daemon that is missing, refuses, is silent or ends in the middle gives an error, and not an empty list of devices.
 func TestAskFails(t *testing.T) {
 	refusing := serveAt(t, func(context.Context, Question) Answer { return Answer{Error: "the kubelet is away"} })
 	if got, err := Ask(refusing, soon(), Question{}); got.Devices != nil || err == nil ||

@@ -68,7 +68,7 @@ func (c *conn) Read(b []byte) (n int, err error) {
 func (c *conn) Write(b []byte) (written int, err error) {
 	for written < len(b) {
 		var n int
-		// Not write(2), which brings SIGPIPE when nobody is there any more.
+		// Not write(2), which raises SIGPIPE when the other side has closed.
 		err = c.call(syscall.SO_SNDTIMEO, func() error {
 			n,
 				err = syscall.SendmsgN(c.fd, b[written:], nil, nil, syscall.MSG_NOSIGNAL)

@@ -42,7 +42,7 @@ const (
 	Prepared State = "prepared"
 )
 
-// Record is what was prepared for a claim. It stays until the kubelet has all devices given back: a sandbox may be made anew without
+// Record is what was prepared for a claim. It stays until the kubelet has all devices given back: a sandbox may be made again without
 // another preparation.
 type Record struct {
 	Format int    `json:"format"`

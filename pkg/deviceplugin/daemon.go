@@ -138,7 +138,7 @@ func (d *daemon) tellFindings(env pool.Env) {
 	d.findings = found
 }
 
-// assign makes the pools of the configuration, without devices that pods still have from another resource: nobody gets those. Pools of
+// assign makes the pools of the configuration, without devices that pods still have from another resource, which no pod gets. Pools of
 // Dynamic Resource Allocation keep them: a device that a claim has stays published, and the driver does not publish the others.
 func (d *daemon) assign(env pool.Env) []pool.Pool {
 	from := map[string]string{}
@@ -269,7 +269,7 @@ func (d *daemon) socketsChanged(string) {
 	}
 }
 
-// notify wakes whoever receives from c; that it was woken already is enough.
+// notify wakes the goroutine that receives from c; that it was woken already is enough.
 func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestDaemon: each resource has its devices with their NUMA nodes, is ready, and is told to Prometheus and to whoever asks.
+// TestDaemon: each resource has its devices with their NUMA nodes, is ready, and and is shown to Prometheus and to other programs that ask.
 func TestDaemon(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.ids("example.com/one", vf00, vf01)
@@ -67,7 +67,7 @@ func TestAnswerAll(t *testing.T) {
 	}
 }
 
-// TestVanished: a device that goes while a pod has it stays, and is given to nobody; it ends with the pod. One that nobody has goes at
+// TestVanished: a device that goes while a pod has it stays, and no other pod gets it; it ends with the pod. One that no pod has goes at
 // once.
 func TestVanished(t *testing.T) {
 	sysfs := twoPFs(t)
@@ -95,7 +95,7 @@ func TestVanished(t *testing.T) {
 	l.ids("example.com/one")
 }
 
-// TestMoved: a VF that another resource has by a new configuration stays with the pod that has it, and nobody else gets it until that ends.
+// TestMoved: a VF that another resource has by a new configuration stays with the pod that has it, and no other pod gets it until that one ends.
 func TestMoved(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.ids("example.com/one", vf00, vf01)
@@ -126,7 +126,7 @@ func TestJustHandedOut(t *testing.T) {
 	l.await("/metrics", `podlace_sriov_allocations_total{aligned="true",numa="0",policy="numa-best-fit",resource="example.com/one",same_pf="true"} 1`)
 }
 
-// TestGate: a device that is being changed is handed out to nobody, before and after that it is.
+// TestGate: a device that is being changed is not handed out; before and after that it is.
 func TestGate(t *testing.T) {
 	p := vfs(1)
 	id := p.Devices[0].Address.String()
@@ -222,7 +222,7 @@ func TestBadStart(t *testing.T) {
 	}
 }
 
-// TestPluginRestarts: a daemon that starts again takes up its resources, whoever has what.
+// TestPluginRestarts: a daemon that starts again offers its resources again, whatever pods have.
 func TestPluginRestarts(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()

@@ -24,7 +24,7 @@ import (
 
 // files are the folders in which others look for what the daemon knows of a device.
 type files struct {
-	info string // of the Network Plumbing Working Group: device-info files for whoever attaches the device, such as Multus
+	info string // of the Network Plumbing Working Group: device-info files for the program that attaches the device, such as Multus
 	cdi  string // of the Container Device Interface: for the runtime
 }
 

@@ -13,7 +13,7 @@ import (
 // device for writing. It is taken before all other locks.
 type gate struct {
 	sync.RWMutex
-	preparing map[string]bool // devices that are being changed, whom nobody gets meanwhile
+	preparing map[string]bool // devices that are being changed, which no pod gets meanwhile
 	handOuts  *handOuts
 	claims    *claim.Cache
 }
@@ -48,7 +48,7 @@ func (g *gate) free(ids map[string]bool) error {
 	return nil
 }
 
-// change changes devices that nobody has and that no other call changes: check is an error if somebody has one, and is asked while nothing
+// change changes devices that no pod has and that no other call changes: check is an error if somebody has one, and is asked while nothing
 // is handed out.
 func (g *gate) change(ids []string, check, change func() error) error {
 	wanted := map[string]bool{}

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestGroupRenumbered (V-09): an IOMMU group that has another number, as after a reboot or when VFs are made anew, is what the next
+// TestGroupRenumbered (V-09): an IOMMU group that has another number, as after a reboot or when VFs are made again, is what the next
 // container gets, by the kubelet's answer and by CDI.
 func TestGroupRenumbered(t *testing.T) {
 	sysfs, folder := twoPFs(t), t.TempDir()

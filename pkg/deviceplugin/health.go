@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// failAfter is how long something has to be wrong with a device before the kubelet is told: a link that is negotiated anew comes back
+	// failAfter is how long something has to be wrong with a device before the kubelet is told: a link that is negotiated again comes back
 	// within that time.
 	failAfter = 3 * time.Second
 	// recoverAfter is how long a device has to be in order before it is given away again.
@@ -56,7 +56,7 @@ func (h *health) judge(now time.Time, s *pci.Snapshot, pools []pool.Pool, by cla
 			found, errors := h.fault(s, p.Resource, d, by), errorsOf(s, d.Device)
 			c := h.of[d.Address]
 			if c == nil {
-				c = &condition{told: found, errors: errors} // nobody has it yet: the truth, at once
+				c = &condition{told: found, errors: errors} // no pod has it yet: it is reported at once
 			}
 			seen[d.Address] = c
 			next := c.judge(now, found, errors)

@@ -34,7 +34,7 @@ func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocatio
 	ctx, cancel := context.WithTimeout(ctx, allocation.Within)
 	defer cancel()
 	kubelet := d.kubelet()
-	if kubelet.Resources = q.Resources; len(q.Resources) == 0 { // else the kubelet tells of those of others, too
+	if kubelet.Resources = q.Resources; len(q.Resources) == 0 { // else the kubelet also lists devices of other plugins
 		kubelet.Resources = d.resources()
 	}
 	for asked := false; ; asked = true {

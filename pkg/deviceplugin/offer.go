@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// offer is what a resource gives away at one moment. Nobody changes it.
+// offer is what a resource gives away at one moment. It is never changed.
 type offer struct {
 	pool     pool.Pool
 	snapshot *pci.Snapshot

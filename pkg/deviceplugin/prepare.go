@@ -20,7 +20,7 @@ import (
 // retryAfter is how long a device that could not be prepared is left alone: what the kernel has not finished goes on meanwhile.
 const retryAfter = 5 * time.Minute
 
-// prepareAlways prepares devices whenever it is woken, until ctx is done. It may wait for the kernel for long, which keeps nobody else.
+// prepareAlways prepares devices whenever it is woken, until ctx is done. It may wait long for the kernel, and delays no other goroutine.
 func (d *daemon) prepareAlways(ctx context.Context, wake <-chan struct{}) {
 	failed := map[pci.Address]time.Time{}
 	told := map[pci.Address]string{}
@@ -93,7 +93,7 @@ func (d *daemon) mayChange() bool {
 	return !claims || d.driverFault != ""
 }
 
-// change changes devices that nobody has, and that no other instance of the daemon is about to give to a claim or to change.
+// change changes devices that no pod has, and that no other instance of the daemon is about to give to a claim or to change.
 func (d *daemon) change(devices []pci.Address, check, change func() error) error {
 	unlock, err := dra.LockDevices(d.Claims, devices)
 	if err != nil {
@@ -146,7 +146,7 @@ func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error
 	return err
 }
 
-// inUse returns why a device must be left alone, "" if nobody has it.
+// inUse returns why a device must be left alone, "" if no pod has it.
 func (d *daemon) inUse(dev pci.Device) string {
 	if why := d.withPod(dev); why != "" {
 		return why

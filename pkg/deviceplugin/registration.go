@@ -61,8 +61,8 @@ type registrar struct {
 	path     string
 	own      probes.SocketID // of the listener
 	with     probes.SocketID // the kubelet's socket when it accepted the endpoint
-	absent   time.Time       // since when nobody registers it
-	told     bool            // that nobody does
+	absent   time.Time       // since when no program registers it
+	told     bool            // that no program registers it
 
 	mu      sync.Mutex
 	known   bool      // the kubelet has accepted the endpoint
@@ -296,7 +296,7 @@ func (r *registrar) setKnown(known bool) {
 	r.known, r.refused, r.at = known, false, time.Now()
 }
 
-// leave says whether the devices are given out by claims from now on. A change registers the endpoint anew, with other options.
+// leave says whether the devices are given out by claims from now on. A change registers the endpoint again, with other options.
 func (r *registrar) leave(leaving bool) {
 	r.endpoint.mu.Lock()
 	changed := r.leaving != leaving

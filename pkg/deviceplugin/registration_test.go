@@ -96,7 +96,7 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
-// TestUpdates: every stream gets the newest offer, one that does not read keeps nobody waiting, and what the kubelet would not notice is
+// TestUpdates: every stream gets the newest offer, one that does not read delays no other stream, and what the kubelet would not notice is
 // not sent.
 func TestUpdates(t *testing.T) {
 	k := newFakeKubelet(t)
@@ -192,7 +192,7 @@ func TestAnotherKubeletSocket(t *testing.T) {
 	k.await(fast, "watched by another socket", func(p *plugin) bool { return p.sock != first.sock })
 }
 
-// TestFolderComesAndGoes: the plugin may be there before the kubelet ever was, and when its folder is made anew.
+// TestFolderComesAndGoes: the plugin may be there before the kubelet ever was, and when its folder is made again.
 func TestFolderComesAndGoes(t *testing.T) {
 	k := newFakeKubelet(t)
 	if err := os.RemoveAll(k.dir); err != nil {
@@ -233,7 +233,7 @@ func TestRefusedVersion(t *testing.T) {
 	k.await(fast, "watched", watched)
 }
 
-// TestTwoInstances: while one instance takes over from another the kubelet knows both, and the end of the first harms nobody.
+// TestTwoInstances: while one instance takes over from another the kubelet knows both, and the end of the first changes nothing.
 func TestTwoInstances(t *testing.T) {
 	k := newFakeKubelet(t)
 	old, stop := context.WithCancel(context.Background())

@@ -121,7 +121,7 @@ func (d *daemon) listenAll(ctx context.Context) error {
 	return nil
 }
 
-// returnEvery is how long a VF may stay as a pod has left it, when nobody wants it.
+// returnEvery is how long a VF may stay as a pod has left it, when no other pod needs it.
 const returnEvery = 30 * time.Second
 
 // returnAlways returns when ctx is done.

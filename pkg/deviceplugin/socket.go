@@ -30,7 +30,7 @@ func socketPrefix(dir, resource string) string {
 	return name + "-"
 }
 
-// removeStale deletes sockets of a resource that nobody answers any more: those of instances that were killed.
+// removeStale deletes sockets of a resource that no longer answer: those of instances that were killed.
 func removeStale(dir, resource string) {
 	names, _ := filepath.Glob(filepath.Join(dir, socketPrefix(dir, resource)+"????????"+socketSuffix))
 	for _, path := range names {

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestSocketsComeBack: whoever removes the sockets, or takes them for a while, leaves an instance that can be asked.
+// TestSocketsComeBack: after a program removed the sockets, or took them for a while, the instance answers again.
 func TestSocketsComeBack(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.ids("example.com/one", vf00, vf01)
@@ -60,7 +60,7 @@ func TestSocketsComeBack(t *testing.T) {
 	answers()
 }
 
-// TestNoSocketThere: what is no socket is nobody's to remove.
+// TestNoSocketThere: a file that is no socket is not removed.
 func TestNoSocketThere(t *testing.T) {
 	for what, make := range map[string]func(path string) error{
 		"file":   func(path string) error { return os.WriteFile(path, []byte("{}"), 0o600) },
@@ -88,7 +88,7 @@ func TestNoSocketThere(t *testing.T) {
 	}
 }
 
-// TestPipe: a configuration that is no file is refused, at the start and later, and keeps nobody waiting.
+// TestPipe: a configuration that is no file is refused, at the start and later, and delays no request.
 func TestPipe(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.ids("example.com/one", vf00, vf01)

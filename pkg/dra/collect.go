@@ -106,7 +106,7 @@ func (c *collector) collect(ctx context.Context, now time.Time) {
 	for _, r := range records {
 		uid := r.Claim().UID
 		if seen[uid] = true; r.State == claim.Damaged {
-			continue // without the record nobody knows the drivers that its devices had
+			continue // without the record the drivers that its devices had are not known
 		}
 		if noted[uid] {
 			delete(c.missing, uid)

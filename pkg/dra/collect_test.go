@@ -193,7 +193,7 @@ func TestLostDriver(t *testing.T) {
 	}
 }
 
-// TestSweepCDI: specifications without records go, those of others stay.
+// TestSweepCDI: specifications without records are removed, those of other programs stay.
 func TestSweepCDI(t *testing.T) {
 	l := newDRALab(t)
 	_, err := l.prepare(t.Context(), newClaim("c-1", "web", result("a", vf0)))

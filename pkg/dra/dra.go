@@ -35,7 +35,7 @@ type Options struct {
 	Metrics  prometheus.Registerer // nil for none
 
 	// Change changes devices that no pod has. check reports a device that is in use; it runs while no device is handed out. Until change
-	// returns, nobody gets one of the devices.
+	// returns, no pod gets one of the devices.
 	Change func(ids []string, check, change func() error) error
 	// InUse returns why a device cannot be given to a claim or changed now, such as a pod that has it; "" if it can. It does not look at
 	// claims.

@@ -27,7 +27,7 @@ func (d *Driver) recallDriver(p *plan, dev planned, attached bool) {
 }
 
 // formerDriver returns the driver that a device had before its claim: that of its resource, that with which it last had an interface here,
-// or that of all other VFs of the PF which nobody has. It is "" if none of these is known. The kernel does not tell: driver_override names
+// or that of all other VFs of the PF which no pod has. It is "" if none of these is known. The kernel does not tell: driver_override names
 // what an administrator wants and pci.Bind leaves it as it was.
 func (d *Driver) formerDriver(dev planned) (driver string) {
 	if dev.back != "" {

@@ -100,7 +100,7 @@ func (x indexes[T]) of(key T) int {
 	return x[key]
 }
 
-// sortNodes numbers the NUMA nodes anew, by ID, and notes their distances: there and back.
+// sortNodes numbers the NUMA nodes by ID, and notes their distances: there and back.
 func (t *Topology) sortNodes(n *node, nodes indexes[int]) {
 	ids := make([]int, 0, len(nodes))
 	for id := range nodes {

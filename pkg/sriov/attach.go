@@ -37,7 +37,7 @@ func (s sriov) attach(j *job, v *vf) error {
 	c, err := j.read(v.Address)
 	if isGone(err) {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s is gone: %w", v.Address, err),
-			"were the VFs of the card removed or made anew?")
+			"were the VFs of the card removed or made again?")
 	}
 	if err == nil {
 		err = j.usable(c, v.Claim != nil)

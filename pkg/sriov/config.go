@@ -44,7 +44,7 @@ type vfSettings struct {
 	pfSettings
 	MTU    int    // 0 for what the VF has
 	Driver string // to bind the VF to; "" for the one it has
-	Rebind bool   // bind its own driver anew afterwards
+	Rebind bool   // bind its own driver again afterwards
 }
 
 // pfSettings are what the PF is told of a VF; what is nil or "" stays as it is.

@@ -26,7 +26,7 @@ func (l lab) boundAt(address string) time.Time {
 	return info.ModTime()
 }
 
-// onBinding does f once when the network driver of a VF is bound anew, or the test ends.
+// onBinding does f once when the network driver of a VF is bound again, or the test ends.
 func (l lab) onBinding(address string, f func(net string)) {
 	l.Helper()
 	net, before := filepath.Join(pcitest.Folder(l.T, l.sriov.sysfs, address), "net"), l.boundAt(address)
@@ -70,7 +70,7 @@ func TestDriver(t *testing.T) {
 	l.isGolden()
 }
 
-// TestRebind (V-08): where the configuration wants it the driver is bound anew when the pod is gone, and the interface is as it was.
+// TestRebind (V-08): where the configuration wants it the driver is bound again when the pod is gone, and the interface is as it was.
 func TestRebind(t *testing.T) {
 	l := newLab(t, "rebind", true)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)

@@ -31,7 +31,7 @@ func Return(sysfs string, log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// returned brings a VF back that is at home, although an attachment has it. Whoever is about to move it holds the lock.
+// returned brings a VF back that is at home, although an attachment has it. The lock excludes a process that is about to move it.
 func (n *node) returned(a pci.Address) error {
 	h, err := holdKnown(a)
 	if h == nil {

@@ -35,7 +35,7 @@ func TestTwice(t *testing.T) {
 	l.del("a")
 }
 
-// hidden is a pod that has moved its VF where nobody finds it.
+// hidden is a pod that has moved its VF into a namespace without a name.
 func hidden(t *testing.T) lab {
 	l := newLab(t)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
@@ -81,7 +81,7 @@ func TestResetHidden(t *testing.T) {
 	}
 	must(t, os.Rename(l.journalOf(vf0)+"~", l.journalOf(vf0)))
 	if at := l.boundAt(vf0); !at.Equal(bound) {
-		t.Error("the driver was bound anew")
+		t.Error("the driver was bound again")
 	}
 }
 

@@ -54,7 +54,7 @@ func (l igb) gone(away, back func(), again bool) {
 	l.Fails(a.check("vlan", 100, "trust", "on", "mtu", 1400), plugin.CodeStateDiffers, "VF "+first+" of interface net1 is gone")
 	if again {
 		back()
-		l.anew()
+		l.recreateVFs()
 	}
 	l.OK(l.Call("DEL", "a"))
 	if all, err := journals(); err != nil || len(all) > 0 {
@@ -63,7 +63,7 @@ func (l igb) gone(away, back func(), again bool) {
 	if !again {
 		l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "VF "+first+" is gone")
 		back()
-		l.anew()
+		l.recreateVFs()
 	}
 	for i, f := range l.nic.VFs { // as the kernel makes them
 		if got := l.asPF(i); got.VLAN != 0 || *got.Trust || !*got.SpoofCheck || l.link(f.Name).MTU != 1500 {
@@ -78,8 +78,8 @@ func (l igb) gone(away, back func(), again bool) {
 	l.del("b")
 }
 
-// anew makes VFs, with the PF up.
-func (l igb) anew() {
+// recreateVFs makes VFs, with the PF up.
+func (l igb) recreateVFs() {
 	l.Helper()
 	must(l, l.host.SetUp(l.pf()))
 	kerneltest.Await(l.T, "the PF has a carrier", func() bool { return l.pf().Runs })
@@ -164,7 +164,7 @@ func TestIGBHidden(t *testing.T) {
 			l.podLink("net1") // the pod's own
 			must(t, l.host.DelLink("spy"))
 		}
-		if !strings.Contains(o.Log, "its driver is bound anew") {
+		if !strings.Contains(o.Log, "its driver is bound again") {
 			t.Errorf("log: %s", o.Log)
 		}
 		l.isGolden()

@@ -28,7 +28,7 @@ type igb struct {
 	nic kerneltest.NIC
 }
 
-// newIGB makes VFs anew: the first as the kernel makes them, the second as an admin has set it.
+// newIGB makes VFs again: the first as the kernel makes them, the second as an admin has set it.
 func newIGB(t *testing.T, keys ...any) igb {
 	t.Helper()
 	pf := kerneltest.RealPF(t)

@@ -42,7 +42,7 @@ type journal struct {
 	MAC     string         `json:"mac,omitempty"`  // in the pod; "" without an interface
 	Info    string         `json:"info,omitempty"` // its device-info file
 	Since   time.Time      `json:"since"`
-	Rebind  bool           `json:"rebind,omitempty"` // the driver is bound anew afterwards
+	Rebind  bool           `json:"rebind,omitempty"` // the driver is bound again afterwards
 	Told    bool           `json:"told,omitempty"`   // the kernel tells of which device an interface is, since Linux 5.14
 	Chained bool           `json:"chained,omitempty"`
 	Former  former         `json:"former"`
@@ -119,7 +119,7 @@ func lockVF(dir *store.Dir, a pci.Address) (*held, error) {
 
 func (h *held) close() { h.lock.Unlock(); h.dir.Close() }
 
-// load reads the journal; ok is false when there is none. One that cannot be read is an error: nobody else knows what the VF was like.
+// load reads the journal; ok is false when there is none. One that cannot be read is an error, because only it contains the former settings of the VF.
 func (h *held) load() (j journal, ok bool, err error) {
 	data, err := h.dir.Read(h.address.String())
 	if errors.Is(err, fs.ErrNotExist) {

@@ -135,7 +135,7 @@ func (s sriov) collectLeases(r *plugin.Request) error {
 		as.KeepAttachment(plugin.Attachment{ContainerID: key.ContainerID, IfName: key.IfName})
 		var st state
 		if rec, ok := records[r.Plugin]; ok && json.Unmarshal(rec.State, &st) != nil {
-			return nil // nobody knows what it has
+			return nil // its addresses are not known
 		}
 		for _, v := range st.VFs {
 			as.KeepAttachment(plugin.Attachment{ContainerID: key.ContainerID, IfName: v.Name})

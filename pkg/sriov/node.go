@@ -156,10 +156,10 @@ func (n *node) setMAC(c card, mac net.HardwareAddr) (card, error) {
 		c.link.MAC = mac
 		return c, nil
 	}
-	n.r.Log.Info("the driver does not take the MAC, it is bound anew", "vf", c.vf.Address, "driver", c.vf.Driver, "error", refused)
+	n.r.Log.Info("the driver does not take the MAC, it is bound again", "vf", c.vf.Address, "driver", c.vf.Driver, "error", refused)
 	c, err := n.rebind(c)
 	if err == nil && c.link.Index == 0 {
-		err = plugin.Errorf(plugin.CodeDevice, "VF %s has no interface after driver %s was bound anew", c.vf.Address, c.vf.Driver)
+		err = plugin.Errorf(plugin.CodeDevice, "VF %s has no interface after driver %s was bound again", c.vf.Address, c.vf.Driver)
 	}
 	if err == nil && !bytes.Equal(c.link.MAC, mac) {
 		err = n.host.SetMAC(c.link, mac)

@@ -79,7 +79,7 @@ func TestHidden(t *testing.T) {
 		}
 	})
 	o := l.OK(l.Call("DEL", "a"))
-	if !strings.Contains(o.Log, "its driver is bound anew") {
+	if !strings.Contains(o.Log, "its driver is bound again") {
 		t.Errorf("log: %s", o.Log)
 	}
 	link := l.link("ens0f0v0")

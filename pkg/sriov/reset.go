@@ -29,7 +29,7 @@ type ResetOptions struct {
 }
 
 // Reset brings a VF that no pod has into the state of a new one: as its journal tells, if an attachment left it other than it was; else the
-// PF is set for it as by default, and its driver is bound anew. One that is in use is refused with code 103.
+// PF is set for it as by default, and its driver is bound again. One that is in use is refused with code 103.
 func Reset(o ResetOptions) error {
 	n, err := openNode(o.Sysfs, &plugin.Request{Plugin: "sriov", Verb: "reset", Log: o.Log})
 	if err != nil {
@@ -49,7 +49,7 @@ func Reset(o ResetOptions) error {
 		return plugin.Errorf(plugin.CodeDevice, "%w", err)
 	}
 	left, journaled, unreadable := h.load()
-	if unreadable != nil { // nobody knows any more what the VF was like
+	if unreadable != nil { // the former settings of the VF are lost
 		fmt.Fprintf(o.Out, "%v: remove it\n", unreadable)
 	}
 	if journaled {
@@ -97,7 +97,7 @@ func (n *node) unused(c card, left bool) error {
 	return err
 }
 
-// renew sets the PF for a VF as by default, and binds the driver anew, which makes another interface.
+// renew sets the PF for a VF as by default, and binds the driver again, which makes another interface.
 func (n *node) renew(c card, o ResetOptions) error {
 	if err := n.renewPF(c, o); err != nil {
 		return err

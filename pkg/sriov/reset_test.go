@@ -27,7 +27,7 @@ func (l lab) reset(a string, act bool, function func() error) (string, error) {
 	return out.String(), err
 }
 
-// TestReset (V-08): a VF that a dead pod left is brought back, its driver is bound anew, and in between the function is reset.
+// TestReset (V-08): a VF that a dead pod left is brought back, its driver is bound again, and in between the function is reset.
 func TestReset(t *testing.T) {
 	l := newLab(t)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
@@ -55,7 +55,7 @@ func TestReset(t *testing.T) {
 	l.OK(l.Call("DEL", "dead", "CNI_NETNS", ""))
 }
 
-// TestResetTorn: a journal that nobody can read is no reason to keep the VF for ever.
+// TestResetTorn: an unreadable journal does not keep the VF for ever.
 func TestResetTorn(t *testing.T) {
 	l := newLab(t)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)

@@ -118,8 +118,8 @@ func (x *restoring) fetch() error {
 	if x.c = c; c.link.Index != 0 {
 		return nil
 	}
-	// It is in a namespace that nobody knows, where a pod has put it. Without its driver it is nowhere.
-	x.r.Log.Warn("the interface of the VF cannot be found: its driver is bound anew", "vf", x.j.Address, "driver", x.c.vf.Driver)
+	// A pod has put it into a namespace without a name. Unbinding the driver deletes the interface.
+	x.r.Log.Warn("the interface of the VF cannot be found: its driver is bound again", "vf", x.j.Address, "driver", x.c.vf.Driver)
 	if x.c, err = x.rebind(x.c); err == nil && x.c.link.Index == 0 {
 		err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "its interface is nowhere"),
 			"podlace sriov reset %s makes the VF as new, once nobody has it", x.j.Address)
@@ -265,7 +265,7 @@ func (x *restoring) restoreDriver() (err error) {
 	return err
 }
 
-// renew binds the driver anew where that is configured: with the interface goes all that a driver keeps, such as queues, rings and filters.
+// renew binds the driver again where that is configured: with the interface goes all that a driver keeps, such as queues, rings and filters.
 func (x *restoring) renew() (err error) {
 	if x.j.Rebind && x.c.link.Index != 0 {
 		x.c, err = x.rebind(x.c)
@@ -281,7 +281,7 @@ func (x *restoring) dropXDP() error {
 	}
 	err := x.host.DelXDP(x.c.link)
 	if errors.Is(err, syscall.EBUSY) {
-		x.r.Log.Info("a program of the pod holds the interface, the driver is bound anew", "vf", x.j.Address)
+		x.r.Log.Info("a program of the pod holds the interface, the driver is bound again", "vf", x.j.Address)
 		x.c, err = x.rebind(x.c)
 	}
 	return err

@@ -194,7 +194,7 @@ func (s sriov) clearResidue(j *job, vfs []vf) error {
 	if err != nil {
 		return err
 	}
-	if recorded && st.Unfinished { // the lock is ours, so whoever began this is gone
+	if recorded && st.Unfinished { // the lock is ours, so the process that began this has ended
 		j.r.Log.Info("removing what an interrupted attachment left")
 		if err := s.remove(&j.node, j.att, st); err != nil {
 			return err

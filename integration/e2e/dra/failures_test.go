@@ -72,7 +72,7 @@ func TestDaemonAway(t *testing.T) {
 	web, old := l.allocated(l.claimOf("web", "nic")), l.allocated(l.claimOf("old", "nic"))
 	l.end(syscall.SIGKILL)
 	former := l.killSandbox("web")
-	l.anew("web", former)
+	l.awaitNewSandbox("web", former)
 	l.attached("web", web...)
 
 	if err := l.client.CoreV1().Pods(l.ns).Delete(t.Context(), "old", metav1.DeleteOptions{}); err != nil {
@@ -168,7 +168,7 @@ func TestAPIAway(t *testing.T) {
 		}
 		return nil
 	})
-	l.anew("web", former)
+	l.awaitNewSandbox("web", former)
 	l.attached("web", l.allocated("vf")...)
 }
 
@@ -205,7 +205,7 @@ func TestRecordsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	former := l.killSandbox("web")
-	l.anew("web", former)
+	l.awaitNewSandbox("web", former)
 	l.attached("web", ids...)
 	if records, _ := filepath.Glob(claimRecords + "/*"); len(records) != 1 {
 		t.Errorf("records of claims: %v", records)
@@ -226,7 +226,7 @@ func TestStateDamaged(t *testing.T) {
 	l.damageState()
 	added()
 	t.Logf("the pod is told: %.400s", l.event("web", "checksum"))
-	l.anew("web", former)
+	l.awaitNewSandbox("web", former)
 	l.attached("web", ids...)
 
 	added = l.holdADD()

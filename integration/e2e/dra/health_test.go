@@ -73,7 +73,7 @@ func TestTaintsDropped(t *testing.T) {
 }
 
 // TestEviction: a pod whose VF is gone is evicted, after the time that it tolerates, and a daemon that starts meanwhile does not begin that
-// time anew. What ends up free is gone from the slice.
+// time again. What ends up free is gone from the slice.
 func TestEviction(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := newLab(t, setup{})

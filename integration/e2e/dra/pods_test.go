@@ -164,8 +164,8 @@ func (l *lab) killSandbox(pod string) (former sandbox) {
 	return former
 }
 
-// anew waits until the containers of a pod run in a sandbox other than the given one.
-func (l *lab) anew(pod string, former sandbox) {
+// awaitNewSandbox waits until the containers of a pod run in a sandbox other than the given one.
+func (l *lab) awaitNewSandbox(pod string, former sandbox) {
 	l.Helper()
 	within(l.T, "pod "+pod+" has a new sandbox", func() error {
 		if s, ok := l.sandboxOf(pod); !ok || s.id == former.id {

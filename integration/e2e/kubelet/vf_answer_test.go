@@ -38,7 +38,7 @@ func hide(t *testing.T) (show func()) {
 	})
 }
 
-// refusals counts the ADDs that the kubelet was told of as refused, because nobody said which VFs the pod has.
+// refusals counts the ADDs that the kubelet was told of as refused, because neither daemon nor kubelet said which VFs the pod has.
 func (l *vfLab) refusals() int {
 	data, _ := os.ReadFile(l.kubelet.log)
 	return strings.Count(string(data), `plugin type=\"sriov\" failed (add): sriov add: which VFs the pod has:`)
@@ -71,7 +71,7 @@ func TestWhoAnswers(t *testing.T) {
 	}
 	web := l.endSandbox("web")
 	l.again("plain", l.endSandbox("plain"))
-	l.anew("web", web)
+	l.awaitNewSandbox("web", web)
 	l.attached("web", ids...)
 	l.has("plain", plain)
 
@@ -144,7 +144,7 @@ func TestRateLimit(t *testing.T) {
 			former[name] = l.endSandbox(name)
 		}
 		for name := range uids {
-			l.anew(name, former[name])
+			l.awaitNewSandbox(name, former[name])
 			l.attached(name, ids[name]...)
 		}
 		for name := range uids {

@@ -232,7 +232,7 @@ func (l *vfLab) allHome() {
 	}
 }
 
-// endSandbox kills a pod's sandbox, which the kubelet makes anew.
+// endSandbox kills a pod's sandbox, which the kubelet makes again.
 func (l *vfLab) endSandbox(pod string) (former sandbox) {
 	l.t.Helper()
 	former, ok := sandboxOf(pod)
@@ -255,8 +255,8 @@ func (l *vfLab) endSandbox(pod string) (former sandbox) {
 	return former
 }
 
-// anew waits for another sandbox of a pod than the former.
-func (l *vfLab) anew(pod string, former sandbox) {
+// awaitNewSandbox waits for another sandbox of a pod than the former.
+func (l *vfLab) awaitNewSandbox(pod string, former sandbox) {
 	l.t.Helper()
 	within(l.t, 60*time.Second, "pod "+pod+" has a new sandbox", func() error {
 		if s, ok := sandboxOf(pod); !ok || s.id == former.id {
@@ -270,7 +270,7 @@ func (l *vfLab) anew(pod string, former sandbox) {
 // has removed the old container.
 func (l *vfLab) again(pod string, former sandbox) {
 	l.t.Helper()
-	l.anew(pod, former)
+	l.awaitNewSandbox(pod, former)
 	within(l.t, 60*time.Second, "pod "+pod+" runs again", func() error {
 		pods, err := l.pods()
 		if err != nil {
