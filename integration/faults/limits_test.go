@@ -44,7 +44,7 @@ func TestLimits(t *testing.T) {
 			w.Run(fmt.Sprint(strings.Join(flags, " "), " ", op), func(t *testing.T) {
 				w := w.in(t)
 				_, out, err := w.limits(i+1, flags...)
-				if err == nil || !strings.Contains(out, "the limits of pod shop/web-0 stay as they were: ") ||
+				if err == nil || !strings.Contains(out, "the limits of pod shop/web-0 are unchanged: ") ||
 					!strings.Contains(out, fmt.Sprintf("injected fault at change %d ", i+1)) {
 					t.Errorf("%v, %s", err, out)
 				}

@@ -63,7 +63,7 @@ func Find(folder, kubelet string, pod Pod) (devices []allocation.Device, err err
 	return devices, nil
 }
 
-// reservedFor returns the records that were reserved for a pod. Records of other pods are not parsed, because there may be one for each claim on the node.
+// reservedFor returns the records that were reserved for a pod. Records of other pods are not parsed: there may be many.
 func reservedFor(folder, podUID string) (records []Record, err error) {
 	err = walk(folder, func(uid string, data []byte) error {
 		if !bytes.Contains(data, []byte(podUID)) {

@@ -95,7 +95,7 @@ func TestVanished(t *testing.T) {
 	l.ids("example.com/one")
 }
 
-// TestMoved: a VF that another resource has by a new configuration stays with the pod that has it, and no other pod gets it until that one ends.
+// TestMoved: a VF that another resource has by a new configuration stays with its pod, and no other pod gets it until that one ends.
 func TestMoved(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.ids("example.com/one", vf00, vf01)

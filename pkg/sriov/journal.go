@@ -119,7 +119,7 @@ func lockVF(dir *store.Dir, a pci.Address) (*held, error) {
 
 func (h *held) close() { h.lock.Unlock(); h.dir.Close() }
 
-// load reads the journal; ok is false when there is none. One that cannot be read is an error, because only it contains the former settings of the VF.
+// load reads the journal; ok is false when there is none. An unreadable journal is an error, because only it has the VF's former settings.
 func (h *held) load() (j journal, ok bool, err error) {
 	data, err := h.dir.Read(h.address.String())
 	if errors.Is(err, fs.ErrNotExist) {

@@ -265,7 +265,7 @@ func (x *restoring) restoreDriver() (err error) {
 	return err
 }
 
-// renew binds the driver again where that is configured: with the interface goes all that a driver keeps, such as queues, rings and filters.
+// renew binds the driver again where that is configured: all that a driver keeps goes with the interface, such as queues and filters.
 func (x *restoring) renew() (err error) {
 	if x.j.Rebind && x.c.link.Index != 0 {
 		x.c, err = x.rebind(x.c)
