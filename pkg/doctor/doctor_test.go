@@ -78,6 +78,9 @@ func (l lab) sysctl(path, value string) {
 // command runs a program of the machine in the test's namespaces.
 func (l lab) command(name string, args ...string) {
 	l.t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		l.t.Skip("SKIPPED: this machine has no", name)
+	}
 	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
 		l.t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
 	}
