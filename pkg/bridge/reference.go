@@ -108,11 +108,11 @@ func provenPodSide(r *plugin.Request, host *kernel.Node, link kernel.Link) (side
 		return side, false, nil
 	}
 	bridge, ok, err := host.LinkByIndex(side.Master)
-	return side, ok && bridge.Kind == "bridge" && bridge.Name == bridgeName(r.Config), err
+	return side, ok && bridge.Kind == "bridge" && bridge.Name == NameIn(r.Config), err
 }
 
-// bridgeName returns the bridge of a configuration that may be invalid otherwise.
-func bridgeName(config []byte) string {
+// NameIn returns the bridge of a configuration that may be invalid otherwise.
+func NameIn(config []byte) string {
 	conf := struct {
 		Bridge string `json:"bridge"`
 	}{defaultBridge}

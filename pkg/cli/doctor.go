@@ -154,7 +154,7 @@ func fixFindings(stdin io.Reader, stdout io.Writer, found []doctor.Finding) (lef
 			continue
 		}
 		fmt.Fprintf(stdout, "%s: %s\n  apply '%s'? [y/N] ", f.Check, plugin.Plain(f.What, maxEvidence), plugin.Plain(f.Command, maxEvidence))
-		yes := answers.Scan() && strings.HasPrefix(strings.ToLower(strings.TrimSpace(answers.Text())), "y")
+		yes := answers.Scan() && isYes(answers.Text())
 		switch err := errors.Join(answers.Err(), fixIf(yes, f)); {
 		case err != nil:
 			fmt.Fprintf(stdout, "not applied: %v\n", err)
@@ -167,6 +167,11 @@ func fixFindings(stdin io.Reader, stdout io.Writer, found []doctor.Finding) (lef
 		}
 	}
 	return left
+}
+
+// isYes reports whether an answer to a question with [y/N] agrees.
+func isYes(answer string) bool {
+	return strings.HasPrefix(strings.ToLower(strings.TrimSpace(answer)), "y")
 }
 
 func fixIf(yes bool, f doctor.Finding) error {

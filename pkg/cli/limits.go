@@ -69,6 +69,13 @@ func newLimits() *cobra.Command {
 	return cmd
 }
 
+func checkInterval(interval time.Duration) error {
+	if interval < minInterval || interval > maxInterval {
+		return fmt.Errorf("--interval %s: want %s to %s", interval, minInterval, maxInterval)
+	}
+	return nil
+}
+
 func (f limitsFlags) run(cmd *cobra.Command, args []string) error {
 	ingress, err := parseRate(cmd, "ingress", f.ingress)
 	if err != nil {
@@ -79,10 +86,10 @@ func (f limitsFlags) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	change := ingress != nil || egress != nil
-	switch {
-	case f.interval < minInterval || f.interval > maxInterval:
-		return fmt.Errorf("--interval %s: want %s to %s", f.interval, minInterval, maxInterval)
-	case change && len(args) == 0:
+	if err := checkInterval(f.interval); err != nil {
+		return err
+	}
+	if change && len(args) == 0 {
 		return errors.New("--ingress and --egress need a POD")
 	}
 	if err := errors.Join(checkOutput(f.output), needRoot()); err != nil {
@@ -231,7 +238,7 @@ func printLimits(stdout, stderr io.Writer, list []bandwidth.Limits) error {
 			if d.Direction == nil {
 				continue
 			}
-			cells := []string{plain(l.Network), dash(plain(l.Pod)), plain(shortID(l.ContainerID)), plain(l.IfName), d.name, requestedText(d.Asked)}
+			cells := append(nameCells(l.Network, l.Pod, l.ContainerID, l.IfName), d.name, requestedText(d.Asked))
 			fmt.Fprintln(t, strings.Join(append(cells, appliedCells(d.Direction, l.Gone)...), "\t"))
 			if d.Missing != "" {
 				printLine(stderr, fmt.Sprintf("%s of container %s, %s: %s", d.name, l.ContainerID, l.IfName, d.Missing))

@@ -182,11 +182,15 @@ func table(w io.Writer, heading string, list []*reconcile.Attachment, last func(
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, heading)
 	for _, a := range list {
-		cells := []string{plain(a.Network), dash(plain(a.Pod)), plain(shortID(a.ContainerID)), dash(plain(a.IfName)), dash(joined(a.Addresses)),
-			plain(last(a))}
+		cells := append(nameCells(a.Network, a.Pod, a.ContainerID, a.IfName), dash(joined(a.Addresses)), plain(last(a)))
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
 	return t.Flush()
+}
+
+// nameCells are the first cells of a line about an attachment.
+func nameCells(network, pod, containerID, ifName string) []string {
+	return []string{plain(network), dash(plain(pod)), plain(shortID(containerID)), dash(plain(ifName))}
 }
 
 func plain(name string) string { return plugin.Plain(name, reconcile.MaxName) }

@@ -81,9 +81,9 @@ func wideTable(w io.Writer, list []*reconcile.Attachment, now time.Time) error {
 		if a.Bridge != "" {
 			host += "@" + a.Bridge
 		}
-		cells := []string{plain(a.Network), dash(plain(a.Pod)), plain(shortID(a.ContainerID)), dash(plain(a.IfName)), dash(joined(a.Addresses)),
-			plain(a.State), age(a.Since, now), dash(plain(host)), dash(hostPorts(a.HostPorts)), limit(a.IngressRate), limit(a.EgressRate),
-			dash(plain(strings.Join(a.VFs, " ")))}
+		cells := append(nameCells(a.Network, a.Pod, a.ContainerID, a.IfName), dash(joined(a.Addresses)), plain(a.State),
+			age(a.Since, now), dash(plain(host)), dash(hostPorts(a.HostPorts)), limit(a.IngressRate), limit(a.EgressRate),
+			dash(plain(strings.Join(a.VFs, " "))))
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
 	return t.Flush()

@@ -85,7 +85,7 @@ func supportBundle(stdin io.Reader, stdout io.Writer, file string, yes bool) err
 	if !yes {
 		fmt.Fprintf(stdout, "write these %d files, %d bytes before compression, to %s? [y/N] ", len(all), total, file)
 		answer, _ := bufio.NewReader(stdin).ReadString('\n')
-		if !strings.HasPrefix(strings.ToLower(strings.TrimSpace(answer)), "y") {
+		if !isYes(answer) {
 			fmt.Fprintln(stdout, "nothing is written")
 			return nil
 		}

@@ -96,11 +96,11 @@ func newTop() *cobra.Command {
 
 func (f topFlags) run(ctx context.Context, stdout io.Writer) error {
 	order, ok := topOrders()[f.sort]
-	switch {
-	case !ok:
+	if !ok {
 		return fmt.Errorf("--sort %q: want total, ingress, egress, drops or pod", f.sort)
-	case f.interval < minInterval || f.interval > maxInterval:
-		return fmt.Errorf("--interval %s: want %s to %s", f.interval, minInterval, maxInterval)
+	}
+	if err := checkInterval(f.interval); err != nil {
+		return err
 	}
 	if err := f.check(); err != nil {
 		return err
@@ -191,7 +191,7 @@ func printTraffic(w io.Writer, list []traffic) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "NETWORK\tPOD\tCONTAINER\tIFNAME\tINGRESS\tLIMIT\tUSED\tDROPS\tEGRESS\tLIMIT\tUSED\tDROPS")
 	for _, row := range list {
-		cells := []string{plain(row.Network), dash(plain(row.Pod)), plain(shortID(row.ContainerID)), dash(plain(row.IfName))}
+		cells := nameCells(row.Network, row.Pod, row.ContainerID, row.IfName)
 		for _, f := range []flow{row.Ingress, row.Egress} {
 			cells = append(cells, formatRate(roundRate(f.Rate)), limit(f.Limit), f.used(), fmt.Sprint(f.Dropped))
 		}

@@ -122,10 +122,7 @@ func runTrace(ctx context.Context, options demo.TraceOptions, output string, std
 	} else {
 		printTotals(stdout, all)
 	}
-	if err != nil {
-		return fmt.Errorf("%w", err)
-	}
-	return nil
+	return err
 }
 
 func printTraced(w io.Writer, t demo.Traced) {
@@ -198,8 +195,7 @@ func (f demoFlags) canary(ctx context.Context, stdout io.Writer) error {
 	}
 	options := demo.TraceOptions{Options: demo.Options{Plugins: f.plugins, Conflist: conflist}, Ping: true}
 	if err := runTrace(ctx, options, f.output, stdout); err != nil {
-		tellError := fmt.Sprintf("the canary failed with %s and the plugins of %s: %v", f.conflist, f.plugins, err)
-		printLine(stdout, tellError)
+		printLine(stdout, fmt.Sprintf("the canary failed with %s and the plugins of %s: %v", f.conflist, f.plugins, err))
 		return exitError(exitDiffers)
 	}
 	return nil

@@ -130,12 +130,13 @@ func (c *chain) del(ctx context.Context, a attachment) ([]call, error) {
 	return c.exec.take(), err
 }
 
-func (c *chain) check(ctx context.Context, a attachment) ([]call, error) {
+func (c *chain) check(ctx context.Context, a attachment) error {
 	err := c.cni.CheckNetworkList(ctx, c.list, a.runtimeConf())
+	c.exec.take()
 	if err != nil {
-		err = fmt.Errorf("CHECK: %w", err)
+		return fmt.Errorf("CHECK: %w", err)
 	}
-	return c.exec.take(), err
+	return nil
 }
 
 // An attachment is a pod in the network, as a runtime describes it.

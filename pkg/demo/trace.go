@@ -63,41 +63,40 @@ func Trace(ctx context.Context, opts TraceOptions, show func(Traced)) (err error
 		return err
 	}
 	defer func() { err = errors.Join(err, space.Close()) }()
-	t := tracer{cni: libcni.NewCNIConfigWithCacheDir([]string{opts.Plugins}, cache, &tracingExec{show: show}), list: list, pod: &pod{
-		Pod: space, attachment: attachment{container: space.Name, netns: space.Path, ifname: "eth0", podName: space.Name, limit: opts.Limit}}}
+	cni := libcni.NewCNIConfigWithCacheDir([]string{opts.Plugins}, cache, &tracingExec{show: show})
+	t := tracer{chain: chain{cni: cni, list: list, exec: &timedExec{}}, pod: &pod{Pod: space, attachment: attachment{
+		container: space.Name, netns: space.Path, ifname: "eth0", podName: space.Name, limit: opts.Limit}}}
 	if opts.HostPort > 0 {
 		t.pod.ports = []portMapping{{HostPort: opts.HostPort, ContainerPort: opts.HostPort, Protocol: "tcp"}}
 	}
 	err = t.addAndCheck(ctx, opts.Ping)
 	// A failed ADD leaves state for the runtime's DEL.
-	return errors.Join(err, named("DEL", t.del(context.WithoutCancel(ctx))))
+	return errors.Join(err, t.remove(context.WithoutCancel(ctx)))
 }
 
-// del runs DEL. libcni stops at the first plugin that fails, so the others are then called one by one: nothing of the pod stays.
-func (t tracer) del(ctx context.Context) error {
-	rt := t.pod.runtimeConf()
-	err := t.cni.DelNetworkList(ctx, t.list, rt)
+// remove runs DEL. libcni stops at the first plugin that fails, so the others are then called one by one: nothing of the pod stays.
+func (t tracer) remove(ctx context.Context) error {
+	_, err := t.del(ctx, t.pod.attachment)
 	if err == nil {
 		return nil
 	}
 	for _, p := range slices.Backward(t.list.Plugins) {
 		config, err := libcni.InjectConf(p, map[string]any{"name": t.list.Name, "cniVersion": t.list.CNIVersion})
 		if err == nil {
-			_ = t.cni.DelNetwork(ctx, config, rt)
+			_ = t.cni.DelNetwork(ctx, config, t.pod.runtimeConf())
 		}
 	}
 	return err
 }
 
+// tracer is a chain whose plugins report what they change, and the pod that it runs for.
 type tracer struct {
-	cni  *libcni.CNIConfig
-	list *libcni.NetworkConfigList
-	pod  *pod
+	chain
+	pod *pod
 }
 
 func (t tracer) addAndCheck(ctx context.Context, ping bool) error {
-	chain := chain{cni: t.cni, list: t.list, exec: &timedExec{}}
-	result, _, err := chain.add(ctx, t.pod.attachment)
+	result, _, err := t.add(ctx, t.pod.attachment)
 	if err != nil {
 		return err
 	}
@@ -107,14 +106,7 @@ func (t tracer) addAndCheck(ctx context.Context, ping bool) error {
 			return err
 		}
 	}
-	return named("CHECK", t.cni.CheckNetworkList(ctx, t.list, t.pod.runtimeConf()))
-}
-
-func named(verb string, err error) error {
-	if err != nil {
-		return fmt.Errorf("%s: %w", verb, err)
-	}
-	return nil
+	return t.check(ctx, t.pod.attachment)
 }
 
 // ping asks each address of the pod from the node.

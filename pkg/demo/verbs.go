@@ -126,7 +126,7 @@ func timeOf(plugin string) func(context.Context, *lab) outcome {
 func checkPod(which func(*lab) *pod) func(context.Context, *lab) outcome {
 	return func(ctx context.Context, l *lab) outcome {
 		start := time.Now()
-		if _, err := l.chain.check(ctx, which(l).attachment); err != nil {
+		if err := l.chain.check(ctx, which(l).attachment); err != nil {
 			return failed(err)
 		}
 		return outcome{verdict: OK, measured: "clean"}.withNote("%.1f ms", float64(time.Since(start))/float64(time.Millisecond))

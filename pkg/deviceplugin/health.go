@@ -13,8 +13,7 @@ import (
 )
 
 const (
-	// failAfter is how long something has to be wrong with a device before the kubelet is told: a link that is negotiated again comes back
-	// within that time.
+	// failAfter is how long a fault lasts before the kubelet is told. A link that negotiates its speed again is up within that time.
 	failAfter = 3 * time.Second
 	// recoverAfter is how long a device has to be in order before it is given away again.
 	recoverAfter = 10 * time.Second

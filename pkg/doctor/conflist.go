@@ -70,7 +70,7 @@ func (n *node) takesAll() bool {
 	return slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Network != "" })
 }
 
-// defaultNetwork compares the network that CRI-O is told to take.
+// defaultNetwork reports a cni_default_network of CRI-O that is no network of Podlace.
 func (n *node) defaultNetwork() (found []Finding) {
 	for _, r := range n.runtimes {
 		named := func(net reconcile.Network) bool { return net.Name == r.Network && isOurs(net) }
@@ -118,12 +118,14 @@ func (n *node) conflistKeys() (found []Finding) {
 	return found
 }
 
+// ownNetworks returns the networks that isOurs names.
+func (n *node) ownNetworks() []reconcile.Network {
+	return slices.DeleteFunc(slices.Clone(n.networks), func(net reconcile.Network) bool { return !isOurs(net) })
+}
+
 // pluginTypes returns the names of the plugins in Podlace's networks.
 func (n *node) pluginTypes() (types []string) {
-	for _, net := range n.networks {
-		if !isOurs(net) {
-			continue
-		}
+	for _, net := range n.ownNetworks() {
 		for _, p := range net.Plugins {
 			types = append(types, p.Type)
 			if p.IPAM != "" {
@@ -172,10 +174,7 @@ func (n *node) status() (found []Finding) {
 	if len(n.pluginTypes()) == 0 {
 		return skipped(noNetwork)
 	}
-	for _, net := range n.networks {
-		if !isOurs(net) {
-			continue
-		}
+	for _, net := range n.ownNetworks() {
 		for _, err := range reconcile.Status(net, n.BinDir) {
 			found = append(found, Finding{Level: Error, What: fmt.Sprintf("network %q is not ready", net.Name), Evidence: err.Error(),
 				Consequence: "containerd from 2.0 and CRI-O report the node NotReady",

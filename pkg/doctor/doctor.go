@@ -61,6 +61,9 @@ type node struct {
 	networks []reconcile.Network // in the order of their files
 	notes    []string            // unusable configurations
 	confErr  error               // why the folder of the configurations cannot be read
+
+	attachments    []*reconcile.Attachment
+	attachmentsErr error
 }
 
 // check examines one subject. It returns nil if all is well.
@@ -140,6 +143,7 @@ func Examine(o Options, only ...string) ([]Finding, error) {
 func look(o Options) (*node, error) {
 	n := findFolders(o)
 	n.networks, n.notes, n.confErr = reconcile.Networks(n.ConfDir)
+	n.attachments, n.attachmentsErr = reconcile.List(n.networks)
 	var err error
 	n.host, err = kernel.Host()
 	return n, err

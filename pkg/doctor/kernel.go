@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/podlace/podlace/pkg/bridge"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/reconcile"
@@ -120,12 +121,9 @@ func (f feature) missing(err error) Finding {
 
 // bridges returns the names of the bridges that Podlace's networks use.
 func (n *node) bridges() (names []string) {
-	for _, net := range n.networks {
-		if !isOurs(net) {
-			continue
-		}
-		if name := bridgeOf(net.Plugin("bridge")); name != "" {
-			names = append(names, name)
+	for _, net := range n.ownNetworks() {
+		if config := net.Plugin("bridge"); config != nil {
+			names = append(names, bridge.NameIn(config))
 		}
 	}
 	return names
@@ -277,8 +275,7 @@ func fewNeighbours(family string, most, peers int) []Finding {
 
 // hasFamily reports whether a live attachment has an address of the family, or none is known.
 func (n *node) hasFamily(is4 bool) bool {
-	list, err := n.attachments()
-	return err != nil || slices.ContainsFunc(list, func(a *reconcile.Attachment) bool {
+	return n.attachmentsErr != nil || slices.ContainsFunc(n.attachments, func(a *reconcile.Attachment) bool {
 		return slices.ContainsFunc(a.Addresses, func(addr netip.Addr) bool { return addr.Is4() == is4 })
 	})
 }

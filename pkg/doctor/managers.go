@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/podlace/podlace/pkg/bridge"
 )
 
 // configText returns the text of all files that match the patterns.
@@ -31,7 +33,7 @@ func (n *node) networkManager() []Finding {
 	}
 	bridges := n.bridges()
 	if len(bridges) == 0 {
-		bridges = []string{"cni0"}
+		bridges = []string{bridge.NameIn(nil)}
 	}
 	text := n.configText("/etc/NetworkManager/NetworkManager.conf", "/etc/NetworkManager/conf.d/*.conf",
 		"/usr/lib/NetworkManager/conf.d/*.conf",

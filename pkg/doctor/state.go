@@ -18,37 +18,21 @@ import (
 	"github.com/podlace/podlace/pkg/bandwidth"
 	"github.com/podlace/podlace/pkg/bridge"
 	"github.com/podlace/podlace/pkg/hostlocal"
+	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/portmap"
 	"github.com/podlace/podlace/pkg/reconcile"
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// bridgeOf returns the bridge that a configuration of the plugin bridge names; "" without configuration.
-func bridgeOf(config []byte) string {
-	var raw struct {
-		Bridge string `json:"bridge"`
-	}
-	if config == nil || json.Unmarshal(config, &raw) != nil {
-		return ""
-	}
-	if raw.Bridge == "" {
-		return "cni0" // the plugin's default
-	}
-	return raw.Bridge
-}
-
-func (n *node) attachments() ([]*reconcile.Attachment, error) { return reconcile.List(n.networks) }
-
 // livePods returns the number of attachments whose namespace exists.
 func (n *node) livePods() (alive int, err error) {
-	list, err := n.attachments()
-	for _, a := range list {
+	for _, a := range n.attachments {
 		if a.State == reconcile.Alive {
 			alive++
 		}
 	}
-	return alive, err
+	return alive, n.attachmentsErr
 }
 
 // addresses warns of range sets that are almost full.
@@ -90,13 +74,12 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 
 // records finds attachments whose pods are gone, and damaged files.
 func (n *node) records() (found []Finding) {
-	list, err := n.attachments()
-	if err != nil {
-		return unknown("the records and leases", err)
+	if n.attachmentsErr != nil {
+		return unknown("the records and leases", n.attachmentsErr)
 	}
 	gone := 0
 	var example *reconcile.Attachment
-	for _, a := range list {
+	for _, a := range n.attachments {
 		if a.State == reconcile.Gone {
 			gone, example = gone+1, a
 		}
@@ -167,7 +150,7 @@ type agentStatus struct {
 }
 
 // agentStatusFile is written by podlace-node.
-const agentStatusFile = store.Root + "/node-status.json"
+const agentStatusFile = store.Root + "/" + nodefile.StatusName
 
 func readAgentStatus() (s agentStatus, err error) {
 	text, err := store.ReadFile(agentStatusFile)

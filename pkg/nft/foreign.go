@@ -27,17 +27,13 @@ func (d DroppingChain) Mentions(link string) bool {
 	return slices.ContainsFunc(d.rules, func(r *nftables.Rule) bool {
 		return slices.ContainsFunc(r.Exprs, func(e expr.Any) bool {
 			cmp, ok := e.(*expr.Cmp)
-			name := bytes.TrimRight(cmpData(cmp, ok), "\x00")
+			if !ok {
+				return false
+			}
+			name := bytes.TrimRight(cmp.Data, "\x00")
 			return len(name) > 2 && (string(name) == link || len(cmp.Data) < 16 && bytes.HasPrefix([]byte(link), name))
 		})
 	})
-}
-
-func cmpData(cmp *expr.Cmp, ok bool) []byte {
-	if !ok {
-		return nil
-	}
-	return cmp.Data
 }
 
 // DroppingChains returns the base chains of other programs at the forward hook whose policy is drop. It reads all chains, and the rules of
@@ -75,7 +71,7 @@ func DroppingChains() (found []DroppingChain, err error) {
 }
 
 func isOwn(table *nftables.Table) bool {
-	return slices.ContainsFunc(Tables(), func(t Table) bool { return t.Name == table.Name && t.family == table.Family })
+	return slices.ContainsFunc(Tables(), func(t Table) bool { return t.is(table) })
 }
 
 // IPTables returns the names of the tables that iptables-nft has made, as ip filter.

@@ -25,6 +25,11 @@ func (t Table) String() string {
 	return "inet " + t.Name
 }
 
+// is reports whether a table of the kernel is this one.
+func (t Table) is(table *nftables.Table) bool {
+	return t.Name == table.Name && t.family == table.Family
+}
+
 // Netlink returns the table in the form of google/nftables.
 func (t Table) Netlink() *nftables.Table { return &nftables.Table{Name: t.Name, Family: t.family} }
 
@@ -67,7 +72,7 @@ func Own() (found []Table, err error) {
 		return nil, err
 	}
 	for _, own := range Tables() {
-		if slices.ContainsFunc(has, func(t *nftables.Table) bool { return t.Name == own.Name && t.Family == own.family }) {
+		if slices.ContainsFunc(has, own.is) {
 			found = append(found, own)
 		}
 	}

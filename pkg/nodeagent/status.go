@@ -17,13 +17,14 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/noderoutes"
 	"github.com/podlace/podlace/pkg/store"
 )
 
 // statusName is the status file of the agent, and lockName the file that it locks while it runs.
 const (
-	statusName = "node-status.json"
+	statusName = nodefile.StatusName
 	lockName   = ".node.lock"
 )
 

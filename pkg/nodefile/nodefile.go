@@ -24,6 +24,9 @@ const Path = store.Root + "/" + name
 
 const name = "node.json"
 
+// StatusName is the file beside Path in which podlace-node reports about its node.
+const StatusName = "node-status.json"
+
 // FlannelPath is the file that flannel writes. Read uses its podCIDRs if Path does not exist.
 const FlannelPath = "/run/flannel/subnet.env"
 

@@ -30,7 +30,7 @@ func objectSchema(t reflect.Type, path string, describe func(string) string) Sch
 	return Schema{"type": "object", "properties": properties, "additionalProperties": false}
 }
 
-// schemaOf returns the schema of a value. A type that reads its JSON itself accepts other forms too, so that only its keys are told.
+// schemaOf returns the schema of a value. A type with UnmarshalJSON also accepts other forms, so its schema names no JSON type.
 func schemaOf(t reflect.Type, path string, describe func(string) string) Schema {
 	s := Schema{}
 	switch t.Kind() {

@@ -3,13 +3,13 @@
 package rollback
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/bridge"
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
@@ -100,15 +100,7 @@ func (l *leftovers) bridge(n reconcile.Network, others []reconcile.Network) erro
 }
 
 // bridgeName returns the bridge that a configuration of the plugin names.
-func bridgeName(conf json.RawMessage) string {
-	var b struct {
-		Bridge string `json:"bridge"`
-	}
-	if json.Unmarshal(conf, &b) != nil || b.Bridge == "" {
-		return "cni0"
-	}
-	return plugin.Plain(b.Bridge, reconcile.MaxName)
-}
+func bridgeName(conf []byte) string { return plugin.Plain(bridge.NameIn(conf), reconcile.MaxName) }
 
 // tables deletes the nftables tables. The protection of 127.0.0.0/8 stays where route_localnet cannot be switched off, as in a container.
 func (l *leftovers) tables() {

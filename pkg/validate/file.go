@@ -68,6 +68,7 @@ type part struct {
 	key    string
 	multus bool // Multus runs the plugins, and passes the device that a pod was allocated
 	data   []byte
+	lines  map[string]int // of its keys
 }
 
 // add adds a problem at a line of the part.
@@ -97,6 +98,7 @@ func (c *checker) json(t part) {
 		c.syntax(t, err)
 		return
 	}
+	t.lines = plugin.KeyLines(t.data)
 	has := func(names ...string) bool {
 		return slices.ContainsFunc(names, func(name string) bool { return keys[name] != nil })
 	}
@@ -169,9 +171,8 @@ func (c *checker) nodeFile(t part) {
 
 // lineOf returns the line of a key, or of the nearest object around it.
 func (t part) lineOf(key string) int {
-	lines := plugin.KeyLines(t.data)
 	for ; key != ""; key = key[:max(strings.LastIndexAny(key, ".["), 0)] {
-		if line, ok := lines[key]; ok {
+		if line, ok := t.lines[key]; ok {
 			return line
 		}
 	}
@@ -182,9 +183,8 @@ var word = regexp.MustCompile(`[A-Za-z][A-Za-z0-9]*`)
 
 // mentioned returns the first key of the text that a message names, with its line. Messages name the key as their first words.
 func (t part) mentioned(message string) (key string, line int) {
-	lines := plugin.KeyLines(t.data)
 	for _, name := range word.FindAllString(message, -1) {
-		for path, at := range lines {
+		for path, at := range t.lines {
 			if last := path[strings.LastIndexAny(path, ".")+1:]; strings.EqualFold(last, name) && (key == "" || at < line) {
 				key, line = path, at
 			}

@@ -122,7 +122,7 @@ func parse(r *plugin.Request, kind string) (err error) {
 
 // within returns the key below path that a message names, with its line in the file.
 func (n *network) within(path string, config []byte, message string) (key string, line int) {
-	inner, _ := part{data: config}.mentioned(message)
+	inner, _ := part{lines: plugin.KeyLines(config)}.mentioned(message)
 	key = strings.Trim(path+"."+inner, ".")
 	return key, n.lineOf(key)
 }
