@@ -171,11 +171,18 @@ cover: build ## run the tests and show the coverage of each package
 ci: ## what .ci/run runs: installs what it needs, then every check, as root and as an ordinary user
 	@scripts/ci.sh
 
+# The folders of an installation and its receipt, which has the path that 'make uninstall' must get again.
+INSTALLATION = DESTDIR='$(DESTDIR)' RECEIPT='$(DESTDIR)$(PREFIX)/share/podlace/receipt' DRYRUN='$(DRYRUN)'
+
 .PHONY: install
-install: ## install what `make build` made: plugins into /opt/cni/bin, tools into /usr/local/bin (DESTDIR, CNI_BIN_DIR, PREFIX)
-	@scripts/install-check.sh $(BIN) '$(DESTDIR)$(CNI_BIN_DIR)' '$(DESTDIR)$(PREFIX)/bin' -- $(CNI_PLUGINS) $(TOOLS)
-	@scripts/install.sh $(BIN) '$(DESTDIR)$(CNI_BIN_DIR)' $(CNI_PLUGINS)
-	@scripts/install.sh $(BIN) '$(DESTDIR)$(PREFIX)/bin' $(TOOLS)
+install: ## install what `make build` made: plugins into /opt/cni/bin, tools into /usr/local/bin (DESTDIR, CNI_BIN_DIR, PREFIX, DRYRUN=1)
+	@DRYRUN='$(DRYRUN)' scripts/install-check.sh $(BIN) '$(DESTDIR)$(CNI_BIN_DIR)' '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(PREFIX)/share' -- \
+	  $(CNI_PLUGINS) $(TOOLS)
+	@$(INSTALLATION) scripts/install.sh $(BIN) '$(DESTDIR)$(CNI_BIN_DIR)' $(CNI_PLUGINS) -- $(BIN) '$(DESTDIR)$(PREFIX)/bin' $(TOOLS)
+
+.PHONY: uninstall
+uninstall: ## remove what `make install` installed, and put back what it replaced (DESTDIR, PREFIX, DRYRUN=1)
+	@$(INSTALLATION) scripts/uninstall.sh
 
 .PHONY: clean
 clean: ## remove what was built

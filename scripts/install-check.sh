@@ -22,6 +22,7 @@ for name in "$@"; do
 done
 [ "$(cat "$from/.source" 2>/dev/null)" = "$(scripts/source-hash.sh)" ] || refuse "the binaries in $from were built from other sources: $again"
 
+[ -z "${DRYRUN:-}" ] || exit 0 # a plan needs no right to write
 for folder in "${folders[@]}"; do
   existing=$folder
   while [ ! -e "$existing" ]; do existing=$(dirname "$existing"); done

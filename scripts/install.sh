@@ -1,57 +1,101 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# install.sh FROM TO NAME...: copies binaries into a folder that may be in use: each is written beside its place and renamed, so that a
-# runtime starts the old one or the new one, never half of it. Owner and mode of an existing folder stay as they are. A file of another
-# project stays beside the new one as NAME.before-podlace, for a rollback.
+# install.sh FROM FOLDER NAME... [-- FROM FOLDER NAME...]: prints a plan, then copies files into folders that may be in use. Each file is
+# written beside its place and renamed, so a runtime starts the old or the new program, never half of one. A file of another project stays
+# beside the new one as NAME.before-podlace. DRYRUN=1 ends after the plan. RECEIPT=FILE notes what was installed, for uninstall.sh;
+# DESTDIR is the part of the paths that the receipt leaves out.
 set -eu
 umask 022
-from=$1 to=$2
-shift 2
-for name in "$@"; do
-  if [ ! -f "$from/$name" ]; then
-    echo "install: $from/$name is missing: run 'make build' first" >&2
-    exit 1
-  fi
-done
-for name in "$@"; do
-  if [ -d "$to/$name" ]; then
-    echo "install: $to/$name is a folder" >&2
-    exit 1
-  fi
+here=$(dirname "$0")
+# shellcheck source=scripts/receipt.sh
+. "$here/receipt.sh"
+sources=() targets=() copies=()
+
+while [ $# -gt 0 ]; do
+  from=$1 to=$2
+  shift 2
+  while [ $# -gt 0 ] && [ "$1" != -- ]; do
+    sources+=("$from/$1") targets+=("$to/$1")
+    shift
+  done
+  [ $# -eq 0 ] || shift
 done
 
 # Every binary of Podlace has the path of its main package in Go's build information.
-ours() { grep -qaF $'path\tgithub.com/podlace/podlace/plugins/' "$1"; }
-
-# keep links a file to the first free name; a copy that exists is never replaced. A symbolic link is kept as one.
-keep() {
-  local file=$1 copy=$1.before-podlace n=1
-  until ln -P "$file" "$copy" 2>/dev/null; do
-    if cmp -s "$file" "$copy"; then
-      return
-    fi
-    if [ ! -e "$copy" ] && [ ! -L "$copy" ]; then
-      echo "install: cannot keep $file as $copy" >&2
-      exit 1
-    fi
-    n=$((n + 1))
-    copy=$file.before-podlace-$n
-  done
-  echo "kept $file as $copy"
+ours() {
+  [ "${sum[${1#"$destdir"}]:-}" = "$(hash "$1")" ] || grep -qaF $'path\tgithub.com/podlace/podlace/plugins/' "$1" 2>/dev/null
 }
 
-[ -d "$to" ] || mkdir -p -m 0755 "$to"
-for name in "$@"; do
-  if { [ -e "$to/$name" ] || [ -L "$to/$name" ]; } && ! ours "$to/$name" 2>/dev/null; then
-    keep "$to/$name"
-  fi
-done
-for name in "$@"; do
-  temp=$(mktemp "$to/.$name.XXXXXX")
-  trap 'rm -f "$temp"' EXIT
-  cp "$from/$name" "$temp"
-  chmod 0755 "$temp"
-  mv -fT "$temp" "$to/$name"
-  trap - EXIT
-  echo "installed $to/$name"
-done
+# copy_of prints the first free name for a copy of a file, or that of a copy with the same content. No copy is ever replaced.
+copy_of() {
+  local copy=$1.before-podlace n=1
+  while exists "$copy" && ! cmp -s "$1" "$copy"; do
+    n=$((n + 1))
+    copy=$1.before-podlace-$n
+  done
+  echo "$copy"
+}
+
+plan() {
+  local i target
+  for i in "${!targets[@]}"; do
+    target=${targets[$i]} copies[i]=
+    [ -f "${sources[$i]}" ] || fail "${sources[$i]} is missing: run 'make build' first"
+    [ ! -d "$target" ] || [ -L "$target" ] || fail "$target is a folder"
+    if ! exists "$target"; then
+      echo "plan: $target: new"
+    elif cmp -s "${sources[$i]}" "$target" && [ ! -L "$target" ]; then
+      echo "plan: $target: unchanged"
+    elif ours "$target"; then
+      echo "plan: $target: replaces another build of Podlace"
+    else
+      copies[i]=$(copy_of "$target")
+      echo "plan: $target: replaces a file of another project, kept as ${copies[$i]}"
+    fi
+  done
+}
+
+# note_all enters the new files. The receipt is written before the first change: a file that an interrupted installation did not
+# replace has another hash than its receipt, and uninstall.sh leaves it alone.
+note_all() {
+  local i path
+  for i in "${!targets[@]}"; do
+    path=${targets[$i]#"$destdir"}
+    sum[$path]=$(hash "${sources[$i]}")
+    [ -z "${copies[$i]}" ] || kept[$path]=${copies[$i]#"$destdir"}
+    make_folder "$(dirname "${targets[$i]}")"
+  done
+  write_receipt
+}
+
+# A symbolic link is kept as one.
+keep_all() {
+  local i
+  for i in "${!targets[@]}"; do
+    [ -n "${copies[$i]}" ] && ! exists "${copies[$i]}" || continue
+    ln -P "${targets[$i]}" "${copies[$i]}" || fail "cannot keep ${targets[$i]} as ${copies[$i]}"
+    echo "kept ${targets[$i]} as ${copies[$i]}"
+  done
+}
+
+install_all() {
+  local i mode
+  for i in "${!targets[@]}"; do
+    mode=0644
+    [ ! -x "${sources[$i]}" ] || mode=0755
+    temp=$(mktemp "$(dirname "${targets[$i]}")/.podlace.XXXXXX")
+    trap 'rm -f "$temp"' EXIT
+    cp "${sources[$i]}" "$temp"
+    chmod "$mode" "$temp"
+    mv -fT "$temp" "${targets[$i]}"
+    trap - EXIT
+    echo "installed ${targets[$i]}"
+  done
+}
+
+read_receipt
+plan
+[ -z "${DRYRUN:-}" ] || exit 0
+note_all
+keep_all
+install_all

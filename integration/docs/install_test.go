@@ -24,6 +24,9 @@ import (
 // sudoPath is PATH as sudo sets it: Go is not in it.
 const sudoPath = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 
+// receipt is where make install notes what it installed.
+const receipt = "/usr/local/share/podlace/receipt"
+
 // A checkout is a source tree with its built binaries, and a folder in place of / to install into.
 type checkout struct{ dir, into string }
 
@@ -35,7 +38,8 @@ func newCheckout(t *testing.T) checkout {
 			t.Fatal(err)
 		}
 	}
-	for _, path := range []string{"Makefile", "go.mod", "go.sum", "scripts/install.sh", "scripts/install-check.sh", "scripts/source-hash.sh"} {
+	for _, path := range []string{"Makefile", "go.mod", "go.sum", "scripts/install.sh", "scripts/uninstall.sh", "scripts/receipt.sh",
+		"scripts/install-check.sh", "scripts/source-hash.sh"} {
 		c.write(t, path, read(t, path))
 	}
 	c.write(t, "pkg/source.go", "package pkg\n")
@@ -80,8 +84,10 @@ func (c checkout) write(t *testing.T, path, text string) {
 }
 
 // install runs make install as sudo does.
-func (c checkout) install() (string, error) {
-	cmd := exec.Command("make", "install", "DESTDIR="+c.into)
+func (c checkout) install() (string, error) { return c.make("install") }
+
+func (c checkout) make(args ...string) (string, error) {
+	cmd := exec.Command("make", append(args, "DESTDIR="+c.into)...)
 	cmd.Dir, cmd.Env = c.dir, []string{sudoPath}
 	out, err := cmd.CombinedOutput()
 	return string(out), err
@@ -120,6 +126,7 @@ func allInstalled(t *testing.T, extra ...string) []string {
 	for _, name := range listed(t, "TOOLS") {
 		extra = append(extra, "/usr/local/bin/"+name)
 	}
+	extra = append(extra, receipt)
 	slices.Sort(extra)
 	return extra
 }
@@ -138,7 +145,7 @@ func TestInstallCopiesTheBuild(t *testing.T) {
 			t.Errorf("installed (-want +got):\n%s", diff)
 		}
 	}
-	for _, path := range c.installed(t) {
+	for _, path := range slices.DeleteFunc(c.installed(t), func(path string) bool { return path == receipt }) {
 		got, err := os.ReadFile(filepath.Join(c.into, path))
 		want, err2 := os.ReadFile(filepath.Join(c.dir, "bin", filepath.Base(path)))
 		info, err3 := os.Stat(filepath.Join(c.into, path))
@@ -268,7 +275,7 @@ func TestInstallKeepsForeignFiles(t *testing.T) {
 	}
 	c.removeAsDocumented(t)
 	want := []string{"/opt/cni/bin/bridge", "/opt/cni/bin/bridge.before-podlace", "/opt/cni/bin/cni", "/opt/cni/bin/portmap",
-		"/opt/cni/bin/tuning"}
+		"/opt/cni/bin/tuning", receipt}
 	if diff := cmp.Diff(want, c.installed(t)); diff != "" {
 		t.Errorf("files after the removal (-want +got):\n%s", diff)
 	}
@@ -281,9 +288,9 @@ func TestInstallKeepsForeignFiles(t *testing.T) {
 func (c checkout) removeAsDocumented(t *testing.T) {
 	t.Helper()
 	d := parse(t, "docs/INSTALL.md")
-	i := slices.IndexFunc(d.of("sh"), func(b block) bool { return b.heading == "Removing" })
+	i := slices.IndexFunc(d.of("sh"), func(b block) bool { return b.heading == "Removing an installation without a receipt" })
 	if i < 0 {
-		t.Fatal("docs/INSTALL.md has no commands below Removing")
+		t.Fatal("docs/INSTALL.md has no commands for an installation without a receipt")
 	}
 	script := regexp.MustCompile(`(^|\s)(/opt/|/usr/local/)`).ReplaceAllString(strings.ReplaceAll(d.of("sh")[i].text, "sudo ", ""),
 		"${1}"+c.into+"${2}")

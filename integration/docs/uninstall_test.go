@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// content returns each file, link and folder below the folder that was installed into, with its mode and content.
+func (c checkout) content(t *testing.T) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	err := filepath.WalkDir(c.into, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		text := info.Mode().String()
+		switch data, link := "", ""; {
+		case info.Mode().IsRegular():
+			data = fmt.Sprintf("%x", sha256.Sum256([]byte(mustRead(t, path))))
+			text += " " + data
+		case info.Mode()&fs.ModeSymlink != 0:
+			link, err = os.Readlink(path)
+			text += " " + link
+		}
+		found[strings.TrimPrefix(path, c.into)] = text
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func mustRead(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// foreign puts files of another project into the folder of the plugins: bridge, and a link portmap.
+func (c checkout) foreign(t *testing.T) {
+	t.Helper()
+	dir := filepath.Join(c.into, "opt/cni/bin")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"bridge", "tuning"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("reference "+name), 0o751); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("tuning", filepath.Join(dir, "portmap")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (c checkout) mustMake(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := c.make(args...)
+	if err != nil {
+		t.Fatalf("make %v: %v\n%s", args, err, out)
+	}
+	return strings.ReplaceAll(out, c.into, "INTO")
+}
+
+// TestUninstallLeavesNothing: make uninstall brings back what was there before one or two installations, folders included.
+func TestUninstallLeavesNothing(t *testing.T) {
+	for name, prepare := range map[string]func(*testing.T, checkout){
+		"an empty node":   func(*testing.T, checkout) {},
+		"foreign plugins": func(t *testing.T, c checkout) { c.foreign(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCheckout(t)
+			prepare(t, c)
+			before := c.content(t)
+			c.mustInstall(t)
+			c.mustInstall(t)
+			c.mustMake(t, "uninstall")
+			if diff := cmp.Diff(before, c.content(t)); diff != "" {
+				t.Errorf("before the installation and after the removal (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestPlanChangesNothing: DRYRUN=1 prints what install and uninstall do to each file, and changes none.
+func TestPlanChangesNothing(t *testing.T) {
+	c := newCheckout(t)
+	c.foreign(t)
+	before := c.content(t)
+	out := c.mustMake(t, "install", "DRYRUN=1")
+	if diff := cmp.Diff(before, c.content(t)); diff != "" {
+		t.Errorf("the plan of an installation changed files:\n%s", diff)
+	}
+	for _, want := range []string{
+		"plan: INTO/opt/cni/bin/bridge: replaces a file of another project, kept as INTO/opt/cni/bin/bridge.before-podlace\n",
+		"plan: INTO/opt/cni/bin/sriov: new\n", "plan: INTO/usr/local/bin/podlace: new\n"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the plan lacks %q:\n%s", want, out)
+		}
+	}
+	if real := c.mustMake(t, "install"); !strings.HasPrefix(real, out) {
+		t.Errorf("make install does not begin with its plan:\n%s", real)
+	}
+	before = c.content(t)
+	out = c.mustMake(t, "uninstall", "DRYRUN=1")
+	if diff := cmp.Diff(before, c.content(t)); diff != "" {
+		t.Errorf("the plan of a removal changed files:\n%s", diff)
+	}
+	if want := "restored INTO/opt/cni/bin/bridge from INTO/opt/cni/bin/bridge.before-podlace\n"; !strings.Contains(out, want) {
+		t.Errorf("the plan lacks %q:\n%s", want, out)
+	}
+}
+
+// TestUninstallLeavesChangedFiles: a file that changed since the installation stays, with the copy of the file that it replaced; the
+// receipt then names it alone.
+func TestUninstallLeavesChangedFiles(t *testing.T) {
+	c := newCheckout(t)
+	c.foreign(t)
+	c.mustInstall(t)
+	changed := filepath.Join(c.into, "opt/cni/bin/bridge")
+	if err := os.WriteFile(changed, []byte("a third project"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.make("uninstall")
+	if err == nil || !strings.Contains(out, "left "+changed+": it changed since the installation\n") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	want := []string{"/opt/cni/bin/bridge", "/opt/cni/bin/bridge.before-podlace", "/opt/cni/bin/portmap", "/opt/cni/bin/tuning", receipt}
+	if diff := cmp.Diff(want, c.installed(t)); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+	if got := mustRead(t, changed); got != "a third project" {
+		t.Errorf("bridge: %q", got)
+	}
+	lines := slices.DeleteFunc(strings.Split(mustRead(t, c.into+receipt), "\n"), func(l string) bool { return l == "" || l[0] == '#' })
+	if len(lines) != 1 || !strings.HasSuffix(lines[0], "  /opt/cni/bin/bridge") {
+		t.Errorf("the receipt names %q", lines)
+	}
+}
+
+// TestReceiptVerifies: sha256sum accepts the receipt, and names a file that changed.
+func TestReceiptVerifies(t *testing.T) {
+	c := newCheckout(t)
+	c.mustInstall(t)
+	text := strings.ReplaceAll(mustRead(t, c.into+receipt), "  /", "  "+c.into+"/")
+	verify := func() (string, error) {
+		cmd := exec.Command("sha256sum", "--check", "--strict", "--quiet")
+		cmd.Stdin = strings.NewReader(text)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := verify(); err != nil || out != "" {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if err := os.WriteFile(c.into+"/usr/local/bin/podlace", []byte("other"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := verify(); err == nil || !strings.Contains(out, "/usr/local/bin/podlace: FAILED") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestUninstallNeedsAReceipt: without a receipt nothing is removed.
+func TestUninstallNeedsAReceipt(t *testing.T) {
+	c := newCheckout(t)
+	c.foreign(t)
+	out, err := c.make("uninstall")
+	if err == nil || !strings.HasPrefix(out, "uninstall.sh: "+c.into+receipt+" is missing: ") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

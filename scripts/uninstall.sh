@@ -1,0 +1,45 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# uninstall.sh: removes the files of the receipt RECEIPT, puts the kept files of other projects back, and removes the folders that the
+# installation made, if they are empty. A file that changed since the installation stays, and so does its line of the receipt.
+# DRYRUN=1 prints the plan alone; DESTDIR stands before each path.
+set -eu
+here=$(dirname "$0")
+# shellcheck source=scripts/receipt.sh
+. "$here/receipt.sh"
+[ -e "$receipt" ] || fail "$receipt is missing: nothing was installed with these folders; give DESTDIR and PREFIX of the installation"
+read_receipt
+left=0
+
+change() {
+  echo "$1"
+  shift
+  [ -n "${DRYRUN:-}" ] || "$@"
+}
+
+remove() {
+  local path=$1 file=$destdir$1 copy=${kept[$1]:+$destdir${kept[$1]}}
+  if exists "$file" && { [ -L "$file" ] || [ "$(hash "$file")" != "${sum[$path]}" ]; }; then
+    echo "left $file: it changed since the installation"
+    left=$((left + 1))
+    return
+  fi
+  if [ -n "$copy" ] && exists "$copy"; then
+    change "restored $file from $copy" mv -fT "$copy" "$file"
+  elif exists "$file"; then
+    change "removed $file" rm -f "$file"
+  fi
+  unset "sum[$path]" "kept[$path]"
+}
+
+mapfile -t paths < <(printf '%s\n' "${!sum[@]}" | LC_ALL=C sort)
+for path in "${paths[@]}"; do remove "$path"; done
+[ -z "${DRYRUN:-}" ] || exit 0
+if [ "$left" -gt 0 ]; then
+  write_receipt
+  fail "$left files are left; remove them by hand, then $receipt"
+fi
+rm -f "$receipt"
+printf '%s\n' "${!made[@]}" | LC_ALL=C sort -r | while IFS= read -r path; do
+  [ -z "$path" ] || rmdir --ignore-fail-on-non-empty "$destdir$path" 2>/dev/null || :
+done
