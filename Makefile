@@ -15,12 +15,14 @@ DESTDIR     ?=
 PREFIX      ?= /usr/local
 CNI_BIN_DIR ?= /opt/cni/bin
 
-VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-COMMIT      ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
+VERSION     ?= $(or $(shell scripts/version.sh version 2>/dev/null),unknown)
+COMMIT      ?= $(or $(shell scripts/version.sh commit 2>/dev/null),unknown)
+EPOCH       ?= $(or $(SOURCE_DATE_EPOCH),$(shell scripts/version.sh time 2>/dev/null),0)
 LDFLAGS     := -s -w -X github.com/podlace/podlace/pkg/plugin.Version=$(VERSION) -X github.com/podlace/podlace/pkg/cli.commit=$(COMMIT)
 GOBUILD     := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 GOLANGCI    := v2.15.0
 ACTIONLINT  := v1.7.12
+CYCLONEDX   := v1.10.0
 
 .PHONY: help
 help: ## list the targets
@@ -41,7 +43,7 @@ build: ## build static stripped binaries into bin/
 image: ## build the image for amd64 and arm64 into build/, without docker; PUSH=registry/name:tag pushes it
 	@go run -C scripts/image . build -root '$(CURDIR)' -out '$(CURDIR)/build' -name '$(or $(PUSH),$(IMAGE),localhost/podlace:$(VERSION))' \
 	  $(if $(PUSH),-push) -ldflags '$(LDFLAGS)' -version '$(VERSION)' -revision '$(COMMIT)' \
-	  -epoch "$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || echo 0)}"
+	  -epoch '$(EPOCH)'
 
 .PHONY: manifest
 manifest: ## print podlace.yaml for kubectl apply; IMAGE=registry/name@sha256:digest, COMPONENTS='vxlan k3s'
@@ -183,6 +185,26 @@ install: ## install what `make build` made: plugins into /opt/cni/bin, tools int
 .PHONY: uninstall
 uninstall: ## remove what `make install` installed, and put back what it replaced (DESTDIR, PREFIX, DRYRUN=1)
 	@$(INSTALLATION) scripts/uninstall.sh
+
+.PHONY: release
+release: $(CACHE)/tools/cyclonedx-gomod-$(CYCLONEDX) ## make the archives of a release for amd64 and arm64, with SBOMs and licenses, in build/release
+	@VERSION='$(VERSION)' EPOCH='$(EPOCH)' LDFLAGS='$(LDFLAGS)' CNI_PLUGINS='$(CNI_PLUGINS)' TOOLS='$(TOOLS)' SBOM='$<' \
+	  scripts/release.sh build/release amd64 arm64
+
+# The second build runs in another folder, from a tarball of the commit without git.
+.PHONY: release-check
+release-check: ## make the archives of the commit twice, compare them, and test them (needs a committed tree)
+	@rm -rf build/release build/tarball
+	@mkdir -p build/tarball
+	@git archive HEAD | tar -x -C build/tarball
+	@$(MAKE) --no-print-directory -C build/tarball release
+	@$(MAKE) --no-print-directory release
+	@RELEASE='$(CURDIR)/build/release' REBUILT='$(CURDIR)/build/tarball/build/release' go test -count=1 -v ./integration/release
+
+$(CACHE)/tools/cyclonedx-gomod-$(CYCLONEDX):
+	@echo "building cyclonedx-gomod $(CYCLONEDX), once"
+	@GOFLAGS= GOBIN=$(CACHE)/tools/build go install github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@$(CYCLONEDX)
+	@mv $(CACHE)/tools/build/cyclonedx-gomod $@
 
 .PHONY: clean
 clean: ## remove what was built

@@ -76,6 +76,7 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "podlace",
 		Short:         "Inspect, test and repair pod networking on one node",
+		Version:       plugin.BuildVersion(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 
