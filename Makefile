@@ -23,6 +23,7 @@ GOBUILD     := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFL
 GOLANGCI    := v2.15.0
 ACTIONLINT  := v1.7.12
 CYCLONEDX   := v1.10.0
+NFPM        := v2.43.0
 
 .PHONY: help
 help: ## list the targets
@@ -121,7 +122,7 @@ fuzz: ## fuzz every parser, FUZZTIME (default 10s) each
 	@scripts/fuzz.sh
 
 # Folders of the modules; those below integration/e2e/programs build other projects' programs.
-MODULES := . integration/dra-sim integration/reference integration/e2e/containerd integration/e2e/crio integration/e2e/kubelet scripts/image
+MODULES := . integration/dra-sim integration/reference integration/e2e/containerd integration/e2e/crio integration/e2e/kubelet scripts/image scripts/package
 
 .PHONY: lint
 lint: ## go vet, golangci-lint, built once into the cache, and actionlint
@@ -187,8 +188,8 @@ uninstall: ## remove what `make install` installed, and put back what it replace
 	@$(INSTALLATION) scripts/uninstall.sh
 
 .PHONY: release
-release: $(CACHE)/tools/cyclonedx-gomod-$(CYCLONEDX) ## make the archives of a release for amd64 and arm64, with SBOMs and licenses, in build/release
-	@VERSION='$(VERSION)' EPOCH='$(EPOCH)' LDFLAGS='$(LDFLAGS)' CNI_PLUGINS='$(CNI_PLUGINS)' TOOLS='$(TOOLS)' SBOM='$<' \
+release: $(CACHE)/tools/cyclonedx-gomod-$(CYCLONEDX) $(CACHE)/tools/nfpm-$(NFPM) ## make archives, debs and rpms for amd64 and arm64, with SBOMs and licenses, in build/release
+	@VERSION='$(VERSION)' EPOCH='$(EPOCH)' LDFLAGS='$(LDFLAGS)' CNI_PLUGINS='$(CNI_PLUGINS)' TOOLS='$(TOOLS)' SBOM='$<' NFPM='$(word 2,$^)' \
 	  scripts/release.sh build/release amd64 arm64
 
 # The second build runs in another folder, from a tarball of the commit without git.
@@ -205,6 +206,11 @@ $(CACHE)/tools/cyclonedx-gomod-$(CYCLONEDX):
 	@echo "building cyclonedx-gomod $(CYCLONEDX), once"
 	@GOFLAGS= GOBIN=$(CACHE)/tools/build go install github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@$(CYCLONEDX)
 	@mv $(CACHE)/tools/build/cyclonedx-gomod $@
+
+$(CACHE)/tools/nfpm-$(NFPM):
+	@echo "building nfpm $(NFPM), once"
+	@GOFLAGS= GOBIN=$(CACHE)/tools/build go install github.com/goreleaser/nfpm/v2/cmd/nfpm@$(NFPM)
+	@mv $(CACHE)/tools/build/nfpm $@
 
 .PHONY: clean
 clean: ## remove what was built

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # ci-install.sh: installs, on Debian as root, the real parts that the tests use beside Go and the kernel.
 set -euo pipefail
-packages=(nftables iptables iproute2 containerd runc busybox-static util-linux strace gcc libc6-dev openssl procps)
+packages=(nftables iptables iproute2 containerd runc busybox-static util-linux strace gcc libc6-dev openssl procps qemu-user-static rpm)
 missing=()
 for p in "${packages[@]}"; do
   dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")

@@ -33,13 +33,17 @@ step install into a folder
 folder=$(mktemp -d)
 make install DESTDIR="$folder" >/dev/null
 ls "$folder/opt/cni/bin" "$folder/usr/local/bin"
-rm -rf "$folder"
+make uninstall DESTDIR="$folder" >/dev/null
+rmdir "$folder"
 
 step soak
 make soak ARGS='-seed 1 -for 45s'
 
 step image and manifest
 go -C scripts/image test -count=1 ./...
+
+step release, built twice
+make release-check
 
 step slices, classes and claims by Kubernetes itself
 go -C integration/dra-sim test -count=1 ./...

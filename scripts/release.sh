@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# release.sh OUT ARCH...: makes OUT/podlace-VERSION-linux-ARCH.tar.gz and its .sha256 for each architecture, the same bytes for the same
-# commit, Go and module versions. The environment has VERSION, LDFLAGS, EPOCH (the time of all files), CNI_PLUGINS and TOOLS, SBOM (the
-# command cyclonedx-gomod).
+# release.sh OUT ARCH...: makes an archive (.tar.gz), a deb and an rpm of each architecture and the .sha256 of each file, the same bytes for
+# the same commit, Go and module versions. The environment has VERSION, LDFLAGS, EPOCH (the time of all files), CNI_PLUGINS, TOOLS, and the
+# commands SBOM (cyclonedx-gomod) and NFPM.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$1
@@ -54,9 +54,44 @@ build() {
   write_sboms "$dir"
   chmod -R u=rwX,go=rX "$dir"
   tar -C "$stage" --sort=name --mtime="@$EPOCH" --owner=0 --group=0 --numeric-owner --format=gnu -cf - "$name" | gzip -9n >"$out/$name.tar.gz"
-  (cd "$out" && sha256sum "$name.tar.gz" >"$name.tar.gz.sha256")
-  echo "made $out/$name.tar.gz"
+  add_checksum "$name.tar.gz"
+  package "$dir" "$arch"
 }
 
+add_checksum() {
+  (cd "$out" && sha256sum "$1" >"$1.sha256")
+  echo "made $out/$1"
+}
+
+# package makes deb and rpm from the folder of the archive. Their programs lie below /usr, where the units must find them.
+package() {
+  local root=$stage/package-$2 format file
+  mkdir -p "$root/plugins" "$root/tools" "$root/units"
+  cp -r "$1/conf" "$1/sbom" "$1/LICENSE" "$1/THIRD-PARTY-LICENSES" "$stage/man" "$stage/completion" "$root/"
+  rm "$root"/conf/*.service "$root"/conf/*.timer
+  (cd "$1/bin" && cp $CNI_PLUGINS "$root/plugins/" && cp $TOOLS "$root/tools/")
+  for file in "$1"/conf/*.service "$1"/conf/*.timer; do
+    sed -e 's|/usr/local/bin/|/usr/bin/|g' -e 's|/usr/local/lib/podlace/plugins|/usr/libexec/podlace/cni|g' "$file" >"$root/units/$(basename "$file")"
+  done
+  for format in deb rpm; do
+    file=podlace-$VERSION-linux-$2.$format
+    STAGE=$root ARCH=$2 PACKAGE_VERSION=$(package_version) SOURCE_DATE_EPOCH=$EPOCH \
+      $NFPM package -f scripts/package/nfpm.yaml -p "$format" -t "$out/$file"
+    add_checksum "$file"
+  done
+}
+
+# package_version prints the version as packages need it: it begins with a digit and has no hyphen. A commit without a tag is older than any
+# version.
+package_version() {
+  local v=${VERSION#v}
+  case $VERSION in v[0-9]*) ;; *) v=0~$VERSION ;; esac
+  echo "${v//-/.}"
+}
+
+# The documents are the same for all architectures.
+mkdir "$stage/man" "$stage/completion"
+go run -C scripts/package . "$stage/man" "$EPOCH"
+for shell in bash zsh fish; do go run ./plugins/podlace completion "$shell" >"$stage/completion/podlace.$shell"; done
 scripts/licenses.sh >"$stage/licenses"
 for arch in "$@"; do build "$arch"; done

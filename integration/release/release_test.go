@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package release tests the archives that `make release` made: the environment variable RELEASE names their folder, and REBUILT a folder
+// Package release tests the archives and packages that `make release` made: the environment variable RELEASE names their folder, and REBUILT a folder
 // with archives of the same commit that were built from a tarball without git.
 package release
 
@@ -70,7 +70,7 @@ func TestChecksums(t *testing.T) {
 // TestReproducible: a build in another folder, without git, makes the same bytes and so has the same version.
 func TestReproducible(t *testing.T) {
 	rebuilt := folder(t, "REBUILT")
-	for _, path := range glob(t, filepath.Join(folder(t, "RELEASE"), "*.tar.gz")) {
+	for _, path := range glob(t, filepath.Join(folder(t, "RELEASE"), "*")) {
 		first, err := os.ReadFile(path)
 		second, err2 := os.ReadFile(filepath.Join(rebuilt, filepath.Base(path)))
 		if err != nil || err2 != nil || !bytes.Equal(first, second) {

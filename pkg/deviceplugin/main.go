@@ -81,14 +81,12 @@ const ignored = "ignored: the log goes to standard error"
 type commandLine struct {
 	settings
 	kubelet, registration, verbosity string
-	version                          bool
 }
 
 // flags returns all flags with their defaults. It knows those of sriov-network-device-plugin, so that its manifests work.
 func (c *commandLine) flags(output io.Writer) *flag.FlagSet {
 	f := flag.NewFlagSet("sriov-device-plugin", flag.ContinueOnError)
 	f.SetOutput(output)
-	f.BoolVar(&c.version, "version", false, "print the version and exit")
 	f.StringVar(&c.ConfigFile, "config-file", defaultConfig, "the pools, in JSON; read again when it changes and on SIGHUP")
 	f.StringVar(&c.Prefix, "resource-prefix", defaultPrefix, "of resources whose pool names none")
 	f.BoolVar(&c.UseCDI, "use-cdi", false, "hand device files over by CDI, in annotations, where the configuration does not say")
@@ -126,10 +124,11 @@ func parseFlags(args []string, stderr io.Writer) (o settings, level slog.Level, 
 	for _, name := range []string{"logtostderr", "alsologtostderr"} {
 		f.Bool(name, false, ignored)
 	}
+	version := f.Bool("version", false, "print the version and exit")
 	if err := f.Parse(args); err != nil {
 		return o, 0, err
 	}
-	if c.version {
+	if *version {
 		fmt.Fprintln(stderr, "sriov-device-plugin version", cni.BuildVersion())
 		return o, 0, flag.ErrHelp
 	}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package release
+
+import (
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// packageFiles lists the files of a package without those whose names follow from the commands and the shipped configuration.
+func packageFiles() []string {
+	files := []string{
+		"/usr/share/bash-completion/completions/podlace", "/usr/share/zsh/vendor-completions/_podlace",
+		"/usr/share/fish/vendor_completions.d/podlace.fish",
+		"/usr/share/doc/podlace/THIRD-PARTY-LICENSES", "/usr/share/doc/podlace/copyright", "/usr/share/man/man1/podlace.1",
+	}
+	for _, name := range []string{"bridge", "host-local", "loopback", "portmap", "bandwidth", "sriov"} {
+		files = append(files, "/usr/libexec/podlace/cni/"+name, "/usr/share/doc/podlace/sbom/"+name+".cdx.json")
+	}
+	for _, name := range []string{"podlace", "podlace-node", "sriov-device-plugin"} {
+		files = append(files, "/usr/bin/"+name, "/usr/share/doc/podlace/sbom/"+name+".cdx.json")
+	}
+	for _, name := range []string{"podlace-gc.service", "podlace-gc.timer", "podlace-node.service", "podlace-reload.service",
+		"sriov-device-plugin.service"} {
+		files = append(files, "/usr/lib/systemd/system/"+name)
+	}
+	slices.Sort(files)
+	return files
+}
+
+// listed returns the files of a listing, without man pages of subcommands and without example configurations.
+func listed(lines string, isFile func(string) bool) (files []string) {
+	more := regexp.MustCompile(`^/usr/share/(man/man1/podlace-|doc/podlace/examples/)`)
+	for line := range strings.Lines(lines) {
+		path := strings.TrimPrefix(strings.TrimSpace(line[strings.LastIndex(" "+line, " "):]), ".")
+		if isFile(line) && !more.MatchString(path) {
+			files = append(files, path)
+		}
+	}
+	slices.Sort(files)
+	return files
+}
+
+func needs(t *testing.T, program string) {
+	t.Helper()
+	if _, err := exec.LookPath(program); err != nil {
+		t.Skipf("SKIPPED: %s is missing: %v", program, err)
+	}
+}
+
+// TestPackageFiles: deb and rpm of both architectures have the files of the list.
+func TestPackageFiles(t *testing.T) {
+	for _, arch := range []string{"amd64", "arm64"} {
+		t.Run("deb "+arch, func(t *testing.T) {
+			needs(t, "dpkg-deb")
+			deb := glob(t, filepath.Join(folder(t, "RELEASE"), "*"+arch+".deb"))[0]
+			got := listed(run(t, "", "dpkg-deb", "-c", deb), func(line string) bool { return line[0] == '-' })
+			if diff := cmp.Diff(packageFiles(), got); diff != "" {
+				t.Errorf("files (-want +got):\n%s", diff)
+			}
+		})
+		t.Run("rpm "+arch, func(t *testing.T) {
+			needs(t, "rpm")
+			rpm := glob(t, filepath.Join(folder(t, "RELEASE"), "*"+arch+".rpm"))[0]
+			got := listed(run(t, "", "rpm", "-qlp", "--dbpath", t.TempDir(), rpm), func(line string) bool { return line[0] == '/' })
+			if diff := cmp.Diff(packageFiles(), got); diff != "" {
+				t.Errorf("files (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestDebInstalls: dpkg installs the package into a root folder, each unit's program is there, and a purge leaves no file.
+func TestDebInstalls(t *testing.T) {
+	needs(t, "dpkg")
+	deb, root := glob(t, filepath.Join(folder(t, "RELEASE"), "*amd64.deb"))[0], t.TempDir()
+	dpkg := func(args ...string) string {
+		return run(t, "", append([]string{"dpkg", "--root=" + root, "--force-not-root", "--force-depends", "--log=/dev/null"}, args...)...)
+	}
+	for _, dir := range []string{"info", "updates", "triggers"} {
+		if err := os.MkdirAll(filepath.Join(root, "var/lib/dpkg", dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"status", "available"} {
+		if err := os.WriteFile(filepath.Join(root, "var/lib/dpkg", name), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dpkg("--install", deb)
+	for _, unit := range glob(t, root+"/usr/lib/systemd/system/*.service") {
+		text, err := os.ReadFile(unit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`(?m)(?:^ExecStart=| --plugins )(\S+)`).FindAllStringSubmatch(string(text), -1) {
+			if _, err := os.Stat(root + m[1]); err != nil {
+				t.Errorf("%s starts %s, which the package lacks", filepath.Base(unit), m[1])
+			}
+		}
+	}
+	dpkg("--purge", "podlace")
+	err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		if err == nil && !strings.HasPrefix(path, root+"/var") && path != root {
+			t.Errorf("the purge left %s", strings.TrimPrefix(path, root))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
