@@ -88,5 +88,6 @@ func newRoot() *cobra.Command {
 	}
 	root.AddCommand(newCanary(), newDemo(), newDoctor(), newExplain(), newGC(), newLimits(), newLs(), newReload(), newRollback(),
 		newSchema(), newSRIOV(), newSupportBundle(), newTop(), newTrace(), newValidate(), newVersion())
+	addCompletions(root)
 	return root
 }

@@ -42,10 +42,11 @@ type demoFlags struct {
 func newDemo() *cobra.Command {
 	var flags demoFlags
 	cmd := &cobra.Command{
-		Use:   "demo",
-		Short: "Run the plugin chain on two pods and measure what they get",
-		Long:  demoHelp,
-		Args:  cobra.NoArgs,
+		Use:     "demo",
+		Example: "  podlace demo\n  podlace demo --plugins /opt/cni/bin -o json",
+		Short:   "Run the plugin chain on two pods and measure what they get",
+		Long:    demoHelp,
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return flags.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},

@@ -36,10 +36,11 @@ type gcFlags struct {
 func newGC() *cobra.Command {
 	var flags gcFlags
 	cmd := &cobra.Command{
-		Use:   "gc",
-		Short: "Find attachments of deleted pods, and remove them with --yes",
-		Long:  gcHelp,
-		Args:  cobra.NoArgs,
+		Use:     "gc",
+		Example: "  podlace gc\n  podlace gc --network podlace --yes",
+		Short:   "Find attachments of deleted pods, and remove them with --yes",
+		Long:    gcHelp,
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return flags.run(cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},

@@ -53,10 +53,11 @@ type limitsFlags struct {
 func newLimits() *cobra.Command {
 	var flags limitsFlags
 	cmd := &cobra.Command{
-		Use:   "limits [POD]",
-		Short: "Show the requested, applied and measured limits of pods, or change those of one",
-		Long:  limitsHelp,
-		Args:  cobra.MaximumNArgs(1),
+		Use:     "limits [POD]",
+		Example: "  podlace limits\n  podlace limits default/web-0\n  podlace limits default/web-0 --ingress 20M --egress none",
+		Short:   "Show the requested, applied and measured limits of pods, or change those of one",
+		Long:    limitsHelp,
+		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return flags.run(cmd, args)
 		},

@@ -29,10 +29,11 @@ restored.`
 
 func newReload() *cobra.Command {
 	return &cobra.Command{
-		Use:   "reload",
-		Short: "Restore the rules and limits of all pods after a flush",
-		Long:  reloadHelp,
-		Args:  cobra.NoArgs,
+		Use:     "reload",
+		Example: "  podlace reload",
+		Short:   "Restore the rules and limits of all pods after a flush",
+		Long:    reloadHelp,
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return reload(cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},

@@ -13,8 +13,9 @@ import (
 func newRollback() *cobra.Command {
 	o := rollback.Options{}
 	cmd := &cobra.Command{
-		Use:   "rollback",
-		Short: "Hand running pods over to the reference plugins",
+		Use:     "rollback",
+		Example: "  podlace rollback\n  podlace rollback --yes",
+		Short:   "Hand running pods over to the reference plugins",
 		Long: `Rewrites the state of running pods into the form of the reference plugins, and removes Podlace's own state: tables, index, records.
 From then on the reference plugins delete these pods. The pods' traffic continues.
 

@@ -88,7 +88,8 @@ func (f *sriovFlags) add(cmd *cobra.Command) {
 func newSRIOVLs() *cobra.Command {
 	var f sriovFlags
 	cmd := &cobra.Command{Use: "ls", Short: "List PFs and VFs, the resources that offer them, and the pods that have them", Long: sriovLsHelp,
-		Args: cobra.NoArgs,
+		Example: "  podlace sriov ls\n  podlace sriov ls -o json",
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.list(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		}}
@@ -99,7 +100,8 @@ func newSRIOVLs() *cobra.Command {
 func newSRIOVExplain() *cobra.Command {
 	var f sriovFlags
 	cmd := &cobra.Command{Use: "explain [DEVICE]", Short: "Explain why a device is offered or not, and whether a pod could get some",
-		Long: sriovExplainHelp, Args: cobra.MaximumNArgs(1),
+		Example: "  podlace sriov explain\n  podlace sriov explain 0000:3b:02.1\n  podlace sriov explain --count 2",
+		Long:    sriovExplainHelp, Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("count") && f.count < 1 {
 				return fmt.Errorf("--count %d: want at least 1", f.count)

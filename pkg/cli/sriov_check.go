@@ -33,7 +33,8 @@ type checkFlags struct {
 func newSRIOVCheckClaim() *cobra.Command {
 	var f checkFlags
 	cmd := &cobra.Command{Use: "check-claim FILE", Short: "Check what the node would do with a ResourceClaim, a template or a Pod",
-		Long: sriovCheckClaimHelp, Args: cobra.ExactArgs(1),
+		Example: "  podlace sriov check-claim claim.yaml\n  podlace sriov check-claim pod.yaml --class classes.yaml",
+		Long:    sriovCheckClaimHelp, Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.check(args[0], cmd.OutOrStdout(), cmd.ErrOrStderr())
 		}}

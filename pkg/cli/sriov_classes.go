@@ -29,7 +29,8 @@ carries the settings "vf" of the resource; claims can change those that
 func newSRIOVClasses() *cobra.Command {
 	var f sriovFlags
 	cmd := &cobra.Command{Use: "classes", Short: "Print the DeviceClasses of the resources with \"api\": \"dra\"", Long: sriovClassesHelp,
-		Args: cobra.NoArgs,
+		Example: "  podlace sriov classes\n  podlace sriov classes --config-file config.json",
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.classes(cmd.OutOrStdout(), cmd.ErrOrStderr())
 		}}

@@ -41,7 +41,8 @@ type resetFlags struct {
 func newSRIOVReset() *cobra.Command {
 	var f resetFlags
 	cmd := &cobra.Command{Use: "reset DEVICE", Short: "Reset a VF that no pod has to the state of a new one", Long: sriovResetHelp,
-		Args: cobra.ExactArgs(1),
+		Example: "  podlace sriov reset 0000:3b:02.1\n  podlace sriov reset 0000:3b:02.1 --function --yes",
+		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.reset(cmd.Context(), args[0], cmd.OutOrStdout(), cmd.ErrOrStderr())
 		}}

@@ -59,9 +59,10 @@ func revision(info *debug.BuildInfo) string {
 func newVersion() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
-		Use:   "version",
-		Short: "Show the version of this program, of Go and of the kernel",
-		Args:  cobra.NoArgs,
+		Use:     "version",
+		Example: "  podlace version\n  podlace version -o json",
+		Short:   "Show the version of this program, of Go and of the kernel",
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {
 				return err

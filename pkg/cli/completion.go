@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/podlace/podlace/pkg/attachment"
+)
+
+// completion completes an argument or the value of a flag.
+type completion = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
+
+// addCompletions completes pods, networks, PCI addresses and output formats in all commands below a command.
+func addCompletions(cmd *cobra.Command) {
+	switch _, argument, _ := strings.Cut(cmd.Use, " "); argument {
+	case "[POD]":
+		cmd.ValidArgsFunction = first(completePods)
+	case "DEVICE", "[DEVICE]":
+		cmd.ValidArgsFunction = first(completeDevices)
+	case "":
+		cmd.ValidArgsFunction = cobra.NoFileCompletions
+	}
+	cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+		switch f.Name {
+		case "network":
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, completeNetworks) // fails for an unknown flag alone
+		case "output":
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(formats(f.Usage), cobra.ShellCompDirectiveNoFileComp))
+		}
+	})
+	for _, sub := range cmd.Commands() {
+		addCompletions(sub)
+	}
+}
+
+// formats returns the output formats that the usage of a flag lists: "output format: table, wide or json".
+func formats(usage string) []string {
+	_, list, _ := strings.Cut(usage, ": ")
+	return strings.FieldsFunc(strings.ReplaceAll(list, " or ", ","), func(r rune) bool { return r == ',' || r == ' ' })
+}
+
+// first completes the first argument alone.
+func first(complete completion) completion {
+	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return complete(cmd, args, prefix)
+	}
+}
+
+func completePods(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return recorded(func(rec attachment.Record) string { return rec.Pod }), cobra.ShellCompDirectiveNoFileComp
+}
+
+func completeNetworks(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return recorded(func(rec attachment.Record) string { return rec.Network }), cobra.ShellCompDirectiveNoFileComp
+}
+
+// recorded completes a field of the records.
+func recorded(field func(attachment.Record) string) []string {
+	all, _ := attachment.All() // unreadable records complete nothing
+	return values(all, field)
+}
+
+// values returns a field of the records, each value once.
+func values(all []attachment.Record, field func(attachment.Record) string) (found []string) {
+	for _, rec := range all {
+		if value := field(rec); value != "" {
+			found = append(found, plain(value))
+		}
+	}
+	slices.Sort(found)
+	return slices.Compact(found)
+}
+
+// completeDevices returns the PCI addresses of network cards below the folder of --sysfs.
+func completeDevices(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	sysfs := "/sys"
+	if f := cmd.Flags().Lookup("sysfs"); f != nil {
+		sysfs = f.Value.String()
+	}
+	paths, _ := filepath.Glob(filepath.Join(sysfs, "bus/pci/devices/*/class"))
+	var addresses []string
+	for _, path := range paths {
+		if class, err := os.ReadFile(path); err == nil && strings.HasPrefix(string(class), "0x02") {
+			addresses = append(addresses, filepath.Base(filepath.Dir(path)))
+		}
+	}
+	return addresses, cobra.ShellCompDirectiveNoFileComp
+}
