@@ -82,3 +82,23 @@ func TestNoVFByClaims(t *testing.T) {
 	}
 	l.isGolden()
 }
+
+// TestStatusKubeletDir: STATUS warns once of a kubeletDir without a kubelet, and once more when the folder is lost again.
+func TestStatusKubeletDir(t *testing.T) {
+	l := newLab(t)
+	root := t.TempDir()
+	status := func(warns bool, keys ...any) {
+		t.Helper()
+		o := l.OK(l.Call("STATUS", "a", append([]any{"kubeletDir", root}, keys...)...))
+		if got := strings.Contains(o.Log, "Set kubeletDir to the --root-dir of the kubelet"); got != warns {
+			t.Errorf("warned: %v, want %v; log: %s", got, warns, o.Log)
+		}
+	}
+	status(true)
+	status(false)
+	sockets := filepath.Join(root, "pod-resources")
+	must(t, os.Mkdir(sockets, 0o755))
+	status(false)
+	must(t, os.Remove(sockets))
+	status(true)
+}

@@ -10,8 +10,11 @@ package sriov
 import (
 	"encoding/json"
 	"errors"
+	"io/fs"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -311,10 +314,21 @@ func (s sriov) status(r *plugin.Request) error {
 	if err := errors.Join(attachment.Writable(r.Network), store.Writable(vfsFolder)); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
+	attachment.LogOnce(r, kubeletTraps(cfg))
 	if cfg.IPAM != "" {
 		return s.ipam.Status(s.asking(r, false, vf{Name: r.IfName}), cfg.IPAM)
 	}
 	return nil
+}
+
+// kubeletTraps warns of a kubeletDir that is not the root folder of a kubelet. It is a warning only: a runtime may start before the kubelet.
+func kubeletTraps(cfg config) []plugin.Finding {
+	sockets := filepath.Join(cfg.Kubelet, "pod-resources")
+	if _, err := os.Stat(sockets); cfg.Device.IsValid() || !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return []plugin.Finding{{Key: "kubeletDir", Text: "no kubelet has its root folder at " + cfg.Kubelet + ", since " + sockets +
+		" does not exist: pods with VFs cannot start. Set kubeletDir to the --root-dir of the kubelet"}}
 }
 
 // result lists what the attachment consists of. What plugins before it made stays in front.
