@@ -21,7 +21,7 @@ const (
 
 	answeredBar = 2.0 // milliseconds that the plugin may take above one that does nothing
 
-	podWithVF = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0" // as package card has it
+	podWithVF = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=" + podUID // as package card has it
 	plainPod  = "IgnoreUnknown=1;K8S_POD_NAMESPACE=bench;K8S_POD_NAME=plain"
 	podUID    = "0b2c8a9e-5d0e-4f5e-8d0c-000000000001"
 )
@@ -87,14 +87,25 @@ func (n nodes) measureSRIOV(r *report, o options) (err error) {
 	}
 	s := &stage{folder: o.temporary}
 	defer func() { err = errors.Join(err, node.Do(s.end)) }()
-	err = node.Do(func() error { return s.do(func() error { card.New(s, 1); return nil }) })
+	var c *card.Card
+	err = node.Do(func() error { return s.do(func() error { c = card.New(s, 1); return nil }) })
 	if err != nil {
 		return err
 	}
-	if err := n.measureWithoutVF(r, o); err != nil {
+	if err := n.measureWithoutVF(r, o, ""); err != nil {
 		return err
 	}
 	if err := n.measureVF(r, o); err != nil {
+		return err
+	}
+	if err := node.Do(func() error { return writeClaims(o.temporary) }); err != nil {
+		return err
+	}
+	c.Claim(o.temporary)
+	if err := n.measureWithoutVF(r, o, fmt.Sprintf(", beside %d claims", claims)); err != nil {
+		return err
+	}
+	if err := n.measureClaim(r, o); err != nil {
 		return err
 	}
 	return measureJournal(r, o)
@@ -122,7 +133,7 @@ func afterOthers(kind string, pod *sandbox.Pod) pluginConf {
 }
 
 // measureWithoutVF is a pod that was allocated no VF: nearly all pods of a node. The card answers in the place of the device plugin.
-func (n nodes) measureWithoutVF(r *report, o options) error {
+func (n nodes) measureWithoutVF(r *report, o options, beside string) error {
 	const idle, asking = "nothing", "sriov"
 	entries := map[string]*entry{}
 	var all []*entry
@@ -144,7 +155,7 @@ func (n nodes) measureWithoutVF(r *report, o options) error {
 	for _, verb := range []string{verbAdd, verbDel} {
 		least := p50(entries[idle].samples[verb].chain)
 		f := figure{Value: p50(entries[asking].samples[verb].chain) - least}
-		r.addAbsolute(fmt.Sprintf("pod without VF, a device plugin that answers at once: sriov %s above the %.1f ms of a plugin that does nothing", verb, least),
+		r.addAbsolute(fmt.Sprintf("pod without VF, a device plugin that answers at once: sriov %s above the %.1f ms of a plugin that does nothing%s", verb, least, beside),
 			answeredBar, map[string]figure{sideOurs: f})
 	}
 	return nil

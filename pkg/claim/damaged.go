@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/pkg/allocation"
-	"github.com/podlace/podlace/pkg/store"
 )
 
 // Damaged is the state of a stand-in for a record that cannot be read, such as one of a newer version. It is never written. A stand-in has
@@ -19,17 +18,17 @@ const Damaged State = "damaged"
 
 // standIn returns what is known of a claim whose record cannot be read. ok is false if its devices are not known. A claim that neither the
 // file nor the kubelet gives a device has none: the kubelet writes a claim down before it has the claim prepared.
-func standIn(folder, kubelet, uid string) (r Record, ok bool) {
-	r = Record{State: Damaged, Devices: inFile(folder, uid)}
+func (f *file) standIn(kubelet string) (r Record, ok bool) {
+	r = Record{State: Damaged, Devices: f.devices()}
 	notes, err := Notes(kubelet)
 	if kubelet == "" || err != nil {
 		return r, len(r.Devices) > 0
 	}
-	i := slices.IndexFunc(notes, func(n Note) bool { return n.UID == uid })
+	i := slices.IndexFunc(notes, func(n Note) bool { return n.UID == f.uid })
 	if i < 0 {
 		return r, true
 	}
-	for _, d := range notes[i].devices(uid) {
+	for _, d := range notes[i].devices(f.uid) {
 		if !r.Has(d.ID) {
 			r.Devices = append(r.Devices, d)
 		}
@@ -37,16 +36,10 @@ func standIn(folder, kubelet, uid string) (r Record, ok bool) {
 	return r, len(r.Devices) > 0
 }
 
-// inFile returns the devices that a record names which is not valid, none unless each has an address.
-func inFile(folder, uid string) []allocation.Device {
-	dir, err := store.Open(folder)
-	if err != nil {
-		return nil
-	}
-	defer dir.Close()
-	data, err := dir.Read(uid)
+// devices returns the devices that a record names which is not valid, none unless each has an address.
+func (f *file) devices() []allocation.Device {
 	var r Record
-	if err != nil || json.Unmarshal(data, &r) != nil {
+	if json.Unmarshal(f.data, &r) != nil {
 		return nil
 	}
 	for i, d := range r.Devices {
@@ -57,7 +50,7 @@ func inFile(folder, uid string) []allocation.Device {
 		if d.Claim != nil {
 			c = *d.Claim
 		}
-		c.UID, c.Name = uid, cmp.Or(c.Name, "(its record cannot be read)")
+		c.UID, c.Name = f.uid, cmp.Or(c.Name, "(its record cannot be read)")
 		r.Devices[i].Claim = &c
 	}
 	return r.Devices
@@ -74,16 +67,4 @@ func (n Note) devices(uid string) (list []allocation.Device) {
 			Claim: &allocation.Claim{UID: uid, Namespace: n.Namespace, Name: n.Name, Pool: d.PoolName, Device: d.DeviceName}})
 	}
 	return list
-}
-
-// hold adds the stand-in of a record that cannot be read to the records. It returns the reason if its devices are not known.
-func hold(records []Record, folder, kubelet, uid string, reason error) ([]Record, error) {
-	r, ok := standIn(folder, kubelet, uid)
-	if !ok {
-		return records, reason
-	}
-	if len(r.Devices) > 0 {
-		records = append(records, r)
-	}
-	return records, nil
 }

@@ -3,7 +3,6 @@
 package claim
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,30 +18,30 @@ var ErrUnprepared = errors.New("it is not prepared")
 type Pod struct{ Namespace, Name, UID string }
 
 // Find returns the devices that a pod has by claims, those of administrators included. An error means that it may have some: the pod must
-// not start without them. kubelet is the kubelet's root folder.
+// not start without them.
 //
 // The kubelet's file says which claims are the pod's. A record that was reserved for the pod counts as well, so that both have to be wrong
 // before a device is missing. Where the file cannot be read, only a pod in whose namespace no claim is prepared is certain to have none.
-func Find(folder, kubelet string, pod Pod) (devices []allocation.Device, err error) {
-	of, stateErr := claims(stateFile(kubelet), pod.UID)
+func (c *Cache) Find(pod Pod) (devices []allocation.Device, err error) {
+	of, stateErr := c.claims(pod.UID)
 	if pod.UID == "" {
 		of, stateErr = nil, errors.New("the runtime does not say the pod's UID")
 	}
 	if stateErr != nil {
-		return nil, none(folder, pod.Namespace, stateErr)
+		return nil, none(c.folder, pod.Namespace, stateErr)
 	}
 	var found []Record
 	for _, n := range of {
-		r, err := Read(folder, n.UID)
+		r, err := Read(c.folder, n.UID)
 		if errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("%w: there is no record of it in %s", ErrUnprepared, folder)
+			err = fmt.Errorf("%w: there is no record of it in %s", ErrUnprepared, c.folder)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("the pod has %s: %w", n, err)
 		}
 		found = append(found, r)
 	}
-	reserved, err := reservedFor(folder, pod.UID)
+	reserved, err := c.reservedFor(pod.UID)
 	if err != nil {
 		return nil, err
 	}
@@ -61,21 +60,6 @@ func Find(folder, kubelet string, pod Pod) (devices []allocation.Device, err err
 		}
 	}
 	return devices, nil
-}
-
-// reservedFor returns the records that were reserved for a pod. Records of other pods are not parsed: there may be many.
-func reservedFor(folder, podUID string) (records []Record, err error) {
-	err = walk(folder, func(uid string, data []byte) error {
-		if !bytes.Contains(data, []byte(podUID)) {
-			return nil
-		}
-		r, err := decode(uid, data)
-		if err == nil && slices.ContainsFunc(r.Reserved, func(c Consumer) bool { return c.UID == podUID }) {
-			records = append(records, r)
-		}
-		return err
-	})
-	return records, err
 }
 
 // none is nil where no claim of a namespace is prepared. The reason is why it is not known which claims a pod has.

@@ -85,6 +85,10 @@ func (r Record) Has(id string) bool {
 	return slices.ContainsFunc(r.Devices, func(d allocation.Device) bool { return d.ID == id && d.Claim != nil && !d.Claim.Admin })
 }
 
+func (r Record) reservedFor(podUID string) bool {
+	return slices.ContainsFunc(r.Reserved, func(c Consumer) bool { return c.UID == podUID })
+}
+
 func (r Record) validate() error {
 	switch {
 	case r.Format != format:
@@ -130,10 +134,6 @@ func Read(folder, uid string) (Record, error) {
 		return Record{}, err
 	}
 	defer dir.Close()
-	return read(dir, uid)
-}
-
-func read(dir *store.Dir, uid string) (Record, error) {
 	data, err := dir.Read(uid)
 	if err != nil {
 		return Record{}, err
@@ -143,8 +143,8 @@ func read(dir *store.Dir, uid string) (Record, error) {
 
 // List returns the records of a folder, which need not exist, by the claims' namespaces and names, and why others cannot be read.
 func List(folder string) (records []Record, err error) {
-	err = walk(folder, func(uid string, data []byte) error {
-		r, err := decode(uid, data)
+	err = NewCache(folder, "").walk(func(f *file) error {
+		r, err := f.decode()
 		if err == nil {
 			records = append(records, r)
 		}
@@ -155,31 +155,6 @@ func List(folder string) (records []Record, err error) {
 			strings.Compare(a.Claim().UID, b.Claim().UID))
 	})
 	return records, err
-}
-
-// walk reads the files of a folder, which need not exist. It goes on after an error.
-func walk(folder string, take func(uid string, data []byte) error) error {
-	dir, err := store.Open(folder)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	names, err := dir.List()
-	errs := []error{err}
-	for _, name := range names {
-		data, err := dir.Read(name)
-		switch {
-		case errors.Is(err, fs.ErrNotExist): // removed since
-		case err != nil:
-			errs = append(errs, fmt.Errorf("record of the claim with UID %s: %w", name, err))
-		default:
-			errs = append(errs, take(name, data))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // Begin makes the folder of records. Where it is, pods may get devices by claims.
@@ -239,16 +214,7 @@ func Remove(folder, uid string) error {
 // devices are not known, and no other record has the device. Access of an administrator is none. kubelet is the kubelet's root folder; ""
 // if it is not known.
 func Holder(folder, kubelet, id string) (r Record, ok bool, err error) {
-	var records []Record
-	err = walk(folder, func(uid string, data []byte) error {
-		r, err := decode(uid, data)
-		if err != nil {
-			records, err = hold(records, folder, kubelet, uid, err)
-			return err
-		}
-		records = append(records, r)
-		return nil
-	})
+	records, err := NewCache(folder, kubelet).List()
 	for _, r := range records {
 		if r.Has(id) {
 			return r, true, nil

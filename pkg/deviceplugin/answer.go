@@ -24,7 +24,7 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 			return allocation.Answer{Error: err.Error(), Uncertain: errors.Is(err, allocation.ErrUncertain)}
 		}
 		a.Devices, a.UID, a.Resources = append(a.Devices, devices...), q.UID, q.Resources
-		claimed, err := claim.Find(d.Claims, d.Root, claim.Pod{Namespace: q.Namespace, Name: q.Pod, UID: q.UID})
+		claimed, err := d.gate.claims.Find(claim.Pod{Namespace: q.Namespace, Name: q.Pod, UID: q.UID})
 		if err != nil {
 			return allocation.Answer{Error: err.Error()}
 		}

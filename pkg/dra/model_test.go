@@ -122,7 +122,7 @@ func (m *model) answerClaims() string {
 	go func() {
 		defer close(done)
 		allocation.Serve(ctx, listener, func(_ context.Context, q allocation.Question) allocation.Answer {
-			devices, err := claim.Find(claims, kubelet, claim.Pod{Namespace: q.Namespace, Name: q.Pod, UID: q.UID})
+			devices, err := claim.NewCache(claims, kubelet).Find(claim.Pod{Namespace: q.Namespace, Name: q.Pod, UID: q.UID})
 			if err != nil {
 				return allocation.Answer{Error: err.Error()}
 			}

@@ -22,7 +22,7 @@ func (s sriov) chosen(r *plugin.Request, cfg config) ([]vf, error) {
 	if !ok {
 		return []vf{v}, nil
 	}
-	devices, err := claim.Find(s.claims, cfg.Kubelet, claim.Pod{Namespace: r.Pod.Namespace, Name: r.Pod.Name, UID: r.Pod.UID})
+	devices, err := claim.NewCache(s.claims, cfg.Kubelet).Find(claim.Pod{Namespace: r.Pod.Namespace, Name: r.Pod.Name, UID: r.Pod.UID})
 	if err != nil {
 		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeTryAgain, "whether the pod has VF %s of %s: %w", v.Address, record, err), "%s",
 			cfg.hint(err))

@@ -153,7 +153,7 @@ func (s sriov) ask(r *plugin.Request, cfg config) (devices, others []allocation.
 			return nil, nil, err
 		}
 	}
-	claimed, err := claim.Find(s.claims, cfg.Kubelet, claim.Pod{Namespace: r.Pod.Namespace, Name: r.Pod.Name, UID: r.Pod.UID})
+	claimed, err := claim.NewCache(s.claims, cfg.Kubelet).Find(claim.Pod{Namespace: r.Pod.Namespace, Name: r.Pod.Name, UID: r.Pod.UID})
 	if err != nil {
 		return nil, nil, err
 	}

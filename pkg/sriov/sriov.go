@@ -321,7 +321,7 @@ func (s sriov) status(r *plugin.Request) error {
 	return nil
 }
 
-// kubeletTraps warns of a kubeletDir that is not the root folder of a kubelet. It is a warning only: a runtime may start before the kubelet.
+// kubeletTraps warns of a kubeletDir that is not the root folder of a kubelet. A runtime may start before the kubelet.
 func kubeletTraps(cfg config) []plugin.Finding {
 	sockets := filepath.Join(cfg.Kubelet, "pod-resources")
 	if _, err := os.Stat(sockets); cfg.Device.IsValid() || !errors.Is(err, fs.ErrNotExist) {

@@ -19,6 +19,7 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
@@ -47,6 +48,7 @@ type Card struct {
 	testing.TB
 	mutex   sync.Mutex
 	devices []allocation.Device
+	claims  *claim.Cache // nil for a node without claims
 }
 
 // New makes a card of four VFs. The pod shop/web-0 was allocated the first n of them.
@@ -79,6 +81,13 @@ func (c *Card) Allocate(vfs ...int) {
 	}
 }
 
+// Claim lets pods also have VFs by the claims in claim.Folder that the kubelet of a root folder has prepared.
+func (c *Card) Claim(kubelet string) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	c.claims = claim.NewCache(claim.Folder, kubelet)
+}
+
 func (c *Card) answer(_ context.Context, q allocation.Question) allocation.Answer {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -86,6 +95,15 @@ func (c *Card) answer(_ context.Context, q allocation.Question) allocation.Answe
 	if q.Namespace == podNamespace && q.Pod == podName {
 		a.Devices = slices.Clone(c.devices)
 	}
+	if c.claims == nil || !q.Claims {
+		return a
+	}
+	claimed, err := c.claims.Find(claim.Pod{Namespace: q.Namespace, Name: q.Pod, UID: q.UID})
+	if err != nil {
+		return allocation.Answer{Error: err.Error()}
+	}
+	claimed, a.Others = claim.Split(claimed, q.Resources)
+	a.Devices, a.Claims = append(a.Devices, claimed...), true
 	return a
 }
 

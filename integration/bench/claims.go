@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/podlace/podlace/integration/harness/card"
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+)
+
+const (
+	claims   = 256 // on the node, of which one is the measured pod's
+	claimBar = 1.0 // milliseconds that ADD may take longer with a claim than with the device plugin
+
+	podWithClaim = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=claimed-0;K8S_POD_UID="
+)
+
+func podOfClaim(i int) string { return fmt.Sprintf("1c3d9b0f-6e1f-4f6f-9e1d-%012d", i) }
+
+// writeClaims writes the records of claims and the kubelet's file, in the form of package claim. Claim 0 has the second VF of the card.
+func writeClaims(kubelet string) error {
+	var noted []string
+	for i := range claims {
+		name, uid := fmt.Sprint("vf-", i), fmt.Sprintf("2d4ea1c0-7f20-4a70-8f2e-%012d", i)
+		id := fmt.Sprintf("0000:99:%02x.%d", i/8, i%8)
+		if i == 0 {
+			id = card.Address(1)
+		}
+		device := allocation.Device{Resource: card.Resource, ID: id, Claim: &allocation.Claim{UID: uid, Namespace: "shop", Name: name,
+			Request: "vf", Pool: "node", Device: strings.NewReplacer(":", "-", ".", "-").Replace(id)}}
+		r := claim.Record{State: claim.Prepared, Writer: "bench", Devices: []allocation.Device{device},
+			Reserved: []claim.Consumer{{Resource: "pods", Name: "claimed", UID: podOfClaim(i)}}}
+		if err := claim.Write(claim.Folder, r); err != nil {
+			return err
+		}
+		noted = append(noted, fmt.Sprintf(`{"ClaimUID":%q,"ClaimName":%q,"Namespace":"shop","PodUIDs":{%q:{}},"DriverState":{%q:{}}}`,
+			uid, name, podOfClaim(i), claim.Driver))
+	}
+	text := `{"kind":"DRACheckpoint","apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[` + strings.Join(noted, ",") + `]}`
+	data, err := json.Marshal(map[string]any{"Data": text, "Checksum": crc32.ChecksumIEEE([]byte(text))})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(kubelet, "dra_manager_state"), data, 0o600)
+}
+
+// measureClaim compares a pod with a VF by a claim with one that was allocated its VF by the device plugin.
+func (n nodes) measureClaim(r *report, o options) error {
+	pods := []string{podWithVF, podWithClaim + podOfClaim(0)}
+	entries := make([]*entry, len(pods))
+	for i, args := range pods {
+		c, err := n.chainOf(fmt.Sprint("sriov-claim-", i), "node-sriov", side{sideOurs, o.plugins})
+		if err != nil {
+			return err
+		}
+		c.plugins = []pluginConf{afterOthers("sriov", c.pod)}
+		entries[i] = newEntry(sideOurs, asker{c, args})
+	}
+	race([]*entry{entries[0], entries[1]}, 2*o.rounds)
+	for i, e := range entries {
+		if e.err != nil {
+			return fmt.Errorf("pod %s: %w", pods[i], e.err)
+		}
+	}
+	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
+		plain := p50(entries[0].samples[verb].chain)
+		f := figure{Value: p50(entries[1].samples[verb].chain) - plain}
+		r.addAbsolute(fmt.Sprintf("pod with one VF by one of %d claims: sriov %s above the %.1f ms with the device plugin", claims, verb, plain),
+			claimBar, map[string]figure{sideOurs: f})
+	}
+	return nil
+}
