@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// conn is a connection that blocks a thread, and no longer than until a time. Every pod of a node waits for an answer: the poller of
-// package net, timers and the threads for them would take longer than the answer.
+// conn is a blocking connection with a deadline. It avoids package net because every pod start waits for an answer, and starting the
+// poller, its timers and threads would take longer than the answer.
 type conn struct {
 	fd    int
 	until time.Time
@@ -31,11 +31,11 @@ func dial(socket string, until time.Time) (*conn, error) {
 	return c, nil
 }
 
-// call makes a system call that waits, for which the option bounds the time.
+// call runs a blocking system call. The socket option limits its time.
 func (c *conn) call(option int, f func() error) error {
 	for {
 		left := time.Until(c.until)
-		if left < time.Microsecond { // which for the kernel would be no bound
+		if left < time.Microsecond { // the kernel takes zero as no limit
 			return os.ErrDeadlineExceeded
 		}
 		timeout := syscall.NsecToTimeval(left.Nanoseconds())
@@ -68,7 +68,7 @@ func (c *conn) Read(b []byte) (n int, err error) {
 func (c *conn) Write(b []byte) (written int, err error) {
 	for written < len(b) {
 		var n int
-		// Not write(2), which raises SIGPIPE when the other side has closed.
+		// sendmsg instead of write(2): MSG_NOSIGNAL prevents SIGPIPE if the other side has closed.
 		err = c.call(syscall.SO_SNDTIMEO, func() error {
 			n,
 				err = syscall.SendmsgN(c.fd, b[written:], nil, nil, syscall.MSG_NOSIGNAL)

@@ -109,7 +109,7 @@ func TestFind(t *testing.T) {
 			says: "checksum"},
 		{title: "another version", file: sealed(`{"apiVersion":"checkpoint.dra.kubelet.k8s.io/v2"}`), records: []Record{one}, uid: "fourth",
 			says: `version "checkpoint.dra.kubelet.k8s.io/v2"`},
-		{title: "no UID", file: state(shared), records: []Record{one}, says: "the runtime does not say the pod's UID"},
+		{title: "no UID", file: state(shared), records: []Record{one}, says: "the runtime does not pass the pod's UID"},
 		{title: "no UID, no claims", file: state()},
 	} {
 		t.Run(c.title, func(t *testing.T) {

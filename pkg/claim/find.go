@@ -26,7 +26,7 @@ type Pod struct{ Namespace, Name, UID string }
 func Find(folder, kubelet string, pod Pod) (devices []allocation.Device, err error) {
 	of, stateErr := claims(stateFile(kubelet), pod.UID)
 	if pod.UID == "" {
-		of, stateErr = nil, errors.New("the runtime does not say the pod's UID")
+		of, stateErr = nil, errors.New("the runtime does not pass the pod's UID")
 	}
 	if stateErr != nil {
 		return nil, none(folder, pod.Namespace, stateErr)

@@ -86,14 +86,14 @@ func TestHandedOut(t *testing.T) {
 			t.Errorf("%s: %s: %+v: want %q", what, pod, a, says)
 		}
 	}
-	const mine = "may have " + vf00 + ": it was handed out, and the kubelet names no container that has it"
+	const mine = "may have " + vf00 + ": the device was allocated, but the kubelet lists no container that has it"
 	l.writeCheckpoint([3]string{"u-old", "app", vf00})
 	expect("nothing was handed out", "plain", "u-plain", "")
 	l.allocate(d, vf00)
 	expect("no container has it", "web", "u-web", mine)
 	expect("no container has it", "plain", "u-plain", mine)
 	l.writeCheckpoint([3]string{"u-web", "init", vf00})
-	expect("it is noted for the pod", "web", "u-web", "that is another pod of the same name")
+	expect("it is noted for the pod", "web", "u-web", "another pod of the same name")
 	expect("it is noted for another", "plain", "u-plain", "")
 	l.writeCheckpoint()
 	expect("the entry is lost", "web", "u-web", mine)
@@ -130,9 +130,9 @@ func TestOtherPod(t *testing.T) {
 	l.writeCheckpoint([3]string{"u-0", "app", vf00})
 	expect("the pod", "u-0", "")
 	expect("a runtime that tells no UID", "", "")
-	expect("another pod of its name, without devices", "u-1", "that is another pod of the same name")
+	expect("another pod of its name, without devices", "u-1", "another pod of the same name")
 	l.writeCheckpoint([3]string{"u-0", "app", vf00}, [3]string{"u-1", "app", vf01})
-	expect("another pod of its name, with another device", "u-1", "that is another pod of the same name")
+	expect("another pod of its name, with another device", "u-1", "another pod of the same name")
 	if err := os.Remove(filepath.Join(l.kubelet.dir, checkpointName)); err != nil {
 		t.Fatal(err)
 	}

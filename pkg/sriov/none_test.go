@@ -39,7 +39,7 @@ func TestNoVFUncertain(t *testing.T) {
 		"torn checkpoint": {other[:100], "new", "checkpoint", "is the kubelet running, and its folder " + dir + "?"},
 		"checkpoint of another form": {`{"Data":{"Pods":[]},"Checksum":1}`, "new", "no entries with UID",
 			"is the kubelet running, and its folder " + dir + "?"},
-		"no UID": {other, "", "the runtime does not say the pod's UID", "the runtime must pass K8S_POD_UID"},
+		"no UID": {other, "", "the runtime does not pass the pod's UID", "the runtime must pass K8S_POD_UID"},
 	} {
 		writeCheckpoint(t, dir, c.checkpoint)
 		t.Log(what)
