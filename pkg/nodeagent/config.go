@@ -199,7 +199,7 @@ func (o *object) read(offset int, path, example string, known fields) {
 		case !ok:
 			o.fail(line, path+key, "unknown key%s", suggest(key, known))
 		case seen[key]:
-			o.fail(line, path+key, "the key stands twice")
+			o.fail(line, path+key, "duplicate key")
 		default:
 			if err := read(at()-len(raw), raw); err != nil {
 				o.fail(line, path+key, "%v", err)
@@ -223,7 +223,7 @@ func suggest(key string, known fields) string {
 	if nearest := plugin.Nearest(key, words); nearest != "" {
 		return "; the nearest known key is " + nearest
 	}
-	return "; known are " + strings.Join(words, ", ")
+	return "; known keys: " + strings.Join(words, ", ")
 }
 
 // broken explains an error of the JSON decoder.

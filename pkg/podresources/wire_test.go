@@ -324,7 +324,7 @@ func TestGarbage(t *testing.T) {
 		"has 4 bytes and begins with 00000000:":   ends("\x00\x00\x00\x00", ok...),
 		"begins with 0100000001":                  ends("\x01\x00\x00\x00\x01x", ok...),
 		"has 6 bytes and begins with 0000000002":  ends("\x00\x00\x00\x00\x02x", ok...),
-		"has 7 bytes and begins with 0000000001":     ends("\x00\x00\x00\x00\x01xy", ok...),
+		"has 7 bytes and begins with 0000000001":  ends("\x00\x00\x00\x00\x01xy", ok...),
 		"not a valid PodResources message: tag 0": ends("\x00\x00\x00\x00\x02\x00\x00", ok...),
 		"the frames exceed the limit": after(func(p *peer) {
 			for p.WriteRawFrame(0xbe, 0, 0, make([]byte, maxFrame)) == nil {

@@ -9,40 +9,40 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Explanation says of a device where it went and why.
+// Explanation states which resource offers a device, and why.
 type Explanation struct {
 	Device   pci.Address `json:"device"`
-	Resource string      `json:"resource,omitempty"` // that offers it, as a pod asks for it; "" if none does
-	Reason   string      `json:"reason"`             // in one line
-	Answers  []Answer    `json:"answers,omitempty"`  // of each resource, in the order of the configuration
+	Resource string      `json:"resource,omitempty"` // full name; "" if no resource offers the device
+	Reason   string      `json:"reason"`             // one line
+	Answers  []Answer    `json:"answers,omitempty"`  // one for each resource, in the order of the configuration
 }
 
-// Answer is what a resource says to a device.
+// Answer is the result of matching a device against a resource.
 type Answer struct {
 	Place
-	Resource  string           `json:"resource"` // without the ending of a NUMA node
+	Resource  string           `json:"resource"` // without the suffix of a NUMA node
 	Matches   bool             `json:"matches"`
 	Reason    string           `json:"reason"`
 	Selectors []selectorAnswer `json:"selectors,omitempty"`
 }
 
-// selectorAnswer is what a selector says to a device.
+// selectorAnswer is the result of matching a device against a selector.
 type selectorAnswer struct {
 	Place
 	Met    bool    `json:"met"`
 	Checks []check `json:"checks,omitempty"`
 }
 
-// check is what a condition says to a device.
+// check is the result of a condition for a device.
 type check struct {
 	Place
-	Name  string `json:"name"` // of the key: pfNames
+	Name  string `json:"name"` // the key, such as pfNames
 	Want  string `json:"want"`
 	Found string `json:"found"`
 	Met   bool   `json:"met"`
 }
 
-// Explain says of every device why it is offered or not.
+// Explain states for every device why it is offered or not.
 func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 	names := map[pci.Address]string{}
 	for _, p := range Assign(c, s, env) {
@@ -61,7 +61,7 @@ func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 			e.Reason = "not offered: no resource matches"
 		case len(c.Resources[v.resource].Unserved) > 0:
 			r := &c.Resources[v.resource]
-			e.Reason = fmt.Sprintf("not offered: %s in line %d takes it, and is not served: %s", r.FullName(), r.Line, r.Unserved[0].Text)
+			e.Reason = fmt.Sprintf("not offered: %s in line %d matches it but is not served: %s", r.FullName(), r.Line, r.Unserved[0].Text)
 		default:
 			e.Reason = "offered: " + v.answers[v.resource].Reason
 		}
@@ -70,16 +70,16 @@ func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 	return out
 }
 
-// verdict is where a device goes.
+// verdict is the assignment of one device.
 type verdict struct {
-	device   int    // of the snapshot
-	busy     string // why it goes nowhere, whoever matches
+	device   int    // index in the snapshot
+	busy     string // why no resource can have it
 	resource int    // -1 for none
-	selector int    // that it met, -1 if the resource has none
+	selector int    // that the device meets, -1 if the resource has no selectors
 	answers  []Answer
 }
 
-// judge decides on every device. With all it goes on after the first resource that matches, and tells why.
+// judge assigns every device. With all set it also evaluates the resources after the first match, and records the reasons.
 func (c *Config) judge(n *node, all bool) []verdict {
 	out := make([]verdict, len(n.subjects))
 	for i, d := range n.subjects {
@@ -103,7 +103,8 @@ func (c *Config) judge(n *node, all bool) []verdict {
 	return out
 }
 
-// matches returns the selector that a device meets, -1 if none is needed, and otherwise why it does not match.
+// matches returns the selector that the device meets, or -1 if the resource has no selectors. Otherwise it returns why the device does
+// not match.
 func (r *Resource) matches(n *node, d subject) (int, string) {
 	d.bindTo = r.Driver
 	if r.otherType {
@@ -124,7 +125,7 @@ func (r *Resource) matches(n *node, d subject) (int, string) {
 	return -1, why
 }
 
-// refuses returns the first condition that a device does not meet, "" if it meets all.
+// refuses describes the first condition that a device does not meet, or returns "" if it meets all.
 func (s *selector) refuses(d subject) string {
 	for _, c := range s.Conditions {
 		if !c.test.met(d) {
@@ -141,7 +142,7 @@ func quoteEmpty(s string) string {
 	return s
 }
 
-// refusal returns why a resource does not offer a device that it matches, "" if it does.
+// refusal returns why a resource does not offer a device that it matches, or "" if it does.
 func (v *verdict) refusal(c *Config, why string) string {
 	switch {
 	case why != "":
@@ -149,12 +150,12 @@ func (v *verdict) refusal(c *Config, why string) string {
 	case v.busy != "":
 		return v.busy
 	case v.resource >= 0:
-		return fmt.Sprintf("%s in line %d took it first", c.Resources[v.resource].FullName(), c.Resources[v.resource].Line)
+		return fmt.Sprintf("already taken by %s in line %d", c.Resources[v.resource].FullName(), c.Resources[v.resource].Line)
 	}
 	return ""
 }
 
-// answer writes down what a resource says to a device: why it does not match, and why it does not offer it.
+// answer describes the match of a device and a resource: why the device does not match, or why it is not offered.
 func (r *Resource) answer(d subject, why, refusal string) Answer {
 	a := Answer{Place: r.Place, Resource: r.FullName(), Matches: why == "", Reason: refusal}
 	if a.Reason == "" && len(r.Unserved) > 0 {

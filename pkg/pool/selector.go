@@ -17,7 +17,7 @@ var (
 	acpiIndexForm = regexp.MustCompile(`^[0-9]{1,10}$`)
 )
 
-// selectors reads one selector or a list of them.
+// selectors reads one selector or a list of selectors.
 func (r *reader) selectors(v value) []selector {
 	if v.kind != list {
 		return []selector{r.selector(v)}
@@ -33,7 +33,7 @@ func (r *reader) selector(v value) selector {
 	return s
 }
 
-// selectorKeys are those of a selector, and who reads them.
+// selectorKeys returns the keys of a selector, with the functions that read them.
 func (r *reader) selectorKeys(s *selector) []field {
 	texts := func(check func(string) (string, error), get func(subject) string) func(value) {
 		return func(v value) {
@@ -69,7 +69,7 @@ func (r *reader) selectorKeys(s *selector) []field {
 	return fields
 }
 
-// add adds a condition; an empty list is none.
+// add adds a condition. An empty list is not a condition.
 func (s *selector) add(v value, t test) {
 	if v.kind == list && len(v.items) > 0 {
 		s.Conditions = append(s.Conditions, condition{v.Place, v.Key[strings.LastIndexByte(v.Key, '.')+1:], t})
@@ -102,13 +102,13 @@ func pciAddress(s string) (string, error) {
 	return a.String(), err
 }
 
-// maxVFs is how many VFs PCI Express can count.
+// maxVFs is the largest number of VFs in PCI Express.
 const maxVFs = 65535
 
-// pfRange is a PF and some of its VFs: ens1f0#0-3,7,9.
+// pfRange is a PF with some of its VFs, such as ens1f0#0-3,7,9.
 type pfRange struct {
 	text, pf string
-	spans    [][2]int // from, to; none for the PF with all its VFs
+	spans    [][2]int // first and last VF; empty means the PF with all its VFs
 }
 
 // ranges reads the values of pfNames and rootDevices.
@@ -140,7 +140,7 @@ func (r *reader) ranges(v value, check func(string) (string, error)) []pfRange {
 	return out
 }
 
-// parseSpan reads one VF or several: 7, 0-3.
+// parseSpan reads one VF or a range: 7, 0-3.
 func parseSpan(s string) (span [2]int, err error) {
 	first, last, several := strings.Cut(s, "-")
 	if !several {
@@ -159,12 +159,12 @@ func parseSpan(s string) (span [2]int, err error) {
 	return span, nil
 }
 
-// has reports whether a device is in a range of its PF; what is no VF has no index.
+// has reports whether a device is in a range of its PF. A device that is not a VF has no index.
 func (p pfRange) has(d subject) bool {
 	return len(p.spans) == 0 || slices.ContainsFunc(p.spans, func(s [2]int) bool { return s[0] <= d.VFIndex && d.VFIndex <= s[1] })
 }
 
-// last returns the highest VF that is asked for.
+// last returns the highest VF of the ranges, or -1 if they are empty.
 func (p pfRange) last() int {
 	last := -1
 	for _, s := range p.spans {

@@ -29,7 +29,7 @@ func (a Allowance) Allow(key string) error {
 		return errNoKey(key)
 	}
 	if _, again := a[key]; again {
-		return errors.New("the key stands twice")
+		return errors.New("duplicate key")
 	}
 	a[key] = nil
 	return nil

@@ -120,7 +120,7 @@ func errNoKey(key string) error {
 	if near := plugin.Nearest(key, append(Keys(), "apiVersion", "kind", "resource")); near != "" {
 		return fmt.Errorf("no such key; did you mean %s?", near)
 	}
-	return errors.New("no such key; known are " + strings.Join(Keys(), ", "))
+	return errors.New("no such key; known keys: " + strings.Join(Keys(), ", "))
 }
 
 // members passes the members of an object to take, until one is an error. It refuses duplicate keys, which encoding/json accepts.
@@ -146,7 +146,7 @@ func members(data []byte, take func(key string, value any) error) error {
 			return keyError{key, syntax(err)}
 		}
 		if slices.Contains(seen, key) {
-			return keyError{key, errors.New("the key stands twice")}
+			return keyError{key, errors.New("duplicate key")}
 		}
 		seen = append(seen, key)
 		if err := take(key, value); err != nil {
