@@ -10,14 +10,14 @@ import (
 	"sync"
 )
 
-// Cache reads the records of a folder, and reads again only the files that changed: each claim that is prepared needs the records of all
-// others. A record is replaced by a new file, so the file's identity, time and size tell whether it changed.
+// Cache reads the records of a folder, and reads only changed files again. The driver needs the records of all claims each time that it
+// prepares one. A write replaces the record's file, so the identity, time and size of the file show a change.
 type Cache struct {
 	folder, kubelet string
 
 	mu      sync.Mutex
 	of      map[string]cached // by UID
-	damaged []error           // of records that cannot be read
+	damaged []error           // errors of unreadable records
 }
 
 type cached struct {
@@ -26,23 +26,23 @@ type cached struct {
 	err    error
 }
 
-// NewCache returns a cache of a folder, which need not exist, on a node whose kubelet has a root folder.
+// NewCache returns a cache of a folder, which may be missing. kubelet is the root folder of the node's kubelet.
 func NewCache(folder, kubelet string) *Cache { return &Cache{folder: folder, kubelet: kubelet} }
 
-// same reports whether a file was neither written nor replaced.
+// same reports whether the file is unchanged: neither written nor replaced.
 func (c cached) same(info fs.FileInfo) bool {
 	return c.info != nil && os.SameFile(c.info, info) && c.info.ModTime().Equal(info.ModTime()) && c.info.Size() == info.Size()
 }
 
-// Damaged returns why records cannot be read, by the last List.
+// Damaged returns the errors of the records that the last List could not read.
 func (c *Cache) Damaged() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return errors.Join(c.damaged...)
 }
 
-// List returns the records of all claims by UID, with stand-ins for those that cannot be read (Damaged). An error means that the devices of
-// some claim are not known. The caller changes nothing in the records.
+// List returns the records of all claims by UID. A stand-in replaces an unreadable record, whose error Damaged returns. An error means
+// that the devices of a claim are unknown. The caller must not change the records.
 func (c *Cache) List() (list []Record, err error) {
 	files, err := os.ReadDir(c.folder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -57,12 +57,12 @@ func (c *Cache) List() (list []Record, err error) {
 	c.of, c.damaged = map[string]cached{}, nil
 	var errs []error
 	for _, f := range files {
-		if strings.HasPrefix(f.Name(), ".") { // being written
+		if strings.HasPrefix(f.Name(), ".") { // a temporary file
 			continue
 		}
 		info, err := f.Info()
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // removed since
+			continue // removed after ReadDir
 		}
 		one := before[f.Name()]
 		if err != nil || !one.same(info) {

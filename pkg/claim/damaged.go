@@ -13,12 +13,12 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Damaged is the state of a stand-in for a record that cannot be read, such as one of a newer version. It is never written. A stand-in has
-// the devices that the claim holds, as far as the file itself and the kubelet's file name them.
+// Damaged is the state of a stand-in for an unreadable record, such as one of a newer version. It is never written. The stand-in has the
+// devices that the record's file and the kubelet's file name.
 const Damaged State = "damaged"
 
-// standIn returns what is known of a claim whose record cannot be read. ok is false if its devices are not known. A claim that neither the
-// file nor the kubelet gives a device has none: the kubelet writes a claim down before it has the claim prepared.
+// standIn returns the known part of an unreadable record. ok is false if the claim's devices are unknown. A claim without devices in both
+// files has none, because the kubelet records a claim before the driver prepares it.
 func standIn(folder, kubelet, uid string) (r Record, ok bool) {
 	r = Record{State: Damaged, Devices: inFile(folder, uid)}
 	notes, err := Notes(kubelet)
@@ -37,7 +37,7 @@ func standIn(folder, kubelet, uid string) (r Record, ok bool) {
 	return r, len(r.Devices) > 0
 }
 
-// inFile returns the devices that a record names which is not valid, none unless each has an address.
+// inFile returns the devices in an invalid record. It returns none unless every device has an address.
 func inFile(folder, uid string) []allocation.Device {
 	dir, err := store.Open(folder)
 	if err != nil {
@@ -63,7 +63,7 @@ func inFile(folder, uid string) []allocation.Device {
 	return r.Devices
 }
 
-// devices returns the devices of a claim that the kubelet has written down. Their names in slices are made of their addresses.
+// devices returns the claim's devices from the kubelet's file. Their addresses are derived from their names in the ResourceSlice.
 func (n Note) devices(uid string) (list []allocation.Device) {
 	for _, d := range n.Devices {
 		parts := strings.Split(d.DeviceName, "-")
@@ -76,7 +76,7 @@ func (n Note) devices(uid string) (list []allocation.Device) {
 	return list
 }
 
-// hold adds the stand-in of a record that cannot be read to the records. It returns the reason if its devices are not known.
+// hold adds the stand-in of an unreadable record to the records. It returns the reason as an error if the claim's devices are unknown.
 func hold(records []Record, folder, kubelet, uid string, reason error) ([]Record, error) {
 	r, ok := standIn(folder, kubelet, uid)
 	if !ok {

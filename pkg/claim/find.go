@@ -12,17 +12,17 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// ErrUnprepared is for a pod that has a claim which is not prepared, or whose record is lost.
-var ErrUnprepared = errors.New("it is not prepared")
+// ErrUnprepared means that the pod has a claim that is not prepared, or that has no record.
+var ErrUnprepared = errors.New("the claim is not prepared")
 
-// Pod is a pod as a CNI plugin knows it.
+// Pod identifies a pod as the runtime describes it to a CNI plugin.
 type Pod struct{ Namespace, Name, UID string }
 
-// Find returns the devices that a pod has by claims, those of administrators included. An error means that it may have some: the pod must
-// not start without them. kubelet is the kubelet's root folder.
+// Find returns the devices that a pod has by claims, including those with administrative access. An error means that the pod may have
+// devices, and must not start without them. kubelet is the kubelet's root folder.
 //
-// The kubelet's file says which claims are the pod's. A record that was reserved for the pod counts as well, so that both have to be wrong
-// before a device is missing. Where the file cannot be read, only a pod in whose namespace no claim is prepared is certain to have none.
+// The kubelet's file lists the claims of the pod. Records that are reserved for the pod count as well, so a device is missed only if both
+// sources are wrong. If the kubelet's file is unreadable, a pod certainly has no claim only if no claim is prepared in its namespace.
 func Find(folder, kubelet string, pod Pod) (devices []allocation.Device, err error) {
 	of, stateErr := claims(stateFile(kubelet), pod.UID)
 	if pod.UID == "" {
@@ -35,7 +35,7 @@ func Find(folder, kubelet string, pod Pod) (devices []allocation.Device, err err
 	for _, n := range of {
 		r, err := Read(folder, n.UID)
 		if errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("%w: there is no record of it in %s", ErrUnprepared, folder)
+			err = fmt.Errorf("%w: it has no record in %s", ErrUnprepared, folder)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("the pod has %s: %w", n, err)
@@ -63,7 +63,7 @@ func Find(folder, kubelet string, pod Pod) (devices []allocation.Device, err err
 	return devices, nil
 }
 
-// reservedFor returns the records that were reserved for a pod. Records of other pods are not parsed: there may be many.
+// reservedFor returns the records that are reserved for a pod. It does not parse the records of other pods, because there may be many.
 func reservedFor(folder, podUID string) (records []Record, err error) {
 	err = walk(folder, func(uid string, data []byte) error {
 		if !bytes.Contains(data, []byte(podUID)) {
@@ -78,11 +78,12 @@ func reservedFor(folder, podUID string) (records []Record, err error) {
 	return records, err
 }
 
-// none is nil where no claim of a namespace is prepared. The reason is why it is not known which claims a pod has.
+// none returns nil if no claim of a namespace is prepared. Otherwise it returns an error with the reason why the pod's claims are
+// unknown.
 func none(folder, namespace string, reason error) error {
 	records, err := List(folder)
 	if err != nil {
-		return fmt.Errorf("which claims the pod has: %w; %w", reason, err)
+		return fmt.Errorf("find the claims of the pod: %w; %w", reason, err)
 	}
 	for _, r := range records {
 		if r.Claim().Namespace == namespace {
@@ -92,7 +93,7 @@ func none(folder, namespace string, reason error) error {
 	return nil
 }
 
-// Split returns the devices that are of resources, and the others; neither is nil.
+// Split separates devices into those of the given resources and others. Neither result is nil.
 func Split(devices []allocation.Device, resources []string) (of, others []allocation.Device) {
 	of, others = []allocation.Device{}, []allocation.Device{}
 	for _, d := range devices {

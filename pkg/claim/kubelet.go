@@ -13,29 +13,30 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// stateVersion is what kubelets since 1.33 write; it is no API. The source is pkg/kubelet/cm/dra/state of Kubernetes.
+// stateVersion is the version in the file of kubelets since 1.33. The file is not an API; its source is pkg/kubelet/cm/dra/state of
+// Kubernetes.
 const stateVersion = "checkpoint.dra.kubelet.k8s.io/v1"
 
-// State file of a kubelet with a root folder, such as /var/lib/kubelet.
+// stateFile returns the kubelet's file of claims. kubelet is its root folder, such as /var/lib/kubelet.
 func stateFile(kubelet string) string { return filepath.Join(kubelet, "dra_manager_state") }
 
-// Note is a claim that the kubelet has written down for pods.
+// Note is a claim in the kubelet's file.
 type Note struct {
 	UID, Namespace, Name string
-	Devices              []NotedDevice // of this driver; none before the claim is prepared
+	Devices              []NotedDevice // of this driver; empty before the claim is prepared
 }
 
-// NotedDevice is a device of a claim as a slice names it.
+// NotedDevice is a device of a claim, by its name in the ResourceSlice.
 type NotedDevice struct{ PoolName, DeviceName string }
 
 func (n Note) String() string { return "claim " + n.Namespace + "/" + n.Name }
 
-// Notes returns all claims that have devices of this driver. An error means that nothing is known; it is fs.ErrNotExist (errors.Is) if
+// Notes returns all claims with devices of this driver. An error means that the claims are unknown. It is fs.ErrNotExist (errors.Is) if
 // the kubelet has prepared no claim yet, or has another root folder.
 func Notes(kubelet string) ([]Note, error) { return claims(stateFile(kubelet), "") }
 
-// claims returns the claims of a pod, or with "" of all pods, that have devices of this driver. An error means that nothing can be said; it
-// is fs.ErrNotExist (errors.Is) if the kubelet has prepared no claim yet.
+// claims returns the claims of a pod that have devices of this driver, or those of all pods if podUID is "". Its errors are those of
+// Notes.
 func claims(path, podUID string) (of []Note, err error) {
 	data, err := podresources.ReadRegular(path)
 	if err != nil {
@@ -47,7 +48,7 @@ func claims(path, podUID string) (of []Note, err error) {
 	return of, nil
 }
 
-// parseState reads the kubelet's file: a text of JSON within JSON, and the checksum of the text.
+// parseState reads the kubelet's file: JSON within a JSON string, and the checksum of that string.
 func parseState(data []byte, podUID string) (of []Note, err error) {
 	var outer struct {
 		Data     *string
@@ -57,12 +58,13 @@ func parseState(data []byte, podUID string) (of []Note, err error) {
 		return nil, err
 	}
 	if outer.Data == nil || outer.Checksum == nil {
-		return nil, errors.New("it has no data, or no checksum")
+		return nil, errors.New("the data or the checksum is missing")
 	}
 	if sum := crc32.ChecksumIEEE([]byte(*outer.Data)); sum != *outer.Checksum {
 		return nil, fmt.Errorf("checksum %d: want %d", *outer.Checksum, sum)
 	}
-	// A UID has nothing that JSON escapes. A node with hundreds of claims has a text of 100 kB, and most pods have none.
+	// Skip parsing if the text does not contain the UID, which JSON never escapes. Hundreds of claims take 100 kB, and most pods have
+	// none.
 	if strings.Contains(*outer.Data, `"apiVersion":"`+stateVersion+`"`) && !strings.Contains(*outer.Data, podUID) {
 		return nil, nil
 	}
@@ -87,7 +89,7 @@ func parseState(data []byte, podUID string) (of []Note, err error) {
 		_, has := c.PodUIDs[podUID]
 		if text, ours := c.DriverState[Driver]; (has || podUID == "") && ours {
 			var ofDriver struct{ Devices []NotedDevice }
-			_ = json.Unmarshal(text, &ofDriver) // only claims whose records cannot be read need it
+			_ = json.Unmarshal(text, &ofDriver) // needed only for unreadable records
 			of = append(of, Note{c.ClaimUID, c.Namespace, c.ClaimName, ofDriver.Devices})
 		}
 	}

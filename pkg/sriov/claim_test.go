@@ -106,7 +106,7 @@ func TestClaimUncertain(t *testing.T) {
 	l.prepare(dir, "u-0", claimed("c-0", "a", 0, vf0))
 	must(t, os.RemoveAll(l.sriov.claims))
 	o := l.Call("ADD", "a", keys...)
-	l.Fails(o, plugin.CodeTryAgain, "the pod has claim shop/web-0-a: it is not prepared: there is no record of it in "+l.sriov.claims)
+	l.Fails(o, plugin.CodeTryAgain, "the pod has claim shop/web-0-a: the claim is not prepared: it has no record in "+l.sriov.claims)
 	l.hints(o, "does sriov-device-plugin run?")
 	l.prepare(dir, "u-0", claimed("c-0", "a", 0, vf0))
 	must(t, os.WriteFile(filepath.Join(dir, "dra_manager_state"), []byte("{}"), 0o600))
@@ -230,7 +230,7 @@ func TestClaimEnds(t *testing.T) {
 	r, err := claim.Read(l.sriov.claims, "c-0")
 	r.State = claim.Preparing
 	must(t, err, claim.Write(l.sriov.claims, r))
-	l.Fails(l.Call("ADD", "a"), plugin.CodeTryAgain, "VF "+vf0+" of claim shop/web-0-a: it is not prepared")
+	l.Fails(l.Call("ADD", "a"), plugin.CodeTryAgain, "VF "+vf0+" of claim shop/web-0-a: the claim is not prepared")
 	must(t, claim.Remove(l.sriov.claims, "c-0"))
 	l.Fails(l.Call("ADD", "a"), plugin.CodeTryAgain, "VF "+vf0+" of claim shop/web-0-a")
 	l.isGolden()
