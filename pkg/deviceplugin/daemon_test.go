@@ -178,7 +178,7 @@ func TestForgetfulKubelet(t *testing.T) {
 	l.ids("example.com/all", vf10, vf11)
 	p = l.ids("example.com/one", vf00+"!", vf01+"!")
 	if _, err := p.client.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{vf00}}); err != nil {
-		t.Errorf("a container may not start again: %v", err)
+		t.Errorf("a container cannot restart: %v", err)
 	}
 }
 

@@ -277,7 +277,7 @@ func TestDRAHarmsNothing(t *testing.T) {
 	l.Kubeconfig = l.kubeconfig()
 	l.kubelet.start()
 	l.start()
-	l.logged("a request failed, it is retried", "get node")
+	l.logged("a request failed; retrying", "get node")
 	p := l.ids("example.com/two", vf10, vf11)
 	if _, err := p.client.Allocate(t.Context(), allocating(vf10)); err != nil {
 		t.Fatal(err)

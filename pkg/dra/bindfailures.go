@@ -13,13 +13,13 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// retryBind is how long a device whose driver could not be bound in time is left alone.
+// retryBind is the pause before another bind of a device after a timeout.
 const retryBind = 5 * time.Minute
 
-// bindTimeout is the kind of fault of such a device.
+// bindTimeout is the kind of fault after such a timeout.
 const bindTimeout = "bind-timeout"
 
-// bindFailures are the devices whose drivers were not bound in time.
+// bindFailures are the devices whose bind timed out.
 type bindFailures struct {
 	mu sync.Mutex
 	of map[pci.Address]bindFailure
@@ -30,7 +30,7 @@ type bindFailure struct {
 	err error
 }
 
-// note remembers how a bind went. Only one that did not end in time counts: the kernel may work on it still.
+// note records the result of a bind. Only a timeout is kept, because the kernel may still be working on the bind.
 func (b *bindFailures) note(a pci.Address, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -44,17 +44,17 @@ func (b *bindFailures) note(a pci.Address, err error) {
 	b.of[a] = bindFailure{time.Now(), err}
 }
 
-// recent returns the error of a bind that did not end in time, for retryBind.
+// recent returns the error of a bind that timed out within retryBind.
 func (b *bindFailures) recent(a pci.Address) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if f, ok := b.of[a]; ok && time.Since(f.at) < retryBind {
-		return fmt.Errorf("driver: tried again after %s: %w", retryBind, f.err)
+		return fmt.Errorf("bind the driver: the last attempt timed out; retrying after %s: %w", retryBind, f.err)
 	}
 	return nil
 }
 
-// faults adds to the faults of devices those whose driver was not bound in time.
+// faults adds the devices whose bind timed out to the faults.
 func (b *bindFailures) faults(of map[string]Fault) map[string]Fault {
 	b.mu.Lock()
 	defer b.mu.Unlock()

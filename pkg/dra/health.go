@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	// healthEvery is how often the health of all prepared devices is told, changed or not.
+	// healthEvery is the interval of reporting the health of all prepared devices, even if it is unchanged.
 	healthEvery = 10 * time.Second
-	// healthLease is how long the kubelet believes it.
+	// healthLease is how long a health report is valid for the kubelet.
 	healthLease = 30 * time.Second
 )
 
-// WatchHealthStatus tells the health of prepared devices until ctx is done: at once when it changes, or when a claim is prepared, else each
-// healthEvery.
+// WatchHealthStatus reports the health of prepared devices until ctx is done: after a change, after a claim is prepared, and at least
+// every healthEvery.
 func (h handler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	due := time.NewTicker(healthEvery)
 	defer due.Stop()
@@ -48,7 +48,7 @@ func (h handler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	}
 }
 
-// sameHealth compares reports, but for their times.
+// sameHealth compares reports without their times.
 func sameHealth(a, b []kubeletplugin.DeviceHealth) bool {
 	if len(a) != len(b) {
 		return false
@@ -65,12 +65,12 @@ func sameHealth(a, b []kubeletplugin.DeviceHealth) bool {
 
 // healthOf returns the health of prepared devices.
 func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
-	records, _ := d.records.List() // an unreadable one is logged by the daemon
+	records, _ := d.records.List() // the daemon logs unreadable records
 	told := map[string]bool{}
 	for _, r := range records {
 		for _, dev := range r.Devices {
 			if told[dev.Claim.Device] {
-				continue // an administrator has it, too
+				continue // another claim has administrative access to it
 			}
 			told[dev.Claim.Device] = true
 			h := kubeletplugin.DeviceHealth{PoolName: dev.Claim.Pool, DeviceName: dev.Claim.Device, Health: kubeletplugin.HealthStatusHealthy,
@@ -84,7 +84,7 @@ func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
 	return list
 }
 
-// illness returns why a pod could not use a device, "" if it can.
+// illness returns why a pod cannot use a device, or "" if it can.
 func (i Inventory) illness(id string) string {
 	if f, ok := i.Faults[id]; ok {
 		return f.Text
@@ -97,5 +97,5 @@ func (i Inventory) illness(id string) string {
 			return ""
 		}
 	}
-	return "device " + id + " is gone"
+	return "device " + id + " is missing"
 }

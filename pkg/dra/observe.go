@@ -18,19 +18,19 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// observed is a client whose requests for slices the publisher sees: the library tells neither what it read and wrote, nor that it
-// succeeds again.
+// observed is a client that shows the publisher each request for slices. The library reports neither what it read and wrote, nor that it
+// has recovered.
 type observed struct {
 	kubernetes.Interface
 	*publisher
 }
 
-// ResourceV1 is that of the client, with slices observed.
+// ResourceV1 returns the client's interface, with slices observed.
 func (o observed) ResourceV1() resourcev1.ResourceV1Interface {
 	return observedGroup{o.Interface.ResourceV1(), o.publisher}
 }
 
-// IsWatchListSemanticsUnSupported forwards the question, which client-go asks a client by this method.
+// IsWatchListSemanticsUnSupported forwards the check that client-go makes by this method.
 func (o observed) IsWatchListSemanticsUnSupported() bool {
 	return watchlist.DoesClientNotSupportWatchListSemantics(o.Interface)
 }
@@ -40,7 +40,7 @@ type observedGroup struct {
 	*publisher
 }
 
-// ResourceSlices are those of the client, observed.
+// ResourceSlices returns the client's interface, observed.
 func (g observedGroup) ResourceSlices() resourcev1.ResourceSliceInterface {
 	return observedSlices{g.ResourceV1Interface.ResourceSlices(), g.publisher}
 }
@@ -50,24 +50,24 @@ type observedSlices struct {
 	*publisher
 }
 
-// List lists slices.
+// List forwards the call and reports its result.
 func (s observedSlices) List(ctx context.Context, o metav1.ListOptions) (*resourceapi.ResourceSliceList, error) {
 	list, err := s.ResourceSliceInterface.List(ctx, o)
 	s.result(ctx, "list", err)
 	return list, err
 }
 
-// Watch watches slices.
+// Watch forwards the call and reports its result.
 func (s observedSlices) Watch(ctx context.Context, o metav1.ListOptions) (kwatch.Interface, error) {
 	w, err := s.ResourceSliceInterface.Watch(ctx, o)
-	if err == nil || o.SendInitialEvents == nil { // else a list follows
+	if err == nil || o.SendInitialEvents == nil { // otherwise client-go falls back to a list
 		s.result(ctx, "watch", err)
 	}
 	return w, err
 }
 
-// Create makes a slice. Its owner is the Node object of this moment: with the UID of a deleted one the garbage collector would delete the
-// slice at once.
+// Create creates a slice, owned by the current Node object. With the UID of a deleted Node, the garbage collector would delete the slice
+// at once.
 func (s observedSlices) Create(ctx context.Context, slice *resourceapi.ResourceSlice, o metav1.CreateOptions) (*resourceapi.ResourceSlice,
 	error) {
 	uid, err := s.nodeUID(ctx)
@@ -82,7 +82,7 @@ func (s observedSlices) Create(ctx context.Context, slice *resourceapi.ResourceS
 	return stored, err
 }
 
-// Update changes a slice.
+// Update forwards the call and reports its result.
 func (s observedSlices) Update(ctx context.Context, slice *resourceapi.ResourceSlice, o metav1.UpdateOptions) (*resourceapi.ResourceSlice,
 	error) {
 	stored, err := s.ResourceSliceInterface.Update(ctx, slice, o)
@@ -90,7 +90,7 @@ func (s observedSlices) Update(ctx context.Context, slice *resourceapi.ResourceS
 	return stored, err
 }
 
-// Delete deletes a slice.
+// Delete forwards the call and reports its result.
 func (s observedSlices) Delete(ctx context.Context, name string, o metav1.DeleteOptions) error {
 	err := s.ResourceSliceInterface.Delete(ctx, name, o)
 	s.wrote(ctx, "delete", err)
@@ -109,8 +109,8 @@ func (p *publisher) nodeUID(ctx context.Context) (types.UID, error) {
 	return node.UID, nil
 }
 
-// queue is the library's queue of pools to synchronize. It shows the publisher when that begins and succeeds, and retries at most a minute
-// later: the library itself waits up to 1,000 s.
+// queue is the library's queue of pools to synchronize. It tells the publisher when a synchronization begins and succeeds. It retries
+// after a minute at most; the library would wait up to 1,000 s.
 type queue struct {
 	workqueue.TypedRateLimitingInterface[string]
 	limiter workqueue.TypedRateLimiter[string]
@@ -129,18 +129,18 @@ func (q queue) Get() (string, bool) {
 	return pool, shutdown
 }
 
-// AddRateLimited adds a pool that could not be synchronized.
+// AddRateLimited queues a pool whose synchronization failed.
 func (q queue) AddRateLimited(pool string) {
 	q.AddAfter(pool, wait.Jitter(q.limiter.When(pool), jitter))
 }
 
-// Forget is for a pool that is synchronized.
+// Forget marks a pool as synchronized.
 func (q queue) Forget(pool string) {
 	q.TypedRateLimitingInterface.Forget(pool)
 	q.p.synced()
 }
 
-// backoff returns how long to wait after n failures.
+// backoff returns the pause after n failures.
 func backoff(n int) time.Duration {
 	return wait.Jitter(min(firstRetry<<min(n, 10), lastRetry), jitter)
 }

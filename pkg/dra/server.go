@@ -26,24 +26,24 @@ import (
 const (
 	serveAgain     = time.Second
 	serveAgainMost = 30 * time.Second
-	// lookEvery is how often the sockets are looked at: another program may remove their files.
+	// lookEvery is the interval of checking the sockets, which another program may delete.
 	lookEvery = time.Second
 )
 
-// connection is the server that the kubelet calls.
+// connection is the server for the kubelet.
 type connection struct {
 	mu     sync.Mutex
 	helper *kubeletplugin.Helper
-	failed chan error // of the server that runs
-	why    string     // there is no server
+	failed chan error // receives the error of the running server
+	why    string     // why no server runs
 }
 
-// serve answers the kubelet until ctx is done. A server that fails is started again.
+// serve serves the kubelet until ctx is done. It restarts a failed server.
 func (d *Driver) serve(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // before the wait
+	defer cancel() // ends the goroutines before the wait
 	running.Go(func() { d.lead.hold(ctx, d) })
 	running.Go(func() { d.collectAlways(ctx) })
 	running.Go(func() { d.statusAlways(ctx) })
@@ -57,7 +57,7 @@ func (d *Driver) serve(ctx context.Context) error {
 		}
 		d.conn.lost(err)
 		if err.Error() != told {
-			d.options.Log.Error("claims are not prepared: the server for the kubelet failed and is started again", "error", err)
+			d.options.Log.Error("claims cannot be prepared: the server for the kubelet failed; restarting it", "error", err)
 		}
 		told = err.Error()
 		if pause = min(2*pause, serveAgainMost); time.Since(began) > serveAgainMost {
@@ -71,7 +71,7 @@ func (d *Driver) serve(ctx context.Context) error {
 	return nil
 }
 
-// folders are where the sockets are.
+// folders returns the folders of the sockets.
 func (o Options) folders() (registry, data string) {
 	return filepath.Join(o.Kubelet, "plugins_registry"), filepath.Join(o.Kubelet, "plugins", claim.Driver)
 }
@@ -103,11 +103,11 @@ func (d *Driver) serveOnce(ctx context.Context) error {
 	d.conn.start(helper)
 	defer helper.Stop()
 	sockets := d.sockets()
-	d.options.Log.Info("claims are prepared for the kubelet", "driver", claim.Driver, "sockets", strings.Join(sockets, " "))
+	d.options.Log.Info("ready to prepare claims for the kubelet", "driver", claim.Driver, "sockets", strings.Join(sockets, " "))
 	return d.guard(ctx, sockets, failed)
 }
 
-// sockets returns the paths of the sockets of this instance.
+// sockets returns the socket paths of this instance.
 func (d *Driver) sockets() []string {
 	registry, data := d.options.folders()
 	if uid := d.options.Instance; uid != "" {
@@ -117,7 +117,7 @@ func (d *Driver) sockets() []string {
 	return []string{filepath.Join(registry, claim.Driver+"-reg.sock"), filepath.Join(data, "dra.sock")}
 }
 
-// guard returns when ctx is done, when the server has failed, or when a socket is no longer the one that it serves.
+// guard returns when ctx is done, the server has failed, or a socket was deleted or replaced.
 func (d *Driver) guard(ctx context.Context, sockets []string, failed <-chan error) error {
 	own := map[string]probes.SocketID{}
 	for _, path := range sockets {
@@ -144,7 +144,7 @@ func (d *Driver) guard(ctx context.Context, sockets []string, failed <-chan erro
 	}
 }
 
-// HandleError takes errors of the library's servers.
+// HandleError handles errors of the library's servers.
 func (h handler) HandleError(_ context.Context, err error, msg string) {
 	if errors.Is(err, kubeletplugin.ErrRecoverable) {
 		h.options.Log.Warn(msg, "error", err)
@@ -180,7 +180,7 @@ func (c *connection) fail(err error) {
 	}
 }
 
-// registered returns why the kubelet cannot reach the driver, "" if it can.
+// registered returns why the kubelet cannot reach the driver, or "" if it can.
 func (d *Driver) registered() string {
 	d.conn.mu.Lock()
 	defer d.conn.mu.Unlock()
@@ -196,7 +196,7 @@ func (d *Driver) registered() string {
 	return ""
 }
 
-// removeStaleSockets deletes sockets of instances that were killed.
+// removeStaleSockets deletes the sockets of killed instances.
 func (d *Driver) removeStaleSockets() {
 	registry, data := d.options.folders()
 	for _, pattern := range []string{filepath.Join(registry, claim.Driver+"-*-reg.sock"), filepath.Join(data, "dra-*.sock")} {
@@ -206,7 +206,7 @@ func (d *Driver) removeStaleSockets() {
 				continue
 			}
 			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				d.options.Log.Warn("a stale socket stays", "socket", path, "error", err)
+				d.options.Log.Warn("could not delete a stale socket", "socket", path, "error", err)
 			}
 		}
 	}

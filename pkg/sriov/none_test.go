@@ -37,7 +37,7 @@ func TestNoVFUncertain(t *testing.T) {
 	must(t, os.Remove(l.sriov.socket))
 	for what, c := range map[string]struct{ checkpoint, uid, says, hint string }{
 		"torn checkpoint": {other[:100], "new", "checkpoint", "is the kubelet running, and its folder " + dir + "?"},
-		"checkpoint of another form": {`{"Data":{"Pods":[]},"Checksum":1}`, "new", "no entries with UID",
+		"checkpoint of another form": {`{"Data":{"Pods":[]},"Checksum":1}`, "new", "or an entry lacks UID",
 			"is the kubelet running, and its folder " + dir + "?"},
 		"no UID": {other, "", "the runtime does not pass the pod's UID", "the runtime must pass K8S_POD_UID"},
 	} {
