@@ -262,7 +262,7 @@ func TestSRIOVReset(t *testing.T) {
 	}{
 		{"VF 0000:11:02.0 is in use: example.com/fast is allocated to pod shop/web-0", []string{"0000:11:02.0", "--yes"}},
 		{"allocated to pod shop/web-1?[31m\n", []string{"0000:15:02.0"}},
-		{"PCI function 0000:11:00.0 is no VF of this node (a PF, and", []string{"0000:11:00.0", "--yes"}},
+		{"PCI function 0000:11:00.0 is not a VF of this node (a PF, and", []string{"0000:11:00.0", "--yes"}},
 		{"PCI function 0000:77:00.0: is not there", []string{"0000:77:00.0"}},
 		{"VF 0000:11:02.1: its interface is in another namespace", []string{"0000:11:02.1", "--yes"}},
 		{"VF 0000:15:02.1 has the user space driver vfio-pci, and the device plugin did not say whether a pod has it: ask the SR-IOV",

@@ -187,7 +187,7 @@ func TestLostDriver(t *testing.T) {
 			collector.rebuild(t.Context(), now)
 			collector.rebuild(t.Context(), now.Add(rebuildEvery))
 			must(t, l.unprepare(t.Context(), "c-1"))
-			if got := l.driverOf(vf0); got != c.want || strings.Contains(l.log.String(), "is not known") != (c.title == "unknown") {
+			if got := l.driverOf(vf0); got != c.want || strings.Contains(l.log.String(), "is unknown") != (c.title == "unknown") {
 				t.Errorf("driver %s, want %s\n%s", got, c.want, l.log)
 			}
 		})

@@ -377,7 +377,7 @@ func TestBindHangs(t *testing.T) {
 	}
 	p := l.planned(t, "c-1", vf0)
 	p.devices[0].driver = "vfio-pci"
-	if err := l.reserve(t.Context(), &p, nil); err == nil || !strings.Contains(err.Error(), "tried again after 5m0s") {
+	if err := l.reserve(t.Context(), &p, nil); err == nil || !strings.Contains(err.Error(), "retrying after 5m0s") {
 		t.Errorf("got %v", err)
 	}
 	if left := l.files(l.options.Claims); left != "" {

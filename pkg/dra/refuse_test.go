@@ -80,7 +80,7 @@ func TestRefused(t *testing.T) {
 	i := b.machine.Inventory
 	i.Faults = map[string]Fault{bad.Address.String(): {LinkDown, "x"}}
 	b.driver.Update(i)
-	b.await("a line", func() bool { return b.logged("refuses ResourceSlices") > 0 })
+	b.await("a line", func() bool { return b.logged("refuses the ResourceSlices") > 0 })
 	writes := b.quiet()
 	b.driver.Update(i)
 	if n := b.quiet() - writes; n != 0 {
@@ -112,7 +112,7 @@ func TestRefusedAmongOthers(t *testing.T) {
 	}
 	start := time.Now()
 	b.driver.Update(i)
-	b.await("a line", func() bool { return b.logged("refuses ResourceSlices") > 0 })
+	b.await("a line", func() bool { return b.logged("refuses the ResourceSlices") > 0 })
 	b.await("the former pool", func() bool { return b.complete(2, 4, 0) })
 	t.Logf("the former pool is back after %s", time.Since(start))
 	if n := b.quiet(); n > 8 || !b.complete(2, 4, 0) || !cmp.Equal(specs(former), specs(b.stored())) {

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// defaultInfoDir is where the device information specification puts the files of CNI plugins.
+// defaultInfoDir is the folder for CNI plugins in the device information specification.
 const defaultInfoDir = "/var/run/k8s.cni.cncf.io/devinfo/cni"
 
 func parseInfo(c *config, raw rawConfig, _ *plugin.Request) error {
@@ -29,7 +29,7 @@ func parseInfo(c *config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// unvarred is a path by which /run is known without /var, which is a link to it.
+// unvarred replaces /var/run, which is a link, by /run.
 func unvarred(path string) string {
 	if strings.HasPrefix(path, "/var/run/") {
 		return strings.TrimPrefix(path, "/var")
@@ -37,7 +37,7 @@ func unvarred(path string) string {
 	return path
 }
 
-// infoPath is the device-info file of a VF. The pod knows its own UID, and its interfaces, so it finds it.
+// infoPath returns the device-info file of a VF. A pod can derive it from its own UID and its interface name.
 func (c config) infoPath(r *plugin.Request, v vf) string {
 	if v.Default == r.IfName && c.InfoFile != "" {
 		return filepath.Clean(c.InfoFile)
@@ -53,12 +53,12 @@ func tell(path string, d pci.Device) error {
 		err = dir.Write(filepath.Base(path), d.Info(""), 0o644)
 	}
 	if err != nil {
-		return fmt.Errorf("device-info file: %w", err)
+		return fmt.Errorf("write the device-info file: %w", err)
 	}
 	return nil
 }
 
-// untell removes the device-info file of a VF. It is for others to read: what is left of it keeps no VF from being brought back.
+// untell removes the device-info file of a VF. It only logs an error, which must not prevent the restoration of the VF.
 func (n *node) untell(path string) {
 	if path == "" {
 		return
@@ -69,6 +69,6 @@ func (n *node) untell(path string) {
 		err = dir.Remove(filepath.Base(path))
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		n.r.Log.Warn("the device-info file cannot be removed", "file", path, "error", err)
+		n.r.Log.Warn("could not remove the device-info file", "file", path, "error", err)
 	}
 }

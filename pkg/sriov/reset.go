@@ -17,19 +17,19 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// ResetOptions say which VF to reset, and how.
+// ResetOptions describe the reset of a VF.
 type ResetOptions struct {
 	Sysfs    string
-	Claims   string // the folder of records of claims
-	Address  pci.Address
-	Function func() error // resets the function itself, which has no driver then; nil for not
-	Act      bool         // false: only tell
+	Claims   string       // folder of claim records
+	Address  pci.Address  // the VF
+	Function func() error // resets the function while it has no driver; nil for no reset
+	Act      bool         // false only prints the steps
 	Out      io.Writer
 	Log      *slog.Logger
 }
 
-// Reset brings a VF that no pod has into the state of a new one: as its journal tells, if an attachment left it other than it was; else the
-// PF is set for it as by default, and its driver is bound again. One that is in use is refused with code 103.
+// Reset resets a VF that no pod has. If the VF has a journal, it restores the journal's settings. Otherwise it sets the defaults on the
+// PF and rebinds the driver. It refuses a VF in use with code 103.
 func Reset(o ResetOptions) error {
 	n, err := openNode(o.Sysfs, &plugin.Request{Plugin: "sriov", Verb: "reset", Log: o.Log})
 	if err != nil {
@@ -43,13 +43,13 @@ func Reset(o ResetOptions) error {
 	defer h.close()
 	switch r, ok, err := claim.Holder(o.Claims, "", o.Address.String()); {
 	case ok:
-		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: %s has it since %s", o.Address, r, r.Time.Format(time.RFC3339)),
-			"the kubelet gives it back when the last pod of the claim has ended")
+		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s belongs to %s since %s", o.Address, r, r.Time.Format(time.RFC3339)),
+			"the kubelet frees it after the last pod of the claim has ended")
 	case err != nil:
 		return plugin.Errorf(plugin.CodeDevice, "%w", err)
 	}
 	left, journaled, unreadable := h.load()
-	if unreadable != nil { // the former settings of the VF are lost
+	if unreadable != nil { // the former settings are lost
 		fmt.Fprintf(o.Out, "%v: remove it\n", unreadable)
 	}
 	if journaled {
@@ -62,7 +62,7 @@ func Reset(o ResetOptions) error {
 		err = n.unused(c, journaled && plugin.NetnsGone(left.Netns))
 	}
 	if err == nil && journaled {
-		fmt.Fprintf(o.Out, "VF %s is as %s left it: bring it back\n", o.Address, left.whose())
+		fmt.Fprintf(o.Out, "VF %s has the settings of %s: restore its former settings\n", o.Address, left.whose())
 		if o.Act {
 			if err = n.restore(h, left); err == nil {
 				c, err = n.read(o.Address)
@@ -78,14 +78,14 @@ func Reset(o ResetOptions) error {
 	return err
 }
 
-// unused refuses a VF that somebody has. left tells that it was a pod's whose namespace is gone.
+// unused refuses a VF in use. left is set for the VF of a pod whose namespace is gone.
 func (n *node) unused(c card, left bool) error {
 	if err := n.usable(c, false); err != nil {
 		return err
 	}
 	if c.link.Index == 0 && c.vf.Driver != "" && c.userspace() == "" && !left {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: its interface is in another namespace", c.vf.Address),
-			"some pod has it, that another plugin attached")
+			"a pod probably has it through another plugin")
 	}
 	if c.link.Index == 0 {
 		return nil
@@ -97,19 +97,19 @@ func (n *node) unused(c card, left bool) error {
 	return err
 }
 
-// renew sets the PF for a VF as by default, and binds the driver again, which makes another interface.
+// renew sets the defaults on the PF and rebinds the driver, which creates a new interface.
 func (n *node) renew(c card, o ResetOptions) error {
 	if err := n.renewPF(c, o); err != nil {
 		return err
 	}
 	if c.vf.Driver != "" {
-		fmt.Fprintf(o.Out, "take it from its driver %s\n", c.vf.Driver)
+		fmt.Fprintf(o.Out, "unbind its driver %s\n", c.vf.Driver)
 	}
 	if o.Function != nil {
 		fmt.Fprintln(o.Out, "reset the function")
 	}
 	if c.vf.Driver != "" {
-		fmt.Fprintf(o.Out, "give it back to %s\n", c.vf.Driver)
+		fmt.Fprintf(o.Out, "bind its driver %s\n", c.vf.Driver)
 	}
 	if !o.Act {
 		return nil
@@ -121,7 +121,7 @@ func (n *node) renew(c card, o ResetOptions) error {
 	var err error
 	if o.Function != nil {
 		if err = o.Function(); errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-			return err // the kernel still works on it
+			return err // the kernel may still be working on it
 		}
 	}
 	if c.vf.Driver != "" {
@@ -137,20 +137,20 @@ func (n *node) renew(c card, o ResetOptions) error {
 	return err
 }
 
-// renewPF sets the PF for a VF as by default, if it can be told.
+// renewPF sets the default settings of a VF on its PF, if the PF is available.
 func (n *node) renewPF(c card, o ResetOptions) error {
 	have, told, err := n.asPF(c)
 	if err != nil || !told {
 		return err
 	}
 	want := kernel.VF{MAC: make(net.HardwareAddr, len(have.MAC)), Proto: "802.1q", LinkState: "auto"}
-	if have.SpoofCheck != nil { // else the driver knows none
+	if have.SpoofCheck != nil { // otherwise the driver does not support it
 		want.SpoofCheck = new(true)
 	}
 	if have.Trust != nil {
 		want.Trust = new(false)
 	}
-	fmt.Fprintf(o.Out, "PF %s has for it: %s\n  set: %s\n", c.pfLink.Name, text(have), text(want))
+	fmt.Fprintf(o.Out, "PF %s has the settings: %s\n  set: %s\n", c.pfLink.Name, text(have), text(want))
 	if !o.Act {
 		return nil
 	}
