@@ -24,16 +24,16 @@ import (
 // Socket is the path of the device plugin's unix socket.
 const Socket = "/run/podlace-sriov/sriov.sock"
 
-// Within is the device plugin's time limit for an answer about one pod.
-const Within = 4 * time.Second
+// AnswerTimeout is the device plugin's time limit for an answer about one pod.
+const AnswerTimeout = 4 * time.Second
 
 const (
 	// maxLine is the largest question or answer in bytes.
 	maxLine = 8 << 20
-	// patience is the time limit of a connection, for question and answer together.
-	patience = 10 * time.Second
-	// atOnce is the number of questions that Serve answers concurrently. Further connections wait.
-	atOnce = 64
+	// connTimeout is the time limit of a connection, for question and answer together.
+	connTimeout = 10 * time.Second
+	// maxConcurrent is the number of questions that Serve answers concurrently. Further connections wait.
+	maxConcurrent = 64
 )
 
 // Question asks for the devices of one pod. An empty Pod asks for the devices of all pods.
@@ -132,22 +132,22 @@ func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 		return Answer{}, fmt.Errorf("ask the SR-IOV device plugin: %w", err)
 	}
 	if a.Error != "" {
-		return Answer{}, refusal{a}
+		return Answer{}, answerError{a}
 	}
 	return a, nil
 }
 
-// refusal is the error of an answer with an Error.
-type refusal struct{ answer Answer }
+// answerError is the error of an answer with an Error.
+type answerError struct{ answer Answer }
 
-func (r refusal) Error() string        { return "the SR-IOV device plugin answers: " + r.answer.Error }
-func (r refusal) Is(target error) bool { return r.answer.Uncertain && target == ErrUncertain }
+func (r answerError) Error() string        { return "the SR-IOV device plugin answers: " + r.answer.Error }
+func (r answerError) Is(target error) bool { return r.answer.Uncertain && target == ErrUncertain }
 
 // Serve answers questions until ctx is done.
 func Serve(ctx context.Context, l *net.UnixListener, answer func(context.Context, Question) Answer, log *slog.Logger) {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
-	free := make(chan struct{}, atOnce)
+	free := make(chan struct{}, maxConcurrent)
 	for {
 		conn, err := l.AcceptUnix()
 		if ctx.Err() != nil {
@@ -170,7 +170,7 @@ func Serve(ctx context.Context, l *net.UnixListener, answer func(context.Context
 }
 
 func serve(ctx context.Context, conn *net.UnixConn, answer func(context.Context, Question) Answer) error {
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(connTimeout)); err != nil {
 		return err
 	}
 	uid, err := peer(conn)

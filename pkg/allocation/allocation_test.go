@@ -64,7 +64,7 @@ func echo(_ context.Context, q Question) Answer {
 func TestAsk(t *testing.T) {
 	socket := serveAt(t, echo)
 	var all sync.WaitGroup
-	for i := range 4 * atOnce {
+	for i := range 4 * maxConcurrent {
 		all.Go(func() {
 			q := Question{Namespace: "shop", Pod: fmt.Sprint("web-", i)}
 			got, err := Ask(socket, soon(), q)

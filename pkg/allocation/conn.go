@@ -24,15 +24,15 @@ func dial(socket string, until time.Time) (*conn, error) {
 		return nil, os.NewSyscallError("socket", err)
 	}
 	c := &conn{fd, until}
-	if err := c.call(syscall.SO_SNDTIMEO, func() error { return syscall.Connect(fd, &syscall.SockaddrUnix{Name: socket}) }); err != nil {
+	if err := c.callWithDeadline(syscall.SO_SNDTIMEO, func() error { return syscall.Connect(fd, &syscall.SockaddrUnix{Name: socket}) }); err != nil {
 		c.Close()
 		return nil, fmt.Errorf("connect to %s: %w", socket, err)
 	}
 	return c, nil
 }
 
-// call runs a blocking system call. The socket option limits its time.
-func (c *conn) call(option int, f func() error) error {
+// callWithDeadline runs a blocking system call. The socket option limits its time.
+func (c *conn) callWithDeadline(option int, f func() error) error {
 	for {
 		left := time.Until(c.until)
 		if left < time.Microsecond { // the kernel takes zero as no limit
@@ -55,7 +55,7 @@ func (c *conn) call(option int, f func() error) error {
 func (c *conn) Close() { _ = syscall.Close(c.fd) }
 
 func (c *conn) Read(b []byte) (n int, err error) {
-	err = c.call(syscall.SO_RCVTIMEO, func() error { n, err = syscall.Read(c.fd, b); return err })
+	err = c.callWithDeadline(syscall.SO_RCVTIMEO, func() error { n, err = syscall.Read(c.fd, b); return err })
 	if err != nil {
 		return 0, os.NewSyscallError("read", err)
 	}
@@ -69,7 +69,7 @@ func (c *conn) Write(b []byte) (written int, err error) {
 	for written < len(b) {
 		var n int
 		// sendmsg instead of write(2): MSG_NOSIGNAL prevents SIGPIPE if the other side has closed.
-		err = c.call(syscall.SO_SNDTIMEO, func() error {
+		err = c.callWithDeadline(syscall.SO_SNDTIMEO, func() error {
 			n,
 				err = syscall.SendmsgN(c.fd, b[written:], nil, nil, syscall.MSG_NOSIGNAL)
 			return err

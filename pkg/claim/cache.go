@@ -16,7 +16,7 @@ type Cache struct {
 	folder, kubelet string
 
 	mu      sync.Mutex
-	of      map[string]cached // by UID
+	byUID   map[string]cached // by UID
 	damaged []error           // errors of unreadable records
 }
 
@@ -29,8 +29,8 @@ type cached struct {
 // NewCache returns a cache of a folder, which may be missing. kubelet is the root folder of the node's kubelet.
 func NewCache(folder, kubelet string) *Cache { return &Cache{folder: folder, kubelet: kubelet} }
 
-// same reports whether the file is unchanged: neither written nor replaced.
-func (c cached) same(info fs.FileInfo) bool {
+// unchanged reports whether the file is unchanged: neither written nor replaced.
+func (c cached) unchanged(info fs.FileInfo) bool {
 	return c.info != nil && os.SameFile(c.info, info) && c.info.ModTime().Equal(info.ModTime()) && c.info.Size() == info.Size()
 }
 
@@ -53,8 +53,8 @@ func (c *Cache) List() (list []Record, err error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	before := c.of
-	c.of, c.damaged = map[string]cached{}, nil
+	before := c.byUID
+	c.byUID, c.damaged = map[string]cached{}, nil
 	var errs []error
 	for _, f := range files {
 		if strings.HasPrefix(f.Name(), ".") { // a temporary file
@@ -65,19 +65,19 @@ func (c *Cache) List() (list []Record, err error) {
 			continue // removed after ReadDir
 		}
 		one := before[f.Name()]
-		if err != nil || !one.same(info) {
+		if err != nil || !one.unchanged(info) {
 			one = cached{info: info}
 			if one.record, one.err = Read(c.folder, f.Name()); errors.Is(one.err, fs.ErrNotExist) {
 				continue
 			}
 		}
-		c.of[f.Name()] = one
+		c.byUID[f.Name()] = one
 		if one.err == nil {
 			list = append(list, one.record)
 			continue
 		}
 		c.damaged = append(c.damaged, one.err)
-		list, one.err = hold(list, c.folder, c.kubelet, f.Name(), one.err)
+		list, one.err = addStandIn(list, c.folder, c.kubelet, f.Name(), one.err)
 		errs = append(errs, one.err)
 	}
 	return list, errors.Join(errs...)

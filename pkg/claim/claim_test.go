@@ -283,12 +283,12 @@ func TestRecord(t *testing.T) {
 func TestNotes(t *testing.T) {
 	_, kubelet := node(t, state(inState("c-1", "shared", ours, "first", "second"), inState("c-2", "gpu", `"gpu.example.com":{}`, "third"),
 		inState("c-3", "idle", ours)))
-	device := []NotedDevice{{"node1", "0000-3b-10-2"}}
-	got, err := Notes(kubelet)
-	if diff := cmp.Diff([]Note{{"c-1", "shop", "shared", device}, {"c-3", "shop", "idle", device}}, got); diff != "" || err != nil {
+	device := []KubeletDevice{{"node1", "0000-3b-10-2"}}
+	got, err := KubeletClaims(kubelet)
+	if diff := cmp.Diff([]KubeletClaim{{"c-1", "shop", "shared", device}, {"c-3", "shop", "idle", device}}, got); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}
-	if _, err := Notes(t.TempDir()); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := KubeletClaims(t.TempDir()); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
 }

@@ -20,12 +20,12 @@ const Damaged State = "damaged"
 // standIn returns the known part of an unreadable record. ok is false if the claim's devices are unknown. A claim without devices in both
 // files has none, because the kubelet records a claim before the driver prepares it.
 func standIn(folder, kubelet, uid string) (r Record, ok bool) {
-	r = Record{State: Damaged, Devices: inFile(folder, uid)}
-	notes, err := Notes(kubelet)
+	r = Record{State: Damaged, Devices: devicesInFile(folder, uid)}
+	notes, err := KubeletClaims(kubelet)
 	if kubelet == "" || err != nil {
 		return r, len(r.Devices) > 0
 	}
-	i := slices.IndexFunc(notes, func(n Note) bool { return n.UID == uid })
+	i := slices.IndexFunc(notes, func(n KubeletClaim) bool { return n.UID == uid })
 	if i < 0 {
 		return r, true
 	}
@@ -37,8 +37,8 @@ func standIn(folder, kubelet, uid string) (r Record, ok bool) {
 	return r, len(r.Devices) > 0
 }
 
-// inFile returns the devices in an invalid record. It returns none unless every device has an address.
-func inFile(folder, uid string) []allocation.Device {
+// devicesInFile returns the devices in an invalid record. It returns none unless every device has an address.
+func devicesInFile(folder, uid string) []allocation.Device {
 	dir, err := store.Open(folder)
 	if err != nil {
 		return nil
@@ -64,7 +64,7 @@ func inFile(folder, uid string) []allocation.Device {
 }
 
 // devices returns the claim's devices from the kubelet's file. Their addresses are derived from their names in the ResourceSlice.
-func (n Note) devices(uid string) (list []allocation.Device) {
+func (n KubeletClaim) devices(uid string) (list []allocation.Device) {
 	for _, d := range n.Devices {
 		parts := strings.Split(d.DeviceName, "-")
 		if len(parts) != 4 {
@@ -76,8 +76,9 @@ func (n Note) devices(uid string) (list []allocation.Device) {
 	return list
 }
 
-// hold adds the stand-in of an unreadable record to the records. It returns the reason as an error if the claim's devices are unknown.
-func hold(records []Record, folder, kubelet, uid string, reason error) ([]Record, error) {
+// addStandIn adds the stand-in of an unreadable record to the records. It returns the reason as an error if the claim's devices are
+// unknown.
+func addStandIn(records []Record, folder, kubelet, uid string, reason error) ([]Record, error) {
 	r, ok := standIn(folder, kubelet, uid)
 	if !ok {
 		return records, reason

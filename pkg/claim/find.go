@@ -29,7 +29,7 @@ func Find(folder, kubelet string, pod Pod) (devices []allocation.Device, err err
 		of, stateErr = nil, errors.New("the runtime does not pass the pod's UID")
 	}
 	if stateErr != nil {
-		return nil, none(folder, pod.Namespace, stateErr)
+		return nil, checkNoClaims(folder, pod.Namespace, stateErr)
 	}
 	var found []Record
 	for _, n := range of {
@@ -78,9 +78,9 @@ func reservedFor(folder, podUID string) (records []Record, err error) {
 	return records, err
 }
 
-// none returns nil if no claim of a namespace is prepared. Otherwise it returns an error with the reason why the pod's claims are
+// checkNoClaims returns nil if no claim of a namespace is prepared. Otherwise it returns an error with the reason why the pod's claims are
 // unknown.
-func none(folder, namespace string, reason error) error {
+func checkNoClaims(folder, namespace string, reason error) error {
 	records, err := List(folder)
 	if err != nil {
 		return fmt.Errorf("find the claims of the pod: %w; %w", reason, err)

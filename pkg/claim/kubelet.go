@@ -20,24 +20,24 @@ const stateVersion = "checkpoint.dra.kubelet.k8s.io/v1"
 // stateFile returns the kubelet's file of claims. kubelet is its root folder, such as /var/lib/kubelet.
 func stateFile(kubelet string) string { return filepath.Join(kubelet, "dra_manager_state") }
 
-// Note is a claim in the kubelet's file.
-type Note struct {
+// KubeletClaim is a claim in the kubelet's file.
+type KubeletClaim struct {
 	UID, Namespace, Name string
-	Devices              []NotedDevice // of this driver; empty before the claim is prepared
+	Devices              []KubeletDevice // of this driver; empty before the claim is prepared
 }
 
-// NotedDevice is a device of a claim, by its name in the ResourceSlice.
-type NotedDevice struct{ PoolName, DeviceName string }
+// KubeletDevice is a device of a claim, by its name in the ResourceSlice.
+type KubeletDevice struct{ PoolName, DeviceName string }
 
-func (n Note) String() string { return "claim " + n.Namespace + "/" + n.Name }
+func (n KubeletClaim) String() string { return "claim " + n.Namespace + "/" + n.Name }
 
-// Notes returns all claims with devices of this driver. An error means that the claims are unknown. It is fs.ErrNotExist (errors.Is) if
-// the kubelet has prepared no claim yet, or has another root folder.
-func Notes(kubelet string) ([]Note, error) { return claims(stateFile(kubelet), "") }
+// KubeletClaims returns all claims with devices of this driver. An error means that the claims are unknown. It is fs.ErrNotExist
+// (errors.Is) if the kubelet has prepared no claim yet, or has another root folder.
+func KubeletClaims(kubelet string) ([]KubeletClaim, error) { return claims(stateFile(kubelet), "") }
 
 // claims returns the claims of a pod that have devices of this driver, or those of all pods if podUID is "". Its errors are those of
 // Notes.
-func claims(path, podUID string) (of []Note, err error) {
+func claims(path, podUID string) (of []KubeletClaim, err error) {
 	data, err := podresources.ReadRegular(path)
 	if err != nil {
 		return nil, err
@@ -49,7 +49,7 @@ func claims(path, podUID string) (of []Note, err error) {
 }
 
 // parseState reads the kubelet's file: JSON within a JSON string, and the checksum of that string.
-func parseState(data []byte, podUID string) (of []Note, err error) {
+func parseState(data []byte, podUID string) (of []KubeletClaim, err error) {
 	var outer struct {
 		Data     *string
 		Checksum *uint32
@@ -88,9 +88,9 @@ func parseState(data []byte, podUID string) (of []Note, err error) {
 		}
 		_, has := c.PodUIDs[podUID]
 		if text, ours := c.DriverState[Driver]; (has || podUID == "") && ours {
-			var ofDriver struct{ Devices []NotedDevice }
+			var ofDriver struct{ Devices []KubeletDevice }
 			_ = json.Unmarshal(text, &ofDriver) // needed only for unreadable records
-			of = append(of, Note{c.ClaimUID, c.Namespace, c.ClaimName, ofDriver.Devices})
+			of = append(of, KubeletClaim{c.ClaimUID, c.Namespace, c.ClaimName, ofDriver.Devices})
 		}
 	}
 	return of, nil

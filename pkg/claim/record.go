@@ -183,8 +183,8 @@ func walk(folder string, take func(uid string, data []byte) error) error {
 	return errors.Join(errs...)
 }
 
-// Begin creates the folder of records. The folder shows that pods may get devices by claims on this node.
-func Begin(folder string) error {
+// MakeFolder creates the folder of records. The folder shows that pods may get devices by claims on this node.
+func MakeFolder(folder string) error {
 	dir, err := store.Make(folder, 0o700)
 	if err != nil {
 		return fmt.Errorf("create the folder for the records of claims: %w", err)
@@ -243,7 +243,7 @@ func Holder(folder, kubelet, id string) (r Record, ok bool, err error) {
 	err = walk(folder, func(uid string, data []byte) error {
 		r, err := decode(uid, data)
 		if err != nil {
-			records, err = hold(records, folder, kubelet, uid, err)
+			records, err = addStandIn(records, folder, kubelet, uid, err)
 			return err
 		}
 		records = append(records, r)

@@ -103,7 +103,7 @@ func TestForget(t *testing.T) {
 	other.Name = p.Name + "-er"
 	old := time.Now().Add(-2 * maxUnlisted)
 	age := func(name string) error { return os.Chtimes(filepath.Join(dir, name), old, old) }
-	for _, err := range []error{f.describe(p.Name, p.Devices), f.describe(other.Name, other.Devices), f.forget(p.Name, nil)} {
+	for _, err := range []error{f.describe(p.Name, p.Devices), f.describe(other.Name, other.Devices), f.removeStale(p.Name, nil)} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -114,7 +114,7 @@ func TestForget(t *testing.T) {
 	}
 	for _, err := range []error{age(infoName(p.Name, "0000:10:00.0")), age(infoName(p.Name, "0000:10:00.1")),
 		age(infoName(other.Name, "0000:10:00.0")),
-		f.forget(p.Name, []string{"0000:10:00.1"})} {
+		f.removeStale(p.Name, []string{"0000:10:00.1"})} {
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -45,7 +45,7 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 	}
 	ours := d.resources()
 	for _, h := range held {
-		if slices.Contains(ours, h.Resource) || d.has(h.ID) {
+		if slices.Contains(ours, h.Resource) || d.hasDevice(h.ID) {
 			a.Devices = append(a.Devices, h)
 		}
 	}
@@ -63,8 +63,8 @@ func (d *daemon) resources() []string {
 	return slices.AppendSeq([]string{}, maps.Keys(d.serving))
 }
 
-// has reports whether an ID is a device of this node. Another device plugin may have assigned it.
-func (d *daemon) has(id string) bool {
+// hasDevice reports whether an ID is a device of this node. Another device plugin may have assigned it.
+func (d *daemon) hasDevice(id string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a, err := pci.ParseAddress(id)

@@ -66,7 +66,8 @@ func TestClaimed(t *testing.T) {
 		t.Errorf("asked for another resource: %+v, %v", other, err)
 	}
 	l.configure(config("3", ""))
-	l.logged("could not configure a device as requested", "cannot change the number of VFs from 2 to 3", "VF "+vf01+" belongs to claim shop/web-0-nic")
+	l.logged("could not configure a device as requested", "cannot change the number of VFs from 2 to 3",
+		"VF "+vf01+" belongs to claim shop/web-0-nic")
 	write(t, filepath.Join(l.Claims, "c-1"), "{")
 	l.configure(config("4", ""))
 	l.logged("cannot read records of claims", "UID c-1", "delete them from "+l.Claims)

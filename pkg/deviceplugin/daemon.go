@@ -22,8 +22,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// pollPods is the interval of asking the kubelet for the devices of pods.
-const pollPods = 10 * time.Second
+// listInterval is the interval of asking the kubelet for the devices of pods.
+const listInterval = 10 * time.Second
 
 // daemon serves the resources of a node.
 type daemon struct {
@@ -39,16 +39,16 @@ type daemon struct {
 
 	mu          sync.Mutex
 	config      *pool.Config
-	text        []byte // content of the file that config was read from
+	configText  []byte // content of the file that config was read from
 	refusal     string // error of a newer configuration that was refused
 	snapshot    *pci.Snapshot
 	last        map[pci.Address]pci.Device // devices as they were when their interface was on the node
 	findings    map[string]bool            // already logged
 	held        []allocation.Device        // devices of pods, from the kubelet's last answer
-	asked       bool                       // the kubelet has answered
-	answers     probes.SocketID            // kubelet socket that answered
+	answered    bool                       // the kubelet has answered
+	answeredBy  probes.SocketID            // kubelet socket that answered
 	since       time.Time                  // when that socket was first seen
-	told        map[string]bool            // devices of pods in the answers of that socket
+	listed      map[string]bool            // devices of pods in the answers of that socket
 	counted     map[string]int             // devices that the kubelet counts as allocatable, by resource
 	uplinks     []string                   // uplink interfaces, from the kernel's last answer
 	serving     map[string]*service
@@ -61,7 +61,7 @@ type daemon struct {
 	unreadClaims error          // why the devices of claims are unknown
 	damaged      error          // unreadable records of claims
 	running      sync.WaitGroup // goroutines that serve, until their sockets are closed
-	begun        bool           // serving is complete
+	refreshed    bool           // serving is complete
 }
 
 // service is a resource that is registered with the kubelet.
@@ -78,9 +78,9 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	defer d.mu.Unlock()
 	d.mergeUnlisted()
 	env := d.env()
-	d.tellFindings(env)
+	d.logFindings(env)
 	all := d.assign(env)
-	faults, again := d.health.judge(time.Now(), d.snapshot, all, d.claims())
+	faults, again := d.health.update(time.Now(), d.snapshot, all, d.claims())
 	pools, claimable := byAPI(all)
 	d.updateDRA(ctx, claimable, faults)
 	lost := map[string][]allocation.Device{}
@@ -90,30 +90,30 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	for _, name := range slices.Sorted(maps.Keys(d.serving)) {
 		_, wanted := lost[name]
 		leaving := slices.ContainsFunc(claimable, func(p pool.Pool) bool { return p.Name == name })
-		if d.serving[name].leave(leaving); wanted {
+		if d.serving[name].setLeaving(leaving); wanted {
 			continue
 		}
 		// The configuration no longer has the resource. The kubelet must know it while pods have its devices.
 		p := pool.Pool{Name: name}
 		lost[name] = d.lost(p)
 		if len(lost[name]) == 0 && (!leaving || d.serving[name].ready()) {
-			d.end(name)
+			d.stopResource(name)
 			continue
 		}
 		pools = append(pools, p)
 		if len(lost[name]) == 0 {
-			again = time.Now().Add(lookEvery) // until the kubelet has registered the new options
+			again = time.Now().Add(checkInterval) // until the kubelet has registered the new options
 		}
 	}
 	d.publish(pools, lost)
 	for _, p := range pools {
-		d.offer(ctx, newOffer(p, d.snapshot, d.grant(p), texts(faults), lost[p.Name]))
+		d.offer(ctx, newOffer(p, d.snapshot, d.grant(p), faultTexts(faults), lost[p.Name]))
 	}
-	if !d.begun && len(pools) == 0 && len(claimable) == 0 {
+	if !d.refreshed && len(pools) == 0 && len(claimable) == 0 {
 		d.log.Warn("the configuration has no resource for this node", "hint",
 			"the sriov plugin refuses all pods with code 11 until a device plugin registers with the kubelet: remove sriov from this node's conflist")
 	}
-	d.begun = true
+	d.refreshed = true
 	return again
 }
 
@@ -126,8 +126,8 @@ func (d *daemon) publish(pools []pool.Pool, lost map[string][]allocation.Device)
 	d.unpublished = err
 }
 
-// tellFindings logs each difference between the configuration and this node once.
-func (d *daemon) tellFindings(env pool.Env) {
+// logFindings logs each difference between the configuration and this node once.
+func (d *daemon) logFindings(env pool.Env) {
 	found := map[string]bool{}
 	for _, p := range pool.Findings(d.config, d.snapshot, env) {
 		found[p.Error()] = true
@@ -182,7 +182,7 @@ func (d *daemon) lost(p pool.Pool) (lost []allocation.Device) {
 	for _, h := range d.held {
 		if h.Resource == p.Name && (p.Resource != nil || !byClaim(h)) && !contains(p, h.ID) {
 			if s := d.serving[p.Name]; s != nil && len(h.NUMA) == 0 {
-				before, _ := s.now()
+				before, _ := s.current()
 				h.NUMA = before.nodes(h.ID)
 			}
 			lost = append(lost, h)
@@ -199,13 +199,13 @@ func contains(p pool.Pool, id string) bool {
 
 // mergeUnlisted adds devices that the kubelet's last list lacks: recent allocations and devices of claims.
 func (d *daemon) mergeUnlisted() {
-	d.held = merge(d.held, d.gate.handOuts.recent())
+	d.held = merge(d.held, d.gate.allocations.recent())
 	records, err := d.gate.claims.List()
 	if err != nil && (d.unreadClaims == nil || err.Error() != d.unreadClaims.Error()) {
 		d.log.Error("the devices of claims are unknown: no device is changed until the records are readable", "error", err)
 	}
 	d.unreadClaims = err
-	d.tellDamaged(d.gate.claims.Damaged())
+	d.logDamaged(d.gate.claims.Damaged())
 	if err == nil { // removes devices of unprepared claims
 		d.held = slices.DeleteFunc(slices.Clone(d.held), byClaim)
 	}
@@ -214,8 +214,8 @@ func (d *daemon) mergeUnlisted() {
 	}
 }
 
-// tellDamaged logs the unreadable records of claims when they change.
-func (d *daemon) tellDamaged(damaged error) {
+// logDamaged logs the unreadable records of claims when they change.
+func (d *daemon) logDamaged(damaged error) {
 	if damaged != nil && (d.damaged == nil || d.damaged.Error() != damaged.Error()) {
 		d.log.Error("cannot read records of claims; these claims keep their devices", "error", damaged, "hint",
 			"run the newer version that wrote the records, or delete them from "+d.Claims+": the daemon restores the records of claims in use")
@@ -226,7 +226,7 @@ func (d *daemon) tellDamaged(damaged error) {
 // offer updates the endpoint of a resource. The first offer starts the endpoint.
 func (d *daemon) offer(ctx context.Context, o *offer) {
 	if s, ok := d.serving[o.pool.Name]; ok {
-		if before, _ := s.now(); !before.same(o) {
+		if before, _ := s.current(); !before.equal(o) {
 			d.log.Info("a resource has changed", "resource", o.pool.Name, "devices", len(o.devices), "healthy", o.healthy())
 			for _, id := range slices.Sorted(maps.Keys(o.faults)) {
 				if before.faults[id] != o.faults[id] {
@@ -253,8 +253,8 @@ func (d *daemon) offer(ctx context.Context, o *offer) {
 	})
 }
 
-// end stops serving a resource.
-func (d *daemon) end(name string) {
+// stopResource stops serving a resource.
+func (d *daemon) stopResource(name string) {
 	d.log.Info("the resource is no longer served", "resource", name)
 	d.serving[name].stop()
 	delete(d.serving, name)
@@ -277,12 +277,12 @@ func notify(c chan<- struct{}) {
 	}
 }
 
-// forgetDevices deletes the device-info files of devices that no pod has. It is a no-op if the devices of pods are unknown. The daemon
+// removeStaleInfo deletes the device-info files of devices that no pod has. It is a no-op if the devices of pods are unknown. The daemon
 // calls it before the first allocation only, because the kubelet lists a pod's devices after their allocation.
-func (d *daemon) forgetDevices() {
+func (d *daemon) removeStaleInfo() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.asked && len(d.held) == 0 {
+	if !d.answered && len(d.held) == 0 {
 		return
 	}
 	pools, _ := byAPI(d.assign(d.env()))
@@ -293,7 +293,7 @@ func (d *daemon) forgetDevices() {
 				ids = append(ids, h.ID)
 			}
 		}
-		if err := (files{info: d.InfoDir}).forget(p.Name, ids); err != nil {
+		if err := (files{info: d.InfoDir}).removeStale(p.Name, ids); err != nil {
 			d.log.Warn("could not delete stale device-info files", "error", err)
 		}
 	}
@@ -303,7 +303,7 @@ func (d *daemon) forgetDevices() {
 // errors is refused, and the current one remains in use.
 func (d *daemon) reload(asked bool) bool {
 	data, err := store.ReadFile(d.ConfigFile)
-	if err == nil && !asked && bytes.Equal(data, d.text) {
+	if err == nil && !asked && bytes.Equal(data, d.configText) {
 		return false
 	}
 	var c *pool.Config
@@ -316,12 +316,12 @@ func (d *daemon) reload(asked bool) bool {
 		if asked || d.refusal != err.Error() {
 			d.log.Error("refused the new configuration; the current one remains in use", "error", err)
 		}
-		d.text, d.refusal = data, err.Error() // logged once
+		d.configText, d.refusal = data, err.Error() // logged once
 		return false
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.config, d.text, d.refusal = c, data, ""
+	d.config, d.configText, d.refusal = c, data, ""
 	d.log.Info("the configuration was read", "file", d.ConfigFile)
 	d.logUnserved()
 	return true

@@ -54,7 +54,7 @@ func byAPI(pools []pool.Pool) (plain, claimed []pool.Pool) {
 func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[string]dra.Fault) {
 	d.claimable = nil
 	for _, p := range pools {
-		d.claimable = append(d.claimable, newOffer(p, d.snapshot, grant{}, texts(faults), nil))
+		d.claimable = append(d.claimable, newOffer(p, d.snapshot, grant{}, faultTexts(faults), nil))
 	}
 	if len(pools) == 0 && d.driver == nil && !slices.ContainsFunc(d.held, byClaim) {
 		d.driverFault = ""
@@ -104,13 +104,13 @@ func (d *daemon) startDRA(ctx context.Context) bool {
 		d.driverFault = err.Error()
 		return false
 	}
-	if err := claim.Begin(d.Claims); err != nil {
+	if err := claim.MakeFolder(d.Claims); err != nil {
 		d.log.Warn("could not create the folder for the records of claims: claims cannot be prepared", "error", err)
 	}
 	d.driverFault = ""
 	d.driver = d.NewDriver(dra.Options{
 		Node: d.Host, Client: client, Kubelet: d.Root, Claims: d.Claims, CDI: d.CDIDir, Instance: d.Instance, Sysfs: d.Sysfs,
-		Log: d.log.With("api", string(pool.DRA)), Metrics: d.registry, Change: d.gate.change, InUse: d.usedOtherwise,
+		Log: d.log.With("api", string(pool.DRA)), Metrics: d.registry, Change: d.gate.change, InUse: d.whyUnavailable,
 		Changed: func() { notify(d.records) },
 	})
 	driver := d.driver
@@ -160,8 +160,8 @@ func (d *daemon) published() map[string]allocation.Published {
 	return driver.Published()
 }
 
-// usedOtherwise returns why a claim cannot have a device, apart from other claims. It returns "" if the claim can have it.
-func (d *daemon) usedOtherwise(id string) string {
+// whyUnavailable returns why a claim cannot have a device, apart from other claims. It returns "" if the claim can have it.
+func (d *daemon) whyUnavailable(id string) string {
 	address, err := pci.ParseAddress(id)
 	if err != nil {
 		return err.Error()
@@ -181,7 +181,7 @@ func (d *daemon) usedOtherwise(id string) string {
 	case d.leaked(dev):
 		return "has its interface in another namespace"
 	}
-	return d.uplink(dev)
+	return d.whyUplink(dev)
 }
 
 // leaked reports whether the interface of a device is in another network namespace: it is not on the node, although the driver is the
@@ -191,8 +191,8 @@ func (d *daemon) leaked(dev pci.Device) bool {
 	return ok && last.Driver == dev.Driver && len(dev.Interfaces) == 0
 }
 
-// texts returns the texts of faults.
-func texts(faults map[string]dra.Fault) map[string]string {
+// faultTexts returns the texts of faults.
+func faultTexts(faults map[string]dra.Fault) map[string]string {
 	out := map[string]string{}
 	for id, f := range faults {
 		out[id] = f.Text

@@ -298,7 +298,7 @@ func TestSplit(t *testing.T) {
 	if plain, claimed := byAPI(nil); plain != nil || claimed != nil {
 		t.Error(plain, claimed)
 	}
-	if got := texts(map[string]dra.Fault{"a": {Kind: "k", Text: "t"}}); !maps.Equal(got, map[string]string{"a": "t"}) {
+	if got := faultTexts(map[string]dra.Fault{"a": {Kind: "k", Text: "t"}}); !maps.Equal(got, map[string]string{"a": "t"}) {
 		t.Error(got)
 	}
 }

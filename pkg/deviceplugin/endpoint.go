@@ -48,14 +48,14 @@ func (e *endpoint) update(o *offer) {
 	e.changed = make(chan struct{})
 }
 
-func (e *endpoint) now() (o *offer, changed <-chan struct{}) {
+func (e *endpoint) current() (o *offer, changed <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.offer, e.changed
 }
 
-// watched returns the number of ListAndWatch streams.
-func (e *endpoint) watched() int {
+// streamCount returns the number of ListAndWatch streams.
+func (e *endpoint) streamCount() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.streams
@@ -90,8 +90,8 @@ func (e *endpoint) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingS
 	e.log.Info("the kubelet watches the resource")
 	var sent *offer
 	for {
-		o, changed := e.now()
-		if sent == nil || !o.same(sent) {
+		o, changed := e.current()
+		if sent == nil || !o.equal(sent) {
 			if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: o.devices}); err != nil {
 				return err
 			}
@@ -109,7 +109,7 @@ func (e *endpoint) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingS
 // GetPreferredAllocation never fails, because an error would fail the pod. In doubt it returns the available devices in order.
 func (e *endpoint) GetPreferredAllocation(_ context.Context,
 	r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
-	o, _ := e.now()
+	o, _ := e.current()
 	start := time.Now()
 	defer func() { e.count.preferred.WithLabelValues(e.resource).Observe(time.Since(start).Seconds()) }()
 	out := &pluginapi.PreferredAllocationResponse{}
@@ -137,19 +137,19 @@ func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*p
 	}
 	e.gate.RLock()
 	defer e.gate.RUnlock()
-	o, _ := e.now()
+	o, _ := e.current()
 	out, err := o.allocateAll(r.GetContainerRequests())
 	if err == nil {
-		err = e.gate.free(seen)
+		err = e.gate.checkFree(seen)
 	}
 	if err == nil {
-		err = e.gate.unclaimed(seen)
+		err = e.gate.checkUnclaimed(seen)
 	}
 	if err != nil {
 		e.log.Error("refused to allocate devices", "error", err)
 		return nil, status.Errorf(codes.FailedPrecondition, "%s: %v", e.resource, err)
 	}
-	e.gate.handOuts.add(o, seen)
+	e.gate.allocations.add(o, seen)
 	for _, c := range r.GetContainerRequests() {
 		e.log.Info("devices were allocated", "devices", c.GetDevicesIds())
 		e.count.allocated(o, c.GetDevicesIds())
@@ -161,7 +161,7 @@ func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*p
 // restarts, when the pod already has its devices.
 func (e *endpoint) PreStartContainer(_ context.Context, r *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse,
 	error) {
-	o, _ := e.now()
+	o, _ := e.current()
 	for _, id := range r.GetDevicesIds() {
 		if err := o.present(id); err != nil {
 			e.log.Error("refused to start a container", "error", err)

@@ -90,7 +90,7 @@ func (k *fakeKubelet) start() {
 	}
 	for _, e := range entries {
 		if e.Type()&fs.ModeSocket != 0 {
-			if err := os.Remove(filepath.Join(k.dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) { // the plugin may delete its socket first
+			if err := os.Remove(filepath.Join(k.dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) { // already deleted
 				k.t.Fatal(err)
 			}
 		}

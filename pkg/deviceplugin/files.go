@@ -55,8 +55,8 @@ func (f files) describe(resource string, devices []pool.Device) error {
 	return nil
 }
 
-// forget deletes the device-info files of a resource, except those of allocated devices.
-func (f files) forget(resource string, allocated []string) error {
+// removeStale deletes the device-info files of a resource, except those of allocated devices.
+func (f files) removeStale(resource string, allocated []string) error {
 	return f.sweep(f.info, func(name string, written time.Time) bool {
 		id, ok := strings.CutPrefix(name, strings.ReplaceAll(resource, "/", "-")+"-")
 		id, isInfo := strings.CutSuffix(id, "-device.json")

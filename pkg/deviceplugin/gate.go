@@ -13,17 +13,17 @@ import (
 // devices hold it for writing. It is locked before all other locks.
 type gate struct {
 	sync.RWMutex
-	preparing map[string]bool // devices that are being changed; no pod gets them
-	handOuts  *handOuts
-	claims    *claim.Cache
+	changing    map[string]bool // devices that are being changed; no pod gets them
+	allocations *allocations
+	claims      *claim.Cache
 }
 
 func newGate(checkpoint, claims, root string) *gate {
-	return &gate{preparing: map[string]bool{}, handOuts: newHandOuts(checkpoint), claims: claim.NewCache(claims, root)}
+	return &gate{changing: map[string]bool{}, allocations: newAllocations(checkpoint), claims: claim.NewCache(claims, root)}
 }
 
-// unclaimed returns an error if a claim has one of the devices, or may have it. The offer may be older than the claim's record.
-func (g *gate) unclaimed(ids map[string]bool) error {
+// checkUnclaimed returns an error if a claim has one of the devices, or may have it. The offer may be older than the claim's record.
+func (g *gate) checkUnclaimed(ids map[string]bool) error {
 	records, err := g.claims.List()
 	for _, r := range records {
 		for id := range ids {
@@ -38,10 +38,10 @@ func (g *gate) unclaimed(ids map[string]bool) error {
 	return nil
 }
 
-// free returns an error if one of the devices is being changed.
-func (g *gate) free(ids map[string]bool) error {
+// checkFree returns an error if one of the devices is being changed.
+func (g *gate) checkFree(ids map[string]bool) error {
 	for id := range ids {
-		if g.preparing[id] {
+		if g.changing[id] {
 			return fmt.Errorf("device %s is being changed: it gets another driver, or its PF another number of VFs", id)
 		}
 	}
@@ -56,7 +56,7 @@ func (g *gate) change(ids []string, check, change func() error) error {
 		wanted[id] = true
 	}
 	g.Lock()
-	err := g.free(wanted)
+	err := g.checkFree(wanted)
 	if err != nil {
 		err = fmt.Errorf("%w: %w", errInUse, err)
 	} else {
@@ -64,7 +64,7 @@ func (g *gate) change(ids []string, check, change func() error) error {
 	}
 	for _, id := range ids {
 		if err == nil {
-			g.preparing[id] = true
+			g.changing[id] = true
 		}
 	}
 	g.Unlock()
@@ -75,7 +75,7 @@ func (g *gate) change(ids []string, check, change func() error) error {
 		g.Lock()
 		defer g.Unlock()
 		for _, id := range ids {
-			delete(g.preparing, id)
+			delete(g.changing, id)
 		}
 	}()
 	return change()

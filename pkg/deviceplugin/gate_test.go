@@ -16,7 +16,7 @@ func TestUnclaimed(t *testing.T) {
 	folder := t.TempDir()
 	g := newGate("", folder, "")
 	ids := map[string]bool{vf00: true}
-	if err := g.unclaimed(ids); err != nil {
+	if err := g.checkUnclaimed(ids); err != nil {
 		t.Fatal(err)
 	}
 	c := &allocation.Claim{UID: "c-0", Namespace: "shop", Name: "nic", Request: "nic", Pool: "node", Device: "x"}
@@ -24,10 +24,10 @@ func TestUnclaimed(t *testing.T) {
 	if err := claim.Write(folder, r); err != nil {
 		t.Fatal(err)
 	}
-	if err := g.unclaimed(ids); err == nil || !strings.Contains(err.Error(), vf00+" belongs to claim shop/nic") {
+	if err := g.checkUnclaimed(ids); err == nil || !strings.Contains(err.Error(), vf00+" belongs to claim shop/nic") {
 		t.Errorf("got %v", err)
 	}
-	if err := g.unclaimed(map[string]bool{vf01: true}); err != nil {
+	if err := g.checkUnclaimed(map[string]bool{vf01: true}); err != nil {
 		t.Error(err)
 	}
 }

@@ -100,16 +100,16 @@ func TestHandedOut(t *testing.T) {
 	expect("the entry is lost", "plain", "u-plain", "")
 	l.allocate(d, vf00)
 	expect("it was handed out again", "plain", "u-plain", mine)
-	d.gate.handOuts.learnOwners(time.Now().Add(-time.Hour), []allocation.Device{{Resource: resourceOne, ID: vf00}})
+	d.gate.allocations.learnOwners(time.Now().Add(-time.Hour), []allocation.Device{{Resource: resourceOne, ID: vf00}})
 	expect("an answer of before names the former container", "plain", "u-plain", mine)
 	l.kubelet.hold("shop", "db", "app", resourceOne, vf00)
 	expect("the kubelet tells whose it is", "plain", "u-plain", "")
 	expect("the kubelet tells whose it is", "web", "u-web", "")
 	l.allocate(d, vf01)
 	expect("another was handed out", "plain", "u-plain", strings.ReplaceAll(mine, vf00, vf01))
-	out := d.gate.handOuts.devices[vf01]
+	out := d.gate.allocations.devices[vf01]
 	out.at = out.at.Add(-maxUnlisted)
-	d.gate.handOuts.devices[vf01] = out
+	d.gate.allocations.devices[vf01] = out
 	expect("no container had it in the minute since", "plain", "u-plain", "")
 }
 
@@ -169,7 +169,7 @@ func TestFailedAdmission(t *testing.T) {
 	took := time.Since(began)
 	l.kubelet.mu.Lock()
 	defer l.kubelet.mu.Unlock()
-	if lists := l.kubelet.told["List"]; lists > int(took/shareEvery)+2 {
+	if lists := l.kubelet.told["List"]; lists > int(took/sharedInterval)+2 {
 		t.Errorf("all pods were listed %d times in %s", lists, took)
 	}
 	if gets := l.kubelet.told["Get"]; gets > pods {
@@ -220,10 +220,10 @@ func TestFormerCheckpoint(t *testing.T) {
 	l.allocate(d, vf00)
 	l.writeCheckpoint([3]string{"u-other", "app", vf00})
 	all := []string{resourceOne}
-	if d.gate.handOuts.learnOwners(before, nil); len(d.gate.handOuts.candidates("u-plain", all)) != 1 {
+	if d.gate.allocations.learnOwners(before, nil); len(d.gate.allocations.candidates("u-plain", all)) != 1 {
 		t.Error("read before the device was handed out, and it counts")
 	}
-	if d.gate.handOuts.learnOwners(time.Now(), nil); len(d.gate.handOuts.candidates("u-plain", all)) != 0 {
+	if d.gate.allocations.learnOwners(time.Now(), nil); len(d.gate.allocations.candidates("u-plain", all)) != 0 {
 		t.Error("read after the device was handed out, and it does not count")
 	}
 }
@@ -241,7 +241,7 @@ func TestAskBesideRefresh(t *testing.T) {
 	for range 20 {
 		all.Go(func() {
 			for range 10 {
-				d.gate.handOuts.candidates("u-web", d.resources())
+				d.gate.allocations.candidates("u-web", d.resources())
 				time.Sleep(time.Millisecond) // give refresh a chance to run
 			}
 			if a := d.answer(t.Context(), allocation.Question{Namespace: "shop", Pod: "web", UID: "u-web"}); a.Error != "" || len(a.Devices) != 1 {
@@ -279,13 +279,13 @@ func TestForgetDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.askPods(t.Context())
-	d.forgetDevices()
+	d.removeStaleInfo()
 	if _, err := os.Stat(path); err != nil {
 		t.Errorf("no kubelet was there: %v", err)
 	}
 	l.kubelet.start()
 	d.askPods(t.Context())
-	d.forgetDevices()
+	d.removeStaleInfo()
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Errorf("no pod has the device: %v", err)
 	}

@@ -23,8 +23,8 @@ const (
 
 // health derives the reported health of devices from their current faults, with delays.
 type health struct {
-	files nodeFiles
-	of    map[pci.Address]*condition
+	files      nodeFiles
+	conditions map[pci.Address]*condition
 }
 
 // claims describes the use of devices, as input for their health.
@@ -36,38 +36,38 @@ type claims struct {
 
 // condition is the health of one device.
 type condition struct {
-	told   dra.Fault // reported fault; zero if healthy
-	other  time.Time // since when the current health differs from the reported one; zero if it does not
-	errors uint64    // highest error count so far
-	failed time.Time // when the error count last rose
+	reported  dra.Fault // reported fault; zero if healthy
+	changedAt time.Time // since when the current health differs from the reported one; zero if it does not
+	errors    uint64    // highest error count so far
+	failed    time.Time // when the error count last rose
 }
 
 func newHealth(files nodeFiles) *health {
-	return &health{files: files, of: map[pci.Address]*condition{}}
+	return &health{files: files, conditions: map[pci.Address]*condition{}}
 }
 
-// judge returns the reported faults of the pools' devices by ID. It also returns when to call it again, or zero if no change is pending.
-func (h *health) judge(now time.Time, s *pci.Snapshot, pools []pool.Pool, by claims) (faults map[string]dra.Fault, again time.Time) {
+// update returns the reported faults of the pools' devices by ID. It also returns when to call it again, or zero if no change is pending.
+func (h *health) update(now time.Time, s *pci.Snapshot, pools []pool.Pool, by claims) (faults map[string]dra.Fault, again time.Time) {
 	faults = map[string]dra.Fault{}
 	seen := map[pci.Address]*condition{}
 	for _, p := range pools {
 		for _, d := range p.Devices {
 			found, errors := h.fault(s, p.Resource, d, by), errorsOf(s, d.Device)
-			c := h.of[d.Address]
+			c := h.conditions[d.Address]
 			if c == nil {
-				c = &condition{told: found, errors: errors} // no pod has a new device, so it is reported without delay
+				c = &condition{reported: found, errors: errors} // no pod has a new device, so it is reported without delay
 			}
 			seen[d.Address] = c
-			next := c.judge(now, found, errors)
-			if !healthy(c.told) {
-				faults[d.Address.String()] = c.told
+			next := c.update(now, found, errors)
+			if !healthy(c.reported) {
+				faults[d.Address.String()] = c.reported
 			}
 			if !next.IsZero() && (again.IsZero() || next.Before(again)) {
 				again = next
 			}
 		}
 	}
-	h.of = seen
+	h.conditions = seen
 	return faults, again
 }
 
@@ -92,7 +92,7 @@ func (h *health) fault(s *pci.Snapshot, r *pool.Resource, d pool.Device, by clai
 		driver = ""
 	}
 	found := fault(s, driver, d.Device)
-	if missing := h.files.missing(d); healthy(found) && missing != "" {
+	if missing := h.files.missingFile(d); healthy(found) && missing != "" {
 		found = dra.Fault{Kind: noFiles, Text: missing}
 	}
 	if healthy(found) && r.API == pool.DRA && !by.have[id] && !by.held[id] && by.leaked != nil && by.leaked(d.Device) {
@@ -101,8 +101,8 @@ func (h *health) fault(s *pci.Snapshot, r *pool.Resource, d pool.Device, by clai
 	return found
 }
 
-// judge updates the reported fault. It returns when the report may change without further events.
-func (c *condition) judge(now time.Time, found dra.Fault, errors uint64) (again time.Time) {
+// update updates the reported fault. It returns when the report may change without further events.
+func (c *condition) update(now time.Time, found dra.Fault, errors uint64) (again time.Time) {
 	if errors > c.errors {
 		c.errors, c.failed = errors, now
 	}
@@ -111,18 +111,18 @@ func (c *condition) judge(now time.Time, found dra.Fault, errors uint64) (again 
 		found = dra.Fault{Kind: pciErrors, Text: fmt.Sprintf("PCI Express reported errors, %d since boot", c.errors)}
 	}
 	switch {
-	case healthy(found) == healthy(c.told):
-		c.told, c.other = found, time.Time{}
+	case healthy(found) == healthy(c.reported):
+		c.reported, c.changedAt = found, time.Time{}
 	case failing:
-		c.told, c.other = found, time.Time{}
-	case c.other.IsZero():
-		c.other = now
+		c.reported, c.changedAt = found, time.Time{}
+	case c.changedAt.IsZero():
+		c.changedAt = now
 		fallthrough
 	default:
-		if due := c.other.Add(c.patience()); now.Before(due) {
+		if due := c.changedAt.Add(c.delay()); now.Before(due) {
 			return due
 		}
-		c.told, c.other = found, time.Time{}
+		c.reported, c.changedAt = found, time.Time{}
 	}
 	if failing {
 		return c.failed.Add(errorsLast)
@@ -130,8 +130,8 @@ func (c *condition) judge(now time.Time, found dra.Fault, errors uint64) (again 
 	return time.Time{}
 }
 
-func (c *condition) patience() time.Duration {
-	if healthy(c.told) {
+func (c *condition) delay() time.Duration {
+	if healthy(c.reported) {
 		return failAfter
 	}
 	return recoverAfter
@@ -179,7 +179,7 @@ func (d *daemon) faults() map[string]string {
 	defer d.mu.Unlock()
 	all := map[string]string{}
 	for _, s := range d.serving {
-		o, _ := s.now()
+		o, _ := s.current()
 		maps.Copy(all, o.faults)
 	}
 	for _, o := range d.claimable {

@@ -50,7 +50,7 @@ func TestJudge(t *testing.T) {
 	h := newHealth(nodeFiles{})
 	at := func(after time.Duration, driver string, errors uint64) (string, time.Duration) {
 		p.Devices[0].Driver, p.Devices[0].Errors = driver, errors
-		faults, again := h.judge(start.Add(after), &pci.Snapshot{}, []pool.Pool{p}, claims{})
+		faults, again := h.update(start.Add(after), &pci.Snapshot{}, []pool.Pool{p}, claims{})
 		if again.IsZero() {
 			return faults[id].Text, 0
 		}

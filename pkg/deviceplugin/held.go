@@ -32,17 +32,17 @@ const checkpointName = "kubelet_internal_checkpoint"
 // askPod returns the devices of a pod. It returns no devices only if the pod of every device that was allocated within the last minute is
 // known.
 func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocation.Device, error) {
-	ctx, cancel := context.WithTimeout(ctx, allocation.Within)
+	ctx, cancel := context.WithTimeout(ctx, allocation.AnswerTimeout)
 	defer cancel()
 	kubelet := d.kubelet()
 	if kubelet.Resources = q.Resources; len(q.Resources) == 0 { // empty Resources would make the kubelet list devices of other plugins
 		kubelet.Resources = d.resources()
 	}
 	for asked := false; ; asked = true {
-		if len(d.gate.handOuts.candidates(q.UID, kubelet.Resources)) > 0 {
+		if len(d.gate.allocations.candidates(q.UID, kubelet.Resources)) > 0 {
 			d.learnOwners(ctx)
 		}
-		ids := d.gate.handOuts.candidates(q.UID, kubelet.Resources)
+		ids := d.gate.allocations.candidates(q.UID, kubelet.Resources)
 		uncertain := fmt.Errorf("pod %s/%s may have %s: %w", q.Namespace, q.Pod, strings.Join(ids, ", "), allocation.ErrUncertain)
 		if !asked || len(ids) == 0 {
 			devices, err := podresources.Ask(ctx, kubelet, q.Namespace, q.Pod, q.UID)
@@ -74,7 +74,7 @@ func (d *daemon) listPods(ctx context.Context) ([]allocation.Device, error) {
 	if err != nil {
 		d.log.Debug("could not list the devices of pods", "error", err)
 	}
-	d.gate.handOuts.learnOwners(asked, held)
+	d.gate.allocations.learnOwners(asked, held)
 	return held, err
 }
 
@@ -86,7 +86,7 @@ func (d *daemon) kubelet() podresources.Kubelet {
 // devices of the checkpoint are added, except devices that the kubelet has listed since: the checkpoint drops them late.
 func (d *daemon) askPods(ctx context.Context) {
 	id, _ := probes.SocketAt(d.kubelet().Socket)
-	remembered, _ := podresources.Notes(d.checkpoint()) // without a checkpoint the kubelet has not assigned a device yet
+	remembered, _ := podresources.CheckpointDevices(d.checkpoint()) // without a checkpoint the kubelet has not assigned a device yet
 	remembered = slices.DeleteFunc(remembered, func(n allocation.Device) bool { return hasEnded(d.Root, n.UID) })
 	for i, n := range remembered {
 		remembered[i].Pod = "uid " + n.UID // the checkpoint has no name, and the pod may have ended
@@ -103,19 +103,19 @@ func (d *daemon) askPods(ctx context.Context) {
 	for _, a := range allocatable {
 		d.counted[a.Resource]++
 	}
-	if id != d.answers {
-		d.answers, d.since, d.told = id, now, map[string]bool{}
+	if id != d.answeredBy {
+		d.answeredBy, d.since, d.listed = id, now, map[string]bool{}
 	}
 	for _, h := range held {
-		d.told[h.ID] = true
+		d.listed[h.ID] = true
 	}
 	if err != nil || now.Before(d.since.Add(settling)) {
-		held = merge(held, slices.DeleteFunc(remembered, func(h allocation.Device) bool { return d.told[h.ID] }))
+		held = merge(held, slices.DeleteFunc(remembered, func(h allocation.Device) bool { return d.listed[h.ID] }))
 	}
 	if err != nil {
 		held = merge(held, d.held)
 	}
-	d.held, d.asked = held, d.asked || err == nil
+	d.held, d.answered = held, d.answered || err == nil
 }
 
 // hasEnded reports whether the kubelet has removed the folder of a pod. The checkpoint keeps devices of ended pods until another pod gets

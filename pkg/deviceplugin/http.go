@@ -31,7 +31,7 @@ func (d *daemon) serveHTTP(ctx context.Context) error {
 func (d *daemon) ready() (missing []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.begun { // still asking the kubelet for the devices of pods
+	if !d.refreshed { // still asking the kubelet for the devices of pods
 		return []string{"any resource yet"}
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.serving)) {

@@ -44,7 +44,7 @@ func TestFollower(t *testing.T) {
 	r := l.recorded()
 	r.follows = true
 	var returns atomic.Int32
-	l.Return = func() error { returns.Add(1); return nil }
+	l.RestoreVFs = func() error { returns.Add(1); return nil }
 	l.Poll = time.Second
 	l.kubelet.start()
 	l.kubelet.hold("shop", "web-9", "app", "example.com/other", "")

@@ -65,7 +65,7 @@ func Main(args []string, stderr io.Writer) int {
 		return 0
 	}
 	o.NewDriver = newDriver
-	o.Return = func() error { return sriov.Return(o.Sysfs, log) }
+	o.RestoreVFs = func() error { return sriov.RestoreOrphans(o.Sysfs, log) }
 	reload := make(chan os.Signal, 1)
 	signal.Notify(reload, syscall.SIGHUP)
 	if err := runDaemon(ctx, o, reload, log); err != nil {

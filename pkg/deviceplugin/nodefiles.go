@@ -15,9 +15,9 @@ import (
 // nodeFiles finds the node's device files.
 type nodeFiles struct{ dev, sysfs string }
 
-// missing returns the reason if a device file is missing without which containers could not start, or "". RDMA's connection manager is
+// missingFile returns the reason if a device file is missing without which containers could not start, or "". RDMA's connection manager is
 // optional for programs, so it is not checked.
-func (n nodeFiles) missing(d pool.Device) string {
+func (n nodeFiles) missingFile(d pool.Device) string {
 	if !d.VhostNet {
 		return ""
 	}

@@ -73,8 +73,8 @@ func (o *offer) healthy() (n int) {
 	return n
 }
 
-// same reports whether two offers look the same to the kubelet.
-func (o *offer) same(other *offer) bool {
+// equal reports whether two offers look the same to the kubelet.
+func (o *offer) equal(other *offer) bool {
 	return slices.EqualFunc(o.devices, other.devices, func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) })
 }
 

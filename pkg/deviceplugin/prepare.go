@@ -20,8 +20,8 @@ import (
 // retryAfter is the pause after a failed change of a device. The kernel may complete pending work in the meantime.
 const retryAfter = 5 * time.Minute
 
-// prepareAlways prepares devices each time it is woken, until ctx is done. It runs in its own goroutine because the kernel may take long.
-func (d *daemon) prepareAlways(ctx context.Context, wake <-chan struct{}) {
+// prepareLoop prepares devices each time it is woken, until ctx is done. It runs in its own goroutine because the kernel may take long.
+func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 	failed := map[pci.Address]time.Time{}
 	told := map[pci.Address]string{}
 	for {
@@ -58,7 +58,7 @@ var errInUse = errors.New("in use")
 // unknown, it only creates VFs for PFs without VFs whose interface is on the node.
 func (d *daemon) prepare(ctx context.Context, try func(pci.Address, func() error)) {
 	d.mu.Lock()
-	s, known, want := d.snapshot, d.asked, d.config.NumVFs(d.snapshot)
+	s, known, want := d.snapshot, d.answered, d.config.NumVFs(d.snapshot)
 	pools, claimable := byAPI(d.assign(d.env()))
 	if d.driver != nil {
 		pools = append(pools, claimable...)
@@ -116,11 +116,11 @@ func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address,
 		devices = append(devices, vf.Address)
 	}
 	err := d.change(devices, func() error {
-		if why := d.withPod(device); why != "" {
+		if why := d.ownerOf(device); why != "" {
 			return fmt.Errorf("PF %s: cannot create %d VFs, %w: the PF %s", pf, n, errInUse, why)
 		}
 		for _, vf := range vfs {
-			if why := d.inUse(vf); why != "" {
+			if why := d.whyInUse(vf); why != "" {
 				return fmt.Errorf("PF %s: cannot change the number of VFs from %d to %d, %w: VF %s %s", pf, device.NumVFs, n, errInUse, vf.Address, why)
 			}
 		}
@@ -134,7 +134,7 @@ func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address,
 
 func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error {
 	err := d.change([]pci.Address{dev.Address}, func() error {
-		if why := d.inUse(dev.Device); why != "" {
+		if why := d.whyInUse(dev.Device); why != "" {
 			return fmt.Errorf("%s: cannot change the driver from %s to %s, %w: the device %s", dev.Address, cmp.Or(dev.Driver, "none"), driver, errInUse,
 				why)
 		}
@@ -146,18 +146,18 @@ func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error
 	return err
 }
 
-// inUse returns why a device must not be changed, or "" if it may be.
-func (d *daemon) inUse(dev pci.Device) string {
-	if why := d.withPod(dev); why != "" {
+// whyInUse returns why a device must not be changed, or "" if it may be.
+func (d *daemon) whyInUse(dev pci.Device) string {
+	if why := d.ownerOf(dev); why != "" {
 		return why
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.uplink(dev)
+	return d.whyUplink(dev)
 }
 
-// uplink returns a reason if a device is an uplink of the node, or "".
-func (d *daemon) uplink(dev pci.Device) string {
+// whyUplink returns a reason if a device is an uplink of the node, or "".
+func (d *daemon) whyUplink(dev pci.Device) string {
 	for _, name := range dev.Interfaces {
 		if slices.Contains(d.uplinks, name) {
 			return fmt.Sprintf("is the node's uplink %s", name)
@@ -166,8 +166,8 @@ func (d *daemon) uplink(dev pci.Device) string {
 	return ""
 }
 
-// withPod returns which pod, claim or namespace has a device, or "" if none has it.
-func (d *daemon) withPod(dev pci.Device) string {
+// ownerOf returns which pod, claim or namespace has a device, or "" if none has it.
+func (d *daemon) ownerOf(dev pci.Device) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.mergeUnlisted()

@@ -23,10 +23,10 @@ import (
 const (
 	// registerTimeout bounds a Register call. The kubelet connects to the endpoint before it answers.
 	registerTimeout = 10 * time.Second
-	// lookEvery is the interval of checking the sockets, in case an event of their folder is lost.
-	lookEvery = time.Second
-	// watchWithin is how soon after the registration the kubelet must watch the resource. Otherwise the connection is considered lost.
-	watchWithin = 10 * time.Second
+	// checkInterval is the interval of checking the sockets, in case an event of their folder is lost.
+	checkInterval = time.Second
+	// watchTimeout is how soon after the registration the kubelet must watch the resource. Otherwise the connection is considered lost.
+	watchTimeout = 10 * time.Second
 	// absentFor is how long the kubelet must be absent before that is logged.
 	absentFor = 15 * time.Second
 	// The pause after a refusal doubles from firstPause to longestPause.
@@ -57,12 +57,12 @@ type registrar struct {
 	server  *grpc.Server
 	changed <-chan struct{} // receives when the folder of the sockets has changed
 
-	listener *net.UnixListener
-	path     string
-	own      probes.SocketID // identity of the listener's socket
-	with     probes.SocketID // kubelet socket at the time of the registration
-	absent   time.Time       // since when the kubelet is absent
-	told     bool            // its absence is logged
+	listener      *net.UnixListener
+	path          string
+	socketID      probes.SocketID // identity of the listener's socket
+	registeredAt  probes.SocketID // kubelet socket at the time of the registration
+	absent        time.Time       // since when the kubelet is absent
+	absenceLogged bool            // its absence is logged
 
 	mu      sync.Mutex
 	known   bool      // the kubelet has accepted the endpoint
@@ -102,7 +102,7 @@ func (r *registrar) run(ctx context.Context) {
 		err := r.ensure(ctx)
 		if err == nil {
 			pause = firstPause
-			r.wait(ctx, lookEvery, func() bool { return true })
+			r.wait(ctx, checkInterval, func() bool { return true })
 			continue
 		}
 		if ctx.Err() == nil {
@@ -151,20 +151,20 @@ func (r *registrar) ensure(ctx context.Context) error {
 		}
 	}
 	if r.kubelet.Registry != "" {
-		r.tellAbsent(!r.registered(), "the kubelet does not use the plugin registry: check --kubelet-dir, or use --registration classic",
+		r.logAbsent(!r.registered(), "the kubelet does not use the plugin registry: check --kubelet-dir, or use --registration classic",
 			r.kubelet.Registry)
 		return nil
 	}
 	id, ok := probes.SocketAt(r.kubelet.socket())
-	r.tellAbsent(!ok, "the kubelet's socket is missing", r.kubelet.socket())
+	r.logAbsent(!ok, "the kubelet's socket is missing", r.kubelet.socket())
 	if !ok {
 		r.setKnown(false)
 		return nil // the new socket will cause an event
 	}
-	if id == r.with {
+	if id == r.registeredAt {
 		return nil
 	}
-	if r.with != (probes.SocketID{}) {
+	if r.registeredAt != (probes.SocketID{}) {
 		// The kubelet has a new socket, or was replaced without one. It treats a known path as an existing connection, so use a new path.
 		if err := r.listen(); err != nil {
 			return err
@@ -174,21 +174,21 @@ func (r *registrar) ensure(ctx context.Context) error {
 		r.close() // the kubelet may know the path now, and would treat it as an existing connection
 		return err
 	}
-	r.with = id
+	r.registeredAt = id
 	r.setKnown(true)
 	return nil
 }
 
-// tellAbsent logs once that the kubelet has been absent for longer than a restart takes.
-func (r *registrar) tellAbsent(absent bool, says, where string) {
+// logAbsent logs once that the kubelet has been absent for longer than a restart takes.
+func (r *registrar) logAbsent(absent bool, says, where string) {
 	switch {
 	case !absent:
-		r.absent, r.told = time.Time{}, false
+		r.absent, r.absenceLogged = time.Time{}, false
 	case r.absent.IsZero():
 		r.absent = time.Now()
-	case !r.told && time.Since(r.absent) > absentFor:
+	case !r.absenceLogged && time.Since(r.absent) > absentFor:
 		r.log.Warn(says, "at", where)
-		r.told = true
+		r.absenceLogged = true
 	}
 }
 
@@ -203,12 +203,12 @@ func (r *registrar) lost() bool {
 	if r.listener == nil {
 		return true
 	}
-	if id, ok := probes.SocketAt(r.path); !ok || !id.Same(r.own) {
+	if id, ok := probes.SocketAt(r.path); !ok || !id.Same(r.socketID) {
 		return true
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.known && r.watched() == 0 && time.Since(r.at) > watchWithin
+	return r.known && r.streamCount() == 0 && time.Since(r.at) > watchTimeout
 }
 
 func (r *registrar) listen() error {
@@ -219,7 +219,7 @@ func (r *registrar) listen() error {
 		return err
 	}
 	r.setKnown(false)
-	r.listener, r.own, r.with = l, id, probes.SocketID{}
+	r.listener, r.socketID, r.registeredAt = l, id, probes.SocketID{}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.path = path
@@ -232,7 +232,7 @@ func (r *registrar) close() {
 	if r.listener == nil {
 		return
 	}
-	if id, ok := probes.SocketAt(r.path); ok && id.Same(r.own) {
+	if id, ok := probes.SocketAt(r.path); ok && id.Same(r.socketID) {
 		os.Remove(r.path)
 	}
 	r.listener.Close()
@@ -296,8 +296,8 @@ func (r *registrar) setKnown(known bool) {
 	r.known, r.refused, r.at = known, false, time.Now()
 }
 
-// leave sets whether DRA takes over the devices. A change registers the endpoint again, with other options.
-func (r *registrar) leave(leaving bool) {
+// setLeaving sets whether DRA takes over the devices. A change registers the endpoint again, with other options.
+func (r *registrar) setLeaving(leaving bool) {
 	r.endpoint.mu.Lock()
 	changed := r.leaving != leaving
 	r.leaving = leaving
@@ -314,7 +314,7 @@ func (r *registrar) leave(leaving bool) {
 func (r *registrar) ready() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.known && r.watched() > 0
+	return r.known && r.streamCount() > 0
 }
 
 // dial connects to a socket of the kubelet. The kubelet asks for no credentials; the permissions of the folder protect its sockets.

@@ -154,7 +154,7 @@ func TestLostStream(t *testing.T) {
 	k.start()
 	first := k.await(fast, "watched", watched)
 	r.mu.Lock()
-	r.at = time.Now().Add(-2 * watchWithin) // beyond the time limit
+	r.at = time.Now().Add(-2 * watchTimeout) // beyond the time limit
 	r.mu.Unlock()
 	first.conn.Close()
 	if second := k.await(fast, "watched again", func(p *plugin) bool { return p != first }); second.sock == first.sock {

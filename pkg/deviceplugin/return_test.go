@@ -14,7 +14,7 @@ func TestReturnsVFs(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), `{"resourceList": [{"resourceName": "all"}]}`)
 	var calls atomic.Int32
 	again := make(chan struct{}, 9)
-	l.Return = func() error {
+	l.RestoreVFs = func() error {
 		calls.Add(1)
 		again <- struct{}{}
 		return errors.New("operation not permitted")

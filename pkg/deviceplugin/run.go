@@ -48,8 +48,8 @@ type settings struct {
 	Poll       time.Duration // interval of scanning all devices, in case an event is lost
 	// NewDriver creates the DRA driver.
 	NewDriver func(dra.Options) claimDriver
-	// Return restores VFs that ended pods have left behind, for runtimes that never call GC. Nil disables it.
-	Return func() error
+	// RestoreVFs restores VFs that ended pods have left behind, for runtimes that never call GC. Nil disables it.
+	RestoreVFs func() error
 }
 
 // checkpoint returns the file in which the kubelet stores its assigned devices, beside its socket.
@@ -75,8 +75,8 @@ func runDaemon(ctx context.Context, o settings, reload <-chan os.Signal, log *sl
 		go watch.Folder(ctx, o.Kubelet.Registry, d.socketsChanged, log)
 	}
 	go watch.Folder(ctx, filepath.Dir(o.ConfigFile), func(string) { notify(configs) }, log)
-	if o.Return != nil {
-		d.running.Go(func() { d.returnAlways(ctx) })
+	if o.RestoreVFs != nil {
+		d.running.Go(func() { d.restoreLoop(ctx) })
 	}
 	d.loop(ctx, configs, reload)
 	return nil
@@ -99,8 +99,8 @@ func open(ctx context.Context, o settings, log *slog.Logger) (*daemon, error) {
 	d := &daemon{
 		settings: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}),
 		gate:      newGate(o.checkpoint(), o.Claims, o.Root),
-		snapshots: snapshots, config: config, text: data, records: make(chan struct{}, 1), registry: prometheus.NewRegistry(),
-		last: map[pci.Address]pci.Device{}, told: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{},
+		snapshots: snapshots, config: config, configText: data, records: make(chan struct{}, 1), registry: prometheus.NewRegistry(),
+		last: map[pci.Address]pci.Device{}, listed: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{},
 	}
 	d.setSnapshot(<-snapshots)
 	d.logUnserved()
@@ -122,15 +122,15 @@ func (d *daemon) listenAll(ctx context.Context) error {
 	return nil
 }
 
-// returnEvery is how long an orphaned VF may keep its settings while no other pod needs it.
-const returnEvery = 30 * time.Second
+// restoreInterval is how long an orphaned VF may keep its settings while no other pod needs it.
+const restoreInterval = 30 * time.Second
 
-// returnAlways restores orphaned VFs until ctx is done.
-func (d *daemon) returnAlways(ctx context.Context) {
+// restoreLoop restores orphaned VFs until ctx is done.
+func (d *daemon) restoreLoop(ctx context.Context) {
 	told := ""
 	for {
 		text := ""
-		if err := d.returnVFs(); err != nil {
+		if err := d.restoreVFs(); err != nil {
 			text = err.Error()
 		}
 		if text != "" && text != told {
@@ -140,31 +140,31 @@ func (d *daemon) returnAlways(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(min(returnEvery, d.Poll)):
+		case <-time.After(min(restoreInterval, d.Poll)):
 		}
 	}
 }
 
-// returnVFs restores orphaned VFs if this instance may change devices. It locks the journal of each VF.
-func (d *daemon) returnVFs() error {
+// restoreVFs restores orphaned VFs if this instance may change devices. It locks the journal of each VF.
+func (d *daemon) restoreVFs() error {
 	d.mu.Lock()
 	may := d.mayChange()
 	d.mu.Unlock()
 	if !may {
 		return nil
 	}
-	return d.Return()
+	return d.RestoreVFs()
 }
 
 // loop handles events until ctx is done.
 func (d *daemon) loop(ctx context.Context, configs <-chan struct{}, reload <-chan os.Signal) {
-	pods := time.NewTicker(pollPods)
+	pods := time.NewTicker(listInterval)
 	defer pods.Stop()
 	work := make(chan struct{}, 1)
-	go d.prepareAlways(ctx, work)
+	go d.prepareLoop(ctx, work)
 	notify(work)
 	d.askPods(ctx)
-	d.forgetDevices()
+	d.removeStaleInfo()
 	for {
 		notify(work)
 		var due <-chan time.Time

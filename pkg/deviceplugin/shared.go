@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// shareEvery is the smallest interval of shared calls. At this rate they use a tenth of the kubelet's rate limit.
-const shareEvery = 100 * time.Millisecond
+// sharedInterval is the smallest interval of shared calls. At this rate they use a tenth of the kubelet's rate limit.
+const sharedInterval = 100 * time.Millisecond
 
 // shared is a call whose answer serves all callers that wait for it.
 type shared struct {
@@ -19,7 +19,7 @@ type shared struct {
 }
 
 // begin reports whether the caller must make the call, and then call end. If another caller is making it, begin waits for its end and
-// returns false. It also enforces shareEvery, and returns early if ctx ends.
+// returns false. It also enforces sharedInterval, and returns early if ctx ends.
 func (s *shared) begin(ctx context.Context) bool {
 	s.mu.Lock()
 	if done := s.done; done != nil {
@@ -31,7 +31,7 @@ func (s *shared) begin(ctx context.Context) bool {
 		return false
 	}
 	s.done = make(chan struct{})
-	pause := time.Until(s.began.Add(shareEvery))
+	pause := time.Until(s.began.Add(sharedInterval))
 	s.mu.Unlock()
 	select {
 	case <-time.After(pause):

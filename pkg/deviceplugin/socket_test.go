@@ -150,7 +150,7 @@ func TestAbsent(t *testing.T) {
 		if step.since > 0 {
 			r.absent = time.Now().Add(-step.since)
 		}
-		r.tellAbsent(step.absent, "nobody is there", "/x")
+		r.logAbsent(step.absent, "nobody is there", "/x")
 		if got := strings.Count(log.String(), "nobody is there"); got != step.lines {
 			t.Errorf("step %d: %d lines, want %d", i, got, step.lines)
 		}

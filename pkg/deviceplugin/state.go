@@ -160,7 +160,7 @@ func (s *state) offers() (offers []*offer, held []allocation.Device, refused, da
 		damaged = 1
 	}
 	for _, one := range s.serving {
-		o, _ := one.now()
+		o, _ := one.current()
 		offers = append(offers, o)
 	}
 	return append(offers, s.claimable...), s.held, refused, damaged

@@ -27,9 +27,9 @@ type counted struct {
 	container string
 }
 
-// alignAlways counts whether the VFs of claims and the CPUs of their pods share a NUMA node, until ctx is done. The kubelet chooses CPUs
+// alignLoop counts whether the VFs of claims and the CPUs of their pods share a NUMA node, until ctx is done. The kubelet chooses CPUs
 // without regard to claims.
-func (d *Driver) alignAlways(ctx context.Context) {
+func (d *Driver) alignLoop(ctx context.Context) {
 	began, done := time.Now().Truncate(time.Second), map[counted]bool{}
 	tick := time.NewTicker(alignEvery)
 	defer tick.Stop()

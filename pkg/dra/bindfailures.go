@@ -21,8 +21,8 @@ const bindTimeout = "bind-timeout"
 
 // bindFailures are the devices whose bind timed out.
 type bindFailures struct {
-	mu sync.Mutex
-	of map[pci.Address]bindFailure
+	mu        sync.Mutex
+	byAddress map[pci.Address]bindFailure
 }
 
 type bindFailure struct {
@@ -30,25 +30,25 @@ type bindFailure struct {
 	err error
 }
 
-// note records the result of a bind. Only a timeout is kept, because the kernel may still be working on the bind.
-func (b *bindFailures) note(a pci.Address, err error) {
+// record records the result of a bind. Only a timeout is kept, because the kernel may still be working on the bind.
+func (b *bindFailures) record(a pci.Address, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !errors.Is(err, context.DeadlineExceeded) {
-		delete(b.of, a)
+		delete(b.byAddress, a)
 		return
 	}
-	if b.of == nil {
-		b.of = map[pci.Address]bindFailure{}
+	if b.byAddress == nil {
+		b.byAddress = map[pci.Address]bindFailure{}
 	}
-	b.of[a] = bindFailure{time.Now(), err}
+	b.byAddress[a] = bindFailure{time.Now(), err}
 }
 
 // recent returns the error of a bind that timed out within retryBind.
 func (b *bindFailures) recent(a pci.Address) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if f, ok := b.of[a]; ok && time.Since(f.at) < retryBind {
+	if f, ok := b.byAddress[a]; ok && time.Since(f.at) < retryBind {
 		return fmt.Errorf("bind the driver: the last attempt timed out; retrying after %s: %w", retryBind, f.err)
 	}
 	return nil
@@ -59,7 +59,7 @@ func (b *bindFailures) faults(of map[string]Fault) map[string]Fault {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var found map[string]Fault
-	for a, f := range b.of {
+	for a, f := range b.byAddress {
 		if time.Since(f.at) >= retryBind {
 			continue
 		}

@@ -25,8 +25,8 @@ const (
 	collectEvery = time.Minute
 	// orphanedAfter is how long a claim must be missing from the kubelet's file before its record may be orphaned.
 	orphanedAfter = 2 * time.Minute
-	// orphanedAnyway replaces orphanedAfter while the kubelet's file is unreadable.
-	orphanedAnyway = 10 * time.Minute
+	// orphanedUnread replaces orphanedAfter while the kubelet's file is unreadable.
+	orphanedUnread = 10 * time.Minute
 	// longestRebuild is the longest pause between two attempts to rebuild a record.
 	longestRebuild = time.Minute
 
@@ -54,14 +54,14 @@ func newCollector(d *Driver) *collector {
 	return &collector{Driver: d, missing: map[string]time.Time{}, lost: map[string]lostRecord{}, warned: map[string]bool{}}
 }
 
-// collectAlways runs the collector until ctx is done, while this instance leads.
-func (d *Driver) collectAlways(ctx context.Context) {
+// collectLoop runs the collector until ctx is done, while this instance leads.
+func (d *Driver) collectLoop(ctx context.Context) {
 	c := newCollector(d)
 	rebuild, collect := time.NewTicker(rebuildEvery), time.NewTicker(collectEvery)
 	defer rebuild.Stop()
 	defer collect.Stop()
 	for {
-		turn := d.lead.turn.wait()
+		turn := d.lead.changed.wait()
 		now := time.Now()
 		select {
 		case <-ctx.Done():
@@ -129,13 +129,13 @@ func (c *collector) collect(ctx context.Context, now time.Time) {
 
 // noted returns the claims in the kubelet's file, and how long a claim must be missing from it.
 func (c *collector) noted(now time.Time) (map[string]bool, time.Duration) {
-	notes, err := claim.Notes(c.options.Kubelet)
+	notes, err := claim.KubeletClaims(c.options.Kubelet)
 	if err != nil {
 		if c.unreadAt.IsZero() {
 			c.unreadAt = now
 			clear(c.missing) // the times may be outdated
 		}
-		return nil, orphanedAnyway
+		return nil, orphanedUnread
 	}
 	if !c.unreadAt.IsZero() {
 		c.unreadAt = time.Time{}
@@ -191,7 +191,7 @@ func (d *Driver) get(ctx context.Context, namespace, name string) (*resourceapi.
 // rebuild rebuilds lost records from their claims. A record must be missing in two passes, because the kubelet forgets a claim only after
 // its record is deleted.
 func (c *collector) rebuild(ctx context.Context, now time.Time) {
-	notes, err := claim.Notes(c.options.Kubelet)
+	notes, err := claim.KubeletClaims(c.options.Kubelet)
 	if err != nil {
 		return // without the kubelet's file, lost records are unknown
 	}
@@ -213,7 +213,7 @@ func (c *collector) rebuild(ctx context.Context, now time.Time) {
 }
 
 // rebuildOne prepares a claim whose record is lost. The claim's pods may be running.
-func (c *collector) rebuildOne(ctx context.Context, n claim.Note) error {
+func (c *collector) rebuildOne(ctx context.Context, n claim.KubeletClaim) error {
 	now, err := c.get(ctx, n.Namespace, n.Name)
 	if apierrors.IsNotFound(err) || err == nil && string(now.UID) != n.UID {
 		return nil // the kubelet will forget the claim soon

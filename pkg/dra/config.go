@@ -83,7 +83,7 @@ func configFor(a *resourceapi.AllocationResult, result resourceapi.DeviceRequest
 	if err := merged.Validate(); err != nil {
 		return nil, fmt.Errorf("the merged settings of class and claim: %w", err)
 	}
-	if err := single(a, result, merged); err != nil {
+	if err := checkSingle(a, result, merged); err != nil {
 		return nil, err
 	}
 	if merged.IsZero() || isAdmin(result) {
@@ -97,8 +97,8 @@ func isAdmin(r resourceapi.DeviceRequestAllocationResult) bool {
 	return r.AdminAccess != nil && *r.AdminAccess
 }
 
-// single refuses settings that only one device can have if the request has several devices.
-func single(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, c *vfconfig.Config) error {
+// checkSingle refuses settings that only one device can have if the request has several devices.
+func checkSingle(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, c *vfconfig.Config) error {
 	n := 0
 	for _, r := range a.Devices.Results {
 		if r.Driver == claim.Driver && r.Request == result.Request && !isAdmin(r) {
@@ -128,12 +128,12 @@ func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (war
 	}
 	for _, e := range ofClass {
 		if unused(e) {
-			warnings = append(warnings, fmt.Sprintf("%s of the class applies to no device of the claim%s", e.path, e.only()))
+			warnings = append(warnings, fmt.Sprintf("%s of the class applies to no device of the claim%s", e.path, e.scope()))
 		}
 	}
 	for _, e := range ofClaim {
 		if unused(e) && !e.forAlternative(c) {
-			return warnings, fmt.Errorf("%s applies to no device of the claim%s", e.path, e.only())
+			return warnings, fmt.Errorf("%s applies to no device of the claim%s", e.path, e.scope())
 		}
 	}
 	return warnings, checkClasses(c, ofClass)
@@ -147,8 +147,8 @@ func (e configEntry) forAlternative(c *resourceapi.ResourceClaim) bool {
 	})
 }
 
-// only describes, in parentheses, the requests and the resource of an entry.
-func (e configEntry) only() string {
+// scope describes, in parentheses, the requests and the resource of an entry.
+func (e configEntry) scope() string {
 	var of []string
 	if len(e.api.Requests) > 0 {
 		of = append(of, "requests "+strings.Join(e.api.Requests, ", "))

@@ -82,19 +82,19 @@ type Driver struct {
 	callTimeout time.Duration // the constant callTimeout, less in tests
 	failures    repeats       // rate limit for logging failures to prepare and unprepare
 
-	count   counters
-	lead    leadership
-	binds   bindFailures
-	news    broadcast // wakes waiters after a change of the records
-	conn    connection
-	records *claim.Cache
+	count       counters
+	lead        leadership
+	binds       bindFailures
+	recordsNews broadcast // wakes waiters after a change of the records
+	conn        connection
+	records     *claim.Cache
 }
 
 // New returns a driver. It does nothing before Run.
 func New(o Options) *Driver {
 	d := &Driver{options: o, changed: make(chan struct{}), callTimeout: callTimeout, count: newCounters(o.Metrics),
 		records: claim.NewCache(o.Claims, o.Kubelet)}
-	d.lead.waits = "the leading instance is not determined yet"
+	d.lead.whyWaiting = "the leading instance is not determined yet"
 	d.slices = newPublisher(d)
 	return d
 }
@@ -137,4 +137,4 @@ func (d *Driver) watch() (i Inventory, changed <-chan struct{}, ok bool) {
 }
 
 // Ready returns why pods cannot get devices by claims yet, or "" if they can.
-func (d *Driver) Ready() string { return d.registered() }
+func (d *Driver) Ready() string { return d.whyUnregistered() }

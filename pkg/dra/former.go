@@ -7,10 +7,10 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// recallDriver restores the former driver of a device in the record of a claim whose record was lost. The device already has the claim's
+// recoverDriver restores the former driver of a device in the record of a claim whose record was lost. The device already has the claim's
 // driver. If a pod has the device, the claim certainly had a record.
-func (d *Driver) recallDriver(p *plan, dev planned, attached bool) {
-	if !p.lost && !attached || !dev.rebound || dev.Driver != dev.driver {
+func (d *Driver) recoverDriver(p *plan, dev planned, attached bool) {
+	if !p.lost && !attached || !dev.restores || dev.Driver != dev.driver {
 		return
 	}
 	former := d.formerDriver(dev)
@@ -30,8 +30,8 @@ func (d *Driver) recallDriver(p *plan, dev planned, attached bool) {
 // driver of its last interface on the node, or the common driver of the PF's other VFs that no pod has. The kernel does not store it:
 // driver_override is set by administrators, and pci.Bind does not change it.
 func (d *Driver) formerDriver(dev planned) (driver string) {
-	if dev.back != "" {
-		return dev.back
+	if dev.restoreTo != "" {
+		return dev.restoreTo
 	}
 	i, _ := d.inventory()
 	if last, ok := i.Last[dev.Address]; ok && last.Driver != "" {

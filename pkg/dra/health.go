@@ -24,7 +24,7 @@ func (h handler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	defer due.Stop()
 	var told []kubeletplugin.DeviceHealth
 	for always := true; ; {
-		news := h.news.wait()
+		news := h.recordsNews.wait()
 		i, changed, known := h.watch()
 		now := h.healthOf(i)
 		if known && (always || !sameHealth(told, now)) {
@@ -75,7 +75,7 @@ func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
 			told[dev.Claim.Device] = true
 			h := kubeletplugin.DeviceHealth{PoolName: dev.Claim.Pool, DeviceName: dev.Claim.Device, Health: kubeletplugin.HealthStatusHealthy,
 				LastUpdated: time.Now(), HealthCheckTimeout: healthLease}
-			if why := i.illness(dev.ID); why != "" {
+			if why := i.whyUnhealthy(dev.ID); why != "" {
 				h.Health, h.Message = kubeletplugin.HealthStatusUnhealthy, why
 			}
 			list = append(list, h)
@@ -84,8 +84,8 @@ func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
 	return list
 }
 
-// illness returns why a pod cannot use a device, or "" if it can.
-func (i Inventory) illness(id string) string {
+// whyUnhealthy returns why a pod cannot use a device, or "" if it can.
+func (i Inventory) whyUnhealthy(id string) string {
 	if f, ok := i.Faults[id]; ok {
 		return f.Text
 	}

@@ -21,17 +21,17 @@ const (
 	leaderLock = "leader.lock"
 	// leaderFile contains the name of the leading instance.
 	leaderFile = "leader"
-	// lookForLead is the interval at which the other instances try to take the lock.
-	lookForLead = 500 * time.Millisecond
+	// leadInterval is the interval at which the other instances try to take the lock.
+	leadInterval = 500 * time.Millisecond
 )
 
 // leadership is the role of this instance. Only the leading instance publishes devices, collects records and writes the status of claims.
 // Every instance prepares claims.
 type leadership struct {
-	mu    sync.Mutex
-	leads bool
-	waits string    // why this instance does not serve the kubelet now, or ""
-	turn  broadcast // wakes waiters after a change of leads or waits
+	mu         sync.Mutex
+	leads      bool
+	whyWaiting string    // why this instance does not serve the kubelet now, or ""
+	changed    broadcast // wakes waiters after a change of leads or waits
 }
 
 // leads reports whether this instance leads.
@@ -45,36 +45,36 @@ func (d *Driver) leads() bool {
 // Another instance may be a newer one that is about to take over.
 func (d *Driver) Leads() bool { return d.leads() }
 
-// waitsFor returns why this instance does not serve the kubelet now, or "" if it does.
-func (l *leadership) waitsFor() string {
+// whyNotServing returns why this instance does not serve the kubelet now, or "" if it does.
+func (l *leadership) whyNotServing() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.waits
+	return l.whyWaiting
 }
 
-// follow records that another instance leads. Instances that are pods serve side by side during an update. A service must be alone: a
+// setFollower records that another instance leads. Instances that are pods serve side by side during an update. A service must be alone: a
 // second service, or a service beside pods, would take over the kubelet's connection.
-func (l *leadership) follow(d *Driver, leader string) {
+func (l *leadership) setFollower(d *Driver, leader string) {
 	waits := ""
 	if d.options.Instance == "" || strings.HasPrefix(leader, service) {
 		waits = leader + " serves the claims of this node; this instance waits for its end; run the daemon as a service or as a DaemonSet, not both"
 	}
 	l.mu.Lock()
-	changed := l.waits != waits
-	l.waits = waits
+	changed := l.whyWaiting != waits
+	l.whyWaiting = waits
 	l.mu.Unlock()
 	if changed {
-		l.turn.send()
+		l.changed.send()
 	}
 }
 
 func (l *leadership) set(d *Driver, leads bool) {
 	l.mu.Lock()
 	if l.leads = leads; leads {
-		l.waits = ""
+		l.whyWaiting = ""
 	}
 	l.mu.Unlock()
-	l.turn.send()
+	l.changed.send()
 	if d.count.leading.Set(0); !leads {
 		d.count.unattached.Set(0)
 		return
@@ -83,8 +83,8 @@ func (l *leadership) set(d *Driver, leads bool) {
 	d.recordsChanged() // the daemon may change devices from now on
 }
 
-// hold takes the lock and keeps it until ctx is done. The kernel releases the lock with the process.
-func (l *leadership) hold(ctx context.Context, d *Driver) {
+// holdLead takes the lock and keeps it until ctx is done. The kernel releases the lock with the process.
+func (l *leadership) holdLead(ctx context.Context, d *Driver) {
 	told := ""
 	for ctx.Err() == nil {
 		lock, dir, leader, err := d.takeLead()
@@ -92,20 +92,20 @@ func (l *leadership) hold(ctx context.Context, d *Driver) {
 			l.set(d, true)
 			d.options.Log.Info("this instance leads: it publishes devices and writes the status of claims", "instance", d.name())
 			d.removeStaleSockets()
-			l.keep(ctx, lock)
+			l.waitUntilLost(ctx, lock)
 			l.set(d, false)
 			lock.Unlock()
 			dir.Close()
 			continue
 		}
-		l.follow(d, leader)
+		l.setFollower(d, leader)
 		if err.Error() != told {
-			d.options.Log.Info("another instance leads", "instance", d.name(), "error", err, "waits", l.waitsFor())
+			d.options.Log.Info("another instance leads", "instance", d.name(), "error", err, "waits", l.whyNotServing())
 		}
 		told = err.Error()
 		select {
 		case <-ctx.Done():
-		case <-time.After(lookForLead):
+		case <-time.After(leadInterval):
 		}
 	}
 }
@@ -114,12 +114,12 @@ func (l *leadership) hold(ctx context.Context, d *Driver) {
 // the lead.
 func (d *Driver) whileLeading(ctx context.Context, f func(context.Context)) {
 	for ctx.Err() == nil {
-		turn := d.lead.turn.wait()
+		turn := d.lead.changed.wait()
 		if d.leads() {
 			lead, lost := context.WithCancel(ctx)
 			go func() {
 				defer lost()
-				for turn := turn; d.leads(); turn = d.lead.turn.wait() {
+				for turn := turn; d.leads(); turn = d.lead.changed.wait() {
 					select {
 					case <-lead.Done():
 						return
@@ -138,13 +138,13 @@ func (d *Driver) whileLeading(ctx context.Context, f func(context.Context)) {
 	}
 }
 
-// keep returns when ctx is done or the lock file has been replaced.
-func (l *leadership) keep(ctx context.Context, lock *store.Lock) {
+// waitUntilLost returns when ctx is done or the lock file has been replaced.
+func (l *leadership) waitUntilLost(ctx context.Context, lock *store.Lock) {
 	for !lock.Lost() {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(lookEvery):
+		case <-time.After(checkInterval):
 		}
 	}
 }
@@ -185,12 +185,12 @@ func (d *Driver) name() string {
 // awaitTurn returns when this instance may serve the kubelet.
 func (d *Driver) awaitTurn(ctx context.Context) error {
 	for {
-		turn := d.lead.turn.wait()
-		why := d.lead.waitsFor()
+		turn := d.lead.changed.wait()
+		why := d.lead.whyNotServing()
 		if why == "" {
 			return nil
 		}
-		d.conn.lost(errors.New(why))
+		d.conn.setDown(errors.New(why))
 		select {
 		case <-ctx.Done():
 			return nil

@@ -36,8 +36,8 @@ func TestUpgrade(t *testing.T) {
 	stopB := b.run()
 	kb := b.registerAt(filepath.Join(registry, "sriov.podlace.io-uid-b-reg.sock"), false)
 	ka := a.registerAt(filepath.Join(registry, "sriov.podlace.io-uid-a-reg.sock"), false)
-	if kb.endpoint != filepath.Join(data, "dra-uid-b.sock") || b.leads() || b.registered() != "" {
-		t.Errorf("endpoint %s, leads: %t, %s", kb.endpoint, b.leads(), b.registered())
+	if kb.endpoint != filepath.Join(data, "dra-uid-b.sock") || b.leads() || b.whyUnregistered() != "" {
+		t.Errorf("endpoint %s, leads: %t, %s", kb.endpoint, b.leads(), b.whyUnregistered())
 	}
 	old, young := newClaim("c-1", "old", result("a", vf0)), newClaim("c-2", "young", result("a", vf0))
 	l.add(old, young)
@@ -125,7 +125,7 @@ func TestServiceAndPod(t *testing.T) {
 		l.await("the second one says who serves", func() bool {
 			return strings.HasPrefix(b.Ready(), c.name) && strings.Contains(b.Ready(), "not both")
 		})
-		time.Sleep(2 * lookForLead)
+		time.Sleep(2 * leadInterval)
 		registry, _ := l.options.folders()
 		if sockets := l.files(registry); strings.Contains(sockets, " ") || b.leads() || a.Ready() != "the kubelet has not registered driver sriov.podlace.io" {
 			t.Errorf("sockets %s, the second one leads: %t, the first one: %s", sockets, b.leads(), a.Ready())
@@ -162,7 +162,7 @@ func TestSocketsRemoved(t *testing.T) {
 	registry, data := l.options.folders()
 	for _, remove := range []string{filepath.Join(registry, "sriov.podlace.io-reg.sock"), data} {
 		must(t, os.RemoveAll(remove))
-		l.await("the kubelet can register again", func() bool { return l.registered() != "" })
+		l.await("the kubelet can register again", func() bool { return l.whyUnregistered() != "" })
 		l.await("sockets", func() bool { return l.files(registry)+l.files(data) == "sriov.podlace.io-reg.sockdra.sock" })
 		k := l.register(false)
 		if got := k.unprepare("c-1"); got[0] != "" || l.Ready() != "" {
@@ -219,6 +219,6 @@ func TestLeadLost(t *testing.T) {
 	must(t, os.Remove(filepath.Join(filepath.Dir(l.options.Claims), leaderLock)))
 	b := l.instance("uid-b")
 	b.run()
-	time.Sleep(2 * lookEvery)
+	time.Sleep(2 * checkInterval)
 	l.await("one leads", func() bool { return a.leads() != b.leads() })
 }

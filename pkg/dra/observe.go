@@ -53,7 +53,7 @@ type observedSlices struct {
 // List forwards the call and reports its result.
 func (s observedSlices) List(ctx context.Context, o metav1.ListOptions) (*resourceapi.ResourceSliceList, error) {
 	list, err := s.ResourceSliceInterface.List(ctx, o)
-	s.result(ctx, "list", err)
+	s.noteResult(ctx, "list", err)
 	return list, err
 }
 
@@ -61,7 +61,7 @@ func (s observedSlices) List(ctx context.Context, o metav1.ListOptions) (*resour
 func (s observedSlices) Watch(ctx context.Context, o metav1.ListOptions) (kwatch.Interface, error) {
 	w, err := s.ResourceSliceInterface.Watch(ctx, o)
 	if err == nil || o.SendInitialEvents == nil { // otherwise client-go falls back to a list
-		s.result(ctx, "watch", err)
+		s.noteResult(ctx, "watch", err)
 	}
 	return w, err
 }
@@ -78,7 +78,7 @@ func (s observedSlices) Create(ctx context.Context, slice *resourceapi.ResourceS
 		slice.OwnerReferences[i].UID = uid
 	}
 	stored, err := s.ResourceSliceInterface.Create(ctx, slice, o)
-	s.wrote(ctx, "create", err)
+	s.noteWrite(ctx, "create", err)
 	return stored, err
 }
 
@@ -86,14 +86,14 @@ func (s observedSlices) Create(ctx context.Context, slice *resourceapi.ResourceS
 func (s observedSlices) Update(ctx context.Context, slice *resourceapi.ResourceSlice, o metav1.UpdateOptions) (*resourceapi.ResourceSlice,
 	error) {
 	stored, err := s.ResourceSliceInterface.Update(ctx, slice, o)
-	s.wrote(ctx, "update", err)
+	s.noteWrite(ctx, "update", err)
 	return stored, err
 }
 
 // Delete forwards the call and reports its result.
 func (s observedSlices) Delete(ctx context.Context, name string, o metav1.DeleteOptions) error {
 	err := s.ResourceSliceInterface.Delete(ctx, name, o)
-	s.wrote(ctx, "delete", err)
+	s.noteWrite(ctx, "delete", err)
 	return err
 }
 
@@ -102,7 +102,7 @@ func (p *publisher) nodeUID(ctx context.Context) (types.UID, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	node, err := p.options.Client.CoreV1().Nodes().Get(ctx, p.options.Node, metav1.GetOptions{})
-	p.result(ctx, verbNode, err)
+	p.noteResult(ctx, verbNode, err)
 	if err != nil {
 		return "", fmt.Errorf("get node %s: %w", p.options.Node, err)
 	}
@@ -125,7 +125,7 @@ func newQueue(p *publisher) queue {
 // Get returns the next pool.
 func (q queue) Get() (string, bool) {
 	pool, shutdown := q.TypedRateLimitingInterface.Get()
-	q.p.syncBegins()
+	q.p.noteSyncStart()
 	return pool, shutdown
 }
 
@@ -137,7 +137,7 @@ func (q queue) AddRateLimited(pool string) {
 // Forget marks a pool as synchronized.
 func (q queue) Forget(pool string) {
 	q.TypedRateLimitingInterface.Forget(pool)
-	q.p.synced()
+	q.p.noteSynced()
 }
 
 // backoff returns the pause after n failures.

@@ -38,10 +38,10 @@ type plan struct {
 type planned struct {
 	pool.Device
 	allocation.Claim
-	resource string
-	driver   string // driver to bind; "" keeps the current one
-	back     string // driver to restore after the claim, if the resource has one
-	rebound  bool   // the claim chose the driver, so the former one is restored
+	resource  string
+	driver    string // driver to bind; "" keeps the current one
+	restoreTo string // driver to restore after the claim, if the resource has one
+	restores  bool   // the claim chose the driver, so the former one is restored
 
 	vfs []pci.Address // VFs that the device excludes, if it is a PF offered as a whole
 }
@@ -86,11 +86,11 @@ func (d *Driver) plan(c *resourceapi.ResourceClaim, before *claim.Record) (p pla
 	for _, r := range c.Status.ReservedFor {
 		p.record.Reserved = append(p.record.Reserved, claim.Consumer{Resource: r.Resource, Name: r.Name, UID: string(r.UID)})
 	}
-	return p, p.covers(before)
+	return p, p.checkCovers(before)
 }
 
-// covers returns an error if the record of a claim has a device that is not in the plan.
-func (p plan) covers(before *claim.Record) error {
+// checkCovers returns an error if the record of a claim has a device that is not in the plan.
+func (p plan) checkCovers(before *claim.Record) error {
 	if before == nil {
 		return nil
 	}
@@ -146,22 +146,22 @@ func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result in
 	p.Device, p.resource = device, in.Name
 	if !p.Admin {
 		if device.Whole == 0 { // only VFs get the driver
-			p.driver, p.back = in.Resource.Driver, in.Resource.Driver
+			p.driver, p.restoreTo = in.Resource.Driver, in.Resource.Driver
 		}
 		p.vfs = i.vfsOf(p)
 		if config != nil && config.Driver != "" {
-			p.driver, p.rebound = config.Driver, true
+			p.driver, p.restores = config.Driver, true
 		}
 		if by, ok := i.Held[device.Address.String()]; ok {
 			return one{}, fmt.Errorf("VF %s belongs to %s", device.Address, by)
 		}
-		err = d.usable(p)
+		err = d.checkUsable(p)
 	}
 	return one{p, allocation.Device{Resource: in.Name, ID: device.Address.String(), Claim: &p.Claim, Config: config}}, err
 }
 
-// usable returns an error if a pod cannot use the device.
-func (d *Driver) usable(p planned) error {
+// checkUsable returns an error if a pod cannot use the device.
+func (d *Driver) checkUsable(p planned) error {
 	driver := cmp.Or(p.driver, p.Driver)
 	switch {
 	case p.Unreadable != "":

@@ -39,7 +39,8 @@ func (h handler) PrepareResourceClaims(ctx context.Context,
 			results[i].Devices, results[i].Err = h.prepareWithin(ctx, c, false)
 			h.count.prepared(time.Since(began), results[i].Err)
 			if err := results[i].Err; h.failures.due("prepare "+string(c.UID), err, time.Now()) {
-				h.options.Log.Warn("could not prepare a claim; the kubelet retries", "claim", c.Namespace+"/"+c.Name, "uid", string(c.UID), "error", err)
+				h.options.Log.Warn("could not prepare a claim; the kubelet retries", "claim", c.Namespace+"/"+c.Name, "uid", string(c.UID), "error",
+					err)
 			}
 		})
 	}
@@ -131,7 +132,7 @@ func (d *Driver) prepareAs(ctx context.Context, c *resourceapi.ResourceClaim, lo
 
 // recordsChanged wakes everything that depends on records.
 func (d *Driver) recordsChanged() {
-	d.news.send()
+	d.recordsNews.send()
 	if d.options.Changed != nil {
 		d.options.Changed()
 	}
@@ -162,7 +163,7 @@ func (d *Driver) write(r claim.Record, before *claim.Record) error {
 // reserve reserves the devices of a plan for the claim, and binds their drivers. The caller holds the locks of the claim and the VFs.
 func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) error {
 	uid, fresh := p.devices[0].UID, []pci.Address{}
-	if _, err := d.others(*p); err != nil { // check first: the pod of another claim may be running
+	if _, err := d.checkOtherClaims(*p); err != nil { // check first: the pod of another claim may be running
 		return err
 	}
 	attached, err := attachedTo(uid)
@@ -181,7 +182,7 @@ func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) err
 			fresh = append(fresh, p.devices[i].Address)
 		}
 	}
-	check := func() error { return d.free(*p, fresh) }
+	check := func() error { return d.checkFree(*p, fresh) }
 	change := func() error {
 		if before != nil && before.State == claim.Prepared && len(p.toBind()) == 0 {
 			return nil // the existing record already reserves the devices
@@ -189,7 +190,7 @@ func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) err
 		return d.bindAll(ctx, p)
 	}
 	if d.options.Change != nil && len(p.addresses()) > 0 {
-		return d.options.Change(texts(p.addresses()), check, change)
+		return d.options.Change(addressTexts(p.addresses()), check, change)
 	}
 	if err := check(); err != nil {
 		return err
@@ -200,28 +201,28 @@ func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) err
 // prepareToReserve reads a device and restores what an earlier claim has left. isFresh reports that neither a record nor a pod has the
 // device.
 func (d *Driver) prepareToReserve(p *plan, dev *planned, first bool, attached map[pci.Address]bool) (isFresh bool, err error) {
-	if err := d.look(dev); err != nil || dev.Admin {
+	if err := d.rereadDevice(dev); err != nil || dev.Admin {
 		return false, err
 	}
 	if first {
-		d.recallDriver(p, *dev, attached[dev.Address])
+		d.recoverDriver(p, *dev, attached[dev.Address])
 	}
 	if attached[dev.Address] {
 		dev.driver = "" // a pod has the VF with its current driver
 	}
 	isFresh = first && !attached[dev.Address]
-	return isFresh, errors.Join(d.settle(*dev), d.look(dev)) // settling may have restored the former driver
+	return isFresh, errors.Join(d.freeDevice(*dev), d.rereadDevice(dev)) // settling may have restored the former driver
 }
 
-// settle ensures that no attachment has a device, and that its former settings are restored.
-func (d *Driver) settle(dev planned) error {
-	if err := d.usable(dev); err != nil {
+// freeDevice ensures that no attachment has a device, and that its former settings are restored.
+func (d *Driver) freeDevice(dev planned) error {
+	if err := d.checkUsable(dev); err != nil {
 		return err
 	}
-	if err := sriov.Settle(d.options.Sysfs, dev.Address, dev.UID, d.options.Log); err != nil {
+	if err := sriov.FreeOrphan(d.options.Sysfs, dev.Address, dev.UID, d.options.Log); err != nil {
 		return err
 	}
-	return d.settleVFs(dev)
+	return d.freeVFs(dev)
 }
 
 // attachedTo returns the VFs that pods of a claim have.
@@ -236,29 +237,29 @@ func attachedTo(uid string) (map[pci.Address]bool, error) {
 	return attached, err
 }
 
-func texts(list []pci.Address) (out []string) {
+func addressTexts(list []pci.Address) (out []string) {
 	for _, a := range list {
 		out = append(out, a.String())
 	}
 	return out
 }
 
-// free returns an error if another claim has a device of the plan, or a pod has one of fresh by the device plugin API.
-func (d *Driver) free(p plan, fresh []pci.Address) error {
-	records, err := d.others(p)
+// checkFree returns an error if another claim has a device of the plan, or a pod has one of fresh by the device plugin API.
+func (d *Driver) checkFree(p plan, fresh []pci.Address) error {
+	records, err := d.checkOtherClaims(p)
 	if err != nil {
 		return err
 	}
 	for _, a := range fresh {
-		if why := d.inUse(a); why != "" {
+		if why := d.whyInUse(a); why != "" {
 			return fmt.Errorf("VF %s %s", a, why)
 		}
 	}
-	return d.excluded(p, records)
+	return d.checkExcluded(p, records)
 }
 
-// others returns the records of all claims, or an error if another claim has a device of the plan.
-func (d *Driver) others(p plan) ([]claim.Record, error) {
+// checkOtherClaims returns the records of all claims, or an error if another claim has a device of the plan.
+func (d *Driver) checkOtherClaims(p plan) ([]claim.Record, error) {
 	records, unreadable := d.records.List()
 	if unreadable != nil {
 		return nil, fmt.Errorf("find the claims that have its devices: %w; see %s", unreadable, d.options.Claims)
@@ -292,8 +293,8 @@ func (d *Driver) bindAll(ctx context.Context, p *plan) error {
 			return err
 		}
 		known := slices.ContainsFunc(p.record.Bound, func(b claim.Binding) bool { return b.ID == id })
-		if dev.rebound && !known {
-			former := dev.back
+		if dev.restores && !known {
+			former := dev.restoreTo
 			if former == "" {
 				former = dev.Driver
 			}
@@ -310,15 +311,15 @@ func (d *Driver) bindAll(ctx context.Context, p *plan) error {
 		}
 	}
 	for _, dev := range p.devices {
-		if err := d.takeVFs(ctx, dev); err != nil {
+		if err := d.removeVFs(ctx, dev); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// look updates a device from sysfs.
-func (d *Driver) look(dev *planned) error {
+// rereadDevice updates a device from sysfs.
+func (d *Driver) rereadDevice(dev *planned) error {
 	now, err := pci.Inspect(d.options.Sysfs, dev.Address)
 	if err != nil {
 		return fmt.Errorf("device %s: %w", dev.Address, err)
@@ -331,7 +332,7 @@ func (d *Driver) look(dev *planned) error {
 func (d *Driver) bind(ctx context.Context, dev *planned) error {
 	had := dev.Driver
 	err := pci.Bind(ctx, d.options.Sysfs, dev.Address, dev.driver)
-	d.binds.note(dev.Address, err)
+	d.binds.record(dev.Address, err)
 	if errors.Is(err, context.DeadlineExceeded) {
 		d.recordsChanged() // the device has a fault now
 	}
@@ -340,5 +341,5 @@ func (d *Driver) bind(ctx context.Context, dev *planned) error {
 	}
 	d.options.Log.Info("changed the driver of a device for a claim", "device", dev.Address.String(), "claim", dev.Namespace+"/"+dev.Name,
 		"had", had, "has", dev.driver)
-	return d.look(dev)
+	return d.rereadDevice(dev)
 }

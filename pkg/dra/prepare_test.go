@@ -149,7 +149,7 @@ func TestDamagedRecord(t *testing.T) {
 	l := newDRALab(t)
 	l.run()
 	k := l.register(false)
-	must(t, claim.Begin(l.options.Claims), os.WriteFile(filepath.Join(l.options.Claims, "c-9"), []byte("{"), 0o600))
+	must(t, claim.MakeFolder(l.options.Claims), os.WriteFile(filepath.Join(l.options.Claims, "c-9"), []byte("{"), 0o600))
 	l.noteText(`{"apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[{"ClaimUID":"c-9","ClaimName":"lost","Namespace":"shop",` +
 		`"PodUIDs":{"u":{}},"DriverState":{"sriov.podlace.io":{"Devices":[{"PoolName":"node-a","DeviceName":"0000-11-02-3"}]}}}]}`)
 	lost, same := newClaim("c-9", "lost", result("a", vf3)), newClaim("c-2", "same", result("a", vf3))
@@ -210,7 +210,7 @@ func TestDriverBack(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{}.Start(t, l.sysfs)
 	p := l.planned(t, "c-1", vf0)
-	p.devices[0].driver, p.devices[0].rebound = "vfio-pci", true
+	p.devices[0].driver, p.devices[0].restores = "vfio-pci", true
 	must(t, l.reserve(t.Context(), &p, nil), l.writeCDI(p))
 	before, err := claim.Read(l.options.Claims, "c-1")
 	if want := []claim.Binding{{ID: vf0, Driver: "vfio-pci", Former: "iavf"}}; !cmp.Equal(before.Bound, want) || err != nil {
@@ -224,7 +224,7 @@ func TestDriverBack(t *testing.T) {
 		t.Errorf("%s, %v, driver %s", data, err, l.driverOf(vf0))
 	}
 	again := l.planned(t, "c-1", vf0) // the next instance finds the driver bound
-	again.devices[0].driver, again.devices[0].rebound = "vfio-pci", true
+	again.devices[0].driver, again.devices[0].restores = "vfio-pci", true
 	must(t, l.reserve(t.Context(), &again, &before), l.unprepare(t.Context(), "c-1"))
 	if l.driverOf(vf0) != "iavf" || l.files(l.options.Claims) != "" {
 		t.Errorf("driver %s, records %s", l.driverOf(vf0), l.files(l.options.Claims))
@@ -263,7 +263,7 @@ func TestNoWait(t *testing.T) {
 	l.run()
 	k := l.register(false)
 	slow := l.planned(t, "c-1", vf0)
-	slow.devices[0].driver, slow.devices[0].rebound = "vfio-pci", true
+	slow.devices[0].driver, slow.devices[0].restores = "vfio-pci", true
 	done := make(chan error)
 	go func() { done <- l.reserve(t.Context(), &slow, nil) }()
 	l.await("the record of the slow claim", func() bool { return l.files(l.options.Claims) == "c-1" })
@@ -369,7 +369,7 @@ func TestBindHangs(t *testing.T) {
 	a, err := pci.ParseAddress(vf0)
 	must(t, err)
 	before, _ := l.inventory()
-	l.binds.note(a, fmt.Errorf("bind %s: %w", vf0, context.DeadlineExceeded))
+	l.binds.record(a, fmt.Errorf("bind %s: %w", vf0, context.DeadlineExceeded))
 	i, _ := l.inventory()
 	if diff := cmp.Diff(map[string]Fault{vf0: {bindTimeout, "bind 0000:11:02.0: context deadline exceeded"}, vf1: {LinkDown, "no carrier"}},
 		i.Faults); diff != "" || len(before.Faults) != 1 {
@@ -383,7 +383,7 @@ func TestBindHangs(t *testing.T) {
 	if left := l.files(l.options.Claims); left != "" {
 		t.Errorf("records: %s", left)
 	}
-	l.binds.of[a] = bindFailure{time.Now().Add(-retryBind), err}
+	l.binds.byAddress[a] = bindFailure{time.Now().Add(-retryBind), err}
 	if i, _ := l.inventory(); len(i.Faults) != 1 {
 		t.Errorf("%v", i.Faults)
 	}

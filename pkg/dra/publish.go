@@ -48,19 +48,19 @@ type publisher struct {
 	former  map[string]resourceapi.Device // by name: devices as last published
 	records []claim.Record                // as last read
 
-	mu       sync.Mutex
-	running  bool
-	problems map[string]string              // by verb: reason of a lasting failure
-	given    *resourceslice.DriverResources // given to the controller last
-	syncing  *resourceslice.DriverResources // given when the controller's current comparison began
-	accepted *resourceslice.DriverResources // last resources that the API server accepted completely
-	refused  *resourceslice.DriverResources // resources refused since then; nil if none
-	failing  bool                           // a request of the current comparison was refused
-	off      map[string]time.Time           // features that the API server drops: when to try them again
+	mu        sync.Mutex
+	running   bool
+	problems  map[string]string              // by verb: reason of a lasting failure
+	submitted *resourceslice.DriverResources // given to the controller last
+	syncing   *resourceslice.DriverResources // given when the controller's current comparison began
+	accepted  *resourceslice.DriverResources // last resources that the API server accepted completely
+	refused   *resourceslice.DriverResources // resources refused since then; nil if none
+	failing   bool                           // a request of the current comparison was refused
+	disabled  map[string]time.Time           // features that the API server drops: when to try them again
 }
 
 func newPublisher(d *Driver) *publisher {
-	p := &publisher{Driver: d, wake: make(chan struct{}, 1), problems: map[string]string{}, off: map[string]time.Time{}}
+	p := &publisher{Driver: d, wake: make(chan struct{}, 1), problems: map[string]string{}, disabled: map[string]time.Time{}}
 	p.count = newSliceMetrics(d.options.Metrics, p)
 	return p
 }
@@ -98,8 +98,8 @@ func (p *publisher) run(ctx context.Context) error {
 	}
 	p.former = formerDevices(stored)
 	p.reset(stored)
-	first := p.desire(inventory)
-	p.give(func() {}, first)
+	first := p.computeDesired(inventory)
+	p.submit(func() {}, first)
 	c, err := resourceslice.StartController(ctx, p.controllerOptions(first))
 	if err != nil {
 		return fmt.Errorf("publish slices: %w", err)
@@ -155,12 +155,12 @@ func (p *publisher) controllerOptions(first *resourceslice.DriverResources) reso
 	return resourceslice.Options{
 		DriverName: claim.Driver, KubeClient: p.client(), Resources: first, SyncDelay: &delay, MutationCacheTTL: &ttl, Queue: newQueue(p),
 		Owner:        &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: p.options.Node},
-		ErrorHandler: func(_ context.Context, err error, _ string) { p.failed(err) },
+		ErrorHandler: func(_ context.Context, err error, _ string) { p.handleError(err) },
 	}
 }
 
-// desire computes what to publish, and remembers it.
-func (p *publisher) desire(i Inventory) *resourceslice.DriverResources {
+// computeDesired computes what to publish, and remembers it.
+func (p *publisher) computeDesired(i Inventory) *resourceslice.DriverResources {
 	if records, err := p.Driver.records.List(); err == nil { // otherwise keep the former records; the daemon has logged the error
 		p.records = records
 	}
@@ -178,28 +178,28 @@ func (p *publisher) desire(i Inventory) *resourceslice.DriverResources {
 // update passes changed resources to the controller. Resources that the API server has refused are not tried again; the former slices
 // remain.
 func (p *publisher) update(c *resourceslice.Controller, i Inventory) {
-	want := p.desire(i)
+	want := p.computeDesired(i)
 	p.mu.Lock()
 	if p.refused != nil && equal(want, p.refused) {
 		if want = p.accepted; want == nil {
-			want = p.given
+			want = p.submitted
 		}
 	} else {
 		p.refused = nil
 	}
-	same := equal(want, p.given)
+	same := equal(want, p.submitted)
 	p.mu.Unlock()
 	if !same {
-		p.give(func() { c.Update(want) }, want)
+		p.submit(func() { c.Update(want) }, want)
 	}
 }
 
-// give passes resources to the controller. It blocks new comparisons meanwhile, so that syncing matches what they compare.
-func (p *publisher) give(update func(), r *resourceslice.DriverResources) {
+// submit passes resources to the controller. It blocks new comparisons meanwhile, so that syncing matches what they compare.
+func (p *publisher) submit(update func(), r *resourceslice.DriverResources) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	update()
-	p.given = r
+	p.submitted = r
 }
 
 func equal(a, b *resourceslice.DriverResources) bool { return apiequality.Semantic.DeepEqual(a, b) }
@@ -227,14 +227,14 @@ func (p *publisher) setRunning(running bool) {
 	p.running = running
 }
 
-// failed handles an error of the controller.
-func (p *publisher) failed(err error) {
+// handleError handles an error of the controller.
+func (p *publisher) handleError(err error) {
 	var dropped *resourceslice.DroppedFieldsError
 	switch {
 	case errors.As(err, &dropped):
-		p.dropped(dropped.DisabledFeatures())
+		p.noteDropped(dropped.DisabledFeatures())
 	case apierrors.IsInvalid(err):
-		p.refuse(err)
+		p.noteRefusal(err)
 	}
 }
 

@@ -48,7 +48,7 @@ func TestFailureUnprepareHangs(t *testing.T) {
 	kernel := pcitest.Kernel{Stuck: []string{"vfio-pci"}}
 	kernel.Start(t, l.sysfs)
 	p := l.planned(t, "c-1", vf0)
-	p.devices[0].driver, p.devices[0].rebound = "vfio-pci", true
+	p.devices[0].driver, p.devices[0].restores = "vfio-pci", true
 	must(t, l.reserve(t.Context(), &p, nil))
 	l.note(newClaim("c-7", "unrelated"))
 	l.callTimeout = 50 * time.Millisecond
@@ -70,7 +70,7 @@ func TestUnprepareLog(t *testing.T) {
 	l := newDRALab(t)
 	l.run()
 	k := l.register(false)
-	must(t, claim.Begin(l.options.Claims), os.WriteFile(l.options.Claims+"/c-1", []byte("{"), 0o600))
+	must(t, claim.MakeFolder(l.options.Claims), os.WriteFile(l.options.Claims+"/c-1", []byte("{"), 0o600))
 	for range 5 {
 		if got := k.unprepare("c-1"); got[0] == "" {
 			t.Error("the record cannot be read, and the claim was unprepared")

@@ -57,24 +57,24 @@ func (p *publisher) up() int {
 }
 
 func (p *publisher) slices() int {
-	if p.given == nil {
+	if p.submitted == nil {
 		return 0
 	}
-	return len(p.given.Pools[p.options.Node].Slices)
+	return len(p.submitted.Pools[p.options.Node].Slices)
 }
 
-// wrote handles the result of a write.
-func (p *publisher) wrote(ctx context.Context, verb string, err error) {
+// noteWrite handles the result of a write.
+func (p *publisher) noteWrite(ctx context.Context, verb string, err error) {
 	if err == nil {
 		p.count.writes.WithLabelValues(verb).Inc()
 	}
 	if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) { // the next comparison handles these
-		p.result(ctx, verb, err)
+		p.noteResult(ctx, verb, err)
 	}
 }
 
-// result handles the result of a request. It logs a failure once, until its reason changes or the request succeeds.
-func (p *publisher) result(ctx context.Context, verb string, err error) {
+// noteResult handles the result of a request. It logs a failure once, until its reason changes or the request succeeds.
+func (p *publisher) noteResult(ctx context.Context, verb string, err error) {
 	if ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return // the daemon is stopping
 	}
@@ -118,16 +118,16 @@ func (p *publisher) hint(verb string, err error) string {
 	return "running pods and the device plugin API work without the API server"
 }
 
-// dropped records the features that the API server has disabled.
-func (p *publisher) dropped(disabled []string) {
+// noteDropped records the features that the API server has disabled.
+func (p *publisher) noteDropped(disabled []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, f := range disabled {
-		if _, ok := p.off[f]; !ok {
+		if _, ok := p.disabled[f]; !ok {
 			p.options.Log.Warn("the API server drops fields of ResourceSlices: it has disabled a feature", "feature", f, "consequence",
 				consequence(f))
 		}
-		p.off[f] = time.Now().Add(featureRetry)
+		p.disabled[f] = time.Now().Add(featureRetry)
 	}
 	p.notify()
 }
@@ -146,24 +146,24 @@ func consequence(feature string) string {
 func (p *publisher) features(now time.Time) features {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return features{taints: !p.off[featureTaints].After(now), counters: !p.off[featureCounters].After(now)}
+	return features{taints: !p.disabled[featureTaints].After(now), counters: !p.disabled[featureCounters].After(now)}
 }
 
-// refuse records that the API server considers slices invalid. The only known reason is an API server before 1.35, which refuses
+// noteRefusal records that the API server considers slices invalid. The only known reason is an API server before 1.35, which refuses
 // counters.
-func (p *publisher) refuse(err error) {
+func (p *publisher) noteRefusal(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.failing = true
 	if p.refused != nil || p.syncing == nil {
 		return
 	}
-	if _, ok := p.off[featureCounters]; !ok && p.hasCounters(p.syncing) {
+	if _, ok := p.disabled[featureCounters]; !ok && p.hasCounters(p.syncing) {
 		p.options.Log.Warn("the API server refuses counters in slices without devices: it is older than Kubernetes 1.35", "consequence",
 			consequence(featureCounters), "fields", invalidFields(err))
 	}
 	if p.hasCounters(p.syncing) {
-		p.off[featureCounters] = time.Now().Add(featureRetry)
+		p.disabled[featureCounters] = time.Now().Add(featureRetry)
 		p.notify()
 		return
 	}
@@ -192,15 +192,15 @@ func invalidFields(err error) string {
 	return strings.Join(names, ", ")
 }
 
-// syncBegins marks the start of a comparison.
-func (p *publisher) syncBegins() {
+// noteSyncStart marks the start of a comparison.
+func (p *publisher) noteSyncStart() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.syncing, p.failing = p.given, false
+	p.syncing, p.failing = p.submitted, false
 }
 
-// synced marks the success of a comparison, which also ends earlier write failures.
-func (p *publisher) synced() {
+// noteSynced marks the success of a comparison, which also ends earlier write failures.
+func (p *publisher) noteSynced() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.syncing != nil && !p.failing {

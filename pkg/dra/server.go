@@ -24,18 +24,18 @@ import (
 )
 
 const (
-	serveAgain     = time.Second
-	serveAgainMost = 30 * time.Second
-	// lookEvery is the interval of checking the sockets, which another program may delete.
-	lookEvery = time.Second
+	firstRestart   = time.Second
+	longestRestart = 30 * time.Second
+	// checkInterval is the interval of checking the sockets, which another program may delete.
+	checkInterval = time.Second
 )
 
 // connection is the server for the kubelet.
 type connection struct {
-	mu     sync.Mutex
-	helper *kubeletplugin.Helper
-	failed chan error // receives the error of the running server
-	why    string     // why no server runs
+	mu      sync.Mutex
+	helper  *kubeletplugin.Helper
+	failed  chan error // receives the error of the running server
+	whyDown string     // why no server runs
 }
 
 // serve serves the kubelet until ctx is done. It restarts a failed server.
@@ -44,24 +44,24 @@ func (d *Driver) serve(ctx context.Context) error {
 	defer running.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the goroutines before the wait
-	running.Go(func() { d.lead.hold(ctx, d) })
-	running.Go(func() { d.collectAlways(ctx) })
-	running.Go(func() { d.statusAlways(ctx) })
-	running.Go(func() { d.alignAlways(ctx) })
+	running.Go(func() { d.lead.holdLead(ctx, d) })
+	running.Go(func() { d.collectLoop(ctx) })
+	running.Go(func() { d.statusLoop(ctx) })
+	running.Go(func() { d.alignLoop(ctx) })
 	told := ""
-	for pause := serveAgain; ctx.Err() == nil; {
+	for pause := firstRestart; ctx.Err() == nil; {
 		began := time.Now()
 		err := d.serveOnce(ctx)
 		if err == nil {
 			break
 		}
-		d.conn.lost(err)
+		d.conn.setDown(err)
 		if err.Error() != told {
 			d.options.Log.Error("claims cannot be prepared: the server for the kubelet failed; restarting it", "error", err)
 		}
 		told = err.Error()
-		if pause = min(2*pause, serveAgainMost); time.Since(began) > serveAgainMost {
-			pause = serveAgain
+		if pause = min(2*pause, longestRestart); time.Since(began) > longestRestart {
+			pause = firstRestart
 		}
 		select {
 		case <-ctx.Done():
@@ -123,7 +123,7 @@ func (d *Driver) guard(ctx context.Context, sockets []string, failed <-chan erro
 	for _, path := range sockets {
 		own[path], _ = probes.SocketAt(path)
 	}
-	look := time.NewTicker(lookEvery)
+	look := time.NewTicker(checkInterval)
 	defer look.Stop()
 	for {
 		select {
@@ -133,7 +133,7 @@ func (d *Driver) guard(ctx context.Context, sockets []string, failed <-chan erro
 			return err
 		case <-look.C:
 		}
-		if why := d.lead.waitsFor(); why != "" {
+		if why := d.lead.whyNotServing(); why != "" {
 			return errors.New(why)
 		}
 		for _, path := range sockets {
@@ -162,13 +162,13 @@ func (c *connection) begin(failed chan error) {
 func (c *connection) start(h *kubeletplugin.Helper) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.helper, c.why = h, ""
+	c.helper, c.whyDown = h, ""
 }
 
-func (c *connection) lost(err error) {
+func (c *connection) setDown(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.helper, c.why = nil, err.Error()
+	c.helper, c.whyDown = nil, err.Error()
 }
 
 func (c *connection) fail(err error) {
@@ -180,12 +180,12 @@ func (c *connection) fail(err error) {
 	}
 }
 
-// registered returns why the kubelet cannot reach the driver, or "" if it can.
-func (d *Driver) registered() string {
+// whyUnregistered returns why the kubelet cannot reach the driver, or "" if it can.
+func (d *Driver) whyUnregistered() string {
 	d.conn.mu.Lock()
 	defer d.conn.mu.Unlock()
 	if d.conn.helper == nil {
-		return cmp.Or(d.conn.why, "the server for the kubelet has not started")
+		return cmp.Or(d.conn.whyDown, "the server for the kubelet has not started")
 	}
 	switch status := d.conn.helper.RegistrationStatus(); {
 	case status == nil:

@@ -59,9 +59,9 @@ func newStatusWriter(d *Driver) *statusWriter {
 	return &statusWriter{Driver: d, began: time.Now().Truncate(time.Second), written: map[string]string{}, retries: map[string]statusRetry{}}
 }
 
-// statusAlways writes the status of claims after each change of a journal by ADD or DEL, until ctx is done, while this instance leads. No
+// statusLoop writes the status of claims after each change of a journal by ADD or DEL, until ctx is done, while this instance leads. No
 // ADD waits for it.
-func (d *Driver) statusAlways(ctx context.Context) {
+func (d *Driver) statusLoop(ctx context.Context) {
 	w := newStatusWriter(d)
 	journals := make(chan struct{}, 1)
 	go watch.Folder(ctx, sriov.JournalFolder, func(string) {
@@ -71,7 +71,7 @@ func (d *Driver) statusAlways(ctx context.Context) {
 		}
 	}, d.options.Log)
 	for {
-		news, turn := d.news.wait(), d.lead.turn.wait()
+		news, turn := d.recordsNews.wait(), d.lead.changed.wait()
 		var due <-chan time.Time
 		_, first, known := d.watch()
 		if known {

@@ -31,24 +31,24 @@ func (i Inventory) taintsOf(id, pf string, prepared bool) []resourceapi.DeviceTa
 	case !faulty, fault.Kind == Held && prepared:
 		return nil
 	case fault.Kind == Held:
-		return wanted(taint(taintHeld, "", string(resourceapi.DeviceTaintEffectNoSchedule)))
+		return enabledTaint(taint(taintHeld, "", string(resourceapi.DeviceTaintEffectNoSchedule)))
 	case fault.Kind == LinkDown:
-		return wanted(taint(taintLinkDown, pf, i.Taints.LinkDown))
+		return enabledTaint(taint(taintLinkDown, pf, i.Taints.LinkDown))
 	}
-	return wanted(taint(taintUnhealthy, fault.Kind, i.Taints.Unhealthy))
+	return enabledTaint(taint(taintUnhealthy, fault.Kind, i.Taints.Unhealthy))
 }
 
 // goneTaints returns the taints of a claimed device that no longer exists.
 func (i Inventory) goneTaints() []resourceapi.DeviceTaint {
-	return wanted(taint(taintGone, "", i.Taints.Gone))
+	return enabledTaint(taint(taintGone, "", i.Taints.Gone))
 }
 
 func taint(key, value, effect string) resourceapi.DeviceTaint {
 	return resourceapi.DeviceTaint{Key: key, Value: labelValue(value), Effect: resourceapi.DeviceTaintEffect(effect)}
 }
 
-// wanted returns no taint if the configuration disables it.
-func wanted(t resourceapi.DeviceTaint) []resourceapi.DeviceTaint {
+// enabledTaint returns no taint if the configuration disables it.
+func enabledTaint(t resourceapi.DeviceTaint) []resourceapi.DeviceTaint {
 	if t.Effect == noTaint || t.Effect == "" {
 		return nil
 	}

@@ -59,7 +59,7 @@ func (d *Driver) unprepare(ctx context.Context, uid string) error {
 	defer l.unlock()
 	r, err := claim.Read(d.options.Claims, uid)
 	if errors.Is(err, fs.ErrNotExist) { // the record may be lost; journals name the claim as well
-		return errors.Join(sriov.ReturnClaim(d.options.Sysfs, uid, nil, d.options.Log), d.removeCDI(uid))
+		return errors.Join(sriov.RestoreClaim(d.options.Sysfs, uid, nil, d.options.Log), d.removeCDI(uid))
 	}
 	if err != nil {
 		return err
@@ -103,11 +103,11 @@ func (d *Driver) release(ctx context.Context, r claim.Record, vfs []pci.Address)
 		}
 	}
 	fault.Step("return the devices of claim", uid)
-	if err := sriov.ReturnClaim(d.options.Sysfs, uid, vfs, d.options.Log); err != nil {
+	if err := sriov.RestoreClaim(d.options.Sysfs, uid, vfs, d.options.Log); err != nil {
 		return err
 	}
 	for _, b := range r.Bound {
-		if err := d.giveBack(ctx, b); err != nil {
+		if err := d.restoreDriver(ctx, b); err != nil {
 			return err
 		}
 	}
@@ -118,8 +118,8 @@ func (d *Driver) release(ctx context.Context, r claim.Record, vfs []pci.Address)
 	return claim.Remove(d.options.Claims, uid)
 }
 
-// giveBack binds a device to its driver from before the claim.
-func (d *Driver) giveBack(ctx context.Context, b claim.Binding) error {
+// restoreDriver binds a device to its driver from before the claim.
+func (d *Driver) restoreDriver(ctx context.Context, b claim.Binding) error {
 	a, err := pci.ParseAddress(b.ID)
 	if err != nil {
 		return err

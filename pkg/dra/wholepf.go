@@ -23,9 +23,9 @@ func (i Inventory) vfsOf(p planned) (vfs []pci.Address) {
 	return vfs
 }
 
-// excluded returns an error if another claim has the whole PF of a VF, or a pod has a VF of a PF by the device plugin API. The scheduler
-// prevents that by counters, except after a pod is deleted by force.
-func (d *Driver) excluded(p plan, records []claim.Record) error {
+// checkExcluded returns an error if another claim has the whole PF of a VF, or a pod has a VF of a PF by the device plugin API. The
+// scheduler prevents that by counters, except after a pod is deleted by force.
+func (d *Driver) checkExcluded(p plan, records []claim.Record) error {
 	for _, dev := range p.devices {
 		if dev.Admin {
 			continue
@@ -36,7 +36,7 @@ func (d *Driver) excluded(p plan, records []claim.Record) error {
 				records[i].Claim().UID)
 		}
 		for _, vf := range dev.vfs {
-			if why := d.inUse(vf); why != "" {
+			if why := d.whyInUse(vf); why != "" {
 				return fmt.Errorf("PF %s: its VF %s %s", dev.Address, vf, why)
 			}
 		}
@@ -44,25 +44,25 @@ func (d *Driver) excluded(p plan, records []claim.Record) error {
 	return nil
 }
 
-func (d *Driver) inUse(a pci.Address) string {
+func (d *Driver) whyInUse(a pci.Address) string {
 	if d.options.InUse == nil {
 		return ""
 	}
 	return d.options.InUse(a.String())
 }
 
-// settleVFs ensures that no attachment has a VF of a PF, and that the VFs' former settings are restored.
-func (d *Driver) settleVFs(dev planned) error {
+// freeVFs ensures that no attachment has a VF of a PF, and that the VFs' former settings are restored.
+func (d *Driver) freeVFs(dev planned) error {
 	for _, vf := range dev.vfs {
-		if err := sriov.Settle(d.options.Sysfs, vf, "", d.options.Log); err != nil {
+		if err := sriov.FreeOrphan(d.options.Sysfs, vf, "", d.options.Log); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// takeVFs removes the VFs of a PF that is offered as a whole. The daemon creates them again when the PF is free.
-func (d *Driver) takeVFs(ctx context.Context, dev planned) error {
+// removeVFs removes the VFs of a PF that is offered as a whole. The daemon creates them again when the PF is free.
+func (d *Driver) removeVFs(ctx context.Context, dev planned) error {
 	if dev.Whole == 0 || dev.Admin {
 		return nil
 	}

@@ -72,9 +72,9 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// TestSizes checks responses around the limits of frames and of HTTP/2's initial windows, up to maxAnswer.
+// TestSizes checks responses around the limits of frames and of HTTP/2's initial windows, up to maxResponse.
 func TestSizes(t *testing.T) {
-	for _, size := range []int{1, 100, 16384 - 40, 16384 - 20, 16384, 2*16384 - 20, 65535 - 40, 65535, 1 << 20, 17 << 20, maxAnswer - 100} {
+	for _, size := range []int{1, 100, 16384 - 40, 16384 - 20, 16384, 2*16384 - 20, 65535 - 40, 65535, 1 << 20, 17 << 20, maxResponse - 100} {
 		id := strings.Repeat("x", size)
 		k := start(t, &kubelet{get: always(web("app", "before", id, "after"))})
 		if got, err := ask(t, k.Kubelet, ""); err != nil || len(got) != 3 || got[1].ID != id || got[2].ID != "after" {
@@ -88,7 +88,7 @@ func TestSizes(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
 	}
-	k := start(t, &kubelet{get: always(web("app", strings.Repeat("x", maxAnswer)))})
+	k := start(t, &kubelet{get: always(web("app", strings.Repeat("x", maxResponse)))})
 	if got, err := ask(t, k.Kubelet, ""); err == nil || !strings.Contains(err.Error(), "want at most 67108864 bytes") {
 		t.Errorf("too long: %d devices, %v", len(got), err)
 	}

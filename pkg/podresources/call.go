@@ -18,11 +18,11 @@ import (
 )
 
 const (
-	// maxAnswer is the largest response message in bytes, maxHeaders the largest headers and trailers. maxBytes bounds everything that is
+	// maxResponse is the largest response message in bytes, maxHeaders the largest headers and trailers. maxBytes bounds everything that is
 	// read, with framing and padding.
-	maxAnswer  = 64 << 20
-	maxHeaders = 1 << 20
-	maxBytes   = 2 * maxAnswer
+	maxResponse = 64 << 20
+	maxHeaders  = 1 << 20
+	maxBytes    = 2 * maxResponse
 	// window is the largest flow-control window (RFC 9113, section 6.9.1). It exceeds maxBytes, so it never needs an update.
 	window, defaultWindow = 1<<31 - 1, 1<<16 - 1
 )
@@ -118,11 +118,11 @@ func (x *exchange) handle(f frame) error {
 	case f.kind == frameHeaders:
 		return x.headers(f)
 	case f.kind == frameReset:
-		return reset(f)
+		return resetError(f)
 	case f.kind == framePush || f.kind == frameContinuation:
 		return fmt.Errorf("unexpected frame of type %d", f.kind)
 	case f.kind == frameGoAway:
-		return goneAway(f)
+		return checkGoAway(f)
 	case f.flags&flagAck != 0:
 	case f.kind == frameSettings:
 		x.reply(frameSettings, nil)
@@ -142,8 +142,8 @@ func (x *exchange) data(f frame) error {
 	if err != nil {
 		return err
 	}
-	if len(x.body)+len(part) > maxAnswer {
-		return fmt.Errorf("the answer is too long: want at most %d bytes", maxAnswer)
+	if len(x.body)+len(part) > maxResponse {
+		return fmt.Errorf("the answer is too long: want at most %d bytes", maxResponse)
 	}
 	x.body = append(x.body, part...)
 	x.ended = f.flags&flagEndStream != 0
@@ -209,8 +209,8 @@ func (x *exchange) answer() ([]byte, error) {
 	return x.body[5:], nil
 }
 
-// reset translates RST_STREAM (section 6.4) into a gRPC error, as "Errors" of the gRPC document says.
-func reset(f frame) error {
+// resetError translates RST_STREAM (section 6.4) into a gRPC error, as "Errors" of the gRPC document says.
+func resetError(f frame) error {
 	if len(f.payload) != 4 {
 		return fmt.Errorf("RST_STREAM of %d bytes", len(f.payload))
 	}
@@ -224,8 +224,8 @@ func reset(f frame) error {
 	return &statusError{grpc, fmt.Sprintf("RST_STREAM with code %#x of HTTP/2", code)}
 }
 
-// goneAway returns the error for GOAWAY (section 6.8). It returns nil if the server still processes the request.
-func goneAway(f frame) error {
+// checkGoAway returns the error for GOAWAY (section 6.8). It returns nil if the server still processes the request.
+func checkGoAway(f frame) error {
 	if len(f.payload) < 8 {
 		return fmt.Errorf("GOAWAY of %d bytes", len(f.payload))
 	}

@@ -28,9 +28,9 @@ type entry struct {
 	DeviceIDs                           map[string][]string // by NUMA node
 }
 
-// Notes returns the devices of all entries of a checkpoint. A device with two NUMA nodes appears once for each. Entries have the UID of
-// the pod but not its name, and the pod may have ended. An error means that the devices are unknown.
-func Notes(path string) (notes []allocation.Device, err error) {
+// CheckpointDevices returns the devices of all entries of a checkpoint. A device with two NUMA nodes appears once for each. Entries have
+// the UID of the pod but not its name, and the pod may have ended. An error means that the devices are unknown.
+func CheckpointDevices(path string) (notes []allocation.Device, err error) {
 	data, err := ReadRegular(path)
 	if err != nil {
 		return nil, err
@@ -55,7 +55,7 @@ func readCheckpoint(path, uid string) (noted []allocation.Device, err error) {
 	if uid == "" {
 		return nil, ErrNoUID
 	}
-	notes, err := Notes(path)
+	notes, err := CheckpointDevices(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("%w: %w", ErrNoCheckpoint, err)
 	}
@@ -103,10 +103,10 @@ func parseEntries(data []byte) ([]entry, error) {
 	return c.Data.PodDeviceEntries, nil
 }
 
-// confirmed reports whether PodResources and the checkpoint agree on a pod's devices. The checkpoint also lists init containers, which
+// agrees reports whether PodResources and the checkpoint agree on a pod's devices. The checkpoint also lists init containers, which
 // PodResources omits unless they restart. Their entries are ignored if the pod has another device, because the kubelet assigns a device
 // to one pod only.
-func confirmed(devices []allocation.Device, containers []string, noted []allocation.Device) bool {
+func agrees(devices []allocation.Device, containers []string, noted []allocation.Device) bool {
 	inits := func(d allocation.Device) bool { return !slices.Contains(containers, d.Container) }
 	if len(devices) == 0 {
 		return len(noted) == 0

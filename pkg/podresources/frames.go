@@ -59,7 +59,7 @@ func (r *frames) next() (f frame, err error) {
 		return f, fmt.Errorf("a frame has %d bytes: want at most %d; the socket may not be the kubelet's", length, maxFrame)
 	}
 	if r.left -= len(head) + length; r.left < 0 {
-		return f, fmt.Errorf("the frames exceed the limit: want a response of at most %d bytes", maxAnswer)
+		return f, fmt.Errorf("the frames exceed the limit: want a response of at most %d bytes", maxResponse)
 	}
 	f = frame{head[3], head[4], binary.BigEndian.Uint32(head[5:]) &^ (1 << 31), r.buffer[:length]}
 	_, err = io.ReadFull(r.from, f.payload)

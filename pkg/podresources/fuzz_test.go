@@ -193,7 +193,7 @@ func FuzzCheckpoint(f *testing.F) {
 		if err := os.WriteFile(path, data, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		notes, err := Notes(path)
+		notes, err := CheckpointDevices(path)
 		want := slices.DeleteFunc(slices.Clone(notes), func(n allocation.Device) bool { return n.UID != uid })
 		got, err2 := readCheckpoint(path, uid)
 		if !cmp.Equal(set(want), set(got)) || fmt.Sprint(err) != fmt.Sprint(err2) {

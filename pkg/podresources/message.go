@@ -13,11 +13,11 @@ import (
 // The messages are defined in k8s.io/kubelet/pkg/apis/podresources/v1/api.proto, and encoded as protobuf.dev/programming-guides/encoding
 // describes. The package protowire is not used because it reads the program's own executable at every start.
 const (
-	varint   = 0
-	fixed64  = 1
-	bounded  = 2 // length-delimited: strings, messages and packed numbers
-	fixed32  = 5
-	maxField = 1<<29 - 1
+	varint          = 0
+	fixed64         = 1
+	lengthDelimited = 2 // length-delimited: strings, messages and packed numbers
+	fixed32         = 5
+	maxField        = 1<<29 - 1
 )
 
 var errMessage = errors.New("the kubelet's response is not a valid PodResources message")
@@ -38,11 +38,11 @@ func cutField(message []byte) (f field, rest []byte, err error) {
 	f, rest = field{id: int(tag >> 3), kind: int(tag & 7)}, message[n:]
 	length := uint64(0)
 	switch f.kind {
-	case varint, bounded:
+	case varint, lengthDelimited:
 		if f.number, n = binary.Uvarint(rest); n <= 0 {
 			return f, nil, fmt.Errorf("%w: number of field %d", errMessage, f.id)
 		}
-		if rest = rest[n:]; f.kind == bounded {
+		if rest = rest[n:]; f.kind == lengthDelimited {
 			length = f.number
 		}
 	case fixed64:
@@ -80,20 +80,20 @@ type pod struct {
 // latter.
 func decodePods(answer []byte) (pods []pod, err error) {
 	err = fields(answer, func(f field) error {
-		if f.id != 1 || f.kind != bounded {
+		if f.id != 1 || f.kind != lengthDelimited {
 			return nil
 		}
 		var p pod
-		err := fields(f.bytes, p.take)
+		err := fields(f.bytes, p.setField)
 		pods = append(pods, p)
 		return err
 	})
 	return pods, err
 }
 
-func (p *pod) take(f field) error {
+func (p *pod) setField(f field) error {
 	switch {
-	case f.kind != bounded:
+	case f.kind != lengthDelimited:
 	case f.id == 1:
 		p.name = string(f.bytes)
 	case f.id == 2:
@@ -108,7 +108,7 @@ func (p *pod) take(f field) error {
 func (p pod) devices() (devices []allocation.Device, names []string, err error) {
 	for i, message := range p.containers {
 		var c container
-		if err := fields(message, c.take); err != nil {
+		if err := fields(message, c.setField); err != nil {
 			return nil, nil, err
 		}
 		names = append(names, c.name)
@@ -127,17 +127,17 @@ type container struct {
 	cpus    []int64
 }
 
-func (c *container) take(f field) error {
+func (c *container) setField(f field) error {
 	switch {
-	case f.id == 1 && f.kind == bounded:
+	case f.id == 1 && f.kind == lengthDelimited:
 		c.name = string(f.bytes)
-	case f.id == 2 && f.kind == bounded:
+	case f.id == 2 && f.kind == lengthDelimited:
 		devices, err := decodeDevices(f.bytes)
 		c.devices = append(c.devices, devices...)
 		return err
 	case f.id == 3 && f.kind == varint:
 		c.cpus = append(c.cpus, int64(f.number))
-	case f.id == 3 && f.kind == bounded:
+	case f.id == 3 && f.kind == lengthDelimited:
 		for packed := f.bytes; len(packed) > 0; {
 			cpu, n := binary.Uvarint(packed)
 			if n <= 0 {
@@ -156,7 +156,7 @@ func decodeDevices(message []byte) (devices []allocation.Device, err error) {
 	var nodes []int
 	err = fields(message, func(f field) (err error) {
 		switch {
-		case f.kind != bounded:
+		case f.kind != lengthDelimited:
 		case f.id == 1:
 			resource = string(f.bytes)
 		case f.id == 2:
@@ -175,7 +175,7 @@ func decodeDevices(message []byte) (devices []allocation.Device, err error) {
 // appendNodes reads a TopologyInfo message. Protobuf omits zero, so a node without an ID is node 0.
 func appendNodes(nodes []int, message []byte) ([]int, error) {
 	err := fields(message, func(f field) error {
-		if f.id != 1 || f.kind != bounded {
+		if f.id != 1 || f.kind != lengthDelimited {
 			return nil
 		}
 		id := 0
@@ -194,7 +194,7 @@ func appendNodes(nodes []int, message []byte) ([]int, error) {
 // decodeAllocatable reads an AllocatableResourcesResponse message.
 func decodeAllocatable(answer []byte) (all []allocation.Device, err error) {
 	err = fields(answer, func(f field) error {
-		if f.id != 1 || f.kind != bounded {
+		if f.id != 1 || f.kind != lengthDelimited {
 			return nil
 		}
 		devices, err := decodeDevices(f.bytes)
@@ -206,6 +206,6 @@ func decodeAllocatable(answer []byte) (all []allocation.Device, err error) {
 
 // appendString appends a string field to a message.
 func appendString(message []byte, id byte, s string) []byte {
-	message = binary.AppendUvarint(append(message, id<<3|bounded), uint64(len(s)))
+	message = binary.AppendUvarint(append(message, id<<3|lengthDelimited), uint64(len(s)))
 	return append(message, s...)
 }

@@ -75,11 +75,11 @@ func At(dir string) Kubelet {
 func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) ([]allocation.Device, error) {
 	method, last := "Get", error(nil)
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		devices, err := k.once(ctx, method, namespace, name, uid)
+		devices, err := k.askOnce(ctx, method, namespace, name, uid)
 		if err == nil {
 			return devices, nil
 		}
-		if method == "Get" && unsupported(err) {
+		if method == "Get" && isUnsupported(err) {
 			method = "List"
 			continue
 		}
@@ -89,29 +89,29 @@ func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) ([]allocat
 		if last == nil || ctx.Err() == nil { // an error before the deadline explains more than the deadline does
 			last = fmt.Errorf("%s: %w", method, err)
 		}
-		if !temporary(err) || !sleep(ctx, pause) {
-			return nil, fmt.Errorf("ask the kubelet at %s which devices pod %s/%s has: %w", k.Socket, namespace, name, ended(ctx, last))
+		if !isTemporary(err) || !sleep(ctx, pause) {
+			return nil, fmt.Errorf("ask the kubelet at %s which devices pod %s/%s has: %w", k.Socket, namespace, name, withDeadline(ctx, last))
 		}
 	}
 }
 
-func ended(ctx context.Context, err error) error {
+func withDeadline(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%w: %w", ctx.Err(), err)
 	}
 	return err
 }
 
-func (k Kubelet) once(ctx context.Context, method, namespace, name, uid string) ([]allocation.Device, error) {
+func (k Kubelet) askOnce(ctx context.Context, method, namespace, name, uid string) ([]allocation.Device, error) {
 	var request []byte // ListPodResourcesRequest has no fields
 	if method == "Get" {
 		request = appendString(appendString(nil, 1, name), 2, namespace)
 	}
 	answer, err := call(ctx, k.Socket, service+method, request)
 	switch {
-	case unknown(err):
+	case isUnknownPod(err):
 		return nil, fmt.Errorf("%w: %w", ErrUnknownPod, err)
-	case errors.Is(err, fs.ErrNotExist) && missing(filepath.Dir(k.Socket)):
+	case errors.Is(err, fs.ErrNotExist) && isMissing(filepath.Dir(k.Socket)):
 		return nil, fmt.Errorf("%w: there is no folder %s", errNoKubelet, filepath.Dir(k.Socket))
 	case err != nil:
 		return nil, err
@@ -124,16 +124,16 @@ func (k Kubelet) once(ctx context.Context, method, namespace, name, uid string) 
 	if len(pods) == 0 {
 		return nil, fmt.Errorf("%w: it is not in the answer", ErrUnknownPod)
 	}
-	return k.choose(pods, uid)
+	return k.choosePod(pods, uid)
 }
 
-func missing(path string) bool {
+func isMissing(path string) bool {
 	_, err := os.Stat(path)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// choose returns the devices of the pod with a UID from the pods with the same name.
-func (k Kubelet) choose(pods []pod, uid string) ([]allocation.Device, error) {
+// choosePod returns the devices of the pod with a UID from the pods with the same name.
+func (k Kubelet) choosePod(pods []pod, uid string) ([]allocation.Device, error) {
 	noted, err := readCheckpoint(k.Checkpoint, uid)
 	if k.Claims && errors.Is(err, ErrNoCheckpoint) {
 		err = nil // no device plugin has registered
@@ -141,27 +141,27 @@ func (k Kubelet) choose(pods []pod, uid string) ([]allocation.Device, error) {
 	if err != nil && len(pods) > 1 {
 		return nil, fmt.Errorf("%d pods have this name, and %w: %w", len(pods), errOtherPod, err)
 	}
-	noted = k.wanted(noted)
-	var told []string
+	noted = k.filterResources(noted)
+	var listed []string
 	for _, p := range pods {
 		devices, containers, err2 := p.devices()
 		if err2 != nil {
 			return nil, err2
 		}
-		devices = k.wanted(devices)
+		devices = k.filterResources(devices)
 		switch {
-		case err == nil && confirmed(devices, containers, noted), err != nil && len(devices) > 0:
+		case err == nil && agrees(devices, containers, noted), err != nil && len(devices) > 0:
 			return devices, nil
 		case err != nil:
 			return nil, fmt.Errorf("the kubelet lists no devices, and its checkpoint does not confirm it: %w", err)
 		}
-		told = append(told, list(devices))
+		listed = append(listed, list(devices))
 	}
-	return nil, fmt.Errorf("the kubelet lists %s, but %s lists %s for UID %s: %w", strings.Join(told, " or "), k.Checkpoint, list(noted), uid,
+	return nil, fmt.Errorf("the kubelet lists %s, but %s lists %s for UID %s: %w", strings.Join(listed, " or "), k.Checkpoint, list(noted), uid,
 		errOtherPod)
 }
 
-func (k Kubelet) wanted(devices []allocation.Device) []allocation.Device {
+func (k Kubelet) filterResources(devices []allocation.Device) []allocation.Device {
 	if k.Resources == nil {
 		return devices
 	}
@@ -183,7 +183,7 @@ func List(ctx context.Context, k Kubelet) (held []allocation.Device, err error) 
 		if err != nil {
 			return nil, err
 		}
-		held = append(held, k.wanted(devices)...)
+		held = append(held, k.filterResources(devices)...)
 	}
 	slices.SortStableFunc(held, func(a, b allocation.Device) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Index, b.Index))
@@ -205,7 +205,7 @@ func CPUs(ctx context.Context, k Kubelet) (map[string][]int64, error) {
 	for _, p := range pods {
 		for _, message := range p.containers {
 			var c container
-			if err := fields(message, c.take); err != nil {
+			if err := fields(message, c.setField); err != nil {
 				return nil, err
 			}
 			of[p.namespace+"/"+p.name] = append(of[p.namespace+"/"+p.name], c.cpus...)
@@ -221,7 +221,7 @@ func Allocatable(ctx context.Context, k Kubelet) ([]allocation.Device, error) {
 		return nil, err
 	}
 	devices, err := decodeAllocatable(answer)
-	return k.wanted(devices), err
+	return k.filterResources(devices), err
 }
 
 // repeat retries a call that the kubelet's rate limit refused, or that came while the kubelet started. It does not retry if the socket is
@@ -234,28 +234,28 @@ func (k Kubelet) repeat(ctx context.Context, method string) ([]byte, error) {
 		if err == nil {
 			return answer, nil
 		}
-		if !temporary(err) || missing(k.Socket) || !sleep(ctx, pause) {
+		if !isTemporary(err) || isMissing(k.Socket) || !sleep(ctx, pause) {
 			return nil, fmt.Errorf("ask the kubelet at %s: %s: %w", k.Socket, method, err)
 		}
 	}
 }
 
-// unsupported reports whether the kubelet does not implement Get (before 1.27), or has the feature gate KubeletPodResourcesGet off
+// isUnsupported reports whether the kubelet does not implement Get (before 1.27), or has the feature gate KubeletPodResourcesGet off
 // (before 1.36).
-func unsupported(err error) bool {
+func isUnsupported(err error) bool {
 	var s *statusError
 	return errors.As(err, &s) && (s.code == codeUnimplemented || s.code == codeUnknown && strings.Contains(s.message, "method disabled"))
 }
 
-// unknown reports whether the kubelet does not know the pod. Kubelets up to 1.37 return the code Unknown with the text "pod web-0 in
+// isUnknownPod reports whether the kubelet does not know the pod. Kubelets up to 1.37 return the code Unknown with the text "pod web-0 in
 // namespace shop not found".
-func unknown(err error) bool {
+func isUnknownPod(err error) bool {
 	var s *statusError
 	return errors.As(err, &s) && (s.code == codeNotFound || s.code == codeUnknown && strings.HasSuffix(s.message, " not found"))
 }
 
-// temporary reports whether a retry may succeed. The calls change nothing, so a retry is safe even after half a response.
-func temporary(err error) bool {
+// isTemporary reports whether a retry may succeed. The calls change nothing, so a retry is safe even after half a response.
+func isTemporary(err error) bool {
 	var s *statusError
 	if errors.As(err, &s) {
 		return s.code == codeResourceExhausted || s.code == codeUnavailable

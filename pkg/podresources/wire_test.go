@@ -152,10 +152,10 @@ func TestBacklog(t *testing.T) {
 
 // TestTemporary checks the error of a write to a server that has just closed. No test can time this with a real server.
 func TestTemporary(t *testing.T) {
-	if err := fmt.Errorf("x: %w", &net.OpError{Op: "write", Err: os.NewSyscallError("write", syscall.EPIPE)}); !temporary(err) {
+	if err := fmt.Errorf("x: %w", &net.OpError{Op: "write", Err: os.NewSyscallError("write", syscall.EPIPE)}); !isTemporary(err) {
 		t.Error(err)
 	}
-	if err := fmt.Errorf("x: %w", &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.EACCES)}); temporary(err) {
+	if err := fmt.Errorf("x: %w", &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.EACCES)}); isTemporary(err) {
 		t.Error(err)
 	}
 }

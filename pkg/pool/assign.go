@@ -34,7 +34,7 @@ type Device struct {
 func Assign(c *Config, s *pci.Snapshot, env Env) []Pool {
 	n := newNode(s, env)
 	members := make([][]Device, len(c.Resources))
-	for _, v := range c.judge(n, false) {
+	for _, v := range c.matchAll(n, false) {
 		if v.resource >= 0 {
 			members[v.resource] = append(members[v.resource], c.device(n, v))
 		}
@@ -61,10 +61,10 @@ func (c *Config) NumVFs(s *pci.Snapshot) map[pci.Address]int {
 
 // device returns the pool's entry of a device.
 func (c *Config) device(n *node, v verdict) Device {
-	r, d := &c.Resources[v.resource], Device{Device: n.Devices[v.device], Whole: c.whole(n.subjects[v.device])}
+	r, d := &c.Resources[v.resource], Device{Device: n.Devices[v.device], Whole: c.excludedVFs(n.subjects[v.device])}
 	switch {
-	case r.ExcludeTopology || !n.several():
-	case n.located(&d.Device):
+	case r.ExcludeTopology || !n.multiNUMA():
+	case n.nodeKnown(&d.Device):
 		d.Topology = []int{d.NUMANode}
 	case r.UnknownNUMA == unlocatedAll:
 		for _, node := range n.Nodes {
@@ -87,36 +87,36 @@ func (c *Config) device(n *node, v verdict) Device {
 
 // pools groups the devices of a resource into pools by the suffix of their names.
 func (r *Resource) pools(n *node, devices []Device) []Pool {
-	if r.API == DRA || !r.SplitByNUMA && !r.mixed(n, devices) {
+	if r.API == DRA || !r.SplitByNUMA && !r.needsSuffix(n, devices) {
 		return []Pool{{r.FullName(), r, devices}}
 	}
 	var out []Pool
 	for _, d := range devices {
-		name := r.FullName() + r.ending(n, &d.Device)
+		name := r.FullName() + r.suffix(n, &d.Device)
 		i := slices.IndexFunc(out, func(p Pool) bool { return p.Name == name })
 		if i < 0 {
 			i, out = len(out), append(out, Pool{Name: name, Resource: r})
 		}
 		out[i].Devices = append(out[i].Devices, d)
 	}
-	slices.SortFunc(out, func(a, b Pool) int { return r.order(n, a) - r.order(n, b) })
+	slices.SortFunc(out, func(a, b Pool) int { return r.sortKey(n, a) - r.sortKey(n, b) })
 	return out
 }
 
-// order returns the sort key of a pool: its NUMA node, or a larger number for an unknown node.
-func (r *Resource) order(n *node, p Pool) int {
-	if d := &p.Devices[0].Device; n.located(d) {
+// sortKey returns the sort key of a pool: its NUMA node, or a larger number for an unknown node.
+func (r *Resource) sortKey(n *node, p Pool) int {
+	if d := &p.Devices[0].Device; n.nodeKnown(d) {
 		return d.NUMANode
 	}
 	return maxNode + 1
 }
 
-// ending returns the suffix of a device's pool name.
-func (r *Resource) ending(n *node, d *pci.Device) string {
+// suffix returns the suffix of a device's pool name.
+func (r *Resource) suffix(n *node, d *pci.Device) string {
 	switch {
-	case !n.several() && r.SplitByNUMA:
-		return ofNUMA(n.only())
-	case !n.located(d):
+	case !n.multiNUMA() && r.SplitByNUMA:
+		return ofNUMA(n.singleNode())
+	case !n.nodeKnown(d):
 		return noNUMA
 	case r.SplitByNUMA:
 		return ofNUMA(d.NUMANode)
@@ -124,23 +124,23 @@ func (r *Resource) ending(n *node, d *pci.Device) string {
 	return ""
 }
 
-// only returns the ID of the single NUMA node, or 0 if the machine reports none.
-func (n *node) only() int {
+// singleNode returns the ID of the single NUMA node, or 0 if the machine reports none.
+func (n *node) singleNode() int {
 	if len(n.Nodes) == 1 {
 		return n.Nodes[0].ID
 	}
 	return 0
 }
 
-// mixed reports whether devices of known and of unknown NUMA node need separate pools. It is false if the name is too long for the
+// needsSuffix reports whether devices of known and of unknown NUMA node need separate pools. It is false if the name is too long for the
 // suffix.
-func (r *Resource) mixed(n *node, devices []Device) bool {
-	if !r.splits(noNUMA) || !n.several() || len(r.Name)+len(noNUMA) > maxName {
+func (r *Resource) needsSuffix(n *node, devices []Device) bool {
+	if !r.splits(noNUMA) || !n.multiNUMA() || len(r.Name)+len(noNUMA) > maxName {
 		return false
 	}
 	located := 0
 	for i := range devices {
-		if n.located(&devices[i].Device) {
+		if n.nodeKnown(&devices[i].Device) {
 			located++
 		}
 	}

@@ -97,17 +97,17 @@ func (t pfTest) found(d subject) string {
 }
 
 func (t pfTest) met(d subject) bool {
-	return slices.ContainsFunc(t.ranges, func(p pfRange) bool { return t.is(d, p) && p.has(d) })
+	return slices.ContainsFunc(t.ranges, func(p pfRange) bool { return t.matches(d, p) && p.has(d) })
 }
 
-// is ignores case, as the reference device plugin does.
-func (t pfTest) is(d subject, p pfRange) bool {
+// matches ignores case, as the reference device plugin does.
+func (t pfTest) matches(d subject, p pfRange) bool {
 	return slices.ContainsFunc(t.names(d), func(name string) bool { return strings.EqualFold(name, p.pf) })
 }
 
 func (t pfTest) missing(n *node) (out []string) {
 	for _, p := range t.ranges {
-		i := slices.IndexFunc(n.subjects, func(d subject) bool { return t.is(d, p) })
+		i := slices.IndexFunc(n.subjects, func(d subject) bool { return t.matches(d, p) })
 		if i < 0 {
 			out = append(out, fmt.Sprintf("no %s %q on this node; PFs here: %s", t.kind, p.pf, orNone(strings.Join(n.pfs(t.names), ", "))))
 			continue

@@ -160,7 +160,7 @@ func (r *reader) config(root value, src Source) *Config {
 	var resources value
 	keys := r.object(root, []field{
 		{"resourceList", func(v value) { resources = v }},
-		{"pfs", r.each(func(v value) {
+		{"pfs", r.listOf(func(v value) {
 			if pf := r.pf(v); onHost(pf.hosts, src.Host) {
 				c.PFs = append(c.PFs, pf)
 			}
@@ -170,7 +170,7 @@ func (r *reader) config(root value, src Source) *Config {
 	})
 	r.require(root, keys, "resourceList")
 	if resources.kind != "" { // after cdi, which may come later in the file
-		r.each(func(v value) {
+		r.listOf(func(v value) {
 			resource := r.resource(v, src.Prefix, cdi)
 			if !onHost(resource.hosts, src.Host) {
 				r.note(v.Place, "resource %s: only for hosts %s; this host is %s", resource.FullName(), strings.Join(resource.hosts, ", "),
@@ -200,10 +200,10 @@ func (r *reader) resource(v value, prefix string, cdi CDI) Resource {
 		{"resourceName", r.checked(&res.Name, resourceName)},
 		{"resourcePrefix", r.checked(&res.Prefix, func(s string) (string, error) { return resourcePrefix(cmp.Or(s, prefix)) })},
 		{"deviceType", func(v value) { r.deviceType(v, &res) }},
-		{"excludeTopology", r.flag(&res.ExcludeTopology)},
+		{"excludeTopology", r.boolean(&res.ExcludeTopology)},
 		{"additionalInfo", func(v value) { res.AdditionalInfo = r.additionalInfo(v) }},
 		{"selectors", func(v value) { res.Selectors = r.selectors(v) }},
-		{"splitByNuma", r.flag(&res.SplitByNUMA)},
+		{"splitByNuma", r.boolean(&res.SplitByNUMA)},
 		{"unknownNuma", oneOf(r, &res.UnknownNUMA, unlocatedOmit, unlocatedAll, unlocatedExclude)},
 		{"policy", oneOf(r, &res.Policy, NUMABestFit, Pack, Balance, DistinctPF)},
 		{"driver", r.checked(&res.Driver, driverName)},
@@ -211,7 +211,7 @@ func (r *reader) resource(v value, prefix string, cdi CDI) Resource {
 		{"api", oneOf(r, &res.API, DevicePlugin, DRA)},
 		{"vf", func(v value) { res.VF = r.vf(v) }},
 		{"claimMay", func(v value) { res.ClaimMay = r.claimMay(v) }},
-		{"hosts", r.texts(&res.hosts, hostPattern)},
+		{"hosts", r.stringList(&res.hosts, hostPattern)},
 	}, field{"SelectorObj", r.nullOnly}, field{"SelectorObjs", r.nullOnly})
 	res.Unserved = r.unserved
 	r.require(v, keys, "resourceName")
@@ -228,9 +228,9 @@ func (r *reader) pf(v value) pfEntry {
 		{"pfName", r.checked(&pf.Name, interfaceName)},
 		{"pciAddress", r.address(&pf.Address)},
 		{"numVfs", func(v value) { pf.NumVFs, _ = r.integer(v, 0, maxVFs) }},
-		{"offerPf", r.flag(&pf.Offer)},
-		{"offerWhole", r.flag(&pf.Whole)},
-		{"hosts", r.texts(&pf.hosts, hostPattern)},
+		{"offerPf", r.boolean(&pf.Offer)},
+		{"offerWhole", r.boolean(&pf.Whole)},
+		{"hosts", r.stringList(&pf.hosts, hostPattern)},
 	})
 	r.require(v, keys, "numVfs")
 	if pf.Offer && pf.NumVFs > 0 {
@@ -248,7 +248,7 @@ func (r *reader) pf(v value) pfEntry {
 
 // additionalInfo reads the data that containers get, by PCI address or "*".
 func (r *reader) additionalInfo(v value) map[string]map[string]string {
-	if !r.is(v, object) {
+	if !r.hasKind(v, object) {
 		return nil
 	}
 	out := map[string]map[string]string{}
@@ -268,14 +268,14 @@ func (r *reader) additionalInfo(v value) map[string]map[string]string {
 
 func (r *reader) info(v value) map[string]string {
 	info := map[string]string{}
-	if !r.is(v, object) {
+	if !r.hasKind(v, object) {
 		return info
 	}
 	for _, m := range v.members {
 		if _, again := info[m.key]; again {
 			r.fail(m.value.Place, "duplicate key")
 		}
-		if r.is(m.value, text) {
+		if r.hasKind(m.value, text) {
 			info[m.key] = m.value.text
 		}
 	}

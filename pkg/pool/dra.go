@@ -47,7 +47,7 @@ func (r *reader) vf(v value) *vfconfig.Config {
 // claimMay reads the keys that claims may set. An item is a key, or an object of keys with their limits.
 func (r *reader) claimMay(v value) vfconfig.Allowance {
 	a := vfconfig.Allowance{}
-	r.each(func(v value) {
+	r.listOf(func(v value) {
 		switch v.kind {
 		case text:
 			if err := a.Allow(v.text); err != nil {
@@ -60,7 +60,7 @@ func (r *reader) claimMay(v value) vfconfig.Allowance {
 				}
 			}
 		default:
-			r.is(v, "a key, or an object of keys with their limits")
+			r.hasKind(v, "a key, or an object of keys with their limits")
 		}
 	})(v)
 	return a
@@ -118,8 +118,8 @@ func (v value) any() any {
 	return nil
 }
 
-// whole returns the number of VFs that a PF excludes if it is offered as a whole, or 0 for any other device.
-func (c *Config) whole(d subject) int {
+// excludedVFs returns the number of VFs that a PF excludes if it is offered as a whole, or 0 for any other device.
+func (c *Config) excludedVFs(d subject) int {
 	i := c.entryOf(d)
 	if i < 0 || !c.PFs[i].Whole {
 		return 0
@@ -127,11 +127,11 @@ func (c *Config) whole(d subject) int {
 	return max(c.PFs[i].NumVFs, d.NumVFs)
 }
 
-// apart returns why a resource does not take a PF that is offered as a whole, or "" if it does. A selector must name the PF, because
+// whyNotWhole returns why a resource does not take a PF that is offered as a whole, or "" if it does. A selector must name the PF, because
 // claims of other resources want VFs, and the scheduler would give them the PF.
-func (c *Config) apart(r *Resource, selector int, d subject) string {
+func (c *Config) whyNotWhole(r *Resource, selector int, d subject) string {
 	switch {
-	case c.whole(d) == 0:
+	case c.excludedVFs(d) == 0:
 		return ""
 	case r.API != DRA:
 		return `it is offered as a whole (offerWhole), which requires "api": "dra" in the resource`

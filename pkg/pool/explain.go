@@ -50,13 +50,13 @@ func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 			names[d.Address] = p.Name
 		}
 	}
-	verdicts := c.judge(newNode(s, env), true)
+	verdicts := c.matchAll(newNode(s, env), true)
 	out := make([]Explanation, len(verdicts))
 	for i, v := range verdicts {
 		e := Explanation{Device: s.Devices[i].Address, Answers: v.answers}
 		switch e.Resource = names[e.Device]; {
-		case v.busy != "":
-			e.Reason = "not offered: " + v.busy
+		case v.whyBusy != "":
+			e.Reason = "not offered: " + v.whyBusy
 		case v.resource < 0:
 			e.Reason = "not offered: no resource matches"
 		case len(c.Resources[v.resource].Unserved) > 0:
@@ -73,28 +73,28 @@ func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 // verdict is the assignment of one device.
 type verdict struct {
 	device   int    // index in the snapshot
-	busy     string // why no resource can have it
+	whyBusy  string // why no resource can have it
 	resource int    // -1 for none
 	selector int    // that the device meets, -1 if the resource has no selectors
 	answers  []Answer
 }
 
-// judge assigns every device. With all set it also evaluates the resources after the first match, and records the reasons.
-func (c *Config) judge(n *node, all bool) []verdict {
+// matchAll assigns every device. With all set it also evaluates the resources after the first match, and records the reasons.
+func (c *Config) matchAll(n *node, all bool) []verdict {
 	out := make([]verdict, len(n.subjects))
 	for i, d := range n.subjects {
-		v := verdict{device: i, busy: c.busy(n, i), resource: -1, selector: -1}
+		v := verdict{device: i, whyBusy: c.whyBusy(n, i), resource: -1, selector: -1}
 		for k := range c.Resources {
-			if !all && (v.busy != "" || v.resource >= 0) {
+			if !all && (v.whyBusy != "" || v.resource >= 0) {
 				break
 			}
 			r := &c.Resources[k]
 			selector, why := r.matches(n, d)
-			why = cmp.Or(why, c.apart(r, selector, d))
+			why = cmp.Or(why, c.whyNotWhole(r, selector, d))
 			if all {
-				v.answers = append(v.answers, r.answer(d, why, v.refusal(c, why)))
+				v.answers = append(v.answers, r.answer(d, why, v.whyNotOffered(c, why)))
 			}
-			if why == "" && v.busy == "" && v.resource < 0 {
+			if why == "" && v.whyBusy == "" && v.resource < 0 {
 				v.resource, v.selector = k, selector
 			}
 		}
@@ -110,12 +110,12 @@ func (r *Resource) matches(n *node, d subject) (int, string) {
 	if r.otherType {
 		return -1, r.Unserved[0].Text
 	}
-	if r.UnknownNUMA == unlocatedExclude && n.several() && !n.located(&d.Device) {
+	if r.UnknownNUMA == unlocatedExclude && n.multiNUMA() && !n.nodeKnown(&d.Device) {
 		return -1, "its NUMA node is unknown, and unknownNuma is exclude"
 	}
 	why := ""
 	for i := range r.Selectors {
-		if why = r.Selectors[i].refuses(d); why == "" {
+		if why = r.Selectors[i].firstUnmet(d); why == "" {
 			return i, ""
 		}
 	}
@@ -125,8 +125,8 @@ func (r *Resource) matches(n *node, d subject) (int, string) {
 	return -1, why
 }
 
-// refuses describes the first condition that a device does not meet, or returns "" if it meets all.
-func (s *selector) refuses(d subject) string {
+// firstUnmet describes the first condition that a device does not meet, or returns "" if it meets all.
+func (s *selector) firstUnmet(d subject) string {
 	for _, c := range s.Conditions {
 		if !c.test.met(d) {
 			return fmt.Sprintf("%s is %s, not %s", c.Name, quoteEmpty(c.test.found(d)), c.test.want())
@@ -142,13 +142,13 @@ func quoteEmpty(s string) string {
 	return s
 }
 
-// refusal returns why a resource does not offer a device that it matches, or "" if it does.
-func (v *verdict) refusal(c *Config, why string) string {
+// whyNotOffered returns why a resource does not offer a device that it matches, or "" if it does.
+func (v *verdict) whyNotOffered(c *Config, why string) string {
 	switch {
 	case why != "":
 		return why
-	case v.busy != "":
-		return v.busy
+	case v.whyBusy != "":
+		return v.whyBusy
 	case v.resource >= 0:
 		return fmt.Sprintf("already taken by %s in line %d", c.Resources[v.resource].FullName(), c.Resources[v.resource].Line)
 	}

@@ -27,11 +27,11 @@ func (q *query) fewestPFs(in nodes) []int {
 			plan[pf] = len(q.free[pf])
 		}
 	}
-	return trim(plan, q.need)
+	return dropSurplus(plan, q.need)
 }
 
-// trim removes the surplus from the last PFs.
-func trim(plan []int, size int) []int {
+// dropSurplus removes the surplus from the last PFs.
+func dropSurplus(plan []int, size int) []int {
 	for pf, n := range plan {
 		plan[pf] = min(n, size)
 		size -= plan[pf]
@@ -61,11 +61,11 @@ func (q *query) covering(pfs []int, need int) []int {
 		return q.largestFirst(pfs, count, need)
 	}
 	q.budget -= (count + 1) * len(pfs) * (sum/64 + 2)
-	return pick(pfs, sizes, count, need, sum)
+	return subsetSum(pfs, sizes, count, need, sum)
 }
 
-// pick solves the subset-sum problem by dynamic programming: sums[i][n] is the set of sums of n PFs from index i on.
-func pick(pfs, sizes []int, count, need, most int) []int {
+// subsetSum solves the subset-sum problem by dynamic programming: sums[i][n] is the set of sums of n PFs from index i on.
+func subsetSum(pfs, sizes []int, count, need, most int) []int {
 	sums, words := make([][]bits, len(pfs)+1), most/64+1
 	table := make(bits, (len(pfs)+1)*(count+1)*words)
 	for i := len(pfs); i >= 0; i-- {

@@ -12,8 +12,8 @@ func (q *query) evenly(in nodes) []int {
 	return q.oneByOne(in, func(int) int { return 0 }, func(int) {})
 }
 
-// apart takes one device at a time from the PF, PCI root and card with the fewest chosen devices.
-func (q *query) apart(in nodes) []int {
+// spreadOut takes one device at a time from the PF, PCI root and card with the fewest chosen devices.
+func (q *query) spreadOut(in nodes) []int {
 	roots, cards, pfs := q.tally(nil)
 	order := func(pf int) int { return (pfs[pf]<<width+roots[q.pfs[pf].root])<<width + cards[q.pfs[pf].card] }
 	return q.oneByOne(in, order, func(pf int) {
@@ -92,8 +92,8 @@ func (q *query) tally(plan []int) (roots, cards, pfs []int) {
 	return roots, cards, pfs
 }
 
-// sharing returns the number of chosen devices of each PF, in descending order.
-func (q *query) sharing(_ nodes, plan []int) []int {
+// perPF returns the number of chosen devices of each PF, in descending order.
+func (q *query) perPF(_ nodes, plan []int) []int {
 	_, _, pfs := q.tally(plan)
 	return descending(pfs)
 }
@@ -101,11 +101,11 @@ func (q *query) sharing(_ nodes, plan []int) []int {
 // concentration returns the number of chosen devices of each PCI root, then of each card, both in descending order, and then levels.
 func (q *query) concentration(in nodes, plan []int) []int {
 	roots, cards, _ := q.tally(plan)
-	return slices.Concat(descending(roots), descending(cards), q.levels(in, plan))
+	return slices.Concat(descending(roots), descending(cards), q.leftPerPF(in, plan))
 }
 
-// levels returns the number of devices left on each PF, in descending order.
-func (q *query) levels(_ nodes, plan []int) []int {
+// leftPerPF returns the number of devices left on each PF, in descending order.
+func (q *query) leftPerPF(_ nodes, plan []int) []int {
 	left := make([]int, len(q.pfs))
 	for pf := range left {
 		left[pf] = len(q.free[pf]) - plan[pf]

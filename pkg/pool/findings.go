@@ -14,7 +14,7 @@ import (
 // configuration may serve many nodes, and each node lacks some of the devices.
 func Findings(c *Config, s *pci.Snapshot, env Env) []Problem {
 	f := findings{node: newNode(s, env), c: c, out: slices.Clone(c.Notes)}
-	f.verdicts = c.judge(f.node, true)
+	f.verdicts = c.matchAll(f.node, true)
 	for i := range c.Resources {
 		if len(c.Resources[i].Unserved) > 0 {
 			continue // Unserved reports it
@@ -25,7 +25,7 @@ func Findings(c *Config, s *pci.Snapshot, env Env) []Problem {
 	for i := range c.PFs {
 		f.pf(i)
 	}
-	byLine(f.out)
+	sortByLine(f.out)
 	return f.out
 }
 
@@ -94,7 +94,7 @@ func (f *findings) devices(i int) {
 		}
 		if v.resource == i {
 			offered++
-			if !f.located(&f.Devices[v.device]) {
+			if !f.nodeKnown(&f.Devices[v.device]) {
 				unknown++
 			}
 		}
@@ -105,13 +105,13 @@ func (f *findings) devices(i int) {
 	case offered == 0:
 		f.add(r.Place, "resource %s: %s on this node, but none is available; %s", r.FullName(),
 			plural(matched, "device matches", "devices match"), why)
-	case f.several() && unknown > 0 && unknown < offered:
-		f.mixed(r, unknown)
+	case f.multiNUMA() && unknown > 0 && unknown < offered:
+		f.unknownNodes(r, unknown)
 	}
 }
 
-// mixed reports devices of unknown NUMA node in a resource that also has devices of known node.
-func (f *findings) mixed(r *Resource, unknown int) {
+// unknownNodes reports devices of unknown NUMA node in a resource that also has devices of known node.
+func (f *findings) unknownNodes(r *Resource, unknown int) {
 	switch name := r.FullName() + noNUMA; {
 	case r.SplitByNUMA || !r.splits(noNUMA):
 	case len(r.Name)+len(noNUMA) > maxName:
@@ -126,7 +126,7 @@ func (f *findings) mixed(r *Resource, unknown int) {
 // pf reports an entry of pfs that does not fit this node.
 func (f *findings) pf(i int) {
 	want := &f.c.PFs[i]
-	at := slices.IndexFunc(f.subjects, want.is)
+	at := slices.IndexFunc(f.subjects, want.matches)
 	if at < 0 {
 		if want.Name != "" {
 			f.add(want.Place, "no PF %q on this node; PFs here: %s", want.Name, orNone(strings.Join(f.pfs(pfName), ", ")))
@@ -143,7 +143,7 @@ func (f *findings) pf(i int) {
 		f.add(want.Place, `offerWhole: no resource matches %s: want one with "api": "dra" and a selector with pciAddresses`, d.Address)
 	}
 	for _, first := range f.c.PFs[:i] {
-		if first.is(d) {
+		if first.matches(d) {
 			f.add(want.Place, "ignored: %s in line %d is for the same PF, %s", first.Key, first.Line, d.Address)
 		}
 	}

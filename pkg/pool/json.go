@@ -18,8 +18,8 @@ type Place struct {
 	Key  string `json:"key,omitempty"` // resourceList[0].selectors.pfNames[1]
 }
 
-// at returns the place of a key or an item below p.
-func (p Place) at(line int, below string) Place {
+// below returns the place of a key or an item below p.
+func (p Place) below(line int, below string) Place {
 	if p.Key != "" && !strings.HasPrefix(below, "[") {
 		below = "." + below
 	}
@@ -146,7 +146,7 @@ func (t *tree) value(at Place, depth int) (value, bool) {
 func (t *tree) list(v value, depth int) (value, bool) {
 	v.kind = list
 	for t.decoder.More() {
-		item, ok := t.value(v.at(0, fmt.Sprintf("[%d]", len(v.items))), depth+1)
+		item, ok := t.value(v.below(0, fmt.Sprintf("[%d]", len(v.items))), depth+1)
 		if !ok {
 			return v, false
 		}
@@ -161,7 +161,7 @@ func (t *tree) object(v value, depth int) (value, bool) {
 	for t.decoder.More() {
 		token, _ := t.decoder.Token()
 		key, _ := token.(string)
-		m, ok := t.value(v.at(0, shown(key)), depth+1)
+		m, ok := t.value(v.below(0, quoteKey(key)), depth+1)
 		if !ok {
 			return v, false
 		}
@@ -171,8 +171,8 @@ func (t *tree) object(v value, depth int) (value, bool) {
 	return v, err == nil
 }
 
-// shown returns a key for messages. A key that is long or would break the line is quoted and cut.
-func shown(key string) string {
+// quoteKey returns a key for messages. A key that is long or would break the line is quoted and cut.
+func quoteKey(key string) string {
 	if quoted := fmt.Sprintf("%+.40q", key); len(quoted) != len(key)+2 || key == "" {
 		return quoted
 	}

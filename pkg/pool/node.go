@@ -83,28 +83,28 @@ func (n *node) online(id int) bool {
 	return slices.ContainsFunc(n.Nodes, func(n pci.Node) bool { return n.ID == id })
 }
 
-// several reports whether the machine has more than one NUMA node. With a single node the location of devices is irrelevant, and firmware
-// often does not report it.
-func (n *node) several() bool { return len(n.Nodes) > 1 }
+// multiNUMA reports whether the machine has more than one NUMA node. With a single node the location of devices is irrelevant, and
+// firmware often does not report it.
+func (n *node) multiNUMA() bool { return len(n.Nodes) > 1 }
 
-// located reports whether the NUMA node of a device is known, also to the kubelet.
-func (n *node) located(d *pci.Device) bool { return n.online(d.NUMANode) }
+// nodeKnown reports whether the NUMA node of a device is known, also to the kubelet.
+func (n *node) nodeKnown(d *pci.Device) bool { return n.online(d.NUMANode) }
 
-// busy returns why a device can be in no resource, or "" if it can.
-func (c *Config) busy(n *node, i int) string {
+// whyBusy returns why a device can be in no resource, or "" if it can.
+func (c *Config) whyBusy(n *node, i int) string {
 	d := &n.Devices[i]
 	if !d.IsVF() {
-		if why := c.reserved(n.subjects[i]); why != "" {
+		if why := c.whyReserved(n.subjects[i]); why != "" {
 			return why
 		}
 	}
 	return n.defaultRoute(d)
 }
 
-// reserved returns why a function that is not a VF stays with the node, or "" if a pod may have it. A PF is offered only with offerPf,
+// whyReserved returns why a function that is not a VF stays with the node, or "" if a pod may have it. A PF is offered only with offerPf,
 // while it has no VFs, or with offerWhole. The reason: a pod that has a PF controls all its VFs, and a PF bound to VFIO cannot have VFs.
 // An unreadable function may be a PF.
-func (c *Config) reserved(d subject) string {
+func (c *Config) whyReserved(d subject) string {
 	var entry pfEntry
 	if i := c.entryOf(d); i >= 0 {
 		entry = c.PFs[i]
@@ -126,7 +126,7 @@ func (c *Config) reserved(d subject) string {
 
 // entryOf returns the index of the entry of pfs that applies to a PF, which is the first match, or -1.
 func (c *Config) entryOf(d subject) int {
-	return slices.IndexFunc(c.PFs, func(pf pfEntry) bool { return pf.is(d) })
+	return slices.IndexFunc(c.PFs, func(pf pfEntry) bool { return pf.matches(d) })
 }
 
 func (n *node) defaultRoute(d *pci.Device) string {
@@ -138,8 +138,8 @@ func (n *node) defaultRoute(d *pci.Device) string {
 	return ""
 }
 
-// is reports whether the entry is about this PF.
-func (pf *pfEntry) is(d subject) bool {
+// matches reports whether the entry is about this PF.
+func (pf *pfEntry) matches(d subject) bool {
 	if d.IsVF() {
 		return false
 	}

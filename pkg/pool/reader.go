@@ -34,14 +34,14 @@ func (r *reader) note(at Place, format string, args ...any) {
 	r.notes = append(r.notes, Problem{at, fmt.Sprintf(format, args...)})
 }
 
-func byLine(problems []Problem) {
+func sortByLine(problems []Problem) {
 	slices.SortStableFunc(problems, func(a, b Problem) int { return a.Line - b.Line })
 }
 
 // err joins the problems by line. It returns nil if there are none.
 func (r *reader) err() error {
 	errs := make([]error, 0, len(r.problems)+1)
-	byLine(r.problems)
+	sortByLine(r.problems)
 	for _, p := range r.problems {
 		errs = append(errs, p)
 	}
@@ -62,7 +62,7 @@ type field struct {
 // result is the place of each key.
 func (r *reader) object(v value, fields []field, foreign ...field) map[string]Place {
 	seen := map[string]Place{}
-	if !r.is(v, object) {
+	if !r.hasKind(v, object) {
 		return seen
 	}
 	for _, m := range v.members {
@@ -76,7 +76,7 @@ func (r *reader) object(v value, fields []field, foreign ...field) map[string]Pl
 			continue
 		}
 		seen[f.key] = m.value.Place
-		if m.key != f.key && m.key != exported(f.key) {
+		if m.key != f.key && m.key != goName(f.key) {
 			r.note(m.value.Place, "read as %s", f.key)
 		}
 		if m.value.kind != null {
@@ -86,8 +86,8 @@ func (r *reader) object(v value, fields []field, foreign ...field) map[string]Pl
 	return seen
 }
 
-// exported returns a key as Go programs without JSON tags write it, such as the SR-IOV network operator.
-func exported(key string) string { return strings.ToUpper(key[:1]) + key[1:] }
+// goName returns a key as Go programs without JSON tags write it, such as the SR-IOV network operator.
+func goName(key string) string { return strings.ToUpper(key[:1]) + key[1:] }
 
 // require reports a missing key of an object.
 func (r *reader) require(v value, keys map[string]Place, key string) {
@@ -110,8 +110,8 @@ func find(fields []field, key string) (field, bool) {
 	return field{}, false
 }
 
-// is reports whether a value has the wanted kind. If not, it records a problem.
-func (r *reader) is(v value, want kind) bool {
+// hasKind reports whether a value has the wanted kind. If not, it records a problem.
+func (r *reader) hasKind(v value, want kind) bool {
 	if v.kind == want {
 		return true
 	}
@@ -128,10 +128,10 @@ func (r *reader) is(v value, want kind) bool {
 	return false
 }
 
-// flag returns a function that reads a boolean.
-func (r *reader) flag(to *bool) func(value) {
+// boolean returns a function that reads a boolean.
+func (r *reader) boolean(to *bool) func(value) {
 	return func(v value) {
-		if r.is(v, boolean) {
+		if r.hasKind(v, boolean) {
 			*to = v.yes
 		}
 	}
@@ -139,7 +139,7 @@ func (r *reader) flag(to *bool) func(value) {
 
 // integer reads a whole number between two bounds.
 func (r *reader) integer(v value, least, most int) (int, bool) {
-	if !r.is(v, number) {
+	if !r.hasKind(v, number) {
 		return 0, false
 	}
 	n, err := strconv.Atoi(v.text)
@@ -153,7 +153,7 @@ func (r *reader) integer(v value, least, most int) (int, bool) {
 // oneOf returns a function that reads one of a few strings.
 func oneOf[T ~string](r *reader, to *T, choices ...T) func(value) {
 	return func(v value) {
-		if !r.is(v, text) {
+		if !r.hasKind(v, text) {
 			return
 		}
 		names := make([]string, len(choices))
@@ -167,10 +167,10 @@ func oneOf[T ~string](r *reader, to *T, choices ...T) func(value) {
 	}
 }
 
-// each returns a function that reads a list.
-func (r *reader) each(item func(value)) func(value) {
+// listOf returns a function that reads a list.
+func (r *reader) listOf(item func(value)) func(value) {
 	return func(v value) {
-		if !r.is(v, list) {
+		if !r.hasKind(v, list) {
 			return
 		}
 		for _, i := range v.items {
@@ -182,7 +182,7 @@ func (r *reader) each(item func(value)) func(value) {
 // checked returns a function that reads a string and stores the result of its check.
 func (r *reader) checked(to *string, check func(string) (string, error)) func(value) {
 	return func(v value) {
-		if !r.is(v, text) {
+		if !r.hasKind(v, text) {
 			return
 		}
 		s, err := check(v.text)
@@ -194,9 +194,9 @@ func (r *reader) checked(to *string, check func(string) (string, error)) func(va
 	}
 }
 
-// texts returns a function that reads a list of checked strings.
-func (r *reader) texts(to *[]string, check func(string) (string, error)) func(value) {
-	return r.each(func(v value) {
+// stringList returns a function that reads a list of checked strings.
+func (r *reader) stringList(to *[]string, check func(string) (string, error)) func(value) {
+	return r.listOf(func(v value) {
 		before, s := len(r.problems), ""
 		if r.checked(&s, check)(v); len(r.problems) == before {
 			*to = append(*to, s)

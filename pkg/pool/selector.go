@@ -23,7 +23,7 @@ func (r *reader) selectors(v value) []selector {
 		return []selector{r.selector(v)}
 	}
 	var out []selector
-	r.each(func(v value) { out = append(out, r.selector(v)) })(v)
+	r.listOf(func(v value) { out = append(out, r.selector(v)) })(v)
 	return out
 }
 
@@ -38,7 +38,7 @@ func (r *reader) selectorKeys(s *selector) []field {
 	texts := func(check func(string) (string, error), get func(subject) string) func(value) {
 		return func(v value) {
 			var values []string
-			r.texts(&values, check)(v)
+			r.stringList(&values, check)(v)
 			s.add(v, textTest{values, get})
 		}
 	}
@@ -47,7 +47,7 @@ func (r *reader) selectorKeys(s *selector) []field {
 		{"devices", texts(hexID, func(d subject) string { return d.Product })},
 		{"drivers", func(v value) {
 			var values []string
-			r.texts(&values, driverName)(v)
+			r.stringList(&values, driverName)(v)
 			s.add(v, driverTest(values))
 		}},
 		{"pciAddresses", func(v value) { s.add(v, r.addresses(v)) }},
@@ -57,11 +57,11 @@ func (r *reader) selectorKeys(s *selector) []field {
 		{"linkTypes", texts(linkType, func(d subject) string { return d.LinkType })},
 		{"numaNodes", func(v value) { s.add(v, r.nodes(v)) }},
 		{"isRdma", func(v value) {
-			if r.flag(&s.RDMA)(v); s.RDMA {
+			if r.boolean(&s.RDMA)(v); s.RDMA {
 				s.Conditions = append(s.Conditions, condition{v.Place, "isRdma", rdmaTest{}})
 			}
 		}},
-		{"needVhostNet", r.flag(&s.VhostNet)},
+		{"needVhostNet", r.boolean(&s.VhostNet)},
 	}
 	for _, key := range []string{"ddpProfiles", "pKeys", "vdpaType", "auxTypes", "nicNames"} {
 		fields = append(fields, field{key, func(v value) { r.unsupported(v, key) }})
@@ -114,8 +114,8 @@ type pfRange struct {
 // ranges reads the values of pfNames and rootDevices.
 func (r *reader) ranges(v value, check func(string) (string, error)) []pfRange {
 	var out []pfRange
-	r.each(func(v value) {
-		if !r.is(v, text) {
+	r.listOf(func(v value) {
+		if !r.hasKind(v, text) {
 			return
 		}
 		pf, spans, ranged := strings.Cut(v.text, "#")
@@ -175,7 +175,7 @@ func (p pfRange) last() int {
 
 func (r *reader) addresses(v value) addressTest {
 	var out addressTest
-	r.each(func(v value) {
+	r.listOf(func(v value) {
 		var a pci.Address
 		if r.address(&a)(v); a.IsValid() {
 			out = append(out, a)
@@ -186,7 +186,7 @@ func (r *reader) addresses(v value) addressTest {
 
 func (r *reader) nodes(v value) nodeTest {
 	var out nodeTest
-	r.each(func(v value) {
+	r.listOf(func(v value) {
 		if n, ok := r.integer(v, pci.Unknown, maxNode); ok {
 			out = append(out, n)
 		}

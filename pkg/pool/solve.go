@@ -22,9 +22,9 @@ func rulesOf(p Policy) rules {
 	case Pack:
 		return rules{(*query).fewestPFs, (*query).pfsUsed, (*query).leftOnPFs}
 	case Balance:
-		return rules{(*query).evenly, nil, (*query).levels}
+		return rules{(*query).evenly, nil, (*query).leftPerPF}
 	case DistinctPF:
-		return rules{(*query).apart, (*query).sharing, (*query).concentration}
+		return rules{(*query).spreadOut, (*query).perPF, (*query).concentration}
 	}
 	return rules{(*query).fewestPFs, nil, (*query).leftOnNodes}
 }

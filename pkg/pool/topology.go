@@ -36,7 +36,7 @@ func NewTopology(p Pool, s *pci.Snapshot) *Topology {
 	nodes, roots, cards := indexes[int]{}, indexes[string]{}, indexes[string]{}
 	ids := map[pfKey]int{}
 	for i, d := range devices {
-		key := pfKey{pfAddress(&d.Device), n.place(&d.Device)}
+		key := pfKey{pfAddress(&d.Device), n.nodeOf(&d.Device)}
 		pf, ok := ids[key]
 		if !ok {
 			pf = len(t.pfs)
@@ -68,9 +68,9 @@ func compareRank(a, b Device) int {
 		cmp.Compare(a.VFIndex, b.VFIndex), a.Address.Compare(b.Address))
 }
 
-// place returns the NUMA node of a device. On a machine with one node it is always unknown, because the node is irrelevant.
-func (n *node) place(d *pci.Device) int {
-	if n.several() && n.located(d) {
+// nodeOf returns the NUMA node of a device. On a machine with one node it is always unknown, because the node is irrelevant.
+func (n *node) nodeOf(d *pci.Device) int {
+	if n.multiNUMA() && n.nodeKnown(d) {
 		return d.NUMANode
 	}
 	return pci.Unknown

@@ -11,7 +11,7 @@ func (r *reader) noteUnsupported(at Place, format string, args ...any) {
 
 // deviceType reads the device type of a resource.
 func (r *reader) deviceType(v value, res *Resource) {
-	if !r.is(v, text) {
+	if !r.hasKind(v, text) {
 		return
 	}
 	switch v.text {

@@ -108,23 +108,23 @@ func (c *config) validIPs(ips []string) error {
 	return nil
 }
 
-// choose applies the pod's choices to its VFs.
-func choose(r *plugin.Request, cfg config, vfs []vf) error {
+// applyChoices applies the pod's choices to its VFs.
+func applyChoices(r *plugin.Request, cfg config, vfs []vf) error {
 	for _, ifname := range slices.Sorted(maps.Keys(cfg.Choices)) {
 		i := slices.IndexFunc(vfs, func(v vf) bool { return v.Default == ifname })
 		if i < 0 {
 			return plugin.Errorf(plugin.CodeConfig, "annotation %s: the pod has no VF with the name %.20q", annotation, ifname)
 		}
-		if err := vfs[i].choose(r, ifname, cfg.Choices[ifname]); err != nil {
+		if err := vfs[i].applyChoice(r, ifname, cfg.Choices[ifname]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// choose applies the pod's choice to a VF. ifname is the VF's name in the configuration.
-func (v *vf) choose(r *plugin.Request, ifname string, of choice) error {
-	if err := v.contradicts(ifname, of); err != nil {
+// applyChoice applies the pod's choice to a VF. ifname is the VF's name in the configuration.
+func (v *vf) applyChoice(r *plugin.Request, ifname string, of choice) error {
+	if err := v.checkClaimed(ifname, of); err != nil {
 		return err
 	}
 	if of.MAC != nil {

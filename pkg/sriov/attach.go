@@ -23,7 +23,7 @@ const dadTimeout = 10 * time.Second
 
 // attach moves a VF into the pod and configures it.
 func (s sriov) attach(j *job, v *vf) error {
-	h, err := hold(v.Address)
+	h, err := lock(v.Address)
 	if err != nil {
 		return err
 	}
@@ -31,16 +31,16 @@ func (s sriov) attach(j *job, v *vf) error {
 	if err := s.stillPrepared(v); err != nil {
 		return err
 	}
-	if err := j.settle(h); err != nil {
+	if err := j.restoreResidue(h); err != nil {
 		return err
 	}
 	c, err := j.read(v.Address)
-	if isGone(err) {
+	if isMissing(err) {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s does not exist: %w", v.Address, err),
 			"check whether the VFs of the card were removed or recreated")
 	}
 	if err == nil {
-		err = j.usable(c, v.Claim != nil)
+		err = j.checkUsable(c, v.Claim != nil)
 	}
 	if err != nil {
 		return err
@@ -54,7 +54,7 @@ func (s sriov) attach(j *job, v *vf) error {
 	if c, err = j.bind(c, v.wanted.Driver); err != nil {
 		return err
 	}
-	if err := tell(j.cfg.infoPath(j.r, *v), c.vf); err != nil {
+	if err := writeInfo(j.cfg.infoPath(j.r, *v), c.vf); err != nil {
 		return err
 	}
 	if v.Userspace = c.userspace(); v.Userspace != "" {
@@ -77,20 +77,20 @@ func (s sriov) attach(j *job, v *vf) error {
 	return h.noteReady(v)
 }
 
-// settle checks the journal of a VF before it is attached. It restores a VF that an earlier attachment left behind, and refuses one that
-// another pod has.
-func (j *job) settle(h *held) error {
+// restoreResidue checks the journal of a VF before it is attached. It restores a VF that an earlier attachment left behind, and refuses
+// one that another pod has.
+func (j *job) restoreResidue(h *lockedVF) error {
 	left, ok, err := h.load()
 	if err != nil || !ok {
 		return err
 	}
-	return j.settleLeft(h, left, left.Owner == j.att.Key)
+	return j.restoreUnlessHeld(h, left, left.Owner == j.att.Key)
 }
 
-// settleLeft restores the VF of a journal, unless another pod has it.
-func (n *node) settleLeft(h *held, left journal, own bool) error {
+// restoreUnlessHeld restores the VF of a journal, unless another pod has it.
+func (n *node) restoreUnlessHeld(h *lockedVF, left journal, own bool) error {
 	if !own {
-		if has, err := n.has(left); err != nil || has {
+		if has, err := n.ownerHas(left); err != nil || has {
 			return errors.Join(err, busy(left))
 		}
 	}
@@ -98,9 +98,9 @@ func (n *node) settleLeft(h *held, left journal, own bool) error {
 	return n.restore(h, left)
 }
 
-// has reports whether the owner of a journal has the VF.
-func (n *node) has(left journal) (bool, error) {
-	pod, link, alive, err := inPod(left)
+// ownerHas reports whether the owner of a journal has the VF.
+func (n *node) ownerHas(left journal) (bool, error) {
+	pod, link, alive, err := findInPod(left)
 	if err != nil || !alive {
 		return false, err
 	}
@@ -109,7 +109,7 @@ func (n *node) has(left journal) (bool, error) {
 		return true, nil
 	}
 	c, err := n.read(left.Address)
-	if isGone(err) {
+	if isMissing(err) {
 		return false, nil
 	}
 	return c.userspace() != "", err // a user space program has it as long as its pod lives
@@ -120,18 +120,18 @@ func busy(left journal) error {
 	if left.Claim != nil {
 		hint += ". Pods that share a claim can have its VF one at a time: use a ResourceClaimTemplate to give each pod its own claim"
 	}
-	return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: %s has it since %s", left.Address, left.whose(),
+	return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: %s has it since %s", left.Address, left.ownerText(),
 		left.Since.Format(time.RFC3339)),
 		hint, left.Owner.ContainerID, left.Owner.IfName, left.Owner.Network)
 }
 
-// usable refuses a function that no pod may have. A claim may have a PF without VFs.
-func (n *node) usable(c card, byClaim bool) error {
+// checkUsable refuses a function that no pod may have. A claim may have a PF without VFs.
+func (n *node) checkUsable(c card, byClaim bool) error {
 	refuse := func(format string, args ...any) error {
 		return plugin.Errorf(plugin.CodeDevice, "PCI function %s "+format, append([]any{c.vf.Address}, args...)...)
 	}
 	switch {
-	case !c.vf.IsVF() && (!byClaim || !n.isWhole(c.vf.Address)):
+	case !c.vf.IsVF() && (!byClaim || !n.isPFWithoutVFs(c.vf.Address)):
 		return plugin.WithHint(refuse("is not a VF of this node"), "a PF, and a card without VFs, are not given to pods")
 	case c.vf.LinkType == pci.InfiniBand:
 		return refuse("is an InfiniBand VF: setting its GUIDs is not supported")
@@ -139,22 +139,22 @@ func (n *node) usable(c card, byClaim bool) error {
 		return refuse("has an interface whose name could not be restored: %q", c.link.Name)
 	case c.link.Master != 0:
 		return refuse("is in use on the node: %s is a port of another interface", c.link.Name)
-	case n.upper(c) != "":
-		return refuse("is in use on the node: %s is the lower interface of %s", c.link.Name, n.upper(c))
+	case n.upperLink(c) != "":
+		return refuse("is in use on the node: %s is the lower interface of %s", c.link.Name, n.upperLink(c))
 	case c.link.Up && n.host.IsUplink(c.link):
 		return refuse("is in use on the node: %s carries the default route", c.link.Name)
 	}
 	return nil
 }
 
-// isWhole reports whether a function is a PF that supports VFs and has none.
-func (n *node) isWhole(pf pci.Address) bool {
+// isPFWithoutVFs reports whether a function is a PF that supports VFs and has none.
+func (n *node) isPFWithoutVFs(pf pci.Address) bool {
 	d, err := pci.Inspect(n.sysfs, pf)
 	return err == nil && d.TotalVFs > 0 && d.NumVFs == 0
 }
 
-// upper returns an interface on top of the VF's interface, such as a macvlan, or "".
-func (n *node) upper(c card) string {
+// upperLink returns an interface on top of the VF's interface, such as a macvlan, or "".
+func (n *node) upperLink(c card) string {
 	if c.link.Index == 0 {
 		return ""
 	}
@@ -166,9 +166,9 @@ func (n *node) upper(c card) string {
 }
 
 // record writes the journal before the first change.
-func (j *job) record(h *held, v *vf, c card) error {
+func (j *job) record(h *lockedVF, v *vf, c card) error {
 	f := former{Driver: c.vf.Driver}
-	if now, ok, err := j.asPF(c); err != nil {
+	if now, ok, err := j.settingsOnPF(c); err != nil {
 		return err
 	} else if ok {
 		f.PF = &now
@@ -191,22 +191,22 @@ func (j *job) record(h *held, v *vf, c card) error {
 	if v.wanted.VLAN != nil {
 		vlan = *v.wanted.VLAN
 	}
-	v.held = true
+	v.journaled = true
 	return h.save(journal{Format: journalFormat, Address: v.Address, Owner: j.att.Key, Pod: j.r.Pod.String(), Netns: j.r.NetnsPath,
 		Name: v.Name,
 		MAC:  mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Rebind: v.wanted.Rebind,
-		Told: c.link.Device != "", Chained: j.st.Chained, Claim: v.Claim, VLAN: vlan, Former: f})
+		DeviceReported: c.link.Device != "", Chained: j.st.Chained, Claim: v.Claim, VLAN: vlan, Former: f})
 }
 
 // setPF sets the VF's settings on its PF. It runs before a driver is bound, because some drivers read the VF's MAC only then.
 func (j *job) setPF(c card, v *vf) error {
 	mac := v.Fixed
-	have, ok, err := j.asPF(c)
+	have, ok, err := j.settingsOnPF(c)
 	if err != nil {
 		return err
 	}
 	if !ok {
-		key, needed := v.wanted.any()
+		key, needed := v.wanted.needsPF()
 		if !needed && mac != nil && c.link.Index == 0 {
 			key, needed = "mac", true
 		}
@@ -223,11 +223,11 @@ func (j *job) setPF(c card, v *vf) error {
 	if mac != nil {
 		want.MAC = mac
 	}
-	return j.set(c, have, want)
+	return j.setOnPF(c, have, want)
 }
 
-// set sets the settings of a VF on its PF.
-func (n *node) set(c card, have, want kernel.VF) error {
+// setOnPF sets the settings of a VF on its PF.
+func (n *node) setOnPF(c card, have, want kernel.VF) error {
 	err := n.host.SetVF(c.pfLink, c.vf.VFIndex, have, want)
 	if err == nil {
 		return nil
@@ -247,7 +247,7 @@ func (j *job) bind(c card, driver string) (card, error) {
 			return c, plugin.Errorf(plugin.CodeDevice, "bind the driver: %w", err)
 		}
 		var err error
-		if c, err = j.bound(c.vf.Address); err != nil {
+		if c, err = j.awaitBound(c.vf.Address); err != nil {
 			return c, err
 		}
 	}
@@ -279,7 +279,8 @@ func (j *job) move(c card, v *vf) (link kernel.Link, err error) {
 	}
 	if mtu := v.wanted.MTU; mtu != 0 && mtu != c.link.MTU {
 		if err := j.host.SetMTU(c.link, mtu); errors.Is(err, syscall.EINVAL) {
-			return link, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "mtu %d: %w", mtu, err), "the MTU of a VF must not exceed the MTU of its PF")
+			return link, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "mtu %d: %w", mtu, err),
+				"the MTU of a VF must not exceed the MTU of its PF")
 		} else if err != nil {
 			return link, err
 		}
@@ -334,7 +335,7 @@ func (j *job) configure(link kernel.Link, v *vf) error {
 		}
 	}
 	if has6 {
-		v.detecting = link
+		v.dadLink = link
 	}
 	return nil
 }
@@ -359,14 +360,14 @@ func (j *job) keepDefault(v *vf) (err error) {
 func (j *job) awaitDAD() error {
 	until := time.Now().Add(dadTimeout)
 	for _, v := range j.st.VFs {
-		if v.detecting.Index == 0 {
+		if v.dadLink.Index == 0 {
 			continue
 		}
-		err := j.pod.WaitForDAD(v.detecting, time.Until(until))
+		err := j.pod.WaitForDAD(v.dadLink, time.Until(until))
 		if err == nil {
 			continue
 		}
-		now, ok, readErr := j.pod.LinkByIndex(v.detecting.Index)
+		now, ok, readErr := j.pod.LinkByIndex(v.dadLink.Index)
 		if readErr != nil || !ok || now.Runs {
 			return plugin.Errorf(plugin.CodeAddressTaken, "%w", errors.Join(err, readErr))
 		}

@@ -55,7 +55,7 @@ func (s sriov) checkVF(j *job, v vf) error {
 		return err
 	}
 	c, err := j.read(v.Address)
-	if isGone(err) {
+	if isMissing(err) {
 		return differs("VF %s of interface %s does not exist", v.Address, v.Name)
 	}
 	if err == nil {
@@ -82,7 +82,7 @@ func (s sriov) checkVF(j *job, v vf) error {
 func (j *job) checkOwner(v vf) error {
 	var left journal
 	ok := false
-	h, err := holdKnown(v.Address)
+	h, err := lockKnown(v.Address)
 	if h != nil {
 		defer h.close()
 		left, ok, err = h.load()
@@ -99,7 +99,7 @@ func (j *job) checkOwner(v vf) error {
 }
 
 func (j *job) checkPF(c card, v vf) error {
-	now, ok, err := j.asPF(c)
+	now, ok, err := j.settingsOnPF(c)
 	if err != nil || !ok {
 		return err
 	}
@@ -107,8 +107,8 @@ func (j *job) checkPF(c card, v vf) error {
 	if v.Fixed != nil {
 		want.MAC = v.Fixed
 	}
-	if !same(now, want) {
-		return differs("PF %s has these settings for %s: %s; want %s", c.pfLink.Name, v.Name, text(now), text(want))
+	if !equalVF(now, want) {
+		return differs("PF %s has these settings for %s: %s; want %s", c.pfLink.Name, v.Name, formatVF(now), formatVF(want))
 	}
 	return nil
 }
@@ -125,7 +125,7 @@ func (j *job) checkLink(v vf) error {
 	case !link.Up:
 		return differs("interface %s is down", v.Name)
 	}
-	if err := j.checkTold(link, v); err != nil {
+	if err := j.checkPrevResult(link, v); err != nil {
 		return err
 	}
 	has, err := j.pod.Addresses(link)
@@ -147,8 +147,8 @@ func (j *job) checkLink(v vf) error {
 	return nil
 }
 
-// checkTold compares the interface with prevResult, which later plugins may have changed, or else with the values of ADD.
-func (j *job) checkTold(link kernel.Link, v vf) error {
+// checkPrevResult compares the interface with prevResult, which later plugins may have changed, or else with the values of ADD.
+func (j *job) checkPrevResult(link kernel.Link, v vf) error {
 	i := slices.IndexFunc(j.r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Name == v.Name && i.Sandbox != "" })
 	if i < 0 {
 		return differs("prevResult has no interface %s", v.Name)

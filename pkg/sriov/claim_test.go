@@ -207,16 +207,16 @@ func TestReturnClaim(t *testing.T) {
 	}
 	log := slog.New(slog.DiscardHandler)
 	for range 2 {
-		must(t, ReturnClaim(l.sriov.sysfs, "c-0", list[:1], log))
+		must(t, RestoreClaim(l.sriov.sysfs, "c-0", list[:1], log))
 	}
 	if left, err := Holdings(); err != nil || len(left) != 1 || left[0].Claim.UID != "c-1" || !left[0].Ready || left[0].Gone() {
 		t.Errorf("%+v, %v", left, err)
 	}
-	must(t, ReturnClaim(l.sriov.sysfs, "c-1", nil, log))
+	must(t, RestoreClaim(l.sriov.sysfs, "c-1", nil, log))
 	l.isGolden()
 	l.del("a")
 	must(t, os.WriteFile(l.journalOf(vf0), []byte("{"), 0o600))
-	if err := ReturnClaim(l.sriov.sysfs, "c-0", list, log); err == nil || !strings.Contains(err.Error(), "journal of VF "+vf0) {
+	if err := RestoreClaim(l.sriov.sysfs, "c-0", list, log); err == nil || !strings.Contains(err.Error(), "journal of VF "+vf0) {
 		t.Errorf("got %v", err)
 	}
 	must(t, os.Remove(l.journalOf(vf0)))
@@ -242,16 +242,16 @@ func TestSettle(t *testing.T) {
 	a, err := pci.ParseAddress(vf1)
 	must(t, err)
 	log := slog.New(slog.DiscardHandler)
-	must(t, Settle(l.sriov.sysfs, a, "c-0", log))
+	must(t, FreeOrphan(l.sriov.sysfs, a, "c-0", log))
 	*l.devices, *l.claims = []allocation.Device{claimed("c-0", "a", 0, vf1)}, true
 	l.prepare(t.TempDir(), "u-0", *l.devices...)
 	l.add("a")
-	must(t, Settle(l.sriov.sysfs, a, "c-0", log))
-	if err := Settle(l.sriov.sysfs, a, "c-1", log); err == nil || !strings.Contains(err.Error(), "VF "+vf1+": pod shop/web-0 has it since") {
+	must(t, FreeOrphan(l.sriov.sysfs, a, "c-0", log))
+	if err := FreeOrphan(l.sriov.sysfs, a, "c-1", log); err == nil || !strings.Contains(err.Error(), "VF "+vf1+": pod shop/web-0 has it since") {
 		t.Errorf("got %v", err)
 	}
 	l.die(vf1)
-	must(t, Settle(l.sriov.sysfs, a, "c-1", log))
+	must(t, FreeOrphan(l.sriov.sysfs, a, "c-1", log))
 	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 	l.isGolden()
 }
@@ -266,7 +266,7 @@ func TestSettleUnseen(t *testing.T) {
 	l.add("a")
 	netns := ""
 	at := func(path string) {
-		h, err := holdKnown(a)
+		h, err := lockKnown(a)
 		must(t, err)
 		defer h.close()
 		j, _, err := h.load()
@@ -275,7 +275,7 @@ func TestSettleUnseen(t *testing.T) {
 		must(t, h.save(j))
 	}
 	at("/run/unseen/ns")
-	if err := Settle(l.sriov.sysfs, a, "c-1", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "pod shop/web-0 has it since") {
+	if err := FreeOrphan(l.sriov.sysfs, a, "c-1", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "pod shop/web-0 has it since") {
 		t.Errorf("got %v", err)
 	}
 	at(netns)

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// chosen returns the VF that the caller names, as Multus does. If a claim has the VF, the settings of claim and class apply to it.
-func (s sriov) chosen(r *plugin.Request, cfg config) ([]vf, error) {
+// namedVF returns the VF that the caller names, as Multus does. If a claim has the VF, the settings of claim and class apply to it.
+func (s sriov) namedVF(r *plugin.Request, cfg config) ([]vf, error) {
 	v := vf{Address: cfg.Device}
 	record, ok, err := claim.Holder(s.claims, cfg.Kubelet, cfg.Device.String())
 	if err != nil {
@@ -59,7 +59,7 @@ func (v *vf) configure(r *plugin.Request, cfg config, index int) error {
 
 // rename applies the ifName of the claim or its class. A name with {index} does not apply to the interface that the runtime requires.
 func (v *vf) rename(r *plugin.Request, ifName string, index int) error {
-	name := vfconfig.Named(ifName, index)
+	name := vfconfig.ExpandName(ifName, index)
 	switch {
 	case ifName == "" || index == 0 && (name != ifName || name == r.IfName):
 		return nil
@@ -82,8 +82,8 @@ func (v *vf) source() string {
 	return fmt.Sprintf("claim %s/%s", v.Claim.Namespace, v.Claim.Name)
 }
 
-// contradicts refuses a choice of the pod that differs from its claim. A pod may override settings of the class and the conflist.
-func (v *vf) contradicts(ifname string, of choice) error {
+// checkClaimed refuses a choice of the pod that differs from its claim. A pod may override settings of the class and the conflist.
+func (v *vf) checkClaimed(ifname string, of choice) error {
 	if v.config == nil {
 		return nil
 	}

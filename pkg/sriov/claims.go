@@ -66,7 +66,7 @@ func (s sriov) stillPrepared(v *vf) error {
 }
 
 // noteReady records in the journal that ADD has finished, with the VF's addresses, for the status of the claim.
-func (h *held) noteReady(v *vf) error {
+func (h *lockedVF) noteReady(v *vf) error {
 	if v.Claim == nil {
 		return nil
 	}
@@ -81,35 +81,35 @@ func (h *held) noteReady(v *vf) error {
 	return h.save(j)
 }
 
-// Settle frees a VF for a claim: it restores the VF if its attachment has ended without a DEL. It is a no-op if the VF has no journal, or
-// a journal of the same claim. An error names the pod that has the VF. Settle needs CAP_NET_ADMIN.
-func Settle(sysfs string, a pci.Address, claimUID string, log *slog.Logger) error {
-	return withJournal(sysfs, a, log, func(n *node, h *held, j journal) error {
+// FreeOrphan frees a VF for a claim: it restores the VF if its attachment has ended without a DEL. It is a no-op if the VF has no
+// journal, or a journal of the same claim. An error names the pod that has the VF. FreeOrphan needs CAP_NET_ADMIN.
+func FreeOrphan(sysfs string, a pci.Address, claimUID string, log *slog.Logger) error {
+	return withJournal(sysfs, a, log, func(n *node, h *lockedVF, j journal) error {
 		if j.Claim != nil && j.Claim.UID == claimUID {
 			return nil
 		}
-		if err := n.elsewhere(j); err != nil {
+		if err := n.checkNotAlive(j); err != nil {
 			return err
 		}
-		return n.settleLeft(h, j, false)
+		return n.restoreUnlessHeld(h, j, false)
 	})
 }
 
-// elsewhere returns an error if the pod of a journal may be alive although its namespace is not found, as in a container that does not
+// checkNotAlive returns an error if the pod of a journal may be alive although its namespace is not found, as in a container that does not
 // see the folder of namespaces. The kernel returns an interface when its namespace ends. So a missing interface is in a live namespace.
-func (n *node) elsewhere(j journal) error {
+func (n *node) checkNotAlive(j journal) error {
 	if !plugin.NetnsGone(j.Netns) {
-		return nil // the function has checks this namespace
+		return nil // ownerHas checks this namespace
 	}
-	c, err := n.await(j.Address)
+	c, err := n.awaitLink(j.Address)
 	switch {
-	case isGone(err):
+	case isMissing(err):
 		return nil
 	case err != nil:
 		return err
 	case c.userspace() != "" && !plugin.NetnsVisible(j.Netns):
 		folder := filepath.Dir(j.Netns)
-		return plugin.WithHint(fmt.Errorf("VF %s: cannot determine whether %s is alive: folder %s is not visible", j.Address, j.whose(), folder),
+		return plugin.WithHint(fmt.Errorf("VF %s: cannot determine whether %s is alive: folder %s is not visible", j.Address, j.ownerText(), folder),
 			"mount the node's %s into the container of the daemon, with mountPropagation HostToContainer", folder)
 	case c.userspace() != "":
 		return nil
@@ -119,10 +119,10 @@ func (n *node) elsewhere(j journal) error {
 	return nil
 }
 
-// ReturnClaim restores the VFs that pods of a claim have, as DEL does: the VFs in the claim's record, and those whose journals name the
-// claim. All containers of these pods must have stopped. An interface leaves its namespace if that still exists. ReturnClaim needs
+// RestoreClaim restores the VFs that pods of a claim have, as DEL does: the VFs in the claim's record, and those whose journals name the
+// claim. All containers of these pods must have stopped. An interface leaves its namespace if that still exists. RestoreClaim needs
 // CAP_NET_ADMIN.
-func ReturnClaim(sysfs, claimUID string, recorded []pci.Address, log *slog.Logger) error {
+func RestoreClaim(sysfs, claimUID string, recorded []pci.Address, log *slog.Logger) error {
 	all, err := journals()
 	errs := []error{err}
 	vfs := slices.Clone(recorded)
@@ -132,13 +132,13 @@ func ReturnClaim(sysfs, claimUID string, recorded []pci.Address, log *slog.Logge
 		}
 	}
 	for _, a := range vfs {
-		errs = append(errs, returnClaimed(sysfs, a, claimUID, log))
+		errs = append(errs, restoreClaimed(sysfs, a, claimUID, log))
 	}
 	return errors.Join(errs...)
 }
 
-func returnClaimed(sysfs string, a pci.Address, claimUID string, log *slog.Logger) error {
-	return withJournal(sysfs, a, log, func(n *node, h *held, j journal) error {
+func restoreClaimed(sysfs string, a pci.Address, claimUID string, log *slog.Logger) error {
+	return withJournal(sysfs, a, log, func(n *node, h *lockedVF, j journal) error {
 		if j.Claim == nil || j.Claim.UID != claimUID {
 			return nil
 		}
@@ -148,8 +148,8 @@ func returnClaimed(sysfs string, a pci.Address, claimUID string, log *slog.Logge
 }
 
 // withJournal calls f with the lock of a VF. It is a no-op if the VF has no journal.
-func withJournal(sysfs string, a pci.Address, log *slog.Logger, f func(*node, *held, journal) error) error {
-	h, err := holdKnown(a)
+func withJournal(sysfs string, a pci.Address, log *slog.Logger, f func(*node, *lockedVF, journal) error) error {
+	h, err := lockKnown(a)
 	if h == nil {
 		return err
 	}

@@ -190,7 +190,7 @@ func parseNames(c *config, _ rawConfig, _ *plugin.Request) error {
 	if strings.Count(c.Names, vfconfig.IndexMark) != 1 {
 		return plugin.Errorf(plugin.CodeConfig, "ifName %q: want a name that contains %s", c.Names, vfconfig.IndexMark)
 	}
-	if err := plugin.ValidIfName(vfconfig.Named(c.Names, vfconfig.MaxVFs)); err != nil {
+	if err := plugin.ValidIfName(vfconfig.ExpandName(c.Names, vfconfig.MaxVFs)); err != nil {
 		return plugin.Errorf(plugin.CodeConfig, "ifName %q: %w", c.Names, err)
 	}
 	return nil
@@ -345,8 +345,8 @@ func (s pfSettings) apply(now kernel.VF) kernel.VF {
 	return now
 }
 
-// any reports whether the PF must be changed, and returns one key as the reason.
-func (s pfSettings) any() (key string, ok bool) {
+// needsPF reports whether the PF must be changed, and returns one key as the reason.
+func (s pfSettings) needsPF() (key string, ok bool) {
 	for _, k := range []struct {
 		key string
 		set bool

@@ -110,7 +110,7 @@ func TestApply(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	if same(got, was) || !same(got, want) || !strings.Contains(text(got), "vlan 9 qos 0 proto 802.1q spoofchk on trust off state auto") {
-		t.Error(text(got))
+	if equalVF(got, was) || !equalVF(got, want) || !strings.Contains(formatVF(got), "vlan 9 qos 0 proto 802.1q spoofchk on trust off state auto") {
+		t.Error(formatVF(got))
 	}
 }

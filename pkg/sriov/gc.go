@@ -12,9 +12,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Return restores orphaned VFs of ended pods, for runtimes that do not call GC, and logs each. It skips VFs whose interface is not on the
-// node and VFs of user space programs, because they may be in use; the next ADD checks them. Return needs CAP_NET_ADMIN.
-func Return(sysfs string, log *slog.Logger) error {
+// RestoreOrphans restores orphaned VFs of ended pods, for runtimes that do not call GC, and logs each. It skips VFs whose interface is
+// not on the node and VFs of user space programs, because they may be in use; the next ADD checks them. RestoreOrphans needs
+// CAP_NET_ADMIN.
+func RestoreOrphans(sysfs string, log *slog.Logger) error {
 	all, err := journals()
 	if err != nil || len(all) == 0 {
 		return err
@@ -26,15 +27,15 @@ func Return(sysfs string, log *slog.Logger) error {
 	defer n.host.Close()
 	var errs []error
 	for _, j := range all {
-		errs = append(errs, n.returned(j.Address))
+		errs = append(errs, n.restoreOrphan(j.Address))
 	}
 	return errors.Join(errs...)
 }
 
-// returned restores a VF whose interface is on the node although it has a journal. The lock excludes a process that is about to move the
-// interface.
-func (n *node) returned(a pci.Address) error {
-	h, err := holdKnown(a)
+// restoreOrphan restores a VF whose interface is on the node although it has a journal. The lock excludes a process that is about to move
+// the interface.
+func (n *node) restoreOrphan(a pci.Address) error {
+	h, err := lockKnown(a)
 	if h == nil {
 		return err
 	}
@@ -44,7 +45,7 @@ func (n *node) returned(a pci.Address) error {
 		return err
 	}
 	c, err := n.read(a)
-	if err != nil && !isGone(err) {
+	if err != nil && !isMissing(err) {
 		return err
 	}
 	if c.link.Index == 0 {

@@ -67,7 +67,7 @@ func (l igb) gone(away, back func(), again bool) {
 	}
 	for i, f := range l.nic.VFs { // with the kernel's default settings
 		if got := l.asPF(i); got.VLAN != 0 || *got.Trust || !*got.SpoofCheck || l.link(f.Name).MTU != 1500 {
-			l.Errorf("VF %d: %s", i, text(got))
+			l.Errorf("VF %d: %s", i, formatVF(got))
 		}
 	}
 	l.golden = l.home()

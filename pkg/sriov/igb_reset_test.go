@@ -40,7 +40,7 @@ func TestIGBReset(t *testing.T) {
 		t.Errorf("%v: %s", err, out)
 	}
 	link := l.link(name)
-	if got := text(l.asPF(1)); l.driverOf(vf) != "igbvf" || link.Device != vf || link.MTU != 1500 || link.AllMulti ||
+	if got := formatVF(l.asPF(1)); l.driverOf(vf) != "igbvf" || link.Device != vf || link.MTU != 1500 || link.AllMulti ||
 		!strings.Contains(got, "vlan 0 qos 0") ||
 		!strings.Contains(got, "spoofchk on trust off") || !strings.HasSuffix(got, "max_tx_rate 0") {
 		t.Errorf("driver %s, %s\n%s", l.driverOf(vf), describe(link), got)

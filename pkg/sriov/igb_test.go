@@ -99,7 +99,7 @@ func (l igb) cardNow() string {
 		override, err := os.ReadFile(filepath.Join(pci.Sysfs, "bus/pci/devices", f.Device, "driver_override"))
 		must(l, err)
 		fmt.Fprintf(&b, "%s %s override %s home %t %s, %s\n", f.Device, l.driverOf(f.Device), strings.TrimSpace(string(override)), ok,
-			describe(link), text(l.asPF(i)))
+			describe(link), formatVF(l.asPF(i)))
 	}
 	return b.String()
 }
@@ -152,7 +152,7 @@ func (l igb) isDefault(name string, index int) {
 	}
 	link := l.podLink(name)
 	now := fmt.Sprintf("%q mac %s mtu %d promisc %t allmulti %t txqueuelen %d up true %+v, %s", link.Alias, link.MAC, link.MTU, link.Promis,
-		link.AllMulti, link.TxQueue, link.Traits, text(l.asPF(index)))
+		link.AllMulti, link.TxQueue, link.Traits, formatVF(l.asPF(index)))
 	if i := strings.Index(was, `] "`); i < 0 || strings.Replace(was[i+2:], "up false", "up true", 1) != now || len(link.AltNames) > 0 ||
 		link.Name != name {
 		l.Errorf("the pod has %q %q, %s; on the node it was %s", link.Name, link.AltNames, now, was)
@@ -173,7 +173,7 @@ func TestIGBLife(t *testing.T) {
 			if i := a.result.Interfaces; len(i) != 2 || i[1].Name != "fast1" || i[1].PciID != vf || i[1].Mac != admin || i[1].Mtu != 1400 {
 				t.Errorf("%s", a.prev)
 			}
-			if got, want := text(l.asPF(index)), "mac "+admin+
+			if got, want := formatVF(l.asPF(index)), "mac "+admin+
 				" vlan 100 qos 3 proto 802.1q spoofchk off trust on state auto min_tx_rate 0 max_tx_rate 100"; got != want {
 				t.Errorf("PF: %s, want %s", got, want)
 			}
@@ -222,7 +222,7 @@ func TestIGBMain(t *testing.T) {
 		t.Errorf("%s", a.prev)
 	}
 	if l.asPF(0).MaxRate != 50 || l.asPF(1).MaxRate != 50 {
-		t.Errorf("%s", text(l.asPF(0)))
+		t.Errorf("%s", formatVF(l.asPF(0)))
 	}
 	l.OK(a.check())
 	l.del("a")
@@ -271,7 +271,7 @@ func TestIGBUserspace(t *testing.T) {
 			t.Errorf("%s, driver %s", a.prev, l.driverOf(vf))
 		}
 		if got := l.asPF(index); got.VLAN != 100 || got.MAC.String() != "02:00:00:00:aa:01" {
-			t.Errorf("PF: %s", text(got))
+			t.Errorf("PF: %s", formatVF(got))
 		}
 		group, err := filepath.EvalSymlinks(filepath.Join(pci.Sysfs, "bus/pci/devices", vf, "iommu_group"))
 		must(t, err)

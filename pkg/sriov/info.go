@@ -23,14 +23,14 @@ func parseInfo(c *config, raw rawConfig, _ *plugin.Request) error {
 	if !filepath.IsAbs(c.InfoDir) {
 		return plugin.Errorf(plugin.CodeConfig, "deviceInfoDir %q: want an absolute path", c.InfoDir)
 	}
-	if c.InfoFile != "" && unvarred(filepath.Dir(filepath.Clean(c.InfoFile))) != unvarred(filepath.Clean(c.InfoDir)) {
+	if c.InfoFile != "" && resolveVarRun(filepath.Dir(filepath.Clean(c.InfoFile))) != resolveVarRun(filepath.Clean(c.InfoDir)) {
 		return plugin.Errorf(plugin.CodeConfig, "runtimeConfig.CNIDeviceInfoFile %q: want a file in %s (deviceInfoDir)", c.InfoFile, c.InfoDir)
 	}
 	return nil
 }
 
-// unvarred replaces /var/run, which is a link, by /run.
-func unvarred(path string) string {
+// resolveVarRun replaces /var/run, which is a link, by /run.
+func resolveVarRun(path string) string {
 	if strings.HasPrefix(path, "/var/run/") {
 		return strings.TrimPrefix(path, "/var")
 	}
@@ -45,8 +45,8 @@ func (c config) infoPath(r *plugin.Request, v vf) string {
 	return filepath.Join(c.InfoDir, strings.ReplaceAll(cmp.Or(r.Pod.UID, r.ContainerID), "/", "-")+"-"+v.Name+"-device.json")
 }
 
-// tell writes the device-info file of a VF.
-func tell(path string, d pci.Device) error {
+// writeInfo writes the device-info file of a VF.
+func writeInfo(path string, d pci.Device) error {
 	dir, err := store.Make(filepath.Dir(path), 0o755)
 	if err == nil {
 		defer dir.Close()
@@ -58,8 +58,8 @@ func tell(path string, d pci.Device) error {
 	return nil
 }
 
-// untell removes the device-info file of a VF. It only logs an error, which must not prevent the restoration of the VF.
-func (n *node) untell(path string) {
+// removeInfo removes the device-info file of a VF. It only logs an error, which must not prevent the restoration of the VF.
+func (n *node) removeInfo(path string) {
 	if path == "" {
 		return
 	}

@@ -33,19 +33,19 @@ const (
 
 // journal records the state of a VF before its attachment changed it, and the attachment.
 type journal struct {
-	Format  int            `json:"format"`
-	Address pci.Address    `json:"address"`
-	Owner   attachment.Key `json:"owner"`
-	Pod     string         `json:"pod,omitempty"`
-	Netns   string         `json:"netns"`
-	Name    string         `json:"name"`           // interface name in the pod
-	MAC     string         `json:"mac,omitempty"`  // MAC in the pod; "" without an interface
-	Info    string         `json:"info,omitempty"` // path of its device-info file
-	Since   time.Time      `json:"since"`
-	Rebind  bool           `json:"rebind,omitempty"` // rebind the driver afterwards
-	Told    bool           `json:"told,omitempty"`   // the kernel reports the device of an interface (since Linux 5.14)
-	Chained bool           `json:"chained,omitempty"`
-	Former  former         `json:"former"`
+	Format         int            `json:"format"`
+	Address        pci.Address    `json:"address"`
+	Owner          attachment.Key `json:"owner"`
+	Pod            string         `json:"pod,omitempty"`
+	Netns          string         `json:"netns"`
+	Name           string         `json:"name"`           // interface name in the pod
+	MAC            string         `json:"mac,omitempty"`  // MAC in the pod; "" without an interface
+	Info           string         `json:"info,omitempty"` // path of its device-info file
+	Since          time.Time      `json:"since"`
+	Rebind         bool           `json:"rebind,omitempty"` // rebind the driver afterwards
+	DeviceReported bool           `json:"told,omitempty"`   // the kernel reports the device of an interface (since Linux 5.14)
+	Chained        bool           `json:"chained,omitempty"`
+	Former         former         `json:"former"`
 
 	Claim *allocation.Claim `json:"claim,omitempty"` // claim that assigned the VF
 	VLAN  int               `json:"vlan,omitempty"`
@@ -53,8 +53,8 @@ type journal struct {
 	Ready bool              `json:"ready,omitempty"` // ADD has finished; set only for a claim
 }
 
-// whose names the pod or container that has or had the VF.
-func (j journal) whose() string {
+// ownerText names the pod or container that has or had the VF.
+func (j journal) ownerText() string {
 	if j.Pod != "" {
 		return "pod " + j.Pod
 	}
@@ -80,15 +80,15 @@ type former struct {
 	Features []string         `json:"features,omitempty"` // enabled features; empty if the kernel reports none
 }
 
-// held is a VF whose lock this process holds. A process holds the lock of one VF at a time.
-type held struct {
+// lockedVF is a VF whose lock this process holds. A process holds the lock of one VF at a time.
+type lockedVF struct {
 	address pci.Address
 	dir     *store.Dir
 	lock    *store.Lock
 }
 
-// hold locks a VF.
-func hold(a pci.Address) (*held, error) {
+// lock locks a VF.
+func lock(a pci.Address) (*lockedVF, error) {
 	dir, err := store.Make(vfsFolder, 0o700)
 	if err != nil {
 		return nil, err
@@ -96,8 +96,8 @@ func hold(a pci.Address) (*held, error) {
 	return lockVF(dir, a)
 }
 
-// holdKnown locks a VF that may have a journal. It returns nil if no VF has a journal.
-func holdKnown(a pci.Address) (*held, error) {
+// lockKnown locks a VF that may have a journal. It returns nil if no VF has a journal.
+func lockKnown(a pci.Address) (*lockedVF, error) {
 	dir, err := store.Open(vfsFolder)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -108,20 +108,20 @@ func holdKnown(a pci.Address) (*held, error) {
 	return lockVF(dir, a)
 }
 
-func lockVF(dir *store.Dir, a pci.Address) (*held, error) {
+func lockVF(dir *store.Dir, a pci.Address) (*lockedVF, error) {
 	lock, err := dir.LockAt(vfsLock, 0o600, a.Number())
 	if err != nil {
 		dir.Close()
 		return nil, err
 	}
-	return &held{a, dir, lock}, nil
+	return &lockedVF{a, dir, lock}, nil
 }
 
-func (h *held) close() { h.lock.Unlock(); h.dir.Close() }
+func (h *lockedVF) close() { h.lock.Unlock(); h.dir.Close() }
 
 // load reads the journal; ok is false if there is none. An unreadable journal is an error, because only it contains the VF's former
 // settings.
-func (h *held) load() (j journal, ok bool, err error) {
+func (h *lockedVF) load() (j journal, ok bool, err error) {
 	data, err := h.dir.Read(h.address.String())
 	if errors.Is(err, fs.ErrNotExist) {
 		return journal{}, false, nil
@@ -169,7 +169,7 @@ func parseJournal(data []byte, a pci.Address) (j journal, err error) {
 
 // save writes the journal. It is the only synced file: lost records can be replaced by the kernel's state, since names are derived from
 // the key, but the former settings of a VF are stored nowhere else.
-func (h *held) save(j journal) error {
+func (h *lockedVF) save(j journal) error {
 	data, err := json.Marshal(j)
 	if err == nil {
 		err = h.dir.WriteSync(h.address.String(), append(data, '\n'), 0o600)
@@ -180,8 +180,8 @@ func (h *held) save(j journal) error {
 	return nil
 }
 
-// forget removes the journal.
-func (h *held) forget() error { return h.dir.Remove(h.address.String()) }
+// removeJournal removes the journal.
+func (h *lockedVF) removeJournal() error { return h.dir.Remove(h.address.String()) }
 
 // journalsOf returns the journals of an attachment.
 func journalsOf(owner attachment.Key) ([]journal, error) {

@@ -24,7 +24,7 @@ func (s sriov) lease(j *job, v *vf) error {
 	if j.cfg.IPAM == "" {
 		return nil
 	}
-	asked, err := s.ipam.Add(s.asking(j.r, j.st.Chained, *v), j.cfg.IPAM)
+	asked, err := s.ipam.Add(s.ipamRequest(j.r, j.st.Chained, *v), j.cfg.IPAM)
 	if err != nil {
 		return err
 	}
@@ -36,12 +36,12 @@ func (s sriov) lease(j *job, v *vf) error {
 	if err != nil {
 		return err
 	}
-	v.ips, v.asked, v.Addresses, v.Routes = &plan, asked, plan.Addresses, plan.Routes
+	v.ips, v.ipamResult, v.Addresses, v.Routes = &plan, asked, plan.Addresses, plan.Routes
 	return nil
 }
 
-// asking returns the IPAM plugin's request for the interface of a VF. Each interface gets its own addresses.
-func (s sriov) asking(r *plugin.Request, chained bool, v vf) *plugin.Request {
+// ipamRequest returns the IPAM plugin's request for the interface of a VF. Each interface gets its own addresses.
+func (s sriov) ipamRequest(r *plugin.Request, chained bool, v vf) *plugin.Request {
 	as := *r
 	own := !chained && v.Name == r.IfName // the runtime's wishes apply to the pod's own interface only
 	if !own {
@@ -85,12 +85,12 @@ func withIPs(config []byte, ips []string) []byte {
 	return ipam.WithKey(config, "runtimeConfig", runtime)
 }
 
-func (s sriov) giveBack(r *plugin.Request, st state, v vf) error {
+func (s sriov) releaseAddresses(r *plugin.Request, st state, v vf) error {
 	of := ipam.Type(st.IPAM)
 	if err := ipam.ValidType(of); err != nil {
 		return err
 	}
-	as := s.asking(r, st.Chained, v)
+	as := s.ipamRequest(r, st.Chained, v)
 	as.Config = ipam.WithKey(as.Config, "ipam", st.IPAM)
 	return s.ipam.Del(as, of)
 }
@@ -115,7 +115,7 @@ func (s sriov) checkLease(j *job, v vf) error {
 	if err != nil {
 		return err
 	}
-	as := s.asking(j.r, j.st.Chained, v)
+	as := s.ipamRequest(j.r, j.st.Chained, v)
 	as.Prev, as.Config = prev, ipam.WithKey(ipam.WithKey(as.Config, "ipam", j.st.IPAM), "prevResult", raw)
 	return s.ipam.Check(as, of)
 }
@@ -155,5 +155,5 @@ func (s sriov) collectLeases(r *plugin.Request) error {
 	if err := s.ipam.GC(&as, name); err != nil {
 		return err
 	}
-	return s.ipam.GC(s.asking(&as, true, vf{}), name)
+	return s.ipam.GC(s.ipamRequest(&as, true, vf{}), name)
 }

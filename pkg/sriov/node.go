@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	// homeTimeout bounds the wait for an interface that the kernel returns from an ended namespace, or creates for a driver.
-	homeTimeout = 5 * time.Second
-	homePoll    = 5 * time.Millisecond
+	// linkTimeout bounds the wait for an interface that the kernel returns from an ended namespace, or creates for a driver.
+	linkTimeout = 5 * time.Second
+	linkPoll    = 5 * time.Millisecond
 )
 
 // node is the namespace in which VFs are taken and returned, for one request.
@@ -61,16 +61,16 @@ func (n *node) read(a pci.Address) (c card, err error) {
 	if c.vf, c.pf, err = pci.Read(n.sysfs, a); err != nil {
 		return c, err
 	}
-	if c.link, err = n.atHome(c.vf); err != nil {
+	if c.link, err = n.linkOnNode(c.vf); err != nil {
 		return c, err
 	}
-	c.pfLink, err = n.atHome(c.pf)
+	c.pfLink, err = n.linkOnNode(c.pf)
 	return c, err
 }
 
-// atHome returns the interface of a function if it is on the node. sysfs has its name, but another interface may have it as an
+// linkOnNode returns the interface of a function if it is on the node. sysfs has its name, but another interface may have it as an
 // alternative name.
-func (n *node) atHome(d pci.Device) (kernel.Link, error) {
+func (n *node) linkOnNode(d pci.Device) (kernel.Link, error) {
 	for _, name := range d.Interfaces {
 		link, ok, err := n.host.Link(name)
 		if err != nil || ok && link.Name == name && (link.Device == "" || link.Device == d.Address.String()) {
@@ -80,17 +80,17 @@ func (n *node) atHome(d pci.Device) (kernel.Link, error) {
 	return kernel.Link{}, nil
 }
 
-// asPF returns the VF's settings on its PF. ok is false if the PF is in another namespace, or if its driver does not report them.
-func (n *node) asPF(c card) (vf kernel.VF, ok bool, err error) {
+// settingsOnPF returns the VF's settings on its PF. ok is false if the PF is in another namespace, or if its driver does not report them.
+func (n *node) settingsOnPF(c card) (vf kernel.VF, ok bool, err error) {
 	if c.pfLink.Index == 0 || c.vf.VFIndex < 0 {
 		return vf, false, nil
 	}
 	return n.host.VF(c.pfLink, c.vf.VFIndex)
 }
 
-// inPod finds the interface of a journal's VF in the owner's namespace, by device. Kernels before Linux 5.14 do not report the device;
+// findInPod finds the interface of a journal's VF in the owner's namespace, by device. Kernels before Linux 5.14 do not report the device;
 // then name and MAC identify it. alive reports whether the namespace exists; if so, the caller closes pod.
-func inPod(j journal) (pod *kernel.NS, link kernel.Link, alive bool, err error) {
+func findInPod(j journal) (pod *kernel.NS, link kernel.Link, alive bool, err error) {
 	netns, err := plugin.OpenNetns(j.Netns)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, link, false, nil
@@ -103,7 +103,7 @@ func inPod(j journal) (pod *kernel.NS, link kernel.Link, alive bool, err error) 
 		return nil, link, false, err
 	}
 	link, ok, err := pod.LinkOf(j.Address.String())
-	if err == nil && !ok && !j.Told {
+	if err == nil && !ok && !j.DeviceReported {
 		link, ok, err = pod.Link(j.Name)
 		ok = ok && link.Device == "" && len(link.MAC) > 0 && (link.MAC.String() == j.MAC || bytes.Equal(link.MAC, j.Former.MAC))
 	}
@@ -117,9 +117,9 @@ func inPod(j journal) (pod *kernel.NS, link kernel.Link, alive bool, err error) 
 	return pod, link, true, nil
 }
 
-// await waits for the interface of a VF on the node. c.link.Index is 0 after a timeout.
-func (n *node) await(a pci.Address) (c card, err error) {
-	for end := time.Now().Add(homeTimeout); ; time.Sleep(homePoll) {
+// awaitLink waits for the interface of a VF on the node. c.link.Index is 0 after a timeout.
+func (n *node) awaitLink(a pci.Address) (c card, err error) {
+	for end := time.Now().Add(linkTimeout); ; time.Sleep(linkPoll) {
 		if c, err = n.read(a); err != nil || c.link.Index != 0 || time.Now().After(end) {
 			return c, err
 		}
@@ -135,16 +135,16 @@ func (n *node) rebind(of card) (c card, err error) {
 	if err := pci.Bind(ctx, n.sysfs, a, of.vf.Driver); err != nil {
 		return c, err
 	}
-	return n.bound(a)
+	return n.awaitBound(a)
 }
 
-// bound reads a VF whose driver has just changed, and waits for the interface of a network driver.
-func (n *node) bound(a pci.Address) (card, error) {
+// awaitBound reads a VF whose driver has just changed, and waits for the interface of a network driver.
+func (n *node) awaitBound(a pci.Address) (card, error) {
 	c, err := n.read(a)
 	if err != nil || c.vf.Driver == "" || c.userspace() != "" {
 		return c, err
 	}
-	return n.await(a)
+	return n.awaitLink(a)
 }
 
 // setMAC changes the MAC of the interface. Some drivers accept only the MAC that the PF has set, and only when they are bound.
@@ -172,5 +172,5 @@ func (n *node) setMAC(c card, mac net.HardwareAddr) (card, error) {
 	return c, nil
 }
 
-// isGone reports whether an error means that the function does not exist.
-func isGone(err error) bool { return errors.Is(err, fs.ErrNotExist) }
+// isMissing reports whether an error means that the function does not exist.
+func isMissing(err error) bool { return errors.Is(err, fs.ErrNotExist) }

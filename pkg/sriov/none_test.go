@@ -76,7 +76,7 @@ func TestNoVFByClaims(t *testing.T) {
 	must(t, os.Remove(l.sriov.socket))
 	keys := []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=new"}
 	l.Fails(l.Call("ADD", "a", keys...), plugin.CodeTryAgain, "checkpoint")
-	must(t, claim.Begin(l.sriov.claims))
+	must(t, claim.MakeFolder(l.sriov.claims))
 	if a := l.add("a", keys...); len(a.result.Interfaces) != 1 {
 		t.Errorf("%s", a.prev)
 	}

@@ -36,7 +36,7 @@ func Reset(o ResetOptions) error {
 		return err
 	}
 	defer n.host.Close()
-	h, err := hold(o.Address)
+	h, err := lock(o.Address)
 	if err != nil {
 		return err
 	}
@@ -53,16 +53,16 @@ func Reset(o ResetOptions) error {
 		fmt.Fprintf(o.Out, "%v: remove it\n", unreadable)
 	}
 	if journaled {
-		if has, err := n.has(left); err != nil || has {
+		if has, err := n.ownerHas(left); err != nil || has {
 			return errors.Join(err, busy(left))
 		}
 	}
 	c, err := n.read(o.Address)
 	if err == nil {
-		err = n.unused(c, journaled && plugin.NetnsGone(left.Netns))
+		err = n.checkUnused(c, journaled && plugin.NetnsGone(left.Netns))
 	}
 	if err == nil && journaled {
-		fmt.Fprintf(o.Out, "VF %s has the settings of %s: restore its former settings\n", o.Address, left.whose())
+		fmt.Fprintf(o.Out, "VF %s has the settings of %s: restore its former settings\n", o.Address, left.ownerText())
 		if o.Act {
 			if err = n.restore(h, left); err == nil {
 				c, err = n.read(o.Address)
@@ -70,17 +70,17 @@ func Reset(o ResetOptions) error {
 		}
 	}
 	if err == nil {
-		err = n.renew(c, o)
+		err = n.resetVF(c, o)
 	}
 	if err == nil && unreadable != nil && o.Act {
-		err = h.forget()
+		err = h.removeJournal()
 	}
 	return err
 }
 
-// unused refuses a VF in use. left is set for the VF of a pod whose namespace is gone.
-func (n *node) unused(c card, left bool) error {
-	if err := n.usable(c, false); err != nil {
+// checkUnused refuses a VF in use. left is set for the VF of a pod whose namespace is gone.
+func (n *node) checkUnused(c card, left bool) error {
+	if err := n.checkUsable(c, false); err != nil {
 		return err
 	}
 	if c.link.Index == 0 && c.vf.Driver != "" && c.userspace() == "" && !left {
@@ -97,9 +97,9 @@ func (n *node) unused(c card, left bool) error {
 	return err
 }
 
-// renew sets the defaults on the PF and rebinds the driver, which creates a new interface.
-func (n *node) renew(c card, o ResetOptions) error {
-	if err := n.renewPF(c, o); err != nil {
+// resetVF sets the defaults on the PF and rebinds the driver, which creates a new interface.
+func (n *node) resetVF(c card, o ResetOptions) error {
+	if err := n.resetPF(c, o); err != nil {
 		return err
 	}
 	if c.vf.Driver != "" {
@@ -130,16 +130,16 @@ func (n *node) renew(c card, o ResetOptions) error {
 	if err != nil {
 		return err
 	}
-	now, err := n.bound(o.Address)
+	now, err := n.awaitBound(o.Address)
 	if err == nil && now.link.Index != 0 && c.link.Index != 0 && now.link.Name != c.link.Name {
 		now.link.Name, err = c.link.Name, n.host.Rename(now.link, c.link.Name)
 	}
 	return err
 }
 
-// renewPF sets the default settings of a VF on its PF, if the PF is available.
-func (n *node) renewPF(c card, o ResetOptions) error {
-	have, told, err := n.asPF(c)
+// resetPF sets the default settings of a VF on its PF, if the PF is available.
+func (n *node) resetPF(c card, o ResetOptions) error {
+	have, told, err := n.settingsOnPF(c)
 	if err != nil || !told {
 		return err
 	}
@@ -150,9 +150,9 @@ func (n *node) renewPF(c card, o ResetOptions) error {
 	if have.Trust != nil {
 		want.Trust = new(false)
 	}
-	fmt.Fprintf(o.Out, "PF %s has the settings: %s\n  set: %s\n", c.pfLink.Name, text(have), text(want))
+	fmt.Fprintf(o.Out, "PF %s has the settings: %s\n  set: %s\n", c.pfLink.Name, formatVF(have), formatVF(want))
 	if !o.Act {
 		return nil
 	}
-	return n.set(c, have, want)
+	return n.setOnPF(c, have, want)
 }

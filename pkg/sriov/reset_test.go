@@ -124,7 +124,7 @@ func TestReturn(t *testing.T) {
 	back := func() string {
 		t.Helper()
 		var log bytes.Buffer
-		must(t, Return(l.sriov.sysfs, slog.New(slog.NewTextHandler(&log, nil))))
+		must(t, RestoreOrphans(l.sriov.sysfs, slog.New(slog.NewTextHandler(&log, nil))))
 		return log.String()
 	}
 	if log := back(); log != "" {
@@ -150,7 +150,7 @@ func TestReturnUnseen(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
 	l.add("a")
-	must(t, Return(pcitest.Generate(t, pcitest.Machine{Nodes: 1}), slog.New(slog.DiscardHandler)))
+	must(t, RestoreOrphans(pcitest.Generate(t, pcitest.Machine{Nodes: 1}), slog.New(slog.DiscardHandler)))
 	if _, err := os.Stat(l.journalOf(vf0)); err != nil {
 		t.Error(err)
 	}

@@ -26,7 +26,7 @@ import (
 const askTimeout = 10 * time.Second
 
 // daemonTimeout is the part of askTimeout for the device plugin, before the kubelet is asked.
-const daemonTimeout = allocation.Within + time.Second
+const daemonTimeout = allocation.AnswerTimeout + time.Second
 
 // wanted returns the VFs for the pod of an ADD with their names in the pod. It is empty for a pod without VFs.
 func (s sriov) wanted(r *plugin.Request, cfg config) ([]vf, error) {
@@ -38,23 +38,23 @@ func (s sriov) wanted(r *plugin.Request, cfg config) ([]vf, error) {
 		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "the pod has no device of %s", strings.Join(cfg.Resources, ", ")),
 			"request one in resources.limits of a container")
 	}
-	return named(r, cfg, vfs)
+	return assignNames(r, cfg, vfs)
 }
 
 // devices returns the VFs for the pod of an ADD.
 func (s sriov) devices(r *plugin.Request, cfg config) ([]vf, error) {
 	if cfg.Device.IsValid() {
-		return s.chosen(r, cfg)
+		return s.namedVF(r, cfg)
 	}
 	devices, err := s.allocated(r, cfg)
 	if err != nil {
 		return nil, err
 	}
-	return order(devices, cfg.Resources)
+	return sortDevices(devices, cfg.Resources)
 }
 
-// named gives the VFs their names. With Multus or as the main plugin, the first VF is the interface that the runtime requires.
-func named(r *plugin.Request, cfg config, vfs []vf) ([]vf, error) {
+// assignNames gives the VFs their names. With Multus or as the main plugin, the first VF is the interface that the runtime requires.
+func assignNames(r *plugin.Request, cfg config, vfs []vf) ([]vf, error) {
 	if cfg.MAC != nil && len(vfs) > 1 {
 		return nil, plugin.Errorf(plugin.CodeConfig, "mac %s: only one VF can have it, but the pod has %d VFs", cfg.MAC, len(vfs))
 	}
@@ -69,14 +69,14 @@ func named(r *plugin.Request, cfg config, vfs []vf) ([]vf, error) {
 		}
 		v.Fixed, v.wanted = cfg.MAC, cfg.Wanted
 		if v.Name = r.IfName; index > 0 {
-			v.Name = vfconfig.Named(cfg.Names, index)
+			v.Name = vfconfig.ExpandName(cfg.Names, index)
 		}
 		if err := v.configure(r, cfg, index); err != nil {
 			return nil, err
 		}
 		v.Default = v.Name
 	}
-	if err := choose(r, cfg, vfs); err != nil {
+	if err := applyChoices(r, cfg, vfs); err != nil {
 		return nil, err
 	}
 	for i, v := range vfs {
@@ -107,12 +107,12 @@ func (s sriov) allocated(r *plugin.Request, cfg config) (devices []allocation.De
 		// Fail closed: without its VF a pod might wait for ever, or use another interface instead.
 		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeTryAgain, "find the VFs of the pod: %w", err), "%s", cfg.hint(err))
 	}
-	return devices, cfg.attachesAll(others)
+	return devices, cfg.checkAttached(others)
 }
 
-// attachesAll returns an error if a claim of the pod has a VF that no network attaches. The VF's resource is neither in resources nor in
+// checkAttached returns an error if a claim of the pod has a VF that no network attaches. The VF's resource is neither in resources nor in
 // otherResources.
-func (c config) attachesAll(others []allocation.Device) error {
+func (c config) checkAttached(others []allocation.Device) error {
 	for _, d := range others {
 		if !d.Claim.Admin && !slices.Contains(c.OtherResources, d.Resource) {
 			return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "VF %s of claim %s/%s: its resource %s is missing from the configuration of sriov",
@@ -202,9 +202,9 @@ func (s sriov) askDaemon(r *plugin.Request, cfg config, until time.Time) (alloca
 	return answer, nil
 }
 
-// order sorts the devices of a pod by container, by resource as in the configuration, and by address. Devices of claims follow, by the
-// claim's name in the pod and the order of the claim.
-func order(devices []allocation.Device, resources []string) (vfs []vf, err error) {
+// sortDevices sorts the devices of a pod by container, by resource as in the configuration, and by address. Devices of claims follow, by
+// the claim's name in the pod and the order of the claim.
+func sortDevices(devices []allocation.Device, resources []string) (vfs []vf, err error) {
 	devices = slices.DeleteFunc(devices, func(d allocation.Device) bool { return d.Claim != nil && d.Claim.Admin })
 	of, seen := map[string]pci.Address{}, map[pci.Address]bool{} // by ID
 	for _, d := range devices {

@@ -20,14 +20,14 @@ import (
 // release restores a VF to its state before the attachment. It is a no-op if the VF belongs to another attachment now, or to none.
 func (n *node) release(owner attachment.Key, v vf, netns string) error {
 	a := v.Address
-	h, err := holdKnown(a)
+	h, err := lockKnown(a)
 	if h == nil {
 		return err
 	}
 	defer h.close()
 	j, ok, err := h.load()
 	if err == nil && !ok {
-		return n.fetchUnknown(owner, v, netns)
+		return n.returnUnknown(owner, v, netns)
 	}
 	if err != nil {
 		return err
@@ -39,10 +39,10 @@ func (n *node) release(owner attachment.Key, v vf, netns string) error {
 	return n.restore(h, j)
 }
 
-// fetchUnknown returns the interface of a VF whose journal is missing to the node. The VF's former settings are unknown.
-func (n *node) fetchUnknown(owner attachment.Key, v vf, netns string) error {
+// returnUnknown returns the interface of a VF whose journal is missing to the node. The VF's former settings are unknown.
+func (n *node) returnUnknown(owner attachment.Key, v vf, netns string) error {
 	j := journal{Address: v.Address, Owner: owner, Netns: netns, Name: v.Name, MAC: v.MAC, Former: former{Name: ownName(v.Address)}}
-	pod, link, alive, err := inPod(j)
+	pod, link, alive, err := findInPod(j)
 	if err != nil || !alive {
 		return err
 	}
@@ -56,7 +56,7 @@ func (n *node) fetchUnknown(owner attachment.Key, v vf, netns string) error {
 	if x.c, err = n.read(v.Address); err != nil {
 		return err
 	}
-	return x.bringHome(pod, link)
+	return x.moveToNode(pod, link)
 }
 
 // restoring is a VF that is being restored.
@@ -68,39 +68,39 @@ type restoring struct {
 
 // restore restores the settings in the journal of a VF. It continues after an error. It removes the journal last, when everything is
 // restored or the VF no longer exists.
-func (n *node) restore(h *held, j journal) error {
+func (n *node) restore(h *lockedVF, j journal) error {
 	x := restoring{node: n, j: j}
 	var err error
-	if x.c, err = n.read(j.Address); isGone(err) {
+	if x.c, err = n.read(j.Address); isMissing(err) {
 		n.r.Log.Info("the VF does not exist any more; removing its journal", "vf", j.Address)
-		n.untell(j.Info)
-		return h.forget()
+		n.removeInfo(j.Info)
+		return h.removeJournal()
 	}
 	if err != nil {
 		return err
 	}
-	err = x.fetch()
-	x.takeMAC()
-	err = errors.Join(err, x.restorePF(), x.restoreDriver(), x.renew())
+	err = x.returnLink()
+	x.restoreMAC()
+	err = errors.Join(err, x.restorePF(), x.restoreDriver(), x.rebindIfConfigured())
 	if x.c.link.Index != 0 && j.Former.Name != "" {
 		err = errors.Join(err, x.restoreLink())
 	}
-	if _, e := n.read(j.Address); isGone(e) {
+	if _, e := n.read(j.Address); isMissing(e) {
 		err = nil // the VF was removed meanwhile, which explains all errors
 	}
-	n.untell(j.Info)
+	n.removeInfo(j.Info)
 	if err != nil {
 		return plugin.Errorf(plugin.Code(err), "restore VF %s: %w", j.Address, err)
 	}
-	return h.forget()
+	return h.removeJournal()
 }
 
-// fetch returns the interface to the node. When a namespace ends, the kernel returns the interface itself, under its name in the pod.
-func (x *restoring) fetch() error {
+// returnLink returns the interface to the node. When a namespace ends, the kernel returns the interface itself, under its name in the pod.
+func (x *restoring) returnLink() error {
 	if x.c.link.Index != 0 || x.j.Former.Name == "" || x.c.vf.Driver == "" || x.c.userspace() != "" {
 		return nil
 	}
-	pod, link, alive, err := inPod(x.j)
+	pod, link, alive, err := findInPod(x.j)
 	if err != nil {
 		return err
 	}
@@ -108,9 +108,9 @@ func (x *restoring) fetch() error {
 		defer pod.Close()
 	}
 	if link.Index != 0 {
-		return x.bringHome(pod, link)
+		return x.moveToNode(pod, link)
 	}
-	c, err := x.await(x.j.Address)
+	c, err := x.awaitLink(x.j.Address)
 	if err != nil {
 		return err
 	}
@@ -126,8 +126,8 @@ func (x *restoring) fetch() error {
 	return err
 }
 
-// bringHome moves the interface out of a pod. It removes alternative names of the pod, which could clash with names on the node.
-func (x *restoring) bringHome(pod *kernel.NS, link kernel.Link) error {
+// moveToNode moves the interface out of a pod. It removes alternative names of the pod, which could clash with names on the node.
+func (x *restoring) moveToNode(pod *kernel.NS, link kernel.Link) error {
 	home, err := x.host.File()
 	if err != nil {
 		return err
@@ -148,7 +148,7 @@ func (x *restoring) bringHome(pod *kernel.NS, link kernel.Link) error {
 		// on the node.
 		_ = pod.SetTraits(link, was)
 	}
-	name, err := x.named(func(name string) error { return pod.MoveLink(link, home, name) })
+	name, err := x.withFormerName(func(name string) error { return pod.MoveLink(link, home, name) })
 	if err != nil {
 		return err
 	}
@@ -160,10 +160,11 @@ func (x *restoring) bringHome(pod *kernel.NS, link kernel.Link) error {
 	return err
 }
 
-// named gives the interface its former name by f. If another interface has that name, it uses a name derived from the VF's address.
-func (x *restoring) named(f func(name string) error) (name string, err error) {
+// withFormerName gives the interface its former name by f. If another interface has that name, it uses a name derived from the VF's
+// address.
+func (x *restoring) withFormerName(f func(name string) error) (name string, err error) {
 	name = x.j.Former.Name
-	if err = x.claimed(name, func() error { return f(name) }); errors.Is(err, syscall.EEXIST) {
+	if err = x.retryReclaimed(name, func() error { return f(name) }); errors.Is(err, syscall.EEXIST) {
 		if name = ownName(x.j.Address); name == x.c.link.Name {
 			return name, nil // it already has this name
 		}
@@ -174,8 +175,8 @@ func (x *restoring) named(f func(name string) error) (name string, err error) {
 	return name, err
 }
 
-// claimed calls f, which needs a name. It calls f again after it has reclaimed the name from another VF.
-func (x *restoring) claimed(name string, f func() error) error {
+// retryReclaimed calls f, which needs a name. It calls f again after it has reclaimed the name from another VF.
+func (x *restoring) retryReclaimed(name string, f func() error) error {
 	err := f()
 	if !errors.Is(err, syscall.EEXIST) || !x.reclaim(name) {
 		return err
@@ -213,9 +214,9 @@ func ownName(a pci.Address) string { return "v" + strings.ReplaceAll(a.String(),
 // parkedName returns a temporary name for an interface whose name another VF needs, until its own journal is processed.
 func parkedName(a pci.Address) string { return "x" + ownName(a)[1:] }
 
-// takeMAC restores the MAC without the PF, if the driver allows it. Once the PF has set a MAC, even the same one, later tenants could not
-// change it.
-func (x *restoring) takeMAC() {
+// restoreMAC restores the MAC without the PF, if the driver allows it. Once the PF has set a MAC, even the same one, later tenants could
+// not change it.
+func (x *restoring) restoreMAC() {
 	f := x.j.Former
 	if x.c.link.Index == 0 || f.PF == nil || bytes.Equal(x.c.link.MAC, f.MAC) || !bytes.Equal(f.PF.MAC, f.MAC) {
 		return
@@ -232,14 +233,14 @@ func (x *restoring) restorePF() error {
 	if x.j.Former.PF == nil {
 		return nil
 	}
-	now, ok, err := x.asPF(x.c)
+	now, ok, err := x.settingsOnPF(x.c)
 	if err == nil && !ok {
 		err = plugin.Errorf(plugin.CodeDevice, "its PF %s no longer reports the VF", x.c.pf.Address)
 	}
 	if err != nil {
 		return err
 	}
-	return x.set(x.c, now, *x.j.Former.PF)
+	return x.setOnPF(x.c, now, *x.j.Former.PF)
 }
 
 // restoreDriver binds the VF's former driver.
@@ -260,14 +261,14 @@ func (x *restoring) restoreDriver() (err error) {
 		x.c, err = x.read(x.j.Address)
 		return err
 	}
-	if x.c, err = x.await(x.j.Address); err == nil && x.c.link.Index == 0 {
+	if x.c, err = x.awaitLink(x.j.Address); err == nil && x.c.link.Index == 0 {
 		err = plugin.Errorf(plugin.CodeDevice, "it has no interface after binding driver %s", driver)
 	}
 	return err
 }
 
-// renew rebinds the driver if that is configured. That discards all state of the driver, such as queues and filters.
-func (x *restoring) renew() (err error) {
+// rebindIfConfigured rebinds the driver if that is configured. That discards all state of the driver, such as queues and filters.
+func (x *restoring) rebindIfConfigured() (err error) {
 	if x.j.Rebind && x.c.link.Index != 0 {
 		x.c, err = x.rebind(x.c)
 	}
@@ -305,7 +306,7 @@ func (x *restoring) restoreLink() (err error) {
 		link.Up = false
 	}
 	if link.Name != f.Name {
-		if link.Name, err = x.named(func(name string) error { return x.host.Rename(link, name) }); err != nil {
+		if link.Name, err = x.withFormerName(func(name string) error { return x.host.Rename(link, name) }); err != nil {
 			return err
 		}
 	}
@@ -361,7 +362,7 @@ func (x *restoring) restoreAltNames(link kernel.Link) error {
 		if name == link.Name {
 			continue
 		}
-		err := x.claimed(name, func() error { return x.host.AddAltName(link, name) })
+		err := x.retryReclaimed(name, func() error { return x.host.AddAltName(link, name) })
 		if errors.Is(err, syscall.EEXIST) {
 			x.r.Log.Warn("another interface has a former alternative name of the VF; it is not restored", "vf", x.j.Address, "name", name)
 			err = nil
@@ -371,15 +372,15 @@ func (x *restoring) restoreAltNames(link kernel.Link) error {
 	return errors.Join(errs...)
 }
 
-// same reports whether two sets of a VF's settings on its PF are equal.
-func same(a, b kernel.VF) bool {
+// equalVF reports whether two sets of a VF's settings on its PF are equal.
+func equalVF(a, b kernel.VF) bool {
 	equal := func(a, b *bool) bool { return a == nil || b == nil || *a == *b }
 	return bytes.Equal(a.MAC, b.MAC) && a.VLAN == b.VLAN && a.QoS == b.QoS && a.Proto == b.Proto && a.LinkState == b.LinkState &&
 		equal(a.SpoofCheck, b.SpoofCheck) && equal(a.Trust, b.Trust) && a.MinRate == b.MinRate && a.MaxRate == b.MaxRate
 }
 
-// text formats a VF's settings in the words of ip-link(8).
-func text(v kernel.VF) string {
+// formatVF formats a VF's settings in the words of ip-link(8).
+func formatVF(v kernel.VF) string {
 	told := func(on *bool) string {
 		if on == nil {
 			return "unknown"

@@ -203,7 +203,7 @@ func TestIGBClaimSettings(t *testing.T) {
 		"mac " + own + " vlan 100 qos 0 proto 802.1q spoofchk off trust " + map[bool]string{true: "on", false: "off"}[*l.asPF(1).Trust] +
 			" state auto min_tx_rate 0 max_tx_rate 100",
 	} {
-		if got := text(l.asPF(i)); got != want {
+		if got := formatVF(l.asPF(i)); got != want {
 			t.Errorf("PF: %s, want %s", got, want)
 		}
 	}

@@ -57,12 +57,12 @@ type vf struct {
 	Claim  *allocation.Claim `json:"claim,omitempty"`  // claim that assigned the VF
 	Wanted *pfSettings       `json:"wanted,omitempty"` // settings with those of claim or class; nil if state.Wanted applies
 
-	config    *vfconfig.Config // of the claim and its class; nil if they set nothing
-	wanted    vfSettings
-	held      bool        // this process has written the journal
-	detecting kernel.Link // interface in IPv6 duplicate address detection; Index is 0 for none
-	ips       *ipam.Plan
-	asked     *types100.Result
+	config     *vfconfig.Config // of the claim and its class; nil if they set nothing
+	wanted     vfSettings
+	journaled  bool        // this process has written the journal
+	dadLink    kernel.Link // interface in IPv6 duplicate address detection; Index is 0 for none
+	ips        *ipam.Plan
+	ipamResult *types100.Result
 }
 
 type sriov struct {
@@ -162,7 +162,7 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	defer undo.OnError(&err)
 	undo.Push(func() error {
 		touched := j.st
-		touched.VFs = slices.DeleteFunc(slices.Clone(j.st.VFs), func(v vf) bool { return !v.held })
+		touched.VFs = slices.DeleteFunc(slices.Clone(j.st.VFs), func(v vf) bool { return !v.journaled })
 		return s.remove(&j.node, j.att, touched)
 	})
 	for i := range j.st.VFs {
@@ -265,7 +265,7 @@ func (s sriov) remove(n *node, att *attachment.Attachment, st state) error {
 	}
 	for _, v := range slices.Backward(st.VFs) {
 		if v.Leased {
-			errs = append(errs, s.giveBack(n.r, st, v))
+			errs = append(errs, s.releaseAddresses(n.r, st, v))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -317,12 +317,13 @@ func (s sriov) status(r *plugin.Request) error {
 	}
 	attachment.LogOnce(r, kubeletTraps(cfg))
 	if cfg.IPAM != "" {
-		return s.ipam.Status(s.asking(r, false, vf{Name: r.IfName}), cfg.IPAM)
+		return s.ipam.Status(s.ipamRequest(r, false, vf{Name: r.IfName}), cfg.IPAM)
 	}
 	return nil
 }
 
-// kubeletTraps warns of a kubeletDir that is not the root folder of a kubelet. It is a warning only: a runtime may start before the kubelet.
+// kubeletTraps warns of a kubeletDir that is not the root folder of a kubelet. It is a warning only: a runtime may start before the
+// kubelet.
 func kubeletTraps(cfg config) []plugin.Finding {
 	sockets := filepath.Join(cfg.Kubelet, "pod-resources")
 	if _, err := os.Stat(sockets); cfg.Device.IsValid() || !errors.Is(err, fs.ErrNotExist) {
@@ -351,7 +352,7 @@ func (j *job) result() *types100.Result {
 		}
 		result.Routes = append(result.Routes, v.ips.Shown...)
 		if result.DNS.IsEmpty() {
-			result.DNS = v.asked.DNS
+			result.DNS = v.ipamResult.DNS
 		}
 	}
 	return result
