@@ -24,7 +24,8 @@ func dial(socket string, until time.Time) (*conn, error) {
 		return nil, os.NewSyscallError("socket", err)
 	}
 	c := &conn{fd, until}
-	if err := c.callWithDeadline(syscall.SO_SNDTIMEO, func() error { return syscall.Connect(fd, &syscall.SockaddrUnix{Name: socket}) }); err != nil {
+	connect := func() error { return syscall.Connect(fd, &syscall.SockaddrUnix{Name: socket}) }
+	if err := c.callWithDeadline(syscall.SO_SNDTIMEO, connect); err != nil {
 		c.Close()
 		return nil, fmt.Errorf("connect to %s: %w", socket, err)
 	}

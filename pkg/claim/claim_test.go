@@ -98,7 +98,8 @@ func TestFind(t *testing.T) {
 			want: "a b c"},
 		{title: "another driver", file: state(inState("c-9", "gpu", `"gpu.example.com":{"Devices":null}`, "first")), uid: "first"},
 		{title: "reserved, but not in the kubelet's file", file: state(), records: []Record{one}, uid: "pod-c-1", want: "a b"},
-		{title: "reserved, and in the kubelet's file", file: state(inState("c-1", "shared", ours, "pod-c-1")), records: []Record{one}, uid: "pod-c-1", want: "a b"},
+		{title: "reserved, and in the kubelet's file", file: state(inState("c-1", "shared", ours, "pod-c-1")),
+			records: []Record{one}, uid: "pod-c-1", want: "a b"},
 
 		{title: "lost record", file: state(shared), uid: "first", says: "the pod has claim shop/shared: the claim is not prepared: it has no record"},
 		{title: "being prepared", file: state(other), records: []Record{preparing}, uid: "third",

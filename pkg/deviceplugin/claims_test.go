@@ -55,7 +55,7 @@ func TestClaimed(t *testing.T) {
 	}
 	older := allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0", Resources: []string{"example.com/all"}}
 	if a, err := allocation.Ask(l.Socket, time.Now().Add(patience), older); err == nil || !strings.Contains(err.Error(), "update it") {
-		t.Errorf("a plugin that knows no claims is told %+v, %v: it would start the pod without its VF", a, err)
+		t.Errorf("an sriov plugin without support for claims gets %+v, %v: it would start the pod without its VF", a, err)
 	}
 	if a := ask(true); len(a.Devices) != 1 || a.Devices[0].ID != vf01 || a.Devices[0].Pod != "web-0" || !a.Claims {
 		t.Errorf("%+v", a)

@@ -232,7 +232,7 @@ func TestPluginRestarts(t *testing.T) {
 		stop := l.start()
 		p := l.ids("example.com/one", vf00, vf01)
 		if left, _ := filepath.Glob(filepath.Join(l.InfoDir, "*")); len(left) > 1 {
-			t.Fatalf("files of devices that nobody has: %q", left)
+			t.Fatalf("files of devices without a pod: %q", left)
 		}
 		if _, err := p.client.Allocate(t.Context(), allocating(vf00, vf01)); err != nil {
 			t.Fatal(err)

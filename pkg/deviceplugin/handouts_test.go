@@ -88,7 +88,7 @@ func TestHandedOut(t *testing.T) {
 	}
 	const mine = "may have " + vf00 + ": the device was allocated, but the kubelet lists no container that has it"
 	l.writeCheckpoint([3]string{"u-old", "app", vf00})
-	expect("nothing was handed out", "plain", "u-plain", "")
+	expect("no device was allocated", "plain", "u-plain", "")
 	l.allocate(d, vf00)
 	expect("no container has it", "web", "u-web", mine)
 	expect("no container has it", "plain", "u-plain", mine)
@@ -99,14 +99,14 @@ func TestHandedOut(t *testing.T) {
 	expect("the entry is lost", "web", "u-web", mine)
 	expect("the entry is lost", "plain", "u-plain", "")
 	l.allocate(d, vf00)
-	expect("it was handed out again", "plain", "u-plain", mine)
+	expect("it was allocated again", "plain", "u-plain", mine)
 	d.gate.allocations.learnOwners(time.Now().Add(-time.Hour), []allocation.Device{{Resource: resourceOne, ID: vf00}})
 	expect("an answer of before names the former container", "plain", "u-plain", mine)
 	l.kubelet.hold("shop", "db", "app", resourceOne, vf00)
 	expect("the kubelet tells whose it is", "plain", "u-plain", "")
 	expect("the kubelet tells whose it is", "web", "u-web", "")
 	l.allocate(d, vf01)
-	expect("another was handed out", "plain", "u-plain", strings.ReplaceAll(mine, vf00, vf01))
+	expect("another device was allocated", "plain", "u-plain", strings.ReplaceAll(mine, vf00, vf01))
 	out := d.gate.allocations.devices[vf01]
 	out.at = out.at.Add(-maxUnlisted)
 	d.gate.allocations.devices[vf01] = out
@@ -221,10 +221,10 @@ func TestFormerCheckpoint(t *testing.T) {
 	l.writeCheckpoint([3]string{"u-other", "app", vf00})
 	all := []string{resourceOne}
 	if d.gate.allocations.learnOwners(before, nil); len(d.gate.allocations.candidates("u-plain", all)) != 1 {
-		t.Error("read before the device was handed out, and it counts")
+		t.Error("a checkpoint from before the allocation counts")
 	}
 	if d.gate.allocations.learnOwners(time.Now(), nil); len(d.gate.allocations.candidates("u-plain", all)) != 0 {
-		t.Error("read after the device was handed out, and it does not count")
+		t.Error("a checkpoint from after the allocation does not count")
 	}
 }
 

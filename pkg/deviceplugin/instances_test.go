@@ -61,7 +61,7 @@ func TestFollower(t *testing.T) {
 	l.awaitNumVFs(sysfs, "1")
 	for until := time.Now().Add(patience); returns.Load() == 0; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(until) {
-			t.Fatal("no VF is brought back")
+			t.Fatal("no VF is restored")
 		}
 	}
 }

@@ -23,7 +23,7 @@ const retryAfter = 5 * time.Minute
 // prepareLoop prepares devices each time it is woken, until ctx is done. It runs in its own goroutine because the kernel may take long.
 func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 	failed := map[pci.Address]time.Time{}
-	told := map[pci.Address]string{}
+	logged := map[pci.Address]string{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -37,17 +37,17 @@ func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 			delete(failed, a)
 			err := change()
 			if err == nil {
-				delete(told, a)
+				delete(logged, a)
 				return
 			}
 			// No pause for these errors: the device may become free, a driver may be loaded, or a VF may appear at any moment.
 			if !errors.Is(err, errInUse) && !errors.Is(err, fs.ErrNotExist) {
 				failed[a] = time.Now()
 			}
-			if told[a] != err.Error() {
+			if logged[a] != err.Error() {
 				d.log.Warn("could not configure a device as requested; retrying", "device", a.String(), "error", err)
 			}
-			told[a] = err.Error()
+			logged[a] = err.Error()
 		})
 	}
 }

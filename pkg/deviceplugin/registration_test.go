@@ -114,7 +114,7 @@ func TestUpdates(t *testing.T) {
 	}
 	last := map[string]string{p.Devices[6].Address.String(): "broken", p.Devices[7].Address.String(): "broken"}
 	r.update(newOffer(p, &pci.Snapshot{}, grant{}, last, nil))
-	k.await(fast, "told of the last offer", func(at *plugin) bool {
+	k.await(fast, "the last offer arrives", func(at *plugin) bool {
 		for i, d := range p.Devices {
 			if (at.devices[d.Address.String()].GetHealth() == pluginapi.Unhealthy) != (i >= 6) {
 				return false
@@ -295,7 +295,7 @@ func TestRegistry(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r.ready() {
-		t.Error("ready although nobody watches")
+		t.Error("ready although no kubelet watches")
 	}
 	stream, err := client.ListAndWatch(t.Context(), &pluginapi.Empty{})
 	if err == nil {

@@ -127,16 +127,16 @@ const restoreInterval = 30 * time.Second
 
 // restoreLoop restores orphaned VFs until ctx is done.
 func (d *daemon) restoreLoop(ctx context.Context) {
-	told := ""
+	logged := ""
 	for {
 		text := ""
 		if err := d.restoreVFs(); err != nil {
 			text = err.Error()
 		}
-		if text != "" && text != told {
+		if text != "" && text != logged {
 			d.log.Warn("could not restore orphaned VFs; their next pod or 'podlace gc' will", "error", text)
 		}
-		told = text
+		logged = text
 		select {
 		case <-ctx.Done():
 			return

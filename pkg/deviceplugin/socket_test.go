@@ -119,7 +119,7 @@ func TestPipe(t *testing.T) {
 func TestReady(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	if err := probes.AskReady(t.Context(), l.HTTP); err == nil {
-		t.Error("nobody is ready")
+		t.Error("ready without an instance")
 	}
 	stop := l.start()
 	l.await("/readyz", "the kubelet does not watch example.com/one, example.com/two")
@@ -150,8 +150,8 @@ func TestAbsent(t *testing.T) {
 		if step.since > 0 {
 			r.absent = time.Now().Add(-step.since)
 		}
-		r.logAbsent(step.absent, "nobody is there", "/x")
-		if got := strings.Count(log.String(), "nobody is there"); got != step.lines {
+		r.logAbsent(step.absent, "the kubelet is absent", "/x")
+		if got := strings.Count(log.String(), "the kubelet is absent"); got != step.lines {
 			t.Errorf("step %d: %d lines, want %d", i, got, step.lines)
 		}
 	}

@@ -93,7 +93,7 @@ func TestConfigFor(t *testing.T) {
 			want: &vfconfig.Config{IfName: "fast{index}"}},
 		{name: "an administrator's access sets nothing", results: []string{"vf admin"}, configs: configs{fromClass(`"vlan":5`)}},
 		// Other drivers.
-		{name: "entries of others are not read", results: one, configs: configs{foreign("FromClaim", "gpu.example.com", "{"),
+		{name: "entries for other drivers are ignored", results: one, configs: configs{foreign("FromClaim", "gpu.example.com", "{"),
 			{Source: "FromClass"}}},
 		// Refused.
 		{name: "unknown key", results: one, configs: configs{foreign("FromClass", "gpu.example.com", "{"), fromClass(""), fromClaim(`"vlann":1`)},

@@ -7,8 +7,8 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// recoverDriver restores the former driver of a device in the record of a claim whose record was lost. The device already has the claim's
-// driver. If a pod has the device, the claim certainly had a record.
+// recoverDriver adds the former driver of a device to the claim's record, if the record was lost while the device had the claim's
+// driver. Either the caller knows of the loss (p.lost), or a pod has the device: then the claim certainly had a record.
 func (d *Driver) recoverDriver(p *plan, dev planned, attached bool) {
 	if !p.lost && !attached || !dev.restores || dev.Driver != dev.driver {
 		return

@@ -22,17 +22,17 @@ const (
 func (h handler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	due := time.NewTicker(healthEvery)
 	defer due.Stop()
-	var told []kubeletplugin.DeviceHealth
+	var sent []kubeletplugin.DeviceHealth
 	for always := true; ; {
 		news := h.recordsNews.wait()
 		i, changed, known := h.watch()
 		now := h.healthOf(i)
-		if known && (always || !sameHealth(told, now)) {
+		if known && (always || !sameHealth(sent, now)) {
 			select {
 			case <-ctx.Done():
 				return nil
 			case reports <- kubeletplugin.DeviceHealthReport{Devices: now}:
-				told = now
+				sent = now
 			}
 		}
 		select {
@@ -66,13 +66,13 @@ func sameHealth(a, b []kubeletplugin.DeviceHealth) bool {
 // healthOf returns the health of prepared devices.
 func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
 	records, _ := d.records.List() // the daemon logs unreadable records
-	told := map[string]bool{}
+	seen := map[string]bool{}
 	for _, r := range records {
 		for _, dev := range r.Devices {
-			if told[dev.Claim.Device] {
+			if seen[dev.Claim.Device] {
 				continue // another claim has administrative access to it
 			}
-			told[dev.Claim.Device] = true
+			seen[dev.Claim.Device] = true
 			h := kubeletplugin.DeviceHealth{PoolName: dev.Claim.Pool, DeviceName: dev.Claim.Device, Health: kubeletplugin.HealthStatusHealthy,
 				LastUpdated: time.Now(), HealthCheckTimeout: healthLease}
 			if why := i.whyUnhealthy(dev.ID); why != "" {

@@ -85,7 +85,7 @@ func (l *leadership) set(d *Driver, leads bool) {
 
 // holdLead takes the lock and keeps it until ctx is done. The kernel releases the lock with the process.
 func (l *leadership) holdLead(ctx context.Context, d *Driver) {
-	told := ""
+	logged := ""
 	for ctx.Err() == nil {
 		lock, dir, leader, err := d.takeLead()
 		if err == nil {
@@ -99,10 +99,10 @@ func (l *leadership) holdLead(ctx context.Context, d *Driver) {
 			continue
 		}
 		l.setFollower(d, leader)
-		if err.Error() != told {
+		if err.Error() != logged {
 			d.options.Log.Info("another instance leads", "instance", d.name(), "error", err, "waits", l.whyNotServing())
 		}
-		told = err.Error()
+		logged = err.Error()
 		select {
 		case <-ctx.Done():
 		case <-time.After(leadInterval):

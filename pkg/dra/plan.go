@@ -204,15 +204,15 @@ func (p plan) addresses() (list []pci.Address) {
 
 // answer returns the devices for the kubelet. The first device of each request carries the request's CDI device.
 func (d *Driver) answer(p plan) (list []kubeletplugin.Device) {
-	told := map[string]bool{}
+	answered := map[string]bool{}
 	for _, dev := range p.devices {
 		out := kubeletplugin.Device{Requests: []string{dev.Request}, PoolName: dev.Pool, DeviceName: dev.Claim.Device}
 		if dev.ShareID != "" {
 			out.ShareID = new(types.UID(dev.ShareID))
 		}
-		if d.options.CDI != "" && !told[dev.Request] {
+		if d.options.CDI != "" && !answered[dev.Request] {
 			out.CDIDeviceIDs = []string{cdiName(dev.UID, dev.Request)}
-			told[dev.Request] = true
+			answered[dev.Request] = true
 		}
 		list = append(list, out)
 	}

@@ -211,7 +211,7 @@ func (d *Driver) prepareToReserve(p *plan, dev *planned, first bool, attached ma
 		dev.driver = "" // a pod has the VF with its current driver
 	}
 	isFresh = first && !attached[dev.Address]
-	return isFresh, errors.Join(d.freeDevice(*dev), d.rereadDevice(dev)) // settling may have restored the former driver
+	return isFresh, errors.Join(d.freeDevice(*dev), d.rereadDevice(dev)) // freeDevice may restore the former driver
 }
 
 // freeDevice ensures that no attachment has a device, and that its former settings are restored.

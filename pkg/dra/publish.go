@@ -194,7 +194,8 @@ func (p *publisher) update(c *resourceslice.Controller, i Inventory) {
 	}
 }
 
-// submit passes resources to the controller. It blocks new comparisons meanwhile, so that syncing matches what they compare.
+// submit passes resources to the controller. It holds the lock, so that no comparison starts between the update and the change of
+// submitted; otherwise a result could be attributed to the wrong resources.
 func (p *publisher) submit(update func(), r *resourceslice.DriverResources) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -152,7 +152,7 @@ func gathered(t testing.TB, from prometheus.Gatherer, name string) (sum float64)
 	return sum
 }
 
-// logged counts a text in the log.
+// logged returns how often a text is in the log.
 func (b *bench) logged(text string) int { return strings.Count(b.log.String(), text) }
 
 // TestPublished: the slices exist, are owned by the Node, and are not written again. A restart without a change writes nothing. The end

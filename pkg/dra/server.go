@@ -48,7 +48,7 @@ func (d *Driver) serve(ctx context.Context) error {
 	running.Go(func() { d.collectLoop(ctx) })
 	running.Go(func() { d.statusLoop(ctx) })
 	running.Go(func() { d.alignLoop(ctx) })
-	told := ""
+	logged := ""
 	for pause := firstRestart; ctx.Err() == nil; {
 		began := time.Now()
 		err := d.serveOnce(ctx)
@@ -56,10 +56,10 @@ func (d *Driver) serve(ctx context.Context) error {
 			break
 		}
 		d.conn.setDown(err)
-		if err.Error() != told {
+		if err.Error() != logged {
 			d.options.Log.Error("claims cannot be prepared: the server for the kubelet failed; restarting it", "error", err)
 		}
-		told = err.Error()
+		logged = err.Error()
 		if pause = min(2*pause, longestRestart); time.Since(began) > longestRestart {
 			pause = firstRestart
 		}

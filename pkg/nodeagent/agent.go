@@ -303,7 +303,8 @@ func (a *agent) writeNodeFile(why cause) {
 		return
 	}
 	if changed {
-		a.logChanges("node", why, 1, "wrote node.json", "podCIDRs", orNone(node.PodCIDRs), "clusterCIDRs", len(node.ClusterCIDRs), "mtu", node.MTU)
+		a.logChanges("node", why, 1, "wrote node.json", "podCIDRs", orNone(node.PodCIDRs), "clusterCIDRs", len(node.ClusterCIDRs), "mtu",
+			node.MTU)
 	}
 	a.stale = a.stale || changed && there && !slices.Equal(before.ClusterCIDRs, node.ClusterCIDRs)
 	if !a.stale {

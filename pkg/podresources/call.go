@@ -212,7 +212,7 @@ func (x *exchange) answer() ([]byte, error) {
 // resetError translates RST_STREAM (section 6.4) into a gRPC error, as "Errors" of the gRPC document says.
 func resetError(f frame) error {
 	if len(f.payload) != 4 {
-		return fmt.Errorf("RST_STREAM of %d bytes", len(f.payload))
+		return fmt.Errorf("RST_STREAM has %d bytes: want 4", len(f.payload))
 	}
 	code, grpc := binary.BigEndian.Uint32(f.payload), codeInternal
 	switch code {
@@ -227,7 +227,7 @@ func resetError(f frame) error {
 // checkGoAway returns the error for GOAWAY (section 6.8). It returns nil if the server still processes the request.
 func checkGoAway(f frame) error {
 	if len(f.payload) < 8 {
-		return fmt.Errorf("GOAWAY of %d bytes", len(f.payload))
+		return fmt.Errorf("GOAWAY has %d bytes: want at least 8", len(f.payload))
 	}
 	if binary.BigEndian.Uint32(f.payload)&^(1<<31) >= 1 {
 		return nil

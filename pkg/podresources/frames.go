@@ -83,7 +83,7 @@ func (f frame) body() ([]byte, error) {
 	return f.payload[head : len(f.payload)-tail], nil
 }
 
-// onStream reports whether frames of this type belong to a stream, not to the connection. The only stream is 1.
+// onStream reports whether frames of this type belong to a stream, not to the connection. Only stream 1 is used.
 func (f frame) onStream() bool {
 	switch f.kind {
 	case frameData, frameHeaders, frameReset, framePush, frameContinuation:

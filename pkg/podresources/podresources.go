@@ -122,7 +122,7 @@ func (k Kubelet) askOnce(ctx context.Context, method, namespace, name, uid strin
 	}
 	pods = slices.DeleteFunc(pods, func(p pod) bool { return p.namespace != namespace || p.name != name })
 	if len(pods) == 0 {
-		return nil, fmt.Errorf("%w: it is not in the answer", ErrUnknownPod)
+		return nil, fmt.Errorf("%w: its response does not contain the pod", ErrUnknownPod)
 	}
 	return k.choosePod(pods, uid)
 }

@@ -39,7 +39,7 @@ func dropSurplus(plan []int, size int) []int {
 	return plan
 }
 
-// maxTable bounds the table of pick, in bit sets. Typical tables have a few.
+// maxTable bounds the table of subsetSum, in bit sets. Typical tables have a few.
 const maxTable = 4096
 
 // covering returns the smallest set of PFs with enough devices. Ties go to the smallest surplus, then to the lowest addresses.

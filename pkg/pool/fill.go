@@ -98,7 +98,8 @@ func (q *query) perPF(_ nodes, plan []int) []int {
 	return descending(pfs)
 }
 
-// concentration returns the number of chosen devices of each PCI root, then of each card, both in descending order, and then levels.
+// concentration returns the number of chosen devices of each PCI root, then of each card, both in descending order, and then the
+// result of leftPerPF.
 func (q *query) concentration(in nodes, plan []int) []int {
 	roots, cards, _ := q.tally(plan)
 	return slices.Concat(descending(roots), descending(cards), q.leftPerPF(in, plan))

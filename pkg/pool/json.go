@@ -63,7 +63,7 @@ type value struct {
 	Place
 	kind    kind
 	text    string // of a string or a number
-	yes     bool   // of a boolean
+	yes     bool   // value of a boolean
 	items   []value
 	members []member
 }

@@ -58,7 +58,7 @@ type field struct {
 }
 
 // object passes the members of an object to the readers of its fields. As in Go's encoding/json, null counts as absent, and the case of
-// keys is ignored; files for the SR-IOV network device plugin may rely on both. Foreign fields are read as well, but never suggested. The
+// keys is ignored; files for the SR-IOV network device plugin may rely on both. foreign lists further accepted keys, which errors never suggest. The
 // result is the place of each key.
 func (r *reader) object(v value, fields []field, foreign ...field) map[string]Place {
 	seen := map[string]Place{}

@@ -47,8 +47,8 @@ func (c *choice) less(other *choice) bool {
 	return slices.Compare(c.plan, other.plan) > 0
 }
 
-// solve tries sets of NUMA nodes, small sets first. It stops at the first size with a set that equals the whole machine in the costs
-// before the number of nodes.
+// solve searches the sets of NUMA nodes, small sets first, for one whose costs in rules.before equal those of the whole machine. It
+// stops at the first size with such a set, and returns the best of that size.
 func (q *query) solve(r rules) []int {
 	all, forced := make(nodes, len(q.distance)), make(nodes, len(q.distance))
 	for pf, g := range q.pfs {

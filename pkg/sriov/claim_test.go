@@ -60,7 +60,7 @@ func TestClaims(t *testing.T) {
 	devices := []allocation.Device{claimed("c-2", "z", 0, vf0), claimed("c-1", "m", 1, "0000:11:02.3"), claimed("c-1", "m", 0, vf1), admin}
 	const want = "[0000:11:02.1 0000:11:02.3 0000:11:02.0]"
 	k := &kubelet{containers: []*api.ContainerResources{container("app")}}
-	for _, source := range []string{"the daemon", "an older daemon", "nobody"} {
+	for _, source := range []string{"the daemon", "an older daemon", "none"} {
 		t.Run(source, func(t *testing.T) {
 			l := newLab(t)
 			dir := k.serve(t)
@@ -71,7 +71,7 @@ func TestClaims(t *testing.T) {
 			case "the daemon":
 				l.prepare(dir, "u-0", devices...)
 				*l.devices, *l.claims = devices, true
-			case "nobody":
+			case "none":
 				must(t, os.Remove(l.sriov.socket))
 				fallthrough
 			default:
@@ -119,7 +119,7 @@ func TestClaimUncertain(t *testing.T) {
 func TestClaimOfOtherResource(t *testing.T) {
 	const third = "example.com/third"
 	k := &kubelet{containers: []*api.ContainerResources{container("app")}}
-	for _, source := range []string{"the daemon", "an older daemon", "nobody"} {
+	for _, source := range []string{"the daemon", "an older daemon", "none"} {
 		t.Run(source, func(t *testing.T) {
 			l := newLab(t)
 			dir := k.serve(t)
@@ -130,7 +130,7 @@ func TestClaimOfOtherResource(t *testing.T) {
 			if *l.claims {
 				*l.devices = []allocation.Device{own, other}
 			}
-			if source == "nobody" {
+			if source == "none" {
 				must(t, os.Remove(l.sriov.socket))
 			}
 			l.prepare(dir, "u-0", own, other)

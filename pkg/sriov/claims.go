@@ -119,9 +119,9 @@ func (n *node) checkNotAlive(j journal) error {
 	return nil
 }
 
-// RestoreClaim restores the VFs that pods of a claim have, as DEL does: the VFs in the claim's record, and those whose journals name the
-// claim. All containers of these pods must have stopped. An interface leaves its namespace if that still exists. RestoreClaim needs
-// CAP_NET_ADMIN.
+// RestoreClaim restores the VFs that pods of a claim have, as DEL does: the VFs in the claim's record, and those whose journals name
+// the claim. All containers of these pods must have stopped. RestoreClaim moves an interface out of the pod's namespace if the
+// namespace still exists. It needs CAP_NET_ADMIN.
 func RestoreClaim(sysfs, claimUID string, recorded []pci.Address, log *slog.Logger) error {
 	all, err := journals()
 	errs := []error{err}

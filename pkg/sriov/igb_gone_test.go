@@ -139,7 +139,7 @@ func TestIGBNamesTaken(t *testing.T) {
 	l.isGolden()
 }
 
-// TestIGBHidden (F-34): a pod that hides its VF does not keep it, not even with another interface under the VF's name.
+// TestIGBHidden (F-34): a pod that hides its VF does not keep it, not even if another interface of the pod has the VF's name.
 func TestIGBHidden(t *testing.T) {
 	l := newIGB(t)
 	cellar := kerneltest.NewPod(t)

@@ -27,7 +27,7 @@ func binary(t *testing.T, folder, name string) string {
 	return path
 }
 
-// kill is the fault that kills the plugin at the moment with a number.
+// kill is a fault that kills the plugin at its nth moment. A moment is a numbered point of the code at which a fault can occur.
 const kill = "PODLACE_RUN_AT=%d kill -KILL $PPID"
 
 // faulty runs the plugin with a fault at the nth change or moment. It returns the moments that were reached.

@@ -53,7 +53,7 @@ func TestDeadOwner(t *testing.T) {
 	next.del("next")
 }
 
-// TestHeld (F-36, V-20): a VF of a pod is not given to another pod, regardless of the allocation.
+// TestHeld (F-36, V-20): a VF of a pod is not given to another pod, even if the kubelet allocated it to that pod.
 func TestHeld(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -222,7 +222,7 @@ func TestHostileJournals(t *testing.T) {
 		"torn":         string(good[:len(good)/2]),
 		"newer":        strings.Replace(string(good), `"format":1`, `"format":2`, 1),
 		"another VF":   strings.Replace(string(good), vf0, vf1, 1),
-		"nobody's":     strings.Replace(string(good), `"containerID":"a"`, `"containerID":""`, 1),
+		"no owner":     strings.Replace(string(good), `"containerID":"a"`, `"containerID":""`, 1),
 		"a path":       strings.Replace(string(good), `"name":"ens0f0v0"`, `"name":"../../x"`, 1),
 		"another path": strings.Replace(string(good), `"name":"net1"`, `"name":"a/b"`, 1),
 		"no netns":     strings.Replace(string(good), `"netns":"/`, `"netns":"`, 1),

@@ -139,8 +139,8 @@ func (n *node) resetVF(c card, o ResetOptions) error {
 
 // resetPF sets the default settings of a VF on its PF, if the PF is available.
 func (n *node) resetPF(c card, o ResetOptions) error {
-	have, told, err := n.settingsOnPF(c)
-	if err != nil || !told {
+	have, available, err := n.settingsOnPF(c)
+	if err != nil || !available {
 		return err
 	}
 	want := kernel.VF{MAC: make(net.HardwareAddr, len(have.MAC)), Proto: "802.1q", LinkState: "auto"}

@@ -72,7 +72,7 @@ func (n *node) restore(h *lockedVF, j journal) error {
 	x := restoring{node: n, j: j}
 	var err error
 	if x.c, err = n.read(j.Address); isMissing(err) {
-		n.r.Log.Info("the VF does not exist any more; removing its journal", "vf", j.Address)
+		n.r.Log.Info("the VF no longer exists; removing its journal", "vf", j.Address)
 		n.removeInfo(j.Info)
 		return h.removeJournal()
 	}
@@ -381,7 +381,7 @@ func equalVF(a, b kernel.VF) bool {
 
 // formatVF formats a VF's settings in the words of ip-link(8).
 func formatVF(v kernel.VF) string {
-	told := func(on *bool) string {
+	onOff := func(on *bool) string {
 		if on == nil {
 			return "unknown"
 		}
@@ -389,5 +389,5 @@ func formatVF(v kernel.VF) string {
 	}
 	return fmt.Sprintf("mac %s vlan %d qos %d proto %s spoofchk %s trust %s state %s min_tx_rate %d max_tx_rate %d", v.MAC, v.VLAN, v.QoS,
 		v.Proto,
-		told(v.SpoofCheck), told(v.Trust), v.LinkState, v.MinRate, v.MaxRate)
+		onOff(v.SpoofCheck), onOff(v.Trust), v.LinkState, v.MinRate, v.MaxRate)
 }
