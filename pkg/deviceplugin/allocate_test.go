@@ -26,7 +26,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// kinds returns a pool with a device of each kind that containers learn about differently.
+// kinds returns a pool with a device of each kind. Each kind gives its containers other variables or files.
 func kinds() pool.Pool {
 	p := vfs(5)
 	p.Name = "example.com/fast-net"
@@ -129,7 +129,7 @@ func TestForget(t *testing.T) {
 // TestCDI checks that all three modes name the same devices, and that the resource's specification lists the files of each.
 func TestCDI(t *testing.T) {
 	p := kinds()
-	ids := idsOf(p)[:3] // the fourth has no files
+	ids := idsOf(p)[:3] // the first device has no files
 	for mode, want := range map[pool.CDI]string{
 		pool.CDIField:      "example.com/net-pci=0000:10:00.1 example.com/net-pci=0000:10:00.2",
 		pool.CDIAnnotation: "cdi.k8s.io/podlace_0000-10-00.1 example.com/net-pci=0000:10:00.1,example.com/net-pci=0000:10:00.2",

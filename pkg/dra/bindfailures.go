@@ -54,7 +54,7 @@ func (b *bindFailures) recent(a pci.Address) error {
 	return nil
 }
 
-// faults adds the devices whose bind timed out to the faults.
+// faults returns the given faults together with those of devices whose bind timed out.
 func (b *bindFailures) faults(of map[string]Fault) map[string]Fault {
 	b.mu.Lock()
 	defer b.mu.Unlock()

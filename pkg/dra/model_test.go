@@ -30,7 +30,7 @@ import (
 // crashes is a log that crashes the daemon at a chosen moment, as far as a goroutine can.
 type crashes struct {
 	slog.Handler
-	left *atomic.Int64 // log lines until the crash; negative for never
+	left *atomic.Int64 // moments until the crash, such as log lines; negative for never
 }
 
 // crashed is the panic value of a crash.
@@ -302,7 +302,7 @@ func (m *model) round(n int) (happened string, problems []string) {
 			problems = append(problems, ops[i].name+": "+err.Error())
 		}
 	}
-	for _, o := range ops { // operations that ended while an ADD of the pod ran
+	for _, o := range ops { // unprepared claims, even if an ADD of their pods ran concurrently
 		if name, ok := strings.CutPrefix(o.name, "unprepare "); ok {
 			for _, p := range m.pods {
 				if m.claims[p.claim].Name == name {

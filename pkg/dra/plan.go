@@ -40,7 +40,7 @@ type planned struct {
 	allocation.Claim
 	resource  string
 	driver    string // driver to bind; "" keeps the current one
-	restoreTo string // driver to restore after the claim, if the resource has one
+	restoreTo string // the resource's driver, which is restored after the claim; "" restores the current one
 	restores  bool   // the claim chose the driver, so the former one is restored
 
 	vfs []pci.Address // VFs that the device excludes, if it is a PF offered as a whole

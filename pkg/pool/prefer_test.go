@@ -38,7 +38,7 @@ func TestPreferExamples(t *testing.T) {
 		{NUMABestFit, "c00", "", "c01", 1},                              // the node with the fewest free devices
 		{NUMABestFit, "c00", "", "c01 c02", 2},                          // and on it the PF with the fewest
 		{NUMABestFit, "a00 a01 b00 b01 b02", "", "a10 a11 a12", 3},      // one PF, although one of its devices stays free
-		{NUMABestFit, "c00", "d13", "d10 d13", 2},                       // on the node of the mandatory device
+		{NUMABestFit, "c00", "d13", "d10 d13", 2},                       // on the PF of the mandatory device
 		{Pack, "c00 c01 a10", "", "c02 c03", 2},                         // the smallest PF that suffices
 		{Pack, "c00 a10", "", "a00 a01 a02 a03", 4},                     // one PF, although other PFs are already in use
 		{Pack, "a00 b00 c00 d00 a10 b10 c10", "", "d10 d11 d12 d13", 4}, // even on the other node

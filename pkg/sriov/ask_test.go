@@ -109,7 +109,7 @@ func TestOtherPod(t *testing.T) {
 		checkpoint, want string
 		unsure           bool
 	}{
-		{checkpoint(entry("new", vf2), entry("old", vf1)), vf2, true}, // the device plugin's answer is older, or is about the next pod
+		{checkpoint(entry("new", vf2), entry("old", vf1)), vf2, true}, // the device plugin may answer about an earlier or a later pod of the name
 		{checkpoint(entry("new", vf1), entry("old", vf2)), vf1, false},
 	} {
 		*l.unsure = c.unsure

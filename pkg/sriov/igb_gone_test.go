@@ -185,7 +185,7 @@ func TestIGBOnePod(t *testing.T) {
 	l.OK(old.Call("DEL", "a", "CNI_NETNS", ""))
 	l.OK(b.check())
 	l.del("b")
-	// A live pod that has lost its VF.
+	// A live pod that has moved its VF out of its namespace.
 	old = l.other()
 	old.add("c")
 	home, err := l.host.File()
