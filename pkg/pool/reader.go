@@ -58,8 +58,8 @@ type field struct {
 }
 
 // object passes the members of an object to the readers of its fields. As in Go's encoding/json, null counts as absent, and the case of
-// keys is ignored; files for the SR-IOV network device plugin may rely on both. foreign lists further accepted keys, which errors never suggest. The
-// result is the place of each key.
+// keys is ignored; files for the SR-IOV network device plugin may rely on both. foreign lists further accepted keys, which errors never
+// suggest. The result is the place of each key.
 func (r *reader) object(v value, fields []field, foreign ...field) map[string]Place {
 	seen := map[string]Place{}
 	if !r.hasKind(v, object) {

@@ -147,7 +147,8 @@ func (n *node) awaitBound(a pci.Address) (card, error) {
 	return n.awaitLink(a)
 }
 
-// setMAC changes the MAC of the interface. Some drivers accept only the MAC that the PF has set, and read it only while they are being bound.
+// setMAC changes the MAC of the interface. Some drivers accept only the MAC that the PF has set, and read it only while they are being
+// bound.
 func (n *node) setMAC(c card, mac net.HardwareAddr) (card, error) {
 	if bytes.Equal(c.link.MAC, mac) {
 		return c, nil
