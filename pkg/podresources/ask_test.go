@@ -160,8 +160,8 @@ func TestOlder(t *testing.T) {
 	}
 }
 
-// TestBusy: the kubelet serves ten calls at once and then 50 a second, and refuses the rest. 80 pods that start together all get their
-// devices by retries. The number of calls is bounded: a client without pauses sends several times as many.
+// TestBusy (V-24): the kubelet serves ten calls at once and then 50 a second, and refuses the rest. 80 pods that start together all get
+// their devices by retries. The number of calls is bounded: a client without pauses sends several times as many.
 func TestBusy(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex

@@ -118,8 +118,8 @@ func (k *kubelet) spoil(t *testing.T, data string) {
 	}
 }
 
-// TestUnreadable: without a readable checkpoint Ask accepts devices by name, unless two pods have the name. It does not accept that a pod
-// has no devices.
+// TestUnreadable (V-25): without a readable checkpoint Ask accepts devices by name, unless two pods have the name. It does not accept
+// that a pod has no devices.
 func TestUnreadable(t *testing.T) {
 	one := start(t, &kubelet{get: always(web("app", "a"))})
 	two := start(t, &kubelet{list: func(int) ([]*api.PodResources, error) {
@@ -184,7 +184,7 @@ func TestIndented(t *testing.T) {
 	}
 }
 
-// TestNoneConfirmed: Ask accepts that a pod has no devices only if a readable checkpoint lists none for its UID.
+// TestNoneConfirmed (V-25): Ask accepts that a pod has no devices only if a readable checkpoint lists none for its UID.
 func TestNoneConfirmed(t *testing.T) {
 	k := start(t, &kubelet{get: always(web("app"))})
 	for name, entries := range map[string][]written{"none": nil, "empty": {}, "of another pod": {fast(before, "app", "a")},
