@@ -25,7 +25,7 @@ func newCounters() counters {
 			Help: "Containers that got devices, by the devices' NUMA node (or several, unknown), whether they share one known node, and whether they share one PF."},
 			[]string{"resource", "policy", "numa", "aligned", "same_pf"}),
 		registrations: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: "kubelet_registrations_total",
-			Help: "Registrations that the kubelet accepted: one for each start of the kubelet."}, []string{"resource"}),
+			Help: "Registrations that the kubelet accepted: the first one, and one after each restart of the kubelet."}, []string{"resource"}),
 		preferred: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: "preferred_allocation_seconds",
 			Help: "Time to choose the devices of a container.", Buckets: prometheus.ExponentialBuckets(1e-5, 4, 8)}, []string{"resource"}),
 	}
