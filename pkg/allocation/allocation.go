@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package allocation is how others ask the SR-IOV device plugin which devices a pod was given: one question and one answer, each a JSON
-// document of one line, over a unix socket that only root reaches. It is small because a CNI plugin links it.
+// Package allocation is the protocol by which other programs ask the SR-IOV device plugin for a pod's devices. A connection carries one
+// question and one answer, each one line of JSON, over a unix socket that only root can use. The package is small because a CNI plugin
+// links it.
 package allocation
 
 import (
@@ -20,104 +21,107 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// Socket is where the device plugin answers.
+// Socket is the path of the device plugin's unix socket.
 const Socket = "/run/podlace-sriov/sriov.sock"
 
-// Within is how long the device plugin takes at most to answer about one pod.
-const Within = 4 * time.Second
+// AnswerTimeout is the device plugin's time limit for an answer about one pod.
+const AnswerTimeout = 4 * time.Second
 
 const (
-	// maxLine is how long a question or an answer may be, in bytes.
+	// maxLine is the largest question or answer in bytes.
 	maxLine = 8 << 20
-	// patience is how long who has connected may take to ask, and to read the answer.
-	patience = 10 * time.Second
-	// atOnce is how many questions are answered at a time; others wait.
-	atOnce = 64
+	// connTimeout is the time limit of a connection, for question and answer together.
+	connTimeout = 10 * time.Second
+	// maxConcurrent is the number of questions that Serve answers concurrently. Further connections wait.
+	maxConcurrent = 64
 )
 
-// Question asks for the devices of one pod, or with an empty Pod of all pods.
+// Question asks for the devices of one pod. An empty Pod asks for the devices of all pods.
 type Question struct {
 	Namespace string `json:"namespace,omitempty"`
 	Pod       string `json:"pod,omitempty"`
-	UID       string `json:"uid,omitempty"` // of the pod, which may not be the first of its name
-	// Resources are those that a question for one pod is about, also of other device plugins; none is all that this one has.
+	UID       string `json:"uid,omitempty"` // of the pod; it distinguishes pods of the same name
+	// Resources limits a question about one pod to these resources, which may belong to other device plugins. Empty means all resources
+	// of this device plugin.
 	Resources []string `json:"resources,omitempty"`
-	// Claims asks for the devices of ResourceClaims, too.
+	// Claims requests the devices of ResourceClaims as well.
 	Claims bool `json:"claims,omitempty"`
-	// Published asks for what ResourceSlices say of devices; only for a question about all pods.
+	// Published requests what the ResourceSlices say about devices. It needs a question about all pods.
 	Published bool `json:"published,omitempty"`
 }
 
-// Device is a device and the container that has it, as far as the source knows: PodResources does not tell the pod's UID, and the kubelet's
-// checkpoint tells nothing else of the pod.
+// Device is a device with the container that has it. Some sources lack fields: PodResources does not contain the pod's UID, and the
+// kubelet's checkpoint contains only the UID of the pod.
 type Device struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
 	UID       string `json:"-"` // of the pod
 	Container string `json:"container"`
-	Index     int    `json:"index"`    // of the container among those of the pod, in the order of the pod's specification
+	Index     int    `json:"index"`    // position of the container in the pod's specification
 	Resource  string `json:"resource"` // such as example.com/fast
-	ID        string `json:"id"`       // its PCI address
-	NUMA      []int  `json:"-"`        // the NUMA nodes that it is near to, as the kubelet was told
-	// CPUs are those that the container has for itself, none if it shares them with others.
+	ID        string `json:"id"`       // PCI address
+	NUMA      []int  `json:"-"`        // NUMA nodes of the device, as reported to the kubelet
+	// CPUs are the exclusive CPUs of the container. It is empty if the container uses shared CPUs.
 	CPUs []int64 `json:"cpus,omitempty"`
-	// Claim is that by which the pod has the device; nil where the device plugin API gave it to a container.
+	// Claim is the ResourceClaim that assigned the device. It is nil if the device plugin API assigned it.
 	Claim *Claim `json:"claim,omitempty"`
-	// Config is what the class and the claim set of the device, merged; nil for nothing.
+	// Config is the merged configuration of the DeviceClass and the claim. It is nil if they set nothing.
 	Config *vfconfig.Config `json:"config,omitempty"`
 }
 
-// Claim is the ResourceClaim of resource.k8s.io that a device was allocated by, and the place of the device in it.
+// Claim is the ResourceClaim (resource.k8s.io) that a device was allocated for, and the device's place in its results.
 type Claim struct {
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
-	// PodClaim is the name of the claim in spec.resourceClaims of the pod that it was generated for; "" for another one.
+	// PodClaim is the name in spec.resourceClaims of the pod that the claim was generated for. It is "" for a claim that was not
+	// generated.
 	PodClaim string `json:"podClaim,omitempty"`
 	Request  string `json:"request"`           // "request", or "request/subrequest"
 	Result   int    `json:"result"`            // index in status.allocation.devices.results
-	Pool     string `json:"pool"`              // the node
-	Device   string `json:"device"`            // the name in the ResourceSlice
-	ShareID  string `json:"shareID,omitempty"` // of a device that claims share
-	// Admin is for access that leaves the device to the pod that has it: it is never moved, set or bound.
+	Pool     string `json:"pool"`              // the node's name
+	Device   string `json:"device"`            // name in the ResourceSlice
+	ShareID  string `json:"shareID,omitempty"` // for a device that several claims share
+	// Admin marks administrative access (adminAccess): the device stays with the pod that has it, and is never moved, configured or
+	// bound.
 	Admin bool `json:"admin,omitempty"`
 }
 
-// Answer is what the device plugin knows. With an Error the devices are unknown: the pod may have some.
+// Answer is the device plugin's answer. If Error is set, the devices are unknown and the pod may have some.
 type Answer struct {
 	Devices []Device `json:"devices"`
-	// UID is that of the question. The devices are those of the pod with this UID if the kubelet's checkpoint is readable, else of the pod
-	// with the name.
+	// UID repeats the UID of the question. The devices are those of the pod with this UID if the kubelet's checkpoint is readable,
+	// otherwise those of the pod with this name.
 	UID string `json:"uid,omitempty"`
-	// Resources are those of the question, if all their devices are among these.
+	// Resources repeats the resources of the question if Devices contains all their devices.
 	Resources []string `json:"resources,omitempty"`
-	// Claims is that of the question: devices of ResourceClaims are among these.
+	// Claims repeats the field of the question: Devices includes the devices of ResourceClaims.
 	Claims bool `json:"claims,omitempty"`
-	// Others are devices that the pod has by claims, of resources that the question does not name; nil from an older daemon.
+	// Others are the pod's claimed devices of resources that the question does not name. It is nil from an older daemon.
 	Others []Device `json:"others,omitzero"`
-	// Faults are why devices are not healthy, by ID; only who asks for all pods is told.
+	// Faults are the reasons why devices are unhealthy, by device ID. Only an answer about all pods has them.
 	Faults map[string]string `json:"faults,omitempty"`
-	// Published is what ResourceSlices should say of devices, by ID.
+	// Published is the content of the ResourceSlices, by device ID.
 	Published map[string]Published `json:"published,omitempty"`
 	Error     string               `json:"error,omitempty"`
-	// Uncertain goes with an Error: the pod may have a device that no container is known to have.
+	// Uncertain explains an Error: the pod may have a device that is not assigned to a known container.
 	Uncertain bool `json:"uncertain,omitempty"`
 }
 
-// Published is what a ResourceSlice says of a device.
+// Published is the content of a ResourceSlice for one device.
 type Published struct {
 	Pool       string            `json:"pool"`
-	Device     string            `json:"device"`     // its name in the slice
-	Attributes map[string]string `json:"attributes"` // by name with domain, as text
+	Device     string            `json:"device"`     // name in the slice
+	Attributes map[string]string `json:"attributes"` // values as text, by qualified name
 	Taints     []string          `json:"taints,omitempty"`
 }
 
-// ErrUncertain is for a pod that may have a device that no container is known to have.
-var ErrUncertain = errors.New("it was handed out, and the kubelet names no container that has it")
+// ErrUncertain means that the pod may have a device that is not assigned to a known container.
+var ErrUncertain = errors.New("the device was allocated, but the kubelet lists no container that has it")
 
-// Ask puts a question to the socket, and waits for the answer until a time. An answer with an error becomes an error, which is ErrUncertain
-// (errors.Is) if the answer is uncertain. Without a daemon the error is fs.ErrNotExist or syscall.ECONNREFUSED, after the deadline
-// os.ErrDeadlineExceeded.
+// Ask sends a question to the socket and waits for the answer until a deadline. It returns the answer's Error as an error, which is
+// ErrUncertain (errors.Is) if the answer is uncertain. Without a daemon the error is fs.ErrNotExist or syscall.ECONNREFUSED, after the
+// deadline os.ErrDeadlineExceeded.
 func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 	conn, err := dial(socket, until)
 	if err != nil {
@@ -128,29 +132,29 @@ func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 		return Answer{}, fmt.Errorf("ask the SR-IOV device plugin: %w", err)
 	}
 	if a.Error != "" {
-		return Answer{}, refusal{a}
+		return Answer{}, answerError{a}
 	}
 	return a, nil
 }
 
-// refusal is an answer with an error.
-type refusal struct{ answer Answer }
+// answerError is the error of an answer with an Error.
+type answerError struct{ answer Answer }
 
-func (r refusal) Error() string        { return "the SR-IOV device plugin answers: " + r.answer.Error }
-func (r refusal) Is(target error) bool { return r.answer.Uncertain && target == ErrUncertain }
+func (r answerError) Error() string        { return "the SR-IOV device plugin answers: " + r.answer.Error }
+func (r answerError) Is(target error) bool { return r.answer.Uncertain && target == ErrUncertain }
 
 // Serve answers questions until ctx is done.
 func Serve(ctx context.Context, l *net.UnixListener, answer func(context.Context, Question) Answer, log *slog.Logger) {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
-	free := make(chan struct{}, atOnce)
+	free := make(chan struct{}, maxConcurrent)
 	for {
 		conn, err := l.AcceptUnix()
 		if ctx.Err() != nil {
 			return
 		}
-		if err != nil { // too many open files, say
-			log.Warn("a question could not be taken", "error", err)
+		if err != nil { // for example: too many open files
+			log.Warn("could not accept a connection; retrying", "error", err)
 			time.Sleep(100 * time.Millisecond)
 			continue
 		}
@@ -158,15 +162,15 @@ func Serve(ctx context.Context, l *net.UnixListener, answer func(context.Context
 		go func() {
 			defer func() { <-free }()
 			defer conn.Close()
-			if err := serve(ctx, conn, answer); err != nil && !errors.Is(err, io.EOF) { // who only looks whether somebody is there asks nothing
-				log.Warn("a question was not answered", "error", err)
+			if err := serve(ctx, conn, answer); err != nil && !errors.Is(err, io.EOF) { // a client that only probes the socket sends no question
+				log.Warn("could not answer a question", "error", err)
 			}
 		}()
 	}
 }
 
 func serve(ctx context.Context, conn *net.UnixConn, answer func(context.Context, Question) Answer) error {
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(connTimeout)); err != nil {
 		return err
 	}
 	uid, err := peer(conn)
@@ -174,9 +178,9 @@ func serve(ctx context.Context, conn *net.UnixConn, answer func(context.Context,
 		return err
 	}
 	var q Question
-	err = read(conn, &q) // a question that is not read would take the answer along when the connection is closed
+	err = read(conn, &q) // read before any answer: closing a socket with unread data would discard the answer
 	if uid != 0 && int(uid) != os.Geteuid() {
-		return errors.Join(fmt.Errorf("user %d asked, who is not root", uid), write(conn, Answer{Error: "only root may ask"}))
+		return errors.Join(fmt.Errorf("user %d is not root", uid), write(conn, Answer{Error: "only root may ask"}))
 	}
 	if err != nil {
 		return errors.Join(err, write(conn, Answer{Error: "want a question: " + err.Error()}))
@@ -184,7 +188,7 @@ func serve(ctx context.Context, conn *net.UnixConn, answer func(context.Context,
 	return write(conn, answer(ctx, q))
 }
 
-// peer returns the user at the other end (SO_PEERCRED of unix(7)).
+// peer returns the user ID of the client (SO_PEERCRED of unix(7)).
 func peer(conn *net.UnixConn) (uid uint32, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -195,12 +199,12 @@ func peer(conn *net.UnixConn) (uid uint32, err error) {
 		cred, err = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
 	})
 	if err := errors.Join(control, err); err != nil {
-		return 0, fmt.Errorf("who asks: %w", err)
+		return 0, fmt.Errorf("read the client's user ID: %w", err)
 	}
 	return cred.Uid, nil
 }
 
-func write(conn io.Writer, v any) error { return json.NewEncoder(conn).Encode(v) } // ends with a newline
+func write(conn io.Writer, v any) error { return json.NewEncoder(conn).Encode(v) } // Encode appends the newline
 
 func read(conn io.Reader, v any) error {
 	line, err := bufio.NewReader(io.LimitReader(conn, maxLine)).ReadBytes('\n')

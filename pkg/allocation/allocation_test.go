@@ -23,7 +23,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// askEnv makes this program ask a socket, and print what comes.
+// askEnv makes the test program ask a socket and print the answer.
 const askEnv = "PODLACE_TEST_ASK"
 
 func TestMain(m *testing.M) {
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 
 func soon() time.Time { return time.Now().Add(10 * time.Second) }
 
-// serveAt answers at a socket until the test ends.
+// serveAt serves a socket until the test ends.
 func serveAt(t *testing.T, answer func(context.Context, Question) Answer) (socket string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ask")
@@ -64,7 +64,7 @@ func echo(_ context.Context, q Question) Answer {
 func TestAsk(t *testing.T) {
 	socket := serveAt(t, echo)
 	var all sync.WaitGroup
-	for i := range 4 * atOnce {
+	for i := range 4 * maxConcurrent {
 		all.Go(func() {
 			q := Question{Namespace: "shop", Pod: fmt.Sprint("web-", i)}
 			got, err := Ask(socket, soon(), q)
@@ -76,11 +76,11 @@ func TestAsk(t *testing.T) {
 	all.Wait()
 }
 
-// TestAskFails: a daemon that is missing, refuses, is silent or ends in the middle gives an error, and not an empty list of devices.
+// TestAskFails checks that a daemon that is missing, refuses, hangs or stops halfway causes an error, not an empty list of devices.
 func TestAskFails(t *testing.T) {
-	refusing := serveAt(t, func(context.Context, Question) Answer { return Answer{Error: "the kubelet is away"} })
+	refusing := serveAt(t, func(context.Context, Question) Answer { return Answer{Error: "the kubelet is unavailable"} })
 	if got, err := Ask(refusing, soon(), Question{}); got.Devices != nil || err == nil ||
-		!strings.Contains(err.Error(), "the kubelet is away") {
+		!strings.Contains(err.Error(), "the kubelet is unavailable") {
 		t.Errorf("%v, %v", got, err)
 	}
 	uncertain := serveAt(t, func(context.Context, Question) Answer { return Answer{Error: "who knows", Uncertain: true} })
@@ -114,7 +114,7 @@ func TestAskFails(t *testing.T) {
 	}
 }
 
-// TestHostile: whatever somebody sends, the next one is answered.
+// TestHostile checks that the daemon answers the next client after any malformed question.
 func TestHostile(t *testing.T) {
 	socket := serveAt(t, echo)
 	for what, text := range map[string]string{"nothing": "", "no end": "{", "no JSON": "hello\n", "another type": `{"pod":7}` + "\n",
@@ -125,7 +125,7 @@ func TestHostile(t *testing.T) {
 			t.Fatal(err)
 		}
 		go func() {
-			io.Copy(conn, strings.NewReader(text)) // fails when nobody reads so much
+			io.Copy(conn, strings.NewReader(text)) // fails if the server stops reading
 			conn.(*net.UnixConn).CloseWrite()
 		}()
 		answer, _ := io.ReadAll(conn)
@@ -139,7 +139,7 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// TestOnlyRoot: another user gets no answer, even if the socket lets him in.
+// TestOnlyRoot checks that another user gets no answer, even if the socket's permissions admit the user.
 func TestOnlyRoot(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: it needs root, to be another user")

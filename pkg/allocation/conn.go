@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// conn is a connection that blocks a thread, and no longer than until a time. Every pod of a node waits for an answer: the poller of
-// package net, timers and the threads for them would take longer than the answer.
+// conn is a blocking connection with a deadline. It avoids package net because every pod start waits for an answer, and starting the
+// poller, its timers and threads would take longer than the answer.
 type conn struct {
 	fd    int
 	until time.Time
@@ -24,18 +24,19 @@ func dial(socket string, until time.Time) (*conn, error) {
 		return nil, os.NewSyscallError("socket", err)
 	}
 	c := &conn{fd, until}
-	if err := c.call(syscall.SO_SNDTIMEO, func() error { return syscall.Connect(fd, &syscall.SockaddrUnix{Name: socket}) }); err != nil {
+	connect := func() error { return syscall.Connect(fd, &syscall.SockaddrUnix{Name: socket}) }
+	if err := c.callWithDeadline(syscall.SO_SNDTIMEO, connect); err != nil {
 		c.Close()
 		return nil, fmt.Errorf("connect to %s: %w", socket, err)
 	}
 	return c, nil
 }
 
-// call makes a system call that waits, for which the option bounds the time.
-func (c *conn) call(option int, f func() error) error {
+// callWithDeadline runs a blocking system call. The socket option limits its time.
+func (c *conn) callWithDeadline(option int, f func() error) error {
 	for {
 		left := time.Until(c.until)
-		if left < time.Microsecond { // which for the kernel would be no bound
+		if left < time.Microsecond { // the kernel takes zero as no limit
 			return os.ErrDeadlineExceeded
 		}
 		timeout := syscall.NsecToTimeval(left.Nanoseconds())
@@ -55,7 +56,7 @@ func (c *conn) call(option int, f func() error) error {
 func (c *conn) Close() { _ = syscall.Close(c.fd) }
 
 func (c *conn) Read(b []byte) (n int, err error) {
-	err = c.call(syscall.SO_RCVTIMEO, func() error { n, err = syscall.Read(c.fd, b); return err })
+	err = c.callWithDeadline(syscall.SO_RCVTIMEO, func() error { n, err = syscall.Read(c.fd, b); return err })
 	if err != nil {
 		return 0, os.NewSyscallError("read", err)
 	}
@@ -68,8 +69,8 @@ func (c *conn) Read(b []byte) (n int, err error) {
 func (c *conn) Write(b []byte) (written int, err error) {
 	for written < len(b) {
 		var n int
-		// Not write(2), which raises SIGPIPE when the other side has closed.
-		err = c.call(syscall.SO_SNDTIMEO, func() error {
+		// sendmsg instead of write(2): MSG_NOSIGNAL prevents SIGPIPE if the other side has closed.
+		err = c.callWithDeadline(syscall.SO_SNDTIMEO, func() error {
 			n,
 				err = syscall.SendmsgN(c.fd, b[written:], nil, nil, syscall.MSG_NOSIGNAL)
 			return err

@@ -21,22 +21,22 @@ import (
 // timestampMargin is far above the granularity of the kernel's timestamps of files, 1 to 10 ms.
 const timestampMargin = time.Second
 
-// Cache reads the records of a folder and the kubelet's file, and reads again only the files that changed: each ADD and each claim that is
-// prepared needs all of them. Both are replaced by new files, so a file's identity, time and size show whether it changed.
+// Cache reads the records of a folder and the kubelet's file of claims, and reads only changed files again. Each ADD and each Prepare needs
+// all of them. A write replaces the file, so the identity, time and size of the file show a change.
 type Cache struct {
 	folder, kubelet string
 
 	mu      sync.Mutex
 	files   []*file     // by UID
-	seen    fs.FileInfo // the folder when its files were read, if it cannot have changed unseen since
-	damaged []error     // of records that cannot be read
+	seen    fs.FileInfo // the folder at the last read, or nil if its time might not show a later change
+	damaged []error     // errors of unreadable records
 	state   struct {
 		info fs.FileInfo
 		text string
 	}
 }
 
-// file is a record as it was last read.
+// file is the file of a record at its last read.
 type file struct {
 	uid     string
 	info    fs.FileInfo
@@ -46,18 +46,18 @@ type file struct {
 	err     error
 }
 
-// NewCache returns a cache of a folder, which need not exist, on a node whose kubelet has a root folder; "" if that is not known.
+// NewCache returns a cache of a folder, which may be missing. kubelet is the root folder of the node's kubelet, or "" if it is unknown.
 func NewCache(folder, kubelet string) *Cache { return &Cache{folder: folder, kubelet: kubelet} }
 
-// same reports whether a file was neither written nor replaced.
+// same reports whether both describe an unchanged file: neither written nor replaced.
 func same(a, b fs.FileInfo) bool {
 	return a != nil && b != nil && os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// names reports whether the record has a text; it need not be decoded for that.
+// names reports whether the undecoded record contains a text.
 func (f *file) names(text string) bool { return bytes.Contains(f.data, []byte(text)) }
 
-// decode parses the record at the first call: most pods need none.
+// decode parses the record at the first call, because ADD needs few records.
 func (f *file) decode() (Record, error) {
 	if !f.decoded && f.err == nil {
 		f.record, f.err = decode(f.uid, f.data)
@@ -66,7 +66,7 @@ func (f *file) decode() (Record, error) {
 	return f.record, f.err
 }
 
-// walk calls take for each record of the folder, by UID, with c locked. It goes on after an error, and returns all errors.
+// walk calls take for each record of the folder, sorted by UID. It continues after an error and returns all errors. The caller holds c.mu.
 func (c *Cache) walk(take func(*file) error) error {
 	errs := []error{c.refresh()}
 	for _, f := range c.files {
@@ -75,8 +75,8 @@ func (c *Cache) walk(take func(*file) error) error {
 	return errors.Join(errs...)
 }
 
-// refresh reads the files of the folder that changed. Writers replace files, which changes the folder: its files are looked at only if it
-// has changed, or changed so shortly before the last look that its time could not show another change.
+// refresh reads the changed files of the folder. A write replaces a file and so changes the folder. If the folder is unchanged, refresh
+// does not look at its files, unless the last change was so close to the last read that the folder's time might hide another one.
 func (c *Cache) refresh() error {
 	info, err := os.Stat(c.folder)
 	if same(c.seen, info) {
@@ -95,12 +95,12 @@ func (c *Cache) refresh() error {
 	defer dir.Close()
 	entries, err := os.ReadDir(c.folder)
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), ".") { // being written
+		if strings.HasPrefix(e.Name(), ".") { // a temporary file
 			continue
 		}
 		f := read(dir, e, before)
 		if errors.Is(f.err, fs.ErrNotExist) {
-			continue // removed since
+			continue // removed after ReadDir
 		}
 		settled = settled && f.err == nil
 		c.files = append(c.files, f)
@@ -111,7 +111,7 @@ func (c *Cache) refresh() error {
 	return err
 }
 
-// read returns a record of the folder: as it was read before, if it has not changed.
+// read returns the file of a record. It returns the former one if the file is unchanged.
 func read(dir *store.Dir, e fs.DirEntry, before []*file) *file {
 	info, _ := e.Info()
 	i, found := slices.BinarySearchFunc(before, e.Name(), func(f *file, uid string) int { return strings.Compare(f.uid, uid) })
@@ -125,15 +125,15 @@ func read(dir *store.Dir, e fs.DirEntry, before []*file) *file {
 	return f
 }
 
-// Damaged returns why records cannot be read, by the last List.
+// Damaged returns the errors of the records that the last List could not read.
 func (c *Cache) Damaged() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return errors.Join(c.damaged...)
 }
 
-// List returns the records of all claims by UID, with stand-ins for those that cannot be read (Damaged). An error means that the devices of
-// some claim are not known. The caller changes nothing in the records.
+// List returns the records of all claims by UID. A stand-in replaces an unreadable record, whose error Damaged returns. An error means
+// that the devices of a claim are unknown. The caller must not change the records.
 func (c *Cache) List() (list []Record, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -157,7 +157,7 @@ func (c *Cache) List() (list []Record, err error) {
 	return list, err
 }
 
-// reservedFor returns the records that were reserved for a pod. Records of other pods are not parsed: there may be many.
+// reservedFor returns the records that are reserved for a pod. It does not parse the records of other pods, because there may be many.
 func (c *Cache) reservedFor(podUID string) (records []Record, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -174,9 +174,9 @@ func (c *Cache) reservedFor(podUID string) (records []Record, err error) {
 	return records, err
 }
 
-// claims returns the claims of a pod that have devices of this driver, by the kubelet's file. An error means that nothing is known; it is
-// fs.ErrNotExist (errors.Is) if the kubelet has prepared no claim yet.
-func (c *Cache) claims(podUID string) ([]Note, error) {
+// claims returns the claims of a pod with devices of this driver, or those of all pods if podUID is "". Its errors are those of
+// KubeletClaims.
+func (c *Cache) claims(podUID string) ([]KubeletClaim, error) {
 	path := stateFile(c.kubelet)
 	info, err := os.Stat(path)
 	if err != nil {
@@ -202,7 +202,7 @@ func (c *Cache) claims(podUID string) ([]Note, error) {
 	return notes, nil
 }
 
-// readState reads the text within the kubelet's file.
+// readState returns the JSON within the kubelet's file.
 func readState(path string) (string, error) {
 	data, err := podresources.ReadRegular(path)
 	if err != nil {
@@ -215,5 +215,5 @@ func readState(path string) (string, error) {
 	return text, nil
 }
 
-// State file of a kubelet with a root folder, such as /var/lib/kubelet.
+// stateFile returns the kubelet's file of claims. kubelet is its root folder, such as /var/lib/kubelet.
 func stateFile(kubelet string) string { return filepath.Join(kubelet, "dra_manager_state") }

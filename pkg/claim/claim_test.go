@@ -23,7 +23,7 @@ import (
 
 const ours = `"sriov.podlace.io":{"Devices":[{"PoolName":"node1","DeviceName":"0000-3b-10-2","RequestNames":["nic"],"CDIDeviceIDs":null}]}`
 
-// inState is a claim in the kubelet's file, with drivers and pods.
+// inState returns the entry of a claim in the kubelet's file, with drivers and pods.
 func inState(uid, name, drivers string, pods ...string) string {
 	set := map[string]struct{}{}
 	for _, p := range pods {
@@ -33,12 +33,12 @@ func inState(uid, name, drivers string, pods ...string) string {
 	return fmt.Sprintf(`{"ClaimUID":%q,"ClaimName":%q,"Namespace":"shop","PodUIDs":%s,"DriverState":{%s}}`, uid, name, text, drivers)
 }
 
-// state is the kubelet's file with claims.
+// state returns the kubelet's file with claims.
 func state(claims ...string) string {
 	return sealed(`{"kind":"DRACheckpoint","apiVersion":"` + stateVersion + `","ClaimInfoStateList":[` + strings.Join(claims, ",") + `]}`)
 }
 
-// sealed is a text with its checksum.
+// sealed returns a text with its checksum, in the format of the kubelet's file.
 func sealed(text string) string {
 	data, _ := json.Marshal(struct {
 		Data     string
@@ -47,7 +47,7 @@ func sealed(text string) string {
 	return string(data)
 }
 
-// record is one with a device for each request.
+// record returns a record with one device for each request.
 func record(uid, namespace, name string, requests ...string) Record {
 	r := Record{State: Prepared, Writer: "v1", Reserved: []Consumer{{Resource: "pods", Name: "web-0", UID: "pod-" + uid}}}
 	for i, request := range requests {
@@ -58,7 +58,7 @@ func record(uid, namespace, name string, requests ...string) Record {
 	return r
 }
 
-// node is a kubelet with a file, and a folder with records.
+// node returns a folder with records, and a kubelet's root folder with a file.
 func node(t *testing.T, file string, records ...Record) (folder, kubelet string) {
 	t.Helper()
 	kubelet = t.TempDir()
@@ -76,7 +76,8 @@ func node(t *testing.T, file string, records ...Record) (folder, kubelet string)
 	return folder, kubelet
 }
 
-// TestFind: a pod has the devices of its claims, also of one that it shares and that was prepared for another pod; others have none.
+// TestFind checks that a pod gets the devices of its claims, including a shared claim that was prepared for another pod. Other pods get
+// none.
 func TestFind(t *testing.T) {
 	shared, other := inState("c-1", "shared", ours, "first", "second"), inState("c-2", "other", ours, "third")
 	one, two := record("c-1", "shop", "shared", "a", "b"), record("c-2", "shop", "other", "c")
@@ -86,8 +87,8 @@ func TestFind(t *testing.T) {
 		title, file string
 		records     []Record
 		uid         string
-		want        string // the requests
-		says        string // of an error
+		want        string // requests of the devices
+		says        string // text of the error
 	}{
 		{title: "nothing was ever prepared", uid: "first"},
 		{title: "no record", file: state(), uid: "first"},
@@ -96,13 +97,14 @@ func TestFind(t *testing.T) {
 		{title: "second pod", file: state(shared, other), records: []Record{one, two}, uid: "second", want: "a b"},
 		{title: "two claims", file: state(shared, inState("c-2", "other", ours, "first")), records: []Record{one, two}, uid: "first",
 			want: "a b c"},
-		{title: "of another driver", file: state(inState("c-9", "gpu", `"gpu.example.com":{"Devices":null}`, "first")), uid: "first"},
-		{title: "reserved, and the kubelet does not say so", file: state(), records: []Record{one}, uid: "pod-c-1", want: "a b"},
-		{title: "reserved and said", file: state(inState("c-1", "shared", ours, "pod-c-1")), records: []Record{one}, uid: "pod-c-1", want: "a b"},
+		{title: "another driver", file: state(inState("c-9", "gpu", `"gpu.example.com":{"Devices":null}`, "first")), uid: "first"},
+		{title: "reserved, but not in the kubelet's file", file: state(), records: []Record{one}, uid: "pod-c-1", want: "a b"},
+		{title: "reserved, and in the kubelet's file", file: state(inState("c-1", "shared", ours, "pod-c-1")),
+			records: []Record{one}, uid: "pod-c-1", want: "a b"},
 
-		{title: "lost record", file: state(shared), uid: "first", says: "the pod has claim shop/shared: it is not prepared: there is no record"},
+		{title: "lost record", file: state(shared), uid: "first", says: "the pod has claim shop/shared: the claim is not prepared: it has no record"},
 		{title: "being prepared", file: state(other), records: []Record{preparing}, uid: "third",
-			says: "the pod has claim shop/other: it is not prepared"},
+			says: "the pod has claim shop/other: the claim is not prepared"},
 		{title: "no file", records: []Record{one}, uid: "first", says: "the pod may have claim shop/shared"},
 		{title: "no file, another namespace", records: []Record{record("c-3", "lab", "x", "a")}, uid: "first"},
 		{title: "torn file", file: state(shared)[:50], records: []Record{one}, uid: "fourth", says: "the pod may have claim shop/shared"},
@@ -110,7 +112,7 @@ func TestFind(t *testing.T) {
 			says: "checksum"},
 		{title: "another version", file: sealed(`{"apiVersion":"checkpoint.dra.kubelet.k8s.io/v2"}`), records: []Record{one}, uid: "fourth",
 			says: `version "checkpoint.dra.kubelet.k8s.io/v2"`},
-		{title: "no UID", file: state(shared), records: []Record{one}, says: "the runtime does not say the pod's UID"},
+		{title: "no UID", file: state(shared), records: []Record{one}, says: "the runtime does not pass the pod's UID"},
 		{title: "no UID, no claims", file: state()},
 	} {
 		t.Run(c.title, func(t *testing.T) {
@@ -130,7 +132,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestDamaged: whatever byte of the kubelet's file is wrong, a pod that has a claim is never one that has none.
+// TestDamaged changes and removes every byte of the kubelet's file. A pod with a claim must never count as a pod without claims.
 func TestDamaged(t *testing.T) {
 	good := state(inState("c-1", "shared", ours, "first"))
 	folder, kubelet := node(t, good, record("c-1", "shop", "shared", "a"))
@@ -146,7 +148,7 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
-// TestUnreadable: a record that cannot be read leaves no pod of its namespace, nor the pod that it was reserved for, without a device.
+// TestUnreadable: an unreadable record must never hide a device from the pod that it was reserved for, nor from a pod of its namespace.
 func TestUnreadable(t *testing.T) {
 	folder, kubelet := node(t, state(inState("c-1", "shared", ours, "first")), record("c-1", "shop", "shared", "a"))
 	path := filepath.Join(folder, "c-1")
@@ -164,16 +166,16 @@ func TestUnreadable(t *testing.T) {
 			t.Errorf("%q: reserved: %v", text, err)
 		}
 		if _, _, err := Holder(folder, "", "0000:3b:10.0"); err == nil {
-			t.Errorf("%q: nobody has the device", text)
+			t.Errorf("%q: no claim has the device", text)
 		}
 		if _, err := NewCache(folder, t.TempDir()).Find(Pod{"shop", "web-0", "another"}); err == nil {
-			t.Errorf("%q: without the kubelet's file", text)
+			t.Errorf("%q: without the kubelet's file: no error", text)
 		}
 	}
 }
 
-// TestStandIn: a claim whose record cannot be read holds the devices that the record or the kubelet's file names, and no others. If neither
-// can be read, the claim may hold any device.
+// TestStandIn: a claim with an unreadable record holds exactly the devices that the record or the kubelet's file names. If both are
+// unreadable, the claim may hold any device.
 func TestStandIn(t *testing.T) {
 	const newer = `{"format":2,"state":"prepared","devices":[{"id":"0000:3b:10.0","resource":"example.com/fast"}]}`
 	noted := state(inState("c-1", "shared", ours, "first"))
@@ -192,7 +194,7 @@ func TestStandIn(t *testing.T) {
 			kubelet: state(inState("c-1", "shared", `"sriov.podlace.io":{}`, "first"))},
 		{title: "corrupt, and the kubelet names no address", record: "{", unknown: true,
 			kubelet: state(inState("c-1", "shared", `"sriov.podlace.io":{"Devices":[{"DeviceName":"x"}]}`, "first"))},
-		{title: "corrupt, as the kubelet's file", record: "{", kubelet: "{", unknown: true},
+		{title: "corrupt, and so is the kubelet's file", record: "{", kubelet: "{", unknown: true},
 	} {
 		t.Run(c.title, func(t *testing.T) {
 			folder, kubelet := node(t, c.kubelet, record("c-2", "shop", "other", "a", "b"))
@@ -222,7 +224,7 @@ func TestStandIn(t *testing.T) {
 	}
 }
 
-// TestRecord: what is written is read, by its claim, in a list and by its device; what is removed is gone.
+// TestRecord checks writing, reading, listing, finding by device, and removal of records.
 func TestRecord(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "run", "claims")
 	if records, err := List(folder); len(records) > 0 || err != nil {
@@ -257,16 +259,16 @@ func TestRecord(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, ok, err := Holder(folder, "", "0000:3b:10.0"); ok || err != nil { // an administrator looks at it only
+	if _, ok, err := Holder(folder, "", "0000:3b:10.0"); ok || err != nil { // administrative access does not hold the device
 		t.Errorf("%t, %v", ok, err)
 	}
 	for what, change := range map[string]func(*Record){
 		"no devices": func(r *Record) { r.Devices = nil }, "no claim": func(r *Record) { r.Devices[0].Claim = nil },
 		"no state": func(r *Record) { r.State = "" }, "another claim": func(r *Record) { r.Devices[1].Claim.UID = "c-9" },
 		"no address": func(r *Record) { r.Devices[1].ID = "" }, "no request": func(r *Record) { r.Devices[1].Claim.Request = "" },
-		"bound, not held": func(r *Record) { r.Bound = []Binding{{ID: "0000:3b:10.7", Driver: "vfio-pci"}} },
-		"bound to none":   func(r *Record) { r.Bound = []Binding{{ID: r.Devices[0].ID}} },
-		"a path":          func(r *Record) { r.Devices[0].Claim.UID, r.Devices[1].Claim.UID = "../x", "../x" },
+		"bound but not held": func(r *Record) { r.Bound = []Binding{{ID: "0000:3b:10.7", Driver: "vfio-pci"}} },
+		"bound to no driver": func(r *Record) { r.Bound = []Binding{{ID: r.Devices[0].ID}} },
+		"a path":             func(r *Record) { r.Devices[0].Claim.UID, r.Devices[1].Claim.UID = "../x", "../x" },
 	} {
 		bad := record("c-1", "shop", "web", "a", "b")
 		change(&bad)
@@ -279,16 +281,16 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// TestNotes: all claims that have devices of this driver are told, whatever pods they have.
+// TestNotes checks that all claims with devices of this driver are returned, regardless of their pods.
 func TestNotes(t *testing.T) {
 	_, kubelet := node(t, state(inState("c-1", "shared", ours, "first", "second"), inState("c-2", "gpu", `"gpu.example.com":{}`, "third"),
 		inState("c-3", "idle", ours)))
-	device := []NotedDevice{{"node1", "0000-3b-10-2"}}
-	got, err := Notes(kubelet)
-	if diff := cmp.Diff([]Note{{"c-1", "shop", "shared", device}, {"c-3", "shop", "idle", device}}, got); diff != "" || err != nil {
+	device := []KubeletDevice{{"node1", "0000-3b-10-2"}}
+	got, err := KubeletClaims(kubelet)
+	if diff := cmp.Diff([]KubeletClaim{{"c-1", "shop", "shared", device}, {"c-3", "shop", "idle", device}}, got); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}
-	if _, err := Notes(t.TempDir()); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := KubeletClaims(t.TempDir()); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
 }
@@ -297,7 +299,7 @@ func FuzzState(f *testing.F) {
 	f.Add([]byte(state(inState("c-1", "shared", ours, "first"))))
 	f.Add([]byte(sealed(`{"apiVersion":"checkpoint.dra.kubelet.k8s.io/v2"}`)))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var of []Note
+		var of []KubeletClaim
 		text, err := unwrap(data)
 		if err == nil {
 			of, err = parseState(text, "first")
@@ -313,7 +315,7 @@ func FuzzState(f *testing.F) {
 	})
 }
 
-// BenchmarkFind is a question to the daemon for a pod without claims, on a node with 256 of them.
+// BenchmarkFind looks up a pod without claims on a node with 256 claims, as the daemon does.
 func BenchmarkFind(b *testing.B) {
 	kubelet := b.TempDir()
 	var all []string
@@ -335,7 +337,7 @@ func BenchmarkFind(b *testing.B) {
 	}
 }
 
-// TestCache: a cache has what List has after each change of the folder, also an hour after it, and finds for a pod what a new cache finds.
+// TestCache checks that a cache returns the same as List and as a new cache after each change of the folder, also an hour after the change.
 // An unreadable record is an error at each call.
 func TestCache(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "claims")

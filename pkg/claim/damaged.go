@@ -12,19 +12,19 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// Damaged is the state of a stand-in for a record that cannot be read, such as one of a newer version. It is never written. A stand-in has
-// the devices that the claim holds, as far as the file itself and the kubelet's file name them.
+// Damaged is the state of a stand-in for an unreadable record, such as one of a newer version. It is never written. The stand-in has the
+// devices that the record's file and the kubelet's file name.
 const Damaged State = "damaged"
 
-// standIn returns what is known of a claim whose record cannot be read. ok is false if its devices are not known. A claim that neither the
-// file nor the kubelet gives a device has none: the kubelet writes a claim down before it has the claim prepared.
+// standIn returns the known part of an unreadable record. ok is false if the claim's devices are unknown. A claim without devices in both
+// files has none, because the kubelet records a claim before the driver prepares it.
 func (f *file) standIn(kubelet string) (r Record, ok bool) {
 	r = Record{State: Damaged, Devices: f.devices()}
-	notes, err := Notes(kubelet)
+	notes, err := KubeletClaims(kubelet)
 	if kubelet == "" || err != nil {
 		return r, len(r.Devices) > 0
 	}
-	i := slices.IndexFunc(notes, func(n Note) bool { return n.UID == f.uid })
+	i := slices.IndexFunc(notes, func(n KubeletClaim) bool { return n.UID == f.uid })
 	if i < 0 {
 		return r, true
 	}
@@ -36,7 +36,7 @@ func (f *file) standIn(kubelet string) (r Record, ok bool) {
 	return r, len(r.Devices) > 0
 }
 
-// devices returns the devices that a record names which is not valid, none unless each has an address.
+// devices returns the devices in an invalid record. It returns none unless every device has an address.
 func (f *file) devices() []allocation.Device {
 	var r Record
 	if json.Unmarshal(f.data, &r) != nil {
@@ -56,8 +56,8 @@ func (f *file) devices() []allocation.Device {
 	return r.Devices
 }
 
-// devices returns the devices of a claim that the kubelet has written down. Their names in slices are made of their addresses.
-func (n Note) devices(uid string) (list []allocation.Device) {
+// devices returns the claim's devices from the kubelet's file. Their addresses are derived from their names in the ResourceSlice.
+func (n KubeletClaim) devices(uid string) (list []allocation.Device) {
 	for _, d := range n.Devices {
 		parts := strings.Split(d.DeviceName, "-")
 		if len(parts) != 4 {

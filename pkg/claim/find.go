@@ -11,30 +11,30 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// ErrUnprepared is for a pod that has a claim which is not prepared, or whose record is lost.
-var ErrUnprepared = errors.New("it is not prepared")
+// ErrUnprepared means that the pod has a claim that is not prepared, or that has no record.
+var ErrUnprepared = errors.New("the claim is not prepared")
 
-// Pod is a pod as a CNI plugin knows it.
+// Pod identifies a pod as the runtime describes it to a CNI plugin.
 type Pod struct{ Namespace, Name, UID string }
 
-// Find returns the devices that a pod has by claims, those of administrators included. An error means that it may have some: the pod must
-// not start without them.
+// Find returns the devices that a pod has by claims, including those with administrative access. An error means that the pod may have
+// devices, and must not start without them.
 //
-// The kubelet's file says which claims are the pod's. A record that was reserved for the pod counts as well, so that both have to be wrong
-// before a device is missing. Where the file cannot be read, only a pod in whose namespace no claim is prepared is certain to have none.
+// The kubelet's file lists the claims of the pod. Records that are reserved for the pod count as well, so a device is missed only if both
+// sources are wrong. If the kubelet's file is unreadable, a pod certainly has no claim only if no claim is prepared in its namespace.
 func (c *Cache) Find(pod Pod) (devices []allocation.Device, err error) {
 	of, stateErr := c.claims(pod.UID)
 	if pod.UID == "" {
-		of, stateErr = nil, errors.New("the runtime does not say the pod's UID")
+		of, stateErr = nil, errors.New("the runtime does not pass the pod's UID")
 	}
 	if stateErr != nil {
-		return nil, none(c.folder, pod.Namespace, stateErr)
+		return nil, checkNoClaims(c.folder, pod.Namespace, stateErr)
 	}
 	var found []Record
 	for _, n := range of {
 		r, err := Read(c.folder, n.UID)
 		if errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("%w: there is no record of it in %s", ErrUnprepared, c.folder)
+			err = fmt.Errorf("%w: it has no record in %s", ErrUnprepared, c.folder)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("the pod has %s: %w", n, err)
@@ -62,11 +62,12 @@ func (c *Cache) Find(pod Pod) (devices []allocation.Device, err error) {
 	return devices, nil
 }
 
-// none is nil where no claim of a namespace is prepared. The reason is why it is not known which claims a pod has.
-func none(folder, namespace string, reason error) error {
+// checkNoClaims returns nil if no claim of a namespace is prepared. Otherwise it returns an error with the reason why the pod's claims are
+// unknown.
+func checkNoClaims(folder, namespace string, reason error) error {
 	records, err := List(folder)
 	if err != nil {
-		return fmt.Errorf("which claims the pod has: %w; %w", reason, err)
+		return fmt.Errorf("find the claims of the pod: %w; %w", reason, err)
 	}
 	for _, r := range records {
 		if r.Claim().Namespace == namespace {
@@ -76,7 +77,7 @@ func none(folder, namespace string, reason error) error {
 	return nil
 }
 
-// Split returns the devices that are of resources, and the others; neither is nil.
+// Split separates devices into those of the given resources and others. Neither result is nil.
 func Split(devices []allocation.Device, resources []string) (of, others []allocation.Device) {
 	of, others = []allocation.Device{}, []allocation.Device{}
 	for _, d := range devices {

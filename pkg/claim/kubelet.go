@@ -11,25 +11,26 @@ import (
 	"strings"
 )
 
-// stateVersion is what kubelets since 1.33 write; it is no API. The source is pkg/kubelet/cm/dra/state of Kubernetes.
+// stateVersion is the version in the file of kubelets since 1.33. The file is not an API; its source is pkg/kubelet/cm/dra/state of
+// Kubernetes.
 const stateVersion = "checkpoint.dra.kubelet.k8s.io/v1"
 
-// Note is a claim that the kubelet has written down for pods.
-type Note struct {
+// KubeletClaim is a claim in the kubelet's file.
+type KubeletClaim struct {
 	UID, Namespace, Name string
-	Devices              []NotedDevice // of this driver; none before the claim is prepared
+	Devices              []KubeletDevice // of this driver; empty before the claim is prepared
 }
 
-// NotedDevice is a device of a claim as a slice names it.
-type NotedDevice struct{ PoolName, DeviceName string }
+// KubeletDevice is a device of a claim, by its name in the ResourceSlice.
+type KubeletDevice struct{ PoolName, DeviceName string }
 
-func (n Note) String() string { return "claim " + n.Namespace + "/" + n.Name }
+func (n KubeletClaim) String() string { return "claim " + n.Namespace + "/" + n.Name }
 
-// Notes returns all claims that have devices of this driver. An error means that nothing is known; it is fs.ErrNotExist (errors.Is) if
-// the kubelet has prepared no claim yet, or has another root folder.
-func Notes(kubelet string) ([]Note, error) { return NewCache("", kubelet).claims("") }
+// KubeletClaims returns all claims with devices of this driver. An error means that the claims are unknown. It is fs.ErrNotExist
+// (errors.Is) if the kubelet has prepared no claim yet, or has another root folder.
+func KubeletClaims(kubelet string) ([]KubeletClaim, error) { return NewCache("", kubelet).claims("") }
 
-// unwrap returns the text of the kubelet's file: JSON within JSON, beside its checksum.
+// unwrap returns the JSON that the kubelet's file holds as a string, beside the checksum of that string.
 func unwrap(data []byte) (string, error) {
 	var outer struct {
 		Data     *string
@@ -48,7 +49,7 @@ func unwrap(data []byte) (string, error) {
 }
 
 // parseState returns the claims of a pod, or with "" of all pods, that have devices of this driver.
-func parseState(text, podUID string) (of []Note, err error) {
+func parseState(text, podUID string) (of []KubeletClaim, err error) {
 	// A UID has nothing that JSON escapes. A node with hundreds of claims has a text of 100 kB, and most pods have none.
 	if strings.Contains(text, `"apiVersion":"`+stateVersion+`"`) && !strings.Contains(text, podUID) {
 		return nil, nil
@@ -79,24 +80,24 @@ func parseState(text, podUID string) (of []Note, err error) {
 }
 
 // parseEntry returns a claim of the kubelet's file. ok is false if it is not the pod's, or has no device of this driver.
-func parseEntry(entry []byte, podUID string) (n Note, ok bool, err error) {
+func parseEntry(entry []byte, podUID string) (n KubeletClaim, ok bool, err error) {
 	var c struct {
 		ClaimUID, ClaimName, Namespace string
 		PodUIDs                        map[string]struct{}
 		DriverState                    map[string]json.RawMessage
 	}
 	if err := json.Unmarshal(entry, &c); err != nil {
-		return Note{}, false, err
+		return KubeletClaim{}, false, err
 	}
 	if c.ClaimUID == "" || c.ClaimName == "" || c.Namespace == "" {
-		return Note{}, false, errors.New("a claim has no UID, name or namespace")
+		return KubeletClaim{}, false, errors.New("a claim has no UID, name or namespace")
 	}
 	_, has := c.PodUIDs[podUID]
 	devices, ours := c.DriverState[Driver]
 	if !ours || !has && podUID != "" {
-		return Note{}, false, nil
+		return KubeletClaim{}, false, nil
 	}
-	var ofDriver struct{ Devices []NotedDevice }
+	var ofDriver struct{ Devices []KubeletDevice }
 	_ = json.Unmarshal(devices, &ofDriver) // only claims whose records cannot be read need it
-	return Note{c.ClaimUID, c.Namespace, c.ClaimName, ofDriver.Devices}, true, nil
+	return KubeletClaim{c.ClaimUID, c.Namespace, c.ClaimName, ofDriver.Devices}, true, nil
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package claim keeps what the SR-IOV daemon has prepared for ResourceClaims of Dynamic Resource Allocation, a record for each claim, and
-// finds the devices that a pod has by claims. It is small because a CNI plugin links it.
+// Package claim stores what the SR-IOV daemon has prepared for ResourceClaims of Dynamic Resource Allocation, in one record for each
+// claim. It also finds the devices that a pod has by claims. The package is small because a CNI plugin links it.
 //
-// The kubelet prepares a claim once, however many pods share it, and its PodResources API says nothing of a claim that no container names.
-// Which pods have a claim stands in one file of the kubelet alone, which it writes before a pod's sandbox is made (see Find).
+// The kubelet prepares a claim once, even if many pods share it. Its PodResources API omits claims that no container names. Only one file
+// of the kubelet lists the pods of each claim; the kubelet writes it before it creates a pod's sandbox (see Find).
 package claim
 
 import (
@@ -24,63 +24,63 @@ import (
 )
 
 const (
-	// Driver is the name of the driver in ResourceSlices, DeviceClasses and claims.
+	// Driver is the name of the DRA driver in ResourceSlices, DeviceClasses and claims.
 	Driver = "sriov.podlace.io"
-	// Folder holds the records, in files named by the claims' UIDs.
+	// Folder holds the records. A record's file name is the UID of its claim.
 	Folder = "/run/podlace-sriov/claims"
 
 	format = 1
 )
 
-// State is how far a claim has come.
+// State is the progress of preparing a claim.
 type State string
 
 const (
-	// Preparing is for devices that are reserved for the claim and may be changing.
+	// Preparing means that the devices are reserved for the claim and may be changing.
 	Preparing State = "preparing"
-	// Prepared is for devices that pods of the claim may have.
+	// Prepared means that pods of the claim may have the devices.
 	Prepared State = "prepared"
 )
 
-// Record is what was prepared for a claim. It stays until the kubelet has all devices given back: a sandbox may be made again without
-// another preparation.
+// Record is what was prepared for a claim. It remains until the kubelet unprepares the claim, because a sandbox may be created again
+// without another preparation.
 type Record struct {
 	Format int    `json:"format"`
-	Writer string `json:"writer,omitempty"` // version of the program
+	Writer string `json:"writer,omitempty"` // version of the program that wrote the record
 	State  State  `json:"state"`
-	// Time is when the record was made.
+	// Time is the creation time of the record.
 	Time time.Time `json:"time"`
-	// Reserved are the consumers that the claim had at that time. More pods may have come since.
+	// Reserved are the consumers of the claim at that time. Other pods may have been added later.
 	Reserved []Consumer `json:"reserved,omitempty"`
-	// Extended is set for a claim that the scheduler made for containers that request an extended resource.
+	// Extended marks a claim that the scheduler created for containers that request an extended resource.
 	Extended bool `json:"extended,omitempty"`
 	// Bound are the devices that get another driver for the claim.
 	Bound []Binding `json:"bound,omitempty"`
-	// Devices are those of this driver, at least one, each with the same claim. They name no pod.
+	// Devices are the claim's devices of this driver, at least one. Each contains the claim, but no pod.
 	Devices []allocation.Device `json:"devices"`
 }
 
 // Binding is a device that has another driver while its claim is prepared.
 type Binding struct {
-	ID     string `json:"id"` // its PCI address
+	ID     string `json:"id"` // PCI address
 	Driver string `json:"driver"`
-	Former string `json:"former,omitempty"` // gets the device back; "" for none
+	Former string `json:"former,omitempty"` // driver to restore; "" for none
 }
 
-// Consumer is an object that a claim is reserved for: of the resource pods, or of another one.
+// Consumer is an object for which a claim is reserved. Its resource is usually "pods".
 type Consumer struct {
 	Resource string `json:"resource"`
 	Name     string `json:"name"`
 	UID      string `json:"uid"`
 }
 
-// Claim returns the claim of a record that is valid.
+// Claim returns the claim of a valid record.
 func (r Record) Claim() allocation.Claim { return *r.Devices[0].Claim }
 
-// String names the claim of a record that is valid, as kubectl does.
+// String returns the claim's namespace and name for messages. The record must be valid.
 func (r Record) String() string { return "claim " + r.Claim().Namespace + "/" + r.Claim().Name }
 
-// Has reports whether the claim holds a device. Access of an administrator holds none.
+// Has reports whether the claim holds a device. Administrative access does not hold it.
 func (r Record) Has(id string) bool {
 	return slices.ContainsFunc(r.Devices, func(d allocation.Device) bool { return d.ID == id && d.Claim != nil && !d.Claim.Admin })
 }
@@ -94,20 +94,20 @@ func (r Record) validate() error {
 	case r.Format != format:
 		return fmt.Errorf("format %d: want %d", r.Format, format)
 	case r.State != Preparing && r.State != Prepared:
-		return fmt.Errorf("state %q", r.State)
+		return fmt.Errorf("state %q: want preparing or prepared", r.State)
 	case len(r.Devices) == 0:
-		return errors.New("it has no devices")
+		return errors.New("the record has no devices")
 	case slices.ContainsFunc(r.Bound, func(b Binding) bool { return !r.Has(b.ID) || b.Driver == "" }):
-		return errors.New("a device that it does not hold was bound, or one to no driver")
+		return errors.New("a bound device has no driver, or the claim does not hold it")
 	}
 	for i, d := range r.Devices {
 		switch c := d.Claim; {
 		case c == nil || c.UID == "" || c.Namespace == "" || c.Name == "" || c.Request == "" || c.Pool == "" || c.Device == "":
 			return fmt.Errorf("device %d: the claim is incomplete", i)
 		case c.UID != r.Devices[0].Claim.UID || c.Namespace != r.Devices[0].Claim.Namespace || c.Name != r.Devices[0].Claim.Name:
-			return fmt.Errorf("device %d: it is of another claim", i)
+			return fmt.Errorf("device %d: it belongs to another claim", i)
 		case d.ID == "" || d.Resource == "":
-			return fmt.Errorf("device %d: address %q of resource %q", i, d.ID, d.Resource)
+			return fmt.Errorf("device %d: address %q or resource %q is empty", i, d.ID, d.Resource)
 		}
 	}
 	return nil
@@ -119,7 +119,7 @@ func decode(uid string, data []byte) (r Record, err error) {
 		err = r.validate()
 	}
 	if err == nil && r.Claim().UID != uid {
-		err = fmt.Errorf("it is of the claim with UID %s", r.Claim().UID)
+		err = fmt.Errorf("it belongs to the claim with UID %s", r.Claim().UID)
 	}
 	if err != nil {
 		return Record{}, fmt.Errorf("record of the claim with UID %s: %w", uid, err)
@@ -127,7 +127,7 @@ func decode(uid string, data []byte) (r Record, err error) {
 	return r, nil
 }
 
-// Read returns the record of a claim; without one the error is fs.ErrNotExist (errors.Is).
+// Read returns the record of a claim. The error is fs.ErrNotExist (errors.Is) if there is none.
 func Read(folder, uid string) (Record, error) {
 	dir, err := store.Open(folder)
 	if err != nil {
@@ -141,7 +141,8 @@ func Read(folder, uid string) (Record, error) {
 	return decode(uid, data)
 }
 
-// List returns the records of a folder, which need not exist, by the claims' namespaces and names, and why others cannot be read.
+// List returns the records of a folder by namespace and name of their claims. The error covers the unreadable records. The folder may be
+// missing.
 func List(folder string) (records []Record, err error) {
 	err = NewCache(folder, "").walk(func(f *file) error {
 		r, err := f.decode()
@@ -157,11 +158,11 @@ func List(folder string) (records []Record, err error) {
 	return records, err
 }
 
-// Begin makes the folder of records. Where it is, pods may get devices by claims.
-func Begin(folder string) error {
+// MakeFolder creates the folder of records. The folder shows that pods may get devices by claims on this node.
+func MakeFolder(folder string) error {
 	dir, err := store.Make(folder, 0o700)
 	if err != nil {
-		return fmt.Errorf("folder of the records of claims: %w", err)
+		return fmt.Errorf("create the folder for the records of claims: %w", err)
 	}
 	return dir.Close()
 }
@@ -172,8 +173,7 @@ func InUse(folder string) bool {
 	return err == nil && info.IsDir()
 }
 
-// Write puts a record in the place of the one that its claim may have, and returns when a crash of the kernel leaves it there. Format and
-// time are set if they are zero.
+// Write stores a record durably and replaces the claim's former record. It sets format and time if they are zero.
 func Write(folder string, r Record) error {
 	r.Format = format
 	if r.Time.IsZero() {
@@ -197,7 +197,7 @@ func Write(folder string, r Record) error {
 	return nil
 }
 
-// Remove deletes the record of a claim, which need not exist.
+// Remove deletes the record of a claim. It is a no-op if there is none.
 func Remove(folder, uid string) error {
 	dir, err := store.Open(folder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -210,9 +210,9 @@ func Remove(folder, uid string) error {
 	return dir.Remove(uid)
 }
 
-// Holder returns the record of a claim that has a device, or its stand-in (Damaged). It is an error if some record cannot be read, its
-// devices are not known, and no other record has the device. Access of an administrator is none. kubelet is the kubelet's root folder; ""
-// if it is not known.
+// Holder returns the record of the claim that has a device, or its stand-in (Damaged). It returns an error if no readable record has the
+// device, and the devices of an unreadable record are unknown. Administrative access does not count. kubelet is the kubelet's root
+// folder, or "" if it is unknown.
 func Holder(folder, kubelet, id string) (r Record, ok bool, err error) {
 	records, err := NewCache(folder, kubelet).List()
 	for _, r := range records {
@@ -221,7 +221,7 @@ func Holder(folder, kubelet, id string) (r Record, ok bool, err error) {
 		}
 	}
 	if err != nil {
-		err = fmt.Errorf("whether a claim has %s: %w; see %s", id, err, filepath.Clean(folder))
+		err = fmt.Errorf("find the claim that has %s: %w; see %s", id, err, filepath.Clean(folder))
 	}
 	return Record{}, false, err
 }

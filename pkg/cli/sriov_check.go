@@ -259,5 +259,5 @@ func (c *checker) class(name string) (deviceClass, error) {
 	if len(names) == 0 {
 		return deviceClass{}, errors.New("there is no class")
 	}
-	return deviceClass{}, fmt.Errorf("class %q is not known: give its file with --class; known are %s", name, strings.Join(names, ", "))
+	return deviceClass{}, fmt.Errorf("class %q is not known: give its file with --class; known keys: %s", name, strings.Join(names, ", "))
 }

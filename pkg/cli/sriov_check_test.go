@@ -126,7 +126,7 @@ func TestCheckClaimRefused(t *testing.T) {
 			parameters("", `mac: "02:00:00:00:00:01"`)),
 			at + `requests[0].exactly: only one VF can have mac "02:00:00:00:00:01", but the request is for 2 VFs`},
 		{"unknown class", claimOf("    requests: [{name: vf, exactly: {deviceClassName: slow}}]\n"),
-			at + `requests[0].exactly.deviceClassName: class "slow" is not known: give its file with --class; known are fast.example.com, open-1.example.org`},
+			at + `requests[0].exactly.deviceClassName: class "slow" is not known: give its file with --class; known keys: fast.example.com, open-1.example.org`},
 		{"no request", claimOf("    requests: []\n"), at + "requests: no request has exactly"},
 		{"old version", strings.Replace(claimOf(oneVF), "resource.k8s.io/v1", "resource.k8s.io/v1beta1", 1),
 			`m.yaml: ResourceClaim shop/c: apiVersion "resource.k8s.io/v1beta1": want resource.k8s.io/v1`},

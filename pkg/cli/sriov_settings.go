@@ -215,7 +215,7 @@ func (c *checker) settings(class deviceClass, r namedRequest, res *pool.Resource
 		add(e.Entry, "claim")
 	}
 	if err := merged.Validate(); err != nil {
-		return nil, fmt.Errorf("%s: the settings of class and claim together: %w", r.path, err)
+		return nil, fmt.Errorf("%s: the merged settings of class and claim: %w", r.path, err)
 	}
 	return merged, nil
 }

@@ -232,8 +232,8 @@ func TestSRIOVUnserved(t *testing.T) {
 	}
 	status, stdout, stderr := runSRIOV(t, flags, "explain", "example.com/vdpa")
 	if status != 0 || !strings.Contains(stdout,
-		"0000:15:02.1: not offered: example.com/vdpa in line 2 takes it, and is not served: unsupported: vdpaType") ||
-		!strings.Contains(stderr, "config.json:1: resourceList[0].deviceType: unsupported: accelerator; want netDevice: nothing of resource example.com/fpga is served") {
+		"0000:15:02.1: not offered: example.com/vdpa in line 2 matches it but is not served: unsupported: vdpaType") ||
+		!strings.Contains(stderr, "config.json:1: resourceList[0].deviceType: unsupported: accelerator; want netDevice: resource example.com/fpga is not served") {
 		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
 	}
 	if status, _, stderr := runSRIOV(t, flags, "explain", "example.com/fpga"); status != exitFailed ||
@@ -262,7 +262,7 @@ func TestSRIOVReset(t *testing.T) {
 	}{
 		{"VF 0000:11:02.0 is in use: example.com/fast is allocated to pod shop/web-0", []string{"0000:11:02.0", "--yes"}},
 		{"allocated to pod shop/web-1?[31m\n", []string{"0000:15:02.0"}},
-		{"PCI function 0000:11:00.0 is no VF of this node (a PF, and", []string{"0000:11:00.0", "--yes"}},
+		{"PCI function 0000:11:00.0 is not a VF of this node (a PF, and", []string{"0000:11:00.0", "--yes"}},
 		{"PCI function 0000:77:00.0: is not there", []string{"0000:77:00.0"}},
 		{"VF 0000:11:02.1: its interface is in another namespace", []string{"0000:11:02.1", "--yes"}},
 		{"VF 0000:15:02.1 has the user space driver vfio-pci, and the device plugin did not say whether a pod has it: ask the SR-IOV",

@@ -26,7 +26,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// kinds is a pool with a device of each kind that a container is told of in another way.
+// kinds returns a pool with a device of each kind. Each kind gives its containers other variables or files.
 func kinds() pool.Pool {
 	p := vfs(5)
 	p.Name = "example.com/fast-net"
@@ -49,7 +49,7 @@ func idsOf(p pool.Pool) (ids []string) {
 	return ids
 }
 
-// TestAllocate: variables and device files are those of sriov-network-device-plugin, to the byte.
+// TestAllocate compares variables and device files with sriov-network-device-plugin, byte for byte.
 func TestAllocate(t *testing.T) {
 	p := kinds()
 	ids := idsOf(p)
@@ -95,7 +95,7 @@ func TestAllocate(t *testing.T) {
 	}
 }
 
-// TestForget: device-info files go with the devices, those of other resources stay.
+// TestForget checks that device-info files are deleted with their devices, and that files of other resources stay.
 func TestForget(t *testing.T) {
 	dir := t.TempDir()
 	f := files{info: dir}
@@ -103,7 +103,7 @@ func TestForget(t *testing.T) {
 	other.Name = p.Name + "-er"
 	old := time.Now().Add(-2 * maxUnlisted)
 	age := func(name string) error { return os.Chtimes(filepath.Join(dir, name), old, old) }
-	for _, err := range []error{f.describe(p.Name, p.Devices), f.describe(other.Name, other.Devices), f.forget(p.Name, nil)} {
+	for _, err := range []error{f.describe(p.Name, p.Devices), f.describe(other.Name, other.Devices), f.removeStale(p.Name, nil)} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -114,7 +114,7 @@ func TestForget(t *testing.T) {
 	}
 	for _, err := range []error{age(infoName(p.Name, "0000:10:00.0")), age(infoName(p.Name, "0000:10:00.1")),
 		age(infoName(other.Name, "0000:10:00.0")),
-		f.forget(p.Name, []string{"0000:10:00.1"})} {
+		f.removeStale(p.Name, []string{"0000:10:00.1"})} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -126,10 +126,10 @@ func TestForget(t *testing.T) {
 	}
 }
 
-// TestCDI: the three ways name the same devices, and the specification of the resource has the files of each.
+// TestCDI checks that all three modes name the same devices, and that the resource's specification lists the files of each.
 func TestCDI(t *testing.T) {
 	p := kinds()
-	ids := idsOf(p)[:3] // the first has no files
+	ids := idsOf(p)[:3] // the first device has no files
 	for mode, want := range map[pool.CDI]string{
 		pool.CDIField:      "example.com/net-pci=0000:10:00.1 example.com/net-pci=0000:10:00.2",
 		pool.CDIAnnotation: "cdi.k8s.io/podlace_0000-10-00.1 example.com/net-pci=0000:10:00.1,example.com/net-pci=0000:10:00.2",
@@ -151,10 +151,10 @@ func TestCDI(t *testing.T) {
 	}
 }
 
-// TestCDIFiles: specifications are of the resources that there are, and what pods have of others stays.
+// TestCDIFiles checks that specifications exist for current resources, and keep the devices of pods from removed resources.
 func TestCDIFiles(t *testing.T) {
 	p, dir := kinds(), t.TempDir()
-	other := vfs(1) // no files: nothing to inject
+	other := vfs(1) // no device files, so no CDI device
 	other.Name = "example.com/plain"
 	f := files{cdi: dir}
 	write(t, filepath.Join(dir, "podlace-example.com_gone.json"), "{}")
@@ -176,7 +176,7 @@ func TestCDIFiles(t *testing.T) {
 		spec.Devices[1].ContainerEdits.DeviceNodes[0].HostPath != "/dev/vfio/noiommu-7" {
 		t.Errorf("%v\n%s", err, data)
 	}
-	// What pods have of a resource that is no more stays as it was.
+	// Devices of pods from a removed resource stay unchanged.
 	if err := f.publish([]pool.Pool{{Name: p.Name}}, map[string][]allocation.Device{p.Name: {{ID: "0000:10:00.1"}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -204,8 +204,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// TestHostileRequests: whatever somebody asks, the endpoint answers, with an error that names the device, or with no more than it was
-// offered.
+// TestHostileRequests checks that the endpoint answers every request, with an error that names the device, or with offered devices only.
 func TestHostileRequests(t *testing.T) {
 	e := newEndpoint(fast, offering(vfs(8)), quiet(), newCounters(), newGate("", "/nonexistent", ""))
 	long := strings.Repeat("A", 1<<20)
@@ -248,8 +247,8 @@ type grants struct {
 	client pluginapi.DevicePluginClient
 	mu     sync.Mutex
 	free   map[string]bool
-	owner  map[string]int // pods, by device
-	nodes  map[string]int // NUMA nodes, by device
+	owner  map[string]int // pod by device
+	nodes  map[string]int // NUMA node by device
 }
 
 func (g *grants) admit(ctx context.Context, pod, size int) ([]string, error) {
@@ -294,8 +293,8 @@ func (g *grants) release(ids []string) {
 	}
 }
 
-// TestNoDoubleGrant: a kubelet that gives away and takes back devices as fast as it can never has a device twice, and gets what it asks for
-// near one NUMA node whenever one has so many.
+// TestNoDoubleGrant checks a kubelet that assigns and frees devices at full speed. It never gets a device twice, and gets devices of one
+// NUMA node if one has enough.
 func TestNoDoubleGrant(t *testing.T) {
 	k := newFakeKubelet(t)
 	p := vfs(256)

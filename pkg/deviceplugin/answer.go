@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// answer is what the sriov plugin and the command line are told.
+// answer returns the answer to a question of the sriov plugin or the command line.
 func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.Answer {
 	a := allocation.Answer{Devices: []allocation.Device{}}
 	if q.Pod != "" {
@@ -31,7 +31,7 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 		claimed, others := claim.Split(claimed, q.Resources)
 		if !q.Claims { // an older plugin would start the pod without them
 			if i := slices.IndexFunc(claimed, func(c allocation.Device) bool { return !c.Claim.Admin }); i >= 0 {
-				return allocation.Answer{Error: fmt.Sprintf("pod %s/%s has %s by claim %s: the plugin sriov on this node is older than claims: update it",
+				return allocation.Answer{Error: fmt.Sprintf("pod %s/%s has %s by claim %s: the sriov plugin on this node does not support claims: update it",
 					q.Namespace, q.Pod, claimed[i].ID, claimed[i].Claim.Name)}
 			}
 			return a
@@ -45,7 +45,7 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 	}
 	ours := d.resources()
 	for _, h := range held {
-		if slices.Contains(ours, h.Resource) || d.has(h.ID) {
+		if slices.Contains(ours, h.Resource) || d.hasDevice(h.ID) {
 			a.Devices = append(a.Devices, h)
 		}
 	}
@@ -56,15 +56,15 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 	return a
 }
 
-// resources returns the resources of this daemon, never nil.
+// resources returns the resources of this daemon. It is never nil.
 func (d *daemon) resources() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.AppendSeq([]string{}, maps.Keys(d.serving))
 }
 
-// has reports whether an ID is a device of this node, which another device plugin may have handed out.
-func (d *daemon) has(id string) bool {
+// hasDevice reports whether an ID is a device of this node. Another device plugin may have assigned it.
+func (d *daemon) hasDevice(id string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a, err := pci.ParseAddress(id)

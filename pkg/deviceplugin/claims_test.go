@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// claimed writes the record of a claim that has a device, for the pod with UID u-0, and the kubelet's note of it.
+// claimed writes the record of a claim with a device for the pod with UID u-0, and the claim in the kubelet's file.
 func (l *lab) claimed(resource, id string, admin bool) {
 	l.Helper()
 	r := claim.Record{State: claim.Prepared, Devices: []allocation.Device{{Resource: resource, ID: id, Claim: &allocation.Claim{UID: "c-0",
@@ -29,8 +29,8 @@ func (l *lab) claimed(resource, id string, admin bool) {
 	write(l.T, filepath.Join(l.Root, "dra_manager_state"), fmt.Sprintf(`{"Data":%q,"Checksum":%d}`, text, crc32.ChecksumIEEE([]byte(text))))
 }
 
-// TestClaimed: what a claim holds goes to no container, its PF keeps its VFs, it keeps its driver; who asks for claims is told. A record
-// that cannot be read may be of any device, unless the kubelet's file is readable.
+// TestClaimed checks that a claimed device is not allocated, that its PF keeps its VFs, that it keeps its driver, and that answers list
+// it. An unreadable record may be of any device, unless the kubelet's file is readable.
 func TestClaimed(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	config := func(n, driver string) string {
@@ -55,7 +55,7 @@ func TestClaimed(t *testing.T) {
 	}
 	older := allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0", Resources: []string{"example.com/all"}}
 	if a, err := allocation.Ask(l.Socket, time.Now().Add(patience), older); err == nil || !strings.Contains(err.Error(), "update it") {
-		t.Errorf("a plugin that knows no claims is told %+v, %v: it would start the pod without its VF", a, err)
+		t.Errorf("an sriov plugin without support for claims gets %+v, %v: it would start the pod without its VF", a, err)
 	}
 	if a := ask(true); len(a.Devices) != 1 || a.Devices[0].ID != vf01 || a.Devices[0].Pod != "web-0" || !a.Claims {
 		t.Errorf("%+v", a)
@@ -66,25 +66,26 @@ func TestClaimed(t *testing.T) {
 		t.Errorf("asked for another resource: %+v, %v", other, err)
 	}
 	l.configure(config("3", ""))
-	l.logged("a device is not as the configuration wants it", "keeps its 2 VFs and does not get 3", "VF "+vf01+" is of claim shop/web-0-nic")
+	l.logged("could not configure a device as requested", "cannot change the number of VFs from 2 to 3",
+		"VF "+vf01+" belongs to claim shop/web-0-nic")
 	write(t, filepath.Join(l.Claims, "c-1"), "{")
 	l.configure(config("4", ""))
-	l.logged("records of claims cannot be read", "UID c-1", "remove them from "+l.Claims)
+	l.logged("cannot read records of claims", "UID c-1", "delete them from "+l.Claims)
 	l.await("/metrics", "podlace_sriov_claim_records_unreadable 1")
-	if strings.Contains(l.log.String(), "it is not known which devices") {
+	if strings.Contains(l.log.String(), "the devices of claims are unknown") {
 		t.Error("the kubelet has no such claim, and yet any device counts as the claim's")
 	}
 	write(t, filepath.Join(l.Root, "dra_manager_state"), "{")
 	l.configure(config("5", ""))
-	l.logged("it is not known which devices claims hold", "UID c-1")
-	l.logged("a device is not as the configuration wants it", "does not get 5", "may be of a claim")
+	l.logged("the devices of claims are unknown", "UID c-1")
+	l.logged("could not configure a device as requested", "cannot create 5 VFs", "may belong to a claim")
 	data, err := os.ReadFile(filepath.Join(sysfs, "bus/pci/devices", pf0, "sriov_numvfs"))
 	if strings.TrimSpace(string(data)) != "2" || err != nil {
 		t.Errorf("%s, %v", data, err)
 	}
 }
 
-// TestAdminClaimed: a device that an administrator looks at is for others.
+// TestAdminClaimed checks that a device with administrative access remains available.
 func TestAdminClaimed(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.claimed("example.com/one", vf00, true)

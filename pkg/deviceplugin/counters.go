@@ -10,10 +10,10 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// namespace begins the names of all metrics.
+// namespace is the prefix of all metric names.
 const namespace = "podlace_sriov"
 
-// counters count what happened.
+// counters are the metrics of events.
 type counters struct {
 	allocations, registrations *prometheus.CounterVec
 	preferred                  *prometheus.HistogramVec
@@ -22,18 +22,18 @@ type counters struct {
 func newCounters() counters {
 	return counters{
 		allocations: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: "allocations_total",
-			Help: "Containers that were given devices, by the NUMA node of these, or several or unknown, and by whether they are near one and on one PF."},
+			Help: "Containers that got devices, by the devices' NUMA node (or several, unknown), whether they share one known node, and whether they share one PF."},
 			[]string{"resource", "policy", "numa", "aligned", "same_pf"}),
 		registrations: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: "kubelet_registrations_total",
-			Help: "How often the kubelet accepted a resource: once, and again whenever it started."}, []string{"resource"}),
+			Help: "Registrations that the kubelet accepted: the first one, and one after each restart of the kubelet."}, []string{"resource"}),
 		preferred: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: "preferred_allocation_seconds",
-			Help: "How long the choice of devices took.", Buckets: prometheus.ExponentialBuckets(1e-5, 4, 8)}, []string{"resource"}),
+			Help: "Time to choose the devices of a container.", Buckets: prometheus.ExponentialBuckets(1e-5, 4, 8)}, []string{"resource"}),
 	}
 }
 
 func (c counters) registered(resource string) { c.registrations.WithLabelValues(resource).Inc() }
 
-// allocated counts the devices of one container.
+// allocated counts the allocation of one container's devices.
 func (c counters) allocated(o *offer, ids []string) {
 	if len(ids) == 0 {
 		return

@@ -22,65 +22,65 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// pollPods is how often the kubelet is asked which pods have which devices.
-const pollPods = 10 * time.Second
+// listInterval is the interval of asking the kubelet for the devices of pods.
+const listInterval = 10 * time.Second
 
-// daemon holds the resources of a node.
+// daemon serves the resources of a node.
 type daemon struct {
 	settings
 	log       *slog.Logger
 	count     counters
 	health    *health
-	gate      *gate                // before mu
-	snapshots <-chan *pci.Snapshot // each that differs from the one before
-	records   chan struct{}        // claims were prepared or unprepared
+	gate      *gate                // locked before mu
+	snapshots <-chan *pci.Snapshot // each differs from the one before
+	records   chan struct{}        // receives when a claim was prepared or unprepared
 	registry  *prometheus.Registry
-	owners    shared // shares the question which pods have the devices that were handed out
+	owners    shared // shares the kubelet's list of pods between callers that wait for it
 
 	mu          sync.Mutex
 	config      *pool.Config
-	text        []byte // what config was read from
-	refusal     string // why a newer one is not
+	configText  []byte // content of the file that config was read from
+	refusal     string // error of a newer configuration that was refused
 	snapshot    *pci.Snapshot
-	last        map[pci.Address]pci.Device // as they were when they had an interface here
-	findings    map[string]bool            // that were told
-	held        []allocation.Device        // by the last answer of the kubelet
-	asked       bool                       // there was one
-	answers     probes.SocketID            // the socket that answered
-	since       time.Time                  // when it was first seen
-	told        map[string]bool            // the devices that pods had by its answers
-	counted     map[string]int             // of each resource, by its answers: devices that it may give away, given or not
-	uplinks     []string                   // by the last answer of the kernel
+	last        map[pci.Address]pci.Device // devices as they were when their interface was on the node
+	findings    map[string]bool            // already logged
+	held        []allocation.Device        // devices of pods, from the kubelet's last answer
+	answered    bool                       // the kubelet has answered
+	answeredBy  probes.SocketID            // kubelet socket that answered
+	since       time.Time                  // when that socket was first seen
+	listed      map[string]bool            // devices of pods in the answers of that socket
+	counted     map[string]int             // devices that the kubelet counts as allocatable, by resource
+	uplinks     []string                   // uplink interfaces, from the kernel's last answer
 	serving     map[string]*service
-	wake        map[chan<- struct{}]bool // of the registrars
-	unpublished error                    // why there are no CDI specifications
+	wake        map[chan<- struct{}]bool // channels that wake the registrars
+	unpublished error                    // why the CDI specifications could not be written
 
-	claimable    []*offer       // resources that are given out by claims
-	driver       claimDriver    // gives them out; nil while there was none
-	driverFault  string         // why it cannot start
-	unreadClaims error          // why it is not known which devices claims hold
-	damaged      error          // records of claims that cannot be read
-	running      sync.WaitGroup // all that ever served, until their sockets are gone
-	begun        bool           // serving is what it should be
+	claimable    []*offer       // resources of the API DRA
+	driver       claimDriver    // DRA driver; nil until it starts
+	driverFault  string         // why the driver cannot start
+	unreadClaims error          // why the devices of claims are unknown
+	damaged      error          // unreadable records of claims
+	running      sync.WaitGroup // goroutines that serve, until their sockets are closed
+	refreshed    bool           // serving is complete
 }
 
-// service is a resource that the kubelet is told of.
+// service is a resource that is registered with the kubelet.
 type service struct {
 	*registrar
 	stop context.CancelFunc
 }
 
-// refresh brings what the kubelet is told in line with what there is, and returns when to do it again, zero if only after a change.
+// refresh updates what the kubelet sees. It returns the time of the next refresh, or zero if only a change requires one.
 func (d *daemon) refresh(ctx context.Context) (again time.Time) {
-	d.gate.Lock() // what is handed out from here on is of the new offers
+	d.gate.Lock() // no allocation may use the old offers
 	defer d.gate.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.mergeUnlisted()
 	env := d.env()
-	d.tellFindings(env)
+	d.logFindings(env)
 	all := d.assign(env)
-	faults, again := d.health.judge(time.Now(), d.snapshot, all, d.claims())
+	faults, again := d.health.update(time.Now(), d.snapshot, all, d.claims())
 	pools, claimable := byAPI(all)
 	d.updateDRA(ctx, claimable, faults)
 	lost := map[string][]allocation.Device{}
@@ -90,61 +90,61 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	for _, name := range slices.Sorted(maps.Keys(d.serving)) {
 		_, wanted := lost[name]
 		leaving := slices.ContainsFunc(claimable, func(p pool.Pool) bool { return p.Name == name })
-		if d.serving[name].leave(leaving); wanted {
+		if d.serving[name].setLeaving(leaving); wanted {
 			continue
 		}
-		// The configuration has it no more. While pods have devices of it, the kubelet has to know these.
+		// The configuration no longer has the resource. The kubelet must know it while pods have its devices.
 		p := pool.Pool{Name: name}
 		lost[name] = d.lost(p)
 		if len(lost[name]) == 0 && (!leaving || d.serving[name].ready()) {
-			d.end(name)
+			d.stopResource(name)
 			continue
 		}
 		pools = append(pools, p)
 		if len(lost[name]) == 0 {
-			again = time.Now().Add(lookEvery) // until the kubelet knows that it leaves
+			again = time.Now().Add(checkInterval) // until the kubelet has registered the new options
 		}
 	}
 	d.publish(pools, lost)
 	for _, p := range pools {
-		d.offer(ctx, newOffer(p, d.snapshot, d.grant(p), texts(faults), lost[p.Name]))
+		d.offer(ctx, newOffer(p, d.snapshot, d.grant(p), faultTexts(faults), lost[p.Name]))
 	}
-	if !d.begun && len(pools) == 0 && len(claimable) == 0 {
-		d.log.Warn("no resource is for this node", "hint",
-			"until a device plugin registers with the kubelet, sriov refuses all pods with code 11: leave it out of this node's conflist")
+	if !d.refreshed && len(pools) == 0 && len(claimable) == 0 {
+		d.log.Warn("the configuration has no resource for this node", "hint",
+			"the sriov plugin refuses all pods with code 11 until a device plugin registers with the kubelet: remove sriov from this node's conflist")
 	}
-	d.begun = true
+	d.refreshed = true
 	return again
 }
 
-// publish writes what the runtime needs to know before devices are handed over by CDI. Where that fails the kubelet hands them over.
+// publish writes the CDI specifications before their devices are allocated. After an error the kubelet passes the device files instead.
 func (d *daemon) publish(pools []pool.Pool, lost map[string][]allocation.Device) {
 	err := (files{d.InfoDir, d.CDIDir}).publish(pools, lost)
 	if err != nil && (d.unpublished == nil || err.Error() != d.unpublished.Error()) {
-		d.log.Warn("CDI specifications were not written: the kubelet hands device files over", "error", err)
+		d.log.Warn("could not write CDI specifications: device files are passed by the kubelet instead", "error", err)
 	}
 	d.unpublished = err
 }
 
-// tellFindings logs what the configuration asks for and this node lacks, each once.
-func (d *daemon) tellFindings(env pool.Env) {
+// logFindings logs each difference between the configuration and this node once.
+func (d *daemon) logFindings(env pool.Env) {
 	found := map[string]bool{}
 	for _, p := range pool.Findings(d.config, d.snapshot, env) {
 		found[p.Error()] = true
 		if !d.findings[p.Error()] {
-			d.log.Warn("the configuration and this node differ", "finding", p.Error())
+			d.log.Warn("the configuration does not fit this node", "finding", p.Error())
 		}
 	}
 	d.findings = found
 }
 
-// assign makes the pools of the configuration, without devices that pods still have from another resource, which no pod gets. Pools of
-// Dynamic Resource Allocation keep them: a device that a claim has stays published, and the driver does not publish the others.
+// assign returns the pools of the configuration. It removes devices that pods still have from another resource, so that no other pod gets
+// them. Pools of DRA keep such devices: the driver keeps a claimed device published, and does not publish the others.
 func (d *daemon) assign(env pool.Env) []pool.Pool {
 	from := map[string]string{}
 	for _, h := range d.held {
 		if from[h.ID] = h.Resource; h.Claim != nil {
-			from[h.ID] = h.Claim.UID // what a claim holds the kubelet may not give to a container
+			from[h.ID] = h.Claim.UID // the kubelet must not assign a claimed device to a container
 		}
 	}
 	pools := pool.Assign(d.config, d.snapshot, env)
@@ -160,7 +160,7 @@ func (d *daemon) assign(env pool.Env) []pool.Pool {
 	return pools
 }
 
-// env is what pools depend on besides the devices. A device whose interface is in a pod counts as it was before.
+// env returns the input of pools besides the devices. A device whose interface is in a pod counts as it was before.
 func (d *daemon) env() pool.Env {
 	host, err := kernel.Host()
 	if err == nil {
@@ -171,18 +171,18 @@ func (d *daemon) env() pool.Env {
 		}
 	}
 	if err != nil {
-		d.log.Warn("it is not known which interfaces the node itself needs; the last answer counts", "error", err)
+		d.log.Warn("could not read the node's default routes; using the last known uplinks", "error", err)
 	}
 	return pool.Env{Last: d.last, DefaultRoute: d.uplinks}
 }
 
-// lost returns the devices of a resource that pods have although they are not in its pool, each once. A resource that ends keeps none that
-// claims have: the kubelet needs to know only what it gave to containers.
+// lost returns the devices that pods have from a resource although its pool no longer contains them, without duplicates. A resource that
+// is no longer configured keeps only devices that the kubelet assigned to containers, not those of claims.
 func (d *daemon) lost(p pool.Pool) (lost []allocation.Device) {
 	for _, h := range d.held {
 		if h.Resource == p.Name && (p.Resource != nil || !byClaim(h)) && !contains(p, h.ID) {
 			if s := d.serving[p.Name]; s != nil && len(h.NUMA) == 0 {
-				before, _ := s.now()
+				before, _ := s.current()
 				h.NUMA = before.nodes(h.ID)
 			}
 			lost = append(lost, h)
@@ -197,16 +197,16 @@ func contains(p pool.Pool, id string) bool {
 	return slices.ContainsFunc(p.Devices, func(dev pool.Device) bool { return dev.Address.String() == id })
 }
 
-// mergeUnlisted adds what was handed out since the kubelet was asked, and what claims hold, of which it does not tell.
+// mergeUnlisted adds devices that the kubelet's last list lacks: recent allocations and devices of claims.
 func (d *daemon) mergeUnlisted() {
-	d.held = merge(d.held, d.gate.handOuts.recent())
+	d.held = merge(d.held, d.gate.allocations.recent())
 	records, err := d.gate.claims.List()
 	if err != nil && (d.unreadClaims == nil || err.Error() != d.unreadClaims.Error()) {
-		d.log.Error("it is not known which devices claims hold: nothing is changed of any device", "error", err)
+		d.log.Error("the devices of claims are unknown: no device is changed until the records are readable", "error", err)
 	}
 	d.unreadClaims = err
-	d.tellDamaged(d.gate.claims.Damaged())
-	if err == nil { // claims may have been unprepared
+	d.logDamaged(d.gate.claims.Damaged())
+	if err == nil { // removes devices of unprepared claims
 		d.held = slices.DeleteFunc(slices.Clone(d.held), byClaim)
 	}
 	for _, r := range records {
@@ -214,19 +214,19 @@ func (d *daemon) mergeUnlisted() {
 	}
 }
 
-// tellDamaged logs which records of claims cannot be read, when these have changed.
-func (d *daemon) tellDamaged(damaged error) {
+// logDamaged logs the unreadable records of claims when they change.
+func (d *daemon) logDamaged(damaged error) {
 	if damaged != nil && (d.damaged == nil || d.damaged.Error() != damaged.Error()) {
-		d.log.Error("records of claims cannot be read: these claims keep their devices", "error", damaged, "hint",
-			"start the newer version that wrote them; or remove them from "+d.Claims+": the daemon writes them again while pods have the claims")
+		d.log.Error("cannot read records of claims; these claims keep their devices", "error", damaged, "hint",
+			"run the newer version that wrote the records, or delete them from "+d.Claims+": the daemon restores the records of claims in use")
 	}
 	d.damaged = damaged
 }
 
-// offer tells the endpoint of a resource, which begins to serve with the first offer.
+// offer updates the endpoint of a resource. The first offer starts the endpoint.
 func (d *daemon) offer(ctx context.Context, o *offer) {
 	if s, ok := d.serving[o.pool.Name]; ok {
-		if before, _ := s.now(); !before.same(o) {
+		if before, _ := s.current(); !before.equal(o) {
 			d.log.Info("a resource has changed", "resource", o.pool.Name, "devices", len(o.devices), "healthy", o.healthy())
 			for _, id := range slices.Sorted(maps.Keys(o.faults)) {
 				if before.faults[id] != o.faults[id] {
@@ -238,7 +238,7 @@ func (d *daemon) offer(ctx context.Context, o *offer) {
 		return
 	}
 	if len(o.devices) == 0 && len(o.pool.Devices) == 0 {
-		d.log.Warn("no device is of a resource", "resource", o.pool.Name, "hint", "'podlace sriov explain' tells why")
+		d.log.Warn("a resource has no devices", "resource", o.pool.Name, "hint", "run 'podlace sriov explain' for the reason")
 	}
 	ctx, stop := context.WithCancel(ctx)
 	changed := make(chan struct{}, 1)
@@ -253,9 +253,9 @@ func (d *daemon) offer(ctx context.Context, o *offer) {
 	})
 }
 
-// end stops a resource that is no more.
-func (d *daemon) end(name string) {
-	d.log.Info("a resource ends", "resource", name)
+// stopResource stops serving a resource.
+func (d *daemon) stopResource(name string) {
+	d.log.Info("the resource is no longer served", "resource", name)
 	d.serving[name].stop()
 	delete(d.serving, name)
 }
@@ -269,7 +269,7 @@ func (d *daemon) socketsChanged(string) {
 	}
 }
 
-// notify wakes the goroutine that receives from c; that it was woken already is enough.
+// notify wakes the receiver of c. It does not block: a pending wake-up is enough.
 func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -277,12 +277,12 @@ func notify(c chan<- struct{}) {
 	}
 }
 
-// forgetDevices deletes the device-info files of devices that no pod has; it is a no-op while nothing is known of pods. That is only safe
-// before any are handed out: the kubelet tells of a pod's devices after it has been given them.
-func (d *daemon) forgetDevices() {
+// removeStaleInfo deletes the device-info files of devices that no pod has. It is a no-op if the devices of pods are unknown. The daemon
+// calls it before the first allocation only, because the kubelet lists a pod's devices after their allocation.
+func (d *daemon) removeStaleInfo() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.asked && len(d.held) == 0 {
+	if !d.answered && len(d.held) == 0 {
 		return
 	}
 	pools, _ := byAPI(d.assign(d.env()))
@@ -293,17 +293,17 @@ func (d *daemon) forgetDevices() {
 				ids = append(ids, h.ID)
 			}
 		}
-		if err := (files{info: d.InfoDir}).forget(p.Name, ids); err != nil {
-			d.log.Warn("stale device-info files stay", "error", err)
+		if err := (files{info: d.InfoDir}).removeStale(p.Name, ids); err != nil {
+			d.log.Warn("could not delete stale device-info files", "error", err)
 		}
 	}
 }
 
-// reload reads the configuration again if it is another, or if somebody asks for it, and reports whether there is a new one. One with
-// errors is refused, and the present one stays.
+// reload reads the configuration if the file has changed or asked is set, and reports whether there is a new one. A configuration with
+// errors is refused, and the current one remains in use.
 func (d *daemon) reload(asked bool) bool {
 	data, err := store.ReadFile(d.ConfigFile)
-	if err == nil && !asked && bytes.Equal(data, d.text) {
+	if err == nil && !asked && bytes.Equal(data, d.configText) {
 		return false
 	}
 	var c *pool.Config
@@ -314,33 +314,33 @@ func (d *daemon) reload(asked bool) bool {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		if asked || d.refusal != err.Error() {
-			d.log.Error("the configuration stays as it was", "error", err)
+			d.log.Error("refused the new configuration; the current one remains in use", "error", err)
 		}
-		d.text, d.refusal = data, err.Error() // said once
+		d.configText, d.refusal = data, err.Error() // logged once
 		return false
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.config, d.text, d.refusal = c, data, ""
+	d.config, d.configText, d.refusal = c, data, ""
 	d.log.Info("the configuration was read", "file", d.ConfigFile)
 	d.logUnserved()
 	return true
 }
 
-// logUnserved logs the entries of the configuration that are not supported.
+// logUnserved logs the unsupported entries of the configuration.
 func (d *daemon) logUnserved() {
 	for _, p := range d.config.Unserved() {
-		d.log.Error("an entry of the configuration is not served", "entry", p.Error(), "hint", "--strict refuses such a configuration")
+		d.log.Error("a configuration entry is not supported, so its resource is not served", "entry", p.Error(), "hint", "use --strict to refuse such a configuration")
 	}
 }
 
-// source tells Parse what the configuration does not say.
+// source returns the defaults for the configuration file.
 func (o settings) source() pool.Source {
 	return pool.Source{File: o.ConfigFile, Prefix: o.Prefix, Host: o.Host, Strict: o.Strict}
 }
 
-// grant tells how a resource is handed over. CDI is taken by itself where the node has specifications of others: whose runtime reads those
-// reads ours.
+// grant returns how containers get the devices of a resource. By default that is CDI if another program has put CDI specifications on the
+// node, because then the runtime reads the daemon's specifications too.
 func (d *daemon) grant(p pool.Pool) grant {
 	f := files{d.InfoDir, d.CDIDir}
 	mode := pool.CDIOff

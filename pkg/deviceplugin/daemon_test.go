@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestDaemon: each resource has its devices with their NUMA nodes, is ready, and and is shown to Prometheus and to other programs that ask.
+// TestDaemon checks that each resource has its devices with their NUMA nodes, is ready, and appears in metrics and answers.
 func TestDaemon(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.ids("example.com/one", vf00, vf01)
@@ -48,8 +48,8 @@ func TestDaemon(t *testing.T) {
 	l.await("/readyz", "the kubelet does not watch example.com/one, example.com/two")
 }
 
-// TestAnswerAll: who asks for all pods hears of devices that another plugin handed out, and of what is at fault; not of resources of
-// others.
+// TestAnswerAll checks that the answer about all pods contains devices that another plugin assigned, and faults, but no resources of
+// other plugins.
 func TestAnswerAll(t *testing.T) {
 	sysfs := twoPFs(t)
 	pcitest.Set(t, sysfs, vf01, "driver", "")
@@ -67,8 +67,8 @@ func TestAnswerAll(t *testing.T) {
 	}
 }
 
-// TestVanished: a device that goes while a pod has it stays, and no other pod gets it; it ends with the pod. One that no pod has goes at
-// once.
+// TestVanished: a missing device that a pod has stays listed until the pod ends, and no other pod gets it. A device without a pod is
+// removed at once.
 func TestVanished(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := newLab(t, sysfs, twoPools)
@@ -84,7 +84,7 @@ func TestVanished(t *testing.T) {
 	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00,
 		`podlace_sriov_devices{numa="-1",resource="example.com/one",state="unhealthy"} 1`)
 	if _, err := p.client.Allocate(t.Context(), allocating(vf00)); err == nil ||
-		!strings.Contains(err.Error(), "device "+vf00+" is not there") {
+		!strings.Contains(err.Error(), "device "+vf00+" is not in this resource") {
 		t.Errorf("got %v", err)
 	}
 	if _, err := p.client.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{vf00}}); err == nil {
@@ -95,7 +95,7 @@ func TestVanished(t *testing.T) {
 	l.ids("example.com/one")
 }
 
-// TestMoved: a VF that another resource has by a new configuration stays with its pod, and no other pod gets it until that one ends.
+// TestMoved: a VF that moves to another resource stays with its pod, and no other pod gets it until the pod ends.
 func TestMoved(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.ids("example.com/one", vf00, vf01)
@@ -108,10 +108,10 @@ func TestMoved(t *testing.T) {
 	l.kubelet.release()
 	l.hup()
 	l.ids("example.com/all", vf00, vf01, vf10, vf11)
-	l.logged("a resource ends", "example.com/one")
+	l.logged("the resource is no longer served", "example.com/one")
 }
 
-// TestJustHandedOut: what the kubelet has asked for and does not yet tell of is in use, also for who would give it another driver.
+// TestJustHandedOut checks that a device is in use from its allocation on, before the kubelet lists it. It also keeps its driver.
 func TestJustHandedOut(t *testing.T) {
 	sysfs := twoPFs(t)
 	pcitest.Kernel{}.Start(t, sysfs)
@@ -121,12 +121,12 @@ func TestJustHandedOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.configure(`{"resourceList": [{"resourceName": "one", "driver": "vfio-pci", "selectors": {"pfNames": ["ens0f0"]}}]}`)
-	l.logged("a device is not as the configuration wants it", vf00, "(being admitted)")
-	l.logged("a device has another driver", vf01, "vfio-pci")
+	l.logged("could not configure a device as requested", vf00, "(being admitted)")
+	l.logged("changed the driver of a device", vf01, "vfio-pci")
 	l.await("/metrics", `podlace_sriov_allocations_total{aligned="true",numa="0",policy="numa-best-fit",resource="example.com/one",same_pf="true"} 1`)
 }
 
-// TestGate: a device that is being changed is not handed out; before and after that it is.
+// TestGate checks that a device is not allocated while it is being changed.
 func TestGate(t *testing.T) {
 	p := vfs(1)
 	id := p.Devices[0].Address.String()
@@ -141,7 +141,7 @@ func TestGate(t *testing.T) {
 		t.Error(err)
 	}
 	if err := g.change([]string{id}, func() error { return nil }, ask); err == nil ||
-		!strings.Contains(err.Error(), "getting another driver") {
+		!strings.Contains(err.Error(), "gets another driver") {
 		t.Errorf("got %v", err)
 	}
 	if err := ask(); err != nil {
@@ -149,7 +149,7 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestHeldElsewhere: a VF that a pod has from another plugin is never offered, from the first moment on.
+// TestHeldElsewhere checks that a VF that a pod has from another plugin is never offered, from the start on.
 func TestHeldElsewhere(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -162,8 +162,8 @@ func TestHeldElsewhere(t *testing.T) {
 	}
 }
 
-// TestForgetfulKubelet: a kubelet that has just started does not know its pods yet. What it remembers in its file counts as long, and what
-// was handed out a moment ago as well, so no device changes hands.
+// TestForgetfulKubelet: a kubelet that has just started does not know its pods yet. Its checkpoint and recent allocations count in the
+// meantime, so no device moves to another pod.
 func TestForgetfulKubelet(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	write(t, filepath.Join(l.kubelet.dir, checkpointName), `{"Data":{"PodDeviceEntries":[{"PodUID":"u-1","ContainerName":"app","ResourceName":"example.com/one",
@@ -178,11 +178,11 @@ func TestForgetfulKubelet(t *testing.T) {
 	l.ids("example.com/all", vf10, vf11)
 	p = l.ids("example.com/one", vf00+"!", vf01+"!")
 	if _, err := p.client.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{vf00}}); err != nil {
-		t.Errorf("a container may not start again: %v", err)
+		t.Errorf("a container cannot restart: %v", err)
 	}
 }
 
-// TestHealth: what is wrong with a device is told after a while, and taken back after another.
+// TestHealth checks that a fault is reported after a delay, and withdrawn after another.
 func TestHealth(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := newLab(t, sysfs, twoPools)
@@ -193,22 +193,23 @@ func TestHealth(t *testing.T) {
 	l.ids("example.com/one", vf00, vf01)
 }
 
-// TestReload: a configuration with errors is named and refused, and what runs stays; the next good one counts.
+// TestReload checks that an invalid configuration is reported and refused, that the daemon keeps the current one, and that the next valid
+// one applies.
 func TestReload(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.ids("example.com/one", vf00, vf01)
 	l.configure(`{"resourceList": [{"resourceName": "one", "selectors": {"pfName": ["ens0f0"]}}]}`)
-	l.logged("the configuration stays as it was", "config.json:1", "pfName")
+	l.logged("the current one remains in use", "config.json:1", "pfName")
 	l.configure(`{"resourceList": [{"resourceName": "one", "selectors": {"pfNames": ["ens0f0#1", "ens9f0"]}}]}`)
 	l.ids("example.com/one", vf01)
-	l.logged("the configuration and this node differ", "ens9f0")
-	l.logged("a resource ends", "example.com/two")
-	if n := strings.Count(l.log.String(), "stays as it was"); n != 1 {
+	l.logged("the configuration does not fit this node", "ens9f0")
+	l.logged("the resource is no longer served", "example.com/two")
+	if n := strings.Count(l.log.String(), "remains in use"); n != 1 {
 		t.Errorf("said %d times", n)
 	}
 }
 
-// TestBadStart: with a configuration that is wrong the daemon does not start, and leaves nothing.
+// TestBadStart checks that the daemon does not start with an invalid configuration, and leaves no files.
 func TestBadStart(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), `{"resourceList": [{"resourceName": "a b"}]}`)
 	err := runDaemon(t.Context(), l.settings, nil, quiet())
@@ -222,7 +223,7 @@ func TestBadStart(t *testing.T) {
 	}
 }
 
-// TestPluginRestarts: a daemon that starts again offers its resources again, whatever pods have.
+// TestPluginRestarts checks that a restarted daemon offers its resources again, regardless of pods.
 func TestPluginRestarts(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -231,7 +232,7 @@ func TestPluginRestarts(t *testing.T) {
 		stop := l.start()
 		p := l.ids("example.com/one", vf00, vf01)
 		if left, _ := filepath.Glob(filepath.Join(l.InfoDir, "*")); len(left) > 1 {
-			t.Fatalf("files of devices that nobody has: %q", left)
+			t.Fatalf("files of devices without a pod: %q", left)
 		}
 		if _, err := p.client.Allocate(t.Context(), allocating(vf00, vf01)); err != nil {
 			t.Fatal(err)
@@ -250,7 +251,7 @@ func TestPluginRestarts(t *testing.T) {
 	}
 }
 
-// TestDriver: free devices get the driver that their resource wants, one that a pod has stays as it is.
+// TestDriver checks that free devices get the configured driver, and that a device of a pod keeps its driver.
 func TestDriver(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := prepareLab(t, sysfs, `{"resourceList": [{"resourceName": "dpdk", "driver": "vfio-pci", "selectors": {"pfNames": ["ens0f0"]}}]}`)
@@ -258,7 +259,7 @@ func TestDriver(t *testing.T) {
 	l.kubelet.start()
 	l.kubelet.hold("shop", "web-0", "app", "example.com/dpdk", vf01)
 	l.start()
-	l.logged("a device is not as the configuration wants it", vf01, "is of pod shop/web-0")
+	l.logged("could not configure a device as requested", vf01, "belongs to pod shop/web-0")
 	p := l.ids("example.com/dpdk", vf00, vf01+"!")
 	answer, err := p.client.Allocate(t.Context(), allocating(vf00))
 	if err != nil {
@@ -273,7 +274,7 @@ func TestDriver(t *testing.T) {
 	}
 }
 
-// TestNumVFs: a PF gets its VFs, and keeps those that it has while a pod has one of them.
+// TestNumVFs checks that a PF gets the configured VFs, and keeps its VFs while a pod has one of them.
 func TestNumVFs(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 4})
 	config := func(n string) string {
@@ -283,7 +284,7 @@ func TestNumVFs(t *testing.T) {
 	pcitest.Kernel{}.Start(t, sysfs)
 	l.kubelet.start()
 	l.start()
-	two := func() { // new ones have no driver here
+	two := func() { // new VFs have no driver here
 		l.kubelet.await("example.com/all", "two VFs",
 			func(p *plugin) bool { return len(p.devices) == 2 && p.devices[vf00] != nil && p.devices[vf01] != nil })
 	}
@@ -292,6 +293,6 @@ func TestNumVFs(t *testing.T) {
 	l.hup()
 	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf01)
 	l.configure(config("3"))
-	l.logged("a device is not as the configuration wants it", "keeps its 2 VFs and does not get 3", "is of pod shop/web-0")
+	l.logged("could not configure a device as requested", "cannot change the number of VFs from 2 to 3", "belongs to pod shop/web-0")
 	two()
 }

@@ -22,22 +22,22 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// retryDRA is how long after it could not start the driver starts again.
+// retryDRA is the pause before another attempt to start the driver.
 const retryDRA = 10 * time.Second
 
-// claimDriver is what the daemon needs of a dra.Driver.
+// claimDriver is the part of dra.Driver that the daemon uses.
 type claimDriver interface {
 	Run(context.Context) error
 	Update(dra.Inventory)
 	Ready() string
-	// Leads reports whether this instance, not an older or newer one on the node, changes devices of claims.
+	// Leads reports whether this instance changes devices of claims. Another instance on the node may be older or newer.
 	Leads() bool
 	Published() map[string]allocation.Published
 }
 
 func newDriver(o dra.Options) claimDriver { return dra.New(o) }
 
-// byAPI splits pools by the API that gives them out.
+// byAPI separates pools by their API: device plugin and DRA.
 func byAPI(pools []pool.Pool) (plain, claimed []pool.Pool) {
 	for _, p := range pools {
 		if p.Resource.API == pool.DRA {
@@ -49,12 +49,12 @@ func byAPI(pools []pool.Pool) (plain, claimed []pool.Pool) {
 	return plain, claimed
 }
 
-// updateDRA tells the driver of pools that are given out by Dynamic Resource Allocation. The driver starts with the first one, or for
-// claims that are left of an earlier configuration. Nothing in here waits for the API server.
+// updateDRA passes the pools of the API DRA to the driver. It starts the driver for the first such pool, or for claims of an earlier
+// configuration. It never waits for the API server.
 func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[string]dra.Fault) {
 	d.claimable = nil
 	for _, p := range pools {
-		d.claimable = append(d.claimable, newOffer(p, d.snapshot, grant{}, texts(faults), nil))
+		d.claimable = append(d.claimable, newOffer(p, d.snapshot, grant{}, faultTexts(faults), nil))
 	}
 	if len(pools) == 0 && d.driver == nil && !slices.ContainsFunc(d.held, byClaim) {
 		d.driverFault = ""
@@ -76,7 +76,7 @@ func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[st
 	d.driver.Update(i)
 }
 
-// claims returns what the health of devices depends on besides the devices.
+// claims returns which devices claims and pods have, as input for the health of devices.
 func (d *daemon) claims() claims {
 	c := claims{have: map[string]bool{}, held: map[string]bool{}, leaked: d.leaked}
 	for _, h := range d.held {
@@ -92,24 +92,25 @@ func (d *daemon) claims() claims {
 // byClaim reports whether a pod has a device by a claim.
 func byClaim(h allocation.Device) bool { return h.Claim != nil }
 
-// startDRA starts the driver, and reports whether it runs. Without a client there is none; the device plugin API goes on.
+// startDRA starts the driver, and reports whether it runs. It does not start without a client of the API server. The device plugin API
+// works without it.
 func (d *daemon) startDRA(ctx context.Context) bool {
 	client, err := d.client()
 	if err != nil {
 		if d.driverFault != err.Error() {
-			d.log.Error("resources with \"api\": \"dra\" are not given out: there is no way to the API server; it is tried again", "error", err,
-				"hint", "--kubeconfig names a way")
+			d.log.Error("resources with \"api\": \"dra\" are not offered: no access to the API server; retrying", "error", err,
+				"hint", "check --kubeconfig, or the ServiceAccount of the pod")
 		}
 		d.driverFault = err.Error()
 		return false
 	}
-	if err := claim.Begin(d.Claims); err != nil {
-		d.log.Warn("claims may not be prepared", "error", err)
+	if err := claim.MakeFolder(d.Claims); err != nil {
+		d.log.Warn("could not create the folder for the records of claims: claims cannot be prepared", "error", err)
 	}
 	d.driverFault = ""
 	d.driver = d.NewDriver(dra.Options{
 		Node: d.Host, Client: client, Kubelet: d.Root, Claims: d.Claims, CDI: d.CDIDir, Instance: d.Instance, Sysfs: d.Sysfs,
-		Log: d.log.With("api", string(pool.DRA)), Metrics: d.registry, Change: d.gate.change, InUse: d.usedOtherwise,
+		Log: d.log.With("api", string(pool.DRA)), Metrics: d.registry, Change: d.gate.change, InUse: d.whyUnavailable,
 		Changed: func() { notify(d.records) },
 	})
 	driver := d.driver
@@ -117,11 +118,11 @@ func (d *daemon) startDRA(ctx context.Context) bool {
 	return true
 }
 
-// runDRA runs the driver until ctx is done.
+// runDRA runs the driver until ctx is done. It restarts the driver after an error.
 func (d *daemon) runDRA(ctx context.Context, driver claimDriver) {
 	for {
 		if err := driver.Run(ctx); err != nil && ctx.Err() == nil {
-			d.log.Error("resources with \"api\": \"dra\" are not given out; it is tried again", "error", err)
+			d.log.Error("resources with \"api\": \"dra\" are not offered: the driver stopped; retrying", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -131,24 +132,24 @@ func (d *daemon) runDRA(ctx context.Context, driver claimDriver) {
 	}
 }
 
-// client makes a client of the API server, of the kubeconfig or of the pod's ServiceAccount.
+// client returns a client of the API server, from the kubeconfig or the pod's ServiceAccount.
 func (o settings) client() (kubernetes.Interface, error) {
 	config, err := rest.InClusterConfig()
 	if o.Kubeconfig != "" {
 		config, err = clientcmd.BuildConfigFromFlags("", o.Kubeconfig)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("client of the API server: %w", err)
+		return nil, fmt.Errorf("configure the client of the API server: %w", err)
 	}
 	config.UserAgent = "podlace-sriov-device-plugin/" + cni.BuildVersion()
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("client of the API server: %w", err)
+		return nil, fmt.Errorf("create the client of the API server: %w", err)
 	}
 	return client, nil
 }
 
-// published returns what ResourceSlices should say of devices, by ID.
+// published returns the content of the ResourceSlices, by device ID.
 func (d *daemon) published() map[string]allocation.Published {
 	d.mu.Lock()
 	driver := d.driver
@@ -159,8 +160,8 @@ func (d *daemon) published() map[string]allocation.Published {
 	return driver.Published()
 }
 
-// usedOtherwise returns why a claim cannot have a device, or it cannot be changed for one; "" if it can. Claims are not looked at.
-func (d *daemon) usedOtherwise(id string) string {
+// whyUnavailable returns why a claim cannot have a device, apart from other claims. It returns "" if the claim can have it.
+func (d *daemon) whyUnavailable(id string) string {
 	address, err := pci.ParseAddress(id)
 	if err != nil {
 		return err.Error()
@@ -170,27 +171,28 @@ func (d *daemon) usedOtherwise(id string) string {
 	d.mergeUnlisted()
 	for _, h := range d.held {
 		if h.ID == id && !byClaim(h) {
-			return fmt.Sprintf("is of pod %s/%s", h.Namespace, h.Pod)
+			return fmt.Sprintf("belongs to pod %s/%s", h.Namespace, h.Pod)
 		}
 	}
 	dev, ok := d.snapshot.Device(address)
 	switch {
 	case !ok:
-		return "is not there"
+		return "does not exist on this node"
 	case d.leaked(dev):
 		return "has its interface in another namespace"
 	}
-	return d.uplink(dev)
+	return d.whyUplink(dev)
 }
 
-// leaked reports whether the interface of a device that has its driver is in another network namespace.
+// leaked reports whether the interface of a device is in another network namespace: it is not on the node, although the driver is the
+// same.
 func (d *daemon) leaked(dev pci.Device) bool {
 	last, ok := d.last[dev.Address]
 	return ok && last.Driver == dev.Driver && len(dev.Interfaces) == 0
 }
 
-// texts returns faults as people read them.
-func texts(faults map[string]dra.Fault) map[string]string {
+// faultTexts returns the texts of faults.
+func faultTexts(faults map[string]dra.Fault) map[string]string {
 	out := map[string]string{}
 	for id, f := range faults {
 		out[id] = f.Text
@@ -198,7 +200,7 @@ func texts(faults map[string]dra.Fault) map[string]string {
 	return out
 }
 
-// unreadyDRA returns why pods cannot get devices by claims, "" if they can, or if no resource is given out so.
+// unreadyDRA returns why pods cannot get devices by claims. It returns nil if they can, or if no resource has the API DRA.
 func (d *daemon) unreadyDRA() error {
 	switch {
 	case d.driverFault != "":

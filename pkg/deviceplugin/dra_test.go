@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// recorder is a driver that remembers what it is told.
+// recorder is a driver that records its calls.
 type recorder struct {
 	options dra.Options
 	mu      sync.Mutex
@@ -51,13 +51,13 @@ func (r *recorder) Ready() string {
 	return r.unready
 }
 
-// Published tells of one device.
+// Published returns the entry of one device.
 func (r *recorder) Published() map[string]allocation.Published {
 	return map[string]allocation.Published{vf00: {Pool: "node", Device: "0000-11-02-0"}}
 }
 
-// inventory returns the pools of the latest one, with the faults of devices and who has them, such as
-// "one: 0000:11:02.0 0000:11:02.1(pod shop/web-0)".
+// inventory formats the pools of the latest inventory, with faults and owners of devices, for example "one: 0000:11:02.0 0000:11:02.1(pod
+// shop/web-0)".
 func (r *recorder) inventory() (dra.Inventory, string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -79,7 +79,7 @@ func (r *recorder) inventory() (dra.Inventory, string) {
 	return r.latest, strings.Join(out, ", ")
 }
 
-// recorded makes the daemon's driver a recorder, and gives the daemon an API server that is away.
+// recorded replaces the daemon's driver by a recorder, and its API server by one that never answers.
 func (l *lab) recorded() *recorder {
 	r := &recorder{}
 	l.Kubeconfig = l.kubeconfig()
@@ -99,7 +99,7 @@ func (l *lab) kubeconfig() string {
 	return path
 }
 
-// awaitInventory waits for the pools of an inventory.
+// awaitInventory waits until the inventory has these pools.
 func (l *lab) awaitInventory(r *recorder, want string) {
 	l.Helper()
 	got := ""
@@ -111,13 +111,13 @@ func (l *lab) awaitInventory(r *recorder, want string) {
 	l.Fatalf("want %q, got %q\n%s", want, got, l.log)
 }
 
-// oneOf returns a configuration of two resources, the first of which is given out by an API.
+// oneOf returns a configuration of two resources, the first with the given API.
 func oneOf(api string) string {
 	return `{"resourceList": [{"resourceName": "one", "api": "` + api + `", "selectors": {"pfNames": ["ens0f0"]}},
   {"resourceName": "two", "selectors": {"pfNames": ["ens1f0"]}}]}`
 }
 
-// TestSplitByAPI: each resource is given out by its API, with one judgement of health, and metrics of both.
+// TestSplitByAPI checks that each resource is offered by its API, with shared health and metrics of both.
 func TestSplitByAPI(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := prepareLab(t, sysfs, oneOf("dra"))
@@ -149,7 +149,7 @@ func TestSplitByAPI(t *testing.T) {
 	l.await("/readyz", "claims: the kubelet does not know sriov.podlace.io")
 }
 
-// TestDRAStartsOnReload: without a resource for claims there is no client and no driver; the first such resource starts it.
+// TestDRAStartsOnReload checks that client and driver start with the first resource of the API DRA.
 func TestDRAStartsOnReload(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), oneOf("device-plugin"))
 	r := l.recorded()
@@ -162,10 +162,10 @@ func TestDRAStartsOnReload(t *testing.T) {
 	l.ids("example.com/one", vf00, vf01)
 	l.await("/readyz", "ok")
 	l.configure(oneOf("dra"))
-	l.logged("there is no way to the API server", "kubeconfig")
+	l.logged("no access to the API server", "kubeconfig")
 	l.await("/readyz", "claims: ", "kubeconfig")
 	l.ids("example.com/two", vf10, vf11)
-	if r.updates > 0 || strings.Count(l.log.String(), "no way to the API server") != 1 {
+	if r.updates > 0 || strings.Count(l.log.String(), "no access to the API server") != 1 {
 		t.Errorf("%d updates\n%s", r.updates, l.log)
 	}
 	if err := os.Rename(kubeconfig+".later", kubeconfig); err != nil {
@@ -176,8 +176,8 @@ func TestDRAStartsOnReload(t *testing.T) {
 	l.await("/readyz", "ok")
 }
 
-// TestMigrate: a resource goes from the device plugin API to claims and back while pods have devices of it: these stay listed where they
-// were given, and are given to nobody by the other API.
+// TestMigrate moves a resource from the device plugin API to DRA and back while pods have its devices. The devices stay listed in their
+// API, and the other API assigns them to no pod.
 func TestMigrate(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), oneOf("device-plugin"))
 	r := l.recorded()
@@ -191,19 +191,19 @@ func TestMigrate(t *testing.T) {
 	l.ids("example.com/one", vf00+"!")
 	l.kubelet.await("example.com/one", "without PreStartContainer", func(p *plugin) bool { return !p.options.PreStartRequired })
 	l.awaitInventory(r, "one: "+vf00+"(pod shop/web-0) "+vf01)
-	if why := r.options.InUse(vf00); !strings.Contains(why, "is of pod shop/web-0") {
+	if why := r.options.InUse(vf00); !strings.Contains(why, "belongs to pod shop/web-0") {
 		t.Errorf("InUse: %q", why)
 	}
 	l.claimed("example.com/one", vf01, false)
 	r.options.Changed()
 	l.kubelet.release()
 	l.hup()
-	l.logged("a resource ends", "example.com/one") // the claim does not keep it
+	l.logged("the resource is no longer served", "example.com/one") // the claim does not keep the resource
 	l.awaitInventory(r, "one: "+vf00+" "+vf01)
 	l.configure(oneOf("device-plugin"))
 	l.ids("example.com/one", vf00, vf01+"!")
 	l.kubelet.await("example.com/one", "with PreStartContainer", func(p *plugin) bool { return p.options.PreStartRequired })
-	l.awaitInventory(r, "") // the driver goes on: the claim is still prepared
+	l.awaitInventory(r, "") // the driver keeps running, because the claim is still prepared
 	if err := claim.Remove(l.Claims, "c-0"); err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +211,7 @@ func TestMigrate(t *testing.T) {
 	l.ids("example.com/one", vf00, vf01)
 }
 
-// TestLeftClaims: claims of an earlier configuration start the driver, so that the kubelet can unprepare them.
+// TestLeftClaims checks that claims of an earlier configuration start the driver, so that the kubelet can unprepare them.
 func TestLeftClaims(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), oneOf("device-plugin"))
 	r := l.recorded()
@@ -232,8 +232,8 @@ func TestLeftClaims(t *testing.T) {
 	}
 }
 
-// TestDriverOfClaims: free VFs get the driver of their resource ahead of a claim; one that a claim has keeps the driver that the claim
-// wants, and is healthy with it. A free VF whose interface is elsewhere is at fault.
+// TestDriverOfClaims: free VFs get the driver of their resource before a claim needs them. A claimed VF keeps the driver of its claim,
+// and is healthy with it. A free VF whose interface is in another namespace is faulty.
 func TestDriverOfClaims(t *testing.T) {
 	sysfs := twoPFs(t)
 	pcitest.Kernel{}.Start(t, sysfs)
@@ -244,7 +244,7 @@ func TestDriverOfClaims(t *testing.T) {
 	l.kubelet.start()
 	l.kubelet.hold("shop", "web-9", "app", "example.com/other", "")
 	l.start()
-	l.logged("a device has another driver", vf01, "vfio-pci")
+	l.logged("changed the driver of a device", vf01, "vfio-pci")
 	l.awaitInventory(r, "one: "+vf00+" "+vf01+", two: "+vf10+" "+vf11)
 	if driver := driverOf(t, sysfs, vf00); driver != "iavf" {
 		t.Errorf("driver of a VF that a claim has: %s", driver)
@@ -259,7 +259,7 @@ func TestDriverOfClaims(t *testing.T) {
 	if why := r.options.InUse(vf10); why != "has its interface in another namespace" {
 		t.Errorf("InUse: %q", why)
 	}
-	for id, says := range map[string]string{"x": "PCI address", "0000:99:01.0": "is not there", vf11: ""} {
+	for id, says := range map[string]string{"x": "PCI address", "0000:99:01.0": "does not exist", vf11: ""} {
 		if why := r.options.InUse(id); !strings.Contains(why, says) || (why == "") != (says == "") {
 			t.Errorf("InUse of %s: %q", id, why)
 		}
@@ -271,13 +271,13 @@ func TestDriverOfClaims(t *testing.T) {
 	}
 }
 
-// TestDRAHarmsNothing: with the real driver, an API server that is away leaves the device plugin API as it is.
+// TestDRAHarmsNothing checks with the real driver that an unreachable API server does not affect the device plugin API.
 func TestDRAHarmsNothing(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), oneOf("dra"))
 	l.Kubeconfig = l.kubeconfig()
 	l.kubelet.start()
 	l.start()
-	l.logged("a request failed, it is retried", "get node")
+	l.logged("a request failed; retrying", "get node")
 	p := l.ids("example.com/two", vf10, vf11)
 	if _, err := p.client.Allocate(t.Context(), allocating(vf10)); err != nil {
 		t.Fatal(err)
@@ -293,17 +293,17 @@ func TestDRAHarmsNothing(t *testing.T) {
 	}
 }
 
-// TestSplit: pools keep their order.
+// TestSplit checks that byAPI keeps the order of pools.
 func TestSplit(t *testing.T) {
 	if plain, claimed := byAPI(nil); plain != nil || claimed != nil {
 		t.Error(plain, claimed)
 	}
-	if got := texts(map[string]dra.Fault{"a": {Kind: "k", Text: "t"}}); !maps.Equal(got, map[string]string{"a": "t"}) {
+	if got := faultTexts(map[string]dra.Fault{"a": {Kind: "k", Text: "t"}}); !maps.Equal(got, map[string]string{"a": "t"}) {
 		t.Error(got)
 	}
 }
 
-// TestAnswerPublished: who asks is told what ResourceSlices say of devices.
+// TestAnswerPublished checks that answers contain the content of ResourceSlices on request.
 func TestAnswerPublished(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), oneOf("dra"))
 	r := l.recorded()

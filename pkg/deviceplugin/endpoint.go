@@ -16,10 +16,10 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// maxRequests is how many containers one call may ask for; the kubelet asks for one.
+// maxRequests is the largest number of containers in one call. The kubelet sends one.
 const maxRequests = 128
 
-// endpoint answers the kubelet's questions about one resource. What it offers comes by update, and goes to every stream by itself.
+// endpoint serves the device plugin API for one resource. It sends each update of the offer to all streams.
 type endpoint struct {
 	pluginapi.UnimplementedDevicePluginServer
 	resource string
@@ -29,9 +29,9 @@ type endpoint struct {
 
 	mu      sync.Mutex
 	offer   *offer
-	changed chan struct{} // closed as soon as offer is another
+	changed chan struct{} // closed when offer is replaced
 	streams int
-	leaving bool // its devices are given out by claims from now on
+	leaving bool // DRA takes over the devices
 }
 
 func newEndpoint(resource string, first *offer, log *slog.Logger, count counters, g *gate) *endpoint {
@@ -39,7 +39,7 @@ func newEndpoint(resource string, first *offer, log *slog.Logger, count counters
 		changed: make(chan struct{})}
 }
 
-// update replaces the offer. Streams that are still busy with an earlier one skip what came between.
+// update replaces the offer. A stream that is busy sends only the latest offer afterwards.
 func (e *endpoint) update(o *offer) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -48,14 +48,14 @@ func (e *endpoint) update(o *offer) {
 	e.changed = make(chan struct{})
 }
 
-func (e *endpoint) now() (o *offer, changed <-chan struct{}) {
+func (e *endpoint) current() (o *offer, changed <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.offer, e.changed
 }
 
-// watched tells how many streams there are.
-func (e *endpoint) watched() int {
+// streamCount returns the number of ListAndWatch streams.
+func (e *endpoint) streamCount() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.streams
@@ -67,30 +67,31 @@ func (e *endpoint) stream(n int) {
 	e.streams += n
 }
 
-// options is what Register says and GetDevicePluginOptions answers; the kubelet takes the one or the other by how a plugin registers.
+// options returns the options for Register and GetDevicePluginOptions. The kubelet uses one of them, depending on the kind of
+// registration.
 //
-// A pod may ask for a resource by its limits and get the devices by a claim. The kubelet, at least up to 1.37, refuses to start the
-// containers of this pod while it knows an endpoint of the resource that requires PreStartContainer: the pod has no device of the endpoint.
+// A pod may request a resource in its limits and get the devices by a claim. The kubelet, at least up to 1.37, refuses to start the
+// containers of this pod while an endpoint of the resource requires PreStartContainer, because the pod has no device of that endpoint.
 func (e *endpoint) options() *pluginapi.DevicePluginOptions {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true, PreStartRequired: !e.leaving}
 }
 
-// GetDevicePluginOptions names the optional calls that are answered.
+// GetDevicePluginOptions returns the optional calls that the endpoint supports.
 func (e *endpoint) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
 	return e.options(), nil
 }
 
-// ListAndWatch sends all devices at once and whenever one of them changes.
+// ListAndWatch sends all devices at once, and again after each change.
 func (e *endpoint) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	e.stream(1)
 	defer e.stream(-1)
 	e.log.Info("the kubelet watches the resource")
 	var sent *offer
 	for {
-		o, changed := e.now()
-		if sent == nil || !o.same(sent) {
+		o, changed := e.current()
+		if sent == nil || !o.equal(sent) {
 			if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: o.devices}); err != nil {
 				return err
 			}
@@ -98,17 +99,17 @@ func (e *endpoint) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingS
 		}
 		select {
 		case <-stream.Context().Done():
-			e.log.Info("the kubelet does not watch the resource any more")
+			e.log.Info("the kubelet stopped watching the resource")
 			return nil
 		case <-changed:
 		}
 	}
 }
 
-// GetPreferredAllocation never fails: the kubelet would refuse the pod. On doubt it returns what it was offered, in order.
+// GetPreferredAllocation never fails, because an error would fail the pod. In doubt it returns the available devices in order.
 func (e *endpoint) GetPreferredAllocation(_ context.Context,
 	r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
-	o, _ := e.now()
+	o, _ := e.current()
 	start := time.Now()
 	defer func() { e.count.preferred.WithLabelValues(e.resource).Observe(time.Since(start).Seconds()) }()
 	out := &pluginapi.PreferredAllocationResponse{}
@@ -119,8 +120,8 @@ func (e *endpoint) GetPreferredAllocation(_ context.Context,
 	return out, nil
 }
 
-// Allocate tells what a container needs to use the devices. It fails, and with it the pod, when a device is asked for twice, or is not
-// there any more.
+// Allocate returns what a container needs to use the devices. It fails, and with it the pod, if a device is requested twice or is
+// missing.
 func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	if n := len(r.GetContainerRequests()); n > maxRequests {
 		return nil, status.Errorf(codes.InvalidArgument, "%s: %d containers in one call, want at most %d", e.resource, n, maxRequests)
@@ -129,26 +130,26 @@ func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*p
 	for _, c := range r.GetContainerRequests() {
 		for _, id := range c.GetDevicesIds() {
 			if seen[id] {
-				return nil, status.Errorf(codes.InvalidArgument, "%s: device %+.80q is asked for twice", e.resource, id)
+				return nil, status.Errorf(codes.InvalidArgument, "%s: device %+.80q is requested twice", e.resource, id)
 			}
 			seen[id] = true
 		}
 	}
 	e.gate.RLock()
 	defer e.gate.RUnlock()
-	o, _ := e.now()
+	o, _ := e.current()
 	out, err := o.allocateAll(r.GetContainerRequests())
 	if err == nil {
-		err = e.gate.free(seen)
+		err = e.gate.checkFree(seen)
 	}
 	if err == nil {
-		err = e.gate.unclaimed(seen)
+		err = e.gate.checkUnclaimed(seen)
 	}
 	if err != nil {
-		e.log.Error("devices were refused", "error", err)
+		e.log.Error("refused to allocate devices", "error", err)
 		return nil, status.Errorf(codes.FailedPrecondition, "%s: %v", e.resource, err)
 	}
-	e.gate.handOuts.add(o, seen)
+	e.gate.allocations.add(o, seen)
 	for _, c := range r.GetContainerRequests() {
 		e.log.Info("devices were allocated", "devices", c.GetDevicesIds())
 		e.count.allocated(o, c.GetDevicesIds())
@@ -156,14 +157,14 @@ func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*p
 	return out, nil
 }
 
-// PreStartContainer comes before each start of a container, also when it starts again: the devices have been in the pod for long. So it
-// changes nothing and only refuses to start a container whose device has gone.
+// PreStartContainer refuses to start a container whose device is missing. It changes nothing, because the kubelet also calls it for
+// restarts, when the pod already has its devices.
 func (e *endpoint) PreStartContainer(_ context.Context, r *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse,
 	error) {
-	o, _ := e.now()
+	o, _ := e.current()
 	for _, id := range r.GetDevicesIds() {
 		if err := o.present(id); err != nil {
-			e.log.Error("a container may not start", "error", err)
+			e.log.Error("refused to start a container", "error", err)
 			return nil, status.Errorf(codes.FailedPrecondition, "%s: %v", e.resource, err)
 		}
 	}

@@ -22,16 +22,16 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// patience is how long a test waits for what has to come; it is no measure of speed.
+// patience bounds the wait for an expected event. It does not measure speed.
 const patience = 30 * time.Second
 
-// fakeKubelet is a kubelet as the device plugin sees it, over real sockets: it deletes all sockets when it starts, takes registrations, and
-// watches what registers.
+// fakeKubelet is the kubelet's side of the device plugin API, over real sockets. It deletes all sockets when it starts, accepts
+// registrations, and watches registered endpoints.
 type fakeKubelet struct {
 	pluginapi.UnimplementedRegistrationServer
 	podresources.UnimplementedPodResourcesListerServer
 	t        *testing.T
-	dir      string // device-plugins
+	dir      string // folder device-plugins
 	versions []string
 	server   *grpc.Server
 	stop     context.CancelFunc
@@ -41,14 +41,14 @@ type fakeKubelet struct {
 	news    *sync.Cond
 	plugins map[string]*plugin // by resource
 	pods    []*podresources.PodResources
-	getOff  bool // PodResources does not know Get
-	busy    int  // how many questions are turned away
-	limited bool // PodResources answers 100 questions a second and 10 at once
+	getOff  bool // PodResources does not support Get
+	busy    int  // number of calls to refuse
+	limited bool // PodResources serves 100 calls a second with bursts of 10
 	began   time.Time
-	told    map[string]int // how many questions were answered, by method of PodResources
+	told    map[string]int // served calls, by method of PodResources
 }
 
-// plugin is an endpoint that has registered.
+// plugin is a registered endpoint.
 type plugin struct {
 	conn    *grpc.ClientConn
 	options *pluginapi.DevicePluginOptions
@@ -69,7 +69,7 @@ func newFakeKubelet(t *testing.T) *fakeKubelet {
 	return k
 }
 
-// shortDir is t.TempDir with a path short enough for sockets.
+// shortDir is t.TempDir with a path that is short enough for unix sockets.
 func shortDir(t *testing.T) string {
 	dir, err := os.MkdirTemp("", "dp")
 	if err != nil {
@@ -81,7 +81,7 @@ func shortDir(t *testing.T) string {
 
 func (k *fakeKubelet) folder() kubeletDirs { return kubeletDirs{Plugins: k.dir} }
 
-// start begins as the kubelet does.
+// start starts the kubelet: it deletes all sockets and listens.
 func (k *fakeKubelet) start() {
 	k.t.Helper()
 	entries, err := os.ReadDir(k.dir)
@@ -90,7 +90,7 @@ func (k *fakeKubelet) start() {
 	}
 	for _, e := range entries {
 		if e.Type()&fs.ModeSocket != 0 {
-			if err := os.Remove(filepath.Join(k.dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) { // its plugin was faster
+			if err := os.Remove(filepath.Join(k.dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) { // already deleted
 				k.t.Fatal(err)
 			}
 		}
@@ -120,7 +120,7 @@ func (k *fakeKubelet) start() {
 	go k.server.Serve(l)
 }
 
-// end is the end of a kubelet that is killed: its socket stays.
+// end stops the kubelet as SIGKILL does: its socket stays.
 func (k *fakeKubelet) end() {
 	if k.server == nil {
 		return
@@ -135,7 +135,7 @@ func (k *fakeKubelet) end() {
 	k.server = nil
 }
 
-// Register connects to the endpoint and asks what it offers, as the kubelet does.
+// Register connects to the endpoint and watches it, as the kubelet does.
 func (k *fakeKubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
 	known := false
 	for _, v := range k.versions {
@@ -182,7 +182,7 @@ func (k *fakeKubelet) watch(ctx context.Context, p *plugin) {
 	k.mu.Unlock()
 }
 
-// await waits until what a resource offers is as wanted.
+// await waits until a resource offers what is wanted.
 func (k *fakeKubelet) await(resource, what string, ok func(*plugin) bool) *plugin {
 	k.t.Helper()
 	timer := time.AfterFunc(patience, func() { k.mu.Lock(); k.news.Broadcast(); k.mu.Unlock() })
@@ -201,14 +201,14 @@ func (k *fakeKubelet) await(resource, what string, ok func(*plugin) bool) *plugi
 	}
 }
 
-// limit begins to count the answers of PodResources, and to limit their rate as the kubelet does.
+// limit starts counting calls of PodResources and limiting their rate, as the kubelet does.
 func (k *fakeKubelet) limit() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.limited, k.began, k.told = true, time.Now(), map[string]int{}
 }
 
-// admit is an error for a question that is turned away.
+// admit returns an error for a refused call.
 func (k *fakeKubelet) admit(method string) error {
 	if k.limited && k.told["List"]+k.told["Get"] >= 10+int(time.Since(k.began)/(10*time.Millisecond)) {
 		return status.Error(codes.ResourceExhausted, "rejected by rate limit")
@@ -223,7 +223,7 @@ func (k *fakeKubelet) admit(method string) error {
 	return nil
 }
 
-// List tells of the pods.
+// List returns all pods.
 func (k *fakeKubelet) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -233,7 +233,7 @@ func (k *fakeKubelet) List(context.Context, *podresources.ListPodResourcesReques
 	return &podresources.ListPodResourcesResponse{PodResources: k.pods}, nil
 }
 
-// Get tells of one pod.
+// Get returns one pod.
 func (k *fakeKubelet) Get(_ context.Context, r *podresources.GetPodResourcesRequest) (*podresources.GetPodResourcesResponse, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -251,7 +251,7 @@ func (k *fakeKubelet) Get(_ context.Context, r *podresources.GetPodResourcesRequ
 	return nil, fmt.Errorf("pod %s in namespace %s not found", r.GetPodName(), r.GetPodNamespace())
 }
 
-// hold gives devices to a container.
+// hold assigns devices to a container.
 func (k *fakeKubelet) hold(namespace, pod, container, resource string, ids ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -261,7 +261,7 @@ func (k *fakeKubelet) hold(namespace, pod, container, resource string, ids ...st
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
-// release takes all devices back.
+// release frees all devices.
 func (k *fakeKubelet) release() {
 	k.mu.Lock()
 	defer k.mu.Unlock()

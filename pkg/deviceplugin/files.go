@@ -22,18 +22,18 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// files are the folders in which others look for what the daemon knows of a device.
+// files are the folders in which other programs look up devices.
 type files struct {
-	info string // of the Network Plumbing Working Group: device-info files for the program that attaches the device, such as Multus
-	cdi  string // of the Container Device Interface: for the runtime
+	info string // device-info files (Network Plumbing Working Group), for programs that attach the device, such as Multus
+	cdi  string // CDI specifications, for the runtime
 }
 
-// infoName is the file of a device: the specification joins resource and device by hyphens.
+// infoName returns the file name of a device: resource and ID joined by hyphens, as the device-info specification requires.
 func infoName(resource, id string) string {
 	return strings.ReplaceAll(resource, "/", "-") + "-" + id + "-device.json"
 }
 
-// describe writes the files of devices that are about to be allocated.
+// describe writes the device-info files of devices before they are allocated.
 func (f files) describe(resource string, devices []pool.Device) error {
 	if f.info == "" || len(devices) == 0 {
 		return nil
@@ -55,13 +55,13 @@ func (f files) describe(resource string, devices []pool.Device) error {
 	return nil
 }
 
-// forget deletes the device-info files of a resource but those of the devices that pods have.
-func (f files) forget(resource string, allocated []string) error {
+// removeStale deletes the device-info files of a resource, except those of allocated devices.
+func (f files) removeStale(resource string, allocated []string) error {
 	return f.sweep(f.info, func(name string, written time.Time) bool {
 		id, ok := strings.CutPrefix(name, strings.ReplaceAll(resource, "/", "-")+"-")
 		id, isInfo := strings.CutSuffix(id, "-device.json")
-		_, err := pci.ParseAddress(id) // a resource may be named as the beginning of another
-		// Another instance may have handed it out just now.
+		_, err := pci.ParseAddress(id) // another resource's name may begin with this one's
+		// Keep recent files: another instance may have just allocated the device.
 		return ok && isInfo && err == nil && !slices.Contains(allocated, id) && time.Since(written) > maxUnlisted
 	})
 }
@@ -72,7 +72,7 @@ func (f files) sweep(path string, stale func(name string, written time.Time) boo
 	}
 	dir, err := store.Open(path)
 	if err != nil {
-		return nil // there is nothing
+		return nil // the folder does not exist
 	}
 	defer dir.Close()
 	names, err := dir.List()
@@ -86,10 +86,10 @@ func (f files) sweep(path string, stale func(name string, written time.Time) boo
 	return errors.Join(errs...)
 }
 
-// cdiClass is what the devices of all resources are in CDI, as with sriov-network-device-plugin.
+// cdiClass is the CDI class of all devices. It is the same as in sriov-network-device-plugin.
 const cdiClass = "net-pci"
 
-// cdiKind is that of a resource's devices. Resources of one prefix share it: no device is in two of them.
+// cdiKind returns the CDI kind of a resource. Resources with the same prefix share it, since a device belongs to one resource only.
 func cdiKind(resource string) string {
 	prefix, _, _ := strings.Cut(resource, "/")
 	return prefix + "/" + cdiClass
@@ -97,8 +97,8 @@ func cdiKind(resource string) string {
 
 func cdiName(resource, id string) string { return cdiKind(resource) + "=" + id }
 
-// cdiAnnotations name the devices to the runtime (CDI specification, "Annotations"). The key has room for 63 characters; the first device
-// is no other container's.
+// cdiAnnotations returns the annotation that names the devices to the runtime (CDI specification, "Annotations"). The key, of at most 63
+// characters, contains the first device, which makes it unique.
 func cdiAnnotations(resource string, ids []string) map[string]string {
 	var names []string
 	for _, id := range ids {
@@ -109,14 +109,14 @@ func cdiAnnotations(resource string, ids []string) map[string]string {
 
 const cdiPrefix = "podlace-"
 
-// cdiFile is the file of a resource's devices. It is the same for all instances of the daemon, so that the runtime never finds a device
-// twice.
+// cdiFile returns the file name of a resource's specification. All instances of the daemon use the same name, so that the runtime never
+// finds a device twice.
 func cdiFile(resource string) string {
 	return cdiPrefix + strings.ReplaceAll(resource, "/", "_") + ".json"
 }
 
-// publish writes the CDI specifications of pools, and deletes those of resources that are no more. Lost devices, by resource, stay as they
-// are: the runtime looks for them whenever a container of their pods starts again.
+// publish writes the CDI specifications of pools, and deletes those of removed resources. Entries of lost devices stay unchanged, because
+// the runtime reads them when a container of their pod restarts.
 func (f files) publish(pools []pool.Pool, lost map[string][]allocation.Device) error {
 	if f.cdi == "" {
 		return nil
@@ -136,10 +136,10 @@ func (f files) publish(pools []pool.Pool, lost map[string][]allocation.Device) e
 			spec.Devices = append(spec.Devices, named(written, h.ID)...)
 		}
 		if len(spec.Devices) == 0 {
-			continue // a specification without devices is not valid
+			continue // CDI does not allow a specification without devices
 		}
 		wanted[name] = spec
-		// What another resource is about to get goes first: no device is ever in two files.
+		// First remove devices that move to another resource, so that no device is ever in two files.
 		less := written
 		less.Devices = slices.DeleteFunc(slices.Clone(written.Devices), func(d cdi.Device) bool { return len(named(spec, d.Name)) == 0 })
 		if len(less.Devices) < len(written.Devices) && len(less.Devices) > 0 {
@@ -158,7 +158,7 @@ func (f files) publish(pools []pool.Pool, lost map[string][]allocation.Device) e
 	return errors.Join(errs...)
 }
 
-// readSpec reads a specification; one that cannot be read has no devices.
+// readSpec reads a specification. An unreadable one counts as empty.
 func readSpec(dir *store.Dir, name string) (spec cdi.Spec) {
 	data, err := dir.Read(name)
 	if err != nil || json.Unmarshal(data, &spec) != nil {
@@ -167,7 +167,7 @@ func readSpec(dir *store.Dir, name string) (spec cdi.Spec) {
 	return spec
 }
 
-// writeSpec writes a specification that is another than the one there: runtimes read all whenever one is written.
+// writeSpec writes a specification if it has changed. Each write makes the runtime read all specifications again.
 func writeSpec(dir *store.Dir, name string, spec cdi.Spec) error {
 	data, err := json.MarshalIndent(spec, "", "  ")
 	if err != nil {
@@ -179,7 +179,7 @@ func writeSpec(dir *store.Dir, name string, spec cdi.Spec) error {
 	return dir.Write(name, data, 0o644)
 }
 
-// named returns the device of a specification that has a name, if there is one.
+// named returns the device with a name, or an empty list.
 func named(spec cdi.Spec, name string) []cdi.Device {
 	i := slices.IndexFunc(spec.Devices, func(d cdi.Device) bool { return d.Name == name })
 	if i < 0 {
@@ -188,7 +188,7 @@ func named(spec cdi.Spec, name string) []cdi.Device {
 	return spec.Devices[i : i+1]
 }
 
-// cdiDevices are those of a pool that come with device files.
+// cdiDevices returns the devices of a pool that have device files.
 func cdiDevices(devices []pool.Device) (list []cdi.Device) {
 	for _, d := range devices {
 		if edits := devicefiles.Edits(d); len(edits.DeviceNodes) > 0 {
@@ -198,7 +198,7 @@ func cdiDevices(devices []pool.Device) (list []cdi.Device) {
 	return list
 }
 
-// hasCDI reports whether another program has put CDI specifications on the node: then the runtime reads ours too.
+// hasCDI reports whether another program has put CDI specifications on the node, which shows that the runtime reads the folder.
 func (f files) hasCDI() bool {
 	for _, kind := range []string{"*.json", "*.yaml"} {
 		names, _ := filepath.Glob(filepath.Join(f.cdi, kind))

@@ -9,54 +9,54 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// gate keeps devices from being handed out while it is decided whose they are: Allocate holds it for reading, refresh and whoever changes a
-// device for writing. It is taken before all other locks.
+// gate prevents the allocation of devices while their owners are being determined. Allocate holds it for reading; refresh and changes of
+// devices hold it for writing. It is locked before all other locks.
 type gate struct {
 	sync.RWMutex
-	preparing map[string]bool // devices that are being changed, which no pod gets meanwhile
-	handOuts  *handOuts
-	claims    *claim.Cache
+	changing    map[string]bool // devices that are being changed; no pod gets them
+	allocations *allocations
+	claims      *claim.Cache
 }
 
 func newGate(checkpoint, claims, root string) *gate {
-	return &gate{preparing: map[string]bool{}, handOuts: newHandOuts(checkpoint), claims: claim.NewCache(claims, root)}
+	return &gate{changing: map[string]bool{}, allocations: newAllocations(checkpoint), claims: claim.NewCache(claims, root)}
 }
 
-// unclaimed is an error if a claim has one of the devices, or may have: the offer may be older than the record of the claim.
-func (g *gate) unclaimed(ids map[string]bool) error {
+// checkUnclaimed returns an error if a claim has one of the devices, or may have it. The offer may be older than the claim's record.
+func (g *gate) checkUnclaimed(ids map[string]bool) error {
 	records, err := g.claims.List()
 	for _, r := range records {
 		for id := range ids {
 			if r.Has(id) {
-				return fmt.Errorf("device %s is of %s", id, r)
+				return fmt.Errorf("device %s belongs to %s", id, r)
 			}
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("whether a claim has a device: %w", err)
+		return fmt.Errorf("find the devices of claims: %w", err)
 	}
 	return nil
 }
 
-// free is an error if one of the devices is being changed.
-func (g *gate) free(ids map[string]bool) error {
+// checkFree returns an error if one of the devices is being changed.
+func (g *gate) checkFree(ids map[string]bool) error {
 	for id := range ids {
-		if g.preparing[id] {
-			return fmt.Errorf("device %s is getting another driver, or its PF other VFs", id)
+		if g.changing[id] {
+			return fmt.Errorf("device %s is being changed: it gets another driver, or its PF another number of VFs", id)
 		}
 	}
 	return nil
 }
 
-// change changes devices that no pod has and that no other call changes: check is an error if somebody has one, and is asked while nothing
-// is handed out.
+// change changes devices that no pod has and that no other call is changing. check returns an error if a device is in use. No device is
+// allocated while check runs.
 func (g *gate) change(ids []string, check, change func() error) error {
 	wanted := map[string]bool{}
 	for _, id := range ids {
 		wanted[id] = true
 	}
 	g.Lock()
-	err := g.free(wanted)
+	err := g.checkFree(wanted)
 	if err != nil {
 		err = fmt.Errorf("%w: %w", errInUse, err)
 	} else {
@@ -64,7 +64,7 @@ func (g *gate) change(ids []string, check, change func() error) error {
 	}
 	for _, id := range ids {
 		if err == nil {
-			g.preparing[id] = true
+			g.changing[id] = true
 		}
 	}
 	g.Unlock()
@@ -75,7 +75,7 @@ func (g *gate) change(ids []string, check, change func() error) error {
 		g.Lock()
 		defer g.Unlock()
 		for _, id := range ids {
-			delete(g.preparing, id)
+			delete(g.changing, id)
 		}
 	}()
 	return change()

@@ -11,12 +11,12 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// TestUnclaimed: a VF whose record is newer than the offer goes to no container.
+// TestUnclaimed checks that a VF is not allocated if a claim's record is newer than the offer.
 func TestUnclaimed(t *testing.T) {
 	folder := t.TempDir()
 	g := newGate("", folder, "")
 	ids := map[string]bool{vf00: true}
-	if err := g.unclaimed(ids); err != nil {
+	if err := g.checkUnclaimed(ids); err != nil {
 		t.Fatal(err)
 	}
 	c := &allocation.Claim{UID: "c-0", Namespace: "shop", Name: "nic", Request: "nic", Pool: "node", Device: "x"}
@@ -24,16 +24,16 @@ func TestUnclaimed(t *testing.T) {
 	if err := claim.Write(folder, r); err != nil {
 		t.Fatal(err)
 	}
-	if err := g.unclaimed(ids); err == nil || !strings.Contains(err.Error(), vf00+" is of claim shop/nic") {
+	if err := g.checkUnclaimed(ids); err == nil || !strings.Contains(err.Error(), vf00+" belongs to claim shop/nic") {
 		t.Errorf("got %v", err)
 	}
-	if err := g.unclaimed(map[string]bool{vf01: true}); err != nil {
+	if err := g.checkUnclaimed(map[string]bool{vf01: true}); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestGateChangesOnce: while one call changes a device, such as numVfs of its PF, no other call does: no claim gets a VF that is about to
-// go.
+// TestGateChangesOnce checks that only one call at a time changes a device. A claim must not get a VF that a change of its PF's numVfs is
+// about to remove.
 func TestGateChangesOnce(t *testing.T) {
 	g := newGate("", "/nonexistent", "")
 	ok := func() error { return nil }

@@ -11,13 +11,13 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// grant is how a resource is handed over.
+// grant is how containers get the devices of a resource.
 type grant struct {
-	cdi   pool.CDI // how the device files get into a container; never auto
+	cdi   pool.CDI // how containers get device files; never CDIAuto
 	files files
 }
 
-// response tells a container of its devices.
+// response returns what a container needs to use its devices.
 func (g grant) response(resource string, devices []pool.Device) (*pluginapi.ContainerAllocateResponse, error) {
 	var injected []string
 	for _, d := range devices {
@@ -30,8 +30,8 @@ func (g grant) response(resource string, devices []pool.Device) (*pluginapi.Cont
 		return nil, err
 	}
 	out := &pluginapi.ContainerAllocateResponse{Envs: variables}
-	if err := g.files.describe(resource, devices); err != nil { // which a pod can do without
-		slog.Warn("device-info files were not written", "resource", resource, "error", err)
+	if err := g.files.describe(resource, devices); err != nil { // the pod works without them
+		slog.Warn("could not write device-info files", "resource", resource, "error", err)
 	}
 	switch {
 	case len(injected) == 0:
@@ -47,7 +47,7 @@ func (g grant) response(resource string, devices []pool.Device) (*pluginapi.Cont
 	return out, nil
 }
 
-// specs asks the kubelet for the device files of devices, each once.
+// specs returns the device files of devices for the kubelet, without duplicates.
 func specs(devices ...pool.Device) (out []*pluginapi.DeviceSpec) {
 	for _, f := range devicefiles.Files(devices...) {
 		out = append(out, &pluginapi.DeviceSpec{HostPath: f.Host, ContainerPath: f.Container, Permissions: "rw"})

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestGroupRenumbered (V-09): an IOMMU group that has another number, as after a reboot or when VFs are made again, is what the next
-// container gets, by the kubelet's answer and by CDI.
+// TestGroupRenumbered (V-09): after an IOMMU group gets a new number, as after a reboot or new VFs, the next container gets the new
+// number, by the device plugin API and by CDI.
 func TestGroupRenumbered(t *testing.T) {
 	sysfs, folder := twoPFs(t), t.TempDir()
 	pcitest.Kernel{}.Start(t, sysfs)

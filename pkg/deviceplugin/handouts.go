@@ -12,33 +12,33 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// handOuts are the devices that were handed out and that PodResources has not listed since. Of init containers, PodResources lists only
-// those that restart; devices of the others are only in the kubelet's checkpoint, from which a race in the kubelet may drop them.
-type handOuts struct {
+// allocations are the allocated devices that PodResources has not listed since. Of the init containers, PodResources lists only those that
+// restart. Devices of other init containers are only in the kubelet's checkpoint, and a race in the kubelet may drop them from it.
+type allocations struct {
 	checkpoint string // of the kubelet
 	mu         sync.Mutex
-	devices    map[string]handOut // by device ID
+	devices    map[string]pendingDevice // by device ID
 }
 
-// handOut is one of them. Of its pod there is the UID, by a later entry in the checkpoint.
-type handOut struct {
+// pendingDevice is an allocated device. Its UID, of the pod, comes from a later entry in the checkpoint.
+type pendingDevice struct {
 	allocation.Device
 	at     time.Time
-	former []allocation.Device // the device's entries in the checkpoint at that time, of pods that have ended
-	unread bool                // the checkpoint could not be read at that time: an entry may be of a pod that has ended
+	former []allocation.Device // entries of the device in the checkpoint at that time, of pods that have ended
+	unread bool                // the checkpoint was unreadable at that time, so a later entry may belong to a pod that has ended
 }
 
-func newHandOuts(checkpoint string) *handOuts {
-	return &handOuts{checkpoint: checkpoint, devices: map[string]handOut{}}
+func newAllocations(checkpoint string) *allocations {
+	return &allocations{checkpoint: checkpoint, devices: map[string]pendingDevice{}}
 }
 
-// add records devices of a resource before Allocate returns them. The kubelet writes the entry of their pod after that.
-func (h *handOuts) add(o *offer, ids map[string]bool) {
-	notes, err := podresources.Notes(h.checkpoint)
+// add records devices before Allocate returns them. The kubelet writes the pod's entry to its checkpoint later.
+func (h *allocations) add(o *offer, ids map[string]bool) {
+	notes, err := podresources.CheckpointDevices(h.checkpoint)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for id := range ids {
-		out := handOut{Device: allocation.Device{Resource: o.pool.Name, ID: id, NUMA: o.nodes(id)}, at: time.Now(), unread: err != nil}
+		out := pendingDevice{Device: allocation.Device{Resource: o.pool.Name, ID: id, NUMA: o.nodes(id)}, at: time.Now(), unread: err != nil}
 		for _, n := range notes {
 			if n.ID == id && n.Resource == out.Resource {
 				out.former = append(out.former, n)
@@ -48,10 +48,10 @@ func (h *handOuts) add(o *offer, ids map[string]bool) {
 	}
 }
 
-// learnOwners learns which pods have the devices: from the checkpoint, and from what PodResources lists. Both may be as old as asked, so
-// they say nothing of a device that was handed out later.
-func (h *handOuts) learnOwners(asked time.Time, held []allocation.Device) {
-	notes, _ := podresources.Notes(h.checkpoint) // while it cannot be read no pod is certain to have no device
+// learnOwners finds the pods of the devices, from the checkpoint and from the list of PodResources. Both may be as old as asked, so they
+// are ignored for devices that were allocated later.
+func (h *allocations) learnOwners(asked time.Time, held []allocation.Device) {
+	notes, _ := podresources.CheckpointDevices(h.checkpoint) // if it is unreadable, no pod counts as a pod without devices
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, n := range notes {
@@ -69,9 +69,9 @@ func (h *handOuts) learnOwners(asked time.Time, held []allocation.Device) {
 	}
 }
 
-// candidates returns the devices of resources that the pod with a UID may have: its own, and for a minute those of no known pod. The
-// kubelet does not say that the admission of a pod failed and the device is free again.
-func (h *handOuts) candidates(uid string, resources []string) (ids []string) {
+// candidates returns the devices that a pod may have: its own, and for a minute those whose pod is unknown. After a minute they are
+// dropped, because the kubelet does not report that it failed to admit a pod and freed the device.
+func (h *allocations) candidates(uid string, resources []string) (ids []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for id, out := range h.devices {
@@ -83,10 +83,10 @@ func (h *handOuts) candidates(uid string, resources []string) (ids []string) {
 	return ids
 }
 
-func (o handOut) isRecent() bool { return time.Since(o.at) < maxUnlisted }
+func (o pendingDevice) isRecent() bool { return time.Since(o.at) < maxUnlisted }
 
-// recent returns those of the last minute as if a container had them.
-func (h *handOuts) recent() (held []allocation.Device) {
+// recent returns the devices of the last minute as devices of a container.
+func (h *allocations) recent() (held []allocation.Device) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, id := range slices.Sorted(maps.Keys(h.devices)) {

@@ -33,8 +33,8 @@ func (l *lab) writeCheckpoint(entries ...[3]string) {
 	write(l.T, filepath.Join(l.kubelet.dir, checkpointName), `{"Data":{"PodDeviceEntries":`+text+`,"RegisteredDevices":{}},"Checksum":1}`)
 }
 
-// answered asks about a pod until the answer has no error, or one that says so: such an answer takes all of its time, which a slow machine
-// may need.
+// answered asks about a pod until the answer has no error, or an error with the text. An answer with an error takes its full time limit,
+// which a slow machine may exceed.
 func (l *lab) answered(d *daemon, pod, uid, says string) (a allocation.Answer) {
 	l.Helper()
 	limit := 50 * time.Millisecond
@@ -49,7 +49,7 @@ func (l *lab) answered(d *daemon, pod, uid, says string) (a allocation.Answer) {
 	return a
 }
 
-// opened is a daemon that serves nothing but the endpoints of its resources, by hand.
+// opened returns a daemon that serves only its endpoints, driven by the test.
 func (l *lab) opened() *daemon {
 	l.Helper()
 	ctx, cancel := context.WithCancel(l.Context())
@@ -62,7 +62,7 @@ func (l *lab) opened() *daemon {
 	return d
 }
 
-// allocate hands devices out, as the kubelet asks for.
+// allocate allocates devices as the kubelet does.
 func (l *lab) allocate(d *daemon, ids ...string) {
 	l.Helper()
 	if _, err := d.serving[resourceOne].Allocate(l.Context(), allocating(ids...)); err != nil {
@@ -70,8 +70,8 @@ func (l *lab) allocate(d *daemon, ids ...string) {
 	}
 }
 
-// TestHandedOut (V-25): that a pod has no device is certain only when each device that was handed out is known to be a container's: one
-// that only an init container has is in the checkpoint alone, and its entry may be lost.
+// TestHandedOut (V-25): a pod has certainly no device only if the container of every allocated device is known. The device of an init
+// container is only in the checkpoint, and its entry may be lost.
 func TestHandedOut(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -86,35 +86,35 @@ func TestHandedOut(t *testing.T) {
 			t.Errorf("%s: %s: %+v: want %q", what, pod, a, says)
 		}
 	}
-	const mine = "may have " + vf00 + ": it was handed out, and the kubelet names no container that has it"
+	const mine = "may have " + vf00 + ": the device was allocated, but the kubelet lists no container that has it"
 	l.writeCheckpoint([3]string{"u-old", "app", vf00})
-	expect("nothing was handed out", "plain", "u-plain", "")
+	expect("no device was allocated", "plain", "u-plain", "")
 	l.allocate(d, vf00)
 	expect("no container has it", "web", "u-web", mine)
 	expect("no container has it", "plain", "u-plain", mine)
 	l.writeCheckpoint([3]string{"u-web", "init", vf00})
-	expect("it is noted for the pod", "web", "u-web", "that is another pod of the same name")
+	expect("it is noted for the pod", "web", "u-web", "another pod of the same name")
 	expect("it is noted for another", "plain", "u-plain", "")
 	l.writeCheckpoint()
 	expect("the entry is lost", "web", "u-web", mine)
 	expect("the entry is lost", "plain", "u-plain", "")
 	l.allocate(d, vf00)
-	expect("it was handed out again", "plain", "u-plain", mine)
-	d.gate.handOuts.learnOwners(time.Now().Add(-time.Hour), []allocation.Device{{Resource: resourceOne, ID: vf00}})
+	expect("it was allocated again", "plain", "u-plain", mine)
+	d.gate.allocations.learnOwners(time.Now().Add(-time.Hour), []allocation.Device{{Resource: resourceOne, ID: vf00}})
 	expect("an answer of before names the former container", "plain", "u-plain", mine)
 	l.kubelet.hold("shop", "db", "app", resourceOne, vf00)
 	expect("the kubelet tells whose it is", "plain", "u-plain", "")
 	expect("the kubelet tells whose it is", "web", "u-web", "")
 	l.allocate(d, vf01)
-	expect("another was handed out", "plain", "u-plain", strings.ReplaceAll(mine, vf00, vf01))
-	out := d.gate.handOuts.devices[vf01]
+	expect("another device was allocated", "plain", "u-plain", strings.ReplaceAll(mine, vf00, vf01))
+	out := d.gate.allocations.devices[vf01]
 	out.at = out.at.Add(-maxUnlisted)
-	d.gate.handOuts.devices[vf01] = out
+	d.gate.allocations.devices[vf01] = out
 	expect("no container had it in the minute since", "plain", "u-plain", "")
 }
 
-// TestOtherPod: devices that the kubelet tells by a pod's name are those of the pod with the UID, or an error: another pod may have had the
-// name.
+// TestOtherPod checks that devices listed under a pod's name are returned only for the pod's UID. Otherwise the answer is an error,
+// because an earlier pod may have had the name.
 func TestOtherPod(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -130,17 +130,17 @@ func TestOtherPod(t *testing.T) {
 	l.writeCheckpoint([3]string{"u-0", "app", vf00})
 	expect("the pod", "u-0", "")
 	expect("a runtime that tells no UID", "", "")
-	expect("another pod of its name, without devices", "u-1", "that is another pod of the same name")
+	expect("another pod of its name, without devices", "u-1", "another pod of the same name")
 	l.writeCheckpoint([3]string{"u-0", "app", vf00}, [3]string{"u-1", "app", vf01})
-	expect("another pod of its name, with another device", "u-1", "that is another pod of the same name")
+	expect("another pod of its name, with another device", "u-1", "another pod of the same name")
 	if err := os.Remove(filepath.Join(l.kubelet.dir, checkpointName)); err != nil {
 		t.Fatal(err)
 	}
 	expect("no checkpoint", "u-0", "")
 }
 
-// TestFailedAdmission: while a device was handed out that no container has, pods without devices do not use up the kubelet's rate limit:
-// they share the list of all pods, and each asks about itself once. Their error names the device.
+// TestFailedAdmission: while an allocated device has no container, pods without devices must not use up the kubelet's rate limit. They
+// share the list of all pods, and each asks once about itself. Their errors name the device.
 func TestFailedAdmission(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -169,7 +169,7 @@ func TestFailedAdmission(t *testing.T) {
 	took := time.Since(began)
 	l.kubelet.mu.Lock()
 	defer l.kubelet.mu.Unlock()
-	if lists := l.kubelet.told["List"]; lists > int(took/shareEvery)+2 {
+	if lists := l.kubelet.told["List"]; lists > int(took/sharedInterval)+2 {
 		t.Errorf("all pods were listed %d times in %s", lists, took)
 	}
 	if gets := l.kubelet.told["Get"]; gets > pods {
@@ -177,7 +177,7 @@ func TestFailedAdmission(t *testing.T) {
 	}
 }
 
-// TestRefusedToTheEnd: a pod of which the kubelet says nothing in time, and which may have a device, has an error that names the device.
+// TestRefusedToTheEnd checks that the error names the device if the kubelet refuses until the deadline and the pod may have that device.
 func TestRefusedToTheEnd(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -192,8 +192,8 @@ func TestRefusedToTheEnd(t *testing.T) {
 	}
 }
 
-// TestUnreadableAtAllocate (V-25): an entry of the checkpoint that was unreadable at Allocate may be that of an ended pod. Only
-// PodResources tells then whose the device is.
+// TestUnreadableAtAllocate (V-25): if the checkpoint was unreadable during Allocate, its entry may be of an ended pod. Only PodResources
+// can then identify the owner.
 func TestUnreadableAtAllocate(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -211,7 +211,7 @@ func TestUnreadableAtAllocate(t *testing.T) {
 	}
 }
 
-// TestFormerCheckpoint (V-25): a checkpoint that may have been read before a device was handed out says nothing about the device's owner.
+// TestFormerCheckpoint (V-25): a checkpoint that may have been read before an allocation does not identify the device's owner.
 func TestFormerCheckpoint(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	d := l.opened()
@@ -220,15 +220,15 @@ func TestFormerCheckpoint(t *testing.T) {
 	l.allocate(d, vf00)
 	l.writeCheckpoint([3]string{"u-other", "app", vf00})
 	all := []string{resourceOne}
-	if d.gate.handOuts.learnOwners(before, nil); len(d.gate.handOuts.candidates("u-plain", all)) != 1 {
-		t.Error("read before the device was handed out, and it counts")
+	if d.gate.allocations.learnOwners(before, nil); len(d.gate.allocations.candidates("u-plain", all)) != 1 {
+		t.Error("a checkpoint from before the allocation counts")
 	}
-	if d.gate.handOuts.learnOwners(time.Now(), nil); len(d.gate.handOuts.candidates("u-plain", all)) != 0 {
-		t.Error("read after the device was handed out, and it does not count")
+	if d.gate.allocations.learnOwners(time.Now(), nil); len(d.gate.allocations.candidates("u-plain", all)) != 0 {
+		t.Error("a checkpoint from after the allocation does not count")
 	}
 }
 
-// TestAskBesideRefresh: the daemon answers questions about all its resources during a refresh.
+// TestAskBesideRefresh checks that the daemon answers questions about all its resources during a refresh.
 func TestAskBesideRefresh(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -241,8 +241,8 @@ func TestAskBesideRefresh(t *testing.T) {
 	for range 20 {
 		all.Go(func() {
 			for range 10 {
-				d.gate.handOuts.candidates("u-web", d.resources())
-				time.Sleep(time.Millisecond) // refresh gets its turn
+				d.gate.allocations.candidates("u-web", d.resources())
+				time.Sleep(time.Millisecond) // give refresh a chance to run
 			}
 			if a := d.answer(t.Context(), allocation.Question{Namespace: "shop", Pod: "web", UID: "u-web"}); a.Error != "" || len(a.Devices) != 1 {
 				t.Errorf("%+v", a)
@@ -257,7 +257,7 @@ func TestAskBesideRefresh(t *testing.T) {
 		select {
 		case <-refreshed:
 		case <-done:
-			panic("refresh and the questions wait for each other") // what the test opened could not be closed
+			panic("refresh and the questions wait for each other") // a return would hang: the daemon could not be closed
 		}
 		select {
 		case <-asked:
@@ -268,7 +268,7 @@ func TestAskBesideRefresh(t *testing.T) {
 	}
 }
 
-// TestForgetDevices: the device-info file of a device that no pod has goes, but not before anything is known of pods.
+// TestForgetDevices checks that device-info files of unused devices are deleted, but only after the devices of pods are known.
 func TestForgetDevices(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	d := l.opened()
@@ -279,13 +279,13 @@ func TestForgetDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.askPods(t.Context())
-	d.forgetDevices()
+	d.removeStaleInfo()
 	if _, err := os.Stat(path); err != nil {
 		t.Errorf("no kubelet was there: %v", err)
 	}
 	l.kubelet.start()
 	d.askPods(t.Context())
-	d.forgetDevices()
+	d.removeStaleInfo()
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Errorf("no pod has the device: %v", err)
 	}

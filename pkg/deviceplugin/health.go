@@ -13,68 +13,68 @@ import (
 )
 
 const (
-	// failAfter is how long a fault lasts before the kubelet is told. A link that negotiates its speed again is up within that time.
+	// failAfter is how long a fault must last before it is reported. A link that renegotiates its speed is up again within that time.
 	failAfter = 3 * time.Second
-	// recoverAfter is how long a device has to be in order before it is given away again.
+	// recoverAfter is how long a device must be without fault before it is offered again.
 	recoverAfter = 10 * time.Second
-	// errorsLast is how long a device counts as broken after PCI Express has reported an error of it.
+	// errorsLast is how long a device counts as faulty after a PCI Express error.
 	errorsLast = time.Minute
 )
 
-// health turns what is wrong with devices at a moment into what the kubelet is told.
+// health derives the reported health of devices from their current faults, with delays.
 type health struct {
-	files nodeFiles
-	of    map[pci.Address]*condition
+	files      nodeFiles
+	conditions map[pci.Address]*condition
 }
 
-// claims is what the health of devices depends on besides the devices.
+// claims describes the use of devices, as input for their health.
 type claims struct {
-	have   map[string]bool       // IDs of devices that claims have: whatever driver they have, the claim wants it
-	held   map[string]bool       // IDs of devices that pods have otherwise
-	leaked func(pci.Device) bool // the interface is in another namespace
+	have   map[string]bool       // devices of claims, by ID; any driver is correct, because the claim chose it
+	held   map[string]bool       // devices of pods without a claim, by ID
+	leaked func(pci.Device) bool // the interface is in another network namespace
 }
 
-// condition is a device's.
+// condition is the health of one device.
 type condition struct {
-	told   dra.Fault // what is wrong, as the kubelet was told; zero for healthy
-	other  time.Time // since when it is otherwise than told, zero for not at all
-	errors uint64    // the highest count of errors so far
-	failed time.Time // when it last rose
+	reported  dra.Fault // reported fault; zero if healthy
+	changedAt time.Time // since when the current health differs from the reported one; zero if it does not
+	errors    uint64    // highest error count so far
+	failed    time.Time // when the error count last rose
 }
 
 func newHealth(files nodeFiles) *health {
-	return &health{files: files, of: map[pci.Address]*condition{}}
+	return &health{files: files, conditions: map[pci.Address]*condition{}}
 }
 
-// judge returns what is wrong with the devices of pools, by ID, and when to ask again, zero if nothing is about to change.
-func (h *health) judge(now time.Time, s *pci.Snapshot, pools []pool.Pool, by claims) (faults map[string]dra.Fault, again time.Time) {
+// update returns the reported faults of the pools' devices by ID. It also returns when to call it again, or zero if no change is pending.
+func (h *health) update(now time.Time, s *pci.Snapshot, pools []pool.Pool, by claims) (faults map[string]dra.Fault, again time.Time) {
 	faults = map[string]dra.Fault{}
 	seen := map[pci.Address]*condition{}
 	for _, p := range pools {
 		for _, d := range p.Devices {
 			found, errors := h.fault(s, p.Resource, d, by), errorsOf(s, d.Device)
-			c := h.of[d.Address]
+			c := h.conditions[d.Address]
 			if c == nil {
-				c = &condition{told: found, errors: errors} // no pod has it yet: it is reported at once
+				c = &condition{reported: found, errors: errors} // no pod has a new device, so it is reported without delay
 			}
 			seen[d.Address] = c
-			next := c.judge(now, found, errors)
-			if !healthy(c.told) {
-				faults[d.Address.String()] = c.told
+			next := c.update(now, found, errors)
+			if !healthy(c.reported) {
+				faults[d.Address.String()] = c.reported
 			}
 			if !next.IsZero() && (again.IsZero() || next.Before(again)) {
 				again = next
 			}
 		}
 	}
-	h.of = seen
+	h.conditions = seen
 	return faults, again
 }
 
 // healthy reports whether there is no fault.
 func healthy(f dra.Fault) bool { return f == dra.Fault{} }
 
-// Kinds of faults, beside those of dra.
+// Kinds of faults, in addition to those of package dra.
 const (
 	noDriver     = "no-driver"
 	otherDriver  = "other-driver"
@@ -85,24 +85,24 @@ const (
 	noFiles      = "no-device-files"
 )
 
-// fault returns why a pod could not use a device of a resource.
+// fault returns why a pod cannot use a device of a resource, or zero if it can.
 func (h *health) fault(s *pci.Snapshot, r *pool.Resource, d pool.Device, by claims) dra.Fault {
 	driver, id := r.Driver, d.Address.String()
 	if by.have[id] || d.Whole > 0 {
 		driver = ""
 	}
 	found := fault(s, driver, d.Device)
-	if missing := h.files.missing(d); healthy(found) && missing != "" {
+	if missing := h.files.missingFile(d); healthy(found) && missing != "" {
 		found = dra.Fault{Kind: noFiles, Text: missing}
 	}
 	if healthy(found) && r.API == pool.DRA && !by.have[id] && !by.held[id] && by.leaked != nil && by.leaked(d.Device) {
-		found = dra.Fault{Kind: dra.Held, Text: "its interface is in another network namespace, and no claim has it"}
+		found = dra.Fault{Kind: dra.Held, Text: "its interface is in another network namespace, although no claim has the device"}
 	}
 	return found
 }
 
-// judge decides what to tell, and returns when that may become something else.
-func (c *condition) judge(now time.Time, found dra.Fault, errors uint64) (again time.Time) {
+// update updates the reported fault. It returns when the report may change without further events.
+func (c *condition) update(now time.Time, found dra.Fault, errors uint64) (again time.Time) {
 	if errors > c.errors {
 		c.errors, c.failed = errors, now
 	}
@@ -111,18 +111,18 @@ func (c *condition) judge(now time.Time, found dra.Fault, errors uint64) (again 
 		found = dra.Fault{Kind: pciErrors, Text: fmt.Sprintf("PCI Express reported errors, %d since boot", c.errors)}
 	}
 	switch {
-	case healthy(found) == healthy(c.told):
-		c.told, c.other = found, time.Time{}
+	case healthy(found) == healthy(c.reported):
+		c.reported, c.changedAt = found, time.Time{}
 	case failing:
-		c.told, c.other = found, time.Time{}
-	case c.other.IsZero():
-		c.other = now
+		c.reported, c.changedAt = found, time.Time{}
+	case c.changedAt.IsZero():
+		c.changedAt = now
 		fallthrough
 	default:
-		if due := c.other.Add(c.patience()); now.Before(due) {
+		if due := c.changedAt.Add(c.delay()); now.Before(due) {
 			return due
 		}
-		c.told, c.other = found, time.Time{}
+		c.reported, c.changedAt = found, time.Time{}
 	}
 	if failing {
 		return c.failed.Add(errorsLast)
@@ -130,14 +130,14 @@ func (c *condition) judge(now time.Time, found dra.Fault, errors uint64) (again 
 	return time.Time{}
 }
 
-func (c *condition) patience() time.Duration {
-	if healthy(c.told) {
+func (c *condition) delay() time.Duration {
+	if healthy(c.reported) {
 		return failAfter
 	}
 	return recoverAfter
 }
 
-// fault returns why a pod could not use a device, zero if it can.
+// fault returns why a pod cannot use a device, or zero if it can.
 func fault(s *pci.Snapshot, driver string, d pci.Device) dra.Fault {
 	switch {
 	case d.Unreadable != "":
@@ -147,7 +147,7 @@ func fault(s *pci.Snapshot, driver string, d pci.Device) dra.Fault {
 	case driver != "" && d.Driver != driver:
 		text := fmt.Sprintf("its driver is %s, not %s", d.Driver, driver)
 		if !d.IsVF() {
-			text += "; only VFs are bound to another driver"
+			text += "; the daemon changes the driver of VFs only"
 		}
 		return dra.Fault{Kind: otherDriver, Text: text}
 	}
@@ -155,7 +155,7 @@ func fault(s *pci.Snapshot, driver string, d pci.Device) dra.Fault {
 	if d.IsVF() {
 		var ok bool
 		if pf, ok = s.Device(d.PF); !ok {
-			return dra.Fault{Kind: noPF, Text: fmt.Sprintf("its PF %s is gone", d.PF)}
+			return dra.Fault{Kind: noPF, Text: fmt.Sprintf("its PF %s is missing", d.PF)}
 		}
 	}
 	switch {
@@ -167,19 +167,19 @@ func fault(s *pci.Snapshot, driver string, d pci.Device) dra.Fault {
 	return dra.Fault{}
 }
 
-// errorsOf counts a device's errors and those of its PF, through which it sends.
+// errorsOf returns the error count of a device and its PF. The traffic of a VF passes through its PF.
 func errorsOf(s *pci.Snapshot, d pci.Device) uint64 {
 	pf, _ := s.Device(d.PF)
 	return d.Errors + pf.Errors
 }
 
-// faults returns why devices are not healthy, as the kubelet was told.
+// faults returns the reported faults of devices, by ID.
 func (d *daemon) faults() map[string]string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	all := map[string]string{}
 	for _, s := range d.serving {
-		o, _ := s.now()
+		o, _ := s.current()
 		maps.Copy(all, o.faults)
 	}
 	for _, o := range d.claimable {

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestFault: everything that keeps a pod from using a device has a name.
+// TestFault checks the fault for each reason why a pod cannot use a device.
 func TestFault(t *testing.T) {
 	pf, _ := pci.ParseAddress("0000:0f:00.0")
 	whole := pci.Device{Address: pf, Interfaces: []string{"ens1f0"}, Carrier: true, Driver: "ice"}
@@ -24,7 +24,7 @@ func TestFault(t *testing.T) {
 		"iavf, not vfio-pci":     func(_, _ *pci.Device, driver *string) { *driver = "vfio-pci" },
 		"link of ens1f0 is down": func(_, p *pci.Device, _ *string) { p.Carrier = false },
 		"its PF 0000:0f:00.0: x": func(_, p *pci.Device, _ *string) { p.Unreadable = "x" },
-		"PF 0000:0f:00.0 is gone": func(_, p *pci.Device, _ *string) {
+		"PF 0000:0f:00.0 is missing": func(_, p *pci.Device, _ *string) {
 			p.Address, _ = pci.ParseAddress("0000:0e:00.0")
 		},
 	} {
@@ -35,14 +35,14 @@ func TestFault(t *testing.T) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
-	noInterface := whole // a PF with VFIO
+	noInterface := whole // a PF bound to VFIO
 	noInterface.Interfaces, noInterface.Carrier = nil, false
 	if got := fault(&pci.Snapshot{Devices: []pci.Device{noInterface, vf}}, "", vf); !healthy(got) {
 		t.Errorf("got %v", got)
 	}
 }
 
-// TestJudge: what comes and goes is not told, what stays is, and the times are as promised.
+// TestJudge checks that short faults are not reported, that lasting ones are, and the delays.
 func TestJudge(t *testing.T) {
 	p := vfs(1)
 	p.Resource = &pool.Resource{}
@@ -50,7 +50,7 @@ func TestJudge(t *testing.T) {
 	h := newHealth(nodeFiles{})
 	at := func(after time.Duration, driver string, errors uint64) (string, time.Duration) {
 		p.Devices[0].Driver, p.Devices[0].Errors = driver, errors
-		faults, again := h.judge(start.Add(after), &pci.Snapshot{}, []pool.Pool{p}, claims{})
+		faults, again := h.update(start.Add(after), &pci.Snapshot{}, []pool.Pool{p}, claims{})
 		if again.IsZero() {
 			return faults[id].Text, 0
 		}
@@ -65,22 +65,22 @@ func TestJudge(t *testing.T) {
 		bad    bool
 		again  time.Duration
 	}{
-		{0, "", 5, true, 0},                // from the first moment on
-		{1 * s, "iavf", 5, true, 11 * s},   // in order since then
-		{5 * s, "", 5, true, 0},            // and not
+		{0, "", 5, true, 0},                // a fault of a new device is reported at once
+		{1 * s, "iavf", 5, true, 11 * s},   // without fault from now on
+		{5 * s, "", 5, true, 0},            // faulty again
 		{6 * s, "iavf", 5, true, 16 * s},   //
-		{16 * s, "iavf", 5, false, 0},      // long enough
+		{16 * s, "iavf", 5, false, 0},      // without fault for long enough
 		{20 * s, "", 5, false, 23 * s},     //
-		{22 * s, "iavf", 5, false, 0},      // came back in time
+		{22 * s, "iavf", 5, false, 0},      // recovered in time
 		{30 * s, "", 5, false, 33 * s},     //
 		{33 * s, "", 5, true, 0},           //
 		{34 * s, "iavf", 5, true, 44 * s},  //
 		{44 * s, "iavf", 5, false, 0},      //
-		{50 * s, "iavf", 6, true, 110 * s}, // an error counts at once
-		{80 * s, "iavf", 7, true, 140 * s}, // and longer after another
+		{50 * s, "iavf", 6, true, 110 * s}, // a PCI error is reported at once
+		{80 * s, "iavf", 7, true, 140 * s}, // a further error extends the time
 		{140 * s, "iavf", 7, true, 150 * s},
 		{150 * s, "iavf", 7, false, 0},
-		{160 * s, "iavf", 3, false, 0}, // the card was exchanged
+		{160 * s, "iavf", 3, false, 0}, // the card was replaced
 	} {
 		if fault, again := at(step.at, step.driver, step.errors); (fault != "") != step.bad || again != step.again {
 			t.Errorf("step %d: %q, again at %s, want %+v", i, fault, again, step)

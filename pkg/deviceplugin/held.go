@@ -20,28 +20,29 @@ import (
 )
 
 const (
-	// settling is how long after a kubelet has started its answer may lack pods that run: it answers before it knows all of them. Meanwhile
-	// a pod that ends before the first answer seems to have its devices.
+	// settling is how long the list of a kubelet that has just started may be incomplete: it answers before it knows all running pods. If
+	// a pod ends before the first answer, its devices seem to be in use for this long.
 	settling = 15 * time.Second
-	// maxUnlisted is how long a device that was handed out may be missing in that answer.
+	// maxUnlisted is how long an allocated device may be missing from the kubelet's list.
 	maxUnlisted = time.Minute
 )
 
 const checkpointName = "kubelet_internal_checkpoint"
 
-// askPod returns the devices of a pod. No device is certain once the owner of each device that was handed out within a minute is known.
+// askPod returns the devices of a pod. It returns no devices only if the pod of every device that was allocated within the last minute is
+// known.
 func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocation.Device, error) {
-	ctx, cancel := context.WithTimeout(ctx, allocation.Within)
+	ctx, cancel := context.WithTimeout(ctx, allocation.AnswerTimeout)
 	defer cancel()
 	kubelet := d.kubelet()
-	if kubelet.Resources = q.Resources; len(q.Resources) == 0 { // else the kubelet also lists devices of other plugins
+	if kubelet.Resources = q.Resources; len(q.Resources) == 0 { // empty Resources would make the kubelet list devices of other plugins
 		kubelet.Resources = d.resources()
 	}
 	for asked := false; ; asked = true {
-		if len(d.gate.handOuts.candidates(q.UID, kubelet.Resources)) > 0 {
+		if len(d.gate.allocations.candidates(q.UID, kubelet.Resources)) > 0 {
 			d.learnOwners(ctx)
 		}
-		ids := d.gate.handOuts.candidates(q.UID, kubelet.Resources)
+		ids := d.gate.allocations.candidates(q.UID, kubelet.Resources)
 		uncertain := fmt.Errorf("pod %s/%s may have %s: %w", q.Namespace, q.Pod, strings.Join(ids, ", "), allocation.ErrUncertain)
 		if !asked || len(ids) == 0 {
 			devices, err := podresources.Ask(ctx, kubelet, q.Namespace, q.Pod, q.UID)
@@ -58,8 +59,7 @@ func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocatio
 	}
 }
 
-// learnOwners asks the kubelet which pods have the devices that were handed out. Callers that need the answer at the same time share one
-// question, so that they leave the kubelet's rate limit to others.
+// learnOwners asks the kubelet for the pods of allocated devices. Concurrent callers share one call, to spare the kubelet's rate limit.
 func (d *daemon) learnOwners(ctx context.Context) {
 	if d.owners.begin(ctx) {
 		_, _ = d.listPods(ctx)
@@ -67,14 +67,14 @@ func (d *daemon) learnOwners(ctx context.Context) {
 	}
 }
 
-// listPods asks the kubelet which pods have devices, and learns from that which pods have those that were handed out.
+// listPods returns the devices of all pods from the kubelet, and updates the owners of allocated devices.
 func (d *daemon) listPods(ctx context.Context) ([]allocation.Device, error) {
 	asked := time.Now()
 	held, err := podresources.List(ctx, d.kubelet())
 	if err != nil {
-		d.log.Debug("it is not known which pods have devices", "error", err)
+		d.log.Debug("could not list the devices of pods", "error", err)
 	}
-	d.gate.handOuts.learnOwners(asked, held)
+	d.gate.allocations.learnOwners(asked, held)
 	return held, err
 }
 
@@ -82,20 +82,20 @@ func (d *daemon) kubelet() podresources.Kubelet {
 	return podresources.Kubelet{Socket: filepath.Join(d.Pods, "kubelet.sock"), Checkpoint: d.checkpoint(), Claims: claim.InUse(d.Claims)}
 }
 
-// askPods learns which pods have devices. A kubelet that is away, or has just started, may know less than the file in which it remembers:
-// then both count, but for devices of which it has told since, which it forgets in that file later.
+// askPods updates the devices of pods. A kubelet that is unavailable or has just started may know less than its checkpoint. Then the
+// devices of the checkpoint are added, except devices that the kubelet has listed since: the checkpoint drops them late.
 func (d *daemon) askPods(ctx context.Context) {
 	id, _ := probes.SocketAt(d.kubelet().Socket)
-	remembered, _ := podresources.Notes(d.checkpoint()) // without it the kubelet has given nothing away yet
+	remembered, _ := podresources.CheckpointDevices(d.checkpoint()) // without a checkpoint the kubelet has not assigned a device yet
 	remembered = slices.DeleteFunc(remembered, func(n allocation.Device) bool { return hasEnded(d.Root, n.UID) })
 	for i, n := range remembered {
-		remembered[i].Pod = "uid " + n.UID // it may have ended, and its name is not noted
+		remembered[i].Pod = "uid " + n.UID // the checkpoint has no name, and the pod may have ended
 	}
 	now := time.Now()
 	held, err := d.listPods(ctx)
 	allocatable, countErr := podresources.Allocatable(ctx, d.kubelet())
 	if err == nil && countErr != nil {
-		d.log.Debug("it is not known what the kubelet may give away", "error", countErr)
+		d.log.Debug("could not list the allocatable devices of the kubelet", "error", countErr)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -103,23 +103,23 @@ func (d *daemon) askPods(ctx context.Context) {
 	for _, a := range allocatable {
 		d.counted[a.Resource]++
 	}
-	if id != d.answers {
-		d.answers, d.since, d.told = id, now, map[string]bool{}
+	if id != d.answeredBy {
+		d.answeredBy, d.since, d.listed = id, now, map[string]bool{}
 	}
 	for _, h := range held {
-		d.told[h.ID] = true
+		d.listed[h.ID] = true
 	}
 	if err != nil || now.Before(d.since.Add(settling)) {
-		held = merge(held, slices.DeleteFunc(remembered, func(h allocation.Device) bool { return d.told[h.ID] }))
+		held = merge(held, slices.DeleteFunc(remembered, func(h allocation.Device) bool { return d.listed[h.ID] }))
 	}
 	if err != nil {
 		held = merge(held, d.held)
 	}
-	d.held, d.asked = held, d.asked || err == nil
+	d.held, d.answered = held, d.answered || err == nil
 }
 
-// hasEnded reports whether the kubelet has removed the folder of a pod. Its checkpoint has the devices of pods that have ended until it
-// gives another pod one. Without a folder of pods nothing is known.
+// hasEnded reports whether the kubelet has removed the folder of a pod. The checkpoint keeps devices of ended pods until another pod gets
+// a device. Without the folder of all pods the result is false.
 func hasEnded(root, uid string) bool {
 	pods := filepath.Join(root, "pods")
 	if _, err := os.Stat(pods); err != nil || uid == "" || uid != filepath.Base(uid) {
@@ -129,7 +129,7 @@ func hasEnded(root, uid string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// merge adds those devices that are not there yet.
+// merge adds the devices that held does not contain yet.
 func merge(held, more []allocation.Device) []allocation.Device {
 	for _, h := range more {
 		if !slices.ContainsFunc(held, func(o allocation.Device) bool { return o.ID == h.ID }) {

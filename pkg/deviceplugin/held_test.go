@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestHasEnded: a pod has ended when the kubelet has removed its folder, and not where nothing is known.
+// TestHasEnded checks that a pod has ended when the kubelet has removed its folder, and has not if that is unknown.
 func TestHasEnded(t *testing.T) {
 	root := t.TempDir()
 	if hasEnded(root, "gone") {

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/probes"
 )
 
-// serveHTTP answers probes and Prometheus until ctx is done.
+// serveHTTP serves probes and metrics until ctx is done.
 func (d *daemon) serveHTTP(ctx context.Context) error {
 	d.registry.MustRegister(d.count.allocations, d.count.registrations, d.count.preferred, &state{d, describedMetrics()},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -27,12 +27,12 @@ func (d *daemon) serveHTTP(ctx context.Context) error {
 	return probes.Server{Ready: ready, Metrics: d.registry, Log: d.log}.Start(ctx, d.HTTP, &d.running)
 }
 
-// ready reports whether pods can get every resource.
+// ready returns the resources that pods cannot get yet.
 func (d *daemon) ready() (missing []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.begun { // it still asks the kubelet which pods have devices
-		return []string{"anything yet"}
+	if !d.refreshed { // still asking the kubelet for the devices of pods
+		return []string{"any resource yet"}
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.serving)) {
 		if !d.serving[name].ready() {

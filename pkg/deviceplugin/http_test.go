@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// process runs the daemon of a lab in a process of its own until the test ends.
+// process runs the daemon of a lab in its own process until the test ends.
 func (l *lab) process() (pid int) {
 	l.Helper()
 	cmd := exec.Command("/proc/self/exe", "--config-file", l.ConfigFile, "--resource-prefix", l.Prefix, "--node-name", l.Host,
@@ -54,7 +54,7 @@ func (l *lab) process() (pid int) {
 	return cmd.Process.Pid
 }
 
-// peak returns the most memory in KiB that a process has had, since it was reset.
+// peak returns the peak memory of a process in KiB since its last reset.
 func peak(t *testing.T, pid int) int {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -74,7 +74,7 @@ func peak(t *testing.T, pid int) int {
 	return 0
 }
 
-// probe asks /healthz once, by a connection of its own.
+// probe requests /healthz once, over a new connection.
 func probe(socket string) error {
 	conn, err := net.DialTimeout("unix", socket, patience)
 	if err != nil {
@@ -98,8 +98,8 @@ func probe(socket string) error {
 	return nil
 }
 
-// TestHalfOpen: 10,000 connections that never come to a request take no more than some MiB. Meanwhile and afterwards /healthz answers, and
-// the kubelet's calls are served.
+// TestHalfOpen opens 10,000 connections that never complete a request. They take a few MiB at most. During and after that the daemon
+// answers /healthz and the kubelet.
 func TestHalfOpen(t *testing.T) {
 	const most = 10_000
 	var limit syscall.Rlimit
@@ -141,7 +141,7 @@ func TestHalfOpen(t *testing.T) {
 		}
 		open = append(open, conn)
 		if i%2 == 0 {
-			_, _ = io.WriteString(conn, "GET /healthz HTTP/1.1\r\nX: y") // it may be closed already
+			_, _ = io.WriteString(conn, "GET /healthz HTTP/1.1\r\nX: y") // the server may have closed the connection
 		}
 		if i%2500 == 0 {
 			served(fmt.Sprintf("with %d connections", i))

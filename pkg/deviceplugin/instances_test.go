@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// numVFs returns how many VFs the first PF has.
+// numVFs returns the number of VFs of the first PF.
 func numVFs(t *testing.T, sysfs string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(sysfs, "bus/pci/devices", pf0, "sriov_numvfs"))
@@ -25,7 +25,7 @@ func numVFs(t *testing.T, sysfs string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// awaitNumVFs waits until the first PF has a number of VFs.
+// awaitNumVFs waits until the first PF has this number of VFs.
 func (l *lab) awaitNumVFs(sysfs, want string) {
 	l.Helper()
 	for until := time.Now().Add(patience); numVFs(l.T, sysfs) != want; time.Sleep(5 * time.Millisecond) {
@@ -35,7 +35,8 @@ func (l *lab) awaitNumVFs(sysfs, want string) {
 	}
 }
 
-// TestFollower: an instance that does not lead changes no number of VFs, binds no drivers and brings no VFs back. It does once it leads.
+// TestFollower checks that an instance that does not lead changes no numbers of VFs, binds no drivers and restores no VFs, until it
+// leads.
 func TestFollower(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)
@@ -43,7 +44,7 @@ func TestFollower(t *testing.T) {
 	r := l.recorded()
 	r.follows = true
 	var returns atomic.Int32
-	l.Return = func() error { returns.Add(1); return nil }
+	l.RestoreVFs = func() error { returns.Add(1); return nil }
 	l.Poll = time.Second
 	l.kubelet.start()
 	l.kubelet.hold("shop", "web-9", "app", "example.com/other", "")
@@ -60,12 +61,12 @@ func TestFollower(t *testing.T) {
 	l.awaitNumVFs(sysfs, "1")
 	for until := time.Now().Add(patience); returns.Load() == 0; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(until) {
-			t.Fatal("no VF is brought back")
+			t.Fatal("no VF is restored")
 		}
 	}
 }
 
-// TestDeviceLocked: a PF keeps its VFs while another instance works on one of its VFs.
+// TestDeviceLocked checks that a PF keeps its VFs while another instance changes one of them.
 func TestDeviceLocked(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)

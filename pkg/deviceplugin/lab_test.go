@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// lab is a daemon beside a kubelet, with a tree of sysfs of its own.
+// lab is a daemon with a fake kubelet and a copy of sysfs.
 type lab struct {
 	*testing.T
 	settings
@@ -32,7 +32,7 @@ type lab struct {
 	log     *lines
 }
 
-// lines is a log that tests look into while it is written.
+// lines is a log that tests can read while it is written.
 type lines struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -54,7 +54,7 @@ func logTo(l *lines) *slog.Logger {
 	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// newLab starts a kubelet, and a daemon with a configuration.
+// newLab starts a kubelet and a daemon with a configuration.
 func newLab(t *testing.T, sysfs, config string) *lab {
 	t.Helper()
 	l := prepareLab(t, sysfs, config)
@@ -110,7 +110,7 @@ func (l *lab) start() (stop func()) {
 	return stop
 }
 
-// ids waits until a resource has these devices; one that is unhealthy ends in "!".
+// ids waits until a resource has these devices. "!" after an ID means unhealthy.
 func (l *lab) ids(resource string, want ...string) *plugin {
 	l.Helper()
 	return l.kubelet.await(resource, strings.Join(want, " "), func(p *plugin) bool {
@@ -126,7 +126,7 @@ func (l *lab) ids(resource string, want ...string) *plugin {
 	})
 }
 
-// logged waits for a line of the log that has all parts.
+// logged waits for a log line that contains all parts.
 func (l *lab) logged(parts ...string) {
 	l.Helper()
 	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
@@ -145,7 +145,7 @@ const twoPools = `{"resourceList": [
   {"resourceName": "one", "selectors": {"pfNames": ["ens0f0"]}},
   {"resourceName": "two", "selectors": {"pfNames": ["ens1f0"]}}]}`
 
-// The VFs of a machine with a PF of two VFs on each of two nodes.
+// The VFs of a machine with two NUMA nodes, each with a PF of two VFs.
 const (
 	pf0, vf00, vf01 = "0000:11:00.0", "0000:11:02.0", "0000:11:02.1"
 	pf1, vf10, vf11 = "0000:15:00.0", "0000:15:02.0", "0000:15:02.1"
@@ -155,7 +155,7 @@ func twoPFs(t *testing.T) string {
 	return pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 2})
 }
 
-// await asks the daemon until the answer has all parts.
+// await asks the daemon until the answer contains all parts.
 func (l *lab) await(path string, parts ...string) {
 	l.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,

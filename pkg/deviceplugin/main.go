@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// Where a node has what, unless flags say otherwise.
+// Default paths and values of the flags.
 const (
 	defaultConfig  = "/etc/pcidp/config.json"
 	defaultPrefix  = "intel.com"
@@ -38,11 +38,11 @@ const (
 	defaultPoll    = time.Minute
 )
 
-// readyTimeout is how long the instance that is asked may take to say whether it is ready.
+// readyTimeout bounds the wait for another instance's answer about its readiness.
 const readyTimeout = 5 * time.Second
 
-// Main runs the device plugin with the arguments of its command line, until it is told to end by SIGINT or SIGTERM, and returns the exit
-// status: 2 for wrong arguments, 1 when it could not start.
+// Main runs the device plugin with command line arguments until SIGINT or SIGTERM, and returns the exit status: 2 for wrong arguments, 1
+// if it could not start.
 func Main(args []string, stderr io.Writer) int {
 	o, level, err := parseFlags(args, stderr)
 	if errors.Is(err, flag.ErrHelp) {
@@ -52,7 +52,7 @@ func Main(args []string, stderr io.Writer) int {
 	}
 	log := slog.New(slog.NewTextHandler(cni.PlainWriter(stderr), &slog.HandlerOptions{Level: level}))
 	slog.SetDefault(log)
-	klog.SetSlogLogger(log) // of client-go
+	klog.SetSlogLogger(log) // the log of client-go
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	if o.AskReady {
@@ -65,7 +65,7 @@ func Main(args []string, stderr io.Writer) int {
 		return 0
 	}
 	o.NewDriver = newDriver
-	o.Return = func() error { return sriov.Return(o.Sysfs, log) }
+	o.RestoreVFs = func() error { return sriov.RestoreOrphans(o.Sysfs, log) }
 	reload := make(chan os.Signal, 1)
 	signal.Notify(reload, syscall.SIGHUP)
 	if err := runDaemon(ctx, o, reload, log); err != nil {
@@ -77,47 +77,47 @@ func Main(args []string, stderr io.Writer) int {
 
 const ignored = "ignored: the log goes to standard error"
 
-// commandLine is what the flags say.
+// commandLine are the values of the flags.
 type commandLine struct {
 	settings
 	kubelet, registration, verbosity string
 }
 
-// flags returns all flags with their defaults. It knows those of sriov-network-device-plugin, so that its manifests work.
+// flags returns all flags with their defaults. It includes those of sriov-network-device-plugin, so that its manifests work.
 func (c *commandLine) flags(output io.Writer) *flag.FlagSet {
 	f := flag.NewFlagSet("sriov-device-plugin", flag.ContinueOnError)
 	f.SetOutput(output)
-	f.StringVar(&c.ConfigFile, "config-file", defaultConfig, "the pools, in JSON; read again when it changes and on SIGHUP")
-	f.StringVar(&c.Prefix, "resource-prefix", defaultPrefix, "of resources whose pool names none")
-	f.BoolVar(&c.UseCDI, "use-cdi", false, "hand device files over by CDI, in annotations, where the configuration does not say")
-	f.StringVar(&c.Host, "node-name", nodeName(), "name of this node, by which entries of the configuration count here or not")
+	f.StringVar(&c.ConfigFile, "config-file", defaultConfig, "configuration of the pools in JSON; read again when it changes and on SIGHUP")
+	f.StringVar(&c.Prefix, "resource-prefix", defaultPrefix, "default prefix of resource names")
+	f.BoolVar(&c.UseCDI, "use-cdi", false, "pass device files by CDI annotations unless the configuration says otherwise")
+	f.StringVar(&c.Host, "node-name", nodeName(), "name of this node; entries of the configuration with \"hosts\" apply if they match it")
 	f.StringVar(&c.Kubeconfig, "kubeconfig", "",
-		"how resources with \"api\": \"dra\" reach the API server; empty for the ServiceAccount of the pod")
-	f.StringVar(&c.Instance, "pod-uid", os.Getenv("POD_UID"), "UID of this pod, so that a new version can start before the old one ends")
-	f.BoolVar(&c.Strict, "strict", false, "refuse a configuration with an entry that is not supported, instead of serving the others")
-	f.StringVar(&c.kubelet, "kubelet-dir", defaultKubelet, "the kubelet's root, with plugins_registry and pod-resources")
-	f.StringVar(&c.Kubelet.Plugins, "device-plugin-dir", defaultPlugins, "the folder of kubelet.sock, which no setting of the kubelet moves")
+		"kubeconfig for the API server, for resources with \"api\": \"dra\"; empty for the ServiceAccount of the pod")
+	f.StringVar(&c.Instance, "pod-uid", os.Getenv("POD_UID"), "UID of this pod; it lets a new version start before the old one ends")
+	f.BoolVar(&c.Strict, "strict", false, "refuse a configuration with an unsupported entry, instead of serving the other entries")
+	f.StringVar(&c.kubelet, "kubelet-dir", defaultKubelet, "root folder of the kubelet, with plugins_registry and pod-resources")
+	f.StringVar(&c.Kubelet.Plugins, "device-plugin-dir", defaultPlugins, "folder of kubelet.sock; the kubelet has no option to move it")
 	f.StringVar(&c.registration, "registration", "auto",
-		"how the kubelet learns of resources: classic, registry, or auto for the registry if there is one")
-	f.StringVar(&c.Sysfs, "sysfs", "/sys", "where sysfs is mounted")
-	f.StringVar(&c.Dev, "dev", defaultDev, "where the node's device files are")
-	f.StringVar(&c.InfoDir, "device-info-dir", defaultInfo, "where Multus and others look for device-info files; empty for none")
-	f.StringVar(&c.CDIDir, "cdi-dir", defaultCDI, "where the runtime looks for CDI specifications; empty for none")
+		"how resources are registered with the kubelet: classic, registry, or auto for registry if it exists")
+	f.StringVar(&c.Sysfs, "sysfs", "/sys", "mount point of sysfs")
+	f.StringVar(&c.Dev, "dev", defaultDev, "folder of the node's device files")
+	f.StringVar(&c.InfoDir, "device-info-dir", defaultInfo, "folder of device-info files for Multus and similar programs; empty for none")
+	f.StringVar(&c.CDIDir, "cdi-dir", defaultCDI, "folder of CDI specifications for the runtime; empty for none")
 	f.StringVar(&c.Socket, "socket", allocation.Socket,
-		"where the sriov plugin and podlace ask which pod has which devices; empty for nowhere")
-	f.StringVar(&c.HTTP, "http", defaultHTTP, "host:port or unix:/path of /healthz, /readyz and /metrics; empty for none")
-	f.DurationVar(&c.Poll, "poll", defaultPoll, "how often all devices are looked at, should an event be lost")
-	f.StringVar(&c.verbosity, "log-level", "info", "debug, info, warn or error; a number above 4 is debug, as for sriov-network-device-plugin")
-	f.BoolVar(&c.AskReady, "ready", false, "ask the instance that answers at --http whether it is ready, and end: exit status 0 or 1")
+		"unix socket that answers the sriov plugin and podlace about devices of pods; empty for none")
+	f.StringVar(&c.HTTP, "http", defaultHTTP, "host:port or unix:/path that serves /healthz, /readyz and /metrics; empty for none")
+	f.DurationVar(&c.Poll, "poll", defaultPoll, "interval of scanning all devices, in case an event is lost")
+	f.StringVar(&c.verbosity, "log-level", "info", "debug, info, warn or error; a number above 4 means debug, as in sriov-network-device-plugin")
+	f.BoolVar(&c.AskReady, "ready", false, "ask the running instance at --http whether it is ready, and exit with status 0 or 1")
 	f.String("log-dir", "", ignored)
 	return f
 }
 
-// parseFlags has told what is wrong when it fails.
+// parseFlags parses the arguments. It has already printed the reason if it fails.
 func parseFlags(args []string, stderr io.Writer) (o settings, level slog.Level, err error) {
 	var c commandLine
 	f := c.flags(stderr)
-	// of glog, which sriov-network-device-plugin uses
+	// Flags of glog, which sriov-network-device-plugin uses.
 	for _, name := range []string{"v", "vmodule", "log_dir", "log_backtrace_at", "stderrthreshold"} {
 		f.String(name, "", ignored)
 	}
@@ -153,7 +153,7 @@ func parseFlags(args []string, stderr io.Writer) (o settings, level slog.Level, 
 	return c.settings, level, nil
 }
 
-// nodeName is that of the downward API, or the machine's.
+// nodeName returns the node's name from the downward API, or the host name.
 func nodeName() string {
 	if name := os.Getenv("NODE_NAME"); name != "" {
 		return name

@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// TestFlags: what manifests of sriov-network-device-plugin say is understood, and what is wrong is named.
+// TestFlags checks that the flags in manifests of sriov-network-device-plugin are accepted, and that errors name the flag.
 func TestFlags(t *testing.T) {
 	t.Setenv("NODE_NAME", "node-7")
 	dir := t.TempDir()
@@ -53,7 +53,7 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// TestDocumentedFlags: the README has each flag, with its default.
+// TestDocumentedFlags checks that the README lists each flag with its default.
 func TestDocumentedFlags(t *testing.T) {
 	text, err := os.ReadFile("../../plugins/sriov-device-plugin/README.md")
 	if err != nil {

@@ -12,12 +12,12 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// nodeFiles is where the daemon sees which device files the node has.
+// nodeFiles finds the node's device files.
 type nodeFiles struct{ dev, sysfs string }
 
-// missing returns which file a device lacks without which its containers could not start, "" if none. RDMA's connection manager is none of
-// these: a program can do without.
-func (n nodeFiles) missing(d pool.Device) string {
+// missingFile returns the reason if a device file is missing without which containers could not start, or "". RDMA's connection manager is
+// optional for programs, so it is not checked.
+func (n nodeFiles) missingFile(d pool.Device) string {
 	if !d.VhostNet {
 		return ""
 	}
@@ -29,8 +29,8 @@ func (n nodeFiles) missing(d pool.Device) string {
 	return ""
 }
 
-// has reports whether the node has a device file. The file may be there before its module, which is loaded when a program opens it. In a
-// container without the node's /dev only a loaded module shows.
+// has reports whether the node has a device file. The file may exist before its module, which the kernel loads when a program opens the
+// file. In a container without the node's /dev, only a loaded module is visible.
 func (n nodeFiles) has(file string) bool {
 	for _, at := range []string{filepath.Join(n.dev, strings.TrimPrefix(file, defaultDev)),
 		filepath.Join(n.sysfs, "class/misc", path.Base(file))} {

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestNoConnectionManager: a container gets the file of RDMA's connection manager where the node has it, and else does without.
+// TestNoConnectionManager checks that a container gets the file of RDMA's connection manager only if the node has it.
 func TestNoConnectionManager(t *testing.T) {
 	p := kinds()
 	p.Devices[4].RDMAFiles = []string{"infiniband/uverbs4"}
@@ -27,8 +27,8 @@ func TestNoConnectionManager(t *testing.T) {
 	}
 }
 
-// TestNoVhostNet: a device of a resource that needs vhost-net is unhealthy, and says why, until the node has both files: by a node in /dev,
-// or by the module that is loaded.
+// TestNoVhostNet checks that a device that needs vhost-net is unhealthy, with the reason, until the node has both files. A file in /dev
+// or a loaded module counts.
 func TestNoVhostNet(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := prepareLab(t, sysfs, `{"resourceList": [{"resourceName": "one", "selectors": [{"pfNames": ["ens0f0#0"], "needVhostNet": true}, {"pfNames": ["ens0f0"]}]}]}`)
@@ -50,7 +50,7 @@ func TestNoVhostNet(t *testing.T) {
 	l.ids("example.com/one", vf00, vf01)
 }
 
-// awaitFault waits until the daemon tells of a device that it has a fault.
+// awaitFault waits until the daemon reports this fault of a device.
 func (l *lab) awaitFault(id, want string) {
 	l.Helper()
 	got := ""

@@ -14,18 +14,18 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// offer is what a resource gives away at one moment. It is never changed.
+// offer is what a resource offers at one moment. It is immutable.
 type offer struct {
 	pool     pool.Pool
 	snapshot *pci.Snapshot
 	topology *pool.Topology
-	devices  []*pluginapi.Device // those of the pool, then the lost ones
-	faults   map[string]string   // why a device is unhealthy, by ID
+	devices  []*pluginapi.Device // devices of the pool, then the lost ones
+	faults   map[string]string   // by ID
 	grant    grant
 }
 
-// newOffer tells the kubelet of a pool. Devices in lost are gone or of another resource by now, but pods still have them: they stay, never
-// to be given away, near the NUMA nodes where they were: a kubelet that restarts admits pods that run once more, by these.
+// newOffer returns the offer of a pool. Pods still have the devices in lost, which are missing or belong to another resource now. They
+// stay in the offer as unhealthy, with their former NUMA nodes: a kubelet that restarts needs them to admit running pods again.
 func newOffer(p pool.Pool, s *pci.Snapshot, g grant, faults map[string]string, lost []allocation.Device) *offer {
 	o := &offer{pool: p, snapshot: s, topology: pool.NewTopology(p, s), grant: g, faults: faults}
 	for _, d := range p.Devices {
@@ -37,7 +37,7 @@ func newOffer(p pool.Pool, s *pci.Snapshot, g grant, faults map[string]string, l
 	return o
 }
 
-// nodes returns the NUMA nodes that the kubelet was told of a device.
+// nodes returns the NUMA nodes that the offer reports for a device.
 func (o *offer) nodes(id string) (nodes []int) {
 	for _, d := range o.devices {
 		if d.GetID() == id {
@@ -63,7 +63,7 @@ func device(id string, healthy bool, nodes []int) *pluginapi.Device {
 	return d
 }
 
-// healthy counts the devices that pods can get.
+// healthy returns the number of devices that pods can get.
 func (o *offer) healthy() (n int) {
 	for _, d := range o.devices {
 		if d.Health == pluginapi.Healthy {
@@ -73,12 +73,12 @@ func (o *offer) healthy() (n int) {
 	return n
 }
 
-// same reports whether the kubelet would see no difference.
-func (o *offer) same(other *offer) bool {
+// equal reports whether two offers look the same to the kubelet.
+func (o *offer) equal(other *offer) bool {
 	return slices.EqualFunc(o.devices, other.devices, func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) })
 }
 
-// policy is that of the resource; one that only has devices left which pods keep has none any more.
+// policy returns the policy of the resource. A resource that is no longer configured has only devices in use, and needs none.
 func (o *offer) policy() pool.Policy {
 	if o.pool.Resource == nil {
 		return pool.NUMABestFit
@@ -86,7 +86,7 @@ func (o *offer) policy() pool.Policy {
 	return o.pool.Resource.Policy
 }
 
-// allocate tells what a container needs for the devices, in the order of their addresses.
+// allocate returns what a container needs for the devices, in the order of their addresses.
 func (o *offer) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	var devices []pool.Device
 	for _, id := range ids {
@@ -100,7 +100,7 @@ func (o *offer) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, er
 	return o.grant.response(o.pool.Name, devices)
 }
 
-// allocateAll is allocate for each container.
+// allocateAll calls allocate for each container.
 func (o *offer) allocateAll(containers []*pluginapi.ContainerAllocateRequest) (*pluginapi.AllocateResponse, error) {
 	out := &pluginapi.AllocateResponse{}
 	for _, c := range containers {
@@ -113,14 +113,14 @@ func (o *offer) allocateAll(containers []*pluginapi.ContainerAllocateRequest) (*
 	return out, nil
 }
 
-// present is nil when the node has a device, whatever resource it is of by now.
+// present returns an error if the node lacks a device. The device may belong to another resource now.
 func (o *offer) present(id string) error {
 	a, err := pci.ParseAddress(id)
 	if err != nil {
 		return err
 	}
 	if _, ok := o.snapshot.Device(a); !ok {
-		return fmt.Errorf("device %s is not there", a)
+		return fmt.Errorf("device %s does not exist on this node", a)
 	}
 	return nil
 }
@@ -135,5 +135,5 @@ func (o *offer) find(id string) (pool.Device, error) {
 			return d, nil
 		}
 	}
-	return pool.Device{}, fmt.Errorf("device %s is not there", a)
+	return pool.Device{}, fmt.Errorf("device %s is not in this resource", a)
 }

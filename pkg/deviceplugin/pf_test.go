@@ -28,7 +28,7 @@ func driverOf(t *testing.T, sysfs, address string) string {
 	return filepath.Base(target)
 }
 
-// barePF is a machine with a PF that can have 8 VFs and has none.
+// barePF returns a machine with a PF that supports 8 VFs and has none.
 func barePF(t *testing.T) (sysfs string) {
 	t.Helper()
 	sysfs = pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1})
@@ -36,8 +36,8 @@ func barePF(t *testing.T) (sysfs string) {
 	return sysfs
 }
 
-// TestPFKeepsItsDriver (S-36): a PF whose VFs are made after the daemon has started is no device and keeps its driver; its VFs are devices.
-// The same holds when the VFs are removed and made again.
+// TestPFKeepsItsDriver (S-36): a PF whose VFs are created after the start of the daemon is not offered and keeps its driver; its VFs are
+// offered. The same holds when the VFs are removed and created again.
 func TestPFKeepsItsDriver(t *testing.T) {
 	for name, selectors := range map[string]string{"pfNames": `{"pfNames": ["ens0f0"]}`, "vendors": `{"vendors": ["8086"]}`, "none": `{}`,
 		"pciAddresses": `{"pciAddresses": ["` + pf0 + `", "` + vf00 + `", "` + vf01 + `"]}`} {
@@ -64,7 +64,7 @@ func TestPFKeepsItsDriver(t *testing.T) {
 	}
 }
 
-// TestOfferPF (S-36): a PF with offerPf is a device and keeps its driver. While a pod has the PF, the PF gets no VFs.
+// TestOfferPF (S-36): a PF with offerPf is offered and keeps its driver. While a pod has the PF, no VFs are created.
 func TestOfferPF(t *testing.T) {
 	sysfs := barePF(t)
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)
@@ -75,19 +75,20 @@ func TestOfferPF(t *testing.T) {
 	l.hup()
 	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+pf0)
 	l.configure(`{` + resource + `}], "pfs": [{"pfName": "ens0f0", "numVfs": 2}]}`)
-	l.logged("a device is not as the configuration wants it", pf0+" does not get 2 VFs", "is of pod shop/web-0")
+	l.logged("could not configure a device as requested", pf0+": cannot create 2 VFs", "belongs to pod shop/web-0")
 	l.ids("example.com/whole", pf0+"!")
 	l.configure(`{` + resource + `, "driver": "vfio-pci"}], "pfs": [{"pfName": "ens0f0", "numVfs": 0, "offerPf": true}]}`)
 	l.kubelet.release()
 	l.hup()
-	l.logged("a device is not as the configuration wants it", pf0, "is no VF")
+	l.logged("could not configure a device as requested", pf0, "is no VF")
 	l.ids("example.com/whole", pf0+"!")
 	if driver := driverOf(t, sysfs, pf0); driver != "ice" {
 		t.Errorf("driver of the PF: %s", driver)
 	}
 }
 
-// TestNICPFKeepsItsDriver (S-36): the VFs of a real card that are made after the daemon has started are bound to vfio-pci, the PF is not.
+// TestNICPFKeepsItsDriver (S-36): the VFs of a real card, created after the start of the daemon, are bound to vfio-pci, but the PF is
+// not.
 func TestNICPFKeepsItsDriver(t *testing.T) {
 	pf := kerneltest.RealPF(t)
 	nic := kerneltest.RealNIC(t, 0)
@@ -118,15 +119,15 @@ func TestNICPFKeepsItsDriver(t *testing.T) {
 	}
 }
 
-// TestNumVFsContradicted: VFs that exist while sriov_numvfs is 0 are not removed by "numVfs": 0; the log says so once, and tells of no
-// change.
+// TestNumVFsContradicted: VFs that exist while sriov_numvfs is 0 are not removed by "numVfs": 0. The log reports that once, and reports
+// no change.
 func TestNumVFsContradicted(t *testing.T) {
 	sysfs := twoPFs(t)
 	if err := os.WriteFile(filepath.Join(pcitest.Folder(t, sysfs, pf0), "sriov_numvfs"), []byte("0\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	l := newLab(t, sysfs, `{"resourceList": [], "pfs": [{"pfName": "ens0f0", "numVfs": 0}]}`)
-	l.logged("a device is not as the configuration wants it", "give "+pf0+" 0 VFs: sriov_numvfs is 0 but 2 VFs exist")
+	l.logged("could not configure a device as requested", "give "+pf0+" 0 VFs: sriov_numvfs is 0 but 2 VFs exist")
 	for range 3 {
 		l.hup()
 	}
@@ -139,7 +140,7 @@ func TestNumVFsContradicted(t *testing.T) {
 	}
 }
 
-// TestDriverLoadedLater: a VF whose driver is loaded after the first attempt gets it at the next look, not minutes later.
+// TestDriverLoadedLater: a VF whose driver is loaded after the first attempt gets it at the next scan, without the long pause.
 func TestDriverLoadedLater(t *testing.T) {
 	sysfs := twoPFs(t)
 	folder := filepath.Join(sysfs, "bus/pci/drivers/vfio-pci")
@@ -148,8 +149,8 @@ func TestDriverLoadedLater(t *testing.T) {
 	}
 	pcitest.Kernel{}.Start(t, sysfs)
 	l := newLab(t, sysfs, `{"resourceList": [{"resourceName": "dpdk", "driver": "vfio-pci", "selectors": {"pfNames": ["ens0f0"]}}]}`)
-	l.logged("a device is not as the configuration wants it", vf00, "the driver is not loaded")
-	l.logged("a device is not as the configuration wants it", vf01, "the driver is not loaded")
+	l.logged("could not configure a device as requested", vf00, "the driver is not loaded")
+	l.logged("could not configure a device as requested", vf01, "the driver is not loaded")
 	if err := os.Mkdir(folder, 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -17,13 +17,13 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// retryAfter is how long a device that could not be prepared is left alone: what the kernel has not finished goes on meanwhile.
+// retryAfter is the pause after a failed change of a device. The kernel may complete pending work in the meantime.
 const retryAfter = 5 * time.Minute
 
-// prepareAlways prepares devices whenever it is woken, until ctx is done. It may wait long for the kernel, and delays no other goroutine.
-func (d *daemon) prepareAlways(ctx context.Context, wake <-chan struct{}) {
+// prepareLoop prepares devices each time it is woken, until ctx is done. It runs in its own goroutine because the kernel may take long.
+func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 	failed := map[pci.Address]time.Time{}
-	told := map[pci.Address]string{}
+	logged := map[pci.Address]string{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -37,28 +37,28 @@ func (d *daemon) prepareAlways(ctx context.Context, wake <-chan struct{}) {
 			delete(failed, a)
 			err := change()
 			if err == nil {
-				delete(told, a)
+				delete(logged, a)
 				return
 			}
-			// Use may end, a driver be loaded and a VF made again at any moment.
+			// No pause for these errors: the device may become free, a driver may be loaded, or a VF may appear at any moment.
 			if !errors.Is(err, errInUse) && !errors.Is(err, fs.ErrNotExist) {
 				failed[a] = time.Now()
 			}
-			if told[a] != err.Error() {
-				d.log.Warn("a device is not as the configuration wants it", "device", a.String(), "error", err)
+			if logged[a] != err.Error() {
+				d.log.Warn("could not configure a device as requested; retrying", "device", a.String(), "error", err)
 			}
-			told[a] = err.Error()
+			logged[a] = err.Error()
 		})
 	}
 }
 
 var errInUse = errors.New("in use")
 
-// prepare brings about what the configuration wants of PFs and drivers, as far as no pod would notice. Until it is known who has devices,
-// only PFs without any VFs get some, if their interface is on the node.
+// prepare sets the numbers of VFs and the drivers of the configuration, for devices that no pod uses. While the devices of pods are
+// unknown, it only creates VFs for PFs without VFs whose interface is on the node.
 func (d *daemon) prepare(ctx context.Context, try func(pci.Address, func() error)) {
 	d.mu.Lock()
-	s, known, want := d.snapshot, d.asked, d.config.NumVFs(d.snapshot)
+	s, known, want := d.snapshot, d.answered, d.config.NumVFs(d.snapshot)
 	pools, claimable := byAPI(d.assign(d.env()))
 	if d.driver != nil {
 		pools = append(pools, claimable...)
@@ -82,8 +82,8 @@ func (d *daemon) prepare(ctx context.Context, try func(pci.Address, func() error
 	}
 }
 
-// mayChange reports whether this instance changes devices. Where pods get devices by claims, that is the instance that leads, and each one
-// while the driver of claims cannot start. The caller has the lock.
+// mayChange reports whether this instance may change devices. If pods get devices by claims, only the leading instance may. While the
+// driver of claims cannot start, every instance may. The caller holds the lock.
 func (d *daemon) mayChange() bool {
 	if d.driver != nil {
 		return d.driver.Leads()
@@ -93,7 +93,7 @@ func (d *daemon) mayChange() bool {
 	return !claims || d.driverFault != ""
 }
 
-// change changes devices that no pod has, and that no other instance of the daemon is about to give to a claim or to change.
+// change changes devices that no pod has, and that no other instance of the daemon is changing or assigning to a claim.
 func (d *daemon) change(devices []pci.Address, check, change func() error) error {
 	unlock, err := dra.LockDevices(d.Claims, devices)
 	if err != nil {
@@ -107,7 +107,7 @@ func (d *daemon) change(devices []pci.Address, check, change func() error) error
 	return d.gate.change(ids, check, change)
 }
 
-// setNumVFs gives a PF its VFs, unless a pod has the PF, or one of its VFs is in use: all of them would go.
+// setNumVFs sets the number of a PF's VFs. The kernel removes all VFs for that, so it refuses if a pod has the PF or a VF is in use.
 func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address, n int) error {
 	device, _ := s.Device(pf)
 	vfs := s.VFs(pf)
@@ -116,58 +116,58 @@ func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address,
 		devices = append(devices, vf.Address)
 	}
 	err := d.change(devices, func() error {
-		if why := d.withPod(device); why != "" {
-			return fmt.Errorf("PF %s does not get %d VFs, %w: it %s", pf, n, errInUse, why)
+		if why := d.ownerOf(device); why != "" {
+			return fmt.Errorf("PF %s: cannot create %d VFs, %w: the PF %s", pf, n, errInUse, why)
 		}
 		for _, vf := range vfs {
-			if why := d.inUse(vf); why != "" {
-				return fmt.Errorf("PF %s keeps its %d VFs and does not get %d, %w: VF %s %s", pf, device.NumVFs, n, errInUse, vf.Address, why)
+			if why := d.whyInUse(vf); why != "" {
+				return fmt.Errorf("PF %s: cannot change the number of VFs from %d to %d, %w: VF %s %s", pf, device.NumVFs, n, errInUse, vf.Address, why)
 			}
 		}
 		return nil
 	}, func() error { return pci.SetNumVFs(ctx, d.Sysfs, pf, n) })
 	if err == nil {
-		d.log.Info("a PF has another number of VFs", "pf", pf.String(), "had", device.NumVFs, "has", n)
+		d.log.Info("changed the number of VFs of a PF", "pf", pf.String(), "had", device.NumVFs, "has", n)
 	}
 	return err
 }
 
 func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error {
 	err := d.change([]pci.Address{dev.Address}, func() error {
-		if why := d.inUse(dev.Device); why != "" {
-			return fmt.Errorf("%s stays with driver %s and does not get %s, %w: it %s", dev.Address, cmp.Or(dev.Driver, "none"), driver, errInUse,
+		if why := d.whyInUse(dev.Device); why != "" {
+			return fmt.Errorf("%s: cannot change the driver from %s to %s, %w: the device %s", dev.Address, cmp.Or(dev.Driver, "none"), driver, errInUse,
 				why)
 		}
 		return nil
 	}, func() error { return pci.Bind(ctx, d.Sysfs, dev.Address, driver) })
 	if err == nil {
-		d.log.Info("a device has another driver", "device", dev.Address.String(), "had", dev.Driver, "has", driver)
+		d.log.Info("changed the driver of a device", "device", dev.Address.String(), "had", dev.Driver, "has", driver)
 	}
 	return err
 }
 
-// inUse returns why a device must be left alone, "" if no pod has it.
-func (d *daemon) inUse(dev pci.Device) string {
-	if why := d.withPod(dev); why != "" {
+// whyInUse returns why a device must not be changed, or "" if it may be.
+func (d *daemon) whyInUse(dev pci.Device) string {
+	if why := d.ownerOf(dev); why != "" {
 		return why
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.uplink(dev)
+	return d.whyUplink(dev)
 }
 
-// uplink returns that a device is a link of the node's own, or "".
-func (d *daemon) uplink(dev pci.Device) string {
+// whyUplink returns a reason if a device is an uplink of the node, or "".
+func (d *daemon) whyUplink(dev pci.Device) string {
 	for _, name := range dev.Interfaces {
 		if slices.Contains(d.uplinks, name) {
-			return fmt.Sprintf("is the node's own link %s", name)
+			return fmt.Sprintf("is the node's uplink %s", name)
 		}
 	}
 	return ""
 }
 
-// withPod returns which pod or namespace has a device, "" if none has.
-func (d *daemon) withPod(dev pci.Device) string {
+// ownerOf returns which pod, claim or namespace has a device, or "" if none has it.
+func (d *daemon) ownerOf(dev pci.Device) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.mergeUnlisted()
@@ -175,13 +175,13 @@ func (d *daemon) withPod(dev pci.Device) string {
 		switch {
 		case h.ID != dev.Address.String():
 		case h.Claim != nil:
-			return fmt.Sprintf("is of claim %s/%s", h.Claim.Namespace, h.Claim.Name)
+			return fmt.Sprintf("belongs to claim %s/%s", h.Claim.Namespace, h.Claim.Name)
 		default:
-			return fmt.Sprintf("is of pod %s/%s", h.Namespace, h.Pod)
+			return fmt.Sprintf("belongs to pod %s/%s", h.Namespace, h.Pod)
 		}
 	}
 	if d.unreadClaims != nil {
-		return fmt.Sprintf("may be of a claim: %v", d.unreadClaims)
+		return fmt.Sprintf("may belong to a claim: %v", d.unreadClaims)
 	}
 	if d.leaked(dev) {
 		return "has its interface in another namespace"

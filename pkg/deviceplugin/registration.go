@@ -21,54 +21,54 @@ import (
 )
 
 const (
-	// registerTimeout is how long the kubelet may take to answer Register: it connects to the endpoint meanwhile.
+	// registerTimeout bounds a Register call. The kubelet connects to the endpoint before it answers.
 	registerTimeout = 10 * time.Second
-	// lookEvery is how often the sockets are looked at, should an event of their folder be lost.
-	lookEvery = time.Second
-	// watchWithin is how soon after the registration the kubelet watches the resource. Who does not has lost the connection.
-	watchWithin = 10 * time.Second
-	// absentFor is how long no kubelet may be there before it is said.
+	// checkInterval is the interval of checking the sockets, in case an event of their folder is lost.
+	checkInterval = time.Second
+	// watchTimeout is how soon after the registration the kubelet must watch the resource. Otherwise the connection is considered lost.
+	watchTimeout = 10 * time.Second
+	// absentFor is how long the kubelet must be absent before that is logged.
 	absentFor = 15 * time.Second
-	// Between these are the pauses after a refusal, each twice as long as the one before.
+	// The pause after a refusal doubles from firstPause to longestPause.
 	firstPause, longestPause = 100 * time.Millisecond, 30 * time.Second
 )
 
-// versions are those of the device plugin API that an endpoint speaks, the newest first, and the kubelets that know them.
+// versions returns the supported versions of the device plugin API, the newest first.
 func versions() []string {
 	return []string{
-		pluginapi.Version, // v1beta1: since 1.10, and the only one up to 1.37
+		pluginapi.Version, // v1beta1: since 1.10; the only version up to 1.37
 	}
 }
 
-// kubeletDirs are where a kubelet is found.
+// kubeletDirs are the folders for registering with the kubelet.
 type kubeletDirs struct {
-	Plugins  string // the folder of kubelet.sock; the kubelet has it at a fixed place, whatever its root is
-	Registry string // plugins_registry, "" for none: the kubelet finds endpoints there by itself
+	Plugins  string // folder of kubelet.sock, which does not depend on the kubelet's root folder
+	Registry string // plugins_registry, in which the kubelet finds endpoints by itself; "" for none
 }
 
-// socket is where plugins register.
+// socket returns the path at which plugins register.
 func (k kubeletDirs) socket() string { return filepath.Join(k.Plugins, "kubelet.sock") }
 
-// registrar serves an endpoint and keeps it registered, for as long as it runs.
+// registrar serves an endpoint and keeps it registered.
 type registrar struct {
 	registerapi.UnimplementedRegistrationServer
 	*endpoint
 	kubelet kubeletDirs
 	server  *grpc.Server
-	changed <-chan struct{} // something happened in the folder of the sockets
+	changed <-chan struct{} // receives when the folder of the sockets has changed
 
-	listener *net.UnixListener
-	path     string
-	own      probes.SocketID // of the listener
-	with     probes.SocketID // the kubelet's socket when it accepted the endpoint
-	absent   time.Time       // since when no program registers it
-	told     bool            // that no program registers it
+	listener      *net.UnixListener
+	path          string
+	socketID      probes.SocketID // identity of the listener's socket
+	registeredAt  probes.SocketID // kubelet socket at the time of the registration
+	absent        time.Time       // since when the kubelet is absent
+	absenceLogged bool            // its absence is logged
 
 	mu      sync.Mutex
 	known   bool      // the kubelet has accepted the endpoint
-	refused bool      // the kubelet refused it, by the registry
-	stale   bool      // it was registered with other options
-	at      time.Time // when that became so
+	refused bool      // the kubelet refused the endpoint, via the registry
+	stale   bool      // the endpoint is registered with outdated options
+	at      time.Time // time of the last change of known or refused
 }
 
 func newRegistrar(e *endpoint, k kubeletDirs, changed <-chan struct{}) *registrar {
@@ -78,13 +78,13 @@ func newRegistrar(e *endpoint, k kubeletDirs, changed <-chan struct{}) *registra
 	return r
 }
 
-// serverBounds bound what a client takes: the kubelet asks for one thing at a time, and in some hundred bytes for each device.
+// serverBounds limit what a client can use. The kubelet sends one request at a time, with some hundred bytes for each device.
 func serverBounds() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.MaxRecvMsgSize(1 << 20), grpc.MaxConcurrentStreams(64), grpc.MaxHeaderListSize(16 << 10),
 		grpc.ConnectionTimeout(10 * time.Second)}
 }
 
-// folder is where the endpoint's socket is.
+// folder returns the folder of the endpoint's socket.
 func (r *registrar) folder() string {
 	if r.kubelet.Registry != "" {
 		return r.kubelet.Registry
@@ -92,7 +92,7 @@ func (r *registrar) folder() string {
 	return r.kubelet.Plugins
 }
 
-// run returns when ctx is done, and never else. Whatever fails is tried again.
+// run registers the endpoint until ctx is done. It retries after every error.
 func (r *registrar) run(ctx context.Context) {
 	defer r.stop()
 	removeStale(r.folder(), r.resource)
@@ -102,19 +102,19 @@ func (r *registrar) run(ctx context.Context) {
 		err := r.ensure(ctx)
 		if err == nil {
 			pause = firstPause
-			r.wait(ctx, lookEvery, func() bool { return true })
+			r.wait(ctx, checkInterval, func() bool { return true })
 			continue
 		}
 		if ctx.Err() == nil {
-			r.log.Warn("the resource is not registered", "error", err, "again", pause)
+			r.log.Warn("could not register the resource; retrying", "error", err, "after", pause)
 		}
-		// The sockets that are made on the way are events too: only another kubelet is a reason to hurry.
+		// The attempt itself creates events in the folder. Only a new kubelet socket shortens the pause.
 		r.wait(ctx, pause, func() bool { id, _ := probes.SocketAt(r.kubelet.socket()); return id != kubelet })
 		pause = min(2*pause, longestPause)
 	}
 }
 
-// wait returns after some time, or when something happened in the folder that is worth it.
+// wait returns after a pause, or earlier if the folder has changed and worth returns true.
 func (r *registrar) wait(ctx context.Context, d time.Duration, worth func() bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -132,18 +132,18 @@ func (r *registrar) wait(ctx context.Context, d time.Duration, worth func() bool
 	}
 }
 
-// ensure brings about what is missing: a socket, a registration.
+// ensure restores what is missing: the socket or the registration.
 func (r *registrar) ensure(ctx context.Context) error {
 	r.mu.Lock()
-	refused, stale := r.refused, r.stale // since the last time
+	refused, stale := r.refused, r.stale // since the last call
 	r.refused, r.stale = false, false
 	r.mu.Unlock()
 	if stale {
-		r.close() // a new socket is a new registration
+		r.close() // only a new socket causes a new registration
 	}
 	if refused {
 		r.close()
-		return errors.New("the kubelet refuses it")
+		return errors.New("the kubelet refuses the resource")
 	}
 	if r.lost() {
 		if err := r.listen(); err != nil {
@@ -151,44 +151,44 @@ func (r *registrar) ensure(ctx context.Context) error {
 		}
 	}
 	if r.kubelet.Registry != "" {
-		r.tellAbsent(!r.registered(), "no kubelet looks into the registry: is it that of the kubelet's root? --registration classic needs none",
+		r.logAbsent(!r.registered(), "the kubelet does not use the plugin registry: check --kubelet-dir, or use --registration classic",
 			r.kubelet.Registry)
 		return nil
 	}
 	id, ok := probes.SocketAt(r.kubelet.socket())
-	r.tellAbsent(!ok, "the kubelet is not there", r.kubelet.socket())
+	r.logAbsent(!ok, "the kubelet's socket is missing", r.kubelet.socket())
 	if !ok {
 		r.setKnown(false)
-		return nil // its socket will be an event
+		return nil // the new socket will cause an event
 	}
-	if id == r.with {
+	if id == r.registeredAt {
 		return nil
 	}
-	if r.with != (probes.SocketID{}) {
-		// Another kubelet that left the socket alone, or the same one with a new socket, to which this path is a connection that it has.
+	if r.registeredAt != (probes.SocketID{}) {
+		// The kubelet has a new socket, or was replaced without one. It treats a known path as an existing connection, so use a new path.
 		if err := r.listen(); err != nil {
 			return err
 		}
 	}
 	if err := r.register(ctx); err != nil {
-		r.close() // the kubelet may know its path, and would refuse that for a connection that it has
+		r.close() // the kubelet may know the path now, and would treat it as an existing connection
 		return err
 	}
-	r.with = id
+	r.registeredAt = id
 	r.setKnown(true)
 	return nil
 }
 
-// tellAbsent logs once that the kubelet has been away for longer than a restart takes.
-func (r *registrar) tellAbsent(absent bool, says, where string) {
+// logAbsent logs once that the kubelet has been absent for longer than a restart takes.
+func (r *registrar) logAbsent(absent bool, says, where string) {
 	switch {
 	case !absent:
-		r.absent, r.told = time.Time{}, false
+		r.absent, r.absenceLogged = time.Time{}, false
 	case r.absent.IsZero():
 		r.absent = time.Now()
-	case !r.told && time.Since(r.absent) > absentFor:
+	case !r.absenceLogged && time.Since(r.absent) > absentFor:
 		r.log.Warn(says, "at", where)
-		r.told = true
+		r.absenceLogged = true
 	}
 }
 
@@ -198,17 +198,17 @@ func (r *registrar) registered() bool {
 	return r.known
 }
 
-// lost reports whether the kubelet cannot, or does not, use the socket: it removes all when it starts.
+// lost reports whether the kubelet cannot use the socket, or does not. A kubelet that starts removes all sockets.
 func (r *registrar) lost() bool {
 	if r.listener == nil {
 		return true
 	}
-	if id, ok := probes.SocketAt(r.path); !ok || !id.Same(r.own) {
+	if id, ok := probes.SocketAt(r.path); !ok || !id.Same(r.socketID) {
 		return true
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.known && r.watched() == 0 && time.Since(r.at) > watchWithin
+	return r.known && r.streamCount() == 0 && time.Since(r.at) > watchTimeout
 }
 
 func (r *registrar) listen() error {
@@ -219,20 +219,20 @@ func (r *registrar) listen() error {
 		return err
 	}
 	r.setKnown(false)
-	r.listener, r.own, r.with = l, id, probes.SocketID{}
+	r.listener, r.socketID, r.registeredAt = l, id, probes.SocketID{}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.path = path
-	go func() { _ = r.server.Serve(l) }() // until l is closed
+	go func() { _ = r.server.Serve(l) }() // returns when l is closed
 	return nil
 }
 
-// close ends the socket; who is connected stays connected.
+// close closes and removes the socket. Existing connections stay open.
 func (r *registrar) close() {
 	if r.listener == nil {
 		return
 	}
-	if id, ok := probes.SocketAt(r.path); ok && id.Same(r.own) {
+	if id, ok := probes.SocketAt(r.path); ok && id.Same(r.socketID) {
 		os.Remove(r.path)
 	}
 	r.listener.Close()
@@ -244,7 +244,7 @@ func (r *registrar) stop() {
 	r.server.Stop()
 }
 
-// register tells the kubelet of the endpoint, which it then connects to.
+// register registers the endpoint with the kubelet, which then connects to the endpoint.
 func (r *registrar) register(ctx context.Context) error {
 	conn, err := dial(r.kubelet.socket())
 	if err != nil {
@@ -263,19 +263,19 @@ func (r *registrar) register(ctx context.Context) error {
 			r.log.Info("the resource is registered", "version", version, "socket", r.path)
 			return nil
 		}
-		errs = append(errs, fmt.Errorf("register by %s: %w", version, err))
+		errs = append(errs, fmt.Errorf("register with API version %s: %w", version, err))
 	}
 	return errors.Join(errs...)
 }
 
-// GetInfo answers a kubelet that found the socket in its registry.
+// GetInfo answers a kubelet that has found the socket in its plugin registry.
 func (r *registrar) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return &registerapi.PluginInfo{Type: registerapi.DevicePlugin, Name: r.resource, Endpoint: r.path, SupportedVersions: versions()}, nil
 }
 
-// NotifyRegistrationStatus hears what came of it.
+// NotifyRegistrationStatus receives the result of the registration.
 func (r *registrar) NotifyRegistrationStatus(_ context.Context, s *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse,
 	error) {
 	r.mu.Lock()
@@ -296,8 +296,8 @@ func (r *registrar) setKnown(known bool) {
 	r.known, r.refused, r.at = known, false, time.Now()
 }
 
-// leave says whether the devices are given out by claims from now on. A change registers the endpoint again, with other options.
-func (r *registrar) leave(leaving bool) {
+// setLeaving sets whether DRA takes over the devices. A change registers the endpoint again, with other options.
+func (r *registrar) setLeaving(leaving bool) {
 	r.endpoint.mu.Lock()
 	changed := r.leaving != leaving
 	r.leaving = leaving
@@ -314,10 +314,10 @@ func (r *registrar) leave(leaving bool) {
 func (r *registrar) ready() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.known && r.watched() > 0
+	return r.known && r.streamCount() > 0
 }
 
-// dial connects to a socket of the kubelet, which never asks for credentials: its sockets are guarded by their folders.
+// dial connects to a socket of the kubelet. The kubelet asks for no credentials; the permissions of the folder protect its sockets.
 func dial(path string) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<20)))

@@ -26,7 +26,7 @@ import (
 
 const fast = "example.com/fast"
 
-// vfs is a pool of VFs 0000:10:00.0 and so on, the first half on NUMA node 0.
+// vfs returns a pool of n VFs from 0000:10:00.0 on, the first half on NUMA node 0.
 func vfs(n int) pool.Pool {
 	p := pool.Pool{Name: fast, Resource: &pool.Resource{Policy: pool.NUMABestFit}}
 	for i := range n {
@@ -49,7 +49,7 @@ func offering(p pool.Pool) *offer {
 	return newOffer(p, s, grant{cdi: pool.CDIOff}, nil, nil)
 }
 
-// run serves an endpoint beside a kubelet until the test ends.
+// run serves an endpoint with a kubelet until the test ends.
 func run(t *testing.T, k kubeletDirs, o *offer) *registrar {
 	ctx, cancel := context.WithCancel(context.Background())
 	changed := make(chan struct{}, 1)
@@ -63,7 +63,7 @@ func run(t *testing.T, k kubeletDirs, o *offer) *registrar {
 
 func watched(*plugin) bool { return true }
 
-// TestKubeletRestarts: whenever the kubelet starts again it learns of the resource, and of every device.
+// TestKubeletRestarts checks that each kubelet that starts gets the resource with every device.
 func TestKubeletRestarts(t *testing.T) {
 	restarts := 1000
 	if testing.Short() {
@@ -96,7 +96,7 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
-// TestUpdates: every stream gets the newest offer, one that does not read delays no other stream, and what the kubelet would not notice is
+// TestUpdates checks that every stream gets the newest offer, that a stalled stream does not delay others, and that invisible changes are
 // not sent.
 func TestUpdates(t *testing.T) {
 	k := newFakeKubelet(t)
@@ -104,7 +104,7 @@ func TestUpdates(t *testing.T) {
 	r := run(t, k.folder(), offering(p))
 	k.start()
 	first := k.await(fast, "watched", watched)
-	stuck, err := first.client.ListAndWatch(t.Context(), &pluginapi.Empty{}) // nobody receives
+	stuck, err := first.client.ListAndWatch(t.Context(), &pluginapi.Empty{}) // the test does not read from it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestUpdates(t *testing.T) {
 	}
 	last := map[string]string{p.Devices[6].Address.String(): "broken", p.Devices[7].Address.String(): "broken"}
 	r.update(newOffer(p, &pci.Snapshot{}, grant{}, last, nil))
-	k.await(fast, "told of the last offer", func(at *plugin) bool {
+	k.await(fast, "the last offer arrives", func(at *plugin) bool {
 		for i, d := range p.Devices {
 			if (at.devices[d.Address.String()].GetHealth() == pluginapi.Unhealthy) != (i >= 6) {
 				return false
@@ -138,7 +138,7 @@ func TestUpdates(t *testing.T) {
 		t.Errorf("%d lists for one change", first.lists-lists)
 	}
 	k.mu.Unlock()
-	for last := ""; last != pluginapi.Healthy; { // what was queued for it, then the newest
+	for last := ""; last != pluginapi.Healthy; { // queued responses first, then the newest
 		list, err := stuck.Recv()
 		if err != nil {
 			t.Fatal(err)
@@ -147,14 +147,14 @@ func TestUpdates(t *testing.T) {
 	}
 }
 
-// TestLostStream: an endpoint that the kubelet does not watch any more registers again, by another socket.
+// TestLostStream checks that an endpoint that the kubelet has stopped watching registers again, with another socket.
 func TestLostStream(t *testing.T) {
 	k := newFakeKubelet(t)
 	r := run(t, k.folder(), offering(vfs(1)))
 	k.start()
 	first := k.await(fast, "watched", watched)
 	r.mu.Lock()
-	r.at = time.Now().Add(-2 * watchWithin) // long ago
+	r.at = time.Now().Add(-2 * watchTimeout) // beyond the time limit
 	r.mu.Unlock()
 	first.conn.Close()
 	if second := k.await(fast, "watched again", func(p *plugin) bool { return p != first }); second.sock == first.sock {
@@ -162,7 +162,7 @@ func TestLostStream(t *testing.T) {
 	}
 }
 
-// TestSocketRemoved: somebody who cleans up does not end the resource.
+// TestSocketRemoved checks that the endpoint recreates a socket that another program deleted.
 func TestSocketRemoved(t *testing.T) {
 	k := newFakeKubelet(t)
 	run(t, k.folder(), offering(vfs(1)))
@@ -174,7 +174,7 @@ func TestSocketRemoved(t *testing.T) {
 	k.await(fast, "watched by another socket", func(p *plugin) bool { return p.sock != first.sock })
 }
 
-// TestAnotherKubeletSocket: a kubelet that opens its socket again knows the endpoint by its path, and takes it only by another.
+// TestAnotherKubeletSocket: a kubelet with a new socket knows the endpoint's path, and accepts the endpoint only with another path.
 func TestAnotherKubeletSocket(t *testing.T) {
 	k := newFakeKubelet(t)
 	run(t, k.folder(), offering(vfs(1)))
@@ -192,7 +192,8 @@ func TestAnotherKubeletSocket(t *testing.T) {
 	k.await(fast, "watched by another socket", func(p *plugin) bool { return p.sock != first.sock })
 }
 
-// TestFolderComesAndGoes: the plugin may be there before the kubelet ever was, and when its folder is made again.
+// TestFolderComesAndGoes checks that the plugin may start before the kubelet has created its folder, and that the folder may be
+// recreated.
 func TestFolderComesAndGoes(t *testing.T) {
 	k := newFakeKubelet(t)
 	if err := os.RemoveAll(k.dir); err != nil {
@@ -200,14 +201,14 @@ func TestFolderComesAndGoes(t *testing.T) {
 	}
 	run(t, k.folder(), offering(vfs(1)))
 	for range 3 {
-		time.Sleep(10 * time.Millisecond) // the plugin has looked
+		time.Sleep(10 * time.Millisecond) // the plugin has checked at least once
 		if err := os.Mkdir(k.dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
 		k.start()
 		k.await(fast, "watched", watched)
 		k.end()
-		// The plugin may make its socket while the folder is emptied.
+		// The plugin may create its socket while the folder is being emptied.
 		for until := time.Now().Add(patience); ; {
 			err := os.RemoveAll(k.dir)
 			if err == nil {
@@ -220,7 +221,8 @@ func TestFolderComesAndGoes(t *testing.T) {
 	}
 }
 
-// TestRefusedVersion: a kubelet that does not know the version is asked again, ever more rarely, and one that does is found.
+// TestRefusedVersion checks that the plugin retries ever more rarely if the kubelet does not support the version, and finds a kubelet
+// that does.
 func TestRefusedVersion(t *testing.T) {
 	k := newFakeKubelet(t)
 	k.versions = []string{"v2"}
@@ -233,7 +235,7 @@ func TestRefusedVersion(t *testing.T) {
 	k.await(fast, "watched", watched)
 }
 
-// TestTwoInstances: while one instance takes over from another the kubelet knows both, and the end of the first changes nothing.
+// TestTwoInstances: during an update the kubelet knows both instances, and the end of the first changes nothing.
 func TestTwoInstances(t *testing.T) {
 	k := newFakeKubelet(t)
 	old, stop := context.WithCancel(context.Background())
@@ -255,7 +257,8 @@ func TestTwoInstances(t *testing.T) {
 	}
 }
 
-// TestRegistry: a kubelet that looks for sockets finds the endpoint, gets the same options as by Register, and a refusal is not the end.
+// TestRegistry checks that a kubelet with plugin registry finds the endpoint and gets the same options as by Register, and that the
+// plugin retries after a refusal.
 func TestRegistry(t *testing.T) {
 	dir := shortDir(t)
 	r := run(t, kubeletDirs{Plugins: filepath.Join(dir, "none"), Registry: dir}, offering(vfs(1)))
@@ -292,7 +295,7 @@ func TestRegistry(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r.ready() {
-		t.Error("ready although nobody watches")
+		t.Error("ready although no kubelet watches")
 	}
 	stream, err := client.ListAndWatch(t.Context(), &pluginapi.Empty{})
 	if err == nil {
@@ -307,7 +310,7 @@ func TestRegistry(t *testing.T) {
 	}
 }
 
-// TestStaleSockets: those of instances that were killed go, that of one that runs stays.
+// TestStaleSockets checks that sockets of killed instances are deleted, and that of a running one is not.
 func TestStaleSockets(t *testing.T) {
 	k := newFakeKubelet(t)
 	alive, stale, foreign := filepath.Join(k.dir, "example.com_fast-00000001.sock"), filepath.Join(k.dir, "example.com_fast-00000002.sock"),
@@ -339,7 +342,7 @@ func TestStaleSockets(t *testing.T) {
 	}
 }
 
-// TestSocketName: sockets never have the same name, and fit into an address.
+// TestSocketName checks that names never repeat and fit into a socket address.
 func TestSocketName(t *testing.T) {
 	dir := "/var/lib/kubelet/device-plugins"
 	for _, resource := range []string{fast, strings.Repeat("long.", 40) + "com/" + strings.Repeat("x", 63)} {

@@ -9,12 +9,12 @@ import (
 	"testing"
 )
 
-// TestReturnsVFs (V-22): VFs that pods left are brought back from the start on, and when that cannot be it is told once.
+// TestReturnsVFs (V-22): orphaned VFs are restored from the start on, and a failure is logged once.
 func TestReturnsVFs(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), `{"resourceList": [{"resourceName": "all"}]}`)
 	var calls atomic.Int32
 	again := make(chan struct{}, 9)
-	l.Return = func() error {
+	l.RestoreVFs = func() error {
 		calls.Add(1)
 		again <- struct{}{}
 		return errors.New("operation not permitted")
@@ -25,8 +25,8 @@ func TestReturnsVFs(t *testing.T) {
 		<-again
 	}
 	stop()
-	if got := strings.Count(l.log.String(), "cannot be brought back here"); got != 1 ||
+	if got := strings.Count(l.log.String(), "could not restore orphaned VFs"); got != 1 ||
 		!strings.Contains(l.log.String(), "operation not permitted") {
-		t.Errorf("told %d times in %d calls:\n%s", got, calls.Load(), l.log.String())
+		t.Errorf("logged %d times in %d calls:\n%s", got, calls.Load(), l.log.String())
 	}
 }

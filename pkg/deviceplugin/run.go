@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deviceplugin gives the VFs of a node to its pods: it serves the kubelet's device plugin API (v1beta1), one resource for each pool
-// of VFs, and tells others, who know a pod by its name, which VFs that pod was given. It never ends by itself: a kubelet that is away, a
-// configuration that became wrong and a device that vanished are told, and what there is goes on.
+// Package deviceplugin offers the VFs of a node to its pods. It serves the kubelet's device plugin API (v1beta1), with one resource for
+// each pool of VFs. It also answers other programs, which know a pod by name, about the VFs of that pod. The daemon keeps running through
+// faults: it reports an absent kubelet, an invalid configuration or a missing device, and continues to serve the rest.
 package deviceplugin
 
 import (
@@ -25,38 +25,38 @@ import (
 	"github.com/podlace/podlace/pkg/watch"
 )
 
-// settings say where everything is. Folders that are "" are done without.
+// settings are the paths and options of the daemon. An empty path disables the feature.
 type settings struct {
 	ConfigFile string // config.json
-	Prefix     string // of resources that name none
-	Host       string // name of this node, for entries of the configuration that are for some nodes only
-	Kubeconfig string // how to reach the API server; "" for the ServiceAccount of the pod
-	Instance   string // UID of the pod of this daemon, "" if it runs in none
-	Strict     bool   // refuse a configuration of which a part is not supported
-	UseCDI     bool   // hand device nodes over by CDI, in annotations, where the configuration does not say
+	Prefix     string // default prefix of resources
+	Host       string // name of this node, for entries of the configuration with hosts
+	Kubeconfig string // kubeconfig file; "" for the ServiceAccount of the pod
+	Instance   string // UID of the daemon's pod, "" outside of a pod
+	Strict     bool   // refuse a configuration with an unsupported entry
+	UseCDI     bool   // pass device files by CDI annotations unless the configuration says otherwise
 	Sysfs      string // /sys
 	Dev        string // /dev
 	Kubelet    kubeletDirs
-	Root       string        // the kubelet's root folder
-	Claims     string        // the folder of records of claims
-	Pods       string        // the folder of the kubelet's PodResources socket
-	InfoDir    string        // the folder of device-info files
-	CDIDir     string        // the folder of CDI specifications
-	Socket     string        // where allocation.Ask is answered
-	HTTP       string        // where /healthz, /readyz and /metrics are: host:port, or unix:path
-	AskReady   bool          // only ask at HTTP whether another instance is ready
-	Poll       time.Duration // how often all devices are looked at, should an event be lost
-	// NewDriver makes the driver of resources that are given out by claims.
+	Root       string        // root folder of the kubelet
+	Claims     string        // folder for the records of claims
+	Pods       string        // folder of the kubelet's PodResources socket
+	InfoDir    string        // folder of device-info files
+	CDIDir     string        // folder of CDI specifications
+	Socket     string        // unix socket for allocation.Ask
+	HTTP       string        // address of /healthz, /readyz and /metrics: host:port, or unix:/path
+	AskReady   bool          // only ask another instance at HTTP whether it is ready
+	Poll       time.Duration // interval of scanning all devices, in case an event is lost
+	// NewDriver creates the DRA driver.
 	NewDriver func(dra.Options) claimDriver
-	// Return brings VFs back that ended pods left, for runtimes that never tell a CNI plugin to; nil for not.
-	Return func() error
+	// RestoreVFs restores VFs that ended pods have left behind, for runtimes that never call GC. Nil disables it.
+	RestoreVFs func() error
 }
 
-// checkpoint is the file in which the kubelet remembers what it gave away, in the folder of its socket.
+// checkpoint returns the file in which the kubelet stores its assigned devices, beside its socket.
 func (o settings) checkpoint() string { return filepath.Join(o.Kubelet.Plugins, checkpointName) }
 
-// runDaemon serves until ctx is done. It fails only at the start: the configuration is wrong, or an address is taken. reload makes it read
-// the configuration again.
+// runDaemon serves until ctx is done. It returns an error only at the start: the configuration is invalid, or an address is in use. A
+// signal on reload makes it read the configuration again.
 func runDaemon(ctx context.Context, o settings, reload <-chan os.Signal, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -65,7 +65,7 @@ func runDaemon(ctx context.Context, o settings, reload <-chan os.Signal, log *sl
 		return err
 	}
 	defer d.running.Wait()
-	defer cancel() // before the wait
+	defer cancel() // ends the goroutines before the wait
 	if err := d.listenAll(ctx); err != nil {
 		return err
 	}
@@ -75,14 +75,14 @@ func runDaemon(ctx context.Context, o settings, reload <-chan os.Signal, log *sl
 		go watch.Folder(ctx, o.Kubelet.Registry, d.socketsChanged, log)
 	}
 	go watch.Folder(ctx, filepath.Dir(o.ConfigFile), func(string) { notify(configs) }, log)
-	if o.Return != nil {
-		d.running.Go(func() { d.returnAlways(ctx) })
+	if o.RestoreVFs != nil {
+		d.running.Go(func() { d.restoreLoop(ctx) })
 	}
 	d.loop(ctx, configs, reload)
 	return nil
 }
 
-// open reads what has to be right before anything is served, and watches devices until ctx is done.
+// open checks what is needed before serving, and watches devices until ctx is done.
 func open(ctx context.Context, o settings, log *slog.Logger) (*daemon, error) {
 	data, err := store.ReadFile(o.ConfigFile)
 	if err != nil {
@@ -99,15 +99,16 @@ func open(ctx context.Context, o settings, log *slog.Logger) (*daemon, error) {
 	d := &daemon{
 		settings: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}),
 		gate:      newGate(o.checkpoint(), o.Claims, o.Root),
-		snapshots: snapshots, config: config, text: data, records: make(chan struct{}, 1), registry: prometheus.NewRegistry(),
-		last: map[pci.Address]pci.Device{}, told: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{},
+		snapshots: snapshots, config: config, configText: data, records: make(chan struct{}, 1), registry: prometheus.NewRegistry(),
+		last: map[pci.Address]pci.Device{}, listed: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{},
 	}
 	d.setSnapshot(<-snapshots)
 	d.logUnserved()
 	return d, nil
 }
 
-// listenAll opens what others ask. The socket, which another instance may still have, comes last: who cannot start takes nothing away.
+// listenAll opens the listeners. The unix socket, which another instance may have, comes last: an instance that fails to start must not
+// take it.
 func (d *daemon) listenAll(ctx context.Context) error {
 	if d.HTTP != "" {
 		if err := d.serveHTTP(ctx); err != nil {
@@ -121,49 +122,49 @@ func (d *daemon) listenAll(ctx context.Context) error {
 	return nil
 }
 
-// returnEvery is how long a VF may stay as a pod has left it, when no other pod needs it.
-const returnEvery = 30 * time.Second
+// restoreInterval is how long an orphaned VF may keep its settings while no other pod needs it.
+const restoreInterval = 30 * time.Second
 
-// returnAlways returns when ctx is done.
-func (d *daemon) returnAlways(ctx context.Context) {
-	told := ""
+// restoreLoop restores orphaned VFs until ctx is done.
+func (d *daemon) restoreLoop(ctx context.Context) {
+	logged := ""
 	for {
 		text := ""
-		if err := d.returnVFs(); err != nil {
+		if err := d.restoreVFs(); err != nil {
 			text = err.Error()
 		}
-		if text != "" && text != told {
-			d.log.Warn("VFs that ended pods left cannot be brought back here: their next pod, or podlace gc, does it", "error", text)
+		if text != "" && text != logged {
+			d.log.Warn("could not restore orphaned VFs; their next pod or 'podlace gc' will", "error", text)
 		}
-		told = text
+		logged = text
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(min(returnEvery, d.Poll)):
+		case <-time.After(min(restoreInterval, d.Poll)):
 		}
 	}
 }
 
-// returnVFs brings VFs back that ended pods left, if this instance changes devices. Each VF's journal is locked meanwhile.
-func (d *daemon) returnVFs() error {
+// restoreVFs restores orphaned VFs if this instance may change devices. It locks the journal of each VF.
+func (d *daemon) restoreVFs() error {
 	d.mu.Lock()
 	may := d.mayChange()
 	d.mu.Unlock()
 	if !may {
 		return nil
 	}
-	return d.Return()
+	return d.RestoreVFs()
 }
 
-// loop returns when ctx is done.
+// loop handles events until ctx is done.
 func (d *daemon) loop(ctx context.Context, configs <-chan struct{}, reload <-chan os.Signal) {
-	pods := time.NewTicker(pollPods)
+	pods := time.NewTicker(listInterval)
 	defer pods.Stop()
 	work := make(chan struct{}, 1)
-	go d.prepareAlways(ctx, work)
+	go d.prepareLoop(ctx, work)
 	notify(work)
 	d.askPods(ctx)
-	d.forgetDevices()
+	d.removeStaleInfo()
 	for {
 		notify(work)
 		var due <-chan time.Time
@@ -179,18 +180,18 @@ func (d *daemon) loop(ctx context.Context, configs <-chan struct{}, reload <-cha
 				if !more {
 					return
 				}
-				// A device that went may be one that a pod was given since the kubelet was last asked.
+				// The kubelet may have assigned a device that is now missing after it was last asked.
 				d.askPods(ctx)
 				d.setSnapshot(s)
 			case <-configs:
-				d.askPods(ctx) // before a device changes hands
+				d.askPods(ctx) // before a device moves to another resource
 				waiting = !d.reload(false)
 			case <-reload:
 				d.askPods(ctx)
 				d.reload(true)
 			case <-pods.C:
-				d.askPods(ctx)  // and routes may have changed
-				d.reload(false) // where a link leads, nothing tells
+				d.askPods(ctx)  // routes may have changed as well
+				d.reload(false) // a changed symbolic link causes no event
 			case <-d.records:
 			case <-due:
 			}

@@ -8,18 +8,18 @@ import (
 	"time"
 )
 
-// shareEvery is the least time between two shared questions: they take a tenth of the kubelet's rate limit.
-const shareEvery = 100 * time.Millisecond
+// sharedInterval is the smallest interval of shared calls. At this rate they use a tenth of the kubelet's rate limit.
+const sharedInterval = 100 * time.Millisecond
 
-// shared is a question whose answer serves all callers that wait for it.
+// shared is a call whose answer serves all callers that wait for it.
 type shared struct {
 	mu    sync.Mutex
-	began time.Time     // of the last question
-	done  chan struct{} // closed when the present question is answered; nil while none is asked
+	began time.Time     // start of the last call
+	done  chan struct{} // closed when the current call ends; nil if there is none
 }
 
-// begin reports whether the caller is to ask, and to call end then. It waits while another caller asks, and for its turn. It returns early
-// when ctx ends.
+// begin reports whether the caller must make the call, and then call end. If another caller is making it, begin waits for its end and
+// returns false. It also enforces sharedInterval, and returns early if ctx ends.
 func (s *shared) begin(ctx context.Context) bool {
 	s.mu.Lock()
 	if done := s.done; done != nil {
@@ -31,7 +31,7 @@ func (s *shared) begin(ctx context.Context) bool {
 		return false
 	}
 	s.done = make(chan struct{})
-	pause := time.Until(s.began.Add(shareEvery))
+	pause := time.Until(s.began.Add(sharedInterval))
 	s.mu.Unlock()
 	select {
 	case <-time.After(pause):
@@ -41,7 +41,7 @@ func (s *shared) begin(ctx context.Context) bool {
 	return true
 }
 
-// end wakes all callers that wait for the answer.
+// end wakes all waiting callers.
 func (s *shared) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

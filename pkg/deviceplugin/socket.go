@@ -12,15 +12,16 @@ import (
 	"github.com/podlace/podlace/pkg/probes"
 )
 
-// socketName is the file of a resource's endpoint in a folder. It is another one each time: two instances may overlap while one takes
-// over from the other, and the kubelet takes a path that it knows for a connection that it has.
+// socketName returns a new file name for a resource's endpoint. It is random because two instances overlap during an update, and because
+// the kubelet treats a known path as an existing connection.
 func socketName(dir, resource string) string {
 	return socketPrefix(dir, resource) + probes.RandomHex() + socketSuffix
 }
 
 const socketSuffix = ".sock"
 
-// socketPrefix is what the names of all sockets of a resource begin with; eight digits follow. It is a hash where the name has no room.
+// socketPrefix returns the common prefix of a resource's sockets; eight hexadecimal digits follow. It is a hash if the path would be too
+// long.
 func socketPrefix(dir, resource string) string {
 	name := strings.ReplaceAll(resource, "/", "_")
 	if room := probes.MaxSocketPath - len(filepath.Join(dir, "-00000000"+socketSuffix)); len(name) > room {
@@ -30,7 +31,7 @@ func socketPrefix(dir, resource string) string {
 	return name + "-"
 }
 
-// removeStale deletes sockets of a resource that no longer answer: those of instances that were killed.
+// removeStale deletes sockets of a resource that killed instances have left.
 func removeStale(dir, resource string) {
 	names, _ := filepath.Glob(filepath.Join(dir, socketPrefix(dir, resource)+"????????"+socketSuffix))
 	for _, path := range names {

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestSocketsComeBack: after a program removed the sockets, or took them for a while, the instance answers again.
+// TestSocketsComeBack checks that the daemon answers again after a program has deleted or replaced its sockets.
 func TestSocketsComeBack(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.ids("example.com/one", vf00, vf01)
@@ -60,7 +60,7 @@ func TestSocketsComeBack(t *testing.T) {
 	answers()
 }
 
-// TestNoSocketThere: a file that is no socket is not removed.
+// TestNoSocketThere checks that a file that is not a socket is kept.
 func TestNoSocketThere(t *testing.T) {
 	for what, make := range map[string]func(path string) error{
 		"file":   func(path string) error { return os.WriteFile(path, []byte("{}"), 0o600) },
@@ -88,7 +88,7 @@ func TestNoSocketThere(t *testing.T) {
 	}
 }
 
-// TestPipe: a configuration that is no file is refused, at the start and later, and delays no request.
+// TestPipe checks that a configuration that is not a regular file is refused, at the start and later, and delays no answer.
 func TestPipe(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.ids("example.com/one", vf00, vf01)
@@ -97,11 +97,11 @@ func TestPipe(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	l.logged("the configuration stays as it was", "no regular file")
+	l.logged("the current one remains in use", "no regular file")
 	l.await("/metrics", "podlace_sriov_config_refused 1")
 	for range 2 {
 		before := strings.Count(l.log.String(), "no regular file")
-		l.hup() // who asks is answered
+		l.hup() // questions are still answered
 		for until := time.Now().Add(patience); strings.Count(l.log.String(), "no regular file") == before; time.Sleep(time.Millisecond) {
 			if time.Now().After(until) {
 				t.Fatal("SIGHUP says nothing")
@@ -115,11 +115,11 @@ func TestPipe(t *testing.T) {
 	l.await("/metrics", "podlace_sriov_config_refused 0")
 }
 
-// TestReady: the probe tells an instance that is ready from one that is not, and from none.
+// TestReady checks the probe with a ready instance, with one that is not ready, and without an instance.
 func TestReady(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	if err := probes.AskReady(t.Context(), l.HTTP); err == nil {
-		t.Error("nobody is ready")
+		t.Error("ready without an instance")
 	}
 	stop := l.start()
 	l.await("/readyz", "the kubelet does not watch example.com/one, example.com/two")
@@ -137,7 +137,7 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// TestAbsent: that no kubelet is there is said once, when it is no restart.
+// TestAbsent checks that an absent kubelet is logged once, and not during a restart.
 func TestAbsent(t *testing.T) {
 	log := &lines{}
 	r := &registrar{endpoint: &endpoint{log: logTo(log)}}
@@ -150,14 +150,14 @@ func TestAbsent(t *testing.T) {
 		if step.since > 0 {
 			r.absent = time.Now().Add(-step.since)
 		}
-		r.tellAbsent(step.absent, "nobody is there", "/x")
-		if got := strings.Count(log.String(), "nobody is there"); got != step.lines {
+		r.logAbsent(step.absent, "the kubelet is absent", "/x")
+		if got := strings.Count(log.String(), "the kubelet is absent"); got != step.lines {
 			t.Errorf("step %d: %d lines, want %d", i, got, step.lines)
 		}
 	}
 }
 
-// TestUnwritable: where nothing can be written pods get their devices all the same, by the kubelet.
+// TestUnwritable checks that pods get their devices through the kubelet if no file can be written.
 func TestUnwritable(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), `{"cdi": "field", "resourceList": [{"resourceName": "one", "selectors": {"pfNames": ["ens0f0"], "needVhostNet": true}}]}`)
 	file := filepath.Join(filepath.Dir(l.ConfigFile), "file")
@@ -175,5 +175,5 @@ func TestUnwritable(t *testing.T) {
 	if c := got.GetContainerResponses()[0]; len(c.GetCdiDevices()) != 0 || len(c.GetDevices()) != 2 {
 		t.Errorf("got %v", c)
 	}
-	l.logged("CDI specifications were not written")
+	l.logged("could not write CDI specifications")
 }

@@ -12,25 +12,25 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// state are the metrics that tell how things are when they are asked for.
+// state collects the metrics of the current state.
 type state struct {
 	*daemon
 	described
 }
 
-// desc is a metric and its labels.
+// desc returns the description of a metric with its labels.
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc(prometheus.BuildFQName(namespace, "", name), help, labels, nil)
 }
 
-// described are the metrics that are made when they are asked for.
+// described are the metrics of the current state.
 type described struct {
 	devices, info, allocated, refused, unserved, allocatable, unreadable *prometheus.Desc
 
 	traffic []trafficMetric
 }
 
-// trafficMetric is one that a PF counts of a VF.
+// trafficMetric is a counter of the PF for one VF.
 type trafficMetric struct {
 	*prometheus.Desc
 	of func(kernel.VFStats) uint64
@@ -41,12 +41,12 @@ func describedMetrics() described {
 		devices: desc("devices", "Devices of a resource, by NUMA node (-1: unknown) and state: free, allocated or unhealthy.", "resource",
 			"numa", "state"),
 		info:    desc("vf_info", "1 for each device that is offered.", "resource", "bdf", "pf", "vf", "numa", "driver"),
-		refused: desc("config_refused", "1 while the file of the configuration is wrong and an earlier one counts, else 0."),
+		refused: desc("config_refused", "1 while the configuration file is invalid and an earlier one is in use, else 0."),
 		unserved: desc("config_unserved", "1 for each resource of the configuration that is not served because its entry is not supported.",
 			"resource"),
 		unreadable: desc("claim_records_unreadable",
-			"1 while the record of a claim cannot be read: the claim keeps its devices, and cannot be prepared or unprepared; else 0."),
-		allocatable: desc("kubelet_allocatable", "Devices of a resource that the kubelet may give away or gave, by its own count.", "resource"),
+			"1 while a claim's record is unreadable, so that the claim keeps its devices and cannot be prepared or unprepared; else 0."),
+		allocatable: desc("kubelet_allocatable", "Devices of a resource that the kubelet counts as allocatable, allocated or not.", "resource"),
 		allocated:   desc("vf_allocated", "1 for each device that a container has.", "resource", "bdf", "namespace", "pod", "container"),
 	}
 	for _, m := range []struct {
@@ -60,13 +60,13 @@ func describedMetrics() described {
 		{"rx_dropped", "Packets for a VF that were dropped", func(v kernel.VFStats) uint64 { return v.RxDropped }},
 		{"tx_dropped", "Packets of a VF that were dropped", func(v kernel.VFStats) uint64 { return v.TxDropped }},
 	} {
-		d.traffic = append(d.traffic, trafficMetric{desc("vf_"+m.name+"_total", m.what+" since it was made, as its PF counts.", "bdf", "pf",
+		d.traffic = append(d.traffic, trafficMetric{desc("vf_"+m.name+"_total", m.what+" since its creation, as counted by the PF.", "bdf", "pf",
 			"namespace", "pod", "container"), m.of})
 	}
 	return d
 }
 
-// Describe names the metrics.
+// Describe sends the descriptions of all metrics.
 func (s *state) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{s.devices, s.info, s.allocated, s.refused, s.unserved, s.allocatable, s.unreadable} {
 		to <- d
@@ -76,7 +76,7 @@ func (s *state) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect tells all metrics. The kubelet is not asked for it.
+// Collect sends all metrics. It does not call the kubelet.
 func (s *state) Collect(to chan<- prometheus.Metric) {
 	offers, held, refused, damaged := s.offers()
 	for resource, n := range s.kubeletCount() {
@@ -125,7 +125,7 @@ func (s *state) Collect(to chan<- prometheus.Metric) {
 	s.collectTraffic(to, offers, holder)
 }
 
-// kubeletCount returns the kubelet's count of our resources.
+// kubeletCount returns the kubelet's number of allocatable devices, for each resource of this daemon.
 func (s *state) kubeletCount() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,7 +138,7 @@ func (s *state) kubeletCount() map[string]int {
 	return count
 }
 
-// unservedResources returns the resources of the configuration that are not supported.
+// unservedResources returns the unsupported resources of the configuration.
 func (s *state) unservedResources() (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,13 +160,14 @@ func (s *state) offers() (offers []*offer, held []allocation.Device, refused, da
 		damaged = 1
 	}
 	for _, one := range s.serving {
-		o, _ := one.now()
+		o, _ := one.current()
 		offers = append(offers, o)
 	}
 	return append(offers, s.claimable...), s.held, refused, damaged
 }
 
-// collectTraffic asks each PF once what its VFs did: that works for a VF in a pod, and for one without a driver of the network.
+// collectTraffic reads the counters of all VFs from their PFs, one request for each PF. That also works for a VF in a pod, and for a VF
+// without network driver.
 func (s *state) collectTraffic(to chan<- prometheus.Metric, offers []*offer, holder map[string]allocation.Device) {
 	byPF := map[pci.Address]map[int]kernel.VFStats{}
 	for _, o := range offers {
@@ -177,7 +178,7 @@ func (s *state) collectTraffic(to chan<- prometheus.Metric, offers []*offer, hol
 			}
 			stats, asked := byPF[d.PF]
 			if !asked {
-				stats, _ = kernel.VFStatsOf(pf.Interfaces[0]) // a PF that cannot tell has none
+				stats, _ = kernel.VFStatsOf(pf.Interfaces[0]) // a PF without such counters is skipped
 				byPF[d.PF] = stats
 			}
 			v, ok := stats[d.VFIndex]

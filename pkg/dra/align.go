@@ -17,19 +17,19 @@ import (
 
 const (
 	alignEvery = 10 * time.Second
-	// alignAfter is how long after its ADD a pod has its CPUs.
+	// alignAfter is how long after its ADD a pod certainly has its CPUs.
 	alignAfter = 5 * time.Second
 )
 
-// attachment of a VF, which is counted once.
+// counted identifies an attachment of a VF that has been counted.
 type counted struct {
 	address   pci.Address
 	container string
 }
 
-// alignAlways counts whether VFs of claims are near the CPUs of their pods, until ctx is done. Claims have no part in the kubelet's choice
-// of CPUs.
-func (d *Driver) alignAlways(ctx context.Context) {
+// alignLoop counts whether the VFs of claims and the CPUs of their pods share a NUMA node, until ctx is done. The kubelet chooses CPUs
+// without regard to claims.
+func (d *Driver) alignLoop(ctx context.Context) {
 	began, done := time.Now().Truncate(time.Second), map[counted]bool{}
 	tick := time.NewTicker(alignEvery)
 	defer tick.Stop()
@@ -45,7 +45,7 @@ func (d *Driver) alignAlways(ctx context.Context) {
 	}
 }
 
-// align counts attachments since a time that are not done, and returns those that are.
+// align counts new attachments since began, and returns all counted attachments that still exist.
 func (d *Driver) align(ctx context.Context, began, now time.Time, done map[counted]bool) map[counted]bool {
 	held, err := sriov.Holdings()
 	if err != nil {
@@ -61,7 +61,7 @@ func (d *Driver) align(ctx context.Context, began, now time.Time, done map[count
 		if !done[key] {
 			if cpus == nil {
 				if cpus, err = podresources.CPUs(ctx, podresources.At(d.options.Kubelet)); err != nil {
-					d.options.Log.Debug("it is not known which CPUs pods have", "error", err)
+					d.options.Log.Debug("could not list the CPUs of pods", "error", err)
 					return done
 				}
 			}
@@ -76,13 +76,14 @@ func (d *Driver) countAligned(h sriov.Holding, cpus []int64) {
 	r, err := claim.Read(d.options.Claims, h.Claim.UID)
 	dev, ok := recorded(&r, h.Claim.Device, h.Claim.Request)
 	if err != nil || !ok {
-		return // it has ended
+		return // the claim has ended
 	}
 	i, _ := d.inventory()
 	d.count.claims.WithLabelValues(dev.Resource, i.aligned(h.Address, cpus)).Inc()
 }
 
-// aligned returns "yes" if all CPUs are of the NUMA node of a device, else "no"; "unknown" without CPUs, or if the node is not known.
+// aligned returns "yes" if all CPUs belong to the NUMA node of the device, otherwise "no". It returns "unknown" without CPUs or for an
+// unknown node.
 func (i Inventory) aligned(a pci.Address, cpus []int64) string {
 	if i.Snapshot == nil || len(cpus) == 0 {
 		return "unknown"
@@ -100,7 +101,7 @@ func (i Inventory) aligned(a pci.Address, cpus []int64) string {
 	return "yes"
 }
 
-// inList reports whether a number is in a list such as 0-15,32-47.
+// inList reports whether a list such as 0-15,32-47 contains a number.
 func inList(list string, n int64) bool {
 	for part := range strings.SplitSeq(list, ",") {
 		from, to, ranged := strings.Cut(strings.TrimSpace(part), "-")

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// pods answers with the CPUs of pods in namespace shop, by name.
+// pods is a kubelet that returns the CPUs of pods in namespace shop, by name.
 type pods struct {
 	podresources.UnimplementedPodResourcesListerServer
 	cpus map[string][]int64
@@ -33,7 +33,8 @@ func (p pods) List(context.Context, *podresources.ListPodResourcesRequest) (*pod
 	return answer, nil
 }
 
-// TestAligned (DRA-10): each attachment of a claim's VF is counted once, by whether the CPUs of its pod are of the VF's NUMA node.
+// TestAligned (DRA-10) checks that each attachment of a claim's VF is counted once, by whether the CPUs of its pod belong to the VF's
+// NUMA node.
 func TestAligned(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	l := newDRALab(t, func(o *Options) { o.Metrics = registry })

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// Attributes of devices. Those without a domain belong to the domain of the driver.
+// Attributes of devices. Names without a domain belong to the driver's domain.
 const (
 	attrResource  = "resource"
 	attrKind      = "kind"
@@ -29,9 +29,9 @@ const (
 	attrLinkType  = "linkType"
 	attrRDMA      = "rdma"
 
-	// attrOldNUMA is what older drivers of CPUs and networks match their devices by.
+	// attrOldNUMA is used by older drivers of CPUs and networks to match devices.
 	attrOldNUMA = "dra.net/numaNode"
-	// Multus reads these two.
+	// Multus reads the following two attributes.
 	attrMultusDevice   = "k8s.cni.cncf.io/deviceID"
 	attrMultusResource = "k8s.cni.cncf.io/resourceName"
 
@@ -39,14 +39,14 @@ const (
 	kindPF = "pf"
 )
 
-// DeviceName is the name of a PCI function in ResourceSlices, a DNS label: 0000-3b-10-2.
+// DeviceName returns the name of a PCI function in ResourceSlices, a DNS label: 0000-3b-10-2.
 func DeviceName(a pci.Address) string {
 	return strings.NewReplacer(":", "-", ".", "-").Replace(a.String())
 }
 
-// attributes returns what a ResourceSlice says of a device. All values are constant while the card is plugged in: a changed value would
-// send the whole slice to each scheduler. Every device has every attribute, except numaNode without a NUMA node: a CEL expression that
-// reads an attribute which one device lacks fails for the whole cluster.
+// attributes returns the attributes of a device in a ResourceSlice. Their values are constant while the card is plugged in, because a
+// change would send the whole slice to each scheduler. Every device has every attribute, except numaNode if its NUMA node is unknown: a
+// CEL expression that reads a missing attribute fails for the whole cluster.
 func (i Inventory) attributes(resource string, d pool.Device) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	pf := i.pfOf(d.Device)
 	rdma := len(d.Device.RDMA) > 0
@@ -95,7 +95,7 @@ func number(n int) resourceapi.DeviceAttribute {
 	return resourceapi.DeviceAttribute{IntValue: new(int64(n))}
 }
 
-// resource returns the resource with a name, nil if the configuration has it no more.
+// resource returns the resource with a name, or nil if the configuration no longer has it.
 func (i Inventory) resource(name string) *pool.Resource {
 	for _, p := range i.Pools {
 		if p.Name == name {
@@ -105,7 +105,7 @@ func (i Inventory) resource(name string) *pool.Resource {
 	return nil
 }
 
-// pfOf returns the PF of a VF, if only with its address where the scan does not have it, and every other device itself.
+// pfOf returns the PF of a VF, and any other device itself. If the scan lacks the PF, the result has only the address.
 func (i Inventory) pfOf(d pci.Device) pci.Device {
 	if !d.IsVF() {
 		return d
@@ -116,7 +116,7 @@ func (i Inventory) pfOf(d pci.Device) pci.Device {
 	return pci.Device{Address: d.PF}
 }
 
-// pfName returns the interface of a PF, as last seen, or its address.
+// pfName returns the interface name of a PF, current or last seen, or else its address.
 func (i Inventory) pfName(pf pci.Device) string {
 	if len(pf.Interfaces) == 0 {
 		pf = i.Last[pf.Address]
@@ -127,8 +127,8 @@ func (i Inventory) pfName(pf pci.Device) string {
 	return pf.Interfaces[0]
 }
 
-// card returns what the PFs of one card have in common: the address of the first one, without its function. Ports of a card in switchdev
-// mode may have several devices; these share the ID of the switch.
+// card returns the address of a card's first PF, without the function number. It is the same for all PFs of the card. A card in switchdev
+// mode may have several PCI devices; these share a switch ID.
 func (i Inventory) card(pf pci.Device) string {
 	first := pf.Address
 	if pf.SwitchID != "" {

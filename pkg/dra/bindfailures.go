@@ -13,16 +13,16 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// retryBind is how long a device whose driver could not be bound in time is left alone.
+// retryBind is the pause before another bind of a device after a timeout.
 const retryBind = 5 * time.Minute
 
-// bindTimeout is the kind of fault of such a device.
+// bindTimeout is the kind of fault after such a timeout.
 const bindTimeout = "bind-timeout"
 
-// bindFailures are the devices whose drivers were not bound in time.
+// bindFailures are the devices whose bind timed out.
 type bindFailures struct {
-	mu sync.Mutex
-	of map[pci.Address]bindFailure
+	mu        sync.Mutex
+	byAddress map[pci.Address]bindFailure
 }
 
 type bindFailure struct {
@@ -30,36 +30,36 @@ type bindFailure struct {
 	err error
 }
 
-// note remembers how a bind went. Only one that did not end in time counts: the kernel may work on it still.
-func (b *bindFailures) note(a pci.Address, err error) {
+// record records the result of a bind. Only a timeout is kept, because the kernel may still be working on the bind.
+func (b *bindFailures) record(a pci.Address, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !errors.Is(err, context.DeadlineExceeded) {
-		delete(b.of, a)
+		delete(b.byAddress, a)
 		return
 	}
-	if b.of == nil {
-		b.of = map[pci.Address]bindFailure{}
+	if b.byAddress == nil {
+		b.byAddress = map[pci.Address]bindFailure{}
 	}
-	b.of[a] = bindFailure{time.Now(), err}
+	b.byAddress[a] = bindFailure{time.Now(), err}
 }
 
-// recent returns the error of a bind that did not end in time, for retryBind.
+// recent returns the error of a bind that timed out within retryBind.
 func (b *bindFailures) recent(a pci.Address) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if f, ok := b.of[a]; ok && time.Since(f.at) < retryBind {
-		return fmt.Errorf("driver: tried again after %s: %w", retryBind, f.err)
+	if f, ok := b.byAddress[a]; ok && time.Since(f.at) < retryBind {
+		return fmt.Errorf("bind the driver: the last attempt timed out; retrying after %s: %w", retryBind, f.err)
 	}
 	return nil
 }
 
-// faults adds to the faults of devices those whose driver was not bound in time.
+// faults returns the given faults together with those of devices whose bind timed out.
 func (b *bindFailures) faults(of map[string]Fault) map[string]Fault {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var found map[string]Fault
-	for a, f := range b.of {
+	for a, f := range b.byAddress {
 		if time.Since(f.at) >= retryBind {
 			continue
 		}

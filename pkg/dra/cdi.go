@@ -23,16 +23,17 @@ import (
 // cdiKind is the kind of all CDI devices of claims.
 const cdiKind = "podlace.io/vf"
 
-// cdiFile is the file of a claim's specification.
+// cdiFile returns the file name of a claim's specification.
 func cdiFile(uid string) string { return claim.Driver + "-" + uid + ".json" }
 
-// cdiDevice is the name of the CDI device of a request. A subrequest's name has a slash, which CDI refuses.
+// cdiDevice returns the name of a request's CDI device. It replaces the slash in the name of a subrequest, which CDI does not allow.
 func cdiDevice(uid, request string) string { return uid + "-" + strings.ReplaceAll(request, "/", ".") }
 
-// cdiName is the name by which the runtime finds the CDI device of a request.
+// cdiName returns the qualified name of a request's CDI device.
 func cdiName(uid, request string) string { return cdiKind + "=" + cdiDevice(uid, request) }
 
-// specification returns what containers of a claim get, a CDI device for each request. An administrator's devices come without their files.
+// specification returns the CDI specification of a claim, with one CDI device for each request. Devices with administrative access get no
+// device files.
 func specification(p plan) (cdi.Spec, error) {
 	spec := cdi.Spec{Version: devicefiles.CDIVersion, Kind: cdiKind}
 	var requests []string
@@ -51,8 +52,9 @@ func specification(p plan) (cdi.Spec, error) {
 	return spec, nil
 }
 
-// editsOf returns what a container of a request gets: the files of the request's devices, and for their resources variables that name the
-// devices of all requests of the claim. Of two CDI devices that set one variable the runtime takes the last one: both set the same value.
+// editsOf returns the container edits of a request. They contain the device files of the request, and environment variables that list the
+// devices of all requests of the claim. If two CDI devices set the same variable, the runtime uses the last one; therefore both set the
+// same value.
 func editsOf(p plan, request string) (cdi.ContainerEdits, error) {
 	of, files := map[string][]pool.Device{}, []pool.Device{} // by resource
 	for _, dev := range p.devices {
@@ -82,7 +84,8 @@ func editsOf(p plan, request string) (cdi.ContainerEdits, error) {
 	return edits, nil
 }
 
-// writeCDI writes the specification of a claim, unless the file has it. Containers that start again need it without another preparation.
+// writeCDI writes the specification of a claim if it has changed. The file remains for restarts of containers, which happen without
+// another preparation.
 func (d *Driver) writeCDI(p plan) error {
 	if d.options.CDI == "" {
 		return nil
@@ -107,7 +110,7 @@ func (d *Driver) writeCDI(p plan) error {
 	return dir.Write(name, data, 0o644)
 }
 
-// openCDI opens the folder of specifications; it returns nil without an error if there is none.
+// openCDI opens the folder of specifications. It returns nil without an error if there is no folder.
 func (d *Driver) openCDI() (*store.Dir, error) {
 	if d.options.CDI == "" {
 		return nil, nil
@@ -122,7 +125,7 @@ func (d *Driver) openCDI() (*store.Dir, error) {
 	return dir, nil
 }
 
-// removeCDI deletes the specification of a claim, which need not exist.
+// removeCDI deletes the specification of a claim. It is a no-op if there is none.
 func (d *Driver) removeCDI(uid string) error {
 	dir, err := d.openCDI()
 	if dir == nil {
@@ -132,7 +135,7 @@ func (d *Driver) removeCDI(uid string) error {
 	return dir.Remove(cdiFile(uid))
 }
 
-// sweepCDI deletes specifications of claims that have no record.
+// sweepCDI deletes specifications of claims without a record.
 func (d *Driver) sweepCDI() error {
 	dir, err := d.openCDI()
 	if dir == nil {

@@ -19,32 +19,32 @@ import (
 )
 
 const (
-	// rebuildEvery is how often records are looked for that the kubelet's file demands and that are missing.
+	// rebuildEvery is the interval of looking for lost records: the kubelet's file has the claim, but there is no record.
 	rebuildEvery = 10 * time.Second
-	// collectEvery is how often orphaned records are looked for.
+	// collectEvery is the interval of looking for orphaned records.
 	collectEvery = time.Minute
-	// orphanedAfter is how long the kubelet's file has to lack a claim before its record may be orphaned.
+	// orphanedAfter is how long a claim must be missing from the kubelet's file before its record may be orphaned.
 	orphanedAfter = 2 * time.Minute
-	// orphanedAnyway is that time while the file cannot be read.
-	orphanedAnyway = 10 * time.Minute
-	// longestRebuild is the longest pause between two attempts to write the record of a claim.
+	// orphanedUnread replaces orphanedAfter while the kubelet's file is unreadable.
+	orphanedUnread = 10 * time.Minute
+	// longestRebuild is the longest pause between two attempts to rebuild a record.
 	longestRebuild = time.Minute
 
 	apiTimeout = 10 * time.Second
 )
 
-// collector makes records and claims agree.
+// collector deletes orphaned records and rebuilds lost ones.
 type collector struct {
 	*Driver
-	missing  map[string]time.Time // since when the kubelet's file lacks a claim that has a record, by UID
-	unreadAt time.Time            // since when that file cannot be read; zero if it can
+	missing  map[string]time.Time // by UID: since when a claim with a record is missing from the kubelet's file
+	unreadAt time.Time            // since when that file is unreadable; zero if it is readable
 	lost     map[string]lostRecord
 
-	unattached map[string]time.Time // since when no pod has a device of a prepared claim, by UID
-	warned     map[string]bool      // which of these claims were logged
+	unattached map[string]time.Time // by UID: since when no pod has a device of a prepared claim
+	warned     map[string]bool      // UIDs of unattached claims that were logged
 }
 
-// lostRecord is a claim that the kubelet's file names and that has no record.
+// lostRecord is a claim in the kubelet's file that has no record.
 type lostRecord struct {
 	since, next time.Time
 	pause       time.Duration
@@ -54,14 +54,14 @@ func newCollector(d *Driver) *collector {
 	return &collector{Driver: d, missing: map[string]time.Time{}, lost: map[string]lostRecord{}, warned: map[string]bool{}}
 }
 
-// collectAlways makes records and claims agree until ctx is done, while this instance leads.
-func (d *Driver) collectAlways(ctx context.Context) {
+// collectLoop runs the collector until ctx is done, while this instance leads.
+func (d *Driver) collectLoop(ctx context.Context) {
 	c := newCollector(d)
 	rebuild, collect := time.NewTicker(rebuildEvery), time.NewTicker(collectEvery)
 	defer rebuild.Stop()
 	defer collect.Stop()
 	for {
-		turn := d.lead.turn.wait()
+		turn := d.lead.changed.wait()
 		now := time.Now()
 		select {
 		case <-ctx.Done():
@@ -83,15 +83,15 @@ func (d *Driver) collectAlways(ctx context.Context) {
 	}
 }
 
-// report logs an error about a claim, "" for all claims.
+// report logs an error about a claim, or about all claims if uid is "".
 func (c *collector) report(uid string, err error) {
 	if c.failures.due("collect "+uid, err, time.Now()) {
-		c.options.Log.Warn("records and claims do not agree", "uid", uid, "error", err)
+		c.options.Log.Warn("could not reconcile the records of claims", "uid", uid, "error", err)
 	}
 }
 
-// collect unprepares claims that have ended without the kubelet's call: the kubelet's file does not name them, no pod has their VFs, and
-// the API server says that they are gone.
+// collect unprepares claims that have ended without a call of the kubelet: the kubelet's file lacks them, no pod has their VFs, and the
+// API server confirms that they have ended.
 func (c *collector) collect(ctx context.Context, now time.Time) {
 	records, err := c.records.List()
 	c.report("", err)
@@ -106,7 +106,7 @@ func (c *collector) collect(ctx context.Context, now time.Time) {
 	for _, r := range records {
 		uid := r.Claim().UID
 		if seen[uid] = true; r.State == claim.Damaged {
-			continue // without the record the drivers that its devices had are not known
+			continue // without the record, the former drivers of the devices are unknown
 		}
 		if noted[uid] {
 			delete(c.missing, uid)
@@ -127,15 +127,15 @@ func (c *collector) collect(ctx context.Context, now time.Time) {
 	}
 }
 
-// noted returns the claims that the kubelet's file names, and how long a claim has to be missing there.
+// noted returns the claims in the kubelet's file, and how long a claim must be missing from it.
 func (c *collector) noted(now time.Time) (map[string]bool, time.Duration) {
-	notes, err := claim.Notes(c.options.Kubelet)
+	notes, err := claim.KubeletClaims(c.options.Kubelet)
 	if err != nil {
 		if c.unreadAt.IsZero() {
 			c.unreadAt = now
-			clear(c.missing) // what it said before may be too old
+			clear(c.missing) // the times may be outdated
 		}
-		return nil, orphanedAnyway
+		return nil, orphanedUnread
 	}
 	if !c.unreadAt.IsZero() {
 		c.unreadAt = time.Time{}
@@ -148,27 +148,27 @@ func (c *collector) noted(now time.Time) (map[string]bool, time.Duration) {
 	return uids, orphanedAfter
 }
 
-// collectOne unprepares a claim if the API server says that it has ended.
+// collectOne unprepares a claim if the API server confirms that it has ended.
 func (c *collector) collectOne(ctx context.Context, r claim.Record) error {
 	ended, err := c.hasEnded(ctx, r)
 	if err != nil || !ended {
 		return err
 	}
 	if err := c.unprepareWithin(ctx, r.Claim().UID); err != nil {
-		return fmt.Errorf("%s has ended without the kubelet's call, and keeps its devices: %w", r, err)
+		return fmt.Errorf("%s has ended without an unprepare call of the kubelet, and keeps its devices: %w", r, err)
 	}
-	c.options.Log.Warn("a claim has ended without the kubelet's call: its devices were taken back", "claim", r.String(), "uid", r.Claim().UID)
+	c.options.Log.Warn("freed the devices of a claim that has ended without an unprepare call of the kubelet", "claim", r.String(), "uid", r.Claim().UID)
 	return nil
 }
 
-// hasEnded reports whether the API server says that the claim of a record is gone, another one, or not allocated as the record says.
+// hasEnded reports whether the record's claim has ended: the API server has no such claim, one with another UID, or another allocation.
 func (d *Driver) hasEnded(ctx context.Context, r claim.Record) (bool, error) {
 	now, err := d.get(ctx, r.Claim().Namespace, r.Claim().Name)
 	switch {
 	case apierrors.IsNotFound(err):
 		return true, nil
 	case err != nil:
-		return false, fmt.Errorf("whether %s has ended: %w", r, err)
+		return false, fmt.Errorf("check whether %s has ended: %w", r, err)
 	case string(now.UID) != r.Claim().UID, now.Status.Allocation == nil:
 		return true, nil
 	}
@@ -188,12 +188,12 @@ func (d *Driver) get(ctx context.Context, namespace, name string) (*resourceapi.
 	return d.options.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
-// rebuild writes records that the kubelet's file demands and that are missing, from the claims. A record has to be missing twice: the
-// kubelet forgets a claim only after its record is gone.
+// rebuild rebuilds lost records from their claims. A record must be missing in two passes, because the kubelet forgets a claim only after
+// its record is deleted.
 func (c *collector) rebuild(ctx context.Context, now time.Time) {
-	notes, err := claim.Notes(c.options.Kubelet)
+	notes, err := claim.KubeletClaims(c.options.Kubelet)
 	if err != nil {
-		return // without the kubelet's file no record is known to be missing
+		return // without the kubelet's file, lost records are unknown
 	}
 	lost := map[string]lostRecord{}
 	for _, n := range notes {
@@ -212,18 +212,18 @@ func (c *collector) rebuild(ctx context.Context, now time.Time) {
 	c.lost = lost
 }
 
-// rebuildOne prepares a claim whose record is lost. Its pods may run.
-func (c *collector) rebuildOne(ctx context.Context, n claim.Note) error {
+// rebuildOne prepares a claim whose record is lost. The claim's pods may be running.
+func (c *collector) rebuildOne(ctx context.Context, n claim.KubeletClaim) error {
 	now, err := c.get(ctx, n.Namespace, n.Name)
 	if apierrors.IsNotFound(err) || err == nil && string(now.UID) != n.UID {
-		return nil // the kubelet is about to forget it
+		return nil // the kubelet will forget the claim soon
 	}
 	if err != nil {
-		return fmt.Errorf("the record of %s is lost: %w", n, err)
+		return fmt.Errorf("the record of %s is lost and cannot be rebuilt: %w", n, err)
 	}
 	if _, err := c.prepareWithin(ctx, now, true); err != nil {
-		return fmt.Errorf("the record of %s is lost: %w", n, err)
+		return fmt.Errorf("the record of %s is lost and cannot be rebuilt: %w", n, err)
 	}
-	c.options.Log.Warn("the record of a claim was lost and is written again", "claim", n.String(), "uid", n.UID)
+	c.options.Log.Warn("rebuilt the lost record of a claim", "claim", n.String(), "uid", n.UID)
 	return nil
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// note writes the kubelet's file with claims, each with one pod.
+// note writes the kubelet's file with claims of one pod each.
 func (l *draLab) note(claims ...*resourceapi.ResourceClaim) {
 	l.Helper()
 	var list []string
@@ -39,8 +39,9 @@ func (l *draLab) noteText(text string) {
 		fmt.Appendf(nil, `{"Data":%q,"Checksum":%d}`, text, crc32.ChecksumIEEE([]byte(text))), 0o600))
 }
 
-// TestCollect (DRA-F12): the record of a claim that the kubelet has forgotten goes when the API server says that the claim has ended, and
-// not while a pod has the VF, the API server does not answer, or the kubelet's file cannot be read for less than ten minutes.
+// TestCollect (DRA-F12): the record of a claim that the kubelet has forgotten is deleted when the API server confirms that the claim has
+// ended. It stays while a pod has the VF, while the API server does not answer, or for ten minutes while the kubelet's file is
+// unreadable.
 func TestCollect(t *testing.T) {
 	other := newClaim("c-9", "web", result("a", vf0))
 	free := newClaim("c-1", "web")
@@ -48,11 +49,11 @@ func TestCollect(t *testing.T) {
 	moved := newClaim("c-1", "web", result("a", vf1))
 	for _, c := range []struct {
 		title  string
-		claim  *resourceapi.ResourceClaim // in the API server; nil: gone
+		claim  *resourceapi.ResourceClaim // in the API server; nil: deleted
 		noted  bool
-		torn   bool // the kubelet's file
+		torn   bool // the kubelet's file is unreadable
 		inPod  bool
-		away   bool // the API server
+		away   bool // the API server is unreachable
 		after  time.Duration
 		remain bool
 	}{
@@ -106,7 +107,7 @@ func TestCollect(t *testing.T) {
 	}
 }
 
-// TestLostRecord (DRA-F7): a record that is lost is written again from the claim, once the kubelet's file demands it twice.
+// TestLostRecord (DRA-F7): a lost record is rebuilt from the claim after it is missing in two passes.
 func TestLostRecord(t *testing.T) {
 	l := newDRALab(t)
 	c, gone := newClaim("c-1", "web", result("a", vf0)), newClaim("c-2", "gone", result("a", vf1))
@@ -130,7 +131,7 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
-// TestLostRecordOfPod: the record of a claim whose pod runs is written again, and the VF stays as the pod has it.
+// TestLostRecordOfPod: the record of a claim whose pod is running is rebuilt, and the pod keeps its VF.
 func TestLostRecordOfPod(t *testing.T) {
 	l := newDRALab(t, func(o *Options) { o.InUse = func(string) string { return "has its interface in another namespace" } })
 	c := newClaim("c-1", "web", result("a", vf0))
@@ -143,14 +144,14 @@ func TestLostRecordOfPod(t *testing.T) {
 	}
 }
 
-// TestLostDriver: a claim whose record was lost gives its VF back to the driver that the VF had before: that of the resource, that of the
-// VF's last interface, or that of its siblings. If these differ, the log says what to do.
+// TestLostDriver: after the record of a claim was lost and rebuilt, its VF returns to its former driver: that of the resource, of the
+// VF's last interface, or of the PF's other VFs. If those differ, the log says what to do.
 func TestLostDriver(t *testing.T) {
 	for _, c := range []struct {
 		title  string
-		driver string // of the resource
+		driver string // driver of the resource
 		last   string // driver with the last interface
-		mixed  bool   // a sibling has another driver
+		mixed  bool   // another VF of the PF has another driver
 		want   string
 	}{
 		{title: "siblings", want: "iavf"},
@@ -186,14 +187,14 @@ func TestLostDriver(t *testing.T) {
 			collector.rebuild(t.Context(), now)
 			collector.rebuild(t.Context(), now.Add(rebuildEvery))
 			must(t, l.unprepare(t.Context(), "c-1"))
-			if got := l.driverOf(vf0); got != c.want || strings.Contains(l.log.String(), "is not known") != (c.title == "unknown") {
+			if got := l.driverOf(vf0); got != c.want || strings.Contains(l.log.String(), "is unknown") != (c.title == "unknown") {
 				t.Errorf("driver %s, want %s\n%s", got, c.want, l.log)
 			}
 		})
 	}
 }
 
-// TestSweepCDI: specifications without records are removed, those of other programs stay.
+// TestSweepCDI checks that specifications without records are deleted, and that other programs' files stay.
 func TestSweepCDI(t *testing.T) {
 	l := newDRALab(t)
 	_, err := l.prepare(t.Context(), newClaim("c-1", "web", result("a", vf0)))

@@ -16,15 +16,14 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// configEntry is an entry of an allocation's configuration that is for this driver.
+// configEntry is an entry for this driver in the configuration of an allocation.
 type configEntry struct {
 	vfconfig.Entry
 	api  resourceapi.DeviceAllocationConfiguration
-	path string // of its parameters
+	path string // path of its parameters, for errors
 }
 
-// entries reads the entries for this driver: those of the class in their order, then those of the claim. Entries for other drivers are not
-// read.
+// entries reads the entries for this driver, of the class and of the claim, each in their order. It skips entries for other drivers.
 func entries(configs []resourceapi.DeviceAllocationConfiguration) (ofClass, ofClaim []configEntry, err error) {
 	for i, c := range configs {
 		if c.Opaque == nil || c.Opaque.Driver != claim.Driver {
@@ -46,18 +45,19 @@ func entries(configs []resourceapi.DeviceAllocationConfiguration) (ofClass, ofCl
 	return ofClass, ofClaim, nil
 }
 
-// requested reports whether an entry is for the request of a result: it names the request, the request of the subrequest, or none.
+// requested reports whether an entry applies to the request of a result: it names the request, the request of the subrequest, or no
+// request.
 func (e configEntry) requested(result resourceapi.DeviceRequestAllocationResult) bool {
 	return len(resourceclaim.ConfigForResult([]resourceapi.DeviceAllocationConfiguration{e.api}, result)) > 0
 }
 
-// applies reports whether an entry is for a result with a device of a resource.
+// applies reports whether an entry applies to a result whose device belongs to a resource.
 func (e configEntry) applies(result resourceapi.DeviceRequestAllocationResult, resource string) bool {
 	return e.requested(result) && (e.Resource == "" || e.Resource == resource)
 }
 
-// configFor returns the settings of the device of a result, nil for none: those of the class, and in their place those of the claim, as far
-// as the resource lets claims set them.
+// configFor returns the merged configuration of a result's device, or nil if there is none. The claim's settings override those of the
+// class, as far as the resource allows it.
 func configFor(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (
 	*vfconfig.Config, error) {
 	ofClass, ofClaim, err := entries(a.Devices.Config)
@@ -81,9 +81,9 @@ func configFor(a *resourceapi.AllocationResult, result resourceapi.DeviceRequest
 		merged = vfconfig.Merge(merged, &e.Config)
 	}
 	if err := merged.Validate(); err != nil {
-		return nil, fmt.Errorf("the settings of class and claim together: %w", err)
+		return nil, fmt.Errorf("the merged settings of class and claim: %w", err)
 	}
-	if err := single(a, result, merged); err != nil {
+	if err := checkSingle(a, result, merged); err != nil {
 		return nil, err
 	}
 	if merged.IsZero() || isAdmin(result) {
@@ -92,13 +92,13 @@ func configFor(a *resourceapi.AllocationResult, result resourceapi.DeviceRequest
 	return merged, nil
 }
 
-// isAdmin reports whether a result leaves the device to its owner, whose settings stay.
+// isAdmin reports whether a result has administrative access. Its device keeps its owner and settings.
 func isAdmin(r resourceapi.DeviceRequestAllocationResult) bool {
 	return r.AdminAccess != nil && *r.AdminAccess
 }
 
-// single refuses settings that one device can have, where the request has several.
-func single(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, c *vfconfig.Config) error {
+// checkSingle refuses settings that only one device can have if the request has several devices.
+func checkSingle(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, c *vfconfig.Config) error {
 	n := 0
 	for _, r := range a.Devices.Results {
 		if r.Driver == claim.Driver && r.Request == result.Request && !isAdmin(r) {
@@ -108,13 +108,13 @@ func single(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAll
 	for _, key := range c.Set() {
 		one := key == "mac" || key == "ips" || key == "ifName" && !strings.Contains(c.IfName, vfconfig.IndexMark)
 		if n > 1 && one {
-			return fmt.Errorf("%s %s: request %s has %d devices, and only one of them could have it", key, c.Text(key), result.Request, n)
+			return fmt.Errorf("%s %s: only one device can have it, but request %s has %d devices", key, c.Text(key), result.Request, n)
 		}
 	}
 	return nil
 }
 
-// checkConfig refuses entries that apply to none of the devices of a claim, or to devices of unknown classes, and returns warnings about
+// checkConfig refuses entries of the claim that apply to none of its devices, and entries of ambiguous classes. It returns warnings about
 // entries of classes.
 func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (warnings []string, err error) {
 	ofClass, ofClaim, err := entries(c.Status.Allocation.Devices.Config)
@@ -128,26 +128,27 @@ func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (war
 	}
 	for _, e := range ofClass {
 		if unused(e) {
-			warnings = append(warnings, fmt.Sprintf("%s of the class: it applies to no device of the claim%s", e.path, e.only()))
+			warnings = append(warnings, fmt.Sprintf("%s of the class applies to no device of the claim%s", e.path, e.scope()))
 		}
 	}
 	for _, e := range ofClaim {
 		if unused(e) && !e.forAlternative(c) {
-			return warnings, fmt.Errorf("%s: it applies to no device of the claim%s", e.path, e.only())
+			return warnings, fmt.Errorf("%s applies to no device of the claim%s", e.path, e.scope())
 		}
 	}
 	return warnings, checkClasses(c, ofClass)
 }
 
-// forAlternative reports whether an entry for one resource may be meant for an alternative of a request that the scheduler did not take.
+// forAlternative reports whether an entry for one resource may be meant for an alternative of a request that the scheduler did not
+// choose.
 func (e configEntry) forAlternative(c *resourceapi.ResourceClaim) bool {
 	return e.Resource != "" && slices.ContainsFunc(c.Spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool {
 		return len(r.FirstAvailable) > 1 && (len(e.api.Requests) == 0 || slices.Contains(e.api.Requests, r.Name))
 	})
 }
 
-// only says in brackets what an entry is for.
-func (e configEntry) only() string {
+// scope describes, in parentheses, the requests and the resource of an entry.
+func (e configEntry) scope() string {
 	var of []string
 	if len(e.api.Requests) > 0 {
 		of = append(of, "requests "+strings.Join(e.api.Requests, ", "))
@@ -161,8 +162,8 @@ func (e configEntry) only() string {
 	return " (" + strings.Join(of, ", ") + ")"
 }
 
-// checkClasses refuses entries of several classes that nothing tells apart. Before Kubernetes 1.35, entries of classes name no requests: of
-// two classes of a claim, either might have one. From 1.35 on only entries for all requests name none.
+// checkClasses refuses entries of classes that cannot be attributed to one class. Before Kubernetes 1.35 entries of classes name no
+// requests, so an entry may belong to any class of the claim. Since 1.35 only entries for all requests name none.
 func checkClasses(c *resourceapi.ResourceClaim, ofClass []configEntry) error {
 	var classes []string
 	for _, r := range c.Status.Allocation.Devices.Results {
@@ -180,11 +181,11 @@ func checkClasses(c *resourceapi.ResourceClaim, ofClass []configEntry) error {
 	if same {
 		return nil
 	}
-	return fmt.Errorf("%s: which of the classes %s it is of is not known before Kubernetes 1.35: name the resource in the parameters of "+
+	return fmt.Errorf("%s: before Kubernetes 1.35 an entry does not show which of the classes %s it belongs to: name the resource in the parameters of "+
 		"the classes, as 'podlace sriov classes' does", ofClass[0].path, strings.Join(classes, ", "))
 }
 
-// classOf returns the class of a request, "request" or "request/subrequest".
+// classOf returns the class of a request. The name is "request" or "request/subrequest".
 func classOf(c *resourceapi.ResourceClaim, name string) string {
 	request, sub, _ := strings.Cut(name, "/")
 	for _, r := range c.Spec.Devices.Requests {

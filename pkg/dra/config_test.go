@@ -17,7 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// configured is an entry of an allocation: of the class or of the claim, for requests, with the keys of its parameters.
+// configured returns an entry of an allocation's configuration, from the class or the claim, for requests, with the keys of its
+// parameters.
 func configured(source resourceapi.AllocationConfigSource, keys string, requests ...string) resourceapi.DeviceAllocationConfiguration {
 	text := `{"apiVersion":"` + vfconfig.APIVersion + `","kind":"` + vfconfig.Kind + `"`
 	if keys != "" {
@@ -26,7 +27,7 @@ func configured(source resourceapi.AllocationConfigSource, keys string, requests
 	return foreign(source, claim.Driver, text+"}", requests...)
 }
 
-// foreign is an entry for a driver.
+// foreign returns an entry for a driver.
 func foreign(source resourceapi.AllocationConfigSource, driver, parameters string, requests ...string) (
 	_ resourceapi.DeviceAllocationConfiguration) {
 	return resourceapi.DeviceAllocationConfiguration{Source: source, Requests: requests, DeviceConfiguration: resourceapi.DeviceConfiguration{
@@ -41,7 +42,7 @@ func fromClaim(keys string, requests ...string) resourceapi.DeviceAllocationConf
 	return configured(resourceapi.AllocationConfigSourceClaim, keys, requests...)
 }
 
-// mayAll is a resource whose claims may set some settings.
+// mayAll returns a resource whose claims may set some keys.
 func mayAll(t *testing.T) *pool.Resource {
 	t.Helper()
 	c, err := pool.Parse(pool.Source{File: "f", Prefix: "example.com"}, []byte(`{"resourceList":[{"resourceName":"fast","api":"dra",
@@ -52,12 +53,12 @@ func mayAll(t *testing.T) *pool.Resource {
 
 type configs = []resourceapi.DeviceAllocationConfiguration
 
-// TestConfigFor (DRA-13, DRA-19, DRA-F25, DRA-F26): which entries hold for a device, in which order, and what a claim may set.
+// TestConfigFor (DRA-13, DRA-19, DRA-F25, DRA-F26) checks which entries apply to a device, in which order, and what a claim may set.
 func TestConfigFor(t *testing.T) {
 	one := []string{"vf"}
 	for _, test := range []struct {
 		name    string
-		results []string // requests, a device each; the first is looked at
+		results []string // requests with a device each; the first is checked
 		configs configs
 		want    *vfconfig.Config
 		says    string
@@ -92,7 +93,7 @@ func TestConfigFor(t *testing.T) {
 			want: &vfconfig.Config{IfName: "fast{index}"}},
 		{name: "an administrator's access sets nothing", results: []string{"vf admin"}, configs: configs{fromClass(`"vlan":5`)}},
 		// Other drivers.
-		{name: "entries of others are not read", results: one, configs: configs{foreign("FromClaim", "gpu.example.com", "{"),
+		{name: "entries for other drivers are ignored", results: one, configs: configs{foreign("FromClaim", "gpu.example.com", "{"),
 			{Source: "FromClass"}}},
 		// Refused.
 		{name: "unknown key", results: one, configs: configs{foreign("FromClass", "gpu.example.com", "{"), fromClass(""), fromClaim(`"vlann":1`)},
@@ -106,13 +107,13 @@ func TestConfigFor(t *testing.T) {
 		{name: "no limit is over the limit", results: one, configs: configs{fromClaim(`"maxTxRate":0`)},
 			says: "config[0].parameters.maxTxRate 0: claims may set 1-1000 of resource example.com/fast"},
 		{name: "together", results: one, configs: configs{fromClass(`"maxTxRate":100`), fromClaim(`"minTxRate":200`)},
-			says: "the settings of class and claim together: minTxRate 200: more than maxTxRate 100"},
+			says: "the merged settings of class and claim: minTxRate 200: more than maxTxRate 100"},
 		{name: "two devices and one MAC", results: []string{"vf", "vf"}, configs: configs{fromClaim(`"mac":"02:00:00:00:00:01"`)},
-			says: `mac "02:00:00:00:00:01": request vf has 2 devices, and only one of them could have it`},
+			says: `mac "02:00:00:00:00:01": only one device can have it, but request vf has 2 devices`},
 		{name: "two devices and one name", results: []string{"vf", "vf"}, configs: configs{fromClaim(`"ifName":"fast"`)},
-			says: `ifName "fast": request vf has 2 devices, and only one of them could have it`},
+			says: `ifName "fast": only one device can have it, but request vf has 2 devices`},
 		{name: "two devices and one address", results: []string{"vf", "vf"}, configs: configs{fromClaim(`"ips":["10.0.0.1"]`)},
-			says: `ips ["10.0.0.1"]: request vf has 2 devices, and only one of them could have it`},
+			says: `ips ["10.0.0.1"]: only one device can have it, but request vf has 2 devices`},
 		{name: "unknown source", results: one, configs: configs{configured("FromPod", "")},
 			says: `config[0].source: "FromPod": want FromClass or FromClaim`},
 	} {
@@ -135,7 +136,7 @@ func TestConfigFor(t *testing.T) {
 	}
 }
 
-// requests are those of a claim, each with its class, such as "vf fast" or "vf/a fast".
+// requests returns the requests of a claim from words such as "vf fast" or "vf/a fast": request and class.
 func requests(c *resourceapi.ResourceClaim, list ...string) {
 	for _, r := range list {
 		name, class, _ := strings.Cut(r, " ")
@@ -149,9 +150,9 @@ func requests(c *resourceapi.ResourceClaim, list ...string) {
 	}
 }
 
-// TestCheckConfig (DRA-F13): entries that reach no device, and entries of classes that nothing tells apart.
+// TestCheckConfig (DRA-F13) checks entries that apply to no device, and ambiguous entries of classes.
 func TestCheckConfig(t *testing.T) {
-	const unknown = "config[0].parameters: which of the classes fast, slow it is of is not known before Kubernetes 1.35: " +
+	const unknown = "config[0].parameters: before Kubernetes 1.35 an entry does not show which of the classes fast, slow it belongs to: " +
 		"name the resource in the parameters of the classes, as 'podlace sriov classes' does"
 	one, two := []string{"vf fast"}, []string{"vf fast", "other slow"}
 	for _, test := range []struct {
@@ -165,16 +166,16 @@ func TestCheckConfig(t *testing.T) {
 		{name: "all are used", requests: two, configs: configs{fromClass(`"vlan":5`, "vf"), fromClaim(`"mtu":1400`, "other"), fromClaim("")}},
 		{name: "of another driver", requests: one, configs: configs{foreign("FromClaim", "gpu.example.com", "{", "x")}},
 		{name: "a claim's for no request", requests: one, configs: configs{fromClaim(`"mtu":1400`, "vg", "other")},
-			says: "config[0].parameters: it applies to no device of the claim (requests vg, other)"},
+			says: "config[0].parameters applies to no device of the claim (requests vg, other)"},
 		{name: "a claim's for no resource", requests: one, configs: configs{fromClaim(`"resource":"example.com/slow","mtu":1400`)},
-			says: "config[0].parameters: it applies to no device of the claim (resource example.com/slow)"},
+			says: "config[0].parameters applies to no device of the claim (resource example.com/slow)"},
 		{name: "a claim's for an alternative that was not taken", requests: []string{"vf/a fast"},
 			configs: configs{fromClaim(`"resource":"example.com/slow","mtu":1400`, "vf"), fromClaim(`"resource":"example.com/slow","mtu":1400`)}},
 		{name: "a class's for no device", requests: one, configs: configs{fromClass(`"resource":"example.com/slow","mtu":1400`, "vf")},
-			warnings: []string{"config[0].parameters of the class: it applies to no device of the claim (requests vf, resource example.com/slow)"}},
+			warnings: []string{"config[0].parameters of the class applies to no device of the claim (requests vf, resource example.com/slow)"}},
 		{name: "a typing error", requests: one, configs: configs{fromClass(`"vlann":5`, "other")},
 			says: "config[0].parameters.vlann: no such key; did you mean vlan?"},
-		// Classes, before 1.35 without requests.
+		// Classes, as before 1.35 without requests.
 		{name: "one class with two entries", requests: []string{"vf fast", "other fast"},
 			configs: configs{fromClass(`"vlan":5`), fromClass(`"mtu":1400`)}},
 		{name: "two classes that differ", requests: two, configs: configs{fromClass(`"vlan":5`), fromClass(`"vlan":6`)}, says: unknown},
@@ -214,8 +215,8 @@ func TestCheckConfig(t *testing.T) {
 	}
 }
 
-// TestPrepareConfig (DRA-F25, DRA-F26): the record has what class and claim set; a claim with an error is not prepared, and nothing is
-// written.
+// TestPrepareConfig (DRA-F25, DRA-F26): the record contains the settings of class and claim. A claim with an error is not prepared, and
+// no file is written.
 func TestPrepareConfig(t *testing.T) {
 	l := newDRALab(t)
 	l.look(*mayAll(t), nil)
@@ -227,7 +228,7 @@ func TestPrepareConfig(t *testing.T) {
 	}{
 		{configs{fromClaim(`"vlann":1`)}, ": request a: config[0].parameters.vlann: no such key; did you mean vlan?"},
 		{configs{fromClaim(`"vlan":7`)}, ": request a: config[0].parameters.vlan 7: claims may set 100-199,300 of resource example.com/fast"},
-		{configs{fromClaim(`"mtu":1400`, "b")}, ": config[0].parameters: it applies to no device of the claim (requests b)"},
+		{configs{fromClaim(`"mtu":1400`, "b")}, ": config[0].parameters applies to no device of the claim (requests b)"},
 	} {
 		name := fmt.Sprint("web-", i)
 		c := newClaim(name, name, result("a", vf1))

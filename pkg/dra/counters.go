@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// counters count what happened to claims.
+// counters are the metrics of claims.
 type counters struct {
 	prepares *prometheus.HistogramVec // by result
 	claims   *prometheus.CounterVec   // by resource and alignment
@@ -22,17 +22,17 @@ func newCounters(r prometheus.Registerer) counters {
 	const namespace = "podlace_sriov"
 	c := counters{
 		prepares: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: "claim_prepare_seconds",
-			Help:    "How long claims took to be prepared, by result: ok or error.",
+			Help:    "Time to prepare a claim, by result: ok or error.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2.5, 12)}, []string{"result"}),
 		claims: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: "claims_total",
-			Help: "Devices that pods got by claims, by whether the CPUs of the pod are of the device's NUMA node: yes, no or unknown."},
+			Help: "Devices that pods got by claims, by whether the CPUs of the pod belong to the device's NUMA node: yes, no or unknown."},
 			[]string{"resource", "aligned"}),
 		statuses: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: "claim_status_writes_total",
-			Help: "How often the status of a claim was written, by result: ok, error, or forbidden for a missing right."}, []string{"result"}),
+			Help: "Writes of the status of claims, by result: ok, error, or forbidden for a missing permission."}, []string{"result"}),
 		leading: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: "dra_leader",
-			Help: "Whether this instance publishes devices and writes the status of claims: 1 or 0."}),
+			Help: "1 if this instance publishes devices and writes the status of claims, else 0."}),
 		unattached: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: "claims_unattached",
-			Help: "Prepared claims with a device that no pod has had attached for two minutes, by the instance that leads."}),
+			Help: "Prepared claims with a device that no pod has attached for two minutes; only the leading instance counts them."}),
 	}
 	if r != nil {
 		r.MustRegister(c.prepares, c.claims, c.statuses, c.leading, c.unattached)

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestFailureClockJump: the clock of the node is set back by a day. A taint keeps its time, which is in the future. A record from the
-// future stays, and its claim is unprepared.
+// TestFailureClockJump sets the node's clock back by a day. A taint keeps its time, which is in the future. A record from the future
+// stays, and its claim can be unprepared.
 func TestFailureClockJump(t *testing.T) {
 	d, _ := machine(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	dev := d.Pools[0].Devices[0]
@@ -50,8 +50,8 @@ func TestFailureClockJump(t *testing.T) {
 	must(t, l.unprepare(t.Context(), "c-1"))
 }
 
-// TestFailureSameName: a claim of the same name with another UID is another claim. It does not get the VF of the former one before that is
-// unprepared, and the end of either leaves the other alone.
+// TestFailureSameName: a claim with the same name and another UID is a different claim. It gets the VF only after the former claim is
+// unprepared. The end of one claim does not affect the other.
 func TestFailureSameName(t *testing.T) {
 	l := newDRALab(t)
 	old, same := newClaim("c-1", "web", result("a", vf0)), newClaim("c-2", "web", result("a", vf0))
@@ -59,7 +59,7 @@ func TestFailureSameName(t *testing.T) {
 	_, err := l.prepare(t.Context(), old)
 	must(t, err)
 	_, err = l.prepare(t.Context(), same)
-	if err == nil || !strings.Contains(err.Error(), "VF "+vf0+" is still of claim shop/web (uid c-1)") {
+	if err == nil || !strings.Contains(err.Error(), "VF "+vf0+" still belongs to claim shop/web (uid c-1)") {
 		t.Errorf("got %v", err)
 	}
 	_, err = l.prepare(t.Context(), free)
@@ -71,8 +71,8 @@ func TestFailureSameName(t *testing.T) {
 	must(t, err, l.unprepare(t.Context(), "c-3"), l.unprepare(t.Context(), "c-2"))
 }
 
-// TestFailureAddressesChange: after a reset of the PF its VFs have other addresses. The former VF of a claim has the taint gone, the others
-// are published, and the claim is unprepared.
+// TestFailureAddressesChange: after a reset of the PF its VFs have other addresses. A claim's former VF gets the taint gone, the new VFs
+// are published, and the claim can be unprepared.
 func TestFailureAddressesChange(t *testing.T) {
 	l := newDRALab(t)
 	own := newClaim("c-1", "web", result("a", vf3))
@@ -87,7 +87,7 @@ func TestFailureAddressesChange(t *testing.T) {
 	if got := published[vf3].Taints; !slices.Equal(got, []string{"sriov.podlace.io/gone:NoExecute"}) || len(published) != 4 {
 		t.Errorf("%d devices, taints %v", len(published), got)
 	}
-	if _, err := l.prepare(t.Context(), newClaim("c-2", "next", result("a", vf3))); err == nil || !strings.Contains(err.Error(), "is gone") {
+	if _, err := l.prepare(t.Context(), newClaim("c-2", "next", result("a", vf3))); err == nil || !strings.Contains(err.Error(), "does not exist") {
 		t.Errorf("got %v", err)
 	}
 	must(t, l.unprepare(t.Context(), "c-1"))
@@ -96,7 +96,7 @@ func TestFailureAddressesChange(t *testing.T) {
 	}
 }
 
-// TestFailureOtherProgram: another program has moved the interface of a VF. The VF has the taint held, and no claim gets it.
+// TestFailureOtherProgram: another program has moved the interface of a VF. The VF gets the taint held, and no claim gets it.
 func TestFailureOtherProgram(t *testing.T) {
 	l := newDRALab(t, func(o *Options) {
 		o.InUse = func(id string) string { return map[string]string{vf0: "has its interface in another namespace"}[id] }

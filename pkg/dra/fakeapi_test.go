@@ -27,7 +27,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// fakeAPI is an API server that has nodes and ResourceSlices of resource.k8s.io/v1, in JSON and protobuf over HTTP/2 as a real one.
+// fakeAPI is an API server with nodes and ResourceSlices of resource.k8s.io/v1. It speaks JSON and protobuf over HTTP/2, as a real one
+// does.
 type fakeAPI struct {
 	t      testing.TB
 	server *httptest.Server
@@ -37,17 +38,17 @@ type fakeAPI struct {
 	nodes    map[string]types.UID
 	slices   map[string]*resourceapi.ResourceSlice
 	watchers map[chan kwatch.Event]bool
-	requests []string // verb and name, in order
+	requests []string // verb and resource of each request, in order
 
-	old         bool           // it has no resource.k8s.io/v1
-	refuse      map[string]int // by verb, or "*": status of the answer
-	invalid     string         // name of a device that no slice may have
-	onlyTainted bool           // if it has taints
+	old         bool           // it lacks resource.k8s.io/v1
+	refuse      map[string]int // HTTP status of refused requests, by verb or "*"
+	invalid     string         // name of a device that makes a slice invalid
+	onlyTainted bool           // only if the device has taints
 	noTaints    bool           // it drops taints
 	noCounters  bool           // it drops counters
-	refuseMixed bool           // it refuses counters in slices of their own, as servers before 1.35 do
+	refuseMixed bool           // it refuses counters in separate slices, as API servers before 1.35 do
 	delay       time.Duration  // before each answer
-	muted       bool           // watches hear nothing
+	muted       bool           // watches receive no events
 }
 
 // newFakeAPI serves until the test ends.
@@ -62,7 +63,7 @@ func newFakeAPI(t testing.TB) *fakeAPI {
 	return f
 }
 
-// client returns a client with a transport of its own.
+// client returns a client with its own transport.
 func (f *fakeAPI) client() kubernetes.Interface {
 	c, err := kubernetes.NewForConfig(&rest.Config{Host: f.server.URL, QPS: -1, TLSClientConfig: rest.TLSClientConfig{Insecure: true,
 		ServerName: strings.ToLower(strings.ReplaceAll(f.t.Name(), "/", "-"))}})
@@ -72,7 +73,7 @@ func (f *fakeAPI) client() kubernetes.Interface {
 	return c
 }
 
-// set changes how the server behaves.
+// set changes the behaviour of the server.
 func (f *fakeAPI) set(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -90,7 +91,7 @@ func (f *fakeAPI) stored() (all []resourceapi.ResourceSlice) {
 	return all
 }
 
-// asked counts the requests with a verb.
+// asked counts the requests of a verb.
 func (f *fakeAPI) asked(verb string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -102,10 +103,10 @@ func (f *fakeAPI) asked(verb string) (n int) {
 	return n
 }
 
-// writes counts the requests that write, refused ones included.
+// writes counts the write requests, including refused ones.
 func (f *fakeAPI) writes() int { return f.asked("create") + f.asked("update") + f.asked("delete") }
 
-// remove deletes slices as a kubelet or a user does; quiet ones miss their event, as if the watch were broken.
+// remove deletes slices as a kubelet or a user does. If quiet is set, the event is lost, as in a broken watch.
 func (f *fakeAPI) remove(quiet bool, names ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -151,7 +152,7 @@ func (f *fakeAPI) send(e kwatch.Event) {
 	}
 }
 
-// hangUp ends all watches, by 410 if gone.
+// hangUp ends all watches, with status 410 if gone is set.
 func (f *fakeAPI) hangUp(gone bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -172,7 +173,7 @@ func failure(code int) *metav1.Status {
 		Message: http.StatusText(code)}
 }
 
-// verb returns what a request asks for, as RBAC names it.
+// verb returns the verb of a request as RBAC names it.
 func verb(r *http.Request) string {
 	switch {
 	case strings.HasPrefix(r.URL.Path, "/api/v1/nodes/"):
@@ -187,13 +188,13 @@ func verb(r *http.Request) string {
 	return map[string]string{http.MethodPost: "create", http.MethodPut: "update", http.MethodDelete: "delete"}[r.Method]
 }
 
-// ServeHTTP answers requests for one node and for slices.
+// ServeHTTP serves one node and slices.
 func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	what, name := verb(r), path.Base(r.URL.Path)
 	f.requests = append(f.requests, what+" "+name)
 	code, delay := max(f.refuse[what], f.refuse["*"]), f.delay
-	if f.old && what != "node" || what == "stream" { // lists are not streamed
+	if f.old && what != "node" || what == "stream" { // streamed lists are not supported
 		code = http.StatusNotFound
 	}
 	f.mu.Unlock()
@@ -272,7 +273,7 @@ func (f *fakeAPI) write(what string, s *resourceapi.ResourceSlice) (runtime.Obje
 	return s.DeepCopy(), http.StatusOK
 }
 
-// wrong returns the field of a slice that is refused.
+// wrong returns the invalid field of a slice.
 func (f *fakeAPI) wrong(s *resourceapi.ResourceSlice) string {
 	if f.refuseMixed && len(s.Spec.SharedCounters) > 0 && len(s.Spec.Devices) == 0 {
 		return "spec.sharedCounters"
@@ -285,7 +286,7 @@ func (f *fakeAPI) wrong(s *resourceapi.ResourceSlice) string {
 	return ""
 }
 
-// drop drops fields, and sets the times that are missing.
+// drop removes unsupported fields, and sets missing times.
 func (f *fakeAPI) drop(s *resourceapi.ResourceSlice) {
 	if f.noCounters {
 		s.Spec.SharedCounters = nil
@@ -331,7 +332,7 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.Ser
 	}
 }
 
-// await waits until something is so, as long as a loaded machine may need.
+// await waits for a condition, long enough for a loaded machine.
 func await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for until := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {

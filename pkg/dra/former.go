@@ -7,10 +7,10 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// recallDriver adds to the record of a claim that lost its record that a device has the claim's driver, and which driver it had before. A
-// claim whose pod has the device had a record.
-func (d *Driver) recallDriver(p *plan, dev planned, attached bool) {
-	if !p.lost && !attached || !dev.rebound || dev.Driver != dev.driver {
+// recoverDriver adds the former driver of a device to the claim's record, if the record was lost while the device had the claim's
+// driver. Either the caller knows of the loss (p.lost), or a pod has the device: then the claim certainly had a record.
+func (d *Driver) recoverDriver(p *plan, dev planned, attached bool) {
+	if !p.lost && !attached || !dev.restores || dev.Driver != dev.driver {
 		return
 	}
 	former := d.formerDriver(dev)
@@ -18,20 +18,20 @@ func (d *Driver) recallDriver(p *plan, dev planned, attached bool) {
 	case dev.driver:
 		return
 	case "":
-		d.options.Log.Warn("the driver that a device had before its claim is not known: the device keeps the driver of the claim",
+		d.options.Log.Warn("the former driver of a device is unknown: the device will keep the driver of its claim",
 			"device", dev.Address.String(), "claim", dev.Namespace+"/"+dev.Name, "driver", dev.driver,
-			"hint", "name the driver of the resource in the configuration, or bind it by hand when the claim has ended")
+			"hint", "set the resource's driver in the configuration, or bind the former driver manually after the claim has ended")
 		return
 	}
 	p.record.Bound = append(p.record.Bound, claim.Binding{ID: dev.Address.String(), Driver: dev.driver, Former: former})
 }
 
-// formerDriver returns the driver that a device had before its claim: that of its resource, that with which it last had an interface here,
-// or that of all other VFs of the PF which no pod has. It is "" if none of these is known. The kernel does not tell: driver_override names
-// what an administrator wants and pci.Bind leaves it as it was.
+// formerDriver returns the driver that a device had before its claim, or "" if it is unknown. It is the driver of its resource, the
+// driver of its last interface on the node, or the common driver of the PF's other VFs that no pod has. The kernel does not store it:
+// driver_override is set by administrators, and pci.Bind does not change it.
 func (d *Driver) formerDriver(dev planned) (driver string) {
-	if dev.back != "" {
-		return dev.back
+	if dev.restoreTo != "" {
+		return dev.restoreTo
 	}
 	i, _ := d.inventory()
 	if last, ok := i.Last[dev.Address]; ok && last.Driver != "" {

@@ -11,28 +11,28 @@ import (
 )
 
 const (
-	// healthEvery is how often the health of all prepared devices is told, changed or not.
+	// healthEvery is the interval of reporting the health of all prepared devices, even if it is unchanged.
 	healthEvery = 10 * time.Second
-	// healthLease is how long the kubelet believes it.
+	// healthLease is how long a health report is valid for the kubelet.
 	healthLease = 30 * time.Second
 )
 
-// WatchHealthStatus tells the health of prepared devices until ctx is done: at once when it changes, or when a claim is prepared, else each
-// healthEvery.
+// WatchHealthStatus reports the health of prepared devices until ctx is done: after a change, after a claim is prepared, and at least
+// every healthEvery.
 func (h handler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	due := time.NewTicker(healthEvery)
 	defer due.Stop()
-	var told []kubeletplugin.DeviceHealth
+	var sent []kubeletplugin.DeviceHealth
 	for always := true; ; {
-		news := h.news.wait()
+		news := h.recordsNews.wait()
 		i, changed, known := h.watch()
 		now := h.healthOf(i)
-		if known && (always || !sameHealth(told, now)) {
+		if known && (always || !sameHealth(sent, now)) {
 			select {
 			case <-ctx.Done():
 				return nil
 			case reports <- kubeletplugin.DeviceHealthReport{Devices: now}:
-				told = now
+				sent = now
 			}
 		}
 		select {
@@ -48,7 +48,7 @@ func (h handler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	}
 }
 
-// sameHealth compares reports, but for their times.
+// sameHealth compares reports without their times.
 func sameHealth(a, b []kubeletplugin.DeviceHealth) bool {
 	if len(a) != len(b) {
 		return false
@@ -65,17 +65,17 @@ func sameHealth(a, b []kubeletplugin.DeviceHealth) bool {
 
 // healthOf returns the health of prepared devices.
 func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
-	records, _ := d.records.List() // an unreadable one is logged by the daemon
-	told := map[string]bool{}
+	records, _ := d.records.List() // the daemon logs unreadable records
+	seen := map[string]bool{}
 	for _, r := range records {
 		for _, dev := range r.Devices {
-			if told[dev.Claim.Device] {
-				continue // an administrator has it, too
+			if seen[dev.Claim.Device] {
+				continue // another claim has administrative access to it
 			}
-			told[dev.Claim.Device] = true
+			seen[dev.Claim.Device] = true
 			h := kubeletplugin.DeviceHealth{PoolName: dev.Claim.Pool, DeviceName: dev.Claim.Device, Health: kubeletplugin.HealthStatusHealthy,
 				LastUpdated: time.Now(), HealthCheckTimeout: healthLease}
-			if why := i.illness(dev.ID); why != "" {
+			if why := i.whyUnhealthy(dev.ID); why != "" {
 				h.Health, h.Message = kubeletplugin.HealthStatusUnhealthy, why
 			}
 			list = append(list, h)
@@ -84,8 +84,8 @@ func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
 	return list
 }
 
-// illness returns why a pod could not use a device, "" if it can.
-func (i Inventory) illness(id string) string {
+// whyUnhealthy returns why a pod cannot use a device, or "" if it can.
+func (i Inventory) whyUnhealthy(id string) string {
 	if f, ok := i.Faults[id]; ok {
 		return f.Text
 	}
@@ -97,5 +97,5 @@ func (i Inventory) illness(id string) string {
 			return ""
 		}
 	}
-	return "device " + id + " is gone"
+	return "device " + id + " is missing"
 }

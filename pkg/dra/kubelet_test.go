@@ -36,14 +36,14 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// The VFs of the card of a lab, and their resource.
+// The VFs of the lab's card, and their resource.
 const (
 	vf0, vf1, vf2, vf3 = "0000:11:02.0", "0000:11:02.1", "0000:11:02.2", "0000:11:02.3"
 
 	patience = 20 * time.Second
 )
 
-// draLab is a driver beside a kubelet and an API server.
+// draLab is a driver with a kubelet and an API server.
 type draLab struct {
 	testing.TB
 	*Driver
@@ -52,7 +52,7 @@ type draLab struct {
 	log    *logged
 }
 
-// logged is a log that tests look into while it is written.
+// logged is a log that tests can read while it is written.
 type logged struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -79,11 +79,11 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// newDRALab is a node with a card of four VFs, all of one resource. The driver does not run yet.
+// newDRALab returns a node with a card of four VFs, all in one resource. The driver does not run yet.
 func newDRALab(t testing.TB, change ...func(*Options)) *draLab {
 	t.Helper()
 	must(t, os.RemoveAll("/run/podlace"))
-	root, err := os.MkdirTemp("", "dra") // paths of sockets are short
+	root, err := os.MkdirTemp("", "dra") // socket paths must be short
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(root) })
 	l := &draLab{TB: t, client: fake.NewClientset(), sysfs: pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 4}), log: &logged{}}
@@ -98,7 +98,7 @@ func newDRALab(t testing.TB, change ...func(*Options)) *draLab {
 	return l
 }
 
-// look tells the driver what is there: all VFs of the first PF are of one resource.
+// look passes an inventory to the driver: all VFs of the first PF are in one resource.
 func (l *draLab) look(r pool.Resource, faults map[string]Fault) {
 	l.Helper()
 	s, err := pci.Scan(l.sysfs)
@@ -128,7 +128,7 @@ func (l *draLab) run() (stop func()) {
 	return stop
 }
 
-// await waits until something is so.
+// await waits for a condition.
 func (l *draLab) await(what string, so func() bool) {
 	l.Helper()
 	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
@@ -139,20 +139,20 @@ func (l *draLab) await(what string, so func() bool) {
 	l.Fatalf("%s: not within %s\n%s", what, patience, l.log)
 }
 
-// result is a device of an allocation.
+// result returns a device of an allocation.
 func result(request, address string) resourceapi.DeviceRequestAllocationResult {
 	return resourceapi.DeviceRequestAllocationResult{Request: request, Driver: claim.Driver, Pool: "node-a",
 		Device: strings.NewReplacer(":", "-", ".", "-").Replace(address)}
 }
 
-// admin is result for the access of an administrator.
+// admin returns a device with administrative access.
 func admin(request, address string) resourceapi.DeviceRequestAllocationResult {
 	r := result(request, address)
 	r.AdminAccess = new(true)
 	return r
 }
 
-// newClaim is a claim that is allocated, for pod <name>-pod.
+// newClaim returns an allocated claim for pod <name>-pod.
 func newClaim(uid, name string, results ...resourceapi.DeviceRequestAllocationResult) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop", UID: types.UID(uid),
 		Annotations: map[string]string{podClaimAnnotation: "nic"}},
@@ -161,7 +161,7 @@ func newClaim(uid, name string, results ...resourceapi.DeviceRequestAllocationRe
 			ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: name + "-pod", UID: types.UID("pod-" + uid)}}}}
 }
 
-// add gives the API server claims.
+// add adds claims to the API server.
 func (l *draLab) add(claims ...*resourceapi.ResourceClaim) {
 	l.Helper()
 	for _, c := range claims {
@@ -169,7 +169,7 @@ func (l *draLab) add(claims ...*resourceapi.ResourceClaim) {
 	}
 }
 
-// kubelet calls the driver as a kubelet does, by an API version.
+// kubelet is a client that calls the driver as a kubelet does, with one API version.
 type kubelet struct {
 	*draLab
 	conn     *grpc.ClientConn
@@ -178,7 +178,7 @@ type kubelet struct {
 	endpoint string
 }
 
-// register finds the driver in the registry, and registers it.
+// register finds the driver in the plugin registry and registers it.
 func (l *draLab) register(v1beta1 bool) *kubelet {
 	l.Helper()
 	registry, _ := l.options.folders()
@@ -216,7 +216,7 @@ func dial(t testing.TB, socket string) *grpc.ClientConn {
 	return conn
 }
 
-// prepare returns what the driver answers for claims, a text for each: "request=device cdi" for each device, or its error.
+// prepare returns the driver's answers for claims as text: "request=device cdi" for each device, or the error.
 func (k *kubelet) prepare(claims ...*resourceapi.ResourceClaim) (answers []string) {
 	k.Helper()
 	request := &drav1.NodePrepareResourcesRequest{}
@@ -270,7 +270,7 @@ func (k *kubelet) call(request *drav1.NodePrepareResourcesRequest) (*drav1.NodeP
 	return out, nil
 }
 
-// unprepare returns the errors of claims, "" for none.
+// unprepare returns the errors of claims, or "".
 func (k *kubelet) unprepare(uids ...string) (answers []string) {
 	k.Helper()
 	request, old := &drav1.NodeUnprepareResourcesRequest{}, &drav1beta1.NodeUnprepareResourcesRequest{}
@@ -297,7 +297,7 @@ func (k *kubelet) unprepare(uids ...string) (answers []string) {
 	return answers
 }
 
-// watchHealth returns the reports of the health stream as they come: "device=status message" for each device, sorted.
+// watchHealth returns the reports of the health stream: "device=status message" for each device, sorted.
 func (k *kubelet) watchHealth() <-chan string {
 	k.Helper()
 	reports := make(chan string, 100)
@@ -320,7 +320,7 @@ func (k *kubelet) watchHealth() <-chan string {
 
 func (k *kubelet) healthStream(ctx context.Context) (recv func() ([]string, error)) {
 	k.Helper()
-	if k.v1beta1 { // kubelets that know only that
+	if k.v1beta1 { // for kubelets that support only this version
 		stream, err := healthv1alpha1.NewDRAResourceHealthClient(k.conn).NodeWatchResources(ctx, &healthv1alpha1.NodeWatchResourcesRequest{})
 		must(k, err)
 		return func() (list []string, err error) {
@@ -342,7 +342,7 @@ func (k *kubelet) healthStream(ctx context.Context) (recv func() ([]string, erro
 	}
 }
 
-// files returns the names in a folder.
+// files returns the file names in a folder.
 func (l *draLab) files(folder string) string {
 	l.Helper()
 	found, _ := os.ReadDir(folder)
@@ -363,10 +363,10 @@ func (l *draLab) driverOf(address string) string {
 	return d.Driver
 }
 
-// lookAgain tells the driver what is there, as newDRALab does.
+// lookAgain passes the inventory of newDRALab again.
 func (l *draLab) lookAgain() { l.Helper(); l.look(pool.Resource{API: pool.DRA}, nil) }
 
-// fault tells the driver that a VF has a fault.
+// fault reports a fault of a VF to the driver.
 func (l *draLab) fault(address, text string) {
 	l.Helper()
 	l.look(pool.Resource{API: pool.DRA}, map[string]Fault{address: {Kind: LinkDown, Text: text}})

@@ -17,20 +17,21 @@ import (
 )
 
 const (
-	// leaderLock is a file beside the folder of records. The instance that holds its lock leads.
+	// leaderLock is the lock file beside the folder of records. The instance that holds the lock leads.
 	leaderLock = "leader.lock"
-	// leaderFile says who leads.
+	// leaderFile contains the name of the leading instance.
 	leaderFile = "leader"
-	// lookForLead is how often an instance that does not lead looks whether it can.
-	lookForLead = 500 * time.Millisecond
+	// leadInterval is the interval at which the other instances try to take the lock.
+	leadInterval = 500 * time.Millisecond
 )
 
-// leadership is whether this instance publishes devices, collects records and writes the status of claims. Each instance prepares claims.
+// leadership is the role of this instance. Only the leading instance publishes devices, collects records and writes the status of claims.
+// Every instance prepares claims.
 type leadership struct {
-	mu    sync.Mutex
-	leads bool
-	waits string    // why this instance does not serve the kubelet now, "" if it does
-	turn  broadcast // leads or waits has changed
+	mu         sync.Mutex
+	leads      bool
+	whyWaiting string    // why this instance does not serve the kubelet now, or ""
+	changed    broadcast // wakes waiters after a change of leads or waits
 }
 
 // leads reports whether this instance leads.
@@ -40,84 +41,85 @@ func (d *Driver) leads() bool {
 	return d.lead.leads
 }
 
-// Leads reports whether this instance leads: one at a time publishes, changes PFs and drivers, and brings VFs back. The other one may be a
-// newer one that is about to take over.
+// Leads reports whether this instance leads. Only the leading instance publishes devices, changes PFs and drivers, and restores VFs.
+// Another instance may be a newer one that is about to take over.
 func (d *Driver) Leads() bool { return d.leads() }
 
-// waitsFor returns why this instance does not serve the kubelet now, "" if it does.
-func (l *leadership) waitsFor() string {
+// whyNotServing returns why this instance does not serve the kubelet now, or "" if it does.
+func (l *leadership) whyNotServing() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.waits
+	return l.whyWaiting
 }
 
-// follow notes that another instance leads. Instances that are pods serve side by side during an update. A service has the kubelet for
-// itself: a second service, and a service beside pods, would take the kubelet from each other.
-func (l *leadership) follow(d *Driver, leader string) {
+// setFollower records that another instance leads. Instances that are pods serve side by side during an update. A service must be alone: a
+// second service, or a service beside pods, would take over the kubelet's connection.
+func (l *leadership) setFollower(d *Driver, leader string) {
 	waits := ""
 	if d.options.Instance == "" || strings.HasPrefix(leader, service) {
-		waits = leader + " serves the claims of this node: this instance waits until that one ends; run the daemon as a service or as a DaemonSet, not both"
+		waits = leader + " serves the claims of this node; this instance waits for its end; run the daemon as a service or as a DaemonSet, not both"
 	}
 	l.mu.Lock()
-	changed := l.waits != waits
-	l.waits = waits
+	changed := l.whyWaiting != waits
+	l.whyWaiting = waits
 	l.mu.Unlock()
 	if changed {
-		l.turn.send()
+		l.changed.send()
 	}
 }
 
 func (l *leadership) set(d *Driver, leads bool) {
 	l.mu.Lock()
 	if l.leads = leads; leads {
-		l.waits = ""
+		l.whyWaiting = ""
 	}
 	l.mu.Unlock()
-	l.turn.send()
+	l.changed.send()
 	if d.count.leading.Set(0); !leads {
 		d.count.unattached.Set(0)
 		return
 	}
 	d.count.leading.Set(1)
-	d.recordsChanged() // the daemon changes devices from now on
+	d.recordsChanged() // the daemon may change devices from now on
 }
 
-// hold takes the lock and keeps it until ctx is done. The lock goes with the process.
-func (l *leadership) hold(ctx context.Context, d *Driver) {
-	told := ""
+// holdLead takes the lock and keeps it until ctx is done. The kernel releases the lock with the process.
+func (l *leadership) holdLead(ctx context.Context, d *Driver) {
+	logged := ""
 	for ctx.Err() == nil {
 		lock, dir, leader, err := d.takeLead()
 		if err == nil {
 			l.set(d, true)
-			d.options.Log.Info("this instance publishes devices, and writes the status of claims", "instance", d.name())
+			d.options.Log.Info("this instance leads: it publishes devices and writes the status of claims", "instance", d.name())
 			d.removeStaleSockets()
-			l.keep(ctx, lock)
+			l.waitUntilLost(ctx, lock)
 			l.set(d, false)
 			lock.Unlock()
 			dir.Close()
 			continue
 		}
-		l.follow(d, leader)
-		if err.Error() != told {
-			d.options.Log.Info("another instance leads", "instance", d.name(), "error", err, "waits", l.waitsFor())
+		l.setFollower(d, leader)
+		if err.Error() != logged {
+			d.options.Log.Info("another instance leads", "instance", d.name(), "error", err, "waits", l.whyNotServing())
 		}
-		told = err.Error()
+		logged = err.Error()
 		select {
 		case <-ctx.Done():
-		case <-time.After(lookForLead):
+		case <-time.After(leadInterval):
 		}
 	}
 }
 
-// whileLeading calls f each time that this instance begins to lead, until ctx is done. The context of f ends when another instance leads.
+// whileLeading calls f each time that this instance becomes the leader, until ctx is done. The context of f ends when the instance loses
+// the lead.
 func (d *Driver) whileLeading(ctx context.Context, f func(context.Context)) {
 	for ctx.Err() == nil {
-		turn := d.lead.turn.wait()
+		turn := d.lead.changed.wait()
 		if d.leads() {
 			lead, lost := context.WithCancel(ctx)
 			go func() {
 				defer lost()
-				for turn := turn; d.leads(); turn = d.lead.turn.wait() {
+				for turn := turn; d.leads(); turn = d.lead.changed.wait() {
 					select {
 					case <-lead.Done():
 						return
@@ -136,19 +138,19 @@ func (d *Driver) whileLeading(ctx context.Context, f func(context.Context)) {
 	}
 }
 
-// keep returns when ctx is done, or the file of the lock is another one.
-func (l *leadership) keep(ctx context.Context, lock *store.Lock) {
+// waitUntilLost returns when ctx is done or the lock file has been replaced.
+func (l *leadership) waitUntilLost(ctx context.Context, lock *store.Lock) {
 	for !lock.Lost() {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(lookEvery):
+		case <-time.After(checkInterval):
 		}
 	}
 }
 
-// takeLead takes the lock if no other instance has it. With an error it returns which one has. The caller closes the folder after the lock,
-// which looks for its file there.
+// takeLead takes the lock if it is free. Otherwise it returns the name of the leading instance with the error. The caller must release
+// the lock before it closes the folder.
 func (d *Driver) takeLead() (lock *store.Lock, dir *store.Dir, leader string, err error) {
 	dir, err = store.Make(filepath.Dir(d.options.Claims), 0o755)
 	if err != nil {
@@ -159,7 +161,7 @@ func (d *Driver) takeLead() (lock *store.Lock, dir *store.Dir, leader string, er
 		by, _ := dir.Read(leaderFile)
 		leader = cmp.Or(strings.TrimSpace(string(by)), "another instance")
 		dir.Close()
-		return nil, nil, leader, fmt.Errorf("%s leads: %w", leader, err)
+		return nil, nil, leader, fmt.Errorf("%s is the leader: %w", leader, err)
 	}
 	if err := dir.Write(leaderFile, []byte(d.name()+"\n"), 0o600); err != nil {
 		lock.Unlock()
@@ -169,10 +171,10 @@ func (d *Driver) takeLead() (lock *store.Lock, dir *store.Dir, leader string, er
 	return lock, dir, "", nil
 }
 
-// service begins the name of an instance that is no pod.
+// service is the prefix of the name of an instance outside of a pod.
 const service = "the service"
 
-// name says which instance this is.
+// name returns the name of this instance for messages.
 func (d *Driver) name() string {
 	if d.options.Instance != "" {
 		return fmt.Sprintf("the pod with UID %s (process %d)", d.options.Instance, os.Getpid())
@@ -183,12 +185,12 @@ func (d *Driver) name() string {
 // awaitTurn returns when this instance may serve the kubelet.
 func (d *Driver) awaitTurn(ctx context.Context) error {
 	for {
-		turn := d.lead.turn.wait()
-		why := d.lead.waitsFor()
+		turn := d.lead.changed.wait()
+		why := d.lead.whyNotServing()
 		if why == "" {
 			return nil
 		}
-		d.conn.lost(errors.New(why))
+		d.conn.setDown(errors.New(why))
 		select {
 		case <-ctx.Done():
 			return nil
@@ -197,7 +199,7 @@ func (d *Driver) awaitTurn(ctx context.Context) error {
 	}
 }
 
-// broadcast wakes all that wait.
+// broadcast wakes all waiting goroutines.
 type broadcast struct {
 	mu   sync.Mutex
 	next chan struct{} // closed by the next send

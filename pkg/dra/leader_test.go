@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// instance is another daemon of the node of a lab.
+// instance is another daemon on the lab's node.
 func (l *draLab) instance(uid string) *draLab {
 	o := l.options
 	o.Instance = uid
@@ -26,7 +26,7 @@ func (l *draLab) instance(uid string) *draLab {
 	return &other
 }
 
-// TestUpgrade (DRA-32): two instances serve the kubelet at a time, over the same records. One leads; the other one takes over when it ends.
+// TestUpgrade (DRA-32): two instances serve the kubelet with the same records. One leads; the other takes over when it ends.
 func TestUpgrade(t *testing.T) {
 	l := newDRALab(t)
 	a, b := l.instance("uid-a"), l.instance("uid-b")
@@ -36,13 +36,13 @@ func TestUpgrade(t *testing.T) {
 	stopB := b.run()
 	kb := b.registerAt(filepath.Join(registry, "sriov.podlace.io-uid-b-reg.sock"), false)
 	ka := a.registerAt(filepath.Join(registry, "sriov.podlace.io-uid-a-reg.sock"), false)
-	if kb.endpoint != filepath.Join(data, "dra-uid-b.sock") || b.leads() || b.registered() != "" {
-		t.Errorf("endpoint %s, leads: %t, %s", kb.endpoint, b.leads(), b.registered())
+	if kb.endpoint != filepath.Join(data, "dra-uid-b.sock") || b.leads() || b.whyUnregistered() != "" {
+		t.Errorf("endpoint %s, leads: %t, %s", kb.endpoint, b.leads(), b.whyUnregistered())
 	}
 	old, young := newClaim("c-1", "old", result("a", vf0)), newClaim("c-2", "young", result("a", vf0))
 	l.add(old, young)
 	ka.prepare(old)
-	if got := kb.prepare(young); !strings.Contains(got[0], "VF 0000:11:02.0 is still of claim shop/old") {
+	if got := kb.prepare(young); !strings.Contains(got[0], "VF 0000:11:02.0 still belongs to claim shop/old") {
 		t.Error(got)
 	}
 	if got := kb.unprepare("c-1"); got[0] != "" {
@@ -62,7 +62,7 @@ func TestUpgrade(t *testing.T) {
 	stopB()
 }
 
-// TestStaleSockets: sockets of an instance that was killed go; those of one that runs stay.
+// TestStaleSockets checks that sockets of a killed instance are deleted, and that sockets of a running one stay.
 func TestStaleSockets(t *testing.T) {
 	l := newDRALab(t)
 	registry, data := l.options.folders()
@@ -88,8 +88,8 @@ func TestStaleSockets(t *testing.T) {
 	}
 }
 
-// TestTwoServices (DRA-F23): a second daemon without a UID of its own leaves the kubelet to the first one, says which one that is, and
-// takes over when it ends.
+// TestTwoServices (DRA-F23): a second daemon without its own UID leaves the kubelet to the first one, names it, and takes over when it
+// ends.
 func TestTwoServices(t *testing.T) {
 	l := newDRALab(t)
 	a, b := l.instance(""), l.instance("")
@@ -110,8 +110,8 @@ func TestTwoServices(t *testing.T) {
 	}
 }
 
-// TestServiceAndPod (DRA-F23): of a service and a pod of a DaemonSet on one node, the first one serves. The other one says who serves and
-// what to do, has no sockets, and takes over when the first one ends.
+// TestServiceAndPod (DRA-F23): of a service and a pod of a DaemonSet on one node, the first to start serves. The other one names it and
+// says what to do, has no sockets, and takes over when it ends.
 func TestServiceAndPod(t *testing.T) {
 	for _, c := range []struct{ first, second, name string }{
 		{"", "uid-b", "the service with process"},
@@ -125,7 +125,7 @@ func TestServiceAndPod(t *testing.T) {
 		l.await("the second one says who serves", func() bool {
 			return strings.HasPrefix(b.Ready(), c.name) && strings.Contains(b.Ready(), "not both")
 		})
-		time.Sleep(2 * lookForLead)
+		time.Sleep(2 * leadInterval)
 		registry, _ := l.options.folders()
 		if sockets := l.files(registry); strings.Contains(sockets, " ") || b.leads() || a.Ready() != "the kubelet has not registered driver sriov.podlace.io" {
 			t.Errorf("sockets %s, the second one leads: %t, the first one: %s", sockets, b.leads(), a.Ready())
@@ -135,7 +135,7 @@ func TestServiceAndPod(t *testing.T) {
 	}
 }
 
-// TestServiceTakesLead: a service that takes the lead ahead of a pod that serves already makes that pod stop.
+// TestServiceTakesLead checks that a pod stops serving when a service takes the lead.
 func TestServiceTakesLead(t *testing.T) {
 	l := newDRALab(t)
 	pod := l.instance("uid-a")
@@ -154,7 +154,7 @@ func TestServiceTakesLead(t *testing.T) {
 	l.await("the pod serves again", func() bool { return pod.leads() && l.files(registry) == "sriov.podlace.io-uid-a-reg.sock" })
 }
 
-// TestSocketsRemoved: sockets that another program removed are there again, also the folder of one.
+// TestSocketsRemoved checks that deleted sockets are recreated, also after the deletion of their folder.
 func TestSocketsRemoved(t *testing.T) {
 	l := newDRALab(t)
 	l.run()
@@ -162,7 +162,7 @@ func TestSocketsRemoved(t *testing.T) {
 	registry, data := l.options.folders()
 	for _, remove := range []string{filepath.Join(registry, "sriov.podlace.io-reg.sock"), data} {
 		must(t, os.RemoveAll(remove))
-		l.await("the kubelet can register again", func() bool { return l.registered() != "" })
+		l.await("the kubelet can register again", func() bool { return l.whyUnregistered() != "" })
 		l.await("sockets", func() bool { return l.files(registry)+l.files(data) == "sriov.podlace.io-reg.sockdra.sock" })
 		k := l.register(false)
 		if got := k.unprepare("c-1"); got[0] != "" || l.Ready() != "" {
@@ -171,7 +171,7 @@ func TestSocketsRemoved(t *testing.T) {
 	}
 }
 
-// TestServerFails: an error of a server starts it again, and one that is recoverable does not.
+// TestServerFails checks that a server error restarts the server, and that a recoverable error does not.
 func TestServerFails(t *testing.T) {
 	l := newDRALab(t)
 	l.run()
@@ -182,7 +182,7 @@ func TestServerFails(t *testing.T) {
 	l.register(false)
 }
 
-// TestWhileLeading: work of the leader ends when another instance leads, and begins again.
+// TestWhileLeading checks that the leader's work stops when another instance leads, and restarts later.
 func TestWhileLeading(t *testing.T) {
 	l := newDRALab(t)
 	var begun, ended atomic.Int32
@@ -210,7 +210,7 @@ func TestWhileLeading(t *testing.T) {
 	<-done
 }
 
-// TestLeadLost: the file of the lock may be removed. The instance leads on with another file, unless another instance was faster.
+// TestLeadLost: after the lock file is deleted, the instance leads with a new file, unless another instance takes it first.
 func TestLeadLost(t *testing.T) {
 	l := newDRALab(t)
 	a := l.instance("uid-a")
@@ -219,6 +219,6 @@ func TestLeadLost(t *testing.T) {
 	must(t, os.Remove(filepath.Join(filepath.Dir(l.options.Claims), leaderLock)))
 	b := l.instance("uid-b")
 	b.run()
-	time.Sleep(2 * lookEvery)
+	time.Sleep(2 * checkInterval)
 	l.await("one leads", func() bool { return a.leads() != b.leads() })
 }

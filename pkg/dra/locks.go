@@ -14,18 +14,17 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// claimLocks is a file beside the folder of records, whose bytes are locks: of VFs by their addresses, and of claims by their UIDs. It
-// excludes the other instance of the daemon, too. A process takes the lock of one claim first, then those of VFs by address, then the gate
-// of the daemon, then the lock of a journal.
+// claimLocks is the lock file beside the folder of records. Its bytes are locks: of VFs by their addresses, and of claims by their UIDs.
+// It works across instances of the daemon. The order of locks is: one claim, VFs by address, the gate of the daemon, a journal.
 const claimLocks = "claims.lock"
 
-// lockWait is how long Prepare waits for another call about the same claim or VF. The kubelet repeats its calls.
+// lockWait is how long Prepare waits for another call about the same claim or VF. The kubelet retries its calls.
 const lockWait = 10 * time.Second
 
-// lockPoll is the pause between two attempts.
+// lockPoll is the pause between attempts to take a lock.
 const lockPoll = 20 * time.Millisecond
 
-// firstClaim is above the numbers of all PCI addresses.
+// firstClaim is larger than the number of any PCI address.
 const firstClaim = 1 << 62
 
 // locks are the locks of one claim and of VFs.
@@ -34,7 +33,7 @@ type locks struct {
 	held []*store.Lock
 }
 
-// lockClaim takes the lock of a claim.
+// lockClaim locks a claim.
 func (d *Driver) lockClaim(uid string) (*locks, error) {
 	dir, err := store.Make(filepath.Dir(d.options.Claims), 0o755)
 	if err != nil {
@@ -45,13 +44,13 @@ func (d *Driver) lockClaim(uid string) (*locks, error) {
 	hash.Write([]byte(uid))
 	if err := l.add(firstClaim | int64(hash.Sum64()>>2)); err != nil {
 		l.unlock()
-		return nil, fmt.Errorf("another call is about the claim: %w", err)
+		return nil, fmt.Errorf("another call is working on the claim: %w", err)
 	}
 	return l, nil
 }
 
-// LockDevices takes the locks of devices that Prepare and Unprepare take as well, in each instance of the daemon on the node. claims is the
-// folder of records. The error may be that another instance is at work on a device.
+// LockDevices takes the locks of devices that Prepare and Unprepare take as well, in all instances of the daemon on the node. claims is
+// the folder of records. It fails if another call or instance is working on a device.
 func LockDevices(claims string, devices []pci.Address) (unlock func(), err error) {
 	dir, err := store.Make(filepath.Dir(claims), 0o755)
 	if err != nil {
@@ -65,18 +64,18 @@ func LockDevices(claims string, devices []pci.Address) (unlock func(), err error
 	return l.unlock, nil
 }
 
-// lockVFs takes the locks of VFs, each once.
+// lockVFs locks each VF once.
 func (l *locks) lockVFs(vfs []pci.Address) error {
 	for _, a := range slices.Compact(slices.SortedFunc(slices.Values(vfs), pci.Address.Compare)) {
 		if err := l.add(a.Number()); err != nil {
-			return fmt.Errorf("device %s is being prepared for another claim, or taken from it: %w", a, err)
+			return fmt.Errorf("device %s is being prepared or unprepared for another claim: %w", a, err)
 		}
 	}
 	return nil
 }
 
-// add takes a lock. It polls: a wait in the kernel cannot be given up, and would keep a thread for each call of the kubelet about a claim
-// whose driver hangs.
+// add takes a lock. It polls, because a blocking wait cannot be cancelled, and would occupy a thread for each call about a claim whose
+// driver hangs.
 func (l *locks) add(offset int64) error {
 	for until := time.Now().Add(lockWait); ; time.Sleep(lockPoll) {
 		lock, err := l.dir.LockAtWithin(0, claimLocks, 0o600, offset)

@@ -27,13 +27,13 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// crashes is a log that ends the process of the daemon, as far as a goroutine can, at a moment to come.
+// crashes is a log that crashes the daemon at a chosen moment, as far as a goroutine can.
 type crashes struct {
 	slog.Handler
-	left *atomic.Int64 // moments until then; below 0 for never
+	left *atomic.Int64 // moments until the crash, such as log lines; negative for never
 }
 
-// crashed is what a goroutine panics with.
+// crashed is the panic value of a crash.
 type crashed struct{}
 
 func (c crashes) Handle(ctx context.Context, r slog.Record) error {
@@ -41,14 +41,14 @@ func (c crashes) Handle(ctx context.Context, r slog.Record) error {
 	return c.Handler.Handle(ctx, r)
 }
 
-// crash is a moment at which the daemon may end.
+// crash is a moment at which the daemon may crash.
 func crash(left *atomic.Int64) {
 	if left.Add(-1) == 0 {
 		panic(crashed{})
 	}
 }
 
-// model is a node whose API server allocates VFs as it likes: to several claims at a time.
+// model is a node whose API server allocates VFs at random, even to several claims at a time.
 type model struct {
 	kerneltest.Lab
 	*draLab
@@ -58,8 +58,8 @@ type model struct {
 	left   *atomic.Int64
 	random *rand.Rand
 	golden string
-	count  map[string]int // of operations that did what they are for
-	mu     sync.Mutex     // of count
+	count  map[string]int // successful operations, by kind
+	mu     sync.Mutex     // guards count
 }
 
 // modelPod is a pod of a claim.
@@ -67,10 +67,10 @@ type modelPod struct {
 	*sandbox.Pod
 	name  string
 	claim int
-	has   bool // it has its VFs until DEL or Unprepare
+	has   bool // it has its VFs, until DEL or Unprepare
 }
 
-// newModel has four VFs, six claims of one or two of them, and two pods of each.
+// newModel returns a node with four VFs, six claims of one or two VFs, and two pods for each claim.
 func newModel(t *testing.T) *model {
 	m := &model{draLab: newDRALab(t), random: kerneltest.Random(t), left: &atomic.Int64{}, count: map[string]int{}}
 	m.left.Store(-1)
@@ -110,9 +110,9 @@ func newModel(t *testing.T) *model {
 	return m
 }
 
-// answerClaims answers as the daemon does, and returns the socket.
+// answerClaims serves the daemon's socket and returns its path.
 func (m *model) answerClaims() string {
-	claims, kubelet := m.options.Claims, m.options.Kubelet // restart replaces the driver
+	claims, kubelet := m.options.Claims, m.options.Kubelet // copies, because restart replaces the driver
 	dir := filepath.Dir(kubelet)
 	socket := filepath.Join(dir, "s")
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
@@ -133,7 +133,7 @@ func (m *model) answerClaims() string {
 	return socket
 }
 
-// kubeletKnows writes the kubelet's file: all pods have their claims.
+// kubeletKnows writes the kubelet's file with all claims of the pods.
 func (m *model) kubeletKnows() {
 	var list []string
 	for i, c := range m.claims {
@@ -149,7 +149,7 @@ func (m *model) kubeletKnows() {
 	m.noteText(`{"kind":"DRACheckpoint","apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[` + strings.Join(list, ",") + `]}`)
 }
 
-// restart is a new daemon, which knows nothing but what is written.
+// restart replaces the daemon by a new one, which knows only what is stored in files.
 func (m *model) restart() {
 	o := m.options
 	o.Log = slog.New(crashes{slog.NewTextHandler(io.Discard, nil), m.left})
@@ -168,7 +168,7 @@ func (m *model) restart() {
 	m.look(pool.Resource{API: pool.DRA}, nil)
 }
 
-// home describes the VFs that are on the node.
+// home describes the VFs on the node.
 func (m *model) home() string {
 	var b strings.Builder
 	for i := range 4 {
@@ -181,7 +181,7 @@ func (m *model) home() string {
 	return b.String()
 }
 
-// op is something that happens to a claim or a pod at the same time as others; it returns what was wrong.
+// op is an operation on a claim or a pod that runs concurrently with others. It returns an error for wrong behaviour.
 type op struct {
 	name string
 	run  func() error
@@ -193,7 +193,7 @@ func (m *model) did(name string) {
 	m.count[name]++
 }
 
-// guarded runs a call of the daemon, which may crash.
+// guarded makes a call of the daemon, which may crash.
 func (m *model) guarded(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -207,7 +207,7 @@ func (m *model) guarded(f func() error) (err error) {
 	return f()
 }
 
-// draw chooses what happens next. A claim is in one of the operations only, as the kubelet has it; its pods are besides.
+// draw chooses the next operations. A claim is in one operation at a time, as in the kubelet; its pods are independent.
 func (m *model) draw() (ops []op) {
 	for _, i := range m.random.Perm(len(m.claims))[:1+m.random.IntN(3)] {
 		c, d := m.claims[i], m.Driver
@@ -220,7 +220,7 @@ func (m *model) draw() (ops []op) {
 			}})
 			continue
 		}
-		for _, p := range m.pods { // they have stopped, with or without a DEL
+		for _, p := range m.pods { // stopped pods, with or without a DEL
 			if p.claim == i {
 				p.has = false
 			}
@@ -243,7 +243,7 @@ func (m *model) draw() (ops []op) {
 	return ops
 }
 
-// drawPods chooses pods, more often those of claims that are prepared.
+// drawPods chooses pods, preferring those of prepared claims.
 func (m *model) drawPods() (chosen []*modelPod) {
 	for _, i := range m.random.Perm(len(m.pods)) {
 		_, err := claim.Read(m.options.Claims, string(m.claims[m.pods[i].claim].UID))
@@ -258,7 +258,7 @@ func (m *model) call(verb string, p *modelPod) kerneltest.Outcome {
 	return m.Call(verb, p.name, "CNI_NETNS", p.Path, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME="+p.name+";K8S_POD_UID=uid-"+p.name)
 }
 
-// add is an ADD. One that fails leaves no VF in the pod; a pod that has its VFs already is told so.
+// add runs ADD. A failed ADD leaves no VF in the pod. ADD for a pod that already has its VFs must fail.
 func (m *model) add(p *modelPod) error {
 	if p.has {
 		return nil
@@ -282,7 +282,7 @@ func (m *model) del(p *modelPod) error {
 	return nil
 }
 
-// round does several things at once, and looks at the node.
+// round runs several operations concurrently and checks the node.
 func (m *model) round(n int) (happened string, problems []string) {
 	kill := m.random.IntN(4) == 0
 	ops := m.draw()
@@ -302,7 +302,7 @@ func (m *model) round(n int) (happened string, problems []string) {
 			problems = append(problems, ops[i].name+": "+err.Error())
 		}
 	}
-	for _, o := range ops { // what ended besides an ADD of its pod
+	for _, o := range ops { // unprepared claims, even if an ADD of their pods ran concurrently
 		if name, ok := strings.CutPrefix(o.name, "unprepare "); ok {
 			for _, p := range m.pods {
 				if m.claims[p.claim].Name == name {

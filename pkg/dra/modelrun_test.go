@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// problems returns what must not be so.
+// problems returns violated invariants.
 func (m *model) problems() (list []string) {
 	records, err := claim.List(m.options.Claims)
 	if err != nil {
@@ -47,7 +47,7 @@ func (m *model) problems() (list []string) {
 	return list
 }
 
-// lacks returns which of its interfaces a pod does not have.
+// lacks returns the interfaces that a pod lacks.
 func (m *model) lacks(p *modelPod) (list []string) {
 	netns, err := os.Open(p.Path)
 	must(m.draLab, err)
@@ -67,9 +67,9 @@ func (m *model) lacks(p *modelPod) (list []string) {
 	return list
 }
 
-// TestModel: 1,000 times several claims are prepared and unprepared at once while pods of these and others come and go, the API server
-// allocates one VF to several claims, and the daemon is killed in the middle. A VF never has two owners, no pod loses its VF or starts
-// without it, and in the end all VFs are home as they were.
+// TestModel runs 1,000 rounds: claims are prepared and unprepared concurrently, pods come and go, the API server allocates one VF to
+// several claims, and the daemon is killed at any moment. A VF never has two owners, no pod loses its VF or starts without it, and at the
+// end all VFs are back on the node with their former settings.
 func TestModel(t *testing.T) {
 	m := newModel(t)
 	rounds := 1000

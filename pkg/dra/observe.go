@@ -18,19 +18,19 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// observed is a client whose requests for slices the publisher sees: the library tells neither what it read and wrote, nor that it
-// succeeds again.
+// observed is a client that shows the publisher each request for slices. The library reports neither what it read and wrote, nor that it
+// has recovered.
 type observed struct {
 	kubernetes.Interface
 	*publisher
 }
 
-// ResourceV1 is that of the client, with slices observed.
+// ResourceV1 returns the client's interface, with slices observed.
 func (o observed) ResourceV1() resourcev1.ResourceV1Interface {
 	return observedGroup{o.Interface.ResourceV1(), o.publisher}
 }
 
-// IsWatchListSemanticsUnSupported forwards the question, which client-go asks a client by this method.
+// IsWatchListSemanticsUnSupported forwards the check that client-go makes by this method.
 func (o observed) IsWatchListSemanticsUnSupported() bool {
 	return watchlist.DoesClientNotSupportWatchListSemantics(o.Interface)
 }
@@ -40,7 +40,7 @@ type observedGroup struct {
 	*publisher
 }
 
-// ResourceSlices are those of the client, observed.
+// ResourceSlices returns the client's interface, observed.
 func (g observedGroup) ResourceSlices() resourcev1.ResourceSliceInterface {
 	return observedSlices{g.ResourceV1Interface.ResourceSlices(), g.publisher}
 }
@@ -50,24 +50,24 @@ type observedSlices struct {
 	*publisher
 }
 
-// List lists slices.
+// List forwards the call and reports its result.
 func (s observedSlices) List(ctx context.Context, o metav1.ListOptions) (*resourceapi.ResourceSliceList, error) {
 	list, err := s.ResourceSliceInterface.List(ctx, o)
-	s.result(ctx, "list", err)
+	s.noteResult(ctx, "list", err)
 	return list, err
 }
 
-// Watch watches slices.
+// Watch forwards the call and reports its result.
 func (s observedSlices) Watch(ctx context.Context, o metav1.ListOptions) (kwatch.Interface, error) {
 	w, err := s.ResourceSliceInterface.Watch(ctx, o)
-	if err == nil || o.SendInitialEvents == nil { // else a list follows
-		s.result(ctx, "watch", err)
+	if err == nil || o.SendInitialEvents == nil { // otherwise client-go falls back to a list
+		s.noteResult(ctx, "watch", err)
 	}
 	return w, err
 }
 
-// Create makes a slice. Its owner is the Node object of this moment: with the UID of a deleted one the garbage collector would delete the
-// slice at once.
+// Create creates a slice, owned by the current Node object. With the UID of a deleted Node, the garbage collector would delete the slice
+// at once.
 func (s observedSlices) Create(ctx context.Context, slice *resourceapi.ResourceSlice, o metav1.CreateOptions) (*resourceapi.ResourceSlice,
 	error) {
 	uid, err := s.nodeUID(ctx)
@@ -78,22 +78,22 @@ func (s observedSlices) Create(ctx context.Context, slice *resourceapi.ResourceS
 		slice.OwnerReferences[i].UID = uid
 	}
 	stored, err := s.ResourceSliceInterface.Create(ctx, slice, o)
-	s.wrote(ctx, "create", err)
+	s.noteWrite(ctx, "create", err)
 	return stored, err
 }
 
-// Update changes a slice.
+// Update forwards the call and reports its result.
 func (s observedSlices) Update(ctx context.Context, slice *resourceapi.ResourceSlice, o metav1.UpdateOptions) (*resourceapi.ResourceSlice,
 	error) {
 	stored, err := s.ResourceSliceInterface.Update(ctx, slice, o)
-	s.wrote(ctx, "update", err)
+	s.noteWrite(ctx, "update", err)
 	return stored, err
 }
 
-// Delete deletes a slice.
+// Delete forwards the call and reports its result.
 func (s observedSlices) Delete(ctx context.Context, name string, o metav1.DeleteOptions) error {
 	err := s.ResourceSliceInterface.Delete(ctx, name, o)
-	s.wrote(ctx, "delete", err)
+	s.noteWrite(ctx, "delete", err)
 	return err
 }
 
@@ -102,15 +102,15 @@ func (p *publisher) nodeUID(ctx context.Context) (types.UID, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	node, err := p.options.Client.CoreV1().Nodes().Get(ctx, p.options.Node, metav1.GetOptions{})
-	p.result(ctx, verbNode, err)
+	p.noteResult(ctx, verbNode, err)
 	if err != nil {
 		return "", fmt.Errorf("get node %s: %w", p.options.Node, err)
 	}
 	return node.UID, nil
 }
 
-// queue is the library's queue of pools to synchronize. It shows the publisher when that begins and succeeds, and retries at most a minute
-// later: the library itself waits up to 1,000 s.
+// queue is the library's queue of pools to synchronize. It tells the publisher when a synchronization begins and succeeds. It retries
+// after a minute at most; the library would wait up to 1,000 s.
 type queue struct {
 	workqueue.TypedRateLimitingInterface[string]
 	limiter workqueue.TypedRateLimiter[string]
@@ -125,22 +125,22 @@ func newQueue(p *publisher) queue {
 // Get returns the next pool.
 func (q queue) Get() (string, bool) {
 	pool, shutdown := q.TypedRateLimitingInterface.Get()
-	q.p.syncBegins()
+	q.p.noteSyncStart()
 	return pool, shutdown
 }
 
-// AddRateLimited adds a pool that could not be synchronized.
+// AddRateLimited queues a pool whose synchronization failed.
 func (q queue) AddRateLimited(pool string) {
 	q.AddAfter(pool, wait.Jitter(q.limiter.When(pool), jitter))
 }
 
-// Forget is for a pool that is synchronized.
+// Forget marks a pool as synchronized.
 func (q queue) Forget(pool string) {
 	q.TypedRateLimitingInterface.Forget(pool)
-	q.p.synced()
+	q.p.noteSynced()
 }
 
-// backoff returns how long to wait after n failures.
+// backoff returns the pause after n failures.
 func backoff(n int) time.Duration {
 	return wait.Jitter(min(firstRetry<<min(n, 10), lastRetry), jitter)
 }

@@ -21,29 +21,29 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// Annotations of claims that Kubernetes sets.
+// Annotations that Kubernetes sets on claims.
 const (
 	podClaimAnnotation = resourceapi.PodResourceClaimAnnotation
 	extendedAnnotation = resourceapi.ExtendedResourceClaimAnnotation
 )
 
-// plan is what Prepare is about to do for a claim.
+// plan describes what Prepare will do for a claim.
 type plan struct {
-	record  claim.Record // with the state Preparing
-	devices []planned    // those of the record, in its order
-	lost    bool         // the claim was prepared before and has lost its record
+	record  claim.Record // with state Preparing
+	devices []planned    // in the order of the record
+	lost    bool         // the claim was prepared before, but its record is lost
 }
 
 // planned is a device of a plan.
 type planned struct {
 	pool.Device
 	allocation.Claim
-	resource string
-	driver   string // that the device gets; "" for the one that it has
-	back     string // driver that the device gets back, if the claim has it bound
-	rebound  bool   // the claim has it bound, so that the former driver gets it back
+	resource  string
+	driver    string // driver to bind; "" keeps the current one
+	restoreTo string // the resource's driver, which is restored after the claim; "" restores the current one
+	restores  bool   // the claim chose the driver, so the former one is restored
 
-	vfs []pci.Address // of a PF that is given out whole, which excludes them
+	vfs []pci.Address // VFs that the device excludes, if it is a PF offered as a whole
 }
 
 // isOurs reports whether a claim has a device of this driver.
@@ -52,22 +52,21 @@ func isOurs(c *resourceapi.ResourceClaim) bool {
 		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == claim.Driver })
 }
 
-// plan reads the allocation of a claim, and refuses what cannot be prepared. It changes nothing. before is the record of the claim, nil
-// without one.
+// plan reads the allocation of a claim and refuses what cannot be prepared. It changes nothing. before is the claim's record, or nil.
 func (d *Driver) plan(c *resourceapi.ResourceClaim, before *claim.Record) (p plan, err error) {
 	if c.Status.Allocation == nil {
-		return plan{}, errors.New("it is not allocated")
+		return plan{}, errors.New("the claim is not allocated")
 	}
 	inventory, known := d.inventory()
 	if !known {
-		return plan{}, errors.New("the devices of this node are not known yet")
+		return plan{}, errors.New("the daemon has not scanned the devices of this node yet")
 	}
 	for i, result := range c.Status.Allocation.Devices.Results {
 		if result.Driver != claim.Driver {
 			continue
 		}
 		if result.Pool != d.options.Node {
-			return plan{}, fmt.Errorf("device %s: pool %q: want that of this node, %q", result.Device, result.Pool, d.options.Node)
+			return plan{}, fmt.Errorf("device %s: pool %q: want %q, the pool of this node", result.Device, result.Pool, d.options.Node)
 		}
 		one, err := d.planDevice(inventory, c, i, before)
 		if err != nil {
@@ -87,23 +86,23 @@ func (d *Driver) plan(c *resourceapi.ResourceClaim, before *claim.Record) (p pla
 	for _, r := range c.Status.ReservedFor {
 		p.record.Reserved = append(p.record.Reserved, claim.Consumer{Resource: r.Resource, Name: r.Name, UID: string(r.UID)})
 	}
-	return p, p.covers(before)
+	return p, p.checkCovers(before)
 }
 
-// covers returns an error if the record of a claim has a device that is not in the plan.
-func (p plan) covers(before *claim.Record) error {
+// checkCovers returns an error if the record of a claim has a device that is not in the plan.
+func (p plan) checkCovers(before *claim.Record) error {
 	if before == nil {
 		return nil
 	}
 	for _, dev := range before.Devices {
 		if _, ok := recorded(&p.record, dev.Claim.Device, dev.Claim.Request); !ok {
-			return fmt.Errorf("it is still prepared with device %s, of an allocation that has ended: its pod has not ended", dev.ID)
+			return fmt.Errorf("the claim is still prepared with device %s of an earlier allocation, whose pod has not ended", dev.ID)
 		}
 	}
 	return nil
 }
 
-// recorded returns the device of a record that was allocated for a request.
+// recorded returns the record's device that was allocated for a request.
 func recorded(r *claim.Record, name, request string) (allocation.Device, bool) {
 	if r == nil {
 		return allocation.Device{}, false
@@ -121,7 +120,7 @@ type one struct {
 	recorded allocation.Device
 }
 
-// planDevice plans the device of a result, which is of this driver and node.
+// planDevice plans the device of a result. The result is of this driver and node.
 func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result int, before *claim.Record) (one, error) {
 	r := c.Status.Allocation.Devices.Results[result]
 	p := planned{Claim: allocation.Claim{UID: string(c.UID), Namespace: c.Namespace, Name: c.Name,
@@ -132,7 +131,7 @@ func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result in
 	}
 	device, in, err := i.find(r.Device)
 	if was, ok := recorded(before, r.Device, r.Request); err != nil && ok {
-		// Its resource is not given out by claims any more. The claim keeps what it has.
+		// The resource no longer has the API DRA. The claim keeps its device.
 		a, err := pci.ParseAddress(was.ID)
 		p.Device, p.resource = pool.Device{Device: pci.Device{Address: a}}, was.Resource
 		return one{p, allocation.Device{Resource: was.Resource, ID: was.ID, Claim: &p.Claim, Config: was.Config}}, err
@@ -146,42 +145,42 @@ func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result in
 	}
 	p.Device, p.resource = device, in.Name
 	if !p.Admin {
-		if device.Whole == 0 { // the driver is for VFs
-			p.driver, p.back = in.Resource.Driver, in.Resource.Driver
+		if device.Whole == 0 { // only VFs get the driver
+			p.driver, p.restoreTo = in.Resource.Driver, in.Resource.Driver
 		}
 		p.vfs = i.vfsOf(p)
 		if config != nil && config.Driver != "" {
-			p.driver, p.rebound = config.Driver, true
+			p.driver, p.restores = config.Driver, true
 		}
 		if by, ok := i.Held[device.Address.String()]; ok {
-			return one{}, fmt.Errorf("VF %s is of %s", device.Address, by)
+			return one{}, fmt.Errorf("VF %s belongs to %s", device.Address, by)
 		}
-		err = d.usable(p)
+		err = d.checkUsable(p)
 	}
 	return one{p, allocation.Device{Resource: in.Name, ID: device.Address.String(), Claim: &p.Claim, Config: config}}, err
 }
 
-// usable refuses a device that a pod could not use.
-func (d *Driver) usable(p planned) error {
+// checkUsable returns an error if a pod cannot use the device.
+func (d *Driver) checkUsable(p planned) error {
 	driver := cmp.Or(p.driver, p.Driver)
 	switch {
 	case p.Unreadable != "":
-		return fmt.Errorf("device %s cannot be read: %s", p.Address, p.Unreadable)
+		return fmt.Errorf("cannot read device %s: %s", p.Address, p.Unreadable)
 	case driver == "":
-		return fmt.Errorf("device %s has no driver, and neither its resource nor the claim names one", p.Address)
+		return fmt.Errorf("device %s has no driver: set \"driver\" in its resource or in the claim", p.Address)
 	case d.options.CDI == "" && sriov.Userspace(driver):
-		return fmt.Errorf("device %s has driver %s, whose device files a claim gives to a container by CDI only: the daemon has no --cdi-dir",
+		return fmt.Errorf("device %s has driver %s, so its device files need CDI: start the daemon with --cdi-dir",
 			p.Address, driver)
 	case d.options.CDI == "" && len(devicefiles.Nodes(p.Device)) > 0:
-		return fmt.Errorf("device %s comes with device files, which a claim gives to a container by CDI only: the daemon has no --cdi-dir",
+		return fmt.Errorf("device %s has device files, which need CDI: start the daemon with --cdi-dir",
 			p.Address)
 	case p.driver != "" && p.driver != p.Driver && !p.IsVF():
-		return fmt.Errorf("device %s keeps driver %s and does not get %s: it is no VF", p.Address, p.Driver, p.driver)
+		return fmt.Errorf("cannot change the driver of device %s from %s to %s: it is not a VF", p.Address, p.Driver, p.driver)
 	}
 	return nil
 }
 
-// find returns a device by its name in the slices, and the pool that has it.
+// find returns a device by its name in the slices, with its pool.
 func (i Inventory) find(name string) (pool.Device, pool.Pool, error) {
 	for _, p := range i.Pools {
 		for _, d := range p.Devices {
@@ -190,10 +189,10 @@ func (i Inventory) find(name string) (pool.Device, pool.Pool, error) {
 			}
 		}
 	}
-	return pool.Device{}, pool.Pool{}, fmt.Errorf(`device %s is gone, or of no resource with "api": "dra"`, name)
+	return pool.Device{}, pool.Pool{}, fmt.Errorf(`device %s does not exist, or no resource with "api": "dra" has it`, name)
 }
 
-// addresses returns the devices that the claim of a plan owns, and those that they exclude.
+// addresses returns the devices that the claim of a plan will own, and the devices that they exclude.
 func (p plan) addresses() (list []pci.Address) {
 	for _, dev := range p.devices {
 		if !dev.Admin {
@@ -203,17 +202,17 @@ func (p plan) addresses() (list []pci.Address) {
 	return list
 }
 
-// answer tells the kubelet of the devices. The CDI device of a request goes with the first device of the request.
+// answer returns the devices for the kubelet. The first device of each request carries the request's CDI device.
 func (d *Driver) answer(p plan) (list []kubeletplugin.Device) {
-	told := map[string]bool{}
+	answered := map[string]bool{}
 	for _, dev := range p.devices {
 		out := kubeletplugin.Device{Requests: []string{dev.Request}, PoolName: dev.Pool, DeviceName: dev.Claim.Device}
 		if dev.ShareID != "" {
 			out.ShareID = new(types.UID(dev.ShareID))
 		}
-		if d.options.CDI != "" && !told[dev.Request] {
+		if d.options.CDI != "" && !answered[dev.Request] {
 			out.CDIDeviceIDs = []string{cdiName(dev.UID, dev.Request)}
-			told[dev.Request] = true
+			answered[dev.Request] = true
 		}
 		list = append(list, out)
 	}

@@ -22,13 +22,13 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// callTimeout bounds what is done for a claim in one call. The kubelet waits 45 s.
+// callTimeout bounds the work on a claim in one call. The kubelet waits 45 s.
 const callTimeout = 40 * time.Second
 
-// handler is the Driver as the kubelet calls it, through the library.
+// handler implements the calls of the kubelet for the library.
 type handler struct{ *Driver }
 
-// PrepareResourceClaims prepares claims side by side: a driver that is slow to bind keeps no other claim.
+// PrepareResourceClaims prepares claims concurrently, so that a driver that is slow to bind delays no other claim.
 func (h handler) PrepareResourceClaims(ctx context.Context,
 	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make([]kubeletplugin.PrepareResult, len(claims))
@@ -39,7 +39,8 @@ func (h handler) PrepareResourceClaims(ctx context.Context,
 			results[i].Devices, results[i].Err = h.prepareWithin(ctx, c, false)
 			h.count.prepared(time.Since(began), results[i].Err)
 			if err := results[i].Err; h.failures.due("prepare "+string(c.UID), err, time.Now()) {
-				h.options.Log.Warn("a claim was not prepared", "claim", c.Namespace+"/"+c.Name, "uid", string(c.UID), "error", err)
+				h.options.Log.Warn("could not prepare a claim; the kubelet retries", "claim", c.Namespace+"/"+c.Name, "uid", string(c.UID), "error",
+					err)
 			}
 		})
 	}
@@ -51,7 +52,7 @@ func (h handler) PrepareResourceClaims(ctx context.Context,
 	return byUID, nil
 }
 
-// prepareWithin is prepare for at most callTimeout. What has not finished by then goes on, and keeps the locks of the claim. lost is for a
+// prepareWithin calls prepare with callTimeout. After a timeout the work continues, and keeps the locks of the claim. lost is set for a
 // claim that was prepared before and has lost its record.
 func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
 	prepared := make(chan []kubeletplugin.Device, 1) // stays unread after a timeout
@@ -66,7 +67,7 @@ func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim
 	return <-prepared, nil
 }
 
-// bounded calls f, and returns after the time of a call at most.
+// bounded calls f and returns after callTimeout at the latest.
 func (d *Driver) bounded(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.callTimeout)
 	done := make(chan error, 1)
@@ -82,13 +83,13 @@ func (d *Driver) bounded(ctx context.Context, f func(context.Context) error) err
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(100 * time.Millisecond): // an error that is about to come says more
-		return fmt.Errorf("not finished within %s, it goes on: %w", d.callTimeout, ctx.Err())
+	case <-time.After(100 * time.Millisecond): // an error that arrives soon explains more
+		return fmt.Errorf("not finished within %s; the work continues: %w", d.callTimeout, ctx.Err())
 	}
 }
 
-// prepare makes the devices of a claim ready for its pods. It is idempotent, and whatever step a crash comes after, the next call goes on
-// from there: reserve devices in a record, bind drivers, write the CDI specification, call the record prepared.
+// prepare makes the devices of a claim ready for its pods. It is idempotent and crash-safe: the next call continues after the last
+// completed step. The steps are: reserve the devices in a record, bind drivers, write the CDI specification, mark the record as prepared.
 func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	return d.prepareAs(ctx, c, false)
 }
@@ -129,15 +130,15 @@ func (d *Driver) prepareAs(ctx context.Context, c *resourceapi.ResourceClaim, lo
 	return d.answer(p), nil
 }
 
-// recordsChanged wakes what depends on records.
+// recordsChanged wakes everything that depends on records.
 func (d *Driver) recordsChanged() {
-	d.news.send()
+	d.recordsNews.send()
 	if d.options.Changed != nil {
 		d.options.Changed()
 	}
 }
 
-// recordOf returns the record that a claim has from an earlier call, nil without one.
+// recordOf returns the existing record of a claim, or nil.
 func (d *Driver) recordOf(uid string) (*claim.Record, error) {
 	r, err := claim.Read(d.options.Claims, uid)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -146,7 +147,7 @@ func (d *Driver) recordOf(uid string) (*claim.Record, error) {
 	return &r, err
 }
 
-// write writes a record, unless it says what the one before said.
+// write writes a record if it differs from the one before.
 func (d *Driver) write(r claim.Record, before *claim.Record) error {
 	if before != nil {
 		r.Time = before.Time
@@ -159,10 +160,10 @@ func (d *Driver) write(r claim.Record, before *claim.Record) error {
 	return claim.Write(d.options.Claims, r)
 }
 
-// reserve makes the devices of a plan the claim's, and binds their drivers. The caller has the locks of claim and VFs.
+// reserve reserves the devices of a plan for the claim, and binds their drivers. The caller holds the locks of the claim and the VFs.
 func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) error {
 	uid, fresh := p.devices[0].UID, []pci.Address{}
-	if _, err := d.others(*p); err != nil { // before anything is settled: the pod of another claim may live
+	if _, err := d.checkOtherClaims(*p); err != nil { // check first: the pod of another claim may be running
 		return err
 	}
 	attached, err := attachedTo(uid)
@@ -181,15 +182,15 @@ func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) err
 			fresh = append(fresh, p.devices[i].Address)
 		}
 	}
-	check := func() error { return d.free(*p, fresh) }
+	check := func() error { return d.checkFree(*p, fresh) }
 	change := func() error {
 		if before != nil && before.State == claim.Prepared && len(p.toBind()) == 0 {
-			return nil // its record reserves the devices
+			return nil // the existing record already reserves the devices
 		}
 		return d.bindAll(ctx, p)
 	}
 	if d.options.Change != nil && len(p.addresses()) > 0 {
-		return d.options.Change(texts(p.addresses()), check, change)
+		return d.options.Change(addressTexts(p.addresses()), check, change)
 	}
 	if err := check(); err != nil {
 		return err
@@ -197,30 +198,31 @@ func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) err
 	return change()
 }
 
-// prepareToReserve reads a device and settles what an earlier claim left of it. isFresh reports that neither a record nor a pod has it.
+// prepareToReserve reads a device and restores what an earlier claim has left. isFresh reports that neither a record nor a pod has the
+// device.
 func (d *Driver) prepareToReserve(p *plan, dev *planned, first bool, attached map[pci.Address]bool) (isFresh bool, err error) {
-	if err := d.look(dev); err != nil || dev.Admin {
+	if err := d.rereadDevice(dev); err != nil || dev.Admin {
 		return false, err
 	}
 	if first {
-		d.recallDriver(p, *dev, attached[dev.Address])
+		d.recoverDriver(p, *dev, attached[dev.Address])
 	}
 	if attached[dev.Address] {
-		dev.driver = "" // a pod has the VF, with the driver that it got
+		dev.driver = "" // a pod has the VF with its current driver
 	}
 	isFresh = first && !attached[dev.Address]
-	return isFresh, errors.Join(d.settle(*dev), d.look(dev)) // after settling it may have its former driver back
+	return isFresh, errors.Join(d.freeDevice(*dev), d.rereadDevice(dev)) // freeDevice may restore the former driver
 }
 
-// settle makes sure that no attachment has a device, or left it other than it was.
-func (d *Driver) settle(dev planned) error {
-	if err := d.usable(dev); err != nil {
+// freeDevice ensures that no attachment has a device, and that its former settings are restored.
+func (d *Driver) freeDevice(dev planned) error {
+	if err := d.checkUsable(dev); err != nil {
 		return err
 	}
-	if err := sriov.Settle(d.options.Sysfs, dev.Address, dev.UID, d.options.Log); err != nil {
+	if err := sriov.FreeOrphan(d.options.Sysfs, dev.Address, dev.UID, d.options.Log); err != nil {
 		return err
 	}
-	return d.settleVFs(dev)
+	return d.freeVFs(dev)
 }
 
 // attachedTo returns the VFs that pods of a claim have.
@@ -235,37 +237,37 @@ func attachedTo(uid string) (map[pci.Address]bool, error) {
 	return attached, err
 }
 
-func texts(list []pci.Address) (out []string) {
+func addressTexts(list []pci.Address) (out []string) {
 	for _, a := range list {
 		out = append(out, a.String())
 	}
 	return out
 }
 
-// free returns an error if another claim has a device of the plan, or a pod has one of fresh by the device plugin API.
-func (d *Driver) free(p plan, fresh []pci.Address) error {
-	records, err := d.others(p)
+// checkFree returns an error if another claim has a device of the plan, or a pod has one of fresh by the device plugin API.
+func (d *Driver) checkFree(p plan, fresh []pci.Address) error {
+	records, err := d.checkOtherClaims(p)
 	if err != nil {
 		return err
 	}
 	for _, a := range fresh {
-		if why := d.inUse(a); why != "" {
+		if why := d.whyInUse(a); why != "" {
 			return fmt.Errorf("VF %s %s", a, why)
 		}
 	}
-	return d.excluded(p, records)
+	return d.checkExcluded(p, records)
 }
 
-// others returns the records of all claims, or an error if another claim has a device of the plan.
-func (d *Driver) others(p plan) ([]claim.Record, error) {
+// checkOtherClaims returns the records of all claims, or an error if another claim has a device of the plan.
+func (d *Driver) checkOtherClaims(p plan) ([]claim.Record, error) {
 	records, unreadable := d.records.List()
 	if unreadable != nil {
-		return nil, fmt.Errorf("whether a claim has its devices: %w; see %s", unreadable, d.options.Claims)
+		return nil, fmt.Errorf("find the claims that have its devices: %w; see %s", unreadable, d.options.Claims)
 	}
 	for _, a := range p.addresses() {
 		for _, r := range records {
 			if c := r.Claim(); c.UID != p.devices[0].UID && r.Has(a.String()) {
-				return nil, fmt.Errorf("VF %s is still of %s (uid %s): its pod has not ended", a, r, c.UID)
+				return nil, fmt.Errorf("VF %s still belongs to %s (uid %s), whose pod has not ended", a, r, c.UID)
 			}
 		}
 	}
@@ -282,7 +284,7 @@ func (p plan) toBind() (list []int) {
 	return list
 }
 
-// bindAll writes the record that reserves the devices, with the drivers that they get back, and binds the others.
+// bindAll writes the record that reserves the devices, including their former drivers, and then binds the new drivers.
 func (d *Driver) bindAll(ctx context.Context, p *plan) error {
 	for _, i := range p.toBind() {
 		dev := p.devices[i]
@@ -291,8 +293,8 @@ func (d *Driver) bindAll(ctx context.Context, p *plan) error {
 			return err
 		}
 		known := slices.ContainsFunc(p.record.Bound, func(b claim.Binding) bool { return b.ID == id })
-		if dev.rebound && !known {
-			former := dev.back
+		if dev.restores && !known {
+			former := dev.restoreTo
 			if former == "" {
 				former = dev.Driver
 			}
@@ -309,15 +311,15 @@ func (d *Driver) bindAll(ctx context.Context, p *plan) error {
 		}
 	}
 	for _, dev := range p.devices {
-		if err := d.takeVFs(ctx, dev); err != nil {
+		if err := d.removeVFs(ctx, dev); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// look reads a device as it is now.
-func (d *Driver) look(dev *planned) error {
+// rereadDevice updates a device from sysfs.
+func (d *Driver) rereadDevice(dev *planned) error {
 	now, err := pci.Inspect(d.options.Sysfs, dev.Address)
 	if err != nil {
 		return fmt.Errorf("device %s: %w", dev.Address, err)
@@ -326,18 +328,18 @@ func (d *Driver) look(dev *planned) error {
 	return nil
 }
 
-// bind gives a device the driver that the claim wants.
+// bind binds a device to the driver that the plan requires.
 func (d *Driver) bind(ctx context.Context, dev *planned) error {
 	had := dev.Driver
 	err := pci.Bind(ctx, d.options.Sysfs, dev.Address, dev.driver)
-	d.binds.note(dev.Address, err)
+	d.binds.record(dev.Address, err)
 	if errors.Is(err, context.DeadlineExceeded) {
-		d.recordsChanged() // the device has a fault
+		d.recordsChanged() // the device has a fault now
 	}
 	if err != nil {
-		return fmt.Errorf("driver: %w", err)
+		return fmt.Errorf("bind the driver: %w", err)
 	}
-	d.options.Log.Info("a device has another driver for a claim", "device", dev.Address.String(), "claim", dev.Namespace+"/"+dev.Name,
+	d.options.Log.Info("changed the driver of a device for a claim", "device", dev.Address.String(), "claim", dev.Namespace+"/"+dev.Name,
 		"had", had, "has", dev.driver)
-	return d.look(dev)
+	return d.rereadDevice(dev)
 }

@@ -23,9 +23,9 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestPrepare: a claim of two requests is prepared and unprepared by both versions of the kubelet's API. The CDI device of a request goes
-// with its first device, and names the devices of both requests of the resource. Another preparation changes nothing, and writes the CDI
-// specification again where it is missing.
+// TestPrepare prepares and unprepares a claim of two requests with both versions of the kubelet's API. The CDI device of a request
+// belongs to its first device, and lists the devices of both requests of the resource. Another preparation changes nothing, but restores
+// a missing CDI specification.
 func TestPrepare(t *testing.T) {
 	for _, v1beta1 := range []bool{false, true} {
 		l := newDRALab(t)
@@ -71,7 +71,7 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
-// TestPrepareRefuses: what cannot be prepared is refused with the reason, and nothing is written.
+// TestPrepareRefuses checks that an invalid claim is refused with the reason, and that no file is written.
 func TestPrepareRefuses(t *testing.T) {
 	elsewhere, other := result("a", vf0), result("a", vf0)
 	elsewhere.Pool, other.Driver = "node-b", "gpu.example.com"
@@ -86,20 +86,20 @@ func TestPrepareRefuses(t *testing.T) {
 	}{
 		{title: "not allocated", claim: unallocated, says: "claim shop/web not allocated"},
 		{title: "another node", claim: newClaim("c-1", "web", elsewhere),
-			says: `claim shop/web: device 0000-11-02-0: pool "node-b": want that of this node, "node-a"`},
+			says: `claim shop/web: device 0000-11-02-0: pool "node-b": want "node-a", the pool of this node`},
 		{title: "no such device", claim: newClaim("c-1", "web", result("a", "0000:99:00.0")),
-			says: `claim shop/web: request a: device 0000-99-00-0 is gone, or of no resource with "api": "dra"`},
+			says: `claim shop/web: request a: device 0000-99-00-0 does not exist, or no resource with "api": "dra" has it`},
 		{title: "another driver's", claim: newClaim("c-1", "web", other)},
-		{title: "in use", claim: newClaim("c-1", "web", result("a", vf0)), says: "claim shop/web: VF 0000:11:02.0 is of pod shop/old",
+		{title: "in use", claim: newClaim("c-1", "web", result("a", vf0)), says: "claim shop/web: VF 0000:11:02.0 belongs to pod shop/old",
 			change: func(o *Options) {
-				o.InUse = func(id string) string { return map[string]string{vf0: "is of pod shop/old"}[id] }
+				o.InUse = func(id string) string { return map[string]string{vf0: "belongs to pod shop/old"}[id] }
 			}},
 		{title: "VFIO without CDI", claim: newClaim("c-1", "web", result("a", vf0)), resource: pool.Resource{Driver: "vfio-pci"},
 			change: func(o *Options) { o.CDI = "" },
-			says: "claim shop/web: request a: device 0000:11:02.0 has driver vfio-pci, whose device files a claim gives to a container by CDI only: " +
-				"the daemon has no --cdi-dir"},
+			says: "claim shop/web: request a: device 0000:11:02.0 has driver vfio-pci, so its device files need CDI: " +
+				"start the daemon with --cdi-dir"},
 		{title: "driver not loaded", claim: newClaim("c-1", "web", result("a", vf0)), resource: pool.Resource{Driver: "nosuch"},
-			says: "claim shop/web: driver: bind 0000:11:02.0 to nosuch: the driver is not loaded"},
+			says: "claim shop/web: bind the driver: bind 0000:11:02.0 to nosuch: the driver is not loaded"},
 	} {
 		t.Run(c.title, func(t *testing.T) {
 			l := newDRALab(t, func(o *Options) {
@@ -121,8 +121,8 @@ func TestPrepareRefuses(t *testing.T) {
 	}
 }
 
-// TestForceDeleted (DRA-F11): a VF that another claim has is not prepared before that claim is unprepared, whatever the API server says of
-// the allocation. The error names the holder.
+// TestForceDeleted (DRA-F11): a VF of another claim is not prepared until that claim is unprepared, regardless of the allocation in the
+// API server. The error names the owner.
 func TestForceDeleted(t *testing.T) {
 	l := newDRALab(t)
 	l.run()
@@ -130,7 +130,7 @@ func TestForceDeleted(t *testing.T) {
 	old, next := newClaim("c-1", "web-0-vf", result("a", vf0)), newClaim("c-2", "web-1-vf", result("a", vf0), result("a", vf1))
 	l.add(old, next)
 	k.prepare(old)
-	want := "claim shop/web-1-vf: VF 0000:11:02.0 is still of claim shop/web-0-vf (uid c-1): its pod has not ended"
+	want := "claim shop/web-1-vf: VF 0000:11:02.0 still belongs to claim shop/web-0-vf (uid c-1), whose pod has not ended"
 	if diff := cmp.Diff([]string{want}, k.prepare(next)); diff != "" {
 		t.Error(diff)
 	}
@@ -143,13 +143,13 @@ func TestForceDeleted(t *testing.T) {
 	}
 }
 
-// TestDamagedRecord: a record that cannot be read keeps the devices that the kubelet's file names. Other claims are prepared. If that file
-// cannot be read either, no claim is.
+// TestDamagedRecord: an unreadable record keeps the devices that the kubelet's file lists, and other claims can be prepared. If that file
+// is unreadable too, no claim can be prepared.
 func TestDamagedRecord(t *testing.T) {
 	l := newDRALab(t)
 	l.run()
 	k := l.register(false)
-	must(t, claim.Begin(l.options.Claims), os.WriteFile(filepath.Join(l.options.Claims, "c-9"), []byte("{"), 0o600))
+	must(t, claim.MakeFolder(l.options.Claims), os.WriteFile(filepath.Join(l.options.Claims, "c-9"), []byte("{"), 0o600))
 	l.noteText(`{"apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[{"ClaimUID":"c-9","ClaimName":"lost","Namespace":"shop",` +
 		`"PodUIDs":{"u":{}},"DriverState":{"sriov.podlace.io":{"Devices":[{"PoolName":"node-a","DeviceName":"0000-11-02-3"}]}}}]}`)
 	lost, same := newClaim("c-9", "lost", result("a", vf3)), newClaim("c-2", "same", result("a", vf3))
@@ -158,7 +158,7 @@ func TestDamagedRecord(t *testing.T) {
 	if got := k.prepare(lost); !strings.Contains(got[0], "record of the claim with UID c-9") {
 		t.Error(got)
 	}
-	if got := k.prepare(same); !strings.Contains(got[0], "VF "+vf3+" is still of claim shop/lost (uid c-9)") {
+	if got := k.prepare(same); !strings.Contains(got[0], "VF "+vf3+" still belongs to claim shop/lost (uid c-9)") {
 		t.Error(got)
 	}
 	if got := k.prepare(other); !strings.HasPrefix(got[0], "a=") {
@@ -174,8 +174,8 @@ func TestDamagedRecord(t *testing.T) {
 	}
 }
 
-// TestAdminAccess (DRA-18): an administrator is told of a device that another claim has, without its files. The device is not bound, and
-// has one owner.
+// TestAdminAccess (DRA-18): a claim with administrative access gets a device of another claim without its device files. The device is not
+// bound and keeps its owner.
 func TestAdminAccess(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{}.Start(t, l.sysfs)
@@ -204,13 +204,13 @@ func TestAdminAccess(t *testing.T) {
 	}
 }
 
-// TestDriverBack: a claim's driver is bound for the claim, its files are in the CDI specification, and the former driver gets the VF back;
-// also after the daemon was killed between the two, and once the driver is there already.
+// TestDriverBack: a claim's driver is bound, its device files are in the CDI specification, and the former driver gets the VF back. That
+// also works after the daemon was killed between these steps, and if the driver is already bound.
 func TestDriverBack(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{}.Start(t, l.sysfs)
 	p := l.planned(t, "c-1", vf0)
-	p.devices[0].driver, p.devices[0].rebound = "vfio-pci", true
+	p.devices[0].driver, p.devices[0].restores = "vfio-pci", true
 	must(t, l.reserve(t.Context(), &p, nil), l.writeCDI(p))
 	before, err := claim.Read(l.options.Claims, "c-1")
 	if want := []claim.Binding{{ID: vf0, Driver: "vfio-pci", Former: "iavf"}}; !cmp.Equal(before.Bound, want) || err != nil {
@@ -223,22 +223,22 @@ func TestDriverBack(t *testing.T) {
 	if !strings.Contains(string(data), `"/dev/vfio/vfio"`) || !strings.Contains(string(data), group) || err != nil || now.IOMMUGroup < 0 || l.driverOf(vf0) != "vfio-pci" {
 		t.Errorf("%s, %v, driver %s", data, err, l.driverOf(vf0))
 	}
-	again := l.planned(t, "c-1", vf0) // the next instance, which finds the driver bound
-	again.devices[0].driver, again.devices[0].rebound = "vfio-pci", true
+	again := l.planned(t, "c-1", vf0) // the next instance finds the driver bound
+	again.devices[0].driver, again.devices[0].restores = "vfio-pci", true
 	must(t, l.reserve(t.Context(), &again, &before), l.unprepare(t.Context(), "c-1"))
 	if l.driverOf(vf0) != "iavf" || l.files(l.options.Claims) != "" {
 		t.Errorf("driver %s, records %s", l.driverOf(vf0), l.files(l.options.Claims))
 	}
 }
 
-// planned is the plan of a claim with one device.
+// planned returns the plan of a claim with one device.
 func (l *draLab) planned(t testing.TB, uid, address string) plan {
 	p, err := l.plan(newClaim(uid, uid, result("a", address)), nil)
 	must(t, err)
 	return p
 }
 
-// TestVanishedVF (DRA-F18): the claim of a VF that is gone is unprepared.
+// TestVanishedVF (DRA-F18): the claim of a missing VF can be unprepared.
 func TestVanishedVF(t *testing.T) {
 	l := newDRALab(t)
 	l.run()
@@ -256,14 +256,14 @@ func TestVanishedVF(t *testing.T) {
 	}
 }
 
-// TestNoWait: a claim whose driver takes its time keeps no other claim, and a second call about it does not bind twice.
+// TestNoWait: a claim with a slow driver delays no other claim, and a second call about it does not bind twice.
 func TestNoWait(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{Stuck: []string{"iavf"}}.Start(t, l.sysfs)
 	l.run()
 	k := l.register(false)
 	slow := l.planned(t, "c-1", vf0)
-	slow.devices[0].driver, slow.devices[0].rebound = "vfio-pci", true
+	slow.devices[0].driver, slow.devices[0].restores = "vfio-pci", true
 	done := make(chan error)
 	go func() { done <- l.reserve(t.Context(), &slow, nil) }()
 	l.await("the record of the slow claim", func() bool { return l.files(l.options.Claims) == "c-1" })
@@ -280,7 +280,7 @@ func TestNoWait(t *testing.T) {
 	<-done
 }
 
-// TestConfigChanges: what a claim has stays prepared when its resource is no longer given out by claims, also for the next sandbox.
+// TestConfigChanges: a claim stays prepared after its resource no longer has the API DRA, also for the next sandbox.
 func TestConfigChanges(t *testing.T) {
 	l := newDRALab(t)
 	l.run()
@@ -297,8 +297,8 @@ func TestConfigChanges(t *testing.T) {
 	}
 }
 
-// TestPrepareWholePF (DRA-20): a PF that a claim has whole has no VFs. It is refused while a claim has a VF of it, and its VFs are refused
-// while a claim has the PF.
+// TestPrepareWholePF (DRA-20): a PF that a claim has as a whole has no VFs. It is refused while a claim has one of its VFs, and its VFs
+// are refused while a claim has the PF.
 func TestPrepareWholePF(t *testing.T) {
 	const pf = "0000:11:00.0"
 	l := newDRALab(t)
@@ -323,21 +323,21 @@ func TestPrepareWholePF(t *testing.T) {
 		}
 	}
 	prepare(one, "")
-	prepare(whole, "VF 0000:11:02.2 is still of claim shop/one (uid c-2)")
+	prepare(whole, "VF 0000:11:02.2 still belongs to claim shop/one (uid c-2)")
 	must(t, l.unprepare(t.Context(), "c-2"))
 	prepare(whole, "")
 	if data, err := os.ReadFile(filepath.Join(l.sysfs, "bus/pci/devices", pf, "sriov_numvfs")); err != nil || strings.TrimSpace(string(data)) != "0" {
 		t.Errorf("%s VFs, %v", data, err)
 	}
 	prepare(whole, "")
-	must(t, os.WriteFile(filepath.Join(l.sysfs, "bus/pci/devices", pf, "sriov_numvfs"), []byte("4"), 0o644)) // somebody does
+	must(t, os.WriteFile(filepath.Join(l.sysfs, "bus/pci/devices", pf, "sriov_numvfs"), []byte("4"), 0o644)) // another program creates VFs
 	l.await("the VFs", func() bool { _, err := os.Stat(filepath.Join(l.sysfs, "bus/pci/devices", vf2)); return err == nil })
-	prepare(one, "VF 0000:11:02.2: its PF 0000:11:00.0 is still of claim shop/whole (uid c-1)")
+	prepare(one, "VF 0000:11:02.2: its PF 0000:11:00.0 still belongs to claim shop/whole (uid c-1)")
 	must(t, l.unprepare(t.Context(), "c-1"))
 	prepare(one, "")
 }
 
-// BenchmarkPrepare is what Prepare takes on the disk of the machine, without a driver to bind, on a node with 200 claims.
+// BenchmarkPrepare measures Prepare on the machine's disk, without binding a driver, on a node with 200 claims.
 func BenchmarkPrepare(b *testing.B) {
 	dir, err := os.MkdirTemp("/var/tmp", "dra")
 	must(b, err)
@@ -362,14 +362,14 @@ func BenchmarkPrepare(b *testing.B) {
 	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-p50")
 }
 
-// TestBindHangs (DRA-F27): a VF whose driver could not be bound in time has a fault, and is left alone for five minutes.
+// TestBindHangs (DRA-F27): a VF whose bind timed out has a fault, and is not bound again for five minutes.
 func TestBindHangs(t *testing.T) {
 	l := newDRALab(t)
 	l.fault(vf1, "no carrier")
 	a, err := pci.ParseAddress(vf0)
 	must(t, err)
 	before, _ := l.inventory()
-	l.binds.note(a, fmt.Errorf("bind %s: %w", vf0, context.DeadlineExceeded))
+	l.binds.record(a, fmt.Errorf("bind %s: %w", vf0, context.DeadlineExceeded))
 	i, _ := l.inventory()
 	if diff := cmp.Diff(map[string]Fault{vf0: {bindTimeout, "bind 0000:11:02.0: context deadline exceeded"}, vf1: {LinkDown, "no carrier"}},
 		i.Faults); diff != "" || len(before.Faults) != 1 {
@@ -377,13 +377,13 @@ func TestBindHangs(t *testing.T) {
 	}
 	p := l.planned(t, "c-1", vf0)
 	p.devices[0].driver = "vfio-pci"
-	if err := l.reserve(t.Context(), &p, nil); err == nil || !strings.Contains(err.Error(), "tried again after 5m0s") {
+	if err := l.reserve(t.Context(), &p, nil); err == nil || !strings.Contains(err.Error(), "retrying after 5m0s") {
 		t.Errorf("got %v", err)
 	}
 	if left := l.files(l.options.Claims); left != "" {
 		t.Errorf("records: %s", left)
 	}
-	l.binds.of[a] = bindFailure{time.Now().Add(-retryBind), err}
+	l.binds.byAddress[a] = bindFailure{time.Now().Add(-retryBind), err}
 	if i, _ := l.inventory(); len(i.Faults) != 1 {
 		t.Errorf("%v", i.Faults)
 	}

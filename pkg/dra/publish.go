@@ -24,12 +24,12 @@ import (
 )
 
 const (
-	// syncDelay is how long after an event the slices are compared: kubelets delete all slices of a node in one go when they start.
+	// syncDelay is the delay between an event and the comparison of slices. A kubelet that starts deletes all slices of its node at once.
 	syncDelay = time.Second
-	// forgetAfter is how long the library counts a slice as there that it made and never saw: it may have been deleted while the watch was
-	// broken.
+	// forgetAfter is how long the library assumes that a slice exists that it has created but not seen in the watch. The slice may have
+	// been deleted while the watch was broken.
 	forgetAfter = 2 * time.Second
-	// featureRetry is how long after the API server dropped a field the field is tried again.
+	// featureRetry is the pause before a field that the API server dropped is tried again.
 	featureRetry = time.Hour
 
 	requestTimeout = 30 * time.Second
@@ -38,36 +38,36 @@ const (
 	jitter         = 0.3
 )
 
-// publisher keeps the slices of the node. The library's controller compares them with what is desired and writes them; the publisher
-// decides what is desired and reports what happens.
+// publisher keeps the node's slices up to date. The library's controller compares them with the desired ones and writes them. The
+// publisher computes the desired slices and reports results.
 type publisher struct {
 	*Driver
 	count sliceMetrics
-	wake  chan struct{} // the controller has reported something
+	wake  chan struct{} // receives when the controller has reported something
 
-	former  map[string]resourceapi.Device // as published last, by name
-	records []claim.Record                // as read last
+	former  map[string]resourceapi.Device // by name: devices as last published
+	records []claim.Record                // as last read
 
-	mu       sync.Mutex
-	running  bool
-	problems map[string]string              // by verb: the reason of a failure that lasts
-	given    *resourceslice.DriverResources // to the controller
-	syncing  *resourceslice.DriverResources // what was given when the controller last began to compare
-	accepted *resourceslice.DriverResources // what the API server last took as a whole
-	refused  *resourceslice.DriverResources // what it refused since; nil if nothing
-	failing  bool                           // the present comparison met a refusal
-	off      map[string]time.Time           // features that the API server drops: when to try them again
+	mu        sync.Mutex
+	running   bool
+	problems  map[string]string              // by verb: reason of a lasting failure
+	submitted *resourceslice.DriverResources // given to the controller last
+	syncing   *resourceslice.DriverResources // given when the controller's current comparison began
+	accepted  *resourceslice.DriverResources // last resources that the API server accepted completely
+	refused   *resourceslice.DriverResources // resources refused since then; nil if none
+	failing   bool                           // a request of the current comparison was refused
+	disabled  map[string]time.Time           // features that the API server drops: when to try them again
 }
 
 func newPublisher(d *Driver) *publisher {
-	p := &publisher{Driver: d, wake: make(chan struct{}, 1), problems: map[string]string{}, off: map[string]time.Time{}}
+	p := &publisher{Driver: d, wake: make(chan struct{}, 1), problems: map[string]string{}, disabled: map[string]time.Time{}}
 	p.count = newSliceMetrics(d.options.Metrics, p)
 	return p
 }
 
-// publish keeps the slices of the node as they should be until ctx is done. Slices stay when it ends. It may be called again after that.
+// publish keeps the node's slices up to date until ctx is done. The slices remain after that. It may be called again.
 func (p *publisher) publish(ctx context.Context) {
-	ctx = klog.NewContext(ctx, logr.Discard()) // the publisher reports what the library would log
+	ctx = klog.NewContext(ctx, logr.Discard()) // the publisher logs what the library would log
 	for failures := 0; ; failures++ {
 		err := p.run(ctx)
 		wait := backoff(failures)
@@ -82,8 +82,8 @@ func (p *publisher) publish(ctx context.Context) {
 	}
 }
 
-// run publishes until ctx is done. It fails if the API server is away, lacks the API or refuses to show the Node object or the slices;
-// the failure is logged.
+// run publishes until ctx is done. It fails if the API server is unreachable, lacks the API, or refuses to show the Node object or the
+// slices. The failure has been logged.
 func (p *publisher) run(ctx context.Context) error {
 	if _, err := p.nodeUID(ctx); err != nil {
 		return err
@@ -98,8 +98,8 @@ func (p *publisher) run(ctx context.Context) error {
 	}
 	p.former = formerDevices(stored)
 	p.reset(stored)
-	first := p.desire(inventory)
-	p.give(func() {}, first)
+	first := p.computeDesired(inventory)
+	p.submit(func() {}, first)
 	c, err := resourceslice.StartController(ctx, p.controllerOptions(first))
 	if err != nil {
 		return fmt.Errorf("publish slices: %w", err)
@@ -107,7 +107,7 @@ func (p *publisher) run(ctx context.Context) error {
 	defer c.Stop()
 	p.setRunning(true)
 	defer p.setRunning(false)
-	p.options.Log.Info("ResourceSlices are kept", "node", p.options.Node, "content", describe(first))
+	p.options.Log.Info("ResourceSlices are published", "node", p.options.Node, "content", describe(first))
 	for {
 		inventory, changed, _ := p.watch()
 		p.update(c, inventory)
@@ -121,7 +121,7 @@ func (p *publisher) run(ctx context.Context) error {
 	}
 }
 
-// stored returns the slices of the node as they are. The library would not say why it cannot read them.
+// stored returns the current slices of the node. The library would not report why it cannot read them.
 func (p *publisher) stored(ctx context.Context) ([]resourceapi.ResourceSlice, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -135,7 +135,7 @@ func (p *publisher) stored(ctx context.Context) ([]resourceapi.ResourceSlice, er
 
 func (p *publisher) client() observed { return observed{p.options.Client, p} }
 
-// firstInventory waits until there is one.
+// firstInventory waits for the first inventory.
 func (p *publisher) firstInventory(ctx context.Context) (Inventory, bool) {
 	for {
 		i, changed, ok := p.watch()
@@ -155,13 +155,13 @@ func (p *publisher) controllerOptions(first *resourceslice.DriverResources) reso
 	return resourceslice.Options{
 		DriverName: claim.Driver, KubeClient: p.client(), Resources: first, SyncDelay: &delay, MutationCacheTTL: &ttl, Queue: newQueue(p),
 		Owner:        &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: p.options.Node},
-		ErrorHandler: func(_ context.Context, err error, _ string) { p.failed(err) },
+		ErrorHandler: func(_ context.Context, err error, _ string) { p.handleError(err) },
 	}
 }
 
-// desire returns what to publish, and remembers it.
-func (p *publisher) desire(i Inventory) *resourceslice.DriverResources {
-	if records, err := p.Driver.records.List(); err == nil { // else the former ones count; the daemon has logged it
+// computeDesired computes what to publish, and remembers it.
+func (p *publisher) computeDesired(i Inventory) *resourceslice.DriverResources {
+	if records, err := p.Driver.records.List(); err == nil { // otherwise keep the former records; the daemon has logged the error
 		p.records = records
 	}
 	now := time.Now()
@@ -175,36 +175,37 @@ func (p *publisher) desire(i Inventory) *resourceslice.DriverResources {
 	return r
 }
 
-// update gives the controller what is desired, if that is another than before. What the API server refused is not tried again; the former
-// slices stay.
+// update passes changed resources to the controller. Resources that the API server has refused are not tried again; the former slices
+// remain.
 func (p *publisher) update(c *resourceslice.Controller, i Inventory) {
-	want := p.desire(i)
+	want := p.computeDesired(i)
 	p.mu.Lock()
 	if p.refused != nil && equal(want, p.refused) {
 		if want = p.accepted; want == nil {
-			want = p.given
+			want = p.submitted
 		}
 	} else {
 		p.refused = nil
 	}
-	same := equal(want, p.given)
+	same := equal(want, p.submitted)
 	p.mu.Unlock()
 	if !same {
-		p.give(func() { c.Update(want) }, want)
+		p.submit(func() { c.Update(want) }, want)
 	}
 }
 
-// give gives resources to the controller. No comparison begins meanwhile, so that it is known what each one is about.
-func (p *publisher) give(update func(), r *resourceslice.DriverResources) {
+// submit passes resources to the controller. It holds the lock, so that no comparison starts between the update and the change of
+// submitted; otherwise a result could be attributed to the wrong resources.
+func (p *publisher) submit(update func(), r *resourceslice.DriverResources) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	update()
-	p.given = r
+	p.submitted = r
 }
 
 func equal(a, b *resourceslice.DriverResources) bool { return apiequality.Semantic.DeepEqual(a, b) }
 
-// reset forgets what another run gave and met, and remembers what slices have.
+// reset clears the state of an earlier run, and records the stored slices.
 func (p *publisher) reset(stored []resourceapi.ResourceSlice) {
 	slices.SortFunc(stored, func(a, b resourceapi.ResourceSlice) int { return strings.Compare(a.Name, b.Name) })
 	var out []resourceslice.Slice
@@ -227,18 +228,18 @@ func (p *publisher) setRunning(running bool) {
 	p.running = running
 }
 
-// failed takes an error of the controller.
-func (p *publisher) failed(err error) {
+// handleError handles an error of the controller.
+func (p *publisher) handleError(err error) {
 	var dropped *resourceslice.DroppedFieldsError
 	switch {
 	case errors.As(err, &dropped):
-		p.dropped(dropped.DisabledFeatures())
+		p.noteDropped(dropped.DisabledFeatures())
 	case apierrors.IsInvalid(err):
-		p.refuse(err)
+		p.noteRefusal(err)
 	}
 }
 
-// notify wakes the loop.
+// notify wakes the loop of run.
 func (p *publisher) notify() {
 	select {
 	case p.wake <- struct{}{}:

@@ -20,10 +20,10 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// within is what the goal of 3 seconds may take on a machine that does other work: what fails is something that does not come back at all.
+// within bounds the wait for the goal of 3 seconds on a loaded machine. Only lasting failures exceed it.
 const within = 20 * time.Second
 
-// text that tests look into while it is written.
+// text is a log that tests can read while it is written.
 type syncedBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -41,7 +41,7 @@ func (b *syncedBuffer) String() string {
 	return b.text.String()
 }
 
-// bench is a publisher beside an API server.
+// bench is a publisher with an API server.
 type bench struct {
 	testing.TB
 	*fakeAPI
@@ -52,7 +52,7 @@ type bench struct {
 	stop     func()
 }
 
-// newBench publishes a machine. prepare changes the server before that.
+// newBench publishes a machine. prepare changes the API server first.
 func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *bench {
 	t.Helper()
 	b := &bench{TB: t, fakeAPI: newFakeAPI(t), log: &syncedBuffer{}}
@@ -80,7 +80,7 @@ func (b *bench) start() {
 	b.driver.Update(b.machine.Inventory)
 }
 
-// fault gives all VFs of a PF a fault, or none, at once as the daemon does.
+// fault sets or clears a fault of all VFs of a PF in one update, as the daemon does.
 func (b *bench) fault(pf int, kind string) {
 	i := b.machine.Inventory
 	i.Faults = map[string]Fault{}
@@ -102,7 +102,7 @@ func (b *bench) pfs() (n int) {
 	return n
 }
 
-// complete reports whether the slices are one generation of the pool, with as many devices and taints.
+// complete reports whether the slices form one generation of the pool, with these numbers of devices and taints.
 func (b *bench) complete(count, devices, taints int) bool {
 	all := b.stored()
 	for _, s := range all {
@@ -123,7 +123,7 @@ func (b *bench) await(what string, so func() bool) {
 	await(b.TB, what, so)
 }
 
-// quiet waits until nothing more is written.
+// quiet waits until no more writes happen.
 func (b *bench) quiet() (writes int) {
 	for writes = -1; writes != b.writes(); time.Sleep(3 * syncDelay) {
 		writes = b.writes()
@@ -131,13 +131,13 @@ func (b *bench) quiet() (writes int) {
 	return writes
 }
 
-// metric returns the value of a metric of publishing, the sum over its labels.
+// metric returns the value of a publisher's metric, summed over its labels.
 func (b *bench) metric(name string) float64 {
 	b.Helper()
 	return gathered(b, b.registry, "podlace_sriov_dra_"+name)
 }
 
-// gathered returns the value of a metric, the sum over its labels.
+// gathered returns the value of a metric, summed over its labels.
 func gathered(t testing.TB, from prometheus.Gatherer, name string) (sum float64) {
 	t.Helper()
 	families, err := from.Gather()
@@ -155,8 +155,8 @@ func gathered(t testing.TB, from prometheus.Gatherer, name string) (sum float64)
 // logged returns how often a text is in the log.
 func (b *bench) logged(text string) int { return strings.Count(b.log.String(), text) }
 
-// TestPublished: the slices are there, owned by the Node, and are written no more; a restart without a change writes nothing, and neither
-// deletes the end.
+// TestPublished: the slices exist, are owned by the Node, and are not written again. A restart without a change writes nothing. The end
+// deletes nothing.
 func TestPublished(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 2, PFs: 2, VFs: 3}, nil)
@@ -186,14 +186,14 @@ func TestPublished(t *testing.T) {
 	}
 }
 
-// TestEmpty: a node without VFs has an empty slice.
+// TestEmpty checks that a node without VFs has an empty slice.
 func TestEmpty(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1}, nil)
 	b.await("an empty slice", func() bool { return b.complete(1, 0, 0) })
 }
 
-// TestOneWrite: a PF that goes down and comes back is one write each. TimeAdded stays over a restart.
+// TestOneWrite checks that a PF that goes down and up causes one write each, and that TimeAdded survives a restart.
 func TestOneWrite(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 64}, nil)
@@ -232,7 +232,7 @@ func taintsOf(all []resourceapi.ResourceSlice) map[string][]resourceapi.DeviceTa
 	return out
 }
 
-// TestSliceDeleted, TestSliceEdited: what a kubelet or a user deletes or edits is back, also where the watch broke meanwhile.
+// TestSliceDeleted, TestSliceEdited: slices that a kubelet or a user deletes or edits are restored, also after a broken watch.
 func TestSliceDeleted(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, nil)
@@ -260,7 +260,7 @@ func TestSliceDeleted(t *testing.T) {
 	}
 }
 
-// TestLostCreate: a slice that is deleted before the watch shows it is back, too: the library must not believe for long that it is there.
+// TestLostCreate: a slice that is deleted before the watch shows it is restored. The library must not assume for long that it exists.
 func TestLostCreate(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)
@@ -307,7 +307,7 @@ func TestSliceEdited(t *testing.T) {
 	}
 }
 
-// specs are the devices of slices.
+// specs returns the devices of slices.
 func specs(all []resourceapi.ResourceSlice) (out [][]resourceapi.Device) {
 	for _, s := range all {
 		out = append(out, s.Spec.Devices)
@@ -315,7 +315,7 @@ func specs(all []resourceapi.ResourceSlice) (out [][]resourceapi.Device) {
 	return out
 }
 
-// TestWatchEnds: a watch that ends, by 410 or otherwise, is begun again; nothing is written, and nothing is logged.
+// TestWatchEnds checks that an ended watch, by 410 or otherwise, is restarted, without a write or a log line.
 func TestWatchEnds(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)
@@ -331,7 +331,7 @@ func TestWatchEnds(t *testing.T) {
 	}
 }
 
-// TestConflict: an update that another writer was faster than is made again.
+// TestConflict checks that an update is repeated after another writer was faster.
 func TestConflict(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)

@@ -18,13 +18,13 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// Resources returns what a node publishes in an API server that has all features. records are those of the node's claims. No I/O.
+// Resources returns what a node publishes to an API server with all features. records are those of the node's claims. It does no I/O.
 func Resources(i Inventory, node string, records []claim.Record, now time.Time) *resourceslice.DriverResources {
 	return desired{Inventory: i, node: node, records: records, now: now, features: features{taints: true, counters: true}}.resources()
 }
 
-// Settings returns the settings that Prepare merges for each result of an allocated claim, nil for none, or why Prepare refuses the claim.
-// Each device is of a resource of this driver. No I/O.
+// Settings returns the merged settings of each result of an allocated claim, nil for none, or the reason why Prepare refuses the claim.
+// Each device belongs to a resource of this driver. It does no I/O.
 func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool.Resource) (out []*vfconfig.Config, err error) {
 	var devices []allocation.Device
 	for i, result := range c.Status.Allocation.Devices.Results {
@@ -40,7 +40,7 @@ func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool
 	return out, err
 }
 
-// Published returns what the ResourceSlices should say of each device now, by PCI address. An API server whose features are off may store
+// Published returns the desired content of the ResourceSlices for each device, by PCI address. An API server without some features stores
 // less.
 func (d *Driver) Published() map[string]allocation.Published {
 	i, ok := d.inventory()
@@ -49,7 +49,7 @@ func (d *Driver) Published() map[string]allocation.Published {
 	}
 	records, err := d.records.List()
 	if err != nil {
-		d.options.Log.Warn("records of claims cannot be read: devices of these claims may be shown as not published", "error", err)
+		d.options.Log.Warn("cannot read records of claims: their devices may be shown as not published", "error", err)
 	}
 	out := map[string]allocation.Published{}
 	for _, s := range Resources(i, d.options.Node, records, time.Now()).Pools[d.options.Node].Slices {
@@ -62,7 +62,7 @@ func (d *Driver) Published() map[string]allocation.Published {
 	return out
 }
 
-// published returns what a slice says of a device as text.
+// published returns the content of a slice for one device, as text.
 func published(device resourceapi.Device) allocation.Published {
 	p := allocation.Published{Device: device.Name, Attributes: map[string]string{}}
 	for name, a := range device.Attributes {
@@ -82,7 +82,7 @@ func published(device resourceapi.Device) allocation.Published {
 	return p
 }
 
-// attributeText returns the value of an attribute of the kinds that this driver publishes.
+// attributeText returns the value of an attribute as text. It knows the types that this driver publishes.
 func attributeText(a resourceapi.DeviceAttribute) string {
 	switch {
 	case a.StringValue != nil:

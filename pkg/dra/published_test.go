@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestPublishedText: attributes have their domain, taints are written as kubectl writes them.
+// TestPublishedText checks that attributes include their domain, and that taints have the format of kubectl.
 func TestPublishedText(t *testing.T) {
 	got := published(resourceapi.Device{Name: "0000-11-02-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		"pf": text("ens0f0"), "resource.kubernetes.io/numaNode": number(1), "rdma": {BoolValue: new(false)}},
@@ -27,7 +27,7 @@ func TestPublishedText(t *testing.T) {
 	}
 }
 
-// TestPublishedByAddress: each device is listed by its PCI address, without an inventory none.
+// TestPublishedByAddress checks that each device is listed by PCI address, and that nothing is listed before the first inventory.
 func TestPublishedByAddress(t *testing.T) {
 	d := New(Options{Node: "node-1", Claims: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	if got := d.Published(); got != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestForbidden, TestAbsent: without a right, the API, the Node or the server it is said once, with what is missing, and it works as soon
-// as it can.
+// TestForbidden, TestAbsent: a missing permission, API, Node or server is logged once, with what is missing. Publishing resumes after the
+// repair.
 func TestForbidden(t *testing.T) {
 	t.Parallel()
 	for verb, says := range map[string]string{"node": "get node", "list": "list resourceslices.resource.k8s.io",
@@ -24,11 +24,11 @@ func TestForbidden(t *testing.T) {
 			b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, func(f *fakeAPI) { f.refuse[verb] = http.StatusForbidden })
 			b.await("a line", func() bool { return b.logged(`request="`+says) > 0 })
 			b.await("more tries", func() bool { return b.asked(verb) > 2 || verb == "node" || verb == "list" })
-			if b.metric("up") != 0 || b.logged("level=WARN") != 1 || b.logged("needs the verb") != 1 {
+			if b.metric("up") != 0 || b.logged("level=WARN") != 1 || b.logged("grant the verb") != 1 {
 				t.Errorf("up %v\n%s", b.metric("up"), b.log)
 			}
 			if verb == "node" || verb == "list" {
-				return // the next try comes after a minute
+				return // the next attempt comes after a minute
 			}
 			b.set(func() { delete(b.refuse, verb) })
 			b.await("up", func() bool { return b.metric("up") == 1 && b.complete(1, 2, 0) })
@@ -68,19 +68,19 @@ func TestAbsent(t *testing.T) {
 	}
 }
 
-// TestRefused: slices that the server refuses are said once, with the field; the former ones stay until something changes.
+// TestRefused: refused slices are logged once, with the invalid field. The former slices remain until the devices change.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, nil)
 	b.await("2 slices", func() bool { return b.complete(2, 4, 0) })
 	b.quiet()
 	bad := b.machine.Pools[0].Devices[3]
-	b.set(func() { b.invalid = DeviceName(bad.Address) }) // from now on
+	b.set(func() { b.invalid = DeviceName(bad.Address) }) // refused from now on
 	former := b.stored()
 	i := b.machine.Inventory
 	i.Faults = map[string]Fault{bad.Address.String(): {LinkDown, "x"}}
 	b.driver.Update(i)
-	b.await("a line", func() bool { return b.logged("refuses ResourceSlices") > 0 })
+	b.await("a line", func() bool { return b.logged("refuses the ResourceSlices") > 0 })
 	writes := b.quiet()
 	b.driver.Update(i)
 	if n := b.quiet() - writes; n != 0 {
@@ -97,7 +97,7 @@ func TestRefused(t *testing.T) {
 	b.await("others", func() bool { return b.complete(2, 4, 2) && b.metric("up") == 1 && b.metric("slices_refused") == 0 })
 }
 
-// TestRefusedAmongOthers: where several slices change and one is refused, the pool is as it was before, and complete.
+// TestRefusedAmongOthers: if several slices change and one is refused, the pool remains complete in its former state.
 func TestRefusedAmongOthers(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, nil)
@@ -112,7 +112,7 @@ func TestRefusedAmongOthers(t *testing.T) {
 	}
 	start := time.Now()
 	b.driver.Update(i)
-	b.await("a line", func() bool { return b.logged("refuses ResourceSlices") > 0 })
+	b.await("a line", func() bool { return b.logged("refuses the ResourceSlices") > 0 })
 	b.await("the former pool", func() bool { return b.complete(2, 4, 0) })
 	t.Logf("the former pool is back after %s", time.Since(start))
 	if n := b.quiet(); n > 8 || !b.complete(2, 4, 0) || !cmp.Equal(specs(former), specs(b.stored())) {
@@ -120,8 +120,8 @@ func TestRefusedAmongOthers(t *testing.T) {
 	}
 }
 
-// TestTaintsDropped: where the server drops taints, free VFs with faults leave the slice, and are back with their link; what claims have
-// stays. It is said once.
+// TestTaintsDropped: if the API server drops taints, free VFs with faults leave the slice, and return when the link is up. Claimed VFs
+// stay. It is logged once.
 func TestTaintsDropped(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, func(f *fakeAPI) { f.noTaints = true })
@@ -146,7 +146,7 @@ func TestTaintsDropped(t *testing.T) {
 	}
 }
 
-// TestWholePF: counters that the server drops, or refuses in slices of their own, leave PFs out that are offered whole.
+// TestWholePF: if the API server drops counters, or refuses them in separate slices, PFs offered as a whole are not published.
 func TestWholePF(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(*fakeAPI){"stored": func(*fakeAPI) {}, "dropped": func(f *fakeAPI) { f.noCounters = true },
@@ -170,7 +170,7 @@ func TestWholePF(t *testing.T) {
 	}
 }
 
-// TestNodeReplaced: slices of a Node object that was deleted and made again get the new one as owner.
+// TestNodeReplaced checks that slices of a deleted Node object get the new object as owner.
 func TestNodeReplaced(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)

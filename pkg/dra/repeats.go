@@ -8,12 +8,12 @@ import (
 )
 
 const (
-	// firstRepeat is the pause before a failure that goes on is logged again. The pause doubles each time, up to longestRepeat.
+	// firstRepeat is the pause before an unchanged failure is logged again. The pause doubles up to longestRepeat.
 	firstRepeat   = time.Minute
 	longestRepeat = time.Hour
 )
 
-// repeats limits how often a failure is logged that callers run into again and again.
+// repeats is a rate limit for logging repeated failures.
 type repeats struct {
 	mu sync.Mutex
 	of map[string]repeat
@@ -21,12 +21,12 @@ type repeats struct {
 
 type repeat struct {
 	text  string
-	next  time.Time // when the failure is logged again
+	next  time.Time // next time to log the failure
 	pause time.Duration
 }
 
-// due reports whether an error under a key is to be logged now: the first one, one with another text, or the same one after a pause. No
-// error ends the failure.
+// due reports whether the error under a key must be logged now: it is new, its text has changed, or the pause is over. A nil error ends
+// the failure.
 func (r *repeats) due(key string, err error, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -45,7 +45,7 @@ func (r *repeats) due(key string, err error, now time.Time) bool {
 	if r.of == nil {
 		r.of = map[string]repeat{}
 	}
-	for other, f := range r.of { // of callers that have given up
+	for other, f := range r.of { // drop failures of callers that have given up
 		if now.After(f.next.Add(longestRepeat)) {
 			delete(r.of, other)
 		}

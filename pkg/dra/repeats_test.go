@@ -16,11 +16,12 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestRepeats: a failure is logged at first, at growing intervals of at most an hour, when its text changes, and after a success.
+// TestRepeats: a failure is logged at first, then at growing intervals of at most an hour, after a change of its text, and after a
+// success.
 func TestRepeats(t *testing.T) {
 	var r repeats
 	began := time.Now()
-	var at []int // minutes
+	var at []int // in minutes
 	for m := range 300 {
 		if r.due("a", errors.New("busy"), began.Add(time.Duration(m)*time.Minute)) {
 			at = append(at, m)
@@ -41,13 +42,13 @@ func TestRepeats(t *testing.T) {
 	}
 }
 
-// TestFailureUnprepareHangs: an unbind that hangs keeps the collector for the time of one call only. The claim keeps its record.
+// TestFailureUnprepareHangs: an unbind that hangs blocks the collector for one call only. The claim keeps its record.
 func TestFailureUnprepareHangs(t *testing.T) {
 	l := newDRALab(t)
 	kernel := pcitest.Kernel{Stuck: []string{"vfio-pci"}}
 	kernel.Start(t, l.sysfs)
 	p := l.planned(t, "c-1", vf0)
-	p.devices[0].driver, p.devices[0].rebound = "vfio-pci", true
+	p.devices[0].driver, p.devices[0].restores = "vfio-pci", true
 	must(t, l.reserve(t.Context(), &p, nil))
 	l.note(newClaim("c-7", "unrelated"))
 	l.callTimeout = 50 * time.Millisecond
@@ -64,18 +65,18 @@ func TestFailureUnprepareHangs(t *testing.T) {
 	}
 }
 
-// TestUnprepareLog: the kubelet calls again and again while another driver, or this one, cannot unprepare a claim. The log has one line.
+// TestUnprepareLog: the kubelet retries continuously while a claim cannot be unprepared. The log has one line.
 func TestUnprepareLog(t *testing.T) {
 	l := newDRALab(t)
 	l.run()
 	k := l.register(false)
-	must(t, claim.Begin(l.options.Claims), os.WriteFile(l.options.Claims+"/c-1", []byte("{"), 0o600))
+	must(t, claim.MakeFolder(l.options.Claims), os.WriteFile(l.options.Claims+"/c-1", []byte("{"), 0o600))
 	for range 5 {
 		if got := k.unprepare("c-1"); got[0] == "" {
 			t.Error("the record cannot be read, and the claim was unprepared")
 		}
 	}
-	if n := strings.Count(l.log.String(), "a claim keeps its devices"); n != 1 {
+	if n := strings.Count(l.log.String(), "which keeps its devices"); n != 1 {
 		t.Errorf("logged %d times:\n%s", n, l.log)
 	}
 }

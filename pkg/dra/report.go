@@ -15,16 +15,16 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 )
 
-// Names of features of Kubernetes whose fields an API server drops while they are off.
+// Names of Kubernetes features. An API server drops the fields of a disabled feature.
 const (
 	featureTaints   = "DRADeviceTaints"
 	featureCounters = "DRAPartitionableDevices"
 )
 
-// verbNode is the request for the Node object; the others are for slices.
+// verbNode is the request for the Node object. All other requests are for slices.
 const verbNode = "get node"
 
-// sliceMetrics count what the publisher does.
+// sliceMetrics are the publisher's metrics.
 type sliceMetrics struct{ writes *prometheus.CounterVec }
 
 func newSliceMetrics(r prometheus.Registerer, p *publisher) sliceMetrics {
@@ -36,8 +36,8 @@ func newSliceMetrics(r prometheus.Registerer, p *publisher) sliceMetrics {
 			return float64(value())
 		})
 	}
-	gauge("dra_up", "1 while ResourceSlices are kept as they should be, else 0: the API server is away, or refuses a request.", p.up)
-	gauge("dra_slices", "ResourceSlices that this node should have.", p.slices)
+	gauge("dra_up", "1 while ResourceSlices are up to date; 0 while the API server is unreachable or refuses a request.", p.up)
+	gauge("dra_slices", "Desired number of ResourceSlices of this node.", p.slices)
 	gauge("dra_slices_refused", "1 while the API server refuses ResourceSlices and the former ones stay, else 0.", func() int {
 		if p.refused != nil {
 			return 1
@@ -45,10 +45,10 @@ func newSliceMetrics(r prometheus.Registerer, p *publisher) sliceMetrics {
 		return 0
 	})
 	return sliceMetrics{f.NewCounterVec(prometheus.CounterOpts{Namespace: "podlace_sriov", Name: "dra_writes_total",
-		Help: "ResourceSlices that were written."}, []string{"verb"})}
+		Help: "Writes of ResourceSlices."}, []string{"verb"})}
 }
 
-// up is 1 if nothing keeps slices from being as they should.
+// up returns 1 if the slices are up to date.
 func (p *publisher) up() int {
 	if p.running && len(p.problems) == 0 && p.refused == nil {
 		return 1
@@ -57,26 +57,26 @@ func (p *publisher) up() int {
 }
 
 func (p *publisher) slices() int {
-	if p.given == nil {
+	if p.submitted == nil {
 		return 0
 	}
-	return len(p.given.Pools[p.options.Node].Slices)
+	return len(p.submitted.Pools[p.options.Node].Slices)
 }
 
-// wrote takes the result of a write.
-func (p *publisher) wrote(ctx context.Context, verb string, err error) {
+// noteWrite handles the result of a write.
+func (p *publisher) noteWrite(ctx context.Context, verb string, err error) {
 	if err == nil {
 		p.count.writes.WithLabelValues(verb).Inc()
 	}
-	if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) { // the next comparison sees to these
-		p.result(ctx, verb, err)
+	if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) { // the next comparison handles these
+		p.noteResult(ctx, verb, err)
 	}
 }
 
-// result takes the result of a request. It logs a failure once, until another reason or success.
-func (p *publisher) result(ctx context.Context, verb string, err error) {
+// noteResult handles the result of a request. It logs a failure once, until its reason changes or the request succeeds.
+func (p *publisher) noteResult(ctx context.Context, verb string, err error) {
 	if ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return // the daemon ends
+		return // the daemon is stopping
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -92,12 +92,12 @@ func (p *publisher) result(ctx context.Context, verb string, err error) {
 		reason = "unreachable"
 	}
 	if p.problems[verb] = reason; former != reason {
-		p.options.Log.Warn("ResourceSlices may be out of date: a request failed, it is retried", "request", request(verb), "node",
+		p.options.Log.Warn("ResourceSlices may be out of date: a request failed; retrying", "request", request(verb), "node",
 			p.options.Node, "error", err, "hint", p.hint(verb, err))
 	}
 }
 
-// request names a request as RBAC does.
+// request returns the name of a request in terms of RBAC.
 func request(verb string) string {
 	if verb == verbNode {
 		return verb
@@ -105,29 +105,29 @@ func request(verb string) string {
 	return verb + " resourceslices.resource.k8s.io"
 }
 
-// hint says what would help against an error.
+// hint returns what helps against an error.
 func (p *publisher) hint(verb string, err error) string {
 	switch {
 	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
-		return "the ClusterRole of this daemon needs the verb of the request"
+		return "grant the verb of the request in the ClusterRole of this daemon"
 	case apierrors.IsNotFound(err) && verb == verbNode:
-		return "--node-name must be the name of the Node object"
+		return "set --node-name to the name of the Node object"
 	case apierrors.IsNotFound(err):
-		return "Kubernetes 1.34 or newer has resource.k8s.io/v1; the device plugin API needs none of it"
+		return "resource.k8s.io/v1 needs Kubernetes 1.34 or newer; the device plugin API works without it"
 	}
-	return "pods that run, and the device plugin API, do not need the API server"
+	return "running pods and the device plugin API work without the API server"
 }
 
-// dropped notes which features the API server has not.
-func (p *publisher) dropped(disabled []string) {
+// noteDropped records the features that the API server has disabled.
+func (p *publisher) noteDropped(disabled []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, f := range disabled {
-		if _, ok := p.off[f]; !ok {
-			p.options.Log.Warn("the API server drops fields of ResourceSlices: the feature is off there", "feature", f, "consequence",
+		if _, ok := p.disabled[f]; !ok {
+			p.options.Log.Warn("the API server drops fields of ResourceSlices: it has disabled a feature", "feature", f, "consequence",
 				consequence(f))
 		}
-		p.off[f] = time.Now().Add(featureRetry)
+		p.disabled[f] = time.Now().Add(featureRetry)
 	}
 	p.notify()
 }
@@ -139,35 +139,36 @@ func consequence(feature string) string {
 	case featureCounters:
 		return "PFs with offerWhole are left out of the slices"
 	}
-	return "none is known"
+	return "no known consequence"
 }
 
-// features returns which features are worth a try.
+// features returns the features that are used now.
 func (p *publisher) features(now time.Time) features {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return features{taints: !p.off[featureTaints].After(now), counters: !p.off[featureCounters].After(now)}
+	return features{taints: !p.disabled[featureTaints].After(now), counters: !p.disabled[featureCounters].After(now)}
 }
 
-// refuse notes that the API server found slices invalid. Counters of a server before 1.35 are the only known reason.
-func (p *publisher) refuse(err error) {
+// noteRefusal records that the API server considers slices invalid. The only known reason is an API server before 1.35, which refuses
+// counters.
+func (p *publisher) noteRefusal(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.failing = true
 	if p.refused != nil || p.syncing == nil {
 		return
 	}
-	if _, ok := p.off[featureCounters]; !ok && p.hasCounters(p.syncing) {
-		p.options.Log.Warn("the API server refuses counters beside devices of other slices: it is older than Kubernetes 1.35", "consequence",
+	if _, ok := p.disabled[featureCounters]; !ok && p.hasCounters(p.syncing) {
+		p.options.Log.Warn("the API server refuses counters in slices without devices: it is older than Kubernetes 1.35", "consequence",
 			consequence(featureCounters), "fields", invalidFields(err))
 	}
 	if p.hasCounters(p.syncing) {
-		p.off[featureCounters] = time.Now().Add(featureRetry)
+		p.disabled[featureCounters] = time.Now().Add(featureRetry)
 		p.notify()
 		return
 	}
 	p.refused = p.syncing
-	p.options.Log.Error("the API server refuses ResourceSlices: the former ones stay until something changes", "node", p.options.Node,
+	p.options.Log.Error("the API server refuses the ResourceSlices: the former slices remain until the devices change", "node", p.options.Node,
 		"fields", invalidFields(err), "error", err)
 	p.notify()
 }
@@ -176,7 +177,7 @@ func (p *publisher) hasCounters(r *resourceslice.DriverResources) bool {
 	return slices.ContainsFunc(r.Pools[p.options.Node].Slices, func(s resourceslice.Slice) bool { return len(s.SharedCounters) > 0 })
 }
 
-// invalidFields names at most three fields that are invalid.
+// invalidFields names at most three invalid fields.
 func invalidFields(err error) string {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) || status.Status().Details == nil {
@@ -191,15 +192,15 @@ func invalidFields(err error) string {
 	return strings.Join(names, ", ")
 }
 
-// syncBegins is for a comparison that begins.
-func (p *publisher) syncBegins() {
+// noteSyncStart marks the start of a comparison.
+func (p *publisher) noteSyncStart() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.syncing, p.failing = p.given, false
+	p.syncing, p.failing = p.submitted, false
 }
 
-// synced is for a comparison that succeeded: what failed before is made up for.
-func (p *publisher) synced() {
+// noteSynced marks the success of a comparison, which also ends earlier write failures.
+func (p *publisher) noteSynced() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.syncing != nil && !p.failing {

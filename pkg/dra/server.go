@@ -24,44 +24,44 @@ import (
 )
 
 const (
-	serveAgain     = time.Second
-	serveAgainMost = 30 * time.Second
-	// lookEvery is how often the sockets are looked at: another program may remove their files.
-	lookEvery = time.Second
+	firstRestart   = time.Second
+	longestRestart = 30 * time.Second
+	// checkInterval is the interval of checking the sockets, which another program may delete.
+	checkInterval = time.Second
 )
 
-// connection is the server that the kubelet calls.
+// connection is the server for the kubelet.
 type connection struct {
-	mu     sync.Mutex
-	helper *kubeletplugin.Helper
-	failed chan error // of the server that runs
-	why    string     // there is no server
+	mu      sync.Mutex
+	helper  *kubeletplugin.Helper
+	failed  chan error // receives the error of the running server
+	whyDown string     // why no server runs
 }
 
-// serve answers the kubelet until ctx is done. A server that fails is started again.
+// serve serves the kubelet until ctx is done. It restarts a failed server.
 func (d *Driver) serve(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // before the wait
-	running.Go(func() { d.lead.hold(ctx, d) })
-	running.Go(func() { d.collectAlways(ctx) })
-	running.Go(func() { d.statusAlways(ctx) })
-	running.Go(func() { d.alignAlways(ctx) })
-	told := ""
-	for pause := serveAgain; ctx.Err() == nil; {
+	defer cancel() // ends the goroutines before the wait
+	running.Go(func() { d.lead.holdLead(ctx, d) })
+	running.Go(func() { d.collectLoop(ctx) })
+	running.Go(func() { d.statusLoop(ctx) })
+	running.Go(func() { d.alignLoop(ctx) })
+	logged := ""
+	for pause := firstRestart; ctx.Err() == nil; {
 		began := time.Now()
 		err := d.serveOnce(ctx)
 		if err == nil {
 			break
 		}
-		d.conn.lost(err)
-		if err.Error() != told {
-			d.options.Log.Error("claims are not prepared: the server for the kubelet failed and is started again", "error", err)
+		d.conn.setDown(err)
+		if err.Error() != logged {
+			d.options.Log.Error("claims cannot be prepared: the server for the kubelet failed; restarting it", "error", err)
 		}
-		told = err.Error()
-		if pause = min(2*pause, serveAgainMost); time.Since(began) > serveAgainMost {
-			pause = serveAgain
+		logged = err.Error()
+		if pause = min(2*pause, longestRestart); time.Since(began) > longestRestart {
+			pause = firstRestart
 		}
 		select {
 		case <-ctx.Done():
@@ -71,7 +71,7 @@ func (d *Driver) serve(ctx context.Context) error {
 	return nil
 }
 
-// folders are where the sockets are.
+// folders returns the folders of the sockets.
 func (o Options) folders() (registry, data string) {
 	return filepath.Join(o.Kubelet, "plugins_registry"), filepath.Join(o.Kubelet, "plugins", claim.Driver)
 }
@@ -103,11 +103,11 @@ func (d *Driver) serveOnce(ctx context.Context) error {
 	d.conn.start(helper)
 	defer helper.Stop()
 	sockets := d.sockets()
-	d.options.Log.Info("claims are prepared for the kubelet", "driver", claim.Driver, "sockets", strings.Join(sockets, " "))
+	d.options.Log.Info("ready to prepare claims for the kubelet", "driver", claim.Driver, "sockets", strings.Join(sockets, " "))
 	return d.guard(ctx, sockets, failed)
 }
 
-// sockets returns the paths of the sockets of this instance.
+// sockets returns the socket paths of this instance.
 func (d *Driver) sockets() []string {
 	registry, data := d.options.folders()
 	if uid := d.options.Instance; uid != "" {
@@ -117,13 +117,13 @@ func (d *Driver) sockets() []string {
 	return []string{filepath.Join(registry, claim.Driver+"-reg.sock"), filepath.Join(data, "dra.sock")}
 }
 
-// guard returns when ctx is done, when the server has failed, or when a socket is no longer the one that it serves.
+// guard returns when ctx is done, the server has failed, or a socket was deleted or replaced.
 func (d *Driver) guard(ctx context.Context, sockets []string, failed <-chan error) error {
 	own := map[string]probes.SocketID{}
 	for _, path := range sockets {
 		own[path], _ = probes.SocketAt(path)
 	}
-	look := time.NewTicker(lookEvery)
+	look := time.NewTicker(checkInterval)
 	defer look.Stop()
 	for {
 		select {
@@ -133,7 +133,7 @@ func (d *Driver) guard(ctx context.Context, sockets []string, failed <-chan erro
 			return err
 		case <-look.C:
 		}
-		if why := d.lead.waitsFor(); why != "" {
+		if why := d.lead.whyNotServing(); why != "" {
 			return errors.New(why)
 		}
 		for _, path := range sockets {
@@ -144,7 +144,7 @@ func (d *Driver) guard(ctx context.Context, sockets []string, failed <-chan erro
 	}
 }
 
-// HandleError takes errors of the library's servers.
+// HandleError handles errors of the library's servers.
 func (h handler) HandleError(_ context.Context, err error, msg string) {
 	if errors.Is(err, kubeletplugin.ErrRecoverable) {
 		h.options.Log.Warn(msg, "error", err)
@@ -162,13 +162,13 @@ func (c *connection) begin(failed chan error) {
 func (c *connection) start(h *kubeletplugin.Helper) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.helper, c.why = h, ""
+	c.helper, c.whyDown = h, ""
 }
 
-func (c *connection) lost(err error) {
+func (c *connection) setDown(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.helper, c.why = nil, err.Error()
+	c.helper, c.whyDown = nil, err.Error()
 }
 
 func (c *connection) fail(err error) {
@@ -180,12 +180,12 @@ func (c *connection) fail(err error) {
 	}
 }
 
-// registered returns why the kubelet cannot reach the driver, "" if it can.
-func (d *Driver) registered() string {
+// whyUnregistered returns why the kubelet cannot reach the driver, or "" if it can.
+func (d *Driver) whyUnregistered() string {
 	d.conn.mu.Lock()
 	defer d.conn.mu.Unlock()
 	if d.conn.helper == nil {
-		return cmp.Or(d.conn.why, "the server for the kubelet has not started")
+		return cmp.Or(d.conn.whyDown, "the server for the kubelet has not started")
 	}
 	switch status := d.conn.helper.RegistrationStatus(); {
 	case status == nil:
@@ -196,7 +196,7 @@ func (d *Driver) registered() string {
 	return ""
 }
 
-// removeStaleSockets deletes sockets of instances that were killed.
+// removeStaleSockets deletes the sockets of killed instances.
 func (d *Driver) removeStaleSockets() {
 	registry, data := d.options.folders()
 	for _, pattern := range []string{filepath.Join(registry, claim.Driver+"-*-reg.sock"), filepath.Join(data, "dra-*.sock")} {
@@ -206,7 +206,7 @@ func (d *Driver) removeStaleSockets() {
 				continue
 			}
 			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				d.options.Log.Warn("a stale socket stays", "socket", path, "error", err)
+				d.options.Log.Warn("could not delete a stale socket", "socket", path, "error", err)
 			}
 		}
 	}

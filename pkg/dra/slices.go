@@ -21,40 +21,40 @@ import (
 )
 
 const (
-	// maxDevices is how many devices a slice may have once one of them has a taint or a counter. Slices that were longer before could not
-	// tell that a link is down.
+	// maxDevices is the largest number of devices in a slice with taints or counters. All slices keep this limit, because a longer slice
+	// could not get a taint later.
 	maxDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
-	// maxCounterSets is how many PFs that are offered whole one slice of counters may have.
+	// maxCounterSets is the largest number of counter sets in a slice. Each PF offered as a whole has one.
 	maxCounterSets = resourceapi.ResourceSliceMaxCounterSets
 
 	counterVFs = "vfs"
 )
 
-// features are what the API server stores. It drops fields of features that are switched off.
+// features are the optional fields that the API server stores. It drops fields of disabled features.
 type features struct{ taints, counters bool }
 
-// desired is what slices are made from.
+// desired is the input for computing the slices.
 type desired struct {
 	Inventory
 	node    string
 	records []claim.Record
-	former  map[string]resourceapi.Device // by name: devices as they were published last
+	former  map[string]resourceapi.Device // by name: devices as last published
 	now     time.Time
 	features
 
-	excluded map[pci.Address]int // by PF that is offered whole: how many VFs it excludes
+	excluded map[pci.Address]int // number of VFs that each PF offered as a whole excludes
 }
 
-// entry is a device on its way into a slice.
+// entry is a device with its sort keys.
 type entry struct {
 	device resourceapi.Device
-	numa   int // -1 if unknown
+	numa   int // pci.Unknown (-1) if unknown
 	pf     pci.Address
 	vf     int
 }
 
-// resources returns what the node publishes: one pool, the slices of each PF, and at least one slice. Equal input in any order gives
-// equal output.
+// resources returns what the node publishes: one pool with at least one slice, and separate slices for each PF. The result does not
+// depend on the order of the input.
 func (d desired) resources() *resourceslice.DriverResources {
 	entries := d.entries()
 	var out []resourceslice.Slice
@@ -80,15 +80,15 @@ func (d desired) resources() *resourceslice.DriverResources {
 	return &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.node: {Slices: out}}}
 }
 
-// compare orders by NUMA node, unknown ones last, PF, and index of the VF; a PF comes after its VFs. The scheduler takes the first device
-// that fits.
+// compare orders by NUMA node with unknown nodes last, then by PF and VF index, with the PF after its VFs. The order matters because the
+// scheduler takes the first device that fits.
 func (e entry) compare(o entry) int {
-	last := func(n int) uint { return uint(n) } // -1 becomes the greatest
+	last := func(n int) uint { return uint(n) } // -1 becomes the largest number
 	return cmp.Or(cmp.Compare(last(e.numa), last(o.numa)), e.pf.Compare(o.pf), cmp.Compare(last(e.vf), last(o.vf)),
 		strings.Compare(e.device.Name, o.device.Name))
 }
 
-// entries returns all devices to publish, in no order.
+// entries returns all devices to publish, unsorted.
 func (d desired) entries() (out []entry) {
 	prepared := d.prepared()
 	d.excluded = d.whole()
@@ -106,7 +106,7 @@ func (d desired) entries() (out []entry) {
 		if seen[id] || d.Held[id] != "" {
 			continue
 		}
-		// The configuration has it no more, or the machine. The eviction of pods needs it in the slice.
+		// The configuration or the machine no longer has the device. It must stay in the slice for the eviction of its pods.
 		if address, err := pci.ParseAddress(id); err == nil {
 			if dev, ok := d.Snapshot.Device(address); ok {
 				out = d.add(out, prepared[id], pool.Device{Device: dev}, true)
@@ -118,12 +118,12 @@ func (d desired) entries() (out []entry) {
 	return out
 }
 
-// prepared returns the resources of devices that claims have, by address.
+// prepared returns the resource of each claimed device, by address.
 func (d desired) prepared() map[string]string {
 	out := map[string]string{}
 	for _, r := range d.records {
 		for _, dev := range r.Devices {
-			if dev.Resource != "" { // of which the record can be read
+			if dev.Resource != "" { // empty if the record is unreadable
 				out[dev.ID] = dev.Resource
 			}
 		}
@@ -131,13 +131,13 @@ func (d desired) prepared() map[string]string {
 	return out
 }
 
-// offered reports whether a device of a pool may be published: no pod has it otherwise than by a claim, and a whole PF only if counters
-// exclude its VFs.
+// offered reports whether a device of a pool may be published: nothing but a claim has it. A whole PF also needs counters, to exclude its
+// VFs.
 func (d desired) offered(id string, dev pool.Device, prepared bool) bool {
 	return d.Held[id] == "" && (dev.Whole == 0 || d.counters || prepared)
 }
 
-// add adds a device that is there. Where the API server drops taints, a free device that would have one is left out.
+// add adds an existing device. If the API server drops taints, it omits a free device that needs one.
 func (d desired) add(out []entry, resource string, dev pool.Device, prepared bool) []entry {
 	id, pf := dev.Address.String(), d.pfOf(dev.Device)
 	e := entry{numa: dev.NUMANode, pf: pf.Address, vf: dev.VFIndex}
@@ -153,7 +153,7 @@ func (d desired) add(out []entry, resource string, dev pool.Device, prepared boo
 	return append(out, e)
 }
 
-// gone returns a device that is not there any more as it was published last, or with what its address tells.
+// gone returns a missing device as last published. Without that, it derives what it can from the address.
 func (d desired) gone(a pci.Address, resource string) entry {
 	name := DeviceName(a)
 	e := entry{numa: pci.Unknown, vf: pci.Unknown}
@@ -170,13 +170,13 @@ func (d desired) gone(a pci.Address, resource string) entry {
 		e.vf = int(*n)
 	}
 	if s := former.Attributes[attrPFAddress].StringValue; s != nil {
-		e.pf, _ = pci.ParseAddress(*s) // the zero value is a PF of its own
+		e.pf, _ = pci.ParseAddress(*s) // the zero value sorts as a separate PF
 	}
 	d.setTaints(&e.device, d.goneTaints())
 	return e
 }
 
-// setTaints sets the taints of a device, if the API server stores any.
+// setTaints sets the taints of a device if the API server stores them.
 func (d desired) setTaints(device *resourceapi.Device, taints []resourceapi.DeviceTaint) {
 	if !d.taints {
 		return
@@ -185,7 +185,7 @@ func (d desired) setTaints(device *resourceapi.Device, taints []resourceapi.Devi
 	device.Taints = taints
 }
 
-// whole returns how many VFs each PF that is offered whole excludes.
+// whole returns the number of VFs that each PF offered as a whole excludes.
 func (i Inventory) whole() map[pci.Address]int {
 	out := map[pci.Address]int{}
 	for _, p := range i.Pools {
@@ -198,7 +198,7 @@ func (i Inventory) whole() map[pci.Address]int {
 	return out
 }
 
-// consumption returns what a device takes of the counter of a PF with n VFs that is offered whole: a VF one, the PF all.
+// consumption returns how much a device consumes of its PF's counter of n VFs: one for a VF, n for the PF.
 func consumption(dev pci.Device, pf pci.Address, n int) []resourceapi.DeviceCounterConsumption {
 	if dev.IsVF() {
 		n = 1
@@ -212,7 +212,7 @@ func count(n int) map[string]resourceapi.Counter {
 	return map[string]resourceapi.Counter{counterVFs: {Value: *resource.NewQuantity(int64(n), resource.DecimalSI)}}
 }
 
-// counterSlices returns the counters of PFs that are offered whole. Since Kubernetes 1.35 counters and devices are in different slices.
+// counterSlices returns the counters of PFs offered as a whole. Since Kubernetes 1.35 counters must not be in a slice with devices.
 func counterSlices(whole map[pci.Address]int) (out []resourceslice.Slice) {
 	for pfs := range slices.Chunk(slices.SortedFunc(maps.Keys(whole), pci.Address.Compare), maxCounterSets) {
 		var s resourceslice.Slice
@@ -235,7 +235,7 @@ func formerDevices(stored []resourceapi.ResourceSlice) map[string]resourceapi.De
 	return out
 }
 
-// describe counts slices and devices for the log.
+// describe returns the numbers of slices and devices for the log.
 func describe(r *resourceslice.DriverResources) string {
 	n, devices := 0, 0
 	for _, p := range r.Pools {

@@ -27,12 +27,12 @@ import (
 
 const fast = "example.com/fast"
 
-// usual are the effects of taints without a configuration.
+// usual returns the default effects of taints.
 func usual() pool.Taints {
 	return pool.Taints{LinkDown: "NoSchedule", Unhealthy: "NoSchedule", Gone: "NoExecute"}
 }
 
-// machine returns what a machine has, all its VFs in one resource.
+// machine returns an inventory with all VFs of a machine in one resource.
 func machine(t testing.TB, m pcitest.Machine) (d desired, sysfs string) {
 	t.Helper()
 	sysfs = pcitest.Generate(t, m)
@@ -54,7 +54,7 @@ func machine(t testing.TB, m pcitest.Machine) (d desired, sysfs string) {
 	return desired{Inventory: i, node: "node-a", now: time.Unix(1e9, 0), features: features{true, true}}, sysfs
 }
 
-// cards returns a machine with as many VFs in all.
+// cards returns a machine with this total number of VFs.
 func cards(vfs int) pcitest.Machine {
 	switch {
 	case vfs == 0:
@@ -65,10 +65,10 @@ func cards(vfs int) pcitest.Machine {
 	return pcitest.Machine{Nodes: 2, PFs: 8, VFs: vfs / 16}
 }
 
-// published returns the slices.
+// published returns the slices of an inventory.
 func (d desired) published() []resourceslice.Slice { return d.resources().Pools["node-a"].Slices }
 
-// marshal returns slices as the API server stores them, without metadata.
+// marshal encodes slices as the API server stores them, without metadata.
 func marshal(t testing.TB, all []resourceslice.Slice) (out []byte) {
 	t.Helper()
 	for _, s := range all {
@@ -82,7 +82,7 @@ func marshal(t testing.TB, all []resourceslice.Slice) (out []byte) {
 	return out
 }
 
-// find returns a device of slices.
+// find returns a device in slices.
 func find(t testing.TB, all []resourceslice.Slice, name string) (d resourceapi.Device, ok bool) {
 	t.Helper()
 	for _, s := range all {
@@ -101,7 +101,7 @@ func prepared(id string) claim.Record {
 		Claim: &allocation.Claim{UID: "c-" + id}}}}
 }
 
-// checkSlices fails for what an API server of Kubernetes 1.34 to 1.37 would refuse.
+// checkSlices fails the test for slices that an API server of Kubernetes 1.34 to 1.37 would refuse.
 func checkSlices(t testing.TB, all []resourceslice.Slice) {
 	t.Helper()
 	attribute := regexp.MustCompile(`^([a-z0-9.-]{1,63}/)?[a-zA-Z_][a-zA-Z0-9_]{0,31}$`)
@@ -132,8 +132,8 @@ func checkSlices(t testing.TB, all []resourceslice.Slice) {
 	}
 }
 
-// TestSlices: one pool in slices by PF of at most 64 devices, in the order of NUMA nodes, PFs and VFs; the input in any order gives the
-// same bytes; at most 500 of them for each VF.
+// TestSlices: one pool, with slices by PF of at most 64 devices, in the order of NUMA nodes, PFs and VFs. The order of the input does not
+// matter. A VF takes at most 500 bytes.
 func TestSlices(t *testing.T) {
 	for vfs, want := range map[int][]int{0: {0}, 1: {1}, 64: {64}, 65: {64, 1}, 127: {64, 63}, 1024: slices.Repeat([]int{64}, 16)} {
 		t.Run(fmt.Sprint(vfs), func(t *testing.T) {
@@ -177,12 +177,12 @@ func TestSlices(t *testing.T) {
 	}
 }
 
-// TestAttributes: each device has all attributes, the standard ones as the library reads them from sysfs; those of NUMA nodes are absent
-// where the node is unknown, but for numa.
+// TestAttributes: each device has all attributes, and the standard ones equal those that the library reads from sysfs. If the NUMA node
+// is unknown, only numa is present.
 func TestAttributes(t *testing.T) {
 	for _, nodes := range []int{0, 2} {
 		d, sysfs := machine(t, pcitest.Machine{Nodes: nodes, PFs: 2, VFs: 2})
-		d.Pools[0].Devices[0].Interfaces = nil // in a pod
+		d.Pools[0].Devices[0].Interfaces = nil // the interface is in a pod
 		for _, dev := range d.Pools[0].Devices {
 			id := dev.Address.String()
 			got, _ := find(t, d.published(), DeviceName(dev.Address))
@@ -233,7 +233,7 @@ func mustPF(t *testing.T, d desired, dev pool.Device) pci.Device {
 	return pf
 }
 
-// TestStable: what changes while a VF is in a pod, or its driver is another, changes no attribute.
+// TestStable: an interface that is in a pod or a changed driver does not change an attribute.
 func TestStable(t *testing.T) {
 	d, _ := machine(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 1})
 	vf := &d.Pools[0].Devices[0]
@@ -250,14 +250,14 @@ func TestStable(t *testing.T) {
 	if string(marshal(t, d.published())) != string(before) {
 		t.Error("a VF in a pod changes the slice")
 	}
-	vf.Driver = "vfio-pci" // a claim wants it, the resource gives it back later
+	vf.Driver = "vfio-pci" // a claim chose it; the resource restores its driver later
 	if string(marshal(t, d.published())) != string(before) && *d.attributes(fast, *vf)[attrDriver].StringValue != "iavf" {
 		t.Error("the driver of a moment changes the slice")
 	}
 }
 
-// TestPublishedDevices: what pods have by the device plugin API is not published; what claims have is, whatever the configuration and the
-// machine say.
+// TestPublishedDevices: devices of pods by the device plugin API are not published. Claimed devices are, regardless of configuration and
+// machine.
 func TestPublishedDevices(t *testing.T) {
 	d, _ := machine(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 6})
 	devices := d.Pools[0].Devices
@@ -269,10 +269,10 @@ func TestPublishedDevices(t *testing.T) {
 	for _, dev := range full[0].Devices {
 		d.former[dev.Name] = dev
 	}
-	moved := slices.Clone(devices[:3]) // the configuration has 3, 4 and 5 no more
+	moved := slices.Clone(devices[:3]) // the configuration no longer has 3, 4 and 5
 	d.Pools[0].Devices = moved
 	left := slices.DeleteFunc(slices.Clone(d.Snapshot.Devices), func(dev pci.Device) bool {
-		return dev.Address.String() == id(4) // the machine has 4 no more
+		return dev.Address.String() == id(4) // the machine no longer has 4
 	})
 	d.Snapshot = &pci.Snapshot{Nodes: d.Snapshot.Nodes, Devices: left}
 	all := d.published()
@@ -295,13 +295,14 @@ func TestPublishedDevices(t *testing.T) {
 	if n := len(all[0].Devices); n != 4 {
 		t.Errorf("the slice of the PF has %d devices", n)
 	}
-	never, ok := find(t, all, "0000-99-01-0") // gone before this daemon has started
+	never, ok := find(t, all, "0000-99-01-0") // missing before this daemon has started
 	if !ok || never.Taints[0].Effect != resourceapi.DeviceTaintEffectNoExecute || *never.Attributes[attrNUMA].IntValue != -1 {
 		t.Errorf("%+v", never)
 	}
 }
 
-// TestWhole: PFs that are offered whole exclude their VFs by counters, in slices of at most 8 sets; without the feature they are left out.
+// TestWhole: PFs offered as a whole exclude their VFs by counters, in slices of at most 8 sets. Without the feature they are not
+// published.
 func TestWhole(t *testing.T) {
 	d, _ := machine(t, pcitest.Machine{Nodes: 1, PFs: 9, VFs: 3})
 	plain := marshal(t, d.published())
@@ -312,7 +313,7 @@ func TestWhole(t *testing.T) {
 		}
 	}
 	d.Pools = append(d.Pools, pool.Pool{Name: "example.com/whole", Resource: &pool.Resource{API: pool.DRA}, Devices: pfs})
-	d.Held[pfs[8].Address.String()] = "pod shop/web-0" // its VFs count all the same
+	d.Held[pfs[8].Address.String()] = "pod shop/web-0" // its VFs still consume counters
 	all := d.published()
 	checkSlices(t, all)
 	var sets, devices []int

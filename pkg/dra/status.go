@@ -21,36 +21,36 @@ import (
 )
 
 const (
-	// joinStatus is how long changes are collected before the status of claims is written: an ADD writes several files.
+	// joinStatus is how long changes are collected before the status of claims is written. One ADD writes several files.
 	joinStatus = 200 * time.Millisecond
-	// statusPace is the least time between two writes: 5 a second.
+	// statusPace is the smallest interval of writes: 5 a second.
 	statusPace = 200 * time.Millisecond
-	// statusGiveUp is how long a write is tried again.
+	// statusGiveUp is how long a failed write is retried.
 	statusGiveUp = 5 * time.Minute
-	// statusForbidden is how long no status is written after the API server refused one for a missing right.
+	// statusForbidden is the pause after the API server refused a write for a missing permission.
 	statusForbidden = time.Hour
 
 	firstStatusRetry = time.Second
 	lastStatusRetry  = time.Minute
 )
 
-// missingRight is what the service account needs.
-const missingRight = `it needs the verb patch on resourceclaims/status, and since Kubernetes 1.36 the verb associated-node:patch on ` +
+// missingRight names the permissions that the service account needs.
+const missingRight = `grant the verb patch on resourceclaims/status, and since Kubernetes 1.36 the verb associated-node:patch on ` +
 	`resourceclaims/driver with the resource name ` + claim.Driver
 
-// statusWriter writes into the status of claims which pods have their devices, and as what.
+// statusWriter writes the status of claims: which pods have their devices, and under which names and addresses.
 type statusWriter struct {
 	*Driver
 	began     time.Time
-	written   map[string]string // what the API server has of a claim, by UID
+	written   map[string]string // by UID: status of a claim in the API server
 	retries   map[string]statusRetry
-	forbidden time.Time // no status is written until then
-	last      time.Time // of the last write
+	forbidden time.Time // no status is written before that time
+	last      time.Time // time of the last write
 }
 
-// statusRetry is a write that failed.
+// statusRetry is a failed write.
 type statusRetry struct {
-	text        string // that was to be written
+	text        string // text that was not written
 	since, next time.Time
 	pause       time.Duration
 }
@@ -59,9 +59,9 @@ func newStatusWriter(d *Driver) *statusWriter {
 	return &statusWriter{Driver: d, began: time.Now().Truncate(time.Second), written: map[string]string{}, retries: map[string]statusRetry{}}
 }
 
-// statusAlways writes the status of claims after ADD and DEL have changed journals, until ctx is done, while this instance leads. No ADD
-// waits for it.
-func (d *Driver) statusAlways(ctx context.Context) {
+// statusLoop writes the status of claims after each change of a journal by ADD or DEL, until ctx is done, while this instance leads. No
+// ADD waits for it.
+func (d *Driver) statusLoop(ctx context.Context) {
 	w := newStatusWriter(d)
 	journals := make(chan struct{}, 1)
 	go watch.Folder(ctx, sriov.JournalFolder, func(string) {
@@ -71,7 +71,7 @@ func (d *Driver) statusAlways(ctx context.Context) {
 		}
 	}, d.options.Log)
 	for {
-		news, turn := d.news.wait(), d.lead.turn.wait()
+		news, turn := d.recordsNews.wait(), d.lead.changed.wait()
 		var due <-chan time.Time
 		_, first, known := d.watch()
 		if known {
@@ -99,9 +99,9 @@ func (d *Driver) statusAlways(ctx context.Context) {
 	}
 }
 
-// writeAll writes what the API server does not have, and returns when to try again, zero if only after a change.
+// writeAll writes all changed statuses. It returns when to retry, or zero if only a change requires another call.
 func (w *statusWriter) writeAll(ctx context.Context) (again time.Time) {
-	records, _ := w.records.List() // those that can be read
+	records, _ := w.records.List() // unreadable records are skipped
 	held, err := sriov.Holdings()
 	if err != nil {
 		return time.Now().Add(lastStatusRetry)
@@ -124,14 +124,14 @@ func (w *statusWriter) writeAll(ctx context.Context) (again time.Time) {
 	return again
 }
 
-// writeOne writes the status of the claim of a record, if it differs from what the API server has.
+// writeOne writes the status of a record's claim if it differs from the API server's.
 func (w *statusWriter) writeOne(ctx context.Context, r claim.Record, held []sriov.Holding) (again time.Time) {
 	uid, now := r.Claim().UID, time.Now()
 	if now.Before(w.forbidden) {
 		return w.forbidden
 	}
 	before, known := w.written[uid]
-	if !known && !r.Time.After(w.began) { // the instance before may have written it
+	if !known && !r.Time.After(w.began) { // an earlier instance may have written it
 		text, err := w.stored(ctx, r)
 		if err != nil {
 			return now.Add(lastStatusRetry)
@@ -154,7 +154,7 @@ func (w *statusWriter) writeOne(ctx context.Context, r claim.Record, held []srio
 	return w.noteWrite(uid, text, r, w.apply(ctx, r, entries))
 }
 
-// noteWrite notes how a write ended, and returns when to try again.
+// noteWrite records the result of a write, and returns when to retry.
 func (w *statusWriter) noteWrite(uid, text string, r claim.Record, err error) time.Time {
 	now := time.Now()
 	switch {
@@ -166,7 +166,7 @@ func (w *statusWriter) noteWrite(uid, text string, r claim.Record, err error) ti
 	case apierrors.IsForbidden(err):
 		w.count.statuses.WithLabelValues("forbidden").Inc()
 		if w.forbidden.IsZero() {
-			w.options.Log.Warn("the status of claims is not written: the API server refuses it", "error", err, "hint", missingRight)
+			w.options.Log.Warn("cannot write the status of claims: the API server refuses it", "error", err, "hint", missingRight)
 		}
 		w.forbidden = now.Add(statusForbidden)
 		return w.forbidden
@@ -175,10 +175,10 @@ func (w *statusWriter) noteWrite(uid, text string, r claim.Record, err error) ti
 	retry, failed := w.retries[uid]
 	if !failed || retry.text != text {
 		retry = statusRetry{text: text, since: now, pause: firstStatusRetry}
-		w.options.Log.Warn("the status of a claim was not written", "claim", r.String(), "error", err)
+		w.options.Log.Warn("could not write the status of a claim", "claim", r.String(), "error", err)
 	}
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsInvalid(err) {
-		retry.since = now.Add(-2 * statusGiveUp) // the claim is gone, or another one, or allocated otherwise by now
+		retry.since = now.Add(-2 * statusGiveUp) // the claim was deleted, replaced or allocated differently
 	}
 	retry.next = now.Add(retry.pause)
 	retry.pause = min(2*retry.pause, lastStatusRetry)
@@ -186,7 +186,7 @@ func (w *statusWriter) noteWrite(uid, text string, r claim.Record, err error) ti
 	return retry.next
 }
 
-// apply writes the entries of one claim. Those of other drivers stay.
+// apply writes the entries of one claim. Entries of other drivers remain.
 func (w *statusWriter) apply(ctx context.Context, r claim.Record, entries []statusEntry) error {
 	select {
 	case <-ctx.Done():
@@ -207,7 +207,7 @@ func (w *statusWriter) apply(ctx context.Context, r claim.Record, entries []stat
 	return err
 }
 
-// stored returns what the API server has of this driver for a claim, "" for nothing.
+// stored returns the API server's status of a claim for this driver, or "" if there is none.
 func (w *statusWriter) stored(ctx context.Context, r claim.Record) (string, error) {
 	now, err := w.get(ctx, r.Claim().Namespace, r.Claim().Name)
 	if apierrors.IsNotFound(err) || err == nil && string(now.UID) != r.Claim().UID {
@@ -227,7 +227,7 @@ func (w *statusWriter) stored(ctx context.Context, r claim.Record) (string, erro
 	return comparedText(entries), nil
 }
 
-// comparedText returns a text that is another one exactly if entries differ, but for their times; "" for none.
+// comparedText returns the entries as text without their times, for comparison, or "" without entries.
 func comparedText(entries []statusEntry) string {
 	if len(entries) == 0 {
 		return ""
@@ -244,7 +244,7 @@ func comparedText(entries []statusEntry) string {
 	return string(text)
 }
 
-// entries returns what the status of a claim shall say. A device that no pod has had has no entry. had tells that the API server has some.
+// entries returns the desired status of a claim. A device that no pod has had gets no entry. had reports that the API server has entries.
 func (w *statusWriter) entries(r claim.Record, held []sriov.Holding, had bool) (list []statusEntry) {
 	i, _ := w.inventory()
 	for _, d := range r.Devices {
@@ -265,14 +265,14 @@ func (w *statusWriter) entries(r claim.Record, held []sriov.Holding, had bool) (
 	return list
 }
 
-// fill adds what an attachment is.
+// fill adds the data of an attachment.
 func (e *statusEntry) fill(i Inventory, h sriov.Holding) {
 	e.Ready, e.Since, e.Pod = true, h.Since, h.Pod
 	e.Interface, e.MAC, e.Data.VLAN = h.Name, h.MAC, h.VLAN
 	for _, ip := range h.IPs[:min(len(h.IPs), maxStatusIPs)] {
 		e.IPs = append(e.IPs, ip.String())
 	}
-	if h.MAC == "" { // a program has the VF, without an interface
+	if h.MAC == "" { // a user space program has the VF, without an interface
 		e.Interface = ""
 	}
 	if i.Snapshot == nil {

@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// attach writes the journal of a VF as an ADD for a pod has left it.
+// attach writes the journal of a VF as ADD does.
 func (l *draLab) attach(c *resourceapi.ResourceClaim, address, pod, netns string, ips ...string) {
 	l.Helper()
 	r, err := claim.Read(l.options.Claims, string(c.UID))
@@ -56,7 +56,7 @@ func (l *draLab) detach(address string) {
 	must(l, os.Remove(filepath.Join(sriov.JournalFolder, address)))
 }
 
-// status returns the entries of a claim's status, a text for each.
+// status returns the entries of a claim's status as text.
 func (l *draLab) status(name string) (list []string) {
 	l.Helper()
 	c, err := l.client.ResourceV1().ResourceClaims("shop").Get(l.Context(), name, metav1.GetOptions{})
@@ -86,8 +86,8 @@ func (l *draLab) writes() (n int) {
 	return n
 }
 
-// TestStatus (DRA-16): the status of a claim tells which of its VFs pods have, as what; that nobody has one after DEL; and keeps what other
-// drivers wrote. A daemon that starts writes nothing that is there.
+// TestStatus (DRA-16): the status of a claim lists the VFs that pods have, with interface and addresses, and reports after DEL that no
+// pod has them. Entries of other drivers remain. A new daemon does not repeat writes.
 func TestStatus(t *testing.T) {
 	l := newDRALab(t)
 	stop := l.run()
@@ -132,8 +132,8 @@ func TestStatus(t *testing.T) {
 	stop()
 }
 
-// TestStatusForbidden (DRA-F28): without the right to write the status, pods run; the log says once which right is missing, and no more
-// requests follow. Another error is tried again, and a claim that is gone is not.
+// TestStatusForbidden (DRA-F28): pods run without the permission to write the status. The log names the missing permission once, and no
+// more requests follow. Other errors are retried, but not for a deleted claim.
 func TestStatusForbidden(t *testing.T) {
 	l := newDRALab(t)
 	var answer error
@@ -177,7 +177,8 @@ func TestStatusForbidden(t *testing.T) {
 	l.detach(vf0)
 }
 
-// TestHealth (DRA-28): the kubelet is told of prepared devices only, at once when one is prepared or changes, by both versions of the API.
+// TestHealth (DRA-28): the kubelet gets reports about prepared devices only, at once after a change or a preparation, with both versions
+// of the API.
 func TestHealth(t *testing.T) {
 	for _, v1beta1 := range []bool{false, true} {
 		l := newDRALab(t)

@@ -20,7 +20,7 @@ const (
 	readyCondition = "Ready"
 	reasonAttached = "Attached"
 	reasonDetached = "Detached"
-	// maxStatusIPs is how many addresses of a device the API takes.
+	// maxStatusIPs is the largest number of addresses of a device in the API.
 	maxStatusIPs = 16
 )
 
@@ -28,14 +28,14 @@ const (
 type statusEntry struct {
 	Pool, Device, ShareID string
 	Ready                 bool
-	Pod                   string // that has the device
+	Pod                   string // pod that has the device
 	Since                 time.Time
 	Interface, MAC        string
 	IPs                   []string
 	Data                  statusData
 }
 
-// statusData is the part of the status that is this driver's own.
+// statusData is the driver-specific part of the status.
 type statusData struct {
 	Address string `json:"pciAddress"`
 	PF      string `json:"pf,omitempty"`
@@ -54,7 +54,7 @@ func (e statusEntry) message() string {
 	return "pod " + e.Pod + " has the device"
 }
 
-// podOf returns the pod that a message names.
+// podOf returns the pod's name in a condition message.
 func podOf(message string) string {
 	rest, ok := strings.CutPrefix(message, "pod ")
 	pod, _, _ := strings.Cut(rest, " has the device")
@@ -64,7 +64,7 @@ func podOf(message string) string {
 	return pod
 }
 
-// apply returns the entry as server-side apply wants it.
+// apply returns the entry for server-side apply.
 func (e statusEntry) apply() *resourceac.AllocatedDeviceStatusApplyConfiguration {
 	out := resourceac.AllocatedDeviceStatus().WithDriver(claim.Driver).WithPool(e.Pool).WithDevice(e.Device)
 	if e.ShareID != "" {
@@ -92,7 +92,7 @@ func (e statusEntry) apply() *resourceac.AllocatedDeviceStatusApplyConfiguration
 	return out
 }
 
-// storedStatus returns what the API server has of a device.
+// storedStatus returns the API server's status of a device.
 func storedStatus(s resourceapi.AllocatedDeviceStatus) statusEntry {
 	e := statusEntry{Pool: s.Pool, Device: s.Device}
 	if s.ShareID != nil {
@@ -105,7 +105,7 @@ func storedStatus(s resourceapi.AllocatedDeviceStatus) statusEntry {
 		}
 	}
 	if s.Data != nil {
-		_ = json.Unmarshal(s.Data.Raw, &e.Data) // what differs is written again
+		_ = json.Unmarshal(s.Data.Raw, &e.Data) // an unreadable part is overwritten
 	}
 	if n := s.NetworkData; n != nil {
 		e.Interface, e.MAC, e.IPs = n.InterfaceName, n.HardwareAddress, n.IPs

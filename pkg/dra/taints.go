@@ -11,44 +11,44 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// Keys of taints.
+// Taint keys.
 const (
 	taintLinkDown  = claim.Driver + "/link-down" // value: the PF
 	taintUnhealthy = claim.Driver + "/unhealthy" // value: the kind of the fault
 	taintGone      = claim.Driver + "/gone"
-	taintHeld      = claim.Driver + "/held" // the device is not back from a pod that ended
+	taintHeld      = claim.Driver + "/held" // the interface is still in the namespace of an ended pod
 
 	noTaint = "off"
 )
 
-// maxLabel is how long the value of a label, and so of a taint, may be.
+// maxLabel is the largest length of a label value, and so of a taint value.
 const maxLabel = 63
 
-// taintsOf returns the taints of a device that is there. A device that a claim has is not held otherwise.
+// taintsOf returns the taints of an existing device. A claimed device never gets the taint held.
 func (i Inventory) taintsOf(id, pf string, prepared bool) []resourceapi.DeviceTaint {
 	fault, faulty := i.Faults[id]
 	switch {
 	case !faulty, fault.Kind == Held && prepared:
 		return nil
 	case fault.Kind == Held:
-		return wanted(taint(taintHeld, "", string(resourceapi.DeviceTaintEffectNoSchedule)))
+		return enabledTaint(taint(taintHeld, "", string(resourceapi.DeviceTaintEffectNoSchedule)))
 	case fault.Kind == LinkDown:
-		return wanted(taint(taintLinkDown, pf, i.Taints.LinkDown))
+		return enabledTaint(taint(taintLinkDown, pf, i.Taints.LinkDown))
 	}
-	return wanted(taint(taintUnhealthy, fault.Kind, i.Taints.Unhealthy))
+	return enabledTaint(taint(taintUnhealthy, fault.Kind, i.Taints.Unhealthy))
 }
 
-// goneTaints returns the taints of a device that a claim has and that is not there any more.
+// goneTaints returns the taints of a claimed device that no longer exists.
 func (i Inventory) goneTaints() []resourceapi.DeviceTaint {
-	return wanted(taint(taintGone, "", i.Taints.Gone))
+	return enabledTaint(taint(taintGone, "", i.Taints.Gone))
 }
 
 func taint(key, value, effect string) resourceapi.DeviceTaint {
 	return resourceapi.DeviceTaint{Key: key, Value: labelValue(value), Effect: resourceapi.DeviceTaintEffect(effect)}
 }
 
-// wanted returns no taint where the configuration switches it off.
-func wanted(t resourceapi.DeviceTaint) []resourceapi.DeviceTaint {
+// enabledTaint returns no taint if the configuration disables it.
+func enabledTaint(t resourceapi.DeviceTaint) []resourceapi.DeviceTaint {
 	if t.Effect == noTaint || t.Effect == "" {
 		return nil
 	}
@@ -65,7 +65,7 @@ func repels(taints []resourceapi.DeviceTaint) bool {
 	return false
 }
 
-// labelValue makes a valid value of a label of a text.
+// labelValue converts a text to a valid label value.
 func labelValue(s string) string {
 	alphanumeric := func(c rune) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' }
 	s = strings.Map(func(c rune) rune {
@@ -77,8 +77,8 @@ func labelValue(s string) string {
 	return strings.TrimFunc(s[:min(len(s), maxLabel)], func(c rune) bool { return !alphanumeric(c) })
 }
 
-// keepTimes gives taints the times of equal ones that the device had before, and all others now. The API server would set the times of
-// new taints itself, but not keep those of a device that moves to another slice.
+// keepTimes gives each taint the time of an equal former taint, or the current time. The API server would set the times of new taints,
+// but would not keep those of a device that moves to another slice.
 func keepTimes(taints, former []resourceapi.DeviceTaint, now metav1.Time) {
 	for i := range taints {
 		t := &taints[i]

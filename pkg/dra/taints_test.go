@@ -18,8 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestTaints: each fault has its key, value and the configured effect; where the API server drops taints, free devices with faults are left
-// out.
+// TestTaints: each fault has its key, value and configured effect. If the API server drops taints, free faulty devices are not published.
 func TestTaints(t *testing.T) {
 	for _, c := range []struct {
 		fault    Fault
@@ -68,7 +67,7 @@ func TestTaints(t *testing.T) {
 	}
 }
 
-// TestTimeAdded: a taint keeps its time while key, value and effect are the same, also over a restart and in another slice.
+// TestTimeAdded: a taint keeps its time while key, value and effect are unchanged, also after a restart and in another slice.
 func TestTimeAdded(t *testing.T) {
 	d, _ := machine(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	dev := d.Pools[0].Devices[0]

@@ -10,11 +10,11 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// unattachedAfter is how long no pod may have a device of a prepared claim before the claim is logged: the CNI configuration of the node
-// may lack the plugin sriov.
+// unattachedAfter is how long a device of a prepared claim may be without a pod before it is logged. The likely reason is that the node's
+// CNI configuration lacks the plugin sriov.
 const unattachedAfter = 2 * time.Minute
 
-// reportUnattached counts the devices of prepared claims that no pod has attached, and logs each of these claims once.
+// reportUnattached counts the prepared claims with a device that no pod has attached, and logs each of these claims once.
 func (c *collector) reportUnattached(records []claim.Record, held []sriov.Holding, now time.Time) {
 	count := 0
 	since := map[string]time.Time{}
@@ -36,7 +36,7 @@ func (c *collector) reportUnattached(records []claim.Record, held []sriov.Holdin
 		if !c.warned[uid] {
 			c.warned[uid] = true
 			c.options.Log.Warn("no pod has attached a device of a prepared claim", "claim", r.String(), "uid", uid, "device", device,
-				"hint", "the CNI configuration of the node must have the plugin sriov with the resource; pods with hostNetwork attach nothing")
+				"hint", "add the plugin sriov with the resource to the node's CNI configuration; pods with hostNetwork cannot attach devices")
 		}
 	}
 	for uid := range c.warned {
@@ -48,7 +48,7 @@ func (c *collector) reportUnattached(records []claim.Record, held []sriov.Holdin
 	c.count.unattached.Set(float64(count))
 }
 
-// unattached returns a device that a claim owns and that no attachment of the claim has, "" for none.
+// unattached returns a device of a claim that no attachment of the claim has, or "".
 func unattached(r claim.Record, held []sriov.Holding) string {
 	for _, dev := range r.Devices {
 		if r.State == claim.Prepared && !dev.Claim.Admin && !slices.ContainsFunc(held, func(h sriov.Holding) bool {

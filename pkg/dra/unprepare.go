@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// UnprepareResourceClaims takes the devices of claims back. A claim with an error keeps its devices: the kubelet calls again.
+// UnprepareResourceClaims frees the devices of claims. After an error the claim keeps its devices, and the kubelet retries.
 func (h handler) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	results := make([]error, len(claims))
 	var running sync.WaitGroup
@@ -30,7 +30,7 @@ func (h handler) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 				err = fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 			}
 			if h.failures.due("unprepare "+string(c.UID), err, time.Now()) {
-				h.options.Log.Warn("a claim keeps its devices", "claim", c.Namespace+"/"+c.Name, "uid", string(c.UID), "error", err)
+				h.options.Log.Warn("could not unprepare a claim, which keeps its devices; the kubelet retries", "claim", c.Namespace+"/"+c.Name, "uid", string(c.UID), "error", err)
 			}
 			results[i] = err
 		})
@@ -43,13 +43,14 @@ func (h handler) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	return byUID, nil
 }
 
-// unprepareWithin is unprepare for at most the time of a call. What has not finished by then goes on, and keeps the locks of the claim.
+// unprepareWithin calls unprepare with callTimeout. After a timeout the work continues, and keeps the locks of the claim.
 func (d *Driver) unprepareWithin(ctx context.Context, uid string) error {
 	return d.bounded(ctx, func(ctx context.Context) error { return d.unprepare(ctx, uid) })
 }
 
-// unprepare takes the devices of a claim back: VFs come out of pods, drivers and settings are as before, then specification and record
-// go. It is idempotent, and a no-op for a claim that has nothing. After an error the record stays, and no other claim gets the devices.
+// unprepare frees the devices of a claim. It moves VFs out of pods, restores drivers and settings, and then deletes the CDI specification
+// and the record. It is idempotent, and a no-op for an unprepared claim. After an error the record remains, so no other claim gets the
+// devices.
 func (d *Driver) unprepare(ctx context.Context, uid string) error {
 	l, err := d.lockClaim(uid)
 	if err != nil {
@@ -57,8 +58,8 @@ func (d *Driver) unprepare(ctx context.Context, uid string) error {
 	}
 	defer l.unlock()
 	r, err := claim.Read(d.options.Claims, uid)
-	if errors.Is(err, fs.ErrNotExist) { // lost perhaps: journals name the claim as well
-		return errors.Join(sriov.ReturnClaim(d.options.Sysfs, uid, nil, d.options.Log), d.removeCDI(uid))
+	if errors.Is(err, fs.ErrNotExist) { // the record may be lost; journals name the claim as well
+		return errors.Join(sriov.RestoreClaim(d.options.Sysfs, uid, nil, d.options.Log), d.removeCDI(uid))
 	}
 	if err != nil {
 		return err
@@ -92,21 +93,21 @@ func owned(r claim.Record) (vfs []pci.Address, err error) {
 	return vfs, nil
 }
 
-// release gives the devices of a record back. The caller has the locks of claim and VFs.
+// release frees the devices of a record. The caller holds the locks of the claim and the VFs.
 func (d *Driver) release(ctx context.Context, r claim.Record, vfs []pci.Address) error {
 	uid := r.Claim().UID
-	if r.State == claim.Prepared { // from now on no ADD takes a VF
+	if r.State == claim.Prepared { // no ADD may take a VF from now on
 		r.State = claim.Preparing
 		if err := claim.Write(d.options.Claims, r); err != nil {
 			return err
 		}
 	}
 	fault.Step("return the devices of claim", uid)
-	if err := sriov.ReturnClaim(d.options.Sysfs, uid, vfs, d.options.Log); err != nil {
+	if err := sriov.RestoreClaim(d.options.Sysfs, uid, vfs, d.options.Log); err != nil {
 		return err
 	}
 	for _, b := range r.Bound {
-		if err := d.giveBack(ctx, b); err != nil {
+		if err := d.restoreDriver(ctx, b); err != nil {
 			return err
 		}
 	}
@@ -117,15 +118,15 @@ func (d *Driver) release(ctx context.Context, r claim.Record, vfs []pci.Address)
 	return claim.Remove(d.options.Claims, uid)
 }
 
-// giveBack binds a device to the driver that it had before its claim.
-func (d *Driver) giveBack(ctx context.Context, b claim.Binding) error {
+// restoreDriver binds a device to its driver from before the claim.
+func (d *Driver) restoreDriver(ctx context.Context, b claim.Binding) error {
 	a, err := pci.ParseAddress(b.ID)
 	if err != nil {
 		return err
 	}
 	now, _, err := pci.Read(d.options.Sysfs, a)
 	switch {
-	case errors.Is(err, fs.ErrNotExist): // it is gone
+	case errors.Is(err, fs.ErrNotExist): // the device no longer exists
 		return nil
 	case err != nil:
 		return err

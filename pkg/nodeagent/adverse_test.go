@@ -170,11 +170,11 @@ func (l *lab) still() *agent {
 // TestLook checks that plugins, conflist and node.json are restored within a minute without any event, and that log and metric name
 // them.
 func TestLook(t *testing.T) {
-	if usualTimes().look > time.Minute {
-		t.Errorf("files are looked at each %v", usualTimes().look)
+	if usualTimes().poll > time.Minute {
+		t.Errorf("files are looked at each %v", usualTimes().poll)
 	}
 	l := newLab(t)
-	l.times.look = 50 * time.Millisecond
+	l.times.poll = 50 * time.Millisecond
 	a := l.still()
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})

@@ -31,14 +31,14 @@ const (
 
 // times are the intervals that tests shorten.
 type times struct {
-	look  time.Duration // at files, in case an event was lost
-	first time.Duration // how long failing routes may delay the first node.json
-	trust time.Duration // how long a suspicious list must persist before routes are deleted
-	again time.Duration // between comparisons while routes of other programs are in the way: the kernel sends no event when they go
+	poll           time.Duration // at files, in case an event was lost
+	firstFileDelay time.Duration // how long failing routes may delay the first node.json
+	trustDelay     time.Duration // how long a suspicious list must persist before routes are deleted
+	conflictPause  time.Duration // between comparisons while routes of other programs are in the way: the kernel sends no event when they go
 }
 
 func usualTimes() times {
-	return times{look: time.Minute, first: 30 * time.Second, trust: time.Minute, again: 10 * time.Second}
+	return times{poll: time.Minute, firstFileDelay: 30 * time.Second, trustDelay: time.Minute, conflictPause: 10 * time.Second}
 }
 
 // options are the flags of podlace-node run.
@@ -69,26 +69,26 @@ type agent struct {
 	roots    map[string]string // of the mounted folders, at the start
 	orphan   error             // a mounted folder is no longer that of the node: the process must end
 
-	self     noderoutes.Node // the node's own Node object, in its last known state
-	peers    []PeerStatus
-	node     nodefile.Node           // wanted content of node.json; without podCIDRs nothing is known yet
-	advice   []Problem               // problems from the last comparison
-	inside   map[netip.Prefix]string // route of another program to a part of a peer's podCIDR, by podCIDR
-	started  time.Time
-	began    time.Time     // start of the first comparison
-	next     time.Time     // time of the next comparison if no event comes before
-	took     time.Duration // duration of the last comparison
-	stale    bool          // the masquerade rules of pods have not been updated from node.json yet
-	held     bool          // deletions of routes are held back
-	heldOf   int           // number of routes when that began
-	suspect  time.Time     // since when the lists with the own node are suspicious
-	failing  bool          // the present step must be retried
-	unmade   bool          // the last comparison must be retried
-	retry    time.Duration // delay from the last attempt to the next one
-	retryAt  time.Time     // zero: no retry is due
-	problems []Problem     // found by the present step
-	logged   []Problem     // problems of the last step that were logged
-	ready    bool
+	self           noderoutes.Node // the node's own Node object, in its last known state
+	peers          []PeerStatus
+	node           nodefile.Node           // wanted content of node.json; without podCIDRs nothing is known yet
+	advice         []Problem               // problems from the last comparison
+	moreSpecific   map[netip.Prefix]string // route of another program to a part of a peer's podCIDR, by podCIDR
+	started        time.Time
+	syncStart      time.Time     // start of the first comparison
+	nextSync       time.Time     // time of the next comparison if no event comes before
+	syncDuration   time.Duration // duration of the last comparison
+	stale          bool          // the masquerade rules of pods have not been updated from node.json yet
+	deletionsHeld  bool          // deletions of routes are held back
+	routesWhenHeld int           // number of routes when that began
+	suspectSince   time.Time     // since when the lists with the own node are suspicious
+	stepFailed     bool          // the present step must be retried
+	routesFailed   bool          // the last comparison must be retried
+	retry          time.Duration // delay from the last attempt to the next one
+	retryAt        time.Time     // zero: no retry is due
+	problems       []Problem     // found by the present step
+	logged         []Problem     // problems of the last step that were logged
+	ready          bool
 }
 
 // run maintains the node until ctx is done. Then it leaves routes and files in place.
@@ -183,7 +183,7 @@ func (a *agent) loop(ctx context.Context) {
 			return
 		}
 		again := a.step(causes)
-		causes = a.alarm.wait(ctx, again, gathering(a.took), a.contests.wait(time.Now()))
+		causes = a.alarm.wait(ctx, again, collectWindow(a.syncDuration), a.contests.wait(time.Now()))
 		if len(causes) == 0 {
 			causes = map[cause]bool{onLook: true}
 		}
@@ -193,12 +193,12 @@ func (a *agent) loop(ctx context.Context) {
 // step brings the node into the wanted state, and returns when to run again if no event comes before. It is the only function that
 // changes the node.
 func (a *agent) step(causes map[cause]bool) (again time.Time) {
-	a.problems, a.failing = nil, false
-	why := strongest(causes)
+	a.problems, a.stepFailed = nil, false
+	why := mainCause(causes)
 	if a.reload() {
 		why = onStart
 	}
-	a.tellOrphans()
+	a.checkOrphans()
 	installed := a.install(why)
 	due := a.due(time.Now())
 	if due && why == onLook {
@@ -217,7 +217,7 @@ func (a *agent) step(causes map[cause]bool) (again time.Time) {
 	}
 	again = a.publish()
 	switch now := time.Now(); {
-	case !a.failing && !a.unmade:
+	case !a.stepFailed && !a.routesFailed:
 		a.retry, a.retryAt = 0, time.Time{}
 	case !now.Before(a.retryAt):
 		a.retry = min(max(2*a.retry, leastRetry), mostRetry)
@@ -228,11 +228,11 @@ func (a *agent) step(causes map[cause]bool) (again time.Time) {
 
 // due reports whether it is time for a periodic comparison.
 func (a *agent) due(now time.Time) bool {
-	return !a.retryAt.IsZero() && !now.Before(a.retryAt) || !now.Before(a.next)
+	return !a.retryAt.IsZero() && !now.Before(a.retryAt) || !now.Before(a.nextSync)
 }
 
-// strongest returns the cause under which a change is logged.
-func strongest(causes map[cause]bool) cause {
+// mainCause returns the cause under which a change is logged.
+func mainCause(causes map[cause]bool) cause {
 	for _, why := range []cause{onStart, onAPI, onKernel, onFiles, onPeriod} {
 		if causes[why] {
 			return why
@@ -248,13 +248,13 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// problem records a problem. A problem with an instruction for the administrator needs no retry.
-func (a *agent) problem(what string, err error, do string, blocking bool) {
+// addProblem records a problem. A problem with an instruction for the administrator needs no retry.
+func (a *agent) addProblem(what string, err error, do string, blocking bool) {
 	a.problems = append(a.problems, Problem{What: what, Why: err.Error(), Do: do, blocking: blocking})
 }
 
-// did logs and counts changes of the node.
-func (a *agent) did(kind string, why cause, n int, text string, args ...any) {
+// logChanges logs and counts changes of the node.
+func (a *agent) logChanges(kind string, why cause, n int, text string, args ...any) {
 	if n == 0 {
 		return
 	}
@@ -271,10 +271,10 @@ func (a *agent) install(why cause) bool {
 		return true
 	}
 	replaced, err := a.binaries.install()
-	a.did("binary", why, len(replaced), "installed plugins that were missing or differed", "files", strings.Join(replaced, " "))
+	a.logChanges("binary", why, len(replaced), "installed plugins that were missing or differed", "files", strings.Join(replaced, " "))
 	if err != nil {
-		a.failing = true
-		a.problem("plugins", err, "make binDir writable, and name the folder of the image's plugins by --plugins", true)
+		a.stepFailed = true
+		a.addProblem("plugins", err, "make binDir writable, and name the folder of the image's plugins by --plugins", true)
 	}
 	return err == nil
 }
@@ -287,9 +287,9 @@ func (a *agent) writeNodeFile(why cause) {
 	file, before, err := nodefile.Read()
 	there := err == nil && file == nodefile.Path
 	failed := slices.ContainsFunc(a.peers, func(p PeerStatus) bool { return p.State == noderoutes.Failed })
-	if failed && !there && time.Since(a.began) < a.times.first {
-		a.next = earlier(a.next, a.began.Add(a.times.first))
-		a.problem("node.json", fmt.Errorf("node.json waits for failing routes, for at most %v", a.times.first), "nothing: node.json is written after that time", true)
+	if failed && !there && time.Since(a.syncStart) < a.times.firstFileDelay {
+		a.nextSync = earlier(a.nextSync, a.syncStart.Add(a.times.firstFileDelay))
+		a.addProblem("node.json", fmt.Errorf("node.json waits for failing routes, for at most %v", a.times.firstFileDelay), "nothing: node.json is written after that time", true)
 		return
 	}
 	node := a.node
@@ -298,20 +298,21 @@ func (a *agent) writeNodeFile(why cause) {
 	}
 	changed, err := nodefile.Write(node)
 	if err != nil {
-		a.failing = true
-		a.problem("node.json", err, "remove what is at "+nodefile.Path+", and make its folder writable", true)
+		a.stepFailed = true
+		a.addProblem("node.json", err, "remove what is at "+nodefile.Path+", and make its folder writable", true)
 		return
 	}
 	if changed {
-		a.did("node", why, 1, "wrote node.json", "podCIDRs", orNone(node.PodCIDRs), "clusterCIDRs", len(node.ClusterCIDRs), "mtu", node.MTU)
+		a.logChanges("node", why, 1, "wrote node.json", "podCIDRs", orNone(node.PodCIDRs), "clusterCIDRs", len(node.ClusterCIDRs), "mtu",
+			node.MTU)
 	}
 	a.stale = a.stale || changed && there && !slices.Equal(before.ClusterCIDRs, node.ClusterCIDRs)
 	if !a.stale {
 		return
 	}
 	if err := bridge.RenewClusterCIDRs(a.log); err != nil {
-		a.failing = true
-		a.problem("masquerade", err, "nothing if the next attempt succeeds; otherwise run podlace reload", false)
+		a.stepFailed = true
+		a.addProblem("masquerade", err, "nothing if the next attempt succeeds; otherwise run podlace reload", false)
 		return
 	}
 	a.stale = false
@@ -326,20 +327,20 @@ func (a *agent) writeConflist(why cause) {
 		return // a recorded problem has the reason
 	}
 	if missing := missingPlugins(a.config.conflist, a.config.BinDir); a.config.BinDir != "" && len(missing) > 0 {
-		a.failing = true
-		a.problem("conflist", fmt.Errorf("%s names plugins that are not in %s: %s", conflistName, a.config.BinDir, strings.Join(missing, " ")),
+		a.stepFailed = true
+		a.addProblem("conflist", fmt.Errorf("%s names plugins that are not in %s: %s", conflistName, a.config.BinDir, strings.Join(missing, " ")),
 			"install them, or correct the conflist", true)
 		return
 	}
 	path := filepath.Join(a.config.ConfDir, conflistName)
 	changed, err := writeConflist(a.config.ConfDir, a.config.conflist)
 	if err == nil && changed {
-		a.did("conflist", why, 1, "wrote the conflist, which was missing or differed", "file", path)
+		a.logChanges("conflist", why, 1, "wrote the conflist, which was missing or differed", "file", path)
 	}
 	first, readErr := shadowing(a.config.ConfDir)
 	if err == nil && readErr == nil && len(first) > 0 && a.config.TakeOver {
 		if err = takeOver(a.config.ConfDir, first); err == nil {
-			a.did("conflist", why, len(first), "took over: other configurations of the runtime got the suffix "+backup,
+			a.logChanges("conflist", why, len(first), "took over: other configurations of the runtime got the suffix "+backup,
 				"folder", a.config.ConfDir, "files", strings.Join(first, " "))
 			first = nil
 		}
@@ -349,10 +350,10 @@ func (a *agent) writeConflist(why cause) {
 	}
 	switch {
 	case err != nil:
-		a.failing = true
-		a.problem("conflist", err, "make confDir writable", true)
+		a.stepFailed = true
+		a.addProblem("conflist", err, "make confDir writable", true)
 	case len(first) > 0:
-		a.problem("conflist", fmt.Errorf("%s is shadowed by %s: the runtime takes the first by name", path, strings.Join(first, " ")),
+		a.addProblem("conflist", fmt.Errorf("%s is shadowed by %s: the runtime takes the first by name", path, strings.Join(first, " ")),
 			"pods start in the other network: remove its file, or set takeOver", true)
 	}
 }
@@ -361,13 +362,13 @@ func (a *agent) writeConflist(why cause) {
 func (a *agent) publish() (again time.Time) {
 	heard, failure := a.nodes.watched()
 	if failure != "" {
-		a.problem("API server", fmt.Errorf("the nodes are not watched since %s: %s", heard.UTC().Format(time.RFC3339), failure),
+		a.addProblem("API server", fmt.Errorf("the nodes are not watched since %s: %s", heard.UTC().Format(time.RFC3339), failure),
 			"routes stay; the agent applies changes of the cluster when the API server answers", false)
 	}
 	early := false
 	if len(a.node.PodCIDRs) == 0 && len(blocked(a.problems)) == 0 {
 		early = failure == "" && time.Since(a.started) < unknownFor
-		a.problem("nodes", errors.New("no complete list of the nodes has been received yet"), "check that the API server answers", true)
+		a.addProblem("nodes", errors.New("no complete list of the nodes has been received yet"), "check that the API server answers", true)
 	}
 	ready := len(blocked(a.problems)) == 0
 	if !early {
@@ -379,7 +380,7 @@ func (a *agent) publish() (again time.Time) {
 	a.ready = ready
 	s := Status{Node: a.Node, Ready: ready, PodCIDRs: a.node.PodCIDRs, ClusterCIDRs: a.node.ClusterCIDRs, MTU: a.node.MTU, Peers: a.peers,
 		Problems: append(slices.Clone(a.problems), peerProblems(a.peers)...)}
-	a.metrics.set(s, a.held, a.refusal != "")
+	a.metrics.set(s, a.deletionsHeld, a.refusal != "")
 	if early { // the status of the previous agent is still true
 		return a.started.Add(unknownFor)
 	}
@@ -387,5 +388,5 @@ func (a *agent) publish() (again time.Time) {
 	if err != nil {
 		a.log.Error("the status cannot be written", "error", err)
 	}
-	return earlier(earlier(again, time.Now().Add(a.times.look)), a.next)
+	return earlier(earlier(again, time.Now().Add(a.times.poll)), a.nextSync)
 }

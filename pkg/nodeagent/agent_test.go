@@ -117,7 +117,7 @@ func TestSuspiciousList(t *testing.T) {
 		t.Error("want one line about the list")
 	}
 	l.stop()
-	l.times.trust = 500 * time.Millisecond
+	l.times.trustDelay = 500 * time.Millisecond
 	l.start()
 	l.has(full(3, 10))
 	l.await("no suspicion", func() bool { return !l.says("have no node") })
@@ -126,7 +126,7 @@ func TestSuspiciousList(t *testing.T) {
 // TestEmptyList checks that an API server that has lost all nodes changes nothing.
 func TestEmptyList(t *testing.T) {
 	l := newLab(t).ready()
-	l.times.trust = 0
+	l.times.trustDelay = 0
 	l.stop()
 	for _, name := range []string{"n1", "n2", "n3", "n9"} {
 		l.api.remove(name, true)
@@ -224,7 +224,7 @@ func TestBadNodes(t *testing.T) {
 // TestFailedRoute checks that a route that the kernel refuses delays the first node.json for a limited time only, and is retried.
 func TestFailedRoute(t *testing.T) {
 	l := newLab(t)
-	l.times.first = 2 * time.Second
+	l.times.firstFileDelay = 2 * time.Second
 	free := l.blockNexthop("n2")
 	l.start()
 	l.await("the wait is told", func() bool { return l.says("node.json", "waits for failing routes") })

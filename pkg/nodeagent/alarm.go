@@ -25,9 +25,9 @@ const (
 	mostCoalescing = 500 * time.Millisecond
 )
 
-// gathering returns how long causes are collected after a comparison: four times its duration, so that repeated comparisons take at
+// collectWindow returns how long causes are collected after a comparison: four times its duration, so that repeated comparisons take at
 // most a fifth of a core. This matters only in clusters of thousands of nodes.
-func gathering(comparison time.Duration) time.Duration {
+func collectWindow(comparison time.Duration) time.Duration {
 	return min(max(coalescing, 4*comparison), mostCoalescing)
 }
 
@@ -35,10 +35,10 @@ func gathering(comparison time.Duration) time.Duration {
 type alarm struct {
 	mu     sync.Mutex
 	causes map[cause]bool
-	ring   chan struct{}
+	wakeup chan struct{}
 }
 
-func newAlarm() *alarm { return &alarm{causes: map[cause]bool{}, ring: make(chan struct{}, 1)} }
+func newAlarm() *alarm { return &alarm{causes: map[cause]bool{}, wakeup: make(chan struct{}, 1)} }
 
 // wake adds a cause. It never blocks.
 func (a *alarm) wake(why cause) {
@@ -46,7 +46,7 @@ func (a *alarm) wake(why cause) {
 	a.causes[why] = true
 	a.mu.Unlock()
 	select {
-	case a.ring <- struct{}{}:
+	case a.wakeup <- struct{}{}:
 	default:
 	}
 }
@@ -58,7 +58,7 @@ func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time
 	case <-ctx.Done():
 		return nil
 	case <-time.After(time.Until(deadline)):
-	case <-a.ring:
+	case <-a.wakeup:
 	}
 	for began := time.Now(); ctx.Err() == nil; {
 		wait := gather
@@ -71,7 +71,7 @@ func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time
 		select {
 		case <-ctx.Done():
 		case <-time.After(wait):
-		case <-a.ring:
+		case <-a.wakeup:
 		}
 	}
 	a.mu.Lock()
@@ -107,7 +107,7 @@ func (c contests) repaired(kind string, now time.Time) (began bool) {
 	if c[kind] == nil {
 		c[kind] = &contest{}
 	}
-	return c[kind].repaired(now)
+	return c[kind].noteRepair(now)
 }
 
 // wait returns the longest delay of all kinds, because one step repairs all of them.
@@ -123,8 +123,8 @@ const (
 	longestPause = 30 * time.Second
 )
 
-// repaired records a repair, and reports whether the next one is the first that must wait.
-func (c *contest) repaired(now time.Time) (began bool) {
+// noteRepair records a repair, and reports whether the next one is the first that must wait.
+func (c *contest) noteRepair(now time.Time) (began bool) {
 	c.wait(now)
 	c.last = now
 	if c.count++; c.count <= freeRepairs {

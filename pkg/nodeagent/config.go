@@ -85,7 +85,7 @@ func readConfig(file string) (c config, err error) {
 func (a *agent) reload() (changed bool) {
 	defer func() {
 		for _, text := range a.config.findings {
-			a.problem("conflist", errors.New(text), "correct "+conflistName+" in the ConfigMap or the file", false)
+			a.addProblem("conflist", errors.New(text), "correct "+conflistName+" in the ConfigMap or the file", false)
 		}
 	}()
 	c, err := readConfig(a.Config)
@@ -94,7 +94,7 @@ func (a *agent) reload() (changed bool) {
 			a.log.Error("the new configuration is wrong and is ignored", "error", err)
 		}
 		a.refusal = err.Error()
-		a.problem("configuration", err, "correct the ConfigMap or the file; until then the previous configuration applies", false)
+		a.addProblem("configuration", err, "correct the ConfigMap or the file; until then the previous configuration applies", false)
 		return false
 	}
 	a.refusal = ""
@@ -108,7 +108,7 @@ func (a *agent) reload() (changed bool) {
 		if news {
 			a.log.Warn(later.Error(), "file", a.Config)
 		}
-		a.problem("configuration", later, "restart podlace-node on this node", false)
+		a.addProblem("configuration", later, "restart podlace-node on this node", false)
 		if c.ConfDir == "" { // without confDir no conflist is read
 			c.conflist, c.findings = a.config.conflist, a.config.findings
 		}
@@ -199,7 +199,7 @@ func (o *object) read(offset int, path, example string, known fields) {
 		case !ok:
 			o.fail(line, path+key, "unknown key%s", suggest(key, known))
 		case seen[key]:
-			o.fail(line, path+key, "the key stands twice")
+			o.fail(line, path+key, "duplicate key")
 		default:
 			if err := read(at()-len(raw), raw); err != nil {
 				o.fail(line, path+key, "%v", err)
@@ -223,7 +223,7 @@ func suggest(key string, known fields) string {
 	if nearest := plugin.Nearest(key, words); nearest != "" {
 		return "; the nearest known key is " + nearest
 	}
-	return "; known are " + strings.Join(words, ", ")
+	return "; known keys: " + strings.Join(words, ", ")
 }
 
 // broken explains an error of the JSON decoder.

@@ -213,9 +213,9 @@ func takeOver(dir string, names []string) error {
 	return err
 }
 
-// putBack undoes takeOver. It keeps the backup if a configuration of the same name exists again, or if the plugins of the network are
+// undoTakeOver undoes takeOver. It keeps the backup if a configuration of the same name exists again, or if the plugins of the network are
 // gone: with such a configuration the runtime could not delete pods.
-func putBack(dir, binDir string) (done []string, err error) {
+func undoTakeOver(dir, binDir string) (done []string, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {
 		return nil, err

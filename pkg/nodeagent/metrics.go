@@ -112,8 +112,8 @@ func (m *metrics) setRoutes(routes map[bool]int) {
 	m.routes = routes
 }
 
-// compared records a comparison that began at began. since is the time of the first event of the API server that it handled, or zero.
-func (m *metrics) compared(began, since time.Time) {
+// noteSync records a comparison that began at began. since is the time of the first event of the API server that it handled, or zero.
+func (m *metrics) noteSync(began, since time.Time) {
 	m.sync.Observe(time.Since(began).Seconds())
 	if !since.IsZero() {
 		m.lag.Observe(time.Since(since).Seconds())

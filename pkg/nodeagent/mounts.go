@@ -52,11 +52,11 @@ func (a *agent) orphaned() error {
 	return nil
 }
 
-// tellOrphans reports folders that were removed before this process started.
-func (a *agent) tellOrphans() {
+// checkOrphans reports folders that were removed before this process started.
+func (a *agent) checkOrphans() {
 	for _, path := range a.folders() {
 		if strings.HasSuffix(a.roots[path], deletedRoot) {
-			a.problem("folder", fmt.Errorf("the folder %s of the node was removed, but this container still has it mounted", path),
+			a.addProblem("folder", fmt.Errorf("the folder %s of the node was removed, but this container still has it mounted", path),
 				"delete this pod: the new one mounts the present folder", true)
 		}
 	}

@@ -59,7 +59,7 @@ func (l *lab) mustWait(what string, a *agent, why cause) {
 // one.
 func TestHeldDeletions(t *testing.T) {
 	l := newLab(t)
-	l.times.trust = 200 * time.Millisecond
+	l.times.trustDelay = 200 * time.Millisecond
 	a, list := l.steps()
 	list(1, 2, 3)
 	a.step(because(onStart))
@@ -67,9 +67,9 @@ func TestHeldDeletions(t *testing.T) {
 	list()
 	for range 3 {
 		l.mustWait("own node gone", a, onAPI)
-		time.Sleep(l.times.trust)
+		time.Sleep(l.times.trustDelay)
 	}
-	if l.mustWait("later", a, onLook); !a.held {
+	if l.mustWait("later", a, onLook); !a.deletionsHeld {
 		t.Error("deletions are not held back")
 	}
 	list(1)
@@ -77,9 +77,9 @@ func TestHeldDeletions(t *testing.T) {
 	if got := l.routes(); !slices.Equal(got, full(2, 3)) {
 		t.Errorf("routes %q: deleted as soon as the own node was back", got)
 	}
-	time.Sleep(l.times.trust)
-	if a.step(because(onLook)); a.held || !slices.Equal(l.routes(), full()) {
-		t.Errorf("held %t, routes %q", a.held, l.routes())
+	time.Sleep(l.times.trustDelay)
+	if a.step(because(onLook)); a.deletionsHeld || !slices.Equal(l.routes(), full()) {
+		t.Errorf("held %t, routes %q", a.deletionsHeld, l.routes())
 	}
 }
 
@@ -94,12 +94,12 @@ func TestSuspicionStands(t *testing.T) {
 	for range 3 {
 		a.step(because(onAPI))
 	}
-	if got := l.routes(); !a.held || !slices.Equal(got, full(2, 3, 4, 5, 6, 7)) {
-		t.Errorf("held %t, routes %q", a.held, got)
+	if got := l.routes(); !a.deletionsHeld || !slices.Equal(got, full(2, 3, 4, 5, 6, 7)) {
+		t.Errorf("held %t, routes %q", a.deletionsHeld, got)
 	}
 	list(1, 2, 4, 5, 6, 7) // one of the two is missing
-	if a.step(because(onAPI)); a.held || !slices.Equal(l.routes(), full(2, 4, 5, 6, 7)) {
-		t.Errorf("held %t, routes %q", a.held, l.routes())
+	if a.step(because(onAPI)); a.deletionsHeld || !slices.Equal(l.routes(), full(2, 4, 5, 6, 7)) {
+		t.Errorf("held %t, routes %q", a.deletionsHeld, l.routes())
 	}
 }
 
@@ -109,7 +109,7 @@ func TestHeldExceptions(t *testing.T) {
 	l := newLab(t)
 	const configured = `"clusterCIDRs": ["10.244.0.0/16", "fd00:10:244::/56"], `
 	l.put("config/config.json", strings.Replace(l.read("config/config.json"), configured, "", 1))
-	l.times.trust = time.Hour
+	l.times.trustDelay = time.Hour
 	has := func(when string, ids ...int) {
 		t.Helper()
 		for _, id := range ids {
@@ -126,24 +126,24 @@ func TestHeldExceptions(t *testing.T) {
 	list(1, 4) // the list lacks all other nodes
 	a.step(because(onAPI))
 	a.step(because(onAPI))
-	if has("a suspicious list", 1, 2, 3, 4, 5); !a.held {
+	if has("a suspicious list", 1, 2, 3, 4, 5); !a.deletionsHeld {
 		t.Error("the list is believed")
 	}
 	a, list = l.steps()
 	list(1, 4)
 	a.step(because(onStart))
-	if has("the agent starts with it", 1, 2, 3, 4, 5); !a.held {
+	if has("the agent starts with it", 1, 2, 3, 4, 5); !a.deletionsHeld {
 		t.Error("the list is believed")
 	}
 	list(2, 3)
 	a.step(because(onAPI))
 	has("the own node is gone, too", 1, 2, 3, 4, 5)
 	list(1, 4)
-	a.times.trust = 0
+	a.times.trustDelay = 0
 	a.step(because(onAPI))
 	a.step(because(onAPI))
-	if got := fmt.Sprint(l.node().ClusterCIDRs); a.held || got != "[10.244.1.0/24 10.244.4.0/24 fd00:10:244:1::/64 fd00:10:244:4::/64]" {
-		t.Errorf("held %t, %s", a.held, got)
+	if got := fmt.Sprint(l.node().ClusterCIDRs); a.deletionsHeld || got != "[10.244.1.0/24 10.244.4.0/24 fd00:10:244:1::/64 fd00:10:244:4::/64]" {
+		t.Errorf("held %t, %s", a.deletionsHeld, got)
 	}
 }
 
@@ -163,15 +163,15 @@ func TestBusyFolder(t *testing.T) {
 // TestFirstFile checks that earlier failures do not extend the delay of the first node.json.
 func TestFirstFile(t *testing.T) {
 	l := newLab(t)
-	l.times.first = time.Second
+	l.times.firstFileDelay = time.Second
 	l.blockNexthop("n2")
 	a, list := l.steps()
 	list(1, 2, 3)
 	a.retry, a.retryAt = mostRetry, time.Now().Add(mostRetry)
-	if wait := time.Until(a.step(because(onStart))); wait > l.times.first {
+	if wait := time.Until(a.step(because(onStart))); wait > l.times.firstFileDelay {
 		t.Errorf("the next step comes after %v", wait)
 	}
-	time.Sleep(l.times.first)
+	time.Sleep(l.times.firstFileDelay)
 	if l.mustWait("late", a, onLook); l.node().PodCIDRs == nil {
 		t.Error("no node.json")
 	}
@@ -186,17 +186,17 @@ func TestForeignRouteGoes(t *testing.T) {
 	route := &netlink.Route{Dst: kernel.IPNet(netip.MustParsePrefix("10.244.2.0/24")), LinkIndex: link.Attrs().Index,
 		Gw: []byte{192, 0, 2, 254}, Protocol: unix.RTPROT_STATIC}
 	kerneltest.Must(t, netlink.RouteAdd(route))
-	l.times.again = 200 * time.Millisecond
+	l.times.conflictPause = 200 * time.Millisecond
 	a, list := l.steps()
 	list(1, 2, 3)
-	if wait := time.Until(a.step(because(onStart))); wait > l.times.again || slices.Contains(l.routes(), "10.244.2.0/24 192.0.2.2") {
+	if wait := time.Until(a.step(because(onStart))); wait > l.times.conflictPause || slices.Contains(l.routes(), "10.244.2.0/24 192.0.2.2") {
 		t.Errorf("the next step comes after %v; routes %q", wait, l.routes())
 	}
 	kerneltest.Must(t, netlink.RouteDel(route))
-	time.Sleep(l.times.again)
+	time.Sleep(l.times.conflictPause)
 	a.step(because(onLook))
 	l.has(full(2, 3))
-	if usualTimes().again > 10*time.Second {
+	if usualTimes().conflictPause > 10*time.Second {
 		t.Error("an administrator waits for this")
 	}
 }

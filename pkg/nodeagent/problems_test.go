@@ -80,7 +80,7 @@ func TestYounger(t *testing.T) {
 // TestPartOfPodCIDR checks that a route of another program to a part of a peer's podCIDR is reported until it is gone.
 func TestPartOfPodCIDR(t *testing.T) {
 	l := newLab(t)
-	l.times.again = 50 * time.Millisecond
+	l.times.conflictPause = 50 * time.Millisecond
 	link, err := netlink.LinkByName("up0")
 	kerneltest.Must(t, err)
 	route := &netlink.Route{Dst: kernel.IPNet(netip.MustParsePrefix("10.244.2.128/25")), LinkIndex: link.Attrs().Index,

@@ -40,8 +40,8 @@ type removal struct {
 	out             io.Writer
 	log             *slog.Logger
 
-	known []reconcile.Network
-	told  string // last printed line about the remaining pods
+	known       []reconcile.Network
+	lastPrinted string // last printed line about the remaining pods
 
 	mu    sync.Mutex
 	state error // nil: the removal is complete
@@ -78,7 +78,7 @@ func (r *removal) run(ctx context.Context) error {
 	}
 	r.setState(nil)
 	if r.wait {
-		r.say("done: nothing of Podlace is left on this node; waiting for SIGTERM")
+		r.printLines("done: nothing of Podlace is left on this node; waiting for SIGTERM")
 		<-ctx.Done()
 	}
 	return nil
@@ -87,7 +87,7 @@ func (r *removal) run(ctx context.Context) error {
 // awaitPods keeps new pods from Podlace and returns once no pod needs it. Without wait it checks once.
 func (r *removal) awaitPods(ctx context.Context) error {
 	for {
-		err := r.stopNew()
+		err := r.blockNewPods()
 		remain, notes, podErr := r.remaining()
 		if err = errors.Join(err, podErr); err == nil && len(remain) > 0 {
 			err = fmt.Errorf("pods that still need Podlace, which therefore stays: %s (%d); delete them, or move them to another network",
@@ -99,12 +99,12 @@ func (r *removal) awaitPods(ctx context.Context) error {
 		r.setState(err)
 		text := strings.Join(append(notes, err.Error()), "\n")
 		if !r.wait {
-			r.say(notes...)
+			r.printLines(notes...)
 			return fmt.Errorf("%w; then remove again", err)
 		}
-		if text != r.told {
-			r.told = text
-			r.say(text)
+		if text != r.lastPrinted {
+			r.lastPrinted = text
+			r.printLines(text)
 		}
 		select {
 		case <-ctx.Done():
@@ -114,26 +114,26 @@ func (r *removal) awaitPods(ctx context.Context) error {
 	}
 }
 
-// stopNew keeps new pods from Podlace. It removes the conflist only once another network has one: a runtime without a configuration
+// blockNewPods keeps new pods from Podlace. It removes the conflist only once another network has one: a runtime without a configuration
 // cannot delete pods.
-func (r *removal) stopNew() error {
+func (r *removal) blockNewPods() error {
 	var errs []error
 	if r.confDir != "" {
-		done, err := putBack(r.confDir, r.binDir)
-		r.say(done...)
+		done, err := undoTakeOver(r.confDir, r.binDir)
+		r.printLines(done...)
 		next, readErr := successor(r.confDir)
 		errs = append(errs, err, readErr)
 		if next != "" {
 			errs = append(errs, r.dropConflist(", as "+filepath.Join(r.confDir, next)+" is there"))
 		}
 	}
-	return errors.Join(append(errs, r.drop(nodefile.Path, nodefile.Remove))...)
+	return errors.Join(append(errs, r.removeFile(nodefile.Path, nodefile.Remove))...)
 }
 
 func (r *removal) dropConflist(why string) error {
 	removed, err := removeConflist(r.confDir)
 	if removed {
-		r.say("removed " + filepath.Join(r.confDir, conflistName) + why)
+		r.printLines("removed " + filepath.Join(r.confDir, conflistName) + why)
 	}
 	return err
 }
@@ -147,20 +147,20 @@ func (r *removal) finish() error {
 	}
 	changes, err := removeRoutes()
 	if changes > 0 {
-		r.say(fmt.Sprintf("removed routes, nexthops and the tunnel: %d changes", changes))
+		r.printLines(fmt.Sprintf("removed routes, nexthops and the tunnel: %d changes", changes))
 	}
-	errs = append(errs, err, r.drop(store.Root+"/"+statusName, removeStatus))
+	errs = append(errs, err, r.removeFile(store.Root+"/"+statusName, removeStatus))
 	if r.binDir == "" {
 		return errors.Join(errs...)
 	}
 	errs = append(errs, r.leftovers(networks))
 	done, err := removePrograms(r.binDir)
-	r.say(done...)
+	r.printLines(done...)
 	return errors.Join(append(errs, err)...)
 }
 
-// say prints lines.
-func (r *removal) say(done ...string) {
+// printLines prints lines.
+func (r *removal) printLines(done ...string) {
 	for _, text := range done {
 		fmt.Fprintln(r.out, text)
 	}
@@ -195,14 +195,14 @@ func removeRoutes() (changes int, err error) {
 	return noderoutes.Remove(&host.NS)
 }
 
-// drop removes a file and prints that, if the file was there.
-func (r *removal) drop(path string, remove func() error) error {
+// removeFile removes a file and prints that, if the file was there.
+func (r *removal) removeFile(path string, remove func() error) error {
 	if _, err := store.ReadFile(path); err != nil {
 		return nil
 	}
 	err := remove()
 	if err == nil {
-		r.say("removed " + path)
+		r.printLines("removed " + path)
 	}
 	return err
 }

@@ -44,7 +44,7 @@ func collectDead(networks []reconcile.Network, binDir string) (notes []string, e
 	reconcile.Judge(list, reconcile.Runtimes{}, false)
 	dead := map[string]bool{}
 	for _, a := range list {
-		if !ofPodlace(a, networks) || !plugin.NetnsVisible(a.Netns) {
+		if !isPodlaces(a, networks) || !plugin.NetnsVisible(a.Netns) {
 			a.Dead = ""
 		}
 		if a.Dead != "" {
@@ -66,19 +66,19 @@ func (r *removal) networks() []reconcile.Network {
 		found, _, _ := reconcile.Networks(dir) // without a configuration, records and leases suffice
 		for _, n := range found {
 			if filepath.Base(n.File) == conflistName {
-				r.learn(n)
+				r.addNetwork(n)
 			}
 		}
 	}
 	names, _ := attachment.Networks() // remaining reports this error too
 	for _, name := range names {
-		r.learn(reconcile.Network{Name: name})
+		r.addNetwork(reconcile.Network{Name: name})
 	}
 	return r.known
 }
 
-// learn stores a network, because the conflist is removed before its pods are gone.
-func (r *removal) learn(n reconcile.Network) {
+// addNetwork stores a network, because the conflist is removed before its pods are gone.
+func (r *removal) addNetwork(n reconcile.Network) {
 	if !slices.ContainsFunc(r.known, func(other reconcile.Network) bool { return other.Name == n.Name }) {
 		r.known = append(r.known, n)
 	}
@@ -106,8 +106,8 @@ func configuration(networks []reconcile.Network, name string) reconcile.Network 
 	return reconcile.Network{Name: name}
 }
 
-// ofPodlace reports whether an attachment has a record of a plugin, or is in Podlace's network.
-func ofPodlace(a *reconcile.Attachment, networks []reconcile.Network) bool {
+// isPodlaces reports whether an attachment has a record of a plugin, or is in Podlace's network.
+func isPodlaces(a *reconcile.Attachment, networks []reconcile.Network) bool {
 	return hasRecord(a) || slices.ContainsFunc(networks, func(n reconcile.Network) bool { return n.Name == a.Network })
 }
 
@@ -132,5 +132,5 @@ func (r *removal) leftovers(networks []reconcile.Network) error {
 	if r.confDir != "" {
 		others, _, _ = reconcile.Networks(r.confDir)
 	}
-	return rollback.Leftovers(networks, others, func(text string) { r.say(text) })
+	return rollback.Leftovers(networks, others, func(text string) { r.printLines(text) })
 }

@@ -194,7 +194,7 @@ func TestPutBack(t *testing.T) {
 		"c.conflist" + backup: otherConflist} {
 		kerneltest.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
-	done, err := putBack(dir, t.TempDir())
+	done, err := undoTakeOver(dir, t.TempDir())
 	a, _ := os.ReadFile(dir + "/a.conf")
 	b, _ := os.ReadFile(dir + "/b.conf")
 	if err != nil || string(a) != "new" || string(b) != "b" || len(done) != 1 {

@@ -21,7 +21,7 @@ func (a *agent) route(why cause) {
 	if !complete {
 		return
 	}
-	a.advice, a.unmade, a.next = nil, false, time.Now().Add(compareEvery)
+	a.advice, a.routesFailed, a.nextSync = nil, false, time.Now().Add(compareEvery)
 	own := slices.IndexFunc(list, func(n noderoutes.Node) bool { return n.Name == a.Node })
 	if own >= 0 {
 		a.self = list[own]
@@ -32,11 +32,11 @@ func (a *agent) route(why cause) {
 	began := time.Now()
 	err := a.apply(why, list, own < 0)
 	if err != nil {
-		a.unmade = true
+		a.routesFailed = true
 		return
 	}
-	a.metrics.compared(began, since)
-	a.took = time.Since(began)
+	a.metrics.noteSync(began, since)
+	a.syncDuration = time.Since(began)
 }
 
 // advise adds a problem that stays until the next comparison.
@@ -65,29 +65,29 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	want, peers, node := noderoutes.Plan(self, peers, noderoutes.Ways(&host.NS, gateways(self, peers)), cfg)
 	hold := false
 	for _, advice := range want.Advice {
-		a.advise(advice.What, errors.New(advice.Why), advice.Do, advice.Hold)
-		hold = hold || advice.Hold
+		a.advise(advice.What, errors.New(advice.Why), advice.Do, advice.BlocksPods)
+		hold = hold || advice.BlocksPods
 	}
-	if a.began.IsZero() {
-		a.began = time.Now()
+	if a.syncStart.IsZero() {
+		a.syncStart = time.Now()
 	}
 	result, err := a.change(&host.NS, want, why, selfGone)
 	if err != nil {
 		a.advise("routes", err, retries, true)
 		return err
 	}
-	a.did("route", why, result.Changes, "changed routes", "changes", result.Changes, "peers", len(peers))
+	a.logChanges("route", why, result.Changes, "changed routes", "changes", result.Changes, "peers", len(peers))
 	if why == onKernel {
 		a.metrics.removals.Add(float64(result.Changes))
 	}
 	if result.Other != nil {
-		a.unmade = true
+		a.routesFailed = true
 		a.advise("routes", result.Other, retries, false)
 	}
 	a.setPeers(peers, result)
 	a.metrics.setRoutes(result.Has)
-	if a.held {
-		node.ClusterCIDRs = a.keptExceptions(node.ClusterCIDRs)
+	if a.deletionsHeld {
+		node.ClusterCIDRs = a.withKeptCIDRs(node.ClusterCIDRs)
 	}
 	a.adviseInside(peers)
 	a.setNode(node, hold)
@@ -97,20 +97,20 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 // change writes the wanted routes into the kernel, and deletes the others if the list can be trusted. It reads routes of other
 // programs rarely, unless some are known to be in the way.
 func (a *agent) change(host *kernel.NS, want noderoutes.Wanted, why cause, selfGone bool) (noderoutes.Result, error) {
-	inside := why == onStart || why == onPeriod || len(a.inside) > 0
+	inside := why == onStart || why == onPeriod || len(a.moreSpecific) > 0
 	result, err := noderoutes.Apply(host, want, noderoutes.Options{Keep: true, Adopt: a.config.Adopt, Inside: inside})
 	if err != nil {
 		return result, err
 	}
 	if inside {
-		a.inside = result.Inside
+		a.moreSpecific = result.Inside
 	}
-	if result.Kept > 0 && a.trusted(result, selfGone) {
+	if result.Kept > 0 && a.deletionsTrusted(result, selfGone) {
 		changes := result.Changes
 		result, err = noderoutes.Apply(host, want, noderoutes.Options{Adopt: a.config.Adopt})
 		result.Changes += changes
 	} else if result.Kept == 0 {
-		a.held, a.suspect = false, time.Time{}
+		a.deletionsHeld, a.suspectSince = false, time.Time{}
 	}
 	return result, err
 }
@@ -142,17 +142,17 @@ const retries = "nothing, if it ends within minutes: the agent tries again"
 // adviseInside reports routes of other programs to a part of a peer's podCIDR.
 func (a *agent) adviseInside(peers []noderoutes.Peer) {
 	for _, p := range peers {
-		if route := a.inside[p.PodCIDR]; route != "" && p.Reason == "" {
+		if route := a.moreSpecific[p.PodCIDR]; route != "" && p.Reason == "" {
 			a.advise(fmt.Sprintf("node %s %s", p.Name, p.PodCIDR), fmt.Errorf("a part of it has a route of another program: %s", route),
 				"remove that route: it diverts packets to these pods from the node", false)
-			a.next = earlier(a.next, time.Now().Add(a.times.again))
+			a.nextSync = earlier(a.nextSync, time.Now().Add(a.times.conflictPause))
 		}
 	}
 }
 
-// keptExceptions adds the CIDRs in node.json to the CIDRs of all pods: the routes to these pods stay, and without an exception their
+// withKeptCIDRs adds the CIDRs in node.json to the CIDRs of all pods: the routes to these pods stay, and without an exception their
 // connections would be masqueraded. The CIDRs in the configuration do not depend on a list of nodes.
-func (a *agent) keptExceptions(cidrs []netip.Prefix) []netip.Prefix {
+func (a *agent) withKeptCIDRs(cidrs []netip.Prefix) []netip.Prefix {
 	file, before, err := nodefile.Read()
 	if err != nil || file != nodefile.Path || len(a.config.ClusterCIDRs) > 0 {
 		return cidrs
@@ -181,32 +181,32 @@ func gateways(self noderoutes.Self, peers []noderoutes.Peer) []netip.Addr {
 	return list
 }
 
-// trusted reports whether routes may be deleted. A list without the own node comes from the wrong cluster or an old backup, or the
-// node was deleted and will return. A list that removes more than half of the routes must persist for a minute.
-func (a *agent) trusted(r noderoutes.Result, selfGone bool) bool {
+// deletionsTrusted reports whether routes may be deleted. A list without the own node comes from the wrong cluster or an old backup, or
+// the node was deleted and will return. A list that removes more than half of the routes must persist for a minute.
+func (a *agent) deletionsTrusted(r noderoutes.Result, selfGone bool) bool {
 	now := time.Now()
 	until := "the list has persisted for a minute"
-	if !a.held {
-		a.heldOf = r.Had
+	if !a.deletionsHeld {
+		a.routesWhenHeld = r.Had
 	}
-	had := min(r.Had, a.heldOf) // not counting routes to new nodes, of which a wrong list may have many
+	had := min(r.Had, a.routesWhenHeld) // not counting routes to new nodes, of which a wrong list may have many
 	switch {
 	case selfGone:
-		a.suspect, until = time.Time{}, "the own Node object is there again"
-	case 2*r.Unwanted <= had, !a.suspect.IsZero() && now.Sub(a.suspect) >= a.times.trust:
-		a.held, a.suspect = false, time.Time{}
+		a.suspectSince, until = time.Time{}, "the own Node object is there again"
+	case 2*r.Unwanted <= had, !a.suspectSince.IsZero() && now.Sub(a.suspectSince) >= a.times.trustDelay:
+		a.deletionsHeld, a.suspectSince = false, time.Time{}
 		return true
 	default:
-		if a.suspect.IsZero() {
-			a.suspect = now
+		if a.suspectSince.IsZero() {
+			a.suspectSince = now
 		}
-		a.next = earlier(a.next, a.suspect.Add(a.times.trust))
+		a.nextSync = earlier(a.nextSync, a.suspectSince.Add(a.times.trustDelay))
 	}
-	if !a.held {
+	if !a.deletionsHeld {
 		a.log.Warn("the list of nodes is suspicious: no route is deleted until it has persisted for a minute", "routes", had,
 			"unwanted", r.Unwanted, "ownNode", !selfGone)
 	}
-	a.held = true
+	a.deletionsHeld = true
 	a.advise("nodes", fmt.Errorf("%d of %d routes have no node any more: they stay until %s", r.Unwanted, had, until),
 		"check that the API server is that of this cluster", false)
 	return false
@@ -230,11 +230,11 @@ func (a *agent) setPeers(peers []noderoutes.Peer, r noderoutes.Result) {
 	for _, p := range peers {
 		if err := r.Failed[p.PodCIDR]; err != nil && p.Reason == "" {
 			p.State, p.Reason = noderoutes.Failed, err.Error()
-			a.unmade = true
+			a.routesFailed = true
 		}
 		if route, conflict := r.Conflicts[p.PodCIDR]; conflict && p.Reason == "" {
 			p.State, p.Reason = noderoutes.Conflict, "a route of another program: "+route
-			a.next = earlier(a.next, time.Now().Add(a.times.again))
+			a.nextSync = earlier(a.nextSync, time.Now().Add(a.times.conflictPause))
 		}
 		s := PeerStatus{Name: p.Name, PodCIDR: p.PodCIDR, Gateway: p.Gateway, State: p.State, Reason: p.Reason, elder: p.Elder}
 		a.peers = append(a.peers, s)

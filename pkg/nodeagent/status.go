@@ -234,7 +234,7 @@ func (a *agent) logProblems() {
 	}
 	for _, p := range a.problems {
 		// These are logged where they begin.
-		elsewhere := p.What == "configuration" || p.What == "API server" || p.What == "nodes" && a.held
+		elsewhere := p.What == "configuration" || p.What == "API server" || p.What == "nodes" && a.deletionsHeld
 		if !elsewhere && !has(a.logged, p) {
 			a.log.Warn("a problem of this node", "what", p.What, "why", p.Why, "do", p.Do, "podsCanStart", !p.blocking)
 		}

@@ -86,13 +86,13 @@ func TestAlarm(t *testing.T) {
 	a.wake(onKernel)
 	go func() { time.Sleep(10 * time.Millisecond); a.wake(onFiles) }()
 	began := time.Now()
-	if causes := a.wait(t.Context(), began.Add(time.Hour), coalescing, 0); len(causes) != 2 || strongest(causes) != onKernel ||
+	if causes := a.wait(t.Context(), began.Add(time.Hour), coalescing, 0); len(causes) != 2 || mainCause(causes) != onKernel ||
 		time.Since(began) < coalescing {
 		t.Errorf("%v after %v", causes, time.Since(began))
 	}
 	a.wake(onKernel)
 	go func() { time.Sleep(10 * time.Millisecond); a.wake(onAPI) }()
-	if causes := a.wait(t.Context(), began.Add(time.Hour), coalescing, time.Hour); len(causes) != 2 || strongest(causes) != onAPI {
+	if causes := a.wait(t.Context(), began.Add(time.Hour), coalescing, time.Hour); len(causes) != 2 || mainCause(causes) != onAPI {
 		t.Errorf("%v", causes)
 	}
 	if causes := a.wait(t.Context(), time.Now(), coalescing, time.Hour); len(causes) != 0 {
@@ -106,7 +106,7 @@ func TestContest(t *testing.T) {
 	now, began := time.Now(), 0
 	for i := range 20 {
 		now = now.Add(c.pause + 100*time.Millisecond)
-		if c.repaired(now) {
+		if c.noteRepair(now) {
 			began++
 		}
 		if i < freeRepairs && c.pause != 0 {
@@ -116,7 +116,7 @@ func TestContest(t *testing.T) {
 	if began != 1 || c.pause != longestPause {
 		t.Errorf("told %d times, %v", began, c.pause)
 	}
-	if c.repaired(now.Add(2*longestPause + time.Second)); c.pause != 0 {
+	if c.noteRepair(now.Add(2*longestPause + time.Second)); c.pause != 0 {
 		t.Errorf("%v after a quiet time", c.pause)
 	}
 }

@@ -39,8 +39,8 @@ const (
 	lastRetry  = 15 * time.Second
 )
 
-// silence is how long the API server may send nothing before the watch counts as lost. It sends a bookmark each minute.
-const silence = 10 * time.Minute
+// watchTimeout is how long the API server may send nothing before the watch counts as lost. It sends a bookmark each minute.
+const watchTimeout = 10 * time.Minute
 
 // nodes is the store of a reflector. It keeps only the fields on which routes depend, and reports only their changes, because each
 // kubelet updates its Node object every few minutes.
@@ -48,16 +48,16 @@ type nodes struct {
 	changed func()
 	log     *slog.Logger
 
-	mu       sync.Mutex
-	byName   map[string]noderoutes.Node
-	complete bool      // a complete list was received once
-	heard    time.Time // time of the last event
-	since    time.Time // time of the first change that list has not returned yet
-	failure  string    // why no events come; empty: the watch works
+	mu        sync.Mutex
+	byName    map[string]noderoutes.Node
+	complete  bool      // a complete list was received once
+	lastEvent time.Time // time of the last event
+	since     time.Time // time of the first change that list has not returned yet
+	failure   string    // why no events come; empty: the watch works
 }
 
 func newNodes(changed func(), log *slog.Logger) *nodes {
-	return &nodes{changed: changed, log: log, byName: map[string]noderoutes.Node{}, heard: time.Now()}
+	return &nodes{changed: changed, log: log, byName: map[string]noderoutes.Node{}, lastEvent: time.Now()}
 }
 
 // list returns the nodes by name, and since when they differ from those of the previous call. complete is false before the first
@@ -76,17 +76,17 @@ func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) 
 func (n *nodes) watched() (heard time.Time, failure string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.failure == "" && time.Since(n.heard) > silence {
-		return n.heard, "the API server is silent"
+	if n.failure == "" && time.Since(n.lastEvent) > watchTimeout {
+		return n.lastEvent, "the API server is silent"
 	}
-	return n.heard, n.failure
+	return n.lastEvent, n.failure
 }
 
-// hear calls change, which reports whether the nodes have changed.
-func (n *nodes) hear(change func() bool) {
+// changeNodes calls change, which reports whether the nodes have changed.
+func (n *nodes) changeNodes(change func() bool) {
 	n.mu.Lock()
 	recovered := n.failure != ""
-	n.heard, n.failure = time.Now(), ""
+	n.lastEvent, n.failure = time.Now(), ""
 	other := change()
 	if other && n.since.IsZero() {
 		n.since = time.Now()
@@ -119,7 +119,7 @@ func (n *nodes) Add(object any) error { return n.Update(object) }
 func (n *nodes) Update(object any) error {
 	node, err := read(object)
 	if err == nil {
-		n.hear(func() bool { return n.keep(node) })
+		n.changeNodes(func() bool { return n.keep(node) })
 	}
 	return err
 }
@@ -138,7 +138,7 @@ func same(a, b noderoutes.Node) bool {
 func (n *nodes) Delete(object any) error {
 	node, err := read(object)
 	if err == nil {
-		n.hear(func() bool {
+		n.changeNodes(func() bool {
 			now, ok := n.byName[node.Name]
 			if !ok || now.UID != node.UID {
 				return false
@@ -160,7 +160,7 @@ func (n *nodes) Replace(objects []any, _ string) error {
 		}
 		list = append(list, node)
 	}
-	n.hear(func() (other bool) {
+	n.changeNodes(func() (other bool) {
 		before := n.byName
 		n.byName = make(map[string]noderoutes.Node, len(list))
 		for _, node := range list {
@@ -175,7 +175,7 @@ func (n *nodes) Replace(objects []any, _ string) error {
 
 // Bookmark implements cache.ReflectorBookmarkStore. A bookmark shows that the watch is alive.
 func (n *nodes) Bookmark(string) error {
-	n.hear(func() bool { return false })
+	n.changeNodes(func() bool { return false })
 	return nil
 }
 
@@ -258,7 +258,7 @@ func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 			w, err := from.WatchWithContext(ctx, options)
 			switch {
 			case err == nil && options.SendInitialEvents == nil: // a watch may be without events for a minute
-				n.hear(func() bool { return false })
+				n.changeNodes(func() bool { return false })
 			case apierrors.IsGone(err), apierrors.IsResourceExpired(err): // a list follows
 			case options.SendInitialEvents != nil && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)):
 				n.log.Debug("the API server cannot stream lists: reading pages", "error", err)

@@ -307,7 +307,7 @@ func TestSilence(t *testing.T) {
 	if _, failure := n.watched(); failure != "" {
 		t.Error(failure)
 	}
-	n.heard = time.Now().Add(-silence - time.Second)
+	n.lastEvent = time.Now().Add(-watchTimeout - time.Second)
 	if _, failure := n.watched(); failure == "" {
 		t.Error("silence is not told")
 	}

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// leastMTU6 is the minimum MTU of a link with IPv6 (RFC 8200).
-const leastMTU6 = 1280
+// minMTU6 is the minimum MTU of a link with IPv6 (RFC 8200).
+const minMTU6 = 1280
 
 // adviseSelf reports an older node that has this node's podCIDR.
 func adviseSelf(self Self, peers []Peer, name string) (list []Advice) {
@@ -21,7 +21,7 @@ func adviseSelf(self Self, peers []Peer, name string) (list []Advice) {
 		own := self.PodCIDRs[slices.IndexFunc(self.PodCIDRs, p.PodCIDR.Overlaps)]
 		why := fmt.Sprintf("its podCIDR %s overlaps %s of node %s, which is older: the other nodes send to that node", own, p.PodCIDR, p.Name)
 		do := fmt.Sprintf("delete the younger Node object (kubectl delete node %s) and restart its kubelet: the node gets another podCIDR", name)
-		list = append(list, Advice{What: "own node", Why: why, Do: do, Hold: true})
+		list = append(list, Advice{What: "own node", Why: why, Do: do, BlocksPods: true})
 	}
 	return list
 }
@@ -32,9 +32,9 @@ func adviseMTU(c Config, self Self, uplink int) (list []Advice) {
 		return nil
 	}
 	is6 := slices.IndexFunc(self.PodCIDRs, func(p netip.Prefix) bool { return p.Addr().Is6() })
-	if is6 >= 0 && c.MTU < leastMTU6 {
-		list = append(list, Advice{What: "mtu", Hold: true, Do: fmt.Sprintf("set mtu to at least %d, or remove the key", leastMTU6),
-			Why: fmt.Sprintf("mtu %d is too small for podCIDR %s: IPv6 needs at least %d", c.MTU, self.PodCIDRs[is6], leastMTU6)})
+	if is6 >= 0 && c.MTU < minMTU6 {
+		list = append(list, Advice{What: "mtu", BlocksPods: true, Do: fmt.Sprintf("set mtu to at least %d, or remove the key", minMTU6),
+			Why: fmt.Sprintf("mtu %d is too small for podCIDR %s: IPv6 needs at least %d", c.MTU, self.PodCIDRs[is6], minMTU6)})
 	}
 	c2 := c
 	c2.MTU = 0
@@ -49,8 +49,8 @@ func adviseMTU(c Config, self Self, uplink int) (list []Advice) {
 	return list
 }
 
-// mostNamed is the number of CIDRs that a message lists.
-const mostNamed = 5
+// maxNamed is the number of CIDRs that a message lists.
+const maxNamed = 5
 
 // adviseClusterCIDRs reports podCIDRs that clusterCIDRs of the configuration lacks.
 func adviseClusterCIDRs(configured, podCIDRs []netip.Prefix) []Advice {
@@ -66,12 +66,12 @@ func adviseClusterCIDRs(configured, podCIDRs []netip.Prefix) []Advice {
 		return nil
 	}
 	more := ""
-	if n := len(missing) - mostNamed; n > 0 {
+	if n := len(missing) - maxNamed; n > 0 {
 		more = fmt.Sprintf(" and %d more", n)
 	}
 	return []Advice{{What: "cluster CIDRs", Do: "add them to clusterCIDRs, or remove the key: then the podCIDRs of all nodes apply",
 		Why: fmt.Sprintf("clusterCIDRs lacks the podCIDRs %s%s: their pods see the address of the node instead of the calling pod's address",
-			strings.Join(missing[:min(len(missing), mostNamed)], " "), more)}}
+			strings.Join(missing[:min(len(missing), maxNamed)], " "), more)}}
 }
 
 // ForPods reports whether pods can use the addresses of a CIDR, and which reserved range it overlaps if they cannot.

@@ -38,7 +38,7 @@ func TestAdvice(t *testing.T) {
 		want, _, _ := planned(t, c.cfg, c.nodes...)
 		switch {
 		case c.why == "" && len(want.Advice) == 0:
-		case c.why == "" || len(want.Advice) != 1 || !strings.Contains(want.Advice[0].Why, c.why) || want.Advice[0].Hold != c.hold || want.Advice[0].Do == "":
+		case c.why == "" || len(want.Advice) != 1 || !strings.Contains(want.Advice[0].Why, c.why) || want.Advice[0].BlocksPods != c.hold || want.Advice[0].Do == "":
 			t.Errorf("%s: %+v, want %q", name, want.Advice, c.why)
 		}
 	}

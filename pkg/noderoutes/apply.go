@@ -80,20 +80,20 @@ func Remove(n *kernel.NS) (changes int, err error) {
 // pass is one comparison.
 type pass struct {
 	Result
-	n       *kernel.NS
-	opt     Options
-	tunnel  kernel.Link
-	bad     map[uint32]error         // nexthop objects that routes cannot use, with the reason
-	badHops map[netip.Addr]error     // gateways behind the tunnel that cannot be used, with the reason
-	had     []kernel.FoundRoute      // existing routes with Protocol
-	foreign map[netip.Prefix][]found // routes of other programs, read on demand
-	deleted int
+	n           *kernel.NS
+	opt         Options
+	tunnel      kernel.Link
+	badNexthops map[uint32]error         // nexthop objects that routes cannot use, with the reason
+	badHops     map[netip.Addr]error     // gateways behind the tunnel that cannot be used, with the reason
+	existing    []kernel.FoundRoute      // existing routes with Protocol
+	foreign     map[netip.Prefix][]found // routes of other programs, read on demand
+	deleted     int
 }
 
 type found = kernel.FoundRoute
 
 func apply(n *kernel.NS, want Wanted, opt Options) (*pass, error) {
-	p := &pass{n: n, opt: opt, bad: map[uint32]error{}, badHops: map[netip.Addr]error{},
+	p := &pass{n: n, opt: opt, badNexthops: map[uint32]error{}, badHops: map[netip.Addr]error{},
 		Result: Result{Failed: map[netip.Prefix]error{}, Conflicts: map[netip.Prefix]string{}, Has: map[bool]int{}}}
 	sweepTunnel, err := p.applyTunnel(want)
 	if err != nil {
@@ -103,11 +103,11 @@ func apply(n *kernel.NS, want Wanted, opt Options) (*pass, error) {
 	if err != nil {
 		return p, err
 	}
-	if p.had, err = n.ProtocolRoutes(Protocol); err != nil {
+	if p.existing, err = n.ProtocolRoutes(Protocol); err != nil {
 		return p, err
 	}
-	p.Had = len(p.had)
-	for _, r := range p.had {
+	p.Had = len(p.existing)
+	for _, r := range p.existing {
 		p.Has[r.Dst.Addr().Is4()]++
 	}
 	wantedHops := p.applyNexthops(want, nexthops)
@@ -123,28 +123,28 @@ func apply(n *kernel.NS, want Wanted, opt Options) (*pass, error) {
 	p.sweepRoutes(want)
 	for _, h := range nexthops {
 		if _, wanted := wantedHops[h.ID]; h.Protocol == Protocol && !wanted && !staying[h.ID] {
-			p.sweep(func() error { return n.DelNexthop(h.ID) })
+			p.deleteUnwanted(func() error { return n.DelNexthop(h.ID) })
 		}
 	}
 	sweepTunnel()
 	return p, nil
 }
 
-// made counts a successful change, and returns the error of a failed one.
-func (p *pass) made(err error) error {
+// noteChange counts a successful change, and returns the error of a failed one.
+func (p *pass) noteChange(err error) error {
 	if err == nil {
 		p.Changes++
 	}
 	return err
 }
 
-// sweep deletes an unwanted object.
-func (p *pass) sweep(del func() error) {
+// deleteUnwanted deletes an unwanted object.
+func (p *pass) deleteUnwanted(del func() error) {
 	if p.opt.Keep {
 		p.Kept++
 		return
 	}
-	if err := p.made(del()); err != nil {
+	if err := p.noteChange(del()); err != nil {
 		p.Other = errors.Join(p.Other, err)
 		return
 	}
@@ -160,7 +160,7 @@ func (p *pass) applyNexthops(want Wanted, list []kernel.FoundNexthop) map[uint32
 	for _, h := range want.Nexthops {
 		wanted[h.ID] = true
 		if err := p.applyNexthop(h, have); err != nil {
-			p.bad[h.ID] = err
+			p.badNexthops[h.ID] = err
 		}
 	}
 	return wanted
@@ -179,11 +179,11 @@ func (p *pass) applyNexthop(h kernel.Nexthop, have map[uint32]kernel.FoundNextho
 	there, ok := have[h.ID]
 	switch {
 	case !ok:
-		return p.made(p.n.AddNexthop(h, Protocol))
+		return p.noteChange(p.n.AddNexthop(h, Protocol))
 	case there.Protocol != Protocol:
 		return fmt.Errorf("nexthop %d belongs to another program (ip nexthop show id %d: protocol %d)", h.ID, h.ID, there.Protocol)
 	case there.Nexthop != h:
-		return p.made(p.n.ReplaceNexthop(h, Protocol))
+		return p.noteChange(p.n.ReplaceNexthop(h, Protocol))
 	}
 	return nil
 }
@@ -201,18 +201,18 @@ func placeOf(r kernel.ProtocolRoute) place {
 
 // applyRoutes writes the routes. It returns the nexthop objects that routes still use because the kernel refused their change.
 func (p *pass) applyRoutes(want Wanted) (staying map[uint32]bool, err error) {
-	have := make(map[place]found, len(p.had))
-	for _, r := range p.had {
+	have := make(map[place]found, len(p.existing))
+	for _, r := range p.existing {
 		have[placeOf(r.ProtocolRoute)] = r
 	}
 	staying = map[uint32]bool{}
 	for _, r := range want.Routes {
 		r = r.Explicit()
 		there, ok := have[placeOf(r)]
-		if ok && !there.Other && there.Nexthop == r.Nexthop && p.bad[r.Nexthop] == nil {
+		if ok && !there.Other && there.Nexthop == r.Nexthop && p.badNexthops[r.Nexthop] == nil {
 			continue
 		}
-		err := p.bad[r.Nexthop]
+		err := p.badNexthops[r.Nexthop]
 		if err == nil {
 			err = p.applyRoute(r, ok)
 		}
@@ -258,7 +258,7 @@ func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 	if replace {
 		set = p.n.ReplaceProtocolRoute
 	}
-	err := p.made(set(r, Protocol))
+	err := p.noteChange(set(r, Protocol))
 	if !replace && errors.Is(err, fs.ErrExist) {
 		p.Conflicts[r.Dst] = r.Dst.String() + ", which another program has just added"
 		return nil
@@ -280,7 +280,7 @@ func (p *pass) takeOver(adopted []found, r kernel.ProtocolRoute, ours bool) erro
 			replaced = true
 			continue
 		}
-		if err := p.made(p.n.DelProtocolRoute(f.ProtocolRoute, f.Protocol)); err != nil {
+		if err := p.noteChange(p.n.DelProtocolRoute(f.ProtocolRoute, f.Protocol)); err != nil {
 			return err
 		}
 	}
@@ -341,10 +341,10 @@ func (p *pass) sweepRoutes(want Wanted) {
 	for _, r := range want.Routes {
 		wanted[placeOf(r)] = true
 	}
-	for _, r := range p.had {
+	for _, r := range p.existing {
 		if !wanted[placeOf(r.ProtocolRoute)] {
 			p.Unwanted++
-			p.sweep(func() error {
+			p.deleteUnwanted(func() error {
 				err := p.n.DelProtocolRoute(r.ProtocolRoute, Protocol)
 				if err == nil {
 					p.Has[r.Dst.Addr().Is4()]--

@@ -55,12 +55,12 @@ func (p *pass) applyTunnelAddresses(wanted []netip.Addr) error {
 	}
 	for _, old := range have {
 		if !old.IsSingleIP() || !slices.Contains(wanted, old.Addr()) {
-			p.sweep(func() error { return p.n.DelAddress(p.tunnel, old) })
+			p.deleteUnwanted(func() error { return p.n.DelAddress(p.tunnel, old) })
 		}
 	}
 	for _, a := range wanted {
 		if !slices.Contains(have, netip.PrefixFrom(a, a.BitLen())) {
-			p.Other = errors.Join(p.Other, p.made(p.n.AddHostAddress(p.tunnel, a)))
+			p.Other = errors.Join(p.Other, p.noteChange(p.n.AddHostAddress(p.tunnel, a)))
 		}
 	}
 	return nil
@@ -69,7 +69,7 @@ func (p *pass) applyTunnelAddresses(wanted []netip.Addr) error {
 func (p *pass) applyTunnelPeer(peer kernel.TunnelPeer, neighbours map[netip.Addr]string, remotes map[string][]netip.Addr) {
 	mac := peer.MAC.String()
 	if !slices.Equal(remotes[mac], []netip.Addr{peer.Remote}) {
-		if err := p.made(p.n.SetForwarding(p.tunnel, peer.MAC, peer.Remote)); err != nil {
+		if err := p.noteChange(p.n.SetForwarding(p.tunnel, peer.MAC, peer.Remote)); err != nil {
 			for _, hop := range peer.Hops {
 				p.badHops[hop] = err
 			}
@@ -80,7 +80,7 @@ func (p *pass) applyTunnelPeer(peer kernel.TunnelPeer, neighbours map[netip.Addr
 		if neighbours[hop] == mac {
 			continue
 		}
-		if err := p.made(p.n.SetNeighbour(p.tunnel, hop, peer.MAC, Protocol)); err != nil {
+		if err := p.noteChange(p.n.SetNeighbour(p.tunnel, hop, peer.MAC, Protocol)); err != nil {
 			p.badHops[hop] = err
 		}
 	}
@@ -97,14 +97,14 @@ func (p *pass) sweepEntries(tunnel Tunnel, neighbours map[netip.Addr]string, rem
 	}
 	for hop := range neighbours {
 		if !wantedHops[hop] {
-			p.sweep(func() error { return p.n.DelNeighbour(p.tunnel, hop) })
+			p.deleteUnwanted(func() error { return p.n.DelNeighbour(p.tunnel, hop) })
 		}
 	}
 	for text := range remotes {
 		if wantedMACs[text] {
 			continue
 		}
-		p.sweep(func() error {
+		p.deleteUnwanted(func() error {
 			mac, err := net.ParseMAC(text)
 			if err != nil {
 				return fmt.Errorf("fdb show dev %s: %w", p.tunnel.Name, err)
@@ -123,7 +123,7 @@ func (p *pass) sweepTunnels() (sweep func(), err error) {
 	return func() {
 		for _, f := range all {
 			if f.Traits.Group == Protocol {
-				p.sweep(func() error { return p.n.DelLink(f.Name) })
+				p.deleteUnwanted(func() error { return p.n.DelLink(f.Name) })
 			}
 		}
 	}, nil

@@ -11,13 +11,13 @@ import (
 // claims maps podCIDRs and addresses to their nodes. CIDRs overlap only if one contains the other, so one lookup for each prefix
 // length in use finds an overlap. Most clusters use two lengths.
 type claims struct {
-	cfg       Config
-	self      Self
-	lengths   map[bool][]int           // lengths of all podCIDRs; true is IPv4
-	covers    map[netip.Prefix]address // prefixes of these lengths that contain an address of a node, and the oldest such node
-	podCIDRs  map[netip.Prefix]string  // the node of each podCIDR
-	holds     map[netip.Prefix]podCIDR // larger prefixes of these lengths that contain the podCIDR of a node
-	addresses map[netip.Addr]string    // the node of each address that leads to podCIDRs
+	cfg        Config
+	self       Self
+	lengths    map[bool][]int           // lengths of all podCIDRs; true is IPv4
+	covers     map[netip.Prefix]address // prefixes of these lengths that contain an address of a node, and the oldest such node
+	podCIDRs   map[netip.Prefix]string  // the node of each podCIDR
+	containers map[netip.Prefix]podCIDR // larger prefixes of these lengths that contain the podCIDR of a node
+	addresses  map[netip.Addr]string    // the node of each address that leads to podCIDRs
 }
 
 type (
@@ -36,7 +36,7 @@ type (
 // to: a kubelet could list any number of foreign addresses, and so block the podCIDRs of all nodes.
 func newClaims(all []checked, own int, self Self, cfg Config) *claims {
 	c := &claims{cfg: cfg, self: self, lengths: map[bool][]int{}, covers: map[netip.Prefix]address{},
-		podCIDRs: make(map[netip.Prefix]string, 2*len(all)), holds: map[netip.Prefix]podCIDR{},
+		podCIDRs: make(map[netip.Prefix]string, 2*len(all)), containers: map[netip.Prefix]podCIDR{},
 		addresses: make(map[netip.Addr]string, 2*len(all))}
 	for _, n := range all {
 		for _, p := range n.podCIDRs {
@@ -45,9 +45,9 @@ func newClaims(all []checked, own int, self Self, cfg Config) *claims {
 			}
 		}
 	}
-	c.cover(all[own].addresses, cfg.Self, -1)
+	c.addCovers(all[own].addresses, cfg.Self, -1)
 	for age, n := range all {
-		c.cover(n.leading(), n.name, age)
+		c.addCovers(n.routableAddresses(), n.name, age)
 	}
 	for _, a := range self.Addresses {
 		c.addresses[a] = cfg.Self
@@ -55,8 +55,8 @@ func newClaims(all []checked, own int, self Self, cfg Config) *claims {
 	return c
 }
 
-// cover stores the prefixes that contain an address of a node, unless an older node has them.
-func (c *claims) cover(addresses []netip.Addr, node string, age int) {
+// addCovers stores the prefixes that contain an address of a node, unless an older node has them.
+func (c *claims) addCovers(addresses []netip.Addr, node string, age int) {
 	for _, a := range addresses {
 		for _, bits := range c.lengths[a.Is4()] {
 			p := netip.PrefixFrom(a, bits).Masked()
@@ -74,7 +74,7 @@ func (c *claims) peers(n checked, age int, older bool) (peers []Peer) {
 	}
 	for _, p := range n.podCIDRs {
 		peer := Peer{Name: n.name, PodCIDR: p, Age: age}
-		if peer.State, peer.Reason = c.claim(p, n, age, older); peer.State == "" {
+		if peer.State, peer.Reason = c.claimPodCIDR(p, n, age, older); peer.State == "" {
 			c.gateway(&peer, n)
 		}
 		peer.Elder = older && slices.ContainsFunc(c.self.PodCIDRs, p.Overlaps)
@@ -83,8 +83,8 @@ func (c *claims) peers(n checked, age int, older bool) (peers []Peer) {
 	return peers
 }
 
-// claim assigns a podCIDR to a node, or returns why it cannot.
-func (c *claims) claim(p netip.Prefix, n checked, age int, older bool) (State, string) {
+// claimPodCIDR assigns a podCIDR to a node, or returns why it cannot.
+func (c *claims) claimPodCIDR(p netip.Prefix, n checked, age int, older bool) (State, string) {
 	for _, own := range c.self.PodCIDRs {
 		if own.Overlaps(p) {
 			reason := fmt.Sprintf("overlaps podCIDR %s of this node", own)
@@ -94,7 +94,7 @@ func (c *claims) claim(p netip.Prefix, n checked, age int, older bool) (State, s
 			return Conflict, reason
 		}
 	}
-	if a, ok := c.held(p, n, age); ok {
+	if a, ok := c.conflictingAddress(p, n, age); ok {
 		return Refused, fmt.Sprintf("holds the address %s of node %q", a.addr, a.node)
 	}
 	for _, s := range c.cfg.Connected {
@@ -102,7 +102,7 @@ func (c *claims) claim(p netip.Prefix, n checked, age int, older bool) (State, s
 			return Refused, fmt.Sprintf("overlaps the subnet %s of a link of this node", s)
 		}
 	}
-	if small, ok := c.holds[p]; ok {
+	if small, ok := c.containers[p]; ok {
 		return Conflict, fmt.Sprintf("overlaps podCIDR %s of node %q, which is older", small.prefix, small.node)
 	}
 	for _, bits := range c.lengths[p.Addr().Is4()] {
@@ -114,14 +114,14 @@ func (c *claims) claim(p netip.Prefix, n checked, age int, older bool) (State, s
 	c.podCIDRs[p] = n.name
 	for _, bits := range c.lengths[p.Addr().Is4()] {
 		if bits < p.Bits() {
-			c.holds[netip.PrefixFrom(p.Addr(), bits).Masked()] = podCIDR{p, n.name}
+			c.containers[netip.PrefixFrom(p.Addr(), bits).Masked()] = podCIDR{p, n.name}
 		}
 	}
 	return "", ""
 }
 
-// held returns an address within the node's podCIDR that belongs to an older node or to itself.
-func (c *claims) held(p netip.Prefix, n checked, age int) (a address, ok bool) {
+// conflictingAddress returns an address within the node's podCIDR that belongs to an older node or to itself.
+func (c *claims) conflictingAddress(p netip.Prefix, n checked, age int) (a address, ok bool) {
 	if a, ok = c.covers[p]; ok && a.age < age {
 		return a, true
 	}
@@ -136,9 +136,9 @@ func (c *claims) held(p netip.Prefix, n checked, age int) (a address, ok bool) {
 func (c *claims) gateway(p *Peer, n checked) {
 	is4 := p.PodCIDR.Addr().Is4()
 	tunnel := c.cfg.OffLink == OffLinkVXLAN
-	a, ok := n.first(is4)
+	a, ok := n.firstUsable(is4)
 	if !ok && (is4 || tunnel) {
-		a, ok = n.first(!is4)
+		a, ok = n.firstUsable(!is4)
 	}
 	switch {
 	case !ok && len(n.usable) > 0:
@@ -150,18 +150,18 @@ func (c *claims) gateway(p *Peer, n checked) {
 	}
 	p.Gateway = a
 	if tunnel {
-		p.Underlay, _ = n.first(c.self.Underlay().Is4())
+		p.Underlay, _ = n.firstUsable(c.self.Underlay().Is4())
 	}
 	for _, a := range []netip.Addr{p.Gateway, p.Underlay} {
-		if p.Reason = c.taken(a, n.name); p.Reason != "" {
+		if p.Reason = c.claimAddress(a, n.name); p.Reason != "" {
 			p.State, p.Gateway, p.Underlay = Refused, netip.Addr{}, netip.Addr{}
 			return
 		}
 	}
 }
 
-// taken assigns an address to a node, or returns why it cannot.
-func (c *claims) taken(a netip.Addr, node string) (reason string) {
+// claimAddress assigns an address to a node, or returns why it cannot.
+func (c *claims) claimAddress(a netip.Addr, node string) (reason string) {
 	owner, taken := c.addresses[a]
 	own := slices.IndexFunc(c.self.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
 	switch {

@@ -114,7 +114,7 @@ type Wanted struct {
 // Advice is an error that an administrator should correct.
 type Advice struct {
 	What, Why, Do string
-	Hold          bool // no pod can work here: a node without node.json gets none
+	BlocksPods    bool // no pod can work here: a node without node.json gets none
 }
 
 // TunnelLink stands for the tunnel in Nexthop.Link, because its ifindex is unknown until it exists.

@@ -140,8 +140,8 @@ func broadcast(a netip.Addr, connected []netip.Prefix) string {
 	return ""
 }
 
-// first returns the first usable address of a family.
-func (c checked) first(is4 bool) (netip.Addr, bool) {
+// firstUsable returns the first usable address of a family.
+func (c checked) firstUsable(is4 bool) (netip.Addr, bool) {
 	for _, a := range c.usable {
 		if a.Is4() == is4 {
 			return a, true
@@ -150,10 +150,10 @@ func (c checked) first(is4 bool) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// leading returns the addresses that routes to the node can use: the first usable one of each family.
-func (c checked) leading() (list []netip.Addr) {
+// routableAddresses returns the addresses that routes to the node can use: the first usable one of each family.
+func (c checked) routableAddresses() (list []netip.Addr) {
 	for _, is4 := range []bool{true, false} {
-		if a, ok := c.first(is4); ok {
+		if a, ok := c.firstUsable(is4); ok {
 			list = append(list, a)
 		}
 	}
@@ -172,7 +172,7 @@ func (c checked) self() (s Self, err *SelfError) {
 		return Self{}, &SelfError{c.faults[0], "kube-controller-manager gives podCIDRs with --allocate-node-cidrs and --cluster-cidr; " +
 			"to get others, delete the Node object and restart its kubelet"}
 	}
-	if s.Addresses = c.leading(); len(s.Addresses) == 0 {
+	if s.Addresses = c.routableAddresses(); len(s.Addresses) == 0 {
 		do := "give the kubelet the node's address by --node-ip"
 		if len(c.addresses) > 0 {
 			do = "correct addressCIDRs in the configuration so that they contain an InternalIP of each node, or give the kubelet another --node-ip"

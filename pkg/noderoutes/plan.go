@@ -35,14 +35,14 @@ func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted,
 	cidrs := slices.Clone(self.PodCIDRs)
 	uplink := 0
 	for _, a := range self.Addresses {
-		uplink = smaller(uplink, ways[a])
+		uplink = minMTU(uplink, ways[a])
 	}
 	for _, peer := range oldestFirst(peers) {
 		if peer.State != "" || !peer.PodCIDR.IsValid() {
 			continue
 		}
 		cidrs = append(cidrs, peer.PodCIDR)
-		uplink = smaller(uplink, ways[peer.Gateway])
+		uplink = minMTU(uplink, ways[peer.Gateway])
 		p.route(peer)
 	}
 	node.MTU = cfg.podMTU(self, uplink)
@@ -68,8 +68,8 @@ func oldestFirst(peers []Peer) (list []*Peer) {
 	return list
 }
 
-// smaller returns the smaller of an MTU (0: none) and the MTU of a way's link.
-func smaller(mtu int, way Way) int {
+// minMTU returns the smaller of an MTU (0: none) and the MTU of a way's link.
+func minMTU(mtu int, way Way) int {
 	if way.MTU == 0 || way.Name == "lo" || mtu != 0 && mtu < way.MTU {
 		return mtu
 	}

@@ -22,14 +22,14 @@ const (
 	settlePoll    = 2 * time.Millisecond
 )
 
-var errSettle = errors.New("the kernel accepted the write, but it had no effect")
+var errNoEffect = errors.New("the kernel accepted the write, but it had no effect")
 
 // Bind binds a VF to a loaded driver, whatever other drivers match it, and first unbinds its present driver. It is a no-op if the VF
 // has that driver already. After a failure it rebinds the previous driver, and the error says whether that succeeded. It takes until
 // ctx ends, at most 30 s, and as long again for the rebinding. The caller must know that the VF is not in use.
 func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
-	return controlledVF(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error {
-		if err := c.known(driver); err != nil {
+	return withVFControl(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error {
+		if err := c.checkLoaded(driver); err != nil {
 			return fmt.Errorf("bind %s to %s: %w", a, driver, err)
 		}
 		return c.bind(ctx, driver)
@@ -38,7 +38,7 @@ func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
 
 // Unbind unbinds a VF from its driver. It is a no-op without one. It takes until ctx ends, at most 30 s.
 func Unbind(ctx context.Context, sysfs string, a Address) error {
-	return controlledVF(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error { return c.free(ctx) })
+	return withVFControl(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error { return c.unbindCurrent(ctx) })
 }
 
 // control changes one function.
@@ -48,7 +48,7 @@ type control struct {
 	folder  string
 }
 
-func controlled(ctx context.Context, sysfs string, a Address, limit time.Duration, f func(context.Context, control) error) error {
+func withControl(ctx context.Context, sysfs string, a Address, limit time.Duration, f func(context.Context, control) error) error {
 	root, err := os.OpenRoot(sysfs)
 	if err != nil {
 		return fmt.Errorf("PCI function %s: %w", a, err)
@@ -63,10 +63,10 @@ func controlled(ctx context.Context, sysfs string, a Address, limit time.Duratio
 	return f(ctx, c)
 }
 
-// controlledVF is controlled for VFs and fails for every other function: unbinding a PF would delete its VFs, and could disconnect the
+// withVFControl is controlled for VFs and fails for every other function: unbinding a PF would delete its VFs, and could disconnect the
 // node.
-func controlledVF(ctx context.Context, sysfs string, a Address, limit time.Duration, f func(context.Context, control) error) error {
-	return controlled(ctx, sysfs, a, limit, func(ctx context.Context, c control) error {
+func withVFControl(ctx context.Context, sysfs string, a Address, limit time.Duration, f func(context.Context, control) error) error {
+	return withControl(ctx, sysfs, a, limit, func(ctx context.Context, c control) error {
 		target, err := readLink(c.root, c.folder+"/physfn", "")
 		if err == nil {
 			var pf Address
@@ -81,8 +81,8 @@ func controlledVF(ctx context.Context, sysfs string, a Address, limit time.Durat
 	})
 }
 
-// known refuses a driver that is not loaded.
-func (c control) known(driver string) error {
+// checkLoaded refuses a driver that is not loaded.
+func (c control) checkLoaded(driver string) error {
 	if driver == "" || strings.HasPrefix(driver, ".") || strings.Contains(driver, "/") || checkWord(driver) != nil {
 		return errors.New("want the name of a driver")
 	}
@@ -102,7 +102,7 @@ func (c control) bind(ctx context.Context, driver string) error {
 	if err != nil {
 		return failed(err)
 	}
-	if err = c.move(ctx, driver); err == nil {
+	if err = c.changeDriver(ctx, driver); err == nil {
 		// The VF keeps its driver until the probe; drivers_probe of other functions is not affected.
 		if err = c.setOverride(ctx, override); err != nil {
 			return fmt.Errorf("%s is bound to %s: %w", c.address, driver, err)
@@ -112,20 +112,20 @@ func (c control) bind(ctx context.Context, driver string) error {
 	// The error may be that ctx has ended.
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), bindTimeout)
 	defer cancel()
-	if back := c.putBack(undo, former, override); back != nil {
+	if back := c.restoreFormer(undo, former, override); back != nil {
 		return failed(fmt.Errorf("%w; and it could not be bound to %s again: %w", err, orNone(former), back))
 	}
 	return failed(fmt.Errorf("%w; it is bound to %s again", err, orNone(former)))
 }
 
-func (c control) putBack(ctx context.Context, former, override string) error {
+func (c control) restoreFormer(ctx context.Context, former, override string) error {
 	now, err := c.driver()
 	switch {
 	case err != nil:
 	case former == "":
-		err = c.free(ctx)
+		err = c.unbindCurrent(ctx)
 	case now != former:
-		err = c.move(ctx, former)
+		err = c.changeDriver(ctx, former)
 	}
 	return errors.Join(err, c.setOverride(ctx, override))
 }
@@ -137,13 +137,13 @@ func orNone(driver string) string {
 	return driver
 }
 
-// move unbinds the function and lets the kernel choose the driver by the override. That also works if sriov_drivers_autoprobe is off,
-// where the driver's own bind file does not.
-func (c control) move(ctx context.Context, driver string) error {
+// changeDriver unbinds the function and lets the kernel choose the driver by the override. That also works if sriov_drivers_autoprobe is
+// off, where the driver's own bind file does not.
+func (c control) changeDriver(ctx context.Context, driver string) error {
 	if err := c.setOverride(ctx, driver); err != nil {
 		return err
 	}
-	if err := c.free(ctx); err != nil {
+	if err := c.unbindCurrent(ctx); err != nil {
 		return err
 	}
 	if err := c.write(ctx, probeFile, c.address.String()); err != nil {
@@ -152,8 +152,8 @@ func (c control) move(ctx context.Context, driver string) error {
 	return c.await(ctx, driver)
 }
 
-// free unbinds the function from its driver.
-func (c control) free(ctx context.Context) error {
+// unbindCurrent unbinds the function from its driver.
+func (c control) unbindCurrent(ctx context.Context) error {
 	now, err := c.driver()
 	if err != nil || now == "" {
 		return err
@@ -215,28 +215,28 @@ func (c control) write(ctx context.Context, file, value string) error {
 // await waits until the function is bound to the driver, or to none.
 func (c control) await(ctx context.Context, driver string) error {
 	now := ""
-	err := settle(ctx, func() (ok bool, err error) {
+	err := waitUntil(ctx, func() (ok bool, err error) {
 		now, err = c.driver()
 		return now == driver, err
 	})
-	if errors.Is(err, errSettle) {
+	if errors.Is(err, errNoEffect) {
 		return fmt.Errorf("wait for %s, have %s: %w", orNone(driver), orNone(now), err)
 	}
 	return err
 }
 
-// settle waits until a condition holds.
-func settle(ctx context.Context, so func() (bool, error)) error {
+// waitUntil waits until a condition holds.
+func waitUntil(ctx context.Context, so func() (bool, error)) error {
 	for end := time.Now().Add(settleTime); ; {
 		if ok, err := so(); ok || err != nil {
 			return err
 		}
 		if time.Now().After(end) {
-			return errSettle
+			return errNoEffect
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", errSettle, ctx.Err())
+			return fmt.Errorf("%w: %w", errNoEffect, ctx.Err())
 		case <-time.After(settlePoll):
 		}
 	}

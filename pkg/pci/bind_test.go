@@ -241,7 +241,7 @@ func TestBindBackToNone(t *testing.T) {
 	must(t, err)
 	defer root.Close()
 	c := control{root, address(t, byKernel), devicesFolder + "/" + byKernel}
-	must(t, c.setOverride(t.Context(), "vfio-pci"), c.putBack(t.Context(), "", ""))
+	must(t, c.setOverride(t.Context(), "vfio-pci"), c.restoreFormer(t.Context(), "", ""))
 	if got := state(t, sysfs, byKernel); got != "," {
 		t.Error(got)
 	}

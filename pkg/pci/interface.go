@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// connect reads the interfaces of a function in this network namespace, without the representors of its VFs. If there are several, the
-// first by name provides the state.
-func (s *scanner) connect(d *Device, f *folder) {
+// addInterfaces reads the interfaces of a function in this network namespace, without the representors of its VFs. If there are several,
+// the first by name provides the state.
+func (s *scanner) addInterfaces(d *Device, f *folder) {
 	for _, dir := range interfaceFolders(f) {
 		names, err := listFolder(f.Root, dir)
 		f.fail(dir, err)

@@ -13,7 +13,7 @@ import (
 // that they are not in use. It is a no-op if the PF has n VFs, and an error if it has more although sriov_numvfs is n. It takes until
 // ctx ends, at most two minutes.
 func SetNumVFs(ctx context.Context, sysfs string, pf Address, n int) error {
-	return controlled(ctx, sysfs, pf, resizeTimeout, func(ctx context.Context, c control) error {
+	return withControl(ctx, sysfs, pf, resizeTimeout, func(ctx context.Context, c control) error {
 		if err := c.resize(ctx, n); err != nil {
 			return fmt.Errorf("give %s %d VFs: %w", pf, n, err)
 		}
@@ -23,7 +23,7 @@ func SetNumVFs(ctx context.Context, sysfs string, pf Address, n int) error {
 
 func (c control) resize(ctx context.Context, n int) error {
 	total, err := c.count("sriov_totalvfs")
-	if gone(err) {
+	if isMissing(err) {
 		return fmt.Errorf("it is no PF: %w", err)
 	}
 	if err == nil && (n < 0 || n > total) {
@@ -37,7 +37,7 @@ func (c control) resize(ctx context.Context, n int) error {
 		return err
 	}
 	if now == n {
-		return c.agree(n)
+		return c.checkCounts(n)
 	}
 	if now > 0 {
 		if err := c.setNumVFs(ctx, 0); err != nil {
@@ -53,8 +53,8 @@ func (c control) resize(ctx context.Context, n int) error {
 	return err
 }
 
-// agree returns an error if more VFs exist than sriov_numvfs says: writing the same number again would remove none.
-func (c control) agree(n int) error {
+// checkCounts returns an error if more VFs exist than sriov_numvfs says: writing the same number again would remove none.
+func (c control) checkCounts(n int) error {
 	s, err := Scan(c.root.Name())
 	if err != nil {
 		return err
@@ -71,7 +71,7 @@ func (c control) setNumVFs(ctx context.Context, n int) error {
 		return err
 	}
 	links := 0
-	err := settle(ctx, func() (bool, error) {
+	err := waitUntil(ctx, func() (bool, error) {
 		names, err := listFolder(c.root, c.folder)
 		links = 0
 		for _, name := range names {
@@ -81,7 +81,7 @@ func (c control) setNumVFs(ctx context.Context, n int) error {
 		}
 		return links == n, err
 	})
-	if errors.Is(err, errSettle) {
+	if errors.Is(err, errNoEffect) {
 		return fmt.Errorf("wait for %d VFs, have %d: %w", n, links, err)
 	}
 	return err

@@ -17,7 +17,7 @@ const resetTimeout = 10 * time.Second
 // because some drivers then block for ever, together with the calling process. It waits for at most 10 s; the kernel cannot be
 // interrupted, so the process may not end before the reset does.
 func ResetFunction(ctx context.Context, sysfs string, a Address) error {
-	return controlledVF(ctx, sysfs, a, resetTimeout, func(ctx context.Context, c control) error {
+	return withVFControl(ctx, sysfs, a, resetTimeout, func(ctx context.Context, c control) error {
 		if driver, err := c.driver(); err != nil || driver != "" {
 			return errors.Join(err, fmt.Errorf("reset %s: it has the driver %s: unbind it first", a, orNone(driver)))
 		}

@@ -79,7 +79,7 @@ func (s *scanner) add(a Address) {
 		s.attach(&d, f)
 	}
 	s.divide(&d, f)
-	s.connect(&d, f)
+	s.addInterfaces(&d, f)
 	if f.left {
 		// The device may be gone, or only its interface, which may be in a pod.
 		if _, err := s.root.Stat(at + "/vendor"); err != nil {
@@ -109,7 +109,7 @@ func (s *scanner) attach(d *Device, f *folder) {
 		f.fail("iommu_group", err)
 		// Only a group that VFIO made has a name.
 		name, err := readAttribute(s.root, groupsFolder+"/"+group+"/name")
-		if err != nil && !untold(err) {
+		if err != nil && !isUnavailable(err) {
 			f.fail("iommu_group", err)
 		}
 		d.IOMMUGroup, d.NoIOMMU = n, name == "vfio-noiommu"

@@ -37,14 +37,16 @@ var (
 	errLink   = errors.New("leads to an unexpected folder")
 )
 
-// untold reports whether an error only means that the kernel or driver has no value, or none at the moment, such as EINVAL for the
+// isUnavailable reports whether an error only means that the kernel or driver has no value, or none at the moment, such as EINVAL for the
 // speed of a link that is down. Any other error of an existing file is a real one.
-func untold(err error) bool {
-	return gone(err) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EOPNOTSUPP)
+func isUnavailable(err error) bool {
+	return isMissing(err) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EOPNOTSUPP)
 }
 
-// gone reports whether an error means that the device disappeared while it was read.
-func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) }
+// isMissing reports whether an error means that the device disappeared while it was read.
+func isMissing(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV)
+}
 
 // readAttribute returns a file without surrounding white space. It does not block on a FIFO.
 func readAttribute(dir *os.Root, name string) (string, error) {
@@ -138,8 +140,8 @@ func (f *folder) has(name string) bool {
 
 // fail keeps an error with its reason only, because paths differ between machines.
 func (f *folder) fail(name string, err error) {
-	f.left = f.left || gone(err)
-	if f.err == nil && err != nil && !untold(err) {
+	f.left = f.left || isMissing(err)
+	if f.err == nil && err != nil && !isUnavailable(err) {
 		var at *fs.PathError
 		if errors.As(err, &at) {
 			err = at.Err

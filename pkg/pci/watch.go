@@ -48,7 +48,7 @@ func Watch(ctx context.Context, sysfs string, poll time.Duration) (<-chan *Snaps
 
 func watch(ctx context.Context, now *Snapshot, scan func() (*Snapshot, error), events <-chan kernel.Event, poll time.Duration,
 	to chan<- *Snapshot) {
-	for await(ctx, events, poll) {
+	for waitForChange(ctx, events, poll) {
 		next, err := scan()
 		if err != nil {
 			slog.Warn("cannot scan devices; the last scan remains in use", "error", err)
@@ -64,8 +64,8 @@ func watch(ctx context.Context, now *Snapshot, scan func() (*Snapshot, error), e
 	}
 }
 
-// await waits until it is time to scan. It returns false if ctx has ended.
-func await(ctx context.Context, events <-chan kernel.Event, poll time.Duration) bool {
+// waitForChange waits until it is time to scan. It returns false if ctx has ended.
+func waitForChange(ctx context.Context, events <-chan kernel.Event, poll time.Duration) bool {
 	var due, latest <-chan time.Time
 	if poll > 0 {
 		due = time.After(poll)
@@ -79,7 +79,7 @@ func await(ctx context.Context, events <-chan kernel.Event, poll time.Duration) 
 		case <-due:
 			return true
 		case e := <-events:
-			if !concerns(e) {
+			if !isRelevant(e) {
 				continue
 			}
 			if due = time.After(quiet); latest == nil {
@@ -89,8 +89,8 @@ func await(ctx context.Context, events <-chan kernel.Event, poll time.Duration) 
 	}
 }
 
-// concerns reports whether an event may be about a PCI function, and not about links that come and go with every pod.
-func concerns(e kernel.Event) bool {
+// isRelevant reports whether an event may be about a PCI function, and not about links that come and go with every pod.
+func isRelevant(e kernel.Event) bool {
 	switch {
 	case e.Lost:
 		return true

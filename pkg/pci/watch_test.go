@@ -221,7 +221,7 @@ func TestConcerns(t *testing.T) {
 		{Device: "/bus/pci/drivers/vfio-pci"}:                                true,
 		{Device: "/module/nf_tables"}:                                        false,
 	} {
-		if concerns(e) != want {
+		if isRelevant(e) != want {
 			t.Errorf("%+v: %t", e, !want)
 		}
 	}

@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// rich is a pod with all that the API can tell.
+// rich returns a pod with everything that the API can describe.
 func rich() *api.PodResources {
 	numa := func(n int64) *api.TopologyInfo { return &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: n}}} }
 	share := "s"
@@ -72,9 +72,9 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// TestSizes: answers of all sizes come through, about the limits of frames and of the windows that HTTP/2 begins with, up to our own limit.
+// TestSizes checks responses around the limits of frames and of HTTP/2's initial windows, up to maxResponse.
 func TestSizes(t *testing.T) {
-	for _, size := range []int{1, 100, 16384 - 40, 16384 - 20, 16384, 2*16384 - 20, 65535 - 40, 65535, 1 << 20, 17 << 20, maxAnswer - 100} {
+	for _, size := range []int{1, 100, 16384 - 40, 16384 - 20, 16384, 2*16384 - 20, 65535 - 40, 65535, 1 << 20, 17 << 20, maxResponse - 100} {
 		id := strings.Repeat("x", size)
 		k := start(t, &kubelet{get: always(web("app", "before", id, "after"))})
 		if got, err := ask(t, k.Kubelet, ""); err != nil || len(got) != 3 || got[1].ID != id || got[2].ID != "after" {
@@ -88,14 +88,14 @@ func TestSizes(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
 	}
-	k := start(t, &kubelet{get: always(web("app", strings.Repeat("x", maxAnswer)))})
+	k := start(t, &kubelet{get: always(web("app", strings.Repeat("x", maxResponse)))})
 	if got, err := ask(t, k.Kubelet, ""); err == nil || !strings.Contains(err.Error(), "want at most 67108864 bytes") {
 		t.Errorf("too long: %d devices, %v", len(got), err)
 	}
 }
 
-// TestErrors: codes and texts of the kubelet come through, however long, in trailers alone and in several frames; and those that do not
-// pass by themselves are not asked again.
+// TestErrors checks that codes and texts of the kubelet's errors are returned, however long, in trailers only and in several frames. Ask
+// does not retry permanent errors.
 func TestErrors(t *testing.T) {
 	for _, text := range []string{"", "100% of\nüber \x7f", strings.Repeat("é%", 20000), strings.Repeat("a", 500_000)} {
 		k := start(t, &kubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
@@ -111,12 +111,12 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// notFound is what kubelets say, up to 1.37.
+// notFound returns the error of kubelets up to 1.37 for an unknown pod.
 func notFound(_ int, r *api.GetPodResourcesRequest) (*api.PodResources, error) {
 	return nil, fmt.Errorf("pod %s in namespace %s not found", r.GetPodName(), r.GetPodNamespace())
 }
 
-// TestUnknownPod checks that an unknown pod gets another error than a pod without devices, without a retry.
+// TestUnknownPod checks that Ask returns ErrUnknownPod for an unknown pod, without a retry.
 func TestUnknownPod(t *testing.T) {
 	none := func(int) ([]*api.PodResources, error) {
 		return []*api.PodResources{{Namespace: "shop", Name: "web-1"}}, nil
@@ -135,7 +135,8 @@ func TestUnknownPod(t *testing.T) {
 	}
 }
 
-// TestOlder: kubelets that do not know Get, or may not answer it, are asked for all pods, and for nothing else when that fails for a while.
+// TestOlder checks that Ask uses List if the kubelet does not implement Get or has it disabled, and does not return to Get after a
+// temporary error.
 func TestOlder(t *testing.T) {
 	list := func(n int) ([]*api.PodResources, error) {
 		if n == 0 {
@@ -159,8 +160,8 @@ func TestOlder(t *testing.T) {
 	}
 }
 
-// TestBusy (V-24): the kubelet answers ten questions at once and then 50 in a second, and refuses the rest; 80 pods that start together get
-// their devices by asking again. The pauses bound how many questions come: a client that asks again at once asks several times as often.
+// TestBusy (V-24): the kubelet serves ten calls at once and then 50 a second, and refuses the rest. 80 pods that start together all get
+// their devices by retries. The number of calls is bounded: a client without pauses sends several times as many.
 func TestBusy(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -189,12 +190,12 @@ func TestBusy(t *testing.T) {
 	// Half of the pauses, the shortest there are: 10, 20, 40, 80, 160, 320 ms, and then 500 ms each.
 	took := time.Since(began)
 	if most := pods * (7 + int(took/(longestPause/2))); answered+refused > most {
-		t.Errorf("%d questions in %s, want at most %d: there are no pauses between them", answered+refused, took, most)
+		t.Errorf("%d calls in %s, want at most %d: the retries have no pauses", answered+refused, took, most)
 	}
-	t.Logf("%d questions, %d refused, in %s", answered+refused, refused, took)
+	t.Logf("%d calls, %d refused, in %s", answered+refused, refused, took)
 }
 
-// TestJitter: pauses differ, and are not shorter than half.
+// TestJitter checks that pauses are random and at least half of their maximum.
 func TestJitter(t *testing.T) {
 	drawn := map[time.Duration]bool{}
 	for range 100 {
@@ -208,7 +209,7 @@ func TestJitter(t *testing.T) {
 	}
 }
 
-// TestNoKubelet: a node without kubelet is told from one whose kubelet is away, at once.
+// TestNoKubelet checks that a node without kubelet gets its own error at once, unlike a node whose kubelet restarts.
 func TestNoKubelet(t *testing.T) {
 	k := root(t)
 	if err := os.Remove(filepath.Dir(k.Socket)); err != nil {
@@ -219,7 +220,7 @@ func TestNoKubelet(t *testing.T) {
 	}
 }
 
-// TestRestart: a kubelet that comes back is waited for: without socket, and with one that has no listener.
+// TestRestart checks that Ask waits for a kubelet that restarts: without a socket, and with a socket that has no listener.
 func TestRestart(t *testing.T) {
 	for _, stale := range []bool{false, true} {
 		k := &kubelet{Kubelet: root(t), get: always(web("app", "a"))}
@@ -249,7 +250,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestTimeUp: when the time is up the error says so, and what was wrong all the time.
+// TestTimeUp checks that the error names the deadline and the last failure before it.
 func TestTimeUp(t *testing.T) {
 	hang := make(chan struct{})
 	defer close(hang)
@@ -278,8 +279,8 @@ func TestTimeUp(t *testing.T) {
 	}
 }
 
-// askUntilUp returns the error of Ask after its deadline. The deadline doubles, up to patience, while the error lacks the text: a slow
-// machine may need longer for the first question.
+// askUntilUp returns the error of Ask after its deadline. The deadline doubles, up to patience, until the error contains the text,
+// because a slow machine may need longer for the first call.
 func askUntilUp(t *testing.T, k Kubelet, says string) error {
 	t.Helper()
 	for wait := 300 * time.Millisecond; ; wait *= 2 {
@@ -292,7 +293,7 @@ func askUntilUp(t *testing.T, k Kubelet, says string) error {
 	}
 }
 
-// late is a context whose deadline passes with the first refusal, and which ends after a connection saw that.
+// late is a context whose deadline passes at the first refusal. It ends after a connection has seen that deadline.
 type late struct {
 	context.Context
 	end    context.CancelFunc
@@ -316,7 +317,7 @@ func (l *late) Err() error {
 	return nil
 }
 
-// TestLate: a connection that sees the deadline before the context ends does not hide the refusal before it.
+// TestLate checks that a connection that sees the deadline before the context ends does not hide the refusal before it.
 func TestLate(t *testing.T) {
 	t.Parallel()
 	ctx := &late{}
@@ -335,7 +336,7 @@ func TestLate(t *testing.T) {
 	}
 }
 
-// TestKeepalive: a server that pings while it thinks, and closes connections that do not answer that.
+// TestKeepalive checks that Ask answers the pings of a slow server, which closes connections without an answer.
 func TestKeepalive(t *testing.T) {
 	t.Parallel()
 	k := start(t, &kubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
@@ -347,7 +348,7 @@ func TestKeepalive(t *testing.T) {
 	}
 }
 
-// TestForeign: what no kubelet serves is told at once, and a folder that may not be entered.
+// TestForeign checks that Ask fails at once for a socket that no kubelet serves, and for a folder that it cannot enter.
 func TestForeign(t *testing.T) {
 	k := root(t)
 	if err := os.WriteFile(k.Socket+"2", nil, 0o600); err != nil {

@@ -13,7 +13,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// crowd is a node with a hundred pods, each with a device.
+// crowd returns a node of a hundred pods with one device each.
 func crowd() (pods []*api.PodResources, noted []written) {
 	for i := range 100 {
 		id, uid := fmt.Sprintf("0000:3b:%02x.%d", i/8, i%8), fmt.Sprintf("8d3c1c4e-0000-4000-8000-%012d", i)
@@ -25,7 +25,8 @@ func crowd() (pods []*api.PodResources, noted []written) {
 	return pods, noted
 }
 
-// BenchmarkAsk is one question on a node with a hundred pods that have devices: what a CNI plugin waits for, besides what the kubelet does.
+// BenchmarkAsk measures one call on a node of a hundred pods with devices. It is the part of a CNI plugin's wait that the client adds to
+// the kubelet's own time.
 func BenchmarkAsk(b *testing.B) {
 	pods, noted := crowd()
 	for name, k := range map[string]*kubelet{"Get": {get: always(pods[0])},
@@ -44,7 +45,7 @@ func BenchmarkAsk(b *testing.B) {
 	}
 }
 
-// BenchmarkGRPC is the same question by gRPC's own client, on a connection of its own.
+// BenchmarkGRPC measures the same call with the gRPC library, on a new connection each time.
 func BenchmarkGRPC(b *testing.B) {
 	pods, _ := crowd()
 	k := start(b, &kubelet{get: always(pods[0])})
@@ -61,7 +62,7 @@ func BenchmarkGRPC(b *testing.B) {
 	}
 }
 
-// BenchmarkCheckpoint is the file alone.
+// BenchmarkCheckpoint measures reading the checkpoint.
 func BenchmarkCheckpoint(b *testing.B) {
 	_, noted := crowd()
 	data := marshal(b, noted)

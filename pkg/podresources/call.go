@@ -18,18 +18,19 @@ import (
 )
 
 const (
-	// maxAnswer is how many bytes the kubelet's answer may have, maxHeaders the headers and trailers, maxBytes all with framing and padding.
-	maxAnswer  = 64 << 20
-	maxHeaders = 1 << 20
-	maxBytes   = 2 * maxAnswer
-	// window is the largest there is (RFC 9113, section 6.9.1), more than is ever read: it needs no update.
+	// maxResponse is the largest response message in bytes, maxHeaders the largest headers and trailers. maxBytes bounds everything that is
+	// read, with framing and padding.
+	maxResponse = 64 << 20
+	maxHeaders  = 1 << 20
+	maxBytes    = 2 * maxResponse
+	// window is the largest flow-control window (RFC 9113, section 6.9.1). It exceeds maxBytes, so it never needs an update.
 	window, defaultWindow = 1<<31 - 1, 1<<16 - 1
 )
 
-// call sends a request to a gRPC server at a unix socket, and returns the response message. It is "Requests" and "Responses" of
-// github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md, on a connection of its own.
+// call sends a request to the gRPC server at a unix socket and returns the response message. It opens a connection for each call. See
+// "Requests" and "Responses" in github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
 func call(ctx context.Context, socket, method string, request []byte) ([]byte, error) {
-	data, err := question(method, request)
+	data, err := encodeRequest(method, request)
 	if err != nil {
 		return nil, err
 	}
@@ -47,16 +48,17 @@ func call(ctx context.Context, socket, method string, request []byte) ([]byte, e
 	return newExchange(conn).run()
 }
 
-// question is all that is sent of our own accord, in one write: who connects may send before the server's settings came (section 3.4).
-func question(method string, request []byte) ([]byte, error) {
+// encodeRequest returns the whole request: preface, settings and message. One write sends it, because a client need not wait for the
+// server's settings (section 3.4).
+func encodeRequest(method string, request []byte) ([]byte, error) {
 	if len(request) > 4096 {
-		return nil, fmt.Errorf("a question of %d bytes: want at most 4096", len(request))
+		return nil, fmt.Errorf("the request has %d bytes: want at most 4096", len(request))
 	}
 	var headers bytes.Buffer
 	to := hpack.NewEncoder(&headers)
 	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "localhost"},
 		{"content-type", "application/grpc"}, {"te", "trailers"}, {"user-agent", "podlace"}} {
-		_ = to.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}) // a buffer takes everything
+		_ = to.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}) // a write to a bytes.Buffer never fails
 	}
 	settings := []byte{0, 2, 0, 0, 0, 0} // SETTINGS_ENABLE_PUSH 0, SETTINGS_INITIAL_WINDOW_SIZE, SETTINGS_MAX_HEADER_LIST_SIZE (section 6.5.2)
 	settings = binary.BigEndian.AppendUint32(append(settings, 0, 4), window)
@@ -70,21 +72,21 @@ func question(method string, request []byte) ([]byte, error) {
 	return appendFrame(b, frameData, flagEndStream, 1, message), nil
 }
 
-// exchange is the received part of a response.
+// exchange collects the frames of one response.
 type exchange struct {
 	to      io.Writer
 	frames  *frames
 	decoder *hpack.Decoder
-	size    int // of all headers
+	size    int // bytes of all headers and trailers
 
 	greeted, ended             bool
-	http, kind, status, detail string // the headers that matter
+	http, kind, status, detail string // values of the headers that answer checks
 	body                       []byte
 }
 
 func newExchange(conn io.ReadWriter) *exchange {
 	x := &exchange{to: conn, frames: newFrames(conn, maxBytes)}
-	x.decoder = hpack.NewDecoder(4096, x.header) // the table's size unless we want another (RFC 7541, section 6.5.2 of RFC 9113)
+	x.decoder = hpack.NewDecoder(4096, x.header) // the default table size, because we announce no other (RFC 7541; RFC 9113, section 6.5.2)
 	x.decoder.SetMaxStringLength(maxHeaders)
 	return x
 }
@@ -93,7 +95,7 @@ func (x *exchange) run() ([]byte, error) {
 	for !x.ended {
 		f, err := x.frames.next()
 		if err == nil {
-			err = x.take(f)
+			err = x.handle(f)
 		}
 		if err != nil {
 			return nil, err
@@ -102,25 +104,25 @@ func (x *exchange) run() ([]byte, error) {
 	return x.answer()
 }
 
-// take handles a frame. WINDOW_UPDATE, PRIORITY and unknown types are ignored (section 5.5).
-func (x *exchange) take(f frame) error {
+// handle processes one frame. It ignores WINDOW_UPDATE, PRIORITY and unknown types (section 5.5).
+func (x *exchange) handle(f frame) error {
 	if !x.greeted && (f.kind != frameSettings || f.flags&flagAck != 0) {
-		return fmt.Errorf("the first frame is of type %d: want SETTINGS, as HTTP/2 has", f.kind)
+		return fmt.Errorf("the first frame has type %d: want SETTINGS; the socket may not be the kubelet's", f.kind)
 	}
 	x.greeted = true
 	switch {
-	case f.on1() && f.stream != 1:
-		return fmt.Errorf("a frame of type %d of stream %d, which was not opened", f.kind, f.stream)
+	case f.onStream() && f.stream != 1:
+		return fmt.Errorf("a frame of type %d belongs to stream %d, which is not open", f.kind, f.stream)
 	case f.kind == frameData:
 		return x.data(f)
 	case f.kind == frameHeaders:
 		return x.headers(f)
 	case f.kind == frameReset:
-		return reset(f)
+		return resetError(f)
 	case f.kind == framePush || f.kind == frameContinuation:
-		return fmt.Errorf("a frame of type %d out of place", f.kind)
+		return fmt.Errorf("unexpected frame of type %d", f.kind)
 	case f.kind == frameGoAway:
-		return goneAway(f)
+		return checkGoAway(f)
 	case f.flags&flagAck != 0:
 	case f.kind == frameSettings:
 		x.reply(frameSettings, nil)
@@ -130,7 +132,7 @@ func (x *exchange) take(f frame) error {
 	return nil
 }
 
-// reply acknowledges a frame. It may fail when the server has closed the connection; what it sent before can be read all the same.
+// reply acknowledges a frame. It ignores write errors: a server that has closed its side may already have sent the whole response.
 func (x *exchange) reply(kind byte, payload []byte) {
 	_, _ = x.to.Write(appendFrame(nil, kind, flagAck, 0, payload))
 }
@@ -140,15 +142,15 @@ func (x *exchange) data(f frame) error {
 	if err != nil {
 		return err
 	}
-	if len(x.body)+len(part) > maxAnswer {
-		return fmt.Errorf("the answer is too long: want at most %d bytes", maxAnswer)
+	if len(x.body)+len(part) > maxResponse {
+		return fmt.Errorf("the answer is too long: want at most %d bytes", maxResponse)
 	}
 	x.body = append(x.body, part...)
 	x.ended = f.flags&flagEndStream != 0
 	return nil
 }
 
-// headers reads headers or trailers with their continuations (section 4.3).
+// headers decodes headers or trailers with their CONTINUATION frames (section 4.3).
 func (x *exchange) headers(f frame) error {
 	block, err := f.body()
 	if err != nil {
@@ -169,7 +171,7 @@ func (x *exchange) headers(f frame) error {
 			return err
 		}
 		if f.kind != frameContinuation || f.stream != 1 {
-			return errors.New("headers without their end")
+			return errors.New("the headers are incomplete: want a CONTINUATION frame")
 		}
 		block = f.payload
 	}
@@ -192,25 +194,25 @@ func (x *exchange) header(h hpack.HeaderField) {
 	}
 }
 
-// answer returns the message of a finished exchange.
+// answer returns the message of a finished exchange, or the server's error.
 func (x *exchange) answer() ([]byte, error) {
 	code, err := strconv.ParseUint(x.status, 10, 31)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("no gRPC server answers: HTTP status %q, content-type %q, grpc-status %q", x.http, x.kind, x.status)
+		return nil, fmt.Errorf("the response is not gRPC: HTTP status %q, content-type %q, grpc-status %q", x.http, x.kind, x.status)
 	case code != 0:
 		return nil, &statusError{int(code), unescape(x.detail)}
 	case len(x.body) < 5 || x.body[0] != 0 || int(binary.BigEndian.Uint32(x.body[1:])) != len(x.body)-5:
-		return nil, fmt.Errorf("the answer has %d bytes, beginning with %x: want one message, not compressed", len(x.body),
+		return nil, fmt.Errorf("the response has %d bytes and begins with %x: want one uncompressed message", len(x.body),
 			x.body[:min(5, len(x.body))])
 	}
 	return x.body[5:], nil
 }
 
-// reset returns the error for the end of the stream by RST_STREAM (section 6.4), in gRPC's codes ("Errors").
-func reset(f frame) error {
+// resetError translates RST_STREAM (section 6.4) into a gRPC error, as "Errors" of the gRPC document says.
+func resetError(f frame) error {
 	if len(f.payload) != 4 {
-		return fmt.Errorf("RST_STREAM of %d bytes", len(f.payload))
+		return fmt.Errorf("RST_STREAM has %d bytes: want 4", len(f.payload))
 	}
 	code, grpc := binary.BigEndian.Uint32(f.payload), codeInternal
 	switch code {
@@ -222,10 +224,10 @@ func reset(f frame) error {
 	return &statusError{grpc, fmt.Sprintf("RST_STREAM with code %#x of HTTP/2", code)}
 }
 
-// goneAway handles the end of the connection by GOAWAY (section 6.8), unless the answer will still come.
-func goneAway(f frame) error {
+// checkGoAway returns the error for GOAWAY (section 6.8). It returns nil if the server still processes the request.
+func checkGoAway(f frame) error {
 	if len(f.payload) < 8 {
-		return fmt.Errorf("GOAWAY of %d bytes", len(f.payload))
+		return fmt.Errorf("GOAWAY has %d bytes: want at least 8", len(f.payload))
 	}
 	if binary.BigEndian.Uint32(f.payload)&^(1<<31) >= 1 {
 		return nil
@@ -234,7 +236,7 @@ func goneAway(f frame) error {
 		f.payload[8:min(len(f.payload), 208)])}
 }
 
-// The codes that something is made of (github.com/grpc/grpc/blob/master/doc/statuscodes.md).
+// gRPC status codes (github.com/grpc/grpc/blob/master/doc/statuscodes.md).
 const (
 	codeUnknown           = 2
 	codeNotFound          = 5
@@ -244,7 +246,7 @@ const (
 	codeUnavailable       = 14
 )
 
-// statusError is an answer that is an error.
+// statusError is a gRPC status other than OK.
 type statusError struct {
 	code    int
 	message string
@@ -254,7 +256,7 @@ func (e *statusError) Error() string {
 	return fmt.Sprintf("gRPC code %d: %s", e.code, e.message)
 }
 
-// unescape decodes a grpc-message ("Percent-Encoded"); what is no escape stays.
+// unescape decodes a grpc-message ("Percent-Encoded"). Invalid escapes stay as they are.
 func unescape(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {

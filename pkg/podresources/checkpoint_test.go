@@ -18,7 +18,8 @@ import (
 
 const before, after = "11111111-0000-4000-8000-000000000001", "22222222-0000-4000-8000-000000000002"
 
-// TestSameName: of two pods of one name, each gets its own devices: from a list of both, and where Get tells of the other for a while.
+// TestSameName: of two pods with one name, each gets its own devices, from a list of both, and where Get returns the other pod for a
+// while.
 func TestSameName(t *testing.T) {
 	both := func(int) ([]*api.PodResources, error) {
 		return []*api.PodResources{web("app", "a", "b"), web("app", "c")}, nil
@@ -46,24 +47,24 @@ func TestSameName(t *testing.T) {
 	}
 }
 
-// TestContradiction: what the kubelet tells and what it wrote down stay apart, and both are named.
+// TestContradiction checks that Ask names both lists if PodResources and the checkpoint keep disagreeing.
 func TestContradiction(t *testing.T) {
 	for _, c := range []struct {
 		name, says string
 		told       *api.PodResources
 		noted      []written
 	}{
-		{"other devices", "tells of [app example.com/fast a, app example.com/fast b], and CHECKPOINT for UID " + after +
-			" of [app example.com/fast c]: that is another pod",
+		{"other devices", "lists [app example.com/fast a, app example.com/fast b], but CHECKPOINT lists [app example.com/fast c] for UID " +
+			after + ": the list is of another pod",
 			web("app", "b", "a"), []written{fast(before, "app", "a", "b"), fast(after, "app", "c")}},
-		{"one more", "[app example.com/fast a, app example.com/fast b], and", web("app", "a", "b"), []written{fast(after, "app", "a")}},
-		{"one less", "of [app example.com/fast a, app example.com/fast b]: that", web("app", "a"), []written{fast(after, "app", "a", "b")}},
-		{"another container", "of [web example.com/fast a]: that", web("app", "a"), []written{fast(after, "web", "a")}},
-		{"another resource", "of [app example.com/slow a]: that", web("app", "a"),
+		{"one more", "[app example.com/fast a, app example.com/fast b], but", web("app", "a", "b"), []written{fast(after, "app", "a")}},
+		{"one less", "lists [app example.com/fast a, app example.com/fast b] for", web("app", "a"), []written{fast(after, "app", "a", "b")}},
+		{"another container", "lists [web example.com/fast a] for", web("app", "a"), []written{fast(after, "web", "a")}},
+		{"another resource", "lists [app example.com/slow a] for", web("app", "a"),
 			[]written{{after, "app", "example.com/slow", map[int64][]string{-1: {"a"}}, nil}}},
-		{"the pod has none", "for UID " + after + " of no devices: that", web("app", "a"), []written{fast(before, "app", "a")}},
-		{"another has none", "tells of no devices, and", web("app"), []written{fast(after, "app", "a")}},
-		{"only an init container has one", "tells of no devices, and", web("app"), []written{fast(after, "init", "a")}},
+		{"the pod has none", "lists no devices for UID " + after, web("app", "a"), []written{fast(before, "app", "a")}},
+		{"another has none", "lists no devices, but", web("app"), []written{fast(after, "app", "a")}},
+		{"only an init container has one", "lists no devices, but", web("app"), []written{fast(after, "init", "a")}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -77,7 +78,7 @@ func TestContradiction(t *testing.T) {
 	}
 }
 
-// TestConfirmed: what differs between the two for reasons of the kubelet's own.
+// TestConfirmed lists differences between PodResources and the checkpoint that are normal in the kubelet.
 func TestConfirmed(t *testing.T) {
 	nodes := written{after, "app", "example.com/fast", map[int64][]string{0: {"a"}, 1: {"b", "a"}}, nil}
 	for name, noted := range map[string][]written{
@@ -101,7 +102,7 @@ func TestConfirmed(t *testing.T) {
 	}
 }
 
-// spoil writes a checkpoint, none for "", or what the word says.
+// spoil writes a checkpoint, or no file for "". "folder" and "large" stand for a folder and a file beyond the limit.
 func (k *kubelet) spoil(t *testing.T, data string) {
 	t.Helper()
 	os.Remove(k.Checkpoint)
@@ -109,7 +110,7 @@ func (k *kubelet) spoil(t *testing.T, data string) {
 	case "":
 	case "folder":
 		os.Mkdir(k.Checkpoint, 0o755)
-	case "large": // and what it begins with would say something
+	case "large": // a valid checkpoint that is too large
 		k.note(t, fast(after, "app", "z"))
 		os.Truncate(k.Checkpoint, maxCheckpoint+1)
 	default:
@@ -117,8 +118,8 @@ func (k *kubelet) spoil(t *testing.T, data string) {
 	}
 }
 
-// TestUnreadable (V-25): without a checkpoint that says anything the name counts for devices, unless two pods have it; that a pod has none
-// is not believed.
+// TestUnreadable (V-25): without a readable checkpoint Ask accepts devices by name, unless two pods have the name. It does not accept
+// that a pod has no devices.
 func TestUnreadable(t *testing.T) {
 	one := start(t, &kubelet{get: always(web("app", "a"))})
 	two := start(t, &kubelet{list: func(int) ([]*api.PodResources, error) {
@@ -147,10 +148,10 @@ func TestUnreadable(t *testing.T) {
 			}
 			return ask(t, k.Kubelet, after)
 		}
-		if got, err := refused(none); err == nil || !strings.Contains(err.Error(), "does not confirm that") {
+		if got, err := refused(none); err == nil || !strings.Contains(err.Error(), "does not confirm it") {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
-		if got, err := askTwice(t, two, after); err == nil || !strings.Contains(err.Error(), "2 pods have that name") {
+		if got, err := askTwice(t, two, after); err == nil || !strings.Contains(err.Error(), "2 pods have this name") {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
 	}
@@ -161,7 +162,7 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// TestIndented: a checkpoint that is written in another way, and says the same, is understood.
+// TestIndented checks that a checkpoint with other white space is read alike.
 func TestIndented(t *testing.T) {
 	data := marshal(t, []written{fast(before, "app", "a"), fast(after, "app", "b")})
 	var indented bytes.Buffer
@@ -183,7 +184,7 @@ func TestIndented(t *testing.T) {
 	}
 }
 
-// TestNoneConfirmed (V-25): that a pod has no devices is believed only if a readable checkpoint has none for its UID.
+// TestNoneConfirmed (V-25): Ask accepts that a pod has no devices only if a readable checkpoint lists none for its UID.
 func TestNoneConfirmed(t *testing.T) {
 	k := start(t, &kubelet{get: always(web("app"))})
 	for name, entries := range map[string][]written{"none": nil, "empty": {}, "of another pod": {fast(before, "app", "a")},
@@ -193,7 +194,7 @@ func TestNoneConfirmed(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
 		if got, err := ask(t, k.Kubelet, ""); err == nil ||
-			!strings.Contains(err.Error(), "does not confirm that: the runtime does not say the pod's UID") {
+			!strings.Contains(err.Error(), "does not confirm it: the runtime does not pass the pod's UID") {
 			t.Errorf("%s, without UID: %v, %v", name, got, err)
 		}
 	}
@@ -201,12 +202,12 @@ func TestNoneConfirmed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := askTwice(t, k, after); err == nil ||
-		!strings.Contains(err.Error(), "does not confirm that: there is none: open "+k.Checkpoint) {
+		!strings.Contains(err.Error(), "does not confirm it: the checkpoint is missing: open "+k.Checkpoint) {
 		t.Errorf("missing, and the kubelet may write it soon: %v, %v", got, err)
 	}
 }
 
-// TestParsed: what kubelets write is understood.
+// TestParsed reads checkpoints in every form that kubelets write.
 func TestParsed(t *testing.T) {
 	for name, entries := range known() {
 		got, err := parseEntries(marshal(t, entries))
@@ -216,12 +217,12 @@ func TestParsed(t *testing.T) {
 	}
 }
 
-// known are checkpoints as kubelets write them.
+// known returns the entries of checkpoints in every form that kubelets write.
 func known() map[string][]written {
 	return map[string][]written{
 		"none": nil, "empty": {}, "one": {fast(after, "app", "a")}, "two": {fast(before, "app", "a"), fast(after, "app", "b", "c")},
 		"no NUMA node":              {{after, "app", "example.com/fast", map[int64][]string{-1: {"a"}}, []byte("\n\x0adevice?>")}},
-		"two nodes, nothing to say": {{after, "app", "example.com/fast", map[int64][]string{0: {"a"}, 1: {"b"}}, []byte{}}},
+		"two nodes, no opaque data": {{after, "app", "example.com/fast", map[int64][]string{0: {"a"}, 1: {"b"}}, []byte{}}},
 		"without a device": {{after, "app", "example.com/fast", map[int64][]string{0: nil}, []byte{1}},
 			{before, "app", "example.com/slow", map[int64][]string{}, []byte{}}},
 	}

@@ -9,7 +9,7 @@ import (
 	"io"
 )
 
-// The types of frames and their flags (RFC 9113, section 6).
+// Frame types and flags (RFC 9113, section 6).
 const (
 	frameData         = 0x0
 	frameHeaders      = 0x1
@@ -21,27 +21,27 @@ const (
 	frameWindowUpdate = 0x8
 	frameContinuation = 0x9
 
-	flagAck        = 0x1 // of SETTINGS and PING
-	flagEndStream  = 0x1 // of DATA and HEADERS
+	flagAck        = 0x1 // in SETTINGS and PING
+	flagEndStream  = 0x1 // in DATA and HEADERS
 	flagEndHeaders = 0x4
 	flagPadded     = 0x8
 	flagPriority   = 0x20
 )
 
-// maxFrame is the payload that a frame has at most, unless the receiver wants larger ones (section 4.2).
+// maxFrame is the largest payload of a frame in bytes, because we announce no other limit (section 4.2).
 const maxFrame = 16384
 
-// frame is one frame; its payload lasts until the next is read.
+// frame is one HTTP/2 frame. Its payload is valid until the next frame is read.
 type frame struct {
 	kind, flags byte
 	stream      uint32
 	payload     []byte
 }
 
-// frames reads frames (section 4.1).
+// frames reads HTTP/2 frames (section 4.1).
 type frames struct {
 	from   io.Reader
-	left   int // how many bytes may come
+	left   int // bytes that may still be read
 	buffer []byte
 }
 
@@ -56,10 +56,10 @@ func (r *frames) next() (f frame, err error) {
 	}
 	length := int(head[0])<<16 | int(head[1])<<8 | int(head[2])
 	if length > maxFrame {
-		return f, fmt.Errorf("a frame of %d bytes: want at most %d, as HTTP/2 has", length, maxFrame)
+		return f, fmt.Errorf("a frame has %d bytes: want at most %d; the socket may not be the kubelet's", length, maxFrame)
 	}
 	if r.left -= len(head) + length; r.left < 0 {
-		return f, fmt.Errorf("too many frames: want an answer of at most %d bytes", maxAnswer)
+		return f, fmt.Errorf("the frames exceed the limit: want a response of at most %d bytes", maxResponse)
 	}
 	f = frame{head[3], head[4], binary.BigEndian.Uint32(head[5:]) &^ (1 << 31), r.buffer[:length]}
 	_, err = io.ReadFull(r.from, f.payload)
@@ -78,13 +78,13 @@ func (f frame) body() ([]byte, error) {
 		head += 5
 	}
 	if head+tail > len(f.payload) {
-		return nil, fmt.Errorf("a frame of %d bytes with %d bytes of padding", len(f.payload), tail)
+		return nil, fmt.Errorf("a frame of %d bytes has %d bytes of padding", len(f.payload), tail)
 	}
 	return f.payload[head : len(f.payload)-tail], nil
 }
 
-// on1 tells the frames that belong to a stream, and not to the connection; the only stream is 1.
-func (f frame) on1() bool {
+// onStream reports whether frames of this type belong to a stream, not to the connection. Only stream 1 is used.
+func (f frame) onStream() bool {
 	switch f.kind {
 	case frameData, frameHeaders, frameReset, framePush, frameContinuation:
 		return true

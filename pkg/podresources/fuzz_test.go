@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// recorded is what a server sends.
+// recorded returns the bytes that a server sends.
 func recorded(send func(*peer)) []byte {
 	var all bytes.Buffer
 	near := &peer{Framer: http2.NewFramer(&all, nil)}
@@ -29,7 +29,7 @@ func recorded(send func(*peer)) []byte {
 	return all.Bytes()
 }
 
-// FuzzFrames: frames are those that x/net reads, and what it refuses in DATA and HEADERS is refused.
+// FuzzFrames compares the reader of frames with x/net: it reads the same frames, and refuses the same DATA and HEADERS.
 func FuzzFrames(f *testing.F) {
 	f.Add(recorded(right))
 	f.Add(recorded(func(p *peer) {
@@ -52,7 +52,7 @@ func FuzzFrames(f *testing.F) {
 				return
 			}
 			if got.stream == 0 || refused != nil && got.kind > frameHeaders {
-				return // that a frame is of no stream is not for the reader to say
+				return // the reader does not check stream numbers
 			}
 			compareFrame(t, got, want, refused)
 			if want == nil {
@@ -62,7 +62,7 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
-// compareFrame fails the test if a frame is read otherwise than x/net reads it, or refuses it.
+// compareFrame fails the test if a frame differs from the one that x/net reads, or is accepted where x/net refuses it.
 func compareFrame(t *testing.T, got frame, want http2.Frame, refused error) {
 	t.Helper()
 	body, err := got.body()
@@ -82,7 +82,7 @@ func compareFrame(t *testing.T, got frame, want http2.Frame, refused error) {
 	}
 }
 
-// FuzzAnswer: whatever comes, the exchange ends, with a message or an error.
+// FuzzAnswer checks that the exchange ends for every input, with a message or an error.
 func FuzzAnswer(f *testing.F) {
 	f.Add(recorded(right))
 	f.Add(recorded(func(p *peer) {
@@ -109,7 +109,7 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// theirs is what the API's own code reads, as Ask is to return it.
+// theirs decodes a response with the API's own code, into the form that Ask returns.
 func theirs(list *api.ListPodResourcesResponse) (devices [][]allocation.Device) {
 	for _, p := range list.GetPodResources() {
 		var held []allocation.Device
@@ -130,7 +130,7 @@ func theirs(list *api.ListPodResourcesResponse) (devices [][]allocation.Device) 
 	return devices
 }
 
-// FuzzMessage: what the API's own code reads is read alike.
+// FuzzMessage compares the decoder of messages with the API's own code.
 func FuzzMessage(f *testing.F) {
 	for _, list := range []*api.ListPodResourcesResponse{{}, {PodResources: []*api.PodResources{rich(), web("app", "a"), {}}}} {
 		data, err := proto.Marshal(list)
@@ -139,11 +139,11 @@ func FuzzMessage(f *testing.F) {
 		}
 		f.Add(data)
 	}
-	f.Add([]byte("\x0a\x0c\x1a\x0a\x12\x03\x12\x01a\x18\x05\x1a\x01\x07"))        // a CPU by itself, and a list of one
-	f.Add([]byte("\x08\x05\x09aaaaaaaa\x0daaaa\xfa\x01\x01x\x0a\x00"))            // fields of all unknown types
-	f.Add([]byte("\x0a\x0a\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f"))             // a length beyond all
-	f.Add([]byte("\x0a\x0b\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"))         // the longest
-	f.Add([]byte("\x0a\x02\x0a\x00\x8a\x80\x80\x80\x80\x80\x80\x80\x80\x00\x00")) // a long tag
+	f.Add([]byte("\x0a\x0c\x1a\x0a\x12\x03\x12\x01a\x18\x05\x1a\x01\x07"))        // a CPU as a single number, and a packed list of one CPU
+	f.Add([]byte("\x08\x05\x09aaaaaaaa\x0daaaa\xfa\x01\x01x\x0a\x00"))            // fields of every unknown type
+	f.Add([]byte("\x0a\x0a\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f"))             // a length that exceeds the message
+	f.Add([]byte("\x0a\x0b\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"))         // the largest length
+	f.Add([]byte("\x0a\x02\x0a\x00\x8a\x80\x80\x80\x80\x80\x80\x80\x80\x00\x00")) // a tag of ten bytes
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var list api.ListPodResourcesResponse
 		refused := proto.Unmarshal(data, &list)
@@ -168,8 +168,8 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
-// FuzzCheckpoint: whatever stands in the file, each entry that is returned has what it needs, an error returns none, and readCheckpoint
-// returns for each UID what Notes returns, errors included.
+// FuzzCheckpoint checks that each returned entry is complete, that an error returns no entries, and that readCheckpoint agrees with Notes
+// for each UID.
 func FuzzCheckpoint(f *testing.F) {
 	for _, entries := range known() {
 		f.Add(marshal(f, entries), after)
@@ -193,7 +193,7 @@ func FuzzCheckpoint(f *testing.F) {
 		if err := os.WriteFile(path, data, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		notes, err := Notes(path)
+		notes, err := CheckpointDevices(path)
 		want := slices.DeleteFunc(slices.Clone(notes), func(n allocation.Device) bool { return n.UID != uid })
 		got, err2 := readCheckpoint(path, uid)
 		if !cmp.Equal(set(want), set(got)) || fmt.Sprint(err) != fmt.Sprint(err2) {

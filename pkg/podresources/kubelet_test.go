@@ -20,20 +20,20 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// patience is how long a test waits for what has to come; it is no measure of speed.
+// patience bounds the wait for an expected event. It does not measure speed.
 const patience = 30 * time.Second
 
-// kubelet answers as the kubelet does, with the kubelet's API and the real gRPC.
+// kubelet is a server of the kubelet's API with the gRPC library.
 type kubelet struct {
 	api.UnimplementedPodResourcesListerServer
 	Kubelet
 	mu    sync.Mutex
-	asked []string // which questions came
-	third func()   // is called when the third comes, before it is answered
-	// get and list answer; n says how often they were asked before.
+	asked []string // the methods that were called
+	third func()   // called before the third call is answered
+	// get and list answer a call; n is the number of earlier calls.
 	get  func(n int, r *api.GetPodResourcesRequest) (*api.PodResources, error)
 	list func(n int) ([]*api.PodResources, error)
-	// allocatable is what it may give away.
+	// allocatable is the answer of GetAllocatableResources.
 	allocatable []*api.ContainerDevices
 }
 
@@ -75,7 +75,7 @@ func (k *kubelet) GetAllocatableResources(context.Context, *api.AllocatableResou
 	return &api.AllocatableResourcesResponse{Devices: k.allocatable, CpuIds: []int64{1, 2}}, nil
 }
 
-// root is a kubelet's folder that is empty, with a path short enough for sockets.
+// root returns a kubelet with an empty folder. Its path is short enough for unix sockets.
 func root(t testing.TB) Kubelet {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pr")
@@ -114,7 +114,7 @@ func start(t testing.TB, k *kubelet, options ...grpc.ServerOption) *kubelet {
 	return k
 }
 
-// ask is Ask for the pod web-0, with time enough.
+// ask calls Ask for the pod web-0 with a long deadline.
 func ask(t testing.TB, k Kubelet, uid string) ([]allocation.Device, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -122,7 +122,7 @@ func ask(t testing.TB, k Kubelet, uid string) ([]allocation.Device, error) {
 	return Ask(ctx, k, "shop", "web-0", uid)
 }
 
-// askTwice is Ask for a time that is up while the third question is asked.
+// askTwice calls Ask with a context that ends during the third call.
 func askTwice(t testing.TB, k *kubelet, uid string) ([]allocation.Device, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -137,7 +137,7 @@ func askTwice(t testing.TB, k *kubelet, uid string) ([]allocation.Device, error)
 	return got, err
 }
 
-// web is the pod web-0 with devices of example.com/fast in its container.
+// web returns the pod web-0 with devices of example.com/fast in one container.
 func web(container string, ids ...string) *api.PodResources {
 	p := &api.PodResources{Namespace: "shop", Name: "web-0", Containers: []*api.ContainerResources{{Name: container}}}
 	if ids != nil {
@@ -150,7 +150,7 @@ func always(p *api.PodResources) func(int, *api.GetPodResourcesRequest) (*api.Po
 	return func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) { return p, nil }
 }
 
-// held are devices of example.com/fast in a container of web-0, as Ask returns them.
+// held returns the devices of web as Ask returns them.
 func held(container string, ids ...string) (devices []allocation.Device) {
 	for _, id := range ids {
 		devices = append(devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: container, Resource: "example.com/fast", ID: id})
@@ -158,7 +158,7 @@ func held(container string, ids ...string) (devices []allocation.Device) {
 	return devices
 }
 
-// entriesFile is the checkpoint as Kubernetes 1.37 declares it.
+// entriesFile is the format of the checkpoint in Kubernetes 1.37.
 type entriesFile struct {
 	Data struct {
 		PodDeviceEntries  []written

@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// TestList: the devices of all pods come in the order of pods and containers, also from a kubelet that is busy at first.
+// TestList checks that List returns the devices in the order of pods and containers, also after refusals of a busy kubelet.
 func TestList(t *testing.T) {
 	other := web("app", "z")
 	other.Namespace = "bank"
@@ -42,7 +42,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// TestAllocatable: what the kubelet may give away has no pod.
+// TestAllocatable checks that allocatable devices are returned without a pod.
 func TestAllocatable(t *testing.T) {
 	k := start(t, &kubelet{allocatable: append(rich().Containers[1].Devices, &api.ContainerDevices{ResourceName: "example.com/none"})})
 	want := richDevices()

@@ -10,26 +10,26 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// Messages are those of k8s.io/kubelet/pkg/apis/podresources/v1/api.proto, in the encoding of protobuf.dev/programming-guides/encoding. The
-// package protowire for that reads the program's own file each time that the program starts.
+// The messages are defined in k8s.io/kubelet/pkg/apis/podresources/v1/api.proto, and encoded as protobuf.dev/programming-guides/encoding
+// describes. The package protowire is not used because it reads the program's own executable at every start.
 const (
-	varint   = 0
-	fixed64  = 1
-	bounded  = 2 // strings, messages and packed numbers
-	fixed32  = 5
-	maxField = 1<<29 - 1
+	varint          = 0
+	fixed64         = 1
+	lengthDelimited = 2 // length-delimited: strings, messages and packed numbers
+	fixed32         = 5
+	maxField        = 1<<29 - 1
 )
 
-var errMessage = errors.New("the kubelet's answer is no message of its API")
+var errMessage = errors.New("the kubelet's response is not a valid PodResources message")
 
-// field is one field of a message: a number, or bytes.
+// field is one field of a message. Its value is a number or bytes.
 type field struct {
 	id, kind int
 	number   uint64
 	bytes    []byte
 }
 
-// cutField returns the first field of a message, and what comes after it.
+// cutField returns the first field of a message and the bytes after it.
 func cutField(message []byte) (f field, rest []byte, err error) {
 	tag, n := binary.Uvarint(message)
 	if n <= 0 || tag>>3 < 1 || tag>>3 > maxField {
@@ -38,18 +38,18 @@ func cutField(message []byte) (f field, rest []byte, err error) {
 	f, rest = field{id: int(tag >> 3), kind: int(tag & 7)}, message[n:]
 	length := uint64(0)
 	switch f.kind {
-	case varint, bounded:
+	case varint, lengthDelimited:
 		if f.number, n = binary.Uvarint(rest); n <= 0 {
 			return f, nil, fmt.Errorf("%w: number of field %d", errMessage, f.id)
 		}
-		if rest = rest[n:]; f.kind == bounded {
+		if rest = rest[n:]; f.kind == lengthDelimited {
 			length = f.number
 		}
 	case fixed64:
 		length = 8
 	case fixed32:
 		length = 4
-	default: // groups are of protobuf 2
+	default: // groups exist only in protobuf 2
 		return f, nil, fmt.Errorf("%w: field %d of type %d", errMessage, f.id, f.kind)
 	}
 	if length > uint64(len(rest)) {
@@ -59,7 +59,7 @@ func cutField(message []byte) (f field, rest []byte, err error) {
 	return f, rest[length:], nil
 }
 
-// fields calls take for each field of a message.
+// fields calls take for each field of a message and stops at the first error.
 func fields(message []byte, take func(field) error) (err error) {
 	var f field
 	for len(message) > 0 && err == nil {
@@ -70,29 +70,30 @@ func fields(message []byte, take func(field) error) (err error) {
 	return err
 }
 
-// pod is a PodResources; its containers are read when they are asked for, for List tells of all pods.
+// pod is a PodResources message. Its containers stay encoded until devices decodes them, because a List response contains all pods.
 type pod struct {
 	namespace, name string
 	containers      [][]byte
 }
 
-// decodePods reads a GetPodResourcesResponse or a ListPodResourcesResponse: one has one pod where the other has several.
+// decodePods reads a GetPodResourcesResponse or a ListPodResourcesResponse. Field 1 holds one pod in the former and all pods in the
+// latter.
 func decodePods(answer []byte) (pods []pod, err error) {
 	err = fields(answer, func(f field) error {
-		if f.id != 1 || f.kind != bounded {
+		if f.id != 1 || f.kind != lengthDelimited {
 			return nil
 		}
 		var p pod
-		err := fields(f.bytes, p.take)
+		err := fields(f.bytes, p.setField)
 		pods = append(pods, p)
 		return err
 	})
 	return pods, err
 }
 
-func (p *pod) take(f field) error {
+func (p *pod) setField(f field) error {
 	switch {
-	case f.kind != bounded:
+	case f.kind != lengthDelimited:
 	case f.id == 1:
 		p.name = string(f.bytes)
 	case f.id == 2:
@@ -103,11 +104,11 @@ func (p *pod) take(f field) error {
 	return nil
 }
 
-// devices returns the devices of a pod, and the names of all its containers.
+// devices returns the devices of a pod and the names of all its containers.
 func (p pod) devices() (devices []allocation.Device, names []string, err error) {
 	for i, message := range p.containers {
 		var c container
-		if err := fields(message, c.take); err != nil {
+		if err := fields(message, c.setField); err != nil {
 			return nil, nil, err
 		}
 		names = append(names, c.name)
@@ -119,24 +120,24 @@ func (p pod) devices() (devices []allocation.Device, names []string, err error) 
 	return devices, names, nil
 }
 
-// container is a ContainerResources.
+// container is a ContainerResources message.
 type container struct {
 	name    string
-	devices []allocation.Device // resource, ID and NUMA nodes
+	devices []allocation.Device // with resource, ID and NUMA nodes
 	cpus    []int64
 }
 
-func (c *container) take(f field) error {
+func (c *container) setField(f field) error {
 	switch {
-	case f.id == 1 && f.kind == bounded:
+	case f.id == 1 && f.kind == lengthDelimited:
 		c.name = string(f.bytes)
-	case f.id == 2 && f.kind == bounded:
+	case f.id == 2 && f.kind == lengthDelimited:
 		devices, err := decodeDevices(f.bytes)
 		c.devices = append(c.devices, devices...)
 		return err
 	case f.id == 3 && f.kind == varint:
 		c.cpus = append(c.cpus, int64(f.number))
-	case f.id == 3 && f.kind == bounded:
+	case f.id == 3 && f.kind == lengthDelimited:
 		for packed := f.bytes; len(packed) > 0; {
 			cpu, n := binary.Uvarint(packed)
 			if n <= 0 {
@@ -148,14 +149,14 @@ func (c *container) take(f field) error {
 	return nil
 }
 
-// decodeDevices reads a ContainerDevices: those of one resource that are near to the same NUMA nodes.
+// decodeDevices reads a ContainerDevices message: the devices of one resource with the same NUMA nodes.
 func decodeDevices(message []byte) (devices []allocation.Device, err error) {
 	var resource string
 	var ids []string
 	var nodes []int
 	err = fields(message, func(f field) (err error) {
 		switch {
-		case f.kind != bounded:
+		case f.kind != lengthDelimited:
 		case f.id == 1:
 			resource = string(f.bytes)
 		case f.id == 2:
@@ -171,10 +172,10 @@ func decodeDevices(message []byte) (devices []allocation.Device, err error) {
 	return devices, err
 }
 
-// appendNodes reads a TopologyInfo, in which the ID of node 0 is left out.
+// appendNodes reads a TopologyInfo message. Protobuf omits zero, so a node without an ID is node 0.
 func appendNodes(nodes []int, message []byte) ([]int, error) {
 	err := fields(message, func(f field) error {
-		if f.id != 1 || f.kind != bounded {
+		if f.id != 1 || f.kind != lengthDelimited {
 			return nil
 		}
 		id := 0
@@ -190,10 +191,10 @@ func appendNodes(nodes []int, message []byte) ([]int, error) {
 	return nodes, err
 }
 
-// decodeAllocatable reads an AllocatableResourcesResponse.
+// decodeAllocatable reads an AllocatableResourcesResponse message.
 func decodeAllocatable(answer []byte) (all []allocation.Device, err error) {
 	err = fields(answer, func(f field) error {
-		if f.id != 1 || f.kind != bounded {
+		if f.id != 1 || f.kind != lengthDelimited {
 			return nil
 		}
 		devices, err := decodeDevices(f.bytes)
@@ -203,8 +204,8 @@ func decodeAllocatable(answer []byte) (all []allocation.Device, err error) {
 	return all, err
 }
 
-// appendString appends a field to a message.
+// appendString appends a string field to a message.
 func appendString(message []byte, id byte, s string) []byte {
-	message = binary.AppendUvarint(append(message, id<<3|bounded), uint64(len(s)))
+	message = binary.AppendUvarint(append(message, id<<3|lengthDelimited), uint64(len(s)))
 	return append(message, s...)
 }

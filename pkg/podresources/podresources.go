@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podresources asks the kubelet which devices pods have, by its PodResources API. It is small and quick because a CNI plugin links
-// it, that is started for every pod: it speaks the little of HTTP/2 and gRPC that one question needs, without the libraries of these.
+// Package podresources asks the kubelet which devices pods have, over its PodResources API. A CNI plugin links this package and starts
+// for every pod, so the package is small and fast: it implements only the parts of HTTP/2 and gRPC that one call needs.
 //
-// The kubelet answers by namespace and name, and a pod of the same name may have been there before. What it wrote down for the pod's UID
-// in the checkpoint of its device plugins tells the two apart.
+// The kubelet identifies pods by namespace and name. An earlier pod may have had the same name. The checkpoint of the kubelet's device
+// manager lists the devices by the pod's UID, so it distinguishes the two pods.
 package podresources
 
 import (
@@ -26,91 +26,92 @@ import (
 )
 
 const (
-	// The pauses before a question is repeated double up to the longest. The kubelet answers 100 questions a second and 10 at once
-	// (ResourceExhausted else), and is away for seconds when it restarts.
+	// The pause between retries doubles from firstPause to longestPause. The kubelet answers 100 calls a second with bursts of 10, and
+	// refuses others with ResourceExhausted. A restart takes it several seconds.
 	firstPause   = 20 * time.Millisecond
 	longestPause = time.Second
 
-	// listTimeout is how long the kubelet may take to tell of all its pods, or of what it may give away.
+	// listTimeout bounds the calls List and GetAllocatableResources, with retries.
 	listTimeout = 5 * time.Second
 
-	// service is what the methods of the API are of.
+	// service is the prefix of the API's methods.
 	service = "/v1.PodResourcesLister/"
 )
 
 var (
-	// errNoKubelet means that no kubelet ever ran here: the socket's folder is missing.
-	errNoKubelet = errors.New("no kubelet was here")
-	// ErrUnknownPod is for a pod that the kubelet does not have, which is something else than a pod without devices.
+	// errNoKubelet means that no kubelet ever ran on this node: the folder of its socket is missing.
+	errNoKubelet = errors.New("no kubelet has run on this node")
+	// ErrUnknownPod means that the kubelet does not know the pod. A known pod without devices is not an error.
 	ErrUnknownPod = errors.New("the kubelet does not know the pod")
-	// ErrNoUID is where a pod has no devices by its name, and the runtime does not say its UID.
-	ErrNoUID = errors.New("the runtime does not say the pod's UID")
-	// ErrNoCheckpoint is where a pod has no devices by its name, and the kubelet has no checkpoint: no device plugin has ever registered.
-	ErrNoCheckpoint = errors.New("there is none")
+	// ErrNoUID means that PodResources lists no devices for the pod, and the runtime passes no UID to confirm it with.
+	ErrNoUID = errors.New("the runtime does not pass the pod's UID")
+	// ErrNoCheckpoint means that PodResources lists no devices for the pod, and the kubelet has no checkpoint because no device plugin
+	// has registered.
+	ErrNoCheckpoint = errors.New("the checkpoint is missing")
 
-	errOtherPod = errors.New("that is another pod of the same name, or one of which only init containers have devices")
+	errOtherPod = errors.New("the list is of another pod of the same name, or only init containers of the pod have devices")
 )
 
-// Kubelet has the paths of a kubelet and the wanted resources.
+// Kubelet has the paths of a kubelet and the names of the requested resources.
 type Kubelet struct {
 	Socket     string
 	Checkpoint string
-	// Resources are the resources whose devices are returned; nil: all.
+	// Resources are the resources whose devices are returned. Nil returns all devices.
 	Resources []string
-	// Claims is set where pods get devices by ResourceClaims. Such a node may have no device plugin, and so no checkpoint.
+	// Claims is set if pods get devices by ResourceClaims. Such a node may have no device plugin and therefore no checkpoint.
 	Claims bool
 }
 
-// At is the kubelet of a root folder, such as /var/lib/kubelet. Where kubelets have another root, the checkpoint is in /var/lib/kubelet all
-// the same.
+// At returns the kubelet with a root folder, such as /var/lib/kubelet. The checkpoint stays in /var/lib/kubelet even if the kubelet has
+// another root folder.
 func At(dir string) Kubelet {
 	return Kubelet{Socket: filepath.Join(dir, "pod-resources/kubelet.sock"),
 		Checkpoint: filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint")}
 }
 
-// Ask returns the devices of a pod in the order of its containers, among which are no init containers but those that restart. While the
-// kubelet is away, busy, or contradicts its checkpoint, the question is put again until ctx ends. With an empty uid, or without a
-// checkpoint, devices are believed by the pod's name alone; that there are none is an error then.
+// Ask returns the devices of a pod in the order of its containers. Of the init containers it includes only those that restart. Ask
+// retries until ctx ends while the kubelet is unavailable, refuses calls, or contradicts its checkpoint. With an empty uid or without a
+// checkpoint, Ask accepts devices by the pod's name alone; a pod without devices is then an error.
 func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) ([]allocation.Device, error) {
 	method, last := "Get", error(nil)
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		devices, err := k.once(ctx, method, namespace, name, uid)
+		devices, err := k.askOnce(ctx, method, namespace, name, uid)
 		if err == nil {
 			return devices, nil
 		}
-		if method == "Get" && unsupported(err) {
+		if method == "Get" && isUnsupported(err) {
 			method = "List"
 			continue
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
-			<-ctx.Done() // the only deadline is its own, and connections may see it first
+			<-ctx.Done() // this error came from the deadline of ctx, which the connection may see before ctx does
 		}
-		if last == nil || ctx.Err() == nil { // what was wrong before the time was up says more
+		if last == nil || ctx.Err() == nil { // an error before the deadline explains more than the deadline does
 			last = fmt.Errorf("%s: %w", method, err)
 		}
-		if !temporary(err) || !sleep(ctx, pause) {
-			return nil, fmt.Errorf("ask the kubelet at %s which devices pod %s/%s has: %w", k.Socket, namespace, name, ended(ctx, last))
+		if !isTemporary(err) || !sleep(ctx, pause) {
+			return nil, fmt.Errorf("ask the kubelet at %s which devices pod %s/%s has: %w", k.Socket, namespace, name, withDeadline(ctx, last))
 		}
 	}
 }
 
-func ended(ctx context.Context, err error) error {
+func withDeadline(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%w: %w", ctx.Err(), err)
 	}
 	return err
 }
 
-func (k Kubelet) once(ctx context.Context, method, namespace, name, uid string) ([]allocation.Device, error) {
+func (k Kubelet) askOnce(ctx context.Context, method, namespace, name, uid string) ([]allocation.Device, error) {
 	var request []byte // ListPodResourcesRequest has no fields
 	if method == "Get" {
 		request = appendString(appendString(nil, 1, name), 2, namespace)
 	}
 	answer, err := call(ctx, k.Socket, service+method, request)
 	switch {
-	case unknown(err):
+	case isUnknownPod(err):
 		return nil, fmt.Errorf("%w: %w", ErrUnknownPod, err)
-	case errors.Is(err, fs.ErrNotExist) && missing(filepath.Dir(k.Socket)):
+	case errors.Is(err, fs.ErrNotExist) && isMissing(filepath.Dir(k.Socket)):
 		return nil, fmt.Errorf("%w: there is no folder %s", errNoKubelet, filepath.Dir(k.Socket))
 	case err != nil:
 		return nil, err
@@ -121,53 +122,53 @@ func (k Kubelet) once(ctx context.Context, method, namespace, name, uid string) 
 	}
 	pods = slices.DeleteFunc(pods, func(p pod) bool { return p.namespace != namespace || p.name != name })
 	if len(pods) == 0 {
-		return nil, fmt.Errorf("%w: it is not in the answer", ErrUnknownPod)
+		return nil, fmt.Errorf("%w: its response does not contain the pod", ErrUnknownPod)
 	}
-	return k.choose(pods, uid)
+	return k.choosePod(pods, uid)
 }
 
-func missing(path string) bool {
+func isMissing(path string) bool {
 	_, err := os.Stat(path)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// choose returns the devices of the pod with a UID, out of those with its name.
-func (k Kubelet) choose(pods []pod, uid string) ([]allocation.Device, error) {
+// choosePod returns the devices of the pod with a UID from the pods with the same name.
+func (k Kubelet) choosePod(pods []pod, uid string) ([]allocation.Device, error) {
 	noted, err := readCheckpoint(k.Checkpoint, uid)
 	if k.Claims && errors.Is(err, ErrNoCheckpoint) {
 		err = nil // no device plugin has registered
 	}
 	if err != nil && len(pods) > 1 {
-		return nil, fmt.Errorf("%d pods have that name, and %w: %w", len(pods), errOtherPod, err)
+		return nil, fmt.Errorf("%d pods have this name, and %w: %w", len(pods), errOtherPod, err)
 	}
-	noted = k.wanted(noted)
-	var told []string
+	noted = k.filterResources(noted)
+	var listed []string
 	for _, p := range pods {
 		devices, containers, err2 := p.devices()
 		if err2 != nil {
 			return nil, err2
 		}
-		devices = k.wanted(devices)
+		devices = k.filterResources(devices)
 		switch {
-		case err == nil && confirmed(devices, containers, noted), err != nil && len(devices) > 0:
+		case err == nil && agrees(devices, containers, noted), err != nil && len(devices) > 0:
 			return devices, nil
 		case err != nil:
-			return nil, fmt.Errorf("the kubelet tells of no devices, and its checkpoint does not confirm that: %w", err)
+			return nil, fmt.Errorf("the kubelet lists no devices, and its checkpoint does not confirm it: %w", err)
 		}
-		told = append(told, list(devices))
+		listed = append(listed, list(devices))
 	}
-	return nil, fmt.Errorf("the kubelet tells of %s, and %s for UID %s of %s: %w", strings.Join(told, " or "), k.Checkpoint, uid, list(noted),
+	return nil, fmt.Errorf("the kubelet lists %s, but %s lists %s for UID %s: %w", strings.Join(listed, " or "), k.Checkpoint, list(noted), uid,
 		errOtherPod)
 }
 
-func (k Kubelet) wanted(devices []allocation.Device) []allocation.Device {
+func (k Kubelet) filterResources(devices []allocation.Device) []allocation.Device {
 	if k.Resources == nil {
 		return devices
 	}
 	return slices.DeleteFunc(devices, func(d allocation.Device) bool { return !slices.Contains(k.Resources, d.Resource) })
 }
 
-// List returns the devices that pods have, in the order of pods and containers.
+// List returns the devices of all pods in the order of pods and containers.
 func List(ctx context.Context, k Kubelet) (held []allocation.Device, err error) {
 	answer, err := k.repeat(ctx, "List")
 	if err != nil {
@@ -182,7 +183,7 @@ func List(ctx context.Context, k Kubelet) (held []allocation.Device, err error) 
 		if err != nil {
 			return nil, err
 		}
-		held = append(held, k.wanted(devices)...)
+		held = append(held, k.filterResources(devices)...)
 	}
 	slices.SortStableFunc(held, func(a, b allocation.Device) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Index, b.Index))
@@ -190,7 +191,7 @@ func List(ctx context.Context, k Kubelet) (held []allocation.Device, err error) 
 	return held, nil
 }
 
-// CPUs returns the CPUs that the containers of pods have for themselves, by namespace and name of the pod.
+// CPUs returns the exclusive CPUs of each pod's containers, by "namespace/name" of the pod.
 func CPUs(ctx context.Context, k Kubelet) (map[string][]int64, error) {
 	answer, err := k.repeat(ctx, "List")
 	if err != nil {
@@ -204,7 +205,7 @@ func CPUs(ctx context.Context, k Kubelet) (map[string][]int64, error) {
 	for _, p := range pods {
 		for _, message := range p.containers {
 			var c container
-			if err := fields(message, c.take); err != nil {
+			if err := fields(message, c.setField); err != nil {
 				return nil, err
 			}
 			of[p.namespace+"/"+p.name] = append(of[p.namespace+"/"+p.name], c.cpus...)
@@ -213,18 +214,18 @@ func CPUs(ctx context.Context, k Kubelet) (map[string][]int64, error) {
 	return of, nil
 }
 
-// Allocatable returns the devices that the kubelet may give away: the healthy ones, whether pods have them or not.
+// Allocatable returns the devices that the kubelet can assign: all healthy devices, including those of running pods.
 func Allocatable(ctx context.Context, k Kubelet) ([]allocation.Device, error) {
 	answer, err := k.repeat(ctx, "GetAllocatableResources")
 	if err != nil {
 		return nil, err
 	}
 	devices, err := decodeAllocatable(answer)
-	return k.wanted(devices), err
+	return k.filterResources(devices), err
 }
 
-// repeat repeats a question that came too fast after others, or while the kubelet started. Without a socket there is no kubelet to wait
-// for.
+// repeat retries a call that the kubelet's rate limit refused, or that came while the kubelet started. It does not retry if the socket is
+// missing, because then no kubelet runs.
 func (k Kubelet) repeat(ctx context.Context, method string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
@@ -233,40 +234,40 @@ func (k Kubelet) repeat(ctx context.Context, method string) ([]byte, error) {
 		if err == nil {
 			return answer, nil
 		}
-		if !temporary(err) || missing(k.Socket) || !sleep(ctx, pause) {
+		if !isTemporary(err) || isMissing(k.Socket) || !sleep(ctx, pause) {
 			return nil, fmt.Errorf("ask the kubelet at %s: %s: %w", k.Socket, method, err)
 		}
 	}
 }
 
-// unsupported reports whether an error is from a kubelet that does not know Get (before 1.27), or whose feature gate
-// KubeletPodResourcesGet is off (before 1.36).
-func unsupported(err error) bool {
+// isUnsupported reports whether the kubelet does not implement Get (before 1.27), or has the feature gate KubeletPodResourcesGet off
+// (before 1.36).
+func isUnsupported(err error) bool {
 	var s *statusError
 	return errors.As(err, &s) && (s.code == codeUnimplemented || s.code == codeUnknown && strings.Contains(s.message, "method disabled"))
 }
 
-// unknown reports whether an error means that the kubelet does not have the pod: "pod web-0 in namespace shop not found", of
-// code Unknown up to 1.37.
-func unknown(err error) bool {
+// isUnknownPod reports whether the kubelet does not know the pod. Kubelets up to 1.37 return the code Unknown with the text "pod web-0 in
+// namespace shop not found".
+func isUnknownPod(err error) bool {
 	var s *statusError
 	return errors.As(err, &s) && (s.code == codeNotFound || s.code == codeUnknown && strings.HasSuffix(s.message, " not found"))
 }
 
-// temporary reports whether a retry may succeed. The request changes nothing, so a retry is safe even after half a response.
-func temporary(err error) bool {
+// isTemporary reports whether a retry may succeed. The calls change nothing, so a retry is safe even after half a response.
+func isTemporary(err error) bool {
 	var s *statusError
 	if errors.As(err, &s) {
 		return s.code == codeResourceExhausted || s.code == codeUnavailable
 	}
-	// EAGAIN: more connect than the kubelet has accepted.
+	// EAGAIN means that the kubelet's queue of connections is full.
 	soon := []error{errOtherPod, io.EOF, io.ErrUnexpectedEOF, syscall.ENOENT, syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE,
 		syscall.EAGAIN}
 	return slices.ContainsFunc(soon, func(e error) bool { return errors.Is(err, e) })
 }
 
-// sleep waits between half a pause and a whole, so that pods that start together do not ask together again and again. It reports whether
-// ctx goes on.
+// sleep waits for half to all of a pause at random, so that pods that start together do not retry together. It returns false if ctx has
+// ended.
 func sleep(ctx context.Context, pause time.Duration) bool {
 	select {
 	case <-ctx.Done():

@@ -23,7 +23,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// peer is a server's end of a connection, after the question came.
+// peer is the server's end of a connection that has received the request.
 type peer struct {
 	*http2.Framer
 	conn    net.Conn
@@ -32,7 +32,7 @@ type peer struct {
 	encode  *hpack.Encoder
 }
 
-// accept reads a question.
+// accept reads the request.
 func accept(conn net.Conn) (*peer, error) {
 	preface := make([]byte, len(http2.ClientPreface))
 	if _, err := io.ReadFull(conn, preface); err != nil || string(preface) != http2.ClientPreface {
@@ -55,7 +55,7 @@ func accept(conn net.Conn) (*peer, error) {
 	}
 }
 
-// fields encodes headers, given as name and value in turn.
+// fields encodes headers, which are passed as alternating names and values.
 func (p *peer) fields(list ...string) []byte {
 	p.block.Reset()
 	for i := 0; i < len(list); i += 2 {
@@ -74,7 +74,7 @@ func (p *peer) begin() {
 	p.head(false, ":status", "200", "content-type", "application/grpc")
 }
 
-// message is the answer for web-0 with its prefix.
+// message returns the length-prefixed response for web-0.
 func message() []byte {
 	data, err := proto.Marshal(&api.GetPodResourcesResponse{PodResources: web("app", "a")})
 	if err != nil {
@@ -89,7 +89,7 @@ func right(p *peer) {
 	p.head(true, "grpc-status", "0")
 }
 
-// unread is the end of a server that has not read the question.
+// unread closes a server's connection without reading the request.
 func unread(t *testing.T, conn net.Conn) {
 	if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
 		t.Error(err)
@@ -97,7 +97,7 @@ func unread(t *testing.T, conn net.Conn) {
 	conn.Close()
 }
 
-// TestReset: a server that ends before it has read the question resets the connection.
+// TestReset checks that Ask retries if the server closes the connection before it reads the request.
 func TestReset(t *testing.T) {
 	k := root(t)
 	l := listen(t, k)
@@ -120,7 +120,7 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// TestBacklog: more connect than the kubelet has accepted.
+// TestBacklog checks that Ask retries while the server's queue of connections is full.
 func TestBacklog(t *testing.T) {
 	k := root(t)
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
@@ -133,7 +133,7 @@ func TestBacklog(t *testing.T) {
 		t.Fatal(err)
 	}
 	var waiting net.Conn
-	for err == nil { // EAGAIN in the end
+	for err == nil { // until the queue is full: EAGAIN
 		var conn net.Conn
 		if conn, err = net.Dial("unix", k.Socket); err == nil {
 			waiting = conn
@@ -150,17 +150,18 @@ func TestBacklog(t *testing.T) {
 	}
 }
 
-// TestTemporary: a write to a server that has just gone, which no test can time.
+// TestTemporary checks the error of a write to a server that has just closed. No test can time this with a real server.
 func TestTemporary(t *testing.T) {
-	if err := fmt.Errorf("x: %w", &net.OpError{Op: "write", Err: os.NewSyscallError("write", syscall.EPIPE)}); !temporary(err) {
+	if err := fmt.Errorf("x: %w", &net.OpError{Op: "write", Err: os.NewSyscallError("write", syscall.EPIPE)}); !isTemporary(err) {
 		t.Error(err)
 	}
-	if err := fmt.Errorf("x: %w", &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.EACCES)}); temporary(err) {
+	if err := fmt.Errorf("x: %w", &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.EACCES)}); isTemporary(err) {
 		t.Error(err)
 	}
 }
 
-// serve answers the connections in turn, the last again and again, and returns how many came.
+// serve answers each connection with the next function, and later connections with the last one. It also returns a counter of
+// connections.
 func serve(t testing.TB, answers ...func(*peer)) (k Kubelet, count func() int) {
 	t.Helper()
 	k = root(t)
@@ -185,7 +186,7 @@ func serve(t testing.TB, answers ...func(*peer)) (k Kubelet, count func() int) {
 	return k, func() int { return len(came) }
 }
 
-// TestRequest: what is sent is what gRPC asks for.
+// TestRequest checks the request against the gRPC protocol.
 func TestRequest(t *testing.T) {
 	got := make(chan []hpack.HeaderField, 1)
 	k, _ := serve(t, func(p *peer) { got <- p.headers; right(p) })
@@ -201,8 +202,8 @@ func TestRequest(t *testing.T) {
 	}
 }
 
-// TestFrames: all that HTTP/2 lets a server do meanwhile changes nothing: padding, priority, cut headers, settings, pings, unknown frames,
-// and the announcement that it takes no more questions. Settings and pings are acknowledged.
+// TestFrames checks that optional frames of a server do not disturb the exchange: padding, priority, split headers, settings, pings,
+// unknown frames and a graceful GOAWAY. Settings and pings are acknowledged.
 func TestFrames(t *testing.T) {
 	acked := make(chan []string, 1)
 	k, count := serve(t, func(p *peer) {
@@ -227,7 +228,7 @@ func TestFrames(t *testing.T) {
 			p.WriteDataPadded(1, false, []byte{b}, make([]byte, b))
 		}
 		p.WriteDataPadded(1, false, nil, nil)
-		p.conn.Write([]byte{0, 0, 0, 0, 0, 0x80, 0, 0, 1}) // DATA with the reserved bit, which says nothing
+		p.conn.Write([]byte{0, 0, 0, 0, 0, 0x80, 0, 0, 1}) // DATA with the reserved bit, which readers ignore
 		p.WriteDataPadded(1, false, nil, make([]byte, 255))
 		p.head(true, "grpc-status", "0", "grpc-message", "")
 		var acks []string
@@ -255,7 +256,7 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// TestAgain: an answer that breaks off, or was refused before it began, is asked for again.
+// TestAgain checks that Ask retries if a response breaks off, or is refused before it begins.
 func TestAgain(t *testing.T) {
 	for name, first := range map[string]func(*peer){
 		"closes at once":         func(*peer) {},
@@ -277,7 +278,7 @@ func TestAgain(t *testing.T) {
 	}
 }
 
-// TestGarbage: what is no answer is an error that says what came, and no reason to ask again.
+// TestGarbage checks that an invalid response is a permanent error that describes the response.
 func TestGarbage(t *testing.T) {
 	raw := func(b string) func(*peer) {
 		return func(p *peer) { p.conn.Write([]byte(b)); io.Copy(io.Discard, p.conn) }
@@ -288,25 +289,25 @@ func TestGarbage(t *testing.T) {
 	}
 	ok := []string{"grpc-status", "0"}
 	for says, answer := range map[string]func(*peer){
-		"a frame of 4740180 bytes: want at most 16384": raw("HTTP/1.1 400 Bad Request\r\n\r\n"),
-		"the first frame is of type 0":                 raw(strings.Repeat("\x00", 100)),
-		"the first frame is of type 4":                 func(p *peer) { p.WriteSettingsAck(); io.Copy(io.Discard, p.conn) },
-		"of stream 3":                                  after(func(p *peer) { p.WriteData(3, false, nil) }),
-		"of type 5 out of place":                       after(func(p *peer) { p.WriteRawFrame(http2.FramePushPromise, 4, 1, make([]byte, 4)) }),
-		"of type 9 out of place":                       after(func(p *peer) { p.WriteContinuation(1, true, nil) }),
-		"headers without their end": after(func(p *peer) {
+		"a frame has 4740180 bytes: want at most 16384": raw("HTTP/1.1 400 Bad Request\r\n\r\n"),
+		"the first frame has type 0":                    raw(strings.Repeat("\x00", 100)),
+		"the first frame has type 4":                    func(p *peer) { p.WriteSettingsAck(); io.Copy(io.Discard, p.conn) },
+		"belongs to stream 3":                           after(func(p *peer) { p.WriteData(3, false, nil) }),
+		"unexpected frame of type 5":                    after(func(p *peer) { p.WriteRawFrame(http2.FramePushPromise, 4, 1, make([]byte, 4)) }),
+		"unexpected frame of type 9":                    after(func(p *peer) { p.WriteContinuation(1, true, nil) }),
+		"the headers are incomplete": after(func(p *peer) {
 			p.WriteRawFrame(http2.FrameHeaders, 0, 1, nil)
 			p.WriteData(1, true,
 				nil)
 		}),
-		"a frame of 3 bytes with 3 bytes of padding": after(func(p *peer) { p.WriteRawFrame(http2.FrameData, 8, 1, []byte{3, 0, 0}) }),
-		"a frame of 0 bytes with 1 bytes of padding": after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 8|4, 1, nil) }),
-		"a frame of 4 bytes with 0 bytes of padding": after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 0x20|4, 1, make([]byte, 4)) }),
-		"RST_STREAM of 3 bytes":                      after(func(p *peer) { p.WriteRawFrame(http2.FrameRSTStream, 0, 1, make([]byte, 3)) }),
-		"GOAWAY of 7 bytes":                          after(func(p *peer) { p.WriteRawFrame(http2.FrameGoAway, 0, 0, make([]byte, 7)) }),
-		"gRPC code 13: RST_STREAM with code 0x2":     after(func(p *peer) { p.WriteRSTStream(1, http2.ErrCodeInternal) }),
-		"headers: decoding error: invalid indexed ":  after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 4, 1, []byte{0xfe}) }),
-		"truncated headers":                          after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 4, 1, []byte{0x40, 9}) }),
+		"a frame of 3 bytes has 3 bytes of padding": after(func(p *peer) { p.WriteRawFrame(http2.FrameData, 8, 1, []byte{3, 0, 0}) }),
+		"a frame of 0 bytes has 1 bytes of padding": after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 8|4, 1, nil) }),
+		"a frame of 4 bytes has 0 bytes of padding": after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 0x20|4, 1, make([]byte, 4)) }),
+		"RST_STREAM has 3 bytes":                    after(func(p *peer) { p.WriteRawFrame(http2.FrameRSTStream, 0, 1, make([]byte, 3)) }),
+		"GOAWAY has 7 bytes":                        after(func(p *peer) { p.WriteRawFrame(http2.FrameGoAway, 0, 0, make([]byte, 7)) }),
+		"gRPC code 13: RST_STREAM with code 0x2":    after(func(p *peer) { p.WriteRSTStream(1, http2.ErrCodeInternal) }),
+		"headers: decoding error: invalid indexed ": after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 4, 1, []byte{0xfe}) }),
+		"truncated headers":                         after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 4, 1, []byte{0x40, 9}) }),
 		"headers of more than 1048576 bytes": after(func(p *peer) {
 			p.WriteRawFrame(http2.FrameHeaders, 0, 1, p.fields("x", strings.Repeat("y", 4000)))
 			for range 300 {
@@ -317,15 +318,15 @@ func TestGarbage(t *testing.T) {
 			p.WriteSettings()
 			p.head(true, ":status", "404", "content-type", "text/html")
 		},
-		`grpc-status "-1"`:                       ends("", "grpc-status", "-1"),
-		`grpc-status ""`:                         ends(string(message()), "x", "y"),
-		"has 0 bytes, beginning with : want":     ends("", ok...),
-		"has 4 bytes, beginning with 00000000:":  ends("\x00\x00\x00\x00", ok...),
-		"beginning with 0100000001":              ends("\x01\x00\x00\x00\x01x", ok...),
-		"has 6 bytes, beginning with 0000000002": ends("\x00\x00\x00\x00\x02x", ok...),
-		"has 7 bytes, beginning with 0000000001": ends("\x00\x00\x00\x00\x01xy", ok...),
-		"no message of its API: tag 0":           ends("\x00\x00\x00\x00\x02\x00\x00", ok...),
-		"too many frames": after(func(p *peer) {
+		`grpc-status "-1"`:                        ends("", "grpc-status", "-1"),
+		`grpc-status ""`:                          ends(string(message()), "x", "y"),
+		"has 0 bytes and begins with : want":      ends("", ok...),
+		"has 4 bytes and begins with 00000000:":   ends("\x00\x00\x00\x00", ok...),
+		"begins with 0100000001":                  ends("\x01\x00\x00\x00\x01x", ok...),
+		"has 6 bytes and begins with 0000000002":  ends("\x00\x00\x00\x00\x02x", ok...),
+		"has 7 bytes and begins with 0000000001":  ends("\x00\x00\x00\x00\x01xy", ok...),
+		"not a valid PodResources message: tag 0": ends("\x00\x00\x00\x00\x02\x00\x00", ok...),
+		"the frames exceed the limit": after(func(p *peer) {
 			for p.WriteRawFrame(0xbe, 0, 0, make([]byte, maxFrame)) == nil {
 			}
 		}),
@@ -339,7 +340,7 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// TestUnescape: as the document has it, what is no escape stays.
+// TestUnescape checks the rules of the gRPC document: invalid escapes stay.
 func TestUnescape(t *testing.T) {
 	for s, want := range map[string]string{"": "", "a%20b": "a b", "%c3%BC": "ü", "%": "%", "%4": "%4", "%zz": "%zz", "%41%": "A%",
 		"%%41": "%A", "%+1": "%+1", "a%2": "a%2"} {
@@ -349,7 +350,7 @@ func TestUnescape(t *testing.T) {
 	}
 }
 
-// TestDribble: an answer byte by byte is one answer.
+// TestDribble reads a response that arrives byte by byte.
 func TestDribble(t *testing.T) {
 	near, far := net.Pipe()
 	go func() {
@@ -370,7 +371,7 @@ func TestDribble(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	context.AfterFunc(ctx, func() { near.SetDeadline(time.Unix(1, 0)) })
-	data, err := question("/x", nil)
+	data, err := encodeRequest("/x", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

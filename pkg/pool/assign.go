@@ -8,31 +8,33 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Pool is a resource as the kubelet sees it, with its devices on this node.
+// Pool is a resource under the name that the kubelet knows, with its devices on this node.
 type Pool struct {
-	Name     string    // prefix and name: intel.com/sriov, intel.com/sriov_numa0
-	Resource *Resource // that it was made from
+	Name     string    // with prefix: intel.com/sriov, intel.com/sriov_numa0
+	Resource *Resource // configuration of the resource
 	Devices  []Device  // sorted by address
 }
 
 // Device is a device in a pool.
 type Device struct {
 	pci.Device
-	Topology []int             // the NUMA nodes that it is near to; none if it is all the same or must not be told
-	RDMA     bool              // goes with its RDMA files
-	VhostNet bool              // goes with /dev/vhost-net and /dev/net/tun
-	Info     map[string]string // of additionalInfo
-	Whole    int               // of a PF that is offered whole: how many VFs it excludes
+	Topology []int             // NUMA nodes reported to the kubelet; empty if irrelevant or excluded
+	RDMA     bool              // the container gets its RDMA device files
+	VhostNet bool              // the container gets /dev/vhost-net and /dev/net/tun
+	Info     map[string]string // from additionalInfo
+	Whole    int               // for a PF offered as a whole: number of VFs that it excludes
 }
 
-// Assign gives each device to the first resource that matches. A resource has a pool even without devices, unless it is split: then there
-// is a pool for each NUMA node with devices. On a machine with several nodes, devices whose node is unknown do not share a pool with others
-// unless unknownNuma is "all", or claims choose: the Topology Manager counts only devices that have a topology, if any of the resource has
-// one, and refuses pods although some are free.
+// Assign gives each device to the first resource that matches it. Each resource gets a pool, even without devices. A resource with
+// splitByNuma gets a pool for each NUMA node that has devices instead.
+//
+// On a machine with several NUMA nodes, devices of unknown node get a pool of their own, unless unknownNuma is "all" or the API is DRA.
+// The reason is the Topology Manager: if any device of a resource has a topology, it ignores the others and refuses pods although devices
+// are free.
 func Assign(c *Config, s *pci.Snapshot, env Env) []Pool {
 	n := newNode(s, env)
 	members := make([][]Device, len(c.Resources))
-	for _, v := range c.judge(n, false) {
+	for _, v := range c.matchAll(n, false) {
 		if v.resource >= 0 {
 			members[v.resource] = append(members[v.resource], c.device(n, v))
 		}
@@ -46,7 +48,7 @@ func Assign(c *Config, s *pci.Snapshot, env Env) []Pool {
 	return pools
 }
 
-// NumVFs returns how many VFs the PFs of this node shall have. If two entries mean one PF, the first counts.
+// NumVFs returns the configured number of VFs for each PF of this node. If two entries match one PF, the first applies.
 func (c *Config) NumVFs(s *pci.Snapshot) map[pci.Address]int {
 	out := map[pci.Address]int{}
 	for _, d := range newNode(s, Env{}).subjects {
@@ -57,12 +59,12 @@ func (c *Config) NumVFs(s *pci.Snapshot) map[pci.Address]int {
 	return out
 }
 
-// device returns what a device is offered as.
+// device returns the pool's entry of a device.
 func (c *Config) device(n *node, v verdict) Device {
-	r, d := &c.Resources[v.resource], Device{Device: n.Devices[v.device], Whole: c.whole(n.subjects[v.device])}
+	r, d := &c.Resources[v.resource], Device{Device: n.Devices[v.device], Whole: c.excludedVFs(n.subjects[v.device])}
 	switch {
-	case r.ExcludeTopology || !n.several():
-	case n.located(&d.Device):
+	case r.ExcludeTopology || !n.multiNUMA():
+	case n.nodeKnown(&d.Device):
 		d.Topology = []int{d.NUMANode}
 	case r.UnknownNUMA == unlocatedAll:
 		for _, node := range n.Nodes {
@@ -83,38 +85,38 @@ func (c *Config) device(n *node, v verdict) Device {
 	return d
 }
 
-// pools splits the devices of a resource by what their names end in.
+// pools groups the devices of a resource into pools by the suffix of their names.
 func (r *Resource) pools(n *node, devices []Device) []Pool {
-	if r.API == DRA || !r.SplitByNUMA && !r.mixed(n, devices) {
+	if r.API == DRA || !r.SplitByNUMA && !r.needsSuffix(n, devices) {
 		return []Pool{{r.FullName(), r, devices}}
 	}
 	var out []Pool
 	for _, d := range devices {
-		name := r.FullName() + r.ending(n, &d.Device)
+		name := r.FullName() + r.suffix(n, &d.Device)
 		i := slices.IndexFunc(out, func(p Pool) bool { return p.Name == name })
 		if i < 0 {
 			i, out = len(out), append(out, Pool{Name: name, Resource: r})
 		}
 		out[i].Devices = append(out[i].Devices, d)
 	}
-	slices.SortFunc(out, func(a, b Pool) int { return r.order(n, a) - r.order(n, b) })
+	slices.SortFunc(out, func(a, b Pool) int { return r.sortKey(n, a) - r.sortKey(n, b) })
 	return out
 }
 
-// order sorts the pools of a resource by NUMA node, those of none last.
-func (r *Resource) order(n *node, p Pool) int {
-	if d := &p.Devices[0].Device; n.located(d) {
+// sortKey returns the sort key of a pool: its NUMA node, or a larger number for an unknown node.
+func (r *Resource) sortKey(n *node, p Pool) int {
+	if d := &p.Devices[0].Device; n.nodeKnown(d) {
 		return d.NUMANode
 	}
 	return maxNode + 1
 }
 
-// ending returns what the pool of a device has after the name of its resource.
-func (r *Resource) ending(n *node, d *pci.Device) string {
+// suffix returns the suffix of a device's pool name.
+func (r *Resource) suffix(n *node, d *pci.Device) string {
 	switch {
-	case !n.several() && r.SplitByNUMA:
-		return ofNUMA(n.only())
-	case !n.located(d):
+	case !n.multiNUMA() && r.SplitByNUMA:
+		return ofNUMA(n.singleNode())
+	case !n.nodeKnown(d):
 		return noNUMA
 	case r.SplitByNUMA:
 		return ofNUMA(d.NUMANode)
@@ -122,23 +124,23 @@ func (r *Resource) ending(n *node, d *pci.Device) string {
 	return ""
 }
 
-// only returns the NUMA node of a machine with one.
-func (n *node) only() int {
+// singleNode returns the ID of the single NUMA node, or 0 if the machine reports none.
+func (n *node) singleNode() int {
 	if len(n.Nodes) == 1 {
 		return n.Nodes[0].ID
 	}
 	return 0
 }
 
-// mixed reports whether devices must be kept apart because the node of some is unknown. Names that have no room for an ending stay as they
-// are.
-func (r *Resource) mixed(n *node, devices []Device) bool {
-	if !r.splits(noNUMA) || !n.several() || len(r.Name)+len(noNUMA) > maxName {
+// needsSuffix reports whether devices of known and of unknown NUMA node need separate pools. It is false if the name is too long for the
+// suffix.
+func (r *Resource) needsSuffix(n *node, devices []Device) bool {
+	if !r.splits(noNUMA) || !n.multiNUMA() || len(r.Name)+len(noNUMA) > maxName {
 		return false
 	}
 	located := 0
 	for i := range devices {
-		if n.located(&devices[i].Device) {
+		if n.nodeKnown(&devices[i].Device) {
 			located++
 		}
 	}

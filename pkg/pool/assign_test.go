@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// worker is a machine with something of everything. Its devices by the names of this test:
+// worker returns a machine with devices of every kind. The tests use these names for them:
 //
 //	a0-a3, b0-b3  VFs of ens1f0 and ens1f1, node 0
 //	m0, m1        VFs of ib2f0, node 1, RDMA, InfiniBand
@@ -40,7 +40,7 @@ func worker() *pci.Snapshot {
 	return s
 }
 
-// names returns the names of this test by address.
+// names maps PCI addresses to the names of the tests.
 func names() map[string]string {
 	return map[string]string{
 		"0000:10:00.0": "A", "0000:10:01.0": "a0", "0000:10:01.1": "a1", "0000:10:01.2": "a2", "0000:10:01.3": "a3",
@@ -50,7 +50,7 @@ func names() map[string]string {
 	}
 }
 
-// named lists pools: name: devices with what they are offered with.
+// named formats pools as "name: devices".
 func named(pools []Pool) string {
 	var out []string
 	for _, p := range pools {
@@ -63,7 +63,7 @@ func named(pools []Pool) string {
 	return strings.Join(out, "; ")
 }
 
-// TestSelectors: what each key takes.
+// TestSelectors checks which devices each key of a selector matches.
 func TestSelectors(t *testing.T) {
 	for selectors, want := range map[string]string{
 		`{}`:                             "a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 n u0",
@@ -71,7 +71,7 @@ func TestSelectors(t *testing.T) {
 		`{"devices":["1592"]}`:           "n",
 		`{"drivers":["mlx5_core"]}`:      "m0 m1",
 		`{"drivers":["vfio-pci","ice"]}`: "n u0",
-		`{"pciAddresses":["0000:10:11.3","0000:40:00.0","0000:10:00.0","0000:30:00.0"]}`: "b3 n", // no PF, with VFs or without
+		`{"pciAddresses":["0000:10:11.3","0000:40:00.0","0000:10:00.0","0000:30:00.0"]}`: "b3 n", // a PF is never offered, with VFs or without
 		`{"acpiIndexes":["101"]}`:                                 "n",
 		`{"pfNames":["ens1f1","ENS3F0"]}`:                         "b0 b1 b2 b3",
 		`{"pfNames":["ens1f0#0,2-3","ens3f0#0"]}`:                 "a0 a2 a3",
@@ -96,7 +96,7 @@ func TestSelectors(t *testing.T) {
 	}
 }
 
-// TestAssign: what resources do to each other, and the keys that are no selectors.
+// TestAssign checks the interaction of resources, and the keys outside of selectors.
 func TestAssign(t *testing.T) {
 	intel := `"selectors":{"vendors":["8086","15b3"]}`
 	for _, test := range []struct{ config, want string }{
@@ -108,7 +108,7 @@ func TestAssign(t *testing.T) {
 		{`{"resourceName":"x",` + intel + `,"unknownNuma":"exclude"},{"resourceName":"y"}`,
 			"x: a0 a1 a2 a3 b0 b1 b2 b3 m0 m1; y: n; y_nonuma: u0"},
 		{`{"resourceName":"x",` + intel + `,"excludeTopology":true}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 u0"},
-		{`{"resourceName":"x","selectors":{"drivers":["vfio-pci"]}}`, "x: u0"}, // nothing else is there to keep apart
+		{`{"resourceName":"x","selectors":{"drivers":["vfio-pci"]}}`, "x: u0"}, // no other device to separate from
 		{`{"resourceName":"` + strings.Repeat("x", 57) + `",` + intel + `}`, strings.Repeat("x", 57) + ": a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 u0"},
 		{`{"resourceName":"x","splitByNuma":true,` + intel + `}`, "x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_numa1: m0 m1; x_nonuma: u0"},
 		{`{"resourceName":"x","splitByNuma":true,"excludeTopology":true,` + intel + `}`,
@@ -117,7 +117,7 @@ func TestAssign(t *testing.T) {
 			"x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_nonuma: u0"},
 		{`{"resourceName":"x","splitByNuma":true,"unknownNuma":"exclude","selectors":{"drivers":["vfio-pci","ice"]}}`, "x_numa1: n"},
 		{`{"resourceName":"x","splitByNuma":true,"selectors":{"vendors":["ffff"]}}`, ""},
-		// bound already
+		// The device is already bound to the driver.
 		{`{"resourceName":"x","driver":"vfio-pci","unknownNuma":"all","selectors":{"drivers":["iavf"]}}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 u0"},
 	} {
 		c := mustParse(t, `{"resourceList":[`+test.config+`]}`)
@@ -127,7 +127,7 @@ func TestAssign(t *testing.T) {
 	}
 }
 
-// TestOneNode: on a machine with one NUMA node, or none that is told, nothing is unknown and nothing has a topology.
+// TestOneNode: on a machine with one NUMA node, or without information about nodes, no device has a topology and none counts as unknown.
 func TestOneNode(t *testing.T) {
 	for nodes := range 2 {
 		s := worker()
@@ -154,7 +154,7 @@ func TestOneNode(t *testing.T) {
 	}
 }
 
-// TestSplitOrder: the pools of a resource come by NUMA node, wherever their devices are.
+// TestSplitOrder checks that the pools of a resource are sorted by NUMA node, not by device.
 func TestSplitOrder(t *testing.T) {
 	s := worker()
 	for i := range s.Devices {
@@ -166,7 +166,7 @@ func TestSplitOrder(t *testing.T) {
 	}
 }
 
-// TestNodeOffline: a node that the machine does not have is unknown to the kubelet, too.
+// TestNodeOffline checks that a NUMA node that the machine lacks counts as unknown, as in the kubelet.
 func TestNodeOffline(t *testing.T) {
 	s := worker()
 	for i := range s.Devices {
@@ -180,7 +180,7 @@ func TestNodeOffline(t *testing.T) {
 	}
 }
 
-// TestDevice: what devices are offered with.
+// TestDevice checks the attributes of offered devices.
 func TestDevice(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[
 		{"resourceName":"x","unknownNuma":"all","selectors":[{"pfNames":["ib2f0"],"isRdma":true},
@@ -203,7 +203,7 @@ func TestDevice(t *testing.T) {
 	}
 }
 
-// TestBusy: what the node needs itself is never offered.
+// TestBusy checks that devices in use by the node are never offered.
 func TestBusy(t *testing.T) {
 	all := `"resourceList":[{"resourceName":"x","unknownNuma":"all"}]`
 	vfs := "a0 a1 a2 a3 b0 b1 b2 b3 m0 m1"
@@ -212,9 +212,9 @@ func TestBusy(t *testing.T) {
 		env    Env
 		want   string
 	}{
-		{`{` + all + `}`, Env{DefaultRoute: []string{"eno0", "ens1f0", "br0"}}, vfs + " u0"}, // the VFs of ens1f0 are not the node's
+		{`{` + all + `}`, Env{DefaultRoute: []string{"eno0", "ens1f0", "br0"}}, vfs + " u0"}, // its VFs stay
 		{`{` + all + `}`, Env{DefaultRoute: []string{"eno9"}}, vfs + " n u0"},
-		{`{` + all + `,"pfs":[{"pfName":"ens3f0","numVfs":4}]}`, Env{}, vfs + " n u0"}, // will have VFs soon
+		{`{` + all + `,"pfs":[{"pfName":"ens3f0","numVfs":4}]}`, Env{}, vfs + " n u0"}, // it will have VFs
 		{`{` + all + `,"pfs":[{"pciAddress":"0000:30:00.0","numVfs":4}]}`, Env{}, vfs + " n u0"},
 		{`{` + all + `,"pfs":[{"pfName":"ens3f0","numVfs":0}]}`, Env{}, vfs + " n u0"},
 		{`{` + all + `,"pfs":[{"pfName":"ens3f0","numVfs":0,"offerPf":true}]}`, Env{}, vfs + " p n u0"},
@@ -237,8 +237,8 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// TestInterfaceInPod: a device stays in its pool while its interface is in a pod, and also one that is a PF or passed through to a virtual
-// machine.
+// TestInterfaceInPod checks that a device stays in its pool while its interface is in a pod. The device may be a PF, or passed through to
+// a virtual machine.
 func TestInterfaceInPod(t *testing.T) {
 	s := worker()
 	c := mustParse(t, `{"resourceList":[{"resourceName":"x","selectors":{"pfNames":["ens1f0","ens3f0"],"linkTypes":["ether"]}},{"resourceName":"y","selectors":{"isRdma":true}}],
@@ -252,7 +252,7 @@ func TestInterfaceInPod(t *testing.T) {
 		switch last[d.Address] = *d; names()[d.Address.String()] {
 		case "p", "m0":
 			d.Interfaces, d.LinkType, d.RDMA = nil, "", nil
-		case "m1": // bound to another driver meanwhile
+		case "m1": // bound to another driver while the interface was in the pod
 			d.Driver, d.RDMA = "vfio-pci", nil
 		}
 	}
@@ -264,7 +264,7 @@ func TestInterfaceInPod(t *testing.T) {
 	}
 }
 
-// TestWithoutPF: a VF whose PF the scan does not have is still one by its address.
+// TestWithoutPF checks that a VF whose PF is missing from the scan is matched by the PF's address.
 func TestWithoutPF(t *testing.T) {
 	s := worker()
 	s.Devices = s.Devices[1:]
@@ -274,7 +274,7 @@ func TestWithoutPF(t *testing.T) {
 	}
 }
 
-// TestNumVFs: by name and by address, the first entry of a PF counts.
+// TestNumVFs checks that the first entry of a PF applies, by name and by address.
 func TestNumVFs(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[],"pfs":[{"pfName":"ens1f0","numVfs":4},{"pciAddress":"0000:10:00.0","numVfs":5},{"pciAddress":"0000:20:00.0","numVfs":0},
 		{"pfName":"none","numVfs":1},{"pciAddress":"0000:10:01.0","numVfs":1}]}`)
@@ -284,7 +284,7 @@ func TestNumVFs(t *testing.T) {
 	}
 }
 
-// TestAssignIsPure: the snapshot and the configuration stay as they were, and the answer is the same again.
+// TestAssignIsPure checks that Assign changes neither snapshot nor configuration, and returns the same result again.
 func TestAssignIsPure(t *testing.T) {
 	c, s := mustParse(t, resource(`"additionalInfo":{"*":{"k":"v"}},"splitByNuma":true`)), worker()
 	env := Env{DefaultRoute: []string{"eno0"}, Last: map[pci.Address]pci.Device{s.Devices[0].Address: s.Devices[0]}}
@@ -296,12 +296,12 @@ func TestAssignIsPure(t *testing.T) {
 	}
 }
 
-// TestPFIsNoDevice (S-36): a function that may be a PF is a device of no resource, whatever sysfs says of its VFs.
+// TestPFIsNoDevice (S-36): a function that may be a PF is never offered, regardless of what sysfs reports about its VFs.
 func TestPFIsNoDevice(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[{"resourceName":"x","driver":"vfio-pci","selectors":[{"pfNames":["ens3f0"]},{"pciAddresses":["0000:30:00.0"]},{"drivers":["vfio-pci"]}]}],
 		"pfs":[{"pfName":"ens1f0","numVfs":0,"offerPf":true}]}`)
 	for name, change := range map[string]func(p *pci.Device){
-		"before its VFs are made":  func(*pci.Device) {},
+		"before its VFs exist":     func(*pci.Device) {},
 		"VFs that are not counted": func(p *pci.Device) { p.TotalVFs, p.NumVFs = 0, 2 },
 		"bound to another driver":  func(p *pci.Device) { p.Driver, p.Interfaces = "vfio-pci", nil },
 		"not readable":             func(p *pci.Device) { p.TotalVFs, p.Unreadable = 0, "sriov_totalvfs: I/O error" },

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// textTest compares an attribute of the device.
+// textTest compares an attribute of the device with a list of values.
 type textTest struct {
 	values []string
 	get    func(subject) string
@@ -23,8 +23,8 @@ func (t textTest) found(d subject) string { return t.get(d) }
 func (t textTest) met(d subject) bool     { return slices.Contains(t.values, t.get(d)) }
 func (t textTest) missing(*node) []string { return nil }
 
-// driverTest compares the driver. The one that the resource binds devices to is as good as those that are wanted: by being bound to it a
-// device must not leave its pool.
+// driverTest compares the driver. The driver that the resource binds devices to counts as well: otherwise a device would leave its pool
+// when it is bound.
 type driverTest []string
 
 func (t driverTest) want() string           { return strings.Join(t, ", ") }
@@ -43,7 +43,7 @@ func (t addressTest) met(d subject) bool     { return slices.Contains(t, d.Addre
 func (t addressTest) missing(n *node) (out []string) {
 	for _, a := range t {
 		if _, ok := n.Device(a); !ok {
-			out = append(out, fmt.Sprintf("no device %s on this node; 'podlace sriov ls' lists those that are here", a))
+			out = append(out, fmt.Sprintf("no device %s on this node; 'podlace sriov ls' lists the devices", a))
 		}
 	}
 	return out
@@ -58,14 +58,14 @@ func (t nodeTest) met(d subject) bool     { return slices.Contains(t, d.NUMANode
 func (t nodeTest) missing(n *node) (out []string) {
 	for _, id := range t {
 		if id != pci.Unknown && !n.online(id) {
-			out = append(out, fmt.Sprintf("no NUMA node %d on this node; there are: %s", id,
+			out = append(out, fmt.Sprintf("no NUMA node %d on this node; available: %s", id,
 				orNone(join(n.Nodes, func(n pci.Node) string { return strconv.Itoa(n.ID) }))))
 		}
 	}
 	return out
 }
 
-// rdmaTest wants a device with RDMA.
+// rdmaTest requires a device with RDMA.
 type rdmaTest struct{}
 
 func (rdmaTest) want() string           { return "true" }
@@ -73,17 +73,17 @@ func (rdmaTest) found(d subject) string { return strconv.FormatBool(len(d.RDMA) 
 func (rdmaTest) met(d subject) bool     { return len(d.RDMA) > 0 }
 func (rdmaTest) missing(*node) []string { return nil }
 
-// pfTest compares the PF of a VF, or the device itself if it is none.
+// pfTest compares the PF of a VF, or the device itself if it is not a VF.
 type pfTest struct {
 	ranges []pfRange
 	kind   string
 	names  func(subject) []string
 }
 
-// pfName knows PFs by their interface.
+// pfName identifies PFs by interface name.
 func pfName(d subject) []string { return d.pf.Interfaces }
 
-// rootDevice knows PFs by their address.
+// rootDevice identifies PFs by PCI address.
 func rootDevice(d subject) []string { return []string{d.pf.Address.String()} }
 
 func (t pfTest) want() string { return join(t.ranges, func(p pfRange) string { return p.text }) }
@@ -97,29 +97,29 @@ func (t pfTest) found(d subject) string {
 }
 
 func (t pfTest) met(d subject) bool {
-	return slices.ContainsFunc(t.ranges, func(p pfRange) bool { return t.is(d, p) && p.has(d) })
+	return slices.ContainsFunc(t.ranges, func(p pfRange) bool { return t.matches(d, p) && p.has(d) })
 }
 
-// is compares as the reference does, in letters of either case.
-func (t pfTest) is(d subject, p pfRange) bool {
+// matches ignores case, as the reference device plugin does.
+func (t pfTest) matches(d subject, p pfRange) bool {
 	return slices.ContainsFunc(t.names(d), func(name string) bool { return strings.EqualFold(name, p.pf) })
 }
 
 func (t pfTest) missing(n *node) (out []string) {
 	for _, p := range t.ranges {
-		i := slices.IndexFunc(n.subjects, func(d subject) bool { return t.is(d, p) })
+		i := slices.IndexFunc(n.subjects, func(d subject) bool { return t.matches(d, p) })
 		if i < 0 {
 			out = append(out, fmt.Sprintf("no %s %q on this node; PFs here: %s", t.kind, p.pf, orNone(strings.Join(n.pfs(t.names), ", "))))
 			continue
 		}
 		if pf := n.subjects[i].pf; p.last() >= max(pf.TotalVFs, pf.NumVFs) {
-			out = append(out, fmt.Sprintf("%s: no VF %d on this node; %s has at most %d", p.text, p.last(), p.pf, max(pf.TotalVFs, pf.NumVFs)))
+			out = append(out, fmt.Sprintf("%s: no VF %d on this node; %s supports at most %d", p.text, p.last(), p.pf, max(pf.TotalVFs, pf.NumVFs)))
 		}
 	}
 	return out
 }
 
-// join lists things.
+// join formats the items of a list and joins them with commas.
 func join[T any](list []T, text func(T) string) string {
 	parts := make([]string, len(list))
 	for i, v := range list {

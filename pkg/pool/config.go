@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pool makes named pools of network devices out of a configuration and what a scan of the machine found, says of every device why
-// it is where it is, and chooses devices out of a pool. All of it is arithmetic: the same input gives the same answer, and nothing is read
-// or written.
+// Package pool assigns the network devices of a machine to named pools, as the configuration says. It explains the assignment of each
+// device, and chooses devices of a pool for a container. The package does no I/O: the same input always gives the same answer.
 //
-// The configuration is that of the SR-IOV network device plugin (config.json), with more keys. What is malformed is an error, and Parse
-// returns all of them. What a node lacks is none, because one configuration serves many nodes: Findings tells it.
+// The configuration extends the config.json of the SR-IOV network device plugin. Parse returns all malformed entries as errors. A device
+// that a node lacks is not an error, because one configuration serves many nodes; Findings reports it.
 package pool
 
 import (
@@ -16,59 +15,59 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// Policy says which devices of a pool are preferred when several are free.
+// Policy selects which devices of a pool are preferred if several are free.
 type Policy string
 
-// The policies. Prefer tells what each of them minimises.
+// The policies. Prefer documents what each of them minimises.
 const (
-	NUMABestFit Policy = "numa-best-fit" // few NUMA nodes, the one with the fewest to spare; there few PFs
-	Pack        Policy = "pack"          // few PFs, to leave whole PFs free
+	NUMABestFit Policy = "numa-best-fit" // few NUMA nodes, first the one with the fewest free devices; there few PFs
+	Pack        Policy = "pack"          // few PFs, so that whole PFs stay free
 	Balance     Policy = "balance"       // the PFs with the most free devices
-	DistinctPF  Policy = "distinct-pf"   // different PFs, then different cards
+	DistinctPF  Policy = "distinct-pf"   // different PFs, if possible of different cards
 )
 
-// unlocated says what becomes of devices whose NUMA node is unknown, on a machine with several.
+// unlocated is the treatment of devices of unknown NUMA node on a machine with several nodes.
 type unlocated string
 
-// What unknownNuma can be.
+// The values of unknownNuma.
 const (
-	unlocatedOmit    unlocated = "omit"    // offered without a topology, in a resource of their own if the others are located
-	unlocatedAll     unlocated = "all"     // offered as equally near to all nodes
+	unlocatedOmit    unlocated = "omit"    // offered without topology, in a separate resource if other devices have a node
+	unlocatedAll     unlocated = "all"     // offered as local to all nodes
 	unlocatedExclude unlocated = "exclude" // not offered
 )
 
-// CDI says how a container gets the device files of its devices.
+// CDI selects how a container gets the device files of its devices.
 type CDI string
 
-// What cdi can be.
+// The values of cdi.
 const (
 	CDIAuto       CDI = "auto"
-	CDIField      CDI = "field"      // cdi_devices of the device plugin interface
-	CDIAnnotation CDI = "annotation" // cdi.k8s.io/*, for old kubelets
-	CDIOff        CDI = "off"        // device specs, without CDI
+	CDIField      CDI = "field"      // field cdi_devices of the device plugin API
+	CDIAnnotation CDI = "annotation" // annotation cdi.k8s.io/*, for old kubelets
+	CDIOff        CDI = "off"        // device specs instead of CDI
 )
 
-// API says by which API of Kubernetes a resource is given out. A VF is in one resource, so it has one owner.
+// API is the Kubernetes API that offers a resource. Each VF belongs to one resource, so only one API assigns it.
 type API string
 
-// What api can be.
+// The values of api.
 const (
 	DevicePlugin API = "device-plugin"
 	DRA          API = "dra" // ResourceSlices and ResourceClaims
 )
 
-// Taints are the effects of the taints that devices with faults get in ResourceSlices: NoSchedule, NoExecute, None, or "off" for no taint.
+// Taints are the effects of taints on faulty devices in ResourceSlices: NoSchedule, NoExecute, None, or "off" for no taint.
 type Taints struct{ LinkDown, Unhealthy, Gone string }
 
-// NoTaint is the effect of a fault that gives no taint.
+// NoTaint is the effect of a fault without a taint.
 const NoTaint = "off"
 
 // Config is a validated configuration.
 type Config struct {
 	Resources []Resource
 	PFs       []pfEntry
-	Taints    Taints    // of resources with the API DRA
-	Notes     []Problem // what is odd whatever the node
+	Taints    Taints    // for resources of the API DRA
+	Notes     []Problem // warnings that apply on every node
 }
 
 // Resource is an entry of resourceList.
@@ -77,66 +76,66 @@ type Resource struct {
 	Prefix, Name    string
 	API             API
 	ExcludeTopology bool
-	AdditionalInfo  map[string]map[string]string // by PCI address, or "*" for all
-	Selectors       []selector                   // a device is taken by the first that it meets; none takes all
-	SplitByNUMA     bool                         // one resource per NUMA node: Name_numa0, Name_numa1
+	AdditionalInfo  map[string]map[string]string // by PCI address, or "*" for all devices
+	Selectors       []selector                   // a device belongs to the first selector that it meets; an empty list matches all devices
+	SplitByNUMA     bool                         // one resource for each NUMA node: Name_numa0, Name_numa1
 	UnknownNUMA     unlocated
 	Policy          Policy
-	Driver          string             // to bind devices to, "" to leave them as they are
-	VF              *vfconfig.Config   // for the DeviceClass of the resource; nil for none
-	ClaimMay        vfconfig.Allowance // with the API DRA: what claims may set of their VFs
+	Driver          string             // driver to bind devices to; "" keeps their driver
+	VF              *vfconfig.Config   // configuration in the DeviceClass of the resource; nil for none
+	ClaimMay        vfconfig.Allowance // for the API DRA: keys that claims may set for their VFs
 	CDI             CDI
-	Unserved        []Problem // why nothing of it is offered; all the same, no later resource gets what it takes
-	otherType       bool      // its devices are no network functions, so that it takes none
+	Unserved        []Problem // why the resource is not offered; it still takes its devices from later resources
+	otherType       bool      // the deviceType is not supported, so the resource matches no device
 	hosts           []string
 }
 
-// FullName returns prefix and name, as a pod asks for the resource.
+// FullName returns prefix and name, as pods request the resource.
 func (r *Resource) FullName() string { return r.Prefix + "/" + r.Name }
 
-// selector is met by a device that meets all its conditions.
+// selector matches a device that meets all its conditions.
 type selector struct {
 	Place
 	Conditions []condition
-	RDMA       bool // devices come with their RDMA files
-	VhostNet   bool // devices come with /dev/vhost-net and /dev/net/tun
+	RDMA       bool // containers get the RDMA device files
+	VhostNet   bool // containers get /dev/vhost-net and /dev/net/tun
 }
 
-// condition is one key of a selector. A device meets it by having one of the values.
+// condition is one key of a selector. A device meets it by having one of the key's values.
 type condition struct {
 	Place
-	Name string // of the key: pfNames
+	Name string // the key, such as pfNames
 	test test
 }
 
-// test is what a condition asks.
+// test is the check of a condition.
 type test interface {
 	want() string
 	found(subject) string
 	met(subject) bool
-	missing(*node) []string // what no device of the node can have, one sentence each
+	missing(*node) []string // wanted values that no device of the node can have, one sentence each
 }
 
-// pfEntry is an entry of pfs: how many VFs a PF shall have. Either Name, of its interface, or Address is set.
+// pfEntry is an entry of pfs: the number of VFs of a PF. Either Name, of the interface, or Address is set.
 type pfEntry struct {
 	Place
 	Name    string
 	Address pci.Address
 	NumVFs  int
-	Offer   bool // the PF itself is a device, without VFs
-	Whole   bool // the PF itself is a device by DRA, which a pod gets while no pod has one of its VFs
+	Offer   bool // offers the PF itself, which has no VFs
+	Whole   bool // offers the PF itself by DRA; a pod gets it while no pod has one of its VFs
 	hosts   []string
 }
 
-// Source is what a configuration does not say itself.
+// Source describes a configuration file and its defaults.
 type Source struct {
-	File   string // its name, for messages
-	Prefix string // of resources without resourcePrefix
-	Host   string // entries with hosts count only where one of the patterns matches this name
-	Strict bool   // an entry that is not supported is an error
+	File   string // file name for messages
+	Prefix string // default resourcePrefix
+	Host   string // an entry with hosts applies only if a pattern matches this name
+	Strict bool   // an unsupported entry is an error
 }
 
-// Parse reads a configuration. The error has all that is wrong, one line each, as Problems joined.
+// Parse reads a configuration. The error joins all Problems, one line each.
 func Parse(src Source, data []byte) (*Config, error) {
 	r := &reader{file: src.File}
 	if _, err := resourcePrefix(src.Prefix); err != nil {
@@ -154,14 +153,14 @@ func Parse(src Source, data []byte) (*Config, error) {
 	return c, nil
 }
 
-// config reads the whole file. Entries for other hosts are checked and left out.
+// config reads the whole file. It checks entries for other hosts, and then ignores them.
 func (r *reader) config(root value, src Source) *Config {
 	c := &Config{Taints: Taints{LinkDown: "NoSchedule", Unhealthy: "NoSchedule", Gone: "NoExecute"}}
 	cdi := CDIAuto
 	var resources value
 	keys := r.object(root, []field{
 		{"resourceList", func(v value) { resources = v }},
-		{"pfs", r.each(func(v value) {
+		{"pfs", r.listOf(func(v value) {
 			if pf := r.pf(v); onHost(pf.hosts, src.Host) {
 				c.PFs = append(c.PFs, pf)
 			}
@@ -170,11 +169,11 @@ func (r *reader) config(root value, src Source) *Config {
 		{"dra", func(v value) { r.dra(v, &c.Taints) }},
 	})
 	r.require(root, keys, "resourceList")
-	if resources.kind != "" { // after cdi, wherever that stands
-		r.each(func(v value) {
+	if resources.kind != "" { // after cdi, which may come later in the file
+		r.listOf(func(v value) {
 			resource := r.resource(v, src.Prefix, cdi)
 			if !onHost(resource.hosts, src.Host) {
-				r.note(v.Place, "resource %s: only for hosts %s, not for this one, %s", resource.FullName(), strings.Join(resource.hosts, ", "),
+				r.note(v.Place, "resource %s: only for hosts %s; this host is %s", resource.FullName(), strings.Join(resource.hosts, ", "),
 					src.Host)
 				return
 			}
@@ -186,7 +185,7 @@ func (r *reader) config(root value, src Source) *Config {
 			c.Resources = append(c.Resources, resource)
 		})(resources)
 		if len(resources.items) == 0 && len(c.PFs) == 0 {
-			r.note(resources.Place, "there is no resource: nothing is offered")
+			r.note(resources.Place, "no resource is configured: no device is offered")
 		}
 	}
 	r.checkNames(c.Resources)
@@ -201,10 +200,10 @@ func (r *reader) resource(v value, prefix string, cdi CDI) Resource {
 		{"resourceName", r.checked(&res.Name, resourceName)},
 		{"resourcePrefix", r.checked(&res.Prefix, func(s string) (string, error) { return resourcePrefix(cmp.Or(s, prefix)) })},
 		{"deviceType", func(v value) { r.deviceType(v, &res) }},
-		{"excludeTopology", r.flag(&res.ExcludeTopology)},
+		{"excludeTopology", r.boolean(&res.ExcludeTopology)},
 		{"additionalInfo", func(v value) { res.AdditionalInfo = r.additionalInfo(v) }},
 		{"selectors", func(v value) { res.Selectors = r.selectors(v) }},
-		{"splitByNuma", r.flag(&res.SplitByNUMA)},
+		{"splitByNuma", r.boolean(&res.SplitByNUMA)},
 		{"unknownNuma", oneOf(r, &res.UnknownNUMA, unlocatedOmit, unlocatedAll, unlocatedExclude)},
 		{"policy", oneOf(r, &res.Policy, NUMABestFit, Pack, Balance, DistinctPF)},
 		{"driver", r.checked(&res.Driver, driverName)},
@@ -212,7 +211,7 @@ func (r *reader) resource(v value, prefix string, cdi CDI) Resource {
 		{"api", oneOf(r, &res.API, DevicePlugin, DRA)},
 		{"vf", func(v value) { res.VF = r.vf(v) }},
 		{"claimMay", func(v value) { res.ClaimMay = r.claimMay(v) }},
-		{"hosts", r.texts(&res.hosts, hostPattern)},
+		{"hosts", r.stringList(&res.hosts, hostPattern)},
 	}, field{"SelectorObj", r.nullOnly}, field{"SelectorObjs", r.nullOnly})
 	res.Unserved = r.unserved
 	r.require(v, keys, "resourceName")
@@ -229,16 +228,16 @@ func (r *reader) pf(v value) pfEntry {
 		{"pfName", r.checked(&pf.Name, interfaceName)},
 		{"pciAddress", r.address(&pf.Address)},
 		{"numVfs", func(v value) { pf.NumVFs, _ = r.integer(v, 0, maxVFs) }},
-		{"offerPf", r.flag(&pf.Offer)},
-		{"offerWhole", r.flag(&pf.Whole)},
-		{"hosts", r.texts(&pf.hosts, hostPattern)},
+		{"offerPf", r.boolean(&pf.Offer)},
+		{"offerWhole", r.boolean(&pf.Whole)},
+		{"hosts", r.stringList(&pf.hosts, hostPattern)},
 	})
 	r.require(v, keys, "numVfs")
 	if pf.Offer && pf.NumVFs > 0 {
-		r.fail(keys["offerPf"], "a PF with VFs is no device: want \"numVfs\": 0")
+		r.fail(keys["offerPf"], "a PF with VFs cannot be offered itself: want \"numVfs\": 0")
 	}
 	if pf.Whole && pf.NumVFs == 0 && keys["numVfs"] != (Place{}) {
-		r.fail(keys["offerWhole"], "a PF without VFs excludes none: want numVfs above 0, or offerPf")
+		r.fail(keys["offerWhole"], "the PF has no VFs: want numVfs above 0, or offerPf instead")
 	}
 	_, name := keys["pfName"]
 	if _, address := keys["pciAddress"]; name == address && v.kind == object {
@@ -247,9 +246,9 @@ func (r *reader) pf(v value) pfEntry {
 	return pf
 }
 
-// additionalInfo reads what is handed on to containers, by PCI address or "*".
+// additionalInfo reads the data that containers get, by PCI address or "*".
 func (r *reader) additionalInfo(v value) map[string]map[string]string {
-	if !r.is(v, object) {
+	if !r.hasKind(v, object) {
 		return nil
 	}
 	out := map[string]map[string]string{}
@@ -260,7 +259,7 @@ func (r *reader) additionalInfo(v value) map[string]map[string]string {
 		}
 		key := cmp.Or(address.String(), device.key)
 		if out[key] != nil {
-			r.fail(device.value.Place, "the key stands twice")
+			r.fail(device.value.Place, "duplicate key")
 		}
 		out[key] = r.info(device.value)
 	}
@@ -269,14 +268,14 @@ func (r *reader) additionalInfo(v value) map[string]map[string]string {
 
 func (r *reader) info(v value) map[string]string {
 	info := map[string]string{}
-	if !r.is(v, object) {
+	if !r.hasKind(v, object) {
 		return info
 	}
 	for _, m := range v.members {
 		if _, again := info[m.key]; again {
-			r.fail(m.value.Place, "the key stands twice")
+			r.fail(m.value.Place, "duplicate key")
 		}
-		if r.is(m.value, text) {
+		if r.hasKind(m.value, text) {
 			info[m.key] = m.value.text
 		}
 	}

@@ -24,7 +24,7 @@ func mustParse(t testing.TB, config string) *Config {
 	return c
 }
 
-// TestParse: all keys, those of the reference and ours.
+// TestParse reads every key of the reference and every additional key.
 func TestParse(t *testing.T) {
 	c := mustParse(t, `{
   "cdi": "annotation",
@@ -77,7 +77,7 @@ func TestParse(t *testing.T) {
 		},
 		Taints: Taints{"NoSchedule", "NoSchedule", "NoExecute"},
 		Notes: []Problem{{Place{"config.json", 19, "resourceList[2]"},
-			"resource intel.com/elsewhere: only for hosts cpu-*, not for this one, gpu-7"}},
+			"resource intel.com/elsewhere: only for hosts cpu-*; this host is gpu-7"}},
 	}
 	if diff := cmp.Diff(want, c, cmpopts.IgnoreUnexported(Resource{}, pfEntry{}, condition{}),
 		cmp.Comparer(func(a, b pci.Address) bool { return a == b })); diff != "" {
@@ -88,7 +88,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestParseLenient: what files for the reference may have is taken as the reference takes it.
+// TestParseLenient checks that lenient spellings in files for the reference are accepted.
 func TestParseLenient(t *testing.T) {
 	c := mustParse(t, `{"resourcelist":[{"ResourceName":"a","selectors":{"isrdma":false,"ddpProfiles":[],"vdpaType":"","pKeys":null,"vendors":[]}}]}`)
 	if len(c.Resources) != 1 || c.Resources[0].Name != "a" || len(c.Resources[0].Selectors[0].Conditions) != 0 {
@@ -99,14 +99,14 @@ func TestParseLenient(t *testing.T) {
 		notes = append(notes, n.Error())
 	}
 	if diff := cmp.Diff([]string{
-		"config.json:1: resourcelist: taken for resourceList",
-		"config.json:1: resourcelist[0].selectors.isrdma: taken for isRdma",
+		"config.json:1: resourcelist: read as resourceList",
+		"config.json:1: resourcelist[0].selectors.isrdma: read as isRdma",
 	}, notes); diff != "" {
 		t.Error(diff)
 	}
 }
 
-// TestHosts: an entry counts where a pattern matches; the same resource may stand there once per host, but not twice.
+// TestHosts checks that an entry applies where a pattern matches. A resource may have one entry for each host, but not two for one host.
 func TestHosts(t *testing.T) {
 	config := `{"resourceList":[{"resourceName":"a","policy":"pack","hosts":["gpu-*"]},{"resourceName":"a","hosts":["cpu-*","x"]}]}`
 	for host, want := range map[string]Policy{"gpu-7": Pack, "cpu-1": NUMABestFit, "x": NUMABestFit, "gpu": "", "": ""} {
@@ -119,11 +119,11 @@ func TestHosts(t *testing.T) {
 		}
 	}
 	if _, err := Parse(source(), []byte(strings.ReplaceAll(config, "cpu", "gpu"))); err == nil {
-		t.Error("two resources of a name are taken")
+		t.Error("two resources of the same name were accepted")
 	}
 }
 
-// FuzzParse: whatever the file, there is an error with a line, or a configuration that can be used.
+// FuzzParse checks that every file gives either an error with a line or a usable configuration.
 func FuzzParse(f *testing.F) {
 	s := machine(2, card{bus: 16, node: 0, ports: 2, vfs: 2, vendor: "8086", name: "ens"}, card{bus: 17, node: -1, ports: 1, vfs: 1})
 	for _, seed := range []string{"", "{}", "[", `{"resourceList":[{"resourceName":"a"}]}`, pfs(`{"pfName":"ens0","numVfs":4}`),
@@ -153,7 +153,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// offered returns the devices of all pools. Each is in one pool, whose name is valid, and can be preferred.
+// offered returns the devices of all pools. It checks that each is in one pool of valid name, and that Prefer works on the pool.
 func offered(t *testing.T, data []byte, c *Config, s *pci.Snapshot) map[pci.Address]bool {
 	t.Helper()
 	seen := map[pci.Address]bool{}

@@ -10,10 +10,10 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// maxAttribute is how many bytes an attribute of a ResourceSlice has at most. The full name of the resource is one.
+// maxAttribute is the largest attribute of a ResourceSlice in bytes. The full name of the resource is an attribute.
 const maxAttribute = 64
 
-// dra reads the section of that name.
+// dra reads the section "dra".
 func (r *reader) dra(v value, t *Taints) {
 	effect := func(to *string) func(value) { return oneOf(r, to, "NoSchedule", "NoExecute", "None", NoTaint) }
 	r.object(v, []field{{"taints", func(v value) {
@@ -21,7 +21,7 @@ func (r *reader) dra(v value, t *Taints) {
 	}}})
 }
 
-// vf reads the settings that the DeviceClass of a resource has.
+// vf reads the configuration for the DeviceClass of a resource.
 func (r *reader) vf(v value) *vfconfig.Config {
 	c := &vfconfig.Config{}
 	var fields []field
@@ -31,7 +31,7 @@ func (r *reader) vf(v value) *vfconfig.Config {
 			case err != nil:
 				r.fail(v.Place, "%v", err)
 			case key == "mac" || key == "ips":
-				r.fail(v.Place, "all VFs of the class would have it: leave it to claims")
+				r.fail(v.Place, "all VFs of the class would share it: set it in claims")
 			}
 		}})
 	}
@@ -44,10 +44,10 @@ func (r *reader) vf(v value) *vfconfig.Config {
 	return c
 }
 
-// claimMay reads what claims may set: keys, and objects of keys with their limits.
+// claimMay reads the keys that claims may set. An item is a key, or an object of keys with their limits.
 func (r *reader) claimMay(v value) vfconfig.Allowance {
 	a := vfconfig.Allowance{}
-	r.each(func(v value) {
+	r.listOf(func(v value) {
 		switch v.kind {
 		case text:
 			if err := a.Allow(v.text); err != nil {
@@ -60,13 +60,13 @@ func (r *reader) claimMay(v value) vfconfig.Allowance {
 				}
 			}
 		default:
-			r.is(v, "a key, or an object of keys with their limits")
+			r.hasKind(v, "a key, or an object of keys with their limits")
 		}
 	})(v)
 	return a
 }
 
-// checkAPI refuses keys that mean nothing by the API of a resource: a silent no-op would lie.
+// checkAPI refuses keys that have no effect with the API of a resource, so that they are not ignored silently.
 func (r *reader) checkAPI(v value, res *Resource) {
 	if res.API == DRA && res.ClaimMay == nil {
 		res.ClaimMay = vfconfig.DefaultAllowance()
@@ -89,15 +89,15 @@ func (r *reader) checkAPI(v value, res *Resource) {
 	}
 }
 
-// instead says what does with DRA what a key does for the device plugin API.
+// instead returns the replacement in DRA for a key of the device plugin API.
 func instead(key string) string {
 	if key == "cdi" {
-		return "device files of claims come by CDI"
+		return "claims always get device files by CDI"
 	}
-	return "claims choose by selectors and constraints, such as matchAttribute resource.kubernetes.io/numaNode"
+	return "claims select devices by selectors and constraints, such as matchAttribute resource.kubernetes.io/numaNode"
 }
 
-// any returns a value as encoding/json does with UseNumber.
+// any converts a value to the type that encoding/json returns with UseNumber.
 func (v value) any() any {
 	switch v.kind {
 	case boolean:
@@ -118,8 +118,8 @@ func (v value) any() any {
 	return nil
 }
 
-// whole returns how many VFs a PF excludes that is offered as a whole device; 0 for a device that is none.
-func (c *Config) whole(d subject) int {
+// excludedVFs returns the number of VFs that a PF excludes if it is offered as a whole, or 0 for any other device.
+func (c *Config) excludedVFs(d subject) int {
 	i := c.entryOf(d)
 	if i < 0 || !c.PFs[i].Whole {
 		return 0
@@ -127,18 +127,18 @@ func (c *Config) whole(d subject) int {
 	return max(c.PFs[i].NumVFs, d.NumVFs)
 }
 
-// apart returns why a resource does not take a PF that is offered whole, "" if it does. Claims of other resources want VFs, and get what
-// the scheduler finds first.
-func (c *Config) apart(r *Resource, selector int, d subject) string {
+// whyNotWhole returns why a resource does not take a PF that is offered as a whole, or "" if it does. A selector must name the PF, because
+// claims of other resources want VFs, and the scheduler would give them the PF.
+func (c *Config) whyNotWhole(r *Resource, selector int, d subject) string {
 	switch {
-	case c.whole(d) == 0:
+	case c.excludedVFs(d) == 0:
 		return ""
 	case r.API != DRA:
-		return `it is offered whole, for which a resource needs "api": "dra"`
+		return `it is offered as a whole (offerWhole), which requires "api": "dra" in the resource`
 	case selector < 0 || !slices.ContainsFunc(r.Selectors[selector].Conditions, func(c condition) bool {
 		return c.Name == "pciAddresses" || c.Name == "acpiIndexes"
 	}):
-		return "it is offered whole, for which a selector must name the PF itself, by pciAddresses or acpiIndexes"
+		return "it is offered as a whole (offerWhole), which requires a selector that names it by pciAddresses or acpiIndexes"
 	}
 	return ""
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// TestParseDRA: the keys of Dynamic Resource Allocation, and their defaults.
+// TestParseDRA reads the keys of Dynamic Resource Allocation and their defaults.
 func TestParseDRA(t *testing.T) {
 	c := mustParse(t, `{
   "dra": {"taints": {"linkDown": "None", "gone": "off"}},
@@ -46,7 +46,7 @@ func TestParseDRA(t *testing.T) {
 	}
 }
 
-// TestOneName: ResourceSlices have the NUMA node of each device, so that a resource is not split.
+// TestOneName checks that a resource of DRA is not split, because ResourceSlices contain the NUMA node of each device.
 func TestOneName(t *testing.T) {
 	s := machine(2, card{bus: 0x10, node: 0, ports: 1, vfs: 1, name: "a"}, card{bus: 0x20, node: -1, ports: 1, vfs: 1, name: "b"})
 	for keys, want := range map[string]int{``: 2, `,"api":"dra"`: 1} {
@@ -58,10 +58,10 @@ func TestOneName(t *testing.T) {
 	mustParse(t, `{"resourceList":[{"resourceName":"a_nonuma"},{"resourceName":"a","api":"dra"}]}`)
 }
 
-// TestOfferWhole (DRA-20): a PF is a device beside its VFs where a resource names the PF itself, and nowhere else.
+// TestOfferWhole (DRA-20): a PF is offered beside its VFs only in a resource that names the PF itself.
 func TestOfferWhole(t *testing.T) {
 	s := worker()
-	A, p := address(0x10, 0, 0), address(0x30, 0, 0) // with VFs, and before it gets them
+	A, p := address(0x10, 0, 0), address(0x30, 0, 0) // A has VFs; p will get VFs
 	for _, test := range []struct {
 		resources, pfs string
 		want           string
@@ -74,7 +74,7 @@ func TestOfferWhole(t *testing.T) {
 			"whole: A p; vf: a0 a1 a2 a3", "", map[pci.Address]int{A: 4, p: 8}},
 		{`{"resourceName":"vf","api":"dra","selectors":{"pfNames":["ens1f0"]}}`, `{"pfName":"ens1f0","numVfs":4,"offerWhole":true}`,
 			"vf: a0 a1 a2 a3",
-			`config.json:1: pfs[0]: offerWhole: no resource takes 0000:10:00.0: want one with "api": "dra" and a selector with pciAddresses`, nil},
+			`config.json:1: pfs[0]: offerWhole: no resource matches 0000:10:00.0: want one with "api": "dra" and a selector with pciAddresses`, nil},
 		{`{"resourceName":"whole","selectors":{"pciAddresses":["0000:10:00.0"]}}`, `{"pfName":"ens1f0","numVfs":4,"offerWhole":true}`,
 			"whole:", `config.json:1: resourceList[0]: resource intel.com/whole: no device on this node matches`, nil},
 		{`{"resourceName":"whole","api":"dra","selectors":{"pciAddresses":["0000:10:00.0"]}}`, `{"pfName":"ens1f0","numVfs":4}`,
@@ -107,7 +107,7 @@ func TestOfferWhole(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[{"resourceName":"vf","api":"dra","selectors":{"pfNames":["ens1f0"]}}],
 		"pfs":[{"pfName":"ens1f0","numVfs":4,"offerWhole":true}]}`)
 	for _, e := range Explain(c, s, Env{}) {
-		const want = "it is offered whole, for which a selector must name the PF itself, by pciAddresses or acpiIndexes"
+		const want = "it is offered as a whole (offerWhole), which requires a selector that names it by pciAddresses or acpiIndexes"
 		if e.Device == A && (e.Resource != "" || e.Answers[0].Matches || e.Answers[0].Reason != want) {
 			t.Errorf("%+v", e)
 		}

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-var long = strings.Repeat("x", 64) // one character more than a name may have
+var long = strings.Repeat("x", 64) // one character more than the limit of names
 
-// parseErrors are wrong configurations, each with its error: the line and the key go before it where it has none.
+// parseErrors lists invalid configurations with their errors. An error without line gets the prefix of the line and key.
 var parseErrors = []struct{ config, want string }{
 	// The file.
 	{``, "1: unexpected end of JSON input"},
@@ -22,11 +22,11 @@ var parseErrors = []struct{ config, want string }{
 	{`[]`, "1: a list: want an object"},
 	{`{}`, "1: resourceList is missing"},
 	{`{"resourceList":{}}`, "1: resourceList: an object: want a list"},
-	{`{"resourceList":[],"resourceList":[]}`, "1: resourceList: the key stands twice, first in line 1"},
-	{"{\"resourceList\":\n[],\"ResourceLIST\":[]}", "2: ResourceLIST: the key stands twice, first in line 2"},
+	{`{"resourceList":[],"resourceList":[]}`, "1: resourceList: duplicate key, first in line 1"},
+	{"{\"resourceList\":\n[],\"ResourceLIST\":[]}", "2: ResourceLIST: duplicate key, first in line 2"},
 	{`{"resourceList":[],"resourcelists":1}`, "1: resourcelists: unknown key; did you mean resourceList?"},
-	{`{"resourceList":[],"x":1}`, "1: x: unknown key; known are resourceList, pfs, cdi, dra"},
-	{`{"resourceList":[],"a\nb":1}`, `1: "a\nb": unknown key; known are resourceList, pfs, cdi, dra`},
+	{`{"resourceList":[],"x":1}`, "1: x: unknown key; known keys: resourceList, pfs, cdi, dra"},
+	{`{"resourceList":[],"a\nb":1}`, `1: "a\nb": unknown key; known keys: resourceList, pfs, cdi, dra`},
 	{`{"resourceList":[],"cdi":"on"}`, `1: cdi: "on": want auto, field, annotation, off`},
 	// Resources.
 	{`{"resourceList":[7]}`, "1: resourceList[0]: 7: want an object"},
@@ -36,24 +36,24 @@ var parseErrors = []struct{ config, want string }{
 	{`{"resourceList":[{"resourceName":""}]}`, `1: resourceList[0].resourceName: "": want letters, digits, - and _`},
 	{`{"resourceList":[{"resourceName":"a.b"}]}`, `1: resourceList[0].resourceName: "a.b": want letters, digits, - and _`},
 	{`{"resourceList":[{"resourceName":"_a"}]}`,
-		`1: resourceList[0].resourceName: "_a": Kubernetes wants a letter or digit as first and last`},
+		`1: resourceList[0].resourceName: "_a": want a letter or digit as first and last character`},
 	{`{"resourceList":[{"resourceName":"` + long + `"}]}`, `1: resourceList[0].resourceName: "` + long + `": want at most 63 characters`},
 	{`{"resourceList":[{"resourceName":"` + long[:55] + `","splitByNuma":true}]}`,
 		`1: resourceList[0].resourceName: "` + long[:55] + `": want at most 54 characters with splitByNuma`},
 	{"{\"resourceList\":[{\"resourceName\":\"a\"},\n{\"resourceName\":\"a\",\"resourcePrefix\":\"\"}]}",
 		"2: resourceList[1]: resource intel.com/a: resourceList[0] in line 1 has the same name"},
 	{`{"resourceList":[{"resourceName":"a_b"},{"resourceName":"b","resourcePrefix":"intel.com.a"}]}`,
-		"1: resourceList[1]: resource intel.com.a/b: containers get it as PCIDEVICE_INTEL_COM_A_B, and intel.com/a_b, resourceList[0] in line 1, too"},
+		"1: resourceList[1]: resource intel.com.a/b: its environment variable PCIDEVICE_INTEL_COM_A_B is also that of intel.com/a_b, resourceList[0] in line 1; rename one"},
 	{`{"resourceList":[{"resourceName":"a_numa1"},{"resourceName":"a","splitByNuma":true}]}`,
-		"1: resourceList[0]: resource intel.com/a_numa1: resourceList[1] in line 1 may offer devices by this name"},
+		"1: resourceList[0]: resource intel.com/a_numa1: resourceList[1] in line 1 may offer devices under this name"},
 	{`{"resourceList":[{"resourceName":"a_nonuma"},{"resourceName":"a"}]}`,
-		"1: resourceList[0]: resource intel.com/a_nonuma: resourceList[1] in line 1 may offer devices by this name"},
+		"1: resourceList[0]: resource intel.com/a_nonuma: resourceList[1] in line 1 may offer devices under this name"},
 	{resource(`"resourcePrefix":"Intel.com"`), `resourcePrefix: "Intel.com": want a DNS subdomain, such as intel.com`},
 	{resource(`"resourcePrefix":"` + long + `"`), `resourcePrefix: "` + long + `": want a DNS subdomain, such as intel.com`},
 	{resource(`"resourcePrefix":"` + strings.Repeat("a.", 122) + `a"`),
 		`resourcePrefix: "` + strings.Repeat("a.", 40) + `": want a DNS subdomain, such as intel.com`},
-	{resource(`"resourcePrefix":"x.kubernetes.io"`), `resourcePrefix: "x.kubernetes.io": Kubernetes keeps it for itself`},
-	{resource(`"resourcePrefix":"requests.x"`), `resourcePrefix: "requests.x": Kubernetes keeps it for itself`},
+	{resource(`"resourcePrefix":"x.kubernetes.io"`), `resourcePrefix: "x.kubernetes.io": this prefix is reserved for Kubernetes`},
+	{resource(`"resourcePrefix":"requests.x"`), `resourcePrefix: "requests.x": this prefix is reserved for Kubernetes`},
 	{resource(`"deviceType":"x"`), `deviceType: "x": want netDevice`},
 	{resource(`"excludeTopology":"yes"`), `excludeTopology: "yes": want a boolean`},
 	{resource(`"splitByNuma":1`), `splitByNuma: 1: want a boolean`},
@@ -63,52 +63,52 @@ var parseErrors = []struct{ config, want string }{
 	{resource(`"cdi":""`), `cdi: "": want auto, field, annotation, off`},
 	{resource(`"driver":"../x"`), `driver: "../x": want the name of a driver, such as vfio-pci`},
 	{resource(`"driver":"vfio-pci","selectors":{"isRdma":true}`),
-		`driver: vfio-pci: a device bound to it has no RDMA, which resourceList[0].selectors.isRdma wants`},
+		`driver: vfio-pci: devices bound to it have no RDMA, but resourceList[0].selectors.isRdma requires it`},
 	{resource(`"hosts":["["]`), `hosts[0]: "[": want a pattern for host names, such as worker-*`},
 	{resource(`"hosts":[""]`), `hosts[0]: "": want a pattern for host names, such as worker-*`},
 	{resource(`"additionalInfo":[]`), "additionalInfo: a list: want an object"},
 	{resource(`"additionalInfo":{"x":{}}`), `additionalInfo.x: want a PCI address, such as 0000:3b:10.2, or "*"`},
 	{resource(`"additionalInfo":{"*":7}`), "additionalInfo.*: 7: want an object"},
 	{resource(`"additionalInfo":{"*":{"a":7}}`), "additionalInfo.*.a: 7: want a string"},
-	{resource(`"additionalInfo":{"*":{"a":"x","a":"y"}}`), "additionalInfo.*.a: the key stands twice"},
-	{resource(`"additionalInfo":{"0000:3b:00.0":{},"0000:3B:00.0":{}}`), "additionalInfo.0000:3B:00.0: the key stands twice"},
-	{resource(`"isRdma":true`), "isRdma: unknown key; it belongs into selectors"},
+	{resource(`"additionalInfo":{"*":{"a":"x","a":"y"}}`), "additionalInfo.*.a: duplicate key"},
+	{resource(`"additionalInfo":{"0000:3b:00.0":{},"0000:3B:00.0":{}}`), "additionalInfo.0000:3B:00.0: duplicate key"},
+	{resource(`"isRdma":true`), "isRdma: unknown key; it belongs in selectors"},
 	// Dynamic Resource Allocation.
 	{resource(`"api":"both"`), `api: "both": want device-plugin, dra`},
 	{resource(`"api":1`), `api: 1: want a string`},
 	{resource(`"vf":{}`), `vf: has no effect: want "api": "dra" beside it`},
 	{resource(`"api":"device-plugin","claimMay":[]`), `claimMay: has no effect: want "api": "dra" beside it`},
 	{resource(`"api":"dra","policy":"numa-best-fit"`), `policy: has no effect with "api": "dra": remove it; ` +
-		`claims choose by selectors and constraints, such as matchAttribute resource.kubernetes.io/numaNode`},
+		`claims select devices by selectors and constraints, such as matchAttribute resource.kubernetes.io/numaNode`},
 	{resource(`"splitByNuma":false,"api":"dra"`), `splitByNuma: has no effect with "api": "dra": remove it; ` +
-		`claims choose by selectors and constraints, such as matchAttribute resource.kubernetes.io/numaNode`},
+		`claims select devices by selectors and constraints, such as matchAttribute resource.kubernetes.io/numaNode`},
 	{resource(`"api":"dra","ExcludeTopology":true`), `ExcludeTopology: has no effect with "api": "dra": remove it; ` +
-		`claims choose by selectors and constraints, such as matchAttribute resource.kubernetes.io/numaNode`},
-	{resource(`"api":"dra","cdi":"annotation"`), `cdi: has no effect with "api": "dra": remove it; device files of claims come by CDI`},
+		`claims select devices by selectors and constraints, such as matchAttribute resource.kubernetes.io/numaNode`},
+	{resource(`"api":"dra","cdi":"annotation"`), `cdi: has no effect with "api": "dra": remove it; claims always get device files by CDI`},
 	{resource(`"api":"dra","unknownNuma":"all"`), `unknownNuma: "all" has no effect with "api": "dra": want omit, exclude`},
 	{`{"resourceList":[{"api":"dra","resourceName":"` + long[:55] + `"}]}`,
 		`1: resourceList[0]: resource intel.com/` + long[:55] + `: 65 bytes: want at most 64 with "api": "dra", prefix included`},
 	{resource(`"api":"dra","vf":[]`), `vf: a list: want an object`},
 	{resource(`"api":"dra","vf":{"vlann":1}`), `vf.vlann: unknown key; did you mean vlan?`},
-	{resource(`"api":"dra","vf":{"vlan":1,"vlan":1}`), `vf.vlan: the key stands twice, first in line 1`},
+	{resource(`"api":"dra","vf":{"vlan":1,"vlan":1}`), `vf.vlan: duplicate key, first in line 1`},
 	{resource(`"api":"dra","vf":{"vlan":"1"}`), `vf.vlan: "1": want a number`},
 	{resource(`"api":"dra","vf":{"vlan":4095}`), `vf.vlan: 4095: want 0-4094, 0 for none`},
 	{resource(`"api":"dra","vf":{"trust":true}`), `vf.trust: true: want a string`},
 	{resource(`"api":"dra","vf":{"rebind":"yes"}`), `vf.rebind: "yes": want true or false`},
-	{resource(`"api":"dra","vf":{"mac":"02:00:00:00:00:01"}`), `vf.mac: all VFs of the class would have it: leave it to claims`},
-	{resource(`"api":"dra","vf":{"ips":["10.0.0.1"]}`), `vf.ips: all VFs of the class would have it: leave it to claims`},
+	{resource(`"api":"dra","vf":{"mac":"02:00:00:00:00:01"}`), `vf.mac: all VFs of the class would share it: set it in claims`},
+	{resource(`"api":"dra","vf":{"ips":["10.0.0.1"]}`), `vf.ips: all VFs of the class would share it: set it in claims`},
 	{resource(`"api":"dra","vf":{"minTxRate":2,"maxTxRate":1}`), `vf: minTxRate 2: more than maxTxRate 1`},
 	{resource(`"api":"dra","claimMay":{}`), `claimMay: an object: want a list`},
 	{resource(`"api":"dra","claimMay":[1]`), `claimMay[0]: 1: want a key, or an object of keys with their limits`},
 	{resource(`"api":"dra","claimMay":["vlann"]`), `claimMay[0]: "vlann": no such key; did you mean vlan?`},
-	{resource(`"api":"dra","claimMay":["vlan",{"vlan":"1-2"}]`), `claimMay[1].vlan: the key stands twice`},
+	{resource(`"api":"dra","claimMay":["vlan",{"vlan":"1-2"}]`), `claimMay[1].vlan: duplicate key`},
 	{resource(`"api":"dra","claimMay":[{"vlan":5}]`), `claimMay[0].vlan: 5: want ranges in quotes, such as "100-199,300"`},
 	{resource(`"api":"dra","claimMay":[{"vlan":null}]`),
 		`claimMay[0].vlan: null: want ranges such as "100-199,300", or a number for the maximum`},
 	{resource(`"api":"dra","claimMay":[{"vlan":"7-5"}]`), `claimMay[0].vlan: "7-5": 7-5: want the smaller number first`},
 	{resource(`"api":"dra","claimMay":[{"trust":"on"}]`),
 		`claimMay[0].trust: "on": only numbers can have a limit: list "trust" itself, which allows any valid value`},
-	{`{"resourceList":[],"dra":{"driver":"x"}}`, `1: dra.driver: unknown key; known are taints`},
+	{`{"resourceList":[],"dra":{"driver":"x"}}`, `1: dra.driver: unknown key; known keys: taints`},
 	{`{"resourceList":[],"dra":{"taints":{"linkdwn":"off"}}}`, `1: dra.taints.linkdwn: unknown key; did you mean linkDown?`},
 	{`{"resourceList":[],"dra":{"taints":{"gone":"noexecute"}}}`,
 		`1: dra.taints.gone: "noexecute": want NoSchedule, NoExecute, None, off`},
@@ -153,15 +153,15 @@ var parseErrors = []struct{ config, want string }{
 	{pfs(`{"pfName":"a","numVfs":-1}`), "pfs[0].numVfs: -1: want a whole number between 0 and 65535"},
 	{pfs(`{"pfName":"a","numVfs":1},{"pfName":"a","numVfs":2}`), "pfs[1]: pfs[0] in line 1 is for the same PF"},
 	{pfs(`{"pfName":"a","numVfs":0,"offerPf":1}`), "pfs[0].offerPf: 1: want a boolean"},
-	{pfs(`{"pfName":"a","numVfs":1,"offerPf":true}`), `pfs[0].offerPf: a PF with VFs is no device: want "numVfs": 0`},
+	{pfs(`{"pfName":"a","numVfs":1,"offerPf":true}`), `pfs[0].offerPf: a PF with VFs cannot be offered itself: want "numVfs": 0`},
 	{pfs(`{"pfName":"a","numVfs":0,"offerWhole":true}`),
-		`pfs[0].offerWhole: a PF without VFs excludes none: want numVfs above 0, or offerPf`},
+		`pfs[0].offerWhole: the PF has no VFs: want numVfs above 0, or offerPf instead`},
 	{pfs(`{"pfName":"a","numVfs":1,"offerWhole":0}`), "pfs[0].offerWhole: 0: want a boolean"},
 	{pfs(`{"pfName":"a","numVf":1}`), "pfs[0].numVf: unknown key; did you mean numVfs?\nconfig.json:1: pfs[0]: numVfs is missing"},
 	{pfs(`[]`), "pfs[0]: a list: want an object"},
 }
 
-// TestParseErrors: one error each, with its line and key.
+// TestParseErrors checks one error each, with its line and key.
 func TestParseErrors(t *testing.T) {
 	for _, test := range parseErrors {
 		want := "config.json:" + test.want
@@ -183,7 +183,7 @@ func resource(keys string) string { return `{"resourceList":[{"resourceName":"a"
 
 func pfs(items string) string { return `{"resourceList":[],"pfs":[` + items + `]}` }
 
-// TestParseAllErrors: nothing stops at the first, and each is to be had as a Problem.
+// TestParseAllErrors checks that Parse reports all errors, and that each is available as a Problem.
 func TestParseAllErrors(t *testing.T) {
 	_, err := Parse(source(), []byte(`{
   "resourceList": [

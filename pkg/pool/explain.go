@@ -9,40 +9,40 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Explanation says of a device where it went and why.
+// Explanation states which resource offers a device, and why.
 type Explanation struct {
 	Device   pci.Address `json:"device"`
-	Resource string      `json:"resource,omitempty"` // that offers it, as a pod asks for it; "" if none does
-	Reason   string      `json:"reason"`             // in one line
-	Answers  []Answer    `json:"answers,omitempty"`  // of each resource, in the order of the configuration
+	Resource string      `json:"resource,omitempty"` // full name; "" if no resource offers the device
+	Reason   string      `json:"reason"`             // one line
+	Answers  []Answer    `json:"answers,omitempty"`  // one for each resource, in the order of the configuration
 }
 
-// Answer is what a resource says to a device.
+// Answer is the result of matching a device against a resource.
 type Answer struct {
 	Place
-	Resource  string           `json:"resource"` // without the ending of a NUMA node
+	Resource  string           `json:"resource"` // without the suffix of a NUMA node
 	Matches   bool             `json:"matches"`
 	Reason    string           `json:"reason"`
 	Selectors []selectorAnswer `json:"selectors,omitempty"`
 }
 
-// selectorAnswer is what a selector says to a device.
+// selectorAnswer is the result of matching a device against a selector.
 type selectorAnswer struct {
 	Place
 	Met    bool    `json:"met"`
 	Checks []check `json:"checks,omitempty"`
 }
 
-// check is what a condition says to a device.
+// check is the result of a condition for a device.
 type check struct {
 	Place
-	Name  string `json:"name"` // of the key: pfNames
+	Name  string `json:"name"` // the key, such as pfNames
 	Want  string `json:"want"`
 	Found string `json:"found"`
 	Met   bool   `json:"met"`
 }
 
-// Explain says of every device why it is offered or not.
+// Explain states for every device why it is offered or not.
 func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 	names := map[pci.Address]string{}
 	for _, p := range Assign(c, s, env) {
@@ -50,18 +50,18 @@ func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 			names[d.Address] = p.Name
 		}
 	}
-	verdicts := c.judge(newNode(s, env), true)
+	verdicts := c.matchAll(newNode(s, env), true)
 	out := make([]Explanation, len(verdicts))
 	for i, v := range verdicts {
 		e := Explanation{Device: s.Devices[i].Address, Answers: v.answers}
 		switch e.Resource = names[e.Device]; {
-		case v.busy != "":
-			e.Reason = "not offered: " + v.busy
+		case v.whyBusy != "":
+			e.Reason = "not offered: " + v.whyBusy
 		case v.resource < 0:
 			e.Reason = "not offered: no resource matches"
 		case len(c.Resources[v.resource].Unserved) > 0:
 			r := &c.Resources[v.resource]
-			e.Reason = fmt.Sprintf("not offered: %s in line %d takes it, and is not served: %s", r.FullName(), r.Line, r.Unserved[0].Text)
+			e.Reason = fmt.Sprintf("not offered: %s in line %d matches it but is not served: %s", r.FullName(), r.Line, r.Unserved[0].Text)
 		default:
 			e.Reason = "offered: " + v.answers[v.resource].Reason
 		}
@@ -70,31 +70,31 @@ func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 	return out
 }
 
-// verdict is where a device goes.
+// verdict is the assignment of one device.
 type verdict struct {
-	device   int    // of the snapshot
-	busy     string // why it goes nowhere, whoever matches
+	device   int    // index in the snapshot
+	whyBusy  string // why no resource can have it
 	resource int    // -1 for none
-	selector int    // that it met, -1 if the resource has none
+	selector int    // that the device meets, -1 if the resource has no selectors
 	answers  []Answer
 }
 
-// judge decides on every device. With all it goes on after the first resource that matches, and tells why.
-func (c *Config) judge(n *node, all bool) []verdict {
+// matchAll assigns every device. With all set it also evaluates the resources after the first match, and records the reasons.
+func (c *Config) matchAll(n *node, all bool) []verdict {
 	out := make([]verdict, len(n.subjects))
 	for i, d := range n.subjects {
-		v := verdict{device: i, busy: c.busy(n, i), resource: -1, selector: -1}
+		v := verdict{device: i, whyBusy: c.whyBusy(n, i), resource: -1, selector: -1}
 		for k := range c.Resources {
-			if !all && (v.busy != "" || v.resource >= 0) {
+			if !all && (v.whyBusy != "" || v.resource >= 0) {
 				break
 			}
 			r := &c.Resources[k]
 			selector, why := r.matches(n, d)
-			why = cmp.Or(why, c.apart(r, selector, d))
+			why = cmp.Or(why, c.whyNotWhole(r, selector, d))
 			if all {
-				v.answers = append(v.answers, r.answer(d, why, v.refusal(c, why)))
+				v.answers = append(v.answers, r.answer(d, why, v.whyNotOffered(c, why)))
 			}
-			if why == "" && v.busy == "" && v.resource < 0 {
+			if why == "" && v.whyBusy == "" && v.resource < 0 {
 				v.resource, v.selector = k, selector
 			}
 		}
@@ -103,18 +103,19 @@ func (c *Config) judge(n *node, all bool) []verdict {
 	return out
 }
 
-// matches returns the selector that a device meets, -1 if none is needed, and otherwise why it does not match.
+// matches returns the selector that the device meets, or -1 if the resource has no selectors. Otherwise it returns why the device does
+// not match.
 func (r *Resource) matches(n *node, d subject) (int, string) {
 	d.bindTo = r.Driver
 	if r.otherType {
 		return -1, r.Unserved[0].Text
 	}
-	if r.UnknownNUMA == unlocatedExclude && n.several() && !n.located(&d.Device) {
+	if r.UnknownNUMA == unlocatedExclude && n.multiNUMA() && !n.nodeKnown(&d.Device) {
 		return -1, "its NUMA node is unknown, and unknownNuma is exclude"
 	}
 	why := ""
 	for i := range r.Selectors {
-		if why = r.Selectors[i].refuses(d); why == "" {
+		if why = r.Selectors[i].firstUnmet(d); why == "" {
 			return i, ""
 		}
 	}
@@ -124,8 +125,8 @@ func (r *Resource) matches(n *node, d subject) (int, string) {
 	return -1, why
 }
 
-// refuses returns the first condition that a device does not meet, "" if it meets all.
-func (s *selector) refuses(d subject) string {
+// firstUnmet describes the first condition that a device does not meet, or returns "" if it meets all.
+func (s *selector) firstUnmet(d subject) string {
 	for _, c := range s.Conditions {
 		if !c.test.met(d) {
 			return fmt.Sprintf("%s is %s, not %s", c.Name, quoteEmpty(c.test.found(d)), c.test.want())
@@ -141,20 +142,20 @@ func quoteEmpty(s string) string {
 	return s
 }
 
-// refusal returns why a resource does not offer a device that it matches, "" if it does.
-func (v *verdict) refusal(c *Config, why string) string {
+// whyNotOffered returns why a resource does not offer a device that it matches, or "" if it does.
+func (v *verdict) whyNotOffered(c *Config, why string) string {
 	switch {
 	case why != "":
 		return why
-	case v.busy != "":
-		return v.busy
+	case v.whyBusy != "":
+		return v.whyBusy
 	case v.resource >= 0:
-		return fmt.Sprintf("%s in line %d took it first", c.Resources[v.resource].FullName(), c.Resources[v.resource].Line)
+		return fmt.Sprintf("already taken by %s in line %d", c.Resources[v.resource].FullName(), c.Resources[v.resource].Line)
 	}
 	return ""
 }
 
-// answer writes down what a resource says to a device: why it does not match, and why it does not offer it.
+// answer describes the match of a device and a resource: why the device does not match, or why it is not offered.
 func (r *Resource) answer(d subject, why, refusal string) Answer {
 	a := Answer{Place: r.Place, Resource: r.FullName(), Matches: why == "", Reason: refusal}
 	if a.Reason == "" && len(r.Unserved) > 0 {

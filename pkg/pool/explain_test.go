@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// explained returns what is said of a device: its reason, and below the resources' answers with the checks that were made.
+// explained returns the reason for a device, followed by the answers of the resources with their checks.
 func explained(c *Config, name string, env Env) []string {
 	var out []string
 	for _, e := range Explain(c, worker(), env) {
@@ -35,7 +35,7 @@ func explained(c *Config, name string, env Env) []string {
 	return out
 }
 
-// TestExplain: one configuration, and a device for each way that things can go.
+// TestExplain covers each outcome for a device in one configuration.
 func TestExplain(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[
 		{"resourceName":"x","selectors":[{"pfNames":["ens1f0#0-1"],"drivers":["iavf"]},{"numaNodes":[1],"isRdma":true}]},
@@ -49,7 +49,7 @@ func TestExplain(t *testing.T) {
 			"  resourceList[0].selectors[0] is met", first + "pfNames want ens1f0#0-1, found ens1f0#1: yes",
 			first + "drivers want iavf, found iavf: yes",
 			second + "numaNodes want 1, found 0: no", second + "isRdma want true, found false: no",
-			"intel.com/y: intel.com/x in line 2 took it first",
+			"intel.com/y: already taken by intel.com/x in line 2",
 			"  resourceList[1].selectors is met", third + "vendors want 8086, found 8086: yes", third + "linkTypes want ether, found ether: yes",
 			"intel.com/z: acpiIndexes is \"\", not 101", fourth + "acpiIndexes want 101, found : no"},
 		"u0": {"not offered: no resource matches",
@@ -78,11 +78,11 @@ func TestExplain(t *testing.T) {
 		t.Error(got)
 	}
 	c = mustParse(t, `{"resourceList":[{"resourceName":"x"}],"pfs":[{"pfName":"ens3f0","numVfs":2}]}`)
-	if got := explained(c, "p", Env{}); got[0] != "not offered: a PF that is to get VFs, by pfs[0]" {
+	if got := explained(c, "p", Env{}); got[0] != "not offered: a PF that will get VFs, as configured in pfs[0]" {
 		t.Error(got)
 	}
 	c = mustParse(t, `{"resourceList":[{"resourceName":"x"}]}`)
-	if got := explained(c, "p", Env{}); got[0] != "not offered: a PF without VFs, of which it can have 64; only offerPf in its entry of pfs makes the PF itself a device" {
+	if got := explained(c, "p", Env{}); got[0] != "not offered: a PF without VFs (it supports 64); to offer the PF itself, set offerPf in its entry of pfs" {
 		t.Error(got)
 	}
 	if got := explained(c, "a0", Env{}); got[0] != "intel.com/x offered: has no selectors" {
@@ -102,7 +102,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestFindings: what a node lacks is told, once, and with what it has.
+// TestFindings checks that each missing value is reported once, with the values of the node.
 func TestFindings(t *testing.T) {
 	quiet := `{"resourceName":"q","selectors":{"pfNames":["ens1f0"]}}`
 	for _, test := range []struct{ config, want string }{
@@ -110,38 +110,38 @@ func TestFindings(t *testing.T) {
 		{"{\"resourceList\":[{\"resourceName\":\"x\",\"selectors\":\n{\"pfNames\":[\"ens9f0\",\"ens1f0\"]}}]}",
 			`2: resourceList[0].selectors.pfNames: no PF "ens9f0" on this node; PFs here: ens1f0, ens1f1, ib2f0, ens3f0, ens5f0`},
 		{`{"resourceList":[{"resourceName":"x","selectors":{"pfNames":["ens1f0#1,62-64"]}}]}`,
-			`1: resourceList[0].selectors.pfNames: ens1f0#1,62-64: no VF 64 on this node; ens1f0 has at most 64`},
+			`1: resourceList[0].selectors.pfNames: ens1f0#1,62-64: no VF 64 on this node; ens1f0 supports at most 64`},
 		{`{"resourceList":[{"resourceName":"x","selectors":[{"rootDevices":["0000:99:00.0#1"]},{"rootDevices":["0000:40:00.0"]}]}]}`,
 			`1: resourceList[0].selectors[0].rootDevices: no root device "0000:99:00.0" on this node; PFs here: 0000:10:00.0, 0000:10:00.1, 0000:20:00.0, 0000:30:00.0, 0000:50:00.0`},
 		{`{"resourceList":[{"resourceName":"x","selectors":{"pciAddresses":["0000:99:00.0","0000:10:01.0"]}}]}`,
-			`1: resourceList[0].selectors.pciAddresses: no device 0000:99:00.0 on this node; 'podlace sriov ls' lists those that are here`},
+			`1: resourceList[0].selectors.pciAddresses: no device 0000:99:00.0 on this node; 'podlace sriov ls' lists the devices`},
 		{`{"resourceList":[{"resourceName":"x","selectors":{"numaNodes":[0,4,-1],"vendors":["8086"]}}]}`,
-			"1: resourceList[0].selectors.numaNodes: no NUMA node 4 on this node; there are: 0, 1\n" +
-				`1: resourceList[0]: resource intel.com/x: the NUMA node of 1 device is unknown: offered as intel.com/x_nonuma; with "unknownNuma": "all" they stay`},
+			"1: resourceList[0].selectors.numaNodes: no NUMA node 4 on this node; available: 0, 1\n" +
+				`1: resourceList[0]: resource intel.com/x: the NUMA node of 1 device is unknown: offered as intel.com/x_nonuma; set "unknownNuma": "all" to keep them in the resource`},
 		{`{"resourceList":[{"resourceName":"` + strings.Repeat("x", 57) + `","selectors":{"vendors":["8086"]}}]}`,
 			`1: resourceList[0]: resource intel.com/` + strings.Repeat("x", 57) +
-				`: the NUMA node of 1 device is unknown, and the name is too long to offer them apart: the Topology Manager will not count them`},
+				`: the NUMA node of 1 device is unknown: the Topology Manager ignores them; shorten the name so that they get a separate resource`},
 		{`{"resourceList":[{"resourceName":"x","splitByNuma":true,"selectors":{"vendors":["8086"]}}]}`, ""},
 		{`{"resourceList":[{"resourceName":"x","unknownNuma":"all","selectors":{"vendors":["8086"]}}]}`, ""},
 		{`{"resourceList":[{"resourceName":"x","unknownNuma":"all"}]}`,
-			"1: resourceList[0]: resource intel.com/x: a selector is missing or empty: it takes every network device that is left"},
+			"1: resourceList[0]: resource intel.com/x: a selector is missing or empty: the resource takes every remaining network device"},
 		{`{"resourceList":[{"resourceName":"x","selectors":{"vendors":["ffff"]}}]}`,
-			"1: resourceList[0].selectors.vendors: no device on this node is of ffff; there are: 14e4, 15b3, 8086\n" +
+			"1: resourceList[0].selectors.vendors: no device on this node has ffff; values found: 14e4, 15b3, 8086\n" +
 				"1: resourceList[0]: resource intel.com/x: no device on this node matches"},
-		{`{"resourceList":[]}`, "1: resourceList: there is no resource: nothing is offered"},
+		{`{"resourceList":[]}`, "1: resourceList: no resource is configured: no device is offered"},
 		{`{"resourceList":[` + quiet + `,{"resourceName":"x","hosts":["worker-*","b"]}]}`,
-			"1: resourceList[1]: resource intel.com/x: only for hosts worker-*, b, not for this one, gpu-7"},
+			"1: resourceList[1]: resource intel.com/x: only for hosts worker-*, b; this host is gpu-7"},
 		{`{"resourceList":[` + quiet + `,{"resourceName":"x","selectors":{"pfNames":["ens1f0#0-2"]}}]}`,
-			"1: resourceList[1]: resource intel.com/x: 3 devices match on this node, none of which is left for it; 0000:10:01.0: intel.com/q in line 1 took it first"},
+			"1: resourceList[1]: resource intel.com/x: 3 devices match on this node, but none is available; 0000:10:01.0: already taken by intel.com/q in line 1"},
 		{`{"resourceList":[{"resourceName":"x","selectors":{"pciAddresses":["0000:10:00.0"]}}]}`,
-			"1: resourceList[0]: resource intel.com/x: 1 device matches on this node, none of which is left for it; 0000:10:00.0: a PF with VFs"},
+			"1: resourceList[0]: resource intel.com/x: 1 device matches on this node, but none is available; 0000:10:00.0: a PF with VFs"},
 		{`{"resourceList":[],"pfs":[{"pfName":"ens9","numVfs":1},{"pciAddress":"0000:99:00.0","numVfs":1}]}`,
 			"1: pfs[0]: no PF \"ens9\" on this node; PFs here: ens1f0, ens1f1, ib2f0, ens3f0, ens5f0\n" +
 				"1: pfs[1]: no PF 0000:99:00.0 on this node; PFs here: 0000:10:00.0, 0000:10:00.1, 0000:20:00.0, 0000:30:00.0, 0000:50:00.0"},
 		{`{"resourceList":[],"pfs":[{"pfName":"ens1f0","numVfs":65},{"pciAddress":"0000:10:00.0","numVfs":1}]}`,
-			"1: pfs[0]: numVfs 65: 0000:10:00.0 can have at most 64\n1: pfs[1]: 0000:10:00.0 is the PF of pfs[0] in line 1 already, which counts"},
+			"1: pfs[0]: numVfs 65: 0000:10:00.0 supports at most 64\n1: pfs[1]: ignored: pfs[0] in line 1 is for the same PF, 0000:10:00.0"},
 		{"{\"RESOURCELIST\":[\n{\"resourceName\":\"x\",\"selectors\":{\"vendors\":[\"ffff\"]}}]}",
-			"1: RESOURCELIST: taken for resourceList\n2: RESOURCELIST[0].selectors.vendors: no device on this node is of ffff; there are: 14e4, 15b3, 8086\n" +
+			"1: RESOURCELIST: read as resourceList\n2: RESOURCELIST[0].selectors.vendors: no device on this node has ffff; values found: 14e4, 15b3, 8086\n" +
 				"2: RESOURCELIST[0]: resource intel.com/x: no device on this node matches"},
 	} {
 		var got []string
@@ -154,7 +154,7 @@ func TestFindings(t *testing.T) {
 	}
 	bare := Findings(mustParse(t, resource(`"selectors":{"pfNames":["e"],"numaNodes":[0]}`)), &pci.Snapshot{}, Env{})
 	if len(bare) != 3 || bare[0].Text != `no PF "e" on this node; PFs here: none` ||
-		bare[1].Text != "no NUMA node 0 on this node; there are: none" {
+		bare[1].Text != "no NUMA node 0 on this node; available: none" {
 		t.Errorf("%v", bare)
 	}
 }

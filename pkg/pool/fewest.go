@@ -6,7 +6,8 @@ import (
 	"slices"
 )
 
-// fewestPFs takes from PFs that are in use anyway, and from as few others as will do: of those sets the one that leaves the fewest devices.
+// fewestPFs uses PFs that already have devices among the chosen, and as few other PFs as possible. Of equally small sets it picks the one
+// that leaves the fewest devices.
 func (q *query) fewestPFs(in nodes) []int {
 	plan := make([]int, len(q.pfs))
 	var others []int
@@ -26,11 +27,11 @@ func (q *query) fewestPFs(in nodes) []int {
 			plan[pf] = len(q.free[pf])
 		}
 	}
-	return trim(plan, q.need)
+	return dropSurplus(plan, q.need)
 }
 
-// trim takes from the last PFs what is too much.
-func trim(plan []int, size int) []int {
+// dropSurplus removes the surplus from the last PFs.
+func dropSurplus(plan []int, size int) []int {
 	for pf, n := range plan {
 		plan[pf] = min(n, size)
 		size -= plan[pf]
@@ -38,10 +39,10 @@ func trim(plan []int, size int) []int {
 	return plan
 }
 
-// maxTable bounds the table of sums, in sets of bits. Nearly always the table has a few.
+// maxTable bounds the table of subsetSum, in bit sets. Typical tables have a few.
 const maxTable = 4096
 
-// covering returns the smallest set of PFs that have enough, of those one with the least to spare, of those the first by address.
+// covering returns the smallest set of PFs with enough devices. Ties go to the smallest surplus, then to the lowest addresses.
 func (q *query) covering(pfs []int, need int) []int {
 	sizes := make([]int, len(pfs))
 	for i, pf := range pfs {
@@ -60,11 +61,11 @@ func (q *query) covering(pfs []int, need int) []int {
 		return q.largestFirst(pfs, count, need)
 	}
 	q.budget -= (count + 1) * len(pfs) * (sum/64 + 2)
-	return pick(pfs, sizes, count, need, sum)
+	return subsetSum(pfs, sizes, count, need, sum)
 }
 
-// pick finds the set by all the sums that are possible: sums[i][n] are those of n PFs from the ith on.
-func pick(pfs, sizes []int, count, need, most int) []int {
+// subsetSum solves the subset-sum problem by dynamic programming: sums[i][n] is the set of sums of n PFs from index i on.
+func subsetSum(pfs, sizes []int, count, need, most int) []int {
 	sums, words := make([][]bits, len(pfs)+1), most/64+1
 	table := make(bits, (len(pfs)+1)*(count+1)*words)
 	for i := len(pfs); i >= 0; i-- {
@@ -95,7 +96,7 @@ func pick(pfs, sizes []int, count, need, most int) []int {
 	return chosen
 }
 
-// largestFirst is good enough for hundreds of PFs: the largest, and the last as small as will do.
+// largestFirst is a heuristic for hundreds of PFs: the largest ones, and as the last the smallest that suffices.
 func (q *query) largestFirst(pfs []int, count, need int) []int {
 	bySize := slices.Clone(pfs)
 	slices.SortStableFunc(bySize, func(a, b int) int { return len(q.free[b]) - len(q.free[a]) })
@@ -117,7 +118,7 @@ type bits []uint64
 func (b bits) set(n int)      { b[n/64] |= 1 << (n % 64) }
 func (b bits) has(n int) bool { return b[n/64]>>(n%64)&1 == 1 }
 
-// or adds the numbers of another set, each larger by some. What is too large for the set is dropped.
+// or adds the numbers of another set, each increased by the given amount. Numbers beyond the set's size are dropped.
 func (b bits) or(other bits, by int) {
 	words, rest := by/64, by%64
 	for i := len(b) - 1; i >= words; i-- {

@@ -7,13 +7,13 @@ import (
 	"slices"
 )
 
-// evenly takes one device after the other from the PF that has the most.
+// evenly takes one device at a time from the PF with the most free devices.
 func (q *query) evenly(in nodes) []int {
 	return q.oneByOne(in, func(int) int { return 0 }, func(int) {})
 }
 
-// apart takes one device after the other from where the fewest are taken: on a PF, behind a PCI root, on a card.
-func (q *query) apart(in nodes) []int {
+// spreadOut takes one device at a time from the PF, PCI root and card with the fewest chosen devices.
+func (q *query) spreadOut(in nodes) []int {
 	roots, cards, pfs := q.tally(nil)
 	order := func(pf int) int { return (pfs[pf]<<width+roots[q.pfs[pf].root])<<width + cards[q.pfs[pf].card] }
 	return q.oneByOne(in, order, func(pf int) {
@@ -23,11 +23,11 @@ func (q *query) apart(in nodes) []int {
 	})
 }
 
-// width is that of a number of devices, so that several make one number that can be compared.
+// width is the number of bits for a count of devices, so that several counts can be packed into one comparable number.
 const width = 16
 
-// oneByOne takes from the PF that comes first in an order, of equal ones that with the most left, of those that with the lowest address. A
-// PF may only move back in the order: so the first of the queue is the first of all as soon as its own rank is up to date.
+// oneByOne takes each device from the PF with the lowest rank: order, then the most free devices, then the lowest address. A PF's rank
+// never decreases. So the head of the queue is the minimum as soon as its own rank is up to date.
 func (q *query) oneByOne(in nodes, order func(pf int) int, took func(pf int)) []int {
 	plan := make([]int, len(q.pfs))
 	rank := func(pf int) int { return order(pf)<<width - len(q.free[pf]) + plan[pf] }
@@ -67,17 +67,17 @@ func (l queue) Less(i, j int) bool {
 }
 func (l queue) Swap(i, j int) { l[i], l[j] = l[j], l[i] }
 
-// Push is there for package heap alone, which never needs it here.
+// Push implements heap.Interface. It is never called here.
 func (l *queue) Push(v any) { *l = append(*l, v.(turn)) }
 
-// Pop drops the last.
+// Pop removes the last item.
 func (l *queue) Pop() any {
 	last := (*l)[len(*l)-1]
 	*l = (*l)[:len(*l)-1]
 	return last
 }
 
-// tally counts the devices behind each root, on each card and on each PF.
+// tally counts the chosen devices behind each PCI root, on each card and on each PF.
 func (q *query) tally(plan []int) (roots, cards, pfs []int) {
 	roots, cards, pfs = make([]int, len(q.pfs)), make([]int, len(q.pfs)), make([]int, len(q.pfs))
 	for pf, g := range q.pfs {
@@ -92,20 +92,21 @@ func (q *query) tally(plan []int) (roots, cards, pfs []int) {
 	return roots, cards, pfs
 }
 
-// sharing returns how many devices share a PF, the most first.
-func (q *query) sharing(_ nodes, plan []int) []int {
+// perPF returns the number of chosen devices of each PF, in descending order.
+func (q *query) perPF(_ nodes, plan []int) []int {
 	_, _, pfs := q.tally(plan)
 	return descending(pfs)
 }
 
-// concentration returns how many devices share a root, then a card, the most first, and then the levels.
+// concentration returns the number of chosen devices of each PCI root, then of each card, both in descending order, and then the
+// result of leftPerPF.
 func (q *query) concentration(in nodes, plan []int) []int {
 	roots, cards, _ := q.tally(plan)
-	return slices.Concat(descending(roots), descending(cards), q.levels(in, plan))
+	return slices.Concat(descending(roots), descending(cards), q.leftPerPF(in, plan))
 }
 
-// levels returns how many devices are left on the PFs, the most first.
-func (q *query) levels(_ nodes, plan []int) []int {
+// leftPerPF returns the number of devices left on each PF, in descending order.
+func (q *query) leftPerPF(_ nodes, plan []int) []int {
 	left := make([]int, len(q.pfs))
 	for pf := range left {
 		left[pf] = len(q.free[pf]) - plan[pf]
@@ -119,7 +120,7 @@ func descending(n []int) []int {
 	return n
 }
 
-// pfsUsed counts the PFs of a plan and of what must be.
+// pfsUsed counts the PFs of a plan and of the mandatory devices.
 func (q *query) pfsUsed(_ nodes, plan []int) []int {
 	used := 0
 	for pf := range plan {
@@ -130,7 +131,7 @@ func (q *query) pfsUsed(_ nodes, plan []int) []int {
 	return []int{used}
 }
 
-// leftOnPFs counts the devices left on the PFs used, then those on the nodes.
+// leftOnPFs counts the devices left on the PFs in use, then those left on the NUMA nodes.
 func (q *query) leftOnPFs(in nodes, plan []int) []int {
 	onPFs, onNodes := 0, 0
 	for pf, g := range q.pfs {
@@ -145,7 +146,7 @@ func (q *query) leftOnPFs(in nodes, plan []int) []int {
 	return []int{onPFs, onNodes}
 }
 
-// leftOnNodes counts the devices left on the nodes, then the PFs used and the devices left on them.
+// leftOnNodes counts the devices left on the NUMA nodes, then the PFs in use, then the devices left on these PFs.
 func (q *query) leftOnNodes(in nodes, plan []int) []int {
 	left := q.leftOnPFs(in, plan)
 	return []int{left[1], q.pfsUsed(in, plan)[0], left[0]}

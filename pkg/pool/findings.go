@@ -10,14 +10,14 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Findings returns what an admin should know about a configuration on this node, in the order of the configuration. None of it is an error:
-// a configuration may serve many nodes, of which each lacks something.
+// Findings returns what is notable about a configuration on this node, in the order of the configuration. Findings are not errors: a
+// configuration may serve many nodes, and each node lacks some of the devices.
 func Findings(c *Config, s *pci.Snapshot, env Env) []Problem {
 	f := findings{node: newNode(s, env), c: c, out: slices.Clone(c.Notes)}
-	f.verdicts = c.judge(f.node, true)
+	f.verdicts = c.matchAll(f.node, true)
 	for i := range c.Resources {
 		if len(c.Resources[i].Unserved) > 0 {
-			continue // Unserved tells it
+			continue // Unserved reports it
 		}
 		f.selectors(&c.Resources[i])
 		f.devices(i)
@@ -25,7 +25,7 @@ func Findings(c *Config, s *pci.Snapshot, env Env) []Problem {
 	for i := range c.PFs {
 		f.pf(i)
 	}
-	byLine(f.out)
+	sortByLine(f.out)
 	return f.out
 }
 
@@ -40,7 +40,7 @@ func (f *findings) add(at Place, format string, args ...any) {
 	f.out = append(f.out, Problem{at, fmt.Sprintf(format, args...)})
 }
 
-// selectors reports what is selected by and is not on this node.
+// selectors reports selected values that this node does not have.
 func (f *findings) selectors(r *Resource) {
 	open := len(r.Selectors) == 0
 	for _, s := range r.Selectors {
@@ -56,11 +56,11 @@ func (f *findings) selectors(r *Resource) {
 		}
 	}
 	if open {
-		f.add(r.Place, "resource %s: a selector is missing or empty: it takes every network device that is left", r.FullName())
+		f.add(r.Place, "resource %s: a selector is missing or empty: the resource takes every remaining network device", r.FullName())
 	}
 }
 
-// unmet reports a condition that no device meets, with what the devices have.
+// unmet reports a condition that no device meets, with the values that the devices have.
 func (f *findings) unmet(r *Resource, c condition) {
 	var have []string
 	for _, d := range f.subjects {
@@ -76,13 +76,13 @@ func (f *findings) unmet(r *Resource, c condition) {
 	if more := len(have) - mostValues; more > 0 {
 		have = append(have[:mostValues], fmt.Sprintf("and %d more", more))
 	}
-	f.add(c.Place, "no device on this node is of %s; there are: %s", c.test.want(), orNone(strings.Join(have, ", ")))
+	f.add(c.Place, "no device on this node has %s; values found: %s", c.test.want(), orNone(strings.Join(have, ", ")))
 }
 
-// mostValues is how many values a finding lists.
+// mostValues is the largest number of values in a finding.
 const mostValues = 20
 
-// devices reports what became of the devices that a resource matches.
+// devices reports a resource without matching or available devices.
 func (f *findings) devices(i int) {
 	r := &f.c.Resources[i]
 	offered, matched, unknown, why := 0, 0, 0, ""
@@ -94,7 +94,7 @@ func (f *findings) devices(i int) {
 		}
 		if v.resource == i {
 			offered++
-			if !f.located(&f.Devices[v.device]) {
+			if !f.nodeKnown(&f.Devices[v.device]) {
 				unknown++
 			}
 		}
@@ -103,30 +103,30 @@ func (f *findings) devices(i int) {
 	case matched == 0:
 		f.add(r.Place, "resource %s: no device on this node matches", r.FullName())
 	case offered == 0:
-		f.add(r.Place, "resource %s: %s on this node, none of which is left for it; %s", r.FullName(),
+		f.add(r.Place, "resource %s: %s on this node, but none is available; %s", r.FullName(),
 			plural(matched, "device matches", "devices match"), why)
-	case f.several() && unknown > 0 && unknown < offered:
-		f.mixed(r, unknown)
+	case f.multiNUMA() && unknown > 0 && unknown < offered:
+		f.unknownNodes(r, unknown)
 	}
 }
 
-// mixed reports devices whose NUMA node is unknown beside others.
-func (f *findings) mixed(r *Resource, unknown int) {
+// unknownNodes reports devices of unknown NUMA node in a resource that also has devices of known node.
+func (f *findings) unknownNodes(r *Resource, unknown int) {
 	switch name := r.FullName() + noNUMA; {
 	case r.SplitByNUMA || !r.splits(noNUMA):
 	case len(r.Name)+len(noNUMA) > maxName:
-		f.add(r.Place, "resource %s: the NUMA node of %s is unknown, and the name is too long to offer them apart: the Topology Manager will not count them",
+		f.add(r.Place, "resource %s: the NUMA node of %s is unknown: the Topology Manager ignores them; shorten the name so that they get a separate resource",
 			r.FullName(), plural(unknown, "device", "devices"))
 	default:
-		f.add(r.Place, `resource %s: the NUMA node of %s is unknown: offered as %s; with "unknownNuma": "all" they stay`,
+		f.add(r.Place, `resource %s: the NUMA node of %s is unknown: offered as %s; set "unknownNuma": "all" to keep them in the resource`,
 			r.FullName(), plural(unknown, "device", "devices"), name)
 	}
 }
 
-// pf reports what this node has no PF for.
+// pf reports an entry of pfs that does not fit this node.
 func (f *findings) pf(i int) {
 	want := &f.c.PFs[i]
-	at := slices.IndexFunc(f.subjects, want.is)
+	at := slices.IndexFunc(f.subjects, want.matches)
 	if at < 0 {
 		if want.Name != "" {
 			f.add(want.Place, "no PF %q on this node; PFs here: %s", want.Name, orNone(strings.Join(f.pfs(pfName), ", ")))
@@ -137,14 +137,14 @@ func (f *findings) pf(i int) {
 	}
 	d := f.subjects[at]
 	if want.NumVFs > d.TotalVFs {
-		f.add(want.Place, "numVfs %d: %s can have at most %d", want.NumVFs, d.Address, d.TotalVFs)
+		f.add(want.Place, "numVfs %d: %s supports at most %d", want.NumVFs, d.Address, d.TotalVFs)
 	}
 	if want.Whole && f.verdicts[at].resource < 0 {
-		f.add(want.Place, `offerWhole: no resource takes %s: want one with "api": "dra" and a selector with pciAddresses`, d.Address)
+		f.add(want.Place, `offerWhole: no resource matches %s: want one with "api": "dra" and a selector with pciAddresses`, d.Address)
 	}
 	for _, first := range f.c.PFs[:i] {
-		if first.is(d) {
-			f.add(want.Place, "%s is the PF of %s in line %d already, which counts", d.Address, first.Key, first.Line)
+		if first.matches(d) {
+			f.add(want.Place, "ignored: %s in line %d is for the same PF, %s", first.Key, first.Line, d.Address)
 		}
 	}
 }

@@ -11,22 +11,22 @@ import (
 	"strings"
 )
 
-// Place is where something stands in a configuration.
+// Place is a location in a configuration file.
 type Place struct {
 	File string `json:"file,omitempty"`
 	Line int    `json:"line"`
 	Key  string `json:"key,omitempty"` // resourceList[0].selectors.pfNames[1]
 }
 
-// at returns the place of a key or an item below p.
-func (p Place) at(line int, below string) Place {
+// below returns the place of a key or an item below p.
+func (p Place) below(line int, below string) Place {
 	if p.Key != "" && !strings.HasPrefix(below, "[") {
 		below = "." + below
 	}
 	return Place{p.File, line, p.Key + below}
 }
 
-// Problem is what is wrong or odd at one place of a configuration.
+// Problem is an error or a warning about one place of a configuration.
 type Problem struct {
 	Place
 	Text string `json:"text"`
@@ -40,7 +40,7 @@ func (p Problem) Error() string {
 	return fmt.Sprintf("%s:%d: %s: %s", p.File, p.Line, p.Key, p.Text)
 }
 
-// Bounds of a configuration: what is beyond is no configuration but an accident.
+// Limits of a configuration. Larger input is refused.
 const (
 	maxBytes    = 1 << 20
 	maxDepth    = 16
@@ -58,12 +58,12 @@ const (
 	object  kind = "an object"
 )
 
-// value is a JSON value that knows where it stands, which encoding/json does not tell.
+// value is a JSON value with its place, which encoding/json does not report.
 type value struct {
 	Place
 	kind    kind
 	text    string // of a string or a number
-	yes     bool   // of a boolean
+	yes     bool   // value of a boolean
 	items   []value
 	members []member
 }
@@ -80,7 +80,7 @@ type tree struct {
 	reader  *reader
 }
 
-// parseJSON returns the whole file as one value. Of errors in the syntax there is only the first.
+// parseJSON returns the whole file as one value. It reports only the first syntax error.
 func parseJSON(r *reader, data []byte) (value, bool) {
 	root := Place{File: r.file, Line: 1}
 	if bytes.HasPrefix(data, []byte("\xef\xbb\xbf")) {
@@ -110,13 +110,13 @@ func parseJSON(r *reader, data []byte) (value, bool) {
 	return t.value(root, 0)
 }
 
-// line returns the number of the line that an offset is on.
+// line returns the line number of an offset.
 func (t *tree) line(offset int64) int {
 	n, _ := slices.BinarySearch(t.breaks, int(offset))
 	return n + 1
 }
 
-// value reads the next value. It fails when it is too deep; the caller then stops.
+// value reads the next value. It fails if the nesting is too deep, and the caller must stop then.
 func (t *tree) value(at Place, depth int) (value, bool) {
 	token, err := t.decoder.Token()
 	at.Line = t.line(t.decoder.InputOffset() - 1)
@@ -146,7 +146,7 @@ func (t *tree) value(at Place, depth int) (value, bool) {
 func (t *tree) list(v value, depth int) (value, bool) {
 	v.kind = list
 	for t.decoder.More() {
-		item, ok := t.value(v.at(0, fmt.Sprintf("[%d]", len(v.items))), depth+1)
+		item, ok := t.value(v.below(0, fmt.Sprintf("[%d]", len(v.items))), depth+1)
 		if !ok {
 			return v, false
 		}
@@ -161,7 +161,7 @@ func (t *tree) object(v value, depth int) (value, bool) {
 	for t.decoder.More() {
 		token, _ := t.decoder.Token()
 		key, _ := token.(string)
-		m, ok := t.value(v.at(0, shown(key)), depth+1)
+		m, ok := t.value(v.below(0, quoteKey(key)), depth+1)
 		if !ok {
 			return v, false
 		}
@@ -171,8 +171,8 @@ func (t *tree) object(v value, depth int) (value, bool) {
 	return v, err == nil
 }
 
-// shown returns a key as messages show it: as it is, unless it is long or would break the line.
-func shown(key string) string {
+// quoteKey returns a key for messages. A key that is long or would break the line is quoted and cut.
+func quoteKey(key string) string {
 	if quoted := fmt.Sprintf("%+.40q", key); len(quoted) != len(key)+2 || key == "" {
 		return quoted
 	}

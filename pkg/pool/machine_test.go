@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// address makes one of numbers.
+// address returns the PCI address with these numbers.
 func address(bus, device, function int) pci.Address {
 	a, err := pci.ParseAddress(fmt.Sprintf("0000:%02x:%02x.%d", bus, device, function))
 	if err != nil {
@@ -19,19 +19,19 @@ func address(bus, device, function int) pci.Address {
 	return a
 }
 
-// card describes the PFs of a card for a machine of a test.
+// card describes a network card of a test machine.
 type card struct {
 	bus, node  int
 	root       string
 	switchID   string
-	ports, vfs int // vfs of each port
+	ports, vfs int // vfs is the number of VFs of each port
 	vendor     string
 	driver     string // of the VFs
-	name       string // of the ports' interfaces, with the number of the port behind
-	reversed   bool   // the first VF has the last address
+	name       string // interface name of the ports, without their number
+	reversed   bool   // VFs are numbered from the highest address down
 }
 
-// machine makes a snapshot: NUMA nodes 0 to n-1, and cards with PFs and VFs as sysfs shows them.
+// machine returns a snapshot with NUMA nodes 0 to n-1, and with the PFs and VFs of cards as sysfs shows them.
 func machine(n int, cards ...card) *pci.Snapshot {
 	s := &pci.Snapshot{}
 	for i := range n {
@@ -73,7 +73,7 @@ func (c card) port(port int) []pci.Device {
 	return out
 }
 
-// onePool puts all VFs of a machine into one pool.
+// onePool returns a pool of all VFs of a machine.
 func onePool(t testing.TB, s *pci.Snapshot) Pool {
 	t.Helper()
 	c, err := Parse(Source{File: "config.json", Prefix: "intel.com"}, []byte(`{"resourceList":[{"resourceName":"vf","unknownNuma":"all"}]}`))

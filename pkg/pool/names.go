@@ -18,18 +18,18 @@ var (
 	splitForm  = regexp.MustCompile(`^(.+)(_numa[0-9]+|_nonuma)$`)
 )
 
-// What Kubernetes leaves of an extended resource: it puts "requests." before the name to account for it.
+// Limits of the names of extended resources. Kubernetes accounts for a resource as "requests." and its name.
 const (
 	maxName   = 63
 	maxPrefix = 253 - len("requests.")
-	maxNode   = 1023 // of the kernel
+	maxNode   = 1023 // largest ID of a NUMA node in the kernel
 )
 
-// noNUMA is the ending of a resource of devices whose NUMA node is unknown, where their siblings with a node have a resource of their own.
+// noNUMA is the suffix of a resource whose devices have an unknown NUMA node, while other devices of the same entry have a known one.
 const noNUMA = "_nonuma"
 
-// ofNUMA is the ending of the resource of a NUMA node. An underscore and letters make a valid name of any valid name: an extended resource
-// may have letters, digits, "-", "_" and "." and ends in a letter or digit.
+// ofNUMA is the suffix of the resource of a NUMA node. Any valid name stays valid with this suffix: a name of an extended resource may
+// contain letters, digits, "-", "_" and ".", and ends in a letter or digit.
 func ofNUMA(node int) string { return fmt.Sprintf("_numa%d", node) }
 
 func resourceName(s string) (string, error) {
@@ -37,7 +37,7 @@ func resourceName(s string) (string, error) {
 	case !nameForm.MatchString(s):
 		return "", fmt.Errorf("%+.80q: want letters, digits, - and _", s)
 	case !edgeForm.MatchString(s):
-		return "", fmt.Errorf("%+.80q: Kubernetes wants a letter or digit as first and last", s)
+		return "", fmt.Errorf("%+.80q: want a letter or digit as first and last character", s)
 	case len(s) > maxName:
 		return "", fmt.Errorf("%+.80q: want at most %d characters", s, maxName)
 	}
@@ -50,7 +50,7 @@ func resourcePrefix(s string) (string, error) {
 		slices.ContainsFunc(strings.Split(s, "."), func(l string) bool { return len(l) > 63 }):
 		return "", fmt.Errorf("%+.80q: want a DNS subdomain, such as intel.com", s)
 	case strings.HasSuffix(s, "kubernetes.io") || strings.HasPrefix(s, "requests."):
-		return "", fmt.Errorf("%+.80q: Kubernetes keeps it for itself", s)
+		return "", fmt.Errorf("%+.80q: this prefix is reserved for Kubernetes", s)
 	}
 	return s, nil
 }
@@ -62,7 +62,7 @@ func driverName(s string) (string, error) {
 	return s, nil
 }
 
-// interfaceName accepts alternative names too, which are longer than 15 bytes.
+// interfaceName also accepts alternative names, which may exceed 15 bytes.
 func interfaceName(s string) (string, error) {
 	if s == "" || s == "." || s == ".." || len(s) > 127 ||
 		strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune("/#:", c) }) {
@@ -78,7 +78,7 @@ func hostPattern(s string) (string, error) {
 	return s, nil
 }
 
-// onHost reports whether an entry counts on a host: without patterns it does on all.
+// onHost reports whether an entry applies to a host. An entry without patterns applies to all hosts.
 func onHost(patterns []string, host string) bool {
 	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(p string) bool {
 		ok, _ := path.Match(p, host)
@@ -86,12 +86,12 @@ func onHost(patterns []string, host string) bool {
 	})
 }
 
-// variable returns what follows PCIDEVICE_ in the environment of a container.
+// variable returns the suffix of PCIDEVICE_ in the name of the resource's environment variable.
 func (r *Resource) variable() string {
 	return strings.ToUpper(strings.ReplaceAll(r.Prefix+"_"+r.Name, ".", "_"))
 }
 
-// splits reports whether devices of the resource may be offered under its name with an ending.
+// splits reports whether devices of the resource may be offered under its name with a suffix.
 func (r *Resource) splits(ending string) bool {
 	if r.API == DRA {
 		return false
@@ -102,13 +102,13 @@ func (r *Resource) splits(ending string) bool {
 	return r.SplitByNUMA
 }
 
-// checkNames refuses resources that a pod could not tell from one another.
+// checkNames refuses resources whose names or environment variables are the same.
 func (r *reader) checkNames(resources []Resource) {
 	names, variables := map[string]*Resource{}, map[string]*Resource{}
 	for i := range resources {
 		res := &resources[i]
 		if res.Name == "" {
-			continue // has its problem already
+			continue // already reported
 		}
 		if first := names[res.FullName()]; first != nil {
 			r.fail(res.Place, "resource %s: %s in line %d has the same name", res.FullName(), first.Key, first.Line)
@@ -116,7 +116,7 @@ func (r *reader) checkNames(resources []Resource) {
 		}
 		names[res.FullName()] = res
 		if first := variables[res.variable()]; first != nil {
-			r.fail(res.Place, "resource %s: containers get it as PCIDEVICE_%s, and %s, %s in line %d, too",
+			r.fail(res.Place, "resource %s: its environment variable PCIDEVICE_%s is also that of %s, %s in line %d; rename one",
 				res.FullName(), res.variable(), first.FullName(), first.Key, first.Line)
 		}
 		variables[res.variable()] = res
@@ -125,29 +125,29 @@ func (r *reader) checkNames(resources []Resource) {
 		res := &resources[i]
 		if parts := splitForm.FindStringSubmatch(res.Name); parts != nil {
 			if other := names[res.Prefix+"/"+parts[1]]; other != nil && other.splits(parts[2]) {
-				r.fail(res.Place, "resource %s: %s in line %d may offer devices by this name", res.FullName(), other.Key, other.Line)
+				r.fail(res.Place, "resource %s: %s in line %d may offer devices under this name", res.FullName(), other.Key, other.Line)
 			}
 		}
 	}
 }
 
-// checkSplit refuses a name that has no room for the NUMA node.
+// checkSplit refuses a name that leaves no room for the suffix of a NUMA node.
 func (r *reader) checkSplit(res *Resource, keys map[string]Place) {
 	if most := maxName - len(ofNUMA(maxNode)); res.SplitByNUMA && len(res.Name) > most {
 		r.fail(keys["resourceName"], "%+.80q: want at most %d characters with splitByNuma", res.Name, most)
 	}
 }
 
-// checkDriver refuses a driver that takes away from devices what they are selected by.
+// checkDriver refuses a driver that removes a feature by which the devices are selected.
 func (r *reader) checkDriver(res *Resource, keys map[string]Place) {
 	for _, s := range res.Selectors {
 		if s.RDMA && slices.Contains([]string{"vfio-pci", "uio_pci_generic", "igb_uio"}, res.Driver) {
-			r.fail(keys["driver"], "%s: a device bound to it has no RDMA, which %s.isRdma wants", res.Driver, s.Key)
+			r.fail(keys["driver"], "%s: devices bound to it have no RDMA, but %s.isRdma requires it", res.Driver, s.Key)
 		}
 	}
 }
 
-// checkPFs refuses two numbers of VFs for one PF.
+// checkPFs refuses a second entry for the same PF.
 func (r *reader) checkPFs(pfs []pfEntry) {
 	for i, pf := range pfs {
 		for _, first := range pfs[:i] {

@@ -9,30 +9,30 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Env is what a scan of the devices does not tell.
+// Env is information that a scan of the devices does not contain.
 type Env struct {
-	// DefaultRoute names the interfaces that carry a default route.
+	// DefaultRoute are the names of interfaces that carry a default route.
 	DefaultRoute []string
-	// Last is how devices were when they had their interface in the host. It says what their interface would while that is in a pod, as long
-	// as the driver is the same.
+	// Last are the devices as they were while their interface was on the node. It replaces the attributes of an interface that is in a
+	// pod, as long as the driver is the same.
 	Last map[pci.Address]pci.Device
 }
 
-// node is a machine as selectors see it.
+// node is a machine with its devices prepared for selectors.
 type node struct {
 	*pci.Snapshot
 	env      Env
 	subjects []subject // in the order of Devices
 }
 
-// subject is a device that selectors look at.
+// subject is a device that selectors are matched against.
 type subject struct {
 	pci.Device
-	pf     *pci.Device // of a VF; otherwise the device itself
-	bindTo string      // the driver of the resource
+	pf     *pci.Device // the PF of a VF, otherwise the device itself
+	bindTo string      // driver that the resource binds devices to
 }
 
-// newNode prepares the devices: what an interface in a pod hides is taken from the past.
+// newNode prepares the devices. If an interface is in a pod, its attributes come from env.Last.
 func newNode(s *pci.Snapshot, env Env) *node {
 	n := &node{s, env, make([]subject, len(s.Devices))}
 	for i, d := range s.Devices {
@@ -53,7 +53,7 @@ func newNode(s *pci.Snapshot, env Env) *node {
 	return n
 }
 
-// pfOf returns the PF of a VF, if only with its address where the scan does not have it.
+// pfOf returns the PF of a VF. If the scan lacks the PF, the result has only the address.
 func (n *node) pfOf(d *pci.Device) *pci.Device {
 	if !d.IsVF() {
 		return d
@@ -83,28 +83,28 @@ func (n *node) online(id int) bool {
 	return slices.ContainsFunc(n.Nodes, func(n pci.Node) bool { return n.ID == id })
 }
 
-// several reports whether the machine has more than one NUMA node. With one it does not matter where devices are, and firmware often does
-// not say.
-func (n *node) several() bool { return len(n.Nodes) > 1 }
+// multiNUMA reports whether the machine has more than one NUMA node. With a single node the location of devices is irrelevant, and
+// firmware often does not report it.
+func (n *node) multiNUMA() bool { return len(n.Nodes) > 1 }
 
-// located reports whether the NUMA node of a device is known and one that the kubelet knows, too.
-func (n *node) located(d *pci.Device) bool { return n.online(d.NUMANode) }
+// nodeKnown reports whether the NUMA node of a device is known, also to the kubelet.
+func (n *node) nodeKnown(d *pci.Device) bool { return n.online(d.NUMANode) }
 
-// busy returns why a device can be in no resource, "" if it can.
-func (c *Config) busy(n *node, i int) string {
+// whyBusy returns why a device can be in no resource, or "" if it can.
+func (c *Config) whyBusy(n *node, i int) string {
 	d := &n.Devices[i]
 	if !d.IsVF() {
-		if why := c.reserved(n.subjects[i]); why != "" {
+		if why := c.whyReserved(n.subjects[i]); why != "" {
 			return why
 		}
 	}
 	return n.defaultRoute(d)
 }
 
-// reserved returns why a function that is no VF stays with the node, "" if a pod may have it. A PF is a device only while it has no VFs and
-// its entry of pfs has offerPf, or offerWhole: a pod that has a PF controls all its VFs, and a PF with VFIO can have none. An unreadable
-// function may be a PF.
-func (c *Config) reserved(d subject) string {
+// whyReserved returns why a function that is not a VF stays with the node, or "" if a pod may have it. A PF is offered only with offerPf,
+// while it has no VFs, or with offerWhole. The reason: a pod that has a PF controls all its VFs, and a PF bound to VFIO cannot have VFs.
+// An unreadable function may be a PF.
+func (c *Config) whyReserved(d subject) string {
 	var entry pfEntry
 	if i := c.entryOf(d); i >= 0 {
 		entry = c.PFs[i]
@@ -115,18 +115,18 @@ func (c *Config) reserved(d subject) string {
 	case d.NumVFs > 0:
 		return "a PF with VFs"
 	case entry.NumVFs > 0:
-		return "a PF that is to get VFs, by " + entry.Key
+		return "a PF that will get VFs, as configured in " + entry.Key
 	case d.Unreadable != "":
 		return "it cannot be read: " + d.Unreadable
 	case d.TotalVFs > 0 && !entry.Offer:
-		return fmt.Sprintf("a PF without VFs, of which it can have %d; only offerPf in its entry of pfs makes the PF itself a device", d.TotalVFs)
+		return fmt.Sprintf("a PF without VFs (it supports %d); to offer the PF itself, set offerPf in its entry of pfs", d.TotalVFs)
 	}
 	return ""
 }
 
-// entryOf returns the entry of pfs that counts for a PF, the first, or -1.
+// entryOf returns the index of the entry of pfs that applies to a PF, which is the first match, or -1.
 func (c *Config) entryOf(d subject) int {
-	return slices.IndexFunc(c.PFs, func(pf pfEntry) bool { return pf.is(d) })
+	return slices.IndexFunc(c.PFs, func(pf pfEntry) bool { return pf.matches(d) })
 }
 
 func (n *node) defaultRoute(d *pci.Device) string {
@@ -138,8 +138,8 @@ func (n *node) defaultRoute(d *pci.Device) string {
 	return ""
 }
 
-// is reports whether a device is the PF that is meant.
-func (pf *pfEntry) is(d subject) bool {
+// matches reports whether the entry is about this PF.
+func (pf *pfEntry) matches(d subject) bool {
 	if d.IsVF() {
 		return false
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestPreferIsOptimal compares with the best of all subsets, by costs that are written down here again, device by device.
+// TestPreferIsOptimal compares Prefer with the best of all subsets. The costs are implemented here a second time, device by device.
 func TestPreferIsOptimal(t *testing.T) {
 	for _, policy := range []Policy{NUMABestFit, Pack, Balance, DistinctPF} {
 		for seed := range uint64(2000) {
@@ -26,7 +26,7 @@ func TestPreferIsOptimal(t *testing.T) {
 	}
 }
 
-// TestPreferAsksNoOrder: the same set in any order gets the same answer, and the question stays as it was.
+// TestPreferAsksNoOrder checks that the order of the arguments does not matter, and that Prefer does not change them.
 func TestPreferAsksNoOrder(t *testing.T) {
 	for seed := range uint64(200) {
 		c := randomCase(seed)
@@ -51,7 +51,7 @@ func shuffled(p Pool, rng *rand.Rand) Pool {
 	return p
 }
 
-// question is a random machine and what is asked of it.
+// question is a random machine with the arguments of a choice.
 type question struct {
 	snapshot        *pci.Snapshot
 	pool            Pool
@@ -61,8 +61,7 @@ type question struct {
 	of              map[string]pci.Device
 }
 
-// randomCase makes a machine of at most four NUMA nodes and twelve VFs. Cards may be one switch on several nodes, or on no node that is
-// known.
+// randomCase returns a machine of at most four NUMA nodes and twelve VFs. A card may span several nodes, or have no known node.
 func randomCase(seed uint64) question {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	count := 1 + rng.IntN(4)
@@ -101,7 +100,7 @@ func randomCase(seed uint64) question {
 				c.must = append(c.must, id)
 			}
 		case n == 7:
-			c.must = append(c.must, id) // which the kubelet need not offer
+			c.must = append(c.must, id) // the kubelet may demand a device that is not in the available list
 		}
 	}
 	all := len(c.union())
@@ -109,7 +108,7 @@ func randomCase(seed uint64) question {
 	return c
 }
 
-// union returns all that can be chosen, by PF and VF index.
+// union returns all available and mandatory devices, by PF and VF index.
 func (c question) union() []string {
 	all := slices.Concat(c.available, c.must)
 	slices.SortFunc(all, func(a, b string) int {
@@ -122,7 +121,7 @@ func (c question) union() []string {
 	return slices.Compact(all)
 }
 
-// optimum tries all subsets. The first by address of those with the lowest cost wins.
+// optimum tries all subsets. It returns the one of the lowest cost that is first by address.
 func (c question) optimum(policy Policy) []string {
 	all := c.union()
 	var best []string
@@ -152,7 +151,7 @@ func (c question) optimum(policy Policy) []string {
 	return best
 }
 
-// cost is what a policy minimises, as Prefer documents it.
+// cost returns the quantities that a policy minimises, as Prefer documents them.
 func (c question) cost(policy Policy, chosen []string) []int {
 	pfs, cards, roots, nodes := map[string]int{}, map[string]int{}, map[string]int{}, map[int]int{}
 	for _, id := range chosen {
@@ -195,7 +194,7 @@ func (c question) cost(policy Policy, chosen []string) []int {
 	return []int{len(nodes), far, leftOnNodes, len(pfs), leftOnPFs}
 }
 
-// most returns the numbers of a map, the largest first; there are never more than twelve.
+// most returns the values of a map in descending order.
 func most[K comparable](m map[K]int) []int {
 	out := append(slices.Collect(maps.Values(m)), make([]int, 12-len(m))...)
 	slices.Sort(out)

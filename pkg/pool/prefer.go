@@ -9,8 +9,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Prefer chooses devices for a container: size of them, all that must be among them and the others out of the available ones. Each policy
-// minimises a list of things, the first first:
+// Prefer chooses devices for a container: all of must, and further available devices up to size. Each policy minimises a list of
+// quantities, in this order:
 //
 //	numa-best-fit  NUMA nodes, their distance, devices left on them, PFs, devices left on those
 //	pack           PFs, NUMA nodes, their distance, devices left on the PFs, devices left on the nodes
@@ -18,11 +18,12 @@ import (
 //	distinct-pf    the most devices of one PF, then of the next, NUMA nodes, their distance, the most devices behind one
 //	               PCI root, then behind the next, the same for cards, the most devices left on a PF, then on the next
 //
-// The distance is the sum over all pairs of nodes. What is left then goes by address, and inside a PF by VF index, so that the answer does
-// not depend on the order of the question. It is exact unless looking at all sets of NUMA nodes would take too long: on machines with about
-// ten nodes and more, or for hundreds of devices. Then there may be a set with fewer nodes than the one that is taken.
+// The distance is the sum over all pairs of nodes. Ties go to the lowest address, and inside a PF to the lowest VF index, so that the
+// answer does not depend on the order of the arguments. The result is optimal unless the search over all sets of NUMA nodes exceeds its
+// budget, which happens with ten or more nodes or hundreds of devices. Then a set with fewer nodes may exist.
 //
-// There is never an error, which would fail the pod: IDs that are unknown come last, and too few available ones are all returned.
+// Prefer never fails, because an error would fail the pod. Unknown IDs come last. If too few devices are available, it returns all of
+// them.
 func Prefer(policy Policy, t *Topology, available, must []string, size int) []string {
 	q := newQuery(t, available, must)
 	switch q.need = size - len(q.must) - len(q.mustUnknown); {
@@ -38,16 +39,16 @@ func Prefer(policy Policy, t *Topology, available, must []string, size int) []st
 	return q.answer(q.solve(rulesOf(policy)), 0)
 }
 
-// query is what there is to choose from.
+// query is the input of one choice.
 type query struct {
 	*Topology
 	free        [][]int // ranks by PF
-	count       []int   // devices by PF that must be among the chosen
-	must        []int   // ranks
+	count       []int   // mandatory devices by PF
+	must        []int   // ranks of the mandatory devices
 	unknown     []string
 	mustUnknown []string
 	need        int
-	budget      int // work left, in about ten nanoseconds
+	budget      int // remaining work, in units of about 10 ns
 }
 
 func newQuery(t *Topology, available, must []string) *query {
@@ -80,7 +81,7 @@ func newQuery(t *Topology, available, must []string) *query {
 	return q
 }
 
-// compareID sorts by address, and what is none behind.
+// compareID sorts by address, and puts IDs that are not addresses last.
 func compareID(a, b string) int {
 	x, errX := pci.ParseAddress(a)
 	y, errY := pci.ParseAddress(b)
@@ -95,7 +96,7 @@ func compareID(a, b string) int {
 	return strings.Compare(a, b)
 }
 
-// known counts the devices to choose from.
+// known counts the known available devices.
 func (q *query) known() int {
 	n := 0
 	for _, free := range q.free {
@@ -104,7 +105,7 @@ func (q *query) known() int {
 	return n
 }
 
-// answer returns what must be, the first devices of each PF as planned, and some of the unknown.
+// answer returns the mandatory devices, the first free devices of each PF as planned, and up to the given number of unknown ones.
 func (q *query) answer(plan []int, unknown int) []string {
 	ranks := slices.Clone(q.must)
 	for pf, n := range plan {

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestPreferExamples: what the policies are for, on two nodes with two cards each of two ports, VFs 0-3 each.
+// TestPreferExamples shows the purpose of each policy, on two nodes with two cards each. A card has two ports with VFs 0-3.
 func TestPreferExamples(t *testing.T) {
 	var cards []card
 	for i := range 4 {
@@ -35,19 +35,19 @@ func TestPreferExamples(t *testing.T) {
 		size       int
 	}{
 		{NUMABestFit, "", "", "a00", 1},
-		{NUMABestFit, "c00", "", "c01", 1},                              // the node with the fewest left
-		{NUMABestFit, "c00", "", "c01 c02", 2},                          // and there the PF
-		{NUMABestFit, "a00 a01 b00 b01 b02", "", "a10 a11 a12", 3},      // one PF, although that leaves one over
-		{NUMABestFit, "c00", "d13", "d10 d13", 2},                       // beside what must be
-		{Pack, "c00 c01 a10", "", "c02 c03", 2},                         // the smallest PF that has enough
-		{Pack, "c00 a10", "", "a00 a01 a02 a03", 4},                     // one PF although others are begun
-		{Pack, "a00 b00 c00 d00 a10 b10 c10", "", "d10 d11 d12 d13", 4}, // even if it is on the other node
+		{NUMABestFit, "c00", "", "c01", 1},                              // the node with the fewest free devices
+		{NUMABestFit, "c00", "", "c01 c02", 2},                          // and on it the PF with the fewest
+		{NUMABestFit, "a00 a01 b00 b01 b02", "", "a10 a11 a12", 3},      // one PF, although one of its devices stays free
+		{NUMABestFit, "c00", "d13", "d10 d13", 2},                       // on the PF of the mandatory device
+		{Pack, "c00 c01 a10", "", "c02 c03", 2},                         // the smallest PF that suffices
+		{Pack, "c00 a10", "", "a00 a01 a02 a03", 4},                     // one PF, although other PFs are already in use
+		{Pack, "a00 b00 c00 d00 a10 b10 c10", "", "d10 d11 d12 d13", 4}, // even on the other node
 		{Balance, "a00 c00 c10 c11 d00", "", "a10", 1},
 		{Balance, "a00", "", "a10 b00", 2},            // the first of equals
-		{Balance, "a00 c00", "a01", "a01 a10 b00", 3}, // a0 is the emptiest
+		{Balance, "a00 c00", "a01", "a01 a10 b00", 3}, // a0 has the fewest free devices
 		{DistinctPF, "", "", "a00 b00", 2},            // on one node
-		{DistinctPF, "a10", "", "a00 b00", 2},         // not two ports of a card, while there are cards
-		{DistinctPF, "", "", "a00 a10 b00 b10", 4},    // but rather than on two nodes
+		{DistinctPF, "a10", "", "a00 b00", 2},         // two cards instead of two ports of a card
+		{DistinctPF, "", "", "a00 a10 b00 b10", 4},    // two ports of a card instead of two nodes
 		{DistinctPF, "", "", "a00 a10 b00 b10 c00 d00", 6},
 		{DistinctPF, "", "b12", "a00 b12", 2},
 	} {
@@ -71,7 +71,7 @@ func TestPreferExamples(t *testing.T) {
 	}
 }
 
-// TestPreferDoubts: whatever the kubelet asks, there is an answer that it can use.
+// TestPreferDoubts checks that Prefer gives the kubelet a usable answer to every question.
 func TestPreferDoubts(t *testing.T) {
 	s := machine(2, card{bus: 16, node: 0, ports: 1, vfs: 2}, card{bus: 17, node: 1, ports: 1, vfs: 2})
 	topology := NewTopology(onePool(t, s), s)
@@ -83,12 +83,12 @@ func TestPreferDoubts(t *testing.T) {
 		{"", "", "", 1},
 		{a1 + " " + a0, "", "", 0},
 		{a1 + " " + a0, "", "", -1},
-		{b0 + " " + a0, "", a0 + " " + b0, 3},                     // too few
-		{b0 + " " + b0 + " " + a1, "", a1 + " " + b0, 2},          // twice the same
-		{a1, a0, a0, 1},                                           // nothing left to choose
-		{a1, a0 + " " + b1, a0 + " " + b1, 1},                     // more than the size
-		{a1 + " eth9 0000:99:00.0 0000:0a:00.0 " + b0, "", a1, 1}, // unknown ones last
-		{a1 + " eth9 0000:99:00.0 0000:0a:00.0 0000:99:00.0", "", a1 + " 0000:0a:00.0 0000:99:00.0 eth9", 4}, // by address
+		{b0 + " " + a0, "", a0 + " " + b0, 3},                     // too few devices
+		{b0 + " " + b0 + " " + a1, "", a1 + " " + b0, 2},          // a duplicate ID
+		{a1, a0, a0, 1},                                           // no choice left
+		{a1, a0 + " " + b1, a0 + " " + b1, 1},                     // more mandatory devices than the size
+		{a1 + " eth9 0000:99:00.0 0000:0a:00.0 " + b0, "", a1, 1}, // unknown IDs come last
+		{a1 + " eth9 0000:99:00.0 0000:0a:00.0 0000:99:00.0", "", a1 + " 0000:0a:00.0 0000:99:00.0 eth9", 4}, // sorted by address
 		{a1 + " eth9 eth10 0000:99:00.0", "", a1 + " 0000:99:00.0 eth10 eth9", 9},
 		{a1 + " " + b0 + " x", "x", a1 + " x", 2},
 		{b0 + " " + a1 + " " + a0 + " " + b1 + " x", "x", a0 + " x", 2},
@@ -105,10 +105,10 @@ func TestPreferDoubts(t *testing.T) {
 	}
 }
 
-// TestPreferLarge: on machines too large for looking at everything the answer is as it must be, and close to the best.
+// TestPreferLarge checks that the result is valid and close to the optimum on machines that are too large for an exact search.
 func TestPreferLarge(t *testing.T) {
 	for _, test := range []struct {
-		nodes, perNode, vfs, size int // VFs of a PF; with 0 the first has one and each more than that before it
+		nodes, perNode, vfs, size int // VFs of each PF; with 0 the PFs have 1, 2, 3 and so on
 		policy                    Policy
 		check                     func(pfs, nodes map[string]int) bool
 	}{
@@ -143,7 +143,7 @@ func TestPreferLarge(t *testing.T) {
 	}
 }
 
-// TestLargestFirst: the last of the PFs is the smallest that has enough.
+// TestLargestFirst checks that the last PF is the smallest that suffices.
 func TestLargestFirst(t *testing.T) {
 	q := &query{}
 	for _, n := range []int{3, 8, 1, 5, 8, 4} {
@@ -157,7 +157,7 @@ func TestLargestFirst(t *testing.T) {
 	}
 }
 
-// TestBits: numbers are moved over the borders of words, and those too large are dropped.
+// TestBits checks that numbers cross the borders of words, and that numbers beyond the set are dropped.
 func TestBits(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	for range 500 {
@@ -177,7 +177,7 @@ func TestBits(t *testing.T) {
 	}
 }
 
-// BenchmarkPrefer: 1,024 VFs, half of them free, on two and eight nodes.
+// BenchmarkPrefer chooses from 1,024 VFs, half of them free, on two and eight nodes.
 func BenchmarkPrefer(b *testing.B) {
 	for _, nodes := range []int{2, 8} {
 		var cards []card

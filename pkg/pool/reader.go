@@ -13,13 +13,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// reader turns values into what they mean and gathers all that is wrong with them.
+// reader converts JSON values into the configuration, and collects all problems.
 type reader struct {
 	file     string
 	problems []Problem
 	notes    []Problem
-	unserved []Problem // of the resource that is read
-	more     int
+	unserved []Problem // of the current resource
+	more     int       // number of problems beyond maxProblems
 }
 
 func (r *reader) fail(at Place, format string, args ...any) {
@@ -34,14 +34,14 @@ func (r *reader) note(at Place, format string, args ...any) {
 	r.notes = append(r.notes, Problem{at, fmt.Sprintf(format, args...)})
 }
 
-func byLine(problems []Problem) {
+func sortByLine(problems []Problem) {
 	slices.SortStableFunc(problems, func(a, b Problem) int { return a.Line - b.Line })
 }
 
-// err joins the problems by line, nil if there is none.
+// err joins the problems by line. It returns nil if there are none.
 func (r *reader) err() error {
 	errs := make([]error, 0, len(r.problems)+1)
-	byLine(r.problems)
+	sortByLine(r.problems)
 	for _, p := range r.problems {
 		errs = append(errs, p)
 	}
@@ -51,18 +51,18 @@ func (r *reader) err() error {
 	return errors.Join(errs...)
 }
 
-// field is a key that an object may have, and who reads it.
+// field is a key that an object may have, with the function that reads it.
 type field struct {
 	key  string
 	read func(value)
 }
 
-// object hands the members of an object to its fields. A null is as good as nothing, as everywhere in Go's JSON; so is the case of a key,
-// which files for the SR-IOV network device plugin may rely on. Foreign fields are read too and never suggested. It returns where the keys
-// stand.
+// object passes the members of an object to the readers of its fields. As in Go's encoding/json, null counts as absent, and the case of
+// keys is ignored; files for the SR-IOV network device plugin may rely on both. foreign lists further accepted keys, which errors never
+// suggest. The result is the place of each key.
 func (r *reader) object(v value, fields []field, foreign ...field) map[string]Place {
 	seen := map[string]Place{}
-	if !r.is(v, object) {
+	if !r.hasKind(v, object) {
 		return seen
 	}
 	for _, m := range v.members {
@@ -72,12 +72,12 @@ func (r *reader) object(v value, fields []field, foreign ...field) map[string]Pl
 			continue
 		}
 		if first, again := seen[f.key]; again {
-			r.fail(m.value.Place, "the key stands twice, first in line %d", first.Line)
+			r.fail(m.value.Place, "duplicate key, first in line %d", first.Line)
 			continue
 		}
 		seen[f.key] = m.value.Place
-		if m.key != f.key && m.key != exported(f.key) {
-			r.note(m.value.Place, "taken for %s", f.key)
+		if m.key != f.key && m.key != goName(f.key) {
+			r.note(m.value.Place, "read as %s", f.key)
 		}
 		if m.value.kind != null {
 			f.read(m.value)
@@ -86,10 +86,10 @@ func (r *reader) object(v value, fields []field, foreign ...field) map[string]Pl
 	return seen
 }
 
-// exported is a key as Go programs such as the SR-IOV network operator write it that have no other name for it.
-func exported(key string) string { return strings.ToUpper(key[:1]) + key[1:] }
+// goName returns a key as Go programs without JSON tags write it, such as the SR-IOV network operator.
+func goName(key string) string { return strings.ToUpper(key[:1]) + key[1:] }
 
-// require demands a key of an object.
+// require reports a missing key of an object.
 func (r *reader) require(v value, keys map[string]Place, key string) {
 	if _, ok := keys[key]; !ok && v.kind == object {
 		r.fail(v.Place, "%s is missing", key)
@@ -110,8 +110,8 @@ func find(fields []field, key string) (field, bool) {
 	return field{}, false
 }
 
-// is reports whether a value has a kind; if not, that is a problem.
-func (r *reader) is(v value, want kind) bool {
+// hasKind reports whether a value has the wanted kind. If not, it records a problem.
+func (r *reader) hasKind(v value, want kind) bool {
 	if v.kind == want {
 		return true
 	}
@@ -128,18 +128,18 @@ func (r *reader) is(v value, want kind) bool {
 	return false
 }
 
-// flag returns the reader of a boolean.
-func (r *reader) flag(to *bool) func(value) {
+// boolean returns a function that reads a boolean.
+func (r *reader) boolean(to *bool) func(value) {
 	return func(v value) {
-		if r.is(v, boolean) {
+		if r.hasKind(v, boolean) {
 			*to = v.yes
 		}
 	}
 }
 
-// integer reads a whole number within bounds.
+// integer reads a whole number between two bounds.
 func (r *reader) integer(v value, least, most int) (int, bool) {
-	if !r.is(v, number) {
+	if !r.hasKind(v, number) {
 		return 0, false
 	}
 	n, err := strconv.Atoi(v.text)
@@ -150,10 +150,10 @@ func (r *reader) integer(v value, least, most int) (int, bool) {
 	return n, true
 }
 
-// oneOf reads a string of which there are a few.
+// oneOf returns a function that reads one of a few strings.
 func oneOf[T ~string](r *reader, to *T, choices ...T) func(value) {
 	return func(v value) {
-		if !r.is(v, text) {
+		if !r.hasKind(v, text) {
 			return
 		}
 		names := make([]string, len(choices))
@@ -167,10 +167,10 @@ func oneOf[T ~string](r *reader, to *T, choices ...T) func(value) {
 	}
 }
 
-// each returns the reader of a list.
-func (r *reader) each(item func(value)) func(value) {
+// listOf returns a function that reads a list.
+func (r *reader) listOf(item func(value)) func(value) {
 	return func(v value) {
-		if !r.is(v, list) {
+		if !r.hasKind(v, list) {
 			return
 		}
 		for _, i := range v.items {
@@ -179,10 +179,10 @@ func (r *reader) each(item func(value)) func(value) {
 	}
 }
 
-// checked returns the reader of a string that passes a check, which returns what it means.
+// checked returns a function that reads a string and stores the result of its check.
 func (r *reader) checked(to *string, check func(string) (string, error)) func(value) {
 	return func(v value) {
-		if !r.is(v, text) {
+		if !r.hasKind(v, text) {
 			return
 		}
 		s, err := check(v.text)
@@ -194,9 +194,9 @@ func (r *reader) checked(to *string, check func(string) (string, error)) func(va
 	}
 }
 
-// texts returns the reader of a list of such strings.
-func (r *reader) texts(to *[]string, check func(string) (string, error)) func(value) {
-	return r.each(func(v value) {
+// stringList returns a function that reads a list of checked strings.
+func (r *reader) stringList(to *[]string, check func(string) (string, error)) func(value) {
+	return r.listOf(func(v value) {
 		before, s := len(r.problems), ""
 		if r.checked(&s, check)(v); len(r.problems) == before {
 			*to = append(*to, s)
@@ -204,7 +204,7 @@ func (r *reader) texts(to *[]string, check func(string) (string, error)) func(va
 	})
 }
 
-// address returns the reader of a PCI address.
+// address returns a function that reads a PCI address.
 func (r *reader) address(to *pci.Address) func(value) {
 	return r.checked(new(string), func(s string) (_ string, err error) {
 		*to, err = pci.ParseAddress(s)
@@ -212,11 +212,11 @@ func (r *reader) address(to *pci.Address) func(value) {
 	})
 }
 
-// suggestion names the key that is meant, or all that there are.
+// suggestion returns the nearest key, or all known keys.
 func suggestion(key string, fields []field) string {
 	_, selects := find((&reader{}).selectorKeys(&selector{}), key)
 	if _, ok := find(fields, "selectors"); ok && selects {
-		return "; it belongs into selectors"
+		return "; it belongs in selectors"
 	}
 	var names []string
 	for _, f := range fields {
@@ -225,5 +225,5 @@ func suggestion(key string, fields []field) string {
 	if near := plugin.Nearest(key, names); near != "" {
 		return fmt.Sprintf("; did you mean %s?", near)
 	}
-	return "; known are " + strings.Join(names, ", ")
+	return "; known keys: " + strings.Join(names, ", ")
 }

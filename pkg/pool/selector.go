@@ -17,13 +17,13 @@ var (
 	acpiIndexForm = regexp.MustCompile(`^[0-9]{1,10}$`)
 )
 
-// selectors reads one selector or a list of them.
+// selectors reads one selector or a list of selectors.
 func (r *reader) selectors(v value) []selector {
 	if v.kind != list {
 		return []selector{r.selector(v)}
 	}
 	var out []selector
-	r.each(func(v value) { out = append(out, r.selector(v)) })(v)
+	r.listOf(func(v value) { out = append(out, r.selector(v)) })(v)
 	return out
 }
 
@@ -33,12 +33,12 @@ func (r *reader) selector(v value) selector {
 	return s
 }
 
-// selectorKeys are those of a selector, and who reads them.
+// selectorKeys returns the keys of a selector, with the functions that read them.
 func (r *reader) selectorKeys(s *selector) []field {
 	texts := func(check func(string) (string, error), get func(subject) string) func(value) {
 		return func(v value) {
 			var values []string
-			r.texts(&values, check)(v)
+			r.stringList(&values, check)(v)
 			s.add(v, textTest{values, get})
 		}
 	}
@@ -47,7 +47,7 @@ func (r *reader) selectorKeys(s *selector) []field {
 		{"devices", texts(hexID, func(d subject) string { return d.Product })},
 		{"drivers", func(v value) {
 			var values []string
-			r.texts(&values, driverName)(v)
+			r.stringList(&values, driverName)(v)
 			s.add(v, driverTest(values))
 		}},
 		{"pciAddresses", func(v value) { s.add(v, r.addresses(v)) }},
@@ -57,11 +57,11 @@ func (r *reader) selectorKeys(s *selector) []field {
 		{"linkTypes", texts(linkType, func(d subject) string { return d.LinkType })},
 		{"numaNodes", func(v value) { s.add(v, r.nodes(v)) }},
 		{"isRdma", func(v value) {
-			if r.flag(&s.RDMA)(v); s.RDMA {
+			if r.boolean(&s.RDMA)(v); s.RDMA {
 				s.Conditions = append(s.Conditions, condition{v.Place, "isRdma", rdmaTest{}})
 			}
 		}},
-		{"needVhostNet", r.flag(&s.VhostNet)},
+		{"needVhostNet", r.boolean(&s.VhostNet)},
 	}
 	for _, key := range []string{"ddpProfiles", "pKeys", "vdpaType", "auxTypes", "nicNames"} {
 		fields = append(fields, field{key, func(v value) { r.unsupported(v, key) }})
@@ -69,7 +69,7 @@ func (r *reader) selectorKeys(s *selector) []field {
 	return fields
 }
 
-// add adds a condition; an empty list is none.
+// add adds a condition. An empty list is not a condition.
 func (s *selector) add(v value, t test) {
 	if v.kind == list && len(v.items) > 0 {
 		s.Conditions = append(s.Conditions, condition{v.Place, v.Key[strings.LastIndexByte(v.Key, '.')+1:], t})
@@ -102,20 +102,20 @@ func pciAddress(s string) (string, error) {
 	return a.String(), err
 }
 
-// maxVFs is how many VFs PCI Express can count.
+// maxVFs is the largest number of VFs in PCI Express.
 const maxVFs = 65535
 
-// pfRange is a PF and some of its VFs: ens1f0#0-3,7,9.
+// pfRange is a PF with some of its VFs, such as ens1f0#0-3,7,9.
 type pfRange struct {
 	text, pf string
-	spans    [][2]int // from, to; none for the PF with all its VFs
+	spans    [][2]int // first and last VF; empty means the PF with all its VFs
 }
 
 // ranges reads the values of pfNames and rootDevices.
 func (r *reader) ranges(v value, check func(string) (string, error)) []pfRange {
 	var out []pfRange
-	r.each(func(v value) {
-		if !r.is(v, text) {
+	r.listOf(func(v value) {
+		if !r.hasKind(v, text) {
 			return
 		}
 		pf, spans, ranged := strings.Cut(v.text, "#")
@@ -140,7 +140,7 @@ func (r *reader) ranges(v value, check func(string) (string, error)) []pfRange {
 	return out
 }
 
-// parseSpan reads one VF or several: 7, 0-3.
+// parseSpan reads one VF or a range: 7, 0-3.
 func parseSpan(s string) (span [2]int, err error) {
 	first, last, several := strings.Cut(s, "-")
 	if !several {
@@ -159,12 +159,12 @@ func parseSpan(s string) (span [2]int, err error) {
 	return span, nil
 }
 
-// has reports whether a device is in a range of its PF; what is no VF has no index.
+// has reports whether a device is in a range of its PF. A device that is not a VF has no index.
 func (p pfRange) has(d subject) bool {
 	return len(p.spans) == 0 || slices.ContainsFunc(p.spans, func(s [2]int) bool { return s[0] <= d.VFIndex && d.VFIndex <= s[1] })
 }
 
-// last returns the highest VF that is asked for.
+// last returns the highest VF of the ranges, or -1 if they are empty.
 func (p pfRange) last() int {
 	last := -1
 	for _, s := range p.spans {
@@ -175,7 +175,7 @@ func (p pfRange) last() int {
 
 func (r *reader) addresses(v value) addressTest {
 	var out addressTest
-	r.each(func(v value) {
+	r.listOf(func(v value) {
 		var a pci.Address
 		if r.address(&a)(v); a.IsValid() {
 			out = append(out, a)
@@ -186,7 +186,7 @@ func (r *reader) addresses(v value) addressTest {
 
 func (r *reader) nodes(v value) nodeTest {
 	var out nodeTest
-	r.each(func(v value) {
+	r.listOf(func(v value) {
 		if n, ok := r.integer(v, pci.Unknown, maxNode); ok {
 			out = append(out, n)
 		}

@@ -6,10 +6,11 @@ import (
 	"slices"
 )
 
-// rules are a policy: how to fill a set of NUMA nodes, and what to minimise before and after the number of nodes and their distance.
+// rules are those of a policy: how to fill a set of NUMA nodes, and what to minimise before and after the number of nodes and their
+// distance.
 type rules struct {
-	fill   func(*query, nodes) []int        // how many devices of each PF
-	before func(*query, nodes, []int) []int // nil if nothing is before
+	fill   func(*query, nodes) []int        // returns the number of devices of each PF
+	before func(*query, nodes, []int) []int // nil if the number of nodes comes first
 	after  func(*query, nodes, []int) []int
 }
 
@@ -21,21 +22,21 @@ func rulesOf(p Policy) rules {
 	case Pack:
 		return rules{(*query).fewestPFs, (*query).pfsUsed, (*query).leftOnPFs}
 	case Balance:
-		return rules{(*query).evenly, nil, (*query).levels}
+		return rules{(*query).evenly, nil, (*query).leftPerPF}
 	case DistinctPF:
-		return rules{(*query).apart, (*query).sharing, (*query).concentration}
+		return rules{(*query).spreadOut, (*query).perPF, (*query).concentration}
 	}
 	return rules{(*query).fewestPFs, nil, (*query).leftOnNodes}
 }
 
-// choice is a plan and what it costs among those that are equal before and in the number of nodes.
+// choice is a plan with its costs after the number of nodes. Choices of equal earlier costs are compared.
 type choice struct {
 	distance int
 	after    []int
 	plan     []int
 }
 
-// less prefers more devices of the first PF in which plans differ: that is the order of addresses.
+// less breaks ties by the first PF in which the plans differ: more devices there means lower addresses.
 func (c *choice) less(other *choice) bool {
 	if c.distance != other.distance {
 		return c.distance < other.distance
@@ -46,7 +47,8 @@ func (c *choice) less(other *choice) bool {
 	return slices.Compare(c.plan, other.plan) > 0
 }
 
-// solve looks at sets of NUMA nodes, small ones first, for one that is as good as the whole machine in what comes before.
+// solve searches the sets of NUMA nodes, small sets first, for one whose costs in rules.before equal those of the whole machine. It
+// stops at the first size with such a set, and returns the best of that size.
 func (q *query) solve(r rules) []int {
 	all, forced := make(nodes, len(q.distance)), make(nodes, len(q.distance))
 	for pf, g := range q.pfs {
@@ -76,7 +78,7 @@ func (q *query) solve(r rules) []int {
 	return s.grow()
 }
 
-// search is a walk through the sets of NUMA nodes of one size.
+// search walks through the sets of NUMA nodes of one size.
 type search struct {
 	*query
 	rules
@@ -86,7 +88,7 @@ type search struct {
 	best     *choice
 }
 
-// sets tries all sets that have n more nodes, from the ith of the optional ones on.
+// sets tries all sets with n more nodes out of the optional ones from index i on.
 func (s *search) sets(i, n int) {
 	if s.budget <= 0 {
 		return
@@ -118,7 +120,7 @@ func (s *search) try() {
 	}
 }
 
-// grow adds the node with the most free devices until there are enough.
+// grow adds the node with the most free devices until the devices suffice.
 func (s *search) grow() []int {
 	free := make([]int, len(s.in))
 	for pf, g := range s.pfs {
@@ -134,7 +136,7 @@ func (s *search) grow() []int {
 	return s.fill(s.query, s.in)
 }
 
-// capacity counts the devices to choose from.
+// capacity counts the free devices of the set.
 func (s *search) capacity() int {
 	n := 0
 	for pf, g := range s.pfs {
@@ -145,7 +147,7 @@ func (s *search) capacity() int {
 	return n
 }
 
-// spread returns the sum of the distances of all pairs.
+// spread returns the sum of the distances of all pairs of nodes.
 func (s *search) spread() int {
 	sum := 0
 	for i, row := range s.distance {

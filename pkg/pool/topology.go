@@ -10,24 +10,24 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Topology is how the devices of a pool lie to one another: on NUMA nodes, cards and PFs. It is made once and serves any number of choices.
+// Topology is the location of a pool's devices on NUMA nodes, cards and PFs. It is built once and serves any number of choices.
 type Topology struct {
-	rank     map[string]int // of a device by its ID: PFs by address, inside a PF by VF index
+	rank     map[string]int // device ID to rank: sorted by the PF's address, then by VF index
 	ids      []string       // by rank
 	pfOf     []int          // by rank
 	pfs      []group
 	distance [][]int // between NUMA nodes, by index
 }
 
-// group is the devices of a PF in the pool. A device without a PF is a group of its own.
+// group is the devices of one PF in the pool. A device without a PF is its own group.
 type group struct {
 	node, root, card int // indexes
 }
 
-// unreachable is the distance of NUMA nodes of which the firmware tells none (ACPI SLIT).
+// unreachable is the distance of NUMA nodes for which the firmware reports none (ACPI SLIT).
 const unreachable = 255
 
-// NewTopology looks at the devices of a pool. The ID of a device is its address.
+// NewTopology locates the devices of a pool. The ID of a device is its PCI address.
 func NewTopology(p Pool, s *pci.Snapshot) *Topology {
 	n := node{Snapshot: s}
 	t := &Topology{rank: map[string]int{}}
@@ -36,7 +36,7 @@ func NewTopology(p Pool, s *pci.Snapshot) *Topology {
 	nodes, roots, cards := indexes[int]{}, indexes[string]{}, indexes[string]{}
 	ids := map[pfKey]int{}
 	for i, d := range devices {
-		key := pfKey{pfAddress(&d.Device), n.place(&d.Device)}
+		key := pfKey{pfAddress(&d.Device), n.nodeOf(&d.Device)}
 		pf, ok := ids[key]
 		if !ok {
 			pf = len(t.pfs)
@@ -68,16 +68,16 @@ func compareRank(a, b Device) int {
 		cmp.Compare(a.VFIndex, b.VFIndex), a.Address.Compare(b.Address))
 }
 
-// place returns the NUMA node of a device. With one there is no other.
-func (n *node) place(d *pci.Device) int {
-	if n.several() && n.located(d) {
+// nodeOf returns the NUMA node of a device. On a machine with one node it is always unknown, because the node is irrelevant.
+func (n *node) nodeOf(d *pci.Device) int {
+	if n.multiNUMA() && n.nodeKnown(d) {
 		return d.NUMANode
 	}
 	return pci.Unknown
 }
 
-// card returns what a device shares with others that fail along with it: the root of the PCI hierarchy, and below it the card. The ports of
-// a card are functions of one slot, or say that they are ports of one switch.
+// card returns the failure domains of a device: the root of the PCI hierarchy, and below it the card. The ports of a card are functions
+// of one slot, or have the same switch ID.
 func (n *node) card(d *pci.Device) (root, card string) {
 	pf := d
 	if found, ok := n.Device(d.PF); ok {
@@ -90,7 +90,7 @@ func (n *node) card(d *pci.Device) (root, card string) {
 	return cmp.Or(d.Root, slot), slot
 }
 
-// indexes numbers things as they come.
+// indexes numbers keys in order of appearance.
 type indexes[T comparable] map[T]int
 
 func (x indexes[T]) of(key T) int {
@@ -100,7 +100,7 @@ func (x indexes[T]) of(key T) int {
 	return x[key]
 }
 
-// sortNodes numbers the NUMA nodes by ID, and notes their distances: there and back.
+// sortNodes numbers the NUMA nodes by ID and stores their distances, summed over both directions.
 func (t *Topology) sortNodes(n *node, nodes indexes[int]) {
 	ids := make([]int, 0, len(nodes))
 	for id := range nodes {
@@ -121,7 +121,7 @@ func (t *Topology) sortNodes(n *node, nodes indexes[int]) {
 	}
 }
 
-// distance returns that between two NUMA nodes.
+// distance returns the distance of two NUMA nodes in one direction.
 func (n *node) distance(from, to int) int {
 	index := func(id int) int { return slices.IndexFunc(n.Nodes, func(n pci.Node) bool { return n.ID == id }) }
 	if i, j := index(from), index(to); i >= 0 && j >= 0 && j < len(n.Nodes[i].Distance) {

@@ -4,14 +4,14 @@ package pool
 
 import "fmt"
 
-// noteUnsupported notes a key of which no device could be tested here. The entry is well-formed; it is not served, and the others are.
+// noteUnsupported records a valid key that this program cannot test. Its resource is not served; other resources are.
 func (r *reader) noteUnsupported(at Place, format string, args ...any) {
 	r.unserved = append(r.unserved, Problem{at, fmt.Sprintf(format, args...)})
 }
 
-// deviceType reads which devices a resource has.
+// deviceType reads the device type of a resource.
 func (r *reader) deviceType(v value, res *Resource) {
-	if !r.is(v, text) {
+	if !r.hasKind(v, text) {
 		return
 	}
 	switch v.text {
@@ -24,23 +24,23 @@ func (r *reader) deviceType(v value, res *Resource) {
 	}
 }
 
-// unsupported reads a selector that nothing here can test. An empty value asks for nothing.
+// unsupported reads a selector that this program cannot test. An empty value has no effect.
 func (r *reader) unsupported(v value, key string) {
 	if len(v.items) > 0 || v.kind == text && v.text != "" || v.kind != list && v.kind != text {
 		r.noteUnsupported(v.Place, "unsupported: %s", key)
 	}
 }
 
-// nullOnly reads a field of other programs that has no meaning.
+// nullOnly reads a key that other programs write as null.
 func (r *reader) nullOnly(v value) {
 	r.fail(v.Place, "want null, as the SR-IOV network operator writes it")
 }
 
-// Unserved returns why nothing of some resources is offered, although their entries are well-formed.
+// Unserved returns why valid resources are not offered.
 func (c *Config) Unserved() (out []Problem) {
 	for _, res := range c.Resources {
 		for _, p := range res.Unserved {
-			out = append(out, Problem{p.Place, fmt.Sprintf("%s: nothing of resource %s is served", p.Text, res.FullName())})
+			out = append(out, Problem{p.Place, fmt.Sprintf("%s: resource %s is not served", p.Text, res.FullName())})
 		}
 	}
 	return out

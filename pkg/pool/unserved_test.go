@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestParseOperator: a file as the SR-IOV network operator writes it is taken without a word; what is misspelt in it is not.
+// TestParseOperator checks that files of the SR-IOV network operator are accepted without a warning. Misspelt keys are still refused.
 func TestParseOperator(t *testing.T) {
 	for _, key := range []string{"SelectorObj", "SelectorObjs"} {
 		config := `{"resourceList":[{"resourceName":"nics","excludeTopology":true,"selectors":{"vendors":["8086"],"devices":["1889"],"pfNames":["ens1f0#0-1"],` +
@@ -31,7 +31,8 @@ func TestParseOperator(t *testing.T) {
 	}
 }
 
-// TestUnserved: of an entry that is not supported nothing is offered, and nothing of what it takes goes to another; all else is served.
+// TestUnserved checks that an unsupported entry is not offered, that no other resource gets its devices, and that all other entries are
+// served.
 func TestUnserved(t *testing.T) {
 	const fast = `{"resourceName":"fast","selectors":{"drivers":["iavf"]}}`
 	for _, test := range []struct{ entry, why, pools string }{
@@ -51,7 +52,7 @@ func TestUnserved(t *testing.T) {
 		}
 		unserved := c.Unserved()
 		if len(unserved) == 0 || unserved[0].Error() != "config.json:1: resourceList[0]."+test.why+
-			": nothing of resource intel.com/odd is served" {
+			": resource intel.com/odd is not served" {
 			t.Errorf("%s: %v", test.entry, unserved)
 		}
 		for _, f := range Findings(c, worker(), Env{}) {
@@ -72,10 +73,10 @@ func TestUnserved(t *testing.T) {
 		}
 	}
 	c := mustParse(t, `{"resourceList":[{"resourceName":"odd","selectors":{"pfNames":["ens1f0"],"vdpaType":"vhost"}},`+fast+`]}`)
-	if diff := cmp.Diff([]string{"not offered: intel.com/odd in line 1 takes it, and is not served: unsupported: vdpaType",
+	if diff := cmp.Diff([]string{"not offered: intel.com/odd in line 1 matches it but is not served: unsupported: vdpaType",
 		"intel.com/odd: unsupported: vdpaType", "  resourceList[0].selectors is met",
 		"  resourceList[0].selectors.pfNames want ens1f0, found ens1f0#0: yes",
-		"intel.com/fast: intel.com/odd in line 1 took it first", "  resourceList[1].selectors is met",
+		"intel.com/fast: already taken by intel.com/odd in line 1", "  resourceList[1].selectors is met",
 		"  resourceList[1].selectors.drivers want iavf, found iavf: yes",
 	}, explained(c, "a0", Env{})); diff != "" {
 		t.Error(diff)

@@ -14,18 +14,18 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// annotation is where a pod says what it wants of its VFs: an object with their interfaces, as the configuration names them, and what of
-// each.
+// annotation is the pod annotation with the pod's choices for its VFs. It is an object of interfaces, by their names in the
+// configuration; each value is an object of choices.
 const annotation = "podlace.io/vfs"
 
-// choices are what a pod may choose, where the configuration does not allow less. VLAN, trust and checks of what it sends protect others
-// from the pod, which therefore never has a say in them.
+// choices are the keys that a pod may set, unless the configuration allows fewer. VLAN, trust and the checks of sent packets protect
+// other pods, so a pod may never set them.
 var choices = []string{"mac", "ips", "name"}
 
-// choice is what a pod wants of one VF.
+// choice is what a pod chose for one VF.
 type choice struct {
 	MAC  net.HardwareAddr
-	IPs  []string // as IPAM plugins take them in runtimeConfig.ips
+	IPs  []string // in the format of runtimeConfig.ips
 	Name string
 }
 
@@ -37,13 +37,13 @@ func parseAllowed(c *config, raw rawConfig, _ *plugin.Request) error {
 	for _, key := range c.Allowed {
 		if !slices.Contains(choices, key) {
 			return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "allowAnnotations %q: want some of %s", key, strings.Join(choices, ", ")),
-				"all else of a VF is the admin's")
+				"only the configuration may set the other settings of a VF")
 		}
 	}
 	return nil
 }
 
-// parseChoices reads the annotation of the pod, which tenants write.
+// parseChoices reads the annotation of the pod. Tenants write it, so it is not trusted.
 func parseChoices(c *config, raw rawConfig, _ *plugin.Request) error {
 	text, ok := raw.RuntimeConfig.Annotations[annotation]
 	if !ok {
@@ -51,8 +51,8 @@ func parseChoices(c *config, raw rawConfig, _ *plugin.Request) error {
 	}
 	var wanted map[string]map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(text), &wanted); err != nil {
-		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "annotation %s: want an object of interfaces, each an object, in JSON",
-			annotation), `such as {"net1": {"mac": "02:00:00:00:00:01"}}`)
+		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "annotation %s: want a JSON object of interfaces, each with an object",
+			annotation), `for example {"net1": {"mac": "02:00:00:00:00:01"}}`)
 	}
 	c.Choices = map[string]choice{}
 	for _, ifname := range slices.Sorted(maps.Keys(wanted)) {
@@ -68,7 +68,7 @@ func parseChoices(c *config, raw rawConfig, _ *plugin.Request) error {
 func (c *config) parseChoice(keys map[string]json.RawMessage) (of choice, err error) {
 	for key, value := range keys {
 		if !slices.Contains(c.Allowed, key) {
-			return of, plugin.Errorf(plugin.CodeConfig, "%.20q is not for pods to choose here, which may choose %q", key, c.Allowed)
+			return of, plugin.Errorf(plugin.CodeConfig, "%.20q: pods may only choose %q on this node", key, c.Allowed)
 		}
 		var text string
 		var list []string
@@ -98,7 +98,7 @@ func (c *config) parseChoice(keys map[string]json.RawMessage) (of choice, err er
 
 func (c *config) validIPs(ips []string) error {
 	if c.IPAM == "" {
-		return plugin.Errorf(plugin.CodeConfig, "VFs have no addresses here: the configuration has no ipam")
+		return plugin.Errorf(plugin.CodeConfig, "the configuration has no ipam, so VFs get no addresses")
 	}
 	for _, ip := range ips {
 		if err := vfconfig.CheckIP(ip); err != nil {
@@ -108,23 +108,23 @@ func (c *config) validIPs(ips []string) error {
 	return nil
 }
 
-// choose gives VFs what their pod has chosen for them.
-func choose(r *plugin.Request, cfg config, vfs []vf) error {
+// applyChoices applies the pod's choices to its VFs.
+func applyChoices(r *plugin.Request, cfg config, vfs []vf) error {
 	for _, ifname := range slices.Sorted(maps.Keys(cfg.Choices)) {
 		i := slices.IndexFunc(vfs, func(v vf) bool { return v.Default == ifname })
 		if i < 0 {
-			return plugin.Errorf(plugin.CodeConfig, "annotation %s: the pod has no VF that is %.20q", annotation, ifname)
+			return plugin.Errorf(plugin.CodeConfig, "annotation %s: the pod has no VF with the name %.20q", annotation, ifname)
 		}
-		if err := vfs[i].choose(r, ifname, cfg.Choices[ifname]); err != nil {
+		if err := vfs[i].applyChoice(r, ifname, cfg.Choices[ifname]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// choose gives a VF, which the configuration names ifname, what its pod has chosen for it.
-func (v *vf) choose(r *plugin.Request, ifname string, of choice) error {
-	if err := v.contradicts(ifname, of); err != nil {
+// applyChoice applies the pod's choice to a VF. ifname is the VF's name in the configuration.
+func (v *vf) applyChoice(r *plugin.Request, ifname string, of choice) error {
+	if err := v.checkClaimed(ifname, of); err != nil {
 		return err
 	}
 	if of.MAC != nil {
@@ -137,7 +137,7 @@ func (v *vf) choose(r *plugin.Request, ifname string, of choice) error {
 		return nil
 	}
 	if v.Name == r.IfName {
-		return plugin.Errorf(plugin.CodeConfig, "annotation %s: %s: name %s: the runtime looks for %s", annotation, ifname, of.Name, r.IfName)
+		return plugin.Errorf(plugin.CodeConfig, "annotation %s: %s: name %s: the runtime requires the name %s", annotation, ifname, of.Name, r.IfName)
 	}
 	v.Name = of.Name
 	return nil

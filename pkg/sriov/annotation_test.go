@@ -15,12 +15,12 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// annotated is what a runtime adds to a configuration with the capability of annotations.
+// annotated returns the runtimeConfig of a runtime with the capability for annotations.
 func annotated(text string) object {
 	return object{"io.kubernetes.cri.pod-annotations": object{"podlace.io/vfs": text, "other": "}"}}
 }
 
-// TestChoices: a pod chooses MAC, addresses and name of its VFs, each of which has its own.
+// TestChoices: a pod chooses MAC, addresses and name for each of its VFs.
 func TestChoices(t *testing.T) {
 	l := newLab(t, "ipam", ranges(), "reportIPs", true)
 	l.allocate(vf0, vf1)
@@ -45,7 +45,7 @@ func TestChoices(t *testing.T) {
 	l.del("a")
 }
 
-// TestChoicesRefused (S-31): what a pod may not choose, or cannot have, is refused before anything is changed.
+// TestChoicesRefused (S-31): forbidden or impossible choices of a pod are refused before any change.
 func TestChoicesRefused(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -53,27 +53,27 @@ func TestChoicesRefused(t *testing.T) {
 		says, text string
 		keys       []any
 	}{
-		{`annotation podlace.io/vfs: "net1": "trust" is not for pods to choose here, which may choose ["mac" "ips" "name"]`,
+		{`annotation podlace.io/vfs: "net1": "trust": pods may only choose ["mac" "ips" "name"] on this node`,
 			`{"net1": {"trust": "on"}}`, nil},
-		{`"vlan" is not for pods`, `{"net1": {"vlan": 5}}`, nil},
-		{`"spoofchk" is not for pods`, `{"net1": {"spoofchk": "off"}}`, nil},
-		{`"mac" is not for pods to choose here, which may choose ["name"]`, `{"net1": {"mac": "02:00:00:00:00:01"}}`,
+		{`"vlan": pods may only choose`, `{"net1": {"vlan": 5}}`, nil},
+		{`"spoofchk": pods may only choose`, `{"net1": {"spoofchk": "off"}}`, nil},
+		{`"mac": pods may only choose ["name"] on this node`, `{"net1": {"mac": "02:00:00:00:00:01"}}`,
 			[]any{"allowAnnotations", []string{"name"}}},
-		{`which may choose []`, `{"net1": {"name": "x"}}`, []any{"allowAnnotations", []string{}}},
+		{`pods may only choose []`, `{"net1": {"name": "x"}}`, []any{"allowAnnotations", []string{}}},
 		{`allowAnnotations "trust": want some of mac, ips, name`, `{}`, []any{"allowAnnotations", []string{"mac", "trust"}}},
 		{`mac "03:00:00:00:00:01": want a unicast MAC address`, `{"net1": {"mac": "03:00:00:00:00:01"}}`, nil},
 		{`name "a/b": character '/' is not allowed`, `{"net1": {"name": "a/b"}}`, nil},
 		{`name 5: want a text`, `{"net1": {"name": 5}}`, nil},
-		{`ips ["10.1.2.3"]: VFs have no addresses here`, `{"net1": {"ips": ["10.1.2.3"]}}`, nil},
+		{`ips ["10.1.2.3"]: the configuration has no ipam, so VFs get no addresses`, `{"net1": {"ips": ["10.1.2.3"]}}`, nil},
 		{`ips ["10.61.0.256"]: "10.61.0.256": want an address`, `{"net1": {"ips": ["10.61.0.256"]}}`, []any{"ipam", ranges()}},
 		{`ips "10.61.0.25": want a list of addresses`, `{"net1": {"ips": "10.61.0.25"}}`, []any{"ipam", ranges()}},
-		{`the pod has no VF that is "net3"`, `{"net3": {"name": "x"}}`, nil},
+		{`the pod has no VF with the name "net3"`, `{"net3": {"name": "x"}}`, nil},
 		{`two interfaces of the pod would be named net1`, `{"net2": {"name": "net1"}}`, nil},
-		{`mac 02:00:00:00:00:01: two VFs of the pod would have it`,
+		{`mac 02:00:00:00:00:01: two VFs of the pod would have the same MAC`,
 			`{"net1": {"mac": "02:00:00:00:00:01"}, "net2": {"mac": "02:00:00:00:00:01"}}`, nil},
 		{`two interfaces of the pod would be named eth0`, `{"net2": {"name": "eth0"}}`, nil},
-		{`annotation podlace.io/vfs: want an object of interfaces`, `{"net1"`, nil},
-		{`annotation podlace.io/vfs: want an object of interfaces`, `[]`, nil},
+		{`annotation podlace.io/vfs: want a JSON object of interfaces`, `{"net1"`, nil},
+		{`annotation podlace.io/vfs: want a JSON object of interfaces`, `[]`, nil},
 	} {
 		l.Fails(l.Call("ADD", "a", append(c.keys, "runtimeConfig", annotated(c.text))...), plugin.CodeConfig, c.says)
 	}
@@ -81,14 +81,14 @@ func TestChoicesRefused(t *testing.T) {
 		"192.0.2.1")
 	l.isGolden()
 	*l.devices = nil
-	l.Fails(l.Call("ADD", "a", "runtimeConfig", annotated(`{"net1": {"name": "x"}}`)), plugin.CodeConfig, `the pod has no VF that is "net1"`)
+	l.Fails(l.Call("ADD", "a", "runtimeConfig", annotated(`{"net1": {"name": "x"}}`)), plugin.CodeConfig, `the pod has no VF with the name "net1"`)
 	l.allocate(vf0)
 	l.Fails(l.Call("ADD", "a", "prevResult", nil, "runtimeConfig", annotated(`{"eth0": {"name": "x"}}`)), plugin.CodeConfig,
-		"name x: the runtime looks for eth0")
+		"name x: the runtime requires the name eth0")
 	l.isGolden()
 }
 
-// TestDeviceInfo (V-23): the pod finds by its UID which VF is which interface, and nothing of it stays.
+// TestDeviceInfo (V-23): the pod can find by its UID which VF an interface is, and no file remains after DEL.
 func TestDeviceInfo(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -130,10 +130,10 @@ func TestDeviceInfo(t *testing.T) {
 	for _, file := range []string{"info", "/run/podlace/.vfs/info.json", defaultInfoDir + "/../x.json"} {
 		l.Fails(l.Call("ADD", "a", "runtimeConfig", object{"CNIDeviceInfoFile": file}), plugin.CodeConfig, "want a file in "+defaultInfoDir)
 	}
-	// What is in its place later keeps no VF.
+	// A folder in place of the file must not prevent the restoration of the VF.
 	a = l.add("c", "CNI_ARGS", args)
 	must(t, os.RemoveAll(defaultInfoDir), os.WriteFile(defaultInfoDir, nil, 0o600))
-	if o := l.OK(l.Call("DEL", "c")); !strings.Contains(o.Log, "the device-info file cannot be removed") {
+	if o := l.OK(l.Call("DEL", "c")); !strings.Contains(o.Log, "could not remove the device-info file") {
 		t.Errorf("log %s", o.Log)
 	}
 	l.OK(a.Call("DEL", "c"))
@@ -144,7 +144,7 @@ func TestDeviceInfo(t *testing.T) {
 	l.isGolden()
 }
 
-// TestLogFile: the log goes where sriov-cni's configuration says, errors included, and a file that cannot be written stops nothing.
+// TestLogFile: the log goes to the file in the configuration, as with sriov-cni, including errors. An unwritable file is not an error.
 func TestLogFile(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
@@ -161,7 +161,7 @@ func TestLogFile(t *testing.T) {
 	if !strings.Contains(read(), "level=ERROR") || !strings.Contains(read(), "pod=shop/web-0") {
 		t.Errorf("file %q", read())
 	}
-	if o := l.OK(l.Call("DEL", "a", "logFile", "/proc/none", "logLevel", "loud")); !strings.Contains(o.Log, "logFile cannot be written") {
+	if o := l.OK(l.Call("DEL", "a", "logFile", "/proc/none", "logLevel", "loud")); !strings.Contains(o.Log, "cannot write to logFile") {
 		t.Errorf("stderr %q", o.Log)
 	}
 	fifo := filepath.Join(t.TempDir(), "fifo")
@@ -182,7 +182,7 @@ func TestLogFile(t *testing.T) {
 	l.isGolden()
 }
 
-// TestWithIPs: another interface's wishes are not the VF's.
+// TestWithIPs: addresses that were requested for another interface do not apply to the VF.
 func TestWithIPs(t *testing.T) {
 	conf := `{"args":{"cni":{"ips":["10.0.0.1"]}},"name":"n","runtimeConfig":{"ipRanges":[],"ips":["10.0.0.2"]}}`
 	for ips, want := range map[string]string{

@@ -18,11 +18,11 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// kubelet tells of the pod shop/web-0, as the kubelet does.
+// kubelet is a kubelet with the pod shop/web-0.
 type kubelet struct {
 	api.UnimplementedPodResourcesListerServer
 	containers []*api.ContainerResources
-	busy       int // how often it says first that it is asked too often
+	busy       int // number of calls to refuse because of the rate limit
 }
 
 func (k *kubelet) Get(_ context.Context, r *api.GetPodResourcesRequest) (*api.GetPodResourcesResponse, error) {
@@ -35,7 +35,7 @@ func (k *kubelet) Get(_ context.Context, r *api.GetPodResourcesRequest) (*api.Ge
 	return &api.GetPodResourcesResponse{PodResources: &api.PodResources{Namespace: "shop", Name: "web-0", Containers: k.containers}}, nil
 }
 
-// serve answers in the folder of a kubelet until the test ends.
+// serve serves a kubelet's socket until the test ends.
 func (k *kubelet) serve(t testing.TB) (dir string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kl")
@@ -57,12 +57,12 @@ func writeCheckpoint(t *testing.T, dir, text string) {
 		os.WriteFile(filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint"), []byte(text), 0o600))
 }
 
-// checkpoint is one with entries.
+// checkpoint returns a checkpoint with these entries.
 func checkpoint(entries ...string) string {
 	return `{"Data":{"PodDeviceEntries":[` + strings.Join(entries, ",") + `],"RegisteredDevices":{}},"Checksum":1}`
 }
 
-// entry is that of a device of the resource fast in a checkpoint.
+// entry returns the checkpoint's entry of a device of the resource fast.
 func entry(uid, id string) string {
 	return `{"PodUID":"` + uid + `","ContainerName":"app","ResourceName":"` + fast + `","DeviceIDs":{"0":["` + id + `"]},"AllocResp":""}`
 }
@@ -75,14 +75,14 @@ func container(name string, devices ...string) *api.ContainerResources {
 	return c
 }
 
-// TestDaemonStopped: where the device plugin does not run the kubelet says the same, also while it has much to do.
+// TestDaemonStopped: if the device plugin does not run, the kubelet gives the same answer, even under its rate limit.
 func TestDaemonStopped(t *testing.T) {
 	l := newLab(t)
 	k := &kubelet{busy: 2, containers: []*api.ContainerResources{
 		container("a", slow, vf2, "example.com/gpu", "GPU-0"), container("b", slow, vf1, fast, vf0)}}
 	dir := k.serve(t)
 	l.Conf = l.Conf.With("kubeletDir", dir)
-	must(t, os.Remove(l.sriov.socket)) // nobody; what is there after a crash refuses
+	must(t, os.Remove(l.sriov.socket)) // first no socket; then one that refuses, as after a crash
 	a := l.add("a")
 	if i := a.result.Interfaces; len(i) != 4 || i[1].PciID != vf2 || i[2].PciID != vf0 || i[3].PciID != vf1 {
 		t.Errorf("%s", a.prev)
@@ -98,7 +98,7 @@ func TestDaemonStopped(t *testing.T) {
 		"the kubelet does not know the pod")
 }
 
-// TestOtherPod: what the device plugin tells by the pod's name is not believed when it cannot say that it is of the pod with its UID.
+// TestOtherPod: an answer of the device plugin by the pod's name is rejected if it is not confirmed for the pod's UID.
 func TestOtherPod(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf1)
@@ -109,7 +109,7 @@ func TestOtherPod(t *testing.T) {
 		checkpoint, want string
 		unsure           bool
 	}{
-		{checkpoint(entry("new", vf2), entry("old", vf1)), vf2, true}, // the device plugin was told before, or tells of the pod that comes
+		{checkpoint(entry("new", vf2), entry("old", vf1)), vf2, true}, // the device plugin may answer about an earlier or a later pod of the name
 		{checkpoint(entry("new", vf1), entry("old", vf2)), vf1, false},
 	} {
 		*l.unsure = c.unsure

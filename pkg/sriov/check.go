@@ -18,7 +18,7 @@ func differs(format string, args ...any) error {
 	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
 }
 
-// check compares the VFs with what ADD recorded and told. Addresses and routes that the pod added itself do not matter.
+// check compares the VFs with the record and the result of ADD. Addresses and routes that the pod has added are ignored.
 func (s sriov) check(r *plugin.Request) error {
 	openLog(r)
 	cfg, err := parseConfig(r)
@@ -32,7 +32,7 @@ func (s sriov) check(r *plugin.Request) error {
 		if left, err := journalsOf(attachment.KeyOf(r)); err != nil || len(left) > 0 || !chained(r) {
 			return errors.Join(err, differs("the record of the pod's VFs is missing"))
 		}
-		return nil // a pod without VFs
+		return nil // the pod has no VFs
 	}
 	j, err := s.open(r, cfg)
 	if err != nil {
@@ -40,7 +40,7 @@ func (s sriov) check(r *plugin.Request) error {
 	}
 	defer j.close()
 	if ok, err := j.att.Load(&j.st); err != nil || !ok {
-		return errors.Join(err, differs("the record of the VFs cannot be read"))
+		return errors.Join(err, differs("the record of the VFs is unreadable"))
 	}
 	for _, v := range j.st.VFs {
 		if err := s.checkVF(j, v); err != nil {
@@ -55,8 +55,8 @@ func (s sriov) checkVF(j *job, v vf) error {
 		return err
 	}
 	c, err := j.read(v.Address)
-	if isGone(err) {
-		return differs("VF %s of interface %s is gone", v.Address, v.Name)
+	if isMissing(err) {
+		return differs("VF %s of interface %s does not exist", v.Address, v.Name)
 	}
 	if err == nil {
 		err = j.checkPF(c, v)
@@ -78,11 +78,11 @@ func (s sriov) checkVF(j *job, v vf) error {
 	return j.checkLink(v)
 }
 
-// checkOwner wants the journal, without which DEL could not bring the VF back.
+// checkOwner requires the journal, because DEL cannot restore the VF without it.
 func (j *job) checkOwner(v vf) error {
 	var left journal
 	ok := false
-	h, err := holdKnown(v.Address)
+	h, err := lockKnown(v.Address)
 	if h != nil {
 		defer h.close()
 		left, ok, err = h.load()
@@ -93,13 +93,13 @@ func (j *job) checkOwner(v vf) error {
 	case !ok:
 		return differs("the journal of VF %s is missing", v.Address)
 	case left.Owner != j.att.Key:
-		return differs("VF %s is that of pod %s", v.Address, left.Pod)
+		return differs("VF %s belongs to pod %s", v.Address, left.Pod)
 	}
 	return nil
 }
 
 func (j *job) checkPF(c card, v vf) error {
-	now, ok, err := j.asPF(c)
+	now, ok, err := j.settingsOnPF(c)
 	if err != nil || !ok {
 		return err
 	}
@@ -107,8 +107,8 @@ func (j *job) checkPF(c card, v vf) error {
 	if v.Fixed != nil {
 		want.MAC = v.Fixed
 	}
-	if !same(now, want) {
-		return differs("PF %s is set for %s: %s; want %s", c.pfLink.Name, v.Name, text(now), text(want))
+	if !equalVF(now, want) {
+		return differs("PF %s has these settings for %s: %s; want %s", c.pfLink.Name, v.Name, formatVF(now), formatVF(want))
 	}
 	return nil
 }
@@ -121,11 +121,11 @@ func (j *job) checkLink(v vf) error {
 	case !ok:
 		return differs("interface %s of VF %s is missing in the pod", v.Name, v.Address)
 	case link.Device != "" && link.Device != v.Address.String():
-		return differs("interface %s is that of %s, want VF %s", v.Name, link.Device, v.Address)
+		return differs("interface %s belongs to %s, want VF %s", v.Name, link.Device, v.Address)
 	case !link.Up:
 		return differs("interface %s is down", v.Name)
 	}
-	if err := j.checkTold(link, v); err != nil {
+	if err := j.checkPrevResult(link, v); err != nil {
 		return err
 	}
 	has, err := j.pod.Addresses(link)
@@ -147,8 +147,8 @@ func (j *job) checkLink(v vf) error {
 	return nil
 }
 
-// checkTold compares the interface with what prevResult tells of it, which a later plugin may have changed, else with what ADD made.
-func (j *job) checkTold(link kernel.Link, v vf) error {
+// checkPrevResult compares the interface with prevResult, which later plugins may have changed, or else with the values of ADD.
+func (j *job) checkPrevResult(link kernel.Link, v vf) error {
 	i := slices.IndexFunc(j.r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Name == v.Name && i.Sandbox != "" })
 	if i < 0 {
 		return differs("prevResult has no interface %s", v.Name)
@@ -157,7 +157,7 @@ func (j *job) checkTold(link kernel.Link, v vf) error {
 	switch {
 	case mac != link.MAC.String():
 		return differs("interface %s has MAC %s, want %s", v.Name, link.MAC, mac)
-	case link.MTU > mtu || link.MTU < mtu && mtu != v.MTU: // a lower one may be a later plugin's, which do not tell it in the result
+	case link.MTU > mtu || link.MTU < mtu && mtu != v.MTU: // later plugins may lower the MTU without reporting it
 		return differs("interface %s has mtu %d, want %d", v.Name, link.MTU, mtu)
 	}
 	return nil

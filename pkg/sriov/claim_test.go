@@ -23,14 +23,14 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// claimed is a device of a claim, the result with an index.
+// claimed returns a device of a claim, at this index of the results.
 func claimed(uid, podClaim string, result int, address string) allocation.Device {
 	return allocation.Device{Namespace: "shop", Pod: "web-0", Resource: fast, ID: address, Claim: &allocation.Claim{UID: uid, Namespace: "shop",
 		Name: "web-0-" + podClaim, PodClaim: podClaim, Request: "nic", Result: result, Pool: "node-a",
 		Device: strings.NewReplacer(":", "-", ".", "-").Replace(address)}}
 }
 
-// prepare writes the records of devices, and what the kubelet writes of them for a pod with a UID.
+// prepare writes the records of devices, and the kubelet's file for the pod with a UID.
 func (l lab) prepare(kubelet, uid string, devices ...allocation.Device) {
 	l.Helper()
 	records := map[string]claim.Record{}
@@ -52,15 +52,15 @@ func (l lab) prepare(kubelet, uid string, devices ...allocation.Device) {
 	must(l, err, os.WriteFile(filepath.Join(kubelet, "dra_manager_state"), data, 0o600))
 }
 
-// TestClaims: a pod gets the VFs of its claims behind those of its containers, ordered by claim and result, whoever tells of them; those
-// that an administrator looks at stay where they are.
+// TestClaims: a pod gets the VFs of its claims after those of its containers, ordered by claim and result, from every source of answers.
+// VFs with administrative access stay where they are.
 func TestClaims(t *testing.T) {
 	admin := claimed("c-0", "a", 0, vf2)
 	admin.Claim.Admin = true
 	devices := []allocation.Device{claimed("c-2", "z", 0, vf0), claimed("c-1", "m", 1, "0000:11:02.3"), claimed("c-1", "m", 0, vf1), admin}
 	const want = "[0000:11:02.1 0000:11:02.3 0000:11:02.0]"
 	k := &kubelet{containers: []*api.ContainerResources{container("app")}}
-	for _, source := range []string{"the daemon", "an older daemon", "nobody"} {
+	for _, source := range []string{"the daemon", "an older daemon", "none"} {
 		t.Run(source, func(t *testing.T) {
 			l := newLab(t)
 			dir := k.serve(t)
@@ -71,7 +71,7 @@ func TestClaims(t *testing.T) {
 			case "the daemon":
 				l.prepare(dir, "u-0", devices...)
 				*l.devices, *l.claims = devices, true
-			case "nobody":
+			case "none":
 				must(t, os.Remove(l.sriov.socket))
 				fallthrough
 			default:
@@ -95,7 +95,7 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// TestClaimUncertain: a pod whose claims are not known, or not prepared, does not start.
+// TestClaimUncertain: a pod with unknown or unprepared claims does not start.
 func TestClaimUncertain(t *testing.T) {
 	l := newLab(t)
 	*l.devices = []allocation.Device{}
@@ -106,20 +106,20 @@ func TestClaimUncertain(t *testing.T) {
 	l.prepare(dir, "u-0", claimed("c-0", "a", 0, vf0))
 	must(t, os.RemoveAll(l.sriov.claims))
 	o := l.Call("ADD", "a", keys...)
-	l.Fails(o, plugin.CodeTryAgain, "the pod has claim shop/web-0-a: it is not prepared: there is no record of it in "+l.sriov.claims)
-	l.hints(o, "does sriov-device-plugin run?")
+	l.Fails(o, plugin.CodeTryAgain, "the pod has claim shop/web-0-a: the claim is not prepared: it has no record in "+l.sriov.claims)
+	l.hints(o, "check that sriov-device-plugin is running")
 	l.prepare(dir, "u-0", claimed("c-0", "a", 0, vf0))
 	must(t, os.WriteFile(filepath.Join(dir, "dra_manager_state"), []byte("{}"), 0o600))
 	l.Fails(l.Call("ADD", "a", keys...), plugin.CodeTryAgain, "the pod may have claim shop/web-0-a")
 	l.isGolden()
 }
 
-// TestClaimOfOtherResource: a pod with a claim whose resource the configuration does not name does not start, whichever source tells of
-// the claim. It starts if another network takes the VF, or if an administrator only looks at it.
+// TestClaimOfOtherResource: a pod does not start if the configuration does not name the resource of its claim, from every source of
+// answers. It starts if another network takes the VF, or if the access is administrative.
 func TestClaimOfOtherResource(t *testing.T) {
 	const third = "example.com/third"
 	k := &kubelet{containers: []*api.ContainerResources{container("app")}}
-	for _, source := range []string{"the daemon", "an older daemon", "nobody"} {
+	for _, source := range []string{"the daemon", "an older daemon", "none"} {
 		t.Run(source, func(t *testing.T) {
 			l := newLab(t)
 			dir := k.serve(t)
@@ -130,14 +130,14 @@ func TestClaimOfOtherResource(t *testing.T) {
 			if *l.claims {
 				*l.devices = []allocation.Device{own, other}
 			}
-			if source == "nobody" {
+			if source == "none" {
 				must(t, os.Remove(l.sriov.socket))
 			}
 			l.prepare(dir, "u-0", own, other)
 			keys := []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=u-0"}
 			o := l.Call("ADD", "a", keys...)
-			l.Fails(o, plugin.CodeConfig, "VF "+vf0+" of claim shop/web-0-z: the configuration of sriov does not name its resource "+third)
-			l.hints(o, "add "+third+" to resources, or to otherResources if another network or the pod itself takes its VFs")
+			l.Fails(o, plugin.CodeConfig, "VF "+vf0+" of claim shop/web-0-z: its resource "+third+" is missing from the configuration of sriov")
+			l.hints(o, "add "+third+" to resources, or to otherResources if another network attaches its VFs or the pod uses them directly")
 			l.isGolden()
 			a := l.add("a", append(keys, "otherResources", []any{third})...)
 			if got := a.result.Interfaces; len(got) != 2 || got[1].PciID != vf1 {
@@ -155,7 +155,7 @@ func TestClaimOfOtherResource(t *testing.T) {
 	}
 }
 
-// TestSharedClaim: the VF of a claim that pods share goes from one to the next, and is never in two.
+// TestSharedClaim: the VF of a shared claim passes from one pod to the next, and is never in two pods.
 func TestSharedClaim(t *testing.T) {
 	l := newLab(t)
 	*l.devices, *l.claims = []allocation.Device{claimed("c-0", "a", 0, vf0)}, true
@@ -164,7 +164,7 @@ func TestSharedClaim(t *testing.T) {
 	other := []any{"CNI_NETNS", kerneltest.NewPod(t).Path}
 	o := l.Call("ADD", "b", other...)
 	l.Fails(o, plugin.CodeDevice, "VF "+vf0+": pod shop/web-0 has it since")
-	if !strings.Contains(o.Failure.Details, "a ResourceClaimTemplate gives each pod its own") {
+	if !strings.Contains(o.Failure.Details, "use a ResourceClaimTemplate to give each pod its own claim") {
 		t.Error(o.Failure.Details)
 	}
 	l.del("a")
@@ -173,14 +173,14 @@ func TestSharedClaim(t *testing.T) {
 	l.isGolden()
 }
 
-// TestResetClaimed: a VF that a claim holds is not made as new.
+// TestResetClaimed: a VF of a claim cannot be reset.
 func TestResetClaimed(t *testing.T) {
 	l := newLab(t)
 	a, err := pci.ParseAddress(vf0)
 	must(t, err)
 	o := ResetOptions{Sysfs: l.sriov.sysfs, Claims: l.sriov.claims, Address: a, Out: t.Output(), Log: slog.New(slog.DiscardHandler)}
 	l.prepare(t.TempDir(), "u-0", claimed("c-0", "a", 0, vf0))
-	if err := Reset(o); plugin.Code(err) != plugin.CodeDevice || !strings.Contains(err.Error(), "claim shop/web-0-a has it since") {
+	if err := Reset(o); plugin.Code(err) != plugin.CodeDevice || !strings.Contains(err.Error(), "belongs to claim shop/web-0-a since") {
 		t.Errorf("got %v", err)
 	}
 	must(t, os.WriteFile(filepath.Join(l.sriov.claims, "c-0"), nil, 0o600))
@@ -190,8 +190,8 @@ func TestResetClaimed(t *testing.T) {
 	must(t, claim.Remove(l.sriov.claims, "c-0"), Reset(o))
 }
 
-// TestReturnClaim: VFs of a claim come home without a DEL, while the namespace of the pod lives, from a pod that a tenant has changed, and
-// with a driver that leaves no interface. Those of other claims stay.
+// TestReturnClaim restores VFs of a claim without a DEL: while the pod's namespace exists, after changes by a tenant, and with a driver
+// without interface. VFs of other claims stay.
 func TestReturnClaim(t *testing.T) {
 	l := newLab(t)
 	devices := []allocation.Device{claimed("c-0", "a", 0, vf0), claimed("c-0", "a", 1, vf1), claimed("c-1", "b", 0, vf2)}
@@ -207,22 +207,22 @@ func TestReturnClaim(t *testing.T) {
 	}
 	log := slog.New(slog.DiscardHandler)
 	for range 2 {
-		must(t, ReturnClaim(l.sriov.sysfs, "c-0", list[:1], log))
+		must(t, RestoreClaim(l.sriov.sysfs, "c-0", list[:1], log))
 	}
 	if left, err := Holdings(); err != nil || len(left) != 1 || left[0].Claim.UID != "c-1" || !left[0].Ready || left[0].Gone() {
 		t.Errorf("%+v, %v", left, err)
 	}
-	must(t, ReturnClaim(l.sriov.sysfs, "c-1", nil, log))
+	must(t, RestoreClaim(l.sriov.sysfs, "c-1", nil, log))
 	l.isGolden()
 	l.del("a")
 	must(t, os.WriteFile(l.journalOf(vf0), []byte("{"), 0o600))
-	if err := ReturnClaim(l.sriov.sysfs, "c-0", list, log); err == nil || !strings.Contains(err.Error(), "journal of VF "+vf0) {
+	if err := RestoreClaim(l.sriov.sysfs, "c-0", list, log); err == nil || !strings.Contains(err.Error(), "journal of VF "+vf0) {
 		t.Errorf("got %v", err)
 	}
 	must(t, os.Remove(l.journalOf(vf0)))
 }
 
-// TestClaimEnds: an ADD that comes while a claim is unprepared changes nothing, whatever the daemon said before.
+// TestClaimEnds: an ADD while a claim is unprepared changes nothing, regardless of the daemon's earlier answer.
 func TestClaimEnds(t *testing.T) {
 	l := newLab(t)
 	*l.devices, *l.claims = []allocation.Device{claimed("c-0", "a", 0, vf0)}, true
@@ -230,33 +230,33 @@ func TestClaimEnds(t *testing.T) {
 	r, err := claim.Read(l.sriov.claims, "c-0")
 	r.State = claim.Preparing
 	must(t, err, claim.Write(l.sriov.claims, r))
-	l.Fails(l.Call("ADD", "a"), plugin.CodeTryAgain, "VF "+vf0+" of claim shop/web-0-a: it is not prepared")
+	l.Fails(l.Call("ADD", "a"), plugin.CodeTryAgain, "VF "+vf0+" of claim shop/web-0-a: the claim is not prepared")
 	must(t, claim.Remove(l.sriov.claims, "c-0"))
 	l.Fails(l.Call("ADD", "a"), plugin.CodeTryAgain, "VF "+vf0+" of claim shop/web-0-a")
 	l.isGolden()
 }
 
-// TestSettle: a VF that a pod has is not free for a claim; one that a pod left is brought back.
+// TestSettle: a VF of a pod is not free for a claim. An orphaned VF is restored.
 func TestSettle(t *testing.T) {
 	l := newLab(t)
 	a, err := pci.ParseAddress(vf1)
 	must(t, err)
 	log := slog.New(slog.DiscardHandler)
-	must(t, Settle(l.sriov.sysfs, a, "c-0", log))
+	must(t, FreeOrphan(l.sriov.sysfs, a, "c-0", log))
 	*l.devices, *l.claims = []allocation.Device{claimed("c-0", "a", 0, vf1)}, true
 	l.prepare(t.TempDir(), "u-0", *l.devices...)
 	l.add("a")
-	must(t, Settle(l.sriov.sysfs, a, "c-0", log))
-	if err := Settle(l.sriov.sysfs, a, "c-1", log); err == nil || !strings.Contains(err.Error(), "VF "+vf1+": pod shop/web-0 has it since") {
+	must(t, FreeOrphan(l.sriov.sysfs, a, "c-0", log))
+	if err := FreeOrphan(l.sriov.sysfs, a, "c-1", log); err == nil || !strings.Contains(err.Error(), "VF "+vf1+": pod shop/web-0 has it since") {
 		t.Errorf("got %v", err)
 	}
 	l.die(vf1)
-	must(t, Settle(l.sriov.sysfs, a, "c-1", log))
+	must(t, FreeOrphan(l.sriov.sysfs, a, "c-1", log))
 	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 	l.isGolden()
 }
 
-// TestSettleUnseen: a daemon that does not see the folder of namespaces, as in a container, takes no VF from a pod that lives.
+// TestSettleUnseen: a daemon that cannot see the folder of namespaces, as in a container, takes no VF from a live pod.
 func TestSettleUnseen(t *testing.T) {
 	l := newLab(t)
 	a, err := pci.ParseAddress(vf1)
@@ -266,7 +266,7 @@ func TestSettleUnseen(t *testing.T) {
 	l.add("a")
 	netns := ""
 	at := func(path string) {
-		h, err := holdKnown(a)
+		h, err := lockKnown(a)
 		must(t, err)
 		defer h.close()
 		j, _, err := h.load()
@@ -275,7 +275,7 @@ func TestSettleUnseen(t *testing.T) {
 		must(t, h.save(j))
 	}
 	at("/run/unseen/ns")
-	if err := Settle(l.sriov.sysfs, a, "c-1", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "pod shop/web-0 has it since") {
+	if err := FreeOrphan(l.sriov.sysfs, a, "c-1", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "pod shop/web-0 has it since") {
 		t.Errorf("got %v", err)
 	}
 	at(netns)
@@ -284,7 +284,7 @@ func TestSettleUnseen(t *testing.T) {
 	l.isGolden()
 }
 
-// TestClaimAddresses: the journal of a claim's VF says which addresses it has, once ADD has finished.
+// TestClaimAddresses: the journal of a claim's VF contains its addresses after ADD.
 func TestClaimAddresses(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "subnet": "10.7.0.0/24"}, "vlan", nil)
 	*l.devices, *l.claims = []allocation.Device{claimed("c-0", "a", 0, vf0)}, true
@@ -298,7 +298,7 @@ func TestClaimAddresses(t *testing.T) {
 	l.isGolden()
 }
 
-// TestClaimedPF: a claim may have a PF whole, once it has no VFs.
+// TestClaimedPF: a claim may have a whole PF that has no VFs.
 func TestClaimedPF(t *testing.T) {
 	const pf = "0000:11:00.0"
 	l := newLab(t)
@@ -308,7 +308,7 @@ func TestClaimedPF(t *testing.T) {
 	before := describe(l.link("ens0f0"))
 	*l.devices, *l.claims = []allocation.Device{claimed("c-0", "a", 0, pf)}, true
 	l.prepare(t.TempDir(), "u-0", *l.devices...)
-	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "PCI function "+pf+" is no VF of this node")
+	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "PCI function "+pf+" is not a VF of this node")
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
 	a, err := pci.ParseAddress(pf)
 	must(t, err, pci.SetNumVFs(t.Context(), l.sriov.sysfs, a, 0))
@@ -319,10 +319,10 @@ func TestClaimedPF(t *testing.T) {
 		t.Errorf("got %s, want %s", got, before)
 	}
 	(*l.devices)[0].Claim = nil
-	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "PCI function "+pf+" is no VF of this node")
+	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "PCI function "+pf+" is not a VF of this node")
 }
 
-// TestHoldingGone: a namespace whose folder is not visible, as in a container, is not gone.
+// TestHoldingGone: a namespace whose folder is not visible, as in a container, does not count as gone.
 func TestHoldingGone(t *testing.T) {
 	folder := t.TempDir()
 	for netns, gone := range map[string]bool{

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// chosen returns the VF that the caller names, as Multus does. What the claim of a VF and its class set holds for it there, too.
-func (s sriov) chosen(r *plugin.Request, cfg config) ([]vf, error) {
+// namedVF returns the VF that the caller names, as Multus does. If a claim has the VF, the settings of claim and class apply to it.
+func (s sriov) namedVF(r *plugin.Request, cfg config) ([]vf, error) {
 	v := vf{Address: cfg.Device}
 	record, ok, err := claim.Holder(s.claims, cfg.Kubelet, cfg.Device.String())
 	if err != nil {
@@ -24,7 +24,7 @@ func (s sriov) chosen(r *plugin.Request, cfg config) ([]vf, error) {
 	}
 	devices, err := claim.NewCache(s.claims, cfg.Kubelet).Find(claim.Pod{Namespace: r.Pod.Namespace, Name: r.Pod.Name, UID: r.Pod.UID})
 	if err != nil {
-		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeTryAgain, "whether the pod has VF %s of %s: %w", v.Address, record, err), "%s",
+		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeTryAgain, "check whether the pod has VF %s of %s: %w", v.Address, record, err), "%s",
 			cfg.hint(err))
 	}
 	for _, d := range devices {
@@ -33,11 +33,11 @@ func (s sriov) chosen(r *plugin.Request, cfg config) ([]vf, error) {
 			return []vf{v}, nil
 		}
 	}
-	return nil, plugin.Errorf(plugin.CodeDevice, "VF %s: %s has it, which is not of this pod", v.Address, record)
+	return nil, plugin.Errorf(plugin.CodeDevice, "VF %s belongs to %s, which is not a claim of this pod", v.Address, record)
 }
 
-// configure gives a VF what its claim and its class set. The index is that of the VF in names, 0 for the interface that the runtime
-// asks for.
+// configure applies the settings of the VF's claim and class. index is the VF's number in names, 0 for the interface that the runtime
+// requires.
 func (v *vf) configure(r *plugin.Request, cfg config, index int) error {
 	if v.config.IsZero() {
 		return nil
@@ -48,26 +48,26 @@ func (v *vf) configure(r *plugin.Request, cfg config, index int) error {
 		err = cfg.validIPs(v.config.IPs)
 	}
 	if err != nil {
-		return plugin.Errorf(plugin.CodeConfig, "VF %s, as %s sets it: %w", v.Address, v.source(), err)
+		return plugin.Errorf(plugin.CodeConfig, "VF %s with the settings of %s: %w", v.Address, v.source(), err)
 	}
 	if v.Wanted = &v.wanted.pfSettings; v.config.MAC != "" {
-		v.Fixed, _ = vfconfig.ParseMAC(v.config.MAC) // merge has checked it
+		v.Fixed, _ = vfconfig.ParseMAC(v.config.MAC) // merge has already checked it
 	}
 	v.IPs = v.config.IPs
 	return v.rename(r, v.config.IfName, index)
 }
 
-// rename gives a VF the ifName of its claim or its class. A name with {index} is for VFs beside the interface that the runtime asks for.
+// rename applies the ifName of the claim or its class. A name with {index} does not apply to the interface that the runtime requires.
 func (v *vf) rename(r *plugin.Request, ifName string, index int) error {
-	name := vfconfig.Named(ifName, index)
+	name := vfconfig.ExpandName(ifName, index)
 	switch {
 	case ifName == "" || index == 0 && (name != ifName || name == r.IfName):
 		return nil
 	case index == 0:
-		return plugin.Errorf(plugin.CodeConfig, "VF %s, as %s sets it: ifName %s: the runtime looks for %s", v.Address, v.source(),
+		return plugin.Errorf(plugin.CodeConfig, "VF %s with the settings of %s: ifName %s: the runtime requires the name %s", v.Address, v.source(),
 			name, r.IfName)
 	case name == r.IfName:
-		return plugin.Errorf(plugin.CodeConfig, "VF %s, as %s sets it: ifName %s: the pod has an interface of this name", v.Address,
+		return plugin.Errorf(plugin.CodeConfig, "VF %s with the settings of %s: ifName %s: the pod already has an interface of this name", v.Address,
 			v.source(), name)
 	}
 	v.Name = name
@@ -82,9 +82,8 @@ func (v *vf) source() string {
 	return fmt.Sprintf("claim %s/%s", v.Claim.Namespace, v.Claim.Name)
 }
 
-// contradicts refuses a choice of the pod where its claim has another one. What a class sets the pod may choose otherwise, as what the
-// conflist sets.
-func (v *vf) contradicts(ifname string, of choice) error {
+// checkClaimed refuses a choice of the pod that differs from its claim. A pod may override settings of the class and the conflist.
+func (v *vf) checkClaimed(ifname string, of choice) error {
 	if v.config == nil {
 		return nil
 	}

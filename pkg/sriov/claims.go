@@ -17,10 +17,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// JournalFolder has one file for each VF that an attachment has, named by its PCI address. ADD and DEL change it.
+// JournalFolder has one file for each attached VF, named by the VF's PCI address. ADD and DEL change it.
 const JournalFolder = vfsFolder
 
-// Holding is what the journal of a VF says of the attachment that has the VF.
+// Holding is the content of a journal about the attachment that has the VF.
 type Holding struct {
 	Address     pci.Address
 	Network     string
@@ -31,15 +31,15 @@ type Holding struct {
 	IPs         []netip.Prefix
 	VLAN        int
 	Since       time.Time
-	Claim       *allocation.Claim // by which the pod has the VF; nil for the device plugin API
-	Ready       bool              // of a claim: ADD has finished
+	Claim       *allocation.Claim // that assigned the VF; nil for the device plugin API
+	Ready       bool              // ADD has finished; set only for a claim
 }
 
-// Gone reports whether the network namespace of the attachment is gone. A namespace counts as there if its folder is not visible, as in a
-// container that does not mount the folder.
+// Gone reports whether the network namespace of the attachment is gone. It is false if the folder of the namespace is not visible, as in
+// a container that does not mount the folder.
 func (h Holding) Gone() bool { return plugin.NetnsGone(h.Netns) && plugin.NetnsVisible(h.Netns) }
 
-// Holdings returns the readable journals of all VFs.
+// Holdings returns all readable journals.
 func Holdings() (all []Holding, err error) {
 	list, err := journals()
 	for _, j := range list {
@@ -49,8 +49,8 @@ func Holdings() (all []Holding, err error) {
 	return all, err
 }
 
-// stillPrepared returns an error unless the claim of a VF is prepared. The caller has the lock of the VF: Unprepare changes the record
-// before it takes that lock.
+// stillPrepared returns an error unless the claim of a VF is prepared. The caller holds the lock of the VF. Unprepare changes the record
+// before it takes that lock, so the answer cannot be outdated.
 func (s sriov) stillPrepared(v *vf) error {
 	if v.Claim == nil {
 		return nil
@@ -65,8 +65,8 @@ func (s sriov) stillPrepared(v *vf) error {
 	return nil
 }
 
-// noteReady writes into the journal of a claim's VF that its pod has it, with which addresses: the status of the claim tells of them.
-func (h *held) noteReady(v *vf) error {
+// noteReady records in the journal that ADD has finished, with the VF's addresses, for the status of the claim.
+func (h *lockedVF) noteReady(v *vf) error {
 	if v.Claim == nil {
 		return nil
 	}
@@ -81,36 +81,36 @@ func (h *held) noteReady(v *vf) error {
 	return h.save(j)
 }
 
-// Settle makes a VF free for a claim: the VF comes back if its attachment has ended without a DEL. It is a no-op if the VF has no
-// journal, or one of the claim. An error names the pod that has the VF. It needs CAP_NET_ADMIN.
-func Settle(sysfs string, a pci.Address, claimUID string, log *slog.Logger) error {
-	return withJournal(sysfs, a, log, func(n *node, h *held, j journal) error {
+// FreeOrphan frees a VF for a claim: it restores the VF if its attachment has ended without a DEL. It is a no-op if the VF has no
+// journal, or a journal of the same claim. An error names the pod that has the VF. FreeOrphan needs CAP_NET_ADMIN.
+func FreeOrphan(sysfs string, a pci.Address, claimUID string, log *slog.Logger) error {
+	return withJournal(sysfs, a, log, func(n *node, h *lockedVF, j journal) error {
 		if j.Claim != nil && j.Claim.UID == claimUID {
 			return nil
 		}
-		if err := n.elsewhere(j); err != nil {
+		if err := n.checkNotAlive(j); err != nil {
 			return err
 		}
-		return n.settleLeft(h, j, false)
+		return n.restoreUnlessHeld(h, j, false)
 	})
 }
 
-// elsewhere returns an error if the pod of a journal may live although its namespace is not found: a daemon in a container may not see the
-// folder of namespaces. The kernel returns an interface when its namespace ends, so one that stays away is in a namespace that lives.
-func (n *node) elsewhere(j journal) error {
+// checkNotAlive returns an error if the pod of a journal may be alive although its namespace is not found, as in a container that does not
+// see the folder of namespaces. The kernel returns an interface when its namespace ends. So a missing interface is in a live namespace.
+func (n *node) checkNotAlive(j journal) error {
 	if !plugin.NetnsGone(j.Netns) {
-		return nil // has looks into it
+		return nil // ownerHas checks this namespace
 	}
-	c, err := n.await(j.Address)
+	c, err := n.awaitLink(j.Address)
 	switch {
-	case isGone(err):
+	case isMissing(err):
 		return nil
 	case err != nil:
 		return err
 	case c.userspace() != "" && !plugin.NetnsVisible(j.Netns):
 		folder := filepath.Dir(j.Netns)
-		return plugin.WithHint(fmt.Errorf("VF %s: it is unknown whether %s lives: %s is not visible", j.Address, j.whose(), folder),
-			"mount %s of the node into the container of the daemon, with mountPropagation HostToContainer", folder)
+		return plugin.WithHint(fmt.Errorf("VF %s: cannot determine whether %s is alive: folder %s is not visible", j.Address, j.ownerText(), folder),
+			"mount the node's %s into the container of the daemon, with mountPropagation HostToContainer", folder)
 	case c.userspace() != "":
 		return nil
 	case c.link.Index == 0 && j.Former.Name != "" && c.vf.Driver != "":
@@ -119,9 +119,10 @@ func (n *node) elsewhere(j journal) error {
 	return nil
 }
 
-// ReturnClaim brings VFs back that pods of a claim have, as DEL does: those of the claim's record, and those whose journals name the claim.
-// All containers of these pods have stopped. An interface comes out of its namespace if that is still there. It needs CAP_NET_ADMIN.
-func ReturnClaim(sysfs, claimUID string, recorded []pci.Address, log *slog.Logger) error {
+// RestoreClaim restores the VFs that pods of a claim have, as DEL does: the VFs in the claim's record, and those whose journals name
+// the claim. All containers of these pods must have stopped. RestoreClaim moves an interface out of the pod's namespace if the
+// namespace still exists. It needs CAP_NET_ADMIN.
+func RestoreClaim(sysfs, claimUID string, recorded []pci.Address, log *slog.Logger) error {
 	all, err := journals()
 	errs := []error{err}
 	vfs := slices.Clone(recorded)
@@ -131,24 +132,24 @@ func ReturnClaim(sysfs, claimUID string, recorded []pci.Address, log *slog.Logge
 		}
 	}
 	for _, a := range vfs {
-		errs = append(errs, returnClaimed(sysfs, a, claimUID, log))
+		errs = append(errs, restoreClaimed(sysfs, a, claimUID, log))
 	}
 	return errors.Join(errs...)
 }
 
-func returnClaimed(sysfs string, a pci.Address, claimUID string, log *slog.Logger) error {
-	return withJournal(sysfs, a, log, func(n *node, h *held, j journal) error {
+func restoreClaimed(sysfs string, a pci.Address, claimUID string, log *slog.Logger) error {
+	return withJournal(sysfs, a, log, func(n *node, h *lockedVF, j journal) error {
 		if j.Claim == nil || j.Claim.UID != claimUID {
 			return nil
 		}
-		n.r.Log.Info("bringing a VF back whose claim ends", "vf", a, "pod", j.Pod, "claim", j.Claim.Namespace+"/"+j.Claim.Name)
+		n.r.Log.Info("restoring a VF whose claim ends", "vf", a, "pod", j.Pod, "claim", j.Claim.Namespace+"/"+j.Claim.Name)
 		return n.restore(h, j)
 	})
 }
 
-// withJournal calls f with the lock of a VF that has a journal.
-func withJournal(sysfs string, a pci.Address, log *slog.Logger, f func(*node, *held, journal) error) error {
-	h, err := holdKnown(a)
+// withJournal calls f with the lock of a VF. It is a no-op if the VF has no journal.
+func withJournal(sysfs string, a pci.Address, log *slog.Logger, f func(*node, *lockedVF, journal) error) error {
+	h, err := lockKnown(a)
 	if h == nil {
 		return err
 	}

@@ -19,35 +19,36 @@ import (
 
 // config is the validated configuration of a request.
 type config struct {
-	// Device is the VF that the caller chose, as Multus does; else the VFs are those of Resources that the pod was allocated.
+	// Device is the VF that the caller chose, as Multus does. If it is invalid, the VFs are those of Resources that the pod was
+	// allocated.
 	Device    pci.Address
 	Resources []string
-	// OtherResources are those whose VFs another network attaches, or the pod itself uses.
+	// OtherResources are resources whose VFs another network attaches, or the pod itself uses.
 	OtherResources []string
 
-	Names     string          // of interfaces, with {index} counted from 1
-	Base      vfconfig.Config // what the configuration sets of every VF, but names, addresses and MACs
-	Egress    int             // Mbit/s, the limit of what the pod sends by its own interface; 0 for none
-	Wanted    vfSettings      // of a VF of which no claim sets anything
+	Names     string          // pattern of interface names; {index} counts from 1
+	Base      vfconfig.Config // settings for every VF, except names, addresses and MACs
+	Egress    int             // egress limit of the pod's own interface in Mbit/s; 0 for none
+	Wanted    vfSettings      // settings of a VF without settings of a claim
 	MAC       net.HardwareAddr
 	IPAM      string            // plugin type; "" for none
-	ReportIPs bool              // the addresses of VFs are in the result
-	Kubelet   string            // its folder
-	Allowed   []string          // what pods may choose
-	Choices   map[string]choice // of the pod, by the name that the interface has without
-	InfoDir   string            // of device-info files
-	InfoFile  string            // that the runtime wants for CNI_IFNAME; "" for none
+	ReportIPs bool              // the result contains the addresses of VFs
+	Kubelet   string            // root folder of the kubelet
+	Allowed   []string          // keys that pods may choose
+	Choices   map[string]choice // the pod's choices, by the name of the interface in the configuration
+	InfoDir   string            // folder of device-info files
+	InfoFile  string            // device-info file that the runtime requires for CNI_IFNAME; "" for none
 }
 
-// vfSettings are what a VF is set to.
+// vfSettings are the settings of a VF.
 type vfSettings struct {
 	pfSettings
-	MTU    int    // 0 for what the VF has
-	Driver string // to bind the VF to; "" for the one it has
-	Rebind bool   // bind its own driver again afterwards
+	MTU    int    // 0 keeps the VF's MTU
+	Driver string // driver to bind the VF to; "" keeps its driver
+	Rebind bool   // rebind the VF's own driver afterwards
 }
 
-// pfSettings are what the PF is told of a VF; what is nil or "" stays as it is.
+// pfSettings are the settings of a VF on its PF. Nil and "" keep a setting.
 type pfSettings struct {
 	VLAN       *int
 	QoS        *int
@@ -102,15 +103,15 @@ type bandwidth struct {
 }
 
 const (
-	// defaultNames is what the interfaces of VFs beside that of the main plugin are called.
+	// defaultNames is the pattern of names for VFs beside the main plugin's interface.
 	defaultNames   = "net{index}"
 	defaultKubelet = "/var/lib/kubelet"
 )
 
-// chained reports whether other plugins came before this one and made the pod's interface.
+// chained reports whether earlier plugins of the chain made the pod's interface.
 func chained(r *plugin.Request) bool { return r.Prev != nil }
 
-// parseConfig reads the configuration of an ADD, CHECK, STATUS or GC.
+// parseConfig reads the configuration of ADD, CHECK, STATUS or GC.
 func parseConfig(r *plugin.Request) (config, error) {
 	var raw rawConfig
 	if err := r.Decode(&raw); err != nil {
@@ -130,18 +131,18 @@ func parseConfig(r *plugin.Request) (config, error) {
 	return c, nil
 }
 
-// Check returns the error with which an ADD refuses a configuration.
+// Check returns the error with which ADD would refuse the configuration.
 func Check(r *plugin.Request) error {
 	_, err := parseConfig(r)
 	return err
 }
 
-// Findings returns the parts of a configuration that are legal and do not do what they seem to do. Pure.
+// Findings returns valid parts of a configuration that do not have the effect that they suggest. It does no I/O.
 func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), plugin.Capabilities(config, "", "")...)
 }
 
-// parseDevice finds out how the VF is known.
+// parseDevice reads how the VF is identified.
 func parseDevice(c *config, raw rawConfig, r *plugin.Request) error {
 	for _, key := range []struct{ name, value string }{{"runtimeConfig.deviceID", raw.RuntimeConfig.DeviceID}, {"deviceID", raw.DeviceID},
 		{"pciBusID", raw.PCIBusID}} {
@@ -153,7 +154,7 @@ func parseDevice(c *config, raw rawConfig, r *plugin.Request) error {
 			return plugin.Errorf(plugin.CodeConfig, "%s %q: %w", key.name, key.value, err)
 		}
 		if c.Device.IsValid() && c.Device != a {
-			return plugin.Errorf(plugin.CodeConfig, "%s %s: another key names %s", key.name, a, c.Device)
+			return plugin.Errorf(plugin.CodeConfig, "%s %s: contradicts another key, which names %s", key.name, a, c.Device)
 		}
 		c.Device = a
 	}
@@ -162,24 +163,24 @@ func parseDevice(c *config, raw rawConfig, r *plugin.Request) error {
 	}
 	for i, name := range c.OtherResources {
 		if slices.Contains(c.Resources, name) {
-			return plugin.Errorf(plugin.CodeConfig, "otherResources[%d] %q: resources names it as well", i, name)
+			return plugin.Errorf(plugin.CodeConfig, "otherResources[%d] %q: it is also in resources; remove it from one of the lists", i, name)
 		}
 	}
 	if !c.Device.IsValid() && len(c.Resources) == 0 && r.Verb != "GC" {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "resources: want the resources whose VFs a pod gets"),
-			`such as "resources": ["example.com/fast"], as a pod asks for them; or call it by Multus, which names the VF in deviceID`)
+			`such as "resources": ["example.com/fast"], as pods request them; with Multus, deviceID names the VF`)
 	}
 	return nil
 }
 
-// validResources returns an error unless the list under a key has names of resources, each once.
+// validResources returns an error unless the list contains valid names of resources without duplicates.
 func validResources(key string, list []string) error {
 	for i, name := range list {
 		if prefix, rest, ok := strings.Cut(name, "/"); !ok || prefix == "" || rest == "" || strings.ContainsAny(name, " \t\n") {
 			return plugin.Errorf(plugin.CodeConfig, "%s[%d] %q: want the name of a resource, such as example.com/fast", key, i, name)
 		}
 		if slices.Contains(list[:i], name) {
-			return plugin.Errorf(plugin.CodeConfig, "%s[%d] %q: stands twice", key, i, name)
+			return plugin.Errorf(plugin.CodeConfig, "%s[%d] %q: duplicate resource", key, i, name)
 		}
 	}
 	return nil
@@ -187,15 +188,15 @@ func validResources(key string, list []string) error {
 
 func parseNames(c *config, _ rawConfig, _ *plugin.Request) error {
 	if strings.Count(c.Names, vfconfig.IndexMark) != 1 {
-		return plugin.Errorf(plugin.CodeConfig, "ifName %q: want a name with %s in it", c.Names, vfconfig.IndexMark)
+		return plugin.Errorf(plugin.CodeConfig, "ifName %q: want a name that contains %s", c.Names, vfconfig.IndexMark)
 	}
-	if err := plugin.ValidIfName(vfconfig.Named(c.Names, vfconfig.MaxVFs)); err != nil {
+	if err := plugin.ValidIfName(vfconfig.ExpandName(c.Names, vfconfig.MaxVFs)); err != nil {
 		return plugin.Errorf(plugin.CodeConfig, "ifName %q: %w", c.Names, err)
 	}
 	return nil
 }
 
-// inConflist returns the name of a setting in a conflist.
+// inConflist returns the key of a setting in a conflist.
 func inConflist(key string) string {
 	switch key {
 	case "linkState":
@@ -208,7 +209,7 @@ func inConflist(key string) string {
 	return key
 }
 
-// parseSettings reads what is set of every VF.
+// parseSettings reads the settings for every VF.
 func parseSettings(c *config, raw rawConfig, _ *plugin.Request) error {
 	c.Base = vfconfig.Config{VLAN: raw.Vlan, VLANQoS: raw.VlanQoS, SpoofChk: raw.SpoofChk, Trust: raw.Trust, LinkState: raw.LinkState,
 		MinTxRate: raw.MinTxRate, MaxTxRate: raw.MaxTxRate, Driver: raw.Driver}
@@ -226,10 +227,10 @@ func parseSettings(c *config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// mega is a Mbit/s, in which PFs limit VFs.
+// mega is one Mbit/s, the unit of a PF's rate limits.
 const mega = 1_000_000
 
-// parseRates reads the limits of what a VF sends. Where the VF is the interface of the pod, the egress limit of the pod is one, too.
+// parseRates reads the egress limit. If the VF is the pod's own interface, the pod's egress limit applies to it.
 func parseRates(c *config, raw rawConfig, r *plugin.Request) error {
 	limit := raw.RuntimeConfig.Bandwidth
 	if limit == nil || chained(r) {
@@ -238,7 +239,7 @@ func parseRates(c *config, raw rawConfig, r *plugin.Request) error {
 	if limit.IngressRate != 0 {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig,
 			"runtimeConfig.bandwidth.ingressRate %d: a VF cannot limit what the pod receives", limit.IngressRate),
-			"take the annotation kubernetes.io/ingress-bandwidth away, or limit it at the switch")
+			"remove the annotation kubernetes.io/ingress-bandwidth, or limit the traffic at the switch")
 	}
 	if limit.EgressRate != 0 {
 		c.Egress = int(min(max(limit.EgressRate/mega, 1), 1<<31-1))
@@ -255,7 +256,7 @@ func parseLink(c *config, raw rawConfig, r *plugin.Request) (err error) {
 	}
 	sources := []struct{ key, value string }{{"runtimeConfig.mac", raw.RuntimeConfig.MAC}, {"CNI_ARGS MAC", r.Args["MAC"]}, {"mac", raw.MAC}}
 	if chained(r) {
-		sources[1].value = "" // that is the MAC of the pod's own interface
+		sources[1].value = "" // CNI_ARGS MAC is for the pod's own interface
 	}
 	for _, s := range sources {
 		if s.value == "" {
@@ -269,8 +270,7 @@ func parseLink(c *config, raw rawConfig, r *plugin.Request) (err error) {
 	return nil
 }
 
-// merge returns the settings of a VF: those of the configuration, and in their place those that the class and the claim of the VF have.
-// Errors name keys by name.
+// merge returns the settings of a VF. The settings of the VF's class and claim override the configuration. name converts keys for errors.
 func (c *config) merge(over *vfconfig.Config, name func(string) string) (vfSettings, error) {
 	m := vfconfig.Merge(&c.Base, over)
 	err := m.Complete(name)
@@ -307,7 +307,7 @@ func parseIPAM(c *config, raw rawConfig, r *plugin.Request) error {
 		return plugin.Errorf(plugin.CodeDecode, "ipam %.100s: want an object", raw.IPAM)
 	}
 	if object.Type == "" && len(raw.IPAM) > len("{}") {
-		return plugin.Errorf(plugin.CodeConfig, "ipam: has no type, such as host-local")
+		return plugin.Errorf(plugin.CodeConfig, "ipam: set a type, such as host-local")
 	}
 	if c.IPAM = object.Type; c.IPAM == "" {
 		return nil
@@ -318,7 +318,7 @@ func parseIPAM(c *config, raw rawConfig, r *plugin.Request) error {
 	return ipam.ValidType(c.IPAM)
 }
 
-// apply returns how a PF shall be set for a VF that it is set so far as now says.
+// apply returns the VF's settings on its PF after the change; now are the current ones.
 func (s pfSettings) apply(now kernel.VF) kernel.VF {
 	if s.VLAN != nil {
 		now.VLAN, now.QoS, now.Proto = *s.VLAN, 0, "802.1q"
@@ -345,8 +345,8 @@ func (s pfSettings) apply(now kernel.VF) kernel.VF {
 	return now
 }
 
-// any reports whether the PF has to be told anything, and names it.
-func (s pfSettings) any() (key string, ok bool) {
+// needsPF reports whether the PF must be changed, and returns one key as the reason.
+func (s pfSettings) needsPF() (key string, ok bool) {
 	for _, k := range []struct {
 		key string
 		set bool

@@ -30,8 +30,8 @@ func TestParseRefused(t *testing.T) {
 	}{
 		{"resources[0] \"fast\": want the name", []any{"resources", []any{"fast"}}},
 		{"otherResources[0] \"slow\": want the name", []any{"otherResources", []any{"slow"}}},
-		{"otherResources[0] \"a/b\": resources names it", []any{"resources", []any{"a/b"}, "otherResources", []any{"a/b"}}},
-		{"resources[1] \"a/b\": stands twice", []any{"resources", []any{"a/b", "a/b"}}},
+		{"otherResources[0] \"a/b\": it is also in resources", []any{"resources", []any{"a/b"}, "otherResources", []any{"a/b"}}},
+		{"resources[1] \"a/b\": duplicate resource", []any{"resources", []any{"a/b", "a/b"}}},
 		{"vlan 4095: want 0-4094", []any{"vlan", 4095}},
 		{"vlan -1: want 0-4094", []any{"vlan", -1}},
 		{"vlanQoS 8: want 0-7", []any{"vlan", 1, "vlanQoS", 8}},
@@ -47,11 +47,11 @@ func TestParseRefused(t *testing.T) {
 		{`driver "../x": want the name`, []any{"driver", "../x"}},
 		{`mac "ff:ff:ff:ff:ff:ff": want a unicast`, []any{"runtimeConfig", object{"mac": "ff:ff:ff:ff:ff:ff"}}},
 		{`mac "00:00:00:00:00:00": want a unicast`, []any{"runtimeConfig", object{"mac": "00:00:00:00:00:00"}}},
-		{`ifName "vf": want a name with {index}`, []any{"ifName", "vf"}},
+		{`ifName "vf": want a name that contains {index}`, []any{"ifName", "vf"}},
 		{`ifName "a-very-long-one{index}": `, []any{"ifName", "a-very-long-one{index}"}},
 		{`ipam type "sriov": want an IPAM plugin`, []any{"ipam", object{"type": "sriov"}}},
 		{`ipam type "../x": want the name`, []any{"ipam", object{"type": "../x"}}},
-		{"ipam: has no type", []any{"ipam", object{"subnet": "10.0.0.0/8"}}},
+		{"ipam: set a type", []any{"ipam", object{"subnet": "10.0.0.0/8"}}},
 		{`kubeletDir "kubelet": want an absolute path`, []any{"kubeletDir", "kubelet"}},
 	} {
 		if _, err := parse(t, nil, c.keys...); plugin.Code(err) != plugin.CodeConfig || !strings.Contains(err.Error(), c.says) {
@@ -60,7 +60,7 @@ func TestParseRefused(t *testing.T) {
 	}
 }
 
-// TestRates: the limit of the pod becomes that of its VF, unless the configuration has a lower one.
+// TestRates: the egress limit of the pod applies to its VF, unless the configuration has a lower one.
 func TestRates(t *testing.T) {
 	limit := object{"bandwidth": object{"egressRate": 25_500_000}}
 	for _, c := range []struct {
@@ -77,7 +77,7 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// TestWhichMAC: the runtime's goes first. Chained, CNI_ARGS are about the interface that another plugin made.
+// TestWhichMAC: the MAC of the runtime has priority. In a chain, CNI_ARGS are about the interface of another plugin.
 func TestWhichMAC(t *testing.T) {
 	runtime := object{"mac": "02:00:00:00:00:06"}
 	for _, c := range []struct {
@@ -96,7 +96,7 @@ func TestWhichMAC(t *testing.T) {
 	}
 }
 
-// TestApply: what is not configured stays, and a VLAN is set as a whole.
+// TestApply: unconfigured settings stay, and a VLAN replaces all VLAN settings.
 func TestApply(t *testing.T) {
 	yes, no := true, false
 	was := kernel.VF{MAC: []byte{2, 0, 0, 0, 0, 1}, VLAN: 7, QoS: 3, Proto: "802.1ad", LinkState: "enable", SpoofCheck: &yes, Trust: &yes,
@@ -110,7 +110,7 @@ func TestApply(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	if same(got, was) || !same(got, want) || !strings.Contains(text(got), "vlan 9 qos 0 proto 802.1q spoofchk on trust off state auto") {
-		t.Error(text(got))
+	if equalVF(got, was) || !equalVF(got, want) || !strings.Contains(formatVF(got), "vlan 9 qos 0 proto 802.1q spoofchk on trust off state auto") {
+		t.Error(formatVF(got))
 	}
 }

@@ -12,7 +12,7 @@ import (
 // Attached is a VF of an attachment.
 type Attached struct {
 	Address pci.Address
-	Name    string // of the interface in the pod; "" if a program uses the VF without one
+	Name    string // interface name in the pod; "" if a user space program has the VF
 	MAC     string
 }
 

@@ -17,7 +17,7 @@ func (l lab) driverOf(address string) string {
 	return filepath.Base(target)
 }
 
-// boundAt tells when a VF was given the driver that it has.
+// boundAt returns the time of the last bind of a VF's driver.
 func (l lab) boundAt(address string) time.Time {
 	info, err := os.Lstat(filepath.Join(l.sriov.sysfs, "bus/pci/devices", address, "driver"))
 	if err != nil {
@@ -26,7 +26,7 @@ func (l lab) boundAt(address string) time.Time {
 	return info.ModTime()
 }
 
-// onBinding does f once when the network driver of a VF is bound again, or the test ends.
+// onBinding calls f once when the VF's network driver is bound again, or when the test ends.
 func (l lab) onBinding(address string, f func(net string)) {
 	l.Helper()
 	net, before := filepath.Join(pcitest.Folder(l.T, l.sriov.sysfs, address), "net"), l.boundAt(address)
@@ -48,7 +48,7 @@ func (l lab) onBinding(address string, f func(net string)) {
 	l.Cleanup(func() { close(end); <-done })
 }
 
-// TestDriver: a VF that a program is to have has no interface in the pod, and has its driver back afterwards.
+// TestDriver: a VF for a user space program has no interface in the pod, and gets its former driver back.
 func TestDriver(t *testing.T) {
 	l := newLab(t, "driver", "vfio-pci")
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
@@ -70,7 +70,7 @@ func TestDriver(t *testing.T) {
 	l.isGolden()
 }
 
-// TestRebind (V-08): where the configuration wants it the driver is bound again when the pod is gone, and the interface is as it was.
+// TestRebind (V-08): if configured, the driver is bound again after the pod, and the interface has its former settings.
 func TestRebind(t *testing.T) {
 	l := newLab(t, "rebind", true)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
@@ -79,7 +79,7 @@ func TestRebind(t *testing.T) {
 	bound := l.boundAt(vf0)
 	l.onBinding(vf0, func(net string) { must(t, os.MkdirAll(filepath.Join(net, "ens0f0v0"), 0o755)) })
 	l.spoil("net1")
-	l.del("a", "rebind", nil) // as the journal says
+	l.del("a", "rebind", nil) // the journal requires it
 	if at := l.boundAt(vf0); at.Equal(bound) || l.driverOf(vf0) != "iavf" {
 		t.Errorf("bound at %s, before at %s, driver %s", at, bound, l.driverOf(vf0))
 	}

@@ -12,9 +12,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Return brings VFs back whose pods have ended without a DEL, for runtimes that do not call GC, and tells of each. Those whose interface is
-// somewhere else, and those that programs have, may be in use: the next ADD looks. It needs CAP_NET_ADMIN.
-func Return(sysfs string, log *slog.Logger) error {
+// RestoreOrphans restores orphaned VFs of ended pods, for runtimes that do not call GC, and logs each. It skips VFs whose interface is
+// not on the node and VFs of user space programs, because they may be in use; the next ADD checks them. RestoreOrphans needs
+// CAP_NET_ADMIN.
+func RestoreOrphans(sysfs string, log *slog.Logger) error {
 	all, err := journals()
 	if err != nil || len(all) == 0 {
 		return err
@@ -26,14 +27,15 @@ func Return(sysfs string, log *slog.Logger) error {
 	defer n.host.Close()
 	var errs []error
 	for _, j := range all {
-		errs = append(errs, n.returned(j.Address))
+		errs = append(errs, n.restoreOrphan(j.Address))
 	}
 	return errors.Join(errs...)
 }
 
-// returned brings a VF back that is at home, although an attachment has it. The lock excludes a process that is about to move it.
-func (n *node) returned(a pci.Address) error {
-	h, err := holdKnown(a)
+// restoreOrphan restores a VF whose interface is on the node although it has a journal. The lock excludes a process that is about to move
+// the interface.
+func (n *node) restoreOrphan(a pci.Address) error {
+	h, err := lockKnown(a)
 	if h == nil {
 		return err
 	}
@@ -43,13 +45,13 @@ func (n *node) returned(a pci.Address) error {
 		return err
 	}
 	c, err := n.read(a)
-	if err != nil && !isGone(err) {
+	if err != nil && !isMissing(err) {
 		return err
 	}
 	if c.link.Index == 0 {
 		return nil
 	}
-	n.r.Log.Info("bringing a VF back whose pod has ended", "vf", a, "pod", j.Pod, "container", j.Owner.ContainerID)
+	n.r.Log.Info("restoring a VF whose pod has ended", "vf", a, "pod", j.Pod, "container", j.Owner.ContainerID)
 	return n.restore(h, j)
 }
 
@@ -66,7 +68,7 @@ func (s sriov) gc(r *plugin.Request) error {
 	return errors.Join(gc.Err(), s.collectJournals(r), s.collectLeases(r))
 }
 
-// collectJournals brings VFs back whose attachment is not valid any more, and has no record either.
+// collectJournals restores VFs whose attachment is stale and has no record.
 func (s sriov) collectJournals(r *plugin.Request) error {
 	all, err := journals()
 	errs := []error{err}
@@ -87,7 +89,7 @@ func (s sriov) collectJournal(r *plugin.Request, j journal) error {
 	}
 	defer att.Close()
 	if records, err := attachment.RecordsOf(j.Owner, r.Plugin); err != nil || len(records) > 0 {
-		return err // an ADD that came meanwhile
+		return err // an ADD of the same key has started
 	}
 	n, err := openNode(s.sysfs, r)
 	if err != nil {

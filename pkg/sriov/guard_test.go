@@ -20,22 +20,22 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestTwice: a second sriov in the configuration takes nothing from the pod that the first has given.
+// TestTwice: a second sriov entry in the conflist does not take the VFs of the first one.
 func TestTwice(t *testing.T) {
 	l := newLab(t)
 	*l.devices = []allocation.Device{{Namespace: "shop", Pod: "web-0", Resource: fast, ID: vf0}}
 	a := l.add("a", "resources", []string{fast})
 	*l.devices = []allocation.Device{{Namespace: "shop", Pod: "web-0", Resource: slow, ID: vf1}}
 	o := l.Call("ADD", "a", "resources", []string{slow}, "ifName", "b{index}", "prevResult", a.prev)
-	l.Fails(o, plugin.CodeAddressTaken, "the pod has VF 0000:11:02.0 already, as net1")
-	if !strings.Contains(o.Failure.Details, "If the type sriov stands twice") {
+	l.Fails(o, plugin.CodeAddressTaken, "the pod already has VF 0000:11:02.0 as net1")
+	if !strings.Contains(o.Failure.Details, "If the conflist has the type sriov twice") {
 		t.Errorf("%s", o.Stdout)
 	}
 	l.OK(a.check())
 	l.del("a")
 }
 
-// hidden is a pod that has moved its VF into a namespace without a name.
+// hidden returns a pod that has moved its VF into an unnamed namespace.
 func hidden(t *testing.T) lab {
 	l := newLab(t)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
@@ -52,7 +52,7 @@ func hidden(t *testing.T) lab {
 		link, _, err := pod.Link("net1")
 		must(t, err, pod.MoveLink(link, netns, "mine"))
 	})
-	t.Cleanup(func() { // before the namespaces go
+	t.Cleanup(func() { // before the namespaces are removed
 		ns, err := kernel.Open(netns)
 		must(t, err)
 		defer ns.Close()
@@ -63,7 +63,7 @@ func hidden(t *testing.T) lab {
 	return l
 }
 
-// TestResetHidden: a VF that a pod has hidden, and one whose pod cannot be looked at, are not taken from the pod.
+// TestResetHidden: a VF that a pod has hidden, or whose pod cannot be inspected, cannot be reset.
 func TestResetHidden(t *testing.T) {
 	l := hidden(t)
 	bound := l.boundAt(vf0)
@@ -71,7 +71,7 @@ func TestResetHidden(t *testing.T) {
 		!strings.Contains(err.Error(), "its interface is in another namespace") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	// A name that leads nowhere, as where another mount namespace has the folder.
+	// A namespace path that does not exist, as for a folder in another mount namespace.
 	must(t, os.Rename(l.journalOf(vf0), l.journalOf(vf0)+"~"))
 	data, err := os.ReadFile(l.journalOf(vf0) + "~")
 	loop := filepath.Join(t.TempDir(), "loop")
@@ -85,13 +85,13 @@ func TestResetHidden(t *testing.T) {
 	}
 }
 
-// leases returns those of a network.
+// leases returns the leases of a network.
 func leases(network string) []string {
 	found, _ := filepath.Glob("/var/lib/cni/networks/" + network + "/[0-9]*")
 	return found
 }
 
-// TestGCSpares: GC leaves the addresses of pods alone whose record cannot be read, and those that another plugin has not given back.
+// TestGCSpares: GC keeps the addresses of pods with unreadable records, and addresses that another plugin has not released.
 func TestGCSpares(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}})
 	l.allocate(vf0)
@@ -128,7 +128,7 @@ func TestGCSpares(t *testing.T) {
 	l.del("live")
 }
 
-// TestDefaultRoute: that of the pod stays the only one.
+// TestDefaultRoute: the pod's default route stays the only one.
 func TestDefaultRoute(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "192.0.2.0/24"}}},
 		"routes": []any{object{"dst": "0.0.0.0/0"}, object{"dst": "198.51.100.0/24"}}})
@@ -156,8 +156,8 @@ func TestDefaultRoute(t *testing.T) {
 	must(t, l.host.DelLink("uplink"))
 }
 
-// TestCheckOldVersions: also where results do not tell of PCI addresses, a lost record is told; and a lower MTU, which plugins behind set
-// without telling, is none of CHECK's business.
+// TestCheckOldVersions: with results without PCI addresses, CHECK still reports a lost record. CHECK accepts a lower MTU, which later
+// plugins set without reporting it.
 func TestCheckOldVersions(t *testing.T) {
 	for _, version := range []string{"1.1.0", "1.0.0", "0.4.0"} {
 		t.Run(version, func(t *testing.T) {
@@ -179,8 +179,7 @@ func TestCheckOldVersions(t *testing.T) {
 	}
 }
 
-// TestDaemonBreaks: a device plugin that takes the question and goes away, or is of another age, is no reason to refuse a pod: the kubelet
-// is asked.
+// TestDaemonBreaks: if the device plugin drops the connection or has another version, the kubelet is asked, and the pod starts.
 func TestDaemonBreaks(t *testing.T) {
 	l := newLab(t)
 	l.sriov.socket = filepath.Join(t.TempDir(), "s")
@@ -198,12 +197,12 @@ func TestDaemonBreaks(t *testing.T) {
 	}()
 	o := l.Call("ADD", "a")
 	l.Fails(o, plugin.CodeTryAgain, "ask the kubelet at /run/no-kubelet/pod-resources/kubelet.sock")
-	if !strings.Contains(o.Log, "the kubelet is asked instead") {
+	if !strings.Contains(o.Log, "asking the kubelet instead") {
 		t.Errorf("log %s", o.Log)
 	}
 }
 
-// TestForeignArguments: a foreign IPAM plugin is not told the address that the pod's own interface shall have.
+// TestForeignArguments: a foreign IPAM plugin does not get the address that is requested for the pod's own interface.
 func TestForeignArguments(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)

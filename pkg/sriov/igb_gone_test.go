@@ -15,14 +15,14 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// put writes to a file below the PCI bus.
+// put writes to a file of the PCI bus in sysfs.
 func put(t *testing.T, file, text string) {
 	t.Helper()
 	must(t, os.WriteFile(filepath.Join(pci.Sysfs, "bus/pci", file), []byte(text), 0o600))
 }
 
-// TestIGBGone (F-33): VFs go while pods have them, by all ways that there are. CHECK tells so, DEL has nothing left to do, and the VFs that
-// come afterwards are free, with what the pods before were told forgotten.
+// TestIGBGone (F-33): VFs are removed in every possible way while pods have them. CHECK reports it, DEL succeeds, and the new VFs are
+// free, without settings of earlier pods.
 func TestIGBGone(t *testing.T) {
 	l := newIGB(t)
 	pf := kerneltest.RealPF(t)
@@ -35,7 +35,7 @@ func TestIGBGone(t *testing.T) {
 		{"PF without driver", func() { put(t, "drivers/igb/unbind", pf) }, func() { put(t, "drivers/igb/bind", pf) }},
 		{"PF removed", func() { put(t, "devices/"+pf+"/remove", "1") }, func() { put(t, "rescan", "1") }},
 	} {
-		for _, again := range []bool{false, true} { // whether there are VFs again when DEL comes
+		for _, again := range []bool{false, true} { // whether new VFs exist before DEL
 			t.Run(way.name+map[bool]string{true: ", new ones by DEL"}[again], func(t *testing.T) {
 				l.in(t).gone(way.away, way.back, again)
 			})
@@ -43,7 +43,7 @@ func TestIGBGone(t *testing.T) {
 	}
 }
 
-// gone takes the VFs of a pod away; again is whether there are VFs when DEL comes. Those that come back are as the kernel makes them.
+// gone removes the VFs of a pod; again creates new ones before DEL. They have the kernel's default settings.
 func (l igb) gone(away, back func(), again bool) {
 	l.Helper()
 	first, second := l.nic.VFs[0].Device, l.nic.VFs[1].Device
@@ -65,9 +65,9 @@ func (l igb) gone(away, back func(), again bool) {
 		back()
 		l.recreateVFs()
 	}
-	for i, f := range l.nic.VFs { // as the kernel makes them
+	for i, f := range l.nic.VFs { // with the kernel's default settings
 		if got := l.asPF(i); got.VLAN != 0 || *got.Trust || !*got.SpoofCheck || l.link(f.Name).MTU != 1500 {
-			l.Errorf("VF %d: %s", i, text(got))
+			l.Errorf("VF %d: %s", i, formatVF(got))
 		}
 	}
 	l.golden = l.home()
@@ -78,7 +78,7 @@ func (l igb) gone(away, back func(), again bool) {
 	l.del("b")
 }
 
-// recreateVFs makes VFs, with the PF up.
+// recreateVFs creates VFs while the PF is up.
 func (l igb) recreateVFs() {
 	l.Helper()
 	must(l, l.host.SetUp(l.pf()))
@@ -86,8 +86,8 @@ func (l igb) recreateVFs() {
 	kerneltest.RealNIC(l.T, 2)
 }
 
-// TestIGBPodDies (F-34, F-35): the kernel returns the VF of a namespace that is gone under its name there, or another one; it is found by
-// its address, with or without a namespace in the DEL.
+// TestIGBPodDies (F-34, F-35): the kernel returns the VF of an ended namespace under its name there or another name. DEL finds it by its
+// PCI address, with or without a namespace.
 func TestIGBPodDies(t *testing.T) {
 	l := newIGB(t)
 	for _, netns := range []string{"named", ""} {
@@ -97,7 +97,7 @@ func TestIGBPodDies(t *testing.T) {
 			pod.add("a", "vlan", 100, "trust", "on")
 			pod.abuse("net1")
 			pod.inPod(func(ns *kernel.NS) { must(t, ns.SetPromisc(pod.podLink("net2"), true)) })
-			if clash { // which the kernel then calls eth0, dev0, ...
+			if clash { // the kernel renames it to eth0, dev0, ...
 				must(t, l.host.AddBridge("net2", nil, 0, false), l.host.AddBridge("mine", nil, 0, false))
 			}
 			must(t, pod.Pod.Close())
@@ -105,21 +105,21 @@ func TestIGBPodDies(t *testing.T) {
 			if netns == "" {
 				keys = []any{"CNI_NETNS", ""}
 			}
-			l.OK(pod.Call("DEL", "a", keys...)) // at once: the kernel is not done yet perhaps
+			l.OK(pod.Call("DEL", "a", keys...)) // at once: the kernel may not be done yet
 			l.isGolden()
 			if clash {
 				must(t, l.host.DelLink("net2"), l.host.DelLink("mine"))
 			}
 		}
 	}
-	// Without a namespace in the call, while it lives.
+	// Without a namespace in the call, while the namespace exists.
 	l.second()
 	l.add("a", "vlan", 100)
 	must(t, l.abuse("net1"))
 	l.del("a", "CNI_NETNS", "")
 }
 
-// TestIGBNamesTaken (F-34): what the node calls so by now keeps the name, and the VF gets one of its own.
+// TestIGBNamesTaken (F-34): another interface keeps the VF's former name, and the VF gets a derived name.
 func TestIGBNamesTaken(t *testing.T) {
 	l := newIGB(t)
 	l.second()
@@ -127,8 +127,8 @@ func TestIGBNamesTaken(t *testing.T) {
 	name := l.nic.VFs[1].Name
 	must(t, l.host.AddBridge(name, nil, 0, false), l.host.AddAltName(l.link(name), "other-second"))
 	o := l.OK(l.Call("DEL", "a"))
-	if !strings.Contains(o.Log, "another interface has the name of the VF's") ||
-		!strings.Contains(o.Log, "another interface has an alternative name of the VF's") {
+	if !strings.Contains(o.Log, "another interface has the VF's former name") ||
+		!strings.Contains(o.Log, "another interface has a former alternative name of the VF") {
 		t.Errorf("log: %s", o.Log)
 	}
 	link, ok, err := l.host.LinkOf(l.nic.VFs[1].Device)
@@ -139,7 +139,7 @@ func TestIGBNamesTaken(t *testing.T) {
 	l.isGolden()
 }
 
-// TestIGBHidden (F-34): a pod that has put its VF where nobody looks does not keep it, nor when something else stands in its place.
+// TestIGBHidden (F-34): a pod that hides its VF does not keep it, not even if another interface of the pod has the VF's name.
 func TestIGBHidden(t *testing.T) {
 	l := newIGB(t)
 	cellar := kerneltest.NewPod(t)
@@ -161,17 +161,17 @@ func TestIGBHidden(t *testing.T) {
 		}
 		o := l.OK(l.Call("DEL", id))
 		if id == "b" {
-			l.podLink("net1") // the pod's own
+			l.podLink("net1") // the pod's own interface
 			must(t, l.host.DelLink("spy"))
 		}
-		if !strings.Contains(o.Log, "its driver is bound again") {
+		if !strings.Contains(o.Log, "rebinding its driver") {
 			t.Errorf("log: %s", o.Log)
 		}
 		l.isGolden()
 	}
 }
 
-// TestIGBOnePod (F-36): two pods that are said to have the same VF: one gets it. A DEL of the pod before that comes late takes nothing.
+// TestIGBOnePod (F-36): of two pods with the same VF, one gets it. A late DEL of the earlier pod does not take it.
 func TestIGBOnePod(t *testing.T) {
 	l := newIGB(t, "vlan", 100)
 	vf := l.second()
@@ -185,7 +185,7 @@ func TestIGBOnePod(t *testing.T) {
 	l.OK(old.Call("DEL", "a", "CNI_NETNS", ""))
 	l.OK(b.check())
 	l.del("b")
-	// One that has left its VF, and lives.
+	// A live pod that has moved its VF out of its namespace.
 	old = l.other()
 	old.add("c")
 	home, err := l.host.File()

@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// binary is a program that was built for the tests.
+// binary is the path of a program that is built for the tests.
 func binary(t *testing.T, folder, name string) string {
 	t.Helper()
 	path := filepath.Join(os.Getenv(folder), name)
@@ -27,10 +27,10 @@ func binary(t *testing.T, folder, name string) string {
 	return path
 }
 
-// kill is the fault that kills the plugin at the moment with a number.
+// kill is a fault that kills the plugin at its nth moment. A moment is a numbered point of the code at which a fault can occur.
 const kill = "PODLACE_RUN_AT=%d kill -KILL $PPID"
 
-// faulty runs the plugin with a fault at the nth change or moment. moments are those that it came to.
+// faulty runs the plugin with a fault at the nth change or moment. It returns the moments that were reached.
 func (l igb) faulty(fault string, at int, verb, id string, keys ...any) (o outcome, moments []string) {
 	l.Helper()
 	trace := filepath.Join(l.TempDir(), "trace")
@@ -51,7 +51,7 @@ func (l igb) faulty(fault string, at int, verb, id string, keys ...any) (o outco
 	return o, strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 }
 
-// killed runs a verb until its nth moment, and kills the plugin there; done tells that there was none.
+// killed runs a verb and kills the plugin at the nth moment. done reports that the verb has fewer moments.
 func (l igb) killed(at int, verb, id string, keys ...any) (where string, done bool) {
 	l.Helper()
 	o, moments := l.faulty(kill, at, verb, id, keys...)
@@ -64,7 +64,7 @@ func (l igb) killed(at int, verb, id string, keys ...any) (where string, done bo
 	return moments[at-1], false
 }
 
-// clean reports whether the VFs are as before, nothing is recorded, and so many leases are left.
+// clean reports whether the VFs are restored, no records remain, and this number of leases remains.
 func (l igb) clean(leases int) (dirt string) {
 	l.Helper()
 	dirt = cmp.Diff(l.golden, l.home())
@@ -85,13 +85,13 @@ func (l igb) clean(leases int) (dirt string) {
 	return dirt
 }
 
-// settings are what the pods of the sweep have: all kinds that the driver knows.
+// settings are the pods' settings in the sweep: every kind that the driver supports.
 func settings() []any {
 	return []any{"vlan", 100, "vlanQoS", 3, "mac", "02:00:00:00:aa:01", "spoofchk", "on", "trust", "on", "max_tx_rate", 100, "mtu", 1400,
 		"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}}}
 }
 
-// sweep kills a verb at each point, and lets after see to what is left. It counts what after says is dirty.
+// sweep kills a verb at each moment, and calls after, which cleans up. It counts the moments for which after reports residue.
 func (l igb) sweep(what string, before func(l igb, id string), verb string, after func(l igb, id string) (dirt string)) {
 	points, dirty := 0, 0
 	for at, done := 1, false; !done; at++ {
@@ -109,7 +109,7 @@ func (l igb) sweep(what string, before func(l igb, id string), verb string, afte
 	l.Logf("%s: killed at %d points, %d times the VFs were dirty afterwards", what, points, dirty)
 }
 
-// next is a pod that gets the VF without settings, and what of it is not as in the beginning.
+// next attaches the VF to a pod without settings, and returns the differences from the initial state.
 func (l igb) next(index int, old string) (dirt string) {
 	pod := l.other()
 	a := pod.add("next")
@@ -123,7 +123,7 @@ func (l igb) next(index int, old string) (dirt string) {
 	return l.clean(0)
 }
 
-// TestIGBKillAdd (F-31): the plugin is killed at every point of an ADD. DEL brings the VF home, and the next pod finds it as the first did.
+// TestIGBKillAdd (F-31) kills the plugin at every moment of an ADD. DEL restores the VF, and the next pod gets it in the initial state.
 func TestIGBKillAdd(t *testing.T) {
 	l := newIGB(t)
 	l.second()
@@ -133,7 +133,7 @@ func TestIGBKillAdd(t *testing.T) {
 	})
 }
 
-// TestIGBKillAddOnly (F-31, F-36): no DEL comes before the VF is the next pod's; then it does.
+// TestIGBKillAddOnly (F-31, F-36): the next pod gets the VF before the DEL of the killed ADD.
 func TestIGBKillAddOnly(t *testing.T) {
 	l := newIGB(t)
 	l.second()
@@ -143,7 +143,7 @@ func TestIGBKillAddOnly(t *testing.T) {
 	})
 }
 
-// TestIGBKillDel (F-31): the plugin is killed at every point of a DEL, and the next one ends it.
+// TestIGBKillDel (F-31) kills the plugin at every moment of a DEL. The next DEL completes it.
 func TestIGBKillDel(t *testing.T) {
 	l := newIGB(t)
 	l.second()
@@ -156,13 +156,12 @@ func TestIGBKillDel(t *testing.T) {
 	})
 }
 
-// TestIGBLives (F-31, F-32): pods come and go, and of all changes that are made for them one in twenty fails, or the plugin is killed
-// there.
+// TestIGBLives (F-31, F-32): pods come and go. One in twenty changes fails, or the plugin is killed there.
 func TestIGBLives(t *testing.T) {
 	const lives = 100
 	l := newIGB(t)
 	random := rand.New(rand.NewPCG(1, 2))
-	// misfortune is the change that fails, or before which the plugin dies.
+	// misfortune is the change that fails, or before which the plugin is killed.
 	misfortune := func() (n int) {
 		for n = 1; random.Float64() > 0.05; n++ {
 		}
@@ -188,7 +187,7 @@ func TestIGBLives(t *testing.T) {
 			keys = nil
 		}
 		if call(l, "ADD", id, keys...) && random.IntN(2) == 0 {
-			_ = l.abuse("net1") // not every pod may change its MAC
+			_ = l.abuse("net1") // untrusted pods cannot change their MAC
 		}
 		if random.IntN(4) == 0 {
 			must(t, l.Pod.Close())

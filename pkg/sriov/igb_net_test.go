@@ -15,13 +15,13 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// end is where packets begin and end: a pod, or the node.
+// end is an endpoint of packets: a pod or the node.
 type end struct {
 	do func(func() error) error
 	ip netip.Addr
 }
 
-// endOf is a pod with the first IPv4 address of its interface.
+// endOf returns a pod with the first IPv4 address of its interface.
 func (a attached) endOf(name string) (e end) {
 	a.Helper()
 	e.do = a.Pod.Do
@@ -42,7 +42,7 @@ func (a attached) endOf(name string) (e end) {
 	return e
 }
 
-// reaches reports whether one of many packets came within a time.
+// reaches reports whether one of many packets arrives within a time.
 func (e end) reaches(t *testing.T, to end, within time.Duration) bool {
 	t.Helper()
 	var in *net.UDPConn
@@ -58,7 +58,7 @@ func (e end) reaches(t *testing.T, to end, within time.Duration) bool {
 	}))
 	defer out.Close()
 	for until := time.Now().Add(within); time.Now().Before(until); {
-		_, _ = out.Write([]byte("x")) // unreachable is what this is about
+		_, _ = out.Write([]byte("x")) // the test expects an unreachable address
 		must(t, in.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
 		if n, _ := in.Read(make([]byte, 1)); n == 1 {
 			return true
@@ -67,13 +67,13 @@ func (e end) reaches(t *testing.T, to end, within time.Duration) bool {
 	return false
 }
 
-// What a packet needs that comes through, and one that does not; the machine is emulated.
+// How long an arriving packet may take, and how long to wait for one that must not arrive. The machine is emulated.
 const (
 	patience = 20 * time.Second
 	inVain   = time.Second
 )
 
-// TestIGBTraffic: pods reach one another and the node through their VFs, and through VLANs only those in theirs.
+// TestIGBTraffic: pods reach one another and the node through their VFs, and through a VLAN only the pods in it.
 func TestIGBTraffic(t *testing.T) {
 	l := newIGB(t, "ipam", ranges())
 	pf, own := l.pf(), netip.MustParsePrefix("10.61.0.250/24")
@@ -81,7 +81,7 @@ func TestIGBTraffic(t *testing.T) {
 	t.Cleanup(func() { must(t, l.host.DelAddress(l.pf(), own)) })
 	node := end{func(f func() error) error { return f() }, own.Addr()}
 	join := func(l igb, id string, vlan int) (attached, end) {
-		// The golden second VF is in VLAN 7.
+		// The second VF is in VLAN 7 in its initial state.
 		a := l.add(id, "vlan", vlan, "mac", map[string]string{"a": "02:00:00:00:aa:0a", "b": "02:00:00:00:aa:0b"}[id])
 		return a, a.endOf("net1")
 	}
@@ -115,8 +115,8 @@ func TestIGBTraffic(t *testing.T) {
 	l.del("a")
 }
 
-// TestIGBMAC (S-31): the tenant keeps the MAC that the PF set, unless it is trusted, and packets come through with it. That nobody sends as
-// another cannot be tested: QEMU's card lets frames with a forged source pass, or not, whatever spoofchk is.
+// TestIGBMAC (S-31): the tenant keeps the MAC that the PF set, unless the VF is trusted, and packets pass with it. Forged MACs cannot be
+// tested: QEMU's card ignores spoofchk.
 func TestIGBMAC(t *testing.T) {
 	l := newIGB(t, "vlan", 0, "mac", "02:00:00:00:aa:01", "ipam", ranges())
 	l.second()
@@ -143,7 +143,7 @@ func TestIGBMAC(t *testing.T) {
 	l.isGolden()
 }
 
-// TestIGBDuplicate: an address of IPv6 that somebody on the cable has is found by detection, and the VF goes home.
+// TestIGBDuplicate: an IPv6 address that another host on the cable has is detected, and the VF is restored.
 func TestIGBDuplicate(t *testing.T) {
 	l := newIGB(t, "vlan", 0, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "fd00:61::/64"}}}})
 	pf, taken := l.pf(), netip.MustParsePrefix("fd00:61::2/64")

@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestIGBReset (V-08): a VF that a pod left is new after a reset of its function, which comes while no driver has it; one that a pod has is
-// refused.
+// TestIGBReset (V-08): an orphaned VF has its default settings after a reset of its function, which happens without a driver. A VF of a
+// pod is refused.
 func TestIGBReset(t *testing.T) {
 	l := newIGB(t)
 	vf := l.second()
@@ -22,7 +22,7 @@ func TestIGBReset(t *testing.T) {
 		return string(out), err
 	}
 	l.add("a", "mtu", 1300, "trust", "on", "vlan", 100)
-	*l.devices = nil // as far as the kubelet knows
+	*l.devices = nil // in the kubelet's view
 	if out, err := run("--yes"); err == nil || !strings.Contains(out, "pod shop/web-0 has it since") {
 		t.Errorf("%v: %s", err, out)
 	}
@@ -31,16 +31,16 @@ func TestIGBReset(t *testing.T) {
 	must(t, l.Pod.Close())
 	kerneltest.Await(t, "the VF is home", func() bool { _, ok, err := l.host.LinkOf(vf); must(t, err); return ok })
 	out, err := run()
-	if err != nil || !strings.Contains(out, "is as pod shop/web-0 left it: bring it back\n") ||
-		!strings.HasSuffix(out, "give it back to igbvf\nNothing was changed. --yes does it.\n") {
+	if err != nil || !strings.Contains(out, "has the settings of pod shop/web-0: restore its former settings\n") ||
+		!strings.HasSuffix(out, "bind its driver igbvf\nNothing was changed. --yes does it.\n") {
 		t.Errorf("%v: %s", err, out)
 	}
 	out, err = run("--yes")
-	if err != nil || !strings.Contains(out, "take it from its driver igbvf\nreset the function\ngive it back to igbvf\nDone.") {
+	if err != nil || !strings.Contains(out, "unbind its driver igbvf\nreset the function\nbind its driver igbvf\nDone.") {
 		t.Errorf("%v: %s", err, out)
 	}
 	link := l.link(name)
-	if got := text(l.asPF(1)); l.driverOf(vf) != "igbvf" || link.Device != vf || link.MTU != 1500 || link.AllMulti ||
+	if got := formatVF(l.asPF(1)); l.driverOf(vf) != "igbvf" || link.Device != vf || link.MTU != 1500 || link.AllMulti ||
 		!strings.Contains(got, "vlan 0 qos 0") ||
 		!strings.Contains(got, "spoofchk on trust off") || !strings.HasSuffix(got, "max_tx_rate 0") {
 		t.Errorf("driver %s, %s\n%s", l.driverOf(vf), describe(link), got)

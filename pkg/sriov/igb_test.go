@@ -22,13 +22,13 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// igb is a lab with the VFs of a real card, which "make vm" has.
+// igb is a lab with the VFs of a real card, as in "make vm".
 type igb struct {
 	lab
 	nic kerneltest.NIC
 }
 
-// newIGB makes VFs again: the first as the kernel makes them, the second as an admin has set it.
+// newIGB recreates the VFs: the first with the kernel's default settings, the second with an admin's.
 func newIGB(t *testing.T, keys ...any) igb {
 	t.Helper()
 	pf := kerneltest.RealPF(t)
@@ -38,13 +38,13 @@ func newIGB(t *testing.T, keys ...any) igb {
 	must(t, err)
 	t.Cleanup(host.Close)
 	l := igb{lab: unsetLab(t, host)}
-	// When a PF comes up it forgets the MACs of its VFs, until their drivers tell them again.
-	// igb of Linux 6.12 dies when the kernel sets the PF's multicast addresses while VFs go, which IPv6 makes it do at any time.
+	// A PF that comes up forgets the MACs of its VFs, until their drivers report them again. igb of Linux 6.12 crashes if the kernel sets
+	// the PF's multicast addresses while VFs are removed, which IPv6 can cause at any time.
 	must(t, host.Set(kernel.Sysctl{Path: "ipv6/conf/" + l.pf().Name + "/disable_ipv6", Value: "1"}), host.SetUp(l.pf()))
 	kerneltest.Await(t, "the PF has a carrier", func() bool { return l.pf().Runs })
 	l.nic = kerneltest.RealNIC(t, 2)
 	t.Cleanup(func() { kerneltest.SetNumVFs(t, pf, 0) })
-	for i, f := range l.nic.VFs { // so their drivers do so again, if they were faster than the PF
+	for i, f := range l.nic.VFs { // the drivers report again, if they were faster than the PF
 		if told := l.asPF(i).MAC; bytes.Equal(told, make([]byte, len(told))) {
 			link := l.link(f.Name)
 			must(t, host.SetUp(link), host.SetDown(link))
@@ -62,7 +62,7 @@ func newIGB(t *testing.T, keys ...any) igb {
 	return l
 }
 
-// asAdmin sets the VFs as an admin would who has his reasons.
+// asAdmin sets the VFs as an admin might.
 func (l igb) asAdmin() {
 	l.Helper()
 	first, second := l.link(l.nic.VFs[0].Name), l.link(l.nic.VFs[1].Name)
@@ -79,7 +79,7 @@ func (l igb) pf() kernel.Link {
 	return l.link(kerneltest.Interface(l.T, kerneltest.RealPF(l.T)))
 }
 
-// asPF tells how the PF is set for a VF.
+// asPF formats the VF's settings on the PF.
 func (l igb) asPF(index int) kernel.VF {
 	l.Helper()
 	vf, ok, err := l.host.VF(l.pf(), index)
@@ -89,7 +89,7 @@ func (l igb) asPF(index int) kernel.VF {
 	return vf
 }
 
-// cardNow describes the VFs, each with its driver, its interface if that is on the node, and how the PF is set for it.
+// cardNow describes the VFs: driver, interface if it is on the node, and settings on the PF.
 func (l igb) cardNow() string {
 	l.Helper()
 	var b strings.Builder
@@ -99,7 +99,7 @@ func (l igb) cardNow() string {
 		override, err := os.ReadFile(filepath.Join(pci.Sysfs, "bus/pci/devices", f.Device, "driver_override"))
 		must(l, err)
 		fmt.Fprintf(&b, "%s %s override %s home %t %s, %s\n", f.Device, l.driverOf(f.Device), strings.TrimSpace(string(override)), ok,
-			describe(link), text(l.asPF(i)))
+			describe(link), formatVF(l.asPF(i)))
 	}
 	return b.String()
 }
@@ -110,7 +110,7 @@ func (l igb) other() igb {
 	return l
 }
 
-// in is the lab in a subtest.
+// in returns the lab for a subtest.
 func (l igb) in(t *testing.T) igb {
 	l.T = t
 	l.card = l.cardNow
@@ -128,7 +128,7 @@ func (l igb) second() string {
 	return l.nic.VFs[1].Device
 }
 
-// abuse does to the interface of the pod whatever its tenant can do, and returns whether it took another MAC.
+// abuse changes the pod's interface in every way that its tenant can, and returns whether it accepted another MAC.
 func (l igb) abuse(name string) (mac error) {
 	l.Helper()
 	l.spoil(name)
@@ -141,7 +141,7 @@ func (l igb) abuse(name string) (mac error) {
 	return mac
 }
 
-// isDefault wants an interface that a pod got without any settings to be as the VF is on the node, but for names.
+// isDefault checks that an interface without configured settings equals the VF's interface on the node, except for names.
 func (l igb) isDefault(name string, index int) {
 	l.Helper()
 	var was string
@@ -152,15 +152,15 @@ func (l igb) isDefault(name string, index int) {
 	}
 	link := l.podLink(name)
 	now := fmt.Sprintf("%q mac %s mtu %d promisc %t allmulti %t txqueuelen %d up true %+v, %s", link.Alias, link.MAC, link.MTU, link.Promis,
-		link.AllMulti, link.TxQueue, link.Traits, text(l.asPF(index)))
+		link.AllMulti, link.TxQueue, link.Traits, formatVF(l.asPF(index)))
 	if i := strings.Index(was, `] "`); i < 0 || strings.Replace(was[i+2:], "up false", "up true", 1) != now || len(link.AltNames) > 0 ||
 		link.Name != name {
 		l.Errorf("the pod has %q %q, %s; on the node it was %s", link.Name, link.AltNames, now, was)
 	}
 }
 
-// TestIGBLife (F-31, S-30): real VFs with all that their driver can do, each setting read back, and home again as they were, whatever
-// the tenant did.
+// TestIGBLife (F-31, S-30): real VFs with every setting that their driver supports. Each setting is read back, and DEL restores the VFs
+// after any changes by the tenant.
 func TestIGBLife(t *testing.T) {
 	l := newIGB(t)
 	const admin = "02:00:00:00:aa:01"
@@ -173,7 +173,7 @@ func TestIGBLife(t *testing.T) {
 			if i := a.result.Interfaces; len(i) != 2 || i[1].Name != "fast1" || i[1].PciID != vf || i[1].Mac != admin || i[1].Mtu != 1400 {
 				t.Errorf("%s", a.prev)
 			}
-			if got, want := text(l.asPF(index)), "mac "+admin+
+			if got, want := formatVF(l.asPF(index)), "mac "+admin+
 				" vlan 100 qos 3 proto 802.1q spoofchk off trust on state auto min_tx_rate 0 max_tx_rate 100"; got != want {
 				t.Errorf("PF: %s, want %s", got, want)
 			}
@@ -182,7 +182,7 @@ func TestIGBLife(t *testing.T) {
 				t.Errorf("in the pod: %s", describe(got))
 			}
 			l.OK(a.check(keys...))
-			must(t, l.abuse("fast1")) // it is trusted
+			must(t, l.abuse("fast1")) // the VF is trusted
 			l.Fails(a.check(keys...), plugin.CodeStateDiffers, "PF ")
 			l.del(id, keys...)
 			l.del(id, keys...)
@@ -197,7 +197,7 @@ func TestIGBLife(t *testing.T) {
 	}
 }
 
-// TestIGBTenant (S-30, S-31): without any configured setting the next pod finds what the pod before found.
+// TestIGBTenant (S-30, S-31): without configured settings, the next pod gets the VF in the same state as the earlier pod.
 func TestIGBTenant(t *testing.T) {
 	l := newIGB(t)
 	for index, vf := range []string{l.first(), l.second()} {
@@ -212,7 +212,7 @@ func TestIGBTenant(t *testing.T) {
 	}
 }
 
-// TestIGBMain: VFs as the pod's own interfaces, with the limit that the runtime passes.
+// TestIGBMain: VFs as main interfaces, with the runtime's egress limit.
 func TestIGBMain(t *testing.T) {
 	l := newIGB(t, "prevResult", nil, "runtimeConfig", object{"bandwidth": object{"egressRate": 50_000_000}})
 	l.allocate(l.nic.VFs[1].Device, l.nic.VFs[0].Device)
@@ -222,13 +222,13 @@ func TestIGBMain(t *testing.T) {
 		t.Errorf("%s", a.prev)
 	}
 	if l.asPF(0).MaxRate != 50 || l.asPF(1).MaxRate != 50 {
-		t.Errorf("%s", text(l.asPF(0)))
+		t.Errorf("%s", formatVF(l.asPF(0)))
 	}
 	l.OK(a.check())
 	l.del("a")
 }
 
-// TestIGBRefused (F-32): what the driver of the PF refuses is told by its key, and nothing that was set before it stays.
+// TestIGBRefused (F-32): a setting that the PF's driver refuses is reported by its key, and earlier changes are undone.
 func TestIGBRefused(t *testing.T) {
 	l := newIGB(t, "vlan", 100, "mac", "02:00:00:00:aa:01", "trust", "on", "mtu", 1400)
 	for _, vf := range []string{l.first(), l.second()} {
@@ -249,7 +249,7 @@ func TestIGBRefused(t *testing.T) {
 			o := l.Call("ADD", "a", c.key, c.value)
 			l.Fails(o, c.code, c.says)
 			if !strings.Contains(o.Failure.Details, "pod=shop/web-0") || c.key != "mtu" && c.key != "driver" &&
-				!strings.Contains(o.Failure.Details, "the driver of the PF") {
+				!strings.Contains(o.Failure.Details, "the PF's driver") {
 				t.Errorf("%s: %q", c.key, o.Failure.Details)
 			}
 			l.isGolden() // before any DEL
@@ -260,7 +260,8 @@ func TestIGBRefused(t *testing.T) {
 	}
 }
 
-// TestIGBUserspace: a VF for a program is bound to vfio-pci, its group can be opened, and it comes home with its name. Whatever ends first.
+// TestIGBUserspace: a VF for a program is bound to vfio-pci, its group can be opened, and it returns with its name. The pod and the
+// program may end in either order.
 func TestIGBUserspace(t *testing.T) {
 	l := newIGB(t, "driver", "vfio-pci", "mac", "02:00:00:00:aa:01", "vlan", 100)
 	for index, vf := range []string{l.first(), l.second()} {
@@ -270,7 +271,7 @@ func TestIGBUserspace(t *testing.T) {
 			t.Errorf("%s, driver %s", a.prev, l.driverOf(vf))
 		}
 		if got := l.asPF(index); got.VLAN != 100 || got.MAC.String() != "02:00:00:00:aa:01" {
-			t.Errorf("PF: %s", text(got))
+			t.Errorf("PF: %s", formatVF(got))
 		}
 		group, err := filepath.EvalSymlinks(filepath.Join(pci.Sysfs, "bus/pci/devices", vf, "iommu_group"))
 		must(t, err)

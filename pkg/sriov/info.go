@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// defaultInfoDir is where the device information specification puts the files of CNI plugins.
+// defaultInfoDir is the folder for CNI plugins in the device information specification.
 const defaultInfoDir = "/var/run/k8s.cni.cncf.io/devinfo/cni"
 
 func parseInfo(c *config, raw rawConfig, _ *plugin.Request) error {
@@ -23,21 +23,21 @@ func parseInfo(c *config, raw rawConfig, _ *plugin.Request) error {
 	if !filepath.IsAbs(c.InfoDir) {
 		return plugin.Errorf(plugin.CodeConfig, "deviceInfoDir %q: want an absolute path", c.InfoDir)
 	}
-	if c.InfoFile != "" && unvarred(filepath.Dir(filepath.Clean(c.InfoFile))) != unvarred(filepath.Clean(c.InfoDir)) {
+	if c.InfoFile != "" && resolveVarRun(filepath.Dir(filepath.Clean(c.InfoFile))) != resolveVarRun(filepath.Clean(c.InfoDir)) {
 		return plugin.Errorf(plugin.CodeConfig, "runtimeConfig.CNIDeviceInfoFile %q: want a file in %s (deviceInfoDir)", c.InfoFile, c.InfoDir)
 	}
 	return nil
 }
 
-// unvarred is a path by which /run is known without /var, which is a link to it.
-func unvarred(path string) string {
+// resolveVarRun replaces /var/run, which is a link, by /run.
+func resolveVarRun(path string) string {
 	if strings.HasPrefix(path, "/var/run/") {
 		return strings.TrimPrefix(path, "/var")
 	}
 	return path
 }
 
-// infoPath is the device-info file of a VF. The pod knows its own UID, and its interfaces, so it finds it.
+// infoPath returns the device-info file of a VF. A pod can derive it from its own UID and its interface name.
 func (c config) infoPath(r *plugin.Request, v vf) string {
 	if v.Default == r.IfName && c.InfoFile != "" {
 		return filepath.Clean(c.InfoFile)
@@ -45,21 +45,21 @@ func (c config) infoPath(r *plugin.Request, v vf) string {
 	return filepath.Join(c.InfoDir, strings.ReplaceAll(cmp.Or(r.Pod.UID, r.ContainerID), "/", "-")+"-"+v.Name+"-device.json")
 }
 
-// tell writes the device-info file of a VF.
-func tell(path string, d pci.Device) error {
+// writeInfo writes the device-info file of a VF.
+func writeInfo(path string, d pci.Device) error {
 	dir, err := store.Make(filepath.Dir(path), 0o755)
 	if err == nil {
 		defer dir.Close()
 		err = dir.Write(filepath.Base(path), d.Info(""), 0o644)
 	}
 	if err != nil {
-		return fmt.Errorf("device-info file: %w", err)
+		return fmt.Errorf("write the device-info file: %w", err)
 	}
 	return nil
 }
 
-// untell removes the device-info file of a VF. It is for others to read: what is left of it keeps no VF from being brought back.
-func (n *node) untell(path string) {
+// removeInfo removes the device-info file of a VF. It only logs an error, which must not prevent the restoration of the VF.
+func (n *node) removeInfo(path string) {
 	if path == "" {
 		return
 	}
@@ -69,6 +69,6 @@ func (n *node) untell(path string) {
 		err = dir.Remove(filepath.Base(path))
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		n.r.Log.Warn("the device-info file cannot be removed", "file", path, "error", err)
+		n.r.Log.Warn("could not remove the device-info file", "file", path, "error", err)
 	}
 }

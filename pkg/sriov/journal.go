@@ -23,50 +23,50 @@ import (
 )
 
 const (
-	// vfsFolder holds one file for each VF that a pod has, or had and that is not as it was before yet.
+	// vfsFolder holds one journal for each VF that is attached or not restored yet.
 	vfsFolder = store.Root + "/" + attachment.Journals
 	vfsLock   = ".lock"
 
 	journalFormat = 1
-	maxAltName    = 127 // ALTIFNAMSIZ of the kernel, with its end
+	maxAltName    = 127 // ALTIFNAMSIZ of the kernel, without the final zero
 )
 
-// journal is what a VF was like before the attachment that has it changed anything.
+// journal records the state of a VF before its attachment changed it, and the attachment.
 type journal struct {
-	Format  int            `json:"format"`
-	Address pci.Address    `json:"address"`
-	Owner   attachment.Key `json:"owner"`
-	Pod     string         `json:"pod,omitempty"`
-	Netns   string         `json:"netns"`
-	Name    string         `json:"name"`           // in the pod
-	MAC     string         `json:"mac,omitempty"`  // in the pod; "" without an interface
-	Info    string         `json:"info,omitempty"` // its device-info file
-	Since   time.Time      `json:"since"`
-	Rebind  bool           `json:"rebind,omitempty"` // the driver is bound again afterwards
-	Told    bool           `json:"told,omitempty"`   // the kernel tells of which device an interface is, since Linux 5.14
-	Chained bool           `json:"chained,omitempty"`
-	Former  former         `json:"former"`
+	Format         int            `json:"format"`
+	Address        pci.Address    `json:"address"`
+	Owner          attachment.Key `json:"owner"`
+	Pod            string         `json:"pod,omitempty"`
+	Netns          string         `json:"netns"`
+	Name           string         `json:"name"`           // interface name in the pod
+	MAC            string         `json:"mac,omitempty"`  // MAC in the pod; "" without an interface
+	Info           string         `json:"info,omitempty"` // path of its device-info file
+	Since          time.Time      `json:"since"`
+	Rebind         bool           `json:"rebind,omitempty"` // rebind the driver afterwards
+	DeviceReported bool           `json:"told,omitempty"`   // the kernel reports the device of an interface (since Linux 5.14)
+	Chained        bool           `json:"chained,omitempty"`
+	Former         former         `json:"former"`
 
-	Claim *allocation.Claim `json:"claim,omitempty"` // by which the pod has it
+	Claim *allocation.Claim `json:"claim,omitempty"` // claim that assigned the VF
 	VLAN  int               `json:"vlan,omitempty"`
-	IPs   []netip.Prefix    `json:"ips,omitempty"`   // in the pod
-	Ready bool              `json:"ready,omitempty"` // ADD has finished; only written for a claim
+	IPs   []netip.Prefix    `json:"ips,omitempty"`   // addresses in the pod
+	Ready bool              `json:"ready,omitempty"` // ADD has finished; set only for a claim
 }
 
-// whose tells who has the VF, or had.
-func (j journal) whose() string {
+// ownerText names the pod or container that has or had the VF.
+func (j journal) ownerText() string {
 	if j.Pod != "" {
 		return "pod " + j.Pod
 	}
 	return "container " + j.Owner.ContainerID
 }
 
-// former is the state of a VF that no pod has.
+// former is the state of a VF before its attachment.
 type former struct {
 	Driver string     `json:"driver,omitempty"`
-	PF     *kernel.VF `json:"pf,omitempty"` // as the PF was set; nil when it is not in the namespace of the plugin
+	PF     *kernel.VF `json:"pf,omitempty"` // settings on the PF; nil if the PF is not in the plugin's namespace
 
-	// Of the interface; without one, Name is "".
+	// Settings of the interface. Name is "" if the VF had none.
 	Name     string           `json:"name,omitempty"`
 	AltNames []string         `json:"altnames,omitempty"`
 	Alias    string           `json:"alias,omitempty"`
@@ -77,18 +77,18 @@ type former struct {
 	Up       bool             `json:"up,omitempty"`
 	TxQueue  int              `json:"txqueuelen,omitempty"`
 	Traits   kernel.Traits    `json:"traits,omitzero"`
-	Features []string         `json:"features,omitempty"` // that were on; none where the kernel tells of none
+	Features []string         `json:"features,omitempty"` // enabled features; empty if the kernel reports none
 }
 
-// held is a VF whose lock this process has. A lock of a VF is taken for one VF at a time.
-type held struct {
+// lockedVF is a VF whose lock this process holds. A process holds the lock of one VF at a time.
+type lockedVF struct {
 	address pci.Address
 	dir     *store.Dir
 	lock    *store.Lock
 }
 
-// hold locks a VF against other attachments.
-func hold(a pci.Address) (*held, error) {
+// lock locks a VF.
+func lock(a pci.Address) (*lockedVF, error) {
 	dir, err := store.Make(vfsFolder, 0o700)
 	if err != nil {
 		return nil, err
@@ -96,8 +96,8 @@ func hold(a pci.Address) (*held, error) {
 	return lockVF(dir, a)
 }
 
-// holdKnown is hold for a VF that may have a journal; it is nil while no VF has one.
-func holdKnown(a pci.Address) (*held, error) {
+// lockKnown locks a VF that may have a journal. It returns nil if no VF has a journal.
+func lockKnown(a pci.Address) (*lockedVF, error) {
 	dir, err := store.Open(vfsFolder)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -108,19 +108,20 @@ func holdKnown(a pci.Address) (*held, error) {
 	return lockVF(dir, a)
 }
 
-func lockVF(dir *store.Dir, a pci.Address) (*held, error) {
+func lockVF(dir *store.Dir, a pci.Address) (*lockedVF, error) {
 	lock, err := dir.LockAt(vfsLock, 0o600, a.Number())
 	if err != nil {
 		dir.Close()
 		return nil, err
 	}
-	return &held{a, dir, lock}, nil
+	return &lockedVF{a, dir, lock}, nil
 }
 
-func (h *held) close() { h.lock.Unlock(); h.dir.Close() }
+func (h *lockedVF) close() { h.lock.Unlock(); h.dir.Close() }
 
-// load reads the journal; ok is false when there is none. An unreadable journal is an error, because only it has the VF's former settings.
-func (h *held) load() (j journal, ok bool, err error) {
+// load reads the journal; ok is false if there is none. An unreadable journal is an error, because only it contains the VF's former
+// settings.
+func (h *lockedVF) load() (j journal, ok bool, err error) {
 	data, err := h.dir.Read(h.address.String())
 	if errors.Is(err, fs.ErrNotExist) {
 		return journal{}, false, nil
@@ -130,7 +131,7 @@ func (h *held) load() (j journal, ok bool, err error) {
 	}
 	if err != nil {
 		return journal{}, false, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "journal of VF %s: %w", h.address, err),
-			"podlace sriov reset %s --yes makes the VF as new, and removes %s", h.address, filepath.Join(vfsFolder, h.address.String()))
+			"'podlace sriov reset %s --yes' sets the VF to its defaults, and removes %s", h.address, filepath.Join(vfsFolder, h.address.String()))
 	}
 	return j, true, nil
 }
@@ -144,13 +145,13 @@ func parseJournal(data []byte, a pci.Address) (j journal, err error) {
 	case j.Format != journalFormat:
 		return journal{}, fmt.Errorf("format %d: want %d", j.Format, journalFormat)
 	case j.Address != a:
-		return journal{}, fmt.Errorf("it is of %q", j.Address)
+		return journal{}, fmt.Errorf("it belongs to VF %q", j.Address)
 	case j.Owner.Network == "" || j.Owner.ContainerID == "" || !filepath.IsAbs(j.Netns):
-		return journal{}, errors.New("it does not say whose the VF is")
+		return journal{}, errors.New("the owner is missing")
 	case j.Info != "" && !filepath.IsAbs(j.Info):
-		return journal{}, fmt.Errorf("info %q", j.Info)
+		return journal{}, fmt.Errorf("info %q: want an absolute path", j.Info)
 	case f.MTU < 0 || f.Name != "" && len(f.MAC) == 0:
-		return journal{}, fmt.Errorf("mtu %d, mac %q", f.MTU, f.MAC)
+		return journal{}, fmt.Errorf("invalid mtu %d or mac %q", f.MTU, f.MAC)
 	}
 	if err := plugin.ValidIfName(j.Name); err != nil {
 		return journal{}, fmt.Errorf("name %q: %w", j.Name, err)
@@ -160,35 +161,35 @@ func parseJournal(data []byte, a pci.Address) (j journal, err error) {
 	}
 	for _, name := range f.AltNames {
 		if name == "" || len(name) > maxAltName || strings.Contains(name, "\x00") {
-			err = fmt.Errorf("alternative name %q", name)
+			err = fmt.Errorf("invalid alternative name %q", name)
 		}
 	}
 	return j, err
 }
 
-// save writes the journal. It is the only file that is synced: records can be made up for by what the kernel has, by names that are
-// computed from the key; what a VF was like stands nowhere else.
-func (h *held) save(j journal) error {
+// save writes the journal. It is the only synced file: lost records can be replaced by the kernel's state, since names are derived from
+// the key, but the former settings of a VF are stored nowhere else.
+func (h *lockedVF) save(j journal) error {
 	data, err := json.Marshal(j)
 	if err == nil {
 		err = h.dir.WriteSync(h.address.String(), append(data, '\n'), 0o600)
 	}
 	if err != nil {
-		return fmt.Errorf("write journal: %w", err)
+		return fmt.Errorf("write the journal: %w", err)
 	}
 	return nil
 }
 
-// forget removes the journal.
-func (h *held) forget() error { return h.dir.Remove(h.address.String()) }
+// removeJournal removes the journal.
+func (h *lockedVF) removeJournal() error { return h.dir.Remove(h.address.String()) }
 
-// journalsOf returns those of an attachment.
+// journalsOf returns the journals of an attachment.
 func journalsOf(owner attachment.Key) ([]journal, error) {
 	all, err := journals()
 	return slices.DeleteFunc(all, func(j journal) bool { return j.Owner != owner }), err
 }
 
-// journals returns the journals of all VFs that can be read, without their locks.
+// journals returns all readable journals. It does not lock the VFs.
 func journals() (all []journal, err error) {
 	dir, err := store.Open(vfsFolder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -202,11 +203,11 @@ func journals() (all []journal, err error) {
 	for _, name := range names {
 		a, e := pci.ParseAddress(name)
 		if e != nil {
-			continue // the lock
+			continue // the lock file
 		}
 		data, e := dir.Read(name)
 		if e != nil {
-			continue // its DEL was faster
+			continue // its DEL has removed it
 		}
 		if j, e := parseJournal(data, a); e == nil {
 			all = append(all, j)

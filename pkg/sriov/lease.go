@@ -15,16 +15,16 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// chainedSuffix ends the network that the leases of a chained plugin belong to: those of the network itself are the main plugin's, whose GC
-// keeps only what the runtime knows of, which is not the interface of a VF.
+// chainedSuffix is the suffix of the network name for leases of a chained plugin. Leases under the plain name belong to the main plugin,
+// whose GC would delete the leases of VF interfaces, because the runtime does not list these interfaces.
 const chainedSuffix = ".vf"
 
-// lease asks the IPAM plugin for the addresses of a VF.
+// lease requests the addresses of a VF from the IPAM plugin.
 func (s sriov) lease(j *job, v *vf) error {
 	if j.cfg.IPAM == "" {
 		return nil
 	}
-	asked, err := s.ipam.Add(s.asking(j.r, j.st.Chained, *v), j.cfg.IPAM)
+	asked, err := s.ipam.Add(s.ipamRequest(j.r, j.st.Chained, *v), j.cfg.IPAM)
 	if err != nil {
 		return err
 	}
@@ -36,14 +36,14 @@ func (s sriov) lease(j *job, v *vf) error {
 	if err != nil {
 		return err
 	}
-	v.ips, v.asked, v.Addresses, v.Routes = &plan, asked, plan.Addresses, plan.Routes
+	v.ips, v.ipamResult, v.Addresses, v.Routes = &plan, asked, plan.Addresses, plan.Routes
 	return nil
 }
 
-// asking is the request that the IPAM plugin gets for an interface: each has addresses of its own.
-func (s sriov) asking(r *plugin.Request, chained bool, v vf) *plugin.Request {
+// ipamRequest returns the IPAM plugin's request for the interface of a VF. Each interface gets its own addresses.
+func (s sriov) ipamRequest(r *plugin.Request, chained bool, v vf) *plugin.Request {
 	as := *r
-	own := !chained && v.Name == r.IfName // the runtime's wishes are about the pod's own interface
+	own := !chained && v.Name == r.IfName // the runtime's wishes apply to the pod's own interface only
 	if !own {
 		as.Args = maps.Clone(r.Args)
 		delete(as.Args, "IP")
@@ -59,7 +59,7 @@ func (s sriov) asking(r *plugin.Request, chained bool, v vf) *plugin.Request {
 	return &as
 }
 
-// withIPs returns a configuration that asks for these addresses and no others.
+// withIPs returns a configuration that requests exactly these addresses.
 func withIPs(config []byte, ips []string) []byte {
 	var raw struct {
 		Runtime map[string]json.RawMessage `json:"runtimeConfig"`
@@ -76,7 +76,7 @@ func withIPs(config []byte, ips []string) []byte {
 	}
 	delete(raw.Runtime, "ips")
 	if len(ips) > 0 {
-		raw.Runtime["ips"], _ = json.Marshal(ips) // strings
+		raw.Runtime["ips"], _ = json.Marshal(ips) // a list of strings never fails
 	}
 	runtime, err := json.Marshal(raw.Runtime)
 	if err != nil {
@@ -85,17 +85,18 @@ func withIPs(config []byte, ips []string) []byte {
 	return ipam.WithKey(config, "runtimeConfig", runtime)
 }
 
-func (s sriov) giveBack(r *plugin.Request, st state, v vf) error {
+func (s sriov) releaseAddresses(r *plugin.Request, st state, v vf) error {
 	of := ipam.Type(st.IPAM)
 	if err := ipam.ValidType(of); err != nil {
 		return err
 	}
-	as := s.asking(r, st.Chained, v)
+	as := s.ipamRequest(r, st.Chained, v)
 	as.Config = ipam.WithKey(as.Config, "ipam", st.IPAM)
 	return s.ipam.Del(as, of)
 }
 
-// checkLease asks the IPAM plugin about the addresses of a VF. They may not be in the result, and are not alone there.
+// checkLease calls CHECK of the IPAM plugin for the addresses of a VF. It builds a separate prevResult, because the plugin's own may omit
+// these addresses or contain others.
 func (s sriov) checkLease(j *job, v vf) error {
 	of := ipam.Type(j.st.IPAM)
 	if err := ipam.ValidType(of); err != nil {
@@ -114,12 +115,13 @@ func (s sriov) checkLease(j *job, v vf) error {
 	if err != nil {
 		return err
 	}
-	as := s.asking(j.r, j.st.Chained, v)
+	as := s.ipamRequest(j.r, j.st.Chained, v)
 	as.Prev, as.Config = prev, ipam.WithKey(ipam.WithKey(as.Config, "ipam", j.st.IPAM), "prevResult", raw)
 	return s.ipam.Check(as, of)
 }
 
-// collectLeases serves GC: it keeps what the interfaces of recorded attachments have, also of other plugins, and VFs that are not back yet.
+// collectLeases passes GC to the IPAM plugin. It keeps the leases of all interfaces of recorded attachments, also of other plugins, and
+// of VFs that are not restored yet.
 func (s sriov) collectLeases(r *plugin.Request) error {
 	name := ipam.Type(ipam.Object(r.Config))
 	if ipam.ValidType(name) != nil {
@@ -135,7 +137,7 @@ func (s sriov) collectLeases(r *plugin.Request) error {
 		as.KeepAttachment(plugin.Attachment{ContainerID: key.ContainerID, IfName: key.IfName})
 		var st state
 		if rec, ok := records[r.Plugin]; ok && json.Unmarshal(rec.State, &st) != nil {
-			return nil // its addresses are not known
+			return nil // the addresses of an unreadable record are unknown
 		}
 		for _, v := range st.VFs {
 			as.KeepAttachment(plugin.Attachment{ContainerID: key.ContainerID, IfName: v.Name})
@@ -153,5 +155,5 @@ func (s sriov) collectLeases(r *plugin.Request) error {
 	if err := s.ipam.GC(&as, name); err != nil {
 		return err
 	}
-	return s.ipam.GC(s.asking(&as, true, vf{}), name)
+	return s.ipam.GC(s.ipamRequest(&as, true, vf{}), name)
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// die ends the pod, and with it its namespace. What the kernel does for a VF is done for the veth that plays it: it comes to the node, down
-// and under the name that it had in the pod, and sysfs tells of that name.
+// die ends the pod and its namespace. It does for the veth what the kernel does for a VF: it moves the veth to the node, down and under
+// its name in the pod, and adds that name to sysfs.
 func (l lab) die(address string) {
 	l.Helper()
 	l.called(address, "net1")
@@ -26,15 +26,15 @@ func (l lab) die(address string) {
 	must(l, l.Pod.Close())
 }
 
-// called lets sysfs tell of one more name, which is that of the interface as long as there is one of that name.
+// called adds a name to sysfs. An interface of that name then counts as the VF's.
 func (l lab) called(address, name string) {
 	pcitest.Set(l.T, l.sriov.sysfs, address, "net/"+name+"/type", "1")
 }
 
 func (l lab) journalOf(address string) string { return filepath.Join(vfsFolder, address) }
 
-// TestDeadOwner (F-31, V-20): a pod that is gone without a DEL left its VF as a tenant leaves it. The next one finds what the pod found,
-// and a DEL that comes after all takes nothing from it (F-36).
+// TestDeadOwner (F-31, V-20): a pod that ended without a DEL has left its VF with a tenant's changes. The next pod gets the VF in its
+// initial state, and a late DEL takes nothing from that pod (F-36).
 func TestDeadOwner(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf1)
@@ -53,7 +53,7 @@ func TestDeadOwner(t *testing.T) {
 	next.del("next")
 }
 
-// TestHeld (F-36, V-20): a VF that a pod has is not given to another one, whoever says so.
+// TestHeld (F-36, V-20): a VF of a pod is not given to another pod, even if the kubelet allocated it to that pod.
 func TestHeld(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -62,7 +62,7 @@ func TestHeld(t *testing.T) {
 	l.allocate(vf2, vf1)
 	o := b.Call("ADD", "b")
 	b.Fails(o, plugin.CodeDevice, "VF 0000:11:02.1: pod shop/web-0 has it since 20")
-	if !strings.Contains(o.Failure.Details, "it is container a, eth0 in network net") {
+	if !strings.Contains(o.Failure.Details, "the owner is container a, eth0 in network net") {
 		t.Errorf("%q", o.Failure.Details)
 	}
 	l.OK(a.check())
@@ -73,7 +73,7 @@ func TestHeld(t *testing.T) {
 	b.del("b")
 }
 
-// TestNoNetns (F-35): without a namespace in the call, the VF is fetched from where it is.
+// TestNoNetns (F-35): without a namespace in the call, DEL finds the VF in the pod.
 func TestNoNetns(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -82,8 +82,8 @@ func TestNoNetns(t *testing.T) {
 	l.del("a", "CNI_NETNS", "")
 }
 
-// TestNamespaceGone (F-34, V-21): a VF that the kernel returned is found by its address, whatever its name, and whoever has its name
-// meanwhile.
+// TestNamespaceGone (F-34, V-21): a VF that the kernel returned is found by its PCI address, whatever its name is, and even if another
+// interface has its former name.
 func TestNamespaceGone(t *testing.T) {
 	gone := func(t *testing.T) lab {
 		l := newLab(t)
@@ -97,10 +97,10 @@ func TestNamespaceGone(t *testing.T) {
 	t.Run("its name is taken", func(t *testing.T) {
 		l := gone(t)
 		must(t, l.host.AddBridge("ens0f0v1", nil, 0, false))
-		must(t, os.RemoveAll(filepath.Join(pcitest.Folder(t, l.sriov.sysfs, vf1), "net/ens0f0v1"))) // it is not the VF's
+		must(t, os.RemoveAll(filepath.Join(pcitest.Folder(t, l.sriov.sysfs, vf1), "net/ens0f0v1"))) // the interface is not the VF's
 		l.called(vf1, ownName(address(t, vf1)))
 		o := l.OK(l.Call("DEL", "a"))
-		if !strings.Contains(o.Log, "another interface has the name of the VF's") {
+		if !strings.Contains(o.Log, "another interface has the VF's former name") {
 			t.Errorf("log: %s", o.Log)
 		}
 		link := l.link(ownName(address(t, vf1)))
@@ -109,8 +109,7 @@ func TestNamespaceGone(t *testing.T) {
 	})
 }
 
-// TestSquatted (F-34): a pod that dies with names of other VFs on its own takes nothing from them: they get their names back, and so does
-// its VF.
+// TestSquatted (F-34): a dead pod gave its VF the names of other VFs. They get their names back, and so does its own VF.
 func TestSquatted(t *testing.T) {
 	for _, how := range []string{"name", "alternative name", "alternative name of another"} {
 		t.Run(how, func(t *testing.T) {
@@ -137,12 +136,12 @@ func TestSquatted(t *testing.T) {
 			l.called(vf1, called)
 			l.leaveAs(called)
 			must(t, l.Pod.Close())
-			forget := func(address, name string) { // sysfs tells of one VF alone that it has a name
+			forget := func(address, name string) { // sysfs shows the name for one VF only
 				must(t, os.RemoveAll(filepath.Join(pcitest.Folder(t, l.sriov.sysfs, address), "net", name)))
 			}
 			forget(vf0, called)
 			o := good.OK(good.Call("DEL", "good"))
-			if !strings.Contains(o.Log, "a pod gave its VF a name of another one's") {
+			if !strings.Contains(o.Log, "a pod renamed its VF to a name that belongs to another VF") {
 				t.Errorf("log: %s", o.Log)
 			}
 			if how == "name" {
@@ -154,7 +153,7 @@ func TestSquatted(t *testing.T) {
 	}
 }
 
-// TestVFGone (F-33, V-21): with a VF goes all that there was to do.
+// TestVFGone (F-33, V-21): after a VF was removed, DEL has nothing left to restore.
 func TestVFGone(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -162,7 +161,7 @@ func TestVFGone(t *testing.T) {
 	a := l.add("a")
 	l.inPod(func(pod *kernel.NS) { must(t, pod.DelLink("net2")) })
 	pcitest.Remove(t, l.sriov.sysfs, vf1)
-	l.Fails(a.check(), plugin.CodeStateDiffers, "VF 0000:11:02.1 of interface net2 is gone")
+	l.Fails(a.check(), plugin.CodeStateDiffers, "VF 0000:11:02.1 of interface net2 does not exist")
 	l.OK(l.Call("DEL", "a"))
 	l.golden = strings.Join(strings.SplitAfter(l.golden, "\n")[2:], "")
 	if got := l.home(); !strings.HasPrefix(got, "ens0f0v0 ") || !strings.HasSuffix(got, l.golden) {
@@ -171,11 +170,11 @@ func TestVFGone(t *testing.T) {
 	if _, err := os.Stat(l.journalOf(vf1)); !os.IsNotExist(err) {
 		t.Errorf("journal: %v", err)
 	}
-	l.addVF("ens0f0v1", 1401) // for the oracle
+	l.addVF("ens0f0v1", 1401) // for the final comparison
 	must(t, l.host.SetMAC(l.link("ens0f0v1"), was.MAC), l.host.SetMAC(l.link("ens0f0v1peer"), peer.MAC))
 }
 
-// TestRecordLost: the journals alone tell which VFs an attachment has.
+// TestRecordLost: the journals alone identify the VFs of an attachment.
 func TestRecordLost(t *testing.T) {
 	record := store.Root + "/net/sriov-" + attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
 	for _, lost := range []string{record, store.Root + "/net"} {
@@ -192,7 +191,7 @@ func TestRecordLost(t *testing.T) {
 	}
 }
 
-// TestInterrupted (F-31, V-19): an ADD that was killed is cleared by the next one of the same key, and one that was finished is not.
+// TestInterrupted (F-31, V-19): the next ADD of the same key removes the residue of a killed ADD, but not a finished one.
 func TestInterrupted(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -211,7 +210,7 @@ func TestInterrupted(t *testing.T) {
 	l.del("a")
 }
 
-// TestHostileJournals: a journal that cannot be believed keeps the VF from everybody, and its pod from being forgotten.
+// TestHostileJournals: an invalid journal keeps the VF from every pod, and makes DEL fail for its pod.
 func TestHostileJournals(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
@@ -223,7 +222,7 @@ func TestHostileJournals(t *testing.T) {
 		"torn":         string(good[:len(good)/2]),
 		"newer":        strings.Replace(string(good), `"format":1`, `"format":2`, 1),
 		"another VF":   strings.Replace(string(good), vf0, vf1, 1),
-		"nobody's":     strings.Replace(string(good), `"containerID":"a"`, `"containerID":""`, 1),
+		"no owner":     strings.Replace(string(good), `"containerID":"a"`, `"containerID":""`, 1),
 		"a path":       strings.Replace(string(good), `"name":"ens0f0v0"`, `"name":"../../x"`, 1),
 		"another path": strings.Replace(string(good), `"name":"net1"`, `"name":"a/b"`, 1),
 		"no netns":     strings.Replace(string(good), `"netns":"/`, `"netns":"`, 1),
@@ -236,14 +235,14 @@ func TestHostileJournals(t *testing.T) {
 			o := pod.Call(verb, map[string]string{"ADD": "b", "DEL": "a"}[verb])
 			pod.Fails(o, plugin.CodeDevice, "journal of VF 0000:11:02.0: ")
 			if !strings.Contains(o.Failure.Details,
-				"podlace sriov reset 0000:11:02.0 --yes makes the VF as new, and removes /run/podlace/.vfs/0000:11:02.0") {
+				"'podlace sriov reset 0000:11:02.0 --yes' sets the VF to its defaults, and removes /run/podlace/.vfs/0000:11:02.0") {
 				t.Errorf("%s: %q", name, o.Failure.Details)
 			}
 		}
 		l.podLink("net1")
 	}
 	must(t, os.WriteFile(l.journalOf(vf0), good, 0o600))
-	// One that names a namespace that is none, or that of the node.
+	// A journal with a path that is not a namespace, or that is the node's.
 	for _, netns := range []string{"/dev/null", "/proc/thread-self/ns/net"} {
 		l.called(vf0, "net1")
 		must(t, os.WriteFile(l.journalOf(vf0), []byte(strings.Replace(string(good), l.Pod.Path, netns, 1)), 0o600))
@@ -256,7 +255,7 @@ func TestHostileJournals(t *testing.T) {
 	l.del("a")
 }
 
-// leave brings the interface net1 of the pod home as the kernel does, while the pod lives.
+// leave returns the interface net1 of a live pod to the node, as the kernel does.
 func (l lab) leave() { l.leaveAs("net1") }
 
 func (l lab) leaveAs(name string) {
@@ -270,7 +269,7 @@ func (l lab) leaveAs(name string) {
 	})
 }
 
-// TestGC: what the list lacks is brought back, with a record or without.
+// TestGC: VFs of stale attachments are restored, with a record or without.
 func TestGC(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}})
 	l.allocate(vf0)
@@ -303,7 +302,7 @@ func TestGC(t *testing.T) {
 	c.del("c")
 }
 
-// TestCheck: each thing that is not as ADD told is found.
+// TestCheck: CHECK reports each difference from the result of ADD.
 func TestCheck(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}},
 		"routes": []any{object{"dst": "192.0.2.0/24"}}})

@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// logging is where and how much is logged, by the keys of sriov-cni.
+// logging are the log settings, with the keys of sriov-cni.
 type logging struct {
 	LogLevel string `json:"logLevel"`
 	LogFile  string `json:"logFile"`
@@ -29,13 +29,13 @@ func parseLogging(_ *config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// openLog makes a verb log as the configuration says, which may be wrong elsewhere. A file that cannot be written stops nothing.
+// openLog sets up the log of a verb, even if other parts of the configuration are invalid. An unwritable file is not an error.
 func openLog(r *plugin.Request) {
-	var to logging // of which one key may be wrong, and the other is read
+	var to logging // read even if another key is invalid
 	_ = json.Unmarshal(r.Config, &to)
 	if to != (logging{}) && (to.LogFile == "" || filepath.IsAbs(to.LogFile)) {
 		if err := r.LogTo(to.LogFile, levels[to.LogLevel]); err != nil {
-			r.Log.Warn("logFile cannot be written", "error", err)
+			r.Log.Warn("cannot write to logFile; logging to standard error only", "error", err)
 		}
 	}
 }

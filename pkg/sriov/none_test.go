@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestNoVFUncertain (V-25): ADD fails with code 11 unless PodResources and a readable checkpoint agree that the pod has no VF, and the
-// device plugin, if it runs, agrees too.
+// TestNoVFUncertain (V-25): ADD fails with code 11 unless PodResources and a readable checkpoint agree that the pod has no VF. The device
+// plugin, if it runs, must agree too.
 func TestNoVFUncertain(t *testing.T) {
 	l := newLab(t)
 	k := &kubelet{containers: []*api.ContainerResources{container("app")}}
@@ -33,13 +33,13 @@ func TestNoVFUncertain(t *testing.T) {
 	*l.refusal = allocation.Answer{Error: "pod shop/web-0 may have " + vf1, Uncertain: true}
 	o := l.Call("ADD", "a", keys(";K8S_POD_UID=new")...)
 	l.Fails(o, plugin.CodeTryAgain, "may have "+vf1)
-	l.hints(o, "wait a minute: podlace sriov ls shows the VF")
+	l.hints(o, "retry in a minute: 'podlace sriov ls' shows the VF")
 	must(t, os.Remove(l.sriov.socket))
 	for what, c := range map[string]struct{ checkpoint, uid, says, hint string }{
-		"torn checkpoint": {other[:100], "new", "checkpoint", "is the kubelet running, and its folder " + dir + "?"},
-		"checkpoint of another form": {`{"Data":{"Pods":[]},"Checksum":1}`, "new", "no entries with UID",
-			"is the kubelet running, and its folder " + dir + "?"},
-		"no UID": {other, "", "the runtime does not say the pod's UID", "the runtime must pass K8S_POD_UID"},
+		"torn checkpoint": {other[:100], "new", "checkpoint", "check that the kubelet is running with the folder " + dir},
+		"checkpoint of another form": {`{"Data":{"Pods":[]},"Checksum":1}`, "new", "or an entry lacks UID",
+			"check that the kubelet is running with the folder " + dir},
+		"no UID": {other, "", "the runtime does not pass the pod's UID", "the runtime must pass K8S_POD_UID"},
 	} {
 		writeCheckpoint(t, dir, c.checkpoint)
 		t.Log(what)
@@ -50,7 +50,7 @@ func TestNoVFUncertain(t *testing.T) {
 	must(t, os.Remove(filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint")))
 	o = l.Call("ADD", "a", keys(";K8S_POD_UID=new")...)
 	l.Fails(o, plugin.CodeTryAgain, "checkpoint")
-	l.hints(o, "no device plugin has registered with the kubelet: take sriov out of the conflist, or start sriov-device-plugin")
+	l.hints(o, "no device plugin has registered with the kubelet: remove sriov from the conflist, or start sriov-device-plugin")
 	for _, text := range []string{other, `{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}`} {
 		writeCheckpoint(t, dir, text)
 		if a := l.add("a", keys(";K8S_POD_UID=new")...); len(a.result.Interfaces) != 1 {
@@ -60,7 +60,7 @@ func TestNoVFUncertain(t *testing.T) {
 	l.isGolden()
 }
 
-// hints wants a failure to have one hint.
+// hints checks that a failure has a hint.
 func (l lab) hints(o outcome, hint string) {
 	l.Helper()
 	if _, got, _ := strings.Cut(o.Failure.Details, "; "); !strings.HasPrefix(got, hint) || strings.Contains(got, "; ") {
@@ -68,7 +68,7 @@ func (l lab) hints(o outcome, hint string) {
 	}
 }
 
-// TestNoVFByClaims: where pods get VFs by claims, the kubelet need not have a checkpoint of device plugins for a pod to have no VF.
+// TestNoVFByClaims: on a node where pods get VFs by claims, a pod can have no VF although the kubelet has no checkpoint.
 func TestNoVFByClaims(t *testing.T) {
 	l := newLab(t)
 	k := &kubelet{containers: []*api.ContainerResources{container("app")}}
@@ -76,7 +76,7 @@ func TestNoVFByClaims(t *testing.T) {
 	must(t, os.Remove(l.sriov.socket))
 	keys := []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=new"}
 	l.Fails(l.Call("ADD", "a", keys...), plugin.CodeTryAgain, "checkpoint")
-	must(t, claim.Begin(l.sriov.claims))
+	must(t, claim.MakeFolder(l.sriov.claims))
 	if a := l.add("a", keys...); len(a.result.Interfaces) != 1 {
 		t.Errorf("%s", a.prev)
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestTogether (F-36): of pods that come at once and say that they have the same VF, one gets it.
+// TestTogether (F-36): of pods that start at once with the same VF, one gets it.
 func TestTogether(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
@@ -48,7 +48,7 @@ func TestTogether(t *testing.T) {
 	l.isGolden()
 }
 
-// TestHidden (F-34, V-21): a pod that puts its VF where nobody looks does not keep it.
+// TestHidden (F-34, V-21): a pod that hides its VF does not keep it.
 func TestHidden(t *testing.T) {
 	l := newLab(t)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
@@ -63,7 +63,7 @@ func TestHidden(t *testing.T) {
 		link, _, err := pod.Link("net1")
 		must(t, err, pod.MoveLink(link, netns, "mine"))
 	})
-	// The kernel's part: the interface goes, wherever it is, and there is another one.
+	// As the kernel does: the interface is deleted, wherever it is, and a new one appears.
 	l.onBinding(vf0, func(net string) {
 		hidden, err := kernel.Open(netns)
 		if err == nil {
@@ -73,13 +73,13 @@ func TestHidden(t *testing.T) {
 		if err == nil {
 			_, err = l.host.AddVeth(kernel.Veth{Host: "eth7", Pod: "ens0f0v0peer"})
 		}
-		// By the time that sysfs is read again it has its former name.
+		// It has its former name by the next read of sysfs.
 		if err := errors.Join(err, os.MkdirAll(filepath.Join(net, "ens0f0v0"), 0o755), os.Mkdir(filepath.Join(net, "eth7"), 0o755)); err != nil {
 			t.Error(err)
 		}
 	})
 	o := l.OK(l.Call("DEL", "a"))
-	if !strings.Contains(o.Log, "its driver is bound again") {
+	if !strings.Contains(o.Log, "rebinding its driver") {
 		t.Errorf("log: %s", o.Log)
 	}
 	link := l.link("ens0f0v0")

@@ -17,52 +17,52 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// ResetOptions say which VF to reset, and how.
+// ResetOptions describe the reset of a VF.
 type ResetOptions struct {
 	Sysfs    string
-	Claims   string // the folder of records of claims
-	Address  pci.Address
-	Function func() error // resets the function itself, which has no driver then; nil for not
-	Act      bool         // false: only tell
+	Claims   string       // folder of claim records
+	Address  pci.Address  // the VF
+	Function func() error // resets the function while it has no driver; nil for no reset
+	Act      bool         // false only prints the steps
 	Out      io.Writer
 	Log      *slog.Logger
 }
 
-// Reset brings a VF that no pod has into the state of a new one: as its journal tells, if an attachment left it other than it was; else the
-// PF is set for it as by default, and its driver is bound again. One that is in use is refused with code 103.
+// Reset resets a VF that no pod has. If the VF has a journal, it restores the journal's settings. Otherwise it sets the defaults on the
+// PF and rebinds the driver. It refuses a VF in use with code 103.
 func Reset(o ResetOptions) error {
 	n, err := openNode(o.Sysfs, &plugin.Request{Plugin: "sriov", Verb: "reset", Log: o.Log})
 	if err != nil {
 		return err
 	}
 	defer n.host.Close()
-	h, err := hold(o.Address)
+	h, err := lock(o.Address)
 	if err != nil {
 		return err
 	}
 	defer h.close()
 	switch r, ok, err := claim.Holder(o.Claims, "", o.Address.String()); {
 	case ok:
-		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: %s has it since %s", o.Address, r, r.Time.Format(time.RFC3339)),
-			"the kubelet gives it back when the last pod of the claim has ended")
+		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s belongs to %s since %s", o.Address, r, r.Time.Format(time.RFC3339)),
+			"the kubelet frees it after the last pod of the claim has ended")
 	case err != nil:
 		return plugin.Errorf(plugin.CodeDevice, "%w", err)
 	}
 	left, journaled, unreadable := h.load()
-	if unreadable != nil { // the former settings of the VF are lost
+	if unreadable != nil { // the former settings are lost
 		fmt.Fprintf(o.Out, "%v: remove it\n", unreadable)
 	}
 	if journaled {
-		if has, err := n.has(left); err != nil || has {
+		if has, err := n.ownerHas(left); err != nil || has {
 			return errors.Join(err, busy(left))
 		}
 	}
 	c, err := n.read(o.Address)
 	if err == nil {
-		err = n.unused(c, journaled && plugin.NetnsGone(left.Netns))
+		err = n.checkUnused(c, journaled && plugin.NetnsGone(left.Netns))
 	}
 	if err == nil && journaled {
-		fmt.Fprintf(o.Out, "VF %s is as %s left it: bring it back\n", o.Address, left.whose())
+		fmt.Fprintf(o.Out, "VF %s has the settings of %s: restore its former settings\n", o.Address, left.ownerText())
 		if o.Act {
 			if err = n.restore(h, left); err == nil {
 				c, err = n.read(o.Address)
@@ -70,22 +70,22 @@ func Reset(o ResetOptions) error {
 		}
 	}
 	if err == nil {
-		err = n.renew(c, o)
+		err = n.resetVF(c, o)
 	}
 	if err == nil && unreadable != nil && o.Act {
-		err = h.forget()
+		err = h.removeJournal()
 	}
 	return err
 }
 
-// unused refuses a VF that somebody has. left tells that it was a pod's whose namespace is gone.
-func (n *node) unused(c card, left bool) error {
-	if err := n.usable(c, false); err != nil {
+// checkUnused refuses a VF in use. left is set for the VF of a pod whose namespace is gone.
+func (n *node) checkUnused(c card, left bool) error {
+	if err := n.checkUsable(c, false); err != nil {
 		return err
 	}
 	if c.link.Index == 0 && c.vf.Driver != "" && c.userspace() == "" && !left {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: its interface is in another namespace", c.vf.Address),
-			"some pod has it, that another plugin attached")
+			"a pod probably has it through another plugin")
 	}
 	if c.link.Index == 0 {
 		return nil
@@ -97,19 +97,19 @@ func (n *node) unused(c card, left bool) error {
 	return err
 }
 
-// renew sets the PF for a VF as by default, and binds the driver again, which makes another interface.
-func (n *node) renew(c card, o ResetOptions) error {
-	if err := n.renewPF(c, o); err != nil {
+// resetVF sets the defaults on the PF and rebinds the driver, which creates a new interface.
+func (n *node) resetVF(c card, o ResetOptions) error {
+	if err := n.resetPF(c, o); err != nil {
 		return err
 	}
 	if c.vf.Driver != "" {
-		fmt.Fprintf(o.Out, "take it from its driver %s\n", c.vf.Driver)
+		fmt.Fprintf(o.Out, "unbind its driver %s\n", c.vf.Driver)
 	}
 	if o.Function != nil {
 		fmt.Fprintln(o.Out, "reset the function")
 	}
 	if c.vf.Driver != "" {
-		fmt.Fprintf(o.Out, "give it back to %s\n", c.vf.Driver)
+		fmt.Fprintf(o.Out, "bind its driver %s\n", c.vf.Driver)
 	}
 	if !o.Act {
 		return nil
@@ -121,7 +121,7 @@ func (n *node) renew(c card, o ResetOptions) error {
 	var err error
 	if o.Function != nil {
 		if err = o.Function(); errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-			return err // the kernel still works on it
+			return err // the kernel may still be working on it
 		}
 	}
 	if c.vf.Driver != "" {
@@ -130,29 +130,29 @@ func (n *node) renew(c card, o ResetOptions) error {
 	if err != nil {
 		return err
 	}
-	now, err := n.bound(o.Address)
+	now, err := n.awaitBound(o.Address)
 	if err == nil && now.link.Index != 0 && c.link.Index != 0 && now.link.Name != c.link.Name {
 		now.link.Name, err = c.link.Name, n.host.Rename(now.link, c.link.Name)
 	}
 	return err
 }
 
-// renewPF sets the PF for a VF as by default, if it can be told.
-func (n *node) renewPF(c card, o ResetOptions) error {
-	have, told, err := n.asPF(c)
-	if err != nil || !told {
+// resetPF sets the default settings of a VF on its PF, if the PF is available.
+func (n *node) resetPF(c card, o ResetOptions) error {
+	have, available, err := n.settingsOnPF(c)
+	if err != nil || !available {
 		return err
 	}
 	want := kernel.VF{MAC: make(net.HardwareAddr, len(have.MAC)), Proto: "802.1q", LinkState: "auto"}
-	if have.SpoofCheck != nil { // else the driver knows none
+	if have.SpoofCheck != nil { // otherwise the driver does not support it
 		want.SpoofCheck = new(true)
 	}
 	if have.Trust != nil {
 		want.Trust = new(false)
 	}
-	fmt.Fprintf(o.Out, "PF %s has for it: %s\n  set: %s\n", c.pfLink.Name, text(have), text(want))
+	fmt.Fprintf(o.Out, "PF %s has the settings: %s\n  set: %s\n", c.pfLink.Name, formatVF(have), formatVF(want))
 	if !o.Act {
 		return nil
 	}
-	return n.set(c, have, want)
+	return n.setOnPF(c, have, want)
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// reset runs Reset on a VF and returns what it told.
+// reset runs Reset on a VF and returns its output.
 func (l lab) reset(a string, act bool, function func() error) (string, error) {
 	l.Helper()
 	var out bytes.Buffer
@@ -27,7 +27,7 @@ func (l lab) reset(a string, act bool, function func() error) (string, error) {
 	return out.String(), err
 }
 
-// TestReset (V-08): a VF that a dead pod left is brought back, its driver is bound again, and in between the function is reset.
+// TestReset (V-08): an orphaned VF is restored, its driver is bound again, and in between its function is reset.
 func TestReset(t *testing.T) {
 	l := newLab(t)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
@@ -41,7 +41,7 @@ func TestReset(t *testing.T) {
 	l.die(vf1)
 	spoilt := l.home()
 	out, err := l.reset(vf1, false, func() error { return errors.New("called") })
-	want := "VF 0000:11:02.1 is as pod shop/web-0 left it: bring it back\ntake it from its driver iavf\nreset the function\ngive it back to iavf\n"
+	want := "VF 0000:11:02.1 has the settings of pod shop/web-0: restore its former settings\nunbind its driver iavf\nreset the function\nbind its driver iavf\n"
 	if err != nil || out != want || l.home() != spoilt {
 		t.Errorf("a dry run: %v\n%s", err, out)
 	}
@@ -55,7 +55,7 @@ func TestReset(t *testing.T) {
 	l.OK(l.Call("DEL", "dead", "CNI_NETNS", ""))
 }
 
-// TestResetTorn: an unreadable journal does not keep the VF for ever.
+// TestResetTorn: a VF with an unreadable journal can be reset.
 func TestResetTorn(t *testing.T) {
 	l := newLab(t)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
@@ -68,7 +68,7 @@ func TestResetTorn(t *testing.T) {
 	l.isGolden()
 }
 
-// TestResetFails: when the card cannot do it the driver comes back; while the kernel has not finished it would hang.
+// TestResetFails: after a failed reset of the function the driver is bound again, but not after a timeout, when a bind would hang.
 func TestResetFails(t *testing.T) {
 	for _, c := range []struct {
 		err    error
@@ -85,7 +85,7 @@ func TestResetFails(t *testing.T) {
 	}
 }
 
-// TestResetRefused: what the node uses, what another namespace has and what is no VF stays as it is.
+// TestResetRefused: a VF that the node or another namespace uses, and a function that is not a VF, stay unchanged.
 func TestResetRefused(t *testing.T) {
 	l := newLab(t)
 	refused := func(a, says string) {
@@ -94,7 +94,7 @@ func TestResetRefused(t *testing.T) {
 			t.Errorf("%v, want %q\n%s", err, says, out)
 		}
 	}
-	refused("0000:11:00.0", "is no VF of this node")
+	refused("0000:11:00.0", "is not a VF of this node")
 	link := l.link("ens0f0v1")
 	must(t, l.host.AddAddress(link, netip.MustParsePrefix("192.0.2.7/24"), false))
 	refused(vf1, "VF 0000:11:02.1 is in use on the node: ens0f0v1 is up with [192.0.2.7/24]")
@@ -112,19 +112,19 @@ func TestResetRefused(t *testing.T) {
 		moved, _, err = pod.Link("theirs")
 		must(t, err, pod.MoveLink(moved, home, "ens0f0v2"))
 	})
-	// Beneath another interface, as sysfs tells.
+	// Below another interface, as shown in sysfs.
 	pcitest.Set(t, l.sriov.sysfs, vf0, "net/ens0f0v0/upper_macvlan7/type", "1")
-	refused(vf0, "is in use on the node: ens0f0v0 is beneath macvlan7")
+	refused(vf0, "is in use on the node: ens0f0v0 is the lower interface of macvlan7")
 	l.isGolden()
 }
 
-// TestReturn (V-22): without a DEL, and without GC, a VF is brought back as soon as the kernel has returned it, and not before.
+// TestReturn (V-22): without DEL and GC, a VF is restored as soon as the kernel has returned it, and not earlier.
 func TestReturn(t *testing.T) {
 	l := newLab(t)
 	back := func() string {
 		t.Helper()
 		var log bytes.Buffer
-		must(t, Return(l.sriov.sysfs, slog.New(slog.NewTextHandler(&log, nil))))
+		must(t, RestoreOrphans(l.sriov.sysfs, slog.New(slog.NewTextHandler(&log, nil))))
 		return log.String()
 	}
 	if log := back(); log != "" {
@@ -138,19 +138,19 @@ func TestReturn(t *testing.T) {
 	l.OK(a.check("mac", "02:00:00:00:00:01"))
 	l.spoil("net1")
 	l.die(vf1)
-	if log := back(); !strings.Contains(log, "bringing a VF back whose pod has ended") || !strings.Contains(log, "pod=shop/web-0") {
+	if log := back(); !strings.Contains(log, "restoring a VF whose pod has ended") || !strings.Contains(log, "pod=shop/web-0") {
 		t.Errorf("log: %s", log)
 	}
 	l.isGolden()
 	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 }
 
-// TestReturnUnseen: where sysfs does not show the VF, its journal stays.
+// TestReturnUnseen: if sysfs does not show the VF, its journal stays.
 func TestReturnUnseen(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
 	l.add("a")
-	must(t, Return(pcitest.Generate(t, pcitest.Machine{Nodes: 1}), slog.New(slog.DiscardHandler)))
+	must(t, RestoreOrphans(pcitest.Generate(t, pcitest.Machine{Nodes: 1}), slog.New(slog.DiscardHandler)))
 	if _, err := os.Stat(l.journalOf(vf0)); err != nil {
 		t.Error(err)
 	}

@@ -17,33 +17,32 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// release brings a VF back to what it was before an attachment got it. When it is another one's by now, or nobody's, nothing happens.
+// release restores a VF to its state before the attachment. It is a no-op if the VF belongs to another attachment now, or to none.
 func (n *node) release(owner attachment.Key, v vf, netns string) error {
 	a := v.Address
-	h, err := holdKnown(a)
+	h, err := lockKnown(a)
 	if h == nil {
 		return err
 	}
 	defer h.close()
 	j, ok, err := h.load()
 	if err == nil && !ok {
-		return n.fetchUnknown(owner, v, netns)
+		return n.returnUnknown(owner, v, netns)
 	}
 	if err != nil {
 		return err
 	}
 	if j.Owner != owner {
-		n.r.Log.Info("the VF is another pod's by now and is left alone", "vf", a, "pod", j.Pod)
+		n.r.Log.Info("the VF belongs to another pod now; leaving it unchanged", "vf", a, "pod", j.Pod)
 		return nil
 	}
 	return n.restore(h, j)
 }
 
-// fetchUnknown brings the interface of a VF home of which a record tells, and whose journal somebody has removed: what it was like nobody
-// knows.
-func (n *node) fetchUnknown(owner attachment.Key, v vf, netns string) error {
+// returnUnknown returns the interface of a VF whose journal is missing to the node. The VF's former settings are unknown.
+func (n *node) returnUnknown(owner attachment.Key, v vf, netns string) error {
 	j := journal{Address: v.Address, Owner: owner, Netns: netns, Name: v.Name, MAC: v.MAC, Former: former{Name: ownName(v.Address)}}
-	pod, link, alive, err := inPod(j)
+	pod, link, alive, err := findInPod(j)
 	if err != nil || !alive {
 		return err
 	}
@@ -51,57 +50,57 @@ func (n *node) fetchUnknown(owner attachment.Key, v vf, netns string) error {
 	if link.Index == 0 {
 		return nil
 	}
-	n.r.Log.Warn("the journal of a VF is missing: it comes home as its pod left it", "vf", v.Address, "name", j.Former.Name, "fix",
+	n.r.Log.Warn("the journal of a VF is missing: the VF returns with the settings of its pod", "vf", v.Address, "name", j.Former.Name, "fix",
 		"podlace sriov reset "+v.Address.String())
 	x := restoring{node: n, j: j}
 	if x.c, err = n.read(v.Address); err != nil {
 		return err
 	}
-	return x.bringHome(pod, link)
+	return x.moveToNode(pod, link)
 }
 
-// restoring is a VF on its way back.
+// restoring is a VF that is being restored.
 type restoring struct {
 	*node
 	j journal
 	c card
 }
 
-// restore makes a VF as its journal says that it was. It goes on after an error; the journal goes last, and only when all is done, or the
-// VF is gone for good.
-func (n *node) restore(h *held, j journal) error {
+// restore restores the settings in the journal of a VF. It continues after an error. It removes the journal last, when everything is
+// restored or the VF no longer exists.
+func (n *node) restore(h *lockedVF, j journal) error {
 	x := restoring{node: n, j: j}
 	var err error
-	if x.c, err = n.read(j.Address); isGone(err) {
-		n.r.Log.Info("the VF is gone", "vf", j.Address)
-		n.untell(j.Info)
-		return h.forget()
+	if x.c, err = n.read(j.Address); isMissing(err) {
+		n.r.Log.Info("the VF no longer exists; removing its journal", "vf", j.Address)
+		n.removeInfo(j.Info)
+		return h.removeJournal()
 	}
 	if err != nil {
 		return err
 	}
-	err = x.fetch()
-	x.takeMAC()
-	err = errors.Join(err, x.restorePF(), x.restoreDriver(), x.renew())
+	err = x.returnLink()
+	x.restoreMAC()
+	err = errors.Join(err, x.restorePF(), x.restoreDriver(), x.rebindIfConfigured())
 	if x.c.link.Index != 0 && j.Former.Name != "" {
 		err = errors.Join(err, x.restoreLink())
 	}
-	if _, e := n.read(j.Address); isGone(e) {
-		err = nil // meanwhile, which explains all errors
+	if _, e := n.read(j.Address); isMissing(e) {
+		err = nil // the VF was removed meanwhile, which explains all errors
 	}
-	n.untell(j.Info)
+	n.removeInfo(j.Info)
 	if err != nil {
-		return plugin.Errorf(plugin.Code(err), "bring VF %s back: %w", j.Address, err)
+		return plugin.Errorf(plugin.Code(err), "restore VF %s: %w", j.Address, err)
 	}
-	return h.forget()
+	return h.removeJournal()
 }
 
-// fetch brings the interface home. The kernel returns it by itself, under the name that it had in the pod, when the namespace goes.
-func (x *restoring) fetch() error {
+// returnLink returns the interface to the node. When a namespace ends, the kernel returns the interface itself, under its name in the pod.
+func (x *restoring) returnLink() error {
 	if x.c.link.Index != 0 || x.j.Former.Name == "" || x.c.vf.Driver == "" || x.c.userspace() != "" {
 		return nil
 	}
-	pod, link, alive, err := inPod(x.j)
+	pod, link, alive, err := findInPod(x.j)
 	if err != nil {
 		return err
 	}
@@ -109,26 +108,26 @@ func (x *restoring) fetch() error {
 		defer pod.Close()
 	}
 	if link.Index != 0 {
-		return x.bringHome(pod, link)
+		return x.moveToNode(pod, link)
 	}
-	c, err := x.await(x.j.Address)
+	c, err := x.awaitLink(x.j.Address)
 	if err != nil {
 		return err
 	}
 	if x.c = c; c.link.Index != 0 {
 		return nil
 	}
-	// A pod has put it into a namespace without a name. Unbinding the driver deletes the interface.
-	x.r.Log.Warn("the interface of the VF cannot be found: its driver is bound again", "vf", x.j.Address, "driver", x.c.vf.Driver)
+	// A pod has moved the interface into an unnamed namespace. Unbinding the driver deletes the interface.
+	x.r.Log.Warn("cannot find the interface of the VF; rebinding its driver", "vf", x.j.Address, "driver", x.c.vf.Driver)
 	if x.c, err = x.rebind(x.c); err == nil && x.c.link.Index == 0 {
-		err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "its interface is nowhere"),
-			"podlace sriov reset %s makes the VF as new, once nobody has it", x.j.Address)
+		err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "its interface cannot be found"),
+			"run 'podlace sriov reset %s' when no pod has the VF", x.j.Address)
 	}
 	return err
 }
 
-// bringHome moves the interface out of a pod. What the pod called it besides must not clash with names of the node.
-func (x *restoring) bringHome(pod *kernel.NS, link kernel.Link) error {
+// moveToNode moves the interface out of a pod. It removes alternative names of the pod, which could clash with names on the node.
+func (x *restoring) moveToNode(pod *kernel.NS, link kernel.Link) error {
 	home, err := x.host.File()
 	if err != nil {
 		return err
@@ -145,37 +144,39 @@ func (x *restoring) bringHome(pod *kernel.NS, link kernel.Link) error {
 		}
 	}
 	if was := x.j.Former.Traits; was != link.Traits && was != (kernel.Traits{}) {
-		// What comes home with NOARP has duplicate address detection switched off for good. What cannot be set is tried again at home.
+		// An interface that returns with NOARP has duplicate address detection disabled for good. Settings that fail here are tried again
+		// on the node.
 		_ = pod.SetTraits(link, was)
 	}
-	name, err := x.named(func(name string) error { return pod.MoveLink(link, home, name) })
+	name, err := x.withFormerName(func(name string) error { return pod.MoveLink(link, home, name) })
 	if err != nil {
 		return err
 	}
 	link, ok, err := x.host.Link(name)
 	if err == nil && !ok {
-		err = plugin.Errorf(plugin.CodeDevice, "%s was renamed or deleted by somebody else", name)
+		err = plugin.Errorf(plugin.CodeDevice, "another program renamed or deleted %s", name)
 	}
 	x.c.link = link
 	return err
 }
 
-// named gives the interface its former name by f, or one that is made of its address when another interface has that.
-func (x *restoring) named(f func(name string) error) (name string, err error) {
+// withFormerName gives the interface its former name by f. If another interface has that name, it uses a name derived from the VF's
+// address.
+func (x *restoring) withFormerName(f func(name string) error) (name string, err error) {
 	name = x.j.Former.Name
-	if err = x.claimed(name, func() error { return f(name) }); errors.Is(err, syscall.EEXIST) {
+	if err = x.retryReclaimed(name, func() error { return f(name) }); errors.Is(err, syscall.EEXIST) {
 		if name = ownName(x.j.Address); name == x.c.link.Name {
-			return name, nil // since it came home
+			return name, nil // it already has this name
 		}
-		x.r.Log.Warn("another interface has the name of the VF's, which gets another one", "vf", x.j.Address, "taken", x.j.Former.Name, "name",
+		x.r.Log.Warn("another interface has the VF's former name; using a name derived from its address", "vf", x.j.Address, "taken", x.j.Former.Name, "name",
 			name)
 		err = f(name)
 	}
 	return name, err
 }
 
-// claimed does f, which needs a name, once more when a pod has left the name on a VF of its own.
-func (x *restoring) claimed(name string, f func() error) error {
+// retryReclaimed calls f, which needs a name. It calls f again after it has reclaimed the name from another VF.
+func (x *restoring) retryReclaimed(name string, f func() error) error {
 	err := f()
 	if !errors.Is(err, syscall.EEXIST) || !x.reclaim(name) {
 		return err
@@ -183,14 +184,14 @@ func (x *restoring) claimed(name string, f func() error) error {
 	return f()
 }
 
-// reclaim takes a name from a VF that a pod has named so and the kernel has returned: that name would be lost for good, while the other VF
-// gets its own back from its journal.
+// reclaim frees a name that a pod gave to its VF, if the kernel has returned that VF under this name. Otherwise the name would be lost
+// for good. The other VF gets its own name back from its journal.
 func (x *restoring) reclaim(name string) bool {
 	other, ok, err := x.host.Link(name)
 	if err != nil || !ok {
 		return false
 	}
-	all, _ := journals() // those that can be read
+	all, _ := journals() // unreadable ones are skipped
 	for _, j := range all {
 		if j.Address == x.j.Address || j.Former.Name == name || slices.Contains(j.Former.AltNames, name) {
 			continue
@@ -198,50 +199,51 @@ func (x *restoring) reclaim(name string) bool {
 		if c, err := x.read(j.Address); err != nil || c.link.Index != other.Index {
 			continue
 		}
-		x.r.Log.Warn("a pod gave its VF a name of another one's", "name", name, "vf", j.Address, "pod", j.Pod)
+		x.r.Log.Warn("a pod renamed its VF to a name that belongs to another VF", "name", name, "vf", j.Address, "pod", j.Pod)
 		if other.Name == name {
-			return x.host.Rename(other, parkedName(j.Address)) == nil // it is down, as the kernel returns interfaces
+			return x.host.Rename(other, parkedName(j.Address)) == nil // the interface is down after its return, so it can be renamed
 		}
 		return x.host.DelAltName(other, name) == nil
 	}
 	return false
 }
 
-// ownName is a name that no other interface has: v00003b10.2.
+// ownName returns a name that no other interface has, such as v00003b10.2.
 func ownName(a pci.Address) string { return "v" + strings.ReplaceAll(a.String(), ":", "") }
 
-// parkedName is that of an interface whose name another VF needs, until its own journal is looked at.
+// parkedName returns a temporary name for an interface whose name another VF needs, until its own journal is processed.
 func parkedName(a pci.Address) string { return "x" + ownName(a)[1:] }
 
-// takeMAC lets the VF take its MAC back by itself, if it can. Once the PF has set one, even the same, no later tenant could change it.
-func (x *restoring) takeMAC() {
+// restoreMAC restores the MAC without the PF, if the driver allows it. Once the PF has set a MAC, even the same one, later tenants could
+// not change it.
+func (x *restoring) restoreMAC() {
 	f := x.j.Former
 	if x.c.link.Index == 0 || f.PF == nil || bytes.Equal(x.c.link.MAC, f.MAC) || !bytes.Equal(f.PF.MAC, f.MAC) {
 		return
 	}
 	if err := x.host.SetMAC(x.c.link, f.MAC); err != nil {
-		x.r.Log.Info("the VF does not take its MAC back, the PF sets it", "vf", x.j.Address, "error", err)
+		x.r.Log.Info("the VF's driver refuses its former MAC; setting it on the PF", "vf", x.j.Address, "error", err)
 		return
 	}
 	x.c.link.MAC = f.MAC
 }
 
-// restorePF sets the PF as it was set for the VF.
+// restorePF restores the VF's settings on its PF.
 func (x *restoring) restorePF() error {
 	if x.j.Former.PF == nil {
 		return nil
 	}
-	now, ok, err := x.asPF(x.c)
+	now, ok, err := x.settingsOnPF(x.c)
 	if err == nil && !ok {
-		err = plugin.Errorf(plugin.CodeDevice, "its PF %s tells nothing of it any more", x.c.pf.Address)
+		err = plugin.Errorf(plugin.CodeDevice, "its PF %s no longer reports the VF", x.c.pf.Address)
 	}
 	if err != nil {
 		return err
 	}
-	return x.set(x.c, now, *x.j.Former.PF)
+	return x.setOnPF(x.c, now, *x.j.Former.PF)
 }
 
-// restoreDriver gives the VF back to the driver that it had.
+// restoreDriver binds the VF's former driver.
 func (x *restoring) restoreDriver() (err error) {
 	driver := x.j.Former.Driver
 	switch {
@@ -259,35 +261,35 @@ func (x *restoring) restoreDriver() (err error) {
 		x.c, err = x.read(x.j.Address)
 		return err
 	}
-	if x.c, err = x.await(x.j.Address); err == nil && x.c.link.Index == 0 {
-		err = plugin.Errorf(plugin.CodeDevice, "it has no interface with driver %s", driver)
+	if x.c, err = x.awaitLink(x.j.Address); err == nil && x.c.link.Index == 0 {
+		err = plugin.Errorf(plugin.CodeDevice, "it has no interface after binding driver %s", driver)
 	}
 	return err
 }
 
-// renew binds the driver again where that is configured: all that a driver keeps goes with the interface, such as queues and filters.
-func (x *restoring) renew() (err error) {
+// rebindIfConfigured rebinds the driver if that is configured. That discards all state of the driver, such as queues and filters.
+func (x *restoring) rebindIfConfigured() (err error) {
 	if x.j.Rebind && x.c.link.Index != 0 {
 		x.c, err = x.rebind(x.c)
 	}
 	return err
 }
 
-// dropXDP removes the programs that the pod attached. One that a file descriptor holds, which may be in a file system, goes with the
-// interface.
+// dropXDP removes the XDP programs of the pod. A program that is held by a file descriptor, possibly pinned in a file system, is removed
+// only with the interface.
 func (x *restoring) dropXDP() error {
 	if x.c.link.XDP == 0 {
 		return nil
 	}
 	err := x.host.DelXDP(x.c.link)
 	if errors.Is(err, syscall.EBUSY) {
-		x.r.Log.Info("a program of the pod holds the interface, the driver is bound again", "vf", x.j.Address)
+		x.r.Log.Info("an XDP program of the pod is attached to the interface; rebinding the driver", "vf", x.j.Address)
 		x.c, err = x.rebind(x.c)
 	}
 	return err
 }
 
-// restoreLink makes the interface, which is at home, as it was.
+// restoreLink restores the settings of the interface, which is on the node.
 func (x *restoring) restoreLink() (err error) {
 	f := x.j.Former
 	if x.c, err = x.setMAC(x.c, f.MAC); err != nil {
@@ -297,14 +299,14 @@ func (x *restoring) restoreLink() (err error) {
 		return err
 	}
 	link := x.c.link
-	if link.Up && (!f.Up || link.Name != f.Name) { // before Linux 6.2 one that is up cannot be renamed
+	if link.Up && (!f.Up || link.Name != f.Name) { // before Linux 6.2 an interface that is up cannot be renamed
 		if err := x.host.SetDown(link); err != nil {
 			return err
 		}
 		link.Up = false
 	}
 	if link.Name != f.Name {
-		if link.Name, err = x.named(func(name string) error { return x.host.Rename(link, name) }); err != nil {
+		if link.Name, err = x.withFormerName(func(name string) error { return x.host.Rename(link, name) }); err != nil {
 			return err
 		}
 	}
@@ -315,7 +317,7 @@ func (x *restoring) restoreLink() (err error) {
 	return err
 }
 
-// restoreSettings makes the interface as it was, but for its MAC and names.
+// restoreSettings restores the settings of the interface except MAC and names.
 func (x *restoring) restoreSettings(link kernel.Link) error {
 	f := x.j.Former
 	var errs []error
@@ -334,7 +336,7 @@ func (x *restoring) restoreSettings(link kernel.Link) error {
 	if link.Traits != f.Traits {
 		errs = append(errs, x.host.SetTraits(link, f.Traits))
 	}
-	if link.Traits.NoARP && !f.Traits.NoARP { // by which the kernel has switched duplicate address detection off
+	if link.Traits.NoARP && !f.Traits.NoARP { // NOARP made the kernel disable duplicate address detection
 		errs = append(errs, x.host.Set(kernel.Sysctl{Path: "ipv6/conf/" + link.Name + "/accept_dad", Value: "1"}))
 	}
 	if len(f.Features) > 0 {
@@ -346,7 +348,7 @@ func (x *restoring) restoreSettings(link kernel.Link) error {
 	return errors.Join(errs...)
 }
 
-// restoreAltNames leaves the interface the alternative names that it had, in their order, but those that another one has by now.
+// restoreAltNames restores the alternative names in their order, except names that another interface has now.
 func (x *restoring) restoreAltNames(link kernel.Link) error {
 	has, had := link.AltNames, x.j.Former.AltNames
 	for len(has) > 0 && len(had) > 0 && has[0] == had[0] {
@@ -360,9 +362,9 @@ func (x *restoring) restoreAltNames(link kernel.Link) error {
 		if name == link.Name {
 			continue
 		}
-		err := x.claimed(name, func() error { return x.host.AddAltName(link, name) })
+		err := x.retryReclaimed(name, func() error { return x.host.AddAltName(link, name) })
 		if errors.Is(err, syscall.EEXIST) {
-			x.r.Log.Warn("another interface has an alternative name of the VF's", "vf", x.j.Address, "name", name)
+			x.r.Log.Warn("another interface has a former alternative name of the VF; it is not restored", "vf", x.j.Address, "name", name)
 			err = nil
 		}
 		errs = append(errs, err)
@@ -370,16 +372,16 @@ func (x *restoring) restoreAltNames(link kernel.Link) error {
 	return errors.Join(errs...)
 }
 
-// same reports whether a PF is set for a VF as it was.
-func same(a, b kernel.VF) bool {
+// equalVF reports whether two sets of a VF's settings on its PF are equal.
+func equalVF(a, b kernel.VF) bool {
 	equal := func(a, b *bool) bool { return a == nil || b == nil || *a == *b }
 	return bytes.Equal(a.MAC, b.MAC) && a.VLAN == b.VLAN && a.QoS == b.QoS && a.Proto == b.Proto && a.LinkState == b.LinkState &&
 		equal(a.SpoofCheck, b.SpoofCheck) && equal(a.Trust, b.Trust) && a.MinRate == b.MinRate && a.MaxRate == b.MaxRate
 }
 
-// text tells how a PF is set, in the words of ip-link(8).
-func text(v kernel.VF) string {
-	told := func(on *bool) string {
+// formatVF formats a VF's settings in the words of ip-link(8).
+func formatVF(v kernel.VF) string {
+	onOff := func(on *bool) string {
 		if on == nil {
 			return "unknown"
 		}
@@ -387,5 +389,5 @@ func text(v kernel.VF) string {
 	}
 	return fmt.Sprintf("mac %s vlan %d qos %d proto %s spoofchk %s trust %s state %s min_tx_rate %d max_tx_rate %d", v.MAC, v.VLAN, v.QoS,
 		v.Proto,
-		told(v.SpoofCheck), told(v.Trust), v.LinkState, v.MinRate, v.MaxRate)
+		onOff(v.SpoofCheck), onOff(v.Trust), v.LinkState, v.MinRate, v.MaxRate)
 }

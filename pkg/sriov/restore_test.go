@@ -4,7 +4,7 @@ package sriov
 
 import "testing"
 
-// TestNamesInOrder (F-31): an ADD that was killed between two alternative names of the VF does not change which of them comes first.
+// TestNamesInOrder (F-31): an ADD that was killed while it removed alternative names does not change their order.
 func TestNamesInOrder(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)

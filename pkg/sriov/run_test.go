@@ -37,26 +37,26 @@ type (
 	outcome = kerneltest.Outcome
 )
 
-// VFs of the card, whose interfaces veths play, named as sysfs has them. Its PF is ens0f0.
+// VFs of the card. Veths stand for their interfaces, with the names in sysfs. The PF is ens0f0.
 const (
 	vf0, vf1, vf2 = "0000:11:02.0", "0000:11:02.1", "0000:11:02.2"
 	fast, slow    = "example.com/fast", "example.com/slow"
 )
 
-// lab is a node with a card of four VFs, a device plugin that answers, and a pod.
+// lab is a node with a card of four VFs, a device plugin and a pod.
 type lab struct {
 	kerneltest.Lab
 	sriov   *sriov
 	host    *kernel.Node
 	devices *[]allocation.Device
-	unsure  *bool              // the device plugin: whether a pod of its name is the one that is meant
-	claims  *bool              // and whether it tells of claims
-	refusal *allocation.Answer // the device plugin's, while it has an error
+	unsure  *bool              // the device plugin is not sure about the pod's UID
+	claims  *bool              // the device plugin supports claims
+	refusal *allocation.Answer // error of the device plugin
 	golden  string
-	card    func() string // describes the card when it is a real one
+	card    func() string // describes the card if it is a real one
 }
 
-// newLab is a node on which the plugin is chained. It looks for leftovers at the end.
+// newLab returns a node with the plugin in a chain. At the end it checks that nothing is left.
 func newLab(t *testing.T, keys ...any) lab {
 	t.Helper()
 	must(t, os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni"))
@@ -81,7 +81,7 @@ func newLab(t *testing.T, keys ...any) lab {
 	return l
 }
 
-// unsetLab is a lab without VFs, pod and configuration.
+// unsetLab returns a lab without VFs, pod and configuration.
 func unsetLab(t *testing.T, host *kernel.Node) lab {
 	t.Helper()
 	l := lab{sriov: &sriov{}, host: host, devices: &[]allocation.Device{}, unsure: new(bool), claims: new(bool), refusal: &allocation.Answer{}}
@@ -92,7 +92,7 @@ func unsetLab(t *testing.T, host *kernel.Node) lab {
 	return l
 }
 
-// addVF makes the interface of a VF as an admin has left it.
+// addVF creates the interface of a VF with settings of an admin.
 func (l lab) addVF(name string, mtu int) {
 	l.Helper()
 	_, err := l.host.AddVeth(kernel.Veth{Host: name, Pod: name + "peer", MTU: mtu})
@@ -104,7 +104,7 @@ func (l lab) addVF(name string, mtu int) {
 	}
 }
 
-// serve answers for the device plugin.
+// serve serves the device plugin's socket.
 func (l *lab) serve() {
 	l.Helper()
 	dir, err := filepath.Dir(l.sriov.socket), error(nil)
@@ -137,7 +137,7 @@ func (l *lab) serve() {
 	l.Cleanup(func() { cancel(); <-done; os.RemoveAll(dir) })
 }
 
-// allocate gives the pod VFs of the resource fast.
+// allocate allocates VFs of the resource fast to the pod.
 func (l lab) allocate(addresses ...string) {
 	*l.devices = nil
 	for _, a := range addresses {
@@ -145,7 +145,7 @@ func (l lab) allocate(addresses ...string) {
 	}
 }
 
-// other is the same node with another pod.
+// other returns the same node with another pod.
 func (l lab) other() lab {
 	l.Helper()
 	l.Pod = kerneltest.NewPod(l.T)
@@ -172,7 +172,7 @@ func (a attached) check(keys ...any) outcome {
 	return a.Call("CHECK", a.id, append([]any{"prevResult", a.prev}, keys...)...)
 }
 
-// del is DEL, after which all VFs are as they were.
+// del runs DEL and checks that all VFs are restored.
 func (l lab) del(id string, keys ...any) {
 	l.Helper()
 	l.OK(l.Call("DEL", id, keys...))
@@ -189,7 +189,7 @@ func (l lab) isGolden() {
 	}
 }
 
-// home describes the interfaces of the VFs that are on the node.
+// home describes the interfaces of VFs on the node.
 func (l lab) home() string {
 	l.Helper()
 	if l.card != nil {
@@ -223,7 +223,7 @@ func (l lab) link(name string) kernel.Link {
 	return link
 }
 
-// inPod runs f on the namespace of the pod.
+// inPod runs f in the namespace of the pod.
 func (l lab) inPod(f func(*kernel.NS)) {
 	l.Helper()
 	netns, err := os.Open(l.Pod.Path)

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// set is a device of the first claim with settings of its class and, if these are named, of the claim.
+// set returns a device of the first claim, with settings of its class and, for the named keys, of the claim.
 func set(result int, address string, c vfconfig.Config, claimed ...string) allocation.Device {
 	d := claimed1(result, address)
 	c.Claimed, d.Config = claimed, &c
@@ -28,7 +28,8 @@ func claimed1(result int, address string) allocation.Device {
 	return claimed("c-0", "a", result, address)
 }
 
-// TestClaimSettings: each VF gets what its class and its claim set, and what the conflist sets of it besides; others get the latter only.
+// TestClaimSettings: each VF gets the settings of its class and claim, and the remaining ones of the conflist. VFs without claims get
+// only the latter.
 func TestClaimSettings(t *testing.T) {
 	l := newLab(t, "ipam", ranges(), "mtu", 1300)
 	l.give(
@@ -57,22 +58,22 @@ func TestClaimSettings(t *testing.T) {
 	l.del("a")
 }
 
-// give lets the device plugin tell of devices of claims, which are prepared.
+// give makes the device plugin return devices of claims, and prepares the claims.
 func (l lab) give(devices ...allocation.Device) {
 	l.Helper()
 	*l.devices, *l.claims = devices, true
 	l.prepare(l.TempDir(), "u-0", devices...)
 }
 
-// allocate0 gives a VF to the pod by the device plugin API, beside those that it has.
+// allocate0 allocates a VF to the pod by the device plugin API, in addition to its VFs.
 func (l lab) allocate0(address string) {
 	*l.devices = append(*l.devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Resource: fast, ID: address})
 }
 
-// TestClaimSettingsRefused: what cannot be applied as it stands in the record fails the ADD, before anything is changed.
+// TestClaimSettingsRefused: settings in the record that cannot be applied make ADD fail before any change.
 func TestClaimSettingsRefused(t *testing.T) {
 	l := newLab(t)
-	const sets = "VF " + vf0 + ", as claim shop/web-0-a sets it: "
+	const sets = "VF " + vf0 + " with the settings of claim shop/web-0-a: "
 	for _, c := range []struct {
 		config vfconfig.Config
 		says   string
@@ -83,13 +84,13 @@ func TestClaimSettingsRefused(t *testing.T) {
 		{vfconfig.Config{VLANQoS: new(3)}, sets + "vlanQoS and vlanProto need a vlan that is not 0", nil},
 		{vfconfig.Config{VLAN: new(0)}, sets + "vlanQoS and vlanProto need a vlan that is not 0", []any{"vlan", 5, "vlanQoS", 3}},
 		{vfconfig.Config{MinTxRate: new(100)}, sets + "minTxRate 100: more than maxTxRate 50", []any{"max_tx_rate", 50}},
-		{vfconfig.Config{IPs: []string{"10.61.0.77"}}, sets + "VFs have no addresses here: the configuration has no ipam", nil},
+		{vfconfig.Config{IPs: []string{"10.61.0.77"}}, sets + "the configuration has no ipam, so VFs get no addresses", nil},
 		{vfconfig.Config{IPs: []string{"10.61.0"}}, sets + `ips "10.61.0": want an address`, []any{"ipam", ranges()}},
-		{vfconfig.Config{IfName: "eth0"}, sets + "ifName eth0: the pod has an interface of this name", nil},
-		{vfconfig.Config{IfName: "data"}, sets + "ifName data: the runtime looks for eth0", []any{"prevResult", nil}},
+		{vfconfig.Config{IfName: "eth0"}, sets + "ifName eth0: the pod already has an interface of this name", nil},
+		{vfconfig.Config{IfName: "data"}, sets + "ifName data: the runtime requires the name eth0", []any{"prevResult", nil}},
 	} {
 		l.give(set(0, vf0, c.config))
-		if len(c.config.Unknown) > 0 { // as only another version can write it
+		if len(c.config.Unknown) > 0 { // only another version could write it
 			*l.devices, *l.claims = nil, false
 			dir := l.lateRecord(vf0, `"queues":4`)
 			c.keys = []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=u-0"}
@@ -98,12 +99,12 @@ func TestClaimSettingsRefused(t *testing.T) {
 	}
 	l.give(set(0, vf0, vfconfig.Config{IfName: "a"}), set(1, vf1, vfconfig.Config{IfName: "a"}))
 	l.Fails(l.Call("ADD", "a"), plugin.CodeConfig, "two interfaces of the pod would be named a")
-	l.give(set(0, vf0, vfconfig.Config{VLAN: new(100)})) // the PF of a lab has no interface: no VF without its VLAN
-	l.Fails(l.Call("ADD", "a"), plugin.CodeKernelFeature, "vlan: the PF of VF "+vf0+" cannot be told")
+	l.give(set(0, vf0, vfconfig.Config{VLAN: new(100)})) // the lab's PF has no interface, so the VLAN cannot be set
+	l.Fails(l.Call("ADD", "a"), plugin.CodeKernelFeature, "cannot set vlan: the PF of VF "+vf0+" is not available")
 	l.isGolden()
 }
 
-// lateRecord writes the record of a claim with a VF and a key of its settings, and returns the folder of the kubelet.
+// lateRecord writes the record of a claim's VF with one key of settings, and returns the kubelet's folder.
 func (l lab) lateRecord(address, key string) string {
 	l.Helper()
 	dir := (&kubelet{containers: []*api.ContainerResources{container("app")}}).serve(l.T)
@@ -115,7 +116,7 @@ func (l lab) lateRecord(address, key string) string {
 	return dir
 }
 
-// TestClaimAndAnnotation: the annotation wins over the class, and must not contradict the claim.
+// TestClaimAndAnnotation: the annotation overrides the class, and must not contradict the claim.
 func TestClaimAndAnnotation(t *testing.T) {
 	l := newLab(t, "ipam", ranges())
 	config := vfconfig.Config{MAC: "02:00:00:00:00:01", IfName: "data", IPs: []string{"10.61.0.77"}}
@@ -126,7 +127,7 @@ func TestClaimAndAnnotation(t *testing.T) {
 		{`{"data": {"ips": ["10.61.0.78"]}}`,
 			`annotation podlace.io/vfs: data: ips ["10.61.0.78"]: claim shop/web-0-a sets ips ["10.61.0.77"]`},
 		{`{"data": {"ips": []}}`, `annotation podlace.io/vfs: data: ips []: claim shop/web-0-a sets ips ["10.61.0.77"]`},
-		{`{"net1": {"name": "x"}}`, `the pod has no VF that is "net1"`},
+		{`{"net1": {"name": "x"}}`, `the pod has no VF with the name "net1"`},
 	} {
 		l.give(set(0, vf0, config, "mac", "ifName", "ips"))
 		l.Fails(l.Call("ADD", "a", "runtimeConfig", annotated(c.text)), plugin.CodeConfig, c.says)
@@ -143,7 +144,8 @@ func TestClaimAndAnnotation(t *testing.T) {
 	l.del("a")
 }
 
-// TestClaimOfNamedVF: called with the VF, as by Multus, the settings of its claim hold, and the VF of another pod's claim is refused.
+// TestClaimOfNamedVF: if the caller names the VF, as Multus does, the settings of its claim apply. The VF of another pod's claim is
+// refused.
 func TestClaimOfNamedVF(t *testing.T) {
 	l := newLab(t)
 	dir := (&kubelet{containers: []*api.ContainerResources{container("app")}}).serve(t)
@@ -152,7 +154,7 @@ func TestClaimOfNamedVF(t *testing.T) {
 		return []any{"kubeletDir", dir, "deviceID", vf0, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=" + uid,
 			"prevResult", nil}
 	}
-	l.Fails(l.Call("ADD", "b", keys("u-1")...), plugin.CodeDevice, "VF "+vf0+": claim shop/web-0-a has it, which is not of this pod")
+	l.Fails(l.Call("ADD", "b", keys("u-1")...), plugin.CodeDevice, "VF "+vf0+" belongs to claim shop/web-0-a, which is not a claim of this pod")
 	l.Fails(l.Call("ADD", "b", "deviceID", vf0), plugin.CodeTryAgain, "whether the pod has VF "+vf0+" of claim shop/web-0-a: ")
 	l.isGolden()
 	l.add("a", keys("u-0")...)
@@ -160,11 +162,11 @@ func TestClaimOfNamedVF(t *testing.T) {
 		t.Errorf("mtu %d", got)
 	}
 	l.del("a", keys("u-0")...)
-	l.add("a", append(keys("u-1"), "deviceID", vf1)...) // no claim has this one
+	l.add("a", append(keys("u-1"), "deviceID", vf1)...) // no claim has this VF
 	l.del("a", keys("u-1")...)
 }
 
-// TestMergedSettings: the PF is told what the last source says, and the pod's own limit stays one.
+// TestMergedSettings: the last source of a setting applies on the PF, and the pod's own egress limit remains.
 func TestMergedSettings(t *testing.T) {
 	cfg, err := parse(t, nil, "vlan", 5, "vlanQoS", 3, "trust", "off", "spoofchk", "on", "max_tx_rate", 100, "driver", "iavf", "rebind", true,
 		"mtu", 9000, "runtimeConfig", object{"bandwidth": object{"egressRate": 25_000_000}})
@@ -184,8 +186,8 @@ func TestMergedSettings(t *testing.T) {
 	}
 }
 
-// TestIGBClaimSettings (DRA-F26): the PF is told what class and claim set, in the place of the conflist and beside it, VF by VF; CHECK
-// wants just that, and the VFs come home as they were.
+// TestIGBClaimSettings (DRA-F26): the PF gets the settings of class and claim, which override the conflist, for each VF. CHECK compares
+// them, and DEL restores the VFs.
 func TestIGBClaimSettings(t *testing.T) {
 	l := newIGB(t)
 	keys := []any{"vlan", 100, "spoofchk", "off", "max_tx_rate", 100}
@@ -201,7 +203,7 @@ func TestIGBClaimSettings(t *testing.T) {
 		"mac " + own + " vlan 100 qos 0 proto 802.1q spoofchk off trust " + map[bool]string{true: "on", false: "off"}[*l.asPF(1).Trust] +
 			" state auto min_tx_rate 0 max_tx_rate 100",
 	} {
-		if got := text(l.asPF(i)); got != want {
+		if got := formatVF(l.asPF(i)); got != want {
 			t.Errorf("PF: %s, want %s", got, want)
 		}
 	}

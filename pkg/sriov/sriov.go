@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sriov gives pods virtual functions (VF) of SR-IOV network cards: those that the kubelet allocated to them, beside the interface
-// that plugins before it in the chain made, or as that interface; or one that Multus names.
+// Package sriov attaches SR-IOV virtual functions (VFs) to pods. It attaches the VFs that the kubelet allocated to the pod, beside the
+// interface of earlier plugins in the chain or as the pod's main interface, or the VF that Multus names.
 //
-// A VF is a device that the next pod gets, too. What it was like is written into its journal before the first change, and DEL brings it
-// back to that, whatever came in between.
+// The next pod gets the same VF again. So ADD saves the VF's settings to a journal before its first change, and DEL restores them,
+// whatever happened in between.
 package sriov
 
 import (
@@ -30,54 +30,54 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// state is what the record of an attachment holds; attachments without VFs have no record.
+// state is the content of an attachment's record. Attachments without VFs have no record.
 type state struct {
 	VFs        []vf            `json:"vfs"`
 	Chained    bool            `json:"chained,omitempty"`
 	Netns      string          `json:"netns,omitempty"`
-	Unfinished bool            `json:"unfinished,omitempty"` // the ADD has not come to its end
-	IPAM       json.RawMessage `json:"ipam,omitempty"`       // the object of the configuration, for a DEL after it was edited
+	Unfinished bool            `json:"unfinished,omitempty"` // ADD has not finished
+	IPAM       json.RawMessage `json:"ipam,omitempty"`       // ipam object of the configuration, which may be changed before DEL
 	Wanted     pfSettings      `json:"wanted,omitzero"`
 }
 
 // vf is a VF of an attachment, as ADD made it.
 type vf struct {
 	Address   pci.Address      `json:"address"`
-	Name      string           `json:"name"`               // in the pod
-	Default   string           `json:"-"`                  // the name that the configuration gives it
-	Fixed     net.HardwareAddr `json:"fixedMAC,omitempty"` // that the configuration or the pod wants
-	IPs       []string         `json:"ips,omitempty"`      // that the pod wants of the IPAM plugin
+	Name      string           `json:"name"`               // interface name in the pod
+	Default   string           `json:"-"`                  // interface name by the configuration
+	Fixed     net.HardwareAddr `json:"fixedMAC,omitempty"` // MAC required by the configuration or the pod
+	IPs       []string         `json:"ips,omitempty"`      // addresses that the pod requires from the IPAM plugin
 	MAC       string           `json:"mac,omitempty"`
 	MTU       int              `json:"mtu,omitempty"`
-	Userspace string           `json:"userspace,omitempty"` // the driver that leaves it to a program, such as vfio-pci: there is no interface
+	Userspace string           `json:"userspace,omitempty"` // driver that passes the VF to a user space program, such as vfio-pci; there is no interface
 	Leased    bool             `json:"leased,omitempty"`    // it may have addresses of the IPAM plugin
 	Addresses []netip.Prefix   `json:"addresses,omitempty"`
 	Routes    []kernel.Route   `json:"routes,omitempty"`
 
-	Claim  *allocation.Claim `json:"claim,omitempty"`  // by which the pod has it
-	Wanted *pfSettings       `json:"wanted,omitempty"` // that the claim or its class has changed; else state.Wanted counts
+	Claim  *allocation.Claim `json:"claim,omitempty"`  // claim that assigned the VF
+	Wanted *pfSettings       `json:"wanted,omitempty"` // settings with those of claim or class; nil if state.Wanted applies
 
-	config    *vfconfig.Config // of the claim and its class; nil for nothing
-	wanted    vfSettings
-	held      bool        // this process has written the journal
-	detecting kernel.Link // whose addresses of IPv6 are looked for on others; Index is 0 for none
-	ips       *ipam.Plan
-	asked     *types100.Result
+	config     *vfconfig.Config // of the claim and its class; nil if they set nothing
+	wanted     vfSettings
+	journaled  bool        // this process has written the journal
+	dadLink    kernel.Link // interface in IPv6 duplicate address detection; Index is 0 for none
+	ips        *ipam.Plan
+	ipamResult *types100.Result
 }
 
 type sriov struct {
 	ipam   ipam.Runner
 	sysfs  string
-	socket string // of the device plugin
-	claims string // the folder of records of claims
+	socket string // unix socket of the device plugin
+	claims string // folder of claim records
 }
 
-// Plugin returns the sriov plugin; builtin are the IPAM plugins that it runs in process.
+// Plugin returns the sriov plugin. It runs the IPAM plugins in builtin within the process.
 func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 	return PluginAt(pci.Sysfs, allocation.Socket, claim.Folder, builtin...)
 }
 
-// PluginAt is Plugin for other places of sysfs, the socket of the device plugin and the folder of records of claims.
+// PluginAt is Plugin with other paths of sysfs, the device plugin's socket and the folder of claim records.
 func PluginAt(sysfs, socket, claims string, builtin ...plugin.Plugin) plugin.Plugin {
 	return sriov{ipam.Runner{Builtin: builtin}, sysfs, socket, claims}.plugin()
 }
@@ -86,7 +86,7 @@ func (s sriov) plugin() plugin.Plugin {
 	return plugin.Plugin{Name: "sriov", CallsPatient: true, Add: s.add, Del: s.del, Check: s.check, GC: s.gc, Status: s.status}
 }
 
-// job is one ADD or CHECK: the request with everything opened that it works on.
+// job is one ADD or CHECK with everything that it has opened.
 type job struct {
 	node
 	cfg config
@@ -139,7 +139,7 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	if len(vfs) == 0 {
 		return nil, nil
 	}
-	go func() { // what is written soon: its encoders are made while the kernel opens the pod
+	go func() { // build the JSON encoders while the kernel opens the pod
 		_, _ = json.Marshal(state{})
 		_, _ = json.Marshal(journal{})
 	}()
@@ -162,7 +162,7 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	defer undo.OnError(&err)
 	undo.Push(func() error {
 		touched := j.st
-		touched.VFs = slices.DeleteFunc(slices.Clone(j.st.VFs), func(v vf) bool { return !v.held })
+		touched.VFs = slices.DeleteFunc(slices.Clone(j.st.VFs), func(v vf) bool { return !v.journaled })
 		return s.remove(&j.node, j.att, touched)
 	})
 	for i := range j.st.VFs {
@@ -180,7 +180,7 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	return j.result(), nil
 }
 
-// savePlan writes the record before the first change: for the DEL after a kill, each VF may have addresses.
+// savePlan writes the record before the first change. It marks each VF as possibly having addresses, for a DEL after a kill.
 func (j *job) savePlan() error {
 	planned := j.st
 	planned.VFs = slices.Clone(j.st.VFs)
@@ -190,15 +190,15 @@ func (j *job) savePlan() error {
 	return j.att.Save(planned)
 }
 
-// clearResidue removes what an ADD of the same key left that never came to its end, and refuses names that the pod has.
+// clearResidue removes the residue of an interrupted ADD of the same key, and refuses interface names that the pod already has.
 func (s sriov) clearResidue(j *job, vfs []vf) error {
 	var st state
 	recorded, err := j.att.Load(&st)
 	if err != nil {
 		return err
 	}
-	if recorded && st.Unfinished { // the lock is ours, so the process that began this has ended
-		j.r.Log.Info("removing what an interrupted attachment left")
+	if recorded && st.Unfinished { // this process has the lock, so the interrupted process has ended
+		j.r.Log.Info("removing the residue of an interrupted ADD")
 		if err := s.remove(&j.node, j.att, st); err != nil {
 			return err
 		}
@@ -208,9 +208,9 @@ func (s sriov) clearResidue(j *job, vfs []vf) error {
 		if _, exists, err := j.pod.Link(v.Name); err != nil {
 			return err
 		} else if exists {
-			hint := "it is left as it is; another plugin made it"
+			hint := "it is unchanged; another plugin made it"
 			if recorded {
-				hint = "it is left as it is; an earlier ADD made it: call DEL first"
+				hint = "it is unchanged; an earlier ADD made it: call DEL first"
 			}
 			return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "interface %s already exists in the pod", v.Name), "%s", hint)
 		}
@@ -222,8 +222,8 @@ func (s sriov) clearResidue(j *job, vfs []vf) error {
 		if _, exists, err := j.pod.Link(v.Name); err != nil {
 			return err
 		} else if exists || v.Userspace != "" {
-			return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "the pod has VF %s already, as %s", v.Address, v.Name),
-				"an earlier ADD gave it: call DEL first. If the type sriov stands twice in the configuration, name all resources in one")
+			return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "the pod already has VF %s as %s", v.Address, v.Name),
+				"an earlier ADD attached it: call DEL first. If the conflist has the type sriov twice, name all resources in one entry")
 		}
 	}
 	return s.remove(&j.node, j.att, st)
@@ -253,8 +253,8 @@ func (s sriov) removeFromNode(r *plugin.Request, att *attachment.Attachment, st 
 	return s.remove(n, att, st)
 }
 
-// remove brings all VFs of an attachment home. It goes on after an error; the addresses go back when nothing uses them any more, and the
-// record goes last, when all is done.
+// remove restores all VFs of an attachment. It continues after an error. It releases the addresses when no VF uses them, and removes the
+// record last.
 func (s sriov) remove(n *node, att *attachment.Attachment, st state) error {
 	var errs []error
 	for _, v := range slices.Backward(st.VFs) {
@@ -265,7 +265,7 @@ func (s sriov) remove(n *node, att *attachment.Attachment, st state) error {
 	}
 	for _, v := range slices.Backward(st.VFs) {
 		if v.Leased {
-			errs = append(errs, s.giveBack(n.r, st, v))
+			errs = append(errs, s.releaseAddresses(n.r, st, v))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -274,7 +274,8 @@ func (s sriov) remove(n *node, att *attachment.Attachment, st state) error {
 	return att.Remove()
 }
 
-// delUnrecorded looks for VFs whose journals name the attachment. The record was there before them, and somebody has removed it.
+// delUnrecorded restores VFs whose journals name the attachment. ADD writes the record before the journals, so another program has
+// removed the record.
 func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) error {
 	if !mayHaveVFs(r) {
 		return nil
@@ -287,8 +288,8 @@ func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) erro
 	for _, j := range left {
 		st.VFs = append(st.VFs, vf{Address: j.Address, Name: j.Name, Leased: ipam.Type(st.IPAM) != ""})
 	}
-	r.Log.Warn("the record of the attachment is missing; its VFs are known by their journals")
-	if att == nil { // nothing of the network is recorded
+	r.Log.Warn("the record of the attachment is missing; restoring its VFs from their journals")
+	if att == nil { // the network has no records
 		if att, err = attachment.Open(r); err != nil {
 			return err
 		}
@@ -297,14 +298,14 @@ func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) erro
 	return s.removeFromNode(r, att, st)
 }
 
-// mayHaveVFs tells of an attachment without a record whether the journals have to be read, of which there are as many as pods with VFs: not
-// if all that a result tells of the pod is the interface that another plugin made.
+// mayHaveVFs reports whether the journals must be read for an attachment without a record. There is one journal for each attached VF on
+// the node. They are skipped if the only pod interface in prevResult is the one of another plugin.
 func mayHaveVFs(r *plugin.Request) bool {
 	return !chained(r) || len(r.Prev.Interfaces) == 0 ||
 		slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Sandbox != "" && i.Name != r.IfName })
 }
 
-// status fails only when no ADD can work here. A node without VFs serves pods that have none.
+// status fails only if no ADD can succeed on this node. A node without VFs serves pods without VFs.
 func (s sriov) status(r *plugin.Request) error {
 	openLog(r)
 	cfg, err := parseConfig(r)
@@ -316,7 +317,7 @@ func (s sriov) status(r *plugin.Request) error {
 	}
 	attachment.LogOnce(r, kubeletTraps(cfg))
 	if cfg.IPAM != "" {
-		return s.ipam.Status(s.asking(r, false, vf{Name: r.IfName}), cfg.IPAM)
+		return s.ipam.Status(s.ipamRequest(r, false, vf{Name: r.IfName}), cfg.IPAM)
 	}
 	return nil
 }
@@ -331,7 +332,7 @@ func kubeletTraps(cfg config) []plugin.Finding {
 		" does not exist: pods with VFs cannot start. Set kubeletDir to the --root-dir of the kubelet"}}
 }
 
-// result lists what the attachment consists of. What plugins before it made stays in front.
+// result adds the VFs to the result of the earlier plugins.
 func (j *job) result() *types100.Result {
 	result := &types100.Result{}
 	if j.r.Prev != nil {
@@ -350,7 +351,7 @@ func (j *job) result() *types100.Result {
 		}
 		result.Routes = append(result.Routes, v.ips.Shown...)
 		if result.DNS.IsEmpty() {
-			result.DNS = v.asked.DNS
+			result.DNS = v.ipamResult.DNS
 		}
 	}
 	return result

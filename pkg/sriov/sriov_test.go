@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// spoil does to an interface of the pod what a tenant can do.
+// spoil changes a pod's interface as a tenant can.
 func (l lab) spoil(name string) {
 	l.Helper()
 	must(l, l.Pod.Do(func() error { return pci.SetFeatures(name, nil) }))
@@ -33,7 +33,7 @@ func (l lab) spoil(name string) {
 	})
 }
 
-// TestRoundTrip (S-30, V-22): whatever a pod did with its VF, the next one finds it as the admin left it.
+// TestRoundTrip (S-30, V-22): after any changes by a pod, the next pod gets the VF with the admin's settings.
 func TestRoundTrip(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf1)
@@ -52,7 +52,7 @@ func TestRoundTrip(t *testing.T) {
 		l.OK(a.check())
 		l.spoil("net1")
 		l.del(id)
-		l.del(id) // again is fine
+		l.del(id) // a second DEL succeeds
 	}
 }
 
@@ -79,7 +79,7 @@ func TestOrder(t *testing.T) {
 	l.del("a")
 }
 
-// TestMainPlugin: the first VF is the interface that the runtime asks for.
+// TestMainPlugin: the first VF is the interface that the runtime requires.
 func TestMainPlugin(t *testing.T) {
 	l := newLab(t, "prevResult", nil)
 	l.allocate(vf1, vf0)
@@ -89,17 +89,17 @@ func TestMainPlugin(t *testing.T) {
 	}
 	l.OK(a.check())
 	l.Fails(l.Call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists in the pod")
-	l.OK(a.check()) // the first one is intact
+	l.OK(a.check()) // the first attachment is intact
 	l.del("a")
 	l.allocate()
-	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "the pod was allocated no device of example.com/fast, example.com/slow")
+	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "the pod has no device of example.com/fast, example.com/slow")
 	l.Fails(l.Call("ADD", "a", "CNI_ARGS", ""), plugin.CodeEnvironment, "K8S_POD_NAME")
 	l.Fails(l.Call("ADD", "a", "runtimeConfig", object{"bandwidth": object{"ingressRate": 1}}), plugin.CodeConfig,
 		"ingressRate 1: a VF cannot limit what the pod receives")
 	l.isGolden()
 }
 
-// TestMultus: a VF that is named is the interface, and nobody is asked.
+// TestMultus: a named VF is the interface, and neither the device plugin nor the kubelet is asked.
 func TestMultus(t *testing.T) {
 	l := newLab(t, "prevResult", nil, "resources", nil)
 	l.sriov.socket = "/nonexistent"
@@ -113,12 +113,12 @@ func TestMultus(t *testing.T) {
 		l.OK(a.check(keys...))
 		l.del("a", keys...)
 	}
-	l.Fails(l.Call("ADD", "a", "deviceID", vf2, "pciBusID", vf1), plugin.CodeConfig, "another key names")
+	l.Fails(l.Call("ADD", "a", "deviceID", vf2, "pciBusID", vf1), plugin.CodeConfig, "contradicts another key")
 	l.Fails(l.Call("ADD", "a", "deviceID", "11:02.2"), plugin.CodeConfig, `deviceID "11:02.2"`)
 	l.Fails(l.Call("ADD", "a"), plugin.CodeConfig, "resources: want")
 }
 
-// TestWithoutVF: a pod that was allocated none gets what the plugins before made, and nothing is written.
+// TestWithoutVF: a pod without VFs gets the result of the earlier plugins, and no file is written.
 func TestWithoutVF(t *testing.T) {
 	l := newLab(t)
 	*l.devices = []allocation.Device{}
@@ -135,15 +135,15 @@ func TestWithoutVF(t *testing.T) {
 	}
 }
 
-// TestFailClosed (V-25): when it is not known which VFs a pod has, it does not start.
+// TestFailClosed (V-25): a pod whose VFs are unknown does not start.
 func TestFailClosed(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
 	good := (*l.devices)[0]
 	for says, change := range map[string]func(d *allocation.Device){
-		"answers with example.com/fast of pod shop/db-0":  func(d *allocation.Device) { d.Pod = "db-0" },
-		"answers with example.com/fast of pod bank/web-0": func(d *allocation.Device) { d.Namespace = "bank" },
-		"answers with example.com/other of pod":           func(d *allocation.Device) { d.Resource = "example.com/other" },
+		"answers with a device of example.com/fast of pod shop/db-0":  func(d *allocation.Device) { d.Pod = "db-0" },
+		"answers with a device of example.com/fast of pod bank/web-0": func(d *allocation.Device) { d.Namespace = "bank" },
+		"answers with a device of example.com/other of pod":           func(d *allocation.Device) { d.Resource = "example.com/other" },
 	} {
 		d := good
 		change(&d)
@@ -153,49 +153,49 @@ func TestFailClosed(t *testing.T) {
 	d := good
 	d.ID = "ens0f0v0"
 	*l.devices = []allocation.Device{d}
-	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, `the pod has the device "ens0f0v0", which is no VF`)
+	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, `the pod's device "ens0f0v0" is not a VF`)
 	*l.devices = []allocation.Device{good, good}
 	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "was allocated to the pod twice")
 	l.allocate(vf0, vf1)
-	l.Fails(l.Call("ADD", "a", "mac", "02:00:00:00:00:01"), plugin.CodeConfig, "the pod has 2 VFs, and only one of them could have it")
+	l.Fails(l.Call("ADD", "a", "mac", "02:00:00:00:00:01"), plugin.CodeConfig, "only one VF can have it, but the pod has 2 VFs")
 	l.sriov.socket = "/nonexistent"
 	o := l.Call("ADD", "a")
-	l.Fails(o, plugin.CodeTryAgain, "which VFs the pod has: ask the kubelet at /run/no-kubelet/pod-resources/kubelet.sock")
-	if !strings.Contains(o.Failure.Details, "pod=shop/web-0") || !strings.Contains(o.Failure.Details, "is the kubelet running") {
+	l.Fails(o, plugin.CodeTryAgain, "find the VFs of the pod: ask the kubelet at /run/no-kubelet/pod-resources/kubelet.sock")
+	if !strings.Contains(o.Failure.Details, "pod=shop/web-0") || !strings.Contains(o.Failure.Details, "check that the kubelet is running") {
 		t.Errorf("%q", o.Failure.Details)
 	}
 	l.isGolden()
 }
 
-// TestNotToBeGiven (S-31): a PF stays with the node, and so does what the node uses.
+// TestNotToBeGiven (S-31): a PF and interfaces in use stay with the node.
 func TestNotToBeGiven(t *testing.T) {
 	l := newLab(t)
 	l.allocate("0000:11:00.0")
-	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "PCI function 0000:11:00.0 is no VF of this node")
+	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "PCI function 0000:11:00.0 is not a VF of this node")
 	l.allocate("0000:12:00.0")
-	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "VF 0000:12:00.0 is gone")
+	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "VF 0000:12:00.0 does not exist")
 	must(t, l.host.AddBridge("br0", nil, 0, false))
 	bridge := l.link("br0")
 	must(t, l.host.SetMaster(l.link("ens0f0v0"), bridge))
-	l.allocate(vf1, vf0) // the one before comes back
-	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "is in use on the node: ens0f0v0 is the port of another interface")
+	l.allocate(vf1, vf0) // the earlier VF returns
+	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "is in use on the node: ens0f0v0 is a port of another interface")
 	must(t, l.host.DelLink("br0"))
 	l.isGolden()
 }
 
-// TestPFUntold: what only the PF can do is refused by its key, when the PF tells nothing.
+// TestPFUntold: if the PF is not available, its settings are refused by key.
 func TestPFUntold(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
 	for key, value := range map[string]any{"vlan": 100, "spoofchk": "off", "trust": "on", "link_state": "enable", "min_tx_rate": 1,
 		"max_tx_rate": 100} {
-		l.Fails(l.Call("ADD", "a", key, value), plugin.CodeKernelFeature, key+": the PF of VF 0000:11:02.0 cannot be told")
+		l.Fails(l.Call("ADD", "a", key, value), plugin.CodeKernelFeature, "cannot set "+key+": the PF of VF 0000:11:02.0 is not available")
 	}
 	l.add("a", "vlan", 0, "max_tx_rate", 0)
 	l.del("a")
 }
 
-// TestTaken: names that the pod has are left alone, and nothing is touched.
+// TestTaken: interface names that the pod already has are refused without a change.
 func TestTaken(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -219,7 +219,7 @@ func ranges() object {
 		"routes": []any{object{"dst": "192.0.2.0/24", "gw": "10.61.0.1"}}}
 }
 
-// TestAddresses: each VF has addresses of its own, which are detected, reported on demand, and given back.
+// TestAddresses: each VF has its own addresses, which pass duplicate address detection, are reported on demand, and are released.
 func TestAddresses(t *testing.T) {
 	l := newLab(t, "ipam", ranges())
 	l.allocate(vf0, vf1)

@@ -55,7 +55,7 @@ func TestNetworkFiles(t *testing.T) {
 		"node.json":   {`{"podCIDRs": ["10.0.0.0/24"]}`, nil},
 		"bad node":    {"{\n\"podCIDRs\": [\"10.0.0.1/24x\"]}", []string{"f:2: podCIDRs: error: podCIDRs"}},
 		"pool":        {`{"resourceList": [{"resourceName": "a b"}]}`, []string{`f:1: resourceList[0].resourceName: error: "a b": want letters`}},
-		"pool's note": {`{"resourceList": []}`, []string{"f:1: resourceList: warning: there is no resource: nothing is offered"}},
+		"pool's note": {`{"resourceList": []}`, []string{"f:1: resourceList: warning: no resource is configured: no device is offered"}},
 	} {
 		got := lines(File{"f", []byte(c.data)})
 		if len(got) > len(c.want) && len(c.want) > 0 {

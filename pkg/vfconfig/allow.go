@@ -29,7 +29,7 @@ func (a Allowance) Allow(key string) error {
 		return errNoKey(key)
 	}
 	if _, again := a[key]; again {
-		return errors.New("the key stands twice")
+		return errors.New("duplicate key")
 	}
 	a[key] = nil
 	return nil
@@ -42,7 +42,7 @@ func (a Allowance) Limit(key string, limit any) error {
 		return err
 	}
 	if _, number := (&Config{}).field(key).(**int); !number {
-		return fmt.Errorf("%s: only numbers can have a limit: list %q itself, which allows any valid value", shown(limit), key)
+		return fmt.Errorf("%s: only numbers can have a limit: list %q itself, which allows any valid value", formatValue(limit), key)
 	}
 	ranges, err := parseLimit(key, limit)
 	a[key] = ranges
@@ -55,29 +55,29 @@ func parseLimit(key string, limit any) (ranges []Range, err error) {
 		for part := range strings.SplitSeq(limit, ",") {
 			r, err := parseRange(key, strings.TrimSpace(part))
 			if err != nil {
-				return nil, fmt.Errorf("%s: %w", shown(limit), err)
+				return nil, fmt.Errorf("%s: %w", formatValue(limit), err)
 			}
 			ranges = append(ranges, r)
 		}
 		return ranges, nil
 	case json.Number:
 		if key == "vlan" {
-			return nil, fmt.Errorf(`%s: want ranges in quotes, such as "100-199,300"`, shown(limit))
+			return nil, fmt.Errorf(`%s: want ranges in quotes, such as "100-199,300"`, formatValue(limit))
 		}
 		most, err := strconv.Atoi(string(limit))
 		if err == nil {
 			err = checkNumber(key, most)
 		}
 		if err != nil || most == 0 {
-			return nil, fmt.Errorf("%s: want the maximum that a claim may set", shown(limit))
+			return nil, fmt.Errorf("%s: want the maximum that a claim may set", formatValue(limit))
 		}
-		return []Range{{least(key), most}}, nil
+		return []Range{{minimum(key), most}}, nil
 	}
-	return nil, fmt.Errorf(`%s: want ranges such as "100-199,300", or a number for the maximum`, shown(limit))
+	return nil, fmt.Errorf(`%s: want ranges such as "100-199,300", or a number for the maximum`, formatValue(limit))
 }
 
-// least returns the smallest value that a maximum allows. A maximum of 0 means no limit, which is above every maximum.
-func least(key string) int {
+// minimum returns the smallest value that a maximum allows. A maximum of 0 means no limit, which is above every maximum.
+func minimum(key string) int {
 	switch key {
 	case "maxTxRate":
 		return 1

@@ -87,7 +87,7 @@ func TestLimit(t *testing.T) {
 		}
 	}
 	a := DefaultAllowance()
-	if err := a.Limit("mtu", "68"); err == nil || err.Error() != "the key stands twice" || a["mtu"] != nil {
+	if err := a.Limit("mtu", "68"); err == nil || err.Error() != "duplicate key" || a["mtu"] != nil {
 		t.Errorf("%v, %v", err, a)
 	}
 	if err := a.Allow("vlan"); err != nil || !cmp.Equal(a.Check(&Config{VLAN: new(0)}), error(nil)) {

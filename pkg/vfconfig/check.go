@@ -116,7 +116,7 @@ func checkText(key, s string) error {
 		if strings.Count(s, IndexMark) > 1 {
 			return fmt.Errorf("%q: %s stands twice", s, IndexMark)
 		}
-		if err := plugin.ValidIfName(Named(s, MaxVFs)); err != nil {
+		if err := plugin.ValidIfName(ExpandName(s, MaxVFs)); err != nil {
 			return fmt.Errorf("%q: %w", s, err)
 		}
 	}
@@ -155,7 +155,7 @@ func ParseMAC(s string) (net.HardwareAddr, error) {
 	return mac, nil
 }
 
-// Named returns an ifName with {index} replaced by the number of the VF.
-func Named(ifName string, index int) string {
+// ExpandName returns an ifName with {index} replaced by the number of the VF.
+func ExpandName(ifName string, index int) string {
 	return strings.Replace(ifName, IndexMark, fmt.Sprint(index), 1)
 }

@@ -52,7 +52,7 @@ func Decode(data []byte, path string) (Entry, error) {
 		case "apiVersion", "kind", "resource":
 			s, ok := value.(string)
 			if !ok {
-				return keyError{key, fmt.Errorf("%s: want a string", shown(value))}
+				return keyError{key, fmt.Errorf("%s: want a string", formatValue(value))}
 			}
 			head[key] = s
 			return nil
@@ -88,12 +88,12 @@ func checkHead(head map[string]string) error {
 		if s, ok := head[k.key]; !ok {
 			return fmt.Errorf("%s is missing: want %s", k.key, k.want)
 		} else if s != k.want {
-			return keyError{k.key, fmt.Errorf("%s: want %s", shown(s), k.want)}
+			return keyError{k.key, fmt.Errorf("%s: want %s", formatValue(s), k.want)}
 		}
 	}
 	resource, ok := head["resource"]
 	if prefix, name, _ := strings.Cut(resource, "/"); ok && (prefix == "" || name == "" || strings.ContainsAny(resource, " \t\n")) {
-		return keyError{"resource", fmt.Errorf("%s: want the name of a resource, such as example.com/fast", shown(resource))}
+		return keyError{"resource", fmt.Errorf("%s: want the name of a resource, such as example.com/fast", formatValue(resource))}
 	}
 	return nil
 }
@@ -120,7 +120,7 @@ func errNoKey(key string) error {
 	if near := plugin.Nearest(key, append(Keys(), "apiVersion", "kind", "resource")); near != "" {
 		return fmt.Errorf("no such key; did you mean %s?", near)
 	}
-	return errors.New("no such key; known are " + strings.Join(Keys(), ", "))
+	return errors.New("no such key; known keys: " + strings.Join(Keys(), ", "))
 }
 
 // members passes the members of an object to take, until one is an error. It refuses duplicate keys, which encoding/json accepts.
@@ -146,7 +146,7 @@ func members(data []byte, take func(key string, value any) error) error {
 			return keyError{key, syntax(err)}
 		}
 		if slices.Contains(seen, key) {
-			return keyError{key, errors.New("the key stands twice")}
+			return keyError{key, errors.New("duplicate key")}
 		}
 		seen = append(seen, key)
 		if err := take(key, value); err != nil {

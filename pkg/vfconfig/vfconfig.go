@@ -202,23 +202,23 @@ func (c *Config) put(key string, value any) error {
 	case **int:
 		n, ok := value.(json.Number)
 		if !ok {
-			return fmt.Errorf("%s: want a number", shown(value))
+			return fmt.Errorf("%s: want a number", formatValue(value))
 		}
 		i, err := strconv.Atoi(string(n))
 		if err != nil {
-			return fmt.Errorf("%s: want a whole number", shown(value))
+			return fmt.Errorf("%s: want a whole number", formatValue(value))
 		}
 		*f = &i
 	case **bool:
 		b, ok := value.(bool)
 		if !ok {
-			return fmt.Errorf("%s: want true or false", shown(value))
+			return fmt.Errorf("%s: want true or false", formatValue(value))
 		}
 		*f = &b
 	case *string:
 		s, ok := value.(string)
 		if !ok {
-			return fmt.Errorf("%s: want a string", shown(value))
+			return fmt.Errorf("%s: want a string", formatValue(value))
 		}
 		if s == "" { // an empty string means that the setting is not set
 			return checkText(key, s)
@@ -235,20 +235,20 @@ func (c *Config) put(key string, value any) error {
 func putList(to *[]string, value any) error {
 	items, ok := value.([]any)
 	if !ok || len(items) == 0 {
-		return fmt.Errorf("%s: want a list of strings", shown(value))
+		return fmt.Errorf("%s: want a list of strings", formatValue(value))
 	}
 	for _, item := range items {
 		s, ok := item.(string)
 		if !ok {
-			return fmt.Errorf("%s: want a list of strings", shown(value))
+			return fmt.Errorf("%s: want a list of strings", formatValue(value))
 		}
 		*to = append(*to, s)
 	}
 	return nil
 }
 
-// shown returns a JSON value in one line for errors.
-func shown(value any) string {
+// formatValue returns a JSON value in one line for errors.
+func formatValue(value any) string {
 	switch v := value.(type) {
 	case nil:
 		return "null"

@@ -83,7 +83,7 @@ func TestNodeName(t *testing.T) {
 		return nil
 	})
 	remains(t, "the daemon says it once", func() error {
-		if n := l.says("must be the name of the Node object"); n > 1 {
+		if n := l.says("set --node-name to the name of the Node object"); n > 1 {
 			return fmt.Errorf("it says it %d times", n)
 		}
 		return nil

@@ -75,7 +75,7 @@ func TestLostEntry(t *testing.T) {
 	l := newVFLab(t)
 	path := podresources.At(kubeletRoot).Checkpoint
 	empty, err := os.ReadFile(path)
-	if notes, err2 := podresources.Notes(path); err != nil || err2 != nil || len(notes) > 0 {
+	if notes, err2 := podresources.CheckpointDevices(path); err != nil || err2 != nil || len(notes) > 0 {
 		t.Fatalf("%v, %v: %v", notes, err, err2)
 	}
 	l.put("only", container{"prepare", vfs(1), true}, container{name: "app"})
@@ -98,7 +98,7 @@ func TestLostEntry(t *testing.T) {
 		}
 		return nil
 	})
-	if notes, err := podresources.Notes(path); err != nil || len(notes) > 0 {
+	if notes, err := podresources.CheckpointDevices(path); err != nil || len(notes) > 0 {
 		t.Errorf("the kubelet wrote the entry again, and this test shows nothing: %v, %v", notes, err)
 	}
 	if s, ok := sandboxOf("only"); ok {

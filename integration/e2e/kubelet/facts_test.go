@@ -58,7 +58,7 @@ func TestKubeletAnswers(t *testing.T) {
 	}
 	l.unknownPod()
 
-	if notes, err := podresources.Notes(podresources.At(kubeletRoot).Checkpoint); err != nil || len(notes) != len(ids) {
+	if notes, err := podresources.CheckpointDevices(podresources.At(kubeletRoot).Checkpoint); err != nil || len(notes) != len(ids) {
 		t.Errorf("the checkpoint has %v, %v: want %v", notes, err, ids)
 	}
 }

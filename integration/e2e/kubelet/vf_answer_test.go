@@ -41,7 +41,7 @@ func hide(t *testing.T) (show func()) {
 // refusals counts the ADDs that the kubelet was told of as refused, because neither daemon nor kubelet said which VFs the pod has.
 func (l *vfLab) refusals() int {
 	data, _ := os.ReadFile(l.kubelet.log)
-	return strings.Count(string(data), `plugin type=\"sriov\" failed (add): sriov add: which VFs the pod has:`)
+	return strings.Count(string(data), `plugin type=\"sriov\" failed (add): sriov add: find the VFs of the pod:`)
 }
 
 // TestDaemonAnswers: pods have their VFs, and start without any, when only the daemon can say which.
