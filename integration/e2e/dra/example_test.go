@@ -14,7 +14,8 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// TestExample: the class, the template and the pod of the quickstart of docs/DRA.md give the pod a net1. The log has what README shows.
+// TestExample: the class, template and pod of the quickstart of docs/DRA.md give the pod a net1. The container's log matches the
+// README.
 func TestExample(t *testing.T) {
 	l := newLab(t, setup{})
 	document, err := os.ReadFile("../../../docs/DRA.md")
