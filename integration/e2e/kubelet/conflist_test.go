@@ -33,8 +33,8 @@ spec:
     resources: {limits: {example.com/fast: 1}}
 `
 
-// TestOneConflist (V-18): the shipped conflist gives one pod eth0, a hostPort, a limit and a VF, and docs/SRIOV.md shows what an admin sees
-// of it.
+// TestOneConflist (V-18): the shipped conflist gives one pod eth0, a hostPort, a limit and a VF, and docs/SRIOV.md shows the output of
+// the administrator's commands.
 func TestOneConflist(t *testing.T) {
 	shipped, err := conf.Conflist(conflist)
 	if err != nil {
@@ -90,7 +90,7 @@ func TestOneConflist(t *testing.T) {
 	l.allHome()
 }
 
-// unshown fails the test when docs/SRIOV.md shows the pod, and not what it is now.
+// unshown fails the test if docs/SRIOV.md shows the pod differently from its current state.
 func (l *vfLab) unshown(readme, story string) {
 	l.t.Helper()
 	if strings.Contains(readme, "hostPort: 30080") {
@@ -106,7 +106,7 @@ var (
 	gap    = regexp.MustCompile(` +`)
 )
 
-// anyTime leaves out of a text what is another each time, and how far it moves what comes after.
+// anyTime removes values that vary from a text, and the white space that varies with them.
 func anyTime(text string) string {
 	return gap.ReplaceAllString(random.ReplaceAllString(late.ReplaceAllString(text, ""), "?"), " ")
 }
