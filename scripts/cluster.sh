@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # cluster.sh runs a Kubernetes cluster on one machine, in namespaces of its own: the control plane, two nodes on its link and a third
-# behind a router. Each machine is a node.sh. The cluster ends with its parent process, and nothing remains on the machine. Clusters may run in parallel.
+# behind a router. Each machine is a node.sh. The cluster ends with its parent process, and nothing remains on the machine. Clusters may
+# run in parallel.
 #
 #   cluster.sh check             exit 0 if a cluster can run on this machine, else print the reason; needs no programs in KUBERNETES
 #   cluster.sh run DIR           start it, print addresses and "ready", stay in the foreground; the end of standard input, TERM or

@@ -15,16 +15,16 @@ import (
 const (
 	echoPort     = 9000 // of TCP
 	callEvery    = 10 * time.Millisecond
-	callPatience = 30 * time.Second // of a connection: a lost segment is sent again
+	callPatience = 30 * time.Second // of a TCP connection, in which a lost segment is sent again
 )
 
-// route leads from a place to an address.
+// route is the path from a place to an address.
 type route struct {
 	from, address string
 	port          int
 }
 
-// calls are connections and streams of datagrams that last until they are ended.
+// calls are connections and streams of datagrams that last until they are stopped.
 type calls struct {
 	stop  chan struct{}
 	tasks sync.WaitGroup
@@ -35,7 +35,7 @@ type calls struct {
 	reasons       []string
 }
 
-// call opens a connection for each path of tcp, and sends datagrams along those of udp, 100 a second each.
+// call opens a connection for each path of tcp, and sends 100 datagrams a second along each path of udp.
 func (f *flannel) call(t *testing.T, tcp, udp []route) *calls {
 	t.Helper()
 	c := &calls{stop: make(chan struct{}), conns: len(tcp)}

@@ -37,7 +37,7 @@ func (l *life) reach(t *testing.T) {
 	}
 }
 
-// foreignDaemon: a program deletes the agent's routes on a node again and again.
+// foreignDaemon: another program repeatedly deletes the agent's routes on a node.
 func (l *life) foreignDaemon(t *testing.T) {
 	before := l.routes(t, "node2")
 	tr := l.traffic(t, pairs()...)
@@ -56,7 +56,7 @@ func (l *life) foreignDaemon(t *testing.T) {
 	l.reach(t)
 }
 
-// linkFlap: the link of a node goes down and comes up. What is not Podlace's comes back as from a network manager.
+// linkFlap: a node's link goes down and up. The test restores the other programs' routes, as a network manager does.
 func (l *life) linkFlap(t *testing.T) {
 	before := l.routes(t, "node2")
 	tr := l.traffic(t, pairs()...)
@@ -76,7 +76,7 @@ func (l *life) linkFlap(t *testing.T) {
 	l.reach(t)
 }
 
-// heard returns when the API server told of a node what was wanted.
+// heard returns the time at which the API server reported the wanted state of a node.
 func (c *cluster) heard(t *testing.T, node, path, wanted string) <-chan time.Time {
 	t.Helper()
 	cmd := exec.Command(c.script, "exec", c.dir, "plane", "kubectl", "get", "node", node, "--watch", "-o", "jsonpath={"+path+"}{\"\\n\"}")
@@ -102,7 +102,7 @@ func (c *cluster) heard(t *testing.T, node, path, wanted string) <-chan time.Tim
 	return told
 }
 
-// restartKubelet ends the kubelet of a node. With other arguments it restarts with them.
+// restartKubelet ends the kubelet of a node. Arguments replace those of the kubelet.
 func (c *cluster) restartKubelet(t *testing.T, node, old, now string) {
 	t.Helper()
 	file := filepath.Join(c.dir, node, "services", "kubelet")
@@ -121,7 +121,7 @@ func (c *cluster) restartKubelet(t *testing.T, node, old, now string) {
 	c.run(t, "exec", node, "sh", "-c", "kill -KILL $(cat /run/node/kubelet.pid)")
 }
 
-// addressChanged: a node gets other addresses and loses those it had, at once, and the kubelet reports it; then it gets the old ones back.
+// addressChanged replaces a node's addresses at once, and the kubelet reports the new ones. Then the node gets its old addresses back.
 func (l *life) addressChanged(t *testing.T) {
 	old, now := [2]string{"192.0.2.12", "2001:db8::12"}, [2]string{"192.0.2.22", "2001:db8::22"}
 	before := l.allRoutes(t)
@@ -171,7 +171,7 @@ func (l *life) awaitFlows(t *testing.T, tr *traffic, node string) {
 	}
 }
 
-// podCIDRChanged: a Node object is deleted, and comes again with other podCIDRs. Its old pods are deleted.
+// podCIDRChanged deletes a Node object, which is created again with other podCIDRs. Its old pods are deleted.
 func (l *life) podCIDRChanged(t *testing.T) {
 	oldPod := l.places["server2"].address["4"]
 	tr := l.traffic(t, aside())
