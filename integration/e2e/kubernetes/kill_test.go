@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestKilled: a cluster whose parent is killed leaves nothing, and meanwhile a second one runs on the same addresses.
+// TestKilled: a cluster whose parent is killed leaves nothing. Meanwhile a second cluster runs with the same addresses.
 func TestKilled(t *testing.T) {
 	one := start(t, "4 6")
 	two := start(t, "4 6")

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
-// others fails the test if a flow lost packets that has nothing to do with the node that something happens to, and returns for how long at
-// most flows of that node had no replies.
+// others fails the test if a flow between unaffected nodes lost packets. It returns the longest time without replies of the affected
+// node's flows.
 func (r *traffic) others(t *testing.T, node string) (outage time.Duration) {
 	t.Helper()
 	lost, most := r.end(t, node)
@@ -27,7 +27,7 @@ func (r *traffic) others(t *testing.T, node string) (outage time.Duration) {
 	return time.Duration(most) * pace
 }
 
-// reach fails the test unless all pods reach each other again without a loss.
+// reach fails the test unless all pods reach each other again without losses.
 func (l *life) reach(t *testing.T) {
 	t.Helper()
 	tr := l.traffic(t, pairs()...)
