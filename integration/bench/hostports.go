@@ -87,9 +87,9 @@ func (r *report) measurePorts(o options, n nodes) {
 		}
 	}
 	race(all, min(o.rounds, portsRounds))
-	r.addAbsolute("portmap ADD of one port, over no port", oneBar, overNothing(entries, besideNone, verbAdd))
-	r.addAbsolute("portmap DEL of one port, over no port", delBar, overNothing(entries, besideNone, verbDel))
-	r.addAbsolute(fmt.Sprintf("portmap ADD of %d ports, over no port", manyPorts), manyBar, overNothing(entries, "200 ports", verbAdd))
+	r.addAbsolute("portmap ADD of one port, over no port", oneBar, additionalTime(entries, besideNone, verbAdd))
+	r.addAbsolute("portmap DEL of one port, over no port", delBar, additionalTime(entries, besideNone, verbDel))
+	r.addAbsolute(fmt.Sprintf("portmap ADD of %d ports, over no port", manyPorts), manyBar, additionalTime(entries, "200 ports", verbAdd))
 	for _, verb := range []string{verbAdd, verbDel} {
 		r.addGrowth(fmt.Sprintf("portmap %s, %s hostPorts of other pods", verb, thousands(count)), portsBar, r.compare(entries, verb))
 	}
@@ -109,8 +109,8 @@ func (n nodes) fillPorts(like *chain, backend string, beside others) error {
 	return nil
 }
 
-// overNothing returns the additional time of a verb compared with a pod without ports, in milliseconds.
-func overNothing(entries map[string]*entry, what, verb string) map[string]figure {
+// additionalTime returns the additional time of a verb compared with a pod without ports, in milliseconds.
+func additionalTime(entries map[string]*entry, what, verb string) map[string]figure {
 	sides := map[string]figure{}
 	for _, side := range []string{sideOurs, sideReference} {
 		e, nothing := entries[beside(side, what)], entries[beside(side, "nothing")]

@@ -44,7 +44,7 @@ func (r *report) measureParallel(o options, n nodes) {
 	for range max(1, min(parallelRepeats, o.rounds/5)) {
 		for _, c := range crowds {
 			if c.err == nil {
-				c.err = c.comeAndGo()
+				c.err = c.attachAndDetachAll()
 			}
 		}
 	}
@@ -80,8 +80,8 @@ func (n nodes) crowd(side side, count int) (*crowd, error) {
 	return c, nil
 }
 
-// comeAndGo attaches all pods, checks that their addresses differ, and detaches all.
-func (c *crowd) comeAndGo() error {
+// attachAndDetachAll attaches all pods, checks that their addresses differ, and detaches all.
+func (c *crowd) attachAndDetachAll() error {
 	took, err := c.all(verbAdd)
 	if err != nil {
 		return err
@@ -94,7 +94,7 @@ func (c *crowd) comeAndGo() error {
 		return err
 	}
 	c.del = append(c.del, took)
-	return c.nothingLeased()
+	return c.checkNoLeases()
 }
 
 func (c *crowd) all(verb string) (time.Duration, error) {
@@ -123,8 +123,8 @@ func (c *crowd) distinct() error {
 	return nil
 }
 
-// nothingLeased checks that no lease remains.
-func (c *crowd) nothingLeased() error {
+// checkNoLeases checks that no lease remains.
+func (c *crowd) checkNoLeases() error {
 	left, err := leaseFiles(filepath.Join(resultsFolder, c.chains[0].network))
 	if err == nil && len(left) > 0 {
 		err = fmt.Errorf("%d leases are left after DEL", len(left))

@@ -45,7 +45,7 @@ func TestListings(t *testing.T) {
 			t.Errorf("the documents have %d listings called %s, want 1", len(blocks), name)
 		case *update:
 			rewrite(t, in, blocks[0], text)
-		case evened(name, blocks[0].text) != evened(name, text):
+		case normalisedListing(name, blocks[0].text) != normalisedListing(name, text):
 			t.Errorf("%s: go test ./integration/docs -update rewrites this listing (-document +program):\n%s",
 				in.at(blocks[0]), cmp.Diff(blocks[0].text, text))
 		}
@@ -63,8 +63,8 @@ func listings(t *testing.T, name string) (in document, blocks []block) {
 	return in, blocks
 }
 
-// evened normalises white space, and the order of sets in a table and of deleted leases, which varies.
-func evened(name, text string) string {
+// normalisedListing normalises white space, and the order of sets in a table and of deleted leases, which varies.
+func normalisedListing(name, text string) string {
 	var lines []string
 	for line := range strings.Lines(text) {
 		if words := strings.Join(strings.Fields(line), " "); words != "" {
@@ -237,21 +237,21 @@ func TestPicture(t *testing.T) {
 		}
 	}
 	for name, imported := range importsOf(t) {
-		at, ok := level[drawn(name)]
+		at, ok := level[pictureName(name)]
 		if !ok {
 			t.Errorf("%s: the picture lacks %s", architecture, name)
 			continue
 		}
 		for _, i := range imported {
-			if below, ok := level[drawn(i)]; ok && below <= at {
+			if below, ok := level[pictureName(i)]; ok && below <= at {
 				t.Errorf("%s imports %s, which the picture shows no lower", name, i)
 			}
 		}
 	}
 }
 
-// drawn returns a package's name in the picture: the folders of plugins/ share one place.
-func drawn(name string) string {
+// pictureName returns a package's name in the picture: the folders of plugins/ share one place.
+func pictureName(name string) string {
 	if strings.HasPrefix(name, "plugins/") && name != "plugins/podlace" {
 		return "plugins/*"
 	}

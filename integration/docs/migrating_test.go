@@ -126,13 +126,13 @@ func leftovers(t *testing.T, f func()) []string {
 	}
 	found := map[string]bool{}
 	for _, line := range sandbox.Diff(before, after) {
-		found[inWords(line)] = true
+		found[documentWord(line)] = true
 	}
 	return slices.Sorted(maps.Keys(found))
 }
 
-// inWords returns the document's word for a line of the oracle, or the line itself.
-func inWords(line string) string {
+// documentWord returns the document's word for a line of the oracle, or the line itself.
+func documentWord(line string) string {
 	for _, kind := range []struct{ pattern, words string }{
 		{` dev bwp| link bwp`, "ifb device"},
 		{`CNI-DN-|CNI-HOSTPORT`, "iptables hostPort rules"},

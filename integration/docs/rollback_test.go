@@ -100,7 +100,7 @@ func TestRollback(t *testing.T) {
 				if checked := strings.Contains(take(t).String(), "nft chain bridge nat cni-br-iface-old-eth0-mac"); checked != (edits != nil) {
 					t.Errorf("the reference's rules check MACs: %t", checked)
 				}
-				traffic.goesOn()
+				traffic.awaitRounds()
 				if err := once(peer, hostPort, peerAddresses[0]); err != nil {
 					t.Errorf("hostPort: %v", err)
 				}
@@ -113,9 +113,9 @@ func TestRollback(t *testing.T) {
 			fresh := newPod(t, "new")
 			other := mixed(t, backends, reference, port+50, edits...)
 			other.add(t, "new", fresh)
-			traffic.goesOn()
+			traffic.awaitRounds()
 			other.del(t, "new", fresh)
-			traffic.goesOn()
+			traffic.awaitRounds()
 			if err := once(peer, hostPort, peerAddresses[0]); err != nil {
 				t.Errorf("hostPort after a pod of the reference: %v", err)
 			}
@@ -150,9 +150,9 @@ func TestRollbackInterrupted(t *testing.T) {
 				if err != nil && !strings.Contains(out, "injected fault") {
 					t.Fatalf("%v\n%s", err, out)
 				}
-				traffic.goesOn()
+				traffic.awaitRounds()
 				mustRollback(t, ours, "--yes")
-				traffic.goesOn()
+				traffic.awaitRounds()
 				traffic.stop()
 				theirs.del(t, "old", pod)
 				kerneltest.NoLeak(t, before, watched())

@@ -194,8 +194,8 @@ func startStream(t *testing.T, pod *sandbox.Pod) *stream {
 	return s
 }
 
-// goesOn waits for several more rounds of traffic.
-func (s *stream) goesOn() {
+// awaitRounds waits for several more rounds of traffic.
+func (s *stream) awaitRounds() {
 	s.t.Helper()
 	for want := s.rounds.Load() + 5; s.rounds.Load() < want; time.Sleep(time.Millisecond) {
 		select {
@@ -274,9 +274,9 @@ func TestTakeOver(t *testing.T) {
 					once(peer, hostPort, peerAddresses[0])); err != nil {
 					t.Error(err)
 				}
-				traffic.goesOn()
+				traffic.awaitRounds()
 				other.del(t, id, fresh)
-				traffic.goesOn()
+				traffic.awaitRounds()
 			}
 			if err := errors.Join(ours.check(t, "old", old), once(peer, hostPort, peerAddresses[0])); err != nil {
 				t.Error(err)

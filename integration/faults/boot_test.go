@@ -153,7 +153,7 @@ func testRebootMidway(t *testing.T, verb string) {
 		}
 		t.Run(fmt.Sprint(at), func(t *testing.T) { // the subtest ends the simulated boot
 			reboot(t, pod)
-			if err := s.emptied(harness.Attachment(pod, victim, harness.Capabilities())); err != nil {
+			if err := s.delWithoutNetns(harness.Attachment(pod, victim, harness.Capabilities())); err != nil {
 				t.Errorf("DEL after the boot: %v", err)
 			}
 			if left := leaseFiles("chain"); len(left) > 0 {

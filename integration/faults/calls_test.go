@@ -143,7 +143,7 @@ func (s *sweep) failCall(t *testing.T, verb, plugin, call, errno, strace string,
 			hits := hits(string(log))
 			injected = len(hits) > 0
 			switch {
-			case slices.ContainsFunc(hits, unspeakable) || injected && errno == sigkill:
+			case slices.ContainsFunc(hits, preventsAnswer) || injected && errno == sigkill:
 				err = nil
 			case err == nil && verb == "ADD":
 				_, err = s.Do("CHECK", rt, nil)
@@ -184,9 +184,9 @@ func hits(log string) (hits []string) {
 	return hits
 }
 
-// unspeakable reports whether a program cannot answer after this failure: a failure of stdout, of the Go runtime's setup of the
+// preventsAnswer reports whether a program cannot answer after this failure: a failure of stdout, of the Go runtime's setup of the
 // standard streams before main, or of the calls that wake the runtime's threads.
-func unspeakable(line string) bool {
+func preventsAnswer(line string) bool {
 	return strings.Contains(line, " write(1<") || strings.Contains(line, "F_GETFD") || strings.Contains(line, "anon_inode:[event")
 }
 

@@ -115,13 +115,13 @@ func testRemoval(t *testing.T, verb string) {
 			if s.plugin == "loopback" && verb == "GC" {
 				continue // the plugin keeps no state
 			}
-			w.addOld(i + 1)
+			w.addCollectable(i + 1)
 			c := w.call(i, verb, nil)
 			changes := c.ok(w).changes
 			w.del(i + 1)
 			w.same(w.base)
 			w.forEachChange(c, changes, func(w world, n int) {
-				w.addOld(i + 1)
+				w.addCollectable(i + 1)
 				w.fault(c, n)
 				c.ok(w)
 				if s.plugin == "sriov" { // sriov needs nothing more from host-local; the next pod rebuilds the index
@@ -135,8 +135,8 @@ func testRemoval(t *testing.T, verb string) {
 	})
 }
 
-// addOld runs add and makes the new files old enough for GC.
-func (w world) addOld(n int) {
+// addCollectable runs add and makes the new files old enough for GC.
+func (w world) addCollectable(n int) {
 	w.Helper()
 	w.add(n)
 	if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {

@@ -90,8 +90,8 @@ func TestFaultUnreadable(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					return errors.Join(d.of(path, data), toldUnreadable(path, d.reason), s.follow(kill{then: then, at: 2}, pod, rt),
-						s.toldByGC(then, path, d.reason), nothingOf(hash))
+					return errors.Join(d.of(path, data), checkUnreadableNamed(path, d.reason), s.follow(kill{then: then, at: 2}, pod, rt),
+						s.checkGCNames(then, path, d.reason), checkNothingLeft(hash))
 				})
 			}
 		}
@@ -99,8 +99,8 @@ func TestFaultUnreadable(t *testing.T) {
 	s.Report(t)
 }
 
-// toldUnreadable checks that each command that reads records names the unreadable one.
-func toldUnreadable(path, reason string) error {
+// checkUnreadableNamed checks that each command that reads records names the unreadable one.
+func checkUnreadableNamed(path, reason string) error {
 	status, list, stderr, err := ls()
 	if status != 2 || !strings.Contains(stderr, path) || !strings.Contains(stderr, reason) {
 		err = errors.Join(err, fmt.Errorf("ls: status %d, %q", status, stderr))
@@ -117,8 +117,8 @@ func toldUnreadable(path, reason string) error {
 	return err
 }
 
-// toldByGC checks that GC logs the unreadable record that it removes.
-func (s *sweep) toldByGC(then, path, reason string) error {
+// checkGCNames checks that GC logs the unreadable record that it removes.
+func (s *sweep) checkGCNames(then, path, reason string) error {
 	if reason == unreadable["of another pod"].reason && strings.Contains(path, "/bandwidth-") {
 		return nil // GC of bridge finds the record through the link, and removes both
 	}
@@ -129,8 +129,8 @@ func (s *sweep) toldByGC(then, path, reason string) error {
 	return nil
 }
 
-// nothingOf checks that no record remains and that ls does not show the pod.
-func nothingOf(hash string) error {
+// checkNothingLeft checks that no record remains and that ls does not show the pod.
+func checkNothingLeft(hash string) error {
 	left, err := filepath.Glob("/run/podlace/chain/*" + hash + "*")
 	if len(left) > 0 {
 		err = errors.Join(err, fmt.Errorf("records %q are left", left))

@@ -55,7 +55,7 @@ func (s *sweep) tryAct(act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error)
 	}
 	leaks, err := before.Leaks()
 	if s.unreadable {
-		leaks = slices.DeleteFunc(leaks, indexKnowsLess)
+		leaks = slices.DeleteFunc(leaks, onlyIndexRebuilt)
 	}
 	if err == nil && len(leaks) > 0 {
 		s.Leaks++
@@ -64,13 +64,13 @@ func (s *sweep) tryAct(act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error)
 	return err
 }
 
-// indexKnowsLess reports whether the difference is only that the index was rebuilt from the leases, which do not name the pods.
-func indexKnowsLess(difference string) bool {
+// onlyIndexRebuilt reports whether the difference is only that the index was rebuilt from the leases, which do not name the pods.
+func onlyIndexRebuilt(difference string) bool {
 	return regexp.MustCompile(`/\.podlace/chain/[0-9a-f]{3} changed: `).MatchString(difference)
 }
 
-// emptied sends DEL for a pod that has lost its namespace.
-func (s *sweep) emptied(rt *libcni.RuntimeConf) error {
+// delWithoutNetns sends DEL for a pod that has lost its namespace.
+func (s *sweep) delWithoutNetns(rt *libcni.RuntimeConf) error {
 	rt.NetNS = ""
 	_, err := s.Do("DEL", rt, nil)
 	return err

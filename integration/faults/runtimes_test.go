@@ -49,14 +49,14 @@ func containerdHabits() []kind {
 		{"storm of RunPodSandbox", 1, func(s *soak) bool { return s.storm(6) }},
 		{"RunPodSandbox twice at once", 1, (*soak).stepAddsAtOnce},
 		{"RunPodSandbox killed at its deadline", 3, func(s *soak) bool { return s.retried(s.atPoint("ADD")) }},
-		{"RunPodSandbox killed some time", 2, func(s *soak) bool { return s.retried(s.someTime()) }},
-		{"RunPodSandbox that fails", 1, func(s *soak) bool { return s.retried(s.someFailure()) }},
+		{"RunPodSandbox killed some time", 2, func(s *soak) bool { return s.retried(s.atRandomTime()) }},
+		{"RunPodSandbox that fails", 1, func(s *soak) bool { return s.retried(s.randomFailure()) }},
 		{"StopPodSandbox", 1, (*soak).stepDel},
 		{"StopPodSandbox and RemovePodSandbox", 3, (*soak).stepDelTwice},
 		{"StopPodSandbox twice at once", 1, (*soak).stepDelsAtOnce},
 		{"StopPodSandbox before the end of RunPodSandbox", 2, (*soak).stepDelBeforeEnd},
-		{"StopPodSandbox killed at its deadline", 2, func(s *soak) bool { return s.stoppedAgain(s.atPoint("DEL")) }},
-		{"StopPodSandbox that fails", 1, func(s *soak) bool { return s.stoppedAgain(s.someFailure()) }},
+		{"StopPodSandbox killed at its deadline", 2, func(s *soak) bool { return s.repeatDel(s.atPoint("DEL")) }},
+		{"StopPodSandbox that fails", 1, func(s *soak) bool { return s.repeatDel(s.randomFailure()) }},
 		{"RemovePodSandbox without a namespace", 2, (*soak).stepDelGone},
 		{"StopPodSandbox without libcni's cache", 1, (*soak).stepDelUncached},
 		{"StopPodSandbox without records", 1, (*soak).stepDelUnrecorded},
@@ -72,12 +72,12 @@ func crioHabits() []kind {
 		{"RunPodSandbox", 3, (*soak).stepAddAndCheck},
 		{"storm of RunPodSandbox", 1, func(s *soak) bool { return s.storm(6) }},
 		{"RunPodSandbox killed at its deadline", 3, func(s *soak) bool { return s.retried(s.atPoint("ADD")) }},
-		{"RunPodSandbox killed some time", 2, func(s *soak) bool { return s.retried(s.someTime()) }},
-		{"RunPodSandbox that fails", 1, func(s *soak) bool { return s.retried(s.someFailure()) }},
+		{"RunPodSandbox killed some time", 2, func(s *soak) bool { return s.retried(s.atRandomTime()) }},
+		{"RunPodSandbox that fails", 1, func(s *soak) bool { return s.retried(s.randomFailure()) }},
 		{"StopPodSandbox", 4, (*soak).stepDel},
 		{"StopPodSandbox before the end of RunPodSandbox", 2, (*soak).stepDelBeforeEnd},
 		{"StopPodSandbox killed", 2, func(s *soak) bool { return s.forgotten(s.atPoint("DEL")) }},
-		{"StopPodSandbox that fails", 2, func(s *soak) bool { return s.forgotten(s.someFailure()) }},
+		{"StopPodSandbox that fails", 2, func(s *soak) bool { return s.forgotten(s.randomFailure()) }},
 		{"StopPodSandbox without records", 1, (*soak).stepDelUnrecorded},
 		{"Status", 3, func(s *soak) bool { return s.stepRestore("STATUS", s.status) }},
 		{"restart", 2, (*soak).stepRestartCRIO},
@@ -95,7 +95,7 @@ func (s *soak) storm(n int) bool {
 			break
 		}
 		if list = append(list, a); len(list)%2 == 0 {
-			kills[a] = s.someTime()
+			kills[a] = s.atRandomTime()
 		}
 	}
 	killed := make([]bool, len(s.actors))
@@ -128,8 +128,8 @@ func (s *soak) retried(m murder) bool {
 	return true
 }
 
-// stoppedAgain kills a DEL, and repeats it until it succeeds.
-func (s *soak) stoppedAgain(m murder) bool {
+// repeatDel kills a DEL, and repeats it until it succeeds.
+func (s *soak) repeatDel(m murder) bool {
 	a := s.some(nil)
 	if a == nil {
 		return false
@@ -171,8 +171,8 @@ func (f *failing) ExecPlugin(ctx context.Context, path string, stdin []byte, env
 	return stdout, err
 }
 
-// someFailure draws a change that fails.
-func (s *soak) someFailure() murder {
+// randomFailure draws a change that fails.
+func (s *soak) randomFailure() murder {
 	f := &failing{plugin: s.random.IntN(3), at: 1 + s.random.IntN(8)}
 	s.says("change %d of plugin %d", f.at, f.plugin)
 	return murder{f, func() bool { return f.failed }}
@@ -209,7 +209,7 @@ func (s *soak) stepRestartContainerd() bool {
 	if a == nil {
 		return false
 	}
-	s.commit(s.someTime(), "ADD", a)
+	s.commit(s.atRandomTime(), "ADD", a)
 	s.del(a)
 	return s.stepRestore("STATUS", s.status)
 }

@@ -23,10 +23,10 @@ func (s *soak) audit() {
 	}
 	s.owned(s.orphans)
 	s.settle()
-	s.remake()
+	s.recreateIncomplete()
 	s.owned(nil)
 	s.elements()
-	s.limitsAsAsked()
+	s.checkLimits()
 	s.each(s.live(), s.reachable)
 	s.neighbours()
 	s.measured()
@@ -51,9 +51,9 @@ func (s *soak) settle() {
 	clear(s.orphans)
 }
 
-// remake runs CHECK of all pods. A pod may have lost a record and then, by a flush, state that only the record names. Its CHECK fails,
+// recreateIncomplete runs CHECK of all pods. A pod may have lost a record and then, by a flush, state that only the record names. Its CHECK fails,
 // as at a restart of CRI-O, and the kubelet recreates the pod.
-func (s *soak) remake() {
+func (s *soak) recreateIncomplete() {
 	s.Helper()
 	live := s.live()
 	whole := make([]bool, len(s.actors))
@@ -215,8 +215,8 @@ func (s *soak) processes() {
 	})
 }
 
-// limitsAsAsked compares the qdiscs of each pod with its requested limits.
-func (s *soak) limitsAsAsked() {
+// checkLimits compares the qdiscs of each pod with its requested limits.
+func (s *soak) checkLimits() {
 	s.Helper()
 	for _, a := range s.live() {
 		if got, device, err := harness.LimitsOf(a.key().HostVeth()); err != nil || got != a.limits || (device != "") != (got.Egress > 0) {

@@ -39,9 +39,9 @@ func soakKinds() []kind {
 		{"STATUS", 3, func(s *soak) bool { return s.stepRestore("STATUS", s.status) }},
 		{"reload", 2, func(s *soak) bool { return s.stepRestore("reload", s.reload) }},
 		{"ADD killed at a point", 4, func(s *soak) bool { return s.stepKillAdd(s.atPoint("ADD")) }},
-		{"ADD killed some time", 2, func(s *soak) bool { return s.stepKillAdd(s.someTime()) }},
+		{"ADD killed some time", 2, func(s *soak) bool { return s.stepKillAdd(s.atRandomTime()) }},
 		{"DEL killed at a point", 3, func(s *soak) bool { return s.stepKillDel(s.atPoint("DEL")) }},
-		{"DEL killed some time", 2, func(s *soak) bool { return s.stepKillDel(s.someTime()) }},
+		{"DEL killed some time", 2, func(s *soak) bool { return s.stepKillDel(s.atRandomTime()) }},
 		{"GC killed", 1, func(s *soak) bool { return s.stepKillRestore("GC") }},
 		{"STATUS killed", 1, func(s *soak) bool { return s.stepKillRestore("STATUS") }},
 		{"reload killed", 1, func(s *soak) bool { return s.stepKillRestore("reload") }},
@@ -281,8 +281,8 @@ func (s *soak) atPoint(verb string) murder {
 	return murder{e, func() bool { return e.reached }}
 }
 
-// someTime kills a program of bin/ at a random time after its start.
-func (s *soak) someTime() murder {
+// atRandomTime kills a program of bin/ at a random time after its start.
+func (s *soak) atRandomTime() murder {
 	k := &timedKill{plugin: s.random.IntN(3), after: time.Duration(s.random.IntN(25_000)) * time.Microsecond}
 	return murder{k, func() bool { return k.killed }}
 }

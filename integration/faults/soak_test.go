@@ -116,7 +116,7 @@ func newSoak(t *testing.T, seed uint64, pods int) *soak {
 	for slot := range pods + 8 {
 		s.actors = append(s.actors, &actor{slot: slot, network: s.networks[map[bool]int{true: 1}[slot%8 == 7]]})
 	}
-	server, err := harness.TellClients(s.lan, 7000)
+	server, err := harness.ServeClientAddress(s.lan, 7000)
 	if err != nil {
 		t.Fatal(err)
 	}

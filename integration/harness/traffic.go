@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TellClients answers every connection with the address of the client.
-func TellClients(pod *sandbox.Pod, port int) (net.Listener, error) {
+// ServeClientAddress answers every connection with the address of the client.
+func ServeClientAddress(pod *sandbox.Pod, port int) (net.Listener, error) {
 	var l net.Listener
 	err := Networked(pod, func() (err error) {
 		l, err = net.Listen("tcp", fmt.Sprintf("[::]:%d", port))

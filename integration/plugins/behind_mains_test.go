@@ -221,7 +221,7 @@ func TestBehindMacvlan(t *testing.T) {
 // ownAddress connects from another machine to the pod's own address.
 func (b *behind) ownAddress(t *testing.T) {
 	t.Helper()
-	server, err := harness.TellClients(b.web, 80)
+	server, err := harness.ServeClientAddress(b.web, 80)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -108,7 +108,7 @@ func (b *behind) views(v6 bool) []view {
 // traffic connects to the hostPort from every view. blocked contains the titles of views that cannot work.
 func (b *behind) traffic(t *testing.T, v6, masqAll bool, blocked ...string) {
 	t.Helper()
-	server, err := harness.TellClients(b.web, 80)
+	server, err := harness.ServeClientAddress(b.web, 80)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -128,7 +128,7 @@ func TestRestartAfterFlush(t *testing.T) {
 				harness.Need(t, "portmap", "bandwidth")
 				conflist := strings.Replace(string(harness.ChainOf(t, "1.1.0", backend)), `"ipMasq":true`, `"ipMasq":true,"antiSpoof":true`, 1)
 				n := &crioNode{conflist: []byte(conflist), cache: t.TempDir(), lan: harness.NewLAN(t), pods: map[*sandbox.Pod]*libcni.RuntimeConf{}}
-				server, err := harness.TellClients(n.lan, 7000)
+				server, err := harness.ServeClientAddress(n.lan, 7000)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -175,7 +175,7 @@ func TestRestartWithAntiSpoof(t *testing.T) {
 	open := harness.ChainOf(t, "1.1.0", "nftables")
 	guarded := []byte(strings.Replace(string(open), `"ipMasq":true`, `"ipMasq":true,"antiSpoof":true`, 1))
 	n := &crioNode{conflist: open, cache: t.TempDir(), lan: harness.NewLAN(t), pods: map[*sandbox.Pod]*libcni.RuntimeConf{}}
-	server, err := harness.TellClients(n.lan, 7000)
+	server, err := harness.ServeClientAddress(n.lan, 7000)
 	if err != nil {
 		t.Fatal(err)
 	}

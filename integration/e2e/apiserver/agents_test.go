@@ -140,7 +140,7 @@ func (a *arrivals) await(t *testing.T, prefixes []netip.Prefix) (last time.Time)
 		if ok {
 			return last
 		}
-		if a.deaf() {
+		if a.droppedEvents() {
 			a.read()
 			time.Sleep(100 * time.Millisecond)
 		}

@@ -228,8 +228,8 @@ func (a *arrivals) deleted() int {
 	return a.gone
 }
 
-// deaf reports whether the kernel dropped events because the buffer was full.
-func (a *arrivals) deaf() bool {
+// droppedEvents reports whether the kernel dropped events because the buffer was full.
+func (a *arrivals) droppedEvents() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.lost != nil

@@ -184,7 +184,7 @@ func (n *node) joinMany(nodes int) []time.Duration {
 	if gone := heard.deleted(); gone > 0 {
 		n.Errorf("%d routes were deleted when nodes joined", gone)
 	}
-	if heard.deaf() {
+	if heard.droppedEvents() {
 		n.Log("the kernel had no room for all that it told: some lags are longer here than they were")
 	}
 	return lags

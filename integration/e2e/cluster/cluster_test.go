@@ -119,13 +119,13 @@ func (n *clusterNode) pod(t *testing.T, name string, caps map[string]any) *sandb
 	n.Must(t, "ADD", rt)
 	t.Cleanup(func() { n.Must(t, "DEL", rt) })
 	n.Must(t, "CHECK", rt)
-	return tellsClients(t, pod)
+	return serveClientAddress(t, pod)
 }
 
-// tellsClients lets a machine tell its clients by which address it sees them, nil for the namespace of the tests.
-func tellsClients(t *testing.T, on *sandbox.Pod) *sandbox.Pod {
+// serveClientAddress makes a machine answer each client with the client's address. nil means the namespace of the tests.
+func serveClientAddress(t *testing.T, on *sandbox.Pod) *sandbox.Pod {
 	t.Helper()
-	server, err := harness.TellClients(on, 80)
+	server, err := harness.ServeClientAddress(on, 80)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,9 +150,9 @@ func keepPodAddresses(t *testing.T, nodes []*clusterNode) {
 	one, two := nodes[0], nodes[1]
 	web, client := one.pod(t, "web", harness.HostPort()), one.pod(t, "client", nil)
 	other := two.pod(t, "other", nil)
-	tellsClients(t, nil)
-	tellsClients(t, one.ns)
-	tellsClients(t, two.ns)
+	serveClientAddress(t, nil)
+	serveClientAddress(t, one.ns)
+	serveClientAddress(t, two.ns)
 	for i, family := range []string{"-4", "-6"}[:len(one.podCIDRs)] {
 		webIP, clientIP, otherIP := harness.AddressOf(t, web, family), harness.AddressOf(t, client, family), harness.AddressOf(t, other, family)
 		for _, path := range []struct {

@@ -134,7 +134,7 @@ func TestAPIAway(t *testing.T) {
 	l.claim("vf", "nic")
 	l.configure(half)
 	within(t, "the VFs of a PF are in slices", func() error { return l.offers(l.ids[:4]...) })
-	added := l.holdADD()
+	added := l.blockADD()
 	l.pod("web", "nic=vf")
 	within(t, "the pod is in its ADD", func() error { return exists("/run/node/adding") })
 	if l.noRecords() == nil {
@@ -174,8 +174,8 @@ func TestAPIAway(t *testing.T) {
 	l.attached("web", l.allocated("vf")...)
 }
 
-// holdADD blocks each ADD of the plugin sriov until the returned function is called.
-func (l *lab) holdADD() (release func()) {
+// blockADD blocks each ADD of the plugin sriov until the returned function is called.
+func (l *lab) blockADD() (release func()) {
 	l.Helper()
 	_ = os.Remove("/run/node/adding")
 	if err := os.WriteFile("/run/node/hold", nil, 0o600); err != nil {
@@ -222,7 +222,7 @@ func TestStateDamaged(t *testing.T) {
 	l.pod("web", "nic=vf")
 	l.runs("web")
 	ids := l.allocated("vf")
-	added := l.holdADD()
+	added := l.blockADD()
 	former := l.killSandbox("web")
 	within(t, "the pod is in its ADD", func() error { return exists("/run/node/adding") })
 	l.damageState()
@@ -231,7 +231,7 @@ func TestStateDamaged(t *testing.T) {
 	l.awaitNewSandbox("web", former)
 	l.attached("web", ids...)
 
-	added = l.holdADD()
+	added = l.blockADD()
 	if err := l.tryCreate("{kind: Pod, metadata: {name: plain, namespace: default}, spec: {}}"); err != nil {
 		t.Fatal(err)
 	}

@@ -87,7 +87,7 @@ spec: {devices: {requests: [` + l.exactly("west", "east") + `, {name: cpus, exac
 	l.addStubStatus()
 	took := within(t, "the status tells of both VFs", func() error { return l.told(ids, true) })
 	t.Logf("the status is there %.1f s after the pod ran", took.Seconds())
-	release := l.holdADD()
+	release := l.blockADD()
 	l.delete(first)
 	within(t, "the status tells that no pod has the VFs", func() error { return l.told(ids, false) })
 	release()

@@ -83,15 +83,15 @@ func TestOneConflist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(string(readme), onePod) || !strings.Contains(anyTime(string(readme)), anyTime(story)) {
-		l.unshown(string(readme), story)
+	if !strings.Contains(string(readme), onePod) || !strings.Contains(withoutVaryingValues(string(readme)), withoutVaryingValues(story)) {
+		l.checkDocumented(string(readme), story)
 	}
 	l.remove("web")
 	l.allHome()
 }
 
-// unshown fails the test if docs/SRIOV.md shows the pod differently from its current state.
-func (l *vfLab) unshown(readme, story string) {
+// checkDocumented fails the test if docs/SRIOV.md shows the pod differently from its current state.
+func (l *vfLab) checkDocumented(readme, story string) {
 	l.t.Helper()
 	if strings.Contains(readme, "hostPort: 30080") {
 		l.t.Errorf("docs/SRIOV.md does not show\n%s\n%s", onePod, story)
@@ -106,7 +106,7 @@ var (
 	gap    = regexp.MustCompile(` +`)
 )
 
-// anyTime removes values that vary from a text, and the white space that varies with them.
-func anyTime(text string) string {
+// withoutVaryingValues removes values that vary from a text, and the white space that varies with them.
+func withoutVaryingValues(text string) string {
 	return gap.ReplaceAllString(random.ReplaceAllString(late.ReplaceAllString(text, ""), "?"), " ")
 }

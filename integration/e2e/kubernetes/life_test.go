@@ -60,11 +60,11 @@ func newLife(t *testing.T) *life {
 	t.Helper()
 	c := start(t, "4 6")
 	c.network(t)
-	return c.inhabit(t)
+	return c.startWorld(t)
 }
 
-// inhabit starts the pods once a network exists.
-func (c *cluster) inhabit(t *testing.T) *life {
+// startWorld starts the pods once a network exists.
+func (c *cluster) startWorld(t *testing.T) *life {
 	t.Helper()
 	l := &life{&world{cluster: c, places: map[string]*place{}}}
 	l.addMachines(t)

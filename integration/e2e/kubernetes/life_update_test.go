@@ -29,7 +29,7 @@ func TestUpdate(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.kubectl(t, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s")
-	l := c.inhabit(t)
+	l := c.startWorld(t)
 	l.settled(t)
 	before := l.run(t, "exec", "node1", "sh", "-c", "sha256sum /opt/cni/bin/podlace-*")
 	l.replaced(t, func() {
@@ -51,7 +51,7 @@ func TestTakeOver(t *testing.T) {
 	c := start(t, "4 6")
 	c.run(t, "byhand")
 	c.kubectl(t, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s")
-	l := c.inhabit(t)
+	l := c.startWorld(t)
 	l.replaced(t, func() {
 		if _, err := l.try("exec", ours, "plane", "kubectl", "apply", "-f", "-"); err != nil {
 			t.Fatal(err)

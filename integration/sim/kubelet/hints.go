@@ -87,7 +87,7 @@ func (d *Devices) available() []int {
 	return out
 }
 
-// Hints returns the hints for n devices. Devices in reuse come from finished init containers. nil means that the resource has no
+// Hints returns the hints for n devices. Reusable devices come from finished init containers. nil means that the resource has no
 // preference, an empty list that the request cannot be served.
 func (d *Devices) Hints(n int, reusable []int) []Hint {
 	nodes := d.nodes()
@@ -103,7 +103,7 @@ func (d *Devices) Hints(n int, reusable []int) []Hint {
 	}
 	fewest := nodes.Count()
 	nodes.subsets(func(mask Mask) {
-		// Preferred returns the smallest number of nodes that would suffice if all devices were free.
+		// A hint is preferred if it has as few nodes as would suffice if all devices were free.
 		if near(mask, d.Near) >= n {
 			fewest = min(fewest, mask.Count())
 		}
