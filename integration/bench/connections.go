@@ -67,7 +67,7 @@ func (r *report) measureConnections(o options, n nodes) {
 	}
 }
 
-// others are hostPorts of other pods.
+// others are other pods' hostPorts: count pods with each ports.
 type others struct{ count, each int }
 
 // cloneRules copies the iptables rules of a node's only pod for count other pods with different ports. It inserts them before the

@@ -139,6 +139,6 @@ func TestIdleTime(t *testing.T) {
 	}
 	after.others = 999 * time.Millisecond
 	if got := after.since(before); got != 0 {
-		t.Errorf("got %v although others have worked less than nothing", got)
+		t.Errorf("got %v although the other processes' time is negative", got)
 	}
 }

@@ -100,7 +100,7 @@ func (n nodes) measureSRIOV(r *report, o options) (err error) {
 	return measureJournal(r, o)
 }
 
-// asker is the plugin instead of one that does nothing, for a pod whose devices it has to look up.
+// asker measures the plugin for a pod whose devices it has to look up. It takes the place of the plugin that does nothing.
 type asker struct {
 	*chain
 	args string

@@ -12,7 +12,7 @@ import (
 
 // tolerates reports whether a failure of the change is only logged and the call succeeds. Stale UDP connections expire by themselves.
 // Without nftables, the iptables backend does without 127.0.0.1. The next address to assign is only a preference. The index is rebuilt
-// from the leases if it could not be written; ADD alone reports that, and releases its leases. The note of a finished DEL in a record
+// from the leases if it could not be written; only ADD reports that, and releases its leases. The note of a finished DEL in a record
 // is optional as well.
 func (c call) tolerates(change string) bool {
 	switch {

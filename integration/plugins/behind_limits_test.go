@@ -156,7 +156,7 @@ func TestLimitsBesideOthers(t *testing.T) {
 			mustStay := func(limits harness.Rates, after string) {
 				t.Helper()
 				if now := others(); now != want {
-					t.Errorf("%s: others have\n%s\nwant\n%s", after, now, want)
+					t.Errorf("%s: the other program's qdiscs and filters are\n%s\nwant\n%s", after, now, want)
 				}
 				a.Wants(t, limits, after)
 			}

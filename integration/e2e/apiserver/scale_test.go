@@ -185,7 +185,7 @@ func (n *node) joinMany(nodes int) []time.Duration {
 		n.Errorf("%d routes were deleted when nodes joined", gone)
 	}
 	if heard.droppedEvents() {
-		n.Log("the kernel had no room for all that it told: some lags are longer here than they were")
+		n.Log("the kernel dropped events: some measured lags are longer than the real ones")
 	}
 	return lags
 }

@@ -40,7 +40,7 @@ spec:
 	l.attached("web", ids...)
 	got := strings.Split(l.variables("admin", "app")[variable], ",")
 	if slices.Sort(got); !slices.Equal(got, l.ids) {
-		t.Errorf("the administrator's container is told %v: want %v", got, l.ids)
+		t.Errorf("the administrator's container has the addresses %v, want %v", got, l.ids)
 	}
 	l.template("more", "nic")
 	l.pod("late", "nic=+more") // the VF is free although the administrator's claim names it

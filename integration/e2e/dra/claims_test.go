@@ -170,7 +170,7 @@ func (l *lab) handOver(claim, one, two string) {
 	})
 	ids := l.allocated(claim)
 	l.attached(one, ids...)
-	l.Logf("%s is told: %s", two, l.event(two, "VF", l.ns+"/"+one))
+	l.Logf("event of %s: %s", two, l.event(two, "VF", l.ns+"/"+one))
 	l.pending(two)
 	l.attached(one, ids...)
 	l.delete(one)

@@ -42,7 +42,7 @@ func TestExample(t *testing.T) {
 	if mtu := l.inside("web")["net1"].MTU; mtu != 1450 {
 		t.Errorf("net1 has MTU %d: want that of the claim", mtu)
 	}
-	within(t, "the status of the claim tells of net1", func() error {
+	within(t, "the status of the claim has net1", func() error {
 		devices := l.getClaim(claim).Status.Devices
 		if len(devices) != 1 || devices[0].NetworkData == nil || devices[0].NetworkData.InterfaceName != "net1" {
 			return fmt.Errorf("%+v", devices)

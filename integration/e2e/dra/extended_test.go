@@ -144,7 +144,7 @@ func TestMigrateNode(t *testing.T) {
 	t.Logf("the last VF is in a slice %.1f s after its pod", took.Seconds())
 
 	l.configure(byPlugin)
-	took = within(t, "the device plugin offers the free VF alone", func() error {
+	took = within(t, "the device plugin offers only the free VF", func() error {
 		if n := l.allocatable(resource); n != 1 {
 			return fmt.Errorf("allocatable are %d", n)
 		}

@@ -227,7 +227,7 @@ func TestStateDamaged(t *testing.T) {
 	within(t, "the pod is in its ADD", func() error { return exists("/run/node/adding") })
 	l.damageState()
 	added()
-	t.Logf("the pod is told: %.400s", l.event("web", "checksum"))
+	t.Logf("event of the pod: %.400s", l.event("web", "checksum"))
 	l.awaitNewSandbox("web", former)
 	l.attached("web", ids...)
 
@@ -314,7 +314,7 @@ func TestDiskFull(t *testing.T) {
 	t.Cleanup(empty)
 	l.claim("vf", "nic")
 	l.pod("web", "nic=vf")
-	t.Logf("the pod is told: %.300s", l.event("web", "no space left on device"))
+	t.Logf("event of the pod: %.300s", l.event("web", "no space left on device"))
 	l.pending("web")
 	if err := l.allHome(); err != nil {
 		t.Error(err)

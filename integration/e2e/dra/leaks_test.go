@@ -43,7 +43,7 @@ func TestForceDelete(t *testing.T) {
 	l.attached("next", ids...)
 	for _, m := range l.events("next") {
 		if strings.Contains(m, "is still of") {
-			t.Logf("the next pod was told: %s", m)
+			t.Logf("event of the next pod: %s", m)
 		}
 	}
 }
@@ -125,7 +125,7 @@ func TestOrphanedRecord(t *testing.T) {
 	}
 	l.template("all", "a", "b", "c", "d", "e", "f", "g", "h")
 	l.pod("web", "nic=+all")
-	t.Logf("the pod is told: %.300s", l.event("web", "is still of claim "+l.ns+"/vf"))
+	t.Logf("event of the pod: %.300s", l.event("web", "is still of claim "+l.ns+"/vf"))
 	begin := time.Now()
 	isGone := func() error { return gone(filepath.Join(claimRecords, uid)) }
 	err := try(isGone)

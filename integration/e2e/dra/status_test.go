@@ -54,7 +54,7 @@ spec:
 		}
 	}
 	if ids := l.allocated("vf"); fmt.Sprint(got) != fmt.Sprint(map[string][]string{"app": ids}) {
-		t.Errorf("the kubelet tells of %v: want %v", got, ids)
+		t.Errorf("the kubelet reports %v, want %v", got, ids)
 	}
 }
 
@@ -85,14 +85,14 @@ spec: {devices: {requests: [` + l.exactly("west", "east") + `, {name: cpus, exac
 	})
 	ids := l.allocated("vf")
 	l.addStubStatus()
-	took := within(t, "the status tells of both VFs", func() error { return l.told(ids, true) })
+	took := within(t, "the status has both VFs", func() error { return l.told(ids, true) })
 	t.Logf("the status is there %.1f s after the pod ran", took.Seconds())
 	release := l.blockADD()
 	l.delete(first)
-	within(t, "the status tells that no pod has the VFs", func() error { return l.told(ids, false) })
+	within(t, "the status says that no pod has the VFs", func() error { return l.told(ids, false) })
 	release()
 	l.runs(second)
-	within(t, "the status tells of both VFs again", func() error { return l.told(ids, true) })
+	within(t, "the status has both VFs again", func() error { return l.told(ids, true) })
 	l.delete(second)
 }
 

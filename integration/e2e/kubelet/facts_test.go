@@ -54,7 +54,7 @@ func TestKubeletAnswers(t *testing.T) {
 		}
 	}
 	if _, err := ask("two-node", one); !errors.Is(err, podresources.ErrUnknownPod) || errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a pod that nobody knows: %v", err)
+		t.Errorf("an unknown pod: %v", err)
 	}
 	l.unknownPod()
 

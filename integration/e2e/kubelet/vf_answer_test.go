@@ -86,7 +86,7 @@ func TestWhoAnswers(t *testing.T) {
 		return nil
 	})
 	if s, ok := sandboxOf("web"); ok && s.id != web.id {
-		t.Errorf("nobody says which VFs the pod has, and there is %+v", s)
+		t.Errorf("neither daemon nor kubelet reports the pod's VFs, but the sandbox is %+v", s)
 	}
 	show()
 	l.plugin.run()
@@ -155,7 +155,7 @@ func TestRateLimit(t *testing.T) {
 			}
 		}
 		limited := stop()
-		t.Logf("by the %s: the kubelet refused %d questions of others, and %d ADDs were", who, limited, l.refusals()-refused)
+		t.Logf("by the %s: the kubelet refused %d requests of another program, and %d ADDs failed", who, limited, l.refusals()-refused)
 		if limited == 0 {
 			t.Error("the kubelet was never asked too much")
 		}

@@ -102,7 +102,7 @@ func (c *cluster) heard(t *testing.T, node, path, wanted string) <-chan time.Tim
 	return told
 }
 
-// restartKubelet ends the kubelet of a node. Arguments replace those of the kubelet.
+// restartKubelet ends the kubelet of a node. If args are given, the kubelet restarts with them.
 func (c *cluster) restartKubelet(t *testing.T, node, old, now string) {
 	t.Helper()
 	file := filepath.Join(c.dir, node, "services", "kubelet")
