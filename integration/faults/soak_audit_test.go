@@ -51,8 +51,8 @@ func (s *soak) settle() {
 	clear(s.orphans)
 }
 
-// recreateIncomplete runs CHECK of all pods. A pod may have lost a record and then, by a flush, state that only the record names. Its CHECK fails,
-// as at a restart of CRI-O, and the kubelet recreates the pod.
+// recreateIncomplete runs CHECK of all pods. A pod may have lost a record and then, by a flush, state that only the record names.
+// Its CHECK fails, as at a restart of CRI-O, and the kubelet recreates the pod.
 func (s *soak) recreateIncomplete() {
 	s.Helper()
 	live := s.live()

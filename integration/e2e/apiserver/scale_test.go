@@ -193,8 +193,8 @@ func (n *node) joinMany(nodes int) []time.Duration {
 // patience is how long an agent waits for the nodes before its status says that it has none.
 const patience = 5 * time.Second
 
-// restart restarts the agent without changes, and returns how often that wrote to the kernel and to files. An agent that writes does so at
-// each start; a link of which the kernel tells by itself does not.
+// restart restarts the agent without changes, and returns how often that wrote to the kernel and to files. Only writes of the
+// agent repeat at each start, unlike link events of the kernel.
 func (n *node) restart() int {
 	n.Helper()
 	var got []string

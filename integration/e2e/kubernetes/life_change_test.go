@@ -102,7 +102,7 @@ func (c *cluster) heard(t *testing.T, node, path, wanted string) <-chan time.Tim
 	return told
 }
 
-// restartKubelet ends the kubelet of a node. If args are given, the kubelet restarts with them.
+// restartKubelet ends the kubelet of a node. It restarts with now in place of old in its arguments.
 func (c *cluster) restartKubelet(t *testing.T, node, old, now string) {
 	t.Helper()
 	file := filepath.Join(c.dir, node, "services", "kubelet")

@@ -11,7 +11,7 @@ type path struct {
 	to             string // place whose address the client dials, "loopback", or the service of a ClusterIP
 	port           int
 	server         string // place that must answer
-	seen           string // the client's address as the server must see it: a place, or a gateway, which is a node's address on the bridge of its pods
+	seen           string // the client as the server must see it: a place, or a gateway (a node's address on its pods' bridge)
 }
 
 const (
