@@ -183,7 +183,7 @@ func (l *vfLab) saw(logs, want string) {
 	l.t.Helper()
 	within(l.t, 10*time.Second, "a container of "+logs+" begins", func() error {
 		files, err := filepath.Glob(logs + "/*.log")
-		slices.SortFunc(files, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) }) // sorts 9.log before 10.log
+		slices.SortFunc(files, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) }) // 9.log, 10.log
 		said := false
 		for _, f := range files {
 			data, _ := os.ReadFile(f)
