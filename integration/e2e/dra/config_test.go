@@ -97,9 +97,9 @@ func TestStatusForbidden(t *testing.T) {
 		}
 		return nil
 	})
-	remains(t, "the daemon says it once", func() error {
+	remains(t, "the daemon logs it once", func() error {
 		if n := l.says("resourceclaims/status"); n > 1 {
-			return fmt.Errorf("it says it %d times", n)
+			return fmt.Errorf("the daemon logged the reason %d times, want once", n)
 		}
 		return nil
 	})

@@ -109,7 +109,7 @@ spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: %s, toleratio
 	l.gone("web")
 	l.restart(9)
 	if now, err := isGone(gone[1]); err != nil || !now.Equal(since) {
-		t.Errorf("the taint is of %v, %v: want %v", now, err, since)
+		t.Errorf("the taint has the time %v, %v: want %v", now, err, since)
 	}
 	p, err := l.getPod("patient")
 	if err != nil || p.DeletionTimestamp != nil {

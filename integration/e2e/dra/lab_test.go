@@ -160,7 +160,7 @@ func (l *lab) clear() {
 			}
 		}
 		if len(pods.Items) > 0 {
-			return errors.Join(err, fmt.Errorf("there is still pod %s", pods.Items[0].Name))
+			return errors.Join(err, fmt.Errorf("pod %s remains", pods.Items[0].Name))
 		}
 		return errors.Join(l.noRecords(), l.allHome())
 	}
@@ -177,7 +177,7 @@ func (l *lab) clear() {
 // noRecords returns an error while a claim is prepared.
 func (l *lab) noRecords() error {
 	if left, _ := filepath.Glob(claimRecords + "/*"); len(left) > 0 {
-		return fmt.Errorf("there are records of claims: %v", left)
+		return fmt.Errorf("records of claims remain: %v", left)
 	}
 	return nil
 }

@@ -96,7 +96,7 @@ func atHome(t *testing.T, sysfs string) map[string]iface {
 // allHome returns an error unless all VFs are on the node with their original settings and no journal exists.
 func (l *lab) allHome() error {
 	if left := journals(); len(left) > 0 {
-		return fmt.Errorf("there are journals of %v", left)
+		return fmt.Errorf("journals of %v remain", left)
 	}
 	now := atHome(l.T, l.sysfs)
 	for id, was := range l.before {

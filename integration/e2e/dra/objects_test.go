@@ -154,7 +154,7 @@ func (l *lab) runs(name string) *core.Pod {
 	})
 	l.Logf("pod %s runs after %.1f s", name, took.Seconds())
 	if took > 15*time.Second {
-		l.Logf("what took so long: %s", strings.Join(l.events(name), "\n"))
+		l.Logf("events of the slow start: %s", strings.Join(l.events(name), "\n"))
 	}
 	return pod
 }
@@ -270,7 +270,7 @@ func (l *lab) address(device string) string {
 			return id
 		}
 	}
-	l.Fatalf("no VF is called %s: there are %v", device, l.ids)
+	l.Fatalf("there is no VF %s among %v", device, l.ids)
 	return ""
 }
 

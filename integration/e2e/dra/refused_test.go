@@ -43,9 +43,9 @@ spec: {policyName: ` + name + `, validationActions: [Deny]}
 		}
 		return nil
 	})
-	remains(t, "the slices stay, and the daemon says it once", func() error {
+	remains(t, "the slices stay, and the daemon logs it once", func() error {
 		if n := l.says("spec.devices[0].taints"); n > 1 {
-			return fmt.Errorf("it says it %d times", n)
+			return fmt.Errorf("the daemon logged the reason %d times, want once", n)
 		}
 		if now := l.slices(); now[0].ResourceVersion != former[0].ResourceVersion {
 			return fmt.Errorf("the slices are %+v", now)
@@ -82,9 +82,9 @@ func TestNodeName(t *testing.T) {
 		}
 		return nil
 	})
-	remains(t, "the daemon says it once", func() error {
+	remains(t, "the daemon logs it once", func() error {
 		if n := l.says("must be the name of the Node object"); n > 1 {
-			return fmt.Errorf("it says it %d times", n)
+			return fmt.Errorf("the daemon logged the reason %d times, want once", n)
 		}
 		return nil
 	})

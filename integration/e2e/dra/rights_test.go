@@ -130,7 +130,7 @@ func (l *lab) withoutRule(resource string) {
 	without := before.DeepCopy()
 	without.Rules = slices.DeleteFunc(without.Rules, func(r rbac.PolicyRule) bool { return slices.Contains(r.Resources, resource) })
 	if len(without.Rules) == len(before.Rules) {
-		l.Fatalf("no rule is about %s: %+v", resource, before.Rules)
+		l.Fatalf("no rule names the resource %s: %+v", resource, before.Rules)
 	}
 	if _, err := roles.Update(l.background(), without, metav1.UpdateOptions{}); err != nil {
 		l.Fatal(err)

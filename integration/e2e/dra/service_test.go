@@ -27,7 +27,7 @@ func allocatableNow(want int) error {
 	k.Resources = []string{slow}
 	devices, err := podresources.Allocatable(ctx, k)
 	if err == nil && len(devices) != want {
-		err = fmt.Errorf("it may give away %d", len(devices))
+		err = fmt.Errorf("the kubelet has %d allocatable devices", len(devices))
 	}
 	return err
 }

@@ -64,7 +64,7 @@ func TestInitContainers(t *testing.T) {
 		return nil
 	})
 	if s, ok := sandboxOf("only"); ok {
-		t.Errorf("it has the sandbox %+v", s)
+		t.Errorf("the refused pod has the sandbox %+v", s)
 	}
 	l.remove("both", "only")
 	l.allHome()
@@ -100,10 +100,10 @@ func TestLostEntry(t *testing.T) {
 		return nil
 	})
 	if notes, err := podresources.Notes(path); err != nil || len(notes) > 0 {
-		t.Errorf("the kubelet wrote the entry again, and this test shows nothing: %v, %v", notes, err)
+		t.Errorf("the kubelet wrote the entry again, so this test is void: %v, %v", notes, err)
 	}
 	if s, ok := sandboxOf("only"); ok {
-		t.Errorf("it has the sandbox %+v", s)
+		t.Errorf("the refused pod has the sandbox %+v", s)
 	}
 	l.remove("only", "plain")
 	l.allHome()

@@ -76,7 +76,7 @@ func TestOneConflist(t *testing.T) {
 	for text, times := range map[string]int{"\nweb-node\n": 1, "\neth0@": 1, "\nnet1@": 1, " rate 20Mbit ": 2, ids[0] + " ": 1,
 		"  shop/web-node  ": 2} {
 		if got := strings.Count(story, text); got != times {
-			t.Errorf("%q is there %d times: want %d, in\n%s", text, got, times, story)
+			t.Errorf("%q appears %d times, want %d, in\n%s", text, got, times, story)
 		}
 	}
 	readme, err := os.ReadFile("../../../docs/SRIOV.md")

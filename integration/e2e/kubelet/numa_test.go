@@ -18,7 +18,7 @@ func (l *lab) aligned(pod string) int {
 	l.t.Helper()
 	near, cpus := l.sameNUMA(pod, l.devices(pod)), l.cpus(pod)
 	if len(cpus) == 0 {
-		l.t.Errorf("pod %s has no CPUs of its own", pod)
+		l.t.Errorf("pod %s has no exclusive CPUs", pod)
 	}
 	for _, cpu := range cpus {
 		if int(cpu)/cpusEach != near {
@@ -95,7 +95,7 @@ func (l *lab) distinct(ids []string) {
 	l.t.Helper()
 	sorted := slices.Sorted(slices.Values(ids))
 	if len(slices.Compact(slices.Clone(sorted))) != len(ids) {
-		l.t.Errorf("%v: a VF was granted twice", sorted)
+		l.t.Errorf("%v: a VF was allocated twice", sorted)
 	}
 }
 

@@ -37,7 +37,7 @@ func TestRegister(t *testing.T) {
 				one, two := l.runPod("one", vfs(1)), l.runPod("two", vfs(2))
 				l.sameNUMA("two", two)
 				if slices.Contains(two, one[0]) {
-					t.Errorf("%v and %v: granted twice", one, two)
+					t.Errorf("%v and %v: allocated twice", one, two)
 				}
 				l.named("one", one)
 				l.named("two", two)

@@ -194,7 +194,7 @@ func (l *vfLab) saw(logs, want string) {
 			}
 		}
 		if !said {
-			return fmt.Errorf("%v: the last one says nothing yet: %v", files, err)
+			return fmt.Errorf("%v: the last container has printed nothing yet: %v", files, err)
 		}
 		return nil
 	})
@@ -278,7 +278,7 @@ func (l *vfLab) again(pod string, former sandbox) {
 		}
 		containers := pods[pod].Status.ContainerStatuses
 		if len(containers) == 0 || len(containers) != len(former.containers) {
-			return fmt.Errorf("it has the containers %+v, and had %v", containers, former.containers)
+			return fmt.Errorf("the pod has the containers %+v, and had %v", containers, former.containers)
 		}
 		for _, c := range containers {
 			if !c.Ready || slices.Contains(former.containers, c.ContainerID) {

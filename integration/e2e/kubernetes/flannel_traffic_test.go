@@ -153,7 +153,7 @@ func (c *calls) end(t *testing.T, what string, lossy bool) {
 		t.Logf("lost while %s:\n%s", what, strings.Join(c.reasons, "\n"))
 	}
 	if c.broken > 0 || c.lost > 0 && !lossy {
-		t.Errorf("%s cost connections or datagrams", what)
+		t.Errorf("%s lost connections or datagrams", what)
 	}
 }
 
@@ -208,7 +208,7 @@ func (f *flannel) addPodsOf(t *testing.T, name, maker string) {
 		echo(t, f.places[name+n])
 		records := f.run(t, "exec", "node"+n, "sh", "-c", "cat /run/podlace/cbr0/bridge-* 2>/dev/null || :")
 		if made := strings.Contains(records, f.places[name+n].address["4"]); made != (maker == "Podlace") {
-			t.Errorf("Podlace has a record of %s%s: %v, and %s should have made it", name, n, made, maker)
+			t.Errorf("Podlace has a record of %s%s: %v, want the pod attached by %s", name, n, made, maker)
 		}
 	}
 	for i, n := range f.nodes {

@@ -23,7 +23,7 @@ func TestKilled(t *testing.T) {
 	}
 	for _, n := range two.machines() {
 		if got := two.run(t, "exec", n, "hostname"); got != n+"\n" {
-			t.Errorf("%s of the other cluster says it is %q", n, got)
+			t.Errorf("%s of the other cluster reports the name %q", n, got)
 		}
 	}
 	two.kubectl(t, "get", "--raw", "/readyz")

@@ -33,7 +33,7 @@ func (l *life) reach(t *testing.T) {
 	tr := l.traffic(t, pairs()...)
 	time.Sleep(100 * pace)
 	if lost, _ := tr.end(t, ""); lost != 0 {
-		t.Errorf("%d packets lost after all was right again", lost)
+		t.Errorf("%d packets lost after the recovery", lost)
 	}
 }
 

@@ -135,7 +135,7 @@ func (c Client) RemoveAll(ctx context.Context) error {
 }
 
 // Ready returns an error unless the runtime and its network are ready; the kubelet
-// looks at these two conditions alone.
+// evaluates only these two conditions.
 func (c Client) Ready(ctx context.Context) error {
 	r, err := c.Status(ctx, &api.StatusRequest{})
 	if err != nil {
