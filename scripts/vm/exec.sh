@@ -10,7 +10,7 @@
 #   VM_KERNEL    more arguments for the kernel
 #   VM_THREADS   single: emulate all processors in one thread
 set -euo pipefail
-: "${VM:?is not set: folder that setup.sh has filled}"
+: "${VM:?is not set: the folder that setup.sh has filled}"
 exec 9<"$VM/lock" && flock -s 9 # the machine is not recreated during the command
 shared=$(mktemp -d "$VM/run.XXXXXX")
 trap 'rm -rf "$shared"' EXIT
