@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# ci-install.sh: installs, on Debian as root, the real parts that the tests use beside Go and the kernel.
+# ci-install.sh: installs, on Debian as root, the programs that the tests use besides Go and the kernel.
 set -euo pipefail
 packages=(nftables iptables iproute2 containerd runc busybox-static util-linux strace gcc libc6-dev openssl procps qemu-user-static rpm)
 missing=()
@@ -9,7 +9,7 @@ for p in "${packages[@]}"; do
 done
 [ "${#missing[@]}" -gt 0 ] || exit 0
 echo "installing ${missing[*]}"
-# Services must not start: the tests run their own, in namespaces of their own.
+# Services must not start: the tests run their own copies in private namespaces.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
   printf '#!/bin/sh\nexit 101\n' >"$policy"

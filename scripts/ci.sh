@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# ci.sh: every check of the project, and at the end how long each took. As root on Debian it installs what the checks use; elsewhere it takes what
-# is there, and the tests name what they skip.
+# ci.sh: runs every check of the project, and prints the duration of each. As root on Debian it installs the required programs. Elsewhere it
+# uses the installed ones, and the tests print what they skip.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export GOFLAGS="${GOFLAGS:-} -buildvcs=false"
@@ -13,7 +13,7 @@ step() {
 
 root() { [ "$(id -u)" -eq 0 ]; }
 
-# As root everything can be had, so a skip for want of a tool is an error.
+# Root can install every tool, so a skip because of a missing tool is an error.
 if root; then
   step install tools
   scripts/ci-install.sh
@@ -56,7 +56,7 @@ else
 fi
 
 if root; then
-  # The other packages do the same for every user, and integration calls the plugins as the runtime does, which is root.
+  # The other packages behave the same for every user. integration calls the plugins as root, like a runtime.
   step test of packages that depend on the user, and demo, as an ordinary user
   packages=(attachment bandwidth bridge demo hostlocal ipam iptables kernel/... loopback portmap reconcile reference rollback sandbox sriov)
   scripts/as-user.sh "PACKAGES='${packages[*]/#/./pkg/}' make test && make demo"

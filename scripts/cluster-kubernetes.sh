@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154
 # SPDX-License-Identifier: Apache-2.0
-# What of Kubernetes runs in the machines of cluster.sh, which sources this file.
+# Kubernetes' programs in the machines of cluster.sh, which sources this file.
 
 # keys makes a certificate authority, the API server's certificate, the key of service accounts, and one token for each client.
 keys() {
@@ -36,7 +36,7 @@ current-context: podlace
 Y
 }
 
-# serve MACHINE NAME PROGRAM ARGS.. lets node.sh keep the program running.
+# serve MACHINE NAME PROGRAM ARGS.. makes node.sh run the program and restart it when it ends.
 serve() {
   local to=$dir/$1/services/$2
   printf '#!/bin/sh\nexec' >"$to"
@@ -62,7 +62,7 @@ plane() {
   serve plane scheduler "$kubernetes/kube-scheduler" "--kubeconfig=$as" --leader-elect=false --secure-port=0 $gates
 }
 
-# member NODE writes what its kubelet and kube-proxy read.
+# member NODE writes the configuration of the node's kubelet and kube-proxy.
 member() {
   local to=$dir/$1 runtime
   runtime=$(runtime "$1")

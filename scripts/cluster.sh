@@ -1,32 +1,33 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # cluster.sh runs a Kubernetes cluster on one machine, in namespaces of its own: the control plane, two nodes on its link and a third
-# behind a router, each a node.sh. It ends with its parent process and the machine keeps nothing of it. Any number may run at once.
+# behind a router. Each machine is a node.sh. The cluster ends with its parent process, and nothing remains on the machine. Clusters may
+# run in parallel.
 #
-#   cluster.sh check             exit 0 if a cluster can be had here, else say why not; the programs of KUBERNETES need not be built yet
-#   cluster.sh run DIR           start it, print what is where and "ready", stay in the foreground; the end of standard input, TERM or
+#   cluster.sh check             exit 0 if a cluster can run on this machine, else print the reason; needs no programs in KUBERNETES
+#   cluster.sh run DIR           start it, print addresses and "ready", stay in the foreground; the end of standard input, TERM or
 #                                Ctrl-C ends the cluster
-#   cluster.sh up DIR            the same in the background
-#   cluster.sh down DIR          end what `up` started
+#   cluster.sh up DIR            start it in the background
+#   cluster.sh down DIR          end the cluster that `up` started
 #   cluster.sh exec DIR WHERE CMD..   run a command in plane, node1, node2, node3, outside or router; kubectl is in plane's PATH
 #   cluster.sh reboot DIR NODE   end a node as a power failure does, and restart it: its memory and network are empty, its disk stays
-#   cluster.sh byhand DIR        make the nodes Ready without an agent, to compare: plugins, node.json, routes and the conflist
+#   cluster.sh byhand DIR        make the nodes Ready without an agent, for comparison: plugins, node.json, routes and the conflist
 #
 # DIR is a folder of the caller, absolute. Read from it: images/*.tar, for all nodes. Written to it: a folder for each machine, with its
 # logs, and keys and tokens that are new for each cluster.
 #
-# KUBERNETES   folder of Kubernetes' programs and etcd (scripts/programs.sh makes one), needed by run and exec
-# CONTAINERD   containerd of the nodes (default: that in PATH); CRIO as for node.sh, for node3 alone
+# KUBERNETES   folder of Kubernetes' programs and etcd (built by scripts/programs.sh), needed by run and exec
+# CONTAINERD   containerd of the nodes (default: that in PATH); CRIO as for node.sh, for node3 only
 # FAMILIES     "4 6" (default), "6 4", "4" or "6"
 # PROXY        mode of kube-proxy: nftables (default), iptables, or none for a cluster without kube-proxy
 # BRIDGE_NF    net.bridge.bridge-nf-call-iptables of the nodes: 1 (default) or 0
 # NODES        default "node1 node2 node3"
 # APISERVER, CONTROLLERS, KUBELETS  further flags of kube-apiserver, kube-controller-manager and the kubelets
-# GATES        feature gates of these three and kube-scheduler, such as DRADeviceTaints=false
+# GATES        feature gates of these three programs and of kube-scheduler, such as DRADeviceTaints=false
 # PODLACE_BIN  folder of the plugins, for byhand (default bin)
 #
-# Addresses: 192.0.2.0/24 and 2001:db8::/64 hold the router .1, the plane .10, node1 .11, node2 .12 and outside .100, a client that is no
-# node; 198.51.100.0/24 and 2001:db8:1::/64 hold the router .1 and node3 .13. Pods are in 10.244.0.0/16 and fd00:10:244::/56.
+# Addresses: 192.0.2.0/24 and 2001:db8::/64 hold the router .1, the plane .10, node1 .11, node2 .12 and outside .100, a client outside the
+# cluster; 198.51.100.0/24 and 2001:db8:1::/64 hold the router .1 and node3 .13. Pods are in 10.244.0.0/16 and fd00:10:244::/56.
 set -euo pipefail
 
 die() {
@@ -34,7 +35,7 @@ die() {
   exit 1
 }
 
-# address MACHINE FAMILY prints its address.
+# address MACHINE FAMILY prints the machine's address.
 address() {
   local host
   case $1 in
@@ -51,7 +52,7 @@ address() {
   esac
 }
 
-# each FUNCTION [ARG] prints its results for all families, with commas between them.
+# each FUNCTION [ARG] prints the function's results for all families, separated by commas.
 each() {
   local all=() f
   for f in $families; do all+=("$("$@" "$f")"); done
@@ -100,7 +101,7 @@ give() {
   ip -n "$1" address add "$(address "$3" "$4")${length[0]}" dev "$2" "${length[@]:1}"
 }
 
-# links makes the two subnets, the router between them and the client outside.
+# links creates the two subnets, the router between them and the client outside.
 links() {
   local n f
   ip link add lan type bridge
@@ -117,7 +118,7 @@ links() {
   for n in plane outside $nodes; do member_link "$n"; done
 }
 
-# member_link MACHINE links it to its subnet.
+# member_link MACHINE connects the machine to its subnet.
 member_link() {
   case $1 in
   node3) link "$1" far routerb ;;
@@ -142,7 +143,7 @@ start() {
   units[$1]=$!
 }
 
-# lan is the process on which all else depends.
+# lan is the process that holds the network namespaces; the cluster ends with it.
 lan() {
   local n
   echo $$ >"$dir/pid"
@@ -166,7 +167,7 @@ lan() {
   until wait; do :; done # a signal interrupts it
 }
 
-# boot ends the machine that the file names, and restarts it.
+# boot ends the machine that the file names, and restarts the machine.
 boot() {
   local n
   n=$(cat "$dir/reboot")
@@ -193,7 +194,7 @@ reboot() {
   die "$1 did not reboot"
 }
 
-# plane_route NODE lets the API server reach the node's pods. Other machines do not reach them through the router.
+# plane_route NODE adds the API server's route to the node's pods. Other machines do not reach them through the router.
 plane_route() {
   local c f
   for c in $(cidrs_of "$1"); do
@@ -215,7 +216,7 @@ finish() {
   rm -f "$dir/pid"
 }
 
-# await SECONDS WHAT CMD.. waits until the command succeeds, while all machines live.
+# await SECONDS WHAT CMD.. waits until the command succeeds. It fails if a machine ends.
 await() {
   local u end=$((SECONDS + $1))
   until "${@:3}" >/dev/null 2>&1; do
@@ -240,7 +241,7 @@ commands in them: $self exec $dir plane|node1|node2|node3|outside|router COMMAND
 T
 }
 
-# run prepares the folder and leaves the machine's network and mounts.
+# run prepares the folder and enters new network and mount namespaces.
 run() {
   check
   case $dir in /run/* | /var/run/* | /sys/* | /proc/* | /var/lib/* | /var/log/* | /opt/* | /etc/*) die "$dir is hidden in nodes" ;; esac
@@ -294,7 +295,7 @@ enter() {
   esac
 }
 
-# byhand does what conf/README.md asks of whom has no agent.
+# byhand runs the steps of conf/README.md for a node without the agent.
 byhand() {
   local n other c f cidrs via
   for n in $nodes; do

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# crio.sh FOLDER: prints the folder of the CRI-O that the tests run, with its helper pinns and crictl, and builds it before if it is missing. Its
-# version and all that it is made of stand in integration/e2e/programs/crio/go.mod. The first build takes 4 to 7 minutes on 2 cores.
+# crio.sh FOLDER: builds the tests' CRI-O with its helper pinns and crictl if it is missing, and prints its folder. Its version and
+# dependencies are pinned in integration/e2e/programs/crio/go.mod. The first build takes 4 to 7 minutes on 2 cores.
 set -euo pipefail
 cd "$(dirname "$0")/../integration/e2e/programs/crio"
 version=$(awk '$1 == "github.com/cri-o/cri-o" {print $2}' go.mod)
@@ -15,7 +15,7 @@ if [ ! -x "$folder/crio" ]; then
   build() {
     go build -mod=readonly -trimpath -buildvcs=false -o "$new" "$@"
   }
-  # Without the tags seccomp, selinux and apparmor CRI-O links no library but libc.
+  # Without the tags seccomp, selinux and apparmor CRI-O links only libc.
   CGO_ENABLED=1 build -ldflags '-s -w' -tags 'containers_image_openpgp containers_image_ostree_stub exclude_graphdriver_btrfs' \
     github.com/cri-o/cri-o/cmd/crio
   CGO_ENABLED=0 build -ldflags '-s -w' sigs.k8s.io/cri-tools/cmd/crictl

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# dra-test.sh CACHE [go test flags]: runs the tests of integration/e2e/dra in a cluster of one node. Kubernetes, etcd and containerd are built
-# before, once, into the cache. Without flags it compares each test's result with the expected one, of the file
-# integration/e2e/dra/testdata/VERSION.txt or VERSION,GATES.txt. It counts what was skipped, with the reasons.
+# dra-test.sh CACHE [go test flags]: runs the tests of integration/e2e/dra in a cluster of one node. Kubernetes, etcd and containerd are
+# built into the cache if missing. Without flags it compares each test's result with the expected result in
+# integration/e2e/dra/testdata/VERSION.txt or VERSION,GATES.txt. It counts the skipped tests by reason.
 #
 # VERSION   version of Kubernetes: 1.37 (default) or 1.34
 # GATES     feature gates, such as DRADeviceTaints=false

@@ -1,20 +1,20 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# e2e-images.sh CACHE: prints the folder with the images that Kubernetes' e2e tests use, as files for `ctr images import`. It makes them
-# once, under their own names, from programs of scripts/programs.sh and from Debian packages that are unpacked in the cache: nothing is
-# installed. Names and tags are those in the source of Kubernetes.
+# e2e-images.sh CACHE: prints the folder with the images of Kubernetes' e2e tests, as files for `ctr images import`. If they are missing, it
+# builds them from programs of scripts/programs.sh and from Debian packages. It unpacks the packages in the cache and installs nothing.
+# Names and tags of the images are those in the source of Kubernetes.
 set -euo pipefail
 cache=$(realpath -m "${1:?usage: e2e-images.sh CACHE}")
 here=$(cd "$(dirname "$0")" && pwd)
-# The sandboxes of scripts/node.sh have the image podlace.test/busybox:1: here it is the one that Kubernetes uses, too.
-# One image serves agnhost and all others that need a shell: curl, nc, dig, ss and conntrack with what they depend on.
+# The sandboxes of scripts/node.sh use the image podlace.test/busybox:1. Here it has the content of Kubernetes' pause image.
+# One image serves agnhost and all other images with a shell: curl, nc, dig, ss and conntrack with their dependencies.
 packages="busybox-static dash curl wget netcat-openbsd iproute2 bind9-dnsutils conntrack libc-bin"
 programs=$("$here/programs.sh" "$cache/programs" e2e agnhost regression-issue-74839 pause)
 for tool in apt-get dpkg-deb; do
   command -v $tool >/dev/null || { echo "$0: $tool is missing; the images are made of Debian packages" >&2; exit 1; }
 done
 
-# What the packages depend on, with versions. debconf and dpkg only serve the installation.
+# The dependencies of the packages, with versions. Only the installation needs debconf and dpkg.
 depends=$(apt-cache depends --recurse --no-{recommends,suggests,conflicts,breaks,replaces,enhances} $packages |
   grep '^[a-z]' | grep -vE '^(cdebconf|debconf|debianutils|dpkg|install-info|tar|gcc-12-base|libdebian-installer4|libnewt.*|libslang2|libtextwrap1|libcap2-bin)$' | sort -u)
 versions=$(apt-cache show --no-all-versions $depends | awk '/^Package:/ {p = $2} /^Version:/ {print p "=" $2}' | sort -u)
@@ -45,7 +45,7 @@ if [ ! -e "$to" ]; then
   go build -C "$here/image" -o "$new/image" .
   source=$(cd "$here/../integration/e2e/programs/kubernetes" && go mod download k8s.io/kubernetes && go list -m -f '{{.Dir}}' k8s.io/kubernetes)
   manifest=$source/test/utils/image/manifest.go
-  # name ID prints the name of the image that the tests call so.
+  # name ID prints the image name for an ID of the tests.
   name() {
     local registry image tag
     read -r registry image tag < <(sed -nE "s/.*configs\[$1\] = Config\{list\.(\w+), \"([^\"]+)\", \"([^\"]+)\"\}.*/\1 \2 \3/p" "$manifest")

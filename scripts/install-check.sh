@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# install-check.sh FROM FOLDER... -- NAME...: refuses an installation that would fail half-way, or install stale binaries: they must be
-# built from the present sources, and the folders must be writable. It needs no Go, because sudo's PATH often lacks it.
+# install-check.sh FROM FOLDER... -- NAME...: prevents an installation that would fail half-way or install stale binaries. The binaries
+# must be built from the current sources, and the folders must be writable. It needs no Go, because sudo's PATH often lacks it.
 set -eu
 refuse() {
   echo "install: $*" >&2

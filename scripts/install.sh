@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # install.sh FROM FOLDER NAME... [-- FROM FOLDER NAME...]: prints a plan, then copies files into folders that may be in use. Each file is
-# written beside its place and renamed, so a runtime starts the old or the new program, never half of one. A file of another project stays
-# beside the new one as NAME.before-podlace. DRYRUN=1 ends after the plan. RECEIPT=FILE notes what was installed, for uninstall.sh;
-# DESTDIR is the part of the paths that the receipt leaves out.
+# written to a temporary file in the same folder and renamed, so a runtime starts the complete old or new program. Another project's file
+# is kept as NAME.before-podlace. DRYRUN=1 stops after the plan. RECEIPT=FILE lists the installed files for uninstall.sh. DESTDIR is the
+# prefix of the paths that the receipt omits.
 set -eu
 umask 022
 here=$(dirname "$0")
@@ -26,7 +26,7 @@ ours() {
   [ "${sum[${1#"$destdir"}]:-}" = "$(hash "$1")" ] || grep -qaF $'path\tgithub.com/podlace/podlace/plugins/' "$1" 2>/dev/null
 }
 
-# copy_of prints the first free name for a copy of a file, or that of a copy with the same content. No copy is ever replaced.
+# copy_of prints the name of an existing copy with the same content, or the first free name for a copy. It never reuses another name.
 copy_of() {
   local copy=$1.before-podlace n=1
   while exists "$copy" && ! cmp -s "$1" "$copy"; do
@@ -55,8 +55,8 @@ plan() {
   done
 }
 
-# note_all enters the new files. The receipt is written before the first change: a file that an interrupted installation did not
-# replace has another hash than its receipt, and uninstall.sh leaves it alone.
+# note_all adds the new files to the receipt. The receipt is written before the first change: a file that an interrupted installation
+# did not replace has another hash than its receipt, and uninstall.sh leaves it alone.
 note_all() {
   local i path
   for i in "${!targets[@]}"; do
@@ -68,7 +68,7 @@ note_all() {
   write_receipt
 }
 
-# A symbolic link is kept as one.
+# The copy of a symbolic link is a symbolic link.
 keep_all() {
   local i
   for i in "${!targets[@]}"; do

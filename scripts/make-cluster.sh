@@ -1,12 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # make-cluster.sh CACHE [-test [go test flags]]: starts a cluster with Podlace and opens a shell in its control plane, or runs the tests of
-# integration/e2e/kubernetes, which start clusters of their own. Kubernetes, etcd and containerd are built before, once, into the cache.
-# make-cluster.sh check [ARGS]: exit 0 if the machine and the arguments will do, else say why not.
+# integration/e2e/kubernetes, which start their own clusters. Kubernetes, etcd and containerd are built into the cache if missing.
+# make-cluster.sh check [ARGS]: exit 0 if the machine can run it and the arguments are valid, else print the reason.
 #
-# IMAGE     name of Podlace's image, which build/image.tar holds (make image)
+# IMAGE     name of Podlace's image in build/image.tar (make image)
 # CRIO      1, or a folder of crio and pinns: node3 runs CRI-O in the shell's cluster, and in the test of CRI-O
-# MANIFEST  what is applied (default: the shipped manifest, with VXLAN to nodes in another subnet)
+# MANIFEST  manifest to apply (default: the shipped manifest, with VXLAN to nodes in another subnet)
 # FLANNEL   folder of flannel's programs, for TestFlannel (default: built if ARGS name the test)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -44,7 +44,7 @@ finish() {
 }
 trap finish EXIT
 
-# The image of the sandboxes and of the tests' pods holds busybox alone.
+# The image of the sandboxes and of the tests' pods contains only busybox.
 busybox=$(command -v busybox)
 mkdir -p "$dir/bin" "$dir/images"
 cp "$busybox" "$dir/bin/busybox"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# node-test.sh FOLDER [go test flags]: runs the tests of integration/e2e/kubelet with $KUBELET, or else with the kubelet that is kept in the
-# folder, and counts what was skipped, with the reasons.
+# node-test.sh FOLDER [go test flags]: runs the tests of integration/e2e/kubelet with $KUBELET, or else with the kubelet in the folder, and
+# counts the skipped tests by reason.
 set -euo pipefail
 folder=$1
 shift

@@ -3,9 +3,9 @@
 #
 # node.sh starts a throw-away Kubernetes-like node: containerd or CRI-O in mount, network,
 # pid and cgroup namespaces of its own, with its own /run, /var/lib and /sys.
-# Whatever happens in there ends with it and the machine keeps nothing.
+# The end of node.sh ends everything in the node, and nothing remains on the machine.
 #
-#   node.sh check               exit 0 if a node can be had here, else say why not
+#   node.sh check               exit 0 if a node can run on this machine, else print the reason
 #   node.sh run DIR             start the node, print "ready", stay in the foreground;
 #                               the end of standard input, TERM or Ctrl-C ends the node
 #   node.sh exec DIR CMD ARG..  run a command inside the node
@@ -15,24 +15,24 @@
 # containerd.log or crio.log, and pid.
 #
 # CNI_BIN      folder of the CNI plugins, an absolute path (default /opt/cni/bin)
-# CONTAINERD   containerd to run instead of the one in PATH; ctr and
-#              containerd-shim-runc-v2 are looked for beside it first
+# CONTAINERD   containerd to run instead of the one in PATH; node.sh looks for ctr
+#              and containerd-shim-runc-v2 in the same folder first
 # CRIO         folder of crio and pinns (scripts/crio.sh makes one): the node runs CRI-O
 # RUNTIME      none: a machine with services and without pods
 # RUNC         runc to run instead of the one in PATH
 #
 # CNI_CONF     folder of the configurations (default DIR/net.d)
-# NODE_NAME    name of a node of a cluster: its hostname; its network is the one
-#              that the caller is in, and its /etc/cni and /opt/cni start empty.
-#              DIR/disk, if there is one, keeps what a reboot leaves
+# NODE_NAME    name of a node of a cluster: its hostname. The node uses the caller's network,
+#              and its /etc/cni and /opt/cni start empty.
+#              DIR/disk, if it exists, holds the files that survive a reboot
 #
-# Each program in DIR/services is kept running in the node, from when the images
-# are there; its output goes to DIR/NAME.log.
+# Each program in DIR/services runs in the node once the images are imported, and is
+# restarted when it ends. Its output goes to DIR/NAME.log.
 #
-# The runtime is started again whenever it ends, unless /run/node/stay-down exists.
+# The runtime is restarted when it ends, unless /run/node/stay-down exists.
 #
 # Without a NODE_NAME the node's address is 192.0.2.1 and 2001:db8::1 on eth0; at the other end of
-# eth0 stands the network namespace "outside" with 192.0.2.2 and 2001:db8::2.
+# eth0 is the network namespace "outside" with 192.0.2.2 and 2001:db8::2.
 set -eu
 
 die() {
@@ -47,7 +47,7 @@ hierarchies() {
 	done </proc/self/mounts
 }
 
-# remove NAME removes the cgroup NAME and all below it, as soon as its processes are gone.
+# remove NAME removes the cgroup NAME and all below it, once its processes are gone.
 remove() {
 	hierarchies | while read -r _ at; do
 		for _ in $(seq "${2:-100}"); do
@@ -59,7 +59,7 @@ remove() {
 	done
 }
 
-# sweep removes the cgroups of nodes that were killed before they could do so.
+# sweep removes the cgroups of nodes that were killed before their own cleanup.
 sweep() {
 	hierarchies | while read -r _ at; do
 		find "$at" -maxdepth 1 -name 'podlace-node-*'
@@ -89,7 +89,7 @@ run() {
 	esac
 	sweep
 	group=podlace-node-$$
-	# The node's first process ends at the end of input. Should this script be killed,
+	# The node's first process ends at the end of input. If this script is killed,
 	# unshare(1) dies with it and the first process with unshare(1). Either way the
 	# kernel then ends everything in the node's pid namespace.
 	exec 3<&0
@@ -164,7 +164,7 @@ runtime() {
 	"${runtime}_images"
 }
 
-# mounts replaces what the machine and the node must not share.
+# mounts replaces the folders that the machine and the node must not share.
 mounts() {
 	mount -t proc proc /proc
 	mkdir -p "$dir/cgroup"
@@ -189,7 +189,7 @@ mounts() {
 	for d in cni containerd containers crio kubelet; do # what the machine's own runtime keeps there is none of the node's
 		own "/var/lib/$d"
 	done
-	# systemd shares all mounts, which containers with mountPropagation need. ip-netns(8) would make a mount of the folder of its own.
+	# systemd shares all mounts, and containers with mountPropagation need that. Otherwise ip-netns(8) would mount its folder itself.
 	mkdir /run/netns
 	mount --bind /run/netns /run/netns
 	mount --make-shared /run/netns
@@ -198,7 +198,7 @@ mounts() {
 	sysctls
 }
 
-# own FOLDER gives the node a folder of its own, on its disk if it has one.
+# own FOLDER gives the node a private folder, on the node's disk if it has one.
 own() {
 	mkdir -p "$1"
 	if [ -d "$dir/disk" ]; then
@@ -209,7 +209,7 @@ own() {
 	fi
 }
 
-# sysctls puts files in the place of what a kubelet sets: these belong to the machine, whatever the namespaces.
+# sysctls replaces the parameters that a kubelet sets by files, because these parameters belong to the whole machine.
 sysctls() {
 	for s in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
 		mkdir -p "/run/node/sysctl/${s%/*}"
@@ -274,8 +274,8 @@ containerd_images() {
 
 crio_programs() { echo "$CRIO/crio $CRIO/pinns ${RUNC:-runc} conmon skopeo"; }
 
-# crio_runc writes the runc that CRI-O calls: runc without limits of huge pages, which CRI-O sets whether or not hugetlb is mounted, and
-# with an oom_score_adj of 0 instead of less, which needs CAP_SYS_RESOURCE. containerd has options for both.
+# crio_runc writes the runc wrapper that CRI-O calls. It removes the limits of huge pages, which CRI-O sets even without a mounted hugetlb.
+# It raises a negative oom_score_adj, which needs CAP_SYS_RESOURCE, to 0. containerd has options for both.
 crio_runc() {
 	cat >/run/node/runc <<-EOF
 		#!/bin/sh
@@ -335,7 +335,7 @@ crio_images() {
 	done
 }
 
-# supervise NAME COMMAND keeps it running, as a service manager would.
+# supervise NAME COMMAND restarts the command when it ends, as a service manager does.
 supervise() {
 	export TMPDIR=/run/node/tmp
 	while :; do

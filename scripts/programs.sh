@@ -1,11 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# programs.sh FOLDER GROUP [PROGRAM..]: prints the folder of other projects' programs that the tests run, and builds before what it lacks,
-# once. Without programs it is the whole group. What they are made of stands in integration/e2e/programs: a changed pin has a folder of its
-# own.
+# programs.sh FOLDER GROUP [PROGRAM..]: builds missing programs of other projects that the tests run, and prints their folder. Without
+# PROGRAM it builds the whole group. integration/e2e/programs pins their versions; each version has a separate folder.
 #
 #   kubernetes  kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl etcd
-#   kubernetes-1.34  kubelet kube-apiserver kube-controller-manager kube-scheduler: the oldest that DRA is tested with
+#   kubernetes-1.34  kubelet kube-apiserver kube-controller-manager kube-scheduler: the oldest version in the DRA tests
 #   e2e         agnhost regression-issue-74839 pause dns ginkgo e2e.test
 #   containerd  containerd containerd-shim-runc-v2 ctr
 #   flannel     flanneld flannel (its CNI plugin); needs gcc
@@ -33,7 +32,7 @@ sources=
 key=$(cat go.mod go.sum $sources | sha256sum | cut -c1-12)
 to=$folder/$group-$key
 
-# package PROGRAM prints what the program is built from.
+# package PROGRAM prints the package of the program.
 package() {
   case $1 in
   etcd) echo go.etcd.io/etcd/server/v3 ;;
@@ -52,7 +51,7 @@ version() {
   go list -m -f '{{.Version}}' "$1"
 }
 
-# build PROGRAM.. builds what has a package of its own in one command: what they share is compiled once.
+# build PROGRAM.. builds all programs that have a Go package in one command, so that shared packages are compiled once.
 build() {
   local packages=() p v number minor
   for p in "$@"; do packages+=("$(package "$p")"); done

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # receipt.sh: the receipt of an installation, read by install.sh and uninstall.sh. It is a list for `sha256sum --check` with two kinds of
-# comments: "#kept FILE COPY" names the copy of a replaced file, "#made FOLDER" a folder that the installation made. Tabs separate the
+# comments: "#kept FILE COPY" names the copy of a replaced file, "#made FOLDER" a folder that the installation created. Tabs separate the
 # fields. Paths are those on the node: without DESTDIR.
 declare -A sum=() kept=() made=()
 destdir=${DESTDIR:-}
@@ -13,7 +13,7 @@ fail() {
 
 exists() { [ -e "$1" ] || [ -L "$1" ]; }
 
-# hash prints the SHA-256 of a file; - when nothing can be read.
+# hash prints the SHA-256 of a file, or - if the file cannot be read.
 hash() { sha256sum <"$1" 2>/dev/null | cut -d ' ' -f 1 | grep . || echo -; }
 
 read_receipt() {
@@ -44,7 +44,7 @@ write_receipt() {
   mv -fT "$receipt.new" "$receipt"
 }
 
-# make_folder makes a folder and its parents, and notes each that was missing. Owner and mode of existing folders stay.
+# make_folder creates a folder and its parents, and adds each missing one to the receipt. Owner and mode of existing folders stay.
 make_folder() {
   [ ! -d "$1" ] || return 0
   make_folder "$(dirname "$1")"

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# release.sh OUT ARCH...: makes an archive (.tar.gz), a deb and an rpm of each architecture and the .sha256 of each file, the same bytes for
-# the same commit, Go and module versions. The environment has VERSION, LDFLAGS, EPOCH (the time of all files), CNI_PLUGINS, TOOLS, and the
-# commands SBOM (cyclonedx-gomod) and NFPM.
+# release.sh OUT ARCH...: builds an archive (.tar.gz), a deb and an rpm for each architecture, and the .sha256 of each file. The same
+# commit, Go and module versions give identical bytes. The environment has VERSION, LDFLAGS, EPOCH (the time of all files), CNI_PLUGINS,
+# TOOLS, and the commands SBOM (cyclonedx-gomod) and NFPM.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$1
@@ -63,7 +63,7 @@ add_checksum() {
   echo "made $out/$1"
 }
 
-# package makes deb and rpm from the folder of the archive. Their programs lie below /usr, where the units must find them.
+# package makes deb and rpm from the folder of the archive. Their programs are below /usr, so the units need paths below /usr.
 package() {
   local root=$stage/package-$2 format file
   mkdir -p "$root/plugins" "$root/tools" "$root/units"
@@ -81,8 +81,8 @@ package() {
   done
 }
 
-# package_version prints the version as packages need it: it begins with a digit and has no hyphen. A commit without a tag is older than any
-# version.
+# package_version prints the version in the form of packages: it begins with a digit and has no hyphen. A commit without a tag sorts before
+# any version.
 package_version() {
   local v=${VERSION#v}
   case $VERSION in v[0-9]*) ;; *) v=0~$VERSION ;; esac

@@ -1,17 +1,18 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# test.sh [go test flags]: runs all tests of the main module, or those of $PACKAGES, prints each package as it ends, and counts what was skipped,
-# with the reasons, and what failed, with the command that runs it alone. The tests make their own namespaces; no root and no network is needed.
+# test.sh [go test flags]: runs all tests of the main module, or those of $PACKAGES, and prints each package as it ends. It counts
+# skipped tests by reason, and prints for each failed test the command that runs it alone. The tests create their own namespaces; they
+# need no root and no network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=$(mktemp)
 trap '[ "$status" -ne 0 ] || rm -f "$log"' EXIT
 status=0
-# Programs in bin/ that were built from other sources are not tested: without PODLACE_BIN the tests build their own.
+# The tests do not use programs in bin/ that were built from other sources: without PODLACE_BIN they build their own.
 if [ -z "${PODLACE_BIN:-}" ] && [ "$(cat bin/.source 2>/dev/null)" = "$(scripts/source-hash.sh)" ]; then
   export PODLACE_BIN=$PWD/bin
 fi
-# -p 1: the packages measure traffic and must not disturb one another.
+# -p 1: the packages measure traffic and must not slow one another down.
 go test -buildvcs=false -p 1 -v -timeout 20m "$@" ${PACKAGES:-./...} 2>&1 | tee "$log" | grep --line-buffered -E '^(ok|FAIL|--- FAIL)' || status=${PIPESTATUS[0]}
 passed=$(grep -cE '^ *--- PASS' "$log" || true)
 failed=$(grep -cE '^ *--- FAIL' "$log" || true)
@@ -21,7 +22,7 @@ fi
 skipped=$(grep -cE '^ *--- SKIP|^SKIP ' "$log" || true)
 if [ "$skipped" -gt 0 ]; then
   echo "skipped, with the reason:"
-  # The reason is the last that the test said, and stands in the line before when the test has no name.
+  # The reason is the last output of the test. If the test has no name, the reason is in the previous line.
   awk '/^=== / {name = $3} /^ +[^ ]+\.go:[0-9]+: / {said[name] = $0}
     /^ *--- SKIP/ {why = $3 in said ? said[$3] : last; sub(/^ */, "", why); print "  " $3 ": " why} /^SKIP / {print "  " $0} {last = $0}' "$log"
 fi

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# uninstall.sh: removes the files of the receipt RECEIPT, puts the kept files of other projects back, and removes the folders that the
-# installation made, if they are empty. A file that changed since the installation stays, and so does its line of the receipt.
-# DRYRUN=1 prints the plan alone; DESTDIR stands before each path.
+# uninstall.sh: removes the files of the receipt RECEIPT, restores the kept files of other projects, and removes empty folders that the
+# installation created. A file that changed since the installation stays, with its line in the receipt.
+# DRYRUN=1 only prints the plan; DESTDIR is the prefix of each path.
 set -eu
 here=$(dirname "$0")
 # shellcheck source=scripts/receipt.sh

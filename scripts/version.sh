@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# version.sh version|commit|time: prints the version, the commit or its time in seconds since 1970. Git supplies them. In a tarball without
-# git they are what `git archive` wrote into the next line.
+# version.sh version|commit|time: prints the version, the commit or its time in seconds since 1970. Git supplies the values. In a
+# tarball without git, `git archive` has written them into the next line.
 set -eu
 archived='$Format:%(describe:tags=true)|%h|%ct$'
 cd "$(dirname "$0")/.."

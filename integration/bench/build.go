@@ -18,10 +18,10 @@ func build(name string, args ...string) error {
 	return nil
 }
 
-// side is one plugin folder under its name in the report.
+// side is one plugin folder with its name in the report.
 type side struct{ name, folder string }
 
-// sides gives the folders that can run a scenario here, and names those that lack a program they need.
+// sides returns the folders that can run a scenario on this machine, and reports the folders that lack a program.
 func (f folders) sides(s scenario) (usable []side, missing []string) {
 	for _, each := range []side{{sideOurs, f.plugins}, {sideReference, f.reference}} {
 		tool := neededTool(each.name, s)
@@ -34,7 +34,7 @@ func (f folders) sides(s scenario) (usable []side, missing []string) {
 	return usable, missing
 }
 
-// neededTool is the program that a scenario takes. With the nftables backend only the reference starts one.
+// neededTool returns the program that a scenario needs. With the nftables backend only the reference starts one.
 func neededTool(side string, s scenario) string {
 	switch {
 	case s.backend == "iptables":

@@ -31,14 +31,14 @@ const (
 	podInterface  = "eth0"
 	podPort       = 80
 	podRate       = 20_000_000 // bit/s
-	runtimeBurst  = 1<<32 - 1  // what containerd sends when an annotation names a rate alone
+	runtimeBurst  = 1<<32 - 1  // containerd sends this if an annotation gives only a rate
 	resultsFolder = "/var/lib/cni/networks"
 )
 
 // scenario is one chain that every side runs.
 type scenario struct {
 	name    string
-	backend string // of portmap and of the masquerade; empty: bridge and host-local alone
+	backend string // backend of portmap and of masquerade; empty: only bridge and host-local
 	subnet  string
 	port    int
 }
@@ -55,7 +55,7 @@ func nftables() scenario {
 	return scenario{name: scenarioNftables, backend: "nftables", subnet: "10.89.0.0/16", port: 18080}
 }
 
-// slug is the scenario's name as a part of other names.
+// slug returns the scenario's name in a form for other names.
 func (s scenario) slug() string {
 	if s.backend == "" {
 		return "plain"
@@ -68,7 +68,7 @@ func (s scenario) bridge() string { return "br-" + s.slug() }
 // pluginConf is one entry of a conflist.
 type pluginConf map[string]any
 
-// plugins gives the entries of the conflist. Both plugin folders get the same ones.
+// plugins returns the entries of the conflist, which are equal for both plugin folders.
 func (s scenario) plugins() []pluginConf {
 	bridge := pluginConf{
 		"type": "bridge", "bridge": s.bridge(), "isDefaultGateway": true,
@@ -89,12 +89,12 @@ func bandwidthPlugin() pluginConf {
 	return pluginConf{"type": "bandwidth", "capabilities": map[string]bool{"bandwidth": true}}
 }
 
-// annotated is what a runtime passes for a pod with two bandwidth annotations.
+// annotated returns what a runtime passes for a pod with two bandwidth annotations.
 func annotated(rate uint64) map[string]uint64 {
 	return map[string]uint64{"ingressRate": rate, "ingressBurst": runtimeBurst, "egressRate": rate, "egressBurst": runtimeBurst}
 }
 
-// capabilities is what a runtime would pass for a pod with one port and, if limited, two bandwidth annotations.
+// capabilities returns what a runtime passes for a pod with one port and, if limited, two bandwidth annotations.
 func (s scenario) capabilities(limited bool) map[string]any {
 	args := map[string]any{
 		"portMappings": []map[string]any{{"hostPort": s.port, "containerPort": podPort, "protocol": "tcp"}},
@@ -126,7 +126,7 @@ type invocation struct {
 	stdin []byte
 }
 
-// runner executes an invocation and gives what it wrote to stdout.
+// runner executes an invocation and returns its stdout.
 type runner func(invocation) ([]byte, error)
 
 // run executes one verb of the chain inside the node's network namespace.
@@ -144,7 +144,7 @@ func (c *chain) run(verb string, exec runner) error {
 	})
 }
 
-// order gives the plugins as listed, or the last one first for DEL.
+// order returns the plugins in the listed order, or in reverse for DEL.
 func (c *chain) order(verb string) []pluginConf {
 	plugins := slices.Clone(c.plugins)
 	if verb == verbDel {
@@ -175,15 +175,15 @@ func (c *chain) invocation(verb string, p pluginConf) (invocation, error) {
 	}
 	kind, _ := p["type"].(string)
 	env := append(os.Environ(), "CNI_COMMAND="+verb, "CNI_PATH="+c.folder)
-	if verb != verbStatus && verb != verbGC { // these are about no attachment
+	if verb != verbStatus && verb != verbGC { // STATUS and GC concern no attachment
 		env = append(env, "CNI_CONTAINERID="+c.id, "CNI_NETNS="+c.pod.Path, "CNI_IFNAME="+podInterface,
 			"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=bench;K8S_POD_NAME="+c.pod.Name)
 	}
 	return invocation{name: kind, path: filepath.Join(c.folder, kind), stdin: stdin, env: env}, nil
 }
 
-// stdin is the plugin's configuration with what libcni injects: identity, prevResult, and of the capability
-// arguments those that the plugin declares.
+// stdin returns the plugin's configuration with libcni's additions: identity, prevResult, and the capability arguments that the plugin
+// declares.
 func (c *chain) stdin(p pluginConf) pluginConf {
 	conf := pluginConf{"cniVersion": cniVersion, "name": c.network}
 	for key, value := range p {
@@ -205,7 +205,7 @@ func (c *chain) stdin(p pluginConf) pluginConf {
 	return conf
 }
 
-// address gives the pod's first address and its gateway.
+// address returns the pod's first address and its gateway.
 func (c *chain) address() (pod, gateway netip.Addr, err error) {
 	var result struct {
 		IPs []struct {
@@ -222,7 +222,7 @@ func (c *chain) address() (pod, gateway netip.Addr, err error) {
 	return result.IPs[0].Address.Addr(), result.IPs[0].Gateway, nil
 }
 
-// flow leads from the node into an attached pod, or out of it.
+// flow returns a flow from the node into an attached pod, or out of it.
 func (c *chain) flow(direction string) (meter.Flow, error) {
 	address, gateway, err := c.address()
 	if direction == intoPod {
@@ -240,13 +240,13 @@ func (c *chain) attached(f func() error) (err error) {
 	return f()
 }
 
-// execute runs an invocation without looking at the clock.
+// execute runs an invocation without measuring its time.
 func execute(inv invocation) ([]byte, error) {
 	out, _, err := inv.timed()
 	return out, err
 }
 
-// timed runs an invocation and gives its wall time, from fork to reaped.
+// timed runs an invocation and returns its wall time, from the fork to the wait.
 func (inv invocation) timed() ([]byte, time.Duration, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.Command(inv.path, inv.args...)

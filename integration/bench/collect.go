@@ -46,7 +46,7 @@ func summary(samples []time.Duration) times {
 	return times{P50: ms(50), P95: ms(95)}
 }
 
-// addChain adds the row of the whole chain and, where it has more than one plugin, one row for each.
+// addChain adds the row of the whole chain and, if it has several plugins, one row for each.
 func (r *report) addChain(s scenario, verb string, entries []*entry) {
 	row := chainRow{Chain: s.name, Verb: verb, Sides: map[string]times{}}
 	var plugins []chainRow

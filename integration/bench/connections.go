@@ -22,15 +22,15 @@ import (
 
 const (
 	connectionRounds  = 15
-	connectionsOfOne  = 500 // in one sample
-	connectionsTold   = 100 // what the table tells the time of
+	connectionsOfOne  = 500 // connections in one sample
+	connectionsTold   = 100 // the table shows the time of this many
 	connectionPort    = 8080
 	connectionGrowth  = 1 / 0.95
 	connectionsVersus = 1.0 / 3
 )
 
-// measureConnections lets another machine open connections to a hostPort, alone, beside the ports of pods with many, and beside as many
-// pods with one. The reference forwards by iptables, as it does where nothing else is asked for.
+// measureConnections opens connections from another machine to a hostPort: alone, beside a few pods with many ports, and beside many
+// pods with one port. The reference uses iptables, its default.
 func (r *report) measureConnections(o options, n nodes) {
 	count := o.scaled(otherPorts)
 	packed, spread := map[string]figure{}, map[string]figure{}
@@ -47,7 +47,7 @@ func (r *report) measureConnections(o options, n nodes) {
 			}
 		}
 		for i := 0; err == nil && i < connectionRounds; i++ {
-			err = errors.Join(of[i%3].sample(), of[(i+1)%3].sample(), of[(i+2)%3].sample()) // none always comes first
+			err = errors.Join(of[i%3].sample(), of[(i+1)%3].sample(), of[(i+2)%3].sample()) // rotate, so that no entry always comes first
 		}
 		if err != nil {
 			r.fail("connections, "+side.name, err)
@@ -67,11 +67,11 @@ func (r *report) measureConnections(o options, n nodes) {
 	}
 }
 
-// others are hostPorts of other pods.
+// others are other pods' hostPorts: count pods with each ports.
 type others struct{ count, each int }
 
-// cloneRules gives so many other pods the iptables rules of the only pod of a node, each with a port of its own, before that pod's: where
-// they would be had the pods come before it. To add them one by one takes the reference hours.
+// cloneRules copies the iptables rules of a node's only pod for count other pods with different ports. It inserts them before the
+// pod's rules, as if the other pods had come first. Adding them with the reference would take hours.
 func cloneRules(c *chain, count int) error {
 	return c.node.Do(func() error {
 		out, err := exec.Command("iptables-save", "-t", "nat").Output()
@@ -91,10 +91,10 @@ func cloneRules(c *chain, count int) error {
 	})
 }
 
-// clonesAtOnce is what fits into one message to the kernel.
+// clonesAtOnce is the number of clones that fit into one message to the kernel.
 const clonesAtOnce = 40
 
-// restoreClones adds the rules of pods first to end, after those of the pod with the chain own.
+// restoreClones adds the rules of pods first to end, after the rules of the pod with the chain own.
 func restoreClones(saved, own string, first, end int) error {
 	var input strings.Builder
 	input.WriteString("*nat\n")
@@ -119,19 +119,19 @@ func restoreClones(saved, own string, first, end int) error {
 	return nil
 }
 
-// hostPort is a port of a node that leads to a pod, and the machine that connects to it.
+// hostPort is a node's port that leads to a pod, and the machine that connects to it.
 type hostPort struct {
 	client  *sandbox.Pod
 	to      unix.SockaddrInet4
 	samples []time.Duration
 }
 
-// hostPortOf makes a node of its own with so many ports of other pods, and a pod that accepts all connections.
+// hostPortOf creates a separate node with this many ports of other pods, and a pod that accepts all connections.
 func (n nodes) hostPortOf(side side, backend string, beside others) (*hostPort, error) {
 	name := fmt.Sprintf("connect-%s-%d-%d", side.name, beside.count, beside.each)
 	clone := backend == "iptables" && beside.each == 1
 	pod, node, outside := netip.MustParsePrefix("10.98.0.5/16"), netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("192.0.2.2/24")
-	// All nodes share the folder of records, where those of other nodes have the same ports.
+	// All nodes share the folder of records, and records of other nodes have the same ports.
 	if err := os.RemoveAll(store.Root); err != nil {
 		return nil, err
 	}
@@ -165,7 +165,7 @@ func (n nodes) hostPortOf(side side, backend string, beside others) (*hostPort, 
 	return &hostPort{client: client, to: to}, c.pod.Do(func() error { return acceptAll(netip.AddrPortFrom(pod.Addr(), 80)) })
 }
 
-// join connects a namespace to a node by a veth pair, into a bridge or with an address at the node's end.
+// join connects a namespace to a node by a veth pair. The node's end is a bridge port or has an address.
 func join(node *sandbox.Pod, name, bridge string, with *sandbox.Pod, gateway, here, there netip.Prefix) error {
 	netns, err := os.Open(with.Path)
 	if err != nil {
@@ -227,7 +227,7 @@ func acceptAll(at netip.AddrPort) error {
 	return nil
 }
 
-// sample opens connections one after the other.
+// sample opens connections in sequence.
 func (h *hostPort) sample() error {
 	return h.client.Do(func() error {
 		start := time.Now()
@@ -241,7 +241,7 @@ func (h *hostPort) sample() error {
 	})
 }
 
-// connectOnce resets the connection at once: none of the client's ports waits for late packets.
+// connectOnce resets the connection immediately, so that no port of the client waits for late packets.
 func connectOnce(to unix.Sockaddr) error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -251,5 +251,5 @@ func connectOnce(to unix.Sockaddr) error {
 	return errors.Join(err, unix.SetsockoptLinger(s, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}), unix.Close(s))
 }
 
-// hundred is the median time of so many connections as the table tells, in milliseconds.
+// hundred returns the median time of connectionsTold connections in milliseconds.
 func (h *hostPort) hundred() float64 { return p50(h.samples) * connectionsTold / connectionsOfOne }

@@ -14,13 +14,14 @@ import (
 // userHZ is the unit of /proc/stat and /proc/<pid>/stat on every architecture that Go runs on.
 const userHZ = 100
 
-// processors tells what all of them did since the machine was started. Packets cost more than the processes that send and receive them are
-// charged: a shaper sends what waits when a timer rings, on top of whatever runs, mostly of nothing.
+// processors holds the time of all processors since the machine's start. The processes that send and receive packets are charged only
+// a part of their cost: a shaper sends queued packets in a timer interrupt, which the kernel charges to the interrupted process,
+// mostly the idle one.
 type processors struct {
 	at     time.Time
 	count  int
 	idle   time.Duration
-	others time.Duration // of processes that have nothing to do with the packets
+	others time.Duration // of processes that do not handle the packets
 }
 
 func readProcessors() (processors, error) {
@@ -36,7 +37,7 @@ func readProcessors() (processors, error) {
 	return p, err
 }
 
-// idleTime counts the processors of /proc/stat and adds what they idled. Waiting for a disk is idle too.
+// idleTime counts the processors in /proc/stat and adds up their idle time. Waiting for a disk counts as idle.
 func idleTime(stat []byte) (count int, idle time.Duration, err error) {
 	for line := range bytes.Lines(stat) {
 		fields := bytes.Fields(line)
@@ -53,7 +54,7 @@ func idleTime(stat []byte) (count int, idle time.Duration, err error) {
 	return count, idle, nil
 }
 
-// othersTime is the time of all processes but this one and the threads that work for the kernel's soft interrupts.
+// othersTime returns the time of all processes except this one and the kernel threads for soft interrupts.
 func othersTime() (total time.Duration, err error) {
 	paths, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -63,7 +64,7 @@ func othersTime() (total time.Duration, err error) {
 	for _, path := range paths {
 		stat, err := os.ReadFile(path)
 		if err != nil || bytes.HasPrefix(stat, own) || bytes.Contains(stat, []byte("(ksoftirqd/")) {
-			continue // an error: the process is gone
+			continue // the process has ended
 		}
 		ticks, err := statTicks(stat)
 		if err != nil {
@@ -95,8 +96,8 @@ func sumOf(fields [][]byte) (sum int64, err error) {
 	return sum, nil
 }
 
-// since is the time that processors spent on this process and on packets: what no other process did. It is 0 where that is unknown, because
-// the kernel drops the times of a process, and of all its children, if its parent never waited for it.
+// since returns the processor time of this process and of packets: the total minus idle time and other processes' time. It is 0 if the
+// time is unknown, because the kernel drops the times of a process and its children if its parent never waited for it.
 func (p processors) since(before processors) time.Duration {
 	others := p.others - before.others
 	if others < 0 {
@@ -105,7 +106,7 @@ func (p processors) since(before processors) time.Duration {
 	return max(0, time.Duration(p.count)*p.at.Sub(before.at)-(p.idle-before.idle)-others)
 }
 
-// spending begins to count after a while. What it returns ends that.
+// spending starts a measurement after a delay. The returned function ends it.
 func spending(after time.Duration) func() (time.Duration, error) {
 	type reading struct {
 		processors

@@ -21,21 +21,21 @@ const (
 	pathPod  = "pod to pod"
 	pathHost = "pod to host"
 
-	datapathRepeats = 12 // many short ones: load and the placement on processors change from second to second
+	datapathRepeats = 12 // many short repeats, because load and the placement on processors change from second to second
 	firstRepeats    = 3
 )
 
-// throughput is what one flow moved and what it cost.
+// throughput is the amount that one flow moved, and its cost.
 type throughput struct {
 	gigabits   float64 // per second
 	cpuPerGbit float64 // seconds
 }
 
-// track is one side's flow along one path, with what was measured of it.
+// track is one side's flow along one path, with its measurements.
 type track struct {
 	side, path string
 	flow       meter.Flow
-	attached   *chain // a pod that is detached when all is measured
+	attached   *chain // a pod that is detached after the measurements
 	measured   []throughput
 	err        error
 }
@@ -55,7 +55,7 @@ func datapath(sides []side, n nodes, each time.Duration) ([]*track, error) {
 		return nil, err
 	}
 	tracks = append(tracks, bare...)
-	// Flows that are compared with one another run one after the other.
+	// Flows that are compared run one after the other.
 	slices.SortStableFunc(tracks, func(a, b *track) int { return strings.Compare(b.path, a.path) })
 	for range datapathRepeats {
 		for _, t := range tracks {
@@ -91,7 +91,7 @@ func (n nodes) pluginTracks(side side) ([]*track, error) {
 		}
 		c.id = c.pod.Name
 		if i > 0 {
-			c.args = nil // the port is taken by the first pod
+			c.args = nil // the first pod has the port
 		}
 		if err := c.run(verbAdd, execute); err != nil {
 			return nil, err
@@ -118,7 +118,7 @@ func newTrack(side, path string, from, to *sandbox.Pod, address netip.Addr) *tra
 	}}
 }
 
-// bareTracks lays one veth pair between two pods and one between a pod and a host, with nothing else in the way.
+// bareTracks creates one veth pair between two pods, and one between a pod and a host, without any plugin.
 func (n nodes) bareTracks() ([]*track, error) {
 	var tracks []*track
 	for i, path := range []string{pathPod, pathHost} {
@@ -162,7 +162,7 @@ func (t *track) measure(each time.Duration) {
 	t.measured = append(t.measured, throughput{gigabits: result.Mean.Payload / 1e9, cpuPerGbit: cost.Seconds() / gigabits})
 }
 
-// medians takes throughput and cost each by itself, and leaves out unknown costs.
+// medians returns the separate medians of throughput and cost, without unknown costs.
 func (t *track) medians() throughput {
 	var rate, cost []float64
 	for _, m := range t.measured {
@@ -174,7 +174,7 @@ func (t *track) medians() throughput {
 	return throughput{median(rate), median(cost)}
 }
 
-// ratioOver is the median of what both tracks did in the same repeat.
+// ratioOver returns the median ratio of both tracks in the same repeat.
 func (t *track) ratioOver(base *track) float64 {
 	var ratios []float64
 	for i := range min(len(t.measured), len(base.measured)) {
@@ -195,7 +195,7 @@ func median(values []float64) float64 {
 	return (sorted[mid-1] + sorted[mid]) / 2
 }
 
-// burst is what limited pods of one side moved in their first second, in Mbit, at the receiver.
+// burst is the amount that limited pods of one side received in their first second, in Mbit.
 type burst struct {
 	side, direction string
 	megabits        []float64
@@ -207,7 +207,7 @@ const (
 	outOfPod = "out of the pod"
 )
 
-// firstSecond attaches a fresh pod for each repeat, since a token bucket is full but once.
+// firstSecond attaches a new pod for each repeat, because a token bucket is full only once.
 func firstSecond(sides []side, n nodes) []*burst {
 	var bursts []*burst
 	for _, side := range sides {

@@ -10,11 +10,12 @@ import (
 	"github.com/podlace/podlace/integration/markdown"
 )
 
-// figure is what one side took, in milliseconds. Base is the same without what the row names, and 0 where a row compares sides.
+// figure is one side's result in milliseconds. Base is the result without the property in the row's name, or 0 if a row compares
+// sides.
 type figure struct {
 	Base  float64 `json:"base,omitempty"`
 	Value float64 `json:"value"`
-	Note  string  `json:"note,omitempty"` // what else there is to say of it
+	Note  string  `json:"note,omitempty"` // additional remark
 }
 
 func (f figure) growth() float64 {
@@ -24,15 +25,15 @@ func (f figure) growth() float64 {
 	return f.Value / f.Base
 }
 
-// figureRow is one figure of both sides. In a row of growth the bar is for Value over Base of ours, in a row of loads for ours over the
-// reference or for the milliseconds themselves.
+// figureRow is one figure of both sides. The bar of a growth row is for Podlace's Value over Base. The bar of a load row is for
+// Podlace over the reference, or for the milliseconds.
 type figureRow struct {
 	What  string            `json:"what"`
 	Sides map[string]figure `json:"sides"`
 	target
 }
 
-// The most that each figure may be, in units of what the row compares with or in milliseconds.
+// The maximum of each figure, as a ratio or in milliseconds.
 const (
 	leasesBar   = 1.2
 	podsBar     = 1.1
@@ -61,12 +62,12 @@ func (r *report) addGrowth(what string, bar float64, sides map[string]figure) {
 	r.Growth = append(r.Growth, row)
 }
 
-// addLoad adds a row that compares ours with the reference.
+// addLoad adds a row that compares Podlace with the reference.
 func (r *report) addLoad(what string, bar float64, sides map[string]figure) {
 	r.Loads = append(r.Loads, figureRow{what, sides, atMost(sides[sideOurs].Value, sides[sideReference].Value, bar)})
 }
 
-// addAbsolute adds a row whose bar is a time.
+// addAbsolute adds a row whose bar is a time in milliseconds.
 func (r *report) addAbsolute(what string, bar float64, sides map[string]figure) {
 	row := figureRow{What: what, Sides: sides}
 	ours, ok := sides[sideOurs]
@@ -117,10 +118,10 @@ func (row figureRow) loadCell(side string) string {
 
 func milliseconds(d time.Duration) float64 { return d.Seconds() * 1000 }
 
-// p50 is the median in milliseconds.
+// p50 returns the median in milliseconds.
 func p50(samples []time.Duration) float64 { return milliseconds(percentile(samples, 50)) }
 
-// thousands writes 12345 as 12,345.
+// thousands formats 12345 as 12,345.
 func thousands(n int) string {
 	text := strconv.Itoa(n)
 	for i := len(text) - 3; i > 0; i -= 3 {

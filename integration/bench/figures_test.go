@@ -72,7 +72,7 @@ func TestDistinct(t *testing.T) {
 	}
 }
 
-// testLedger has one valid attachment, with record and lease, in folders of its own.
+// testLedger returns a ledger with one valid attachment, with record and lease, in separate folders.
 func testLedger(t *testing.T) *ledger {
 	t.Helper()
 	l := &ledger{
@@ -89,7 +89,7 @@ func testLedger(t *testing.T) *ledger {
 	return l
 }
 
-// TestExact: what GC left too much, and what it took too much, is an error.
+// TestExact: it is an error if GC keeps a stale attachment or removes a valid one.
 func TestExact(t *testing.T) {
 	l := testLedger(t)
 	if err := l.exact(); err != nil {

@@ -27,27 +27,27 @@ const (
 	validKey      = "cni.dev/valid-attachments"
 )
 
-// attached is one attachment as the list of valid ones names it.
+// attached is an attachment in the list of valid ones.
 type attached struct {
 	ContainerID string `json:"containerID"`
 	IfName      string `json:"ifname"`
 }
 
-// ledger is the state that a node keeps of many attachments of one network: records and leases. They are copies of what one real
-// attachment left there. The stale ones are as a node has them whose runtime never called DEL: the namespace is gone, and so is the link.
+// ledger is a node's state of many attachments of one network: records and leases, copied from those of one real attachment. Stale
+// attachments belong to a node whose runtime never called DEL: their namespace and link are gone.
 type ledger struct {
 	chain  *chain
-	record map[string]any // of the real attachment
+	record map[string]any // record of the real attachment
 	valid  []attached
 	stale  []attached
 	next   netip.Addr
-	leases map[netip.Addr]string // what must be there at the end
-	names  []string              // the records that must be there at the end
+	leases map[netip.Addr]string // leases that must exist at the end
+	names  []string              // records that must exist at the end
 
 	recordFolder, leaseFolder string
 }
 
-// measureGC has one GC remove the stale attachments from among the valid ones, and looks whether it removed just these.
+// measureGC runs one GC of stale attachments among valid ones, and checks that it removed exactly the stale ones.
 func (r *report) measureGC(o options, n nodes) {
 	stale, valid := o.scaled(gcStale), o.scaled(gcValid)
 	l, err := n.newLedger(side{sideOurs, o.plugins}, valid)
@@ -65,7 +65,7 @@ func (r *report) measureGC(o options, n nodes) {
 		map[string]figure{sideOurs: {Value: p50(samples)}, sideReference: {Note: "has no GC"}})
 }
 
-// newLedger attaches one pod and writes down as many valid others.
+// newLedger attaches one pod and writes the state of the other valid attachments.
 func (n nodes) newLedger(side side, valid int) (*ledger, error) {
 	c, err := n.chainOf("gc", "node-gc", side, masqueraded(gcSubnet))
 	if err != nil {
@@ -96,7 +96,7 @@ func (n nodes) newLedger(side side, valid int) (*ledger, error) {
 	return l, l.note()
 }
 
-// note remembers what is there as what must be there after each GC.
+// note records the current state, which must be the same after each GC.
 func (l *ledger) note() (err error) {
 	if l.leases, err = leaseFiles(l.leaseFolder); err == nil {
 		l.names, err = l.records()
@@ -117,7 +117,7 @@ func (l *ledger) records() ([]string, error) {
 	return names, err
 }
 
-// write makes the record and the lease of one more attachment, an hour old: GC spares what was made just now.
+// write creates the record and the lease of another attachment. They are an hour old, because GC keeps recent ones.
 func (l *ledger) write(id, netns string, list *[]attached) error {
 	a := attached{id, podInterface}
 	l.next = l.next.Next()
@@ -140,7 +140,7 @@ func (l *ledger) write(id, netns string, list *[]attached) error {
 	)
 }
 
-// collect writes the stale attachments, brings the index up to date by an attachment that comes and goes, and runs GC.
+// collect writes the stale attachments, updates the index by an ADD and a DEL, and runs GC.
 func (l *ledger) collect(round, stale int) (time.Duration, error) {
 	l.stale = nil
 	for i := range stale {

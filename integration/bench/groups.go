@@ -4,13 +4,13 @@ package main
 
 import "slices"
 
-// measurement fills tables of the report.
+// measurement fills some tables of the report.
 type measurement struct {
 	group, says string
 	measure     func(*report, options, nodes)
 }
 
-// measurements are in the order in which they run: those that leave the kernel much to clean up come last.
+// measurements returns the groups in their order. Groups that leave much work to the kernel come last.
 func measurements() []measurement {
 	return []measurement{
 		{groupChains, "chains", (*report).measureChains},
@@ -42,7 +42,7 @@ func groupNames() []string {
 	return names
 }
 
-// wants reports whether a group was asked for, by its name or by one that stands for several.
+// wants reports whether the user selected a group, by its name or by the name of a set of groups.
 func (o options) wants(group string) bool {
 	return slices.ContainsFunc(o.groups, func(asked string) bool {
 		return asked == group || asked == groupAll || asked == groupScale && group != groupChains && group != groupDatapath

@@ -10,11 +10,11 @@ import (
 )
 
 const (
-	guardDatagrams = 100_000 // of which the row tells the time
+	guardDatagrams = 100_000 // the row shows the time of this many
 	guardPayload   = 64
 )
 
-// measureGuard compares pods that have antiSpoof with pods that have not: verbs, and traffic between two pods of the node.
+// measureGuard compares pods with antiSpoof and pods without it: verbs, and traffic between two pods of the node.
 func (r *report) measureGuard(o options, n nodes) {
 	var entries []*entry
 	var streams, datagrams []*track
@@ -53,7 +53,7 @@ func (r *report) measureGuard(o options, n nodes) {
 	r.addGuarded("100,000 datagrams of 64 bytes from pod to pod, with antiSpoof", datagrams, each, guardDatagrams*guardPayload*8/1e9)
 }
 
-// addGuarded adds rows of the time and of the processor time that so many gigabits take without and with antiSpoof.
+// addGuarded adds rows with the time and the processor time of one amount of traffic, without and with antiSpoof.
 func (r *report) addGuarded(what string, tracks []*track, each time.Duration, gigabits float64) {
 	for range datapathRepeats {
 		for _, t := range tracks {

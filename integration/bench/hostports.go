@@ -17,15 +17,16 @@ const (
 	portsRounds = 15
 	manyPorts   = 200
 	otherPorts  = 5000
-	portsOfPod  = 50 // the reference cannot take some hundred at once
+	portsOfPod  = 50 // the reference fails with several hundred ports in one call
 
 	portsBar = 1.2
-	oneBar   = 2.0  // milliseconds over a plugin that does nothing
-	delBar   = 13.0 // the same, and a grace period of RCU
+	oneBar   = 2.0  // milliseconds more than a plugin that does nothing
+	delBar   = 13.0 // the same, plus a grace period of RCU
 	manyBar  = 20.0
 )
 
-// portmapAlone is portmap behind a main plugin that is not measured: prevResult says what it would have made.
+// portmapAlone is portmap behind a main plugin that is not measured. prevResult describes the pod that this plugin would have
+// connected.
 func portmapAlone(backend, address string, first, count int) pluginConf {
 	var ports []map[string]any
 	for i := range count {
@@ -35,7 +36,7 @@ func portmapAlone(backend, address string, first, count int) pluginConf {
 		"prevResult": json.RawMessage(fmt.Sprintf(`{"cniVersion":%q,"interfaces":[{"name":%q,"sandbox":"/x"}],"ips":[{"address":"%s/16","interface":0}]}`, cniVersion, podInterface, address))}
 }
 
-// portsNode gives a node the bridge behind which the pods would be.
+// portsNode creates the node's bridge for the pods.
 func portsNode(c *chain) error {
 	return c.node.Do(func() error {
 		host, err := kernel.Host()
@@ -54,7 +55,7 @@ func portsNode(c *chain) error {
 	})
 }
 
-// measurePorts runs portmap by itself: one port and many, on an empty node and beside the ports of other pods.
+// measurePorts measures portmap alone: one port and many, on an empty node and beside the ports of other pods.
 func (r *report) measurePorts(o options, n nodes) {
 	count := o.scaled(otherPorts)
 	entries := map[string]*entry{}
@@ -86,15 +87,15 @@ func (r *report) measurePorts(o options, n nodes) {
 		}
 	}
 	race(all, min(o.rounds, portsRounds))
-	r.addAbsolute("portmap ADD of one port, over no port", oneBar, overNothing(entries, besideNone, verbAdd))
-	r.addAbsolute("portmap DEL of one port, over no port", delBar, overNothing(entries, besideNone, verbDel))
-	r.addAbsolute(fmt.Sprintf("portmap ADD of %d ports, over no port", manyPorts), manyBar, overNothing(entries, "200 ports", verbAdd))
+	r.addAbsolute("portmap ADD of one port, over no port", oneBar, additionalTime(entries, besideNone, verbAdd))
+	r.addAbsolute("portmap DEL of one port, over no port", delBar, additionalTime(entries, besideNone, verbDel))
+	r.addAbsolute(fmt.Sprintf("portmap ADD of %d ports, over no port", manyPorts), manyBar, additionalTime(entries, "200 ports", verbAdd))
 	for _, verb := range []string{verbAdd, verbDel} {
 		r.addGrowth(fmt.Sprintf("portmap %s, %s hostPorts of other pods", verb, thousands(count)), portsBar, r.compare(entries, verb))
 	}
 }
 
-// fillPorts gives so many ports of the node to other pods.
+// fillPorts adds this many ports of other pods to the node.
 func (n nodes) fillPorts(like *chain, backend string, beside others) error {
 	for i := 0; i < beside.count; i += beside.each {
 		c, pod := *like, i/beside.each
@@ -108,8 +109,8 @@ func (n nodes) fillPorts(like *chain, backend string, beside others) error {
 	return nil
 }
 
-// overNothing is what a verb takes more than for a pod without ports, in milliseconds.
-func overNothing(entries map[string]*entry, what, verb string) map[string]figure {
+// additionalTime returns the additional time of a verb compared with a pod without ports, in milliseconds.
+func additionalTime(entries map[string]*entry, what, verb string) map[string]figure {
 	sides := map[string]figure{}
 	for _, side := range []string{sideOurs, sideReference} {
 		e, nothing := entries[beside(side, what)], entries[beside(side, "nothing")]

@@ -16,14 +16,14 @@ import (
 const (
 	leaseSubnet    = "10.96.0.0/16"
 	leaseCount     = 10_000
-	leaseRounds    = 15 // the reference takes long enough for fewer
+	leaseRounds    = 15 // the reference is too slow for more
 	rebuildRepeats = 5
 
 	besideNone = "none"
 	besideMany = "many"
 )
 
-// beside names an entry of one side: alone, or beside many others.
+// beside returns the name of a side's entry: alone, or beside many others.
 func beside(side, what string) string { return side + " " + what }
 
 // bothSides are the two plugin folders.
@@ -31,7 +31,7 @@ func (f folders) bothSides() []side {
 	return []side{{sideOurs, f.plugins}, {sideReference, f.reference}}
 }
 
-// measureLeases runs host-local as a program of its own, on an empty lease folder and on a full one.
+// measureLeases measures host-local as a program, on an empty lease folder and on a full one.
 func (r *report) measureLeases(o options, n nodes) {
 	count := o.scaled(leaseCount)
 	entries := map[string]*entry{}
@@ -61,7 +61,7 @@ func (r *report) measureLeases(o options, n nodes) {
 	}
 }
 
-// compare gives the medians of a verb with nothing beside it and with many others. Who failed is left out, and told once.
+// compare returns the medians of a verb alone and beside many others. It omits failed entries and reports each failure once.
 func (r *report) compare(entries map[string]*entry, verb string) map[string]figure {
 	sides := map[string]figure{}
 	for _, side := range []string{sideOurs, sideReference} {
@@ -85,7 +85,7 @@ func (n nodes) leaseChain(side side, what string) (*chain, error) {
 	})
 }
 
-// chainOf makes a chain for a pod and a network of that name.
+// chainOf returns a chain for a pod and a network of that name.
 func (n nodes) chainOf(name, nodeName string, side side, plugins ...pluginConf) (*chain, error) {
 	node, err := n.open(nodeName)
 	if err != nil {
@@ -98,19 +98,19 @@ func (n nodes) chainOf(name, nodeName string, side side, plugins ...pluginConf) 
 	return &chain{folder: side.folder, network: name, id: containerID(name), node: node, pod: pod, plugins: plugins}, nil
 }
 
-// containerID makes an ID of the length that runtimes use.
+// containerID returns an ID with the length of a runtime's container IDs.
 func containerID(name string) string {
 	sum := sha256.Sum256([]byte(name))
 	return hex.EncodeToString(sum[:])
 }
 
-// fillLeases writes the lease files of so many pods, as either side would have left them.
+// fillLeases writes lease files of this many pods, in the format of both sides.
 func fillLeases(network string, count int) error {
 	folder := filepath.Join(resultsFolder, network)
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return fmt.Errorf("lease folder: %w", err)
 	}
-	addr := netip.MustParsePrefix(leaseSubnet).Addr().Next() // the gateway
+	addr := netip.MustParsePrefix(leaseSubnet).Addr().Next() // the gateway's address
 	for i := range count {
 		addr = addr.Next()
 		if err := writeLease(folder, addr, containerID(fmt.Sprint(network, i))); err != nil {
@@ -124,7 +124,7 @@ func writeLease(folder string, addr netip.Addr, id string) error {
 	return os.WriteFile(filepath.Join(folder, addr.String()), []byte(id+"\r\n"+podInterface), 0o600)
 }
 
-// measureRebuild has the lease folder changed by foreign hands, and times the next ADD: what it takes above the others is the rebuild of
+// measureRebuild changes the lease folder as another program would, and measures the next ADD. The additional time is the rebuild of
 // the index.
 func (r *report) measureRebuild(c *chain, warm float64) {
 	folder := filepath.Join(resultsFolder, c.network)
@@ -132,7 +132,7 @@ func (r *report) measureRebuild(c *chain, warm float64) {
 	var samples []time.Duration
 	for i := range rebuildRepeats {
 		e := newEntry("", c)
-		time.Sleep(5 * settle) // where the folder's time is that of the last tick, it must be another one
+		time.Sleep(5 * settle) // the change must get another time than the last clock tick
 		err := writeLease(folder, last, containerID(fmt.Sprint("foreign", i)))
 		last = last.Next()
 		if err == nil {

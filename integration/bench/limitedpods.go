@@ -10,7 +10,7 @@ import (
 
 const limitedPods = 500
 
-// measureLimitedPods compares a node that has one pod with limits with a node that has many, and looks whether those of the many hold.
+// measureLimitedPods compares a node that has one pod with limits with a node that has many, and checks that the many limits work.
 func (r *report) measureLimitedPods(o options, n nodes) {
 	count := max(len(directions()), o.scaled(limitedPods))
 	entries := map[string]*entry{}
@@ -42,8 +42,8 @@ func (r *report) measureLimitedPods(o options, n nodes) {
 	r.addAlone(entries)
 }
 
-// sampleLimit attaches many pods and measures the limits of two of them. What the first has not
-// received yet would delay the second.
+// sampleLimit attaches many pods and measures the limits of two of them. It waits until the first has received everything, because the
+// rest would delay the second.
 func (n nodes) sampleLimit(like *chain, count int, sampled *limited, side side, o options) error {
 	pods, err := n.fillPods(like, count)
 	for i, direction := range directions() {
@@ -54,13 +54,13 @@ func (n nodes) sampleLimit(like *chain, count int, sampled *limited, side side, 
 	return err
 }
 
-// addAlone tells what of the chain is bandwidth.
+// addAlone adds rows with bandwidth's share of the chain.
 func (r *report) addAlone(entries map[string]*entry) {
 	growth, both := map[string]map[string]figure{verbAdd: {}, verbDel: {}}, map[string]figure{}
 	for _, side := range []string{sideOurs, sideReference} {
 		none, many := entries[beside(side, besideNone)], entries[beside(side, besideMany)]
 		if none.err != nil || many.err != nil {
-			continue // told before
+			continue // the failure was reported before
 		}
 		for verb, figures := range growth {
 			figures[side] = figure{Base: none.alone("bandwidth", verb), Value: many.alone("bandwidth", verb)}
@@ -73,5 +73,5 @@ func (r *report) addAlone(entries map[string]*entry) {
 	r.addLoad("bandwidth alone, ADD and DEL", bandwidthBar, both)
 }
 
-// alone is the median of one plugin of the chain.
+// alone returns the median of one plugin of the chain.
 func (e *entry) alone(plugin, verb string) float64 { return p50(e.samples[verb].processes[plugin]) }

@@ -18,17 +18,18 @@ const (
 	groupShaping = "shaping"
 
 	limitSubnet  = "10.99.0.0/16"
-	congestion   = "cubic" // the kernel's default: a machine with another one must not show other figures
-	slowRate     = 10e6    // up to this rate, flows leave the processors to one another
-	overload     = 2       // how much more UDP is offered than may pass
+	congestion   = "cubic" // the kernel's default, so that the figures do not depend on the machine's setting
+	slowRate     = 10e6    // up to this rate, parallel flows do not compete for processors
+	overload     = 2       // ratio of offered UDP to the limit
 	limitRepeats = 3
-	fewRounds    = 10 // with fewer rounds a run leaves out what takes long
+	fewRounds    = 10 // a run with fewer rounds omits slow measurements
 
-	// drained is when the reference has sent the half gigabyte that is the runtime's burst. What comes later is the rate.
+	// drained is the time by which the reference has sent the half gigabyte of the runtime's burst. Later traffic has the limit's
+	// rate.
 	drained = 1200 * time.Millisecond
 )
 
-// share is what a limit may let pass, in percent of it.
+// share is the permitted range of a limit's throughput, in percent of the limit.
 type share struct{ least, most float64 }
 
 func shareOfFirst() share  { return share{0, 111} } // with 10 ms of burst
@@ -39,14 +40,14 @@ func (o options) brief() bool { return o.rounds < fewRounds }
 
 func (o options) repeats() int { return max(1, min(limitRepeats, o.rounds/fewRounds)) }
 
-// limited is a kind of flow through a limit, and what was seen of it.
+// limited is a kind of flow through a limit, with its measurements.
 type limited struct {
 	rate     float64
 	protocol meter.Protocol
 	streams  int
-	brief    bool // it belongs into a brief run too
-	first    bool // its beginning has rows
-	costs    bool // what it costs has rows
+	brief    bool // measured in a brief run too
+	first    bool // its first interval has rows
+	costs    bool // its cost has rows
 
 	mu   sync.Mutex
 	seen map[lane]*passed
@@ -55,7 +56,7 @@ type limited struct {
 // lane is one direction of one side.
 type lane struct{ direction, side string }
 
-// passed is in percent of the rate, on the wire. Cost is the time in milliseconds that processors spent on a gigabit.
+// passed is in percent of the rate, on the wire. cost is the processor time in milliseconds for each gigabit.
 type passed struct{ first, peak, steady, cost []float64 }
 
 func limits() []*limited {
@@ -82,8 +83,8 @@ func (l *limited) what() string {
 	return what
 }
 
-// steady is how long a flow is measured once it is drained. Short windows tell little of slow limits, where a pause saves a burst of 100
-// ms, and of costs, which the kernel counts in 10 ms.
+// steady returns the measuring time of a flow after it is drained. Short windows are inaccurate for slow limits, where a pause saves a
+// burst of 100 ms, and for costs, which the kernel counts in units of 10 ms.
 func (l *limited) steady(o options) time.Duration {
 	long := l.costs || l.rate < slowRate
 	switch {
@@ -96,7 +97,7 @@ func (l *limited) steady(o options) time.Duration {
 	}
 }
 
-// measureLimits lets flows into pods and out of pods of each side, with the burst that the runtime sends.
+// measureLimits sends flows into and out of pods of each side, with the runtime's burst.
 func (r *report) measureLimits(o options, n nodes) {
 	all := slices.DeleteFunc(limits(), func(l *limited) bool { return o.brief() && !l.brief })
 	sides := o.bothSides()
@@ -135,7 +136,7 @@ func (r *report) addCosts(l *limited) {
 	}
 }
 
-// bothWays measures one pod that receives and one that sends. Both are new: a token bucket is full but once.
+// bothWays measures one receiving pod and one sending pod. Both are new, because a token bucket is full only once.
 func (n nodes) bothWays(l *limited, side side, steady time.Duration) error {
 	var chains []*chain
 	for i := range directions() {
@@ -161,7 +162,7 @@ func (n nodes) bothWays(l *limited, side side, steady time.Duration) error {
 	})
 }
 
-// limitChain is bridge and bandwidth for a pod with a limit in both directions.
+// limitChain returns bridge and bandwidth for a pod with a limit in both directions.
 func (n nodes) limitChain(name, network string, side side, rate float64) (*chain, error) {
 	c, err := n.chainOf(name, "node-"+network, side, pluginConf{
 		"type": "bridge", "bridge": "br-limit", "isDefaultGateway": true,
@@ -174,7 +175,7 @@ func (n nodes) limitChain(name, network string, side side, rate float64) (*chain
 	return c, nil
 }
 
-// measure lets the flow go one way, into or out of a pod that was just attached.
+// measure sends the flow in one direction, into or out of a pod that was just attached.
 func (l *limited) measure(c *chain, way lane, steady time.Duration) error {
 	flow, err := c.flow(way.direction)
 	if err != nil {
@@ -195,7 +196,7 @@ func (l *limited) measure(c *chain, way lane, steady time.Duration) error {
 	return nil
 }
 
-// add notes what came by the end, and what was spent on it since it was drained.
+// add records the arrivals, and the cost since the flow was drained.
 func (l *limited) add(way lane, came meter.Arrivals, end, cost time.Duration) {
 	percent := func(rate float64) float64 { return rate / l.rate * 100 }
 	rate := came.Rate(drained, end)

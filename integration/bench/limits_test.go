@@ -46,8 +46,8 @@ func TestPassed(t *testing.T) {
 	l := &limited{rate: rate, costs: true, first: true}
 	way := lane{intoPod, sideOurs}
 	l.add(way, came, 2200*time.Millisecond, 16*time.Millisecond)
-	l.add(way, meter.Arrivals{{At: meter.Interval, Wire: 100e3}}, 2200*time.Millisecond, time.Hour) // nothing came later
-	l.add(lane{outOfPod, sideOurs}, came, 2200*time.Millisecond, 0)                                 // what it cost is unknown
+	l.add(way, meter.Arrivals{{At: meter.Interval, Wire: 100e3}}, 2200*time.Millisecond, time.Hour) // nothing arrived later
+	l.add(lane{outOfPod, sideOurs}, came, 2200*time.Millisecond, 0)                                 // unknown cost
 	near := cmp.Comparer(func(a, b float64) bool { return a-b < 1e-6 && b-a < 1e-6 })
 	want := passed{first: []float64{50, 100}, peak: []float64{500, 100}, steady: []float64{80, 0}, cost: []float64{2500}}
 	if diff := cmp.Diff(want, *l.seen[way], cmp.AllowUnexported(passed{}), near); diff != "" {
@@ -139,6 +139,6 @@ func TestIdleTime(t *testing.T) {
 	}
 	after.others = 999 * time.Millisecond
 	if got := after.since(before); got != 0 {
-		t.Errorf("got %v although others have worked less than nothing", got)
+		t.Errorf("got %v although the other processes' time is negative", got)
 	}
 }

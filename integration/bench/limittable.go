@@ -13,7 +13,7 @@ func directions() []string { return []string{intoPod, outOfPod} }
 // byLane are the figures of one row.
 type byLane map[lane]float64
 
-// of are the figures of one direction.
+// of returns the figures of one direction.
 func (b byLane) of(direction string) map[string]figure {
 	out := map[string]figure{}
 	for way, value := range b {
@@ -24,7 +24,7 @@ func (b byLane) of(direction string) map[string]figure {
 	return out
 }
 
-// limitRow is what a limit let pass in percent of it, by direction and side. The bar is for both directions of ours.
+// limitRow is the throughput of a limit in percent of it, by direction and side. The bar is for both directions of Podlace.
 type limitRow struct {
 	What    string                        `json:"what"`
 	Percent map[string]map[string]float64 `json:"percent"`

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bench compares two folders of CNI plugins side by side, in one run and in private namespaces: times of ADD, CHECK and DEL,
-// processes started, binary sizes, what pods move and what that costs, and what a limited pod receives in its first second; then what a
-// node that has many leases and pods makes of these times, many pods at once, and GC; how exact limits are, what they cost, and how long
-// others wait behind them.
+// Command bench compares two folders of CNI plugins in one run and in private namespaces. It measures times of ADD, CHECK and DEL,
+// started processes, binary sizes, the throughput of pods and its cost, and the traffic of a limited pod in its first second. It
+// repeats these on a node with many leases and pods, with many pods in parallel, and with GC. It also measures the accuracy and the
+// cost of limits, and the delay of other traffic behind them.
 //
-// Both folders run on the same machine at the same time, so ratios hold where times do not. A missed target is
-// reported and is no failure; the exit status is 1 when something did not run, or did the wrong thing: an address given twice, a
-// lease that is left, a GC that took too much or too little.
+// Both folders run on the same machine at the same time, so ratios are comparable where times are not. The report shows a missed
+// target, but it is not a failure. The exit status is 1 if a measurement did not run or a plugin gave a wrong result: an address
+// assigned twice, a leaked lease, a GC that removed too much or too little.
 package main
 
 import (
@@ -31,7 +31,7 @@ type options struct {
 	scale     float64
 	groups    []string
 	format    string
-	temporary string // folder, for as long as the run takes
+	temporary string // folder that exists during the run
 }
 
 const (
@@ -41,7 +41,7 @@ const (
 	groupScale    = "scale" // what comes after these two
 )
 
-// scaled is a part of a size, as -scale says.
+// scaled returns the part of a size that -scale selects.
 func (o options) scaled(full int) int { return max(1, int(float64(full)*o.scale)) }
 
 func main() {
@@ -99,7 +99,7 @@ func parse(args []string) (options, error) {
 	return o, nil
 }
 
-// run measures everything and writes the report. It gives 1 when something could not be measured.
+// run measures everything and writes the report. It returns 1 if a measurement failed.
 func run(o options, out, progress io.Writer) (int, error) {
 	// The plugins look for iptables and nft in PATH, which lacks these folders for ordinary users.
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
@@ -109,7 +109,7 @@ func run(o options, out, progress io.Writer) (int, error) {
 	if o.temporary, err = os.MkdirTemp("", "podlace-bench-"); err != nil {
 		return 1, err
 	}
-	defer func() { _ = os.RemoveAll(o.temporary) }() // best effort: it is a temporary folder
+	defer func() { _ = os.RemoveAll(o.temporary) }() // best effort, because it is a temporary folder
 
 	r := newReport(o)
 	start := time.Now()

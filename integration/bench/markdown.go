@@ -26,7 +26,7 @@ func (r *report) markdown() string {
 	return out.String()
 }
 
-// tables are those of the groups that were measured.
+// tables returns the tables of the measured groups.
 func (r *report) tables() []*markdown.Table {
 	var out []*markdown.Table
 	for _, t := range []struct {
@@ -110,7 +110,7 @@ func (row chainRow) cell(side string) string {
 	return fmt.Sprintf("%.1f / %.1f", v.P50, v.P95)
 }
 
-// cell shows how many programs were executed, which, and the forks where there were more of them than programs.
+// cell shows the number and names of the executed programs, and the number of forks if there were more forks than programs.
 func (row processRow) cell(side string) string {
 	v, ok := row.Sides[side]
 	if !ok {

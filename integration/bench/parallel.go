@@ -18,7 +18,7 @@ const (
 	parallelSubnet  = "10.95.0.0/16"
 )
 
-// crowd is many pods of one side that come and go at once.
+// crowd is many pods of one side that are attached and detached in parallel.
 type crowd struct {
 	side   string
 	chains []*chain
@@ -27,7 +27,7 @@ type crowd struct {
 	err    error
 }
 
-// measureParallel starts one ADD for each of many pods at once, and then one DEL for each.
+// measureParallel starts one ADD for each of many pods in parallel, and then one DEL for each.
 func (r *report) measureParallel(o options, n nodes) {
 	count, s := o.scaled(parallelCount), nftables()
 	sides, missing := o.sides(s)
@@ -44,7 +44,7 @@ func (r *report) measureParallel(o options, n nodes) {
 	for range max(1, min(parallelRepeats, o.rounds/5)) {
 		for _, c := range crowds {
 			if c.err == nil {
-				c.err = c.comeAndGo()
+				c.err = c.attachAndDetachAll()
 			}
 		}
 	}
@@ -56,7 +56,7 @@ func (r *report) measureParallel(o options, n nodes) {
 		case c.side == sideOurs:
 			r.fail("parallel", c.err)
 		default:
-			r.skip(fmt.Sprintf("parallel, %s: %v", c.side, c.err)) // not ours to judge
+			r.skip(fmt.Sprintf("parallel, %s: %v", c.side, c.err)) // a failure of the reference is only reported
 		}
 	}
 	r.addLoad(fmt.Sprintf("%d ADDs at once (bridge, ipMasq)", count), parallelBar, add)
@@ -80,8 +80,8 @@ func (n nodes) crowd(side side, count int) (*crowd, error) {
 	return c, nil
 }
 
-// comeAndGo attaches all, looks whether each has an address of its own, and detaches all.
-func (c *crowd) comeAndGo() error {
+// attachAndDetachAll attaches all pods, checks that their addresses differ, and detaches all.
+func (c *crowd) attachAndDetachAll() error {
 	took, err := c.all(verbAdd)
 	if err != nil {
 		return err
@@ -94,7 +94,7 @@ func (c *crowd) comeAndGo() error {
 		return err
 	}
 	c.del = append(c.del, took)
-	return c.nothingLeased()
+	return c.checkNoLeases()
 }
 
 func (c *crowd) all(verb string) (time.Duration, error) {
@@ -123,8 +123,8 @@ func (c *crowd) distinct() error {
 	return nil
 }
 
-// nothingLeased looks for leases that are left.
-func (c *crowd) nothingLeased() error {
+// checkNoLeases checks that no lease remains.
+func (c *crowd) checkNoLeases() error {
 	left, err := leaseFiles(filepath.Join(resultsFolder, c.chains[0].network))
 	if err == nil && len(left) > 0 {
 		err = fmt.Errorf("%d leases are left after DEL", len(left))
@@ -132,7 +132,7 @@ func (c *crowd) nothingLeased() error {
 	return err
 }
 
-// leaseFiles returns who has which address, by the files of a lease folder.
+// leaseFiles returns the owner of each address in a lease folder.
 func leaseFiles(folder string) (map[netip.Addr]string, error) {
 	files, err := os.ReadDir(folder)
 	if err != nil {

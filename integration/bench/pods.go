@@ -19,7 +19,7 @@ const (
 	statusCalls = 100
 	verbStatus  = "STATUS"
 
-	lateVersion = "1.1.0" // the first that has STATUS and GC
+	lateVersion = "1.1.0" // the first version with STATUS and GC
 )
 
 // masqueraded is bridge with host-local and ipMasq.
@@ -34,13 +34,13 @@ func masqueraded(subnets ...string) pluginConf {
 	}
 }
 
-// measurePods compares a node that has one pod with a node that has many, each made by the side's own plugins: each side bears the
-// rules, leases and records that it makes itself.
+// measurePods compares a node that has one pod with a node that has many. Each side's own plugins attach the pods, so that each side
+// has the rules, leases and records that it creates itself.
 func (r *report) measurePods(o options, n nodes) {
 	count := o.scaled(podCount)
 	entries := map[string]*entry{}
 	var all []*entry
-	chains := map[string]*chain{} // ours
+	chains := map[string]*chain{} // Podlace's chains
 	sides, missing := o.sides(nftables())
 	r.skip(missing...)
 	if len(missing) > 0 {
@@ -74,8 +74,8 @@ func (r *report) measurePods(o options, n nodes) {
 	r.measureStatus(chains[besideMany], fmt.Sprintf("STATUS p99, %s pods", thousands(count)))
 }
 
-// measureAttach shows what of an ADD is the kernel's: one request that makes a veth pair with an end in the bridge, which goes through all
-// of its ports.
+// measureAttach shows the kernel's share of an ADD: one request that creates a veth pair with an end in the bridge, for which the
+// kernel visits all ports of the bridge.
 func (r *report) measureAttach(chains map[string]*chain, rounds, ports int) {
 	var f figure
 	for what, into := range map[string]*float64{besideNone: &f.Base, besideMany: &f.Value} {
@@ -106,7 +106,7 @@ func (r *report) measureAttach(chains map[string]*chain, rounds, ports int) {
 		map[string]figure{sideOurs: f})
 }
 
-// fillPods attaches so many pods, each in a network namespace of its own, to the node and network of a chain.
+// fillPods attaches this many pods in separate network namespaces to the node and network of a chain.
 func (n nodes) fillPods(like *chain, count int) (pods []*chain, made error) {
 	chains := make(chan *chain)
 	errs := make(chan error, fillWorkers)
@@ -137,7 +137,7 @@ func (n nodes) fillPods(like *chain, count int) (pods []*chain, made error) {
 	return pods, made
 }
 
-// neighbour is a chain for another pod of the same network on the same node.
+// neighbour returns a chain for another pod of the same network on the same node.
 func (n nodes) neighbour(like *chain, i int) (*chain, error) {
 	name := fmt.Sprintf("%s-%d", like.network, i)
 	pod, err := n.open(name)
@@ -168,7 +168,7 @@ func (r *report) measureStatus(like *chain, what string) {
 	r.addAbsolute(what, statusBar, map[string]figure{sideOurs: {Value: milliseconds(percentile(samples, 99))}})
 }
 
-// with is the same entry of a conflist with one key more.
+// with returns the entry of a conflist with an additional key.
 func (p pluginConf) with(key string, value any) pluginConf {
 	out := pluginConf{key: value}
 	for k, v := range p {

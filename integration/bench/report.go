@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// report is everything one run found out. A side that was not measured is absent from the maps.
+// report contains all results of one run. A side that was not measured is absent from the maps.
 type report struct {
 	Kernel      string       `json:"kernel"`
 	CPUs        int          `json:"cpus"`
-	Load        string       `json:"load"` // of the minute before
+	Load        string       `json:"load"` // load average of the last minute
 	Rounds      int          `json:"rounds"`
 	Scale       float64      `json:"scale"`
 	Seconds     float64      `json:"seconds"`
@@ -83,7 +83,7 @@ type burstRow struct {
 
 func newReport(o options) *report {
 	var name unix.Utsname
-	_ = unix.Uname(&name) // decoration only
+	_ = unix.Uname(&name) // the name is informative only
 	load, _ := os.ReadFile("/proc/loadavg")
 	minute, _, _ := strings.Cut(string(load), " ")
 	return &report{
@@ -98,7 +98,7 @@ func (r *report) fail(what string, err error) {
 	r.Failed = append(r.Failed, what+": "+strings.Join(strings.Fields(err.Error()), " "))
 }
 
-// chainBar is the most that a verb may take, in units of the reference; 0 is no bar.
+// chainBar returns the maximum time of a verb, relative to the reference; 0 means no bar.
 func chainBar(chain, verb string) float64 {
 	return map[string]float64{
 		scenarioPlain + verbAdd: 0.6, scenarioPlain + verbDel: 0.9,
@@ -109,7 +109,7 @@ func chainBar(chain, verb string) float64 {
 
 const (
 	datapathBar    = 1.0
-	datapathMargin = 0.05 // what two equal sides differ by on a quiet machine
+	datapathMargin = 0.05 // difference of two equal sides on a quiet machine
 	firstSecondBar = 24.0 // Mbit
 
 	met         = "met"
@@ -124,7 +124,7 @@ func verdict(ok bool) string {
 	return missed
 }
 
-// datapathVerdict does not call a ratio missed that two equal sides show as well.
+// datapathVerdict accepts a ratio that two equal sides also show.
 func datapathVerdict(ratio float64) string {
 	if ratio < datapathBar && ratio >= datapathBar-datapathMargin {
 		return withinNoise
@@ -132,7 +132,7 @@ func datapathVerdict(ratio float64) string {
 	return verdict(ratio >= datapathBar)
 }
 
-// atMost judges value/base against a bar; a bar of 0 is none.
+// atMost compares value/base with a bar; a bar of 0 means no bar.
 func atMost(value, base, bar float64) target {
 	if value == 0 || base == 0 {
 		return target{}

@@ -16,15 +16,15 @@ const (
 	sideReference = "reference"
 
 	warmUp = 2
-	settle = 4 * time.Millisecond // lets the kernel finish what the side before left to its workers
+	settle = 4 * time.Millisecond // gives the kernel time to finish the previous side's deferred work
 )
 
-// contender is what takes part in the rounds of a scenario: a chain.
+// contender takes part in the rounds of a scenario: a chain.
 type contender interface {
 	run(verb string, exec runner) error
 }
 
-// entry is a contender with its name and what was measured of it.
+// entry is a contender with its name and its measurements.
 type entry struct {
 	side    string
 	chain   contender
@@ -47,8 +47,8 @@ func newEntry(side string, c contender) *entry {
 	return e
 }
 
-// race runs the rounds of one scenario. Every second round goes backwards, so that no program always follows the same
-// neighbour. Who fails once is out, and its error is kept.
+// race runs the rounds of one scenario. Every second round runs in reverse order, so that no program always follows the same one. A
+// failed contender leaves the race, and its error is kept.
 func race(entries []*entry, rounds int) {
 	for round := range rounds + warmUp {
 		for _, e := range entries {
@@ -63,7 +63,7 @@ func race(entries []*entry, rounds int) {
 	}
 }
 
-// lap runs ADD, CHECK, DEL once. DEL runs in any case.
+// lap runs ADD, CHECK and DEL once. DEL runs even after a failure.
 func (e *entry) lap(keep bool) error {
 	var errs []error
 	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
@@ -100,7 +100,7 @@ func (e *entry) measure(verb string, keep bool) error {
 	return nil
 }
 
-// startedBy counts, in one untimed round, what each verb starts besides the processes of the chain.
+// startedBy counts, in one round without time measurement, the processes that each verb starts besides the plugins.
 func (e *entry) startedBy() (map[string]started, error) {
 	counts := map[string]started{}
 	var errs []error
@@ -119,7 +119,7 @@ func (e *entry) startedBy() (map[string]started, error) {
 	return counts, errors.Join(errs...)
 }
 
-// percentile gives the nearest-rank percentile of at least one duration.
+// percentile returns the nearest-rank percentile of at least one duration.
 func percentile(times []time.Duration, p int) time.Duration {
 	sorted := slices.Clone(times)
 	slices.Sort(sorted)
@@ -130,8 +130,8 @@ func percentile(times []time.Duration, p int) time.Duration {
 // folders are the two plugin folders under comparison.
 type folders struct{ plugins, reference string }
 
-// nodes holds one network namespace per side, which stands for the node of that side: bridges, rules and qdiscs of
-// one side are invisible to the others.
+// nodes has one network namespace for each side. It is the side's node: bridges, rules and qdiscs of one side are invisible to the
+// other.
 type nodes map[string]*sandbox.Pod
 
 func (n nodes) open(name string) (*sandbox.Pod, error) {
@@ -146,7 +146,7 @@ func (n nodes) open(name string) (*sandbox.Pod, error) {
 	return pod, nil
 }
 
-// pluginChain makes the chain of a scenario for one side, on the node of that name.
+// pluginChain returns the chain of a scenario for one side, on the node of that name.
 func (n nodes) pluginChain(side side, nodeName string, s scenario, limited bool) (*chain, error) {
 	node, err := n.open(nodeName)
 	if err != nil {

@@ -13,10 +13,10 @@ import (
 const (
 	greedyFlows  = 8
 	pingPatience = time.Second
-	manyLost     = 5.0 // percent: p95 says no more than that
+	manyLost     = 5.0 // percent; with more losses p95 is meaningless
 )
 
-// measureRoundTrips has pods answer while their limit is used up.
+// measureRoundTrips measures the replies of pods while their limit is exhausted.
 func (r *report) measureRoundTrips(o options, n nodes) {
 	above, lost := map[lane][]float64{}, map[lane][]float64{}
 	for range o.repeats() {
@@ -53,7 +53,7 @@ func roundTrip(above, lost float64) figure {
 	return f
 }
 
-// roundTrips measures a pod of its own, without and beside flows in a direction.
+// roundTrips measures a separate pod, without and beside flows in a direction.
 func (n nodes) roundTrips(side side, direction string, o options) (idle, busy meter.RoundTrips, err error) {
 	c, err := n.limitChain("limit-"+side.name+"-0", "limit-"+side.name, side, podRate)
 	if err != nil {

@@ -19,14 +19,14 @@ const (
 	groupSRIOV     = "sriov"
 	nothingPackage = "github.com/podlace/podlace/integration/bench/nothing"
 
-	answeredBar = 2.0 // milliseconds that the plugin may take above one that does nothing
+	answeredBar = 2.0 // milliseconds that the plugin may take more than one that does nothing
 
-	podWithVF = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=" + podUID // as package card has it
+	podWithVF = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=" + podUID // the pod of package card
 	plainPod  = "IgnoreUnknown=1;K8S_POD_NAMESPACE=bench;K8S_POD_NAME=plain"
 	podUID    = "0b2c8a9e-5d0e-4f5e-8d0c-000000000001"
 )
 
-// stage is what tests give to package card: a panic ends the measurement, and end undoes what was set up.
+// stage replaces *testing.T for package card: a panic ends the measurement, and end undoes the setup.
 type stage struct {
 	testing.TB
 	folder string
@@ -70,7 +70,7 @@ func (s *stage) end() error {
 	})
 }
 
-// measureSRIOV takes veths for VFs: the kernel moves them as it does interfaces of cards.
+// measureSRIOV uses veths instead of VFs, because the kernel moves them like a card's interfaces.
 func (r *report) measureSRIOV(o options, n nodes) {
 	if err := n.measureSRIOV(r, o); err != nil {
 		r.fail(groupSRIOV, err)
@@ -111,7 +111,7 @@ func (n nodes) measureSRIOV(r *report, o options) (err error) {
 	return measureJournal(r, o)
 }
 
-// asker is the plugin in the place of one that does nothing, for a pod of which somebody has to be asked.
+// asker measures the plugin for a pod whose devices it has to look up. It takes the place of the plugin that does nothing.
 type asker struct {
 	*chain
 	args string
@@ -119,12 +119,12 @@ type asker struct {
 
 func (a asker) run(verb string, exec runner) error {
 	return a.chain.run(verb, func(inv invocation) ([]byte, error) {
-		inv.env = append(inv.env, "CNI_ARGS="+a.args) // the last one counts
+		inv.env = append(inv.env, "CNI_ARGS="+a.args) // the last value takes effect
 		return exec(inv)
 	})
 }
 
-// afterOthers is the configuration of a plugin behind one that has connected the pod.
+// afterOthers returns the configuration of a plugin that follows a main plugin.
 func afterOthers(kind string, pod *sandbox.Pod) pluginConf {
 	return pluginConf{"type": kind, "resources": []string{card.Resource}, "kubeletDir": "/nonexistent",
 		"prevResult": map[string]any{"cniVersion": cniVersion,
@@ -132,7 +132,7 @@ func afterOthers(kind string, pod *sandbox.Pod) pluginConf {
 			"ips":        []any{map[string]any{"address": "10.58.0.2/16", "gateway": "10.58.0.1", "interface": 1}}}}
 }
 
-// measureWithoutVF is a pod that was allocated no VF: nearly all pods of a node. The card answers in the place of the device plugin.
+// measureWithoutVF measures a pod without VFs, like nearly all pods of a node. Package card answers instead of the device plugin.
 func (n nodes) measureWithoutVF(r *report, o options, beside string) error {
 	const idle, asking = "nothing", "sriov"
 	entries := map[string]*entry{}
@@ -146,7 +146,7 @@ func (n nodes) measureWithoutVF(r *report, o options, beside string) error {
 		entries[program] = newEntry(program, asker{c, plainPod + ";K8S_POD_UID=" + podUID})
 		all = append(all, entries[program])
 	}
-	race(all, 2*o.rounds) // the differences are small
+	race(all, 2*o.rounds) // more rounds, because the differences are small
 	for _, e := range all {
 		if e.err != nil {
 			return fmt.Errorf("pod without VF, %s: %w", e.side, e.err)
@@ -161,7 +161,7 @@ func (n nodes) measureWithoutVF(r *report, o options, beside string) error {
 	return nil
 }
 
-// measureVF is a pod with one VF without settings and without IPAM.
+// measureVF measures a pod with one VF without settings and without IPAM.
 func (n nodes) measureVF(r *report, o options) error {
 	c, err := n.chainOf("sriov-vf", "node-sriov", side{sideOurs, o.plugins})
 	if err != nil {
@@ -179,7 +179,7 @@ func (n nodes) measureVF(r *report, o options) error {
 	return nil
 }
 
-// measureJournal is what of an ADD the journal costs here, where /run is in memory. On a disk it is what the disk takes for two syncs.
+// measureJournal measures the journal's share of an ADD with /run in memory. On a disk it is the time of two syncs.
 func measureJournal(r *report, o options) error {
 	dir, err := store.Make(filepath.Join(store.Root, ".bench"), 0o700)
 	if err != nil {

@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// started counts what a process started, itself not included.
+// started counts the processes that a process started, without itself.
 type started struct {
-	Processes int            `json:"processes"` // forks, also those that never execute a program
+	Processes int            `json:"processes"` // forks, including processes that never execute a program
 	Programs  map[string]int `json:"programs"`
 }
 
@@ -23,8 +23,8 @@ func (s *started) add(other started) {
 	}
 }
 
-// traced runs an invocation under strace and counts every process and program below it. Nothing else sees them
-// all: short-lived grandchildren are gone before /proc can be read.
+// traced runs an invocation under strace and counts every process and program below it. /proc is not enough, because short-lived
+// processes end before it can be read.
 func (inv invocation) traced() ([]byte, started, error) {
 	folder, err := os.MkdirTemp("", "podlace-trace-")
 	if err != nil {
@@ -46,7 +46,7 @@ func (inv invocation) traced() ([]byte, started, error) {
 	return out, countStarted(string(calls)), nil
 }
 
-// countStarted reads what strace wrote. The first execve is that of the traced program itself.
+// countStarted evaluates strace's output. The first execve is that of the traced program itself.
 func countStarted(calls string) started {
 	execution, fork := regexp.MustCompile(`^\d+ +execve\("([^"]*)"`), regexp.MustCompile(`^\d+ +(clone3?|v?fork)\(`)
 	s := started{Programs: map[string]int{}}

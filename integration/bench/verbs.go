@@ -16,7 +16,7 @@ const (
 	driftParts  = 3 // the first part of the rounds is compared with the last
 )
 
-// measureStacks compares an attachment with two addresses with one that has one, and CHECK with ADD.
+// measureStacks compares attachments with two addresses and with one, and CHECK with ADD.
 func (r *report) measureStacks(o options, n nodes) {
 	entries := map[string]*entry{}
 	var all []*entry
@@ -56,7 +56,7 @@ func (r *report) measureStacks(o options, n nodes) {
 	r.addGrowth("CHECK, against ADD (plain)", checkBar, check)
 }
 
-// measureDrift runs the full chain again and again on one node, and compares the last rounds with the first.
+// measureDrift runs the full chain repeatedly on one node, and compares the last rounds with the first.
 func (r *report) measureDrift(o options, n nodes) {
 	s := nftables()
 	sides, missing := o.sides(s)
@@ -71,7 +71,7 @@ func (r *report) measureDrift(o options, n nodes) {
 		}
 		entries = append(entries, newEntry(side.name, c))
 	}
-	race(entries, rounds) // in turn, so that both see the same load from elsewhere
+	race(entries, rounds) // alternating, so that both have the same load from other programs
 	figures := map[string]figure{}
 	for _, e := range entries {
 		if e.err != nil {
@@ -83,7 +83,7 @@ func (r *report) measureDrift(o options, n nodes) {
 	r.addGrowth(fmt.Sprintf("full nftables, ADD+CHECK+DEL: last %d of %d, against the first", rounds/driftParts, rounds), driftBar, figures)
 }
 
-// totals are the times of all verbs together, round by round.
+// totals returns the total time of all verbs for each round.
 func (e *entry) totals() []time.Duration {
 	total := slices.Clone(e.samples[verbAdd].chain)
 	for i := range total {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deps tests what depends on what: which packages may import which, what is linked into the CNI binaries, and how large they are.
-// A CNI plugin is started several times for each pod, so that what it links, every pod pays for.
+// Package deps tests dependencies: which packages may import which, what the CNI binaries link, and how large they are. A CNI plugin
+// starts several times for each pod, so that every pod pays for what the plugin links.
 package deps

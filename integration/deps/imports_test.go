@@ -18,7 +18,8 @@ import (
 
 const module = "github.com/podlace/podlace/"
 
-// layers are the packages from the bottom up: each imports from layers below its own only, so that none of one layer knows another of it.
+// layers lists the packages from the bottom up. A package may import only packages of lower layers, so that packages of one layer do
+// not know one another.
 func layers() [][]string {
 	return [][]string{
 		{".", "conf", "pkg/fault", "pkg/meter", "pkg/pci/pcitest", "pkg/ports", "pkg/probes", "pkg/watch"},
@@ -32,7 +33,7 @@ func layers() [][]string {
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
 		{"pkg/reconcile", "pkg/pool"},
 		{"pkg/validate"},
-		{"pkg/rollback", "pkg/devicefiles", "pkg/doctor"}, // rollback reads configurations as the collector does
+		{"pkg/rollback", "pkg/devicefiles", "pkg/doctor"}, // rollback reads configurations like the collector
 		{"pkg/dra"},
 		{"pkg/cli", "pkg/deviceplugin", "pkg/nodeagent"},
 		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/sriov", "plugins/podlace",
@@ -40,28 +41,30 @@ func layers() [][]string {
 	}
 }
 
-// only says who may import a package, or a module with all its packages; only they and tests may. Folders end in "/".
+// only lists, for a package or a module with all its packages, the packages that may import it. Tests may import everything. Names of
+// folders end in "/".
 func only() map[string][]string {
 	return map[string][]string{
-		// Packages with kernel access. The sandbox has its own, so that it does not check the product's code with that same code.
+		// Packages with kernel access. The sandbox has its own access, so that it does not check the product's code with the same
+		// code.
 		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/sandbox", "integration/harness"},
 		"github.com/google/nftables":     {"pkg/nft", "pkg/kernel/kerneltest", "pkg/reference", "pkg/bridge", "pkg/portmap"},
 		"github.com/mdlayher/netlink":    {"pkg/nft"},
-		// plugin opens namespaces and knows errnos, store locks and makes files without names, hostlocal asks for access, bridge,
-		// portmap and reference write rules of nf_tables.
+		// plugin opens namespaces and knows errnos, store locks files and creates files without names, hostlocal checks access rights,
+		// bridge, portmap and reference write nf_tables rules.
 		"golang.org/x/sys/unix": {"pkg/nft", "pkg/iptables", "pkg/reference", "pkg/kernel", "pkg/kernel/kerneltest", "pkg/plugin", "pkg/store",
 			"pkg/sandbox", "pkg/meter", "pkg/hostlocal", "pkg/bridge",
 			"pkg/portmap", "integration/"},
 		"os/exec": {"pkg/child", "pkg/fault", "pkg/iptables", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/reconcile", "pkg/cli", "integration/"},
 
-		// Codes and hints are for runtimes and operators; pkg/kernel and all other mechanism return errors that say what they are.
+		// Codes and hints are for runtimes and operators. pkg/kernel and the other mechanism packages return typed errors.
 		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/cli", "pkg/hostlocal", "pkg/ipam", "pkg/loopback",
 			"pkg/deviceplugin", "pkg/doctor", "pkg/dra", "pkg/nodeagent", "pkg/nodefile", "pkg/pool",
 			"pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate", "pkg/vfconfig"},
-		// ipam runs it without knowing it
+		// ipam runs host-local without importing it
 		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback",
 			"pkg/cli", "pkg/doctor", "pkg/validate"},
-		// what changes the system, starts a program, or answers
+		// packages that change the system, start a program, or write the answer
 		module + "pkg/fault": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/bridge", "pkg/portmap", "pkg/store", "pkg/pci",
 			"pkg/child", "pkg/plugin", "pkg/dra", "pkg/nodeagent"},
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
@@ -76,14 +79,14 @@ func only() map[string][]string {
 		"github.com/coreos/go-iptables":  {"pkg/iptables"},
 		"github.com/spf13/cobra":         {"pkg/cli", "pkg/nodeagent"},
 
-		// invoke brings net/http and OpenTelemetry along; skel has a dispatcher that changes the system before it looks at the namespace.
+		// invoke would link net/http and OpenTelemetry. skel has a dispatcher that changes the system before it checks the namespace.
 		"github.com/containernetworking/cni/libcni":     {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/invoke": {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
 		// Only the packages that talk to Kubernetes.
 		"k8s.io":                              {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
 		"sigs.k8s.io":                         {"pkg/cli"},      // manifests in YAML
-		"go.yaml.in/yaml":                     {"pkg/validate"}, // with their lines
+		"go.yaml.in/yaml":                     {"pkg/validate"}, // YAML with line numbers
 		"google.golang.org/grpc":              {"pkg/deviceplugin"},
 		"github.com/prometheus/client_golang": {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent", "pkg/probes"},
 		"net/http":                            {"pkg/probes"},
@@ -95,7 +98,7 @@ func only() map[string][]string {
 		module + "pkg/nodeagent":              {"plugins/podlace-node"},
 		module + "pkg/doctor":                 {"pkg/cli"},
 		"github.com/pelletier/go-toml":        {"pkg/doctor"},       // configurations of runtimes
-		"golang.org/x/net":                    {"pkg/podresources"}, // of it only hpack, which imports nothing more
+		"golang.org/x/net":                    {"pkg/podresources"}, // only hpack, which imports no other package
 		"C":                                   nil,
 	}
 }
@@ -122,13 +125,13 @@ func files(t *testing.T) map[string][]string {
 	return found
 }
 
-// hasGoMod tells a folder that is a module of its own.
+// hasGoMod reports whether a folder is a separate module.
 func hasGoMod(root fs.FS, dir string) bool {
 	_, err := fs.Stat(root, path.Join(dir, "go.mod"))
 	return err == nil
 }
 
-// imports returns what the packages import, in all builds, without what their tests import.
+// imports returns the imports of the packages in all builds, without the imports of their tests.
 func imports(t *testing.T) map[string][]string {
 	t.Helper()
 	out := map[string][]string{}
@@ -187,7 +190,7 @@ func TestOnly(t *testing.T) {
 	}
 }
 
-// TestGivenPackages: of the reference's modules production uses exactly this, each in one place.
+// TestGivenPackages: production code uses exactly these packages of the reference's modules, each in one place.
 func TestGivenPackages(t *testing.T) {
 	uses := map[string]string{
 		"github.com/containernetworking/plugins/pkg/ns": "pkg/plugin",   // opens the namespaces of pods
@@ -206,19 +209,19 @@ func TestGivenPackages(t *testing.T) {
 	}
 	for what := range uses {
 		if !used[what] {
-			t.Errorf("nothing imports %s any more", what)
+			t.Errorf("no package imports %s any more", what)
 		}
 	}
 }
 
-// within reports whether a package is another or below it.
+// within reports whether pkg is parent or a package below it.
 func within(pkg, parent string) bool { return pkg == parent || strings.HasPrefix(pkg, parent+"/") }
 
 func allowed(pkg string, who []string) bool {
 	return slices.ContainsFunc(who, func(w string) bool { return pkg == w || strings.HasSuffix(w, "/") && strings.HasPrefix(pkg, w) })
 }
 
-// TestMainsAreSmall: a folder below plugins holds a main function of some lines, and nothing that would need a test.
+// TestMainsAreSmall: a folder below plugins holds only a short main function, without logic that would need a test.
 func TestMainsAreSmall(t *testing.T) {
 	for pkg, names := range files(t) {
 		if !strings.HasPrefix(pkg, "plugins/") {

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// licenses are those under which code may be linked into programs under Apache-2.0, with what their texts hold.
+// licenses are the licenses of code that may be linked into programs under Apache-2.0, with typical words of their texts.
 func licenses() map[string]string {
 	return map[string]string{
 		"Apache-2.0": "apache license version 2.0",
@@ -23,7 +23,7 @@ func licenses() map[string]string {
 	}
 }
 
-// copyleft is what no text may hold, whatever else it holds.
+// copyleft matches words that no permitted text contains.
 func copyleft() *regexp.Regexp {
 	return regexp.MustCompile(`general public license|mozilla public license|eclipse public license|business source license|server side public`)
 }
@@ -34,7 +34,7 @@ func license(text string) string {
 	if copyleft().MatchString(text) {
 		return ""
 	}
-	for name, words := range licenses() { // one is enough
+	for name, words := range licenses() { // one match is enough
 		if strings.Contains(text, words) {
 			return name
 		}
@@ -52,8 +52,8 @@ func TestLicense(t *testing.T) {
 	}
 }
 
-// TestLicenses: each module of which a package is compiled, for a program or a test of the modules in the Makefile, has a license that goes
-// with Apache-2.0.
+// TestLicenses: each module that a program or a test of the Makefile's modules compiles has a license that is compatible with
+// Apache-2.0.
 func TestLicenses(t *testing.T) {
 	makefile, err := os.ReadFile("../../Makefile")
 	if err != nil {
@@ -70,8 +70,8 @@ func TestLicenses(t *testing.T) {
 		var refused bytes.Buffer
 		cmd.Stderr = &refused
 		out, err := cmd.Output()
-		if err != nil { // an ordinary user, or somebody who never built it
-			t.Logf("SKIPPED: %s: its modules are not here: %v: %.300s", folder, err, refused.String())
+		if err != nil { // the module cache may be empty, for example for another user
+			t.Logf("SKIPPED: %s: its modules are not in the module cache: %v: %.300s", folder, err, refused.String())
 			continue
 		}
 		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
@@ -88,7 +88,7 @@ func TestLicenses(t *testing.T) {
 	}
 	t.Logf("figures: modules by license: %v", count)
 	if len(count) < 3 {
-		t.Skip("SKIPPED: no module can be listed here")
+		t.Skip("SKIPPED: no module can be listed on this machine")
 	}
 }
 
@@ -110,7 +110,7 @@ func licenseOf(dir string) (name string, err error) {
 		return "", err
 	}
 	if name = license(string(text)); name == "" {
-		return "", fmt.Errorf("%s is none of the licenses that are known to go with Apache-2.0:\n%.200s", paths[0], text)
+		return "", fmt.Errorf("%s is not a known license that is compatible with Apache-2.0:\n%.200s", paths[0], text)
 	}
 	return name, nil
 }

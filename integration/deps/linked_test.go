@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// budgets are the sizes in bytes that the stripped binaries may have: what was measured, and a tenth.
+// budgets are the maximum sizes of the stripped binaries in bytes: the measured size plus a tenth.
 func budgets() map[string]int64 {
 	return map[string]int64{
 		"bridge":     5_700_000,
@@ -27,10 +27,10 @@ func budgets() map[string]int64 {
 	}
 }
 
-// daemonBudget is the size in bytes that the stripped binary of the SR-IOV daemon may have. The client of Kubernetes takes most of it.
+// daemonBudget is the maximum size of the SR-IOV daemon's stripped binary in bytes. The Kubernetes client accounts for most of it.
 const daemonBudget = 60_000_000
 
-// forbidden are packages that no CNI binary holds, with all below them.
+// forbidden are packages that no CNI binary may link, including the packages below them.
 func forbidden() []string {
 	return []string{"k8s.io", "sigs.k8s.io", "net/http", "google.golang.org", "go.opentelemetry.io", "testing", "crypto/tls",
 		"github.com/spf13",
@@ -38,15 +38,15 @@ func forbidden() []string {
 		module + "pkg/reconcile"}
 }
 
-// binaries returns the folder of the CNI binaries: PODLACE_BIN, or one in which they are built as they are released.
+// binaries returns the folder of the CNI binaries: PODLACE_BIN, or a folder into which it builds them with the release's flags.
 func binaries(t *testing.T) string {
 	t.Helper()
 	if dir := os.Getenv("PODLACE_BIN"); dir != "" {
 		return dir
 	}
-	// An ordinary user may have neither the compiler nor the modules.
+	// An ordinary user may lack the compiler or the modules.
 	if out, err := goTool("list", "-deps", "./plugins/...").CombinedOutput(); err != nil {
-		t.Skipf("SKIPPED: nothing can be built here, and PODLACE_BIN does not name a folder with the binaries: %v\n%s", err, out)
+		t.Skipf("SKIPPED: the binaries cannot be built on this machine, and PODLACE_BIN does not name a folder with them: %v\n%s", err, out)
 	}
 	dir := t.TempDir()
 	if out, err := goTool("build", "-trimpath", "-ldflags=-s -w", "-o", dir+"/", "./plugins/...").CombinedOutput(); err != nil {
@@ -55,11 +55,11 @@ func binaries(t *testing.T) string {
 	return dir
 }
 
-// TestLean: what is made for CNI binaries brings nothing along that they may not hold, and of x/net only what imports nothing more.
+// TestLean: packages for CNI binaries import none of the forbidden packages, and of x/net only packages without further imports.
 func TestLean(t *testing.T) {
 	out, err := goTool("list", "-deps", "./pkg/allocation", "./pkg/podresources").CombinedOutput()
 	if err != nil {
-		t.Skipf("SKIPPED: the packages cannot be listed here: %v\n%s", err, out)
+		t.Skipf("SKIPPED: the packages cannot be listed on this machine: %v\n%s", err, out)
 	}
 	packages := strings.Fields(string(out))
 	if !slices.Contains(packages, module+"pkg/podresources") {
@@ -81,8 +81,8 @@ func goTool(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// linked returns the packages of which functions are in a binary. The table that the runtime needs for tracebacks tells, also when the
-// binary is stripped.
+// linked returns the packages whose functions a binary contains. It reads the runtime's table for tracebacks, which a stripped binary
+// has as well.
 func linked(t *testing.T, f *elf.File) []string {
 	t.Helper()
 	section := f.Section(".gopclntab")
@@ -105,7 +105,8 @@ func linked(t *testing.T, f *elf.File) []string {
 	return slices.Compact(packages)
 }
 
-// packageOf returns the package of a function such as "example.org/a/b.(*T).Method[...]"; dots in its last part are escaped.
+// packageOf returns the package of a function such as "example.org/a/b.(*T).Method[...]". Dots in the package's last element are
+// escaped.
 func packageOf(function string) string {
 	function, _, _ = strings.Cut(function, "[")
 	slash := strings.LastIndex(function, "/")
@@ -143,7 +144,7 @@ func TestBinaries(t *testing.T) {
 	}
 }
 
-// TestDaemonSize: the daemon with its client of Kubernetes stays below what nodes are told to expect.
+// TestDaemonSize: the daemon with its Kubernetes client stays below its documented size.
 func TestDaemonSize(t *testing.T) {
 	path := filepath.Join(binaries(t), "sriov-device-plugin")
 	f, err := elf.Open(path)
@@ -169,7 +170,7 @@ func checkLinked(t *testing.T, f *elf.File) {
 	}
 }
 
-// checkPlain: the binary needs no library, and tests cannot make it fail.
+// checkPlain checks that the binary needs no library and contains no fault injection.
 func checkPlain(t *testing.T, f *elf.File, path string) {
 	t.Helper()
 	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
@@ -180,7 +181,7 @@ func checkPlain(t *testing.T, f *elf.File, path string) {
 		t.Fatal(err)
 	}
 	if bytes.Contains(data, []byte("injected fault")) {
-		t.Error("it is built with faults")
+		t.Error("the binary was built with fault injection")
 	}
 }
 
@@ -192,6 +193,6 @@ func checkSize(t *testing.T, f *elf.File, path string, budget int64) {
 	}
 	t.Logf("%d bytes, budget %d", info.Size(), budget)
 	if runtime.GOARCH == "amd64" && f.Section(".symtab") == nil && info.Size() > budget {
-		t.Errorf("%d bytes, %d over the budget: what is linked that was not before?", info.Size(), info.Size()-budget)
+		t.Errorf("%d bytes, %d over the budget: look for newly linked packages", info.Size(), info.Size()-budget)
 	}
 }

@@ -30,8 +30,8 @@ const (
 	decisions        = "docs/DECISIONS.md"
 )
 
-// TestListings compares the listings of the documents, code blocks whose language is "text" and a name, with what the programs do. Each
-// listing is in exactly one document.
+// TestListings compares the documents' listings with the programs' output. A listing is a code block with the language "text" and a
+// name. Each listing stands in exactly one document.
 func TestListings(t *testing.T) {
 	got := changes(t)
 	shown := regexp.MustCompile(`nftables v\d+(\.\d+)*`).FindString(read(t, nftablesDocument))
@@ -45,7 +45,7 @@ func TestListings(t *testing.T) {
 			t.Errorf("the documents have %d listings called %s, want 1", len(blocks), name)
 		case *update:
 			rewrite(t, in, blocks[0], text)
-		case evened(name, blocks[0].text) != evened(name, text):
+		case normalisedListing(name, blocks[0].text) != normalisedListing(name, text):
 			t.Errorf("%s: go test ./integration/docs -update rewrites this listing (-document +program):\n%s",
 				in.at(blocks[0]), cmp.Diff(blocks[0].text, text))
 		}
@@ -63,8 +63,8 @@ func listings(t *testing.T, name string) (in document, blocks []block) {
 	return in, blocks
 }
 
-// evened evens out white space, and the order of sets in a table and of leases that are deleted, which is not the same each time.
-func evened(name, text string) string {
+// normalisedListing normalises white space, and the order of sets in a table and of deleted leases, which varies.
+func normalisedListing(name, text string) string {
 	var lines []string
 	for line := range strings.Lines(text) {
 		if words := strings.Join(strings.Fields(line), " "); words != "" {
@@ -77,7 +77,7 @@ func evened(name, text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// hasNFT reports whether the program is there whose output the document shows: versions print differently.
+// hasNFT reports whether nft has the version whose output the document shows, because versions print differently.
 func hasNFT(t *testing.T, version string) bool {
 	t.Helper()
 	out, err := exec.Command("nft", "--version").Output()
@@ -101,14 +101,14 @@ func rewrite(t *testing.T, d document, b block, text string) {
 	}
 }
 
-// tracer starts plugins so that each writes down what it changes.
+// tracer starts plugins so that each records its changes.
 type tracer struct {
 	*invoke.DefaultExec
 	dir   string
-	calls []string // names of the plugins, in order
+	calls []string // names of the plugins, in order of their calls
 }
 
-// ExecPlugin is what libcni calls.
+// ExecPlugin implements libcni's exec.
 func (x *tracer) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	x.calls = append(x.calls, filepath.Base(path))
 	return x.DefaultExec.ExecPlugin(ctx, path, stdin, append(environ, "PODLACE_FAULT_TRACE="+x.file(len(x.calls)-1)))
@@ -116,7 +116,7 @@ func (x *tracer) ExecPlugin(ctx context.Context, path string, stdin []byte, envi
 
 func (x *tracer) file(call int) string { return filepath.Join(x.dir, fmt.Sprint(call)) }
 
-// take returns what the plugins changed since it was called before.
+// take returns the plugins' changes since the last call of take.
 func (x *tracer) take(t *testing.T) string {
 	t.Helper()
 	var out strings.Builder
@@ -129,11 +129,11 @@ func (x *tracer) take(t *testing.T) string {
 			t.Fatal(err)
 		}
 		for line := range strings.Lines(string(data)) {
-			if _, change, _ := strings.Cut(line, " "); !strings.Contains(change, "fq_codel") { // whether the kernel has it
+			if _, change, _ := strings.Cut(line, " "); !strings.Contains(change, "fq_codel") { // depends on the kernel
 				out.WriteString("  " + change)
 			}
 		}
-		_ = os.Remove(x.file(i)) // nothing was changed
+		_ = os.Remove(x.file(i)) // the plugin changed nothing
 	}
 	x.calls = nil
 	return out.String()
@@ -151,7 +151,7 @@ func shipped(t *testing.T, bin string, hostPort int) network {
 	return open(t, string(data), bin, caps)
 }
 
-// changes returns what ADD of the first pod of a node, ADD of another one, and its DEL change.
+// changes returns the changes of ADD of a node's first pod, of ADD of another pod, and of its DEL.
 func changes(t *testing.T) map[string]string {
 	t.Helper()
 	clearNode(t)
@@ -172,11 +172,11 @@ func changes(t *testing.T) map[string]string {
 	return got
 }
 
-// clearNode takes away what makes a pod not the first of a node.
+// clearNode removes the state that pods share, so that the next pod is the node's first.
 func clearNode(t *testing.T) {
 	t.Helper()
 	for _, table := range []string{"podlace_masquerade", "podlace_hostport"} {
-		_ = exec.Command("nft", "delete", "table", "inet", table).Run() // it may not be there
+		_ = exec.Command("nft", "delete", "table", "inet", table).Run() // the table may not exist
 	}
 	if err := os.RemoveAll("/run/podlace"); err != nil {
 		t.Fatal(err)
@@ -188,7 +188,7 @@ func clearNode(t *testing.T) {
 	}
 }
 
-// tables returns the nftables tables as they are with one pod.
+// tables returns the nftables tables of a node with one pod.
 func tables(t *testing.T) map[string]string {
 	t.Helper()
 	clearNode(t)
@@ -208,7 +208,7 @@ func tables(t *testing.T) map[string]string {
 	return got
 }
 
-// TestCodesAreListed compares the table of error codes with the source, both ways.
+// TestCodesAreListed compares the table of error codes with the source, in both directions.
 func TestCodesAreListed(t *testing.T) {
 	listed := map[string]bool{}
 	for _, row := range parse(t, architecture).under("Error codes") {
@@ -225,7 +225,8 @@ func TestCodesAreListed(t *testing.T) {
 	}
 }
 
-// TestPicture holds the picture of the packages to the imports: every package is in it, and imports only what stands below it.
+// TestPicture compares the picture of the packages with the imports: it shows every package, and a package imports only packages below
+// it.
 func TestPicture(t *testing.T) {
 	level := map[string]int{}
 	for _, b := range parse(t, architecture).of("text packages") {
@@ -236,28 +237,28 @@ func TestPicture(t *testing.T) {
 		}
 	}
 	for name, imported := range importsOf(t) {
-		at, ok := level[drawn(name)]
+		at, ok := level[pictureName(name)]
 		if !ok {
 			t.Errorf("%s: the picture lacks %s", architecture, name)
 			continue
 		}
 		for _, i := range imported {
-			if below, ok := level[drawn(i)]; ok && below <= at {
+			if below, ok := level[pictureName(i)]; ok && below <= at {
 				t.Errorf("%s imports %s, which the picture shows no lower", name, i)
 			}
 		}
 	}
 }
 
-// drawn: the folders of plugins/ share one place.
-func drawn(name string) string {
+// pictureName returns a package's name in the picture: the folders of plugins/ share one place.
+func pictureName(name string) string {
 	if strings.HasPrefix(name, "plugins/") && name != "plugins/podlace" {
 		return "plugins/*"
 	}
 	return name
 }
 
-// importsOf returns, for each package of the module, those that it imports, without tests and without integration/.
+// importsOf returns the imports of each package of the module, without tests and without integration/.
 func importsOf(t *testing.T) map[string][]string {
 	t.Helper()
 	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "./pkg/...", "./plugins/...", "./conf")
@@ -287,7 +288,7 @@ func importsOf(t *testing.T) map[string][]string {
 	return found
 }
 
-// TestWhere: every package and file in the table for newcomers exists.
+// TestWhere: every package and file in the newcomers' table exists.
 func TestWhere(t *testing.T) {
 	rows := parse(t, architecture).under("Where do I change X")
 	if len(rows) == 0 {

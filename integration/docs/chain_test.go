@@ -27,24 +27,24 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// callLimit is far above what any verb needs.
+// callLimit is much longer than any verb takes.
 const callLimit = 30 * time.Second
 
-// The pod that all examples are about.
+// The pod of all examples.
 const (
 	podName     = "web-0"
 	containerID = "example"
 )
 
-// network is a configuration as a runtime uses it.
+// network is a configuration and its plugins, as a runtime uses them.
 type network struct {
 	list  *libcni.NetworkConfigList
 	cni   *libcni.CNIConfig
-	cache string // where the runtime keeps results
+	cache string // the runtime's folder for results
 	caps  map[string]any
 }
 
-// open reads a list of plugins, or the configuration of one.
+// open opens a conflist, or the configuration of one plugin.
 func open(t testing.TB, config string, bin string, caps map[string]any) network {
 	t.Helper()
 	list, err := libcni.NetworkConfFromBytes(asList(t, config))
@@ -59,7 +59,7 @@ func (n network) by(bin string) network {
 	return n.through(bin, &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}})
 }
 
-// through is by with another way to start them.
+// through is by with another method of starting the plugins.
 func (n network) through(bin string, exec invoke.Exec) network {
 	n.cni = libcni.NewCNIConfigWithCacheDir([]string{bin}, n.cache, exec)
 	return n
@@ -97,7 +97,7 @@ func (n network) runtime(id string, pod *sandbox.Pod) *libcni.RuntimeConf {
 
 func (n network) isLoopback() bool { return n.list.Plugins[0].Network.Type == "loopback" }
 
-// add returns the result as JSON. When the test ends early, the attachment ends with it.
+// add returns the result as JSON. If the test ends early, a cleanup deletes the attachment.
 func (n network) add(t testing.TB, id string, pod *sandbox.Pod) []byte {
 	t.Helper()
 	t.Cleanup(func() {
@@ -114,7 +114,7 @@ func (n network) add(t testing.TB, id string, pod *sandbox.Pod) []byte {
 	return encode(t, result)
 }
 
-// tryAdd is add for a goroutine other than the test's.
+// tryAdd is add for goroutines that must not end the test.
 func (n network) tryAdd(t testing.TB, id string, pod *sandbox.Pod) error {
 	ctx, cancel := context.WithTimeout(t.Context(), callLimit)
 	defer cancel()
@@ -141,7 +141,7 @@ func (n network) del(t testing.TB, id string, pod *sandbox.Pod) {
 	}
 }
 
-// forget makes the node forget the network, so that examples do not meddle with one another: its bridges and its leases.
+// forget removes the network's bridges and leases from the node, so that examples do not affect one another.
 func (n network) forget(t testing.TB) {
 	t.Helper()
 	host, err := kernel.Host()
@@ -169,8 +169,8 @@ func (n network) forget(t testing.TB) {
 	}
 }
 
-// exercise runs a configuration as a runtime does, on a node that has not seen it: ADD, CHECK, DEL twice, and nothing is left but
-// what the first pod of a network makes for all. It returns the result of the first ADD.
+// exercise runs a configuration as a runtime does, on a node that does not know it: ADD, CHECK and two DELs. Only the state that a
+// network's pods share may remain. It returns the result of the first ADD.
 func exercise(t *testing.T, config string, caps map[string]any) []byte {
 	t.Helper()
 	if strings.Contains(config, `"sriov"`) {
@@ -186,7 +186,7 @@ func exercise(t *testing.T, config string, caps map[string]any) []byte {
 
 	pod := kerneltest.NewPod(t)
 	if n.isLoopback() {
-		pod = first // the kernel gives lo its addresses once and lets it keep them
+		pod = first // after the first ADD lo keeps the addresses that the kernel gave it
 	}
 	t.Cleanup(func() { n.del(t, "second", pod) })
 	kerneltest.Clean(t, pod)
@@ -208,7 +208,7 @@ func newPod(t testing.TB, name string) *sandbox.Pod {
 	return pod
 }
 
-// needTools skips a configuration that uses iptables where there is none.
+// needTools skips a configuration that uses iptables if iptables is not installed.
 func needTools(t testing.TB, config string) {
 	t.Helper()
 	if usesIPTables(config) && (!iptables.Installed(true) || !iptables.Installed(false)) {
@@ -216,13 +216,13 @@ func needTools(t testing.TB, config string) {
 	}
 }
 
-// usesIPTables reports whether a configuration names the backend, or has a key that only this backend has.
+// usesIPTables reports whether a configuration names the iptables backend, or has a key of this backend only.
 func usesIPTables(config string) bool {
 	return slices.ContainsFunc([]string{`"iptables"`, "externalSetMarkChain", "markMasqBit"},
 		func(s string) bool { return strings.Contains(config, s) })
 }
 
-// raw runs one plugin on the pod of the examples as a runtime would, and returns its standard output.
+// raw runs one plugin on the examples' pod as a runtime would, and returns its standard output.
 func raw(t testing.TB, verb, config string, pod *sandbox.Pod) (stdout []byte, ok bool) {
 	t.Helper()
 	var conf struct{ Type string }

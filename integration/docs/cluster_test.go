@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// TestEvents: each row of "What happens when" names tests, and these exist; at most five rows have none.
+// TestEvents: each row of "What happens when" names existing tests. At most five rows have none.
 func TestEvents(t *testing.T) {
 	var tests strings.Builder
 	for _, dir := range []string{"pkg/nodeagent", "pkg/noderoutes", "pkg/kernel", "pkg/bridge", "integration/faults"} {

@@ -14,14 +14,13 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestCommands runs the sh blocks of the documents, with an empty folder in place of / for what is installed. Targets of make are
-// looked up in the Makefile, and run only when they install. What needs a cluster or another machine stands in blocks of another
-// language.
+// TestCommands runs the sh blocks of the documents. An empty folder replaces / for installed files. The test looks up make targets in
+// the Makefile, and runs only those that install. Commands that need a cluster or another machine stand in blocks of another language.
 func TestCommands(t *testing.T) {
 	targets := makeTargets(t)
 	for _, d := range documents(t) {
 		if d.path == migrating {
-			continue // its commands need what they clean away: TestWhatStays
+			continue // these commands need state to clean up: see TestWhatStays
 		}
 		for _, b := range d.of("sh") {
 			t.Run(d.at(b), func(t *testing.T) {
@@ -65,10 +64,10 @@ func runCommands(t *testing.T, text, folder string) {
 			t.Fatal(err)
 		}
 	}
-	// The sandbox has the machine's files, but for /run and /var/lib.
+	// The sandbox uses the machine's files except for /run and /var/lib.
 	for _, m := range regexp.MustCompile(`(?m)(?:^|[\s"'=>])/([a-z]+)`).FindAllStringSubmatch(text, -1) {
 		if !slices.Contains([]string{"run", "var", "etc", "opt", "usr"}, m[1]) {
-			t.Fatalf("/%s may not be touched:\n%s", m[1], text)
+			t.Fatalf("the commands must not change /%s:\n%s", m[1], text)
 		}
 	}
 	var script strings.Builder
@@ -86,7 +85,7 @@ func runCommands(t *testing.T, text, folder string) {
 	}
 }
 
-// command turns a line of a document into one that may be run here.
+// command turns a line of a document into one that the test may run.
 func command(line, folder string) string {
 	switch {
 	case strings.HasPrefix(line, "make install"):
@@ -94,13 +93,13 @@ func command(line, folder string) string {
 		if err != nil {
 			panic(err)
 		}
-		// The binaries are built already.
+		// The binaries are already built.
 		return `make install VERSION="$(podlace version | sed -n 's/^podlace //p')" BIN=` + bin + " DESTDIR=" + folder + strings.TrimPrefix(line,
 			"make install")
 	case strings.HasPrefix(line, "make "):
 		return ""
 	case strings.HasPrefix(line, "podlace demo"), strings.HasPrefix(line, "podlace gc"), strings.HasPrefix(line, "podlace ls --network"):
-		// The flags are checked here; what they do has tests of its own.
+		// This test checks only the flags; other tests run the command.
 		return strings.TrimSpace(line) + " --help\n"
 	case strings.HasPrefix(line, "podlace rollback"):
 		return strings.TrimSpace(line) + " --conf-dir " + folder + "/etc/cni/net.d\n"

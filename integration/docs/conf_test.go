@@ -26,7 +26,7 @@ func conflists(t testing.TB) []string {
 	for _, path := range paths {
 		switch name := filepath.Base(path); filepath.Ext(name) {
 		case ".go", ".md":
-		case "": // the folder cluster: scripts/image
+		case "": // the folder cluster: tests of scripts/image
 		case ".service", ".timer": // TestUnits
 		case ".json", ".yaml": // TestPools, TestManifest, and TestManifests of integration/e2e/kubelet
 		case ".conf": // TestStory of integration/e2e/kubelet
@@ -39,7 +39,7 @@ func conflists(t testing.TB) []string {
 	return names
 }
 
-// TestConflists runs each configuration that is shipped, in every version that it offers.
+// TestConflists runs each shipped configuration in every version that it offers.
 func TestConflists(t *testing.T) {
 	names, skipped := conflists(t), []string{}
 	for _, name := range names {
@@ -62,7 +62,7 @@ func TestConflists(t *testing.T) {
 				}
 				caps := wanted()
 				if name == "10-podlace-sriov-main.conflist" {
-					delete(caps, "bandwidth") // the card of the test has a PF that tells nothing
+					delete(caps, "bandwidth") // the test's card has a PF without this feature
 				}
 				exercise(t, only(t, data, version), caps)
 			})
@@ -72,12 +72,12 @@ func TestConflists(t *testing.T) {
 		}
 	}
 	if len(skipped) > 0 {
-		fmt.Fprintf(os.Stderr, "docs: SKIPPED %d of %d runs of conflists, for want of iptables: %s\n", len(skipped), 2*len(names),
+		fmt.Fprintf(os.Stderr, "docs: SKIPPED %d of %d runs of conflists, because iptables is missing: %s\n", len(skipped), 2*len(names),
 			strings.Join(skipped, " "))
 	}
 }
 
-// TestNetworkAttachment runs the configuration for Multus as that does, which puts the address of the VF into each plugin.
+// TestNetworkAttachment runs the Multus configuration as Multus does, which adds the VF's address to each plugin.
 func TestNetworkAttachment(t *testing.T) {
 	_, text, ok := strings.Cut(read(t, "conf/sriov-network.yaml"), "  config: |\n")
 	var conf struct {
@@ -90,7 +90,7 @@ func TestNetworkAttachment(t *testing.T) {
 	if plugin["vlan"] != 100.0 {
 		t.Errorf("vlan %v", plugin["vlan"])
 	}
-	delete(plugin, "vlan") // the card of the test has a PF that tells nothing
+	delete(plugin, "vlan") // the test's card has a PF without this feature
 	plugin["deviceID"], plugin["pciBusID"] = card.Address(0), card.Address(0)
 	result := exercise(t, string(encode(t, map[string]any{"cniVersion": "1.1.0", "name": "fast", "plugins": conf.Plugins})),
 		map[string]any{"mac": "02:00:00:00:00:07", "ips": []string{"198.51.100.9"}})
@@ -101,7 +101,7 @@ func TestNetworkAttachment(t *testing.T) {
 	}
 }
 
-// only makes an old runtime's choice, which knows no cniVersions, or a new one's.
+// only selects one version of a conflist, as an old runtime does that does not know cniVersions, or as a new one does.
 func only(t testing.TB, data []byte, version string) string {
 	t.Helper()
 	text := string(data)
@@ -115,7 +115,7 @@ func only(t testing.TB, data []byte, version string) string {
 	return strings.Replace(text, offer, "", 1)
 }
 
-// wanted is what a runtime asks for a pod with a hostPort and limits. The burst is the one that containerd sends.
+// wanted returns the capabilities of a pod with a hostPort and limits. The burst is containerd's.
 func wanted() map[string]any {
 	return map[string]any{
 		"portMappings": []map[string]any{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},
@@ -124,7 +124,7 @@ func wanted() map[string]any {
 	}
 }
 
-// TestConflistsAreDescribed wants each file in the folder's README, and no other.
+// TestConflistsAreDescribed: the folder's README describes exactly the existing files.
 func TestConflistsAreDescribed(t *testing.T) {
 	listed := map[string]bool{}
 	for _, table := range parse(t, "conf/README.md").tables {
@@ -142,6 +142,6 @@ func TestConflistsAreDescribed(t *testing.T) {
 		delete(listed, name)
 	}
 	for name := range listed {
-		t.Errorf("conf/README.md describes %s, which is not there", name)
+		t.Errorf("conf/README.md describes %s, which does not exist", name)
 	}
 }

@@ -21,14 +21,14 @@ import (
 
 const conformance = "docs/CONFORMANCE.md"
 
-// itemID is the name of an item: conformance, fault, security, load, complaints about VFs.
+// itemID matches an item of conformance (C), faults (F), security (S), load (L) or VF complaints (V).
 var itemID = regexp.MustCompile(`\b[CFSLV]-\d{2,3}\b`)
 
-// itemRow is one row of the tables: the item, its rule and the tests that carry its name.
+// itemRow matches a row of the tables: the item, its rule and the tests with the item in their name.
 var itemRow = regexp.MustCompile(`(?m)^\| ([CFSLV]-\d{2,3}) \| (.*?) \| (.*?) ?\|$`)
 
-// TestConformance compares the table with the tests, both ways: an item without a test fails, and so does a test whose item is not
-// listed. With -update it rewrites the table, with a row for each item that a test carries; rules stay.
+// TestConformance compares the table with the tests, in both directions: an item without a test fails, and so does a test with an
+// unlisted item. With -update it rewrites the table, with a row for each item of a test, and keeps the rules.
 func TestConformance(t *testing.T) {
 	text, found := read(t, conformance), itemTests(t)
 	if *update {
@@ -57,7 +57,8 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// withItems returns the document with the table rewritten and sorted. An item without a test keeps its row, so that it is reported.
+// withItems returns the document with the table rewritten and sorted. An item without a test keeps its row, so that the test reports
+// it.
 func withItems(text string, found map[string][]string) string {
 	rules := map[string]string{}
 	for id := range found {
@@ -77,13 +78,13 @@ func withItems(text string, found map[string][]string) string {
 	return text[:first] + table.String()
 }
 
-// inItemOrder puts C-111 behind C-85.
+// inItemOrder compares by number, so that C-85 precedes C-111.
 func inItemOrder(a, b string) int {
 	return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 }
 
-// itemTests returns the tests of the tree by the items that they carry: in the title of a subtest, in parentheses in the comment above a
-// test function, or in the name of a script. Subtests of one item in one file are counted.
+// itemTests returns the tree's tests by item. A test has an item if the item stands in the title of a subtest, in parentheses in a
+// test function's comment, or in a script's name. Subtests of one item in one file are counted.
 func itemTests(t *testing.T) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}
@@ -118,7 +119,7 @@ func itemTests(t *testing.T) map[string][]string {
 	return found
 }
 
-// goItems calls f for each item that a test of a file carries.
+// goItems calls f for each item of a test file.
 func goItems(path string, f func(id, title string)) error {
 	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
 	if err != nil {
@@ -132,7 +133,7 @@ func goItems(path string, f func(id, title string)) error {
 					eachItem(group, n.Name.Name, f)
 				}
 			}
-		case *ast.CallExpr: // what a failing test says is not its name
+		case *ast.CallExpr: // failure messages are not titles
 			s, ok := n.Fun.(*ast.SelectorExpr)
 			return !ok || !regexp.MustCompile(`^(Error|Fatal|Log|Skip)f?$`).MatchString(s.Sel.Name)
 		case *ast.BasicLit:

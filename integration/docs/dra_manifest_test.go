@@ -29,7 +29,7 @@ import (
 
 const draManifest = "conf/sriov-device-plugin-dra.yaml"
 
-// kubeObject decodes the one object of a type in a manifest, strictly.
+// kubeObject decodes the only object of a type in a manifest, strictly.
 func kubeObject[T runtime.Object](t *testing.T, file string) T {
 	t.Helper()
 	found := kubeObjects[T](t, file)
@@ -55,7 +55,7 @@ func kubeObjects[T runtime.Object](t *testing.T, file string) (found []T) {
 	return found
 }
 
-// TestRights: the daemon has the rights that it needs, and no others. Policies narrow the rights to write slices and the status of claims.
+// TestRights: the daemon has exactly the rights that it needs. Policies restrict its writes to slices and to the status of claims.
 func TestRights(t *testing.T) {
 	role, binding := kubeObject[*rbac.ClusterRole](t, draManifest), kubeObject[*rbac.ClusterRoleBinding](t, draManifest)
 	account, set := kubeObject[*core.ServiceAccount](t, draManifest), kubeObject[*apps.DaemonSet](t, draManifest)
@@ -94,8 +94,8 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestDRAManifest: an update of the DaemonSet starts the new instance first. It passes flags that exist, mounts folders only, and has one
-// capability; its configuration gives VFs out by claims.
+// TestDRAManifest: an update of the DaemonSet starts the new instance first. The DaemonSet passes existing flags, mounts only folders,
+// and has one capability. Its configuration offers VFs through claims.
 func TestDRAManifest(t *testing.T) {
 	set := kubeObject[*apps.DaemonSet](t, draManifest)
 	if u := set.Spec.UpdateStrategy.RollingUpdate; u == nil || u.MaxSurge.IntValue() != 1 || u.MaxUnavailable.IntValue() != 0 {
@@ -117,7 +117,7 @@ func TestDRAManifest(t *testing.T) {
 	for _, v := range spec.Volumes {
 		m, ok := mounts[v.Name]
 		if delete(mounts, v.Name); !ok {
-			t.Errorf("volume %s is mounted nowhere", v.Name)
+			t.Errorf("volume %s is not mounted", v.Name)
 		}
 		if v.HostPath == nil {
 			continue
@@ -140,7 +140,7 @@ func TestDRAManifest(t *testing.T) {
 	}
 }
 
-// privileged returns what the DaemonSet runs with the privileged patch.
+// privileged returns the DaemonSet with the privileged patch applied.
 func privileged(t *testing.T, set *apps.DaemonSet) core.PodSpec {
 	t.Helper()
 	patch, err := yaml.ToJSON([]byte(read(t, "conf/sriov-device-plugin-privileged.yaml")))

@@ -14,7 +14,7 @@ import (
 
 const draDocument = "docs/DRA.md"
 
-// TestDRAEvents: each row of "What happens when" names tests that exist.
+// TestDRAEvents: each row of "What happens when" names existing tests.
 func TestDRAEvents(t *testing.T) {
 	var tests strings.Builder
 	for _, dir := range []string{"pkg/dra", "pkg/claim", "pkg/sriov", "pkg/vfconfig", "pkg/pool", "pkg/deviceplugin", "pkg/cli",
@@ -48,7 +48,7 @@ func TestDRAEvents(t *testing.T) {
 	}
 }
 
-// TestDRAConfiguration: the configuration of the quickstart is read, and gives its VFs out by DRA.
+// TestDRAConfiguration: the quickstart's configuration is valid, and offers its VFs through DRA.
 func TestDRAConfiguration(t *testing.T) {
 	for _, b := range parse(t, draDocument).of("json") {
 		c, err := pool.Parse(pool.Source{File: draDocument, Prefix: "intel.com"}, []byte(b.text))

@@ -21,13 +21,13 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// sudoPath is PATH as sudo sets it: Go is not in it.
+// sudoPath is sudo's PATH, which does not contain Go.
 const sudoPath = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 
-// receipt is where make install notes what it installed.
+// receipt is the file in which make install lists the installed files.
 const receipt = "/usr/local/share/podlace/receipt"
 
-// A checkout is a source tree with its built binaries, and a folder in place of / to install into.
+// A checkout is a source tree with built binaries, and a folder that replaces / for the installation.
 type checkout struct{ dir, into string }
 
 func newCheckout(t *testing.T) checkout {
@@ -62,7 +62,7 @@ func newCheckout(t *testing.T) checkout {
 	return c
 }
 
-// listed returns the names in a variable of the Makefile.
+// listed returns the names in a Makefile variable.
 func listed(t testing.TB, variable string) []string {
 	t.Helper()
 	m := regexp.MustCompile(`(?m)^` + variable + ` *:= *(.*)$`).FindStringSubmatch(read(t, "Makefile"))
@@ -102,7 +102,7 @@ func (c checkout) mustInstall(t *testing.T) string {
 	return out
 }
 
-// installed lists the files below the folder that was installed into.
+// installed lists the files below the installation folder.
 func (c checkout) installed(t *testing.T) (files []string) {
 	t.Helper()
 	err := filepath.WalkDir(c.into, func(path string, e fs.DirEntry, err error) error {
@@ -117,7 +117,7 @@ func (c checkout) installed(t *testing.T) (files []string) {
 	return files
 }
 
-// allInstalled is what installed lists after an installation, and extra.
+// allInstalled returns the files of an installation, plus extra.
 func allInstalled(t *testing.T, extra ...string) []string {
 	t.Helper()
 	for _, name := range listed(t, "CNI_PLUGINS") {
@@ -131,11 +131,12 @@ func allInstalled(t *testing.T, extra ...string) []string {
 	return extra
 }
 
-// TestInstallCopiesTheBuild: what make build made is installed, by root's PATH without Go, and again over itself.
+// TestInstallCopiesTheBuild: make install copies the built files with root's PATH, which has no Go. A second installation succeeds as
+// well.
 func TestInstallCopiesTheBuild(t *testing.T) {
 	c := newCheckout(t)
 	for range 2 {
-		// As after a copy of the tree, which gives all files the time of the copy, and an edit of what is for the node.
+		// A copy of the tree gives all files a new time, and administrators may edit files in conf/. Neither makes the build stale.
 		if err := os.Chtimes(filepath.Join(c.dir, "pkg/source.go"), time.Time{}, time.Now().Add(time.Hour)); err != nil {
 			t.Fatal(err)
 		}
@@ -155,7 +156,7 @@ func TestInstallCopiesTheBuild(t *testing.T) {
 	}
 }
 
-// TestInstallRefuses: stale and missing binaries, and folders that may not be written, are refused with one line before any change.
+// TestInstallRefuses: stale and missing binaries, and read-only folders, give a one-line error before any change.
 func TestInstallRefuses(t *testing.T) {
 	again := ": run 'make build' as a user who has Go in PATH, then install again\n"
 	stale := "install: the binaries in bin were built from other sources" + again
@@ -203,7 +204,7 @@ func userName(t *testing.T) string {
 	return strings.TrimSpace(string(out))
 }
 
-// readOnly mounts a folder that nothing can be written to, not even by root.
+// readOnly mounts a folder read-only, so that not even root can write to it.
 func readOnly(t *testing.T, dir string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -215,7 +216,7 @@ func readOnly(t *testing.T, dir string) {
 	t.Cleanup(func() { _ = unix.Unmount(dir, 0) })
 }
 
-// TestBuildNamesTheMissingGo: make build says that it found no Go.
+// TestBuildNamesTheMissingGo: make build reports that it found no Go.
 func TestBuildNamesTheMissingGo(t *testing.T) {
 	c := newCheckout(t)
 	cmd := exec.Command("make", "build")
@@ -229,8 +230,8 @@ func TestBuildNamesTheMissingGo(t *testing.T) {
 	}
 }
 
-// TestInstallKeepsForeignFiles: a plugin of another project stays as a copy that nothing overwrites, and the commands of the README
-// bring it back.
+// TestInstallKeepsForeignFiles: the installer keeps another project's plugin as a copy, and never overwrites the copy. The README's
+// commands restore it.
 func TestInstallKeepsForeignFiles(t *testing.T) {
 	c := newCheckout(t)
 	dir := filepath.Join(c.into, "opt/cni/bin")
@@ -251,10 +252,10 @@ func TestInstallKeepsForeignFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.mustInstall(t)
-	c.mustInstall(t) // Podlace's own files are not kept
+	c.mustInstall(t) // the installer keeps no copy of Podlace's own files
 	foreign("bridge", "second")
 	c.mustInstall(t)
-	foreign("bridge", "first") // there is a copy of it already
+	foreign("bridge", "first") // a copy already exists
 	c.mustInstall(t)
 
 	kept := allInstalled(t, "/opt/cni/bin/bridge.before-podlace", "/opt/cni/bin/bridge.before-podlace-2",
@@ -271,7 +272,7 @@ func TestInstallKeepsForeignFiles(t *testing.T) {
 		}
 	}
 	if to, err := os.Readlink(filepath.Join(dir, "portmap.before-podlace")); err != nil || to != "cni" {
-		t.Errorf("a link is kept as %q, %v", to, err)
+		t.Errorf("the copy of a link is %q, %v", to, err)
 	}
 	c.removeAsDocumented(t)
 	want := []string{"/opt/cni/bin/bridge", "/opt/cni/bin/bridge.before-podlace", "/opt/cni/bin/cni", "/opt/cni/bin/portmap",
@@ -284,7 +285,7 @@ func TestInstallKeepsForeignFiles(t *testing.T) {
 	}
 }
 
-// removeAsDocumented runs the documented removal in place of /.
+// removeAsDocumented runs the documented removal with a folder in place of /.
 func (c checkout) removeAsDocumented(t *testing.T) {
 	t.Helper()
 	d := parse(t, "docs/INSTALL.md")
@@ -301,7 +302,7 @@ func (c checkout) removeAsDocumented(t *testing.T) {
 	}
 }
 
-// TestReadmeCountsTheBinaries: the README names how many plugins and tools make install installs.
+// TestReadmeCountsTheBinaries: the README has the right numbers of installed plugins and tools.
 func TestReadmeCountsTheBinaries(t *testing.T) {
 	words := []string{"zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"}
 	plugins, tools := len(listed(t, "CNI_PLUGINS")), len(listed(t, "TOOLS"))

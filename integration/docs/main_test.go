@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// root is the top of the source tree.
+// root is the top folder of the source tree.
 const root = "../.."
 
 var update = flag.Bool("update", false, "rewrite the listings in docs/ and the table in docs/CONFORMANCE.md")
@@ -32,7 +32,7 @@ func read(t testing.TB, path string) string {
 	return string(data)
 }
 
-// missing skips a test for want of a tool, or fails it where everything must be there.
+// missing skips a test because a tool is missing, or fails it if the environment requires all tools.
 func missing(t testing.TB, what string) {
 	t.Helper()
 	if os.Getenv("KERNELTEST") == "require" {

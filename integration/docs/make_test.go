@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestMakeClusterArguments: make cluster refuses an argument that it does not know, before it builds anything.
+// TestMakeClusterArguments: make cluster rejects an unknown argument before it builds anything.
 func TestMakeClusterArguments(t *testing.T) {
 	cmd := exec.Command("make", "-s", "cluster", "ARGS=-tset")
 	cmd.Dir = root

@@ -11,22 +11,22 @@ import (
 	"testing"
 )
 
-// document is a Markdown file, cut into what the tests look at.
+// document is a Markdown file, split into the parts that the tests read.
 type document struct {
-	path     string   // from the top of the tree
-	headings []string // of the first two levels
+	path     string   // relative to the top of the tree
+	headings []string // headings of the first two levels
 	blocks   []block
 	tables   []table
-	prose    []string // the lines outside code blocks
+	prose    []string // lines outside code blocks
 }
 
-// block is a code block with its language, the heading above it and the line that it begins in.
+// block is a code block with its language, the heading above it and its first line's number.
 type block struct {
 	lang, heading, text string
 	line                int
 }
 
-// table holds the cells of a table without its head.
+// table holds the cells of a table without its header row.
 type table struct {
 	heading string
 	head    []string
@@ -65,12 +65,12 @@ func cut(path, text string) document {
 	return d
 }
 
-// addRow: a table goes on until another heading or another head.
+// addRow adds a row. A table ends at the next heading or at another header row.
 func (d *document) addRow(heading string, row []string) {
 	last := len(d.tables) - 1
 	switch {
 	case strings.Trim(strings.Join(row, ""), "-: ") == "" && last >= 0:
-		if rows := d.tables[last].rows; len(rows) > 0 { // the row before was the head of a new table
+		if rows := d.tables[last].rows; len(rows) > 0 { // the previous row was the header of a new table
 			d.tables[last].rows = rows[:len(rows)-1]
 			d.tables = append(d.tables, table{heading: heading, head: rows[len(rows)-1]})
 		}
@@ -114,7 +114,7 @@ func (d document) of(lang string) []block {
 
 func (d document) at(b block) string { return fmt.Sprintf("%s:%d", d.path, b.line) }
 
-// code returns what stands in backquotes in a cell.
+// code returns the texts in backquotes in a cell.
 func code(cell string) []string {
 	var words []string
 	for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(cell, -1) {
@@ -154,7 +154,7 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// TestLinks follows every link to a file of the tree.
+// TestLinks checks every link to a file of the tree.
 func TestLinks(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)#]+)(#[^)]*)?\)`)
 	for _, d := range documents(t) {

@@ -41,7 +41,7 @@ func needReference(t *testing.T) string {
 	return dir
 }
 
-// mixed is the configuration of a node that changes over. edits are pairs of a text in it and what stands there instead.
+// mixed is the configuration of a node that switches between the plugin sets. edits are pairs of old and new text.
 func mixed(t *testing.T, backends, bin string, hostPort int, edits ...string) network {
 	t.Helper()
 	masquerade, ports := "", ""
@@ -59,8 +59,8 @@ func mixed(t *testing.T, backends, bin string, hostPort int, edits ...string) ne
 		{"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`), bin, caps)
 }
 
-// TestWhatStays proves the table of the document: it makes an attachment by one set of plugins, ends it by the other, and names what
-// is left. Then the commands of the document must clean it all.
+// TestWhatStays checks the document's table: it attaches with one set of plugins, detaches with the other, and compares what remains.
+// Then the document's commands must remove it all.
 func TestWhatStays(t *testing.T) {
 	folders := map[string]string{"reference": needReference(t), "Podlace": harness.BinDir()}
 	d := parse(t, migrating)
@@ -79,7 +79,7 @@ func TestWhatStays(t *testing.T) {
 				n.add(t, name, warm)
 				n.del(t, name, warm)
 			}
-			// What an earlier row left would not appear once more.
+			// Leftovers of an earlier row would hide those of this row.
 			_ = exec.Command("nft", "delete", "table", "inet", "podlace_loopback").Run()
 			_ = os.RemoveAll("/run/podlace/.localhost")
 			pod, id := newPod(t, fmt.Sprint("pod", i)), fmt.Sprint("pod", i)
@@ -92,7 +92,7 @@ func TestWhatStays(t *testing.T) {
 				want = nil
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("%s says otherwise (-document +found):\n%s", migrating, diff)
+				t.Errorf("%s differs (-document +found):\n%s", migrating, diff)
 			}
 		})
 	}
@@ -105,11 +105,11 @@ func TestWhatStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left := regexp.MustCompile(`(?m)^.*(CNI-|cni_|podlace_|/run/podlace/|/\.podlace).*$`).FindAllString(now.String(), -1); len(left) > 0 {
-		t.Errorf("after the commands of %s there is still\n%s", migrating, strings.Join(left, "\n"))
+		t.Errorf("after the commands of %s, this remains:\n%s", migrating, strings.Join(left, "\n"))
 	}
 }
 
-// leftovers returns the kinds of what f leaves, in the document's words.
+// leftovers returns the kinds of state that f leaves, in the document's words.
 func leftovers(t *testing.T, f func()) []string {
 	t.Helper()
 	options := sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"},
@@ -119,20 +119,20 @@ func leftovers(t *testing.T, f func()) []string {
 		t.Fatal(err)
 	}
 	f()
-	time.Sleep(200 * time.Millisecond) // the kernel deletes links in its own time
+	time.Sleep(200 * time.Millisecond) // the kernel deletes links with a delay
 	after, err := sandbox.Take(options)
 	if err != nil {
 		t.Fatal(err)
 	}
 	found := map[string]bool{}
 	for _, line := range sandbox.Diff(before, after) {
-		found[inWords(line)] = true
+		found[documentWord(line)] = true
 	}
 	return slices.Sorted(maps.Keys(found))
 }
 
-// inWords names what a line of the oracle is about, or returns the line.
-func inWords(line string) string {
+// documentWord returns the document's word for a line of the oracle, or the line itself.
+func documentWord(line string) string {
 	for _, kind := range []struct{ pattern, words string }{
 		{` dev bwp| link bwp`, "ifb device"},
 		{`CNI-DN-|CNI-HOSTPORT`, "iptables hostPort rules"},
@@ -150,7 +150,7 @@ func inWords(line string) string {
 	return line
 }
 
-// TestSideBySide: pods of both sets on one bridge get different addresses and reach one another.
+// TestSideBySide: pods of both plugin sets on one bridge get different addresses and reach one another.
 func TestSideBySide(t *testing.T) {
 	theirs := mixed(t, "nftables", needReference(t), 7100)
 	ours := mixed(t, "nftables", harness.BinDir(), 7101).by(harness.BinDir())

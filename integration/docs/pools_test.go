@@ -19,7 +19,7 @@ const (
 	manifest     = "conf/sriov-device-plugin.yaml"
 )
 
-// TestPools: every configuration of the device plugin that is shown or shipped is one.
+// TestPools: every shown or shipped configuration of the device plugin is valid.
 func TestPools(t *testing.T) {
 	texts := map[string]string{}
 	for _, b := range parse(t, devicePlugin).of("json") {
@@ -45,7 +45,7 @@ func TestPools(t *testing.T) {
 	}
 }
 
-// TestManifest: the DaemonSet passes flags that exist, mounts folders only, and asks for no privilege.
+// TestManifest: the DaemonSet passes existing flags, mounts only folders, and requests no privileges.
 func TestManifest(t *testing.T) {
 	text := read(t, manifest)
 	args := regexp.MustCompile(`args: \[(.*)\]`).FindStringSubmatch(text)
@@ -60,7 +60,7 @@ func TestManifest(t *testing.T) {
 	for _, m := range mounted {
 		if m[2] != "DirectoryOrCreate" || !strings.Contains(text, fmt.Sprintf("mountPath: %s}", m[1])) &&
 			!strings.Contains(text, fmt.Sprintf("mountPath: %s,", m[1])) {
-			t.Errorf("%s is a %s, or not mounted where it is", m[1], m[2])
+			t.Errorf("%s is a %s, or is mounted at another path", m[1], m[2])
 		}
 	}
 	if len(mounted) != strings.Count(text, "hostPath:") || len(mounted) < 5 {

@@ -19,7 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// cniPlugins lists the folders of plugins/ that hold a CNI plugin; the daemon and the command line have READMEs of their own kind.
+// cniPlugins lists the folders of plugins/ that hold a CNI plugin; the READMEs of the daemon and the command line have a different
+// structure.
 func cniPlugins(t testing.TB) []string {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(root, "plugins"))
@@ -44,7 +45,7 @@ const (
 	exampleHeading      = "Example"
 )
 
-// TestStructure holds every plugin's README to one structure.
+// TestStructure checks that every plugin's README has the same structure.
 func TestStructure(t *testing.T) {
 	for _, plugin := range cniPlugins(t) {
 		d := parse(t, "plugins/"+plugin+"/README.md")
@@ -59,7 +60,7 @@ func TestStructure(t *testing.T) {
 	}
 }
 
-// TestKeysAreDocumented compares the keys that a README lists with those that the source decodes, both ways.
+// TestKeysAreDocumented compares a README's keys with the keys that the source decodes, in both directions.
 func TestKeysAreDocumented(t *testing.T) {
 	for _, plugin := range cniPlugins(t) {
 		d := parse(t, "plugins/"+plugin+"/README.md")
@@ -86,7 +87,7 @@ func TestKeysAreDocumented(t *testing.T) {
 	}
 }
 
-// refusals returns, for each key that is valid and not effective, a value that is refused.
+// refusals returns, for each key that a README calls refused, a configuration that the plugin refuses.
 func refusals() map[string]string {
 	return map[string]string{
 		"portmap/conditionsV4":      `{"conditionsV4": ["ip", "daddr", "192.0.2.1"]}`,
@@ -96,7 +97,7 @@ func refusals() map[string]string {
 	}
 }
 
-// TestRefusals gives each key that a README calls refused to the plugin.
+// TestRefusals passes each key that a README calls refused to the plugin.
 func TestRefusals(t *testing.T) {
 	pod := newPod(t, podName)
 	told := map[string]bool{}
@@ -113,7 +114,7 @@ func TestRefusals(t *testing.T) {
 	for key, value := range refusals() {
 		plugin, name, _ := strings.Cut(key, "/")
 		if !told[key] {
-			t.Errorf("plugins/%s/README.md does not say that %s is refused with code 2", plugin, name)
+			t.Errorf("plugins/%s/README.md does not say that the plugin refuses %s with code 2", plugin, name)
 		}
 		delete(told, key)
 		f := refused(t, merge(t, value, plugin), pod)
@@ -122,11 +123,11 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 	for key := range told {
-		t.Errorf("no value is known that is refused for %s", key)
+		t.Errorf("the test has no refused value for %s", key)
 	}
 }
 
-// merge makes a complete configuration of one key.
+// merge completes a configuration that has only one key.
 func merge(t testing.TB, key, plugin string) string {
 	t.Helper()
 	conf := map[string]any{"cniVersion": "1.1.0", "name": "pods", "type": plugin,
@@ -137,7 +138,7 @@ func merge(t testing.TB, key, plugin string) string {
 	return string(encode(t, conf))
 }
 
-// TestErrorCodes wants every code that a plugin uses in the table of its README.
+// TestErrorCodes: every README's table contains each error code that the plugin uses.
 func TestErrorCodes(t *testing.T) {
 	codes := allCodes(t)
 	for _, plugin := range cniPlugins(t) {
@@ -154,7 +155,7 @@ func TestErrorCodes(t *testing.T) {
 	}
 }
 
-// kind is what a JSON block shows.
+// kind is the content of a JSON block.
 type kind string
 
 const (
@@ -189,12 +190,13 @@ func kindOf(t testing.TB, b block) kind {
 	case has("portMappings", "bandwidth", "ips", "ipRanges", "mac"):
 		return capabilities
 	}
-	t.Fatalf("line %d: no test knows what this JSON is", b.line)
+	t.Fatalf("line %d: no test recognises this JSON", b.line)
 	return ""
 }
 
-// TestExamples runs every configuration in the documents. One that is followed by an error must be refused with exactly this error;
-// a result must be that of a configuration in the same document; capabilities go to all configurations of theirs.
+// TestExamples runs every configuration in the documents. If an error follows a configuration, the plugin must fail with exactly this
+// error. A result must be the result of a configuration in the same document. Capabilities are passed to all configurations that use
+// them.
 func TestExamples(t *testing.T) {
 	for _, d := range documents(t) {
 		t.Run(d.path, func(t *testing.T) { runExamples(t, d) })
@@ -230,12 +232,12 @@ func runExamples(t *testing.T, d document) {
 	for _, b := range blocks {
 		want := kindOf(t, b)
 		if want == result && !slices.ContainsFunc(results, func(r any) bool { return cmp.Equal(r, normalise(t, []byte(b.text))) }) {
-			t.Errorf("%s: no configuration of the document gives this result, but\n%s", d.at(b), pretty(results))
+			t.Errorf("%s: no configuration of the document has this result, but\n%s", d.at(b), pretty(results))
 		}
 	}
 }
 
-// writeNodeFile tells host-local the CIDRs of the node until the end of the test.
+// writeNodeFile writes the node's CIDRs for host-local until the end of the test.
 func writeNodeFile(t *testing.T, text string) {
 	t.Helper()
 	const path = "/run/podlace/node.json"
@@ -245,7 +247,7 @@ func writeNodeFile(t *testing.T, text string) {
 	t.Cleanup(func() { _ = os.Remove(path) })
 }
 
-// normalise replaces MAC addresses, which partly are random.
+// normalise replaces MAC addresses, which are partly random.
 func normalise(t testing.TB, text []byte) (v any) {
 	t.Helper()
 	mac := regexp.MustCompile(`"mac": ?"([0-9a-f]{2}:){5}[0-9a-f]{2}"`)
@@ -274,7 +276,7 @@ type failureDocument struct {
 	Details    string `json:"details"`
 }
 
-// refused runs ADD of one plugin and demands an error.
+// refused runs ADD of one plugin, which must fail.
 func refused(t testing.TB, config string, pod *sandbox.Pod) (f failureDocument) {
 	t.Helper()
 	stdout, ok := raw(t, "ADD", config, pod)
@@ -300,7 +302,7 @@ func compareError(t *testing.T, conf, shown block) {
 	}
 }
 
-// TestFigures wants every figure of the README's comparison in the report that it comes from.
+// TestFigures: the report that the README's comparison cites contains every figure.
 func TestFigures(t *testing.T) {
 	report := read(t, "docs/PERFORMANCE.md")
 	rows := parse(t, "README.md").under("Podlace and the reference plugins compared")

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// rollback runs the command with the network's configuration, and returns what it says.
+// rollback runs podlace rollback with the network's configuration, and returns its output.
 func rollback(t *testing.T, n network, flags ...string) (string, error) {
 	t.Helper()
 	return rollbackBy(t, harness.BinDir(), n, nil, flags...)
@@ -44,20 +44,21 @@ func mustRollback(t *testing.T, n network, flags ...string) string {
 	return out
 }
 
-// ownTraces are the names of what only Podlace makes.
+// ownTraces matches the names of state that only Podlace creates.
 var ownTraces = regexp.MustCompile(`(?m)^.*(podlace_|/run/podlace|/\.podlace).*$`)
 
-// forgetMarks lets nothing of markMasqBit of earlier tests go with the first pod of this one, which has another.
+// forgetMarks removes the markMasqBit rules of earlier tests. Otherwise they would disappear with this test's first pod, which uses
+// another bit.
 func forgetMarks() {
 	for _, program := range []string{"iptables", "ip6tables"} {
 		for _, chain := range []string{"CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"} {
-			_ = exec.Command(program, "-w", "-t", "nat", "-F", chain).Run() // there may be none
+			_ = exec.Command(program, "-w", "-t", "nat", "-F", chain).Run() // the chains may not exist
 		}
 	}
 }
 
-// TestRollback (F-44): pods that Podlace made are deleted by the reference after a rollback, and nothing is left. Their traffic goes on
-// meanwhile and while the plugins change (F-43).
+// TestRollback (F-44): after a rollback the reference plugins delete the pods that Podlace attached, and nothing remains. The pods'
+// traffic continues meanwhile and while the plugins are exchanged (F-43).
 func TestRollback(t *testing.T) {
 	reference := needReference(t)
 	for i, backends := range []string{"unset", "iptables", "nftables"} {
@@ -73,10 +74,10 @@ func TestRollback(t *testing.T) {
 			mustRollback(t, ours, "--yes")
 			before := take(t)
 			if left := ownTraces.FindString(before.String()); left != "" {
-				t.Errorf("after a rollback without pods there is %s", left)
+				t.Errorf("after a rollback without pods, this remains: %s", left)
 			}
 
-			// As if no pod of the reference had been there, whose ADD switches it on for ever.
+			// The reference's ADD enables this setting permanently. Reset it, as if no reference pod had been attached.
 			if err := os.WriteFile("/proc/sys/net/ipv4/conf/mixed0/route_localnet", []byte("0"), 0o644); err != nil {
 				t.Fatal(err)
 			}
@@ -91,15 +92,15 @@ func TestRollback(t *testing.T) {
 			}
 			kerneltest.NoLeak(t, running, watched())
 
-			for range 2 { // again is fine
+			for range 2 { // rollback is idempotent
 				mustRollback(t, ours, "--yes")
 				if left := ownTraces.FindString(take(t).String()); left != "" {
-					t.Errorf("after a rollback there is %s", left)
+					t.Errorf("after a rollback, this remains: %s", left)
 				}
 				if checked := strings.Contains(take(t).String(), "nft chain bridge nat cni-br-iface-old-eth0-mac"); checked != (edits != nil) {
-					t.Errorf("MACs are checked by rules of the reference: %t", checked)
+					t.Errorf("the reference's rules check MACs: %t", checked)
 				}
-				traffic.goesOn()
+				traffic.awaitRounds()
 				if err := once(peer, hostPort, peerAddresses[0]); err != nil {
 					t.Errorf("hostPort: %v", err)
 				}
@@ -112,14 +113,14 @@ func TestRollback(t *testing.T) {
 			fresh := newPod(t, "new")
 			other := mixed(t, backends, reference, port+50, edits...)
 			other.add(t, "new", fresh)
-			traffic.goesOn()
+			traffic.awaitRounds()
 			other.del(t, "new", fresh)
-			traffic.goesOn()
+			traffic.awaitRounds()
 			if err := once(peer, hostPort, peerAddresses[0]); err != nil {
 				t.Errorf("hostPort after a pod of the reference: %v", err)
 			}
 			if err := theirs.check(t, "old", old); err == nil || err.Error() != "Limit doesn't match" {
-				t.Errorf("CHECK: %v, want no error but that of bandwidth, which computes its queue in another way", err)
+				t.Errorf("CHECK: %v, want only the error of bandwidth, which computes its queue differently", err)
 			}
 			traffic.stop()
 			theirs.del(t, "old", old)
@@ -129,7 +130,7 @@ func TestRollback(t *testing.T) {
 	}
 }
 
-// TestRollbackInterrupted (F-44): whichever change fails, the pod's traffic goes on, and the next run completes the work.
+// TestRollbackInterrupted (F-44): if any change fails, the pod's traffic continues, and the next run completes the rollback.
 func TestRollbackInterrupted(t *testing.T) {
 	reference := needReference(t)
 	for _, backends := range []string{"unset", "nftables"} {
@@ -149,15 +150,15 @@ func TestRollbackInterrupted(t *testing.T) {
 				if err != nil && !strings.Contains(out, "injected fault") {
 					t.Fatalf("%v\n%s", err, out)
 				}
-				traffic.goesOn()
+				traffic.awaitRounds()
 				mustRollback(t, ours, "--yes")
-				traffic.goesOn()
+				traffic.awaitRounds()
 				traffic.stop()
 				theirs.del(t, "old", pod)
 				kerneltest.NoLeak(t, before, watched())
 				if err == nil {
 					if n < 8 {
-						t.Errorf("there were %d changes only:\n%s", n-1, out)
+						t.Errorf("there were only %d changes:\n%s", n-1, out)
 					}
 					return
 				}
@@ -166,7 +167,8 @@ func TestRollbackInterrupted(t *testing.T) {
 	}
 }
 
-// TestRollbackOfTheDead (F-44): what a pod left that went away without a DEL goes, and an unknown network keeps everything.
+// TestRollbackOfTheDead (F-44): a rollback removes the state of a pod that ended without a DEL, and keeps everything of an unknown
+// network.
 func TestRollbackOfTheDead(t *testing.T) {
 	reference := needReference(t)
 	ours := mixed(t, "nftables", harness.BinDir(), 7450)
@@ -193,7 +195,7 @@ func TestRollbackOfTheDead(t *testing.T) {
 	kerneltest.NoLeak(t, before, watched())
 }
 
-// TestTablesNamed: the documents name each nftables table of the registry where a reader looks for all of them.
+// TestTablesNamed: each document that lists all nftables tables names every table of the registry.
 func TestTablesNamed(t *testing.T) {
 	for _, table := range nft.Tables() {
 		for file, text := range map[string]string{

@@ -18,7 +18,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// source is one package, parsed.
+// source is one parsed package.
 type source struct {
 	t     testing.TB
 	files []*ast.File
@@ -60,17 +60,17 @@ func (s source) each(f func(ast.Node)) {
 	}
 }
 
-// keyKind says what a key holds.
+// keyKind is the kind of a key's value.
 type keyKind int
 
 const (
 	leaf   keyKind = iota + 1
-	object         // which need not be described itself
-	opaque         // whose keys, if any, are decoded elsewhere
+	object         // the key itself need not be described
+	opaque         // its keys, if any, are decoded by another package
 )
 
-// keys returns the dotted path of every JSON key that the package decodes from its configuration: those of the variables whose
-// address goes to Decode or DecodeWithin.
+// keys returns the dotted path of every JSON key of the package's configuration. The configuration's variables are those whose address
+// is passed to Decode or DecodeWithin.
 func (s source) keys() map[string]keyKind {
 	s.t.Helper()
 	found := map[string]keyKind{}
@@ -93,7 +93,7 @@ func (s source) keys() map[string]keyKind {
 	return found
 }
 
-// decoded returns the variables whose addresses a function gives to the frame's decoder.
+// decoded returns the variables whose addresses a function passes to the frame's decoder.
 func decoded(body *ast.BlockStmt) []string {
 	var names []string
 	ast.Inspect(body, func(n ast.Node) bool {
@@ -115,7 +115,7 @@ func decoded(body *ast.BlockStmt) []string {
 	return names
 }
 
-// declared returns the type of a variable of a function.
+// declared returns the type of a function's variable.
 func declared(body *ast.BlockStmt, name string) (of ast.Expr) {
 	ast.Inspect(body, func(n ast.Node) bool {
 		if spec, ok := n.(*ast.ValueSpec); ok && spec.Type != nil && len(spec.Names) == 1 && spec.Names[0].Name == name {
@@ -126,7 +126,7 @@ func declared(body *ast.BlockStmt, name string) (of ast.Expr) {
 	return of
 }
 
-// walk adds the leaves of a type.
+// walk adds the keys of a type and of its fields.
 func (s source) walk(path string, of ast.Expr, found map[string]keyKind) {
 	switch of := of.(type) {
 	case *ast.StarExpr:
@@ -146,7 +146,7 @@ func (s source) walk(path string, of ast.Expr, found map[string]keyKind) {
 		}
 	case *ast.SelectorExpr:
 		s.foreign(path, fmt.Sprint(of.X, ".", of.Sel), found)
-	case *ast.MapType: // its keys are anybody's
+	case *ast.MapType: // its keys are arbitrary
 		found[path] = leaf
 	case *ast.Ident:
 		if own, ok := s.types[of.Name]; ok {
@@ -155,7 +155,7 @@ func (s source) walk(path string, of ast.Expr, found map[string]keyKind) {
 		}
 		found[path] = leaf
 	default:
-		s.t.Fatalf("%s: a type that this test does not know: %T", path, of)
+		s.t.Fatalf("%s: this test does not know the type %T", path, of)
 	}
 }
 
@@ -188,7 +188,7 @@ func (s source) foreign(path, name string, found map[string]keyKind) {
 			found[join(path, key)] = leaf
 		}
 	default:
-		s.t.Fatalf("%s: a type that this test does not know: %s", path, name)
+		s.t.Fatalf("%s: this test does not know the type %s", path, name)
 	}
 }
 
@@ -226,7 +226,7 @@ func allCodes(t testing.TB) map[string]string {
 			codes[spec.Names[0].Name] = lit.Value
 			return
 		}
-		t.Fatalf("code %s is no plain number", spec.Names[0])
+		t.Fatalf("the value of code %s is not a number", spec.Names[0])
 	})
 	return codes
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestSwapUnderLoad (F-43): while pods come and go in parallel, the programs are replaced by those of the other set over and over, as
-// scripts/install.sh does it. No verb fails, whichever of the two adds and deletes, and a rollback finds the remaining pods.
+// TestSwapUnderLoad (F-43): while pods are attached and detached in parallel, the programs of the two plugin sets repeatedly replace
+// one another, as scripts/install.sh does it. No verb fails, whichever set adds and deletes, and a rollback finds the remaining pods.
 func TestSwapUnderLoad(t *testing.T) {
 	reference := needReference(t)
 	for _, backends := range []string{"iptables", "nftables"} {
@@ -68,7 +68,7 @@ func TestSwapUnderLoad(t *testing.T) {
 	}
 }
 
-// install puts the plugins of one folder in place of those of another.
+// install replaces the plugins of one folder by those of another.
 func install(t *testing.T, from, to string) {
 	t.Helper()
 	script, err := filepath.Abs(filepath.Join(root, "scripts/install.sh"))

@@ -22,16 +22,16 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// trafficLimit is far above what an answer takes.
+// trafficLimit is much longer than a reply takes.
 const trafficLimit = 10 * time.Second
 
-// The node and a machine in its network, which has no route to pods: an answer needs masquerade.
+// Addresses of the node and of a machine in its network. The machine has no route to pods, so replies need masquerade.
 var (
 	nodeAddresses = []string{"203.0.113.1", "2001:db8:113::1"}
 	peerAddresses = []string{"203.0.113.2", "2001:db8:113::2"}
 )
 
-// newPeer makes the machine, which tells everybody by which address it sees him.
+// newPeer creates the machine, which answers each client with the client's address.
 func newPeer(t *testing.T) *sandbox.Pod {
 	t.Helper()
 	peer := newPod(t, "peer")
@@ -82,7 +82,7 @@ func plug(t *testing.T, ns *kernel.NS, name string, addresses []string) {
 	}
 }
 
-// tellAddresses answers each line with the address of the client.
+// tellAddresses answers each line with the client's address.
 func tellAddresses(t *testing.T, pod *sandbox.Pod, address string) {
 	t.Helper()
 	var l net.Listener
@@ -125,7 +125,7 @@ func dial(pod *sandbox.Pod, address string) (c net.Conn, err error) {
 	return c, err
 }
 
-// exchange sends a line and wants an answer.
+// exchange sends a line and compares the reply.
 func exchange(c net.Conn, want string) error {
 	if err := c.SetDeadline(time.Now().Add(trafficLimit)); err != nil {
 		return err
@@ -150,7 +150,7 @@ func once(pod *sandbox.Pod, address, want string) error {
 	return exchange(c, want)
 }
 
-// stream is continuous traffic of a pod: one lasting connection for each family, and new short ones.
+// stream is a pod's continuous traffic: one long-lived connection for each family, and new short ones.
 type stream struct {
 	t      *testing.T
 	rounds atomic.Int64
@@ -194,8 +194,8 @@ func startStream(t *testing.T, pod *sandbox.Pod) *stream {
 	return s
 }
 
-// goesOn waits for some more rounds.
-func (s *stream) goesOn() {
+// awaitRounds waits for several more rounds of traffic.
+func (s *stream) awaitRounds() {
 	s.t.Helper()
 	for want := s.rounds.Load() + 5; s.rounds.Load() < want; time.Sleep(time.Millisecond) {
 		select {
@@ -214,7 +214,7 @@ func (s *stream) stop() {
 	}
 }
 
-// watched is what the oracle compares before and after.
+// watched returns the oracle's options.
 func watched() sandbox.Options {
 	return sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"},
 		Ignore: regexp.MustCompile(`last_reserved_ip|/\.podlace|/\.?lock|\.masqueraded|\.no-fq_codel|\.iptables`)}
@@ -229,7 +229,7 @@ func take(t *testing.T) *sandbox.Snapshot {
 	return s
 }
 
-// warm lets both sets of plugins make what stays for later pods.
+// warm lets both plugin sets create the state that later pods share.
 func warm(t *testing.T, networks ...network) {
 	t.Helper()
 	for i, n := range networks {
@@ -240,9 +240,9 @@ func warm(t *testing.T, networks ...network) {
 	}
 }
 
-// TestTakeOver (F-44): pods that the reference made are deleted by Podlace and nothing is left, whatever the backend and whether the
-// namespace is there, is not named, or is gone. Until then their traffic goes on while the plugins change (F-43) and while pods come and
-// go, and CHECK finds them well, also with antiSpoof in the new configuration.
+// TestTakeOver (F-44): Podlace deletes pods that the reference attached, and nothing remains, with either backend, and whether the
+// namespace exists, is not named, or is gone. Until then the pods' traffic continues while the plugins are exchanged (F-43) and while
+// other pods come and go. CHECK succeeds, also with antiSpoof in the new configuration.
 func TestTakeOver(t *testing.T) {
 	reference := needReference(t)
 	for i, c := range []struct{ backends, netns string }{
@@ -274,9 +274,9 @@ func TestTakeOver(t *testing.T) {
 					once(peer, hostPort, peerAddresses[0])); err != nil {
 					t.Error(err)
 				}
-				traffic.goesOn()
+				traffic.awaitRounds()
 				other.del(t, id, fresh)
-				traffic.goesOn()
+				traffic.awaitRounds()
 			}
 			if err := errors.Join(ours.check(t, "old", old), once(peer, hostPort, peerAddresses[0])); err != nil {
 				t.Error(err)
@@ -288,7 +288,7 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// TestTakeOverVariants (F-44): what only some configurations have goes too.
+// TestTakeOverVariants (F-44) covers state that only some configurations create.
 func TestTakeOverVariants(t *testing.T) {
 	reference := needReference(t)
 	spoof := withSpoofCheck(true)
@@ -305,7 +305,7 @@ func TestTakeOverVariants(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			added := c.edits
 			if what == "edited" {
-				added = nil // at ADD, and so only at DEL
+				added = nil // the edits apply only at DEL
 			}
 			theirs := mixed(t, "unset", reference, 7280, added...)
 			t.Cleanup(func() { theirs.forget(t) })
@@ -347,7 +347,7 @@ func withSpoofCheck(on bool) []string {
 
 func antiSpoof() []string { return []string{`"ipMasq"`, `"antiSpoof": true, "ipMasq"`} }
 
-// endAs deletes an attachment twice as a runtime does that has lost the namespace or its name.
+// endAs deletes an attachment twice, as a runtime does that has lost the namespace or its name.
 func endAs(t *testing.T, n network, netns, id string, pod *sandbox.Pod) {
 	t.Helper()
 	switch netns {

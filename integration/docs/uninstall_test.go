@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// content returns each file, link and folder below the folder that was installed into, with its mode and content.
+// content returns each file, link and folder below the installation folder, with its mode and content.
 func (c checkout) content(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -55,7 +55,7 @@ func mustRead(t *testing.T, path string) string {
 	return string(data)
 }
 
-// foreign puts files of another project into the folder of the plugins: bridge, and a link portmap.
+// foreign puts files of another project into the plugin folder: bridge, and a link portmap.
 func (c checkout) foreign(t *testing.T) {
 	t.Helper()
 	dir := filepath.Join(c.into, "opt/cni/bin")
@@ -81,7 +81,7 @@ func (c checkout) mustMake(t *testing.T, args ...string) string {
 	return strings.ReplaceAll(out, c.into, "INTO")
 }
 
-// TestUninstallLeavesNothing: make uninstall brings back what was there before one or two installations, folders included.
+// TestUninstallLeavesNothing: make uninstall restores the state before one or two installations, including folders.
 func TestUninstallLeavesNothing(t *testing.T) {
 	for name, prepare := range map[string]func(*testing.T, checkout){
 		"an empty node":   func(*testing.T, checkout) {},
@@ -101,7 +101,7 @@ func TestUninstallLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestPlanChangesNothing: DRYRUN=1 prints what install and uninstall do to each file, and changes none.
+// TestPlanChangesNothing: DRYRUN=1 prints the planned action of install and uninstall for each file, and changes none.
 func TestPlanChangesNothing(t *testing.T) {
 	c := newCheckout(t)
 	c.foreign(t)
@@ -130,8 +130,8 @@ func TestPlanChangesNothing(t *testing.T) {
 	}
 }
 
-// TestUninstallLeavesChangedFiles: a file that changed since the installation stays, with the copy of the file that it replaced; the
-// receipt then names it alone.
+// TestUninstallLeavesChangedFiles: make uninstall keeps a file that changed since the installation, with the copy of the replaced
+// file. The receipt then lists only this file.
 func TestUninstallLeavesChangedFiles(t *testing.T) {
 	c := newCheckout(t)
 	c.foreign(t)
@@ -157,7 +157,7 @@ func TestUninstallLeavesChangedFiles(t *testing.T) {
 	}
 }
 
-// TestReceiptVerifies: sha256sum accepts the receipt, and names a file that changed.
+// TestReceiptVerifies: sha256sum accepts the receipt, and reports a changed file.
 func TestReceiptVerifies(t *testing.T) {
 	c := newCheckout(t)
 	c.mustInstall(t)
@@ -179,7 +179,7 @@ func TestReceiptVerifies(t *testing.T) {
 	}
 }
 
-// TestUninstallNeedsAReceipt: without a receipt nothing is removed.
+// TestUninstallNeedsAReceipt: without a receipt make uninstall removes nothing.
 func TestUninstallNeedsAReceipt(t *testing.T) {
 	c := newCheckout(t)
 	c.foreign(t)

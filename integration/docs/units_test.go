@@ -17,7 +17,8 @@ import (
 // unit is a parsed systemd unit: values by section and key.
 type unit map[string]map[string][]string
 
-// readUnit parses a unit and refuses what is not in systemd.unit(5)'s syntax, as far as these units need it. An empty set is a value.
+// readUnit parses a unit and rejects a line outside systemd.unit(5)'s syntax, as far as these units need it. An empty assignment is a
+// value.
 func readUnit(t *testing.T, path string) unit {
 	t.Helper()
 	u, section := unit{}, ""
@@ -28,7 +29,7 @@ func readUnit(t *testing.T, path string) unit {
 			section = strings.Trim(line, "[]")
 			u[section] = map[string][]string{}
 		case !ok || section == "" || value == "" && key != "CapabilityBoundingSet" || !slices.Contains(unitKeys()[section], key):
-			t.Errorf("%s:%d: %q: no key of section %q that is known here", path, n+1, line, section)
+			t.Errorf("%s:%d: %q: this test does not know the key in section %q", path, n+1, line, section)
 		default:
 			u[section][key] = append(u[section][key], value)
 		}
@@ -49,8 +50,7 @@ func unitKeys() map[string][]string {
 	}
 }
 
-// TestUnits: each unit is well-formed, runs a command that is installed where it says, with flags that it has, and each timer has its
-// service.
+// TestUnits: each unit is well-formed and runs a command at its installed path with existing flags. Each timer has its service.
 func TestUnits(t *testing.T) {
 	services, timers := units(t, "*.service"), units(t, "*.timer")
 	if len(services) == 0 || len(timers) == 0 {
@@ -106,7 +106,7 @@ func units(t *testing.T, pattern string) (names []string) {
 	return names
 }
 
-// verifyUnits asks systemd, where there is one, with the built binary in place of the installed one.
+// verifyUnits runs systemd-analyze, if installed, with the built binary in place of the installed one.
 func verifyUnits(t *testing.T, names []string) {
 	t.Helper()
 	tool, err := exec.LookPath("systemd-analyze")

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/dra"
 )
 
-// wish is a selector, as CEL and as what it means.
+// wish is a selector, as a CEL expression and as a Go function.
 type wish struct {
 	cel   string
 	meets func(resourceapi.Device) bool
@@ -35,7 +35,7 @@ func text(d resourceapi.Device, name resourceapi.QualifiedName) string {
 
 const own = `device.attributes["sriov.podlace.io"]`
 
-// wishes are selectors as docs/DRA.md shows them.
+// wishes are the kinds of selectors in docs/DRA.md.
 func wishes() []wish {
 	return []wish{
 		{"true", func(resourceapi.Device) bool { return true }},
@@ -59,15 +59,15 @@ func (r request) meets(d resourceapi.Device) bool {
 	return text(d, "resource") == r.resource && r.wish.meets(d)
 }
 
-// problem is a claim and the node that it is for. Each of the requests has alternatives.
+// problem is a claim and its node. Each request has alternatives.
 type problem struct {
 	requests [][]request
-	match    resourceapi.QualifiedName // "" for none
+	match    resourceapi.QualifiedName // "" for no constraint
 	distinct resourceapi.QualifiedName
-	devices  []resourceapi.Device // that are free
+	devices  []resourceapi.Device // free devices
 }
 
-// possible searches all choices for one that the claim may have.
+// possible searches all choices of devices for a valid one.
 func (p problem) possible() bool {
 	var try func(n, alternative, got, from int, taken []int) bool
 	try = func(n, alternative, got, from int, taken []int) bool {
@@ -174,8 +174,8 @@ func randomProblem(r *rand.Rand, consumable bool) (problem, machine) {
 	return p, m
 }
 
-// TestAllocatorFindsWhatIsThere: each of the scheduler's allocators finds devices in our slices exactly when a search of all choices does,
-// and gives no device that is taken, tainted or of another resource.
+// TestAllocatorFindsWhatIsThere: each of the scheduler's allocators finds devices in Podlace's slices exactly if a search of all
+// choices does. It never allocates a device that is taken, tainted or of another resource.
 func TestAllocatorFindsWhatIsThere(t *testing.T) {
 	c, err := parse()
 	if err != nil {
@@ -220,7 +220,7 @@ func TestAllocatorFindsWhatIsThere(t *testing.T) {
 	}
 }
 
-// allocate returns the results for the claim of a problem, nil if there are none.
+// allocate returns the allocation for the claim of a problem, or nil if there is none.
 func allocate(t *testing.T, cl *cluster, ch channel, m machine, p problem) []resourceapi.DeviceRequestAllocationResult {
 	t.Helper()
 	a, err := cl.allocator(t.Context(), ch.features)
@@ -237,7 +237,7 @@ func allocate(t *testing.T, cl *cluster, ch channel, m machine, p problem) []res
 	return results[0].Devices.Results
 }
 
-// verify checks that each device is free and given once.
+// verify checks that each device is free and is allocated once.
 func (p problem) verify(t *testing.T, results []resourceapi.DeviceRequestAllocationResult) {
 	t.Helper()
 	given := map[string]bool{}

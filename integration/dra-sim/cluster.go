@@ -14,7 +14,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 )
 
-// cluster is what the scheduler's allocator knows.
+// cluster contains the input of the scheduler's allocator.
 type cluster struct {
 	slices  []*resourceapi.ResourceSlice
 	classes classes
@@ -42,7 +42,7 @@ func (c classes) Get(name string) (*resourceapi.DeviceClass, error) {
 	return nil, fmt.Errorf("no class %s", name)
 }
 
-// channel is the set of features that makes the library choose one of its three allocators: stable, incubating and experimental.
+// channel is the set of features that selects one of the library's three allocators: stable, incubating and experimental.
 type channel struct {
 	name     string
 	features structured.Features

@@ -24,7 +24,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// randomConfig returns an entry of a claim for some of its requests: for this driver or for another one.
+// randomConfig returns a claim's configuration entry for some of its requests, for this driver or for another one.
 func randomConfig(r *rand.Rand, names []string) resourceapi.DeviceClaimConfiguration {
 	settings := map[string]any{"apiVersion": vfconfig.APIVersion, "kind": vfconfig.Kind}
 	for key, values := range map[string][]any{"vlan": {100, 150, 300}, "mtu": {1400, 1450}, "trust": {"off"}, "ifName": {"data{index}"}} {
@@ -47,8 +47,8 @@ func randomConfig(r *rand.Rand, names []string) resourceapi.DeviceClaimConfigura
 	return c
 }
 
-// TestSameConfiguration (DRA-13): whichever allocator allocates a claim, and however it writes the requests of entries, Prepare merges the
-// same settings, which are those that check-claim says.
+// TestSameConfiguration (DRA-13): Prepare merges the same settings as check-claim, for each allocator and each form of the requests in
+// entries.
 func TestSameConfiguration(t *testing.T) {
 	parsed, err := parse()
 	if err != nil {
@@ -84,7 +84,7 @@ func TestSameConfiguration(t *testing.T) {
 			got, err := preparedAs(t, newCluster(printed, published(m.name, m.inventory(parsed))), ch, m, c, parsed)
 			alternatives := slices.ContainsFunc(p.requests, func(a []request) bool { return len(a) > 1 })
 			if err == nil && said == nil && alternatives {
-				continue // check-claim refuses an alternative that was not taken
+				continue // check-claim refuses because of an alternative that was not allocated
 			}
 			if (err != nil) != (said == nil) {
 				t.Fatalf("%s, seed %d: Prepare says %v, check-claim %v: %s", ch.name, seed, err, said, pretty(c))
@@ -111,7 +111,7 @@ func pretty(v any) string {
 	return string(text)
 }
 
-// preparedAs returns the settings of each request as Prepare merges them from an allocation, by key.
+// preparedAs returns the settings of each request by key, as Prepare merges them from an allocation.
 func preparedAs(t *testing.T, cl *cluster, ch channel, m machine, c *resourceapi.ResourceClaim,
 	parsed *pool.Config) (map[string]map[string]string, error) {
 	t.Helper()
@@ -151,7 +151,8 @@ func resourceOf(parsed *pool.Config, cl *cluster, device string) *pool.Resource 
 	return nil
 }
 
-// checked returns the settings of each request that check-claim says, by key; nil if it refuses the claim for what Prepare reads.
+// checked returns the settings of each request by key, as check-claim prints them; nil if it refuses the claim because of values that
+// Prepare reads.
 func checked(t *testing.T, c *resourceapi.ResourceClaim) map[string]map[string]string {
 	t.Helper()
 	dir := t.TempDir()

@@ -27,7 +27,7 @@ import (
 
 const document = "../../docs/DRA.md"
 
-// blocks returns the code blocks of a document that are of a language.
+// blocks returns the code blocks of a document in one language.
 func blocks(t *testing.T, path, language string) (out []string) {
 	t.Helper()
 	data, err := os.ReadFile(path)
@@ -60,7 +60,7 @@ func objectOf(t *testing.T, text string) runtime.Object {
 	return o
 }
 
-// expressions returns the CEL expressions of an object: those of classes, and those of requests with their classes.
+// expressions returns the CEL expressions of an object: the expressions of classes, and of requests with their classes.
 func expressions(o runtime.Object) (ofClass []string, ofRequest map[string][]string) {
 	of := func(selectors []resourceapi.DeviceSelector) (out []string) {
 		for _, s := range selectors {
@@ -89,7 +89,7 @@ func expressions(o runtime.Object) (ofClass []string, ofRequest map[string][]str
 	return nil, ofRequest
 }
 
-// everyDevice returns devices of machines with and without NUMA nodes, in order and not, and one of another driver.
+// everyDevice returns devices of machines with and without NUMA nodes, healthy and faulty, and one of another driver.
 func everyDevice(t *testing.T) (out []cel.Device) {
 	t.Helper()
 	c, err := parse()
@@ -108,7 +108,7 @@ func everyDevice(t *testing.T) (out []cel.Device) {
 	return out
 }
 
-// matches evaluates an expression. It fails if it does not compile, or if a device makes it fail.
+// matches evaluates an expression. It fails if the expression does not compile or fails for a device.
 func matches(t *testing.T, expression string, d cel.Device) bool {
 	t.Helper()
 	r := cel.GetCompiler(cel.Features{}).CompileCELExpression(expression, cel.Options{})
@@ -122,8 +122,8 @@ func matches(t *testing.T, expression string, d cel.Device) bool {
 	return ok
 }
 
-// TestEveryExampleCompiles (DRA-10): the API server takes each object of docs/DRA.md, README.md and of 'podlace sriov classes', and no
-// selector fails at a device that lacks an attribute. check-claim finds nothing wrong either.
+// TestEveryExampleCompiles (DRA-10): the API server accepts each object of docs/DRA.md, README.md and of 'podlace sriov classes'. No
+// selector fails for a device that lacks an attribute. check-claim reports no problem either.
 func TestEveryExampleCompiles(t *testing.T) {
 	config := blocks(t, document, "json")
 	shown := slices.Concat(blocks(t, document, "yaml"), blocks(t, "../../README.md", "yaml"))
@@ -164,7 +164,7 @@ func TestEveryExampleCompiles(t *testing.T) {
 	checkClaims(t, config[0], shown)
 }
 
-// evaluate evaluates expressions as the allocator does: those of a request only for devices that the class selects.
+// evaluate evaluates expressions as the allocator does: the expressions of a request only for devices that the class selects.
 func evaluate(t *testing.T, devices []cel.Device, class, list []string) {
 	t.Helper()
 	for _, d := range devices {
@@ -194,7 +194,7 @@ func checkClaims(t *testing.T, config string, shown []string) {
 	}
 }
 
-// TestGuardsMatter: an unguarded expression does fail at a device without the attribute, and check-claim is right to name it.
+// TestGuardsMatter: an unguarded expression fails for a device without the attribute, and check-claim reports it.
 func TestGuardsMatter(t *testing.T) {
 	r := cel.GetCompiler(cel.Features{}).CompileCELExpression(`device.attributes["resource.kubernetes.io"].numaNode == 1`, cel.Options{})
 	failed := 0
@@ -208,7 +208,7 @@ func TestGuardsMatter(t *testing.T) {
 	}
 }
 
-// TestAttributesAreDocumented: the table of docs/DRA.md has each attribute that is published, with its type, and no other.
+// TestAttributesAreDocumented: the table of docs/DRA.md has exactly the published attributes, with their types.
 func TestAttributesAreDocumented(t *testing.T) {
 	data, err := os.ReadFile(document)
 	if err != nil {

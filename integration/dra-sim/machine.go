@@ -22,11 +22,11 @@ type machine struct {
 	name  string
 	numa  int // NUMA nodes
 	pfs   int
-	vfs   int // of each PF
-	blind int // how many PFs do not tell their NUMA node
+	vfs   int // NUMA node of each PF
+	blind int // number of PFs without a known NUMA node
 }
 
-// config gives out all VFs by DRA: those of odd PFs as example.com/slow where there is more than one PF.
+// config offers all VFs by DRA. If there is more than one PF, the VFs of odd PFs are example.com/slow.
 const config = `{"resourceList": [
   {"resourceName": "slow", "api": "dra", "vf": {"maxTxRate": 1000}, "selectors": {"pfNames": ["ens1f0", "ens3f0", "ens5f0", "ens7f0"]}},
   {"resourceName": "fast", "api": "dra", "vf": {"trust": "on"}, "claimMay": ["mac", "ips", "ifName", "mtu", {"vlan": "100-199"}]}]}`
@@ -38,7 +38,7 @@ func parseConfig(config string) (*pool.Config, error) {
 	return pool.Parse(pool.Source{File: "config.json", Prefix: "example.com", Host: "node"}, []byte(config))
 }
 
-// snapshot returns what a scan of the machine finds.
+// snapshot returns the result of a scan of the machine.
 func (m machine) snapshot() *pci.Snapshot {
 	s := &pci.Snapshot{}
 	for n := range m.numa {
@@ -55,13 +55,13 @@ func (m machine) snapshot() *pci.Snapshot {
 	return s
 }
 
-// card returns a PF, which has a bus of its own and the next ones, and its VFs.
+// card returns a PF with separate PCI buses, and its VFs.
 func (m machine) card(p, node int) []pci.Device {
 	bus := 0x10 + 4*p
 	address := func(function int) pci.Address {
 		a, err := pci.ParseAddress(fmt.Sprintf("0000:%02x:%02x.%d", bus+function/256, function/8%32, function%8))
 		if err != nil {
-			panic(err) // the machine is wrong
+			panic(err) // the scenario is invalid
 		}
 		return a
 	}
@@ -78,7 +78,7 @@ func (m machine) card(p, node int) []pci.Device {
 	return devices
 }
 
-// inventory returns what the daemon knows of the machine.
+// inventory returns the daemon's inventory of the machine.
 func (m machine) inventory(c *pool.Config) dra.Inventory {
 	s := m.snapshot()
 	i := dra.Inventory{Snapshot: s, Pools: pool.Assign(c, s, pool.Env{}), Taints: c.Taints, Faults: map[string]dra.Fault{},
@@ -89,7 +89,7 @@ func (m machine) inventory(c *pool.Config) dra.Inventory {
 	return i
 }
 
-// published returns the slices of an inventory as the API server has them. The library gives them the names.
+// published returns the slices of an inventory as stored in the API server. The library sets their names.
 func published(node string, i dra.Inventory) (out []*resourceapi.ResourceSlice) {
 	all := dra.Resources(i, node, nil, time.Unix(1_800_000_000, 0)).Pools[node].Slices
 	for n, s := range all {
@@ -101,7 +101,7 @@ func published(node string, i dra.Inventory) (out []*resourceapi.ResourceSlice) 
 	return out
 }
 
-// randomMachine returns a machine of which nothing is certain but the bounds of hardware.
+// randomMachine returns a machine with random properties within the bounds of real hardware.
 func randomMachine(r *rand.Rand) machine {
 	m := machine{name: fmt.Sprintf("node-%d.example.com", r.IntN(1000)), numa: r.IntN(5), pfs: r.IntN(9), vfs: 1 + r.IntN(16)}
 	if r.IntN(10) == 0 {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// options are what the simulation is about.
+// options are the parameters of the simulation.
 type options struct {
 	nodes, rounds int
 	vfs, wants    []int // VFs of a node, VFs of a claim
@@ -57,14 +57,14 @@ func parseFlags(args []string, stderr io.Writer) (options, error) {
 	return o, nil
 }
 
-// measurement is what came of the allocations of a row.
+// measurement is the result of a row's allocations.
 type measurement struct {
 	times  []time.Duration // for one node
-	cycles []time.Duration // to set up the allocator, once for a pod
+	cycles []time.Duration // setup of the allocator, once for each pod
 	failed int
 }
 
-// quantile returns the time that a share of the times did not exceed.
+// quantile returns the time that a given share of the times did not exceed.
 func quantile(times []time.Duration, q float64) time.Duration {
 	times = slices.Sorted(slices.Values(times))
 	return times[min(len(times)-1, int(q*float64(len(times))))]

@@ -68,7 +68,7 @@ func compiled(t *testing.T, p registration.ValidatingAdmissionPolicy, kubernetes
 	return evaluator
 }
 
-// refused returns the index of the first validation that refuses an update of a claim's status by the daemon of a node, -1 for none.
+// refused returns the index of the first validation that refuses a status update of a claim by a node's daemon, or -1.
 func refused(t *testing.T, e cel.ConditionEvaluator, node string, before, after *resourceapi.ResourceClaim) int {
 	t.Helper()
 	kind := resourceapi.SchemeGroupVersion.WithKind("ResourceClaim")
@@ -97,12 +97,12 @@ func refused(t *testing.T, e cel.ConditionEvaluator, node string, before, after 
 	return -1
 }
 
-// statusOf is the entry of a device in the status of a claim.
+// statusOf returns a device's entry in the status of a claim.
 func statusOf(driver, pool, device, data string) resourceapi.AllocatedDeviceStatus {
 	return resourceapi.AllocatedDeviceStatus{Driver: driver, Pool: pool, Device: device, Data: &runtime.RawExtension{Raw: []byte(data)}}
 }
 
-// TestStatusPolicy: a daemon changes the entries of its own driver and node in the status of a claim, and nothing else.
+// TestStatusPolicy: a daemon may change only the entries of its own driver and node in the status of a claim.
 func TestStatusPolicy(t *testing.T) {
 	const (
 		allocation = iota

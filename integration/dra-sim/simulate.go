@@ -18,10 +18,11 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// numaNode is the attribute that claims match.
+// numaNode is the attribute that claims match on.
 const numaNode = "resource.kubernetes.io/numaNode"
 
-// nodesTried is how many nodes the scheduler looks at for a pod in a cluster of 5,000 nodes: a tenth, by percentageOfNodesToScore.
+// nodesTried is the number of nodes that the scheduler checks for a pod in a cluster of 5,000 nodes: a tenth, by
+// percentageOfNodesToScore.
 const nodesTried = 500
 
 // run measures all rows and prints them.
@@ -59,7 +60,7 @@ func run(ctx context.Context, o options, w io.Writer) error {
 
 func millis(d time.Duration) string { return fmt.Sprintf("%.2f ms", float64(d.Microseconds())/1000) }
 
-// simulated returns a cluster whose nodes have two PFs on two NUMA nodes, and a share of whose VFs claims have already.
+// simulated returns a cluster whose nodes have two PFs on two NUMA nodes. Claims have a share of the VFs.
 func simulated(o options, vfs int) (*cluster, error) {
 	const config = `{"resourceList": [{"resourceName": "fast", "api": "dra"}]}`
 	parsed, err := parseConfig(config)
@@ -93,14 +94,14 @@ func classOf(resource string) *resourceapi.DeviceClass {
 	return c
 }
 
-// ofDevices returns how many bytes of a slice its devices take, stored as protobuf.
+// ofDevices returns the size of a slice's devices in bytes of protobuf.
 func ofDevices(s *resourceapi.ResourceSlice) int {
 	empty := s.DeepCopy()
 	empty.Spec.Devices = nil
 	return s.Size() - empty.Size()
 }
 
-// sizes adds the row of a size of nodes.
+// sizes adds the row for one size of nodes.
 func (c *cluster) sizes(t *markdown.Table, vfs, nodes int) {
 	largest, bytes, devices, text := 0, 0, 0, 0
 	perNode := len(c.slices) / nodes
@@ -112,7 +113,7 @@ func (c *cluster) sizes(t *markdown.Table, vfs, nodes int) {
 		fmt.Sprintf("%d B", text/vfs), fmt.Sprintf("%.0f MB", float64(bytes*nodes)/1e6))
 }
 
-// measure allocates a claim for random nodes, each as the first of a scheduling cycle.
+// measure allocates a claim for random nodes, each time as the first of a scheduling cycle.
 func (c *cluster) measure(ctx context.Context, o options, want int, match string) (m measurement, err error) {
 	r := rand.New(rand.NewPCG(o.seed, uint64(want)))
 	wish := claimFor(want, match)
@@ -128,7 +129,7 @@ func (c *cluster) measure(ctx context.Context, o options, want int, match string
 			return m, err
 		}
 		if n == 0 {
-			continue // it compiled the expression
+			continue // the first allocation compiled the expression
 		}
 		m.times, m.cycles = append(m.times, time.Since(began)), append(m.cycles, began.Sub(cycle))
 		if len(results) == 0 {

@@ -9,10 +9,10 @@ import (
 	"github.com/podlace/podlace/pkg/dra"
 )
 
-// machines is how many random machines a test looks at.
+// machines is the number of random machines of a test.
 const machines = 500
 
-// TestSlicesValid: the API server takes the slices of every machine, in good order and with each kind of fault.
+// TestSlicesValid: the API server accepts the slices of every machine, healthy and with each kind of fault.
 func TestSlicesValid(t *testing.T) {
 	c, err := parse()
 	if err != nil {
@@ -49,7 +49,7 @@ func TestSlicesValid(t *testing.T) {
 	}
 }
 
-// held counts the VFs that pods have otherwise than by a claim.
+// held counts the VFs of pods without a claim.
 func held(i dra.Inventory) (n int) {
 	for _, d := range i.Snapshot.Devices {
 		if d.IsVF() && i.Held[d.Address.String()] != "" {

@@ -15,7 +15,7 @@ import (
 	"k8s.io/kubernetes/pkg/apis/resource/validation"
 )
 
-// apiServer validates objects as Kubernetes 1.37 does when they are created: defaults, the generated rules and the written ones.
+// apiServer validates new objects as Kubernetes 1.37 does: defaults, generated rules and handwritten rules.
 type apiServer struct{ scheme *runtime.Scheme }
 
 func newAPIServer() apiServer {
@@ -24,7 +24,7 @@ func newAPIServer() apiServer {
 	return apiServer{s}
 }
 
-// create returns why the API server would refuse an object. It sets the defaults in it.
+// create returns the reasons for which the API server would refuse an object. It sets the object's defaults.
 func (a apiServer) create(object runtime.Object) error {
 	a.scheme.Default(object)
 	internal, check, err := a.internal(object)
@@ -39,7 +39,7 @@ func (a apiServer) create(object runtime.Object) error {
 	return errors.Join(errs.ToAggregate())
 }
 
-// internal returns an object of the type that the API server works with, and its validation.
+// internal returns an object of the API server's internal type, and its validation.
 func (a apiServer) internal(object runtime.Object) (runtime.Object, func() field.ErrorList, error) {
 	switch object.(type) {
 	case *resourceapi.ResourceSlice:

@@ -25,7 +25,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// nodeAPI streams two nodes to every watch. The podCIDRs of the second are behind the first address of the link of the test.
+// nodeAPI serves a Kubernetes API that streams two nodes to every watch. The route to the second node's podCIDRs leads through the
+// first address of the test's link.
 func nodeAPI(t *testing.T) (kubeconfig string) {
 	t.Helper()
 	type object = map[string]any
@@ -51,7 +52,7 @@ func nodeAPI(t *testing.T) (kubeconfig string) {
 	return kubeconfig
 }
 
-// agentLab is a node that podlace-node has not been on yet.
+// agentLab is a node on which podlace-node has never run.
 type agentLab struct {
 	*testing.T
 	dir, kubeconfig string
@@ -59,7 +60,7 @@ type agentLab struct {
 
 const agentConflist = `{"cniVersion": "1.0.0", "name": "podlace", "plugins": [{"type": "podlace-bridge"}, {"type": "podlace-portmap"}]}`
 
-// reset makes the node new. Another network's configuration is there.
+// reset removes everything that the agent wrote, and leaves the configuration of another network.
 func (l agentLab) reset() {
 	l.Helper()
 	host, err := kernel.Host()
@@ -70,7 +71,7 @@ func (l agentLab) reset() {
 		os.MkdirAll(l.dir+"/net.d", 0o755), os.WriteFile(l.dir+"/net.d/05-other.conflist", []byte("{}"), 0o600))
 }
 
-// start starts the agent with more variables; out ends when it does.
+// start starts the agent with additional environment variables. out receives its output.
 func (l agentLab) start(out *bytes.Buffer, env ...string) *exec.Cmd {
 	l.Helper()
 	cmd := exec.Command(filepath.Join(harness.FaultDir(), "podlace-node"), "run", "--node-name", "n1", "--config", l.dir+"/config.json",
@@ -80,7 +81,7 @@ func (l agentLab) start(out *bytes.Buffer, env ...string) *exec.Cmd {
 	return cmd
 }
 
-// route reports whether the route to the other node is there.
+// route reports whether the route to the other node exists.
 func (l agentLab) route() bool {
 	host, err := kernel.Host()
 	kerneltest.Must(l, err)
@@ -90,7 +91,7 @@ func (l agentLab) route() bool {
 	return len(routes) == 2
 }
 
-// judge wants that each step of a start comes after those that it needs, and that no file is there in part.
+// judge checks the order of the agent's steps: each file or route exists only if its prerequisites exist, and no file is incomplete.
 func (l agentLab) judge(when string) {
 	l.Helper()
 	whole := 0
@@ -99,18 +100,18 @@ func (l agentLab) judge(when string) {
 		kerneltest.Must(l, err)
 		got, err := os.ReadFile(filepath.Join(l.dir, "bin", to))
 		if err == nil && !bytes.Equal(got, want) {
-			l.Errorf("%s: %s is there in part", when, to)
+			l.Errorf("%s: %s is incomplete", when, to)
 		} else if err == nil {
 			whole++
 		}
 	}
 	node, err := os.ReadFile("/run/podlace/node.json")
 	if err == nil && (!json.Valid(node) || !l.route()) {
-		l.Errorf("%s: node.json is there (%s) before the routes", when, node)
+		l.Errorf("%s: node.json (%s) exists before the routes", when, node)
 	}
 	conflist, confErr := os.ReadFile(filepath.Join(l.dir, "net.d/10-podlace.conflist"))
 	if confErr == nil && (string(conflist) != agentConflist || whole != 3 || err != nil) {
-		l.Errorf("%s: the conflist is there (%s), with %d of 3 plugins and node.json: %v", when, conflist, whole, err)
+		l.Errorf("%s: the conflist (%s) exists with %d of 3 plugins; node.json: %v", when, conflist, whole, err)
 	}
 	entries, err := os.ReadDir(l.dir + "/net.d")
 	kerneltest.Must(l, err)
@@ -120,7 +121,7 @@ func (l agentLab) judge(when string) {
 			readable++
 		}
 		if strings.HasPrefix(e.Name(), ".") && filepath.Ext(e.Name()) == ".conflist" {
-			l.Errorf("%s: a runtime reads %s", when, e.Name())
+			l.Errorf("%s: a runtime would read the temporary file %s", when, e.Name())
 		}
 	}
 	if readable == 0 {
@@ -128,7 +129,7 @@ func (l agentLab) judge(when string) {
 	}
 }
 
-// connectNode gives the node an address on a link, which ends with the pod.
+// connectNode gives the node an address on a link. The link disappears with the pod.
 func connectNode(t *testing.T, pod *sandbox.Pod) {
 	t.Helper()
 	host, err := kernel.Host()
@@ -152,7 +153,7 @@ func connectNode(t *testing.T, pod *sandbox.Pod) {
 	}))
 }
 
-// TestAgentKilled kills podlace-node at each moment of its first start, and starts it again.
+// TestAgentKilled kills podlace-node at each moment of its first start, and then starts it again.
 func TestAgentKilled(t *testing.T) {
 	l := agentLab{t, t.TempDir(), nodeAPI(t)}
 	pod := kerneltest.NewPod(t)
@@ -196,7 +197,7 @@ func TestAgentKilled(t *testing.T) {
 		timer := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
 		_ = cmd.Wait()
 		if !timer.Stop() {
-			continue // this start has fewer moments
+			continue // this start had fewer moments than the traced one
 		}
 		l.judge(fmt.Sprint("killed at moment ", n))
 		_ = os.Remove("/run/podlace/node-status.json")

@@ -19,10 +19,10 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// bootID is how a plugin tells boots apart.
+// bootID is the file by which a plugin distinguishes boots.
 const bootID = "/proc/sys/kernel/random/boot_id"
 
-// reboot takes away what does not survive one: the kernel's state and /run. Leases stay. Another boot ID is mounted over the kernel's.
+// reboot removes the kernel's state and /run, as a reboot does. Leases stay. Another boot ID is mounted over the kernel's.
 func reboot(t *testing.T, pods ...*sandbox.Pod) {
 	t.Helper()
 	harness.Program(t, "nft")
@@ -46,7 +46,7 @@ func reboot(t *testing.T, pods ...*sandbox.Pod) {
 	})
 }
 
-// TestFaultBoot: the node goes down, or its clock jumps.
+// TestFaultBoot reboots the node, or moves its clock.
 func TestFaultBoot(t *testing.T) {
 	t.Run("F-27 reboot with pods", testReboot)
 	t.Run("F-27 leases of an earlier boot are given again, those of this one never", testRebootFull)
@@ -56,7 +56,7 @@ func TestFaultBoot(t *testing.T) {
 	t.Run("F-29 clocks jump", testClocks)
 }
 
-// testReboot: after the boot, DEL comes with an empty netns, or never, and new pods come up with other addresses.
+// testReboot sends the DELs after the boot with an empty netns, or not at all. New pods get other addresses.
 func testReboot(t *testing.T) {
 	s := newSweep(t, "nftables")
 	s.Points++
@@ -71,7 +71,7 @@ func testReboot(t *testing.T) {
 		for _, old := range before {
 			if old == address {
 				s.Duplicates++
-				t.Errorf("%s is given again at once", address)
+				t.Errorf("%s is assigned again immediately", address)
 			}
 		}
 	}
@@ -94,7 +94,7 @@ func testReboot(t *testing.T) {
 	s.Report(t)
 }
 
-// testRebootFull: a pool is full of leases whose DEL never comes.
+// testRebootFull fills a pool with leases whose DEL never comes, and reboots. New pods get addresses.
 func testRebootFull(t *testing.T) {
 	conf := modelConf().With("name", "full", "bridge", "full0")
 	y := harness.Tally{}
@@ -133,7 +133,7 @@ func testRebootFull(t *testing.T) {
 	y.Report(t)
 }
 
-// testRebootMidway: the power fails at a point of a verb; after the boot nothing is left but what the runtime deletes.
+// testRebootMidway cuts the power at a point of a verb. After the boot, the runtime's DELs leave nothing.
 func testRebootMidway(t *testing.T, verb string) {
 	s := newSweep(t, "nftables")
 	points, _ := s.measure(t, verb)
@@ -151,14 +151,14 @@ func testRebootMidway(t *testing.T, verb string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Run(fmt.Sprint(at), func(t *testing.T) { // which ends the boot
+		t.Run(fmt.Sprint(at), func(t *testing.T) { // the subtest ends the simulated boot
 			reboot(t, pod)
-			if err := s.emptied(harness.Attachment(pod, victim, harness.Capabilities())); err != nil {
+			if err := s.delWithoutNetns(harness.Attachment(pod, victim, harness.Capabilities())); err != nil {
 				t.Errorf("DEL after the boot: %v", err)
 			}
 			if left := leaseFiles("chain"); len(left) > 0 {
 				s.Leaks++
-				t.Errorf("%s: leases %q are left", e.where, left)
+				t.Errorf("%s: leases %q remain", e.where, left)
 			}
 			s.Next++
 			if err := s.again(); err != nil {
@@ -170,7 +170,7 @@ func testRebootMidway(t *testing.T, verb string) {
 	s.Report(t)
 }
 
-// testClocks: a pod is made in one time and deleted in another. Files tell wall-clock times, which jump too.
+// testClocks creates a pod at one wall-clock time and deletes it at another. The times of its files jump as well.
 func testClocks(t *testing.T) {
 	unshare := harness.Program(t, "unshare")
 	s := newSweep(t, "nftables")
@@ -198,7 +198,7 @@ func testClocks(t *testing.T) {
 	s.Report(t)
 }
 
-// touch gives everything below a folder another time.
+// touch sets the modification time of everything below a folder.
 func touch(dir string, when time.Time) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || strings.HasPrefix(entry.Name(), ".tmp-") {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestFaultBridge: others change the bridge beneath the pods.
+// TestFaultBridge changes the bridge of running pods, as other programs do.
 func TestFaultBridge(t *testing.T) {
 	t.Run("F-23 bridge deleted beneath pods with traffic", testBridgeDeleted)
 	t.Run("F-23 bridge deleted at any point of another ADD", func(t *testing.T) {
@@ -31,7 +31,7 @@ func TestFaultBridge(t *testing.T) {
 	t.Run("F-26 sysctls reset", testSysctlsReset)
 }
 
-// testBridgeDeleted: CHECK tells, and the next ADD brings everybody back, with the connections through a hostPort.
+// testBridgeDeleted deletes the bridge. CHECK reports it, and the next ADD restores all pods with their hostPort connections.
 func testBridgeDeleted(t *testing.T) {
 	s := newSweep(t, "nftables")
 	web, client := harness.NewPod(t, "web"), harness.NewPod(t, "client")
@@ -64,12 +64,12 @@ func testBridgeDeleted(t *testing.T) {
 	harness.ChainTraffic(t, web, client, ips)
 	s.Must(t, "DEL", rtClient)
 	s.Must(t, "DEL", rtWeb)
-	before.Clean(t, "the bridge came back, the pods went")
+	before.Clean(t, "the bridge was restored, but the pods are not connected")
 	s.Report(t)
 }
 
-// testBridgeChanged: CHECK tells what differs; the next ADD repairs what is for all, or is refused and leaves nothing. No other pod
-// loses its connection by that.
+// testBridgeChanged changes the bridge. CHECK reports each difference. The next ADD repairs what all pods share, or fails and leaves
+// nothing. No other pod loses its connection.
 func testBridgeChanged(t *testing.T) {
 	s := newSweep(t, "nftables")
 	result, err := s.Do("ADD", harness.Attachment(harness.NewPod(t, "one"), "one", nil), nil)
@@ -79,9 +79,9 @@ func testBridgeChanged(t *testing.T) {
 	defer s.Must(t, "DEL", harness.Attachment(&sandbox.Pod{}, "one", nil))
 	port := hostSide(t, result)
 	for title, c := range harness.InOrder(map[string]struct {
-		breaks, mends string // mends: what the next ADD does not
-		told          bool   // by CHECK
-		refused       bool   // the next ADD
+		breaks, mends string // mends restores what the next ADD does not repair
+		told          bool   // CHECK reports the difference
+		refused       bool   // the next ADD fails
 	}{
 		"gateway removed":      {"ip addr del 10.71.0.1/24 dev chain0", "", true, false},
 		"IPv6 gateway removed": {"ip addr del fd71::1/64 dev chain0", "", true, false},
@@ -135,8 +135,8 @@ func testBridgeChanged(t *testing.T) {
 	s.Report(t)
 }
 
-// testMACPolicy: udev (MACAddressPolicy=persistent) replaces MACs of new links whose addr_assign_type says that the kernel made them up.
-// Those of the bridge and of the port are set at creation.
+// testMACPolicy protects against udev (MACAddressPolicy=persistent): udev replaces the MAC of a new link whose addr_assign_type says
+// that the kernel chose it. Podlace sets the MACs of the bridge and of the port at creation.
 func testMACPolicy(t *testing.T) {
 	s := newSweep(t, "nftables")
 	result, err := s.Do("ADD", harness.Attachment(harness.NewPod(t, "one"), "one", nil), nil)
@@ -157,7 +157,7 @@ func testMACPolicy(t *testing.T) {
 	s.Report(t)
 }
 
-// testSysctlsReset: sysctl --system sets what the distribution wants; the next ADD sets what pods need.
+// testSysctlsReset runs sysctl --system, which restores the distribution's values. The next ADD sets the values that pods need.
 func testSysctlsReset(t *testing.T) {
 	s := newSweep(t, "nftables")
 	wanted := map[string]string{
@@ -182,7 +182,7 @@ func testSysctlsReset(t *testing.T) {
 	s.Report(t)
 }
 
-// TestFaultDAD: duplicate address detection finds somebody, or IPv6 is switched off.
+// TestFaultDAD makes duplicate address detection find a neighbour, or disables IPv6.
 func TestFaultDAD(t *testing.T) {
 	t.Run("F-30 IPv6 address used by a neighbour", func(t *testing.T) {
 		conf := modelConf().With("name", "dad", "bridge", "dad0", "enabledad", true, "ipam.ranges",

@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// wrapExec starts one plugin of a chain through another program, the others as they are.
+// wrapExec starts one plugin of a chain through a wrapper program, and the other plugins directly.
 type wrapExec struct {
 	invoke.DefaultExec
 	plugin string
@@ -47,12 +47,12 @@ func (e *wrapExec) ExecPlugin(ctx context.Context, path string, stdin []byte, en
 	}
 	failed := &types.Error{Msg: fmt.Sprintf("%v: %s", runErr, stderr.String())}
 	if stdout.Len() > 0 {
-		_ = json.Unmarshal(stdout.Bytes(), failed) // a torn document leaves the exit status
+		_ = json.Unmarshal(stdout.Bytes(), failed) // a truncated document leaves the exit status
 	}
 	return nil, failed
 }
 
-// wrapped runs a verb of the chain with one plugin started through another program.
+// wrapped runs a verb of the chain with one plugin started through a wrapper program.
 func (s *sweep) wrapped(verb, plugin string, rt *libcni.RuntimeConf, wrap ...string) error {
 	e := &wrapExec{plugin: plugin, wrap: wrap}
 	n, err := harness.OpenNetwork(s.conflist, s.cacheDir, e)
@@ -65,7 +65,7 @@ func (s *sweep) wrapped(verb, plugin string, rt *libcni.RuntimeConf, wrap ...str
 	return err
 }
 
-// failures says with what errors system calls may fail on a node in distress.
+// failures returns the errors of each system call that a node in trouble can produce.
 func failures() map[string][]string {
 	return map[string][]string{
 		"openat": {"EMFILE", "ENFILE", "EIO", "EACCES"}, "read": {"EIO", "EINTR"}, "write": {"EIO", "ENOSPC", "EINTR"},
@@ -76,7 +76,7 @@ func failures() map[string][]string {
 	}
 }
 
-// kills returns the system calls that change the node, take or release a lock, or answer, each with SIGKILL.
+// kills returns the system calls that change the node, take or release a lock, or write the answer. Each is replaced by SIGKILL.
 func kills() map[string][]string {
 	kills := map[string][]string{}
 	for _, call := range []string{"openat", "write", "pwrite64", "linkat", "renameat", "unlinkat", "mkdirat", "utimensat", "fcntl", "flock",
@@ -86,10 +86,10 @@ func kills() map[string][]string {
 	return kills
 }
 
-// sigkill is what comes in place of an error.
+// sigkill stands in the place of an error name.
 const sigkill = "SIGKILL"
 
-// TestFaultCalls lets system calls of the real programs fail, and kills them there.
+// TestFaultCalls makes system calls of the real programs fail, or kills the program at the call.
 func TestFaultCalls(t *testing.T) {
 	for _, verb := range []string{"ADD", "DEL"} {
 		t.Run("F-11 any system call of "+verb+" fails", func(t *testing.T) { failCalls(t, verb, failures(), 9, 4) })
@@ -98,7 +98,7 @@ func TestFaultCalls(t *testing.T) {
 	t.Run("F-02 SIGKILL at any system call of DEL", func(t *testing.T) { failCalls(t, "DEL", kills(), 5, 1) })
 }
 
-// failCalls visits one of some kinds of failure, from the call with the number first on; FAULTS=all visits all.
+// failCalls tests every one-th kind of failure, from system call number first on. FAULTS=all tests all kinds and calls.
 func failCalls(t *testing.T, verb string, how map[string][]string, one, first int) {
 	t.Helper()
 	strace := harness.Program(t, "strace")
@@ -117,13 +117,13 @@ func failCalls(t *testing.T, verb string, how map[string][]string, one, first in
 	s.Report(t)
 }
 
-// failCall fails each call of a kind in turn, until there is none, or a few of them.
+// failCall fails each system call of one kind in turn, or every step-th call, until the program makes no further call of that kind.
 func (s *sweep) failCall(t *testing.T, verb, plugin, call, errno, strace string, first int) {
 	t.Helper()
 	trace := filepath.Join(s.dir, "strace")
 	step := harness.Some(27, 1)
 	if call == "recvmsg" && errno == "EINTR" {
-		step = 9 // each takes until the time for an answer is over
+		step = 9 // each case lasts until the deadline for an answer
 	}
 	for when := first; when < 1000; when += step {
 		injected := true
@@ -143,7 +143,7 @@ func (s *sweep) failCall(t *testing.T, verb, plugin, call, errno, strace string,
 			hits := hits(string(log))
 			injected = len(hits) > 0
 			switch {
-			case slices.ContainsFunc(hits, unspeakable) || injected && errno == sigkill:
+			case slices.ContainsFunc(hits, preventsAnswer) || injected && errno == sigkill:
 				err = nil
 			case err == nil && verb == "ADD":
 				_, err = s.Do("CHECK", rt, nil)
@@ -157,14 +157,14 @@ func (s *sweep) failCall(t *testing.T, verb, plugin, call, errno, strace string,
 			return errors.Join(err, del)
 		})
 		if !injected {
-			s.Points-- // nothing failed
+			s.Points-- // no call failed
 			return
 		}
 	}
 }
 
-// hits returns the calls that were made to fail, one in each thread, with where they began when that is a line of its own:
-// "<... write resumed>" names no file.
+// hits returns the system calls that strace made fail, one for each thread. A call that strace split over two lines is joined with its
+// first line, because "<... write resumed>" names no file.
 func hits(log string) (hits []string) {
 	began := map[string]string{}
 	for line := range strings.Lines(log) {
@@ -184,20 +184,20 @@ func hits(log string) (hits []string) {
 	return hits
 }
 
-// unspeakable is a failure after which a program cannot answer: of stdout itself, of what the Go runtime does with the standard
-// streams before it starts the program, or of what it wakes its own threads by.
-func unspeakable(line string) bool {
+// preventsAnswer reports whether a program cannot answer after this failure: a failure of stdout, of the Go runtime's setup of the
+// standard streams before main, or of the calls that wake the runtime's threads.
+func preventsAnswer(line string) bool {
 	return strings.Contains(line, " write(1<") || strings.Contains(line, "F_GETFD") || strings.Contains(line, "anon_inode:[event")
 }
 
-// TestFaultLimits starts the plugins with less than they need.
+// TestFaultLimits starts the plugins with less memory and fewer files than they need.
 func TestFaultLimits(t *testing.T) {
 	plugins := []string{"bridge", "portmap", "bandwidth"}
 	t.Run("F-45 few file descriptors", func(t *testing.T) {
 		s := newSweep(t, "nftables")
 		for _, plugin := range plugins {
 			for n := 3; n < 24; n += harness.Some(6, 1) {
-				// With fewer than 8 the Go runtime itself cannot start to poll, and ends without an answer.
+				// With fewer than 8 files the Go runtime cannot create its poller, and exits without an answer.
 				s.limited(t, plugin, n >= 8, "/bin/sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0"`, n))
 			}
 		}
@@ -207,7 +207,7 @@ func TestFaultLimits(t *testing.T) {
 		s := newSweep(t, "nftables")
 		for _, plugin := range plugins {
 			for kib := 2000; kib < 2_000_000; kib += kib*harness.Some(16, 1)/8 + 1 {
-				// The Go runtime ends without an answer then.
+				// The Go runtime exits without an answer if it lacks memory.
 				s.limited(t, plugin, false, "/bin/sh", "-c", fmt.Sprintf(`ulimit -v %d; exec "$0"`, kib))
 			}
 		}
@@ -225,7 +225,7 @@ func TestFaultLimits(t *testing.T) {
 	})
 }
 
-// limited runs ADD of a plugin under a limit. What it answers is a result or a decent error; DEL without the limit leaves nothing.
+// limited runs ADD of a plugin under a limit. The answer is a result or an error with a code. DEL without the limit leaves nothing.
 func (s *sweep) limited(t *testing.T, plugin string, answers bool, wrap ...string) {
 	t.Helper()
 	s.try(t, plugin+" under "+strings.Join(wrap, " "), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {

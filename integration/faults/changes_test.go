@@ -10,10 +10,10 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// tolerates tells a change whose failure is logged and fails nothing: stale UDP connections end by themselves, and without nftables the
-// iptables backend goes without 127.0.0.1. Which address comes next is a preference. The index of the leases is rebuilt from them when it
-// could not be written; ADD alone says so, and gives its leases back. So
-// it is with the note in a record of what DEL has done.
+// tolerates reports whether a failure of the change is only logged and the call succeeds. Stale UDP connections expire by themselves.
+// Without nftables, the iptables backend does without 127.0.0.1. The next address to assign is only a preference. The index is rebuilt
+// from the leases if it could not be written; only ADD reports that, and releases its leases. The note of a finished DEL in a record
+// is optional as well.
 func (c call) tolerates(change string) bool {
 	switch {
 	case strings.HasPrefix(change, "conntrack "), strings.Contains(change, "/last_reserved_ip."), strings.HasSuffix(change, "/released"):
@@ -21,17 +21,17 @@ func (c call) tolerates(change string) bool {
 	case c.verb != "ADD" && (strings.Contains(change, "/.podlace/") || strings.HasPrefix(change, "write /run/podlace/")):
 		return true
 	}
-	// What cannot be removed is for others to read, and keeps no VF from coming home.
+	// Only other programs read this file. It does not prevent the restoration of a VF.
 	if strings.HasPrefix(change, "remove /var/run/k8s.cni.cncf.io/devinfo/cni/") {
 		return true
 	}
 	return c.conf["backend"] == "iptables" && change == "nft add table podlace_hostport"
 }
 
-// forEachChange runs test for each change that a call makes without a fault, as a subtest that names it.
+// forEachChange runs test for each change of a successful call, as a subtest with the change's name.
 func (w world) forEachChange(c call, changes []string, test func(w world, n int)) {
 	w.Helper()
-	if len(changes) == 0 && c.plugin != "bandwidth" { // its devices go with the bridge's link
+	if len(changes) == 0 && c.plugin != "bandwidth" { // its devices disappear with the bridge's link
 		w.Errorf("%s %s makes no change that could fail", c.plugin, c.verb)
 	}
 	for i, op := range changes {
@@ -39,13 +39,13 @@ func (w world) forEachChange(c call, changes []string, test func(w world, n int)
 	}
 }
 
-// fault runs a call with a fault. failed is false when the change is one that may fail.
+// fault runs a call in which change n fails. failed is false if the call tolerates the failure.
 func (w world) fault(c call, n int) (failed bool) {
 	w.Helper()
 	o := c.run(w, n)
 	if o.exit == 0 {
 		if len(o.changes) < n || !c.tolerates(o.changes[n-1]) {
-			w.Errorf("the fault was not told: %q", o.changes)
+			w.Errorf("the injected fault was not reported: %q", o.changes)
 		}
 		return false
 	}
@@ -53,7 +53,7 @@ func (w world) fault(c call, n int) (failed bool) {
 	return true
 }
 
-// changesOf returns the changes that the ADD of a plugin makes.
+// changesOf returns the changes that a plugin's ADD makes.
 func (w world) changesOf(i int) []string {
 	w.Helper()
 	changes := w.call(i, "ADD", w.add(i)).ok(w).changes
@@ -61,7 +61,7 @@ func (w world) changesOf(i int) []string {
 	return changes
 }
 
-// TestAdd (C-39, F-11, F-31, F-32): a failed ADD leaves everything as it was, without any DEL, and the next ADD works.
+// TestAdd (C-39, F-11, F-31, F-32): a failed ADD leaves everything as before, without any DEL, and the next ADD works.
 func TestAdd(t *testing.T) {
 	forEachChain(t, func(w world) {
 		for i := range w.chain {
@@ -83,8 +83,8 @@ func TestAdd(t *testing.T) {
 	})
 }
 
-// TestAddAfterFault (F-11): what a failed ADD left could still hinder the next one, though no oracle sees it. TestFirst does the same for
-// the whole chain.
+// TestAddAfterFault (F-11) looks for leftovers of a failed ADD that no oracle sees but that would hinder the next ADD. TestFirst does
+// the same for the whole chain.
 func TestAddAfterFault(t *testing.T) {
 	forEachShortChain(t, func(w world) {
 		for i := range w.chain {
@@ -103,40 +103,40 @@ func TestAddAfterFault(t *testing.T) {
 	})
 }
 
-// TestDel (C-53, F-11, F-31): after a DEL that failed anywhere the next one finishes, and no error is one that runtimes take for success.
+// TestDel (C-53, F-11, F-31): after a failed DEL the next DEL finishes, and runtimes take no error for success.
 func TestDel(t *testing.T) { testRemoval(t, "DEL") }
 
-// TestGC (F-11): the same for GC, which deletes the pod because the list of valid attachments lacks it.
+// TestGC (F-11) does the same for GC. GC deletes the pod because the list of valid attachments lacks it.
 func TestGC(t *testing.T) { testRemoval(t, "GC") }
 
 func testRemoval(t *testing.T, verb string) {
 	forEachChain(t, func(w world) {
 		for i, s := range w.chain {
 			if s.plugin == "loopback" && verb == "GC" {
-				continue // has nothing of its own
+				continue // the plugin keeps no state
 			}
-			w.addOld(i + 1)
+			w.addCollectable(i + 1)
 			c := w.call(i, verb, nil)
 			changes := c.ok(w).changes
 			w.del(i + 1)
 			w.same(w.base)
 			w.forEachChange(c, changes, func(w world, n int) {
-				w.addOld(i + 1)
+				w.addCollectable(i + 1)
 				w.fault(c, n)
 				c.ok(w)
-				if s.plugin == "sriov" { // which has nothing to ask host-local for any more; the next pod rebuilds the index
+				if s.plugin == "sriov" { // sriov needs nothing more from host-local; the next pod rebuilds the index
 					w.add(1)
 					w.del(1)
 				}
-				w.del(i) // of the plugins before
+				w.del(i) // the preceding plugins
 				w.same(w.base)
 			})
 		}
 	})
 }
 
-// addOld is add, and GC may collect at once what it made.
-func (w world) addOld(n int) {
+// addCollectable runs add and makes the new files old enough for GC.
+func (w world) addCollectable(n int) {
 	w.Helper()
 	w.add(n)
 	if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {
@@ -144,7 +144,7 @@ func (w world) addOld(n int) {
 	}
 }
 
-// TestNoChange (C-68, C-72): CHECK and STATUS only look.
+// TestNoChange (C-68, C-72): CHECK and STATUS change nothing.
 func TestNoChange(t *testing.T) {
 	forEachChain(t, func(w world) {
 		result := w.add(len(w.chain))

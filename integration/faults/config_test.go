@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestFaultConfig: the configuration changes between ADD and DEL.
+// TestFaultConfig changes the configuration between ADD and DEL.
 func TestFaultConfig(t *testing.T) {
 	t.Run("F-41 DEL again and after edits", testDelAfterEdit)
 	t.Run("F-47 address pool exhausted", testExhausted)
@@ -66,12 +66,12 @@ func testDelAfterEdit(t *testing.T) {
 			var errs []error
 			for i := range 3 {
 				if i > 0 && title == "another IPAM plugin" {
-					break // the record is gone, and only it names what that plugin must release
+					break // without the record, the plugin does not know what to release
 				}
 				_, err := n.Do("DEL", rt, nil)
 				errs = append(errs, err)
 			}
-			if title == "bridge alone" { // the runtime does not know of portmap any more, and calls GC one day
+			if title == "bridge alone" { // the runtime no longer knows portmap, and calls GC later
 				errs = append(errs, s.follow(kill{then: thenCollect, at: 1}, nil, rt))
 			}
 			return errors.Join(errs...)
@@ -80,7 +80,7 @@ func testDelAfterEdit(t *testing.T) {
 	s.Report(t)
 }
 
-// testExhausted: the error says how many addresses there are; STATUS keeps the node in service; the first DEL makes room.
+// testExhausted fills the pool. The error says how many addresses the pool has, STATUS still succeeds, and the first DEL makes room.
 func testExhausted(t *testing.T) {
 	conf := modelConf().With("name", "full")
 	y := harness.Tally{Points: 1}
@@ -94,14 +94,14 @@ func testExhausted(t *testing.T) {
 	before := harness.Watch(t)
 	failure := call("ADD", "one-more").Run(t).Refused(t, harness.CodeExhausted)
 	if text := failure.Msg + failure.Details; !strings.Contains(text, "5 of 5") {
-		t.Errorf("the error does not say how many are leased: %s", text)
+		t.Errorf("the error does not say how many addresses are leased: %s", text)
 	}
 	before.Clean(t, "the ADD that found no address")
 	call("STATUS", "any").Run(t).OK(t)
 	call("DEL", "full-2").Run(t).OK(t)
 	call("STATUS", "any").Run(t).OK(t)
 	if marks, err := filepath.Glob("/run/podlace/.exhausted-*"); err != nil || len(marks) > 0 {
-		t.Errorf("%v of a pool with room are left, %v", marks, err)
+		t.Errorf("%v remain of a pool with free addresses, %v", marks, err)
 	}
 	call("ADD", "one-more").Run(t).OK(t)
 	y.Next++
@@ -115,7 +115,7 @@ func testExhausted(t *testing.T) {
 	y.Report(t)
 }
 
-// testRangeMoved: pods of the old range keep their addresses, which no pod of the new range gets.
+// testRangeMoved moves the range. Pods of the old range keep their addresses, and no pod of the new range gets one of them.
 func testRangeMoved(t *testing.T) {
 	s := newSweep(t, "nftables")
 	ranged := func(from, to string) object {
@@ -157,14 +157,14 @@ func testRangeMoved(t *testing.T) {
 	s.Report(t)
 }
 
-// TestFaultRecords: a record is what DEL works from.
+// TestFaultRecords damages records. DEL works from the record.
 func TestFaultRecords(t *testing.T) {
 	t.Run("F-05 records cut, changed, replaced", testDamagedRecords)
 	t.Run("F-07 lock file of the network removed", testLockFileRemoved)
 	t.Run("F-08 lock of the attachment held by a process that stands still", testLockHeld)
 }
 
-// damages are what may happen to a small file.
+// damages returns ways in which a small file can be damaged.
 func damages(random *rand.Rand, data []byte) []byte {
 	data = bytes.Clone(data)
 	switch random.IntN(6) {
@@ -187,8 +187,8 @@ func damages(random *rand.Rand, data []byte) []byte {
 	return data
 }
 
-// testDamagedRecords: DEL and GC of the pod whose records are damaged answer decently, DEL with the cached result leaves no link and no
-// address, and no other pod is concerned.
+// testDamagedRecords damages records of a pod. Its DEL and GC answer with a result or a coded error. DEL with the cached result leaves
+// no link and no address, and other pods are unaffected.
 func testDamagedRecords(t *testing.T) {
 	s := newSweep(t, "nftables")
 	random := kerneltest.Random(t)
@@ -225,7 +225,7 @@ func testDamagedRecords(t *testing.T) {
 		s.Next++
 		_, checked := s.Do("CHECK", rt, nil)
 		_, deleted := s.Do("DEL", rt, nil)
-		if i%15 == 14 { // cannot be read, and cannot be replaced: told until it is gone
+		if i%15 == 14 { // a folder cannot be read or replaced: DEL reports it until it is removed
 			err = os.RemoveAll(path)
 			_, deleted = s.Do("DEL", rt, nil)
 		}
@@ -238,18 +238,18 @@ func testDamagedRecords(t *testing.T) {
 		}
 		if _, err := exec.Command("ip", "link", "show", hostSide(t, result)).Output(); err == nil {
 			s.Leaks++
-			t.Errorf("record %.300q: the link is left", damaged)
+			t.Errorf("record %.300q: the link remains", damaged)
 			harness.Shell(t, "ip link del "+hostSide(t, result))
 		}
 		if _, err := os.Stat(path); err == nil {
 			s.Leaks++
-			t.Errorf("record %.300q: it is left", damaged)
+			t.Errorf("record %.300q: the address remains", damaged)
 		}
 	}
 	s.Report(t)
 }
 
-// recordOf finds the bridge's record of a container.
+// recordOf returns the path of the bridge's record of a container.
 func recordOf(t testing.TB, id string) string {
 	t.Helper()
 	files, err := filepath.Glob("/run/podlace/chain/bridge-*")
@@ -262,7 +262,7 @@ func recordOf(t testing.TB, id string) string {
 	return ""
 }
 
-// testLockFileRemoved: pods come and go while somebody removes lock files all the time. Addresses stay unique.
+// testLockFileRemoved adds and deletes pods while another program removes lock files all the time. Addresses stay unique.
 func testLockFileRemoved(t *testing.T) {
 	s := newSweep(t, "nftables")
 	stop, done := make(chan struct{}), make(chan struct{})
@@ -290,7 +290,7 @@ func testLockFileRemoved(t *testing.T) {
 	s.Report(t)
 }
 
-// testLockHeld checks that a process that holds the lock of an attachment blocks only that attachment, and not for ever.
+// testLockHeld stops a process that holds the lock of an attachment. It blocks only that attachment, and only until the deadline.
 func testLockHeld(t *testing.T) {
 	s := newSweep(t, "nftables")
 	s.Points++
@@ -314,7 +314,7 @@ func testLockHeld(t *testing.T) {
 	s.Report(t)
 }
 
-// stall starts an ADD whose IPAM plugin, in a folder of its own, never answers, and stops it. It returns what kills it.
+// stall starts an ADD whose private IPAM plugin never answers, and stops the ADD's process. The returned function kills it.
 func stall(t *testing.T, add harness.Call) (dir string, release func()) {
 	t.Helper()
 	dir = t.TempDir()

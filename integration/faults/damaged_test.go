@@ -23,13 +23,13 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// damage is one way in which a record becomes unreadable, and a part of the reason that is told.
+// damage is a way to make a record unreadable, with a part of the reason that Podlace reports.
 type damage struct {
 	of     func(path string, data []byte) error
 	reason string
 }
 
-// overwritten is a damage of the content.
+// overwritten returns a damage that changes the content.
 func overwritten(f func(data []byte) []byte) func(path string, data []byte) error {
 	return func(path string, data []byte) error { return os.WriteFile(path, f(data), 0o600) }
 }
@@ -47,19 +47,19 @@ var unreadable = map[string]damage{
 	"a FIFO": {func(path string, _ []byte) error { return errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600)) }, "not a regular file"},
 }
 
-// listed is what podlace ls -o json prints of an attachment.
+// listed is an attachment as podlace ls -o json prints it.
 type listed struct {
 	ContainerID string
 	State       string
 	Damaged     []struct{ Record, Reason string }
 }
 
-// podlace runs a command of the command line.
+// podlace runs a command of the podlace command line.
 func podlace(args ...string) (status int, stdout, stderr string) {
 	var out, errs bytes.Buffer
 	cmd := exec.Command(filepath.Join(harness.BinDir(), "podlace"), args...)
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	_ = cmd.Run() // the status tells
+	_ = cmd.Run() // the exit status is in ProcessState
 	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
 }
 
@@ -68,8 +68,8 @@ func ls() (status int, list []listed, stderr string, err error) {
 	return status, list, stderr, json.Unmarshal([]byte(stdout), &list)
 }
 
-// TestFaultUnreadable (F-05): whichever record of a pod cannot be read, ls, limits and reload name it with the reason. DEL, and GC of a pod
-// that is gone, leave no record of any plugin, and ls no longer shows the pod.
+// TestFaultUnreadable (F-05) makes each record of a pod unreadable. The commands ls, limits and reload name the record with the
+// reason. DEL, and GC of a pod that is gone, leave no record of any plugin, and ls no longer shows the pod.
 func TestFaultUnreadable(t *testing.T) {
 	s := newSweep(t, "nftables")
 	hash := attachment.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}.Hash()
@@ -90,8 +90,8 @@ func TestFaultUnreadable(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					return errors.Join(d.of(path, data), toldUnreadable(path, d.reason), s.follow(kill{then: then, at: 2}, pod, rt),
-						s.toldByGC(then, path, d.reason), nothingOf(hash))
+					return errors.Join(d.of(path, data), checkUnreadableNamed(path, d.reason), s.follow(kill{then: then, at: 2}, pod, rt),
+						s.checkGCNames(then, path, d.reason), checkNothingLeft(hash))
 				})
 			}
 		}
@@ -99,8 +99,8 @@ func TestFaultUnreadable(t *testing.T) {
 	s.Report(t)
 }
 
-// toldUnreadable demands that each command that reads records names the one that it cannot read.
-func toldUnreadable(path, reason string) error {
+// checkUnreadableNamed checks that each command that reads records names the unreadable one.
+func checkUnreadableNamed(path, reason string) error {
 	status, list, stderr, err := ls()
 	if status != 2 || !strings.Contains(stderr, path) || !strings.Contains(stderr, reason) {
 		err = errors.Join(err, fmt.Errorf("ls: status %d, %q", status, stderr))
@@ -117,10 +117,10 @@ func toldUnreadable(path, reason string) error {
 	return err
 }
 
-// toldByGC demands that GC logs what it removes without knowing what it was.
-func (s *sweep) toldByGC(then, path, reason string) error {
+// checkGCNames checks that GC logs the unreadable record that it removes.
+func (s *sweep) checkGCNames(then, path, reason string) error {
 	if reason == unreadable["of another pod"].reason && strings.Contains(path, "/bandwidth-") {
-		return nil // GC of bridge removes it with the link, as the record says
+		return nil // GC of bridge finds the record through the link, and removes both
 	}
 	if log := s.collected; then == thenCollect && (!strings.Contains(log, "level=WARN") || !strings.Contains(log, path) ||
 		!strings.Contains(log, reason)) {
@@ -129,8 +129,8 @@ func (s *sweep) toldByGC(then, path, reason string) error {
 	return nil
 }
 
-// nothingOf demands that no record is left and that ls does not show the pod.
-func nothingOf(hash string) error {
+// checkNothingLeft checks that no record remains and that ls does not show the pod.
+func checkNothingLeft(hash string) error {
 	left, err := filepath.Glob("/run/podlace/chain/*" + hash + "*")
 	if len(left) > 0 {
 		err = errors.Join(err, fmt.Errorf("records %q are left", left))
@@ -147,7 +147,8 @@ func nothingOf(hash string) error {
 	return errors.Join(err, lsErr)
 }
 
-// TestFaultNewer: GC keeps the record of a newer version while the runtime lists its pod. After a downgrade and an upgrade nothing is lost.
+// TestFaultNewer writes records of a newer version. GC keeps such a record while the runtime lists its pod, so a downgrade with a
+// later upgrade loses nothing.
 func TestFaultNewer(t *testing.T) {
 	s := newSweep(t, "nftables")
 	pod := harness.NewPod(t, victim)

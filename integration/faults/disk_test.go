@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// small mounts a file system of its own over a state folder. Its name says what it holds.
+// small mounts a small file system over a state folder. The folder's name selects the content.
 func small(t *testing.T, dir, options string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -35,7 +35,7 @@ func small(t *testing.T, dir, options string) {
 	})
 }
 
-// fill takes what is left of a file system: blocks, or inodes. It returns what gives it back.
+// fill takes the remaining blocks or inodes of a file system. The returned function frees them.
 func fill(dir string, inodes bool) (free func() error, err error) {
 	ballast := filepath.Join(dir, ".ballast")
 	free = func() error { return os.RemoveAll(ballast) }
@@ -57,7 +57,7 @@ func fill(dir string, inodes bool) (free func() error, err error) {
 	}
 }
 
-// TestFaultDisk: the state folders run full or become read-only.
+// TestFaultDisk fills the state folders or makes them read-only.
 func TestFaultDisk(t *testing.T) {
 	for dir, what := range harness.InOrder(map[string]string{"/run/podlace": "records", "/var/lib/cni": "leases"}) {
 		for limit, options := range harness.InOrder(map[string]string{"space": "size=256k", "inodes": "nr_inodes=64"}) {
@@ -73,7 +73,7 @@ func TestFaultDisk(t *testing.T) {
 	}
 }
 
-// testFull: on a full disk ADD is refused decently and leaves nothing; DEL and GC work.
+// testFull fills the disk. ADD fails with a coded error and leaves nothing; DEL and GC work.
 func testFull(t *testing.T, dir string, inodes bool) {
 	s := newSweep(t, "nftables")
 	for room, refused := 0, true; refused; room++ {
@@ -109,8 +109,8 @@ func testFull(t *testing.T, dir string, inodes bool) {
 	s.Report(t)
 }
 
-// testReadOnly: ADD is refused decently; DEL takes away what it can and says that
-// it could not take all; both work once the disk can be written again.
+// testReadOnly makes the disk read-only. ADD fails with a coded error. DEL removes what it can and reports the rest. Both work once
+// the disk is writable again.
 func testReadOnly(t *testing.T, dir string) {
 	s := newSweep(t, "nftables")
 	remount := func(flags uintptr) error { return unix.Mount("", dir, "", unix.MS_REMOUNT|flags, "") }
@@ -130,7 +130,7 @@ func testReadOnly(t *testing.T, dir string) {
 		s.try(t, verb, func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
 			result, err := s.Do("ADD", rt, nil)
 			if err == nil {
-				err = errors.Join(kerneltest.Age(harness.StateDirs()...), remount(unix.MS_RDONLY)) // GC spares what is new
+				err = errors.Join(kerneltest.Age(harness.StateDirs()...), remount(unix.MS_RDONLY)) // GC keeps recent records
 			}
 			if err != nil {
 				return err
@@ -142,8 +142,8 @@ func testReadOnly(t *testing.T, dir string) {
 			err = remove()
 			var doc *types.Error
 			if err == nil {
-				err = fmt.Errorf("%s claims that all is gone", verb)
-			} else if errors.As(err, &doc) || verb == "GC" { // libcni joins those of a GC
+				err = fmt.Errorf("%s reports that nothing remains", verb)
+			} else if errors.As(err, &doc) || verb == "GC" { // libcni joins the errors of a GC
 				err = nil
 			}
 			if _, gone := net.InterfaceByName(hostSide(t, result)); gone == nil && dir != "/run/podlace" {

@@ -21,22 +21,22 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// faultExec starts the plugins of a chain and runs a command at one of their moments: changes and the steps between (pkg/fault). Moments
-// are counted over the whole chain.
+// faultExec starts the plugins of a chain and runs a shell command at one of their moments. A moment is a change or a step between
+// changes (pkg/fault). Moments are counted over the whole chain.
 type faultExec struct {
 	invoke.DefaultExec
-	at  int    // 0 counts only
-	run string // for the shell; the plugin is $PPID
+	at  int    // 0: count the moments only
+	run string // shell command; its parent $PPID is the plugin
 	dir string
 
 	points  int
-	ended   []int // moments of each plugin of the chain
+	ended   []int // number of moments of each plugin of the chain
 	reached bool
 	where   string
 }
 
-// killing returns the command that sends a signal: to the child that the plugin waits for, or else to the plugin ("self"); to the plugin
-// ("root"); to both ("all").
+// killing returns the command that sends a signal. The policy "self" signals the child that the plugin waits for, or else the plugin;
+// "root" signals the plugin; "all" signals both.
 func killing(policy string, signal syscall.Signal) string {
 	return fmt.Sprintf("kill -%d ", signal) + map[string]string{"self": "${CHILD:-$PPID}", "root": "$PPID", "all": "$CHILD $PPID"}[policy]
 }
@@ -64,12 +64,12 @@ func (e *faultExec) ExecPlugin(ctx context.Context, path string, stdin []byte, e
 	}
 	failed := &types.Error{Msg: fmt.Sprintf("%v: %s", runErr, stderr.String())}
 	if stdout.Len() > 0 {
-		_ = json.Unmarshal(stdout.Bytes(), failed) // a torn document leaves the exit status
+		_ = json.Unmarshal(stdout.Bytes(), failed) // a truncated document leaves the exit status
 	}
 	return nil, failed
 }
 
-// takeMoments reads and removes what a plugin wrote of its moments.
+// takeMoments reads and removes the list of moments that a plugin wrote.
 func takeMoments(file string) (moments []string, err error) {
 	b, err := os.ReadFile(file)
 	if err = errors.Join(err, os.Remove(file)); errors.Is(err, fs.ErrNotExist) {

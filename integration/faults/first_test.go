@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// wipe makes the node one on which no pod was ever attached.
+// wipe restores a node on which no pod was ever attached.
 func (w world) wipe() {
 	w.Helper()
 	host, err := kernel.Host()
@@ -43,14 +43,14 @@ func (w world) wipe() {
 	}
 }
 
-// shared matches what the first pod makes for all, and may leave when it fails.
+// shared matches the state that the first pod creates for all pods. A failed ADD may leave it.
 func shared() *regexp.Regexp {
 	return regexp.MustCompile(`^host: (nft |order of nft |iptables |sysctl |folder |neighbour |link ft-|(address|route|qdisc|forwarding entry) .* dev ft-|` +
 		`file .*/(lock|(\.[a-z]+)?\.lock|\.iptables|\.(masqueraded|no-fq_codel|shared-hostports|(gateway|made|mtu|bridge)-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$)`)
 }
 
-// TestFirst (F-11): the first pod of a node fails at each change, those that make what all pods share included. Nothing of the pod is left,
-// and the second try makes what is missing.
+// TestFirst (F-11) fails each change of a node's first pod, including the changes that create shared state. Nothing of the pod
+// remains, and the second ADD creates the missing shared state.
 func TestFirst(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -82,7 +82,8 @@ func TestFirst(t *testing.T) {
 	}
 }
 
-// pinned wants the bridge of a plugin, if it has one, to have the MTU that it was made with, also when a fault came while it was pinned.
+// pinned checks that a plugin's bridge, if it has one, still has its original MTU, even if the fault hit the change that fixes the
+// MTU.
 func (w world) pinned(plugin int) {
 	w.Helper()
 	name, ok := w.chain[plugin].conf["bridge"].(string)

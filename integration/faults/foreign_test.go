@@ -18,20 +18,20 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// foreignLinks are commands that make a link with a name, as another program would.
+// foreignLinks are commands that create a link with a given name, as another program would.
 var foreignLinks = map[string]string{
 	"veth":   "ip link add %s type veth peer name foreign1",
 	"bridge": "ip link add %s type bridge",
 	"port":   "ip link add %s type veth peer name foreign1 && ip link set %[1]s master chain0 up",
 }
 
-// foreignNames returns the names that Podlace computes for the links of the victim.
+// foreignNames returns the link names that Podlace computes for the victim.
 func foreignNames() map[string]string {
 	key := attachment.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}
 	return map[string]string{"host side": key.HostVeth(), "device of the egress limit": "bwp" + key.ReferenceHash()[:12]}
 }
 
-// ip runs a command line.
+// ip runs an ip command.
 func ip(line string, args ...any) error {
 	line = fmt.Sprintf(line, args...)
 	if out, err := exec.Command("/bin/sh", "-ec", line).CombinedOutput(); err != nil {
@@ -40,8 +40,8 @@ func ip(line string, args ...any) error {
 	return nil
 }
 
-// TestFaultForeignLink (F-18): a link with a name of ours that another program made makes ADD fail, and neither that ADD nor the DEL or GC
-// after it touches the link.
+// TestFaultForeignLink (F-18): another program has created a link with one of Podlace's names. ADD fails, and neither that ADD nor the
+// following DEL or GC changes the link.
 func TestFaultForeignLink(t *testing.T) {
 	harness.Program(t, "ip")
 	s := newSweep(t, "nftables")
@@ -62,7 +62,7 @@ func TestFaultForeignLink(t *testing.T) {
 					}
 					err = errors.Join(err, harness.Coded(add), s.follow(kill{then: then, at: 2}, pod, rt))
 					if now, gone := net.InterfaceByName(name); gone != nil || now.Index != made.Index {
-						return errors.Join(err, fmt.Errorf("the link of another program is gone, after %w", add))
+						return errors.Join(err, fmt.Errorf("the foreign link is gone after %w", add))
 					}
 					return errors.Join(err, ip("ip link del %s", name))
 				})
@@ -72,8 +72,8 @@ func TestFaultForeignLink(t *testing.T) {
 	s.Report(t)
 }
 
-// TestFaultLinkExchanged: another program renames or deletes the host side of a pod that lives, and gives its name to a link of its own.
-// DEL removes what is the pod's and nothing else, also without records.
+// TestFaultLinkExchanged: another program renames or deletes the host side of a running pod, and gives the old name to its own link.
+// DEL removes only the pod's links, even without records.
 func TestFaultLinkExchanged(t *testing.T) {
 	harness.Program(t, "ip")
 	s := newSweep(t, "nftables")
@@ -107,13 +107,13 @@ func TestFaultLinkExchanged(t *testing.T) {
 				}
 				_, err := s.Do("DEL", rt, nil)
 				if _, left := net.InterfaceByName("moved1"); left == nil {
-					err = errors.Join(err, errors.New("the host side is left under its new name"), ip("ip link del moved1"))
+					err = errors.Join(err, errors.New("the host side remains under its new name"), ip("ip link del moved1"))
 				}
 				if none != nil {
 					return err
 				}
 				if now, gone := net.InterfaceByName(name); gone != nil || now.Index != made.Index {
-					return errors.Join(err, errors.New("the link of another program is gone"))
+					return errors.Join(err, errors.New("the foreign link is gone"))
 				}
 				return errors.Join(err, ip("ip link del %s", name))
 			})

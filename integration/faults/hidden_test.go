@@ -14,10 +14,11 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// hidden are characters that a terminal obeys or does not show: controls, changes of direction, invisible, private and unassigned ones.
+// hidden are characters that a terminal interprets or does not show: controls, direction changes, invisible, private and unassigned
+// characters.
 const hidden = "\x00\x1b[2J\x7f\u0080\u009b31m\u00ad\u200b\u200e\u2028\u2029\u202e\u2066\ufeff\ue000\uffff\U000e0001\U0010ffff"
 
-// TestHiddenCharacters: whatever a pod or a file calls itself, no command prints what a terminal obeys, and JSON loses nothing.
+// TestHiddenCharacters puts such characters into names of pods and files. Commands print none of them, and JSON output preserves them.
 func TestHiddenCharacters(t *testing.T) {
 	const dir = "/run/podlace/hidden"
 	key := attachment.Key{Network: "hidden", ContainerID: "a", IfName: "eth0"}

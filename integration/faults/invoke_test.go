@@ -33,7 +33,7 @@ type call struct {
 	prev json.RawMessage
 }
 
-// outcome is what a call printed, the changes that it made, in order, and the moments that it came to, changes among them.
+// outcome is the output of a call, its changes in order, and its moments. Every change is also a moment.
 type outcome struct {
 	exit    int
 	stdout  []byte
@@ -41,13 +41,13 @@ type outcome struct {
 	moments []string
 }
 
-// run calls the plugin and lets the change with the number failAt fail; 0 for none.
+// run calls the plugin and makes change number failAt fail; 0 means no fault.
 func (c call) run(t testing.TB, failAt int) outcome {
 	t.Helper()
 	return c.with(t, fmt.Sprint("PODLACE_FAIL_AT=", failAt))
 }
 
-// with calls the plugin with a variable that brings a fault; a process that was killed has exit -1.
+// with calls the plugin with an environment variable that injects a fault. exit is -1 if the process was killed.
 func (c call) with(t testing.TB, fault string) outcome {
 	t.Helper()
 	conf := c.conf
@@ -79,9 +79,9 @@ func (c call) with(t testing.TB, fault string) outcome {
 	return o
 }
 
-// traced reads a trace.
+// traced returns the lines of a trace file.
 func traced(file string) (ops []string) {
-	text, _ := os.ReadFile(file) // there is none when nothing was changed
+	text, _ := os.ReadFile(file) // the file does not exist if nothing was changed
 	for line := range strings.Lines(string(text)) {
 		_, op, _ := strings.Cut(strings.TrimSpace(line), " ")
 		ops = append(ops, op)
@@ -89,7 +89,7 @@ func traced(file string) (ops []string) {
 	return ops
 }
 
-// ok runs the call without a fault and wants success.
+// ok runs the call without a fault and fails the test unless the call succeeds.
 func (c call) ok(t testing.TB) outcome {
 	t.Helper()
 	o := c.run(t, 0)
@@ -99,7 +99,7 @@ func (c call) ok(t testing.TB) outcome {
 	return o
 }
 
-// refused wants one error document that names the fault.
+// refused checks that the call printed one error document that names the fault.
 func (o outcome) refused(t testing.TB, c call, failAt int) {
 	t.Helper()
 	var doc struct {

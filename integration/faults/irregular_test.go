@@ -24,7 +24,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// irregular are the things that may stand in the place of a file.
+// irregular are the file types that can stand at the path of a regular file.
 var irregular = map[string]func(path string) error{
 	"FIFO":          func(path string) error { return unix.Mkfifo(path, 0o600) },
 	"folder":        func(path string) error { return os.MkdirAll(filepath.Join(path, "more"), 0o700) },
@@ -42,7 +42,7 @@ var irregular = map[string]func(path string) error{
 	},
 }
 
-// elsewhere creates the targets of the links, and returns a check that nothing was written to them.
+// elsewhere creates the targets of the symbolic links. untouched checks that nothing was written to them.
 func elsewhere(t *testing.T) (untouched func() error) {
 	t.Helper()
 	const dir = "/run/podlace-elsewhere"
@@ -54,16 +54,16 @@ func elsewhere(t *testing.T) (untouched func() error) {
 	return func() error {
 		data, err := os.ReadFile(dir + "/file")
 		if err != nil || string(data) != "precious" {
-			err = errors.Join(err, fmt.Errorf("a link led to a file that now holds %q", data))
+			err = errors.Join(err, fmt.Errorf("Podlace wrote %q through a symbolic link", data))
 		}
 		if _, e := os.Lstat(dir + "/none"); e == nil {
-			err = errors.Join(err, errors.New("a dangling link led to a new file"), os.Remove(dir+"/none"))
+			err = errors.Join(err, errors.New("Podlace created a file through a dangling symbolic link"), os.Remove(dir+"/none"))
 		}
 		return err
 	}
 }
 
-// places are the files that the victim of a sweep has, and those that pods share; all with the names that writers use before.
+// places returns the victim's files and the files that pods share, each also with its temporary name for atomic writes.
 func places(t *testing.T, s *sweep) (own, shared []string) {
 	t.Helper()
 	pod := harness.NewPod(t, victim)
@@ -104,8 +104,8 @@ func withTemporary(paths []string) []string {
 	return paths
 }
 
-// TestFaultIrregular: a FIFO, a folder, a link, a socket or a device in the place of any file of ours stops no verb for ever. Each
-// verb and command answers; what is refused works when the thing is gone, and nothing is left.
+// TestFaultIrregular puts a FIFO, folder, link, socket or device at the path of each of Podlace's files. No verb or command blocks
+// forever. A refused verb works once the object is removed, and nothing remains.
 func TestFaultIrregular(t *testing.T) {
 	s := newSweep(t, "nftables")
 	untouched := elsewhere(t)
@@ -118,9 +118,9 @@ func TestFaultIrregular(t *testing.T) {
 	for _, path := range slices.Concat(own, shared) {
 		for kind, place := range harness.InOrder(irregular) {
 			if kind == "device" && !devices() {
-				continue // only the root of the machine makes them
+				continue // only root of the initial user namespace can create them
 			}
-			// A FIFO at the temporary name of a record once blocked for ever: it is tried in each run.
+			// A FIFO at a record's temporary name can block an open for ever. Every run tests this case.
 			if n++; n%stride != 0 && (kind != "FIFO" || !strings.Contains(path, "/.tmp-bridge-")) {
 				continue
 			}
@@ -133,22 +133,22 @@ func TestFaultIrregular(t *testing.T) {
 	s.Report(t)
 }
 
-// devices reports whether this test may make device files.
+// devices reports whether this test may create device files.
 func devices() bool {
 	path := "/run/podlace-elsewhere/device"
 	defer os.Remove(path)
 	return irregular["device"](path) == nil
 }
 
-// irregularCase is one thing at one place.
+// irregularCase is one irregular object at one path.
 type irregularCase struct {
 	s     *sweep
 	path  string
 	place func(path string) error
-	own   bool // the file is of the pod alone
+	own   bool // the file belongs to one pod
 }
 
-// run has a pod live with the thing in the place of a file, then has one come while it is there.
+// run attaches a pod before the object replaces the file, and a second pod while the object exists.
 func (c irregularCase) run(rt *libcni.RuntimeConf) error {
 	if _, err := c.s.Do("ADD", rt, nil); err != nil {
 		return err
@@ -168,10 +168,10 @@ func (c irregularCase) run(rt *libcni.RuntimeConf) error {
 	return errors.Join(append(errs, err, c.end(rt, restore))...)
 }
 
-// aside is where host-local puts what is damaged, for the administrator.
+// aside is the folder to which host-local moves damaged files for the administrator.
 const aside = "/var/lib/cni/networks/.podlace/chain/torn"
 
-// put puts the thing in the place of the file. restore takes it away, also from aside; a file that pods share comes back.
+// put replaces the file with the object. restore removes the object, also from aside, and restores a shared file.
 func (c irregularCase) put() (restore func() error, err error) {
 	if err := os.MkdirAll(filepath.Dir(c.path), 0o700); err != nil {
 		return nil, err
@@ -182,7 +182,7 @@ func (c irregularCase) put() (restore func() error, err error) {
 			return err
 		}
 		if info, err := os.Lstat(c.path); err == nil && info.Mode().IsRegular() {
-			return nil // a verb replaced the thing
+			return nil // a verb replaced the object
 		}
 		if err := os.RemoveAll(c.path); err != nil || c.own || unread != nil {
 			return err
@@ -192,7 +192,7 @@ func (c irregularCase) put() (restore func() error, err error) {
 	return restore, errors.Join(os.RemoveAll(c.path), c.place(c.path))
 }
 
-// look runs all that only looks, or restores.
+// look runs all verbs and commands that only read or restore.
 func (c irregularCase) look(rt *libcni.RuntimeConf) error {
 	var errs []error
 	valid := []types.GCAttachment{{ContainerID: "stays", IfName: "eth0"}, {ContainerID: rt.ContainerID, IfName: rt.IfName}}
@@ -214,7 +214,7 @@ func (c irregularCase) look(rt *libcni.RuntimeConf) error {
 	return errors.Join(errs...)
 }
 
-// end deletes the attachment. A DEL that is refused works when the thing is gone.
+// end deletes the attachment. A DEL that fails must succeed once the object is gone.
 func (c irregularCase) end(rt *libcni.RuntimeConf, restore func() error) error {
 	_, err := c.s.Do("DEL", rt, nil)
 	if err = harness.Coded(err); err != nil {
@@ -223,7 +223,7 @@ func (c irregularCase) end(rt *libcni.RuntimeConf, restore func() error) error {
 	err = errors.Join(err, restore())
 	for _, verb := range []string{"DEL", "STATUS"} {
 		if _, again := c.s.Do(verb, rt, nil); again != nil {
-			err = errors.Join(err, fmt.Errorf("%s when the thing is gone: %w", verb, again))
+			err = errors.Join(err, fmt.Errorf("%s after the removal of the object: %w", verb, again))
 		}
 	}
 	return err

@@ -17,9 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// try counts one case: act does something to a pod and cleans up as a runtime
-// would; then nothing may be left, the pod that stays must be as it was, and the
-// next life of the container must work.
+// try runs one case: act does something to a pod and cleans up as a runtime does. Then nothing may remain, the permanent pod must be
+// unchanged, and the next ADD and DEL of the container must work.
 func (s *sweep) try(t *testing.T, title string, act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
 	t.Helper()
 	s.Points++
@@ -56,7 +55,7 @@ func (s *sweep) tryAct(act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error)
 	}
 	leaks, err := before.Leaks()
 	if s.unreadable {
-		leaks = slices.DeleteFunc(leaks, indexKnowsLess)
+		leaks = slices.DeleteFunc(leaks, onlyIndexRebuilt)
 	}
 	if err == nil && len(leaks) > 0 {
 		s.Leaks++
@@ -65,19 +64,19 @@ func (s *sweep) tryAct(act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error)
 	return err
 }
 
-// indexKnowsLess is the part of the index that could not be read and was rebuilt from the leases, which do not name the pods.
-func indexKnowsLess(difference string) bool {
+// onlyIndexRebuilt reports whether the difference is only that the index was rebuilt from the leases, which do not name the pods.
+func onlyIndexRebuilt(difference string) bool {
 	return regexp.MustCompile(`/\.podlace/chain/[0-9a-f]{3} changed: `).MatchString(difference)
 }
 
-// emptied is the DEL of a runtime whose pod has lost its namespace.
-func (s *sweep) emptied(rt *libcni.RuntimeConf) error {
+// delWithoutNetns sends DEL for a pod that has lost its namespace.
+func (s *sweep) delWithoutNetns(rt *libcni.RuntimeConf) error {
 	rt.NetNS = ""
 	_, err := s.Do("DEL", rt, nil)
 	return err
 }
 
-// paused runs a verb of the chain and, at its point number at, a shell command.
+// paused runs a verb of the chain, and a shell command at the verb's point number at.
 func (s *sweep) paused(verb string, at int, command string) (*faultExec, error) {
 	e := &faultExec{at: at, run: command, dir: s.dir}
 	n, err := harness.OpenNetwork(s.conflist, s.cacheDir, e)
@@ -88,8 +87,8 @@ func (s *sweep) paused(verb string, at int, command string) (*faultExec, error) 
 	return e, err
 }
 
-// everywhere runs a shell command at every point of a verb, or at a sample of
-// them, and then after. Both the verb and what follows it may fail, but decently.
+// everywhere runs a shell command at every point of a verb, or at a sample of the points, and then calls after. Both the verb and
+// after may fail, but only with a coded error.
 func (s *sweep) everywhere(t *testing.T, verb, command string, after func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
 	t.Helper()
 	points, _ := s.measure(t, verb)
@@ -114,7 +113,7 @@ func (s *sweep) everywhere(t *testing.T, verb, command string, after func(pod *s
 	s.Report(t)
 }
 
-// leaseFiles lists the addresses that are leased in a network.
+// leaseFiles returns the addresses that are leased in a network.
 func leaseFiles(network string) (list []string) {
 	entries, _ := os.ReadDir("/var/lib/cni/networks/" + network)
 	for _, e := range entries {
@@ -127,7 +126,7 @@ func leaseFiles(network string) (list []string) {
 
 func sorted(list []string) []string { slices.Sort(list); return list }
 
-// hostSide returns the name of the node's end of a pod, as the result tells it.
+// hostSide returns the name of a pod's host side from the result.
 func hostSide(t testing.TB, result types.Result) string {
 	t.Helper()
 	interfaces, _ := harness.RawObject(t, string(harness.Encode(result)))["interfaces"].([]any)
@@ -136,6 +135,6 @@ func hostSide(t testing.TB, result types.Result) string {
 			return fmt.Sprint(i["name"])
 		}
 	}
-	t.Fatalf("no end on the node in %s", harness.Encode(result))
+	t.Fatalf("no host side in %s", harness.Encode(result))
 	return ""
 }

@@ -15,25 +15,25 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// limitsBudget is how long the sweep of one verb of bandwidth may take when it is sampled.
+// limitsBudget is the maximum duration of the sampled sweep of one bandwidth verb.
 const limitsBudget = 1500 * time.Millisecond
 
-// limitsSweep kills bandwidth alone. Its pod lives on, and no main plugin deletes the link afterwards: what bandwidth leaves is seen, and
-// what it breaks costs a pod its traffic.
+// limitsSweep kills only bandwidth. The pod keeps running, and no main plugin deletes the link afterwards. So the sweep sees
+// everything that bandwidth leaves, and any damage interrupts the pod's traffic.
 type limitsSweep struct {
 	*harness.Alone
 	verb     string
-	old, new harness.Rates // before and after
+	old, new harness.Rates // the rates before and after the verb
 	dir      string
 	before   *harness.Oracle
 	kills    int
 	harness.Tally
 }
 
-// limit returns limits in Mbit/s.
+// limit returns rates of the given Mbit/s.
 func limit(ingress, egress int) harness.Rates { return harness.Rates{Ingress: ingress, Egress: egress} }
 
-// TestSweepLimits visits a sample of the points; FAULTS=all visits all of them, with each of the follow-ups.
+// TestSweepLimits visits a sample of the points. FAULTS=all visits all of them with each of the follow-ups.
 func TestSweepLimits(t *testing.T) {
 	for _, c := range []struct {
 		title, verb string
@@ -62,11 +62,11 @@ func (s *limitsSweep) sweep(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%s without a kill: %v", s.verb, err)
 	}
-	cost := 2 * time.Since(start) // the next life comes after a kill
+	cost := 2 * time.Since(start) // a kill is followed by another ADD and DEL
 	follow := []string{thenAdd, thenDel, thenCollect, thenEmptied}
 	cases := all.points * len(follow)
 	stride := 1
-	if !harness.Exhaustive() { // an odd one visits all follow-ups
+	if !harness.Exhaustive() { // an odd stride reaches all follow-ups
 		stride = int(cost*time.Duration(cases)/limitsBudget) | 1
 	}
 	for i := 0; i < cases; i += stride {
@@ -81,7 +81,7 @@ func (s *limitsSweep) sweep(t *testing.T) {
 		}
 		if err != nil {
 			t.Errorf("%s killed at %d (%s), then %s: %v", s.verb, at, e.where, then, err)
-			_ = s.Call("DEL", s.old).Do() // the next case is to be judged by itself
+			_ = s.Call("DEL", s.old).Do() // separate the next case from this failure
 		}
 	}
 	t.Logf("%s: %d points, %d of %d cases (every %d.), %d kills", s.verb, all.points, s.Points, cases, stride, s.kills)
@@ -91,7 +91,8 @@ func (s *limitsSweep) sweep(t *testing.T) {
 	}
 }
 
-// one kills, looks at the pod, does what the runtime does then, and looks for what is left. ended tells that it came so far.
+// one kills the verb, checks the pod, does the runtime's follow-up, and looks for leaked state. ended reports whether the follow-up
+// was complete.
 func (s *limitsSweep) one(at int, then string) (e *faultExec, ended bool, err error) {
 	e = &faultExec{at: at, run: killing("root", syscall.SIGKILL), dir: s.dir}
 	if s.old != (harness.Rates{}) {
@@ -122,12 +123,12 @@ func (s *limitsSweep) one(at int, then string) (e *faultExec, ended bool, err er
 	return e, err == nil, err
 }
 
-// killed runs the verb with a kill.
+// killed runs the verb with e, which kills it.
 func (s *limitsSweep) killed(e *faultExec) error {
 	ctx, cancel := context.WithTimeout(context.Background(), harness.CallLimit)
 	defer cancel()
 	c := s.Call(s.verb, s.new)
-	if s.verb == "DEL" { // as runtimes do, with what ADD had
+	if s.verb == "DEL" { // runtimes send DEL with the configuration of the ADD
 		c = s.Call(s.verb, s.old)
 	}
 	var environ []string
@@ -141,7 +142,7 @@ func (s *limitsSweep) killed(e *faultExec) error {
 	return err
 }
 
-// bounded checks that each direction has the old or the new limit, and is never unlimited if both are limits.
+// bounded checks that each direction has the old or the new limit, and is not unlimited if both are limits.
 func (s *limitsSweep) bounded() error {
 	got, err := s.InEffect()
 	if err != nil {
@@ -158,7 +159,7 @@ func (s *limitsSweep) bounded() error {
 	return err
 }
 
-// follow does what the runtime does after the kill, up to a DEL or GC.
+// follow does the runtime's follow-up to the kill, up to a DEL or GC.
 func (s *limitsSweep) follow(then string) error {
 	del := s.Call("DEL", s.new)
 	switch then {
@@ -177,7 +178,7 @@ func (s *limitsSweep) follow(then string) error {
 	return del.Do()
 }
 
-// limited is an ADD that works.
+// limited runs an ADD that must succeed, and compares the limits.
 func (s *limitsSweep) limited(want harness.Rates) error {
 	if err := s.Call("ADD", want).Do(); err != nil {
 		return err
@@ -189,7 +190,7 @@ func (s *limitsSweep) limited(want harness.Rates) error {
 	return errors.Join(err, s.Passes(), s.Call("CHECK", want).Do())
 }
 
-// again is the next life of the attachment.
+// again attaches and detaches the same container once more.
 func (s *limitsSweep) again() error {
 	want := limit(30, 60)
 	err := errors.Join(s.limited(want), s.Call("DEL", want).Do())

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// limits runs podlace limits for the pod and lets the change with the number failAt fail; 0 for none.
+// limits runs podlace limits for the pod and makes change number failAt fail; 0 means no fault.
 func (w world) limits(failAt int, flags ...string) (changes []string, out string, err error) {
 	w.Helper()
 	trace := filepath.Join(w.TempDir(), "trace")
@@ -23,15 +23,16 @@ func (w world) limits(failAt int, flags ...string) (changes []string, out string
 	cmd := exec.Command(filepath.Join(harness.FaultDir(), "podlace"), args...)
 	cmd.Env = []string{"PODLACE_FAULT_TRACE=" + trace, fmt.Sprint("PODLACE_FAIL_AT=", failAt)}
 	text, err := cmd.CombinedOutput()
-	ops, _ := os.ReadFile(trace) // there is none when nothing was changed
+	ops, _ := os.ReadFile(trace) // the file does not exist if nothing was changed
 	return strings.Split(strings.TrimSpace(string(ops)), "\n"), string(text), err
 }
 
-// TestLimits: a change of limits that fails anywhere is told, and taken back; CHECK agrees with the runtime then.
+// TestLimits fails each change of a change of limits. The command reports the fault and restores the old limits, and CHECK succeeds
+// with the runtime's limits.
 func TestLimits(t *testing.T) {
 	w := newWorld(t, fullChain("nftables")[2:])
 	result := w.add(1)
-	otherMAC := regexp.MustCompile(`^host: link bwp\w+ changed: mac \S+ -> \S+$`) // of a recreated device
+	otherMAC := regexp.MustCompile(`^host: link bwp\w+ changed: mac \S+ -> \S+$`) // of a recreated ifb device
 	before := w.take()
 	for _, flags := range [][]string{{"--ingress", "5M", "--egress", "6M"}, {"--ingress", "none"}, {"--egress", "none"},
 		{"--ingress", "none", "--egress", "none"}} {

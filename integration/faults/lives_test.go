@@ -22,19 +22,19 @@ import (
 
 const (
 	vfsOfCard = 4
-	faulty    = 20 // every so many calls one fails at some change, and one is killed
+	faulty    = 20 // one of this many calls fails at a change, and one is killed
 )
 
-// lives is a node on which pods with VFs come and go, and the runtime sees to them as runtimes do: one DEL after an ADD that failed, and a
-// DEL again only after an ADD that did not.
+// lives is a node on which pods with VFs come and go. Its runtime sends one DEL after a failed ADD, and repeats a DEL only after a
+// successful ADD.
 type lives struct {
 	*testing.T
 	random  *rand.Rand
 	card    *card.Card
 	host    *kernel.Node
 	golden  []string
-	running []*life // by VF
-	late    []*life // whose DEL comes when another pod has the VF perhaps
+	running []*life // index: VF
+	late    []*life // their DEL comes late, perhaps when another pod has the VF
 	usual   map[string]outcome
 
 	number, failed, killed int
@@ -46,14 +46,14 @@ type life struct {
 	pod  *sandbox.Pod
 	step step
 	vf   int
-	name string // of the interface
+	name string // interface name
 	prev []byte
 	end  string
 }
 
-// TestLives (F-31, F-34, F-36, S-30): a hundred pods, with FAULTS=all a thousand, of which every twentieth call fails at some change of the
-// system and every twentieth is killed there. DELs come again, late, without a namespace, after it, or never. Each pod finds its VF
-// as the admin left it, and so does the node at the end. kerneltest.Random draws.
+// TestLives (F-31, F-34, F-36, S-30) runs a hundred pods, with FAULTS=all a thousand. Every twentieth call fails at a random change,
+// and every twentieth is killed there. DELs are repeated, late, without a namespace, after the namespace's end, or missing. Each pod
+// finds its VF with the administrator's settings, and so does the node at the end. kerneltest.Random draws the cases.
 func TestLives(t *testing.T) {
 	l := newLives(t)
 	total := harness.Some(100, 1000)
@@ -75,7 +75,7 @@ func TestLives(t *testing.T) {
 		l.number, l.failed, l.killed, l.after, l.dirty)
 	fmt.Fprintf(t.Output(), "figures: points=%d leaks=%d duplicates=0 next=%d failed=%d\n", l.failed+l.killed, l.dirty, l.after, l.refused)
 	if l.failed+l.killed < total/40 || l.after < total/40 {
-		t.Error("that is too few faults")
+		t.Error("the test injected too few faults")
 	}
 }
 
@@ -98,26 +98,26 @@ func (l *lives) live() []*life {
 	return slices.DeleteFunc(slices.Clone(l.running), func(of *life) bool { return of == nil })
 }
 
-// home describes the VF on the node; "" while it is not there under its name.
+// home describes the VF on the node; "" while the node has no VF with its name.
 func (l *lives) home(vf int) string {
 	l.Helper()
 	link, ok, err := l.host.Link(card.Name(vf))
 	if err != nil {
 		l.Fatal(err)
 	}
-	if !ok || link.Name != card.Name(vf) { // a pod gave another one that name
+	if !ok || link.Name != card.Name(vf) { // a pod gave this name to another link
 		return ""
 	}
 	return fmt.Sprintf("%s %q up %t %s", link.Name, link.AltNames, link.Up, nature(link))
 }
 
-// nature is what a pod finds, too.
+// nature describes the settings that a pod finds as well.
 func nature(link kernel.Link) string {
 	return fmt.Sprintf("mac %s mtu %d promisc %t allmulti %t alias %q", link.MAC, link.MTU, link.Promis, link.AllMulti, link.Alias)
 }
 
-// call makes a call with or without a fault. ok is false when it failed, which without a fault of its own or of an earlier life it must
-// not.
+// call runs a verb with or without a fault. ok is false if it failed. Without a fault of this or an earlier life, a failure is a test
+// error.
 func (l *lives) call(of *life, verb string, mayFault bool) (stdout []byte, ok bool) {
 	l.Helper()
 	kind := fmt.Sprint(verb, of.step.conf["ipam"] != nil, of.name)
@@ -150,7 +150,7 @@ func (l *lives) call(of *life, verb string, mayFault bool) (stdout []byte, ok bo
 	return o.stdout, o.exit == 0
 }
 
-// begin is a pod that is scheduled to a VF which no pod has, and its ADD.
+// begin schedules a pod to a VF without a pod, and runs its ADD.
 func (l *lives) begin() {
 	l.Helper()
 	free := slices.DeleteFunc([]int{0, 1, 2, 3}, func(i int) bool { return l.running[i] != nil })
@@ -185,7 +185,7 @@ func (l *lives) begin() {
 	l.found(of)
 }
 
-// found compares the VF of a pod with what it shall find, and spoils it then as a tenant can.
+// found checks that a pod's VF has the expected settings, and then changes them as a tenant can.
 func (l *lives) found(of *life) {
 	l.Helper()
 	l.inside(of, func(pod *kernel.NS, link kernel.Link) error {
@@ -202,11 +202,11 @@ func (l *lives) found(of *life) {
 			return nil
 		}
 		return errors.Join(pod.SetPromisc(link, true), pod.SetAllMulti(link, true), pod.SetMTU(link, 1280), pod.SetAlias(link, "tenant's"),
-			pod.AddAltName(link, card.Name((of.vf+1)%vfsOfCard))) // not the MAC, by which veths are known
+			pod.AddAltName(link, card.Name((of.vf+1)%vfsOfCard))) // except the MAC, which identifies the test's veths
 	})
 }
 
-// inside calls f with the interface of a pod, if it has one.
+// inside calls f with the pod's interface, if the pod has one.
 func (l *lives) inside(of *life, f func(*kernel.NS, kernel.Link) error) {
 	l.Helper()
 	netns, err := os.Open(of.pod.Path)
@@ -228,7 +228,7 @@ func (l *lives) inside(of *life, f func(*kernel.NS, kernel.Link) error) {
 	}
 }
 
-// close ends a pod; a VF that is in it comes to the node.
+// close ends a pod's namespace. A VF in it returns to the node.
 func (l *lives) close(of *life) {
 	l.Helper()
 	in := false
@@ -241,7 +241,7 @@ func (l *lives) close(of *life) {
 	}
 }
 
-// finish is the end of a pod that was attached.
+// finish ends a pod that was attached.
 func (l *lives) finish(of *life) {
 	l.Helper()
 	l.running[of.vf] = nil
@@ -256,7 +256,7 @@ func (l *lives) finish(of *life) {
 		l.late = append(l.late, of)
 		return
 	case "no netns":
-		of.pod.Path = "" // for the calls; found again to close it
+		of.pod.Path = "" // the following calls get no namespace; close finds the path again
 		defer func() { of.pod.Path = filepath.Join("/run/netns", of.pod.Name); l.close(of) }()
 	case "DEL", "DEL twice":
 		defer l.close(of)
@@ -271,7 +271,7 @@ func (l *lives) finish(of *life) {
 	}
 }
 
-// delUntilDone is the DEL of the kubelet, which comes again until it succeeds.
+// delUntilDone repeats DEL until it succeeds, as the kubelet does.
 func (l *lives) delUntilDone(of *life) {
 	l.Helper()
 	for again := range 3 {
@@ -281,7 +281,7 @@ func (l *lives) delUntilDone(of *life) {
 	}
 }
 
-// delLate is a DEL after the VF was another pod's, or still when it is.
+// delLate sends a DEL after the VF was given to another pod, or while it still is.
 func (l *lives) delLate(of *life) bool {
 	l.Helper()
 	l.delUntilDone(of)
@@ -299,7 +299,7 @@ func (l *lives) delLate(of *life) bool {
 	return true
 }
 
-// collect is the reconcile of a node: GC of all that is not valid, which is all. Then nothing is left of anybody.
+// collect runs GC without valid attachments, as at a node's reconciliation. Afterwards nothing remains of any pod.
 func (l *lives) collect() {
 	l.Helper()
 	if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {

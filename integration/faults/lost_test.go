@@ -10,7 +10,7 @@ import (
 	attachments "github.com/podlace/podlace/pkg/attachment"
 )
 
-// TestFaultLostRecord (F-05): each record of a pod with ports and limits is lost or torn, and then DEL leaves nothing of the pod.
+// TestFaultLostRecord (F-05) deletes or truncates each record of a pod with ports and limits. DEL then leaves nothing of the pod.
 func TestFaultLostRecord(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {

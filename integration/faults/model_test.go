@@ -20,11 +20,11 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// actors is how many containers the model has: fewer than the pool has addresses.
+// actors is the number of containers of the model. The pool has more addresses.
 const actors = 4
 
-// model runs random verbs of several containers at once and compares what the
-// plugin answered with what is there afterwards, seen with other eyes.
+// model runs random verbs of several containers in parallel, and compares the plugins' answers with the resulting state, which it
+// reads without Podlace's code.
 type model struct {
 	t        *testing.T
 	random   *rand.Rand
@@ -37,7 +37,7 @@ type model struct {
 type move struct {
 	verb  string
 	actor int
-	keeps []bool // GC
+	keeps []bool // the valid attachments of a GC
 	out   harness.Outcome
 }
 
@@ -84,10 +84,10 @@ func (m *model) call(s move) harness.Call {
 	return harness.NewCall(s.verb, "bridge", pod, pod.Name, conf)
 }
 
-// round starts a few verbs at almost the same time and waits for all.
+// round starts a few verbs at almost the same time and waits for all of them.
 func (m *model) round(number int) {
 	if m.random.IntN(2) == 0 {
-		if err := kerneltest.Age(harness.StateDirs()...); err != nil { // GC spares what is new
+		if err := kerneltest.Age(harness.StateDirs()...); err != nil { // GC keeps recent attachments
 			m.t.Error(err)
 		}
 	}
@@ -96,12 +96,12 @@ func (m *model) round(number int) {
 	for i := range steps {
 		steps[i] = move{verb: []string{"ADD", "ADD", "ADD", "DEL", "DEL", "GC"}[m.random.IntN(6)], actor: m.random.IntN(actors)}
 		for j := range actors {
-			// The runtime keeps what it has, and now and then forgets one.
+			// The runtime lists its attachments as valid, and sometimes omits one.
 			steps[i].keeps = append(steps[i].keeps, m.attached[j] && m.random.IntN(6) > 0)
 		}
 		c, delay := m.call(steps[i]), time.Duration(m.random.IntN(20))*time.Millisecond
 		wait.Go(func() {
-			time.Sleep(delay) // no judge: it only mixes the order
+			time.Sleep(delay) // the delay only mixes the order; no check depends on it
 			var err error
 			if steps[i].out, err = c.Start(); err != nil {
 				m.t.Errorf("%s: %v", steps[i].verb, err)
@@ -119,7 +119,7 @@ func (m *model) round(number int) {
 		leased = append(leased, address)
 		if other, taken := seen[address]; taken {
 			m.Duplicates++
-			m.t.Errorf("round %d: %s is on %d and on %d", number, address, other, actor)
+			m.t.Errorf("round %d: %s is assigned to actors %d and %d", number, address, other, actor)
 		}
 		seen[address] = actor
 	}
@@ -129,7 +129,7 @@ func (m *model) round(number int) {
 	}
 }
 
-// judge compares the answers about one actor with its state, and returns its address if it is attached.
+// judge compares the answers about one actor with its state. It returns the address of an attached actor.
 func (m *model) judge(number, actor int, steps []move) string {
 	adds, removals, may := []string{}, 0, 0
 	for _, s := range steps {
@@ -138,7 +138,7 @@ func (m *model) judge(number, actor int, steps []move) string {
 		case s.verb == "GC":
 			s.out.OK(m.t)
 			if !s.keeps[actor] {
-				may++ // it spares what was made just now, and an ADD may come after
+				may++ // GC keeps a recent attachment, and an ADD may follow
 			}
 		case s.verb == "DEL" && mine:
 			s.out.OK(m.t)
@@ -158,16 +158,16 @@ func (m *model) judge(number, actor int, steps []move) string {
 	case len(adds) > most || m.attached[actor] && len(adds) > removals+may:
 		m.t.Errorf("round %d: %d ADDs of %d succeeded, with %d removals", number, len(adds), actor, removals+may)
 	case address != "" && !m.attached[actor] && !slices.Contains(adds, address):
-		m.t.Errorf("round %d: %d has %s, which no ADD of it returned: %q", number, actor, address, adds)
+		m.t.Errorf("round %d: actor %d has %s, which no ADD of it returned: %q", number, actor, address, adds)
 	case address == "" && removals+may == 0 && (m.attached[actor] || len(adds) > 0):
-		m.t.Errorf("round %d: %d is gone without a DEL", number, actor)
+		m.t.Errorf("round %d: actor %d is gone without a DEL", number, actor)
 	case address != "" && removals > 0 && len(adds) == 0:
-		m.t.Errorf("round %d: %d is still there after DEL", number, actor)
+		m.t.Errorf("round %d: actor %d is still attached after DEL", number, actor)
 	}
 	return address
 }
 
-// state looks at an actor: attached as a whole, or not at all.
+// state checks that an actor is attached completely or not at all.
 func (m *model) state(number, actor int) (address string) {
 	pod := m.pods[actor]
 	err := pod.Do(func() error {

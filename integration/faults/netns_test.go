@@ -16,20 +16,20 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestFaultNetns: what runtimes and admins do to the namespace of a pod.
+// TestFaultNetns changes pod namespaces as runtimes and administrators do.
 func TestFaultNetns(t *testing.T) {
 	const vanish = "umount -l /run/netns/" + victim + " && rm /run/netns/" + victim
 	for _, verb := range []string{"ADD", "DEL"} {
 		t.Run("F-15 netns vanishes at any point of "+verb, func(t *testing.T) {
 			s := newSweep(t, "nftables")
-			s.everywhere(t, verb, vanish, func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error { return s.emptied(rt) })
+			s.everywhere(t, verb, vanish, func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error { return s.delWithoutNetns(rt) })
 		})
 	}
 	t.Run("F-16 netns path leads to another pod by now", testReusedPath)
 	t.Run("F-17 netns path is no namespace", testOddPath)
 }
 
-// testReusedPath deletes a pod at whose path another one lives by now.
+// testReusedPath deletes a pod whose namespace path now belongs to another pod.
 func testReusedPath(t *testing.T) {
 	s := newSweep(t, "nftables")
 	s.try(t, "DEL", func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
@@ -47,7 +47,7 @@ func testReusedPath(t *testing.T) {
 	s.Report(t)
 }
 
-// testOddPath deletes a pod whose path has become each kind of file.
+// testOddPath deletes a pod whose namespace path is each kind of file.
 func testOddPath(t *testing.T) {
 	s := newSweep(t, "nftables")
 	target := filepath.Join(t.TempDir(), "x")

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestFaultRace: many at once, and one after another without a pause.
+// TestFaultRace runs verbs in parallel, and in sequence without a pause.
 func TestFaultRace(t *testing.T) {
 	t.Run("F-12 parallel ADDs, then parallel DELs", testParallel)
 	t.Run("F-14 the first ADDs of a node race", func(t *testing.T) { testFirstRace(t, "nftables", harness.Some(8, 100)) })
@@ -28,7 +28,7 @@ func TestFaultRace(t *testing.T) {
 	t.Run("F-42 other programs churn links", testChurn)
 }
 
-// crowd attaches n pods at once, looks whether their addresses differ, and detaches them at once.
+// crowd attaches n pods in parallel, checks that their addresses differ, and detaches them in parallel.
 func (s *sweep) crowd(t *testing.T, n int) {
 	t.Helper()
 	pods, results := make([]*sandbox.Pod, n), make([]object, n)
@@ -44,7 +44,7 @@ func (s *sweep) crowd(t *testing.T, n int) {
 				caps["portMappings"] = []any{object{"hostPort": 10000 + i, "containerPort": 80, "protocol": "tcp"}}
 				rt := harness.Attachment(pod, pod.Name, caps)
 				result, err := s.Do(verb, rt, nil)
-				for tries := 0; busy(err) && tries < 20; tries++ { // as a runtime does, on a machine that is slow
+				for tries := 0; busy(err) && tries < 20; tries++ { // runtimes retry as well on a slow machine
 					t.Logf("again: %v", err)
 					s.Must(t, "DEL", rt)
 					result, err = s.Do(verb, rt, nil)
@@ -65,7 +65,7 @@ func (s *sweep) crowd(t *testing.T, n int) {
 		for _, address := range harness.Addresses(t, r) {
 			if other, taken := owner[address]; taken {
 				s.Duplicates++
-				t.Errorf("%s was given to %d and to %d", address, other, i)
+				t.Errorf("%s was assigned to %d and to %d", address, other, i)
 			}
 			owner[address] = i
 		}
@@ -76,7 +76,7 @@ func (s *sweep) crowd(t *testing.T, n int) {
 	each("DEL")
 }
 
-// busy reports whether a lock was held by others for too long.
+// busy reports whether the error is a timeout for a lock.
 func busy(err error) bool {
 	var doc *types.Error
 	return errors.As(err, &doc) && doc.Code == plugin.CodeTryAgain
@@ -91,7 +91,7 @@ func testParallel(t *testing.T) {
 	s.Report(t)
 }
 
-// testFirstRace: the bridge, the tables, and the folders are missing, and many want to make them.
+// testFirstRace runs parallel ADDs on a node without bridge, tables and folders.
 func testFirstRace(t *testing.T, backend string, pods int) {
 	harness.Program(t, "nft")
 	if backend == "iptables" {
@@ -110,7 +110,8 @@ func testFirstRace(t *testing.T, backend string, pods int) {
 	s.Report(t)
 }
 
-// testTightLoop: the kernel dismantles namespaces in the background, and names are the same each time.
+// testTightLoop repeats ADD and DEL of one container. The kernel removes namespaces in the background, while each ADD uses the same
+// link names.
 func testTightLoop(t *testing.T) {
 	s := newSweep(t, "nftables")
 	before := harness.Watch(t, s.stays)
@@ -133,7 +134,7 @@ func testTightLoop(t *testing.T) {
 			s.Must(t, "DEL", rt)
 			continue
 		}
-		if pod, err = sandbox.NewPod(victim); err != nil { // no DEL at all: the pod was thrown away and comes again
+		if pod, err = sandbox.NewPod(victim); err != nil { // without DEL: the pod is lost and its container ID is used again
 			t.Fatal(err)
 		}
 		if err := s.untilGone(t, harness.Attachment(pod, victim, harness.Capabilities())); err != nil {
@@ -148,7 +149,8 @@ func testTightLoop(t *testing.T) {
 	s.Report(t)
 }
 
-// untilGone runs ADD for a container whose last namespace was removed without a DEL. It is refused for as long as the kernel has the link.
+// untilGone retries ADD for a container whose last namespace was removed without a DEL. ADD fails until the kernel has removed the
+// link.
 func (s *sweep) untilGone(t *testing.T, rt *libcni.RuntimeConf) error {
 	t.Helper()
 	for range 1000 {
@@ -157,10 +159,10 @@ func (s *sweep) untilGone(t *testing.T, rt *libcni.RuntimeConf) error {
 			return err
 		}
 	}
-	return errors.New("the link of a namespace that is gone does not go")
+	return errors.New("the kernel does not remove the link of a deleted namespace")
 }
 
-// testNameTaken: somebody has a link with the name that the host side wants.
+// testNameTaken creates a foreign link with the name of the host side.
 func testNameTaken(t *testing.T) {
 	s := newSweep(t, "nftables")
 	pod := harness.NewPod(t, "taken")
@@ -175,7 +177,7 @@ func testNameTaken(t *testing.T) {
 	harness.Shell(t, "ip link add "+host+" type veth peer name other0")
 	s.Points++
 	if _, err := s.Do("ADD", rt, nil); err == nil || harness.Coded(err) != nil {
-		t.Errorf("ADD over the link of somebody else: %v", err)
+		t.Errorf("ADD over a foreign link: %v", err)
 	}
 	harness.Shell(t, "ip link del "+host)
 	before.Clean(t, "ADD that was refused")
@@ -187,7 +189,7 @@ func testNameTaken(t *testing.T) {
 	s.Report(t)
 }
 
-// testChurn: every dump of links is interrupted by changes of other programs.
+// testChurn has other programs interrupt every dump of links.
 func testChurn(t *testing.T) {
 	s := newSweep(t, "nftables")
 	stop := make(chan struct{})
@@ -201,7 +203,7 @@ func testChurn(t *testing.T) {
 					return
 				default:
 				}
-				// Only what works is repeated: neither result matters.
+				// The loop only causes changes. Neither result matters.
 				_ = exec.Command("ip", "link", "add", name, "type", "veth", "peer", "name", name+"p").Run()
 				_ = exec.Command("ip", "link", "del", name).Run()
 			}

@@ -23,7 +23,8 @@ func routes(dir string) error {
 	return cmd.Run()
 }
 
-// TestFaultRoutes: the routes to other nodes are made, changed and removed with a fault at each change, and then as without it.
+// TestFaultRoutes creates, changes and removes the routes to other nodes with a fault at each change. A retry then has the result of a
+// run without the fault.
 func TestFaultRoutes(t *testing.T) {
 	cmd := exec.Command(filepath.Join(harness.FaultDir(), routesTest), "-test.run=^TestFaultRoutes$", "-test.v")
 	cmd.Dir = t.TempDir()

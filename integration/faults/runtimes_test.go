@@ -16,14 +16,14 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestRuntimes: forty pods, with FAULTS=all a thousand, live under an emulated containerd and as many under an emulated CRI-O, on the node
-// of TestSoak. Each runtime does in an order that the seed decides what it does on a bad day. Nothing is left of any pod that ended.
+// TestRuntimes runs pods on the node of TestSoak under an emulated containerd and an emulated CRI-O, forty each or with FAULTS=all a
+// thousand each. Each runtime performs its failure sequences in an order that the seed decides. Nothing remains of any pod that ended.
 func TestRuntimes(t *testing.T) {
 	for name, kinds := range harness.InOrder(map[string][]kind{"containerd": containerdHabits(), "CRI-O": crioHabits()}) {
 		t.Run(name, func(t *testing.T) {
 			s := newSoak(t, flagOf[uint64]("seed"), 10)
 			s.audits = 200
-			s.again = fmt.Sprintf("the same again: FAULTS=%s go test ./integration/faults -count=1 -run '%s' -args -seed %d",
+			s.again = fmt.Sprintf("run the same steps again: FAULTS=%s go test ./integration/faults -count=1 -run '%s' -args -seed %d",
 				os.Getenv("FAULTS"), t.Name(), s.seed)
 			fmt.Fprintf(t.Output(), "seed %d\n", s.seed)
 			before := harness.Watch(t)
@@ -41,22 +41,22 @@ func TestRuntimes(t *testing.T) {
 	}
 }
 
-// containerdHabits: containerd sends one DEL after an ADD that failed, and the kubelet comes with another sandbox. A DEL comes until one
-// succeeds, and then once more. STATUS comes every five seconds; CHECK and GC never do.
+// containerdHabits returns containerd's sequences. It sends one DEL after a failed ADD, and the kubelet creates another sandbox. It
+// repeats DEL until one succeeds, and then sends one more. It sends STATUS every five seconds, and never CHECK or GC.
 func containerdHabits() []kind {
 	return []kind{
 		{"RunPodSandbox", 2, (*soak).stepAdd},
 		{"storm of RunPodSandbox", 1, func(s *soak) bool { return s.storm(6) }},
 		{"RunPodSandbox twice at once", 1, (*soak).stepAddsAtOnce},
 		{"RunPodSandbox killed at its deadline", 3, func(s *soak) bool { return s.retried(s.atPoint("ADD")) }},
-		{"RunPodSandbox killed some time", 2, func(s *soak) bool { return s.retried(s.someTime()) }},
-		{"RunPodSandbox that fails", 1, func(s *soak) bool { return s.retried(s.someFailure()) }},
+		{"RunPodSandbox killed some time", 2, func(s *soak) bool { return s.retried(s.atRandomTime()) }},
+		{"RunPodSandbox that fails", 1, func(s *soak) bool { return s.retried(s.randomFailure()) }},
 		{"StopPodSandbox", 1, (*soak).stepDel},
 		{"StopPodSandbox and RemovePodSandbox", 3, (*soak).stepDelTwice},
 		{"StopPodSandbox twice at once", 1, (*soak).stepDelsAtOnce},
 		{"StopPodSandbox before the end of RunPodSandbox", 2, (*soak).stepDelBeforeEnd},
-		{"StopPodSandbox killed at its deadline", 2, func(s *soak) bool { return s.stoppedAgain(s.atPoint("DEL")) }},
-		{"StopPodSandbox that fails", 1, func(s *soak) bool { return s.stoppedAgain(s.someFailure()) }},
+		{"StopPodSandbox killed at its deadline", 2, func(s *soak) bool { return s.repeatDel(s.atPoint("DEL")) }},
+		{"StopPodSandbox that fails", 1, func(s *soak) bool { return s.repeatDel(s.randomFailure()) }},
 		{"RemovePodSandbox without a namespace", 2, (*soak).stepDelGone},
 		{"StopPodSandbox without libcni's cache", 1, (*soak).stepDelUncached},
 		{"StopPodSandbox without records", 1, (*soak).stepDelUnrecorded},
@@ -65,19 +65,19 @@ func containerdHabits() []kind {
 	}
 }
 
-// crioHabits: CRI-O sends CHECK right after ADD, and one DEL, also when that fails; it deletes namespace and libcni's result then. At its
-// start come STATUS twice, GC with all pods, and CHECK of each.
+// crioHabits returns CRI-O's sequences. It sends CHECK right after ADD. It sends one DEL, deletes the namespace and libcni's result
+// even if the DEL fails. At its start it sends STATUS twice, GC with all pods, and CHECK of each pod.
 func crioHabits() []kind {
 	return []kind{
 		{"RunPodSandbox", 3, (*soak).stepAddAndCheck},
 		{"storm of RunPodSandbox", 1, func(s *soak) bool { return s.storm(6) }},
 		{"RunPodSandbox killed at its deadline", 3, func(s *soak) bool { return s.retried(s.atPoint("ADD")) }},
-		{"RunPodSandbox killed some time", 2, func(s *soak) bool { return s.retried(s.someTime()) }},
-		{"RunPodSandbox that fails", 1, func(s *soak) bool { return s.retried(s.someFailure()) }},
+		{"RunPodSandbox killed some time", 2, func(s *soak) bool { return s.retried(s.atRandomTime()) }},
+		{"RunPodSandbox that fails", 1, func(s *soak) bool { return s.retried(s.randomFailure()) }},
 		{"StopPodSandbox", 4, (*soak).stepDel},
 		{"StopPodSandbox before the end of RunPodSandbox", 2, (*soak).stepDelBeforeEnd},
 		{"StopPodSandbox killed", 2, func(s *soak) bool { return s.forgotten(s.atPoint("DEL")) }},
-		{"StopPodSandbox that fails", 2, func(s *soak) bool { return s.forgotten(s.someFailure()) }},
+		{"StopPodSandbox that fails", 2, func(s *soak) bool { return s.forgotten(s.randomFailure()) }},
 		{"StopPodSandbox without records", 1, (*soak).stepDelUnrecorded},
 		{"Status", 3, func(s *soak) bool { return s.stepRestore("STATUS", s.status) }},
 		{"restart", 2, (*soak).stepRestartCRIO},
@@ -85,7 +85,7 @@ func crioHabits() []kind {
 	}
 }
 
-// storm starts pods at once, of which the first ADD of every second one is killed, as the kubelet does after a restart of the node.
+// storm starts n pods in parallel and kills the first ADD of every second one, as the kubelet does after a restart of the node.
 func (s *soak) storm(n int) bool {
 	var list []*actor
 	kills := map[*actor]murder{}
@@ -95,7 +95,7 @@ func (s *soak) storm(n int) bool {
 			break
 		}
 		if list = append(list, a); len(list)%2 == 0 {
-			kills[a] = s.someTime()
+			kills[a] = s.atRandomTime()
 		}
 	}
 	killed := make([]bool, len(s.actors))
@@ -115,7 +115,7 @@ func (s *soak) storm(n int) bool {
 	return len(list) > 2
 }
 
-// retried is an ADD that the runtime kills: a DEL, and the next sandbox of the pod, which has its ports.
+// retried kills an ADD, and then runs DEL and ADD of the pod's next sandbox with the same ports.
 func (s *soak) retried(m murder) bool {
 	a := s.free()
 	if a == nil {
@@ -128,8 +128,8 @@ func (s *soak) retried(m murder) bool {
 	return true
 }
 
-// stoppedAgain is a DEL that the runtime kills, and sends again until it succeeds.
-func (s *soak) stoppedAgain(m murder) bool {
+// repeatDel kills a DEL, and repeats it until it succeeds.
+func (s *soak) repeatDel(m murder) bool {
 	a := s.some(nil)
 	if a == nil {
 		return false
@@ -140,7 +140,7 @@ func (s *soak) stoppedAgain(m murder) bool {
 	return true
 }
 
-// forgotten is a DEL that is killed, and does not come again.
+// forgotten kills a DEL, and never repeats it.
 func (s *soak) forgotten(m murder) bool {
 	a := s.some(nil)
 	if a == nil {
@@ -152,10 +152,10 @@ func (s *soak) forgotten(m murder) bool {
 	return true
 }
 
-// failing lets one change of one plugin of a chain fail.
+// failing is an exec for libcni that makes one change of one plugin of a chain fail.
 type failing struct {
 	invoke.DefaultExec
-	plugin, at int // of the chain, from 0; the number of the change
+	plugin, at int // plugin's index in the chain, and the change's number
 	started    int
 	failed     bool
 }
@@ -171,14 +171,14 @@ func (f *failing) ExecPlugin(ctx context.Context, path string, stdin []byte, env
 	return stdout, err
 }
 
-// someFailure draws a change.
-func (s *soak) someFailure() murder {
+// randomFailure draws a change that fails.
+func (s *soak) randomFailure() murder {
 	f := &failing{plugin: s.random.IntN(3), at: 1 + s.random.IntN(8)}
 	s.says("change %d of plugin %d", f.at, f.plugin)
 	return murder{f, func() bool { return f.failed }}
 }
 
-// stepDelUnrecorded is a DEL after somebody deleted the records of the pod.
+// stepDelUnrecorded runs a DEL after another program deleted the pod's records.
 func (s *soak) stepDelUnrecorded() bool {
 	a := s.some(nil)
 	if a == nil {
@@ -203,18 +203,18 @@ func (s *soak) stepAddAndCheck() bool {
 	return a != nil
 }
 
-// stepRestartContainerd: of a pod whose ADD the restart cut off, containerd knows that it has to go.
+// stepRestartContainerd restarts containerd during an ADD. Containerd knows that it has to delete that pod.
 func (s *soak) stepRestartContainerd() bool {
 	a := s.free()
 	if a == nil {
 		return false
 	}
-	s.commit(s.someTime(), "ADD", a)
+	s.commit(s.atRandomTime(), "ADD", a)
 	s.del(a)
 	return s.stepRestore("STATUS", s.status)
 }
 
-// stepRestartCRIO is what CRI-O calls at its start: STATUS twice, GC, and CHECK of each pod.
+// stepRestartCRIO runs the verbs of CRI-O's start: STATUS twice, GC, and CHECK of each pod.
 func (s *soak) stepRestartCRIO() bool {
 	if s.random.IntN(2) == 0 {
 		s.says("after a flush")
@@ -230,7 +230,7 @@ func (s *soak) stepRestartCRIO() bool {
 	return true
 }
 
-// stepRestartWithoutState is a start of CRI-O that has lost its store, while its pods run: GC has no valid attachment.
+// stepRestartWithoutState starts a CRI-O that lost its store while its pods run: GC gets an empty list of valid attachments.
 func (s *soak) stepRestartWithoutState() bool {
 	live := s.live()
 	if len(live) == 0 {

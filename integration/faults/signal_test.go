@@ -24,7 +24,7 @@ func TestFaultSignal(t *testing.T) {
 	t.Run("F-46 SIGPIPE: the result is not read", testBrokenPipe)
 }
 
-// signalEverywhere: an ADD that was asked to end succeeds or leaves nothing, without a DEL; a DEL finishes.
+// signalEverywhere sends each signal at each point. An ADD succeeds or leaves nothing, without a DEL. A DEL finishes.
 func signalEverywhere(t *testing.T, verb string) {
 	s := newSweep(t, "nftables")
 	points, _ := s.measure(t, verb)
@@ -56,7 +56,7 @@ func signalEverywhere(t *testing.T, verb string) {
 		}
 	}
 	if verb == "ADD" && undone == 0 {
-		t.Error("no ADD was ever taken back")
+		t.Error("no ADD undid its changes")
 	}
 	s.Report(t)
 }
@@ -65,7 +65,7 @@ func signals() []syscall.Signal {
 	return []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
 }
 
-// testBrokenPipe checks that an ADD whose result or error cannot be written leaves nothing.
+// testBrokenPipe checks that an ADD leaves nothing if its result or error cannot be written.
 func testBrokenPipe(t *testing.T) {
 	y := harness.Tally{}
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
@@ -83,7 +83,7 @@ func testBrokenPipe(t *testing.T) {
 					t.Errorf("exit %d, want 1: %s", o.Exit, o.Stderr)
 				}
 				_ = writer.Close()
-				if plugin != "bandwidth" { // whose limits go with the link of the bridge
+				if plugin != "bandwidth" { // bandwidth's limits disappear with the bridge's link
 					before.Clean(t, "ADD without a reader")
 				}
 			}

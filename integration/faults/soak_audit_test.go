@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// audit is a look at the whole node, after what documents say restores it.
+// audit restores the node by its documented means, and then checks the whole node.
 func (s *soak) audit() {
 	s.Helper()
 	if s.Failed() {
@@ -23,19 +23,19 @@ func (s *soak) audit() {
 	}
 	s.owned(s.orphans)
 	s.settle()
-	s.remake()
+	s.recreateIncomplete()
 	s.owned(nil)
 	s.elements()
-	s.limitsAsAsked()
+	s.checkLimits()
 	s.each(s.live(), s.reachable)
 	s.neighbours()
 	s.measured()
 	if s.Failed() {
-		s.Logf("at the look at the whole node after step %d", s.step)
+		s.Logf("at the audit after step %d", s.step)
 	}
 }
 
-// settle restores what was flushed, and collects pods that got no DEL.
+// settle restores flushed rules, and collects pods without a DEL.
 func (s *soak) settle() {
 	s.Helper()
 	if err := kerneltest.Age(harness.StateDirs()...); err != nil {
@@ -51,9 +51,9 @@ func (s *soak) settle() {
 	clear(s.orphans)
 }
 
-// remake is CHECK of all pods. One that has lost a record may have lost by a flush what only the record names: its CHECK fails then, as
-// CRI-O's does at a restart, and the kubelet recreates the pod.
-func (s *soak) remake() {
+// recreateIncomplete runs CHECK of all pods. A pod may have lost a record and then, by a flush, state that only the record names.
+// Its CHECK fails, as at a restart of CRI-O, and the kubelet recreates the pod.
+func (s *soak) recreateIncomplete() {
 	s.Helper()
 	live := s.live()
 	whole := make([]bool, len(s.actors))
@@ -69,13 +69,13 @@ func (s *soak) remake() {
 	}
 }
 
-// owned wants every name, address and key on the node to be of a live pod, or one of the orphans: GC, which comes later, collects those.
-// After GC a rule leads to every chain of the iptables backend.
+// owned checks that every name, address and key on the node belongs to a live pod or to one of the orphans, which a later GC collects.
+// After GC, a rule leads to every chain of the iptables backend.
 func (s *soak) owned(orphans map[string]bool) {
 	s.Helper()
 	known := s.identities()
 	maps.Copy(known, orphans)
-	for _, path := range s.paths() { // only the lease tells the addresses of a killed ADD
+	for _, path := range s.paths() { // after a killed ADD only the lease names the addresses
 		lease, err := os.ReadFile(path)
 		if container, _, ok := strings.Cut(string(lease), "\r\n"); err == nil && ok && orphans[container] {
 			known[filepath.Base(path)] = true
@@ -90,13 +90,13 @@ func (s *soak) owned(orphans map[string]bool) {
 	recorded := regexp.MustCompile(`"containerID":"([^"]+)"`)
 	for line := range strings.Lines(all) {
 		if of := recorded.FindStringSubmatch(line); of != nil && orphans[of[1]] {
-			continue // a killed DEL gives the addresses back before the record goes
+			continue // a killed DEL releases the addresses before it removes the record
 		}
 		for _, group := range identity().FindAllStringSubmatch(line, -1) {
 			word := group[slices.IndexFunc(group[1:], func(part string) bool { return part != "" })+1]
 			if !known[word] {
-				known[word] = true // told once
-				s.Errorf("%s %s is of no live pod: %s", word, s.past[word], strings.TrimSpace(line))
+				known[word] = true // report each word once
+				s.Errorf("%s %s belongs to no live pod: %s", word, s.past[word], strings.TrimSpace(line))
 			}
 		}
 	}
@@ -104,14 +104,14 @@ func (s *soak) owned(orphans map[string]bool) {
 	s.processes()
 }
 
-// identity matches what names a pod: veth pairs and their ifb devices, hashes of keys in comments of elements and in names of records and
-// of users of 127.0.0.1, containers, and addresses.
+// identity matches identifiers of pods: veth pairs and their ifb devices, key hashes in comments of elements, in record names and in
+// the names of users of 127.0.0.1, container IDs, and addresses.
 func identity() *regexp.Regexp {
 	return regexp.MustCompile(`\b(veth[0-9a-f]{11}|bwp[0-9a-f]+)\b|comment "([0-9a-f]{16})\b|(?:bridge|portmap|bandwidth)-([0-9a-f]{16})\b` +
 		`|localhost/\S+/([0-9a-f]{16})\b|\b(soak-\d+-\d+)\b|\b(10\.9[12]\.0\.\d+|fd9[12]::[0-9a-f]*)(?:\b|$)`)
 }
 
-// identities are the words that identity may find.
+// identities returns the words that identity may find.
 func (s *soak) identities() map[string]bool {
 	s.Helper()
 	known := map[string]bool{"soak-lan": true}
@@ -128,8 +128,8 @@ func (s *soak) identities() map[string]bool {
 	return known
 }
 
-// inventory lists the links, routes and rules of the node, and its files below the state folders with their contents. Addresses that were
-// released are noted on purpose.
+// inventory returns the node's links, routes and rules, and the files below the state folders with their contents. It omits released
+// addresses, which host-local records on purpose.
 func (s *soak) inventory() string {
 	s.Helper()
 	out := harness.Shell(s, "ip -o link; ip -o -6 route; ip -o -4 route; nft list ruleset; iptables-save; ip6tables-save")
@@ -153,7 +153,7 @@ func printable(r rune) rune {
 	return r
 }
 
-// paths are the files below the state folders.
+// paths returns the files below the state folders.
 func (s *soak) paths() (list []string) {
 	for _, dir := range harness.StateDirs() {
 		_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
@@ -166,13 +166,13 @@ func (s *soak) paths() (list []string) {
 	return list
 }
 
-// files wants every file to be one that docs/STATE.md names, and the records and leases to be those of the live pods, no more and no less.
+// files checks that docs/STATE.md names every file, and that the records and leases are exactly those of the live pods.
 func (s *soak) files(known map[string]bool) {
 	s.Helper()
 	harmless := regexp.MustCompile(harness.Harmless + `|/\.masqueraded$|/\.gateway-[^/]+$|/\.podlace/soak\d/[0-9a-f]{3}$|/\.mtu-[^/]+$|^/run/podlace/\.[a-z]+$`)
 	found := map[string]bool{}
 	for _, path := range s.paths() {
-		// A killed verb leaves a temporary file, which the next one that writes the file replaces.
+		// A killed verb leaves a temporary file. The next writer of the file replaces it.
 		name, temporary := strings.CutPrefix(filepath.Base(path), ".tmp-")
 		path := filepath.Join(filepath.Dir(path), name)
 		hash := name[strings.LastIndex(name, "-")+1:]
@@ -181,7 +181,7 @@ func (s *soak) files(known map[string]bool) {
 			strings.Contains(path, "/.localhost/") && known[name]:
 			found[path] = !temporary || found[path]
 		case !harmless.MatchString(path):
-			s.Errorf("no live pod, no network and no lock has the file %s", path)
+			s.Errorf("the file %s belongs to no live pod, network or lock", path)
 		}
 	}
 	for _, a := range s.live() {
@@ -198,7 +198,7 @@ func (s *soak) files(known map[string]bool) {
 	}
 }
 
-// processes wants no plugin of this node, whose mounts are those of the test, to be running.
+// processes checks that no plugin of this node is running. The test recognises them by its mounts.
 func (s *soak) processes() {
 	s.Helper()
 	here, err := os.Readlink("/proc/self/ns/mnt")
@@ -215,8 +215,8 @@ func (s *soak) processes() {
 	})
 }
 
-// limitsAsAsked compares the qdiscs of each pod with what it asked for.
-func (s *soak) limitsAsAsked() {
+// checkLimits compares the qdiscs of each pod with its requested limits.
+func (s *soak) checkLimits() {
 	s.Helper()
 	for _, a := range s.live() {
 		if got, device, err := harness.LimitsOf(a.key().HostVeth()); err != nil || got != a.limits || (device != "") != (got.Egress > 0) {
@@ -225,7 +225,7 @@ func (s *soak) limitsAsAsked() {
 	}
 	want := s.count(func(a *actor) bool { return a.limits.Egress > 0 })
 	if got := strings.Count(harness.Shell(s, "ip -o link show type ifb"), "bwp"); got != want {
-		s.Errorf("%d ifb devices, want %d, one for each pod with a limit of egress", got, want)
+		s.Errorf("%d ifb devices, want %d, one for each pod with an egress limit", got, want)
 	}
 }
 
@@ -233,7 +233,7 @@ func (s *soak) count(fits func(*actor) bool) int {
 	return len(slices.DeleteFunc(s.live(), func(a *actor) bool { return !fits(a) }))
 }
 
-// elements wants one element for each port and pod in the maps of hostPorts.
+// elements checks that the maps of hostPorts have one element for each port and pod.
 func (s *soak) elements() {
 	s.Helper()
 	want := 2 * s.count(func(a *actor) bool { return a.ports && a.network.backend == "nftables" }) // TCP and UDP

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// lossKinds are what other programs and people take away.
+// lossKinds are the losses that other programs and administrators cause.
 func lossKinds() []kind {
 	return []kind{
 		{"flush of the ruleset", 2, func(s *soak) bool { s.flush(); return true }},
@@ -38,23 +38,23 @@ func (s *soak) flush() {
 	s.flushed = true
 }
 
-// stepDeleteTable deletes one of the tables of Podlace.
+// stepDeleteTable deletes one of Podlace's tables.
 func (s *soak) stepDeleteTable() bool {
 	tables := slices.DeleteFunc(strings.Split(harness.Shell(s, "nft list tables"), "\n"), func(line string) bool {
 		return !strings.Contains(line, " podlace_")
 	})
 	if len(tables) == 0 {
 		s.flushed = true
-		return true // by a flush before
+		return true // a flush removed them
 	}
 	table := []string{"inet podlace_masquerade", "inet podlace_hostport", "inet podlace_loopback", "bridge podlace_guard"}[s.random.IntN(4)]
 	s.says("%s", table)
-	_ = exec.Command("nft", "delete table "+table).Run() // it may be gone
+	_ = exec.Command("nft", "delete table "+table).Run() // the table may not exist
 	s.flushed = true
 	return true
 }
 
-// stepFlushSet empties a map or a set, which STATUS does not see.
+// stepFlushSet empties a map or a set. STATUS does not notice.
 func (s *soak) stepFlushSet() bool {
 	sets := []string{"map inet podlace_hostport ports4", "map inet podlace_hostport ports6", "set inet podlace_hostport snat4"}
 	set := sets[s.random.IntN(len(sets))]
@@ -64,7 +64,7 @@ func (s *soak) stepFlushSet() bool {
 	return true
 }
 
-// stepDeleteElement deletes one hostPort of a pod, which STATUS does not see.
+// stepDeleteElement deletes one hostPort of a pod. STATUS does not notice.
 func (s *soak) stepDeleteElement() bool {
 	a := s.some(func(a *actor) bool { return a.ports && a.network.backend == "nftables" })
 	if a == nil {
@@ -108,7 +108,7 @@ func (s *soak) stepDeleteIFB() bool {
 	return true
 }
 
-// stepLoseRecord takes a record of a pod away, or spoils it.
+// stepLoseRecord removes or damages a record of a pod.
 func (s *soak) stepLoseRecord(lose func(path string) error) bool {
 	a := s.some(func(a *actor) bool { return len(a.lost) == 0 })
 	if a == nil {
@@ -126,7 +126,7 @@ func (s *soak) stepLoseRecord(lose func(path string) error) bool {
 
 func (s *soak) truncate(path string) error { return os.Truncate(path, int64(s.random.IntN(60))) }
 
-// stepLoseNotes deletes the notes of a network. The next ADD writes them again.
+// stepLoseNotes deletes the marks of a network. The next ADD writes them again.
 func (s *soak) stepLoseNotes() bool {
 	a := s.free()
 	if a == nil {

@@ -28,7 +28,7 @@ type soakNetwork struct {
 	name, backend   string
 	conflist        []byte
 	cache           string
-	pods4, gateway4 string // of addresses: a prefix in letters, and the bridge's
+	pods4, gateway4 string // address prefix of the pods, and the bridge's address
 	pods6, gateway6 string
 }
 
@@ -43,7 +43,7 @@ func newSoakNetwork(t *testing.T, i int, backend string) *soakNetwork {
 	return n
 }
 
-// do runs a verb of the chain with the programs of bin/, or as exec does.
+// do runs a verb of the chain with the programs of bin/, or with exec if it is not nil.
 func (n *soakNetwork) do(verb string, rt *libcni.RuntimeConf, exec invoke.Exec, valid ...types.GCAttachment) (types.Result, error) {
 	network, err := harness.OpenNetwork(n.conflist, n.cache, exec)
 	if err != nil {
@@ -52,18 +52,18 @@ func (n *soakNetwork) do(verb string, rt *libcni.RuntimeConf, exec invoke.Exec, 
 	return network.Do(verb, rt, valid)
 }
 
-// traits are what a pod asks for.
+// traits are the features that a pod requests.
 type traits struct {
 	ports  bool
 	limits harness.Rates
 }
 
-// actor is a place in which pods live one after another. Each of them has the hostPort of the place, if it has one.
+// actor is a slot in which pods live one after another. Each of these pods has the slot's hostPort, if the slot has one.
 type actor struct {
 	slot, lives int
 	network     *soakNetwork
 	traits
-	pod     *sandbox.Pod // nil while there is none
+	pod     *sandbox.Pod // nil while the slot is empty
 	rt      *libcni.RuntimeConf
 	ips     []string
 	speaker *harness.Speaker // nil unless the pod is attached
@@ -78,7 +78,7 @@ func (a *actor) key() attachments.Key {
 	return attachments.Key{Network: a.network.name, ContainerID: a.rt.ContainerID, IfName: a.rt.IfName}
 }
 
-// names are the words by which the node knows the pod: its container, its links, and the hash of its key.
+// names returns the words that identify the pod on the node: its container ID, its links, and the hash of its key.
 func (a *actor) names() []string {
 	key := a.key()
 	return []string{a.rt.ContainerID, key.HostVeth(), key.Hash(), "bwp" + key.ReferenceHash()[:12]}
@@ -88,7 +88,7 @@ func (a *actor) record(plugin string) string {
 	return filepath.Join("/run/podlace", a.network.name, plugin+"-"+a.key().Hash())
 }
 
-// plugins are those that keep a record of the pod.
+// plugins returns the plugins that keep a record of the pod.
 func (a *actor) plugins() []string {
 	list := []string{"bridge"}
 	if a.ports {
@@ -100,12 +100,12 @@ func (a *actor) plugins() []string {
 	return list
 }
 
-// live are the pods that are attached.
+// live returns the attached pods.
 func (s *soak) live() []*actor {
 	return slices.DeleteFunc(slices.Clone(s.actors), func(a *actor) bool { return a.speaker == nil })
 }
 
-// some draws a pod that is attached, nil where there is none that fits.
+// some draws an attached pod that fits; nil if there is none.
 func (s *soak) some(fits func(*actor) bool) *actor {
 	list := slices.DeleteFunc(s.live(), func(a *actor) bool { return fits != nil && !fits(a) })
 	if len(list) == 0 {
@@ -116,7 +116,7 @@ func (s *soak) some(fits func(*actor) bool) *actor {
 	return a
 }
 
-// free draws a place without a pod and gives it one; nil where there is none.
+// free draws an empty slot and creates a pod in it; nil if there is none.
 func (s *soak) free() *actor {
 	list := slices.DeleteFunc(slices.Clone(s.actors), func(a *actor) bool { return a.pod != nil })
 	if len(list) == 0 {
@@ -134,7 +134,7 @@ func (s *soak) drawTraits(a *actor) {
 	a.traits = traits{ports: s.random.IntN(4) > 0, limits: rates[s.random.IntN(len(rates))]}
 }
 
-// begin makes the next pod of a place.
+// begin creates the next pod of a slot.
 func (s *soak) begin(a *actor) {
 	s.Helper()
 	s.lives++
@@ -162,7 +162,7 @@ func (s *soak) begin(a *actor) {
 	}
 }
 
-// add attaches the pod of a place, and has it answer.
+// add attaches the pod of a slot, and starts its server.
 func (s *soak) add(a *actor) {
 	s.Helper()
 	result, err := a.network.do("ADD", a.rt, nil)
@@ -182,14 +182,14 @@ func (s *soak) attached(a *actor, result types.Result) {
 	}
 }
 
-// del detaches the pod of a place, and ends it.
+// del detaches the pod of a slot, and removes the pod.
 func (s *soak) del(a *actor) {
 	s.Helper()
 	s.mustDel(a)
 	s.close(a)
 }
 
-// mustDel is a DEL that nothing disturbs.
+// mustDel runs a DEL that must succeed.
 func (s *soak) mustDel(a *actor) {
 	s.Helper()
 	if _, err := a.network.do("DEL", a.rt, nil); err != nil {
@@ -197,7 +197,7 @@ func (s *soak) mustDel(a *actor) {
 	}
 }
 
-// abandon ends the namespace of a pod whose DEL never comes, or has not succeeded.
+// abandon removes the namespace of a pod whose DEL never comes or has failed.
 func (s *soak) abandon(a *actor) {
 	s.Helper()
 	for _, word := range append(a.names(), a.ips...) {
@@ -206,7 +206,7 @@ func (s *soak) abandon(a *actor) {
 	s.close(a)
 }
 
-// close ends the namespace of a pod.
+// close removes the namespace of a pod.
 func (s *soak) close(a *actor) {
 	s.Helper()
 	if a.pod == nil {
@@ -221,7 +221,7 @@ func (s *soak) close(a *actor) {
 	a.pod, a.speaker = nil, nil
 }
 
-// fill attaches pods, four at once, until as many live as shall.
+// fill attaches pods, four in parallel, up to the required number.
 func (s *soak) fill() {
 	s.Helper()
 	var list []*actor
@@ -235,7 +235,7 @@ func (s *soak) fill() {
 	s.each(list, s.add)
 }
 
-// each calls f for each of the pods, four at once.
+// each calls f for each of the pods, four in parallel.
 func (s *soak) each(list []*actor, f func(*actor)) {
 	var wait sync.WaitGroup
 	tickets := make(chan struct{}, 4)
@@ -246,7 +246,7 @@ func (s *soak) each(list []*actor, f func(*actor)) {
 	wait.Wait()
 }
 
-// collect is GC of all networks, which keeps the pods that live.
+// collect runs GC of all networks with the live pods as valid attachments.
 func (s *soak) collect() error {
 	var errs []error
 	for _, n := range s.networks {
@@ -262,7 +262,7 @@ func (s *soak) collect() error {
 	return errors.Join(errs...)
 }
 
-// status is STATUS of all networks.
+// status runs STATUS of all networks.
 func (s *soak) status() error {
 	var errs []error
 	for _, n := range s.networks {
@@ -272,7 +272,7 @@ func (s *soak) status() error {
 	return errors.Join(errs...)
 }
 
-// reload is podlace reload, which names records that cannot be read.
+// reload runs podlace reload, which names unreadable records.
 func (s *soak) reload() error {
 	out, err := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "reload").CombinedOutput()
 	if err != nil && strings.Contains(string(out), " cannot be read") && len(s.unreadable()) > 0 {
@@ -284,7 +284,7 @@ func (s *soak) reload() error {
 	return err
 }
 
-// unreadable are the records that were truncated.
+// unreadable returns the truncated records.
 func (s *soak) unreadable() (paths []string) {
 	for _, a := range s.live() {
 		for _, plugin := range a.lost {

@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// soakKinds are what may happen to the node.
+// soakKinds are the verbs, kills and restorations that can happen to the node.
 func soakKinds() []kind {
 	return append([]kind{
 		{"ADD", 4, (*soak).stepAdd},
@@ -39,9 +39,9 @@ func soakKinds() []kind {
 		{"STATUS", 3, func(s *soak) bool { return s.stepRestore("STATUS", s.status) }},
 		{"reload", 2, func(s *soak) bool { return s.stepRestore("reload", s.reload) }},
 		{"ADD killed at a point", 4, func(s *soak) bool { return s.stepKillAdd(s.atPoint("ADD")) }},
-		{"ADD killed some time", 2, func(s *soak) bool { return s.stepKillAdd(s.someTime()) }},
+		{"ADD killed some time", 2, func(s *soak) bool { return s.stepKillAdd(s.atRandomTime()) }},
 		{"DEL killed at a point", 3, func(s *soak) bool { return s.stepKillDel(s.atPoint("DEL")) }},
-		{"DEL killed some time", 2, func(s *soak) bool { return s.stepKillDel(s.someTime()) }},
+		{"DEL killed some time", 2, func(s *soak) bool { return s.stepKillDel(s.atRandomTime()) }},
 		{"GC killed", 1, func(s *soak) bool { return s.stepKillRestore("GC") }},
 		{"STATUS killed", 1, func(s *soak) bool { return s.stepKillRestore("STATUS") }},
 		{"reload killed", 1, func(s *soak) bool { return s.stepKillRestore("reload") }},
@@ -56,7 +56,7 @@ func (s *soak) stepAdd() bool {
 	return a != nil
 }
 
-// stepAddAgain is an ADD of a pod that has its interface: refused, and nothing of the pod changes.
+// stepAddAgain runs ADD of an attached pod. It must fail and change nothing of the pod.
 func (s *soak) stepAddAgain() bool {
 	a := s.some(func(a *actor) bool { return len(a.lost) == 0 })
 	if a == nil {
@@ -73,7 +73,7 @@ func (s *soak) stepAddAgain() bool {
 	return true
 }
 
-// stepAddsAtOnce are ADDs of different pods, two of each: one of the two attaches the pod, and the other is refused.
+// stepAddsAtOnce runs two parallel ADDs for each of several pods. One of the two attaches the pod, and the other fails.
 func (s *soak) stepAddsAtOnce() bool {
 	var list []*actor
 	for range 3 {
@@ -98,10 +98,10 @@ func (s *soak) addTwice(a *actor) {
 	}
 	var refused *types.Error
 	if errs[won] != nil || !errors.As(errs[1-won], &refused) || refused.Code != harness.CodeTaken {
-		s.Errorf("two ADDs of %s at once: %v and %v", a, errs[0], errs[1])
+		s.Errorf("two parallel ADDs of %s: %v and %v", a, errs[0], errs[1])
 		return
 	}
-	// libcni keeps the result of the one that ended last, and nothing of a failure.
+	// libcni keeps the result of the last successful ADD, and nothing of a failed one.
 	s.attached(a, results[won])
 }
 
@@ -131,7 +131,7 @@ func (s *soak) stepDelsAtOnce() bool {
 	return a != nil
 }
 
-// stepDelGone is a DEL after a reboot of the pod's machine, or after somebody unmounted the namespace.
+// stepDelGone runs a DEL after a reboot of the pod's machine, or after another program unmounted the namespace.
 func (s *soak) stepDelGone() bool {
 	a := s.some(nil)
 	if a != nil {
@@ -153,7 +153,7 @@ func (s *soak) stepDelUncached() bool {
 	return a != nil
 }
 
-// uncache removes what libcni remembers of a pod: its DEL comes without prevResult.
+// uncache removes libcni's cached result of a pod, so that DEL comes without prevResult.
 func (s *soak) uncache(a *actor) {
 	s.Helper()
 	if err := ignoreMissing(os.Remove(filepath.Join(a.network.cache, "results", a.network.name+"-"+a.rt.ContainerID+"-eth0"))); err != nil {
@@ -161,7 +161,7 @@ func (s *soak) uncache(a *actor) {
 	}
 }
 
-// stepDelBeforeEnd is a DEL while ADD runs, as of a pod that was deleted while it started, and the DEL after it.
+// stepDelBeforeEnd runs DEL during ADD, as for a pod that is deleted while it starts, and then DEL again.
 func (s *soak) stepDelBeforeEnd() bool {
 	a := s.free()
 	if a == nil {
@@ -174,14 +174,14 @@ func (s *soak) stepDelBeforeEnd() bool {
 			s.Errorf("ADD of %s: %v", a, err)
 		}
 	})
-	time.Sleep(pause) // mixes the order, and judges nothing
+	time.Sleep(pause) // the pause only mixes the order; no check depends on it
 	s.mustDel(a)
 	wait.Wait()
 	s.del(a)
 	return true
 }
 
-// stepNoDel is a pod that ends without a DEL. What the node still has of it goes with GC, with an ADD that needs it, or with nothing else.
+// stepNoDel ends a pod without a DEL. GC, or an ADD that needs the resources, removes what remains of it on the node.
 func (s *soak) stepNoDel() bool {
 	a := s.some(func(a *actor) bool { return len(a.lost) == 0 })
 	if a == nil {
@@ -202,7 +202,7 @@ func (s *soak) stepCheck() bool {
 	return a != nil
 }
 
-// check is a CHECK, which must not fail unless something of the pod is lost. It returns whether all is there.
+// check runs CHECK. It fails the test if CHECK fails although nothing of the pod is lost. It reports whether everything is present.
 func (s *soak) check(a *actor) bool {
 	s.Helper()
 	_, err := a.network.do("CHECK", a.rt, nil)
@@ -215,7 +215,7 @@ func (s *soak) check(a *actor) bool {
 	return err == nil
 }
 
-// stepRestore is a verb of the whole node. Afterwards some pods have all that was lost.
+// stepRestore runs a verb of the whole node. Afterwards some pods have recovered everything that was lost.
 func (s *soak) stepRestore(verb string, do func() error) bool {
 	if err := do(); err != nil {
 		s.Errorf("%s: %v", verb, err)
@@ -233,10 +233,10 @@ func (s *soak) stepRestore(verb string, do func() error) bool {
 	return true
 }
 
-// timedKill starts the plugins of bin/, and kills one of them some time after its start.
+// timedKill starts the plugins of bin/, and kills one of them a given time after its start.
 type timedKill struct {
 	invoke.DefaultExec
-	plugin  int // of the chain, from 0
+	plugin  int // index in the chain
 	after   time.Duration
 	started int
 	killed  bool
@@ -260,17 +260,17 @@ func (k *timedKill) ExecPlugin(ctx context.Context, path string, stdin []byte, e
 	}
 	k.killed = k.killed || cmd.ProcessState.ExitCode() < 0
 	failed := &types.Error{Msg: err.Error()}
-	_ = json.Unmarshal(stdout.Bytes(), failed) // of a plugin that was killed there is none
+	_ = json.Unmarshal(stdout.Bytes(), failed) // a killed plugin leaves no document
 	return nil, failed
 }
 
-// murder is a verb of a chain with a kill, or another failure, in it.
+// murder is a verb of a chain in which a plugin is killed or fails otherwise.
 type murder struct {
 	exec   invoke.Exec
 	killed func() bool
 }
 
-// Moments that the verbs of a pod with ports and limits come to, about.
+// momentsOf returns the approximate number of moments of the verbs for a pod with ports and limits.
 func momentsOf(verb string) int { return map[string]int{"ADD": 75, "DEL": 25}[verb] }
 
 // atPoint kills at a point of pkg/fault.
@@ -281,24 +281,24 @@ func (s *soak) atPoint(verb string) murder {
 	return murder{e, func() bool { return e.reached }}
 }
 
-// someTime kills a program of bin/ some time after its start.
-func (s *soak) someTime() murder {
+// atRandomTime kills a program of bin/ at a random time after its start.
+func (s *soak) atRandomTime() murder {
 	k := &timedKill{plugin: s.random.IntN(3), after: time.Duration(s.random.IntN(25_000)) * time.Microsecond}
 	return murder{k, func() bool { return k.killed }}
 }
 
-// commit runs the verb, and counts the kill.
+// commit runs the verb with the kill, and counts the kill.
 func (s *soak) commit(m murder, verb string, a *actor) {
 	s.Helper()
 	_, err := a.network.do(verb, a.rt, m.exec)
 	if m.killed() {
 		s.killed++
 	} else if err != nil {
-		s.Errorf("%s of %s, which nothing disturbed: %v", verb, a, err)
+		s.Errorf("%s of %s fails although it was not killed: %v", verb, a, err)
 	}
 }
 
-// stepKillAdd kills an ADD. The runtime sends DEL, or tries again after DEL, or forgets the pod.
+// stepKillAdd kills an ADD. The runtime then sends DEL, or retries after DEL, or forgets the pod.
 func (s *soak) stepKillAdd(m murder) bool {
 	a := s.free()
 	if a == nil {
@@ -319,7 +319,7 @@ func (s *soak) stepKillAdd(m murder) bool {
 	return true
 }
 
-// stepKillDel kills a DEL. The runtime sends it again, or forgets the pod.
+// stepKillDel kills a DEL. The runtime repeats it, or forgets the pod.
 func (s *soak) stepKillDel(m murder) bool {
 	a := s.some(func(a *actor) bool { return len(a.lost) == 0 })
 	if a == nil {
@@ -335,7 +335,7 @@ func (s *soak) stepKillDel(m murder) bool {
 	return true
 }
 
-// stepKillRestore kills a verb while it restores what a flush took.
+// stepKillRestore kills a verb while it restores flushed rules.
 func (s *soak) stepKillRestore(verb string) bool {
 	s.flush()
 	at := 1 + s.random.IntN(12)
@@ -357,7 +357,7 @@ func (s *soak) stepKillRestore(verb string) bool {
 			}
 		}
 		if _, err := n.do(verb, nil, e, valid...); err != nil && !e.reached {
-			s.Errorf("%s, which was not killed: %v", verb, err)
+			s.Errorf("%s fails although it was not killed: %v", verb, err)
 		}
 		if e.reached {
 			s.killed++

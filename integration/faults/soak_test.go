@@ -22,58 +22,59 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// tail is how many of the last steps a failed soak prints.
+// tail is the number of last steps that a failed soak prints.
 const tail = 15
 
 // soakFlags declares the flags of TestSoak.
 func soakFlags() {
-	flag.Uint64("seed", 1, "TestSoak: the seed of all that is drawn")
-	flag.Int("steps", 0, "TestSoak: end after this many steps")
-	flag.Duration("for", 0, "TestSoak: begin rounds for this long; without -steps and -for there is one round")
-	flag.Int("pods", 24, "TestSoak: how many pods live at the begin of a round")
-	flag.Int("audit", 200, "TestSoak: look at the whole node every so many steps")
+	flag.Uint64("seed", 1, "TestSoak: seed of all random decisions")
+	flag.Int("steps", 0, "TestSoak: stop after this many steps")
+	flag.Duration("for", 0, "TestSoak: start new rounds during this time; without -steps and -for there is one round")
+	flag.Int("pods", 24, "TestSoak: number of pods at the start of a round")
+	flag.Int("audit", 200, "TestSoak: audit the whole node every this many steps")
 }
 
 func flagOf[T any](name string) T { return flag.Lookup(name).Value.(flag.Getter).Get().(T) }
 
-// kind is one kind of step. A round has each kind so many times. do returns false where there was nothing to do it to.
+// kind is one kind of step. A round performs each kind a fixed number of times. do returns false if no pod was suitable.
 type kind struct {
 	name  string
 	times int
 	do    func(*soak) bool
 }
 
-// soak is a node with pods of two networks, to which steps happen in an order that the seed decides. What a step draws depends on the seed
-// and on the number of the step, and what the steps know of the node depends on the steps alone, never on the time that they took.
+// soak is a node with the pods of two networks. Steps happen to it in an order that the seed decides. The random decisions of a step
+// depend on the seed and the step's number. The steps' knowledge of the node depends on the previous steps only, never on their
+// duration.
 type soak struct {
 	*testing.T
 	seed     uint64
-	random   *rand.Rand // of the step, or of the round
+	random   *rand.Rand // source of the current step or round
 	networks []*soakNetwork
 	lan      *sandbox.Pod
 	actors   []*actor
-	pods     int // that live at the begin of a round
-	audits   int // steps between two checks of the whole node
+	pods     int // number of pods at the start of a round
+	audits   int // number of steps between two audits
 	dir      string
-	title    string // of the step
-	again    string // how to run another test than TestSoak again
+	title    string // title of the current step
+	again    string // command that repeats another test than TestSoak
 
-	flushed bool // rules or limits are gone, and no verb has restored all of them since
-	parts   bool // so are single elements, which STATUS does not see
+	flushed bool // rules or limits were flushed, and no verb has restored all of them since
+	parts   bool // single elements are missing, which STATUS does not notice
 	step    int
 	last    []string
-	order   hash.Hash32 // of all steps: equal in a run that is the same
+	order   hash.Hash32 // hash of all steps; equal in every run with the same seed
 	done    map[string]int
-	killed  int // plugins
+	killed  int // number of killed plugins
 	lives   int
-	past    map[string]string // names of links and keys of all pods that ever were, and the container
-	orphans map[string]bool   // names and addresses of pods that ended without a DEL since the last look at the whole node
-	remade  int               // pods whose CHECK failed after the loss of a record
+	past    map[string]string // names of the links and keys of all pods so far, and their container IDs
+	orphans map[string]bool   // names and addresses of pods that ended without a DEL since the last audit
+	remade  int               // number of pods whose CHECK failed after the loss of a record
 }
 
-// TestSoak: pods live on a node with antiSpoof, both families, limits, hostPorts and both backends. Verbs, kills, flushes and losses of
-// records come at random. At every look at the whole node all that it has belongs to a live pod, and the traffic, the hostPorts and the
-// limits of every live pod are right. At the end the node is as it was before the first pod.
+// TestSoak runs pods on a node with antiSpoof, both families, limits, hostPorts and both backends. Verbs, kills, flushes and losses of
+// records happen at random. At every audit, all state of the node belongs to a live pod, and the traffic, hostPorts and limits of
+// every live pod work. At the end the node is as it was before the first pod.
 func TestSoak(t *testing.T) {
 	steps, pods, audits := flagOf[int]("steps"), flagOf[int]("pods"), flagOf[int]("audit")
 	if steps < 0 || pods < 1 || pods > 240 || audits < 1 {
@@ -115,7 +116,7 @@ func newSoak(t *testing.T, seed uint64, pods int) *soak {
 	for slot := range pods + 8 {
 		s.actors = append(s.actors, &actor{slot: slot, network: s.networks[map[bool]int{true: 1}[slot%8 == 7]]})
 	}
-	server, err := harness.TellClients(s.lan, 7000)
+	server, err := harness.ServeClientAddress(s.lan, 7000)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +135,7 @@ func newSoak(t *testing.T, seed uint64, pods int) *soak {
 	return s
 }
 
-// warm lets one pod of each network come and go: what pods share is there from then on.
+// warm attaches and detaches one pod of each network, which creates the shared state.
 func (s *soak) warm() {
 	s.Helper()
 	for i := range s.networks {
@@ -146,21 +147,21 @@ func (s *soak) warm() {
 	s.lives -= len(s.networks)
 }
 
-// replay names the command that does the same steps again.
+// replay returns the command that repeats the same steps.
 func (s *soak) replay() string {
 	if s.again != "" {
 		return s.again
 	}
-	return fmt.Sprintf("the same again: make soak ARGS='-seed %d -steps %d -pods %d -audit %d'", s.seed, s.step, s.pods, s.audits)
+	return fmt.Sprintf("run the same steps again: make soak ARGS='-seed %d -steps %d -pods %d -audit %d'", s.seed, s.step, s.pods, s.audits)
 }
 
-// draw makes a source that depends on the seed and on a number alone.
+// draw creates a random source that depends only on the seed and a number.
 func (s *soak) draw(stream, number int) {
 	s.random = rand.New(rand.NewPCG(s.seed, uint64(stream)<<32|uint64(number)))
 }
 
-// round fills the node with pods, and does the steps of all kinds in an order that is drawn. It ends early at the step with the number
-// limit; 0 is no limit.
+// round fills the node with pods, and performs the steps of all kinds in a random order. It stops at step number limit; 0 means no
+// limit.
 func (s *soak) round(number int, kinds []kind, limit int) {
 	s.Helper()
 	s.draw(1, number)
@@ -194,10 +195,10 @@ func (s *soak) round(number int, kinds []kind, limit int) {
 	}
 }
 
-// says adds to the title of the step.
+// says adds a text to the title of the step.
 func (s *soak) says(format string, args ...any) { s.title += " " + fmt.Sprintf(format, args...) }
 
-// end removes all pods: then the node is as it was.
+// end removes all pods, and checks that the node is as before the first pod.
 func (s *soak) end(before *harness.Oracle) {
 	s.Helper()
 	s.draw(3, 0)
@@ -212,7 +213,7 @@ func (s *soak) end(before *harness.Oracle) {
 	before.Clean(s, "the end of all pods")
 }
 
-// report prints how often each kind of step was done. A kind that never was is an error.
+// report prints how often each kind of step was performed. A kind that never happened is an error.
 func (s *soak) report(kinds []kind, all bool) {
 	s.Helper()
 	var counts []string
@@ -229,7 +230,7 @@ func (s *soak) report(kinds []kind, all bool) {
 	}
 }
 
-// ignoreMissing is the error of the removal of a file that may be gone.
+// ignoreMissing returns err, or nil if the file did not exist.
 func ignoreMissing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -12,10 +12,10 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// attempts is how often a probe asks. A machine under load may lose a packet.
+// attempts is the number of tries of a probe. A machine under load may lose a packet.
 const attempts = 3
 
-// asks wants an answer with a name.
+// asks checks that the server with a given name answers.
 func (s *soak) asks(from *sandbox.Pod, protocol, address, port, want string) {
 	s.Helper()
 	var got string
@@ -30,7 +30,7 @@ func (s *soak) asks(from *sandbox.Pod, protocol, address, port, want string) {
 	}
 }
 
-// reachable wants all the traffic that a pod may have, but that to its neighbours.
+// reachable checks all of a pod's permitted traffic, except that to its neighbours.
 func (s *soak) reachable(a *actor) {
 	s.Helper()
 	outside := [2]string{harness.LANV4, harness.LANV6}
@@ -39,7 +39,7 @@ func (s *soak) reachable(a *actor) {
 	for family, ip := range a.ips {
 		s.asks(nil, "tcp", ip, "80", a.pod.Name)
 		s.asks(nil, "udp", ip, "80", a.pod.Name)
-		s.asks(a.pod, "tcp", outside[family], "7000", node[family]) // by masquerade
+		s.asks(a.pod, "tcp", outside[family], "7000", node[family]) // through masquerade
 		s.asks(a.pod, "udp", gateway[family], "7001", "host")
 		if other := s.elsewhere(a); other != nil {
 			s.asks(a.pod, "tcp", other.ips[family], "80", other.pod.Name)
@@ -57,11 +57,12 @@ func (s *soak) reachable(a *actor) {
 	}
 }
 
-// elsewhere returns a pod of the other network, nil where there is none. The way to it goes by the node, and needs no neighbour more.
+// elsewhere returns a pod of the other network, or nil if there is none. The path to it leads through the node, so it needs no
+// additional neighbour entry.
 func (s *soak) elsewhere(a *actor) *actor {
 	var list []*actor
 	for _, other := range s.live() {
-		if other.network != a.network && len(other.lost) == 0 { // what lost a record may lack what only the record names
+		if other.network != a.network && len(other.lost) == 0 { // a pod that lost a record may lack state that only the record names
 			list = append(list, other)
 		}
 	}
@@ -71,8 +72,8 @@ func (s *soak) elsewhere(a *actor) *actor {
 	return list[a.slot%len(list)]
 }
 
-// neighbours wants traffic between some pods of one bridge. All network namespaces of a machine share the table of neighbours, which holds
-// 1,024: that is why not all pods ask one another.
+// neighbours checks the traffic between some pods of one bridge. All network namespaces of a machine share the neighbour table of
+// 1,024 entries, so the test does not connect every pair of pods.
 func (s *soak) neighbours() {
 	s.Helper()
 	live := s.live()
@@ -87,7 +88,7 @@ func (s *soak) neighbours() {
 	}
 }
 
-// measured wants that the limits of a pod limit.
+// measured checks that a pod's limits are effective.
 func (s *soak) measured() {
 	s.Helper()
 	a := s.some(limited)

@@ -21,32 +21,31 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// sweepBudget is how long one sweep of one verb may take when it is sampled.
+// sweepBudget is the maximum duration of the sampled sweep of one verb.
 const sweepBudget = 6 * time.Second
 
-// victim is the pod in whose ADD or DEL the kill comes.
+// victim is the container ID of the pod whose ADD or DEL is killed.
 const victim = "sweep-victim"
 
-// sweep kills a chain at every point, or at a sample of them, and each time lets
-// the runtime do one of the things that runtimes do.
+// sweep kills a chain at every point, or at a sample of the points. After each kill it does one of the follow-ups of a runtime.
 type sweep struct {
 	*harness.Network // the chain, without kills
 	conflist         []byte
 	cacheDir         string
 	dir              string
-	stays            *sandbox.Pod // attached all the time; must not notice
-	taken            []string     // its addresses
-	bridge           int          // points of the ADD of the bridge, the first plugin
+	stays            *sandbox.Pod // permanent pod, which must stay unchanged
+	taken            []string     // addresses of the permanent pod
+	bridge           int          // number of points of ADD of the bridge, the first plugin
 	kills            int
 	failures         int
-	// Files cannot be read at times.
+	// files are unreadable in some cases
 	unreadable bool
-	collected  string // the log of the last GC
+	collected  string // log of the last GC
 
 	harness.Tally
 }
 
-// kill is one case: the point, what dies, and what the runtime does afterwards.
+// kill is one case: the point, the killed process, and the runtime's follow-up.
 type kill struct {
 	verb   string
 	at     int
@@ -54,7 +53,7 @@ type kill struct {
 	then   string
 }
 
-// What follows a kill.
+// Follow-ups of a runtime after a kill.
 const (
 	thenDel     = "DEL"
 	thenEmptied = "DEL with empty netns"
@@ -62,7 +61,7 @@ const (
 	thenAdd     = "ADD again"
 )
 
-// TestSweepAdd and TestSweepDel are short enough for every run; FAULTS=all visits every case.
+// TestSweepAdd and TestSweepDel are short enough for every run. FAULTS=all visits every case.
 func TestSweepAdd(t *testing.T) { sweepBoth(t, "ADD", "F-01 SIGKILL at each change of ADD") }
 
 func TestSweepDel(t *testing.T) { sweepBoth(t, "DEL", "F-02 SIGKILL at each change of DEL") }
@@ -91,8 +90,8 @@ func newSweep(t *testing.T, backend string) *sweep {
 	return s
 }
 
-// settle makes what stays old, as the cases do, and the index take notice: the next one does not change it. What the first pod with a port
-// makes is there from then on.
+// settle makes the permanent pod old enough for GC, and changes the time of the lease folder so that the index is rebuilt before the
+// first case. It also creates the state that the first pod with a port shares with later pods.
 func (s *sweep) settle(t *testing.T) {
 	t.Helper()
 	file := "/var/lib/cni/networks/chain/touched"
@@ -107,7 +106,7 @@ func (s *sweep) settle(t *testing.T) {
 	}
 }
 
-// killed is the same chain with a kill.
+// killed returns the chain's exec with a kill.
 func (s *sweep) killed(k kill) (*faultExec, error) {
 	e := &faultExec{at: k.at, run: killing(k.policy, syscall.SIGKILL), dir: s.dir}
 	n, err := harness.OpenNetwork(s.conflist, s.cacheDir, e)
@@ -127,7 +126,7 @@ func (s *sweep) sweep(t *testing.T, verb string) {
 	cases := casesOf(verb, points)
 	stride := 1
 	if !harness.Exhaustive() {
-		// Neighbouring cases differ in what follows, so a odd stride that 3 does not divide visits all of that.
+		// Consecutive cases differ in their follow-up. A stride that neither 2 nor 3 divides therefore reaches all follow-ups.
 		for stride = int(cost*time.Duration(len(cases))/sweepBudget) + 1; stride%3 == 0 || stride%2 == 0; {
 			stride++
 		}
@@ -145,7 +144,7 @@ func (s *sweep) sweep(t *testing.T, verb string) {
 	}
 }
 
-// measure runs one ADD and one DEL without a kill. One case takes about twice the time of both.
+// measure runs one ADD and one DEL without a kill. One case takes about twice as long as both together.
 func (s *sweep) measure(t *testing.T, verb string) (int, time.Duration) {
 	t.Helper()
 	points := 0
@@ -172,7 +171,7 @@ func (s *sweep) measure(t *testing.T, verb string) (int, time.Duration) {
 	return points, 2 * time.Since(start)
 }
 
-// casesOf pairs every point with every follow-up; policies take turns.
+// casesOf pairs every point with every follow-up. The policies alternate.
 func casesOf(verb string, points int) []kill {
 	policies := []string{"self", "root", "all"}
 	follow := []string{thenDel, thenEmptied, thenCollect}
@@ -188,8 +187,7 @@ func casesOf(verb string, points int) []kill {
 	return cases
 }
 
-// one kills, cleans up as the case says, and looks for what is left; then the
-// next ADD and DEL of the same container must work.
+// one kills the verb, does the case's follow-up, and looks for leaked state. Then ADD and DEL of the same container must work.
 func (s *sweep) one(t *testing.T, k kill) {
 	t.Helper()
 	where, err := s.tryOne(k)
@@ -229,7 +227,7 @@ func (s *sweep) tryOne(k kill) (where string, err error) {
 		s.kills++
 	}
 	if err := s.follow(k, pod, rt); err != nil {
-		_, _ = s.Do("DEL", rt, nil) // the next case is to be judged by itself
+		_, _ = s.Do("DEL", rt, nil) // separate the next case from this failure
 		return e.where, err
 	}
 	leaks, err := before.Leaks()
@@ -240,7 +238,7 @@ func (s *sweep) tryOne(k kill) (where string, err error) {
 	return e.where, err
 }
 
-// follow does what the runtime does after the kill.
+// follow does the runtime's follow-up to the kill.
 func (s *sweep) follow(k kill, pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 	switch k.then {
 	case thenAdd:
@@ -267,7 +265,7 @@ func (s *sweep) follow(k kill, pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 	return err
 }
 
-// collect runs GC with an empty cache: libcni itself would send DEL for what it knows.
+// collect runs GC with an empty cache, because libcni sends DEL for every cached attachment.
 func (s *sweep) collect(alive ...string) error {
 	n, err := harness.OpenNetwork(s.conflist, s.dir+"/none", nil)
 	if err == nil {
@@ -281,8 +279,7 @@ func (s *sweep) collect(alive ...string) error {
 	return err
 }
 
-// addAgain is a runtime that does not call DEL before it tries again. Only when
-// the bridge had come to its end, as its record says, it must be refused.
+// addAgain retries ADD without a DEL. The retry must fail only if the bridge had finished, as its record says.
 func (s *sweep) addAgain(rt *libcni.RuntimeConf) error {
 	records, err := attachments.RecordsOf(attachments.Key{Network: "chain", ContainerID: rt.ContainerID, IfName: rt.IfName}, "bridge")
 	if err != nil {
@@ -299,7 +296,7 @@ func (s *sweep) addAgain(rt *libcni.RuntimeConf) error {
 	_, err = s.Do("ADD", rt, nil)
 	if err == nil {
 		if finished {
-			return errors.New("a second ADD of an attachment that was finished succeeded")
+			return errors.New("a second ADD of a finished attachment succeeded")
 		}
 		_, err = s.Do("CHECK", rt, nil)
 		return err
@@ -311,7 +308,7 @@ func (s *sweep) addAgain(rt *libcni.RuntimeConf) error {
 	return fmt.Errorf("ADD again: %w", err)
 }
 
-// again is the next life of the same container.
+// again attaches and detaches the same container once more.
 func (s *sweep) again() error {
 	pod, err := sandbox.NewPod(victim)
 	if err != nil {

@@ -19,10 +19,10 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// chain is plugins that are called one after the other, each with the result of the one before.
+// chain is a list of plugins that are called in order, each with the previous plugin's result.
 type chain []step
 
-// fullChain is the chain as nodes run it, with a backend.
+// fullChain returns the chain of a normal node with the given backend.
 func fullChain(backend string) chain {
 	common := object{"cniVersion": "1.1.0", "name": "fault-" + backend}
 	return chain{
@@ -37,7 +37,7 @@ func fullChain(backend string) chain {
 	}
 }
 
-// alone are chains of one plugin: host-local as foreign main plugins call it, and loopback.
+// alone returns the chains of one plugin: host-local as foreign main plugins call it, and loopback.
 func alone() map[string]chain {
 	common := object{"cniVersion": "1.1.0", "name": "alone"}
 	return map[string]chain{
@@ -62,13 +62,13 @@ type world struct {
 	*testing.T
 	chain chain
 	pod   *sandbox.Pod
-	prev  []byte // of a foreign main plugin
+	prev  []byte // result of a foreign main plugin
 	opt   sandbox.Options
-	base  *sandbox.Snapshot // before the pod's first ADD
+	base  *sandbox.Snapshot // snapshot before the pod's first ADD
 }
 
-// newWorld runs the whole chain for another pod first: the bridge and the tables that all pods share stay on the node. A chain that
-// begins with a chained plugin finds pods that a foreign main plugin has connected.
+// newWorld runs the whole chain for another pod first, so the bridge and the tables that all pods share exist. If the chain begins
+// with a chained plugin, a foreign main plugin connects the pods.
 func newWorld(t *testing.T, c chain) world {
 	t.Helper()
 	first := world{T: t, chain: c, pod: kerneltest.NewPod(t)}
@@ -82,7 +82,7 @@ func newWorld(t *testing.T, c chain) world {
 	first.add(len(c))
 	first.del(len(c))
 	w.opt = sandbox.Options{Pods: []*sandbox.Pod{w.pod}, Dirs: harness.StateDirs(),
-		// the kernel's, from the first time that lo is up
+		// the kernel sets this address when lo is first up
 		Ignore: regexp.MustCompile(`^host: file .*/(last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$|: address 127\.0\.0\.1/8 dev lo$`)}
 	w.base = w.take()
 	return w
@@ -123,7 +123,7 @@ func connect(t *testing.T, pod *sandbox.Pod, n int) []byte {
 			t.Fatal(err)
 		}
 	}
-	// What portmap needs on the link of a pod goes with the link, and no sooner.
+	// Portmap's settings on a pod's link disappear with the link, and not before.
 	if err := host.Set(kernel.Sysctl{Path: "ipv4/conf/" + name + "/route_localnet", Value: "1"}); err != nil {
 		t.Fatal(err)
 	}
@@ -140,19 +140,19 @@ func (w world) take() *sandbox.Snapshot {
 	return s
 }
 
-// in returns the world of a subtest.
+// in returns the world for a subtest.
 func (w world) in(t *testing.T) world {
 	w.T = t
 	return w
 }
 
-// same wants the state to be as it was.
+// same checks that the state equals before.
 func (w world) same(before *sandbox.Snapshot) {
 	w.Helper()
 	kerneltest.NoLeak(w.T, before, w.opt)
 }
 
-// call makes a call of the plugin with a number in the chain.
+// call returns a call of plugin number i of the chain.
 func (w world) call(i int, verb string, prev []byte) call {
 	return call{step: w.chain[i], verb: verb, pod: w.pod, prev: prev}
 }
@@ -167,7 +167,7 @@ func (w world) add(n int) (prev []byte) {
 	return prev
 }
 
-// del runs DEL of the first n plugins, backwards.
+// del runs DEL of the first n plugins in reverse order.
 func (w world) del(n int) {
 	w.Helper()
 	for i := n - 1; i >= 0; i-- {
@@ -175,7 +175,7 @@ func (w world) del(n int) {
 	}
 }
 
-// forEachChain runs a test on the chain with both backends, and on each plugin that works alone.
+// forEachChain runs a test with the chain on both backends, and with each plugin that works alone.
 func forEachChain(t *testing.T, test func(world)) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -188,7 +188,7 @@ func forEachChain(t *testing.T, test func(world)) {
 	forEachShortChain(t, test)
 }
 
-// forEachShortChain leaves out the chains that begin with an address from host-local.
+// forEachShortChain runs a test with the chained plugins behind a foreign main plugin, and with each plugin that works alone.
 func forEachShortChain(t *testing.T, test func(world)) {
 	foreign := fullChain("nftables")[1:]
 	t.Run("foreign", func(t *testing.T) { test(newWorld(t, foreign)) })

@@ -19,16 +19,17 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Once the legacy tables were looked at they stay loaded in a namespace, so these tests come last in this folder.
+// Legacy tables stay loaded in a namespace after the first access, so these tests come last in this folder.
 
-// TestXTables: iptables is two programs, and others use it at the same time.
+// TestXTables: iptables exists as two programs, and other programs use it at the same time.
 func TestXTables(t *testing.T) {
 	t.Run("F-20 iptables and backend changed between ADD and DEL", testFlavours)
 	t.Run("F-22 xtables lock held, iptables-legacy", testXTablesLock)
 	t.Run("F-22 xtables lock held, iptables-nft", testXTablesLockNFT)
 }
 
-// alternatives returns what makes iptables "legacy" or "nft", as update-alternatives(1) does, for this test alone.
+// alternatives returns a function that makes iptables "legacy" or "nft" in this test's mount namespace, as update-alternatives(1)
+// does.
 func alternatives(t *testing.T) (choose func(flavour string)) {
 	t.Helper()
 	harness.Program(t, "iptables-legacy")
@@ -41,7 +42,7 @@ func alternatives(t *testing.T) (choose func(flavour string)) {
 		t.Skipf("SKIPPED: this kernel has no ip_tables: %s", bytes.TrimSpace(out))
 	}
 	if _, err := os.ReadFile("/proc/thread-self/net/ip_tables_names"); err != nil {
-		t.Skip("SKIPPED: the kernel tells an ordinary user no names of legacy tables")
+		t.Skip("SKIPPED: the kernel hides the names of legacy tables from an ordinary user")
 	}
 	dir := t.TempDir()
 	harness.Shell(t, fmt.Sprintf("cp -dR %s/. %s; mount --bind %[2]s %[1]s", folder, dir))
@@ -56,7 +57,7 @@ func alternatives(t *testing.T) (choose func(flavour string)) {
 	}
 }
 
-// testFlavours: whatever iptables and the backend were at ADD, DEL leaves nothing.
+// testFlavours changes iptables and the backend between ADD and DEL. DEL leaves nothing.
 func testFlavours(t *testing.T) {
 	choose := alternatives(t)
 	s := newSweep(t, "nftables")
@@ -69,13 +70,13 @@ func testFlavours(t *testing.T) {
 		*harness.Network
 	}
 	legacy, nft, tables := node{"legacy", "iptables", iptables}, node{"nft", "iptables", iptables}, node{"nft", "nftables", s.Network}
-	for _, n := range []node{legacy, nft} { // what the first pod makes stays, in each
+	for _, n := range []node{legacy, nft} { // the first pod's shared state stays, in each network
 		choose(n.flavour)
 		pod := harness.NewPod(t, "first-"+n.flavour)
 		n.Must(t, "ADD", harness.Attachment(pod, pod.Name, harness.Capabilities()))
 		n.Must(t, "DEL", harness.Attachment(pod, pod.Name, harness.Capabilities()))
 	}
-	// What networks without pods still have goes with a reload.
+	// A reload removes the rules that networks without pods still have.
 	if err := meanwhile(t, nft.Network, "reload"); err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +107,7 @@ func testFlavours(t *testing.T) {
 	s.Report(t)
 }
 
-// meanwhile is what happens to the node between ADD and DEL of a pod: rules of all pods may be written again.
+// meanwhile runs a verb of the whole node between ADD and DEL of a pod. The verb may write the rules of all pods again.
 func meanwhile(t *testing.T, n *harness.Network, what string) error {
 	t.Helper()
 	switch what {
@@ -126,10 +127,10 @@ func meanwhile(t *testing.T, n *harness.Network, what string) error {
 	return nil
 }
 
-// xtablesLock is the file by which iptables-legacy keeps others out.
+// xtablesLock is the lock file of iptables-legacy.
 const xtablesLock = "/run/xtables.lock"
 
-// onlyPortmap is the sweep's chain where portmap alone uses iptables.
+// onlyPortmap returns a sweep of a chain in which only portmap uses iptables.
 func onlyPortmap(t *testing.T) *sweep {
 	t.Helper()
 	s := newSweep(t, "nftables")
@@ -142,7 +143,7 @@ func onlyPortmap(t *testing.T) *sweep {
 	return s
 }
 
-// testXTablesLock: while another program holds the lock of xtables, ADD and DEL wait for a bounded time and then return code 11 (try again
+// testXTablesLock holds the xtables lock in another program. ADD and DEL wait for a limited time and then return code 11 (try again
 // later). The failed ADD leaves nothing, so its DEL needs no lock and does not wait.
 func testXTablesLock(t *testing.T) {
 	choose := alternatives(t)
@@ -174,7 +175,7 @@ func testXTablesLock(t *testing.T) {
 	s.Report(t)
 }
 
-// testXTablesLockNFT: iptables-nft never takes the lock, so it does not matter who holds it.
+// testXTablesLockNFT holds the xtables lock. iptables-nft never takes this lock, so the verbs succeed.
 func testXTablesLockNFT(t *testing.T) {
 	alternatives(t)("nft")
 	s := onlyPortmap(t)

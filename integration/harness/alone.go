@@ -13,14 +13,14 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Alone is an interface of a pod that some main plugin has connected, and whose link stays whatever bandwidth does.
+// Alone is a pod interface that a main plugin has connected. bandwidth never deletes its link.
 type Alone struct {
 	Pod          *sandbox.Pod
-	ifname, link string // the pod side and the host side
+	ifname, link string // interfaces of the pod side and the host side
 	InPod, Node  string // their addresses
 }
 
-// Rates are limits in Mbit/s as the pod sees them; 0 is none.
+// Rates are limits in Mbit/s, with the directions as the pod sees them. 0 means no limit.
 type Rates struct{ Ingress, Egress int }
 
 // NewAlone connects a new pod by a veth pair.
@@ -50,7 +50,7 @@ func (a *Alone) connect(t *testing.T) {
 	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", a.link).Run() })
 }
 
-// Call returns a call of bandwidth with limits as containerd sends them.
+// Call returns a call of bandwidth with limits in containerd's form.
 func (a *Alone) Call(verb string, r Rates) Call {
 	limits := map[string]any{}
 	for direction, rate := range map[string]int{"ingress": r.Ingress, "egress": r.Egress} {
@@ -88,8 +88,8 @@ func (a *Alone) InEffect() (Rates, error) {
 	return r, err
 }
 
-// LimitsOf returns the limits that the kernel applies: the token bucket of the link, and that of the device, which it names, to which all
-// that the link receives is redirected.
+// LimitsOf returns the limits that the kernel applies to a link: the rate of the link's token bucket, and the rate of the token bucket
+// of the device to which the link's ingress is redirected. It also returns the name of this device.
 func LimitsOf(name string) (r Rates, device string, err error) {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -121,7 +121,7 @@ func LimitsOf(name string) (r Rates, device string, err error) {
 	return r, device, nil
 }
 
-// bucketOf returns the rate of the token bucket of a link in Mbit/s, 0 without one.
+// bucketOf returns the rate of a link's token bucket in Mbit/s, or 0 if the link has none.
 func bucketOf(link netlink.Link) (int, error) {
 	qdiscs, err := netlink.QdiscList(link)
 	for _, q := range qdiscs {
@@ -132,7 +132,7 @@ func bucketOf(link netlink.Link) (int, error) {
 	return 0, err
 }
 
-// Passes sends an echo request from either side.
+// Passes sends an echo request from each side.
 func (a *Alone) Passes() error {
 	errs := []error{Ping(nil, a.InPod, TrafficLimit), Ping(a.Pod, a.Node, TrafficLimit)}
 	for i, from := range []string{"node", "pod"} {
@@ -143,7 +143,7 @@ func (a *Alone) Passes() error {
 	return errors.Join(errs...)
 }
 
-// Warm has bandwidth make what stays on the node, and the neighbours find one another. On the link nothing stays.
+// Warm lets bandwidth create the node's shared state, and fills the neighbour tables. Nothing remains on the link.
 func (a *Alone) Warm(t testing.TB) {
 	t.Helper()
 	qdiscs := func() int {
@@ -168,7 +168,7 @@ func (a *Alone) Warm(t testing.TB) {
 	}
 }
 
-// Wants fails the test unless these limits hold, and traffic passes.
+// Wants fails the test unless the limits equal want and traffic passes.
 func (a *Alone) Wants(t testing.TB, want Rates, after string) {
 	t.Helper()
 	if got, err := a.InEffect(); got != want || err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Named returns Attachment with the names of the container and of the pod alike.
+// Named returns an Attachment whose container ID is the pod's name.
 func Named(pod *sandbox.Pod, caps map[string]any) *libcni.RuntimeConf {
 	rt := Attachment(pod, pod.Name, caps)
 	for i, arg := range rt.Args {
@@ -24,13 +24,13 @@ func Named(pod *sandbox.Pod, caps map[string]any) *libcni.RuntimeConf {
 	return rt
 }
 
-// HostPort returns the capability of a pod whose port 80 is 8080 of the node.
+// HostPort returns the capability of a pod whose port 80 is the node's port 8080.
 func HostPort() map[string]any {
 	return Mappings(Port(8080, 80, "tcp"))
 }
 
-// ChainOf returns the conflist of a node: bridge with host-local and masquerade, then
-// those of portmap and bandwidth that are in the folder under test.
+// ChainOf returns the conflist of a node: bridge with host-local and masquerade, then portmap and bandwidth if the tested folder
+// contains them.
 func ChainOf(t testing.TB, version, backend string) []byte {
 	t.Helper()
 	Need(t, "bridge", "host-local")
@@ -77,7 +77,7 @@ func Attachment(pod *sandbox.Pod, id string, caps map[string]any) *libcni.Runtim
 	}
 }
 
-// Addresses returns the addresses of a result, without the length of the prefix.
+// Addresses returns the addresses of a result without prefix lengths.
 func Addresses(t testing.TB, result Object) []string {
 	t.Helper()
 	var list []string
@@ -92,7 +92,7 @@ func Addresses(t testing.TB, result Object) []string {
 	return list
 }
 
-// ChainTraffic connects pod to pod, and through the hostPort from everywhere.
+// ChainTraffic tests connections between pods, and to the hostPort from every kind of client.
 func ChainTraffic(t *testing.T, web, client *sandbox.Pod, addresses []string) {
 	t.Helper()
 	server, err := Serve(web, 80)
@@ -114,5 +114,5 @@ func ChainTraffic(t *testing.T, web, client *sandbox.Pod, addresses []string) {
 	Reach(t, nil, "127.0.0.1:8080", web)
 }
 
-// Mappings returns the capability of a pod with ports.
+// Mappings returns the capability of a pod with the given port mappings.
 func Mappings(list ...any) map[string]any { return map[string]any{"portMappings": list} }

@@ -37,11 +37,11 @@ func AllVersions() []string {
 	return []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 }
 
-// Coded returns an error unless err is nil or the error document of a plugin, with a code other than that of a defect.
+// Coded returns an error unless err is nil or a plugin's error document. The code must not be the code of an internal defect.
 func Coded(err error) error {
 	var doc *types.Error
 	if err == nil || errors.As(err, &doc) && doc.Code != 0 && doc.Code != 999 && doc.Msg != "" && !strings.Contains(doc.Msg, "goroutine ") {
 		return nil
 	}
-	return fmt.Errorf("no decent error: %w", err)
+	return fmt.Errorf("no error with a valid code: %w", err)
 }

@@ -11,20 +11,19 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Fixture is one host with one attached pod, which nothing may disturb, and one
-// pod that has nothing yet. Their names are the container IDs, different in every
-// test so that none stumbles over what another left.
+// Fixture is a host with one attached pod, which the test must not change, and one fresh pod without a network. The pods' names are
+// also the container IDs. They differ in every test, so that a test does not depend on another test's leftovers.
 type Fixture struct {
 	Attached *sandbox.Pod
 	Fresh    *sandbox.Pod
 	Oracle   *Oracle
 
-	chainPod *sandbox.Pod    // what chained plugins work on: attached, or fresh during a life
-	Prev     json.RawMessage // result of the bridge for it
+	chainPod *sandbox.Pod    // the pod that chained plugins change: attached, or fresh during a life
+	Prev     json.RawMessage // the bridge's result for chainPod
 }
 
-// NewFixture attaches a pod to the network that the plugin's tables use. What the
-// plugin makes once and keeps for all pods exists before the oracle looks.
+// NewFixture attaches a pod to the network that the plugin's tables use. The state that all pods of a plugin share exists before the
+// oracle takes its snapshot.
 func NewFixture(t *testing.T, plugin string) *Fixture {
 	t.Helper()
 	Need(t, "bridge", "host-local", plugin)
@@ -34,7 +33,7 @@ func NewFixture(t *testing.T, plugin string) *Fixture {
 	f.chainPod, f.Prev = f.Attached, json.RawMessage(add.Run(t).OK(t).Stdout)
 	t.Cleanup(func() {
 		add.With("CNI_COMMAND", "DEL").Run(t).OK(t)
-		add.With("CNI_COMMAND", "DEL", "CNI_CONTAINERID", f.Fresh.Name, "CNI_NETNS", f.Fresh.Path).Run(t) // what a failed test left
+		add.With("CNI_COMMAND", "DEL", "CNI_CONTAINERID", f.Fresh.Name, "CNI_NETNS", f.Fresh.Path).Run(t) // remove the leftovers of a failed test
 	})
 	f.Life(t, plugin, func() {
 		f.Good("ADD", plugin).Run(t).OK(t)
@@ -44,7 +43,7 @@ func NewFixture(t *testing.T, plugin string) *Fixture {
 	return f
 }
 
-// BridgeConf returns the configuration of the bridge of the network that all tables use.
+// BridgeConf returns the bridge's configuration for the network of all tables.
 func BridgeConf() Object {
 	return Object{
 		"cniVersion": "1.1.0", "name": "table", "type": "bridge", "bridge": "table0", "isGateway": true,
@@ -52,7 +51,7 @@ func BridgeConf() Object {
 	}
 }
 
-// Conf returns a good configuration of a plugin. A chained plugin gets the prevResult of the attached pod.
+// Conf returns a valid configuration of a plugin. A chained plugin gets the attached pod's prevResult.
 func (f *Fixture) Conf(plugin string) Object {
 	switch plugin {
 	case "bridge":
@@ -76,12 +75,11 @@ func Port(host, container, protocol any) map[string]any {
 	return map[string]any{"hostPort": host, "containerPort": container, "protocol": protocol}
 }
 
-// Chained reports whether a plugin works on what the bridge made.
+// Chained reports whether a plugin works on the result of the bridge.
 func Chained(plugin string) bool { return plugin == "portmap" || plugin == "bandwidth" }
 
-// Life calls f, which runs ADD and DEL of a plugin on the fresh pod. For a chained
-// plugin the bridge attaches the pod before and detaches it afterwards: only both
-// DELs together promise that nothing is left.
+// Life calls f, which runs ADD and DEL of a plugin on the fresh pod. For a chained plugin, the bridge attaches the pod before f and
+// detaches it afterwards, because only both DELs together remove everything.
 func (f *Fixture) Life(t *testing.T, plugin string, do func()) {
 	t.Helper()
 	if !Chained(plugin) {
@@ -113,13 +111,13 @@ func (f *Fixture) Good(verb, plugin string) Call {
 	return NewCall(verb, plugin, f.Fresh, f.Fresh.Name, conf)
 }
 
-// Config returns the call with another configuration.
+// Config returns a copy of the call with another configuration.
 func (c Call) Config(conf any) Call {
 	c.Stdin = Encode(conf)
 	return c
 }
 
-// ForEach runs a table once for every plugin that is in the folder.
+// ForEach runs a table once for every plugin in the tested folder.
 func ForEach(t *testing.T, table func(t *testing.T, f *Fixture, plugin string)) {
 	for _, plugin := range AllPlugins() {
 		t.Run(plugin, func(t *testing.T) {

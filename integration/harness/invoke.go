@@ -21,23 +21,23 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// CallLimit is far above what any verb needs, so that a hang fails a test by name.
+// CallLimit is much longer than any verb takes, so that a plugin that hangs fails its own test.
 const CallLimit = 60 * time.Second
 
-// PodArgs names the pod that every call of the tables is about.
+// PodArgs names the pod of every call of the tables.
 const PodArgs = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"
 
-// Call is one start of a plugin. A variable whose value is "" is not set.
+// Call is one run of a plugin. A variable with the value "" is not set.
 type Call struct {
 	Plugin string
 	Env    map[string]string
 	Stdin  []byte
 	Reader io.Reader    // instead of stdin
-	In     *sandbox.Pod // the namespace to start in; nil for the host
+	In     *sandbox.Pod // the namespace in which the plugin starts; nil for the host
 	Stdout io.Writer    // instead of Outcome.Stdout
 }
 
-// Outcome is what came back.
+// Outcome is the result of a call.
 type Outcome struct {
 	Call
 	Exit   int
@@ -59,7 +59,7 @@ func NewCall(verb, plugin string, pod *sandbox.Pod, id string, conf any) Call {
 	return c
 }
 
-// With returns a copy of the call with variables replaced, given as name, value, ...
+// With returns a copy of the call with replaced variables, given as name, value, ...
 func (c Call) With(pairs ...string) Call {
 	c.Env = maps.Clone(c.Env)
 	for p := range slices.Chunk(pairs, 2) {
@@ -71,7 +71,7 @@ func (c Call) With(pairs ...string) Call {
 // Verb returns CNI_COMMAND.
 func (c Call) Verb() string { return c.Env["CNI_COMMAND"] }
 
-// Run runs the call, and fails the test unless the plugin answered.
+// Run runs the call, and fails the test unless the plugin ran to its end.
 func (c Call) Run(t testing.TB) Outcome {
 	t.Helper()
 	o, err := c.Start()
@@ -81,7 +81,7 @@ func (c Call) Run(t testing.TB) Outcome {
 	return o
 }
 
-// Start runs the call. A plugin that fails is no error: Outcome.Exit tells.
+// Start runs the call. It returns no error for a plugin that fails; see Outcome.Exit.
 func (c Call) Start() (Outcome, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), CallLimit)
 	defer cancel()
@@ -111,7 +111,7 @@ func (c Call) Start() (Outcome, error) {
 	return o, err
 }
 
-// Enter calls f in the namespace of a pod, or of the host.
+// Enter calls f in the namespace of a pod or of the host.
 func Enter(pod *sandbox.Pod, f func() error) error {
 	if pod == nil {
 		return f()
@@ -119,7 +119,7 @@ func Enter(pod *sandbox.Pod, f func() error) error {
 	return pod.Do(f)
 }
 
-// OK demands success, and on stdout what the verb allows there.
+// OK fails the test unless the call succeeded and stdout has what the verb permits.
 func (o Outcome) OK(t testing.TB) Outcome {
 	t.Helper()
 	if o.Exit != 0 {
@@ -146,8 +146,8 @@ type Failure struct {
 	Details    string `json:"details"`
 }
 
-// Refused demands an error that is complete: one document on stdout with one of
-// the codes, with a version, a message of decent size and the name of the pod.
+// Refused fails the test unless the plugin printed a complete error: one document on stdout with one of the codes, a version, a
+// message of limited size and the pod's name.
 func (o Outcome) Refused(t testing.TB, codes ...int) Failure {
 	t.Helper()
 	if o.Exit != 1 {
@@ -165,7 +165,7 @@ func (o Outcome) Refused(t testing.TB, codes ...int) Failure {
 	return f
 }
 
-// version is the one that the configuration asks for, if the plugin has it.
+// version returns the version in the configuration, or "" if the plugin does not support it.
 func (o Outcome) version() string {
 	var conf struct {
 		CNIVersion string `json:"cniVersion"`
@@ -190,14 +190,14 @@ func (o Outcome) checkText(t testing.TB, f Failure) {
 		t.Errorf("%s: unprintable character in %q %q", o.title(), f.Msg, f.Details)
 	}
 	if o.Verb() == "DEL" && (strings.Contains(f.Msg, "not found") || strings.Contains(f.Msg, "no such file")) {
-		t.Errorf("%s: %q would be read as success", o.title(), f.Msg)
+		t.Errorf("%s: runtimes take %q for success", o.title(), f.Msg)
 	}
 	if strings.Contains(o.Stderr, `"code"`) {
 		t.Errorf("%s: an error document on stderr: %s", o.title(), o.Stderr)
 	}
 }
 
-// OneDocument decodes exactly one JSON document, without keys that the target does not have.
+// OneDocument decodes exactly one JSON document. Keys that the target does not have are an error.
 func OneDocument(t testing.TB, text string, into any) {
 	t.Helper()
 	d := json.NewDecoder(strings.NewReader(text))
@@ -206,14 +206,14 @@ func OneDocument(t testing.TB, text string, into any) {
 		t.Fatalf("stdout %q: %v", text, err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		t.Fatalf("stdout holds more than one document: %q", text)
+		t.Fatalf("stdout has more than one document: %q", text)
 	}
 }
 
 // Object is a JSON object that tests edit.
 type Object map[string]any
 
-// Encode renders a configuration; bytes and strings go as they are.
+// Encode renders a configuration as JSON; bytes and strings are passed unchanged.
 func Encode(v any) []byte {
 	switch v := v.(type) {
 	case nil:
@@ -230,13 +230,12 @@ func Encode(v any) []byte {
 	return b
 }
 
-// With returns a deep copy with values at dotted paths replaced, given as path,
-// value, ...; a nil value removes the key. Reserved keys as in cni.dev/x are one
-// step, not two.
+// With returns a deep copy with replaced values at dotted paths, given as path, value, ...; a nil value removes the key. A reserved
+// key such as cni.dev/x counts as one step of the path.
 func (o Object) With(pairs ...any) Object {
 	out := Object{}
 	d := json.NewDecoder(bytes.NewReader(Encode(o)))
-	d.UseNumber() // 2^64-1 is no float64
+	d.UseNumber() // a float64 cannot hold 2^64-1
 	if err := d.Decode(&out); err != nil {
 		panic(err)
 	}
@@ -263,7 +262,7 @@ func (o Object) With(pairs ...any) Object {
 	return out
 }
 
-// RawObject decodes a result to put it into a configuration.
+// RawObject decodes a result for use in a configuration.
 func RawObject(t testing.TB, text string) Object {
 	t.Helper()
 	var o Object

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// The node and a machine in its network, which has no route to pods and is the node's router.
+// Addresses of the node and of a machine in its network. The machine is the node's router and has no route to pods.
 const (
 	NodeV4 = "192.0.2.1"
 	NodeV6 = "2001:db8:92::1"
@@ -20,7 +20,7 @@ const (
 	LANV6  = "2001:db8:92::2"
 )
 
-// NewLAN makes that machine and the node's link to it, lan0.
+// NewLAN creates that machine and the node's link to it, lan0.
 func NewLAN(t *testing.T) *sandbox.Pod {
 	t.Helper()
 	Program(t, "ip")

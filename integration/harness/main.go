@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package harness is what the tests of several folders share: it builds their programs and starts them (Main), watches the node for
-// what is left (Oracle), calls single plugins (Call) and whole conflists through libcni (Network), and sends traffic.
+// Package harness contains code that the tests of several folders share. It builds their programs and starts them (Main), compares the
+// node's state before and after (Oracle), runs single plugins (Call) and whole conflists through libcni (Network), and sends traffic.
 //
-// The test binary has two lives: the first, on the machine, builds the programs and runs the binary again; the second runs the tests in
-// a sandbox, which has no network to fetch modules from.
+// The test binary runs twice. The first run, on the machine, builds the programs and runs the binary again. The second run executes
+// the tests in a sandbox, which has no network for fetching modules.
 package harness
 
 import (
@@ -21,13 +21,14 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// BinEnv names the folder of the programs under test. Where it is not set, they are built from this tree.
+// BinEnv is the environment variable with the folder of the tested programs. If it is not set, Main builds the programs from this
+// tree.
 const BinEnv = "PODLACE_BIN"
 
-// ToolsEnv names the folder of the programs that the tests use beside those under test. Where it is not set, they are built.
+// ToolsEnv is the environment variable with the folder of additional programs that the tests use. If it is not set, Main builds them.
 const ToolsEnv = "PODLACE_TOOLS"
 
-// A Tool builds programs that the tests use beside those under test into the folder that ToolsEnv names.
+// A Tool builds additional programs that the tests use into the folder of ToolsEnv.
 type Tool func(dir string) error
 
 // Main runs the tests of a package with the programs under test and the tools that the package needs. TestMain calls it.
@@ -68,18 +69,19 @@ func Faulty(dir string) error {
 	return build(filepath.Join(dir, "fault"), "-tags=podlace_fault", "./plugins/...")
 }
 
-// Reference builds the reference plugins into ReferenceDir. Without them it says so, and what uses them is skipped.
+// Reference builds the reference plugins into ReferenceDir. If that fails, it prints the reason, and tests that need these plugins are
+// skipped.
 func Reference(dir string) error {
 	if out, err := exec.Command(filepath.Join(root(), "scripts/reference.sh"), filepath.Join(dir, "reference")).CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "integration: SKIPPING what needs the reference plugins: %v\n%s", err, out)
+		fmt.Fprintf(os.Stderr, "integration: SKIPPING tests that need the reference plugins: %v\n%s", err, out)
 	}
 	return nil
 }
 
-// Calico builds the stand-in for the plugin of that name.
+// Calico builds the stand-in for Calico's plugin.
 func Calico(dir string) error { return build(dir, "./integration/harness/calico") }
 
-// BinDir returns the folder of the programs under test.
+// BinDir returns the folder of the tested programs.
 func BinDir() string { return os.Getenv(BinEnv) }
 
 // FaultDir returns the folder of the programs that Faulty built.
@@ -88,7 +90,7 @@ func FaultDir() string { return filepath.Join(os.Getenv(ToolsEnv), "fault") }
 // ReferenceDir returns the folder of the reference plugins.
 func ReferenceDir() string { return filepath.Join(os.Getenv(ToolsEnv), "reference") }
 
-// AllPlugins returns the plugins that the reference has, too.
+// AllPlugins returns the plugins that the reference has as well.
 func AllPlugins() []string {
 	return []string{"bridge", "host-local", "loopback", "portmap", "bandwidth"}
 }
@@ -106,13 +108,13 @@ func reportMissing(bin string) {
 	}
 }
 
-// Present reports whether a folder holds a program.
+// Present reports whether a folder contains a program.
 func Present(bin, program string) bool {
 	info, err := os.Stat(filepath.Join(bin, program))
 	return err == nil && info.Mode().IsRegular()
 }
 
-// Need skips a test whose plugins are not in the folder under test.
+// Need skips the test if a plugin is missing in the tested folder.
 func Need(t testing.TB, plugins ...string) {
 	t.Helper()
 	for _, p := range plugins {
@@ -122,7 +124,7 @@ func Need(t testing.TB, plugins ...string) {
 	}
 }
 
-// root returns the top of the source tree: the module above the folder of a package, in which its tests run.
+// root returns the top of the source tree: the nearest parent folder with a go.mod. Tests run in the folder of their package.
 func root() string {
 	dir := ".."
 	for !Present(dir, "go.mod") {
@@ -131,7 +133,7 @@ func root() string {
 	return dir
 }
 
-// build builds packages of the source tree into a folder; flags of "go build" may come before them.
+// build builds packages of the source tree into a folder; args may begin with flags of "go build".
 func build(dir string, args ...string) error {
 	cmd := exec.Command("go", append([]string{"build", "-buildvcs=false", "-o", dir + "/"}, args...)...)
 	cmd.Dir = root()
@@ -142,7 +144,7 @@ func build(dir string, args ...string) error {
 	return nil
 }
 
-// programs returns the folder that BinEnv names, or builds all programs of the source tree into a folder.
+// programs returns the folder of BinEnv, or builds all programs of the source tree into a folder.
 func programs(dir string) (string, error) {
 	if bin := os.Getenv(BinEnv); bin != "" {
 		return filepath.Abs(bin)
@@ -150,7 +152,7 @@ func programs(dir string) (string, error) {
 	if err := build(dir, "./plugins/..."); err != nil {
 		return dir, err
 	}
-	cmd := exec.Command("scripts/source-hash.sh") // as make build does, for make install
+	cmd := exec.Command("scripts/source-hash.sh") // make install requires this file of make build
 	cmd.Dir = root()
 	hash, err := cmd.Output()
 	if err != nil {
@@ -160,7 +162,7 @@ func programs(dir string) (string, error) {
 }
 
 func rerun(env []string) (int, error) {
-	runtime.LockOSThread() // Pdeathsig follows the thread that forked
+	runtime.LockOSThread() // Pdeathsig applies to the thread that forked
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), env...)

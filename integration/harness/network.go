@@ -14,7 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// Network is one conflist as libcni sees it.
+// Network is one conflist, opened with libcni.
 type Network struct {
 	CNI    *libcni.CNIConfig
 	List   *libcni.NetworkConfigList
@@ -53,7 +53,7 @@ func (n *Network) Must(t testing.TB, verb string, rt *libcni.RuntimeConf, valid 
 	return RawObject(t, string(Encode(result)))
 }
 
-// OpenNetwork reads a conflist; exec replaces libcni's own way to start plugins.
+// OpenNetwork opens a conflist; exec replaces libcni's own method of starting plugins.
 func OpenNetwork(conflist []byte, cacheDir string, exec invoke.Exec) (*Network, error) {
 	list, err := libcni.NetworkConfFromBytes(conflist)
 	if err != nil {
@@ -67,7 +67,7 @@ func OpenNetwork(conflist []byte, cacheDir string, exec invoke.Exec) (*Network, 
 	return n, nil
 }
 
-// Exec starts plugins and keeps what they write to stderr.
+// Exec returns an exec that starts plugins and keeps their stderr.
 func (n *Network) Exec() invoke.Exec {
 	return &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: &n.Stderr}}
 }

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HoldLock takes a lock file as another process would, in both ways that are in use, until the function that it returns is called.
+// HoldLock locks a file with both kinds of locks, as another process would, until the returned function is called.
 func HoldLock(t *testing.T, path string) (free func()) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -42,12 +42,12 @@ func NeedBackend(t *testing.T, backend string) {
 	}
 }
 
-// Await polls until something has come about.
+// Await polls until ok returns true.
 func Await(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(CallLimit); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("waited in vain for %s", what)
+			t.Fatalf("timeout while waiting for %s", what)
 		}
 	}
 }

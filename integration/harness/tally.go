@@ -8,10 +8,10 @@ import (
 	"testing"
 )
 
-// Exhaustive reports whether every case is wanted, and not a sample.
+// Exhaustive reports whether FAULTS=all asks for every case instead of a sample.
 func Exhaustive() bool { return os.Getenv("FAULTS") == "all" }
 
-// Some returns how many rounds of a fault to try: few in every run, or all.
+// Some returns few in a normal run and all with FAULTS=all.
 func Some[T any](few, all T) T {
 	if Exhaustive() {
 		return all
@@ -19,13 +19,12 @@ func Some[T any](few, all T) T {
 	return few
 }
 
-// Tally counts what the tests of faults tried and found. The titles of these tests begin
-// with the number of the fault.
+// Tally counts the results of fault tests. The titles of these tests begin with the number of the fault.
 type Tally struct {
-	Points     int // places or cases in which the fault came
-	Leaks      int // after how many of them something was left
+	Points     int // places or cases with an injected fault
+	Leaks      int // number of points after which state was leaked
 	Duplicates int // addresses that two pods had
-	Next       int // how often another ADD was tried afterwards
+	Next       int // number of further ADDs that were tried afterwards
 	NextFailed int
 }
 

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TellClients answers every connection with the address of the client.
-func TellClients(pod *sandbox.Pod, port int) (net.Listener, error) {
+// ServeClientAddress answers every connection with the address of the client.
+func ServeClientAddress(pod *sandbox.Pod, port int) (net.Listener, error) {
 	var l net.Listener
 	err := Networked(pod, func() (err error) {
 		l, err = net.Listen("tcp", fmt.Sprintf("[::]:%d", port))
@@ -41,11 +41,11 @@ func TellClients(pod *sandbox.Pod, port int) (net.Listener, error) {
 	return l, nil
 }
 
-// TrafficLimit bounds a connection that should come about. The first packet of a
-// fresh pod may have to wait for one resend.
+// TrafficLimit is the time limit of a connection that should succeed. The first packet of a new pod may have to wait for one
+// retransmission.
 const TrafficLimit = 3 * time.Second
 
-// Patience returns how long to wait for traffic that should, or should not, get through.
+// Patience returns the time limit for traffic that should pass, or should be blocked.
 func Patience(blocked bool) time.Duration {
 	if blocked {
 		return time.Second / 2
@@ -53,9 +53,8 @@ func Patience(blocked bool) time.Duration {
 	return TrafficLimit
 }
 
-// Networked calls f in the namespace of a pod, or of the host, where it may use
-// package net. That package finds out once which families work, by binding to
-// ::1, and would find none if it did so in a pod whose lo is down.
+// Networked calls f in the namespace of a pod or of the host, where f may use package net. That package tests once which families work
+// by binding to ::1. If it did so in a pod whose lo is down, it would find none.
 func Networked(pod *sandbox.Pod, f func() error) error {
 	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
 		_ = l.Close()
@@ -78,13 +77,13 @@ func Serve(pod *sandbox.Pod, port int) (io.Closer, error) {
 	return l, nil
 }
 
-// A Speaker answers connections and datagrams to one address until it is closed.
+// A Speaker answers connections and datagrams at one address until it is closed.
 type Speaker struct {
 	tcp net.Listener
 	udp net.PacketConn
 }
 
-// Speak answers connections and questions of Ask to an address of a machine, nil for the node, with the machine's name.
+// Speak answers connections and Ask's questions at an address of a machine with the machine's name. The machine nil is the node.
 func Speak(on *sandbox.Pod, address string) (*Speaker, error) {
 	s := &Speaker{}
 	err := Networked(on, func() (err error) {
@@ -101,7 +100,7 @@ func Speak(on *sandbox.Pod, address string) (*Speaker, error) {
 	return s, nil
 }
 
-// Close ends the answers.
+// Close stops the answers.
 func (s *Speaker) Close() (err error) {
 	if s.tcp != nil {
 		err = s.tcp.Close()
@@ -123,7 +122,7 @@ func speakTCP(l net.Listener, as string) {
 	}
 }
 
-// speakUDP repeats questions, behind the name. What asks nothing gets no answer.
+// speakUDP answers each question with the name and the question. Datagrams that are not questions get no answer.
 func speakUDP(c net.PacketConn, as string) {
 	b := make([]byte, 1500)
 	for {
@@ -157,7 +156,7 @@ func Ask(from *sandbox.Pod, protocol, address string, limit time.Duration) (stri
 	return strings.TrimSuffix(string(b[:n]), " ?"), err
 }
 
-// Dial connects from a pod, or from the host, and returns what the server says.
+// Dial connects from a pod or from the host, and returns the server's text.
 func Dial(from *sandbox.Pod, address string, limit time.Duration) (string, error) {
 	var c net.Conn
 	err := Networked(from, func() error {
@@ -191,7 +190,7 @@ func NameOf(pod *sandbox.Pod) string {
 	return pod.Name
 }
 
-// Ping sends one echo request from a pod, or from the host, and waits for the answer.
+// Ping sends one echo request from a pod or from the host, and waits for the reply.
 func Ping(from *sandbox.Pod, address string, limit time.Duration) error {
 	to, err := netip.ParseAddr(address)
 	if err != nil {
@@ -216,7 +215,7 @@ func Ping(from *sandbox.Pod, address string, limit time.Duration) error {
 	return awaitEcho(c, answer)
 }
 
-// echo is an ICMP message of the given type; the kernel fills in the checksum of version 6.
+// echo returns an ICMP message of the given type; the kernel fills in the checksum of ICMPv6.
 func echo(kind byte) []byte {
 	m := []byte{kind, 0, 0, 0, 0x70, 0x6c, 0, 1}
 	sum := uint32(0)
@@ -231,7 +230,7 @@ func echo(kind byte) []byte {
 func awaitEcho(c *net.IPConn, answer byte) error {
 	b := make([]byte, 1500)
 	for {
-		n, _, err := c.ReadFrom(b) // unlike Read it removes the IP header
+		n, _, err := c.ReadFrom(b) // ReadFrom removes the IP header, Read does not
 		if err != nil {
 			return err
 		}

@@ -19,7 +19,7 @@ func Plain(t *testing.T) string {
 	return regexp.MustCompile(`[^A-Za-z0-9]+`).ReplaceAllString(t.Name(), "-")
 }
 
-// NewPod makes a namespace that ends with the test.
+// NewPod creates a namespace that exists until the end of the test.
 func NewPod(t testing.TB, name string) *sandbox.Pod {
 	t.Helper()
 	pod, err := sandbox.NewPod(name)
@@ -30,20 +30,20 @@ func NewPod(t testing.TB, name string) *sandbox.Pod {
 	return pod
 }
 
-// Oracle remembers the state of the host, of pods and of the state folders.
+// Oracle holds a snapshot of the host, of pods and of the state folders.
 type Oracle struct {
 	Options sandbox.Options
 	before  *sandbox.Snapshot
 }
 
-// StateDirs returns the folders of records and of leases.
+// StateDirs returns the folders of records and leases.
 func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni"} }
 
-// Harmless matches files that belong to no attachment: locks, marks of the node or a network, and the address at which the next search
-// begins. A partly written file of the last kind is harmless, too: the next ADD overwrites it.
+// Harmless matches files that belong to no attachment: locks, marks of the node or a network, and host-local's file of the last
+// address. A partly written file of the last kind is harmless too, because the next ADD overwrites it.
 const Harmless = `/(\.tmp-)?last_reserved_ip\.\d+|/\.podlace/[^/]+/(\.tmp-)?(mark|released)$|/\.?lock[^/]*$|/run/podlace/\.(iptables|[a-z]+\.lock|localhost(/[^/]+)?|no-fq_codel|shared-hostports)$|/\.(bridge|made|found)-[^/]+$`
 
-// Watch returns an oracle of the state as it is now.
+// Watch returns an oracle with a snapshot of the current state.
 func Watch(t testing.TB, pods ...*sandbox.Pod) *Oracle {
 	t.Helper()
 	o, err := NewOracle(pods...)
@@ -61,8 +61,8 @@ func NewOracle(pods ...*sandbox.Pod) (*Oracle, error) {
 	return &o, err
 }
 
-// Leaks returns what differs from the beginning. The kernel dismantles a namespace
-// in the background, so a difference counts only once it stays.
+// Leaks returns the differences from the snapshot. The kernel removes a namespace in the background, so Leaks ignores differences that
+// disappear within a short time.
 func (o *Oracle) Leaks() ([]string, error) {
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		diff, err := o.Diff()
@@ -72,7 +72,7 @@ func (o *Oracle) Leaks() ([]string, error) {
 	}
 }
 
-// Diff returns what differs right now.
+// Diff returns the current differences from the snapshot.
 func (o *Oracle) Diff() ([]string, error) {
 	now, err := sandbox.Take(o.Options)
 	if err != nil {
@@ -81,7 +81,7 @@ func (o *Oracle) Diff() ([]string, error) {
 	return sandbox.Diff(o.before, now), nil
 }
 
-// Clean fails the test if the state differs. Later calls compare with the state of this call, so each leak is reported once.
+// Clean fails the test if the state differs from the snapshot, and takes a new snapshot, so that each leak is reported once.
 func (o *Oracle) Clean(t testing.TB, after string) {
 	t.Helper()
 	leaks, err := o.Leaks()
@@ -94,7 +94,7 @@ func (o *Oracle) Clean(t testing.TB, after string) {
 	}
 }
 
-// Rebase makes the present state the one to compare with.
+// Rebase replaces the snapshot by the current state.
 func (o *Oracle) Rebase(t testing.TB) {
 	t.Helper()
 	var err error
@@ -103,7 +103,7 @@ func (o *Oracle) Rebase(t testing.TB) {
 	}
 }
 
-// InOrder goes through a table by its titles, so that every run is the same.
+// InOrder iterates over a table in the order of its titles, so that every run is the same.
 func InOrder[V any](table map[string]V) iter.Seq2[string, V] {
 	return func(yield func(string, V) bool) {
 		for _, title := range slices.Sorted(maps.Keys(table)) {

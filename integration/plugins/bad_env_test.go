@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestBadEnvMissing leaves out each required variable, and each pair of them.
+// TestBadEnvMissing omits each required variable, and each pair of them.
 func TestBadEnvMissing(t *testing.T) {
 	required := map[string][]string{
 		"ADD":   {"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"},
@@ -50,7 +50,7 @@ func mustNameMissing(t *testing.T, f *harness.Fixture, c harness.Call, missing, 
 	})
 }
 
-// TestBadEnvOptional leaves out what the specification does not require.
+// TestBadEnvOptional omits variables that the specification does not require.
 func TestBadEnvOptional(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		lives(t, f, "ADD and DEL without CNI_PATH", plugin, func(c harness.Call) harness.Call { return c.With("CNI_PATH", "", "CNI_ARGS", "") })
@@ -112,7 +112,7 @@ func TestBadEnvIfName(t *testing.T) {
 	})
 }
 
-// TestGoodNames holds the longest and oddest names that are allowed.
+// TestGoodNames uses the longest and most unusual names that are allowed.
 func TestGoodNames(t *testing.T) {
 	f := harness.NewFixture(t, "bridge")
 	for _, id := range []string{"a", "0", "A.b_c-1", strings.Repeat("a", 64), strings.Repeat("b", 65), strings.Repeat("c", 255)} {
@@ -125,7 +125,7 @@ func TestGoodNames(t *testing.T) {
 	}
 }
 
-// badNamespaces are paths that are no network namespace of a pod.
+// badNamespaces returns paths that are not a pod's network namespace.
 func badNamespaces(t *testing.T) map[string]string {
 	t.Helper()
 	dir := t.TempDir()
@@ -141,7 +141,7 @@ func badNamespaces(t *testing.T) map[string]string {
 func TestBadEnvNetns(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		if plugin == "host-local" {
-			return // it never opens the namespace; by hand it is called with CNI_NETNS=/dev/null
+			return // host-local never opens the namespace, and manual calls pass CNI_NETNS=/dev/null
 		}
 		for kind, path := range harness.InOrder(badNamespaces(t)) {
 			for _, verb := range []string{"ADD", "CHECK"} {
@@ -152,14 +152,14 @@ func TestBadEnvNetns(t *testing.T) {
 	})
 }
 
-// TestBadEnvNetnsDel attaches a pod and then takes it away by a path that is no
-// namespace any more: for DEL that is the same as none.
+// TestBadEnvNetnsDel attaches a pod, and deletes it with a path that is no longer a namespace. DEL treats such a path like an empty
+// one.
 func TestBadEnvNetnsDel(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		for kind, path := range harness.InOrder(badNamespaces(t)) {
 			t.Run(kind, func(t *testing.T) {
 				f.Life(t, plugin, func() {
-					if plugin != "loopback" { // whose work ends with the namespace alone
+					if plugin != "loopback" { // loopback's state ends with the namespace
 						f.Good("ADD", plugin).Run(t).OK(t)
 					}
 					f.Good("DEL", plugin).With("CNI_NETNS", path).Run(t).OK(t)
@@ -170,7 +170,7 @@ func TestBadEnvNetnsDel(t *testing.T) {
 	})
 }
 
-// TestBadEnvNetnsOverride allows the plugin's own namespace on demand.
+// TestBadEnvNetnsOverride allows the plugin's own namespace if the caller sets the override.
 func TestBadEnvNetnsOverride(t *testing.T) {
 	harness.Need(t, "loopback")
 	node := harness.NewPod(t, "override-node")
@@ -191,7 +191,7 @@ func TestBadEnvNetnsOverride(t *testing.T) {
 	downByDel(t, node, conf)
 }
 
-// downByDel shows that DEL without the override leaves the node's own lo alone.
+// downByDel checks that DEL without the override does not change the node's own lo.
 func downByDel(t *testing.T, node *sandbox.Pod, conf object) {
 	t.Helper()
 	harness.NewCall("ADD", "loopback", node, "node", conf).Run(t).OK(t)
@@ -202,7 +202,7 @@ func downByDel(t *testing.T, node *sandbox.Pod, conf object) {
 	before.Clean(t, "DEL in the plugin's own namespace")
 }
 
-// readsArgs reports whether the arguments mean something to a plugin. The reference's plugins of the other names ignore them.
+// readsArgs reports whether the plugin evaluates CNI_ARGS. The reference's other plugins ignore them.
 func readsArgs(plugin string) bool { return plugin == "bridge" || plugin == "host-local" }
 
 func TestBadEnvArgs(t *testing.T) {

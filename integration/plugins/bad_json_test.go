@@ -15,7 +15,7 @@ import (
 
 func allVerbs() []string { return []string{"ADD", "CHECK", "DEL", "STATUS", "GC"} }
 
-// TestBadJSON gives every verb what is no configuration at all.
+// TestBadJSON gives every verb input that is not a configuration.
 func TestBadJSON(t *testing.T) {
 	const head, badVersion = `{"cniVersion":"1.1.0","name":"table",`, "a version that is a number"
 	bad := map[string]string{
@@ -29,7 +29,7 @@ func TestBadJSON(t *testing.T) {
 		for kind, text := range harness.InOrder(bad) {
 			for _, verb := range allVerbs() {
 				if verb == "DEL" && kind == badVersion {
-					continue // DEL needs the name of the network alone
+					continue // DEL needs only the name of the network
 				}
 				mustRefuse(t, f, verb+" "+kind, f.Good(verb, plugin).Config(text), "", harness.CodeDecode)
 			}
@@ -37,7 +37,7 @@ func TestBadJSON(t *testing.T) {
 	})
 }
 
-// TestGoodJSON holds documents that look odd and are allowed.
+// TestGoodJSON contains documents that are unusual but allowed.
 func TestGoodJSON(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		good := map[string][]any{
@@ -52,7 +52,7 @@ func TestGoodJSON(t *testing.T) {
 	})
 }
 
-// TestGoodTrickle writes the configuration byte by byte.
+// TestGoodTrickle writes the configuration one byte at a time.
 func TestGoodTrickle(t *testing.T) {
 	f := harness.NewFixture(t, "bridge")
 	conf := f.Good("ADD", "bridge").Stdin
@@ -75,7 +75,7 @@ func TestGoodTrickle(t *testing.T) {
 	f.Oracle.Clean(t, "trickle")
 }
 
-// TestGoodClosedStdout closes stdout: one DEL must clean up.
+// TestGoodClosedStdout closes stdout. One DEL must clean up.
 func TestGoodClosedStdout(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		r, w, err := os.Pipe()
@@ -89,7 +89,7 @@ func TestGoodClosedStdout(t *testing.T) {
 			o := add.Run(t)
 			_ = w.Close()
 			if o.Exit == 0 {
-				t.Error("ADD succeeded although its result got lost")
+				t.Error("ADD succeeded although its result was lost")
 			}
 			f.Good("DEL", plugin).Run(t).OK(t)
 		})
@@ -98,7 +98,7 @@ func TestGoodClosedStdout(t *testing.T) {
 	})
 }
 
-// TestBadName gives a network name that cannot be part of a path.
+// TestBadName passes network names that cannot be part of a path.
 func TestBadName(t *testing.T) {
 	bad := []any{nil, "", "a/b", "../x", "..", "a b", "-a", "é", "a\n", "a;b", strings.Repeat("a", 256), strings.Repeat("a", 4096), "\u0000"}
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
@@ -116,8 +116,7 @@ func TestBadName(t *testing.T) {
 	})
 }
 
-// TestBadVersion asks for versions that do not exist, and for verbs that a
-// version does not have.
+// TestBadVersion passes versions that do not exist, and verbs that a version does not have.
 func TestBadVersion(t *testing.T) {
 	since := map[string]string{"ADD": "0.1.0", "CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
@@ -157,7 +156,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// TestUnknownKey accepts a typing error and says what was perhaps meant.
+// TestUnknownKey passes a misspelled key. The plugin warns and suggests the nearest key.
 func TestUnknownKey(t *testing.T) {
 	typos := map[string][][2]string{
 		"bridge":     {{"isGatway", "isGateway"}, {"ipMask", "ipMasq"}, {"ipam.subnt", "subnet"}},
@@ -173,7 +172,7 @@ func TestUnknownKey(t *testing.T) {
 				o := f.Good("ADD", plugin).Config(conf).Run(t).OK(t)
 				key := typo[0][strings.LastIndex(typo[0], ".")+1:]
 				if !strings.Contains(o.Stderr, key) || !strings.Contains(o.Stderr, typo[1]) {
-					t.Errorf("%s: stderr does not name it and %s: %s", typo[0], typo[1], o.Stderr)
+					t.Errorf("%s: stderr does not name the key and %s: %s", typo[0], typo[1], o.Stderr)
 				}
 				f.Good("DEL", plugin).Config(conf).Run(t).OK(t)
 			})

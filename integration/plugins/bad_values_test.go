@@ -9,10 +9,10 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// badValue is one value that makes no sense in the configuration of a plugin.
+// badValue is one invalid value in the configuration of a plugin.
 type badValue struct {
 	title string
-	edit  []any // for object.with
+	edit  []any // arguments of object.with
 	says  string
 	codes []int
 }
@@ -21,7 +21,7 @@ func bad(title, says string, edit ...any) badValue {
 	return badValue{title, edit, says, []int{harness.CodeConfig}}
 }
 
-// mistyped is a value of the wrong JSON kind, which may be found when decoding or after.
+// mistyped returns a value of the wrong JSON type. Decoding or validation may find it.
 func mistyped(title string, edit ...any) badValue {
 	return badValue{title, edit, "", []int{harness.CodeDecode, harness.CodeConfig}}
 }
@@ -69,7 +69,7 @@ func badBridge() []badValue {
 
 func badHostLocal() []badValue { return badIPAM() }
 
-// ranges is the edit that replaces the pool of addresses.
+// ranges returns the edit that replaces the address ranges.
 func ranges(pairs ...any) []any {
 	r := map[string]any{}
 	for i := 0; i < len(pairs); i += 2 {
@@ -143,8 +143,8 @@ func badPortmap() []badValue {
 	}
 }
 
-// badRates (S-14) are wrong wherever they stand; unpaired and huge ones are wrong in the
-// conflist only, where an admin wrote them (see TestRuntimeRates).
+// badRates (S-14) are invalid both in the conflist and in runtimeConfig. Unpaired and huge rates are invalid only in the conflist,
+// which an administrator wrote (see TestRuntimeRates).
 func badRates() []badValue {
 	var list []badValue
 	for _, direction := range []string{"ingress", "egress"} {
@@ -170,7 +170,7 @@ func badRates() []badValue {
 	return append(list, bad("no prevResult", "prevResult", "prevResult", nil))
 }
 
-// TestBadValuesAdd (S-14) refuses each of them before anything is changed.
+// TestBadValuesAdd (S-14) checks that ADD refuses each bad value before any change.
 func TestBadValuesAdd(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		for _, v := range badValues(plugin) {
@@ -179,8 +179,8 @@ func TestBadValuesAdd(t *testing.T) {
 	})
 }
 
-// TestBadValuesDel (C-48, S-14) gives the same values to DEL after a good ADD: whatever the
-// configuration has become, the attachment goes.
+// TestBadValuesDel (C-48, S-14) passes the same values to DEL after a good ADD. DEL removes the attachment in spite of the invalid
+// configuration.
 func TestBadValuesDel(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		for _, v := range badValues(plugin) {
@@ -191,7 +191,7 @@ func TestBadValuesDel(t *testing.T) {
 	})
 }
 
-// delWith runs a good ADD, then DEL with an edited configuration.
+// delWith runs a good ADD, and then DEL with an edited configuration.
 func delWith(t *testing.T, f *harness.Fixture, title, plugin string, edit ...any) {
 	t.Helper()
 	f.Life(t, plugin, func() {

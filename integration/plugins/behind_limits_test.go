@@ -18,14 +18,14 @@ func bothLimits() map[string]any {
 	return map[string]any{"bandwidth": object{"ingressRate": bits, "ingressBurst": 1<<32 - 1, "egressRate": bits, "egressBurst": 1<<32 - 1}}
 }
 
-// ownBridge is the list of a node whose pods the bridge connects.
+// ownBridge is the conflist of a node with Podlace's bridge.
 const ownBridge = `{"cniVersion": "1.0.0", "name": "behind-bridge", "plugins": [
 	{"type": "bridge", "bridge": "behind0", "isDefaultGateway": true,
 	 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.100.0.0/24"}]]}},
 	{"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`
 
-// TestBehindLimits: limits hold in both directions behind bridge and the reference's ptp. TestBehindKubernetesShaping is the same for
-// addresses without a subnet, as Calico gives them.
+// TestBehindLimits checks that limits work in both directions behind bridge and behind the reference's ptp.
+// TestBehindKubernetesShaping does the same for addresses without a subnet, as Calico assigns them.
 func TestBehindLimits(t *testing.T) {
 	for title, conflist := range harness.InOrder(map[string]string{"bridge": ownBridge, "ptp": readBehind(t, "ptp.conflist")}) {
 		t.Run(title, func(t *testing.T) {
@@ -35,8 +35,8 @@ func TestBehindLimits(t *testing.T) {
 	}
 }
 
-// TestBehindKata: limits hold for the virtual machine of a pod behind bridge and ptp. Kata makes its tap and the redirects between ADD and
-// DEL.
+// TestBehindKata checks that limits work for a pod's virtual machine behind bridge and ptp. Kata creates its tap and redirects between
+// ADD and DEL.
 func TestBehindKata(t *testing.T) {
 	for title, conflist := range harness.InOrder(map[string]string{"bridge": ownBridge, "ptp": readBehind(t, "ptp.conflist")}) {
 		t.Run(title, func(t *testing.T) {
@@ -47,12 +47,12 @@ func TestBehindKata(t *testing.T) {
 			b.Must(t, "CHECK", b.rtWeb)
 			b.Must(t, "DEL", b.rtWeb)
 			vm.end(t)
-			b.oracle.Clean(t, "a virtual machine came and went")
+			b.oracle.Clean(t, "a virtual machine started and ended")
 		})
 	}
 }
 
-// TestKataLimits: bandwidth works on the node's end alone. What Kata has made in the pod is as it was after each verb.
+// TestKataLimits checks that bandwidth changes only the host side. Kata's state in the pod stays the same after each verb.
 func TestKataLimits(t *testing.T) {
 	a := harness.NewAlone(t)
 	a.Warm(t)
@@ -71,7 +71,7 @@ func TestKataLimits(t *testing.T) {
 	}
 	limitsHold(t, vm.guest, a.InPod, limitRate*1_000_000)
 	a.Must(t, "DEL", first)
-	reached("DEL of limits that are older than the virtual machine")
+	reached("DEL of limits that were set before the virtual machine started")
 	if now := tcOf(t, a.Pod.Name, "eth0") + tcOf(t, a.Pod.Name, kataTap); now != inside {
 		t.Errorf("DEL left of Kata's\n%s\nwant\n%s", now, inside)
 	}
@@ -91,7 +91,7 @@ func TestKataLimits(t *testing.T) {
 	before.Clean(t, "limits beside a virtual machine")
 }
 
-// TestSecondInterfaceLimits: each interface of a pod has its own limits, and DEL of one leaves those of the other.
+// TestSecondInterfaceLimits checks that each interface of a pod has its own limits. DEL of one interface keeps the other's limits.
 func TestSecondInterfaceLimits(t *testing.T) {
 	a := harness.NewAlone(t)
 	b := a.Second(t)
@@ -117,8 +117,8 @@ func TestSecondInterfaceLimits(t *testing.T) {
 	before.Clean(t, "two interfaces had limits")
 }
 
-// TestLimitsBesideOthers: what other programs have on the node's end of the link, from before ADD or from after it, stays through all
-// verbs.
+// TestLimitsBesideOthers checks that all verbs keep the qdiscs and filters that other programs add to the host side before or after
+// ADD.
 func TestLimitsBesideOthers(t *testing.T) {
 	harness.Program(t, "tc")
 	const ingress = "tc filter add dev alone0 ingress pref 5 protocol ip u32 match ip dport 7777 0xffff flowid 1:7\n"
@@ -151,12 +151,12 @@ func TestLimitsBesideOthers(t *testing.T) {
 			}
 			want := others()
 			if want == "" {
-				t.Error("what the others made is not found")
+				t.Error("the other program's filters are missing")
 			}
 			mustStay := func(limits harness.Rates, after string) {
 				t.Helper()
 				if now := others(); now != want {
-					t.Errorf("%s: others have\n%s\nwant\n%s", after, now, want)
+					t.Errorf("%s: the other program's qdiscs and filters are\n%s\nwant\n%s", after, now, want)
 				}
 				a.Wants(t, limits, after)
 			}
@@ -177,7 +177,7 @@ func TestLimitsBesideOthers(t *testing.T) {
 	}
 }
 
-// tcOf is what tc(8) shows of a link, without counters and numbers that the kernel counts up.
+// tcOf returns tc(8)'s output for a link without counters and handles.
 func tcOf(t testing.TB, netns, link string) string {
 	t.Helper()
 	in := ""
@@ -185,7 +185,7 @@ func tcOf(t testing.TB, netns, link string) string {
 		in = "-n " + netns + " "
 	}
 	text := harness.Shell(t, fmt.Sprintf("tc %[1]sqdisc show dev %[2]s; tc %[1]sfilter show dev %[2]s ingress", in, link))
-	if strings.Contains(text, "clsact") { // of an ingress qdisc tc shows the same again
+	if strings.Contains(text, "clsact") { // tc shows an ingress qdisc's filters for egress too
 		text += harness.Shell(t, fmt.Sprintf("tc %sfilter show dev %s egress", in, link))
 	}
 	var lines []string

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// kubeProxy makes what kube-proxy in iptables mode has for masquerade.
+// kubeProxy creates the masquerade rules of kube-proxy in iptables mode.
 func kubeProxy(t *testing.T) {
 	t.Helper()
 	for _, program := range []string{"iptables", "ip6tables"} {
@@ -33,7 +33,7 @@ func kubeProxy(t *testing.T) {
 	}
 }
 
-// eachBackend runs a test with the edits that choose a backend of portmap.
+// eachBackend runs a test once for each backend of portmap, with the edits that select the backend.
 func eachBackend(t *testing.T, test func(t *testing.T, edits ...string)) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -45,7 +45,7 @@ func eachBackend(t *testing.T, test func(t *testing.T, edits ...string)) {
 	}
 }
 
-// TestBehindKubernetesDocs: the list for hostPorts of the Kubernetes documentation, as it stands there.
+// TestBehindKubernetesDocs uses the hostPort conflist of the Kubernetes documentation unchanged.
 func TestBehindKubernetesDocs(t *testing.T) {
 	harness.Program(t, "iptables")
 	kubeProxy(t)
@@ -54,13 +54,13 @@ func TestBehindKubernetesDocs(t *testing.T) {
 		b.traffic(t, false, false)
 		if rules := harness.Shell(t, "iptables -w -t nat -S"); !strings.Contains(rules, "-j KUBE-MARK-MASQ") ||
 			strings.Contains(rules, "-j CNI-HOSTPORT-SETMARK") {
-			t.Errorf("the marks are not kube-proxy's:\n%s", rules)
+			t.Errorf("the marks differ from kube-proxy's:\n%s", rules)
 		}
 	})
 }
 
-// TestBehindKubernetesDocsNFT: kube-proxy in nftables mode makes no KUBE-MARK-MASQ. ADD refuses, says what is missing and what to do, and
-// leaves nothing; without the key the same list works.
+// TestBehindKubernetesDocsNFT: kube-proxy in nftables mode creates no KUBE-MARK-MASQ. ADD fails, reports the missing chain and the
+// remedy, and leaves nothing. The same conflist without the key works.
 func TestBehindKubernetesDocsNFT(t *testing.T) {
 	harness.Program(t, "iptables")
 	harness.Program(t, "nft")
@@ -79,10 +79,10 @@ func TestBehindKubernetesDocsNFT(t *testing.T) {
 		t.Errorf("ADD: %v", err)
 	}
 	docs.Must(t, "DEL", docs.rtWeb)
-	docs.oracle.Clean(t, "an ADD that was refused")
+	docs.oracle.Clean(t, "an ADD that failed")
 }
 
-// newBehindOn reads another list for the machines of a test.
+// newBehindOn opens another conflist on the machines of a test.
 func newBehindOn(t *testing.T, b *behind, file string) *behind {
 	t.Helper()
 	other := *b
@@ -90,7 +90,8 @@ func newBehindOn(t *testing.T, b *behind, file string) *behind {
 	return &other
 }
 
-// TestBehindKubernetesShaping: the list for limits of the Kubernetes documentation, as it stands there. The limits hold in both directions.
+// TestBehindKubernetesShaping uses the bandwidth conflist of the Kubernetes documentation unchanged. The limits work in both
+// directions.
 func TestBehindKubernetesShaping(t *testing.T) {
 	const rate = 16_000_000
 	b := newBehind(t, "kubernetes-shaping.conflist", map[string]any{"bandwidth": object{
@@ -98,7 +99,7 @@ func TestBehindKubernetesShaping(t *testing.T) {
 	b.life(t, func() { limitsHold(t, b.web, harness.IPv4Of(t, b.web), rate) })
 }
 
-// limitsHold sends from the node to a pod and back what takes a second at the rate, and wants it to take most of that.
+// limitsHold sends as many bytes as the limit allows in one second from the node to a pod and back. Most of that second must pass.
 func limitsHold(t *testing.T, pod *sandbox.Pod, ip string, rate int) {
 	t.Helper()
 	const port = "81"
@@ -109,7 +110,7 @@ func limitsHold(t *testing.T, pod *sandbox.Pod, ip string, rate int) {
 	}
 	defer l.Close()
 	size := int64(rate / 8)
-	go func() { // takes all that comes, and then sends as much
+	go func() { // the server reads everything, and then sends the same amount
 		for {
 			c, err := l.Accept()
 			if err != nil {
@@ -140,12 +141,12 @@ func limitsHold(t *testing.T, pod *sandbox.Pod, ip string, rate int) {
 			t.Fatal(err)
 		}
 		if took := time.Since(start); took < 600*time.Millisecond {
-			t.Errorf("%s: a second's worth of bytes took %v", [...]string{"to the pod", "from the pod"}[direction], took)
+			t.Errorf("%s: the bytes of one second took %v", [...]string{"to the pod", "from the pod"}[direction], took)
 		}
 	}
 }
 
-// TestBehindCalico: portmap and bandwidth behind /32 and /128 addresses without a bridge, both families.
+// TestBehindCalico chains portmap and bandwidth behind /32 and /128 addresses without a bridge.
 func TestBehindCalico(t *testing.T) {
 	eachBackend(t, func(t *testing.T, edits ...string) {
 		b := newBehind(t, "calico-dual.conflist", harness.Capabilities(), edits...)
@@ -153,7 +154,7 @@ func TestBehindCalico(t *testing.T) {
 	})
 }
 
-// TestBehindPTP: behind the reference's ptp.
+// TestBehindPTP chains behind the reference's ptp.
 func TestBehindPTP(t *testing.T) {
 	eachBackend(t, func(t *testing.T, edits ...string) {
 		b := newBehind(t, "ptp.conflist", harness.Capabilities(), edits...)
@@ -161,7 +162,7 @@ func TestBehindPTP(t *testing.T) {
 	})
 }
 
-// TestBehindNerdctl: between the reference's plugins in the order of nerdctl's default network.
+// TestBehindNerdctl chains between the reference's plugins in the order of nerdctl's default network.
 func TestBehindNerdctl(t *testing.T) {
 	harness.Program(t, "iptables")
 	eachBackend(t, func(t *testing.T, edits ...string) {
@@ -170,8 +171,8 @@ func TestBehindNerdctl(t *testing.T) {
 	})
 }
 
-// TestBehindNerdctlDrop: the reference's firewall plugin accepts what pods send and the answers to it, not new connections to them. Where
-// Docker or ufw let FORWARD drop by default, a hostPort works from the node alone until a rule lets the subnet pass.
+// TestBehindNerdctlDrop: the reference's firewall plugin accepts packets from pods and replies to them, but no new connections to
+// pods. If Docker or ufw set the FORWARD policy to drop, a hostPort works only from the node until a rule accepts the subnet.
 func TestBehindNerdctlDrop(t *testing.T) {
 	harness.Program(t, "iptables")
 	eachBackend(t, func(t *testing.T, edits ...string) {
@@ -191,7 +192,7 @@ func TestBehindNerdctlDrop(t *testing.T) {
 	})
 }
 
-// warned wants the warning of a verb on stderr, with the commands that the test runs.
+// warned checks the warning of a verb on stderr, which names the commands that the test runs.
 func (b *behind) warned(t *testing.T, verb string) {
 	t.Helper()
 	text := b.Stderr.String()
@@ -204,8 +205,8 @@ func (b *behind) warned(t *testing.T, verb string) {
 	}
 }
 
-// TestBehindMacvlan: a node and its macvlan pods do not reach one another over the link that they share, whatever is translated, so no
-// hostPort works; CHECK cannot know. The pod's own address does.
+// TestBehindMacvlan: a node and its macvlan pods cannot reach one another over their shared link. So no hostPort works, and CHECK
+// cannot detect that. The pod's own address works.
 func TestBehindMacvlan(t *testing.T) {
 	needMacvlan(t)
 	eachBackend(t, func(t *testing.T, edits ...string) {
@@ -217,10 +218,10 @@ func TestBehindMacvlan(t *testing.T) {
 	})
 }
 
-// ownAddress reaches the pod from another machine without the node.
+// ownAddress connects from another machine to the pod's own address.
 func (b *behind) ownAddress(t *testing.T) {
 	t.Helper()
-	server, err := harness.TellClients(b.web, 80)
+	server, err := harness.ServeClientAddress(b.web, 80)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +231,8 @@ func (b *behind) ownAddress(t *testing.T) {
 	}
 }
 
-// TestBehindMacvlanShim: with a macvlan link of its own the node reaches its pods, and with masqAll they answer through it.
+// TestBehindMacvlanShim: if the node has its own macvlan link, it reaches its pods. With masqAll the pods' replies return through that
+// link.
 func TestBehindMacvlanShim(t *testing.T) {
 	needMacvlan(t)
 	eachBackend(t, func(t *testing.T, edits ...string) {

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// behind is a conflist whose chained plugins are Podlace's.
+// behind is a network of third-party plugins with Podlace's chained plugins.
 type behind struct {
 	*harness.Network
 	lan, web, client *sandbox.Pod
@@ -23,20 +23,21 @@ type behind struct {
 	oracle           *harness.Oracle
 }
 
-// newBehind reads a list of testdata/behind, with edits as pairs of old and new text, and has its plugins make what they make once a node.
+// newBehind reads a conflist of testdata/behind and applies edits, which are pairs of old and new text. It then attaches a first pod,
+// so that the shared state exists.
 func newBehind(t *testing.T, file string, caps map[string]any, edits ...string) *behind {
 	t.Helper()
 	return behindOf(t, strings.NewReplacer(edits...).Replace(readBehind(t, file)), caps)
 }
 
-// behindOf is newBehind with the list itself.
+// behindOf is newBehind with the text of a conflist.
 func behindOf(t *testing.T, conflist string, caps map[string]any) *behind {
 	t.Helper()
 	b := &behind{lan: harness.NewLAN(t)}
 	b.Network = openBehind(t, conflist)
 	b.web, b.client = harness.NewPod(t, harness.Plain(t)+"-web"), harness.NewPod(t, harness.Plain(t)+"-client")
 	b.rtWeb, b.rtClient = harness.Named(b.web, caps), harness.Named(b.client, nil)
-	t.Cleanup(func() { // what a failed test left
+	t.Cleanup(func() { // remove the leftovers of a failed test
 		for _, rt := range []*libcni.RuntimeConf{b.rtWeb, b.rtClient} {
 			_, _ = b.Do("DEL", rt, nil)
 		}
@@ -83,7 +84,7 @@ type view struct {
 	title   string
 	from    *sandbox.Pod
 	address string
-	seen    string // the client as the pod sees it without masqAll; empty if it is not compared
+	seen    string // the client's address as the pod sees it without masqAll; empty if it is not compared
 }
 
 func (b *behind) views(v6 bool) []view {
@@ -104,10 +105,10 @@ func (b *behind) views(v6 bool) []view {
 	return list
 }
 
-// traffic connects to the hostPort from everywhere. blocked are the titles of views that cannot work.
+// traffic connects to the hostPort from every view. blocked contains the titles of views that cannot work.
 func (b *behind) traffic(t *testing.T, v6, masqAll bool, blocked ...string) {
 	t.Helper()
-	server, err := harness.TellClients(b.web, 80)
+	server, err := harness.ServeClientAddress(b.web, 80)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +122,7 @@ func (b *behind) traffic(t *testing.T, v6, masqAll bool, blocked ...string) {
 		switch {
 		case none[v.title]:
 			if err == nil {
-				t.Errorf("%s: reached, seen as %s; that it is not reached is documented", v.title, seen)
+				t.Errorf("%s: the hostPort works, seen as %s; the documents say that it does not", v.title, seen)
 			}
 		case err != nil:
 			t.Errorf("%s: %v", v.title, err)
@@ -131,7 +132,7 @@ func (b *behind) traffic(t *testing.T, v6, masqAll bool, blocked ...string) {
 	}
 }
 
-// life attaches both pods, calls f, checks, and takes everything away again, twice.
+// life attaches both pods, calls f, runs CHECK, and detaches both pods, twice.
 func (b *behind) life(t *testing.T, f func()) {
 	t.Helper()
 	b.Must(t, "ADD", b.rtWeb)
@@ -143,5 +144,5 @@ func (b *behind) life(t *testing.T, f func()) {
 		b.Must(t, "DEL", b.rtWeb)
 		b.Must(t, "DEL", b.rtClient)
 	}
-	b.oracle.Clean(t, "two pods came and went")
+	b.oracle.Clean(t, "two pods were attached and detached")
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestOldChain: configurations of before version 0.3.0, such as those of old flannel, work with a hostPort as with the reference. So do
-// those without a version, which the specification takes for 0.1.0. Results of these versions name no interfaces.
+// TestOldChain: configurations older than version 0.3.0, such as old flannel's, work with a hostPort as with the reference. So do
+// configurations without a version, which the specification defines as 0.1.0. Results of these versions name no interfaces.
 func TestOldChain(t *testing.T) {
 	for title, version := range harness.InOrder(map[string]string{"no version": "", "0.1.0": "0.1.0", "0.2.0": "0.2.0"}) {
 		for _, backend := range []string{"nftables", "iptables"} {
@@ -22,7 +22,7 @@ func TestOldChain(t *testing.T) {
 				if err := json.Unmarshal(harness.ChainOf(t, "1.1.0", backend), &list); err != nil {
 					t.Fatal(err)
 				}
-				plugins := list["plugins"].([]any)[:2] // bandwidth begins with 0.3.0, as the reference's does
+				plugins := list["plugins"].([]any)[:2] // bandwidth requires 0.3.0, like the reference's
 				list = list.With("plugins", plugins, "cniVersion", version)
 				if version == "" {
 					delete(list, "cniVersion")

@@ -30,7 +30,7 @@ func TestChain(t *testing.T) {
 	})
 }
 
-// chainLife takes two pods through everything that a runtime does in a version.
+// chainLife runs the verbs of a runtime in one version for two pods.
 func chainLife(t *testing.T, version, backend string) {
 	n, err := harness.OpenNetwork(harness.ChainOf(t, version, backend), t.TempDir(), nil)
 	if err != nil {
@@ -61,7 +61,7 @@ func chainLife(t *testing.T, version, backend string) {
 	before.Clean(t, "ADD and DEL of two pods")
 }
 
-// chainCollect lets GC keep both pods, then one, and then brings the other back.
+// chainCollect runs GC with both pods valid, then with one, and then attaches the other again.
 func chainCollect(t *testing.T, n *harness.Network, rtWeb, rtClient *libcni.RuntimeConf) {
 	t.Helper()
 	n.Must(t, "STATUS", nil)
@@ -71,7 +71,7 @@ func chainCollect(t *testing.T, n *harness.Network, rtWeb, rtClient *libcni.Runt
 	n.Must(t, "GC", nil, web, client)
 	both.Clean(t, "GC with every pod valid")
 
-	bare, err := harness.OpenNetwork(n.List.Bytes, t.TempDir(), nil) // a cache that knows no pod, so that libcni sends no DEL
+	bare, err := harness.OpenNetwork(n.List.Bytes, t.TempDir(), nil) // libcni with an empty cache sends no DEL
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,8 +88,7 @@ func chainCollect(t *testing.T, n *harness.Network, rtWeb, rtClient *libcni.Runt
 	n.Must(t, "CHECK", rtClient)
 }
 
-// TestChainParallel attaches many pods at once, each together with loopback as
-// go-cni does, and takes them away at once.
+// TestChainParallel attaches many pods in parallel, each also to loopback as go-cni does, and detaches them in parallel.
 func TestChainParallel(t *testing.T) {
 	harness.Need(t, "loopback")
 	n, err := harness.OpenNetwork(harness.ChainOf(t, "1.0.0", "nftables"), t.TempDir(), nil)
@@ -114,7 +113,7 @@ func TestChainParallel(t *testing.T) {
 	}
 }
 
-// attachAll runs ADD of all pods at once, then DEL of all pods at once.
+// attachAll runs ADD of all pods in parallel, then DEL of all pods in parallel.
 func attachAll(t *testing.T, n, lo *harness.Network, pods []*sandbox.Pod) {
 	t.Helper()
 	results := make([]object, len(pods))
@@ -157,7 +156,7 @@ func distinct(t *testing.T, results []object) {
 	for _, r := range results {
 		for _, address := range harness.Addresses(t, r) {
 			if slices.Contains(seen, address) {
-				t.Errorf("address %s was given twice", address)
+				t.Errorf("address %s was assigned twice", address)
 			}
 			seen = append(seen, address)
 		}

@@ -11,7 +11,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// otherTables are chains of kube-proxy, Docker, firewalld and others, before, beside and behind ours.
+// otherTables are chains of kube-proxy, Docker, firewalld and similar programs, with lower, equal and higher priorities than
+// Podlace's.
 const otherTables = `
 table ip kube-proxy {
 	chain services { ip daddr 10.96.0.10 tcp dport 53 counter accept; }
@@ -36,7 +37,7 @@ table bridge filter {
 }
 `
 
-// healthyPorts are mappings that a pod may have, each with keys of portmap's configuration.
+// healthyPorts are the kinds of port mappings, each with the keys of portmap's configuration.
 func healthyPorts() map[string][]any {
 	port := func(hostPort, port int, protocol string, pairs ...any) object {
 		return object{"hostPort": hostPort, "containerPort": port, "protocol": protocol}.With(pairs...)
@@ -62,7 +63,7 @@ func healthyPorts() map[string][]any {
 	}
 }
 
-// TestCheckAllowsTables: pods with all kinds of ports and limits are healthy beside the tables of other programs.
+// TestCheckAllowsTables checks that CHECK succeeds for all kinds of ports and limits beside the tables of other programs.
 func TestCheckAllowsTables(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		n := newNode(t, "well-"+backend, 149+i, backend)

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// shell runs commands of tc(8), nft(8) or iptables(8) on the node, with HOST for the host side of the attachment, and NET, which ends
-// the names of its network's chain and sets.
+// shell runs commands of tc(8), nft(8) or iptables(8) on the node. HOST stands for the host side of the attachment. NET is the suffix
+// of the names of the network's chains and sets.
 func (h held) shell(script string) error {
 	words := strings.NewReplacer("HOST", h.hostSide(), "NET", h.networkHash())
 	if out, err := exec.Command("sh", "-ec", words.Replace(script)).CombinedOutput(); err != nil {
@@ -36,7 +36,7 @@ func (h held) networkHash() string {
 	return ""
 }
 
-// shellBreakages returns breakages by commands, each for CHECK of the plugin with a number.
+// shellBreakages returns breakages by shell commands. CHECK of plugin number plugin must report each.
 func shellBreakages(plugin int, scripts map[string]string) map[string]breakage {
 	all := map[string]breakage{}
 	for title, script := range scripts {
@@ -45,7 +45,8 @@ func shellBreakages(plugin int, scripts map[string]string) map[string]breakage {
 	return all
 }
 
-// takesAll is a filter that takes every frame, for each kernel that limits can be set on; gone makes one that drops what it takes.
+// takesAll is a filter that matches every frame, in a form that every kernel with limits supports. gone is a script that sets a filter
+// and then deletes its target, so that the filter drops the frames.
 const (
 	takesAll = "pref 1 protocol all u32 match u32 0 0 action mirred egress redirect dev "
 	gone     = "ip link add gone0 type veth peer name gone1\n%s\nip link del gone0"
@@ -58,7 +59,7 @@ func filterBreakages() map[string]breakage {
 	})
 }
 
-// TestCheckTellsUnlimited: CHECK of bridge finds filters that cut off a pod without limits.
+// TestCheckTellsUnlimited adds filters that cut off a pod without limits. CHECK of bridge reports them.
 func TestCheckTellsUnlimited(t *testing.T) {
 	needTools(t, "tc", "ip")
 	n := newNode(t, "unlimited", 147, "nftables")
@@ -93,7 +94,8 @@ func needTools(t *testing.T, names ...string) {
 	}
 }
 
-// tables are the registered tables with a base chain of each, the kind of the chain, its hook and priority, and the plugin that tells.
+// tableOf is a registered table with one of its base chains, the chain's type, hook and priority, and the plugin whose CHECK reports
+// damage.
 
 type tableOf struct {
 	plugin            int
@@ -109,7 +111,7 @@ func tablesOfChain() []tableOf {
 	}
 }
 
-// rewritten is a script that writes a chain again with its rules, after sed(1) edited it.
+// rewritten returns a script that recreates a chain with its rules edited by sed(1).
 func (x tableOf) rewritten(sed string) string {
 	return fmt.Sprintf("old=$(nft list table %[1]s)\nnft flush chain %[1]s %[2]s\nnft delete chain %[1]s %[2]s\n"+
 		"{ echo \"$old\" | sed -n '/^table/p;/chain %[2]s {/,/^\t}/p' | sed '%[3]s'; echo '}'; } | nft -f -", x.name, x.chain, sed)
@@ -131,7 +133,8 @@ func (x tableOf) breakages() map[string]string {
 	}
 }
 
-// TestCheckTellsTables: CHECK tells what another program changed of our tables, STATUS restores it, and so do GC and reload.
+// TestCheckTellsTables changes Podlace's tables as another program would. CHECK reports the change, and STATUS, GC and reload each
+// restore the table.
 func TestCheckTellsTables(t *testing.T) {
 	needTools(t, "nft")
 	n := newNode(t, "tables", 148, "nftables")
@@ -139,7 +142,7 @@ func TestCheckTellsTables(t *testing.T) {
 	for _, x := range tablesOfChain() {
 		for title, script := range harness.InOrder(x.breakages()) {
 			if x.plugin == 0 && title == "foreign chain" && x.chain != "prerouting" {
-				continue // other networks have chains in the table
+				continue // other networks have chains in the same table
 			}
 			t.Run("C-63 "+x.name+": "+title, func(t *testing.T) {
 				n := n.in(t)
@@ -160,7 +163,7 @@ func TestCheckTellsTables(t *testing.T) {
 	}
 }
 
-// restorers are the commands that restore what is missing of a plugin.
+// restorers returns the commands that restore a plugin's missing rules.
 func (h held) restorers(plugin int) map[string]func() {
 	run := func(verb string, pairs ...any) func() {
 		return func() {

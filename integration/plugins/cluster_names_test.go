@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/validate"
 )
 
-// renamed returns a folder with the plugins under the names podlace-bridge and so on, and none under another.
+// renamed returns a folder that contains the plugins only under the names podlace-bridge and so on.
 func renamed(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -35,8 +35,8 @@ func renamed(t *testing.T) string {
 	return dir
 }
 
-// TestClusterNames: a node whose plugins are installed as podlace-bridge, podlace-portmap, podlace-bandwidth and podlace-host-local has all
-// verbs of a chain, podlace ls, its findings, gc and rollback.
+// TestClusterNames installs the plugins only as podlace-bridge, podlace-portmap, podlace-bandwidth and podlace-host-local. All verbs
+// of a chain, podlace ls, doctor's findings, gc and rollback work.
 func TestClusterNames(t *testing.T) {
 	c := newCollector(t)
 	bin := renamed(t)
@@ -95,7 +95,8 @@ func TestClusterNames(t *testing.T) {
 	}
 }
 
-// TestHolderUnderClusterName: what a plugin holds that stands in no configuration any more is collected by the program with the other name.
+// TestHolderUnderClusterName: gc collects state that no configuration refers to, even if its plugin is installed only under the other
+// name.
 func TestHolderUnderClusterName(t *testing.T) {
 	c := newCollector(t)
 	bin := renamed(t)

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestAddTells compares the result of the whole chain with the kernel.
+// TestAddTells compares the whole chain's result with the kernel's state.
 func TestAddTells(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -28,7 +28,7 @@ func TestAddTells(t *testing.T) {
 	}
 }
 
-// sameLinks wants exactly the bridge, both ends of the veth pair and the ifb.
+// sameLinks checks that the result names exactly the bridge, both ends of the veth pair and the ifb.
 func (h held) sameLinks(t *testing.T) {
 	t.Helper()
 	if len(h.result.Interfaces) != 4 {
@@ -44,7 +44,7 @@ func (h held) sameLinks(t *testing.T) {
 		}
 		err := look(told.Name, func(l netlink.Link) error {
 			if l.Type() != kinds[i] || l.Attrs().HardwareAddr.String() != told.Mac || l.Attrs().MTU != told.Mtu || told.Sandbox != sandbox {
-				return fmt.Errorf("it is a %s with MAC %s and MTU %d", l.Type(), l.Attrs().HardwareAddr, l.Attrs().MTU)
+				return fmt.Errorf("the result describes a %s with MAC %s and MTU %d", l.Type(), l.Attrs().HardwareAddr, l.Attrs().MTU)
 			}
 			return nil
 		})
@@ -59,7 +59,7 @@ func sameAddresses(t *testing.T, h held) {
 	var told []string
 	for _, ip := range h.result.IPs {
 		if ip.Interface == nil || *ip.Interface != 2 {
-			t.Errorf("%s is not of the third interface", ip.Address.String())
+			t.Errorf("%s does not belong to the third interface", ip.Address.String())
 		}
 		subnet := net.IPNet{IP: ip.Address.IP.Mask(ip.Address.Mask), Mask: ip.Address.Mask}
 		if !subnet.Contains(ip.Gateway) || ip.Gateway.Equal(ip.Address.IP) {
@@ -76,7 +76,7 @@ func sameAddresses(t *testing.T, h held) {
 			}
 		}
 		if len(told) != 2 || !slices.Equal(has, told) {
-			t.Errorf("the pod has %v, told were %v", has, told)
+			t.Errorf("the pod has %v, the result has %v", has, told)
 		}
 		return err
 	})
@@ -85,7 +85,7 @@ func sameAddresses(t *testing.T, h held) {
 	}
 }
 
-// liveRoutes are routes with every attribute that a result can have.
+// liveRoutes are routes with every attribute of a result.
 func liveRoutes() []any {
 	return []any{
 		object{"dst": "192.0.2.0/24", "mtu": 1300, "advmss": 1200, "priority": 77},
@@ -94,7 +94,7 @@ func liveRoutes() []any {
 	}
 }
 
-// TestAddLive: on return all that the result tells is in use.
+// TestAddLive checks that the interfaces, addresses and routes of the result are usable when ADD returns.
 func TestAddLive(t *testing.T) {
 	n := newNode(t, "live", 152, "nftables")
 	n = n.with(0, "ipam.routes", liveRoutes())
@@ -127,7 +127,7 @@ func TestAddLive(t *testing.T) {
 	})
 }
 
-// live wants a route with the attributes.
+// live checks that the pod has a route with the attributes.
 func (h held) live(t *testing.T, dst net.IPNet, want netlink.Route) {
 	t.Helper()
 	err := h.inPod(func(l netlink.Link) error {
@@ -153,7 +153,7 @@ func (h held) live(t *testing.T, dst net.IPNet, want netlink.Route) {
 	}
 }
 
-// TestAddTwice lets eight processes attach the same interface of the same container.
+// TestAddTwice runs eight parallel ADDs of the same attachment.
 func TestAddTwice(t *testing.T) {
 	n := newNode(t, "twice", 153, "nftables")
 	given := object{"runtimeConfig": object{"ips": []any{"10.153.7.7/16"}}}
@@ -178,7 +178,7 @@ func TestAddTwice(t *testing.T) {
 	}
 }
 
-// atOnce makes a call eight times at once, and returns the result of the only one that works.
+// atOnce runs a call eight times in parallel, and returns the result of the only one that succeeds.
 func atOnce(t *testing.T, add harness.Call) (result string) {
 	t.Helper()
 	outs := make([]harness.Outcome, 8)
@@ -195,7 +195,7 @@ func atOnce(t *testing.T, add harness.Call) (result string) {
 		case o.Exit == 0 && result == "":
 			result = o.OK(t).Stdout
 		case o.Exit == 0:
-			t.Errorf("two calls worked: %s and %s", result, o.Stdout)
+			t.Errorf("two calls succeeded: %s and %s", result, o.Stdout)
 		default:
 			o.Refused(t, 102)
 		}

@@ -21,7 +21,7 @@ import (
 
 const codeStateDiffers = 100
 
-// TestCheckNeeds refuses CHECK without a result, and in versions that have none.
+// TestCheckNeeds checks that CHECK fails without prevResult, and in versions without CHECK.
 func TestCheckNeeds(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		check := f.Good("CHECK", plugin)
@@ -30,13 +30,13 @@ func TestCheckNeeds(t *testing.T) {
 	})
 }
 
-// breakage is one thing that somebody broke, and the number of the plugin whose CHECK must tell.
+// breakage is one kind of damage, and the number of the plugin whose CHECK must report it.
 type breakage struct {
 	plugin int
 	change func(held) error
 }
 
-// onNode and inPod are breakages of links.
+// onNode and inPod return breakages of links.
 func onNode(name func(held) string, change func(netlink.Link) error) breakage {
 	return breakage{0, func(h held) error { return onHost(name(h), change) }}
 }
@@ -81,7 +81,7 @@ func linkBreakages() map[string]breakage {
 	}
 }
 
-// byCommand is a breakage on the node, by a shell command in which HOST stands for the host side.
+// byCommand returns a breakage by a shell command on the node. HOST stands for the host side.
 func byCommand(command string) breakage {
 	return breakage{0, func(h held) error {
 		out, err := exec.Command("sh", "-ec", strings.ReplaceAll(command, "HOST", h.hostSide())).CombinedOutput()
@@ -92,7 +92,7 @@ func byCommand(command string) breakage {
 	}}
 }
 
-// address returns one of the pod's.
+// address returns address number i of the pod.
 func (h held) address(i int) *netlink.Addr { return &netlink.Addr{IPNet: &h.result.IPs[i].Address} }
 
 func layer3Breakages() map[string]breakage {
@@ -166,7 +166,8 @@ func otherBreakages() map[string]breakage {
 	}
 }
 
-// TestCheckTells breaks one thing at a time. The next pod repairs what all share, and passes.
+// TestCheckTells damages one thing at a time, which CHECK must report. ADD of the next pod repairs shared state, and CHECK then
+// succeeds.
 func TestCheckTells(t *testing.T) {
 	n := newNode(t, "tells", 140, "nftables")
 	for _, table := range []map[string]breakage{linkBreakages(), layer3Breakages(), otherBreakages(), filterBreakages()} {
@@ -188,7 +189,7 @@ func (n node) broken(b breakage) {
 	h := n.attach("tells")
 	defer func() {
 		h.del()
-		for _, ip := range h.result.IPs { // a lease that is another's is not ours to delete
+		for _, ip := range h.result.IPs { // DEL must not delete another attachment's lease
 			_ = os.Remove("/var/lib/cni/networks/tells/" + ip.Address.IP.String())
 		}
 	}()
@@ -199,7 +200,7 @@ func (n node) broken(b breakage) {
 	h.call(b.plugin, "CHECK").Run(n.T).Refused(n.T, codeStateDiffers)
 }
 
-// TestCheckTellsIPTables flushes the table that the iptables backend writes to.
+// TestCheckTellsIPTables flushes the iptables backend's table.
 func TestCheckTellsIPTables(t *testing.T) {
 	n := newNode(t, "tells-ipt", 141, "iptables")
 	for _, program := range []string{"iptables", "ip6tables"} {
@@ -221,7 +222,7 @@ func TestCheckTellsIPTables(t *testing.T) {
 	}
 }
 
-// TestCheckAllows: later plugins of the chain may change what they tell in the result, and a bridge may change its MAC.
+// TestCheckAllows: later plugins of the chain may change the pod and report that in the result. A bridge may change its MAC.
 func TestCheckAllows(t *testing.T) {
 	n := newNode(t, "allows", 142, "nftables")
 	t.Run("C-66 MAC and routes as the result says", func(t *testing.T) {
@@ -267,7 +268,7 @@ func TestCheckAllows(t *testing.T) {
 	})
 }
 
-// checksEnv is how many pods TestCheckAtOnce attaches; 1000 is what a release is tested with.
+// checksEnv sets the number of pods of TestCheckAtOnce. A release is tested with 1000.
 const checksEnv = "PODLACE_CHECKS"
 
 func TestCheckAtOnce(t *testing.T) {
@@ -294,7 +295,7 @@ func TestCheckAtOnce(t *testing.T) {
 	})
 }
 
-// TestCheckLooks: CHECK changes nothing at all, and the IPAM plugin's answer is the bridge's.
+// TestCheckLooks: CHECK changes nothing, and the bridge returns the IPAM plugin's error.
 func TestCheckLooks(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		t.Run("C-68 CHECK changes nothing, "+backend, func(t *testing.T) {
@@ -326,7 +327,7 @@ func TestCheckLooks(t *testing.T) {
 	})
 }
 
-// TestCheckShadowed: after a flush another pod got the port.
+// TestCheckShadowed: after a flush, another pod got the port.
 func TestCheckShadowed(t *testing.T) {
 	n := newNode(t, "shadowed", 146, "nftables")
 	t.Run("C-69 hostPort of another pod", func(t *testing.T) {
@@ -340,7 +341,7 @@ func TestCheckShadowed(t *testing.T) {
 		thief.check()
 		f := h.call(1, "CHECK").Run(t).Refused(t, codeStateDiffers)
 		if !strings.Contains(f.Msg, "belongs to") {
-			t.Errorf("msg %q does not tell whose it is", f.Msg)
+			t.Errorf("msg %q does not name the port's owner", f.Msg)
 		}
 		h.del()
 		thief.check()

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// harshDels are calls of DEL that a runtime may make after a good ADD.
+// harshDels are DEL calls that a runtime may send after a good ADD.
 func harshDels(t *testing.T) map[string]func(harness.Call) harness.Call {
 	t.Helper()
 	plain := filepath.Join(t.TempDir(), "plain")
@@ -47,7 +47,7 @@ func harshDels(t *testing.T) map[string]func(harness.Call) harness.Call {
 	}
 }
 
-// TestDelHarsh runs each of them on each plugin, and on the chain with both backends.
+// TestDelHarsh runs each of these calls on each plugin, and on the chain with both backends.
 func TestDelHarsh(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		for title, edit := range harness.InOrder(harshDels(t)) {
@@ -55,7 +55,7 @@ func TestDelHarsh(t *testing.T) {
 				f.Life(t, plugin, func() {
 					f.Good("ADD", plugin).Run(t).OK(t)
 					edit(f.Good("DEL", plugin)).Run(t).OK(t)
-					if plugin == "loopback" { // cannot reach lo without the namespace, in which it ends
+					if plugin == "loopback" { // loopback cannot find lo without the namespace; lo ends with it
 						f.Good("DEL", plugin).Run(t).OK(t)
 					}
 				})
@@ -79,7 +79,7 @@ func TestDelHarsh(t *testing.T) {
 	}
 }
 
-// delMore are cases that are more than one edited DEL.
+// delMore contains cases that need more than one edited DEL.
 func (n node) delMore(before *harness.Oracle) {
 	n.Run("C-46 DEL after the namespace went", func(t *testing.T) {
 		n := n.in(t)
@@ -120,7 +120,7 @@ func (n node) delMore(before *harness.Oracle) {
 	})
 }
 
-// TestDelRanges: the ranges may be the runtime's alone.
+// TestDelRanges: the ranges may come only from runtimeConfig.
 func TestDelRanges(t *testing.T) {
 	f := harness.NewFixture(t, "host-local")
 	t.Run("C-47 DEL without the ranges of runtimeConfig", func(t *testing.T) {
@@ -131,7 +131,7 @@ func TestDelRanges(t *testing.T) {
 	})
 }
 
-// TestDelOwn attaches one pod to two networks, and twice to one, with either backend.
+// TestDelOwn attaches one pod to two networks and twice to one network, with either backend. DEL removes only its own attachment.
 func TestDelOwn(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		t.Run("C-50 DEL of one interface of three/"+backend, func(t *testing.T) {
@@ -157,10 +157,10 @@ func TestDelOwn(t *testing.T) {
 	}
 }
 
-// TestDelUnknown: nothing changes, not even what the oracle of other tests does not look at.
+// TestDelUnknown deletes an unknown container. Nothing changes, including state that other tests' oracle ignores.
 func TestDelUnknown(t *testing.T) {
 	n := newNode(t, "unknown", 120, "nftables")
-	h := n.attach("10.120.0.9") // whose ID looks like an address that it does not have
+	h := n.attach("10.120.0.9") // its ID looks like an address that it does not have
 	o := &harness.Oracle{Options: sandbox.Options{Pods: []*sandbox.Pod{h.pod}, Dirs: harness.StateDirs()}}
 	o.Rebase(t)
 	ids := []string{"10.120.0.2", "10.120.0.3", "10.120.0.1", "last_reserved_ip.0", "last_reserved_ip.1", "lock", "mark", "released", "x",
@@ -183,7 +183,7 @@ func TestDelUnknown(t *testing.T) {
 				}
 				for _, ifname := range []string{"eth0", "eth1"} {
 					o := c.With("CNI_IFNAME", ifname).Run(t)
-					if strings.HasPrefix(id, ".") || strings.Contains(id, ":") { // no container may be called so
+					if strings.HasPrefix(id, ".") || strings.Contains(id, ":") { // not a valid container ID
 						o.Refused(t, harness.CodeEnv)
 						continue
 					}
@@ -197,7 +197,7 @@ func TestDelUnknown(t *testing.T) {
 	h.del()
 }
 
-// readOnly makes a folder read-only until the function that it returns is called.
+// readOnly makes a folder read-only until the returned function is called.
 func readOnly(t *testing.T, dir string) (again func()) {
 	t.Helper()
 	err := errors.Join(unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
@@ -209,7 +209,7 @@ func readOnly(t *testing.T, dir string) (again func()) {
 	return again
 }
 
-// TestDelReadOnly: what cannot be removed is told, and the next DEL removes it.
+// TestDelReadOnly: DEL reports what it cannot remove, and the next DEL removes it.
 func TestDelReadOnly(t *testing.T) {
 	n := newNode(t, "readonly", 121, "nftables")
 	before := harness.Watch(t)
@@ -231,7 +231,7 @@ func TestDelReadOnly(t *testing.T) {
 	}
 }
 
-// TestDelBusy: a lease that cannot be deleted although its folder can be written to.
+// TestDelBusy: a lease cannot be deleted although its folder is writable.
 func TestDelBusy(t *testing.T) {
 	n := newNode(t, "undeletable", 122, "nftables")
 	before := harness.Watch(t)
@@ -256,7 +256,7 @@ func TestDelBusy(t *testing.T) {
 	}
 }
 
-// TestDelTexts: a DEL that fails must not say what runtimes take for success; refused looks for it.
+// TestDelTexts: the text of a failed DEL must not contain phrases that runtimes take for success. refused checks the text.
 func TestDelTexts(t *testing.T) {
 	s := newStub(t)
 	s.call("ADD").Run(t).OK(t)

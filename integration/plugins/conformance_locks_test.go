@@ -15,17 +15,17 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// blocked is a DEL that cannot go on.
+// blocked is a DEL that cannot proceed.
 type blocked struct {
 	title string
 	call  harness.Call
-	free  bool // the lock does not prevent it: nf_tables chains are deleted without iptables
+	free  bool // the DEL succeeds under the lock: nf_tables chains are deleted without iptables
 	out   harness.Outcome
 	err   error
 }
 
-// TestDelBounded checks that DEL ends in time (callLimit) while a lock is held or a program does not answer, fails with code 11, and keeps
-// what the next DEL needs. All wait at the same time.
+// TestDelBounded checks that DEL ends in time (callLimit) while a lock is held or a program does not answer. It fails with code 11,
+// and keeps the state that the next DEL needs. All calls wait in parallel.
 func TestDelBounded(t *testing.T) {
 	locked, busy := newNode(t, "locked", 130, "nftables"), newNode(t, "busy", 131, "nftables")
 	_, err := exec.LookPath("iptables")
@@ -81,7 +81,7 @@ func TestDelBounded(t *testing.T) {
 	before.Clean(t, "the next DEL")
 }
 
-// holdAll makes the calls while all locks are held.
+// holdAll runs the calls while all locks are held.
 func holdAll(t *testing.T, calls []*blocked, locks ...string) {
 	t.Helper()
 	for _, path := range locks {
@@ -94,7 +94,7 @@ func holdAll(t *testing.T, calls []*blocked, locks ...string) {
 	wait.Wait()
 }
 
-// statusRuns is how often the time of STATUS is taken; the fastest run of a STATUS that waits for a lock is as slow as all others.
+// statusRuns is the number of measured runs of STATUS. If STATUS waits for a lock, even its fastest run is slow.
 const statusRuns = 5
 
 // statusTimes runs STATUS of a plugin and returns the fastest and the slowest time.
@@ -112,8 +112,8 @@ func statusTimes(t *testing.T, plugin string, conf object) (fastest, slowest tim
 	return fastest, slowest
 }
 
-// TestStatusLooks: STATUS waits for no lock, also while there are flushed rules to restore, and then changes nothing, not even a folder.
-// With the locks free it restores the rules.
+// TestStatusLooks: STATUS waits for no lock, even if flushed rules have to be restored. While the locks are held it changes nothing.
+// Once they are free, it restores the rules.
 func TestStatusLooks(t *testing.T) {
 	harness.Program(t, "nft")
 	n := newNode(t, "looks", 133, "nftables").with(0, "antiSpoof", true)
@@ -127,7 +127,7 @@ func TestStatusLooks(t *testing.T) {
 	for _, plugin := range harness.AllPlugins() {
 		_, free[plugin] = statusTimes(t, plugin, confOf(plugin))
 	}
-	// STATUS forgets the networks of other tests, whose rules no pod needs.
+	// STATUS ignores the networks of earlier tests, whose rules no pod needs.
 	harness.Shell(t, "nft flush ruleset")
 	_, _ = statusTimes(t, "bridge", confOf("bridge"))
 	nothing := &harness.Oracle{Options: sandbox.Options{Dirs: harness.StateDirs()}}
@@ -175,7 +175,7 @@ func TestStatusLooks(t *testing.T) {
 		s := newStub(t)
 		s.on(t, "STATUS", "exec sleep 100")
 		if o := s.call("STATUS").Run(t).OK(t); !strings.Contains(o.Stderr, "does not answer") {
-			t.Errorf("stderr does not tell it: %s", o.Stderr)
+			t.Errorf("stderr does not report it: %s", o.Stderr)
 		}
 	})
 }

@@ -16,13 +16,14 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// node is a network with the whole chain. Its calls are made one by one, so that a test may edit each.
+// node is a network with the whole chain. A test calls the plugins one by one and may edit each call.
 type node struct {
 	*testing.T
 	confs []object
 }
 
-// newNode makes a network of its own for a test, and a first pod that goes again, so that the oracle sees only what later pods leave.
+// newNode creates a separate network for a test, and attaches and detaches a first pod. So the oracle sees only the state of later
+// pods.
 func newNode(t *testing.T, network string, subnet int, backend string) node {
 	t.Helper()
 	harness.Need(t, "bridge", "host-local", "portmap", "bandwidth")
@@ -40,7 +41,7 @@ func newNode(t *testing.T, network string, subnet int, backend string) node {
 	return n
 }
 
-// with returns the node with keys of the configuration with a number edited.
+// with returns the node with edited keys in the configuration of plugin number i.
 func (n node) with(i int, pairs ...any) node {
 	n.confs = slices.Clone(n.confs)
 	n.confs[i] = n.confs[i].With(pairs...)
@@ -53,12 +54,12 @@ func (n node) in(t *testing.T) node {
 	return n
 }
 
-// held is an attachment of a pod to a node's network.
+// held is an attachment of a pod to the network of a node.
 type held struct {
 	node
 	pod    *sandbox.Pod
 	ifname string
-	prev   json.RawMessage // of the whole chain
+	prev   json.RawMessage // result of the whole chain
 	result types100.Result
 }
 
@@ -79,7 +80,7 @@ func (n node) attachTo(pod *sandbox.Pod, ifname string) held {
 	return h
 }
 
-// call is a call of the plugin with a number, as libcni makes it.
+// call returns a call of plugin number i, as libcni makes it.
 func (h held) call(i int, verb string) harness.Call {
 	conf := h.confs[i]
 	if h.prev != nil {
@@ -108,7 +109,7 @@ func (h held) check() {
 	}
 }
 
-// edited changes keys of the configuration of a call.
+// edited returns a function that changes keys of a call's configuration.
 func edited(pairs ...any) func(harness.Call) harness.Call {
 	return func(c harness.Call) harness.Call {
 		var conf object
@@ -119,16 +120,16 @@ func edited(pairs ...any) func(harness.Call) harness.Call {
 	}
 }
 
-// inNamespace replaces the namespace of a call.
+// inNamespace returns a function that replaces a call's namespace.
 func inNamespace(path string) func(harness.Call) harness.Call {
 	return func(c harness.Call) harness.Call { return c.With("CNI_NETNS", path) }
 }
 
-// hostSide and ifb name the links that the chain made on the node.
+// hostSide and ifb return the names of the attachment's links on the node.
 func (h held) hostSide() string { return h.result.Interfaces[1].Name }
 func (h held) ifb() string      { return h.result.Interfaces[3].Name }
 
-// onHost changes a link of the node, inPod one of the pod.
+// onHost changes a link of the node; inPod changes a link of the pod.
 func onHost(name string, f func(netlink.Link) error) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -141,7 +142,7 @@ func (h held) inPod(f func(netlink.Link) error) error {
 	return h.pod.Do(func() error { return onHost(h.ifname, f) })
 }
 
-// flushRules is what a firewall does when it starts.
+// flushRules flushes all rules, as a firewall does when it starts.
 func flushRules() error {
 	c, err := nftables.New()
 	if err != nil {

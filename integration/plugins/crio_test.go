@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// crioNode is a node whose runtime calls in the order of CRI-O 1.36 and sends its documents.
+// crioNode is a node with the call order and the documents of CRI-O 1.36.
 type crioNode struct {
 	*harness.Network
 	conflist []byte
@@ -32,9 +32,10 @@ const (
 	crioEgress  = 20
 )
 
-// crioRuntimeConf is what CRI-O passes for a pod with both limits. It never passes portMappings; more is what other runtimes pass.
+// crioRuntimeConf returns what CRI-O passes for a pod with both limits. CRI-O never passes portMappings; more adds what other runtimes
+// pass.
 func crioRuntimeConf(pod *sandbox.Pod, more map[string]any) *libcni.RuntimeConf {
-	const noBurst = 34359738359 // of a pod without one
+	const noBurst = 34359738359 // burst that CRI-O passes if the pod has none
 	rt := &libcni.RuntimeConf{
 		ContainerID: strings.ToLower(pod.Name), NetNS: pod.Path, IfName: "eth0",
 		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", pod.Name},
@@ -54,7 +55,7 @@ func crioRuntimeConf(pod *sandbox.Pod, more map[string]any) *libcni.RuntimeConf 
 	return rt
 }
 
-// start is what CRI-O calls when it starts: VERSION of each plugin, STATUS twice, GC with all pods that live, CHECK of each of them.
+// start runs the calls of CRI-O's start: VERSION of each plugin, STATUS twice, GC with all live pods, and CHECK of each of them.
 func (n *crioNode) start(t *testing.T) {
 	t.Helper()
 	var err error
@@ -75,12 +76,12 @@ func (n *crioNode) start(t *testing.T) {
 	n.Must(t, "GC", nil, valid...)
 	for pod, rt := range n.pods {
 		if _, err := n.Do("CHECK", rt, nil); err != nil {
-			t.Errorf("CHECK of %s: %v; CRI-O drops its address and the kubelet makes the pod again", pod.Name, err)
+			t.Errorf("CHECK of %s: %v; CRI-O would drop its address and the kubelet would recreate the pod", pod.Name, err)
 		}
 	}
 }
 
-// run is RunPodSandbox: ADD of all plugins, then CHECK of all.
+// run emulates RunPodSandbox: ADD of all plugins, then CHECK of all.
 func (n *crioNode) run(t *testing.T, pod *sandbox.Pod, more map[string]any) {
 	t.Helper()
 	n.pods[pod] = crioRuntimeConf(pod, more)
@@ -89,7 +90,7 @@ func (n *crioNode) run(t *testing.T, pod *sandbox.Pod, more map[string]any) {
 	n.Must(t, "CHECK", n.pods[pod])
 }
 
-// works wants masquerade to another machine in both families, and limits that limit.
+// works checks masquerade to another machine in both families, and the limits.
 func (n *crioNode) works(t *testing.T) {
 	t.Helper()
 	for pod := range n.pods {
@@ -115,8 +116,8 @@ func (n *crioNode) works(t *testing.T) {
 	}
 }
 
-// TestRestartAfterFlush (F-21): after a flush of the firewall, and after another program removed qdiscs, a restart of CRI-O finds its pods
-// whole: STATUS and GC restore, and CHECK, which changes nothing, passes. Masquerade works and limits limit.
+// TestRestartAfterFlush (F-21) flushes the firewall and removes qdiscs, as other programs do, and restarts CRI-O. STATUS and GC
+// restore the state, and CHECK, which changes nothing, succeeds. Masquerade and limits work.
 func TestRestartAfterFlush(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Program(t, "tc")
@@ -127,7 +128,7 @@ func TestRestartAfterFlush(t *testing.T) {
 				harness.Need(t, "portmap", "bandwidth")
 				conflist := strings.Replace(string(harness.ChainOf(t, "1.1.0", backend)), `"ipMasq":true`, `"ipMasq":true,"antiSpoof":true`, 1)
 				n := &crioNode{conflist: []byte(conflist), cache: t.TempDir(), lan: harness.NewLAN(t), pods: map[*sandbox.Pod]*libcni.RuntimeConf{}}
-				server, err := harness.TellClients(n.lan, 7000)
+				server, err := harness.ServeClientAddress(n.lan, 7000)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -140,12 +141,12 @@ func TestRestartAfterFlush(t *testing.T) {
 
 				harness.Shell(t, "nft flush ruleset")
 				if got, err := harness.Dial(web, net.JoinHostPort(harness.LANV4, "7000"), harness.Patience(true)); err == nil {
-					t.Errorf("after the flush a pod is seen as %s: this test shows nothing", got)
+					t.Errorf("after the flush a pod is still seen as %s: the flush had no effect on masquerade", got)
 				}
 				deleteQdiscs(t)
 				for pod, rt := range n.pods {
 					if _, err := n.Do("CHECK", rt, nil); err == nil {
-						t.Errorf("CHECK of %s does not miss what was flushed", pod.Name)
+						t.Errorf("CHECK of %s does not report the flushed rules", pod.Name)
 					}
 				}
 				n.start(t)
@@ -167,14 +168,14 @@ func TestRestartAfterFlush(t *testing.T) {
 	}
 }
 
-// TestRestartWithAntiSpoof: the configuration gets antiSpoof while pods live that were added without it. After a restart CHECK of these
-// pods passes, with the new configuration and with the one that CRI-O cached at ADD, beside new pods that have the protection. Each kind of
-// pod is deleted by both configurations.
+// TestRestartWithAntiSpoof enables antiSpoof while pods without it are running, and restarts CRI-O. CHECK of these pods succeeds with
+// the new configuration and with the one that CRI-O cached at ADD. New pods have the protection. DEL of both kinds of pods works with
+// both configurations.
 func TestRestartWithAntiSpoof(t *testing.T) {
 	open := harness.ChainOf(t, "1.1.0", "nftables")
 	guarded := []byte(strings.Replace(string(open), `"ipMasq":true`, `"ipMasq":true,"antiSpoof":true`, 1))
 	n := &crioNode{conflist: open, cache: t.TempDir(), lan: harness.NewLAN(t), pods: map[*sandbox.Pod]*libcni.RuntimeConf{}}
-	server, err := harness.TellClients(n.lan, 7000)
+	server, err := harness.ServeClientAddress(n.lan, 7000)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,12 +202,12 @@ func TestRestartWithAntiSpoof(t *testing.T) {
 	}
 }
 
-// deleteQdiscs removes the token buckets of all pods, and the redirect of each other one.
+// deleteQdiscs removes the token buckets of all pods, and the redirect of one pod.
 func deleteQdiscs(t *testing.T) {
 	t.Helper()
 	const script = `for link in $(ip -br link | grep -o '^\(veth\|bwp\)[0-9a-f]*'); do tc qdisc del dev $link root; done
 		link=$(ip -br link | grep -o '^veth[0-9a-f]*' | head -1); tc qdisc del dev $link clsact; tc qdisc show | grep -c tbf`
 	if out, _ := exec.Command("sh", "-c", script).Output(); strings.TrimSpace(string(out)) != "0" {
-		t.Fatalf("token buckets are left: %s", out)
+		t.Fatalf("token buckets remain: %s", out)
 	}
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestFaultLate: the runtime loses patience and kills the plugin, while the IPAM plugin of somebody else is about to allocate.
+// TestFaultLate: the runtime's deadline expires, and the runtime kills the plugin while a third-party IPAM plugin is about to allocate
+// an address.
 func TestFaultLate(t *testing.T) {
 	for title, script := range harness.InOrder(map[string]string{
 		"child":      `sleep 0.6; : >"$0.lease"`,
@@ -37,7 +38,7 @@ func TestFaultLate(t *testing.T) {
 	}
 }
 
-// late kills the bridge as soon as its IPAM plugin runs, and calls DEL. After DEL has returned, no process may allocate an address.
+// late kills the bridge as soon as its IPAM plugin runs, and sends DEL. No process may allocate an address after DEL has returned.
 func (s *stub) late(t *testing.T, y *harness.Tally, script string) {
 	t.Helper()
 	started, lease := filepath.Join(s.dir, "started"), s.path()+".lease"
@@ -58,7 +59,7 @@ func (s *stub) late(t *testing.T, y *harness.Tally, script string) {
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	s.call("DEL").Run(t).OK(t)
-	// Longer than the child sleeps: no event tells that nothing happens.
+	// The test waits longer than the child sleeps, because no event shows that nothing will happen.
 	for end := time.Now().Add(900 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if _, err := os.Stat(lease); err == nil {
 			y.Leaks++

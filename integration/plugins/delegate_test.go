@@ -17,8 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// stub is an IPAM plugin of somebody else: a shell script that keeps what it
-// was given and does what a test tells it.
+// stub is a third-party IPAM plugin: a shell script that saves its input and does what the test configures.
 type stub struct {
 	dir string
 	f   *harness.Fixture
@@ -46,7 +45,7 @@ func newStub(t *testing.T) *stub {
 
 func (s *stub) path() string { return filepath.Join(s.dir, "stub") }
 
-// on sets what the stub does for a verb.
+// on sets the stub's script for a verb.
 func (s *stub) on(t *testing.T, verb, script string) {
 	t.Helper()
 	if err := os.WriteFile(s.path()+"."+verb+".sh", []byte(script+"\n"), 0o644); err != nil {
@@ -54,7 +53,7 @@ func (s *stub) on(t *testing.T, verb, script string) {
 	}
 }
 
-// got is what the stub was given for a verb, "" if it was not called.
+// got returns the stub's saved input for a verb, or "" if the stub was not called.
 func (s *stub) got(verb, part string) string {
 	b, _ := os.ReadFile(s.path() + "." + verb + "." + part)
 	return string(b)
@@ -68,8 +67,8 @@ func (s *stub) call(verb string) harness.Call {
 	return s.f.Good(verb, "bridge").With("CNI_PATH", s.dir+":"+harness.BinDir()).Config(s.conf())
 }
 
-// TestDelegate gives the bridge an address plugin of somebody else's, which gets
-// the same environment and configuration and whose answers count.
+// TestDelegate configures a third-party IPAM plugin. It gets the bridge's environment and configuration, and the bridge uses its
+// answers.
 func TestDelegate(t *testing.T) {
 	s := newStub(t)
 	o := s.call("ADD").With("TRACEPARENT", "00-1-2-01").Run(t).OK(t)
@@ -101,10 +100,10 @@ func TestDelegate(t *testing.T) {
 			t.Errorf("%s did not reach the stub", verb)
 		}
 	}
-	s.f.Oracle.Clean(t, "a life with the stub")
+	s.f.Oracle.Clean(t, "ADD and DEL with the stub")
 }
 
-// TestDelegateGC (C-84): GC is passed on to the address plugin, with the list of those that stay.
+// TestDelegateGC (C-84): GC calls the IPAM plugin with the list of valid attachments.
 func TestDelegateGC(t *testing.T) {
 	s := newStub(t)
 	s.call("ADD").Run(t).OK(t)
@@ -122,18 +121,18 @@ func TestDelegateGC(t *testing.T) {
 		slices.SortFunc(got, func(a, b object) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
 		slices.SortFunc(want, func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
 		if string(harness.Encode(got)) != string(harness.Encode(want)) {
-			t.Errorf("the stub was told to keep %s, want %s", harness.Encode(got), harness.Encode(want))
+			t.Errorf("the valid attachments for the stub are %s, want %s", harness.Encode(got), harness.Encode(want))
 		}
 		_ = os.Remove(s.path() + ".GC.stdin")
 	}
 	gc.Config(conf).Run(t).OK(t)
-	passed(attached, fresh) // made just now, and spared by both
+	passed(attached, fresh) // both plugins keep a recent attachment
 	if err := kerneltest.Age(harness.StateDirs()...); err != nil {
 		t.Fatal(err)
 	}
 	gc.Config(conf.With("podlace/dead-attachments", []any{fresh})).Run(t).OK(t)
 	if s.got("GC", "stdin") != "" {
-		t.Error("GC of named attachments was passed on to a plugin that does not know names")
+		t.Error("GC of named attachments was passed to a plugin that does not know the names")
 	}
 	gc.Config(conf).Run(t).OK(t)
 	passed(attached)
@@ -146,8 +145,8 @@ func TestDelegateGC(t *testing.T) {
 	s.f.Oracle.Clean(t, "GC with the stub")
 }
 
-// TestDelegateFails lets the address plugin fail in every way: the bridge takes
-// everything back, tells the stub to, and answers with the stub's own code.
+// TestDelegateFails makes the IPAM plugin fail in every way. The bridge undoes its changes, calls the stub's DEL, and returns the
+// stub's error code.
 func TestDelegateFails(t *testing.T) {
 	s := newStub(t)
 	ways := map[string]string{
@@ -170,20 +169,20 @@ func TestDelegateFails(t *testing.T) {
 			s.on(t, "ADD", script)
 			f := s.call("ADD").Run(t).Refused(t, allCodes()...)
 			if title == "an error" && (f.Code != 11 || !strings.Contains(f.Msg, "busy")) {
-				t.Errorf("code %d msg %q: want the stub's own 11 and busy", f.Code, f.Msg)
+				t.Errorf("code %d msg %q: want the stub's code 11 and busy", f.Code, f.Msg)
 			}
 			if s.got("DEL", "env") == "" {
-				t.Error("the stub was not told to take its address back")
+				t.Error("the stub got no DEL for its address")
 			}
 			s.f.Oracle.Clean(t, title)
 		})
 	}
 }
 
-// allCodes is for failures whose code is not ours to choose; 999 is not among them.
+// allCodes are the codes of failures that the test does not determine; the stub's 999 is not among them.
 func allCodes() []int { return []int{5, 6, 7, 11, 50, 101, 102, 103, 104, 105} }
 
-// TestDelegateMissing looks for address plugins that cannot be started.
+// TestDelegateMissing configures IPAM plugins that cannot be started.
 func TestDelegateMissing(t *testing.T) {
 	s := newStub(t)
 	if err := os.WriteFile(s.dir+"/text", []byte("#!/bin/sh\n"), 0o644); err != nil {
@@ -205,7 +204,7 @@ func TestDelegateMissing(t *testing.T) {
 	s.f.Oracle.Clean(t, "CNI_PATH with empty entries")
 }
 
-// TestDelegateStatus passes the address plugin's own code on.
+// TestDelegateStatus: STATUS returns the IPAM plugin's error code.
 func TestDelegateStatus(t *testing.T) {
 	s := newStub(t)
 	for _, code := range []int{50, 51} {
@@ -215,12 +214,11 @@ func TestDelegateStatus(t *testing.T) {
 	s.f.Oracle.Clean(t, "STATUS")
 }
 
-// TestPrevResult keeps what earlier plugins of the chain made, whatever the
-// version that their result names.
+// TestPrevResult: a plugin keeps the interfaces of earlier plugins, in each version of their result.
 func TestPrevResult(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		if plugin == "host-local" {
-			return // an address plugin is no part of a chain
+			return // an IPAM plugin is not part of a chain
 		}
 		for title, edit := range harness.InOrder(map[string][]any{
 			"as it is": {}, "no version": {"cniVersion", nil}, "odd spelling": {"cniVersion", nil, "CNIVersion", "1.1.0"},
@@ -240,7 +238,7 @@ func TestPrevResult(t *testing.T) {
 	})
 }
 
-// prevFor returns the result of the plugins before, with an interface of somebody else's.
+// prevFor returns the result of earlier plugins with a foreign interface.
 func prevFor(t *testing.T, f *harness.Fixture, plugin string) object {
 	t.Helper()
 	prev := object{"cniVersion": "1.1.0", "interfaces": []any{}}
@@ -250,7 +248,7 @@ func prevFor(t *testing.T, f *harness.Fixture, plugin string) object {
 	return prev.With("interfaces", append(prev["interfaces"].([]any), object{"name": "other0", "mac": "02:00:00:00:00:09"}))
 }
 
-// TestDNS lets the configuration of the bridge override what the address plugin says.
+// TestDNS: the bridge's configuration overrides the IPAM plugin's DNS settings.
 func TestDNS(t *testing.T) {
 	s := newStub(t)
 	s.on(t, "ADD", "echo '"+strings.Replace(stubResult, "{", `{"dns":{"nameservers":["192.0.2.1"],"domain":"a"},`, 1)+"'")

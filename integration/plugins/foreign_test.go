@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestF44ForeignHands (F-44): the reference's host-local and ours work on one folder, in any order: no address is given twice, either
-// deletes what the other made, and nothing is left.
+// TestF44ForeignHands (F-44): the reference's host-local and Podlace's share one folder, in any order. No address is assigned twice,
+// each deletes the other's leases, and nothing remains.
 func TestF44ForeignHands(t *testing.T) {
 	harness.Need(t, "host-local")
 	reference := filepath.Join(harness.ReferenceDir(), "host-local")
@@ -75,7 +75,7 @@ func TestF44ForeignHands(t *testing.T) {
 	mustBeLeased(t, filepath.Join(dir, "mixed"), nil)
 }
 
-// mustBeLeased compares the lease files with who was given what.
+// mustBeLeased compares the lease files with the assigned addresses.
 func mustBeLeased(t *testing.T, dir string, given map[string]string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

@@ -15,11 +15,10 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// frameType is an EtherType that is set aside for experiments (IEEE 802).
+// frameType is an EtherType that is reserved for experiments (IEEE 802).
 const frameType = 0x88b5
 
-// frame sends an Ethernet broadcast from one pod and waits for it in another,
-// which needs a working link and no address at all.
+// frame sends an Ethernet broadcast from one pod and waits for it in another. The broadcast needs a working link but no address.
 func frame(from, to *sandbox.Pod, ifname string, limit time.Duration) error {
 	var receiver, sender int
 	if err := to.Do(func() (err error) { receiver, err = packetSocket(ifname); return }); err != nil {

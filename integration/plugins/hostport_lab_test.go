@@ -13,12 +13,12 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// places are who is where, in one family.
+// places are the addresses of the machines, in one family.
 type places struct {
-	family      string // as ip(8) wants it
+	family      string // the option of ip(8)
 	node, lan   string // the node and its router
-	resolver    string // a name server beyond the router
-	near, third string // the node in its other network, and a machine there
+	resolver    string // a name server behind the router
+	near, third string // the node's address in its second network, and a machine there
 }
 
 func families() []places {
@@ -28,13 +28,13 @@ func families() []places {
 	}
 }
 
-// crossing is a node between two networks, with pods of Podlace's own chain.
+// crossing is a node between two networks with pods of Podlace's chain.
 type crossing struct {
 	*behind
 	third *sandbox.Pod
 }
 
-// eachCrossing runs a test with either backend.
+// eachCrossing runs a test once for each backend.
 func eachCrossing(t *testing.T, caps map[string]any, test func(t *testing.T, c crossing)) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -66,13 +66,13 @@ func newCrossing(t *testing.T, conflist string, caps map[string]any) crossing {
 	return c
 }
 
-// at is a mapping of one address of the node.
+// at returns the mapping m at one address of the node.
 func at(hostIP string, m map[string]any) map[string]any {
 	m["hostIP"] = hostIP
 	return m
 }
 
-// speak answers connections and datagrams to an address of a machine, nil for the node, with the machine's name.
+// speak answers connections and datagrams to an address of a machine with the machine's name. The machine nil is the node.
 func speak(t testing.TB, on *sandbox.Pod, addresses ...string) {
 	t.Helper()
 	for _, address := range addresses {
@@ -84,14 +84,14 @@ func speak(t testing.TB, on *sandbox.Pod, addresses ...string) {
 	}
 }
 
-// question is the pod that must answer at an address; "" if none may.
+// question is an address and the name of the pod that must answer there; "" if no answer is allowed.
 type question struct {
 	from    *sandbox.Pod
 	address string
 	want    string
 }
 
-// answers asks by both protocols at one or more ports, all at once.
+// answers asks all questions by both protocols at one or more ports, in parallel.
 func answers(t *testing.T, ports string, questions ...question) {
 	t.Helper()
 	var wait sync.WaitGroup

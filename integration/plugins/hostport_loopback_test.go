@@ -12,9 +12,9 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestLoopbackFromOutside (S-07): what leads to 127.0.0.1 is for the node alone. Another machine and a pod send to it by way of the node's
-// MAC, and reach neither the pod behind a hostPort nor a service of the node; nor do they after somebody flushed all rules and they came
-// back (CVE-2025-54388, CVE-2025-54410 of Moby).
+// TestLoopbackFromOutside (S-07): only the node reaches hostPorts and services at 127.0.0.1. Another machine and a pod send packets
+// for 127.0.0.1 to the node's MAC. They reach neither the pod behind a hostPort nor a service of the node, also after a flush and a
+// restoration of all rules (CVE-2025-54388, CVE-2025-54410 of Moby).
 func TestLoopbackFromOutside(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Need(t, "podlace")
@@ -29,7 +29,7 @@ func TestLoopbackFromOutside(t *testing.T) {
 		attack(t, c.client, "10.71.0.1", harness.IPv4Of(t, c.client))
 		c.closed(t)
 		harness.Shell(t, "nft delete table inet podlace_loopback")
-		answers(t, "8080 8081", question{c.lan, "127.0.0.1", c.web.Name}) // or this test shows nothing
+		answers(t, "8080 8081", question{c.lan, "127.0.0.1", c.web.Name}) // control: without the table the attack succeeds
 		answers(t, "9999", question{c.client, "127.0.0.1", harness.NameOf(nil)})
 		for _, repair := range []func(){
 			func() { c.Must(t, "STATUS", nil) },
@@ -47,7 +47,7 @@ func TestLoopbackFromOutside(t *testing.T) {
 	})
 }
 
-// closed: only the node reaches all.
+// closed checks that the node reaches all ports of 127.0.0.1 and that no other machine does.
 func (c crossing) closed(t *testing.T) {
 	t.Helper()
 	answers(t, "8080 8081", question{nil, "127.0.0.1", c.web.Name})
@@ -55,7 +55,7 @@ func (c crossing) closed(t *testing.T) {
 	answers(t, "8080 8081 9999", question{c.lan, "127.0.0.1", ""}, question{c.client, "127.0.0.1", ""})
 }
 
-// attack lets a machine send to 127.0.0.1 through the node, and take the answers.
+// attack makes a machine send packets for 127.0.0.1 through the node, and accept the replies.
 func attack(t *testing.T, from *sandbox.Pod, node, own string) {
 	t.Helper()
 	harness.Shell(t, fmt.Sprintf(`ip -n %[1]s addr flush dev lo scope host; ip -n %[1]s route add 127.0.0.0/8 via %[2]s src %[3]s`, from.Name,

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestLoopbackAfterLoss (S-07): a pod does not reach a service on the node's 127.0.0.1 after the records of hostPorts were lost and DEL or
-// GC ran, and neither after a flush of all rules and any verb that changes something.
+// TestLoopbackAfterLoss (S-07): a pod does not reach a service on the node's 127.0.0.1 after the records of hostPorts were lost and
+// DEL or GC ran. Nor does it after a flush of all rules and any verb that changes something.
 func TestLoopbackAfterLoss(t *testing.T) {
 	harness.Program(t, "nft")
 	caps := harness.Mappings(harness.Port(8080, 80, "tcp"))
@@ -51,19 +51,19 @@ func TestLoopbackAfterLoss(t *testing.T) {
 			c.Must(t, "DEL", c.rtClient)
 			c.Must(t, "GC", nil)
 			if left := loopbackState(t); left != "" {
-				t.Errorf("after loss of %s, and DEL and GC of all: left %s", loss.title, left)
+				t.Errorf("after loss of %s, and DEL and GC of all: %s remains", loss.title, left)
 			}
 		}
 	})
 }
 
-// attackBy lets the client pod send to 127.0.0.1 by way of the node.
+// attackBy makes the client pod send packets for 127.0.0.1 through the node.
 func (c crossing) attackBy(t *testing.T) {
 	t.Helper()
 	attack(t, c.client, "10.71.0.1", harness.IPv4Of(t, c.client))
 }
 
-// loopbackState tells what of 127.0.0.1 is open on the node, and what protects it.
+// loopbackState returns the node's settings that open 127.0.0.1, and the tables that protect it.
 func loopbackState(t *testing.T) string {
 	t.Helper()
 	out, err := exec.Command("sh", "-c", "grep -v '^0$' /proc/sys/net/ipv4/conf/*/route_localnet; nft list tables | grep podlace_loopback; true").Output()

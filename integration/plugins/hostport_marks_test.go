@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestMarks (S-29): packets keep the marks that others gave them, of kube-proxy (bits 14 and 15) and Calico (20 to 31) among them, and get
-// none but the one of markMasqBit, with iptables. Connections get none.
+// TestMarks (S-29): packets keep the marks of other programs, such as kube-proxy's bits 14 and 15 and Calico's bits 20 to 31. Podlace
+// adds no mark except the bit markMasqBit with iptables, and marks no connections.
 func TestMarks(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Shell(t, "nft flush ruleset") // chains of earlier pods masquerade all packets with their mark
@@ -41,7 +41,8 @@ func TestMarks(t *testing.T) {
 	}
 }
 
-// countMarks gives all packets a mark as they come, and counts with what mark they leave the node or reach it while f runs.
+// countMarks sets a mark on all incoming and locally sent packets. While f runs, it counts the marks of packets that leave the node or
+// reach it.
 func countMarks(t *testing.T, before, own uint32, f func()) map[string]int {
 	t.Helper()
 	harness.Shell(t, fmt.Sprintf(`nft 'table inet marks {

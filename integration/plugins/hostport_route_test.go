@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestRouteLater: a main plugin may leave the route to the pod to a routing daemon. ADD of portmap warns, and the port works once the route
-// is there.
+// TestRouteLater: a main plugin may leave the route to the pod to a routing daemon. ADD of portmap warns, and the port works once the
+// route exists.
 func TestRouteLater(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestFaultHostPort: who has a port changes, under clients that know nothing of it.
+// TestFaultHostPort moves a port from pod to pod while clients send.
 func TestFaultHostPort(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run("F-38 pods come and go behind a UDP sender, "+backend, func(t *testing.T) {
@@ -26,7 +26,7 @@ func TestFaultHostPort(t *testing.T) {
 	}
 }
 
-// sender sends datagrams from one port without a pause.
+// sender sends datagrams from one source port without a pause.
 type sender struct {
 	net.Conn
 	title   string
@@ -60,7 +60,7 @@ func startSender(t *testing.T, from *sandbox.Pod, title, address string) *sender
 	return s
 }
 
-// send repeats what was not sent: without a listener, the next datagram gets the ICMP error instead of being sent.
+// send retries a datagram that was not sent: if no process listens, send returns the ICMP error of the previous datagram.
 func (s *sender) send(text string) (err error) {
 	for range 100 {
 		if _, err = s.Write([]byte(text)); err == nil || errors.Is(err, net.ErrClosed) {
@@ -70,7 +70,7 @@ func (s *sender) send(text string) (err error) {
 	return err
 }
 
-// next sends one datagram, and returns who answers it.
+// next sends one datagram, and returns the name of the pod that answers it.
 func (s *sender) next() (string, error) {
 	s.asked++
 	text := fmt.Sprintf("question %d?", s.asked)
@@ -90,8 +90,8 @@ func (s *sender) next() (string, error) {
 	}
 }
 
-// testSender: the first datagram after each ADD and DEL gets to who has the port by then: a pod, the next one, one of the same name that
-// takes it over, and without any the node.
+// testSender: the first datagram after each ADD and DEL reaches the port's current owner. The owner is a pod, the next pod, a pod of
+// the same name that takes the port over, or the node if no pod has the port.
 func testSender(t *testing.T, c crossing) {
 	const port53 = "5353"
 	caps := harness.Mappings(harness.Port(5353, 53, "udp"))

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// kubeServices make a Service of port 8080 of the node's address that leads to a pod, as kube-proxy has it in each of its modes, and take
-// it away.
+// kubeServices returns commands that add and remove a Service. Its port 8080 at the node's address leads to a pod, as in each mode of
+// kube-proxy.
 func kubeServices() map[string][2]string {
 	return map[string][2]string{
 		"iptables": {`iptables -w -t nat -N KUBE-SERVICES
@@ -28,8 +28,8 @@ func kubeServices() map[string][2]string {
 	}
 }
 
-// TestServicesWin (S-01): a port of a Service leads to the Service, whether it or the hostPort came first (CVE-2019-9946). Where the kernel
-// alone decides, since both hook at the same priority, ADD warns.
+// TestServicesWin (S-01): a Service's port leads to the Service, whether the Service or the hostPort came first (CVE-2019-9946). If
+// both hook at the same priority, the kernel decides the order, and ADD warns.
 func TestServicesWin(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Program(t, "iptables")
@@ -49,7 +49,7 @@ func (c crossing) besideService(t *testing.T, service [2]string, first, undecide
 	add := func() { harness.Shell(t, fmt.Sprintf(service[0], harness.NodeV4, harness.IPv4Of(t, c.client))) }
 	t.Cleanup(func() { _ = exec.Command("/bin/sh", "-c", service[1]).Run() })
 	if first {
-		harness.Shell(t, "nft flush ruleset") // what earlier pods left of iptables hooked before the Service
+		harness.Shell(t, "nft flush ruleset") // earlier pods registered iptables' hooks before the Service's
 		add()
 	}
 	c.Stderr.Reset()
@@ -64,7 +64,7 @@ func (c crossing) besideService(t *testing.T, service [2]string, first, undecide
 	speak(t, c.client, "[::]:80")
 	want := c.client.Name
 	if undecided {
-		want = c.web.Name // or the warning is for nothing
+		want = c.web.Name // otherwise the warning would be wrong
 	}
 	for _, q := range []question{{c.lan, harness.NodeV4, want}, {nil, harness.NodeV4, want}, {c.third, families()[0].near, c.web.Name}} {
 		if got, err := harness.Dial(q.from, net.JoinHostPort(q.address, "8080"), harness.TrafficLimit); got != q.want {

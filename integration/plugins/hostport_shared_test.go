@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestSharedHostPort (F-39): one container has a hostPort in two networks. When either network ends, the other one gets the port without a
-// connection lost in between, and no other pod gets it before the last one ends.
+// TestSharedHostPort (F-39): one container has a hostPort in two networks. When one network ends, the other gets the port without a
+// lost connection. No other pod gets the port before both have ended.
 func TestSharedHostPort(t *testing.T) {
 	for _, backends := range [][2]string{{"nftables", "nftables"}, {"iptables", "iptables"}, {"nftables", "iptables"},
 		{"iptables", "nftables"}} {
@@ -44,7 +44,7 @@ type shared struct {
 
 func newShared(t *testing.T, backends [2]string) *shared {
 	t.Helper()
-	// Masquerade of every client: the pod has one default route, by which answers of its other interface would leave.
+	// Masquerade every client: the pod has one default route, and replies of its other interface would leave through that route.
 	all := strings.NewReplacer(`"snat":true`, `"snat":true,"masqAll":true`)
 	second := strings.NewReplacer("chain0", "chain1", `"name":"chain"`, `"name":"second"`, "10.71.", "10.95.", "fd71:", "fd95:",
 		`"isDefaultGateway":true`, `"isDefaultGateway":false`)
@@ -63,7 +63,7 @@ func newShared(t *testing.T, backends [2]string) *shared {
 	return s
 }
 
-// end attaches the pod to both networks, ends one of them beneath clients that go on, and then the other.
+// end attaches the pod to both networks, ends one of them while clients are connecting, and then ends the other.
 func (s *shared) end(t *testing.T, ends int) {
 	stays := 1 - ends
 	for i, n := range s.networks {
@@ -74,14 +74,14 @@ func (s *shared) end(t *testing.T, ends int) {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	// Not 127.0.0.1: a connection from there that is under way ends with route_localnet of its bridge.
+	// Not 127.0.0.1: an open connection from there ends with route_localnet of its bridge.
 	clients := []*steadyClient{{from: s.lan, address: harness.NodeV4}, {from: s.lan, address: harness.NodeV6}, {address: harness.NodeV4}}
 	stop := steady(clients, s.web)
 	defer stop()
 	for _, c := range clients {
 		c.await(t)
 	}
-	// The interface stays for now: connections that are under way end with it.
+	// The interface stays for now, because open connections end with it.
 	conf := object{"cniVersion": "1.1.0", "name": s.networks[ends].List.Name, "type": "portmap", "backend": s.backends[ends]}
 	harness.NewCall("DEL", "portmap", s.web, s.rt[ends].ContainerID, conf).With("CNI_IFNAME", s.rt[ends].IfName).Run(t).OK(t)
 	for _, c := range clients {
@@ -95,7 +95,7 @@ func (s *shared) end(t *testing.T, ends int) {
 		var refused *types.Error
 		if _, err := n.Do("ADD", s.rtClient, nil); !errors.As(err, &refused) || refused.Code != 104 ||
 			!strings.Contains(refused.Msg, s.web.Name) {
-			t.Errorf("another pod asks for the port in network %s: %v", n.List.Name, err)
+			t.Errorf("ADD of another pod with the same port in network %s: %v", n.List.Name, err)
 		}
 		n.Must(t, "DEL", s.rtClient)
 	}
@@ -106,15 +106,15 @@ func (s *shared) end(t *testing.T, ends int) {
 	s.oracle.Clean(t, "a pod left two networks")
 }
 
-// steadyClient connects to the hostPort again and again.
+// steadyClient connects to the hostPort in a loop.
 type steadyClient struct {
 	from    *sandbox.Pod
 	address string
-	served  atomic.Int64 // connections that the pod answered
+	served  atomic.Int64 // number of connections that the pod answered
 	lost    atomic.Pointer[error]
 }
 
-// await returns once the pod has answered some more connections.
+// await returns once the pod has answered several more connections.
 func (c *steadyClient) await(t *testing.T) {
 	t.Helper()
 	for enough := c.served.Load() + 5; c.served.Load() < enough; time.Sleep(time.Millisecond) {
@@ -124,7 +124,7 @@ func (c *steadyClient) await(t *testing.T) {
 	}
 }
 
-// steady lets clients connect to the pod until stop is called. A client ends with its first lost connection.
+// steady starts the clients, which connect to the pod until stop is called. A client ends after its first lost connection.
 func steady(clients []*steadyClient, to *sandbox.Pod) (stop func()) {
 	var wait sync.WaitGroup
 	var done atomic.Bool

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// dns is a pod that is the node's name server, at every address or at those that are named.
+// dns returns the port mappings of a pod that is the node's name server at all addresses or at hostIPs.
 func dns(hostIPs ...string) map[string]any {
 	var list []any
 	for _, protocol := range []string{"tcp", "udp"} {
@@ -32,13 +32,13 @@ func dns(hostIPs ...string) map[string]any {
 	return harness.Mappings(list...)
 }
 
-// TestPortOfOthers (S-06): the hostPort 53 takes what is addressed to the node. What pods, the node and other machines send to port 53 of
-// others gets there (CVE-2025-67499), also when a hostIP says that the address of somebody else is the node's.
+// TestPortOfOthers (S-06): hostPort 53 receives only packets that are addressed to the node. Packets from pods, the node and other
+// machines to port 53 of other hosts reach those hosts (CVE-2025-67499). This also holds if a hostIP is another host's address.
 func TestPortOfOthers(t *testing.T) {
 	foreign := families()
 	for title, x := range map[string]struct {
 		caps  map[string]any
-		taken bool // what is addressed to the node
+		taken bool // the packet is addressed to the node
 	}{
 		"every address":  {dns(), true},
 		"foreign hostIP": {dns(foreign[0].resolver, foreign[1].resolver, foreign[0].third, foreign[1].third), false},
@@ -73,8 +73,8 @@ func (c crossing) portOfOthers(t *testing.T, taken bool) {
 	}
 }
 
-// TestHostIP (S-28): a pod has the addresses of the node that its hostIP names. One that names an address comes before one that has all of
-// its family, in any order; a pod that has all addresses shares them with no other.
+// TestHostIP (S-28): a pod has its port at the node's addresses that its hostIP names. A hostIP with one address takes precedence over
+// one with all addresses of the family, in any order. Two pods cannot both have all addresses.
 func TestHostIP(t *testing.T) {
 	eachCrossing(t, harness.HostPort(), func(t *testing.T, c crossing) {
 		for _, x := range []struct{ title, all, four, six string }{
@@ -89,7 +89,7 @@ func TestHostIP(t *testing.T) {
 	})
 }
 
-// web8080 is a port at the named addresses of the node.
+// web8080 returns a mapping of port 8080 at the given addresses of the node.
 func web8080(hostIPs ...string) map[string]any {
 	var list []any
 	for _, ip := range hostIPs {
@@ -139,7 +139,7 @@ func (c crossing) hostIP(t *testing.T, all, four, six, first string) {
 	c.oracle.Clean(t, "two pods with one port")
 }
 
-// onlyLoopback: hostIP 127.0.0.1 is for the node alone, and leaves the port at other addresses to another pod.
+// onlyLoopback: hostIP 127.0.0.1 serves only the node, and another pod may have the port at other addresses.
 func (c crossing) onlyLoopback(t *testing.T) {
 	t.Helper()
 	c.rtWeb.CapabilityArgs, c.rtClient.CapabilityArgs = web8080("127.0.0.1"), web8080(harness.NodeV4)
@@ -151,7 +151,7 @@ func (c crossing) onlyLoopback(t *testing.T) {
 	})
 }
 
-// bothOfOne: a pod's own port of one address comes before that of all too, whatever their order.
+// bothOfOne: if one pod has a port both at one address and at all addresses, the mapping at one address takes precedence in any order.
 func (c crossing) bothOfOne(t *testing.T) {
 	t.Helper()
 	one, all := at(harness.NodeV4, harness.Port(8080, 81, "tcp")), harness.Port(8080, 80, "tcp")

@@ -17,14 +17,14 @@ import (
 // kataTap is Kata's name for its tap.
 const kataTap = "tap0_kata"
 
-// machine is a virtual machine behind a tap of a pod: a namespace whose interface has the MAC and the address of the pod's.
+// machine is a virtual machine behind a pod's tap: a namespace whose interface has the pod's MAC and address.
 type machine struct {
 	guest           *sandbox.Pod
 	outside, inside *os.File
 }
 
-// newKata does to a pod what Kata Containers does with its model tcfilter: a tap beside eth0, and all that comes in on either goes out of
-// the other.
+// newKata changes a pod as Kata Containers does with its model tcfilter: it adds a tap beside eth0, and redirects the ingress of each
+// to the other.
 func newKata(t *testing.T, pod *sandbox.Pod) *machine {
 	t.Helper()
 	harness.Program(t, "tc")
@@ -53,7 +53,7 @@ func newKata(t *testing.T, pod *sandbox.Pod) *machine {
 	return vm
 }
 
-// end takes the virtual machine away; its tap goes with it.
+// end removes the virtual machine. Its tap disappears with it.
 func (vm *machine) end(t *testing.T) {
 	t.Helper()
 	if err := errors.Join(vm.outside.Close(), vm.inside.Close()); err != nil {
@@ -61,7 +61,7 @@ func (vm *machine) end(t *testing.T) {
 	}
 }
 
-// relay is the hypervisor. It ends when one of the taps is closed.
+// relay emulates the hypervisor. It ends when one of the taps is closed.
 func relay(from, to *os.File) {
 	frame := make([]byte, 1<<16)
 	for {
@@ -70,12 +70,12 @@ func relay(from, to *os.File) {
 			return
 		}
 		if _, err := to.Write(frame[:n]); errors.Is(err, os.ErrClosed) {
-			return // what the other end is not ready for is lost
+			return // a frame is lost if the other end is not ready
 		}
 	}
 }
 
-// openTap makes a tap in a pod. It ends with the file.
+// openTap creates a tap in a pod. The tap ends with the file.
 func openTap(pod *sandbox.Pod, name string) (file *os.File, err error) {
 	err = pod.Do(func() error {
 		fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)

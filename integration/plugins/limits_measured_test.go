@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// TestLimitsMeasured: rates are bits per second, bursts are bits, and the directions are those that the pod sees, whether the runtime gives
-// the limits or the conflist.
+// TestLimitsMeasured: rates are bits per second, bursts are bits, and the directions are the pod's, in runtimeConfig as in the
+// conflist.
 func TestLimitsMeasured(t *testing.T) {
 	a := harness.NewAlone(t)
 	a.Warm(t)
@@ -35,8 +35,8 @@ func TestLimitsMeasured(t *testing.T) {
 	before.Clean(t, "limits were measured")
 }
 
-// measure wants the rate within 5 % at the receiver, by UDP and by TCP. No run may exceed the limit, and none may stay below it unless
-// pauses of the machine explain it; then the next run is tried.
+// measure checks that the rate at the receiver is within 5 % of the limit, by UDP and by TCP. No run may exceed the limit. A run below
+// the limit is repeated only if pauses of the machine explain it.
 func measure(t *testing.T, a *harness.Alone, what string, mbit float64, flow meter.Flow) {
 	t.Helper()
 	const runs, tolerance = 5, 0.05

@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// collector is a node with one network, a pod that is gone and a runtime that can be asked.
+// collector is a node with one network, a pod whose namespace is gone, and a runtime that lists its pods.
 type collector struct {
 	*testing.T
 	network *harness.Network
@@ -56,7 +56,7 @@ func (c collector) add(name string) {
 	c.Cleanup(func() { c.network.Must(c.T, "DEL", rt) })
 }
 
-// lose attaches a pod whose namespace vanishes at once.
+// lose attaches a pod and removes its namespace immediately.
 func (c collector) lose(name string) *libcni.RuntimeConf {
 	c.Helper()
 	pod := harness.NewPod(c.T, name)
@@ -82,8 +82,8 @@ func (c collector) list() ([]reconcile.Network, []*reconcile.Attachment) {
 	return networks, list
 }
 
-// TestOldList (C-85): pods that were made after the list are not touched, however long ago that is, and one that came back under the same
-// name neither.
+// TestOldList (C-85): GC keeps pods that were attached after the list of valid attachments was made, however long ago. It also keeps a
+// pod that was attached again under its old name.
 func TestOldList(t *testing.T) {
 	c := newCollector(t)
 	c.add("oldlist-stays")
@@ -92,7 +92,7 @@ func TestOldList(t *testing.T) {
 	first := c.lose("oldlist-back")
 	networks, list := c.list()
 	if dead := reconcile.Dead(list); len(list) != 3 || len(dead) != 2 {
-		t.Fatalf("%d of %d are dead", len(dead), len(list))
+		t.Fatalf("%d of %d pods are dead", len(dead), len(list))
 	}
 	c.network.Must(t, "DEL", first)
 	late, back := harness.NewPod(t, "oldlist-late"), harness.NewPod(t, "oldlist-back")
@@ -109,18 +109,18 @@ func TestOldList(t *testing.T) {
 	c.network.Must(t, "CHECK", rtBack)
 	_, after := c.list()
 	if left := reconcile.Compare(list, after); left != 1 || len(after) != 3 {
-		t.Errorf("%d left of the dead, %d in all: want the one that came back, and three", left, len(after))
+		t.Errorf("%d of the dead pods remain, %d pods in all: want the reattached one, and three", left, len(after))
 	}
 	c.network.Must(t, "DEL", rtLate)
 	c.network.Must(t, "DEL", rtBack)
-	before.Clean(t, "GC by an old list")
+	before.Clean(t, "GC with an old list")
 }
 
-// TestReboot (F-27): after a boot the leases are there and nothing else. Those of pods that never came back go, whatever holds their names.
+// TestReboot (F-27): after a boot only the leases exist. gc removes the leases of pods that were not attached again.
 func TestReboot(t *testing.T) {
 	harness.Need(t, "podlace")
 	c := newCollector(t)
-	c.add("reboot-before") // makes what stays
+	c.add("reboot-before") // creates the shared state
 	before := harness.Watch(t)
 	pod := harness.NewPod(t, "reboot-lost")
 	c.network.Must(t, "ADD", harness.Attachment(pod, "reboot-lost", nil))
@@ -138,7 +138,7 @@ func TestReboot(t *testing.T) {
 	before.Clean(t, "podlace gc after a boot")
 }
 
-// forget does to an attachment what a boot does: its record goes, and its lease is of the boot before.
+// forget simulates a boot for an attachment: its record is gone, and its lease is from the previous boot.
 func (c collector) forget(network, id string) {
 	c.Helper()
 	records, _ := filepath.Glob("/run/podlace/" + network + "/*")
@@ -162,7 +162,7 @@ func (c collector) forget(network, id string) {
 	}
 }
 
-// earlier returns a shard of the lease index with another boot in it.
+// earlier returns a shard of the lease index with a different boot ID.
 func earlier(t *testing.T, data, boot []byte) []byte {
 	t.Helper()
 	var shard struct {
@@ -181,7 +181,7 @@ func earlier(t *testing.T, data, boot []byte) []byte {
 	return data
 }
 
-// TestLeftAlone checks that foreign plugins are reported and their attachments stay. A network whose configuration is gone is cleaned.
+// TestLeftAlone: gc reports foreign plugins and keeps their attachments. It cleans a network whose configuration is gone.
 func TestLeftAlone(t *testing.T) {
 	harness.Need(t, "podlace")
 	c := newCollector(t)
@@ -215,7 +215,7 @@ func TestLeftAlone(t *testing.T) {
 		"0 removed, 1 left")
 	says(gc(1, "--conf-dir", t.TempDir(), "--bin-dir", foreign), "bridge is left alone: it is not Podlace's", "host-local is left alone",
 		"1 left")
-	// By the records alone: the configuration is gone.
+	// gc works from the records only, because the configuration is gone.
 	says(gc(0, "--conf-dir", t.TempDir(), "--bin-dir", harness.BinDir()), "has no configuration in", "1 removed, 0 left")
 	before.Clean(t, "GC by records alone")
 	says(gc(2, "--conf-dir", filepath.Join(c.conf, "none")), "no such file")

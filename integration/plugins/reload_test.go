@@ -9,11 +9,11 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestReloadWithoutPods: on a node without pods podlace reload has nothing to bring back, so it makes no table.
+// TestReloadWithoutPods: on a node without pods podlace reload has nothing to restore, so it creates no table.
 func TestReloadWithoutPods(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Need(t, "podlace")
-	// Tests before this one leave empty tables, and notes about their networks.
+	// Earlier tests leave empty tables, and marks of their networks.
 	harness.Shell(t, "nft flush ruleset; mkdir -p /run/podlace; mount -t tmpfs none /run/podlace")
 	t.Cleanup(func() { harness.Shell(t, "umount /run/podlace") })
 	before := harness.Watch(t)

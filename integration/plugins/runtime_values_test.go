@@ -9,9 +9,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestRuntimeRates (C-111, S-14) holds what runtimes really send: containerd's burst of 2^32-1
-// bits, an old kubelet's 2^31-1, CRI-O's 2^35-9, with the rates that the kubelet
-// lets through (1k to 1P), and rates beyond. None may cost a pod its network.
+// TestRuntimeRates (C-111, S-14) uses values that runtimes send: bursts of 2^32-1 bits (containerd), 2^31-1 (an old kubelet) and
+// 2^35-9 (CRI-O), the kubelet's permitted rates (1k to 1P), and higher rates. ADD must succeed with each.
 func TestRuntimeRates(t *testing.T) {
 	f := harness.NewFixture(t, "bandwidth")
 	for _, burst := range []int64{1<<31 - 1, 1<<32 - 1, 1<<35 - 9} {
@@ -32,7 +31,7 @@ func TestRuntimeRates(t *testing.T) {
 	lifeOf(t, f, "no runtimeConfig", "bandwidth", "runtimeConfig", nil)
 }
 
-// TestRuntimePorts holds the port mappings that runtimes send.
+// TestRuntimePorts uses the port mappings that runtimes send.
 func TestRuntimePorts(t *testing.T) {
 	f := harness.NewFixture(t, "portmap")
 	lists := map[string][]any{
@@ -59,7 +58,7 @@ func TestRuntimePorts(t *testing.T) {
 	lifeOf(t, f, "no runtimeConfig", "portmap", "runtimeConfig", nil)
 }
 
-// lifeOf runs ADD, CHECK and DEL with a changed configuration; all must succeed.
+// lifeOf runs ADD, CHECK and DEL with a changed configuration. All must succeed.
 func lifeOf(t *testing.T, f *harness.Fixture, title, plugin string, edit ...any) {
 	t.Helper()
 	t.Run(title, func(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// settings are the key=value words at the end of a command.
+// settings parses the key=value words at the end of a command.
 func settings(ts *testscript.TestScript, words []string) map[string]string {
 	m := map[string]string{}
 	for _, w := range words {
@@ -37,8 +37,7 @@ const cniUsage = `cni VERB PLUGIN CONF [key=value...], where the keys are
 	out=FILE      keep stdout as it came
 	CNI_...=VALUE any variable`
 
-// cni runs one plugin; its stdout and stderr, with random names replaced, are
-// there for the commands stdout, stderr and cmp.
+// cmdCNI runs one plugin. The commands stdout, stderr and cmp see its output with random names replaced.
 func cmdCNI(ts *testscript.TestScript, neg bool, args []string) {
 	usage(ts, len(args) >= 3, cniUsage)
 	c, out := scriptCall(ts, args)
@@ -98,7 +97,7 @@ const chainUsage = `chain ADD|DEL|CHECK CONFLIST POD [key=value...], chain GC|ST
 	caps=FILE       JSON object of capability arguments, as portMappings
 	valid=ID/IFNAME,...  attachments that GC keeps`
 
-// chain drives a conflist through libcni, as a runtime does.
+// cmdChain calls a conflist through libcni, as a runtime does.
 func cmdChain(ts *testscript.TestScript, neg bool, args []string) {
 	usage(ts, len(args) >= 2, chainUsage)
 	verb, rest := args[0], args[2:]
@@ -156,8 +155,7 @@ func validList(s string) []types.GCAttachment {
 	return list
 }
 
-// normalise sorts the keys of a JSON document and replaces what differs from
-// run to run: MAC addresses and the names of host interfaces.
+// normalise sorts the keys of a JSON document and replaces random values: MAC addresses and the names of host interfaces.
 func normalise(text string) string {
 	var v any
 	if json.Unmarshal([]byte(text), &v) != nil {

@@ -24,7 +24,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden output of the scripts")
 
-// sequential runs scripts one after another: they share one host.
+// sequential runs scripts one after another, because they share one host.
 type sequential struct{ *testing.T }
 
 func (sequential) Parallel()       {}
@@ -52,13 +52,13 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// script is what one script has made so far.
+// script holds what one script has created so far.
 type script struct {
 	pods      map[string]*sandbox.Pod
-	names     []string // of the pods, in the order of their making
+	names     []string // of the pods, in order of creation
 	snapshots map[string]*harness.Oracle
 	servers   []io.Closer
-	cacheDir  string // of libcni
+	cacheDir  string // cache of libcni
 }
 
 type scriptKey struct{}
@@ -84,8 +84,8 @@ func (s *script) close() {
 	awaitQuiet()
 }
 
-// awaitQuiet waits until the kernel has dismantled the links of pods that ended
-// without DEL, so that the next script does not see them go.
+// awaitQuiet waits until the kernel has removed the links of pods that ended without DEL, so that the next script does not see the
+// removal.
 func awaitQuiet() { awaitVeths(0) }
 
 // awaitVeths waits until the host has n veth interfaces, and reports whether it has.
@@ -102,18 +102,17 @@ func awaitVeths(n int) bool {
 
 func scriptOf(ts *testscript.TestScript) *script { return ts.Value(scriptKey{}).(*script) }
 
-// pod finds a pod by name; "host" is the host, which is no pod.
+// pod finds a pod by name; "host" is the host.
 func (s *script) pod(ts *testscript.TestScript, name string) *sandbox.Pod {
 	p, ok := s.pods[name]
 	if !ok && name != "host" {
-		ts.Fatalf("no pod is called %s", name)
+		ts.Fatalf("there is no pod %s", name)
 	}
 	return p
 }
 
-// condition knows [has:NAME], for a plugin in the folder under test, and
-// [sysctl:NAME], for a kernel parameter that exists, and [kernel:NAME], for a
-// feature.
+// condition evaluates [has:NAME] for a plugin under test, [sysctl:NAME] for an existing kernel parameter, and [kernel:NAME] for a
+// kernel feature.
 func condition(cond string) (bool, error) {
 	kind, name, _ := strings.Cut(cond, ":")
 	switch kind {
@@ -151,7 +150,7 @@ func usage(ts *testscript.TestScript, ok bool, text string) {
 	}
 }
 
-// expect compares an error with what the "!" before a command asked for.
+// expect checks an error: a command with "!" must fail, any other must succeed.
 func expect(ts *testscript.TestScript, neg bool, err error, what string, args ...any) {
 	switch {
 	case neg && err == nil:
@@ -173,18 +172,17 @@ func cmdPod(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// veths N waits until the host has so many pods' interfaces: the kernel
-// dismantles those of a namespace that vanished in its own time.
+// veths N waits until the host has N veth interfaces. The kernel removes those of a deleted namespace with a delay.
 func cmdVeths(ts *testscript.TestScript, neg bool, args []string) {
 	usage(ts, !neg && len(args) == 1, "veths N")
 	n, err := strconv.Atoi(args[0])
 	ts.Check(err)
 	if !awaitVeths(n) {
-		ts.Fatalf("veths %d: there are not so many", n)
+		ts.Fatalf("the host does not have %d veths", n)
 	}
 }
 
-// unpod NAME... makes the namespaces vanish, as a crashed node does.
+// unpod NAME... deletes the namespaces, as a crash of the node does.
 func cmdUnpod(ts *testscript.TestScript, neg bool, args []string) {
 	usage(ts, !neg && len(args) > 0, "unpod NAME...")
 	for _, name := range args {
@@ -192,7 +190,7 @@ func cmdUnpod(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// age lets all that is recorded look old, so that GC may collect it.
+// age makes all records look old, so that GC may collect them.
 func cmdAge(ts *testscript.TestScript, neg bool, args []string) {
 	usage(ts, !neg && len(args) == 0, "age")
 	ts.Check(kerneltest.Age(harness.StateDirs()...))
@@ -211,12 +209,12 @@ func cmdSnapshot(ts *testscript.TestScript, neg bool, args []string) {
 	s.snapshots[args[0]] = o
 }
 
-// unchanged NAME: nothing differs from that snapshot.
+// unchanged NAME checks that nothing differs from that snapshot.
 func cmdUnchanged(ts *testscript.TestScript, neg bool, args []string) {
 	usage(ts, len(args) == 1, "[!] unchanged SNAPSHOT")
 	o, ok := scriptOf(ts).snapshots[args[0]]
 	if !ok {
-		ts.Fatalf("no snapshot is called %s", args[0])
+		ts.Fatalf("there is no snapshot %s", args[0])
 	}
 	look := o.Leaks
 	if neg {
@@ -230,7 +228,7 @@ func cmdUnchanged(ts *testscript.TestScript, neg bool, args []string) {
 	expect(ts, neg, err, "unchanged %s", args[0])
 }
 
-// state POD|host prints what exists there, one thing a line, for the command stdout.
+// state POD|host prints the state, one object per line, for the command stdout.
 func cmdState(ts *testscript.TestScript, neg bool, args []string) {
 	usage(ts, !neg && len(args) == 1, "state POD|host")
 	var shot *sandbox.Snapshot
@@ -264,7 +262,7 @@ func cmdServe(ts *testscript.TestScript, neg bool, args []string) {
 	s.servers = append(s.servers, server)
 }
 
-// dial FROM ADDRESS:PORT POD: that pod answers.
+// dial FROM ADDRESS:PORT POD checks that this pod answers.
 func cmdDial(ts *testscript.TestScript, neg bool, args []string) {
 	usage(ts, neg && len(args) == 2 || !neg && len(args) == 3, "dial FROM ADDRESS:PORT POD, ! dial FROM ADDRESS:PORT")
 	got, err := harness.Dial(scriptOf(ts).pod(ts, args[0]), args[1], harness.Patience(neg))
@@ -281,7 +279,7 @@ func cmdPing(ts *testscript.TestScript, neg bool, args []string) {
 	expect(ts, neg, err, "ping %s", args)
 }
 
-// frame FROM TO: an Ethernet broadcast on eth0 gets there.
+// frame FROM TO checks that an Ethernet broadcast on eth0 arrives.
 func cmdFrame(ts *testscript.TestScript, neg bool, args []string) {
 	usage(ts, len(args) == 2, "[!] frame FROM TO")
 	s := scriptOf(ts)

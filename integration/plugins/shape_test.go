@@ -12,8 +12,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestResultShape asks the plugins that can stand alone for a result in every
-// version of the specification.
+// TestResultShape checks the results of plugins that work alone, in every version of the specification.
 func TestResultShape(t *testing.T) {
 	for _, plugin := range []string{"bridge", "host-local", "loopback"} {
 		t.Run(plugin, func(t *testing.T) {
@@ -40,7 +39,7 @@ func TestResultNoVersion(t *testing.T) {
 	}
 }
 
-// checkShape compares the keys of a result with what its version has.
+// checkShape compares the keys of a result with the keys of its version.
 func checkShape(t testing.TB, plugin, version string, result object) {
 	t.Helper()
 	if result["cniVersion"] != version {
@@ -69,7 +68,7 @@ func checkShape(t testing.TB, plugin, version string, result object) {
 	}
 	for _, key := range keys {
 		if !slices.Contains(allowed, key) {
-			t.Errorf("%s: the result has %q, which version %s does not know", plugin, key, version)
+			t.Errorf("%s: the result has %q, which version %s does not define", plugin, key, version)
 		}
 	}
 }
@@ -83,7 +82,7 @@ func wantKeys(t testing.TB, plugin, version string, keys []string, want ...strin
 	}
 }
 
-// keysOf lists the dotted paths of all keys; arrays do not count as a level.
+// keysOf returns the dotted paths of all keys; arrays do not count as a level.
 func keysOf(keys []string, path string, v any) []string {
 	switch v := v.(type) {
 	case map[string]any:

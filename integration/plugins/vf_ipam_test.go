@@ -16,14 +16,15 @@ import (
 	"github.com/podlace/podlace/integration/harness/card"
 )
 
-// vfRanges are what host-local gives to VFs: of each set of ranges one address, from two subnets the first.
+// vfRanges are the ranges from which host-local assigns addresses to VFs: one address from each set of ranges, and from the first
+// subnet if a set has two.
 func vfRanges() []any {
 	return []any{[]any{object{"subnet": "198.51.100.0/29"}, object{"subnet": "203.0.113.0/24"}},
 		[]any{object{"subnet": "fd00:61::/64", "rangeStart": "fd00:61::100"}}}
 }
 
-// TestVFIPAM: VFs have addresses of any IPAM plugin: the one built in with several ranges, the reference's static, and a foreign one, which
-// stands for whereabouts and the like. Each interface has addresses of its own, the pod's lease is not touched, and nothing is left.
+// TestVFIPAM: VFs get addresses from any IPAM plugin: host-local with several ranges, the reference's static, and a foreign plugin
+// such as whereabouts. Each interface has its own addresses, the pod's lease does not change, and nothing remains.
 func TestVFIPAM(t *testing.T) {
 	harness.Need(t, "bridge", "sriov", "host-local")
 	harness.Program(t, "ip")
@@ -69,7 +70,7 @@ func TestVFIPAM(t *testing.T) {
 	}
 }
 
-// foreignIPAM returns a folder with static of the reference, and its host-local under an unknown name.
+// foreignIPAM returns a folder with the reference's static, and with its host-local under an unknown name.
 func foreignIPAM(t *testing.T) (dir string) {
 	t.Helper()
 	reference := harness.ReferenceDir()
@@ -85,7 +86,7 @@ func foreignIPAM(t *testing.T) (dir string) {
 	return dir
 }
 
-// hasAddresses takes a pod through its life. Later pods get later addresses, except from static.
+// hasAddresses runs a pod's ADD, CHECK and DEL. Later pods get later addresses, except from static.
 func (l vfNode) hasAddresses(t *testing.T, use string, want []string, vfs int) {
 	t.Helper()
 	rt := harness.Attachment(l.web, l.web.Name, nil)
@@ -97,14 +98,14 @@ func (l vfNode) hasAddresses(t *testing.T, use string, want []string, vfs int) {
 		of := ip.(map[string]any)
 		i, ok := of["interface"].(float64)
 		if !ok {
-			t.Fatalf("an address of no interface: %v", of)
+			t.Fatalf("an address belongs to no interface: %v", of)
 		}
 		if result["interfaces"].([]any)[int(i)].(map[string]any)["name"] == first {
 			reported = append(reported, of["address"].(string))
 		}
 	}
 	if told := use != "chained"; told != slices.Equal(reported, want) || !told && len(reported) > 0 {
-		t.Errorf("reported are %q of %s, want %q: %t", reported, first, want, told)
+		t.Errorf("the result has %q of %s, want %q: %t", reported, first, want, told)
 	}
 	shown := harness.Shell(t, "ip -n "+l.web.Name+" addr show dev "+first) + harness.Shell(t, "ip -n "+l.web.Name+" route show dev "+first)
 	for _, part := range append(slices.Clone(want), "192.0.2.0/24") {
@@ -132,7 +133,7 @@ func (l vfNode) hasAddresses(t *testing.T, use string, want []string, vfs int) {
 	l.home(t, use)
 }
 
-// TestVFStaticRequest: under Multus static gives the addresses that the annotation asks for.
+// TestVFStaticRequest: under Multus, static assigns the addresses that the annotation requests.
 func TestVFStaticRequest(t *testing.T) {
 	harness.Program(t, "ip")
 	m := newMultus(t)
@@ -145,10 +146,10 @@ func TestVFStaticRequest(t *testing.T) {
 	m.has(t, d.Must(t, "ADD", rt), "net1", "", "198.51.100.77/24")
 	d.Must(t, "CHECK", rt)
 	d.Must(t, "DEL", rt)
-	m.oracle.Clean(t, "an address that was asked for")
+	m.oracle.Clean(t, "a requested address")
 	rt = selected(m.pod, "net1", card.Address(3), "")
 	if _, err := d.Do("ADD", rt, nil); err == nil || harness.Coded(err) != nil {
 		t.Errorf("ADD without an address: %v", err)
 	}
-	m.oracle.Clean(t, "no address was asked for")
+	m.oracle.Clean(t, "no address was requested")
 }

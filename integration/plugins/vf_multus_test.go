@@ -15,15 +15,15 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// delegate is what Multus makes of a NetworkAttachmentDefinition: it writes the device into each plugin of the list (addDeviceIDInConfList
-// of multus-cni, pkg/types/conf.go) and hands that to libcni.
+// delegate is the conflist that Multus derives from a NetworkAttachmentDefinition. Multus writes the device into each plugin of the
+// conflist (addDeviceIDInConfList of multus-cni, pkg/types/conf.go) and passes the conflist to libcni.
 type delegate struct {
 	*harness.Network
 	list  object
-	cache string // which Multus names to libcni
+	cache string // cache folder that Multus gives to libcni
 }
 
-// fastNet is a network of VFs with addresses, and a plugin of the reference behind.
+// fastNet returns a network of VFs with addresses, followed by a plugin of the reference.
 func fastNet(name string) object {
 	return object{"cniVersion": "1.0.0", "name": name, "plugins": []any{
 		object{"type": "sriov", "capabilities": object{"mac": true, "ips": true, "deviceID": true, "CNIDeviceInfoFile": true},
@@ -50,8 +50,8 @@ func newDelegate(t *testing.T, list object, device, cache string) delegate {
 	return d
 }
 
-// selected is the RuntimeConf of an element of the annotation k8s.v1.cni.cncf.io/networks: newCNIRuntimeConf of the same file, and
-// DelegateAdd of multus.go, which adds MAC and IP for plugins without the capabilities.
+// selected returns the RuntimeConf for an element of the annotation k8s.v1.cni.cncf.io/networks, as newCNIRuntimeConf of the same file
+// does. Like DelegateAdd of multus.go, it adds MAC and IP for plugins without the capabilities.
 func selected(pod *sandbox.Pod, ifname, device, mac string, ips ...string) *libcni.RuntimeConf {
 	caps := map[string]any{"deviceID": device, "CNIDeviceInfoFile": "/run/k8s.cni.cncf.io/devinfo/cni/shop-fast-" + pod.Name + "_" + ifname}
 	rt := &libcni.RuntimeConf{ContainerID: pod.Name, NetNS: pod.Path, IfName: ifname, CapabilityArgs: caps,
@@ -69,7 +69,7 @@ func selected(pod *sandbox.Pod, ifname, device, mac string, ips ...string) *libc
 	return rt
 }
 
-// multus is a node with a card, and a pod that has its eth0 already; Multus calls the delegates of a pod one after the other.
+// multus is a node with a card, and a pod with an eth0. Multus calls a pod's delegates in sequence.
 type multus struct {
 	pod    *sandbox.Pod
 	oracle *harness.Oracle
@@ -93,7 +93,7 @@ func newMultus(t *testing.T) multus {
 	return m
 }
 
-// has wants the interface of a result, its address in the result, and both in the pod.
+// has checks the interface of a result, its address in the result, and both in the pod.
 func (m multus) has(t *testing.T, result object, ifname, mac, address string) {
 	t.Helper()
 	list, _ := result["interfaces"].([]any)
@@ -117,7 +117,7 @@ func (m multus) has(t *testing.T, result object, ifname, mac, address string) {
 	}
 }
 
-// TestMultusLife: the delegate with everything that Multus can hand over, and with as little as it can.
+// TestMultusLife runs a delegate with all and with the fewest parameters that Multus can pass.
 func TestMultusLife(t *testing.T) {
 	harness.Program(t, "ip")
 	m := newMultus(t)
@@ -136,7 +136,7 @@ func TestMultusLife(t *testing.T) {
 				m.has(t, result, "net1", mac, ip)
 			}
 			if log := harness.Shell(t, "ip netns exec "+m.pod.Name+" cat /proc/sys/net/ipv4/conf/net1/log_martians"); log != "1\n" {
-				t.Errorf("the plugin behind did not see the interface: log_martians is %s", log)
+				t.Errorf("the tuning plugin did not see the interface: log_martians is %s", log)
 			}
 			d.Must(t, "CHECK", rt)
 			d.Must(t, "DEL", rt)
@@ -146,7 +146,7 @@ func TestMultusLife(t *testing.T) {
 	}
 }
 
-// TestMultusDel (F-33, F-34, F-35): DEL with less and less of what ADD had.
+// TestMultusDel (F-33, F-34, F-35) runs DEL with ever fewer of ADD's parameters.
 func TestMultusDel(t *testing.T) {
 	harness.Program(t, "ip")
 	m := newMultus(t)
@@ -158,8 +158,8 @@ func TestMultusDel(t *testing.T) {
 		}
 	}
 	for title, x := range harness.InOrder(map[string]struct {
-		device string // in the configuration and the runtimeConfig
-		cached bool   // libcni has the result
+		device string // deviceID in the configuration and the runtimeConfig
+		cached bool   // libcni has cached the result
 		before func(t *testing.T, pod *sandbox.Pod, rt *libcni.RuntimeConf)
 	}{
 		"netns gone":                        {device, true, gone},
@@ -195,7 +195,7 @@ func TestMultusDel(t *testing.T) {
 	}
 }
 
-// TestMultusTwo: a pod has two delegates, of one network or of two. Each has its VF and its address, and the DEL of one leaves the other.
+// TestMultusTwo: a pod has two delegates, of one network or of two. Each has its VF and its address, and DEL of one keeps the other.
 func TestMultusTwo(t *testing.T) {
 	harness.Program(t, "ip")
 	m := newMultus(t)
@@ -210,7 +210,7 @@ func TestMultusTwo(t *testing.T) {
 				m.has(t, d.Must(t, "ADD", rt), rt.IfName, "", "")
 				ds, rts = append(ds, d), append(rts, rt)
 			}
-			// Neither the VF of the other, nor its name.
+			// ADD must refuse the other delegate's VF and its interface name.
 			if _, err := ds[0].Do("ADD", selected(m.pod, "net3", card.Address(0), ""), nil); err == nil || harness.Coded(err) != nil {
 				t.Errorf("the same VF once more: %v", err)
 			}
@@ -224,7 +224,7 @@ func TestMultusTwo(t *testing.T) {
 			ds[0].Must(t, "DEL", rts[0])
 			ds[1].Must(t, "CHECK", rts[1])
 			m.has(t, ds[0].Must(t, "ADD", rts[0]), "net1", "", "")
-			for i := range ds { // Multus' order is the other way round
+			for i := range ds { // Multus deletes in reverse order
 				ds[len(ds)-1-i].Must(t, "DEL", rts[len(ds)-1-i])
 			}
 			m.oracle.Clean(t, title)

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// shipped is the configuration for VFs that Podlace ships, as it is or with sriov right behind bridge.
+// shipped returns the VF configuration that Podlace ships. early moves sriov right behind bridge.
 func shipped(t *testing.T, early bool) object {
 	t.Helper()
 	data, err := conf.Conflist("10-podlace-sriov.conflist")
@@ -35,7 +35,7 @@ func shipped(t *testing.T, early bool) object {
 	return list
 }
 
-// both calls a test with the plugins in either order, on a node with a card whose first two VFs are the pod's.
+// both runs a test with each order of the plugins on a node with a card, whose first two VFs belong to the pod.
 func both(t *testing.T, test func(t *testing.T, l vfNode)) {
 	harness.Need(t, "bridge", "portmap", "bandwidth", "sriov")
 	for title, early := range harness.InOrder(map[string]bool{"sriov last": false, "sriov first": true}) {
@@ -48,7 +48,7 @@ func both(t *testing.T, test func(t *testing.T, l vfNode)) {
 	}
 }
 
-// vfNode is a node with VFs and a configuration, and a pod that has no network yet.
+// vfNode is a node with VFs and a configuration, and a pod without a network.
 type vfNode struct {
 	*harness.Network
 	conflist []byte
@@ -70,7 +70,7 @@ func newVFNode(t *testing.T, list object, path ...string) vfNode {
 	return l
 }
 
-// warm makes what the first pod of a node makes, by the life of another one.
+// warm creates the shared state by ADD and DEL of another pod.
 func (l vfNode) warm(t *testing.T, edit func(*libcni.RuntimeConf)) {
 	t.Helper()
 	pod := harness.NewPod(t, "warm-"+harness.Plain(t))
@@ -84,7 +84,8 @@ func (l vfNode) warm(t *testing.T, edit func(*libcni.RuntimeConf)) {
 	l.oracle.Rebase(t)
 }
 
-// containerdCaps is what containerd sends for a pod with a port and limits, and crioCaps what CRI-O does, which serves hostPorts itself.
+// containerdCaps returns what containerd sends for a pod with a port and limits. crioCaps returns what CRI-O sends; CRI-O serves
+// hostPorts itself.
 func containerdCaps() map[string]any {
 	const bits = limitRate * 1_000_000
 	return map[string]any{"portMappings": []any{object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},
@@ -100,7 +101,7 @@ func crioCaps() map[string]any {
 	return caps
 }
 
-// complete wants all interfaces that the configuration is for, and that the VFs have no part in the addresses of the pod.
+// complete checks that the result has all configured interfaces, and that the VFs have none of the pod's addresses.
 func (l vfNode) complete(t *testing.T, result object) {
 	t.Helper()
 	var names []string
@@ -112,7 +113,7 @@ func (l vfNode) complete(t *testing.T, result object) {
 	if got := strings.Join(names, ", "); got != "eth0 <nil>, net1 "+card.Address(0)+", net2 "+card.Address(1) {
 		t.Errorf("interfaces of the pod: %s", got)
 	}
-	// CRI-O makes every address of the result one of the pod.
+	// CRI-O takes every address of the result for an address of the pod.
 	if got := harness.Addresses(t, result); len(got) != 2 || !strings.HasPrefix(got[0], "10.58.") || !strings.HasPrefix(got[1], "fd00:58::") {
 		t.Errorf("addresses of the pod: %q", got)
 	}
@@ -123,24 +124,24 @@ func (l vfNode) complete(t *testing.T, result object) {
 	}
 }
 
-// TestVFsByCRIO (F-35): GC when CRI-O starts, CHECK after every ADD, one DEL.
+// TestVFsByCRIO (F-35) emulates CRI-O: GC at the start, CHECK after every ADD, one DEL.
 func TestVFsByCRIO(t *testing.T) {
 	harness.Program(t, "ip")
 	both(t, func(t *testing.T, l vfNode) {
-		l.Must(t, "GC", nil) // without attachments: the list is null
+		l.Must(t, "GC", nil) // CRI-O has no attachments: the list is null
 		l.Must(t, "STATUS", nil)
 		rt := harness.Attachment(l.web, l.web.Name, crioCaps())
 		l.complete(t, l.Must(t, "ADD", rt))
 		l.Must(t, "CHECK", rt)
 		limitsHold(t, l.web, harness.IPv4Of(t, l.web), limitRate*1_000_000)
 
-		again := l.restarted(t) // and knows its pods
+		again := l.restarted(t) // the restarted CRI-O knows its pods
 		again.Must(t, "GC", nil, types.GCAttachment{ContainerID: rt.ContainerID, IfName: rt.IfName})
 		l.Must(t, "CHECK", rt)
 		l.Must(t, "DEL", rt)
 		l.oracle.Clean(t, "a pod of CRI-O")
 
-		l.Must(t, "ADD", rt) // and its DEL gets lost with the pod
+		l.Must(t, "ADD", rt) // its DEL and the pod are lost
 		for _, name := range []string{"net1", "net2"} {
 			card.Leave(t, l.web.Path, name)
 		}
@@ -155,7 +156,7 @@ func TestVFsByCRIO(t *testing.T) {
 	})
 }
 
-// restarted is the runtime after a restart that has lost what libcni keeps; all pods are older than half a minute.
+// restarted returns the runtime after a restart in which it lost libcni's cache. All pods are older than half a minute.
 func (l vfNode) restarted(t *testing.T) *harness.Network {
 	t.Helper()
 	n, err := harness.OpenNetwork(l.conflist, t.TempDir(), nil)
@@ -168,7 +169,7 @@ func (l vfNode) restarted(t *testing.T) *harness.Network {
 	return n
 }
 
-// home wants the VFs on the node and nothing left but them.
+// home checks that the VFs are on the node and that nothing else remains.
 func (l vfNode) home(t *testing.T, after string) {
 	t.Helper()
 	for i := range 2 {
@@ -179,7 +180,7 @@ func (l vfNode) home(t *testing.T, after string) {
 	l.oracle.Clean(t, after)
 }
 
-// TestVFsByContainerd (F-35): no CHECK and no GC, and DEL twice or more, at last without a namespace.
+// TestVFsByContainerd (F-35) emulates containerd: no CHECK and no GC, and two or more DELs, the last without a namespace.
 func TestVFsByContainerd(t *testing.T) {
 	harness.Program(t, "ip")
 	both(t, func(t *testing.T, l vfNode) {
@@ -215,7 +216,7 @@ func TestVFsByContainerd(t *testing.T) {
 	})
 }
 
-// TestVFsFailedADD: when a plugin behind sriov fails, the one DEL of containerd brings the VF home.
+// TestVFsFailedADD: a plugin behind sriov fails. Containerd's one DEL restores the VF.
 func TestVFsFailedADD(t *testing.T) {
 	harness.Need(t, "bridge", "portmap", "bandwidth", "sriov")
 	harness.Program(t, "ip")
@@ -231,7 +232,7 @@ func TestVFsFailedADD(t *testing.T) {
 		t.Errorf("ADD of a port that another pod has: %v", err)
 	}
 	if shown := harness.Shell(t, "ip -n "+l.web.Name+" -br link"); !strings.Contains(shown, "net2") {
-		t.Errorf("the VFs were not there yet: %s", shown)
+		t.Errorf("the VFs were not yet on the node: %s", shown)
 	}
 	l.Must(t, "DEL", rt)
 	l.Must(t, "DEL", rtOther)

@@ -14,16 +14,16 @@ import (
 
 const (
 	cpusPerVF = 2
-	largest   = 8 // VFs of a pod
+	largest   = 8 // VFs that the pod requests
 )
 
-// pod is one that comes.
+// pod is an arriving pod.
 type pod struct {
 	at, until float64
 	vfs       int
 }
 
-// trace returns the pods of a run. Lives are 1 on average.
+// trace returns the pods of a run. Their mean lifetime is 1.
 func trace(seed uint64, pods int, load float64, vfs int) []pod {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	const mean = .60*1 + .25*2 + .10*4 + .05*8
@@ -48,7 +48,7 @@ func trace(seed uint64, pods int, load float64, vfs int) []pod {
 	return out
 }
 
-// departures is a heap of pods by when they leave.
+// departures is a heap of pods by departure time.
 type departures []leaving
 
 type leaving struct {
@@ -61,10 +61,10 @@ func (d departures) Len() int           { return len(d) }
 func (d departures) Less(i, j int) bool { return d[i].at < d[j].at }
 func (d departures) Swap(i, j int)      { d[i], d[j] = d[j], d[i] }
 
-// Push is there for package heap.
+// Push implements heap.Interface.
 func (d *departures) Push(v any) { *d = append(*d, v.(leaving)) }
 
-// Pop is there for package heap.
+// Pop implements heap.Interface.
 func (d *departures) Pop() any {
 	last := (*d)[len(*d)-1]
 	*d = (*d)[:len(*d)-1]
@@ -80,7 +80,7 @@ type churn struct {
 	demand  demand
 }
 
-// simulate lets the pods of a trace come and go.
+// simulate admits and removes the pods of a trace.
 func simulate(m *machine, o options, policy kubelet.Policy, a allocator, seed uint64, pods []pod) (figures, error) {
 	c := &churn{machine: m, cpus: o.cpus}
 	c.node = kubelet.Node{Policy: policy, VFs: kubelet.NewDevices(m.all, m.near), Prefer: m.prefer(a), Pick: picker(seed)}
@@ -101,7 +101,7 @@ func simulate(m *machine, o options, policy kubelet.Policy, a allocator, seed ui
 	return t.figures(), nil
 }
 
-// arrive admits a pod or not, and counts what came of it once the node is filled.
+// arrive admits a pod or not, and counts the result once the node is filled.
 func (c *churn) arrive(p pod, t *tally, counts bool) error {
 	if !counts {
 		t = &tally{}
@@ -136,7 +136,7 @@ func (c *churn) arrive(p pod, t *tally, counts bool) error {
 	return nil
 }
 
-// picker takes some at random where the kubelet takes what comes first out of a map.
+// picker picks at random where the kubelet takes the first elements of a map.
 func picker(seed uint64) kubelet.Pick {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	return func(from []int, n int) []int {
@@ -151,7 +151,7 @@ func picker(seed uint64) kubelet.Pick {
 
 func first(vfs []int, n int) []int { return vfs[:min(n, len(vfs))] }
 
-// without returns the first list without what is in the other, sorted.
+// without returns the elements of the first list that are not in the second, sorted.
 func without(list, other []int) []int {
 	out := slices.DeleteFunc(slices.Clone(list), func(i int) bool { return slices.Contains(other, i) })
 	slices.Sort(out)

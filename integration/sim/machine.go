@@ -34,7 +34,7 @@ func parseTopology(s string, ports int) (topology, error) {
 
 func (t topology) String() string { return fmt.Sprintf("%dx%dx%d", t.nodes, t.pfs, t.vfs) }
 
-// machine is a topology as pkg/pool and the kubelet see it. VFs are numbered by address.
+// machine is a topology in the form of pkg/pool and of the kubelet. VFs are numbered by address.
 type machine struct {
 	topology
 	pool   *pool.Topology
@@ -76,7 +76,7 @@ func newMachine(t topology) (*machine, error) {
 	return m, nil
 }
 
-// functions returns a PF and its VFs. Each card has a PCI domain and so a root of its own.
+// functions returns a PF and its VFs. Each card has a separate PCI domain and so a separate root.
 func (t topology) functions(pf int) ([]pci.Device, error) {
 	card, port := pf/t.ports, pf%t.ports
 	var out []pci.Device
@@ -98,15 +98,15 @@ func (t topology) functions(pf int) ([]pci.Device, error) {
 	return out, nil
 }
 
-// allocator is who chooses VFs.
+// allocator is a method of choosing VFs.
 type allocator string
 
 const (
-	random  allocator = "random"  // the plugin says nothing, as sriov-network-device-plugin does
+	random  allocator = "random"  // the plugin has no preference, like sriov-network-device-plugin
 	lexical allocator = "lexical" // the first by address
 )
 
-// ours tells the policies of pkg/pool from what they are compared with.
+// ours reports whether the method is a policy of pkg/pool, and not one for comparison.
 func (a allocator) ours() bool { return a != random && a != lexical }
 
 func allocatorNames() []string {
@@ -117,7 +117,7 @@ func allocatorNames() []string {
 	return names
 }
 
-// prefer answers as the plugin would.
+// prefer answers like the plugin.
 func (m *machine) prefer(a allocator) kubelet.Prefer {
 	switch a {
 	case random:
@@ -145,7 +145,7 @@ func (m *machine) names(vfs []int) []string {
 	return out
 }
 
-// capacity returns how many VFs near a node can be used at once, as each needs CPUs there.
+// capacity returns the number of VFs near a node that can be in use at once, because each needs CPUs there.
 func (m *machine) capacity(cpus int) int {
 	n := m.pfs * m.vfs
 	if cpus > 0 {

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command sim is a node that pods with VFs come to and leave, as many as it takes to tell how good a choice of VFs is: the kubelet's own,
-// which is any, and those of the device plugin. The kubelet's part is a port (package kubelet here), ours is pkg/pool itself.
+// Command sim simulates a node on which pods with VFs start and end, with enough pods to compare methods of choosing VFs: the
+// kubelet's own arbitrary choice, and the policies of the device plugin. Package kubelet reimplements the kubelet's part; the plugin's
+// part is pkg/pool itself.
 //
-// Pods come at random times (Poisson), want 1, 2, 4 or 8 VFs (60, 25, 10 and 5 %) in one container, and live exponentially long. A pod that
-// does not find enough free VFs is gone, so that all choices see the same pods at the same times. Each seed is a run of its own; what is
-// printed are means of the runs and their confidence intervals of 95 % (Student's t). The same flags print the same.
+// Pods arrive at random times (Poisson), request 1, 2, 4 or 8 VFs (60, 25, 10 and 5 %) in one container, and have exponentially
+// distributed lifetimes. A pod that does not find enough free VFs is lost, so that all methods get the same pods at the same times.
+// Each seed is a separate run. The output contains the means of the runs and their 95 % confidence intervals (Student's t). The same
+// flags give the same output.
 package main
 
 import (

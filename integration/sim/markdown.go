@@ -30,7 +30,7 @@ func (r *report) markdown() string {
 	return out.String()
 }
 
-// claim says what the device plugin promises for the kubelet's default policy.
+// claim states the device plugin's promise for the kubelet's default policy.
 func (r *report) claim(out *strings.Builder, t topology) {
 	ours, ok := r.find(t, kubelet.None, allocator(pool.NUMABestFit))
 	theirs, also := r.find(t, kubelet.None, random)
@@ -64,7 +64,7 @@ func (r *report) table(t topology, title string, from, to int) string {
 	return out.String()
 }
 
-// lost lists where random is better, a line for each choice.
+// lost lists the measures in which random is better, one line for each method.
 func (r *report) lost(out *strings.Builder) {
 	losses := r.losses()
 	t := markdown.NewTable(fmt.Sprintf("Where ours is worse than random: %d of %d choices and measures", len(losses), r.compared()),

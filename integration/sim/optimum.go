@@ -2,7 +2,7 @@
 
 package main
 
-// demand counts pods by the VFs they have: 1, 2, 4, 8.
+// demand counts pods by their number of VFs: 1, 2, 4, 8.
 type demand [4]int
 
 func (d *demand) add(vfs, n int) {
@@ -18,12 +18,12 @@ func (d demand) with(vfs int) demand {
 	return d
 }
 
-// fits reports whether these pods could all run, each with its VFs (and the CPUs for these) near one of so many equal NUMA nodes, if they
-// were placed again. That is more than any kubelet can do, which moves no pod: a refusal of pods that fit here could have been avoided by
-// who knew all that was to come, at best; of pods that do not fit here it could not.
+// fits reports whether these pods could all run if they were placed again, each with its VFs (and their CPUs) near one of the given
+// number of equal NUMA nodes. No kubelet can do more, because a kubelet moves no pods. A refusal of pods that fit could at best have
+// been avoided with knowledge of all later pods. A refusal of pods that do not fit could not have been avoided.
 //
-// It is exact: the largest go first, and as each size is a multiple of the next smaller one, it makes no difference to the room for those
-// where a larger one is put.
+// The result is exact. The largest pods are placed first. Each size is a multiple of the next smaller one, so the place of a larger
+// pod does not change the room for smaller ones.
 func (d demand) fits(nodes, capacity int) bool {
 	left := make([]int, nodes)
 	for i := range left {

@@ -24,11 +24,11 @@ const (
 	measureCount
 )
 
-// measure is a column.
+// measure is a column of the table.
 type measure struct {
 	title  string
 	digits int
-	lower  bool // is better
+	lower  bool // this direction is better
 }
 
 func measures() [measureCount]measure {
@@ -49,7 +49,7 @@ func measures() [measureCount]measure {
 	}
 }
 
-// row is what one choice made of the runs.
+// row contains the results of one method.
 type row struct {
 	topology  topology
 	policy    kubelet.Policy
@@ -62,7 +62,7 @@ type report struct {
 	rows []row
 }
 
-// run simulates all. Every choice sees the same pods.
+// run simulates all methods with the same pods.
 func run(o options) (*report, error) {
 	r := &report{options: o}
 	for _, t := range o.topologies {
@@ -97,7 +97,7 @@ func (r row) of(i int) interval {
 	return confidence(runs)
 }
 
-// against returns by how much the row is above another, run by run: both saw the same pods, so that chance mostly cancels out.
+// against returns the mean difference from another row, run by run. Both had the same pods, so that most random effects cancel out.
 func (r row) against(other row, i int) interval {
 	runs := make([]float64, len(r.runs))
 	for seed, f := range r.runs {
@@ -106,12 +106,12 @@ func (r row) against(other row, i int) interval {
 	return confidence(runs)
 }
 
-// same reports whether another row is of the same choice.
+// same reports whether another row has the same results.
 func (r row) same(other row) bool {
 	return r.topology == other.topology && r.policy == other.policy && r.allocator == other.allocator
 }
 
-// find returns the row of a choice.
+// find returns the row of a method.
 func (r *report) find(t topology, p kubelet.Policy, a allocator) (row, bool) {
 	for _, row := range r.rows {
 		if row.topology == t && row.policy == p && row.allocator == a {
@@ -121,14 +121,14 @@ func (r *report) find(t topology, p kubelet.Policy, a allocator) (row, bool) {
 	return row{}, false
 }
 
-// loss is a measure in which a choice of ours is worse than the kubelet's.
+// loss is a measure in which one of Podlace's methods is worse than the kubelet's.
 type loss struct {
 	row
 	measure      int
 	ours, theirs interval
 }
 
-// losses are those of which the confidence interval of the difference has no zero in it.
+// losses returns the measures whose confidence interval of the difference excludes zero.
 func (r *report) losses() []loss {
 	var out []loss
 	for _, ours := range r.rows {
@@ -149,10 +149,10 @@ func (r *report) losses() []loss {
 	return out
 }
 
-// shows drops what is the same without CPUs.
+// shows omits measures that are equal without CPUs.
 func (r *report) shows(measure int) bool { return measure != nearCPUs || r.cpus > 0 }
 
-// compared counts what losses looks at.
+// compared returns the number of comparisons of losses.
 func (r *report) compared() int {
 	n := 0
 	for _, row := range r.rows {

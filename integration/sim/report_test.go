@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/integration/sim/kubelet"
 )
 
-// TestState: of four PFs with four VFs each, all of the first are used and half of the second.
+// TestState: of four PFs with four VFs each, all VFs of the first and half of the second are used.
 func TestState(t *testing.T) {
 	m, err := newMachine(topology{nodes: 2, pfs: 2, vfs: 4, ports: 1})
 	if err != nil {
@@ -30,7 +30,7 @@ func TestState(t *testing.T) {
 	}
 }
 
-// TestLosses: a loss is what chance does not explain, and less evenness as well as a larger gap.
+// TestLosses: a loss is a difference that chance does not explain: less evenness as well as a larger gap.
 func TestLosses(t *testing.T) {
 	machine := topology{nodes: 2, pfs: 2, vfs: 16, ports: 1}
 	runs := func(values map[int][]float64) []figures {

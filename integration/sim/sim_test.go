@@ -16,7 +16,7 @@ import (
 
 const bestFit = allocator(pool.NUMABestFit)
 
-// simulated runs with some flags.
+// simulated runs the simulation with some flags.
 func simulated(t *testing.T, args ...string) *report {
 	t.Helper()
 	o, err := parse(args, io.Discard)
@@ -39,15 +39,15 @@ func (r *report) mean(t *testing.T, p kubelet.Policy, a allocator, measure int) 
 	return row.of(measure).mean
 }
 
-// TestAllNearOneNode: under the kubelet's default policy all that some node has room for is near one node, on small machines and large
-// ones.
+// TestAllNearOneNode: under the kubelet's default policy, a pod's VFs are near one node if any node has room for them, on small and
+// large machines.
 func TestAllNearOneNode(t *testing.T) {
 	for _, topology := range []string{"2x2x16", "2x1x64", "4x2x8", "8x1x8", "2x4x5"} {
 		r := simulated(t, "-seeds", "2", "-pods", "1000", "-policies", "none", "-topology", topology)
 		for _, a := range []pool.Policy{pool.NUMABestFit, pool.Pack, pool.Balance} {
 			row, _ := r.find(r.topologies[0], kubelet.None, allocator(a))
 			for seed, f := range row.runs {
-				// pack puts PFs before nodes: where a node is several PFs, it may take one PF less and one node more.
+				// pack prefers fewer PFs to fewer nodes: if a node has several PFs, it may take one PF less and one node more.
 				if f[oneNUMAWithRoom] != 100 && a != pool.Pack {
 					t.Errorf("%s, %s, seed %d: %.2f %% near one node", topology, a, seed, f[oneNUMAWithRoom])
 				}
@@ -59,7 +59,7 @@ func TestAllNearOneNode(t *testing.T) {
 	}
 }
 
-// TestEffects are those that are certain at 2x2x16: who wins what, and what no choice of VFs can change.
+// TestEffects checks the certain effects at 2x2x16: the best method for each measure, and the measures that no choice of VFs changes.
 func TestEffects(t *testing.T) {
 	r := simulated(t, "-seeds", "3", "-pods", "1500", "-topology", "2x2x16")
 	for _, c := range []struct {
@@ -100,7 +100,7 @@ func TestEffects(t *testing.T) {
 	}
 }
 
-// TestPorts: distinct-pf leaves a node for another PF, and not for another card.
+// TestPorts: distinct-pf prefers another PF on another node, but not another card.
 func TestPorts(t *testing.T) {
 	for _, ports := range []string{"1", "2"} {
 		r := simulated(t, "-seeds", "2", "-pods", "1000", "-topology", "2x2x16", "-policies", "none", "-ports", ports)
@@ -110,7 +110,8 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// TestAvoidable: with 9 VFs near each of two nodes, pods of 8 and 2 leave 8 free, and no kubelet could place 8 there, however it had begun.
+// TestAvoidable: with 9 VFs near each of two nodes, pods of 8 and 2 leave 8 free. No kubelet could place 8 there, whatever it chose
+// before.
 func TestAvoidable(t *testing.T) {
 	r := simulated(t, "-seeds", "2", "-pods", "20000", "-load", "40", "-topology", "2x1x9", "-policies", "single-numa-node", "-allocators",
 		"random")
@@ -120,7 +121,7 @@ func TestAvoidable(t *testing.T) {
 	}
 }
 
-// TestFits compares with all ways to place pods.
+// TestFits compares fits with a search of all placements.
 func TestFits(t *testing.T) {
 	var place func(pods, left []int) bool
 	place = func(pods, left []int) bool {
@@ -173,7 +174,7 @@ func TestConfidence(t *testing.T) {
 	}
 }
 
-// TestTrace: shares, load and lives are as promised.
+// TestTrace: shares, load and lifetimes have the documented values.
 func TestTrace(t *testing.T) {
 	const n = 50000
 	pods := trace(7, n, 85, 64)
@@ -203,7 +204,7 @@ func TestSameAgain(t *testing.T) {
 	}
 }
 
-// TestCPUs: with the Topology Manager VFs and CPUs are near one node, without it the plugin cannot know where the CPUs are.
+// TestCPUs: with the Topology Manager, VFs and CPUs are near one node. Without it the plugin cannot know the node of the CPUs.
 func TestCPUs(t *testing.T) {
 	r := simulated(t, "-seeds", "2", "-pods", "1000", "-topology", "2x2x16", "-cpus", "96", "-policies", "none,single-numa-node")
 	for _, a := range r.allocators {

@@ -10,8 +10,7 @@ import (
 // interval is a mean and half the width of its confidence interval.
 type interval struct{ mean, half float64 }
 
-// confidence returns the mean of runs and the interval of 95 % by Student's t: runs are independent, and each is a mean of many pods
-// itself.
+// confidence returns the mean of runs and the 95 % interval by Student's t. Runs are independent, and each is a mean over many pods.
 func confidence(runs []float64) interval {
 	n := float64(len(runs))
 	var sum, squares float64
@@ -25,8 +24,8 @@ func confidence(runs []float64) interval {
 	return interval{mean, student(len(runs)-1) * math.Sqrt(squares/(n-1)/n)}
 }
 
-// student returns the 97.5 % quantile of the t distribution, from a table, and above that by Cornish and Fisher's series, good to three
-// digits there.
+// student returns the 97.5 % quantile of the t distribution from a table. Above the table it uses the series of Cornish and Fisher,
+// which is accurate to three digits there.
 func student(freedom int) float64 {
 	table := []float64{12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228}
 	if freedom <= len(table) {

@@ -6,11 +6,11 @@ import (
 	"github.com/podlace/podlace/integration/sim/kubelet"
 )
 
-// state is what is free at a moment.
+// state contains the free VFs at one moment.
 type state struct {
 	free, cpus   int
 	pfs, nodes   []int // free VFs
-	onPF, onNode int   // the most of them
+	onPF, onNode int   // maximum number of VFs
 }
 
 func (c *churn) look() state {
@@ -38,19 +38,19 @@ func (c *churn) look() state {
 	return s
 }
 
-// tally is what is counted in a run.
+// tally contains the counters of a run.
 type tally struct {
 	pods, full, refused, avoidable int
 	granted, near                  int // all pods, and those with VFs and CPUs near one node
 	multi, oneNUMA, onePF          int // pods with several VFs
-	could, did                     int // of those the ones that a node had room for, and those of them near one node
-	spreadable, distinct           int // of those the ones with no more VFs than there are PFs
+	could, did                     int // pods of these for which a node had room, and of those the pods near one node
+	spreadable, distinct           int // pods of these with at most as many VFs as there are PFs
 	looks, some                    int // moments, and those with a free VF
 	enough, whole                  int // moments with eight free VFs, and with eight of one PF
 	onPF, onNode, gap, jain        float64
 }
 
-// state counts what a pod finds: as pods come at random times, these are means over time.
+// state counts the free VFs at a pod's arrival. Pods arrive at random times, so the means are means over time.
 func (t *tally) state(c *churn, s state) {
 	t.looks++
 	if s.free > 0 {
@@ -79,7 +79,7 @@ func (t *tally) state(c *churn, s state) {
 	t.jain += float64(sum*sum) / float64(squares*len(s.pfs))
 }
 
-// grant counts what a pod was given.
+// grant counts the properties of a pod's allocation.
 func (t *tally) grant(c *churn, before state, g kubelet.Grant) {
 	var nodes, near kubelet.Mask
 	pfs := map[int]bool{}

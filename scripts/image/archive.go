@@ -36,7 +36,7 @@ func newImage(platform v1.Platform, config v1.Config, layer v1.Layer, at time.Ti
 	return mutate.ConfigFile(img, file)
 }
 
-// imageName checks the name of an image, which must be complete: containerd and the kubelet compare whole names.
+// imageName checks the name of an image. It must be complete, because containerd and the kubelet compare whole names.
 func imageName(s string) (name.Tag, error) {
 	tag, err := name.NewTag(s, name.StrictValidation)
 	if err != nil {
@@ -45,12 +45,12 @@ func imageName(s string) (name.Tag, error) {
 	return tag, nil
 }
 
-// annotations make containerd and podman give an imported image its name.
+// annotations contain the image's name, from which containerd and podman name an imported image.
 func annotations(tag name.Tag) map[string]string {
 	return map[string]string{"io.containerd.image.name": tag.Name(), "org.opencontainers.image.ref.name": tag.TagStr()}
 }
 
-// saveLayout writes an OCI layout into a new folder: what is an image or an index, by all names.
+// saveLayout writes an OCI layout into a new folder. It contains an image or an index under all names.
 func saveLayout(folder string, what mutate.Appendable, tags []name.Tag) error {
 	to, err := layout.Write(folder, empty.Index)
 	if err != nil {
@@ -71,14 +71,14 @@ func saveLayout(folder string, what mutate.Appendable, tags []name.Tag) error {
 	return nil
 }
 
-// dockerEntry is an element of manifest.json, which docker reads where it has no containerd's store.
+// dockerEntry is an element of manifest.json, which docker reads if it does not use containerd's image store.
 type dockerEntry struct {
 	Config   string
 	RepoTags []string
 	Layers   []string
 }
 
-// addDocker writes manifest.json into a layout: docker's list of images, which has one platform only.
+// addDocker adds manifest.json to a layout: docker's list of images, for one platform only.
 func addDocker(folder string, img v1.Image, tags []name.Tag) error {
 	manifest, err := img.Manifest()
 	if err != nil {
@@ -99,7 +99,7 @@ func addDocker(folder string, img v1.Image, tags []name.Tag) error {
 	return os.WriteFile(filepath.Join(folder, "manifest.json"), data, 0o644)
 }
 
-// saveArchive writes a folder into a tar file, whose bytes follow from names and contents alone.
+// saveArchive writes a folder into a tar file. The bytes depend only on names and contents.
 func saveArchive(folder, file string, at time.Time) error {
 	var entries []entry
 	err := filepath.WalkDir(folder, func(p string, d fs.DirEntry, err error) error {

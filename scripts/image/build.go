@@ -23,21 +23,21 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// options say what `build` builds.
+// options are the parameters of `build`.
 type options struct {
 	root, ldflags     string // the source; the flags of Go's linker
 	version, revision string
-	at                time.Time // of all files and of the image
+	at                time.Time // the time of all files and of the image
 }
 
-// tools are the programs in the root of the image. Every other folder of plugins/ is a CNI plugin, and its program lies in /plugins.
+// tools are the programs in the root of the image. Every other folder of plugins/ is a CNI plugin in the image's folder /plugins.
 func tools() []string { return []string{"podlace", "podlace-node", "sriov-device-plugin"} }
 
 func platforms() []v1.Platform {
 	return []v1.Platform{{OS: "linux", Architecture: "amd64"}, {OS: "linux", Architecture: "arm64"}}
 }
 
-// runBuild builds the image of Podlace.
+// runBuild builds Podlace's image.
 func runBuild(args []string) error {
 	var o options
 	flags := newFlags("build")
@@ -151,7 +151,7 @@ func compile(o options, p v1.Platform, folder string) (programs []string, err er
 	return programs, nil
 }
 
-// save writes the OCI layout image/ and the archive image.tar into a folder. An older layout there is replaced as a whole.
+// save writes the OCI layout image/ and the archive image.tar into a folder. It replaces an older layout completely.
 func save(out string, index v1.ImageIndex, tag name.Tag, at time.Time) error {
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err
@@ -191,7 +191,7 @@ func pushIndex(tag name.Tag, index v1.ImageIndex) error {
 	return fmt.Errorf("push of %s: %w", tag, err)
 }
 
-// report prints what was made, and its digest, by which a manifest should name it.
+// report prints the image and its digest, which a manifest should name.
 func report(out string, index v1.ImageIndex, tag name.Tag, pushed bool) error {
 	digest, err := index.Digest()
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 
 const root = "../.."
 
-// copySource copies the source of one program into a new folder: later, and readable by its owner alone.
+// copySource copies the source of one program into a new folder, with other times and readable only by its owner.
 func copySource(t *testing.T) string {
 	t.Helper()
 	to := t.TempDir()
@@ -44,8 +44,8 @@ func testOptions(folder string) options {
 	return options{root: folder, ldflags: "-s -w", version: "v1.2.3", revision: "abc", at: time.Unix(1_700_000_000, 0).UTC()}
 }
 
-// TestReproducible builds an image of one program in two folders, of which one is a clone of git. Both builds use Go's cache: not Go's
-// compiler is tested, but that the builder keeps folders, times and git out of the bytes. What it lets in makes another key of the cache.
+// TestReproducible builds an image of one program in two folders, of which one is a git clone. Both builds use Go's cache, because the
+// test is not about Go's compiler. It checks that folders, times and git do not affect the bytes: they would give another cache key.
 func TestReproducible(t *testing.T) {
 	if _, err := exec.LookPath("git"); err != nil {
 		t.Skip("git is missing, which makes one of the folders")
@@ -69,7 +69,7 @@ func TestReproducible(t *testing.T) {
 	}
 }
 
-// TestBuild builds the whole image and looks at what it holds.
+// TestBuild builds the whole image and checks its content.
 func TestBuild(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds all programs for two platforms")
@@ -140,7 +140,7 @@ func checkIndex(t *testing.T, index v1.ImageIndex, o options) {
 	}
 }
 
-// checkPrograms wants each folder of plugins/ as a program, where the agent and the manifests look for it.
+// checkPrograms checks that each folder of plugins/ is a program at the path that the agent and the manifests expect.
 func checkPrograms(t *testing.T, layer v1.Layer, machine elf.Machine, o options) {
 	t.Helper()
 	byName, names := headers(t, layer, o.at)

@@ -27,8 +27,8 @@ type entry struct {
 	mode int64
 }
 
-// newLayer returns one compressed layer of entries and the folders above them. The bytes follow from the entries and the time alone, not
-// from their order or from the owners and times of the files.
+// newLayer returns one compressed layer of entries and the folders above them. The bytes depend only on the entries and the time, not
+// on their order or on the files' owners and times.
 func newLayer(entries []entry, at time.Time) (v1.Layer, error) {
 	all, err := withFolders(entries)
 	if err != nil {
@@ -43,7 +43,7 @@ func newLayer(entries []entry, at time.Time) (v1.Layer, error) {
 		tarball.WithMediaType(types.OCILayer))
 }
 
-// withFolders returns entries and the folders above them, sorted by path, so that a folder stands before its content.
+// withFolders returns entries and the folders above them, sorted by path, so that a folder precedes its content.
 func withFolders(entries []entry) ([]entry, error) {
 	all := map[string]entry{}
 	for _, e := range entries {

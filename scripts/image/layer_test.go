@@ -52,7 +52,7 @@ func headers(t *testing.T, layer v1.Layer, at time.Time) (byName map[string]*tar
 	}
 }
 
-// TestLayer: a layer follows from the entries and the time, and from nothing else.
+// TestLayer: a layer's bytes depend only on the entries and the time.
 func TestLayer(t *testing.T) {
 	dir, at := t.TempDir(), time.Unix(1_700_000_000, 0).UTC()
 	entries := func(name string, mode os.FileMode) []entry {
@@ -99,7 +99,7 @@ func digest(t *testing.T, of interface{ Digest() (v1.Hash, error) }) string {
 	return h.String()
 }
 
-// TestRefusedEntries: a path that an image cannot have is refused, and the error names it.
+// TestRefusedEntries: a path that is invalid in an image gives an error that names the path.
 func TestRefusedEntries(t *testing.T) {
 	f := file(t, filepath.Join(t.TempDir(), "f"), "text", 0o644)
 	for name, c := range map[string]struct {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command image makes container images and the manifest of a cluster without docker: `build` the image of Podlace, `pack` an image of any
-// files, `manifest` the file for kubectl apply.
+// Command image creates container images and a cluster's manifest without docker: `build` creates Podlace's image, `pack` an image of
+// any files, and `manifest` the file for kubectl apply.
 package main
 
 import (
@@ -43,7 +43,7 @@ func run(args []string) error {
 	return fmt.Errorf("which command?\n%s", strings.Join(usage, "\n"))
 }
 
-// words is a flag that may be given more than once.
+// words is a flag that can be repeated.
 type words []string
 
 func (w *words) String() string     { return strings.Join(*w, " ") }

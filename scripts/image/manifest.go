@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// placeholder is the image that the base names.
+// placeholder is the image name in the base manifest.
 const placeholder = "podlace"
 
 // runManifest writes the manifest of a cluster.
@@ -49,7 +49,7 @@ func runManifest(args []string) error {
 	return os.WriteFile(*out, text, 0o644)
 }
 
-// parseImage reads the name of an image that nodes pull. It must be complete: there is no public image that a short name could mean.
+// parseImage parses the name of an image that nodes pull. It must be complete, because there is no public image for a short name.
 func parseImage(image string) (kustomize.Image, error) {
 	to := kustomize.Image{Name: placeholder}
 	if image == "" {
@@ -70,7 +70,7 @@ func parseImage(image string) (kustomize.Image, error) {
 	return to, nil
 }
 
-// removalNote reminds of the components that name the node's folders.
+// removalNote reminds the user of the components that name the node's folders.
 func removalNote(components []string) string {
 	folders := func(c string) bool { return c == "k3s" || c == "crio" }
 	if !slices.Contains(components, "removal") || slices.ContainsFunc(components, folders) {
@@ -79,7 +79,7 @@ func removalNote(components []string) string {
 	return "note: if the installation had the component k3s or crio, give it here, too: COMPONENTS='k3s removal'"
 }
 
-// missingPart says which part of the name of an image is missing, if that is what is wrong.
+// missingPart returns the missing part of an incomplete image name.
 func missingPart(image string, err error) error {
 	registry, rest, found := strings.Cut(image, "/")
 	if !found || registry != "localhost" && !strings.ContainsAny(registry, ".:") {
@@ -91,7 +91,7 @@ func missingPart(image string, err error) error {
 	return err
 }
 
-// render returns the base with an image and components, as one YAML file. It reads the folder conf and nothing else.
+// render returns the base with an image and components, as one YAML file. It reads only the folder conf.
 func render(conf, image string, components []string) ([]byte, error) {
 	to, err := parseImage(image)
 	if err != nil {

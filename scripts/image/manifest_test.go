@@ -24,7 +24,7 @@ const (
 	testImage  = "registry.example.com/team/podlace@" + testDigest
 )
 
-// objects are those of the manifest. It has one of each.
+// objects are the manifest's objects, one of each type.
 type objects struct {
 	namespace core.Namespace
 	account   core.ServiceAccount
@@ -34,7 +34,7 @@ type objects struct {
 	agent     apps.DaemonSet
 }
 
-// parse reads a manifest as strictly as an API server: a key that the types lack, or that stands twice, is an error.
+// parse reads a manifest as strictly as an API server: an unknown or duplicate key is an error.
 func parse(t *testing.T, text []byte) (o objects) {
 	t.Helper()
 	want := []struct {
@@ -70,7 +70,7 @@ func rendered(t *testing.T, components ...string) []byte {
 	return text
 }
 
-// TestManifest wants the whole of the manifest that is shipped, field by field.
+// TestManifest compares every field of the shipped manifest.
 func TestManifest(t *testing.T) {
 	text := rendered(t)
 	if diff := differences(parse(t, text), shipped(t)); diff != "" {
@@ -81,7 +81,7 @@ func TestManifest(t *testing.T) {
 	}
 }
 
-// TestRightsAreNoticed gives the manifest rights that it must not have: TestManifest would be red.
+// TestRightsAreNoticed adds rights that the manifest must not have. TestManifest would fail.
 func TestRightsAreNoticed(t *testing.T) {
 	text := string(rendered(t))
 	for _, change := range [][2]string{
@@ -124,7 +124,7 @@ func TestRightsAreNoticed(t *testing.T) {
 	}
 }
 
-// TestStrictTypes: a misspelt key, and one that stands twice, do not pass for a manifest.
+// TestStrictTypes: a misspelt key and a duplicate key are errors.
 func TestStrictTypes(t *testing.T) {
 	for _, text := range []string{"spec: {hostnetwork: true}", "spec: {template: {spec: {hostNetwork: true, hostNetwork: false}}}"} {
 		if err := yaml.UnmarshalStrict([]byte(text), &apps.DaemonSet{}); err == nil {
@@ -133,7 +133,7 @@ func TestStrictTypes(t *testing.T) {
 	}
 }
 
-// TestComponents renders each component, and those that are used together.
+// TestComponents renders each component, and combinations of components.
 func TestComponents(t *testing.T) {
 	vxlan := func(o *objects) { o.config.Data["config.json"] = read(t, "components/vxlan/config.json") }
 	folder := func(name, path string) func(*objects) {
@@ -191,7 +191,7 @@ func TestComponents(t *testing.T) {
 	}
 }
 
-// differences compares two manifests. The order of volumes does not count: patches change it.
+// differences compares two manifests. It ignores the order of volumes, because patches change it.
 func differences(got, want objects) string {
 	byName := cmpopts.SortSlices(func(a, b core.Volume) bool { return a.Name < b.Name })
 	return cmp.Diff(want, got, cmp.AllowUnexported(objects{}), byName)
@@ -206,7 +206,7 @@ func read(t *testing.T, name string) string {
 	return string(data)
 }
 
-// TestRemovalNote: a removal without the components that name folders is remarked upon.
+// TestRemovalNote: a removal without the components that name folders prints a note.
 func TestRemovalNote(t *testing.T) {
 	for components, noted := range map[string]bool{"removal": true, "vxlan removal": true, "k3s removal": false,
 		"removal crio": false, "vxlan": false} {
@@ -216,7 +216,7 @@ func TestRemovalNote(t *testing.T) {
 	}
 }
 
-// TestMissingPart: the name of an image that is not complete is refused with the part that is missing.
+// TestMissingPart: an incomplete image name gives an error with the missing part.
 func TestMissingPart(t *testing.T) {
 	for image, says := range map[string]string{"myuser/podlace:v1": "the registry is missing, as in docker.io/myuser/podlace:v1",
 		"podlace": "the registry is missing", "registry.example.com/podlace": "the tag or the digest is missing, as in registry.example.com/podlace:v1",

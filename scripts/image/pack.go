@@ -19,7 +19,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// runPack makes an image of any files, for one platform.
+// runPack creates an image of any files, for one platform.
 func runPack(args []string) error {
 	var names, entrypoint, cmd, env words
 	flags := newFlags("pack")
@@ -82,7 +82,7 @@ func pack(out string, tags []name.Tag, platform v1.Platform, config v1.Config, e
 	return saveArchive(folder, out, at)
 }
 
-// parseEntries reads the arguments of pack.
+// parseEntries parses the arguments of pack.
 func parseEntries(args []string) (entries []entry, err error) {
 	for _, arg := range args {
 		to, from, ok := strings.Cut(arg, "=")
@@ -110,7 +110,8 @@ func parseEntries(args []string) (entries []entry, err error) {
 	return entries, nil
 }
 
-// readTree returns the entry of a file, or those of all files and links below a folder. A link that is named itself is followed.
+// readTree returns the entry of a file, or the entries of all files and links below a folder. It follows a link that is an argument
+// itself.
 func readTree(to, from string) (entries []entry, err error) {
 	from, err = filepath.EvalSymlinks(from)
 	if err != nil {

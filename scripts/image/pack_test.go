@@ -52,7 +52,7 @@ func unpack(t *testing.T, archive string) (folder string) {
 	}
 }
 
-// named returns the digests in the index.json of a layout by the names that containerd gives them.
+// named returns the digests in a layout's index.json by their containerd names.
 func named(t *testing.T, folder string) (index v1.ImageIndex, digests map[string]v1.Hash) {
 	t.Helper()
 	index, err := layout.ImageIndexFromPath(folder)
@@ -73,7 +73,7 @@ func named(t *testing.T, folder string) (index v1.ImageIndex, digests map[string
 	return index, digests
 }
 
-// TestPack: an image of any files is read back from the layout, as containerd does, and from manifest.json, as docker does.
+// TestPack packs an image of several files, and reads it from the layout as containerd does and from manifest.json as docker does.
 func TestPack(t *testing.T) {
 	dir := t.TempDir()
 	tree := filepath.Join(dir, "tree")

@@ -23,7 +23,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
-// serve starts a registry that lets in user "u" with password "p" alone, and returns its host and port.
+// serve starts a registry that accepts only user "u" with password "p", and returns its host and port.
 func serve(t *testing.T) string {
 	t.Helper()
 	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
@@ -57,7 +57,7 @@ func smallIndex(t *testing.T) v1.ImageIndex {
 	return index
 }
 
-// TestPush pushes with the credentials that docker login leaves, and pulls the same images.
+// TestPush pushes with the credentials that docker login has saved, and pulls the same images.
 func TestPush(t *testing.T) {
 	host, index := serve(t), smallIndex(t)
 	tag, err := imageName(host + "/team/podlace:v1")
@@ -92,7 +92,7 @@ func TestPush(t *testing.T) {
 	}
 }
 
-// TestPushToNowhere: the error names the image and what failed.
+// TestPushToNowhere: the error names the image and the failed step.
 func TestPushToNowhere(t *testing.T) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	host := strings.TrimPrefix(server.URL, "http://")

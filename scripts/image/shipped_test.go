@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// shipped returns the manifest as it shall be: everything that a cluster gives to Podlace.
+// shipped returns the expected manifest: every object of Podlace in a cluster.
 func shipped(t *testing.T) objects {
 	t.Helper()
 	const level = "pod-security.kubernetes.io/"
@@ -100,7 +100,7 @@ func get(path string) core.ProbeHandler {
 	return core.ProbeHandler{HTTPGet: &core.HTTPGetAction{Host: "127.0.0.1", Port: intstr.FromInt32(9810), Path: path}}
 }
 
-// TestImageNames: the manifest takes complete names alone, since there is no public image that a short name could mean.
+// TestImageNames: the manifest accepts only complete names, because there is no public image for a short name.
 func TestImageNames(t *testing.T) {
 	for image, want := range map[string]string{
 		"registry.example.com/podlace:v1":               "registry.example.com/podlace:v1",

@@ -1,14 +1,14 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# card.sh COMMAND...: exec.sh in a machine with two NUMA nodes and a network card with VFs (Intel 82576, drivers igb and igbvf) on each,
-# behind an IOMMU, so that VFs can be given to vfio-pci. The cards are on one cable. PODLACE_PF is the address of the first.
+# card.sh COMMAND...: runs exec.sh in a machine with two NUMA nodes and a network card with VFs (Intel 82576, drivers igb and igbvf) on
+# each, behind an IOMMU, so that VFs can be given to vfio-pci. The cards are on one cable. PODLACE_PF is the address of the first.
 set -euo pipefail
 export PODLACE_PF=0000:21:00.0 VM_MODULES="${VM_MODULES:-} igb igbvf vfio-pci" VM_KERNEL="${VM_KERNEL:-} intel_iommu=on iommu=pt pci=realloc"
-# QEMU's emulation can break when a processor uses a device while another moves one, as VFs do that come and go (iotlb_to_section).
+# QEMU's emulation can crash if one processor uses a device while another adds or removes a VF (iotlb_to_section).
 export VM_THREADS=single
 devices=(-smp "2,sockets=2,cores=1" -device "intel-iommu,intremap=on,device-iotlb=on")
 for node in 0 1; do
-  # Bus 0x21 is the port behind the bridge with bus 0x20, which is of node 0; 0x61 so of node 1.
+  # Bus 0x21 is the port behind the bridge with bus 0x20 on NUMA node 0. Bus 0x61 is the corresponding port on node 1.
   devices+=(-object "memory-backend-ram,id=memory$node,size=1G" -numa "node,nodeid=$node,cpus=$node,memdev=memory$node"
     -device "pxb-pcie,id=bridge$node,bus_nr=$((32 + 64 * node)),bus=pcie.0,numa_node=$node"
     -device "pcie-root-port,id=port$node,bus=bridge$node,chassis=$((node + 1)),slot=1"

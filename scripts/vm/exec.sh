@@ -1,16 +1,16 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# exec.sh COMMAND...: runs a command as root in a virtual machine that ends with it, in the same folder, and exits with its status. It is
-# for "go test -exec". The guest sees the file system of the host; what it writes is gone with it. Variables of the environment pass when
-# their names begin with KERNELTEST or PODLACE_.
-#   VM           the folder that setup.sh filled
+# exec.sh COMMAND...: runs a command as root in the same folder of a virtual machine that ends with the command, and exits with its status.
+# It is meant for "go test -exec". The guest sees the host's file system, and its writes are lost at its end. It gets the environment
+# variables whose names begin with KERNELTEST or PODLACE_.
+#   VM           folder that setup.sh has filled
 #   VM_MODULES   modules to load before the command
-#   VM_TIMEOUT   seconds, 1200 when unset
+#   VM_TIMEOUT   seconds (default 1200)
 #   VM_DEVICES   more arguments for QEMU, such as network cards
 #   VM_KERNEL    more arguments for the kernel
 #   VM_THREADS   single: emulate all processors in one thread
 set -euo pipefail
-: "${VM:?is not set: the folder that setup.sh filled}"
+: "${VM:?is not set: the folder that setup.sh has filled}"
 exec 9<"$VM/lock" && flock -s 9 # the machine is not recreated during the command
 shared=$(mktemp -d "$VM/run.XXXXXX")
 trap 'rm -rf "$shared"' EXIT
@@ -27,11 +27,11 @@ trap 'rm -rf "$shared"' EXIT
 } >"$shared/run"
 chmod +x "$shared/run"
 
-# Hardware virtualization where the processor shows it. /dev/kvm alone says nothing: it is there, too, where only special guests run.
+# Hardware virtualization is used if the processor has it. /dev/kvm alone is not enough: it also exists where ordinary guests cannot run.
 accelerator=(-accel "tcg,thread=${VM_THREADS:-multi},tb-size=512" -cpu max)
 if grep -qwE 'vmx|svm' /proc/cpuinfo && [ -w /dev/kvm ]; then accelerator=(-accel kvm -cpu host); fi
-# A guest on a busy machine measures its clock wrongly, by factors, and takes a late timer interrupt for a broken timer: the frequency is passed,
-# and the timer is not checked.
+# A guest on a busy machine measures its clock frequency wrongly and takes a late timer interrupt for a broken timer. So the frequency is
+# passed to the guest, and the timer check is disabled.
 khz=$(awk '/MHz/ {printf "%d", $4 * 1000; exit}' /proc/cpuinfo)
 q=$VM/qemu/usr
 export QEMU_MODULE_DIR=$q/lib/x86_64-linux-gnu/qemu LD_LIBRARY_PATH=$q/lib/x86_64-linux-gnu:$VM/qemu/lib/x86_64-linux-gnu

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# setup.sh FOLDER: fills the folder with QEMU, a distribution kernel, its modules and an initial RAM disk, from Debian packages that are
-# unpacked there and nowhere else: nothing is installed. Some 125 MB are downloaded. Running it again is free until the recipe changes.
+# setup.sh FOLDER: fills the folder with QEMU, a distribution kernel, its modules and an initial RAM disk, from Debian packages. It unpacks
+# them only in this folder and installs nothing. The download is about 125 MB. A further run does nothing until this script changes.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 tree=$(cd "$here/../.." && pwd)
@@ -19,7 +19,7 @@ echo "making the virtual machine in $folder, once"
 rm -rf "$folder"/{recipe,apt,packages,qemu,kernel,modules,bin,vmlinux,initrd}
 mkdir -p "$folder"/{apt/{sources,lists/partial,cache/archives/partial},packages,qemu,kernel,bin}
 
-# apt with lists and a cache of its own. It verifies what it gets by the signature of the archive.
+# apt with private lists and a private cache. It verifies downloads by the archive's signature.
 mirror=$(awk '/^URIs:/ {print $2; exit}' /etc/apt/sources.list.d/debian.sources 2>/dev/null || true)
 for suite in bookworm bookworm-backports; do
   echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror:-http://deb.debian.org/debian} $suite main"
@@ -35,7 +35,8 @@ EOF
 export APT_CONFIG=$folder/apt/apt.conf
 apt-get update -qq
 
-# Debian's archive keeps only the newest version of a package, so a pin can be gone; then the newest is taken, and told.
+# Debian's archive keeps only the newest version of a package, so a pinned version can disappear. The script then uses the newest
+# version and prints that.
 cd "$folder/packages"
 wanted=()
 while read -r name version _; do
@@ -61,7 +62,7 @@ done
 cp "$folder/qemu/bin/kmod" "$folder/bin/modprobe"
 cp "$folder/qemu/bin/kmod" "$folder/bin/depmod"
 
-# The kernel proper, out of its compressed image: under emulation, unpacking it at each start takes longer than all the rest.
+# The uncompressed kernel: under emulation, decompression at each start takes longer than the rest of the boot.
 image=$(echo "$folder"/kernel/boot/vmlinuz-*)
 release=${image#*/vmlinuz-}
 for offset in $(LC_ALL=C grep -aboP '\x28\xb5\x2f\xfd' "$image" | cut -d : -f 1); do
@@ -69,7 +70,7 @@ for offset in $(LC_ALL=C grep -aboP '\x28\xb5\x2f\xfd' "$image" | cut -d : -f 1)
   [ "$(head -c 4 "$folder/vmlinux" | tail -c 3)" != ELF ] || break
 done
 
-# The wanted modules and what they depend on, uncompressed and without debug information: they load much faster so.
+# The required modules and their dependencies, uncompressed and without debug information, because these load much faster.
 from=$folder/kernel/lib/modules/$release
 to=$folder/modules/lib/modules/$release
 mkdir -p "$to"

@@ -1,15 +1,15 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# test.sh [go test flags]: runs tests in the virtual machine of the folder $VM, which is filled first: the same test binaries as "make
-# test" runs, each in a machine of its own. Without $PACKAGES it runs those that need features which a kernel can lack; with
-# KERNELTEST=full it is a failure there when one is missing. CARD=1 gives the machine for $PACKAGES network cards with VFs.
+# test.sh [go test flags]: runs tests in the virtual machine of the folder $VM, after filling it with setup.sh. They are the test binaries
+# of "make test", each in a separate machine. Without $PACKAGES it runs the packages that need optional kernel features; with
+# KERNELTEST=full a missing feature is a failure. CARD=1 adds network cards with VFs to the machine of $PACKAGES.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export VM PODLACE_BIN=$PWD/bin PODLACE_TOOLS=$PWD/build/tools KERNELTEST=full
-# Loaded on demand some would bring sysctls in the middle of a test; others are loaded by programs, which must not in a user namespace.
+# Some modules, loaded on demand, would add sysctls in the middle of a test. Programs would load others, which a user namespace forbids.
 export VM_MODULES="${VM_MODULES-nf_conntrack br_netfilter 8021q tun ip_tables ip6_tables}"
 scripts/vm/setup.sh "$VM"
-# What integration tests would build themselves, which takes long in the machine.
+# Programs that integration tests would otherwise build in the machine, which takes long.
 CGO_ENABLED=0 go build -buildvcs=false -tags podlace_fault -o build/tools/fault/ ./plugins/sriov
 if [ -n "${PACKAGES:-}" ]; then
   exec scripts/test.sh -exec "$PWD/scripts/vm/$([ -z "${CARD:-}" ] && echo exec || echo card).sh" -count=1 -timeout 90m "$@"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command nothing is a CNI plugin that does nothing: ADD prints the prevResult. What a plugin takes more is its own.
+// Command nothing is a CNI plugin that does nothing: ADD prints the prevResult. A real plugin's additional time is its own cost.
 package main
 
 import (

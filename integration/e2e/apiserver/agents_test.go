@@ -17,14 +17,15 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// cluster is three nodes: two share a link, the third is behind a router.
+// cluster has three nodes: two share a link, the third is behind a router.
 type cluster struct {
 	*plane
 	nodes []*node
 	other []int // the numbers of Node objects without a machine
 }
 
-// TestStreamedNodes: agents with the rights of the shipped manifest keep three nodes, and the API server streams the nodes to them.
+// TestStreamedNodes: agents with the rights of the shipped manifest manage three nodes, and the API server streams the Node objects to
+// them.
 func TestStreamedNodes(t *testing.T) {
 	c := newCluster(t)
 	c.live()
@@ -33,7 +34,7 @@ func TestStreamedNodes(t *testing.T) {
 		switch stream := strings.Contains(r.RequestURI, "sendInitialEvents=true"); {
 		case stream && r.Response.Code == 200:
 			streamed++
-		case stream: // an API server that has just started does not know the rights yet
+		case stream: // a new API server does not yet know the rights
 			refused++
 		case r.Verb == "list" && r.Response.Code == 200:
 			lists++
@@ -45,7 +46,7 @@ func TestStreamedNodes(t *testing.T) {
 	}
 }
 
-// TestNodesInPages: the same with an API server that cannot stream lists.
+// TestNodesInPages: the same for an API server that cannot stream lists.
 func TestNodesInPages(t *testing.T) {
 	c := newCluster(t, "--feature-gates=WatchList=false")
 	c.live()
@@ -76,7 +77,7 @@ func newCluster(t *testing.T, flags ...string) *cluster {
 	return c
 }
 
-// live goes through what happens to a cluster. The agents start five times.
+// live runs the events of a cluster's life. The agents start five times.
 func (c *cluster) live() {
 	began := time.Now()
 	for _, n := range c.nodes {
@@ -110,7 +111,7 @@ func (c *cluster) connect() {
 	}
 }
 
-// joins adds nodes one after another, each as soon as the routes to the one before are everywhere.
+// joins adds nodes one after another, each once all nodes have the routes to the previous one.
 func (c *cluster) joins(count int) {
 	c.Helper()
 	var heard []*arrivals
@@ -130,7 +131,8 @@ func (c *cluster) joins(count int) {
 	c.complete()
 }
 
-// await returns when the last of some routes came. Where the kernel had no room for what it told, its routes are read, which is later.
+// await returns the time at which the last of several routes appeared. If the kernel dropped events, await reads its routes, which is
+// later.
 func (a *arrivals) await(t *testing.T, prefixes []netip.Prefix) (last time.Time) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
@@ -138,7 +140,7 @@ func (a *arrivals) await(t *testing.T, prefixes []netip.Prefix) (last time.Time)
 		if ok {
 			return last
 		}
-		if a.deaf() {
+		if a.droppedEvents() {
 			a.read()
 			time.Sleep(100 * time.Millisecond)
 		}
@@ -167,7 +169,7 @@ func (c *cluster) complete() {
 	}
 }
 
-// deletion deletes a node while an agent is down.
+// deletion deletes a node while an agent is stopped.
 func (c *cluster) deletion() {
 	c.Helper()
 	n, id := c.nodes[0], c.other[0]
@@ -196,7 +198,7 @@ func (n *node) lacks(id int) {
 	})
 }
 
-// outage restarts the API server under the agents: no route goes, and the next node is heard of.
+// outage restarts the API server while the agents run. No route disappears, and the agents learn of the next node.
 func (c *cluster) outage() {
 	c.Helper()
 	var heard []*arrivals
@@ -218,7 +220,7 @@ func (c *cluster) outage() {
 	c.complete()
 }
 
-// restartWritesNothing restarts an agent without changes of the cluster. A change of the cluster is one that the monitor sees.
+// restartWritesNothing restarts an agent without changes of the cluster. The monitor would notice any write.
 func (c *cluster) restartWritesNothing() {
 	c.Helper()
 	n := c.nodes[1]
@@ -231,7 +233,7 @@ func (c *cluster) restartWritesNothing() {
 	}
 }
 
-// rights returns the requests of the agents. They asked for nodes alone, and their token is good for nothing else.
+// rights returns the requests of the agents. They requested only nodes, and their token permits nothing else.
 func (c *cluster) rights() (agents []request) {
 	c.Helper()
 	for _, r := range c.requests() {

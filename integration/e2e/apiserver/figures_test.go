@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// quantile returns the value that a share of the list does not exceed.
+// quantile returns the smallest value that a given share of the list does not exceed.
 func quantile(list []time.Duration, share float64) time.Duration {
 	sorted := slices.Sorted(slices.Values(list))
 	return sorted[min(int(share*float64(len(sorted))), len(sorted)-1)]

@@ -21,14 +21,14 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// background is what a cluster does beside: kubelets that report their status, and other watchers of nodes.
+// background is other load of a cluster: kubelets that report their status, and other watchers of nodes.
 type background struct {
 	updates, events atomic.Int64
 	failure         atomic.Value
 	stop            func()
 }
 
-// background lets the nodes report in turn, each every 5 minutes as kubelets do, while others watch all nodes.
+// background makes the nodes report in turn, each every 5 minutes as kubelets do, while other clients watch all nodes.
 func (p *plane) background(nodes, watchers int) *background {
 	p.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -73,7 +73,7 @@ func (p *plane) background(nodes, watchers int) *background {
 	return b
 }
 
-// usage measures what part of a core a process uses from now on.
+// usage measures the CPU use of a process from now on, as a share of one core.
 func usage(t *testing.T, p *process) (percent func() float64) {
 	t.Helper()
 	began := time.Now()
@@ -88,8 +88,7 @@ func usage(t *testing.T, p *process) (percent func() float64) {
 
 var lagFigure = regexp.MustCompile(`(?m)^podlace_node_route_lag_seconds_(sum|count) (\S+)$`)
 
-// agentLag returns how long the agent has had changes in hand until their routes were made, all comparisons together, and how many there
-// were.
+// agentLag returns the total time from changes to the agent's finished routes, over all comparisons, and the number of comparisons.
 func (n *node) agentLag() (sum, count float64) {
 	n.Helper()
 	dial := func(_ context.Context, network, address string) (c net.Conn, err error) {

@@ -29,16 +29,16 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// node is a network namespace with state folders of its own, and the agent in it.
+// node is a network namespace with separate state folders, and the agent in it.
 type node struct {
 	*plane
 	name  string
 	ns    *sandbox.Pod
-	dir   string // with the folders run, lib, bin, net.d, config
+	dir   string // contains the folders run, lib, bin, net.d, config
 	agent *process
 }
 
-// links makes the two links of the nodes. The namespace of the tests is the router between them, and knows nothing of pods.
+// links creates the two links of the nodes. The namespace of the tests is the router between them, and has no routes to pods.
 func links(t *testing.T) {
 	t.Helper()
 	harness.Shell(t, `
@@ -48,7 +48,7 @@ func links(t *testing.T) {
 	t.Cleanup(func() { harness.Shell(t, "ip link del lan; ip link del far") })
 }
 
-// newNode makes the node of a number on a link, without an agent.
+// newNode creates node number i on a link, without an agent.
 func (p *plane) newNode(id int, link string) *node {
 	p.Helper()
 	n := &node{plane: p, name: nodeName(id), dir: p.TempDir(), ns: harness.NewPod(p, fmt.Sprintf("%s-%d", harness.Plain(p.T), id))}
@@ -70,7 +70,7 @@ func (p *plane) newNode(id int, link string) *node {
 	return n
 }
 
-// configure writes the shipped configuration, with the folders of this node.
+// configure writes the shipped configuration with this node's folders.
 func (n *node) configure() {
 	n.Helper()
 	conf := map[string]any{}
@@ -91,7 +91,7 @@ func (n *node) configure() {
 
 const conflistName = "10-podlace.conflist"
 
-// command is a program in the namespace of the node, with the node's state folders.
+// command returns a command in the node's namespace, with the node's state folders.
 func (n *node) command(program string, args ...string) *exec.Cmd {
 	script := `mount --bind "$0/run" /run/podlace; mount --bind "$0/lib" /var/lib/cni; exec "$@"`
 	return exec.Command("unshare",
@@ -100,7 +100,7 @@ func (n *node) command(program string, args ...string) *exec.Cmd {
 
 func agentProgram() string { return filepath.Join(harness.BinDir(), "podlace-node") }
 
-// start runs the agent as the DaemonSet does.
+// start runs the agent with the DaemonSet's arguments.
 func (n *node) start() {
 	n.Helper()
 	cmd := n.command(agentProgram(), "run", "--config", n.dir+"/config/config.json", "--kubeconfig", n.dir+"/config/kubeconfig",
@@ -117,13 +117,13 @@ func (n *node) start() {
 // stop ends the agent as a kubelet does.
 func (n *node) stop() { n.agent.signal(syscall.SIGTERM) }
 
-// awaitReady waits until the agent answers that its node is ready.
+// awaitReady waits until the agent reports that its node is ready.
 func (n *node) awaitReady() {
 	n.Helper()
 	harness.Await(n, n.name+" to be ready", func() bool { return n.command(agentProgram(), "run", "--ready").Run() == nil })
 }
 
-// routes returns the gateways of the agent's routes in the kernel. That of an unreachable route is not valid.
+// routes returns the gateways of the agent's routes in the kernel. The gateway of an unreachable route is invalid.
 func (n *node) routes() (list map[netip.Prefix]netip.Addr) {
 	n.Helper()
 	list = map[netip.Prefix]netip.Addr{}
@@ -150,7 +150,7 @@ func (n *node) routes() (list map[netip.Prefix]netip.Addr) {
 	return list
 }
 
-// monitor tells what changes in the kernel and in the files of the node.
+// monitor prints changes in the kernel and in the node's files.
 func (n *node) monitor() (changes func() []string) {
 	n.Helper()
 	kerneltest.Must(n, n.ns.Do(func() error {
@@ -164,16 +164,16 @@ func (n *node) monitor() (changes func() []string) {
 	return changes
 }
 
-// arrivals are the times at which the kernel of a node told of routes.
+// arrivals are the times of the kernel's route events on a node.
 type arrivals struct {
 	mu   sync.Mutex
-	at   map[netip.Prefix]time.Time // the first
+	at   map[netip.Prefix]time.Time // the first event
 	gone int                        // routes that were deleted
-	lost error                      // the kernel had no room for what it told
+	lost error                      // the kernel dropped events
 	node *node
 }
 
-// arrivals listens until the end of the test.
+// arrivals records events until the end of the test.
 func (n *node) arrivals() *arrivals {
 	n.Helper()
 	a := &arrivals{at: map[netip.Prefix]time.Time{}, node: n}
@@ -205,7 +205,7 @@ func (n *node) arrivals() *arrivals {
 	return a
 }
 
-// of returns when the last of some routes came; ok is false while one has not.
+// of returns the arrival time of the last of several routes; ok is false if one is missing.
 func (a *arrivals) of(prefixes []netip.Prefix) (last time.Time, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -221,21 +221,21 @@ func (a *arrivals) of(prefixes []netip.Prefix) (last time.Time, ok bool) {
 	return last, true
 }
 
-// deleted returns how many routes were.
+// deleted returns the number of deleted routes.
 func (a *arrivals) deleted() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.gone
 }
 
-// deaf reports whether the kernel had no room for what it told.
-func (a *arrivals) deaf() bool {
+// droppedEvents reports whether the kernel dropped events because the buffer was full.
+func (a *arrivals) droppedEvents() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.lost != nil
 }
 
-// read takes the routes of the kernel for those that come now.
+// read treats the routes in the kernel as routes that arrive now.
 func (a *arrivals) read() {
 	routes, now := a.node.routes(), time.Now()
 	a.mu.Lock()
@@ -253,7 +253,7 @@ type plugins struct {
 	node *node
 }
 
-// ExecPlugin is a part of invoke.Exec.
+// ExecPlugin implements libcni's exec.
 func (p plugins) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
 	cmd := p.node.command(path)
 	var stderr bytes.Buffer
@@ -265,7 +265,7 @@ func (p plugins) ExecPlugin(ctx context.Context, path string, stdin []byte, env 
 	return out, ctx.Err()
 }
 
-// network returns the conflist that the agent wrote, as a runtime of the node reads it.
+// network opens the agent's conflist as a runtime of the node does.
 func (n *node) network() *harness.Network {
 	n.Helper()
 	text, err := os.ReadFile(n.dir + "/net.d/" + conflistName)
@@ -277,7 +277,7 @@ func (n *node) network() *harness.Network {
 	return network
 }
 
-// pod attaches a pod until the end of the test, and serves its name on a port.
+// pod attaches a pod until the end of the test, and serves the pod's name on a port.
 func (n *node) pod() *sandbox.Pod {
 	n.Helper()
 	pod, network := harness.NewPod(n, n.ns.Name+"-pod"), n.network()
@@ -291,7 +291,7 @@ func (n *node) pod() *sandbox.Pod {
 	return pod
 }
 
-// problems are what podlace-node status names.
+// problems returns the problems that podlace-node status prints.
 func (n *node) problems() string {
 	out, err := n.command(agentProgram(), "status", "--all").CombinedOutput()
 	if err == nil {

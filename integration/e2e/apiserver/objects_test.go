@@ -27,7 +27,7 @@ import (
 
 func nodeName(id int) string { return fmt.Sprintf("node-%d", id) }
 
-// addresses returns those of a node on a link, IPv4 and IPv6.
+// addresses returns the IPv4 and IPv6 addresses of a node on a link.
 func addresses(id int, link string) [2]string {
 	if link == "far" {
 		return [2]string{fmt.Sprintf("198.51.100.%d", id), fmt.Sprintf("fd00:3::%x", id)}
@@ -35,13 +35,13 @@ func addresses(id int, link string) [2]string {
 	return [2]string{fmt.Sprintf("172.16.%d.%d", id>>8, id&255), fmt.Sprintf("fd00:2::%x", id)}
 }
 
-// podCIDRs returns those of a node, IPv4 and IPv6.
+// podCIDRs returns the IPv4 and IPv6 podCIDRs of a node.
 func podCIDRs(id int) []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.%d.%d.0/24", 64+id>>8, id&255)),
 		netip.MustParsePrefix(fmt.Sprintf("fd00:10:244:%x::/64", id))}
 }
 
-// object returns the Node object of a node as its kubelet registers it: without podCIDRs.
+// object returns a Node object as a kubelet registers it: without podCIDRs.
 func object(id int, link string) *corev1.Node {
 	o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(id)}}
 	o.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: o.Name}}
@@ -51,7 +51,7 @@ func object(id int, link string) *corev1.Node {
 	return o
 }
 
-// fullObject adds what makes the Node objects of real clusters large: 14 labels, conditions, and 50 images with two names each.
+// fullObject adds the parts that make Node objects of real clusters large: 14 labels, conditions, and 50 images with two names each.
 func fullObject(id int) *corev1.Node {
 	o := object(id, "lan")
 	o.Labels = map[string]string{"kubernetes.io/hostname": o.Name}
@@ -92,7 +92,7 @@ func (p *plane) give(id int) error {
 		Body(harness.Encode(map[string]any{"spec": map[string]any{"podCIDR": cidrs[0], "podCIDRs": cidrs}})).Do(context.Background()).Error()
 }
 
-// join makes a node with podCIDRs, and returns the time before it got them.
+// join creates a node with podCIDRs, and returns the time just before it got them.
 func (p *plane) join(o *corev1.Node, id int) (before time.Time, err error) {
 	if err := p.create(o); err != nil {
 		return before, err
@@ -106,7 +106,7 @@ func (p *plane) remove(id int) {
 	kerneltest.Must(p, p.admin.Delete().Resource("nodes").Name(nodeName(id)).Do(context.Background()).Error())
 }
 
-// fill makes full Node objects with the numbers from first to last.
+// fill creates full Node objects with the numbers from first to last.
 func (p *plane) fill(first, last int) {
 	p.Helper()
 	ids, failure := make(chan int), atomic.Value{}

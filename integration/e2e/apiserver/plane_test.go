@@ -33,7 +33,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// apiAddress is that of the API server: the router's on the link of the nodes.
+// apiAddress is the API server's address: the router's address on the nodes' link.
 const apiAddress = "172.31.255.254"
 
 // account is the ServiceAccount of the shipped manifest.
@@ -90,7 +90,7 @@ func (p *plane) run(program string, args ...string) *process {
 	return start(p.T, filepath.Join(p.dir, program+".log"), exec.Command(filepath.Join(os.Getenv("KUBERNETES"), program), args...))
 }
 
-// serve starts the API server, whose certificate it makes itself.
+// serve starts the API server, which creates its own certificate.
 func (p *plane) serve() {
 	p.Helper()
 	p.api = p.run("kube-apiserver", append([]string{"--etcd-servers=http://127.0.0.1:2379", "--bind-address=::", "--secure-port=6443",
@@ -125,10 +125,10 @@ func (p *plane) restart(away time.Duration) {
 	p.awaitReady()
 }
 
-// client returns a client for the holder of a token.
+// client returns a client with a token.
 func (p *plane) client(token string) *rest.RESTClient {
 	p.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // the API server writes its certificate after the start
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // the API server writes its certificate after its start
 		if _, err := os.Stat(p.ca()); err == nil || time.Now().After(end) {
 			break
 		}

@@ -184,8 +184,8 @@ func (n *node) joinMany(nodes int) []time.Duration {
 	if gone := heard.deleted(); gone > 0 {
 		n.Errorf("%d routes were deleted when nodes joined", gone)
 	}
-	if heard.deaf() {
-		n.Log("the kernel had no room for all that it told: some lags are longer here than they were")
+	if heard.droppedEvents() {
+		n.Log("the kernel dropped events: some measured lags are longer than the real ones")
 	}
 	return lags
 }
@@ -193,8 +193,8 @@ func (n *node) joinMany(nodes int) []time.Duration {
 // patience is how long an agent waits for the nodes before its status says that it has none.
 const patience = 5 * time.Second
 
-// restart restarts the agent without changes, and returns how often that wrote to the kernel and to files. An agent that writes does so at
-// each start; a link of which the kernel tells by itself does not.
+// restart restarts the agent without changes, and returns how often that wrote to the kernel and to files. Only writes of the
+// agent repeat at each start, unlike link events of the kernel.
 func (n *node) restart() int {
 	n.Helper()
 	var got []string

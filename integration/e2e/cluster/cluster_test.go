@@ -19,10 +19,10 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// clusterLimit bounds a connection in a cluster; only one that never comes about takes that long.
+// clusterLimit is the time limit of a connection in a cluster. Only a connection that never succeeds takes that long.
 const clusterLimit = 30 * time.Second
 
-// clusterNode is one node of a cluster: a namespace with the state folders, podCIDRs and routes of its own.
+// clusterNode is a node of a cluster: a namespace with separate state folders, podCIDRs and routes.
 type clusterNode struct {
 	*harness.Network
 	ns        *sandbox.Pod
@@ -30,10 +30,10 @@ type clusterNode struct {
 	podCIDRs  []string
 }
 
-// The machine beside the nodes, which is their router and has no route to pods: the namespace of the tests.
+// The machine next to the nodes is the namespace of the tests. It is the nodes' router and has no route to pods.
 var outside = [2]string{"192.0.2.254", "2001:db8:92::254"}
 
-// newCluster makes nodes with podCIDRs on one link, with the routes of conf/README.md between them, and a shipped configuration.
+// newCluster creates nodes with podCIDRs on one link, with the routes of conf/README.md between them, and a shipped configuration.
 func newCluster(t *testing.T, file string, podCIDRs ...[]string) (nodes []*clusterNode) {
 	t.Helper()
 	harness.Need(t, "bridge", "host-local", "portmap", "bandwidth")
@@ -75,8 +75,8 @@ func newClusterNode(t *testing.T, i int, podCIDRs []string) *clusterNode {
 	return n
 }
 
-// open lets the node use a shipped configuration. Its plugins are scripts, which enter the node's namespace and state folders. A
-// configuration with a subnet of its own gets that of the node.
+// open opens a shipped configuration for the node. Its plugins are scripts that enter the node's namespace and state folders. The
+// node's subnet replaces a subnet in the configuration.
 func (n *clusterNode) open(t *testing.T, file string) {
 	t.Helper()
 	state := t.TempDir()
@@ -111,7 +111,7 @@ func (n *clusterNode) open(t *testing.T, file string) {
 	n.CNI = libcni.NewCNIConfigWithCacheDir([]string{filepath.Join(state, "bin")}, t.TempDir(), n.Exec())
 }
 
-// pod attaches a pod of the node until the end of the test. It tells each client of its port 80 by which address it sees the client.
+// pod attaches a pod of the node until the end of the test. Port 80 of the pod answers each client with the client's address.
 func (n *clusterNode) pod(t *testing.T, name string, caps map[string]any) *sandbox.Pod {
 	t.Helper()
 	pod := harness.NewPod(t, harness.Plain(t)+"-"+name)
@@ -119,13 +119,13 @@ func (n *clusterNode) pod(t *testing.T, name string, caps map[string]any) *sandb
 	n.Must(t, "ADD", rt)
 	t.Cleanup(func() { n.Must(t, "DEL", rt) })
 	n.Must(t, "CHECK", rt)
-	return tellsClients(t, pod)
+	return serveClientAddress(t, pod)
 }
 
-// tellsClients lets a machine tell its clients by which address it sees them, nil for the namespace of the tests.
-func tellsClients(t *testing.T, on *sandbox.Pod) *sandbox.Pod {
+// serveClientAddress makes a machine answer each client with the client's address. nil means the namespace of the tests.
+func serveClientAddress(t *testing.T, on *sandbox.Pod) *sandbox.Pod {
 	t.Helper()
-	server, err := harness.TellClients(on, 80)
+	server, err := harness.ServeClientAddress(on, 80)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,15 +133,14 @@ func tellsClients(t *testing.T, on *sandbox.Pod) *sandbox.Pod {
 	return on
 }
 
-// TestKubernetesConflistKeepsPodAddresses runs the shipped configuration for Kubernetes on two nodes. Each row of the table in
-// conf/README.md is a path here; pods of other nodes see the pod's address, as Kubernetes' network model wants and its NoSNAT test looks
-// for.
+// TestKubernetesConflistKeepsPodAddresses runs the shipped configuration for Kubernetes on two nodes. The test checks each row of the
+// table in conf/README.md. Pods of other nodes see the pod's address, as Kubernetes' network model and its NoSNAT test require.
 func TestKubernetesConflistKeepsPodAddresses(t *testing.T) {
 	keepPodAddresses(t, newCluster(t, "10-podlace-kubernetes.conflist", []string{"10.244.1.0/24", "fd00:10:244:1::/64"},
 		[]string{"10.244.2.0/24", "fd00:10:244:2::/64"}))
 }
 
-// TestK3sConflistKeepsPodAddresses is the same for the one of k3s, which has IPv4 alone.
+// TestK3sConflistKeepsPodAddresses does the same with the IPv4 configuration for k3s.
 func TestK3sConflistKeepsPodAddresses(t *testing.T) {
 	keepPodAddresses(t, newCluster(t, "10-podlace-k3s.conflist", []string{"10.42.0.0/24"}, []string{"10.42.1.0/24"}))
 }
@@ -150,9 +149,9 @@ func keepPodAddresses(t *testing.T, nodes []*clusterNode) {
 	one, two := nodes[0], nodes[1]
 	web, client := one.pod(t, "web", harness.HostPort()), one.pod(t, "client", nil)
 	other := two.pod(t, "other", nil)
-	tellsClients(t, nil)
-	tellsClients(t, one.ns)
-	tellsClients(t, two.ns)
+	serveClientAddress(t, nil)
+	serveClientAddress(t, one.ns)
+	serveClientAddress(t, two.ns)
 	for i, family := range []string{"-4", "-6"}[:len(one.podCIDRs)] {
 		webIP, clientIP, otherIP := harness.AddressOf(t, web, family), harness.AddressOf(t, client, family), harness.AddressOf(t, other, family)
 		for _, path := range []struct {

@@ -14,16 +14,16 @@ import (
 	"strings"
 )
 
-// names are the addresses of the DNS server: those of the control plane, which the kubelets of scripts/cluster.sh have.
+// names are the addresses of the DNS server on the control plane, which scripts/cluster.sh gives to the kubelets.
 const names = "192.0.2.10:53,[2001:db8::10]:53"
 
-// cluster is what scripts/cluster.sh starts, with the images of the tests.
+// cluster is a cluster of scripts/cluster.sh with the images of the tests.
 type cluster struct {
 	programs, kubernetes, containerd, reference, images string // folders
 	image, archive                                      string // the name of Podlace's image, and the file that holds it
 }
 
-// prepare builds the programs and images that the cache lacks. A machine that cannot run a cluster is an error before that.
+// prepare builds the programs and images that the cache lacks. It first returns an error if the machine cannot run a cluster.
 func prepare(ctx context.Context, cache string) (c cluster, err error) {
 	if _, err := output(ctx, nil, "scripts/cluster.sh", "check"); err != nil {
 		return c, err
@@ -48,7 +48,7 @@ func prepare(ctx context.Context, cache string) (c cluster, err error) {
 	return c, err
 }
 
-// linkImages makes a folder with links to the images of the tests and to Podlace's.
+// linkImages creates a folder with links to the images of the tests and to Podlace's.
 func (c cluster) linkImages(folder string) error {
 	archives, err := filepath.Glob(filepath.Join(c.images, "*.tar"))
 	if err != nil {
@@ -65,7 +65,7 @@ func (c cluster) linkImages(folder string) error {
 	return os.Symlink(c.archive, filepath.Join(folder, "podlace.tar"))
 }
 
-// suite is the suite against a cluster that scripts/cluster.sh started.
+// suite returns the test suite for a cluster that scripts/cluster.sh started.
 func (c cluster) suite(kubeconfig string, in ...string) suite {
 	return suite{programs: c.programs, kubectl: filepath.Join(c.kubernetes, "kubectl"), kubeconfig: kubeconfig, in: in}
 }
@@ -151,7 +151,7 @@ func (r running) startNames(ctx context.Context) (stop func(), err error) {
 		return func() {}, fmt.Errorf("start the DNS server: %w", err)
 	}
 	return func() {
-		_ = command.Process.Kill() // it may have ended with the cluster
+		_ = command.Process.Kill() // the process may have ended with the cluster
 		_ = command.Wait()
 		_ = log.Close()
 	}, nil
@@ -167,7 +167,7 @@ func (r running) network(ctx context.Context, plugins string, nodes int) error {
 	} else if err := r.apply(ctx); err != nil {
 		return err
 	}
-	for name := range strings.FieldsSeq(nodeNames(nodes)) { // some specs want three zones
+	for name := range strings.FieldsSeq(nodeNames(nodes)) { // some specs require three zones
 		if err := r.script(ctx, nil, "exec", "plane", "kubectl", "label", "node", name, "topology.kubernetes.io/zone=zone-of-"+name); err != nil {
 			return err
 		}
@@ -193,7 +193,7 @@ func (r running) network(ctx context.Context, plugins string, nodes int) error {
 	return nil
 }
 
-// apply makes Podlace the cluster's network by its manifest, with VXLAN to the node behind the router.
+// apply applies Podlace's manifest, with VXLAN to the node behind the router.
 func (r running) apply(ctx context.Context) error {
 	manifest := filepath.Join(r.folder, "podlace.yaml")
 	conf, err := filepath.Abs("conf/cluster")

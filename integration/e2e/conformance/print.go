@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// write prints the outcome of a run: every spec that ran, and what the list says of it.
+// write prints the outcome of a run: every spec that ran, with its entry in the list.
 func write(to io.Writer, title string, list []string, got report, took time.Duration) {
 	count := map[state]int{}
 	var ran []result

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// state is what became of a spec.
+// state is the result of a spec.
 type state string
 
 const (
@@ -28,7 +28,7 @@ type result struct {
 	Took   time.Duration
 }
 
-// report is the outcome of all specs of a suite, by name. Trouble is what failed outside of specs.
+// report contains the outcome of all specs of a suite, by name. Trouble lists failures outside of specs.
 type report struct {
 	Results map[string]result
 	Trouble []string
@@ -82,7 +82,7 @@ func (r *report) add(spec ginkgoSpec) {
 		one.State = passed
 	case "skipped":
 		one.State = skipped
-		if one.Reason == "" { // Ginkgo has one word for both
+		if one.Reason == "" { // Ginkgo uses one word for both
 			one.State = notRun
 		}
 	case "pending", "":
@@ -98,7 +98,7 @@ func (r *report) add(spec ginkgoSpec) {
 	}
 }
 
-// put keeps what a spec did in one run over that it did not run in another, and its failure over everything.
+// put merges one result of a spec: a failure takes precedence over everything, and any result over a spec that did not run.
 func (r *report) put(one result) {
 	rank := map[state]int{notRun: 1, skipped: 2, passed: 3, failed: 4}
 	if rank[one.State] > rank[r.Results[one.Name].State] {

@@ -62,7 +62,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// What a spec did in one part counts more than that it did not run in the other, in both orders; a failure counts more than a success.
+// A result in one part takes precedence over "did not run" in the other, in both orders. A failure takes precedence over a success.
 func TestMerge(t *testing.T) {
 	for _, test := range []struct{ one, other, want state }{
 		{notRun, passed, passed},
@@ -80,7 +80,7 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// Every ending of a spec but these three is a failure.
+// Every result of a spec except these three is a failure.
 func TestStates(t *testing.T) {
 	for word, want := range map[string]state{
 		"passed": passed, "pending": notRun, "skipped": notRun, "failed": failed, "panicked": failed, "timedout": failed,
@@ -114,7 +114,7 @@ func TestReportErrors(t *testing.T) {
 	}
 }
 
-// A listed spec that failed, skipped itself, did not run or is not in the suite makes the run fail.
+// A listed spec that failed, skipped itself, did not run or is not in the suite fails the run.
 func TestBroken(t *testing.T) {
 	got := read(t)
 	got.put(result{Name: "filtered", State: notRun})
@@ -176,7 +176,7 @@ func TestReferenceConflist(t *testing.T) {
 	}
 }
 
-// The committed list is a list in both modes, and names no spec that a mode's filter leaves out.
+// The committed list is valid in both modes, and names no spec that a mode's filter excludes.
 func TestSpecs(t *testing.T) {
 	for _, mode := range modes {
 		names, err := readList(strings.NewReader(specs), mode)

@@ -14,13 +14,13 @@ import (
 )
 
 const (
-	// alone matches specs whose pods take fixed ports of the nodes. Two at the same time would wait for one another.
+	// alone matches specs whose pods use fixed ports of the nodes. In parallel, two such specs would wait for one another.
 	alone = `using hostNetwork|hostNetwork: true|HostPort|CLOSE_WAIT`
-	// limit of one run of the suite.
+	// time limit of one run of the suite.
 	limit = 90 * time.Minute
 )
 
-// filter selects the specs by labels: those of the network, without those that need a cloud, an own kind of cluster or hours.
+// filter selects the network specs by labels, without specs that need a cloud, a special cluster or hours.
 func filter(mode string) string {
 	features := "IPv6DualStack"
 	if mode == "iptables" { // with nftables, kube-proxy has no NodePorts on 127.0.0.1
@@ -33,7 +33,7 @@ func filter(mode string) string {
 type suite struct {
 	programs, kubectl string // the folder of ginkgo and e2e.test, and a program
 	kubeconfig        string
-	in                []string // the command that runs another one where the cluster is reached
+	in                []string // the wrapper command that runs a program where the cluster is reachable
 	environment       []string
 	processes, nodes  int
 	filter, focus     string
@@ -57,7 +57,7 @@ func (s suite) run(ctx context.Context, folder string) (report, error) {
 	return all, nil
 }
 
-// part runs one part of the suite. A failed spec is no error: it stands in the report.
+// part runs one part of the suite. It returns no error for a failed spec, which the report contains.
 func (s suite) part(ctx context.Context, folder string, processes int, selection string) (report, error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return report{}, fmt.Errorf("folder of the report: %w", err)

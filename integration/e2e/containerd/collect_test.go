@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/integration/e2e/containerd/cri"
 )
 
-// TestCollect: podlace gc removes what a pod left that containerd lost, and not while containerd runs its sandbox. The other pod notices
-// nothing, and containerd's own DEL afterwards succeeds.
+// TestCollect: podlace gc removes the state of a pod that containerd lost, but not while containerd runs its sandbox. Other pods are
+// not affected, and containerd's own later DEL succeeds.
 func TestCollect(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18086

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestDeathWhileAway: a pod loses its processes and namespaces while CRI-O is away. CRI-O calls DEL for the pod when it starts, and
-// nothing of the pod is left. The other pod notices nothing.
+// TestDeathWhileAway: a pod loses its processes and namespaces while CRI-O is stopped. At its start CRI-O calls DEL for the pod, and
+// nothing of the pod remains. Other pods are not affected.
 func TestDeathWhileAway(t *testing.T) {
 	c := cri.Open(t, socket)
 	web, dead := cri.RunPod(t, c, "web"), cri.RunPod(t, c, "dead", cri.Limits("20M", "20M"))
@@ -33,8 +33,8 @@ func TestDeathWhileAway(t *testing.T) {
 	web.Serves("", web.At(web.V4))
 }
 
-// TestLostStore: CRI-O was killed and comes back with a store without pods, as after /var/lib/containers was removed. Its GC leaves
-// nothing of them, although their namespaces exist.
+// TestLostStore: CRI-O is killed and starts with a store without pods, as after the removal of /var/lib/containers. Its GC leaves
+// nothing of the pods, although their namespaces exist.
 func TestLostStore(t *testing.T) {
 	c := cri.Open(t, socket)
 	const store, saved = "/var/lib/containers/storage", "/run/node/store"
@@ -45,7 +45,7 @@ func TestLostStore(t *testing.T) {
 			kill(t, p)
 		}
 		shell(t, "awk '$2 ~ /^.var.lib.containers.storage|^.run.containers/ {print $2}' /proc/self/mounts | sort -r | xargs -r umount -l")
-		if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil { // GC spares what is new
+		if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil { // GC keeps recent attachments
 			t.Fatal(err)
 		}
 		shell(t, "rm -rf /run/containers/* "+store+" /var/lib/cni/results/* && mv "+saved+" "+store)
@@ -56,7 +56,7 @@ func TestLostStore(t *testing.T) {
 		}
 		gone(t, "shop/"+p.Name)
 		forget(t, p)
-		p.Sandbox = "" // there is nothing to stop
+		p.Sandbox = "" // no pod to stop
 	}
 }
 
@@ -96,7 +96,7 @@ func forget(t *testing.T, p *cri.Pod) {
 	}
 }
 
-// records are the files below /run/podlace that name a pod.
+// records returns the files below /run/podlace that name a pod.
 func records(t *testing.T, pod string) []string {
 	t.Helper()
 	var named []string
@@ -112,7 +112,7 @@ func records(t *testing.T, pod string) []string {
 	return named
 }
 
-// gone fails the test unless the records of the pod vanish.
+// gone fails the test unless the records of the pod disappear.
 func gone(t *testing.T, pod string) {
 	t.Helper()
 	within(t, 20*time.Second, "nothing is left of "+pod, func() error {

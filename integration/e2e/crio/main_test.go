@@ -36,6 +36,6 @@ func needs() error {
 	return nil
 }
 
-// TestPods runs the tests that CRI-O shares with containerd. CRI-O itself maps hostPorts: not for 127.0.0.1, and its rule for a pod
-// that asks for its own port never matches ("ct status & dnat|snat == dnat").
+// TestPods runs the tests that CRI-O shares with containerd. CRI-O itself maps hostPorts, but not for 127.0.0.1. Its rule for a pod
+// that connects to its own hostPort never matches ("ct status & dnat|snat == dnat").
 func TestPods(t *testing.T) { cri.Suite(t, socket, cri.HostPorts{}) }

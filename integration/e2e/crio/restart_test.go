@@ -23,7 +23,7 @@ const (
 	startTime = 30 * time.Second
 )
 
-// restart ends CRI-O by a signal, and starts it again after whileDown, which may be nil.
+// restart stops CRI-O by a signal, calls whileDown unless it is nil, and starts CRI-O again.
 func restart(t *testing.T, c cri.Client, signal syscall.Signal, whileDown func()) {
 	t.Helper()
 	pid := func() (n int) {
@@ -67,8 +67,8 @@ func within(t *testing.T, limit time.Duration, what string, check func() error) 
 	}
 }
 
-// TestRestart: while CRI-O ends, is away and starts, its pods lose no packet. They keep the addresses in their status, for which the
-// CHECK of the start must pass.
+// TestRestart: during a stop and start of CRI-O, its pods lose no packet. They keep the addresses in their status, which requires that
+// CHECK succeeds at the start.
 func TestRestart(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18090
@@ -100,7 +100,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// lossless pings from the node, round after round, until the context ends.
+// lossless sends pings from the node in rounds until the context ends.
 func lossless(ctx context.Context, t *testing.T, flow meter.Flow) error {
 	flow.From, flow.Duration, flow.Patience = meter.Here, time.Second/2, 10*time.Second
 	sent, lost := 0, 0
@@ -118,8 +118,8 @@ func lossless(ctx context.Context, t *testing.T, flow meter.Flow) error {
 	return nil
 }
 
-// TestCheckAtStart: CRI-O calls CHECK of live pods when it starts. A pod that lost its addresses has none in its status from then on,
-// and the others have theirs.
+// TestCheckAtStart: CRI-O calls CHECK of live pods when it starts. The status of a pod that lost its addresses has none from then on,
+// and the other pods keep theirs.
 func TestCheckAtStart(t *testing.T) {
 	c := cri.Open(t, socket)
 	broken, whole := cri.RunPod(t, c, "broken"), cri.RunPod(t, c, "whole")
@@ -135,8 +135,8 @@ func TestCheckAtStart(t *testing.T) {
 	}
 }
 
-// TestFlush: a flush of the firewall takes masquerade and CRI-O's own hostPorts from a pod. STATUS, which CRI-O calls every five
-// seconds, brings back what is Podlace's. Not even a restart of CRI-O brings back the hostPorts, but another pod has its own.
+// TestFlush: a flush of the firewall removes a pod's masquerade and CRI-O's hostPorts. CRI-O calls STATUS every five seconds, which
+// restores Podlace's rules. Not even a restart of CRI-O restores its hostPorts, but a new pod gets its own.
 func TestFlush(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18091

@@ -65,7 +65,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// conflistPath is that of the node's configuration.
+// conflistPath is the path of the node's configuration.
 func conflistPath(t *testing.T) string {
 	t.Helper()
 	config, err := os.ReadFile("/run/node/crio.conf")
@@ -85,7 +85,8 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// TestWhoMaps: CRI-O maps hostPorts itself and passes portmap none, also when it is told not to map: then nothing answers on the port.
+// TestWhoMaps: CRI-O maps hostPorts itself and passes none to portmap, even if its own mapping is disabled. Then the port has no
+// answer.
 func TestWhoMaps(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port, file = 18092, "/run/node/crio.conf"

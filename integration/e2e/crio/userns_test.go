@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/integration/e2e/containerd/cri"
 )
 
-// TestUserNamespace: a pod with a user namespace of its own, which owns its network namespace, has its network, and CHECK passes.
+// TestUserNamespace: a pod whose network namespace belongs to its own user namespace gets its network, and CHECK succeeds.
 func TestUserNamespace(t *testing.T) {
 	c := cri.Open(t, socket)
 	p := cri.RunPod(t, c, "own-users", func(config *api.PodSandboxConfig) {

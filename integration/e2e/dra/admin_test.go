@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestAdminAccess: an administrator's pod is told the addresses of VFs, of those that pods have and of free ones. No VF moves, and the pods
-// that come and go do not notice.
+// TestAdminAccess: an administrator's pod gets the addresses of all VFs, allocated and free. No VF moves, and pods that start and end
+// are not affected.
 func TestAdminAccess(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -40,10 +40,10 @@ spec:
 	l.attached("web", ids...)
 	got := strings.Split(l.variables("admin", "app")[variable], ",")
 	if slices.Sort(got); !slices.Equal(got, l.ids) {
-		t.Errorf("the administrator's container is told %v: want %v", got, l.ids)
+		t.Errorf("the administrator's container has the addresses %v, want %v", got, l.ids)
 	}
 	l.template("more", "nic")
-	l.pod("late", "nic=+more") // a VF that the administrator looks at is free
+	l.pod("late", "nic=+more") // the VF is free although the administrator's claim names it
 	l.runs("late")
 	l.attached("late", l.allocated(l.claimOf("late", "nic"))...)
 	l.delete("web")
@@ -51,7 +51,8 @@ spec:
 	l.attached("late", l.allocated(l.claimOf("late", "nic"))...)
 }
 
-// TestAdminAll33: all devices of a node with more than 32 cannot be had in one claim, which the scheduler says; 32 by count can.
+// TestAdminAll33: one claim cannot request all devices of a node with more than 32, and the scheduler reports that. A claim for 32
+// devices by count works.
 func TestAdminAll33(t *testing.T) {
 	l := newLab(t, setup{machine: pcitest.Machine{Nodes: 1, PFs: 1, VFs: 33, InPods: true}})
 	for name, mode := range map[string]string{"all": "allocationMode: All", "count": "count: 32"} {
@@ -68,8 +69,8 @@ spec: {devices: {requests: [{name: all, exactly: {deviceClassName: ` + l.class()
 	l.attached("count")
 }
 
-// TestPreScheduled: a pod that is on the node before its claim is allocated waits there. No VF moves until the claim is reserved for the
-// pod.
+// TestPreScheduled: a pod that is bound to the node before its claim is allocated waits there. No VF moves until the claim is reserved
+// for the pod.
 func TestPreScheduled(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -79,11 +80,11 @@ func TestPreScheduled(t *testing.T) {
 		t.Error(err)
 	}
 	l.allocate("vf", nodeName, deviceName(l.ids[5]))
-	l.runs("web") // the controller of claims reserves it for pods that have a node
+	l.runs("web") // the claim controller reserves it for pods with a node
 	l.attached("web", l.ids[5])
 }
 
-// allocate does the scheduler's part for the request nic of a claim.
+// allocate allocates the request nic of a claim, as the scheduler does.
 func (l *lab) allocate(claim, pool, device string) {
 	l.Helper()
 	c := l.getClaim(claim)
@@ -94,7 +95,8 @@ func (l *lab) allocate(claim, pool, device string) {
 	}
 }
 
-// TestWrongNode: Prepare refuses a claim for another node or for a device that does not exist, and the pod has an event with the reason.
+// TestWrongNode: Prepare refuses a claim for another node or for a device that does not exist, and an event of the pod names the
+// reason.
 func TestWrongNode(t *testing.T) {
 	l := newLab(t, setup{})
 	for name, result := range map[string][2]string{"pool": {"node9", deviceName(l.ids[0])}, "device": {nodeName, "0000-99-00-1"}} {

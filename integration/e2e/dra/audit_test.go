@@ -32,7 +32,7 @@ func (r request) isWrite() bool {
 	return false
 }
 
-// mark returns a point of the audit log, for requests.
+// mark returns the current position in the audit log, for requests.
 func (l *lab) mark() int64 {
 	l.Helper()
 	info, err := os.Stat(auditLog(os.Getenv(dirEnv)))
@@ -42,7 +42,7 @@ func (l *lab) mark() int64 {
 	return info.Size()
 }
 
-// requests returns those of a user since a mark, of a resource or with "" of all.
+// requests returns a user's requests since a mark, for one resource or with "" for all.
 func (l *lab) requests(since int64, user, resource string) (list []request) {
 	l.Helper()
 	file, err := os.Open(auditLog(os.Getenv(dirEnv)))
@@ -60,7 +60,7 @@ func (l *lab) requests(since int64, user, resource string) (list []request) {
 	for line := range strings.Lines(string(data)) {
 		var r request
 		if json.Unmarshal([]byte(line), &r) != nil {
-			continue // it is being written
+			continue // the API server is still writing this line
 		}
 		if r.User.Username == user && (resource == "" || r.ObjectRef.Resource == resource) {
 			list = append(list, r)
@@ -69,7 +69,7 @@ func (l *lab) requests(since int64, user, resource string) (list []request) {
 	return list
 }
 
-// writes returns what the daemon has written of a resource since a mark.
+// writes returns the daemon's writes of a resource since a mark.
 func (l *lab) writes(since int64, resource string) (list []request) {
 	l.Helper()
 	for _, r := range l.requests(since, account, resource) {

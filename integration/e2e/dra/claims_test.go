@@ -14,8 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestClaim: the pod that a claim is reserved for has its VF. With its last pod the claim is deallocated, and the VF is home; the claim can
-// be used again.
+// TestClaim: the pod of a claim's reservation has the claim's VF. When its last pod ends, the claim is deallocated and the VF returns
+// to the node. The claim can be used again.
 func TestClaim(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -41,7 +41,7 @@ func TestClaim(t *testing.T) {
 	l.attached("none")
 }
 
-// TestTemplate: pods of one template have a VF each, and their claims go with them.
+// TestTemplate: each pod of a template has a VF, and its claim is deleted with it.
 func TestTemplate(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("vf", "nic")
@@ -71,8 +71,8 @@ func TestTemplate(t *testing.T) {
 	})
 }
 
-// TestTwoClaims: a pod with several claims and requests has an interface for each VF, by the claim's name in the pod and then by the order
-// of the requests, however the pod lists its claims.
+// TestTwoClaims: a pod with several claims and requests has one interface for each VF. The interfaces are ordered by the claim's name
+// in the pod and then by request, in whatever order the pod lists its claims.
 func TestTwoClaims(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("one", "nic")
@@ -83,7 +83,7 @@ func TestTwoClaims(t *testing.T) {
 	l.attached("web", slices.Concat(a, b, c)...)
 }
 
-// TestContainersShare: containers that name one claim have its VF, in one interface, and are told its address.
+// TestContainersShare: containers that name the same claim share its VF in one interface, and get its address in their environment.
 func TestContainersShare(t *testing.T) {
 	l := newLab(t, setup{})
 	l.create(`
@@ -111,8 +111,8 @@ spec:
 	}
 }
 
-// TestPodsShare: of two pods with one claim, the first to start has the VF, and the other waits and is told so. It gets the VF when the
-// first one ends. This also holds for a claim that was generated for a pod.
+// TestPodsShare: two pods use one claim. The first to start has the VF; the other waits with an event, and gets the VF when the first
+// ends. This also holds for a claim that was generated for a pod.
 func TestPodsShare(t *testing.T) {
 	l := newLab(t, setup{})
 	t.Run("at once", func(t *testing.T) {
@@ -146,14 +146,14 @@ func TestPodsShare(t *testing.T) {
 	})
 }
 
-// in is the lab as a part of the test sees it.
+// in returns the lab for a subtest.
 func (l *lab) in(t *testing.T) *lab {
 	part := *l
 	part.T = t
 	return &part
 }
 
-// handOver fails the test unless one of two pods has the claim's VF and the other one gets it when the first ends.
+// handOver fails the test unless one of two pods has the claim's VF and the other pod gets it when the first ends.
 func (l *lab) handOver(claim, one, two string) {
 	l.Helper()
 	within(l.T, "a pod of the two runs", func() error {
@@ -170,7 +170,7 @@ func (l *lab) handOver(claim, one, two string) {
 	})
 	ids := l.allocated(claim)
 	l.attached(one, ids...)
-	l.Logf("%s is told: %s", two, l.event(two, "VF", l.ns+"/"+one))
+	l.Logf("event of %s: %s", two, l.event(two, "VF", l.ns+"/"+one))
 	l.pending(two)
 	l.attached(one, ids...)
 	l.delete(one)
@@ -179,7 +179,7 @@ func (l *lab) handOver(claim, one, two string) {
 	l.delete(two)
 }
 
-// TestMissingClaim: a pod whose claim does not exist waits, and nothing reaches the daemon; it starts when the claim is there.
+// TestMissingClaim: a pod whose claim does not exist waits without any call of the daemon. It starts once the claim exists.
 func TestMissingClaim(t *testing.T) {
 	l := newLab(t, setup{})
 	l.pod("web", "nic=vf")
@@ -192,7 +192,7 @@ func TestMissingClaim(t *testing.T) {
 	l.attached("web", l.allocated("vf")...)
 }
 
-// TestNoShare: a VF is allocated to one claim alone. When all are, the next pod waits until one ends.
+// TestNoShare: a VF is allocated to only one claim. If all VFs are allocated, the next pod waits until a pod ends.
 func TestNoShare(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("vf", "nic")

@@ -18,23 +18,23 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// auditPolicy lets the audit log tell of slices and claims, and of whatever the kubelet asks for.
+// auditPolicy makes the audit log record requests for slices and claims, and all requests of the kubelet.
 const auditPolicy = `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived", "ResponseStarted"], "rules": [
 	{"level": "Metadata", "resources": [{"group": "resource.k8s.io"}]},
 	{"level": "Metadata", "users": ["system:node:node1", "` + account + `"]},
 	{"level": "None"}]}`
 
-// daemonImage is that of the shipped DaemonSet.
+// daemonImage is the image of the shipped DaemonSet.
 const daemonImage = "registry.example.com/podlace/sriov-device-plugin:latest"
 
-// cluster is a running scripts/cluster.sh, seen from the machine.
+// cluster is a running scripts/cluster.sh.
 type cluster struct {
 	dir     string
 	cmd     *exec.Cmd
 	input   io.Closer
 	control net.Listener
-	groups  []string // cgroups of its machines
-	sysctls string   // of the machine before
+	groups  []string // cgroups of the cluster's machines
+	sysctls string   // the machine's previous sysctls
 }
 
 func startCluster(dir string) (*cluster, error) {
@@ -80,7 +80,7 @@ func betaAPIs() string {
 	return ""
 }
 
-// kubeletFlags are more than those of cluster.sh. A claim that cannot be prepared is tried again after the first one's time.
+// kubeletFlags are additional to the flags of cluster.sh. The first one sets the retry interval for a claim whose preparation failed.
 func kubeletFlags() string {
 	flags := "--sync-frequency=10s --pod-manifest-path=" + manifests
 	if os.Getenv("VERSION") == "1.34" {
@@ -91,14 +91,14 @@ func kubeletFlags() string {
 
 func auditLog(dir string) string { return filepath.Join(dir, "plane", "audit.log") }
 
-// command is one of cluster.sh. The cluster has one node and no services.
+// command returns a command of cluster.sh. The cluster has one node and no services.
 func (c *cluster) command(verb string, args ...string) *exec.Cmd {
 	cmd := exec.Command(script(), append([]string{verb, c.dir}, args...)...)
 	cmd.Env = append(os.Environ(), "NODES=node1", "PROXY=none", "FAMILIES=4")
 	return cmd
 }
 
-// noteGroups notes the cgroups of the machines.
+// noteGroups records the cgroups of the cluster's machines.
 func (c *cluster) noteGroups() error {
 	for _, m := range []string{"plane", "node1"} {
 		pid, err := os.ReadFile(filepath.Join(c.dir, m, "pid"))
@@ -119,7 +119,7 @@ func (c *cluster) noteGroups() error {
 	return nil
 }
 
-// stop ends the cluster and returns an error if the machine keeps something of it.
+// stop ends the cluster and returns an error if anything of it remains on the machine.
 func (c *cluster) stop() error {
 	if c.control != nil {
 		_ = c.control.Close()
@@ -144,7 +144,7 @@ func (c *cluster) stop() error {
 	return nil
 }
 
-// sysctls are those that a kubelet sets, whatever its namespaces.
+// sysctls are the machine-wide parameters that a kubelet sets from any namespace.
 func sysctls() (values string) {
 	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"} {
 		data, _ := os.ReadFile("/proc/sys/" + name)
@@ -161,7 +161,7 @@ func load() string {
 
 func controlSocket(dir string) string { return filepath.Join(dir, "control") }
 
-// serve runs commands in the machine plane for the tests, which are in node1.
+// serve runs commands on the control plane machine for the tests, which run in node1.
 func (c *cluster) serve() (err error) {
 	c.control, err = net.Listen("unix", controlSocket(c.dir))
 	if err != nil {
@@ -179,7 +179,7 @@ func (c *cluster) serve() (err error) {
 	return nil
 }
 
-// outcome is that of a command.
+// outcome is the result of a command.
 type outcome struct{ Output, Error string }
 
 func (c *cluster) answer(conn net.Conn) {
@@ -198,7 +198,7 @@ func (c *cluster) answer(conn net.Conn) {
 	_ = json.NewEncoder(conn).Encode(answer)
 }
 
-// inPlane runs a command in the machine of the control plane.
+// inPlane runs a command on the control plane machine.
 func inPlane(args ...string) (string, error) {
 	conn, err := net.Dial("unix", controlSocket(os.Getenv(dirEnv)))
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// opaque makes a claim with a configuration of the driver.
+// opaque creates a claim with a configuration of the driver.
 func (l *lab) opaque(name, parameters string) {
 	l.Helper()
 	l.create(`
@@ -23,13 +23,13 @@ spec:
     - ` + settings(parameters))
 }
 
-// settings is an entry of a configuration of the driver.
+// settings returns a configuration of the driver for a claim or class.
 func settings(parameters string) string {
 	return "{opaque: {driver: sriov.podlace.io, parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, " + parameters + "}}}"
 }
 
-// TestBadConfig (failures 25, 26): a claim with a key that is unknown or that it may not set, or with a bad value, is not prepared. The pod
-// waits with an event that names the place, the key and the value; no VF moves.
+// TestBadConfig (failures 25, 26): a claim is not prepared if its configuration has an unknown key, a key that only a class may set,
+// or an invalid value. The pod waits with an event that names the place, the key and the value. No VF moves.
 func TestBadConfig(t *testing.T) {
 	l := newLab(t, setup{config: strings.Replace(fast, `"api": "dra"`, `"api": "dra", "claimMay": ["mtu", "ifName", {"vlan": "100-199"}]`, 1)})
 	for name, c := range map[string]struct {
@@ -52,7 +52,8 @@ func TestBadConfig(t *testing.T) {
 	}
 }
 
-// TestConfig: what a class sets holds, what a claim may set goes before it, and another driver's configuration is none of ours.
+// TestConfig: the settings of a class apply, permitted settings of a claim override them, and Podlace ignores another driver's
+// configuration.
 func TestConfig(t *testing.T) {
 	l := newLab(t, setup{})
 	l.create(`
@@ -79,7 +80,7 @@ spec:
 	}
 }
 
-// TestStatusForbidden (failure 28): pods run where the daemon may not write the status of claims; the daemon says so once.
+// TestStatusForbidden (failure 28): pods run although the daemon may not write the status of claims. The daemon logs that once.
 func TestStatusForbidden(t *testing.T) {
 	l := newLab(t, setup{})
 	l.withoutRule("resourceclaims/status")
@@ -96,9 +97,9 @@ func TestStatusForbidden(t *testing.T) {
 		}
 		return nil
 	})
-	remains(t, "the daemon says it once", func() error {
+	remains(t, "the daemon logs it once", func() error {
 		if n := l.says("resourceclaims/status"); n > 1 {
-			return fmt.Errorf("it says it %d times", n)
+			return fmt.Errorf("the daemon logged the reason %d times, want once", n)
 		}
 		return nil
 	})

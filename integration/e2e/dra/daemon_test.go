@@ -20,12 +20,12 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// daemon is the program sriov-device-plugin. t.TempDir is too long for a socket.
+// daemon is the program sriov-device-plugin. Its folder is not t.TempDir, whose path is too long for a socket.
 type daemon struct {
 	t                 *testing.T
 	bin, dir, sysfs   string
 	kubeconfig        string
-	flags             []string // more than the usual ones
+	flags             []string // additional flags
 	cmd               *exec.Cmd
 	log, http, socket string
 }
@@ -48,7 +48,7 @@ func newDaemon(t *testing.T, sysfs, config string) *daemon {
 
 func (d *daemon) configFile() string { return filepath.Join(d.dir, "config.json") }
 
-// configure writes the configuration, which a running daemon reads again.
+// configure writes the configuration. A running daemon reloads it.
 func (d *daemon) configure(config string) {
 	d.t.Helper()
 	file := d.configFile()
@@ -60,7 +60,7 @@ func (d *daemon) configure(config string) {
 	}
 }
 
-// run starts the daemon as conf/sriov-device-plugin.service does: root with CAP_NET_ADMIN alone.
+// run starts the daemon as conf/sriov-device-plugin.service does: as root with CAP_NET_ADMIN only.
 func (d *daemon) run() {
 	d.t.Helper()
 	args := append([]string{"--no-new-privs", "--bounding-set=-all,+net_admin", "--inh-caps=-all", filepath.Join(d.bin, "sriov-device-plugin"),
@@ -78,7 +78,7 @@ func (d *daemon) run() {
 	}
 }
 
-// end ends the daemon by a signal and waits for it; it is a no-op if none runs.
+// end stops the daemon by a signal and waits for its exit; it is a no-op if no daemon runs.
 func (d *daemon) end(signal syscall.Signal) {
 	if d.cmd == nil {
 		return
@@ -92,7 +92,7 @@ func (d *daemon) end(signal syscall.Signal) {
 	d.cmd = nil
 }
 
-// restart ends the daemon by a signal and starts it again.
+// restart stops the daemon by a signal and starts it again.
 func (d *daemon) restart(signal syscall.Signal) {
 	d.t.Helper()
 	d.end(signal)
@@ -100,7 +100,7 @@ func (d *daemon) restart(signal syscall.Signal) {
 	d.ready()
 }
 
-// get returns what the daemon answers over HTTP.
+// get returns the daemon's answer over HTTP.
 func (d *daemon) get(path string) (string, error) {
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -118,7 +118,7 @@ func (d *daemon) get(path string) (string, error) {
 	return string(body), err
 }
 
-// ready waits until the kubelet knows the daemon.
+// ready waits until the daemon is registered with the kubelet.
 func (d *daemon) ready() {
 	d.t.Helper()
 	within(d.t, "the daemon is ready", func() error {
@@ -127,7 +127,7 @@ func (d *daemon) ready() {
 	})
 }
 
-// metric returns the value of a metric with its labels, as text, or "" if there is none.
+// metric returns the value of a metric with the given labels as text, or "" if there is none.
 func (d *daemon) metric(name string) string {
 	d.t.Helper()
 	text, err := d.get("/metrics")
@@ -142,7 +142,7 @@ func (d *daemon) metric(name string) string {
 	return ""
 }
 
-// says returns how many lines of the daemon's log have the text.
+// says returns the number of lines of the daemon's log that contain the text.
 func (d *daemon) says(text string) (n int) {
 	data, _ := os.ReadFile(d.log)
 	for line := range strings.Lines(string(data)) {
@@ -153,7 +153,7 @@ func (d *daemon) says(text string) (n int) {
 	return n
 }
 
-// tail returns the last lines of a log that have one of the words.
+// tail returns the last lines of a log that contain one of the words.
 func tail(log string, lines int, words ...string) string {
 	data, _ := os.ReadFile(log)
 	var found []string
@@ -168,14 +168,14 @@ func tail(log string, lines int, words ...string) string {
 	return strings.Join(found[max(0, len(found)-lines):], "")
 }
 
-// podlace runs podlace sriov, and returns what it prints.
+// podlace runs podlace sriov and returns its output.
 func (d *daemon) podlace(args ...string) (string, error) {
 	args = append([]string{"sriov"}, append(args, "--config-file", d.configFile())...)
 	out, err := exec.Command(filepath.Join(d.bin, "podlace"), args...).CombinedOutput()
 	return string(out), err
 }
 
-// carrier sets whether a PF has one.
+// carrier switches a PF's carrier on or off.
 func (d *daemon) carrier(pf, ifname string, on bool) {
 	d.t.Helper()
 	pcitest.Set(d.t, d.sysfs, pf, "net/"+ifname+"/carrier", map[bool]string{true: "1", false: "0"}[on])

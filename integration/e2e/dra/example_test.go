@@ -14,7 +14,8 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// TestExample: the class, the template and the pod of the quickstart of docs/DRA.md give the pod a net1. The log has what README shows.
+// TestExample: the class, template and pod of the quickstart of docs/DRA.md give the pod a net1. The container's log matches the
+// README.
 func TestExample(t *testing.T) {
 	l := newLab(t, setup{})
 	document, err := os.ReadFile("../../../docs/DRA.md")
@@ -41,7 +42,7 @@ func TestExample(t *testing.T) {
 	if mtu := l.inside("web")["net1"].MTU; mtu != 1450 {
 		t.Errorf("net1 has MTU %d: want that of the claim", mtu)
 	}
-	within(t, "the status of the claim tells of net1", func() error {
+	within(t, "the status of the claim has net1", func() error {
 		devices := l.getClaim(claim).Status.Devices
 		if len(devices) != 1 || devices[0].NetworkData == nil || devices[0].NetworkData.InterfaceName != "net1" {
 			return fmt.Errorf("%+v", devices)

@@ -20,13 +20,13 @@ import (
 
 const (
 	byPlugin = `{"resourceList": [{"resourceName": "fast", "resourcePrefix": "example.com", "selectors": {"vendors": ["8086"]}}]}`
-	// half gives out the VFs of one PF by each API.
+	// half offers the VFs of one PF through each API.
 	half = `{"resourceList": [
 		{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"pfNames": ["ens0f0"]}},
 		{"resourceName": "slow", "resourcePrefix": "example.com", "selectors": {"pfNames": ["ens1f0"]}}]}`
 )
 
-// extendedClass makes a class by which pods with limits for the resource get a claim.
+// extendedClass creates a class for pods with limits for the resource. The scheduler generates claims for them.
 func (l *lab) extendedClass() {
 	l.Helper()
 	l.create(`
@@ -37,13 +37,13 @@ spec:
   selectors: ` + ofResource)
 }
 
-// limits makes a pod that asks for VFs as pods always did.
+// limits creates a pod that requests VFs by resource limits.
 func (l *lab) limits(name, resource string, n int) {
 	l.Helper()
 	l.create(fmt.Sprintf("{kind: Pod, metadata: {name: %s}, spec: {containers: [{resources: {limits: {%s: %d}}}]}}", name, resource, n))
 }
 
-// owned returns the VFs that a pod has, by the journals of VFs and its sandbox, in the order of their interfaces.
+// owned returns the VFs of a pod in the order of their interfaces, from the VFs' journals and the pod's sandbox.
 func (l *lab) owned(pod string) (ids []string) {
 	l.Helper()
 	inside := l.inside(pod)
@@ -57,7 +57,7 @@ func (l *lab) owned(pod string) (ids []string) {
 	return ids
 }
 
-// allocatable returns how many devices of a resource the node says it has.
+// allocatable returns the number of allocatable devices of a resource in the node's status.
 func (l *lab) allocatable(resource string) int64 {
 	l.Helper()
 	n, err := l.client.CoreV1().Nodes().Get(l.background(), nodeName, metav1.GetOptions{})
@@ -72,7 +72,8 @@ func (l *lab) allocatable(resource string) int64 {
 	return 0
 }
 
-// TestExtended: a pod with limits for a resource gets VFs of a class that has the resource's name, by a claim that the scheduler makes.
+// TestExtended: a pod with limits for a resource gets VFs of the class with the resource's name, through a claim that the scheduler
+// generates.
 func TestExtended(t *testing.T) {
 	needGate(t, "DRAExtendedResource")
 	l := newLab(t, setup{})
@@ -99,8 +100,8 @@ func TestExtended(t *testing.T) {
 	}
 }
 
-// TestMigrateNode: a node changes from the device plugin to DRA and back without a drain. Pods keep their VFs, each VF is offered by one
-// API only, and new pods with the same limits get VFs by the other one.
+// TestMigrateNode: a node changes from the device plugin to DRA and back without a drain. Pods keep their VFs, each VF is offered by
+// only one API, and new pods with the same limits get VFs from the new API.
 func TestMigrateNode(t *testing.T) {
 	needGate(t, "DRAExtendedResource")
 	l := prepare(t, setup{config: byPlugin})
@@ -129,7 +130,7 @@ func TestMigrateNode(t *testing.T) {
 		return nil
 	})
 	t.Logf("allocatable is 0 after %.1f s more", took.Seconds())
-	time.Sleep(time.Second) // the scheduler learns it from the API server, too; the kubelet would reject a pod that it scheduled before
+	time.Sleep(time.Second) // the scheduler learns of the change from the API server; the kubelet would reject a pod that is scheduled earlier
 	l.limits("during", resource, 7)
 	l.runs("during")
 	during := l.owned("during")
@@ -143,7 +144,7 @@ func TestMigrateNode(t *testing.T) {
 	t.Logf("the last VF is in a slice %.1f s after its pod", took.Seconds())
 
 	l.configure(byPlugin)
-	took = within(t, "the device plugin offers the free VF alone", func() error {
+	took = within(t, "the device plugin offers only the free VF", func() error {
 		if n := l.allocatable(resource); n != 1 {
 			return fmt.Errorf("allocatable are %d", n)
 		}
@@ -152,7 +153,7 @@ func TestMigrateNode(t *testing.T) {
 	t.Logf("the device plugin offers the free VF after %.1f s", took.Seconds())
 	l.attached("during", during...)
 	l.limits("after", resource, 1)
-	l.event("after", "Insufficient "+resource) // the scheduler counts the limits of pod during, whose VFs are of a claim, against the one VF
+	l.event("after", "Insufficient "+resource) // the scheduler counts the limits of pod during, whose VFs come from a claim
 	l.delete("during")
 	within(t, "the node has all VFs", func() error {
 		if n := l.allocatable(resource); n != int64(len(l.ids)) {
@@ -167,7 +168,7 @@ func TestMigrateNode(t *testing.T) {
 	}
 }
 
-// TestStaticStays: static pods, which may not use claims, get VFs by the device plugin while the same daemon serves claims.
+// TestStaticStays: static pods may not use claims. They get VFs from the device plugin while the same daemon serves claims.
 func TestStaticStays(t *testing.T) {
 	l := prepare(t, setup{config: half})
 	l.run()

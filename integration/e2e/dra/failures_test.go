@@ -21,7 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestKubeletRestart (failure 22): a kubelet that starts deletes the slices of its node; they are back, and running pods keep their VFs.
+// TestKubeletRestart (failure 22): at its start a kubelet deletes the slices of its node. The daemon writes them again, and running
+// pods keep their VFs.
 func TestKubeletRestart(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -60,8 +61,8 @@ func TestKubeletRestart(t *testing.T) {
 	l.runs("late")
 }
 
-// TestDaemonAway (failures 5, 6, 14): a pod whose sandbox dies gets its VF again while the daemon is away, without another Prepare. The
-// claim of a pod that ends meanwhile is unprepared when the daemon is back, and the VF is given to no other pod before.
+// TestDaemonAway (failures 5, 6, 14): a pod whose sandbox dies while the daemon is stopped gets its VF again without another Prepare.
+// The claim of a pod that ends meanwhile is unprepared after the daemon's restart. Until then no other pod gets its VF.
 func TestDaemonAway(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("vf", "nic")
@@ -96,7 +97,7 @@ func TestDaemonAway(t *testing.T) {
 	l.attached("web", web...)
 }
 
-// away makes the API server unreachable from the node, until the function that it returns is called.
+// away makes the API server unreachable from the node until the returned function is called.
 func (l *lab) away() (back func()) {
 	l.Helper()
 	config := l.config.Host
@@ -124,15 +125,16 @@ func (l *lab) away() (back func()) {
 	return back
 }
 
-// TestAPIAway (failures 1, 2, 3): while the API server is away, ADD and DEL of a pod whose claim is prepared work, and a daemon that starts
-// serves the device plugin API. When it is back, the daemon publishes. The kubelet itself makes no sandbox of a pod with claims meanwhile.
+// TestAPIAway (failures 1, 2, 3): while the API server is unreachable, ADD and DEL of a pod with a prepared claim work, and a
+// restarted daemon serves the device plugin API. Once the API server is reachable again, the daemon publishes its slices. The kubelet
+// creates no sandbox for a pod with claims meanwhile.
 func TestAPIAway(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
 	l.configure(half)
 	within(t, "the VFs of a PF are in slices", func() error { return l.offers(l.ids[:4]...) })
-	added := l.holdADD()
+	added := l.blockADD()
 	l.pod("web", "nic=vf")
 	within(t, "the pod is in its ADD", func() error { return exists("/run/node/adding") })
 	if l.noRecords() == nil {
@@ -157,7 +159,7 @@ func TestAPIAway(t *testing.T) {
 	if up := l.metric("podlace_sriov_dra_up"); up != "0" {
 		t.Errorf("podlace_sriov_dra_up is %q: want 0", up)
 	}
-	pcitest.Set(t, l.sysfs, pf0, "net/"+pf0Name+"/carrier", "0") // a change that has to wait
+	pcitest.Set(t, l.sysfs, pf0, "net/"+pf0Name+"/carrier", "0") // this change has to wait for the API server
 	time.Sleep(2 * time.Second)
 	back()
 	took := within(t, "the daemon has published the change", func() error { return l.tainted(pf0, true) })
@@ -172,8 +174,8 @@ func TestAPIAway(t *testing.T) {
 	l.attached("web", l.allocated("vf")...)
 }
 
-// holdADD lets each ADD of the plugin sriov wait until the function that it returns is called.
-func (l *lab) holdADD() (release func()) {
+// blockADD blocks each ADD of the plugin sriov until the returned function is called.
+func (l *lab) blockADD() (release func()) {
 	l.Helper()
 	_ = os.Remove("/run/node/adding")
 	if err := os.WriteFile("/run/node/hold", nil, 0o600); err != nil {
@@ -194,7 +196,7 @@ func exists(path string) error {
 	return err
 }
 
-// TestRecordsLost (failure 7): a pod whose record is lost does not start without its VF; the daemon writes the record again.
+// TestRecordsLost (failure 7): a pod whose claim record is lost does not start without its VF. The daemon writes the record again.
 func TestRecordsLost(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -212,24 +214,24 @@ func TestRecordsLost(t *testing.T) {
 	}
 }
 
-// TestStateDamaged (failure 8): while the kubelet's file is damaged a pod with a claim does not start without its VF, and pods of
-// namespaces without claims start. The kubelet rewrites the file whenever it prepares a claim.
+// TestStateDamaged (failure 8): while the kubelet's state file is damaged, a pod with a claim does not start without its VF. Pods of
+// namespaces without claims start. The kubelet rewrites the file at the next Prepare.
 func TestStateDamaged(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
 	l.pod("web", "nic=vf")
 	l.runs("web")
 	ids := l.allocated("vf")
-	added := l.holdADD()
+	added := l.blockADD()
 	former := l.killSandbox("web")
 	within(t, "the pod is in its ADD", func() error { return exists("/run/node/adding") })
 	l.damageState()
 	added()
-	t.Logf("the pod is told: %.400s", l.event("web", "checksum"))
+	t.Logf("event of the pod: %.400s", l.event("web", "checksum"))
 	l.awaitNewSandbox("web", former)
 	l.attached("web", ids...)
 
-	added = l.holdADD()
+	added = l.blockADD()
 	if err := l.tryCreate("{kind: Pod, metadata: {name: plain, namespace: default}, spec: {}}"); err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +248,7 @@ func TestStateDamaged(t *testing.T) {
 	})
 }
 
-// damageState changes a letter of the kubelet's file.
+// damageState changes one letter of the kubelet's state file.
 func (l *lab) damageState() {
 	l.Helper()
 	file := filepath.Join(kubeletRoot, "dra_manager_state")
@@ -259,7 +261,7 @@ func (l *lab) damageState() {
 	}
 }
 
-// TestContainerdRestart: pods keep their VFs when containerd is killed, and new ones get theirs.
+// TestContainerdRestart: pods keep their VFs when containerd is killed, and new pods get VFs.
 func TestContainerdRestart(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("vf", "nic")
@@ -277,7 +279,7 @@ func TestContainerdRestart(t *testing.T) {
 	}
 }
 
-// TestHostNetwork (failure 34): the VF of a pod with the host's network stays on the node, and is free when the pod ends.
+// TestHostNetwork (failure 34): the VF of a pod with host network stays on the node, and is free when the pod ends.
 func TestHostNetwork(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -312,7 +314,7 @@ func TestDiskFull(t *testing.T) {
 	t.Cleanup(empty)
 	l.claim("vf", "nic")
 	l.pod("web", "nic=vf")
-	t.Logf("the pod is told: %.300s", l.event("web", "no space left on device"))
+	t.Logf("event of the pod: %.300s", l.event("web", "no space left on device"))
 	l.pending("web")
 	if err := l.allHome(); err != nil {
 		t.Error(err)

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// hasGate reports whether the cluster has a feature: by GATES, or as the version has it by default.
+// hasGate reports whether the cluster has a feature, through GATES or by default in its version.
 func hasGate(name string) bool {
 	for gate := range strings.SplitSeq(os.Getenv("GATES"), ",") {
 		if value, ok := strings.CutPrefix(gate, name+"="); ok {
@@ -32,7 +32,7 @@ func needGate(t *testing.T, name string) {
 	}
 }
 
-// gateOff switches features off in the API server, until the test ends.
+// gateOff disables features of the API server until the test ends.
 func (l *lab) gateOff(gates string) {
 	l.Helper()
 	file := filepath.Join(os.Getenv(dirEnv), "plane", "services", "apiserver")
@@ -44,7 +44,7 @@ func (l *lab) gateOff(gates string) {
 	l.Cleanup(func() { l.restartAPI(file, string(before)) })
 }
 
-// restartAPI replaces the command of the API server, kills it and waits until it answers again.
+// restartAPI replaces the command of the API server, kills it and waits until the new one answers.
 func (l *lab) restartAPI(file, command string) {
 	l.Helper()
 	if err := errors.Join(os.WriteFile(file+".new", []byte(command), 0o755), os.Rename(file+".new", file)); err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestLinkDown: the VFs of a PF without carrier are tainted: new pods get others, and running ones stay.
+// TestLinkDown: the VFs of a PF without carrier get a taint. New pods get other VFs, and running pods keep theirs.
 func TestLinkDown(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := newLab(t, setup{})
@@ -44,7 +44,7 @@ func TestLinkDown(t *testing.T) {
 	l.runs("late")
 }
 
-// TestTaintsDropped: where the API server drops taints, free VFs of a PF without carrier leave the slice, and those that pods have stay.
+// TestTaintsDropped: if the API server drops taints, free VFs of a PF without carrier leave the slice, and allocated VFs stay.
 func TestTaintsDropped(t *testing.T) {
 	l := newLab(t, setup{})
 	if hasGate("DRADeviceTaints") {
@@ -72,8 +72,8 @@ func TestTaintsDropped(t *testing.T) {
 	l.attached("old", old...)
 }
 
-// TestEviction: a pod whose VF is gone is evicted, after the time that it tolerates, and a daemon that starts meanwhile does not begin that
-// time again. What ends up free is gone from the slice.
+// TestEviction: a pod whose VF is gone is evicted after its toleration time. A restart of the daemon does not restart this time. A VF
+// that becomes free is removed from the slice.
 func TestEviction(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := newLab(t, setup{})
@@ -109,7 +109,7 @@ spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: %s, toleratio
 	l.gone("web")
 	l.restart(9)
 	if now, err := isGone(gone[1]); err != nil || !now.Equal(since) {
-		t.Errorf("the taint is of %v, %v: want %v", now, err, since)
+		t.Errorf("the taint has the time %v, %v: want %v", now, err, since)
 	}
 	p, err := l.getPod("patient")
 	if err != nil || p.DeletionTimestamp != nil {
@@ -129,7 +129,7 @@ spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: %s, toleratio
 	}
 }
 
-// TestTaintRule: an administrator's rule about a device or about the node's pool evicts pods, and their VFs come home.
+// TestTaintRule: an administrator's rule for a device or for the node's pool evicts pods, and their VFs return to the node.
 func TestTaintRule(t *testing.T) {
 	needGate(t, "DRADeviceTaintRules")
 	l := newLab(t, setup{})
@@ -162,7 +162,7 @@ spec:
 	l.event("late", "cannot allocate all claims")
 }
 
-// TestHealth: the status of a pod says that its VF is unhealthy while the PF has no carrier.
+// TestHealth: a pod's status reports its VF as unhealthy while the PF has no carrier.
 func TestHealth(t *testing.T) {
 	needGate(t, "ResourceHealthStatus")
 	l := newLab(t, setup{})
@@ -194,7 +194,7 @@ spec:
 	becomes(core.ResourceHealthStatusHealthy)
 }
 
-// healthIs is an error unless the pod's status says this of its one device.
+// healthIs returns an error unless the pod's status reports this health of its only device.
 func healthIs(p *core.Pod, want core.ResourceHealthStatus) error {
 	var all []string
 	for _, c := range p.Status.ContainerStatuses {

@@ -13,10 +13,11 @@ import (
 
 var idle = flag.Duration("idle", time.Minute, "TestIdle: how long nothing happens")
 
-// maxResident is the most memory that the daemon may have resident, in KiB.
+// maxResident is the daemon's maximum resident memory in KiB.
 const maxResident = 72 << 10
 
-// TestIdle: a daemon without work asks the API server at most once a minute beside its watches, writes nothing, and stays small.
+// TestIdle: an idle daemon sends the API server at most one request per minute besides its watches, writes nothing, and uses little
+// memory.
 func TestIdle(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")

@@ -28,34 +28,34 @@ const (
 	variable = "PCIDEVICE_EXAMPLE_COM_FAST"
 )
 
-// fast is the configuration of most tests: all VFs are given out by DRA.
+// fast is the configuration of most tests: DRA offers all VFs.
 const fast = `{"resourceList": [
 	{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"vendors": ["8086"]}}]}`
 
-// ofResource are the selectors of a class for the VFs of the resource.
+// ofResource is the selector of a class for the VFs of the resource.
 const ofResource = `[{cel: {expression:
   'device.driver == "sriov.podlace.io" && device.attributes["sriov.podlace.io"].resource == "` + resource + `"'}}]`
 
-// setup is what a test's node is like; the zero value suits most tests.
+// setup describes a test's node; the zero value suits most tests.
 type setup struct {
-	config  string          // of the daemon, fast if ""
-	machine pcitest.Machine // two NUMA nodes with one PF of four VFs each, if it has no PFs
+	config  string          // configuration of the daemon; "" means fast
+	machine pcitest.Machine // nil: two NUMA nodes with one PF of four VFs each
 }
 
-// lab is the node of a test, with cards and a daemon of its own, and a namespace of the API server.
+// lab is the node of a test, with its own cards, daemon and API server namespace.
 type lab struct {
 	*testing.T
 	*daemon
-	config  *rest.Config // an administrator's
+	config  *rest.Config // clients of an administrator
 	client  kubernetes.Interface
 	objects dynamic.Interface
 	ns      string
 	sysfs   string
 	ids     []string         // PCI addresses of the VFs, sorted
-	before  map[string]iface // the interfaces of the VFs, by PCI address
+	before  map[string]iface // interfaces of the VFs, by PCI address
 	audit   int64            // size of the audit log when the test began
 	isPod   bool             // the daemon runs by a DaemonSet
-	last    []func()         // what ends after all pods
+	last    []func()         // cleanups that run after the end of all pods
 }
 
 // newLab starts a node whose daemon is ready and whose slices are published.
@@ -68,7 +68,7 @@ func newLab(t *testing.T, s setup) *lab {
 	return l
 }
 
-// prepare makes all but a running daemon.
+// prepare sets up everything except a running daemon.
 func prepare(t *testing.T, s setup) *lab {
 	t.Helper()
 	if reason := os.Getenv(skipEnv); reason != "" {
@@ -93,7 +93,7 @@ func prepare(t *testing.T, s setup) *lab {
 	return l
 }
 
-// connect makes the administrator's clients.
+// connect creates the administrator's clients.
 func (l *lab) connect() {
 	l.Helper()
 	config, err := adminConfig()
@@ -116,7 +116,7 @@ func namespaceOf(test string) string {
 	return strings.ToLower(strings.NewReplacer("/", "-", "_", "-", " ", "-").Replace(test))
 }
 
-// makeNamespace makes the test's namespace and waits until pods can be made in it.
+// makeNamespace creates the test's namespace and waits until pods can be created in it.
 func (l *lab) makeNamespace() {
 	l.Helper()
 	ns := &core.Namespace{ObjectMeta: metav1.ObjectMeta{Name: l.ns, Labels: map[string]string{
@@ -131,10 +131,10 @@ func (l *lab) makeNamespace() {
 	l.create("{kind: DeviceClass, metadata: {name: " + l.class() + "}, spec: {selectors: " + ofResource + "}}")
 }
 
-// class is the DeviceClass of the test for the VFs of the resource.
+// class creates the test's DeviceClass for the VFs of the resource.
 func (l *lab) class() string { return l.ns + "-fast" }
 
-// clear deletes what the test made, and fails it unless all VFs come home.
+// clear deletes the test's objects, and fails the test unless all VFs return to the node.
 func (l *lab) clear() {
 	ctx := context.Background()
 	if l.cmd == nil && !l.isPod {
@@ -160,7 +160,7 @@ func (l *lab) clear() {
 			}
 		}
 		if len(pods.Items) > 0 {
-			return errors.Join(err, fmt.Errorf("there is still pod %s", pods.Items[0].Name))
+			return errors.Join(err, fmt.Errorf("pod %s remains", pods.Items[0].Name))
 		}
 		return errors.Join(l.noRecords(), l.allHome())
 	}
@@ -174,15 +174,15 @@ func (l *lab) clear() {
 	_ = l.client.ResourceV1().DeviceClasses().Delete(ctx, l.class(), metav1.DeleteOptions{})
 }
 
-// noRecords is an error while a claim is prepared.
+// noRecords returns an error while a claim is prepared.
 func (l *lab) noRecords() error {
 	if left, _ := filepath.Glob(claimRecords + "/*"); len(left) > 0 {
-		return fmt.Errorf("there are records of claims: %v", left)
+		return fmt.Errorf("records of claims remain: %v", left)
 	}
 	return nil
 }
 
-// try calls check until it succeeds, or patience ends.
+// try repeats check until it succeeds or patience ends.
 func try(check func() error) (err error) {
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if err = check(); err == nil {
@@ -192,7 +192,7 @@ func try(check func() error) (err error) {
 	return err
 }
 
-// within fails the test unless check succeeds before patience ends. It returns how long that took.
+// within fails the test unless check succeeds before patience ends. It returns the time that this took.
 func within(t *testing.T, what string, check func() error) time.Duration {
 	t.Helper()
 	begin := time.Now()
@@ -202,7 +202,7 @@ func within(t *testing.T, what string, check func() error) time.Duration {
 	return time.Since(begin)
 }
 
-// remains fails the test if check fails within some seconds: what must not happen has the time to happen.
+// remains fails the test if check fails during the next seconds, in which an unwanted change would happen.
 func remains(t *testing.T, what string, check func() error) {
 	t.Helper()
 	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestForceDelete (failure 11): a VF whose pod was deleted by force goes to the next pod when the former one has let it go.
+// TestForceDelete (failure 11): the VF of a pod that was deleted by force goes to the next pod once the first pod has released it.
 func TestForceDelete(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("most", "a", "b", "c", "d", "e", "f", "g")
@@ -43,18 +43,18 @@ func TestForceDelete(t *testing.T) {
 	l.attached("next", ids...)
 	for _, m := range l.events("next") {
 		if strings.Contains(m, "still belongs to") {
-			t.Logf("the next pod was told: %s", m)
+			t.Logf("event of the next pod: %s", m)
 		}
 	}
 }
 
-// script puts a program in the place of the CNI plugin sriov, which it calls by its path in $REAL, until the function that it returns is
-// called.
+// script replaces the CNI plugin sriov by a shell script until the returned function is called. The script finds the plugin's path in
+// $REAL.
 func (l *lab) script(text string) (restore func()) {
 	l.Helper()
 	const at = "/opt/cni/bin/sriov"
 	const real, new = at + ".real", at + ".new"
-	_ = os.Remove(real) // of a test before: a script that still runs may call it until then
+	_ = os.Remove(real) // the plugin of an earlier test: its script may still run and call it
 	text = "#!/bin/sh\nREAL=" + real + "\n" + text
 	if err := errors.Join(os.Link(at, real), os.WriteFile(new, []byte(text), 0o755), os.Rename(new, at)); err != nil {
 		l.Fatal(err)
@@ -72,7 +72,7 @@ func (l *lab) script(text string) (restore func()) {
 	return restore
 }
 
-// TestDelFails (failure 15): while DEL fails the pod stays and its claim is not unprepared; DEL is repeated.
+// TestDelFails (failure 15): while DEL fails, the pod stays and its claim remains prepared. The runtime repeats DEL.
 func TestDelFails(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -92,8 +92,8 @@ func TestDelFails(t *testing.T) {
 	within(t, "the VF is home", func() error { return errors.Join(l.noRecords(), l.allHome()) })
 }
 
-// TestNoDel (failure 16): a VF whose DEL never came is brought back when the claim is unprepared. A veth ends with its namespace, so the
-// test does what the kernel does for a VF: its interface comes to the node, under the name that it had in the pod.
+// TestNoDel (failure 16): if DEL never came, the daemon restores the VF when the claim is unprepared. The kernel deletes a veth with
+// its namespace, but returns a VF to the node. So the test moves the interface to the node under its name in the pod.
 func TestNoDel(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -113,7 +113,7 @@ exec $REAL
 	restore()
 }
 
-// TestOrphanedRecord (failure 12): a record whose claim is gone, of which the kubelet knows nothing, is collected, and the VF is free.
+// TestOrphanedRecord (failure 12): the daemon collects a record whose claim is gone and unknown to the kubelet, and the VF is free.
 func TestOrphanedRecord(t *testing.T) {
 	l := newLab(t, setup{})
 	uid := "8d2f6a34-0000-4000-8000-000000000001"
@@ -125,11 +125,11 @@ func TestOrphanedRecord(t *testing.T) {
 	}
 	l.template("all", "a", "b", "c", "d", "e", "f", "g", "h")
 	l.pod("web", "nic=+all")
-	t.Logf("the pod is told: %.300s", l.event("web", "still belongs to claim "+l.ns+"/vf"))
+	t.Logf("event of the pod: %.300s", l.event("web", "still belongs to claim "+l.ns+"/vf"))
 	begin := time.Now()
 	isGone := func() error { return gone(filepath.Join(claimRecords, uid)) }
 	err := try(isGone)
-	for range 2 { // the daemon waits for 2 minutes, and looks each minute
+	for range 2 { // the daemon waits for 2 minutes, and checks each minute
 		if err != nil {
 			err = try(isGone)
 		}

@@ -33,7 +33,7 @@ type iface struct {
 	Flags    []string `json:"flags"`
 }
 
-// interfaces returns those of a network namespace, "" for the node's.
+// interfaces returns the interfaces of a network namespace; "" is the node.
 func interfaces(netns string) (all []iface, err error) {
 	command := []string{"ip", "-json", "link", "show"}
 	if netns != "" {
@@ -46,7 +46,7 @@ func interfaces(netns string) (all []iface, err error) {
 	return all, err
 }
 
-// addInterfaces makes a veth for each VF of a tree that has an interface, and returns the addresses of all VFs.
+// addInterfaces creates a veth for each VF of a sysfs tree that has an interface, and returns the addresses of all VFs.
 func addInterfaces(t *testing.T, sysfs string) (ids []string) {
 	t.Helper()
 	host, err := kernel.Host()
@@ -75,7 +75,7 @@ func addInterfaces(t *testing.T, sysfs string) (ids []string) {
 	return ids // sorted, as Glob does
 }
 
-// atHome returns the interfaces of VFs that are on the node, by PCI address.
+// atHome returns the VFs' interfaces on the node, by PCI address.
 func atHome(t *testing.T, sysfs string) map[string]iface {
 	t.Helper()
 	all, err := interfaces("")
@@ -93,10 +93,10 @@ func atHome(t *testing.T, sysfs string) map[string]iface {
 	return found
 }
 
-// allHome is an error unless all VFs are on the node as they were in the beginning, and no journal is left.
+// allHome returns an error unless all VFs are on the node with their original settings and no journal exists.
 func (l *lab) allHome() error {
 	if left := journals(); len(left) > 0 {
-		return fmt.Errorf("there are journals of %v", left)
+		return fmt.Errorf("journals of %v remain", left)
 	}
 	now := atHome(l.T, l.sysfs)
 	for id, was := range l.before {
@@ -107,7 +107,7 @@ func (l *lab) allHome() error {
 	return nil
 }
 
-// journals are the VFs that a pod has, as the plugin wrote down.
+// journals returns the VFs for which the plugin has a journal: pods have them.
 func journals() (ids []string) {
 	entries, _ := os.ReadDir("/run/podlace/.vfs")
 	for _, e := range entries {
@@ -118,8 +118,8 @@ func journals() (ids []string) {
 	return ids
 }
 
-// ownSys puts a folder in the place of the node's /sys that has all of it but the PCI bus, which showCards adds. It stays for all tests: a
-// kubelet that starts meanwhile keeps the cgroups that it finds there.
+// ownSys replaces the node's /sys by a folder with the same content except the PCI bus, which showCards adds. It stays for all tests,
+// because a kubelet that starts meanwhile keeps the cgroups that it finds there.
 func ownSys() error {
 	top, err := os.MkdirTemp("", "sys-")
 	if err != nil {
@@ -154,7 +154,7 @@ func bind(from, to string) error {
 	return nil
 }
 
-// showCards lets the node's /sys have the PCI bus of a tree, until the test ends: the plugin looks there.
+// showCards mounts the PCI bus of a sysfs tree in the node's /sys until the test ends. The plugin reads it.
 func showCards(t *testing.T, sysfs string) {
 	t.Helper()
 	paths, _ := filepath.Glob(filepath.Join(sysfs, "devices/pci*"))

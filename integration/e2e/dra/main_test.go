@@ -29,8 +29,8 @@ import (
 )
 
 const (
-	dirEnv  = "PODLACE_TEST_CLUSTER" // the folder of the cluster, in the second life
-	skipEnv = "PODLACE_TEST_SKIP"    // why there is no cluster
+	dirEnv  = "PODLACE_TEST_CLUSTER" // folder of the cluster, when the program runs in node1
+	skipEnv = "PODLACE_TEST_SKIP"    // the reason why there is no cluster
 )
 
 func TestMain(m *testing.M) {
@@ -61,7 +61,7 @@ func run(m *testing.M) int {
 	return code
 }
 
-// needs returns what is missing.
+// needs returns the missing preconditions.
 func needs() error {
 	for _, name := range []string{"KUBERNETES", "CONTAINERD"} {
 		if os.Getenv(name) == "" {
@@ -92,7 +92,7 @@ func script() string {
 	return path
 }
 
-// outside starts the cluster, runs this program again in node1 and reports what of the cluster is left on the machine.
+// outside starts the cluster, runs this program again in node1 and reports what remains of the cluster on the machine.
 func outside() (code int, err error) {
 	dir, err := os.MkdirTemp("", "podlace-dra-")
 	if err != nil {
@@ -146,7 +146,7 @@ func inside(m *testing.M) int {
 	return m.Run()
 }
 
-// installPlugins makes the CNI plugins and the shipped conflist the network of the node.
+// installPlugins installs the CNI plugins and the shipped conflist as the node's network.
 func installPlugins() error {
 	from, err := node.Plugins()
 	if err != nil {
@@ -166,7 +166,7 @@ func installPlugins() error {
 			return err
 		}
 	}
-	// The cluster has no kube-proxy: this is the Service of the API server, for pods with the node's network.
+	// The cluster has no kube-proxy. This replaces the API server's Service for pods with the node's network.
 	out, err := exec.Command("iptables", "-w", "-t", "nat", "-A", "OUTPUT", "-d", "10.96.0.1", "-p", "tcp", "--dport", "443",
 		"-j", "DNAT", "--to", "192.0.2.10:6443").CombinedOutput()
 	if err != nil {

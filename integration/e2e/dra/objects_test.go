@@ -19,11 +19,11 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// said is what each container prints first: the interfaces that it finds, and its variables.
+// said is the first output of each container: its interfaces and its variables.
 const said = `echo "interfaces:" $(ls /sys/class/net); env | grep ^PCIDEVICE; trap "exit 0" TERM; while :; do sleep 3600 & wait $!; done`
 
-// create gives the API server the objects of a YAML text, in the test's namespace and with defaults that all tests share. Objects of the
-// cluster are deleted when the test ends.
+// create creates the objects of a YAML text in the test's namespace, with the defaults of all tests. Objects of the cluster are
+// deleted when the test ends.
 func (l *lab) create(text string) {
 	l.Helper()
 	if err := l.tryCreate(text); err != nil {
@@ -49,7 +49,7 @@ func (l *lab) tryCreate(text string) error {
 	return nil
 }
 
-// fill sets what an object leaves out.
+// fill sets the defaults of an object.
 func (l *lab) fill(o *unstructured.Unstructured) {
 	versions := map[string]string{"Pod": "v1", "Namespace": "v1", "DaemonSet": "apps/v1"}
 	if o.GetAPIVersion() == "" {
@@ -89,13 +89,13 @@ func setDefault(of map[string]any, key string, value any) {
 	}
 }
 
-// claim makes a ResourceClaim with requests for a VF each.
+// claim creates a ResourceClaim with one VF for each request.
 func (l *lab) claim(name string, requests ...string) {
 	l.Helper()
 	l.create("{kind: ResourceClaim, metadata: {name: " + name + "}, spec: {devices: {requests: [" + l.exactly(requests...) + "]}}}")
 }
 
-// template makes a ResourceClaimTemplate with requests for a VF each.
+// template creates a ResourceClaimTemplate with one VF for each request.
 func (l *lab) template(name string, requests ...string) {
 	l.Helper()
 	l.create("{kind: ResourceClaimTemplate, metadata: {name: " + name + "}, spec: {spec: {devices: {requests: [" + l.exactly(requests...) +
@@ -110,7 +110,7 @@ func (l *lab) exactly(requests ...string) string {
 	return strings.Join(all, ", ")
 }
 
-// pod makes a pod with claims, each "name=claim" or "name=+template". No container names them.
+// pod creates a pod with claims, each as "name=claim" or "name=+template". No container names them.
 func (l *lab) pod(name string, claims ...string) {
 	l.Helper()
 	l.create("{kind: Pod, metadata: {name: " + name + "}, spec: {" + claimList(claims) + "}}")
@@ -154,7 +154,7 @@ func (l *lab) runs(name string) *core.Pod {
 	})
 	l.Logf("pod %s runs after %.1f s", name, took.Seconds())
 	if took > 15*time.Second {
-		l.Logf("what took so long: %s", strings.Join(l.events(name), "\n"))
+		l.Logf("events of the slow start: %s", strings.Join(l.events(name), "\n"))
 	}
 	return pod
 }
@@ -195,7 +195,7 @@ func (l *lab) gone(names ...string) {
 	}
 }
 
-// event waits for an event of an object that has all the texts, and returns its message.
+// event waits for an event of an object that contains all the texts, and returns its message.
 func (l *lab) event(name string, texts ...string) (message string) {
 	l.Helper()
 	within(l.T, fmt.Sprintf("%s has an event with %q", name, texts), func() error {
@@ -211,7 +211,7 @@ func (l *lab) event(name string, texts ...string) (message string) {
 	return message
 }
 
-// events are the messages of the events of an object.
+// events returns the messages of an object's events.
 func (l *lab) events(name string) (messages []string) {
 	list, err := l.client.CoreV1().Events(l.ns).List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
 	if err != nil {
@@ -231,7 +231,7 @@ func hasAll(text string, parts []string) bool {
 	return !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(text, p) })
 }
 
-// claimOf returns the claim that was generated for a pod, by the name in the pod.
+// claimOf returns the claim that was generated for a pod. name is the claim's name in the pod.
 func (l *lab) claimOf(pod, name string) string {
 	l.Helper()
 	p, err := l.getPod(pod)
@@ -270,11 +270,11 @@ func (l *lab) address(device string) string {
 			return id
 		}
 	}
-	l.Fatalf("no VF is called %s: there are %v", device, l.ids)
+	l.Fatalf("there is no VF %s among %v", device, l.ids)
 	return ""
 }
 
-// pending fails the test if a pod runs within some seconds.
+// pending fails the test if a pod runs during the next seconds.
 func (l *lab) pending(name string) {
 	l.Helper()
 	remains(l.T, "pod "+name+" waits", func() error {

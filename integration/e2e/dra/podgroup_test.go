@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestPodGroup: a claim that is reserved for a PodGroup, and for no pod, gives its VF to the group's pod. When the pod ends, the VF
-// returns.
+// TestPodGroup: a claim that is reserved only for a PodGroup gives its VF to the group's pod. When the pod ends, the VF returns to the
+// node.
 func TestPodGroup(t *testing.T) {
 	needGate(t, "DRAWorkloadResourceClaims")
 	l := newLab(t, setup{})

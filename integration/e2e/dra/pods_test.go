@@ -17,13 +17,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// sandbox is the sandbox of a pod that runs.
+// sandbox is the sandbox of a running pod.
 type sandbox struct {
 	id, netns string
 	pid       int
 }
 
-// sandboxOf finds the sandbox of a pod by what containerd gave to runc; ok is false without one.
+// sandboxOf finds the sandbox of a pod by containerd's input for runc; ok is false if there is none.
 func (l *lab) sandboxOf(pod string) (found sandbox, ok bool) {
 	files, _ := filepath.Glob("/run/containerd/io.containerd.runtime.v2.task/k8s.io/*/config.json")
 	for _, f := range files {
@@ -33,7 +33,7 @@ func (l *lab) sandboxOf(pod string) (found sandbox, ok bool) {
 		}
 		data, err := os.ReadFile(f)
 		if err != nil || json.Unmarshal(data, &c) != nil {
-			continue // it has just ended
+			continue // the process has just ended
 		}
 		a := c.Annotations
 		init, err := os.ReadFile(filepath.Join(filepath.Dir(f), "init.pid"))
@@ -54,7 +54,8 @@ func (l *lab) sandboxOf(pod string) (found sandbox, ok bool) {
 	return found, ok
 }
 
-// attached fails the test unless the pod has just these VFs, as net1, net2 and so on beside eth0, and had them when its containers started.
+// attached fails the test unless the pod has exactly these VFs as net1, net2 and so on beside eth0, and had them when its containers
+// started.
 func (l *lab) attached(pod string, ids ...string) {
 	l.Helper()
 	s, ok := l.sandboxOf(pod)
@@ -62,7 +63,7 @@ func (l *lab) attached(pod string, ids ...string) {
 	if err != nil || !ok {
 		l.Fatalf("pod %s: sandbox %+v: %v", pod, s, err)
 	}
-	got, want, names := map[string]string{}, map[string]string{}, []string{"eth0", "lo"} // as ls sorts them
+	got, want, names := map[string]string{}, map[string]string{}, []string{"eth0", "lo"} // sorted like the output of ls
 	for _, i := range all {
 		if i.Name != "lo" && i.Name != "eth0" {
 			got[i.Name] = i.MAC
@@ -85,7 +86,7 @@ func (l *lab) attached(pod string, ids ...string) {
 	}
 }
 
-// logs returns what each container of a pod printed, once all have.
+// logs returns the output of each container of a pod, once all have printed some.
 func (l *lab) logs(pod string) map[string]string {
 	l.Helper()
 	p, err := l.getPod(pod)
@@ -127,7 +128,7 @@ func (l *lab) variables(pod, container string) map[string]string {
 	return found
 }
 
-// describe logs what explains a failure.
+// describe logs information that explains a failure.
 func (l *lab) describe() {
 	ctx := context.Background()
 	pods, err := l.client.CoreV1().Pods(l.ns).List(ctx, metav1.ListOptions{})
@@ -164,7 +165,7 @@ func (l *lab) killSandbox(pod string) (former sandbox) {
 	return former
 }
 
-// awaitNewSandbox waits until the containers of a pod run in a sandbox other than the given one.
+// awaitNewSandbox waits until the containers of a pod run in a new sandbox.
 func (l *lab) awaitNewSandbox(pod string, former sandbox) {
 	l.Helper()
 	within(l.T, "pod "+pod+" has a new sandbox", func() error {

@@ -11,8 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestSliceRefused (failure 20): slices that the API server refuses leave the former ones, cost one line of the log and a metric, and the
-// device plugin API goes on. They are written once they are accepted.
+// TestSliceRefused (failure 20): if the API server refuses slices, the old slices stay, the daemon logs one line and counts the
+// refusal, and the device plugin API continues. The daemon writes the slices once the API server accepts them.
 func TestSliceRefused(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := prepare(t, setup{config: half})
@@ -34,7 +34,7 @@ kind: ValidatingAdmissionPolicyBinding
 metadata: {name: ` + name + `}
 spec: {policyName: ` + name + `, validationActions: [Deny]}
 `)
-	time.Sleep(2 * time.Second) // the API server takes its time to learn of policies
+	time.Sleep(2 * time.Second) // the API server applies policies with a delay
 	former := l.slices()
 	l.carrier(pf0, pf0Name, false)
 	within(t, "the daemon says that slices are refused", func() error {
@@ -43,9 +43,9 @@ spec: {policyName: ` + name + `, validationActions: [Deny]}
 		}
 		return nil
 	})
-	remains(t, "the slices stay, and the daemon says it once", func() error {
+	remains(t, "the slices stay, and the daemon logs it once", func() error {
 		if n := l.says("spec.devices[0].taints"); n > 1 {
-			return fmt.Errorf("it says it %d times", n)
+			return fmt.Errorf("the daemon logged the reason %d times, want once", n)
 		}
 		if now := l.slices(); now[0].ResourceVersion != former[0].ResourceVersion {
 			return fmt.Errorf("the slices are %+v", now)
@@ -69,10 +69,10 @@ spec: {policyName: ` + name + `, validationActions: [Deny]}
 	}
 }
 
-// TestNodeName (failure 30): a daemon whose node name is not that of the Node object publishes nothing and says so once; it asks again.
+// TestNodeName (failure 30): a daemon whose node name differs from the Node object publishes nothing and logs that once. It retries.
 func TestNodeName(t *testing.T) {
 	l := prepare(t, setup{config: half})
-	l.flags = []string{"--node-name", "node9"} // the last one counts
+	l.flags = []string{"--node-name", "node9"} // the last flag takes effect
 	mark := l.mark()
 	l.run()
 	within(t, "the kubelet may give away the VFs of the device plugin", func() error { return allocatableNow(4) })
@@ -82,9 +82,9 @@ func TestNodeName(t *testing.T) {
 		}
 		return nil
 	})
-	remains(t, "the daemon says it once", func() error {
+	remains(t, "the daemon logs it once", func() error {
 		if n := l.says("set --node-name to the name of the Node object"); n > 1 {
-			return fmt.Errorf("it says it %d times", n)
+			return fmt.Errorf("the daemon logged the reason %d times, want once", n)
 		}
 		return nil
 	})

@@ -15,7 +15,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// TestRights: the daemon's account may do what it needs and nothing else: it writes slices of its own node and driver alone, and no claim.
+// TestRights: the daemon's account has exactly the rights that it needs. It writes slices only of its own node and driver, and no
+// claims.
 func TestRights(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -91,7 +92,7 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestShipped: of the shipped manifest, the API server takes all objects, and the type check of the policy finds nothing.
+// TestShipped: the API server accepts all objects of the shipped manifest, and the type check of the policy finds no error.
 func TestShipped(t *testing.T) {
 	l := prepare(t, setup{})
 	objects, err := shippedObjects()
@@ -118,7 +119,7 @@ func TestShipped(t *testing.T) {
 	}
 }
 
-// withoutRule takes a resource out of the daemon's ClusterRole, until the test ends.
+// withoutRule removes a resource from the daemon's ClusterRole until the test ends.
 func (l *lab) withoutRule(resource string) {
 	l.Helper()
 	roles := l.client.RbacV1().ClusterRoles()
@@ -129,7 +130,7 @@ func (l *lab) withoutRule(resource string) {
 	without := before.DeepCopy()
 	without.Rules = slices.DeleteFunc(without.Rules, func(r rbac.PolicyRule) bool { return slices.Contains(r.Resources, resource) })
 	if len(without.Rules) == len(before.Rules) {
-		l.Fatalf("no rule is about %s: %+v", resource, before.Rules)
+		l.Fatalf("no rule names the resource %s: %+v", resource, before.Rules)
 	}
 	if _, err := roles.Update(l.background(), without, metav1.UpdateOptions{}); err != nil {
 		l.Fatal(err)

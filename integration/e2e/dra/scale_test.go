@@ -28,8 +28,8 @@ var (
 // writers is the number of parallel requests.
 const writers = 32
 
-// TestScale: the scheduler binds pods with claims in a cluster of many nodes, whose slices are those of this node under other names. The
-// nodes have no kubelet, so the pods are bound and never run.
+// TestScale: the scheduler binds pods with claims in a cluster of many nodes. Their slices are copies of this node's slices under
+// other names. The nodes have no kubelet, so the pods are bound and never run.
 func TestScale(t *testing.T) {
 	if *scaleNodes == 0 {
 		t.Skip("SKIP: -nodes is 0")
@@ -77,7 +77,7 @@ func TestScale(t *testing.T) {
 		float64(*scalePods)/took.Seconds(), load())
 }
 
-// inParallel calls f for each number, and fails the test with the first error.
+// inParallel calls f for each number in parallel, and fails the test with the first error.
 func inParallel(t *testing.T, n int, f func(i int) error) {
 	t.Helper()
 	var wait sync.WaitGroup
@@ -134,7 +134,7 @@ func scalePod(name string) *core.Pod {
 			Claims: []core.ResourceClaim{{Name: "nic"}}}}}}}
 }
 
-// noVFTwice fails the test if two claims have one VF.
+// noVFTwice fails the test if two claims have the same VF.
 func (l *lab) noVFTwice(client kubernetes.Interface) {
 	l.Helper()
 	claims, err := client.ResourceV1().ResourceClaims(l.ns).List(l.Context(), metav1.ListOptions{})
@@ -159,7 +159,7 @@ func (l *lab) noVFTwice(client kubernetes.Interface) {
 	}
 }
 
-// removeScale deletes what the test made. No kubelet ends the pods.
+// removeScale deletes the test's objects. The nodes have no kubelet that would end the pods.
 func (l *lab) removeScale(client kubernetes.Interface) {
 	ctx, now := l.background(), int64(0)
 	selected := metav1.ListOptions{LabelSelector: scaleLabel}

@@ -17,7 +17,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
 
-// TestClasses: the classes that `podlace sriov classes` prints select the devices of their resource alone, and carry its settings.
+// TestClasses: each class that `podlace sriov classes` prints selects only the devices of its resource, and has its settings.
 func TestClasses(t *testing.T) {
 	l := newLab(t, setup{config: `{"resourceList": [
 		{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"pfNames": ["ens0f0"]}, "vf": {"mtu": 1400}},
@@ -27,7 +27,7 @@ func TestClasses(t *testing.T) {
 		t.Fatalf("%v: %s", err, classes)
 	}
 	l.create(classes)
-	l.template("none", "nic") // the selector of l.class is that of resource fast, too
+	l.template("none", "nic") // the selector of l.class also matches resource fast
 	for i, class := range []string{"fast.example.com", "slow.example.com"} {
 		name, kind := strings.Split(class, ".")[0], "{exactly: {deviceClassName: "+class+"}, name: nic}"
 		l.create("{kind: ResourceClaim, metadata: {name: " + name + "}, spec: {devices: {requests: [" + kind + "]}}}")
@@ -44,7 +44,7 @@ func TestClasses(t *testing.T) {
 	}
 }
 
-// inside returns the interfaces of a pod by their names.
+// inside returns a pod's interfaces by name.
 func (l *lab) inside(pod string) map[string]iface {
 	l.Helper()
 	s, _ := l.sandboxOf(pod)
@@ -59,7 +59,7 @@ func (l *lab) inside(pod string) map[string]iface {
 	return named
 }
 
-// TestSelectors: claims select VFs by their attributes, also by those that not every device has.
+// TestSelectors: claims select VFs by attributes, including attributes that not every device has.
 func TestSelectors(t *testing.T) {
 	l := newLab(t, setup{})
 	const of = `device.attributes["sriov.podlace.io"]`
@@ -96,7 +96,7 @@ spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: ` + l.class()
 	}
 }
 
-// TestDistinctPF: two VFs of a claim that demands distinct PFs are of two, and two that demand one PF are of one.
+// TestDistinctPF: if a claim requires distinct PFs, its two VFs have different PFs. If it requires one PF, they have the same PF.
 func TestDistinctPF(t *testing.T) {
 	needGate(t, "DRAConsumableCapacity")
 	l := newLab(t, setup{})
@@ -122,7 +122,7 @@ spec:
 	}
 }
 
-// TestFirstAvailable: a request takes the first of its alternatives that can be had, and a configuration for the request holds for each.
+// TestFirstAvailable: a request gets the first available alternative. A configuration for the request applies to each alternative.
 func TestFirstAvailable(t *testing.T) {
 	l := newLab(t, setup{})
 	l.create(`
@@ -155,7 +155,7 @@ spec:
 	}
 }
 
-// stub is another driver, of CPUs.
+// stub is another driver, which offers CPUs.
 type stub struct{}
 
 const stubDriver = "cpu.example.com"
@@ -189,7 +189,7 @@ func (stub) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealth
 	return kubeletplugin.ErrHealthNotSupported
 }
 
-// startStub serves the kubelet as a driver of CPUs, with one device on each NUMA node.
+// startStub serves the kubelet as a driver of CPUs with one device on each NUMA node.
 func (l *lab) startStub() {
 	l.Helper()
 	data := filepath.Join(kubeletRoot, "plugins", stubDriver)
@@ -227,7 +227,7 @@ spec: {selectors: [{cel: {expression: 'device.driver == "` + stubDriver + `"'}}]
 	})
 }
 
-// TestMatchNUMA: CPUs of another driver and two VFs of a claim are of one NUMA node, of that on which both can be had.
+// TestMatchNUMA: a claim's CPUs from another driver and its two VFs are on one NUMA node, the one with enough free devices.
 func TestMatchNUMA(t *testing.T) {
 	l := newLab(t, setup{})
 	l.startStub()

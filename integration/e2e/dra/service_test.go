@@ -11,14 +11,15 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// servicePID returns the process of a program that scripts/node.sh keeps running in the node.
+// servicePID returns the process ID of a program that scripts/node.sh keeps running in the node.
 func servicePID(name string) (pid int) {
 	data, _ := os.ReadFile("/run/node/" + name + ".pid")
 	_, _ = fmt.Sscan(string(data), &pid)
 	return pid
 }
 
-// allocatableNow is an error unless the kubelet may give away so many devices of the resource slow, whatever the API server knows.
+// allocatableNow returns an error unless the kubelet itself, not the API server, reports this number of allocatable devices of the
+// resource slow.
 func allocatableNow(want int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -26,7 +27,7 @@ func allocatableNow(want int) error {
 	k.Resources = []string{slow}
 	devices, err := podresources.Allocatable(ctx, k)
 	if err == nil && len(devices) != want {
-		err = fmt.Errorf("it may give away %d", len(devices))
+		err = fmt.Errorf("the kubelet has %d allocatable devices", len(devices))
 	}
 	return err
 }

@@ -38,7 +38,8 @@ const (
 	conflist     = "/etc/cni/net.d/10-podlace-sriov.conflist"
 )
 
-// patience is how long the tests wait for what must come. It is no figure: a machine may be slow.
+// patience is the maximum time that the tests wait for an expected event. It is not a performance figure, because a machine may be
+// slow.
 const patience = 2 * time.Minute
 
 // adminConfig returns the configuration of an administrator's client.
@@ -50,7 +51,7 @@ func adminConfig() (*rest.Config, error) {
 	return config, err
 }
 
-// daemonKubeconfig is that of the daemon: a token of its ServiceAccount that is bound to the node.
+// daemonKubeconfig is the daemon's kubeconfig, with a ServiceAccount token that is bound to the node.
 func daemonKubeconfig() string {
 	return filepath.Join(os.Getenv(dirEnv), nodeName, "daemon.kubeconfig")
 }
@@ -85,7 +86,7 @@ func isReady(n *core.Node) bool {
 	return false
 }
 
-// grantRights makes the ServiceAccount of the shipped manifest with its rights, and a kubeconfig with a token of it.
+// grantRights creates the shipped manifest's ServiceAccount with its rights, and a kubeconfig with a token of it.
 func grantRights() error {
 	config, err := adminConfig()
 	if err != nil {
@@ -114,7 +115,7 @@ func grantRights() error {
 	return writeKubeconfig(daemonKubeconfig(), token)
 }
 
-// shippedObjects are those of the shipped manifest.
+// shippedObjects returns the objects of the shipped manifest.
 func shippedObjects() (objects []*unstructured.Unstructured, err error) {
 	text, err := os.ReadFile(manifestFile)
 	if err != nil {
@@ -138,7 +139,7 @@ func decode(text []byte) (objects []*unstructured.Unstructured, err error) {
 	}
 }
 
-// resourceOf returns the client for objects like this one.
+// resourceOf returns the client for objects of this kind.
 func resourceOf(dyn dynamic.Interface, o *unstructured.Unstructured) dynamic.ResourceInterface {
 	resource, _ := meta.UnsafeGuessKindToResource(o.GroupVersionKind())
 	if o.GetNamespace() == "" {
@@ -189,7 +190,7 @@ func shippedConflist() string {
 	return strings.Replace(string(text), `["`+resource+`"]`, fmt.Sprintf("[%q, %q]", resource, slow), 1)
 }
 
-// writeConflist makes it the configuration of the node's network.
+// writeConflist installs a conflist as the configuration of the node's network.
 func writeConflist(text string) error {
 	return errors.Join(os.WriteFile(conflist+".new", []byte(text), 0o600), os.Rename(conflist+".new", conflist))
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// slices returns the driver's slices, by the address of their PF and the place of the first device.
+// slices returns the driver's slices by the address of their PF and the index of their first device.
 func (l *lab) slices() []resourceapi.ResourceSlice {
 	l.Helper()
 	list, err := l.client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{
@@ -55,7 +55,7 @@ func (l *lab) published() {
 	within(l.T, "the VFs are in slices", func() error { return errors.Join(l.offers(l.ids...), l.tainted("", false)) })
 }
 
-// offers is an error unless the VFs are just those that complete slices have.
+// offers returns an error unless complete slices have exactly these VFs.
 func (l *lab) offers(ids ...string) error {
 	var want, got []string
 	for _, id := range ids {
@@ -76,7 +76,7 @@ func (l *lab) offers(ids ...string) error {
 	return nil
 }
 
-// content is what slices say, without what the API server adds.
+// content is the part of slices that the daemon writes.
 func content(list []resourceapi.ResourceSlice) (all []resourceapi.ResourceSliceSpec) {
 	for _, s := range list {
 		all = append(all, s.Spec)
@@ -84,7 +84,7 @@ func content(list []resourceapi.ResourceSlice) (all []resourceapi.ResourceSliceS
 	return all
 }
 
-// contentOf is content without generations.
+// contentOf returns the content of slices without generations.
 func contentOf(list []resourceapi.ResourceSlice) []resourceapi.ResourceSliceSpec {
 	all := content(list)
 	for i := range all {
@@ -107,8 +107,8 @@ func number(d resourceapi.Device, name resourceapi.QualifiedName) int64 {
 	return -100
 }
 
-// TestPublished: each VF is in a slice of its PF, in a pool that is the node, with the attributes that claims select by and nothing
-// volatile. A daemon that starts again writes nothing.
+// TestPublished: each VF is in a slice of its PF, in the node's pool. It has the attributes that claims select by, and no volatile
+// ones. A restarted daemon writes nothing.
 func TestPublished(t *testing.T) {
 	l := newLab(t, setup{})
 	all := l.slices()
@@ -158,7 +158,7 @@ func TestPublished(t *testing.T) {
 	}
 }
 
-// TestSliceDeleted: a slice that somebody deletes is back, with the same devices; so are all slices.
+// TestSliceDeleted: the daemon restores one deleted slice, and all slices, with the same devices.
 func TestSliceDeleted(t *testing.T) {
 	l := newLab(t, setup{})
 	before := contentOf(l.slices())
@@ -179,7 +179,7 @@ func TestSliceDeleted(t *testing.T) {
 	}
 }
 
-// TestSliceEdited: a slice that somebody edits becomes what it was.
+// TestSliceEdited: the daemon restores an edited slice.
 func TestSliceEdited(t *testing.T) {
 	l := newLab(t, setup{})
 	before := contentOf(l.slices())
@@ -206,7 +206,8 @@ func TestSliceEdited(t *testing.T) {
 	}
 }
 
-// TestGeneration: a PF whose link goes costs one write, and no other generation of the pool. A VF that goes is gone from its slice alone.
+// TestGeneration: a PF that loses its link causes one write, and the pool's generation stays. A VF that disappears is removed from its
+// slice only.
 func TestGeneration(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := newLab(t, setup{})
@@ -232,7 +233,7 @@ func TestGeneration(t *testing.T) {
 	}
 }
 
-// tainted is an error unless all VFs of the PF are tainted for want of a link, or none, and no others are.
+// tainted returns an error unless all VFs of the PF, or none, have the taint for a missing link, and no other VFs have it.
 func (l *lab) tainted(pf string, want bool) error {
 	for name, d := range l.devices() {
 		has := slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {

@@ -19,7 +19,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// TestPodResources: the kubelet tells of the devices of a container that names its claim, with driver, pool, device and CDI device.
+// TestPodResources: the kubelet's PodResources API reports the devices of a container that names its claim, with driver, pool, device
+// and CDI device.
 func TestPodResources(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic", "other")
@@ -53,12 +54,12 @@ spec:
 		}
 	}
 	if ids := l.allocated("vf"); fmt.Sprint(got) != fmt.Sprint(map[string][]string{"app": ids}) {
-		t.Errorf("the kubelet tells of %v: want %v", got, ids)
+		t.Errorf("the kubelet reports %v, want %v", got, ids)
 	}
 }
 
-// TestStatus: the status of a claim tells of each of its VFs, with interface, MAC and addresses, and keeps what other drivers wrote. It is
-// written after ADD, and taken back after DEL.
+// TestStatus: the status of a claim reports each VF with interface, MAC and addresses, and keeps entries of other drivers. The daemon
+// writes it after ADD, and removes it after DEL.
 func TestStatus(t *testing.T) {
 	l := newLab(t, setup{})
 	l.useConflist(strings.Replace(shippedConflist(), `"type": "sriov",`,
@@ -84,18 +85,18 @@ spec: {devices: {requests: [` + l.exactly("west", "east") + `, {name: cpus, exac
 	})
 	ids := l.allocated("vf")
 	l.addStubStatus()
-	took := within(t, "the status tells of both VFs", func() error { return l.told(ids, true) })
+	took := within(t, "the status has both VFs", func() error { return l.told(ids, true) })
 	t.Logf("the status is there %.1f s after the pod ran", took.Seconds())
-	release := l.holdADD()
+	release := l.blockADD()
 	l.delete(first)
-	within(t, "the status tells that no pod has the VFs", func() error { return l.told(ids, false) })
+	within(t, "the status says that no pod has the VFs", func() error { return l.told(ids, false) })
 	release()
 	l.runs(second)
-	within(t, "the status tells of both VFs again", func() error { return l.told(ids, true) })
+	within(t, "the status has both VFs again", func() error { return l.told(ids, true) })
 	l.delete(second)
 }
 
-// addStubStatus writes the entry of the stub's device into the status of the claim. The daemon may write at the same time.
+// addStubStatus writes an entry for the stub's device into the claim's status. The daemon may write at the same time.
 func (l *lab) addStubStatus() {
 	l.Helper()
 	within(l.T, "the stub's entry is in the status", func() error {
@@ -110,7 +111,7 @@ func (l *lab) addStubStatus() {
 	})
 }
 
-// told is an error unless the claim's status says of each VF whether a pod has it, and of the stub's device what it said.
+// told returns an error unless the claim's status says for each VF whether a pod has it, and contains the stub's entry.
 func (l *lab) told(ids []string, ready bool) error {
 	c := l.getClaim("vf")
 	found, stubs := map[string]resourceapi.AllocatedDeviceStatus{}, 0
@@ -145,7 +146,7 @@ func (l *lab) told(ids []string, ready bool) error {
 	return nil
 }
 
-// useConflist makes it the configuration of the runtime, until the test ends.
+// useConflist installs a conflist as the runtime's configuration until the test ends.
 func (l *lab) useConflist(text string) {
 	l.Helper()
 	set := func(text string) {

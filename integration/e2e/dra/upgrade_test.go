@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// startSet starts the shipped DaemonSet, with this test's configuration and cards, in the place of the daemon.
+// startSet starts the shipped DaemonSet with this test's configuration and cards, in place of the daemon.
 func (l *lab) startSet() {
 	l.Helper()
 	config, err := os.ReadFile(l.configFile())
@@ -52,7 +52,7 @@ func (l *lab) startSet() {
 	}
 }
 
-// adapt lets the DaemonSet have the cards of the test and the image of the node.
+// adapt gives the DaemonSet the test's cards and the node's image.
 func (l *lab) adapt(set *apps.DaemonSet) {
 	c := &set.Spec.Template.Spec.Containers[0]
 	c.ImagePullPolicy = core.PullNever
@@ -62,7 +62,7 @@ func (l *lab) adapt(set *apps.DaemonSet) {
 		core.Volume{Name: "cards", VolumeSource: core.VolumeSource{HostPath: &core.HostPathVolumeSource{Path: l.sysfs}}})
 }
 
-// rolledOut is an error unless all pods of the DaemonSet are of its last version, and ready.
+// rolledOut returns an error unless all pods of the DaemonSet have the latest version and are ready.
 func (l *lab) rolledOut() error {
 	set, err := l.client.AppsV1().DaemonSets("kube-system").Get(l.background(), "sriov-device-plugin", metav1.GetOptions{})
 	if err != nil {
@@ -79,7 +79,7 @@ func (l *lab) rolledOut() error {
 	return err
 }
 
-// daemonLogs are those of the pods of the DaemonSet.
+// daemonLogs returns the logs of the DaemonSet's pods.
 func daemonLogs() string {
 	files, _ := filepath.Glob("/var/log/pods/kube-system_sriov-device-plugin-*/*/*.log")
 	var all []string
@@ -89,11 +89,12 @@ func daemonLogs() string {
 	return strings.Join(all, "\n")
 }
 
-// authorizerLate is in the event of a kubelet that asks for a claim before the API server's authorizer of nodes has seen that the pod is on
-// this node. The kubelet calls no driver then.
+// authorizerLate is part of an event of the kubelet. The event occurs if the kubelet reads a claim before the API server's node
+// authorizer knows that the pod is on this node. The kubelet then calls no driver.
 const authorizerLate = `is forbidden: User "system:node:`
 
-// TestUpgrade: while the shipped DaemonSet is updated, pods with claims start and end, no slice is written, and pods keep their VFs.
+// TestUpgrade: during an update of the shipped DaemonSet, pods with claims start and end, no slice is written, and pods keep their
+// VFs.
 func TestUpgrade(t *testing.T) {
 	l := newLab(t, setup{})
 	t.Cleanup(func() {
@@ -163,7 +164,8 @@ func TestUpgrade(t *testing.T) {
 	})
 }
 
-// TestTwoDaemons (failure 23): of two daemons on a node by mistake, the second one waits and says so; it takes over when the first ends.
+// TestTwoDaemons (failure 23): if two daemons run on one node by mistake, the second waits and logs that. It takes over when the first
+// ends.
 func TestTwoDaemons(t *testing.T) {
 	l := newLab(t, setup{})
 	second := *l.daemon

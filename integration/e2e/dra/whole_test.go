@@ -12,12 +12,12 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// whole gives out the VFs of both PFs, and one PF whole.
+// whole offers the VFs of both PFs, and one PF as a whole device.
 const whole = `{"resourceList": [{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra",
 		"selectors": [{"vendors": ["8086"], "devices": ["1889"]}, {"pciAddresses": ["` + pf1 + `"]}]}],
 	"pfs": [{"pfName": "` + pf1Name + `", "numVfs": 4, "offerWhole": true}]}`
 
-// kindTemplate makes a template for the PF that is offered whole or for one of its VFs.
+// kindTemplate creates a template for the whole PF or for one of its VFs.
 func (l *lab) kindTemplate(kind string) {
 	l.Helper()
 	l.create(`
@@ -27,8 +27,7 @@ spec: {spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: ` + l.
   'device.attributes["sriov.podlace.io"].pf == "` + pf1Name + `" && device.attributes["sriov.podlace.io"].kind == "` + kind + `"'}}]}}]}}}`)
 }
 
-// TestWholePF: a PF that is offered whole and its VFs exclude one another. While a pod has the PF, the VFs are gone; afterwards they are
-// there again.
+// TestWholePF: a whole PF and its VFs exclude each other. While a pod has the PF, its VFs are gone; afterwards they exist again.
 func TestWholePF(t *testing.T) {
 	needGate(t, "DRAPartitionableDevices")
 	l := prepare(t, setup{config: whole})
@@ -70,7 +69,7 @@ func TestWholePF(t *testing.T) {
 		}
 		return nil
 	})
-	for i, id := range l.ids[4:] { // the veths were there all the time
+	for i, id := range l.ids[4:] { // the veths existed all the time
 		pcitest.Set(t, l.sysfs, id, fmt.Sprintf("net/%sv%d/type", pf1Name, i), "1")
 	}
 	l.runs("late")
@@ -80,7 +79,7 @@ func TestWholePF(t *testing.T) {
 	}
 }
 
-// addPF makes a veth for a PF, and returns its MAC.
+// addPF creates a veth for a PF, and returns its MAC.
 func (l *lab) addPF(name string) (mac string) {
 	l.Helper()
 	host, err := kernel.Host()

@@ -15,7 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// TestAttach (V-18): pods have their VFs when their first container starts, numbered as documented, and give them back as they were.
+// TestAttach (V-18): pods have their VFs when their first container starts, with the documented interface numbers, and return them
+// with their original settings.
 func TestAttach(t *testing.T) {
 	l := newVFLab(t)
 	l.put("none", container{name: "app"})
@@ -36,7 +37,7 @@ func TestAttach(t *testing.T) {
 	}
 	l.has("two", two, want...)
 
-	// What an admin does in a pod's namespace does not stay with the VF.
+	// An administrator's changes in a pod's namespace do not stay on the VF.
 	s, _ := sandboxOf("two")
 	for _, change := range [][]string{{"mtu", "1300"}, {"promisc", "on"}, {"alias", "mine"}} {
 		args := append([]string{"--net=" + s.netns, "ip", "link", "set", "net2"}, change...)
@@ -49,7 +50,7 @@ func TestAttach(t *testing.T) {
 }
 
 // TestInitContainers: a VF that an init container shares with a later container is in the pod from the beginning. The kubelet does not
-// report a VF that only an init container has, so ADD refuses the pod, whether the daemon or the kubelet answers.
+// report a VF of an init container only, so ADD refuses the pod, whether the daemon or the kubelet answers.
 func TestInitContainers(t *testing.T) {
 	l := newVFLab(t)
 	l.put("both", container{"prepare", vfs(1), true}, container{name: "app", limits: vfs(1)})
@@ -63,14 +64,14 @@ func TestInitContainers(t *testing.T) {
 		return nil
 	})
 	if s, ok := sandboxOf("only"); ok {
-		t.Errorf("it has the sandbox %+v", s)
+		t.Errorf("the refused pod has the sandbox %+v", s)
 	}
 	l.remove("both", "only")
 	l.allHome()
 }
 
-// TestLostEntry (V-25): a pod of which only an init container has a VF does not start when the kubelet's checkpoint has lost its entry: the
-// device plugin knows that it handed the VF out. Pods without VFs start meanwhile.
+// TestLostEntry (V-25): only an init container of a pod has a VF, and the kubelet's checkpoint has lost its entry. The pod does not
+// start, because the device plugin knows that it allocated the VF. Pods without VFs start meanwhile.
 func TestLostEntry(t *testing.T) {
 	l := newVFLab(t)
 	path := podresources.At(kubeletRoot).Checkpoint
@@ -93,16 +94,16 @@ func TestLostEntry(t *testing.T) {
 	plain := l.up("plain", "")
 	l.has("plain", plain)
 	within(t, 60*time.Second, "an ADD is refused without the entry", func() error {
-		if n := l.refusals(); n <= former+1 { // one may have begun before
+		if n := l.refusals(); n <= former+1 { // one ADD may have begun before
 			return fmt.Errorf("%d were, and %d before", n, former)
 		}
 		return nil
 	})
 	if notes, err := podresources.CheckpointDevices(path); err != nil || len(notes) > 0 {
-		t.Errorf("the kubelet wrote the entry again, and this test shows nothing: %v, %v", notes, err)
+		t.Errorf("the kubelet wrote the entry again, so this test is void: %v, %v", notes, err)
 	}
 	if s, ok := sandboxOf("only"); ok {
-		t.Errorf("it has the sandbox %+v", s)
+		t.Errorf("the refused pod has the sandbox %+v", s)
 	}
 	l.remove("only", "plain")
 	l.allHome()

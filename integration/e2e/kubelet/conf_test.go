@@ -14,7 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestManifests: the API server would take what is shipped. The DaemonSet mounts folders and has no capability; with the patch it has all.
+// TestManifests: the API server accepts the shipped manifests. The DaemonSet mounts folders and has no capability; with the patch it
+// has all capabilities.
 func TestManifests(t *testing.T) {
 	data, err := os.ReadFile("../../../conf/sriov-device-plugin.yaml")
 	if err != nil {

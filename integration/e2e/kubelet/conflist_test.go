@@ -33,8 +33,8 @@ spec:
     resources: {limits: {example.com/fast: 1}}
 `
 
-// TestOneConflist (V-18): the shipped conflist gives one pod eth0, a hostPort, a limit and a VF, and docs/SRIOV.md shows what an admin sees
-// of it.
+// TestOneConflist (V-18): the shipped conflist gives one pod eth0, a hostPort, a limit and a VF, and docs/SRIOV.md shows the output of
+// the administrator's commands.
 func TestOneConflist(t *testing.T) {
 	shipped, err := conf.Conflist(conflist)
 	if err != nil {
@@ -76,22 +76,22 @@ func TestOneConflist(t *testing.T) {
 	for text, times := range map[string]int{"\nweb-node\n": 1, "\neth0@": 1, "\nnet1@": 1, " rate 20Mbit ": 2, ids[0] + " ": 1,
 		"  shop/web-node  ": 2} {
 		if got := strings.Count(story, text); got != times {
-			t.Errorf("%q is there %d times: want %d, in\n%s", text, got, times, story)
+			t.Errorf("%q appears %d times, want %d, in\n%s", text, got, times, story)
 		}
 	}
 	readme, err := os.ReadFile("../../../docs/SRIOV.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(string(readme), onePod) || !strings.Contains(anyTime(string(readme)), anyTime(story)) {
-		l.unshown(string(readme), story)
+	if !strings.Contains(string(readme), onePod) || !strings.Contains(withoutVaryingValues(string(readme)), withoutVaryingValues(story)) {
+		l.checkDocumented(string(readme), story)
 	}
 	l.remove("web")
 	l.allHome()
 }
 
-// unshown fails the test when docs/SRIOV.md shows the pod, and not what it is now.
-func (l *vfLab) unshown(readme, story string) {
+// checkDocumented fails the test if docs/SRIOV.md shows the pod differently from its current state.
+func (l *vfLab) checkDocumented(readme, story string) {
 	l.t.Helper()
 	if strings.Contains(readme, "hostPort: 30080") {
 		l.t.Errorf("docs/SRIOV.md does not show\n%s\n%s", onePod, story)
@@ -106,7 +106,7 @@ var (
 	gap    = regexp.MustCompile(` +`)
 )
 
-// anyTime leaves out of a text what is another each time, and how far it moves what comes after.
-func anyTime(text string) string {
+// withoutVaryingValues removes values that vary from a text, and the white space that varies with them.
+func withoutVaryingValues(text string) string {
 	return gap.ReplaceAllString(random.ReplaceAllString(late.ReplaceAllString(text, ""), "?"), " ")
 }

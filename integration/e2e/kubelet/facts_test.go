@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// TestKubeletAnswers: the kubelet is as package podresources takes it to be, which has no other way to tell one case from another.
+// TestKubeletAnswers: the kubelet gives the answers that package podresources relies on to distinguish the cases.
 func TestKubeletAnswers(t *testing.T) {
 	l := newLab(t, "none")
 	ids := l.runPod("one", vfs(2))
@@ -54,7 +54,7 @@ func TestKubeletAnswers(t *testing.T) {
 		}
 	}
 	if _, err := ask("two-node", one); !errors.Is(err, podresources.ErrUnknownPod) || errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a pod that nobody knows: %v", err)
+		t.Errorf("an unknown pod: %v", err)
 	}
 	l.unknownPod()
 
@@ -63,7 +63,7 @@ func TestKubeletAnswers(t *testing.T) {
 	}
 }
 
-// unknownPod fails the test unless the kubelet answers by this code and text.
+// unknownPod fails the test unless the kubelet answers with this code and text.
 func (l *lab) unknownPod() {
 	l.t.Helper()
 	conn, err := grpc.NewClient("unix://"+podSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -77,7 +77,7 @@ func (l *lab) unknownPod() {
 	}
 }
 
-// TestGetLocked: the question for one pod cannot be switched off any more; of older kubelets only the tests of package podresources know.
+// TestGetLocked: current kubelets cannot disable the request for one pod. Only the tests of package podresources cover older kubelets.
 func TestGetLocked(t *testing.T) {
 	node.Skip(t)
 	k := newKubelet(t, "none")

@@ -15,7 +15,7 @@ import (
 
 const gpus = "example.com/gpu"
 
-// gpuPlugin is another device plugin of the node: it has a GPU on each NUMA node, and hands over nothing but the promise.
+// gpuPlugin is another device plugin of the node. It offers one GPU on each NUMA node, without any device files.
 type gpuPlugin struct {
 	pluginapi.UnimplementedDevicePluginServer
 }
@@ -45,7 +45,7 @@ func (gpuPlugin) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*plu
 	return a, nil
 }
 
-// runGPUs runs the plugin until the test ends, and returns when the kubelet knows the GPUs.
+// runGPUs runs the plugin until the test ends, and returns once the kubelet knows the GPUs.
 func runGPUs(t *testing.T) {
 	t.Helper()
 	l, err := net.Listen("unix", pluginapi.DevicePluginPath+"gpu.sock")

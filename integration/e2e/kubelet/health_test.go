@@ -18,13 +18,14 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// allocatable are the devices of a resource that the kubelet may give away, now or later: the healthy ones.
+// allocatable returns the healthy devices of a resource, whether free or allocated.
 func allocatable(t *testing.T, of string) ([]allocation.Device, error) {
 	t.Helper()
 	return podresources.Allocatable(t.Context(), kubeletFor(of))
 }
 
-// free is an error unless the kubelet may give away so many VFs now. It tells that to a pod that wants too many.
+// free returns an error unless the kubelet has this number of free VFs. The kubelet reports the number when it rejects a pod that
+// requests too many.
 func (l *lab) free(want int) error {
 	l.t.Helper()
 	name := fmt.Sprint("greedy-", l.started)
@@ -41,7 +42,7 @@ func (l *lab) free(want int) error {
 	return fmt.Errorf("%s: want %d", message, want)
 }
 
-// health is what the kubelet tells of the VF of a pod.
+// health returns the health of a pod's VF in the kubelet's answer.
 func (l *lab) health(pod string) string {
 	l.t.Helper()
 	var all []string
@@ -63,7 +64,7 @@ func (l *lab) becomes(pod, health string) {
 	})
 }
 
-// TestCarrier: the VFs of a PF without carrier are not given away, and are again when it is back.
+// TestCarrier: the kubelet does not allocate VFs of a PF without carrier, and allocates them again once the carrier is back.
 func TestCarrier(t *testing.T) {
 	l := newLab(t, "none")
 	one := l.runPod("one", vfs(1))[0]
@@ -100,7 +101,7 @@ func (l *lab) pf(vf string) string {
 	return filepath.Base(path)
 }
 
-// healthy is an error unless so many VFs are.
+// healthy returns an error unless this number of VFs is healthy.
 func (l *lab) healthy(want int) error {
 	devices, err := allocatable(l.t, resource)
 	if err == nil && len(devices) != want {
@@ -109,7 +110,7 @@ func (l *lab) healthy(want int) error {
 	return err
 }
 
-// knows is an error unless the kubelet, as its log says, has heard of so many VFs, of which one is not healthy or all are.
+// knows returns an error unless the kubelet's log says that it knows this number of VFs, of which one or all are unhealthy.
 func (l *lab) knows(total, healthy int) error {
 	lines := l.kubelet.tail("Processed device updates for resource")
 	last := lines[strings.LastIndex(strings.TrimSpace(lines), "\n")+1:]
@@ -119,8 +120,8 @@ func (l *lab) knows(total, healthy int) error {
 	return nil
 }
 
-// TestLost: a VF that goes just after a pod was given it stays in the kubelet's list, unhealthy, until the pod ends, and is then gone. The
-// pod stays as well, also when the kubelet restarts meanwhile.
+// TestLost: a VF that disappears right after its allocation stays in the kubelet's list as unhealthy until the pod ends, and is then
+// removed. The pod stays as well, also during a restart of the kubelet.
 func TestLost(t *testing.T) {
 	node.Skip(t)
 	for _, policy := range []string{"none", "single-numa-node"} {
@@ -143,7 +144,7 @@ func testLost(t *testing.T, policy string) {
 	if list := l.list(); !regexp.MustCompile(`(?m)^` + one[0] + ` .* \(gone\) `).MatchString(list) {
 		t.Errorf("podlace sriov ls does not say that %s is gone:\n%s", one[0], list)
 	}
-	if policy == "none" { // the others refuse for another reason
+	if policy == "none" { // the kubelet refuses the other pods for another reason
 		if err := l.free(allVFs - 1); err != nil {
 			t.Error(err)
 		}

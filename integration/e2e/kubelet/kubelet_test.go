@@ -24,8 +24,8 @@ const (
 	podsURL     = "http://127.0.0.1:20255/pods"
 )
 
-// settings is the kubelet's configuration. The Memory Manager wants the reserved memory of all NUMA nodes to be what is reserved in all:
-// 462 and 50 Mi. CPU 0 of each NUMA node is the system's.
+// settings is the kubelet's configuration. The Memory Manager requires that the reserved memory of all NUMA nodes equals the total
+// reservation: 462 and 50 Mi. CPU 0 of each NUMA node is reserved for the system.
 const settings = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 staticPodPath: ` + manifests + `
@@ -62,7 +62,7 @@ topologyManagerScope: pod
 logging: {format: text, verbosity: 2}
 `
 
-// runtimeSocket is that of the runtime which scripts/node.sh runs.
+// runtimeSocket is the socket of the runtime that scripts/node.sh runs.
 func runtimeSocket() string {
 	if os.Getenv("CRIO") != "" {
 		return "/run/crio/crio.sock"
@@ -70,14 +70,14 @@ func runtimeSocket() string {
 	return "/run/containerd/containerd.sock"
 }
 
-// process is a program of the node, whose output goes to a file.
+// process is a program of the node that writes its output to a file.
 type process struct {
 	t   *testing.T
 	log string
 	cmd *exec.Cmd
 }
 
-// start runs the program; the end of the test ends it.
+// start runs the program until the test ends.
 func (p *process) start(program string, args ...string) {
 	p.t.Helper()
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -93,7 +93,7 @@ func (p *process) start(program string, args ...string) {
 	p.cmd = cmd
 }
 
-// end ends the program by a signal and waits for it.
+// end stops the program by a signal and waits for its exit.
 func (p *process) end(signal syscall.Signal) {
 	if p.cmd == nil {
 		return
@@ -107,7 +107,7 @@ func (p *process) end(signal syscall.Signal) {
 	p.cmd = nil
 }
 
-// tail returns the last lines of the log in which one of the words is.
+// tail returns the last lines of the log that contain one of the words.
 func (p *process) tail(words ...string) string {
 	data, _ := os.ReadFile(p.log)
 	var lines []string
@@ -129,7 +129,7 @@ type kubelet struct {
 	dropIns string // a folder, "" for none
 }
 
-// newKubelet prepares a kubelet that knows nothing of those before it.
+// newKubelet prepares a kubelet without the state of earlier kubelets.
 func newKubelet(t *testing.T, policy string) *kubelet {
 	t.Helper()
 	dir := t.TempDir()
@@ -137,7 +137,7 @@ func newKubelet(t *testing.T, policy string) *kubelet {
 	if err := os.WriteFile(k.config, fmt.Appendf(nil, settings, runtimeSocket(), policy), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// It leaves its root mounted on itself.
+	// The kubelet leaves a bind mount of its root folder.
 	_ = syscall.Unmount(kubeletRoot, syscall.MNT_DETACH)
 	if err := os.RemoveAll(manifests); err != nil {
 		t.Fatal(err)
@@ -183,7 +183,7 @@ func (k *kubelet) run() {
 	})
 }
 
-// podStatus is what the kubelet tells of a pod.
+// podStatus is the kubelet's status of a pod.
 type podStatus struct {
 	Metadata struct{ Name, UID string }
 	Status   struct {

@@ -17,7 +17,7 @@ const (
 	cpusEach  = 8 // of a NUMA node
 )
 
-// fakeMachine makes the node's kubelet believe in more CPUs and NUMA nodes than there are.
+// fakeMachine makes the node's kubelet see more CPUs and NUMA nodes than the machine has.
 func fakeMachine() error {
 	return errors.Join(fakeCPUs("/sys/devices/system/cpu"), fakeNUMA("/sys/devices/system/node"))
 }

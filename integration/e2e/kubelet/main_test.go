@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	os.Exit(node.Lab{Needs: needs, Warm: fakeMachine, Env: []string{"RUNC=" + runc}}.Main(m))
 }
 
-// needs are the programs beside containerd and the CNI plugins.
+// needs are the required programs besides containerd and the CNI plugins.
 func needs() error {
 	plugins, err := node.Plugins()
 	if err != nil {

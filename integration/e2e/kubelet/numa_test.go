@@ -10,15 +10,15 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// affinity is why the Topology Manager refuses pods.
+// affinity is the reason with which the Topology Manager refuses pods.
 const affinity = "TopologyAffinityError"
 
-// aligned fails the test unless the pod's CPUs and VFs are of one NUMA node, which it returns.
+// aligned fails the test unless the pod's CPUs and VFs are on one NUMA node, which it returns.
 func (l *lab) aligned(pod string) int {
 	l.t.Helper()
 	near, cpus := l.sameNUMA(pod, l.devices(pod)), l.cpus(pod)
 	if len(cpus) == 0 {
-		l.t.Errorf("pod %s has no CPUs of its own", pod)
+		l.t.Errorf("pod %s has no exclusive CPUs", pod)
 	}
 	for _, cpu := range cpus {
 		if int(cpu)/cpusEach != near {
@@ -29,14 +29,14 @@ func (l *lab) aligned(pod string) int {
 	return near
 }
 
-// TestPolicies: what pods get under each policy of the Topology Manager, with the static policies of CPUs and memory, in the scope of pods.
-// A NUMA node has 8 VFs.
+// TestPolicies: the devices of pods under each policy of the Topology Manager, with the static policies for CPUs and memory, in scope
+// pod. A NUMA node has 8 VFs.
 func TestPolicies(t *testing.T) {
 	node.Skip(t)
 	for _, c := range []struct {
 		policy  string
-		aligned bool // CPUs and VFs are near one another
-		// Why a pod with more VFs than a NUMA node has is refused, and one that wants a CPU of its own beside them.
+		aligned bool // CPUs and VFs are on the same NUMA nodes
+		// The reasons for the refusal of a pod with more VFs than a NUMA node has, and of such a pod with exclusive CPUs.
 		nine, nineAndCPU string
 	}{
 		{"none", false, "", ""},
@@ -63,7 +63,7 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// fewest asks for more VFs than are left near one NUMA node, or for as many: 5 VFs are granted, of which each node has at most 5.
+// fewest requests more VFs than one NUMA node has left, or as many: the kubelet grants 5 VFs, and each node has at most 5.
 func (l *lab) fewest(policy string, granted []string) {
 	l.t.Helper()
 	free := [numaNodes]int{8, 8}
@@ -79,7 +79,7 @@ func (l *lab) fewest(policy string, granted []string) {
 	l.remove("many")
 }
 
-// runsOrNot runs a pod, for whom there are VFs that others do not have, unless there is a reason to refuse it.
+// runsOrNot runs a pod. Unless the pod has a reason to be refused, it gets VFs that no other pod has.
 func (l *lab) runsOrNot(pod string, limits resources, want string, others []string) {
 	l.t.Helper()
 	if want == "" {
@@ -90,17 +90,18 @@ func (l *lab) runsOrNot(pod string, limits resources, want string, others []stri
 	}
 }
 
-// distinct fails the test if a VF was granted twice.
+// distinct fails the test if a VF was allocated twice.
 func (l *lab) distinct(ids []string) {
 	l.t.Helper()
 	sorted := slices.Sorted(slices.Values(ids))
 	if len(slices.Compact(slices.Clone(sorted))) != len(ids) {
-		l.t.Errorf("%v: a VF was granted twice", sorted)
+		l.t.Errorf("%v: a VF was allocated twice", sorted)
 	}
 }
 
-// TestGuide is the worked example of the guides to the Topology Manager: pods of 4 CPUs, memory, a GPU and a NIC on two NUMA nodes. Each
-// is given all of node 0 or all of node 1, and the third, for which both have no room, is refused. Without the plugin's topology they mix.
+// TestGuide is the worked example of the guides to the Topology Manager: pods of 4 CPUs, memory, a GPU and a NIC on two NUMA nodes.
+// Each pod gets all of its resources from node 0 or from node 1. The third pod would need both nodes and is refused. Without the
+// plugin's topology a pod's resources come from both nodes.
 func TestGuide(t *testing.T) {
 	l := newLab(t, "single-numa-node")
 	runGPUs(t)

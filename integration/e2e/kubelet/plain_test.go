@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// TestPlainPod: a static pod gets an address of each family, of which the kubelet reports both, answers, and keeps both when the kubelet
-// restarts. Its end leaves nothing. It runs with containerd and with CRI-O.
+// TestPlainPod: a static pod gets an address of each family, both in the kubelet's status. Its server answers, and the pod keeps both
+// addresses when the kubelet restarts. Nothing remains after its end. It runs with containerd and with CRI-O.
 func TestPlainPod(t *testing.T) {
 	node.Skip(t)
 	l := &lab{t: t, kubelet: newKubelet(t, "none")}

@@ -38,7 +38,7 @@ func cards(t *testing.T) (sysfs string) {
 type plugin struct {
 	process
 	bin, dir, sysfs string
-	registration    string // classic or registry
+	registration    string // registration: classic or registry
 }
 
 func newPlugin(t *testing.T, sysfs, registration string) *plugin {
@@ -63,10 +63,10 @@ func newPlugin(t *testing.T, sysfs, registration string) *plugin {
 
 func (p *plugin) config() string { return filepath.Join(p.dir, "config.json") }
 
-// socket is where it answers; t.TempDir is too long for one.
+// socket is the path of its socket; the path of t.TempDir is too long.
 func (p *plugin) socket() string { return "/run/podlace-sriov/sriov.sock" }
 
-// run starts it as conf/sriov-device-plugin.yaml does: root, without any capability.
+// run starts the daemon as conf/sriov-device-plugin.yaml does: as root, without any capability.
 func (p *plugin) run() {
 	p.t.Helper()
 	p.start("setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", filepath.Join(p.bin, "sriov-device-plugin"),
@@ -74,7 +74,7 @@ func (p *plugin) run() {
 		"--registration", p.registration, "--http", "unix:/run/node/plugin.sock", "--cdi-dir", "")
 }
 
-// ready waits until the kubelet watches all resources, and returns how long that took.
+// ready waits until the kubelet watches all resources, and returns the time that this took.
 func (p *plugin) ready(limit time.Duration) time.Duration {
 	p.t.Helper()
 	begin := time.Now()
@@ -96,7 +96,7 @@ func (p *plugin) ready(limit time.Duration) time.Duration {
 	return time.Since(begin)
 }
 
-// list is what podlace sriov ls prints.
+// list is the output of podlace sriov ls.
 func (p *plugin) list() string {
 	p.t.Helper()
 	out, err := p.podlace("ls")
@@ -106,14 +106,14 @@ func (p *plugin) list() string {
 	return out
 }
 
-// podlace runs podlace sriov, and returns what it prints.
+// podlace runs podlace sriov, and returns its output.
 func (p *plugin) podlace(args ...string) (string, error) {
 	args = append([]string{"sriov"}, append(args, "--config-file", p.config(), "--sysfs", p.sysfs, "--socket", p.socket())...)
 	out, err := exec.Command(filepath.Join(p.bin, "podlace"), args...).CombinedOutput()
 	return string(out), err
 }
 
-// numaOf returns the NUMA node of a device, in the sysfs as it is.
+// numaOf returns the NUMA node of a device in the current sysfs.
 func (p *plugin) numaOf(address string) int {
 	p.t.Helper()
 	data, err := os.ReadFile(filepath.Join(p.sysfs, "bus/pci/devices", address, "numa_node"))
@@ -127,14 +127,14 @@ func (p *plugin) numaOf(address string) int {
 	return n
 }
 
-// kubeletFor is the kubelet, to be asked for the devices of a resource.
+// kubeletFor returns a client that asks the kubelet for the devices of a resource.
 func kubeletFor(of string) podresources.Kubelet {
 	k := podresources.At(kubeletRoot)
 	k.Resources = []string{of}
 	return k
 }
 
-// holders asks the kubelet itself who has which device of a resource.
+// holders asks the kubelet for the devices of a resource and their pods.
 func holders(t *testing.T, of string) []allocation.Device {
 	t.Helper()
 	held, err := podresources.List(t.Context(), kubeletFor(of))

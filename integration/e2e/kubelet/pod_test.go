@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// lab is a kubelet and a device plugin, running.
+// lab is a running kubelet and a running device plugin.
 type lab struct {
 	t *testing.T
 	*kubelet
@@ -26,7 +26,7 @@ type lab struct {
 	started int
 }
 
-// newLab starts both, the kubelet first, by the classic registration.
+// newLab starts both, the kubelet first, with the classic registration.
 func newLab(t *testing.T, policy string) *lab {
 	t.Helper()
 	node.Skip(t)
@@ -37,7 +37,7 @@ func newLab(t *testing.T, policy string) *lab {
 	return l
 }
 
-// prepareLab starts nothing. The pods end before the kubelet does.
+// prepareLab prepares both without starting them. The pods end before the kubelet does.
 func prepareLab(t *testing.T, policy, registration string) *lab {
 	t.Helper()
 	l := &lab{t: t, kubelet: newKubelet(t, policy)}
@@ -46,17 +46,18 @@ func prepareLab(t *testing.T, policy, registration string) *lab {
 	return l
 }
 
-// resources are the requests and limits of a pod's one container.
+// resources are the requests and limits of a pod's only container.
 type resources map[string]string
 
 func vfs(n int) resources { return resources{resource: fmt.Sprint(n)} }
 
-// guaranteed has CPUs of its own.
+// guaranteed requests exclusive CPUs.
 func guaranteed(cpus, vfs int) resources {
 	return resources{"cpu": fmt.Sprint(cpus), "memory": "64Mi", resource: fmt.Sprint(vfs)}
 }
 
-// drop hands a pod to the kubelet. The same manifest again would be the same pod, with the same devices: hence the annotation.
+// drop writes a pod's manifest into the kubelet's folder. An identical manifest would be the same pod with the same devices, so each
+// gets a different annotation.
 func (l *lab) drop(name string, limits resources) {
 	l.t.Helper()
 	l.started++
@@ -87,7 +88,7 @@ func (l *lab) drop(name string, limits resources) {
 	}
 }
 
-// runPod runs a pod and returns its VFs, on which the container's variable and the kubelet have to agree.
+// runPod runs a pod and returns its VFs. The container's variable and the kubelet must name the same VFs.
 func (l *lab) runPod(name string, limits resources) []string {
 	l.t.Helper()
 	l.drop(name, limits)
@@ -103,7 +104,7 @@ func (l *lab) runPod(name string, limits resources) []string {
 	return ids
 }
 
-// serves fails the test unless the pod's web server answers, over the network of the CNI plugins.
+// serves fails the test unless the pod's web server answers over the CNI plugins' network.
 func (l *lab) serves(name string) {
 	l.t.Helper()
 	ip := l.status(name).Status.PodIP
@@ -133,7 +134,7 @@ func (l *lab) runs(name string) error {
 	return fmt.Errorf("phase %q %s: %s", p.Status.Phase, p.Status.Reason, p.Status.Message)
 }
 
-// refused hands a pod to the kubelet that it must not admit, and returns what it says.
+// refused starts a pod that the kubelet must not admit, and returns the reason.
 func (l *lab) refused(name string, limits resources) (reason, message string) {
 	l.t.Helper()
 	l.drop(name, limits)
@@ -149,7 +150,7 @@ func (l *lab) refused(name string, limits resources) (reason, message string) {
 	return reason, message
 }
 
-// status returns what the kubelet says of a pod that runs.
+// status returns the kubelet's status of a running pod.
 func (l *lab) status(name string) podStatus {
 	l.t.Helper()
 	pods, err := l.pods()
@@ -163,7 +164,7 @@ func (l *lab) status(name string) podStatus {
 	return p
 }
 
-// devices are the VFs of a pod, as the kubelet says, in order.
+// devices returns the VFs of a pod in the kubelet's answer, sorted.
 func (l *lab) devices(name string) (ids []string) {
 	l.t.Helper()
 	for _, h := range holders(l.t, resource) {
@@ -175,7 +176,7 @@ func (l *lab) devices(name string) (ids []string) {
 	return ids
 }
 
-// variables is the environment of the container, which it has written.
+// variables returns the container's environment, which the container has printed.
 func (l *lab) variables(name string) map[string]string {
 	l.t.Helper()
 	log := fmt.Sprintf("%s/shop_%s-node_%s/app/0.log", podLogs, name, l.status(name).Metadata.UID)
@@ -196,7 +197,7 @@ func (l *lab) variables(name string) map[string]string {
 	return variables
 }
 
-// remove ends pods and waits until the kubelet knows nothing of them and they have no sandbox.
+// remove ends pods and waits until the kubelet has forgotten them and they have no sandbox.
 func (l *lab) remove(names ...string) {
 	l.t.Helper()
 	for _, name := range names {
@@ -213,7 +214,7 @@ func (l *lab) remove(names ...string) {
 			if p, ok := pods[name]; ok {
 				return fmt.Errorf("pod %s is %s", name, p.Status.Phase)
 			}
-			if s, ok := sandboxOf(name); ok { // the kubelet forgets the pod before, and another test may have one of its name
+			if s, ok := sandboxOf(name); ok { // the kubelet forgets a pod before its sandbox ends, and another test may use the same pod name
 				return fmt.Errorf("pod %s has the sandbox %+v", name, s)
 			}
 			if path := recordOf(name); path != "" { // the runtime stops the sandbox before DEL ends, and a test's end would kill DEL
@@ -224,7 +225,7 @@ func (l *lab) remove(names ...string) {
 	})
 }
 
-// recordOf returns a record that a plugin has of a pod, "" for none.
+// recordOf returns a plugin's record of a pod, or "" if there is none.
 func recordOf(pod string) string {
 	paths, _ := filepath.Glob("/run/podlace/*/*")
 	for _, path := range paths {
@@ -259,7 +260,7 @@ func (l *lab) sameNUMA(pod string, ids []string) int {
 	return l.numaOf(ids[0])
 }
 
-// cpus are those that the container has for itself.
+// cpus returns the container's exclusive CPUs.
 func (l *lab) cpus(name string) []int64 {
 	l.t.Helper()
 	for _, h := range holders(l.t, resource) {

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// TestRegister: whichever starts first and however the kubelet learns of it, pods get VFs, two of them near one NUMA node, and the
-// container, the kubelet, the daemon's socket and podlace name the same.
+// TestRegister: in either order of start and with either registration, pods get VFs, two of them on one NUMA node. The container, the
+// kubelet, the daemon's socket and podlace name the same VFs.
 func TestRegister(t *testing.T) {
 	node.Skip(t)
 	for _, registration := range []string{"classic", "registry"} {
@@ -37,7 +37,7 @@ func TestRegister(t *testing.T) {
 				one, two := l.runPod("one", vfs(1)), l.runPod("two", vfs(2))
 				l.sameNUMA("two", two)
 				if slices.Contains(two, one[0]) {
-					t.Errorf("%v and %v: granted twice", one, two)
+					t.Errorf("%v and %v: allocated twice", one, two)
 				}
 				l.named("one", one)
 				l.named("two", two)
@@ -46,7 +46,7 @@ func TestRegister(t *testing.T) {
 	}
 }
 
-// named fails the test unless the daemon and podlace say that the pod has these VFs.
+// named fails the test unless the daemon and podlace report these VFs for the pod.
 func (l *lab) named(pod string, ids []string) {
 	l.t.Helper()
 	answer, err := allocation.Ask(l.socket(), time.Now().Add(10*time.Second), allocation.Question{Namespace: "shop", Pod: pod + "-node"})

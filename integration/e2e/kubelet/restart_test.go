@@ -14,13 +14,13 @@ import (
 
 const restarts = 20
 
-// grants are the VFs of pods that run, and the containers that have them.
+// grants are the VFs of running pods and their containers.
 type grants map[string]struct {
 	ids       []string
 	container string
 }
 
-// grant runs a pod and remembers what it has.
+// grant runs a pod and records its VFs.
 func (l *lab) grant(g grants, name string, limits resources) {
 	l.t.Helper()
 	ids := l.runPod(name, limits)
@@ -30,7 +30,7 @@ func (l *lab) grant(g grants, name string, limits resources) {
 	}{ids, l.status(name).Status.ContainerStatuses[0].ContainerID}
 }
 
-// kept fails the test unless all pods have what they had, in the containers that they had.
+// kept fails the test unless all pods still have their VFs and their containers.
 func (l *lab) kept(g grants) {
 	l.t.Helper()
 	for name, had := range g {
@@ -44,7 +44,7 @@ func (l *lab) kept(g grants) {
 	}
 }
 
-// all are the VFs of all pods.
+// all returns the VFs of all pods.
 func (g grants) all() (ids []string) {
 	for _, had := range g {
 		ids = append(ids, had.ids...)
@@ -52,8 +52,8 @@ func (g grants) all() (ids []string) {
 	return ids
 }
 
-// TestKubeletRestarts: whenever the kubelet comes back, killed or not, it soon knows the resource again, pods have the VFs that they had,
-// and a new pod gets all others, so that none is lost and none granted twice.
+// TestKubeletRestarts: after each restart or kill, the kubelet soon knows the resource again. Pods keep their VFs, and a new pod gets
+// all other VFs, so none is lost or allocated twice.
 func TestKubeletRestarts(t *testing.T) {
 	node.Skip(t)
 	for _, registration := range []string{"classic", "registry"} {
@@ -83,7 +83,7 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
-// readyAgain waits until the kubelet itself has the resource, and returns how long that took.
+// readyAgain waits until the kubelet itself has the resource, and returns the time that this took.
 func (l *lab) readyAgain() time.Duration {
 	l.t.Helper()
 	begin := time.Now()
@@ -91,7 +91,8 @@ func (l *lab) readyAgain() time.Duration {
 	return time.Since(begin)
 }
 
-// TestPluginRestarts: pods go on while the daemon is away, and are known to the one that comes; the kubelet gives away nothing meanwhile.
+// TestPluginRestarts: pods keep running while the daemon is stopped, and the restarted daemon knows them. The kubelet allocates
+// nothing meanwhile.
 func TestPluginRestarts(t *testing.T) {
 	l := newLab(t, "none")
 	g := grants{}

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// TestStory: what docs/SRIOV.md shows is what the commands print on this node, with the shipped settings of the kubelet, for the pods of
-// which it tells.
+// TestStory: the commands in docs/SRIOV.md print the documented output on this node for the documented pods, with the shipped kubelet
+// settings.
 func TestStory(t *testing.T) {
 	node.Skip(t)
 	l := prepareLab(t, "none", "classic")

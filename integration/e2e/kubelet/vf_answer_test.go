@@ -24,7 +24,7 @@ import (
 
 const podSocket = kubeletRoot + "/pod-resources/kubelet.sock"
 
-// hide takes the kubelet's socket away until the function is called.
+// hide moves the kubelet's socket away until the returned function is called.
 func hide(t *testing.T) (show func()) {
 	t.Helper()
 	aside := podSocket + ".aside"
@@ -38,13 +38,13 @@ func hide(t *testing.T) (show func()) {
 	})
 }
 
-// refusals counts the ADDs that the kubelet was told of as refused, because neither daemon nor kubelet said which VFs the pod has.
+// refusals counts the ADDs that failed because neither the daemon nor the kubelet reported the pod's VFs.
 func (l *vfLab) refusals() int {
 	data, _ := os.ReadFile(l.kubelet.log)
 	return strings.Count(string(data), `plugin type=\"sriov\" failed (add): sriov add: find the VFs of the pod:`)
 }
 
-// TestDaemonAnswers: pods have their VFs, and start without any, when only the daemon can say which.
+// TestDaemonAnswers: pods with and without VFs start if only the daemon can answer which VFs a pod has.
 func TestDaemonAnswers(t *testing.T) {
 	l := newVFLab(t, `"kubeletDir": "/nonexistent"`)
 	l.put("web", container{name: "app", limits: resources{resource: "2", slow: "1"}})
@@ -55,8 +55,9 @@ func TestDaemonAnswers(t *testing.T) {
 	l.allHome()
 }
 
-// TestWhoAnswers: pods get the same VFs from the daemon, and when only the kubelet can say which. When neither can the pod does not start,
-// and does when one is back. Without the daemon the kubelet starts no container that has its devices; the sandbox has them all the same.
+// TestWhoAnswers: pods get the same VFs from the daemon and, if the daemon is stopped, from the kubelet. If neither can answer, the
+// pod does not start until one is back. Without the daemon the kubelet starts no container with its devices, but the sandbox still has
+// them.
 func TestWhoAnswers(t *testing.T) {
 	l := newVFLab(t)
 	l.put("web", container{name: "app", limits: resources{resource: "2", slow: "1"}})
@@ -85,7 +86,7 @@ func TestWhoAnswers(t *testing.T) {
 		return nil
 	})
 	if s, ok := sandboxOf("web"); ok && s.id != web.id {
-		t.Errorf("nobody says which VFs the pod has, and there is %+v", s)
+		t.Errorf("neither daemon nor kubelet reports the pod's VFs, but the sandbox is %+v", s)
 	}
 	show()
 	l.plugin.run()
@@ -95,7 +96,7 @@ func TestWhoAnswers(t *testing.T) {
 	l.allHome()
 }
 
-// hammer asks the kubelet for all pods, so often a second, until stop is called, which returns how often it was asked too much.
+// hammer asks the kubelet for all pods at a given rate until stop is called. stop returns the number of rejected requests.
 func hammer(t *testing.T, rate int) (stop func() (limited int)) {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+podSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -121,7 +122,7 @@ func hammer(t *testing.T, rate int) (stop func() (limited int)) {
 	return sync.OnceValue(func() int { close(done); <-ended; conn.Close(); return limited })
 }
 
-// TestRateLimit (V-24): while others ask the kubelet more than it answers, pods get what they were allocated, or are refused and get it
+// TestRateLimit (V-24): while other programs exceed the kubelet's rate limit, pods get their allocated VFs, or ADD fails and succeeds
 // later.
 func TestRateLimit(t *testing.T) {
 	l := newVFLab(t)
@@ -135,7 +136,8 @@ func TestRateLimit(t *testing.T) {
 	for _, who := range []string{"daemon", "kubelet"} {
 		rate := 600
 		if who == "kubelet" {
-			// The kubelet's rate limit is 100 questions a second. With 600 questions of another program, all ADDs of one minute may be refused.
+			// The kubelet's rate limit is 100 requests a second. With 600 requests a second from another program, all ADDs of one
+			// minute may fail.
 			l.plugin.end(syscall.SIGTERM)
 			rate = 200
 		}
@@ -148,12 +150,12 @@ func TestRateLimit(t *testing.T) {
 			l.attached(name, ids[name]...)
 		}
 		for name := range uids {
-			if who == "daemon" { // a container with its devices needs it
+			if who == "daemon" { // a container with the daemon's devices needs the daemon
 				l.again(name, former[name])
 			}
 		}
 		limited := stop()
-		t.Logf("by the %s: the kubelet refused %d questions of others, and %d ADDs were", who, limited, l.refusals()-refused)
+		t.Logf("by the %s: the kubelet refused %d requests of another program, and %d ADDs failed", who, limited, l.refusals()-refused)
 		if limited == 0 {
 			t.Error("the kubelet was never asked too much")
 		}
@@ -167,7 +169,7 @@ func TestRateLimit(t *testing.T) {
 	l.allHome()
 }
 
-// TestRestartDuringAdd (V-25): the kubelet is killed while an ADD waits for the answer of the daemon, or for its own.
+// TestRestartDuringAdd (V-25): the kubelet is killed while an ADD waits for the answer of the daemon or of the kubelet.
 func TestRestartDuringAdd(t *testing.T) {
 	l := newVFLab(t)
 	for _, who := range []string{"daemon", "kubelet"} {
@@ -219,7 +221,7 @@ func (l *vfLab) signal(s syscall.Signal) {
 	}
 }
 
-// refusedAtStart reports whether the kubelet refuses a pod that it had before it was killed: it wants the device plugin registered first.
+// refusedAtStart reports whether the restarted kubelet refuses an earlier pod because the device plugin is not yet registered.
 func (l *vfLab) refusedAtStart(pod string) (refused bool) {
 	l.t.Helper()
 	within(l.t, 60*time.Second, "pod "+pod+" starts or is refused", func() error {
@@ -235,12 +237,12 @@ func (l *vfLab) refusedAtStart(pod string) (refused bool) {
 	return refused
 }
 
-// TestSameName: a pod that comes right after one of its name, or before that has begun, has what it was allocated itself.
+// TestSameName: a pod that follows another pod of the same name, or replaces it before its start, gets its own allocated VFs.
 func TestSameName(t *testing.T) {
 	l := newVFLab(t)
 	uid := ""
 	for n, count := range []int{1, 0, 2} {
-		l.put("web", container{name: "app", limits: vfs(count)}) // in the place of the one before
+		l.put("web", container{name: "app", limits: vfs(count)}) // replaces the previous pod
 		uid = l.up("web", uid)
 		ids := l.allocated("web", "app", resource)
 		if len(ids) != count {

@@ -30,7 +30,7 @@ type iface struct {
 	Flags    []string `json:"flags"`
 }
 
-// interfaces returns those of a network namespace, "" for the node's.
+// interfaces returns the interfaces of a network namespace; "" is the node.
 func interfaces(netns string) (all []iface, err error) {
 	command := []string{"ip", "-json", "link", "show"}
 	if netns != "" {
@@ -43,7 +43,7 @@ func interfaces(netns string) (all []iface, err error) {
 	return all, err
 }
 
-// addInterfaces makes a veth for each VF of a tree, and returns their addresses.
+// addInterfaces creates a veth for each VF of a sysfs tree, and returns the VFs' addresses.
 func addInterfaces(t *testing.T, sysfs string) (ids []string) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(sysfs, "bus/pci/devices/*/net/*v?"))
@@ -71,7 +71,7 @@ func addInterfaces(t *testing.T, sysfs string) (ids []string) {
 	return ids // sorted, as Glob does
 }
 
-// atHome returns the interfaces of VFs that are on the node, by PCI address.
+// atHome returns the VFs' interfaces on the node, by PCI address.
 func atHome(t *testing.T, sysfs string) map[string]iface {
 	t.Helper()
 	all, err := interfaces("")
@@ -89,7 +89,7 @@ func atHome(t *testing.T, sysfs string) map[string]iface {
 	return found
 }
 
-// journals are the VFs that a pod has, as the plugin wrote down.
+// journals returns the VFs for which the plugin has a journal: pods have them.
 func journals(t *testing.T) (ids []string) {
 	t.Helper()
 	entries, err := os.ReadDir("/run/podlace/.vfs")
@@ -104,7 +104,8 @@ func journals(t *testing.T) (ids []string) {
 	return ids
 }
 
-// showCards lets the node's /sys have the PCI bus of a tree, until the test ends: the plugin looks there. All else is as it was.
+// showCards mounts the PCI bus of a sysfs tree in the node's /sys until the test ends. The plugin reads it. The rest of /sys is
+// unchanged.
 func showCards(t *testing.T, sysfs string) {
 	t.Helper()
 	top := t.TempDir()
@@ -144,7 +145,7 @@ func showCards(t *testing.T, sysfs string) {
 	})
 }
 
-// useConflist makes it the configuration of the runtime, until the test ends.
+// useConflist installs a conflist as the runtime's configuration until the test ends.
 func useConflist(t *testing.T, text string) {
 	t.Helper()
 	config, err := os.ReadFile("/run/node/config.toml")
@@ -169,7 +170,7 @@ func useConflist(t *testing.T, text string) {
 	t.Cleanup(func() { set(former) })
 }
 
-// restartContainerd has it read its configuration; scripts/node.sh starts it again.
+// restartContainerd ends containerd, so that it reads its configuration; scripts/node.sh restarts it.
 func restartContainerd(t *testing.T) {
 	t.Helper()
 	pid := func() (n int) {
@@ -189,14 +190,14 @@ func restartContainerd(t *testing.T) {
 	})
 }
 
-// sandbox is the sandbox of a pod that runs.
+// sandbox is the sandbox of a running pod.
 type sandbox struct {
 	id, netns  string
 	pid        int
-	containers []string // their IDs; endSandbox fills them in
+	containers []string // container IDs; endSandbox fills them in
 }
 
-// sandboxOf finds the sandbox of a pod by what containerd gave to runc; ok is false without one.
+// sandboxOf finds the sandbox of a pod by containerd's input for runc; ok is false if there is none.
 func sandboxOf(pod string) (found sandbox, ok bool) {
 	files, _ := filepath.Glob("/run/containerd/io.containerd.runtime.v2.task/k8s.io/*/config.json")
 	for _, f := range files {
@@ -206,7 +207,7 @@ func sandboxOf(pod string) (found sandbox, ok bool) {
 		}
 		data, err := os.ReadFile(f)
 		if err != nil || json.Unmarshal(data, &c) != nil {
-			continue // it has just ended
+			continue // the process has just ended
 		}
 		a := c.Annotations
 		init, err := os.ReadFile(filepath.Join(filepath.Dir(f), "init.pid"))
@@ -226,7 +227,7 @@ func sandboxOf(pod string) (found sandbox, ok bool) {
 	return found, ok
 }
 
-// adding counts the processes of the plugin that are in an ADD.
+// adding returns the number of plugin processes that run ADD.
 func adding() (n int) {
 	programs, _ := filepath.Glob("/proc/[0-9]*/exe")
 	for _, p := range programs {

@@ -29,15 +29,15 @@ const (
 	conflist = "10-podlace-sriov.conflist"
 )
 
-// vfLab is a lab whose pods get their VFs by the shipped conflist. Veths play the interfaces of the VFs.
+// vfLab is a lab whose pods get their VFs from the shipped conflist. Veths stand in for the VFs' interfaces.
 type vfLab struct {
 	*lab
-	before map[string]iface // the interfaces of the VFs, by PCI address
-	ids    []string         // of all VFs, sorted
+	before map[string]iface // interfaces of the VFs, by PCI address
+	ids    []string         // addresses of all VFs, sorted
 }
 
-// newVFLab starts kubelet and device plugin. The conflist has a second resource, in front of the one that it is shipped with, and more keys
-// of sriov.
+// newVFLab starts kubelet and device plugin. The conflist has an additional resource before the shipped one, and additional keys of
+// sriov.
 func newVFLab(t *testing.T, keys ...string) *vfLab {
 	t.Helper()
 	shipped, err := conf.Conflist(conflist)
@@ -73,17 +73,17 @@ func startVFLab(t *testing.T, pools, network string) *vfLab {
 	return l
 }
 
-// container is one of a pod, and what it asks for.
+// container is one container of a pod, and its requests.
 type container struct {
 	name   string
 	limits resources
-	first  bool // it ends before the others start
+	first  bool // an init container
 }
 
-// started is what each container says first: which interfaces it finds.
+// started is the first output of each container: its interfaces.
 const started = "interfaces when it starts:"
 
-// put hands a pod to the kubelet, one that it has not had before.
+// put writes a new pod's manifest into the kubelet's folder.
 func (l *vfLab) put(name string, containers ...container) {
 	l.t.Helper()
 	list := map[bool][]any{}
@@ -112,7 +112,7 @@ func (l *vfLab) write(name string, manifest any) {
 	}
 }
 
-// up waits until a pod runs that is not of the UID, and returns its UID.
+// up waits until a pod with a UID other than the given one runs, and returns its UID.
 func (l *vfLab) up(name, former string) (uid string) {
 	l.t.Helper()
 	within(l.t, 60*time.Second, "pod "+name+" runs", func() error {
@@ -135,7 +135,7 @@ func (l *vfLab) up(name, former string) (uid string) {
 	return uid
 }
 
-// attached fails the test unless the pod has just these VFs in its namespace, as net1, net2 and so on beside eth0.
+// attached fails the test unless the pod has exactly these VFs in its namespace, as net1, net2 and so on beside eth0.
 func (l *vfLab) attached(name string, ids ...string) {
 	l.t.Helper()
 	s, ok := sandboxOf(name)
@@ -160,11 +160,11 @@ func (l *vfLab) attached(name string, ids ...string) {
 	}
 }
 
-// has fails the test unless the pod has just these VFs, and had them whenever one of its containers started.
+// has fails the test unless the pod has exactly these VFs, and had them at each start of its containers.
 func (l *vfLab) has(name, uid string, ids ...string) {
 	l.t.Helper()
 	l.attached(name, ids...)
-	names := []string{"eth0", "lo"} // as ls sorts them
+	names := []string{"eth0", "lo"} // sorted like the output of ls
 	for n := range ids {
 		names = append(names, fmt.Sprint("net", n+1))
 	}
@@ -177,8 +177,8 @@ func (l *vfLab) has(name, uid string, ids ...string) {
 	}
 }
 
-// saw fails the test unless a container found these interfaces whenever it started. Starts that left no word are passed over but for the
-// last: the kubelet removes logs, and kills containers that have just begun.
+// saw fails the test unless a container found these interfaces at each start. Starts without output are ignored except for the last,
+// because the kubelet removes logs and kills containers that have just started.
 func (l *vfLab) saw(logs, want string) {
 	l.t.Helper()
 	within(l.t, 10*time.Second, "a container of "+logs+" begins", func() error {
@@ -194,13 +194,13 @@ func (l *vfLab) saw(logs, want string) {
 			}
 		}
 		if !said {
-			return fmt.Errorf("%v: the last one says nothing yet: %v", files, err)
+			return fmt.Errorf("%v: the last container has printed nothing yet: %v", files, err)
 		}
 		return nil
 	})
 }
 
-// allocated are the VFs of a container, of a resource, as the kubelet says, sorted.
+// allocated returns a container's VFs of a resource in the kubelet's answer, sorted.
 func (l *vfLab) allocated(pod, container, of string) (ids []string) {
 	l.t.Helper()
 	for _, h := range holders(l.t, of) {
@@ -212,10 +212,10 @@ func (l *vfLab) allocated(pod, container, of string) (ids []string) {
 	return ids
 }
 
-// allHome waits for the end of all sandboxes, and fails the test unless all VFs are on the node as they were in the beginning.
+// allHome waits for the end of all sandboxes, and fails the test unless all VFs are on the node with their original settings.
 func (l *vfLab) allHome() {
 	l.t.Helper()
-	within(l.t, 30*time.Second, "no VF has a journal", func() error { // the kubelet forgets pods before that
+	within(l.t, 30*time.Second, "no VF has a journal", func() error { // the kubelet forgets pods before their sandboxes end
 		if left := journals(l.t); len(left) > 0 {
 			return fmt.Errorf("left are %v", left)
 		}
@@ -232,7 +232,7 @@ func (l *vfLab) allHome() {
 	}
 }
 
-// endSandbox kills a pod's sandbox, which the kubelet makes again.
+// endSandbox kills a pod's sandbox, which the kubelet recreates.
 func (l *vfLab) endSandbox(pod string) (former sandbox) {
 	l.t.Helper()
 	former, ok := sandboxOf(pod)
@@ -255,7 +255,7 @@ func (l *vfLab) endSandbox(pod string) (former sandbox) {
 	return former
 }
 
-// awaitNewSandbox waits for another sandbox of a pod than the former.
+// awaitNewSandbox waits for a new sandbox of a pod.
 func (l *vfLab) awaitNewSandbox(pod string, former sandbox) {
 	l.t.Helper()
 	within(l.t, 60*time.Second, "pod "+pod+" has a new sandbox", func() error {
@@ -266,8 +266,8 @@ func (l *vfLab) awaitNewSandbox(pod string, former sandbox) {
 	})
 }
 
-// again waits until the pod's containers run in a new sandbox. It does not look at restart counts: the kubelet starts at 0 again after it
-// has removed the old container.
+// again waits until the pod's containers run in a new sandbox. It ignores restart counts, because the kubelet counts from 0 again
+// after it has removed the old container.
 func (l *vfLab) again(pod string, former sandbox) {
 	l.t.Helper()
 	l.awaitNewSandbox(pod, former)
@@ -278,7 +278,7 @@ func (l *vfLab) again(pod string, former sandbox) {
 		}
 		containers := pods[pod].Status.ContainerStatuses
 		if len(containers) == 0 || len(containers) != len(former.containers) {
-			return fmt.Errorf("it has the containers %+v, and had %v", containers, former.containers)
+			return fmt.Errorf("the pod has the containers %+v, and had %v", containers, former.containers)
 		}
 		for _, c := range containers {
 			if !c.Ready || slices.Contains(former.containers, c.ContainerID) {

@@ -31,12 +31,12 @@ type cluster struct {
 	families    []string // "4", "6"
 	input       io.Closer
 	cmd         *exec.Cmd
-	groups      []string // cgroups of its machines
-	sysctls     string   // of the machine before
+	groups      []string // cgroups of the cluster's machines
+	sysctls     string   // the machine's previous sysctls
 	killed      bool     // by the test
 }
 
-// start runs a cluster until the end of the test. No node has a network yet.
+// start runs a cluster until the end of the test. The nodes have no network yet.
 func start(t *testing.T, families string, env ...string) *cluster {
 	t.Helper()
 	images := os.Getenv("IMAGES")
@@ -83,10 +83,10 @@ func start(t *testing.T, families string, env ...string) *cluster {
 	return nil
 }
 
-// machines are those with a cgroup of their own.
+// machines returns the machines that have a separate cgroup.
 func (c *cluster) machines() []string { return []string{"plane", "node1", "node2", "node3"} }
 
-// pid is the process that a machine's namespaces are found by.
+// pid returns the process whose namespaces are the machine's.
 func (c *cluster) pid(t *testing.T, machine string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(c.dir, machine, "pid"))
@@ -96,7 +96,7 @@ func (c *cluster) pid(t *testing.T, machine string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// group is the cgroup of a machine.
+// group returns the cgroup of a machine.
 func (c *cluster) group(t *testing.T, machine string) string {
 	t.Helper()
 	data, err := os.ReadFile("/proc/" + c.pid(t, machine) + "/cgroup")
@@ -119,7 +119,7 @@ func (c *cluster) noteGroups(t *testing.T) {
 	}
 }
 
-// left is what the machine still has of the cluster.
+// left returns what remains of the cluster on the machine.
 func (c *cluster) left() (left []string) {
 	for _, g := range c.groups {
 		found, _ := filepath.Glob("/sys/fs/cgroup/*/" + g)
@@ -137,7 +137,7 @@ func (c *cluster) left() (left []string) {
 	return left
 }
 
-// stop ends the cluster and says what of it is left on the machine.
+// stop ends the cluster and returns an error that lists what remains on the machine.
 func (c *cluster) stop(t *testing.T) {
 	t.Helper()
 	_ = c.input.Close()
@@ -158,7 +158,7 @@ func (c *cluster) stop(t *testing.T) {
 	_ = os.RemoveAll(c.dir)
 }
 
-// sysctls are those that a kubelet sets, whatever its namespaces.
+// sysctls are the machine-wide parameters that a kubelet sets from any namespace.
 func sysctls() (values string) {
 	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"} {
 		data, _ := os.ReadFile("/proc/sys/" + name)
@@ -167,7 +167,7 @@ func sysctls() (values string) {
 	return values
 }
 
-// run runs a command of cluster.sh, or with "exec" one in a machine, and returns its output.
+// run runs a command of cluster.sh and returns its output. The command "exec" runs a program in a machine.
 func (c *cluster) run(t *testing.T, verb string, args ...string) string {
 	t.Helper()
 	out, err := c.try(verb, "", args...)
@@ -194,7 +194,7 @@ func (c *cluster) kubectl(t *testing.T, args ...string) string {
 	return c.run(t, "exec", append([]string{"plane", "kubectl"}, args...)...)
 }
 
-// list decodes what kubectl get prints.
+// list decodes the output of kubectl get.
 func (c *cluster) list(t *testing.T, into any, args ...string) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(c.kubectl(t, append([]string{"get", "-o", "json"}, args...)...)), into); err != nil {
@@ -202,7 +202,7 @@ func (c *cluster) list(t *testing.T, into any, args ...string) {
 	}
 }
 
-// apply gives the API server objects.
+// apply sends objects to the API server.
 func (c *cluster) apply(t *testing.T, objects ...any) {
 	t.Helper()
 	data, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": objects})
@@ -214,7 +214,7 @@ func (c *cluster) apply(t *testing.T, objects ...any) {
 	}
 }
 
-// network makes Podlace the network of the cluster by its manifest and waits until all nodes are ready.
+// network applies Podlace's manifest and waits until all nodes are ready.
 func (c *cluster) network(t *testing.T) {
 	t.Helper()
 	before := c.watchLists(t)
@@ -229,7 +229,7 @@ func (c *cluster) network(t *testing.T) {
 
 var watchLists = regexp.MustCompile(`(?m)^apiserver_watch_list_duration_seconds_count\{.*resource="nodes",scope="cluster".*\} (\d+)$`)
 
-// watchLists counts the lists of all nodes that the API server has sent as a watch (WatchList).
+// watchLists counts the lists of all nodes that the API server has sent as watches (WatchList).
 func (c *cluster) watchLists(t *testing.T) int {
 	t.Helper()
 	found := watchLists.FindStringSubmatch(c.kubectl(t, "get", "--raw", "/metrics"))

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestCRIO: all paths work in a cluster whose third node runs CRI-O, from the shipped manifest. CRI-O maps the hostPorts of its pods itself
-// and gives portmap none, so a CRI-O that is told to map none has no hostPorts.
+// TestCRIO: all paths work in a cluster whose third node runs CRI-O, with the shipped manifest. CRI-O maps the hostPorts of its pods
+// itself and passes none to portmap. If its own mapping is disabled, the pods therefore have no hostPorts.
 func TestCRIO(t *testing.T) {
 	folder := os.Getenv("CRIO")
 	if folder == "" {
@@ -31,7 +31,7 @@ func TestCRIO(t *testing.T) {
 	t.Run("disable_hostport_mapping", func(t *testing.T) { w.withoutHostPorts(t) })
 }
 
-// withoutHostPorts restarts CRI-O with disable_hostport_mapping and replaces the pod server3: paths to the pod work, and those to its
+// withoutHostPorts restarts CRI-O with disable_hostport_mapping and replaces the pod server3. Paths to the pod work, and paths to its
 // hostPort do not.
 func (w *world) withoutHostPorts(t *testing.T) {
 	w.run(t, "exec", "node3", "sh", "-ec", `sed -i '/^\[crio.runtime\]/a disable_hostport_mapping = true' /run/node/crio.conf

@@ -13,7 +13,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the table of source addresses in docs/CLUSTER.md")
 
-// TestSourceAddresses compares the table of docs/CLUSTER.md with the list of paths that the other tests walk. It needs no cluster.
+// TestSourceAddresses compares the table of docs/CLUSTER.md with the list of paths that the other tests check. It needs no cluster.
 func TestSourceAddresses(t *testing.T) {
 	const file, head = "../../../docs/CLUSTER.md", "| From | To | The server sees | Except |\n| --- | --- | --- | --- |\n"
 	data, err := os.ReadFile(file)
@@ -42,7 +42,7 @@ func TestSourceAddresses(t *testing.T) {
 	}
 }
 
-// sees returns how the server sees the client, in words.
+// sees describes the client's address as the server sees it.
 func (p path) sees() string {
 	if p.server == "" {
 		return "nothing: refused"
@@ -70,7 +70,7 @@ func (p path) words(seen string) string {
 	return "the pod's node"
 }
 
-// except returns the setups in which the path has another answer.
+// except returns the setups in which the path has a different result.
 func (p path) except() string {
 	var list []string
 	usual := setup{proxy: "iptables"}

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// The shell blocks of "From flannel" in docs/CLUSTER.md, in their order. TestFlannel runs each line.
+// The shell blocks of "From flannel" in docs/CLUSTER.md, in order. TestFlannel runs each line.
 const (
 	blockApply = iota
 	blockLeftovers
@@ -33,12 +33,12 @@ type flannel struct {
 	*world
 	backend  string
 	manifest string
-	nodes    []string // those that reach each other by flannel
+	nodes    []string // the nodes that reach each other through flannel
 	steps    []string
 }
 
-// TestFlannel takes a cluster over from flannel, gives it back and takes it over again, as docs/CLUSTER.md says. Meanwhile connections
-// of pods last. With host-gw no packet is lost; a tunnel loses packets until both its nodes have it.
+// TestFlannel moves a cluster from flannel to Podlace, back, and to Podlace again with the commands of docs/CLUSTER.md. The pods'
+// connections survive. With host-gw no packet is lost. A tunnel loses packets until both of its nodes have it.
 func TestFlannel(t *testing.T) {
 	if os.Getenv("FLANNEL") == "" || os.Getenv("REFERENCE") == "" {
 		t.Skip("SKIP, no flannel: FLANNEL or REFERENCE is not set; make cluster ARGS='-test -run TestFlannel' builds both")
@@ -66,13 +66,13 @@ func TestFlannel(t *testing.T) {
 	}
 }
 
-// startFlannel starts a cluster whose network is flannel, with the pods and services of the matrix.
+// startFlannel starts a cluster with flannel as network, and the pods and services of the matrix.
 func startFlannel(t *testing.T, backend string) *flannel {
 	t.Helper()
 	c := start(t, "4", "PROXY=iptables", "BRIDGE_NF=1")
 	f := &flannel{world: &world{cluster: c}, backend: backend, nodes: []string{"1", "2", "3"}, steps: documented(t, "From flannel", blocks)}
 	offLink := "vxlan"
-	if backend == "host-gw" { // which needs nodes on one link
+	if backend == "host-gw" { // host-gw needs nodes on one link
 		f.nodes, offLink = []string{"1", "2"}, "refuse"
 	}
 	manifest, err := os.ReadFile(os.Getenv("MANIFEST"))
@@ -121,7 +121,7 @@ func (c *cluster) write(t *testing.T, name, text string) {
 	}
 }
 
-// documented returns the shell blocks of a section of docs/CLUSTER.md, and fails unless it has as many.
+// documented returns the shell blocks of a section of docs/CLUSTER.md, and fails the test unless there are count of them.
 func documented(t *testing.T, heading string, want int) (list []string) {
 	t.Helper()
 	text, err := os.ReadFile("../../../docs/CLUSTER.md")
@@ -140,7 +140,7 @@ func documented(t *testing.T, heading string, want int) (list []string) {
 	return list
 }
 
-// step runs a block of the documentation in machines.
+// step runs a block of the documentation in several machines.
 func (f *flannel) step(t *testing.T, block int, machines ...string) {
 	t.Helper()
 	for _, m := range machines {
@@ -148,7 +148,7 @@ func (f *flannel) step(t *testing.T, block int, machines ...string) {
 	}
 }
 
-// follow runs lines of the documentation in a machine.
+// follow runs lines of the documentation in one machine.
 func (c *cluster) follow(t *testing.T, machine, lines string) string {
 	t.Helper()
 	out := c.run(t, "exec", machine, "env", "PATH="+os.Getenv("KUBERNETES")+":"+os.Getenv("PATH"), "bash", "-ec", "cd "+c.dir+"\n"+lines)
@@ -156,7 +156,7 @@ func (c *cluster) follow(t *testing.T, machine, lines string) string {
 	return out
 }
 
-// startDaemons does what flannel's DaemonSet does: it runs flanneld, and writes the conflist.
+// startDaemons runs flanneld and writes the conflist, as flannel's DaemonSet does.
 func (f *flannel) startDaemons(t *testing.T) {
 	t.Helper()
 	for _, n := range f.machines()[1:] {
@@ -170,7 +170,7 @@ func (f *flannel) startDaemons(t *testing.T) {
 	}
 }
 
-// takeOver makes Podlace the network, ends flannel, and removes what is no longer needed.
+// takeOver makes Podlace the network, stops flannel, and removes its unneeded state.
 func (f *flannel) takeOver(t *testing.T) {
 	t.Helper()
 	f.write(t, "podlace.yaml", f.manifest)
@@ -194,7 +194,7 @@ func (f *flannel) giveBack(t *testing.T) {
 	f.checkRoutes(t, "flannel")
 }
 
-// removePodlace replaces the pods that Podlace made, and removes it.
+// removePodlace replaces the pods of Podlace's network, and removes Podlace.
 func (f *flannel) removePodlace(t *testing.T) {
 	t.Helper()
 	for _, n := range f.nodes {
@@ -206,7 +206,7 @@ func (f *flannel) removePodlace(t *testing.T) {
 	f.ask4(t, "client1", "server2")
 }
 
-// removeFlannel deletes the last pods that flannel made, and then its rules, while the pods of Podlace talk.
+// removeFlannel deletes the last pods of flannel's network, and then flannel's rules, while traffic flows between Podlace's pods.
 func (f *flannel) removeFlannel(t *testing.T) {
 	t.Helper()
 	during := f.traffic(t, "last", "last")
@@ -229,7 +229,7 @@ func (f *flannel) removeFlannel(t *testing.T) {
 	}
 }
 
-// checkRoutes waits until each node's routes to the others have the protocol 142, or are flannel's.
+// checkRoutes waits until each node's routes to the other nodes have protocol 142, or are flannel's.
 func (f *flannel) checkRoutes(t *testing.T, whose string) {
 	t.Helper()
 	for _, n := range f.nodes {
@@ -255,7 +255,7 @@ func (f *flannel) checkRoutes(t *testing.T, whose string) {
 	}
 }
 
-// checkLeases wants each address leased once, to a pod that is there.
+// checkLeases checks that each leased address belongs to exactly one existing pod.
 func (f *flannel) checkLeases(t *testing.T) {
 	t.Helper()
 	var list struct {

@@ -15,16 +15,16 @@ import (
 const (
 	echoPort     = 9000 // of TCP
 	callEvery    = 10 * time.Millisecond
-	callPatience = 30 * time.Second // of a connection: a lost segment is sent again
+	callPatience = 30 * time.Second // of a TCP connection, in which a lost segment is sent again
 )
 
-// route leads from a place to an address.
+// route is the path from a place to an address.
 type route struct {
 	from, address string
 	port          int
 }
 
-// calls are connections and streams of datagrams that last until they are ended.
+// calls are connections and streams of datagrams that last until they are stopped.
 type calls struct {
 	stop  chan struct{}
 	tasks sync.WaitGroup
@@ -35,7 +35,7 @@ type calls struct {
 	reasons       []string
 }
 
-// call opens a connection for each path of tcp, and sends datagrams along those of udp, 100 a second each.
+// call opens a connection for each path of tcp, and sends 100 datagrams a second along each path of udp.
 func (f *flannel) call(t *testing.T, tcp, udp []route) *calls {
 	t.Helper()
 	c := &calls{stop: make(chan struct{}), conns: len(tcp)}
@@ -62,8 +62,8 @@ func (f *flannel) open(t *testing.T, network string, p route) (conn net.Conn) {
 	return conn
 }
 
-// answered opens a stream of datagrams to a server that answers. Each try has a socket of its own: the kernel remembers a stream that began
-// before kube-proxy had the rules of the Service as one that goes nowhere.
+// answered opens a stream of datagrams to a server that answers. Each try uses a new socket, because the kernel keeps the failed route
+// of a stream that began before kube-proxy had the Service's rules.
 func (f *flannel) answered(t *testing.T, p route) net.Conn {
 	t.Helper()
 	for deadline := time.Now().Add(callPatience); ; {
@@ -84,7 +84,7 @@ func (f *flannel) answered(t *testing.T, p route) net.Conn {
 	}
 }
 
-// converse sends a word after the other and wants each back.
+// converse sends one word after another and expects each back.
 func (c *calls) converse(p route, conn net.Conn) {
 	defer conn.Close()
 	word := []byte("word")
@@ -143,7 +143,7 @@ func (c *calls) ended() bool {
 	}
 }
 
-// end prints what was lost while something was done. No connection may be, and a datagram only where losses are known.
+// end prints the losses. No connection may be lost, and a datagram only if losses are expected.
 func (c *calls) end(t *testing.T, what string, lossy bool) {
 	t.Helper()
 	close(c.stop)
@@ -153,7 +153,7 @@ func (c *calls) end(t *testing.T, what string, lossy bool) {
 		t.Logf("lost while %s:\n%s", what, strings.Join(c.reasons, "\n"))
 	}
 	if c.broken > 0 || c.lost > 0 && !lossy {
-		t.Errorf("%s cost connections or datagrams", what)
+		t.Errorf("%s lost connections or datagrams", what)
 	}
 }
 
@@ -164,11 +164,11 @@ func (f *flannel) traffic(t *testing.T, from, to string) *calls {
 	udp := []route{{from + "1", server, 80}, {from + "1", outside, 8080},
 		{"outside", "192.0.2.11", nodePort("server2")}, {"outside", "192.0.2.12", 8081},
 	}
-	if to == "last" { // the pods behind the service go
+	if to == "last" { // the pods behind the service are deleted
 		udp = udp[1:2]
 	}
 	tcp := append(f.tcpPaths(from, to), route{from + "1", outside, echoPort})
-	if f.backend == "host-gw" || from != "new" { // given back, a vxlan node has another address towards pods
+	if f.backend == "host-gw" || from != "new" { // after the return to flannel, a vxlan node has another address towards pods
 		tcp = append(tcp, route{"node1", f.places[to+"2"].address["4"], echoPort})
 	}
 	for _, p := range f.tcpPaths(from, to) {
@@ -177,7 +177,7 @@ func (f *flannel) traffic(t *testing.T, from, to string) *calls {
 	return f.call(t, tcp, udp)
 }
 
-// tcpPaths are those between pods of all nodes.
+// tcpPaths are the paths between pods of all nodes.
 func (f *flannel) tcpPaths(from, to string) (paths []route) {
 	for _, a := range f.nodes {
 		for _, b := range f.nodes {
@@ -189,7 +189,7 @@ func (f *flannel) tcpPaths(from, to string) (paths []route) {
 	return paths
 }
 
-// addPodsOf starts a pod on each node and checks who made it, and that old and new pods and the machine outside answer.
+// addPodsOf starts a pod on each node and checks which network attached it. Old and new pods and the machine outside must answer.
 func (f *flannel) addPodsOf(t *testing.T, name, maker string) {
 	t.Helper()
 	var objects []any
@@ -208,7 +208,7 @@ func (f *flannel) addPodsOf(t *testing.T, name, maker string) {
 		echo(t, f.places[name+n])
 		records := f.run(t, "exec", "node"+n, "sh", "-c", "cat /run/podlace/cbr0/bridge-* 2>/dev/null || :")
 		if made := strings.Contains(records, f.places[name+n].address["4"]); made != (maker == "Podlace") {
-			t.Errorf("Podlace has a record of %s%s: %v, and %s should have made it", name, n, made, maker)
+			t.Errorf("Podlace has a record of %s%s: %v, want the pod attached by %s", name, n, made, maker)
 		}
 	}
 	for i, n := range f.nodes {
@@ -233,7 +233,7 @@ func (f *flannel) ask4(t *testing.T, from, to string) {
 	}
 }
 
-// echo sends back what comes on a connection, until the end of the test.
+// echo returns the data of a connection until the end of the test.
 func echo(t *testing.T, p *place) {
 	t.Helper()
 	var l net.Listener

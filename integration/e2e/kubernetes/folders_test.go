@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestFolders: folders of the node that are removed or moved under the agent, as kubeadm reset does, are filled again without help: the
-// container that the kubelet starts has the new folders.
+// TestFolders removes or moves folders of the node while the agent runs, as kubeadm reset does. They are filled again without help,
+// because the kubelet's new container has the new folders.
 func TestFolders(t *testing.T) {
 	c := start(t, "4 6")
 	c.network(t)

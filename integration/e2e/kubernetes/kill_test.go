@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestKilled: a cluster whose parent is killed leaves nothing, and meanwhile a second one runs on the same addresses.
+// TestKilled: a cluster whose parent is killed leaves nothing. Meanwhile a second cluster runs with the same addresses.
 func TestKilled(t *testing.T) {
 	one := start(t, "4 6")
 	two := start(t, "4 6")
@@ -23,7 +23,7 @@ func TestKilled(t *testing.T) {
 	}
 	for _, n := range two.machines() {
 		if got := two.run(t, "exec", n, "hostname"); got != n+"\n" {
-			t.Errorf("%s of the other cluster says it is %q", n, got)
+			t.Errorf("%s of the other cluster reports the name %q", n, got)
 		}
 	}
 	two.kubectl(t, "get", "--raw", "/readyz")

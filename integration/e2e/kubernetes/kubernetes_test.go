@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// TestDualStack: all paths work with kube-proxy in both modes, with br_netfilter on and off, and when kube-proxy masquerades all it can.
+// TestDualStack: all paths work with kube-proxy in both modes, with br_netfilter on and off, and with kube-proxy's masquerade of all
+// traffic.
 func TestDualStack(t *testing.T) {
 	c := start(t, "4 6", "PROXY=nftables", "BRIDGE_NF=1")
 	c.network(t)
@@ -34,7 +35,7 @@ func TestDualStack(t *testing.T) {
 	}
 }
 
-// TestOneFamily: the paths work in a cluster that has IPv4 alone or IPv6 alone.
+// TestOneFamily: the paths work in a cluster with only IPv4 or only IPv6.
 func TestOneFamily(t *testing.T) {
 	for _, family := range []string{"4", "6"} {
 		t.Run("IPv"+family, func(t *testing.T) {
@@ -69,7 +70,7 @@ func (c *cluster) writeProxy(t *testing.T, n string, s setup) bool {
 	return true
 }
 
-// setProxy changes kube-proxy's configuration; a kube-proxy whose configuration changes is restarted.
+// setProxy changes kube-proxy's configuration, and restarts each changed kube-proxy.
 func (c *cluster) setProxy(t *testing.T, s setup) {
 	t.Helper()
 	changed := map[string]string{}
@@ -83,14 +84,13 @@ func (c *cluster) setProxy(t *testing.T, s setup) {
 	}
 }
 
-// proxyPID is the process of the node's kube-proxy.
+// proxyPID returns the process ID of the node's kube-proxy.
 func (c *cluster) proxyPID(t *testing.T, n string) string {
 	t.Helper()
 	return strings.TrimSpace(c.run(t, "exec", n, "cat", "/run/node/proxy.pid"))
 }
 
-// awaitProxy waits until the node has another kube-proxy than before, the rules of the mode for the last service, and none of the other
-// mode.
+// awaitProxy waits until the node has a new kube-proxy process, the mode's rules for the last service, and no rules of the other mode.
 func (c *cluster) awaitProxy(t *testing.T, node, mode, before string) {
 	t.Helper()
 	script := map[string]string{

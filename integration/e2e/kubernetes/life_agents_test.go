@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// agentsKilled: agents are killed at random moments, also of their start, while pods come and go. The kubelet restarts the container
-// each time, at most a second later (maxContainerRestartPeriod).
+// agentsKilled kills agents at random moments, including their start, while pods are created and deleted. The kubelet restarts the
+// container each time within a second (maxContainerRestartPeriod).
 func (l *life) agentsKilled(t *testing.T) {
 	var monitors []*monitor
 	for _, n := range l.machines()[1:] {
@@ -47,7 +47,7 @@ func (l *life) agentsKilled(t *testing.T) {
 	l.lossIsSeen(t)
 }
 
-// lossIsSeen: the tests of life would see what they say does not happen.
+// lossIsSeen checks that the tests of life would detect losses.
 func (l *life) lossIsSeen(t *testing.T) {
 	t.Helper()
 	m := l.monitor(t, "node1")

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// podCIDR is that of a node.
+// podCIDR returns the podCIDR of a node.
 func (c *cluster) podCIDR(t *testing.T, node, family string) string {
 	t.Helper()
 	for _, cidr := range strings.Fields(c.kubectl(t, "get", "node", node, "-o", "jsonpath={.spec.podCIDRs[*]}")) {
@@ -25,7 +25,7 @@ func (c *cluster) podCIDR(t *testing.T, node, family string) string {
 	return ""
 }
 
-// apiServerAway: agents restart while the API server is away, and nothing changes.
+// apiServerAway restarts agents while the API server is stopped. Nothing changes.
 func (l *life) apiServerAway(t *testing.T) {
 	before := l.allRoutes(t)
 	var monitors []*monitor
@@ -67,7 +67,7 @@ func (l *life) apiServerAway(t *testing.T) {
 
 func joined(i int) string { return fmt.Sprintf("joined%d", i) }
 
-// addNode makes a Node object of a node that does not exist, with addresses on the link of node1 and node2.
+// addNode creates a Node object for a node that does not exist, with addresses on the link of node1 and node2.
 func (l *life) addNode(t *testing.T, i int) {
 	t.Helper()
 	cidrs := []string{fmt.Sprintf("10.244.%d.0/24", 100+i), fmt.Sprintf("fd00:10:244:%x::/64", 100+i)}
@@ -82,7 +82,7 @@ func (l *life) addNode(t *testing.T, i int) {
 	l.kubectl(t, "patch", "node", joined(i), "--subresource=status", "--type=merge", "-p", string(status))
 }
 
-// awaitNode waits until all nodes route the pods of a new node.
+// awaitNode waits until all nodes have routes to the pods of a new node.
 func (l *life) awaitNode(t *testing.T, i int) {
 	t.Helper()
 	for _, n := range l.machines()[1:] {
@@ -97,7 +97,7 @@ func (l *life) awaitNode(t *testing.T, i int) {
 	}
 }
 
-// nodesJoin: routes to 20 nodes come and go, one after another; those to others do not change.
+// nodesJoin adds and removes routes to 20 nodes, one after another. Routes to other nodes do not change.
 func (l *life) nodesJoin(t *testing.T) {
 	const count = 20
 	before := l.allRoutes(t)

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
-// others fails the test if a flow lost packets that has nothing to do with the node that something happens to, and returns for how long at
-// most flows of that node had no replies.
+// others fails the test if a flow between unaffected nodes lost packets. It returns the longest time without replies of the affected
+// node's flows.
 func (r *traffic) others(t *testing.T, node string) (outage time.Duration) {
 	t.Helper()
 	lost, most := r.end(t, node)
@@ -27,17 +27,17 @@ func (r *traffic) others(t *testing.T, node string) (outage time.Duration) {
 	return time.Duration(most) * pace
 }
 
-// reach fails the test unless all pods reach each other again without a loss.
+// reach fails the test unless all pods reach each other again without losses.
 func (l *life) reach(t *testing.T) {
 	t.Helper()
 	tr := l.traffic(t, pairs()...)
 	time.Sleep(100 * pace)
 	if lost, _ := tr.end(t, ""); lost != 0 {
-		t.Errorf("%d packets lost after all was right again", lost)
+		t.Errorf("%d packets lost after the recovery", lost)
 	}
 }
 
-// foreignDaemon: a program deletes the agent's routes on a node again and again.
+// foreignDaemon: another program repeatedly deletes the agent's routes on a node.
 func (l *life) foreignDaemon(t *testing.T) {
 	before := l.routes(t, "node2")
 	tr := l.traffic(t, pairs()...)
@@ -56,7 +56,7 @@ func (l *life) foreignDaemon(t *testing.T) {
 	l.reach(t)
 }
 
-// linkFlap: the link of a node goes down and comes up. What is not Podlace's comes back as from a network manager.
+// linkFlap: a node's link goes down and up. The test restores the other programs' routes, as a network manager does.
 func (l *life) linkFlap(t *testing.T) {
 	before := l.routes(t, "node2")
 	tr := l.traffic(t, pairs()...)
@@ -76,7 +76,7 @@ func (l *life) linkFlap(t *testing.T) {
 	l.reach(t)
 }
 
-// heard returns when the API server told of a node what was wanted.
+// heard returns the time at which the API server reported the wanted state of a node.
 func (c *cluster) heard(t *testing.T, node, path, wanted string) <-chan time.Time {
 	t.Helper()
 	cmd := exec.Command(c.script, "exec", c.dir, "plane", "kubectl", "get", "node", node, "--watch", "-o", "jsonpath={"+path+"}{\"\\n\"}")
@@ -102,7 +102,7 @@ func (c *cluster) heard(t *testing.T, node, path, wanted string) <-chan time.Tim
 	return told
 }
 
-// restartKubelet ends the kubelet of a node. With other arguments it restarts with them.
+// restartKubelet ends the kubelet of a node. It restarts with now in place of old in its arguments.
 func (c *cluster) restartKubelet(t *testing.T, node, old, now string) {
 	t.Helper()
 	file := filepath.Join(c.dir, node, "services", "kubelet")
@@ -121,7 +121,7 @@ func (c *cluster) restartKubelet(t *testing.T, node, old, now string) {
 	c.run(t, "exec", node, "sh", "-c", "kill -KILL $(cat /run/node/kubelet.pid)")
 }
 
-// addressChanged: a node gets other addresses and loses those it had, at once, and the kubelet reports it; then it gets the old ones back.
+// addressChanged replaces a node's addresses at once, and the kubelet reports the new ones. Then the node gets its old addresses back.
 func (l *life) addressChanged(t *testing.T) {
 	old, now := [2]string{"192.0.2.12", "2001:db8::12"}, [2]string{"192.0.2.22", "2001:db8::22"}
 	before := l.allRoutes(t)
@@ -171,7 +171,7 @@ func (l *life) awaitFlows(t *testing.T, tr *traffic, node string) {
 	}
 }
 
-// podCIDRChanged: a Node object is deleted, and comes again with other podCIDRs. Its old pods are deleted.
+// podCIDRChanged deletes a Node object, which is created again with other podCIDRs. Its old pods are deleted.
 func (l *life) podCIDRChanged(t *testing.T) {
 	oldPod := l.places["server2"].address["4"]
 	tr := l.traffic(t, aside())

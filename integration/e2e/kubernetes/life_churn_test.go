@@ -17,7 +17,7 @@ const (
 	churnEvery     = 6 * time.Second // 50 pods a minute
 )
 
-// A churn makes pods on all nodes and deletes them, until it is ended: 50 ADD and 50 DEL a minute by the kubelets.
+// A churn creates and deletes pods on all nodes until it is stopped: the kubelets run 50 ADDs and 50 DELs a minute.
 type churn struct {
 	*cluster
 	stop    chan struct{}
@@ -72,7 +72,7 @@ func (r *churn) make(batch int) error {
 	return err
 }
 
-// sleeper is a pod that does nothing, on a node by number.
+// sleeper returns an idle pod on a node by number.
 func sleeper(namespace, name string, node int, batch string) any {
 	return map[string]any{"apiVersion": "v1", "kind": "Pod",
 		"metadata": map[string]any{"name": name, "namespace": namespace, "labels": map[string]any{"batch": batch}},
@@ -81,7 +81,7 @@ func sleeper(namespace, name string, node int, batch string) any {
 			"containers":  []any{map[string]any{"name": "a", "image": "podlace.test/busybox:1"}}}}
 }
 
-// remove deletes the pods of a batch, once each has its network and runs.
+// remove deletes the pods of a batch once each of them runs.
 func (r *churn) remove(batch int) error {
 	of := fmt.Sprintf("batch=%d", batch)
 	_, err := r.try("exec", "", "plane", "kubectl", "-n", churnNamespace, "wait", "--for=condition=Ready", "pods", "-l", of, "--timeout=180s")
@@ -91,7 +91,7 @@ func (r *churn) remove(batch int) error {
 	return err
 }
 
-// end waits until all pods had their network and are gone, and fails the test unless each ADD and DEL succeeded.
+// end waits until all pods have started and are deleted, and fails the test unless each ADD and DEL succeeded.
 func (r *churn) end(t *testing.T) {
 	t.Helper()
 	close(r.stop)
@@ -115,7 +115,7 @@ func (r *churn) end(t *testing.T) {
 	r.kubectl(t, "delete", "namespace", churnNamespace, "--wait=false")
 }
 
-// failures are the words of kubelets whose runtime could not make or end a sandbox, in a namespace.
+// failures returns the kubelets' events for sandboxes of a namespace that the runtime could not create or end.
 func (c *cluster) failures(t *testing.T, namespace string) (texts []string) {
 	t.Helper()
 	var events struct {

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
-// A monitor notes what the kernel of a node tells: changes of the agent's routes and nexthops, and links that come.
+// A monitor records a node's netlink events: changes of the agent's routes and nexthops, and new links.
 type monitor struct {
 	node    string
 	socket  *nl.NetlinkSocket
@@ -21,11 +21,11 @@ type monitor struct {
 	running sync.WaitGroup
 
 	mu     sync.Mutex
-	events []string // "route", "nexthop" or "link NAME"; those that go begin with "-"
+	events []string // "route", "nexthop" or "link NAME"; deletions begin with "-"
 	err    error
 }
 
-// monitor listens in a node until it is ended.
+// monitor records events in a node until it is stopped.
 func (l *life) monitor(t *testing.T, node string) *monitor {
 	t.Helper()
 	m := &monitor{node: node, stop: make(chan struct{})}
@@ -95,7 +95,7 @@ func (m *monitor) add(gone bool, event string) {
 	m.events = append(m.events, event)
 }
 
-// count is how many events were noted that are one of a list.
+// count returns the number of recorded events that are in a list.
 func (m *monitor) count(events ...string) (n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -109,7 +109,7 @@ func (m *monitor) count(events ...string) (n int) {
 	return n
 }
 
-// end returns how many changes of routes and nexthops there were.
+// end returns the number of changes of routes and nexthops.
 func (m *monitor) end(t *testing.T) (changes int) {
 	t.Helper()
 	close(m.stop)

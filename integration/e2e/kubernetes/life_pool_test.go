@@ -11,7 +11,8 @@ import (
 
 var exhausted = flag.Duration("exhausted", 45*time.Second, "TestPoolExhausted: how long pods wait for an address")
 
-// TestPoolExhausted: a node with 5 addresses for pods gets 9 pods. It stays Ready, no pod is evicted, and pods start as others leave.
+// TestPoolExhausted: a node with 5 pod addresses gets 9 pods. It stays Ready, no pod is evicted, and waiting pods start as other pods
+// end.
 func TestPoolExhausted(t *testing.T) {
 	const room, count = 5, 9
 	c := start(t, "4 6", "CONTROLLERS=--node-cidr-mask-size-ipv4=29")
@@ -47,7 +48,7 @@ func TestPoolExhausted(t *testing.T) {
 	t.Logf("replacement pods started after %v; the kubelet tries again every 10 to 20 s", waits)
 }
 
-// poolPods are the names of the pods by phase.
+// poolPods returns the names of the pods by phase.
 func (c *cluster) poolPods(t *testing.T) map[string][]string {
 	t.Helper()
 	var list struct {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reboot: a node ends as by a power failure and starts with what was on its disk: plugins, conflist, leases. No ADD makes a bridge there
-// before all routes are made.
+// reboot ends a node like a power failure, and starts it with the files of its disk: plugins, conflist, leases. No ADD creates a
+// bridge there before all routes exist.
 func (l *life) reboot(t *testing.T) {
 	before := l.routes(t, "node2")
 	if err := os.Remove(l.dir + "/node2/containerd.log"); err != nil {
@@ -36,7 +36,7 @@ func (l *life) reboot(t *testing.T) {
 	}
 	await(t, "bridge of the pods", func() bool { return m.count("link cni0") > 0 })
 	bridge := time.Since(begin)
-	l.noteGroups(t) // its cgroup is another one
+	l.noteGroups(t) // the restarted node has another cgroup
 	l.kubectl(t, "-n", namespace, "wait", "--for=jsonpath={.status.containerStatuses[0].restartCount}=1", "pod/client2", "pod/server2", "--timeout=120s")
 	l.findPods(t)
 	back := time.Since(begin)
@@ -50,7 +50,7 @@ func (l *life) reboot(t *testing.T) {
 			routes++
 		}
 	}
-	// Two peers and the own podCIDR, each in two families.
+	// Two peers and the node's own podCIDR, each in two families.
 	if routes != 6 {
 		t.Errorf("when the first ADD made cni0, %d of 6 routes were there: %v", routes, m.events[:at])
 	}
@@ -59,7 +59,7 @@ func (l *life) reboot(t *testing.T) {
 	l.reach(t)
 }
 
-// inode is that of the network namespace at a path, or 0.
+// inode returns the inode of the network namespace at a path, or 0.
 func inode(path string) uint64 {
 	var of unix.Statfs_t
 	var file unix.Stat_t

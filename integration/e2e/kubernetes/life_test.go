@@ -25,10 +25,11 @@ var (
 	apiAway = flag.Duration("api-away", time.Minute, "TestClusterLife: how long the API server is away")
 )
 
-// patience is how long the tests of life wait for what must come. It is no figure: a machine may be slow.
+// patience is the maximum time that the tests wait for an expected event. It is not a performance figure, because a machine may be
+// slow.
 const patience = 2 * time.Minute
 
-// TestClusterLife: what happens to a cluster in its life costs no packet that it need not cost, and no ADD.
+// TestClusterLife: each event of a cluster's life loses only the packets that it must lose, and no ADD.
 func TestClusterLife(t *testing.T) {
 	l := newLife(t)
 	for _, e := range []struct {
@@ -59,11 +60,11 @@ func newLife(t *testing.T) *life {
 	t.Helper()
 	c := start(t, "4 6")
 	c.network(t)
-	return c.inhabit(t)
+	return c.startWorld(t)
 }
 
-// inhabit starts the pods, once there is a network.
-func (c *cluster) inhabit(t *testing.T) *life {
+// startWorld starts the pods once a network exists.
+func (c *cluster) startWorld(t *testing.T) *life {
 	t.Helper()
 	l := &life{&world{cluster: c, places: map[string]*place{}}}
 	l.addMachines(t)
@@ -71,13 +72,13 @@ func (c *cluster) inhabit(t *testing.T) *life {
 	return l
 }
 
-// findPods makes the pods that are missing and notes where they are.
+// findPods creates the missing pods and finds the node of each.
 func (l *life) findPods(t *testing.T) {
 	t.Helper()
 	l.apply(t, pods()...)
 	l.kubectl(t, "-n", namespace, "wait", "--for=condition=Ready", "pods", "--all", "--timeout=120s")
 	l.addPods(t)
-	tr := l.traffic(t, pairs()...) // until each flow had a reply: neighbours are known from then on
+	tr := l.traffic(t, pairs()...) // until each flow had a reply, so that the neighbour tables are filled
 	await(t, "replies of all pods", func() bool {
 		for _, f := range tr.flows {
 			if f.replies(t) == f.before {
@@ -90,7 +91,7 @@ func (l *life) findPods(t *testing.T) {
 	tr.running.Wait()
 }
 
-// await returns how long it took until a condition was true.
+// await returns the time until a condition is true.
 func await(t *testing.T, what string, reached func() bool) time.Duration {
 	t.Helper()
 	begin := time.Now()
@@ -103,7 +104,7 @@ func await(t *testing.T, what string, reached func() bool) time.Duration {
 	return time.Since(begin)
 }
 
-// agent is the process of podlace-node on a node, or 0.
+// agent returns the process ID of podlace-node on a node, or 0.
 func (c *cluster) agent(t *testing.T, node string) int {
 	t.Helper()
 	group := c.group(t, node)
@@ -121,7 +122,7 @@ func (c *cluster) agent(t *testing.T, node string) int {
 	return 0
 }
 
-// signal sends a signal to a node's agent, once there is another one than before.
+// signal sends a signal to a node's agent once the process ID differs from the previous one.
 func (c *cluster) signal(t *testing.T, node string, before int, s unix.Signal) (pid int) {
 	t.Helper()
 	await(t, "agent on "+node, func() bool {
@@ -140,7 +141,7 @@ func (l *life) settled(t *testing.T) {
 	l.kubectl(t, "-n", "podlace", "rollout", "status", "daemonset/podlace-node", "--timeout=120s")
 }
 
-// gateway is where a node sends packets for an address: to another address, or else into a link.
+// gateway returns the address or else the link to which a node sends packets for an address.
 func (l *life) gateway(t *testing.T, node, address string) (via string) {
 	t.Helper()
 	err := l.places[node].Do(func() error {
@@ -166,7 +167,7 @@ func (l *life) gateway(t *testing.T, node, address string) (via string) {
 
 var unlike = regexp.MustCompile(` (nhid|id) \d+`)
 
-// routes are the agent's routes and nexthops on a node, without numbers.
+// routes returns the agent's routes and nexthops on a node, without IDs.
 func (l *life) routes(t *testing.T, node string) string {
 	t.Helper()
 	out := l.run(t, "exec", node, "sh", "-c", fmt.Sprintf(
@@ -174,7 +175,7 @@ func (l *life) routes(t *testing.T, node string) string {
 	return unlike.ReplaceAllString(out, "")
 }
 
-// allRoutes are those of all nodes.
+// allRoutes returns the routes of all nodes.
 func (l *life) allRoutes(t *testing.T) (all string) {
 	t.Helper()
 	for _, n := range l.machines()[1:] {

@@ -20,8 +20,8 @@ import (
 // pace is the time between two echo requests of a flow. Six flows send 1,000 a second.
 const pace = 6 * time.Millisecond
 
-// A flow is a stream of echo requests from a pod to a pod of another node. The kernel of the sender counts the replies: no reply is lost
-// because a test reads late. No two flows of a family may begin in the same pod.
+// A flow is a stream of echo requests from a pod to a pod of another node. The sender's kernel counts the replies, so a slow test
+// loses none. Two flows of one family never begin in the same pod.
 type flow struct {
 	from, to, family string
 	place            *place
@@ -32,7 +32,7 @@ type flow struct {
 
 func (f *flow) String() string { return fmt.Sprintf("%s to %s, IPv%s", f.from, f.to, f.family) }
 
-// traffic is flows that run until they are ended.
+// traffic consists of flows that run until they are stopped.
 type traffic struct {
 	flows   []*flow
 	stop    chan struct{}
@@ -40,12 +40,12 @@ type traffic struct {
 	began   time.Time
 }
 
-// pairs lead from each node to each other one, there or back.
+// pairs are the connections from each node to each other node, in one direction.
 func pairs() [][2]string {
 	return [][2]string{{"client1", "server2"}, {"client2", "server3"}, {"client3", "server1"}}
 }
 
-// aside is a flow between other nodes than node2, from a pod that none of pairs begins in.
+// aside is a flow between nodes other than node2, from a pod in which no flow of pairs begins.
 func aside() [2]string { return [2]string{"server3", "client1"} }
 
 // traffic starts a flow of each family between each pair of pods.
@@ -76,7 +76,7 @@ func (f *flow) open(address string) error {
 	})
 }
 
-// run sends at fixed times, however late one of them was. A request that cannot be sent has no reply either.
+// run sends at fixed times, even if one request was late. A request that cannot be sent counts as a lost one.
 func (f *flow) run(stop chan struct{}) {
 	message := make([]byte, 64)
 	message[0] = map[string]byte{"4": 8, "6": 128}[f.family]
@@ -90,7 +90,7 @@ func (f *flow) run(stop chan struct{}) {
 		case <-time.After(time.Until(begin.Add(time.Duration(i) * pace))):
 		}
 		binary.BigEndian.PutUint16(message[6:], uint16(i))
-		if f.family == "4" { // the kernel makes that of ICMPv6
+		if f.family == "4" { // the kernel computes the checksum of ICMPv6
 			binary.BigEndian.PutUint16(message[2:], 0)
 			binary.BigEndian.PutUint16(message[2:], checksum(message))
 		}
@@ -99,7 +99,7 @@ func (f *flow) run(stop chan struct{}) {
 	}
 }
 
-// checksum is that of RFC 1071.
+// checksum returns the checksum of RFC 1071.
 func checksum(message []byte) uint16 {
 	var sum uint32
 	for i := 0; i < len(message); i += 2 {
@@ -111,7 +111,7 @@ func checksum(message []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// replies are the echo replies that the sender's kernel has received.
+// replies returns the number of echo replies that the sender's kernel has received.
 func (f *flow) replies(t *testing.T) (count int) {
 	t.Helper()
 	err := f.place.Do(func() error {
@@ -139,14 +139,14 @@ func (f *flow) replies(t *testing.T) (count int) {
 	return count
 }
 
-// lost is how many requests have no reply yet.
+// lost returns the number of requests without a reply so far.
 func (f *flow) lost(t *testing.T) int {
 	sent := int(f.sent.Load())
 	return sent - (f.replies(t) - f.before)
 }
 
-// end stops the flows, waits for replies that are on their way, and prints what each flow lost. It returns the losses of all but of flows
-// that begin or end at pods of the node that may lose packets; empty: no node may.
+// end stops the flows, waits for outstanding replies, and prints the losses of each flow. It returns the losses of all flows except
+// those from or to pods of the given node, which may lose packets. With an empty name no node may.
 func (r *traffic) end(t *testing.T, except string) (lost, exceptLost int) {
 	t.Helper()
 	close(r.stop)
@@ -155,7 +155,7 @@ func (r *traffic) end(t *testing.T, except string) (lost, exceptLost int) {
 	sent, texts := 0, []string{}
 	for _, f := range r.flows {
 		missing, limit := f.lost(t), time.Now().Add(10*time.Second)
-		if except != "" { // many never come
+		if except != "" { // many replies never arrive
 			limit = time.Now().Add(time.Second)
 		}
 		for ; missing > 0 && time.Now().Before(limit); missing = f.lost(t) {

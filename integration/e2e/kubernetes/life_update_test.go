@@ -19,7 +19,7 @@ const olderImage = "localhost/podlace:older"
 
 var imageLine = regexp.MustCompile(`image: (\S+)`)
 
-// TestUpdate: the image of an earlier commit is updated to this one under traffic, while pods come and go.
+// TestUpdate updates the image of an earlier commit to this one under traffic, while pods are created and deleted.
 func TestUpdate(t *testing.T) {
 	shipped, now := manifest(t)
 	withImage(t, buildOlder(t))
@@ -29,7 +29,7 @@ func TestUpdate(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.kubectl(t, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s")
-	l := c.inhabit(t)
+	l := c.startWorld(t)
 	l.settled(t)
 	before := l.run(t, "exec", "node1", "sh", "-c", "sha256sum /opt/cni/bin/podlace-*")
 	l.replaced(t, func() {
@@ -40,10 +40,10 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// TestTakeOver: a cluster that was wired by hand gets the manifest. Its routes, of protocol boot, become the agent's.
+// TestTakeOver applies the manifest to a cluster that was configured by hand. Its routes, of protocol boot, become the agent's.
 func TestTakeOver(t *testing.T) {
 	shipped, _ := manifest(t)
-	// The router has the routes to the node in the other subnet, and keeps them.
+	// The router has routes to the node in the other subnet, and keeps them.
 	ours := strings.Replace(shipped, `"offLink": "vxlan"`, `"offLink": "fabric", "adopt": ["boot"]`, 1)
 	if ours == shipped {
 		t.Fatal("the manifest sets no offLink to vxlan")
@@ -51,7 +51,7 @@ func TestTakeOver(t *testing.T) {
 	c := start(t, "4 6")
 	c.run(t, "byhand")
 	c.kubectl(t, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s")
-	l := c.inhabit(t)
+	l := c.startWorld(t)
 	l.replaced(t, func() {
 		if _, err := l.try("exec", ours, "plane", "kubectl", "apply", "-f", "-"); err != nil {
 			t.Fatal(err)
@@ -63,7 +63,7 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// replaced changes the agents under traffic and waits for them: no packet and no ADD may be lost.
+// replaced replaces the agents under traffic and waits for the new ones. No packet and no ADD may be lost.
 func (l *life) replaced(t *testing.T, change func()) {
 	t.Helper()
 	var monitors []*monitor
@@ -89,7 +89,7 @@ func (l *life) replaced(t *testing.T, change func()) {
 	}
 }
 
-// manifest returns the shipped one, and the image that it names.
+// manifest returns the shipped manifest, and the name of its image.
 func manifest(t *testing.T) (text, image string) {
 	t.Helper()
 	data, err := os.ReadFile(os.Getenv("MANIFEST"))
@@ -103,7 +103,7 @@ func manifest(t *testing.T) (text, image string) {
 	return string(data), string(found[1])
 }
 
-// withImage gives the nodes of the test one image more.
+// withImage adds an image to the nodes of the test.
 func withImage(t *testing.T, archive string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -122,7 +122,7 @@ func withImage(t *testing.T, archive string) {
 	t.Setenv("IMAGES", dir)
 }
 
-// buildOlder builds the image of an earlier commit, for this machine alone.
+// buildOlder builds the image of an earlier commit, only for this machine's architecture.
 func buildOlder(t *testing.T) (archive string) {
 	t.Helper()
 	run := func(dir, name string, args ...string) string {

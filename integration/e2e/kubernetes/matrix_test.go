@@ -23,7 +23,7 @@ func (w *world) target(p path, family string) string {
 	return w.places[p.to].address[family]
 }
 
-// name says whose an address is.
+// name returns the name of an address's owner.
 func (w *world) name(a netip.Addr) string {
 	for name, p := range w.places {
 		if p.address[familyOf(a.String())] == a.String() {
@@ -43,7 +43,7 @@ func (w *world) name(a netip.Addr) string {
 	return a.String()
 }
 
-// walk takes a path and returns what the table says of it; wrong is not empty if that is not as it must be.
+// walk tests a path and returns its entry for the table; wrong describes an unexpected result.
 func (w *world) walk(p path, s setup, network, family string) (cell, wrong string) {
 	want, refused := p.expect(s, family)
 	limit := dialLimit
@@ -68,7 +68,7 @@ func (w *world) walk(p path, s setup, network, family string) (cell, wrong strin
 	return cell, ""
 }
 
-// settle waits until each path works, or until the deadline: kube-proxy hears of a backend some time after the backend is ready.
+// settle waits until each path works or the deadline passes, because kube-proxy learns of a ready backend with a delay.
 func (w *world) settle(s setup, paths []path) {
 	end := time.Now().Add(30 * time.Second)
 	for _, p := range paths {
@@ -86,7 +86,7 @@ func (w *world) settle(s setup, paths []path) {
 	}
 }
 
-// matrix walks all paths, once all services are served, and prints the table: the source address that each server sees.
+// matrix tests all paths once kube-proxy serves all services, and prints the table of the source addresses that the servers see.
 func (w *world) matrix(t *testing.T, s setup) {
 	t.Helper()
 	w.settle(s, s.paths())

@@ -4,14 +4,14 @@ package kubernetes_test
 
 import "strings"
 
-// A path is one row of the matrix, tried in each family with TCP and UDP, and of the table in docs/CLUSTER.md.
+// A path is one row of the matrix and of the table in docs/CLUSTER.md. It is tested in each family with TCP and UDP.
 type path struct {
-	client, target string // as the table calls them
+	client, target string // names in the table
 	from           string // place
-	to             string // place whose address is dialled, "loopback", or a service whose ClusterIP is
+	to             string // place whose address the client dials, "loopback", or the service of a ClusterIP
 	port           int
 	server         string // place that must answer
-	seen           string // how the server must see the client: a place, or a gateway, which is a node's address on the bridge of its pods
+	seen           string // the client as the server must see it: a place, or a gateway (a node's address on its pods' bridge)
 }
 
 const (
@@ -20,7 +20,7 @@ const (
 	pod, node, machine = "a pod", "a node", "a machine outside"
 )
 
-// A setup is what the answers depend on.
+// A setup contains the settings on which the results depend.
 type setup struct {
 	proxy         string // mode of kube-proxy
 	masqueradeAll bool   // of kube-proxy
@@ -61,7 +61,7 @@ func servicePaths() []path {
 	}
 }
 
-// nodePortPaths are of NodePorts; "Local" are those of Services with externalTrafficPolicy: Local.
+// nodePortPaths are the paths to NodePorts. "Local" paths lead to Services with externalTrafficPolicy: Local.
 func nodePortPaths() []path {
 	server1, local1 := nodePort("server1"), nodePort("local1")
 	return []path{
@@ -81,7 +81,7 @@ func nodePortPaths() []path {
 	}
 }
 
-// hostPortPaths are those to the hostPort of a node, and one from its pod to that of another node.
+// hostPortPaths are the paths to the hostPort of a node, and one from its pod to the hostPort of another node.
 func hostPortPaths(n, other string) []path {
 	at, client, server := "node"+n, "client"+n, "server"+n
 	return []path{
@@ -95,13 +95,13 @@ func hostPortPaths(n, other string) []path {
 	}
 }
 
-// byProxy reports whether the path passes kube-proxy.
+// byProxy reports whether the path passes through kube-proxy.
 func (p path) byProxy() bool { return p.port != podPort && p.port != hostPort }
 
-// number is that of the node which a place is or is on.
+// number returns the number of the node that a place is, or is on.
 func number(place string) string { return strings.TrimLeft(place, "abcdefghijklmnopqrstuvwxyz") }
 
-// expect returns how the server must see the client, or why the path must not work.
+// expect returns the client's address as the server must see it, or the reason why the path must not work.
 func (p path) expect(s setup, family string) (seen, refused string) {
 	crio := s.crio && p.server == "server3" && p.port == hostPort
 	switch {
@@ -121,7 +121,7 @@ func (p path) expect(s setup, family string) (seen, refused string) {
 	return p.seen, ""
 }
 
-// masqueraded is the address that the node gives to its own packets to the server: that of the link through which they leave.
+// masqueraded returns the address of the link through which the node's packets to the server leave.
 func (p path) masqueraded() string {
 	from, to := number(p.from), number(p.server)
 	switch {

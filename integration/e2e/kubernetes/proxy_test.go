@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// TestKubeProxy: all paths work after kube-proxy was killed, and after it was switched to another mode and back. The paths that do not pass
-// kube-proxy work without it, too, and their connections survive all of that.
+// TestKubeProxy: all paths work after a kill of kube-proxy, and after a switch to another mode and back. The paths that do not pass
+// through kube-proxy also work without it, and their connections survive all of this.
 func TestKubeProxy(t *testing.T) {
 	c := start(t, "4 6", "PROXY=nftables", "BRIDGE_NF=1")
 	c.network(t)
@@ -61,7 +61,8 @@ func (c *cluster) killProxy(t *testing.T, s setup) {
 	}
 }
 
-// cleanProxy ends kube-proxy on all nodes and lets it remove its rules. Then the other paths must work, and it starts with the setup.
+// cleanProxy stops kube-proxy on all nodes and lets it remove its rules. Then the other paths must work, and kube-proxy starts again
+// with the setup.
 func (w *world) cleanProxy(t *testing.T, s setup, direct []path) {
 	t.Helper()
 	pids := map[string]string{}
@@ -84,8 +85,8 @@ func (w *world) cleanProxy(t *testing.T, s setup, direct []path) {
 	}
 }
 
-// hold opens a connection of TCP and a flow of UDP for each path, in each family, and exchanges a message over each every 20 ms. What it
-// returns ends that and counts.
+// hold opens a TCP connection and a UDP flow for each path and family, and exchanges a message over each every 20 ms. The returned
+// function stops and counts them.
 func (w *world) hold(t *testing.T, s setup, paths []path) func() (asked int, lost []string) {
 	t.Helper()
 	var group sync.WaitGroup
@@ -136,7 +137,7 @@ func (w *world) connect(t *testing.T, p path, network, family string) (conn net.
 	return conn
 }
 
-// exchange asks until the end, or until there is no answer.
+// exchange sends requests until the end, or until a reply is missing.
 func exchange(conn net.Conn, end <-chan struct{}) (n int, err error) {
 	for ; ; n++ {
 		select {

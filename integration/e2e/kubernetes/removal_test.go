@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// The shell blocks of "Removing Podlace" in docs/CLUSTER.md, in their order. TestRemoval runs each line.
+// The shell blocks of "Removing Podlace" in docs/CLUSTER.md, in order. TestRemoval runs each line.
 const (
 	removeApply = iota
 	removeNames
@@ -18,11 +18,11 @@ const (
 	removeBlocks
 )
 
-// otherConflist is a network of the reference plugins. Its name comes after Podlace's.
+// otherConflist configures a network of the reference plugins. Its name sorts after Podlace's.
 const otherConflist = `{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "bridge", "bridge": "other0", "isGateway": true,
 	"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.99.0.0/24"}]]}}]}`
 
-// findLeft prints what a node has of Podlace.
+// findLeft prints Podlace's state on a node.
 const findLeft = `ls -d /opt/cni/bin/podlace-* /etc/cni/net.d/*podlace* /run/podlace/* /run/podlace/.[!.]* /var/lib/cni/networks/*podlace* \
 		/var/lib/cni/networks/.podlace* /var/lib/cni/results/*podlace* 2>/dev/null
 	ip -o link show cni0 2>/dev/null; ip -o link show podlace.vx 2>/dev/null
@@ -30,8 +30,8 @@ const findLeft = `ls -d /opt/cni/bin/podlace-* /etc/cni/net.d/*podlace* /run/pod
 	! command -v nft >/dev/null || nft list tables | grep podlace
 	:`
 
-// TestRemoval removes Podlace as docs/CLUSTER.md says, once without another network and once with one, while pods of Podlace run. Each
-// node has nothing of it after that.
+// TestRemoval removes Podlace with the commands of docs/CLUSTER.md while its pods run, once without and once with another network.
+// Afterwards no state of Podlace remains on any node.
 func TestRemoval(t *testing.T) {
 	c := start(t, "4 6")
 	steps := documented(t, "Removing Podlace", removeBlocks)
@@ -102,7 +102,7 @@ func (c *cluster) waitsFor(t *testing.T, lines string, pods ...string) {
 	t.Fatalf("want the pods %s named: %s", pods, log)
 }
 
-// clean wants nothing of Podlace on any node.
+// clean checks that no state of Podlace remains on any node.
 func (c *cluster) clean(t *testing.T) {
 	t.Helper()
 	for _, n := range c.machines()[1:] {

@@ -39,7 +39,7 @@ func TestThroughput(t *testing.T) {
 	}
 	for i := range rounds {
 		for j := range 2 {
-			if i%2 == j { // each comes first in turn
+			if i%2 == j { // the two sides alternate in going first
 				c.restore(t, hand)
 				measure("by hand", "server2")
 			} else {
@@ -64,7 +64,7 @@ func TestThroughput(t *testing.T) {
 		low, middle, high := spread(ratios)
 		slices.Sort(ratios)
 		t.Logf("IPv%s agent / by hand: %.1f %% (%.1f to %.1f), goal 98 %%", f, 100*middle, 100*low, 100*high)
-		if upper := ratios[len(ratios)*3/4]; upper < 0.98 { // other work on the machine slows either side as often
+		if upper := ratios[len(ratios)*3/4]; upper < 0.98 { // other work on the machine slows both sides equally often
 			t.Errorf("IPv%s: in three of four rounds the agent's routes carried less than 98 %% of those by hand", f)
 		}
 	}
@@ -84,7 +84,7 @@ func (w *world) rate(t *testing.T, from, to, family string) float64 {
 	return result.Mean.Payload / 1e9
 }
 
-// podRoutes are the routes of node1, node2 and node3 to the pods of the others, as commands that bring them back.
+// podRoutes returns the routes of node1, node2 and node3 to the other nodes' pods, as commands that restore them.
 func (c *cluster) podRoutes(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -93,7 +93,7 @@ func (c *cluster) podRoutes(t *testing.T) map[string]string {
 			cidr := map[string]string{"4": "10.244.0.0/16", "6": "fd00:10:244::/56"}[f]
 			for line := range strings.Lines(c.run(t, "exec", n, "ip", "-"+f, "route", "show", "root", cidr)) {
 				words := strings.Fields(line)
-				if at := slices.Index(words, "nhid"); at > 0 { // the nexthop object says the rest
+				if at := slices.Index(words, "nhid"); at > 0 { // the nexthop object has the rest
 					words = append(words[:at+2:at+2], "proto", "142")
 				} else if !slices.Contains(words, "via") {
 					continue
@@ -108,7 +108,7 @@ func (c *cluster) podRoutes(t *testing.T) map[string]string {
 	return all
 }
 
-// restore puts the routes in the place of the others.
+// restore replaces the other routes by these.
 func (c *cluster) restore(t *testing.T, routes map[string]string) {
 	t.Helper()
 	for n, commands := range routes {

@@ -25,7 +25,7 @@ type place struct {
 	address map[string]string
 }
 
-// world is the cluster as the matrix sees it.
+// world is the cluster with the data that the matrix needs.
 type world struct {
 	*cluster
 	places   map[string]*place
@@ -48,7 +48,7 @@ func byFamily(addresses []string) map[string]string {
 	return m
 }
 
-// pods are those of the matrix: a server with a hostPort and a client on each node.
+// pods are the pods of the matrix: a server with a hostPort and a client on each node.
 func pods() (objects []any) {
 	objects = append(objects, map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": namespace}})
 	for _, node := range []string{"1", "2", "3"} {
@@ -72,7 +72,7 @@ func pods() (objects []any) {
 	return objects
 }
 
-// services have one pod behind each; that called local1 takes traffic of its node alone.
+// services have one pod each. local1 serves only the traffic of its node.
 func services() (objects []any) {
 	for i, name := range []string{"server1", "server2", "server3", "client1", "local1"} {
 		var ports []any
@@ -96,7 +96,7 @@ func nodePort(service string) int {
 	return map[string]int{"server1": 31001, "server2": 31002, "server3": 31003, "client1": 31004, "local1": 31005}[service]
 }
 
-// newWorld starts the pods and services of the matrix, and in each pod and outside a server that tells its name and the client's address.
+// newWorld starts the pods and services of the matrix. In each pod and outside, a server returns its name and the client's address.
 func newWorld(t *testing.T, c *cluster) *world {
 	t.Helper()
 	w := &world{cluster: c, places: map[string]*place{}, services: map[string]map[string]string{}, cidrs: map[string][]netip.Prefix{}}
@@ -178,7 +178,7 @@ func (w *world) addPods(t *testing.T) {
 	}
 }
 
-// netnsOf finds the network namespace in a folder that has the address.
+// netnsOf finds the network namespace with an address among those of a folder.
 func netnsOf(folder, address string) (string, error) {
 	files, err := os.ReadDir(folder)
 	if err != nil {
@@ -204,8 +204,8 @@ func netnsOf(folder, address string) (string, error) {
 	return "", fmt.Errorf("no network namespace in %s has the address %s", folder, address)
 }
 
-// serve answers on port 8080 of TCP and UDP with the place's name and the client's address, until the end of the test. Over TCP it is an
-// echo server after that.
+// serve answers on port 8080 by TCP and UDP with the place's name and the client's address, until the end of the test. A TCP
+// connection then becomes an echo server.
 func serve(t *testing.T, name string, p *place) {
 	t.Helper()
 	var tcp net.Listener
@@ -246,10 +246,10 @@ func serve(t *testing.T, name string, p *place) {
 
 const (
 	dialLimit    = 3 * time.Second
-	refusedLimit = 500 * time.Millisecond // of paths that must not work; those that do take some milliseconds
+	refusedLimit = 500 * time.Millisecond // timeout of paths that must not work; working paths take some milliseconds
 )
 
-// ask connects from a place and returns which server answered, and by which address it saw the client.
+// ask connects from a place, and returns the name of the server and the client's address as the server sees it.
 func (w *world) ask(from, network, address string, port int, limit time.Duration) (server string, seen netip.Addr, err error) {
 	var conn net.Conn
 	err = w.places[from].Do(func() (err error) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command calico stands in for the main plugin of that name in tests: it connects a pod as Calico does, by a veth pair without a bridge.
-// The pod has addresses without a subnet. No host has the IPv4 address of its gateway; the node answers ARP for it (proxy_arp). The IPv6
-// gateway is the node's link-local address. The node has a route to each pod. The result names no interface of the pod. Addresses come from
-// the IPAM plugin that the configuration names, with the node's pod CIDRs in the places of usePodCidr and usePodCidrIPv6.
+// Command calico stands in for Calico's main plugin in tests. Like Calico, it connects a pod by a veth pair without a bridge. The
+// pod's addresses have no subnet. No host has the IPv4 address of the pod's gateway; the node answers ARP requests for it (proxy_arp).
+// The IPv6 gateway is the node's link-local address. The node has a route to each pod. The result names no interface of the pod. The
+// configured IPAM plugin assigns the addresses; the node's pod CIDRs replace usePodCidr and usePodCidrIPv6.
 package main
 
 import (
@@ -28,13 +28,13 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// What the API server would tell of the node.
+// The node's values, which Calico reads from the API server.
 const (
 	podCIDR     = "10.73.0.0/24"
 	podCIDRIPv6 = "fd73::/64"
 )
 
-// The gateways of the pods. The second one is what the kernel makes of the first MAC address.
+// The gateways of the pods. The kernel derives the second one from the first MAC address.
 const (
 	hostMAC     = "ee:ee:ee:ee:ee:ee"
 	gateway     = "169.254.1.1"
@@ -75,10 +75,10 @@ func run(conf *config) error {
 		_, err := conf.ipam()
 		return errors.Join(err, del())
 	}
-	return nil // CHECK looks at nothing, as Calico's
+	return nil // Calico's CHECK checks nothing
 }
 
-// ipam runs the IPAM plugin with the verb of this plugin.
+// ipam runs the IPAM plugin with this plugin's verb.
 func (c *config) ipam() ([]byte, error) {
 	for _, dir := range filepath.SplitList(os.Getenv("CNI_PATH")) {
 		path := filepath.Join(dir, c.IPAM.Type)
@@ -96,7 +96,7 @@ func (c *config) ipam() ([]byte, error) {
 	return nil, fmt.Errorf("no %s in %s", c.IPAM.Type, os.Getenv("CNI_PATH"))
 }
 
-// linkName is that of the host side: eleven digits of a hash of the pod's name.
+// linkName returns the name of the host side: eleven digits of a hash of the pod's name.
 func linkName() string {
 	pod := map[string]string{}
 	for _, pair := range strings.Split(os.Getenv("CNI_ARGS"), ";") {
@@ -172,7 +172,7 @@ func connect(pods []netip.Prefix) error {
 	return errors.Join(setUpHost(host, hostSide, pods), setUpPod(inside, podSide, pods))
 }
 
-// setUpHost does what Calico's agent does on the node. It sets route_localnet too, which is left to the plugin under test here.
+// setUpHost configures the node as Calico's agent does, except for route_localnet: the tested plugin sets it.
 func setUpHost(host *kernel.Node, link kernel.Link, pods []netip.Prefix) error {
 	err := errors.Join(host.Set(
 		kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"},

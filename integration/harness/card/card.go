@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package card gives the network namespace of a test a network card with VFs, for programs that look at /sys and ask the device plugin:
-// veths play the interfaces, files the card, and the test says which pod was allocated what.
+// Package card gives a test's network namespace a network card with VFs. Veth pairs stand in for the interfaces, files for sysfs, and
+// a server for the device plugin. The test decides which VFs the pod has. The package serves programs that read /sys and ask the
+// device plugin.
 package card
 
 import (
@@ -24,26 +25,26 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// Resource is that of all VFs.
+// Resource is the resource name of all VFs.
 const Resource = "example.com/fast"
 
-// The pod that has VFs. Others have none.
+// The pod that has VFs. Other pods have none.
 const podNamespace, podName = "shop", "web-0"
 
-// vfs is how many the card has.
+// vfs is the number of VFs of the card.
 const vfs = 4
 
-// Address is that of VF i. Its interface is ens0f0v<i>, and the other end of the veth ens0f0v<i>peer.
+// Address returns the PCI address of VF i. The VF's interface is ens0f0v<i>, and the other end of the veth pair is ens0f0v<i>peer.
 func Address(i int) string { return fmt.Sprintf("0000:11:02.%d", i) }
 
-// Name is the interface of VF i on the node.
+// Name returns the name of VF i's interface on the node.
 func Name(i int) string { return fmt.Sprint(pfName, "v", i) }
 
 const pfName = "ens0f0"
 
 func peerOf(i int) string { return Name(i) + "peer" }
 
-// Card is that of the node.
+// Card is the node's network card.
 type Card struct {
 	testing.TB
 	mutex   sync.Mutex
@@ -51,7 +52,7 @@ type Card struct {
 	claims  *claim.Cache // nil for a node without claims
 }
 
-// New makes a card of four VFs. The pod shop/web-0 was allocated the first n of them.
+// New creates a card of four VFs, and allocates the first n to the pod shop/web-0.
 func New(t testing.TB, n int) *Card {
 	t.Helper()
 	c := &Card{TB: t}
@@ -70,7 +71,7 @@ func New(t testing.TB, n int) *Card {
 	return c
 }
 
-// Allocate gives the pod shop/web-0 these VFs, and no others.
+// Allocate replaces the allocation of the pod shop/web-0 by these VFs.
 func (c *Card) Allocate(vfs ...int) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -107,7 +108,7 @@ func (c *Card) answer(_ context.Context, q allocation.Question) allocation.Answe
 	return a
 }
 
-// write makes the folder of interfaces with these names.
+// write creates the sysfs folder of a device with these interface names.
 func write(folder string, names []string) error {
 	err := os.RemoveAll(folder)
 	for _, name := range names {
@@ -141,8 +142,9 @@ func addVF(t testing.TB, name string) {
 	})
 }
 
-// Leave does what the kernel does for a VF when the namespace goes that it is in: its interface comes to the node, down and under the name
-// that it had there, or a made-up one where the node has that. The namespace can be closed then; a veth would go with it.
+// Leave moves a VF's interface to the node, as the kernel does when the VF's namespace is removed. The interface is down and keeps its
+// name in the namespace, or gets a generated name if the node already has one of that name. The caller may then close the namespace;
+// otherwise the kernel would delete the veth pair with it.
 func Leave(t testing.TB, netns, name string) {
 	t.Helper()
 	host := openHost(t)
@@ -165,7 +167,7 @@ func Leave(t testing.TB, netns, name string) {
 		must(t, err)
 		return taken
 	}
-	for _, other := range link.AltNames { // default_device_exit_net in net/core/dev.c takes those away that the node has
+	for _, other := range link.AltNames { // default_device_exit_net in net/core/dev.c removes alternative names that exist on the node
 		if isTaken(other) {
 			must(t, pod.DelAltName(link, other))
 		}
@@ -177,18 +179,18 @@ func Leave(t testing.TB, netns, name string) {
 	Tell(t)
 }
 
-// Tell updates the stand-in for sysfs with the names that the interfaces of VFs have on the node; the kernel updates the real sysfs by
-// itself. Tests call it between plugin calls. sysfs also keeps each VF's original name, so the interface is found as soon as a plugin
-// returns it.
+// Tell updates the stand-in for sysfs with the names of the VFs' interfaces on the node; the kernel updates the real sysfs by itself.
+// Tests call Tell between plugin calls. The stand-in also keeps each VF's original name, so that a plugin finds the interface
+// immediately after its return to the node.
 func Tell(t testing.TB) {
 	t.Helper()
 	host := openHost(t)
 	defer host.Close()
 	all, err := net.Interfaces()
 	must(t, err)
-	strange := map[int]string{} // by the index of the peer
+	strange := map[int]string{} // by the peer's index
 	for _, each := range all {
-		if strings.HasPrefix(each.Name, pfName) { // a VF that is called as it shall be, or a peer
+		if strings.HasPrefix(each.Name, pfName) { // a VF with its original name, or a peer
 			continue
 		}
 		link, ok, err := host.LinkByIndex(each.Index)
@@ -207,7 +209,7 @@ func Tell(t testing.TB) {
 	}
 }
 
-// serve answers for the device plugin.
+// serve answers requests as the device plugin.
 func (c *Card) serve() {
 	c.Helper()
 	must(c, os.MkdirAll(filepath.Dir(allocation.Socket), 0o700))

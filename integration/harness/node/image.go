@@ -15,7 +15,7 @@ import (
 	"strings"
 )
 
-// Image is the one image of a node: busybox and nothing else.
+// Image is the node's only image. It contains only busybox.
 const Image = "podlace.test/busybox:1"
 
 const (
@@ -25,7 +25,7 @@ const (
 	typeLayer    = "application/vnd.oci.image.layer.v1.tar"
 )
 
-// idle is what a sandbox runs: nothing, until it is told to end.
+// idle is the command of a sandbox. It waits for SIGTERM or SIGINT.
 var idle = []string{"/bin/sh", "-c", `trap "exit 0" TERM INT; while :; do sleep 3600 & wait $!; done`}
 
 type descriptor struct {
@@ -40,8 +40,7 @@ type archive struct {
 	tar *tar.Writer
 }
 
-// writeImage writes the image with nothing but busybox in it; it serves the
-// sandboxes and the containers.
+// writeImage writes the image, which contains only busybox. Sandboxes and containers use it.
 func writeImage(path, busybox string) error {
 	layer, err := busyboxLayer(busybox)
 	if err != nil {
@@ -50,7 +49,7 @@ func writeImage(path, busybox string) error {
 	return writeArchive(path, Image, map[string]any{"Entrypoint": idle, "Env": []string{"PATH=/bin"}}, layer)
 }
 
-// WriteProgram writes an image with nothing but a program, in its root folder and without libraries.
+// WriteProgram writes an image that contains only one program, in its root folder and without libraries.
 func WriteProgram(path, name, program string) error {
 	data, err := os.ReadFile(program)
 	if err != nil {

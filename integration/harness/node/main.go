@@ -28,19 +28,19 @@ const (
 	skipEnv   = "PODLACE_TEST_SKIP"
 )
 
-// Lab is a node with what its tests need.
+// Lab is a node with the preconditions of its tests.
 type Lab struct {
-	Needs func() error // says what else is missing, with Unmet; may be nil
+	Needs func() error // returns an Unmet if the tests need something that is missing; may be nil
 	Warm  func() error // runs first in the node
-	Env   []string     // of scripts/node.sh, more than this process has
+	Env   []string     // additional environment of scripts/node.sh
 }
 
-// Unmet is what the machine lacks, for want of which tests are skipped.
+// Unmet names a missing precondition, because of which the tests are skipped.
 type Unmet string
 
 func (e Unmet) Error() string { return string(e) }
 
-// Skip skips the test when there is no node.
+// Skip skips the test if there is no node.
 func Skip(t testing.TB) {
 	t.Helper()
 	if reason := os.Getenv(skipEnv); reason != "" {
@@ -79,8 +79,7 @@ func (l Lab) inside(m *testing.M) int {
 	return m.Run()
 }
 
-// outside starts the node, runs this program again inside it and sees to it
-// that nothing of the node is left.
+// outside starts the node, runs this program again inside it, and checks that nothing of the node remains.
 func outside(s setup) int {
 	dir, err := os.MkdirTemp("", "podlace-node-")
 	if err != nil {
@@ -104,13 +103,13 @@ func outside(s setup) int {
 	return code
 }
 
-// setup is what a node needs, all paths absolute.
+// setup contains the absolute paths of the files that a node needs.
 type setup struct {
 	script, plugins, busybox string
 	env                      []string
 }
 
-// prerequisites says what a node needs and has, or why there can be none.
+// prerequisites returns the files that a node needs, or the reason why the node cannot start.
 func (l Lab) prerequisites() (setup, error) {
 	var s setup
 	var err error
@@ -138,7 +137,7 @@ func (l Lab) prerequisites() (setup, error) {
 	return s, err
 }
 
-// Plugins returns the folder of the plugins to test.
+// Plugins returns the folder of the tested plugins.
 func Plugins() (string, error) {
 	dir, err := filepath.Abs(cmp.Or(os.Getenv("PODLACE_BIN"), "../../../bin"))
 	if err != nil {

@@ -18,17 +18,17 @@ import (
 	"github.com/podlace/podlace/conf"
 )
 
-// node is the running scripts/node.sh, seen from the machine.
+// node is a running scripts/node.sh.
 type node struct {
 	dir, script string
 	cmd         *exec.Cmd
-	input       io.Closer // its end is the node's end, also when this process is killed
+	input       io.Closer // closing it ends the node; the kernel closes it if this process is killed
 	pidns       string
 	group       string
-	sysctls     map[string]string // as they were before
+	sysctls     map[string]string // previous values
 }
 
-// sysctls are those that a kubelet sets, whatever its namespaces.
+// sysctls are the machine-wide parameters that a kubelet sets from any namespace.
 func sysctls() map[string]string {
 	values := map[string]string{}
 	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"} {
@@ -63,7 +63,7 @@ func startNode(dir string, s setup) (*node, error) {
 	return n, nil
 }
 
-// fillFolder writes what node.sh reads: the shipped conflist and the image.
+// fillFolder writes the input of node.sh: the shipped conflist and the image.
 func fillFolder(dir string, s setup) error {
 	conflist, err := conf.Conflist(conf.Default)
 	if err != nil {
@@ -86,7 +86,7 @@ func (n *node) waitReady(output io.Reader) error {
 	go func() {
 		text, err := bufio.NewReader(output).ReadString('\n')
 		if err == nil && text != "ready\n" {
-			err = fmt.Errorf("node.sh says %q", text)
+			err = fmt.Errorf("node.sh prints %q", text)
 		}
 		line <- err
 	}()
@@ -129,7 +129,7 @@ func (n *node) runTests() int {
 	return 1
 }
 
-// stop ends the node and says what of it is left on the machine.
+// stop ends the node and returns an error that lists what remains on the machine.
 func (n *node) stop() error {
 	_ = n.input.Close()
 	if err := n.cmd.Wait(); err != nil {
@@ -165,7 +165,7 @@ func (n *node) stop() error {
 	return nil
 }
 
-// logTail returns the last errors of the runtime.
+// logTail returns the runtime's last errors.
 func logTail(dir string) string {
 	logs, _ := filepath.Glob(filepath.Join(dir, "*.log"))
 	if len(logs) == 0 {
@@ -187,7 +187,7 @@ func logTail(dir string) string {
 	return filepath.Base(logs[0]) + ", the last errors:\n" + strings.Join(lines[max(0, len(lines)-20):], "")
 }
 
-// dynamic says whether a program needs a loader and so libraries.
+// dynamic reports whether a program needs a loader and therefore libraries.
 func dynamic(path string) (bool, error) {
 	f, err := elf.Open(path)
 	if err != nil {

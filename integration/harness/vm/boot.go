@@ -14,10 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shared is where the guest sees the folder that it shares with the host for one run: "run" is what to execute, "exit" gets its status.
+// shared is the guest's mount point of the folder that it shares with the host for one run. The guest executes its file "run" and
+// writes the status to "exit".
 const shared = "/mnt"
 
-// boot is the life of the first process. Whatever happens it ends with the machine switched off.
+// boot is the first process of the guest. It switches the machine off in every case.
 func boot() {
 	if err := start(); err != nil {
 		fmt.Println("vm:", err)
@@ -86,25 +87,25 @@ func loadModules() error {
 	return nil
 }
 
-// openPort opens the virtio port of a name, which carries bytes as they are, other than a console.
+// openPort opens the virtio port with a name. Unlike a console, the port transfers bytes unchanged.
 func openPort(name string) (*os.File, error) {
 	for range 500 {
 		names, _ := filepath.Glob("/sys/class/virtio-ports/*/name")
 		for _, file := range names {
 			if text, _ := os.ReadFile(file); strings.TrimSpace(string(text)) == name {
-				// By open(2): os.OpenFile would leave it non-blocking for the command.
+				// os.OpenFile would make the port non-blocking for the command, so this uses open(2).
 				fd, err := unix.Open("/dev/"+filepath.Base(filepath.Dir(file)), unix.O_WRONLY|unix.O_CLOEXEC, 0)
 				if err == nil {
 					return os.NewFile(uintptr(fd), name), nil
 				}
 			}
 		}
-		time.Sleep(10 * time.Millisecond) // the device appears in its own time
+		time.Sleep(10 * time.Millisecond) // the device appears with a delay
 	}
 	return nil, fmt.Errorf("no virtio port %s", name)
 }
 
-// enterHostRoot makes the file system of the host the root, with what is written kept in memory, and the modules of the guest's kernel
+// enterHostRoot makes the host's file system the root. Written data is kept in memory. The modules of the guest's kernel are mounted
 // where modprobe looks for them.
 func enterHostRoot() error {
 	if err := mount("root", "/host", "9p", unix.MS_RDONLY, plan9+",cache=loose"); err != nil {
@@ -148,7 +149,7 @@ func parameter(name string) string {
 	return ""
 }
 
-// run executes the command and leaves its status for the host.
+// run executes the command and saves its exit status for the host.
 func run(output *os.File) error {
 	cmd := exec.Command(shared + "/run")
 	cmd.Stdout, cmd.Stderr = output, output

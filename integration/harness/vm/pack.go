@@ -11,10 +11,10 @@ import (
 	"strings"
 )
 
-// loadList names the modules of the RAM disk in the order of loading.
+// loadList is the file with the RAM disk's modules in loading order.
 const loadList = "modules.load"
 
-// archive is a cpio archive in the "newc" form that the kernel unpacks (Documentation/driver-api/early-userspace/buffer-format.rst).
+// archive is a cpio archive in the format "newc" that the kernel unpacks (Documentation/driver-api/early-userspace/buffer-format.rst).
 type archive struct {
 	bytes.Buffer
 	inode int
@@ -31,7 +31,7 @@ func (a *archive) add(name string, mode, major, minor int, data []byte) {
 
 func (a *archive) align() { a.Write(make([]byte, -a.Len()&3)) }
 
-// pack writes a RAM disk with this program as its first process, and modules for it to load.
+// pack writes a RAM disk that has this program as its first process, and the modules that it loads.
 func pack(folder string, names []string, out string) error {
 	self, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
@@ -59,7 +59,7 @@ func pack(folder string, names []string, out string) error {
 	return os.WriteFile(out, a.Bytes(), 0o644)
 }
 
-// loadOrder returns the files of modules, each behind those that it needs. A module that is not there is built in.
+// loadOrder returns the files of modules, each after its dependencies. A module without a file is built into the kernel.
 func loadOrder(folder string, names []string) (files []string, err error) {
 	data, err := os.ReadFile(filepath.Join(folder, "modules.dep"))
 	if err != nil {
@@ -71,7 +71,7 @@ func loadOrder(folder string, names []string) (files []string, err error) {
 			if strings.TrimSuffix(filepath.Base(file), ".ko") != name {
 				continue
 			}
-			order := append([]string{file}, strings.Fields(needs)...) // depmod writes what is needed first last
+			order := append([]string{file}, strings.Fields(needs)...) // depmod lists the first module to load last
 			slices.Reverse(order)
 			for _, f := range order {
 				if !slices.Contains(files, f) {

@@ -7,10 +7,11 @@ import (
 	"slices"
 )
 
-// ErrAffinity is the TopologyAffinityError: the Topology Manager refuses the pod. All other errors are UnexpectedAdmissionErrors.
+// ErrAffinity is the TopologyAffinityError with which the Topology Manager refuses a pod. All other errors are
+// UnexpectedAdmissionErrors.
 var ErrAffinity = errors.New("resources cannot be allocated with topology locality")
 
-// Node is a kubelet.
+// Node emulates a kubelet.
 type Node struct {
 	Policy   Policy
 	PodScope bool // one hint for all containers of a pod
@@ -22,25 +23,25 @@ type Node struct {
 	trace trace
 }
 
-// trace is for tests: it is told all lists of hints, and each container that the Topology Manager lets pass.
+// trace is for tests: it receives all lists of hints, and each container that the Topology Manager admits.
 type trace struct {
 	lists     func([][]Hint)
 	container func(int)
 }
 
-// Request is what a container wants. CPUs are those of a guaranteed pod, and not for init containers here.
+// Request contains the devices and CPUs of a container. Only guaranteed pods request CPUs, and init containers do not here.
 type Request struct{ VFs, CPUs int }
 
-// Pod is containers, and init containers before them, which are done one after the other.
+// Pod has containers, and init containers that run before them in sequence.
 type Pod struct{ Init, Containers []Request }
 
-// Grant is what each container of a pod has, the init containers first, and the hint it was chosen by.
+// Grant contains the allocation of each container of a pod, init containers first, and the hint that determined it.
 type Grant struct {
 	Hints     []Hint
 	VFs, CPUs [][]int
 }
 
-// Admit decides on a pod and gives it what it wants, or nothing and an error.
+// Admit admits a pod and allocates its requests, or returns an error and allocates nothing.
 func (n *Node) Admit(p Pod) (Grant, error) {
 	g, err := n.admit(p)
 	if err != nil {
@@ -50,7 +51,7 @@ func (n *Node) Admit(p Pod) (Grant, error) {
 	return g, nil
 }
 
-// Remove takes back what a pod has.
+// Remove releases the resources of a pod.
 func (n *Node) Remove(g Grant) {
 	n.VFs.Release(slices.Concat(g.VFs...))
 	if n.CPUs != nil {
@@ -90,7 +91,7 @@ func (n *Node) admit(p Pod) (Grant, error) {
 	return g, nil
 }
 
-// give gives a container what it wants, near the NUMA nodes of the hint.
+// give allocates the requests of a container near the NUMA nodes of the hint.
 func (n *Node) give(r Request, hint Hint, reusable []int) (vfs, cpus []int, err error) {
 	if r.VFs > 0 {
 		vfs, err = n.VFs.Choose(hint, r.VFs, reusable, n.Prefer, n.Pick)
@@ -101,7 +102,7 @@ func (n *Node) give(r Request, hint Hint, reusable []int) (vfs, cpus []int, err 
 	return vfs, cpus, err
 }
 
-// hint asks all who have to say something of NUMA nodes.
+// hint merges the hints of all resource managers.
 func (n *Node) hint(r Request, reusable []int) (Hint, bool) {
 	if n.Policy == None {
 		return Hint{}, true
@@ -119,7 +120,7 @@ func (n *Node) hint(r Request, reusable []int) (Hint, bool) {
 	return Merge(n.Policy, n.VFs.Machine, lists)
 }
 
-// whole is what the pod needs at any time: its containers together, or its largest init container.
+// whole returns the maximum need of the pod: all containers together, or the largest init container.
 func (p Pod) whole() Request {
 	var sum Request
 	for _, r := range p.Containers {

@@ -7,13 +7,14 @@ import (
 	"slices"
 )
 
-// Prefer is a plugin's answer to GetPreferredAllocation: n of the available devices, with those that must be among them.
+// Prefer is a plugin's answer to GetPreferredAllocation: n of the available devices, including the required ones.
 type Prefer func(available, must []int, n int) []int
 
-// Pick takes n of some devices where the kubelet has no reason for any of them.
+// Pick takes n devices where the kubelet has no preference.
 type Pick func(from []int, n int) []int
 
-// Choose takes n devices near a hint and marks them as used. Without prefer the plugin has no say, as it has none in some cases anyway.
+// Choose takes n devices near a hint and marks them as used. If prefer is nil, the plugin has no preference. In some cases the kubelet
+// does not ask the plugin.
 func (d *Devices) Choose(h Hint, n int, reusable []int, prefer Prefer, pick Pick) ([]int, error) {
 	if !slices.Contains(d.Healthy, true) {
 		return nil, fmt.Errorf("no healthy device")
@@ -51,7 +52,7 @@ func (d *Devices) Choose(h Hint, n int, reusable []int, prefer Prefer, pick Pick
 	return c.done(d)
 }
 
-// byAffinity sorts devices into those near a node of the hint, those near others, and those of which it is not known.
+// byAffinity splits devices into devices near a node of the hint, near other nodes, and with an unknown node.
 func (d *Devices) byAffinity(h Hint, available []int) (aligned, unaligned, unknown []int) {
 	if h.Nodes == 0 || d.nodes() == 0 {
 		return nil, nil, available
@@ -75,7 +76,7 @@ type choice struct {
 	pick  Pick
 }
 
-// take takes as many as there are and as are needed, and says whether that is all.
+// take takes devices until the need is met or none remain, and reports whether the need is met.
 func (c *choice) take(from []int) bool {
 	from = slices.DeleteFunc(slices.Clone(from), func(i int) bool { return slices.Contains(c.taken, i) })
 	if len(from) > c.need {
@@ -97,7 +98,7 @@ func (c *choice) done(d *Devices) ([]int, error) {
 	return c.taken, nil
 }
 
-// Release gives devices back.
+// Release marks devices as free.
 func (d *Devices) Release(devices []int) {
 	for _, i := range devices {
 		d.Used[i] = false

@@ -12,10 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// last picks from the end, so that it can be told from what a plugin prefers.
+// last picks from the end, so that its choice differs from the plugin's preference.
 func last(from []int, n int) []int { return from[len(from)-n:] }
 
-// plugin prefers the first ones, and remembers what it was asked.
+// plugin prefers the first devices, and records the requests.
 type plugin struct{ asked []string }
 
 func (p *plugin) prefer(available, must []int, n int) []int {
@@ -32,9 +32,9 @@ func TestChoose(t *testing.T) {
 		hint          Mask
 		n             int
 		reusable      []int
-		want          []int // of the plugin that prefers the first
+		want          []int // of the plugin that prefers the first devices
 		asked         []string
-		random        []int // of one that says nothing
+		random        []int // of the plugin without a preference
 	}{
 		{"no hint", "0 0 1 1", 0, 2, nil, []int{0, 1}, []string{"2 of [0 1 2 3] with []"}, []int{2, 3}},
 		{"no hint, as many as there are", "0 0", 0, 2, nil, []int{0, 1}, []string{"2 of [0 1] with []"}, []int{0, 1}},
@@ -66,7 +66,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestAsMeasured: what a kubelet 1.37 was seen to do with four VFs near each of two nodes, under best-effort.
+// TestAsMeasured compares with the measured behaviour of a kubelet 1.37 with four VFs near each of two nodes, under best-effort.
 func TestAsMeasured(t *testing.T) {
 	var p plugin
 	n := Node{Policy: BestEffort, VFs: devices(3, "0 0 0 0 1 1 1 1"), Prefer: p.prefer, Pick: last}
@@ -126,7 +126,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// TestNothingTwice: no VF and no CPU has two pods, and in the end all are free, whatever comes and goes.
+// TestNothingTwice: no VF and no CPU belongs to two pods at any time, and in the end all are free.
 func TestNothingTwice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	pick := func(from []int, n int) []int {

@@ -8,10 +8,10 @@ import (
 	"slices"
 )
 
-// CPUs are whole ones, each a core of its own near one NUMA node.
+// CPUs are whole CPUs. Each is a separate core near one NUMA node.
 type CPUs struct{ Devices }
 
-// NewCPUs makes each CPUs near each of the nodes of a machine.
+// NewCPUs returns the given number of CPUs near each node of a machine.
 func NewCPUs(machine Mask, each int) *CPUs {
 	var near []Mask
 	for rest := machine; rest != 0; rest &= rest - 1 {
@@ -20,7 +20,7 @@ func NewCPUs(machine Mask, each int) *CPUs {
 	return &CPUs{*NewDevices(machine, near)}
 }
 
-// Take takes n CPUs, those near the hint first.
+// Take takes n CPUs, first the CPUs near the hint.
 func (c *CPUs) Take(h Hint, n int) ([]int, error) {
 	available := c.available()
 	if len(available) < n {
@@ -40,7 +40,7 @@ func (c *CPUs) Take(h Hint, n int) ([]int, error) {
 	return chosen, nil
 }
 
-// packed takes whole nodes for requests as large as one, and else begins with the node that has the fewest CPUs left.
+// packed takes whole nodes for requests of at least this size. Otherwise it begins with the node that has the fewest CPUs left.
 func (c *CPUs) packed(from []int, n int) []int {
 	byNode := map[Mask][]int{}
 	for _, i := range from {

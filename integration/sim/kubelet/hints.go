@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubelet is how the kubelet of Kubernetes 1.37 chooses the devices of a pod, written down again without Kubernetes: the hints of
-// its device manager, what its Topology Manager makes of them, and which devices are taken then. It is as exact as the kubelet is; where
-// that takes what comes first out of a map, the caller picks. Of the CPU manager there is the static policy for CPUs without hyperthreads.
+// Package kubelet reimplements, without Kubernetes' code, how the kubelet of Kubernetes 1.37 chooses the devices of a pod: the hints
+// of its device manager, the decision of its Topology Manager, and the choice of devices. It is exact, except that the caller picks
+// where the kubelet takes the first elements of a map. Of the CPU manager it has the static policy for CPUs without hyperthreads.
 //
-// Left out: the options of policies (prefer-closest-numa-nodes and the like), sidecars, resources of pods as a whole, restarts of the
-// kubelet.
+// It omits the options of policies (such as prefer-closest-numa-nodes), sidecars, pod-level resources, and restarts of the kubelet.
 package kubelet
 
 import (
 	"math/bits"
 )
 
-// Mask is a set of NUMA nodes, a bit each. The empty one stands for "any" in a hint, and for "unknown" at a device.
+// Mask is a set of NUMA nodes, one bit each. The empty set means "any" in a hint, and "unknown" for a device.
 type Mask uint64
 
 // Count returns how many nodes are in the set.
 func (m Mask) Count() int { return bits.OnesCount64(uint64(m)) }
 
-// narrower prefers fewer nodes, then lower numbers.
+// narrower orders sets with fewer nodes first, then sets with lower numbers.
 func (m Mask) narrower(than Mask) bool {
 	if a, b := m.Count(), than.Count(); a != b {
 		return a < b
@@ -26,7 +25,8 @@ func (m Mask) narrower(than Mask) bool {
 	return m < than
 }
 
-// subsets calls f with each set of nodes out of m, small ones first, of one size by the lowest node in which they differ.
+// subsets calls f with each subset of the nodes in m, small ones first. Subsets of one size are ordered by the lowest node in which
+// they differ.
 func (m Mask) subsets(f func(Mask)) {
 	var walk func(rest, chosen Mask, more int)
 	walk = func(rest, chosen Mask, more int) {
@@ -43,21 +43,22 @@ func (m Mask) subsets(f func(Mask)) {
 	}
 }
 
-// Hint says that a request could be served out of some NUMA nodes. Preferred is one of as few nodes as such a request ever needs here.
+// Hint says that some NUMA nodes can serve a request. It is preferred if no smaller set of nodes of this machine could ever serve the
+// request.
 type Hint struct {
 	Nodes     Mask
 	Preferred bool
 }
 
-// Devices is a resource. Its devices go by number.
+// Devices is a resource whose devices are numbered.
 type Devices struct {
-	Near    []Mask // where each is, as the plugin told
+	Near    []Mask // NUMA nodes of each device, as the plugin reported
 	Healthy []bool
 	Used    []bool
-	Machine Mask // the NUMA nodes there are
+	Machine Mask // NUMA nodes of the machine
 }
 
-// NewDevices makes a resource of healthy, unused devices.
+// NewDevices returns a resource of healthy, unused devices.
 func NewDevices(machine Mask, near []Mask) *Devices {
 	d := &Devices{Near: near, Healthy: make([]bool, len(near)), Used: make([]bool, len(near)), Machine: machine}
 	for i := range d.Healthy {
@@ -66,7 +67,7 @@ func NewDevices(machine Mask, near []Mask) *Devices {
 	return d
 }
 
-// nodes returns those near which a device is.
+// nodes returns the NUMA nodes of a device.
 func (d *Devices) nodes() Mask {
 	var nodes Mask
 	for _, near := range d.Near {
@@ -75,7 +76,7 @@ func (d *Devices) nodes() Mask {
 	return nodes
 }
 
-// available returns the devices that can be had.
+// available returns the devices that can be allocated.
 func (d *Devices) available() []int {
 	var out []int
 	for i := range d.Near {
@@ -86,8 +87,8 @@ func (d *Devices) available() []int {
 	return out
 }
 
-// Hints returns those for n devices, some of which may be reused from init containers that are done. None at all, nil, is that the resource
-// does not care; an empty list that it cannot be.
+// Hints returns the hints for n devices. Reusable devices come from finished init containers. nil means that the resource has no
+// preference, an empty list that the request cannot be served.
 func (d *Devices) Hints(n int, reusable []int) []Hint {
 	nodes := d.nodes()
 	if nodes == 0 {
@@ -102,7 +103,7 @@ func (d *Devices) Hints(n int, reusable []int) []Hint {
 	}
 	fewest := nodes.Count()
 	nodes.subsets(func(mask Mask) {
-		// Preferred is what would do if all devices were there and free.
+		// A hint is preferred if it has as few nodes as would suffice if all devices were free.
 		if near(mask, d.Near) >= n {
 			fewest = min(fewest, mask.Count())
 		}

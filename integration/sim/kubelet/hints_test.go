@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// devices makes a resource out of a word for each device: the NUMA nodes it is near, "-" for none, "!" behind it if it is ill, "x" if it is
-// used.
+// devices creates a resource from one word for each device: its NUMA nodes or "-" for none, followed by "!" if it is unhealthy or "x"
+// if it is used.
 func devices(machine Mask, words string) *Devices {
 	d := NewDevices(machine, make([]Mask, len(strings.Fields(words))))
 	for i, word := range strings.Fields(words) {
@@ -31,7 +31,7 @@ func devices(machine Mask, words string) *Devices {
 	return d
 }
 
-// show writes hints as 0 01 1*, * if preferred, "any" for no node.
+// show formats hints as 0 01 1*, with * if preferred, or "any" for no node.
 func show(hints ...Hint) string {
 	var out []string
 	for _, h := range hints {
@@ -98,7 +98,7 @@ func TestHints(t *testing.T) {
 	}
 }
 
-// hints reads what show writes, a list for each resource; "no" for an empty one.
+// hints parses the format of show, one list for each resource; "no" means an empty list.
 func hints(words string) [][]Hint {
 	var lists [][]Hint
 	for _, list := range strings.Split(words, "|") {
@@ -171,7 +171,7 @@ func TestCPUs(t *testing.T) {
 		}
 		got = append(got, cpus)
 	}
-	// The whole node is taken whole; what is small goes where little is left.
+	// A whole node is taken as a whole; small requests go to the node with the fewest CPUs left.
 	if want := [][]int{{0}, {1}, {4, 5, 6, 7}, {2, 3}}; !cmp.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

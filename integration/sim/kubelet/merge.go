@@ -2,10 +2,10 @@
 
 package kubelet
 
-// Policy is one of the Topology Manager.
+// Policy is a policy of the Topology Manager.
 type Policy string
 
-// The policies, by the names that the kubelet's configuration has for them.
+// The policies, by their names in the kubelet's configuration.
 const (
 	None       Policy = "none"
 	BestEffort Policy = "best-effort"
@@ -13,8 +13,8 @@ const (
 	SingleNUMA Policy = "single-numa-node"
 )
 
-// Merge makes one hint out of a list for each resource, and says whether the pod may run. It takes one hint of each list in all ways there
-// are.
+// Merge combines a list of hints for each resource into one hint, and reports whether the pod may run. It considers all combinations
+// of one hint from each list.
 func Merge(p Policy, machine Mask, lists [][]Hint) (Hint, bool) {
 	if p == None {
 		return Hint{}, true
@@ -35,7 +35,7 @@ func Merge(p Policy, machine Mask, lists [][]Hint) (Hint, bool) {
 	return best, p == BestEffort || best.Preferred
 }
 
-// possible puts into words that a resource does not care or cannot be, and drops what single-numa-node never takes.
+// possible replaces nil and empty lists by explicit hints, and drops hints that single-numa-node never accepts.
 func possible(p Policy, hints []Hint) []Hint {
 	switch {
 	case hints == nil:
@@ -55,7 +55,7 @@ func possible(p Policy, hints []Hint) []Hint {
 	return out
 }
 
-// enough returns how many nodes the neediest resource needs at least.
+// enough returns the minimum number of nodes of the resource that needs most.
 func enough(lists [][]Hint) int {
 	most := 0
 	for _, hints := range lists {
@@ -77,7 +77,7 @@ type merger struct {
 	best    *Hint
 }
 
-// walk takes a hint of each list from the ith on. Several that say different nodes are never preferred, even if each is.
+// walk combines a hint of each list from index i on. Hints with different nodes are not preferred together, even if each is.
 func (m *merger) walk(i int, merged Hint, first Mask) {
 	if i == len(m.lists) {
 		if merged.Nodes != 0 && m.better(merged) {
@@ -99,7 +99,8 @@ func (m *merger) walk(i int, merged Hint, first Mask) {
 	}
 }
 
-// better compares with the best so far. Of hints that are not preferred the best has just as many nodes as the neediest resource needs.
+// better compares a hint with the best so far. The best hint that is not preferred has exactly as many nodes as the neediest resource
+// needs.
 func (m *merger) better(h Hint) bool {
 	if m.best == nil || h.Preferred != m.best.Preferred {
 		return m.best == nil || h.Preferred

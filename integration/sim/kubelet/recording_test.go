@@ -14,8 +14,9 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// testdata/recording.json.gz holds the answers of Kubernetes v1.37.0, whose own code (Topology Manager, device manager, static CPU policy)
-// met 500 random sets of hints, and random pods on 64 random nodes. The program that asked it is integration/sim/oracle in commit 79b40d7.
+// testdata/recording.json.gz contains the results of Kubernetes v1.37.0's own code (Topology Manager, device manager, static CPU
+// policy) for 500 random sets of hints, and for random pods on 64 random nodes. The recording program is integration/sim/oracle in
+// commit 79b40d7.
 type (
 	recording struct {
 		Kubernetes string
@@ -100,8 +101,8 @@ func readRecording(t *testing.T) recording {
 	return r
 }
 
-// TestRecording: the port does what Kubernetes' own code was seen to do: the same hints, the same that comes of them, the same questions to
-// the plugin, the same reasons, the same devices. Only where that code takes any is it given the same ones.
+// TestRecording: the port behaves like Kubernetes' own code: the same hints, merged hints, requests to the plugin, reasons and
+// devices. Where Kubernetes takes arbitrary devices, the port gets the recorded ones.
 func TestRecording(t *testing.T) {
 	r := readRecording(t)
 	for i, m := range r.Merges {
@@ -145,7 +146,7 @@ func TestRecording(t *testing.T) {
 	}
 }
 
-// replay is a node that does again what was recorded.
+// replay is a node that repeats the recorded steps.
 type replay struct {
 	recordedNode
 	t         *testing.T
@@ -156,7 +157,7 @@ type replay struct {
 	seen      map[string]int
 }
 
-// step returns what is different.
+// step returns the differences.
 func (r *replay) step(number int) string {
 	r.want, r.got = r.Steps[number], recordedStep{}
 	for _, gone := range r.want.Gone {
@@ -187,7 +188,7 @@ func (r *replay) step(number int) string {
 	if err != nil {
 		r.node.Remove(g)
 	}
-	// What was not reached is nothing.
+	// A step that was not reached has no result.
 	all := len(pod.Init) + len(pod.Containers)
 	r.got.Hints, r.got.VFs, r.got.Taken = make([]recordedHint, all), make([][]int, all), make([][]int, all)
 	for i, h := range g.Hints {
@@ -196,13 +197,13 @@ func (r *replay) step(number int) string {
 	copy(r.got.VFs, g.VFs)
 	copy(r.got.Taken, g.CPUs)
 	r.got.Gone, r.got.Healthy, r.got.Init, r.got.Containers = r.want.Gone, r.want.Healthy, r.want.Init, r.want.Containers
-	// Lists that are null and lists that are empty are not the same.
+	// The recording distinguishes null from empty lists.
 	return cmp.Diff(r.want.Lists, r.got.Lists) + cmp.Diff(r.want, r.got, cmpopts.EquateEmpty(), cmpopts.IgnoreFields(recordedStep{}, "Lists"))
 }
 
 func (r *replay) lists(lists [][]Hint) { r.got.Lists = append(r.got.Lists, recordLists(lists)) }
 
-// pick takes what was taken then.
+// pick takes the recorded devices.
 func (r *replay) pick(from []int, n int) []int {
 	var out []int
 	for _, i := range from {

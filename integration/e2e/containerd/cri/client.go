@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cri runs pods through the runtime of a node as the kubelet does, and
-// asks them for their traffic. The tests of containerd and of CRI-O share it.
+// Package cri runs pods through a node's runtime as the kubelet does, and tests their traffic. The tests of containerd and of CRI-O
+// share it.
 package cri
 
 import (
@@ -135,7 +135,7 @@ func (c Client) RemoveAll(ctx context.Context) error {
 }
 
 // Ready returns an error unless the runtime and its network are ready; the kubelet
-// looks at these two conditions alone.
+// evaluates only these two conditions.
 func (c Client) Ready(ctx context.Context) error {
 	r, err := c.Status(ctx, &api.StatusRequest{})
 	if err != nil {
@@ -232,8 +232,8 @@ func netnsOf(info string) (string, error) {
 	return "", errors.New("sandbox info: no network namespace")
 }
 
-// WarmUp runs the node's first pod and removes it. What a network's first pod
-// leaves behind, the bridge and the static rules, is then no test's.
+// WarmUp runs the node's first pod and removes it, so that the bridge and the static rules of a network's first pod exist before the
+// tests.
 func WarmUp(socket string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

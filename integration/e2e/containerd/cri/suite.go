@@ -23,13 +23,14 @@ var (
 	localhost = netip.MustParseAddr("127.0.0.1")
 )
 
-// HostPorts says from where the one who maps the hostPorts makes them answer, beside the node, the outside and other pods.
+// HostPorts says from which places a hostPort answers, besides the node, the outside and other pods. It depends on the program that
+// maps hostPorts.
 type HostPorts struct {
 	Localhost bool // by 127.0.0.1
 	Itself    bool // from the pod that has the port
 }
 
-// Suite runs the tests that runtimes share, as subtests.
+// Suite runs the tests that all runtimes share, as subtests.
 func Suite(t *testing.T, socket string, ports HostPorts) {
 	for _, test := range []struct {
 		name string
@@ -42,8 +43,7 @@ func Suite(t *testing.T, socket string, ports HostPorts) {
 	}
 }
 
-// testStatus: the node is ready, whatever STATUS of the plugins looks at,
-// before, with and after a pod.
+// testStatus: the node is ready before, with and after a pod. The plugins' STATUS must not fail.
 func testStatus(t *testing.T, c Client) {
 	t.Helper()
 	ExpectReady(t, c)
@@ -61,9 +61,8 @@ func ExpectReady(t *testing.T, c Client) {
 	}
 }
 
-// testTraffic: pods answer one another, and a hostPort answers the node, the outside and other pods, whether or not bridged packets
-// pass the rules for routed ones, which nodes differ in. Localhost and the pod itself have an answer exactly if the one who maps gives
-// it.
+// testTraffic: pods reach one another. A hostPort answers the node, the outside and other pods, whether or not bridged packets pass
+// the IP rules (nodes differ in this). Localhost and the pod itself get an answer exactly if the mapping program supports it.
 func testTraffic(t *testing.T, c Client, ports HostPorts) {
 	t.Helper()
 	for _, value := range []string{"1", "0"} {
@@ -96,8 +95,7 @@ func testTraffic(t *testing.T, c Client, ports HostPorts) {
 	}
 }
 
-// setBridgeCalls switches br_netfilter of the node for the time of the test.
-// Without br_netfilter the node is as with "0".
+// setBridgeCalls switches br_netfilter of the node until the end of the test. Without br_netfilter the node behaves as with "0".
 func setBridgeCalls(t *testing.T, value string) {
 	t.Helper()
 	for _, name := range []string{"iptables", "ip6tables"} {
@@ -134,7 +132,7 @@ func testLoopback(t *testing.T, c Client) {
 	}
 }
 
-// testMasquerade: another machine sees the node's addresses, also of what a container sends.
+// testMasquerade: another machine sees the node's addresses as source, for container traffic too.
 func testMasquerade(t *testing.T, c Client) {
 	t.Helper()
 	p := RunPod(t, c, "client")
@@ -147,8 +145,7 @@ func testMasquerade(t *testing.T, c Client) {
 	}
 }
 
-// testBandwidth measures where the bytes arrive: the mean and the first second
-// alike, because a burst spoils only the latter.
+// testBandwidth measures at the receiver: both the mean and the first second, because a burst shows only in the first second.
 func testBandwidth(t *testing.T, c Client) {
 	t.Helper()
 	const port, sink = 18082, 9000
@@ -189,7 +186,7 @@ func expectLimit(t *testing.T, what string, limit float64, flow meter.Flow) {
 	}
 }
 
-// testSequence gives one hostPort to one pod after the other.
+// testSequence gives one hostPort to several pods in sequence.
 func testSequence(t *testing.T, c Client) {
 	t.Helper()
 	const port = 18083

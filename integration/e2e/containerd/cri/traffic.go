@@ -88,8 +88,7 @@ func ServeAddress(t *testing.T, netns string, addr netip.Addr) string {
 	return "http://" + l.Addr().String() + "/"
 }
 
-// Get fetches a URL from the network namespace. It tries for a while, since a
-// container that has just been started does not listen yet.
+// Get fetches a URL from the network namespace. It retries for a while, because a new container does not listen yet.
 func Get(ctx context.Context, netns, url string) (string, error) {
 	var body string
 	err := Eventually(ctx, 3*time.Second, func() error {

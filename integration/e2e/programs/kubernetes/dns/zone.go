@@ -90,7 +90,7 @@ func (z zone) service(q dnsmessage.Question, words []string, depth int) ([]dnsme
 	return answers, dnsmessage.RCodeSuccess
 }
 
-// external returns the CNAME of an ExternalName Service, and what that leads to as long as it is in the zone.
+// external returns the CNAME of an ExternalName Service, and the records of its target if the target is in the zone.
 func (z zone) external(q dnsmessage.Question, to string, depth int) ([]dnsmessage.Resource, dnsmessage.RCode) {
 	target, err := dnsmessage.NewName(strings.TrimSuffix(to, ".") + ".")
 	if err != nil || depth == 0 {
