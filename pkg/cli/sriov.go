@@ -77,12 +77,18 @@ func (f *sriovFlags) addConfig(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.host, "node-name", host, "name of this node in the configuration")
 }
 
+// add adds the flags that select the node and the output format.
 func (f *sriovFlags) add(cmd *cobra.Command) {
+	f.addNode(cmd)
+	addOutput(cmd, &f.output)
+}
+
+// addNode adds the flags that select the configuration, sysfs and the device plugin.
+func (f *sriovFlags) addNode(cmd *cobra.Command) {
 	f.addConfig(cmd)
 	cmd.Flags().StringVar(&f.sysfs, "sysfs", "/sys", "where sysfs is mounted")
 	cmd.Flags().StringVar(&f.socket, "socket", allocation.Socket, "socket of the device plugin")
 	cmd.Flags().StringVar(&f.claims, "claims-dir", claim.Folder, "folder with the prepared claims")
-	addOutput(cmd, &f.output)
 }
 
 func newSRIOVLs() *cobra.Command {
