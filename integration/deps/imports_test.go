@@ -21,7 +21,7 @@ const module = "github.com/podlace/podlace/"
 // layers are the packages from the bottom up: each imports from layers below its own only, so that none of one layer knows another of it.
 func layers() [][]string {
 	return [][]string{
-		{".", "conf", "pkg/fault", "pkg/meter", "pkg/pci/pcitest", "pkg/ports", "pkg/probes", "pkg/watch"},
+		{".", "conf", "pkg/fault", "pkg/kubelet", "pkg/meter", "pkg/pci/pcitest", "pkg/ports", "pkg/probes", "pkg/watch"},
 		{"pkg/child"},
 		{"pkg/plugin", "pkg/sandbox"},
 		{"pkg/vfconfig"},
@@ -68,6 +68,7 @@ func only() map[string][]string {
 		module + "pkg/kernel/kerneltest": {"integration/harness"},
 		module + "pkg/pci/pcitest":       {"integration/harness/card"},
 		module + "pkg/demo":              {"pkg/cli"},
+		module + "pkg/kubelet":           {"pkg/cli", "integration/"},
 		module + "pkg/reconcile":         {"pkg/rollback", "pkg/doctor", "pkg/cli", "pkg/nodeagent", "integration/"},
 		module + "pkg/rollback":          {"pkg/cli", "pkg/nodeagent"},
 		module + "pkg/cli":               {"plugins/podlace"},

@@ -3,7 +3,7 @@
 package main
 
 import (
-	"github.com/podlace/podlace/integration/sim/kubelet"
+	"github.com/podlace/podlace/pkg/kubelet"
 )
 
 // state is what is free at a moment.

@@ -219,8 +219,19 @@ func Allocatable(ctx context.Context, k Kubelet) ([]allocation.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	devices, err := decodeAllocatable(answer)
+	devices, _, err := decodeAllocatable(answer)
 	return k.wanted(devices), err
+}
+
+// AllocatableCPUs returns the CPUs that the kubelet may give to containers for themselves, used or not. There are none unless its CPU
+// manager has the policy static.
+func AllocatableCPUs(ctx context.Context, k Kubelet) ([]int64, error) {
+	answer, err := k.repeat(ctx, "GetAllocatableResources")
+	if err != nil {
+		return nil, err
+	}
+	_, cpus, err := decodeAllocatable(answer)
+	return cpus, err
 }
 
 // repeat repeats a question that came too fast after others, or while the kubelet started. Without a socket there is no kubelet to wait
