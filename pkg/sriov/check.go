@@ -20,7 +20,6 @@ func differs(format string, args ...any) error {
 
 // check compares the VFs with what ADD recorded and told. Addresses and routes that the pod added itself do not matter.
 func (s sriov) check(r *plugin.Request) error {
-	openLog(r)
 	cfg, err := parseConfig(r)
 	if err != nil {
 		return err

@@ -54,7 +54,6 @@ func (n *node) returned(a pci.Address) error {
 }
 
 func (s sriov) gc(r *plugin.Request) error {
-	openLog(r)
 	r.Patient()
 	config := r.ConfigForDel()
 	gc := attachment.NewGC[state](r)
