@@ -41,7 +41,7 @@ func (j *journal) Close() error { return unix.Close(j.fd) }
 
 // handler returns the slog handler of a request. Its fields are those of systemd.journal-fields(7), and PODLACE_* for the attachment.
 func (j *journal) handler(r *Request) slog.Handler {
-	h := journalHandler{journal: j, level: r.level, stderr: r.log}
+	h := journalHandler{fd: j.fd, level: r.level, stderr: r.log}
 	h.add("SYSLOG_IDENTIFIER", "podlace")
 	for _, f := range [][2]string{{"PODLACE_PLUGIN", r.Plugin}, {"PODLACE_VERB", r.Verb}, {"PODLACE_NETWORK", r.Network},
 		{"PODLACE_POD", r.Pod.String()}, {"PODLACE_CONTAINER", r.ContainerID}, {"PODLACE_IFNAME", r.IfName}, {"PODLACE_NETNS", r.NetnsPath},
@@ -56,7 +56,7 @@ func (j *journal) handler(r *Request) slog.Handler {
 
 // journalHandler sends each log message as one datagram.
 type journalHandler struct {
-	*journal
+	fd     int
 	level  slog.Level
 	prefix string    // of each message
 	suffix string    // of each message: the attributes of With
