@@ -123,7 +123,7 @@ func refusal(p kubelet.Policy, demands []demand, lists [][]kubelet.Hint, state s
 		case len(usable) == 0 && p == kubelet.SingleNUMA:
 			return fmt.Sprintf("no NUMA node has %d%s %s", d.count, state, plain(d.name))
 		case len(usable) == 0:
-			return fmt.Sprintf("%d %s come from more NUMA nodes than on an idle node", d.count, plain(d.name))
+			return fmt.Sprintf("%d %s need more NUMA nodes than if all were free", d.count, plain(d.name))
 		}
 		texts = append(texts, plain(d.name)+" "+hintText(usable))
 	}

@@ -63,7 +63,7 @@ func TestRequestOfDevices(t *testing.T) {
 			"none any: yes\nbest-effort {1}*: yes\nrestricted {1}*: yes\nsingle-numa-node {1}*: yes"},
 		{"spread at present", 2, []int{2, 2}, []int{1, 1},
 			"none any: yes\nbest-effort {0,1}: yes\n" +
-				"restricted {0,1}: no, not at present: 2 vf come from more NUMA nodes than on an idle node\n" +
+				"restricted {0,1}: no, not at present: 2 vf need more NUMA nodes than if all were free\n" +
 				"single-numa-node any: no, not at present: no NUMA node has 2 free vf"},
 		{"more than a node has", 3, []int{2, 2}, []int{2, 1},
 			"none any: yes\nbest-effort {0,1}*: yes\nrestricted {0,1}*: yes\n" +
@@ -75,7 +75,7 @@ func TestRequestOfDevices(t *testing.T) {
 				"single-numa-node any: no, never on a node like this: 4 of 5 vf are free"},
 		{"two nodes could have six", 6, []int{4, 4, 4, 4}, []int{2, 2, 2, 2},
 			"none any: yes\nbest-effort {0,1,2}: yes\n" +
-				"restricted {0,1,2}: no, not at present: 6 vf come from more NUMA nodes than on an idle node\n" +
+				"restricted {0,1,2}: no, not at present: 6 vf need more NUMA nodes than if all were free\n" +
 				"single-numa-node any: no, never on a node like this: no NUMA node has 6 vf"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -114,6 +114,18 @@ func TestRequestOfSeveral(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// TestRequestOfReserved checks CPUs of which the kubelet reserves one: it prefers as few NUMA nodes as with that CPU.
+func TestRequestOfReserved(t *testing.T) {
+	d := fakeDemand("cpu", 8, []int{8, 8}, []int{8, 8})
+	d.now.Healthy[0], d.idle.Healthy[0], d.now.Healthy[8], d.idle.Healthy[8] = false, false, false, false
+	const want = "none any: yes\nbest-effort {0,1}: yes\n" +
+		"restricted {0,1}: no, never on a node like this: 8 cpu need more NUMA nodes than if all were free\n" +
+		"single-numa-node any: no, never on a node like this: no NUMA node has 8 cpu"
+	if diff := cmp.Diff(want, decisions(t, 3, d)); diff != "" {
+		t.Error(diff)
 	}
 }
 
