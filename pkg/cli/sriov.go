@@ -81,6 +81,7 @@ func (f *sriovFlags) addConfig(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.config, "config-file", "/etc/pcidp/config.json", "configuration of the device plugin")
 	cmd.Flags().StringVar(&f.prefix, "resource-prefix", "intel.com", "prefix of resources that have no resourcePrefix")
 	cmd.Flags().StringVar(&f.host, "node-name", host, "name of this node in the configuration")
+	cmd.Flags().Lookup("node-name").DefValue = "the host name" // man pages are the same on each build machine
 }
 
 // add adds the flags that select the node and the output format.

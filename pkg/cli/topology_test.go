@@ -191,6 +191,9 @@ func TestTopologyCommand(t *testing.T) {
 		!strings.Contains(stderr, `--output "table": want text, svg or json`) {
 		t.Errorf("status %d, %q", status, stderr)
 	}
+	if _, help, _ := run("topology", "--help"); !strings.Contains(help, `name of this node in the configuration (default "the host name")`) {
+		t.Errorf("the help depends on the machine:\n%s", help)
+	}
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: the rest is root's")
 	}
