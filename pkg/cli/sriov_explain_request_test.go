@@ -245,6 +245,11 @@ single-numa-node  {1}*    yes
 		strings.Contains(stdout, "best") {
 		t.Errorf("status %d\n%s", status, stdout)
 	}
+	// A reserved CPU is never free.
+	if _, stdout, _ = runSRIOV(t, flags, "explain", "--cpus", "32"); !strings.Contains(stdout,
+		"no, never on a node like this: 31 of 32 cpu are free") {
+		t.Errorf("got\n%s", stdout)
+	}
 	for says, args := range map[string][]string{
 		"--cpus 0: want at least 1":                  {"--cpus", "0"},
 		`--policy "strict": want none, best-effort`:  {"--policy", "strict"},
