@@ -22,7 +22,7 @@ const module = "github.com/podlace/podlace/"
 // not know one another.
 func layers() [][]string {
 	return [][]string{
-		{".", "conf", "pkg/fault", "pkg/meter", "pkg/pci/pcitest", "pkg/ports", "pkg/probes", "pkg/watch"},
+		{".", "conf", "pkg/fault", "pkg/kubelet", "pkg/meter", "pkg/pci/pcitest", "pkg/ports", "pkg/probes", "pkg/watch"},
 		{"pkg/child"},
 		{"pkg/plugin", "pkg/sandbox"},
 		{"pkg/vfconfig"},
@@ -71,6 +71,7 @@ func only() map[string][]string {
 		module + "pkg/kernel/kerneltest": {"integration/harness"},
 		module + "pkg/pci/pcitest":       {"integration/harness/card"},
 		module + "pkg/demo":              {"pkg/cli"},
+		module + "pkg/kubelet":           {"pkg/cli", "integration/"},
 		module + "pkg/reconcile":         {"pkg/rollback", "pkg/doctor", "pkg/cli", "pkg/nodeagent", "integration/"},
 		module + "pkg/rollback":          {"pkg/cli", "pkg/nodeagent"},
 		module + "pkg/cli":               {"plugins/podlace"},

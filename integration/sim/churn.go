@@ -9,7 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	"github.com/podlace/podlace/integration/sim/kubelet"
+	"github.com/podlace/podlace/pkg/kubelet"
 )
 
 const (

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/podlace/podlace/integration/sim/kubelet"
+	"github.com/podlace/podlace/pkg/kubelet"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
 )

@@ -19,7 +19,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/podlace/podlace/integration/sim/kubelet"
+	"github.com/podlace/podlace/pkg/kubelet"
 )
 
 type options struct {

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/integration/markdown"
-	"github.com/podlace/podlace/integration/sim/kubelet"
+	"github.com/podlace/podlace/pkg/kubelet"
 	"github.com/podlace/podlace/pkg/pool"
 )
 

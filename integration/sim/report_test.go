@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podlace/podlace/integration/sim/kubelet"
+	"github.com/podlace/podlace/pkg/kubelet"
 )
 
 // TestState: of four PFs with four VFs each, all VFs of the first and half of the second are used.

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podlace/podlace/integration/sim/kubelet"
+	"github.com/podlace/podlace/pkg/kubelet"
 	"github.com/podlace/podlace/pkg/pool"
 )
 

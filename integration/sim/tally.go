@@ -3,7 +3,7 @@
 package main
 
 import (
-	"github.com/podlace/podlace/integration/sim/kubelet"
+	"github.com/podlace/podlace/pkg/kubelet"
 )
 
 // state contains the free VFs at one moment.

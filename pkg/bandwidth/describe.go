@@ -4,6 +4,7 @@ package bandwidth
 
 import (
 	"encoding/json"
+	"fmt"
 
 	"github.com/podlace/podlace/pkg/attachment"
 )
@@ -19,4 +20,21 @@ func Rates(rec attachment.Record) (ingress, egress uint64, err error) {
 		egress = st.Egress.Rate
 	}
 	return ingress, egress, err
+}
+
+// Objects returns the kernel objects of an attachment's limits by its record, one line each.
+func Objects(rec attachment.Record) (lines []string, err error) {
+	var st state
+	if err := json.Unmarshal(rec.State, &st); err != nil {
+		return nil, err
+	}
+	if st.Ingress != nil {
+		lines = append(lines, fmt.Sprintf("qdisc tbf of %s: ingress limit of %d bit/s, burst %d bytes", st.Link, st.Ingress.Rate,
+			st.Ingress.Burst))
+	}
+	if st.Egress != nil {
+		lines = append(lines, fmt.Sprintf("filter of %s: redirect of ingress to ifb link %s", st.Link, st.IFB),
+			fmt.Sprintf("qdisc tbf of %s: egress limit of %d bit/s, burst %d bytes", st.IFB, st.Egress.Rate, st.Egress.Burst))
+	}
+	return lines, nil
 }

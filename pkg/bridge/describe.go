@@ -4,8 +4,10 @@ package bridge
 
 import (
 	"encoding/json"
+	"fmt"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/nft"
 )
 
 // HostSide is where an attachment is connected to the node.
@@ -26,4 +28,33 @@ func Describe(rec attachment.Record) (h HostSide, err error) {
 		h.Interface, h.MAC = st.Guard.Link, st.Guard.MAC
 	}
 	return h, nil
+}
+
+// Objects returns the kernel objects of an attachment by its record, one line each.
+func Objects(rec attachment.Record) ([]string, error) {
+	var st state
+	if err := json.Unmarshal(rec.State, &st); err != nil {
+		return nil, err
+	}
+	h, err := Describe(rec)
+	lines := []string{fmt.Sprintf("link %s, port of bridge %s; peer %s in the pod", h.Interface, st.Bridge, rec.IfName)}
+	for _, a := range st.Addresses {
+		lines = append(lines, fmt.Sprintf("address %s of %s", a, rec.IfName))
+	}
+	if st.Guard != nil {
+		elements, err := st.Guard.elements()
+		if err != nil {
+			return lines, err
+		}
+		lines = append(lines, fmt.Sprintf("nft table %s: %d elements for %s and MAC %s", nft.GuardTable, len(elements), st.Guard.Link,
+			st.Guard.MAC))
+	}
+	switch st.Masquerade {
+	case "nftables":
+		chain := MasqueradeSets{Network: rec.Network}.chainName()
+		lines = append(lines, fmt.Sprintf("nft table %s: chain %s, which all pods of network %s share", nft.MasqueradeTable, chain, rec.Network))
+	case "iptables":
+		lines = append(lines, "iptables table nat: chain "+masqueradeChain(rec.Key))
+	}
+	return lines, err
 }

@@ -87,7 +87,7 @@ func newRoot() *cobra.Command {
 		SuggestionsMinimumDistance: 1,
 	}
 	root.AddCommand(newCanary(), newDemo(), newDoctor(), newExplain(), newGC(), newLimits(), newLs(), newReload(), newRollback(),
-		newSchema(), newSRIOV(), newSupportBundle(), newTop(), newTrace(), newValidate(), newVersion())
+		newSchema(), newSRIOV(), newSupportBundle(), newTop(), newTopology(), newTrace(), newValidate(), newVersion())
 	addCompletions(root)
 	return root
 }

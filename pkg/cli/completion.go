@@ -22,6 +22,8 @@ func addCompletions(cmd *cobra.Command) {
 	switch _, argument, _ := strings.Cut(cmd.Use, " "); argument {
 	case "[POD]":
 		cmd.ValidArgsFunction = first(completePods)
+	case "[CONFLIST|POD]":
+		cmd.ValidArgsFunction = first(completePodsAndFiles)
 	case "DEVICE", "[DEVICE]":
 		cmd.ValidArgsFunction = first(completeDevices)
 	case "":
@@ -58,6 +60,10 @@ func first(complete completion) completion {
 
 func completePods(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	return recorded(func(rec attachment.Record) string { return rec.Pod }), cobra.ShellCompDirectiveNoFileComp
+}
+
+func completePodsAndFiles(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return recorded(func(rec attachment.Record) string { return rec.Pod }), cobra.ShellCompDirectiveDefault
 }
 
 func completeNetworks(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {

@@ -25,6 +25,9 @@ const explainExample = `  podlace explain isGateway
   podlace explain host-local.ranges
   podlace explain 104`
 
+// anyPlugin is the subject of the keys that every plugin has.
+const anyPlugin = "plugin"
+
 // entry is a row of a table in the documents.
 type entry struct {
 	subject string // plugin, or "code"
@@ -133,8 +136,11 @@ func entries() (all []entry) {
 
 func entriesOf(file, text string) (all []entry) {
 	subject := path.Base(path.Dir(file))
-	if file == "docs/CLUSTER.md" {
+	switch file {
+	case "docs/CLUSTER.md":
 		subject = "podlace-node"
+	case "docs/ARCHITECTURE.md":
+		subject = anyPlugin
 	}
 	var headings []string
 	for line := range strings.Lines(text) {

@@ -16,6 +16,7 @@ func TestExplain(t *testing.T) {
 		"host-local.ranges":        "host-local ",
 		"bandwidth.ingressRate":    "bandwidth ",
 		"portmap.backend":          "portmap backend",
+		"logFile":                  "plugin logFile",
 		"sriov.resources":          "sriov resources",
 		"resourceName":             "sriov-device-plugin resourceName",
 		"podlace-node.offLink":     "podlace-node ",

@@ -86,30 +86,18 @@ func (f lsFlags) list(stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// The records name the attachments even without the default folder, which a k3s node does not have.
-	networks, notes, err := configurations(f.dir)
-	switch {
-	case err != nil && f.named:
+	networks, err := f.networks(stderr)
+	if err != nil {
 		return err
-	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		notes = append(notes, err.Error())
 	}
-	for _, text := range append(notes, f.findings(networks)...) {
+	for _, text := range f.findings(networks) {
 		printLine(stderr, text)
 	}
-	list, err := reconcile.List(networks)
+	list, damaged, err := f.attachments(networks)
 	if err != nil {
 		return err
 	}
-	if err := f.checkNetwork(networks, list); err != nil {
-		return err
-	}
-	damaged, err := attachment.Unreadable()
-	if err != nil {
-		return err
-	}
-	damaged = slices.DeleteFunc(damaged, func(d attachment.Damaged) bool { return f.network != "" && d.Network != f.network })
-	list = slices.DeleteFunc(f.filterNetwork(reconcile.AddDamaged(list, damaged)), func(a *reconcile.Attachment) bool { return !f.wanted(a) })
+	list = slices.DeleteFunc(list, func(a *reconcile.Attachment) bool { return !f.wanted(a) })
 	switch {
 	case f.output == outputJSON:
 		err = printJSON(stdout, list)
@@ -120,6 +108,39 @@ func (f lsFlags) list(stdout, stderr io.Writer) error {
 			func(a *reconcile.Attachment) string { return a.State })
 	}
 	return errors.Join(printDamaged(stderr, damaged), err)
+}
+
+// networks reads the network configurations. The records name the attachments even without the default folder, which a k3s node does not
+// have.
+func (f confFlags) networks(stderr io.Writer) ([]reconcile.Network, error) {
+	networks, notes, err := configurations(f.dir)
+	switch {
+	case err != nil && f.named:
+		return nil, err
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		notes = append(notes, err.Error())
+	}
+	for _, text := range notes {
+		printLine(stderr, text)
+	}
+	return networks, nil
+}
+
+// attachments returns the recorded attachments of the networks that the flags select, and the unreadable records.
+func (f confFlags) attachments(networks []reconcile.Network) ([]*reconcile.Attachment, []attachment.Damaged, error) {
+	list, err := reconcile.List(networks)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := f.checkNetwork(networks, list); err != nil {
+		return nil, nil, err
+	}
+	damaged, err := attachment.Unreadable()
+	if err != nil {
+		return nil, nil, err
+	}
+	damaged = slices.DeleteFunc(damaged, func(d attachment.Damaged) bool { return f.network != "" && d.Network != f.network })
+	return f.filterNetwork(reconcile.AddDamaged(list, damaged)), damaged, nil
 }
 
 func (f confFlags) check() error {

@@ -48,7 +48,7 @@ func conflistSchema() plugin.Schema {
 		if kind == "bridge" || kind == "sriov" {
 			s["properties"].(plugin.Schema)["ipam"] = plugin.Schema{"$ref": "#/$defs/ipam"}
 		}
-		definitions[kind] = s.Merge(plugin.Schema{"properties": common()})
+		definitions[kind] = s.Merge(plugin.Schema{"properties": common(described(anyPlugin))})
 	}
 	hostLocal := plugin.SchemaOf(hostlocal.Keys(), described("host-local"))["properties"].(plugin.Schema)["ipam"].(plugin.Schema)
 	definitions["host-local"] = hostLocal
@@ -79,12 +79,15 @@ func ofType(kind string) plugin.Schema {
 }
 
 // common are the properties of any plugin.
-func common() plugin.Schema {
+func common(describe func(path string) string) plugin.Schema {
 	properties := plugin.Schema{}
 	for _, key := range plugin.CommonKeys() {
 		properties[key] = plugin.Schema{}
 	}
 	properties["type"] = plugin.Schema{"type": "string"}
+	properties["logFile"] = plugin.Schema{"type": "string", "pattern": "^(/.*|journal)?$", "description": describe("logFile")}
+	properties["logLevel"] = plugin.Schema{"enum": []string{"", "debug", "info", "warning", "error", "panic"},
+		"description": describe("logLevel")}
 	properties["capabilities"] = plugin.Schema{"type": "object", "additionalProperties": plugin.Schema{"type": "boolean"}}
 	return properties
 }

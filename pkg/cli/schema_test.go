@@ -62,6 +62,9 @@ func TestSchema(t *testing.T) {
 		`{"type": "bridge", "ipMasq": {"nonMasqueradeCIDR": []}}`:                  "nonMasqueradeCIDR",
 		`{"type": "portmap", "capabilities": {"portMappings": "true"}}`:            "portMappings",
 		`{"type": "sriov", "resource": ["a"]}`:                                     "resource",
+		`{"type": "portmap", "logLevel": "loud"}`:                                  "logLevel",
+		`{"type": "portmap", "logFile": "x.log"}`:                                  "logFile",
+		`{"type": "portmap", "logFile": "journal", "logLevel": "debug"}`:           "",
 		`{"bridge": "cni0"}`:                                                       "type",
 		`{"type": "bandwidth", "ingressRate": 1000, "ingressBurts": 1000}`:         "ingressBurts",
 		`{"type": "bridge", "ipMasq": true, "mtu": "auto", "ipam": {"type": "x"}}`: "",
@@ -79,5 +82,8 @@ func TestSchema(t *testing.T) {
 	}
 	if err := json.Unmarshal([]byte(printed), &parsed); err != nil || parsed.Defs["bridge"].Properties["isGateway"].Description == "" {
 		t.Errorf("isGateway is not described: %v", err)
+	}
+	if !strings.Contains(parsed.Defs["bandwidth"].Properties["logFile"].Description, "journal for journald") {
+		t.Errorf("logFile is not described: %q", parsed.Defs["bandwidth"].Properties["logFile"].Description)
 	}
 }

@@ -42,12 +42,18 @@ wants and what was found. DEVICE is a PCI address, or the name of an interface o
 of a resource. Without it the command prints one line for each device.
 
 With --count the command answers whether a container could get this many devices
-of the resource now, near which NUMA node, and what each policy of the Topology
-Manager would decide. It thereby explains why a pod was refused, as long as the
-allocations are the same.
+of the resource now, together with --cpus exclusive CPUs and the devices of --with.
+It prints the hints of each resource, a star for preferred ones, their merge by each
+policy of the Topology Manager, and whether an idle node would be refused, too. It
+thereby explains why a pod was refused, as long as the allocations are the same.
 
 Entries that are not supported come first, then resources of the configuration
 for which this node has no device. With --strict an unsupported entry is an error.`
+
+const sriovExplainExample = `  podlace sriov explain
+  podlace sriov explain 0000:3b:02.1
+  podlace sriov explain example.com/fast --count 2
+  podlace sriov explain example.com/fast --count 2 --cpus 4 --with example.com/gpu=1 --policy restricted`
 
 // askTimeout is how long the device plugin may take to answer.
 const askTimeout = 10 * time.Second
@@ -58,7 +64,7 @@ type sriovFlags struct {
 	sysfs, socket        string
 	claims               string
 	output               string
-	count                int
+	request              requestFlags
 	strict               bool
 }
 
@@ -75,14 +81,21 @@ func (f *sriovFlags) addConfig(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.config, "config-file", "/etc/pcidp/config.json", "configuration of the device plugin")
 	cmd.Flags().StringVar(&f.prefix, "resource-prefix", "intel.com", "prefix of resources that have no resourcePrefix")
 	cmd.Flags().StringVar(&f.host, "node-name", host, "name of this node in the configuration")
+	cmd.Flags().Lookup("node-name").DefValue = "the host name" // man pages are the same on each build machine
 }
 
+// add adds the flags that select the node and the output format.
 func (f *sriovFlags) add(cmd *cobra.Command) {
+	f.addNode(cmd)
+	addOutput(cmd, &f.output)
+}
+
+// addNode adds the flags that select the configuration, sysfs and the device plugin.
+func (f *sriovFlags) addNode(cmd *cobra.Command) {
 	f.addConfig(cmd)
 	cmd.Flags().StringVar(&f.sysfs, "sysfs", "/sys", "where sysfs is mounted")
 	cmd.Flags().StringVar(&f.socket, "socket", allocation.Socket, "socket of the device plugin")
 	cmd.Flags().StringVar(&f.claims, "claims-dir", claim.Folder, "folder with the prepared claims")
-	addOutput(cmd, &f.output)
 }
 
 func newSRIOVLs() *cobra.Command {
@@ -100,18 +113,18 @@ func newSRIOVLs() *cobra.Command {
 func newSRIOVExplain() *cobra.Command {
 	var f sriovFlags
 	cmd := &cobra.Command{Use: "explain [DEVICE]", Short: "Explain why a device is offered or not, and whether a pod could get some",
-		Example: "  podlace sriov explain\n  podlace sriov explain 0000:3b:02.1\n  podlace sriov explain --count 2",
+		Example: sriovExplainExample,
 		Long:    sriovExplainHelp, Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if cmd.Flags().Changed("count") && f.count < 1 {
-				return fmt.Errorf("--count %d: want at least 1", f.count)
+			if err := f.request.check(cmd.Flags().Changed); err != nil {
+				return err
 			}
 			return f.explain(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), strings.Join(args, ""))
 		}}
 	f.add(cmd)
 	cmd.Flags().BoolVar(&f.strict, "strict", false,
 		"refuse a configuration with an unsupported entry, as sriov-device-plugin --strict")
-	cmd.Flags().IntVar(&f.count, "count", 0, "number of devices of the resource that a container wants")
+	f.request.add(cmd)
 	return cmd
 }
 
@@ -307,25 +320,9 @@ func (n *sriovNode) compareCPUs(d pci.Device, cpus []int64) string {
 // nodeOf returns the NUMA node of a CPU.
 func (n *sriovNode) nodeOf(cpu int) int {
 	for _, node := range n.snapshot.Nodes {
-		if hasCPU(node.CPUs, cpu) {
+		if slices.Contains(listedCPUs(node.CPUs), cpu) {
 			return node.ID
 		}
 	}
 	return pci.Unknown
-}
-
-// hasCPU reports whether a list such as 0-3,8 has a CPU.
-func hasCPU(list string, cpu int) bool {
-	for part := range strings.SplitSeq(list, ",") {
-		from, to, isRange := strings.Cut(part, "-")
-		if !isRange {
-			to = from
-		}
-		first, err := strconv.Atoi(from)
-		last, err2 := strconv.Atoi(to)
-		if errors.Join(err, err2) == nil && first <= cpu && cpu <= last {
-			return true
-		}
-	}
-	return false
 }

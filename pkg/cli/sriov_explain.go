@@ -6,14 +6,10 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
-	mathbits "math/bits"
 	"slices"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 
-	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/pool"
 )
@@ -29,8 +25,8 @@ func (f *sriovFlags) explain(ctx context.Context, stdout, stderr io.Writer, what
 	for _, p := range slices.Concat(n.config.Unserved(), pool.Findings(n.config, n.snapshot, n.env)) {
 		printLine(stderr, p.Error())
 	}
-	if f.count > 0 {
-		return f.explainCount(n, stdout, what)
+	if f.request.count > 0 {
+		return f.explainRequest(ctx, n, stdout, what)
 	}
 	list := pool.Explain(n.config, n.snapshot, n.env)
 	for i, e := range list {
@@ -99,141 +95,6 @@ func (n *sriovNode) printExplanation(w io.Writer, e pool.Explanation) {
 			t.Flush()
 		}
 	}
-}
-
-// explainCount prints whether a container could get --count devices of a resource.
-func (f *sriovFlags) explainCount(n *sriovNode, stdout io.Writer, resource string) error {
-	i := slices.IndexFunc(n.pools, func(p pool.Pool) bool { return p.Name == resource })
-	if i < 0 {
-		var names []string
-		for _, p := range n.pools {
-			names = append(names, p.Name)
-		}
-		return fmt.Errorf("--count needs a resource of this node, one of %s", strings.Join(names, ", "))
-	}
-	if n.pluginErr != nil {
-		return fmt.Errorf("the device plugin did not say which devices are free: %w", n.pluginErr)
-	}
-	nodes := map[int]*tally{}
-	var told []requestedDevice
-	for _, d := range n.pools[i].Devices {
-		at := nodes[d.NUMANode]
-		if at == nil {
-			at = new(tally)
-			nodes[d.NUMANode] = at
-		}
-		at.All++
-		_, held := n.held[d.Address.String()]
-		free := false
-		switch {
-		case n.faults[d.Address.String()] != "":
-			at.Faulty++
-		case !held:
-			free = true
-			at.Free++
-		}
-		told = append(told, requestedDevice{d.Topology, free})
-	}
-	says, possible := admission(f.count, told)
-	if f.output == outputJSON {
-		if err := printJSON(stdout, map[string]any{"nodes": nodes, "possible": possible, "says": says}); err != nil {
-			return err
-		}
-	} else if err := tabulate(stdout, nodes, says); err != nil {
-		return err
-	}
-	if !possible {
-		return exitError(exitDiffers)
-	}
-	return nil
-}
-
-// tabulate prints the number of devices near each NUMA node, and the answer.
-func tabulate(stdout io.Writer, nodes map[int]*tally, says string) error {
-	t := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "NUMA\tDEVICES\tFREE\tFAULTY")
-	for _, node := range slices.Sorted(maps.Keys(nodes)) {
-		name := strconv.Itoa(node)
-		if node == pci.Unknown {
-			name = "-"
-		}
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\n", name, nodes[node].All, nodes[node].Free, nodes[node].Faulty)
-	}
-	fmt.Fprintln(t, says)
-	return t.Flush()
-}
-
-// tally counts the devices near a NUMA node.
-type tally struct {
-	All    int `json:"devices"`
-	Free   int `json:"free"`
-	Faulty int `json:"faulty"`
-}
-
-// requestedDevice is a device as the kubelet knows it: its NUMA nodes (none if they do not count), and whether it is free.
-type requestedDevice struct {
-	nodes []int
-	free  bool
-}
-
-// admission returns what each policy of the Topology Manager decides about a request, as far as it depends on the devices. The kubelet
-// prefers the fewest nodes that could hold the request if all devices were free (generateDeviceTopologyHints in
-// pkg/kubelet/cm/devicemanager of Kubernetes 1.37). restricted refuses more nodes than that, single-numa-node more than one. Devices
-// without a NUMA node do not count if other devices have one.
-func admission(count int, devices []requestedDevice) (says string, possible bool) {
-	total, most := 0, 0
-	near := map[int]uint64{} // the bit of each node in a mask
-	for _, d := range devices {
-		if d.free {
-			total++
-		}
-		for _, node := range d.nodes {
-			if _, ok := near[node]; !ok {
-				near[node] = 1 << len(near)
-			}
-		}
-	}
-	fewest, now := len(near)+1, len(near)+1 // number of nodes
-	for mask := uint64(1); mask < 1<<min(len(near), maxNodes); mask++ {
-		all, free := countNear(devices, near, mask)
-		n := mathbits.OnesCount64(mask)
-		if n == 1 {
-			most = max(most, free)
-		}
-		if all >= count {
-			fewest = min(fewest, n)
-		}
-		if free >= count {
-			now = min(now, n)
-		}
-	}
-	switch {
-	case total < count:
-		return fmt.Sprintf("no: %d are free, under every policy", total), false
-	case len(near) == 0:
-		return "yes: the kubelet knows no NUMA nodes of these devices, so no policy refuses them", true
-	case now == 1:
-		return fmt.Sprintf("yes, near one NUMA node: up to %d are free there", most), true
-	case now > fewest || now > len(near):
-		return fmt.Sprintf("yes under none and best-effort, from several NUMA nodes; no under restricted and single-numa-node: at most %d are free near one node", most), true
-	}
-	return fmt.Sprintf("yes under none, best-effort and restricted, from %d NUMA nodes: fewer do not have as many. No under single-numa-node.", now), true
-}
-
-// maxNodes limits the NUMA nodes of which all combinations are examined. The kubelet's default limit is 8.
-const maxNodes = 16
-
-// countNear counts the devices near the nodes of a mask.
-func countNear(devices []requestedDevice, near map[int]uint64, mask uint64) (all, free int) {
-	for _, d := range devices {
-		if slices.ContainsFunc(d.nodes, func(node int) bool { return near[node]&mask != 0 }) {
-			all++
-			if d.free {
-				free++
-			}
-		}
-	}
-	return all, free
 }
 
 // plainText is plain for a text of several words.

@@ -121,15 +121,18 @@ func TestSRIOVExplain(t *testing.T) {
 // TestSRIOVPossible checks the explanation of why a pod was refused, or would be.
 func TestSRIOVPossible(t *testing.T) {
 	flags := labFlags(t)
-	for _, c := range []struct {
-		count, says string
-		status      int
-	}{{"1", "no: 0 are free, under every policy", exitDiffers}} {
-		status, stdout, _ := runSRIOV(t, flags, "explain", "example.com/fast", "--count", c.count)
-		if status != c.status || !strings.Contains(stdout, c.says) ||
-			!strings.Contains(stdout, "NUMA  DEVICES  FREE  FAULTY\n0     2        0     1\n1     1        0     0\n") {
-			t.Errorf("--count %s: status %d\n%s", c.count, status, stdout)
-		}
+	status, stdout, stderr := runSRIOV(t, flags, "explain", "example.com/fast", "--count", "1")
+	const want = `RESOURCE          COUNT  FREE AT NODE 0    FREE AT NODE 1  HINTS
+example.com/fast  1      0 of 2, 1 faulty  0 of 1          impossible
+
+POLICY            MERGED  ADMITTED
+none              -       no, not at present: 0 of 1 example.com/fast are free
+best-effort       {0,1}   no, not at present: 0 of 1 example.com/fast are free
+restricted        {0,1}   no, not at present: 0 of 1 example.com/fast are free
+single-numa-node  -       no, not at present: 0 of 1 example.com/fast are free
+`
+	if diff := cmp.Diff(want, stdout); diff != "" || status != exitDiffers {
+		t.Errorf("status %d, %s\n%s", status, stderr, diff)
 	}
 	if _, stdout, _ := runSRIOV(t, flags, "explain", "0000:11:02.1"); !strings.Contains(stdout,
 		"it cannot be allocated at present: the link of ens0f0 is down") {
@@ -142,44 +145,6 @@ func TestSRIOVPossible(t *testing.T) {
 	if status, _, stderr := runSRIOV(t, append(flags, "--socket", "/nonexistent"), "explain", "example.com/fast", "--count",
 		"1"); status != exitFailed || !strings.Contains(stderr, "the device plugin did not say which devices are free") {
 		t.Errorf("status %d, %s", status, stderr)
-	}
-}
-
-// TestAdmission checks the answer of each policy for given numbers of devices and free devices near each NUMA node.
-func TestAdmission(t *testing.T) {
-	for _, c := range []struct {
-		count     int
-		all, free []int // near node 0, 1, ...
-		says      string
-	}{
-		{3, []int{2, 2}, []int{1, 1}, "no: 2 are free"},
-		{1, []int{2, 2}, []int{0, 1}, "yes, near one NUMA node: up to 1"},
-		{2, []int{2, 2}, []int{1, 1}, "no under restricted and single-numa-node: at most 1"},
-		{3, []int{2, 2}, []int{2, 1}, "yes under none, best-effort and restricted, from 2 NUMA nodes"},
-		{4, []int{4, 4, 4, 4}, []int{1, 1, 1, 1}, "no under restricted"},
-		{6, []int{4, 4, 4, 4}, []int{2, 2, 2, 2}, "no under restricted"}, // two nodes could have six, if all devices were free
-		{6, []int{4, 4, 4, 4}, []int{0, 4, 0, 2}, "restricted, from 2 NUMA nodes"},
-		{9, []int{4, 4, 4, 4}, []int{3, 3, 3, 3}, "restricted, from 3 NUMA nodes"},
-	} {
-		var devices []requestedDevice
-		for node := range c.all {
-			for i := range c.all[node] {
-				devices = append(devices, requestedDevice{[]int{node}, i < c.free[node]})
-			}
-		}
-		says, possible := admission(c.count, devices)
-		if !strings.Contains(says, c.says) || possible != strings.HasPrefix(says, "yes") {
-			t.Errorf("%d of %v, free %v: %s", c.count, c.all, c.free, says)
-		}
-	}
-	for says, devices := range map[string][]requestedDevice{
-		"no under restricted":                             {{[]int{0}, false}, {nil, true}, {nil, true}},
-		"the kubelet knows no NUMA nodes":                 {{nil, true}, {nil, true}},
-		"yes, near one NUMA node: up to 2 are free there": {{[]int{0}, false}, {[]int{0, 1}, true}, {[]int{0, 1}, true}}, // near all
-	} {
-		if got, _ := admission(2, devices); !strings.Contains(got, says) {
-			t.Errorf("%v: %s, want %s", devices, got, says)
-		}
 	}
 }
 
@@ -196,12 +161,9 @@ func TestSRIOVMoved(t *testing.T) {
 		t.Errorf("got\n%s", stdout)
 	}
 	status, stdout, _ := runSRIOV(t, flags, "explain", "example.com/new", "--count", "1", "-o", "json")
-	var got struct {
-		Nodes    map[string]tally
-		Possible bool
-	}
-	if err := json.Unmarshal([]byte(stdout), &got); err != nil || status != 0 || !got.Possible ||
-		got.Nodes["0"] != (tally{All: 1, Faulty: 1}) || got.Nodes["1"] != (tally{All: 1, Free: 1}) {
+	var got requestAnswer
+	if err := json.Unmarshal([]byte(stdout), &got); err != nil || status != 0 || len(got.Policies) != 4 || !got.Policies[3].Admitted ||
+		got.Resources[0].Nodes[0] != (tally{All: 1, Faulty: 1}) || got.Resources[0].Nodes[1] != (tally{All: 1, Free: 1}) {
 		t.Errorf("status %d, %v\n%s", status, err, stdout)
 	}
 	pcitest.Remove(t, flags[5], "0000:11:02.0")

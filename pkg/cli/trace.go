@@ -29,11 +29,22 @@ sysctls.
 
 It runs in new namespaces with an empty network. It does not touch this node, and
 it needs no root if the kernel lets users create namespaces. Give the pod a hostPort
-and a limit to see the changes of portmap and bandwidth.`
+and a limit to see the changes of portmap and bandwidth.
+
+With a running POD, as namespace/name or by its container ID or the first 6 or more
+characters of it, the command runs CHECK of each plugin with the configuration of the
+pod's ADD. It shows the duration, the result, and the objects of each plugin:
+interfaces, addresses, leases, rules, limits, VFs. It changes nothing and needs root.
+Exit status: 1 if a CHECK failed or could not run.
+
+An existing file, and a name that begins with / or ends in .conflist, .conf or .json,
+is a CONFLIST.`
 
 const traceExample = `  podlace trace
   podlace trace /etc/cni/net.d/10-podlace.conflist --plugins /opt/cni/bin
-  podlace trace --hostport 8080 --limit 100M -o json`
+  podlace trace --hostport 8080 --limit 100M -o json
+  podlace trace shop/web-0
+  podlace trace 5d1f8a2b7c90 -o json`
 
 const canaryHelp = `Run ADD, CHECK and DEL of the installed configuration for one pod on this node, as
 the runtime does. Use it after an upgrade or a change of the configuration. The pod's
@@ -51,22 +62,28 @@ type traceFlags struct {
 	demoFlags
 	hostPort int
 	limit    string
+	cache    string
 }
 
 func newTrace() *cobra.Command {
 	var f traceFlags
 	cmd := &cobra.Command{
-		Use:     "trace [CONFLIST]",
-		Short:   "Show the changes and the duration of each plugin, for one pod in a sandbox",
+		Use:     "trace [CONFLIST|POD]",
+		Short:   "Show the changes of each plugin in a sandbox, or CHECK and the objects of a running pod",
 		Long:    traceHelp,
 		Example: traceExample,
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 && !isFile(args[0]) {
+				return f.tracePod(cmd.Context(), args[0], cmd.OutOrStdout())
+			}
 			f.conflist = strings.Join(args, "")
 			return f.trace(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	cmd.Flags().StringVar(&f.plugins, "plugins", "", "folder with the plugins (default: the folder of podlace, else "+cniBinDir+")")
+	cmd.Flags().StringVar(&f.plugins, "plugins", "", "folder with the plugins (default: the folder of podlace, else "+cniBinDir+
+		"; for a POD that of the runtime)")
+	cmd.Flags().StringVar(&f.cache, "cache-dir", "/var/lib/cni", "for a POD: folder in which the runtime keeps the data of each ADD")
 	cmd.Flags().IntVar(&f.hostPort, "hostport", 0, "give the pod this hostPort")
 	cmd.Flags().StringVar(&f.limit, "limit", "", "limit the pod in both directions: a rate such as 100M")
 	addOutput(cmd, &f.output)

@@ -44,7 +44,7 @@ func decode(data []byte, into any) error {
 
 // commonKeys may occur in any plugin's configuration (SPEC.md section 1 and "Deriving runtime configuration from plugin configuration").
 var commonKeys = []string{"$schema", "cniVersion", "cniVersions", "name", "type", "capabilities", "args", "runtimeConfig", "prevResult",
-	"ipam", "dns", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "plugins"}
+	"ipam", "dns", "logLevel", "logFile", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "plugins"}
 
 // logUnknown logs keys that no field of raw, a pointer to a struct, has.
 func (r *Request) logUnknown(within string, raw any) {

@@ -37,6 +37,7 @@ func (r *Request) readEnvironment(getenv func(string) string) error {
 	r.ContainerID, r.IfName, r.NetnsPath = getenv("CNI_CONTAINERID"), getenv("CNI_IFNAME"), getenv("CNI_NETNS")
 	r.Path = searchPath(getenv("CNI_PATH"))
 	r.Args = parseArgs(getenv("CNI_ARGS"))
+	r.trace = readTrace(getenv, r.Args)
 	r.Pod = Pod{Namespace: r.Args["K8S_POD_NAMESPACE"], Name: r.Args["K8S_POD_NAME"], UID: r.Args["K8S_POD_UID"]}
 	if len(missing) > 0 {
 		return Errorf(CodeEnvironment, "required environment variables missing: %s", strings.Join(missing, ", "))
@@ -138,7 +139,7 @@ func checkArgs(s string, args map[string]string) error {
 		case pair == "":
 		case !ok:
 			return Errorf(CodeEnvironment, "CNI_ARGS: %s: want KEY=VALUE", quote(pair))
-		case k != "IgnoreUnknown" && k != "MAC" && k != "IP" && !strings.HasPrefix(k, "K8S_POD_"):
+		case k != "IgnoreUnknown" && k != "MAC" && k != "IP" && k != traceArg && !strings.HasPrefix(k, "K8S_POD_"):
 			return WithHint(Errorf(CodeEnvironment, "CNI_ARGS: unknown key %s", quote(k)), "add IgnoreUnknown=1 to accept it")
 		}
 	}

@@ -4,16 +4,12 @@ package plugin
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"log/slog"
-	"os"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
-	"golang.org/x/sys/unix"
 )
 
 // encode encodes a result in the configuration's version. For a nil result it returns prevResult unchanged.
@@ -127,37 +123,6 @@ func printable(s string, most int) string {
 		return s[:most] + "..."
 	}
 	return s
-}
-
-// LogTo redirects the log, from a level on, to a file, which it creates if necessary. With path "" the log stays on stderr.
-// PODLACE_LOG=debug overrides the level.
-func (r *Request) LogTo(path string, level slog.Level) error {
-	if path != "" {
-		// O_NONBLOCK: a FIFO must not block. Other non-regular files are allowed, since the result may go there too.
-		f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY|unix.O_NONBLOCK, 0o600)
-		if err != nil {
-			return err
-		}
-		if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-			f.Close()
-			return errors.Join(err, fmt.Errorf("%s is no regular file", path))
-		}
-		r.logFile, r.log = f, f
-	}
-	if r.level != slog.LevelDebug {
-		r.level = level
-	}
-	r.Log = r.logger()
-	slog.SetDefault(r.Log)
-	return nil
-}
-
-func (r *Request) logger() *slog.Logger {
-	who := []any{"plugin", r.Plugin, "verb", printable(r.Verb, 20)}
-	if id := r.identity(); id != "" {
-		who = append(who, "attachment", id)
-	}
-	return slog.New(slog.NewTextHandler(PlainWriter(r.log), &slog.HandlerOptions{Level: r.level})).With(who...)
 }
 
 func join(versions []string) string { return strings.Join(versions, ", ") }

@@ -85,7 +85,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 	output, err := p.serve(r, getenv, stdin)
 	if err != nil {
 		output = r.errorJSON(err)
-		if r.logFile != nil {
+		if r.redirected() {
 			r.Log.Error(err.Error())
 		}
 	}
@@ -148,7 +148,9 @@ func (p Plugin) serve(r *Request, getenv func(string) string, stdin io.Reader) (
 	if err := p.readConfig(r, data, envErr); err != nil {
 		return nil, err
 	}
-	r.Log = r.logger()
+	if err := r.openLog(); err != nil {
+		return nil, err
+	}
 	slog.SetDefault(r.Log)
 	if argsErr != nil {
 		r.Log.Warn("arguments are ignored", "reason", argsErr)

@@ -63,9 +63,11 @@ type Request struct {
 
 	once map[reflect.Type]any // results of Once, shared with copies of the request
 
-	log     io.Writer // where Log writes
-	logFile *os.File  // if the log goes to a file instead of stderr
+	log     io.Writer // where Log writes, unless it is journal
+	journal *journal
+	logTo   io.Closer // file or journal that the log goes to instead of stderr
 	level   slog.Level
+	trace   traceContext
 
 	listen    func() <-chan os.Signal
 	listening chan struct{}    // closed when end is set
@@ -94,7 +96,7 @@ func (r *Request) close() {
 	if r.Netns != nil {
 		r.Netns.Close()
 	}
-	if r.logFile != nil {
-		r.logFile.Close()
+	if r.logTo != nil {
+		r.logTo.Close()
 	}
 }

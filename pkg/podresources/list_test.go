@@ -55,6 +55,14 @@ func TestAllocatable(t *testing.T) {
 	}
 }
 
+// TestAllocatableCPUs: they are in the same answer as the devices.
+func TestAllocatableCPUs(t *testing.T) {
+	k := start(t, &kubelet{allocatable: rich().Containers[1].Devices})
+	if got, err := AllocatableCPUs(t.Context(), k.Kubelet); !slices.Equal(got, []int64{1, 2}) || err != nil {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
 // TestListFails: List returns a permanent error at once, and retries after a temporary one until the deadline.
 func TestListFails(t *testing.T) {
 	broken := start(t, &kubelet{list: func(int) ([]*api.PodResources, error) { return nil, status.Error(codes.Internal, "broken") }})

@@ -135,18 +135,29 @@ func (c *container) setField(f field) error {
 		devices, err := decodeDevices(f.bytes)
 		c.devices = append(c.devices, devices...)
 		return err
-	case f.id == 3 && f.kind == varint:
-		c.cpus = append(c.cpus, int64(f.number))
-	case f.id == 3 && f.kind == lengthDelimited:
+	case f.id == 3:
+		var err error
+		c.cpus, err = appendCPUs(c.cpus, f)
+		return err
+	}
+	return nil
+}
+
+// appendCPUs reads one number, or a list of packed numbers.
+func appendCPUs(cpus []int64, f field) ([]int64, error) {
+	switch f.kind {
+	case varint:
+		cpus = append(cpus, int64(f.number))
+	case lengthDelimited:
 		for packed := f.bytes; len(packed) > 0; {
 			cpu, n := binary.Uvarint(packed)
 			if n <= 0 {
-				return fmt.Errorf("%w: list of CPUs", errMessage)
+				return cpus, fmt.Errorf("%w: list of CPUs", errMessage)
 			}
-			c.cpus, packed = append(c.cpus, int64(cpu)), packed[n:]
+			cpus, packed = append(cpus, int64(cpu)), packed[n:]
 		}
 	}
-	return nil
+	return cpus, nil
 }
 
 // decodeDevices reads a ContainerDevices message: the devices of one resource with the same NUMA nodes.
@@ -192,16 +203,19 @@ func appendNodes(nodes []int, message []byte) ([]int, error) {
 }
 
 // decodeAllocatable reads an AllocatableResourcesResponse message.
-func decodeAllocatable(answer []byte) (all []allocation.Device, err error) {
-	err = fields(answer, func(f field) error {
-		if f.id != 1 || f.kind != lengthDelimited {
-			return nil
+func decodeAllocatable(answer []byte) (all []allocation.Device, cpus []int64, err error) {
+	err = fields(answer, func(f field) (err error) {
+		switch {
+		case f.id == 1 && f.kind == lengthDelimited:
+			var devices []allocation.Device
+			devices, err = decodeDevices(f.bytes)
+			all = append(all, devices...)
+		case f.id == 2:
+			cpus, err = appendCPUs(cpus, f)
 		}
-		devices, err := decodeDevices(f.bytes)
-		all = append(all, devices...)
 		return err
 	})
-	return all, err
+	return all, cpus, err
 }
 
 // appendString appends a string field to a message.

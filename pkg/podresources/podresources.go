@@ -220,8 +220,19 @@ func Allocatable(ctx context.Context, k Kubelet) ([]allocation.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	devices, err := decodeAllocatable(answer)
+	devices, _, err := decodeAllocatable(answer)
 	return k.filterResources(devices), err
+}
+
+// AllocatableCPUs returns the CPUs that the kubelet can assign exclusively, free or used. The list is empty unless the policy of the
+// CPU manager is static.
+func AllocatableCPUs(ctx context.Context, k Kubelet) ([]int64, error) {
+	answer, err := k.repeat(ctx, "GetAllocatableResources")
+	if err != nil {
+		return nil, err
+	}
+	_, cpus, err := decodeAllocatable(answer)
+	return cpus, err
 }
 
 // repeat retries a call that the kubelet's rate limit refused, or that came while the kubelet started. It does not retry if the socket is

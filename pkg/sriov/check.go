@@ -20,7 +20,6 @@ func differs(format string, args ...any) error {
 
 // check compares the VFs with the record and the result of ADD. Addresses and routes that the pod has added are ignored.
 func (s sriov) check(r *plugin.Request) error {
-	openLog(r)
 	cfg, err := parseConfig(r)
 	if err != nil {
 		return err

@@ -81,7 +81,6 @@ type rawConfig struct {
 	Others     []string `json:"otherResources"`
 	KubeletDir string   `json:"kubeletDir"`
 	InfoDir    string   `json:"deviceInfoDir"`
-	logging
 
 	AllowAnnotations *[]string `json:"allowAnnotations"`
 
@@ -123,7 +122,7 @@ func parseConfig(r *plugin.Request) (config, error) {
 		c.ReportIPs = *raw.ReportIPs
 	}
 	for _, step := range []func(*config, rawConfig, *plugin.Request) error{parseDevice, parseNames, parseSettings, parseRates, parseLink,
-		parseIPAM, parseAllowed, parseChoices, parseInfo, parseLogging} {
+		parseIPAM, parseAllowed, parseChoices, parseInfo} {
 		if err := step(&c, raw, r); err != nil {
 			return config{}, err
 		}

@@ -4,6 +4,7 @@ package sriov
 
 import (
 	"encoding/json"
+	"fmt"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/pci"
@@ -24,4 +25,24 @@ func VFs(rec attachment.Record) (list []Attached, err error) {
 		list = append(list, Attached{v.Address, v.Name, v.MAC})
 	}
 	return list, err
+}
+
+// Objects returns the VFs of an attachment by its record, one line each.
+func Objects(rec attachment.Record) (lines []string, err error) {
+	var st state
+	err = json.Unmarshal(rec.State, &st)
+	for _, v := range st.VFs {
+		line := fmt.Sprintf("VF %s as %s in the pod", v.Address, v.Name)
+		if v.Userspace != "" {
+			line = fmt.Sprintf("VF %s with driver %s", v.Address, v.Userspace)
+		}
+		if v.MAC != "" {
+			line += ", MAC " + v.MAC
+		}
+		for _, a := range v.Addresses {
+			line += ", address " + a.String()
+		}
+		lines = append(lines, line)
+	}
+	return lines, err
 }

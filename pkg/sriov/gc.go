@@ -56,7 +56,6 @@ func (n *node) restoreOrphan(a pci.Address) error {
 }
 
 func (s sriov) gc(r *plugin.Request) error {
-	openLog(r)
 	r.Patient()
 	config := r.ConfigForDel()
 	gc := attachment.NewGC[state](r)

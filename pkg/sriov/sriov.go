@@ -127,7 +127,6 @@ func (j *job) close() {
 }
 
 func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
-	openLog(r)
 	cfg, err := parseConfig(r)
 	if err != nil {
 		return nil, err
@@ -230,7 +229,6 @@ func (s sriov) clearResidue(j *job, vfs []vf) error {
 }
 
 func (s sriov) del(r *plugin.Request) error {
-	openLog(r)
 	att, st, recorded, err := attachment.Take[state](r)
 	if err != nil {
 		return err
@@ -307,7 +305,6 @@ func mayHaveVFs(r *plugin.Request) bool {
 
 // status fails only if no ADD can succeed on this node. A node without VFs serves pods without VFs.
 func (s sriov) status(r *plugin.Request) error {
-	openLog(r)
 	cfg, err := parseConfig(r)
 	if err != nil {
 		return err

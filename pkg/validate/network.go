@@ -116,6 +116,12 @@ func parse(r *plugin.Request, kind string) (err error) {
 		_, err = bandwidth.Parse(r)
 	case "sriov":
 		err = sriov.Check(r)
+	case "loopback":
+	default:
+		return nil
+	}
+	if err == nil {
+		err = plugin.CheckLogging(r.Config)
 	}
 	return err
 }

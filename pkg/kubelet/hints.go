@@ -17,6 +17,14 @@ type Mask uint64
 // Count returns how many nodes are in the set.
 func (m Mask) Count() int { return bits.OnesCount64(uint64(m)) }
 
+// Nodes returns the nodes of the set, sorted.
+func (m Mask) Nodes() (nodes []int) {
+	for rest := uint64(m); rest != 0; rest &= rest - 1 {
+		nodes = append(nodes, bits.TrailingZeros64(rest))
+	}
+	return nodes
+}
+
 // narrower orders sets with fewer nodes first, then sets with lower numbers.
 func (m Mask) narrower(than Mask) bool {
 	if a, b := m.Count(), than.Count(); a != b {

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubelet_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/integration/harness/node"
+)
+
+// TestExplained compares the answers of 'podlace sriov explain' about requests with what the kubelet does with such pods, under each policy
+// of the Topology Manager. A NUMA node has 8 VFs and 8 CPUs, of which the kubelet reserves one: no node ever has 8 of them free.
+func TestExplained(t *testing.T) {
+	node.Skip(t)
+	for _, policy := range []string{"best-effort", "restricted", "single-numa-node"} {
+		t.Run(policy, func(t *testing.T) {
+			l := newLab(t, policy)
+			l.runPod("three", guaranteed(3, 3))
+			l.aligned("three")
+			for _, c := range []struct {
+				cpus, vfs int
+				never     bool // refused by single-numa-node on an idle node, too
+			}{
+				{cpus: 2, vfs: 2}, {cpus: 1, vfs: 8}, {cpus: 7, vfs: 1}, {cpus: 8, vfs: 1, never: true}, {cpus: 4, vfs: 6}, {vfs: 8},
+				{vfs: 9, never: true}, {cpus: 1, vfs: 9, never: true},
+			} {
+				l.compareExplained(policy, c.cpus, c.vfs, c.never)
+			}
+		})
+	}
+}
+
+// compareExplained fails the test if the kubelet does not do with a pod what the command says.
+func (l *lab) compareExplained(policy string, cpus, count int, never bool) {
+	l.t.Helper()
+	limits := vfs(count)
+	args := []string{"explain", resource, "--policy", policy, "--count", fmt.Sprint(count)}
+	if cpus > 0 {
+		limits = guaranteed(cpus, count)
+		args = append(args, "--cpus", fmt.Sprint(cpus))
+	}
+	says, err := l.podlace(args...)
+	pod := fmt.Sprintf("c%d-v%d", cpus, count)
+	switch {
+	case strings.Contains(says, "  yes\n") && err == nil:
+		l.runPod(pod, limits)
+		l.remove(pod)
+	case strings.Contains(says, "  no, ") && err != nil:
+		if reason, message := l.refused(pod, limits); reason != affinity {
+			l.t.Errorf("%s: %s: %s, and podlace says\n%s", pod, reason, message, says)
+		}
+	default:
+		l.t.Errorf("%s: %v\n%s", pod, err, says)
+	}
+	if got := strings.Contains(says, "never on a node like this"); got != never && policy == "single-numa-node" {
+		l.t.Errorf("%s: refused on the idle node %v, want %v\n%s", pod, got, never, says)
+	}
+}

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/pkg/kubelet"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/podresources"
+	"github.com/podlace/podlace/pkg/pool"
+)
+
+// cpuResource is the name of CPUs in a container's resources.
+const cpuResource = "cpu"
+
+// requestFlags describe the request of a container.
+type requestFlags struct {
+	count      int
+	cpus       int
+	with       []string // RESOURCE or RESOURCE=COUNT
+	policy     string
+	kubeletDir string
+}
+
+// add adds the flags of a request.
+func (f *requestFlags) add(cmd *cobra.Command) {
+	cmd.Flags().IntVar(&f.count, "count", 0, "number of devices of the resource that a container wants")
+	cmd.Flags().IntVar(&f.cpus, "cpus", 0, "number of exclusive CPUs that the container wants besides")
+	cmd.Flags().StringSliceVar(&f.with, "with", nil, "further resource of the container, as RESOURCE or RESOURCE=COUNT")
+	cmd.Flags().StringVar(&f.policy, "policy", "", "only this policy: none, best-effort, restricted or single-numa-node")
+	cmd.Flags().StringVar(&f.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "folder of the kubelet, which knows CPUs and other resources")
+}
+
+// demand is one resource of a request, with its devices or CPUs as the kubelet knows them.
+type demand struct {
+	name  string
+	count int
+	now   *kubelet.Devices
+	idle  *kubelet.Devices // of the node without pods and without faults
+}
+
+func (d demand) present() *kubelet.Devices { return d.now }
+
+func (d demand) empty() *kubelet.Devices { return d.idle }
+
+// policies are those of the Topology Manager, the most tolerant first.
+func policies() []kubelet.Policy {
+	return []kubelet.Policy{kubelet.None, kubelet.BestEffort, kubelet.Restricted, kubelet.SingleNUMA}
+}
+
+// check refuses values that no request has.
+func (f requestFlags) check(given func(flag string) bool) error {
+	switch {
+	case given("count") && f.count < 1:
+		return fmt.Errorf("--count %d: want at least 1", f.count)
+	case given("cpus") && f.cpus < 1:
+		return fmt.Errorf("--cpus %d: want at least 1", f.cpus)
+	case f.policy != "" && !slices.Contains(policies(), kubelet.Policy(f.policy)):
+		return fmt.Errorf("--policy %q: want none, best-effort, restricted or single-numa-node", f.policy)
+	case !given("count") && (given("cpus") || given("with") || given("policy")):
+		return errors.New("--cpus, --with and --policy describe a request for devices: --count is missing")
+	}
+	for _, text := range f.with {
+		if _, _, err := parseWith(text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// parseWith parses RESOURCE or RESOURCE=COUNT.
+func parseWith(text string) (resource string, count int, err error) {
+	resource, number, counted := strings.Cut(text, "=")
+	if count = 1; counted {
+		count, err = strconv.Atoi(number)
+	}
+	if err != nil || count < 1 || !strings.Contains(resource, "/") {
+		return "", 0, fmt.Errorf("--with %q: want a resource such as example.com/gpu or example.com/gpu=2", text)
+	}
+	return resource, count, nil
+}
+
+// explainRequest prints whether a container could get what it requests, and the merge of hints by the Topology Manager.
+func (f *sriovFlags) explainRequest(ctx context.Context, n *sriovNode, stdout io.Writer, resource string) error {
+	machine, err := n.machine()
+	if err != nil {
+		return err
+	}
+	demands, err := f.demands(ctx, n, machine, resource)
+	if err != nil {
+		return err
+	}
+	wanted := policies()
+	if f.request.policy != "" {
+		wanted = []kubelet.Policy{kubelet.Policy(f.request.policy)}
+	}
+	a, err := newRequestAnswer(machine, demands, wanted)
+	if err != nil {
+		return err
+	}
+	if f.output == outputJSON {
+		err = printJSON(stdout, a)
+	} else {
+		err = a.print(stdout)
+	}
+	if err == nil && !slices.ContainsFunc(a.Policies, func(p policyAnswer) bool { return p.Admitted }) {
+		return exitError(exitDiffers)
+	}
+	return err
+}
+
+// machine returns the NUMA nodes.
+func (n *sriovNode) machine() (machine kubelet.Mask, err error) {
+	for _, node := range n.snapshot.Nodes {
+		if node.ID < 0 || node.ID >= 64 || machine.Count() == maxNodes {
+			return 0, fmt.Errorf("NUMA node %d: hints are merged for at most %d NUMA nodes, with IDs below 64", node.ID, maxNodes)
+		}
+		machine |= 1 << node.ID
+	}
+	return max(machine, 1), nil
+}
+
+// maxNodes limits the NUMA nodes of which all combinations are examined. The kubelet's default limit is 8.
+const maxNodes = 16
+
+// demands returns the resources of the request.
+func (f *sriovFlags) demands(ctx context.Context, n *sriovNode, machine kubelet.Mask, resource string) ([]demand, error) {
+	if resource == "" && len(n.pools) == 1 {
+		resource = n.pools[0].Name
+	}
+	own, err := n.poolDemand(machine, resource, f.request.count)
+	if err != nil {
+		return nil, err
+	}
+	demands := []demand{own}
+	k := podresources.At(f.request.kubeletDir)
+	if f.request.cpus > 0 {
+		d, err := n.cpuDemand(ctx, k, machine, f.request.cpus)
+		if err != nil {
+			return nil, err
+		}
+		demands = append(demands, d)
+	}
+	for _, text := range f.request.with {
+		d, err := n.withDemand(ctx, k, machine, text)
+		if err == nil && slices.ContainsFunc(demands, func(other demand) bool { return other.name == d.name }) {
+			err = fmt.Errorf("--with %s: the request has this resource already", plain(d.name))
+		}
+		if err != nil {
+			return nil, err
+		}
+		demands = append(demands, d)
+	}
+	return demands, nil
+}
+
+// withDemand returns another resource of the request: of this node's configuration, or of another device plugin.
+func (n *sriovNode) withDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.Mask, text string) (demand, error) {
+	resource, count, err := parseWith(text)
+	switch {
+	case err != nil:
+		return demand{}, err
+	case n.hasPool(resource):
+		return n.poolDemand(machine, resource, count)
+	}
+	return foreignDemand(ctx, k, machine, resource, count)
+}
+
+func (n *sriovNode) hasPool(resource string) bool {
+	return slices.ContainsFunc(n.pools, func(p pool.Pool) bool { return p.Name == resource })
+}
+
+// poolDemand returns a resource of this node's configuration.
+func (n *sriovNode) poolDemand(machine kubelet.Mask, resource string, count int) (demand, error) {
+	i := slices.IndexFunc(n.pools, func(p pool.Pool) bool { return p.Name == resource })
+	if i < 0 {
+		var names []string
+		for _, p := range n.pools {
+			names = append(names, p.Name)
+		}
+		return demand{}, fmt.Errorf("--count needs a resource of this node, one of %s", strings.Join(names, ", "))
+	}
+	if n.pluginErr != nil {
+		return demand{}, fmt.Errorf("the device plugin did not say which devices are free: %w", n.pluginErr)
+	}
+	devices := n.pools[i].Devices
+	d := newDemand(machine, resource, count, len(devices), func(i int) []int { return devices[i].Topology })
+	for i, device := range devices {
+		_, d.now.Used[i] = n.held[device.Address.String()]
+		d.now.Healthy[i] = n.faults[device.Address.String()] == ""
+	}
+	return d, nil
+}
+
+// cpuDemand returns the exclusive CPUs of a container. Their hints need the policy static of the CPU manager.
+func (n *sriovNode) cpuDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.Mask, count int) (demand, error) {
+	allocatable, err := podresources.AllocatableCPUs(ctx, k)
+	if err != nil {
+		return demand{}, fmt.Errorf("the kubelet did not say which CPUs it may allocate: %w", err)
+	}
+	if len(allocatable) == 0 {
+		return demand{}, errors.New("--cpus: the kubelet has no exclusive CPUs, because its cpuManagerPolicy is not static: omit --cpus")
+	}
+	pods, err := podresources.CPUs(ctx, k)
+	if err != nil {
+		return demand{}, fmt.Errorf("the kubelet did not say which CPUs are free: %w", err)
+	}
+	used := map[int64]bool{}
+	for _, cpus := range pods {
+		for _, cpu := range cpus {
+			used[cpu] = true
+		}
+	}
+	all, nodes := n.cpus()
+	d := newDemand(machine, cpuResource, count, len(all), func(i int) []int { return nodes[i : i+1] })
+	for i, cpu := range all {
+		d.now.Used[i] = used[cpu]
+		// The CPUs that the kubelet keeps for the system are never free.
+		d.now.Healthy[i] = slices.Contains(allocatable, cpu)
+		d.idle.Healthy[i] = d.now.Healthy[i]
+	}
+	return d, nil
+}
+
+// cpus returns all CPUs of the node, and the NUMA node of each.
+func (n *sriovNode) cpus() (all []int64, nodes []int) {
+	for _, node := range n.snapshot.Nodes {
+		for _, cpu := range listedCPUs(node.CPUs) {
+			all, nodes = append(all, int64(cpu)), append(nodes, node.ID)
+		}
+	}
+	return all, nodes
+}
+
+// foreignDemand returns a resource of another device plugin. The kubelet names its healthy devices only.
+func foreignDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.Mask, resource string, count int) (demand, error) {
+	k.Resources = []string{resource}
+	devices, err := podresources.Allocatable(ctx, k)
+	if err != nil {
+		return demand{}, fmt.Errorf("--with %s is no resource of the configuration, and the kubelet did not say which devices it has: %w",
+			plain(resource), err)
+	}
+	if len(devices) == 0 {
+		return demand{}, fmt.Errorf("--with %s: neither the configuration nor the kubelet has devices of this resource", plain(resource))
+	}
+	held, err := podresources.List(ctx, k)
+	if err != nil {
+		return demand{}, fmt.Errorf("the kubelet did not say which devices of %s are free: %w", plain(resource), err)
+	}
+	d := newDemand(machine, resource, count, len(devices), func(i int) []int { return devices[i].NUMA })
+	for i := range devices {
+		for _, h := range held {
+			d.now.Used[i] = d.now.Used[i] || h.ID == devices[i].ID
+		}
+	}
+	return d, nil
+}
+
+// newDemand returns a demand for some of n devices, which are all free. near returns the NUMA nodes of a device, none if it has none.
+func newDemand(machine kubelet.Mask, name string, count, n int, near func(int) []int) demand {
+	masks := make([]kubelet.Mask, n)
+	for i := range masks {
+		for _, node := range near(i) {
+			if node != pci.Unknown {
+				masks[i] |= 1 << node
+			}
+		}
+	}
+	return demand{name: name, count: count, now: kubelet.NewDevices(machine, masks), idle: kubelet.NewDevices(machine, masks)}
+}
+
+// listedCPUs returns the CPUs of a list such as 0-3,8.
+func listedCPUs(list string) (cpus []int) {
+	for part := range strings.SplitSeq(list, ",") {
+		from, to, isRange := strings.Cut(part, "-")
+		if !isRange {
+			to = from
+		}
+		first, err := strconv.Atoi(from)
+		last, err2 := strconv.Atoi(to)
+		for cpu := first; errors.Join(err, err2) == nil && cpu <= last; cpu++ {
+			cpus = append(cpus, cpu)
+		}
+	}
+	return cpus
+}

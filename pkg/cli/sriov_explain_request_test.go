@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/podlace/podlace/pkg/kubelet"
+)
+
+// fakeDemand returns a demand from the number of devices and of free devices near each NUMA node.
+func fakeDemand(name string, count int, all, free []int) demand {
+	var near []int
+	for node := range all {
+		for range all[node] {
+			near = append(near, node)
+		}
+	}
+	machine := kubelet.Mask(1)<<len(all) - 1
+	d := newDemand(machine, name, count, len(near), func(i int) []int { return near[i : i+1] })
+	left := append([]int{}, free...)
+	for i, node := range near {
+		d.now.Used[i] = left[node] == 0
+		left[node] = max(left[node]-1, 0)
+	}
+	return d
+}
+
+// decisions prints the decision of each policy on a line.
+func decisions(t *testing.T, machine kubelet.Mask, demands ...demand) string {
+	t.Helper()
+	a, err := newRequestAnswer(machine, demands, policies())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for _, p := range a.Policies {
+		lines = append(lines, fmt.Sprintf("%s %s: %s", p.Policy, p.Merged, p.says()))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// TestRequestOfDevices checks each policy's decision about one resource.
+func TestRequestOfDevices(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		count     int
+		all, free []int
+		want      string
+	}{
+		{"one node is enough", 2, []int{4, 4}, []int{1, 3},
+			"none any: yes\nbest-effort {1}*: yes\nrestricted {1}*: yes\nsingle-numa-node {1}*: yes"},
+		{"spread at present", 2, []int{2, 2}, []int{1, 1},
+			"none any: yes\nbest-effort {0,1}: yes\n" +
+				"restricted {0,1}: no, not at present: 2 vf need more NUMA nodes than if all were free\n" +
+				"single-numa-node any: no, not at present: no NUMA node has 2 free vf"},
+		{"more than a node has", 3, []int{2, 2}, []int{2, 1},
+			"none any: yes\nbest-effort {0,1}*: yes\nrestricted {0,1}*: yes\n" +
+				"single-numa-node any: no, never on a node like this: no NUMA node has 3 vf"},
+		{"more than all nodes have", 5, []int{2, 2}, []int{2, 2},
+			"none any: no, never on a node like this: 4 of 5 vf are free\n" +
+				"best-effort {0,1}: no, never on a node like this: 4 of 5 vf are free\n" +
+				"restricted {0,1}: no, never on a node like this: 4 of 5 vf are free\n" +
+				"single-numa-node any: no, never on a node like this: 4 of 5 vf are free"},
+		{"two nodes could have six", 6, []int{4, 4, 4, 4}, []int{2, 2, 2, 2},
+			"none any: yes\nbest-effort {0,1,2}: yes\n" +
+				"restricted {0,1,2}: no, not at present: 6 vf need more NUMA nodes than if all were free\n" +
+				"single-numa-node any: no, never on a node like this: no NUMA node has 6 vf"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			machine := kubelet.Mask(1)<<len(c.all) - 1
+			if diff := cmp.Diff(c.want, decisions(t, machine, fakeDemand("vf", c.count, c.all, c.free))); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestRequestOfSeveral checks requests whose resources need different NUMA nodes, at present or on every node of this kind.
+func TestRequestOfSeveral(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		demands []demand
+		want    string
+	}{
+		{"the node that has both", []demand{fakeDemand("vf", 1, []int{4, 4}, []int{4, 4}), fakeDemand("cpu", 4, []int{8, 8}, []int{2, 8})},
+			"none any: yes\nbest-effort {1}*: yes\nrestricted {1}*: yes\nsingle-numa-node {1}*: yes"},
+		{"free on different nodes", []demand{fakeDemand("vf", 1, []int{4, 4}, []int{1, 0}), fakeDemand("cpu", 4, []int{8, 8}, []int{2, 8})},
+			"none any: yes\nbest-effort {0}: yes\n" +
+				"restricted {0}: no, not at present: the preferred NUMA nodes differ: vf {0}*, cpu {1}*\n" +
+				"single-numa-node any: no, not at present: the preferred NUMA nodes differ: vf {0}*, cpu {1}*"},
+		{"cards on different nodes", []demand{fakeDemand("vf", 1, []int{4, 0}, []int{4, 0}), fakeDemand("gpu", 1, []int{0, 1}, []int{0, 1})},
+			"none any: yes\nbest-effort {0,1}: yes\n" +
+				"restricted {0,1}: no, never on a node like this: the preferred NUMA nodes differ: vf {0}*, gpu {1}*\n" +
+				"single-numa-node any: no, never on a node like this: the preferred NUMA nodes differ: vf {0}*, gpu {1}*"},
+		{"CPUs of two nodes, one VF", []demand{fakeDemand("vf", 1, []int{4, 4}, []int{4, 4}), fakeDemand("cpu", 9, []int{8, 8}, []int{8, 8})},
+			"none any: yes\nbest-effort {0,1}: yes\n" +
+				"restricted {0,1}: no, never on a node like this: the preferred NUMA nodes differ: vf {0}* {1}*, cpu {0,1}*\n" +
+				"single-numa-node any: no, never on a node like this: no NUMA node has 9 cpu"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if diff := cmp.Diff(c.want, decisions(t, 3, c.demands...)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestRequestOfReserved checks CPUs of which the kubelet reserves one: it prefers as few NUMA nodes as with that CPU.
+func TestRequestOfReserved(t *testing.T) {
+	d := fakeDemand("cpu", 8, []int{8, 8}, []int{8, 8})
+	d.now.Healthy[0], d.idle.Healthy[0], d.now.Healthy[8], d.idle.Healthy[8] = false, false, false, false
+	const want = "none any: yes\nbest-effort {0,1}: yes\n" +
+		"restricted {0,1}: no, never on a node like this: 8 cpu need more NUMA nodes than if all were free\n" +
+		"single-numa-node any: no, never on a node like this: no NUMA node has 8 cpu"
+	if diff := cmp.Diff(want, decisions(t, 3, d)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestRequestWithoutNodes checks devices of which the kubelet knows no NUMA nodes.
+func TestRequestWithoutNodes(t *testing.T) {
+	nowhere := newDemand(1, "vf", 2, 2, func(int) []int { return nil })
+	if got := decisions(t, 1, nowhere); strings.Count(got, ": yes") != 4 {
+		t.Errorf("got\n%s", got)
+	}
+	a, err := newRequestAnswer(1, []demand{nowhere}, policies())
+	var out strings.Builder
+	if err != nil || a.print(&out) != nil || !strings.Contains(out.String(), "FREE AT NO NODE") ||
+		!strings.Contains(out.String(), "2 of 2           any") {
+		t.Errorf("%v\n%s", err, &out)
+	}
+	// Devices without a NUMA node do not count beside others that have one.
+	mixed := newDemand(3, "vf", 2, 3, func(i int) []int { return [][]int{{0}, nil, nil}[i] })
+	mixed.now.Used[0] = true
+	if got := decisions(t, 3, mixed); !strings.Contains(got, "restricted {0,1}: no, never") ||
+		!strings.Contains(got, "best-effort {0,1}: yes") {
+		t.Errorf("got\n%s", got)
+	}
+}
+
+// TestRequestTooLarge checks that a request with too many combinations of hints is refused, instead of running for hours.
+func TestRequestTooLarge(t *testing.T) {
+	eight := []int{2, 2, 2, 2, 2, 2, 2, 2}
+	var demands []demand
+	for i := range 4 {
+		demands = append(demands, fakeDemand(fmt.Sprint(i), 1, eight, eight))
+	}
+	if _, err := newRequestAnswer(255, demands, policies()); err == nil || !strings.Contains(err.Error(), "combinations of hints") {
+		t.Errorf("%v", err)
+	}
+}
+
+// fakeKubelet answers for CPUs and devices as the kubelet does.
+type fakeKubelet struct {
+	api.UnimplementedPodResourcesListerServer
+	cpus []int64
+}
+
+// List names a pod with the CPUs 1 to 3 and a GPU.
+func (k *fakeKubelet) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
+	containers := []*api.ContainerResources{{Name: "db", CpuIds: []int64{1, 2, 3},
+		Devices: []*api.ContainerDevices{{ResourceName: "example.com/gpu", DeviceIds: []string{"g0"}}}}}
+	return &api.ListPodResourcesResponse{PodResources: []*api.PodResources{{Namespace: "shop", Name: "db", Containers: containers}}}, nil
+}
+
+// GetAllocatableResources names one GPU near each NUMA node.
+func (k *fakeKubelet) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (
+	*api.AllocatableResourcesResponse, error) {
+	gpu := func(id string, node int64) *api.ContainerDevices {
+		return &api.ContainerDevices{ResourceName: "example.com/gpu", DeviceIds: []string{id},
+			Topology: &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: node}}}}
+	}
+	return &api.AllocatableResourcesResponse{CpuIds: k.cpus, Devices: []*api.ContainerDevices{gpu("g0", 0), gpu("g1", 1)}}, nil
+}
+
+// serve answers in the folder of a kubelet until the test ends.
+func (k *fakeKubelet) serve(t *testing.T) (dir string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Mkdir(filepath.Join(dir, "pod-resources"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", filepath.Join(dir, "pod-resources/kubelet.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	api.RegisterPodResourcesListerServer(server, k)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	t.Cleanup(func() { server.Stop(); <-done })
+	return dir
+}
+
+// allocatable returns the CPUs of the lab's two NUMA nodes without CPU 0, which the kubelet keeps.
+func allocatable() (cpus []int64) {
+	for cpu := range int64(31) {
+		cpus = append(cpus, cpu+1)
+	}
+	return cpus
+}
+
+// TestSRIOVRequest checks a request for VFs, CPUs and a resource of another device plugin with sysfs, device plugin and kubelet.
+func TestSRIOVRequest(t *testing.T) {
+	flags := labFlags(t)
+	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "new", "selectors": {"pfNames": ["ens0f0", "ens1f0"]}}]}`),
+		0o600); err != nil {
+		t.Fatal(err)
+	}
+	flags = append(flags, "--kubelet-dir", (&fakeKubelet{cpus: allocatable()}).serve(t), "--count", "1")
+	status, stdout, stderr := runSRIOV(t, flags, "explain", "--cpus", "4", "--with", "example.com/gpu")
+	const want = `RESOURCE         COUNT  FREE AT NODE 0       FREE AT NODE 1  HINTS
+example.com/new  1      0 of 1, 1 faulty     1 of 1          {1}* {0,1}
+cpu              4      12 of 16, 1 reserved  16 of 16        {0}* {1}* {0,1}
+example.com/gpu  1      0 of 1                1 of 1          {1}* {0,1}
+
+POLICY            MERGED  ADMITTED
+none              any     yes
+best-effort       {1}*    yes
+restricted        {1}*    yes
+single-numa-node  {1}*    yes
+`
+	if diff := cmp.Diff(strings.Fields(want), strings.Fields(stdout)); diff != "" || status != exitOK {
+		t.Errorf("status %d, %s\n%s\n%s", status, stderr, diff, stdout)
+	}
+	status, stdout, _ = runSRIOV(t, flags, "explain", "--cpus", "20", "--policy", "restricted")
+	if status != exitDiffers || !strings.Contains(stdout,
+		"no, never on a node like this: the preferred NUMA nodes differ: example.com/new {0}* {1}*, cpu {0,1}*") ||
+		strings.Contains(stdout, "best") {
+		t.Errorf("status %d\n%s", status, stdout)
+	}
+	// A reserved CPU is never free.
+	if _, stdout, _ = runSRIOV(t, flags, "explain", "--cpus", "32"); !strings.Contains(stdout,
+		"no, never on a node like this: 31 of 32 cpu are free") {
+		t.Errorf("got\n%s", stdout)
+	}
+	for says, args := range map[string][]string{
+		"--cpus 0: want at least 1":                  {"--cpus", "0"},
+		`--policy "strict": want none, best-effort`:  {"--policy", "strict"},
+		`--with "gpu": want a resource such as`:      {"--with", "gpu"},
+		`--with "example.com/gpu=0": want`:           {"--with", "example.com/gpu=0"},
+		"the request has this resource already":      {"--with", "example.com/new"},
+		"neither the configuration nor the kubelet":  {"--with", "example.com/fpga"},
+		"the kubelet did not say which CPUs it may":  {"--cpus", "1", "--kubelet-dir", "/nonexistent"},
+		"cpuManagerPolicy is not static: omit --cpu": {"--cpus", "1", "--kubelet-dir", (&fakeKubelet{}).serve(t)},
+	} {
+		all := slices.Concat([]string{"sriov", "explain"}, flags, args)
+		if status, stdout, stderr := run(all...); status != exitFailed || stdout != "" || !strings.Contains(stderr, says) {
+			t.Errorf("%q: status %d, %s\n%s", args, status, stderr, stdout)
+		}
+	}
+	if status, _, stderr := run("sriov", "explain", "--cpus", "1"); status != exitFailed || !strings.Contains(stderr, "--count is missing") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+}

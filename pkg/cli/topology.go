@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/reconcile"
+)
+
+const topologyHelp = `Show a picture of this node's pod network: bridges, the interface of each pod on
+the node, pods with addresses, hostPorts and limits, and the VFs below their PF and
+NUMA node. The data is that of 'podlace ls -o wide' and 'podlace sriov ls'.
+
+The text is a tree. The SVG follows the light or dark scheme of the browser, and is
+the same for the same state. A pod with a bridge interface and VFs appears in both
+places.`
+
+const topologyExample = `  podlace topology
+  podlace topology --network podlace
+  podlace topology -o svg >node.svg`
+
+// Output formats of topology alone.
+const (
+	outputText = "text"
+	outputSVG  = "svg"
+)
+
+// topology is one node's pod network.
+type topology struct {
+	Node    string           `json:"node"`
+	Bridges []topologyBridge `json:"bridges"`
+	Cards   []topologyCard   `json:"cards"`  // PFs
+	Others  []topologyPod    `json:"others"` // neither on a bridge nor with a VF of this node
+}
+
+// topologyBridge is a bridge with the pods on it.
+type topologyBridge struct {
+	Name      string        `json:"name"`
+	Addresses []string      `json:"addresses,omitempty"`
+	MTU       int           `json:"mtu,omitempty"`
+	State     string        `json:"state"` // up, down or missing
+	Pods      []topologyPod `json:"pods"`
+}
+
+type topologyPod = *reconcile.Attachment
+
+// topologyCard is a PF with its VFs.
+type topologyCard struct {
+	Name     string       `json:"name,omitempty"`
+	Address  string       `json:"address"`
+	NUMANode int          `json:"numaNode"` // or pci.Unknown
+	Driver   string       `json:"driver,omitempty"`
+	TotalVFs int          `json:"totalVFs"`
+	VFs      []topologyVF `json:"vfs"`
+}
+
+// topologyVF is a VF and the pod that has it.
+type topologyVF struct {
+	Index    int    `json:"index"`
+	Address  string `json:"address"`
+	Driver   string `json:"driver,omitempty"`
+	Resource string `json:"resource,omitempty"`
+	Pod      string `json:"pod,omitempty"`
+	Network  string `json:"network,omitempty"` // of the attachment, if a CNI plugin attached the VF
+	Fault    string `json:"fault,omitempty"`
+}
+
+type topologyFlags struct {
+	confFlags
+	sriov sriovFlags
+}
+
+func newTopology() *cobra.Command {
+	f := topologyFlags{sriov: sriovFlags{output: outputTable}}
+	cmd := &cobra.Command{
+		Use:     "topology",
+		Short:   "Show a picture of bridges, pods, ports, limits and VFs",
+		Long:    topologyHelp,
+		Example: topologyExample,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			f.named = cmd.Flags().Changed("conf-dir")
+			return f.draw(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f.add(cmd)
+	f.sriov.addNode(cmd)
+	output := cmd.Flags().Lookup("output")
+	output.Usage, output.DefValue, f.output = "output format: text, svg or json", outputText, outputText
+	return cmd
+}
+
+func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error {
+	if !slices.Contains([]string{outputText, outputSVG, outputJSON}, f.output) {
+		return fmt.Errorf("--output %q: want text, svg or json", f.output)
+	}
+	if err := needRoot(); err != nil {
+		return err
+	}
+	networks, err := f.networks(stderr)
+	if err != nil {
+		return err
+	}
+	list, damaged, err := f.attachments(networks)
+	if err != nil {
+		return err
+	}
+	node, err := f.sriov.readNode(ctx)
+	if err != nil {
+		return err
+	}
+	node.printGaps(stderr)
+	t := newPicture(f.sriov.host, list, node.devices(), node.holder)
+	switch f.output {
+	case outputJSON:
+		err = printJSON(stdout, t)
+	case outputSVG:
+		_, err = stdout.Write(t.svg())
+	default:
+		_, err = io.WriteString(stdout, t.text())
+	}
+	return errors.Join(printDamaged(stderr, damaged), err)
+}
+
+// printGaps reports why resources and pods of VFs are unknown. A node without VFs and without a device plugin has no gaps.
+func (n *sriovNode) printGaps(stderr io.Writer) {
+	if n.configErr != nil && !errors.Is(n.configErr, fs.ErrNotExist) {
+		printLine(stderr, n.configErr.Error())
+	}
+	if n.pluginErr != nil && slices.ContainsFunc(n.snapshot.Devices, pci.Device.IsVF) {
+		printLine(stderr, fmt.Sprintf("the device plugin did not say which pods have devices: %v", n.pluginErr))
+	}
+	if n.claimsErr != nil {
+		printLine(stderr, fmt.Sprintf("the list of claims is incomplete: %v", n.claimsErr))
+	}
+}
+
+// newPicture arranges attachments by bridge, and VFs by PF.
+func newPicture(name string, list []topologyPod, devices []sriovDevice, holder func(h allocation.Device) string) topology {
+	t := topology{Node: cmp.Or(name, "this node"), Bridges: []topologyBridge{}, Cards: cardsOf(devices, list, holder), Others: []topologyPod{}}
+	known := map[string]bool{}
+	for _, card := range t.Cards {
+		for _, vf := range card.VFs {
+			known[vf.Address] = true
+		}
+	}
+	for _, a := range list {
+		switch {
+		case a.Bridge != "":
+			t.addToBridge(a)
+		case !slices.ContainsFunc(a.VFs, func(vf string) bool { return known[vf] }):
+			t.Others = append(t.Others, a)
+		}
+	}
+	slices.SortFunc(t.Bridges, func(a, b topologyBridge) int { return cmp.Compare(a.Name, b.Name) })
+	return t
+}
+
+func (t *topology) addToBridge(a topologyPod) {
+	i := slices.IndexFunc(t.Bridges, func(b topologyBridge) bool { return b.Name == a.Bridge })
+	if i < 0 {
+		i = len(t.Bridges)
+		t.Bridges = append(t.Bridges, bridgeOf(a.Bridge))
+	}
+	t.Bridges[i].Pods = append(t.Bridges[i].Pods, a)
+}
+
+// bridgeOf reads a bridge from the kernel.
+func bridgeOf(name string) topologyBridge {
+	b := topologyBridge{Name: name, State: "missing", Pods: []topologyPod{}}
+	link, err := net.InterfaceByName(name)
+	if err != nil {
+		return b
+	}
+	b.MTU, b.State = link.MTU, "down"
+	if link.Flags&net.FlagUp != 0 {
+		b.State = "up"
+	}
+	addresses, _ := link.Addrs() // the link may just have gone; the picture then lacks them
+	for _, a := range addresses {
+		if p, ok := a.(*net.IPNet); ok && !p.IP.IsLinkLocalUnicast() {
+			b.Addresses = append(b.Addresses, p.String())
+		}
+	}
+	slices.Sort(b.Addresses)
+	return b
+}
+
+// cardsOf returns the PFs that can have VFs, by NUMA node, each with its VFs.
+func cardsOf(devices []sriovDevice, list []topologyPod, holder func(h allocation.Device) string) []topologyCard {
+	cards := []topologyCard{}
+	for _, d := range devices {
+		if d.TotalVFs > 0 {
+			cards = append(cards, topologyCard{Name: d.PFName, Address: d.Address.String(), NUMANode: d.NUMANode, Driver: d.Driver,
+				TotalVFs: d.TotalVFs, VFs: []topologyVF{}})
+		}
+	}
+	for _, d := range devices {
+		i := slices.IndexFunc(cards, func(c topologyCard) bool { return c.Address == d.PF.String() })
+		if !d.IsVF() || i < 0 {
+			continue
+		}
+		vf := topologyVF{Index: d.VFIndex, Address: d.Address.String(), Driver: d.Driver, Resource: d.Resource, Fault: d.Fault}
+		if d.Holder != nil {
+			vf.Pod = holder(*d.Holder)
+		}
+		if k := slices.IndexFunc(list, func(a topologyPod) bool { return slices.Contains(a.VFs, vf.Address) }); k >= 0 {
+			vf.Pod, vf.Network = podName(list[k]), list[k].Network
+		}
+		cards[i].VFs = append(cards[i].VFs, vf)
+	}
+	slices.SortStableFunc(cards, func(a, b topologyCard) int { return cmp.Compare(uint(a.NUMANode), uint(b.NUMANode)) }) // unknown last
+	return cards
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/reconcile"
+)
+
+// branch is a part of the picture: a heading, and rows or further branches below it. The text and the SVG draw the same branches.
+type branch struct {
+	heading string
+	rows    []row
+	below   []branch
+}
+
+// row is a pod or a VF: the interface or VF on the node, the pod, and facts in columns, which may be empty.
+type row struct {
+	link, pod string
+	facts     []string
+	trouble   string // why it does not work, or ""
+}
+
+// cells returns all columns of a row.
+func (r row) cells() []string { return append(append([]string{r.link, r.pod}, r.facts...), r.trouble) }
+
+// branches returns the parts of the picture from top to bottom.
+func (t topology) branches() (list []branch) {
+	for _, b := range t.Bridges {
+		facts := append(plainAll(b.Addresses), b.State)
+		if b.MTU > 0 {
+			facts = append(facts, fmt.Sprintf("mtu %d", b.MTU))
+		}
+		list = append(list, branch{heading: "bridge " + plain(b.Name) + ": " + strings.Join(facts, ", "), rows: podRows(b.Pods)})
+	}
+	list = append(list, t.numaBranches()...)
+	if len(t.Others) > 0 {
+		list = append(list, branch{heading: "without a bridge", rows: podRows(t.Others)})
+	}
+	if len(list) == 0 {
+		list = append(list, branch{heading: "no pod is recorded, and no card has VFs"})
+	}
+	return list
+}
+
+// numaBranches returns a branch for each NUMA node with PFs.
+func (t topology) numaBranches() (list []branch) {
+	for i, c := range t.Cards {
+		if i == 0 || c.NUMANode != t.Cards[i-1].NUMANode {
+			heading := fmt.Sprintf("NUMA node %d", c.NUMANode)
+			if c.NUMANode == pci.Unknown {
+				heading = "NUMA node unknown"
+			}
+			list = append(list, branch{heading: heading})
+		}
+		card := branch{heading: fmt.Sprintf("PF %s %s: %s, %d of %d VFs", dash(plain(c.Name)), c.Address,
+			cmp.Or(plain(c.Driver), "no driver"), len(c.VFs), c.TotalVFs)}
+		for _, vf := range c.VFs {
+			card.rows = append(card.rows, row{link: fmt.Sprintf("VF %d %s", vf.Index, vf.Address), pod: dash(plain(vf.Pod)),
+				facts: []string{labelled("driver", plain(vf.Driver)), labelled("resource", plain(vf.Resource)),
+					labelled("network", plain(vf.Network))}, trouble: plainText(vf.Fault)})
+		}
+		list[len(list)-1].below = append(list[len(list)-1].below, card)
+	}
+	return list
+}
+
+func podRows(pods []topologyPod) []row {
+	rows := make([]row, len(pods))
+	for i, a := range pods {
+		rows[i] = row{link: dash(plain(a.HostInterface)), pod: plain(podName(a)), trouble: troubleOf(a), facts: []string{plain(a.IfName),
+			joined(a.Addresses), labelled("network", plain(a.Network)), labelled("hostPorts", hostPorts(a.HostPorts)),
+			rateOf("ingress", a.IngressRate), rateOf("egress", a.EgressRate), labelled("VFs", strings.Join(plainAll(a.VFs), " "))}}
+	}
+	return rows
+}
+
+// podName names the pod of an attachment, or its container if the runtime passed no pod.
+func podName(a topologyPod) string {
+	return cmp.Or(a.Pod, "container "+cmp.Or(shortID(a.ContainerID), "unknown"))
+}
+
+// troubleOf returns why an attachment does not work, or "".
+func troubleOf(a topologyPod) string {
+	switch {
+	case len(a.Damaged) > 0:
+		return "unreadable record"
+	case a.State == reconcile.Gone:
+		return "namespace gone"
+	}
+	return ""
+}
+
+func plainAll(names []string) []string {
+	list := make([]string, len(names))
+	for i, name := range names {
+		list[i] = plain(name)
+	}
+	return list
+}
+
+// labelled puts a label before a value. It returns "" without a value.
+func labelled(label, value string) string {
+	if value == "" {
+		return ""
+	}
+	return label + " " + value
+}
+
+func rateOf(label string, rate uint64) string {
+	if rate == 0 {
+		return ""
+	}
+	return label + " " + formatRate(rate)
+}
+
+// text draws the picture as a tree.
+func (t topology) text() string {
+	var b strings.Builder
+	b.WriteString("node " + plain(t.Node) + "\n")
+	writeBranches(&b, "", t.branches())
+	return b.String()
+}
+
+func writeBranches(b *strings.Builder, indent string, list []branch) {
+	for i, br := range list {
+		joint, deeper := joints(i == len(list)-1)
+		b.WriteString(indent + joint + br.heading + "\n")
+		for k, line := range aligned(br.rows) {
+			joint, _ := joints(k == len(br.rows)-1)
+			b.WriteString(indent + deeper + joint + line + "\n")
+		}
+		writeBranches(b, indent+deeper, br.below)
+	}
+}
+
+// joints returns the characters before an entry of the tree, and before the entries below it.
+func joints(last bool) (joint, deeper string) {
+	if last {
+		return "`- ", "   "
+	}
+	return "|- ", "|  "
+}
+
+// aligned returns a line for each row, with equally wide columns. It omits columns that are empty in all rows.
+func aligned(rows []row) []string {
+	widths := columnWidths(rows)
+	lines := make([]string, len(rows))
+	for i, r := range rows {
+		var b strings.Builder
+		for c, cell := range r.cells() {
+			if widths[c] > 0 {
+				b.WriteString(cell + strings.Repeat(" ", widths[c]-utf8.RuneCountInString(cell)+2))
+			}
+		}
+		lines[i] = strings.TrimRight(b.String(), " ")
+	}
+	return lines
+}
+
+// columnWidths returns the number of characters of the longest cell in each column.
+func columnWidths(rows []row) (widths []int) {
+	for _, r := range rows {
+		for c, cell := range r.cells() {
+			if c == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[c] = max(widths[c], utf8.RuneCountInString(cell))
+		}
+	}
+	return widths
+}

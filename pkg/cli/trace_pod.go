@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/demo"
+	"github.com/podlace/podlace/pkg/doctor"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/reconcile"
+)
+
+// tracedPod is an attachment of a running pod with the plugins of its configuration.
+type tracedPod struct {
+	Network     string         `json:"network"`
+	Pod         string         `json:"pod,omitempty"`
+	ContainerID string         `json:"containerID"`
+	IfName      string         `json:"ifname"`
+	Netns       string         `json:"netns,omitempty"`
+	Plugins     []tracedPlugin `json:"plugins"`
+	Unchecked   string         `json:"unchecked,omitempty"` // why no CHECK ran
+
+	records map[string]attachment.Record // by plugin
+}
+
+// tracedPlugin is a plugin with its CHECK and the objects that it owns.
+type tracedPlugin struct {
+	demo.Traced
+	Objects []string `json:"objects,omitempty"`
+}
+
+// isFile reports whether an argument of trace names a configuration, and not a pod.
+func isFile(argument string) bool {
+	if slices.Contains([]string{".conflist", ".conf", ".json"}, filepath.Ext(argument)) || strings.HasPrefix(argument, "/") {
+		return true
+	}
+	_, err := os.Stat(argument)
+	return err == nil
+}
+
+// tracePod runs CHECK of the plugins of a running pod.
+func (f traceFlags) tracePod(ctx context.Context, name string, stdout io.Writer) error {
+	if f.hostPort != 0 || f.limit != "" {
+		return errors.New("--hostport and --limit belong to the new pod of a CONFLIST, and not to a running pod")
+	}
+	if err := errors.Join(checkOutput(f.output), needRoot()); err != nil {
+		return err
+	}
+	all, err := attachment.All()
+	if err != nil {
+		return err
+	}
+	records, err := recordsOfPod(all, name)
+	if err != nil {
+		return err
+	}
+	folders := doctor.Folders()
+	networks, _, err := reconcile.Networks(folders.ConfDir) // the records name the objects without a configuration, too
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	list := partsOf(records)
+	for _, p := range list {
+		if err := p.check(ctx, cmp.Or(f.plugins, folders.BinDir), f.cache, networks); err != nil {
+			return err
+		}
+	}
+	if f.output == outputJSON {
+		if err := printJSON(stdout, list); err != nil {
+			return err
+		}
+	} else {
+		printPods(stdout, list)
+	}
+	if slices.ContainsFunc(list, (*tracedPod).failed) {
+		return exitError(exitDiffers)
+	}
+	return nil
+}
+
+// partsOf groups records by attachment.
+func partsOf(records []attachment.Record) (list []*tracedPod) {
+	for _, rec := range records {
+		i := slices.IndexFunc(list, func(p *tracedPod) bool {
+			return p.Network == rec.Network && p.ContainerID == rec.ContainerID && p.IfName == rec.IfName
+		})
+		if i < 0 {
+			i = len(list)
+			list = append(list, &tracedPod{Network: rec.Network, Pod: rec.Pod, ContainerID: rec.ContainerID, IfName: rec.IfName,
+				Netns: rec.Netns, records: map[string]attachment.Record{}})
+		}
+		list[i].records[rec.Plugin] = rec
+	}
+	slices.SortFunc(list, func(a, b *tracedPod) int {
+		return cmp.Or(cmp.Compare(a.ContainerID, b.ContainerID), cmp.Compare(a.IfName, b.IfName), cmp.Compare(a.Network, b.Network))
+	})
+	return list
+}
+
+// check runs CHECK of each plugin, and adds the objects of each record to its plugin. Without libcni's cache the objects remain.
+func (p *tracedPod) check(ctx context.Context, plugins, cache string, networks []reconcile.Network) error {
+	err := demo.TraceChecks(ctx, demo.CheckOptions{Plugins: plugins, Cache: cache, Network: p.Network, ContainerID: p.ContainerID,
+		IfName: p.IfName, Netns: p.Netns}, func(t demo.Traced) { p.Plugins = append(p.Plugins, tracedPlugin{Traced: t}) })
+	if err != nil {
+		p.Unchecked = err.Error()
+	}
+	for _, kind := range []string{"bridge", "sriov", "portmap", "bandwidth"} {
+		rec, ok := p.records[kind]
+		if !ok {
+			continue
+		}
+		objects, err := reconcile.Objects(rec)
+		if err != nil {
+			return fmt.Errorf("the record of %s for %s: %w", kind, nameOf(rec), err)
+		}
+		i := p.indexOf(kind) // before p.Plugins is read: it may grow
+		p.Plugins[i].Objects = objects
+	}
+	leases, err := reconcile.LeaseFiles(networks, attachment.Key{Network: p.Network, ContainerID: p.ContainerID, IfName: p.IfName})
+	if len(leases) > 0 && len(p.Plugins) > 0 {
+		p.Plugins[0].Objects = append(p.Plugins[0].Objects, leases...) // the main plugin runs the IPAM plugin
+	}
+	return err
+}
+
+// indexOf returns the index of a plugin's entry, which it adds if no CHECK of the plugin ran.
+func (p *tracedPod) indexOf(kind string) int {
+	i := slices.IndexFunc(p.Plugins, func(t tracedPlugin) bool { return plugin.Kind(t.Plugin) == kind })
+	if i < 0 {
+		i = len(p.Plugins)
+		p.Plugins = append(p.Plugins, tracedPlugin{Traced: demo.Traced{Plugin: kind}})
+	}
+	return i
+}
+
+// failed reports whether a CHECK failed or none ran.
+func (p *tracedPod) failed() bool {
+	return p.Unchecked != "" || slices.ContainsFunc(p.Plugins, func(t tracedPlugin) bool { return t.Error != "" })
+}
+
+func printPods(w io.Writer, list []*tracedPod) {
+	for i, p := range list {
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		fmt.Fprintf(w, "network %s: %s of %s, container %s, namespace %s\n", plain(p.Network), plain(p.IfName), dash(plain(p.Pod)),
+			plain(p.ContainerID), dash(plain(p.Netns)))
+		if p.Unchecked != "" {
+			fmt.Fprintf(w, "no CHECK ran: %s\n", plugin.Plain(p.Unchecked, maxEvidence))
+		}
+		for _, t := range p.Plugins {
+			t.print(w)
+		}
+	}
+}
+
+func (t tracedPlugin) print(w io.Writer) {
+	switch {
+	case t.Verb == "":
+		fmt.Fprintf(w, "%-6s %-12s\n", "-", plain(t.Plugin))
+	case t.Error != "":
+		fmt.Fprintf(w, "%-6s %-12s %7.1f ms  failed: %s\n", t.Verb, plain(t.Plugin), milliseconds(t.Took), plugin.Plain(t.Error, maxEvidence))
+	default:
+		fmt.Fprintf(w, "%-6s %-12s %7.1f ms  ok\n", t.Verb, plain(t.Plugin), milliseconds(t.Took))
+	}
+	for _, line := range t.Objects {
+		fmt.Fprintf(w, "         %s\n", plugin.Plain(line, maxEvidence))
+	}
+	for _, line := range t.Changes {
+		fmt.Fprintf(w, "         change: %s\n", plugin.Plain(line, maxEvidence))
+	}
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/bandwidth"
+	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/hostlocal"
+	"github.com/podlace/podlace/pkg/portmap"
+	"github.com/podlace/podlace/pkg/sriov"
+)
+
+// Objects returns the kernel objects of an attachment that a plugin's record names, one line each.
+func Objects(rec attachment.Record) ([]string, error) {
+	switch rec.Plugin {
+	case "bridge":
+		return bridge.Objects(rec)
+	case "portmap":
+		return portmap.Objects(rec)
+	case "bandwidth":
+		return bandwidth.Objects(rec)
+	case "sriov":
+		return sriov.Objects(rec)
+	}
+	return nil, nil
+}
+
+// LeaseFiles returns a line for each of host-local's leases of an attachment. It reads the folders that List reads.
+func LeaseFiles(networks []Network, key attachment.Key) (lines []string, err error) {
+	for path := range leaseFolders(networks) {
+		if filepath.Base(path) != key.Network {
+			continue
+		}
+		leases, err := hostlocal.Leases(path)
+		if err != nil {
+			return nil, err
+		}
+		for _, l := range leases {
+			if l.ContainerID != key.ContainerID || l.IfName != key.IfName {
+				continue
+			}
+			for _, a := range l.Addresses {
+				lines = append(lines, fmt.Sprintf("lease %s", filepath.Join(path, a.String())))
+			}
+		}
+	}
+	slices.Sort(lines)
+	return lines, nil
+}
