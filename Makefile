@@ -24,6 +24,7 @@ GOLANGCI    := v2.15.0
 ACTIONLINT  := v1.7.12
 CYCLONEDX   := v1.10.0
 NFPM        := v2.43.0
+HUGO        := v0.165.0
 
 .PHONY: help
 help: ## list the targets
@@ -165,6 +166,25 @@ sim-dra: ## simulate DRA in a cluster of 5,000 nodes with the scheduler's own al
 .PHONY: picture
 picture: ## draw the pictures of docs/ from their sources, docs/*.dot, with colours for light and dark pages (needs Graphviz)
 	@for p in docs/*.dot; do dot -Tsvg $$p | sed -e '/xmlns:xlink/r docs/dark.css' > $${p%.dot}.svg; done
+
+# The site has no files of other projects, and needs no server: open build/site/index.html.
+.PHONY: site
+site: $(CACHE)/tools/hugo-$(HUGO) ## write the documents as a static site into build/site, and check its links and pictures
+	@rm -rf build/site
+	@$< --config docs/site/hugo.toml --destination build/site --noBuildLock --quiet --panicOnWarning
+	@SITE='$(CURDIR)/build/site' go test -count=1 -run '^TestSite$$' ./integration/docs
+
+CHROMIUM ?= $(firstword $(foreach p,chromium-headless-shell chromium google-chrome,$(shell command -v $p)))
+
+.PHONY: site-check
+site-check: site ## look at each page of the site in a headless browser, as wide as a phone and as a desk (needs Chromium)
+	@test -n '$(CHROMIUM)' || { echo "site-check: no Chromium in PATH: install chromium-headless-shell, or set CHROMIUM" >&2; exit 1; }
+	@SITE='$(CURDIR)/build/site' CHROMIUM='$(CHROMIUM)' go test -count=1 -run '^TestSiteInBrowser$$' ./integration/docs
+
+$(CACHE)/tools/hugo-$(HUGO):
+	@echo "building hugo $(HUGO), once"
+	@CGO_ENABLED=0 GOFLAGS= GOBIN=$(CACHE)/tools/build go install github.com/gohugoio/hugo@$(HUGO)
+	@mv $(CACHE)/tools/build/hugo $@
 
 .PHONY: cover
 cover: build ## run the tests and show the coverage of each package

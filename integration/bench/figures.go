@@ -79,8 +79,8 @@ func (r *report) addAbsolute(what string, bar float64, sides map[string]figure) 
 }
 
 func (r *report) growthTable() *markdown.Table {
-	t := markdown.NewTable("Cost beside what is there already: p50 without and with it", "what", sideOurs, "ratio", sideReference, "ratio",
-		"bar", "")
+	t := markdown.NewTable("Cost beside existing leases, hostPorts and pods: p50 without and with them", "what", sideOurs, "ratio",
+		sideReference, "ratio", "bar", "")
 	for _, row := range r.Growth {
 		t.Row(row.What, row.growthCell(sideOurs), ratio(row.Ratio), row.growthCell(sideReference), ratio(row.Sides[sideReference].growth()),
 			or(row.Bar), or(row.Verdict))
@@ -89,7 +89,7 @@ func (r *report) growthTable() *markdown.Table {
 }
 
 func (r *report) loadTable() *markdown.Table {
-	t := markdown.NewTable("Many at once, and all at once (ms)", "what", sideOurs, sideReference, "ratio", "bar", "")
+	t := markdown.NewTable("Bulk operations and absolute times (ms)", "what", sideOurs, sideReference, "ratio", "bar", "")
 	for _, row := range r.Loads {
 		t.Row(row.What, row.loadCell(sideOurs), row.loadCell(sideReference), ratio(row.Ratio), or(row.Bar), or(row.Verdict))
 	}
