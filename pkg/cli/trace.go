@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -210,6 +212,7 @@ func (f demoFlags) canary(ctx context.Context, stdout io.Writer) error {
 	if err := os.MkdirAll("/run/netns", 0o755); err != nil { // as ip-netns(8) does
 		return err
 	}
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // if the reader of stdout ends, writes fail, and the pod is still removed
 	options := demo.TraceOptions{Options: demo.Options{Plugins: f.plugins, Conflist: conflist}, Ping: true}
 	if err := runTrace(ctx, options, f.output, stdout); err != nil {
 		printLine(stdout, fmt.Sprintf("the canary failed with %s and the plugins of %s: %v", f.conflist, f.plugins, err))

@@ -203,7 +203,14 @@ func firewallCases() map[string]breakage {
 			l.write("etc/nftables.conf", "#!/usr/sbin/nft -f\nflush ruleset\n")
 			l.write("etc/systemd/system/sysinit.target.wants/nftables.service", "")
 		}, "nftables.service is enabled; podlace-reload.service is not enabled"},
-		"firewalld":      {"firewall-reload", func(l *lab) { l.run("firewalld") }, "firewalld runs"},
+		"firewalld, default zone": {"forward-policy", func(l *lab) {
+			l.run("firewalld")
+			l.write("etc/firewalld/zones/trusted.xml", `<zone target="ACCEPT"><interface name="cni0"/></zone>`)
+		}, "firewall-cmd --permanent --zone=trusted --add-interface=cnidoc"},
+		"firewalld with iptables": {"firewall-reload", func(l *lab) {
+			l.run("firewalld")
+			l.write("etc/firewalld/firewalld.conf", "FirewallBackend=iptables\n")
+		}, "firewalld runs with FirewallBackend=iptables"},
 		"NetworkManager": {"networkmanager", func(l *lab) { l.run("NetworkManager") }, "no unmanaged-devices names veth* and cnidoc"},
 		"networkd": {"networkd", func(l *lab) {
 			l.run("systemd-network")

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/nft"
@@ -28,7 +29,7 @@ func (n *node) forwardPolicy() (found []Finding) {
 			}
 		}
 	}
-	return append(found, n.ufw()...)
+	return slices.Concat(found, n.ufw(), n.firewalld())
 }
 
 func dropsForwarded(evidence, bridge, command string) Finding {
@@ -74,6 +75,33 @@ func (n *node) ufw() (found []Finding) {
 	return found
 }
 
+// firewalld finds bridges without a zone. They are in the default zone, which rejects the packets of pods unless its target is
+// ACCEPT (firewalld.zone(5)). Zones of the running configuration alone are not visible in files.
+func (n *node) firewalld() (found []Finding) {
+	if !n.running["firewalld"] {
+		return nil
+	}
+	files, _ := filepath.Glob(n.path("/etc/firewalld/zones/*.xml"))
+	var zones strings.Builder
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			return unknown(f, err)
+		}
+		zones.Write(text)
+	}
+	for _, bridge := range n.bridges() {
+		if strings.Contains(zones.String(), `<interface name="`+bridge+`"/>`) {
+			continue
+		}
+		found = append(found, Finding{Level: Warning, What: "firewalld may reject the packets of pods on " + bridge,
+			Evidence:    "firewalld runs, and no zone in /etc/firewalld/zones has the interface " + bridge + ", so it is in the default zone",
+			Consequence: "pods reach neither each other nor TCP ports of their node",
+			Command:     "firewall-cmd --permanent --zone=trusted --add-interface=" + bridge + "; firewall-cmd --reload"})
+	}
+	return found
+}
+
 // shellValue returns the value of a variable in a file of assignments as sh(1) reads them, without quotes; "" if it is not there.
 func (n *node) shellValue(file, name string) (value string) {
 	text, err := os.ReadFile(n.path(file))
@@ -101,8 +129,8 @@ func (n *node) firewallReload() (found []Finding) {
 		strings.Contains(string(text), "flush ruleset") {
 		flushes = "/etc/nftables.conf contains 'flush ruleset', and nftables.service is enabled"
 	}
-	if n.running["firewalld"] {
-		flushes = "firewalld runs, which flushes iptables' tables at a reload (FlushAllOnReload in firewalld.conf(5))"
+	if n.running["firewalld"] && n.shellValue("/etc/firewalld/firewalld.conf", "FirewallBackend") == "iptables" {
+		flushes = "firewalld runs with FirewallBackend=iptables, and flushes iptables' tables at a reload (FlushAllOnReload in firewalld.conf(5))"
 	}
 	if flushes == "" {
 		return nil
