@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -71,6 +72,13 @@ type world struct {
 // with a chained plugin, a foreign main plugin connects the pods.
 func newWorld(t *testing.T, c chain) world {
 	t.Helper()
+	if c[0].plugin == "sriov" { // without the kubelet's folder, STATUS logs a warning and notes it
+		kubelet := t.TempDir()
+		if err := os.Mkdir(filepath.Join(kubelet, "pod-resources"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		c = chain{{c[0].plugin, c[0].conf.With("kubeletDir", kubelet)}}
+	}
 	first := world{T: t, chain: c, pod: kerneltest.NewPod(t)}
 	w := world{T: t, chain: c, pod: kerneltest.NewPod(t)}
 	if p := c[0].plugin; p == "sriov" {
