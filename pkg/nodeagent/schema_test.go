@@ -37,7 +37,7 @@ func TestSchemaKeys(t *testing.T) {
 		schema plugin.Schema
 	}{{`{"?????????????": 1}`, s}, {`{"vxlan": {"?????????????": 1}}`, s["properties"].(plugin.Schema)["vxlan"].(plugin.Schema)}} {
 		_, err := parseConfig("f", []byte(c.text))
-		_, known, found := strings.Cut(err.Error(), "known are ")
+		_, known, found := strings.Cut(err.Error(), "known keys: ")
 		if !found {
 			t.Fatal(err)
 		}

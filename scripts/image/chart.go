@@ -20,6 +20,9 @@ import (
 // chartImage stands for the value image while the templates are made.
 const chartImage = "image.invalid/podlace:chart"
 
+// imageAction is the value image in a template.
+const imageAction = `{{ required "image: the chart has no default image: --set image=REGISTRY/NAME@sha256:DIGEST" .Values.image | quote }}`
+
 // chart holds the files of the Helm chart by name.
 type chart map[string]string
 
@@ -141,7 +144,7 @@ func objectTemplate(text string, config []string) (name string, lines []string, 
 	if strings.Contains(text, "{{") {
 		return "", nil, fmt.Errorf("%s contains {{, which begins an action of a template", name)
 	}
-	text = strings.ReplaceAll(text, chartImage, `{{ required "image: the chart has no default image: --set image=REGISTRY/NAME@sha256:DIGEST" .Values.image | quote }}`)
+	text = strings.ReplaceAll(text, chartImage, imageAction)
 	lines = units(text)
 	switch name {
 	case "namespace-podlace": // with --namespace podlace --create-namespace the namespace exists
@@ -194,7 +197,8 @@ func configTemplate(conf string, components []string) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		lines = append(lines, fmt.Sprintf("{{- if .Values.%s }}{{ range $key, $value := fromJson %q }}{{ $_ := set $config $key $value }}{{ end }}{{ end }}", c, keys))
+		set := fmt.Sprintf("{{ range $key, $value := fromJson %q }}{{ $_ := set $config $key $value }}{{ end }}", keys)
+		lines = append(lines, fmt.Sprintf("{{- if .Values.%s }}%s{{ end }}", c, set))
 	}
 	return append(lines, "{{- range $key, $value := .Values.config }}{{ $_ := set $config $key $value }}{{ end }}",
 		"{{ $config | toPrettyJson | indent 4 }}"), nil

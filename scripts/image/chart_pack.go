@@ -93,7 +93,8 @@ func publish(out string, files chart, archive []byte, tag name.Tag, push bool) e
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%s\n  %s (OCI layout)\n  %s\n  next: helm install podlace %s --namespace podlace --create-namespace\n", file, layout, digest, from)
+	fmt.Printf("%s\n  %s (OCI layout)\n  %s\n", file, layout, digest)
+	fmt.Printf("  next: helm install podlace %s --namespace podlace --create-namespace\n", from)
 	return nil
 }
 
