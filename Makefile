@@ -51,6 +51,10 @@ image: ## build the image for amd64 and arm64 into build/, without docker; PUSH=
 manifest: ## print podlace.yaml for kubectl apply; IMAGE=registry/name@sha256:digest, COMPONENTS='vxlan k3s'
 	@go run -C scripts/image . manifest -image '$(IMAGE)' $(COMPONENTS:%=-component %)
 
+.PHONY: chart
+chart: ## write the Helm chart into build/; IMAGE=registry/name@sha256:digest is its default image, PUSH=registry/folder pushes it
+	@go run -C scripts/image . chart -image '$(IMAGE)' -version '$(VERSION)' -epoch '$(EPOCH)' -out '$(CURDIR)/build' $(PUSH:%=-push '%')
+
 .PHONY: demo
 demo: build ## run the main job: two pods, hostPorts, limits; no root, no Kubernetes
 	@$(BIN)/podlace demo $(ARGS)

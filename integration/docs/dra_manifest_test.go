@@ -7,6 +7,8 @@ import (
 	encoding "encoding/json"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -23,11 +25,12 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/cli"
 	"github.com/podlace/podlace/pkg/deviceplugin"
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-const draManifest = "conf/sriov-device-plugin-dra.yaml"
+const draManifest = "conf/cluster/components/dra/sriov-device-plugin-dra.yaml"
 
 // kubeObject decodes the only object of a type in a manifest, strictly.
 func kubeObject[T runtime.Object](t *testing.T, file string) T {
@@ -137,6 +140,23 @@ func TestDRAManifest(t *testing.T) {
 	config, err := pool.Parse(pool.Source{File: draManifest, Prefix: "intel.com"}, []byte(text))
 	if err != nil || len(config.Resources) == 0 || config.Resources[0].API != pool.DRA || len(config.Notes) > 0 {
 		t.Errorf("%v, %+v", err, config)
+	}
+}
+
+// TestDeviceClass: the component's DeviceClass is the class that 'podlace sriov classes' prints for its configuration.
+func TestDeviceClass(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.json")
+	if err := os.WriteFile(file, []byte(kubeObject[*core.ConfigMap](t, draManifest).Data["config.json"]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var printed, said bytes.Buffer
+	if status := cli.Run([]string{"sriov", "classes", "--config-file", file}, &printed, &said); status != 0 {
+		t.Fatal(said.String())
+	}
+	_, shipped, _ := strings.Cut(read(t, "conf/cluster/components/dra/deviceclass.yaml"), "\napiVersion")
+	_, want, _ := strings.Cut(printed.String(), "\napiVersion")
+	if diff := cmp.Diff(want, shipped); diff != "" || want == "" {
+		t.Error(diff)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 
 const (
 	devicePlugin = "plugins/sriov-device-plugin/README.md"
-	manifest     = "conf/sriov-device-plugin.yaml"
+	manifest     = "conf/cluster/components/sriov/sriov-device-plugin.yaml"
 )
 
 // TestPools: every shown or shipped configuration of the device plugin is valid.

@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-const manifest = "../../conf/sriov-device-plugin-dra.yaml"
+const manifest = "../../conf/cluster/components/dra/sriov-device-plugin-dra.yaml"
 
 // policyOf returns a policy of the manifest.
 func policyOf(t *testing.T, name string) (p registration.ValidatingAdmissionPolicy) {

@@ -29,18 +29,18 @@ import (
 // conflistName is the name of the conflist, both beside the agent's configuration and in the runtime's folder.
 const conflistName = "10-podlace.conflist"
 
-// config is the configuration for all nodes.
+// config is the configuration for all nodes. Its JSON names are the keys of the file.
 type config struct {
-	ClusterCIDRs []netip.Prefix
-	OffLink      noderoutes.OffLink
-	AddressCIDRs []netip.Prefix
-	MTU          int
-	VXLAN        noderoutes.VXLAN
-	BinDir       string // empty: no binaries are installed
-	ConfDir      string // empty: no conflist is written
-	TakeOver     bool
-	Adopt        []int // protocols of routes that the agent may take over
-	APIServer    string
+	ClusterCIDRs []netip.Prefix     `json:"clusterCIDRs"`
+	OffLink      noderoutes.OffLink `json:"offLink"`
+	AddressCIDRs []netip.Prefix     `json:"addressCIDRs"`
+	MTU          int                `json:"mtu"`
+	VXLAN        noderoutes.VXLAN   `json:"vxlan"`
+	BinDir       string             `json:"binDir"`  // empty: no binaries are installed
+	ConfDir      string             `json:"confDir"` // empty: no conflist is written
+	TakeOver     bool               `json:"takeOver"`
+	Adopt        []int              `json:"adopt"` // protocols of routes that the agent may take over; in the file strings
+	APIServer    string             `json:"apiServer"`
 
 	conflist []byte   // from the file beside the configuration
 	findings []string // keys of the conflist that do not have the effect that they suggest
@@ -48,6 +48,18 @@ type config struct {
 
 // equal reports whether both configurations are the same.
 func (c config) equal(other config) bool { return reflect.DeepEqual(c, other) }
+
+// Limits of numbers in the configuration.
+const (
+	minMTU, maxMTU = 576, 65535
+	maxVNI         = 1<<24 - 1
+	maxPort        = 65535
+)
+
+// offLinks are the values of offLink.
+func offLinks() []noderoutes.OffLink {
+	return []noderoutes.OffLink{noderoutes.OffLinkRefuse, noderoutes.OffLinkVXLAN, noderoutes.OffLinkFabric}
+}
 
 // defaults returns the configuration of an empty file.
 func defaults() config {
@@ -126,18 +138,18 @@ func parseConfig(file string, data []byte) (config, error) {
 	var adopt []string
 	o.read(0, "", `{"offLink": "refuse"}`, fields{
 		"clusterCIDRs": into(&c.ClusterCIDRs, checkPodCIDRs),
-		"offLink":      into(&c.OffLink, oneOf(noderoutes.OffLinkRefuse, noderoutes.OffLinkVXLAN, noderoutes.OffLinkFabric)),
+		"offLink":      into(&c.OffLink, oneOf(offLinks()...)),
 		"addressCIDRs": into(&c.AddressCIDRs, checkCIDRs),
 		"mtu": into(&c.MTU, func(n int) error {
-			if n != 0 && between(576, 65535)(n) != nil {
-				return fmt.Errorf("%d: want 576 to 65535, or 0 for the MTU of the uplink", n)
+			if n != 0 && between(minMTU, maxMTU)(n) != nil {
+				return fmt.Errorf("%d: want %d to %d, or 0 for the MTU of the uplink", n, minMTU, maxMTU)
 			}
 			return nil
 		}),
 		"vxlan": func(offset int, _ json.RawMessage) error {
 			o.read(offset, "vxlan.", `{"vni": 142, "port": 8472}`, fields{
-				"vni":  into(&c.VXLAN.VNI, between(1, 1<<24-1)),
-				"port": into(&c.VXLAN.Port, between(1, 65535)),
+				"vni":  into(&c.VXLAN.VNI, between(1, maxVNI)),
+				"port": into(&c.VXLAN.Port, between(1, maxPort)),
 			})
 			return nil
 		},

@@ -56,7 +56,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		SilenceUsage: true, Version: plugin.BuildVersion()}
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.PersistentFlags().TextVar(&c.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
-	root.AddCommand(c.newRun(), c.newInstall(), c.newRemove(), c.newStatus())
+	root.AddCommand(c.newRun(), c.newInstall(), c.newRemove(), c.newSchema(), c.newStatus())
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)

@@ -50,8 +50,8 @@ type Config struct {
 
 // VXLAN describes the tunnel device.
 type VXLAN struct {
-	VNI  int // 1 to 16777215
-	Port int // UDP, 1 to 65535
+	VNI  int `json:"vni"`  // 1 to 16777215
+	Port int `json:"port"` // UDP, 1 to 65535
 }
 
 // State is the way in which the pods of a peer are reached.

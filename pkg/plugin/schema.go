@@ -3,6 +3,7 @@
 package plugin
 
 import (
+	"encoding"
 	"encoding/json"
 	"reflect"
 	"slices"
@@ -30,9 +31,15 @@ func objectSchema(t reflect.Type, path string, describe func(string) string) Sch
 	return Schema{"type": "object", "properties": properties, "additionalProperties": false}
 }
 
-// schemaOf returns the schema of a value. A type with UnmarshalJSON also accepts other forms, so its schema names no JSON type.
+// schemaOf returns the schema of a value. A type with UnmarshalJSON also accepts other forms, so its schema names no JSON type. A type with
+// UnmarshalText alone is a string.
 func schemaOf(t reflect.Type, path string, describe func(string) string) Schema {
 	s := Schema{}
+	to := reflect.PointerTo(t)
+	anyForm := to.Implements(reflect.TypeFor[json.Unmarshaler]())
+	if !anyForm && to.Implements(reflect.TypeFor[encoding.TextUnmarshaler]()) {
+		return Schema{"type": "string"}
+	}
 	switch t.Kind() {
 	case reflect.Pointer:
 		return schemaOf(t.Elem(), path, describe)
@@ -54,7 +61,7 @@ func schemaOf(t reflect.Type, path string, describe func(string) string) Schema 
 			s = Schema{"type": "array", "items": schemaOf(t.Elem(), path, describe)}
 		}
 	}
-	if reflect.PointerTo(t).Implements(reflect.TypeFor[json.Unmarshaler]()) {
+	if anyForm {
 		delete(s, "type")
 	}
 	return s

@@ -179,7 +179,11 @@ func save(out string, index v1.ImageIndex, tag name.Tag, at time.Time) error {
 
 // pushIndex pushes an index and its images with the credentials of `docker login` or `podman login`.
 func pushIndex(tag name.Tag, index v1.ImageIndex) error {
-	err := remote.WriteIndex(tag, index, remote.WithAuthFromKeychain(authn.DefaultKeychain))
+	return pushError(tag, remote.WriteIndex(tag, index, remote.WithAuthFromKeychain(authn.DefaultKeychain)))
+}
+
+// pushError explains why a push failed.
+func pushError(tag name.Tag, err error) error {
 	if err == nil {
 		return nil
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command image creates container images and a cluster's manifest without docker: `build` creates Podlace's image, `pack` an image of
-// any files, and `manifest` the file for kubectl apply.
+// Command image creates container images, a cluster's manifest and the Helm chart without docker and helm: `build` creates Podlace's image,
+// `pack` an image of any files, `manifest` the file for kubectl apply, and `chart` the Helm chart.
 package main
 
 import (
@@ -22,6 +22,7 @@ func commands() []command {
 		{"build", "-name REGISTRY/NAME:TAG -out FOLDER [-push] [flags]", runBuild},
 		{"pack", "-name REGISTRY/NAME:TAG -out FILE.tar [flags] /PATH=FILE|/PATH=FOLDER|link:/PATH=TARGET|dir:/PATH=MODE ...", runPack},
 		{"manifest", "-image REGISTRY/NAME@sha256:DIGEST [-component NAME]... [-out FILE]", runManifest},
+		{"chart", "-image REGISTRY/NAME@sha256:DIGEST -version VERSION -out FOLDER [-push REGISTRY/FOLDER]", runChart},
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -102,10 +101,10 @@ func render(conf, image string, components []string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, c := range components {
-		if !slices.Contains(known, c) {
-			return nil, fmt.Errorf("no component %q; there are %s", c, strings.Join(known, ", "))
-		}
+	if err := checkComponents(known, components); err != nil {
+		return nil, err
+	}
+	for _, c := range inOrder(components) {
 		overlay.Components = append(overlay.Components, "../components/"+c)
 	}
 	data, err := yaml.Marshal(overlay)
@@ -138,14 +137,6 @@ func header(image string, components []string) string {
 		s += "# Components: " + strings.Join(components, ", ") + ".\n"
 	}
 	return s
-}
-
-func componentNames(conf string) (names []string, err error) {
-	folders, err := os.ReadDir(filepath.Join(conf, "components"))
-	for _, f := range folders {
-		names = append(names, f.Name())
-	}
-	return names, err
 }
 
 // load copies a folder into a file system in memory.

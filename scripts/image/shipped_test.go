@@ -130,7 +130,7 @@ func TestImageNames(t *testing.T) {
 			t.Errorf("%q: %v, want it to say %s", image, err, want)
 		}
 	}
-	if _, err := render(conf, testImage, []string{"vxlna"}); err == nil || !strings.Contains(err.Error(), `"vxlna"; there are crio, k3s`) {
+	if _, err := render(conf, testImage, []string{"vxlna"}); err == nil || !strings.Contains(err.Error(), `"vxlna"; there are crio, dra, k3s`) {
 		t.Errorf("an unknown component: %v", err)
 	}
 }

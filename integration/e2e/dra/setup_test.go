@@ -32,7 +32,7 @@ const (
 	nodeName     = "node1"
 	driverName   = "sriov.podlace.io"
 	account      = "system:serviceaccount:kube-system:sriov-device-plugin" // of the shipped manifest
-	manifestFile = "../../../conf/sriov-device-plugin-dra.yaml"
+	manifestFile = "../../../conf/cluster/components/dra/sriov-device-plugin-dra.yaml"
 	kubeletRoot  = "/var/lib/kubelet"
 	manifests    = "/run/node/manifests" // of static pods
 	conflist     = "/etc/cni/net.d/10-podlace-sriov.conflist"

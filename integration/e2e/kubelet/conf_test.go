@@ -17,7 +17,7 @@ import (
 // TestManifests: the API server accepts the shipped manifests. The DaemonSet mounts folders and has no capability; with the patch it
 // has all capabilities.
 func TestManifests(t *testing.T) {
-	data, err := os.ReadFile("../../../conf/sriov-device-plugin.yaml")
+	data, err := os.ReadFile("../../../conf/cluster/components/sriov/sriov-device-plugin.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}

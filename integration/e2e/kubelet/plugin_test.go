@@ -66,7 +66,7 @@ func (p *plugin) config() string { return filepath.Join(p.dir, "config.json") }
 // socket is the path of its socket; the path of t.TempDir is too long.
 func (p *plugin) socket() string { return "/run/podlace-sriov/sriov.sock" }
 
-// run starts the daemon as conf/sriov-device-plugin.yaml does: as root, without any capability.
+// run starts the daemon as conf/cluster/components/sriov/sriov-device-plugin.yaml does: as root, without any capability.
 func (p *plugin) run() {
 	p.t.Helper()
 	p.start("setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", filepath.Join(p.bin, "sriov-device-plugin"),

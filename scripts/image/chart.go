@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+// chartImage stands for the value image while the templates are made.
+const chartImage = "image.invalid/podlace:chart"
+
+// imageAction is the value image in a template.
+const imageAction = `{{ required "image: the chart has no default image: --set image=REGISTRY/NAME@sha256:DIGEST" .Values.image | quote }}`
+
+// chart holds the files of the Helm chart by name.
+type chart map[string]string
+
+// newChart makes the chart from the folder conf: the base and the components of Kustomize become templates with a value for each
+// component, and the schema of podlace-node becomes a part of the schema of the values.
+func newChart(conf, image, version, appVersion string) (chart, error) {
+	if _, err := parseImage(image); err != nil {
+		return nil, err
+	}
+	components, err := componentNames(conf)
+	if err != nil {
+		return nil, err
+	}
+	files, err := templates(conf, components)
+	if err != nil {
+		return nil, err
+	}
+	files["templates/checks.yaml"] = checks()
+	comments := map[string]string{}
+	for _, c := range components {
+		if comments[c], err = comment(filepath.Join(conf, "components", c, "kustomization.yaml")); err != nil {
+			return nil, err
+		}
+	}
+	files["values.yaml"] = values(image, components, comments)
+	if files["values.schema.json"], err = valuesSchema(conf, components, comments); err != nil {
+		return nil, err
+	}
+	return files, files.addStatic(filepath.Join(conf, "chart"), version, appVersion)
+}
+
+// addStatic adds the files of a folder. Chart.yaml gets the versions.
+func (c chart) addStatic(folder, version, appVersion string) error {
+	from := os.DirFS(folder)
+	return fs.WalkDir(from, ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := fs.ReadFile(from, name)
+		text := string(data)
+		if name == "Chart.yaml" {
+			text = strings.Replace(text, "\nversion: 0.0.0\n", "\nversion: "+version+"\n", 1)
+			text = strings.Replace(text, "\nappVersion: unknown\n", fmt.Sprintf("\nappVersion: %q\n", appVersion), 1)
+		}
+		c[path.Clean(name)] = text
+		return err
+	})
+}
+
+// choices returns each set of components that fit together.
+func choices(components []string) (all [][]string) {
+	for bits := range 1 << len(components) {
+		var choice []string
+		for i, c := range components {
+			if bits>>i&1 == 1 {
+				choice = append(choice, c)
+			}
+		}
+		if checkComponents(components, choice) == nil {
+			all = append(all, choice)
+		}
+	}
+	return all
+}
+
+// templates renders the manifest with each choice of components, and merges the texts of each object.
+func templates(conf string, components []string) (chart, error) {
+	all := choices(components)
+	if len(all) > 64 {
+		return nil, fmt.Errorf("%d choices of components: no more than 64 fit", len(all))
+	}
+	config, err := configTemplate(conf, components)
+	if err != nil {
+		return nil, err
+	}
+	merged := map[string][]line{}
+	for i, choice := range all {
+		text, err := render(conf, chartImage, choice)
+		if err != nil {
+			return nil, err
+		}
+		for _, object := range strings.Split(withoutHeader(string(text)), "\n---\n") {
+			name, lines, err := objectTemplate(object, config)
+			if err != nil {
+				return nil, err
+			}
+			merged[name] = mergeLines(merged[name], lines, 1<<i)
+		}
+	}
+	files := chart{}
+	for name, lines := range merged {
+		text, err := template(lines, literals(components, all), len(all))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		files["templates/"+name+".yaml"] = text
+	}
+	return files, nil
+}
+
+// withoutHeader removes the comments at the start of a manifest.
+func withoutHeader(text string) string {
+	for strings.HasPrefix(text, "#") {
+		_, text, _ = strings.Cut(text, "\n")
+	}
+	return strings.TrimSuffix(text, "\n")
+}
+
+// objectTemplate returns the name and the lines of an object, with values in place of the parts that a user may change.
+func objectTemplate(text string, config []string) (name string, lines []string, err error) {
+	var object struct {
+		Kind     string
+		Metadata struct{ Name string }
+	}
+	if err := yaml.Unmarshal([]byte(text), &object); err != nil {
+		return "", nil, err
+	}
+	name = strings.ToLower(object.Kind) + "-" + object.Metadata.Name
+	if strings.Contains(text, "{{") {
+		return "", nil, fmt.Errorf("%s contains {{, which begins an action of a template", name)
+	}
+	text = strings.ReplaceAll(text, chartImage, imageAction)
+	lines = units(text)
+	switch name {
+	case "namespace-podlace": // with --namespace podlace --create-namespace the namespace exists
+		lines = wrap(`{{- if ne .Release.Namespace "podlace" }}`, lines, "{{- end }}")
+	case "configmap-podlace-node":
+		lines = replaceText(lines, "config.json", func([]string) []string { return config })
+		lines = replaceText(lines, "10-podlace.conflist", unless("conflist", `.Values.conflist | trimSuffix "\n"`))
+	case "configmap-sriov-device-plugin":
+		lines = replaceText(lines, "config.json", unless("sriovConfig", ".Values.sriovConfig | toPrettyJson"))
+	case "deviceclass-fast.example.com": // the class of the example
+		lines = wrap("{{- if not .Values.sriovConfig }}", lines, "{{- end }}")
+	}
+	return name, lines, nil
+}
+
+func wrap(before string, lines []string, after string) []string {
+	return slices.Concat([]string{before}, lines, []string{after})
+}
+
+// replaceText replaces the text of a key in the data of a ConfigMap.
+func replaceText(lines []string, key string, by func([]string) []string) []string {
+	start := slices.Index(lines, "  "+key+": |") + 1
+	end := start
+	for end < len(lines) && strings.HasPrefix(lines[end], "    ") {
+		end++
+	}
+	return slices.Concat(lines[:start], by(lines[start:end]), lines[end:])
+}
+
+// unless returns a function that keeps a text unless a value is set.
+func unless(value, text string) func([]string) []string {
+	return func(shipped []string) []string {
+		set := []string{"{{- if .Values." + value + " }}", "{{ " + text + " | indent 4 }}", "{{- else }}"}
+		return slices.Concat(set, shipped, []string{"{{- end }}"})
+	}
+}
+
+// configTemplate returns the configuration of podlace-node: that of the base, the keys of components, and the keys of the value config.
+func configTemplate(conf string, components []string) ([]string, error) {
+	base, err := compactJSON(filepath.Join(conf, "base", "config.json"))
+	if err != nil {
+		return nil, err
+	}
+	lines := []string{fmt.Sprintf("{{- $config := fromJson %q }}", base)}
+	for _, c := range components {
+		keys, err := compactJSON(filepath.Join(conf, "components", c, "config.json"))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		set := fmt.Sprintf("{{ range $key, $value := fromJson %q }}{{ $_ := set $config $key $value }}{{ end }}", keys)
+		lines = append(lines, fmt.Sprintf("{{- if .Values.%s }}%s{{ end }}", c, set))
+	}
+	return append(lines, "{{- range $key, $value := .Values.config }}{{ $_ := set $config $key $value }}{{ end }}",
+		"{{ $config | toPrettyJson | indent 4 }}"), nil
+}
+
+func compactJSON(file string) (string, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	var b bytes.Buffer
+	err = json.Compact(&b, data)
+	return b.String(), err
+}
+
+// checks refuses components that do not fit together, as `make manifest` does.
+func checks() string {
+	var b strings.Builder
+	for _, r := range rules() {
+		for _, other := range r.without {
+			fmt.Fprintf(&b, "{{- if and .Values.%s .Values.%s }}{{ fail %q }}{{ end }}\n", r.component, other, r.broken(other))
+		}
+		if len(r.oneOf) > 0 {
+			fmt.Fprintf(&b, "{{- if and .Values.%s (not (or .Values.%s)) }}{{ fail %q }}{{ end }}\n", r.component,
+				strings.Join(r.oneOf, " .Values."), r.broken(""))
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// rule is a rule for components that are used together.
+type rule struct {
+	component string
+	without   []string // components that the component excludes
+	oneOf     []string // components of which the component needs one
+	reason    string
+}
+
+func rules() []rule {
+	return []rule{
+		{component: "k3s", without: []string{"crio"}, reason: "each names the folder of the plugins"},
+		{component: "sriov", without: []string{"dra"},
+			reason: `each contains the DaemonSet sriov-device-plugin, and that of dra also serves resources without "api": "dra"`},
+		{component: "openshift", without: []string{"crio", "k3s", "removal", "vxlan"},
+			reason: "openshift leaves the cluster network to OpenShift, and has no podlace-node"},
+		{component: "openshift", oneOf: []string{"dra", "sriov"}, reason: "openshift adapts the DaemonSet sriov-device-plugin to OpenShift"},
+	}
+}
+
+// broken explains which choice of components breaks the rule.
+func (r rule) broken(chosen string) string {
+	if len(r.oneOf) > 0 {
+		return fmt.Sprintf("component %s needs %s: %s", r.component, strings.Join(r.oneOf, " or "), r.reason)
+	}
+	return fmt.Sprintf("components %s and %s exclude each other: %s", r.component, chosen, r.reason)
+}
+
+// checkComponents refuses unknown components, and those that do not fit together.
+func checkComponents(known, chosen []string) error {
+	for _, c := range chosen {
+		if !slices.Contains(known, c) {
+			return fmt.Errorf("no component %q; there are %s", c, strings.Join(known, ", "))
+		}
+	}
+	has := func(c string) bool { return slices.Contains(chosen, c) }
+	for _, r := range rules() {
+		if !has(r.component) {
+			continue
+		}
+		if i := slices.IndexFunc(r.without, has); i >= 0 {
+			return fmt.Errorf("%s", r.broken(r.without[i]))
+		}
+		if len(r.oneOf) > 0 && !slices.ContainsFunc(r.oneOf, has) {
+			return fmt.Errorf("%s", r.broken(""))
+		}
+	}
+	return nil
+}
+
+// inOrder returns components sorted, with openshift last: it patches the objects of the others.
+func inOrder(components []string) []string {
+	sorted := slices.Compact(slices.Sorted(slices.Values(components)))
+	if i := slices.Index(sorted, "openshift"); i >= 0 {
+		sorted = append(slices.Delete(sorted, i, i+1), "openshift")
+	}
+	return sorted
+}
+
+func componentNames(conf string) (names []string, err error) {
+	folders, err := os.ReadDir(filepath.Join(conf, "components"))
+	for _, f := range folders {
+		names = append(names, f.Name())
+	}
+	return names, err
+}

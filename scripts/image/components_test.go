@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	machine "github.com/openshift/api/machineconfiguration/v1"
+	security "github.com/openshift/api/security/v1"
+	admission "k8s.io/api/admissionregistration/v1"
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
+	resource "k8s.io/api/resource/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kubelet "k8s.io/kubelet/config/v1beta1"
+	sigsjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+)
+
+// typeOf returns a new object of each kind that a manifest may contain.
+func typeOf(kind string) meta.Object {
+	switch kind {
+	case "Namespace":
+		return &core.Namespace{}
+	case "ServiceAccount":
+		return &core.ServiceAccount{}
+	case "ConfigMap":
+		return &core.ConfigMap{}
+	case "ClusterRole":
+		return &rbac.ClusterRole{}
+	case "ClusterRoleBinding":
+		return &rbac.ClusterRoleBinding{}
+	case "DaemonSet":
+		return &apps.DaemonSet{}
+	case "DeviceClass":
+		return &resource.DeviceClass{}
+	case "ValidatingAdmissionPolicy":
+		return &admission.ValidatingAdmissionPolicy{}
+	case "ValidatingAdmissionPolicyBinding":
+		return &admission.ValidatingAdmissionPolicyBinding{}
+	case "SecurityContextConstraints":
+		return &security.SecurityContextConstraints{}
+	case "KubeletConfig":
+		return &machine.KubeletConfig{}
+	}
+	return nil
+}
+
+// decoded are the objects of a manifest by kind and name.
+type decoded map[string]meta.Object
+
+// decode reads a manifest as strictly as an API server. Each object has a kind of its own or a name of its own.
+func decode(t *testing.T, text []byte) decoded {
+	t.Helper()
+	found := decoded{}
+	for _, data := range bytes.Split(text, []byte("\n---\n")) {
+		data = append(bytes.Clone(data), '\n') // belongs to the text of a ConfigMap
+		var kind meta.TypeMeta
+		if err := yaml.Unmarshal(data, &kind); err != nil {
+			t.Fatalf("%v in\n%s", err, data)
+		}
+		o := typeOf(kind.Kind)
+		if o == nil {
+			t.Fatalf("kind %q in\n%s", kind.Kind, data)
+		}
+		strict(t, data, o)
+		key := kind.Kind + " " + o.GetName()
+		if found[key] != nil {
+			t.Fatalf("two objects %s", key)
+		}
+		found[key] = o
+	}
+	return found
+}
+
+// strict decodes YAML as an API server does: a duplicate key, an unknown key and one with wrong letter case are errors.
+func strict(t *testing.T, text []byte, into any) {
+	t.Helper()
+	data, err := yaml.YAMLToJSONStrict(text)
+	var mistakes []error
+	if err == nil {
+		mistakes, err = sigsjson.UnmarshalStrict(data, into)
+	}
+	if err := errors.Join(append(mistakes, err)...); err != nil {
+		t.Fatalf("%v in\n%s", err, text)
+	}
+}
+
+// device returns the DaemonSet of the device plugin.
+func (d decoded) device(t *testing.T) *apps.DaemonSet {
+	t.Helper()
+	set, ok := d["DaemonSet sriov-device-plugin"].(*apps.DaemonSet)
+	if !ok {
+		t.Fatal("no DaemonSet sriov-device-plugin")
+	}
+	return set
+}
+
+// shippedFiles returns the objects of files of a component, with the image of the test.
+func shippedFiles(t *testing.T, component string, files ...string) decoded {
+	t.Helper()
+	all := decoded{}
+	for _, file := range files {
+		text, err := os.ReadFile(filepath.Join(conf, "components", component, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text = bytes.ReplaceAll(text, []byte("registry.example.com/podlace/sriov-device-plugin:latest"), []byte(testImage))
+		for key, o := range decode(t, text) {
+			all[key] = o
+		}
+	}
+	return all
+}
+
+// TestSRIOVComponents: the components sriov and dra add the objects of their files to the base, with the image of the base.
+func TestSRIOVComponents(t *testing.T) {
+	for component, files := range map[string][]string{
+		"sriov": {"sriov-device-plugin.yaml"},
+		"dra":   {"sriov-device-plugin-dra.yaml", "deviceclass.yaml"},
+	} {
+		t.Run(component, func(t *testing.T) {
+			want := decode(t, rendered(t))
+			for key, o := range shippedFiles(t, component, files...) {
+				want[key] = o
+			}
+			if diff := cmp.Diff(want, decode(t, rendered(t, component))); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestOpenShift: the component leaves the agent out, moves the device plugin to a namespace with SecurityContextConstraints, and installs
+// the plugins into the folder that Multus searches.
+func TestOpenShift(t *testing.T) {
+	for _, component := range []string{"sriov", "dra"} {
+		t.Run(component, func(t *testing.T) {
+			text := rendered(t, "openshift", component)
+			got := decode(t, text)
+			for key, o := range got {
+				if strings.HasSuffix(key, " podlace-node") {
+					t.Errorf("%s is left", key)
+				}
+				if o.GetNamespace() != "" && o.GetNamespace() != "podlace" {
+					t.Errorf("%s is in namespace %s", key, o.GetNamespace())
+				}
+			}
+			if bytes.Contains(text, []byte("kube-system")) {
+				t.Error("the manifest still names kube-system")
+			}
+			pod := got.device(t).Spec.Template.Spec
+			if len(pod.InitContainers) != 1 || pod.InitContainers[0].Image != testImage ||
+				!slices.Equal(pod.InitContainers[0].Command, []string{"/podlace-node", "install", "--bin-dir=/opt/cni/bin"}) {
+				t.Errorf("%+v", pod.InitContainers)
+			}
+			folder := func(v core.Volume) bool { return v.HostPath != nil && v.HostPath.Path == "/var/lib/cni/bin" }
+			if i := slices.IndexFunc(pod.Volumes, folder); i < 0 || pod.InitContainers[0].VolumeMounts[0].Name != pod.Volumes[i].Name {
+				t.Errorf("the plugins go elsewhere: %+v", pod.InitContainers[0].VolumeMounts)
+			}
+		})
+	}
+}
+
+// TestOpenShiftAccount: the policies of the component dra apply to the account of the daemon, and the role is bound to it.
+func TestOpenShiftAccount(t *testing.T) {
+	got := decode(t, rendered(t, "openshift", "dra"))
+	account := got["ServiceAccount sriov-device-plugin"]
+	user := "system:serviceaccount:" + account.GetNamespace() + ":" + account.GetName()
+	policies := 0
+	for _, o := range got {
+		if p, ok := o.(*admission.ValidatingAdmissionPolicy); ok {
+			policies++
+			if c := p.Spec.MatchConditions; len(c) != 1 || !strings.HasSuffix(c[0].Expression, `"`+user+`"`) {
+				t.Errorf("%s: %+v, want it for %s", p.Name, c, user)
+			}
+		}
+	}
+	if policies != 2 {
+		t.Errorf("%d policies", policies)
+	}
+	binding := got["ClusterRoleBinding sriov-device-plugin"].(*rbac.ClusterRoleBinding)
+	if diff := cmp.Diff([]rbac.Subject{{Kind: "ServiceAccount", Name: account.GetName(), Namespace: account.GetNamespace()}}, binding.Subjects); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestConstraints: the SecurityContextConstraints admit the DaemonSet, and no more than it needs.
+func TestConstraints(t *testing.T) {
+	for _, component := range []string{"sriov", "dra"} {
+		got := decode(t, rendered(t, "openshift", component))
+		scc := got["SecurityContextConstraints podlace-sriov"].(*security.SecurityContextConstraints)
+		if diff := cmp.Diff("", refusal(scc, got.device(t))); diff != "" {
+			t.Errorf("%s: %s", component, diff)
+		}
+		if scc.AllowPrivilegedContainer || *scc.AllowPrivilegeEscalation || scc.AllowHostPID || scc.AllowHostIPC || scc.AllowHostPorts {
+			t.Errorf("it allows more than the DaemonSet needs: %+v", scc)
+		}
+	}
+}
+
+// refusal returns why SecurityContextConstraints refuse a DaemonSet.
+func refusal(scc *security.SecurityContextConstraints, set *apps.DaemonSet) string {
+	pod := set.Spec.Template.Spec
+	switch {
+	case set.Spec.Template.Annotations["openshift.io/required-scc"] != scc.Name:
+		return "the DaemonSet requires another name"
+	case !slices.Contains(scc.Groups, "system:serviceaccounts:"+set.Namespace):
+		return "the namespace may not use it"
+	case pod.HostNetwork && !scc.AllowHostNetwork:
+		return "hostNetwork"
+	case scc.SELinuxContext.Type != security.SELinuxStrategyMustRunAs ||
+		pod.SecurityContext.SELinuxOptions.Type != scc.SELinuxContext.SELinuxOptions.Type:
+		return "SELinux type"
+	}
+	for _, v := range pod.Volumes {
+		kind := map[bool]security.FSType{true: security.FSTypeHostPath, false: security.FSTypeConfigMap}[v.HostPath != nil]
+		if !slices.Contains(scc.Volumes, kind) || v.HostPath != nil && !scc.AllowHostDirVolumePlugin {
+			return "volume " + v.Name
+		}
+	}
+	for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
+		s := c.SecurityContext
+		for _, add := range s.Capabilities.Add {
+			if !slices.Contains(scc.AllowedCapabilities, add) {
+				return c.Name + ": capability " + string(add)
+			}
+		}
+		if !slices.Equal(s.Capabilities.Drop, scc.RequiredDropCapabilities) || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem ||
+			s.SeccompProfile.Type != core.SeccompProfileTypeRuntimeDefault || !slices.Equal(scc.SeccompProfiles, []string{"runtime/default"}) {
+			return c.Name + ": security context"
+		}
+	}
+	return ""
+}
+
+// TestKubeletConfig: the settings of a machine config pool are those of conf/kubelet-numa.conf, without a feature gate. No pool has the
+// label by default.
+func TestKubeletConfig(t *testing.T) {
+	got := decode(t, rendered(t, "openshift", "sriov"))["KubeletConfig podlace-numa"].(*machine.KubeletConfig)
+	text, err := os.ReadFile(root + "/conf/kubelet-numa.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want, settings kubelet.KubeletConfiguration
+	strict(t, text, &want)
+	want.TypeMeta = meta.TypeMeta{}
+	strict(t, got.Spec.KubeletConfig.Raw, &settings)
+	if diff := cmp.Diff(want, settings); diff != "" {
+		t.Error(diff)
+	}
+	if len(settings.FeatureGates) > 0 {
+		t.Errorf("feature gates: %v", settings.FeatureGates)
+	}
+	label, err := json.Marshal(got.Spec.MachineConfigPoolSelector)
+	if err != nil || string(label) != `{"matchLabels":{"podlace.io/numa":"single-numa-node"}}` {
+		t.Errorf("%v, pools with %s", err, label)
+	}
+}
+
+// TestExclusiveComponents: components that do not fit together are refused with the reason.
+func TestExclusiveComponents(t *testing.T) {
+	for components, says := range map[string]string{
+		"k3s crio":              "components k3s and crio exclude each other",
+		"dra sriov":             "components sriov and dra exclude each other",
+		"openshift":             "component openshift needs dra or sriov",
+		"openshift sriov vxlan": "components openshift and vxlan exclude each other",
+		"openshift dra removal": "components openshift and removal exclude each other",
+		"vxlna":                 "no component",
+	} {
+		if _, err := render(conf, testImage, strings.Fields(components)); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %s", components, err, says)
+		}
+	}
+}
