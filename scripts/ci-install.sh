@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # ci-install.sh: installs, on Debian as root, the programs that the tests use besides Go and the kernel.
 set -euo pipefail
-packages=(nftables iptables iproute2 containerd runc busybox-static util-linux strace gcc libc6-dev openssl procps qemu-user-static rpm)
+packages=(nftables iptables iproute2 containerd runc busybox-static util-linux strace gcc libc6-dev openssl procps)
 missing=()
 for p in "${packages[@]}"; do
   dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")

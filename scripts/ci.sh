@@ -42,9 +42,6 @@ make soak ARGS='-seed 1 -for 45s'
 step image and manifest
 go -C scripts/image test -count=1 ./...
 
-step release, built twice
-make release-check
-
 step slices, classes and claims by Kubernetes itself
 go -C integration/dra-sim test -count=1 ./...
 
