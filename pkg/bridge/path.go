@@ -111,7 +111,7 @@ type repair struct {
 
 // missingParts returns the missing parts of the path that ADD made. It does not count an address that the network did not add, or that
 // another link has. It does not count the subnet's route if an admin's route for the pod or the subnet replaces it. Nothing counts as
-// missing while the link is down. In a VRF only forwarding counts, since the main table has no route for the link.
+// missing while the link is down. In a VRF it checks only forwarding, because the main table has no route for the link.
 func (p path) missingParts(host *kernel.Node, network string) (all []repair, err error) {
 	link, ok, err := host.Link(p.link)
 	if err != nil || !ok || !link.Up {

@@ -69,8 +69,8 @@ func (h *allocations) learnOwners(asked time.Time, held []allocation.Device) {
 	}
 }
 
-// candidates returns the devices that a pod may have: its own, and for a minute those whose pod is unknown. After a minute they are
-// dropped, because the kubelet does not report that it failed to admit a pod and freed the device.
+// candidates returns the devices that a pod may have: its own devices, and devices without a known pod. The latter are dropped after a
+// minute, because the kubelet does not report that it failed to admit a pod and freed the device.
 func (h *allocations) candidates(uid string, resources []string) (ids []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -198,7 +198,7 @@ func (r *registrar) registered() bool {
 	return r.known
 }
 
-// lost reports whether the kubelet cannot use the socket, or does not. A kubelet that starts removes all sockets.
+// lost reports whether the socket is missing, or the kubelet has stopped using it. A kubelet that starts removes all sockets.
 func (r *registrar) lost() bool {
 	if r.listener == nil {
 		return true

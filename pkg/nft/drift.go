@@ -220,7 +220,8 @@ func dataShape(data []byte) (shape string) {
 	return shape
 }
 
-// shapeAttributes returns the attributes that are part of an expression's shape: plain ones, and those with a value or a verdict.
+// shapeAttributes returns the attributes that belong to the shape of an expression: plain attributes, and nested ones with a value or a
+// verdict.
 func shapeAttributes(name string) (plain, nested []uint16) {
 	switch name {
 	case "meta":

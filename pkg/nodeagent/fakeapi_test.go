@@ -139,7 +139,7 @@ func status(code int) *metav1.Status {
 		Message: http.StatusText(code)}
 }
 
-// asked returns how many queries contain a part.
+// asked returns the number of requests whose query contains part.
 func (f *fakeAPI) asked(part string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

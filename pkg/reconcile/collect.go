@@ -78,7 +78,7 @@ func (p *Plan) note(name string, err error) {
 	}
 }
 
-// covers reports whether a plugin runs, itself or for another plugin, or is in the configuration.
+// covers reports whether GC runs for a plugin: directly, through the plugin that calls it, or through its configuration.
 func (p *Plan) covers(kind string) bool {
 	same := func(pl Plugin) bool { return plugin.Kind(pl.Type) == kind || plugin.Kind(pl.IPAM) == kind }
 	return slices.ContainsFunc(p.Run, same) || slices.ContainsFunc(p.Network.Plugins, same)
