@@ -33,7 +33,7 @@ func layers() [][]string {
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
 		{"pkg/reconcile", "pkg/pool"},
 		{"pkg/validate"},
-		{"pkg/rollback", "pkg/devicefiles", "pkg/doctor"}, // rollback reads configurations like the collector
+		{"pkg/rollback", "pkg/devicefiles", "pkg/doctor", "pkg/podmetrics"}, // rollback reads configurations like the collector
 		{"pkg/dra"},
 		{"pkg/cli", "pkg/deviceplugin", "pkg/nodeagent"},
 		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/sriov", "plugins/podlace",
@@ -59,11 +59,11 @@ func only() map[string][]string {
 
 		// Codes and hints are for runtimes and operators. pkg/kernel and the other mechanism packages return typed errors.
 		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/cli", "pkg/hostlocal", "pkg/ipam", "pkg/loopback",
-			"pkg/deviceplugin", "pkg/doctor", "pkg/dra", "pkg/nodeagent", "pkg/nodefile", "pkg/pool",
+			"pkg/deviceplugin", "pkg/doctor", "pkg/dra", "pkg/nodeagent", "pkg/nodefile", "pkg/podmetrics", "pkg/pool",
 			"pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate", "pkg/vfconfig"},
 		// ipam runs host-local without importing it
 		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback",
-			"pkg/cli", "pkg/doctor", "pkg/validate"},
+			"pkg/cli", "pkg/doctor", "pkg/podmetrics", "pkg/validate"},
 		// packages that change the system, start a program, or write the answer
 		module + "pkg/fault": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/bridge", "pkg/portmap", "pkg/store", "pkg/pci",
 			"pkg/child", "pkg/plugin", "pkg/dra", "pkg/nodeagent"},
@@ -72,7 +72,7 @@ func only() map[string][]string {
 		module + "pkg/pci/pcitest":       {"integration/harness/card"},
 		module + "pkg/demo":              {"pkg/cli"},
 		module + "pkg/kubelet":           {"pkg/cli", "integration/"},
-		module + "pkg/reconcile":         {"pkg/rollback", "pkg/doctor", "pkg/cli", "pkg/nodeagent", "integration/"},
+		module + "pkg/reconcile":         {"pkg/rollback", "pkg/doctor", "pkg/cli", "pkg/nodeagent", "pkg/podmetrics", "integration/"},
 		module + "pkg/rollback":          {"pkg/cli", "pkg/nodeagent"},
 		module + "pkg/cli":               {"plugins/podlace"},
 		"testing":                        {"pkg/kernel/kerneltest", "pkg/pci/pcitest", "integration/"},
@@ -89,7 +89,7 @@ func only() map[string][]string {
 		"sigs.k8s.io":                         {"pkg/cli"},      // manifests in YAML
 		"go.yaml.in/yaml":                     {"pkg/validate"}, // YAML with line numbers
 		"google.golang.org/grpc":              {"pkg/deviceplugin"},
-		"github.com/prometheus/client_golang": {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent", "pkg/probes"},
+		"github.com/prometheus/client_golang": {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent", "pkg/podmetrics", "pkg/probes"},
 		"net/http":                            {"pkg/probes"},
 		"github.com/fsnotify/fsnotify":        {"pkg/watch"},
 		module + "pkg/probes":                 {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
@@ -98,6 +98,7 @@ func only() map[string][]string {
 		module + "pkg/deviceplugin":           {"plugins/sriov-device-plugin"},
 		module + "pkg/nodeagent":              {"plugins/podlace-node"},
 		module + "pkg/doctor":                 {"pkg/cli"},
+		module + "pkg/podmetrics":             {"pkg/nodeagent"},
 		"github.com/pelletier/go-toml":        {"pkg/doctor"},       // configurations of runtimes
 		"golang.org/x/net":                    {"pkg/podresources"}, // only hpack, which imports no other package
 		"C":                                   nil,
