@@ -22,7 +22,7 @@ const module = "github.com/podlace/podlace/"
 // not know one another.
 func layers() [][]string {
 	return [][]string{
-		{".", "conf", "pkg/fault", "pkg/kubelet", "pkg/meter", "pkg/pci/pcitest", "pkg/ports", "pkg/probes", "pkg/watch"},
+		{".", "conf", "pkg/fault", "pkg/kubelet", "pkg/meter", "pkg/pci/pcitest", "pkg/ports", "pkg/probes", "pkg/probes/probestest", "pkg/watch"},
 		{"pkg/child"},
 		{"pkg/plugin", "pkg/sandbox"},
 		{"pkg/vfconfig"},
@@ -69,6 +69,7 @@ func only() map[string][]string {
 			"pkg/child", "pkg/plugin", "pkg/dra", "pkg/nodeagent"},
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": {"integration/harness"},
+		module + "pkg/probes/probestest":  nil,
 		module + "pkg/pci/pcitest":       {"integration/harness/card"},
 		module + "pkg/demo":              {"pkg/cli"},
 		module + "pkg/kubelet":           {"pkg/cli", "integration/"},
@@ -89,7 +90,7 @@ func only() map[string][]string {
 		"sigs.k8s.io":                         {"pkg/cli"},      // manifests in YAML
 		"go.yaml.in/yaml":                     {"pkg/validate"}, // YAML with line numbers
 		"google.golang.org/grpc":              {"pkg/deviceplugin"},
-		"github.com/prometheus/client_golang": {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent", "pkg/podmetrics", "pkg/probes"},
+		"github.com/prometheus/client_golang": {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent", "pkg/podmetrics", "pkg/probes", "pkg/probes/probestest"},
 		"net/http":                            {"pkg/probes"},
 		"github.com/fsnotify/fsnotify":        {"pkg/watch"},
 		module + "pkg/probes":                 {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
