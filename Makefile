@@ -73,7 +73,7 @@ quick: build ## run the quick tests, in less than a minute, without root
 # These packages measure no traffic: two at a time.
 .PHONY: race
 race: build ## run the tests of packages with goroutines with Go's race detector (needs gcc)
-	@CGO_ENABLED=1 PACKAGES='$(addprefix ./pkg/,allocation deviceplugin iptables meter nodeagent pci plugin podresources pool store)' scripts/test.sh -race -p 2 $(ARGS)
+	@CGO_ENABLED=1 PACKAGES='$(addprefix ./pkg/,allocation deviceplugin iptables meter nodeagent pci plugin podmetrics podresources pool store)' scripts/test.sh -race -p 2 $(ARGS)
 
 .PHONY: vm
 vm: build ## run the tests of what distribution kernels have in a virtual machine, set up once in the cache (needs root and Debian)

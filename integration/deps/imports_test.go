@@ -69,7 +69,7 @@ func only() map[string][]string {
 			"pkg/child", "pkg/plugin", "pkg/dra", "pkg/nodeagent"},
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": {"integration/harness"},
-		module + "pkg/probes/probestest":  nil,
+		module + "pkg/probes/probestest": nil,
 		module + "pkg/pci/pcitest":       {"integration/harness/card"},
 		module + "pkg/demo":              {"pkg/cli"},
 		module + "pkg/kubelet":           {"pkg/cli", "integration/"},
@@ -86,23 +86,24 @@ func only() map[string][]string {
 		"github.com/containernetworking/cni/pkg/invoke": {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
 		// Only the packages that talk to Kubernetes.
-		"k8s.io":                              {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
-		"sigs.k8s.io":                         {"pkg/cli"},      // manifests in YAML
-		"go.yaml.in/yaml":                     {"pkg/validate"}, // YAML with line numbers
-		"google.golang.org/grpc":              {"pkg/deviceplugin"},
-		"github.com/prometheus/client_golang": {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent", "pkg/podmetrics", "pkg/probes", "pkg/probes/probestest"},
-		"net/http":                            {"pkg/probes"},
-		"github.com/fsnotify/fsnotify":        {"pkg/watch"},
-		module + "pkg/probes":                 {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
-		module + "pkg/watch":                  {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
-		module + "pkg/dra":                    {"pkg/deviceplugin"},
-		module + "pkg/deviceplugin":           {"plugins/sriov-device-plugin"},
-		module + "pkg/nodeagent":              {"plugins/podlace-node"},
-		module + "pkg/doctor":                 {"pkg/cli"},
-		module + "pkg/podmetrics":             {"pkg/nodeagent"},
-		"github.com/pelletier/go-toml":        {"pkg/doctor"},       // configurations of runtimes
-		"golang.org/x/net":                    {"pkg/podresources"}, // only hpack, which imports no other package
-		"C":                                   nil,
+		"k8s.io":                 {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
+		"sigs.k8s.io":            {"pkg/cli"},      // manifests in YAML
+		"go.yaml.in/yaml":        {"pkg/validate"}, // YAML with line numbers
+		"google.golang.org/grpc": {"pkg/deviceplugin"},
+		"github.com/prometheus/client_golang": {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent", "pkg/podmetrics", "pkg/probes",
+			"pkg/probes/probestest"},
+		"net/http":                     {"pkg/probes"},
+		"github.com/fsnotify/fsnotify": {"pkg/watch"},
+		module + "pkg/probes":          {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
+		module + "pkg/watch":           {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
+		module + "pkg/dra":             {"pkg/deviceplugin"},
+		module + "pkg/deviceplugin":    {"plugins/sriov-device-plugin"},
+		module + "pkg/nodeagent":       {"plugins/podlace-node"},
+		module + "pkg/doctor":          {"pkg/cli"},
+		module + "pkg/podmetrics":      {"pkg/nodeagent"},
+		"github.com/pelletier/go-toml": {"pkg/doctor"},       // configurations of runtimes
+		"golang.org/x/net":             {"pkg/podresources"}, // only hpack, which imports no other package
+		"C":                            nil,
 	}
 }
 

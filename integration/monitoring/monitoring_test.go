@@ -128,7 +128,7 @@ func (c *checker) selector(selector *parser.VectorSelector, ranged bool) {
 	c.known = append(c.known, m.labels...)
 }
 
-// aggregate checks the labels of sum by and its kind, and that no text names the instance after an aggregation over all.
+// aggregate checks the labels of an aggregation, and that no text names the instance if the aggregation covers all instances.
 func (c *checker) aggregate(a *parser.AggregateExpr, texts []string) {
 	c.use(a.String(), a.Grouping...)
 	if a.Without || a.Op == parser.TOPK || a.Op == parser.BOTTOMK || slices.Contains(a.Grouping, "instance") {
