@@ -73,7 +73,7 @@ quick: build ## run the quick tests, in less than a minute, without root
 # These packages measure no traffic: two at a time.
 .PHONY: race
 race: build ## run the tests of packages with goroutines with Go's race detector (needs gcc)
-	@CGO_ENABLED=1 PACKAGES='$(addprefix ./pkg/,allocation deviceplugin iptables meter nodeagent pci plugin podresources pool store)' scripts/test.sh -race -p 2 $(ARGS)
+	@CGO_ENABLED=1 PACKAGES='$(addprefix ./pkg/,allocation deviceplugin iptables meter nodeagent pci plugin podmetrics podresources pool store)' scripts/test.sh -race -p 2 $(ARGS)
 
 .PHONY: vm
 vm: build ## run the tests of what distribution kernels have in a virtual machine, set up once in the cache (needs root and Debian)
@@ -127,7 +127,7 @@ fuzz: ## fuzz every parser, FUZZTIME (default 10s) each
 	@scripts/fuzz.sh
 
 # Folders of the modules; those below integration/e2e/programs build other projects' programs.
-MODULES := . integration/dra-sim integration/reference integration/e2e/containerd integration/e2e/crio integration/e2e/kubelet scripts/image scripts/package
+MODULES := . integration/dra-sim integration/reference integration/e2e/containerd integration/e2e/crio integration/e2e/kubelet integration/monitoring scripts/image scripts/package
 
 .PHONY: lint
 lint: ## go vet, golangci-lint, built once into the cache, and actionlint
@@ -138,6 +138,17 @@ lint: ## go vet, golangci-lint, built once into the cache, and actionlint
 	  mv $(CACHE)/tools/build/golangci-lint $(CACHE)/tools/golangci-lint-$(GOLANGCI); }
 	@for m in $(MODULES); do (cd $$m && $(CACHE)/tools/golangci-lint-$(GOLANGCI) run); done
 	@go run github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT)
+
+# remove_all_sd leaves out the clients of clouds, which the tests of rules do not need.
+PROMTOOL = $(CACHE)/tools/promtool-$(shell awk '$$1 == "github.com/prometheus/prometheus" {print $$2}' integration/monitoring/go.mod)
+
+.PHONY: monitoring
+monitoring: ## test the dashboard and the alerting rules with promtool, built once into the cache
+	@test -x '$(PROMTOOL)' || { echo "building $(notdir $(PROMTOOL)), once"; mkdir -p '$(CACHE)/tools'; \
+	  CGO_ENABLED=0 go build -C integration/monitoring -trimpath -buildvcs=false -ldflags '-s -w' -tags remove_all_sd -o '$(PROMTOOL).new' \
+	    github.com/prometheus/prometheus/cmd/promtool; \
+	  mv '$(PROMTOOL).new' '$(PROMTOOL)'; }
+	@PROMTOOL='$(PROMTOOL)' go test -C integration/monitoring -buildvcs=false -count=1 $(ARGS) ./...
 
 .PHONY: fmt
 fmt: ## format the source

@@ -42,6 +42,9 @@ make soak ARGS='-seed 1 -for 45s'
 step image and manifest
 go -C scripts/image test -count=1 ./...
 
+step queries of the dashboard and the alerting rules
+go -C integration/monitoring test -count=1 ./...
+
 step slices, classes and claims by Kubernetes itself
 go -C integration/dra-sim test -count=1 ./...
 

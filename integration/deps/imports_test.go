@@ -22,7 +22,7 @@ const module = "github.com/podlace/podlace/"
 // not know one another.
 func layers() [][]string {
 	return [][]string{
-		{".", "conf", "pkg/fault", "pkg/kubelet", "pkg/meter", "pkg/pci/pcitest", "pkg/ports", "pkg/probes", "pkg/watch"},
+		{".", "conf", "pkg/fault", "pkg/kubelet", "pkg/meter", "pkg/pci/pcitest", "pkg/ports", "pkg/probes", "pkg/probes/probestest", "pkg/watch"},
 		{"pkg/child"},
 		{"pkg/plugin", "pkg/sandbox"},
 		{"pkg/vfconfig"},
@@ -33,7 +33,7 @@ func layers() [][]string {
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
 		{"pkg/reconcile", "pkg/pool"},
 		{"pkg/validate"},
-		{"pkg/rollback", "pkg/devicefiles", "pkg/doctor"}, // rollback reads configurations like the collector
+		{"pkg/rollback", "pkg/devicefiles", "pkg/doctor", "pkg/podmetrics"}, // rollback reads configurations like the collector
 		{"pkg/dra"},
 		{"pkg/cli", "pkg/deviceplugin", "pkg/nodeagent"},
 		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/sriov", "plugins/podlace",
@@ -59,20 +59,21 @@ func only() map[string][]string {
 
 		// Codes and hints are for runtimes and operators. pkg/kernel and the other mechanism packages return typed errors.
 		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/cli", "pkg/hostlocal", "pkg/ipam", "pkg/loopback",
-			"pkg/deviceplugin", "pkg/doctor", "pkg/dra", "pkg/nodeagent", "pkg/nodefile", "pkg/pool",
+			"pkg/deviceplugin", "pkg/doctor", "pkg/dra", "pkg/nodeagent", "pkg/nodefile", "pkg/podmetrics", "pkg/pool",
 			"pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate", "pkg/vfconfig"},
 		// ipam runs host-local without importing it
 		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback",
-			"pkg/cli", "pkg/doctor", "pkg/validate"},
+			"pkg/cli", "pkg/doctor", "pkg/podmetrics", "pkg/validate"},
 		// packages that change the system, start a program, or write the answer
 		module + "pkg/fault": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/bridge", "pkg/portmap", "pkg/store", "pkg/pci",
 			"pkg/child", "pkg/plugin", "pkg/dra", "pkg/nodeagent"},
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": {"integration/harness"},
+		module + "pkg/probes/probestest": nil,
 		module + "pkg/pci/pcitest":       {"integration/harness/card"},
 		module + "pkg/demo":              {"pkg/cli"},
 		module + "pkg/kubelet":           {"pkg/cli", "integration/"},
-		module + "pkg/reconcile":         {"pkg/rollback", "pkg/doctor", "pkg/cli", "pkg/nodeagent", "integration/"},
+		module + "pkg/reconcile":         {"pkg/rollback", "pkg/doctor", "pkg/cli", "pkg/nodeagent", "pkg/podmetrics", "integration/"},
 		module + "pkg/rollback":          {"pkg/cli", "pkg/nodeagent"},
 		module + "pkg/cli":               {"plugins/podlace"},
 		"testing":                        {"pkg/kernel/kerneltest", "pkg/pci/pcitest", "integration/"},
@@ -85,22 +86,24 @@ func only() map[string][]string {
 		"github.com/containernetworking/cni/pkg/invoke": {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
 		// Only the packages that talk to Kubernetes.
-		"k8s.io":                              {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
-		"sigs.k8s.io":                         {"pkg/cli"},      // manifests in YAML
-		"go.yaml.in/yaml":                     {"pkg/validate"}, // YAML with line numbers
-		"google.golang.org/grpc":              {"pkg/deviceplugin"},
-		"github.com/prometheus/client_golang": {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent", "pkg/probes"},
-		"net/http":                            {"pkg/probes"},
-		"github.com/fsnotify/fsnotify":        {"pkg/watch"},
-		module + "pkg/probes":                 {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
-		module + "pkg/watch":                  {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
-		module + "pkg/dra":                    {"pkg/deviceplugin"},
-		module + "pkg/deviceplugin":           {"plugins/sriov-device-plugin"},
-		module + "pkg/nodeagent":              {"plugins/podlace-node"},
-		module + "pkg/doctor":                 {"pkg/cli"},
-		"github.com/pelletier/go-toml":        {"pkg/doctor"},       // configurations of runtimes
-		"golang.org/x/net":                    {"pkg/podresources"}, // only hpack, which imports no other package
-		"C":                                   nil,
+		"k8s.io":                 {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
+		"sigs.k8s.io":            {"pkg/cli"},      // manifests in YAML
+		"go.yaml.in/yaml":        {"pkg/validate"}, // YAML with line numbers
+		"google.golang.org/grpc": {"pkg/deviceplugin"},
+		"github.com/prometheus/client_golang": {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent", "pkg/podmetrics", "pkg/probes",
+			"pkg/probes/probestest"},
+		"net/http":                     {"pkg/probes"},
+		"github.com/fsnotify/fsnotify": {"pkg/watch"},
+		module + "pkg/probes":          {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
+		module + "pkg/watch":           {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
+		module + "pkg/dra":             {"pkg/deviceplugin"},
+		module + "pkg/deviceplugin":    {"plugins/sriov-device-plugin"},
+		module + "pkg/nodeagent":       {"plugins/podlace-node"},
+		module + "pkg/doctor":          {"pkg/cli"},
+		module + "pkg/podmetrics":      {"pkg/nodeagent"},
+		"github.com/pelletier/go-toml": {"pkg/doctor"},       // configurations of runtimes
+		"golang.org/x/net":             {"pkg/podresources"}, // only hpack, which imports no other package
+		"C":                            nil,
 	}
 }
 

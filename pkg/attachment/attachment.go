@@ -264,11 +264,12 @@ func List(network, plugin string) ([]Record, error) {
 
 // All returns the records of all plugins in all networks.
 func All() ([]Record, error) {
-	records, _, err := readAll()
+	records, _, err := Scan()
 	return records, err
 }
 
-func readAll() (records []Record, damaged []Damaged, err error) {
+// Scan returns the records of all plugins in all networks, and the attachment files that are no records of this format.
+func Scan() (records []Record, damaged []Damaged, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
 		found, bad, e := read(network, "")

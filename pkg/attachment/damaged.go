@@ -28,6 +28,6 @@ func (d Damaged) Of(k Key) bool { return d.Network == k.Network && d.Name == d.P
 
 // Unreadable returns the node's attachment files that are no records of this format.
 func Unreadable() (damaged []Damaged, err error) {
-	_, damaged, err = readAll()
+	_, damaged, err = Scan()
 	return damaged, err
 }

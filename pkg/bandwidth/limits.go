@@ -103,6 +103,30 @@ func Look(ctx context.Context, host *kernel.Node, records []attachment.Record, i
 	return list, nil
 }
 
+// Read returns the limits of records with the kernel's counters. It takes no lock and does not wait: a limit that an ADD or DEL is changing
+// may count as missing. It leaves out records whose state it cannot decode.
+func Read(host *kernel.Node, records []attachment.Record) (list []Limits, err error) {
+	if len(records) == 0 {
+		return nil, nil
+	}
+	buckets, err := host.Buckets()
+	if err != nil {
+		return nil, err
+	}
+	s := samples{before: buckets, after: buckets, took: time.Second}
+	for _, rec := range records {
+		if json.Unmarshal(rec.State, &state{}) != nil {
+			continue
+		}
+		l, err := s.limits(host, rec)
+		if err != nil {
+			return nil, fmt.Errorf("container %s, %s in network %s: %w", rec.ContainerID, rec.IfName, rec.Network, err)
+		}
+		list = append(list, l)
+	}
+	return list, nil
+}
+
 // look returns the limits of one attachment. ok is false if a DEL removed it meanwhile. A missing part may be about to be added or removed,
 // so look reads it again under the lock.
 func (s samples) look(host *kernel.Node, key attachment.Key) (l Limits, ok bool, err error) {

@@ -5,6 +5,7 @@ package hostlocal
 import (
 	"fmt"
 	"iter"
+	"math/big"
 	"net/netip"
 	"strings"
 
@@ -219,6 +220,20 @@ func (s RangeSet) size() (total uint64, ok bool) {
 		}
 	}
 	return total, true
+}
+
+// count returns the number of assignable addresses of a set of any size, rounded above 2^53.
+func (s RangeSet) count() (total float64) {
+	for _, r := range s {
+		start, end := r.Start.As16(), r.End.As16()
+		n := new(big.Int).Sub(new(big.Int).SetBytes(end[:]), new(big.Int).SetBytes(start[:]))
+		f, _ := n.Float64()
+		total += f + 1
+		if r.Contains(r.Gateway) {
+			total--
+		}
+	}
+	return total
 }
 
 // leased counts the taken addresses of the set.

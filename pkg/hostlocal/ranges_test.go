@@ -201,21 +201,25 @@ func TestWalk(t *testing.T) {
 
 func TestSize(t *testing.T) {
 	for _, c := range []struct {
-		set  RangeSet
-		want uint64 // 0: more than 2^32
+		set   RangeSet
+		want  uint64  // 0: more than 2^32
+		large float64 // in that case
 	}{
-		{RangeSet{span(t, "192.0.2.0/24", "", "")}, 253},
-		{RangeSet{span(t, "192.0.2.0/24", "192.0.2.10", "192.0.2.10")}, 1},
-		{RangeSet{span(t, "192.0.2.0/24", "192.0.2.10", "192.0.2.19"), span(t, "198.51.100.0/30", "", "")}, 11},
-		{RangeSet{span(t, "10.0.0.0/8", "", "")}, 16777213},
-		{RangeSet{span(t, "2001:db8::/112", "", "")}, 65534},
-		{RangeSet{span(t, "2001:db8::/64", "", "")}, 0},
-		{RangeSet{span(t, "2001:db8::/32", "2001:db8:1::", "2001:db8:2::")}, 0},
-		{RangeSet{span(t, "2001:db8::/64", "2001:db8::ff", "2001:db8::100")}, 2},
-		{RangeSet{span(t, "192.0.2.0/31", "", ""), span(t, "192.0.2.5/32", "", "")}, 3},
+		{RangeSet{span(t, "192.0.2.0/24", "", "")}, 253, 0},
+		{RangeSet{span(t, "192.0.2.0/24", "192.0.2.10", "192.0.2.10")}, 1, 0},
+		{RangeSet{span(t, "192.0.2.0/24", "192.0.2.10", "192.0.2.19"), span(t, "198.51.100.0/30", "", "")}, 11, 0},
+		{RangeSet{span(t, "10.0.0.0/8", "", "")}, 16777213, 0},
+		{RangeSet{span(t, "2001:db8::/112", "", "")}, 65534, 0},
+		{RangeSet{span(t, "2001:db8::/64", "", "")}, 0, 1<<64 - 2},
+		{RangeSet{span(t, "2001:db8::/32", "2001:db8:1::", "2001:db8:2::")}, 0, 1<<80 + 1},
+		{RangeSet{span(t, "2001:db8::/64", "2001:db8::ff", "2001:db8::100")}, 2, 0},
+		{RangeSet{span(t, "192.0.2.0/31", "", ""), span(t, "192.0.2.5/32", "", "")}, 3, 0},
 	} {
 		if got, ok := c.set.size(); got != c.want || ok != (c.want != 0) {
 			t.Errorf("%s: %d %t, want %d", c.set, got, ok, c.want)
+		}
+		if got, want := c.set.count(), max(c.large, float64(c.want)); got != want {
+			t.Errorf("%s: counted %g, want %g", c.set, got, want)
 		}
 	}
 }

@@ -100,8 +100,10 @@ func (l *leases) collectable(set RangeSet) bool {
 // Usage is the number of leased addresses of a range set.
 type Usage struct {
 	Set    string // the ranges
+	IPv4   bool
 	Leased uint64
-	Size   uint64 // assignable addresses; 0 for more than 2^32
+	Size   uint64  // assignable addresses; 0 for more than 2^32
+	Free   float64 // assignable addresses without a lease, rounded if there are more than 2^53
 }
 
 // ReadUsage returns the usage of each range set of a configuration. It takes no lock.
@@ -121,7 +123,8 @@ func ReadUsage(r *plugin.Request) (list []Usage, err error) {
 	}
 	for _, set := range cfg.Sets {
 		size, _ := set.size()
-		list = append(list, Usage{set.String(), set.leased(taken), size})
+		leased := set.leased(taken)
+		list = append(list, Usage{set.String(), set.is4(), leased, size, max(0, set.count()-float64(leased))})
 	}
 	return list, nil
 }

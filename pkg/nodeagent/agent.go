@@ -17,6 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/noderoutes"
+	"github.com/podlace/podlace/pkg/podmetrics"
 	"github.com/podlace/podlace/pkg/probes"
 	"github.com/podlace/podlace/pkg/store"
 	"github.com/podlace/podlace/pkg/watch"
@@ -146,7 +147,7 @@ func newAgent(o options, c config, log *slog.Logger) *agent {
 	alarm := newAlarm()
 	nodes := newNodes(func() { alarm.wake(onAPI) }, log)
 	a := &agent{options: o, started: time.Now(), stale: true, config: c, inFile: c, log: log, alarm: alarm, nodes: nodes,
-		metrics: newMetrics(nodes), binaries: newBinaries(o.Plugins, c.BinDir), contests: contests{}}
+		metrics: newMetrics(nodes, podmetrics.New(c.ConfDir, log)), binaries: newBinaries(o.Plugins, c.BinDir), contests: contests{}}
 	a.roots = mountRoots(a.folders()...)
 	return a
 }

@@ -21,6 +21,7 @@ type metrics struct {
 	lag      prometheus.Histogram
 	changes  *prometheus.CounterVec
 	removals prometheus.Counter
+	last     prometheus.Gauge // time of the last comparison
 
 	serving sync.WaitGroup // of the HTTP server
 
@@ -31,7 +32,8 @@ type metrics struct {
 	stale  bool         // the configuration in the file is rejected
 }
 
-func newMetrics(n *nodes) *metrics {
+// newMetrics returns the metrics of the agent and those of pods.
+func newMetrics(n *nodes, pods prometheus.Collector) *metrics {
 	buckets := []float64{.01, .025, .05, .1, .2, .3, .5, 1, 2, 5, 10, 30}
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
@@ -43,13 +45,15 @@ func newMetrics(n *nodes) *metrics {
 			Help: "Changes of the node, by what was changed and why."}, []string{"kind", "cause"}),
 		removals: prometheus.NewCounter(prometheus.CounterOpts{Name: "podlace_node_kernel_removals_total",
 			Help: "Routes and nexthop objects that the kernel or another program had removed."}),
+		last: prometheus.NewGauge(prometheus.GaugeOpts{Name: "podlace_node_last_sync_timestamp_seconds",
+			Help: "Time of the last comparison with the kernel, in seconds since 1970; 0: none."}),
 	}
 	age := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "podlace_node_watch_age_seconds",
 		Help: "Time since the last message of the API server."}, func() float64 { heard, _ := n.watched(); return time.Since(heard).Seconds() })
 	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: "podlace_node_build_info", Help: "1.",
 		ConstLabels: prometheus.Labels{"version": plugin.BuildVersion()}})
 	info.Set(1)
-	m.registry.MustRegister(m.sync, m.lag, m.changes, m.removals, age, info, gauges{m},
+	m.registry.MustRegister(m.sync, m.lag, m.changes, m.removals, m.last, age, info, gauges{m}, pods,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -115,6 +119,7 @@ func (m *metrics) setRoutes(routes map[bool]int) {
 // noteSync records a comparison that began at began. since is the time of the first event of the API server that it handled, or zero.
 func (m *metrics) noteSync(began, since time.Time) {
 	m.sync.Observe(time.Since(began).Seconds())
+	m.last.SetToCurrentTime()
 	if !since.IsZero() {
 		m.lag.Observe(time.Since(since).Seconds())
 	}

@@ -83,11 +83,16 @@ type key struct {
 // List returns the attachments recorded on this node, from the plugins' records and from host-local's leases. It reads the networks' lease
 // folders and the default one.
 func List(networks []Network) ([]*Attachment, error) {
-	found := map[key]*Attachment{}
 	records, err := attachment.All()
 	if err != nil {
 		return nil, err
 	}
+	return ListOf(records, networks)
+}
+
+// ListOf is List for records that the caller has read.
+func ListOf(records []attachment.Record, networks []Network) ([]*Attachment, error) {
+	found := map[key]*Attachment{}
 	for _, rec := range records {
 		a := entry(found, rec.Network, rec.Attachment())
 		a.Pod, a.Netns = rec.Pod, rec.Netns

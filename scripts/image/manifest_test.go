@@ -156,16 +156,11 @@ func TestComponents(t *testing.T) {
 		c.Args, c.LivenessProbe = []string{"remove", "--wait"}, nil
 		yes := true
 		c.SecurityContext.Privileged, c.SecurityContext.AllowPrivilegeEscalation = &yes, &yes
-		kind := core.HostPathDirectoryOrCreate
-		mount := func(name, path string, readOnly bool) core.VolumeMount {
-			return core.VolumeMount{Name: name, MountPath: path, ReadOnly: readOnly}
-		}
-		c.VolumeMounts = append([]core.VolumeMount{mount("leases", "/var/lib/cni", false), mount("namespaces", "/run/netns", true),
-			mount("namespaces", "/var/run/netns", true)}, c.VolumeMounts...)
-		for _, v := range [][2]string{{"namespaces", "/run/netns"}, {"leases", "/var/lib/cni"}} {
-			o.agent.Spec.Template.Spec.Volumes = append([]core.Volume{{Name: v[0], VolumeSource: core.VolumeSource{
-				HostPath: &core.HostPathVolumeSource{Path: v[1], Type: &kind}}}}, o.agent.Spec.Template.Spec.Volumes...)
-		}
+		i := slices.IndexFunc(c.VolumeMounts, func(m core.VolumeMount) bool { return m.Name == "leases" })
+		leases := c.VolumeMounts[i]
+		leases.ReadOnly = false // DEL removes leases
+		// The patch moves it to the front.
+		c.VolumeMounts = append([]core.VolumeMount{leases}, slices.Delete(slices.Clone(c.VolumeMounts), i, i+1)...)
 	}
 	cases := map[string][]func(*objects){
 		"vxlan": {vxlan}, "k3s": k3s, "crio": {folder("plugins", "/usr/libexec/cni")}, "removal": {removal},

@@ -60,6 +60,7 @@ func agent(of meta.ObjectMeta) apps.DaemonSet {
 				{Name: "config", VolumeSource: core.VolumeSource{ConfigMap: &core.ConfigMapVolumeSource{
 					LocalObjectReference: core.LocalObjectReference{Name: "podlace-node"}}}},
 				hostFolder("plugins", "/opt/cni/bin"), hostFolder("networks", "/etc/cni/net.d"), hostFolder("state", "/run/podlace"),
+				hostFolder("leases", "/var/lib/cni"), hostFolder("namespaces", "/run/netns"),
 			},
 		}},
 	}}
@@ -92,6 +93,8 @@ func container() core.Container {
 		VolumeMounts: []core.VolumeMount{
 			{Name: "config", MountPath: "/etc/podlace-node", ReadOnly: true}, {Name: "plugins", MountPath: "/opt/cni/bin"},
 			{Name: "networks", MountPath: "/etc/cni/net.d"}, {Name: "state", MountPath: "/run/podlace"},
+			{Name: "leases", MountPath: "/var/lib/cni", ReadOnly: true}, {Name: "namespaces", MountPath: "/run/netns", ReadOnly: true},
+			{Name: "namespaces", MountPath: "/var/run/netns", ReadOnly: true},
 		},
 	}
 }

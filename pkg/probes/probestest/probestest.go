@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package probestest lists metrics for tests.
+package probestest
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Metrics returns a line for each metric that a collector describes: name, type and sorted labels. The description lacks the type. The name
+// gives it: a counter ends in _total, and a histogram of sriov-device-plugin in _seconds.
+func Metrics(c prometheus.Collector) (lines []string) {
+	described := make(chan *prometheus.Desc)
+	go func() {
+		c.Describe(described)
+		close(described)
+	}()
+	parts := regexp.MustCompile(`fqName: "([^"]*)".*variableLabels: {([^}]*)}`)
+	for desc := range described {
+		match := parts.FindStringSubmatch(desc.String())
+		kind := "gauge"
+		switch {
+		case strings.HasSuffix(match[1], "_total"):
+			kind = "counter"
+		case strings.HasSuffix(match[1], "_seconds"):
+			kind = "histogram"
+		}
+		labels := strings.Split(match[2], ",")
+		slices.Sort(labels)
+		lines = append(lines, strings.TrimSpace(match[1]+" "+kind+" "+strings.Join(labels, ",")))
+	}
+	slices.Sort(lines)
+	return lines
+}
