@@ -91,8 +91,8 @@ func (b Bridge) HasMasquerade(address netip.Addr) (bool, error) {
 	}), err
 }
 
-// WriteMasquerade masquerades addresses (with the prefix lengths of their subnets) by nftables rules in the reference's form. Packets to the
-// destinations in except keep their source address. It does not rewrite existing rules: without them, even briefly, a new connection would
+// WriteMasquerade masquerades addresses (with the prefix lengths of their subnets) by nftables rules in the reference's form. Packets to
+// the destinations in except keep their source address. It does not rewrite existing rules: without them, even briefly, a new connection would
 // never get an answer.
 func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	has, err := nft.ListRules(masqueradeRules())
