@@ -74,8 +74,11 @@ func startCluster(dir string) (*cluster, error) {
 
 // betaAPIs is the flag for the API groups that GATES need.
 func betaAPIs() string {
-	if hasGate("GenericWorkload") {
+	switch {
+	case hasGate("GenericWorkload"):
 		return " --runtime-config=scheduling.k8s.io/v1beta1=true"
+	case os.Getenv("VERSION") == "1.34" && hasGate("DRADeviceTaints"): // the scheduler waits for DeviceTaintRules
+		return " --runtime-config=resource.k8s.io/v1alpha3=true"
 	}
 	return ""
 }
