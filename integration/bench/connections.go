@@ -70,8 +70,8 @@ func (r *report) measureConnections(o options, n nodes) {
 // others are other pods' hostPorts: count pods with each ports.
 type others struct{ count, each int }
 
-// cloneRules copies the iptables rules of a node's only pod for count other pods with different ports. It inserts them before the
-// pod's rules, as if the other pods had come first. Adding them with the reference would take hours.
+// cloneRules copies the iptables rules of a node's only pod count times, each time with different ports, as if there were more pods. It
+// inserts them before the pod's rules, as if the other pods had come first. Adding them with the reference would take hours.
 func cloneRules(c *chain, count int) error {
 	return c.node.Do(func() error {
 		out, err := exec.Command("iptables-save", "-t", "nat").Output()

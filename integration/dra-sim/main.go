@@ -64,7 +64,7 @@ type measurement struct {
 	failed int
 }
 
-// quantile returns the time that a given share of the times did not exceed.
+// quantile returns the q-quantile of the times: the share q of them is at most as long.
 func quantile(times []time.Duration, q float64) time.Duration {
 	times = slices.Sorted(slices.Values(times))
 	return times[min(len(times)-1, int(q*float64(len(times))))]

@@ -152,7 +152,7 @@ func (s *soak) forgotten(m murder) bool {
 	return true
 }
 
-// failing is an exec for libcni that makes one change of one plugin of a chain fail.
+// failing implements the interface by which libcni starts plugins. In one plugin of the chain it makes one change fail.
 type failing struct {
 	invoke.DefaultExec
 	plugin, at int // plugin's index in the chain, and the change's number

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// node is a network with the whole chain. A test calls the plugins one by one and may edit each call.
+// node is a test node with one network that uses all plugins of the chain. A test calls the plugins one by one and may edit each call.
 type node struct {
 	*testing.T
 	confs []object

@@ -20,7 +20,7 @@ const (
 	Trying
 )
 
-// ReportRepair logs the error of a repair in GC (Waiting) or STATUS (Trying). The verb does not fail because of it. STATUS runs every few
+// ReportRepair logs the error of a repair in GC (Waiting) or STATUS (Trying). This error does not make the verb fail. STATUS runs every few
 // seconds, so it logs an error only when it changes.
 func ReportRepair(r *plugin.Request, locks Locker, err error) {
 	text := ""

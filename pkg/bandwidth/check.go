@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// check compares each part with ADD's wanted state, or with an admin's later change.
+// check compares each part of the limits with the values that ADD set, or with the values that an admin set later.
 func check(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil {

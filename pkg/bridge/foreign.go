@@ -84,8 +84,8 @@ func address(key []byte) string {
 	return a.String()
 }
 
-// checkForeign reports intervals that another program added to the network's sets. It reads other pods' records only if this pod does not
-// explain an interval. It ignores single addresses, which pods of external IPAM plugins have, because CHECK does not list them.
+// checkForeign reports intervals that another program added to the network's sets. It reads other pods' records only if an interval does
+// not belong to this pod. It ignores single addresses, which pods of external IPAM plugins have, because CHECK does not list them.
 func (j *job) checkForeign(l layer3) error {
 	if !j.shared || !j.hasRecord {
 		return nil

@@ -56,7 +56,7 @@ func prefixes(list ...string) (out []netip.Prefix) {
 	return out
 }
 
-// emptyNode returns a node without nftables rules, before and after the test.
+// emptyNode returns a node without nftables rules, and removes all rules again after the test.
 func emptyNode(t *testing.T) *kernel.Node {
 	t.Helper()
 	kerneltest.EmptyNFT(t)

@@ -81,8 +81,8 @@ func (p path) connects(link kernel.Link) bool {
 	return link.Master == 0 && p.gateway.Masked().Contains(p.pod)
 }
 
-// compareRoute returns an error for which isDifferent is true if the node does not send the pod's packets through the link. overlap reports
-// whether another link's subnet contains the address; ADD has warned about that.
+// compareRoute checks that the node sends the pod's packets through the link. Otherwise it returns an error for which isDifferent is true.
+// overlap reports whether another link's subnet contains the address; ADD has already warned about such an overlap.
 func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, err error) {
 	if !p.connects(link) {
 		return false, nil

@@ -16,7 +16,7 @@ const (
 	clientSide = "eth0"
 )
 
-// nodePrefixes returns the network between the node and the client outside, from the documentation ranges.
+// nodePrefixes returns the prefixes of the network between the node and the external client. They are reserved for documentation.
 func nodePrefixes() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8:2::1/64")}
 }

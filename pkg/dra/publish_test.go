@@ -260,7 +260,8 @@ func TestSliceDeleted(t *testing.T) {
 	}
 }
 
-// TestLostCreate: a slice that is deleted before the watch shows it is restored. The library must not assume for long that it exists.
+// TestLostCreate checks that the daemon restores a slice that was deleted before the watch showed it. The library must not assume for long
+// that it exists.
 func TestLostCreate(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)

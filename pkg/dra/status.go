@@ -48,7 +48,7 @@ type statusWriter struct {
 	last      time.Time // time of the last write
 }
 
-// statusRetry is a failed write.
+// statusRetry is a failed write that will be repeated.
 type statusRetry struct {
 	text        string // text that was not written
 	since, next time.Time

@@ -275,7 +275,7 @@ func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 	r.RunWithContext(klog.NewContext(ctx, quiet))
 }
 
-// trim drops the fields of a Node object that read does not return.
+// trim copies a Node object with only the fields that the agent uses.
 func trim(o *corev1.Node) corev1.Node {
 	t := corev1.Node{Spec: corev1.NodeSpec{PodCIDR: o.Spec.PodCIDR, PodCIDRs: o.Spec.PodCIDRs}}
 	t.Name, t.UID, t.CreationTimestamp, t.ResourceVersion = o.Name, o.UID, o.CreationTimestamp, o.ResourceVersion

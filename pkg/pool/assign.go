@@ -25,8 +25,8 @@ type Device struct {
 	Whole    int               // for a PF offered as a whole: number of VFs that it excludes
 }
 
-// Assign gives each device to the first resource that matches it. Each resource gets a pool, even without devices. A resource with
-// splitByNuma gets a pool for each NUMA node that has devices instead.
+// Assign gives each device to the first resource that matches it. Each resource gets a pool, even without devices. Instead,
+// a resource with splitByNuma gets one pool for each NUMA node that has devices.
 //
 // On a machine with several NUMA nodes, devices of unknown node get a pool of their own, unless unknownNuma is "all" or the API is DRA.
 // The reason is the Topology Manager: if any device of a resource has a topology, it ignores the others and refuses pods although devices

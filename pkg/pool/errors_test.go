@@ -161,7 +161,7 @@ var parseErrors = []struct{ config, want string }{
 	{pfs(`[]`), "pfs[0]: a list: want an object"},
 }
 
-// TestParseErrors checks one error each, with its line and key.
+// TestParseErrors checks the line and the key in the error of each wrong configuration.
 func TestParseErrors(t *testing.T) {
 	for _, test := range parseErrors {
 		want := "config.json:" + test.want

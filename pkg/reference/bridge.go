@@ -32,7 +32,7 @@ func (b Bridge) chains() iptables.Chains {
 
 func (b Bridge) spoofChain() string { return "cni-br-iface-" + b.ContainerID + "-" + b.IfName }
 
-// masqueradeRules and spoofJumps return the nf_tables places of the reference's rules.
+// masqueradeRules and spoofJumps return the nftables chains with the reference's rules.
 func masqueradeRules() nft.Place {
 	return nft.Place{Family: unix.NFPROTO_INET, Table: "cni_plugins_masquerade", Chain: "masq_checks"}
 }
@@ -92,8 +92,8 @@ func (b Bridge) HasMasquerade(address netip.Addr) (bool, error) {
 }
 
 // WriteMasquerade masquerades addresses (with the prefix lengths of their subnets) by nftables rules in the reference's form. Packets to
-// the destinations in except keep their source address. It does not rewrite existing rules: without them, even briefly, a new connection would
-// never get an answer.
+// the destinations in except keep their source address. It does not rewrite existing rules: if a rule were missing even briefly, a new
+// connection would never get an answer.
 func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	has, err := nft.ListRules(masqueradeRules())
 	if err != nil || !slices.ContainsFunc(addresses, func(a netip.Prefix) bool {

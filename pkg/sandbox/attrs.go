@@ -62,7 +62,7 @@ type column struct {
 
 func omit() column { return column{} }
 
-// fields formats attributes by the schema.
+// fields converts attributes to named fields, as the schema describes them.
 func (c *collector) fields(list []attr, by schema) []field {
 	var out []field
 	for _, a := range list {

@@ -45,7 +45,8 @@ func (s *socket) close() { _ = unix.Close(s.fd) }
 // errInterrupted means that a table changed during its dump.
 var errInterrupted = errors.New("dump interrupted")
 
-// dump returns the message bodies of a table. It repeats a dump during which the table changed. A table that this kernel lacks is empty.
+// dump returns the message bodies of a table. It repeats a dump during which the table changed. If the kernel does not support the table,
+// the result is empty.
 func (s *socket) dump(what string, typ uint16, body []byte) ([][]byte, error) {
 	for try := 1; ; try++ {
 		bodies, err := s.dumpOnce(typ, body)

@@ -125,7 +125,7 @@ func busy(left journal) error {
 		hint, left.Owner.ContainerID, left.Owner.IfName, left.Owner.Network)
 }
 
-// checkUsable refuses a function that no pod may have. A claim may have a PF without VFs.
+// checkUsable returns an error for a PCI function that no pod may have. A claim may have a PF without VFs.
 func (n *node) checkUsable(c card, byClaim bool) error {
 	refuse := func(format string, args ...any) error {
 		return plugin.Errorf(plugin.CodeDevice, "PCI function %s "+format, append([]any{c.vf.Address}, args...)...)

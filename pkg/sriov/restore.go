@@ -211,7 +211,8 @@ func (x *restoring) reclaim(name string) bool {
 // ownName returns a name that no other interface has, such as v00003b10.2.
 func ownName(a pci.Address) string { return "v" + strings.ReplaceAll(a.String(), ":", "") }
 
-// parkedName returns a temporary name for an interface whose name another VF needs, until its own journal is processed.
+// parkedName returns the temporary name of an interface whose name another VF needs. The interface keeps it until its own journal is
+// processed.
 func parkedName(a pci.Address) string { return "x" + ownName(a)[1:] }
 
 // restoreMAC restores the MAC without the PF, if the driver allows it. Once the PF has set a MAC, even the same one, later tenants could

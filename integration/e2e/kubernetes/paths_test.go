@@ -71,7 +71,7 @@ func nodePortPaths() []path {
 		{pod, "a NodePort of its node, itself the backend", "client1", "node1", nodePort("client1"), "client1", "gateway1"},
 		{pod, "a NodePort of another node, the backend on its own", "client1", "node2", server1, "server1", "node2"},
 		{node, "a NodePort of its address", "node1", "node1", server1, "server1", "gateway1"},
-		{node, "a NodePort of its loopback", "node1", "loopback", server1, "server1", "gateway1"},
+		{node, "a NodePort at its own loopback address", "node1", "loopback", server1, "server1", "gateway1"},
 		{machine, "a Local NodePort, the backend on that node", "outside", "node1", local1, "server1", "outside"},
 		{machine, "a Local NodePort, no backend on that node", "outside", "node2", local1, "", ""},
 		{pod, "a Local NodePort of its node, the backend there", "client1", "node1", local1, "server1", "client1"},
@@ -87,7 +87,7 @@ func hostPortPaths(n, other string) []path {
 	return []path{
 		{machine, "a hostPort", "outside", at, hostPort, server, "outside"},
 		{node, "a hostPort of its address", at, at, hostPort, server, at},
-		{node, "a hostPort of its loopback", at, "loopback", hostPort, server, "gateway" + n},
+		{node, "a hostPort at its own loopback address", at, "loopback", hostPort, server, "gateway" + n},
 		{"another node", "a hostPort", "node" + other, at, hostPort, server, "node" + other},
 		{pod, "a hostPort of its node", client, at, hostPort, server, client},
 		{pod, "a hostPort of its node, itself behind it", server, at, hostPort, server, "gateway" + n},

@@ -60,7 +60,7 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// TestRemove checks that a PF disappears with its VFs, and a VF with the PF's link to it.
+// TestRemove checks that Remove of a PF also removes its VFs, and that Remove of a VF also removes the PF's link to it.
 func TestRemove(t *testing.T) {
 	sysfs := Extract(t, "two-sockets")
 	Remove(t, sysfs, "0000:3b:10.2")

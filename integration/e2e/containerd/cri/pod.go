@@ -14,7 +14,7 @@ import (
 	api "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// serve is the container of a web server that names its pod.
+// serve is the command of a container with a web server that answers with the name of its pod.
 const serve = `trap "exit 0" TERM; mkdir /www && hostname > /www/index.html && httpd -f -p 8080 -h /www & wait`
 
 // Pod is a running sandbox with one container.
@@ -133,8 +133,8 @@ func (p *Pod) Ignores(netns string, to netip.AddrPort) {
 // At returns where the pod's web server listens on one of its addresses.
 func (p *Pod) At(addr netip.Addr) netip.AddrPort { return netip.AddrPortFrom(addr, HTTPPort) }
 
-// SeenAsNode returns an error unless another machine sees the pod by the node's
-// addresses, of both families.
+// SeenAsNode checks that another machine sees the node's address as the source of the
+// pod's packets, for IPv4 and IPv6.
 func (p *Pod) SeenAsNode() error {
 	for _, want := range []netip.Addr{node4, node6} {
 		url := ServeAddress(p.t, OutsideNetns, want.Next())
