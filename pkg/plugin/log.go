@@ -84,7 +84,7 @@ func (r *Request) openLog() error {
 	}
 	r.Log = r.logger()
 	if err != nil {
-		r.Log.Warn("logFile cannot be written", "error", err)
+		r.Log.Warn("cannot write to logFile", "error", err)
 	}
 	return nil
 }

@@ -46,7 +46,7 @@ func TestLogToFile(t *testing.T) {
 	if run(warning(), newEnv("DEL"), config(`"logFile": "`+path+`", "logLevel": "error"`)); read() != before {
 		t.Errorf("a warning at level error: %q", strings.TrimPrefix(read(), before))
 	}
-	if o := run(warning(), newEnv("DEL"), config(`"logFile": "/proc/none"`)); !strings.Contains(o.stderr, "logFile cannot be written") ||
+	if o := run(warning(), newEnv("DEL"), config(`"logFile": "/proc/none"`)); !strings.Contains(o.stderr, "cannot write to logFile") ||
 		!strings.Contains(o.stderr, "msg=hello") {
 		t.Errorf("stderr %q", o.stderr)
 	}
