@@ -86,8 +86,8 @@ func (f FoundVXLAN) sameImmutable(v VXLAN) bool {
 }
 
 // EnsureVXLAN creates the device, up and in the device group that marks it as ours. It returns the device and the number of changes. It
-// first deletes a device of the group that has another name, VNI, port or local address, with the nexthop objects that use it. A
-// conflicting device of another program gives a *ForeignLink.
+// first deletes a device of the group that has another name, VNI, port or local address, with the nexthop objects that use it. If
+// another program has a conflicting device, the error is a *ForeignLink.
 func (n *NS) EnsureVXLAN(v VXLAN, group uint32) (link Link, changes int, err error) {
 	own, err := n.ownVXLAN(v, group)
 	if err != nil {

@@ -85,7 +85,7 @@ func (c *Config) device(n *node, v verdict) Device {
 	return d
 }
 
-// pools groups the devices of a resource into pools by the suffix of their names.
+// pools divides the devices of a resource by the suffix of their pool names: one pool for each suffix.
 func (r *Resource) pools(n *node, devices []Device) []Pool {
 	if r.API == DRA || !r.SplitByNUMA && !r.needsSuffix(n, devices) {
 		return []Pool{{r.FullName(), r, devices}}

@@ -30,7 +30,7 @@ const protectPriority = -300
 // empty one does not prove that no attachment is left.
 var loopbackUsers = filepath.Join(store.Root, ".localhost")
 
-// foreignPrefix is the prefix for the folder of a link whose route_localnet another program enabled. No link name contains a colon.
+// foreignPrefix begins the name of the folder of a link whose route_localnet another program enabled. No link name contains a colon.
 const foreignPrefix = "foreign:"
 
 // buildLoopback writes rules that drop packets from the network with a source or destination in 127.0.0.0/8. A hostPort on 127.0.0.1 needs

@@ -27,8 +27,8 @@ type entry struct {
 	mode int64
 }
 
-// newLayer returns one compressed layer of entries and the folders above them. The bytes depend only on the entries and the time, not
-// on their order or on the files' owners and times.
+// newLayer returns one compressed layer of entries and the folders above them. The bytes depend only on the entries and the given time.
+// The order of the entries, and the owners and times of the files, do not matter.
 func newLayer(entries []entry, at time.Time) (v1.Layer, error) {
 	all, err := withFolders(entries)
 	if err != nil {

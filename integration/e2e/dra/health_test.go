@@ -48,7 +48,11 @@ func TestLinkDown(t *testing.T) {
 func TestTaintsDropped(t *testing.T) {
 	l := newLab(t, setup{})
 	if hasGate("DRADeviceTaints") {
-		l.gateOff("DRADeviceTaints=false,DRADeviceTaintRules=false")
+		gates := "DRADeviceTaints=false"
+		if hasGate("DRADeviceTaintRules") { // which 1.34 does not know
+			gates += ",DRADeviceTaintRules=false"
+		}
+		l.gateOff(gates)
 	}
 	l.template("vf", "nic")
 	l.pod("old", "nic=+vf")

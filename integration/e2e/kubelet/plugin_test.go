@@ -63,7 +63,7 @@ func newPlugin(t *testing.T, sysfs, registration string) *plugin {
 
 func (p *plugin) config() string { return filepath.Join(p.dir, "config.json") }
 
-// socket is the path of its socket; the path of t.TempDir is too long.
+// socket is the path of the plugin's socket. It is not in t.TempDir, whose path is too long for a unix socket.
 func (p *plugin) socket() string { return "/run/podlace-sriov/sriov.sock" }
 
 // run starts the daemon as conf/cluster/components/sriov/sriov-device-plugin.yaml does: as root, without any capability.
