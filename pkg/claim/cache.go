@@ -54,9 +54,6 @@ func same(a, b fs.FileInfo) bool {
 	return a != nil && b != nil && os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// names reports whether the undecoded record contains a text.
-func (f *file) names(text string) bool { return bytes.Contains(f.data, []byte(text)) }
-
 // decode parses the record at the first call, because ADD needs few records.
 func (f *file) decode() (Record, error) {
 	if !f.decoded && f.err == nil {
@@ -162,7 +159,7 @@ func (c *Cache) reservedFor(podUID string) (records []Record, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	err = c.walk(func(f *file) error {
-		if f.data != nil && !f.names(podUID) {
+		if f.data != nil && !bytes.Contains(f.data, []byte(podUID)) {
 			return nil
 		}
 		r, err := f.decode()

@@ -1,19 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probestest lists metrics for tests.
+// Package probestest compares metrics with lists, for tests.
 package probestest
 
 import (
+	"os"
 	"regexp"
 	"slices"
 	"strings"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Metrics returns a line for each metric that a collector describes: name, type and sorted labels. The description lacks the type. The name
+// CompareList returns the difference between the metrics that a file lists and those that a collector describes, "" for none.
+func CompareList(file string, c prometheus.Collector) (string, error) {
+	text, err := os.ReadFile(file)
+	return cmp.Diff(strings.Split(strings.TrimSpace(string(text)), "\n"), metrics(c)), err
+}
+
+// metrics returns a line for each metric that a collector describes: name, type and sorted labels. The description lacks the type. The name
 // gives it: a counter ends in _total, and a histogram of sriov-device-plugin in _seconds.
-func Metrics(c prometheus.Collector) (lines []string) {
+func metrics(c prometheus.Collector) (lines []string) {
 	described := make(chan *prometheus.Desc)
 	go func() {
 		c.Describe(described)
