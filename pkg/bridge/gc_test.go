@@ -40,8 +40,8 @@ func TestGC(t *testing.T) {
 	for range 2 {
 		l.OK(l.Call("GC", "", "cni.dev/valid-attachments", valid))
 		l.OK(kept.check())
-		if len(leases(t)) != 2 {
-			t.Errorf("left the leases %v", leases(t))
+		if len(listLeases(t)) != 2 {
+			t.Errorf("left the leases %v", listLeases(t))
 		}
 		if err := gone.inPod("eth0", func(netlink.Link) error { return nil }); err == nil {
 			t.Error("the pod still has its interface")

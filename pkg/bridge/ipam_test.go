@@ -50,7 +50,7 @@ func TestIPAMGone(t *testing.T) {
 	l.Fails(l.Call("DEL", "a", "ipam", object{"type": "missing"}), plugin.CodeConfig, gone)
 	l.Fails(l.Call("DEL", "a", "ipam", nil), plugin.CodeConfig, gone)
 	l.OK(l.Call("DEL", "a"))
-	if left := leases(t); len(left) > 0 {
+	if left := listLeases(t); len(left) > 0 {
 		t.Errorf("leases %q", left)
 	}
 }

@@ -46,7 +46,7 @@ func TestGatewayAnswersAtOnce(t *testing.T) {
 		for i := range 10 {
 			gateway := netip.MustParsePrefix(fmt.Sprintf("fd00:70:%d::5:%d/64", i, 10+i))
 			fill()
-			err = errors.Join(err, j.gateway(w, layer3{gateways: []netip.Prefix{gateway}}))
+			err = errors.Join(err, j.setUpGateway(w, layer3{gateways: []netip.Prefix{gateway}}))
 			l.solicited(here, gateway)
 		}
 		return err

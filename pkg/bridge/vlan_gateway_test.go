@@ -59,11 +59,11 @@ func testVLANGateway(t *testing.T, bridged string) {
 			t.Errorf("accept_ra of %s: %s, %v", name, got, err)
 		}
 	}
-	if got := l.gateways(); got != "" {
+	if got := l.gatewayAddresses(); got != "" {
 		t.Errorf("the bridge has %s", got)
 	}
 	for vlan, want := range map[string]string{"btv.100": "10.78.0.1/24 fd00:78::1/64", "btv.200": "10.79.0.1/24 fd00:79::1/64"} {
-		if got := (lab{kerneltest.Lab{T: t, Conf: object{"bridge": vlan}}}).gateways(); got != want {
+		if got := (lab{kerneltest.Lab{T: t, Conf: object{"bridge": vlan}}}).gatewayAddresses(); got != want {
 			t.Errorf("%s has %s, want %s", vlan, got, want)
 		}
 		if got := l.portVLANs(l.gatewayPort(vlan)); got != vlan[len("btv."):]+" pvid untagged" {
@@ -161,7 +161,7 @@ func TestChangedSubnetOfVLAN(t *testing.T) {
 	l.Fails(l.other().Call("ADD", "b", "ipam", changed), plugin.CodeAddressTaken, "btv.100 already has the address 10.78.0.1/24")
 	l.OK(l.Call("DEL", "a"))
 	l.add("b", "ipam", changed)
-	if got := (lab{kerneltest.Lab{T: t, Conf: object{"bridge": "btv.100"}}}).gateways(); got != "10.80.0.1/24" {
+	if got := (lab{kerneltest.Lab{T: t, Conf: object{"bridge": "btv.100"}}}).gatewayAddresses(); got != "10.80.0.1/24" {
 		t.Errorf("gateways: %s", got)
 	}
 }

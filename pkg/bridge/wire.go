@@ -183,7 +183,7 @@ func (j *job) configure(w wiring, l layer3) error {
 		return err
 	}
 	if j.cfg.Gateway {
-		if err := j.gateway(w, l); err != nil {
+		if err := j.setUpGateway(w, l); err != nil {
 			return err
 		}
 	}
