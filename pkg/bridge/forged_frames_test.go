@@ -201,7 +201,9 @@ func (p pair) llc(body ...[]byte) []byte {
 }
 
 // withType returns a copy of a frame with another EtherType.
-func withType(kind uint16, frame []byte) []byte { return slices.Concat(frame[:12], be(kind), frame[14:]) }
+func withType(kind uint16, frame []byte) []byte {
+	return slices.Concat(frame[:12], be(kind), frame[14:])
+}
 
 // withByte returns a copy of a frame with one byte replaced.
 func withByte(frame []byte, at int, value byte) []byte {

@@ -283,7 +283,7 @@ func TestKata(t *testing.T) {
 	}
 }
 
-// redirectBoth redirects incoming frames of each link out of the other link.
+// redirectBoth redirects the frames that arrive at one link out of the other link, in both directions.
 func redirectBoth(names ...string) error {
 	links := map[string]netlink.Link{}
 	for _, name := range names {

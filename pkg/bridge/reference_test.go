@@ -152,7 +152,7 @@ func testDelOfSuccessor(t *testing.T, gone, noResult bool) {
 			t.Error("the pod has eth0")
 		}
 	}
-	if rules := nftRules(t, "inet cni_plugins_masquerade masq_checks"); len(rules) > 0 || len(listLeases(t)) > 0 || l.recorded("a") > 0 {
-		t.Errorf("left %q, leases %v, %d records", rules, listLeases(t), l.recorded("a"))
+	if rules := nftRules(t, "inet cni_plugins_masquerade masq_checks"); len(rules) > 0 || len(listLeases(t)) > 0 || l.recordCount("a") > 0 {
+		t.Errorf("left %q, leases %v, %d records", rules, listLeases(t), l.recordCount("a"))
 	}
 }
