@@ -118,7 +118,7 @@ func TestMACFlood(t *testing.T) {
 			talk := func(when string, a, b attached) {
 				t.Helper()
 				for _, ip := range b.result.IPs {
-					if got, err := a.ask(net.JoinHostPort(ip.Address.IP.String(), "80")); got != b.id || err != nil {
+					if got, err := a.fetchAnswer(net.JoinHostPort(ip.Address.IP.String(), "80")); got != b.id || err != nil {
 						t.Errorf("%s: %s to %s: %q, %v", when, a.id, ip.Address.IP, got, err)
 					}
 				}

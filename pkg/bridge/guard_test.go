@@ -152,7 +152,7 @@ func TestGuardedPodsTalk(t *testing.T) {
 	b.serve("tcp4", ":80")
 	b.serve("tcp6", ":80")
 	for _, ip := range b.result.IPs {
-		if got, err := a.ask(net.JoinHostPort(ip.Address.IP.String(), "80")); got != "b" || err != nil {
+		if got, err := a.fetchAnswer(net.JoinHostPort(ip.Address.IP.String(), "80")); got != "b" || err != nil {
 			t.Errorf("%s: %q, %v", ip.Address.IP, got, err)
 		}
 	}

@@ -111,9 +111,10 @@ type repair struct {
 	do   func() error
 }
 
-// missingParts returns the missing parts of the path that ADD made. It does not count an address that the network did not add, or that
-// another link has. It does not count the subnet's route if an admin's route for the pod or the subnet replaces it. Nothing counts as
-// missing while the link is down. In a VRF it checks only forwarding, because the main table has no route for the link.
+// missingParts returns the parts of the path that ADD created and that are now missing. It ignores a gateway address that the network did
+// not add, and an address that another link now has. It ignores a missing subnet route if an admin added another route for the pod or the
+// subnet. While the link is down, the result is empty. For a link in a VRF, only forwarding is checked, because the main table has no route
+// for this link.
 func (p path) missingParts(host *kernel.Node, network string) (all []repair, err error) {
 	link, ok, err := host.Link(p.link)
 	if err != nil || !ok || !link.Up {
@@ -147,8 +148,8 @@ func (p path) missingParts(host *kernel.Node, network string) (all []repair, err
 	return all, nil
 }
 
-// placeTimeout bounds the wait for a restored IPv6 address. The kernel needs less than a millisecond. Without the wait, the next STATUS
-// could restore the address again.
+// placeTimeout limits how long to wait for a restored IPv6 address. The kernel normally needs less than a millisecond to make the address
+// usable. Without waiting, the next STATUS could find the address still unusable and restore it a second time.
 const placeTimeout = 200 * time.Millisecond
 
 // addGateway adds the gateway address to its link again.
@@ -165,7 +166,7 @@ func (p path) addGateway(host *kernel.Node, link kernel.Link) error {
 	return nil
 }
 
-// repairPaths restores forwarding, and the gateway addresses with their subnet routes, once per subnet of a network.
+// repairPaths restores forwarding, the gateway addresses and their subnet routes. It handles each subnet of the network once.
 func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []attachment.Of[state]) error {
 	var errs []error
 	seen := map[path]bool{}
@@ -188,8 +189,8 @@ func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []att
 	return errors.Join(errs...)
 }
 
-// repairPorts restores the port flags that ADD set, and group_fwd_mask of guarded ports. It does not change the port state, since an admin
-// may disable a port on purpose.
+// repairPorts restores the port flags that ADD set. For guarded ports it also restores group_fwd_mask. It does not change the port state,
+// since an admin may have disabled a port on purpose.
 func repairPorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	var errs []error
 	for _, pod := range pods {
@@ -212,7 +213,7 @@ func repairPorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state
 	return errors.Join(errs...)
 }
 
-// flags returns the flags of the pod's port.
+// flags returns the flags that ADD set on the pod's port.
 func (st state) flags() kernel.BridgePort {
 	return kernel.BridgePort{Hairpin: st.Hairpin, Isolated: st.Isolated}
 }
