@@ -134,7 +134,7 @@ func uplinkAnswers(within func(func() error) error, is4 bool) bool {
 func (l lab) withLAN() {
 	l.Helper()
 	lan := kerneltest.NewPod(l.T)
-	l.node(strings.ReplaceAll(`ip link add up0 type veth peer name eth0 netns LAN
+	l.runOnNode(strings.ReplaceAll(`ip link add up0 type veth peer name eth0 netns LAN
 		ip addr add 203.0.113.1/24 dev up0; ip addr add 2001:db8:113::1/64 dev up0 nodad; ip link set up0 up
 		ip -n LAN addr add 203.0.113.2/24 dev eth0; ip -n LAN addr add 2001:db8:113::2/64 dev eth0 nodad; ip -n LAN link set eth0 up
 		mac=$(cat /sys/class/net/up0/address)
@@ -224,7 +224,7 @@ func (a attached) reachedDuring(flood flood, is4 bool) (node, pod bool) {
 	if !uplinkAnswers(here, is4) || !uplinkAnswers(other.Pod.Do, is4) {
 		a.Fatal("the uplink does not work before the flood")
 	}
-	a.node("ip neigh flush dev up0; ip -n "+filepath.Base(other.Pod.Path)+" neigh flush dev eth0", "true")
+	a.runOnNode("ip neigh flush dev up0; ip -n "+filepath.Base(other.Pod.Path)+" neigh flush dev eth0", "true")
 	tap, first, stop, ended := a.tap(), make(chan struct{}), make(chan struct{}), make(chan error)
 	go func() {
 		for from := 0; ; from += floodSize {
