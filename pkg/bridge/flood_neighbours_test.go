@@ -77,7 +77,8 @@ func scan(a attached, _ int, is4 bool, from int) error {
 				}
 				defer conn.Close()
 			}
-			_, _ = conn.WriteToUDPAddrPort([]byte("anybody"), netip.AddrPortFrom(unassignedAddress(is4, from+n), 2000)) // the neighbour table may be full
+			to := netip.AddrPortFrom(unassignedAddress(is4, from+n), 2000)
+			_, _ = conn.WriteToUDPAddrPort([]byte("anybody"), to) // the neighbour table may be full
 		}
 		return nil
 	})

@@ -205,7 +205,8 @@ func (g guardRules) addIPRules(chain, igmp *nftables.Chain) {
 // both would make the bridge send all multicast traffic to the pod. It also drops fragments, because group members never send fragments.
 func (g guardRules) addIGMPRules(chain *nftables.Chain) {
 	for _, kind := range []byte{report4, report4v2, leave4, report4v3} {
-		g.Rule(chain, slices.Concat(matchMessage(unix.IPPROTO_IGMP, kind), g.ownedByPort(networkField(source4, 4), "addresses4"), nft.Accept())...)
+		own := g.ownedByPort(networkField(source4, 4), "addresses4")
+		g.Rule(chain, slices.Concat(matchMessage(unix.IPPROTO_IGMP, kind), own, nft.Accept())...)
 	}
 	g.Rule(chain, nft.Drop()...)
 }

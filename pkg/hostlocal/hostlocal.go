@@ -78,8 +78,9 @@ func del(r *plugin.Request) error {
 func gc(r *plugin.Request) error {
 	return release(r, func(l *leases) ([]entry, error) {
 		entries, err := l.allEntries()
-		return slices.DeleteFunc(entries, func(e entry) bool { return isValid(r, e.Attachment) || !r.Stale(e.Attachment, e.Netns, l.written(e)) }),
-			err
+		return slices.DeleteFunc(entries, func(e entry) bool {
+			return isValid(r, e.Attachment) || !r.Stale(e.Attachment, e.Netns, l.written(e))
+		}), err
 	})
 }
 
