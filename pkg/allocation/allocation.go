@@ -88,15 +88,15 @@ type Claim struct {
 	Admin bool `json:"admin,omitempty"`
 }
 
-// Answer is the device plugin's answer. If Error is set, the list of devices is unknown. The pod may have devices.
+// Answer is the device plugin's answer. If Error is set, Devices is meaningless: the pod's devices are unknown.
 type Answer struct {
 	Devices []Device `json:"devices"`
 	// UID repeats the UID of the question. If the kubelet's checkpoint is readable, Devices are the devices of the pod with this UID. Without
-	// the checkpoint they are the devices of the pod with the same name.
+	// the checkpoint, Devices are the devices of the pod with the same name.
 	UID string `json:"uid,omitempty"`
 	// Resources repeats the resources of the question if Devices contains all their devices.
 	Resources []string `json:"resources,omitempty"`
-	// Claims repeats the field Claims of the question. If it is true, Devices includes the devices of ResourceClaims.
+	// Claims repeats the field Claims of the question. If the field is true, Devices includes the devices of ResourceClaims.
 	Claims bool `json:"claims,omitempty"`
 	// Others are the pod's claimed devices of resources that the question does not name. The list is nil if an older daemon sent the answer.
 	Others []Device `json:"others,omitzero"`

@@ -56,8 +56,8 @@ func (k Key) sum(purpose string) [sha512.Size]byte {
 	return sha512.Sum512([]byte(k.Network + "/" + k.ContainerID + "/" + k.IfName + purpose))
 }
 
-// offset returns the byte of the network's lock file that serves as the attachment's lock. All plugins of a chain use the same lock. This
-// causes no deadlock, because a runtime runs the plugins of a chain one after the other.
+// offset returns the byte of the network's lock file that serves as the attachment's lock. All plugins of a chain use the same lock.
+// Sharing the lock delays no plugin, because a runtime runs the plugins of a chain one after the other.
 func (k Key) offset() int64 {
 	sum := k.sum("/lock")
 	return int64(binary.BigEndian.Uint64(sum[:8]) >> 1)
@@ -86,7 +86,7 @@ type Record struct {
 // Attachment is an attachment that this process has locked.
 type Attachment struct {
 	Key
-	// WithLink is saved in the record. If it is true, the plugin that deletes the link also deletes the record.
+	// WithLink is saved in the record. If WithLink is true, the plugin that deletes the link also deletes the record.
 	WithLink bool
 
 	plugin string
@@ -309,7 +309,7 @@ func readRecords(network, prefix string) (records []Record, damaged []Damaged, e
 	return records, damaged, err
 }
 
-// readRecord reads a record file. The error is fs.ErrNotExist if the file does not exist.
+// readRecord reads a record file. If the file does not exist, the error is fs.ErrNotExist.
 func readRecord(dir *store.Dir, name string) (Record, error) {
 	data, written, err := dir.ReadWritten(name)
 	if err != nil {
@@ -362,9 +362,9 @@ func (k Key) ReferenceHash() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// ReferenceHashes returns the hashes under which an attachment without a record may have left objects. These are Podlace's hash and the
-// reference plugins' hash, which are equal for eth0. The reference plugins' hash is left out if the container's eth0 has a record of the
-// plugin, because the hash then belongs to eth0.
+// ReferenceHashes returns the hashes under which an attachment without a record may have left objects. The result contains Podlace's hash
+// and the reference plugins' hash. For eth0 the two hashes are equal. The reference plugins' hash is left out if the container's eth0 has a
+// record of the plugin, because the hash then belongs to eth0.
 func (k Key) ReferenceHashes(plugin string) []string {
 	eth0 := Key{k.Network, k.ContainerID, "eth0"}
 	if k == eth0 {

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// GC collects a plugin's stale attachments. It continues after errors.
+// GC collects a plugin's stale attachments. An error does not stop the collection of further attachments.
 type GC[T any] struct {
 	r    *plugin.Request
 	errs []error

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Step is one change of an attachment or of the node. It consists of a description and a function.
+// Step is one change of an attachment or of the node. Step consists of a description and a function.
 type Step struct {
 	Text string
 	Do   func() error
@@ -118,8 +118,8 @@ func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 	return st, found, nil
 }
 
-// LostRecord returns the error with which CHECK fails if an attachment of Podlace has no record. It returns nil if a newer version wrote
-// the record.
+// LostRecord returns the error with which CHECK fails if an attachment of Podlace has no record. LostRecord returns nil if a newer version
+// wrote the record.
 func LostRecord(r *plugin.Request) error {
 	if Recorded(r) {
 		return nil

@@ -75,7 +75,7 @@ func UnnoteAll(mark string) error {
 	return err
 }
 
-// NoteNode writes a note for the node. Its file is beside the folders of the networks.
+// NoteNode writes a note for the node. The note is a file beside the folders of the networks.
 func NoteNode(mark, text string) error {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
@@ -115,7 +115,7 @@ func Changed(mark, text string) bool {
 	return true
 }
 
-// LogOnce logs the findings about the configuration of r's plugin. The same findings are logged again only after the node's next boot.
+// LogOnce logs the findings about the configuration of r's plugin. Unchanged findings are logged again only after the node's next boot.
 func LogOnce(r *plugin.Request, findings []plugin.Finding) {
 	text := ""
 	if len(findings) > 0 {

@@ -20,8 +20,8 @@ func Take[T any](r *plugin.Request) (att *Attachment, state T, found bool, err e
 	return att, rec.State, found, err
 }
 
-// TakeDead does the same as Take for another attachment in r's network. It returns the attachment only if the attachment has a record and
-// the recorded namespace is gone.
+// TakeDead does the same as Take for another attachment in r's network. TakeDead returns the attachment only if the attachment has a record
+// and the recorded namespace is gone.
 func TakeDead[T any](r *plugin.Request, of plugin.Attachment) (att *Attachment, state T, found bool, err error) {
 	att, rec, found, err := take[T](r, Key{r.Network, of.ContainerID, of.IfName})
 	if err != nil || !found || !plugin.NetnsGone(rec.Netns) {

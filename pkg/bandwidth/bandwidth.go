@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package bandwidth limits the traffic that a pod receives and sends. The runtime takes the rates from the pod annotations
-// kubernetes.io/ingress-bandwidth and kubernetes.io/egress-bandwidth, and passes them as the bandwidth capability. In the plugin chain it
-// follows a main plugin that connects the pod with a pair of veth or netkit devices.
+// kubernetes.io/ingress-bandwidth and kubernetes.io/egress-bandwidth, and passes them as the bandwidth capability. In the plugin chain, the
+// bandwidth plugin follows a main plugin that connects the pod with a pair of veth or netkit devices.
 //
 // Ingress is shaped on the host side of the pair, where the node sends the pod's packets. Egress arrives on the host side of the pair, is
-// redirected to an intermediate functional block device (ifb), and is shaped there. Both shapers are in the node's namespace, where a pod
-// cannot change them, even a pod with CAP_NET_ADMIN.
+// redirected to an intermediate functional block device (ifb), and is shaped there. The token buckets for ingress and egress are in the
+// node's namespace. A pod cannot change them there, even with CAP_NET_ADMIN.
 package bandwidth
 
 import (
@@ -113,7 +113,7 @@ func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old
 	return replace(host, att, link, old, next)
 }
 
-// replace changes the limits of a link in place. Lifted limits are removed last, so that a live pod is never unlimited by mistake.
+// replace changes the limits of a link in place. Lifted limits are removed last, so that a live pod always has a limit until then.
 func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	lifted := old.subtract(next)
 	att.WithLink = true // the kernel deletes qdiscs with their link, and the bridge plugin deletes the ifb with its group
@@ -129,8 +129,8 @@ func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, ol
 	return ifb, att.Save(next)
 }
 
-// subtract returns the limits of st that have no counterpart in next. Both states are about the same link. If no limit remains, the result
-// has Index 0.
+// subtract returns the limits of st that have no counterpart in next. The states st and next describe limits of the same link. If no limit
+// remains, the result has Index 0.
 func (st state) subtract(next state) state {
 	if next.Ingress != nil {
 		st.Ingress = nil
@@ -144,7 +144,7 @@ func (st state) subtract(next state) state {
 	return st
 }
 
-// merge returns st with the limits of more added. Both states are about the same link.
+// merge returns st with the limits of more added. The states st and more describe limits of the same link.
 func (st state) merge(more state) state {
 	if more.Ingress != nil {
 		st.Ingress = more.Ingress
@@ -207,8 +207,9 @@ func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err 
 	return ifb, host.Redirect(link, ifb)
 }
 
-// hostSide returns the host side of the pod's link pair. It compares the kernel's IDs of the namespaces of both ends. It returns an error
-// if prevResult names another link that also leads into the pod. A pod with several interfaces could exchange their names.
+// hostSide returns the host side of the pod's link pair. The namespaces of the two ends are compared by the IDs that the kernel assigns to
+// them. The result is an error if prevResult names another link that also leads into the pod. A pod with several interfaces could exchange
+// their names.
 func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 	pod, err := kernel.Open(r.Netns)
 	if err != nil {
@@ -274,7 +275,7 @@ func del(r *plugin.Request) error {
 	defer host.Close()
 	link, ok, err := st.hostSide(host)
 	if err == nil && ok && r.Netns != nil && link.LeadsGroup() {
-		// The runtime calls the main plugin's DEL next. That DEL deletes the link together with the limits, and afterwards the record.
+		// The runtime calls the main plugin's DEL next. The main plugin's DEL deletes the link together with the limits, and then the record.
 		if !att.WithLink { // a record of an earlier version
 			att.WithLink = true
 			att.Resave(st)
@@ -331,8 +332,8 @@ func deleteLimits(host *kernel.Node, st state) error {
 	return errors.Join(errs...)
 }
 
-// hostSide returns the recorded link. It searches by name, and then by ifindex in case another program renamed the link. The zero state
-// contains no link.
+// hostSide returns the recorded link. The link is searched by name first, and then by ifindex in case another program renamed it. The zero
+// state contains no link.
 func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err error) {
 	if st.Index == 0 {
 		return kernel.Link{}, false, nil

@@ -97,7 +97,7 @@ func TestAddAgainChanged(t *testing.T) {
 	}
 }
 
-// TestChangedInPlace checks that ADD changes the limits of a live pod in place. It must not delete and recreate them.
+// TestChangedInPlace checks that ADD changes the limits of a live pod in place. ADD must not delete and recreate the limits.
 func TestChangedInPlace(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -381,7 +381,8 @@ func TestTinyBurst(t *testing.T) {
 	}
 }
 
-// TestStaticLimits (C-111) checks limits in the configuration file. Their bursts are in bits, as in the runtime's limits.
+// TestStaticLimits (C-111) checks limits in the configuration file. Bursts in the configuration file are in bits, as in the runtime's
+// limits.
 func TestStaticLimits(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "egressRate", 3000000, "egressBurst", 8000000))

@@ -13,10 +13,10 @@ import (
 // If no burst is configured, the burst is the number of bytes sent in burstTime, so that a late timer does not lower the rate. The burst is
 // never less than burstFrames full frames.
 //
-// A segment is a packet of up to 64 KiB. If it is longer than the burst, the kernel splits it into frames before queueing (tbf_segment in
-// net/sched/sch_tbf.c). Splitting costs CPU time, which is acceptable on slow links only, and it keeps their queues fine-grained. A segment
-// that fits into the burst is queued unsplit. The queue must have room for a few whole segments, because a shorter queue would drop every
-// segment.
+// A segment is a packet of up to 64 KiB. If a segment is longer than the burst, the kernel splits it into frames before queueing
+// (tbf_segment in net/sched/sch_tbf.c). Splitting costs CPU time, which is acceptable on slow links only. It keeps the queues of these
+// links fine-grained. A segment that fits into the burst is queued unsplit. The queue must have room for a few whole segments, because a
+// shorter queue would drop every segment.
 const (
 	burstTime      = 4 * time.Millisecond
 	burstFrames    = 4
@@ -31,8 +31,8 @@ const (
 	maxBurstTime = 274 * time.Second
 )
 
-// bucket returns the token bucket that enforces a limit on a link with the given MTU. It returns nil if the rate is zero. A packet waits at
-// most for the latency, or longer if the minimum queue length needs more time at this rate. With a fair queue, a flow waits only for its
+// bucket returns the token bucket that enforces a limit on a link with the given MTU. The result is nil if the rate is zero. A packet waits
+// at most for the latency, or longer if the minimum queue length needs more time at this rate. With a fair queue, a flow waits only for its
 // own packets.
 func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket {
 	if l.Rate == 0 {

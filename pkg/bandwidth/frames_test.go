@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// broadcastFrame returns a broadcast frame of the given total length. The argument types lists its EtherTypes, VLAN tags first.
+// broadcastFrame returns a broadcast frame of the given total length. The argument types lists the frame's EtherTypes, VLAN tags first.
 func broadcastFrame(length int, types ...uint16) []byte {
 	out := []byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01")
 	for i, t := range types {
@@ -184,8 +184,8 @@ func keysOf(filters []netlink.Filter) (keys []int) {
 	return keys
 }
 
-// TestReferenceDeviceDown checks that CHECK fails if the device of an egress limit is down. The same applies to a device of the reference
-// plugin.
+// TestReferenceDeviceDown checks that CHECK fails if the device of an egress limit is down. CHECK also fails if a device that the reference
+// plugin created is down.
 func TestReferenceDeviceDown(t *testing.T) {
 	for what, recorded := range map[string]bool{"recorded": true, "without a record": false} {
 		t.Run(what, func(t *testing.T) {

@@ -47,8 +47,8 @@ func TestRestoredByVerbs(t *testing.T) {
 	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 }
 
-// TestStatusNeverWaits (C-72) checks that STATUS succeeds while another process holds the attachment's lock. In this case STATUS restores
-// nothing and logs nothing. After the link was deleted, STATUS logs this once.
+// TestStatusNeverWaits (C-72) checks that STATUS succeeds while another process holds the attachment's lock. While the lock is held, STATUS
+// restores nothing and logs nothing. STATUS logs once that a link was deleted.
 func TestStatusNeverWaits(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))

@@ -70,7 +70,7 @@ type bucketSamples struct {
 	took          time.Duration
 }
 
-// Look measures for an interval. It returns the recorded limits of the attachments and their traffic in the interval.
+// Look measures the traffic during an interval. Look returns the recorded limits of the attachments and their traffic in the interval.
 func Look(ctx context.Context, host *kernel.Node, records []attachment.Record, interval time.Duration) ([]Limits, error) {
 	if len(records) == 0 {
 		return []Limits{}, nil

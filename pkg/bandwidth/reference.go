@@ -17,7 +17,7 @@ import (
 )
 
 // delUnrecorded removes the limits of an attachment without a record. Either the reference plugin created the limits, or the record was
-// lost. It finds the device by the device's name. Most pods have no limits and therefore no record. The configuration or prevResult shows
+// lost. The ifb device is found by its name. Most pods have no limits and therefore no record. The configuration or prevResult shows
 // whether the pod has limits.
 func delUnrecorded(r *plugin.Request) error {
 	cfg, err := Parse(r)
@@ -71,8 +71,8 @@ func unshapePod(r *plugin.Request, host *kernel.Node) error {
 	return err
 }
 
-// delDevice deletes the device with the given name, after the redirect to it. Attachments can have equal device names, so a device is kept
-// if another attachment uses it.
+// delDevice deletes the redirect to the device with the given name, and then the device. Attachments can have equal device names, so a
+// device is kept if another attachment uses it.
 func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 	ifb, ok, err := device(host, name)
 	if err != nil || !ok {
@@ -96,8 +96,8 @@ func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 	return host.DelLink(name)
 }
 
-// replaceRedirects replaces redirects that the reference plugin created for attachments without a record. Those redirects miss short
-// frames.
+// replaceRedirects replaces redirects that the reference plugin created for attachments without a record. The reference plugin's redirects
+// miss short frames.
 func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 	pairs, err := host.RedirectedLong()
 	errs := []error{err}

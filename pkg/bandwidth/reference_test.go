@@ -21,8 +21,8 @@ func (l lab) removeRecord(key attachment.Key) {
 	l.must(os.Remove("/run/podlace/" + key.Network + "/bandwidth-" + key.Hash()))
 }
 
-// TestLostRecord checks that DEL without a record removes the limits that ADD set. DEL finds them by names, while the pod and its link
-// exist.
+// TestLostRecord checks that DEL without a record removes the limits that ADD set. DEL finds the limits by the names of their devices,
+// while the pod and its link still exist.
 func TestLostRecord(t *testing.T) {
 	for name, c := range map[string]struct {
 		config object
@@ -157,7 +157,7 @@ func TestLostRecordRenamed(t *testing.T) {
 }
 
 // TestLostRecordSpares checks that DEL keeps another attachment's device with the same name. Names are equal if network and container ID,
-// concatenated, are the same text. In addition, the reference plugin gives all interfaces of a container the same device name.
+// concatenated, are the same text. The reference plugin also gives all interfaces of a container the same device name.
 func TestLostRecordSpares(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -185,8 +185,8 @@ func TestLostRecordSpares(t *testing.T) {
 	}
 }
 
-// TestReferenceDevice checks a device that the reference plugin created for an interface other than eth0. Its name is the same as for eth0.
-// DEL deletes the device, with or without a redirect, but only if the device is an ifb.
+// TestReferenceDevice checks a device that the reference plugin created for an interface other than eth0. The device has the same name as
+// the device for eth0. DEL deletes the device, with or without a redirect, but only if the device is an ifb.
 func TestReferenceDevice(t *testing.T) {
 	l := newLab(t)
 	l.must(l.rename("net1"))

@@ -9,7 +9,7 @@ import (
 )
 
 // Device returns the name of the ifb device in an attachment's record, or "" if there is none. The result shared is true if the reference
-// plugin uses the same name: its DEL then deletes the device.
+// plugin uses the same name. The reference plugin's DEL then deletes the device.
 func Device(rec attachment.Record) (name string, shared bool, err error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {

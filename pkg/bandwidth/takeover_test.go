@@ -28,7 +28,7 @@ func (l lab) byReference() {
 		}))
 }
 
-// TestTakenOver checks that DEL removes a device of the reference plugin together with the redirect to it. Without its device, the redirect
+// TestTakenOver checks that DEL removes a device of the reference plugin together with the redirect to it. Without the device, the redirect
 // would drop all packets that a live pod sends.
 func TestTakenOver(t *testing.T) {
 	for what, lift := range map[string]func(lab){

@@ -62,7 +62,7 @@ type job struct {
 	att  *attachment.Attachment
 	host *kernel.Node
 	pod  *kernel.NS
-	// shared is true if the IPAM plugin's subnets are known. Masquerade rules then cover whole subnets.
+	// shared is true if the IPAM plugin's subnets are known. With known subnets, masquerade rules cover whole subnets.
 	shared bool
 	fresh  bool // this ADD created the bridge or added a gateway address to it
 	// recordedState is the state that ADD recorded, for use by CHECK. If the record cannot be read, hasRecord is false.
@@ -176,7 +176,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	return j.attachmentResult(w, layer3, addresses), nil
 }
 
-// clearResidue removes objects that an unfinished ADD with the same key left behind. It returns an error if the container is already
+// clearResidue removes objects that an unfinished ADD with the same key left behind. The result is an error if the container is already
 // attached, even in another namespace, because the runtime has the result of that attachment.
 func (b bridge) clearResidue(j *job) error {
 	var st state
@@ -248,8 +248,8 @@ func (b bridge) del(r *plugin.Request) error {
 	return errors.Join(err, att.Remove())
 }
 
-// remove removes all parts of an attachment. It continues after an error. The record is deleted last, and only if all other parts are gone.
-// The addresses are released after the node no longer uses them, so that two pods never use one address.
+// remove removes all parts of an attachment. Removing continues after an error. The record is deleted last, and only if all other parts are
+// gone. The addresses are released after the node no longer uses them, so that two pods never use one address.
 func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st state) error {
 	return b.finishRemove(r, att, st, deleteFromNode(host, att, &st))
 }
@@ -311,7 +311,7 @@ func (b bridge) status(r *plugin.Request) error {
 	return nil
 }
 
-// whyUnusable returns the reason why no ADD can work on this node. It returns nil if ADD can work.
+// whyUnusable returns the reason why no ADD can work on this node. The result is nil if ADD can work.
 func (c Config) whyUnusable(host *kernel.Node) error {
 	link, ok, err := host.Link(c.Bridge)
 	if err == nil && ok && link.Kind != "bridge" {

@@ -135,8 +135,8 @@ func echo(t *testing.T, address string) (port string) {
 	return fmt.Sprint(conn.LocalAddr().(*net.UDPAddr).Port)
 }
 
-// exchange sends datagrams from a pod until stop is closed. It sends the next datagram after the answer to the previous datagram. It
-// returns the number of answered datagrams and the number of lost datagrams. The time limit for an answer is long enough for a slow
+// exchange sends datagrams from a pod until stop is closed. The next datagram is sent after the answer to the previous datagram. The
+// results are the number of answered datagrams and the number of lost datagrams. The time limit for an answer is long enough for a slow
 // machine.
 func exchange(pod *sandbox.Pod, address string, stop <-chan struct{}) (answered, lost int, err error) {
 	var conn net.Conn

@@ -96,7 +96,7 @@ func (j *job) recordedRoutes(l *layer3) {
 }
 
 // observe looks up the bridge and both ends of the veth pair. The host side is the link that the kernel reports as the peer of the pod
-// side. Its name does not matter.
+// side. The name of the host side does not matter.
 func (j *job) observe() (w wiring, err error) {
 	var ok bool
 	if w.bridge, ok, err = j.host.Link(j.cfg.Bridge); err != nil {
@@ -321,9 +321,10 @@ func (j *job) compareMasquerade(l layer3) error {
 	return nil
 }
 
-// checkRecord fails if Podlace attached the pod but the record is lost. A pod without a record may belong to the reference plugin, so this
-// needs evidence. The host side must have Podlace's name. In addition, the port must have a guarded pod's flags, or Podlace's rules must
-// masquerade the pod while the reference plugin's rules do not. A flush of the rules does not change port flags.
+// checkRecord fails if Podlace attached the pod but the record is lost. A pod without a record may belong to the reference plugin, so
+// checkRecord needs evidence that Podlace attached the pod. The host side must have Podlace's name. The port must have a guarded pod's
+// flags, or Podlace's rules must masquerade the pod while the reference plugin's rules do not. A flush of the rules does not change port
+// flags.
 func (j *job) checkRecord(w wiring, l layer3) error {
 	if j.hasRecord || w.host.Name != j.att.HostVeth() {
 		return nil

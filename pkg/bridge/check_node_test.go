@@ -202,8 +202,8 @@ func TestStrictCheck(t *testing.T) {
 	}
 }
 
-// TestCheckWithoutRecords (C-61, C-62) checks CHECK after all records were lost. It must still compare the kernel's state with prevResult
-// and the configuration.
+// TestCheckWithoutRecords (C-61, C-62) checks CHECK after all records were lost. CHECK must still compare the kernel's state with
+// prevResult and the configuration.
 func TestCheckWithoutRecords(t *testing.T) {
 	l := nodeLab(t)
 	for what, d := range damages() {

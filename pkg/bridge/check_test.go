@@ -187,8 +187,8 @@ func breakRule(t *testing.T, is4 bool, chain, line string) {
 	}
 }
 
-// TestCheckRoutesOfOthers checks that a later plugin may add routes. It may also remove Podlace's route if it removes the route from the
-// result.
+// TestCheckRoutesOfOthers checks that a later plugin may add routes. A later plugin may also remove Podlace's route if it removes the route
+// from the result.
 func TestCheckRoutesOfOthers(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -227,8 +227,9 @@ func TestMasqueradeLines(t *testing.T) {
 	}
 }
 
-// TestCheckWithoutRecord (F-21) checks an attachment without a record, such as a pod of the reference plugin. Podlace cannot restore its
-// masquerade. After a flush, CHECK logs the loss but succeeds, because CRI-O drops the address of a pod whose CHECK fails.
+// TestCheckWithoutRecord (F-21) checks an attachment without a record, such as a pod of the reference plugin. Podlace cannot restore the
+// masquerade of an attachment without a record. After a flush, CHECK logs the loss but succeeds, because CRI-O drops the address of a pod
+// whose CHECK fails.
 func TestCheckWithoutRecord(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")

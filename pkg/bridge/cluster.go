@@ -16,7 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// useClusterCIDR is a keyword in ipMasq.nonMasqueradeCIDRs. It stands for the pod CIDRs of all nodes. Upper and lower case are equal.
+// useClusterCIDR is a keyword in ipMasq.nonMasqueradeCIDRs. The keyword stands for the pod CIDRs of all nodes. Upper and lower case are
+// equal.
 const useClusterCIDR = "useClusterCidr"
 
 // resolve replaces the keywords "auto" and useClusterCidr in the configuration by the values in node.json. ADD and STATUS call it. The file
@@ -70,8 +71,8 @@ func (st state) clusterCIDRs(network string) []netip.Prefix {
 }
 
 // RenewClusterCIDRs updates the masquerade exceptions of all networks after the key clusterCIDRs in node.json changed. Only networks and
-// pods with useClusterCidr in their configuration are updated. It is a no-op if the exceptions are current, or if the file has no
-// clusterCIDRs. It waits for locks of attachments, so the caller must not hold such a lock.
+// pods with useClusterCidr in their configuration are updated. RenewClusterCIDRs is a no-op if the exceptions are current, or if the file
+// has no clusterCIDRs. RenewClusterCIDRs waits for locks of attachments, so the caller must not hold such a lock.
 func RenewClusterCIDRs(log *slog.Logger) error {
 	networks, err := attachment.Networks()
 	errs := []error{err}
@@ -84,8 +85,8 @@ func RenewClusterCIDRs(log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// readClusterCIDRs returns a function that reads node.json when it is first called. That function returns nil if the file contains no
-// CIDRs.
+// readClusterCIDRs returns a function that reads node.json when it is first called. The returned function has the result nil if the file
+// contains no CIDRs.
 func readClusterCIDRs() func() []netip.Prefix {
 	return sync.OnceValue(func() []netip.Prefix {
 		_, node, err := nodefile.Read()
@@ -151,7 +152,7 @@ func (st state) staleExceptions(read func() []netip.Prefix) bool {
 	return len(cidrs) > 0 && !slices.Equal(cidrs, st.clusterCIDRs(""))
 }
 
-// renewPod updates the exceptions of one pod. It takes the pod's lock before the network's lock, in the same order as ADD and DEL.
+// renewPod updates the exceptions of one pod. The pod's lock is taken before the network's lock, in the same order as in ADD and DEL.
 func renewPod(log *slog.Logger, key attachment.Key, read func() []netip.Prefix) error {
 	att, rec, ok, err := attachment.Waiting.Reopen(key, "bridge")
 	if err != nil || !ok {

@@ -136,7 +136,7 @@ func TestRandomMAC(t *testing.T) {
 	}
 }
 
-// FuzzParse checks that each error of Parse has an error code. It also checks that the kernel accepts every configuration that Parse
+// FuzzParse checks that each error of Parse has an error code. FuzzParse also checks that the kernel accepts every configuration that Parse
 // accepts.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"{}", "", `{"bridge":"x","mtu":1}`, `{"ipam":{"type":"x"},"ipMasq":true}`, `{"vlan":5}`,

@@ -23,7 +23,7 @@ import (
 // floodSize is larger than the kernel's limit for neighbour entries, which is 1,024 by default (gc_thresh3 in ip-sysctl.rst).
 const floodSize = 3000
 
-// uplinkAddresses are the addresses of a machine on the node's uplink, by "is IPv4".
+// uplinkAddresses contains the addresses of a machine on the node's uplink. The key true stands for IPv4.
 var uplinkAddresses = map[bool]string{true: "203.0.113.2", false: "2001:db8:113::2"}
 
 // unassignedAddress returns the nth unassigned address in the pods' subnet.
@@ -160,8 +160,8 @@ func (l lab) withLAN() {
 }
 
 // TestNeighbourTableFlood checks the effect of a shared limit: the kernel counts the neighbour entries of all network namespaces together.
-// A pod that creates many entries can cut off the node and all other pods. If antiSpoof blocks the forged requests, the uplink keeps
-// working. antiSpoof cannot block packets to many addresses of the pod's own subnet, as SECURITY.md says. The neighbour table is shared by
+// A pod that creates many entries can cut off the node and all other pods. With antiSpoof, forged requests are blocked, and the uplink
+// keeps working. Packets to many addresses of the pod's own subnet cannot be blocked, as SECURITY.md says. The neighbour table is shared by
 // the whole machine, so this test runs only in a virtual machine.
 func TestNeighbourTableFlood(t *testing.T) {
 	if line, err := os.ReadFile("/proc/cmdline"); err != nil || !bytes.Contains(line, []byte(" podlace.vm=")) {
@@ -216,8 +216,8 @@ func (a attached) foreignNeighbours() (count int) {
 	return count
 }
 
-// reachedDuring reports whether the node and another pod reach the uplink during the flood. Before, it waits until their own neighbour
-// entries are old.
+// reachedDuring reports whether the node and another pod reach the uplink during the flood. Before the flood starts, reachedDuring waits
+// until the neighbour entries of the node and the pod are old.
 func (a attached) reachedDuring(flood flood, is4 bool) (node, pod bool) {
 	a.Helper()
 	here := func(f func() error) error { return f() }

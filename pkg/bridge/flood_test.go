@@ -99,7 +99,8 @@ func (l lab) setBridge(bridge string, attribute *nl.RtAttr) {
 }
 
 // TestMACFlood checks a pod that sends frames from many MACs. The bridge stores at most the configured number of MACs, and none of them
-// with antiSpoof or macspoofchk. All other pods stay reachable. This includes pods whose MAC the bridge has forgotten, and new pods.
+// with antiSpoof or macspoofchk. All other pods stay reachable. Pods whose MAC the bridge has forgotten must stay reachable, and new pods
+// must be reachable.
 func TestMACFlood(t *testing.T) {
 	const frames = 5 * kernel.MaxLearned
 	for name, c := range map[string]struct {

@@ -85,8 +85,8 @@ func address(key []byte) string {
 }
 
 // checkForeign fails if another program added an interval to the network's sets. Other pods' records are read only if some interval does
-// not belong to this pod. It does nothing if an external IPAM plugin assigns the addresses. The sets then contain one entry for each pod,
-// and listing them would take too long.
+// not belong to this pod. If an external IPAM plugin assigns the addresses, checkForeign does nothing. The sets then contain one entry for
+// each pod, and listing them would take too long.
 func (j *job) checkForeign(l layer3) error {
 	if !j.shared || !j.hasRecord {
 		return nil
@@ -144,7 +144,7 @@ func (m MasqueradeSets) dropForeign(host *kernel.Node, log *slog.Logger) error {
 	return t.Delete(elements)
 }
 
-// dropForeignGuards deletes entries from the guards' sets. It deletes those entries for a guarded port that do not belong to the port's
+// dropForeignGuards deletes entries from the guards' sets. An entry for a guarded port is deleted if it does not belong to the port's
 // recorded guard. Each foreign entry would allow a pod to use the address or MAC of another pod. Entries for ports without a record stay,
 // because a live pod may have lost its record. The caller holds the lock of the guards.
 func dropForeignGuards(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {

@@ -59,8 +59,8 @@ func gatewayNote(bridge kernel.Link, gw netip.Prefix) string {
 }
 
 // placeGateway adds a gateway address to the bridge, after it has removed conflicting addresses. If the network has a note about a
-// conflicting address, the address is from an earlier configuration. It is removed once no pod uses it. A conflicting address without a
-// note belongs to another program.
+// conflicting address, the address is from an earlier configuration. This old address is removed once no pod uses it. A conflicting address
+// without a note belongs to another program.
 func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.Prefix) error {
 	addresses, err := j.host.Addresses(bridge)
 	if err != nil {
@@ -94,7 +94,8 @@ func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Pre
 			continue
 		}
 		if gw.Addr().Is6() && !other.Overlaps(gw) {
-			// This address does not conflict, so it may stay. But if it is from an earlier configuration, it is removed once no pod uses it.
+			// This address does not conflict, so it may stay. If the network added it with an earlier configuration, it is removed once no pod uses
+			// it.
 			if _, noted := j.att.Noted(gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {
 				continue
 			}
@@ -108,8 +109,8 @@ func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Pre
 	return gone, nil
 }
 
-// removeGateway removes a gateway address of an earlier configuration from the bridge. It also ends the masquerade of that subnet: it
-// empties the note of the masquerade, so that the next ADD rewrites the sets from the pods' records.
+// removeGateway removes a gateway address of an earlier configuration from the bridge. The masquerade of that subnet ends too:
+// removeGateway empties the masquerade's note, so that the next ADD rewrites the sets from the pods' records.
 func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
 	unlock, err := j.att.LockNetwork() // otherwise a STATUS between the two steps would restore the address
 	if err != nil {
@@ -125,8 +126,8 @@ func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
 	return j.att.Note(masqueraded, "")
 }
 
-// warnOfSecondBridge logs a warning if another bridge of this network still has the same gateway address. This is the case after the key
-// "bridge" was changed in the configuration. While both bridges have pods, the node reaches only the pods of one bridge.
+// warnOfSecondBridge logs a warning if another bridge of this network still has the same gateway address. A second bridge remains after the
+// key "bridge" was changed in the configuration. While both bridges have pods, the node reaches only the pods of one bridge.
 func (j *job) warnOfSecondBridge(bridge kernel.Link, gw netip.Prefix) {
 	marks, _ := j.att.Notes("gateway-")
 	for _, mark := range marks {
@@ -147,8 +148,8 @@ func (j *job) warnOfSecondBridge(bridge kernel.Link, gw netip.Prefix) {
 	}
 }
 
-// mayReplace returns nil if the address old may be removed from the bridge. Two conditions are necessary: a network of Podlace added the
-// address, and no pod uses it. If the address must stay, mayReplace returns the reason.
+// mayReplace returns nil if the address old may be removed from the bridge. An address may be removed if a network of Podlace added it, and
+// if no pod uses it. If the address must stay, mayReplace returns the reason.
 func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 	taken := plugin.Errorf(plugin.CodeAddressTaken, "%s already has the address %s, want %s", bridge.Name, old, gw)
 	network, noted, err := attachment.NotedBy(gatewayNote(bridge, old))
@@ -171,8 +172,8 @@ func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 		"or set forceAddress, which cuts them off", old.Masked(), gw.Masked(), user)
 }
 
-// userOf returns a description of a pod on the bridge that has an address in the gateway's subnet. A port without a record is also such a
-// user. The result is empty if the subnet has no user. The function reads the records of all attachments on the node.
+// userOf returns a description of a pod on the bridge that has an address in the gateway's subnet. A port without a record is treated as a
+// user too. The result is empty if neither exists. The function reads the records of all attachments on the node.
 func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {

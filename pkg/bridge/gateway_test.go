@@ -59,7 +59,7 @@ func (l lab) setGateway(change func(netlink.Link, *netlink.Addr) error, prefix s
 	}
 }
 
-// TestBridgeRenamed checks a changed key "bridge" while a pod is still on the old bridge. The ADD of a pod on the new bridge logs a warning
+// TestBridgeRenamed checks a changed key "bridge" while a pod is still on the old bridge. ADD of a pod on the new bridge logs a warning
 // that names both bridges. After the old bridge was deleted, ADD logs no warning.
 func TestBridgeRenamed(t *testing.T) {
 	l := bareLab(t, "name", "renamed", "bridge", "btf-0", "ipMasq", nil, "ipam", hostLocal("10.76.0.0/24", "fd00:76::/64"))
@@ -222,8 +222,8 @@ func (l lab) bridgeIndex() (index int) {
 	return index
 }
 
-// TestOldIPv6Subnet checks an old IPv6 gateway address that does not conflict with the new address. It stays while a pod uses it.
-// Afterwards, the next change of the subnet removes it.
+// TestOldIPv6Subnet checks an old IPv6 gateway address that does not conflict with the new address. The old address stays while a pod uses
+// it. Afterwards, the next change of the subnet removes it.
 func TestOldIPv6Subnet(t *testing.T) {
 	l := bareLab(t, "bridge", "btc2", "name", "old6", "ipMasq", false, "ipam", hostLocal("fd00:64::/64"))
 	t.Cleanup(func() { _ = onHost("btc2", netlink.LinkDel) })

@@ -79,8 +79,8 @@ func (b bridge) allocate(j *job) (*types100.Result, error) {
 	return b.ipam.Add(j.r, j.cfg.IPAM)
 }
 
-// collectDead removes attachments whose namespace is gone. The result is the number of removed attachments. It cannot deadlock. Only
-// collectors take a second attachment's lock, always that of a dead attachment, and no ADD holds the lock of a dead attachment.
+// collectDead removes attachments whose namespace is gone. The result is the number of removed attachments. Collecting cannot deadlock.
+// Only collectors take a second attachment's lock, always that of a dead attachment, and no ADD holds the lock of a dead attachment.
 func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 	n := 0
 	for _, of := range dead {

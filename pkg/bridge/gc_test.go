@@ -197,7 +197,7 @@ func TestGCWhileAdding(t *testing.T) {
 	}
 }
 
-// collectAllTheTime repeats GC until the test ends. After each round it sends a value, if a receiver waits for it.
+// collectAllTheTime repeats GC until the test ends. After each round, a value is sent if a receiver waits for it.
 func (l lab) collectAllTheTime(keys ...any) (rounds <-chan bool) {
 	ended, stop, stopped := make(chan bool), make(chan bool), make(chan bool)
 	go func() {
@@ -232,7 +232,7 @@ func TestGCAgain(t *testing.T) {
 	l.mustOwn(map[plugin.Attachment]bool{})
 }
 
-// TestShortPool checks an ADD that finds no free address. It removes pods whose namespace is gone, with all their state, and uses one of
+// TestShortPool checks an ADD that finds no free address. ADD removes pods whose namespace is gone, with all their state, and uses one of
 // their addresses. An ADD that finds a free address does not search for dead pods.
 func TestShortPool(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// guardOf returns the guard that the configuration requires for a pod's port. It returns nil if no protection is configured.
+// guardOf returns the guard that the configuration requires for a pod's port. The result is nil if no protection is configured.
 func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
 	if !c.MACSpoofCheck && !c.AntiSpoof {
 		return nil
@@ -26,8 +26,8 @@ func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
 	return g
 }
 
-// guards is the name of a lock, which is taken to write the guards of all networks. guarded is the mark of a note: the node has the guard
-// table.
+// The constant guards is the name of a lock, which is taken to write the guards of all networks. The constant guarded is the mark of a
+// note: the node has the guard table.
 const (
 	guards  = "guards"
 	guarded = "guarded"
@@ -58,8 +58,8 @@ func (j *job) guard(port kernel.Link, g *Guard) error {
 	return ensureGuard(j.host, *g)
 }
 
-// repairGuards checks the rules, the guards of all recorded attachments, and the guards in more. If any part is missing, it writes all of
-// them.
+// repairGuards checks the rules, the guards of all recorded attachments, and the guards in more. If any part is missing, all parts are
+// written.
 func repairGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, more ...Guard) error {
 	unlock, err := locks.Node(guards)
 	if err != nil {
@@ -129,8 +129,8 @@ func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 }
 
 // checkGuard compares the recorded guard with the guard in the kernel. A pod keeps the protection that its ADD set up. Stronger protection
-// in a new configuration is only logged. The same holds for a pod without a record, which may be the reference plugin's. An error would be
-// too strict here, because it could make the runtime replace the pod.
+// in a new configuration is only logged. For a pod without a record, which may be the reference plugin's, missing protection is only logged
+// too. CHECK does not fail for weaker protection, because an error could make the runtime replace the pod.
 func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 	if had := j.recordedState.Guard; had != nil {
 		err := guardDrift(j.host)

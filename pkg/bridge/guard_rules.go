@@ -51,8 +51,8 @@ func guardSets() []guardSet {
 		{"addresses4", []nftables.SetDatatype{nftables.TypeIPAddr}}, {"addresses6", []nftables.SetDatatype{nftables.TypeIP6Addr}}}
 }
 
-// buildGuards writes the rules, which are the same for any number of pods. It returns the sets by name. For each guarded port, elements are
-// added to the sets.
+// buildGuards writes the rules, which are the same for any number of pods. The sets are returned by name. For each guarded port, elements
+// are added to the sets.
 func buildGuards(r nft.Ruleset) (sets map[string]*nftables.Set, err error) {
 	g := guardRules{r, map[string]*nftables.Set{}}
 	for _, s := range guardSets() {
@@ -146,7 +146,7 @@ func matchOtherProtocol(protocol byte) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{protocol}}}
 }
 
-// matchMessage matches ICMP, IGMP and ICMPv6 messages of the given type. It does not match later fragments, because only the first fragment
+// matchMessage matches ICMP, IGMP and ICMPv6 messages of the given type. Later fragments do not match, because only the first fragment
 // contains the type.
 func matchMessage(protocol, kind byte) []expr.Any {
 	return append(matchProtocol(protocol), transport(0, 1), nft.Equal([]byte{kind}))
@@ -189,8 +189,8 @@ func (g guardRules) dropAll(chain *nftables.Chain, what ...[]expr.Any) {
 	}
 }
 
-// addIPRules accepts IPv4 packets from the pod's own addresses, except packets that only routers and DHCP servers send. It also accepts the
-// packets of a DHCP client that has no address yet.
+// addIPRules accepts IPv4 packets from the pod's own addresses, except packets that only routers and DHCP servers send. Packets of a DHCP
+// client that has no address yet are also accepted.
 func (g guardRules) addIPRules(chain, igmp *nftables.Chain) {
 	g.Rule(chain, append(matchProtocol(unix.IPPROTO_IGMP), &expr.Verdict{Kind: expr.VerdictGoto, Chain: igmp.Name})...)
 	g.dropAll(chain, matchMessage(unix.IPPROTO_ICMP, redirect4), matchMessage(unix.IPPROTO_ICMP, advert4))
@@ -201,8 +201,8 @@ func (g guardRules) addIPRules(chain, igmp *nftables.Chain) {
 	g.Rule(chain, nft.Drop()...)
 }
 
-// addIGMPRules accepts the messages of multicast group members. It drops queries and multicast router advertisements (RFC 4286), because
-// both would make the bridge send all multicast traffic to the pod. It also drops fragments, because group members never send fragments.
+// addIGMPRules accepts the messages of multicast group members. Queries and multicast router advertisements (RFC 4286) are dropped, because
+// both would make the bridge send all multicast traffic to the pod. Fragments are also dropped, because group members never send fragments.
 func (g guardRules) addIGMPRules(chain *nftables.Chain) {
 	for _, kind := range []byte{report4, report4v2, leave4, report4v3} {
 		own := g.ownedByPort(networkField(source4, 4), "addresses4")
@@ -233,8 +233,8 @@ func targetAddress() expr.Any {
 	return &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseTransportHeader, Offset: target6, Len: 16}
 }
 
-// addIP6Rules accepts IPv6 packets from the pod's own addresses, except packets that only routers and DHCP servers send. It drops packets
-// with an authentication header (AH). A bridge looks for multicast queries behind this header, but nftables does not look there.
+// addIP6Rules accepts IPv6 packets from the pod's own addresses, except packets that only routers and DHCP servers send. Packets with an
+// authentication header (AH) are dropped. A bridge looks for multicast queries behind this header, but nftables does not look there.
 func (g guardRules) addIP6Rules(chain, icmp6 *nftables.Chain) {
 	g.Rule(chain, append(matchProtocol(unix.IPPROTO_ICMPV6), &expr.Verdict{Kind: expr.VerdictGoto, Chain: icmp6.Name})...)
 	g.dropAll(chain, udpTo(dhcp6Client), matchProtocol(ospf), matchProtocol(pim), matchProtocol(vrrp))

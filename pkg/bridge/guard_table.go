@@ -95,8 +95,8 @@ func SetGuards(guards []Guard) error {
 	}))
 }
 
-// guardDrift compares the rules byte by byte, whereas compareGuards only counts them. It returns an error with plugin.CodeStateDiffers if
-// another program changed the rules.
+// guardDrift compares the rules byte by byte, whereas compareGuards only counts them. The result is an error with plugin.CodeStateDiffers
+// if another program changed the rules.
 func guardDrift(host *kernel.Node) error {
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {
@@ -141,7 +141,7 @@ func needBridgeFamily(err error) error {
 	return err
 }
 
-// delGuard removes the guard of a port. It is a no-op if the guard is missing.
+// delGuard removes the guard of a port. If the guard is missing, delGuard does nothing.
 func delGuard(host *kernel.Node, g Guard) error {
 	t, elements, err := g.open(host)
 	if err != nil {
@@ -154,7 +154,8 @@ func delGuard(host *kernel.Node, g Guard) error {
 	return nft.IgnoreUnsupported(err)
 }
 
-// delGuardOf removes the guard of a port if only the port's name is known. It reads all guards of the node, if the guard table exists.
+// delGuardOf removes the guard of a port if only the port's name is known. The function reads all guards of the node, if the guard table
+// exists.
 func delGuardOf(host *kernel.Node, link string) error {
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {

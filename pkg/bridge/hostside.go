@@ -11,8 +11,8 @@ import (
 )
 
 // isHostSide reports whether a link with the name of an attachment's host side really is this host side, and not another program's link.
-// Such a link must be a veth. In addition it must have the recorded ifindex, lead a device group, or have the MAC that ADD computes from
-// the key. The argument index is 0 if no ifindex was recorded.
+// The link must be a veth. The link must also have the recorded ifindex, lead a device group, or have the MAC that ADD computes from the
+// key. The argument index is 0 if no ifindex was recorded.
 func isHostSide(link kernel.Link, key attachment.Key, index int) bool {
 	return link.Kind == "veth" && (link.Index == index || link.LeadsGroup() || hasMAC(link, key))
 }

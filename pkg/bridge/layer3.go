@@ -25,8 +25,8 @@ func (l layer3) routes6() bool {
 }
 
 // planLayer3 computes the wanted state from the IPAM plugin's result. With isGateway, an address without a gateway gets a default gateway:
-// the first address of its subnet. Subnets with at most two addresses get none. With isDefaultGateway, each address family gets a default
-// route, unless the IPAM plugin returned a default route with a gateway.
+// the first address of its subnet. An address in a subnet with at most two addresses gets no gateway. With isDefaultGateway, each address
+// family gets a default route, unless the IPAM plugin returned a default route with a gateway.
 func planLayer3(cfg Config, from *types100.Result) (l layer3, err error) {
 	if l.Plan, err = ipam.PlanOf(from); err != nil {
 		return layer3{}, err

@@ -20,8 +20,8 @@ type Masquerade struct {
 	V4      bool           `json:"v4"`
 	V6      bool           `json:"v6"`
 	Except  []netip.Prefix `json:"except,omitempty"` // destinations that see the pod's own address
-	// Cluster is the number of entries at the end of Except that replaced the keyword useClusterCidr. It is 0 if the configuration does not
-	// contain the keyword.
+	// Cluster is the number of entries at the end of Except that replaced the keyword useClusterCidr. Cluster is 0 if the configuration does
+	// not contain the keyword.
 	Cluster    int  `json:"cluster,omitempty"`
 	UseCluster bool `json:"-"` // the configuration contains useClusterCidr
 }
@@ -36,8 +36,8 @@ func (m Masquerade) ofMasqueradedFamilies(prefixes []netip.Prefix) (out []netip.
 	return out
 }
 
-// masquerade sets up masquerade for the pod's traffic that leaves the network. With an in-process IPAM plugin the subnets are known. The
-// rules then cover whole subnets, which all pods share. In this case only the first pod of a network changes rules.
+// masquerade sets up masquerade for the pod's traffic that leaves the network. With an in-process IPAM plugin the subnets are known. With
+// known subnets, the rules cover whole subnets, which all pods share. With shared subnets, only the first pod of a network changes rules.
 func (j *job) masquerade(l layer3) error {
 	m := j.cfg.Masquerade
 	if m.Backend == "nftables" {
@@ -77,8 +77,8 @@ func (m Masquerade) noteText() string {
 	return string(data)
 }
 
-// masqueradeByNFT adds the parts that are missing for the pod. It changes nothing if all parts exist. It rewrites all parts from the
-// records of all attachments in three cases: the configuration changed, subnets overlap, or the rules were flushed.
+// masqueradeByNFT adds the parts that are missing for the pod. If all parts exist, masqueradeByNFT changes nothing. All parts are rewritten
+// from the records of all attachments in three cases: the configuration changed, subnets overlap, or the rules were flushed.
 func (j *job) masqueradeByNFT(l layer3) error {
 	config := j.cfg.Masquerade.noteText()
 	missing, err := missingMasquerade(j.host, nftMasquerade(j.att.Network, j.cfg.Masquerade, l.Addresses, j.shared))
@@ -117,8 +117,8 @@ func (j *job) masqueradeByNFT(l layer3) error {
 	return writeMasquerade(j.att, m, pods)
 }
 
-// writeMasquerade replaces the chain and the sets of a network. It writes the note last. If the process is killed before that, the next ADD
-// finds an empty note and writes all parts again.
+// writeMasquerade replaces the chain and the sets of a network. The note with the configuration is written last. If the process is killed
+// before that, the next ADD finds an empty note and writes all parts again.
 func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment.Of[state]) error {
 	if err := att.Note(masqueraded, ""); err != nil {
 		return err
@@ -184,8 +184,8 @@ func nftMasquerade(network string, cfg Masquerade, addresses []netip.Prefix, sha
 	return m
 }
 
-// unmasquerade removes an attachment's masquerade from the kernel and from the record. If it stayed in the record, a concurrent rewrite of
-// the network's sets would restore it. Subnets that other pods may share stay in the sets.
+// unmasquerade removes an attachment's masquerade from the kernel and from the record. If the masquerade stayed in the record, a concurrent
+// rewrite of the network's sets would restore it. Subnets that other pods may share stay in the sets.
 func unmasquerade(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Masquerade != "iptables" && (st.Masquerade != "nftables" || st.Shared) {
 		return nil

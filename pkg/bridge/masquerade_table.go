@@ -21,7 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// MasqueradeSets holds the sets of a network. Traffic from Sources is masqueraded, except traffic to Local and to multicast addresses.
+// MasqueradeSets holds the sets of a network. Traffic from Sources is masqueraded, unless its destination is in Local or is a multicast
+// address.
 type MasqueradeSets struct {
 	Network        string
 	Sources, Local []netip.Prefix
@@ -59,7 +60,7 @@ func (m MasqueradeSets) elements() (out []nft.Element) {
 }
 
 // addMasquerade adds the prefixes in m, which missingMasquerade returned. The network's chain and sets must exist. The error unix.EEXIST
-// means that a prefix overlaps with an existing interval. In this case SetMasquerade must rewrite all intervals.
+// means that a prefix overlaps with an existing interval. After this error, SetMasquerade must rewrite all intervals.
 func addMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -256,7 +257,7 @@ func (m MasqueradeSets) build(r nft.Ruleset) error {
 	return addElements(r.C, slices.Values(sets), m.elements())
 }
 
-// addElements adds elements to the sets of a table under construction. It splits them so that each netlink message is small enough.
+// addElements adds elements to the sets of a table under construction. The elements are split so that each netlink message is small enough.
 func addElements(c *nftables.Conn, sets iter.Seq[*nftables.Set], elements []nft.Element) error {
 	bySet := map[string][]nftables.SetElement{}
 	for _, e := range elements {

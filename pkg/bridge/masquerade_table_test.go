@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// intervalsOf lists the intervals in a network's set, sorted by address. Each is formatted as "first-after".
+// intervalsOf lists the intervals in a network's set, sorted by address. An interval is formatted as "first-after".
 func intervalsOf(t *testing.T, kind, network string, is4 bool) string {
 	t.Helper()
 	var points []string
@@ -78,7 +78,7 @@ func masquerade(network string, sources, local []string) MasqueradeSets {
 
 func subnets(list ...string) MasqueradeSets { return masquerade("net", list, list) }
 
-// ensure applies masquerade as the plugin does for each new pod. The last element of all belongs to the newest pod.
+// ensure applies masquerade as the plugin does for each new pod. The last element of the argument all belongs to the newest pod.
 func ensure(t *testing.T, h *kernel.Node, all ...MasqueradeSets) {
 	t.Helper()
 	m := all[len(all)-1]
@@ -167,7 +167,8 @@ func TestMasqueradeChanged(t *testing.T) {
 	}
 }
 
-// TestMasqueradeAddresses checks an external IPAM plugin. Its subnets are not reliable, so each pod has an element of its own in the set.
+// TestMasqueradeAddresses checks an external IPAM plugin. Subnets in the result of an external plugin are not reliable, so each pod has an
+// element of its own in the set.
 func TestMasqueradeAddresses(t *testing.T) {
 	h := emptyNode(t)
 	pod := func(address, subnet string) MasqueradeSets {

@@ -75,7 +75,7 @@ func TestMasqueradeEdited(t *testing.T) {
 	}
 }
 
-// foreignIPAM installs an external IPAM plugin in CNI_PATH. It assigns 10.61.0.N/24 to the container with the name N.
+// foreignIPAM installs an external IPAM plugin in CNI_PATH. The plugin assigns 10.61.0.N/24 to the container with the name N.
 func (l lab) foreignIPAM() lab {
 	l.Helper()
 	script := `#!/bin/sh

@@ -45,7 +45,7 @@ func (j *job) lowersMTU(bridge kernel.Link) bool {
 	return j.cfg.MTU >= minMTU6 && j.cfg.MTU < bridge.MTU
 }
 
-// setMTU changes the MTU while it holds the lock for all MTU changes of bridges. It reads the MTU again under the lock, since another
+// setMTU changes the MTU while it holds the lock for all MTU changes of bridges. The MTU is read again under the lock, since another
 // process may have changed it.
 func (j *job) setMTU(bridge *kernel.Link, made, ours, pin bool) error {
 	unlock, err := attachment.Waiting.Node("mtu")
@@ -87,7 +87,7 @@ func (j *job) setMTU(bridge *kernel.Link, made, ours, pin bool) error {
 	return attachment.UnnoteNode(mtuNote(bridge.Name))
 }
 
-// interruptedMTU returns the MTU that a bridge should have. Normally this is the current MTU. If a process was killed between the two
+// interruptedMTU returns the MTU that a bridge should have. Normally the result is the current MTU. If a process was killed between the two
 // requests of pinning, the result is the value that the process wanted to pin. If an admin has changed the MTU since, the current MTU
 // stays. The result owed is true if a process was interrupted.
 func interruptedMTU(bridge kernel.Link) (mtu int, owed bool) {

@@ -85,8 +85,8 @@ func TestLargeMTU(t *testing.T) {
 	l.mustHaveMTU(65535)
 }
 
-// TestMTUOfOthers checks that a bridge of another program keeps its MTU and its IPv6 addresses, whatever the MTU of the pods is. The same
-// holds if another program replaced a bridge that ADD had created.
+// TestMTUOfOthers checks that a bridge of another program keeps its MTU and its IPv6 addresses, whatever the MTU of the pods is. A bridge
+// that another program created in place of Podlace's bridge also keeps its MTU and addresses.
 func TestMTUOfOthers(t *testing.T) {
 	l := mtuLab(t, "btother", "10.74.1.0/24")
 	l.other().add("first")

@@ -37,8 +37,8 @@ func deleteNodeUplink() error {
 	return err
 }
 
-// tenantMain is the main function of a tenant's process, which has all capabilities in a user and network namespace of its own. It waits
-// for a line on standard input before it acts.
+// tenantMain is the main function of a tenant's process, which has all capabilities in a user and network namespace of its own. The process
+// waits for a line on standard input before it acts.
 func tenantMain() int {
 	if _, err := fmt.Scanln(); err != nil {
 		fmt.Println(err)

@@ -60,7 +60,7 @@ func forward(host *kernel.Node, gateway kernel.Link, is4, first bool) error {
 	return host.Set(settings...)
 }
 
-// path is the way from the node to a pod. It consists of the link with the pod's gateway address, this gateway address, and the pod's
+// path is the way from the node to a pod. A path consists of the link with the pod's gateway address, this gateway address, and the pod's
 // address.
 type path struct {
 	link    string
@@ -76,14 +76,14 @@ func (st state) paths() (all []path) {
 	return all
 }
 
-// connects reports whether the gateway address creates the node's route to the pod. It returns false if the pod's address is outside the
-// gateway's subnet. It also returns false for a bridge in a VRF, which has no route in the main table.
+// connects reports whether the gateway address creates the node's route to the pod. The result is false if the pod's address is outside the
+// gateway's subnet. The result is also false for a bridge in a VRF, which has no route in the main table.
 func (p path) connects(link kernel.Link) bool {
 	return link.Master == 0 && p.gateway.Masked().Contains(p.pod)
 }
 
-// compareRoute checks that the node sends the pod's packets through the link. If the packets take another way, it returns an error that the
-// function isDifferent recognizes. The result overlap is true if the subnet of another link contains the pod's address. ADD has already
+// compareRoute checks that the node sends the pod's packets through the link. If the packets take another way, the result is an error that
+// the function isDifferent recognizes. The result overlap is true if the subnet of another link contains the pod's address. ADD has already
 // warned about this overlap.
 func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, err error) {
 	if !p.connects(link) {
@@ -111,9 +111,9 @@ type repair struct {
 	do   func() error
 }
 
-// missingParts returns the parts of the path that ADD created and that are now missing. It ignores a gateway address that the network did
-// not add, and an address that another link now has. It ignores a missing subnet route if an admin added another route for the pod or the
-// subnet. While the link is down, the result is empty. For a link in a VRF, only forwarding is checked, because the main table has no route
+// missingParts returns the parts of the path that ADD created and that are now missing. A gateway address is ignored if the network did not
+// add it, or if another link now has it. A missing subnet route is ignored if an admin added another route for the pod or the subnet. While
+// the link is down, no part is reported as missing. For a link in a VRF, only forwarding is checked, because the main table has no route
 // for this link.
 func (p path) missingParts(host *kernel.Node, network string) (all []repair, err error) {
 	link, ok, err := host.Link(p.link)
@@ -166,7 +166,7 @@ func (p path) addGateway(host *kernel.Node, link kernel.Link) error {
 	return nil
 }
 
-// repairPaths restores forwarding, the gateway addresses and their subnet routes. It handles each subnet of the network once.
+// repairPaths restores forwarding, the gateway addresses and their subnet routes. Each subnet of the network is handled once.
 func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []attachment.Of[state]) error {
 	var errs []error
 	seen := map[path]bool{}
@@ -189,7 +189,7 @@ func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []att
 	return errors.Join(errs...)
 }
 
-// repairPorts restores the port flags that ADD set. For guarded ports it also restores group_fwd_mask. It does not change the port state,
+// repairPorts restores the port flags that ADD set. For guarded ports, group_fwd_mask is also restored. The port state is not changed,
 // since an admin may have disabled a port on purpose.
 func repairPorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	var errs []error

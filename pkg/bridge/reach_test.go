@@ -36,7 +36,7 @@ func TestNeighboursReachAtOnce(t *testing.T) {
 	}
 }
 
-// TestGatewayAnswersAtOnce checks the same for the node: it answers neighbour solicitations for a new gateway address at once.
+// TestGatewayAnswersAtOnce checks that the node answers neighbour solicitations for a new gateway address at once.
 func TestGatewayAnswersAtOnce(t *testing.T) {
 	l := bareLab(t, "bridge", "btgw")
 	t.Cleanup(func() { _ = onHost("btgw", netlink.LinkDel) })

@@ -13,15 +13,15 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The struct port is the host side of a live attachment whose bridge was deleted. It includes the recorded state.
+// The struct port is the host side of a live attachment whose bridge was deleted. The recorded state of the attachment is included.
 type port struct {
 	link kernel.Link
 	state
 }
 
-// orphanedPorts returns the host sides without a bridge that, according to the records of all networks, were ports of this bridge. It is
-// called only if the bridge is missing, is down, or is not the recorded bridge. ADD sets a bridge up as its last step. A bridge that is
-// down may therefore come from a killed ADD that had not attached the orphaned ports yet.
+// orphanedPorts returns the host sides without a bridge that, according to the records of all networks, were ports of this bridge. The
+// function is called only if the bridge is missing, is down, or is not the recorded bridge. ADD sets a bridge up as its last step. A bridge
+// that is down may therefore come from a killed ADD that had not attached the orphaned ports yet.
 func (j *job) orphanedPorts() ([]port, error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {
@@ -44,8 +44,8 @@ func (j *job) orphanedPorts() ([]port, error) {
 	return lost, nil
 }
 
-// previousMAC returns the MAC of the deleted bridge. With this MAC for the new bridge, the pods' neighbour entries stay valid. If no port
-// is orphaned, the result is a random MAC.
+// previousMAC returns the MAC of the deleted bridge. If the new bridge gets this MAC, the pods' neighbour entries stay valid. If no port is
+// orphaned, the result is a random MAC.
 func previousMAC(lost []port) net.HardwareAddr {
 	for _, p := range lost {
 		if mac, err := net.ParseMAC(p.BridgeMAC); err == nil && len(mac) == 6 && mac[0]&1 == 0 {

@@ -56,7 +56,7 @@ func TestReattach(t *testing.T) {
 }
 
 // TestReattachToAnothers checks a bridge that another program deleted, created again and set up. The next ADD attaches the orphaned pods.
-// This includes pods of a network without a gateway on the bridge.
+// Pods of a network without a gateway on the bridge are attached too.
 func TestReattachToAnothers(t *testing.T) {
 	for name, keys := range map[string][]any{
 		"gateway": {}, "no gateway": {"isGateway", nil, "ipMasq", nil}, "layer 2": {"isGateway", nil, "ipMasq", nil, "ipam", nil},
@@ -137,7 +137,7 @@ func TestReattachOnlyItsOwn(t *testing.T) {
 	}
 }
 
-// unfinish marks an attachment's record as unfinished. A killed ADD leaves such a record.
+// unfinish marks an attachment's record as unfinished. A killed ADD leaves a record with this mark.
 func unfinish(t *testing.T, l lab, id string) {
 	t.Helper()
 	path := filepath.Join(store.Root, l.network(), "bridge-"+key(l.network(), id).Hash())

@@ -23,12 +23,12 @@ import (
 // deleted only if provenPodSide reports that it belongs to this attachment.
 func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
-	// Podlace's veth pair is deleted first, because the pair identifies its device group. After the pair is deleted by another step, its
-	// device group could not be found.
+	// Podlace's veth pair is deleted first, because the pair identifies its device group. If another step deleted the pair first, its device
+	// group could not be found.
 	err := errors.Join(delHostSide(host, key, 0), deleteProven(r, host), asReference(key).Remove(), delGuardOf(host, key.HostVeth()))
 	if object := ipam.Object(r.Config); err == nil && ipam.ValidType(ipam.Type(object)) == nil {
-		// The addresses are released last. Otherwise the masquerade rules of this pod could match the packets of the next pod with the same
-		// address.
+		// The addresses are released last. If they were released earlier, this pod's masquerade rules could match the packets of the next pod
+		// with the same address.
 		err = b.releaseAddresses(r, object)
 	}
 	return err
@@ -84,16 +84,16 @@ func isVeth(name string, digits int) bool {
 	return ok && len(hash) == digits && strings.Trim(hash, "0123456789abcdef") == ""
 }
 
-// isOtherAttachment reports whether a host side belongs to another attachment than that of r. Podlace's names contain a hash of the key.
-// prevResult is no proof, because the MAC is computed from the address. The next pod with the same address has the same MAC, and so does a
-// pod with the same address in another network.
+// isOtherAttachment reports whether a host side belongs to another attachment than that of r. Podlace's names contain a hash of the key, so
+// the name shows the attachment. The MAC in prevResult is no proof, because the MAC is computed from the address. The next pod with the
+// same address has the same MAC, and so does a pod with the same address in another network.
 func isOtherAttachment(r *plugin.Request, name string) bool {
 	return isVeth(name, 11) && name != attachment.KeyOf(r).HostVeth()
 }
 
-// provenPodSide reports whether the pod's interface belongs to this attachment. The proof is that prevResult contains its name and MAC.
-// Before cniVersion 0.4.0, runtimes pass no prevResult. In that case, the host side must have a name in the form of the reference plugin's
-// names, and must be on the configured bridge. The result side is the host side, if it exists.
+// provenPodSide reports whether the pod's interface belongs to this attachment. The proof is that prevResult contains the interface's name
+// and MAC. Before cniVersion 0.4.0, runtimes pass no prevResult. Without prevResult, the host side must have a name in the form of the
+// reference plugin's names, and must be on the configured bridge. The result side is the host side, if it exists.
 func provenPodSide(r *plugin.Request, host *kernel.Node, link kernel.Link) (side kernel.Link, ok bool, err error) {
 	side, ok, err = host.PeerOf(link, r.Netns)
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 )
 
 // Restore restores the state of all attachments on the node from their records, for example after a flush. The order is: guards, which
-// protect pods from each other; masquerade; the rules of VLAN gateways; forwarding; gateway addresses with their routes; port flags. State
-// that exists is not changed.
+// protect pods from each other; masquerade; the rules of VLAN gateways; forwarding; gateway addresses with their routes; port flags.
+// Restore does not change state that exists.
 func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	if pods, err := attachment.Any("bridge"); err != nil || !pods {
 		return err
@@ -36,7 +36,7 @@ func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error
 	return errors.Join(append(errs, forgetFlushedVLANs(host))...)
 }
 
-// restoreFlushed restores the rules of all networks if a base chain is missing or empty. It sends one query for each table, and none on a
+// restoreFlushed restores the rules of all networks if a base chain is missing or empty. It costs one query for each table, and none on a
 // node that never had rules. Errors are only logged, because the current ADD is for another pod.
 func (j *job) restoreFlushed() {
 	t, err := j.host.NFT.Open("")
@@ -53,8 +53,8 @@ func (j *job) restoreFlushed() {
 	}
 }
 
-// baseChains returns the base chains that exist unless the rules were flushed. These are the chain of the guards, the masquerade chain of
-// each network, and a chain of the VLAN gateways.
+// baseChains returns the base chains that exist unless the rules were flushed. The result contains the chain of the guards, the masquerade
+// chain of each network, and a chain of the VLAN gateways.
 func baseChains() (all []nft.Place) {
 	if _, ok := attachment.NodeNoted(guarded); ok {
 		all = append(all, nft.Place{Family: unix.NFPROTO_BRIDGE, Table: nft.GuardTable, Chain: guardChain})
@@ -94,8 +94,8 @@ func finishedPods(pods []attachment.Of[state]) []attachment.Of[state] {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod attachment.Of[state]) bool { return pod.State.Unfinished })
 }
 
-// Intact reports whether the kernel has the state that the pods of all networks share. It checks all networks, because a runtime may call
-// STATUS for only one network. For each network it reads only one record. State that cannot be read is treated as intact.
+// Intact reports whether the kernel has the state that the pods of all networks share. Intact checks all networks, because a runtime may
+// call STATUS for only one network. Only one record of each network is read. State that cannot be read is treated as intact.
 func Intact(host *kernel.Node) bool {
 	_, needGuards := attachment.NodeNoted(guarded)
 	networks, _ := attachment.Networks()
@@ -124,8 +124,8 @@ func Intact(host *kernel.Node) bool {
 	return ok || err != nil
 }
 
-// oldestPod returns the record of a network's oldest pod. Every flush so far has removed this pod's rules. Younger pods may have been
-// attached after the flush, so their rules may exist.
+// oldestPod returns the record of a network's oldest pod. Every flush in the lifetime of this pod has removed its rules. A younger pod may
+// have been attached after the flush, so its rules may exist.
 func oldestPod(network string) (key attachment.Key, st state, ok bool) {
 	for rec := range attachment.OldestIn(network, "bridge") {
 		var st state

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// plainLab returns a lab for a pod in another network on the same node. That network needs no rules.
+// plainLab returns a lab for a pod in another network on the same node. The other network needs no rules.
 func (l lab) plainLab(name, bridge string) lab {
 	l.Helper()
 	next := l.other()
@@ -19,8 +19,8 @@ func (l lab) plainLab(name, bridge string) lab {
 	return next
 }
 
-// TestPlainVerbsRestore (F-21) checks ADD and STATUS after a flush. They restore the rules of all networks on the node from the records.
-// The network of that ADD or STATUS may itself need no rules.
+// TestPlainVerbsRestore (F-21) checks ADD and STATUS after a flush. ADD and STATUS restore the rules of all networks on the node from the
+// records. The network of that ADD or STATUS may itself need no rules.
 func TestPlainVerbsRestore(t *testing.T) {
 	flush := func(tables ...string) []string {
 		for i, table := range tables {
@@ -93,8 +93,8 @@ func TestPlainNode(t *testing.T) {
 	}
 }
 
-// TestPortJoinedAgain checks the port of a guarded pod after another program removed it from the bridge and added it again. This resets the
-// port's flags. GC restores the flags.
+// TestPortJoinedAgain checks the port of a guarded pod after another program removed it from the bridge and added it again. Leaving the
+// bridge resets the port's flags. GC restores the flags.
 func TestPortJoinedAgain(t *testing.T) {
 	l := bareLab(t, "name", "rejoined", "bridge", "btre", "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btre", netlink.LinkDel) })
@@ -105,7 +105,8 @@ func TestPortJoinedAgain(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestPortOfOlderRelease checks that STATUS and GC call SetReserved for the port of a pod that an older release attached without it.
+// TestPortOfOlderRelease checks a pod that an older release attached without calling SetReserved. STATUS and GC call SetReserved for the
+// pod's port.
 func TestPortOfOlderRelease(t *testing.T) {
 	l := bareLab(t, "name", "older", "bridge", "btold", "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btold", netlink.LinkDel) })

@@ -41,7 +41,7 @@ var errNoConfiguration = errors.New("no configuration of this network names the 
 
 // ToReference returns the steps that replace an attachment's rules by rules of the reference plugin, so that its DEL can remove them. The
 // argument addresses contains all addresses of the container in the network, because the reference plugin uses one iptables chain for all
-// of them. Podlace's own nftables rules are not removed here. They are removed together with their tables.
+// of them. Podlace's own nftables rules are not removed here. The nftables rules are removed together with their tables.
 func ToReference(rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {
@@ -125,7 +125,7 @@ func masqueradeSteps(rec attachment.Record, st state, addresses []netip.Prefix, 
 }
 
 // referenceMasquerade returns the configured masquerade with the backend that the reference plugin would choose. The reference plugin has
-// no configuration keys for families and exceptions. But rules in its form can contain both, and its DEL removes these rules.
+// no configuration keys for families and exceptions. The reference plugin's rules can express both, and its DEL removes these rules.
 func referenceMasquerade(conf json.RawMessage) (Masquerade, error) {
 	if conf == nil {
 		return Masquerade{}, errNoConfiguration

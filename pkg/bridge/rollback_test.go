@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// toReference runs the steps of ToReference for an attachment with the current configuration. It returns the texts of the steps.
+// toReference runs the steps of ToReference for an attachment with the current configuration. The result contains the texts of the steps.
 func (l lab) toReference(id, ifname string) (texts []string) {
 	l.Helper()
 	all, unreadable, err := attachment.Attachments(l.network())
@@ -154,8 +154,8 @@ func TestToReferenceOfAnotherInterface(t *testing.T) {
 	}
 }
 
-// TestIPTablesMasqueradeOfTheReference compares Podlace's iptables rules with the rules that the reference plugin's own function writes. A
-// rollback keeps Podlace's rules, so they must be equal.
+// TestIPTablesMasqueradeOfTheReference compares Podlace's iptables rules with the rules that the reference plugin's own function writes.
+// The two sets of rules must be equal, because a rollback keeps Podlace's rules.
 func TestIPTablesMasqueradeOfTheReference(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

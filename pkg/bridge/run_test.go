@@ -78,7 +78,7 @@ type attached struct {
 	result types100.Result
 }
 
-// add attaches the pod. When the test ends, DEL detaches it.
+// add attaches the pod. When the test ends, DEL detaches the pod.
 func (l lab) add(id string, keys ...any) attached {
 	l.Helper()
 	a := attached{lab: l, id: id, prev: l.OK(l.Call("ADD", id, keys...)).Stdout}
@@ -115,7 +115,7 @@ func (l lab) age() {
 // hostVeth returns the name of the host side.
 func (a attached) hostVeth() string { return a.result.Interfaces[1].Name }
 
-// onHost calls a function for the link with this name on the node. inPod calls it for a link in the pod.
+// The function onHost calls a function for the link with this name on the node. The method inPod calls it for a link in the pod.
 func onHost(name string, change func(netlink.Link) error) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {

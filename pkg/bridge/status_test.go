@@ -20,7 +20,7 @@ import (
 )
 
 // TestStatusRestores (F-21) checks all verbs after a flush. CHECK fails and changes nothing. STATUS and GC restore masquerade, guards and
-// the rules of VLAN gateways from the records, and log this. They take no lock that another process holds.
+// the rules of VLAN gateways from the records, and log this. STATUS and GC take no lock that another process holds.
 func TestStatusRestores(t *testing.T) {
 	tables := func(names ...string) []string {
 		var commands []string
@@ -140,7 +140,8 @@ func TestStatusNeverWaitsForIPTables(t *testing.T) {
 }
 
 // TestStatusAfterYoungerPods checks STATUS if some pods were attached after a flush of iptables, so that their rules exist. STATUS must
-// find the missing rules of older pods. This includes rules missing in only one address family, and a node with a pod whose ADD was killed.
+// find the missing rules of older pods. The test includes rules that are missing in only one address family, and a pod whose ADD was
+// killed.
 func TestStatusAfterYoungerPods(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

@@ -11,7 +11,8 @@ import (
 )
 
 // tolerate logs a difference for which CHECK fails only with strictCheck. A tenant may cause this difference in its own pod, an admin may
-// want it, or no verb can restore the state. A failed CHECK may make the runtime recreate the pod. CRI-O does so when it starts.
+// want it, or no verb can restore the state. A failed CHECK may make the runtime recreate the pod. CRI-O calls CHECK for each pod when it
+// starts, and recreates failed pods.
 func (j *job) tolerate(err error) error {
 	if j.cfg.StrictCheck || !isDifferent(err) {
 		return err
@@ -20,8 +21,8 @@ func (j *job) tolerate(err error) error {
 	return nil
 }
 
-// checkTolerated compares the settings whose differences CHECK tolerates without strictCheck. These are settings of the pod, its record,
-// and settings of the bridge.
+// checkTolerated compares the settings whose differences CHECK tolerates without strictCheck. The compared settings are those of the pod,
+// of its record, and of the bridge.
 func (j *job) checkTolerated(w wiring, l layer3) error {
 	made, noted := j.att.Noted(madeNote(w.bridge.Name))
 	var errs []error
@@ -47,7 +48,7 @@ func (j *job) checkTolerated(w wiring, l layer3) error {
 	return errors.Join(errs...)
 }
 
-// compareBridgeMTU returns an error if the MTU of the bridge is larger than the pod's MTU. It ignores bridges that other programs created.
+// compareBridgeMTU returns an error if the MTU of the bridge is larger than the pod's MTU. Bridges that other programs created are ignored.
 // ADD lowers the bridge's MTU to the pod's MTU, so a larger MTU was set later.
 func (j *job) compareBridgeMTU(bridge kernel.Link) error {
 	if !j.lowersMTU(bridge) {

@@ -58,8 +58,9 @@ func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Fi
 }
 
 // overlaps returns a finding for each pod subnet that overlaps a subnet behind another link. A larger subnet behind a router is no
-// conflict, because the route to the pods is more specific. This is normal if the router knows the pods of all nodes. The first address of
-// the pods' subnet may belong to the tunnel between nodes. No pod gets this address, so this is no conflict.
+// conflict, because the route to the pods is more specific. A router normally has this larger subnet as the route to the pods of all nodes.
+// The first address of the pods' subnet may belong to the tunnel between nodes. An overlap with this address is no conflict, because no pod
+// gets this address.
 func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Finding) {
 	for _, pod := range pods {
 		for _, other := range others {
@@ -76,7 +77,7 @@ func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Findi
 }
 
 // logTraps logs the findings once for each new bridge, and once for each new subnet on a bridge. Without IPAM, the bridge may be another
-// program's and is never new. In this case a note prevents repeated logs.
+// program's and is never new. Without IPAM, a note prevents repeated logs.
 func (j *job) logTraps(l layer3) {
 	if j.cfg.IPAM == "" {
 		attachment.LogOnce(j.r, append(plugin.DuplicateKeys(j.r.Config), traps(j.r.Config, nil, nil)...))

@@ -17,7 +17,7 @@ import (
 
 const trapped = "does not have the effect that it suggests"
 
-// runOnNode runs a shell script in the node's namespace. When the test ends, it runs the script undo.
+// runOnNode runs a shell script in the node's namespace. When the test ends, runOnNode runs the script undo.
 func (l lab) runOnNode(script, undo string) {
 	l.Helper()
 	if _, err := exec.LookPath("ip"); err != nil {
@@ -34,7 +34,7 @@ func (l lab) withoutBridge() {
 	l.Cleanup(func() { _ = onHost(l.Conf["bridge"].(string), netlink.LinkDel) })
 }
 
-// TestClashOfSubnetsIsLogged checks that ADD warns if another link of the node has the pods' subnet. It warns only when the subnet is new
+// TestClashOfSubnetsIsLogged checks that ADD warns if another link of the node has the pods' subnet. ADD warns only when the subnet is new
 // to the bridge.
 func TestClashOfSubnetsIsLogged(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -125,8 +125,8 @@ func TestKeysWithoutEffectAreLogged(t *testing.T) {
 	}
 }
 
-// TestDuplicateKeyIsLogged checks a configuration with a duplicate key. libcni would remove the duplicate, but this test passes the
-// configuration unmodified.
+// TestDuplicateKeyIsLogged checks a configuration with a duplicate key. The test passes the configuration unmodified, although libcni would
+// remove the duplicate.
 func TestDuplicateKeyIsLogged(t *testing.T) {
 	l := bareLab(t, "name", "traps", "bridge", "bttrap")
 	l.withoutBridge()

@@ -101,7 +101,8 @@ func (v VLANs) onPort(byDefault uint16) kernel.VLANs {
 	return slices.SortedFunc(maps.Values(byID), func(a, b kernel.VLAN) int { return int(a.ID) - int(b.ID) })
 }
 
-// supported returns an error if the kernel lacks VLAN filtering. That kernel would accept the settings but not separate the VLANs.
+// supported returns an error if the kernel lacks VLAN filtering. A kernel without VLAN filtering would accept the settings but not separate
+// the VLANs.
 func (v VLANs) supported(host *kernel.Node) error {
 	if !v.used() {
 		return nil
@@ -113,7 +114,7 @@ func (v VLANs) supported(host *kernel.Node) error {
 	return err
 }
 
-// ensureFiltering enables VLAN filtering on the bridge if the pod uses VLANs. It returns an error for a bridge that already has ports,
+// ensureFiltering enables VLAN filtering on the bridge if the pod uses VLANs. The result is an error for a bridge that already has ports,
 // because filtering would drop the tagged frames of these ports.
 func (j *job) ensureFiltering(bridge *kernel.Link) error {
 	if !j.cfg.VLANs.used() || bridge.FiltersVLANs {
@@ -166,8 +167,8 @@ func (j *job) checkVLANs(w wiring) error {
 	return nil
 }
 
-// checkDefaultVLAN fails if a pod without VLANs is on a bridge with VLAN filtering, and the bridge drops the pod's frames. It ignores a
-// bridge without a default VLAN, because another program assigns VLANs to the ports of that bridge.
+// checkDefaultVLAN fails if a pod without VLANs is on a bridge with VLAN filtering, and the bridge drops the pod's frames. A bridge without
+// a default VLAN is ignored, because another program assigns VLANs to the ports of that bridge.
 func (j *job) checkDefaultVLAN(w wiring) error {
 	if !w.bridge.FiltersVLANs || w.bridge.DefaultVLAN == 0 {
 		return nil

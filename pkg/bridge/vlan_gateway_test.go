@@ -127,7 +127,7 @@ func (l lab) setBridged(value string) {
 	}
 }
 
-// setService creates a Service with one backend. It replaces the previous Service.
+// setService creates a Service with one backend. The new Service replaces the previous Service.
 func (l lab) setService(backend string) {
 	l.Helper()
 	cmd := exec.Command("nft", "-f", "-")

@@ -36,10 +36,10 @@ func (g VLANGateway) elements() []nft.Element {
 // buildVLANs writes the rules, which are the same for any number of VLANs. For each VLAN gateway, elements are added to the sets.
 //
 // Kubernetes needs br_netfilter with bridge-nf-call-iptables. With this setting, IP rules see a packet through a gateway's port twice: when
-// it is bridged, and when it is routed. The first time determines NAT for the whole connection. At that time, the input interface is the
-// bridge, which has no address in the VLAN, so NAT would be wrong. The rules in this table therefore exclude bridged frames from connection
-// tracking if they have the gateway's MAC. A Service may have a backend in the client's own VLAN. Such a connection is masqueraded, because
-// the backend would answer the client directly otherwise.
+// it is bridged, and when it is routed. NAT for the whole connection is determined when the packet is bridged. When the packet is bridged,
+// the input interface is the bridge, which has no address in the VLAN. NAT at this point would be wrong. The rules in this table therefore
+// exclude bridged frames from connection tracking if they have the gateway's MAC. A Service may have a backend in the client's own VLAN. A
+// connection to a backend of this kind is masqueraded. Without masquerade, the backend would answer the client directly.
 func buildVLANs(r nft.Ruleset) error {
 	gateways, err := r.Set("gateways", nil, nftables.TypeIFName, nftables.TypeEtherAddr)
 	if err != nil {
@@ -60,7 +60,8 @@ func buildVLANs(r nft.Ruleset) error {
 	return r.Mark(vlanSchema)
 }
 
-// EnsureVLANGateway writes the rules that make NAT work for traffic through a VLAN's gateway. It is a no-op on a kernel without nftables.
+// EnsureVLANGateway writes the rules that make NAT work for traffic through a VLAN's gateway. EnsureVLANGateway is a no-op on a kernel
+// without nftables.
 func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 	t, err := host.NFT.Open(nft.VLANTable)
 	if err != nil {
@@ -99,8 +100,8 @@ func hasVLANTable(host *kernel.Node) (bool, error) {
 }
 
 // forgetFlushedVLANs removes the note about the table if the table is missing and no gateway needs it. An ADD may create the table at the
-// same time. It creates the table first and writes the note afterwards. The function therefore checks again after it has removed the note,
-// and restores the note if the table exists now.
+// same time. ADD creates the table first and writes the note afterwards. The function therefore checks again after removing the note. If
+// the table exists now, the note is restored.
 func forgetFlushedVLANs(host *kernel.Node) error {
 	if _, noted := attachment.NodeNoted(vlanTable); !noted {
 		return nil

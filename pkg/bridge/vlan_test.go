@@ -68,8 +68,8 @@ func TestParseVLANs(t *testing.T) {
 	}
 }
 
-// vlanLab returns a node with a bridge that only this test uses, if the kernel supports VLAN filtering. On another kernel, it checks that
-// ADD returns an error for VLANs and changes nothing.
+// vlanLab returns a node with a bridge that only this test uses, if the kernel supports VLAN filtering. On a kernel without this feature,
+// vlanLab checks that ADD returns an error for VLANs and changes nothing.
 func vlanLab(t *testing.T, keys ...any) (l lab, has bool) {
 	t.Helper()
 	l = bareLab(t, append([]any{"bridge", "btv", "name", "vlans", "ipMasq", false, "isGateway", false, "vlan", 100, "ipam",
@@ -254,8 +254,8 @@ func TestFilteringOfExistingBridge(t *testing.T) {
 	l.OK(a.check())
 }
 
-// setBridge changes some attributes of a bridge. It sends only these attributes. The kernel would reject some of the other attributes in
-// the form in which the library reads them.
+// setBridge changes some attributes of a bridge. The request contains only these attributes. The kernel would reject some of the other
+// attributes in the form in which the library reads them.
 func setBridge(set func(*netlink.Bridge)) func(netlink.Link) error {
 	return func(link netlink.Link) error {
 		b := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}

@@ -22,7 +22,7 @@ const addressTimeout = 10 * time.Second
 // gateway addresses. The gateway link is the bridge itself, or the link of a VLAN's gateway.
 type wiring struct{ bridge, host, pod, gateway kernel.Link }
 
-// createLinks creates the bridge if it is missing. It also creates the veth pair, which stays down.
+// createLinks creates the bridge if it is missing. The veth pair is also created, but stays down.
 func (j *job) createLinks() (w wiring, err error) {
 	if j.cfg.AutoMTU && j.cfg.MTU == 0 {
 		if j.cfg.MTU, err = j.host.UplinkMTU(); err != nil {
@@ -102,8 +102,8 @@ func (j *job) findBridge() (link kernel.Link, made bool, lost []port, err error)
 	if j.cfg.VLANs.used() || slices.ContainsFunc(lost, func(p port) bool { return p.VLANs.used() }) {
 		add = j.host.AddVLANBridge
 	}
-	// A Service with a backend on the client's own bridge works only if iptables rules see the bridged answer of the backend. Without this,
-	// the answer would go directly to the client, which expects it from the Service's address.
+	// A Service with a backend on the client's own bridge works only if iptables rules see the bridged answer of the backend. Without iptables
+	// rules, the answer would go directly to the client, which expects it from the Service's address.
 	filtered := j.cfg.Gateway && j.cfg.gatewayName() == name
 	if err = add(name, previousMAC(lost), j.cfg.MTU, filtered); err != nil && !isExist(err) {
 		return link, false, nil, err
@@ -121,9 +121,9 @@ func errIfDeleted(name string, ok bool, err error) error {
 	return err
 }
 
-// hardenedSysctls returns sysctls that prevent an interface from learning addresses and routes from pods (CVE-2020-10749). They also switch
-// off duplicate address detection, which would delay the link-local address by one to two seconds. The sysctls must be set before the link
-// is up.
+// hardenedSysctls returns sysctls that prevent an interface from learning addresses and routes from pods (CVE-2020-10749). The sysctls also
+// switch off duplicate address detection, which would delay the link-local address by one to two seconds. The sysctls must be set before
+// the link is up.
 func (j *job) hardenedSysctls(name string) []kernel.Sysctl {
 	conf := "ipv6/conf/" + name + "/"
 	dad := "0"
@@ -144,8 +144,8 @@ func randomMAC() net.HardwareAddr {
 }
 
 // setMAC sets the pod's MAC to the value that AddressMAC computes from the pod's first address. A MAC in the configuration takes
-// precedence. If a new pod gets a deleted pod's address, the neighbours' cached entries for the address stay valid. This is done only for
-// in-process IPAM plugins, because an external IPAM plugin may have sent the previous MAC to a DHCP server.
+// precedence. If a new pod gets a deleted pod's address, the neighbours' cached entries for the address stay valid. The MAC is not changed
+// for external IPAM plugins, because the plugin may have sent the previous MAC to a DHCP server.
 func (j *job) setMAC(w *wiring, l layer3) error {
 	if j.cfg.MAC != nil || !j.shared || len(l.Addresses) == 0 {
 		return nil
@@ -154,7 +154,7 @@ func (j *job) setMAC(w *wiring, l layer3) error {
 	return j.pod.SetMAC(w.pod, w.pod.MAC)
 }
 
-// configure sets both ends of the veth pair up, and adds the addresses and routes. It sets the pod's end up first, so that the bridge port
+// configure sets both ends of the veth pair up, and adds the addresses and routes. The pod's end is set up first, so that the bridge port
 // forwards frames as soon as the host side is up.
 func (j *job) configure(w wiring, l layer3) error {
 	// The host side is a bridge port, which needs no IPv6 address. With IPv6, each host side would add three routes to the node, and the
@@ -236,7 +236,7 @@ func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip
 	return nil
 }
 
-// podSettings returns the sysctls for the pod's end of the veth pair. IPv6 is off in a pod of an IPv4 network. Its link-local address would
+// podSettings returns the sysctls for the pod's end of the veth pair. IPv6 is off in a pod of an IPv4 network. The link-local address would
 // bypass policies for the pod's IPv4 address (CVE-2024-32473), and its multicast packets would go to every bridge port. The other sysctls
 // apply if the pod enables IPv6 later.
 func (j *job) podSettings(pod kernel.Link, l layer3) []kernel.Sysctl {

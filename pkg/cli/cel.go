@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// maybeMissing returns the attributes that some VFs lack. These are the attributes of the NUMA node, which may be unknown.
+// maybeMissing returns the attributes that some VFs lack. The result contains the attributes of the NUMA node, which may be unknown.
 func maybeMissing() []attribute {
 	return []attribute{{"resource.kubernetes.io", "numaNode"}, {"dra.net", "numaNode"}}
 }
@@ -21,8 +21,7 @@ type attribute struct{ domain, name string }
 func (a attribute) String() string { return a.domain + "/" + a.name }
 
 var (
-	// celRead matches device.attributes["domain"].name and device.attributes["domain"]["name"]. It does not match optional forms such as
-	// .?name.
+	// celRead matches device.attributes["domain"].name and device.attributes["domain"]["name"]. Optional forms such as .?name do not match.
 	celRead = regexp.MustCompile(`device\.attributes\[["']([^"']+)["']\](?:\.([A-Za-z_]\w*)|\[["']([^"']+)["']\])`)
 	// celBind matches the text cel.bind(alias, device.attributes["domain"],
 	celBind = regexp.MustCompile(`cel\.bind\(\s*(\w+)\s*,\s*(device\.attributes\[["'][^"']+["']\])\s*,`)
@@ -61,7 +60,7 @@ func unguarded(expression string, sure bool) (problems []string) {
 	return problems
 }
 
-// guard is a test in a CEL expression that a device has an attribute. It protects the text that follows the offset from.
+// guard is a test in a CEL expression that a device has an attribute. The guard protects the text that follows the offset from.
 type guard struct {
 	attribute
 	from int

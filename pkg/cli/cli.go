@@ -33,7 +33,7 @@ type exitError int
 // Error returns the status as text.
 func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// Run runs the command line and returns the exit status. It removes terminal escape sequences from the names of pods and files in the
+// Run runs the command line and returns the exit status. Run removes terminal escape sequences from the names of pods and files in the
 // output.
 func Run(args []string, stdout, stderr io.Writer) int {
 	stdout, stderr = plugin.PlainWriter(stdout), plugin.PlainWriter(stderr)
@@ -68,7 +68,7 @@ func suggest(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w: %s", err, near)
 }
 
-// printLine prints a message on a single line. It removes control characters, because a pod's name or a plugin's message may contain some.
+// printLine prints a message on a single line. Control characters are removed, because a pod's name or a plugin's message may contain some.
 func printLine(stderr io.Writer, text string) {
 	fmt.Fprintln(stderr, "podlace:", plugin.Plain(strings.ReplaceAll(text, "\n", "; "), reconcile.MaxMessage))
 }

@@ -46,7 +46,7 @@ func playSudo(args []string) int {
 	return playedStatus
 }
 
-// playDemo replaces podlace demo. It prints a report with one row, which contains the arguments. The row is a miss if the plugin folder
+// playDemo replaces podlace demo. The printed report has one row, which contains the arguments. The row is a miss if the plugin folder
 // contains a file named "miss".
 func playDemo(args []string) int {
 	dir := args[3]
@@ -147,8 +147,8 @@ func pluginsDir(t *testing.T, files ...string) string {
 	return dir
 }
 
-// TestDemoFindsInstalledPlugins checks that the demo without --plugins uses the first folder that contains all plugins. If no folder does,
-// the error names each folder and a missing plugin.
+// TestDemoFindsInstalledPlugins checks that the demo without --plugins uses the first folder that contains all plugins. If no folder
+// contains all plugins, the error names each folder and a missing plugin.
 func TestDemoFindsInstalledPlugins(t *testing.T) {
 	full, tools := pluginsDir(t), t.TempDir()
 	for name, dirs := range map[string][]string{"beside podlace": {full, tools}, "installed": {tools, full}} {

@@ -120,7 +120,7 @@ func pluginFolder(dirs, names []string) (string, error) {
 	return "", errors.Join(errs...)
 }
 
-// runOne runs the script once. It moves this process into a sandbox.
+// runOne runs the script once. This process enters the sandbox.
 func (f demoFlags) runOne(ctx context.Context, opts demo.Options, stdout, stderr io.Writer) error {
 	inside, code, err := sandbox.Enter()
 	if err != nil {

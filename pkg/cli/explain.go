@@ -28,7 +28,7 @@ const explainExample = `  podlace explain isGateway
 // anyPlugin is the subject of configuration keys that all plugins have.
 const anyPlugin = "plugin"
 
-// entry is a row of a table in the documents. It explains a key or a code.
+// entry is a row of a table in the documents. The row explains a configuration key or an error code.
 type entry struct {
 	subject string // plugin, or "code"
 	names   []string
@@ -167,7 +167,7 @@ func entriesOf(file, text string) (all []entry) {
 	return all
 }
 
-// cellsOf returns the cells of a row in a Markdown table. It returns nil if the line is not a row of a table.
+// cellsOf returns the cells of a row in a Markdown table. The result is nil if the line is not a row of a table.
 func cellsOf(line string) []string {
 	line = strings.TrimSpace(line)
 	if !strings.HasPrefix(line, "|") || !strings.HasSuffix(line, "|") || len(line) < 2 {

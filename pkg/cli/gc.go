@@ -52,7 +52,7 @@ func newGC() *cobra.Command {
 	return cmd
 }
 
-// collection is the result of one run of gc. It is printed as JSON.
+// collection is the result of one run of gc. The collection is printed as JSON.
 type collection struct {
 	DryRun      bool                    `json:"dryRun"`
 	Asked       []string                `json:"asked"` // the runtimes that were asked for their containers
@@ -74,8 +74,8 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// The list is read only once. Both the dead and the kept attachments are computed from it, so an attachment of a later ADD is in neither
-	// of them.
+	// The list is read only once. An attachment of a later ADD is in neither list, because the dead and the kept attachments are computed from
+	// this list.
 	list, err := reconcile.List(networks)
 	if err != nil {
 		return err

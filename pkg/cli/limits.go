@@ -120,7 +120,7 @@ func (f limitsFlags) run(cmd *cobra.Command, args []string) error {
 	return errors.Join(printUnreadable(cmd.ErrOrStderr()), err)
 }
 
-// parseRate parses the rate in the value of a flag. It returns nil if the flag was not given.
+// parseRate parses the rate in the value of a flag. The result is nil if the flag was not given.
 func parseRate(cmd *cobra.Command, name, text string) (*uint64, error) {
 	if !cmd.Flags().Changed(name) {
 		return nil, nil
@@ -164,8 +164,8 @@ func (f limitsFlags) selectRecords(args []string) ([]attachment.Record, error) {
 	return chosen, nil
 }
 
-// recordsOfPod returns all records of one pod. Containers with the same pod name belong to one pod. There may be several, because an old
-// container may still be ending.
+// recordsOfPod returns all records of one pod. Containers with the same pod name belong to one pod. A pod may have several containers,
+// because an old container may still be ending.
 func recordsOfPod(all []attachment.Record, name string) ([]attachment.Record, error) {
 	match := func(rec attachment.Record) bool { return rec.ContainerID == name }
 	switch {

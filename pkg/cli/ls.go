@@ -46,7 +46,7 @@ func (f *confFlags) add(cmd *cobra.Command) {
 	addOutput(cmd, &f.output)
 }
 
-// lsFlags holds the flags of ls. They select the attachments and the output format.
+// lsFlags holds the flags of ls. The flags select the attachments and the output format.
 type lsFlags struct {
 	confFlags
 	ip, mac, hostPort string
@@ -110,8 +110,8 @@ func (f lsFlags) list(stdout, stderr io.Writer) error {
 	return errors.Join(printDamaged(stderr, damaged), err)
 }
 
-// networks reads the network configurations. The default folder may be missing, as on k3s nodes. In that case the records still show the
-// attachments.
+// networks reads the network configurations. The default folder may be missing, as on k3s nodes. If the folder is missing, the records
+// still show the attachments.
 func (f confFlags) networks(stderr io.Writer) ([]reconcile.Network, error) {
 	networks, notes, err := configurations(f.dir)
 	switch {

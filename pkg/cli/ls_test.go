@@ -78,7 +78,7 @@ func TestUnknownNetwork(t *testing.T) {
 	}
 }
 
-// TestLsNamesTraps checks that ls reports configuration keys without effect on standard error. This includes keys that libcni removes
+// TestLsNamesTraps checks that ls reports configuration keys without effect on standard error. The report includes keys that libcni removes
 // before a plugin sees the configuration.
 func TestLsNamesTraps(t *testing.T) {
 	if os.Geteuid() != 0 {

@@ -113,7 +113,7 @@ func limit(rate uint64) string {
 	return formatRate(rate)
 }
 
-// age formats a duration. Like kubectl, it uses the largest unit for which the number is at least two.
+// age formats a duration. The unit is the largest one for which the number is at least two, as in kubectl.
 func age(since, now time.Time) string {
 	d := now.Sub(since)
 	switch {

@@ -143,7 +143,7 @@ func (c *checker) fail(format string, args ...any) {
 	c.problems = append(c.problems, fmt.Sprintf(format, args...))
 }
 
-// deviceClass is a DeviceClass. It comes from a file, or is one of the classes that 'podlace sriov classes' prints.
+// deviceClass is a DeviceClass. The class comes from a file, or is one of the classes that 'podlace sriov classes' prints.
 type deviceClass struct {
 	name, from string
 	classSpec
@@ -212,7 +212,7 @@ func (c *checker) checkObject(m manifest) {
 	}
 }
 
-// checkPod checks that the files contain all claims that a pod names. It also checks the extended resources of the pod.
+// checkPod checks that the files contain all claims that a pod names. The extended resources of the pod are also checked.
 func (c *checker) checkPod(m manifest, spec podSpec) {
 	for i, pc := range spec.Claims {
 		kind, name := kindClaim, pc.Claim

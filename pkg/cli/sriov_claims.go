@@ -32,7 +32,7 @@ type sriovClaim struct {
 	Interface string      `json:"interface,omitempty"` // in that pod, once attached
 }
 
-// readClaims returns the devices of all prepared claims. They are sorted by claim and by request.
+// readClaims returns the devices of all prepared claims. The devices are sorted by claim and by request.
 func (f *sriovFlags) readClaims() (list []sriovClaim, err error) {
 	records, recordErr := claim.List(f.claims)
 	attached, journalErr := sriov.Holdings()
@@ -116,7 +116,7 @@ func (c sriovClaim) describe() string {
 	return fmt.Sprintf("claim %s, request %s, has it as %s; %s", plain(c.Claim), plain(c.Request), plain(c.Resource), where)
 }
 
-// listClaims prints a table of the prepared claims. It prints nothing if the node has no prepared claims.
+// listClaims prints a table of the prepared claims. If the node has no prepared claims, nothing is printed.
 func (n *sriovNode) listClaims(stdout io.Writer) error {
 	if len(n.claims) == 0 {
 		return nil
@@ -139,7 +139,7 @@ func (n *sriovNode) byDRA(resource string) bool {
 	return slices.ContainsFunc(n.config.Resources, func(r pool.Resource) bool { return r.FullName() == resource && r.API == pool.DRA })
 }
 
-// printPublished prints what the ResourceSlices contain about a device. It also prints the attributes that only other devices have. A CEL
+// printPublished prints what the ResourceSlices contain about a device. The attributes that only other devices have are also printed. A CEL
 // expression fails if it reads a missing attribute without a guard.
 func (n *sriovNode) printPublished(w io.Writer, e pool.Explanation) {
 	p, ok := n.slices[e.Device.String()]

@@ -101,7 +101,7 @@ func decide(p kubelet.Policy, machine kubelet.Mask, demands []demand, now, idle 
 	return a
 }
 
-// shortage describes the first resource with fewer free devices than requested. It returns "" if there is none.
+// shortage describes the first resource with fewer free devices than requested. The result is "" if there is none.
 func shortage(demands []demand, of func(demand) *kubelet.Devices) string {
 	for _, d := range demands {
 		if free := total(of(d)).Free; free < d.count {
@@ -150,7 +150,7 @@ func (d demand) answer(hints []kubelet.Hint) resourceAnswer {
 	return a
 }
 
-// nodesOf returns the NUMA nodes of a device. It returns only pci.Unknown if the device has no NUMA node.
+// nodesOf returns the NUMA nodes of a device. For a device without NUMA node, the result is only pci.Unknown.
 func nodesOf(near kubelet.Mask) []int {
 	if near == 0 {
 		return []int{pci.Unknown}

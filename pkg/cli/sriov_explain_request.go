@@ -40,7 +40,7 @@ func (f *requestFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "folder of the kubelet, which knows CPUs and other resources")
 }
 
-// demand is one resource of a request. It includes the devices or CPUs of this resource that the kubelet has.
+// demand is one resource of a request. A demand includes the devices or CPUs of this resource that the kubelet has.
 type demand struct {
 	name  string
 	count int
@@ -267,8 +267,8 @@ func foreignDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.
 	return d, nil
 }
 
-// newDemand returns a demand for count of n devices, which are all free. The function near returns the NUMA nodes of a device. Its result
-// is empty for a device without NUMA node.
+// newDemand returns a demand for count of n devices, which are all free. The function near returns the NUMA nodes of a device. The result
+// of near is empty for a device without NUMA node.
 func newDemand(machine kubelet.Mask, name string, count, n int, near func(int) []int) demand {
 	masks := make([]kubelet.Mask, n)
 	for i := range masks {

@@ -218,8 +218,8 @@ func allocatable() (cpus []int64) {
 	return cpus
 }
 
-// TestSRIOVRequest checks a request for VFs, CPUs and a resource of another device plugin. It uses a fake sysfs, a fake device plugin and a
-// fake kubelet.
+// TestSRIOVRequest checks a request for VFs, CPUs and a resource of another device plugin. The test uses a fake sysfs, a fake device plugin
+// and a fake kubelet.
 func TestSRIOVRequest(t *testing.T) {
 	flags := labFlags(t)
 	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "new", "selectors": {"pfNames": ["ens0f0", "ens1f0"]}}]}`),

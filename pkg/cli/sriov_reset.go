@@ -54,8 +54,8 @@ func newSRIOVReset() *cobra.Command {
 	return cmd
 }
 
-// newSRIOVResetFunction returns a hidden command that resets one function. The command reset runs it as a child process, because the reset
-// may hang in the kernel.
+// newSRIOVResetFunction returns a hidden command that resets one function. The command reset runs this command as a child process, because
+// the reset may hang in the kernel.
 func newSRIOVResetFunction() *cobra.Command {
 	return &cobra.Command{Use: "reset-function SYSFS DEVICE", Hidden: true, Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -97,7 +97,7 @@ func (f resetFlags) reset(ctx context.Context, device string, stdout, stderr io.
 	return nil
 }
 
-// checkFree returns an error if the kubelet has allocated the VF to a pod. It also returns an error if the device plugin gives no answer
+// checkFree returns an error if the kubelet has allocated the VF to a pod. The result is also an error if the device plugin gives no answer
 // and the VF has a user space driver, because only the kubelet knows the user of this VF.
 func (f resetFlags) checkFree(ctx context.Context, a pci.Address) error {
 	answer, err := askPlugin(ctx, f.socket)

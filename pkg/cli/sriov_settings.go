@@ -35,8 +35,8 @@ type claimEntry struct {
 	used     bool
 }
 
-// appliesTo reports whether the entry belongs to a request. It follows the scheduler's rule: an entry without a list belongs to all
-// requests, and the name "vf" also stands for "vf/fast".
+// appliesTo reports whether the entry belongs to a request. By the scheduler's rule, an entry without a list belongs to all requests, and
+// the name "vf" also stands for "vf/fast".
 func (e claimEntry) appliesTo(request string) bool {
 	parent, _, _ := strings.Cut(request, "/")
 	return len(e.requests) == 0 || slices.Contains(e.requests, request) || slices.Contains(e.requests, parent)
@@ -97,7 +97,7 @@ func (c *checker) checkSpec(object, path string, spec claimSpec) {
 	}
 }
 
-// claimEntries decodes the config entries of a claim for this driver. It skips the entries for other drivers.
+// claimEntries decodes the config entries of a claim for this driver. Entries for other drivers are skipped.
 func (c *checker) claimEntries(object, path string, spec claimSpec, requests []namedRequest) (entries []*claimEntry) {
 	for i, e := range spec.Devices.Config {
 		at := fmt.Sprintf("%s.config[%d]", path, i)
@@ -136,8 +136,8 @@ func (d deviceClass) onlyDriver() bool {
 	})
 }
 
-// candidates returns the resources from which a request may get VFs. These are the resources that the CEL expressions name, or all
-// resources of the configuration if they name none.
+// candidates returns the resources from which a request may get VFs. The result contains the resources that the CEL expressions name, or
+// all resources of the configuration if they name none.
 func (c *checker) candidates(object string, class deviceClass, r namedRequest) (names []string) {
 	for _, s := range slices.Concat(class.Selectors, r.Selectors) {
 		for _, m := range selectsResource.FindAllStringSubmatch(s.CEL.Expression, -1) {
@@ -173,7 +173,7 @@ func (c *checker) checkRequest(object string, class deviceClass, r namedRequest,
 	c.checked = append(c.checked, out)
 }
 
-// uniqueSetting returns a setting that at most one VF of a pod can have. It returns "" if there is no such setting.
+// uniqueSetting returns a setting that at most one VF of a pod can have. The result is "" if there is no such setting.
 func uniqueSetting(c *vfconfig.Config) string {
 	for _, key := range c.Set() {
 		if key == "mac" || key == "ips" || key == "ifName" && !strings.Contains(c.IfName, vfconfig.IndexMark) {

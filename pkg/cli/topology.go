@@ -134,7 +134,7 @@ func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error
 	return errors.Join(printDamaged(stderr, damaged), err)
 }
 
-// printGaps prints why the resources and the pods of VFs are unknown. It prints nothing on a node without VFs and without a device plugin.
+// printGaps prints why the resources and the pods of VFs are unknown. Nothing is printed on a node without VFs and without a device plugin.
 func (n *sriovNode) printGaps(stderr io.Writer) {
 	if n.configErr != nil && !errors.Is(n.configErr, fs.ErrNotExist) {
 		printLine(stderr, n.configErr.Error())

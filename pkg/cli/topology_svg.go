@@ -27,7 +27,7 @@ const (
 	svgMostRunes = 60
 )
 
-// These are the colours of the light scheme. In the dark scheme, docs/dark.css replaces them.
+// These are the colours of the light scheme. In the dark scheme, docs/dark.css replaces the colours.
 const (
 	svgWhite  = "white"
 	svgFrame  = "#eef5fc"
@@ -37,7 +37,7 @@ const (
 
 func svgTextWidth(text string) int { return (utf8.RuneCountInString(text)*svgFont*61 + 99) / 100 }
 
-// svgPicture collects the elements of an SVG. Its size is known only after all elements were added.
+// svgPicture collects the elements of an SVG. The size of the SVG is known only after all elements were added.
 type svgPicture struct {
 	body     bytes.Buffer
 	y, right int

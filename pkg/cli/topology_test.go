@@ -54,8 +54,8 @@ func exampleTopology() topology {
 	return newPicture("edge-3", list, devices, func(h allocation.Device) string { return h.Namespace + "/" + h.Pod })
 }
 
-// TestTopologyText checks the tree: the order of its parts and the alignment of columns. It also checks that a name cannot control the
-// terminal.
+// TestTopologyText checks the tree: the order of its parts and the alignment of columns. TestTopologyText also checks that a name cannot
+// control the terminal.
 func TestTopologyText(t *testing.T) {
 	want := strings.ReplaceAll(`node edge-3
 |- bridge br-none0: missing
@@ -143,8 +143,8 @@ func TestTopologySVG(t *testing.T) {
 	}
 }
 
-// TestTopologyLarge checks the SVG of a node with 110 pods. It shows every name, without overlaps and inside its frame. Long texts are cut
-// off, and their tooltips are complete.
+// TestTopologyLarge checks the SVG of a node with 110 pods. The SVG shows every name, without overlaps and inside its frame. Long texts are
+// cut off, and their tooltips are complete.
 func TestTopologyLarge(t *testing.T) {
 	var list []topologyPod
 	for i := range 110 {

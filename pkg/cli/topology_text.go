@@ -12,15 +12,15 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// branch is a part of the picture. It has a heading, with rows or further branches below it. The text and the SVG are drawn from the same
-// branches.
+// branch is a part of the picture. Each branch has a heading, with rows or further branches below it. The text and the SVG are drawn from
+// the same branches.
 type branch struct {
 	heading string
 	rows    []row
 	below   []branch
 }
 
-// row describes a pod or a VF. It contains the interface or VF on the node, the pod, and further columns, which may be empty.
+// row describes a pod or a VF. A row contains the interface or VF on the node, the pod, and further columns, which may be empty.
 type row struct {
 	link, pod string
 	facts     []string
@@ -86,7 +86,7 @@ func podName(a topologyPod) string {
 	return cmp.Or(a.Pod, "container "+cmp.Or(shortID(a.ContainerID), "unknown"))
 }
 
-// troubleOf returns the reason why an attachment does not work. It returns "" if the attachment works.
+// troubleOf returns the reason why an attachment does not work. The result is "" if the attachment works.
 func troubleOf(a topologyPod) string {
 	switch {
 	case len(a.Damaged) > 0:

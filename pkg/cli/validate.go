@@ -93,7 +93,7 @@ func validateFiles(stdin io.Reader, stdout io.Writer, names []string, thisNode b
 	return err
 }
 
-// maxStdin is the maximum size of standard input. All pods of a large cluster fit into it.
+// maxStdin is the maximum size of standard input. All pods of a large cluster fit into this size.
 const maxStdin = 256 << 20
 
 // readFiles reads a file, all files in a folder, or standard input.

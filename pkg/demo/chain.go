@@ -92,7 +92,7 @@ func (c *chain) plugins() []string {
 	return names
 }
 
-// PluginsOf returns the names of all plugin binaries that a conflist needs. This includes the IPAM plugins.
+// PluginsOf returns the names of all plugin binaries that a conflist needs. The names include those of the IPAM plugins.
 func PluginsOf(conflist []byte) ([]string, error) {
 	list, err := libcni.NetworkConfFromBytes(conflist)
 	if err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package demo runs a conflist in real network namespaces. It compares the measured results with Podlace's promises about start times,
-// ports, limits and leaked state.
+// Package demo runs a conflist in real network namespaces. The demo compares the measured results with Podlace's promises about start
+// times, ports, limits and leaked state.
 //
 // The demo is a list of steps, which run in a lab. In the lab, the process's own network namespace is the node. Each pod has a namespace,
 // and a client outside has a namespace that is connected to the node by a veth pair. Each step returns one [Row]. Rows contain only data,

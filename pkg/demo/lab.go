@@ -31,8 +31,8 @@ const (
 	cacheDir         = "/var/lib/cni" // as for container runtimes
 )
 
-// lastingFiles matches files that a node may keep after the last pod is gone. host-local stores its last address in such a file, and a lock
-// file cannot be removed without a race.
+// lastingFiles matches files that a node may keep after the last pod is gone. One of these files contains the last address of host-local.
+// Lock files stay, because a lock file cannot be removed without a race.
 const lastingFiles = `/last_reserved_ip\.|/\.podlace/[^/]+/(mark|released)$|/\.lock(-[0-9a-f]+)?$|/lock$`
 
 // stateDirs returns the folders in which plugins and libcni store files.
@@ -148,7 +148,7 @@ func ipv6Error() error {
 	return err
 }
 
-// bridgeNetfilter sets whether iptables rules see bridged packets. This is on for nodes that are prepared for Kubernetes, and off by
+// bridgeNetfilter sets whether iptables rules see bridged packets. The setting is on for nodes that are prepared for Kubernetes, and off by
 // default.
 func bridgeNetfilter(on bool) error {
 	value := "0"

@@ -122,12 +122,14 @@ func bucketOf(p *pod, find func(*kernel.Node, kernel.Link, map[int]kernel.Bucket
 	return buckets[index], err
 }
 
-// ingressLink returns the index of the link whose token bucket limits the pod's ingress. This link is the peer of the pod's interface.
+// ingressLink returns the index of the link whose token bucket limits the pod's ingress. The ingress bucket is on the peer of the pod's
+// interface.
 func ingressLink(_ *kernel.Node, peer kernel.Link, _ map[int]kernel.Bucket) (int, error) {
 	return peer.Index, nil
 }
 
-// egressLink returns the index of the link whose token bucket limits the pod's egress. This link is the target of the redirect on the peer.
+// egressLink returns the index of the link whose token bucket limits the pod's egress. The egress bucket is on the target of the redirect,
+// which starts at the peer of the pod's interface.
 func egressLink(host *kernel.Node, peer kernel.Link, buckets map[int]kernel.Bucket) (int, error) {
 	for index := range buckets {
 		if have, err := host.Redirected(peer, kernel.Link{Index: index}); have == kernel.RedirectsAll || err != nil {
@@ -149,8 +151,8 @@ func (p path) measure(ctx context.Context, l *lab) measuredFlow {
 	return measuredFlow{result, err}
 }
 
-// evaluate compares the load of the link with the limit. The load includes the packet headers, because limits include them. A rate outside
-// the bounds is not a miss if pauses of the machine can explain it.
+// evaluate compares the load of the link with the limit. The load includes the packet headers, because the kernel's limits include the
+// headers. A rate outside the bounds is not a miss if pauses of the machine can explain it.
 func (m measuredFlow) evaluate(window func(meter.Result) (r meter.Rate, from, to time.Duration), least, most float64) outcome {
 	if m.err != nil {
 		return failed(m.err)

@@ -34,10 +34,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// failsWith returns the name of an environment variable. Its value is the CNI error that ADD of a played plugin returns.
+// failsWith returns the name of an environment variable. The value of the variable is the CNI error that ADD of a played plugin returns.
 func failsWith(plugin string) string { return "PLAY_" + plugin }
 
-// takesTime returns the name of an environment variable. Its value is the time that a played plugin takes.
+// takesTime returns the name of an environment variable. The value of the variable is the time that a played plugin takes.
 func takesTime(plugin string) string { return "PLAY_SLOWLY_" + plugin }
 
 func playPlugin(name string) int {

@@ -16,7 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// patience is the time limit for an answer. It is long enough for a slow machine. If it ends, the packet was dropped.
+// patience is the time limit for an answer. The time limit is long enough for a slow machine. After this time without an answer, the packet
+// was dropped.
 const patience = 5 * time.Second
 
 // A server answers every TCP and UDP request with its own name and the client's source address.

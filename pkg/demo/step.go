@@ -68,8 +68,8 @@ func milliseconds(took time.Duration) outcome {
 	return outcome{verdict: Info, measured: fmt.Sprintf("%.1f ms", ms), value: ms, unit: "ms"}
 }
 
-// timed returns the outcome of a step that succeeded. It contains the step's duration. A long duration is not a failure, because it depends
-// more on the machine than on the plugins.
+// timed returns the outcome of a step that succeeded. The outcome contains the step's duration. A long duration is not a failure, because
+// it depends more on the machine than on the plugins.
 func timed(took, usual time.Duration) outcome {
 	o := milliseconds(took)
 	o.verdict = OK

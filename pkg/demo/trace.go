@@ -42,8 +42,8 @@ type TraceOptions struct {
 	Ping     bool   // the node asks each address of the pod, which has to answer
 }
 
-// Trace runs ADD, CHECK and DEL for a new pod, calls show after each plugin, and removes the pod. It uses the process's own namespace as
-// the node. The returned error contains all failures. DEL runs even if an earlier verb failed.
+// Trace runs ADD, CHECK and DEL for a new pod, calls show after each plugin, and removes the pod. The process's own namespace serves as the
+// node. The returned error contains all failures. DEL runs even if an earlier verb failed.
 func Trace(ctx context.Context, opts TraceOptions, show func(Traced)) (err error) {
 	// All plugins inherit this variable and log each of their changes.
 	if err := os.Setenv("PODLACE_LOG", "debug"); err != nil {
@@ -74,8 +74,8 @@ func Trace(ctx context.Context, opts TraceOptions, show func(Traced)) (err error
 	return errors.Join(err, t.remove(context.WithoutCancel(ctx)))
 }
 
-// remove runs DEL. If a plugin's DEL fails, libcni does not call the remaining plugins. In this case remove calls all plugins one by one,
-// so that no state of the pod stays.
+// remove runs DEL. If a plugin's DEL fails, libcni does not call the remaining plugins. After such an error, remove calls all plugins one
+// by one, so that no state of the pod stays.
 func (t tracer) remove(ctx context.Context) error {
 	_, err := t.del(ctx, t.pod.attachment)
 	if err == nil {
@@ -128,7 +128,7 @@ func (t tracer) ping(ctx context.Context) error {
 	return nil
 }
 
-// tracingExec runs plugins in the same way as libcni. It reports each run together with the changes in the plugin's debug log.
+// tracingExec runs plugins in the same way as libcni. Each run is reported together with the changes in the plugin's debug log.
 type tracingExec struct {
 	version.PluginDecoder
 	show func(Traced)

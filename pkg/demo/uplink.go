@@ -16,7 +16,7 @@ const (
 	clientSide = "eth0"
 )
 
-// nodePrefixes returns the subnets of the network between the node and the client. These subnets are reserved for documentation, so no real
+// nodePrefixes returns the subnets of the network between the node and the client. The subnets are reserved for documentation, so no real
 // network uses them.
 func nodePrefixes() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8:2::1/64")}

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// Errors with these codes carry no information. codeNone is zero, and codeUnknown is the code of errors without a code of their own.
+// Errors with the codes below carry no information. The value codeNone is zero. The value codeUnknown is for errors without a code of their
+// own.
 const (
 	codeNone    = 0
 	codeUnknown = 999
@@ -64,8 +65,8 @@ func last(calls []call) string {
 	return calls[len(calls)-1].plugin
 }
 
-// dropLacking adapts the chain if err means that the kernel lacks a feature. It removes the failed plugin, or a feature of the first
-// plugin.
+// dropLacking adapts the chain if err means that the kernel lacks a feature. Either the failed plugin is removed from the chain, or a
+// feature of the first plugin is switched off.
 func (l *lab) dropLacking(err error) bool {
 	var failing pluginError
 	e, isCNI := coded(err)

@@ -65,8 +65,8 @@ func (n *node) listNetworks() string {
 	return strings.Join(list, "; ")
 }
 
-// takesAll reports whether a runtime loads the configurations of several networks. In this case the first file is not the only file that
-// matters.
+// takesAll reports whether a runtime loads the configurations of several networks. If a runtime does so, the first configuration file is
+// not the only one that matters.
 func (n *node) takesAll() bool {
 	return slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Network != "" })
 }

@@ -38,7 +38,7 @@ type Finding struct {
 	fix func() error
 }
 
-// Fix applies the remedy of a finding. It returns an error if the finding is not Fixable.
+// Fix applies the remedy of a finding. Fix returns an error if the finding is not Fixable.
 func (f Finding) Fix() error {
 	if f.fix == nil {
 		return fmt.Errorf("%s: there is no remedy that is safe to apply", f.Check)
@@ -74,7 +74,7 @@ type check struct {
 	run  func(*node) []Finding
 }
 
-// checks returns all checks. Their order is that of an administrator's interest: checks of things that every pod needs are first.
+// checks returns all checks. Checks of things that every pod needs are first, because administrators are most interested in them.
 func checks() []check {
 	return []check{
 		{"kernel-features", "the kernel has all features", (*node).kernelFeatures},
@@ -111,7 +111,7 @@ func Names() (names []string) {
 	return names
 }
 
-// Examine runs all checks. If names are given, it runs only the checks with these names. The caller must be root.
+// Examine runs all checks. If names are given, only the checks with these names run. The caller must be root.
 func Examine(o Options, only ...string) ([]Finding, error) {
 	for _, name := range only {
 		if !slices.Contains(Names(), name) {
@@ -166,7 +166,7 @@ func findFolders(o Options) *node {
 	return n
 }
 
-// The method first returns a value of the first runtime's configuration. If there is no runtime, the result is otherwise.
+// The method first returns a value of the first runtime's configuration. If the node has no runtime, the result is the argument otherwise.
 func (n *node) first(of func(runtimeConfig) string, otherwise string) string {
 	for _, r := range n.runtimes {
 		return of(r)

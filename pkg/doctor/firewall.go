@@ -76,9 +76,9 @@ func (n *node) ufw() (found []Finding) {
 	return found
 }
 
-// The method firewalld reports bridges that are in no zone. firewalld puts such bridges into its default zone. This zone rejects the
-// packets of pods unless its target is ACCEPT (firewalld.zone(5)). Zones that exist only in firewalld's running configuration are not in
-// the files that this check reads.
+// The method firewalld reports bridges that are in no zone. By default, these bridges belong to the default zone. The default zone rejects
+// the packets of pods unless its target is ACCEPT (firewalld.zone(5)). Zones that exist only in firewalld's running configuration are not
+// in the files that this check reads.
 func (n *node) firewalld() (found []Finding) {
 	if !n.running["firewalld"] {
 		return nil
@@ -144,7 +144,7 @@ func (n *node) firewallReload() (found []Finding) {
 		Command:     "install -m 644 conf/" + reloadUnit + " /etc/systemd/system/; systemctl enable " + reloadUnit}}
 }
 
-// The method enabled reports whether systemd starts a unit. This is the case if another unit wants or requires it (systemd.unit(5),
+// The method enabled reports whether systemd starts a unit. A unit starts if another unit wants or requires it (systemd.unit(5),
 // [Install]).
 func (n *node) enabled(unit string) bool {
 	for _, dir := range []string{"/etc/systemd/system", "/run/systemd/system"} {

@@ -159,8 +159,8 @@ func (n *node) forwarding() (found []Finding) {
 	return found
 }
 
-// The method set changes a setting below /proc/sys/net. It opens a new connection to the kernel, because the examination has already closed
-// its own connection.
+// The method set changes a setting below /proc/sys/net. The change uses a new connection to the kernel, because the examination has already
+// closed its own connection.
 func (n *node) set(path, value string) error {
 	host, err := kernel.Host()
 	if err != nil {

@@ -240,7 +240,7 @@ func (n *node) kubelet() (found []Finding) {
 // kubeletConfig is the usual path of the kubelet's configuration file (kubeadm).
 const kubeletConfig = "/var/lib/kubelet/config.yaml"
 
-// kubeletGates reports disabled feature gates of the kubelet that sriov needs. These feature gates are enabled by default.
+// kubeletGates reports disabled feature gates of the kubelet that sriov needs. The gates are enabled by default in the kubelet.
 func (n *node) kubeletGates() (found []Finding) {
 	text, err := store.ReadFile(n.path(kubeletConfig))
 	if err != nil {

@@ -3,11 +3,11 @@
 // Package fault contains the functions through which Podlace makes every change of the system. The function Change makes one change. If a
 // signal interrupts the change, Change repeats it. The error and the debug log name the change. The state store calls only Point, because
 // errors of file operations already contain the operation and the file. The function Step marks further moments at which a kill leaves a
-// different state. These moments are between two system calls of a change, and after the last change.
+// different state. The further moments are between two system calls of a change, and after the last change.
 //
 // In production builds, Point and Step do nothing. In binaries with the build tag podlace_fault, the nth change of the process can be made
-// to fail. Tests use this to fail every change of every verb once. These binaries can also run a shell command at the nth moment. The
-// command kills the process, sends a signal, or changes the node.
+// to fail. Tests use this tag to fail every change of every verb once. Binaries with this build tag can also run a shell command at the nth
+// moment. The command kills the process, sends a signal, or changes the node.
 package fault
 
 import (

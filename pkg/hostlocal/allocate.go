@@ -26,7 +26,7 @@ type allocation struct {
 	tried int
 }
 
-// allocateAll takes one address from each set. If one set has no address, it releases all addresses again.
+// allocateAll takes one address from each set. If one set has no address, allocateAll releases all addresses again.
 func (a *allocation) allocateAll(cfg Config) (ips []*types100.IPConfig, err error) {
 	var undo plugin.Undo
 	defer undo.OnError(&err)
@@ -56,8 +56,9 @@ func reasons(sets []RangeSet, requests []request) string {
 	return strings.Join(list, ", ")
 }
 
-// allocateOne takes an address from the set. If the pod requests an address of this set, that address is taken. If not, it is the next free
-// address after the last assigned address. The second result contains the requests that remain for the other sets.
+// allocateOne takes an address from the set. If the pod requests an address of this set, the requested address is taken. Without a request
+// for this set, the next free address after the last assigned address is taken. The second result contains the requests that remain for the
+// other sets.
 func (a *allocation) allocateOne(i int, set RangeSet, requests []request) (*types100.IPConfig, []request, error) {
 	wanted, rest := pickRequest(set, requests)
 	var got netip.Addr
@@ -118,8 +119,8 @@ func (a *allocation) nextFree(i int, set RangeSet) (netip.Addr, error) {
 	return got, a.exhausted(set)
 }
 
-// takeFree prefers addresses that are not in the list resting. After these, it tries the addresses in resting, which are sorted by the time
-// of their release.
+// takeFree prefers addresses that are not in the list resting. Addresses in resting come last. They are sorted by the time of their
+// release.
 func (a *allocation) takeFree(i int, set RangeSet, resting []netip.Addr) (got netip.Addr, ok bool, err error) {
 	for addr := range set.startingAfter(a.l.last(i)) {
 		if slices.Contains(resting, addr) {

@@ -13,8 +13,8 @@ import (
 )
 
 // check compares the leases with prevResult. Each address in the configured ranges must be leased to this attachment. If the node's CIDRs
-// are unknown, the configured ranges are unknown too. In this case, each leased address in prevResult must belong to this attachment, and
-// at least one address must be leased.
+// are unknown, the configured ranges are unknown too. CHECK then requires that each leased address in prevResult belongs to this
+// attachment, and that at least one address is leased.
 func check(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	unknown := errors.Is(err, errNoPodCIDR)

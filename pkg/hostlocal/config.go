@@ -89,7 +89,7 @@ func Parse(r *plugin.Request) (Config, error) {
 	return cfg, err
 }
 
-// parseDir reads only the keys that DEL and GC need. For an invalid value it uses the default.
+// parseDir reads only the keys that DEL and GC need. For an invalid value, the default is used.
 func parseDir(r *plugin.Request) string {
 	var raw struct {
 		IPAM struct {

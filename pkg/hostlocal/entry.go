@@ -25,8 +25,8 @@ type entry struct {
 	Pod       string               `json:"pod,omitempty"`
 }
 
-// matches reports whether a lease is the lease in the entry. The lease may be a new one: another program may have ended the old lease and
-// created an equal lease for a new pod. The new pod has the same container ID, but another boot or namespace.
+// matches reports whether a lease is the lease in the entry. The lease may be new: another program may have ended the old lease and created
+// an equal lease for a new pod. The new pod has the same container ID, but another boot or namespace.
 func (e entry) matches(addr netip.Addr, is lease) bool {
 	written, ok := e.Written[addr]
 	return ok && e.Attachment == is.of && written == is.written
@@ -70,7 +70,7 @@ func (e entry) within(set RangeSet) bool {
 	return slices.ContainsFunc(e.Addresses, func(addr netip.Addr) bool { _, in := set.find(addr); return in })
 }
 
-// A shard is a part of the index. It maps attachments to their entries.
+// A shard is a part of the index. A shard maps attachments to their entries.
 type shard map[string]entry
 
 // shardDocument is the JSON document in the file of a shard.

@@ -19,8 +19,8 @@ func NodeCIDRs() ([]netip.Prefix, error) {
 	return cidrs, err
 }
 
-// Subnets returns the subnets in a configuration. It leaves out subnets that are invalid or unknown. The argument podCIDRs contains the
-// node's CIDRs. Subnets does no I/O.
+// Subnets returns the subnets in a configuration. Subnets leaves out subnets that are invalid or unknown. The argument podCIDRs contains
+// the node's CIDRs. Subnets does no I/O.
 func Subnets(config []byte, podCIDRs []netip.Prefix) (subnets []netip.Prefix) {
 	var raw rawConfig
 	if json.Unmarshal(config, &raw) != nil {

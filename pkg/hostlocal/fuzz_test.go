@@ -121,7 +121,8 @@ func address(n *big.Int, like netip.Addr) (netip.Addr, bool) {
 
 func plus(n *big.Int, d int64) *big.Int { return new(big.Int).Add(n, big.NewInt(d)) }
 
-// FuzzArithmetic compares ranges with a model that uses big integers. It compares their content, their order and their size.
+// FuzzArithmetic compares ranges with a model that uses big integers. FuzzArithmetic compares the content, the order and the size of
+// ranges.
 func FuzzArithmetic(f *testing.F) {
 	for _, base := range []string{"10.1.2.0", "10.0.255.250", "255.255.255.240", "0.0.0.0", "fd00::", "2001:db8::fffe",
 		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff0", "::"} {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hostlocal assigns addresses to pods from configured ranges. For each address it stores a lease file in a folder on the node. The
-// files have the format of the reference host-local plugin, so either plugin can take over from the other.
+// Package hostlocal assigns addresses to pods from configured ranges. For each assigned address, a folder on the node contains a lease
+// file. The files have the format of the reference host-local plugin, so either plugin can take over from the other.
 package hostlocal
 
 import (
@@ -41,7 +41,7 @@ func add(r *plugin.Request) (*types100.Result, error) {
 	return &types100.Result{IPs: ips, Routes: cfg.Routes, DNS: cfg.DNS}, nil
 }
 
-// clearOwn returns an error if the attachment already has addresses in the current boot. It ends leases of an earlier boot, because those
+// clearOwn returns an error if the attachment already has addresses in the current boot. Leases of an earlier boot are ended, because those
 // addresses are no longer in use.
 func clearOwn(r *plugin.Request, l *leases) error {
 	entries, err := l.entries(r.Attachment())
@@ -85,7 +85,7 @@ func gc(r *plugin.Request) error {
 }
 
 // isValid reports whether GC's list of valid attachments contains the owner of a lease. A lease in the old format contains no interface
-// name. It is kept if any attachment of its container is valid.
+// name. A lease in the old format is kept if any attachment of its container is valid.
 func isValid(r *plugin.Request, of plugin.Attachment) bool {
 	if of.IfName != "" {
 		return r.Valid[of]

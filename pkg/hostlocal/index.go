@@ -24,10 +24,10 @@ import (
 )
 
 // The index contains the leases of each attachment and their times. With the index, a verb does not have to read all leases. The index is
-// in <dataDir>/.podlace/<network>. Programs that read the lease folder do not see it there. It consists of shards and a mark. A hash of the
-// attachment selects the shard. The mark contains the lease folder's modification time at which the index was last correct. If the folder
-// now has another modification time, another program or a killed process changed the folder. In this case the index is rebuilt. The index
-// is also rebuilt after a boot, because it is not synced to disk, and if a shard is damaged.
+// in <dataDir>/.podlace/<network>. Programs that read the lease folder do not see the index there. The index consists of shards and a mark.
+// A hash of the attachment selects the shard. The mark contains the lease folder's modification time at which the index was last correct.
+// If the folder now has another modification time, another program or a killed process changed the folder. After this change, the index
+// must be rebuilt. The index is also rebuilt after a boot, because it is not synced to disk, and if a shard is damaged.
 //
 // The index contains no data that could not be rebuilt from the leases. If the index cannot be written, for example because the disk is
 // full, DEL and GC work without it.
@@ -93,7 +93,7 @@ func (x *index) close() {
 	}
 }
 
-// useMemory makes this process continue without the index files. It logs the reason.
+// useMemory makes this process continue without the index files. The reason is logged as a warning.
 func (x *index) useMemory(memory map[string]shard, err error) {
 	x.leases.log.Warn("the lease index cannot be written and is not used", "error", err)
 	x.memory, x.broken = memory, fmt.Errorf("lease index: %w", err)
@@ -115,8 +115,8 @@ func (x *index) isTrusted() bool {
 }
 
 // markCurrent writes the mark: the index is correct for the current state of the lease folder. If the lock file was removed, two processes
-// may work at the same time. In this case neither process may write the mark. The second process rebuilds the index, because the folder has
-// changed, and writes a new mark. The first process detects this, because the mark is not the one that it has read.
+// may work at the same time. While two processes work, neither process may write the mark. The second process rebuilds the index, because
+// the folder has changed, and writes a new mark. The first process detects this, because the mark is not the one that it has read.
 func (x *index) markCurrent() error {
 	if x.broken != nil {
 		return nil
@@ -266,8 +266,8 @@ func (x *index) shardFiles() ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return !isShard(name) }), nil
 }
 
-// allEntries returns all entries of the index, sorted by address. If damaged is true, shards that are damaged or lost are left out. If it
-// is false, they cause an error.
+// allEntries returns all entries of the index, sorted by address. If damaged is true, shards that are damaged or lost are left out. If
+// damaged is false, damaged or lost shards cause an error.
 func (x *index) allEntries(damaged bool) ([]entry, error) {
 	names := x.expectedShards()
 	var err error
@@ -344,6 +344,6 @@ func (x *index) distribute(found map[netip.Addr]lease, known []entry) map[string
 	return byName
 }
 
-// isDead reports whether the pod of an entry is certainly dead. This is the case if the node has booted since the ADD, or if the pod's
+// isDead reports whether the pod of an entry is certainly dead. A pod is dead if the node has booted since the ADD, or if the pod's
 // namespace no longer exists.
 func (x *index) isDead(e entry) bool { return e.Boot != x.boot || plugin.NetnsGone(e.Netns) }

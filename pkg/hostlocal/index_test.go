@@ -21,8 +21,8 @@ import (
 
 const tiny = `"subnet":"10.1.2.0/29"` // addresses .2 to .6
 
-// TestUnchangedIsKnown checks that an attachment's entry survives if other programs change other leases. It also survives if one of its own
-// leases ends.
+// TestUnchangedIsKnown checks that an attachment's entry survives if other programs change other leases. The entry must also survive if one
+// of the attachment's own leases ends.
 func TestUnchangedIsKnown(t *testing.T) {
 	for ended := range 2 {
 		l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/30"}],[{"subnet":"10.1.3.0/30"}]]`)
@@ -110,8 +110,8 @@ func TestLostShard(t *testing.T) {
 	l.mustBeConsistent()
 }
 
-// TestForeignFilesBesideShards (F-44) checks files whose names look similar to those of shards. They must not hide a lease, and must not be
-// removed.
+// TestForeignFilesBesideShards (F-44) checks files whose names look similar to those of shards. Files of this kind must not hide a lease,
+// and must not be removed.
 func TestForeignFilesBesideShards(t *testing.T) {
 	foreign := []string{"400", "fff", "zzz", "0FF", "+ff"}
 	for i := range 8 {

@@ -30,7 +30,7 @@ const (
 	lastPrefix = "last_reserved_ip."
 )
 
-// The struct leases is the lease folder of a network. It is open and locked, and includes the index.
+// The struct leases is the lease folder of a network. The folder is open and locked, and its index is open too.
 type leases struct {
 	dir   *store.Dir
 	lock  *store.Lock
@@ -38,7 +38,7 @@ type leases struct {
 	log   *slog.Logger
 }
 
-// openLeases locks the lease folder. If another program changed the folder, it also rebuilds the index.
+// openLeases locks the lease folder. If another program changed the folder, the index is rebuilt.
 func openLeases(path string, log *slog.Logger) (*leases, error) {
 	dir, err := store.Make(path, 0o755)
 	if err != nil {
@@ -69,8 +69,8 @@ func (l *leases) reindex() error {
 }
 
 // withRebuild runs the function f, which uses the index. If f detects a damaged index, the index is rebuilt and f runs again. If the second
-// run detects damage too, another process is changing the index, which is possible if the lock file was removed. In that case f runs with
-// an index in memory that only this process uses.
+// run detects damage too, another process is changing the index, which is possible if the lock file was removed. After a second failure, f
+// runs with an index in memory that only this process uses.
 func (l *leases) withRebuild(f func() error) error {
 	err := f()
 	for _, remedy := range []func() error{l.reindex, l.detachIndex} {
@@ -128,8 +128,8 @@ func owns(lease, a plugin.Attachment) bool {
 	return lease.ContainerID == a.ContainerID && (lease.IfName == a.IfName || lease.IfName == "")
 }
 
-// readAll reads all leases of the folder. A process that is killed after creating a lease and before writing it leaves an empty file. This
-// file is moved away, so that its address can be assigned.
+// readAll reads all leases of the folder. A process that is killed between creating and writing a lease leaves an empty file. An empty file
+// is moved away, so that its address can be assigned.
 func (l *leases) readAll() (map[netip.Addr]lease, error) {
 	found, empty, err := readLeases(l.dir, l.log)
 	if err != nil {
@@ -312,7 +312,7 @@ func (l *leases) markIndexCurrent() {
 	}
 }
 
-// leasedNames returns all addresses that have a lease file. It does not read the files.
+// leasedNames returns all addresses that have a lease file. The files are not read.
 func (l *leases) leasedNames() (map[netip.Addr]bool, error) {
 	names, err := l.dir.List()
 	if err != nil {

@@ -23,7 +23,7 @@ type Lease struct {
 	Written           time.Time // time of the newest file
 }
 
-// Leases reads a lease folder. It takes no lock and changes nothing. An attachment whose lease is not in the index is treated as an
+// Leases reads a lease folder. Leases takes no lock and changes nothing. An attachment whose lease is not in the index is treated as an
 // attachment of the current boot.
 func Leases(path string) ([]Lease, error) {
 	dir, err := store.Open(path)

@@ -134,7 +134,7 @@ func (m *model) releaseAll(ids []string) {
 }
 
 // randomSets returns up to three sets with small ranges of both families. The gateways are inside the range, outside the range, or the
-// default. Their subnets do not overlap.
+// default. The subnets of the sets do not overlap.
 func randomSets(random *rand.Rand, m *model) string {
 	var sets []string
 	for set := range 1 + random.IntN(3) {
@@ -188,8 +188,8 @@ func randomRange(random *rand.Rand, six bool, set, r byte) (text string, gateway
 	return text + "}", gateway, addrs
 }
 
-// TestAllocatorAgainstModel compares the allocator with the model for random pools and verbs. Both must return the same addresses and
-// errors, and never the same address twice.
+// TestAllocatorAgainstModel compares the allocator with the model for random pools and verbs. The allocator and the model must return the
+// same addresses and errors, and never the same address twice.
 func TestAllocatorAgainstModel(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -14,9 +14,9 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// These keywords may replace a subnet. Upper and lower case are equal. Calico has the same keywords. usePodCidr stands for the node's IPv4
-// CIDR. If the configuration does not contain usePodCidrIPv6, and the node has no IPv4 CIDR, it stands for the node's IPv6 CIDR.
-// usePodCidrIPv6 stands for the node's IPv6 CIDR.
+// These keywords may replace a subnet. Upper and lower case are equal. Calico has the same keywords. The keyword usePodCidr stands for the
+// node's IPv4 CIDR. In a configuration without usePodCidrIPv6, the keyword usePodCidr stands for the node's IPv6 CIDR if the node has no
+// IPv4 CIDR. The keyword usePodCidrIPv6 stands for the node's IPv6 CIDR.
 const (
 	usePodCIDR     = "usePodCidr"
 	usePodCIDRIPv6 = "usePodCidrIPv6"
@@ -41,8 +41,8 @@ type noPodCIDRError struct{ error }
 func (m *noPodCIDRError) Unwrap() []error { return []error{m.error, errNoPodCIDR} }
 
 // resolvePodCIDRs replaces the keywords in the ranges by the node's CIDRs. The file with the CIDRs is read only if the ranges contain a
-// keyword. If the ranges contain both keywords, a node may have CIDRs of only one family. Pods then get addresses of this family only. In
-// this case the range with the other keyword is left out, and the result partial is true.
+// keyword. If the ranges contain both keywords, a node may have CIDRs of only one family. Pods then get addresses of this family only. The
+// range with the other keyword is left out, and the result partial is true.
 func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRange, partial bool, err error) {
 	words := podCIDRWords(lists)
 	if len(words.ranges) == 0 {
@@ -72,7 +72,7 @@ func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRan
 // absentCIDR replaces a keyword if the node has no CIDR of the keyword's family.
 const absentCIDR = "absent"
 
-// withoutAbsent removes the ranges whose subnet is absentCIDR. It also removes sets that are then empty.
+// withoutAbsent removes the ranges whose subnet is absentCIDR. Sets that are then empty are also removed.
 func withoutAbsent(lists [][]rawRange) (left [][]rawRange) {
 	for _, list := range lists {
 		rest := slices.DeleteFunc(slices.Clone(list), func(r rawRange) bool { return r.Subnet == absentCIDR })
@@ -134,8 +134,8 @@ func nodeCIDRs(r *plugin.Request) (file string, cidrs []netip.Prefix, err error)
 	return file, node.PodCIDRs, nil
 }
 
-// checkCIDRs returns an error if a CIDR cannot be used as a range. The check is done here, because only here can the error contain the
-// file's name.
+// checkCIDRs returns an error if a CIDR cannot be used as a range. The check belongs here, because the caller adds the file's name to the
+// error.
 func checkCIDRs(cidrs []netip.Prefix) error {
 	for _, cidr := range cidrs {
 		r, err := parseRange(rawRange{Subnet: cidr.String()})

@@ -175,7 +175,7 @@ func checkOverlap(r Range, set RangeSet, same bool, before int) error {
 	return nil
 }
 
-// startingAfter yields each address of the set together with its range. Gateways are left out. The first address is the one after begin.
+// startingAfter yields each address of the set together with its range. Gateways are left out. The first address is the successor of begin.
 // After the last address of the set, the order continues with the first address of the set, and begin comes last. If begin is not in the
 // set, the order begins with the first address of the set.
 func (s RangeSet) startingAfter(begin netip.Addr) iter.Seq2[netip.Addr, Range] {

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// setBootID simulates a reboot. In the sandbox's mount namespace, it mounts a file with another ID over the kernel's boot ID.
+// setBootID simulates a reboot. In the sandbox's mount namespace, a file with another ID is mounted over the kernel's boot ID.
 func (l lab) setBootID(id string) {
 	l.Helper()
 	const path = "/proc/sys/kernel/random/boot_id"
@@ -96,7 +96,8 @@ func (l lab) renew(addr, id string, at time.Time) {
 }
 
 // TestRenewedByOthers (F-44) checks a container that another program attached again, in another namespace or boot. The container keeps its
-// address, although its previous pod is dead. This must work even if the clock was set back between the two attachments.
+// address, although its previous pod is dead. The container must keep its address even if the clock was set back between the two
+// attachments.
 func TestRenewedByOthers(t *testing.T) {
 	for name, age := range map[string]time.Duration{"later": 0, "clock set back": time.Hour} {
 		t.Run("namespace, "+name, func(t *testing.T) {

@@ -8,15 +8,15 @@ import (
 	"slices"
 )
 
-// restFile is a file in the index folder. It contains the addresses that were released most recently.
+// restFile is a file in the index folder. The file contains the addresses that were released most recently.
 const restFile = "released"
 
 // maxResting is the maximum number of addresses in this file.
 const maxResting = 256
 
-// restingAddresses returns the addresses that were released most recently. The address that was released first is at the beginning. These
-// addresses are assigned only if no other address is free. Otherwise a peer of a deleted pod could immediately reach another pod. If the
-// file is lost, only this preference is lost.
+// restingAddresses returns the addresses that were released most recently. The address that was released first is at the beginning.
+// Recently released addresses are assigned only if no other address is free. If they were assigned at once, a peer of a deleted pod could
+// immediately reach another pod. If the file is lost, only this preference is lost.
 func (x *index) restingAddresses() (list []netip.Addr) {
 	if x.dir == nil {
 		return nil

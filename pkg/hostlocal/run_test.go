@@ -32,8 +32,8 @@ func newLab(t *testing.T, ipam string) lab {
 	return lab{t, kerneltest.NewPod(t).Path, filepath.Join(dir, "net"), fmt.Sprintf(`"type":"host-local","dataDir":%q,%s`, dir, ipam)}
 }
 
-// newQuickLab returns a lab that uses the sandbox's own namespace. This is enough, because the plugin checks only that the namespace's path
-// exists.
+// newQuickLab returns a lab that uses the sandbox's own namespace. No real pod namespace is needed, because the plugin checks only that the
+// namespace's path exists.
 func newQuickLab(t *testing.T, ipam string) lab {
 	t.Helper()
 	dir, err := os.MkdirTemp("/run", "lab") // on tmpfs

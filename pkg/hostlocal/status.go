@@ -18,8 +18,8 @@ import (
 )
 
 // status returns an error only if no ADD can succeed. An exhausted pool is not an error by default, because pods that end make addresses
-// free again. The configuration can make it an error. STATUS takes no lock. It writes only a note when a pool becomes exhausted or has free
-// addresses again.
+// free again. With strictStatus in the configuration, an exhausted pool is an error. STATUS takes no lock. A note is written only when a
+// pool becomes exhausted or has free addresses again.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if errors.Is(err, errNoPodCIDR) {

@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestStrictStatus checks that STATUS fails for a full pool only if strictStatus is set. It succeeds while dead pods hold addresses of the
-// pool.
+// TestStrictStatus checks that STATUS fails for a full pool only if strictStatus is set. STATUS succeeds while dead pods hold addresses of
+// the pool.
 func TestStrictStatus(t *testing.T) {
 	// the only addresses are 10.1.2.2 and both addresses of 10.1.3.0/31
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/30"},{"subnet":"10.1.3.0/31"}],[{"subnet":"fd00::/64"}]]`)
@@ -155,7 +155,7 @@ func readOnly(path string) error {
 	return errors.Join(unix.Mount(path, path, "", unix.MS_BIND, ""), unix.Mount("", path, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 }
 
-// TestPoolsOfOneNetwork checks a network with two pools in its chain. If one pool is exhausted, this is logged only once.
+// TestPoolsOfOneNetwork checks a network with two pools in its chain. An exhausted pool is logged only once.
 func TestPoolsOfOneNetwork(t *testing.T) {
 	full := newLab(t, `"ranges":[[{"subnet":"10.1.3.0/31"}]]`)
 	room := full

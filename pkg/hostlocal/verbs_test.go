@@ -175,7 +175,7 @@ func TestStatus(t *testing.T) {
 	l.mustFail(newLab(t, `"ranges":[]`).call("STATUS", "", ""), plugin.CodeConfig, "no IP ranges")
 }
 
-// addConcurrently runs ADD for many containers at the same time. It returns the addresses by container, and the failed calls.
+// addConcurrently runs ADD for many containers at the same time. The results are the addresses by container, and the failed calls.
 func (l lab) addConcurrently(pods int) (given map[string]string, failed []answer) {
 	var mu sync.Mutex
 	var group sync.WaitGroup

@@ -4,7 +4,7 @@ package ipam
 
 import "encoding/json"
 
-// Object returns the value of the key ipam in a configuration. DEL calls it even if other parts of the configuration are invalid.
+// Object returns the value of the key ipam in a configuration. DEL calls Object even if other parts of the configuration are invalid.
 func Object(config []byte) json.RawMessage {
 	var keys struct {
 		IPAM json.RawMessage `json:"ipam"`
@@ -13,7 +13,7 @@ func Object(config []byte) json.RawMessage {
 	return keys.IPAM
 }
 
-// Type returns the plugin type in an ipam object. It returns "" if the type is missing.
+// Type returns the plugin type in an ipam object. Type returns "" if the type is missing.
 func Type(object json.RawMessage) string {
 	var keys struct {
 		Type string `json:"type"`

@@ -51,8 +51,8 @@ func (run Runner) builtin(name string) (plugin.Plugin, bool) {
 	return plugin.Plugin{}, false
 }
 
-// Add calls ADD of the named plugin, which allocates addresses. After a failed ADD, it calls DEL, because the plugin may have allocated
-// addresses.
+// Add calls ADD of the named plugin, which allocates addresses. After a failed ADD, the plugin's DEL is called, because the plugin may have
+// allocated addresses.
 func (run Runner) Add(r *plugin.Request, name string) (*types100.Result, error) {
 	p, ok := run.builtin(name)
 	if ok {
@@ -189,9 +189,9 @@ func find(dirs []string, name string) (string, error) {
 	return "", plugin.Errorf(plugin.CodeConfig, "no such plugin in CNI_PATH %q", dirs)
 }
 
-// environment returns the environment for an external plugin. It contains the verb and the attachment of the request. If a GC or an ADD
-// deletes another attachment, the environment contains no arguments and no namespace. The reason is another interface of the same
-// container: it may still be attached and use the container's namespace.
+// environment returns the environment for an external plugin. The environment contains the verb and the attachment of the request. If a GC
+// or an ADD deletes another attachment, the environment contains no arguments and no namespace. Another interface of the same container may
+// still be attached and use the container's namespace.
 func environment(r *plugin.Request, verb string) []string {
 	own := []string{"CNI_COMMAND=" + verb}
 	if r.ContainerID != "" {

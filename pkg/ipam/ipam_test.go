@@ -187,7 +187,8 @@ func TestValidType(t *testing.T) {
 	}
 }
 
-// TestKilledCaller checks that an external IPAM plugin stops when its caller is killed. It must not allocate addresses after that.
+// TestKilledCaller checks that an external IPAM plugin stops when its caller is killed. The plugin must not allocate addresses after its
+// caller was killed.
 func TestKilledCaller(t *testing.T) {
 	dir := externalPlugin(t, `mkfifo "$(dirname "$0")/pipe"; exec sleep 60`)
 	cmd := exec.Command("/proc/self/exe")

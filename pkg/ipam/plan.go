@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Plan contains the addresses and routes that an interface should have. It is computed from the result of the IPAM plugin. ADD applies the
-// plan, and CHECK compares the plan with the kernel's state.
+// Plan contains the addresses and routes that an interface should have. The plan is computed from the result of the IPAM plugin. ADD
+// applies the plan, and CHECK compares the plan with the kernel's state.
 type Plan struct {
 	Addresses []netip.Prefix // with the prefix length of their subnet
 	Routes    []kernel.Route
@@ -40,7 +40,7 @@ func PlanOf(from *types100.Result) (Plan, error) {
 	return plan, nil
 }
 
-// firstGateway returns the first gateway of an address family. It returns the zero Addr if there is none.
+// firstGateway returns the first gateway of an address family. The result is the zero Addr if there is none.
 func (p *Plan) firstGateway(is4 bool) netip.Addr {
 	for _, ip := range p.IPs {
 		if gw, ok := netip.AddrFromSlice(ip.Gateway); ok && gw.Is4() == is4 {
@@ -55,8 +55,8 @@ func (p Plan) Has6() bool {
 	return slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
 }
 
-// AddDefaults adds a default route for each family that has a gateway. It adds none if the IPAM plugin returned a default route with a
-// gateway.
+// AddDefaults adds a default route for each family that has a gateway. AddDefaults adds no default route if the IPAM plugin returned a
+// default route with a gateway.
 func (p *Plan) AddDefaults() {
 	for _, is4 := range []bool{true, false} {
 		gw := p.firstGateway(is4)

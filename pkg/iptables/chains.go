@@ -51,8 +51,8 @@ func Place(is4 bool, chain string) nft.Place {
 	return nft.Place{Family: unix.NFPROTO_IPV6, Table: "nat", Chain: chain}
 }
 
-// LacksChain reports whether the nat table does not contain a chain. It returns false in case of doubt. It starts no program and therefore
-// cannot read the rules of iptables-legacy. While iptables-legacy is in use, the result is false.
+// LacksChain reports whether the nat table does not contain a chain. LacksChain returns false in case of doubt. LacksChain starts no
+// program and therefore cannot read the rules of iptables-legacy. While iptables-legacy is in use, the result is false.
 func LacksChain(conn *nft.Conn, is4 bool, chain string) bool {
 	if LegacyUsed(is4) {
 		return false
@@ -74,8 +74,8 @@ func legacyTables(is4 bool) string {
 	return "/proc/thread-self/net/ip6_tables_names"
 }
 
-// LegacyUsed reports whether legacy xtables have a nat table. In the namespaces of an ordinary user, the kernel does not show this. In that
-// case the result says whether the node's iptables program is the legacy variant.
+// LegacyUsed reports whether legacy xtables have a nat table. In the namespaces of an ordinary user, the kernel does not show this. For an
+// ordinary user, the result says whether the node's iptables program is the legacy variant.
 func LegacyUsed(is4 bool) bool {
 	data, err := os.ReadFile(legacyTables(is4))
 	if errors.Is(err, fs.ErrPermission) {
@@ -93,7 +93,8 @@ func IsLegacy(is4 bool) bool {
 	return err == nil && strings.Contains(filepath.Base(path), "legacy")
 }
 
-// legacyProgram returns the name of the program that changes legacy xtables. This is iptables itself, unless iptables is the nft variant.
+// legacyProgram returns the name of the program that changes legacy xtables. The program is iptables itself, unless iptables is the nft
+// variant.
 func legacyProgram(is4 bool) string {
 	if legacy := name(is4) + "-legacy"; installed(legacy) {
 		return legacy
@@ -101,7 +102,8 @@ func legacyProgram(is4 bool) string {
 	return name(is4)
 }
 
-// RemoveLegacy removes the chains from the nat tables of legacy xtables, for IPv4 and IPv6. It does nothing if these tables do not exist.
+// RemoveLegacy removes the chains from the nat tables of legacy xtables, for IPv4 and IPv6. RemoveLegacy does nothing if these tables do
+// not exist.
 func (c Chains) RemoveLegacy() error {
 	var errs []error
 	for _, is4 := range []bool{true, false} {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package iptables reads and changes the nat tables of iptables and ip6tables. To read and write rules, it starts the iptables programs of
-// the node. Chains that iptables keeps in nf_tables are removed without starting a program.
+// Package iptables reads and changes the nat tables of iptables and ip6tables. To read and write rules, the iptables programs of the node
+// are started. Chains that iptables keeps in nf_tables are removed without starting a program.
 package iptables
 
 import (
@@ -16,10 +16,11 @@ import (
 // lockFile is the name of a lock, which each process on the node takes before it changes a nat table.
 const lockFile = ".iptables"
 
-// NAT is the nat table of one address family in the format of iptables-save. It maps each chain to its rules. Each rule ends with a space.
+// NAT is the nat table of one address family in the format of iptables-save. A NAT maps each chain to its rules. Each rule ends with a
+// space.
 type NAT map[string][]string
 
-// Read reads the nat table. It starts one process.
+// Read reads the nat table.
 func Read(is4 bool) (NAT, error) { return readTable(name(is4), nil) }
 
 func parse(out string) NAT {
@@ -58,7 +59,7 @@ next:
 	return found
 }
 
-// Deletions returns lines in iptables-restore format. They delete all rules of the parent chain that jump to the chain.
+// Deletions returns lines in iptables-restore format. The lines delete all rules of the parent chain that jump to the chain.
 func (t NAT) Deletions(parent, chain string) []string {
 	var lines []string
 	for _, rule := range t.Rules(parent, "-j "+chain+" ") {
@@ -73,8 +74,8 @@ func Comment(text string) string {
 	return `"` + strings.ReplaceAll(text[:min(len(text), 255)], `"`, `\"`) + `"`
 }
 
-// Edit is a change of one family's nat table. It holds the node's lock for this table. The result of NAT is valid until Apply changes the
-// table. A killed plugin may have left child processes that hold the lock. Open waits for these processes too.
+// Edit is a change of one family's nat table. Edit holds the node's lock for this table. The result of NAT is valid until Apply changes the
+// table. A killed plugin may have left child processes that hold the lock. Open also waits for these child processes.
 type Edit struct {
 	program string
 	wait    []string // arguments with the time that iptables-restore waits for the xtables lock
@@ -110,8 +111,8 @@ func open(program string, wait bool) (*Edit, error) {
 // NAT returns the content of the table at the time of Open.
 func (e *Edit) NAT() NAT { return e.nat }
 
-// Apply applies all lines, or none of them if one is invalid. The lines are in iptables-restore format. It starts one process, unless there
-// are no lines. The line ":CHAIN - [0:0]" creates the chain, or empties it if it exists.
+// Apply applies all lines, or none of them if one is invalid. The lines are in iptables-restore format. Apply starts one process, unless
+// there are no lines. The line ":CHAIN - [0:0]" creates the chain, or empties it if it exists.
 func (e *Edit) Apply(lines []string) error {
 	if len(lines) == 0 {
 		return nil

@@ -112,7 +112,7 @@ func TestEdit(t *testing.T) {
 }
 
 // TestEditParallel checks that the table does not change between reading and writing, even if several processes change it. No process may
-// lose its chain.
+// lose its own chain.
 func TestEditParallel(t *testing.T) {
 	needIPTables(t)
 	kerneltest.EmptyNFT(t)

@@ -23,7 +23,7 @@ const (
 var folders = [...]string{"/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"}
 
 // These are exit statuses of iptables(8). The status exitBusy means a resource problem, such as a held xtables lock. The status exitNoChain
-// means that the chain does not exist. The message for it depends on the version of iptables-nft.
+// means that the chain does not exist. The message for a missing chain depends on the version of iptables-nft.
 const (
 	exitNoChain = 1
 	exitBusy    = 4
