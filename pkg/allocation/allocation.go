@@ -88,7 +88,7 @@ type Claim struct {
 	Admin bool `json:"admin,omitempty"`
 }
 
-// Answer is the device plugin's answer. If Error is set, Devices is meaningless: the pod's devices are unknown.
+// Answer is the device plugin's answer. If Error is set, the pod's devices are unknown, and the field Devices is not valid.
 type Answer struct {
 	Devices []Device `json:"devices"`
 	// UID repeats the UID of the question. If the kubelet's checkpoint is readable, Devices are the devices of the pod with this UID. Without

@@ -129,8 +129,8 @@ func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, ol
 	return ifb, att.Save(next)
 }
 
-// subtract returns the limits of st that have no counterpart in next. The states st and next describe limits of the same link. If no limit
-// remains, the result has Index 0.
+// subtract returns the limits of st that have no counterpart in next. The states st and next belong to the same link. If no limit remains,
+// the result has Index 0.
 func (st state) subtract(next state) state {
 	if next.Ingress != nil {
 		st.Ingress = nil
@@ -144,7 +144,8 @@ func (st state) subtract(next state) state {
 	return st
 }
 
-// merge returns st with the limits of more added. The states st and more describe limits of the same link.
+// merge returns the limits of st and of more. If both have a limit for a direction, the limit of more is used. The states st and more
+// belong to the same link.
 func (st state) merge(more state) state {
 	if more.Ingress != nil {
 		st.Ingress = more.Ingress

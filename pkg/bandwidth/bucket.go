@@ -45,8 +45,8 @@ func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket 
 	}
 	burst = min(max(burst, burstFrames*frame), l.sentIn(maxBurstTime), maxBytes)
 	queue := max(l.sentIn(latency), queueFrames*frame, queueSegments*min(burst, segment))
-	// The queue is extended by at least half a frame, so that small packets fit in beside full frames. Without this room, greedy flows would
-	// keep the queue full, and no small packet would ever enter it.
+	// Beside full frames, the queue must have room for small packets: at least half a frame. Without this room, greedy flows would keep the
+	// queue full, and no small packet would ever enter it.
 	counted := uint64(mtu + header)
 	queue += max(queue%counted, counted/2) - queue%counted
 	bucket := kernel.Bucket{Rate: l.Rate, Burst: uint32(burst), Limit: uint32(min(queue, maxBytes))}

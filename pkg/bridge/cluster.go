@@ -72,7 +72,7 @@ func (st state) clusterCIDRs(network string) []netip.Prefix {
 
 // RenewClusterCIDRs updates the masquerade exceptions of all networks after the key clusterCIDRs in node.json changed. Only networks and
 // pods with useClusterCidr in their configuration are updated. RenewClusterCIDRs is a no-op if the exceptions are current, or if the file
-// has no clusterCIDRs. RenewClusterCIDRs waits for locks of attachments, so the caller must not hold such a lock.
+// has no clusterCIDRs. RenewClusterCIDRs waits for locks of attachments, so the caller must not hold any of these locks.
 func RenewClusterCIDRs(log *slog.Logger) error {
 	networks, err := attachment.Networks()
 	errs := []error{err}

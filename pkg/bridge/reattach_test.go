@@ -97,8 +97,8 @@ func TestReattachAfterKill(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestReattachOnlyItsOwn checks which links ADD does not attach: a link on another bridge, a link that now belongs to another program, and
-// a link of an unfinished ADD.
+// TestReattachOnlyItsOwn checks links that ADD must not attach: a link on another bridge, a link of another program, and a link of an
+// unfinished ADD.
 func TestReattachOnlyItsOwn(t *testing.T) {
 	l := newLab(t)
 	l.other().add("another") // the bridge takes its previous MAC from this pod

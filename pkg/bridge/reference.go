@@ -126,8 +126,8 @@ func NameIn(config []byte) string {
 	return conf.Bridge
 }
 
-// deleteHostSide deletes the pair from the node's side, if the pod's namespace is unknown but may still exist. prevResult must contain the
-// name and MAC of the host side, and also its bridge. The veth of a VLAN's gateway, which pods share, is not a bridge port and is therefore
+// deleteHostSide deletes the pair from the node's side, if the pod's namespace is unknown but may still exist. The name and MAC of the host
+// side must be in prevResult, and also its bridge. The veth of a VLAN's gateway, which pods share, is not a bridge port and is therefore
 // never deleted here.
 func deleteHostSide(r *plugin.Request, host *kernel.Node) error {
 	if r.Prev == nil {

@@ -11,8 +11,8 @@ import (
 )
 
 // tolerate logs a difference for which CHECK fails only with strictCheck. A tenant may cause this difference in its own pod, an admin may
-// want it, or no verb can restore the state. A failed CHECK may make the runtime recreate the pod. CRI-O calls CHECK for each pod when it
-// starts, and recreates failed pods.
+// want it, or no verb can restore the state. A failed CHECK may make the runtime recreate the pod. At its start, CRI-O recreates the pods
+// whose CHECK fails.
 func (j *job) tolerate(err error) error {
 	if j.cfg.StrictCheck || !isDifferent(err) {
 		return err

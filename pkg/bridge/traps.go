@@ -58,8 +58,8 @@ func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Fi
 }
 
 // overlaps returns a finding for each pod subnet that overlaps a subnet behind another link. A larger subnet behind a router is no
-// conflict, because the route to the pods is more specific. A router normally has this larger subnet as the route to the pods of all nodes.
-// The first address of the pods' subnet may belong to the tunnel between nodes. An overlap with this address is no conflict, because no pod
+// conflict, because the route to the pods is more specific. The router expects this larger subnet if it knows the pods of all nodes. The
+// first address of the pods' subnet may belong to the tunnel between nodes. An overlap with this address is no conflict, because no pod
 // gets this address.
 func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Finding) {
 	for _, pod := range pods {

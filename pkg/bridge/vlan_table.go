@@ -36,8 +36,8 @@ func (g VLANGateway) elements() []nft.Element {
 // buildVLANs writes the rules, which are the same for any number of VLANs. For each VLAN gateway, elements are added to the sets.
 //
 // Kubernetes needs br_netfilter with bridge-nf-call-iptables. With this setting, IP rules see a packet through a gateway's port twice: when
-// it is bridged, and when it is routed. NAT for the whole connection is determined when the packet is bridged. When the packet is bridged,
-// the input interface is the bridge, which has no address in the VLAN. NAT at this point would be wrong. The rules in this table therefore
+// it is bridged, and when it is routed. NAT for the whole connection is decided when the packet is bridged. At that point, the input
+// interface is the bridge, which has no address in the VLAN. NAT would therefore use a wrong address. The rules in this table therefore
 // exclude bridged frames from connection tracking if they have the gateway's MAC. A Service may have a backend in the client's own VLAN. A
 // connection to a backend of this kind is masqueraded. Without masquerade, the backend would answer the client directly.
 func buildVLANs(r nft.Ruleset) error {

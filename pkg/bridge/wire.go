@@ -121,9 +121,9 @@ func errIfDeleted(name string, ok bool, err error) error {
 	return err
 }
 
-// hardenedSysctls returns sysctls that prevent an interface from learning addresses and routes from pods (CVE-2020-10749). The sysctls also
-// switch off duplicate address detection, which would delay the link-local address by one to two seconds. The sysctls must be set before
-// the link is up.
+// hardenedSysctls returns sysctls that prevent an interface from learning addresses and routes from pods (CVE-2020-10749). Unless enabledad
+// is set, the sysctls also switch off duplicate address detection, which would delay the link-local address by one to two seconds. The
+// sysctls must be set before the link is up.
 func (j *job) hardenedSysctls(name string) []kernel.Sysctl {
 	conf := "ipv6/conf/" + name + "/"
 	dad := "0"
@@ -237,8 +237,8 @@ func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip
 }
 
 // podSettings returns the sysctls for the pod's end of the veth pair. IPv6 is off in a pod of an IPv4 network. The link-local address would
-// bypass policies for the pod's IPv4 address (CVE-2024-32473), and its multicast packets would go to every bridge port. The other sysctls
-// apply if the pod enables IPv6 later.
+// bypass policies for the pod's IPv4 address (CVE-2024-32473), and its announcements would go to every bridge port. The other sysctls apply
+// if the pod enables IPv6 later.
 func (j *job) podSettings(pod kernel.Link, l layer3) []kernel.Sysctl {
 	conf := "ipv6/conf/" + j.r.IfName + "/"
 	settings := append(j.hardenedSysctls(j.r.IfName), kernel.Sysctl{Path: conf + "accept_redirects", Value: "0"})

@@ -243,7 +243,8 @@ func (n *sriovNode) cpus() (all []int64, nodes []int) {
 	return all, nodes
 }
 
-// foreignDemand returns the demand for a resource of another device plugin. The kubelet lists only the healthy devices of such a resource.
+// foreignDemand returns the demand for a resource of another device plugin. The kubelet lists only the healthy devices of another plugin's
+// resource.
 func foreignDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.Mask, resource string, count int) (demand, error) {
 	k.Resources = []string{resource}
 	devices, err := podresources.Allocatable(ctx, k)

@@ -98,7 +98,7 @@ func (f resetFlags) reset(ctx context.Context, device string, stdout, stderr io.
 }
 
 // checkFree returns an error if the kubelet has allocated the VF to a pod. The result is also an error if the device plugin gives no answer
-// and the VF has a user space driver, because only the kubelet knows the user of this VF.
+// and the VF has a user space driver. Only the kubelet knows whether a pod uses this VF.
 func (f resetFlags) checkFree(ctx context.Context, a pci.Address) error {
 	answer, err := askPlugin(ctx, f.socket)
 	for _, d := range answer.Devices {

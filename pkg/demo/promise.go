@@ -18,7 +18,7 @@ type bridgeConf struct {
 	IPAM             json.RawMessage `json:"ipam"`
 }
 
-// notPromised returns the features that a configuration does not request. Steps that need such a feature are skipped.
+// notPromised returns the features that a configuration does not request. Steps that need one of these features are skipped.
 func notPromised(list *libcni.NetworkConfigList) map[string]string {
 	lacks := map[string]string{}
 	for _, plugin := range []string{portmap, bandwidth} {

@@ -74,8 +74,8 @@ func Trace(ctx context.Context, opts TraceOptions, show func(Traced)) (err error
 	return errors.Join(err, t.remove(context.WithoutCancel(ctx)))
 }
 
-// remove runs DEL. If a plugin's DEL fails, libcni does not call the remaining plugins. After such an error, remove calls all plugins one
-// by one, so that no state of the pod stays.
+// remove runs DEL. If a plugin's DEL fails, libcni does not call the remaining plugins. After an error, remove calls all plugins one by
+// one, so that no state of the pod stays.
 func (t tracer) remove(ctx context.Context) error {
 	_, err := t.del(ctx, t.pod.attachment)
 	if err == nil {

@@ -65,8 +65,8 @@ func (n *node) listNetworks() string {
 	return strings.Join(list, "; ")
 }
 
-// takesAll reports whether a runtime loads the configurations of several networks. If a runtime does so, the first configuration file is
-// not the only one that matters.
+// takesAll reports whether a runtime loads the configurations of several networks. A runtime of this kind also loads configuration files
+// after the first one.
 func (n *node) takesAll() bool {
 	return slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Network != "" })
 }

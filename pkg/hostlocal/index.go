@@ -59,8 +59,8 @@ type index struct {
 	mark   []byte           // the file's content when this process last read it
 	shards [shards / 8]byte // one bit per shard that should exist
 
-	// memory replaces the index files in two cases: the files cannot be written, with the reason in broken, or another process changes them at
-	// the same time.
+	// The map memory replaces the index files in two cases. Either the files cannot be written, with the reason in broken, or another process
+	// changes them too.
 	memory map[string]shard
 	broken error
 }
@@ -116,7 +116,8 @@ func (x *index) isTrusted() bool {
 
 // markCurrent writes the mark: the index is correct for the current state of the lease folder. If the lock file was removed, two processes
 // may work at the same time. While two processes work, neither process may write the mark. The second process rebuilds the index, because
-// the folder has changed, and writes a new mark. The first process detects this, because the mark is not the one that it has read.
+// the folder has changed, and writes a new mark. The first process detects the new mark, because it differs from the mark that the process
+// has read.
 func (x *index) markCurrent() error {
 	if x.broken != nil {
 		return nil

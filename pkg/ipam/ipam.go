@@ -24,7 +24,7 @@ import (
 )
 
 // timeoutOf returns the timeout of an external IPAM plugin. Without a timeout, a plugin that hangs would hold the pod's lock forever. ADD
-// has the longest timeout, because the plugin may have to wait for a server. The timeouts of DEL and STATUS are shorter: a runtime allows a
+// has the longest timeout, because the plugin may have to wait for a server. The timeouts of DEL and STATUS are shorter. A runtime allows a
 // minute for DEL of the whole chain, and it holds a lock while it calls STATUS.
 func timeoutOf(verb string) time.Duration {
 	switch verb {

@@ -106,8 +106,8 @@ func (p *Plan) AddRoutes() error {
 	return nil
 }
 
-// reaches reports whether the pod can reach a gateway: it is a link-local address, in a subnet of the pod, or in the destination of an
-// earlier route.
+// reaches reports whether the pod can reach a gateway. The gateway must be a link-local address, in a subnet of the pod, or in the
+// destination of an earlier route.
 func (p *Plan) reaches(gw netip.Addr) bool {
 	if !gw.IsValid() || gw.IsLinkLocalUnicast() {
 		return true
