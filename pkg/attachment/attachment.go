@@ -320,7 +320,7 @@ func readRecord(dir *store.Dir, name string) (Record, error) {
 	return rec, err
 }
 
-// errOther means that the content of a record belongs to another attachment than its file name.
+// errOther means that a record's content names another attachment than the record's file name does.
 var errOther = errors.New("it belongs to another attachment")
 
 func parse(data []byte) (Record, error) {

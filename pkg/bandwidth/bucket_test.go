@@ -117,7 +117,7 @@ func TestBucket(t *testing.T) {
 		{Limit{Rate: 1e9, Burst: 0}, defaultLatency, kernel.Bucket{Rate: 1e9, Burst: 500_000, Limit: 1_250_000}},
 		{Limit{Rate: 1e9, Burst: 0}, time.Millisecond, kernel.Bucket{Rate: 1e9, Burst: 500_000, Limit: 131_108}},
 		{Limit{Rate: 1e11, Burst: 0}, defaultLatency, kernel.Bucket{Rate: 1e11, Burst: 50e6, Limit: 125e6}},
-		// the kernel's clock allows no longer burst
+		// the kernel's clock cannot represent a longer burst
 		{Limit{Rate: 10e6, Burst: 1<<32 - 1}, defaultLatency, kernel.Bucket{Rate: 10e6, Burst: 342_500_000, Limit: 131_108}},
 	} {
 		if diff := cmp.Diff(&c.want, c.limit.bucket(1500, c.latency, false)); diff != "" {

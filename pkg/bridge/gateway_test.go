@@ -223,7 +223,7 @@ func (l lab) bridgeIndex() (index int) {
 }
 
 // TestOldIPv6Subnet checks an old IPv6 gateway address that does not conflict with the new address. The old address stays while a pod uses
-// it. Afterwards, the next change of the subnet removes it.
+// it. Once no pod uses the old address, the next change of the subnet removes it.
 func TestOldIPv6Subnet(t *testing.T) {
 	l := bareLab(t, "bridge", "btc2", "name", "old6", "ipMasq", false, "ipam", hostLocal("fd00:64::/64"))
 	t.Cleanup(func() { _ = onHost("btc2", netlink.LinkDel) })

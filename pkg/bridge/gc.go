@@ -96,7 +96,7 @@ func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 }
 
 // removeDead removes a dead attachment, for which it uses only the record. Another program may meanwhile have attached the container in
-// another namespace. Leases that are newer than the record belong to that attachment.
+// another namespace. Leases that are newer than the record belong to the other program's attachment.
 func (b bridge) removeDead(j *job, of plugin.Attachment) (found bool, err error) {
 	att, st, found, err := attachment.TakeDead[state](j.r, of)
 	if err != nil || !found {

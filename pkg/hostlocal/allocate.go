@@ -76,7 +76,7 @@ func (a *allocation) allocateOne(i int, set RangeSet, requests []request) (*type
 	return &types100.IPConfig{Address: *kernel.IPNet(netip.PrefixFrom(got, in.Subnet.Bits())), Gateway: in.Gateway.AsSlice()}, rest, nil
 }
 
-// takeRequested takes the requested address. If the address belongs to a dead pod, the lease of that pod ends first.
+// takeRequested takes the requested address. If the address is leased to a dead pod, takeRequested ends that lease before.
 func (a *allocation) takeRequested(set RangeSet, addr netip.Addr) (netip.Addr, error) {
 	if in, _ := set.find(addr); addr == in.Gateway {
 		return addr, plugin.Errorf(plugin.CodeAddressTaken, "requested address %s is the gateway of %s", addr, in.Subnet)
@@ -101,7 +101,7 @@ func (a *allocation) takeRequested(set RangeSet, addr netip.Addr) (netip.Addr, e
 		set, owner)
 }
 
-// nextFree takes the next free address of the set. If no address is free, the leases of dead pods end first.
+// nextFree takes the next free address of the set. If no address is free, nextFree ends the leases of dead pods and tries again.
 func (a *allocation) nextFree(i int, set RangeSet) (netip.Addr, error) {
 	got, ok, err := a.takeFree(i, set, a.l.index.restingAddresses())
 	if ok || err != nil {

@@ -21,10 +21,9 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The lease folder has the format of the reference plugin, because other programs read it. It contains three kinds of files:
-// - Each assigned address has a file with the address as its name. The content is "<containerID>\r\n<ifname>".
-// - The file last_reserved_ip.<set> contains the last address that was assigned from the set.
-// - The file lock is used with flock(2).
+// The lease folder has the format of the reference plugin, because other programs read it. Each assigned address has a lease file with the
+// address as its name and "<containerID>\r\n<ifname>" as its content. The file last_reserved_ip.<set> contains the last address that was
+// assigned from the set. The file lock is used with flock(2).
 const (
 	lockFile   = "lock"
 	lastPrefix = "last_reserved_ip."
