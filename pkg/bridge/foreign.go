@@ -149,7 +149,7 @@ func (m MasqueradeSets) dropForeign(host *kernel.Node, log *slog.Logger) error {
 // because a live pod may have lost its record. The caller holds the lock of the guards.
 func dropForeignGuards(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	own := map[string]map[string]bool{} // keys by port and set
-	for _, pod := range finishedPods(pods) {
+	for _, pod := range finished(pods) {
 		if pod.State.Guard == nil {
 			continue
 		}

@@ -70,7 +70,7 @@ func repairGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, 
 	if err != nil {
 		return err
 	}
-	all, written := append(guardsOf(pods), more...), guardsOf(finishedPods(pods))
+	all, written := append(guardsOf(pods), more...), guardsOf(finished(pods))
 	if len(all) == 0 {
 		return forgetFlushedGuards(host)
 	}

@@ -136,7 +136,7 @@ func repairMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attac
 	if text, noted := att.Noted(masqueraded); !noted || json.Unmarshal([]byte(text), &m) != nil {
 		return nil
 	}
-	all, written := wantedMasquerade(att.Network, m, pods), wantedMasquerade(att.Network, m, finishedPods(pods))
+	all, written := wantedMasquerade(att.Network, m, pods), wantedMasquerade(att.Network, m, finished(pods))
 	written.Local = append(written.Local, multicast()...)
 	err := compareMasquerade(host, written)
 	switch {

@@ -112,7 +112,7 @@ func (st state) byIPTables() []netip.Prefix {
 // does not wait.
 func repairIPTables(log *slog.Logger, pods []attachment.Of[state], is4, wait bool) error {
 	byKey := map[attachment.Key][]string{}
-	for _, pod := range finishedPods(pods) {
+	for _, pod := range finished(pods) {
 		if lines := masqueradeLines(pod.Key, is4, pod.State.byIPTables(), pod.State.Except); len(lines) > 0 {
 			byKey[pod.Key] = lines
 		}

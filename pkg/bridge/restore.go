@@ -82,15 +82,15 @@ func repairNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 	log = log.With("network", network)
 	pods, err := attachment.States[state](attachment.List(network, "bridge"))
 	errs := []error{err, repairMasquerade(host, log, att, pods), repairVLANGateways(host, log, pods),
-		repairPaths(host, log, network, finishedPods(pods)), repairPorts(host, log, finishedPods(pods))}
+		repairPaths(host, log, network, finished(pods)), repairPorts(host, log, finished(pods))}
 	for _, is4 := range []bool{true, false} {
 		errs = append(errs, locks.Tolerate(repairIPTables(log, pods, is4, locks == attachment.Waiting)))
 	}
 	return errors.Join(errs...)
 }
 
-// finishedPods leaves out the pods of unfinished ADDs, because these ADDs may not have written all rules yet.
-func finishedPods(pods []attachment.Of[state]) []attachment.Of[state] {
+// The function finished leaves out the pods of unfinished ADDs, because these ADDs may not have written all rules yet.
+func finished(pods []attachment.Of[state]) []attachment.Of[state] {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod attachment.Of[state]) bool { return pod.State.Unfinished })
 }
 
