@@ -126,7 +126,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// TestNothingTwice: no VF and no CPU belongs to two pods at any time, and in the end all are free.
+// TestNothingTwice checks that no VF and no CPU belongs to two pods at any time, and in the end all are free.
 func TestNothingTwice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	pick := func(from []int, n int) []int {

@@ -101,7 +101,7 @@ func readRecording(t *testing.T) recording {
 	return r
 }
 
-// TestRecording: the port behaves like Kubernetes' own code: the same hints, merged hints, requests to the plugin, reasons and
+// TestRecording checks that the port behaves like Kubernetes' own code: the same hints, merged hints, requests to the plugin, reasons and
 // devices. Where Kubernetes takes arbitrary devices, the port gets the recorded ones.
 func TestRecording(t *testing.T) {
 	r := readRecording(t)

@@ -88,7 +88,7 @@ func isUp(t *testing.T, pod *sandbox.Pod) (up bool) {
 	return up
 }
 
-// TestVersions: each version gets a result in its own format.
+// TestVersions checks that each version gets a result in its own format.
 func TestVersions(t *testing.T) {
 	for _, v := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		pod := kerneltest.NewPod(t)
@@ -121,7 +121,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestPrevResult: go-cni runs loopback beside the pod's network, and a chain may run it after a main plugin.
+// TestPrevResult checks that go-cni runs loopback beside the pod's network, and a chain may run it after a main plugin.
 func TestPrevResult(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	const prev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.1.0.5/24","interface":0}]}`
@@ -163,7 +163,7 @@ func TestForeignAddress(t *testing.T) {
 	call(t, pod, "ADD", "1.1.0", "").fails(t, plugin.CodeStateDiffers, "lo has the address 192.0.2.1/32, which is no loopback address")
 }
 
-// TestParallel: a runtime may call it concurrently for one pod.
+// TestParallel checks that a runtime may call it concurrently for one pod.
 func TestParallel(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	var group sync.WaitGroup

@@ -59,7 +59,8 @@ func (r Result) seen(t *testing.T, what string, rate float64, from, to time.Dura
 	}
 }
 
-// TestRange: a late first byte and pauses make the rate of the link uncertain. From the beginning on, pauses cannot hide a higher rate.
+// TestRange checks that a late first byte and pauses make the rate of the link uncertain. From the beginning on, pauses cannot hide a
+// higher rate.
 func TestRange(t *testing.T) {
 	const ms = time.Millisecond
 	for _, c := range []struct {
@@ -81,7 +82,7 @@ func TestRange(t *testing.T) {
 	}
 }
 
-// TestPauses: a stopped process detects the pause, and a running one detects almost none.
+// TestPauses checks that a stopped process detects the pause, and a running one detects almost none.
 func TestPauses(t *testing.T) {
 	stop := watchPauses()
 	start := time.Now()
@@ -152,7 +153,7 @@ func sum(counts []uint64) (all uint64) {
 	return all
 }
 
-// TestSegmentsCountUnread: bytes that were not read still count as received on the link.
+// TestSegmentsCountUnread checks that bytes that were not read still count as received on the link.
 func TestSegmentsCountUnread(t *testing.T) {
 	flow := Flow{From: Here, To: Here, Listen: loopback(true), Patience: time.Second, Streams: 2}
 	listener, err := listenTCP(t.Context(), flow)
@@ -229,7 +230,7 @@ func TestSilence(t *testing.T) {
 	within(t, "seconds", time.Since(start).Seconds(), 0.2, soon)
 }
 
-// TestSilentConnection: a relay may accept a connection and pass no data.
+// TestSilentConnection checks that a relay may accept a connection and pass no data.
 func TestSilentConnection(t *testing.T) {
 	listen := netip.MustParseAddrPort("127.0.0.1:4996")
 	relay, err := net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(loopback(true)))

@@ -69,8 +69,8 @@ func answering(t *testing.T, handle func(i int, request []byte, reply func([]byt
 	}()
 }
 
-// TestPingAnswers: a dropped or too late reply counts as lost, and a late one counts with its delay. Duplicates and replies to other pings
-// do not count.
+// TestPingAnswers checks that a dropped or too late reply counts as lost, and a late one counts with its delay. Duplicates and replies to
+// other pings do not count.
 func TestPingAnswers(t *testing.T) {
 	const late, patience, tooLate = 30 * time.Millisecond, 3 * time.Second, 3100 * time.Millisecond
 	answering(t, func(i int, request []byte, reply func([]byte)) {
@@ -110,7 +110,7 @@ func TestPingAnswers(t *testing.T) {
 	}
 }
 
-// TestPingAnsweredTwice: duplicate replies do not make Ping finish after half of the replies.
+// TestPingAnsweredTwice checks that duplicate replies do not make Ping finish after half of the replies.
 func TestPingAnsweredTwice(t *testing.T) {
 	answering(t, func(_ int, request []byte, reply func([]byte)) {
 		reply(request)
@@ -122,7 +122,7 @@ func TestPingAnsweredTwice(t *testing.T) {
 	}
 }
 
-// TestPingUnanswered: lost echoes are a result, not an error.
+// TestPingUnanswered checks that lost echoes are a result, not an error.
 func TestPingUnanswered(t *testing.T) {
 	answering(t, func(int, []byte, func([]byte)) {})
 	got, err := Ping(t.Context(), Flow{Listen: loopback(true), Duration: 50 * time.Millisecond, Patience: 50 * time.Millisecond})
@@ -131,7 +131,7 @@ func TestPingUnanswered(t *testing.T) {
 	}
 }
 
-// TestEchoRequest: replies are recognised by type, length and mark.
+// TestEchoRequest checks that replies are recognised by type, length and mark.
 func TestEchoRequest(t *testing.T) {
 	p, other := pings{is4: true, mark: 7}, pings{is4: true, mark: 8}
 	request := p.request(3)
@@ -154,7 +154,7 @@ func TestEchoRequest(t *testing.T) {
 	}
 }
 
-// TestPingFromAPlace: the pod's loopback is down. The ping would succeed if its socket were in the wrong namespace.
+// TestPingFromAPlace checks that the pod's loopback is down. The ping would succeed if its socket were in the wrong namespace.
 func TestPingFromAPlace(t *testing.T) {
 	pod, err := sandbox.NewPod("ping")
 	if err != nil {
@@ -166,7 +166,7 @@ func TestPingFromAPlace(t *testing.T) {
 	}
 }
 
-// TestPingBeside: the flow runs exactly as long as the ping. A flow that ends early or never starts makes PingBeside fail.
+// TestPingBeside checks that the flow runs exactly as long as the ping. A flow that ends early or never starts makes PingBeside fail.
 func TestPingBeside(t *testing.T) {
 	const after = 50 * time.Millisecond
 	ping := Flow{Listen: loopback(true), Duration: 100 * time.Millisecond, Patience: soon * time.Second}

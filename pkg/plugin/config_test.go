@@ -44,7 +44,7 @@ func TestVersionGate(t *testing.T) {
 	}
 }
 
-// TestVersionOfErrors: an error has the configuration's version, or the newest one if that version is not supported.
+// TestVersionOfErrors checks that an error has the configuration's version, or the newest one if that version is not supported.
 func TestVersionOfErrors(t *testing.T) {
 	for in, want := range map[string]string{`"0.3.1"`: "0.3.1", `"1.0.0"`: "1.0.0", `""`: "0.1.0", `"9.9.9"`: "1.1.0", `7`: "1.1.0"} {
 		o := run((&recorder{}).plugin(), newEnv("ADD"), `{"name":"net","cniVersion":`+in+`}`)
@@ -54,7 +54,7 @@ func TestVersionOfErrors(t *testing.T) {
 	}
 }
 
-// TestVersionRefused: a request that checkVersion rejects does not reach the plugin.
+// TestVersionRefused checks that a request that checkVersion rejects does not reach the plugin.
 func TestVersionRefused(t *testing.T) {
 	for verb, v := range map[string]string{"ADD": "9.9.9", "CHECK": "0.3.1", "GC": "1.0.0", "STATUS": "1.0.0"} {
 		rec := &recorder{}
@@ -65,7 +65,7 @@ func TestVersionRefused(t *testing.T) {
 	}
 }
 
-// TestDelOfOtherVersion: DEL works with any version, so that attachments survive an upgrade or a downgrade.
+// TestDelOfOtherVersion checks that DEL works with any version, so that attachments survive an upgrade or a downgrade.
 func TestDelOfOtherVersion(t *testing.T) {
 	for _, v := range append(allVersions(), "9.9.9", "x", "") {
 		rec := &recorder{}
@@ -117,7 +117,7 @@ func TestPrevResultRefused(t *testing.T) {
 	}
 }
 
-// TestPrevResultRules: CHECK and chained plugins require a prevResult. DEL and STATUS ignore a broken one.
+// TestPrevResultRules checks that CHECK and chained plugins require a prevResult. DEL and STATUS ignore a broken one.
 func TestPrevResultRules(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	for _, c := range []struct {
@@ -142,7 +142,7 @@ func TestPrevResultRules(t *testing.T) {
 	}
 }
 
-// TestValidAttachments (C-81): null and [] keep no attachments. A missing list, and a value that is no list, are errors.
+// TestValidAttachments (C-81) checks that null and [] keep no attachments. A missing list, and a value that is no list, are errors.
 func TestValidAttachments(t *testing.T) {
 	a, b := Attachment{"a", "eth0"}, Attachment{"b", "net1"}
 	for keys, want := range map[string]map[Attachment]bool{

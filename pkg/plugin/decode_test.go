@@ -86,7 +86,7 @@ func TestUnknownKeys(t *testing.T) {
 	}
 }
 
-// TestUnknownKeysWithin: an IPAM plugin does not report its caller's keys.
+// TestUnknownKeysWithin checks that an IPAM plugin does not report its caller's keys.
 func TestUnknownKeysWithin(t *testing.T) {
 	got := warnings(t, func(r *Request, raw any) error { return r.DecodeWithin("ipam", raw) }, `{"bridg":"a","ipam":{"subnett":"x"}}`)
 	if len(got) != 1 || !strings.Contains(got[0], "ipam.subnett") {

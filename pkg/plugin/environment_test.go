@@ -37,7 +37,7 @@ func TestValidIfName(t *testing.T) {
 	}
 }
 
-// TestHostileNames: each verb, also DEL, rejects bad names, names the variable, and escapes the value.
+// TestHostileNames checks that each verb, also DEL, rejects bad names, names the variable, and escapes the value.
 func TestHostileNames(t *testing.T) {
 	for _, verb := range []string{"ADD", "CHECK", "DEL"} {
 		for variable, values := range map[string][]string{
@@ -114,7 +114,7 @@ func TestParseArgs(t *testing.T) {
 	}
 }
 
-// TestBadArgsOnDel: invalid CNI_ARGS must not prevent DEL, nor hide the pod's name.
+// TestBadArgsOnDel checks that invalid CNI_ARGS must not prevent DEL, nor hide the pod's name.
 func TestBadArgsOnDel(t *testing.T) {
 	rec := &recorder{}
 	run(rec.plugin(), newEnv("DEL").with("CNI_ARGS", "bare;X=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"), config("")).ok(t, "")
@@ -127,7 +127,7 @@ func TestBadArgsOnDel(t *testing.T) {
 	}
 }
 
-// TestForeignArgs: a plugin that needs only the pod's name from CNI_ARGS works with any arguments, and logs invalid ones.
+// TestForeignArgs checks that a plugin that needs only the pod's name from CNI_ARGS works with any arguments, and logs invalid ones.
 func TestForeignArgs(t *testing.T) {
 	for args, says := range map[string]string{"none": `\"none\": want KEY=VALUE`,
 		"X=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0": `unknown key \"X\"`} {

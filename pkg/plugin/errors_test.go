@@ -113,7 +113,7 @@ func TestUndo(t *testing.T) {
 	}
 }
 
-// TestUndoKeepsDerivedCode: the errno of the cause decides the code, also if an undo step fails with another code.
+// TestUndoKeepsDerivedCode checks that the errno of the cause decides the code, also if an undo step fails with another code.
 func TestUndoKeepsDerivedCode(t *testing.T) {
 	err := error(unix.EBUSY)
 	var undo Undo

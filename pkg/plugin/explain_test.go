@@ -24,7 +24,7 @@ type shapes struct {
 	} `json:"ipam"`
 }
 
-// TestWrongKinds: the error names the key and the wrong kind in JSON terms.
+// TestWrongKinds checks that the error names the key and the wrong kind in JSON terms.
 func TestWrongKinds(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"text":7}`:                               "text is a number: want a string",
@@ -55,7 +55,7 @@ func TestWrongKinds(t *testing.T) {
 	}
 }
 
-// TestWrongKindsElsewhere: the same for keys that the frame itself reads.
+// TestWrongKindsElsewhere checks that the same for keys that the frame itself reads.
 func TestWrongKindsElsewhere(t *testing.T) {
 	for verb, more := range map[string]string{
 		"GC":  `"cni.dev/valid-attachments":[{"containerID":7,"ifname":"x"}]`,

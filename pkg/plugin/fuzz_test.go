@@ -17,7 +17,7 @@ func quiet(verb string) *Request {
 	return r
 }
 
-// FuzzConfig: an accepted configuration has a name and a version, and a rejected one gives one error document.
+// FuzzConfig checks that an accepted configuration has a name and a version, and a rejected one gives one error document.
 func FuzzConfig(f *testing.F) {
 	for _, seed := range []string{"", "{}", "[]", "null", config(""), config(`"prevResult":{}`), config(`"cni.dev/valid-attachments":[]`),
 		`{"cniVersion":"0.4.0","name":"a"}`, `{"cniVersion":7}`, `{"name":"../x"}`, config(`"prevResult":{"ips":[{"address":"10.0.0.1/8"}]}`)} {
@@ -65,7 +65,7 @@ func FuzzArgs(f *testing.F) {
 	})
 }
 
-// FuzzPrevResult: an accepted result contains no null entries, and can be encoded again in its version.
+// FuzzPrevResult checks that an accepted result contains no null entries, and can be encoded again in its version.
 func FuzzPrevResult(f *testing.F) {
 	for v, body := range prevResults() {
 		f.Add(v, `{`+body+`}`)
@@ -115,7 +115,7 @@ func FuzzValidAttachments(f *testing.F) {
 	})
 }
 
-// FuzzPrintable: no external text can forge a log line or enlarge a message.
+// FuzzPrintable checks that no external text can forge a log line or enlarge a message.
 func FuzzPrintable(f *testing.F) {
 	for _, seed := range []string{"", "a", "a\nb", "\x1b[31m", "é\u202e", "\xff", strings.Repeat("x", 50)} {
 		f.Add(seed)
@@ -129,7 +129,7 @@ func FuzzPrintable(f *testing.F) {
 	})
 }
 
-// FuzzDecode: unknown keys of any form are only logged.
+// FuzzDecode checks that unknown keys of any form are only logged.
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{`{}`, `{"bridg":1}`, `{"ipam":null}`, `{"ipam":{"x":{}}}`, `{"rate":"x"}`, `{"":1}`, `{"\u0000":[]}`} {
 		f.Add(seed)

@@ -22,7 +22,7 @@ func gcRequest(dead map[Attachment]bool) *Request {
 	return r
 }
 
-// TestStale (C-85): an attachment that is not in the list is stale, unless it is so young that its ADD may still run.
+// TestStale (C-85) checks that an attachment that is not in the list is stale, unless it is so young that its ADD may still run.
 func TestStale(t *testing.T) {
 	const alive, gone = "/proc/self/ns/net", "/nonexistent"
 	plain := filepath.Join(t.TempDir(), "plain")
@@ -63,7 +63,7 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// TestConfigForGC: the plugin to which GC is passed on keeps the attachments that this plugin spared.
+// TestConfigForGC checks that the plugin to which GC is passed on keeps the attachments that this plugin spared.
 func TestConfigForGC(t *testing.T) {
 	r := gcRequest(nil)
 	if string(r.ConfigForGC()) != string(r.Config) {
@@ -85,7 +85,8 @@ func TestConfigForGC(t *testing.T) {
 	}
 }
 
-// TestConfigForDel: each removal passes a configuration without the lists of all attachments, whose cost grows with the number of pods.
+// TestConfigForDel checks that each removal passes a configuration without the lists of all attachments, whose cost grows with the number
+// of pods.
 func TestConfigForDel(t *testing.T) {
 	r := gcRequest(nil)
 	r.Config = []byte(`{"name":"net","ipam":{"type":"x"},"cni.dev/valid-attachments":[],"cni.dev/attachments":[],"podlace/dead-attachments":[]}`)
@@ -124,7 +125,7 @@ func TestDeadAttachments(t *testing.T) {
 	}
 }
 
-// TestNetnsVisible: a namespace whose folder is missing, or is no folder, may live. A process goes with its folder.
+// TestNetnsVisible checks that a namespace whose folder is missing, or is no folder, may live. A process goes with its folder.
 func TestNetnsVisible(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(dir+"/file", nil, 0o600); err != nil {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestOnce: a request and its copies share the first value of a type. A request without Main computes each value.
+// TestOnce checks that a request and its copies share the first value of a type. A request without Main computes each value.
 func TestOnce(t *testing.T) {
 	calls := 0
 	count := func() int { calls++; return calls }

@@ -78,7 +78,7 @@ func decoded(t *testing.T, doc string) (v any) {
 	return v
 }
 
-// TestPassedOn: a plugin without its own result returns prevResult unchanged, in the configuration's version.
+// TestPassedOn checks that a plugin without its own result returns prevResult unchanged, in the configuration's version.
 func TestPassedOn(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	p := Plugin{Name: "x", Add: func(*Request) (*types100.Result, error) { return nil, nil }}
@@ -103,7 +103,7 @@ func TestPassedOn(t *testing.T) {
 	}
 }
 
-// TestInexpressibleResult: an ADD whose result the version cannot express is undone.
+// TestInexpressibleResult checks that an ADD whose result the version cannot express is undone.
 func TestInexpressibleResult(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	deleted := 0
@@ -144,7 +144,7 @@ func TestErrorDocumentIsPrintable(t *testing.T) {
 	}
 }
 
-// TestDelIsNotReadAsSuccess: go-cni treats these words in msg or details as "already deleted".
+// TestDelIsNotReadAsSuccess checks that go-cni treats these words in msg or details as "already deleted".
 func TestDelIsNotReadAsSuccess(t *testing.T) {
 	e := newEnv("DEL").with("CNI_NETNS", "/run/not found", "CNI_ARGS", "K8S_POD_NAMESPACE=not found;K8S_POD_NAME=no such file or directory")
 	for _, text := range []string{"Link not found", "no such file or directory", "open x: no such file or directory: not found",

@@ -57,7 +57,7 @@ func mustPrint(t *testing.T, text []byte) {
 	}
 }
 
-// TestPlainWriter: newlines and tabs pass; invalid UTF-8 does not.
+// TestPlainWriter checks that newlines and tabs pass; invalid UTF-8 does not.
 func TestPlainWriter(t *testing.T) {
 	var b bytes.Buffer
 	const text = "a\tb\nc\x1b[2J\x7f\u009b\u202eé\xff\x9b\r\n"

@@ -127,7 +127,8 @@ func TestAssign(t *testing.T) {
 	}
 }
 
-// TestOneNode: on a machine with one NUMA node, or without information about nodes, no device has a topology and none counts as unknown.
+// TestOneNode checks that on a machine with one NUMA node, or without information about nodes, no device has a topology and none counts as
+// unknown.
 func TestOneNode(t *testing.T) {
 	for nodes := range 2 {
 		s := worker()
@@ -296,7 +297,7 @@ func TestAssignIsPure(t *testing.T) {
 	}
 }
 
-// TestPFIsNoDevice (S-36): a function that may be a PF is never offered, regardless of what sysfs reports about its VFs.
+// TestPFIsNoDevice (S-36) checks that a function that may be a PF is never offered, regardless of what sysfs reports about its VFs.
 func TestPFIsNoDevice(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[{"resourceName":"x","driver":"vfio-pci","selectors":[{"pfNames":["ens3f0"]},{"pciAddresses":["0000:30:00.0"]},{"drivers":["vfio-pci"]}]}],
 		"pfs":[{"pfName":"ens1f0","numVfs":0,"offerPf":true}]}`)

@@ -58,7 +58,7 @@ func TestOneName(t *testing.T) {
 	mustParse(t, `{"resourceList":[{"resourceName":"a_nonuma"},{"resourceName":"a","api":"dra"}]}`)
 }
 
-// TestOfferWhole (DRA-20): a PF is offered beside its VFs only in a resource that names the PF itself.
+// TestOfferWhole (DRA-20) checks that a PF is offered beside its VFs only in a resource that names the PF itself.
 func TestOfferWhole(t *testing.T) {
 	s := worker()
 	A, p := address(0x10, 0, 0), address(0x30, 0, 0) // A has VFs; p will get VFs
