@@ -81,8 +81,8 @@ func (t Conntrack) DelUDP(stale []UDPFlow) error {
 	})
 }
 
-// reversedEntries returns the reversed entries that replaced deleted entries. A reply that is in flight during the deletion creates a
-// reversed entry: its source is the server. The client's next packet would match that entry as a reply.
+// reversedEntries returns the reversed entries that replaced deleted entries. A reply of the server that is in flight during the deletion
+// creates an entry with reversed directions. The client's next packet would match that entry as a reply.
 func (t Conntrack) reversedEntries(deleted []UDPFlow) (found []UDPFlow) {
 	for _, f := range deleted {
 		f.message = t.matchingEntry(f)

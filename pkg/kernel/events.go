@@ -61,8 +61,8 @@ func Events(ctx context.Context) (<-chan Event, error) {
 	return events, nil
 }
 
-// subscribe opens a socket that receives the messages of multicast groups. filter may be nil, or drops some of these messages. One
-// goroutine can close the socket while another reads it.
+// subscribe opens a socket that receives the messages of multicast groups. The socket filter drops some of these messages; it may be nil.
+// One goroutine can close the socket while another reads it.
 func subscribe(protocol int, filter []unix.SockFilter, groups ...int) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {
@@ -86,8 +86,8 @@ func subscribe(protocol int, filter []unix.SockFilter, groups ...int) (*os.File,
 	return os.NewFile(uintptr(fd), "netlink"), nil
 }
 
-// sendEvents sends the events of each datagram until the socket is closed or ctx ends. It sends the value lost if the socket's buffer
-// overflowed.
+// sendEvents sends the events of each datagram until the socket is closed or ctx ends. After an overflow of the socket's buffer it sends
+// the event in the parameter lost.
 func sendEvents[E any](ctx context.Context, socket *os.File, parse func([]byte) []E, lost E, to chan<- E) {
 	buffer := make([]byte, largestEvent)
 	for {
@@ -109,7 +109,8 @@ func sendEvents[E any](ctx context.Context, socket *os.File, parse func([]byte) 
 	}
 }
 
-// receive waits for a datagram and returns its events. It returns the event lost if the socket's buffer overflowed or if reading fails.
+// receive waits for a datagram and returns its events. It returns the event in the parameter lost if the socket's buffer overflowed or if
+// reading fails.
 func receive[E any](socket *os.File, buffer []byte, parse func([]byte) []E, lost E) ([]E, error) {
 	n, err := socket.Read(buffer)
 	switch {
@@ -134,7 +135,7 @@ func linkEvents(datagram []byte) []Event {
 }
 
 // eachMessage calls parse with the type, flags and body of each message in a datagram, and returns all results. At a malformed message it
-// adds the event lost and stops.
+// stops and adds the event in the parameter lost.
 func eachMessage[E any](datagram []byte, lost E, parse func(kind, flags uint16, body []byte) []E) (events []E) {
 	for len(datagram) >= unix.SizeofNlMsghdr {
 		length := int(binary.NativeEndian.Uint32(datagram))

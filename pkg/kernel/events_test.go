@@ -32,7 +32,7 @@ func (h *eventLog) take(events <-chan Event) {
 	}
 }
 
-// awaitEvent waits for an event for which the function is returns true.
+// awaitEvent waits for an event that satisfies the given condition.
 func (h *eventLog) awaitEvent(t *testing.T, what string, is func(Event) bool) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {

@@ -30,8 +30,8 @@ func (p *filterProgram) jump(label string) {
 	p.add(unix.BPF_JMP|unix.BPF_JA, 0)
 }
 
-// jumpIf adds a jump to a label that is taken if test is true for the loaded value and value. test is BPF_JEQ, BPF_JGT, BPF_JGE or
-// BPF_JSET.
+// jumpIf adds a conditional jump to a label. The condition compares the loaded value with the argument value. The test is BPF_JEQ, BPF_JGT,
+// BPF_JGE or BPF_JSET.
 func (p *filterProgram) jumpIf(test uint16, value uint32, label string) {
 	p.jumps[len(p.list)] = label
 	p.add(unix.BPF_JMP|unix.BPF_K|test, value)
@@ -42,7 +42,8 @@ func (p *filterProgram) loadBytes(at uint32, size int) {
 	p.add(map[int]uint16{1: unix.BPF_B, 2: unix.BPF_H}[size]|unix.BPF_LD|unix.BPF_ABS, at)
 }
 
-// loadAttribute adds instructions that load the offset of the first attribute of a kind behind offset from, or 0 if there is none.
+// loadAttribute adds instructions that search the message for an attribute of a kind, starting at the given offset. They load the offset of
+// the attribute, or 0 if there is none.
 func (p *filterProgram) loadAttribute(kind, from uint32) {
 	p.add(unix.BPF_LDX|unix.BPF_IMM, kind)
 	p.add(unix.BPF_LD|unix.BPF_IMM, from)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kernel reads and changes Linux networking: links, addresses, routes, qdiscs, connection tracking and sysctls. Package nft does
-// the same for nf_tables. Method names follow ip(8). Methods named by a noun read, methods named by a verb change, and methods with the
-// prefix Ensure are idempotent. Every change passes fault.Change.
+// the same for nf_tables. Method names follow ip(8). A method whose name is a noun only reads. A method whose name is a verb makes a
+// change. Methods with the prefix Ensure are idempotent. Every change passes fault.Change.
 package kernel
 
 import (

@@ -166,8 +166,8 @@ func (n *NS) SetMAC(link Link, mac net.HardwareAddr) error {
 }
 
 // SetARPNotify makes the kernel announce the IPv4 addresses of a link when the link comes up (arp_notify in
-// Documentation/networking/ip-sysctl.rst). The reference plugin sets it too. The kernel does not announce addresses when a new veth comes
-// up for the first time.
+// Documentation/networking/ip-sysctl.rst). The reference plugin also sets arp_notify. The kernel does not announce addresses when a new
+// veth comes up for the first time.
 func (n *NS) SetARPNotify(link Link) error {
 	return fault.Change("link set "+link.Name+" arp_notify 1", func() error {
 		req := n.newRequest(unix.RTM_SETLINK, 0)
@@ -187,9 +187,9 @@ func (n *NS) SetDown(link Link) error {
 	return fault.Change("link set "+link.Name+" down", func() error { return n.h.LinkSetDown(byIndex(link.Index)) })
 }
 
-// PinMTU sets a bridge's MTU so that the kernel treats it as set by an admin. Without such a setting, the MTU of a bridge follows its port
-// with the smallest MTU, and below 1280 the bridge loses its IPv6 addresses. The kernel ignores a request for the current value, so PinMTU
-// then sets the MTU of MTUBeside first. bridge must hold the current MTU.
+// PinMTU sets the MTU of a bridge in the same way as an admin. If no MTU was set, the kernel gives the bridge the smallest MTU of its
+// ports, and below 1280 the bridge loses its IPv6 addresses. The kernel ignores a request for the current MTU, so that PinMTU then first
+// sets another MTU (MTUBeside). The argument bridge must contain the current MTU.
 func (n *Node) PinMTU(bridge Link, mtu int) error {
 	if bridge.MTU == mtu {
 		if err := n.SetMTU(bridge, MTUBeside(mtu)); err != nil {
@@ -199,7 +199,7 @@ func (n *Node) PinMTU(bridge Link, mtu int) error {
 	return n.SetMTU(bridge, mtu)
 }
 
-// MTUBeside returns the temporary MTU that PinMTU sets before it sets mtu: a neighbouring number.
+// MTUBeside returns the temporary MTU that PinMTU sets first: one more or one less than mtu.
 func MTUBeside(mtu int) int {
 	const most = 65535 // ETH_MAX_MTU in include/uapi/linux/if_ether.h
 	if mtu >= most {

@@ -15,9 +15,9 @@ import (
 )
 
 // MoveLink moves a link into another namespace and renames it, in one request. The link arrives down, without addresses, with its
-// alternative names, and often with another ifindex. unix.EEXIST means that the target has a link with one of the names. After EEXIST the
-// link is in its old namespace, and may be down because MoveLink had to move it back. unix.EINVAL means that links of this kind cannot be
-// moved.
+// alternative names, and often with another ifindex. The error unix.EEXIST means that the target has a link with one of the names. The link
+// is then in its old namespace, and may be down because MoveLink had to move it back. The error unix.EINVAL means that links of this kind
+// cannot be moved.
 func (n *NS) MoveLink(link Link, to Namespace, name string) error {
 	return fault.Change(fmt.Sprintf("link set %s netns %s name %s", link.Name, nameOf(to), name), func() error {
 		err := n.move(link, to, name)
@@ -117,8 +117,8 @@ func (n *NS) SetTxQueue(link Link, packets int) error {
 	})
 }
 
-// DelXDP detaches all XDP programs, which see received frames before the kernel's network stack. It returns unix.EBUSY for a program that
-// is attached by a bpf link: such a program is detached only when its owner closes the file descriptor.
+// DelXDP detaches all XDP programs, which see received frames before the kernel's network stack. It returns unix.EBUSY if a program is
+// attached by a bpf link. The kernel detaches this program only when its owner closes the file descriptor.
 func (n *NS) DelXDP(link Link) error {
 	// XDP_FLAGS_DRV_MODE, _SKB_MODE and _HW_MODE: DelXDP detaches one mode, or all modes for XDP_ATTACHED_MULTI (4).
 	modes := []uint32{1 << 2, 1 << 1, 1 << 3}
@@ -147,7 +147,7 @@ func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	})
 }
 
-// SetTraits changes the traits of a link to want. It sends only traits that differ.
+// SetTraits changes the traits of a link to the wanted traits. It sends only the traits that differ.
 func (n *NS) SetTraits(link Link, want Traits) error {
 	have := link.Traits
 	return fault.Change(fmt.Sprintf("link set %s %+v", link.Name, want), func() error {

@@ -63,7 +63,7 @@ type Traits struct {
 	Broadcast   string `json:"broadcast,omitempty"` // broadcast MAC, formatted as net.HardwareAddr
 	Mode        uint8  `json:"mode,omitempty"`      // 0, or 1 for dormant
 	Group       uint32 `json:"group,omitempty"`
-	// MaxSize fields are in bytes, and GSOMaxSegs is a number of segments.
+	// The fields …MaxSize are in bytes. GSOMaxSegs is a number of segments.
 	GSOMaxSize     uint32 `json:"gsoMaxSize,omitempty"`
 	GSOMaxSegs     uint32 `json:"gsoMaxSegs,omitempty"`
 	GROMaxSize     uint32 `json:"groMaxSize,omitempty"`
@@ -92,8 +92,8 @@ func groupOf(index int) uint32 { return groupBase | uint32(index) }
 // LeadsGroup reports whether the link leads a device group. DelGroup deletes that group with the link.
 func (l Link) LeadsGroup() bool { return l.Traits.Group == groupOf(l.Index) }
 
-// Lacks returns those of the given settings whose value differed when the link was read, or is unknown. Their paths begin with
-// ipv6/conf/<name of the link>/.
+// Lacks returns those of the given settings that the link did not have when it was read, or whose value is unknown. The paths of the
+// settings begin with ipv6/conf/<name of the link>/.
 func (l Link) Lacks(settings ...Sysctl) (lacks []Sysctl) {
 	for _, s := range settings {
 		if value, known := l.Conf6(strings.TrimPrefix(s.Path, "ipv6/conf/"+l.Name+"/")); !known || fmt.Sprint(value) != s.Value {

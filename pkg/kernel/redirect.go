@@ -164,8 +164,8 @@ func redirectsTo(f netlink.Filter) int {
 	return -1
 }
 
-// RedirectedFrom returns a link whose received frames are redirected to the link to. ok is false if no link redirects there. RedirectedFrom
-// reads every link with an ingress or clsact qdisc.
+// RedirectedFrom returns a link whose received frames are redirected to the given link. ok is false if no link redirects to it.
+// RedirectedFrom reads every link with an ingress or clsact qdisc.
 func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
 	list, err := n.redirectSources()
 	for _, r := range list {
@@ -255,8 +255,8 @@ func (n *NS) DelRedirect(from, to Link, owned bool) error {
 	})
 }
 
-// delRedirects deletes our filter, filters that redirect to the link to, and the reference plugin's filter if its target was deleted. With
-// spareAll, filters that redirect all frames to the link to stay.
+// delRedirects deletes our filter, filters that redirect to the target link, and the reference plugin's filter if its target was deleted.
+// With spareAll, filters that redirect all frames to the target link stay.
 func (n *NS) delRedirects(from, to Link, spareAll bool) error {
 	return fault.Change("filter del dev "+from.Name+" ingress", func() error {
 		list, err := n.listFilters(from, netlink.HANDLE_MIN_INGRESS)

@@ -90,7 +90,7 @@ func TestShapeOther(t *testing.T) {
 	}
 }
 
-// TestBuckets finds the token buckets of all links and nothing else.
+// TestBuckets checks that Buckets returns the token buckets of all links and no other qdiscs.
 func TestBuckets(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)

@@ -51,8 +51,8 @@ func bindSocket(protocol byte, at netip.AddrPort) error {
 		err = errors.Join(err, unix.SetsockoptInt(fd, level, unix.IPV6_V6ONLY, 1))
 	}
 	if !at.Addr().IsUnspecified() {
-		// With free binding, the check also works for an address that the node gets later: a process that listens on all addresses uses the port
-		// of that address too.
+		// Free binding (IP_FREEBIND) also checks an address that the node does not have yet. A process that listens on all addresses will use the
+		// port of this address.
 		err = errors.Join(err, unix.SetsockoptInt(fd, level, free, 1))
 	}
 	return errors.Join(err, unix.Bind(fd, local))
@@ -87,7 +87,7 @@ func ReadSockets(protocol byte) Sockets {
 		req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
 		req.AddRawData(append(body, make([]byte, diagRequest-len(body))...))
 		err := req.ExecuteIter(unix.NETLINK_SOCK_DIAG, 0, func(message []byte) bool {
-			// struct inet_diag_msg: family, state, timer, retransmissions, source port, ...
+			// A message begins with struct inet_diag_msg: family, state, timer, retransmissions, source port, ...
 			if len(message) >= 6 && binary.BigEndian.Uint16(message[4:]) != tableUnreadable {
 				s[binary.BigEndian.Uint16(message[4:])] = true
 			}

@@ -41,8 +41,8 @@ func Available() bool {
 	return !noFamily(err) && !errors.Is(err, unix.EINVAL)
 }
 
-// IgnoreUnsupported returns nil if err means that the kernel has no nf_tables, and else err. Cleanup code uses it, because such a kernel
-// has no tables to clean up.
+// IgnoreUnsupported returns nil if err means that the kernel has no nf_tables, and else err. Cleanup code uses IgnoreUnsupported, because a
+// kernel without nf_tables has no tables to clean up.
 func IgnoreUnsupported(err error) error {
 	if Unsupported(err) {
 		return nil
@@ -177,8 +177,8 @@ func (t *Handle) List(set string) ([]Element, error) {
 	return all, err
 }
 
-// dump sends a dump request and calls the function each with the body of every reply. It repeats the request if the ruleset changed during
-// the dump.
+// The method dump sends a dump request, and calls a function with the body of every reply. It repeats the request if the ruleset changed
+// during the dump.
 func (t *Handle) dump(ask mdl.Message, each func(data []byte)) error {
 	var replies []mdl.Message
 	err := fault.Retry(func() (err error) {
@@ -250,7 +250,7 @@ func (t *Handle) Delete(elements []Element) error {
 		Edit{Kind: unix.NFT_MSG_DELSETELEM, Elements: elements})
 }
 
-// Replace deletes the elements in old and adds the elements in elements, in one transaction.
+// Replace deletes the old elements and adds the new elements in one transaction.
 func (t *Handle) Replace(old, elements []Element) error {
 	return t.Apply(fmt.Sprintf("nft replace %d elements of %s", len(elements), t.Table),
 		Edit{Kind: unix.NFT_MSG_DELSETELEM, Elements: old}, Edit{Kind: unix.NFT_MSG_NEWSETELEM, Flags: mdl.Create | mdl.Excl, Elements: elements})
@@ -357,8 +357,8 @@ func (t *Handle) message(kind int, flags mdl.HeaderFlags, set string, elements [
 	}, nil
 }
 
-// Build calls build, which adds tables, chains, sets and rules, and sends all of them in one transaction. Objects that already exist are no
-// error.
+// Build calls a function that adds tables, chains, sets and rules, and sends all of them in one transaction. Objects that already exist are
+// no error.
 func Build(op string, build func(*nftables.Conn) error) error {
 	conn, err := New(nftables.AsLasting())
 	if err != nil {

@@ -38,7 +38,7 @@ func (l *lab) steps() (a *agent, list func(ids ...int)) {
 func because(why cause) map[cause]bool { return map[cause]bool{why: true} }
 
 // mustWait calls steps until a step returns a later time for the next step. The test fails if every step requests an immediate next step,
-// because such a loop would use a full core. mustWait checks only a lower limit for the pause, because the machine may be slow.
+// because this loop would use a full core. The method checks only a lower limit for the pause, because the machine may be slow.
 func (l *lab) mustWait(what string, a *agent, why cause) {
 	l.Helper()
 	for range 20 {

@@ -62,8 +62,8 @@ func newNodes(changed func(), log *slog.Logger) *nodes {
 	return &nodes{changed: changed, log: log, byName: map[string]noderoutes.Node{}, lastEvent: time.Now()}
 }
 
-// The method list returns the nodes, sorted by name. since is the time of the first change after the previous call of list, or zero.
-// complete is false until a complete list was received.
+// The method list returns the nodes, sorted by name. The result since is the time of the first change after the previous call of list, or
+// zero. The result complete is false until a complete list was received.
 func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

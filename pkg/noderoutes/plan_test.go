@@ -265,7 +265,7 @@ func TestCollisions(t *testing.T) {
 }
 
 // TestJoinMovesNothing checks that a new node never gets the nexthop ID or next hop of an existing node, even if both names have the same
-// hash. Packets to the existing node would otherwise reach the new node for a moment.
+// hash. If the new node got the ID, packets to the existing node would reach the new node for a moment.
 func TestJoinMovesNothing(t *testing.T) {
 	for what, values := range map[string]uint32{"nexthop ID": nexthops, "next hop": hops4} {
 		byHash := map[uint32]string{}

@@ -227,7 +227,7 @@ func (c control) awaitDriver(ctx context.Context, driver string) error {
 	return err
 }
 
-// waitUntil waits until the function so returns true or an error. It returns errNoEffect after settleTime.
+// waitUntil calls a function repeatedly until it returns true or an error. It returns errNoEffect after settleTime.
 func waitUntil(ctx context.Context, so func() (bool, error)) error {
 	for end := time.Now().Add(settleTime); ; {
 		if ok, err := so(); ok || err != nil {

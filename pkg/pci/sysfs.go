@@ -166,7 +166,7 @@ func (f *folder) text(name string) string {
 	return value
 }
 
-// parseAttribute reads and parses an attribute. It returns the value otherwise if the attribute is missing or invalid.
+// parseAttribute reads and parses an attribute. It returns the given default value if the attribute is missing or invalid.
 func parseAttribute[T any](f *folder, name string, otherwise T, parse func(string) (T, error)) T {
 	if !f.has(name) {
 		return otherwise

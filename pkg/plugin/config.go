@@ -20,8 +20,8 @@ type envelope struct {
 	PrevResult json.RawMessage `json:"prevResult"`
 }
 
-// readConfig decodes the configuration from stdin and checks the rules that apply to all plugins. envErr is an error in the environment, or
-// nil. readConfig returns envErr after it has read the version, so that the error document has the correct cniVersion.
+// readConfig decodes the configuration from stdin and checks the rules that apply to all plugins. The argument envErr is an error in the
+// environment, or nil. The method returns envErr only after it has read the version, so that the error document has the correct cniVersion.
 func (p Plugin) readConfig(r *Request, data []byte, envErr error) error {
 	var env envelope
 	decodeErr := decode(data, &env)

@@ -87,7 +87,8 @@ func (r *Request) errorJSON(err error) []byte {
 	return append(out, '\n')
 }
 
-// notReadAsSuccess replaces phrases such as "not found". go-cni ignores errors of DEL that contain these phrases (go-cni cni.go, Remove).
+// notReadAsSuccess replaces phrases such as "not found". The library go-cni ignores errors of DEL that contain these phrases (cni.go,
+// Remove).
 func notReadAsSuccess(msg string) string {
 	return strings.NewReplacer("not found", "is missing", "no such file or directory", "file is missing", "no such file",
 		"missing file").Replace(msg)

@@ -68,7 +68,7 @@ func (r *reader) readClaimMay(v value) vfconfig.Allowance {
 	return a
 }
 
-// checkAPI reports an error for each key that has no effect with the API of the resource. Such keys would otherwise be ignored silently.
+// checkAPI reports an error for each key that has no effect with the API of the resource, so that no key is ignored silently.
 func (r *reader) checkAPI(v value, res *Resource) {
 	if res.API == DRA && res.ClaimMay == nil {
 		res.ClaimMay = vfconfig.DefaultAllowance()
@@ -131,8 +131,8 @@ func (c *Config) excludedVFs(d subject) int {
 }
 
 // whyNotWhole returns the reason why a resource cannot contain a PF that is offered as a whole, or "" if it can. A selector of the resource
-// must contain the address of the PF. Otherwise the PF would be in resources for VFs, and the scheduler would allocate it to claims that
-// request a VF.
+// must contain the address of the PF. Without this rule the PF would also be in resources for VFs, and the scheduler would allocate the PF
+// to claims that request a VF.
 func (c *Config) whyNotWhole(r *Resource, selector int, d subject) string {
 	switch {
 	case c.excludedVFs(d) == 0:

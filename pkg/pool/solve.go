@@ -49,8 +49,8 @@ func (c *choice) less(other *choice) bool {
 	return slices.Compare(c.plan, other.plan) > 0
 }
 
-// solve searches the sets of NUMA nodes in the order of their size. A set is a solution if its costs before (policyRules) are as low as the
-// costs for the whole machine. solve stops at the first size with a solution, and returns the best solution of this size.
+// solve searches the sets of NUMA nodes in the order of their size. A set is a solution if its costs from policyRules.before are as low as
+// the costs for the whole machine. The search stops at the first size with a solution, and the result is the best solution of this size.
 func (q *query) solve(r policyRules) []int {
 	all, forced := make(nodeSet, len(q.distance)), make(nodeSet, len(q.distance))
 	for pf, g := range q.pfs {

@@ -56,8 +56,8 @@ func Main(m *testing.M) {
 // requireFeatures reports whether a missing kernel feature fails the tests (KERNELTEST=full).
 func requireFeatures() bool { return os.Getenv("KERNELTEST") == "full" }
 
-// Feature returns has, which states whether the kernel has a feature. It logs the name of a missing feature. With KERNELTEST=full a missing
-// feature fails the test.
+// Feature returns its argument has, which is true if the kernel has the feature. It logs the name of a missing feature. With
+// KERNELTEST=full a missing feature fails the test.
 func Feature(t testing.TB, has bool, name string) bool {
 	t.Helper()
 	if !has && requireFeatures() {

@@ -35,8 +35,8 @@ type Outcome struct {
 	}
 }
 
-// Call calls the plugin with a verb for a container. keys are pairs of a configuration key and its value. A key that begins with CNI_ is
-// the name of an environment variable.
+// Call calls the plugin with a verb for a container. The additional arguments are pairs of a configuration key and its value. A key that
+// begins with CNI_ is the name of an environment variable.
 func (l Lab) Call(verb, id string, keys ...any) Outcome {
 	l.Helper()
 	env, stdin := l.Request(verb, id, keys...)
@@ -92,7 +92,7 @@ func (l Lab) OK(o Outcome) Outcome {
 	return o
 }
 
-// Fails reports an error unless the call failed with the given code and a message that contains the text says.
+// Fails reports an error unless the call failed with the given code and with a message that contains the given text.
 func (l Lab) Fails(o Outcome, code uint, says string) {
 	l.Helper()
 	if o.Exit != 1 || o.Failure.Code != code || !strings.Contains(o.Failure.Msg, says) {

@@ -136,7 +136,7 @@ func Interface(t testing.TB, device string) (name string) {
 	return name
 }
 
-// Await waits until the function so returns true. It fails the test after nicTimeout.
+// Await waits until a condition is true. It fails the test after nicTimeout.
 func Await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for end := time.Now().Add(nicTimeout); !so(); time.Sleep(10 * time.Millisecond) {
