@@ -50,8 +50,8 @@ func (n *NS) AddHostAddress(link Link, a netip.Addr) error {
 	return fault.Change(op, func() error { return n.h.AddrAdd(byIndex(link.Index), addr) })
 }
 
-// AddAddress adds an address with its prefix length. An IPv6 address is usable at once (IFA_F_NODAD) unless dad asks for duplicate address
-// detection. unix.EEXIST means that the link already has the address.
+// AddAddress adds an address with its prefix length. Duplicate address detection of an IPv6 address is enabled only if dad is true. Without
+// it the address is usable at once (IFA_F_NODAD). unix.EEXIST means that the link already has the address.
 func (n *NS) AddAddress(link Link, p netip.Prefix, dad bool) error {
 	addr := &netlink.Addr{IPNet: IPNet(p)}
 	if p.Addr().Is6() && !dad {
@@ -67,7 +67,7 @@ func (n *NS) DelAddress(link Link, p netip.Prefix) error {
 	})
 }
 
-// Addresses returns the addresses of a link with their prefix lengths, without link-local ones.
+// Addresses returns the addresses of a link with their prefix lengths, except link-local addresses.
 func (n *NS) Addresses(link Link) ([]netip.Prefix, error) {
 	var list []netlink.Addr
 	err := retryInterrupted(func() (err error) {

@@ -44,7 +44,7 @@ type Link struct {
 	Device   string           // its device, such as a PCI address (since Linux 5.14); a veth has none
 	conf6    []byte           // IPv6 settings, 4 bytes each
 	// Forwards4 and Forwards6 report whether the link forwards received packets. For IPv4 each link has a setting (forwarding). IPv6 has one
-	// setting for all links (NS.Forwards); Forwards6 is the setting force_forwarding, which links have since Linux 6.17.
+	// setting for all links (NS.Forwards). Since Linux 6.17 each link also has the IPv6 setting force_forwarding; this is Forwards6.
 	Forwards4, Forwards6 bool
 
 	// Filtered is nf_call_iptables of a bridge (ip-link(8)): iptables and nftables see bridged packets if br_netfilter is loaded.

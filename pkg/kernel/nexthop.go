@@ -106,7 +106,7 @@ func lacksNexthops(err error) error {
 	return err
 }
 
-// nhmsg is struct nhmsg, the header of messages about nexthop objects (include/uapi/linux/nexthop.h).
+// nhmsg is the header of messages about nexthop objects (struct nhmsg in include/uapi/linux/nexthop.h).
 type nhmsg struct {
 	family, scope, protocol byte
 	flags                   uint32

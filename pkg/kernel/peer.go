@@ -13,8 +13,8 @@ import (
 // ownNetns is the value of PeerNetns if a link has no peer or its peer is in the same namespace.
 const ownNetns = -1
 
-// PeerOf returns the peer of end, which is a veth or netkit link in the namespace netns. A nil netns is n itself. ok is false if n does not
-// contain the peer.
+// PeerOf returns the peer of a veth or netkit link. The peer must be in this namespace; ok is false if it is elsewhere. The link end is in
+// the namespace netns, or also in this namespace if netns is nil.
 func (n *NS) PeerOf(end Link, netns Namespace) (link Link, ok bool, err error) {
 	if link, ok, err = n.LinkByIndex(end.Peer); err != nil || !ok {
 		return Link{}, false, err
@@ -25,10 +25,10 @@ func (n *NS) PeerOf(end Link, netns Namespace) (link Link, ok bool, err error) {
 	return link, true, nil
 }
 
-// Paired reports whether a link of n and end, a link in the namespace netns, form one veth or netkit pair. A nil netns is n itself.
-// Matching ifindexes of two ends prove nothing: each namespace has its own ifindexes, and a pod can choose those of its links. Paired
-// therefore also compares the kernel's ID of the peer's namespace. A pod cannot forge this ID, because only an admin of n can create links
-// in n.
+// Paired reports whether two links form one veth or netkit pair. The first link is in this namespace. The link end is in the namespace
+// netns, or also in this namespace if netns is nil. Matching ifindexes of two ends prove nothing: each namespace has its own ifindexes, and
+// a pod can choose the ifindexes of its links. Paired therefore also compares the kernel's ID of the peer's namespace. A pod cannot forge
+// this ID, because only an admin of this namespace can create links here.
 func (n *NS) Paired(link, end Link, netns Namespace) (bool, error) {
 	if link.Kind != end.Kind || link.Peer != end.Index || end.Peer != link.Index {
 		return false, nil
@@ -36,7 +36,8 @@ func (n *NS) Paired(link, end Link, netns Namespace) (bool, error) {
 	return n.LeadsInto(link, netns)
 }
 
-// LeadsInto reports whether the peer of link, a veth or netkit link in n, is in the namespace netns. A nil netns is n itself.
+// LeadsInto reports whether the peer of a veth or netkit link of this namespace is in the namespace netns, or in this namespace if netns is
+// nil.
 func (n *NS) LeadsInto(link Link, netns Namespace) (bool, error) {
 	if link.Peer == 0 || link.Kind != "veth" && link.Kind != "netkit" {
 		return false, nil
@@ -48,8 +49,8 @@ func (n *NS) LeadsInto(link Link, netns Namespace) (bool, error) {
 	return err == nil && id >= 0 && id == link.PeerNetns, err
 }
 
-// netnsID returns the ID by which n refers to another namespace, or -1 if there is no ID. The kernel assigns an ID when a link of n is read
-// whose peer is in the other namespace.
+// netnsID returns the ID of another namespace that is valid in this namespace (ip-netns(8)), or -1 if there is no ID. The kernel assigns
+// the ID when a link is read whose peer is in the other namespace.
 func (n *NS) netnsID(netns Namespace) (id int, err error) {
 	var replies [][]byte
 	header := nl.NewRtGenMsg()

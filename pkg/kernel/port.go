@@ -48,8 +48,8 @@ func (p BridgePort) flags() []portFlag {
 		{"mcast_flood", nl.IFLA_BRPORT_MCAST_FLOOD, !p.NoMulticastFlood}, {"bcast_flood", nl.IFLA_BRPORT_BCAST_FLOOD, !p.NoBroadcastFlood}}
 }
 
-// Unlike lists the flags of p that differ from the flags of other, with the values in p, such as "hairpin true". It returns "" if no flag
-// differs.
+// Unlike returns a list of the flags that differ between two ports, with the values of the first port, such as "hairpin true". It returns
+// "" if no flag differs.
 func (p BridgePort) Unlike(other BridgePort) string {
 	var words []string
 	for i, flag := range p.flags() {
@@ -74,7 +74,7 @@ func parsePort(attributes []byte) (p BridgePort, state PortState) {
 		NoBroadcastFlood: is(nl.IFLA_BRPORT_BCAST_FLOOD, 0)}, state
 }
 
-// SetPort changes the flags of a bridge port to want, in one request. It is a no-op if no flag differs.
+// SetPort changes the flags of a bridge port to the wanted flags, in one request. It is a no-op if no flag differs.
 func (n *NS) SetPort(port Link, want BridgePort) error {
 	change := want.Unlike(port.Port)
 	if change == "" {

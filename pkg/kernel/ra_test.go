@@ -51,7 +51,8 @@ func advertised(t *testing.T, h *Node, link Link) bool {
 	return len(routes) > 0
 }
 
-// TestKeepRouterAdvertisements checks that the default route from a router advertisement survives the enabling of IPv6 forwarding.
+// TestKeepRouterAdvertisements checks that the default route from a router advertisement stays after KeepRouterAdvertisements when IPv6
+// forwarding is enabled.
 func TestKeepRouterAdvertisements(t *testing.T) {
 	h := host(t)
 	router, netns := podNS(t)
@@ -81,8 +82,8 @@ func TestKeepRouterAdvertisements(t *testing.T) {
 	}
 }
 
-// TestKeepRouterAdvertisementsFails checks that KeepRouterAdvertisements returns an error if it cannot read the forwarding setting. Only a
-// kernel without IPv6 is no error.
+// TestKeepRouterAdvertisementsFails checks that KeepRouterAdvertisements returns an error if it cannot read the forwarding setting. An
+// error that means a kernel without IPv6 is the only exception.
 func TestKeepRouterAdvertisementsFails(t *testing.T) {
 	h, err := Host()
 	kerneltest.Must(t, err)

@@ -26,7 +26,8 @@ type Sysctl struct {
 
 const sysctlRoot = "/proc/sys/net"
 
-// Set writes each setting whose value differs. It skips settings that the kernel lacks, such as those of IPv6 when IPv6 is off.
+// Set writes each setting whose value differs. It skips settings that the kernel does not have, such as IPv6 settings on a kernel without
+// IPv6.
 func (n *NS) Set(settings ...Sysctl) error {
 	return n.inNamespace(func() error {
 		for _, s := range settings {
@@ -115,7 +116,7 @@ func (n *NS) set(s Sysctl) error {
 	})
 }
 
-// netconf attributes of rtnetlink(7) (include/uapi/linux/netconf.h).
+// Attributes of netconf messages in rtnetlink(7) (include/uapi/linux/netconf.h).
 const (
 	netconfIfindex    = 1
 	netconfForwarding = 2
@@ -135,7 +136,7 @@ func (n *NS) Forwards(is4 bool) (bool, error) {
 		family = unix.AF_INET6
 	}
 	req := n.newRequest(unix.RTM_GETNETCONF, 0)
-	// struct netconfmsg: the family, padded to four bytes.
+	// The message begins with struct netconfmsg: the family, padded to four bytes.
 	all := int32(allLinks)
 	req.AddRawData(append([]byte{family, 0, 0, 0}, nl.NewRtAttr(netconfIfindex, nl.Uint32Attr(uint32(all))).Serialize()...))
 	replies, err := req.Execute(unix.NETLINK_ROUTE, 0)

@@ -22,7 +22,7 @@ type VF struct {
 	MAC  net.HardwareAddr `json:"mac,omitempty"`  // set on the PF; else zeros, or with some drivers the VF's own MAC
 	VLAN int              `json:"vlan,omitempty"` // 0 for none
 	QoS  int              `json:"qos,omitempty"`
-	// Proto is "802.1q" (also if empty) or "802.1ad". LinkState is "auto" (also if empty), "enable" or "disable".
+	// Proto is "802.1q" or "802.1ad"; an empty value means "802.1q". LinkState is "auto", "enable" or "disable"; an empty value means "auto".
 	Proto     string `json:"proto,omitempty"`
 	LinkState string `json:"linkState,omitempty"`
 	// SpoofCheck and Trust are nil if the driver does not report them.
@@ -154,10 +154,10 @@ func uint32s(value []byte) (words []uint32) {
 	return words
 }
 
-// SetVF changes the PF's settings for a VF from have to want. It does not change settings that are nil in want. It sends one request for
-// each setting that differs. It does not send unchanged settings, because a driver may refuse even the current value of a setting. After a
-// failed request SetVF continues. It joins the errors, and each error names its setting. To undo SetVF after an error, first read the
-// current settings with VF.
+// SetVF changes the PF's settings for a VF. The argument have contains the current settings, and want contains the wanted settings. SetVF
+// does not change settings that are nil in want. It sends one request for each setting that differs. It does not send unchanged settings,
+// because a driver may refuse even the current value of a setting. After a failed request SetVF continues. It joins the errors, and each
+// error names its setting. To undo SetVF after an error, first read the current settings with VF.
 //
 // Drivers refuse unsupported settings with EOPNOTSUPP, EPROTONOSUPPORT (see Unsupported) or EINVAL. EINVAL may also mean a bad value, such
 // as a rate above the link's speed, or any rate while the PF has no carrier. A new MAC takes effect the next time the VF's driver binds.

@@ -182,8 +182,8 @@ func (v VLANs) appendReply(reply []byte) (VLANs, error) {
 	return v, err
 }
 
-// ChangeVLANs changes the VLANs of a bridge port from has to want. It sends all additions in one request and all removals in another
-// request.
+// ChangeVLANs changes the VLANs of a bridge port. The argument has contains the current VLANs, and want contains the wanted VLANs. It sends
+// all additions in one request and all removals in another request.
 func (n *Node) ChangeVLANs(port Link, has, want VLANs) error {
 	add := slices.DeleteFunc(slices.Clone(want), func(v VLAN) bool { return slices.Contains(has, v) })
 	del := slices.DeleteFunc(slices.Clone(has), func(v VLAN) bool { return want.Has(v.ID) })

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// ErrAffinity is returned if the Topology Manager refuses a pod (reason TopologyAffinityError). Any other error stands for the reason
+// ErrAffinity is the error if the Topology Manager refuses a pod. A kubelet reports it as TopologyAffinityError, and all other errors as
 // UnexpectedAdmissionError.
 var ErrAffinity = errors.New("resources cannot be allocated with topology locality")
 

@@ -10,11 +10,11 @@ import (
 // Prefer is the GetPreferredAllocation of a device plugin. It returns n of the available devices, including the devices in must.
 type Prefer func(available, must []int, n int) []int
 
-// Pick returns n of the given devices. It stands for the kubelet's arbitrary choice between equally good devices.
+// Pick returns n of the given devices. It replaces the kubelet's arbitrary choice between equally good devices.
 type Pick func(from []int, n int) []int
 
-// Choose allocates n devices near a hint and marks them as used. Like the kubelet, it calls prefer only if there is a choice. prefer is nil
-// for a plugin without GetPreferredAllocation.
+// Choose allocates n devices near a hint and marks them as used. Like the kubelet, it calls prefer only if there is a choice. The argument
+// prefer is nil for a plugin without GetPreferredAllocation.
 func (d *Devices) Choose(h Hint, n int, reusable []int, prefer Prefer, pick Pick) ([]int, error) {
 	if !slices.Contains(d.Healthy, true) {
 		return nil, fmt.Errorf("no healthy device")
