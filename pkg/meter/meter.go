@@ -127,7 +127,7 @@ const pauseFactor = 3
 
 // Range returns the lowest and highest possible rate of the link if the meter measured rate between two times. The range is wider after
 // pauses of the machine, which delay packets and reads. Traffic exceeds a limit only if the whole range exceeds the limit. Pauses do not
-// lower low if from is 0, because no bytes sent before from can arrive late.
+// change the result low if from is 0, because no bytes sent before from can arrive late.
 func (r Result) Range(rate float64, from, to time.Duration) (low, high float64) {
 	window, late, lost := to-from, r.Lead, r.Lead+pauseFactor*r.Paused
 	if from > 0 {

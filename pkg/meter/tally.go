@@ -60,8 +60,8 @@ func (t *tally) addBytes(now time.Time, n int) (end time.Time, open bool) {
 	return end, true
 }
 
-// sumBetween sums the samples that begin at or after from and before to. took is the length of this time without the part after the end of
-// the window.
+// sumBetween sums the samples that begin at the time from or later, and before the time to. The result took is the length of this interval
+// without the part after the end of the window.
 func (t *tally) sumBetween(from, to time.Duration) (bytes, packets uint64, took time.Duration) {
 	from, to = min(from, t.window), min(to, t.window)
 	for i := range t.bytes {

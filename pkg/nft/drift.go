@@ -77,7 +77,8 @@ func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
 	return "", nil
 }
 
-// DriftOf compares like Drift a table that has a schema version. It also detects another version, and chains that another program added.
+// DriftOf makes the same comparison as Drift for a table that has a schema version. It also detects another version, and chains that
+// another program added.
 func (t *Handle) DriftOf(version uint16, build func(Ruleset) error) (string, error) {
 	drift, err := t.Drift(build)
 	if err != nil || drift != "" {
@@ -106,8 +107,8 @@ func (t *Handle) isDormant() (is bool, err error) {
 }
 
 // Install writes the chains and rules of a registered table in one transaction. It deletes old chains first, because the kernel cannot
-// change the hook or priority of a chain. It deletes the chains in names. Without names it deletes all chains of the table, including
-// chains that other programs added. Sets keep their elements.
+// change the hook or priority of a chain. If names are given, it deletes only the chains with these names. Without names it deletes all
+// chains of the table, including chains that other programs added. Sets keep their elements.
 func Install(op, table string, build func(Ruleset) error, names ...string) error {
 	t, err := Open(table)
 	if err != nil {

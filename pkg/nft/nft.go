@@ -264,7 +264,8 @@ type Edit struct {
 	Table    string // for a change of a whole table
 }
 
-// Apply applies all edits in one transaction, or applies none. op is the name of the transaction for fault.Change and for errors.
+// Apply applies all edits in one transaction, or applies none. The argument op is the name of the transaction for fault.Change and for
+// errors.
 func (t *Handle) Apply(op string, edits ...Edit) error {
 	batch := []mdl.Message{batchMark(unix.NFNL_MSG_BATCH_BEGIN)}
 	for _, e := range edits {
@@ -335,7 +336,7 @@ func bySet(elements []Element) [][]Element {
 }
 
 func batchMark(kind int) mdl.Message {
-	// struct nfgenmsg: family, version, res_id (big endian).
+	// The data begins with struct nfgenmsg: family, version, res_id (big endian).
 	return mdl.Message{Header: mdl.Header{Type: mdl.HeaderType(kind), Flags: mdl.Request}, Data: []byte{0, 0, 0, unix.NFNL_SUBSYS_NFTABLES}}
 }
 

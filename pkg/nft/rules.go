@@ -184,8 +184,8 @@ func parseRule(data []byte) (r Rule) {
 	return r
 }
 
-// parseExpression stores the data of a "cmp" or "immediate" expression, and ignores other expressions. The attribute with the data has a
-// different number in each of the two.
+// parseExpression stores the data of a "cmp" or "immediate" expression, and ignores other expressions. The attribute with the data has one
+// number in "cmp" expressions and another number in "immediate" expressions.
 func (r *Rule) parseExpression(data []byte) {
 	var name string
 	walk(data, func(kind uint16, v []byte) {

@@ -187,8 +187,8 @@ func lineAt(data []byte, offset int) int {
 // file.
 type keyParsers map[string]func(offset int, raw json.RawMessage) error
 
-// readObject parses the object at an offset. example is an example of the object for errors. Unknown and duplicate keys are errors, because
-// they are probably misspelt.
+// readObject parses the object at an offset. Error messages contain the argument example, which is an example of a valid object. Unknown
+// and duplicate keys are errors, because they are probably misspelt.
 func (o *objectReader) readObject(offset int, path, example string, known keyParsers) {
 	dec := json.NewDecoder(bytes.NewReader(o.data[offset:]))
 	at := func() int { return offset + int(dec.InputOffset()) }

@@ -161,7 +161,7 @@ func (l *lab) start() {
 	}
 }
 
-// The method ready starts the agent and waits until the agent is ready.
+// The method named "ready" starts the agent and waits until the agent is ready.
 func (l *lab) ready() *lab {
 	l.Helper()
 	l.start()
@@ -191,7 +191,7 @@ func (l *lab) state(name string) string {
 	return ""
 }
 
-// The method says reports whether the status has a problem that contains all parts.
+// The method named "says" reports whether the status has a problem that contains all parts.
 func (l *lab) says(parts ...string) bool {
 	return slices.ContainsFunc(l.status().Problems, func(p Problem) bool {
 		return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(p.What+" "+p.Why+" "+p.Do, part) })
@@ -230,7 +230,7 @@ func full(ids ...int) (list []string) {
 	return list
 }
 
-// The method has waits until the agent's routes in the kernel are exactly the wanted routes.
+// The method named "has" waits until the agent's routes in the kernel are exactly the wanted routes.
 func (l *lab) has(want []string) {
 	l.Helper()
 	var got []string

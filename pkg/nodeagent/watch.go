@@ -74,7 +74,7 @@ func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) 
 	return list, since, n.complete
 }
 
-// The method watched returns the time of the last event. failure is the reason why no more events arrive, or "".
+// The method watched returns the time of the last event. The result failure is the reason why no more events arrive, or "".
 func (n *nodes) watched() (heard time.Time, failure string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -18,7 +18,7 @@ import (
 type Options struct {
 	Keep  bool  // delete nothing
 	Adopt []int // protocols of routes to take over (rtm_protocol)
-	// Inside makes Apply set Result.Inside. Apply then reads all routes of the main table.
+	// If Inside is true, Apply sets Result.Inside. Apply then reads all routes of the main table.
 	Inside bool
 }
 
@@ -34,7 +34,7 @@ func Ways(n *kernel.NS, gateways []netip.Addr) map[netip.Addr]Way {
 	return ways
 }
 
-// wayTo requests the route to a gateway from the kernel. The map links caches the links that were already read.
+// wayTo requests the route to a gateway from the kernel. It caches the links that it reads in the map links.
 func wayTo(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 	m, err := n.MatchRoute(gateway)
 	switch {
@@ -57,16 +57,16 @@ func wayTo(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 	return Way{Link: link, OnLink: m.OnLink}
 }
 
-// Apply changes the kernel state to the wanted state. It first adds and replaces objects that differ, and then deletes unwanted objects
-// with Protocol. No packet to a peer is lost if the peer's route does not change. If the kernel refuses a change, Apply continues with the
-// other changes, and Result contains the refused change. Apply returns an error if it cannot read the kernel state; it then deletes
-// nothing.
+// Apply changes the kernel state to the wanted state. It first adds missing objects and replaces objects that differ. It then deletes
+// unwanted objects that have Protocol. No packet to a peer is lost if the peer's route does not change. If the kernel refuses a change,
+// Apply continues with the other changes, and Result contains the refused change. Apply returns an error if it cannot read the kernel
+// state; it then deletes nothing.
 func Apply(n *kernel.NS, want Wanted, opt Options) (Result, error) {
 	first, err := apply(n, want, opt)
 	if err != nil || len(first.Failed) == 0 || first.deleted == 0 {
 		return first.Result, err
 	}
-	// The second pass retries the failed changes, because an object that the first pass deleted may have been the cause.
+	// The second pass retries the failed changes, because an object that the first pass deleted may have caused the failures.
 	second, err := apply(n, want, opt)
 	second.Changes += first.Changes
 	second.Had, second.Unwanted = first.Had, first.Unwanted
@@ -235,7 +235,7 @@ func (p *pass) applyRoutes(want Wanted) (staying map[uint32]bool, err error) {
 // errUnread is the error if the routes of other programs cannot be read.
 var errUnread = errors.New("routes of other programs could not be read")
 
-// applyRoute adds a route. It replaces our old route or an adopted route of another program if one exists.
+// applyRoute adds a route. If our old route or an adopted route of another program exists, applyRoute replaces this route.
 func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 	if err := p.readForeign(); err != nil {
 		return err

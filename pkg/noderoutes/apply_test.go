@@ -230,7 +230,7 @@ func TestFailedAlone(t *testing.T) {
 }
 
 // TestFamilyOfGateway checks that the nexthop object of an IPv4 podCIDR can change from an IPv6 gateway to an IPv4 gateway and back in one
-// Apply. This also works if an unwanted IPv6 route still uses the nexthop object.
+// Apply. The change also succeeds if an unwanted IPv6 route still uses the nexthop object.
 func TestFamilyOfGateway(t *testing.T) {
 	l := newLAN(t, 2)
 	a, _ := newNode(t).joinLAN(l, "eth0", 1), newNode(t).joinLAN(l, "eth0", 2).withPods(2)

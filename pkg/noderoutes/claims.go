@@ -32,9 +32,9 @@ type (
 	}
 )
 
-// newClaims returns the claims of all nodes, which must be sorted from the oldest to the newest. own is the index of this node. For other
-// nodes it uses only the addresses that routes can lead to. A kubelet can list any number of addresses, and could block the podCIDRs of all
-// nodes if all its addresses counted.
+// newClaims returns the claims of all nodes, which must be sorted from the oldest to the newest. The argument own is the index of this
+// node. For other nodes newClaims uses only those addresses to which routes can lead. A kubelet can list any number of addresses. If
+// newClaims used all of them, one kubelet could block the podCIDRs of all nodes.
 func newClaims(all []nodeObject, own int, self Self, cfg Config) *claims {
 	c := &claims{cfg: cfg, self: self, lengths: map[bool][]int{}, covers: map[netip.Prefix]address{},
 		podCIDRs: make(map[netip.Prefix]string, 2*len(all)), containers: map[netip.Prefix]podCIDR{},
@@ -68,7 +68,7 @@ func (c *claims) addCovers(addresses []netip.Addr, node string, age int) {
 	}
 }
 
-// peersOf returns one Peer for each podCIDR of another node. age is the index of the node among all nodes.
+// peersOf returns one Peer for each podCIDR of another node. The argument age is the index of the node among all nodes.
 func (c *claims) peersOf(n nodeObject, age int, older bool) (peers []Peer) {
 	for _, fault := range n.faults {
 		peers = append(peers, Peer{Name: n.name, State: Refused, Reason: fault})
@@ -132,8 +132,8 @@ func (c *claims) conflictingAddress(p netip.Prefix, n nodeObject, age int) (a ad
 	return address{}, false
 }
 
-// setGateway sets the addresses Gateway and Underlay of a peer. It prefers a gateway of the same family as the podCIDR. IPv4 can also use
-// an IPv6 gateway. IPv6 can use an IPv4 gateway only through the tunnel.
+// setGateway sets the addresses Gateway and Underlay of a peer. It prefers a gateway of the same family as the podCIDR. An IPv4 podCIDR can
+// also use an IPv6 gateway. An IPv6 podCIDR can use an IPv4 gateway only through the tunnel.
 func (c *claims) setGateway(p *Peer, n nodeObject) {
 	is4 := p.PodCIDR.Addr().Is4()
 	tunnel := c.cfg.OffLink == OffLinkVXLAN

@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// clusterCIDRs returns the CIDRs of all pods: the configured CIDRs, or else the podCIDRs of all nodes. It returns at most MaxClusterCIDRs,
-// and an Advice if there are more.
+// clusterCIDRs returns the CIDRs of all pods: the configured CIDRs, or else the podCIDRs of all nodes. It returns at most MaxClusterCIDRs
+// CIDRs, and an Advice if there are more.
 func clusterCIDRs(configured, podCIDRs []netip.Prefix) (cidrs []netip.Prefix, advice []Advice) {
 	if len(configured) > 0 {
 		advice = adviseClusterCIDRs(configured, podCIDRs)
@@ -26,7 +26,7 @@ func clusterCIDRs(configured, podCIDRs []netip.Prefix) (cidrs []netip.Prefix, ad
 	return cidrs, advice
 }
 
-// MergeCIDRs merges two lists of CIDRs, and returns at most MaxClusterCIDRs.
+// MergeCIDRs merges two lists of CIDRs, and returns at most MaxClusterCIDRs CIDRs.
 func MergeCIDRs(a, b []netip.Prefix) []netip.Prefix {
 	all := mergeCIDRs(slices.Concat(a, b))
 	return all[:min(len(all), nodefile.MaxClusterCIDRs)]
@@ -54,7 +54,7 @@ func mergeCIDRs(cidrs []netip.Prefix) (merged []netip.Prefix) {
 	return merged
 }
 
-// joinHalves returns the CIDR whose two halves are a and b. ok is false if there is no such CIDR.
+// joinHalves returns the CIDR whose two halves are a and b. The result ok is false if there is no such CIDR.
 func joinHalves(a, b netip.Prefix) (netip.Prefix, bool) {
 	if a.Bits() != b.Bits() || a.Bits() == 0 || a.Addr().Is4() != b.Addr().Is4() {
 		return netip.Prefix{}, false

@@ -115,7 +115,8 @@ type Wanted struct {
 	Advice   []Advice // errors in the configuration or in this node's object
 }
 
-// Advice describes an error that an administrator should correct: What has the error, Why it is an error, and what to Do.
+// Advice describes an error that an administrator should correct. What names the part with the error, Why is the reason, and Do is the
+// remedy.
 type Advice struct {
 	What, Why, Do string
 	BlocksPods    bool // no pod can work here: a node without node.json gets none
@@ -125,7 +126,7 @@ type Advice struct {
 // Apply.
 const TunnelLink = 0
 
-// Tunnel is the wanted VXLAN device. It does not learn; its entries for the peers are static.
+// Tunnel is the wanted VXLAN device. The device learns no addresses, because its entries for the peers are static.
 type Tunnel struct {
 	kernel.VXLAN
 	// Addresses are addresses in the node's own podCIDRs. The kernel uses them as source addresses of the node's own packets through the

@@ -17,14 +17,14 @@ const (
 	// The agent's nexthop objects have IDs from firstNexthop to firstNexthop + nexthops - 1.
 	firstNexthop = 0x50000000
 	nexthops     = 1 << 28
-	// ownMetric is the metric of the unreachable route to the node's own podCIDR. The connected route of the bridge has a lower metric and is
-	// preferred while the bridge is up.
+	// ownMetric is the metric of the unreachable route to the node's own podCIDR. The connected route of the bridge has a lower metric, so
+	// that the kernel prefers it while the bridge is up.
 	ownMetric = 32767
 )
 
-// Plan returns the wanted kernel state, the peers with their states, and the content of node.json. self and peers are the results of Peers.
-// The map ways contains the current route to each gateway. It also contains the links of the node's own addresses, whose MTU Plan uses even
-// if there are no peers. The output is sorted and does not depend on the order of the input.
+// Plan returns the wanted kernel state, the peers with their states, and the content of node.json. The arguments self and peers are the
+// results of Peers. The map ways contains the current route to each gateway. It also contains the links of the node's own addresses, whose
+// MTU Plan uses even if there are no peers. The output is sorted and does not depend on the order of the input.
 func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted, []Peer, nodefile.Node) {
 	peers = slices.Clone(peers)
 	slices.SortFunc(peers, byName)

@@ -15,7 +15,7 @@ import (
 )
 
 // runPlan calls Peers and Plan for the node "self". The subnets 192.0.2.0/24 and 2001:db8::/64 are on link 2 of this node. 203.0.113.0/24
-// is unreachable. All other addresses are behind a router on link 3.
+// is unreachable. The routes to all other addresses lead to a router on link 3.
 func runPlan(t *testing.T, cfg Config, nodes ...Node) (Wanted, []Peer, nodefile.Node) {
 	t.Helper()
 	cfg.Self = "self"

@@ -21,7 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// mustReach pings an address. It reports an error if the address replies and want is false, or if it does not reply and want is true.
+// mustReach pings an address. If want is true, it reports an error if no reply arrives. If want is false, it reports an error if a reply
+// arrives.
 func (n labNode) mustReach(to netip.Addr, want bool) {
 	n.Helper()
 	seen, err := meter.Ping(n.Context(), meter.Flow{From: n.pod.Do, Listen: netip.AddrPortFrom(to, 0), Duration: 5 * meter.PingInterval,
@@ -35,8 +36,8 @@ func (n labNode) mustReach(to netip.Addr, want bool) {
 // pingers is the number of parallel pings that together send 1,000 requests per second.
 const pingers = int(time.Second/meter.PingInterval) / 10
 
-// repliesReceived returns the number of echo replies that the node's kernel received. This counter also counts replies that a full socket
-// buffer dropped.
+// repliesReceived returns the number of echo replies that the node's kernel received. This counter includes replies that were dropped
+// because a socket buffer was full.
 func (n labNode) repliesReceived() (count int) {
 	n.Helper()
 	n.runInside(func() error {
@@ -68,7 +69,7 @@ func (n labNode) repliesReceived() (count int) {
 }
 
 // measureLoss calls change repeatedly while the node sends 1,000 ping requests per second to addresses. It returns the number of requests,
-// of missing replies, and of calls.
+// the number of missing replies, and the number of calls.
 func (n labNode) measureLoss(to []netip.Addr, lasts time.Duration, change func(round int)) (sent, lost, rounds int) {
 	n.Helper()
 	for _, addr := range to {
@@ -147,7 +148,8 @@ func TestNothingLost(t *testing.T) {
 	}
 }
 
-// TestAdopt checks that Apply with Options.Adopt replaces routes of another program without losing a packet, whatever their metric.
+// TestAdopt checks that Apply with Options.Adopt replaces routes of another program without losing a packet. The test repeats this for
+// routes with different metrics.
 func TestAdopt(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)
@@ -167,7 +169,8 @@ func TestAdopt(t *testing.T) {
 			if r := a.mustApply(a.directRoutes(l, 2), Options{Adopt: []int{flannel}}); (r.Changes != 0) != (round == 0) {
 				t.Errorf("metric %d, round %d: %+v", metric, round, r)
 			}
-			// Apply adds two nexthop objects and two routes. It deletes the two adopted routes only if they have another metric.
+			// Apply adds two nexthop objects and two routes. It deletes the two adopted routes only if their metric differs from the metric of the
+			// new routes.
 			if seen := changed(); round == 0 && seen != map[bool]int{true: 4, false: 6}[metric == 0] {
 				t.Errorf("metric %d: the kernel told of %d changes", metric, seen)
 			}

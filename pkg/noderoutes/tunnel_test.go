@@ -226,7 +226,7 @@ func TestTunnelChanges(t *testing.T) {
 	a.mustApply(lab.wantedOf(0), Options{})
 	a.mustBeUnchanged(quiet)
 
-	// The node's own podCIDRs change, and another program adds an address.
+	// Now the node's own podCIDRs change, and another program adds an address to the tunnel device.
 	want := lab.wantedOf(0)
 	want.Tunnel.Addresses = []netip.Addr{cidrOf(7, false).Addr(), cidrOf(7, true).Addr()}
 	a.runInside(func() error { return addAddress("podlace.vx", "198.18.0.1/32") })

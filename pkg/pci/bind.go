@@ -196,8 +196,8 @@ func (c control) setOverride(ctx context.Context, driver string) error {
 	return c.writeFile(ctx, c.folder+"/driver_override", driver)
 }
 
-// writeFile writes to a file below sysfs. The write returns only after the kernel has made the change, and cannot be interrupted. writeFile
-// stops waiting when ctx ends.
+// writeFile writes to a file below sysfs. The write returns only after the kernel has made the change, and it cannot be interrupted. When
+// ctx ends, writeFile returns without waiting for the end of the write.
 func (c control) writeFile(ctx context.Context, file, value string) error {
 	return fault.Change(fmt.Sprintf("write %q to %s", value, file), func() error {
 		if ctx.Err() != nil {

@@ -57,8 +57,8 @@ type Device struct {
 
 	Errors uint64 `json:"errors,omitempty"` // fatal and non-fatal errors that PCI Express reported since boot (AER)
 
-	// Unreadable is the name of an existing file that could not be read, with the reason, or "". A device with an unreadable file must not be
-	// used.
+	// Unreadable contains the name of an existing file that could not be read, and the reason. It is "" if all files could be read. A device
+	// with an unreadable file must not be used.
 	Unreadable string `json:"unreadable,omitempty"`
 }
 

@@ -125,7 +125,8 @@ func (s *featureSocket) enabled() ([]string, error) {
 	return on, nil
 }
 
-// switchFeatures enables or disables the named features. It enables those features for which the given function returns true.
+// switchFeatures enables or disables the named features. It enables a feature if the given function returns true for this feature. It
+// disables the feature if the function returns false.
 func (s *featureSocket) switchFeatures(names []string, on func(name string) bool) error {
 	want := wantedFeatures{command: setFeatures, blocks: uint32(len(s.names)+31) / 32}
 	for i, name := range s.names {

@@ -192,7 +192,8 @@ func isFunctionPort(port string) bool {
 	return ok && rest == ""
 }
 
-// cutNumbered returns the text that follows the prefix and a number. ok is false if s does not begin with them.
+// cutNumbered returns the text that follows the prefix and a number. The result ok is false if s does not begin with the prefix and a
+// number.
 func cutNumbered(s, prefix string) (rest string, ok bool) {
 	digits, ok := strings.CutPrefix(s, prefix)
 	rest = strings.TrimLeft(digits, "0123456789")

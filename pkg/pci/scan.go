@@ -179,8 +179,8 @@ func (s *scanner) joinDevices() []Device {
 	return devices
 }
 
-// countVFs counts the VFs of a PF. It counts the links in both directions and returns the larger number, because the kernel creates VFs
-// before it updates sriov_numvfs.
+// countVFs counts the VFs of a PF. It counts the links from the PF to VFs and the links from VFs to the PF, and returns the larger number.
+// It does not use sriov_numvfs, because the kernel creates VFs before it updates this file.
 func (s *scanner) countVFs(pf Address) int {
 	links, vfs := 0, 0
 	for of := range s.indexes {

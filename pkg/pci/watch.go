@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// A hardware change causes a burst of events, because VFs appear one by one. Watch therefore scans when no event arrives for the time
-// quiet. During a continuous stream of events, it scans after the time noQuieter.
+// A hardware change causes a burst of events, because VFs appear one by one. Watch therefore scans when no event has arrived for the
+// duration quiet. During a continuous stream of events, it scans after the duration noQuieter.
 const (
 	quiet     = 100 * time.Millisecond
 	noQuieter = time.Second

@@ -86,7 +86,7 @@ func (m *fakeMachine) check(t *testing.T, scans ...time.Duration) {
 	}
 }
 
-// TestWatchBurst checks that a burst of events causes one scan after the time quiet.
+// TestWatchBurst checks that a burst of events causes one scan after the duration quiet.
 func TestWatchBurst(t *testing.T) {
 	m := runWatch(t, time.Hour, func(m *fakeMachine) {
 		time.Sleep(time.Second)
@@ -102,7 +102,7 @@ func TestWatchBurst(t *testing.T) {
 	}
 }
 
-// TestWatchStream checks that a continuous stream of events causes a scan after the time noQuieter.
+// TestWatchStream checks that a continuous stream of events causes a scan after the duration noQuieter.
 func TestWatchStream(t *testing.T) {
 	m := runWatch(t, time.Hour, func(m *fakeMachine) {
 		for range 70 {
@@ -154,7 +154,7 @@ func TestWatchFailsAtOnce(t *testing.T) {
 	}
 }
 
-// TestWatchKernel checks that an event of the real kernel causes a scan, and that events about links of pods do not.
+// TestWatchKernel checks that an event of the real kernel causes a scan, and that an event about the link of a pod causes no scan.
 func TestWatchKernel(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	ctx, stop := context.WithCancel(t.Context())

@@ -116,8 +116,8 @@ func ValidIfName(s string) error {
 	return nil
 }
 
-// parseArgs parses CNI_ARGS, "K=V;K=V". A value may contain '='. parseArgs ignores malformed arguments, because DEL must not fail because
-// of them; checkArgs reports them.
+// parseArgs parses CNI_ARGS, "K=V;K=V". A value may contain '='. The function ignores malformed arguments, because they must not make DEL
+// fail. Only checkArgs reports them.
 func parseArgs(s string) map[string]string {
 	args := map[string]string{}
 	for pair := range strings.SplitSeq(s, ";") {

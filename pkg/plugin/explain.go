@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// describeDecodeError replaces an error of encoding/json, which contains names of Go types, by an error in JSON terms. t is the type into
-// which the document was decoded; it may be nil.
+// describeDecodeError replaces an error of encoding/json, which contains names of Go types, by an error in JSON terms. The argument t is
+// the type into which the document was decoded, and may be nil.
 func describeDecodeError(err error, t reflect.Type) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {

@@ -29,8 +29,8 @@ func (r *Request) LogFindings(findings []Finding) {
 	}
 }
 
-// UnknownKeys returns a finding for each key of a configuration for which the struct raw has no field. raw mirrors the JSON. If within is
-// not empty, UnknownKeys checks only the keys of the object with that key.
+// UnknownKeys returns a finding for each key of a configuration for which the struct raw has no field. The struct has one field for each
+// known key. If within is not empty, UnknownKeys checks only the keys of the object with that key.
 func UnknownKeys(config []byte, within string, raw any) []Finding {
 	t := reflect.TypeOf(raw)
 	if within == "" {

@@ -16,8 +16,8 @@ const (
 	validKey  = "cni.dev/valid-attachments"
 	legacyKey = "cni.dev/attachments" // libcni sends it too
 
-	// DeadKey is a key of Podlace with the list of the only attachments that GC may collect. A caller that is not a runtime uses it. Its list
-	// of valid attachments may be outdated: it may lack attachments that were created later. SPEC.md requires that the list of a runtime is
+	// DeadKey is a key of Podlace with the list of the only attachments that GC may collect. Only a caller that is not a runtime passes this
+	// key. The caller's list of valid attachments may lack attachments that were created later. SPEC.md requires that the list of a runtime is
 	// complete.
 	DeadKey = "podlace/dead-attachments"
 
@@ -67,8 +67,8 @@ func attachmentSet(key string, list []byte, bare bool) (map[Attachment]bool, err
 // Candidate reports whether an attachment may be stale, so that GC must examine it further (Stale).
 func (r *Request) Candidate(a Attachment) bool { return !r.Valid[a] && (r.Dead == nil || r.Dead[a]) }
 
-// Stale reports whether GC may collect an attachment. netns is the path of the attachment's namespace, or "" if it is unknown. written is
-// the time of the attachment's record. If Stale spares a candidate, it adds the attachment to Valid.
+// Stale reports whether GC may collect an attachment. The argument netns is the path of the attachment's namespace, or "" if the path is
+// unknown. The argument written is the time of the attachment's record. If Stale spares a candidate, it adds the attachment to Valid.
 func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 	if !r.Candidate(a) {
 		return false

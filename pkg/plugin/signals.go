@@ -9,8 +9,8 @@ import (
 )
 
 // Patient prevents that signals other than SIGKILL end the process before the verb ends. After a signal, DEL continues to its end. ADD also
-// continues, which takes milliseconds, and is then undone. Plugins with CallsPatient call Patient only before their first change, because
-// Patient starts two threads.
+// continues to its end, which takes only milliseconds, and the plugin then undoes the ADD. Plugins with CallsPatient call Patient only
+// before their first change, because Patient starts two threads.
 func (r *Request) Patient() {
 	r.PatientSoon()
 	if r.listening != nil {
@@ -18,8 +18,7 @@ func (r *Request) Patient() {
 	}
 }
 
-// PatientSoon starts the work of Patient in the background, because this work takes the threads of the Go runtime some hundred
-// microseconds.
+// PatientSoon starts the work of Patient in the background, because this work takes some hundred microseconds.
 func (r *Request) PatientSoon() {
 	if r.listen != nil && r.listening == nil {
 		r.listening = make(chan struct{})

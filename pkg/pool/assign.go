@@ -59,7 +59,7 @@ func (c *Config) NumVFs(s *pci.Snapshot) map[pci.Address]int {
 	return out
 }
 
-// poolDevice returns the Device of a pool for a device and the resource that it belongs to.
+// poolDevice returns the Device of a pool for a device and for the resource that contains this device.
 func (c *Config) poolDevice(n *node, v verdict) Device {
 	r, d := &c.Resources[v.resource], Device{Device: n.Devices[v.device], Whole: c.excludedVFs(n.subjects[v.device])}
 	switch {

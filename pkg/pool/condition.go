@@ -73,7 +73,7 @@ func (rdmaTest) found(d subject) string { return strconv.FormatBool(len(d.RDMA) 
 func (rdmaTest) met(d subject) bool     { return len(d.RDMA) > 0 }
 func (rdmaTest) missing(*node) []string { return nil }
 
-// pfTest is met if the PF of a VF is in the list. For a device that is not a VF, it checks the device itself.
+// pfTest is met if the PF of a VF is in the list. For a device that is not a VF, the condition is met if the device itself is in the list.
 type pfTest struct {
 	ranges []pfRange
 	kind   string

@@ -47,7 +47,8 @@ const (
 	CDIOff        CDI = "off"        // device specs instead of CDI
 )
 
-// API is the Kubernetes API through which a resource is offered. A VF belongs to only one resource, so that only one API can allocate it.
+// API is the Kubernetes API through which a resource is offered. Each VF belongs to only one resource. Two APIs can therefore never
+// allocate the same VF.
 type API string
 
 // The values of api.

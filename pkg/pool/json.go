@@ -116,7 +116,7 @@ func (t *treeReader) lineOf(offset int64) int {
 	return n + 1
 }
 
-// readValue reads the next value. ok is false if the nesting is too deep; the caller must then stop.
+// readValue reads the next value. The result ok is false if the nesting is too deep. The caller must then stop.
 func (t *treeReader) readValue(at Place, depth int) (value, bool) {
 	token, err := t.decoder.Token()
 	at.Line = t.lineOf(t.decoder.InputOffset() - 1)

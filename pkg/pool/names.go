@@ -29,7 +29,7 @@ const (
 // noNUMA is the suffix of the resource for devices with an unknown NUMA node, if the same entry also has devices with a known NUMA node.
 const noNUMA = "_nonuma"
 
-// numaSuffix returns the suffix of the resource for one NUMA node. A valid name with this suffix is also a valid name: names of extended
+// numaSuffix returns the suffix of the resource for one NUMA node. A valid name plus this suffix is a valid name, because names of extended
 // resources may contain letters, digits, "-", "_" and ".", and must end with a letter or digit.
 func numaSuffix(node int) string { return fmt.Sprintf("_numa%d", node) }
 

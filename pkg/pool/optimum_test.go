@@ -123,8 +123,8 @@ func (c randomQuery) allIDs() []string {
 	return slices.Compact(all)
 }
 
-// bestSubset tries all subsets and returns the subset with the lowest cost. Of several such subsets it returns the first in the order of
-// addresses.
+// bestSubset tries all subsets and returns the subset with the lowest cost. If several subsets have the lowest cost, it returns the first
+// subset in the order of addresses.
 func (c randomQuery) bestSubset(policy Policy) []string {
 	all := c.allIDs()
 	var best []string

@@ -12,7 +12,7 @@ import (
 // Prefer chooses devices for a container: all of must, and further available devices up to size. Each policy minimises a list of
 // quantities, in this order:
 //
-//	numa-best-fit  NUMA nodes, their distance, devices left on them, PFs, devices left on those
+//	numa-best-fit  NUMA nodes, their distance, devices left on the nodes, PFs, devices left on the PFs
 //	pack           PFs, NUMA nodes, their distance, devices left on the PFs, devices left on the nodes
 //	balance        NUMA nodes, their distance, the most devices left on a PF, then on the next
 //	distinct-pf    the most devices of one PF, then of the next, NUMA nodes, their distance, the most devices behind one
@@ -23,7 +23,7 @@ import (
 // over all sets of NUMA nodes exceeds its budget. This happens with ten or more nodes or hundreds of devices. A set with fewer nodes may
 // then exist.
 //
-// Prefer returns no error, because the pod would fail with an error. It uses unknown IDs only if the known devices do not suffice. If too
+// Prefer returns no error, because an error would make the pod fail. It uses unknown IDs only if the known devices do not suffice. If too
 // few devices are available, it returns all of them.
 func Prefer(policy Policy, t *Topology, available, must []string, size int) []string {
 	q := newQuery(t, available, must)

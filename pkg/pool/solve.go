@@ -29,8 +29,8 @@ func rulesOf(p Policy) policyRules {
 	return policyRules{(*query).fewestPFs, nil, (*query).leftOnNodes}
 }
 
-// A choice is a plan with its costs. It contains only the costs after the number of nodes, because all compared choices have equal earlier
-// costs.
+// A choice is a plan with its costs. It contains only those costs that follow the number of nodes in the list, because all compared choices
+// are equal in the preceding costs.
 type choice struct {
 	distance int
 	after    []int

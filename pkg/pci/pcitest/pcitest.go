@@ -86,8 +86,8 @@ func Folder(t testing.TB, sysfs, address string) string {
 	return dir
 }
 
-// Set atomically replaces an attribute of a function. name may contain subfolders, such as "net/ens1f0/carrier". A value of the form "->
-// target" creates a symlink.
+// Set atomically replaces an attribute of a function. The argument name may contain subfolders, such as "net/ens1f0/carrier". A value of
+// the form "-> target" creates a symlink.
 func Set(t testing.TB, sysfs, address, name, value string) {
 	t.Helper()
 	path, made := filepath.Join(Folder(t, sysfs, address), name), t.TempDir()
