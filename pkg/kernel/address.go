@@ -21,7 +21,7 @@ func IPNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// Prefix converts an IPNet to a prefix. ok is false if n does not hold an address with a valid mask.
+// Prefix converts an IPNet to a prefix. The result ok is false if n does not hold an address with a valid mask.
 func Prefix(n *net.IPNet) (netip.Prefix, bool) {
 	if n == nil {
 		return netip.Prefix{}, false
@@ -39,7 +39,7 @@ func Prefix(n *net.IPNet) (netip.Prefix, bool) {
 }
 
 // AddHostAddress adds an address with prefix length 32 or 128. For IPv6 the kernel adds only the local route, and no prefix route
-// (IFA_F_NOPREFIXROUTE). unix.EEXIST means that the link already has the address.
+// (IFA_F_NOPREFIXROUTE). The error unix.EEXIST means that the link already has the address.
 func (n *NS) AddHostAddress(link Link, a netip.Addr) error {
 	p := netip.PrefixFrom(a, a.BitLen())
 	addr := &netlink.Addr{IPNet: IPNet(p), Flags: unix.IFA_F_NOPREFIXROUTE}
@@ -51,7 +51,7 @@ func (n *NS) AddHostAddress(link Link, a netip.Addr) error {
 }
 
 // AddAddress adds an address with its prefix length. Duplicate address detection of an IPv6 address is enabled only if dad is true. Without
-// it the address is usable at once (IFA_F_NODAD). unix.EEXIST means that the link already has the address.
+// it the address is usable at once (IFA_F_NODAD). The error unix.EEXIST means that the link already has the address.
 func (n *NS) AddAddress(link Link, p netip.Prefix, dad bool) error {
 	addr := &netlink.Addr{IPNet: IPNet(p)}
 	if p.Addr().Is6() && !dad {

@@ -120,7 +120,7 @@ func entryOf(message []byte) []byte {
 	return message[nl.SizeofNfgenmsg:]
 }
 
-// parseFlow parses a ctnetlink message. ok is false if the message is not about a UDP entry.
+// parseFlow parses a ctnetlink message. The result ok is false if the message is not about a UDP entry.
 func parseFlow(message []byte) (f UDPFlow, ok bool) {
 	attributes := entryOf(message)
 	if attributes == nil {

@@ -27,7 +27,7 @@ const requestTimeout = 30 * time.Second
 // NS is a handle to a network namespace. Host opens the namespace of the process, and Open the namespace of a pod.
 type NS struct {
 	h *netlink.Handle
-	// sockets are used for requests that netlink.Handle does not support.
+	// The sockets are used for requests that netlink.Handle does not support.
 	sockets map[int]*nl.SocketHandle
 	strict  map[int]*nl.SocketHandle // for dump, opened on first use
 	work    chan func()              // runs functions on a thread inside the namespace; nil for the own namespace

@@ -74,7 +74,7 @@ func (n *NS) moveBack(link Link, from Namespace) error {
 	return nil
 }
 
-// Rename changes a link's name. Before Linux 6.2 the link must be down. unix.EEXIST means that another link has the name.
+// Rename changes a link's name. Before Linux 6.2 the link must be down. The error unix.EEXIST means that another link has the name.
 func (n *NS) Rename(link Link, name string) error {
 	return fault.Change(fmt.Sprintf("link set %s name %s", link.Name, name), func() error {
 		return n.h.LinkSetName(byIndex(link.Index), name)
@@ -88,7 +88,7 @@ func (n *NS) SetAlias(link Link, text string) error {
 	})
 }
 
-// AddAltName adds an alternative name to a link. unix.EEXIST means that a link has this name or alternative name.
+// AddAltName adds an alternative name to a link. The error unix.EEXIST means that a link has this name or alternative name.
 func (n *NS) AddAltName(link Link, name string) error {
 	return n.altName(unix.RTM_NEWLINKPROP, "add", link, name)
 }

@@ -103,8 +103,8 @@ func (l Link) Lacks(settings ...Sysctl) (lacks []Sysctl) {
 	return lacks
 }
 
-// Conf6 returns the value that a setting below ipv6/conf/<name of the link>/ had when the link was read. known is false if the kernel does
-// not report the setting.
+// Conf6 returns the value that a setting below ipv6/conf/<name of the link>/ had when the link was read. The result known is false if the
+// kernel does not report the setting.
 func (l Link) Conf6(setting string) (value int32, known bool) {
 	at, known := conf6[setting]
 	if known = known && len(l.conf6) >= 4*(at+1); known {
@@ -113,12 +113,12 @@ func (l Link) Conf6(setting string) (value int32, known bool) {
 	return value, known
 }
 
-// Link returns an interface by name. ok is false if no interface has the name.
+// Link returns an interface by name. The result ok is false if no interface has the name.
 func (n *NS) Link(name string) (link Link, ok bool, err error) {
 	return n.link(nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
 }
 
-// LinkByIndex returns an interface by ifindex. ok is false if no interface has the ifindex.
+// LinkByIndex returns an interface by ifindex. The result ok is false if no interface has the ifindex.
 func (n *NS) LinkByIndex(index int) (link Link, ok bool, err error) {
 	if index == 0 {
 		return Link{}, false, nil

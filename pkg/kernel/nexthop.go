@@ -66,7 +66,7 @@ func parseNexthop(message []byte) (h FoundNexthop, ok bool) {
 	return h, h.ID != 0
 }
 
-// AddNexthop adds a nexthop object. unix.EEXIST means that the ID is taken.
+// AddNexthop adds a nexthop object. The error unix.EEXIST means that the ID is taken.
 func (n *NS) AddNexthop(h Nexthop, protocol int) error {
 	return n.setNexthop("nexthop add ", h, protocol, unix.NLM_F_EXCL)
 }

@@ -164,7 +164,7 @@ func redirectsTo(f netlink.Filter) int {
 	return -1
 }
 
-// RedirectedFrom returns a link whose received frames are redirected to the given link. ok is false if no link redirects to it.
+// RedirectedFrom returns a link whose received frames are redirected to the given link. The result ok is false if no link redirects to it.
 // RedirectedFrom reads every link with an ingress or clsact qdisc.
 func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
 	list, err := n.redirectSources()

@@ -51,8 +51,8 @@ var (
 		unix.IFLA_VF_LINK_STATE_DISABLE: "disable"}
 )
 
-// VF returns a PF's settings for the VF with the given index. The VF may be in any namespace and have any driver. ok is false if the PF has
-// no VF with this index. The kernel queries the driver about all VFs, which takes milliseconds with some drivers.
+// VF returns a PF's settings for the VF with the given index. The VF may be in any namespace and have any driver. The result ok is false if
+// the PF has no VF with this index. The kernel queries the driver about all VFs, which takes milliseconds with some drivers.
 func (n *NS) VF(pf Link, index int) (vf VF, ok bool, err error) {
 	// The request excludes the counters. They are half of the reply, and the list of all VFs must fit into 64 KiB.
 	message, ok, err := n.readLink(linkHeader(pf.Index), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs|withoutStats)))

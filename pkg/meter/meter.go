@@ -114,7 +114,7 @@ func (f Flow) complete() (Flow, error) {
 	return f, nil
 }
 
-// target returns the address to which the sender sends. listening is the address on which the receiver listens.
+// target returns the address to which the sender sends. The argument listening is the address on which the receiver listens.
 func (f Flow) target(listening netip.AddrPort) netip.AddrPort {
 	if f.Dial.IsValid() {
 		return f.Dial

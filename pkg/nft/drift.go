@@ -224,8 +224,8 @@ func dataShape(data []byte) (shape string) {
 	return shape
 }
 
-// shapeAttributes returns the attributes of an expression that shapeOf encodes. plain are the attributes with a number or a name. nested
-// are the attributes that contain a value or a verdict.
+// shapeAttributes returns the attributes of an expression that shapeOf encodes. The result plain contains the attributes with a number or a
+// name. The result nested contains the attributes with a value or a verdict.
 func shapeAttributes(name string) (plain, nested []uint16) {
 	switch name {
 	case "meta":

@@ -113,8 +113,8 @@ type Handle struct {
 // Open returns a Handle for a registered table on a new connection. The caller must close the Handle.
 func Open(table string) (*Handle, error) { return new(Conn).Open(table) }
 
-// Get returns the element with the key of e. If the set contains intervals, Get returns the interval that contains the key. ok is false if
-// the element, the set or the table is missing.
+// Get returns the element with the key of e. If the set contains intervals, Get returns the interval that contains the key. The result ok
+// is false if the element, the set or the table is missing.
 func (t *Handle) Get(e Element) (found Element, ok bool, err error) {
 	all, err := t.Find([]Element{e})
 	if err != nil || all[0] == nil {

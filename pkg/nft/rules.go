@@ -70,7 +70,7 @@ type Chain struct {
 	Uses     uint32
 }
 
-// Chain returns a chain by name. ok is false if it does not exist.
+// Chain returns a chain by name. The result ok is false if it does not exist.
 func (t *Handle) Chain(p Place) (state Chain, ok bool, err error) {
 	msg, err := p.asChain(unix.NFT_MSG_GETCHAIN, 0)
 	if err != nil {

@@ -123,7 +123,7 @@ const (
 	longestPause = 30 * time.Second
 )
 
-// noteRepair records a repair. began is true if the next repair is the first one with a delay.
+// noteRepair records a repair. The result began is true if the next repair is the first one with a delay.
 func (c *contest) noteRepair(now time.Time) (began bool) {
 	c.wait(now)
 	c.last = now

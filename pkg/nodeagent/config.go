@@ -318,8 +318,8 @@ func checkCIDRs(list []netip.Prefix) error {
 	return nil
 }
 
-// checkPodCIDRs returns an error for CIDRs with addresses that pods cannot have. useClusterCidr would exempt connections to these addresses
-// from masquerading, although they need masquerading.
+// checkPodCIDRs returns an error for CIDRs with addresses that pods cannot have. With such CIDRs, the key useClusterCidr would exempt
+// connections to these addresses from masquerading, although the connections need masquerading.
 func checkPodCIDRs(list []netip.Prefix) error {
 	for _, p := range list {
 		if r, ok := noderoutes.ForPods(p); !ok && p.IsValid() && p.Bits() > 0 {

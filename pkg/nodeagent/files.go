@@ -240,7 +240,7 @@ func undoTakeOver(dir, binDir string) (done []string, err error) {
 	return done, nil
 }
 
-// openFolder opens a folder of configurations and returns the sorted names of its files. d is nil if the folder is missing.
+// openFolder opens a folder of configurations and returns the sorted names of its files. The result d is nil if the folder is missing.
 func openFolder(dir string) (d *store.Dir, names []string, err error) {
 	d, err = store.Open(dir)
 	if err != nil {
@@ -282,7 +282,7 @@ func nextConfig(dir string) (name string, err error) {
 	return "", nil
 }
 
-// removeConflist removes our conflist and its temporary file. removed is true if the conflist existed.
+// removeConflist removes our conflist and its temporary file. The result removed is true if the conflist existed.
 func removeConflist(dir string) (removed bool, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {

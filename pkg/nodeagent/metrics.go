@@ -117,8 +117,8 @@ func (m *metrics) setRoutes(routes map[bool]int) {
 	m.routes = routes
 }
 
-// noteSync records a comparison that started at the time began. since is the time of the first event of the API server that the comparison
-// handled, or zero.
+// noteSync records a comparison that started at the time began. The argument since is the time of the first event of the API server that
+// the comparison handled, or zero.
 func (m *metrics) noteSync(began, since time.Time) {
 	m.sync.Observe(time.Since(began).Seconds())
 	m.last.SetToCurrentTime()

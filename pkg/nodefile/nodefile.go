@@ -85,8 +85,8 @@ func Of(r *plugin.Request) (file string, node Node, err error) {
 	return c.file, c.node, c.err
 }
 
-// Write replaces node.json by an atomic rename. changed is false if the file already had this content. Write returns an error for content
-// that Read would refuse.
+// Write replaces node.json by an atomic rename. The result changed is false if the file already had this content. Write returns an error
+// for content that Read would refuse.
 func Write(node Node) (changed bool, err error) {
 	data, err := json.Marshal(node)
 	if err == nil {

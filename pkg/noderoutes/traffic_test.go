@@ -33,7 +33,7 @@ func (n labNode) mustReach(to netip.Addr, want bool) {
 	}
 }
 
-// pingers is the number of parallel pings that together send 1,000 requests per second.
+// The constant pingers is the number of parallel pings that together send 1,000 requests per second.
 const pingers = int(time.Second/meter.PingInterval) / 10
 
 // repliesReceived returns the number of echo replies that the node's kernel received. This counter includes replies that were dropped

@@ -25,7 +25,7 @@ type pfGroup struct {
 	node, root, card int // indexes
 }
 
-// unreachable is the distance between NUMA nodes for which the firmware reports no distance (ACPI SLIT).
+// The constant unreachable is the distance between two NUMA nodes for which the firmware reports no distance (ACPI SLIT).
 const unreachable = 255
 
 // NewTopology returns the topology of the devices of a pool. The IDs of the devices are their PCI addresses.
