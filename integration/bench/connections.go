@@ -29,8 +29,8 @@ const (
 	connectionsVersus = 1.0 / 3
 )
 
-// measureConnections measures connections from another machine to a hostPort in three cases: the pod is alone, a few other pods have many
-// ports, and many other pods have one port. The reference uses its default backend, iptables.
+// measureConnections measures connections from another machine to a hostPort. There are three cases: no other pods, a few other pods with
+// many ports, and many other pods with one port. The reference uses its default backend, iptables.
 func (r *report) measureConnections(o options, n nodes) {
 	count := o.scaledSize(otherPorts)
 	packed, spread := map[string]figure{}, map[string]figure{}
@@ -96,8 +96,8 @@ func cloneRules(c *chain, count int) error {
 // clonesAtOnce is the maximum number of copies in one message to the kernel.
 const clonesAtOnce = 40
 
-// restoreClones adds the copied rules of the pods with the numbers first to end. saved contains the rules of the real pod, and own is the
-// chain of the real pod.
+// restoreClones adds the copied rules of the pods with the numbers first to end. The argument saved contains the rules of the real pod, and
+// own is the chain of the real pod.
 func restoreClones(saved, own string, first, end int) error {
 	var input strings.Builder
 	input.WriteString("*nat\n")

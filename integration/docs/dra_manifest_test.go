@@ -134,7 +134,8 @@ func TestDRAManifest(t *testing.T) {
 	if len(mounts) > 0 {
 		t.Errorf("no volumes for %v", slices.Sorted(maps.Keys(mounts)))
 	}
-	if patched := privilegedPod(t, set); len(patched.Volumes) != len(spec.Volumes) || patched.Containers[0].SecurityContext.Capabilities != nil {
+	patched := privilegedPod(t, set)
+	if len(patched.Volumes) != len(spec.Volumes) || patched.Containers[0].SecurityContext.Capabilities != nil {
 		t.Errorf("with the privileged patch: %+v", patched)
 	}
 	text := kubeObject[*core.ConfigMap](t, draManifest).Data["config.json"]

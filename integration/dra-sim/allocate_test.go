@@ -221,7 +221,8 @@ func TestAllocatorFindsWhatIsThere(t *testing.T) {
 }
 
 // allocateClaim returns the allocation for the claim of a problem, or nil if no allocation is possible.
-func allocateClaim(t *testing.T, cl *allocatorInput, ch allocatorVariant, m machine, p claimProblem) []resourceapi.DeviceRequestAllocationResult {
+func allocateClaim(t *testing.T, cl *allocatorInput, ch allocatorVariant, m machine,
+	p claimProblem) []resourceapi.DeviceRequestAllocationResult {
 	t.Helper()
 	a, err := cl.allocator(t.Context(), ch.features)
 	if err != nil {

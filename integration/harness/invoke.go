@@ -146,8 +146,8 @@ type Failure struct {
 	Details    string `json:"details"`
 }
 
-// Refused checks that the plugin failed with a complete error. stdout must contain one error document with one of the codes, a version, a
-// message of limited size and the pod's name.
+// Refused checks that the plugin failed with a complete error. Its stdout must contain one error document with one of the codes, a version,
+// a message of limited size and the pod's name.
 func (o Outcome) Refused(t testing.TB, codes ...int) Failure {
 	t.Helper()
 	if o.Exit != 1 {

@@ -73,7 +73,8 @@ func Faulty(dir string) error {
 // Reference builds the reference plugins into ReferenceDir. If the build fails, Reference prints the reason, and tests that need these
 // plugins skip.
 func Reference(dir string) error {
-	if out, err := exec.Command(filepath.Join(sourceRoot(), "scripts/reference.sh"), filepath.Join(dir, "reference")).CombinedOutput(); err != nil {
+	script := filepath.Join(sourceRoot(), "scripts/reference.sh")
+	if out, err := exec.Command(script, filepath.Join(dir, "reference")).CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "integration: SKIPPING tests that need the reference plugins: %v\n%s", err, out)
 	}
 	return nil

@@ -52,8 +52,8 @@ func Patience(blocked bool) time.Duration {
 	return TrafficLimit
 }
 
-// Networked calls f in the namespace of a pod or of the host. f may use package net, which binds once to ::1 to test the supported
-// families. Networked makes this test on the host. In a pod whose lo is down, the test would find no family.
+// Networked calls f in the namespace of a pod or of the host, so that f may use package net. Package net binds to ::1 once to find the
+// supported families. Networked makes this test on the host. In a pod whose lo is down, the test would find no family.
 func Networked(pod *sandbox.Pod, f func() error) error {
 	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
 		_ = l.Close()

@@ -66,7 +66,7 @@ type queryChecker struct {
 }
 
 // checkQuery returns the mistakes in a query: metrics and labels that no program serves, and functions that do not suit the type of a
-// metric. texts are legends or annotations that name labels in braces.
+// metric. The argument texts contains legends or annotations that name labels in braces.
 func checkQuery(metrics map[string]listedMetric, query string, texts ...string) []string {
 	expr, err := parser.NewParser(parser.Options{}).ParseExpr(strings.ReplaceAll(query, "$__rate_interval", "5m"))
 	if err != nil {
@@ -174,7 +174,8 @@ func TestCheck(t *testing.T) {
 	}
 	for text, says := range map[string]string{"{{network}}": "", "{{ $labels.network }} {{ $value }}": "", "{{pod}}": "no label pod",
 		"{{instance}}": "aggregates the label instance"} {
-		if got := strings.Join(checkQuery(metrics, "sum by (network) (a)", text), "; "); (got == "") != (says == "") || !strings.Contains(got, says) {
+		got := strings.Join(checkQuery(metrics, "sum by (network) (a)", text), "; ")
+		if (got == "") != (says == "") || !strings.Contains(got, says) {
 			t.Errorf("%s: %q, want %q", text, got, says)
 		}
 	}

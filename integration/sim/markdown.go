@@ -36,7 +36,8 @@ func (r *report) writePromise(out *strings.Builder, t topology) {
 	theirs, also := r.findRow(t, kubelet.None, random)
 	if ok && also && t.nodes > 1 {
 		fmt.Fprintf(out, "\n%s, policy none: of the requests for several VFs that some NUMA node had room for, %s has %s %% near one node, "+
-			"the kubelet's random choice %s %%.\n", t, pool.NUMABestFit, ours.meanOf(oneNUMAWithRoom).cell(1), theirs.meanOf(oneNUMAWithRoom).cell(1))
+			"the kubelet's random choice %s %%.\n", t, pool.NUMABestFit, ours.meanOf(oneNUMAWithRoom).cell(1),
+			theirs.meanOf(oneNUMAWithRoom).cell(1))
 	}
 }
 

@@ -147,7 +147,8 @@ func TestComponents(t *testing.T) {
 			}
 		}
 	}
-	k3s := []func(*manifestObjects){folder("plugins", "/var/lib/rancher/k3s/data/cni"), folder("networks", "/var/lib/rancher/k3s/agent/etc/cni/net.d")}
+	k3s := []func(*manifestObjects){folder("plugins", "/var/lib/rancher/k3s/data/cni"),
+		folder("networks", "/var/lib/rancher/k3s/agent/etc/cni/net.d")}
 	removal := func(o *manifestObjects) {
 		everywhere := *o.agent.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable
 		everywhere.StrVal = "100%"

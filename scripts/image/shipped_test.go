@@ -133,7 +133,8 @@ func TestImageNames(t *testing.T) {
 			t.Errorf("%q: %v, want it to say %s", image, err, want)
 		}
 	}
-	if _, err := renderManifest(conf, testImage, []string{"vxlna"}); err == nil || !strings.Contains(err.Error(), `"vxlna"; there are crio, dra, k3s`) {
+	_, err := renderManifest(conf, testImage, []string{"vxlna"})
+	if err == nil || !strings.Contains(err.Error(), `"vxlna"; there are crio, dra, k3s`) {
 		t.Errorf("an unknown component: %v", err)
 	}
 }

@@ -47,7 +47,8 @@ func start() error {
 	for _, m := range [][4]string{
 		{"devpts", "/dev/pts", "devpts"}, {"tmpfs", "/dev/shm", "tmpfs"}, {"tmpfs", "/run", "tmpfs", "mode=755"},
 		{"tmpfs", "/tmp/guest", "tmpfs"},
-		{"cgroup2", "/sys/fs/cgroup", "cgroup2"}, {"debugfs", "/sys/kernel/debug", "debugfs"}, {"shared", sharedFolder, "9p", plan9 + ",cache=none"},
+		{"cgroup2", "/sys/fs/cgroup", "cgroup2"}, {"debugfs", "/sys/kernel/debug", "debugfs"},
+		{"shared", sharedFolder, "9p", plan9 + ",cache=none"},
 	} {
 		if err := mount(m[0], m[1], m[2], 0, m[3]); err != nil {
 			return err
