@@ -229,7 +229,7 @@ func allowed(pkg string, who []string) bool {
 	return slices.ContainsFunc(who, func(w string) bool { return pkg == w || strings.HasSuffix(w, "/") && strings.HasPrefix(pkg, w) })
 }
 
-// TestMainsAreSmall checks that each folder below plugins contains only a short main function. Such a function has no logic to test.
+// TestMainsAreSmall checks that each folder below plugins contains only a short main function. The main function then has no logic to test.
 func TestMainsAreSmall(t *testing.T) {
 	for pkg, names := range goFiles(t) {
 		if !strings.HasPrefix(pkg, "plugins/") {

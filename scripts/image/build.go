@@ -23,7 +23,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// buildOptions are the parameters of `build`.
+// buildOptions contains the parameters of the command `build`.
 type buildOptions struct {
 	root, ldflags     string // the source; the flags of Go's linker
 	version, revision string

@@ -220,11 +220,11 @@ func componentChecks() string {
 	var b strings.Builder
 	for _, r := range rules() {
 		for _, other := range r.without {
-			fmt.Fprintf(&b, "{{- if and .Values.%s .Values.%s }}{{ fail %q }}{{ end }}\n", r.component, other, r.broken(other))
+			fmt.Fprintf(&b, "{{- if and .Values.%s .Values.%s }}{{ fail %q }}{{ end }}\n", r.component, other, r.violation(other))
 		}
 		if len(r.oneOf) > 0 {
 			fmt.Fprintf(&b, "{{- if and .Values.%s (not (or .Values.%s)) }}{{ fail %q }}{{ end }}\n", r.component,
-				strings.Join(r.oneOf, " .Values."), r.broken(""))
+				strings.Join(r.oneOf, " .Values."), r.violation(""))
 		}
 	}
 	return b.String()

@@ -29,8 +29,8 @@ func rules() []componentRule {
 	}
 }
 
-// broken returns an error text that names the components that break the rule.
-func (r componentRule) broken(chosen string) string {
+// violation returns an error text that names the components that break the rule.
+func (r componentRule) violation(chosen string) string {
 	if len(r.oneOf) > 0 {
 		return fmt.Sprintf("component %s needs %s: %s", r.component, strings.Join(r.oneOf, " or "), r.reason)
 	}
@@ -50,10 +50,10 @@ func checkComponents(known, chosen []string) error {
 			continue
 		}
 		if i := slices.IndexFunc(r.without, has); i >= 0 {
-			return fmt.Errorf("%s", r.broken(r.without[i]))
+			return fmt.Errorf("%s", r.violation(r.without[i]))
 		}
 		if len(r.oneOf) > 0 && !slices.ContainsFunc(r.oneOf, has) {
-			return fmt.Errorf("%s", r.broken(""))
+			return fmt.Errorf("%s", r.violation(""))
 		}
 	}
 	return nil

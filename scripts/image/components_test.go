@@ -142,7 +142,7 @@ func TestSRIOVComponents(t *testing.T) {
 }
 
 // TestOpenShift checks that the component openshift omits the agent and moves the device plugin to a namespace with
-// SecurityContextConstraints. The plugins must be installed into the folder that Multus searches.
+// SecurityContextConstraints. The init container must install the plugins into the folder that Multus searches.
 func TestOpenShift(t *testing.T) {
 	for _, component := range []string{"sriov", "dra"} {
 		t.Run(component, func(t *testing.T) {
