@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// answer returns the answer to a question of the sriov plugin or the command line.
+// answer returns the answer to a question from the sriov plugin or from the command line.
 func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.Answer {
 	a := allocation.Answer{Devices: []allocation.Device{}}
 	if q.Pod != "" {
@@ -49,9 +49,9 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 			a.Devices = append(a.Devices, h)
 		}
 	}
-	a.Faults = d.faults()
+	a.Faults = d.reportedFaults()
 	if q.Published {
-		a.Published = d.published()
+		a.Published = d.publishedDevices()
 	}
 	return a
 }
@@ -63,7 +63,7 @@ func (d *daemon) resources() []string {
 	return slices.AppendSeq([]string{}, maps.Keys(d.serving))
 }
 
-// hasDevice reports whether an ID is a device of this node. Another device plugin may have assigned it.
+// hasDevice reports whether the ID belongs to a device of this node. The device may be assigned by another device plugin.
 func (d *daemon) hasDevice(id string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// TestUnclaimed checks that a VF is not allocated if a claim's record is newer than the offer.
+// TestUnclaimed checks that a VF is not allocated if a claim got it after the offer was made.
 func TestUnclaimed(t *testing.T) {
 	folder := t.TempDir()
 	g := newGate("", folder, "")
@@ -32,8 +32,8 @@ func TestUnclaimed(t *testing.T) {
 	}
 }
 
-// TestGateChangesOnce checks that only one call at a time changes a device. A claim must not get a VF that a change of its PF's numVfs is
-// about to remove.
+// TestGateChangesOnce checks that only one call at a time changes a device. Without this, a claim could get a VF that disappears when
+// numVfs of its PF changes.
 func TestGateChangesOnce(t *testing.T) {
 	g := newGate("", "/nonexistent", "")
 	ok := func() error { return nil }
