@@ -176,9 +176,9 @@ func (c *Cache) reservedFor(podUID string) (records []Record, err error) {
 	return records, err
 }
 
-// claims returns the claims of a pod that have devices of this driver. If podUID is "", it returns such claims of all pods. It returns the
-// same errors as KubeletClaims.
-func (c *Cache) claims(podUID string) ([]KubeletClaim, error) {
+// claimsOf returns the claims of a pod that have devices of this driver. If podUID is "", it returns such claims of all pods. It returns
+// the same errors as KubeletClaims.
+func (c *Cache) claimsOf(podUID string) ([]KubeletClaim, error) {
 	path := stateFile(c.kubelet)
 	info, err := os.Stat(path)
 	if err != nil {

@@ -28,7 +28,7 @@ func (f *recordFile) standIn(kubelet string) (r Record, ok bool) {
 	if i < 0 {
 		return r, true
 	}
-	for _, d := range notes[i].devices(f.uid) {
+	for _, d := range notes[i].deviceList(f.uid) {
 		if !r.Has(d.ID) {
 			r.Devices = append(r.Devices, d)
 		}
@@ -56,9 +56,9 @@ func (f *recordFile) readableDevices() []allocation.Device {
 	return r.Devices
 }
 
-// devices returns the devices of the claim according to the kubelet's file. The PCI address of a device is derived from its name in the
+// deviceList returns the devices of the claim according to the kubelet's file. The PCI address of a device is derived from its name in the
 // ResourceSlice.
-func (n KubeletClaim) devices(uid string) (list []allocation.Device) {
+func (n KubeletClaim) deviceList(uid string) (list []allocation.Device) {
 	for _, d := range n.Devices {
 		parts := strings.Split(d.DeviceName, "-")
 		if len(parts) != 4 {

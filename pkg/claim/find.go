@@ -24,7 +24,7 @@ type Pod struct{ Namespace, Name, UID string }
 // if both sources are wrong. If the kubelet's file cannot be read, Find looks for prepared claims in the pod's namespace. Only if there are
 // none, the pod certainly has no claim.
 func (c *Cache) Find(pod Pod) (devices []allocation.Device, err error) {
-	of, stateErr := c.claims(pod.UID)
+	of, stateErr := c.claimsOf(pod.UID)
 	if pod.UID == "" {
 		of, stateErr = nil, errors.New("the runtime does not pass the pod's UID")
 	}

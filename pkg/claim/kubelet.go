@@ -28,7 +28,7 @@ func (n KubeletClaim) String() string { return "claim " + n.Namespace + "/" + n.
 
 // KubeletClaims returns all claims that have devices of this driver. It returns an error if the claims are unknown. The error is
 // fs.ErrNotExist (errors.Is) if the kubelet has not prepared a claim yet, or if its root folder is another folder.
-func KubeletClaims(kubelet string) ([]KubeletClaim, error) { return NewCache("", kubelet).claims("") }
+func KubeletClaims(kubelet string) ([]KubeletClaim, error) { return NewCache("", kubelet).claimsOf("") }
 
 // unwrap returns the JSON text that the kubelet's file contains as a string. It checks the checksum of that string.
 func unwrap(data []byte) (string, error) {

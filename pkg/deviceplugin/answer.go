@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// answer returns the answer to a question from the sriov plugin or from the command line.
-func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.Answer {
+// answerQuestion returns the answer to a question from the sriov plugin or from the command line.
+func (d *daemon) answerQuestion(ctx context.Context, q allocation.Question) allocation.Answer {
 	a := allocation.Answer{Devices: []allocation.Device{}}
 	if q.Pod != "" {
 		devices, err := d.askPod(ctx, q)
@@ -43,7 +43,7 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 	if err != nil {
 		return allocation.Answer{Error: err.Error()}
 	}
-	ours := d.resources()
+	ours := d.resourceNames()
 	for _, h := range held {
 		if slices.Contains(ours, h.Resource) || d.hasDevice(h.ID) {
 			a.Devices = append(a.Devices, h)
@@ -56,8 +56,8 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 	return a
 }
 
-// resources returns the resources of this daemon. It is never nil.
-func (d *daemon) resources() []string {
+// resourceNames returns the resources of this daemon. It is never nil.
+func (d *daemon) resourceNames() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.AppendSeq([]string{}, maps.Keys(d.serving))

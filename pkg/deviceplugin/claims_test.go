@@ -45,7 +45,7 @@ func TestClaimed(t *testing.T) {
 	l.awaitDevices("example.com/all", vf00, vf01+"!")
 	ask := func(claims bool) allocation.Answer {
 		t.Helper()
-		a, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0",
+		a, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0",
 			Resources: []string{"example.com/all"}, Claims: claims})
 		if err != nil {
 			t.Fatal(err)
@@ -53,13 +53,13 @@ func TestClaimed(t *testing.T) {
 		return a
 	}
 	older := allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0", Resources: []string{"example.com/all"}}
-	if a, err := allocation.Ask(l.Socket, time.Now().Add(patience), older); err == nil || !strings.Contains(err.Error(), "update it") {
+	if a, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), older); err == nil || !strings.Contains(err.Error(), "update it") {
 		t.Errorf("an sriov plugin without support for claims gets %+v, %v: it would start the pod without its VF", a, err)
 	}
 	if a := ask(true); len(a.Devices) != 1 || a.Devices[0].ID != vf01 || a.Devices[0].Pod != "web-0" || !a.Claims {
 		t.Errorf("%+v", a)
 	}
-	other, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0",
+	other, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0",
 		Resources: []string{"example.com/third"}, Claims: true})
 	if err != nil || len(other.Others) != 1 || other.Others[0].ID != vf01 || len(other.Devices) != 0 {
 		t.Errorf("asked for another resource: %+v, %v", other, err)

@@ -184,7 +184,7 @@ func (d *daemon) poolEnv() pool.Env {
 // devices of claims.
 func (d *daemon) lostDevices(p pool.Pool) (lost []allocation.Device) {
 	for _, h := range d.held {
-		if h.Resource == p.Name && (p.Resource != nil || !byClaim(h)) && !contains(p, h.ID) {
+		if h.Resource == p.Name && (p.Resource != nil || !byClaim(h)) && !poolContains(p, h.ID) {
 			if s := d.serving[p.Name]; s != nil && len(h.NUMA) == 0 {
 				before, _ := s.current()
 				h.NUMA = before.numaNodes(h.ID)
@@ -196,8 +196,8 @@ func (d *daemon) lostDevices(p pool.Pool) (lost []allocation.Device) {
 	return slices.CompactFunc(lost, func(a, b allocation.Device) bool { return a.ID == b.ID })
 }
 
-// contains reports whether a pool contains the device.
-func contains(p pool.Pool, id string) bool {
+// poolContains reports whether a pool contains the device.
+func poolContains(p pool.Pool, id string) bool {
 	return slices.ContainsFunc(p.Devices, func(dev pool.Device) bool { return dev.Address.String() == id })
 }
 

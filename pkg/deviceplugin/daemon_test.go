@@ -38,7 +38,7 @@ func TestDaemon(t *testing.T) {
 		l.kubelet.mu.Lock()
 		l.kubelet.getOff, l.kubelet.busy = off, 3
 		l.kubelet.mu.Unlock()
-		got, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{Namespace: "shop", Pod: "web-0"})
+		got, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{Namespace: "shop", Pod: "web-0"})
 		want := []allocation.Device{{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "example.com/two", ID: vf11,
 			CPUs: []int64{16, 17}}}
 		if diff := cmp.Diff(allocation.Answer{Devices: want}, got); diff != "" || err != nil {
@@ -59,7 +59,7 @@ func TestAnswerAll(t *testing.T) {
 	l.kubelet.assignDevices("shop", "web-0", "app", "another.org/nic", vf11)
 	l.kubelet.assignDevices("shop", "web-1", "app", "example.com/one", vf00)
 	l.kubelet.assignDevices("shop", "web-2", "app", "another.org/gpu", "gpu-0")
-	got, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{})
+	got, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{})
 	want := allocation.Answer{Faults: map[string]string{vf01: "driver: leads to an unexpected folder"}, Devices: []allocation.Device{
 		{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "another.org/nic", ID: vf11, CPUs: []int64{16, 17}},
 		{Namespace: "shop", Pod: "web-1", Container: "app", Resource: "example.com/one", ID: vf00, CPUs: []int64{16, 17}}}}
@@ -135,14 +135,15 @@ func TestGate(t *testing.T) {
 	g := newGate("", "/nonexistent", "")
 	e := newEndpoint(fast, offering(p), quiet(), newCounters(), g)
 	ask := func() error { _, err := e.Allocate(t.Context(), allocating(id)); return err }
-	if err := g.change([]string{id}, func() error { return errInUse }, func() error { t.Error("changed in use"); return nil }); !errors.Is(err,
+	if err := g.runChange([]string{id}, func() error { return errInUse },
+		func() error { t.Error("changed in use"); return nil }); !errors.Is(err,
 		errInUse) {
 		t.Errorf("got %v", err)
 	}
 	if err := ask(); err != nil {
 		t.Error(err)
 	}
-	if err := g.change([]string{id}, func() error { return nil }, ask); err == nil ||
+	if err := g.runChange([]string{id}, func() error { return nil }, ask); err == nil ||
 		!strings.Contains(err.Error(), "gets another driver") {
 		t.Errorf("got %v", err)
 	}

@@ -104,7 +104,7 @@ func (l *testLab) kubeconfig() string {
 func (l *testLab) awaitInventory(r *recordingDriver, want string) {
 	l.Helper()
 	got := ""
-	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
+	for until := time.Now().Add(maxWait); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
 		if _, got = r.formatInventory(); got == want {
 			return
 		}
@@ -135,7 +135,7 @@ func TestSplitByAPI(t *testing.T) {
 	}
 	pcitest.Set(t, sysfs, pf0, "net/ens0f0/carrier", "0")
 	l.awaitInventory(r, "one: "+vf00+"!link-down "+vf01+"!link-down")
-	if a, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{}); err != nil || len(a.Faults) != 2 {
+	if a, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{}); err != nil || len(a.Faults) != 2 {
 		t.Errorf("%+v, %v", a, err)
 	}
 	l.kubelet.mu.Lock()
@@ -220,7 +220,7 @@ func TestLeftClaims(t *testing.T) {
 	l.kubelet.start()
 	l.start()
 	l.awaitDevices("example.com/one", vf00+"!", vf01)
-	for until := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	for until := time.Now().Add(maxWait); ; time.Sleep(5 * time.Millisecond) {
 		r.mu.Lock()
 		n := r.updates
 		r.mu.Unlock()
@@ -289,7 +289,7 @@ func TestDRAHarmsNothing(t *testing.T) {
 		l.configure(strings.Replace(twoResources("dra"), "{", fmt.Sprintf("{%*s", i, ""), 1))
 		l.hup()
 	}
-	if took := time.Since(start); took > patience {
+	if took := time.Since(start); took > maxWait {
 		t.Errorf("20 reloads took %s", took)
 	}
 }
@@ -312,7 +312,7 @@ func TestAnswerPublished(t *testing.T) {
 	l.start()
 	l.awaitInventory(r, "one: "+vf00+" "+vf01)
 	for asked, want := range map[bool]int{true: 1, false: 0} {
-		got, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{Published: asked})
+		got, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{Published: asked})
 		if err != nil || len(got.Published) != want {
 			t.Errorf("asked %v: %v, %v", asked, got.Published, err)
 		}

@@ -22,8 +22,8 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// patience is the maximum time to wait for an expected event. It is no measure of speed.
-const patience = 30 * time.Second
+// maxWait is the maximum time to wait for an expected event. It is no measure of speed.
+const maxWait = 30 * time.Second
 
 // fakeKubelet is the kubelet's side of the device plugin API, over real sockets. When it starts, it deletes all sockets. It then accepts
 // registrations and watches the registered endpoints.
@@ -185,9 +185,9 @@ func (k *fakeKubelet) watch(ctx context.Context, p *registeredPlugin) {
 // await waits until ok returns true for a resource.
 func (k *fakeKubelet) await(resource, what string, ok func(*registeredPlugin) bool) *registeredPlugin {
 	k.t.Helper()
-	timer := time.AfterFunc(patience, func() { k.mu.Lock(); k.news.Broadcast(); k.mu.Unlock() })
+	timer := time.AfterFunc(maxWait, func() { k.mu.Lock(); k.news.Broadcast(); k.mu.Unlock() })
 	defer timer.Stop()
-	until := time.Now().Add(patience)
+	until := time.Now().Add(maxWait)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for {

@@ -37,16 +37,16 @@ func TestUnclaimed(t *testing.T) {
 func TestGateChangesOnce(t *testing.T) {
 	g := newGate("", "/nonexistent", "")
 	ok := func() error { return nil }
-	err := g.change([]string{vf00, vf01}, ok, func() error {
-		if err := g.change([]string{vf01}, ok, ok); !errors.Is(err, errInUse) {
+	err := g.runChange([]string{vf00, vf01}, ok, func() error {
+		if err := g.runChange([]string{vf01}, ok, ok); !errors.Is(err, errInUse) {
 			t.Errorf("a second change of %s meanwhile: got %v", vf01, err)
 		}
-		return g.change([]string{vf10}, ok, ok)
+		return g.runChange([]string{vf10}, ok, ok)
 	})
 	if err != nil {
 		t.Error(err)
 	}
-	if err := g.change([]string{vf01}, ok, ok); err != nil {
+	if err := g.runChange([]string{vf01}, ok, ok); err != nil {
 		t.Errorf("after the change: %v", err)
 	}
 }

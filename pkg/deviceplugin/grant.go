@@ -17,8 +17,8 @@ type deviceGrant struct {
 	files deviceFolders
 }
 
-// response returns the settings with which a container can use its devices.
-func (g deviceGrant) response(resource string, devices []pool.Device) (*pluginapi.ContainerAllocateResponse, error) {
+// containerResponse returns the settings with which a container can use its devices.
+func (g deviceGrant) containerResponse(resource string, devices []pool.Device) (*pluginapi.ContainerAllocateResponse, error) {
 	var injected []string
 	for _, d := range devices {
 		if len(devicefiles.Nodes(d)) > 0 {

@@ -71,9 +71,9 @@ func (h *pendingAllocations) learnOwners(asked time.Time, held []allocation.Devi
 	}
 }
 
-// candidates returns the devices that a pod may have: devices whose pod is this pod, and devices whose pod is unknown. A device whose pod
-// is unknown is dropped after one minute. The kubelet may have freed it after it failed to admit the pod, and it does not report that.
-func (h *pendingAllocations) candidates(uid string, resources []string) (ids []string) {
+// possibleDevices returns the devices that a pod may have: devices whose pod is this pod, and devices whose pod is unknown. A device whose
+// pod is unknown is dropped after one minute. The kubelet may have freed it after it failed to admit the pod, and it does not report that.
+func (h *pendingAllocations) possibleDevices(uid string, resources []string) (ids []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for id, out := range h.devices {

@@ -38,9 +38,9 @@ func (l *testLab) writeCheckpoint(entries ...[3]string) {
 func (l *testLab) awaitAnswer(d *daemon, pod, uid, says string) (a allocation.Answer) {
 	l.Helper()
 	limit := 50 * time.Millisecond
-	for until := time.Now().Add(patience); time.Now().Before(until); limit *= 2 {
+	for until := time.Now().Add(maxWait); time.Now().Before(until); limit *= 2 {
 		ctx, cancel := context.WithTimeout(l.Context(), limit)
-		a = d.answer(ctx, allocation.Question{Namespace: "shop", Pod: pod, UID: uid, Resources: []string{resourceOne}})
+		a = d.answerQuestion(ctx, allocation.Question{Namespace: "shop", Pod: pod, UID: uid, Resources: []string{resourceOne}})
 		cancel()
 		if a.Error == "" || says != "" && strings.Contains(a.Error, says) {
 			break
@@ -159,7 +159,7 @@ func TestFailedAdmission(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range pods {
 		all.Go(func() {
-			a := d.answer(ctx, allocation.Question{Namespace: "shop", Pod: fmt.Sprint("plain-", i), UID: fmt.Sprint("u-", i),
+			a := d.answerQuestion(ctx, allocation.Question{Namespace: "shop", Pod: fmt.Sprint("plain-", i), UID: fmt.Sprint("u-", i),
 				Resources: []string{resourceOne}})
 			if !strings.Contains(a.Error, "may have "+vf00) || !a.Uncertain && !strings.Contains(a.Error, "ask the kubelet") {
 				t.Errorf("%+v", a)
@@ -201,7 +201,7 @@ func TestUnreadableAtAllocate(t *testing.T) {
 	l.kubelet.start()
 	l.kubelet.assignDevices("shop", "plain", "app", resourceOne)
 	d := l.openForTest()
-	write(t, l.checkpoint(), `{"Data":`)
+	write(t, l.checkpointPath(), `{"Data":`)
 	l.allocate(d, vf00)
 	l.writeCheckpoint([3]string{"u-old", "app", vf00})
 	if a := l.awaitAnswer(d, "plain", "u-plain", "may have"); !strings.Contains(a.Error, "may have "+vf00) {
@@ -223,10 +223,10 @@ func TestFormerCheckpoint(t *testing.T) {
 	l.allocate(d, vf00)
 	l.writeCheckpoint([3]string{"u-other", "app", vf00})
 	all := []string{resourceOne}
-	if d.gate.allocations.learnOwners(before, nil); len(d.gate.allocations.candidates("u-plain", all)) != 1 {
+	if d.gate.allocations.learnOwners(before, nil); len(d.gate.allocations.possibleDevices("u-plain", all)) != 1 {
 		t.Error("a checkpoint from before the allocation counts")
 	}
-	if d.gate.allocations.learnOwners(time.Now(), nil); len(d.gate.allocations.candidates("u-plain", all)) != 0 {
+	if d.gate.allocations.learnOwners(time.Now(), nil); len(d.gate.allocations.possibleDevices("u-plain", all)) != 0 {
 		t.Error("a checkpoint from after the allocation does not count")
 	}
 }
@@ -244,16 +244,17 @@ func TestAskBesideRefresh(t *testing.T) {
 	for range 20 {
 		all.Go(func() {
 			for range 10 {
-				d.gate.allocations.candidates("u-web", d.resources())
+				d.gate.allocations.possibleDevices("u-web", d.resourceNames())
 				time.Sleep(time.Millisecond) // give refresh a chance to run
 			}
-			if a := d.answer(t.Context(), allocation.Question{Namespace: "shop", Pod: "web", UID: "u-web"}); a.Error != "" || len(a.Devices) != 1 {
+			if a := d.answerQuestion(t.Context(), allocation.Question{Namespace: "shop", Pod: "web", UID: "u-web"}); a.Error != "" ||
+				len(a.Devices) != 1 {
 				t.Errorf("%+v", a)
 			}
 		})
 	}
 	go func() { all.Wait(); close(asked) }()
-	done := time.After(patience)
+	done := time.After(maxWait)
 	for answered := false; !answered; {
 		refreshed := make(chan struct{})
 		go func() { d.refresh(t.Context()); close(refreshed) }()

@@ -20,9 +20,9 @@ import (
 )
 
 const (
-	// settling is the time for which a kubelet that has just started may return an incomplete list, because it answers before it has found all
-	// running pods. If a pod ends before the first answer, its devices stay reserved for this time.
-	settling = 15 * time.Second
+	// settlingTime is the time for which a kubelet that has just started may return an incomplete list, because it answers before it has found
+	// all running pods. If a pod ends before the first answer, its devices stay reserved for this time.
+	settlingTime = 15 * time.Second
 	// maxUnlisted is the maximum time for which the kubelet may not list an allocated device.
 	maxUnlisted = time.Minute
 )
@@ -35,13 +35,13 @@ func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocatio
 	defer cancel()
 	kubelet := d.kubelet()
 	if kubelet.Resources = q.Resources; len(q.Resources) == 0 { // empty Resources would make the kubelet list devices of other plugins
-		kubelet.Resources = d.resources()
+		kubelet.Resources = d.resourceNames()
 	}
 	for asked := false; ; asked = true {
-		if len(d.gate.allocations.candidates(q.UID, kubelet.Resources)) > 0 {
+		if len(d.gate.allocations.possibleDevices(q.UID, kubelet.Resources)) > 0 {
 			d.learnOwners(ctx)
 		}
-		ids := d.gate.allocations.candidates(q.UID, kubelet.Resources)
+		ids := d.gate.allocations.possibleDevices(q.UID, kubelet.Resources)
 		uncertain := fmt.Errorf("pod %s/%s may have %s: %w", q.Namespace, q.Pod, strings.Join(ids, ", "), allocation.ErrUncertain)
 		if !asked || len(ids) == 0 {
 			devices, err := podresources.Ask(ctx, kubelet, q.Namespace, q.Pod, q.UID)
@@ -61,9 +61,9 @@ func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocatio
 // learnOwners asks the kubelet for the pods of allocated devices. Concurrent callers share one request, because the kubelet limits the
 // request rate.
 func (d *daemon) learnOwners(ctx context.Context) {
-	if d.owners.begin(ctx) {
+	if d.owners.beginCall(ctx) {
 		_, _ = d.listPods(ctx)
-		d.owners.end()
+		d.owners.endCall()
 	}
 }
 
@@ -79,7 +79,7 @@ func (d *daemon) listPods(ctx context.Context) ([]allocation.Device, error) {
 }
 
 func (d *daemon) kubelet() podresources.Kubelet {
-	return podresources.Kubelet{Socket: filepath.Join(d.Pods, "kubelet.sock"), Checkpoint: d.checkpoint(), Claims: claim.InUse(d.Claims)}
+	return podresources.Kubelet{Socket: filepath.Join(d.Pods, "kubelet.sock"), Checkpoint: d.checkpointPath(), Claims: claim.InUse(d.Claims)}
 }
 
 // askPods updates the daemon's list of devices that pods have. A kubelet that does not answer or has just started may list fewer devices
@@ -87,7 +87,7 @@ func (d *daemon) kubelet() podresources.Kubelet {
 // added, because the checkpoint removes them late.
 func (d *daemon) askPods(ctx context.Context) {
 	id, _ := probes.SocketAt(d.kubelet().Socket)
-	remembered, _ := podresources.CheckpointDevices(d.checkpoint()) // without a checkpoint the kubelet has not assigned a device yet
+	remembered, _ := podresources.CheckpointDevices(d.checkpointPath()) // without a checkpoint the kubelet has not assigned a device yet
 	remembered = slices.DeleteFunc(remembered, func(n allocation.Device) bool { return hasEnded(d.Root, n.UID) })
 	for i, n := range remembered {
 		remembered[i].Pod = "uid " + n.UID // the checkpoint has no name, and the pod may have ended
@@ -110,7 +110,7 @@ func (d *daemon) askPods(ctx context.Context) {
 	for _, h := range held {
 		d.listed[h.ID] = true
 	}
-	if err != nil || now.Before(d.since.Add(settling)) {
+	if err != nil || now.Before(d.since.Add(settlingTime)) {
 		held = mergeDevices(held, slices.DeleteFunc(remembered, func(h allocation.Device) bool { return d.listed[h.ID] }))
 	}
 	if err != nil {

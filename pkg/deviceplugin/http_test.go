@@ -76,12 +76,12 @@ func peakMemory(t *testing.T, pid int) int {
 
 // probeHealth requests /healthz once over a new connection.
 func probeHealth(socket string) error {
-	conn, err := net.DialTimeout("unix", socket, patience)
+	conn, err := net.DialTimeout("unix", socket, maxWait)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(maxWait)); err != nil {
 		return err
 	}
 	if _, err := io.WriteString(conn, "GET /healthz HTTP/1.1\r\nHost: node\r\n\r\n"); err != nil {
@@ -135,7 +135,7 @@ func TestHalfOpen(t *testing.T) {
 		}
 	}()
 	for i := range most {
-		conn, err := net.DialTimeout("unix", socket, patience)
+		conn, err := net.DialTimeout("unix", socket, maxWait)
 		if err != nil {
 			t.Fatalf("connection %d: %v", i, err)
 		}

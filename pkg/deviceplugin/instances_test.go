@@ -28,7 +28,7 @@ func numVFs(t *testing.T, sysfs string) string {
 // awaitNumVFs waits until the first PF has the wanted number of VFs.
 func (l *testLab) awaitNumVFs(sysfs, want string) {
 	l.Helper()
-	for until := time.Now().Add(patience); numVFs(l.T, sysfs) != want; time.Sleep(5 * time.Millisecond) {
+	for until := time.Now().Add(maxWait); numVFs(l.T, sysfs) != want; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(until) {
 			l.Fatalf("%s VFs, want %s\n%s", numVFs(l.T, sysfs), want, l.log)
 		}
@@ -58,7 +58,7 @@ func TestFollower(t *testing.T) {
 	r.mu.Unlock()
 	r.options.Changed()
 	l.awaitNumVFs(sysfs, "1")
-	for until := time.Now().Add(patience); returns.Load() == 0; time.Sleep(5 * time.Millisecond) {
+	for until := time.Now().Add(maxWait); returns.Load() == 0; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(until) {
 			t.Fatal("no VF is restored")
 		}

@@ -129,7 +129,7 @@ func (l *testLab) awaitDevices(resource string, want ...string) *registeredPlugi
 // awaitLog waits for a log line that contains all the given parts.
 func (l *testLab) awaitLog(parts ...string) {
 	l.Helper()
-	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
+	for until := time.Now().Add(maxWait); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
 		for line := range strings.Lines(l.log.String()) {
 			if !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(line, p) }) {
 				return
@@ -164,7 +164,7 @@ func (l *testLab) await(path string, parts ...string) {
 			return d.DialContext(ctx, "unix", strings.TrimPrefix(l.HTTP, "unix:"))
 		}}}
 	text := ""
-	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
+	for until := time.Now().Add(maxWait); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
 		answer, err := client.Get("http://node" + path)
 		if err != nil {
 			continue

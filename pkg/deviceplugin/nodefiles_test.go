@@ -54,8 +54,8 @@ func TestNoVhostNet(t *testing.T) {
 func (l *testLab) awaitFault(id, want string) {
 	l.Helper()
 	got := ""
-	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
-		answer, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{})
+	for until := time.Now().Add(maxWait); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
+		answer, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{})
 		if got = answer.Faults[id]; err == nil && strings.Contains(got, want) {
 			return
 		}

@@ -99,7 +99,7 @@ func (o *resourceOffer) allocate(ids []string) (*pluginapi.ContainerAllocateResp
 		devices = append(devices, d)
 	}
 	slices.SortFunc(devices, func(a, b pool.Device) int { return a.Address.Compare(b.Address) })
-	return o.grant.response(o.pool.Name, devices)
+	return o.grant.containerResponse(o.pool.Name, devices)
 }
 
 // allocateAll calls allocate for each container.

@@ -106,7 +106,7 @@ func (d *daemon) changeDevices(devices []pci.Address, check, change func() error
 	for _, a := range devices {
 		ids = append(ids, a.String())
 	}
-	return d.gate.change(ids, check, change)
+	return d.gate.runChange(ids, check, change)
 }
 
 // setNumVFs sets the number of VFs of a PF. For this, the kernel removes all VFs. setNumVFs therefore returns an error if a pod has the PF

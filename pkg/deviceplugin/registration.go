@@ -104,20 +104,20 @@ func (r *registrar) run(ctx context.Context) {
 		err := r.ensure(ctx)
 		if err == nil {
 			pause = firstPause
-			r.wait(ctx, checkInterval, func() bool { return true })
+			r.waitForChange(ctx, checkInterval, func() bool { return true })
 			continue
 		}
 		if ctx.Err() == nil {
 			r.log.Warn("could not register the resource; retrying", "error", err, "after", pause)
 		}
 		// The attempt to register creates events in the folder itself. Therefore only a new socket of the kubelet shortens the pause.
-		r.wait(ctx, pause, func() bool { id, _ := probes.SocketAt(r.kubelet.registerSocket()); return id != kubelet })
+		r.waitForChange(ctx, pause, func() bool { id, _ := probes.SocketAt(r.kubelet.registerSocket()); return id != kubelet })
 		pause = min(2*pause, longestPause)
 	}
 }
 
-// wait returns after a pause. It returns earlier if the folder has changed and worth returns true.
-func (r *registrar) wait(ctx context.Context, d time.Duration, worth func() bool) {
+// waitForChange returns after a pause. It returns earlier if the folder has changed and worth returns true.
+func (r *registrar) waitForChange(ctx context.Context, d time.Duration, worth func() bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	for {

@@ -82,7 +82,7 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 	k.start()
 	k.await(fast, "watched", watched)
-	for until := time.Now().Add(patience); !r.isReady(); {
+	for until := time.Now().Add(maxWait); !r.isReady(); {
 		if time.Now().After(until) {
 			t.Fatal("never ready")
 		}
@@ -210,7 +210,7 @@ func TestFolderComesAndGoes(t *testing.T) {
 		k.await(fast, "watched", watched)
 		k.kill()
 		// The plugin may create its socket while the kubelet removes all files in the folder.
-		for until := time.Now().Add(patience); ; {
+		for until := time.Now().Add(maxWait); ; {
 			err := os.RemoveAll(k.dir)
 			if err == nil {
 				break
@@ -265,7 +265,7 @@ func TestRegistry(t *testing.T) {
 	dir := shortDir(t)
 	r := runEndpoint(t, kubeletDirs{Plugins: filepath.Join(dir, "none"), Registry: dir}, offering(vfPool(1)))
 	socket := func(not string) string {
-		for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(time.Millisecond) {
+		for until := time.Now().Add(maxWait); time.Now().Before(until); time.Sleep(time.Millisecond) {
 			if found, _ := filepath.Glob(filepath.Join(dir, "example*.sock")); len(found) == 1 && found[0] != not {
 				return found[0]
 			}
@@ -329,7 +329,7 @@ func TestStaleSockets(t *testing.T) {
 		}
 	}
 	runEndpoint(t, k.folder(), offering(vfPool(1)))
-	for until := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+	for until := time.Now().Add(maxWait); ; time.Sleep(time.Millisecond) {
 		if _, err := os.Lstat(stale); err != nil {
 			break
 		}

@@ -53,8 +53,10 @@ type daemonOptions struct {
 	RestoreVFs func() error
 }
 
-// checkpoint returns the path of the kubelet's checkpoint, in which the kubelet stores the devices of pods.
-func (o daemonOptions) checkpoint() string { return filepath.Join(o.Kubelet.Plugins, checkpointName) }
+// checkpointPath returns the path of the kubelet's checkpoint, in which the kubelet stores the devices of pods.
+func (o daemonOptions) checkpointPath() string {
+	return filepath.Join(o.Kubelet.Plugins, checkpointName)
+}
 
 // runDaemon serves all resources until ctx is done. It returns an error only at the start, for example if the configuration is invalid or
 // an address is in use. After a signal on reload, it reads the configuration again.
@@ -99,7 +101,7 @@ func openDaemon(ctx context.Context, o daemonOptions, log *slog.Logger) (*daemon
 	}
 	d := &daemon{
 		daemonOptions: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}),
-		gate:      newGate(o.checkpoint(), o.Claims, o.Root),
+		gate:      newGate(o.checkpointPath(), o.Claims, o.Root),
 		snapshots: snapshots, config: config, configText: data, records: make(chan struct{}, 1), registry: prometheus.NewRegistry(),
 		last: map[pci.Address]pci.Device{}, listed: map[string]bool{}, serving: map[string]*registeredService{}, wake: map[chan<- struct{}]bool{},
 	}
@@ -118,7 +120,7 @@ func (d *daemon) listenAll(ctx context.Context) error {
 	}
 	if d.Socket != "" {
 		return probes.ServeSocket(ctx, d.Socket, d.log, &d.running,
-			func(ctx context.Context, l *net.UnixListener) { allocation.Serve(ctx, l, d.answer, d.log) })
+			func(ctx context.Context, l *net.UnixListener) { allocation.Serve(ctx, l, d.answerQuestion, d.log) })
 	}
 	return nil
 }

@@ -18,9 +18,10 @@ type sharedCall struct {
 	done  chan struct{} // closed when the current call ends; nil if there is none
 }
 
-// begin reports whether the caller must make the call. In this case, the caller must then run end. If another goroutine makes the call at
-// the moment, begin waits until that call ends and returns false. begin also enforces sharedInterval. It returns early if ctx ends.
-func (s *sharedCall) begin(ctx context.Context) bool {
+// beginCall reports whether the caller must make the call. In this case, the caller must then run endCall. If another goroutine makes the
+// call at the moment, beginCall waits until that call ends and returns false. beginCall also enforces sharedInterval. It returns early if
+// ctx ends.
+func (s *sharedCall) beginCall(ctx context.Context) bool {
 	s.mu.Lock()
 	if done := s.done; done != nil {
 		s.mu.Unlock()
@@ -41,8 +42,8 @@ func (s *sharedCall) begin(ctx context.Context) bool {
 	return true
 }
 
-// end wakes all waiting goroutines.
-func (s *sharedCall) end() {
+// endCall wakes all waiting goroutines.
+func (s *sharedCall) endCall() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.done)

@@ -26,8 +26,8 @@ func TestSocketsComeBack(t *testing.T) {
 		t.Helper()
 		l.await("/readyz", "ok")
 		var err error
-		for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
-			if _, err = allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{}); err == nil {
+		for until := time.Now().Add(maxWait); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
+			if _, err = allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{}); err == nil {
 				return
 			}
 		}
@@ -47,7 +47,7 @@ func TestSocketsComeBack(t *testing.T) {
 	second := &testLab{T: t, daemonOptions: l.daemonOptions, kubelet: l.kubelet, reload: l.reload, log: &logBuffer{}}
 	stop := second.start()
 	for i, path := range []string{http, l.Socket} {
-		for until := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		for until := time.Now().Add(maxWait); ; time.Sleep(time.Millisecond) {
 			if id, ok := probes.SocketAt(path); ok && !id.Same(first[i]) {
 				break
 			} else if time.Now().After(until) {
@@ -103,7 +103,7 @@ func TestPipe(t *testing.T) {
 	for range 2 {
 		before := strings.Count(l.log.String(), "no regular file")
 		l.hup() // questions are still answered
-		for until := time.Now().Add(patience); strings.Count(l.log.String(), "no regular file") == before; time.Sleep(time.Millisecond) {
+		for until := time.Now().Add(maxWait); strings.Count(l.log.String(), "no regular file") == before; time.Sleep(time.Millisecond) {
 			if time.Now().After(until) {
 				t.Fatal("SIGHUP says nothing")
 			}

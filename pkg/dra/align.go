@@ -38,7 +38,7 @@ func (d *Driver) alignLoop(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			if d.leads() {
+			if d.isLeader() {
 				done = d.countAlignment(ctx, began, now, done)
 			}
 		}
@@ -78,7 +78,7 @@ func (d *Driver) countAligned(h sriov.Holding, cpus []int64) {
 	if err != nil || !ok {
 		return // the claim has ended
 	}
-	i, _ := d.inventory()
+	i, _ := d.latestInventory()
 	d.count.claims.WithLabelValues(dev.Resource, i.isAligned(h.Address, cpus)).Inc()
 }
 

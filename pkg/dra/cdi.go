@@ -32,9 +32,9 @@ func cdiDevice(uid, request string) string { return uid + "-" + strings.ReplaceA
 // cdiName returns the qualified name of a request's CDI device.
 func cdiName(uid, request string) string { return cdiKind + "=" + cdiDevice(uid, request) }
 
-// specification returns the CDI specification of a claim, with one CDI device for each request. Devices with administrative access are in
-// the specification without device files.
-func specification(p claimPlan) (cdi.Spec, error) {
+// cdiSpecification returns the CDI specification of a claim, with one CDI device for each request. Devices with administrative access are
+// in the specification without device files.
+func cdiSpecification(p claimPlan) (cdi.Spec, error) {
 	spec := cdi.Spec{Version: devicefiles.CDIVersion, Kind: cdiKind}
 	var requests []string
 	for _, dev := range p.devices {
@@ -90,7 +90,7 @@ func (d *Driver) writeCDI(p claimPlan) error {
 	if d.options.CDI == "" {
 		return nil
 	}
-	spec, err := specification(p)
+	spec, err := cdiSpecification(p)
 	if err != nil {
 		return err
 	}

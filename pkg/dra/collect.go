@@ -62,22 +62,22 @@ func (d *Driver) collectLoop(ctx context.Context) {
 	defer rebuild.Stop()
 	defer collect.Stop()
 	for {
-		turn := d.lead.changed.wait()
+		turn := d.lead.changed.nextSend()
 		now := time.Now()
 		select {
 		case <-ctx.Done():
 			return
 		case <-turn:
-			if d.leads() {
+			if d.isLeader() {
 				c.reportError("", d.sweepCDI())
 				c.rebuild(ctx, now)
 			}
 		case now = <-rebuild.C:
-			if d.leads() {
+			if d.isLeader() {
 				c.rebuild(ctx, now)
 			}
 		case now = <-collect.C:
-			if d.leads() {
+			if d.isLeader() {
 				c.collect(ctx, now)
 			}
 		}

@@ -52,8 +52,8 @@ func (e configEntry) isRequested(result resourceapi.DeviceRequestAllocationResul
 	return len(resourceclaim.ConfigForResult([]resourceapi.DeviceAllocationConfiguration{e.api}, result)) > 0
 }
 
-// applies reports whether an entry applies to a result whose device belongs to the resource.
-func (e configEntry) applies(result resourceapi.DeviceRequestAllocationResult, resource string) bool {
+// appliesTo reports whether an entry applies to a result whose device belongs to the resource.
+func (e configEntry) appliesTo(result resourceapi.DeviceRequestAllocationResult, resource string) bool {
 	return e.isRequested(result) && (e.Resource == "" || e.Resource == resource)
 }
 
@@ -67,12 +67,12 @@ func configFor(a *resourceapi.AllocationResult, result resourceapi.DeviceRequest
 	}
 	var merged *vfconfig.Config
 	for _, e := range ofClass {
-		if e.applies(result, resource.FullName()) {
+		if e.appliesTo(result, resource.FullName()) {
 			merged = vfconfig.Merge(merged, &e.Config)
 		}
 	}
 	for _, e := range ofClaim {
-		if !e.applies(result, resource.FullName()) {
+		if !e.appliesTo(result, resource.FullName()) {
 			continue
 		}
 		if err := resource.ClaimMay.Check(&e.Config); err != nil {
@@ -124,7 +124,7 @@ func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (war
 	}
 	unused := func(e configEntry) bool {
 		return !slices.ContainsFunc(devices, func(d allocation.Device) bool {
-			return e.applies(c.Status.Allocation.Devices.Results[d.Claim.Result], d.Resource)
+			return e.appliesTo(c.Status.Allocation.Devices.Results[d.Claim.Result], d.Resource)
 		})
 	}
 	for _, e := range ofClass {

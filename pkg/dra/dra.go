@@ -86,8 +86,8 @@ type Driver struct {
 	count       claimCounters
 	lead        leadership
 	binds       bindFailures
-	recordsNews broadcast // wakes waiters after a change of the records
-	conn        connection
+	recordsNews broadcaster // wakes waiters after a change of the records
+	conn        serverState
 	records     *claim.Cache
 }
 
@@ -121,14 +121,14 @@ func (d *Driver) Update(i Inventory) {
 	d.changed = make(chan struct{})
 }
 
-// inventory returns the latest inventory. Before the first inventory, ok is false.
-func (d *Driver) inventory() (Inventory, bool) {
-	i, _, ok := d.watch()
+// latestInventory returns the latest inventory. Before the first inventory, ok is false.
+func (d *Driver) latestInventory() (Inventory, bool) {
+	i, _, ok := d.watchInventory()
 	return i, ok
 }
 
-// watch returns the latest inventory, and a channel that the next Update closes. Before the first Update, ok is false.
-func (d *Driver) watch() (i Inventory, changed <-chan struct{}, ok bool) {
+// watchInventory returns the latest inventory, and a channel that the next Update closes. Before the first Update, ok is false.
+func (d *Driver) watchInventory() (i Inventory, changed <-chan struct{}, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.latest != nil {

@@ -35,7 +35,7 @@ func (d *Driver) formerDriver(dev plannedDevice) (driver string) {
 	if dev.restoreTo != "" {
 		return dev.restoreTo
 	}
-	i, _ := d.inventory()
+	i, _ := d.latestInventory()
 	if last, ok := i.Last[dev.Address]; ok && last.Driver != "" {
 		return last.Driver
 	}

@@ -19,13 +19,13 @@ const (
 
 // WatchHealthStatus reports the health of prepared devices until ctx is done. It sends a report after a change, after a claim is prepared,
 // and at least every healthEvery.
-func (h handler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+func (h callHandler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	due := time.NewTicker(healthEvery)
 	defer due.Stop()
 	var sent []kubeletplugin.DeviceHealth
 	for always := true; ; {
-		news := h.recordsNews.wait()
-		i, changed, known := h.watch()
+		news := h.recordsNews.nextSend()
+		i, changed, known := h.watchInventory()
 		now := h.healthOf(i)
 		if known && (always || !sameHealth(sent, now)) {
 			select {

@@ -30,12 +30,12 @@ const (
 type leadership struct {
 	mu         sync.Mutex
 	leads      bool
-	whyWaiting string    // why this instance does not serve the kubelet now, or ""
-	changed    broadcast // wakes waiters after a change of leads or waits
+	whyWaiting string      // why this instance does not serve the kubelet now, or ""
+	changed    broadcaster // wakes waiters after a change of leads or waits
 }
 
-// leads reports whether this instance leads.
-func (d *Driver) leads() bool {
+// isLeader reports whether this instance leads.
+func (d *Driver) isLeader() bool {
 	d.lead.mu.Lock()
 	defer d.lead.mu.Unlock()
 	return d.lead.leads
@@ -43,7 +43,7 @@ func (d *Driver) leads() bool {
 
 // Leads reports whether this instance leads. Only the leading instance publishes devices, changes PFs and drivers, and restores VFs.
 // Another instance may be a newer version that is about to take over.
-func (d *Driver) Leads() bool { return d.leads() }
+func (d *Driver) Leads() bool { return d.isLeader() }
 
 // whyNotServing returns the reason why this instance does not serve the kubelet at the moment. It returns "" if it serves the kubelet.
 func (l *leadership) whyNotServing() string {
@@ -115,12 +115,12 @@ func (l *leadership) holdLead(ctx context.Context, d *Driver) {
 // the leader.
 func (d *Driver) whileLeading(ctx context.Context, f func(context.Context)) {
 	for ctx.Err() == nil {
-		turn := d.lead.changed.wait()
-		if d.leads() {
+		turn := d.lead.changed.nextSend()
+		if d.isLeader() {
 			lead, lost := context.WithCancel(ctx)
 			go func() {
 				defer lost()
-				for turn := turn; d.leads(); turn = d.lead.changed.wait() {
+				for turn := turn; d.isLeader(); turn = d.lead.changed.nextSend() {
 					select {
 					case <-lead.Done():
 						return
@@ -186,7 +186,7 @@ func (d *Driver) instanceName() string {
 // awaitTurn waits until this instance may serve the kubelet.
 func (d *Driver) awaitTurn(ctx context.Context) error {
 	for {
-		turn := d.lead.changed.wait()
+		turn := d.lead.changed.nextSend()
 		why := d.lead.whyNotServing()
 		if why == "" {
 			return nil
@@ -200,14 +200,14 @@ func (d *Driver) awaitTurn(ctx context.Context) error {
 	}
 }
 
-// broadcast wakes all goroutines that wait for an event.
-type broadcast struct {
+// broadcaster wakes all goroutines that wait for an event.
+type broadcaster struct {
 	mu   sync.Mutex
 	next chan struct{} // closed by the next send
 }
 
-// wait returns a channel. The next call of send closes this channel.
-func (b *broadcast) wait() <-chan struct{} {
+// nextSend returns a channel. The next call of send closes this channel.
+func (b *broadcaster) nextSend() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.next == nil {
@@ -216,7 +216,7 @@ func (b *broadcast) wait() <-chan struct{} {
 	return b.next
 }
 
-func (b *broadcast) send() {
+func (b *broadcaster) send() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.next != nil {

@@ -32,13 +32,13 @@ func TestUpgrade(t *testing.T) {
 	l := newDRALab(t)
 	a, b := l.newInstance("uid-a"), l.newInstance("uid-b")
 	stopA := a.runDriver()
-	l.await("the first one leads", a.leads)
+	l.await("the first one leads", a.isLeader)
 	registry, data := l.options.socketFolders()
 	stopB := b.runDriver()
 	kb := b.registerAt(filepath.Join(registry, "sriov.podlace.io-uid-b-reg.sock"), false)
 	ka := a.registerAt(filepath.Join(registry, "sriov.podlace.io-uid-a-reg.sock"), false)
-	if kb.endpoint != filepath.Join(data, "dra-uid-b.sock") || b.leads() || b.whyUnregistered() != "" {
-		t.Errorf("endpoint %s, leads: %t, %s", kb.endpoint, b.leads(), b.whyUnregistered())
+	if kb.endpoint != filepath.Join(data, "dra-uid-b.sock") || b.isLeader() || b.whyUnregistered() != "" {
+		t.Errorf("endpoint %s, leads: %t, %s", kb.endpoint, b.isLeader(), b.whyUnregistered())
 	}
 	old, young := newClaim("c-1", "old", deviceResult("a", vf0)), newClaim("c-2", "young", deviceResult("a", vf0))
 	l.addClaims(old, young)
@@ -53,7 +53,7 @@ func TestUpgrade(t *testing.T) {
 		t.Error(got)
 	}
 	stopA()
-	l.await("the second one leads", b.leads)
+	l.await("the second one leads", b.isLeader)
 	if got := l.fileNames(registry) + " " + l.fileNames(data); got != "sriov.podlace.io-uid-b-reg.sock dra-uid-b.sock" {
 		t.Errorf("sockets: %s", got)
 	}
@@ -105,7 +105,7 @@ func TestTwoServices(t *testing.T) {
 		t.Error(got)
 	}
 	stop()
-	l.await("the second one leads", b.leads)
+	l.await("the second one leads", b.isLeader)
 	if got := b.register(false).unprepareClaims("c-1"); got[0] != "" {
 		t.Error(got)
 	}
@@ -129,11 +129,13 @@ func TestServiceAndPod(t *testing.T) {
 		})
 		time.Sleep(2 * leadInterval)
 		registry, _ := l.options.socketFolders()
-		if sockets := l.fileNames(registry); strings.Contains(sockets, " ") || b.leads() || a.Ready() != "the kubelet has not registered driver sriov.podlace.io" {
-			t.Errorf("sockets %s, the second one leads: %t, the first one: %s", sockets, b.leads(), a.Ready())
+		if sockets := l.fileNames(registry); strings.Contains(sockets, " ") || b.isLeader() || a.Ready() != "the kubelet has not registered driver sriov.podlace.io" {
+			t.Errorf("sockets %s, the second one leads: %t, the first one: %s", sockets, b.isLeader(), a.Ready())
 		}
 		stop()
-		l.await("the second one serves", func() bool { return b.leads() && b.Ready() == "the kubelet has not registered driver sriov.podlace.io" })
+		l.await("the second one serves", func() bool {
+			return b.isLeader() && b.Ready() == "the kubelet has not registered driver sriov.podlace.io"
+		})
 	}
 }
 
@@ -142,7 +144,7 @@ func TestServiceTakesLead(t *testing.T) {
 	l := newDRALab(t)
 	pod := l.newInstance("uid-a")
 	pod.runDriver()
-	l.await("the pod leads", pod.leads)
+	l.await("the pod leads", pod.isLeader)
 	registry, data := l.options.socketFolders()
 	l.await("the pod serves", func() bool {
 		return l.fileNames(registry)+l.fileNames(data) == "sriov.podlace.io-uid-a-reg.sockdra-uid-a.sock"
@@ -155,7 +157,7 @@ func TestServiceTakesLead(t *testing.T) {
 		return l.fileNames(registry)+l.fileNames(data) == "" && strings.HasPrefix(pod.Ready(), "the service with process 7")
 	})
 	must(t, lock.Unlock())
-	l.await("the pod serves again", func() bool { return pod.leads() && l.fileNames(registry) == "sriov.podlace.io-uid-a-reg.sock" })
+	l.await("the pod serves again", func() bool { return pod.isLeader() && l.fileNames(registry) == "sriov.podlace.io-uid-a-reg.sock" })
 }
 
 // TestSocketsRemoved checks that the driver creates deleted sockets again, even if their folder was deleted too.
@@ -181,7 +183,7 @@ func TestServerFails(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()
 	l.register(false)
-	handler{l.Driver}.HandleError(t.Context(), errors.New("broken pipe"), "DRA gRPC server failed")
+	callHandler{l.Driver}.HandleError(t.Context(), errors.New("broken pipe"), "DRA gRPC server failed")
 	l.await("the failure is logged", func() bool { return strings.Contains(l.log.String(), "broken pipe") })
 	l.await("the kubelet can register again", func() bool { return l.Ready() == "the kubelet has not registered driver sriov.podlace.io" })
 	l.register(false)
@@ -222,10 +224,10 @@ func TestLeadLost(t *testing.T) {
 	l := newDRALab(t)
 	a := l.newInstance("uid-a")
 	a.runDriver()
-	l.await("it leads", a.leads)
+	l.await("it leads", a.isLeader)
 	must(t, os.Remove(filepath.Join(filepath.Dir(l.options.Claims), leaderLock)))
 	b := l.newInstance("uid-b")
 	b.runDriver()
 	time.Sleep(2 * checkInterval)
-	l.await("one leads", func() bool { return a.leads() != b.leads() })
+	l.await("one leads", func() bool { return a.isLeader() != b.isLeader() })
 }

@@ -182,8 +182,8 @@ func (m *nodeModel) nodeLinks() string {
 	return b.String()
 }
 
-// operation changes a claim or a pod. It runs at the same time as other operations. It returns an error if the daemon behaves wrongly.
-type operation struct {
+// modelOperation changes a claim or a pod. It runs at the same time as other operations. It returns an error if the daemon behaves wrongly.
+type modelOperation struct {
 	name string
 	run  func() error
 }
@@ -210,11 +210,11 @@ func (m *nodeModel) callGuarded(f func() error) (err error) {
 
 // drawOperations chooses the next operations at random. A claim takes part in only one operation at a time, as in the kubelet. Its pods are
 // independent of this.
-func (m *nodeModel) drawOperations() (ops []operation) {
+func (m *nodeModel) drawOperations() (ops []modelOperation) {
 	for _, i := range m.random.Perm(len(m.claims))[:1+m.random.IntN(3)] {
 		c, d := m.claims[i], m.Driver
 		if m.random.IntN(4) < 3 {
-			ops = append(ops, operation{"prepare " + c.Name, func() error {
+			ops = append(ops, modelOperation{"prepare " + c.Name, func() error {
 				if m.callGuarded(func() error { _, err := d.prepare(context.Background(), c); return err }) == nil {
 					m.did("prepare")
 				}
@@ -227,7 +227,7 @@ func (m *nodeModel) drawOperations() (ops []operation) {
 				p.has = false
 			}
 		}
-		ops = append(ops, operation{"unprepare " + c.Name, func() error {
+		ops = append(ops, modelOperation{"unprepare " + c.Name, func() error {
 			if m.callGuarded(func() error { return d.unprepare(context.Background(), string(c.UID)) }) == nil {
 				m.did("unprepare")
 			}
@@ -236,10 +236,10 @@ func (m *nodeModel) drawOperations() (ops []operation) {
 	}
 	for _, p := range m.drawPods() {
 		if m.random.IntN(3) < 2 {
-			ops = append(ops, operation{"ADD " + p.name, func() error { return m.add(p) }})
+			ops = append(ops, modelOperation{"ADD " + p.name, func() error { return m.add(p) }})
 		} else {
 			p.has = false
-			ops = append(ops, operation{"DEL " + p.name, func() error { return m.del(p) }})
+			ops = append(ops, modelOperation{"DEL " + p.name, func() error { return m.del(p) }})
 		}
 	}
 	return ops

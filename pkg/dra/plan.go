@@ -58,7 +58,7 @@ func (d *Driver) planClaim(c *resourceapi.ResourceClaim, before *claim.Record) (
 	if c.Status.Allocation == nil {
 		return claimPlan{}, errors.New("the claim is not allocated")
 	}
-	inventory, known := d.inventory()
+	inventory, known := d.latestInventory()
 	if !known {
 		return claimPlan{}, errors.New("the daemon has not scanned the devices of this node yet")
 	}

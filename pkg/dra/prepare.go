@@ -25,11 +25,11 @@ import (
 // callTimeout is the maximum time that one call works on a claim. The kubelet waits for 45 s.
 const callTimeout = 40 * time.Second
 
-// handler implements the calls of the kubelet for the Kubernetes library.
-type handler struct{ *Driver }
+// callHandler implements the calls of the kubelet for the Kubernetes library.
+type callHandler struct{ *Driver }
 
 // PrepareResourceClaims prepares several claims at the same time. A driver that takes long to bind therefore delays no other claim.
-func (h handler) PrepareResourceClaims(ctx context.Context,
+func (h callHandler) PrepareResourceClaims(ctx context.Context,
 	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make([]kubeletplugin.PrepareResult, len(claims))
 	var running sync.WaitGroup

@@ -167,7 +167,8 @@ func TestDamagedRecord(t *testing.T) {
 		t.Error(got)
 	}
 	must(t, claimtest.WriteText(l.options.Kubelet, "{"))
-	if got := k.prepareClaims(newClaim("c-3", "other", deviceResult("a", vf2))); !strings.Contains(got[0], "record of the claim with UID c-9") {
+	if got := k.prepareClaims(newClaim("c-3", "other", deviceResult("a", vf2))); !strings.Contains(got[0],
+		"record of the claim with UID c-9") {
 		t.Error(got)
 	}
 	must(t, os.Remove(filepath.Join(l.options.Claims, "c-9")))
@@ -306,7 +307,7 @@ func TestPrepareWholePF(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, l.sysfs)
 	look := func() {
-		i, _ := l.inventory()
+		i, _ := l.latestInventory()
 		s, err := pci.Scan(l.sysfs)
 		must(t, err)
 		a, err := pci.ParseAddress(pf)
@@ -370,9 +371,9 @@ func TestBindHangs(t *testing.T) {
 	l.setFault(vf1, "no carrier")
 	a, err := pci.ParseAddress(vf0)
 	must(t, err)
-	before, _ := l.inventory()
+	before, _ := l.latestInventory()
 	l.binds.recordBind(a, fmt.Errorf("bind %s: %w", vf0, context.DeadlineExceeded))
-	i, _ := l.inventory()
+	i, _ := l.latestInventory()
 	if diff := cmp.Diff(map[string]Fault{vf0: {bindTimeout, "bind 0000:11:02.0: context deadline exceeded"}, vf1: {LinkDown, "no carrier"}},
 		i.Faults); diff != "" || len(before.Faults) != 1 {
 		t.Error(diff)
@@ -386,7 +387,7 @@ func TestBindHangs(t *testing.T) {
 		t.Errorf("records: %s", left)
 	}
 	l.binds.byAddress[a] = bindFailure{time.Now().Add(-retryBind), err}
-	if i, _ := l.inventory(); len(i.Faults) != 1 {
+	if i, _ := l.latestInventory(); len(i.Faults) != 1 {
 		t.Errorf("%v", i.Faults)
 	}
 }

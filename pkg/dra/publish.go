@@ -111,7 +111,7 @@ func (p *publisher) run(ctx context.Context) error {
 	defer p.setRunning(false)
 	p.options.Log.Info("ResourceSlices are published", "node", p.options.Node, "content", describeSlices(first))
 	for {
-		inventory, changed, _ := p.watch()
+		inventory, changed, _ := p.watchInventory()
 		p.update(c, inventory)
 		select {
 		case <-ctx.Done():
@@ -141,7 +141,7 @@ func (p *publisher) client() observedClient { return observedClient{p.options.Cl
 // firstInventory waits until the daemon has passed the first inventory.
 func (p *publisher) firstInventory(ctx context.Context) (Inventory, bool) {
 	for {
-		i, changed, ok := p.watch()
+		i, changed, ok := p.watchInventory()
 		if ok {
 			return i, true
 		}
@@ -169,7 +169,7 @@ func (p *publisher) computeDesired(i Inventory) *resourceslice.DriverResources {
 	}
 	now := time.Now()
 	r := desiredState{Inventory: i, node: p.options.Node, records: p.records, former: p.former, now: now,
-		sliceFeatures: p.currentFeatures(now)}.resources()
+		sliceFeatures: p.currentFeatures(now)}.driverResources()
 	p.former = map[string]resourceapi.Device{}
 	for _, s := range r.Pools[p.options.Node].Slices {
 		for _, dev := range s.Devices {

@@ -21,9 +21,9 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// within is the maximum time to wait on a loaded machine. The goal on an idle machine is 3 seconds. Only a failure that lasts exceeds this
+// maxWait is the maximum time to wait on a loaded machine. The goal on an idle machine is 3 seconds. Only a failure that lasts exceeds this
 // time.
-const within = 20 * time.Second
+const maxWait = 20 * time.Second
 
 // syncedBuffer is a log that a test can read while the publisher writes to it.
 type syncedBuffer struct {
@@ -256,7 +256,7 @@ func TestSliceDeleted(t *testing.T) {
 		remove()
 		start := time.Now()
 		b.await("the slices are back: "+name, func() bool { return b.isComplete(2, 4, 0) })
-		if took := time.Since(start); took > within {
+		if took := time.Since(start); took > maxWait {
 			t.Errorf("%s: %s", name, took)
 		} else {
 			t.Logf("%s: back after %s", name, took)
@@ -281,7 +281,7 @@ func TestLostCreate(t *testing.T) {
 	b.endWatches(true)
 	start := time.Now()
 	b.await("the slice is back", func() bool { return b.isComplete(1, 2, 0) })
-	if took := time.Since(start); took > within {
+	if took := time.Since(start); took > maxWait {
 		t.Error(took)
 	} else {
 		t.Logf("back after %s", took)

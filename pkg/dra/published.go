@@ -22,7 +22,7 @@ import (
 // no I/O.
 func Resources(i Inventory, node string, records []claim.Record, now time.Time) *resourceslice.DriverResources {
 	return desiredState{Inventory: i, node: node, records: records, now: now, sliceFeatures: sliceFeatures{taints: true,
-		counters: true}}.resources()
+		counters: true}}.driverResources()
 }
 
 // Settings returns the merged settings for each result of an allocated claim; nil means no settings. It returns an error if Prepare would
@@ -45,7 +45,7 @@ func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool
 // Published returns the desired content of the ResourceSlices for each device by PCI address. An API server that lacks features stores only
 // a part of this content.
 func (d *Driver) Published() map[string]allocation.Published {
-	i, ok := d.inventory()
+	i, ok := d.latestInventory()
 	if !ok {
 		return nil
 	}

@@ -61,7 +61,7 @@ func TestAbsent(t *testing.T) {
 			}
 			start := time.Now()
 			b.driver.Update(b.machine.Inventory)
-			if b.stop(); time.Since(start) > within {
+			if b.stop(); time.Since(start) > maxWait {
 				t.Error("Update or the end waits for the API server")
 			}
 		})

@@ -30,8 +30,8 @@ const (
 	checkInterval = time.Second
 )
 
-// connection holds the state of the server for the kubelet.
-type connection struct {
+// serverState holds the state of the server for the kubelet.
+type serverState struct {
 	mu      sync.Mutex
 	helper  *kubeletplugin.Helper
 	failed  chan error // receives the error of the running server
@@ -96,7 +96,7 @@ func (d *Driver) serveOnce(ctx context.Context) error {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(d.options.Instance)))
 	}
 	quiet := klog.NewContext(ctx, logr.FromSlogHandler(d.options.Log.Handler()))
-	helper, err := kubeletplugin.Start(quiet, handler{d}, options...)
+	helper, err := kubeletplugin.Start(quiet, callHandler{d}, options...)
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (d *Driver) serveOnce(ctx context.Context) error {
 	defer helper.Stop()
 	sockets := d.socketPaths()
 	d.options.Log.Info("ready to prepare claims for the kubelet", "driver", claim.Driver, "sockets", strings.Join(sockets, " "))
-	return d.guard(ctx, sockets, failed)
+	return d.awaitFailure(ctx, sockets, failed)
 }
 
 // socketPaths returns the paths of the sockets of this instance.
@@ -117,8 +117,8 @@ func (d *Driver) socketPaths() []string {
 	return []string{filepath.Join(registry, claim.Driver+"-reg.sock"), filepath.Join(data, "dra.sock")}
 }
 
-// guard waits until ctx is done, the server has failed, or another program has deleted or replaced a socket.
-func (d *Driver) guard(ctx context.Context, sockets []string, failed <-chan error) error {
+// awaitFailure waits until ctx is done, the server has failed, or another program has deleted or replaced a socket.
+func (d *Driver) awaitFailure(ctx context.Context, sockets []string, failed <-chan error) error {
 	own := map[string]probes.SocketID{}
 	for _, path := range sockets {
 		own[path], _ = probes.SocketAt(path)
@@ -145,7 +145,7 @@ func (d *Driver) guard(ctx context.Context, sockets []string, failed <-chan erro
 }
 
 // HandleError handles errors that the servers of the Kubernetes library report.
-func (h handler) HandleError(_ context.Context, err error, msg string) {
+func (h callHandler) HandleError(_ context.Context, err error, msg string) {
 	if errors.Is(err, kubeletplugin.ErrRecoverable) {
 		h.options.Log.Warn(msg, "error", err)
 		return
@@ -153,25 +153,25 @@ func (h handler) HandleError(_ context.Context, err error, msg string) {
 	h.conn.fail(fmt.Errorf("%s: %w", msg, err))
 }
 
-func (c *connection) begin(failed chan error) {
+func (c *serverState) begin(failed chan error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.failed = failed
 }
 
-func (c *connection) start(h *kubeletplugin.Helper) {
+func (c *serverState) start(h *kubeletplugin.Helper) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.helper, c.whyDown = h, ""
 }
 
-func (c *connection) setDown(err error) {
+func (c *serverState) setDown(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.helper, c.whyDown = nil, err.Error()
 }
 
-func (c *connection) fail(err error) {
+func (c *serverState) fail(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	select {

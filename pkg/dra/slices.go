@@ -53,9 +53,9 @@ type sortEntry struct {
 	vf     int
 }
 
-// resources returns the content that the node publishes: one pool with at least one slice, and separate slices for each PF. The result does
-// not depend on the order of the input.
-func (d desiredState) resources() *resourceslice.DriverResources {
+// driverResources returns the content that the node publishes: one pool with at least one slice, and separate slices for each PF. The
+// result does not depend on the order of the input.
+func (d desiredState) driverResources() *resourceslice.DriverResources {
 	entries := d.allEntries()
 	var out []resourceslice.Slice
 	if d.counters {
@@ -149,7 +149,7 @@ func (d desiredState) addDevice(out []sortEntry, resource string, dev pool.Devic
 	}
 	d.setTaints(&e.device, taints)
 	if n := d.excluded[e.pf]; d.counters && n > 0 {
-		e.device.ConsumesCounters = consumption(dev.Device, e.pf, n)
+		e.device.ConsumesCounters = counterUse(dev.Device, e.pf, n)
 	}
 	return append(out, e)
 }
@@ -200,8 +200,8 @@ func (i Inventory) wholePFs() map[pci.Address]int {
 	return out
 }
 
-// consumption returns the part of its PF's counter that a device uses. A VF uses 1, and the PF uses all n.
-func consumption(dev pci.Device, pf pci.Address, n int) []resourceapi.DeviceCounterConsumption {
+// counterUse returns the part of its PF's counter that a device uses. A VF uses 1, and the PF uses all n.
+func counterUse(dev pci.Device, pf pci.Address, n int) []resourceapi.DeviceCounterConsumption {
 	if dev.IsVF() {
 		n = 1
 	}

@@ -68,7 +68,7 @@ func cardsWith(vfs int) pcitest.Machine {
 
 // publishedSlices returns the slices of an inventory.
 func (d desiredState) publishedSlices() []resourceslice.Slice {
-	return d.resources().Pools["node-a"].Slices
+	return d.driverResources().Pools["node-a"].Slices
 }
 
 // marshalSlices encodes slices in the form in which the API server stores them, without metadata.

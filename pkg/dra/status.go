@@ -72,13 +72,13 @@ func (d *Driver) statusLoop(ctx context.Context) {
 		}
 	}, d.options.Log)
 	for {
-		news, turn := d.recordsNews.wait(), d.lead.changed.wait()
+		news, turn := d.recordsNews.nextSend(), d.lead.changed.nextSend()
 		var due <-chan time.Time
-		_, first, known := d.watch()
+		_, first, known := d.watchInventory()
 		if known {
 			first = nil
 		}
-		if known && d.leads() { // before the first inventory the names of PFs are unknown
+		if known && d.isLeader() { // before the first inventory the names of PFs are unknown
 			if again := w.writeAll(ctx); !again.IsZero() {
 				due = time.After(time.Until(again))
 			}
@@ -249,7 +249,7 @@ func comparedText(entries []statusEntry) string {
 // wantedEntries returns the desired status of a claim. A device gets no entry as long as no pod has attached it. had is true if the API
 // server already has entries.
 func (w *statusWriter) wantedEntries(r claim.Record, held []sriov.Holding, had bool) (list []statusEntry) {
-	i, _ := w.inventory()
+	i, _ := w.latestInventory()
 	for _, d := range r.Devices {
 		if d.Claim.Admin {
 			continue

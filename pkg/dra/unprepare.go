@@ -20,7 +20,7 @@ import (
 )
 
 // UnprepareResourceClaims frees the devices of several claims. After an error, the claim keeps its devices, and the kubelet calls again.
-func (h handler) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+func (h callHandler) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	results := make([]error, len(claims))
 	var running sync.WaitGroup
 	for i, c := range claims {

@@ -15,8 +15,8 @@ import (
 
 const (
 	keepFor = 5 * time.Second // scrapes in this time share one reading
-	// timeout is shorter than Prometheus' default scrape timeout of 10 seconds.
-	timeout = 5 * time.Second
+	// readTimeout is shorter than Prometheus' default scrape timeout of 10 seconds.
+	readTimeout = 5 * time.Second
 )
 
 // Collector is a prometheus.Collector. Two scrapes never read the sources at the same time, and no scrape waits longer than a timeout.
@@ -40,7 +40,7 @@ type Collector struct {
 
 // New returns a collector for the networks whose configurations are in a folder.
 func New(confDir string, log *slog.Logger) *Collector {
-	c := &Collector{confDir: confDir, log: log, metrics: metrics(), keepFor: keepFor, timeout: timeout, failed: map[string]string{}}
+	c := &Collector{confDir: confDir, log: log, metrics: metrics(), keepFor: keepFor, timeout: readTimeout, failed: map[string]string{}}
 	c.read = c.readAll
 	return c
 }
@@ -54,16 +54,16 @@ func (c *Collector) Describe(to chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *Collector) Collect(to chan<- prometheus.Metric) {
-	for s, value := range c.current() {
+	for s, value := range c.currentValues() {
 		m := c.metrics[s.name]
 		to <- prometheus.MustNewConstMetric(m.Desc, m.kind, value, s.labels[:m.labels]...)
 	}
 }
 
-// current returns the values of the last reading if it ended less than keepFor ago. Otherwise it waits for a new reading. If the new
+// currentValues returns the values of the last reading if it ended less than keepFor ago. Otherwise it waits for a new reading. If the new
 // reading takes longer than the timeout, current only returns that all sources failed. The reading continues, and later scrapes use its
 // values.
-func (c *Collector) current() metricValues {
+func (c *Collector) currentValues() metricValues {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.running == nil && (c.values == nil || time.Since(c.at) >= c.keepFor) {

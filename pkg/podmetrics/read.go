@@ -38,7 +38,7 @@ const (
 // readAll reads all sources. If a source has an error, its metrics are left out.
 func (c *Collector) readAll() metricValues {
 	v := metricValues{}
-	networks, confErr := c.networks()
+	networks, confErr := c.configuredNetworks()
 	for _, n := range networks {
 		v.addNetwork(n)
 	}
@@ -78,8 +78,8 @@ func (c *Collector) addSource(v metricValues, source string, add func(metricValu
 	c.failed[source] = text
 }
 
-// networks returns the networks that are configured. If the folder is missing, it returns no networks.
-func (c *Collector) networks() ([]reconcile.Network, error) {
+// configuredNetworks returns the networks that are configured. If the folder is missing, it returns no networks.
+func (c *Collector) configuredNetworks() ([]reconcile.Network, error) {
 	if c.confDir == "" {
 		return nil, nil
 	}
@@ -198,7 +198,7 @@ func (c *Collector) addBandwidth(v metricValues, records []attachment.Record) er
 	c.traffic.update(list)
 	c.traffic.addTo(v)
 	for _, l := range list {
-		for direction, d := range directions(l) {
+		for direction, d := range limitedDirections(l) {
 			v.add(missing, map[bool]float64{true: 1}[d.Missing != "" && !l.Gone], l.Network, direction)
 			if d.Applied != nil {
 				v.add(backlog, float64(d.Applied.Waiting), l.Network, direction)

@@ -37,7 +37,7 @@ func (t *trafficSums) update(list []bandwidth.Limits) {
 		t.sums = map[sum]*counted{}
 	}
 	for _, l := range list {
-		for direction, d := range directions(l) {
+		for direction, d := range limitedDirections(l) {
 			key := sum{l.Network, direction}
 			if t.sums[key] == nil {
 				t.sums[key] = &counted{}
@@ -72,7 +72,7 @@ func (t *trafficSums) addTo(v metricValues) {
 }
 
 // directions yields the directions of an attachment that have a limit.
-func directions(l bandwidth.Limits) iter.Seq2[string, *bandwidth.Direction] {
+func limitedDirections(l bandwidth.Limits) iter.Seq2[string, *bandwidth.Direction] {
 	return func(yield func(string, *bandwidth.Direction) bool) {
 		if l.Ingress != nil && !yield(ingress, l.Ingress) || l.Egress == nil {
 			return

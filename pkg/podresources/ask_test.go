@@ -290,7 +290,7 @@ func askUntilUp(t *testing.T, k Kubelet, says string) error {
 		ctx, cancel := context.WithTimeout(t.Context(), wait)
 		_, err := Ask(ctx, k, "shop", "web-0", "u")
 		cancel()
-		if err == nil || strings.Contains(err.Error(), says) || wait > patience {
+		if err == nil || strings.Contains(err.Error(), says) || wait > maxWait {
 			return err
 		}
 	}

@@ -23,14 +23,14 @@ const (
 	maxResponse = 64 << 20
 	maxHeaders  = 1 << 20
 	maxBytes    = 2 * maxResponse
-	// window is the maximum flow-control window (RFC 9113, section 6.9.1). It is larger than maxBytes. The client therefore never needs to
+	// maxWindow is the maximum flow-control window (RFC 9113, section 6.9.1). It is larger than maxBytes. The client therefore never needs to
 	// update the window.
-	window, defaultWindow = 1<<31 - 1, 1<<16 - 1
+	maxWindow, defaultWindow = 1<<31 - 1, 1<<16 - 1
 )
 
-// call sends a request to the gRPC server at a unix socket. It returns the response message. Each call opens a new connection. The format
-// is described in "Requests" and "Responses" of github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
-func call(ctx context.Context, socket, method string, request []byte) ([]byte, error) {
+// sendCall sends a request to the gRPC server at a unix socket. It returns the response message. Each call opens a new connection. The
+// format is described in "Requests" and "Responses" of github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
+func sendCall(ctx context.Context, socket, method string, request []byte) ([]byte, error) {
 	data, err := encodeRequest(method, request)
 	if err != nil {
 		return nil, err
@@ -62,19 +62,19 @@ func encodeRequest(method string, request []byte) ([]byte, error) {
 		_ = to.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}) // a write to a bytes.Buffer never fails
 	}
 	settings := []byte{0, 2, 0, 0, 0, 0} // SETTINGS_ENABLE_PUSH 0, SETTINGS_INITIAL_WINDOW_SIZE, SETTINGS_MAX_HEADER_LIST_SIZE (section 6.5.2)
-	settings = binary.BigEndian.AppendUint32(append(settings, 0, 4), window)
+	settings = binary.BigEndian.AppendUint32(append(settings, 0, 4), maxWindow)
 	settings = binary.BigEndian.AppendUint32(append(settings, 0, 6), maxHeaders)
 	message := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(request))), request...) // "Length-Prefixed-Message", not compressed
 
 	b := []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 	b = appendFrame(b, frameSettings, 0, 0, settings)
-	b = appendFrame(b, frameWindowUpdate, 0, 0, binary.BigEndian.AppendUint32(nil, window-defaultWindow))
+	b = appendFrame(b, frameWindowUpdate, 0, 0, binary.BigEndian.AppendUint32(nil, maxWindow-defaultWindow))
 	b = appendFrame(b, frameHeaders, flagEndHeaders, 1, headers.Bytes())
 	return appendFrame(b, frameData, flagEndStream, 1, message), nil
 }
 
-// exchange collects the frames of one response.
-type exchange struct {
+// frameExchange collects the frames of one response.
+type frameExchange struct {
 	to      io.Writer
 	frames  *frameReader
 	decoder *hpack.Decoder
@@ -85,14 +85,14 @@ type exchange struct {
 	body                       []byte
 }
 
-func newExchange(conn io.ReadWriter) *exchange {
-	x := &exchange{to: conn, frames: newFrames(conn, maxBytes)}
+func newExchange(conn io.ReadWriter) *frameExchange {
+	x := &frameExchange{to: conn, frames: newFrames(conn, maxBytes)}
 	x.decoder = hpack.NewDecoder(4096, x.header) // the default table size, because we announce no other (RFC 7541; RFC 9113, section 6.5.2)
 	x.decoder.SetMaxStringLength(maxHeaders)
 	return x
 }
 
-func (x *exchange) run() ([]byte, error) {
+func (x *frameExchange) run() ([]byte, error) {
 	for !x.ended {
 		f, err := x.frames.next()
 		if err == nil {
@@ -102,11 +102,11 @@ func (x *exchange) run() ([]byte, error) {
 			return nil, err
 		}
 	}
-	return x.result()
+	return x.finalMessage()
 }
 
 // handle processes one frame. It ignores frames of the types WINDOW_UPDATE and PRIORITY and of unknown types (section 5.5).
-func (x *exchange) handle(f frame) error {
+func (x *frameExchange) handle(f frame) error {
 	if !x.greeted && (f.kind != frameSettings || f.flags&flagAck != 0) {
 		return fmt.Errorf("the first frame has type %d: want SETTINGS; the socket may not be the kubelet's", f.kind)
 	}
@@ -135,12 +135,12 @@ func (x *exchange) handle(f frame) error {
 
 // reply acknowledges a frame. It ignores write errors, because a server that has closed its side may already have sent the complete
 // response.
-func (x *exchange) reply(kind byte, payload []byte) {
+func (x *frameExchange) reply(kind byte, payload []byte) {
 	_, _ = x.to.Write(appendFrame(nil, kind, flagAck, 0, payload))
 }
 
-func (x *exchange) data(f frame) error {
-	part, err := f.content()
+func (x *frameExchange) data(f frame) error {
+	part, err := f.unpaddedPayload()
 	if err != nil {
 		return err
 	}
@@ -153,8 +153,8 @@ func (x *exchange) data(f frame) error {
 }
 
 // readHeaders decodes headers or trailers, including their CONTINUATION frames (section 4.3).
-func (x *exchange) readHeaders(f frame) error {
-	block, err := f.content()
+func (x *frameExchange) readHeaders(f frame) error {
+	block, err := f.unpaddedPayload()
 	if err != nil {
 		return err
 	}
@@ -179,7 +179,7 @@ func (x *exchange) readHeaders(f frame) error {
 	}
 }
 
-func (x *exchange) header(h hpack.HeaderField) {
+func (x *frameExchange) header(h hpack.HeaderField) {
 	if x.size += int(h.Size()); x.size > maxHeaders {
 		x.decoder.SetEmitEnabled(false)
 		return
@@ -196,8 +196,8 @@ func (x *exchange) header(h hpack.HeaderField) {
 	}
 }
 
-// result returns the message of a finished exchange, or the error that the server sent.
-func (x *exchange) result() ([]byte, error) {
+// finalMessage returns the message of a finished exchange, or the error that the server sent.
+func (x *frameExchange) finalMessage() ([]byte, error) {
 	code, err := strconv.ParseUint(x.status, 10, 31)
 	switch {
 	case err != nil:

@@ -66,8 +66,8 @@ func (r *frameReader) next() (f frame, err error) {
 	return f, err
 }
 
-// content returns the payload of a DATA or HEADERS frame without padding and priority (sections 6.1 and 6.2).
-func (f frame) content() ([]byte, error) {
+// unpaddedPayload returns the payload of a DATA or HEADERS frame without padding and priority (sections 6.1 and 6.2).
+func (f frame) unpaddedPayload() ([]byte, error) {
 	head, tail := 0, 0
 	if f.flags&flagPadded != 0 && len(f.payload) > 0 {
 		head, tail = 1, int(f.payload[0])

@@ -65,7 +65,7 @@ func FuzzFrames(f *testing.F) {
 // compareFrame fails the test if a frame differs from the frame that x/net reads. It also fails the test if x/net refuses the frame.
 func compareFrame(t *testing.T, got frame, want http2.Frame, refused error) {
 	t.Helper()
-	body, err := got.content()
+	body, err := got.unpaddedPayload()
 	switch want := want.(type) {
 	case *http2.DataFrame:
 		if err != nil || !bytes.Equal(body, want.Data()) || want.StreamID != got.stream || want.StreamEnded() != (got.flags&flagEndStream != 0) {
@@ -150,7 +150,7 @@ func FuzzMessage(f *testing.F) {
 		pods, err := decodePods(data)
 		var got [][]allocation.Device
 		for _, p := range pods {
-			devices, names, err2 := p.devices()
+			devices, names, err2 := p.decodeContainers()
 			if err2 != nil && err == nil {
 				err = err2
 			}

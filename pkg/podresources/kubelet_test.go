@@ -20,8 +20,8 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// patience is the maximum time to wait for an expected event. It is no measure of speed.
-const patience = 30 * time.Second
+// maxWait is the maximum time to wait for an expected event. It is no measure of speed.
+const maxWait = 30 * time.Second
 
 // fakeKubelet is a server of the kubelet's API that uses the gRPC library.
 type fakeKubelet struct {
@@ -119,7 +119,7 @@ func startServer(t testing.TB, k *fakeKubelet, options ...grpc.ServerOption) *fa
 // ask calls Ask for the pod web-0 with a long deadline.
 func ask(t testing.TB, k Kubelet, uid string) ([]allocation.Device, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
 	return Ask(ctx, k, "shop", "web-0", uid)
 }
@@ -127,7 +127,7 @@ func ask(t testing.TB, k Kubelet, uid string) ([]allocation.Device, error) {
 // askTwice calls Ask with a context that ends during the third call.
 func askTwice(t testing.TB, k *fakeKubelet, uid string) ([]allocation.Device, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
 	k.mu.Lock()
 	k.asked, k.third = nil, cancel

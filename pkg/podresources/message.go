@@ -106,8 +106,8 @@ func (p *podMessage) setField(f messageField) error {
 	return nil
 }
 
-// devices returns the devices of a pod, and the names of all its containers.
-func (p podMessage) devices() (devices []allocation.Device, names []string, err error) {
+// decodeContainers returns the devices of a pod, and the names of all its containers.
+func (p podMessage) decodeContainers() (devices []allocation.Device, names []string, err error) {
 	for i, message := range p.containers {
 		var c containerMessage
 		if err := eachField(message, c.setField); err != nil {

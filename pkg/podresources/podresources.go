@@ -110,7 +110,7 @@ func (k Kubelet) askOnce(ctx context.Context, method, namespace, name, uid strin
 	if method == "Get" {
 		request = appendString(appendString(nil, 1, name), 2, namespace)
 	}
-	answer, err := call(ctx, k.Socket, servicePath+method, request)
+	answer, err := sendCall(ctx, k.Socket, servicePath+method, request)
 	switch {
 	case isUnknownPod(err):
 		return nil, fmt.Errorf("%w: %w", ErrUnknownPod, err)
@@ -147,7 +147,7 @@ func (k Kubelet) choosePod(pods []podMessage, uid string) ([]allocation.Device, 
 	noted = k.filterResources(noted)
 	var listed []string
 	for _, p := range pods {
-		devices, containers, err2 := p.devices()
+		devices, containers, err2 := p.decodeContainers()
 		if err2 != nil {
 			return nil, err2
 		}
@@ -173,7 +173,7 @@ func (k Kubelet) filterResources(devices []allocation.Device) []allocation.Devic
 
 // List returns the devices of all pods, in the order of pods and containers.
 func List(ctx context.Context, k Kubelet) (held []allocation.Device, err error) {
-	answer, err := k.repeat(ctx, "List")
+	answer, err := k.callWithRetry(ctx, "List")
 	if err != nil {
 		return nil, err
 	}
@@ -182,7 +182,7 @@ func List(ctx context.Context, k Kubelet) (held []allocation.Device, err error) 
 		return nil, err
 	}
 	for _, p := range pods {
-		devices, _, err := p.devices()
+		devices, _, err := p.decodeContainers()
 		if err != nil {
 			return nil, err
 		}
@@ -196,7 +196,7 @@ func List(ctx context.Context, k Kubelet) (held []allocation.Device, err error) 
 
 // CPUs returns the exclusive CPUs of the containers of each pod. The key is "namespace/name" of the pod.
 func CPUs(ctx context.Context, k Kubelet) (map[string][]int64, error) {
-	answer, err := k.repeat(ctx, "List")
+	answer, err := k.callWithRetry(ctx, "List")
 	if err != nil {
 		return nil, err
 	}
@@ -219,7 +219,7 @@ func CPUs(ctx context.Context, k Kubelet) (map[string][]int64, error) {
 
 // Allocatable returns all healthy devices, which the kubelet can assign to pods. The list includes the devices of running pods.
 func Allocatable(ctx context.Context, k Kubelet) ([]allocation.Device, error) {
-	answer, err := k.repeat(ctx, "GetAllocatableResources")
+	answer, err := k.callWithRetry(ctx, "GetAllocatableResources")
 	if err != nil {
 		return nil, err
 	}
@@ -230,7 +230,7 @@ func Allocatable(ctx context.Context, k Kubelet) ([]allocation.Device, error) {
 // AllocatableCPUs returns the CPUs that the kubelet can assign exclusively, whether they are in use or not. The list is empty unless the
 // CPU manager has the policy static.
 func AllocatableCPUs(ctx context.Context, k Kubelet) ([]int64, error) {
-	answer, err := k.repeat(ctx, "GetAllocatableResources")
+	answer, err := k.callWithRetry(ctx, "GetAllocatableResources")
 	if err != nil {
 		return nil, err
 	}
@@ -238,13 +238,13 @@ func AllocatableCPUs(ctx context.Context, k Kubelet) ([]int64, error) {
 	return cpus, err
 }
 
-// repeat makes a call and tries again if the rate limit of the kubelet refused it or the kubelet was just starting. If the socket is
+// callWithRetry makes a call and tries again if the rate limit of the kubelet refused it or the kubelet was just starting. If the socket is
 // missing, it does not try again, because no kubelet is running.
-func (k Kubelet) repeat(ctx context.Context, method string) ([]byte, error) {
+func (k Kubelet) callWithRetry(ctx context.Context, method string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		answer, err := call(ctx, k.Socket, servicePath+method, nil)
+		answer, err := sendCall(ctx, k.Socket, servicePath+method, nil)
 		if err == nil {
 			return answer, nil
 		}

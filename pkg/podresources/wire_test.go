@@ -381,7 +381,7 @@ func TestDribble(t *testing.T) {
 			far.Write([]byte{b})
 		}
 	}()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
 	context.AfterFunc(ctx, func() { near.SetDeadline(time.Unix(1, 0)) })
 	data, err := encodeRequest("/x", nil)

@@ -26,7 +26,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	}
 	protect(r, len(cfg.Ports) > 0)
 	if len(cfg.Ports) == 0 {
-		attachment.LogOnce(r, traps(r.Config))
+		attachment.LogOnce(r, unloggedFindings(r.Config))
 		return nil, nil
 	}
 	pod := podAddresses(r.Prev, r.IfName)

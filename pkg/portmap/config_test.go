@@ -128,7 +128,8 @@ func TestParseRefused(t *testing.T) {
 }
 
 // hostileValues are invalid for every key. Some of them also have the wrong JSON type.
-var hostileValues = []string{`0`, `-1`, `65536`, `4294967376`, `-9223372036854775808`, `18446744073709551617`, `1e3`, `1e999`, `1.5`, `80.0`,
+var hostileValues = []string{`0`, `-1`, `65536`, `4294967376`, `-9223372036854775808`, `18446744073709551617`, `1e3`, `1e999`, `1.5`,
+	`80.0`,
 	`""`, `"80"`, `"0x50"`, `" "`, `"\u0000"`,
 	`"tcp\u0000"`, `"\u202etcp"`, `"\uff11"`, `"\ud800"`, `"a\nb"`, `"a;b"`, `"$(id)"`, `"` + strings.Repeat("A", 100000) + `"`, `true`, `[]`,
 	`[1]`, `{}`, `{"a":1}`}
@@ -234,7 +235,8 @@ func TestConditions(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", "{}", "{" + withMappings(`{"hostPort":80,"containerPort":80,"hostIP":"::1"}`) + "}",
 		`{"backend":"iptables","conditionsV4":["-d","x"]}`,
-		`{"externalSetMarkChain":"X"}`, `{"markMasqBit":31}`, `{"conditionsV6":["ip6"]}`, "{" + withMappings("null") + "}", `{"runtimeConfig":[]}`} {
+		`{"externalSetMarkChain":"X"}`, `{"markMasqBit":31}`, `{"conditionsV6":["ip6"]}`, "{" + withMappings("null") + "}",
+		`{"runtimeConfig":[]}`} {
 		f.Add(seed)
 	}
 	pod := []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")}

@@ -117,7 +117,8 @@ func TestTooManyPorts(t *testing.T) {
 	}
 	l := newLab(t)
 	l.Conf = l.Conf.With("maxHostPorts", 30)
-	l.Fails(l.Call("ADD", "a", "runtimeConfig", object{"portMappings": scatteredPorts(31)}), plugin.CodeConfig, "31 hostPorts: want at most 30")
+	l.Fails(l.Call("ADD", "a", "runtimeConfig", object{"portMappings": scatteredPorts(31)}), plugin.CodeConfig,
+		"31 hostPorts: want at most 30")
 	if left, err := attachment.All(); err != nil || len(left) > 0 || l.isMapped("a") {
 		t.Errorf("left %v, %v", left, err)
 	}

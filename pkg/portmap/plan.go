@@ -35,8 +35,8 @@ type portHolder struct {
 	elements []nft.Element   // if the container is gone: all elements of these attachments
 }
 
-// yields reports whether the holder must give up its ports: its pod is gone, or its pod is an older pod of the same name.
-func (h portHolder) yields(to portClaim) bool {
+// mustYield reports whether the holder must give up its ports: its pod is gone, or its pod is an older pod of the same name.
+func (h portHolder) mustYield(to portClaim) bool {
 	return h.found && h.ContainerID != to.container && (h.gone || h.Pod != "" && h.Pod == to.pod)
 }
 
@@ -72,7 +72,7 @@ func makePlan(have portConflicts, want portClaim) (p claimPlan, err error) {
 			kept.Add(e.Comment, port)
 			p.shared = true
 			continue
-		case !h.yields(want):
+		case !h.mustYield(want):
 			return claimPlan{}, plugin.Errorf(plugin.CodePortConflict, takenBy, port, describeOwner(h.Record, e.Comment))
 		case !slices.ContainsFunc(p.taken, func(t portTakeover) bool { return t.Key == h.Key }):
 			p.taken = append(p.taken, portTakeover{port, e.Comment, h})
@@ -123,7 +123,7 @@ func readConflicts(host *kernel.Node, want portClaim) (have portConflicts, err e
 	if err != nil {
 		return portConflicts{}, err
 	}
-	if have.elements, err = clashes(t, want.ownedPorts, want.elements()); err != nil {
+	if have.elements, err = conflictingElements(t, want.ownedPorts, want.elements()); err != nil {
 		return portConflicts{}, err
 	}
 	have.holders = map[string]portHolder{}
@@ -148,7 +148,7 @@ func observeHolder(t *nft.Handle, hash string, want portClaim) (h portHolder, er
 		h.gone = ok && plugin.NetnsGone(ownerOf(e).Netns)
 		return h, err
 	}
-	if h.gone = plugin.NetnsGone(h.Netns); !h.yields(want) {
+	if h.gone = plugin.NetnsGone(h.Netns); !h.mustYield(want) {
 		return h, nil
 	}
 	records, err := attachment.AllOf("portmap")

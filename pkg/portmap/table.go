@@ -24,13 +24,13 @@ func ownedBy(t *nft.Handle, h ownedPorts) ([]nft.Element, error) {
 	return slices.DeleteFunc(found, func(e nft.Element) bool { return ownerHash(e.Comment) != ownerHash(h.Owner) }), err
 }
 
-// maxAsked is the length of the longest range whose ports are looked up one by one. For a longer range, clashes reads all ports of the
-// node.
+// maxAsked is the length of the longest range whose ports are looked up one by one. For a longer range, conflictingElements reads all ports
+// of the node.
 const maxAsked = 2000
 
-// clashes returns the elements that conflict with the elements of h: elements with the same keys, and elements for the same ports in other
-// sets.
-func clashes(t *nft.Handle, h ownedPorts, elements []nft.Element) ([]nft.Element, error) {
+// conflictingElements returns the elements that conflict with the elements of h: elements with the same keys, and elements for the same
+// ports in other sets.
+func conflictingElements(t *nft.Handle, h ownedPorts, elements []nft.Element) ([]nft.Element, error) {
 	ask := slices.Clone(elements)
 	whole := map[string]bool{} // sets that are read completely
 	for _, p := range h.Ports {
@@ -324,7 +324,7 @@ func lostPorts(t *nft.Handle, h ownedPorts, missing []nft.Element, by otherOwner
 	if len(missing) == 0 {
 		return nil
 	}
-	found, err := clashes(t, h, nil)
+	found, err := conflictingElements(t, h, nil)
 	if err != nil {
 		return err
 	}

@@ -6,10 +6,10 @@ import "github.com/podlace/podlace/pkg/plugin"
 
 // Findings returns a description of each setting that is valid but does not have the effect that its name suggests. It does no I/O.
 func Findings(config []byte) []plugin.Finding {
-	return append(plugin.UnknownKeys(config, "", rawConfig{}), traps(config)...)
+	return append(plugin.UnknownKeys(config, "", rawConfig{}), unloggedFindings(config)...)
 }
 
-// traps returns the findings that Parse does not log itself.
-func traps(config []byte) []plugin.Finding {
+// unloggedFindings returns the findings that Parse does not log itself.
+func unloggedFindings(config []byte) []plugin.Finding {
 	return plugin.Capabilities(config, "portMappings", "no hostPort is forwarded")
 }

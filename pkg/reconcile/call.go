@@ -26,8 +26,8 @@ const (
 // ErrForeign means that a program is not a plugin of Podlace.
 var ErrForeign = errors.New("it is not Podlace's")
 
-// banner is the text before the version in the output of Podlace's plugins. They print this text if they are started without a verb.
-const banner = " plugin of Podlace "
+// bannerText is the text before the version in the output of Podlace's plugins. They print this text if they are started without a verb.
+const bannerText = " plugin of Podlace "
 
 // Version returns the version of a plugin of Podlace. For another program, the error is ErrForeign. For a file that is missing or cannot
 // run, the error comes from stat(2) or execve(2).
@@ -45,7 +45,7 @@ func Version(path string) (string, error) {
 		return "", err
 	}
 	line, _, _ := strings.Cut(stderr.String(), "\n")
-	_, version, ok := strings.Cut(line, banner)
+	_, version, ok := strings.Cut(line, bannerText)
 	if err != nil || !ok {
 		return "", ErrForeign
 	}
@@ -60,7 +60,7 @@ func Status(n Network, binDir string) (errs []error) {
 		}
 		config, err := inject(p.raw, map[string]any{"name": n.Name, "cniVersion": n.gcVersion()})
 		if err == nil {
-			err = call("STATUS", binDir, p.Type, config, statusTimeout)
+			err = callPlugin("STATUS", binDir, p.Type, config, statusTimeout)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", p.Type, err))
@@ -69,8 +69,8 @@ func Status(n Network, binDir string) (errs []error) {
 	return errs
 }
 
-// call runs a plugin with a verb that needs no attachment. The error contains the error code and the message of the plugin.
-func call(verb, binDir, name string, config []byte, timeout time.Duration) error {
+// callPlugin runs a plugin with a verb that needs no attachment. The error contains the error code and the message of the plugin.
+func callPlugin(verb, binDir, name string, config []byte, timeout time.Duration) error {
 	var stdout, stderr child.Buffer
 	cmd := exec.Command(filepath.Join(binDir, name))
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=" + verb, "CNI_PATH=" + binDir}

@@ -137,7 +137,7 @@ func (p Plan) gc(pl Plugin, valid, dead []plugin.Attachment) error {
 	if err != nil {
 		return err
 	}
-	return call("GC", p.binDir, pl.Type, config, gcTimeout)
+	return callPlugin("GC", p.binDir, pl.Type, config, gcTimeout)
 }
 
 func inject(raw json.RawMessage, more map[string]any) ([]byte, error) {

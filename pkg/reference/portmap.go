@@ -105,7 +105,7 @@ func (p Portmap) Write(list []ports.Port) error {
 }
 
 // writeFamily writes the ports of one address family to the nftables table of this family.
-func (p Portmap) writeFamily(c *nftables.Conn, f family, list []ports.Port) {
+func (p Portmap) writeFamily(c *nftables.Conn, f addressFamily, list []ports.Port) {
 	h := nft.NewRuleset(c, &nftables.Table{Name: portRules(true).Table, Family: nftables.TableFamily(f.Proto)})
 	chain := c.AddChain(&nftables.Chain{Table: h.Table, Name: "hostports"})
 	byIP := c.AddChain(&nftables.Chain{Table: h.Table, Name: "hostip_hostports"})

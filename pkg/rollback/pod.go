@@ -79,7 +79,7 @@ func checkLegible(records map[string]attachment.Record) error {
 	}
 	for name, rec := range records {
 		if err := readers[name](rec); err != nil {
-			return fmt.Errorf("record %s: %w: "+remedy, rec.Path(), err)
+			return fmt.Errorf("record %s: %w: "+remedyHint, rec.Path(), err)
 		}
 	}
 	return nil
@@ -138,7 +138,7 @@ func addressesOf(siblings []attachment.Key) (addresses []netip.Prefix, err error
 	for _, key := range siblings {
 		records, err := attachment.RecordsOf(key, "bridge")
 		if err != nil {
-			return nil, fmt.Errorf("%w: "+remedy, err)
+			return nil, fmt.Errorf("%w: "+remedyHint, err)
 		}
 		rec, ok := records["bridge"]
 		if !ok {
@@ -146,7 +146,7 @@ func addressesOf(siblings []attachment.Key) (addresses []netip.Prefix, err error
 		}
 		of, err := bridge.FromRecord(rec)
 		if err != nil {
-			return nil, fmt.Errorf("record %s: %w: "+remedy, rec.Path(), err)
+			return nil, fmt.Errorf("record %s: %w: "+remedyHint, rec.Path(), err)
 		}
 		addresses = append(addresses, of.Addresses...)
 	}

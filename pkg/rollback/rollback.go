@@ -114,16 +114,16 @@ func readAll() (all []networkRecords, err error) {
 // configuration.
 func (j *job) checkReadable(all []networkRecords) error {
 	for _, r := range all {
-		if len(r.found)+len(r.unreadable) > 0 && j.configuration(r.network).Name == "" && len(j.Damaged) > 0 {
+		if len(r.found)+len(r.unreadable) > 0 && j.configurationOf(r.network).Name == "" && len(j.Damaged) > 0 {
 			return fmt.Errorf("network %s has no configuration in %s that can be read: %s", r.network, j.ConfDir, strings.Join(j.Damaged, "; "))
 		}
 	}
 	return nil
 }
 
-// configuration returns the configuration of a network. If the network has none, it returns an empty configuration. A step that needs the
+// configurationOf returns the configuration of a network. If the network has none, it returns an empty configuration. A step that needs the
 // configuration then fails.
-func (j *job) configuration(network string) reconcile.Network {
+func (j *job) configurationOf(network string) reconcile.Network {
 	for _, n := range j.Networks {
 		if n.Name == network {
 			return n
@@ -132,15 +132,15 @@ func (j *job) configuration(network string) reconcile.Network {
 	return reconcile.Network{}
 }
 
-// remedy is the hint for an unreadable record. DEL works without the record, because it computes the names of the objects.
-const remedy = "have the runtime delete its pod, which removes the record too; when no pod is left that it could be of, remove the file"
+// remedyHint is the hint for an unreadable record. DEL works without the record, because it computes the names of the objects.
+const remedyHint = "have the runtime delete its pod, which removes the record too; when no pod is left that it could be of, remove the file"
 
 func (j *job) network(r networkRecords) {
 	for _, d := range r.unreadable {
-		j.printLine("network %s: record %s cannot be read by this version (%s), and its pod is not rewritten: "+remedy, r.network, d.Path(), d.Reason.Error())
+		j.printLine("network %s: record %s cannot be read by this version (%s), and its pod is not rewritten: "+remedyHint, r.network, d.Path(), d.Reason.Error())
 		j.failed++
 	}
-	conf := j.configuration(r.network)
+	conf := j.configurationOf(r.network)
 	j.indexes[[2]string{r.network, conf.DataDir()}] = true
 	for _, p := range conf.Plugins {
 		if kind := plugin.Kind(p.Type); kind != p.Type {
@@ -185,7 +185,7 @@ func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconc
 		j.printLine("pod %s: container %s, %s in network %s", plugin.Plain(podOf(records), reconcile.MaxName),
 			plugin.Plain(key.ContainerID, reconcile.MaxName), plugin.Plain(key.IfName, reconcile.MaxName), key.Network)
 		if err != nil {
-			return fmt.Errorf("%w: "+remedy, err)
+			return fmt.Errorf("%w: "+remedyHint, err)
 		}
 		steps, err := j.steps(key, siblings, records, conf)
 		if err != nil {

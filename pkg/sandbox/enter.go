@@ -58,7 +58,7 @@ func enterInside(parent string) (bool, int, error) {
 	if err := prepareMounts(parent); err != nil {
 		advice := ""
 		if errors.Is(err, fs.ErrPermission) { // a security module may allow the namespaces but no capabilities in them
-			advice = hint(err, sysctlFile)
+			advice = namespaceHint(err, sysctlFile)
 		}
 		return false, 1, fmt.Errorf("sandbox: %w%s", err, advice)
 	}
@@ -122,7 +122,7 @@ func start(env []string) (*exec.Cmd, error) {
 			return plain, nil
 		}
 	}
-	return nil, fmt.Errorf("cannot create user, mount, UTS and network namespaces: %w%s", err, hint(err, sysctlFile))
+	return nil, fmt.Errorf("cannot create user, mount, UTS and network namespaces: %w%s", err, namespaceHint(err, sysctlFile))
 }
 
 func command(env []string, attr *syscall.SysProcAttr) *exec.Cmd {

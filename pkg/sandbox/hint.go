@@ -19,8 +19,8 @@ func sysctlFile(path string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// hint returns advice about the error of a namespace that the kernel refused.
-func hint(err error, sysctl func(path string) string) string {
+// namespaceHint returns advice about the error of a namespace that the kernel refused.
+func namespaceHint(err error, sysctl func(path string) string) string {
 	var text string
 	switch {
 	case errors.Is(err, unix.ENOSPC):

@@ -108,7 +108,7 @@ func TestHint(t *testing.T) {
 		{unix.EUSERS, nil, "nested too deeply"},
 		{unix.EIO, nil, ""},
 	} {
-		got := hint(fmt.Errorf("start: %w", c.err), func(path string) string { return c.sysctls[path] })
+		got := namespaceHint(fmt.Errorf("start: %w", c.err), func(path string) string { return c.sysctls[path] })
 		if !strings.Contains(got, c.want) || (c.want == "") != (got == "") {
 			t.Errorf("%v, %v: %q, want %q in it", c.err, c.sysctls, got, c.want)
 		}
@@ -187,10 +187,10 @@ func TestShow(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
 		{treeText(appendAttr(appendAttr(nil, 1, []byte("eth0\x00")), 2, []byte{0, 1, 2, 3, 4})), `{1:"eth0" 2:0001020304}`},
 		{treeText([]byte{1, 2, 3}), "010203"},
-		{userdata(nil, []byte("\x00\x06hello\x00\x07\x01\xff")), `0:"hello" 7:ff`},
-		{userdata(nil, []byte("plain text")), `"plain text"`},
+		{userdataText(nil, []byte("\x00\x06hello\x00\x07\x01\xff")), `0:"hello" 7:ff`},
+		{userdataText(nil, []byte("plain text")), `"plain text"`},
 		{handleText(0x80010000), "auto:0"}, {handleText(0xffff0000), "ffff:0"}, {handleText(0x00010002), "1:2"}, {handleText(tcRoot), "root"},
-		{expression(appendAttr(appendAttr(nil, 1, []byte("counter\x00")), 2, appendAttr(nil, 1, []byte{0, 0, 0, 0, 0, 0, 0, 9}))), "counter"},
+		{expressionText(appendAttr(appendAttr(nil, 1, []byte("counter\x00")), 2, appendAttr(nil, 1, []byte{0, 0, 0, 0, 0, 0, 0, 9}))), "counter"},
 	} {
 		if c.got != c.want {
 			t.Errorf("got %s, want %s", c.got, c.want)
@@ -211,7 +211,7 @@ func FuzzAttributes(f *testing.F) {
 	f.Add([]byte{4, 0, 1, 0, 3, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c := &collector{}
-		_, _, _, _, _ = treeText(b), userdata(c, b), expressions(b), c.actionsText(b), multipath(c, b)
+		_, _, _, _, _ = treeText(b), userdataText(c, b), expressions(b), c.actionsText(b), nexthopsText(c, b)
 		_, _ = linkInfo(c, b), inet6Spec(c, b)
 		if list, whole := parseAttrs(b); whole && len(b) > 0 && len(list) == 0 {
 			t.Errorf("%x is said to be attributes", b)

@@ -72,7 +72,7 @@ func (c *collector) collectTables(s *socket) error {
 	by := schema{
 		unix.NFTA_TABLE_NAME: omit(), unix.NFTA_TABLE_USE: omit(), nftaTableHandle: omit(), nftaTablePad: omit(),
 		unix.NFTA_TABLE_FLAGS: {"flags", bigNumber},
-		nftaTableUserdata:     {"userdata", userdata},
+		nftaTableUserdata:     {"userdata", userdataText},
 		nftaTableOwner:        {"owner", bigNumber},
 	}
 	for _, t := range tables {
@@ -93,7 +93,7 @@ func (c *collector) collectChains(s *socket) error {
 		unix.NFTA_CHAIN_POLICY: {"policy", bigNumber},
 		unix.NFTA_CHAIN_TYPE:   {"type", str},
 		nftaChainFlags:         {"flags", bigNumber},
-		nftaChainUserdata:      {"userdata", userdata},
+		nftaChainUserdata:      {"userdata", userdataText},
 	}
 	for _, ch := range chains {
 		c.add("nft chain "+ch.familyTable()+" "+ch.str(unix.NFTA_CHAIN_NAME), c.toFields(ch.attrs, by)...)
@@ -109,7 +109,7 @@ func (c *collector) collectNftRules(s *socket) error {
 		chain := "nft rule " + r.familyTable() + " " + r.str(unix.NFTA_RULE_CHAIN)
 		line := expressions(findAttr(r.attrs, unix.NFTA_RULE_EXPRESSIONS))
 		if u := findAttr(r.attrs, unix.NFTA_RULE_USERDATA); u != nil {
-			line += " userdata " + userdata(c, u)
+			line += " userdata " + userdataText(c, u)
 		}
 		if compat := findAttr(r.attrs, unix.NFTA_RULE_COMPAT); compat != nil {
 			line += " compat " + treeText(compat)
@@ -139,7 +139,7 @@ func (c *collector) collectSets(s *socket) error {
 		unix.NFTA_SET_DESC:        {"desc", treeColumn},
 		unix.NFTA_SET_TIMEOUT:     {"timeout", bigNumber},
 		unix.NFTA_SET_GC_INTERVAL: {"gc", bigNumber},
-		unix.NFTA_SET_USERDATA:    {"userdata", userdata},
+		unix.NFTA_SET_USERDATA:    {"userdata", userdataText},
 		nftaSetExpr:               {"expr", expressionField},
 		nftaSetExpressions:        {"exprs", expressionsField},
 	}
@@ -163,7 +163,7 @@ func (c *collector) collectElements(s *socket, set nftObject) error {
 		unix.NFTA_SET_ELEM_DATA:     {"data", treeColumn},
 		unix.NFTA_SET_ELEM_FLAGS:    {"flags", bigNumber},
 		unix.NFTA_SET_ELEM_TIMEOUT:  {"timeout", bigNumber},
-		unix.NFTA_SET_ELEM_USERDATA: {"userdata", userdata},
+		unix.NFTA_SET_ELEM_USERDATA: {"userdata", userdataText},
 		unix.NFTA_SET_ELEM_EXPR:     {"expr", expressionField},
 		nftaElemObject:              {"object", str},
 		nftaElemExpressions:         {"exprs", expressionsField},
@@ -205,7 +205,7 @@ func objectSchema(kind string) schema {
 		unix.NFTA_OBJ_TABLE: omit(), unix.NFTA_OBJ_NAME: omit(), unix.NFTA_OBJ_TYPE: omit(), unix.NFTA_OBJ_USE: omit(),
 		nftaObjHandle: omit(), nftaObjPad: omit(),
 		unix.NFTA_OBJ_DATA: {"data", treeColumn},
-		nftaObjUserdata:    {"userdata", userdata},
+		nftaObjUserdata:    {"userdata", userdataText},
 	}
 	switch kind {
 	case counter:
@@ -237,7 +237,7 @@ func quotaText(b []byte) string {
 	return "size " + bigNumber(nil, findAttr(list, size)) + " flags " + bigNumber(nil, findAttr(list, flags))
 }
 
-func expressionField(_ *collector, b []byte) string { return expression(b) }
+func expressionField(_ *collector, b []byte) string { return expressionText(b) }
 
 func expressionsField(_ *collector, b []byte) string { return expressions(b) }
 
@@ -245,13 +245,13 @@ func expressions(b []byte) string {
 	list, _ := parseAttrs(b)
 	var out []string
 	for _, a := range list {
-		out = append(out, expression(a.data))
+		out = append(out, expressionText(a.data))
 	}
 	return strings.Join(out, " ")
 }
 
-// expression formats an expression of a rule without its counters.
-func expression(b []byte) string {
+// expressionText formats an expression of a rule without its counters.
+func expressionText(b []byte) string {
 	list, _ := parseAttrs(b)
 	name := str(nil, findAttr(list, unix.NFTA_EXPR_NAME))
 	switch name {
@@ -263,8 +263,8 @@ func expression(b []byte) string {
 	return name + treeText(findAttr(list, unix.NFTA_EXPR_DATA))
 }
 
-// userdata formats the comments that nft and libraries store: a list in which each entry has a type, a length and a value.
-func userdata(_ *collector, b []byte) string {
+// userdataText formats the comments that nft and libraries store: a list in which each entry has a type, a length and a value.
+func userdataText(_ *collector, b []byte) string {
 	var out []string
 	for rest := b; len(rest) > 0; {
 		if len(rest) < 2 || int(rest[1]) > len(rest)-2 {

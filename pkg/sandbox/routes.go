@@ -35,7 +35,7 @@ func routeSchema() schema {
 		unix.RTA_PRIORITY:  {"metric", number},
 		unix.RTA_PREFSRC:   {"src", ip},
 		unix.RTA_METRICS:   {"metrics", treeColumn},
-		unix.RTA_MULTIPATH: {"nexthops", multipath},
+		unix.RTA_MULTIPATH: {"nexthops", nexthopsText},
 		unix.RTA_VIA:       {"via", raw},
 		unix.RTA_PREF:      {"pref", number},
 		30:                 {"nhid", number},
@@ -109,8 +109,8 @@ func orUnknown(s string) string {
 	return s
 }
 
-// multipath formats the nexthops of one route. It leaves out properties that change with the carrier.
-func multipath(c *collector, b []byte) string {
+// nexthopsText formats the nexthops of one route. It leaves out properties that change with the carrier.
+func nexthopsText(c *collector, b []byte) string {
 	var hops []string
 	for len(b) >= sizeofRtNexthop {
 		size := int(native.Uint16(b))

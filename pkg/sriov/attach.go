@@ -57,7 +57,7 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 	if err := writeInfo(j.cfg.infoPath(j.r, *v), c.vf); err != nil {
 		return err
 	}
-	if v.Userspace = c.userspace(); v.Userspace != "" {
+	if v.Userspace = c.userspaceDriver(); v.Userspace != "" {
 		v.MAC = v.Fixed.String()
 		if err := s.leaseAddresses(j, v); err != nil {
 			return err
@@ -112,7 +112,7 @@ func (n *nodeSide) ownerHas(left vfJournal) (bool, error) {
 	if isMissing(err) {
 		return false, nil
 	}
-	return c.userspace() != "", err // a user space program has it as long as its pod lives
+	return c.userspaceDriver() != "", err // a user space program has it as long as its pod lives
 }
 
 func busy(left vfJournal) error {
@@ -252,7 +252,7 @@ func (j *requestJob) bindDriver(c vfCard, driver string) (vfCard, error) {
 			return c, err
 		}
 	}
-	if c.link.Index == 0 && c.userspace() == "" {
+	if c.link.Index == 0 && c.userspaceDriver() == "" {
 		return c, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s with driver %q has no interface on the node", c.vf.Address,
 			c.vf.Driver),
 			"another program may have moved it, or its driver is not loaded")

@@ -42,7 +42,7 @@ func (h Holding) Gone() bool { return plugin.NetnsGone(h.Netns) && plugin.NetnsV
 
 // Holdings returns all readable journals.
 func Holdings() (all []Holding, err error) {
-	list, err := journals()
+	list, err := readJournals()
 	for _, j := range list {
 		all = append(all, Holding{Address: j.Address, Network: j.Owner.Network, ContainerID: j.Owner.ContainerID, Pod: j.Pod, Netns: j.Netns,
 			Name: j.Name, MAC: j.MAC, IPs: j.IPs, VLAN: j.VLAN, Since: j.Since, Claim: j.Claim, Ready: j.Ready})
@@ -110,11 +110,11 @@ func (n *nodeSide) checkNotAlive(j vfJournal) error {
 		return nil
 	case err != nil:
 		return err
-	case c.userspace() != "" && !plugin.NetnsVisible(j.Netns):
+	case c.userspaceDriver() != "" && !plugin.NetnsVisible(j.Netns):
 		folder := filepath.Dir(j.Netns)
 		return plugin.WithHint(fmt.Errorf("VF %s: cannot determine whether %s is alive: folder %s is not visible", j.Address, j.ownerText(), folder),
 			"mount the node's %s into the container of the daemon, with mountPropagation HostToContainer", folder)
-	case c.userspace() != "":
+	case c.userspaceDriver() != "":
 		return nil
 	case c.link.Index == 0 && j.Former.Name != "" && c.vf.Driver != "":
 		return busy(j)
@@ -126,7 +126,7 @@ func (n *nodeSide) checkNotAlive(j vfJournal) error {
 // claim. All containers of these pods must have stopped. If a pod's namespace still exists, RestoreClaim moves the interface out of it. It
 // needs CAP_NET_ADMIN.
 func RestoreClaim(sysfs, claimUID string, recorded []pci.Address, log *slog.Logger) error {
-	all, err := journals()
+	all, err := readJournals()
 	errs := []error{err}
 	vfs := slices.Clone(recorded)
 	for _, j := range all {

@@ -86,17 +86,17 @@ type rawConfig struct {
 
 	IPAM          json.RawMessage `json:"ipam"`
 	RuntimeConfig struct {
-		MAC       string     `json:"mac"`
-		DeviceID  string     `json:"deviceID"`
-		Bandwidth *bandwidth `json:"bandwidth"`
-		InfoFile  string     `json:"CNIDeviceInfoFile"`
+		MAC       string               `json:"mac"`
+		DeviceID  string               `json:"deviceID"`
+		Bandwidth *bandwidthCapability `json:"bandwidth"`
+		InfoFile  string               `json:"CNIDeviceInfoFile"`
 
 		Annotations map[string]string `json:"io.kubernetes.cri.pod-annotations"`
 	} `json:"runtimeConfig"`
 }
 
-// bandwidth is the capability with the same name, in bits per second.
-type bandwidth struct {
+// bandwidthCapability is the capability with the same name, in bits per second.
+type bandwidthCapability struct {
 	IngressRate uint64 `json:"ingressRate"`
 	EgressRate  uint64 `json:"egressRate"`
 }

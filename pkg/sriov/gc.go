@@ -16,7 +16,7 @@ import (
 // interface is not on the node, and a VF of a user space program, because a pod may still use it. The next ADD checks these VFs.
 // RestoreOrphans needs CAP_NET_ADMIN.
 func RestoreOrphans(sysfs string, log *slog.Logger) error {
-	all, err := journals()
+	all, err := readJournals()
 	if err != nil || len(all) == 0 {
 		return err
 	}
@@ -69,7 +69,7 @@ func (s sriov) gc(r *plugin.Request) error {
 
 // collectJournals restores the VFs of stale attachments that have no record.
 func (s sriov) collectJournals(r *plugin.Request) error {
-	all, err := journals()
+	all, err := readJournals()
 	errs := []error{err}
 	for _, j := range all {
 		of := plugin.Attachment{ContainerID: j.Owner.ContainerID, IfName: j.Owner.IfName}

@@ -65,11 +65,11 @@ func (l igb) runKilled(at int, verb, id string, keys ...any) (where string, done
 	return moments[at-1], false
 }
 
-// residue returns a description of everything that is left: VFs that are not restored, records, and an unexpected number of leases.
-func (l igb) residue(leases int) (dirt string) {
+// findResidue returns a description of everything that is left: VFs that are not restored, records, and an unexpected number of leases.
+func (l igb) findResidue(leases int) (dirt string) {
 	l.Helper()
 	dirt = cmp.Diff(l.golden, l.nodeLinks())
-	if all, err := journals(); err != nil || len(all) > 0 {
+	if all, err := readJournals(); err != nil || len(all) > 0 {
 		dirt += fmt.Sprintf("journals %+v, %v\n", all, err)
 	}
 	if left, _ := filepath.Glob("/var/lib/cni/networks/net.vf/10.*"); len(left) != leases {
@@ -122,7 +122,7 @@ func (l igb) attachNext(index int, old string) (dirt string) {
 	pod.OK(a.check())
 	pod.OK(pod.Call("DEL", "next"))
 	must(l, pod.Pod.Close())
-	return l.residue(0)
+	return l.findResidue(0)
 }
 
 // TestIGBKillAdd (F-31) kills the plugin at every moment of an ADD. After that, DEL restores the VF, and the next pod gets the VF in the
@@ -132,7 +132,7 @@ func TestIGBKillAdd(t *testing.T) {
 	l.second()
 	l.killSweep("ADD, then DEL", func(igb, string) {}, "ADD", func(l igb, id string) string {
 		l.OK(l.Call("DEL", id, everySetting()...))
-		return l.residue(0) + l.attachNext(1, "")
+		return l.findResidue(0) + l.attachNext(1, "")
 	})
 }
 
@@ -155,7 +155,7 @@ func TestIGBKillDel(t *testing.T) {
 		must(l, l.changeAll("net1"))
 	}, "DEL", func(l igb, id string) string {
 		l.OK(l.Call("DEL", id, everySetting()...))
-		return l.residue(0) + l.attachNext(1, "")
+		return l.findResidue(0) + l.attachNext(1, "")
 	})
 }
 
@@ -202,7 +202,7 @@ func TestIGBLives(t *testing.T) {
 			}
 		}
 		l.OK(l.Call("DEL", id, keys...))
-		if dirt := l.residue(0); dirt != "" {
+		if dirt := l.findResidue(0); dirt != "" {
 			dirty++
 			t.Errorf("life %d: %s", i, dirt)
 		}

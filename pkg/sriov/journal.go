@@ -185,12 +185,12 @@ func (h *lockedVF) removeJournal() error { return h.dir.Remove(h.address.String(
 
 // journalsOf returns the journals of an attachment.
 func journalsOf(owner attachment.Key) ([]vfJournal, error) {
-	all, err := journals()
+	all, err := readJournals()
 	return slices.DeleteFunc(all, func(j vfJournal) bool { return j.Owner != owner }), err
 }
 
-// journals returns all readable journals. It reads the journals without taking the locks of the VFs.
-func journals() (all []vfJournal, err error) {
+// readJournals returns all readable journals. It reads the journals without taking the locks of the VFs.
+func readJournals() (all []vfJournal, err error) {
 	dir, err := store.Open(vfsFolder)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

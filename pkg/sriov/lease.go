@@ -144,7 +144,7 @@ func (s sriov) collectLeases(r *plugin.Request) error {
 			as.KeepAttachment(plugin.Attachment{ContainerID: key.ContainerID, IfName: v.Name})
 		}
 	}
-	left, err := journals()
+	left, err := readJournals()
 	if err != nil {
 		return err
 	}

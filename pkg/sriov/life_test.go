@@ -294,7 +294,7 @@ func TestGC(t *testing.T) {
 	for range 2 {
 		l.OK(l.Call("GC", "", "prevResult", nil, "cni.dev/valid-attachments", []any{object{"containerID": "c", "ifname": "eth0"}}))
 		c.OK(live.check())
-		if all, err := journals(); err != nil || len(all) != 1 || all[0].Owner.ContainerID != "c" {
+		if all, err := readJournals(); err != nil || len(all) != 1 || all[0].Owner.ContainerID != "c" {
 			t.Errorf("%+v, %v", all, err)
 		}
 	}

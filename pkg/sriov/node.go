@@ -49,8 +49,8 @@ func Userspace(driver string) bool {
 	return slices.Contains([]string{"vfio-pci", "uio_pci_generic", "igb_uio"}, driver)
 }
 
-// userspace returns the name of the VF's driver if this driver passes the VF to a user space program. Otherwise it returns "".
-func (c vfCard) userspace() string {
+// userspaceDriver returns the name of the VF's driver if this driver passes the VF to a user space program. Otherwise it returns "".
+func (c vfCard) userspaceDriver() string {
 	if Userspace(c.vf.Driver) {
 		return c.vf.Driver
 	}
@@ -145,7 +145,7 @@ func (n *nodeSide) rebind(of vfCard) (c vfCard, err error) {
 // awaitBound reads a VF after a change of its driver. For a network driver, it also waits for the interface.
 func (n *nodeSide) awaitBound(a pci.Address) (vfCard, error) {
 	c, err := n.readCard(a)
-	if err != nil || c.vf.Driver == "" || c.userspace() != "" {
+	if err != nil || c.vf.Driver == "" || c.userspaceDriver() != "" {
 		return c, err
 	}
 	return n.awaitLink(a)

@@ -83,7 +83,7 @@ func (n *nodeSide) checkUnused(c vfCard, left bool) error {
 	if err := n.checkUsable(c, false); err != nil {
 		return err
 	}
-	if c.link.Index == 0 && c.vf.Driver != "" && c.userspace() == "" && !left {
+	if c.link.Index == 0 && c.vf.Driver != "" && c.userspaceDriver() == "" && !left {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: its interface is in another namespace", c.vf.Address),
 			"a pod probably has it through another plugin")
 	}

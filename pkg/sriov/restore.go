@@ -100,7 +100,7 @@ func (n *nodeSide) restoreVF(h *lockedVF, j vfJournal) error {
 // returnLink moves the interface back to the node. When a namespace ends, the kernel moves the interface back itself. The interface then
 // has the name that it had in the pod.
 func (x *vfRestore) returnLink() error {
-	if x.c.link.Index != 0 || x.j.Former.Name == "" || x.c.vf.Driver == "" || x.c.userspace() != "" {
+	if x.c.link.Index != 0 || x.j.Former.Name == "" || x.c.vf.Driver == "" || x.c.userspaceDriver() != "" {
 		return nil
 	}
 	pod, link, alive, err := findInPod(x.j)
@@ -195,7 +195,7 @@ func (x *vfRestore) reclaimName(name string) bool {
 	if err != nil || !ok {
 		return false
 	}
-	all, _ := journals() // unreadable ones are skipped
+	all, _ := readJournals() // unreadable ones are skipped
 	for _, j := range all {
 		if j.Address == x.j.Address || j.Former.Name == name || slices.Contains(j.Former.AltNames, name) {
 			continue

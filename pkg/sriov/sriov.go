@@ -305,7 +305,7 @@ func mayHaveVFs(r *plugin.Request) bool {
 		slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Sandbox != "" && i.Name != r.IfName })
 }
 
-// status fails only if no ADD can succeed on this node. A node without VFs is no error, because pods without VFs can run there.
+// STATUS fails only if no ADD can succeed on this node. A node without VFs is no error, because pods without VFs can run there.
 func (s sriov) status(r *plugin.Request) error {
 	cfg, err := parseConfig(r)
 	if err != nil {

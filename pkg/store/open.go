@@ -21,8 +21,8 @@ import (
 // the error is unix.EISDIR.
 var ErrIrregular = errors.New("not a regular file")
 
-// hint adds a hint to an error that is caused by a folder, a FIFO or another non-regular file in place of the file name.
-func (d *Dir) hint(name string, err error) error {
+// irregularHint adds a hint to an error that is caused by a folder, a FIFO or another non-regular file in place of the file name.
+func (d *Dir) irregularHint(name string, err error) error {
 	switch path := filepath.Join(d.path, name); {
 	case errors.Is(err, unix.EISDIR):
 		return plugin.WithHint(err, "a folder is where a file should be; remove it: rm -r '%s'", path)
@@ -61,7 +61,7 @@ func (d *Dir) openFile(name string, flag int, mode fs.FileMode) (*os.File, error
 		if fd >= 0 {
 			unix.Close(fd)
 		}
-		return nil, d.hint(name, &fs.PathError{Op: "open", Path: path, Err: err})
+		return nil, d.irregularHint(name, &fs.PathError{Op: "open", Path: path, Err: err})
 	}
 	return os.NewFile(uintptr(fd), path), nil
 }

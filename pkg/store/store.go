@@ -255,7 +255,7 @@ func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) err
 	err = fill(f)
 	if err = errors.Join(err, f.Close()); err == nil {
 		fault.Step("rename", temp)
-		err = d.hint(name, d.withFolder(d.root.Rename(temp, name)))
+		err = d.irregularHint(name, d.withFolder(d.root.Rename(temp, name)))
 	}
 	if err != nil {
 		_ = d.root.Remove(temp)

@@ -72,14 +72,14 @@ func parseLimit(key string, limit any) (ranges []Range, err error) {
 		if err != nil || most == 0 {
 			return nil, fmt.Errorf("%s: want the maximum that a claim may set", formatValue(limit))
 		}
-		return []Range{{minimum(key), most}}, nil
+		return []Range{{smallestValue(key), most}}, nil
 	}
 	return nil, fmt.Errorf(`%s: want ranges such as "100-199,300", or a number for the maximum`, formatValue(limit))
 }
 
-// minimum returns the smallest value that is allowed if the limit is a maximum. The value 0 means "no limit" for some keys. It is therefore
-// larger than every maximum.
-func minimum(key string) int {
+// smallestValue returns the smallest value that is allowed if the limit is a maximum. The value 0 means "no limit" for some keys. It is
+// therefore larger than every maximum.
+func smallestValue(key string) int {
 	switch key {
 	case "maxTxRate":
 		return 1

@@ -136,8 +136,8 @@ func (c *Config) String() string {
 // Merge returns the settings of base. Settings that are set in over override those of base. Both arguments may be nil, and Merge changes
 // neither of them.
 func Merge(base, over *Config) *Config {
-	out := base.clone()
-	more := over.clone()
+	out := base.deepCopy()
+	more := over.deepCopy()
 	for _, key := range more.Set() {
 		switch to := out.fieldOf(key).(type) {
 		case **int:
@@ -164,8 +164,8 @@ func union(a, b []string) []string {
 	return a
 }
 
-// clone returns a deep copy of the settings. For nil, it returns empty settings.
-func (c *Config) clone() *Config {
+// deepCopy returns a deep copy of the settings. For nil, it returns empty settings.
+func (c *Config) deepCopy() *Config {
 	if c == nil {
 		return &Config{}
 	}
