@@ -47,8 +47,8 @@ type recordFile struct {
 	err     error
 }
 
-// NewCache returns a cache of a folder. The folder may be missing. kubelet is the root folder of the node's kubelet, or "" if it is
-// unknown.
+// NewCache returns a cache of a folder. The folder may be missing. The argument kubelet is the root folder of the node's kubelet, or "" if
+// it is unknown.
 func NewCache(folder, kubelet string) *Cache { return &Cache{folder: folder, kubelet: kubelet} }
 
 // isSameFile reports whether two descriptions are of the same file, and the file was not written in between.
@@ -65,8 +65,8 @@ func (f *recordFile) decode() (Record, error) {
 	return f.record, f.err
 }
 
-// walkFiles calls take for each record in the folder, sorted by UID. It continues after an error and returns all errors. The caller holds
-// c.mu.
+// walkFiles calls take for each record in the folder, sorted by UID. The function continues after an error and returns all errors. The
+// caller holds c.mu.
 func (c *Cache) walkFiles(take func(*recordFile) error) error {
 	errs := []error{c.refresh()}
 	for _, f := range c.files {
@@ -76,8 +76,8 @@ func (c *Cache) walkFiles(take func(*recordFile) error) error {
 }
 
 // refresh reads those files in the folder that have changed. A write replaces a file and therefore changes the time of the folder. If the
-// time of the folder has not changed, refresh does not look at the files. It does look at them if the last change was so recent that the
-// time may hide a later change.
+// time of the folder has not changed, refresh does not look at the files. The function does look at them if the last change was so recent
+// that the time may hide a later change.
 func (c *Cache) refresh() error {
 	info, err := os.Stat(c.folder)
 	if isSameFile(c.seen, info) {
@@ -158,8 +158,8 @@ func (c *Cache) List() (list []Record, err error) {
 	return list, err
 }
 
-// reservedFor returns the records that are reserved for a pod. It does not parse records of other pods, because a node may have many of
-// them.
+// reservedFor returns the records that are reserved for a pod. The function does not parse records of other pods, because a node may have
+// many of them.
 func (c *Cache) reservedFor(podUID string) (records []Record, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -176,8 +176,8 @@ func (c *Cache) reservedFor(podUID string) (records []Record, err error) {
 	return records, err
 }
 
-// claimsOf returns the claims of a pod that have devices of this driver. If podUID is "", it returns such claims of all pods. It returns
-// the same errors as KubeletClaims.
+// claimsOf returns the claims of a pod that have devices of this driver. If podUID is "", it returns such claims of all pods. The function
+// returns the same errors as KubeletClaims.
 func (c *Cache) claimsOf(podUID string) ([]KubeletClaim, error) {
 	path := stateFile(c.kubelet)
 	info, err := os.Stat(path)
@@ -217,5 +217,6 @@ func readState(path string) (string, error) {
 	return text, nil
 }
 
-// stateFile returns the path of the kubelet's file of claims. kubelet is the root folder of the kubelet, such as /var/lib/kubelet.
+// stateFile returns the path of the kubelet's file of claims. The argument kubelet is the root folder of the kubelet, such as
+// /var/lib/kubelet.
 func stateFile(kubelet string) string { return filepath.Join(kubelet, "dra_manager_state") }

@@ -77,8 +77,8 @@ func newNode(t *testing.T, file string, records ...Record) (folder, kubelet stri
 	return folder, kubelet
 }
 
-// TestFind checks that a pod gets the devices of its claims. This includes a shared claim that was prepared for another pod. Other pods get
-// none.
+// TestFind checks that a pod gets the devices of its claims. The devices include those of a shared claim that was prepared for another pod.
+// Other pods get none.
 func TestFind(t *testing.T) {
 	shared, other := stateEntry("c-1", "shared", ours, "first", "second"), stateEntry("c-2", "other", ours, "third")
 	one, two := newRecord("c-1", "shop", "shared", "a", "b"), newRecord("c-2", "shop", "other", "c")
@@ -150,8 +150,8 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
-// TestUnreadable: a record cannot be read. It must not hide a device from the pod for which the claim is reserved, or from any pod in the
-// namespace of the claim.
+// TestUnreadable: a record cannot be read. The record must not hide a device from the pod for which the claim is reserved, or from any pod
+// in the namespace of the claim.
 func TestUnreadable(t *testing.T) {
 	folder, kubelet := newNode(t, stateText(stateEntry("c-1", "shared", ours, "first")), newRecord("c-1", "shop", "shared", "a"))
 	path := filepath.Join(folder, "c-1")

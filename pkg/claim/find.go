@@ -18,7 +18,7 @@ var ErrUnprepared = errors.New("the claim is not prepared")
 type Pod struct{ Namespace, Name, UID string }
 
 // Find returns the devices that a pod has through claims, including devices with administrative access. After an error, the pod may have
-// devices. It must not start without them.
+// devices. The pod must not start without these devices.
 //
 // The kubelet's file lists the claims of each pod. Find also uses records that are reserved for the pod. A device is therefore missed only
 // if both sources are wrong. If the kubelet's file cannot be read, Find looks for prepared claims in the pod's namespace. Only if there are

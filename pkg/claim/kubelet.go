@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// stateVersion is the format version of the kubelet's file since Kubernetes 1.33. The file format is not a public API. It is defined in
-// pkg/kubelet/cm/dra/state of Kubernetes.
+// stateVersion is the format version of the kubelet's file since Kubernetes 1.33. The file format is not a public API. The format is
+// defined in pkg/kubelet/cm/dra/state of Kubernetes.
 const stateVersion = "checkpoint.dra.kubelet.k8s.io/v1"
 
 // KubeletClaim is a claim in the file of the kubelet.
@@ -26,11 +26,11 @@ type KubeletDevice struct{ PoolName, DeviceName string }
 
 func (n KubeletClaim) String() string { return "claim " + n.Namespace + "/" + n.Name }
 
-// KubeletClaims returns all claims that have devices of this driver. It returns an error if the claims are unknown. The error is
+// KubeletClaims returns all claims that have devices of this driver. The result is an error if the claims are unknown. The error is
 // fs.ErrNotExist (errors.Is) if the kubelet has not prepared a claim yet, or if its root folder is another folder.
 func KubeletClaims(kubelet string) ([]KubeletClaim, error) { return NewCache("", kubelet).claimsOf("") }
 
-// unwrap returns the JSON text that the kubelet's file contains as a string. It checks the checksum of that string.
+// unwrap returns the JSON text that the kubelet's file contains as a string. The function checks the checksum of that string.
 func unwrap(data []byte) (string, error) {
 	var outer struct {
 		Data     *string
@@ -50,7 +50,7 @@ func unwrap(data []byte) (string, error) {
 
 // parseState returns the claims of a pod that have devices of this driver. If podUID is "", it returns the claims of all pods.
 func parseState(text, podUID string) (of []KubeletClaim, err error) {
-	// The search is safe because JSON never escapes the characters of a UID. It saves time, because the text has 100 kB on a node with
+	// The search is safe because JSON never escapes the characters of a UID. The search saves time, because the text has 100 kB on a node with
 	// hundreds of claims, and most pods have no claim.
 	if strings.Contains(text, `"apiVersion":"`+stateVersion+`"`) && !strings.Contains(text, podUID) {
 		return nil, nil
@@ -80,7 +80,8 @@ func parseState(text, podUID string) (of []KubeletClaim, err error) {
 	return of, nil
 }
 
-// parseEntry returns a claim of the kubelet's file. ok is false if the claim does not belong to the pod or has no device of this driver.
+// parseEntry returns a claim of the kubelet's file. The result ok is false if the claim does not belong to the pod or has no device of this
+// driver.
 func parseEntry(entry []byte, podUID string) (n KubeletClaim, ok bool, err error) {
 	var c struct {
 		ClaimUID, ClaimName, Namespace string

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package claim stores the results of Prepare for ResourceClaims of Dynamic Resource Allocation. The SR-IOV daemon writes one record for
-// each claim. The package also finds the devices that a pod has through claims. It is small, because a CNI plugin links it.
+// each claim. The package also finds the devices that a pod has through claims. The package is small, because a CNI plugin links it.
 //
 // The kubelet prepares a claim only once, even if many pods share the claim. The PodResources API of the kubelet omits a claim if no
 // container names the claim. Only one file of the kubelet lists the pods of each claim. The kubelet writes this file before it creates the
@@ -43,8 +43,8 @@ const (
 	Prepared State = "prepared"
 )
 
-// Record is the result of Prepare for a claim. The record exists until the kubelet unprepares the claim. It must stay that long, because a
-// sandbox may be created again without another Prepare.
+// Record is the result of Prepare for a claim. The record exists until the kubelet unprepares the claim. The record must stay that long,
+// because a sandbox may be created again without another Prepare.
 type Record struct {
 	Format int    `json:"format"`
 	Writer string `json:"writer,omitempty"` // version of the program that wrote the record
@@ -68,7 +68,7 @@ type Binding struct {
 	Former string `json:"former,omitempty"` // driver to restore; "" for none
 }
 
-// Consumer is an object for which a claim is reserved. Its resource is usually "pods".
+// Consumer is an object for which a claim is reserved. The resource of a consumer is usually "pods".
 type Consumer struct {
 	Resource string `json:"resource"`
 	Name     string `json:"name"`
@@ -174,8 +174,8 @@ func InUse(folder string) bool {
 	return err == nil && info.IsDir()
 }
 
-// Write stores a record, replaces the former record of the claim, and syncs the file to disk. It sets the format and the time of the record
-// if they are zero.
+// Write stores a record, replaces the former record of the claim, and syncs the file to disk. Write sets the format and the time of the
+// record if they are zero.
 func Write(folder string, r Record) error {
 	r.Format = format
 	if r.Time.IsZero() {
@@ -199,7 +199,7 @@ func Write(folder string, r Record) error {
 	return nil
 }
 
-// Remove deletes the record of a claim. It does nothing if the claim has no record.
+// Remove deletes the record of a claim. The call has no effect if the claim has no record.
 func Remove(folder, uid string) error {
 	dir, err := store.Open(folder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -212,9 +212,9 @@ func Remove(folder, uid string) error {
 	return dir.Remove(uid)
 }
 
-// Holder returns the record of the claim that owns a device. If that record is unreadable, Holder returns its stand-in (Damaged). It
-// returns an error if no readable record has the device but an unreadable record may have it. It ignores claims with administrative access.
-// kubelet is the root folder of the kubelet, or "" if it is unknown.
+// Holder returns the record of the claim that owns a device. If that record is unreadable, Holder returns its stand-in (Damaged). The
+// result is an error if no readable record has the device but an unreadable record may have it. Holder ignores claims with administrative
+// access. The argument kubelet is the root folder of the kubelet, or "" if it is unknown.
 func Holder(folder, kubelet, id string) (r Record, ok bool, err error) {
 	records, err := NewCache(folder, kubelet).List()
 	for _, r := range records {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package devicefiles returns the files in /dev that a container needs for its devices. It returns them in the formats of the Container
-// Device Interface (CDI) and of the kubelet. It also returns the environment variables that sriov-network-device-plugin sets. It does no
-// I/O.
+// Package devicefiles returns the files in /dev that a container needs for its devices. The files are returned in the formats of the
+// Container Device Interface (CDI) and of the kubelet. The package also returns the environment variables that sriov-network-device-plugin
+// sets. It does no I/O.
 package devicefiles
 
 import (

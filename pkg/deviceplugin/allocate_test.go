@@ -296,8 +296,8 @@ func (g *podGrants) release(ids []string) {
 	}
 }
 
-// TestNoDoubleGrant simulates a kubelet that assigns and frees devices as fast as possible. It checks that no device is assigned twice. If
-// one NUMA node has enough devices, all devices of a container come from that node.
+// TestNoDoubleGrant simulates a kubelet that assigns and frees devices as fast as possible. The test checks that no device is assigned
+// twice. If one NUMA node has enough devices, all devices of a container come from that node.
 func TestNoDoubleGrant(t *testing.T) {
 	k := newFakeKubelet(t)
 	p := vfPool(256)

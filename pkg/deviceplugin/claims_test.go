@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// writeClaim writes the record of a claim with a device for the pod with UID u-0. It also writes the claim to the kubelet's file.
+// writeClaim writes the record of a claim with a device for the pod with UID u-0. The function also writes the claim to the kubelet's file.
 func (l *testLab) writeClaim(resource, id string, admin bool) {
 	l.Helper()
 	r := claim.Record{State: claim.Prepared, Devices: []allocation.Device{{Resource: resource, ID: id, Claim: &allocation.Claim{UID: "c-0",

@@ -70,8 +70,8 @@ type registeredService struct {
 	stop context.CancelFunc
 }
 
-// refresh updates the resources and devices that the daemon reports to the kubelet. It returns the time of the next refresh, or the zero
-// time if only a change requires a refresh.
+// refresh updates the resources and devices that the daemon reports to the kubelet. The function returns the time of the next refresh, or
+// the zero time if only a change requires a refresh.
 func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	d.gate.Lock() // no allocation may use the old offers
 	defer d.gate.Unlock()
@@ -141,8 +141,8 @@ func (d *daemon) logFindings(env pool.Env) {
 }
 
 // assignPools returns the pools of the configuration. From each pool, it removes devices that pods still have from another resource, so
-// that no other pod gets these devices. It does not remove devices from DRA pools. The DRA driver itself keeps a claimed device published
-// and does not publish the other devices.
+// that no other pod gets these devices. The function does not remove devices from DRA pools. The DRA driver itself keeps a claimed device
+// published and does not publish the other devices.
 func (d *daemon) assignPools(env pool.Env) []pool.Pool {
 	from := map[string]string{}
 	for _, h := range d.held {
@@ -201,7 +201,8 @@ func poolContains(p pool.Pool, id string) bool {
 	return slices.ContainsFunc(p.Devices, func(dev pool.Device) bool { return dev.Address.String() == id })
 }
 
-// mergeUnlisted adds devices that are missing from the kubelet's last list. These are recently allocated devices and the devices of claims.
+// mergeUnlisted adds devices that are missing from the kubelet's last list. The added devices are recently allocated devices and the
+// devices of claims.
 func (d *daemon) mergeUnlisted() {
 	d.held = mergeDevices(d.held, d.gate.allocations.recentDevices())
 	records, err := d.gate.claims.List()
@@ -273,7 +274,7 @@ func (d *daemon) socketsChanged(string) {
 	}
 }
 
-// notify wakes the goroutine that receives from c. It never blocks, because one pending wake-up is enough.
+// notify wakes the goroutine that receives from c. The function never blocks, because one pending wake-up is enough.
 func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -281,8 +282,8 @@ func notify(c chan<- struct{}) {
 	}
 }
 
-// removeStaleInfo deletes the device-info files of devices that no pod has. It does nothing if the devices of pods are unknown. The daemon
-// calls it only before the first allocation, because the kubelet lists a pod's devices only some time after their allocation.
+// removeStaleInfo deletes the device-info files of devices that no pod has. The call has no effect if the devices of pods are unknown. The
+// daemon calls it only before the first allocation, because the kubelet lists a pod's devices only some time after their allocation.
 func (d *daemon) removeStaleInfo() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -303,8 +304,8 @@ func (d *daemon) removeStaleInfo() {
 	}
 }
 
-// reload reads the configuration if the file has changed or if asked is true. It reports whether a new configuration is in use. If the new
-// configuration has errors, the daemon logs them and keeps the current configuration.
+// reload reads the configuration if the file has changed or if asked is true. The function reports whether a new configuration is in use.
+// If the new configuration has errors, the daemon logs them and keeps the current configuration.
 func (d *daemon) reload(asked bool) bool {
 	data, err := store.ReadFile(d.ConfigFile)
 	if err == nil && !asked && bytes.Equal(data, d.configText) {

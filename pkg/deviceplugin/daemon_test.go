@@ -49,8 +49,8 @@ func TestDaemon(t *testing.T) {
 	l.await("/readyz", "the kubelet does not watch example.com/one, example.com/two")
 }
 
-// TestAnswerAll checks the answer about all pods: it contains devices that another device plugin assigned, and faults of devices. It
-// contains no resources of other device plugins.
+// TestAnswerAll checks the answer about all pods: it contains devices that another device plugin assigned, and faults of devices. The
+// answer contains no resources of other device plugins.
 func TestAnswerAll(t *testing.T) {
 	sysfs := twoPFs(t)
 	pcitest.Set(t, sysfs, vf01, "driver", "")

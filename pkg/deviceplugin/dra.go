@@ -50,8 +50,8 @@ func byAPI(pools []pool.Pool) (plain, claimed []pool.Pool) {
 	return plain, claimed
 }
 
-// updateDRA passes the pools with the API DRA to the DRA driver. It starts the driver when the first of these pools exists, or when claims
-// of an earlier configuration exist. It never waits for the API server.
+// updateDRA passes the pools with the API DRA to the DRA driver. The function starts the driver when the first of these pools exists, or
+// when claims of an earlier configuration exist. The function never waits for the API server.
 func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[string]dra.Fault) {
 	d.claimable = nil
 	for _, p := range pools {
@@ -133,7 +133,7 @@ func (d *daemon) runDRA(ctx context.Context, driver claimDriver) {
 	}
 }
 
-// newClient returns a client for the API server. It uses the kubeconfig or the ServiceAccount of the pod.
+// newClient returns a client for the API server. The function uses the kubeconfig or the ServiceAccount of the pod.
 func (o daemonOptions) newClient() (kubernetes.Interface, error) {
 	config, err := rest.InClusterConfig()
 	if o.Kubeconfig != "" {
@@ -161,8 +161,8 @@ func (d *daemon) publishedDevices() map[string]allocation.Published {
 	return driver.Published()
 }
 
-// whyUnavailable returns the reason why no claim can get a device. It does not consider devices that other claims have. It returns "" if a
-// claim can get the device.
+// whyUnavailable returns the reason why no claim can get a device. The function does not consider devices that other claims have. The
+// result is "" if a claim can get the device.
 func (d *daemon) whyUnavailable(id string) string {
 	address, err := pci.ParseAddress(id)
 	if err != nil {
@@ -202,8 +202,8 @@ func faultTexts(faults map[string]dra.Fault) map[string]string {
 	return out
 }
 
-// unreadyDRA returns the reason why pods cannot get devices through claims. It returns nil if pods can get them, or if no resource has the
-// API DRA.
+// unreadyDRA returns the reason why pods cannot get devices through claims. The result is nil if pods can get them, or if no resource has
+// the API DRA.
 func (d *daemon) unreadyDRA() error {
 	switch {
 	case d.driverFault != "":

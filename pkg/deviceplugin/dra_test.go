@@ -79,8 +79,8 @@ func (r *recordingDriver) formatInventory() (dra.Inventory, string) {
 	return r.latest, strings.Join(out, ", ")
 }
 
-// useRecorder replaces the DRA driver of the daemon with a recordingDriver. It also replaces the API server with a server that never
-// answers.
+// useRecorder replaces the DRA driver of the daemon with a recordingDriver. The function also replaces the API server with a server that
+// never answers.
 func (l *testLab) useRecorder() *recordingDriver {
 	r := &recordingDriver{}
 	l.Kubeconfig = l.kubeconfig()
@@ -177,8 +177,8 @@ func TestDRAStartsOnReload(t *testing.T) {
 	l.await("/readyz", "ok")
 }
 
-// TestMigrate changes the API of a resource to DRA and back while pods have devices of the resource. These devices stay listed in the API
-// through which the pods got them. The other API assigns them to no pod.
+// TestMigrate changes the API of a resource to DRA and back while pods have devices of the resource. The devices of pods stay listed in the
+// API through which the pods got them. The other API assigns them to no pod.
 func TestMigrate(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoResources("device-plugin"))
 	r := l.useRecorder()
@@ -272,7 +272,7 @@ func TestDriverOfClaims(t *testing.T) {
 	}
 }
 
-// TestDRAHarmsNothing runs the real driver. It checks that the device plugin API works even if the API server cannot be reached.
+// TestDRAHarmsNothing runs the real driver. The test checks that the device plugin API works even if the API server cannot be reached.
 func TestDRAHarmsNothing(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoResources("dra"))
 	l.Kubeconfig = l.kubeconfig()

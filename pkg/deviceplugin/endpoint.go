@@ -19,7 +19,7 @@ import (
 // maxRequests is the maximum number of containers in one call. The kubelet sends one.
 const maxRequests = 128
 
-// endpoint is the server of the device plugin API for one resource. It sends each update of the offer to all open streams.
+// endpoint is the server of the device plugin API for one resource. An endpoint sends each update of the offer to all open streams.
 type endpoint struct {
 	pluginapi.UnimplementedDevicePluginServer
 	resource string
@@ -83,7 +83,7 @@ func (e *endpoint) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*p
 	return e.pluginOptions(), nil
 }
 
-// ListAndWatch sends all devices at once. It sends all devices again after each change.
+// ListAndWatch sends all devices at once. ListAndWatch sends all devices again after each change.
 func (e *endpoint) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	e.stream(1)
 	defer e.stream(-1)
@@ -121,7 +121,7 @@ func (e *endpoint) GetPreferredAllocation(_ context.Context,
 	return out, nil
 }
 
-// Allocate returns the settings with which a container can use the devices. It returns an error if a device is requested twice or is
+// Allocate returns the settings with which a container can use the devices. The result is an error if a device is requested twice or is
 // missing. The pod then fails.
 func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	if n := len(r.GetContainerRequests()); n > maxRequests {

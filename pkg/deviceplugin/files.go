@@ -90,8 +90,8 @@ func (f deviceFolders) sweep(path string, stale func(name string, written time.T
 // cdiClass is the CDI class of all devices. sriov-network-device-plugin uses the same class.
 const cdiClass = "net-pci"
 
-// cdiKind returns the CDI kind of a resource. Resources with the same prefix have the same kind. This is possible because a device belongs
-// to only one resource.
+// cdiKind returns the CDI kind of a resource. Resources with the same prefix have the same kind. Several resources can have one kind,
+// because a device belongs to only one resource.
 func cdiKind(resource string) string {
 	prefix, _, _ := strings.Cut(resource, "/")
 	return prefix + "/" + cdiClass
@@ -100,7 +100,7 @@ func cdiKind(resource string) string {
 func cdiName(resource, id string) string { return cdiKind(resource) + "=" + id }
 
 // cdiAnnotations returns the annotation that passes the names of the devices to the runtime (CDI specification, "Annotations"). The key may
-// have at most 63 characters. It contains the first device and is therefore unique.
+// have at most 63 characters. The key contains the first device and is therefore unique.
 func cdiAnnotations(resource string, ids []string) map[string]string {
 	var names []string
 	for _, id := range ids {

@@ -10,7 +10,7 @@ import (
 )
 
 // allocationGate prevents allocations while the daemon determines the owners of devices. Allocate takes the lock for reading. A refresh or
-// a change of devices takes the lock for writing. This lock is always taken before any other lock.
+// a change of devices takes the lock for writing. The lock of the gate is always taken before any other lock.
 type allocationGate struct {
 	sync.RWMutex
 	changing    map[string]bool // devices that are being changed; no pod gets them

@@ -21,8 +21,8 @@ type pendingAllocations struct {
 	devices    map[string]pendingDevice // by device ID
 }
 
-// pendingDevice is an allocated device that PodResources has not listed yet. Its UID is the UID of the pod, which a later entry in the
-// checkpoint contains.
+// pendingDevice is an allocated device that PodResources has not listed yet. The UID of the device is the UID of the pod, which a later
+// entry in the checkpoint contains.
 type pendingDevice struct {
 	allocation.Device
 	at     time.Time
@@ -51,7 +51,7 @@ func (h *pendingAllocations) addPending(o *resourceOffer, ids map[string]bool) {
 }
 
 // learnOwners finds the pods of the devices in the checkpoint and in the list of PodResources. Checkpoint and list may be as old as the
-// time asked. They are therefore ignored for devices that were allocated later.
+// time asked. The checkpoint and the list are therefore ignored for devices that were allocated later.
 func (h *pendingAllocations) learnOwners(asked time.Time, held []allocation.Device) {
 	notes, _ := podresources.CheckpointDevices(h.checkpoint) // if it is unreadable, no pod counts as a pod without devices
 	h.mu.Lock()

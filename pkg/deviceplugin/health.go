@@ -47,8 +47,8 @@ func newHealth(files nodeFiles) *deviceHealth {
 	return &deviceHealth{files: files, conditions: map[pci.Address]*deviceCondition{}}
 }
 
-// update returns the reported faults of the pools' devices by ID. It also returns the time of the next call, or the zero time if no change
-// is pending.
+// update returns the reported faults of the pools' devices by ID. The function also returns the time of the next call, or the zero time if
+// no change is pending.
 func (h *deviceHealth) update(
 	now time.Time, s *pci.Snapshot, pools []pool.Pool, by claimUsage,
 ) (faults map[string]dra.Fault, again time.Time) {
@@ -105,7 +105,7 @@ func (h *deviceHealth) faultOf(s *pci.Snapshot, r *pool.Resource, d pool.Device,
 	return found
 }
 
-// update updates the reported fault. It returns the time at which the reported fault may change without another event.
+// update updates the reported fault. The function returns the time at which the reported fault may change without another event.
 func (c *deviceCondition) update(now time.Time, found dra.Fault, errors uint64) (again time.Time) {
 	if errors > c.errors {
 		c.errors, c.failed = errors, now

@@ -29,7 +29,8 @@ const (
 
 const checkpointName = "kubelet_internal_checkpoint"
 
-// askPod returns the devices of a pod. It returns an empty list only if the pod of every device allocated within the last minute is known.
+// askPod returns the devices of a pod. The function returns an empty list only if the pod of every device allocated within the last minute
+// is known.
 func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocation.Device, error) {
 	ctx, cancel := context.WithTimeout(ctx, allocation.AnswerTimeout)
 	defer cancel()
@@ -67,7 +68,7 @@ func (d *daemon) learnOwners(ctx context.Context) {
 	}
 }
 
-// listPods returns the devices of all pods as the kubelet lists them. It also updates the owners of allocated devices.
+// listPods returns the devices of all pods as the kubelet lists them. The function also updates the owners of allocated devices.
 func (d *daemon) listPods(ctx context.Context) ([]allocation.Device, error) {
 	asked := time.Now()
 	held, err := podresources.List(ctx, d.kubelet())

@@ -41,8 +41,8 @@ const (
 // readyTimeout is the maximum time to wait for the answer of another instance about its readiness.
 const readyTimeout = 5 * time.Second
 
-// Main runs the device plugin with command line arguments until SIGINT or SIGTERM. It returns the exit status: 2 for wrong arguments, 1 if
-// the start failed.
+// Main runs the device plugin with command line arguments until SIGINT or SIGTERM. Main returns the exit status: 2 for wrong arguments, 1
+// if the start failed.
 func Main(args []string, stderr io.Writer) int {
 	o, level, err := parseFlags(args, stderr)
 	if errors.Is(err, flag.ErrHelp) {

@@ -20,8 +20,8 @@ import (
 // retryAfter is the pause after a failed change of a device. The kernel may complete pending work in the meantime.
 const retryAfter = 5 * time.Minute
 
-// prepareLoop runs prepareDevices each time it receives from wake, until ctx is done. It has its own goroutine, because the kernel may take
-// a long time.
+// prepareLoop runs prepareDevices each time it receives from wake, until ctx is done. The function has its own goroutine, because the
+// kernel may take a long time.
 func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 	failed := map[pci.Address]time.Time{}
 	logged := map[pci.Address]string{}
@@ -149,7 +149,7 @@ func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error
 	return err
 }
 
-// whyInUse returns the reason why a device must not be changed. It returns "" if the device may be changed.
+// whyInUse returns the reason why a device must not be changed. The result is "" if the device may be changed.
 func (d *daemon) whyInUse(dev pci.Device) string {
 	if why := d.ownerOf(dev); why != "" {
 		return why
@@ -169,7 +169,7 @@ func (d *daemon) whyUplink(dev pci.Device) string {
 	return ""
 }
 
-// ownerOf returns the pod, the claim or the namespace that has a device. It returns "" if the device is free.
+// ownerOf returns the pod, the claim or the namespace that has a device. The result is "" if the device is free.
 func (d *daemon) ownerOf(dev pci.Device) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()

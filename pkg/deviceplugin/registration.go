@@ -116,7 +116,7 @@ func (r *registrar) run(ctx context.Context) {
 	}
 }
 
-// waitForChange returns after a pause. It returns earlier if the folder has changed and worth returns true.
+// waitForChange returns after a pause. The function returns earlier if the folder has changed and worth returns true.
 func (r *registrar) waitForChange(ctx context.Context, d time.Duration, worth func() bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

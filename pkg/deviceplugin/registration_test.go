@@ -174,8 +174,8 @@ func TestSocketRemoved(t *testing.T) {
 	k.await(fast, "watched by another socket", func(p *registeredPlugin) bool { return p.sock != first.sock })
 }
 
-// TestAnotherKubeletSocket checks a kubelet that creates a new socket. This kubelet already knows the endpoint's path and accepts the
-// endpoint only with another path.
+// TestAnotherKubeletSocket checks a kubelet that creates a new socket. The kubelet with the new socket already knows the endpoint's path
+// and accepts the endpoint only with another path.
 func TestAnotherKubeletSocket(t *testing.T) {
 	k := newFakeKubelet(t)
 	runEndpoint(t, k.folder(), offering(vfPool(1)))
@@ -259,8 +259,8 @@ func TestTwoInstances(t *testing.T) {
 	}
 }
 
-// TestRegistry checks that a kubelet finds the endpoint through its plugin registry. It gets the same options as through Register. The
-// plugin retries after a refusal.
+// TestRegistry checks that a kubelet finds the endpoint through its plugin registry. The kubelet gets the same options as through Register.
+// The plugin retries after a refusal.
 func TestRegistry(t *testing.T) {
 	dir := shortDir(t)
 	r := runEndpoint(t, kubeletDirs{Plugins: filepath.Join(dir, "none"), Registry: dir}, offering(vfPool(1)))

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deviceplugin offers the VFs of a node to the pods on the node. It serves the kubelet's device plugin API (v1beta1). Each pool of
-// VFs is one resource. It also tells other programs which VFs a pod has. These programs identify the pod by its name. The daemon keeps
-// running after faults. It reports an absent kubelet, an invalid configuration or a missing device, and continues to serve all other
-// resources.
+// Package deviceplugin offers the VFs of a node to the pods on the node. The package serves the kubelet's device plugin API (v1beta1). Each
+// pool of VFs is one resource. The daemon also tells other programs which VFs a pod has. The other programs identify the pod by its name.
+// The daemon keeps running after faults. The daemon reports an absent kubelet, an invalid configuration or a missing device, and continues
+// to serve all other resources.
 package deviceplugin
 
 import (
@@ -49,7 +49,7 @@ type daemonOptions struct {
 	Poll       time.Duration // interval of scanning all devices, in case an event is lost
 	// NewDriver creates the DRA driver.
 	NewDriver func(dra.Options) claimDriver
-	// RestoreVFs restores VFs that ended pods have left behind. It is needed with runtimes that never call GC. Nil disables it.
+	// RestoreVFs restores VFs that ended pods have left behind. RestoreVFs is needed with runtimes that never call GC. Nil disables it.
 	RestoreVFs func() error
 }
 
@@ -58,8 +58,8 @@ func (o daemonOptions) checkpointPath() string {
 	return filepath.Join(o.Kubelet.Plugins, checkpointName)
 }
 
-// runDaemon serves all resources until ctx is done. It returns an error only at the start, for example if the configuration is invalid or
-// an address is in use. After a signal on reload, it reads the configuration again.
+// runDaemon serves all resources until ctx is done. The function returns an error only at the start, for example if the configuration is
+// invalid or an address is in use. After a signal on reload, it reads the configuration again.
 func runDaemon(ctx context.Context, o daemonOptions, reload <-chan os.Signal, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -85,7 +85,7 @@ func runDaemon(ctx context.Context, o daemonOptions, reload <-chan os.Signal, lo
 	return nil
 }
 
-// openDaemon checks the requirements of the daemon. It then watches devices until ctx is done.
+// openDaemon checks the requirements of the daemon. The function then watches devices until ctx is done.
 func openDaemon(ctx context.Context, o daemonOptions, log *slog.Logger) (*daemon, error) {
 	data, err := store.ReadFile(o.ConfigFile)
 	if err != nil {
@@ -148,7 +148,7 @@ func (d *daemon) restoreLoop(ctx context.Context) {
 	}
 }
 
-// restoreVFs restores orphaned VFs if this instance may change devices. It takes the lock of each VF's journal.
+// restoreVFs restores orphaned VFs if this instance may change devices. The function takes the lock of each VF's journal.
 func (d *daemon) restoreVFs() error {
 	d.mu.Lock()
 	may := d.mayChange()

@@ -138,7 +138,7 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// TestAbsent checks that the absence of the kubelet is logged once. It is not logged during a restart of the kubelet.
+// TestAbsent checks that the absence of the kubelet is logged once. The absence is not logged during a restart of the kubelet.
 func TestAbsent(t *testing.T) {
 	log := &logBuffer{}
 	r := &registrar{endpoint: &endpoint{log: logTo(log)}}

@@ -77,7 +77,7 @@ func (s *stateCollector) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect sends all metrics. It makes no request to the kubelet.
+// Collect sends all metrics. Collect makes no request to the kubelet.
 func (s *stateCollector) Collect(to chan<- prometheus.Metric) {
 	offers, held, refused, damaged := s.offers()
 	for resource, n := range s.kubeletCount() {
@@ -167,8 +167,8 @@ func (s *stateCollector) offers() (offers []*resourceOffer, held []allocation.De
 	return append(offers, s.claimable...), s.held, refused, damaged
 }
 
-// collectTraffic reads the counters of all VFs from their PFs. It sends one request for each PF. This also works for a VF in a pod and for
-// a VF without a network driver.
+// collectTraffic reads the counters of all VFs from their PFs. The function sends one request for each PF. The counters can also be read
+// for a VF in a pod and for a VF without a network driver.
 func (s *stateCollector) collectTraffic(to chan<- prometheus.Metric, offers []*resourceOffer, holder map[string]allocation.Device) {
 	byPF := map[pci.Address]map[int]kernel.VFStats{}
 	for _, o := range offers {

@@ -39,7 +39,7 @@ const (
 	kindPF = "pf"
 )
 
-// DeviceName returns the name of a PCI function in ResourceSlices. It is a DNS label such as 0000-3b-10-2.
+// DeviceName returns the name of a PCI function in ResourceSlices. The name is a DNS label such as 0000-3b-10-2.
 func DeviceName(a pci.Address) string {
 	return strings.NewReplacer(":", "-", ".", "-").Replace(a.String())
 }
@@ -95,7 +95,7 @@ func number(n int) resourceapi.DeviceAttribute {
 	return resourceapi.DeviceAttribute{IntValue: new(int64(n))}
 }
 
-// resourceNamed returns the resource with the name. It returns nil if the configuration no longer contains the resource.
+// resourceNamed returns the resource with the name. The result is nil if the configuration no longer contains the resource.
 func (i Inventory) resourceNamed(name string) *pool.Resource {
 	for _, p := range i.Pools {
 		if p.Name == name {
@@ -129,7 +129,7 @@ func (i Inventory) pfName(pf pci.Device) string {
 }
 
 // cardAddress returns the address of a card's first PF without the function number. The result is the same for all PFs of one card. In
-// switchdev mode, a card may have several PCI devices. They have the same switch ID.
+// switchdev mode, a card may have several PCI devices. The PCI devices of one card have the same switch ID.
 func (i Inventory) cardAddress(pf pci.Device) string {
 	first := pf.Address
 	if pf.SwitchID != "" {

@@ -30,7 +30,7 @@ type bindFailure struct {
 	err error
 }
 
-// recordBind records the result of a bind. It keeps only a timeout, because the kernel may still be working on that bind.
+// recordBind records the result of a bind. The function keeps only a timeout, because the kernel may still be working on that bind.
 func (b *bindFailures) recordBind(a pci.Address, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

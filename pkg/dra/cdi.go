@@ -52,8 +52,8 @@ func cdiSpecification(p claimPlan) (cdi.Spec, error) {
 	return spec, nil
 }
 
-// editsOf returns the container edits of a request. These are the device files of the request, and environment variables that list the
-// devices of all requests of the claim. If two CDI devices set the same variable, the runtime uses the last value. Both CDI devices
+// editsOf returns the container edits of a request. The edits contain the device files of the request, and environment variables that list
+// the devices of all requests of the claim. If two CDI devices set the same variable, the runtime uses the last value. Both CDI devices
 // therefore set the same value.
 func editsOf(p claimPlan, request string) (cdi.ContainerEdits, error) {
 	of, files := map[string][]pool.Device{}, []pool.Device{} // by resource
@@ -125,7 +125,7 @@ func (d *Driver) openCDI() (*store.Dir, error) {
 	return dir, nil
 }
 
-// removeCDI deletes the CDI specification of a claim. It does nothing if the specification does not exist.
+// removeCDI deletes the CDI specification of a claim. The call has no effect if the specification does not exist.
 func (d *Driver) removeCDI(uid string) error {
 	dir, err := d.openCDI()
 	if dir == nil {
@@ -154,7 +154,8 @@ func (d *Driver) sweepCDI() error {
 	return errors.Join(errs...)
 }
 
-// sweepOne deletes the CDI specification of a claim that has no record. It does not delete the file while the claim is being prepared.
+// sweepOne deletes the CDI specification of a claim that has no record. The function does not delete the file while the claim is being
+// prepared.
 func (d *Driver) sweepOne(uid string) error {
 	l, err := d.lockClaim(uid)
 	if err != nil {

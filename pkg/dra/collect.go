@@ -91,8 +91,8 @@ func (c *collector) reportError(uid string, err error) {
 	}
 }
 
-// collect unprepares claims that have ended although the kubelet has not unprepared them. Such a claim is missing from the kubelet's file,
-// no pod has its VFs, and the API server confirms its end.
+// collect unprepares claims that have ended although the kubelet has not unprepared them. A claim has ended if it is missing from the
+// kubelet's file, no pod has its VFs, and the API server confirms its end.
 func (c *collector) collect(ctx context.Context, now time.Time) {
 	records, err := c.records.List()
 	c.reportError("", err)
@@ -128,7 +128,8 @@ func (c *collector) collect(ctx context.Context, now time.Time) {
 	}
 }
 
-// kubeletClaims returns the claims in the kubelet's file. It also returns the time for which a claim must be missing from the file.
+// kubeletClaims returns the claims in the kubelet's file. The function also returns the time for which a claim must be missing from the
+// file.
 func (c *collector) kubeletClaims(now time.Time) (map[string]bool, time.Duration) {
 	notes, err := claim.KubeletClaims(c.options.Kubelet)
 	if err != nil {
@@ -162,7 +163,7 @@ func (c *collector) collectOne(ctx context.Context, r claim.Record) error {
 	return nil
 }
 
-// hasEnded reports whether the claim of a record has ended. This is the case if the API server has no claim of this name, a claim with
+// hasEnded reports whether the claim of a record has ended. A claim has ended if the API server has no claim of this name, a claim with
 // another UID, or a claim with another allocation.
 func (d *Driver) hasEnded(ctx context.Context, r claim.Record) (bool, error) {
 	now, err := d.get(ctx, r.Claim().Namespace, r.Claim().Name)

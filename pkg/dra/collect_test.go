@@ -31,9 +31,9 @@ func (l *draLab) writeKubeletFile(claims ...*resourceapi.ResourceClaim) {
 	must(l, claimtest.WriteState(l.options.Kubelet, list...))
 }
 
-// TestCollect (DRA-F12): a claim is missing from the kubelet's file. Its record is deleted once the API server confirms that the claim has
-// ended. The record stays while a pod has the VF or while the API server does not answer. If the kubelet's file cannot be read, the record
-// stays for ten minutes.
+// TestCollect (DRA-F12): a claim is missing from the kubelet's file. The record of the claim is deleted once the API server confirms that
+// the claim has ended. The record stays while a pod has the VF or while the API server does not answer. If the kubelet's file cannot be
+// read, the record stays for ten minutes.
 func TestCollect(t *testing.T) {
 	other := newClaim("c-9", "web", deviceResult("a", vf0))
 	free := newClaim("c-1", "web")
@@ -123,7 +123,7 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
-// TestLostRecordOfPod: the record of a running pod's claim is lost. It is rebuilt, and the pod keeps its VF.
+// TestLostRecordOfPod: the record of a running pod's claim is lost. The record is rebuilt, and the pod keeps its VF.
 func TestLostRecordOfPod(t *testing.T) {
 	l := newDRALab(t, func(o *Options) { o.InUse = func(string) string { return "has its interface in another namespace" } })
 	c := newClaim("c-1", "web", deviceResult("a", vf0))

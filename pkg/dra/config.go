@@ -24,7 +24,7 @@ type configEntry struct {
 }
 
 // readEntries returns the entries for this driver: those of the class and those of the claim. Each list keeps the order of the allocation.
-// It ignores entries for other drivers.
+// The function ignores entries for other drivers.
 func readEntries(configs []resourceapi.DeviceAllocationConfiguration) (ofClass, ofClaim []configEntry, err error) {
 	for i, c := range configs {
 		if c.Opaque == nil || c.Opaque.Driver != claim.Driver {
@@ -57,8 +57,8 @@ func (e configEntry) appliesTo(result resourceapi.DeviceRequestAllocationResult,
 	return e.isRequested(result) && (e.Resource == "" || e.Resource == resource)
 }
 
-// configFor returns the merged configuration of a result's device. It returns nil if no entry applies. The settings of the claim override
-// the settings of the class. The resource limits which settings a claim may set.
+// configFor returns the merged configuration of a result's device. The result is nil if no entry applies. The settings of the claim
+// override the settings of the class. The resource limits which settings a claim may set.
 func configFor(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (
 	*vfconfig.Config, error) {
 	ofClass, ofClaim, err := readEntries(a.Devices.Config)
@@ -115,8 +115,8 @@ func checkSingle(a *resourceapi.AllocationResult, result resourceapi.DeviceReque
 	return nil
 }
 
-// checkConfig returns an error for an entry of the claim that applies to none of its devices. It also returns an error if a class entry
-// cannot be attributed to one class. It returns a warning for an entry of a class that applies to no device.
+// checkConfig returns an error for an entry of the claim that applies to none of its devices. The function also returns an error if a class
+// entry cannot be attributed to one class. The function returns a warning for an entry of a class that applies to no device.
 func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (warnings []string, err error) {
 	ofClass, ofClaim, err := readEntries(c.Status.Allocation.Devices.Config)
 	if err != nil {
@@ -140,8 +140,8 @@ func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (war
 	return warnings, checkClasses(c, ofClass)
 }
 
-// forAlternative reports whether an entry may belong to an alternative that the scheduler did not choose. This is possible if the entry
-// names a resource and the request has alternatives.
+// forAlternative reports whether an entry may belong to an alternative that the scheduler did not choose. An entry may belong to an
+// alternative if the entry names a resource and the request has alternatives.
 func (e configEntry) forAlternative(c *resourceapi.ResourceClaim) bool {
 	return e.Resource != "" && slices.ContainsFunc(c.Spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool {
 		return len(r.FirstAvailable) > 1 && (len(e.api.Requests) == 0 || slices.Contains(e.api.Requests, r.Name))

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dra offers VFs through Dynamic Resource Allocation (DRA). It publishes the VFs in ResourceSlices and prepares the ResourceClaims
-// of pods for the kubelet. The CNI plugin sriov attaches the VFs. It reads them from the claim records of pkg/claim. The driver gets all
-// facts about devices from the Inventory of the daemon: the VFs of each resource, their health, and the pods that have them.
+// Package dra offers VFs through Dynamic Resource Allocation (DRA). Package dra publishes the VFs in ResourceSlices and prepares the
+// ResourceClaims of pods for the kubelet. The CNI plugin sriov attaches the VFs. The plugin reads the VFs from the claim records of
+// pkg/claim. The driver gets all facts about devices from the Inventory of the daemon: the VFs of each resource, their health, and the pods
+// that have them.
 //
 // The API server may be unreachable, may refuse a request, or may lack a feature. The driver logs such a failure once and tries again.
 // Neither the device plugin API nor the ADD of a pod waits for the API server.
@@ -38,8 +39,8 @@ type Options struct {
 	// Change runs change on devices that no pod has. check returns an error if a device is in use; no device is allocated while check runs. No
 	// pod gets one of these devices until change returns.
 	Change func(ids []string, check, change func() error) error
-	// InUse returns the reason why a device cannot be allocated to a claim or changed now, for example because a pod has it. It returns "" if
-	// there is no reason. It ignores devices that claims have.
+	// InUse returns the reason why a device cannot be allocated to a claim or changed now, for example because a pod has it. The result is ""
+	// if there is no reason. InUse ignores devices that claims have.
 	InUse func(id string) string
 	// The driver calls Changed when claim records have changed. The daemon then calls Update of the driver.
 	Changed func()
@@ -100,8 +101,8 @@ func New(o Options) *Driver {
 	return d
 }
 
-// Run serves the kubelet and publishes devices until ctx is done. It returns an error only if it cannot start. It does not fail if the API
-// server is unreachable.
+// Run serves the kubelet and publishes devices until ctx is done. Run returns an error only if it cannot start. Run does not fail if the
+// API server is unreachable.
 func (d *Driver) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -138,5 +139,5 @@ func (d *Driver) watchInventory() (i Inventory, changed <-chan struct{}, ok bool
 	return i, d.changed, ok
 }
 
-// Ready returns the reason why pods cannot get devices through claims yet. It returns "" if pods can get them.
+// Ready returns the reason why pods cannot get devices through claims yet. The result is "" if pods can get them.
 func (d *Driver) Ready() string { return d.whyUnregistered() }

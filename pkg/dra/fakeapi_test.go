@@ -154,7 +154,7 @@ func (f *fakeAPI) send(e kwatch.Event) {
 	}
 }
 
-// isWatched reports whether a watch receives events. It returns false while the server has only accepted the request.
+// isWatched reports whether a watch receives events. The function returns false while the server has only accepted the request.
 func (f *fakeAPI) isWatched() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -17,8 +17,8 @@ const (
 	healthLease = 30 * time.Second
 )
 
-// WatchHealthStatus reports the health of prepared devices until ctx is done. It sends a report after a change, after a claim is prepared,
-// and at least every healthEvery.
+// WatchHealthStatus reports the health of prepared devices until ctx is done. WatchHealthStatus sends a report after a change, after a
+// claim is prepared, and at least every healthEvery.
 func (h callHandler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	due := time.NewTicker(healthEvery)
 	defer due.Stop()
@@ -84,7 +84,7 @@ func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
 	return list
 }
 
-// whyUnhealthy returns the reason why a pod cannot use a device. It returns "" if a pod can use it.
+// whyUnhealthy returns the reason why a pod cannot use a device. The result is "" if a pod can use it.
 func (i Inventory) whyUnhealthy(id string) string {
 	if f, ok := i.Faults[id]; ok {
 		return f.Text

@@ -170,7 +170,7 @@ func (l *draLab) addClaims(claims ...*resourceapi.ResourceClaim) {
 	}
 }
 
-// fakeKubelet is a client that calls the driver as a kubelet does. It uses one version of the API.
+// fakeKubelet is a client that calls the driver as a kubelet does. The client uses one version of the API.
 type fakeKubelet struct {
 	*draLab
 	conn     *grpc.ClientConn

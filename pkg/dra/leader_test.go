@@ -89,8 +89,8 @@ func TestStaleSockets(t *testing.T) {
 	}
 }
 
-// TestTwoServices (DRA-F23): a second daemon without its own UID starts. It does not serve the kubelet, its log names the first daemon, and
-// it takes over when the first daemon ends.
+// TestTwoServices (DRA-F23): a second daemon without its own UID starts. The second daemon does not serve the kubelet until the first
+// daemon ends, and its log names the first daemon.
 func TestTwoServices(t *testing.T) {
 	l := newDRALab(t)
 	a, b := l.newInstance(""), l.newInstance("")
@@ -112,8 +112,8 @@ func TestTwoServices(t *testing.T) {
 }
 
 // TestServiceAndPod (DRA-F23): a service and a pod of a DaemonSet run on one node. The instance that starts first serves the kubelet. The
-// second instance has no sockets. Its log names the first instance and says what the admin can do. It takes over when the first instance
-// ends.
+// second instance has no sockets. The log of the second instance names the first instance and says what the admin can do. The second
+// instance takes over when the first instance ends.
 func TestServiceAndPod(t *testing.T) {
 	for _, c := range []struct{ first, second, name string }{
 		{"", "uid-b", "the service with process"},

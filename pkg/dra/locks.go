@@ -25,7 +25,7 @@ const lockWait = 10 * time.Second
 // lockPoll is the pause between two attempts to take a lock.
 const lockPoll = 20 * time.Millisecond
 
-// firstClaim is the offset of the first claim lock. It is larger than the number of any PCI address.
+// firstClaim is the offset of the first claim lock. The value is larger than the number of any PCI address.
 const firstClaim = 1 << 62
 
 // claimLock holds the locks of one claim and of VFs.
@@ -50,8 +50,9 @@ func (d *Driver) lockClaim(uid string) (*claimLock, error) {
 	return l, nil
 }
 
-// LockDevices takes the locks of devices in all instances of the daemon on the node. Prepare and Unprepare take the same locks. claims is
-// the folder of claim records. It returns an error if another call or another instance is working on one of the devices.
+// LockDevices takes the locks of devices in all instances of the daemon on the node. Prepare and Unprepare take the same locks. The
+// argument claims is the folder of claim records. The result is an error if another call or another instance is working on one of the
+// devices.
 func LockDevices(claims string, devices []pci.Address) (unlock func(), err error) {
 	dir, err := store.Make(filepath.Dir(claims), 0o755)
 	if err != nil {
@@ -75,8 +76,8 @@ func (l *claimLock) lockVFs(vfs []pci.Address) error {
 	return nil
 }
 
-// add takes a lock. It polls, because a blocking wait cannot be cancelled. A blocking wait would also occupy one thread for each call about
-// a claim whose driver hangs.
+// add takes a lock. The function polls, because a blocking wait cannot be cancelled. A blocking wait would also occupy one thread for each
+// call about a claim whose driver hangs.
 func (l *claimLock) add(offset int64) error {
 	for until := time.Now().Add(lockWait); ; time.Sleep(lockPoll) {
 		lock, err := l.dir.LockAtWithin(0, claimLocks, 0o600, offset)

@@ -49,7 +49,7 @@ func mayCrash(left *atomic.Int64) {
 	}
 }
 
-// nodeModel is a node whose API server allocates VFs at random. It may even allocate one VF to several claims at the same time.
+// nodeModel is a node whose API server allocates VFs at random. The API server may even allocate one VF to several claims at the same time.
 type nodeModel struct {
 	kerneltest.Lab
 	*draLab
@@ -182,7 +182,8 @@ func (m *nodeModel) nodeLinks() string {
 	return b.String()
 }
 
-// modelOperation changes a claim or a pod. It runs at the same time as other operations. It returns an error if the daemon behaves wrongly.
+// modelOperation changes a claim or a pod. Several operations run at the same time. An operation returns an error if the daemon behaves
+// wrongly.
 type modelOperation struct {
 	name string
 	run  func() error
@@ -208,8 +209,8 @@ func (m *nodeModel) callGuarded(f func() error) (err error) {
 	return f()
 }
 
-// drawOperations chooses the next operations at random. A claim takes part in only one operation at a time, as in the kubelet. Its pods are
-// independent of this.
+// drawOperations chooses the next operations at random. A claim takes part in only one operation at a time, as in the kubelet. Pods of the
+// claim may take part in other operations at the same time.
 func (m *nodeModel) drawOperations() (ops []modelOperation) {
 	for _, i := range m.random.Perm(len(m.claims))[:1+m.random.IntN(3)] {
 		c, d := m.claims[i], m.Driver
@@ -245,7 +246,7 @@ func (m *nodeModel) drawOperations() (ops []modelOperation) {
 	return ops
 }
 
-// drawPods chooses pods. It prefers pods of prepared claims.
+// drawPods chooses pods. The function prefers pods of prepared claims.
 func (m *nodeModel) drawPods() (chosen []*modelPod) {
 	for _, i := range m.random.Perm(len(m.pods)) {
 		_, err := claim.Read(m.options.Claims, string(m.claims[m.pods[i].claim].UID))

@@ -40,7 +40,7 @@ type observedGroup struct {
 	*publisher
 }
 
-// ResourceSlices returns the client's interface for slices. Its requests are shown to the publisher.
+// ResourceSlices returns the client's interface for slices. Requests through this interface are shown to the publisher.
 func (g observedGroup) ResourceSlices() resourcev1.ResourceSliceInterface {
 	return observedSlices{g.ResourceV1Interface.ResourceSlices(), g.publisher}
 }
@@ -109,8 +109,8 @@ func (p *publisher) nodeUID(ctx context.Context) (types.UID, error) {
 	return node.UID, nil
 }
 
-// poolQueue is the library's queue of pools that must be synchronized. It reports to the publisher when a synchronization starts and when
-// it succeeds. After an error it retries within a minute at most; the library alone would wait up to 1,000 s.
+// poolQueue is the library's queue of pools that must be synchronized. The queue reports to the publisher when a synchronization starts and
+// when it succeeds. After an error it retries within a minute at most; the library alone would wait up to 1,000 s.
 type poolQueue struct {
 	workqueue.TypedRateLimitingInterface[string]
 	limiter workqueue.TypedRateLimiter[string]

@@ -52,8 +52,8 @@ func isOurs(c *resourceapi.ResourceClaim) bool {
 		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == claim.Driver })
 }
 
-// planClaim makes a plan from the allocation of a claim. It returns an error if the claim cannot be prepared. It changes nothing. before is
-// the existing record of the claim, or nil.
+// planClaim makes a plan from the allocation of a claim. The result is an error if the claim cannot be prepared. The function changes
+// nothing. The argument before is the existing record of the claim, or nil.
 func (d *Driver) planClaim(c *resourceapi.ResourceClaim, before *claim.Record) (p claimPlan, err error) {
 	if c.Status.Allocation == nil {
 		return claimPlan{}, errors.New("the claim is not allocated")
@@ -193,7 +193,7 @@ func (i Inventory) findDevice(name string) (pool.Device, pool.Pool, error) {
 	return pool.Device{}, pool.Pool{}, fmt.Errorf(`device %s does not exist, or no resource with "api": "dra" has it`, name)
 }
 
-// lockedAddresses returns the devices that the claim of a plan will own. It also returns the VFs that these devices exclude.
+// lockedAddresses returns the devices that the claim of a plan will own. The function also returns the VFs that these devices exclude.
 func (p claimPlan) lockedAddresses() (list []pci.Address) {
 	for _, dev := range p.devices {
 		if !dev.Admin {

@@ -52,8 +52,8 @@ func (h callHandler) PrepareResourceClaims(ctx context.Context,
 	return byUID, nil
 }
 
-// prepareWithin calls prepare with callTimeout. After a timeout, the work continues in the background and keeps the locks of the claim.
-// lost is true for a claim that was prepared earlier and whose record was lost.
+// prepareWithin calls prepare with callTimeout. After a timeout, the work continues in the background and keeps the locks of the claim. The
+// argument lost is true for a claim that was prepared earlier and whose record was lost.
 func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
 	prepared := make(chan []kubeletplugin.Device, 1) // stays unread after a timeout
 	err := d.callBounded(ctx, func(ctx context.Context) error {
@@ -67,7 +67,7 @@ func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim
 	return <-prepared, nil
 }
 
-// callBounded calls f. It returns after callTimeout at the latest.
+// callBounded calls f. The function returns after callTimeout at the latest.
 func (d *Driver) callBounded(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.callTimeout)
 	done := make(chan error, 1)
@@ -89,8 +89,8 @@ func (d *Driver) callBounded(ctx context.Context, f func(context.Context) error)
 }
 
 // prepare makes the devices of a claim ready for its pods. prepare is idempotent and safe against crashes: the next call continues after
-// the last completed step. It has four steps: reserve the devices in a record, bind drivers, write the CDI specification, and mark the
-// record as prepared.
+// the last completed step. The function has four steps: reserve the devices in a record, bind drivers, write the CDI specification, and
+// mark the record as prepared.
 func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	return d.prepareAs(ctx, c, false)
 }
@@ -139,7 +139,7 @@ func (d *Driver) recordsChanged() {
 	}
 }
 
-// recordOf returns the existing record of a claim. It returns nil if the claim has no record.
+// recordOf returns the existing record of a claim. The result is nil if the claim has no record.
 func (d *Driver) recordOf(uid string) (*claim.Record, error) {
 	r, err := claim.Read(d.options.Claims, uid)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -199,8 +199,8 @@ func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record
 	return change()
 }
 
-// prepareToReserve reads a device and restores the device if an earlier claim left it behind. isFresh is true if no record and no pod has
-// the device.
+// prepareToReserve reads a device and restores the device if an earlier claim left it behind. The result isFresh is true if no record and
+// no pod has the device.
 func (d *Driver) prepareToReserve(p *claimPlan, dev *plannedDevice, first bool, attached map[pci.Address]bool) (isFresh bool, err error) {
 	if err := d.rereadDevice(dev); err != nil || dev.Admin {
 		return false, err
@@ -245,8 +245,8 @@ func addressTexts(list []pci.Address) (out []string) {
 	return out
 }
 
-// checkFree returns an error if another claim has a device of the plan. It also returns an error if a pod has a device in fresh through the
-// device plugin API.
+// checkFree returns an error if another claim has a device of the plan. The function also returns an error if a pod has a device in fresh
+// through the device plugin API.
 func (d *Driver) checkFree(p claimPlan, fresh []pci.Address) error {
 	records, err := d.checkOtherClaims(p)
 	if err != nil {
@@ -260,7 +260,7 @@ func (d *Driver) checkFree(p claimPlan, fresh []pci.Address) error {
 	return d.checkExcluded(p, records)
 }
 
-// checkOtherClaims returns the records of all claims. It returns an error if another claim has a device of the plan.
+// checkOtherClaims returns the records of all claims. The result is an error if another claim has a device of the plan.
 func (d *Driver) checkOtherClaims(p claimPlan) ([]claim.Record, error) {
 	records, unreadable := d.records.List()
 	if unreadable != nil {

@@ -24,9 +24,9 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestPrepare prepares and unprepares a claim with two requests. It uses both versions of the kubelet's API. The CDI device of a request is
-// attached to the request's first device. Its variables list the devices of both requests of the resource. A second Prepare changes
-// nothing, but it restores a missing CDI specification.
+// TestPrepare prepares and unprepares a claim with two requests. The test uses both versions of the kubelet's API. The CDI device of a
+// request is attached to the request's first device. The variables of the CDI device list the devices of both requests of the resource. A
+// second Prepare changes nothing, but it restores a missing CDI specification.
 func TestPrepare(t *testing.T) {
 	for _, v1beta1 := range []bool{false, true} {
 		l := newDRALab(t)
@@ -145,7 +145,7 @@ func TestForceDeleted(t *testing.T) {
 	}
 }
 
-// TestDamagedRecord: a claim has an unreadable record. It keeps the devices that the kubelet's file lists, and other claims can be
+// TestDamagedRecord: a claim has an unreadable record. The claim keeps the devices that the kubelet's file lists, and other claims can be
 // prepared. If the kubelet's file is unreadable too, no claim can be prepared.
 func TestDamagedRecord(t *testing.T) {
 	l := newDRALab(t)
@@ -177,8 +177,8 @@ func TestDamagedRecord(t *testing.T) {
 	}
 }
 
-// TestAdminAccess (DRA-18): a claim with administrative access gets a device that another claim has. It gets no device files. The driver of
-// the device does not change, and the device keeps its owner.
+// TestAdminAccess (DRA-18): a claim with administrative access gets a device that another claim has. The claim with administrative access
+// gets no device files. The driver of the device does not change, and the device keeps its owner.
 func TestAdminAccess(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{}.Start(t, l.sysfs)
@@ -208,7 +208,8 @@ func TestAdminAccess(t *testing.T) {
 }
 
 // TestDriverBack: the driver of a claim is bound, and the CDI specification contains the device files. After the claim, the former driver
-// of the VF is bound again. This also works if the daemon is killed between these steps, or if the driver of the claim was already bound.
+// of the VF is bound again. The former driver is also bound again if the daemon is killed between these steps, or if the driver of the
+// claim was already bound.
 func TestDriverBack(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{}.Start(t, l.sysfs)
@@ -283,7 +284,8 @@ func TestNoWait(t *testing.T) {
 	<-done
 }
 
-// TestConfigChanges: a resource no longer has "api": "dra". Its prepared claims stay prepared, even for the next sandbox of the pod.
+// TestConfigChanges: a resource no longer has "api": "dra". The prepared claims of this resource stay prepared, even for the next sandbox
+// of the pod.
 func TestConfigChanges(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()
@@ -300,8 +302,8 @@ func TestConfigChanges(t *testing.T) {
 	}
 }
 
-// TestPrepareWholePF (DRA-20): a PF that is allocated as a whole has no VFs. Prepare refuses the PF while a claim has one of its VFs. It
-// refuses the VFs while a claim has the PF.
+// TestPrepareWholePF (DRA-20): a PF that is allocated as a whole has no VFs. Prepare refuses the PF while a claim has one of its VFs.
+// Prepare refuses the VFs while a claim has the PF.
 func TestPrepareWholePF(t *testing.T) {
 	const pf = "0000:11:00.0"
 	l := newDRALab(t)
@@ -365,7 +367,7 @@ func BenchmarkPrepare(b *testing.B) {
 	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-p50")
 }
 
-// TestBindHangs (DRA-F27): a VF whose bind timed out has a fault. Its driver is not bound again for five minutes.
+// TestBindHangs (DRA-F27): a VF whose bind timed out has a fault. The driver of this VF is not bound again for five minutes.
 func TestBindHangs(t *testing.T) {
 	l := newDRALab(t)
 	l.setFault(vf1, "no carrier")

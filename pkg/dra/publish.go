@@ -84,8 +84,8 @@ func (p *publisher) publish(ctx context.Context) {
 	}
 }
 
-// run publishes the slices until ctx is done. It returns an error if the API server is unreachable, lacks the API, or does not allow access
-// to the Node object or the slices. The error is already logged.
+// run publishes the slices until ctx is done. The result is an error if the API server is unreachable, lacks the API, or does not allow
+// access to the Node object or the slices. The error is already logged.
 func (p *publisher) run(ctx context.Context) error {
 	if _, err := p.nodeUID(ctx); err != nil {
 		return err
@@ -198,8 +198,8 @@ func (p *publisher) update(c *resourceslice.Controller, i Inventory) {
 	}
 }
 
-// submit passes slices to the controller. It holds the lock during the update, so that no comparison starts before the field submitted is
-// changed. Otherwise a result could be attributed to the wrong slices.
+// submit passes slices to the controller. The function holds the lock during the update, so that no comparison starts before the field
+// submitted is changed. Otherwise a result could be attributed to the wrong slices.
 func (p *publisher) submit(update func(), r *resourceslice.DriverResources) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -18,15 +18,15 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// Resources returns the slices that a node publishes to an API server with all features. records are the claim records of the node. It does
-// no I/O.
+// Resources returns the slices that a node publishes to an API server with all features. The argument records holds the claim records of
+// the node. It does no I/O.
 func Resources(i Inventory, node string, records []claim.Record, now time.Time) *resourceslice.DriverResources {
 	return desiredState{Inventory: i, node: node, records: records, now: now, sliceFeatures: sliceFeatures{taints: true,
 		counters: true}}.driverResources()
 }
 
-// Settings returns the merged settings for each result of an allocated claim; nil means no settings. It returns an error if Prepare would
-// refuse the claim. Each device must belong to a resource of this driver. It does no I/O.
+// Settings returns the merged settings for each result of an allocated claim; nil means no settings. The result is an error if Prepare
+// would refuse the claim. Each device must belong to a resource of this driver. It does no I/O.
 func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool.Resource) (out []*vfconfig.Config, err error) {
 	var devices []allocation.Device
 	for i, result := range c.Status.Allocation.Devices.Results {
@@ -84,7 +84,7 @@ func publishedText(device resourceapi.Device) allocation.Published {
 	return p
 }
 
-// attributeText returns the value of an attribute as text. It supports the types of attributes that this driver publishes.
+// attributeText returns the value of an attribute as text. The function supports the types of attributes that this driver publishes.
 func attributeText(a resourceapi.DeviceAttribute) string {
 	switch {
 	case a.StringValue != nil:

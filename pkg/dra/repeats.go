@@ -25,7 +25,7 @@ type repeat struct {
 	pause time.Duration
 }
 
-// isDue reports whether the error under a key must be logged now. This is the case if the error is new, if its text has changed, or if the
+// isDue reports whether the error under a key must be logged now. An error must be logged if it is new, if its text has changed, or if the
 // pause is over. If err is nil, the failure has ended.
 func (r *repeatLimit) isDue(key string, err error, now time.Time) bool {
 	r.mu.Lock()

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestRepeats: a failure is logged at once and then after growing pauses of at most an hour. It is also logged when its text changes, and
-// when it occurs again after a success.
+// TestRepeats: a failure is logged at once and then after growing pauses of at most an hour. A failure is also logged when its text
+// changes, and when it occurs again after a success.
 func TestRepeats(t *testing.T) {
 	var r repeatLimit
 	began := time.Now()

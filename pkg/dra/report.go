@@ -73,8 +73,8 @@ func (p *publisher) noteWrite(ctx context.Context, verb string, err error) {
 	}
 }
 
-// noteResult handles the result of a request. It logs a failure once. It logs again when the reason has changed, or after a request has
-// succeeded.
+// noteResult handles the result of a request. The function logs a failure once. The function logs again when the reason has changed, or
+// after a request has succeeded.
 func (p *publisher) noteResult(ctx context.Context, verb string, err error) {
 	if ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return // the daemon is stopping

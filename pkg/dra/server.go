@@ -180,7 +180,7 @@ func (c *serverState) fail(err error) {
 	}
 }
 
-// whyUnregistered returns the reason why the kubelet cannot reach the driver. It returns "" if the kubelet can reach it.
+// whyUnregistered returns the reason why the kubelet cannot reach the driver. The result is "" if the kubelet can reach it.
 func (d *Driver) whyUnregistered() string {
 	d.conn.mu.Lock()
 	defer d.conn.mu.Unlock()

@@ -106,8 +106,8 @@ func (d desiredState) allEntries() (out []sortEntry) {
 		if seen[id] || d.Held[id] != "" {
 			continue
 		}
-		// The device is missing from the configuration or from the machine. It must stay in the slice, because Kubernetes evicts its pods only
-		// because of a taint on the device.
+		// The device is missing from the configuration or from the machine. The device must stay in the slice, because Kubernetes evicts its pods
+		// only because of a taint on the device.
 		if address, err := pci.ParseAddress(id); err == nil {
 			if dev, ok := d.Snapshot.Device(address); ok {
 				out = d.addDevice(out, prepared[id], pool.Device{Device: dev}, true)

@@ -177,8 +177,8 @@ func TestStatusForbidden(t *testing.T) {
 	l.detach(vf0)
 }
 
-// TestHealth (DRA-28): the kubelet gets reports about prepared devices only. It gets them at once after a change or after Prepare, in both
-// versions of the API.
+// TestHealth (DRA-28): the kubelet gets reports about prepared devices only. The kubelet gets the reports at once after a change or after
+// Prepare, in both versions of the API.
 func TestHealth(t *testing.T) {
 	for _, v1beta1 := range []bool{false, true} {
 		l := newDRALab(t)

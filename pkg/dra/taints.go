@@ -21,7 +21,7 @@ const (
 	noTaint = "off"
 )
 
-// maxLabel is the maximum length of a label value. It also limits the value of a taint.
+// maxLabel is the maximum length of a label value. The same limit applies to the value of a taint.
 const maxLabel = 63
 
 // taintsOf returns the taints of an existing device. A claimed device never gets the taint "held".
@@ -78,7 +78,7 @@ func labelValue(s string) string {
 }
 
 // keepTimes sets the time of each taint. A taint that is equal to a former taint keeps its time; any other taint gets the current time. The
-// API server would set the times of new taints. It would lose the times of a device that moves to another slice.
+// API server would set the times of new taints. The API server would lose the times of a device that moves to another slice.
 func keepTimes(taints, former []resourceapi.DeviceTaint, now metav1.Time) {
 	for i := range taints {
 		t := &taints[i]

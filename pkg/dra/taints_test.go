@@ -68,8 +68,8 @@ func TestTaints(t *testing.T) {
 	}
 }
 
-// TestTimeAdded: a taint keeps its time while its key, value and effect do not change. This also holds after a restart and in another
-// slice.
+// TestTimeAdded: a taint keeps its time while its key, value and effect do not change. A taint also keeps its time after a restart and in
+// another slice.
 func TestTimeAdded(t *testing.T) {
 	d, _ := inventoryOf(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	dev := d.Pools[0].Devices[0]

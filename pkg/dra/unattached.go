@@ -14,7 +14,7 @@ import (
 // the plugin sriov is missing from the node's CNI configuration.
 const unattachedAfter = 2 * time.Minute
 
-// reportUnattached counts the prepared claims that have a device which no pod has attached. It logs each of these claims once.
+// reportUnattached counts the prepared claims that have a device which no pod has attached. The function logs each of these claims once.
 func (c *collector) reportUnattached(records []claim.Record, held []sriov.Holding, now time.Time) {
 	count := 0
 	since := map[string]time.Time{}
@@ -48,7 +48,7 @@ func (c *collector) reportUnattached(records []claim.Record, held []sriov.Holdin
 	c.count.unattached.Set(float64(count))
 }
 
-// unattachedDevice returns a device of a claim that no pod of the claim has attached. It returns "" if there is none.
+// unattachedDevice returns a device of a claim that no pod of the claim has attached. The result is "" if there is none.
 func unattachedDevice(r claim.Record, held []sriov.Holding) string {
 	for _, dev := range r.Devices {
 		if r.State == claim.Prepared && !dev.Claim.Admin && !slices.ContainsFunc(held, func(h sriov.Holding) bool {

@@ -88,7 +88,7 @@ func (l testLab) callPlugins(verb string, pod *sandbox.Pod, id string, runtime o
 	}
 }
 
-// scrape returns the values that the collector serves. It leaves out the durations of readings.
+// scrape returns the values that the collector serves. The function leaves out the durations of readings.
 func (l testLab) scrape() map[string]float64 {
 	l.Helper()
 	registry := prometheus.NewPedanticRegistry()
@@ -132,8 +132,8 @@ func valuesBefore(changes map[string]float64) map[string]float64 {
 	return want
 }
 
-// wantValues compares the current values with those before the first pod. changes contains the values that must differ. The values in vary
-// are not compared, because traffic of the kernel itself changes them.
+// wantValues compares the current values with those before the first pod. The argument changes contains the values that must differ. The
+// values in vary are not compared, because traffic of the kernel itself changes them.
 func (l testLab) wantValues(when string, changes map[string]float64, vary ...string) {
 	l.Helper()
 	want, got := valuesBefore(changes), l.scrape()
@@ -196,8 +196,8 @@ func TestLife(t *testing.T) {
 	l.wantValues("after DEL", map[string]float64{"unreadable_records{network=net}": 1}, vary...)
 }
 
-// TestSums checks the counters of bandwidth limits. They start at zero, count packets that the kernel sends and drops, and keep their
-// values when the pod ends.
+// TestSums checks the counters of bandwidth limits. The counters start at zero, count packets that the kernel sends and drops, and keep
+// their values when the pod ends.
 func TestSums(t *testing.T) {
 	l := newLab(t)
 	pod := kerneltest.NewPod(t)

@@ -60,7 +60,7 @@ func (c *Collector) readAll() metricValues {
 	return v
 }
 
-// addSource adds the metrics of one source. It logs an error once, until the error changes.
+// addSource adds the metrics of one source. The function logs an error once, until the error changes.
 func (c *Collector) addSource(v metricValues, source string, add func(metricValues) error) {
 	began := time.Now()
 	err := add(v)
@@ -178,7 +178,8 @@ func (v metricValues) addAddresses(networks []reconcile.Network) (err error) {
 	return err
 }
 
-// addBandwidth adds metrics about limits from the kernel. It makes one dump of all qdiscs and some requests for each pod with limits.
+// addBandwidth adds metrics about limits from the kernel. The function makes one dump of all qdiscs and some requests for each pod with
+// limits.
 func (c *Collector) addBandwidth(v metricValues, records []attachment.Record) error {
 	records = bandwidth.Records(records)
 	for i := range records {

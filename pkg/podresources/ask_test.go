@@ -161,9 +161,9 @@ func TestOlder(t *testing.T) {
 	}
 }
 
-// TestBusy (V-24) checks a kubelet that allows ten calls at once, then 50 calls per second, and refuses the rest. 80 pods that start at the
-// same time all get their devices after retries. The test limits the number of calls, because a client without pauses sends several times
-// as many calls.
+// TestBusy (V-24) checks a kubelet that allows ten calls at once, then 50 calls per second, and refuses the rest. The 80 pods of the test
+// start at the same time, and all of them get their devices after retries. The test limits the number of calls, because a client without
+// pauses sends several times as many calls.
 func TestBusy(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -282,8 +282,8 @@ func TestTimeUp(t *testing.T) {
 	}
 }
 
-// askUntilUp calls Ask with a deadline and returns the error of Ask. It doubles the deadline, up to patience, until the error contains the
-// text. This is necessary because a slow machine may need longer for the first call.
+// askUntilUp calls Ask with a deadline and returns the error of Ask. The function doubles the deadline, up to maxWait, until the error
+// contains the text. A longer deadline is necessary because a slow machine may need longer for the first call.
 func askUntilUp(t *testing.T, k Kubelet, says string) error {
 	t.Helper()
 	for wait := 300 * time.Millisecond; ; wait *= 2 {

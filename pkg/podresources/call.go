@@ -18,18 +18,18 @@ import (
 )
 
 const (
-	// maxResponse is the maximum size of a response message in bytes. maxHeaders is the maximum size of the headers and trailers. maxBytes
-	// limits all bytes that are read, including framing and padding.
+	// maxResponse is the maximum size of a response message in bytes. The constant maxHeaders is the maximum size of the headers and trailers.
+	// The constant maxBytes limits all bytes that are read, including framing and padding.
 	maxResponse = 64 << 20
 	maxHeaders  = 1 << 20
 	maxBytes    = 2 * maxResponse
-	// maxWindow is the maximum flow-control window (RFC 9113, section 6.9.1). It is larger than maxBytes. The client therefore never needs to
-	// update the window.
+	// maxWindow is the maximum flow-control window (RFC 9113, section 6.9.1). The value is larger than maxBytes. The client therefore never
+	// needs to update the window.
 	maxWindow, defaultWindow = 1<<31 - 1, 1<<16 - 1
 )
 
-// sendCall sends a request to the gRPC server at a unix socket. It returns the response message. Each call opens a new connection. The
-// format is described in "Requests" and "Responses" of github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
+// sendCall sends a request to the gRPC server at a unix socket. The function returns the response message. Each call opens a new
+// connection. The format is described in "Requests" and "Responses" of github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
 func sendCall(ctx context.Context, socket, method string, request []byte) ([]byte, error) {
 	data, err := encodeRequest(method, request)
 	if err != nil {
@@ -105,7 +105,7 @@ func (x *frameExchange) run() ([]byte, error) {
 	return x.finalMessage()
 }
 
-// handle processes one frame. It ignores frames of the types WINDOW_UPDATE and PRIORITY and of unknown types (section 5.5).
+// handle processes one frame. The function ignores frames of the types WINDOW_UPDATE and PRIORITY and of unknown types (section 5.5).
 func (x *frameExchange) handle(f frame) error {
 	if !x.greeted && (f.kind != frameSettings || f.flags&flagAck != 0) {
 		return fmt.Errorf("the first frame has type %d: want SETTINGS; the socket may not be the kubelet's", f.kind)
@@ -133,8 +133,8 @@ func (x *frameExchange) handle(f frame) error {
 	return nil
 }
 
-// reply acknowledges a frame. It ignores write errors, because a server that has closed its side may already have sent the complete
-// response.
+// reply acknowledges a frame. The function ignores write errors, because a server that has closed its side may already have sent the
+// complete response.
 func (x *frameExchange) reply(kind byte, payload []byte) {
 	_, _ = x.to.Write(appendFrame(nil, kind, flagAck, 0, payload))
 }
@@ -226,7 +226,7 @@ func resetError(f frame) error {
 	return &statusError{grpc, fmt.Sprintf("RST_STREAM with code %#x of HTTP/2", code)}
 }
 
-// checkGoAway returns the error for a GOAWAY frame (section 6.8). It returns nil if the server will still process the request.
+// checkGoAway returns the error for a GOAWAY frame (section 6.8). The result is nil if the server will still process the request.
 func checkGoAway(f frame) error {
 	if len(f.payload) < 8 {
 		return fmt.Errorf("GOAWAY has %d bytes: want at least 8", len(f.payload))

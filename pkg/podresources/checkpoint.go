@@ -23,7 +23,8 @@ import (
 const maxCheckpoint = 64 << 20
 
 // checkpointEntry is the checkpoint's entry for one container and one resource. The kubelet (1.20 and later) writes this entry before it
-// creates the pod's sandbox. The format is not a public API. It is defined in pkg/kubelet/cm/devicemanager/checkpoint of Kubernetes.
+// creates the pod's sandbox. The format is not a public API. The format is defined in pkg/kubelet/cm/devicemanager/checkpoint of
+// Kubernetes.
 type checkpointEntry struct {
 	PodUID, ContainerName, ResourceName string
 	DeviceIDs                           map[string][]string // by NUMA node
@@ -51,7 +52,7 @@ func CheckpointDevices(path string) (notes []allocation.Device, err error) {
 	return notes, err
 }
 
-// readCheckpoint returns the devices in the checkpoint that belong to the pod with the UID. It returns an error if these devices are
+// readCheckpoint returns the devices in the checkpoint that belong to the pod with the UID. The result is an error if these devices are
 // unknown.
 func readCheckpoint(path, uid string) (noted []allocation.Device, err error) {
 	if uid == "" {
@@ -108,7 +109,7 @@ func parseEntries(data []byte) ([]checkpointEntry, error) {
 
 // isConfirmed reports whether PodResources and the checkpoint list the same devices for a pod. The checkpoint also lists init containers.
 // PodResources omits an init container unless it is restartable. If the pod has another device, the entries of init containers are ignored.
-// This is safe because the kubelet assigns a device to only one pod.
+// The entries can be ignored because the kubelet assigns a device to only one pod.
 func isConfirmed(devices []allocation.Device, containers []string, noted []allocation.Device) bool {
 	inits := func(d allocation.Device) bool { return !slices.Contains(containers, d.Container) }
 	if len(devices) == 0 {

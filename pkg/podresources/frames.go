@@ -28,7 +28,7 @@ const (
 	flagPriority   = 0x20
 )
 
-// maxFrame is the maximum payload of a frame in bytes. It is the default, because the client announces no other limit (section 4.2).
+// maxFrame is the maximum payload of a frame in bytes. The value is the default, because the client announces no other limit (section 4.2).
 const maxFrame = 16384
 
 // frame is one HTTP/2 frame. The payload is valid only until the next frame is read.

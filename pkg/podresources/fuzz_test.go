@@ -62,7 +62,8 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
-// compareFrame fails the test if a frame differs from the frame that x/net reads. It also fails the test if x/net refuses the frame.
+// compareFrame fails the test if a frame differs from the frame that x/net reads. The function also fails the test if x/net refuses the
+// frame.
 func compareFrame(t *testing.T, got frame, want http2.Frame, refused error) {
 	t.Helper()
 	body, err := got.unpaddedPayload()
@@ -82,7 +83,7 @@ func compareFrame(t *testing.T, got frame, want http2.Frame, refused error) {
 	}
 }
 
-// FuzzAnswer checks that the exchange ends for every input. It must return a message or an error.
+// FuzzAnswer checks that the exchange ends for every input. The exchange must return a message or an error.
 func FuzzAnswer(f *testing.F) {
 	f.Add(recordBytes(right))
 	f.Add(recordBytes(func(p *serverPeer) {
@@ -109,7 +110,8 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// decodeWithAPI decodes a response with the code of the Kubernetes API. It returns the devices in the form in which Ask returns them.
+// decodeWithAPI decodes a response with the code of the Kubernetes API. The function returns the devices in the form in which Ask returns
+// them.
 func decodeWithAPI(list *api.ListPodResourcesResponse) (devices [][]allocation.Device) {
 	for _, p := range list.GetPodResources() {
 		var held []allocation.Device

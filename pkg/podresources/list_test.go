@@ -20,8 +20,8 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// TestList checks that List returns the devices in the order of pods and containers. This also holds if a busy kubelet has refused calls
-// before.
+// TestList checks that List returns the devices in the order of pods and containers. The order is the same after a busy kubelet has refused
+// calls.
 func TestList(t *testing.T) {
 	other := webPod("app", "z")
 	other.Namespace = "bank"

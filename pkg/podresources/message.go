@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// The messages are defined in k8s.io/kubelet/pkg/apis/podresources/v1/api.proto. Their encoding is described in
+// The messages are defined in k8s.io/kubelet/pkg/apis/podresources/v1/api.proto. The encoding of the messages is described in
 // protobuf.dev/programming-guides/encoding. This package does not use protowire, because protowire reads the program's own executable at
 // every start.
 const (
@@ -60,7 +60,7 @@ func cutField(message []byte) (f messageField, rest []byte, err error) {
 	return f, rest[length:], nil
 }
 
-// eachField calls take for each field of a message. It stops at the first error.
+// eachField calls take for each field of a message. The function stops at the first error.
 func eachField(message []byte, take func(messageField) error) (err error) {
 	var f messageField
 	for len(message) > 0 && err == nil {
@@ -162,7 +162,7 @@ func appendCPUs(cpus []int64, f messageField) ([]int64, error) {
 	return cpus, nil
 }
 
-// decodeDevices decodes a ContainerDevices message. It contains the devices of one resource that have the same NUMA nodes.
+// decodeDevices decodes a ContainerDevices message. The message contains the devices of one resource that have the same NUMA nodes.
 func decodeDevices(message []byte) (devices []allocation.Device, err error) {
 	var resource string
 	var ids []string

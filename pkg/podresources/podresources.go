@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podresources asks the kubelet which devices pods have. It uses the PodResources API of the kubelet. A CNI plugin links this
-// package and starts once for every pod. The package is therefore small and fast: it implements only those parts of HTTP/2 and gRPC that
-// one call needs.
+// Package podresources asks the kubelet which devices pods have. The package uses the PodResources API of the kubelet. A CNI plugin links
+// this package and starts once for every pod. The package is therefore small and fast: it implements only those parts of HTTP/2 and gRPC
+// that one call needs.
 //
 // The kubelet identifies a pod by its namespace and its name. The name is ambiguous, because an earlier pod may have had the same name. The
 // checkpoint of the kubelet's device manager lists devices by the UID of the pod. The UID distinguishes two pods with the same name.
@@ -27,8 +27,8 @@ import (
 )
 
 const (
-	// The pause between two attempts doubles from firstPause to longestPause. The kubelet allows 100 calls per second with bursts of 10. It
-	// refuses further calls with ResourceExhausted. A restart of the kubelet takes several seconds.
+	// The pause between two attempts doubles from firstPause to longestPause. The kubelet allows 100 calls per second with bursts of 10. The
+	// kubelet refuses further calls with ResourceExhausted. A restart of the kubelet takes several seconds.
 	firstPause   = 20 * time.Millisecond
 	longestPause = time.Second
 
@@ -59,8 +59,8 @@ type Kubelet struct {
 	Checkpoint string
 	// Resources are the names of the resources whose devices are returned. Nil returns all devices.
 	Resources []string
-	// Claims is true if pods on the node get devices through ResourceClaims. Such a node may have no device plugin. The kubelet then has no
-	// checkpoint.
+	// Claims is true if pods on the node get devices through ResourceClaims. A node with ResourceClaims may have no device plugin. The kubelet
+	// then has no checkpoint.
 	Claims bool
 }
 
@@ -71,7 +71,7 @@ func At(dir string) Kubelet {
 		Checkpoint: filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint")}
 }
 
-// Ask returns the devices of a pod, in the order of its containers. It includes the devices of an init container only if the container is
+// Ask returns the devices of a pod, in the order of its containers. Ask includes the devices of an init container only if the container is
 // restartable. Ask retries until ctx ends if the kubelet is not available, refuses a call, or contradicts its own checkpoint. If uid is
 // empty or the checkpoint is missing, Ask accepts devices by the pod's name alone. In this case, Ask returns an error for a pod without
 // devices.
@@ -135,7 +135,7 @@ func isMissing(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// choosePod selects the pod with the UID from pods with the same name. It returns the devices of that pod.
+// choosePod selects the pod with the UID from pods with the same name. The function returns the devices of that pod.
 func (k Kubelet) choosePod(pods []podMessage, uid string) ([]allocation.Device, error) {
 	noted, err := readCheckpoint(k.Checkpoint, uid)
 	if k.Claims && errors.Is(err, ErrNoCheckpoint) {
@@ -281,7 +281,7 @@ func isTemporary(err error) bool {
 }
 
 // sleep waits for a random part of the pause, at least half of it. Pods that start at the same time therefore do not retry at the same
-// time. It returns false if ctx has ended.
+// time. The result is false if ctx has ended.
 func sleep(ctx context.Context, pause time.Duration) bool {
 	select {
 	case <-ctx.Done():

@@ -73,8 +73,8 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	return nil, nil
 }
 
-// wantedState returns the state that the configuration asks for; without ports, that state is empty. It returns an error, before any
-// change, for a configuration that cannot work on any node.
+// wantedState returns the state that the configuration asks for; without ports, that state is empty. The function returns an error, before
+// any change, for a configuration that cannot work on any node.
 func (c *Config) wantedState(r *plugin.Request, pod []netip.Prefix) (st portState, err error) {
 	if len(pod) == 0 {
 		return portState{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "prevResult gives %s no address", r.IfName),
@@ -97,8 +97,8 @@ func (c *Config) wantedState(r *plugin.Request, pod []netip.Prefix) (st portStat
 	return st, c.checkListeners(r, st.Ports)
 }
 
-// endPrevious removes the state that an earlier ADD with the same key left behind, with or without a record. It returns the ports in that
-// record.
+// endPrevious removes the state that an earlier ADD with the same key left behind, with or without a record. The function returns the ports
+// in that record.
 func endPrevious(r *plugin.Request, host *kernel.Node, att *attachment.Attachment) ([]ports.Port, error) {
 	var old portState
 	ok, err := att.Load(&old)
@@ -169,8 +169,8 @@ func (c Config) checkTools(pod []netip.Prefix) error {
 	return nil
 }
 
-// programNode programs the node. It returns the ports that it took from other pods. It protects the node's loopback from the pods before it
-// makes the loopback reachable.
+// programNode programs the node. The function returns the ports that it took from other pods. The function protects the node's loopback
+// from the pods before it makes the loopback reachable.
 func programNode(
 	r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState,
 ) (former []ports.Port, err error) {
@@ -292,7 +292,7 @@ func openLoopback(host *kernel.Node, key attachment.Key, st *portState) error {
 	return err
 }
 
-// linkTo returns the link towards the pod. ok is false if the node has no route to any address of the pod.
+// linkTo returns the link towards the pod. The result ok is false if the node has no route to any address of the pod.
 func linkTo(host *kernel.Node, pod []netip.Prefix) (link kernel.Link, ok bool, err error) {
 	for _, p := range pod {
 		index, err := host.RouteTo(p.Addr())

@@ -118,7 +118,7 @@ func iptablesOnly(raw rawConfig) []string {
 	return keys
 }
 
-// isIPTables reports whether conditions use the syntax of iptables. It looks at the first character, as the reference does.
+// isIPTables reports whether conditions use the syntax of iptables. The function looks at the first character, as the reference does.
 func isIPTables(conditions []string) bool {
 	return strings.HasPrefix(conditions[0], "-") || strings.HasPrefix(conditions[0], "!")
 }
@@ -177,8 +177,8 @@ func parseConditions(c *Config, raw rawConfig) error {
 	return nil
 }
 
-// isMatch rejects words that are not part of a match as iptables(8) defines it. These words could change the meaning of the rule, or run a
-// program (--modprobe). isMatch also rejects words that iptables-restore(8) would quote in another way.
+// isMatch rejects words that are not part of a match as iptables(8) defines it. Words outside of a match could change the meaning of the
+// rule, or run a program (--modprobe). isMatch also rejects words that iptables-restore(8) would quote in another way.
 func isMatch(word string) bool {
 	if word == "" || strings.ContainsAny(word, `"\`) || strings.ContainsFunc(word, unicode.IsControl) {
 		return false
@@ -294,8 +294,8 @@ func checkHostIP(addr netip.Addr) error {
 	return nil
 }
 
-// hostPorts sets the target of each port to the pod's address of the same family. It skips ports of a family in which the pod has no
-// address.
+// hostPorts sets the target of each port to the pod's address of the same family. The function skips ports of a family in which the pod has
+// no address.
 func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	var out []ports.Port
 	seen := map[ports.Port]bool{}
@@ -317,8 +317,8 @@ func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	return out
 }
 
-// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. It also uses an address whose entry in prevResult
-// names no interface.
+// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. The function also uses an address whose entry in
+// prevResult names no interface.
 func podAddresses(prev *types100.Result, ifname string) []netip.Prefix {
 	byFamily := map[bool]netip.Prefix{}
 	for _, ip := range prev.IPs {

@@ -76,8 +76,8 @@ func removePorts(host *kernel.Node, att *attachment.Attachment, st portState) er
 	return att.Remove()
 }
 
-// endForwarding ends the forwarding of an attachment. It first gives the shared ports to the other attachment. If att is not nil, it then
-// marks the record as ended.
+// endForwarding ends the forwarding of an attachment. The function first gives the shared ports to the other attachment. If att is not nil,
+// it then marks the record as ended.
 func endForwarding(host *kernel.Node, key attachment.Key, st portState, att *attachment.Attachment) error {
 	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
@@ -122,8 +122,8 @@ func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	return delReference(r, lost)
 }
 
-// endUnrecorded finds the hostPorts of an attachment without a record by the hash of its key, and removes them. lost is true if any
-// existed.
+// endUnrecorded finds the hostPorts of an attachment without a record by the hash of its key, and removes them. The result lost is true if
+// any existed.
 func endUnrecorded(host *kernel.Node, hash string) (lost bool, err error) {
 	if _, lost, err = findOwner(host, hash); err != nil || !lost {
 		return lost, err

@@ -21,8 +21,8 @@ type droppingChain struct {
 	fix  []string // commands that accept the pod's subnet in both directions
 }
 
-// warnForward warns about chains that may drop packets from other machines and pods to the ports. It never fails, because the ports are
-// forwarded and a rule of the firewall may accept the packets.
+// warnForward warns about chains that may drop packets from other machines and pods to the ports. The function never fails, because the
+// ports are forwarded and a rule of the firewall may accept the packets.
 func warnForward(log *slog.Logger, host *kernel.Node, pod []netip.Prefix) {
 	list, err := droppingChains(host, pod)
 	if err != nil {
@@ -53,8 +53,8 @@ func droppingChains(host *kernel.Node, pod []netip.Prefix) (list []droppingChain
 	return list, nil
 }
 
-// firewallProgram is a program that manages a chain, such as ufw. chain is a chain by which the program is recognized. to and from are its
-// commands that accept a subnet.
+// firewallProgram is a program that manages a chain, such as ufw. The field chain is a chain by which the program is recognized. The fields
+// to and from are the commands of the program that accept a subnet.
 type firewallProgram struct{ name, chain, to, from string }
 
 func (f firewallProgram) obstacle(chain chainName, subnet netip.Prefix) droppingChain {
@@ -121,7 +121,7 @@ func warnHairpin(log *slog.Logger, host *kernel.Node, prev *types100.Result) {
 // policyDrop is NF_DROP: the chain drops each packet that no rule accepts.
 const policyDrop = 0
 
-// chainName is the name of a chain in nf_tables. These chains include the chains of iptables-nft, but not those of iptables-legacy.
+// chainName is the name of a chain in nf_tables. Chains in nf_tables include the chains of iptables-nft, but not those of iptables-legacy.
 type chainName struct{ Family, Table, Name string }
 
 // String returns the name in the form that 'nft list chain' expects.
@@ -141,9 +141,9 @@ func filterChain(is4 bool, name string) chainName {
 	return chainName{"ip6", "filter", name}
 }
 
-// forwardDrops returns the chains that drop forwarded packets by policy. It reads the chain FORWARD of iptables and ip6tables, whose policy
-// Docker and ufw set. It also reads the chain forward of table inet filter, which the nftables.conf of distributions creates. It sends one
-// request for each chain; the number of rules does not matter.
+// forwardDrops returns the chains that drop forwarded packets by policy. The function reads the chain FORWARD of iptables and ip6tables,
+// whose policy Docker and ufw set. The function also reads the chain forward of table inet filter, which the nftables.conf of distributions
+// creates. The function sends one request for each chain; the number of rules does not matter.
 func forwardDrops(host *kernel.Node) (drops []chainName, err error) {
 	for _, c := range []chainName{filterChain(true, "FORWARD"), filterChain(false, "FORWARD"), {"inet", "filter", "forward"}} {
 		state, _, err := chain(host, c)

@@ -125,8 +125,8 @@ func (rec recordedPorts) byIPTables(is4 bool) bool {
 	return rec.Backend == "iptables" && rec.Rules != nil && len(ports.OfFamily(rec.Ports, is4)) > 0
 }
 
-// restoreIPTables restores the missing rules of attachments. changed is true if any rule was missing. If wait is false and another process
-// holds the lock, it returns a busy error at once.
+// restoreIPTables restores the missing rules of attachments. The result changed is true if any rule was missing. If wait is false and
+// another process holds the lock, it returns a busy error at once.
 func restoreIPTables(all []recordedPorts, wait bool, log *slog.Logger) (changed bool, err error) {
 	var errs []error
 	for _, is4 := range []bool{true, false} {
@@ -151,8 +151,8 @@ func restoreIPTables(all []recordedPorts, wait bool, log *slog.Logger) (changed 
 	return changed, errors.Join(errs...)
 }
 
-// restoreFamily restores the missing rules of one address family with one command. skipped holds the errors of attachments whose rules
-// cannot be written.
+// restoreFamily restores the missing rules of one address family with one command. The result skipped holds the errors of attachments whose
+// rules cannot be written.
 func restoreFamily(is4 bool, all []recordedPorts, wait bool, log *slog.Logger) (changed bool, skipped, err error) {
 	table, err := iptables.Open(is4, wait)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 )
 
 // iptablesIntact reports whether the shared rules exist for each address family that attachments use. It starts no program. Therefore it
-// cannot see the rules of iptables-legacy. It assumes that rules which it cannot see or read are intact.
+// cannot see the rules of iptables-legacy. The function assumes that rules which it cannot see or read are intact.
 func iptablesIntact() bool {
 	all, err := allRecorded()
 	if err != nil {

@@ -84,7 +84,7 @@ func installLoopback() error {
 	return nft.Install("nft add table "+nft.LoopbackTable, nft.LoopbackTable, buildLoopback)
 }
 
-// restoreProtection rewrites the protection if it is missing or changed. restored is true if it was rewritten.
+// restoreProtection rewrites the protection if it is missing or changed. The result restored is true if it was rewritten.
 func restoreProtection(host *kernel.Node) (restored bool, err error) {
 	if drift, err := tableDrift(host, nft.LoopbackTable, loopbackSchema, buildLoopback); err != nil || drift == "" {
 		return false, err
@@ -110,8 +110,8 @@ func loopbackReaches(host *kernel.Node, link string) bool {
 	return false
 }
 
-// OpenLoopback lets the node reach the pods behind a link through 127.0.0.1. owner is the hash of the attachment that needs this. It first
-// protects the node's loopback from the pods. Callers hold portsLock.
+// OpenLoopback lets the node reach the pods behind a link through 127.0.0.1. The argument owner is the hash of the attachment that needs
+// this. OpenLoopback first protects the node's loopback from the pods. Callers hold portsLock.
 func OpenLoopback(host *kernel.Node, owner, link string) error {
 	on, _ := host.Get(routeLocalnet(link, "").Path)
 	name := link
@@ -146,7 +146,7 @@ func leaveLoopbackOpen(host *kernel.Node, link string) error {
 	return host.Set(routeLocalnet(link, "1"))
 }
 
-// openedLinks returns the links on which Podlace enabled route_localnet. It reads all links of the node.
+// openedLinks returns the links on which Podlace enabled route_localnet. The function reads all links of the node.
 func openedLinks(host *kernel.Node) (links []string, err error) {
 	values, err := routeLocalnets(host)
 	for link, value := range values {
@@ -169,7 +169,7 @@ func openedUnknown(host *kernel.Node) (bool, error) {
 	return false, err
 }
 
-// routeLocalnets returns the value of route_localnet for each link of the node. It skips the entries "all" and "default".
+// routeLocalnets returns the value of route_localnet for each link of the node. The function skips the entries "all" and "default".
 func routeLocalnets(host *kernel.Node) (map[string]string, error) {
 	links, err := host.List("ipv4/conf")
 	values := map[string]string{}
@@ -181,7 +181,7 @@ func routeLocalnets(host *kernel.Node) (map[string]string, error) {
 	return values, err
 }
 
-// LoopbackOpen reports whether route_localnet is on for any link because Podlace enabled it. It reads all links of the node.
+// LoopbackOpen reports whether route_localnet is on for any link because Podlace enabled it. LoopbackOpen reads all links of the node.
 func LoopbackOpen(host *kernel.Node) (bool, error) {
 	links, err := openedLinks(host)
 	return len(links) > 0, err
@@ -205,8 +205,9 @@ func CloseLoopback(host *kernel.Node) error {
 	return err
 }
 
-// mendLoopback restores the protection of the node's 127.0.0.0/8 while a link has route_localnet. It disables route_localnet on all links
-// if no record and no hostPort in the kernel can need it. users are the hashes of the recorded attachments. The caller holds portsLock.
+// mendLoopback restores the protection of the node's 127.0.0.0/8 while a link has route_localnet. The function disables route_localnet on
+// all links if no record and no hostPort in the kernel can need it. The argument users holds the hashes of the recorded attachments. The
+// caller holds portsLock.
 func mendLoopback(host *kernel.Node, users []string) error {
 	lost := !loopbackUsed()
 	links, err := openedLinks(host)
@@ -240,7 +241,7 @@ func mendLoopback(host *kernel.Node, users []string) error {
 	return nft.DelTable(nft.TableOf(nft.LoopbackTable))
 }
 
-// forgetUsers removes the files of attachments that are not in users. It also removes empty folders.
+// forgetUsers removes the files of attachments that are not in users. The function also removes empty folders.
 func forgetUsers(users []string) error {
 	keep := map[string]bool{}
 	for _, owner := range users {
@@ -265,8 +266,8 @@ func forgetUsers(users []string) error {
 const anyLink = "*"
 
 // closeLoopback undoes OpenLoopback for owner on a link; "" means no link. If owner is the last user of a link, closeLoopback disables
-// route_localnet of that link. last is true if no link of Podlace has route_localnet anymore. If last is true, the caller may remove the
-// protection. After that, the caller calls forgetUser for the returned links. Callers hold portsLock.
+// route_localnet of that link. The result last is true if no link of Podlace has route_localnet anymore. If last is true, the caller may
+// remove the protection. After that, the caller calls forgetUser for the returned links. Callers hold portsLock.
 func closeLoopback(host *kernel.Node, owner, link string) (users []string, last bool, err error) {
 	links := []string{link, foreignPrefix + link}
 	switch link {
@@ -312,7 +313,7 @@ func closeLoopback(host *kernel.Node, owner, link string) (users []string, last 
 	return users, last, err
 }
 
-// forgetUser removes the files of an owner for the given links. It also removes empty folders.
+// forgetUser removes the files of an owner for the given links. The function also removes empty folders.
 func forgetUser(owner string, links []string) error {
 	var errs []error
 	for _, link := range links {

@@ -94,8 +94,8 @@ func makePlan(have portConflicts, want portClaim) (p claimPlan, err error) {
 
 const takenBy = "hostPort %s is in use by %s"
 
-// displacedAttachments returns all attachments of the containers that lose ports. It includes their attachments in all networks, because
-// attachments that share a port may also have rules.
+// displacedAttachments returns all attachments of the containers that lose ports. The list includes the attachments of these containers in
+// all networks, because attachments that share a port may also have rules.
 func (p claimPlan) displacedAttachments() (all []recordedPorts) {
 	for _, t := range p.taken {
 		for _, rec := range t.all {
@@ -116,8 +116,8 @@ func planFor(host *kernel.Node, want portClaim) (claimPlan, error) {
 	return makePlan(have, want)
 }
 
-// readConflicts reads the elements and attachments that conflict with a claim. It looks up the keys of the claim and reads the records of
-// the owners.
+// readConflicts reads the elements and attachments that conflict with a claim. The function looks up the keys of the claim and reads the
+// records of the owners.
 func readConflicts(host *kernel.Node, want portClaim) (have portConflicts, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {

@@ -49,8 +49,8 @@ func (st portState) hostPorts(owner string) ownedPorts {
 	return ownedPorts{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}
 }
 
-// netnsPath returns the namespace path that is stored in nf_tables. It is "" for the iptables backend. Without a record the iptables rules
-// cannot be removed, so the attachment must not look dead.
+// netnsPath returns the namespace path that is stored in nf_tables. The result is "" for the iptables backend. Without a record the
+// iptables rules cannot be removed, so the attachment must not look dead.
 func (st portState) netnsPath(path string) string {
 	if st.Backend == "iptables" {
 		return ""

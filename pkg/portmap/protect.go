@@ -14,9 +14,9 @@ import (
 )
 
 // protect restores the protection of the node's 127.0.0.0/8 after a flush, while hostPorts need route_localnet. ADD and DEL call it first,
-// even if the pod has no ports. It does nothing if loopbackUsers has no attachment and Podlace did not open the pod's links. It also does
-// nothing before an ADD that forwards ports while loopbackUsers has attachments, because that ADD restores the protection with its other
-// rules.
+// even if the pod has no ports. The call has no effect if loopbackUsers has no attachment and Podlace did not open the pod's links. The
+// function also does nothing before an ADD that forwards ports while loopbackUsers has attachments, because that ADD restores the
+// protection with its other rules.
 func protect(r *plugin.Request, forwards bool) {
 	if used := loopbackUsed(); used && forwards || !used && !opensLoopback(r) {
 		return
@@ -26,7 +26,7 @@ func protect(r *plugin.Request, forwards bool) {
 	}
 }
 
-// protectFlushed restores the protection if it is missing. It does not wait for the lock.
+// protectFlushed restores the protection if it is missing. The function does not wait for the lock.
 func protectFlushed(log *slog.Logger) error {
 	host, err := kernel.Host()
 	if err != nil {

@@ -31,8 +31,8 @@ func (rec recordedPorts) wantedPorts() ownedPorts {
 	return ports
 }
 
-// After a flush of the rules, Restore restores the hostPorts of all attachments of the node from the records. It also restores or removes
-// the protection of the node's 127.0.0.0/8. It does not change state that is correct.
+// After a flush of the rules, Restore restores the hostPorts of all attachments of the node from the records. Restore also restores or
+// removes the protection of the node's 127.0.0.0/8. Restore does not change state that is correct.
 func Restore(host *kernel.Node, log *slog.Logger) error {
 	return repairPorts(host, log, attachment.Waiting)
 }
@@ -142,7 +142,7 @@ func recordedExcept(hash, container string) (all []recordedPorts, err error) {
 }
 
 // Intact reports whether the nftables rules that all pods share are complete or not needed. If the state cannot be read, it returns true.
-// It reads the records only if the rules are missing.
+// Intact reads the records only if the rules are missing.
 func Intact(host *kernel.Node) bool {
 	drift, err := rulesDrift(host)
 	if err != nil || drift == "" {

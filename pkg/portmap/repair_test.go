@@ -91,7 +91,8 @@ func (l testLab) takeOver(backend string, ask []any) {
 	other.OK(other.Call("DEL", "other"))
 }
 
-// TestDeadRange: a dead pod loses all its ports. Its range therefore does not block a different range of the next pod at the same address.
+// TestDeadRange: a dead pod loses all its ports. The range of the dead pod therefore does not block a different range of the next pod at
+// the same address.
 func TestDeadRange(t *testing.T) {
 	l := newLab(t)
 	ports := func(first int) (list []any) {

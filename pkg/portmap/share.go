@@ -35,7 +35,7 @@ type otherOwner struct {
 	shares bool
 }
 
-// lookUp reads the record of an owner. It reads each record only once.
+// lookUp reads the record of an owner. The function reads each record only once.
 func (o otherOwners) lookUp(owner string) otherOwner {
 	a, ok := o.known[owner]
 	if !ok {
@@ -48,8 +48,8 @@ func (o otherOwners) lookUp(owner string) otherOwner {
 	return a
 }
 
-// describeOwner returns the name of an owner, with its container and creation time. These distinguish it from an earlier pod of the same
-// name.
+// describeOwner returns the name of an owner, with its container and creation time. The container and the creation time distinguish the
+// owner from an earlier pod of the same name.
 func describeOwner(rec attachment.Record, owner string) string {
 	name := "container " + rec.ContainerID
 	if rec.Pod != "" {
@@ -58,9 +58,9 @@ func describeOwner(rec attachment.Record, owner string) string {
 	return name + ", since " + rec.Written.UTC().Format(time.RFC3339)
 }
 
-// passPorts gives the ports of an ending attachment to other attachments that asked for them. Those are attachments of the same container
-// in other networks, or of an older live pod with the same name. ending holds the ports that end, or is nil if these ports are unknown. The
-// caller holds portsLock.
+// passPorts gives the ports of an ending attachment to other attachments that asked for them. The other attachments belong to the same
+// container in other networks, or to an older live pod with the same name. The argument ending holds the ports that end, or is nil if these
+// ports are unknown. The caller holds portsLock.
 func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	if noted, _ := attachment.NodeNoted(sharedPorts); noted == noneShared {
 		return nil
@@ -96,8 +96,9 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	return nil
 }
 
-// passHostPorts gives the ports that an owner forwards to the attachments that ask for them, in one transaction. It does not change ports
-// of a third owner, or ports for which no attachment asks. It is a no-op while the rules are missing. The caller holds portsLock.
+// passHostPorts gives the ports that an owner forwards to the attachments that ask for them, in one transaction. The function does not
+// change ports of a third owner, or ports for which no attachment asks. The call has no effect while the rules are missing. The caller
+// holds portsLock.
 func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
 	if ok, err := marked(host, nft.HostportTable, tableSchema); err != nil || !ok {
 		return nft.IgnoreUnsupported(err)
@@ -128,8 +129,8 @@ func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
 	return t.Replace(uniqueElements(passed), missing)
 }
 
-// sharedExcept reports whether two attachments ask for the same port. It ignores the attachment whose key has the hash. An unfinished ADD
-// counts.
+// sharedExcept reports whether two attachments ask for the same port. The function ignores the attachment whose key has the hash. An
+// unfinished ADD counts.
 func sharedExcept(hash string) (bool, error) {
 	records, err := attachment.AllOf("portmap")
 	var seen ports.Index

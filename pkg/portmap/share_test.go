@@ -21,7 +21,8 @@ func inOther(backend string, ports ...any) []any {
 }
 
 // TestPortPassesOn (F-39): two networks of one container share a hostPort. Either attachment may end first: by DEL, by GC, or after its
-// record was lost. The remaining attachment then has the port. Its CHECK passes, and ADD of another pod fails until this attachment ends.
+// record was lost. The remaining attachment then has the port. CHECK of the remaining attachment passes, and ADD of another pod fails until
+// this attachment ends.
 func TestPortPassesOn(t *testing.T) {
 	ends := map[string]func(l testLab, first []any){
 		"DEL": func(l testLab, first []any) { l.OK(l.Call("DEL", "a", first...)) },

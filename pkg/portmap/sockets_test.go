@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// openListener opens a listening socket. Its arguments are, for example, "tcp4" and "127.0.0.1:8080".
+// openListener opens a listening socket. The arguments of openListener are, for example, "tcp4" and "127.0.0.1:8080".
 func openListener(t testing.TB, network, address string, options ...int) {
 	t.Helper()
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {

@@ -243,7 +243,7 @@ func TestSchema(t *testing.T) {
 	}
 }
 
-// TestRange: consecutive ports are one element. This element conflicts with single ports and with other ranges.
+// TestRange: consecutive ports are one element. A range conflicts with single ports and with other ranges.
 func TestRange(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

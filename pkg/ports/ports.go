@@ -69,7 +69,7 @@ func (p Port) Address() netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// End returns the last port of the range. It is equal to Port if the port is not a range.
+// End returns the last port of the range. End is equal to Port if the port is not a range.
 func (p Port) End() uint16 { return max(p.Port, p.Last) }
 
 // Is4 reports whether the port is for IPv4.

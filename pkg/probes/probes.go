@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probes serves the HTTP endpoints of a daemon: /healthz and /readyz for the kubelet, and /metrics for Prometheus. It limits the
-// number of connections and the time of each request. If another program removes its unix socket, it creates the socket again.
+// Package probes serves the HTTP endpoints of a daemon: /healthz and /readyz for the kubelet, and /metrics for Prometheus. The package
+// limits the number of connections and the time of each request. If another program removes its unix socket, it creates the socket again.
 package probes
 
 import (

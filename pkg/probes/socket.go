@@ -41,7 +41,7 @@ type SocketID struct {
 // the inode number after that.
 func (id SocketID) Same(other SocketID) bool { return id.dev == other.dev && id.inode == other.inode }
 
-// SocketAt returns the ID of the socket at a path. ok is false if the path has no socket.
+// SocketAt returns the ID of the socket at a path. The result ok is false if the path has no socket.
 func SocketAt(path string) (id SocketID, ok bool) {
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode().Type() != fs.ModeSocket {
@@ -58,8 +58,8 @@ func statSocket(info fs.FileInfo) (id SocketID, ok bool) {
 	return SocketID{st.Dev, st.Ino, st.Ctim.Nano()}, true
 }
 
-// replaceSocket creates a socket and its folder. It replaces a socket of another instance. After that, this instance gets the requests. It
-// does not replace a file that is not a socket.
+// replaceSocket creates a socket and its folder. The function replaces a socket of another instance. After that, this instance gets the
+// requests. The function does not replace a file that is not a socket.
 func replaceSocket(path string) (*net.UnixListener, SocketID, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, SocketID{}, err
@@ -75,7 +75,7 @@ func replaceSocket(path string) (*net.UnixListener, SocketID, error) {
 }
 
 // ServeSocket serves a socket until ctx is done. The goroutines are added to running. If the socket was removed, ServeSocket creates it
-// again. It also does this if another instance replaced the socket and then ended.
+// again. ServeSocket also does this if another instance replaced the socket and then ended.
 func ServeSocket(ctx context.Context, path string, log *slog.Logger, running *sync.WaitGroup,
 	serve func(context.Context, *net.UnixListener)) error {
 	l, own, err := replaceSocket(path)

@@ -26,7 +26,8 @@ const (
 // ErrForeign means that a program is not a plugin of Podlace.
 var ErrForeign = errors.New("it is not Podlace's")
 
-// bannerText is the text before the version in the output of Podlace's plugins. They print this text if they are started without a verb.
+// bannerText is the text before the version in the output of Podlace's plugins. The plugins print this text if they are started without a
+// verb.
 const bannerText = " plugin of Podlace "
 
 // Version returns the version of a plugin of Podlace. For another program, the error is ErrForeign. For a file that is missing or cannot
@@ -52,7 +53,7 @@ func Version(path string) (string, error) {
 	return version, nil
 }
 
-// Status calls STATUS of those plugins of the network that belong to Podlace. It returns an error for each plugin that is not ready.
+// Status calls STATUS of those plugins of the network that belong to Podlace. Status returns an error for each plugin that is not ready.
 func Status(n Network, binDir string) (errs []error) {
 	for _, p := range n.Plugins {
 		if _, err := Version(filepath.Join(binDir, p.Type)); err != nil {

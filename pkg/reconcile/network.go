@@ -37,7 +37,7 @@ type Plugin struct {
 }
 
 // Networks reads all configurations in a folder, sorted by file name. If two configurations have the same network name, the first one is
-// used, as in runtimes. notes describes the files that cannot be read.
+// used, as in runtimes. The result notes describes the files that cannot be read.
 func Networks(dir string) (networks []Network, notes []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -127,7 +127,8 @@ func inFolder(dir string) (plugins []json.RawMessage, err error) {
 	return plugins, err
 }
 
-// Plugin returns the configuration of the first plugin of the given kind (plugin.Kind). It returns nil if the network has no such plugin.
+// Plugin returns the configuration of the first plugin of the given kind (plugin.Kind). The result is nil if the network has no such
+// plugin.
 func (n Network) Plugin(kind string) json.RawMessage {
 	for _, p := range n.Plugins {
 		if plugin.Kind(p.Type) == kind {
@@ -140,7 +141,7 @@ func (n Network) Plugin(kind string) json.RawMessage {
 // Config returns the configuration of the plugin as it is in the file.
 func (p Plugin) Config() []byte { return p.raw }
 
-// DataDir returns the lease folder of the network's IPAM plugin. It returns "" for the default folder.
+// DataDir returns the lease folder of the network's IPAM plugin. DataDir returns "" for the default folder.
 func (n Network) DataDir() string {
 	for _, p := range n.Plugins {
 		if dir := p.dataDir(); dir != "" {
@@ -158,7 +159,7 @@ func (n Network) gcVersion() string {
 	return gcVersion
 }
 
-// dataDir returns the lease folder of host-local. It returns "" for the default folder.
+// dataDir returns the lease folder of host-local. The function returns "" for the default folder.
 func (p Plugin) dataDir() string {
 	var conf struct {
 		IPAM struct {

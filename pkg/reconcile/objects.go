@@ -30,7 +30,7 @@ func Objects(rec attachment.Record) ([]string, error) {
 	return nil, nil
 }
 
-// LeaseFiles returns one line for each host-local lease of an attachment. It reads the same folders as List.
+// LeaseFiles returns one line for each host-local lease of an attachment. LeaseFiles reads the same folders as List.
 func LeaseFiles(networks []Network, key attachment.Key) (lines []string, err error) {
 	for path := range leaseFolders(networks) {
 		if filepath.Base(path) != key.Network {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reconcile finds attachments on this node whose pods are gone. It calls the plugins to remove these attachments.
+// Package reconcile finds attachments on this node whose pods are gone. Package reconcile calls the plugins to remove these attachments.
 //
 // An attachment is dead only if there is evidence for it. Reconcile never removes an attachment whose network namespace exists or whose
-// container runs. An attachment is dead if the network namespace of its ADD no longer exists. It is also dead if the node has rebooted
-// since the ADD.
+// container runs. An attachment is dead if the network namespace of its ADD no longer exists. An attachment is also dead if the node has
+// rebooted since the ADD.
 //
-// In some cases the namespace is unknown: another program wrote the lease, or the path is no longer a namespace. Such an attachment is dead
-// only under three conditions: a runtime answered, neither the runtime nor the cache of libcni contains the container, and the lease is
-// older than the longest ADD.
+// In some cases the namespace is unknown: another program wrote the lease, or the path is no longer a namespace. An attachment with an
+// unknown namespace is dead only under three conditions: a runtime answered, neither the runtime nor the cache of libcni contains the
+// container, and the lease is older than the longest ADD.
 package reconcile
 
 import (
@@ -82,8 +82,8 @@ type key struct {
 	of      plugin.Attachment
 }
 
-// List returns the attachments that are recorded on this node. It reads the records of the plugins and the leases of host-local. It reads
-// the lease folders of the networks and the default lease folder.
+// List returns the attachments that are recorded on this node. List reads the records of the plugins and the leases of host-local. List
+// reads the lease folders of the networks and the default lease folder.
 func List(networks []Network) ([]*Attachment, error) {
 	records, err := attachment.All()
 	if err != nil {
@@ -234,7 +234,7 @@ func Dead(list []*Attachment) (dead []*Attachment) {
 	return dead
 }
 
-// Doubt returns a reason why an admin should check the list before anything is removed. It returns nil if there is no such reason.
+// Doubt returns a reason why an admin should check the list before anything is removed. The result is nil if there is no such reason.
 func Doubt(list []*Attachment, rt Runtimes) error {
 	dead := len(Dead(list))
 	switch {

@@ -105,7 +105,7 @@ func writeLease(t *testing.T, network, id, netns string) {
 	}
 }
 
-// TestList (F-27) combines records, leases and the cache of libcni. It also checks that leases from before the last boot are marked.
+// TestList (F-27) combines records, leases and the cache of libcni. The test also checks that leases from before the last boot are marked.
 func TestList(t *testing.T) {
 	t.Cleanup(func() {
 		for _, dir := range []string{"/run/podlace/n1", "/var/lib/cni"} {
@@ -326,7 +326,7 @@ cat > "$0.$CNI_COMMAND."; env > "$0.env"; `
 	}
 }
 
-// TestPlanByRecords: a plugin has state of dead attachments. Its GC is called even if no configuration names the plugin.
+// TestPlanByRecords: a plugin has state of dead attachments. GC of this plugin is called even if no configuration names the plugin.
 func TestPlanByRecords(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"bridge", "portmap", "host-local"} {

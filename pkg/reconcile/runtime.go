@@ -72,8 +72,8 @@ func (rt *Runtimes) readContainers(folder, level string, runs func(path string) 
 }
 
 // mayRun reports whether a container with a folder in storageFolder may be running. If crictl lists the pod, the answer of crictl decides.
-// Otherwise the process of the container decides. A sandbox of CRI-O may have no pidfile. It is treated as running unless crictl answered.
-// If the pidfile cannot be read, the container may be running.
+// Otherwise the process of the container decides. A sandbox of CRI-O may have no pidfile. A sandbox without a pidfile is treated as running
+// unless crictl answered. If the pidfile cannot be read, the container may be running.
 func (rt *Runtimes) mayRun(path string, answered bool) bool {
 	if _, known := rt.pods[filepath.Base(path)]; known {
 		return rt.Running[filepath.Base(path)]
@@ -152,7 +152,7 @@ func readCache() (entries []cachedResult) {
 	return entries
 }
 
-// Forget removes the attachments of a network from the cache of libcni. The network no longer exists. It returns the removed files.
+// Forget removes the attachments of a network from the cache of libcni. The network no longer exists. Forget returns the removed files.
 func Forget(network string) (removed []string) {
 	paths, _ := filepath.Glob(cacheDir + "/" + network + "-*")
 	for _, path := range paths {

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Bridge gives access to the rules that the reference bridge plugin writes for an attachment. These are masquerade rules in all known
+// Bridge gives access to the rules that the reference bridge plugin writes for an attachment. The rules are masquerade rules in all known
 // forms, and the MAC check (macspoofchk).
 type Bridge Attachment
 
@@ -93,8 +93,8 @@ func (b Bridge) HasMasquerade(address netip.Addr) (bool, error) {
 }
 
 // WriteMasquerade writes nftables rules in the form of the reference plugin that masquerade addresses. The prefix lengths of the addresses
-// are those of their subnets. Packets to a destination in except keep their source address. It does not rewrite existing rules. A
-// connection that starts while a rule is missing would never get a reply.
+// are those of their subnets. Packets to a destination in except keep their source address. WriteMasquerade does not rewrite existing
+// rules. A connection that starts while a rule is missing would never get a reply.
 func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	has, err := nft.ListRules(masqueradeRules())
 	if err != nil || !slices.ContainsFunc(addresses, func(a netip.Prefix) bool {
@@ -130,8 +130,8 @@ func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	})
 }
 
-// WriteSpoofCheck writes chains in the form of the reference plugin (macspoofchk). They accept only frames with one source MAC from a
-// bridge port. It does not rewrite chains that exist.
+// WriteSpoofCheck writes chains in the form of the reference plugin (macspoofchk). The chains accept only frames with one source MAC from a
+// bridge port. WriteSpoofCheck does not rewrite chains that exist.
 func (b Bridge) WriteSpoofCheck(link string, mac net.HardwareAddr) error {
 	if ok, err := b.HasSpoofCheck(); ok || err != nil {
 		return err

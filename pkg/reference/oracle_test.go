@@ -50,8 +50,8 @@ func TestSpoofCheckOfTheReference(t *testing.T) {
 	}
 }
 
-// writtenObjects runs a function and returns the tables, chains and rules that the kernel lists afterwards. It leaves out the comments that
-// the reference plugin sets on tables and chains.
+// writtenObjects runs a function and returns the tables, chains and rules that the kernel lists afterwards. The function leaves out the
+// comments that the reference plugin sets on tables and chains.
 func writtenObjects(t *testing.T, write func() error) (records []string) {
 	t.Helper()
 	pipeTo(t, "flush ruleset", "nft", "-f", "-")

@@ -42,13 +42,13 @@ func Of(key attachment.Key) Attachment {
 	return Attachment{Key: key, Hashes: []string{key.ReferenceHash()}}
 }
 
-// Unrecorded returns an attachment for which a plugin has no record. It has all names under which its rules may exist.
+// Unrecorded returns an attachment for which a plugin has no record. The attachment has all names under which its rules may exist.
 func Unrecorded(key attachment.Key, plugin string) Attachment {
 	return Attachment{Key: key, Hashes: key.ReferenceHashes(plugin)}
 }
 
-// KeyOf returns the key from which the reference plugins derive the chain names of an attachment. It always contains eth0, whatever the
-// interface is.
+// KeyOf returns the key from which the reference plugins derive the chain names of an attachment. The key always contains eth0, whatever
+// the interface is.
 func KeyOf(key attachment.Key) attachment.Key {
 	key.IfName = "eth0"
 	return key
@@ -67,8 +67,8 @@ func shortHash(text string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// Backend returns the backend that the reference plugin chooses. It is the configured backend. Without a configured backend, it is iptables
-// if iptables is installed, and nftables otherwise.
+// Backend returns the backend that the reference plugin chooses. A configured backend is always used. Without a configured backend, the
+// reference plugin uses iptables if iptables is installed, and nftables otherwise.
 func Backend(named string) string {
 	switch {
 	case named != "":

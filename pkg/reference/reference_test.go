@@ -37,7 +37,7 @@ func pipeTo(t *testing.T, text string, command ...string) {
 	}
 }
 
-// leftBy returns the rules that several versions of the reference plugins leave for a container. They are input for nft(8) and
+// leftBy returns the rules that several versions of the reference plugins leave for a container. The rules are input for nft(8) and
 // iptables-restore(8). The hash is invented.
 func leftBy(hash, masquerade, id, address, port string) (nft, iptables string) {
 	words := strings.NewReplacer("HASH24", hash[:24], "HASH21", hash[:21], "MASQ", masquerade, "ID", id, "ADDR", address, "NUMBER", port)

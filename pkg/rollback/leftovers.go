@@ -19,8 +19,8 @@ import (
 )
 
 // Leftovers removes all state of Podlace on a node that belongs to no pod: bridges without ports, nftables tables, lease folders without
-// leases, records and locks. networks are the networks of Podlace; others are the networks in the current configuration of the runtime.
-// When Leftovers is called, no pod of Podlace may exist. If a step fails, the remaining steps are still run.
+// leases, records and locks. The argument networks holds the networks of Podlace. The argument others holds the networks in the current
+// configuration of the runtime. When Leftovers is called, no pod of Podlace may exist. If a step fails, the remaining steps are still run.
 func Leftovers(networks, others []reconcile.Network, say func(string)) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -70,7 +70,7 @@ func (l *leftovers) report(text string, err error) {
 	}
 }
 
-// delBridge deletes the bridge of a network. It keeps the bridge if the bridge has ports or if another network may use it.
+// delBridge deletes the bridge of a network. The function keeps the bridge if the bridge has ports or if another network may use it.
 func (l *leftovers) delBridge(n reconcile.Network, others []reconcile.Network) error {
 	conf := n.Plugin("bridge")
 	if conf == nil {
@@ -102,8 +102,8 @@ func (l *leftovers) delBridge(n reconcile.Network, others []reconcile.Network) e
 // bridgeName returns the name of the bridge in a configuration of the bridge plugin.
 func bridgeName(conf []byte) string { return plugin.Plain(bridge.NameIn(conf), reconcile.MaxName) }
 
-// delTables deletes the nftables tables of Podlace. It keeps the protection of 127.0.0.0/8 if route_localnet cannot be disabled, for
-// example in a container.
+// delTables deletes the nftables tables of Podlace. The function keeps the protection of 127.0.0.0/8 if route_localnet cannot be disabled,
+// for example in a container.
 func (l *leftovers) delTables() {
 	open, err := portmap.LoopbackOpen(l.host)
 	if err == nil && open {

@@ -42,7 +42,7 @@ type job struct {
 	state   bool // the state folder exists
 }
 
-// Run prints all steps. It also runs them, unless Act is false. If it returns an error, some state of Podlace is left on the node.
+// Run prints all steps. Run also runs the steps, unless Act is false. If it returns an error, some state of Podlace is left on the node.
 func Run(o Options) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -167,8 +167,8 @@ func (j *job) printLine(format string, parts ...string) {
 	fmt.Fprintf(j.Out, format+"\n", plain...)
 }
 
-// rewrite prints and runs the steps for an attachment while it holds the attachment's lock. siblings are all attachments of the container
-// in the network.
+// rewrite prints and runs the steps for an attachment while it holds the attachment's lock. The argument siblings holds all attachments of
+// the container in the network.
 func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconcile.Network) {
 	err := func() error {
 		if j.Act {
@@ -224,7 +224,7 @@ func (j *job) do(steps []attachment.Step) error {
 	return nil
 }
 
-// cleanNode removes the state that all pods share. It removes the records last.
+// cleanNode removes the state that all pods share. The function removes the records last.
 func (j *job) cleanNode() error {
 	vfs, err := attachment.Journaled()
 	if err == nil && len(vfs) > 0 {

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ifaProto is the number of the attribute that says who added an address. kernelLinkLocal is its value for a link-local address that the
-// kernel adds when a link comes up.
+// ifaProto is the number of the attribute that says who added an address. The constant kernelLinkLocal is the value of this attribute for a
+// link-local address that the kernel adds when a link comes up.
 const (
 	ifaProto        = 11
 	kernelLinkLocal = 3
@@ -71,8 +71,8 @@ func addressText(c *collector, list []attr) string {
 	return ip(c, local) + " peer " + ip(c, peer)
 }
 
-// madeByKernel reports whether the kernel itself added an address. It adds a link-local address some time after a link is up. Kernels
-// before 5.18 do not report who added an address. On these kernels, the interface ID of the address decides.
+// madeByKernel reports whether the kernel itself added an address. The kernel adds a link-local address some time after a link is up.
+// Kernels before 5.18 do not report who added an address. On these kernels, the interface ID of the address decides.
 func madeByKernel(list []attr, flags uint32, hardware string) bool {
 	addr, ok := netip.AddrFromSlice(findAttr(list, unix.IFA_ADDRESS))
 	if !ok || !addr.Is6() || !addr.IsLinkLocalUnicast() {

@@ -20,7 +20,7 @@ type attr struct {
 	data []byte
 }
 
-// parseAttrs splits b into attributes. whole is true if no bytes are left over.
+// parseAttrs splits b into attributes. The result whole is true if no bytes are left over.
 func parseAttrs(b []byte) (list []attr, whole bool) {
 	for len(b) >= unix.SizeofRtAttr {
 		size := int(native.Uint16(b))

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sandbox gives a program its own network, which the program can change. It also compares the state of the network before and after
-// a change.
+// Package sandbox gives a program its own network, which the program can change. The package also compares the state of the network before
+// and after a change.
 //
-// Enter executes the program again in new user, mount, UTS and network namespaces. This works for root and for an ordinary user. NewPod
+// Enter executes the program again in new user, mount, UTS and network namespaces. Enter works for root and for an ordinary user. NewPod
 // creates more network namespaces, as a container runtime does. Take and Diff compare all state that a CNI plugin may change. The network
 // of the machine itself does not change.
 package sandbox
@@ -21,16 +21,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// markEnv is an environment variable of the process in the sandbox. Its value is the network namespace of the parent process. With this
-// value, the process can detect a variable that it inherited by accident.
+// markEnv is an environment variable of the process in the sandbox. The value of markEnv is the network namespace of the parent process.
+// With this value, the process can detect a variable that it inherited by accident.
 const markEnv = "PODLACE_SANDBOX_PARENT"
 
 // Enter runs the rest of the program in a user, mount, UTS and network namespace of its own.
 //
-// In the first process, which the user started, Enter runs the same command line again in new namespaces. It waits for this second process.
-// In the first process, Enter then returns inside=false and the exit code of the second process. The first process passes signals to the
-// second process. The second process dies when the first process dies. In the second process, Enter prepares the mounts and returns
-// inside=true. The second process may start a program that calls Enter too. This program gets a sandbox inside the sandbox.
+// In the first process, which the user started, Enter runs the same command line again in new namespaces. The first process waits for the
+// second process. In the first process, Enter then returns inside=false and the exit code of the second process. The first process passes
+// signals to the second process. The second process dies when the first process dies. In the second process, Enter prepares the mounts and
+// returns inside=true. The second process may start a program that calls Enter too. This program gets a sandbox inside the sandbox.
 //
 // If the kernel refuses namespaces, the error contains the reason and a hint.
 func Enter() (inside bool, exitCode int, err error) {
@@ -65,7 +65,7 @@ func enterInside(parent string) (bool, int, error) {
 	return true, 0, nil
 }
 
-// reexec runs the program again in new namespaces. It returns the exit code of that process.
+// reexec runs the program again in new namespaces. The function returns the exit code of that process.
 func reexec(env []string) (int, error) {
 	// The kernel sends Pdeathsig when the thread that started the process ends, not when the parent process ends.
 	runtime.LockOSThread()

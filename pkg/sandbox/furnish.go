@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// coveredFolders returns the folders on which an empty tmpfs is mounted. They contain the state of runtimes and plugins.
+// coveredFolders returns the folders on which an empty tmpfs is mounted. The folders contain the state of runtimes and plugins.
 func coveredFolders() []string { return []string{"/run", "/var/lib"} }
 
 // prepareMounts prepares the mounts in the new namespaces.

@@ -15,7 +15,7 @@ import (
 var native = binary.NativeEndian
 
 // A socket is a netlink socket that is used only for dumps. A library is not used, because a snapshot needs every message and every flag,
-// even of the last message. It also needs attributes that no library supports yet.
+// even of the last message. A snapshot also needs attributes that no library supports yet.
 type socket struct {
 	fd  int
 	seq uint32

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// A ruleset is a table with a chain, a set and a map. It also contains a connection for changes to the table.
+// A ruleset is a table with a chain, a set and a map. A ruleset also contains a connection for changes to the table.
 type ruleset struct {
 	*nftables.Conn
 	table *nftables.Table
@@ -143,7 +143,7 @@ func TestDetectsNftables(t *testing.T) {
 	})
 }
 
-// runCommand runs a command in the namespace of f. It skips the test if the command is not installed.
+// runCommand runs a command in the namespace of f. The function skips the test if the command is not installed.
 func runCommand(name string, args ...string) func(*testing.T) {
 	return func(t *testing.T) {
 		out, err := exec.Command(name, args...).CombinedOutput()

@@ -54,7 +54,7 @@ func (p *Pod) create() error {
 	return nil
 }
 
-// Do runs f inside the namespace. It uses a separate thread of the operating system, which ends after the call. Sockets that f opens and
+// Do runs f inside the namespace. Do uses a separate thread of the operating system, which ends after the call. Sockets that f opens and
 // processes that f starts remain in the namespace. Goroutines that f starts run outside of the namespace. f must not call t.FailNow,
 // because f runs on another goroutine.
 func (p *Pod) Do(f func() error) error {
@@ -70,7 +70,7 @@ func (p *Pod) Do(f func() error) error {
 }
 
 // Close unmounts the namespace and removes its file. The kernel then deletes the namespace, unless a process or a socket still uses it.
-// Close is idempotent. It succeeds even if another program has already removed the file.
+// Close is idempotent. Close succeeds even if another program has already removed the file.
 func (p *Pod) Close() error {
 	p.closed.Store(true)
 	err := unix.Unmount(p.Path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)

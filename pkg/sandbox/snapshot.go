@@ -16,23 +16,23 @@ type Options struct {
 	Pods []*Pod
 	// Dirs lists state folders. The snapshot contains the path, mode, owner and content of all files in them.
 	Dirs []string
-	// Conntrack includes the entries of connection tracking. These entries change with traffic. Only tests about connection tracking should
-	// include them.
+	// Conntrack includes the entries of connection tracking. The entries of connection tracking change with traffic. Only tests about
+	// connection tracking should include them.
 	Conntrack bool
 	// Ignore excludes all records whose line matches it. An example of a line is "host: link cni0".
 	Ignore *regexp.Regexp
 }
 
-// Snapshot is the state of the host, the pods and the folders that a CNI plugin may change. It contains links, addresses, routes, rules,
-// nexthops, neighbours, forwarding entries, queueing disciplines, classes, filters, nftables, legacy iptables, sysctls and files. Snapshots
-// are normalised, so that two snapshots of the same state are equal. They contain no indexes, handles, counters or timers, and nothing that
-// the kernel changes by itself.
+// Snapshot is the state of the host, the pods and the folders that a CNI plugin may change. Snapshot contains links, addresses, routes,
+// rules, nexthops, neighbours, forwarding entries, queueing disciplines, classes, filters, nftables, legacy iptables, sysctls and files.
+// Snapshots are normalised, so that two snapshots of the same state are equal. Snapshots contain no indexes, handles, counters or timers,
+// and nothing that the kernel changes by itself.
 type Snapshot struct {
 	scopes  map[string]bool
 	records map[string]record
 }
 
-// A record describes one object. Its name is unique within its scope.
+// A record describes one object. The name of a record is unique within its scope.
 type record struct {
 	scope  string  // "host" or "pod NAME"
 	name   string  // "link eth0"

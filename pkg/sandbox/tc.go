@@ -200,8 +200,8 @@ func (c *collector) actionsText(b []byte) string {
 	return joinFields(out)
 }
 
-// actionOptions removes the times of use from the parameters of an action. It also removes the index and the numbers of references and
-// bindings.
+// actionOptions removes the times of use from the parameters of an action. The function also removes the index and the numbers of
+// references and bindings.
 func actionOptions(kind string) func(*collector, []byte) string {
 	times, parms := uint16(1), uint16(2)
 	show := func(_ *collector, b []byte) string { return genericParms(b) }
@@ -230,7 +230,8 @@ func actionOptions(kind string) func(*collector, []byte) string {
 	}
 }
 
-// genericParms formats data that starts with struct tc_gen. This struct contains the index, capabilities, action, references and bindings.
+// genericParms formats data that starts with struct tc_gen. The struct tc_gen contains the index, capabilities, action, references and
+// bindings.
 func genericParms(b []byte) string {
 	if len(b) < 20 {
 		return bytesText(b)

@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// annotationKey is the name of the pod annotation in which a pod sets properties of its VFs. Its value is a JSON object. Each key is an
-// interface name from the configuration; each value is an object of choices.
+// annotationKey is the name of the pod annotation in which a pod sets properties of its VFs. The value of the annotation is a JSON object.
+// Each key is an interface name from the configuration; each value is an object of choices.
 const annotationKey = "podlace.io/vfs"
 
 // allowedChoices are the keys that a pod may set. The configuration can reduce this list. VLAN, trust and the checks of sent packets
@@ -122,7 +122,7 @@ func applyChoices(r *plugin.Request, cfg requestConfig, vfs []vf) error {
 	return nil
 }
 
-// applyChoice applies the pod's choice to a VF. ifname is the VF's name in the configuration.
+// applyChoice applies the pod's choice to a VF. The argument ifname is the VF's name in the configuration.
 func (v *vf) applyChoice(r *plugin.Request, ifname string, of vfChoice) error {
 	if err := v.checkClaimed(ifname, of); err != nil {
 		return err

@@ -198,8 +198,8 @@ func (j *requestJob) writeJournal(h *lockedVF, v *vf, c vfCard) error {
 		DeviceReported: c.link.Device != "", Chained: j.st.Chained, Claim: v.Claim, VLAN: vlan, Former: f})
 }
 
-// setPF sets the VF's settings on its PF. It runs before a driver is bound, because some drivers read the VF's MAC only when they are
-// bound.
+// setPF sets the VF's settings on its PF. The function runs before a driver is bound, because some drivers read the VF's MAC only when they
+// are bound.
 func (j *requestJob) setPF(c vfCard, v *vf) error {
 	mac := v.Fixed
 	have, ok, err := j.settingsOnPF(c)
@@ -260,8 +260,9 @@ func (j *requestJob) bindDriver(c vfCard, driver string) (vfCard, error) {
 	return c, nil
 }
 
-// moveToPod sets the MAC and MTU of the interface. It then moves the interface into the pod and gives it its name there. First, it removes
-// the interface's alternative names. These names belong to the node, and other interfaces of the pod may have the same names.
+// moveToPod sets the MAC and MTU of the interface. The function then moves the interface into the pod and gives it its name there. First,
+// it removes the interface's alternative names. The alternative names belong to the node, and other interfaces of the pod may have the same
+// names.
 func (j *requestJob) moveToPod(c vfCard, v *vf) (link kernel.Link, err error) {
 	if c.link.Up {
 		if err := j.host.SetDown(c.link); err != nil {

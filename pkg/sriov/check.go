@@ -18,8 +18,8 @@ func differs(format string, args ...any) error {
 	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
 }
 
-// CHECK compares the VFs of an attachment with the record and with the result of ADD. It ignores addresses and routes that the pod itself
-// has added.
+// CHECK compares the VFs of an attachment with the record and with the result of ADD. CHECK ignores addresses and routes that the pod
+// itself has added.
 func (s sriov) check(r *plugin.Request) error {
 	cfg, err := parseConfig(r)
 	if err != nil {

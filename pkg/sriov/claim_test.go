@@ -22,14 +22,14 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// claimedDevice returns a device of a claim. result is the index of the device in the results of the claim.
+// claimedDevice returns a device of a claim. The argument result is the index of the device in the results of the claim.
 func claimedDevice(uid, podClaim string, result int, address string) allocation.Device {
 	return allocation.Device{Namespace: "shop", Pod: "web-0", Resource: fast, ID: address, Claim: &allocation.Claim{UID: uid, Namespace: "shop",
 		Name: "web-0-" + podClaim, PodClaim: podClaim, Request: "nic", Result: result, Pool: "node-a",
 		Device: strings.NewReplacer(":", "-", ".", "-").Replace(address)}}
 }
 
-// prepareClaims writes the claim records of devices. It also writes the kubelet's file for the pod with the UID.
+// prepareClaims writes the claim records of devices. The function also writes the kubelet's file for the pod with the UID.
 func (l testLab) prepareClaims(kubelet, uid string, devices ...allocation.Device) {
 	l.Helper()
 	records := map[string]claim.Record{}
@@ -47,7 +47,7 @@ func (l testLab) prepareClaims(kubelet, uid string, devices ...allocation.Device
 	must(l, claimtest.WriteState(kubelet, list...))
 }
 
-// TestClaims: the VFs of the pod's claims come after the VFs of its containers. They are sorted by claim and result, whether the device
+// TestClaims: the VFs of the pod's claims come after the VFs of its containers. The VFs are sorted by claim and result, whether the device
 // plugin or the kubelet answers. VFs with administrative access stay on the node.
 func TestClaims(t *testing.T) {
 	admin := claimedDevice("c-0", "a", 0, vf2)
@@ -232,7 +232,7 @@ func TestClaimEnds(t *testing.T) {
 	l.isGolden()
 }
 
-// TestSettle: FreeOrphan returns an error for a VF that a pod has. It restores an orphaned VF.
+// TestSettle: FreeOrphan returns an error for a VF that a pod has. FreeOrphan restores an orphaned VF.
 func TestSettle(t *testing.T) {
 	l := newLab(t)
 	a, err := pci.ParseAddress(vf1)
@@ -252,7 +252,7 @@ func TestSettle(t *testing.T) {
 	l.isGolden()
 }
 
-// TestSettleUnseen: a daemon in a container may not see the folder of namespaces. It then takes no VF from a live pod.
+// TestSettleUnseen: a daemon in a container may not see the folder of namespaces. The daemon then takes no VF from a live pod.
 func TestSettleUnseen(t *testing.T) {
 	l := newLab(t)
 	a, err := pci.ParseAddress(vf1)

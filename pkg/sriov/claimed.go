@@ -37,8 +37,8 @@ func (s sriov) namedVF(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	return nil, plugin.Errorf(plugin.CodeDevice, "VF %s belongs to %s, which is not a claim of this pod", v.Address, record)
 }
 
-// applyClaim applies the settings of the VF's claim and class. index is the number of the VF in interface names; 0 is the interface that
-// the runtime requires.
+// applyClaim applies the settings of the VF's claim and class. The argument index is the number of the VF in interface names; 0 is the
+// interface that the runtime requires.
 func (v *vf) applyClaim(r *plugin.Request, cfg requestConfig, index int) error {
 	if v.config.IsZero() {
 		return nil

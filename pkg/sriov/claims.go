@@ -36,7 +36,7 @@ type Holding struct {
 	Ready       bool              // ADD has finished; set only for a claim
 }
 
-// Gone reports whether the network namespace of the attachment no longer exists. It returns false if the folder of the namespace is not
+// Gone reports whether the network namespace of the attachment no longer exists. The result is false if the folder of the namespace is not
 // visible, for example in a container that does not mount the folder.
 func (h Holding) Gone() bool { return plugin.NetnsGone(h.Netns) && plugin.NetnsVisible(h.Netns) }
 
@@ -82,9 +82,9 @@ func (h *lockedVF) noteReady(v *vf) error {
 	return h.save(j)
 }
 
-// FreeOrphan prepares a VF for a claim. If the attachment of the VF has ended without a DEL, FreeOrphan restores the VF. It does nothing if
-// the VF has no journal, or if the journal belongs to the same claim. If a pod still has the VF, the error names the pod. FreeOrphan needs
-// CAP_NET_ADMIN.
+// FreeOrphan prepares a VF for a claim. If the attachment of the VF has ended without a DEL, FreeOrphan restores the VF. The call has no
+// effect if the VF has no journal, or if the journal belongs to the same claim. If a pod still has the VF, the error names the pod.
+// FreeOrphan needs CAP_NET_ADMIN.
 func FreeOrphan(sysfs string, a pci.Address, claimUID string, log *slog.Logger) error {
 	return withJournal(sysfs, a, log, func(n *nodeSide, h *lockedVF, j vfJournal) error {
 		if j.Claim != nil && j.Claim.UID == claimUID {
@@ -122,9 +122,9 @@ func (n *nodeSide) checkNotAlive(j vfJournal) error {
 	return nil
 }
 
-// RestoreClaim restores the VFs of a claim's pods, as DEL does. These are the VFs in the claim's record and the VFs whose journals name the
-// claim. All containers of these pods must have stopped. If a pod's namespace still exists, RestoreClaim moves the interface out of it. It
-// needs CAP_NET_ADMIN.
+// RestoreClaim restores the VFs of a claim's pods, as DEL does. The VFs of a claim are those in the claim's record and those whose journals
+// name the claim. All containers of these pods must have stopped. If a pod's namespace still exists, RestoreClaim moves the interface out
+// of it. It needs CAP_NET_ADMIN.
 func RestoreClaim(sysfs, claimUID string, recorded []pci.Address, log *slog.Logger) error {
 	all, err := readJournals()
 	errs := []error{err}
@@ -150,7 +150,7 @@ func restoreClaimed(sysfs string, a pci.Address, claimUID string, log *slog.Logg
 	})
 }
 
-// withJournal calls f while it holds the lock of a VF. It is a no-op if the VF has no journal.
+// withJournal calls f while it holds the lock of a VF. The call has no effect if the VF has no journal.
 func withJournal(sysfs string, a pci.Address, log *slog.Logger, f func(*nodeSide, *lockedVF, vfJournal) error) error {
 	h, err := lockKnown(a)
 	if h == nil {

@@ -270,8 +270,8 @@ func parseLink(c *requestConfig, raw rawConfig, r *plugin.Request) (err error) {
 	return nil
 }
 
-// mergeSettings returns the settings of a VF. The settings of the VF's class and claim override the configuration. name translates keys for
-// error messages.
+// mergeSettings returns the settings of a VF. The settings of the VF's class and claim override the configuration. The argument name
+// translates keys for error messages.
 func (c *requestConfig) mergeSettings(over *vfconfig.Config, name func(string) string) (vfSettings, error) {
 	m := vfconfig.Merge(&c.Base, over)
 	err := m.Complete(name)
@@ -319,7 +319,7 @@ func parseIPAM(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	return ipam.ValidType(c.IPAM)
 }
 
-// applyTo returns the settings of the VF on its PF after the change. now are the current settings.
+// applyTo returns the settings of the VF on its PF after the change. The argument now holds the current settings.
 func (s pfSettings) applyTo(now kernel.VF) kernel.VF {
 	if s.VLAN != nil {
 		now.VLAN, now.QoS, now.Proto = *s.VLAN, 0, "802.1q"
@@ -346,7 +346,7 @@ func (s pfSettings) applyTo(now kernel.VF) kernel.VF {
 	return now
 }
 
-// needsPF reports whether the PF must be changed. It also returns one key that requires the change.
+// needsPF reports whether the PF must be changed. The function also returns one key that requires the change.
 func (s pfSettings) needsPF() (key string, ok bool) {
 	for _, k := range []struct {
 		key string

@@ -128,7 +128,7 @@ func (l igb) second() string {
 	return l.nic.VFs[1].Device
 }
 
-// changeAll changes the pod's interface in every way that a tenant can. It returns the error from setting another MAC.
+// changeAll changes the pod's interface in every way that a tenant can. The function returns the error from setting another MAC.
 func (l igb) changeAll(name string) (mac error) {
 	l.Helper()
 	l.changeAsTenant(name)

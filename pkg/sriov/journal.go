@@ -96,7 +96,7 @@ func lock(a pci.Address) (*lockedVF, error) {
 	return lockVF(dir, a)
 }
 
-// lockKnown locks a VF that may have a journal. It returns nil if no VF has a journal.
+// lockKnown locks a VF that may have a journal. The result is nil if no VF has a journal.
 func lockKnown(a pci.Address) (*lockedVF, error) {
 	dir, err := store.Open(vfsFolder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -119,8 +119,8 @@ func lockVF(dir *store.Dir, a pci.Address) (*lockedVF, error) {
 
 func (h *lockedVF) close() { h.lock.Unlock(); h.dir.Close() }
 
-// load reads the journal of a VF; ok is false if the VF has no journal. An unreadable journal causes an error, because the former settings
-// of the VF are stored only in the journal.
+// load reads the journal of a VF. The result ok is false if the VF has no journal. An unreadable journal causes an error, because the
+// former settings of the VF are stored only in the journal.
 func (h *lockedVF) load() (j vfJournal, ok bool, err error) {
 	data, err := h.dir.Read(h.address.String())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -189,7 +189,7 @@ func journalsOf(owner attachment.Key) ([]vfJournal, error) {
 	return slices.DeleteFunc(all, func(j vfJournal) bool { return j.Owner != owner }), err
 }
 
-// readJournals returns all readable journals. It reads the journals without taking the locks of the VFs.
+// readJournals returns all readable journals. The function reads the journals without taking the locks of the VFs.
 func readJournals() (all []vfJournal, err error) {
 	dir, err := store.Open(vfsFolder)
 	if errors.Is(err, fs.ErrNotExist) {

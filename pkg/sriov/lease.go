@@ -16,7 +16,7 @@ import (
 )
 
 // A chained plugin appends chainedSuffix to the network name for the leases of its VFs. Leases under the plain network name belong to the
-// main plugin. Its GC would delete the leases of VF interfaces, because the runtime does not list these interfaces.
+// main plugin. GC of the main plugin would delete the leases of VF interfaces, because the runtime does not list these interfaces.
 const chainedSuffix = ".vf"
 
 // leaseAddresses requests the addresses of a VF from the IPAM plugin.
@@ -96,8 +96,8 @@ func (s sriov) releaseAddresses(r *plugin.Request, st attachmentState, v vf) err
 	return s.ipam.Del(as, of)
 }
 
-// checkLease runs CHECK of the IPAM plugin for the addresses of a VF. It builds its own prevResult, because the request's prevResult may
-// lack these addresses or contain other addresses.
+// checkLease runs CHECK of the IPAM plugin for the addresses of a VF. The function builds its own prevResult, because the request's
+// prevResult may lack these addresses or contain other addresses.
 func (s sriov) checkLease(j *requestJob, v vf) error {
 	of := ipam.Type(j.st.IPAM)
 	if err := ipam.ValidType(of); err != nil {
@@ -121,8 +121,8 @@ func (s sriov) checkLease(j *requestJob, v vf) error {
 	return s.ipam.Check(as, of)
 }
 
-// collectLeases runs GC of the IPAM plugin. It keeps the leases of all interfaces of recorded attachments, including the attachments of
-// other plugins. It also keeps the leases of VFs that are not restored yet.
+// collectLeases runs GC of the IPAM plugin. The function keeps the leases of all interfaces of recorded attachments, including the
+// attachments of other plugins. The function also keeps the leases of VFs that are not restored yet.
 func (s sriov) collectLeases(r *plugin.Request) error {
 	name := ipam.Type(ipam.Object(r.Config))
 	if ipam.ValidType(name) != nil {

@@ -18,7 +18,7 @@ import (
 )
 
 // endPod ends the pod and its namespace. The tests use a veth in place of a VF. endPod therefore moves the veth to the node, as the kernel
-// does with a VF: down, with its name in the pod. It also adds that name to sysfs.
+// does with a VF: down, with its name in the pod. The function also adds that name to sysfs.
 func (l testLab) endPod(address string) {
 	l.Helper()
 	l.addSysfsName(address, "net1")
@@ -192,8 +192,8 @@ func TestRecordLost(t *testing.T) {
 	}
 }
 
-// TestInterrupted (F-31, V-19): the next ADD with the same key removes the residue of a killed ADD. It does not remove the state of a
-// finished ADD.
+// TestInterrupted (F-31, V-19): the next ADD with the same key removes the residue of a killed ADD. The next ADD does not remove the state
+// of a finished ADD.
 func TestInterrupted(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)

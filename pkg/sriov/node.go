@@ -70,7 +70,7 @@ func (n *nodeSide) readCard(a pci.Address) (c vfCard, err error) {
 	return c, err
 }
 
-// linkOnNode returns the interface of a function if the interface is on the node. sysfs contains its name, but another interface may have
+// linkOnNode returns the interface of a function if the interface is on the node. The name is in sysfs, but another interface may have
 // the same name as an alternative name.
 func (n *nodeSide) linkOnNode(d pci.Device) (kernel.Link, error) {
 	for _, name := range d.Interfaces {
@@ -82,8 +82,8 @@ func (n *nodeSide) linkOnNode(d pci.Device) (kernel.Link, error) {
 	return kernel.Link{}, nil
 }
 
-// settingsOnPF returns the VF's settings on its PF. ok is false if the PF is in another namespace or its driver does not report these
-// settings.
+// settingsOnPF returns the VF's settings on its PF. The result ok is false if the PF is in another namespace or its driver does not report
+// these settings.
 func (n *nodeSide) settingsOnPF(c vfCard) (vf kernel.VF, ok bool, err error) {
 	if c.pfLink.Index == 0 || c.vf.VFIndex < 0 {
 		return vf, false, nil
@@ -91,9 +91,9 @@ func (n *nodeSide) settingsOnPF(c vfCard) (vf kernel.VF, ok bool, err error) {
 	return n.host.VF(c.pfLink, c.vf.VFIndex)
 }
 
-// findInPod finds the interface of a journal's VF in the pod's namespace. It compares the PCI device of each interface. Kernels before
-// Linux 5.14 do not report the device; on these kernels, findInPod compares name and MAC. alive is true if the namespace exists; in this
-// case, the caller must close pod.
+// findInPod finds the interface of a journal's VF in the pod's namespace. The function compares the PCI device of each interface. Kernels
+// before Linux 5.14 do not report the device. On these kernels, findInPod compares name and MAC. The result alive is true if the namespace
+// exists. In this case, the caller must close pod.
 func findInPod(j vfJournal) (pod *kernel.NS, link kernel.Link, alive bool, err error) {
 	netns, err := plugin.OpenNetns(j.Netns)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -151,8 +151,8 @@ func (n *nodeSide) awaitBound(a pci.Address) (vfCard, error) {
 	return n.awaitLink(a)
 }
 
-// setMAC changes the MAC of the VF's interface. Some drivers accept only the MAC that the PF has set. They read this MAC only when they are
-// bound.
+// setMAC changes the MAC of the VF's interface. Some drivers accept only the MAC that the PF has set. These drivers read the MAC of the PF
+// only when they are bound.
 func (n *nodeSide) setMAC(c vfCard, mac net.HardwareAddr) (vfCard, error) {
 	if bytes.Equal(c.link.MAC, mac) {
 		return c, nil

@@ -28,7 +28,7 @@ const askTimeout = 10 * time.Second
 // daemonTimeout is the part of askTimeout in which the device plugin must answer. After that, the plugin asks the kubelet.
 const daemonTimeout = allocation.AnswerTimeout + time.Second
 
-// wantedVFs returns the VFs for the pod of an ADD, with their interface names in the pod. It is empty for a pod without VFs.
+// wantedVFs returns the VFs for the pod of an ADD, with their interface names in the pod. The result is empty for a pod without VFs.
 func (s sriov) wantedVFs(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	vfs, err := s.podDevices(r, cfg)
 	if err != nil {
@@ -141,8 +141,8 @@ func (c requestConfig) hintFor(err error) string {
 
 // askDevices asks the device plugin for the devices of the pod. If the device plugin does not answer, it asks the kubelet and reads the
 // records of claims. If an answer contains a device, the pod certainly has that device. If the kubelet lists no device, that is not
-// certain: the device plugin may have allocated a device that the kubelet does not list yet. others are devices of the pod's claims whose
-// resources the configuration does not name.
+// certain: the device plugin may have allocated a device that the kubelet does not list yet. The result others holds devices of the pod's
+// claims whose resources the configuration does not name.
 func (s sriov) askDevices(r *plugin.Request, cfg requestConfig) (devices, others []allocation.Device, err error) {
 	began := time.Now()
 	answer, err := s.askDaemon(r, cfg, began.Add(daemonTimeout))
@@ -163,7 +163,7 @@ func (s sriov) askDevices(r *plugin.Request, cfg requestConfig) (devices, others
 	return append(devices, claimed...), others, nil
 }
 
-// askKubelet asks the kubelet for the pod's devices. unanswered is the error that the device plugin caused.
+// askKubelet asks the kubelet for the pod's devices. The argument unanswered is the error that the device plugin caused.
 func (s sriov) askKubelet(r *plugin.Request, cfg requestConfig, until time.Time, unanswered error) ([]allocation.Device, error) {
 	away := errors.Is(unanswered, fs.ErrNotExist) || errors.Is(unanswered, syscall.ECONNREFUSED)
 	if !away {

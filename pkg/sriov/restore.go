@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// releaseVF restores a VF to its state before the attachment. It does nothing if the VF belongs to another attachment now, or to no
+// releaseVF restores a VF to its state before the attachment. The call has no effect if the VF belongs to another attachment now, or to no
 // attachment.
 func (n *nodeSide) releaseVF(owner attachment.Key, v vf, netns string) error {
 	a := v.Address
@@ -40,8 +40,8 @@ func (n *nodeSide) releaseVF(owner attachment.Key, v vf, netns string) error {
 	return n.restoreVF(h, j)
 }
 
-// returnUnknown handles a VF whose journal is missing. It moves the interface of the VF back to the node. The former settings of the VF are
-// unknown and cannot be restored.
+// returnUnknown handles a VF whose journal is missing. The function moves the interface of the VF back to the node. The former settings of
+// the VF are unknown and cannot be restored.
 func (n *nodeSide) returnUnknown(owner attachment.Key, v vf, netns string) error {
 	j := vfJournal{Address: v.Address, Owner: owner, Netns: netns, Name: v.Name, MAC: v.MAC, Former: formerState{Name: ownName(v.Address)}}
 	pod, link, alive, err := findInPod(j)
@@ -68,8 +68,8 @@ type vfRestore struct {
 	c vfCard
 }
 
-// restoreVF restores a VF to the settings in its journal. After an error it continues with the next setting. It removes the journal last,
-// and only if all settings are restored or the VF no longer exists.
+// restoreVF restores a VF to the settings in its journal. After an error it continues with the next setting. The function removes the
+// journal last, and only if all settings are restored or the VF no longer exists.
 func (n *nodeSide) restoreVF(h *lockedVF, j vfJournal) error {
 	x := vfRestore{nodeSide: n, j: j}
 	var err error
@@ -129,8 +129,8 @@ func (x *vfRestore) returnLink() error {
 	return err
 }
 
-// moveToNode moves the interface from a pod to the node. It removes alternative names that the pod added, because they could conflict with
-// names on the node.
+// moveToNode moves the interface from a pod to the node. The function removes alternative names that the pod added, because they could
+// conflict with names on the node.
 func (x *vfRestore) moveToNode(pod *kernel.NS, link kernel.Link) error {
 	home, err := x.host.File()
 	if err != nil {
@@ -188,8 +188,8 @@ func (x *vfRestore) retryReclaimed(name string, f func() error) error {
 	return f()
 }
 
-// reclaimName frees a name that a pod gave to another VF. It works if the kernel has moved that VF back to the node with this name. Without
-// this, the VF could never get its name back. The other VF later gets its own name from its own journal.
+// reclaimName frees a name that a pod gave to another VF. The function works if the kernel has moved that VF back to the node with this
+// name. Without this, the VF could never get its name back. The other VF later gets its own name from its own journal.
 func (x *vfRestore) reclaimName(name string) bool {
 	other, ok, err := x.host.Link(name)
 	if err != nil || !ok {
@@ -272,7 +272,7 @@ func (x *vfRestore) restoreDriver() (err error) {
 	return err
 }
 
-// rebindIfConfigured rebinds the driver if the configuration requests it. This discards all state in the driver, such as queues and
+// rebindIfConfigured rebinds the driver if the configuration requests it. A rebind discards all state in the driver, such as queues and
 // filters.
 func (x *vfRestore) rebindIfConfigured() (err error) {
 	if x.j.Rebind && x.c.link.Index != 0 {
@@ -354,7 +354,7 @@ func (x *vfRestore) restoreSettings(link kernel.Link) error {
 	return errors.Join(errs...)
 }
 
-// restoreAltNames restores the alternative names in their former order. It skips names that another interface has now.
+// restoreAltNames restores the alternative names in their former order. The function skips names that another interface has now.
 func (x *vfRestore) restoreAltNames(link kernel.Link) error {
 	has, had := link.AltNames, x.j.Former.AltNames
 	for len(has) > 0 && len(had) > 0 && has[0] == had[0] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sriov attaches SR-IOV virtual functions (VFs) to pods. These are the VFs that the kubelet allocated to the pod, or the VF that
+// Package sriov attaches SR-IOV virtual functions (VFs) to pods. The VFs are those that the kubelet allocated to the pod, or the VF that
 // Multus names. A VF is an additional interface after earlier plugins in the chain, or it is the pod's main interface.
 //
 // A later pod gets the same VF again. ADD therefore saves the VF's settings to a journal before the first change. DEL restores these
@@ -72,7 +72,7 @@ type sriov struct {
 	claims string // folder of claim records
 }
 
-// Plugin returns the sriov plugin. It runs the IPAM plugins in builtin within the same process.
+// Plugin returns the sriov plugin. Plugin runs the IPAM plugins in builtin within the same process.
 func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 	return PluginAt(pci.Sysfs, allocation.Socket, claim.Folder, builtin...)
 }
@@ -179,8 +179,8 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	return j.result(), nil
 }
 
-// savePlan writes the record before the first change of the system. It marks each VF as having leased addresses. If ADD is killed, DEL then
-// releases them.
+// savePlan writes the record before the first change of the system. The function marks each VF as having leased addresses. If ADD is
+// killed, DEL then releases them.
 func (j *requestJob) savePlan() error {
 	planned := j.st
 	planned.VFs = slices.Clone(j.st.VFs)
@@ -190,8 +190,8 @@ func (j *requestJob) savePlan() error {
 	return j.att.Save(planned)
 }
 
-// clearResidue removes the residue of an interrupted ADD with the same key. It returns an error if the pod already has an interface with a
-// planned name.
+// clearResidue removes the residue of an interrupted ADD with the same key. The result is an error if the pod already has an interface with
+// a planned name.
 func (s sriov) clearResidue(j *requestJob, vfs []vf) error {
 	var st attachmentState
 	recorded, err := j.att.Load(&st)
@@ -253,8 +253,8 @@ func (s sriov) removeFromNode(r *plugin.Request, att *attachment.Attachment, st 
 	return s.removeAttachment(n, att, st)
 }
 
-// removeAttachment restores all VFs of an attachment. After an error it continues with the next VF. It releases the addresses once no VF
-// uses them, and removes the record last.
+// removeAttachment restores all VFs of an attachment. After an error it continues with the next VF. The function releases the addresses
+// once no VF uses them, and removes the record last.
 func (s sriov) removeAttachment(n *nodeSide, att *attachment.Attachment, st attachmentState) error {
 	var errs []error
 	for _, v := range slices.Backward(st.VFs) {

@@ -167,7 +167,7 @@ func TestFailClosed(t *testing.T) {
 	l.isGolden()
 }
 
-// TestNotToBeGiven (S-31): ADD refuses a PF and interfaces that are in use. They stay on the node.
+// TestNotToBeGiven (S-31): ADD refuses a PF and interfaces that are in use. The PF and these interfaces stay on the node.
 func TestNotToBeGiven(t *testing.T) {
 	l := newLab(t)
 	l.allocate("0000:11:00.0")
@@ -219,8 +219,8 @@ func ranges() object {
 		"routes": []any{object{"dst": "192.0.2.0/24", "gw": "10.61.0.1"}}}
 }
 
-// TestAddresses: each VF gets its own addresses after duplicate address detection. They are reported if the caller wants them, and they are
-// released by DEL.
+// TestAddresses: each VF gets its own addresses after duplicate address detection. The addresses are reported if the caller wants them, and
+// DEL releases them.
 func TestAddresses(t *testing.T) {
 	l := newLab(t, "ipam", ranges())
 	l.allocate(vf0, vf1)

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// hangTimeout is much longer than any operation takes. Its only purpose is to end a test that hangs.
+// hangTimeout is much longer than any operation takes. The only purpose of hangTimeout is to end a test that hangs.
 const hangTimeout = 20 * time.Second
 
 // irregularFiles returns functions that each create one kind of object in place of a regular file.

@@ -20,7 +20,7 @@ const LockTimeout = 10 * time.Second
 // of them runs some iptables processes, two CPUs are busy for more than ten seconds.
 const NodeLockTimeout = 3 * LockTimeout
 
-// Lock takes an exclusive flock(2) on the file name. It creates the file if the file does not exist. If the lock is still held after
+// Lock takes an exclusive flock(2) on the file name. Lock creates the file if the file does not exist. If the lock is still held after
 // LockTimeout, the error has the method Busy. The lock is released by Unlock or when the process ends.
 func (d *Dir) Lock(name string, mode fs.FileMode) (*Lock, error) {
 	return d.LockWithin(LockTimeout, name, mode)
@@ -34,7 +34,7 @@ func (d *Dir) LockWithin(most time.Duration, name string, mode fs.FileMode) (*Lo
 }
 
 // LockAt is like Lock, but it locks only the byte at offset (fcntl(2), open file description locks). One file therefore contains 2^63
-// locks. The alternative would be one file for each lock. Such files would have to be removed later, which cannot be done safely.
+// locks. The alternative would be one file for each lock. Separate lock files would have to be removed later, which cannot be done safely.
 func (d *Dir) LockAt(name string, mode fs.FileMode, offset int64) (*Lock, error) {
 	return d.LockAtWithin(LockTimeout, name, mode, offset)
 }
@@ -113,8 +113,8 @@ func isHeld(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(er
 
 var errLockTimeout = errors.New("held by another process")
 
-// takeWithDeadline takes the lock. It waits in the kernel, which wakes waiting processes one after the other. A hundred processes that poll
-// would keep a CPU busy even if the lock is free. After errLockTimeout, the file stays open until the kernel's request has ended.
+// takeWithDeadline takes the lock. The function waits in the kernel, which wakes waiting processes one after the other. A hundred processes
+// that poll would keep a CPU busy even if the lock is free. After errLockTimeout, the file stays open until the kernel's request has ended.
 func takeWithDeadline(f *os.File, deadline time.Time, set func(fd int, how lockAction) error) error {
 	fd := int(f.Fd())
 	err := set(fd, try)
@@ -166,5 +166,5 @@ func (l *Lock) Lost() bool {
 // this process was killed.
 func (l *Lock) File() *os.File { return l.f }
 
-// Unlock releases the lock. It also releases the lock for child processes that inherited the file.
+// Unlock releases the lock. Unlock also releases the lock for child processes that inherited the file.
 func (l *Lock) Unlock() error { return errors.Join(l.free(int(l.f.Fd())), l.f.Close()) }

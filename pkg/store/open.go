@@ -32,8 +32,8 @@ func (d *Dir) irregularHint(name string, err error) error {
 	return err
 }
 
-// openFile opens the file name in this folder. It never blocks, and it does not follow a symbolic link. If the file is not regular,
-// openFile returns an error.
+// openFile opens the file name in this folder. The function never blocks, and it does not follow a symbolic link. If the file is not
+// regular, openFile returns an error.
 func (d *Dir) openFile(name string, flag int, mode fs.FileMode) (*os.File, error) {
 	path := filepath.Join(d.path, name)
 	if !fs.ValidPath(name) || strings.Contains(name, "/") {
@@ -112,7 +112,7 @@ func ReadFile(path string) ([]byte, error) {
 	return data, err
 }
 
-// ReadSmall returns the content of a regular file with at most most bytes. flags are additional flags for open(2).
+// ReadSmall returns the content of a regular file with at most most bytes. The argument flags holds additional flags for open(2).
 func ReadSmall(path string, most int64, flags int) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|flags, 0) // O_NONBLOCK: a FIFO must not block
 	if errors.Is(err, unix.ELOOP) && flags&unix.O_NOFOLLOW != 0 {

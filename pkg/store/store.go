@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package store stores small files in a state folder. It provides atomic writes, exclusive creation of a file with its content, and locks
-// with a deadline. Files are accessed through os.Root. A name or a symbolic link therefore cannot lead out of the folder.
+// Package store stores small files in a state folder. The package provides atomic writes, exclusive creation of a file with its content,
+// and locks with a deadline. Files are accessed through os.Root. A name or a symbolic link therefore cannot lead out of the folder.
 package store
 
 import (
@@ -72,7 +72,7 @@ func (d *Dir) withFolder(err error) error {
 	return err
 }
 
-// Make opens the folder at path. It creates the folder and its parents if they are missing.
+// Make opens the folder at path. Make creates the folder and its parents if they are missing.
 func Make(path string, mode fs.FileMode) (*Dir, error) {
 	d, err := Open(path)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -87,7 +87,7 @@ func Make(path string, mode fs.FileMode) (*Dir, error) {
 	return Open(path)
 }
 
-// RemoveAll deletes the folder at path with its content. It does nothing if the folder is missing.
+// RemoveAll deletes the folder at path with its content. The call has no effect if the folder is missing.
 func RemoveAll(path string) error {
 	if err := fault.Point("remove " + path); err != nil {
 		return err
@@ -95,7 +95,7 @@ func RemoveAll(path string) error {
 	return os.RemoveAll(path)
 }
 
-// Close closes the folder. It does not release locks in the folder.
+// Close closes the folder. Close does not release locks in the folder.
 func (d *Dir) Close() error { return errors.Join(d.self.Close(), d.root.Close()) }
 
 // Path returns the path that was passed to Open or Make.
@@ -125,8 +125,8 @@ func (d *Dir) SetWritten(name string, at time.Time) error {
 	return d.withFolder(d.root.Chtimes(name, time.Time{}, at))
 }
 
-// Stamp sets the modification time of the folder to the current time. It returns the value that Modified then returns. Kernels before 6.13
-// use the time of the last tick for a change. Several changes within a few milliseconds may therefore have the same time. A stamp is
+// Stamp sets the modification time of the folder to the current time. Stamp returns the value that Modified then returns. Kernels before
+// 6.13 use the time of the last tick for a change. Several changes within a few milliseconds may therefore have the same time. A stamp is
 // different from the time of every tick.
 func (d *Dir) Stamp() (int64, error) {
 	fault.Step("stamp", d.path)
@@ -138,7 +138,7 @@ func (d *Dir) Stamp() (int64, error) {
 	return d.Modified()
 }
 
-// Move moves the file name to another folder and keeps its name. It replaces an existing file there.
+// Move moves the file name to another folder and keeps its name. Move replaces an existing file there.
 func (d *Dir) Move(name string, to *Dir) error {
 	if err := fault.Point("move " + filepath.Join(d.path, name)); err != nil {
 		return err
@@ -191,7 +191,8 @@ func (d *Dir) Write(name string, data []byte, mode fs.FileMode) error {
 	return d.write(name, data, mode, func(*os.File) error { return nil })
 }
 
-// WriteSync is like Write, but it returns only when the data would survive a crash of the kernel. This requires a folder on a disk.
+// WriteSync is like Write, but it returns only when the data would survive a crash of the kernel. The folder must be on a disk for this
+// guarantee.
 func (d *Dir) WriteSync(name string, data []byte, mode fs.FileMode) error {
 	if err := d.write(name, data, mode, (*os.File).Sync); err != nil {
 		return err
@@ -219,7 +220,7 @@ func (d *Dir) CopySync(name string, from io.Reader, mode fs.FileMode) error {
 	return d.withFolder(d.self.Sync())
 }
 
-// Rename renames the file name within the folder and replaces an existing file. It returns when the change is on the disk.
+// Rename renames the file name within the folder and replaces an existing file. Rename returns when the change is on the disk.
 func (d *Dir) Rename(name, to string) error {
 	if err := fault.Point("rename " + filepath.Join(d.path, name) + " to " + to); err != nil {
 		return err
@@ -331,7 +332,7 @@ func (d *Dir) createNamed(name string, data []byte, mode fs.FileMode) error {
 	return errors.Join(err, d.withFolder(d.root.Remove(temp)))
 }
 
-// Remove deletes the file with the given name. It does nothing if the file is missing.
+// Remove deletes the file with the given name. The call has no effect if the file is missing.
 func (d *Dir) Remove(name string) error {
 	if err := fault.Point("remove " + filepath.Join(d.path, name)); err != nil {
 		return err

@@ -260,7 +260,7 @@ func TestFolderGone(t *testing.T) {
 	}
 }
 
-// TestListRemovesStale: List removes the file of a killed writer once the file is old. This also works if the clock was changed.
+// TestListRemovesStale: List removes the file of a killed writer once the file is old. The removal also works if the clock was changed.
 func TestListRemovesStale(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)

@@ -42,8 +42,8 @@ type File struct {
 	Data []byte
 }
 
-// Files returns the problems of each file. It also returns conflicts between the networks in different files. It does no I/O, except for
-// reading a file that the key resolvConf names.
+// Files returns the problems of each file. Files also returns conflicts between the networks in different files. Files does no I/O, except
+// for reading a file that the key resolvConf names.
 func Files(files []File, node Node) []Problem {
 	c := &checker{node: node}
 	for _, f := range files {
@@ -117,7 +117,7 @@ func (c *checker) json(t part) {
 	}
 }
 
-// The method syntax reports a JSON error. It computes the line from the offset in the error.
+// The method syntax reports a JSON error. The method syntax computes the line from the offset in the error.
 func (c *checker) syntax(t part, err error) {
 	line := 1
 	var at *json.SyntaxError
@@ -181,8 +181,8 @@ func (t part) lineOf(key string) int {
 
 var word = regexp.MustCompile(`[A-Za-z][A-Za-z0-9]*`)
 
-// The method mentioned finds the first key in the text of the part that a message contains. It returns the key and the line of the key. The
-// first words of each message contain the key.
+// The method mentioned finds the first key in the text of the part that a message contains. The method mentioned returns the key and the
+// line of the key. The first words of each message contain the key.
 func (t part) mentioned(message string) (key string, line int) {
 	for _, name := range word.FindAllString(message, -1) {
 		for path, at := range t.lines {

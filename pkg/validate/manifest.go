@@ -49,7 +49,7 @@ func yamlLine(err error) int {
 	return line
 }
 
-// The function at returns the value at a path below a node. It returns nil if a key of the path is missing.
+// The function at returns the value at a path below a node. The function at returns nil if a key of the path is missing.
 func at(n *yaml.Node, path ...string) *yaml.Node {
 	for _, key := range path {
 		if n == nil || n.Kind != yaml.MappingNode {
@@ -66,7 +66,7 @@ func at(n *yaml.Node, path ...string) *yaml.Node {
 	return n
 }
 
-// valueOf returns the scalar at a path below a node. It returns "" if the scalar is missing.
+// valueOf returns the scalar at a path below a node. The result is "" if the scalar is missing.
 func valueOf(n *yaml.Node, path ...string) string {
 	if v := at(n, path...); v != nil {
 		return v.Value
@@ -81,7 +81,7 @@ func podTemplates() map[string][]string {
 		"ReplicationController": template, "Job": template, "CronJob": {"spec", "jobTemplate", "spec", "template"}}
 }
 
-// The method object checks a Kubernetes object. It returns the number of its parts that Podlace uses.
+// The method object checks a Kubernetes object. The method object returns the number of parts of the object that Podlace uses.
 func (c *checker) object(t part, o *yaml.Node) (known int) {
 	kind := valueOf(o, "kind")
 	if list := at(o, "items"); list != nil && strings.HasSuffix(kind, "List") {
@@ -208,7 +208,7 @@ func items(list *yaml.Node) []*yaml.Node {
 	return list.Content
 }
 
-// hostPort returns the port of the node that a container port uses. It returns "" if the container port uses none.
+// hostPort returns the port of the node that a container port uses. The result is "" if the container port uses none.
 func (c *checker) hostPort(t part, port *yaml.Node, key string) string {
 	host := valueOf(port, "hostPort")
 	if host == "" || host == "0" {

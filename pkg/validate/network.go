@@ -30,7 +30,7 @@ type network struct {
 	subnets []netip.Prefix
 }
 
-// The method network checks a network configuration. It contains either a list of plugins or a single plugin.
+// The method network checks a network configuration. The configuration contains either a list of plugins or a single plugin.
 func (c *checker) network(t part) {
 	var list struct {
 		CNIVersion string            `json:"cniVersion"`

@@ -24,7 +24,7 @@ type Node struct {
 	PodCIDRs []netip.Prefix
 }
 
-// ThisNode reads the facts about the node on which it runs. It is not an error if the node has no podCIDRs.
+// ThisNode reads the facts about the node on which it runs. A node without podCIDRs is not an error.
 func ThisNode() (node Node, err error) {
 	node.PodCIDRs, _ = hostlocal.NodeCIDRs()
 	host, err := kernel.Host()

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The function text returns the keys of a configuration's findings. It also returns all findings as one text.
+// The function text returns the keys of a configuration's findings. The function text also returns all findings as one text.
 func text(config string, node Node) (keys []string, all string) {
 	found := Config([]byte(config), node)
 	for _, f := range found {
@@ -84,8 +84,8 @@ func TestShippedConfigurationsHaveNoTraps(t *testing.T) {
 	}
 }
 
-// TestShippedConfigurationsStopSpoofing checks pods whose address is on our bridge. Such a pod can send only from its own MAC and its own
-// addresses.
+// TestShippedConfigurationsStopSpoofing checks pods whose address is on our bridge. A pod with an address on our bridge can send only from
+// its own MAC and its own addresses.
 func TestShippedConfigurationsStopSpoofing(t *testing.T) {
 	for _, name := range shipped(t) {
 		data, err := conf.Conflist(name)
@@ -139,8 +139,8 @@ var defaults = map[string]string{
 	"docker, IPv6":           "fd00:dead:beef::/48",
 }
 
-// TestShippedSubnetsAreFree checks examples that must work on any node. Their subnets are not the default subnets of other software.
-// Examples that continue the network of another program keep the subnet of that program.
+// TestShippedSubnetsAreFree checks examples that must work on any node. The subnets of these examples are not the default subnets of other
+// software. Examples that continue the network of another program keep the subnet of that program.
 func TestShippedSubnetsAreFree(t *testing.T) {
 	var node Node
 	for name, subnet := range defaults {

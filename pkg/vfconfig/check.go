@@ -20,8 +20,8 @@ const (
 	MaxVFs = 99
 )
 
-// Validate returns an error if a value is invalid or if two settings contradict each other. It accepts vlanQoS and vlanProto without a
-// vlan, because the vlan may come from another source. Complete does not accept this.
+// Validate returns an error if a value is invalid or if two settings contradict each other. Validate accepts vlanQoS and vlanProto without
+// a vlan, because the vlan may come from another source. Complete does not accept this.
 func (c *Config) Validate() error {
 	return c.check(func(key string) string { return key }, false)
 }

@@ -23,7 +23,7 @@ const (
 	maxBytes = 10 << 10 // limit of the Kubernetes API
 )
 
-// Entry is one entry in the configuration of a ResourceClaim or DeviceClass. It contains settings for the VFs of a resource.
+// Entry is one entry in the configuration of a ResourceClaim or DeviceClass. Entry contains settings for the VFs of a resource.
 type Entry struct {
 	Resource string // applies only to VFs of this resource; "": of all
 	Config
@@ -39,8 +39,8 @@ func Parameters(resource string, c Config) ([]byte, error) {
 	}{APIVersion, Kind, resource, c})
 }
 
-// Decode returns the entry in encoded parameters. It is strict: it returns an error for each setting that this version would not apply. An
-// error starts with path, which is the place of the parameters, and with the key.
+// Decode returns the entry in encoded parameters. Decode is strict: it returns an error for each setting that this version would not apply.
+// An error starts with path, which is the place of the parameters, and with the key.
 func Decode(data []byte, path string) (Entry, error) {
 	if len(data) > maxBytes {
 		return Entry{}, fmt.Errorf("%s: %d bytes: want at most %d", path, len(data), maxBytes)
@@ -82,7 +82,7 @@ func Decode(data []byte, path string) (Entry, error) {
 	return e, nil
 }
 
-// checkHead checks the API version and the kind of the parameters. It also requires that the name of a resource has a prefix.
+// checkHead checks the API version and the kind of the parameters. The function also requires that the name of a resource has a prefix.
 func checkHead(head map[string]string) error {
 	for _, k := range []struct{ key, want string }{{"apiVersion", APIVersion}, {"kind", Kind}} {
 		if s, ok := head[k.key]; !ok {
@@ -107,7 +107,7 @@ type keyError struct {
 func (e keyError) Error() string { return shownKey(e.key) + ": " + e.err.Error() }
 func (e keyError) Unwrap() error { return e.err }
 
-// shownKey returns a key in the form for an error message. It quotes or shortens a key that is long or contains a line break.
+// shownKey returns a key in the form for an error message. The function quotes or shortens a key that is long or contains a line break.
 func shownKey(key string) string {
 	if quoted := fmt.Sprintf("%+.40q", key); len(quoted) != len(key)+2 || key == "" {
 		return quoted
@@ -123,8 +123,8 @@ func errNoKey(key string) error {
 	return errors.New("no such key; known keys: " + strings.Join(Keys(), ", "))
 }
 
-// eachMember calls take for each member of a JSON object. It stops at the first error. It returns an error for duplicate keys, which
-// encoding/json accepts.
+// eachMember calls take for each member of a JSON object. The function stops at the first error. The function returns an error for
+// duplicate keys, which encoding/json accepts.
 func eachMember(data []byte, take func(key string, value any) error) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
@@ -170,8 +170,8 @@ func syntax(err error) error {
 	return err
 }
 
-// UnmarshalJSON reads the settings in a record. It reads the format that MarshalJSON writes. It stores the keys of another version in
-// Unknown, and Validate refuses them. Otherwise, such a setting would be lost without an error.
+// UnmarshalJSON reads the settings in a record. UnmarshalJSON reads the format that MarshalJSON writes. UnmarshalJSON stores the keys of
+// another version in Unknown, and Validate refuses them. Otherwise, such a setting would be lost without an error.
 func (c *Config) UnmarshalJSON(data []byte) error {
 	if string(data) == "null" {
 		return nil

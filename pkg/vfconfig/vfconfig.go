@@ -45,7 +45,7 @@ func Keys() []string {
 		"rebind", "ifName", "ips"}
 }
 
-// fieldOf returns a pointer to the setting with a key: **int, *string, **bool or *[]string. It returns nil for an unknown key.
+// fieldOf returns a pointer to the setting with a key: **int, *string, **bool or *[]string. The function returns nil for an unknown key.
 func (c *Config) fieldOf(key string) any {
 	switch key {
 	case "vlan":
@@ -106,7 +106,7 @@ func (c *Config) Set() []string {
 // IsZero reports whether no setting is set.
 func (c *Config) IsZero() bool { return len(c.Set()) == 0 && (c == nil || len(c.Unknown) == 0) }
 
-// Text returns a setting as JSON text for an error message. It returns "" if the setting is not set.
+// Text returns a setting as JSON text for an error message. The result is "" if the setting is not set.
 func (c *Config) Text(key string) string {
 	if !c.Has(key) {
 		return ""
@@ -198,7 +198,7 @@ func (c *Config) Put(key string, value any) error {
 	return nil
 }
 
-// putValue sets a setting if the value has the right type. It does not check the value.
+// putValue sets a setting if the value has the right type. The function does not check the value.
 func (c *Config) putValue(key string, value any) error {
 	switch f := c.fieldOf(key).(type) {
 	case **int:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probestest compares metrics with lists. It is for tests only.
+// Package probestest compares metrics with lists. The package is for tests only.
 package probestest
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// CompareList returns the difference between the metrics that a file lists and the metrics that a collector describes. It returns "" if
+// CompareList returns the difference between the metrics that a file lists and the metrics that a collector describes. The result is "" if
 // they are equal.
 func CompareList(file string, c prometheus.Collector) (string, error) {
 	text, err := os.ReadFile(file)
