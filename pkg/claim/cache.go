@@ -112,7 +112,7 @@ func (c *Cache) refresh() error {
 	return err
 }
 
-// readRecord returns the file of a record. If the file has not changed, it returns the file from the last read.
+// readRecord returns the file of a record. If the file has not changed, the result is the file from the last read.
 func readRecord(dir *store.Dir, e fs.DirEntry, before []*recordFile) *recordFile {
 	info, _ := e.Info()
 	i, found := slices.BinarySearchFunc(before, e.Name(), func(f *recordFile, uid string) int { return strings.Compare(f.uid, uid) })
@@ -176,8 +176,8 @@ func (c *Cache) reservedFor(podUID string) (records []Record, err error) {
 	return records, err
 }
 
-// claimsOf returns the claims of a pod that have devices of this driver. If podUID is "", it returns such claims of all pods. The function
-// returns the same errors as KubeletClaims.
+// claimsOf returns the claims of a pod that have devices of this driver. If podUID is "", the result is such claims of all pods. The
+// function returns the same errors as KubeletClaims.
 func (c *Cache) claimsOf(podUID string) ([]KubeletClaim, error) {
 	path := stateFile(c.kubelet)
 	info, err := os.Stat(path)

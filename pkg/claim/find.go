@@ -63,8 +63,8 @@ func (c *Cache) Find(pod Pod) (devices []allocation.Device, err error) {
 	return devices, nil
 }
 
-// checkNoClaims returns nil if a namespace has no prepared claim. Otherwise it returns an error that contains the reason why the claims of
-// the pod are unknown.
+// checkNoClaims returns nil if a namespace has no prepared claim. In all other cases, the result is an error that contains the reason why
+// the claims of the pod are unknown.
 func (c *Cache) checkNoClaims(namespace string, reason error) error {
 	var found error
 	c.mu.Lock()

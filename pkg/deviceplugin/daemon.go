@@ -163,7 +163,8 @@ func (d *daemon) assignPools(env pool.Env) []pool.Pool {
 	return pools
 }
 
-// poolEnv returns the input for pools besides the devices. For a device whose interface is in a pod, it contains the last known properties.
+// poolEnv returns the input for pools besides the devices. For a device whose interface is in a pod, the result contains the last known
+// properties.
 func (d *daemon) poolEnv() pool.Env {
 	host, err := kernel.Host()
 	if err == nil {

@@ -77,7 +77,7 @@ func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[st
 	d.driver.Update(i)
 }
 
-// claimUse returns which devices belong to claims and which belong to pods without claims. The health of devices depends on this.
+// claimUse returns which devices belong to claims and which belong to pods without claims. The health of a device depends on this use.
 func (d *daemon) claimUse() claimUsage {
 	c := claimUsage{have: map[string]bool{}, held: map[string]bool{}, leaked: d.isLeaked}
 	for _, h := range d.held {
@@ -186,8 +186,8 @@ func (d *daemon) whyUnavailable(id string) string {
 	return d.whyUplink(dev)
 }
 
-// isLeaked reports whether the interface of a device is in another network namespace. In this case the interface is not on the node,
-// although the driver has not changed.
+// isLeaked reports whether the interface of a device is in another network namespace. A leaked interface is not on the node, although the
+// driver of the device has not changed.
 func (d *daemon) isLeaked(dev pci.Device) bool {
 	last, ok := d.last[dev.Address]
 	return ok && last.Driver == dev.Driver && len(dev.Interfaces) == 0

@@ -178,7 +178,7 @@ func TestDRAStartsOnReload(t *testing.T) {
 }
 
 // TestMigrate changes the API of a resource to DRA and back while pods have devices of the resource. The devices of pods stay listed in the
-// API through which the pods got them. The other API assigns them to no pod.
+// API through which the pods got them. The other API assigns these devices to no pod.
 func TestMigrate(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoResources("device-plugin"))
 	r := l.useRecorder()

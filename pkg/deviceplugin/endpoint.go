@@ -106,7 +106,7 @@ func (e *endpoint) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingS
 	}
 }
 
-// GetPreferredAllocation never fails, because an error would fail the pod. If no preference can be computed, it returns the available
+// GetPreferredAllocation never fails, because an error would fail the pod. If no preference can be computed, the result is the available
 // devices in their order.
 func (e *endpoint) GetPreferredAllocation(_ context.Context,
 	r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
@@ -158,8 +158,8 @@ func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*p
 	return out, nil
 }
 
-// PreStartContainer returns an error if a device of the container is missing. It changes nothing. The kubelet also calls it before a
-// restart, when the container already has its devices.
+// PreStartContainer returns an error if a device of the container is missing. It changes nothing. The kubelet also calls PreStartContainer
+// before a restart, when the container already has its devices.
 func (e *endpoint) PreStartContainer(_ context.Context, r *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse,
 	error) {
 	o, _ := e.current()

@@ -22,11 +22,11 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// maxWait is the maximum time to wait for an expected event. The value is no measure of speed.
+// maxWait is the maximum time to wait for an expected event. The limit is not a measure of speed.
 const maxWait = 30 * time.Second
 
-// fakeKubelet is the kubelet's side of the device plugin API, over real sockets. When it starts, it deletes all sockets. The fake kubelet
-// then accepts registrations and watches the registered endpoints.
+// fakeKubelet is the kubelet's side of the device plugin API, over real sockets. The fake kubelet deletes all sockets when it starts. The
+// fake kubelet then accepts registrations and watches the registered endpoints.
 type fakeKubelet struct {
 	pluginapi.UnimplementedRegistrationServer
 	podresources.UnimplementedPodResourcesListerServer

@@ -181,7 +181,7 @@ func writeSpec(dir *store.Dir, name string, spec cdi.Spec) error {
 	return dir.Write(name, data, 0o644)
 }
 
-// findByName returns the device with the name in a CDI specification. Without such a device, the list is empty.
+// findByName returns the device with the name in a CDI specification. If the specification has no such device, the list is empty.
 func findByName(spec cdi.Spec, name string) []cdi.Device {
 	i := slices.IndexFunc(spec.Devices, func(d cdi.Device) bool { return d.Name == name })
 	if i < 0 {
@@ -200,7 +200,8 @@ func cdiDevices(devices []pool.Device) (list []cdi.Device) {
 	return list
 }
 
-// hasCDI reports whether another program has written CDI specifications on the node. In this case, the runtime reads the folder.
+// hasCDI reports whether another program has written CDI specifications on the node. If another program uses CDI, the runtime reads the
+// folder of specifications.
 func (f deviceFolders) hasCDI() bool {
 	for _, kind := range []string{"*.json", "*.yaml"} {
 		names, _ := filepath.Glob(filepath.Join(f.cdi, kind))

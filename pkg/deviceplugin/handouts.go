@@ -14,7 +14,7 @@ import (
 
 // pendingAllocations holds the allocated devices that PodResources has not listed since their allocation. Of the init containers,
 // PodResources lists only restartable ones. The devices of other init containers are only in the kubelet's checkpoint. A race in the
-// kubelet may remove them from the checkpoint.
+// kubelet may remove these devices from the checkpoint.
 type pendingAllocations struct {
 	checkpoint string // of the kubelet
 	mu         sync.Mutex
@@ -50,8 +50,8 @@ func (h *pendingAllocations) addPending(o *resourceOffer, ids map[string]bool) {
 	}
 }
 
-// learnOwners finds the pods of the devices in the checkpoint and in the list of PodResources. Checkpoint and list may be as old as the
-// time asked. The checkpoint and the list are therefore ignored for devices that were allocated later.
+// learnOwners finds the pods of the devices in the checkpoint and in the list of PodResources. The checkpoint and the list may be as old as
+// the time asked. The checkpoint and the list are therefore ignored for devices that were allocated later.
 func (h *pendingAllocations) learnOwners(asked time.Time, held []allocation.Device) {
 	notes, _ := podresources.CheckpointDevices(h.checkpoint) // if it is unreadable, no pod counts as a pod without devices
 	h.mu.Lock()
@@ -72,7 +72,7 @@ func (h *pendingAllocations) learnOwners(asked time.Time, held []allocation.Devi
 }
 
 // possibleDevices returns the devices that a pod may have: devices whose pod is this pod, and devices whose pod is unknown. A device whose
-// pod is unknown is dropped after one minute. The kubelet may have freed it after it failed to admit the pod, and it does not report that.
+// pod is unknown is dropped after one minute. If the kubelet failed to admit the pod, it may have freed the device without a report.
 func (h *pendingAllocations) possibleDevices(uid string, resources []string) (ids []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -140,8 +140,8 @@ func TestOtherPod(t *testing.T) {
 }
 
 // TestFailedAdmission checks that pods without devices do not use up the kubelet's rate limit while the container of an allocated device is
-// unknown. These pods share one list of all pods. Each of them causes only one additional request. The error for each of these pods names
-// the device.
+// unknown. These pods share one list of all pods. Each pod without devices causes only one additional request. The error for each of these
+// pods names the device.
 func TestFailedAdmission(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()

@@ -28,7 +28,7 @@ type deviceHealth struct {
 	conditions map[pci.Address]*deviceCondition
 }
 
-// claimUsage describes which devices are in use. The health of a device depends on this.
+// claimUsage describes which devices are in use. The health of a device depends on its use.
 type claimUsage struct {
 	have   map[string]bool       // devices of claims, by ID; any driver is correct, because the claim chose it
 	held   map[string]bool       // devices of pods without a claim, by ID

@@ -84,7 +84,7 @@ func (d *daemon) kubelet() podresources.Kubelet {
 }
 
 // askPods updates the daemon's list of devices that pods have. A kubelet that does not answer or has just started may list fewer devices
-// than its checkpoint contains. In this case, devices from the checkpoint are added. Devices that the kubelet has listed earlier are not
+// than its checkpoint contains. Devices from the checkpoint are added to such a list. Devices that the kubelet has listed earlier are not
 // added, because the checkpoint removes them late.
 func (d *daemon) askPods(ctx context.Context) {
 	id, _ := probes.SocketAt(d.kubelet().Socket)

@@ -99,7 +99,7 @@ func probeHealth(socket string) error {
 }
 
 // TestHalfOpen opens 10,000 connections whose requests are never completed. The daemon needs a few MiB at most for these connections. While
-// they are open, and after that, the daemon answers /healthz and the kubelet.
+// the connections are open, and after that, the daemon answers /healthz and the kubelet.
 func TestHalfOpen(t *testing.T) {
 	const most = 10_000
 	var limit syscall.Rlimit

@@ -114,7 +114,7 @@ func (c *commandLine) defineFlags(output io.Writer) *flag.FlagSet {
 	return f
 }
 
-// parseFlags parses the arguments. If parsing fails, it has already printed the reason.
+// parseFlags parses the arguments. If parsing fails, parseFlags has already printed the reason.
 func parseFlags(args []string, stderr io.Writer) (o daemonOptions, level slog.Level, err error) {
 	var c commandLine
 	f := c.defineFlags(stderr)
@@ -154,7 +154,7 @@ func parseFlags(args []string, stderr io.Writer) (o daemonOptions, level slog.Le
 	return c.daemonOptions, level, nil
 }
 
-// nodeName returns the node's name from the downward API. Without it, nodeName returns the host name.
+// nodeName returns the node's name from the downward API. Without the downward API, the result is the host name.
 func nodeName() string {
 	if name := os.Getenv("NODE_NAME"); name != "" {
 		return name

@@ -15,8 +15,8 @@ import (
 // nodeFiles looks up device files on the node.
 type nodeFiles struct{ dev, sysfs string }
 
-// missingFile returns a reason if the node lacks a device file that a container needs to start. Otherwise it returns "". The function
-// ignores the file of RDMA's connection manager, because programs work without this file.
+// missingFile returns a reason if the node lacks a device file that a container needs to start. In all other cases, the result is "". The
+// function ignores the file of RDMA's connection manager, because programs work without this file.
 func (n nodeFiles) missingFile(d pool.Device) string {
 	if !d.VhostNet {
 		return ""

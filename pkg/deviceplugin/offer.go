@@ -26,7 +26,7 @@ type resourceOffer struct {
 
 // newOffer returns the offer of a pool. Pods still have the devices in lost, although these devices are missing or belong to another
 // resource now. The lost devices stay in the offer as unhealthy devices with their former NUMA nodes. After a restart, the kubelet needs
-// them to admit running pods again.
+// the lost devices to admit running pods again.
 func newOffer(p pool.Pool, s *pci.Snapshot, g deviceGrant, faults map[string]string, lost []allocation.Device) *resourceOffer {
 	o := &resourceOffer{pool: p, snapshot: s, topology: pool.NewTopology(p, s), grant: g, faults: faults}
 	for _, d := range p.Devices {

@@ -37,7 +37,7 @@ func barePF(t *testing.T) (sysfs string) {
 }
 
 // TestPFKeepsItsDriver (S-36) checks a PF whose VFs are created after the start of the daemon. The VFs are offered; the PF is not offered
-// and keeps its driver. The same is true after the VFs are removed and created again.
+// and keeps its driver. The same is true after the VFs were removed and created again.
 func TestPFKeepsItsDriver(t *testing.T) {
 	for name, selectors := range map[string]string{"pfNames": `{"pfNames": ["ens0f0"]}`, "vendors": `{"vendors": ["8086"]}`, "none": `{}`,
 		"pciAddresses": `{"pciAddresses": ["` + pf0 + `", "` + vf00 + `", "` + vf01 + `"]}`} {
@@ -119,8 +119,8 @@ func TestNICPFKeepsItsDriver(t *testing.T) {
 	}
 }
 
-// TestNumVFsContradicted checks VFs that exist although sriov_numvfs is 0. The daemon does not remove them for "numVfs": 0. The log reports
-// the contradiction once and reports no change.
+// TestNumVFsContradicted checks VFs that exist although sriov_numvfs is 0. The daemon does not remove these VFs for "numVfs": 0. The log
+// reports the contradiction once and reports no change.
 func TestNumVFsContradicted(t *testing.T) {
 	sysfs := twoPFs(t)
 	if err := os.WriteFile(filepath.Join(pcitest.Folder(t, sysfs, pf0), "sriov_numvfs"), []byte("0\n"), 0o600); err != nil {

@@ -94,8 +94,8 @@ func (d *daemon) mayChange() bool {
 	return !claims || d.driverFault != ""
 }
 
-// changeDevices runs change on devices that no pod has. No other instance of the daemon may change them or assign them to a claim at the
-// same time.
+// changeDevices runs change on devices that no pod has. No other instance of the daemon may change these devices or assign them to a claim
+// at the same time.
 func (d *daemon) changeDevices(devices []pci.Address, check, change func() error) error {
 	unlock, err := dra.LockDevices(d.Claims, devices)
 	if err != nil {
@@ -159,7 +159,7 @@ func (d *daemon) whyInUse(dev pci.Device) string {
 	return d.whyUplink(dev)
 }
 
-// whyUplink returns a reason if a device is an uplink of the node. Otherwise it returns "".
+// whyUplink returns a reason if a device is an uplink of the node. In all other cases, the result is "".
 func (d *daemon) whyUplink(dev pci.Device) string {
 	for _, name := range dev.Interfaces {
 		if slices.Contains(d.uplinks, name) {

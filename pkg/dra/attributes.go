@@ -105,8 +105,8 @@ func (i Inventory) resourceNamed(name string) *pool.Resource {
 	return nil
 }
 
-// pfOf returns the PF of a VF. For any other device, it returns the device itself. If the scan does not contain the PF, the result has only
-// the address.
+// pfOf returns the PF of a VF. For any other device, the result is the device itself. If the scan does not contain the PF, the result has
+// only the address.
 func (i Inventory) pfOf(d pci.Device) pci.Device {
 	if !d.IsVF() {
 		return d
@@ -117,7 +117,7 @@ func (i Inventory) pfOf(d pci.Device) pci.Device {
 	return pci.Device{Address: d.PF}
 }
 
-// pfName returns the current or last known interface name of a PF. Without a name, it returns the PF's address.
+// pfName returns the current or last known interface name of a PF. Without a name, the result is the PF's address.
 func (i Inventory) pfName(pf pci.Device) string {
 	if len(pf.Interfaces) == 0 {
 		pf = i.Last[pf.Address]

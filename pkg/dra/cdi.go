@@ -110,7 +110,7 @@ func (d *Driver) writeCDI(p claimPlan) error {
 	return dir.Write(name, data, 0o644)
 }
 
-// openCDI opens the folder of CDI specifications. If the folder does not exist, it returns nil without an error.
+// openCDI opens the folder of CDI specifications. If the folder does not exist, the result is nil without an error.
 func (d *Driver) openCDI() (*store.Dir, error) {
 	if d.options.CDI == "" {
 		return nil, nil

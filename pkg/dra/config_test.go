@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// configEntryFrom returns an entry of an allocation's configuration. The source of the entry is the class or the claim, and keys is the
-// text of its parameters.
+// configEntryFrom returns an entry of an allocation's configuration. The source of the entry is the class or the claim. The argument keys
+// is the text of the parameters.
 func configEntryFrom(source resourceapi.AllocationConfigSource, keys string, requests ...string) resourceapi.DeviceAllocationConfiguration {
 	text := `{"apiVersion":"` + vfconfig.APIVersion + `","kind":"` + vfconfig.Kind + `"`
 	if keys != "" {

@@ -5,8 +5,8 @@
 // pkg/claim. The driver gets all facts about devices from the Inventory of the daemon: the VFs of each resource, their health, and the pods
 // that have them.
 //
-// The API server may be unreachable, may refuse a request, or may lack a feature. The driver logs such a failure once and tries again.
-// Neither the device plugin API nor the ADD of a pod waits for the API server.
+// The API server may be unreachable, may refuse a request, or may lack a feature. The driver logs each of these failures once and tries
+// again. Neither the device plugin API nor the ADD of a pod waits for the API server.
 package dra
 
 import (
@@ -139,5 +139,5 @@ func (d *Driver) watchInventory() (i Inventory, changed <-chan struct{}, ok bool
 	return i, d.changed, ok
 }
 
-// Ready returns the reason why pods cannot get devices through claims yet. The result is "" if pods can get them.
+// Ready returns the reason why pods cannot get devices through claims yet. The result is "" if pods can get devices through claims.
 func (d *Driver) Ready() string { return d.whyUnregistered() }

@@ -150,7 +150,7 @@ func (l *leadership) waitUntilLost(ctx context.Context, lock *store.Lock) {
 	}
 }
 
-// takeLead takes the lock if no other instance holds it. If another instance holds the lock, it returns the name of that instance and an
+// takeLead takes the lock if no other instance holds it. If another instance holds the lock, the result is the name of that instance and an
 // error. The caller must release the lock before the caller closes the folder.
 func (d *Driver) takeLead() (lock *store.Lock, dir *store.Dir, leader string, err error) {
 	dir, err = store.Make(filepath.Dir(d.options.Claims), 0o755)

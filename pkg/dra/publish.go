@@ -199,7 +199,7 @@ func (p *publisher) update(c *resourceslice.Controller, i Inventory) {
 }
 
 // submit passes slices to the controller. The function holds the lock during the update, so that no comparison starts before the field
-// submitted is changed. Otherwise a result could be attributed to the wrong slices.
+// submitted is changed. Without the lock, a result could be attributed to the wrong slices.
 func (p *publisher) submit(update func(), r *resourceslice.DriverResources) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -60,9 +60,9 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// currentValues returns the values of the last reading if it ended less than keepFor ago. Otherwise it waits for a new reading. If the new
-// reading takes longer than the timeout, current only returns that all sources failed. The reading continues, and later scrapes use its
-// values.
+// currentValues returns the values of the last reading if it ended less than keepFor ago. If the last reading is older, currentValues waits
+// for a new reading. If the new reading takes longer than the timeout, current only returns that all sources failed. The reading continues,
+// and later scrapes use its values.
 func (c *Collector) currentValues() metricValues {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// maxWait is the maximum time to wait for an expected event. The value is no measure of speed.
+// maxWait is the maximum time to wait for an expected event. The limit is not a measure of speed.
 const maxWait = 30 * time.Second
 
 // fakeKubelet is a server of the kubelet's API that uses the gRPC library.

@@ -62,7 +62,7 @@ type ownedPorts struct {
 	Bridge string
 	// Taken is true if another backend forwards the ports.
 	Taken bool
-	// Localhost is the link whose route_localnet was enabled for these ports, or "". Removing the ports disables it again.
+	// Localhost is the link whose route_localnet was enabled for these ports, or "". Removing the ports disables route_localnet again.
 	Localhost string
 	// Netns is the path of the pod's network namespace, or "" if the path is unknown. If this namespace no longer exists, the owner is dead.
 	Netns string

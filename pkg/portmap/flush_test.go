@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestFlushed: no elements are added to a table without rules. The rules are written together with the ports of all pods. Otherwise the
-// mark of the rules would hide that ports are missing.
+// TestFlushed: no elements are added to a table without rules. The rules are written together with the ports of all pods. If the rules were
+// written alone, their mark would hide that ports are missing.
 func TestFlushed(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

@@ -12,7 +12,7 @@ import (
 )
 
 // checkListeners finds ports on which processes of the node listen. After forwarding, clients would no longer reach those processes. With
-// refuseHostListeners, it returns an error; otherwise it logs a warning.
+// refuseHostListeners, the result is an error. Without refuseHostListeners, the function logs a warning.
 func (c Config) checkListeners(r *plugin.Request, wanted []ports.Port) error {
 	used, err := listeningPorts(ports.Singles(wanted))
 	switch {

@@ -106,7 +106,7 @@ func TestRefuseHostListeners(t *testing.T) {
 	})
 }
 
-// TestConntrackWalks (F-38): each verb reads the connection tracking table once. Without UDP ports, no verb reads it.
+// TestConntrackWalks (F-38): each verb reads the connection tracking table once. Without UDP ports, no verb reads the table.
 func TestConntrackWalks(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		walks := func(verb string, keys ...any) int {

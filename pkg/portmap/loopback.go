@@ -84,7 +84,7 @@ func installLoopback() error {
 	return nft.Install("nft add table "+nft.LoopbackTable, nft.LoopbackTable, buildLoopback)
 }
 
-// restoreProtection rewrites the protection if it is missing or changed. The result restored is true if it was rewritten.
+// restoreProtection rewrites the protection if it is missing or changed. The result restored is true if the protection was rewritten.
 func restoreProtection(host *kernel.Node) (restored bool, err error) {
 	if drift, err := tableDrift(host, nft.LoopbackTable, loopbackSchema, buildLoopback); err != nil || drift == "" {
 		return false, err
@@ -137,8 +137,8 @@ func OpenLoopback(host *kernel.Node, owner, link string) error {
 	return host.Set(routeLocalnet(link, openedByUs))
 }
 
-// leaveLoopbackOpen keeps route_localnet on for a link that Podlace opened. The rules of the reference plugins need it, and the reference
-// plugins never disable it.
+// leaveLoopbackOpen keeps route_localnet on for a link that Podlace opened. The rules of the reference plugins need route_localnet, and the
+// reference plugins never disable it.
 func leaveLoopbackOpen(host *kernel.Node, link string) error {
 	if on, err := host.Get(routeLocalnet(link, "").Path); err != nil || on != openedByUs {
 		return fault.Ignore(err, fs.ErrNotExist)
@@ -262,7 +262,7 @@ func forgetUsers(users []string) error {
 	return err
 }
 
-// anyLink means every link. A caller uses it if it does not know which link was opened.
+// anyLink means every link. A caller uses anyLink if it does not know which link was opened.
 const anyLink = "*"
 
 // closeLoopback undoes OpenLoopback for owner on a link; "" means no link. If owner is the last user of a link, closeLoopback disables
@@ -329,8 +329,8 @@ func forgetUser(owner string, links []string) error {
 	return errors.Join(errs...)
 }
 
-// closeUnused asks the kernel for other owners of hostPorts, because the records can be lost. If no other owner exists, it disables
-// route_localnet. While another attachment has hostPorts, the links remain open and protected.
+// closeUnused asks the kernel for other owners of hostPorts, because the records can be lost. If no other owner exists, closeUnused
+// disables route_localnet. While another attachment has hostPorts, the links remain open and protected.
 func closeUnused(host *kernel.Node, owner string) (closed bool, err error) {
 	links, err := openedLinks(host)
 	if err != nil || len(links) == 0 {
@@ -343,7 +343,7 @@ func closeUnused(host *kernel.Node, owner string) (closed bool, err error) {
 	return true, CloseLoopback(host)
 }
 
-// readNames returns at most most names in a folder, or all names if most is less than 1. For a missing folder it returns no names.
+// readNames returns at most most names in a folder, or all names if most is less than 1. For a missing folder, the result is empty.
 func readNames(folder string, most int) ([]string, error) {
 	list, err := store.Names(folder, most)
 	return list, fault.Ignore(err, fs.ErrNotExist)

@@ -230,8 +230,8 @@ func TestGC(t *testing.T) {
 	})
 }
 
-// TestStaleFlows (F-38): a client that keeps sending to a UDP port reaches the pod that has the port now. This also holds after the record
-// or the rules were lost.
+// TestStaleFlows (F-38): a client that keeps sending to a UDP port reaches the pod that has the port now. The client also reaches this pod
+// after the record or the rules were lost.
 func TestStaleFlows(t *testing.T) {
 	l := newLab(t)
 	t.Cleanup(func() { _ = netlink.ConntrackTableFlush(netlink.ConntrackTable) })

@@ -69,7 +69,7 @@ func inUse(host *kernel.Node) (bool, error) {
 }
 
 // restorePorts does the work of repairPorts for a caller that already holds the lock, such as an ADD that found the rules missing. If one
-// attachment cannot be restored, it continues with the others.
+// attachment cannot be restored, restorePorts continues with the others.
 func restorePorts(host *kernel.Node, all []recordedPorts, log *slog.Logger, locks attachment.Locker) error {
 	var errs []error
 	if loopbackUsed() {
@@ -141,8 +141,8 @@ func recordedExcept(hash, container string) (all []recordedPorts, err error) {
 	return all, err
 }
 
-// Intact reports whether the nftables rules that all pods share are complete or not needed. If the state cannot be read, it returns true.
-// Intact reads the records only if the rules are missing.
+// Intact reports whether the nftables rules that all pods share are complete or not needed. If the state cannot be read, the result is
+// true. Intact reads the records only if the rules are missing.
 func Intact(host *kernel.Node) bool {
 	drift, err := rulesDrift(host)
 	if err != nil || drift == "" {

@@ -100,7 +100,7 @@ func TestGCRestores(t *testing.T) {
 }
 
 // TestStatusTellsLastingFaultOnce (C-72): rules cannot be restored because another program's chain is missing. Repeated STATUS calls log
-// that once. GC runs rarely, so it logs the fault each time.
+// the fault once. GC runs rarely, so it logs the fault each time.
 func TestStatusTellsLastingFaultOnce(t *testing.T) {
 	l := newLab(t)
 	if !iptables.Installed(true) || !iptables.Installed(false) {

@@ -252,7 +252,7 @@ func rulesIntact(host *kernel.Node) (bool, error) {
 }
 
 // checkHostPorts returns nil if each port is forwarded to the pod and belongs to the owner or to an attachment that shares it. If a port is
-// wrong, it returns an error with plugin.CodeStateDiffers. by caches the names of other owners.
+// wrong, the result is an error with plugin.CodeStateDiffers. by caches the names of other owners.
 func checkHostPorts(host *kernel.Node, h ownedPorts, by otherOwners) error {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {

@@ -58,7 +58,7 @@ func (p Port) Number() byte {
 	return 0
 }
 
-// Address returns HostIP. Without a HostIP, it returns the unspecified address of the address family.
+// Address returns HostIP. Without a HostIP, the result is the unspecified address of the address family.
 func (p Port) Address() netip.Addr {
 	switch {
 	case p.HostIP.IsValid():

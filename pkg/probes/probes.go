@@ -62,8 +62,8 @@ func (s Server) serve(ctx context.Context, l net.Listener) {
 	}
 }
 
-// AskReady asks a server whether it is ready, as the readiness probe of a container does. The address is the one that was passed to Start.
-// If the server is not ready, the error contains the reason.
+// AskReady asks a server whether it is ready, as the readiness probe of a container does. The argument address is the address that was
+// passed to Start. If the server is not ready, the error contains the reason.
 func AskReady(ctx context.Context, address string) error {
 	network, where := "tcp", address
 	if path, isUnix := strings.CutPrefix(address, UnixPrefix); isUnix {

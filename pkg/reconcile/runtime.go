@@ -72,8 +72,8 @@ func (rt *Runtimes) readContainers(folder, level string, runs func(path string) 
 }
 
 // mayRun reports whether a container with a folder in storageFolder may be running. If crictl lists the pod, the answer of crictl decides.
-// Otherwise the process of the container decides. A sandbox of CRI-O may have no pidfile. A sandbox without a pidfile is treated as running
-// unless crictl answered. If the pidfile cannot be read, the container may be running.
+// If crictl does not list the pod, the process of the container decides. A sandbox of CRI-O may have no pidfile. A sandbox without a
+// pidfile is treated as running unless crictl answered. If the pidfile cannot be read, the container may be running.
 func (rt *Runtimes) mayRun(path string, answered bool) bool {
 	if _, known := rt.pods[filepath.Base(path)]; known {
 		return rt.Running[filepath.Base(path)]

@@ -151,8 +151,8 @@ func schemaColumn(by schema) func(*collector, []byte) string {
 	}
 }
 
-// treeText formats data whose structure is unknown. If the data can be parsed as nested attributes, it shows these. Otherwise it shows text
-// or hex digits.
+// treeText formats data whose structure is unknown. If the data can be parsed as nested attributes, it shows these. All other data is shown
+// as text or hex digits.
 func treeText(b []byte) string {
 	list, whole := parseAttrs(b)
 	if !whole || len(list) == 0 || !plausible(list) {

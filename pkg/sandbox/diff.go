@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Diff returns one line for each object that appeared, vanished or changed. If the snapshots are equal, it returns no lines. Diff ignores a
-// pod that existed during only one of the snapshots.
+// Diff returns one line for each object that appeared, vanished or changed. If the snapshots are equal, the result is no lines. Diff
+// ignores a pod that existed during only one of the snapshots.
 func Diff(before, after *Snapshot) []string {
 	lines := map[string]string{}
 	for key, old := range before.records {

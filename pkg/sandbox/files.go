@@ -59,7 +59,7 @@ func fileRecord(path string, entry fs.DirEntry) (record, error) {
 	return r, nil
 }
 
-// contentOf returns the target of a symbolic link. For a file, it returns the size and a hash.
+// contentOf returns the target of a symbolic link. For a file, the result is the size and a hash.
 func contentOf(path string, mode fs.FileMode) (string, error) {
 	switch {
 	case mode&fs.ModeSymlink != 0:

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sysctlFile returns the value of a sysctl, given its path below /proc/sys. If the sysctl does not exist, it returns "".
+// sysctlFile returns the value of a sysctl, given its path below /proc/sys. If the sysctl does not exist, the result is "".
 func sysctlFile(path string) string {
 	b, err := os.ReadFile("/proc/sys/" + path)
 	if err != nil {

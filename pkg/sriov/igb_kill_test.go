@@ -92,8 +92,8 @@ func everySetting() []any {
 		"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}}}
 }
 
-// killSweep runs a verb once for each moment and kills the plugin there. Then it calls after, which cleans up. The function counts the
-// moments after which residue is left.
+// killSweep runs a verb once for each moment and kills the plugin there. After the kill, the function after cleans up. The function counts
+// the moments after which residue is left.
 func (l igb) killSweep(what string, before func(l igb, id string), verb string, after func(l igb, id string) (dirt string)) {
 	points, dirty := 0, 0
 	for at, done := 1, false; !done; at++ {
@@ -125,8 +125,8 @@ func (l igb) attachNext(index int, old string) (dirt string) {
 	return l.findResidue(0)
 }
 
-// TestIGBKillAdd (F-31) kills the plugin at every moment of an ADD. After that, DEL restores the VF, and the next pod gets the VF in the
-// initial state.
+// TestIGBKillAdd (F-31) kills the plugin at every moment of an ADD. After the kill, DEL restores the VF, and the next pod gets the VF in
+// the initial state.
 func TestIGBKillAdd(t *testing.T) {
 	l := newIGB(t)
 	l.second()

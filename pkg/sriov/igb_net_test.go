@@ -144,7 +144,8 @@ func TestIGBMAC(t *testing.T) {
 	l.isGolden()
 }
 
-// TestIGBDuplicate: the VF gets an IPv6 address that another host on the cable already has. ADD detects this and restores the VF.
+// TestIGBDuplicate: the VF gets an IPv6 address that another host on the cable already has. ADD detects the duplicate address and restores
+// the VF.
 func TestIGBDuplicate(t *testing.T) {
 	l := newIGB(t, "vlan", 0, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "fd00:61::/64"}}}})
 	pf, taken := l.pf(), netip.MustParsePrefix("fd00:61::2/64")

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// endPod ends the pod and its namespace. The tests use a veth in place of a VF. endPod therefore moves the veth to the node, as the kernel
-// does with a VF: down, with its name in the pod. The function also adds that name to sysfs.
+// endPod ends the pod and its namespace. The tests use a veth in place of a VF. Like the kernel with a VF, endPod moves the veth to the
+// node: down, with its name in the pod. The function also adds the name of the veth to sysfs.
 func (l testLab) endPod(address string) {
 	l.Helper()
 	l.addSysfsName(address, "net1")

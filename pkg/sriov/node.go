@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// linkTimeout is the maximum time to wait for a VF's interface on the node. The kernel moves the interface there when a namespace ends, or
-	// creates it for a driver.
+	// linkTimeout is the maximum time to wait for a VF's interface on the node. The kernel moves the interface to the node when a namespace
+	// ends, or creates it for a driver.
 	linkTimeout = 5 * time.Second
 	linkPoll    = 5 * time.Millisecond
 )
@@ -49,7 +49,8 @@ func Userspace(driver string) bool {
 	return slices.Contains([]string{"vfio-pci", "uio_pci_generic", "igb_uio"}, driver)
 }
 
-// userspaceDriver returns the name of the VF's driver if this driver passes the VF to a user space program. Otherwise it returns "".
+// userspaceDriver returns the name of the VF's driver if this driver passes the VF to a user space program. In all other cases, the result
+// is "".
 func (c vfCard) userspaceDriver() string {
 	if Userspace(c.vf.Driver) {
 		return c.vf.Driver

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestNoVFUncertain (V-25): ADD treats a pod as a pod without VFs only if PodResources and a readable checkpoint agree. Otherwise it fails
-// with code 11. If the device plugin runs, its answer must agree too.
+// TestNoVFUncertain (V-25): ADD treats a pod as a pod without VFs only if PodResources and a readable checkpoint agree. In all other cases,
+// ADD fails with code 11. If the device plugin runs, its answer must agree too.
 func TestNoVFUncertain(t *testing.T) {
 	l := newLab(t)
 	k := &fakeKubelet{containers: []*api.ContainerResources{container("app")}}

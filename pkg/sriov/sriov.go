@@ -180,7 +180,7 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 }
 
 // savePlan writes the record before the first change of the system. The function marks each VF as having leased addresses. If ADD is
-// killed, DEL then releases them.
+// killed, DEL then releases the addresses.
 func (j *requestJob) savePlan() error {
 	planned := j.st
 	planned.VFs = slices.Clone(j.st.VFs)

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Writable returns an error if no file can be created in dir. If dir is missing, it returns an error if dir cannot be created. The error
+// Writable returns an error if no file can be created in dir. If dir is missing, the result is an error if dir cannot be created. The error
 // names dir, or the parent folder that is the cause.
 func Writable(dir string) error {
 	info, err := os.Stat(dir)

@@ -169,7 +169,7 @@ func (c *checker) nodeFile(t part) {
 	}
 }
 
-// lineOf returns the line of a key. If the key has no line, it returns the line of the nearest enclosing object.
+// lineOf returns the line of a key. If the key has no line, the result is the line of the nearest enclosing object.
 func (t part) lineOf(key string) int {
 	for ; key != ""; key = key[:max(strings.LastIndexAny(key, ".["), 0)] {
 		if line, ok := t.lines[key]; ok {

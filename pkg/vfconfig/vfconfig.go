@@ -164,7 +164,7 @@ func union(a, b []string) []string {
 	return a
 }
 
-// deepCopy returns a deep copy of the settings. For nil, it returns empty settings.
+// deepCopy returns a deep copy of the settings. For nil, the result is empty settings.
 func (c *Config) deepCopy() *Config {
 	if c == nil {
 		return &Config{}
