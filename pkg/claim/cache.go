@@ -21,9 +21,9 @@ import (
 // timestampMargin is much larger than the granularity of the kernel's file timestamps, which is 1 to 10 ms.
 const timestampMargin = time.Second
 
-// Cache reads the claim records of a folder and the kubelet's file of claims. Later reads only read files that have changed. The cache is
-// needed because each ADD and each Prepare uses all of these files. A write replaces the whole file. A change is therefore visible in the
-// identity, the time and the size of the file.
+// Cache reads the claim records of a folder and the kubelet's file of claims. Later reads only read those files that have changed. The
+// cache is needed because each ADD and each Prepare uses all of these files. A write replaces the whole file. A change is therefore visible
+// in the identity, the time and the size of the file.
 type Cache struct {
 	folder, kubelet string
 
@@ -76,8 +76,8 @@ func (c *Cache) walkFiles(take func(*recordFile) error) error {
 }
 
 // refresh reads those files in the folder that have changed. A write replaces a file and therefore changes the time of the folder. If the
-// time of the folder has not changed, refresh does not look at the files. The function does look at them if the last change was so recent
-// that the time may hide a later change.
+// time of the folder has not changed, refresh does not look at the files. If the last change was so recent that the time may hide a later
+// change, refresh does look at the files.
 func (c *Cache) refresh() error {
 	info, err := os.Stat(c.folder)
 	if isSameFile(c.seen, info) {
@@ -176,7 +176,7 @@ func (c *Cache) reservedFor(podUID string) (records []Record, err error) {
 	return records, err
 }
 
-// claimsOf returns the claims of a pod that have devices of this driver. If podUID is "", the result is such claims of all pods. The
+// claimsOf returns the claims of a pod that have devices of this driver. If podUID is "", the result contains these claims of all pods. The
 // function returns the same errors as KubeletClaims.
 func (c *Cache) claimsOf(podUID string) ([]KubeletClaim, error) {
 	path := stateFile(c.kubelet)

@@ -36,7 +36,7 @@ func (f *recordFile) standIn(kubelet string) (r Record, ok bool) {
 	return r, len(r.Devices) > 0
 }
 
-// readableDevices returns the devices of a record that is invalid. If any device lacks an address, the result is no devices.
+// readableDevices returns the devices of a record that is invalid. If any device lacks an address, the result is empty.
 func (f *recordFile) readableDevices() []allocation.Device {
 	var r Record
 	if json.Unmarshal(f.data, &r) != nil {

@@ -57,7 +57,8 @@ type Record struct {
 	Extended bool `json:"extended,omitempty"`
 	// Bound lists the devices whose driver is changed for the claim.
 	Bound []Binding `json:"bound,omitempty"`
-	// Devices lists the devices of this driver that the claim has. There is at least one. Each of these devices names the claim but no pod.
+	// Devices lists the devices of this driver that the claim has. A record has at least one device. Each of these devices names the claim but
+	// no pod.
 	Devices []allocation.Device `json:"devices"`
 }
 

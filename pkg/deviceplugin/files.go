@@ -56,7 +56,7 @@ func (f deviceFolders) writeInfo(resource string, devices []pool.Device) error {
 	return nil
 }
 
-// removeStale deletes the device-info files of a resource, except those of allocated devices.
+// removeStaleInfo deletes the device-info files of a resource, except those of allocated devices.
 func (f deviceFolders) removeStaleInfo(resource string, allocated []string) error {
 	return f.sweep(f.info, func(name string, written time.Time) bool {
 		id, ok := strings.CutPrefix(name, strings.ReplaceAll(resource, "/", "-")+"-")

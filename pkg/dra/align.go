@@ -82,8 +82,8 @@ func (d *Driver) countAligned(h sriov.Holding, cpus []int64) {
 	d.count.claims.WithLabelValues(dev.Resource, i.isAligned(h.Address, cpus)).Inc()
 }
 
-// isAligned returns "yes" if all CPUs belong to the NUMA node of the device. In all other cases, the result is "no". If there are no CPUs
-// or the NUMA node is unknown, the result is "unknown".
+// isAligned returns "yes" if all CPUs belong to the NUMA node of the device. If any CPU belongs to another node, the result is "no". If
+// there are no CPUs or the NUMA node is unknown, the result is "unknown".
 func (i Inventory) isAligned(a pci.Address, cpus []int64) string {
 	if i.Snapshot == nil || len(cpus) == 0 {
 		return "unknown"

@@ -7,9 +7,9 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// recoverDriver adds the former driver of a device to the claim's record. The function does this if the record was lost while the device
-// had the driver of the claim. The record was lost if the caller says so (p.lost), or if a pod already has the device, because a prepared
-// claim has a record.
+// recoverDriver adds the former driver of a device to the claim's record. The driver is added if the record was lost while the device had
+// the driver of the claim. The record was lost if the caller says so (p.lost), or if a pod already has the device, because a prepared claim
+// has a record.
 func (d *Driver) recoverDriver(p *claimPlan, dev plannedDevice, attached bool) {
 	if !p.lost && !attached || !dev.restores || dev.Driver != dev.driver {
 		return

@@ -84,7 +84,7 @@ func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
 	return list
 }
 
-// whyUnhealthy returns the reason why a pod cannot use a device. The result is "" if a pod can use it.
+// whyUnhealthy returns the reason why a pod cannot use a device. The result is "" if a pod can use the device.
 func (i Inventory) whyUnhealthy(id string) string {
 	if f, ok := i.Faults[id]; ok {
 		return f.Text

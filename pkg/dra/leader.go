@@ -45,7 +45,8 @@ func (d *Driver) isLeader() bool {
 // Another instance may be a newer version that is about to take over.
 func (d *Driver) Leads() bool { return d.isLeader() }
 
-// whyNotServing returns the reason why this instance does not serve the kubelet at the moment. The result is "" if it serves the kubelet.
+// whyNotServing returns the reason why this instance does not serve the kubelet at the moment. The result is "" if this instance serves the
+// kubelet.
 func (l *leadership) whyNotServing() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -26,8 +26,8 @@ func (l *draLab) newInstance(uid string) *draLab {
 	return &other
 }
 
-// TestUpgrade (DRA-32): two instances serve the kubelet with the same claim records. One instance is the leader. When it ends, the second
-// instance takes over.
+// TestUpgrade (DRA-32): two instances serve the kubelet with the same claim records. One instance is the leader. When the leader ends, the
+// second instance takes over.
 func TestUpgrade(t *testing.T) {
 	l := newDRALab(t)
 	a, b := l.newInstance("uid-a"), l.newInstance("uid-b")
@@ -177,8 +177,8 @@ func TestSocketsRemoved(t *testing.T) {
 	}
 }
 
-// TestServerFails checks that the server restarts after an error that it cannot recover from. After a recoverable error, it does not
-// restart.
+// TestServerFails checks that the server restarts after an error that it cannot recover from. After a recoverable error, the server does
+// not restart.
 func TestServerFails(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()

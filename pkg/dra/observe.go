@@ -50,14 +50,14 @@ type observedSlices struct {
 	*publisher
 }
 
-// List passes the call on and reports its result to the publisher.
+// List calls the client and reports the result to the publisher.
 func (s observedSlices) List(ctx context.Context, o metav1.ListOptions) (*resourceapi.ResourceSliceList, error) {
 	list, err := s.ResourceSliceInterface.List(ctx, o)
 	s.noteResult(ctx, "list", err)
 	return list, err
 }
 
-// Watch passes the call on and reports its result to the publisher.
+// Watch calls the client and reports the result to the publisher.
 func (s observedSlices) Watch(ctx context.Context, o metav1.ListOptions) (kwatch.Interface, error) {
 	w, err := s.ResourceSliceInterface.Watch(ctx, o)
 	if err == nil || o.SendInitialEvents == nil { // otherwise client-go falls back to a list
@@ -82,7 +82,7 @@ func (s observedSlices) Create(ctx context.Context, slice *resourceapi.ResourceS
 	return stored, err
 }
 
-// Update passes the call on and reports its result to the publisher.
+// Update calls the client and reports the result to the publisher.
 func (s observedSlices) Update(ctx context.Context, slice *resourceapi.ResourceSlice, o metav1.UpdateOptions) (*resourceapi.ResourceSlice,
 	error) {
 	stored, err := s.ResourceSliceInterface.Update(ctx, slice, o)
@@ -90,7 +90,7 @@ func (s observedSlices) Update(ctx context.Context, slice *resourceapi.ResourceS
 	return stored, err
 }
 
-// Delete passes the call on and reports its result to the publisher.
+// Delete calls the client and reports the result to the publisher.
 func (s observedSlices) Delete(ctx context.Context, name string, o metav1.DeleteOptions) error {
 	err := s.ResourceSliceInterface.Delete(ctx, name, o)
 	s.noteWrite(ctx, "delete", err)
@@ -110,7 +110,7 @@ func (p *publisher) nodeUID(ctx context.Context) (types.UID, error) {
 }
 
 // poolQueue is the library's queue of pools that must be synchronized. The queue reports to the publisher when a synchronization starts and
-// when it succeeds. After an error it retries within a minute at most; the library alone would wait up to 1,000 s.
+// when it succeeds. After an error, the queue retries within a minute at most. The library alone would wait up to 1,000 s.
 type poolQueue struct {
 	workqueue.TypedRateLimitingInterface[string]
 	limiter workqueue.TypedRateLimiter[string]

@@ -46,7 +46,7 @@ type plannedDevice struct {
 	vfs []pci.Address // VFs that the device excludes, if it is a PF offered as a whole
 }
 
-// isOurs reports whether a claim has a device of this driver. A claim without an allocation may have one.
+// isOurs reports whether a claim has a device of this driver. A claim without an allocation may still get a device of this driver.
 func isOurs(c *resourceapi.ResourceClaim) bool {
 	return c.Status.Allocation == nil || slices.ContainsFunc(c.Status.Allocation.Devices.Results,
 		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == claim.Driver })
@@ -132,7 +132,7 @@ func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result in
 	}
 	device, in, err := i.findDevice(r.Device)
 	if was, ok := recordedDevice(before, r.Device, r.Request); err != nil && ok {
-		// The resource no longer has "api": "dra". The claim nevertheless keeps its device.
+		// The resource no longer has "api": "dra". The claim nevertheless keeps its device of this resource.
 		a, err := pci.ParseAddress(was.ID)
 		p.Device, p.resource = pool.Device{Device: pci.Device{Address: a}}, was.Resource
 		return deviceEntry{p, allocation.Device{Resource: was.Resource, ID: was.ID, Claim: &p.Claim, Config: was.Config}}, err

@@ -286,7 +286,8 @@ func (p claimPlan) toBind() (list []int) {
 	return list
 }
 
-// bindAll writes the record that reserves the devices. The record contains their former drivers. After that, bindAll binds the new drivers.
+// bindAll writes the record that reserves the devices. The record contains their former drivers. After the record is written, bindAll binds
+// the new drivers.
 func (d *Driver) bindAll(ctx context.Context, p *claimPlan) error {
 	for _, i := range p.toBind() {
 		dev := p.devices[i]

@@ -260,7 +260,7 @@ func TestVanishedVF(t *testing.T) {
 	}
 }
 
-// TestNoWait: a claim whose driver is slow delays no other claim. A second call about this claim does not bind the driver twice.
+// TestNoWait: a claim whose driver takes long to bind delays no other claim. A second call about this claim does not bind the driver twice.
 func TestNoWait(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{Stuck: []string{"iavf"}}.Start(t, l.sysfs)

@@ -54,7 +54,7 @@ type publisherLab struct {
 	stop     func()
 }
 
-// newBench publishes the devices of a machine. Before that, the function prepare changes the API server.
+// newBench publishes the devices of a machine. The function prepare changes the API server before the devices are published.
 func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *publisherLab {
 	t.Helper()
 	b := &publisherLab{TB: t, fakeAPI: newFakeAPI(t), log: &syncedBuffer{}}

@@ -68,8 +68,8 @@ func TestAbsent(t *testing.T) {
 	}
 }
 
-// TestRefused: the API server refuses slices. The log says this once and names the invalid field. The former slices stay until the devices
-// change.
+// TestRefused: the API server refuses slices. The log contains one line about the refusal and names the invalid field. The former slices
+// stay until the devices change.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, nil)

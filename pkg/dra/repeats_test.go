@@ -42,7 +42,8 @@ func TestRepeats(t *testing.T) {
 	}
 }
 
-// TestFailureUnprepareHangs: an unbind that hangs blocks the collector only during one call. The claim then keeps its record.
+// TestFailureUnprepareHangs: an unbind that hangs blocks the collector only during one call. The claim of this unbind then keeps its
+// record.
 func TestFailureUnprepareHangs(t *testing.T) {
 	l := newDRALab(t)
 	kernel := pcitest.Kernel{Stuck: []string{"vfio-pci"}}
@@ -65,7 +66,8 @@ func TestFailureUnprepareHangs(t *testing.T) {
 	}
 }
 
-// TestUnprepareLog: a claim cannot be unprepared, and the kubelet repeats the call all the time. The log contains only one line about this.
+// TestUnprepareLog: a claim cannot be unprepared, and the kubelet repeats the call all the time. The log contains only one line about this
+// claim.
 func TestUnprepareLog(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()

@@ -200,7 +200,7 @@ func (p *publisher) noteSyncStart() {
 	p.syncing, p.failing = p.submitted, false
 }
 
-// noteSynced records that a comparison of slices has succeeded. Earlier write failures end with this.
+// noteSynced records that a comparison of slices has succeeded. A successful comparison also ends earlier write failures.
 func (p *publisher) noteSynced() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

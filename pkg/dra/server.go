@@ -38,7 +38,7 @@ type serverState struct {
 	whyDown string     // why no server runs
 }
 
-// serve serves the kubelet until ctx is done. After a failure, it starts the server again.
+// serve serves the kubelet until ctx is done. After a failure, the server is started again.
 func (d *Driver) serve(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -180,7 +180,7 @@ func (c *serverState) fail(err error) {
 	}
 }
 
-// whyUnregistered returns the reason why the kubelet cannot reach the driver. The result is "" if the kubelet can reach it.
+// whyUnregistered returns the reason why the kubelet cannot reach the driver. The result is "" if the kubelet can reach the driver.
 func (d *Driver) whyUnregistered() string {
 	d.conn.mu.Lock()
 	defer d.conn.mu.Unlock()

@@ -132,8 +132,8 @@ func (d desiredState) claimedResources() map[string]string {
 	return out
 }
 
-// isOffered reports whether a device of a pool may be published. No pod may have it without a claim. A whole PF is published only with
-// counters, because the counters exclude its VFs.
+// isOffered reports whether a device of a pool may be published. A device is published only if no pod has it without a claim. A whole PF is
+// published only with counters, because the counters exclude its VFs.
 func (d desiredState) isOffered(id string, dev pool.Device, prepared bool) bool {
 	return d.Held[id] == "" && (dev.Whole == 0 || d.counters || prepared)
 }
@@ -154,8 +154,8 @@ func (d desiredState) addDevice(out []sortEntry, resource string, dev pool.Devic
 	return append(out, e)
 }
 
-// goneEntry returns a missing device in the form in which it was last published. If it was not published before, the attributes are derived
-// from the address.
+// goneEntry returns a missing device in the form in which it was last published. If the device was not published before, the attributes are
+// derived from the address.
 func (d desiredState) goneEntry(a pci.Address, resource string) sortEntry {
 	name := DeviceName(a)
 	e := sortEntry{numa: pci.Unknown, vf: pci.Unknown}

@@ -48,7 +48,8 @@ func (c *collector) reportUnattached(records []claim.Record, held []sriov.Holdin
 	c.count.unattached.Set(float64(count))
 }
 
-// unattachedDevice returns a device of a claim that no pod of the claim has attached. The result is "" if there is none.
+// unattachedDevice returns a device of a claim that no pod of the claim has attached. The result is "" if pods of the claim have attached
+// all devices.
 func unattachedDevice(r claim.Record, held []sriov.Holding) string {
 	for _, dev := range r.Devices {
 		if r.State == claim.Prepared && !dev.Claim.Admin && !slices.ContainsFunc(held, func(h sriov.Holding) bool {

@@ -24,7 +24,7 @@ func (i Inventory) vfsOf(p plannedDevice) (vfs []pci.Address) {
 }
 
 // checkExcluded returns an error if another claim has the whole PF of a VF. The function also returns an error if a pod has a VF of a whole
-// PF through the device plugin API. Counters prevent this in the scheduler, except after a pod was deleted by force.
+// PF through the device plugin API. Counters in the scheduler prevent this conflict, except after a pod was deleted by force.
 func (d *Driver) checkExcluded(p claimPlan, records []claim.Record) error {
 	for _, dev := range p.devices {
 		if dev.Admin {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podmetrics serves Prometheus metrics about the attachments of pods on this node. At a scrape, it reads the plugins' records, the
-// leases and the kernel's state. The plugins themselves write nothing for metrics. No metric has a label for a pod, so the number of series
-// depends only on the number of networks.
+// Package podmetrics serves Prometheus metrics about the attachments of pods on this node. At a scrape, the package reads the plugins'
+// records, the leases and the kernel's state. The plugins themselves write nothing for metrics. No metric has a label for a pod, so the
+// number of series depends only on the number of networks.
 package podmetrics
 
 import (
@@ -61,7 +61,7 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 }
 
 // currentValues returns the values of the last reading if it ended less than keepFor ago. If the last reading is older, currentValues waits
-// for a new reading. If the new reading takes longer than the timeout, current only returns that all sources failed. The reading continues,
+// for a new reading. If the new reading takes longer than the timeout, the result only says that all sources failed. The reading continues,
 // and later scrapes use its values.
 func (c *Collector) currentValues() metricValues {
 	c.mu.Lock()

@@ -11,7 +11,8 @@ import (
 )
 
 // trafficSums adds up the counters of limits for each network. When a pod ends, the kernel forgets the counters of its limits. The sum must
-// not decrease, because rate() would interpret this as a restart. The sum lacks the packets between the last reading and the end of a pod.
+// not decrease, because rate() would interpret a lower value as a restart. The sum lacks the packets between the last reading and the end
+// of a pod.
 type trafficSums struct {
 	last map[limitKey]kernel.Counters // nil before the first reading
 	sums map[sum]*counted
@@ -71,7 +72,7 @@ func (t *trafficSums) addTo(v metricValues) {
 	}
 }
 
-// directions yields the directions of an attachment that have a limit.
+// limitedDirections returns the directions of an attachment that have a limit.
 func limitedDirections(l bandwidth.Limits) iter.Seq2[string, *bandwidth.Direction] {
 	return func(yield func(string, *bandwidth.Direction) bool) {
 		if l.Ingress != nil && !yield(ingress, l.Ingress) || l.Egress == nil {

@@ -304,7 +304,7 @@ type lateContext struct {
 	passed atomic.Bool
 }
 
-// Deadline returns no deadline before the first refusal. After it, the deadline is in the past.
+// Deadline returns no deadline before the first refusal. After the first refusal, the deadline is in the past.
 func (l *lateContext) Deadline() (time.Time, bool) {
 	if !l.passed.Load() {
 		return time.Time{}, false

@@ -26,7 +26,7 @@ func crowdedNode() (pods []*api.PodResources, noted []written) {
 }
 
 // BenchmarkAsk measures one call of Ask on a node with a hundred pods that have devices. The result is the time that the client adds to the
-// kubelet's own time. A CNI plugin waits for both.
+// kubelet's own time. A CNI plugin waits for the kubelet and for the client.
 func BenchmarkAsk(b *testing.B) {
 	pods, noted := crowdedNode()
 	for name, k := range map[string]*fakeKubelet{"Get": {get: always(pods[0])},

@@ -49,8 +49,8 @@ func sendCall(ctx context.Context, socket, method string, request []byte) ([]byt
 	return newExchange(conn).run()
 }
 
-// encodeRequest returns the bytes of a complete request: the preface, the settings and the message. One write can send all of it, because a
-// client does not have to wait for the settings of the server (section 3.4).
+// encodeRequest returns the bytes of a complete request: the preface, the settings and the message. One write can send the whole request,
+// because a client does not have to wait for the settings of the server (section 3.4).
 func encodeRequest(method string, request []byte) ([]byte, error) {
 	if len(request) > 4096 {
 		return nil, fmt.Errorf("the request has %d bytes: want at most 4096", len(request))

@@ -102,7 +102,8 @@ func TestConfirmed(t *testing.T) {
 	}
 }
 
-// writeBadCheckpoint writes a checkpoint; "" means no file. "folder" means a folder, and "large" means a file that is too large.
+// writeBadCheckpoint writes a checkpoint with the given data. The data "" means no file, "folder" means a folder, and "large" means a file
+// that is too large.
 func (k *fakeKubelet) writeBadCheckpoint(t *testing.T, data string) {
 	t.Helper()
 	os.Remove(k.Checkpoint)

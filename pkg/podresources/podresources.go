@@ -239,7 +239,7 @@ func AllocatableCPUs(ctx context.Context, k Kubelet) ([]int64, error) {
 }
 
 // callWithRetry makes a call and tries again if the rate limit of the kubelet refused it or the kubelet was just starting. If the socket is
-// missing, it does not try again, because no kubelet is running.
+// missing, callWithRetry does not try again, because no kubelet is running.
 func (k Kubelet) callWithRetry(ctx context.Context, method string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()

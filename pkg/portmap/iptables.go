@@ -31,8 +31,8 @@ const (
 
 func podChain(key attachment.Key) string { return reference.Portmap(reference.Of(key)).Chain() }
 
-// addByIPTables starts two processes for each address family with ports. If the rules that all pods share are missing, it also restores the
-// rules of all other pods.
+// addByIPTables starts two processes for each address family with ports. If the rules that all pods share are missing, addByIPTables also
+// restores the rules of all other pods.
 func addByIPTables(key attachment.Key, st portState, log *slog.Logger) error {
 	var lost []recordedPorts
 	for _, p := range st.Rules.Pod {
@@ -126,7 +126,7 @@ func (rec recordedPorts) byIPTables(is4 bool) bool {
 }
 
 // restoreIPTables restores the missing rules of attachments. The result changed is true if any rule was missing. If wait is false and
-// another process holds the lock, it returns a busy error at once.
+// another process holds the lock, the result is a busy error.
 func restoreIPTables(all []recordedPorts, wait bool, log *slog.Logger) (changed bool, err error) {
 	var errs []error
 	for _, is4 := range []bool{true, false} {

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// iptablesIntact reports whether the shared rules exist for each address family that attachments use. It starts no program. Therefore it
-// cannot see the rules of iptables-legacy. The function assumes that rules which it cannot see or read are intact.
+// iptablesIntact reports whether the shared rules exist for each address family that attachments use. It starts no program. The rules of
+// iptables-legacy are therefore not visible. The function assumes that rules which it cannot see or read are intact.
 func iptablesIntact() bool {
 	all, err := allRecorded()
 	if err != nil {
@@ -78,8 +78,8 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 }
 
 // checkAhead returns an error if a rule of another program takes packets before our rules see them. In the hostPort chains, this can be any
-// rule that ends the chain. In PREROUTING and OUTPUT, only a rule that matches every packet causes the error. Podlace does not remove such
-// a rule, because other programs share the nat table.
+// rule that ends the chain. In PREROUTING and OUTPUT, only a rule that matches every packet causes the error. Podlace does not remove the
+// rule of another program, because other programs share the nat table.
 func checkAhead(nat iptables.NAT, chain string) error {
 	for _, place := range []struct{ chain, ours string }{
 		{"PREROUTING", dnatChain}, {"OUTPUT", dnatChain}, {dnatChain, chain}, {chain, ""},

@@ -58,8 +58,8 @@ func checkHostIPs(r *plugin.Request, host *kernel.Node, wanted []ports.Port) err
 // manyPorts is the number of ports from which reading the socket tables is faster than binding each port.
 const manyPorts = 32
 
-// listeningPorts returns the ports on which a process of the node listens with TCP or UDP. After forwarding, their packets no longer reach
-// that process. The function does not check SCTP.
+// listeningPorts returns the ports on which a process of the node listens with TCP or UDP. After forwarding, packets to these ports no
+// longer reach that process. The function does not check SCTP.
 func listeningPorts(wanted []ports.Port) (used []ports.Port, err error) {
 	tables := map[string]kernel.Sockets{}
 	listens := func(p ports.Port) bool {

@@ -121,8 +121,8 @@ func check(r *plugin.Request) error {
 	return nil
 }
 
-// loadRecorded completes the state with the record of ADD and with the value of route_localnet in the kernel. If the record is missing, it
-// assumes that the reference plugin made the ports, unless nf_tables lists the attachment as an owner.
+// loadRecorded completes the state with the record of ADD and with the value of route_localnet in the kernel. If the record is missing,
+// loadRecorded assumes that the reference plugin made the ports, unless nf_tables lists the attachment as an owner.
 func (st *portState) loadRecorded(r *plugin.Request, host *kernel.Node) error {
 	old, ok, err := attachment.Checked[portState](r)
 	if err != nil {

@@ -117,7 +117,8 @@ func TestDeadRange(t *testing.T) {
 	next.OK(next.Call("DEL", "next"))
 }
 
-// TestLostOwner: a live pod keeps ports that have no record. A dead pod loses such ports when another pod asks for them, or at the next GC.
+// TestLostOwner: a live pod keeps ports that have no record. A dead pod loses ports without a record when another pod asks for them, or at
+// the next GC.
 func TestLostOwner(t *testing.T) {
 	l := newLab(t)
 	conflict := func(o outcome) {

@@ -229,8 +229,8 @@ func tableDrift(host *kernel.Node, table string, version uint16, build func(nft.
 	return fmt.Sprintf("the rules of nftables table %s %s", nft.TableOf(table), drift), nil
 }
 
-// rulesDrift calls tableDrift for the hostPort rules. If an attachment needs the protection of the node's 127.0.0.0/8, it also calls
-// tableDrift for that table.
+// rulesDrift calls tableDrift for the hostPort rules. If an attachment needs the protection of the node's 127.0.0.0/8, rulesDrift also
+// calls tableDrift for that table.
 func rulesDrift(host *kernel.Node) (string, error) {
 	drift, err := tableDrift(host, nft.HostportTable, tableSchema, buildHostports)
 	if err != nil || drift != "" || !loopbackUsed() {

@@ -12,9 +12,9 @@ import (
 // maxConns is the maximum number of open connections for probes and metrics. Each open connection needs about 13 KiB of memory.
 const maxConns = 64
 
-// openConns limits the number of open connections of a server. Above the limit, it closes the oldest connection that waits for a request.
-// If no connection waits, it closes the oldest connection. A client with many idle connections therefore neither uses much memory nor
-// delays a probe.
+// openConns limits the number of open connections of a server. Above the limit, openConns closes the oldest connection that waits for a
+// request. If no connection waits, openConns closes the oldest connection. A client with many idle connections therefore neither uses much
+// memory nor delays a probe.
 type openConns struct {
 	mu   sync.Mutex
 	all  []net.Conn // oldest first

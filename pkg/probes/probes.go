@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package probes serves the HTTP endpoints of a daemon: /healthz and /readyz for the kubelet, and /metrics for Prometheus. The package
-// limits the number of connections and the time of each request. If another program removes its unix socket, it creates the socket again.
+// limits the number of connections and the time of each request. If another program removes the unix socket of the server, the package
+// creates the socket again.
 package probes
 
 import (

@@ -37,8 +37,8 @@ type SocketID struct {
 	made       int64 // nanoseconds since 1970, because inode numbers are reused
 }
 
-// Same reports whether two IDs belong to the same socket. The result is valid only while the caller has the socket open. The kernel reuses
-// the inode number after that.
+// Same reports whether two IDs belong to the same socket. The result is valid only while the caller has the socket open. The kernel may
+// reuse the inode number after the socket is closed.
 func (id SocketID) Same(other SocketID) bool { return id.dev == other.dev && id.inode == other.inode }
 
 // SocketAt returns the ID of the socket at a path. The result ok is false if the path has no socket.
@@ -58,8 +58,8 @@ func statSocket(info fs.FileInfo) (id SocketID, ok bool) {
 	return SocketID{st.Dev, st.Ino, st.Ctim.Nano()}, true
 }
 
-// replaceSocket creates a socket and its folder. The function replaces a socket of another instance. After that, this instance gets the
-// requests. The function does not replace a file that is not a socket.
+// replaceSocket creates a socket and its folder. The function replaces a socket of another instance. After the replacement, this instance
+// gets the requests. The function does not replace a file that is not a socket.
 func replaceSocket(path string) (*net.UnixListener, SocketID, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, SocketID{}, err
@@ -75,7 +75,7 @@ func replaceSocket(path string) (*net.UnixListener, SocketID, error) {
 }
 
 // ServeSocket serves a socket until ctx is done. The goroutines are added to running. If the socket was removed, ServeSocket creates it
-// again. ServeSocket also does this if another instance replaced the socket and then ended.
+// again. ServeSocket also creates the socket again if another instance replaced the socket and then ended.
 func ServeSocket(ctx context.Context, path string, log *slog.Logger, running *sync.WaitGroup,
 	serve func(context.Context, *net.UnixListener)) error {
 	l, own, err := replaceSocket(path)
@@ -93,8 +93,8 @@ func ServeSocket(ctx context.Context, path string, log *slog.Logger, running *sy
 	return nil
 }
 
-// awaitLost waits until path is no longer served. Then it creates the socket again and returns the new listener. When ctx is done, it
-// removes the socket and returns nil.
+// awaitLost waits until path is no longer served. Then awaitLost creates the socket again and returns the new listener. When ctx is done,
+// the socket is removed and the result is nil.
 func awaitLost(ctx context.Context, path string, own SocketID, log *slog.Logger) (*net.UnixListener, SocketID) {
 	lastError := ""
 	for {
@@ -133,7 +133,7 @@ func Answered(path string) bool {
 }
 
 // Listen creates a unix socket that only root can use. The socket file appears at path only when the socket accepts connections. Before
-// that, the name of the file starts with a dot. The kubelet ignores such files. The file remains when the listener is closed.
+// that, the name of the file starts with a dot. The kubelet ignores files with a leading dot. The file remains when the listener is closed.
 func Listen(path string) (*net.UnixListener, SocketID, error) {
 	hidden := filepath.Join(filepath.Dir(path), "."+RandomHex())
 	if most := max(len(path), len(hidden)); most > MaxSocketPath {

@@ -141,7 +141,7 @@ func (n Network) Plugin(kind string) json.RawMessage {
 // Config returns the configuration of the plugin as it is in the file.
 func (p Plugin) Config() []byte { return p.raw }
 
-// DataDir returns the lease folder of the network's IPAM plugin. DataDir returns "" for the default folder.
+// DataDir returns the lease folder of the network's IPAM plugin. The result is "" for the default folder.
 func (n Network) DataDir() string {
 	for _, p := range n.Plugins {
 		if dir := p.dataDir(); dir != "" {
@@ -159,7 +159,7 @@ func (n Network) gcVersion() string {
 	return gcVersion
 }
 
-// dataDir returns the lease folder of host-local. The function returns "" for the default folder.
+// dataDir returns the lease folder of host-local. The result is "" for the default folder.
 func (p Plugin) dataDir() string {
 	var conf struct {
 		IPAM struct {

@@ -128,7 +128,7 @@ func (rt *Runtimes) askCRI(path string) error {
 	return nil
 }
 
-// cacheDir is libcni's cache. For runtimes that use this cache, it contains the data for the DEL of each attachment.
+// cacheDir is libcni's cache. For runtimes that use this cache, the cache contains the data for the DEL of each attachment.
 const cacheDir = "/var/lib/cni/results"
 
 // cachedResult is an entry in the cache of libcni.
@@ -152,7 +152,7 @@ func readCache() (entries []cachedResult) {
 	return entries
 }
 
-// Forget removes the attachments of a network from the cache of libcni. The network no longer exists. Forget returns the removed files.
+// Forget removes the attachments of a network that no longer exists from the cache of libcni. Forget returns the removed files.
 func Forget(network string) (removed []string) {
 	paths, _ := filepath.Glob(cacheDir + "/" + network + "-*")
 	for _, path := range paths {

@@ -50,7 +50,8 @@ func (b Bridge) isMasquerade(of nft.Rule) bool {
 	return strings.HasPrefix(of.Comment, b.commentPrefix())
 }
 
-// Remove removes the rules. If there are no rules, it does nothing and sends only a few requests. If there are rules, it first lists them.
+// Remove removes the rules. If there are no rules, Remove changes nothing and sends only a few requests. If there are rules, Remove first
+// lists the rules.
 func (b Bridge) Remove() error {
 	err := nft.Remove("nft delete rules that the reference plugins left", nft.Removal{
 		Chains: append(b.chains().Jumps(), nft.Jump{Parent: spoofJumps(), Chain: b.spoofChain()},

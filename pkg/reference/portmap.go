@@ -34,7 +34,7 @@ func portRules(is4 bool) nft.Place {
 	return nft.Place{Family: familyOf(is4).Proto, Table: "cni_hostport"}
 }
 
-// Remove removes the rules. If there are no rules, it does nothing.
+// Remove removes the rules. If there are no rules, Remove changes nothing.
 func (p Portmap) Remove() error {
 	err := nft.Remove("nft delete hostPort rules that the reference plugins left", nft.Removal{
 		Chains: p.chains().Jumps(),

@@ -125,7 +125,7 @@ func sleep() int {
 // enterNested enters a sandbox inside the sandbox.
 func enterNested() int { return again("report", 0) }
 
-// enterForbidden enters a nested sandbox while user namespaces are disabled. The function does so as the user in ASK_UID.
+// enterForbidden enters a nested sandbox while user namespaces are disabled. The nested sandbox is entered as the user in ASK_UID.
 func enterForbidden() int {
 	if self, _ := os.Readlink("/proc/self/ns/user"); self == "user:[4026531837]" {
 		fmt.Fprintln(os.Stderr, "this is the machine's own user namespace")
@@ -174,7 +174,7 @@ func wantFacts(t *testing.T) insideFacts {
 }
 
 func TestEnter(t *testing.T) {
-	// On most machines, mounts are shared. In the sandbox of these tests, they are not shared.
+	// On most machines, mounts are shared. In the sandbox of these tests, mounts are not shared.
 	must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""))
 	defer func() { must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")) }()
 	for _, role := range []string{"report", "nest"} {

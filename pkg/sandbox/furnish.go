@@ -43,7 +43,7 @@ func prepareMounts(parent string) error {
 }
 
 // freshSysfs mounts a /sys/class/net that shows the network of the sandbox. This mount is not always permitted, for example if a container
-// masks /sys. Only few programs need it.
+// masks /sys. Only few programs need this mount.
 func freshSysfs() {
 	const cgroups, kept = "/sys/fs/cgroup", "/run/.cgroup"
 	if os.Mkdir(kept, 0o700) != nil {

@@ -55,8 +55,8 @@ func (p *Pod) create() error {
 }
 
 // Do runs f inside the namespace. Do uses a separate thread of the operating system, which ends after the call. Sockets that f opens and
-// processes that f starts remain in the namespace. Goroutines that f starts run outside of the namespace. f must not call t.FailNow,
-// because f runs on another goroutine.
+// processes that f starts remain in the namespace. Goroutines that f starts run outside of the namespace. The function f must not call
+// t.FailNow, because f runs on another goroutine.
 func (p *Pod) Do(f func() error) error {
 	if p.closed.Load() {
 		return fmt.Errorf("pod %s: %w", p.Name, os.ErrClosed)

@@ -78,7 +78,7 @@ func (c *collector) addRoute(m []byte) {
 	c.add(name)
 }
 
-// derivedRoute reports whether the kernel added the route because of an address or an interface. The kernel adds such IPv6 routes with a
+// derivedRoute reports whether the kernel added the route because of an address or an interface. The kernel adds these IPv6 routes with a
 // delay.
 func derivedRoute(m []byte, list []attr) bool {
 	if m[5] != unix.RTPROT_KERNEL {

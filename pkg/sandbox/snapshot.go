@@ -14,10 +14,10 @@ import (
 type Options struct {
 	// Pods are included too. If the namespace of a pod no longer exists, the snapshot does not contain the pod.
 	Pods []*Pod
-	// Dirs lists state folders. The snapshot contains the path, mode, owner and content of all files in them.
+	// Dirs lists state folders. The snapshot contains the path, mode, owner and content of all files in these folders.
 	Dirs []string
 	// Conntrack includes the entries of connection tracking. The entries of connection tracking change with traffic. Only tests about
-	// connection tracking should include them.
+	// connection tracking should set Conntrack.
 	Conntrack bool
 	// Ignore excludes all records whose line matches it. An example of a line is "host: link cni0".
 	Ignore *regexp.Regexp

@@ -176,7 +176,7 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := j.att.Save(j.st); err != nil {
 		return nil, err
 	}
-	return j.result(), nil
+	return j.cniResult(), nil
 }
 
 // savePlan writes the record before the first change of the system. The function marks each VF as having leased addresses. If ADD is
@@ -332,8 +332,8 @@ func kubeletTraps(cfg requestConfig) []plugin.Finding {
 		" does not exist: pods with VFs cannot start. Set kubeletDir to the --root-dir of the kubelet"}}
 }
 
-// addToResult adds the VFs to the result of the earlier plugins.
-func (j *requestJob) result() *types100.Result {
+// cniResult returns the result of the earlier plugins together with the VFs.
+func (j *requestJob) cniResult() *types100.Result {
 	result := &types100.Result{}
 	if j.r.Prev != nil {
 		result = j.r.Prev

@@ -55,8 +55,8 @@ func runPromptly(t *testing.T, what string, f func() error) error {
 	}
 }
 
-// TestIrregular: a file that is not regular never blocks an operation. Reading or locking such a file returns an error with a hint. Writing
-// replaces such a file, unless it is a folder. A write never follows a symbolic link.
+// TestIrregular: a file that is not regular never blocks an operation. Reading or locking a file that is not regular returns an error with
+// a hint. Writing replaces a file that is not regular, unless it is a folder. A write never follows a symbolic link.
 func TestIrregular(t *testing.T) {
 	for kind, place := range irregularFiles(t) {
 		for what, use := range map[string]func(d *Dir) error{

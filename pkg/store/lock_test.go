@@ -49,7 +49,7 @@ func takeLock(d *Dir, which string) (*Lock, error) {
 	return d.LockAt("bytes", 0o600, offset)
 }
 
-// startHolder starts a second process. This process holds a lock until it ends and does not release the lock before. The returned function
+// startHolder starts a second process. The second process holds a lock until the process ends. The returned function
 // ends the second process.
 func startHolder(t *testing.T, dir, which string, files ...*os.File) (release func()) {
 	t.Helper()

@@ -59,7 +59,8 @@ func Open(path string) (*Dir, error) {
 	return d, nil
 }
 
-// withFolder adds the path of the folder to an error of os.Root. Without it, the error contains only the name within the folder.
+// withFolder adds the path of the folder to an error of os.Root. Without the path of the folder, the error contains only the name within
+// the folder.
 func (d *Dir) withFolder(err error) error {
 	var one *fs.PathError
 	if errors.As(err, &one) {
@@ -138,7 +139,7 @@ func (d *Dir) Stamp() (int64, error) {
 	return d.Modified()
 }
 
-// Move moves the file name to another folder and keeps its name. Move replaces an existing file there.
+// Move moves the file name to another folder and keeps its name. An existing file in that folder is replaced.
 func (d *Dir) Move(name string, to *Dir) error {
 	if err := fault.Point("move " + filepath.Join(d.path, name)); err != nil {
 		return err
@@ -185,7 +186,7 @@ func (d *Dir) content(f *os.File, name string) ([]byte, error) {
 	return data, nil
 }
 
-// Write replaces the file name atomically. A reader sees either the old content or the new content, never a part of it. Two processes that
+// Write replaces the file name atomically. A reader sees either the old content or the new content, never a mixture. Two processes that
 // write the same name must use a lock.
 func (d *Dir) Write(name string, data []byte, mode fs.FileMode) error {
 	return d.write(name, data, mode, func(*os.File) error { return nil })
@@ -348,8 +349,8 @@ func (d *Dir) Remove(name string) error {
 	return nil
 }
 
-// List returns the names of the files in the folder. The list does not contain the temporary files of killed writers. List removes those
-// that are older than a minute.
+// List returns the names of the files in the folder. The list does not contain the temporary files of killed writers. List removes
+// temporary files that are older than a minute.
 func (d *Dir) List() ([]string, error) {
 	f, err := d.root.Open(".")
 	if err != nil {

@@ -124,7 +124,7 @@ func (a Allowance) Check(c *Config) error {
 	return nil
 }
 
-// String returns the allowed settings in one line, such as "mac, vlan 100-199,300". If there are none, the result is "nothing".
+// String returns the allowed settings in one line, such as "mac, vlan 100-199,300". If no setting is allowed, the result is "nothing".
 func (a Allowance) String() string {
 	var out []string
 	for _, key := range Keys() {

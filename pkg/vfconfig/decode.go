@@ -171,7 +171,8 @@ func syntax(err error) error {
 }
 
 // UnmarshalJSON reads the settings in a record. UnmarshalJSON reads the format that MarshalJSON writes. UnmarshalJSON stores the keys of
-// another version in Unknown, and Validate refuses them. Without this, a setting of another version would be lost without an error.
+// another version in Unknown, and Validate refuses them. Without the field Unknown, a setting of another version would be lost without an
+// error.
 func (c *Config) UnmarshalJSON(data []byte) error {
 	if string(data) == "null" {
 		return nil

@@ -79,7 +79,7 @@ func TestUnknownInRecord(t *testing.T) {
 }
 
 // TestMerge checks that later settings override earlier settings key by key, even with the values false and 0. Merge must not change its
-// arguments or share memory with them.
+// arguments, and the result must not share memory with the arguments.
 func TestMerge(t *testing.T) {
 	for name, test := range map[string]struct{ base, over, want *Config }{
 		"nothing":         {nil, nil, &Config{}},
