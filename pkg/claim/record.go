@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package claim stores the results of Prepare for ResourceClaims of Dynamic Resource Allocation. The SR-IOV daemon writes one record for
-// each claim. The package also finds the devices that a pod has through claims. The package is small, because a CNI plugin links it.
+// each claim. The package also finds the devices that a pod has through claims. The package is small, because a CNI plugin links this
+// package.
 //
 // The kubelet prepares a claim only once, even if many pods share the claim. The PodResources API of the kubelet omits a claim if no
 // container names the claim. Only one file of the kubelet lists the pods of each claim. The kubelet writes this file before it creates the
@@ -144,7 +145,7 @@ func Read(folder, uid string) (Record, error) {
 }
 
 // List returns the records in a folder, sorted by the namespace and name of their claims. If some records cannot be read, the error
-// describes them. The folder may be missing.
+// describes these records. The folder may be missing.
 func List(folder string) (records []Record, err error) {
 	err = NewCache(folder, "").walkFiles(func(f *recordFile) error {
 		r, err := f.decode()

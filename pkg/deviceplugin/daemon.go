@@ -140,9 +140,9 @@ func (d *daemon) logFindings(env pool.Env) {
 	d.findings = found
 }
 
-// assignPools returns the pools of the configuration. From each pool, it removes devices that pods still have from another resource, so
-// that no other pod gets these devices. The function does not remove devices from DRA pools. The DRA driver itself keeps a claimed device
-// published and does not publish the other devices.
+// assignPools returns the pools of the configuration. From each pool, assignPools removes devices that pods still have from another
+// resource, so that no other pod gets these devices. The function does not remove devices from DRA pools. The DRA driver itself keeps a
+// claimed device published and does not publish the other devices.
 func (d *daemon) assignPools(env pool.Env) []pool.Pool {
 	from := map[string]string{}
 	for _, h := range d.held {
@@ -229,7 +229,7 @@ func (d *daemon) logDamaged(damaged error) {
 	d.damaged = damaged
 }
 
-// updateOffer passes a new offer to the endpoint of a resource. For the first offer, it starts the endpoint.
+// updateOffer passes a new offer to the endpoint of a resource. For the first offer, updateOffer starts the endpoint.
 func (d *daemon) updateOffer(ctx context.Context, o *resourceOffer) {
 	if s, ok := d.serving[o.pool.Name]; ok {
 		if before, _ := s.current(); !before.equalTo(o) {
@@ -306,7 +306,7 @@ func (d *daemon) removeStaleInfo() {
 }
 
 // reload reads the configuration if the file has changed or if asked is true. The function reports whether a new configuration is in use.
-// If the new configuration has errors, the daemon logs them and keeps the current configuration.
+// If the new configuration has errors, the daemon logs the errors and keeps the current configuration.
 func (d *daemon) reload(asked bool) bool {
 	data, err := store.ReadFile(d.ConfigFile)
 	if err == nil && !asked && bytes.Equal(data, d.configText) {
@@ -345,8 +345,8 @@ func (o daemonOptions) poolSource() pool.Source {
 	return pool.Source{File: o.ConfigFile, Prefix: o.Prefix, Host: o.Host, Strict: o.Strict}
 }
 
-// grantFor returns the way in which containers get access to the devices of a resource. By default, this is CDI if another program has
-// written CDI specifications on the node. The runtime then also reads the specifications of the daemon.
+// grantFor returns the way in which containers get access to the devices of a resource. By default, containers get access through CDI if
+// another program has written CDI specifications on the node. The runtime then also reads the specifications of the daemon.
 func (d *daemon) grantFor(p pool.Pool) deviceGrant {
 	f := deviceFolders{d.InfoDir, d.CDIDir}
 	mode := pool.CDIOff

@@ -93,8 +93,8 @@ func (d *daemon) claimUse() claimUsage {
 // byClaim reports whether a pod has the device through a claim.
 func byClaim(h allocation.Device) bool { return h.Claim != nil }
 
-// startDRA starts the DRA driver and reports whether it runs. Without a client for the API server, it does not start the driver. The device
-// plugin API also works without the driver.
+// startDRA starts the DRA driver and reports whether it runs. Without a client for the API server, startDRA does not start the driver. The
+// device plugin API also works without the driver.
 func (d *daemon) startDRA(ctx context.Context) bool {
 	client, err := d.newClient()
 	if err != nil {
@@ -119,7 +119,7 @@ func (d *daemon) startDRA(ctx context.Context) bool {
 	return true
 }
 
-// runDRA runs the DRA driver until ctx is done. If the driver stops with an error, runDRA starts it again.
+// runDRA runs the DRA driver until ctx is done. If the driver stops with an error, runDRA starts the driver again.
 func (d *daemon) runDRA(ctx context.Context, driver claimDriver) {
 	for {
 		if err := driver.Run(ctx); err != nil && ctx.Err() == nil {

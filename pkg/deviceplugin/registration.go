@@ -201,7 +201,7 @@ func (r *registrar) registered() bool {
 	return r.known
 }
 
-// isLost reports whether the socket is missing or the kubelet has stopped using it. When the kubelet starts, it removes all sockets.
+// isLost reports whether the socket is missing or the kubelet has stopped using the socket. The kubelet removes all sockets when it starts.
 func (r *registrar) isLost() bool {
 	if r.listener == nil {
 		return true

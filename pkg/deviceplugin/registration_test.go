@@ -147,7 +147,7 @@ func TestUpdates(t *testing.T) {
 	}
 }
 
-// TestLostStream checks that an endpoint registers again, with another socket, if the kubelet has stopped watching it.
+// TestLostStream checks that an endpoint registers again, with another socket, if the kubelet has stopped watching the endpoint.
 func TestLostStream(t *testing.T) {
 	k := newFakeKubelet(t)
 	r := runEndpoint(t, k.folder(), offering(vfPool(1)))

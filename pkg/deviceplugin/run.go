@@ -26,7 +26,7 @@ import (
 	"github.com/podlace/podlace/pkg/watch"
 )
 
-// daemonOptions holds the paths and options of the daemon. An empty path disables the feature that needs it.
+// daemonOptions holds the paths and options of the daemon. An empty path disables the feature that needs the path.
 type daemonOptions struct {
 	ConfigFile string // config.json
 	Prefix     string // default prefix of resources
@@ -59,7 +59,7 @@ func (o daemonOptions) checkpointPath() string {
 }
 
 // runDaemon serves all resources until ctx is done. The function returns an error only at the start, for example if the configuration is
-// invalid or an address is in use. After a signal on reload, it reads the configuration again.
+// invalid or an address is in use. After a signal on reload, runDaemon reads the configuration again.
 func runDaemon(ctx context.Context, o daemonOptions, reload <-chan os.Signal, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -110,8 +110,8 @@ func openDaemon(ctx context.Context, o daemonOptions, log *slog.Logger) (*daemon
 	return d, nil
 }
 
-// listenAll opens the listeners. The unix socket is opened last, because another instance may serve it. An instance that fails to start
-// must not replace this socket.
+// listenAll opens the listeners. The unix socket is opened last, because another instance may serve this socket. An instance that fails to
+// start must not replace this socket.
 func (d *daemon) listenAll(ctx context.Context) error {
 	if d.HTTP != "" {
 		if err := d.serveHTTP(ctx); err != nil {

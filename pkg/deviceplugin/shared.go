@@ -11,7 +11,7 @@ import (
 // sharedInterval is the minimum time between two shared calls. Calls at this rate use one tenth of the kubelet's rate limit.
 const sharedInterval = 100 * time.Millisecond
 
-// sharedCall is a call whose result serves all goroutines that wait for it.
+// sharedCall is a call whose result serves all goroutines that wait for the call.
 type sharedCall struct {
 	mu    sync.Mutex
 	began time.Time     // start of the last call

@@ -26,7 +26,8 @@ const cdiKind = "podlace.io/vf"
 // cdiFile returns the name of the file with a claim's CDI specification.
 func cdiFile(uid string) string { return claim.Driver + "-" + uid + ".json" }
 
-// cdiDevice returns the name of a request's CDI device. CDI does not allow the slash in the name of a subrequest, so cdiDevice replaces it.
+// cdiDevice returns the name of a request's CDI device. CDI does not allow the slash in the name of a subrequest, so cdiDevice replaces the
+// slash.
 func cdiDevice(uid, request string) string { return uid + "-" + strings.ReplaceAll(request, "/", ".") }
 
 // cdiName returns the qualified name of a request's CDI device.

@@ -46,7 +46,7 @@ type Options struct {
 	Changed func()
 }
 
-// Inventory is a snapshot of everything that the daemon knows about devices. A receiver of an Inventory must not change it.
+// Inventory is a snapshot of everything that the daemon knows about devices. A receiver of an Inventory must not change the Inventory.
 type Inventory struct {
 	Snapshot *pci.Snapshot
 	Pools    []pool.Pool       // resources with "api": "dra", with all their devices, including claimed ones

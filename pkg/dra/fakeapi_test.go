@@ -27,8 +27,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// fakeAPI is an API server that stores nodes and ResourceSlices of resource.k8s.io/v1. Like a real API server, it supports JSON and
-// protobuf over HTTP/2.
+// fakeAPI is an API server that stores nodes and ResourceSlices of resource.k8s.io/v1. The fake API server supports JSON and protobuf over
+// HTTP/2, like a real API server.
 type fakeAPI struct {
 	t      testing.TB
 	server *httptest.Server

@@ -30,7 +30,7 @@ func (d *Driver) recoverDriver(p *claimPlan, dev plannedDevice, attached bool) {
 // formerDriver returns the driver that a device had before its claim. The result is "" if this driver is unknown. The function tries the
 // driver of the device's resource, then the driver of the device's last interface on the node. The last choice is the common driver of
 // those VFs of the same PF that no pod has. The kernel does not store the former driver: administrators set driver_override, and pci.Bind
-// does not change it.
+// does not change driver_override.
 func (d *Driver) formerDriver(dev plannedDevice) (driver string) {
 	if dev.restoreTo != "" {
 		return dev.restoreTo

@@ -179,8 +179,8 @@ func (p *publisher) computeDesired(i Inventory) *resourceslice.DriverResources {
 	return r
 }
 
-// update passes the desired slices to the controller if they have changed. If the API server has refused these slices before, update does
-// not pass them again. The former slices remain.
+// update passes the desired slices to the controller if they have changed. If the API server has refused slices before, update does not
+// pass the same slices again. The former slices remain.
 func (p *publisher) update(c *resourceslice.Controller, i Inventory) {
 	want := p.computeDesired(i)
 	p.mu.Lock()

@@ -246,8 +246,8 @@ func comparedText(entries []statusEntry) string {
 	return string(text)
 }
 
-// wantedEntries returns the desired status of a claim. A device gets no entry as long as no pod has attached it. The argument had is true
-// if the API server already has entries.
+// wantedEntries returns the desired status of a claim. A device gets no entry as long as no pod has attached the device. The argument had
+// is true if the API server already has entries.
 func (w *statusWriter) wantedEntries(r claim.Record, held []sriov.Holding, had bool) (list []statusEntry) {
 	i, _ := w.latestInventory()
 	for _, d := range r.Devices {

@@ -78,7 +78,7 @@ func (c *Collector) addSource(v metricValues, source string, add func(metricValu
 	c.failed[source] = text
 }
 
-// configuredNetworks returns the networks that are configured. If the folder is missing, the result is no networks.
+// configuredNetworks returns the networks that are configured. If the folder is missing, the result is empty.
 func (c *Collector) configuredNetworks() ([]reconcile.Network, error) {
 	if c.confDir == "" {
 		return nil, nil

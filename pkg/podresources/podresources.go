@@ -280,8 +280,8 @@ func isTemporary(err error) bool {
 	return slices.ContainsFunc(soon, func(e error) bool { return errors.Is(err, e) })
 }
 
-// sleep waits for a random part of the pause, at least half of it. Pods that start at the same time therefore do not retry at the same
-// time. The result is false if ctx has ended.
+// sleep waits for a random time between half of the pause and the whole pause. Pods that start at the same time therefore do not retry at
+// the same time. The result is false if ctx has ended.
 func sleep(ctx context.Context, pause time.Duration) bool {
 	select {
 	case <-ctx.Done():

@@ -77,7 +77,7 @@ func removePorts(host *kernel.Node, att *attachment.Attachment, st portState) er
 }
 
 // endForwarding ends the forwarding of an attachment. The function first gives the shared ports to the other attachment. If att is not nil,
-// it then marks the record as ended.
+// endForwarding then marks the record as ended.
 func endForwarding(host *kernel.Node, key attachment.Key, st portState, att *attachment.Attachment) error {
 	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {

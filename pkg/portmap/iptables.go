@@ -19,7 +19,7 @@ import (
 )
 
 // The chains and rules have the same names and text as those of the reference plugin. After a rollback, the reference plugin can therefore
-// remove them.
+// remove the chains and rules.
 const (
 	dnatChain = reference.HostportChain
 	markChain = "CNI-HOSTPORT-SETMARK"

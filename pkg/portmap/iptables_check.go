@@ -77,9 +77,9 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 	return checkMasquerade(nat, chain)
 }
 
-// checkAhead returns an error if a rule of another program takes packets before our rules see them. In the hostPort chains, this can be any
-// rule that ends the chain. In PREROUTING and OUTPUT, only a rule that matches every packet causes the error. Podlace does not remove the
-// rule of another program, because other programs share the nat table.
+// checkAhead returns an error if a rule of another program takes packets before our rules see them. In the hostPort chains, any rule that
+// ends the chain causes the error. In PREROUTING and OUTPUT, only a rule that matches every packet causes the error. Podlace does not
+// remove the rule of another program, because other programs share the nat table.
 func checkAhead(nat iptables.NAT, chain string) error {
 	for _, place := range []struct{ chain, ours string }{
 		{"PREROUTING", dnatChain}, {"OUTPUT", dnatChain}, {dnatChain, chain}, {chain, ""},

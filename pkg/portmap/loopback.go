@@ -111,7 +111,7 @@ func loopbackReaches(host *kernel.Node, link string) bool {
 }
 
 // OpenLoopback lets the node reach the pods behind a link through 127.0.0.1. The argument owner is the hash of the attachment that needs
-// this. OpenLoopback first protects the node's loopback from the pods. Callers hold portsLock.
+// the link. OpenLoopback first protects the node's loopback from the pods. Callers hold portsLock.
 func OpenLoopback(host *kernel.Node, owner, link string) error {
 	on, _ := host.Get(routeLocalnet(link, "").Path)
 	name := link

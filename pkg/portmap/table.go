@@ -119,8 +119,8 @@ func hairpin(link string) nft.Element {
 	return nft.Element{Set: "hairpin", Key: append(nft.IfName(link), nft.IfName(link)...)}
 }
 
-// delHostPorts ends the forwarding of the owner's ports. In the same transaction it removes the protection of 127.0.0.0/8 if no attachment
-// needs it.
+// delHostPorts ends the forwarding of the owner's ports. The same transaction removes the protection of 127.0.0.0/8 if no attachment needs
+// the protection.
 func delHostPorts(host *kernel.Node, h ownedPorts) error {
 	t, err := host.NFT.Open(nft.HostportTable)
 	var own []nft.Element

@@ -74,8 +74,8 @@ func replaceSocket(path string) (*net.UnixListener, SocketID, error) {
 	return Listen(path)
 }
 
-// ServeSocket serves a socket until ctx is done. The goroutines are added to running. If the socket was removed, ServeSocket creates it
-// again. ServeSocket also creates the socket again if another instance replaced the socket and then ended.
+// ServeSocket serves a socket until ctx is done. The goroutines are added to running. If the socket was removed, ServeSocket creates the
+// socket again. ServeSocket also creates the socket again if another instance replaced the socket and then ended.
 func ServeSocket(ctx context.Context, path string, log *slog.Logger, running *sync.WaitGroup,
 	serve func(context.Context, *net.UnixListener)) error {
 	l, own, err := replaceSocket(path)

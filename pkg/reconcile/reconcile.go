@@ -2,7 +2,7 @@
 
 // Package reconcile finds attachments on this node whose pods are gone. Package reconcile calls the plugins to remove these attachments.
 //
-// An attachment is dead only if there is evidence for it. Reconcile never removes an attachment whose network namespace exists or whose
+// An attachment is dead only if evidence proves this. Reconcile never removes an attachment whose network namespace exists or whose
 // container runs. An attachment is dead if the network namespace of its ADD no longer exists. An attachment is also dead if the node has
 // rebooted since the ADD.
 //

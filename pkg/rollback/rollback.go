@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rollback converts the state of running pods on a node from the form of Podlace to the form of the reference plugins. After that,
-// it removes the remaining state of Podlace. The reference plugins can then delete these pods completely. Packets of the pods pass during
-// the whole conversion. New rules are added before old rules are removed, and connections keep their translation.
+// Package rollback converts the state of running pods on a node from the form of Podlace to the form of the reference plugins. After the
+// conversion, the package removes the remaining state of Podlace. The reference plugins can then delete these pods completely. Packets of
+// the pods pass during the whole conversion. New rules are added before old rules are removed, and connections keep their translation.
 //
 // Each step is idempotent, and the records are removed last. After a failure or a kill, the next run therefore completes the work.
 package rollback
@@ -42,7 +42,7 @@ type job struct {
 	state   bool // the state folder exists
 }
 
-// Run prints all steps. Run also runs the steps, unless Act is false. If it returns an error, some state of Podlace is left on the node.
+// Run prints all steps. Run also runs the steps, unless Act is false. If Run returns an error, some state of Podlace is left on the node.
 func Run(o Options) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -74,7 +74,7 @@ func Run(o Options) error {
 	return j.cleanNode()
 }
 
-// lockRun prevents that two runs work at the same time.
+// lockRun takes a lock, so that no second run works at the same time.
 func lockRun() (unlock func(), err error) {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
@@ -110,8 +110,7 @@ func readAll() (all []networkRecords, err error) {
 	return all, nil
 }
 
-// checkReadable returns an error if a network has attachments but no readable configuration, and a file that cannot be read may contain its
-// configuration.
+// checkReadable returns an error if a network has attachments but no configuration, and some configuration file cannot be read.
 func (j *job) checkReadable(all []networkRecords) error {
 	for _, r := range all {
 		if len(r.found)+len(r.unreadable) > 0 && j.configurationOf(r.network).Name == "" && len(j.Damaged) > 0 {
@@ -132,7 +131,7 @@ func (j *job) configurationOf(network string) reconcile.Network {
 	return reconcile.Network{}
 }
 
-// remedyHint is the hint for an unreadable record. DEL works without the record, because it computes the names of the objects.
+// remedyHint is the hint for an unreadable record. DEL works without the record, because DEL computes the names of the objects.
 const remedyHint = "have the runtime delete its pod, which removes the record too; when no pod is left that it could be of, remove the file"
 
 func (j *job) network(r networkRecords) {

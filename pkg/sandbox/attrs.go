@@ -140,7 +140,7 @@ func linkIndex(c *collector, b []byte) string {
 	return c.linkName(native.Uint32(b))
 }
 
-// treeColumn formats an attribute with treeText; it is a function for a column.
+// treeColumn is a function for a column that formats an attribute with treeText.
 func treeColumn(_ *collector, b []byte) string { return treeText(b) }
 
 // schemaColumn returns a function for a column that formats nested attributes with a schema.
@@ -151,8 +151,8 @@ func schemaColumn(by schema) func(*collector, []byte) string {
 	}
 }
 
-// treeText formats data whose structure is unknown. If the data can be parsed as nested attributes, it shows these. All other data is shown
-// as text or hex digits.
+// treeText formats data whose structure is unknown. If the data can be parsed as nested attributes, treeText shows these attributes. All
+// other data is shown as text or hex digits.
 func treeText(b []byte) string {
 	list, whole := parseAttrs(b)
 	if !whole || len(list) == 0 || !plausible(list) {

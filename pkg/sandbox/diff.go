@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Diff returns one line for each object that appeared, vanished or changed. If the snapshots are equal, the result is no lines. Diff
+// Diff returns one line for each object that appeared, vanished or changed. If the snapshots are equal, the result is empty. Diff
 // ignores a pod that existed during only one of the snapshots.
 func Diff(before, after *Snapshot) []string {
 	lines := map[string]string{}

@@ -22,7 +22,7 @@ import (
 )
 
 // markEnv is an environment variable of the process in the sandbox. The value of markEnv is the network namespace of the parent process.
-// With this value, the process can detect a variable that it inherited by accident.
+// With the value of markEnv, the process can detect a variable that it inherited by accident.
 const markEnv = "PODLACE_SANDBOX_PARENT"
 
 // Enter runs the rest of the program in a user, mount, UTS and network namespace of its own.

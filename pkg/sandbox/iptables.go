@@ -11,7 +11,7 @@ import (
 )
 
 // collectIptables collects the legacy tables. Tables of iptables-nft are collected as a part of nftables. The function reads only tables
-// that the kernel has already loaded, because reading a table would load it.
+// that the kernel has already loaded, because reading a table would load the table.
 func (c *collector) collectIptables() error {
 	for _, tool := range []struct{ names, save string }{
 		{"ip_tables_names", "iptables-legacy-save"},

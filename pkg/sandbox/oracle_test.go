@@ -61,7 +61,7 @@ func (n namespace) run(t *testing.T, f func(*testing.T)) {
 	must(t, n.do(func() error { f(t); return nil }))
 }
 
-// must ends the test. If must runs on the thread of a pod, it ends this thread. Do then returns an error, which ends the test.
+// must ends the test. On the thread of a pod, must ends this thread. Do then returns an error, which ends the test.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 // netnsDir is the folder in which ip-netns(8) and container runtimes store network namespaces.
 const netnsDir = "/run/netns"
 
-// Pod is a network namespace that is mounted at /run/netns/<name>, as container runtimes do it. The namespace exists only as long as it is
-// mounted.
+// Pod is a network namespace that is mounted at /run/netns/<name>, where container runtimes mount namespaces. The namespace exists only as
+// long as it is mounted.
 type Pod struct {
 	Name string
 	Path string
@@ -69,8 +69,8 @@ func (p *Pod) Do(f func() error) error {
 	})
 }
 
-// Close unmounts the namespace and removes its file. The kernel then deletes the namespace, unless a process or a socket still uses it.
-// Close is idempotent. Close succeeds even if another program has already removed the file.
+// Close unmounts the namespace and removes its file. The kernel then deletes the namespace, unless a process or a socket still uses the
+// namespace. Close is idempotent. Close succeeds even if another program has already removed the file.
 func (p *Pod) Close() error {
 	p.closed.Store(true)
 	err := unix.Unmount(p.Path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)

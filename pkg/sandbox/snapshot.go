@@ -19,7 +19,7 @@ type Options struct {
 	// Conntrack includes the entries of connection tracking. The entries of connection tracking change with traffic. Only tests about
 	// connection tracking should set Conntrack.
 	Conntrack bool
-	// Ignore excludes all records whose line matches it. An example of a line is "host: link cni0".
+	// Ignore excludes all records whose line matches this expression. An example of a line is "host: link cni0".
 	Ignore *regexp.Regexp
 }
 
@@ -37,7 +37,8 @@ type record struct {
 	scope  string  // "host" or "pod NAME"
 	name   string  // "link eth0"
 	fields []field // properties of the object that may change
-	// If the record named owner appears or vanishes, this record does so too. Diff then does not report this record.
+	// A record appears and vanishes together with the record named owner. Diff does not report a record that appears or vanishes with its
+	// owner.
 	owner string
 }
 

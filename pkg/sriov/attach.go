@@ -78,7 +78,7 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 }
 
 // restoreResidue reads the journal of a VF before ADD attaches the VF. If an earlier attachment left the VF behind, restoreResidue restores
-// it. If another pod has the VF, restoreResidue returns an error.
+// the VF. If another pod has the VF, restoreResidue returns an error.
 func (j *requestJob) restoreResidue(h *lockedVF) error {
 	left, ok, err := h.load()
 	if err != nil || !ok {

@@ -13,8 +13,8 @@ import (
 )
 
 // RestoreOrphans restores the orphaned VFs of ended pods and logs each one. RestoreOrphans helps with runtimes that do not call GC.
-// RestoreOrphans skips a VF whose interface is not on the node, and a VF of a user space program, because a pod may still use it. The next
-// ADD checks these VFs. RestoreOrphans needs CAP_NET_ADMIN.
+// RestoreOrphans skips a VF whose interface is not on the node, and a VF of a user space program, because a pod may still use the VF. The
+// next ADD checks these VFs. RestoreOrphans needs CAP_NET_ADMIN.
 func RestoreOrphans(sysfs string, log *slog.Logger) error {
 	all, err := readJournals()
 	if err != nil || len(all) == 0 {

@@ -167,7 +167,7 @@ func parseJournal(data []byte, a pci.Address) (j vfJournal, err error) {
 	return j, err
 }
 
-// save writes the journal. Only this file is synced to disk. A lost record can be rebuilt from the kernel's state, because names are
+// save writes the journal. Only the journal is synced to disk. A lost record can be rebuilt from the kernel's state, because names are
 // derived from the key. The former settings of a VF are stored only in the journal.
 func (h *lockedVF) save(j vfJournal) error {
 	data, err := json.Marshal(j)

@@ -58,7 +58,7 @@ func (c vfCard) userspaceDriver() string {
 	return ""
 }
 
-// readCard reads a VF. If the interface of the VF is on the node, it also reads the interface. If the VF does not exist, the error is
+// readCard reads a VF. If the interface of the VF is on the node, readCard also reads the interface. If the VF does not exist, the error is
 // fs.ErrNotExist.
 func (n *nodeSide) readCard(a pci.Address) (c vfCard, err error) {
 	if c.vf, c.pf, err = pci.Read(n.sysfs, a); err != nil {
@@ -143,7 +143,7 @@ func (n *nodeSide) rebind(of vfCard) (c vfCard, err error) {
 	return n.awaitBound(a)
 }
 
-// awaitBound reads a VF after a change of its driver. For a network driver, it also waits for the interface.
+// awaitBound reads a VF after a change of its driver. For a network driver, awaitBound also waits for the interface.
 func (n *nodeSide) awaitBound(a pci.Address) (vfCard, error) {
 	c, err := n.readCard(a)
 	if err != nil || c.vf.Driver == "" || c.userspaceDriver() != "" {

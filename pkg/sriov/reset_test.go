@@ -69,8 +69,8 @@ func TestResetTorn(t *testing.T) {
 	l.isGolden()
 }
 
-// TestResetFails: after a failed reset of the function, the driver is bound again. After a timeout, it is not bound, because the bind would
-// hang.
+// TestResetFails: after a failed reset of the function, the driver is bound again. After a timeout, the driver is not bound, because the
+// bind would hang.
 func TestResetFails(t *testing.T) {
 	for _, c := range []struct {
 		err    error

@@ -53,7 +53,7 @@ func (s sriov) podDevices(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	return sortDevices(devices, cfg.Resources)
 }
 
-// assignNames sets the interface names of the VFs. If Multus calls the plugin, or if it is the main plugin, the first VF becomes the
+// assignNames sets the interface names of the VFs. If Multus calls the plugin, or if sriov is the main plugin, the first VF becomes the
 // interface that the runtime requires.
 func assignNames(r *plugin.Request, cfg requestConfig, vfs []vf) ([]vf, error) {
 	if cfg.MAC != nil && len(vfs) > 1 {
@@ -139,8 +139,8 @@ func (c requestConfig) hintFor(err error) string {
 	return "check that the kubelet is running with the folder " + c.Kubelet + ": systemctl status kubelet, podlace sriov"
 }
 
-// askDevices asks the device plugin for the devices of the pod. If the device plugin does not answer, it asks the kubelet and reads the
-// records of claims. If an answer contains a device, the pod certainly has that device. If the kubelet lists no device, that is not
+// askDevices asks the device plugin for the devices of the pod. If the device plugin does not answer, askDevices asks the kubelet and reads
+// the records of claims. If an answer contains a device, the pod certainly has that device. If the kubelet lists no device, that is not
 // certain: the device plugin may have allocated a device that the kubelet does not list yet. The result others holds devices of the pod's
 // claims whose resources the configuration does not name.
 func (s sriov) askDevices(r *plugin.Request, cfg requestConfig) (devices, others []allocation.Device, err error) {

@@ -68,8 +68,8 @@ type vfRestore struct {
 	c vfCard
 }
 
-// restoreVF restores a VF to the settings in its journal. After an error it continues with the next setting. The function removes the
-// journal last, and only if all settings are restored or the VF no longer exists.
+// restoreVF restores a VF to the settings in its journal. After an error, restoreVF continues with the next setting. The function removes
+// the journal last, and only if all settings are restored or the VF no longer exists.
 func (n *nodeSide) restoreVF(h *lockedVF, j vfJournal) error {
 	x := vfRestore{nodeSide: n, j: j}
 	var err error
@@ -149,7 +149,7 @@ func (x *vfRestore) moveToNode(pod *kernel.NS, link kernel.Link) error {
 	}
 	if was := x.j.Former.Traits; was != link.Traits && was != (kernel.Traits{}) {
 		// The kernel disables duplicate address detection permanently for an interface that returns with the flag NOARP. If a setting fails here,
-		// it is tried again on the node.
+		// the same setting is tried again on the node.
 		_ = pod.SetTraits(link, was)
 	}
 	name, err := x.withFormerName(func(name string) error { return pod.MoveLink(link, home, name) })
@@ -164,7 +164,7 @@ func (x *vfRestore) moveToNode(pod *kernel.NS, link kernel.Link) error {
 	return err
 }
 
-// withFormerName calls f to give the interface its former name. If another interface has the former name, it uses a name that is derived
+// withFormerName calls f to give the interface its former name. If another interface has the former name, the new name is derived
 // from the VF's PCI address.
 func (x *vfRestore) withFormerName(f func(name string) error) (name string, err error) {
 	name = x.j.Former.Name

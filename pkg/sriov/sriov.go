@@ -253,8 +253,8 @@ func (s sriov) removeFromNode(r *plugin.Request, att *attachment.Attachment, st 
 	return s.removeAttachment(n, att, st)
 }
 
-// removeAttachment restores all VFs of an attachment. After an error it continues with the next VF. The function releases the addresses
-// once no VF uses them, and removes the record last.
+// removeAttachment restores all VFs of an attachment. After an error, removeAttachment continues with the next VF. The function releases
+// the addresses once no VF uses them, and removes the record last.
 func (s sriov) removeAttachment(n *nodeSide, att *attachment.Attachment, st attachmentState) error {
 	var errs []error
 	for _, v := range slices.Backward(st.VFs) {
@@ -275,7 +275,7 @@ func (s sriov) removeAttachment(n *nodeSide, att *attachment.Attachment, st atta
 }
 
 // delUnrecorded restores the VFs whose journals name the attachment. ADD writes the record before the journals. If the record is missing,
-// another program has removed it.
+// another program has removed the record.
 func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) error {
 	if !mayHaveVFs(r) {
 		return nil

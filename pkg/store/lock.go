@@ -62,7 +62,7 @@ const (
 	free
 )
 
-// lock opens the file and calls set to lock it. If the file was removed or replaced in the meantime, lock tries again, because other
+// lock opens the file and calls set to lock the file. If the file was removed or replaced in the meantime, lock tries again, because other
 // processes would lock another file.
 func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(fd int, how lockAction) error) (*Lock, error) {
 	deadline := time.Now().Add(most)

@@ -265,8 +265,8 @@ func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) err
 	return err
 }
 
-// Overwrite writes data to the existing file name. If the file is not regular, Overwrite replaces it. If the process is killed during the
-// write, the file is empty or incomplete.
+// Overwrite writes data to the existing file name. If the file is not regular, Overwrite replaces the file. If the process is killed during
+// the write, the file is empty or incomplete.
 func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	if err := d.checkSize(name, data); err != nil {
 		return err

@@ -184,7 +184,7 @@ func unitHint(rate string) string {
 	return ""
 }
 
-// hostPorts reports an error if two containers use the same port of the node. The API server does not check this.
+// hostPorts reports an error if two containers use the same port of the node. The API server does not check for this conflict.
 func (c *checker) hostPorts(t part, spec *yaml.Node) {
 	seen := map[string]int{}
 	for _, list := range []string{"initContainers", "containers"} {
