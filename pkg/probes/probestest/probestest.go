@@ -13,7 +13,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// CompareList returns the difference between the metrics that a file lists and the metrics that a collector describes. The result is "" if the metrics are equal.
+// CompareList returns the difference between the metrics that a file lists and the metrics that a collector describes. The result is "" if
+// the metrics are equal.
 func CompareList(file string, c prometheus.Collector) (string, error) {
 	text, err := os.ReadFile(file)
 	return cmp.Diff(strings.Split(strings.TrimSpace(string(text)), "\n"), metricLines(c)), err
