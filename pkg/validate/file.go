@@ -16,14 +16,14 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// Problem is what is wrong in a file.
+// Problem is an error or a warning about a place in a file.
 type Problem struct {
 	pool.Place
 	Error bool   `json:"error"` // pods or the daemon fail; otherwise the setting does not have the effect that it suggests
 	Text  string `json:"text"`
 }
 
-// String returns file:line: key: level: text.
+// String returns the problem in the form file:line: key: level: text.
 func (p Problem) String() string {
 	parts := []string{fmt.Sprintf("%s:%d", p.File, p.Line)}
 	if p.Key != "" {
@@ -36,14 +36,14 @@ func (p Problem) String() string {
 	return strings.Join(append(parts, level, p.Text), ": ")
 }
 
-// File is a file to validate.
+// File is the name and the content of a file to validate.
 type File struct {
 	Name string
 	Data []byte
 }
 
-// Files returns the problems of each file, and the clashes between their networks. It does no I/O, but for a resolvConf that a
-// configuration names.
+// Files returns the problems of each file. Files also returns conflicts between the networks in different files. Files does no I/O, except
+// for reading a file that the key resolvConf names.
 func Files(files []File, node Node) []Problem {
 	c := &checker{node: node}
 	for _, f := range files {
@@ -60,7 +60,7 @@ type checker struct {
 	networks []network
 }
 
-// part is a part of a file: the whole, or a string in a manifest that contains JSON.
+// The type part is a part of a file: either the whole file, or a string in a manifest that contains JSON.
 type part struct {
 	file   string
 	line   int // lines of the file before the part
@@ -71,7 +71,7 @@ type part struct {
 	lines  map[string]int // of its keys
 }
 
-// add adds a problem at a line of the part.
+// The method add adds a problem with a line of the part.
 func (c *checker) add(t part, line int, key string, isError bool, format string, args ...any) {
 	if t.key != "" {
 		key = strings.TrimSuffix(t.key+": "+key, ": ")
@@ -91,7 +91,7 @@ func (c *checker) file(f File) {
 	}
 }
 
-// json checks a JSON object by what its keys say that it is.
+// The method json checks a JSON object. The keys of the object show what kind of object it is.
 func (c *checker) json(t part) {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(t.data, &keys); err != nil {
@@ -117,7 +117,7 @@ func (c *checker) json(t part) {
 	}
 }
 
-// syntax reports a JSON error with the line of its offset.
+// The method syntax reports a JSON error. The method syntax computes the line from the offset in the error.
 func (c *checker) syntax(t part, err error) {
 	line := 1
 	var at *json.SyntaxError
@@ -127,10 +127,10 @@ func (c *checker) syntax(t part, err error) {
 	c.add(t, line, "", true, "%v", err)
 }
 
-// anyPrefix stands for the daemon's --resource-prefix, which no check depends on.
+// anyPrefix is used in place of the daemon's --resource-prefix. No check depends on this prefix.
 const anyPrefix = "example.com"
 
-// pools checks a configuration of sriov-device-plugin.
+// The method pools checks a configuration of sriov-device-plugin.
 func (c *checker) pools(t part) {
 	config, err := pool.Parse(pool.Source{File: t.file, Prefix: anyPrefix}, t.data)
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
@@ -156,7 +156,7 @@ func (c *checker) pools(t part) {
 	}
 }
 
-// nodeFile checks the file that tells the plugins about the node.
+// The method nodeFile checks node.json, the file with which plugins get data about the node.
 func (c *checker) nodeFile(t part) {
 	if _, err := nodefile.Parse(t.data); err != nil {
 		key, line := t.mentioned(err.Error())
@@ -169,7 +169,7 @@ func (c *checker) nodeFile(t part) {
 	}
 }
 
-// lineOf returns the line of a key, or of the nearest object around it.
+// lineOf returns the line of a key. If the key has no line, the result is the line of the nearest enclosing object.
 func (t part) lineOf(key string) int {
 	for ; key != ""; key = key[:max(strings.LastIndexAny(key, ".["), 0)] {
 		if line, ok := t.lines[key]; ok {
@@ -181,7 +181,8 @@ func (t part) lineOf(key string) int {
 
 var word = regexp.MustCompile(`[A-Za-z][A-Za-z0-9]*`)
 
-// mentioned returns the first key of the text that a message names, with its line. Messages name the key as their first words.
+// The method mentioned finds the first key in the text of the part that a message contains. The method mentioned returns the key and the
+// line of the key. The first words of each message contain the key.
 func (t part) mentioned(message string) (key string, line int) {
 	for _, name := range word.FindAllString(message, -1) {
 		for path, at := range t.lines {

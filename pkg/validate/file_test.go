@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// lines returns the problems of files, one line each.
+// The function lines returns the problems of files, with one line for each problem.
 func lines(files ...File) (all []string) {
 	for _, p := range Files(files, Node{}) {
 		all = append(all, p.String())
@@ -28,7 +28,7 @@ const bridgeNet = `{
   ]
 }`
 
-// TestNetworkFiles: errors and warnings of network configurations name file, line and key.
+// TestNetworkFiles checks network configurations. Each error and warning names the file, the line and the key.
 func TestNetworkFiles(t *testing.T) {
 	for name, c := range map[string]struct {
 		data string
@@ -71,12 +71,12 @@ func TestNetworkFiles(t *testing.T) {
 	}
 }
 
-// prefixes reports whether each line begins with the text at the same place.
+// The function prefixes reports whether each line starts with the text at the same index.
 func prefixes(lines, want []string) bool {
 	return cmp.Equal(want, lines, cmp.Comparer(func(a, b string) bool { return strings.HasPrefix(a, b) || strings.HasPrefix(b, a) }))
 }
 
-// TestClashes: two networks with one name or with one subnet are found, in any files.
+// TestClashes checks networks with the same name or the same subnet. The conflicts are found even if the networks are in different files.
 func TestClashes(t *testing.T) {
 	other := strings.Replace(bridgeNet, `"a"`, `"b"`, 1)
 	for name, c := range map[string]struct {
@@ -93,7 +93,7 @@ func TestClashes(t *testing.T) {
 	}
 }
 
-// TestManifests: pods and networks in YAML are checked with the lines of the file.
+// TestManifests checks pods and networks in YAML. Problems have the lines of the YAML file.
 func TestManifests(t *testing.T) {
 	data, err := os.ReadFile("testdata/manifests.yaml")
 	if err != nil {
@@ -127,7 +127,7 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// TestShippedFiles: what Podlace ships has no error.
+// TestShippedFiles checks that the files which Podlace ships have no errors.
 func TestShippedFiles(t *testing.T) {
 	names, err := filepath.Glob("../../conf/*.[cjy]*") // .conflist, .json and .yaml
 	if err != nil || len(names) < 10 {
@@ -146,7 +146,7 @@ func TestShippedFiles(t *testing.T) {
 	}
 }
 
-// FuzzFiles: no text makes the checker fail, and each problem is at a line of the file.
+// FuzzFiles checks that the checker never fails, whatever the text is. Each problem has a line that exists in the file.
 func FuzzFiles(f *testing.F) {
 	f.Add(bridgeNet)
 	f.Add("kind: Pod\nspec: {containers: [{ports: [{hostPort: 1}]}]}\n")

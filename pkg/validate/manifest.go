@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// manifests checks the objects of a file of YAML documents that concern Podlace.
+// The method manifests checks those objects in a file of YAML documents that Podlace uses.
 func (c *checker) manifests(t part) {
 	decoder := yaml.NewDecoder(bytes.NewReader(t.data))
 	known := 0
@@ -41,7 +41,7 @@ func (c *checker) manifests(t part) {
 	}
 }
 
-// yamlLine returns the line in an error of the YAML decoder.
+// yamlLine returns the line number in an error of the YAML decoder.
 func yamlLine(err error) int {
 	_, rest, _ := strings.Cut(err.Error(), "line ")
 	digits, _, _ := strings.Cut(rest, ":")
@@ -49,7 +49,7 @@ func yamlLine(err error) int {
 	return line
 }
 
-// at returns the value below a node, nil if a key is missing.
+// The function at returns the value at a path below a node. The function at returns nil if a key of the path is missing.
 func at(n *yaml.Node, path ...string) *yaml.Node {
 	for _, key := range path {
 		if n == nil || n.Kind != yaml.MappingNode {
@@ -66,7 +66,7 @@ func at(n *yaml.Node, path ...string) *yaml.Node {
 	return n
 }
 
-// valueOf returns a scalar below a node, "" if it is missing.
+// valueOf returns the scalar at a path below a node. The result is "" if the scalar is missing.
 func valueOf(n *yaml.Node, path ...string) string {
 	if v := at(n, path...); v != nil {
 		return v.Value
@@ -74,14 +74,14 @@ func valueOf(n *yaml.Node, path ...string) string {
 	return ""
 }
 
-// podTemplates are the paths to the pod in the kinds of objects that have one.
+// podTemplates returns the path to the pod for each kind of object that contains one.
 func podTemplates() map[string][]string {
 	template := []string{"spec", "template"}
 	return map[string][]string{"Pod": {}, "Deployment": template, "DaemonSet": template, "StatefulSet": template, "ReplicaSet": template,
 		"ReplicationController": template, "Job": template, "CronJob": {"spec", "jobTemplate", "spec", "template"}}
 }
 
-// object checks an object of Kubernetes, and returns how many parts of it concern Podlace.
+// The method object checks a Kubernetes object. The method object returns the number of parts of the object that Podlace uses.
 func (c *checker) object(t part, o *yaml.Node) (known int) {
 	kind := valueOf(o, "kind")
 	if list := at(o, "items"); list != nil && strings.HasSuffix(kind, "List") {
@@ -108,7 +108,7 @@ func (c *checker) object(t part, o *yaml.Node) (known int) {
 	return 0
 }
 
-// configMap checks the values that are configurations in JSON.
+// configMap checks those values of a ConfigMap that are JSON configurations.
 func (c *checker) configMap(t part, o *yaml.Node) (known int) {
 	data := at(o, "data")
 	if data == nil {
@@ -124,7 +124,7 @@ func (c *checker) configMap(t part, o *yaml.Node) (known int) {
 	return known
 }
 
-// inside returns the text of a value. A block scalar begins on the line after its key.
+// The method inside returns the text of a value as a part. The text of a block scalar starts on the line after its key.
 func (t part) inside(value *yaml.Node, key string) part {
 	line := value.Line - 1
 	if value.Style == yaml.LiteralStyle || value.Style == yaml.FoldedStyle {
@@ -133,7 +133,7 @@ func (t part) inside(value *yaml.Node, key string) part {
 	return part{file: t.file, line: t.line + line, total: t.total, key: t.key + ": " + key, multus: t.multus, data: []byte(value.Value)}
 }
 
-// pod checks the parts of a pod that the plugins get: limits and hostPorts.
+// The method pod checks the parts of a pod that the plugins get: bandwidth limits and hostPorts.
 func (c *checker) pod(t part, pod *yaml.Node) {
 	annotations := at(pod, "metadata", "annotations")
 	for i := 0; annotations != nil && i+1 < len(annotations.Content); i += 2 {
@@ -154,7 +154,7 @@ func (c *checker) pod(t part, pod *yaml.Node) {
 	}
 }
 
-// limitKeys are the annotations that set a pod's limits.
+// limitKeys returns the annotations that set the bandwidth limits of a pod.
 func limitKeys() []string {
 	return []string{"kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"}
 }
@@ -176,7 +176,7 @@ func (c *checker) annotation(t part, key, value *yaml.Node) {
 	}
 }
 
-// unitHint explains the suffix that users of tc(8) expect to mean mega.
+// unitHint returns a hint about the suffix m, which users of tc(8) expect to mean mega.
 func unitHint(rate string) string {
 	if strings.HasSuffix(rate, "m") {
 		return fmt.Sprintf("; m means a thousandth: did you mean %sM?", strings.TrimSuffix(rate, "m"))
@@ -184,7 +184,7 @@ func unitHint(rate string) string {
 	return ""
 }
 
-// hostPorts checks that no two containers take the same port of the node, which the API server accepts.
+// hostPorts reports an error if two containers use the same port of the node. The API server does not check for this conflict.
 func (c *checker) hostPorts(t part, spec *yaml.Node) {
 	seen := map[string]int{}
 	for _, list := range []string{"initContainers", "containers"} {
@@ -208,7 +208,7 @@ func items(list *yaml.Node) []*yaml.Node {
 	return list.Content
 }
 
-// hostPort returns what a port of a container takes of the node, "" if nothing.
+// hostPort returns the port of the node that a container port uses. The result is "" if the container port uses none.
 func (c *checker) hostPort(t part, port *yaml.Node, key string) string {
 	host := valueOf(port, "hostPort")
 	if host == "" || host == "0" {

@@ -23,14 +23,14 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// network is what is compared between network configurations.
+// The type network contains the data for a comparison of network configurations.
 type network struct {
 	part
 	name    string
 	subnets []netip.Prefix
 }
 
-// network checks a network configuration: a list of plugins, or one plugin.
+// The method network checks a network configuration. The configuration contains either a list of plugins or a single plugin.
 func (c *checker) network(t part) {
 	var list struct {
 		CNIVersion string            `json:"cniVersion"`
@@ -66,7 +66,7 @@ func (c *checker) network(t part) {
 	c.networks = append(c.networks, n)
 }
 
-// plugin checks one plugin's configuration as its ADD does.
+// The method plugin checks the configuration of one plugin in the same way as the ADD of that plugin.
 func (c *checker) plugin(n *network, path, cniVersion string, config []byte) {
 	kind := plugin.Kind(ipam.Type(config))
 	if kind == "" {
@@ -91,7 +91,7 @@ func (c *checker) plugin(n *network, path, cniVersion string, config []byte) {
 	}
 }
 
-// withDeviceID adds the device that Multus passes to the plugin of a NetworkAttachmentDefinition.
+// withDeviceID adds a device to a plugin's configuration in a NetworkAttachmentDefinition, as Multus does.
 func withDeviceID(config []byte) []byte {
 	var keys map[string]any
 	if json.Unmarshal(config, &keys) != nil || keys["deviceID"] != nil {
@@ -105,7 +105,7 @@ func withDeviceID(config []byte) []byte {
 	return more
 }
 
-// parse reads a configuration of one of Podlace's plugins; others are not known.
+// The function parse parses the configuration of a plugin of Podlace. It ignores other plugins.
 func parse(r *plugin.Request, kind string) (err error) {
 	switch kind {
 	case "bridge":
@@ -126,14 +126,14 @@ func parse(r *plugin.Request, kind string) (err error) {
 	return err
 }
 
-// within returns the key below path that a message names, with its line in the file.
+// The method within returns the key below path that a message names, and the line of the key in the file.
 func (n *network) within(path string, config []byte, message string) (key string, line int) {
 	inner, _ := part{lines: plugin.KeyLines(config)}.mentioned(message)
 	key = strings.Trim(path+"."+inner, ".")
 	return key, n.lineOf(key)
 }
 
-// clashes reports networks that take the same name, or the same subnet on different bridges.
+// The method clashes reports networks that have the same name, and networks that have the same subnet on different bridges.
 func (c *checker) clashes() {
 	for i, later := range c.networks {
 		for _, earlier := range c.networks[:i] {
