@@ -96,7 +96,8 @@ func TestWhoAnswers(t *testing.T) {
 	l.checkReturned()
 }
 
-// sendRequests requests all pods from the kubelet at a given rate until stop is called.
+// sendRequests requests all pods from the kubelet at a given rate until stop is called. The function stop returns the number of rejected
+// requests.
 func sendRequests(t *testing.T, rate int) (stop func() (limited int)) {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+podSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))

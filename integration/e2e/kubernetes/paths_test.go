@@ -61,7 +61,7 @@ func servicePaths() []netPath {
 	}
 }
 
-// nodePortPaths returns the paths to NodePorts.
+// nodePortPaths returns the paths to NodePorts. The paths named "Local" lead to Services with externalTrafficPolicy: Local.
 func nodePortPaths() []netPath {
 	server1, local1 := nodePort("server1"), nodePort("local1")
 	return []netPath{

@@ -72,7 +72,7 @@ func matrixPods() (objects []any) {
 	return objects
 }
 
-// matrixServices returns the Services of the matrix; each has one pod.
+// matrixServices returns the Services of the matrix; each has one pod. The Service local1 serves only the traffic of its node.
 func matrixServices() (objects []any) {
 	for i, name := range []string{"server1", "server2", "server3", "client1", "local1"} {
 		var ports []any
