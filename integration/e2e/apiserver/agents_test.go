@@ -111,7 +111,7 @@ func (c *agentCluster) attachPods() {
 	}
 }
 
-// joinNodes adds nodes one after another. It waits before each node until all nodes have the routes to the previous one.
+// joinNodes adds nodes one after another. Before each node it waits until all nodes have the routes to the previous node.
 func (c *agentCluster) joinNodes(count int) {
 	c.Helper()
 	var heard []*routeArrivals
@@ -221,8 +221,8 @@ func (c *agentCluster) restartAPI() {
 	c.checkRoutes()
 }
 
-// restartWritesNothing restarts an agent while the cluster does not change, and expects no write. It ends with a deletion of routes to
-// prove that the monitor notices writes.
+// restartWritesNothing restarts an agent while the cluster does not change, and expects no write. At the end it deletes routes, to prove
+// that the monitor notices writes.
 func (c *agentCluster) restartWritesNothing() {
 	c.Helper()
 	n := c.nodes[1]

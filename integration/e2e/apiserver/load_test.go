@@ -73,7 +73,7 @@ func (p *controlPlane) startLoad(nodes, watchers int) *clusterLoad {
 	return b
 }
 
-// measureCPU starts to measure the CPU use of a process; percent returns it in percent of one core.
+// measureCPU starts to measure the CPU use of a process. The returned function returns the use in percent of one core.
 func measureCPU(t *testing.T, p *testProcess) (percent func() float64) {
 	t.Helper()
 	began := time.Now()

@@ -38,7 +38,8 @@ type agentNode struct {
 	agent *testProcess
 }
 
-// createLinks creates the two links of the nodes. The namespace of the tests is the router between the links. It has no routes to pods.
+// createLinks creates the two links of the nodes. The namespace of the tests is the router between the links. This router has no routes to
+// pods.
 func createLinks(t *testing.T) {
 	t.Helper()
 	harness.Shell(t, `
@@ -150,7 +151,7 @@ func (n *agentNode) routeGateways() (list map[netip.Prefix]netip.Addr) {
 	return list
 }
 
-// monitorWrites records changes in the kernel and in the node's files; changes returns them.
+// monitorWrites records changes in the kernel and in the node's files. The returned function returns the changes.
 func (n *agentNode) monitorWrites() (changes func() []string) {
 	n.Helper()
 	kerneltest.Must(n, n.ns.Do(func() error {
@@ -164,7 +165,7 @@ func (n *agentNode) monitorWrites() (changes func() []string) {
 	return changes
 }
 
-// routeArrivals holds the times of the kernel's route events on a node.
+// routeArrivals contains the times of the kernel's route events on a node.
 type routeArrivals struct {
 	mu   sync.Mutex
 	at   map[netip.Prefix]time.Time // the first event

@@ -33,7 +33,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// apiAddress is the address of the API server. It belongs to the router, on the link that two nodes share.
+// apiAddress is the address of the API server. This address belongs to the router, on the link that two nodes share.
 const apiAddress = "172.31.255.254"
 
 // agentAccount is the ServiceAccount of the shipped manifest.

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// testProcess is a running program; it ends at the latest at the end of the test.
+// testProcess is a program that runs until the end of the test at the latest.
 type testProcess struct {
 	name  string
 	cmd   *exec.Cmd

@@ -44,8 +44,8 @@ type scaleRow struct {
 	load           string
 }
 
-// TestScale measures one agent among thousands of nodes and prints the times. It fails if routes are missing, a restart of the agent writes
-// anything, or the agent needs more memory than the DaemonSet allows.
+// TestScale measures one agent among thousands of nodes and prints the times. TestScale fails if routes are missing, a restart of the agent
+// writes anything, or the agent needs more memory than the DaemonSet allows.
 func TestScale(t *testing.T) {
 	if *sizes == "" {
 		t.Skip("SKIPPED: no number of nodes is given; make scale measures 1,000 and 5,000")
@@ -139,7 +139,7 @@ func (n *agentNode) awaitFile() {
 	}
 }
 
-// checkAllRoutes fails the test unless the kernel has the routes to all nodes, whose number is given.
+// checkAllRoutes fails the test unless the kernel has exactly the routes to the nodes with the numbers 1 to nodes.
 func (n *agentNode) checkAllRoutes(nodes int) {
 	n.Helper()
 	got, missing := n.routeGateways(), []netip.Prefix{}
@@ -155,7 +155,7 @@ func (n *agentNode) checkAllRoutes(nodes int) {
 	}
 }
 
-// joinMany adds nodes evenly within a minute. It returns for each node the time until its routes existed.
+// joinMany adds nodes evenly within a minute. For each added node it returns the time until the routes to the node existed.
 func (n *agentNode) joinMany(nodes int) []time.Duration {
 	n.Helper()
 	heard := n.recordArrivals()
@@ -195,8 +195,8 @@ func (n *agentNode) joinMany(nodes int) []time.Duration {
 // listPatience is the time that an agent waits for the list of nodes before its status reports that it has no nodes.
 const listPatience = 5 * time.Second
 
-// restartAgent restarts the agent while nothing changes, and returns the number of writes to the kernel and to files. It tries three times
-// because only the agent's own writes repeat at each start, and link events of the kernel do not.
+// restartAgent restarts the agent while nothing changes, and returns the number of writes to the kernel and to files. It tries three times,
+// because only writes of the agent occur at each start. Link events of the kernel do not.
 func (n *agentNode) restartAgent() int {
 	n.Helper()
 	var got []string

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// printOutcome prints every spec that ran, with the marks of the list.
+// printOutcome prints the result of each spec that ran, and marks the specs of the list.
 func printOutcome(to io.Writer, title string, list []string, got suiteReport, took time.Duration) {
 	count := map[specState]int{}
 	var ran []specResult

@@ -58,7 +58,7 @@ func (s testSuite) runSpecs(ctx context.Context, folder string) (suiteReport, er
 	return all, nil
 }
 
-// runPart runs one part of the suite. A failed spec is in the report and is not an error.
+// runPart runs one part of the suite. A failed spec appears in the report and causes no error.
 func (s testSuite) runPart(ctx context.Context, folder string, processes int, selection string) (suiteReport, error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return suiteReport{}, fmt.Errorf("folder of the report: %w", err)

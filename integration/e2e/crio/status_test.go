@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/integration/e2e/containerd/cri"
 )
 
-// TestStatus: when STATUS fails, CRI-O reports the network as not ready, with the error of STATUS. CRI-O reports it as ready soon after the
-// repair, without a restart.
+// TestStatus: when STATUS fails, CRI-O reports the network as not ready, with the error of STATUS. CRI-O reports the network as ready soon
+// after the repair, without a restart.
 func TestStatus(t *testing.T) {
 	c := cri.Open(t, socket)
 	shipped, err := conf.Conflist(conf.Default)

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/integration/e2e/containerd/cri"
 )
 
-// TestUserNamespace: ADD and CHECK succeed for a pod with its own user namespace, which owns the pod's network namespace.
+// TestUserNamespace: a pod has its own user namespace, which owns the pod's network namespace. ADD and CHECK succeed.
 func TestUserNamespace(t *testing.T) {
 	c := cri.Open(t, socket)
 	p := cri.RunPod(t, c, "own-users", func(config *api.PodSandboxConfig) {

@@ -62,8 +62,8 @@ func TestKubeletRestart(t *testing.T) {
 }
 
 // TestDaemonAway (failures 5, 6, 14): the daemon is stopped while a pod's sandbox dies. The new sandbox gets the same VF without another
-// Prepare. If a pod ends while the daemon is stopped, its claim is unprepared after the daemon's restart. No other pod gets the VF of this
-// claim before.
+// Prepare. If a pod ends while the daemon is stopped, its claim is unprepared after the daemon's restart. Before this, no other pod gets
+// the VF of the claim.
 func TestDaemonAway(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("vf", "nic")
@@ -216,8 +216,8 @@ func TestRecordsLost(t *testing.T) {
 	}
 }
 
-// TestStateDamaged (failure 8): the kubelet's state file is damaged, and a pod with a claim does not start without its VF. Pods start in
-// namespaces that have no claims. The kubelet rewrites the file at the next Prepare.
+// TestStateDamaged (failure 8): the kubelet's state file is damaged, and a pod with a claim does not start without its VF. Pods of
+// namespaces without claims start in this state. The kubelet rewrites the file at the next Prepare.
 func TestStateDamaged(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")

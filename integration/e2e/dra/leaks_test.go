@@ -48,8 +48,8 @@ func TestForceDelete(t *testing.T) {
 	}
 }
 
-// The method script replaces the sriov plugin by a shell script until the returned function is called. The variable REAL contains the path
-// of the plugin for the script.
+// The method script replaces the sriov plugin by a shell script until the returned function is called. The script finds the path of the
+// real plugin in the variable REAL.
 func (l *lab) script(text string) (restore func()) {
 	l.Helper()
 	const at = "/opt/cni/bin/sriov"

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// TestPodResources: a container names its claim. The kubelet's PodResources API then reports the driver, pool, device and CDI device of the
+// TestPodResources: a container uses a claim. The kubelet's PodResources API then reports the driver, pool, device and CDI device of the
 // claim for this container.
 func TestPodResources(t *testing.T) {
 	l := newLab(t, setup{})

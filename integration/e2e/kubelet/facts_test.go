@@ -79,7 +79,7 @@ func (l *testLab) checkUnknownPod() {
 }
 
 // TestGetLocked: in current kubelets the feature gate KubeletPodResourcesGet is locked, so the request for a single pod always works. Older
-// kubelets can disable it; only the tests of package podresources cover them.
+// kubelets can disable this request. Only the tests of package podresources cover these kubelets.
 func TestGetLocked(t *testing.T) {
 	node.Skip(t)
 	k := newKubelet(t, "none")

@@ -13,7 +13,7 @@ import (
 // affinityError is the reason that the Topology Manager gives when it refuses a pod.
 const affinityError = "TopologyAffinityError"
 
-// checkAligned returns the NUMA node of the pod's CPUs and VFs. It fails the test if they are on several NUMA nodes.
+// checkAligned returns the NUMA node of the pod's CPUs and VFs. It fails the test if the CPUs and VFs are on several NUMA nodes.
 func (l *testLab) checkAligned(pod string) int {
 	l.t.Helper()
 	near, cpus := l.sameNUMA(pod, l.devicesOf(pod)), l.cpusOf(pod)
@@ -79,8 +79,8 @@ func (l *testLab) requestMost(policy string, granted []string) {
 	l.removePods("many")
 }
 
-// runsOrNot starts a pod. The kubelet must refuse the pod for the wanted reason. Without a reason the pod must run, with VFs that no other
-// pod has.
+// runsOrNot starts a pod. The kubelet must refuse the pod for the wanted reason. If the wanted reason is empty, the pod must run with VFs
+// that no other pod has.
 func (l *testLab) runsOrNot(pod string, limits podResources, want string, others []string) {
 	l.t.Helper()
 	if want == "" {

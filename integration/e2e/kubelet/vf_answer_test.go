@@ -44,7 +44,8 @@ func (l *vfLab) countRefusals() int {
 	return strings.Count(string(data), `plugin type=\"sriov\" failed (add): sriov add: find the VFs of the pod:`)
 }
 
-// TestDaemonAnswers: the plugin can ask only the daemon for a pod's VFs. Pods with VFs start, and pods without VFs start.
+// TestDaemonAnswers: the sriov plugin can ask only the daemon for a pod's VFs, and not the kubelet. Pods with VFs and pods without VFs
+// start.
 func TestDaemonAnswers(t *testing.T) {
 	l := newVFLab(t, `"kubeletDir": "/nonexistent"`)
 	l.putPod("web", containerSpec{name: "app", limits: podResources{resource: "2", slow: "1"}})
@@ -123,8 +124,8 @@ func sendRequests(t *testing.T, rate int) (stop func() (limited int)) {
 	return sync.OnceValue(func() int { close(done); <-ended; conn.Close(); return limited })
 }
 
-// TestRateLimit (V-24): other programs exceed the kubelet's rate limit. Each pod gets its allocated VFs; an ADD that fails succeeds at a
-// retry.
+// TestRateLimit (V-24): other programs exceed the kubelet's rate limit. Each pod gets its allocated VFs. A failed ADD succeeds when the
+// kubelet retries it.
 func TestRateLimit(t *testing.T) {
 	l := newVFLab(t)
 	uids, ids := map[string]string{}, map[string][]string{}

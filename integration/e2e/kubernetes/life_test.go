@@ -25,11 +25,11 @@ var (
 	apiAway = flag.Duration("api-away", time.Minute, "TestClusterLife: how long the API server is away")
 )
 
-// eventLimit is the maximum time that the tests wait for an expected event. It is generous because a machine may be slow, so it says
+// eventLimit is the maximum time that the tests wait for an expected event. The time is long because a machine may be slow, so it says
 // nothing about performance.
 const eventLimit = 2 * time.Minute
 
-// TestClusterLife: an event in a cluster, such as a reboot, loses no packets except those that it must lose, and no ADD fails.
+// TestClusterLife: events such as a reboot lose only the packets that they cannot avoid losing, and no ADD fails.
 func TestClusterLife(t *testing.T) {
 	l := newLife(t)
 	for _, e := range []struct {
@@ -104,7 +104,7 @@ func awaitCondition(t *testing.T, what string, reached func() bool) time.Duratio
 	return time.Since(begin)
 }
 
-// agentPID returns the process ID of podlace-node on a node, or 0 if it does not run.
+// agentPID returns the process ID of podlace-node on a node, or 0 if podlace-node does not run.
 func (c *testCluster) agentPID(t *testing.T, node string) int {
 	t.Helper()
 	group := c.cgroupOf(t, node)

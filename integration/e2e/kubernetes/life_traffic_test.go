@@ -45,7 +45,7 @@ func podPairs() [][2]string {
 	return [][2]string{{"client1", "server2"}, {"client2", "server3"}, {"client3", "server1"}}
 }
 
-// pairWithoutNode2 returns a pair of pods on nodes other than node2. No flow of podPairs starts in its first pod.
+// pairWithoutNode2 returns a pair of pods on nodes other than node2. No flow of podPairs starts in the first pod of this pair.
 func pairWithoutNode2() [2]string { return [2]string{"server3", "client1"} }
 
 // startTraffic starts an IPv4 and an IPv6 flow between each pair of pods.
@@ -145,8 +145,8 @@ func (f *echoFlow) countLost(t *testing.T) int {
 	return sent - (f.countReplies(t) - f.before)
 }
 
-// endFlows stops the flows, waits for outstanding replies, and prints the losses of each flow. It returns the losses of the flows from or
-// to pods of the given node separately, because these may lose packets. With an empty name, all losses are in the first result.
+// endFlows stops the flows, waits for outstanding replies, and prints the losses of each flow. It returns separately the losses of the
+// flows from or to pods of the given node, because these flows may lose packets. With an empty name, all losses are in the first result.
 func (r *echoTraffic) endFlows(t *testing.T, except string) (lost, exceptLost int) {
 	t.Helper()
 	close(r.stop)

@@ -4,7 +4,7 @@ package kubernetes_test
 
 import "strings"
 
-// netPath is one row of the matrix and of the table in docs/CLUSTER.md. The tests run it over IPv4 and IPv6, with TCP and with UDP.
+// netPath is one row of the matrix and of the table in docs/CLUSTER.md. The tests use each path over IPv4 and IPv6, with TCP and with UDP.
 type netPath struct {
 	client, target string // names in the table
 	from           string // place

@@ -61,8 +61,8 @@ func (c *testCluster) killProxy(t *testing.T, s clusterSetup) {
 	}
 }
 
-// cleanProxy stops kube-proxy on all nodes and removes its rules. It checks that the paths without kube-proxy work, and starts kube-proxy
-// with the setup again.
+// cleanProxy stops kube-proxy on all nodes and removes its rules. While kube-proxy is stopped, it checks the paths that need no kube-proxy.
+// Then it starts kube-proxy again.
 func (w *testWorld) cleanProxy(t *testing.T, s clusterSetup, direct []netPath) {
 	t.Helper()
 	pids := map[string]string{}

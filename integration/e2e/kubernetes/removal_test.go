@@ -18,7 +18,8 @@ const (
 	removeBlocks
 )
 
-// otherConflist configures a network of the reference plugins. The name of its file sorts after the name of Podlace's file.
+// otherConflist configures a network of the reference plugins. The file of otherConflist has a name that sorts after the name of Podlace's
+// file.
 const otherConflist = `{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "bridge", "bridge": "other0", "isGateway": true,
 	"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.99.0.0/24"}]]}}]}`
 

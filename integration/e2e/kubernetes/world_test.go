@@ -207,7 +207,7 @@ func netnsOf(folder, address string) (string, error) {
 }
 
 // serveName answers on port 8080 with the name of the pod or machine and the client's address, over TCP and UDP, until the end of the test.
-// After this answer, a TCP connection receives its own data back.
+// A TCP connection then receives its own data back.
 func serveName(t *testing.T, name string, p *netPlace) {
 	t.Helper()
 	var tcp net.Listener

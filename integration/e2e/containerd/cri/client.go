@@ -39,8 +39,8 @@ func Dial(socket string) (Client, error) {
 	return Client{api.NewRuntimeServiceClient(conn), conn}, nil
 }
 
-// Open connects a test to the runtime, or skips the test if it does not run in a node of package node. The test fails if anything of it
-// remains in the node at its end.
+// Open connects a test to the runtime, or skips the test if it does not run in a node of package node. The test also fails if it leaves any
+// state in the node.
 func Open(t *testing.T, socket string) Client {
 	t.Helper()
 	node.Skip(t)
@@ -53,7 +53,7 @@ func Open(t *testing.T, socket string) Client {
 	return c
 }
 
-// PodOption changes the configuration of a pod before it is run.
+// PodOption changes the configuration of a pod before the pod runs.
 type PodOption func(*api.PodSandboxConfig)
 
 // HostPort maps a port of the node to the pod's web server.

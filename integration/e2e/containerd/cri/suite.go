@@ -63,8 +63,8 @@ func ExpectReady(t *testing.T, c Client) {
 }
 
 // testTraffic: pods reach each other, and the node, the outside and other pods reach a hostPort. The test runs with br_netfilter on and
-// off, because nodes differ in this setting. The hostPort answers 127.0.0.1 and its own pod exactly if the program that maps hostPorts
-// supports this.
+// off, because nodes differ in this setting. Clients on the node's 127.0.0.1 and the hostPort's own pod reach the hostPort if the program
+// that maps hostPorts supports this, and otherwise get no answer.
 func testTraffic(t *testing.T, c Client, ports HostPorts) {
 	t.Helper()
 	for _, value := range []string{"1", "0"} {
@@ -148,7 +148,8 @@ func testMasquerade(t *testing.T, c Client) {
 	}
 }
 
-// testBandwidth measures the rate at the receiver. It checks the mean and the first second, because only the first second shows a burst.
+// testBandwidth measures the rate at the receiver. The test checks the mean rate and the rate of the first second, because only the first
+// second shows a burst.
 func testBandwidth(t *testing.T, c Client) {
 	t.Helper()
 	const port, sink = 18082, 9000
