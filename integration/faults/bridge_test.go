@@ -136,8 +136,8 @@ func testBridgeChanged(t *testing.T) {
 	s.Report(t)
 }
 
-// testMACPolicy covers udev with MACAddressPolicy=persistent. udev replaces the MAC of a new link if the kernel chose this MAC, which
-// addr_assign_type shows. Podlace therefore sets the MACs of the bridge and of the port when it creates them.
+// testMACPolicy: with MACAddressPolicy=persistent, udev replaces the MAC of a new link if addr_assign_type shows that the kernel chose this
+// MAC. Podlace therefore sets the MACs of the bridge and of the port when it creates them.
 func testMACPolicy(t *testing.T) {
 	s := newSweep(t, "nftables")
 	result, err := s.Do("ADD", harness.Attachment(harness.NewPod(t, "one"), "one", nil), nil)

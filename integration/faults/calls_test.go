@@ -99,7 +99,8 @@ func TestFaultCalls(t *testing.T) {
 	t.Run("F-02 SIGKILL at any system call of DEL", func(t *testing.T) { failCalls(t, "DEL", killedCalls(), 5, 1) })
 }
 
-// failCalls tests every one-th kind of failure, and starts at system call number first. FAULTS=all tests all kinds and calls.
+// failCalls tests a sample of the kinds of failure, with the parameter one as stride. It starts at system call number first. FAULTS=all
+// tests all kinds and calls.
 func failCalls(t *testing.T, verb string, how map[string][]string, one, first int) {
 	t.Helper()
 	strace := harness.Program(t, "strace")
@@ -118,8 +119,8 @@ func failCalls(t *testing.T, verb string, how map[string][]string, one, first in
 	s.Report(t)
 }
 
-// failCall runs the verb once for each system call of one kind, and lets this call fail. It ends when the program makes no further call of
-// this kind. A sample tests only every step-th call.
+// failCall runs the verb once for each system call of one kind, and lets this call fail. failCall ends when the program makes no further
+// call of this kind. In a sampled run only some of these calls fail.
 func (s *killSweep) failCall(t *testing.T, verb, plugin, call, errno, strace string, first int) {
 	t.Helper()
 	trace := filepath.Join(s.dir, "strace")

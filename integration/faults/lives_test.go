@@ -25,8 +25,8 @@ const (
 	faulty    = 20 // one of this many calls fails at a change, and one is killed
 )
 
-// vfNode is a node on which pods with VFs start and end. The emulated runtime sends one DEL after a failed ADD. It repeats a failed DEL
-// only for a pod whose ADD succeeded.
+// vfNode is a node on which pods with VFs start and end. The emulated runtime sends one DEL after a failed ADD. The emulated runtime
+// repeats a failed DEL only for a pod whose ADD succeeded.
 type vfNode struct {
 	*testing.T
 	random  *rand.Rand
@@ -51,8 +51,8 @@ type podLife struct {
 	end  string
 }
 
-// TestLives (F-31, F-34, F-36, S-30) runs a hundred pods, or a thousand with FAULTS=all. One of twenty calls fails at a random change, and
-// another one of twenty is killed at a random change. A DEL can be repeated, late, without a namespace, after the end of the namespace, or
+// TestLives (F-31, F-34, F-36, S-30) runs a hundred pods, or a thousand with FAULTS=all. Of twenty calls, one fails at a random change and
+// another is killed at a random change, on average. A DEL can be repeated, late, without a namespace, after the end of the namespace, or
 // missing. Each pod starts with a VF that has the administrator's settings. At the end the VFs on the node have these settings.
 func TestLives(t *testing.T) {
 	l := newLives(t)
@@ -184,7 +184,7 @@ func (l *vfNode) beginLife() {
 	l.checkAndChange(of)
 }
 
-// checkAndChange checks that a pod's VF has the expected settings. It then changes settings that a tenant can change.
+// checkAndChange checks that a pod's VF has the expected settings. Then it changes settings that a tenant can change.
 func (l *vfNode) checkAndChange(of *podLife) {
 	l.Helper()
 	l.withInterface(of, func(pod *kernel.NS, link kernel.Link) error {

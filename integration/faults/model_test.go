@@ -20,11 +20,11 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// actorCount is the number of containers of the model. It is smaller than the number of addresses in the pool.
+// actorCount is the number of containers of the model. The pool has more addresses than containers.
 const actorCount = 4
 
-// verbModel runs random verbs of several containers in parallel. It compares the plugins' answers with the resulting state, which it reads
-// without code of Podlace.
+// verbModel runs random verbs of several containers in parallel. The model compares the plugins' answers with the resulting state, and
+// reads this state without code of Podlace.
 type verbModel struct {
 	t        *testing.T
 	random   *rand.Rand

@@ -29,7 +29,7 @@ func TestFaultNetns(t *testing.T) {
 	t.Run("F-17 netns path is no namespace", testOddPath)
 }
 
-// testReusedPath deletes a pod whose namespace path now belongs to another pod.
+// testReusedPath runs DEL for a pod whose namespace path now belongs to another pod.
 func testReusedPath(t *testing.T) {
 	s := newSweep(t, "nftables")
 	s.tryCase(t, "DEL", func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
@@ -47,7 +47,7 @@ func testReusedPath(t *testing.T) {
 	s.Report(t)
 }
 
-// testOddPath deletes a pod whose namespace path is another kind of file, once for each kind.
+// testOddPath runs DEL with a path that is not a namespace, once for each kind of file.
 func testOddPath(t *testing.T) {
 	s := newSweep(t, "nftables")
 	target := filepath.Join(t.TempDir(), "x")

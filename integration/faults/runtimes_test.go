@@ -16,8 +16,9 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestRuntimes runs pods on the node of TestSoak under an emulated containerd and an emulated CRI-O. Each runs forty pods, or a thousand
-// with FAULTS=all. The seed determines the order in which a runtime performs its failure sequences. Nothing of any ended pod remains.
+// TestRuntimes runs pods on the node of TestSoak under an emulated containerd and an emulated CRI-O. Each of the two runs forty pods, or a
+// thousand with FAULTS=all. The seed determines the order in which a runtime performs its failure sequences. Nothing of any ended pod
+// remains.
 func TestRuntimes(t *testing.T) {
 	for name, kinds := range harness.InOrder(map[string][]stepKind{"containerd": containerdHabits(), "CRI-O": crioHabits()}) {
 		t.Run(name, func(t *testing.T) {
@@ -66,7 +67,7 @@ func containerdHabits() []stepKind {
 	}
 }
 
-// crioHabits returns the failure sequences of CRI-O. CRI-O sends CHECK right after ADD. At the end of a pod it sends one DEL. It then
+// crioHabits returns the failure sequences of CRI-O. CRI-O sends CHECK right after ADD. At the end of a pod CRI-O sends one DEL. CRI-O then
 // deletes the namespace and libcni's cached result, even if DEL failed. At its start CRI-O sends STATUS twice, GC with all pods, and CHECK
 // of each pod.
 func crioHabits() []stepKind {
@@ -117,7 +118,7 @@ func (s *soakRun) startStorm(n int) bool {
 	return len(list) > 2
 }
 
-// retryKilled kills an ADD. It then runs DEL, and ADD of the pod's next sandbox with the same ports.
+// retryKilled kills an ADD. Afterwards it runs DEL of the pod, and ADD of the pod's next sandbox with the same ports.
 func (s *soakRun) retryKilled(m faultyRun) bool {
 	a := s.randomFree()
 	if a == nil {
@@ -154,7 +155,8 @@ func (s *soakRun) forgetKilled(m faultyRun) bool {
 	return true
 }
 
-// failingExec implements invoke.Exec, the interface with which libcni starts plugins. It lets one change of one plugin in the chain fail.
+// failingExec implements invoke.Exec, the interface with which libcni starts plugins. failingExec lets one change of one plugin in the
+// chain fail.
 type failingExec struct {
 	invoke.DefaultExec
 	plugin, at int // plugin's index in the chain, and the change's number

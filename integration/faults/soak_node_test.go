@@ -58,7 +58,7 @@ type podTraits struct {
 	limits harness.Rates
 }
 
-// podSlot is a slot of the node that contains one pod after another. All pods of a slot have the slot's hostPort, if it has one.
+// podSlot is a slot of the node that contains one pod after another. If a slot has a hostPort, all pods of the slot have this hostPort.
 type podSlot struct {
 	slot, lives int
 	network     *soakNetwork

@@ -161,7 +161,7 @@ func (s *soakRun) dropCache(a *podSlot) {
 	}
 }
 
-// stepDelBeforeEnd runs DEL while ADD still runs, as for a pod that is deleted during its start. It then runs DEL again.
+// stepDelBeforeEnd runs DEL while ADD still runs, as for a pod that is deleted during its start. After the ADD it runs DEL again.
 func (s *soakRun) stepDelBeforeEnd() bool {
 	a := s.randomFree()
 	if a == nil {
@@ -203,7 +203,8 @@ func (s *soakRun) stepCheck() bool {
 	return a != nil
 }
 
-// checkPod runs CHECK of a pod. It fails the test if CHECK fails for a pod without a lost record. It reports whether CHECK succeeded.
+// checkPod runs CHECK of a pod. The check fails the test if CHECK fails for a pod without a lost record. The result reports whether CHECK
+// succeeded.
 func (s *soakRun) checkPod(a *podSlot) bool {
 	s.Helper()
 	_, err := a.network.doVerb("CHECK", a.rt, nil)

@@ -44,7 +44,8 @@ type stepKind struct {
 }
 
 // soakRun is a node with the pods of two networks. The seed determines the order of the steps. The random decisions of a step depend only
-// on the seed and the number of the step. A step uses data of the previous steps and never their duration, so that a soak is reproducible.
+// on the seed and the number of the step. A step uses data of the previous steps and never their duration. A soak is therefore
+// reproducible.
 type soakRun struct {
 	*testing.T
 	seed     uint64

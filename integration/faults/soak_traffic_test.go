@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// probeAttempts is the number of tries of a probe. More than one is needed because a machine under load may lose a packet.
+// probeAttempts is the number of tries of a probe. A probe needs several tries, because a machine under load may lose a packet.
 const probeAttempts = 3
 
 // checkServer checks that a client gets the expected server name.
@@ -72,8 +72,8 @@ func (s *soakRun) podElsewhere(a *podSlot) *podSlot {
 	return list[a.slot%len(list)]
 }
 
-// checkNeighbours checks the traffic between some pods of one bridge. It does not test every pair, because all network namespaces of a
-// machine share one neighbour table of 1,024 entries.
+// checkNeighbours checks the traffic between some pods of one bridge. The check does not include every pair, because all network namespaces
+// of a machine share one neighbour table of 1,024 entries.
 func (s *soakRun) checkNeighbours() {
 	s.Helper()
 	live := s.livePods()

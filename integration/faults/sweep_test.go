@@ -27,7 +27,7 @@ const sweepBudget = 6 * time.Second
 // victim is the container ID of the pod whose ADD or DEL is killed.
 const victim = "sweep-victim"
 
-// killSweep kills a chain at every point, or at a sample of the points. After each kill it does what a runtime would do next.
+// killSweep kills a chain at every point, or at a sample of the points. After each kill the sweep does what a runtime would do next.
 type killSweep struct {
 	*harness.Network // the chain, without kills
 	conflist         []byte
@@ -281,7 +281,7 @@ func (s *killSweep) collectOthers(alive ...string) error {
 	return err
 }
 
-// addAgain retries ADD without a DEL. The retry may fail only if the bridge's record says that the killed ADD had finished the bridge.
+// addAgain retries ADD without a DEL. The retry may fail only if the bridge plugin had finished before the kill, which its record shows.
 func (s *killSweep) addAgain(rt *libcni.RuntimeConf) error {
 	records, err := attachments.RecordsOf(attachments.Key{Network: "chain", ContainerID: rt.ContainerID, IfName: rt.IfName}, "bridge")
 	if err != nil {

@@ -69,7 +69,7 @@ type faultWorld struct {
 }
 
 // newWorld first runs the whole chain for another pod, so that the shared bridge and tables exist. If the chain begins with a chained
-// plugin, a main plugin that is not Podlace's connects the pods.
+// plugin, connectPod connects the pods as a main plugin of another project does.
 func newWorld(t *testing.T, c pluginChain) faultWorld {
 	t.Helper()
 	if c[0].plugin == "sriov" { // without the kubelet's folder, STATUS logs a warning and notes it
@@ -196,7 +196,7 @@ func forEachChain(t *testing.T, test func(faultWorld)) {
 	forEachShortChain(t, test)
 }
 
-// forEachShortChain runs a test with the chained plugins behind a main plugin that is not Podlace's, and with each chain of one plugin.
+// forEachShortChain runs a test with the chained plugins after a main plugin of another project, and with each chain of one plugin.
 func forEachShortChain(t *testing.T, test func(faultWorld)) {
 	foreign := fullChain("nftables")[1:]
 	t.Run("foreign", func(t *testing.T) { test(newWorld(t, foreign)) })

@@ -169,7 +169,7 @@ func TestBadEnvNetnsDel(t *testing.T) {
 	})
 }
 
-// TestBadEnvNetnsOverride passes the node's own namespace. The plugin accepts it only if the caller sets the override variable.
+// TestBadEnvNetnsOverride passes the node's own namespace. The plugin accepts this namespace only if the caller sets the override variable.
 func TestBadEnvNetnsOverride(t *testing.T) {
 	harness.Need(t, "loopback")
 	node := harness.NewPod(t, "override-node")

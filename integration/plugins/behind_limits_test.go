@@ -24,7 +24,7 @@ const ownBridge = `{"cniVersion": "1.0.0", "name": "behind-bridge", "plugins": [
 	 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.100.0.0/24"}]]}},
 	{"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`
 
-// TestBehindLimits checks that limits work in both directions for pods of bridge and for pods of the reference's ptp.
+// TestBehindLimits checks that limits work in both directions if the main plugin is bridge, and if it is the reference's ptp.
 // TestBehindKubernetesShaping covers pods whose addresses have no subnet, as with Calico.
 func TestBehindLimits(t *testing.T) {
 	for title, conflist := range harness.InOrder(map[string]string{"bridge": ownBridge, "ptp": readBehind(t, "ptp.conflist")}) {
@@ -119,8 +119,8 @@ func TestSecondInterfaceLimits(t *testing.T) {
 	before.Clean(t, "two interfaces had limits")
 }
 
-// TestLimitsBesideOthers checks that no verb removes qdiscs and filters of other programs on the host-side veth. Some of them exist before
-// ADD, and some are added later.
+// TestLimitsBesideOthers checks that no verb removes qdiscs and filters of other programs on the host-side veth. Some of these qdiscs and
+// filters exist before ADD, and some are added later.
 func TestLimitsBesideOthers(t *testing.T) {
 	harness.Program(t, "tc")
 	const ingress = "tc filter add dev alone0 ingress pref 5 protocol ip u32 match ip dport 7777 0xffff flowid 1:7\n"

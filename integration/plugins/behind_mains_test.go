@@ -33,7 +33,7 @@ func addKubeProxyRules(t *testing.T) {
 	}
 }
 
-// eachBackend runs a test once for each backend of portmap. It passes the edits of the conflist that select the backend.
+// eachBackend runs a test once for each backend of portmap. eachBackend passes the edits of the conflist that select the backend.
 func eachBackend(t *testing.T, test func(t *testing.T, edits ...string)) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -206,7 +206,7 @@ func (b *behindLab) checkWarned(t *testing.T, verb string) {
 	}
 }
 
-// TestBehindMacvlan: a node and its macvlan pods cannot reach each other over the link that they share. No hostPort works for this reason,
+// TestBehindMacvlan: a node and its macvlan pods cannot reach each other over the link that they share. HostPorts therefore do not work,
 // and CHECK cannot detect this. Other machines reach the pod's own address.
 func TestBehindMacvlan(t *testing.T) {
 	needMacvlan(t)

@@ -23,7 +23,7 @@ type behindLab struct {
 	oracle           *harness.Oracle
 }
 
-// newBehind reads a conflist of testdata/behind and applies edits, which are pairs of old and new text. It then attaches and detaches a
+// newBehind reads a conflist of testdata/behind and applies edits, which are pairs of old and new text. Then it attaches and detaches a
 // first pod, so that the shared state exists.
 func newBehind(t *testing.T, file string, caps map[string]any, edits ...string) *behindLab {
 	t.Helper()
@@ -132,7 +132,7 @@ func (b *behindLab) checkTraffic(t *testing.T, v6, masqAll bool, blocked ...stri
 	}
 }
 
-// runLife attaches both pods, calls f, runs CHECK, and detaches both pods. It does all this twice.
+// runLife attaches both pods, calls f, runs CHECK, and detaches both pods. The function does all this twice.
 func (b *behindLab) runLife(t *testing.T, f func()) {
 	t.Helper()
 	b.Must(t, "ADD", b.rtWeb)

@@ -45,8 +45,8 @@ func shellBreakages(plugin int, scripts map[string]string) map[string]breakage {
 	return all
 }
 
-// takesAll is a filter that matches every frame. Every kernel that supports limits supports this form. droppingFilter is a script that adds
-// a filter and then deletes the target of the filter, so that the filter drops all frames.
+// takesAll is a filter that matches every frame. Every kernel that supports bandwidth limits supports this form of filter. The script
+// droppingFilter adds a filter and then deletes the target of the filter, so that the filter drops all frames.
 const (
 	takesAll       = "pref 1 protocol all u32 match u32 0 0 action mirred egress redirect dev "
 	droppingFilter = "ip link add gone0 type veth peer name gone1\n%s\nip link del gone0"

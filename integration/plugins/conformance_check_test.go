@@ -30,7 +30,7 @@ func TestCheckNeeds(t *testing.T) {
 	})
 }
 
-// breakage is one kind of damage. Its field plugin is the number of the plugin whose CHECK must report the damage.
+// breakage is one kind of damage. The field plugin is the number of the plugin whose CHECK must report the damage.
 type breakage struct {
 	plugin int
 	change func(attachedPod) error
@@ -168,8 +168,8 @@ func otherBreakages() map[string]breakage {
 	}
 }
 
-// TestCheckTells makes one kind of damage at a time. CHECK must report each of them. ADD of the next pod repairs the shared state, and
-// CHECK succeeds afterwards.
+// TestCheckTells makes one kind of damage at a time. CHECK must report each kind of damage. ADD of the next pod repairs the shared state,
+// and CHECK succeeds afterwards.
 func TestCheckTells(t *testing.T) {
 	n := newNode(t, "tells", 140, "nftables")
 	for _, table := range []map[string]breakage{linkBreakages(), layer3Breakages(), otherBreakages(), filterBreakages()} {

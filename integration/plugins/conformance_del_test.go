@@ -48,7 +48,7 @@ func harshDels(t *testing.T) map[string]func(harness.Call) harness.Call {
 	}
 }
 
-// TestDelHarsh runs each of harshDels on each plugin, and on the chain with both backends.
+// TestDelHarsh runs each DEL of harshDels on each plugin, and on the chain with both backends.
 func TestDelHarsh(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		for title, edit := range harness.InOrder(harshDels(t)) {

@@ -41,8 +41,8 @@ func TestMarks(t *testing.T) {
 	}
 }
 
-// countMarks sets a mark on all incoming and locally sent packets. While f runs, it counts the marks of packets that leave the node or that
-// reach the node.
+// countMarks sets a mark on all incoming and locally sent packets. While f runs, countMarks counts the marks of packets that leave the node
+// or that reach the node.
 func countMarks(t *testing.T, before, own uint32, f func()) map[string]int {
 	t.Helper()
 	harness.Shell(t, fmt.Sprintf(`nft 'table inet marks {

@@ -64,7 +64,7 @@ func newShared(t *testing.T, backends [2]string) *sharedPod {
 	return s
 }
 
-// endOneNetwork attaches the pod to both networks. It ends one attachment while clients are connecting, and then the other one.
+// endOneNetwork attaches the pod to both networks. endOneNetwork ends one attachment while clients are connecting, and then the other one.
 func (s *sharedPod) endOneNetwork(t *testing.T, ends int) {
 	stays := 1 - ends
 	for i, n := range s.networks {

@@ -17,7 +17,7 @@ import (
 // kataTap is the name that Kata gives its tap.
 const kataTap = "tap0_kata"
 
-// virtualMachine is a virtual machine behind a pod's tap. A namespace takes its place, with an interface that has the MAC and the address
+// virtualMachine is a virtual machine behind a pod's tap. In the test it is a network namespace whose interface has the MAC and the address
 // of the pod.
 type virtualMachine struct {
 	guest           *sandbox.Pod
@@ -54,7 +54,7 @@ func newKata(t *testing.T, pod *sandbox.Pod) *virtualMachine {
 	return vm
 }
 
-// removeVM removes the virtual machine. The kernel removes its tap at the same time.
+// removeVM removes the virtual machine. The tap of the virtual machine disappears at the same time.
 func (vm *virtualMachine) removeVM(t *testing.T) {
 	t.Helper()
 	if err := errors.Join(vm.outside.Close(), vm.inside.Close()); err != nil {
@@ -62,7 +62,7 @@ func (vm *virtualMachine) removeVM(t *testing.T) {
 	}
 }
 
-// relayFrames emulates the hypervisor: it copies frames between two taps. It returns when one of the taps is closed.
+// relayFrames emulates the hypervisor: it copies frames between two taps. relayFrames returns when one of the taps is closed.
 func relayFrames(from, to *os.File) {
 	frame := make([]byte, 1<<16)
 	for {

@@ -180,8 +180,8 @@ func (l vfNode) checkReturned(t *testing.T, after string) {
 	l.oracle.Clean(t, after)
 }
 
-// TestVFsByContainerd (F-35) emulates containerd, which sends no CHECK and no GC. It sends two or more DELs, the last one without a
-// namespace.
+// TestVFsByContainerd (F-35) emulates containerd, which sends no CHECK and no GC. The emulated containerd sends two or more DELs, the last
+// one without a namespace.
 func TestVFsByContainerd(t *testing.T) {
 	harness.Program(t, "ip")
 	bothOrders(t, func(t *testing.T, l vfNode) {
