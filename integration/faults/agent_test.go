@@ -60,7 +60,7 @@ type agentLab struct {
 
 const agentConflist = `{"cniVersion": "1.0.0", "name": "podlace", "plugins": [{"type": "podlace-bridge"}, {"type": "podlace-portmap"}]}`
 
-// resetNode removes everything that the agent wrote. It keeps the configuration of another network.
+// resetNode removes everything that the agent wrote. resetNode keeps the configuration of another network.
 func (l agentLab) resetNode() {
 	l.Helper()
 	host, err := kernel.Host()

@@ -99,8 +99,8 @@ func TestFaultCalls(t *testing.T) {
 	t.Run("F-02 SIGKILL at any system call of DEL", func(t *testing.T) { failCalls(t, "DEL", killedCalls(), 5, 1) })
 }
 
-// failCalls tests a sample of the kinds of failure, with the parameter one as stride. It starts at system call number first. FAULTS=all
-// tests all kinds and calls.
+// failCalls tests a sample of the kinds of failure, with the parameter one as stride. failCalls starts at system call number first.
+// FAULTS=all tests all kinds and calls.
 func failCalls(t *testing.T, verb string, how map[string][]string, one, first int) {
 	t.Helper()
 	strace := harness.Program(t, "strace")
@@ -188,8 +188,8 @@ func failedCalls(log string) (hits []string) {
 	return hits
 }
 
-// preventsAnswer reports whether a program cannot answer after this failure. These are failures of stdout, of the calls with which the Go
-// runtime prepares the standard streams, and of the calls that wake its threads.
+// preventsAnswer reports whether a program cannot answer after this failure. Such failures concern stdout, the calls with which the Go
+// runtime prepares the standard streams, and the calls that wake its threads.
 func preventsAnswer(line string) bool {
 	return strings.Contains(line, " write(1<") || strings.Contains(line, "F_GETFD") || strings.Contains(line, "anon_inode:[event")
 }

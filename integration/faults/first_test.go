@@ -43,7 +43,7 @@ func (w faultWorld) wipeNode() {
 	}
 }
 
-// sharedState matches the state that the first pod creates for all pods. This state may remain after a failed ADD.
+// sharedState matches the state that the first pod creates for all pods. The state of the first pod may remain after a failed ADD.
 func sharedState() *regexp.Regexp {
 	return regexp.MustCompile(`^host: (nft |order of nft |iptables |sysctl |folder |neighbour |link ft-|(address|route|qdisc|forwarding entry) .* dev ft-|` +
 		`file .*/(lock|(\.[a-z]+)?\.lock|\.iptables|\.(masqueraded|no-fq_codel|shared-hostports|(gateway|made|mtu|bridge)-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$)`)
@@ -82,8 +82,8 @@ func TestFirst(t *testing.T) {
 	}
 }
 
-// checkMTU checks that the bridge of a plugin still has its original MTU, even if the change that fixes the MTU failed. It is a no-op for a
-// plugin without a bridge.
+// checkMTU checks that the bridge of a plugin still has its original MTU, even if the change that fixes the MTU failed. checkMTU is a no-op
+// for a plugin without a bridge.
 func (w faultWorld) checkMTU(plugin int) {
 	w.Helper()
 	name, ok := w.chain[plugin].conf["bridge"].(string)

@@ -88,8 +88,8 @@ func (s *killSweep) doPaused(verb string, at int, command string) (*faultExec, e
 	return e, err
 }
 
-// atEveryPoint runs a verb once for each point, or for a sample of the points, and runs a shell command at this point. It then calls after.
-// The verb and the function after may fail, but only with a coded error.
+// atEveryPoint runs a verb once for each point, or for a sample of the points, and runs a shell command at this point. atEveryPoint then
+// calls after. The verb and the function after may fail, but only with a coded error.
 func (s *killSweep) atEveryPoint(t *testing.T, verb, command string, after func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
 	t.Helper()
 	points, _ := s.measureVerb(t, verb)

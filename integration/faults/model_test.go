@@ -129,7 +129,7 @@ func (m *verbModel) runRound(number int) {
 	}
 }
 
-// checkActor compares the answers about one actor with the actor's state. It returns the address of an attached actor.
+// checkActor compares the answers about one actor with the actor's state. checkActor returns the address of an attached actor.
 func (m *verbModel) checkActor(number, actor int, steps []verbMove) string {
 	adds, removals, may := []string{}, 0, 0
 	for _, s := range steps {

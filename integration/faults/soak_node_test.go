@@ -43,7 +43,7 @@ func newSoakNetwork(t *testing.T, i int, backend string) *soakNetwork {
 	return n
 }
 
-// doVerb runs a verb of the chain. It starts the programs of bin/, or uses exec if exec is not nil.
+// doVerb runs a verb of the chain. doVerb starts the programs of bin/, or uses exec if exec is not nil.
 func (n *soakNetwork) doVerb(verb string, rt *libcni.RuntimeConf, exec invoke.Exec, valid ...types.GCAttachment) (types.Result, error) {
 	network, err := harness.OpenNetwork(n.conflist, n.cache, exec)
 	if err != nil {

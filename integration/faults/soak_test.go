@@ -160,7 +160,7 @@ func (s *soakRun) setRandom(stream, number int) {
 	s.random = rand.New(rand.NewPCG(s.seed, uint64(stream)<<32|uint64(number)))
 }
 
-// runRound fills the node with pods, and performs the steps of all kinds in a random order. It stops at step number limit; 0 means no
+// runRound fills the node with pods, and performs the steps of all kinds in a random order. runRound stops at step number limit; 0 means no
 // limit.
 func (s *soakRun) runRound(number int, kinds []stepKind, limit int) {
 	s.Helper()

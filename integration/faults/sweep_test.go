@@ -53,7 +53,7 @@ type killCase struct {
 	then   string
 }
 
-// These are the follow-ups of a runtime after a kill.
+// The constants are the follow-ups of a runtime after a kill.
 const (
 	thenDel     = "DEL"
 	thenEmptied = "DEL with empty netns"
@@ -90,8 +90,8 @@ func newSweep(t *testing.T, backend string) *killSweep {
 	return s
 }
 
-// settleNode makes the permanent pod old enough for GC. It changes the time of the lease folder, so that the index is rebuilt before the
-// first case. It creates the state that the first pod with a port shares with later pods.
+// settleNode makes the permanent pod old enough for GC. settleNode changes the time of the lease folder, so that the index is rebuilt
+// before the first case. settleNode creates the state that the first pod with a port shares with later pods.
 func (s *killSweep) settleNode(t *testing.T) {
 	t.Helper()
 	file := "/var/lib/cni/networks/chain/touched"
@@ -144,8 +144,8 @@ func (s *killSweep) sweep(t *testing.T, verb string) {
 	}
 }
 
-// measureVerb runs one ADD and one DEL without a kill. It returns the number of points of the verb and the duration of one case. The
-// duration of one case is about twice the duration of this ADD and DEL.
+// measureVerb runs one ADD and one DEL without a kill. measureVerb returns the number of points of the verb and the duration of one case.
+// The duration of one case is about twice the duration of this ADD and DEL.
 func (s *killSweep) measureVerb(t *testing.T, verb string) (int, time.Duration) {
 	t.Helper()
 	points := 0

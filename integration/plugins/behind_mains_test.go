@@ -98,8 +98,8 @@ func TestBehindKubernetesShaping(t *testing.T) {
 	b.runLife(t, func() { checkLimitsHold(t, b.web, harness.IPv4Of(t, b.web), rate) })
 }
 
-// checkLimitsHold sends as many bytes as the limit allows in one second, from the node to a pod and from the pod to the node. It fails the
-// test if one of the two transfers takes less than 0.6 s.
+// checkLimitsHold sends as many bytes as the limit allows in one second, from the node to a pod and from the pod to the node.
+// checkLimitsHold fails the test if one of the two transfers takes less than 0.6 s.
 func checkLimitsHold(t *testing.T, pod *sandbox.Pod, ip string, rate int) {
 	t.Helper()
 	const port = "81"
@@ -171,7 +171,7 @@ func TestBehindNerdctl(t *testing.T) {
 	})
 }
 
-// TestBehindNerdctlDrop: the reference's firewall plugin accepts packets from pods and the replies to them. It does not accept new
+// TestBehindNerdctlDrop: the reference's firewall plugin accepts packets from pods and the replies to them. The plugin does not accept new
 // connections to pods. Docker or ufw may set the policy of FORWARD to drop. A hostPort is then reachable only from the node, until a rule
 // accepts the pods' subnet.
 func TestBehindNerdctlDrop(t *testing.T) {

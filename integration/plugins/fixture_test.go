@@ -22,7 +22,7 @@ func runLife(t *testing.T, f *harness.Fixture, title, plugin string, edit func(h
 	f.Oracle.Clean(t, title)
 }
 
-// mustRefuse runs one invalid call. It checks the error, and checks that the call made no change.
+// mustRefuse runs one invalid call. mustRefuse checks the error, and checks that the call made no change.
 func mustRefuse(t *testing.T, f *harness.Fixture, title string, c harness.Call, says string, codes ...int) {
 	t.Helper()
 	t.Run(title, func(t *testing.T) {

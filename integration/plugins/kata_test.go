@@ -24,8 +24,8 @@ type virtualMachine struct {
 	outside, inside *os.File
 }
 
-// newKata changes a pod as Kata Containers does with its model tcfilter. It adds a tap beside eth0, and redirects the ingress of each of
-// the two links to the other link.
+// newKata changes a pod as Kata Containers does with its model tcfilter. newKata adds a tap beside eth0, and redirects the ingress of each
+// of the two links to the other link.
 func newKata(t *testing.T, pod *sandbox.Pod) *virtualMachine {
 	t.Helper()
 	harness.Program(t, "tc")

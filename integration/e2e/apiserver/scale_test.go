@@ -195,8 +195,8 @@ func (n *agentNode) joinMany(nodes int) []time.Duration {
 // listPatience is the time that an agent waits for the list of nodes before its status reports that it has no nodes.
 const listPatience = 5 * time.Second
 
-// restartAgent restarts the agent while nothing changes, and returns the number of writes to the kernel and to files. It tries three times,
-// because only writes of the agent occur at each start. Link events of the kernel do not.
+// restartAgent restarts the agent while nothing changes, and returns the number of writes to the kernel and to files. restartAgent tries
+// three times, because only writes of the agent occur at each start. Link events of the kernel do not.
 func (n *agentNode) restartAgent() int {
 	n.Helper()
 	var got []string

@@ -23,8 +23,8 @@ type testCluster struct {
 	image, archive                                      string // the name of Podlace's image, and the file that holds it
 }
 
-// prepareCluster builds the programs and images that are missing in the cache. It returns an error before any build if the machine cannot
-// run a cluster.
+// prepareCluster builds the programs and images that are missing in the cache. prepareCluster returns an error before any build if the
+// machine cannot run a cluster.
 func prepareCluster(ctx context.Context, cache string) (c testCluster, err error) {
 	if _, err := lastLine(ctx, nil, "scripts/cluster.sh", "check"); err != nil {
 		return c, err
@@ -83,8 +83,8 @@ func lastLine(ctx context.Context, environment []string, command ...string) (str
 	return lines[len(lines)-1], nil
 }
 
-// startCluster starts a cluster with the plugins "podlace" or "reference". It returns the suite for the cluster and a function that ends
-// the cluster.
+// startCluster starts a cluster with the plugins "podlace" or "reference". startCluster returns the suite for the cluster and a function
+// that ends the cluster.
 func (c testCluster) startCluster(ctx context.Context, folder, mode, plugins string, nodes int) (testSuite, func(), error) {
 	at := filepath.Join(folder, "cluster")
 	if err := c.linkImages(filepath.Join(at, "images")); err != nil {

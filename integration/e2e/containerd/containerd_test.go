@@ -19,7 +19,7 @@ const socket = "/run/containerd/containerd.sock"
 // TestPods runs the common tests of all runtimes with containerd.
 func TestPods(t *testing.T) { cri.Suite(t, socket, cri.HostPorts{Localhost: true, Itself: true}) }
 
-// TestRestart: containerd restarts while a pod runs. It then stops the pod and needs only the state on disk.
+// TestRestart: containerd restarts while a pod runs. Containerd then stops the pod and needs only the state on disk.
 func TestRestart(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18085

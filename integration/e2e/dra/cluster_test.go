@@ -123,7 +123,7 @@ func (c *cluster) noteGroups() error {
 	return nil
 }
 
-// The method stop ends the cluster. It returns an error if anything of the cluster remains on the host.
+// The method stop ends the cluster. The method returns an error if anything of the cluster remains on the host.
 func (c *cluster) stop() error {
 	if c.control != nil {
 		_ = c.control.Close()

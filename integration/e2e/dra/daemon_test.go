@@ -20,8 +20,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// The type daemon is the program sriov-device-plugin. Its folder is outside of t.TempDir, because the paths there are too long for a unix
-// socket.
+// The type daemon is the program sriov-device-plugin. The folder of the daemon is outside of t.TempDir, because the paths there are too
+// long for a unix socket.
 type daemon struct {
 	t                 *testing.T
 	bin, dir, sysfs   string
@@ -79,7 +79,7 @@ func (d *daemon) run() {
 	}
 }
 
-// The method end stops the daemon with a signal and waits for its exit. It is a no-op if no daemon runs.
+// The method end stops the daemon with a signal and waits for its exit. The method is a no-op if no daemon runs.
 func (d *daemon) end(signal syscall.Signal) {
 	if d.cmd == nil {
 		return

@@ -44,7 +44,8 @@ func (l *lab) limits(name, resource string, n int) {
 	l.create(fmt.Sprintf("{kind: Pod, metadata: {name: %s}, spec: {containers: [{resources: {limits: {%s: %d}}}]}}", name, resource, n))
 }
 
-// The method owned returns the VFs of a pod, in the order of their interfaces. It reads the journals of the VFs and the pod's sandbox.
+// The method owned returns the VFs of a pod, in the order of their interfaces. The method reads the journals of the VFs and the pod's
+// sandbox.
 func (l *lab) owned(pod string) (ids []string) {
 	l.Helper()
 	inside := l.inside(pod)
@@ -169,8 +170,8 @@ func TestMigrateNode(t *testing.T) {
 	}
 }
 
-// TestStaticStays: static pods cannot have claims. They get VFs through the device plugin API, and the same daemon serves claims of other
-// pods.
+// TestStaticStays: static pods cannot have claims. Static pods get VFs through the device plugin API, while the same daemon serves claims
+// of other pods.
 func TestStaticStays(t *testing.T) {
 	l := prepare(t, setup{config: half})
 	l.run()

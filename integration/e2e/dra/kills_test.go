@@ -66,7 +66,7 @@ func TestKills(t *testing.T) {
 	}
 }
 
-// killAfter kills a program after a delay. It restarts the program unless a supervisor does so.
+// killAfter kills a program after a delay. killAfter restarts the program unless a supervisor does so.
 func (l *lab) killAfter(program string, moment time.Duration) {
 	l.Helper()
 	time.Sleep(moment)

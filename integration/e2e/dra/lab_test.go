@@ -192,7 +192,7 @@ func try(check func() error) (err error) {
 	return err
 }
 
-// The function within fails the test unless check succeeds before patience has passed. It returns the waiting time.
+// The function within fails the test unless check succeeds before patience has passed. The function returns the waiting time.
 func within(t *testing.T, what string, check func() error) time.Duration {
 	t.Helper()
 	begin := time.Now()

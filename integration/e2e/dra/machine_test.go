@@ -46,7 +46,7 @@ func interfaces(netns string) (all []iface, err error) {
 	return all, err
 }
 
-// addInterfaces creates a veth for each VF of a sysfs tree that has an interface. It returns the PCI addresses of all VFs.
+// addInterfaces creates a veth for each VF of a sysfs tree that has an interface. addInterfaces returns the PCI addresses of all VFs.
 func addInterfaces(t *testing.T, sysfs string) (ids []string) {
 	t.Helper()
 	host, err := kernel.Host()

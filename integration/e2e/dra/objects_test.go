@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// The constant said is the shell command of each container. It first prints the container's interfaces and its variables for VFs.
+// The constant said is the shell command of each container. The command first prints the container's interfaces and its variables for VFs.
 const said = `echo "interfaces:" $(ls /sys/class/net); env | grep ^PCIDEVICE; trap "exit 0" TERM; while :; do sleep 3600 & wait $!; done`
 
 // The method create creates the objects of a YAML text in the test's namespace, with the defaults of all tests. Objects without a namespace

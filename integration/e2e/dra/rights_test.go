@@ -92,7 +92,7 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestShipped: the API server accepts all objects of the shipped manifest. Its type check of the admission policy reports no error.
+// TestShipped: the API server accepts all objects of the shipped manifest. The type check of the admission policy reports no error.
 func TestShipped(t *testing.T) {
 	l := prepare(t, setup{})
 	objects, err := shippedObjects()

@@ -159,7 +159,7 @@ func (l *lab) noVFTwice(client kubernetes.Interface) {
 	}
 }
 
-// removeScale deletes the objects of TestScale. It deletes the pods by force, because no kubelet would end them.
+// removeScale deletes the objects of TestScale. removeScale deletes the pods by force, because no kubelet would end them.
 func (l *lab) removeScale(client kubernetes.Interface) {
 	ctx, now := l.background(), int64(0)
 	selected := metav1.ListOptions{LabelSelector: scaleLabel}

@@ -51,7 +51,7 @@ func adminConfig() (*rest.Config, error) {
 	return config, err
 }
 
-// daemonKubeconfig returns the path of the daemon's kubeconfig. Its ServiceAccount token is bound to the node.
+// daemonKubeconfig returns the path of the daemon's kubeconfig. The ServiceAccount token in this kubeconfig is bound to the node.
 func daemonKubeconfig() string {
 	return filepath.Join(os.Getenv(dirEnv), nodeName, "daemon.kubeconfig")
 }
@@ -86,7 +86,8 @@ func isReady(n *core.Node) bool {
 	return false
 }
 
-// grantRights creates the ServiceAccount of the shipped manifest with its rights. It also writes a kubeconfig with a token of this account.
+// grantRights creates the ServiceAccount of the shipped manifest with its rights. grantRights also writes a kubeconfig with a token of this
+// account.
 func grantRights() error {
 	config, err := adminConfig()
 	if err != nil {

@@ -96,8 +96,8 @@ spec: {devices: {requests: [` + l.exactly("west", "east") + `, {name: cpus, exac
 	l.delete(second)
 }
 
-// addStubStatus writes an entry for the stub's device into the claim's status. It retries, because the daemon may write the status at the
-// same time.
+// addStubStatus writes an entry for the stub's device into the claim's status. addStubStatus retries, because the daemon may write the
+// status at the same time.
 func (l *lab) addStubStatus() {
 	l.Helper()
 	within(l.T, "the stub's entry is in the status", func() error {

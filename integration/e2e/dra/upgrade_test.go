@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// startSet starts the shipped DaemonSet with the configuration and the cards of this test. It replaces the daemon that the lab starts
+// startSet starts the shipped DaemonSet with the configuration and the cards of this test. startSet replaces the daemon that the lab starts
 // directly.
 func (l *lab) startSet() {
 	l.Helper()
@@ -164,8 +164,8 @@ func TestUpgrade(t *testing.T) {
 	})
 }
 
-// TestTwoDaemons (failure 23): two daemons run on one node by mistake. The second daemon waits and logs the reason. It starts to serve when
-// the first daemon ends.
+// TestTwoDaemons (failure 23): two daemons run on one node by mistake. The second daemon waits and logs the reason. The second daemon
+// starts to serve when the first daemon ends.
 func TestTwoDaemons(t *testing.T) {
 	l := newLab(t, setup{})
 	second := *l.daemon

@@ -24,8 +24,8 @@ func allocatableDevices(t *testing.T, of string) ([]allocation.Device, error) {
 	return podresources.Allocatable(t.Context(), kubeletFor(of))
 }
 
-// checkFree returns an error unless the kubelet has the given number of free VFs. It starts a pod that requests too many VFs, because the
-// kubelet's reason for the rejection contains the number.
+// checkFree returns an error unless the kubelet has the given number of free VFs. checkFree starts a pod that requests too many VFs,
+// because the kubelet's reason for the rejection contains the number.
 func (l *testLab) checkFree(want int) error {
 	l.t.Helper()
 	name := fmt.Sprint("greedy-", l.started)

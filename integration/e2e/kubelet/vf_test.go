@@ -266,8 +266,8 @@ func (l *vfLab) awaitNewSandbox(pod string, former podSandbox) {
 	})
 }
 
-// awaitRestarted waits until the pod's containers run in a new sandbox. It ignores restart counts, because they start at 0 again after the
-// kubelet has removed the old container.
+// awaitRestarted waits until the pod's containers run in a new sandbox. awaitRestarted ignores restart counts, because they start at 0
+// again after the kubelet has removed the old container.
 func (l *vfLab) awaitRestarted(pod string, former podSandbox) {
 	l.t.Helper()
 	l.awaitNewSandbox(pod, former)

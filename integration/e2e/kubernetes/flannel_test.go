@@ -122,7 +122,8 @@ func (c *testCluster) write(t *testing.T, name, text string) {
 	}
 }
 
-// documentedBlocks returns the shell blocks of a section of docs/CLUSTER.md. It fails the test if their number is not the wanted one.
+// documentedBlocks returns the shell blocks of a section of docs/CLUSTER.md. documentedBlocks fails the test if their number is not the
+// wanted one.
 func documentedBlocks(t *testing.T, heading string, want int) (list []string) {
 	t.Helper()
 	text, err := os.ReadFile("../../../docs/CLUSTER.md")

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
-// endTraffic ends the flows, and fails the test if a flow between nodes other than the given one lost packets. It returns the longest time
-// without a reply in the flows of the given node.
+// endTraffic ends the flows, and fails the test if a flow between nodes other than the given one lost packets. endTraffic returns the
+// longest time without a reply in the flows of the given node.
 func (r *echoTraffic) endTraffic(t *testing.T, node string) (outage time.Duration) {
 	t.Helper()
 	lost, most := r.endFlows(t, node)

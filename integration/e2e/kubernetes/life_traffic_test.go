@@ -145,8 +145,9 @@ func (f *echoFlow) countLost(t *testing.T) int {
 	return sent - (f.countReplies(t) - f.before)
 }
 
-// endFlows stops the flows, waits for outstanding replies, and prints the losses of each flow. It returns separately the losses of the
-// flows from or to pods of the given node, because these flows may lose packets. With an empty name, all losses are in the first result.
+// endFlows stops the flows, waits for outstanding replies, and prints the losses of each flow. endFlows returns separately the losses of
+// the flows from or to pods of the given node, because these flows may lose packets. With an empty name, all losses are in the first
+// result.
 func (r *echoTraffic) endFlows(t *testing.T, except string) (lost, exceptLost int) {
 	t.Helper()
 	close(r.stop)

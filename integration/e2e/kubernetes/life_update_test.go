@@ -65,8 +65,8 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// replaceAgents applies a change that replaces the agents, under traffic, and waits for the new agents. It fails the test if a packet is
-// lost or an ADD fails.
+// replaceAgents applies a change that replaces the agents, under traffic, and waits for the new agents. replaceAgents fails the test if a
+// packet is lost or an ADD fails.
 func (l *clusterLife) replaceAgents(t *testing.T, change func()) {
 	t.Helper()
 	var monitors []*eventMonitor

@@ -86,7 +86,7 @@ func (w *testWorld) awaitPaths(s clusterSetup, paths []netPath) {
 	}
 }
 
-// testMatrix tests all paths once kube-proxy serves all Services. It prints the table of the source addresses that the servers see.
+// testMatrix tests all paths once kube-proxy serves all Services. testMatrix prints the table of the source addresses that the servers see.
 func (w *testWorld) testMatrix(t *testing.T, s clusterSetup) {
 	t.Helper()
 	w.awaitPaths(s, s.allPaths())

@@ -43,8 +43,8 @@ func Suite(t *testing.T, socket string, ports HostPorts) {
 	}
 }
 
-// testStatus: the runtime reports the node as ready before, during and after the life of a pod. This requires that STATUS of the plugins
-// does not fail.
+// testStatus: the runtime reports the node as ready before, during and after the life of a pod. The test requires that STATUS of the
+// plugins does not fail.
 func testStatus(t *testing.T, c Client) {
 	t.Helper()
 	ExpectReady(t, c)

@@ -88,7 +88,7 @@ func ServeAddress(t *testing.T, netns string, addr netip.Addr) string {
 	return "http://" + l.Addr().String() + "/"
 }
 
-// Get fetches a URL from the network namespace. It retries for 3 s, because the server of a new container does not listen at once.
+// Get fetches a URL from the network namespace. Get retries for 3 s, because the server of a new container does not listen at once.
 func Get(ctx context.Context, netns, url string) (string, error) {
 	var body string
 	err := Eventually(ctx, 3*time.Second, func() error {
