@@ -122,8 +122,8 @@ func (c *testCluster) write(t *testing.T, name, text string) {
 	}
 }
 
-// documentedBlocks returns the shell blocks of a section of docs/CLUSTER.md. documentedBlocks fails the test if their number is not the
-// wanted one.
+// documentedBlocks returns the shell blocks of a section of docs/CLUSTER.md. It fails the test unless the section has the wanted number of
+// blocks.
 func documentedBlocks(t *testing.T, heading string, want int) (list []string) {
 	t.Helper()
 	text, err := os.ReadFile("../../../docs/CLUSTER.md")
