@@ -229,8 +229,8 @@ func TestFaultLimits(t *testing.T) {
 	})
 }
 
-// addLimited runs ADD of a plugin under a resource limit. ADD returns a result or an error with a code, unless answers is false. DEL
-// without the limit then removes everything.
+// addLimited runs ADD of a plugin under a resource limit. ADD returns a result or an error with a code, unless answers is false. A DEL
+// without the limit must then remove everything.
 func (s *killSweep) addLimited(t *testing.T, plugin string, answers bool, wrap ...string) {
 	t.Helper()
 	s.tryCase(t, plugin+" under "+strings.Join(wrap, " "), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {

@@ -318,7 +318,8 @@ func testLockHeld(t *testing.T) {
 	s.Report(t)
 }
 
-// stallADD starts an ADD with an IPAM plugin that never answers, and stops the process of the ADD. The function release kills this process.
+// stallADD starts an ADD with an IPAM plugin that never answers, and stops the process of the ADD. The function release kills the stopped
+// process.
 func stallADD(t *testing.T, add harness.Call) (dir string, release func()) {
 	t.Helper()
 	dir = t.TempDir()

@@ -35,7 +35,7 @@ func mountSmall(t *testing.T, dir, options string) {
 	})
 }
 
-// fillDisk uses all remaining blocks or inodes of a file system. The returned function frees them again.
+// fillDisk uses all remaining blocks or inodes of a file system. The returned function frees the blocks or inodes again.
 func fillDisk(dir string, inodes bool) (free func() error, err error) {
 	ballast := filepath.Join(dir, ".ballast")
 	free = func() error { return os.RemoveAll(ballast) }

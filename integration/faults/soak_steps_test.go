@@ -217,7 +217,7 @@ func (s *soakRun) checkPod(a *podSlot) bool {
 	return err == nil
 }
 
-// stepRestore runs a command for the whole node that restores lost state. Some pods then have all their state again.
+// stepRestore runs a command for the whole node that restores lost state. Some pods then have no missing state any more.
 func (s *soakRun) stepRestore(verb string, do func() error) bool {
 	if err := do(); err != nil {
 		s.Errorf("%s: %v", verb, err)

@@ -154,7 +154,7 @@ func (w faultWorld) inSubtest(t *testing.T) faultWorld {
 	return w
 }
 
-// checkSame checks that the state of the node equals the state before.
+// checkSame checks that the state of the node equals a former state.
 func (w faultWorld) checkSame(before *sandbox.Snapshot) {
 	w.Helper()
 	kerneltest.NoLeak(w.T, before, w.opt)

@@ -106,7 +106,8 @@ func testFlavours(t *testing.T) {
 	s.Report(t)
 }
 
-// doMeanwhile runs a verb of the whole node between ADD and DEL of a pod. The verb may write the rules of all pods again.
+// doMeanwhile runs STATUS, reload, or ADD and DEL of another pod. The tests call it between ADD and DEL of a pod. The verb may write the
+// rules of all pods again.
 func doMeanwhile(t *testing.T, n *harness.Network, what string) error {
 	t.Helper()
 	switch what {

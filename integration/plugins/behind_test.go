@@ -132,7 +132,7 @@ func (b *behindLab) checkTraffic(t *testing.T, v6, masqAll bool, blocked ...stri
 	}
 }
 
-// runLife attaches both pods, calls f, runs CHECK, and detaches both pods. The function does all this twice.
+// runLife attaches both pods, calls f, and runs CHECK. It then runs DEL of both pods twice.
 func (b *behindLab) runLife(t *testing.T, f func()) {
 	t.Helper()
 	b.Must(t, "ADD", b.rtWeb)

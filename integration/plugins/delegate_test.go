@@ -67,8 +67,8 @@ func (s *stubIPAM) call(verb string) harness.Call {
 	return s.f.Good(verb, "bridge").With("CNI_PATH", s.dir+":"+harness.BinDir()).Config(s.conf())
 }
 
-// TestDelegate configures a third-party IPAM plugin. The IPAM plugin gets the environment and the configuration of the bridge plugin, and
-// the bridge plugin uses its answers.
+// TestDelegate runs the bridge plugin with a third-party IPAM plugin. The IPAM plugin gets the environment and the configuration of the
+// bridge plugin, and the bridge plugin uses its answers.
 func TestDelegate(t *testing.T) {
 	s := newStub(t)
 	o := s.call("ADD").With("TRACEPARENT", "00-1-2-01").Run(t).OK(t)

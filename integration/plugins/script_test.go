@@ -84,8 +84,8 @@ func (s *scriptState) close() {
 	awaitQuiet()
 }
 
-// awaitQuiet waits until the kernel has removed the links of pods that ended without DEL. The next script then does not observe this
-// removal.
+// awaitQuiet waits until the kernel has removed the links of pods that ended without DEL. The next script therefore does not see links that
+// disappear.
 func awaitQuiet() { awaitVeths(0) }
 
 // awaitVeths waits until the host has n veth interfaces, and reports whether the number was reached in time.

@@ -216,8 +216,8 @@ func TestRecordsLost(t *testing.T) {
 	}
 }
 
-// TestStateDamaged (failure 8): the kubelet's state file is damaged, and a pod with a claim does not start without its VF. Pods of
-// namespaces without claims start in this state. The kubelet rewrites the file at the next Prepare.
+// TestStateDamaged (failure 8): the kubelet's state file is damaged, and a pod with a claim does not start without its VF. While the file
+// is damaged, pods start in namespaces that have no claims. The kubelet rewrites the file at the next Prepare.
 func TestStateDamaged(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")

@@ -86,7 +86,7 @@ func (l *lab) attached(pod string, ids ...string) {
 	}
 }
 
-// The method logs returns the output of each container of a pod. The method first waits until each container has printed a line.
+// The method logs returns the output of each container of a pod. The method logs first waits until each container has printed a line.
 func (l *lab) logs(pod string) map[string]string {
 	l.Helper()
 	p, err := l.getPod(pod)

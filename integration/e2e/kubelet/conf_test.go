@@ -15,7 +15,7 @@ import (
 )
 
 // TestManifests: the shipped manifests have no unknown field. The DaemonSet mounts folders and has no capability. The patch for privileged
-// mode gives it all capabilities.
+// mode gives the DaemonSet all capabilities.
 func TestManifests(t *testing.T) {
 	data, err := os.ReadFile("../../../conf/cluster/components/sriov/sriov-device-plugin.yaml")
 	if err != nil {

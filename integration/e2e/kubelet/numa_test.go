@@ -63,7 +63,7 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// requestMost requests as many VFs as the emptier NUMA node has left, and expects them all on one NUMA node.
+// requestMost finds the NUMA node with more free VFs and requests all of these VFs. It expects that the pod gets VFs of one NUMA node.
 func (l *testLab) requestMost(policy string, granted []string) {
 	l.t.Helper()
 	free := [numaNodes]int{8, 8}

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// TestDualStack: all paths work with both modes of kube-proxy, with br_netfilter on and off, and with masqueradeAll of kube-proxy.
+// TestDualStack: all paths work in both modes of kube-proxy, with br_netfilter on and off, and with the option masqueradeAll of kube-proxy.
 func TestDualStack(t *testing.T) {
 	c := startCluster(t, "4 6", "PROXY=nftables", "BRIDGE_NF=1")
 	c.setUpNetwork(t)

@@ -102,7 +102,8 @@ func (c *testCluster) watchNode(t *testing.T, node, path, wanted string) <-chan 
 	return told
 }
 
-// restartKubelet ends the kubelet of a node after a change of its arguments. The kubelet restarts with the argument now in place of old.
+// restartKubelet ends the kubelet of a node after a change of its arguments. In the arguments of the restarted kubelet, the text now
+// replaces the text old.
 func (c *testCluster) restartKubelet(t *testing.T, node, old, now string) {
 	t.Helper()
 	file := filepath.Join(c.dir, node, "services", "kubelet")

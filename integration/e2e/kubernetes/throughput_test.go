@@ -72,7 +72,7 @@ func TestThroughput(t *testing.T) {
 
 const flowTime = 300 * time.Millisecond
 
-// measureRate returns a rate in Gbit/s.
+// measureRate measures the rate of TCP between two pods in Gbit/s.
 func (w *testWorld) measureRate(t *testing.T, from, to, family string) float64 {
 	t.Helper()
 	listen := netip.AddrPortFrom(netip.MustParseAddr(w.places[to].address[family]), 0)

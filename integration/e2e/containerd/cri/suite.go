@@ -23,8 +23,8 @@ var (
 	localhost = netip.MustParseAddr("127.0.0.1")
 )
 
-// HostPorts lists the sources from which a hostPort is reachable, besides the node, the outside and other pods. These sources differ
-// between the programs that map hostPorts.
+// HostPorts lists the additional sources from which a hostPort is reachable. The node, the outside and other pods always reach it. These
+// sources differ between the programs that map hostPorts.
 type HostPorts struct {
 	Localhost bool // by 127.0.0.1
 	Itself    bool // from the pod that has the port
@@ -63,8 +63,8 @@ func ExpectReady(t *testing.T, c Client) {
 }
 
 // testTraffic: pods reach each other, and the node, the outside and other pods reach a hostPort. The test runs with br_netfilter on and
-// off, because nodes differ in this setting. Clients on the node's 127.0.0.1 and the hostPort's own pod reach the hostPort if the program
-// that maps hostPorts supports this, and otherwise get no answer.
+// off, because nodes differ in this setting. The parameter ports lists whether clients on the node's 127.0.0.1 and the pod with the
+// hostPort get an answer.
 func testTraffic(t *testing.T, c Client, ports HostPorts) {
 	t.Helper()
 	for _, value := range []string{"1", "0"} {
