@@ -142,12 +142,12 @@ func testRebootMidway(t *testing.T, verb string) {
 	s.Must(t, "DEL", harness.Attachment(s.stays, "stays", nil))
 	for at := 1; at <= points; at += harness.Some(points/6+1, 1) {
 		s.Points++
-		pod, err := sandbox.NewPod(victim)
+		pod, err := sandbox.NewPod(victimID)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if verb == "DEL" {
-			s.Must(t, "ADD", harness.Attachment(pod, victim, harness.Capabilities()))
+			s.Must(t, "ADD", harness.Attachment(pod, victimID, harness.Capabilities()))
 		}
 		e, err := s.runKilled(killCase{verb: verb, at: at, policy: "all"})
 		if err != nil {
@@ -155,7 +155,7 @@ func testRebootMidway(t *testing.T, verb string) {
 		}
 		t.Run(fmt.Sprint(at), func(t *testing.T) { // the subtest ends the simulated boot
 			rebootNode(t, pod)
-			if err := s.delWithoutNetns(harness.Attachment(pod, victim, harness.Capabilities())); err != nil {
+			if err := s.delWithoutNetns(harness.Attachment(pod, victimID, harness.Capabilities())); err != nil {
 				t.Errorf("DEL after the boot: %v", err)
 			}
 			if left := leaseFiles("chain"); len(left) > 0 {

@@ -165,8 +165,8 @@ func testSysctlsReset(t *testing.T) {
 		"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1", "ipv6/conf/chain0/accept_ra": "0", "ipv4/conf/chain0/route_localnet": "2",
 		"ipv6/conf/chain0/disable_ipv6": "0",
 	}
-	pod := harness.NewPod(t, victim)
-	rt := harness.Attachment(pod, victim, harness.Capabilities())
+	pod := harness.NewPod(t, victimID)
+	rt := harness.Attachment(pod, victimID, harness.Capabilities())
 	for path, value := range harness.InOrder(wanted) {
 		s.Points++
 		harness.Shell(t, fmt.Sprintf("echo %s >/proc/sys/net/%s", map[string]string{"0": "1", "1": "0", "2": "0"}[value], path))

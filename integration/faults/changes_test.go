@@ -10,11 +10,11 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// tolerates reports whether the call succeeds and only logs the failure if the change fails. The kernel removes stale UDP connections by
+// toleratesFailure reports whether the call succeeds and only logs the failure if the change fails. The kernel removes stale UDP connections by
 // itself after a timeout. On a node without nftables, the iptables backend does not support hostPorts on 127.0.0.1. The file with the next
 // address to assign is only a hint. A missing index is rebuilt from the leases. Only ADD fails if it cannot write the index, and it then
 // releases its leases. The mark of a finished DEL in a record is optional.
-func (c pluginCall) tolerates(change string) bool {
+func (c pluginCall) toleratesFailure(change string) bool {
 	switch {
 	case strings.HasPrefix(change, "conntrack "), strings.Contains(change, "/last_reserved_ip."), strings.HasSuffix(change, "/released"):
 		return true
@@ -44,7 +44,7 @@ func (w faultWorld) runFault(c pluginCall, n int) (failed bool) {
 	w.Helper()
 	o := c.runFailing(w, n)
 	if o.exit == 0 {
-		if len(o.changes) < n || !c.tolerates(o.changes[n-1]) {
+		if len(o.changes) < n || !c.toleratesFailure(o.changes[n-1]) {
 			w.Errorf("the injected fault was not reported: %q", o.changes)
 		}
 		return false
@@ -103,7 +103,8 @@ func TestAddAfterFault(t *testing.T) {
 	})
 }
 
-// TestDel (C-53, F-11, F-31): the DEL after a failed DEL finishes. No runtime mistakes the error of a failed DEL for success.
+// TestDel (C-53, F-11, F-31): the DEL after a failed DEL finishes. The text of a failed DEL contains no phrase that a runtime takes for
+// success.
 func TestDel(t *testing.T) { testRemoval(t, "DEL") }
 
 // TestGC (F-11): the GC after a failed GC finishes. The list of valid attachments lacks the pod, so GC deletes the pod's state.

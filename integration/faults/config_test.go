@@ -194,16 +194,16 @@ func damageRandomly(random *rand.Rand, data []byte) []byte {
 func testDamagedRecords(t *testing.T) {
 	s := newSweep(t, "nftables")
 	random := kerneltest.Random(t)
-	pod := harness.NewPod(t, victim)
+	pod := harness.NewPod(t, victimID)
 	other := harness.NewPod(t, "other")
 	for i := range harness.Some(15, 1000) {
 		s.Points++
-		rt := harness.Attachment(pod, victim, nil)
+		rt := harness.Attachment(pod, victimID, nil)
 		result, err := s.Do("ADD", rt, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		path := recordOf(t, victim)
+		path := recordOf(t, victimID)
 		data, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
@@ -298,10 +298,10 @@ func testLockFileRemoved(t *testing.T) {
 func testLockHeld(t *testing.T) {
 	s := newSweep(t, "nftables")
 	s.Points++
-	pod := harness.NewPod(t, victim)
+	pod := harness.NewPod(t, victimID)
 	conf := harness.RawObject(t, string(s.conflist))["plugins"].([]any)[0].(map[string]any)
 	conf["name"], conf["cniVersion"] = "chain", "1.1.0"
-	add := harness.NewCall("ADD", "bridge", pod, victim, conf)
+	add := harness.NewCall("ADD", "bridge", pod, victimID, conf)
 	dir, release := stallADD(t, add)
 	add.Run(t).Refused(t, harness.CodeTryAgain)
 	other := harness.NewPod(t, "other")

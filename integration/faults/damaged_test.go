@@ -42,7 +42,7 @@ var unreadable = map[string]recordDamage{
 		return bytes.Replace(data, []byte(`"format":1`), []byte(`"format":2`), 1)
 	}), "its format is 2"},
 	"of another pod": {overwriteWith(func(data []byte) []byte {
-		return bytes.ReplaceAll(data, []byte(`"containerID":"`+victim), []byte(`"containerID":"ghost`))
+		return bytes.ReplaceAll(data, []byte(`"containerID":"`+victimID), []byte(`"containerID":"ghost`))
 	}), "it belongs to another attachment"},
 	"a FIFO": {func(path string, _ []byte) error { return errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600)) }, "not a regular file"},
 }
@@ -72,7 +72,7 @@ func ls() (status int, list []listedAttachment, stderr string, err error) {
 // with the reason. After DEL, or after GC of a pod that is gone, no plugin has a record of the pod and ls does not show the pod.
 func TestFaultUnreadable(t *testing.T) {
 	s := newSweep(t, "nftables")
-	hash := attachment.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}.Hash()
+	hash := attachment.Key{Network: "chain", ContainerID: victimID, IfName: "eth0"}.Hash()
 	stride := harness.Some(5, 1)
 	n := kerneltest.Random(t).IntN(stride)
 	for _, plugin := range []string{"bridge", "portmap", "bandwidth"} {
@@ -105,7 +105,7 @@ func checkUnreadableNamed(path, reason string) error {
 	if status != 2 || !strings.Contains(stderr, path) || !strings.Contains(stderr, reason) {
 		err = errors.Join(err, fmt.Errorf("ls: status %d, %q", status, stderr))
 	}
-	if i := slices.IndexFunc(list, func(l listedAttachment) bool { return len(l.Damaged) > 0 }); i < 0 || list[i].ContainerID != victim ||
+	if i := slices.IndexFunc(list, func(l listedAttachment) bool { return len(l.Damaged) > 0 }); i < 0 || list[i].ContainerID != victimID ||
 		list[i].Damaged[0].Record != path || !strings.Contains(list[i].Damaged[0].Reason, reason) {
 		err = errors.Join(err, fmt.Errorf("ls -o json: %+v", list))
 	}
@@ -151,12 +151,12 @@ func checkNothingLeft(hash string) error {
 // and a later upgrade lose no state.
 func TestFaultNewer(t *testing.T) {
 	s := newSweep(t, "nftables")
-	pod := harness.NewPod(t, victim)
-	rt := harness.Attachment(pod, victim, harness.Capabilities())
+	pod := harness.NewPod(t, victimID)
+	rt := harness.Attachment(pod, victimID, harness.Capabilities())
 	s.Must(t, "ADD", rt)
 	former := map[string][]byte{}
 	for _, plugin := range []string{"bridge", "portmap", "bandwidth"} {
-		path := "/run/podlace/chain/" + plugin + "-" + attachment.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}.Hash()
+		path := "/run/podlace/chain/" + plugin + "-" + attachment.Key{Network: "chain", ContainerID: victimID, IfName: "eth0"}.Hash()
 		data, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
@@ -170,7 +170,7 @@ func TestFaultNewer(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := harness.Watch(t, pod)
-	if err := s.collectOthers(victim); err != nil {
+	if err := s.collectOthers(victimID); err != nil {
 		t.Fatal(err)
 	}
 	s.Must(t, "STATUS", nil)

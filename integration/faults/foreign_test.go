@@ -27,7 +27,7 @@ var foreignLinks = map[string]string{
 
 // foreignNames returns the link names that Podlace uses for the victim.
 func foreignNames() map[string]string {
-	key := attachment.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}
+	key := attachment.Key{Network: "chain", ContainerID: victimID, IfName: "eth0"}
 	return map[string]string{"host side": key.HostVeth(), "device of the egress limit": "bwp" + key.ReferenceHash()[:12]}
 }
 
@@ -79,7 +79,7 @@ func TestFaultLinkExchanged(t *testing.T) {
 	harness.Program(t, "ip")
 	s := newSweep(t, "nftables")
 	name := foreignNames()["host side"]
-	hash := attachment.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}.Hash()
+	hash := attachment.Key{Network: "chain", ContainerID: victimID, IfName: "eth0"}.Hash()
 	for what, command := range harness.InOrder(map[string]string{
 		"renamed":              "ip link set %[1]s down; ip link set %[1]s name moved1; ip link set moved1 up",
 		"renamed and replaced": "ip link set %[1]s down; ip link set %[1]s name moved1; ip link add %[1]s type bridge",

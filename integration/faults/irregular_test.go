@@ -66,10 +66,10 @@ func makeTargets(t *testing.T) (untouched func() error) {
 // filePaths returns the paths of the victim's files and of the shared files, and the paths of their temporary files for atomic writes.
 func filePaths(t *testing.T, s *killSweep) (own, shared []string) {
 	t.Helper()
-	pod := harness.NewPod(t, victim)
-	rt := harness.Attachment(pod, victim, harness.Capabilities())
+	pod := harness.NewPod(t, victimID)
+	rt := harness.Attachment(pod, victimID, harness.Capabilities())
 	s.Must(t, "ADD", rt)
-	hash := attachment.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}.Hash()
+	hash := attachment.Key{Network: "chain", ContainerID: victimID, IfName: "eth0"}.Hash()
 	for _, dir := range []string{"/run/podlace", "/var/lib/cni/networks"} {
 		if err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 			if err != nil || e.IsDir() {
@@ -77,7 +77,7 @@ func filePaths(t *testing.T, s *killSweep) (own, shared []string) {
 			}
 			data, err := os.ReadFile(path)
 			switch of := string(data); {
-			case strings.HasSuffix(path, hash), strings.HasPrefix(of, victim+"\r\n"):
+			case strings.HasSuffix(path, hash), strings.HasPrefix(of, victimID+"\r\n"):
 				own = append(own, path)
 			case strings.Contains(path, "/torn/"), strings.HasPrefix(of, "stays\r\n"), strings.Contains(of, `"containerID":"stays"`):
 			default:

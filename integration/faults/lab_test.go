@@ -38,7 +38,7 @@ func (s *killSweep) tryCase(t *testing.T, title string, act func(pod *sandbox.Po
 }
 
 func (s *killSweep) tryAct(act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) error {
-	pod, err := sandbox.NewPod(victim)
+	pod, err := sandbox.NewPod(victimID)
 	if err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func (s *killSweep) tryAct(act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) er
 	if err != nil {
 		return err
 	}
-	if err := act(pod, harness.Attachment(pod, victim, harness.Capabilities())); err != nil {
+	if err := act(pod, harness.Attachment(pod, victimID, harness.Capabilities())); err != nil {
 		return err
 	}
 	if err := pod.Close(); err != nil {
@@ -84,7 +84,7 @@ func (s *killSweep) doPaused(verb string, at int, command string) (*faultExec, e
 	if err != nil {
 		return nil, err
 	}
-	_, err = n.Do(verb, harness.Attachment(&sandbox.Pod{Path: "/run/netns/" + victim}, victim, harness.Capabilities()), nil)
+	_, err = n.Do(verb, harness.Attachment(&sandbox.Pod{Path: "/run/netns/" + victimID}, victimID, harness.Capabilities()), nil)
 	return e, err
 }
 

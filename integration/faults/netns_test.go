@@ -18,7 +18,7 @@ import (
 
 // TestFaultNetns changes pod namespaces as runtimes and administrators do.
 func TestFaultNetns(t *testing.T) {
-	const vanish = "umount -l /run/netns/" + victim + " && rm /run/netns/" + victim
+	const vanish = "umount -l /run/netns/" + victimID + " && rm /run/netns/" + victimID
 	for _, verb := range []string{"ADD", "DEL"} {
 		t.Run("F-15 netns vanishes at any point of "+verb, func(t *testing.T) {
 			s := newSweep(t, "nftables")

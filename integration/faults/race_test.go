@@ -117,11 +117,11 @@ func testTightLoop(t *testing.T) {
 	before := harness.Watch(t, s.stays)
 	for i := range harness.Some(20, 1000) {
 		s.Points++
-		pod, err := sandbox.NewPod(victim)
+		pod, err := sandbox.NewPod(victimID)
 		if err != nil {
 			t.Fatal(err)
 		}
-		rt := harness.Attachment(pod, victim, harness.Capabilities())
+		rt := harness.Attachment(pod, victimID, harness.Capabilities())
 		s.Must(t, "ADD", rt)
 		if i%2 == 0 {
 			s.Must(t, "DEL", rt)
@@ -134,13 +134,13 @@ func testTightLoop(t *testing.T) {
 			s.Must(t, "DEL", rt)
 			continue
 		}
-		if pod, err = sandbox.NewPod(victim); err != nil { // without DEL: the pod is lost and its container ID is used again
+		if pod, err = sandbox.NewPod(victimID); err != nil { // without DEL: the pod is lost and its container ID is used again
 			t.Fatal(err)
 		}
-		if err := s.retryADD(t, harness.Attachment(pod, victim, harness.Capabilities())); err != nil {
+		if err := s.retryADD(t, harness.Attachment(pod, victimID, harness.Capabilities())); err != nil {
 			t.Fatal(err)
 		}
-		s.Must(t, "DEL", harness.Attachment(pod, victim, nil))
+		s.Must(t, "DEL", harness.Attachment(pod, victimID, nil))
 		if err := pod.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -209,8 +209,8 @@ func testChurn(t *testing.T) {
 			}
 		})
 	}
-	pod := harness.NewPod(t, victim)
-	rt := harness.Attachment(pod, victim, harness.Capabilities())
+	pod := harness.NewPod(t, victimID)
+	rt := harness.Attachment(pod, victimID, harness.Capabilities())
 	for range harness.Some(8, 1000) {
 		s.Points++
 		for _, verb := range []string{"ADD", "CHECK", "DEL"} {

@@ -51,8 +51,8 @@ func (s *soakRun) settleNode() {
 	clear(s.orphans)
 }
 
-// recreateIncomplete runs CHECK of all pods. A pod may lack state: it first lost a record, and a later flush removed state that only this
-// record names. CHECK of this pod fails, as at a restart of CRI-O, and the kubelet recreates the pod.
+// recreateIncomplete runs CHECK of all pods. A pod may lack state, because it has lost a record and a later flush removed state that only
+// this record names. CHECK of this pod fails, as at a restart of CRI-O, and the kubelet recreates the pod.
 func (s *soakRun) recreateIncomplete() {
 	s.Helper()
 	live := s.livePods()

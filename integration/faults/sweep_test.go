@@ -24,8 +24,8 @@ import (
 // sweepBudget is the maximum duration of the sampled sweep of one verb.
 const sweepBudget = 6 * time.Second
 
-// victim is the container ID of the pod whose ADD or DEL is killed.
-const victim = "sweep-victim"
+// victimID is the container ID of the pod whose ADD or DEL is killed.
+const victimID = "sweep-victim"
 
 // killSweep kills a chain at every point, or at a sample of the points. After each kill the sweep does what a runtime would do next.
 type killSweep struct {
@@ -98,9 +98,9 @@ func (s *killSweep) settleNode(t *testing.T) {
 	if err := errors.Join(kerneltest.Age(harness.StateDirs()...), os.WriteFile(file, nil, 0o600), os.Remove(file)); err != nil {
 		t.Fatal(err)
 	}
-	pod := harness.NewPod(t, victim)
-	s.Must(t, "ADD", harness.Attachment(pod, victim, harness.Capabilities()))
-	s.Must(t, "DEL", harness.Attachment(pod, victim, harness.Capabilities()))
+	pod := harness.NewPod(t, victimID)
+	s.Must(t, "ADD", harness.Attachment(pod, victimID, harness.Capabilities()))
+	s.Must(t, "DEL", harness.Attachment(pod, victimID, harness.Capabilities()))
 	if err := pod.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -113,8 +113,8 @@ func (s *killSweep) runKilled(k killCase) (*faultExec, error) {
 	if err != nil {
 		return nil, err
 	}
-	pod := &sandbox.Pod{Path: "/run/netns/" + victim}
-	_, err = n.Do(k.verb, harness.Attachment(pod, victim, harness.Capabilities()), nil)
+	pod := &sandbox.Pod{Path: "/run/netns/" + victimID}
+	_, err = n.Do(k.verb, harness.Attachment(pod, victimID, harness.Capabilities()), nil)
 	if e.reached {
 		err = nil
 	}
@@ -150,7 +150,7 @@ func (s *killSweep) measureVerb(t *testing.T, verb string) (int, time.Duration) 
 	t.Helper()
 	points := 0
 	start := time.Now()
-	pod := harness.NewPod(t, victim)
+	pod := harness.NewPod(t, victimID)
 	for _, v := range []string{"ADD", "DEL"} {
 		e, err := s.runKilled(killCase{verb: v, policy: "self"})
 		if err != nil {
@@ -206,7 +206,7 @@ func (s *killSweep) runCase(t *testing.T, k killCase) {
 }
 
 func (s *killSweep) tryOne(k killCase) (where string, err error) {
-	pod, err := sandbox.NewPod(victim)
+	pod, err := sandbox.NewPod(victimID)
 	if err != nil {
 		return "", err
 	}
@@ -215,7 +215,7 @@ func (s *killSweep) tryOne(k killCase) (where string, err error) {
 	if err != nil {
 		return "", err
 	}
-	rt := harness.Attachment(pod, victim, harness.Capabilities())
+	rt := harness.Attachment(pod, victimID, harness.Capabilities())
 	if k.verb == "DEL" {
 		if _, err := s.Do("ADD", rt, nil); err != nil {
 			return "", fmt.Errorf("ADD before: %w", err)
@@ -312,12 +312,12 @@ func (s *killSweep) addAgain(rt *libcni.RuntimeConf) error {
 
 // attachAgain attaches and detaches the same container once more.
 func (s *killSweep) attachAgain() error {
-	pod, err := sandbox.NewPod(victim)
+	pod, err := sandbox.NewPod(victimID)
 	if err != nil {
 		return err
 	}
 	defer pod.Close()
-	rt := harness.Attachment(pod, victim, harness.Capabilities())
+	rt := harness.Attachment(pod, victimID, harness.Capabilities())
 	result, err := s.Do("ADD", rt, nil)
 	if err != nil {
 		return fmt.Errorf("next ADD: %w", err)

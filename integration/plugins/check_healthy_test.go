@@ -94,7 +94,7 @@ func TestCheckAllowsTables(t *testing.T) {
 			}
 			checkAll()
 			for _, verb := range []string{"STATUS", "reload"} {
-				pods[0].restorers(1)[verb]()
+				pods[0].restoreCalls(1)[verb]()
 			}
 			checkAll()
 			limits := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "limits", pods[1].pod.Name, "--egress", "5M")

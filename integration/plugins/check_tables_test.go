@@ -150,7 +150,7 @@ func TestCheckTellsTables(t *testing.T) {
 				h := n.attach("tables")
 				defer h.delChain()
 				h.checkChain()
-				for verb, restore := range harness.InOrder(h.restorers(x.plugin)) {
+				for verb, restore := range harness.InOrder(h.restoreCalls(x.plugin)) {
 					if err := h.runShell(script); err != nil {
 						t.Fatal(err)
 					}
@@ -164,8 +164,8 @@ func TestCheckTellsTables(t *testing.T) {
 	}
 }
 
-// restorers returns the commands that restore a plugin's missing rules.
-func (h attachedPod) restorers(plugin int) map[string]func() {
+// restoreCalls returns the commands that restore a plugin's missing rules.
+func (h attachedPod) restoreCalls(plugin int) map[string]func() {
 	run := func(verb string, pairs ...any) func() {
 		return func() {
 			h.Helper()

@@ -161,7 +161,7 @@ func (c *agentCluster) checkRoutes() {
 		for _, id := range c.other {
 			for family, cidr := range podCIDRs(id) {
 				gateway, there := got[cidr]
-				if direct := gateway.String() == addresses(id, "lan")[family]; !there || direct != (i < 2) {
+				if direct := gateway.String() == nodeAddresses(id, "lan")[family]; !there || direct != (i < 2) {
 					c.Errorf("the route of %s to %s: there %t, gateway %s", n.name, cidr, there, gateway)
 				}
 			}

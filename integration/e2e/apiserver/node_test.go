@@ -54,7 +54,7 @@ func (p *controlPlane) newNode(id int, link string) *agentNode {
 	p.Helper()
 	n := &agentNode{controlPlane: p, name: nodeName(id), dir: p.TempDir(), ns: harness.NewPod(p, fmt.Sprintf("%s-%d", harness.Plain(p.T), id))}
 	via := map[string][2]string{"lan": {apiAddress, "fd00:2::ffff"}, "far": {"198.51.100.254", "fd00:3::ffff"}}[link]
-	own := addresses(id, link)
+	own := nodeAddresses(id, link)
 	length := map[string]int{"lan": 12, "far": 24}[link]
 	port := fmt.Sprint(link, id)
 	harness.Shell(p, fmt.Sprintf(`

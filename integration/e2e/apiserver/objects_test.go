@@ -27,8 +27,8 @@ import (
 
 func nodeName(id int) string { return fmt.Sprintf("node-%d", id) }
 
-// addresses returns the IPv4 and IPv6 addresses of a node on a link.
-func addresses(id int, link string) [2]string {
+// nodeAddresses returns the IPv4 and IPv6 addresses of a node on a link.
+func nodeAddresses(id int, link string) [2]string {
 	if link == "far" {
 		return [2]string{fmt.Sprintf("198.51.100.%d", id), fmt.Sprintf("fd00:3::%x", id)}
 	}
@@ -45,7 +45,7 @@ func podCIDRs(id int) []netip.Prefix {
 func nodeObject(id int, link string) *corev1.Node {
 	o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(id)}}
 	o.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: o.Name}}
-	for _, a := range addresses(id, link) {
+	for _, a := range nodeAddresses(id, link) {
 		o.Status.Addresses = append(o.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
 	}
 	return o

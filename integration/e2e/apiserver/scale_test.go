@@ -145,7 +145,7 @@ func (n *agentNode) checkAllRoutes(nodes int) {
 	got, missing := n.routeGateways(), []netip.Prefix{}
 	for id := 1; id <= nodes; id++ {
 		for family, cidr := range podCIDRs(id) {
-			if gateway, there := got[cidr]; !there || id > 1 && gateway.String() != addresses(id, "lan")[family] {
+			if gateway, there := got[cidr]; !there || id > 1 && gateway.String() != nodeAddresses(id, "lan")[family] {
 				missing = append(missing, cidr)
 			}
 		}

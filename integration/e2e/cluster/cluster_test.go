@@ -30,9 +30,9 @@ type clusterNode struct {
 	podCIDRs  []string
 }
 
-// outside contains the addresses of a machine on the nodes' link, which is the namespace of the tests. This machine is the nodes' router
+// outsideAddrs contains the addresses of a machine on the nodes' link, which is the namespace of the tests. This machine is the nodes' router
 // and has no route to pods.
-var outside = [2]string{"192.0.2.254", "2001:db8:92::254"}
+var outsideAddrs = [2]string{"192.0.2.254", "2001:db8:92::254"}
 
 // newCluster creates nodes with podCIDRs on one link, and opens a shipped configuration on each node. The routes between the nodes are
 // those of conf/README.md.
@@ -44,7 +44,7 @@ func newCluster(t *testing.T, file string, podCIDRs ...[]string) (nodes []*clust
 	}
 	harness.Shell(t, fmt.Sprintf(`
 		ip link add lan type bridge; ip link set lan up
-		ip addr add %s/24 dev lan; ip -6 addr add %s/64 dev lan nodad`, outside[0], outside[1]))
+		ip addr add %s/24 dev lan; ip -6 addr add %s/64 dev lan nodad`, outsideAddrs[0], outsideAddrs[1]))
 	t.Cleanup(func() { harness.Shell(t, "ip link del lan") })
 	for i, cidrs := range podCIDRs {
 		nodes = append(nodes, newClusterNode(t, i+1, cidrs))
@@ -72,7 +72,7 @@ func newClusterNode(t *testing.T, i int, podCIDRs []string) *clusterNode {
 		ip -n %[1]s link set lo up; ip -n %[1]s addr add %[3]s/24 dev eth0
 		ip -n %[1]s -6 addr add %[4]s/64 dev eth0 nodad; ip -n %[1]s link set eth0 up
 		ip -n %[1]s route add default via %[5]s; ip -n %[1]s -6 route add default via %[6]s`,
-		n.ns.Name, i, n.addresses[0], n.addresses[1], outside[0], outside[1]))
+		n.ns.Name, i, n.addresses[0], n.addresses[1], outsideAddrs[0], outsideAddrs[1]))
 	t.Cleanup(func() { harness.Shell(t, fmt.Sprintf("ip link del lan%d", i)) })
 	return n
 }
@@ -169,10 +169,10 @@ func keepPodAddresses(t *testing.T, nodes []*clusterNode) {
 			{"pod of another node to pod", other, webIP, "80", otherIP},
 			{"pod to its node", client, one.addresses[i], "80", clientIP},
 			{"pod to another node", client, two.addresses[i], "80", one.addresses[i]},
-			{"pod to outside", client, outside[i], "80", one.addresses[i]},
+			{"pod to outside", client, outsideAddrs[i], "80", one.addresses[i]},
 			{"node to pod of another node", two.ns, webIP, "80", two.addresses[i]},
 			{"another node to hostPort", two.ns, one.addresses[i], "8080", two.addresses[i]},
-			{"outside to hostPort", nil, one.addresses[i], "8080", outside[i]},
+			{"outside to hostPort", nil, one.addresses[i], "8080", outsideAddrs[i]},
 			{"pod of another node to hostPort", other, one.addresses[i], "8080", two.addresses[i]},
 			{"pod to hostPort of its node", client, one.addresses[i], "8080", clientIP},
 		} {

@@ -20,7 +20,7 @@ import (
 
 const (
 	byPlugin = `{"resourceList": [{"resourceName": "fast", "resourcePrefix": "example.com", "selectors": {"vendors": ["8086"]}}]}`
-	// half is a configuration that offers one PF's VFs through DRA, and the other PF's VFs through the device plugin API.
+	// The constant half is a configuration that offers one PF's VFs through DRA, and the other PF's VFs through the device plugin API.
 	half = `{"resourceList": [
 		{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"pfNames": ["ens0f0"]}},
 		{"resourceName": "slow", "resourcePrefix": "example.com", "selectors": {"pfNames": ["ens1f0"]}}]}`

@@ -21,8 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestKubeletRestart (failure 22): a kubelet deletes the slices of its node when it starts. The daemon writes them again, and running pods
-// keep their VFs.
+// TestKubeletRestart (failure 22): a kubelet deletes the slices of its node when it starts. The daemon writes the slices again, and running
+// pods keep their VFs.
 func TestKubeletRestart(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")

@@ -18,7 +18,7 @@ func TestExplained(t *testing.T) {
 	for _, policy := range []string{"best-effort", "restricted", "single-numa-node"} {
 		t.Run(policy, func(t *testing.T) {
 			l := newLab(t, policy)
-			l.runPod("three", guaranteed(3, 3))
+			l.runPod("three", guaranteedLimits(3, 3))
 			l.checkAligned("three")
 			for _, c := range []struct {
 				cpus, vfs int
@@ -40,7 +40,7 @@ func (l *testLab) compareExplained(policy string, cpus, count int, never bool) {
 	limits := vfs(count)
 	args := []string{"explain", resource, "--policy", policy, "--count", fmt.Sprint(count)}
 	if cpus > 0 {
-		limits = guaranteed(cpus, count)
+		limits = guaranteedLimits(cpus, count)
 		args = append(args, "--cpus", fmt.Sprint(cpus))
 	}
 	says, err := l.runPodlace(args...)

@@ -46,8 +46,8 @@ func TestPolicies(t *testing.T) {
 	} {
 		t.Run(c.policy, func(t *testing.T) {
 			l := newLab(t, c.policy)
-			granted := l.runPod("one", guaranteed(1, 1))
-			granted = append(granted, l.runPod("two", guaranteed(2, 2))...)
+			granted := l.runPod("one", guaranteedLimits(1, 1))
+			granted = append(granted, l.runPod("two", guaranteedLimits(2, 2))...)
 			l.sameNUMA("two", l.devicesOf("two"))
 			granted = append(granted, l.runPod("shared", vfs(2))...)
 			l.sameNUMA("shared", l.devicesOf("shared"))
@@ -58,7 +58,7 @@ func TestPolicies(t *testing.T) {
 			l.checkDistinct(granted)
 			l.requestMost(c.policy, granted)
 			l.runsOrNot("nine", vfs(9), c.nine, granted)
-			l.runsOrNot("nine-and-cpu", guaranteed(1, 9), c.nineAndCPU, granted)
+			l.runsOrNot("nine-and-cpu", guaranteedLimits(1, 9), c.nineAndCPU, granted)
 		})
 	}
 }
@@ -71,7 +71,7 @@ func (l *testLab) requestMost(policy string, granted []string) {
 		free[l.numaOf(id)]--
 	}
 	n := max(free[0], free[1])
-	l.runPod("many", guaranteed(1, n))
+	l.runPod("many", guaranteedLimits(1, n))
 	l.sameNUMA("many", l.devicesOf("many"))
 	if policy != "none" {
 		l.checkAligned("many")

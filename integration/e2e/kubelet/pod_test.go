@@ -51,8 +51,8 @@ type podResources map[string]string
 
 func vfs(n int) podResources { return podResources{resource: fmt.Sprint(n)} }
 
-// guaranteed returns requests for exclusive CPUs and for VFs.
-func guaranteed(cpus, vfs int) podResources {
+// guaranteedLimits returns requests for exclusive CPUs and for VFs.
+func guaranteedLimits(cpus, vfs int) podResources {
 	return podResources{"cpu": fmt.Sprint(cpus), "memory": "64Mi", resource: fmt.Sprint(vfs)}
 }
 

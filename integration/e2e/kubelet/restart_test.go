@@ -64,7 +64,7 @@ func TestKubeletRestarts(t *testing.T) {
 			l.awaitReady(20 * time.Second)
 			g := podGrants{}
 			l.grantVFs(g, "one", vfs(1))
-			l.grantVFs(g, "two", guaranteed(1, 2))
+			l.grantVFs(g, "two", guaranteedLimits(1, 2))
 			var longest time.Duration
 			for n := range restarts {
 				l.testKubelet.endProgram([]syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[n%2])

@@ -29,7 +29,7 @@ func TestStory(t *testing.T) {
 	l.devicePlugin.runDaemon()
 	l.awaitReady(20 * time.Second)
 	for _, pod := range []string{"web", "db"} {
-		l.runPod(pod, guaranteed(4, 2))
+		l.runPod(pod, guaranteedLimits(4, 2))
 	}
 	var shown []string
 	for line := range strings.Lines(l.listDevices()) {

@@ -27,7 +27,7 @@ func TestSourceAddresses(t *testing.T) {
 	shown, after, _ := strings.Cut(rest, "\n\n")
 	var rows []string
 	for _, p := range (clusterSetup{}).allPaths() {
-		rows = append(rows, "| "+strings.Join([]string{p.client, p.target, p.describeSource(), p.exceptions()}, " | ")+" |")
+		rows = append(rows, "| "+strings.Join([]string{p.client, p.target, p.describeSource(), p.exceptionsOf()}, " | ")+" |")
 	}
 	want := strings.Join(rows, "\n")
 	if shown == want {
@@ -70,8 +70,8 @@ func (p netPath) words(seen string) string {
 	return "the pod's node"
 }
 
-// exceptions returns the setups in which the path has a different result.
-func (p netPath) exceptions() string {
+// exceptionsOf returns the setups in which the path has a different result.
+func (p netPath) exceptionsOf() string {
 	var list []string
 	usual := clusterSetup{proxy: "iptables"}
 	if _, refused := p.expectedSource(clusterSetup{proxy: "nftables"}, "4"); refused != "" && p.server != "" {
