@@ -10,10 +10,10 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// toleratesFailure reports whether the call succeeds and only logs the failure if the change fails. The kernel removes stale UDP connections by
-// itself after a timeout. On a node without nftables, the iptables backend does not support hostPorts on 127.0.0.1. The file with the next
-// address to assign is only a hint. A missing index is rebuilt from the leases. Only ADD fails if it cannot write the index, and it then
-// releases its leases. The mark of a finished DEL in a record is optional.
+// toleratesFailure reports whether the call succeeds and only logs the failure if the change fails. The kernel removes stale UDP
+// connections by itself after a timeout. On a node without nftables, the iptables backend does not support hostPorts on 127.0.0.1. The file
+// with the next address to assign is only a hint. A missing index is rebuilt from the leases. Only ADD fails if it cannot write the index,
+// and it then releases its leases. The mark of a finished DEL in a record is optional.
 func (c pluginCall) toleratesFailure(change string) bool {
 	switch {
 	case strings.HasPrefix(change, "conntrack "), strings.Contains(change, "/last_reserved_ip."), strings.HasSuffix(change, "/released"):
