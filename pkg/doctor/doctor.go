@@ -83,6 +83,7 @@ func checks() []check {
 		{"binaries", "all plugins are in place, of one version", (*node).binaries},
 		{"addresses", "addresses are left", (*node).addresses},
 		{"records", "all records belong to living pods", (*node).records},
+		{"ports", "all pods are connected to their bridge", (*node).ports},
 		{"rules", "no rules are missing", (*node).rules},
 		{"status", "all plugins are ready", (*node).status}, // after rules, because STATUS restores them
 		{"node-agent", "podlace-node is ready", (*node).agent},
