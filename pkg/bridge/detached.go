@@ -22,7 +22,8 @@ type DetachedPort struct {
 	Master    string // the link whose port the host side is now; "" for none
 }
 
-// DetachedPorts returns the host sides that another program detached from their bridge. It leaves out unfinished ADDs and pods that are gone.
+// DetachedPorts returns the host sides that another program detached from their bridge. It leaves out unfinished ADDs, and pods that are
+// gone.
 func DetachedPorts(host *kernel.Node) (found []DetachedPort, err error) {
 	pods, err := attachment.States[state](attachment.AllOf("bridge"))
 	errs := []error{err}
@@ -51,8 +52,8 @@ func recordedPort(host *kernel.Node, pod attachment.Of[state]) (link kernel.Link
 	return link, ok && link.Name == pod.HostVeth(), err
 }
 
-// joinRecorded makes a host side without a bridge a port of the recorded bridge again. It is a no-op if the node has no such bridge: the next
-// ADD creates the bridge and attaches all pods.
+// joinRecorded makes a host side without a bridge a port of the recorded bridge again. It is a no-op if the node has no such bridge: the
+// next ADD creates the bridge and attaches all pods.
 func joinRecorded(host *kernel.Node, log *slog.Logger, link kernel.Link, st state) error {
 	bridge, ok, err := host.Link(st.Bridge)
 	if err != nil || !ok || bridge.Kind != "bridge" {

@@ -38,8 +38,8 @@ func (l lab) detached(host *kernel.Node) []DetachedPort {
 	return found
 }
 
-// TestDetachedPort: another program removes pods' ports from the bridge. DetachedPorts names them, and Restore attaches them with their flags
-// and VLANs.
+// TestDetachedPort: another program removes pods' ports from the bridge. DetachedPorts names them, and Restore attaches them with their
+// flags and VLANs.
 func TestDetachedPort(t *testing.T) {
 	for name, keys := range map[string][]any{
 		"plain":    {"hairpinMode", false},

@@ -187,7 +187,7 @@ func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []att
 }
 
 // repairPorts attaches host sides without a bridge to the recorded bridge. It restores the port flags that ADD set, and group_fwd_mask of
-// guarded ports. It does not change the port state, since an admin may disable a port on purpose, and it leaves ports of other bridges alone.
+// guarded ports. It does not change the port state, since an admin may disable a port on purpose. It leaves ports of other bridges alone.
 func repairPorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	var errs []error
 	for _, pod := range pods {

@@ -109,8 +109,8 @@ func (l lab) problems(check string) (lines []string) {
 		if f.Level == OK || f.Level == Skipped {
 			continue
 		}
-		if f.Evidence == "" || f.Consequence == "" || f.Command == "" {
-			l.t.Errorf("%s: %q lacks evidence, consequence or command: %+v", check, f.What, f)
+		if f.Evidence == "" || f.Consequence == "" || f.Command == "" || f.Code == "" {
+			l.t.Errorf("%s: %q lacks evidence, consequence, command or code: %+v", check, f.What, f)
 		}
 		lines = append(lines, string(f.Level)+" "+f.What+" | "+f.Evidence+" | "+f.Command)
 	}

@@ -28,18 +28,20 @@ func (n *node) ports() (found []Finding) {
 
 func detachedPort(p bridge.DetachedPort) Finding {
 	pod := cmp.Or(p.Record.Pod, "container "+p.Record.ContainerID)
-	f := Finding{Level: Error, What: fmt.Sprintf("%s, the host side of %s, is not a port of %s", p.Interface, pod, p.Bridge),
+	f := Finding{Level: Error, Code: portDetached,
+		What:        fmt.Sprintf("%s, the host side of %s, is not a port of %s", p.Interface, pod, p.Bridge),
 		Evidence:    fmt.Sprintf("the record of the pod names %s; %s has no bridge", p.Bridge, p.Interface),
 		Consequence: "the pod has no network",
 		Command:     "podlace reload"}
 	switch {
 	case p.Missing:
+		f.Code = bridgeMissing
 		f.What = fmt.Sprintf("the bridge %s is missing", p.Bridge)
 		f.Evidence = fmt.Sprintf("the record of %s names %s; the node has no such link", pod, p.Bridge)
 		f.Consequence = "the pods of this bridge have no network"
 		f.Command = "podlace canary: its ADD makes the bridge again and attaches all pods"
 	case p.Master != "":
-		f.Level = Warning
+		f.Level, f.Code = Warning, portMoved
 		f.Evidence = fmt.Sprintf("the record of the pod names %s; %s is a port of %s", p.Bridge, p.Interface, p.Master)
 		f.Consequence = "the pod has the network of " + p.Master
 		f.Command = fmt.Sprintf("ip link set %s master %s; podlace reload", p.Interface, p.Bridge)

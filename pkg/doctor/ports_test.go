@@ -28,8 +28,8 @@ func TestPorts(t *testing.T) {
 		{"true", ""},
 		{"ip link set " + veth + " nomaster", "error " + veth + ", the host side of container second, is not a port of cnidoc | the record of the pod " +
 			"names cnidoc; " + veth + " has no bridge | podlace reload"},
-		{"ip link add other0 type bridge; ip link set " + veth + " master other0", "warning " + veth + ", the host side of container second, is not a " +
-			"port of cnidoc | the record of the pod names cnidoc; " + veth + " is a port of other0 | ip link set " + veth + " master cnidoc"},
+		{"ip link add other0 type bridge; ip link set " + veth + " master other0", "warning " + veth +
+			", the host side of container second, is not a port of cnidoc | the record of the pod names cnidoc; " + veth + " is a port of other0 | ip link set " + veth + " master cnidoc"},
 		{"ip link del cnidoc", "error the bridge cnidoc is missing | the record of container "},
 	} {
 		l.command("sh", "-c", c.spoil)
