@@ -11,9 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -30,7 +28,8 @@ type Traced struct {
 	Verb    string        `json:"verb"`
 	Plugin  string        `json:"plugin"`
 	Took    time.Duration `json:"took"` // nanoseconds
-	Changes []string      `json:"changes,omitempty"`
+	Phases  []Phase       `json:"phases,omitempty"`
+	Changes []Change      `json:"changes,omitempty"`
 	Error   string        `json:"error,omitempty"`
 }
 
@@ -45,7 +44,7 @@ type TraceOptions struct {
 // Trace runs ADD, CHECK and DEL for a new pod in the process's own namespace, calls show after each plugin, and removes the pod. The error
 // says what failed; a DEL follows whatever failed before.
 func Trace(ctx context.Context, opts TraceOptions, show func(Traced)) (err error) {
-	// The plugins inherit it and log each change.
+	// The plugins inherit it and log each change and each phase.
 	if err := os.Setenv("PODLACE_LOG", "debug"); err != nil {
 		return err
 	}
@@ -127,7 +126,7 @@ func (t tracer) ping(ctx context.Context) error {
 	return nil
 }
 
-// tracingExec runs plugins as libcni does, and reports each with the changes in its debug log.
+// tracingExec runs plugins as libcni does, and reports each with the phases and changes in its debug log.
 type tracingExec struct {
 	version.PluginDecoder
 	show func(Traced)
@@ -138,7 +137,9 @@ func (e *tracingExec) ExecPlugin(ctx context.Context, path string, stdin []byte,
 	var log bytes.Buffer
 	began := time.Now()
 	out, err := (&invoke.RawExec{Stderr: &log}).ExecPlugin(ctx, path, stdin, environ)
-	t := Traced{Verb: command(environ), Plugin: filepath.Base(path), Took: time.Since(began), Changes: changesIn(log.String())}
+	ended := time.Now()
+	t := Traced{Verb: command(environ), Plugin: filepath.Base(path), Took: ended.Sub(began)}
+	t.Phases, t.Changes = readLog(log.String(), began, ended)
 	if err != nil {
 		t.Error = err.Error()
 	}
@@ -151,29 +152,4 @@ func (e *tracingExec) ExecPlugin(ctx context.Context, path string, stdin []byte,
 // FindInPath finds a plugin.
 func (*tracingExec) FindInPath(plugin string, paths []string) (string, error) {
 	return invoke.FindInPath(plugin, paths)
-}
-
-var change = regexp.MustCompile(`msg=change .*?\bop=("(?:[^"\\]|\\.)*"|\S+) error=(.*)$`)
-
-// changesIn returns the changes in a debug log of package fault, failed ones with the error.
-func changesIn(log string) (changes []string) {
-	for line := range strings.Lines(log) {
-		m := change.FindStringSubmatch(strings.TrimSpace(line))
-		if m == nil {
-			continue
-		}
-		op := unquoted(m[1])
-		if failure := unquoted(strings.TrimSpace(m[2])); failure != "<nil>" {
-			op += ": " + failure
-		}
-		changes = append(changes, op)
-	}
-	return slices.Clip(changes)
-}
-
-func unquoted(text string) string {
-	if plain, err := strconv.Unquote(text); err == nil {
-		return plain
-	}
-	return text
 }

@@ -90,6 +90,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 		}
 	}
 	fault.Step("end of", p.Name)
+	fault.Phase("end")()
 	if len(output) > 0 {
 		if _, werr := stdout.Write(output); werr != nil && err == nil {
 			p.takeBack(r, &werr)
@@ -160,6 +161,7 @@ func (p Plugin) serve(r *Request, getenv func(string) string, stdin io.Reader) (
 			return nil, err
 		}
 	}
+	fault.Since("setup", r.began)
 	fault.Step("verb of", p.Name)
 	return p.call(r)
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 // LockTimeout is how long Lock waits. A runtime allows a verb a minute or more, and retries.
@@ -65,6 +67,7 @@ const (
 // lock opens the file and locks it with set. It retries if the file was removed or replaced meanwhile, because other processes would lock
 // another file.
 func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(fd int, how action) error) (*Lock, error) {
+	defer fault.Phase("lock")()
 	deadline := time.Now().Add(most)
 	for {
 		f, err := d.openFile(name, os.O_RDWR|os.O_CREATE, mode)
