@@ -32,6 +32,7 @@ const conflistName = "10-podlace.conflist"
 // config is the configuration for all nodes. Its JSON names are the keys of the file.
 type config struct {
 	ClusterCIDRs []netip.Prefix     `json:"clusterCIDRs"`
+	Routes       bool               `json:"routes"` // false: another program connects the nodes, and the agent changes nothing in the kernel
 	OffLink      noderoutes.OffLink `json:"offLink"`
 	AddressCIDRs []netip.Prefix     `json:"addressCIDRs"`
 	MTU          int                `json:"mtu"`
@@ -63,7 +64,7 @@ func offLinks() []noderoutes.OffLink {
 
 // defaults returns the configuration of an empty file.
 func defaults() config {
-	return config{OffLink: noderoutes.OffLinkRefuse, VXLAN: noderoutes.VXLAN{VNI: 142, Port: 8472},
+	return config{Routes: true, OffLink: noderoutes.OffLinkRefuse, VXLAN: noderoutes.VXLAN{VNI: 142, Port: 8472},
 		BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d"}
 }
 
@@ -138,6 +139,7 @@ func parseConfig(file string, data []byte) (config, error) {
 	var adopt []string
 	o.read(0, "", `{"offLink": "refuse"}`, fields{
 		"clusterCIDRs": into(&c.ClusterCIDRs, checkPodCIDRs),
+		"routes":       into(&c.Routes, anything[bool]),
 		"offLink":      into(&c.OffLink, oneOf(offLinks()...)),
 		"addressCIDRs": into(&c.AddressCIDRs, checkCIDRs),
 		"mtu": into(&c.MTU, func(n int) error {

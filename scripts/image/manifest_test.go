@@ -162,7 +162,12 @@ func TestComponents(t *testing.T) {
 		// The patch moves it to the front.
 		c.VolumeMounts = append([]core.VolumeMount{leases}, slices.Delete(slices.Clone(c.VolumeMounts), i, i+1)...)
 	}
+	noroutes := func(o *objects) {
+		o.config.Data["config.json"] = read(t, "components/noroutes/config.json")
+		o.agent.Spec.Template.Spec.Containers[0].SecurityContext.Capabilities.Add = nil
+	}
 	cases := map[string][]func(*objects){
+		"noroutes": {noroutes}, "noroutes k3s": append([]func(*objects){noroutes}, k3s...),
 		"vxlan": {vxlan}, "k3s": k3s, "crio": {folder("plugins", "/usr/libexec/cni")}, "removal": {removal},
 		"vxlan k3s": append([]func(*objects){vxlan}, k3s...), "k3s removal": append([]func(*objects){removal}, k3s...),
 	}
