@@ -3,16 +3,13 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
-	"hash/crc32"
-	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/podlace/podlace/integration/harness/card"
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/claim/claimtest"
 )
 
 const (
@@ -26,7 +23,7 @@ func podOfClaim(i int) string { return fmt.Sprintf("1c3d9b0f-6e1f-4f6f-9e1d-%012
 
 // writeClaims writes the records of claims and the kubelet's file, in the form of package claim. Claim 0 has the second VF of the card.
 func writeClaims(kubelet string) error {
-	var noted []string
+	var noted []claimtest.Claim
 	for i := range claims {
 		name, uid := fmt.Sprint("vf-", i), fmt.Sprintf("2d4ea1c0-7f20-4a70-8f2e-%012d", i)
 		id := fmt.Sprintf("0000:99:%02x.%d", i/8, i%8)
@@ -40,15 +37,9 @@ func writeClaims(kubelet string) error {
 		if err := claim.Write(claim.Folder, r); err != nil {
 			return err
 		}
-		noted = append(noted, fmt.Sprintf(`{"ClaimUID":%q,"ClaimName":%q,"Namespace":"shop","PodUIDs":{%q:{}},"DriverState":{%q:{}}}`,
-			uid, name, podOfClaim(i), claim.Driver))
+		noted = append(noted, claimtest.Claim{UID: uid, Namespace: "shop", Name: name, Pods: []string{podOfClaim(i)}})
 	}
-	text := `{"kind":"DRACheckpoint","apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[` + strings.Join(noted, ",") + `]}`
-	data, err := json.Marshal(map[string]any{"Data": text, "Checksum": crc32.ChecksumIEEE([]byte(text))})
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(kubelet, "dra_manager_state"), data, 0o600)
+	return claimtest.WriteState(kubelet, noted...)
 }
 
 // measureClaim compares a pod with a VF by a claim with one that was allocated its VF by the device plugin.

@@ -22,8 +22,8 @@ const module = "github.com/podlace/podlace/"
 // not know one another.
 func layers() [][]string {
 	return [][]string{
-		{".", "conf", "pkg/fault", "pkg/kubelet", "pkg/meter", "pkg/pci/pcitest", "pkg/ports", "pkg/probes", "pkg/probes/probestest",
-			"pkg/watch"},
+		{".", "conf", "pkg/fault", "pkg/kubelet", "pkg/meter", "pkg/pci/pcitest", "pkg/claim/claimtest", "pkg/ports", "pkg/probes",
+			"pkg/probes/probestest", "pkg/watch"},
 		{"pkg/child"},
 		{"pkg/plugin", "pkg/sandbox"},
 		{"pkg/vfconfig"},
@@ -72,6 +72,7 @@ func only() map[string][]string {
 		module + "pkg/kernel/kerneltest": {"integration/harness"},
 		module + "pkg/probes/probestest": nil,
 		module + "pkg/pci/pcitest":       {"integration/harness/card"},
+		module + "pkg/claim/claimtest":   {"integration/bench"},
 		module + "pkg/demo":              {"pkg/cli"},
 		module + "pkg/kubelet":           {"pkg/cli", "integration/"},
 		module + "pkg/reconcile":         {"pkg/rollback", "pkg/doctor", "pkg/cli", "pkg/nodeagent", "pkg/podmetrics", "integration/"},

@@ -105,7 +105,7 @@ func itemTests(t *testing.T) map[string][]string {
 			for id, list := range titles {
 				of := "`" + list[0] + "`"
 				if len(list) > 1 {
-					of = fmt.Sprintf("%d `%s …`", len(list), id)
+					of = fmt.Sprintf("%d tests `%s …`", len(list), id)
 				}
 				found[id] = append(found[id], fmt.Sprintf("%s in `%s`", of, name))
 			}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package allocation is the protocol by which other programs ask the SR-IOV device plugin for a pod's devices. A connection carries one
-// question and one answer, each one line of JSON, over a unix socket that only root can use. The package is small because a CNI plugin
-// links it.
+// Package allocation defines a protocol: other programs ask the SR-IOV device plugin which devices a pod has. A connection carries one
+// question and one answer over a unix socket that only root can use. The question and the answer are one line of JSON each. A CNI plugin
+// links this package, so the package is small.
 package allocation
 
 import (
@@ -30,9 +30,9 @@ const AnswerTimeout = 4 * time.Second
 const (
 	// maxLine is the largest question or answer in bytes.
 	maxLine = 8 << 20
-	// connTimeout is the time limit of a connection, for question and answer together.
+	// connTimeout limits the total time of a connection, from the question to the end of the answer.
 	connTimeout = 10 * time.Second
-	// maxConcurrent is the number of questions that Serve answers concurrently. Further connections wait.
+	// maxConcurrent is the number of questions that Serve answers concurrently. Further connections wait in a queue.
 	maxConcurrent = 64
 )
 
@@ -41,17 +41,17 @@ type Question struct {
 	Namespace string `json:"namespace,omitempty"`
 	Pod       string `json:"pod,omitempty"`
 	UID       string `json:"uid,omitempty"` // of the pod; it distinguishes pods of the same name
-	// Resources limits a question about one pod to these resources, which may belong to other device plugins. Empty means all resources
-	// of this device plugin.
+	// Resources limits a question about one pod to the named resources. Other device plugins may serve some of these resources. An empty list
+	// means all resources of this device plugin.
 	Resources []string `json:"resources,omitempty"`
-	// Claims requests the devices of ResourceClaims as well.
+	// Claims requests also the devices that ResourceClaims assigned.
 	Claims bool `json:"claims,omitempty"`
-	// Published requests what the ResourceSlices say about devices. It needs a question about all pods.
+	// Published requests the content of the node's ResourceSlices. Only a question about all pods may set Published.
 	Published bool `json:"published,omitempty"`
 }
 
-// Device is a device with the container that has it. Some sources lack fields: PodResources does not contain the pod's UID, and the
-// kubelet's checkpoint contains only the UID of the pod.
+// Device is a device and the container that uses it. Some fields may be empty: PodResources does not return the pod's UID, and the
+// kubelet's checkpoint identifies the pod only by UID.
 type Device struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
@@ -61,50 +61,51 @@ type Device struct {
 	Resource  string `json:"resource"` // such as example.com/fast
 	ID        string `json:"id"`       // PCI address
 	NUMA      []int  `json:"-"`        // NUMA nodes of the device, as reported to the kubelet
-	// CPUs are the exclusive CPUs of the container. It is empty if the container uses shared CPUs.
+	// CPUs are the exclusive CPUs of the container. The list is empty if the container uses shared CPUs.
 	CPUs []int64 `json:"cpus,omitempty"`
-	// Claim is the ResourceClaim that assigned the device. It is nil if the device plugin API assigned it.
+	// Claim is the ResourceClaim that assigned the device. Claim is nil if the device plugin API assigned the device.
 	Claim *Claim `json:"claim,omitempty"`
-	// Config is the merged configuration of the DeviceClass and the claim. It is nil if they set nothing.
+	// Config is the merged configuration of the DeviceClass and the claim. Config is nil if neither the DeviceClass nor the claim sets any
+	// option.
 	Config *vfconfig.Config `json:"config,omitempty"`
 }
 
-// Claim is the ResourceClaim (resource.k8s.io) that a device was allocated for, and the device's place in its results.
+// Claim identifies the ResourceClaim (resource.k8s.io) that a device was allocated for, and the device's entry in the allocation results.
 type Claim struct {
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
-	// PodClaim is the name in spec.resourceClaims of the pod that the claim was generated for. It is "" for a claim that was not
-	// generated.
+	// PodClaim is the claim's name in spec.resourceClaims of the pod, if Kubernetes generated the claim from a template. PodClaim is empty for
+	// any other claim.
 	PodClaim string `json:"podClaim,omitempty"`
 	Request  string `json:"request"`           // "request", or "request/subrequest"
 	Result   int    `json:"result"`            // index in status.allocation.devices.results
 	Pool     string `json:"pool"`              // the node's name
 	Device   string `json:"device"`            // name in the ResourceSlice
 	ShareID  string `json:"shareID,omitempty"` // for a device that several claims share
-	// Admin marks administrative access (adminAccess): the device stays with the pod that has it, and is never moved, configured or
-	// bound.
+	// Admin marks administrative access (adminAccess). The device stays with the pod that uses it: Podlace does not move, configure or bind
+	// the device.
 	Admin bool `json:"admin,omitempty"`
 }
 
-// Answer is the device plugin's answer. If Error is set, the devices are unknown and the pod may have some.
+// Answer is the device plugin's answer. If Error is set, the pod's devices are unknown, and the field Devices is not valid.
 type Answer struct {
 	Devices []Device `json:"devices"`
-	// UID repeats the UID of the question. The devices are those of the pod with this UID if the kubelet's checkpoint is readable,
-	// otherwise those of the pod with this name.
+	// UID repeats the UID of the question. If the kubelet's checkpoint is readable, Devices are the devices of the pod with this UID. Without
+	// the checkpoint, Devices are the devices of the pod with the same name.
 	UID string `json:"uid,omitempty"`
 	// Resources repeats the resources of the question if Devices contains all their devices.
 	Resources []string `json:"resources,omitempty"`
-	// Claims repeats the field of the question: Devices includes the devices of ResourceClaims.
+	// Claims repeats the field Claims of the question. If the field is true, Devices includes the devices of ResourceClaims.
 	Claims bool `json:"claims,omitempty"`
-	// Others are the pod's claimed devices of resources that the question does not name. It is nil from an older daemon.
+	// Others are the pod's claimed devices of resources that the question does not name. The list is nil if an older daemon sent the answer.
 	Others []Device `json:"others,omitzero"`
-	// Faults are the reasons why devices are unhealthy, by device ID. Only an answer about all pods has them.
+	// Faults maps the ID of each unhealthy device to the reason. Only the answer to a question about all pods sets Faults.
 	Faults map[string]string `json:"faults,omitempty"`
-	// Published is the content of the ResourceSlices, by device ID.
+	// Published maps device IDs to the content of the ResourceSlices.
 	Published map[string]Published `json:"published,omitempty"`
 	Error     string               `json:"error,omitempty"`
-	// Uncertain explains an Error: the pod may have a device that is not assigned to a known container.
+	// Uncertain is true if Error means that the pod may have a device which the kubelet lists for no container.
 	Uncertain bool `json:"uncertain,omitempty"`
 }
 
@@ -116,12 +117,12 @@ type Published struct {
 	Taints     []string          `json:"taints,omitempty"`
 }
 
-// ErrUncertain means that the pod may have a device that is not assigned to a known container.
+// ErrUncertain means that the pod may have a device which the kubelet lists for no container.
 var ErrUncertain = errors.New("the device was allocated, but the kubelet lists no container that has it")
 
-// Ask sends a question to the socket and waits for the answer until a deadline. It returns the answer's Error as an error, which is
-// ErrUncertain (errors.Is) if the answer is uncertain. Without a daemon the error is fs.ErrNotExist or syscall.ECONNREFUSED, after the
-// deadline os.ErrDeadlineExceeded.
+// Ask sends a question to the socket and waits for the answer until a deadline. Ask returns the text in the answer's Error as a Go error.
+// For an uncertain answer that error matches ErrUncertain (errors.Is). The error is fs.ErrNotExist or syscall.ECONNREFUSED if no daemon
+// listens, and os.ErrDeadlineExceeded after the deadline.
 func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 	conn, err := dial(socket, until)
 	if err != nil {
@@ -137,7 +138,7 @@ func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 	return a, nil
 }
 
-// answerError is the error of an answer with an Error.
+// answerError is the Go error for an answer whose Error is set.
 type answerError struct{ answer Answer }
 
 func (r answerError) Error() string        { return "the SR-IOV device plugin answers: " + r.answer.Error }

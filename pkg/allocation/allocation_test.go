@@ -23,7 +23,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// askEnv makes the test program ask a socket and print the answer.
+// askEnv is an environment variable: if it is set, the test program asks a socket and prints the answer.
 const askEnv = "PODLACE_TEST_ASK"
 
 func TestMain(m *testing.M) {
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 
 func soon() time.Time { return time.Now().Add(10 * time.Second) }
 
-// serveAt serves a socket until the test ends.
+// serveAt runs Serve on a new socket until the test ends.
 func serveAt(t *testing.T, answer func(context.Context, Question) Answer) (socket string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ask")
@@ -76,7 +76,8 @@ func TestAsk(t *testing.T) {
 	all.Wait()
 }
 
-// TestAskFails checks that a daemon that is missing, refuses, hangs or stops halfway causes an error, not an empty list of devices.
+// TestAskFails checks that Ask returns an error, not an empty list, if the daemon is missing, refuses, hangs or closes the connection
+// halfway.
 func TestAskFails(t *testing.T) {
 	refusing := serveAt(t, func(context.Context, Question) Answer { return Answer{Error: "the kubelet is unavailable"} })
 	if got, err := Ask(refusing, soon(), Question{}); got.Devices != nil || err == nil ||
@@ -139,7 +140,7 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// TestOnlyRoot checks that another user gets no answer, even if the socket's permissions admit the user.
+// TestOnlyRoot checks that a user other than root gets an error and no devices, even if the socket's file mode admits that user.
 func TestOnlyRoot(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: it needs root, to be another user")

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// conn is a blocking connection with a deadline. It avoids package net because every pod start waits for an answer, and starting the
-// poller, its timers and threads would take longer than the answer.
+// conn is a blocking connection with a deadline. Package net is not used, because every pod start waits for an answer. Starting the poller,
+// its timers and its threads would take longer than the answer.
 type conn struct {
 	fd    int
 	until time.Time
@@ -32,7 +32,8 @@ func dial(socket string, until time.Time) (*conn, error) {
 	return c, nil
 }
 
-// callWithDeadline runs a blocking system call. The socket option limits its time.
+// callWithDeadline runs a blocking system call and retries it after a signal. The socket option (SO_SNDTIMEO or SO_RCVTIMEO) limits the
+// time of the call.
 func (c *conn) callWithDeadline(option int, f func() error) error {
 	for {
 		left := time.Until(c.until)
@@ -69,7 +70,7 @@ func (c *conn) Read(b []byte) (n int, err error) {
 func (c *conn) Write(b []byte) (written int, err error) {
 	for written < len(b) {
 		var n int
-		// sendmsg instead of write(2): MSG_NOSIGNAL prevents SIGPIPE if the other side has closed.
+		// sendmsg with MSG_NOSIGNAL, in place of write(2), prevents SIGPIPE if the peer has closed the connection.
 		err = c.callWithDeadline(syscall.SO_SNDTIMEO, func() error {
 			n,
 				err = syscall.SendmsgN(c.fd, b[written:], nil, nil, syscall.MSG_NOSIGNAL)

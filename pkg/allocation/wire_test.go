@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestWire checks the protocol byte for byte, so that a device plugin and an sriov plugin of different releases understand each other.
-// Both write and read each line.
+// TestWire checks the protocol byte for byte, so that a device plugin and an sriov plugin of different releases understand each other. For
+// each line, the test checks the encoder and the decoder.
 func TestWire(t *testing.T) {
 	device := Device{Namespace: "shop", Pod: "web-0", Container: "app", Index: 1, Resource: "example.com/fast", ID: "0000:3b:10.2",
 		CPUs: []int64{2, 3}}
@@ -49,7 +49,7 @@ func TestWire(t *testing.T) {
 	}
 }
 
-// TestNotOnTheWire checks that fields from a single source are not sent.
+// TestNotOnTheWire checks that the fields UID and NUMA of a device are not sent.
 func TestNotOnTheWire(t *testing.T) {
 	var written bytes.Buffer
 	err := write(&written, Answer{Devices: []Device{{ID: "0000:3b:10.2", UID: "u-0", NUMA: []int{1}}}})

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package attachment identifies one interface of one container in one network. It stores the record that a plugin keeps of its changes for
-// that interface.
+// Package attachment identifies an attachment: one interface of one container in one network. For each attachment, a plugin stores a record
+// of the changes that it made for the interface.
 //
-// Records are small JSON files /run/podlace/<network>/<plugin>-<hash of the key>, one per attachment and plugin. A plugin writes its record
-// before its first change. DEL works from the record, whatever the current configuration says. The folder is on tmpfs, so it ends at a boot
-// together with the kernel state that it describes.
+// A record is a small JSON file: /run/podlace/<network>/<plugin>-<hash of the key>. A plugin writes the record before its first change. DEL
+// uses the record and ignores the current configuration. The folder is on tmpfs, so a reboot removes the records together with the kernel
+// state that they describe.
 //
-// The lock order is the same everywhere: attachment, then network, then node, then VF (one at a time), then host-local's lease folder, then
-// iptables.
+// All code takes locks in the same order: attachment, network, node, VF (one at a time), host-local's lease folder, iptables.
 package attachment
 
 import (
@@ -48,7 +47,7 @@ type Key struct {
 // KeyOf returns the key of a request's attachment.
 func KeyOf(r *plugin.Request) Key { return Key{r.Network, r.ContainerID, r.IfName} }
 
-// Hash returns 16 hexadecimal digits that identify the key. '/' separates the parts, because no part may contain it.
+// Hash returns 16 hexadecimal digits that identify the key. The separator is '/', because none of the key's parts may contain it.
 func (k Key) Hash() string {
 	sum := k.sum("")
 	return hex.EncodeToString(sum[:8])
@@ -58,8 +57,8 @@ func (k Key) sum(purpose string) [sha512.Size]byte {
 	return sha512.Sum512([]byte(k.Network + "/" + k.ContainerID + "/" + k.IfName + purpose))
 }
 
-// offset returns the position of the attachment's lock in the network's lock file. All plugins of a chain share the lock: a runtime must
-// not start the next plugin while one of them runs.
+// offset returns the byte of the network's lock file that serves as the attachment's lock. All plugins of a chain use the same lock.
+// Sharing the lock delays no plugin, because a runtime runs the plugins of a chain one after the other.
 func (k Key) offset() int64 {
 	sum := k.sum("/lock")
 	return int64(binary.BigEndian.Uint64(sum[:8]) >> 1)
@@ -68,27 +67,27 @@ func (k Key) offset() int64 {
 // HostVeth returns the name of the host side of the attachment's veth pair.
 func (k Key) HostVeth() string { return HostVeth(k.Hash()) }
 
-// HostVeth returns the name of the host side of the veth pair of the attachment with the hash.
+// HostVeth returns the name of the host side of an attachment's veth pair. The argument is the hash of the attachment's key.
 func HostVeth(hash string) string { return "veth" + hash[:min(11, len(hash))] }
 
-// Record is the stored state of a plugin for an attachment.
+// Record is the state that a plugin stored for an attachment.
 type Record struct {
 	Format int `json:"format"`
 	Key
 	Plugin string `json:"plugin"`
 	Pod    string `json:"pod,omitempty"`
 	Netns  string `json:"netns,omitempty"`
-	// WithLink reports that the recorded objects are deleted with the attachment's link, such as its qdiscs.
+	// WithLink is true if the recorded objects, such as the link's qdiscs, are deleted together with the attachment's link.
 	WithLink bool            `json:"withLink,omitempty"`
 	State    json.RawMessage `json:"state,omitempty"` // the plugin's own state
 
 	Written time.Time `json:"-"` // time of the file
 }
 
-// Attachment is an attachment whose lock this process holds.
+// Attachment is an attachment that this process has locked.
 type Attachment struct {
 	Key
-	// WithLink is saved in the record: the plugin that deletes the link also deletes the record.
+	// WithLink is saved in the record. If WithLink is true, the plugin that deletes the link also deletes the record.
 	WithLink bool
 
 	plugin string
@@ -99,7 +98,7 @@ type Attachment struct {
 	saved  bool
 }
 
-// Open locks the attachment of r for all plugins, and creates the folder for its record.
+// Open locks the attachment of r against all plugins, and creates the folder for its record.
 func Open(r *plugin.Request) (*Attachment, error) {
 	dir, err := store.Make(folder(r.Network), 0o700)
 	if err != nil {
@@ -119,7 +118,7 @@ func lock(dir *store.Dir, k Key, r *plugin.Request) (*Attachment, error) {
 	return &Attachment{Key: k, plugin: r.Plugin, pod: r.Pod.String(), netns: r.NetnsPath, dir: dir, lock: lock}, nil
 }
 
-// Writable returns an error if records of a network cannot be created. It creates none.
+// Writable returns an error if no record can be created for a network. Writable itself creates no record.
 func Writable(network string) error { return store.Writable(folder(network)) }
 
 // Close releases the lock.
@@ -130,7 +129,8 @@ func (a *Attachment) Close() {
 	}
 }
 
-// LockFile returns the lock file for a child process to inherit. A DEL then waits for the child even if this process was killed.
+// LockFile returns the lock file, which a child process should inherit. A later DEL then waits for the child process even if this process
+// was killed.
 func (a *Attachment) LockFile() *os.File {
 	if a == nil {
 		return nil
@@ -169,8 +169,8 @@ func (a *Attachment) Save(state any) error {
 	return nil
 }
 
-// Resave saves the progress of a DEL. The record keeps its time for GC. A failure, such as a full disk, is not reported, because DEL then
-// only repeats the work.
+// Resave saves the progress of a DEL. The record keeps its modification time, which GC reads. Resave ignores errors, such as a full disk:
+// without the saved progress, DEL only repeats some work.
 func (a *Attachment) Resave(state any) {
 	written, err := a.dir.Written(a.file())
 	if err == nil {
@@ -184,8 +184,8 @@ func (a *Attachment) Resave(state any) {
 	}
 }
 
-// Load reads the record's state. ok is false if there is none. An unreadable record counts as none, so that the caller computes the state
-// from the key.
+// Load reads the record's state. The result ok is false if there is no record. Load ignores an unreadable record, so that the caller
+// computes the state from the key.
 func (a *Attachment) Load(state any) (ok bool, err error) {
 	_, ok, err = a.load(state)
 	return ok, err
@@ -217,7 +217,7 @@ func (a *Attachment) load(state any) (rec Record, ok bool, err error) {
 	return rec, true, nil
 }
 
-// Remove deletes the record, also an unreadable one.
+// Remove deletes the record, even if the record is unreadable.
 func (a *Attachment) Remove() error {
 	if a == nil {
 		return nil
@@ -226,10 +226,10 @@ func (a *Attachment) Remove() error {
 	return a.dir.Remove(a.file())
 }
 
-// Plugins are the plugins that keep records.
+// Plugins lists the plugins that store records.
 var Plugins = []string{"bridge", "portmap", "bandwidth", "sriov"}
 
-// ForgetWithLink deletes the attachment's records with WithLink, after the link was deleted.
+// ForgetWithLink deletes those records of the attachment in which WithLink is set. The caller has deleted the link.
 func (a *Attachment) ForgetWithLink() error {
 	if a == nil {
 		return nil
@@ -260,7 +260,7 @@ func Recorded(r *plugin.Request) bool {
 
 // List returns a plugin's records in a network.
 func List(network, plugin string) ([]Record, error) {
-	all, _, err := read(network, plugin+"-")
+	all, _, err := readRecords(network, plugin+"-")
 	return slices.DeleteFunc(all, func(rec Record) bool { return rec.Plugin != plugin }), err
 }
 
@@ -270,18 +270,18 @@ func All() ([]Record, error) {
 	return records, err
 }
 
-// Scan returns the records of all plugins in all networks, and the attachment files that are no records of this format.
+// Scan returns the records of all plugins in all networks, and separately the files that are not records of this format.
 func Scan() (records []Record, damaged []Damaged, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
-		found, bad, e := read(network, "")
+		found, bad, e := readRecords(network, "")
 		records, damaged, err = append(records, found...), append(damaged, bad...), errors.Join(err, e)
 	}
 	return records, damaged, err
 }
 
-// read returns a network's records whose names begin with the prefix, and the files that are not records of this format.
-func read(network, prefix string) (records []Record, damaged []Damaged, err error) {
+// readRecords returns a network's records whose file names begin with the prefix, and the files that are not records of this format.
+func readRecords(network, prefix string) (records []Record, damaged []Damaged, err error) {
 	dir, err := store.Open(folder(network))
 	if err != nil {
 		return nil, nil, ignoreMissing(err)
@@ -311,7 +311,7 @@ func read(network, prefix string) (records []Record, damaged []Damaged, err erro
 	return records, damaged, err
 }
 
-// readRecord reads a record file. The error is fs.ErrNotExist if the file does not exist.
+// readRecord reads a record file. If the file does not exist, the error is fs.ErrNotExist.
 func readRecord(dir *store.Dir, name string) (Record, error) {
 	data, written, err := dir.ReadWritten(name)
 	if err != nil {
@@ -322,7 +322,7 @@ func readRecord(dir *store.Dir, name string) (Record, error) {
 	return rec, err
 }
 
-// errOther means that the record is for another attachment than its file name says.
+// errOther means that a record's content names another attachment than the record's file name does.
 var errOther = errors.New("it belongs to another attachment")
 
 func parse(data []byte) (Record, error) {
@@ -352,9 +352,9 @@ func isNewer(err error) bool {
 	return ok && of > format
 }
 
-// ReferenceHash returns the hash from which the reference plugins derive names of chains and devices: SHA-512 of network and container ID
-// in hexadecimal. The reference leaves out the interface name, so a second interface of a container conflicts. Podlace includes the name
-// for interfaces other than eth0.
+// ReferenceHash returns the hash that the reference plugins use in the names of chains and devices: the SHA-512 of network and container ID
+// in hexadecimal. The reference plugins do not hash the interface name, so two interfaces of one container get the same hash. Podlace
+// includes the interface name in the hash, except for eth0.
 func (k Key) ReferenceHash() string {
 	text := k.Network + k.ContainerID
 	if k.IfName != "eth0" {
@@ -364,9 +364,9 @@ func (k Key) ReferenceHash() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// ReferenceHashes returns the hashes in the names of possible residue of an attachment without a record: the reference's for any interface,
-// and ours for interfaces other than eth0. It leaves out the reference's hash if the container's eth0 has a record of the plugin, because
-// the hash then belongs to eth0.
+// ReferenceHashes returns the hashes under which an attachment without a record may have left objects. The result contains Podlace's hash
+// and the reference plugins' hash. For eth0 the two hashes are equal. The reference plugins' hash is left out if the container's eth0 has a
+// record of the plugin, because the hash then belongs to eth0.
 func (k Key) ReferenceHashes(plugin string) []string {
 	eth0 := Key{k.Network, k.ContainerID, "eth0"}
 	if k == eth0 {
@@ -378,12 +378,12 @@ func (k Key) ReferenceHashes(plugin string) []string {
 	return []string{k.ReferenceHash(), eth0.ReferenceHash()}
 }
 
-// MAC returns a locally administered unicast MAC that is derived from the key and the end of the link.
+// MAC returns a locally administered unicast MAC address, which is a hash of the key and of the end of the link.
 func (k Key) MAC(end string) net.HardwareAddr { return localMAC(k.sum("/" + end)) }
 
-// AddressMAC returns a locally administered unicast MAC that is derived from the network and the pod's first address. A neighbour entry
-// stays valid for the next pod with the same first address. It may be wrong for additional addresses, which may come with another first
-// address.
+// AddressMAC returns a locally administered unicast MAC address, which is a hash of the network and of the pod's first address. Other
+// hosts' neighbour entries for the first address stay valid when the next pod gets the same first address. Neighbour entries for a pod's
+// additional addresses may become wrong, because the next pod may get them with another first address.
 func (k Key) AddressMAC(addr netip.Addr) net.HardwareAddr {
 	return localMAC(Key{Network: k.Network}.sum("/" + addr.String()))
 }

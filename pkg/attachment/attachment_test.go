@@ -24,8 +24,8 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// TestNames pins names on existing nodes, because a new version must find an old version's objects. The reference hash is SHA-512 of
-// network and container ID, as sha512sum(1) prints it.
+// TestNames checks fixed names, because a new version must find the objects that an old version created on the node. The expected reference
+// hash was computed with sha512sum(1).
 func TestNames(t *testing.T) {
 	for _, c := range []struct {
 		key       Key
@@ -48,7 +48,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestNamesDiffer: keys whose concatenated parts are equal have different names.
+// TestNamesDiffer checks that two keys get different names even if their parts, concatenated, are the same text.
 func TestNamesDiffer(t *testing.T) {
 	seen := map[string]Key{}
 	for _, k := range []Key{{"a", "b", "c"}, {"ab", "", "c"}, {"", "ab", "c"}, {"a", "bc", ""}, {"a", "b", "d"}, {"a", "b.c", "c"},
@@ -77,7 +77,7 @@ type testState struct {
 	Value string `json:"value"`
 }
 
-// attach opens an attachment of a network that only this test uses.
+// attach opens an attachment in a network that only this test uses.
 func attach(t *testing.T, id string) (*Attachment, *plugin.Request) {
 	t.Helper()
 	r := request(t.Name(), id, "eth0")
@@ -132,7 +132,7 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// TestUnreadableRecord: a torn record, one of another version, or one of another plugin must not make DEL and ADD fail forever.
+// TestUnreadableRecord checks that DEL and ADD succeed despite a torn record, a record of another version, or a record of another plugin.
 func TestUnreadableRecord(t *testing.T) {
 	a, _ := attach(t, "id")
 	if err := a.Save(testState{"x"}); err != nil {
@@ -183,7 +183,7 @@ func TestRecorded(t *testing.T) {
 	}
 }
 
-// TestNotes: a note belongs to the network and is no record.
+// TestNotes checks that a note belongs to the network and is not listed as a record.
 func TestNotes(t *testing.T) {
 	a, r := attach(t, "id")
 	if _, ok := a.Noted("mark"); ok {
@@ -212,7 +212,7 @@ func TestNotes(t *testing.T) {
 	}
 }
 
-// TestUnreadableFolder: an unreadable folder is an error and does not count as empty.
+// TestUnreadableFolder checks that an unreadable folder causes an error. The folder must not be treated as empty.
 func TestUnreadableFolder(t *testing.T) {
 	r := request(t.Name(), "id", "eth0")
 	if err := errors.Join(os.MkdirAll(store.Root, 0o700), os.WriteFile(folder(r.Network), nil, 0o600)); err != nil {
@@ -228,7 +228,7 @@ func TestUnreadableFolder(t *testing.T) {
 	}
 }
 
-// mustFile opens the lock file of a network again.
+// mustFile opens a second file descriptor for a network's lock file.
 func mustFile(t *testing.T, r *plugin.Request) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(folder(r.Network), lockFile), os.O_RDWR, 0)
@@ -239,7 +239,8 @@ func mustFile(t *testing.T, r *plugin.Request) *os.File {
 	return f
 }
 
-// TestRecordTooLarge: Save refuses a record that DEL could not read. A too large record of another version counts as none.
+// TestRecordTooLarge checks that Save refuses a record that is too large for DEL to read. Load ignores a too large record that another
+// version wrote.
 func TestRecordTooLarge(t *testing.T) {
 	a, r := attach(t, "large")
 	defer a.Close()
@@ -260,7 +261,8 @@ func TestRecordTooLarge(t *testing.T) {
 	}
 }
 
-// TestUnreadableRecordFile: a record that cannot be opened may contain state, so DEL must not report that there is none.
+// TestUnreadableRecordFile checks that a record which cannot be opened causes an error. The record may contain state, so DEL must not
+// ignore it.
 func TestUnreadableRecordFile(t *testing.T) {
 	a, r := attach(t, "id")
 	if err := os.Mkdir(recordFile(a), 0o700); err != nil {
@@ -274,7 +276,8 @@ func TestUnreadableRecordFile(t *testing.T) {
 	}
 }
 
-// TestLock: calls for one attachment run one after the other, for all plugins. Other attachments do not wait.
+// TestLock checks that calls for one attachment run one after the other, even if they are calls of different plugins. Calls for other
+// attachments do not wait.
 func TestLock(t *testing.T) {
 	a, r := attach(t, "id")
 	mustOpen(t, request(t.Name(), "id", "net1")).Close()
@@ -337,7 +340,8 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// TestAddressMAC: the MAC is the same for every attachment of a network, and differs in another network or for another address.
+// TestAddressMAC checks that one address has the same MAC in all attachments of a network. Another network or another address gives another
+// MAC.
 func TestAddressMAC(t *testing.T) {
 	one, two := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
 	a, b, c := Key{"net", "a", "eth0"}, Key{"net", "b", "eth1"}, Key{"other", "a", "eth0"}

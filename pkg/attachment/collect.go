@@ -15,31 +15,32 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// GC collects a plugin's stale attachments. It continues after errors.
+// GC collects a plugin's stale attachments. An error does not stop the collection of further attachments.
 type GC[T any] struct {
 	r    *plugin.Request
 	errs []error
 }
 
-// NewGC returns the collection for a GC request.
+// NewGC prepares the garbage collection for a GC request.
 func NewGC[T any](r *plugin.Request) *GC[T] { return &GC[T]{r: r} }
 
-// Stale yields the stale attachments with their recorded state. Each is locked until the next one. The caller removes the attachment's
-// state and calls Report.
+// Stale yields each stale attachment with its recorded state. An attachment stays locked until the caller asks for the next attachment. The
+// caller removes the attachment's state and calls Report.
 func (g *GC[T]) Stale() iter.Seq2[*Attachment, T] {
 	return func(yield func(*Attachment, T) bool) {
 		records, err := List(g.r.Network, g.r.Plugin)
 		g.errs = append(g.errs, err)
 		for _, rec := range records {
-			if g.r.Candidate(rec.Attachment()) && !g.yield(rec, yield) {
+			if g.r.Candidate(rec.Attachment()) && !g.yieldStale(rec, yield) {
 				return
 			}
 		}
 	}
 }
 
-// yield yields the attachment of a listed record if it is stale. It reads the record again under the lock, because it may have changed.
-func (g *GC[T]) yield(listed Record, yield func(*Attachment, T) bool) (more bool) {
+// yieldStale locks the attachment of a listed record, and yields it if it is stale. The record is read again under the lock, because
+// another process may have changed it.
+func (g *GC[T]) yieldStale(listed Record, yield func(*Attachment, T) bool) (more bool) {
 	att, rec, found, err := take[T](g.r, listed.Key)
 	if err != nil {
 		g.fail(listed, err)
@@ -65,11 +66,11 @@ func (g *GC[T]) fail(rec Record, err error) {
 	g.errs = append(g.errs, fmt.Errorf("%s: %w", of, err))
 }
 
-// Unreadable yields the hashes of unreadable records, such as those of a newer version, unless GC must keep their attachment. It logs each
-// one. The caller removes the state that it finds by the hash and calls ReportUnreadable.
+// Unreadable yields the hash of each unreadable record, for example of a record that a newer version wrote. Records that GC must keep are
+// left out. Each unreadable record is logged. The caller removes all state that belongs to the hash, and calls ReportUnreadable.
 func (g *GC[T]) Unreadable() iter.Seq[string] {
 	return func(yield func(string) bool) {
-		records, damaged, err := read(g.r.Network, g.r.Plugin+"-")
+		records, damaged, err := readRecords(g.r.Network, g.r.Plugin+"-")
 		g.errs = append(g.errs, err)
 		for _, rec := range records {
 			if err := json.Unmarshal(rec.State, new(T)); err != nil {
@@ -102,7 +103,7 @@ func (g *GC[T]) hashes(of map[plugin.Attachment]bool) map[string]bool {
 	return set
 }
 
-// ReportUnreadable stores the result of a removal by hash, and deletes the record file if it succeeded.
+// ReportUnreadable stores the result of removing the state of a hash. After success it deletes the record file.
 func (g *GC[T]) ReportUnreadable(hash string, err error) {
 	if err == nil {
 		err = forget(g.r.Network, g.r.Plugin+"-"+hash)
@@ -113,7 +114,7 @@ func (g *GC[T]) ReportUnreadable(hash string, err error) {
 // Err returns the joined errors.
 func (g *GC[T]) Err() error { return errors.Join(g.errs...) }
 
-// isHash reports whether text has the format of Key.Hash.
+// isHash reports whether text has the format of a result of Key.Hash.
 func isHash(text string) bool {
 	sum, err := hex.DecodeString(text)
 	return err == nil && len(sum) == 8 && hex.EncodeToString(sum) == text
@@ -128,10 +129,10 @@ func forget(network, name string) error {
 	return dir.Remove(name)
 }
 
-// Written returns when the record was last written.
+// Written returns the time at which the record was last written.
 func (a *Attachment) Written() (time.Time, error) { return a.dir.Written(a.file()) }
 
-// Attachment returns the interface of a record.
+// Attachment returns the attachment that a record belongs to.
 func (r Record) Attachment() plugin.Attachment {
 	return plugin.Attachment{ContainerID: r.ContainerID, IfName: r.IfName}
 }

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Damaged is an attachment's file that is no record of this format.
+// Damaged is a file of an attachment that is not a record of this format.
 type Damaged struct {
 	Network string
 	Name    string // name of the file
@@ -17,7 +17,7 @@ type Damaged struct {
 // Path returns the path of the file.
 func (d Damaged) Path() string { return filepath.Join(folder(d.Network), d.Name) }
 
-// Plugin returns the plugin in the file's name.
+// Plugin returns the name of the plugin, which is a part of the file's name.
 func (d Damaged) Plugin() string {
 	plugin, _, _ := strings.Cut(d.Name, "-")
 	return plugin
@@ -26,7 +26,7 @@ func (d Damaged) Plugin() string {
 // Of reports whether the file belongs to the attachment with the key.
 func (d Damaged) Of(k Key) bool { return d.Network == k.Network && d.Name == d.Plugin()+"-"+k.Hash() }
 
-// Unreadable returns the node's attachment files that are no records of this format.
+// Unreadable returns all files of the node's attachments that are not records of this format.
 func Unreadable() (damaged []Damaged, err error) {
 	_, damaged, err = Scan()
 	return damaged, err

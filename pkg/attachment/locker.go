@@ -9,19 +9,20 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Locker selects how to take locks.
+// Locker says how to take locks: waiting for the holder or not.
 type Locker int
 
 const (
-	// Waiting waits for a lock. All verbs but STATUS use it.
+	// Waiting waits until the holder releases the lock. All verbs except STATUS use Waiting.
 	Waiting Locker = iota
 
-	// Trying never waits. STATUS uses it: the next STATUS repairs what the lock's holder does not.
+	// Trying fails at once if another process holds the lock. STATUS uses Trying. If a lock is held, STATUS skips the repair, and the next
+	// STATUS tries the repair again.
 	Trying
 )
 
-// ReportRepair logs the error of a repair in GC (Waiting) or STATUS (Trying). This error does not make the verb fail. STATUS runs every few
-// seconds, so it logs an error only when it changes.
+// ReportRepair logs the error of a repair that GC (Waiting) or STATUS (Trying) attempted. The failed repair does not make the verb fail.
+// STATUS runs every few seconds, so it logs an error only when the error changes.
 func ReportRepair(r *plugin.Request, locks Locker, err error) {
 	text := ""
 	if err != nil {
@@ -33,7 +34,7 @@ func ReportRepair(r *plugin.Request, locks Locker, err error) {
 	}
 }
 
-// within returns the limit of a wait.
+// within returns how long to wait for a lock: at most the given time, and zero for Trying.
 func (l Locker) within(most time.Duration) time.Duration {
 	if l == Trying {
 		return 0
@@ -41,7 +42,7 @@ func (l Locker) within(most time.Duration) time.Duration {
 	return most
 }
 
-// Tolerate returns nil if err means that another process holds a lock for which l does not wait. Otherwise it returns err.
+// Tolerate returns nil if l is Trying and err means that another process holds the lock. Tolerate returns any other error unchanged.
 func (l Locker) Tolerate(err error) error {
 	if l == Trying && plugin.Code(err) == plugin.CodeTryAgain {
 		return nil
@@ -49,7 +50,7 @@ func (l Locker) Tolerate(err error) error {
 	return err
 }
 
-// Node locks state that the pods of all networks share, such as "guards", against other writers.
+// Node takes a lock for state that the pods of all networks share. The argument names the state, for example "guards".
 func (l Locker) Node(what string) (unlock func(), err error) {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
@@ -63,7 +64,8 @@ func (l Locker) Node(what string) (unlock func(), err error) {
 	return func() { _ = lock.Unlock(); dir.Close() }, nil
 }
 
-// Key locks an attachment for all plugins. For a key with only a network it locks the network. The folder must exist.
+// Key takes the lock of an attachment, which excludes all other plugins. A key that contains only a network stands for the network's lock.
+// The folder of the network must exist.
 func (l Locker) Key(k Key) (*Attachment, error) {
 	dir, err := store.Open(folder(k.Network))
 	if err != nil {

@@ -19,13 +19,13 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Step is a change of an attachment or of the node: a description and a function.
+// Step is one change of an attachment or of the node. Step consists of a description and a function.
 type Step struct {
 	Text string
 	Do   func() error
 }
 
-// Networks returns the names of the networks with records, or with earlier records since the boot.
+// Networks returns the names of all networks that have or had records since the boot.
 func Networks() ([]string, error) {
 	entries, err := os.ReadDir(store.Root)
 	var names []string
@@ -37,7 +37,7 @@ func Networks() ([]string, error) {
 	return names, ignoreMissing(err)
 }
 
-// Any reports whether a plugin has a record in any network. It reads only file names.
+// Any reports whether a plugin has a record in any network. Any reads only file names, not the records.
 func Any(plugin string) (bool, error) {
 	networks, err := Networks()
 	if err != nil {
@@ -46,7 +46,7 @@ func Any(plugin string) (bool, error) {
 	return slices.ContainsFunc(networks, func(network string) bool { return len(recordFiles(network, plugin)) > 0 }), nil
 }
 
-// OldestIn yields a plugin's records in a network, the oldest first. It reads only as many files as the caller takes records.
+// OldestIn yields a plugin's records in a network, the oldest first. OldestIn reads a file only when the caller asks for the next record.
 func OldestIn(network, plugin string) iter.Seq[Record] {
 	return func(yield func(Record) bool) {
 		dir, err := store.Open(folder(network))
@@ -85,9 +85,9 @@ func AllOf(plugin string) (all []Record, err error) {
 	return all, err
 }
 
-// Attachments returns the records of a network by attachment and plugin, and the files that are no records of this format.
+// Attachments returns the records of a network by attachment and plugin, and separately the files that are not records of this format.
 func Attachments(network string) (found map[Key]map[string]Record, damaged []Damaged, err error) {
-	records, damaged, err := read(network, "")
+	records, damaged, err := readRecords(network, "")
 	found = map[Key]map[string]Record{}
 	for _, rec := range records {
 		if found[rec.Key] == nil {
@@ -98,8 +98,9 @@ func Attachments(network string) (found map[Key]map[string]Record, damaged []Dam
 	return found, damaged, err
 }
 
-// Checked returns the recorded state of a CHECK's attachment. For an unreadable record it returns an error with plugin.CodeStateDiffers. It
-// only logs a record of a newer version, because a failed CHECK after a downgrade could cost the node its pods.
+// Checked returns the recorded state of the attachment that a CHECK request names. For an unreadable record it returns an error with
+// plugin.CodeStateDiffers. A record of a newer version is only logged: after a downgrade, a failed CHECK could make the runtime restart the
+// node's pods.
 func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 	records, err := RecordsOf(KeyOf(r), r.Plugin)
 	rec, found := records[r.Plugin]
@@ -117,7 +118,8 @@ func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 	return st, found, nil
 }
 
-// LostRecord returns CHECK's error for a Podlace attachment without a record. It returns nil if a newer version wrote the record.
+// LostRecord returns the error with which CHECK fails if an attachment of Podlace has no record. LostRecord returns nil if a newer version
+// wrote the record.
 func LostRecord(r *plugin.Request) error {
 	if Recorded(r) {
 		return nil
@@ -153,7 +155,8 @@ func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 	return found, nil
 }
 
-// ByHash returns a plugin's record of the attachment with the hash, in any network. ok is false if there is no readable record.
+// ByHash returns a plugin's record of the attachment whose key has the given hash, in any network. The result ok is false if no readable
+// record exists.
 func ByHash(plugin, hash string) (rec Record, ok bool, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -181,14 +184,14 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// Sorted returns the keys of Attachments in a fixed order.
+// Sorted returns the keys of a map, such as the result of Attachments, in a fixed order.
 func Sorted[T any](of map[Key]T) []Key {
 	return slices.SortedFunc(maps.Keys(of), func(a, b Key) int {
 		return strings.Compare(a.ContainerID+"/"+a.IfName, b.ContainerID+"/"+b.IfName)
 	})
 }
 
-// Reopen locks an attachment with a plugin's record, as Open does, and returns the current record. ok is false if the record is gone.
+// Reopen locks an attachment that has a plugin's record, and returns the current record. The result ok is false if the record is gone.
 func (l Locker) Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool, err error) {
 	a, err = l.Key(k)
 	if err != nil {
@@ -204,10 +207,10 @@ func (l Locker) Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool
 	return a, rec, true, nil
 }
 
-// Journals is the folder, beside those of the networks, of the VFs' settings from before pods got them.
+// Journals is the folder of the VF journals, beside the folders of the networks. A journal saves a VF's settings before a pod gets the VF.
 const Journals = ".vfs"
 
-// Journaled returns the PCI addresses of the VFs that pods have, or that were not restored.
+// Journaled returns the PCI addresses of all VFs that a pod uses or whose settings have not been restored yet.
 func Journaled() ([]string, error) {
 	dir, err := store.Open(filepath.Join(store.Root, Journals))
 	if err != nil {
@@ -218,8 +221,8 @@ func Journaled() ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, ".") }), err
 }
 
-// Clear removes the records and notes of all networks. No plugin may run. It keeps other programs' files, and the VF journals, because only
-// they hold the settings to restore.
+// Clear removes the records and notes of all networks. No plugin may run at the same time. Clear keeps the files of other programs. Clear
+// also keeps the VF journals, because no other file has the settings to restore.
 func Clear() error {
 	networks, err := Networks()
 	errs := []error{err}

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestReopen: Reopen reads the record under the lock, and Save keeps pod and namespace.
+// TestReopen checks that Reopen reads the record under the lock, and that a later Save keeps the pod and the namespace in the record.
 func TestReopen(t *testing.T) {
 	key := Key{t.Name(), "id", "eth0"}
 	if _, _, ok, err := Waiting.Reopen(key, "test"); ok || err != nil {

@@ -14,18 +14,18 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Note writes a note with a text for the whole network.
+// Note writes a note for the whole network: a file with a mark as its name and a text as its content.
 func (a *Attachment) Note(mark, text string) error {
 	return a.dir.Overwrite("."+mark, []byte(text), 0o600)
 }
 
-// Noted returns the text of the network's note. ok is false if there is none.
+// Noted returns the text of the network's note with the mark. The result ok is false if there is no note with this mark.
 func (a *Attachment) Noted(mark string) (text string, ok bool) {
 	data, err := a.dir.Read("." + mark)
 	return string(data), err == nil
 }
 
-// Notes returns the network's notes that begin with a prefix.
+// Notes returns the marks of those notes of the network that begin with a prefix.
 func (a *Attachment) Notes(prefix string) (marks []string, err error) {
 	names, err := a.dir.List()
 	for _, name := range names {
@@ -36,16 +36,17 @@ func (a *Attachment) Notes(prefix string) (marks []string, err error) {
 	return marks, err
 }
 
-// Unnote removes the note.
+// Unnote removes the network's note with the mark.
 func (a *Attachment) Unnote(mark string) error { return a.dir.Remove("." + mark) }
 
-// NotedIn returns the text of a network's note without taking the lock. ok is false if there is none.
+// NotedIn returns the text of a network's note without taking the network's lock. The result ok is false if there is no note with this
+// mark.
 func NotedIn(network, mark string) (text string, ok bool) {
 	data, err := store.ReadFile(filepath.Join(folder(network), "."+mark))
 	return string(data), err == nil
 }
 
-// NotedBy returns a network with a note.
+// NotedBy returns the name of any network that has a note with the mark.
 func NotedBy(mark string) (network string, ok bool, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -56,7 +57,7 @@ func NotedBy(mark string) (network string, ok bool, err error) {
 	return "", false, err
 }
 
-// NotedAs reports whether any network has a note with this text.
+// NotedAs reports whether any network has a note with this mark and this text.
 func NotedAs(mark, text string) (bool, error) {
 	networks, err := Networks()
 	return slices.ContainsFunc(networks, func(network string) bool {
@@ -65,7 +66,7 @@ func NotedAs(mark, text string) (bool, error) {
 	}), err
 }
 
-// UnnoteAll removes the note from all networks.
+// UnnoteAll removes the notes with the mark from all networks.
 func UnnoteAll(mark string) error {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -74,7 +75,7 @@ func UnnoteAll(mark string) error {
 	return err
 }
 
-// NoteNode writes a note with a text for the node, beside the notes of networks.
+// NoteNode writes a note for the node. The note is a file beside the folders of the networks.
 func NoteNode(mark, text string) error {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
@@ -84,13 +85,13 @@ func NoteNode(mark, text string) error {
 	return dir.Overwrite("."+mark, []byte(text), 0o600)
 }
 
-// NodeNoted returns the text of the node's note. ok is false if there is none.
+// NodeNoted returns the text of the node's note with the mark. The result ok is false if there is no note with this mark.
 func NodeNoted(mark string) (text string, ok bool) {
 	data, err := store.ReadFile(filepath.Join(store.Root, "."+mark))
 	return string(data), err == nil
 }
 
-// UnnoteNode removes the node's note.
+// UnnoteNode removes the node's note with the mark.
 func UnnoteNode(mark string) error {
 	dir, err := store.Open(store.Root)
 	if err != nil {
@@ -100,8 +101,8 @@ func UnnoteNode(mark string) error {
 	return dir.Remove("." + mark)
 }
 
-// Changed stores a text in a note of the node, and reports whether the text differs from the previous one. An empty text stands for no
-// note. Each verb is a separate process; with Changed it logs a lasting condition only once.
+// Changed saves a text as a note of the node, and reports whether the text differs from the saved one. An empty text removes the note. Each
+// verb runs in a separate process. With Changed, the processes together log a lasting condition only once.
 func Changed(mark, text string) bool {
 	if before, _ := NodeNoted(mark); before == text {
 		return false
@@ -114,7 +115,7 @@ func Changed(mark, text string) bool {
 	return true
 }
 
-// LogOnce logs the findings about the configuration of r's plugin once, until they change or the node boots.
+// LogOnce logs the findings about the configuration of r's plugin. Unchanged findings are logged again only after the node's next boot.
 func LogOnce(r *plugin.Request, findings []plugin.Finding) {
 	text := ""
 	if len(findings) > 0 {

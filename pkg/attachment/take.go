@@ -11,15 +11,17 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Take serves DEL: it locks the attachment of r and returns the recorded state. found is false if there is no record. The lock is held even
-// then, so that a concurrent ADD does not lose its changes. The caller removes the attachment's state, calls Remove, and closes the
-// attachment. In a network without any record att is nil; Close, Remove and ForgetWithLink are then no-ops.
+// Take locks the attachment of r for DEL and returns the recorded state. The result found is false if there is no record. The lock is taken
+// even without a record, so that DEL does not remove the changes of a concurrent ADD. The caller removes the attachment's state, calls
+// Remove, and closes the attachment. If the network has no folder, att is nil. Close, Remove and ForgetWithLink do nothing for a nil
+// attachment.
 func Take[T any](r *plugin.Request) (att *Attachment, state T, found bool, err error) {
 	att, rec, found, err := take[T](r, KeyOf(r))
 	return att, rec.State, found, err
 }
 
-// TakeDead is Take for another attachment of r's network. It returns the attachment only if it has a record and its namespace is gone.
+// TakeDead does the same as Take for another attachment in r's network. TakeDead returns the attachment only if the attachment has a record
+// and the recorded namespace is gone.
 func TakeDead[T any](r *plugin.Request, of plugin.Attachment) (att *Attachment, state T, found bool, err error) {
 	att, rec, found, err := take[T](r, Key{r.Network, of.ContainerID, of.IfName})
 	if err != nil || !found || !plugin.NetnsGone(rec.Netns) {
@@ -50,13 +52,13 @@ func take[T any](r *plugin.Request, k Key) (att *Attachment, rec Of[T], found bo
 	return att, rec, found, nil
 }
 
-// Of is a record with the plugin's state.
+// Of is a record and the decoded state of the plugin.
 type Of[T any] struct {
 	Record
 	State T
 }
 
-// States decodes the states of records from List or AllOf. It leaves out records whose state has another format.
+// States decodes the states in the results of List or AllOf. A record is left out if its state has another format.
 func States[T any](records []Record, err error) ([]Of[T], error) {
 	var all []Of[T]
 	for _, rec := range records {

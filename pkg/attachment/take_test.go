@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestTake: without a record, Take creates no files and Remove removes a killed writer's temporary file. With a record, Take returns the
-// state.
+// TestTake checks Take for an attachment without a record: Take creates no files, and Remove removes the temporary file that a killed
+// writer left. For an attachment with a record, Take returns the recorded state.
 func TestTake(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "id", "eth0")
@@ -66,7 +66,7 @@ func TestTake(t *testing.T) {
 	}
 }
 
-// TestTakeDead: only an attachment whose namespace is gone is returned.
+// TestTakeDead checks that TakeDead returns an attachment only if the attachment's namespace is gone.
 func TestTakeDead(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "new", "eth0")
@@ -86,7 +86,7 @@ func TestTakeDead(t *testing.T) {
 	}
 }
 
-// TestForgetWithLink: only the attachment's records with WithLink are removed.
+// TestForgetWithLink checks that only records with WithLink are removed, and only those of the one attachment.
 func TestForgetWithLink(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	requests := map[string]*plugin.Request{}
@@ -127,7 +127,8 @@ func TestForgetWithLink(t *testing.T) {
 	}
 }
 
-// TestGCUnreadable: a record whose state has another format is collected by its hash, like an unreadable one.
+// TestGCUnreadable checks that GC handles a record whose state has another format like an unreadable record: GC removes the attachment by
+// its hash.
 func TestGCUnreadable(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "", "")
@@ -157,7 +158,7 @@ func TestGCUnreadable(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" || gc.Err() != nil {
 		t.Errorf("%v\n%s", gc.Err(), diff)
 	}
-	if records, unreadable, _ := read(t.Name(), "test-"); len(records) != 2 || len(unreadable) != 0 {
+	if records, unreadable, _ := readRecords(t.Name(), "test-"); len(records) != 2 || len(unreadable) != 0 {
 		t.Errorf("left %v, %v", records, unreadable)
 	}
 }
@@ -171,7 +172,7 @@ func content(t *testing.T, a *Attachment) string {
 	return string(data)
 }
 
-// collect runs the GC of r with a remove function.
+// collect runs GC for r. The function remove removes the state of one stale attachment.
 func collect(r *plugin.Request, remove func(*Attachment, testState) error) error {
 	gc := NewGC[testState](r)
 	for att, st := range gc.Stale() {
@@ -180,7 +181,7 @@ func collect(r *plugin.Request, remove func(*Attachment, testState) error) error
 	return gc.Err()
 }
 
-// TestGC (C-83): GC deletes stale attachments, continues after errors, and reports all of them.
+// TestGC (C-83) checks that GC deletes all stale attachments, continues after an error, and returns all errors.
 func TestGC(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "", "")
@@ -217,7 +218,7 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// TestGCWaits (C-85): GC waits for a process that works on an attachment, and decides by the resulting record.
+// TestGCWaits (C-85) checks that GC waits while another process changes an attachment, and uses the record that this process leaves.
 func TestGCWaits(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "", "")

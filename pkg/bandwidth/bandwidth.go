@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bandwidth limits the traffic that a pod receives and sends, from the annotations kubernetes.io/ingress-bandwidth and
-// kubernetes.io/egress-bandwidth, which runtimes pass as the bandwidth capability. It runs in a chain after a main plugin that connects the
-// pod by a pair of veth or netkit devices.
+// Package bandwidth limits the traffic that a pod receives and sends. The runtime takes the rates from the pod annotations
+// kubernetes.io/ingress-bandwidth and kubernetes.io/egress-bandwidth, and passes them as the bandwidth capability. In the plugin chain, the
+// bandwidth plugin follows a main plugin that connects the pod with a pair of veth or netkit devices.
 //
-// Ingress is shaped where the node sends it, on the host side of the pair. Egress is redirected, where the node receives it, to an
-// intermediate functional block device (ifb) and shaped there. A pod that may configure its own interface cannot reach that device.
+// Ingress is shaped on the host side of the pair, where the node sends the pod's packets. Egress arrives on the host side of the pair, is
+// redirected to an intermediate functional block device (ifb), and is shaped there. The token buckets for ingress and egress are in the
+// node's namespace. A pod cannot change them there, even with CAP_NET_ADMIN.
 package bandwidth
 
 import (
@@ -22,7 +23,7 @@ import (
 
 const pluginName = "bandwidth"
 
-// state is the content of an attachment's record. Attachments without limits have no record.
+// The struct state holds the limits that are stored in an attachment's record. Attachments without limits have no record.
 type state struct {
 	Link  string `json:"link"` // host side of the pair
 	Index int    `json:"index"`
@@ -41,7 +42,8 @@ func Plugin() plugin.Plugin {
 
 const devicePrefix = "bwp"
 
-// ifbName returns the reference's device name, so that the reference plugin removes the device after a rollback.
+// ifbName returns the device name that the reference plugin would use. After a rollback, the reference plugin can therefore remove the
+// device.
 func ifbName(key attachment.Key) string { return devicePrefix + key.ReferenceHash()[:12] }
 
 func add(r *plugin.Request) (*types100.Result, error) {
@@ -94,7 +96,7 @@ func add(r *plugin.Request) (*types100.Result, error) {
 	return r.Prev, err
 }
 
-// change replaces the limits of a link. If it fails it restores the previous limits. It returns the device of the egress limit.
+// change replaces the limits of a link and returns the device of the egress limit. After an error it restores the previous limits.
 func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	if err := next.recordClsactOwner(host, link, old); err != nil {
 		return ifb, err
@@ -111,11 +113,11 @@ func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old
 	return replace(host, att, link, old, next)
 }
 
-// replace changes the limits of a link in place, and removes lifted limits last, so that a live pod is never unlimited.
+// replace changes the limits of a link in place. Lifted limits are removed last, so that a live pod always has a limit until then.
 func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
-	lifted := old.without(next)
+	lifted := old.subtract(next)
 	att.WithLink = true // the kernel deletes qdiscs with their link, and the bridge plugin deletes the ifb with its group
-	if err := att.Save(next.with(lifted)); err != nil {
+	if err := att.Save(next.merge(lifted)); err != nil {
 		return ifb, err
 	}
 	if ifb, err = apply(host, link, next); err != nil || lifted.Index == 0 {
@@ -127,8 +129,9 @@ func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, ol
 	return ifb, att.Save(next)
 }
 
-// without returns the limits that only st has, not next, on the same link. Index is 0 if there are none.
-func (st state) without(next state) state {
+// subtract returns the limits of st that have no counterpart in next. The states st and next belong to the same link. If no limit remains,
+// the result has Index 0.
+func (st state) subtract(next state) state {
 	if next.Ingress != nil {
 		st.Ingress = nil
 	}
@@ -141,8 +144,9 @@ func (st state) without(next state) state {
 	return st
 }
 
-// with returns the limits of both states on the same link.
-func (st state) with(more state) state {
+// merge returns the limits of st and of more. If both have a limit for a direction, the limit of more is used. The states st and more
+// belong to the same link.
+func (st state) merge(more state) state {
 	if more.Ingress != nil {
 		st.Ingress = more.Ingress
 	}
@@ -152,7 +156,7 @@ func (st state) with(more state) state {
 	return st
 }
 
-// plan returns the wanted state of an attachment.
+// plan computes the state that ADD should reach for an attachment.
 func (c Config) plan(key attachment.Key, link kernel.Link, fair bool) state {
 	st := state{Link: link.Name, Index: link.Index, Asked: c.Asked, Latency: c.Latency}
 	st.Ingress = c.Allowed.Ingress.bucket(link.MTU, c.Latency, fair)
@@ -160,7 +164,7 @@ func (c Config) plan(key attachment.Key, link kernel.Link, fair bool) state {
 	return st
 }
 
-// setEgress sets the egress limit and the name of its device; nil means no limit.
+// setEgress sets the egress limit and the name of its device. A nil bucket means that there is no limit.
 func (st *state) setEgress(key attachment.Key, bucket *kernel.Bucket) {
 	st.Egress, st.IFB = bucket, ""
 	if bucket != nil {
@@ -168,7 +172,8 @@ func (st *state) setEgress(key attachment.Key, bucket *kernel.Bucket) {
 	}
 }
 
-// recordClsactOwner records whether Podlace adds the clsact qdisc for the redirect. It does not if the link already has one.
+// recordClsactOwner records whether Podlace creates the clsact qdisc that the redirect needs. If the link already has a clsact qdisc,
+// another program created it.
 func (st *state) recordClsactOwner(host *kernel.Node, link kernel.Link, old state) error {
 	st.Clsact = st.IFB != "" && old.Clsact
 	if st.IFB == "" || old.IFB != "" {
@@ -179,12 +184,12 @@ func (st *state) recordClsactOwner(host *kernel.Node, link kernel.Link, old stat
 	return err
 }
 
-// hasFairQueues reports whether the limits have fair queues.
+// hasFairQueues reports whether any of the limits uses a fair queue.
 func (st state) hasFairQueues() bool {
 	return st.Ingress != nil && st.Ingress.Fair.Packets > 0 || st.Egress != nil && st.Egress.Fair.Packets > 0
 }
 
-// apply sets the limits of a link. It returns the device of the egress limit.
+// apply sets the limits of a link and returns the device of the egress limit.
 func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err error) {
 	if st.Ingress != nil {
 		if err := host.Shape(link, *st.Ingress); err != nil {
@@ -203,8 +208,9 @@ func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err 
 	return ifb, host.Redirect(link, ifb)
 }
 
-// hostSide returns the host side of the pod's link pair, by the kernel's IDs of the namespaces of both ends. It fails if prevResult names
-// another link that leads into the pod: a pod with several interfaces can exchange their names.
+// hostSide returns the host side of the pod's link pair. The namespaces of the two ends are compared by the IDs that the kernel assigns to
+// them. The result is an error if prevResult names another link that also leads into the pod. A pod with several interfaces could exchange
+// their names.
 func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 	pod, err := kernel.Open(r.Netns)
 	if err != nil {
@@ -233,7 +239,7 @@ func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 	return link, err
 }
 
-// namedInstead returns a link from prevResult that leads into the pod, if prevResult does not contain the given link.
+// namedInstead returns the link in prevResult that leads into the pod. The result is empty if prevResult contains the given link.
 func namedInstead(r *plugin.Request, host *kernel.Node, link kernel.Link) (string, error) {
 	if r.Prev == nil || slices.ContainsFunc(r.Prev.Interfaces,
 		func(i *types100.Interface) bool { return i.Sandbox == "" && i.Name == link.Name }) {
@@ -270,7 +276,7 @@ func del(r *plugin.Request) error {
 	defer host.Close()
 	link, ok, err := st.hostSide(host)
 	if err == nil && ok && r.Netns != nil && link.LeadsGroup() {
-		// The main plugin's DEL comes next and deletes the limits with the link, and then the record.
+		// The runtime calls the main plugin's DEL next. The main plugin's DEL deletes the link together with the limits, and then the record.
 		if !att.WithLink { // a record of an earlier version
 			att.WithLink = true
 			att.Resave(st)
@@ -280,7 +286,7 @@ func del(r *plugin.Request) error {
 	return remove(host, att, st)
 }
 
-// gc also restores the limits of the remaining attachments.
+// gc removes the limits of stale attachments and restores lost limits of the remaining attachments.
 func gc(r *plugin.Request) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -298,7 +304,7 @@ func gc(r *plugin.Request) error {
 	return gc.Err()
 }
 
-// remove removes the limits, and the record last.
+// remove removes the limits first and the record last.
 func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
 	if err := deleteLimits(host, st); err != nil {
 		return err
@@ -306,8 +312,8 @@ func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
 	return att.Remove()
 }
 
-// deleteLimits removes the limits in a state. It removes the redirect before its target device. If that fails, the device stays, so that a
-// live pod does not lose its traffic.
+// deleteLimits removes the limits that a state contains. The redirect is removed before its target device. If the redirect cannot be
+// removed, the device stays, because a live pod would lose its traffic without the device.
 func deleteLimits(host *kernel.Node, st state) error {
 	link, ok, err := st.hostSide(host)
 	ifb, has := kernel.Link{}, false
@@ -327,7 +333,8 @@ func deleteLimits(host *kernel.Node, st state) error {
 	return errors.Join(errs...)
 }
 
-// hostSide returns the recorded link, by its name, or by its ifindex if another program renamed it. The zero state has no link.
+// hostSide returns the recorded link. The link is searched by name first, and then by ifindex in case another program renamed it. The zero
+// state contains no link.
 func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err error) {
 	if st.Index == 0 {
 		return kernel.Link{}, false, nil
@@ -339,8 +346,8 @@ func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err erro
 	return link, ok && link.Kind != "" && link.Peer != 0, err
 }
 
-// device returns the recorded device of an egress limit. It ignores a link of another kind, which another program made, even if a damaged
-// record names it.
+// device returns the recorded device of an egress limit, if that device is an ifb. A damaged record may name another program's link, which
+// must not be changed.
 func device(host *kernel.Node, name string) (link kernel.Link, ok bool, err error) {
 	link, ok, err = host.Link(name)
 	if !ok || link.Kind != "ifb" {
@@ -349,7 +356,7 @@ func device(host *kernel.Node, name string) (link kernel.Link, ok bool, err erro
 	return link, true, nil
 }
 
-// status fails only if the configuration is invalid. It restores lost limits.
+// status restores lost limits, and only logs an error of this repair. STATUS fails only if the configuration is invalid.
 func status(r *plugin.Request) error {
 	if _, err := Parse(r); err != nil {
 		return err

@@ -25,7 +25,7 @@ import (
 
 const none = "0/0 redirected false"
 
-// TestIFBName pins the reference's device name.
+// TestIFBName checks that the device has the same name as the reference plugin's device.
 func TestIFBName(t *testing.T) {
 	for ifname, want := range map[string]string{"eth0": "bwp46d35c6a9e0e", "net1": "bwpd954c4bcd4c8"} {
 		if got := ifbName(attachment.Key{Network: "podlace", ContainerID: "0123456789abcdef", IfName: ifname}); got != want || len(got) != 15 {
@@ -43,7 +43,7 @@ func TestAddCheckDel(t *testing.T) {
 		{limits(20e6, 0), "20000000/0 redirected false"},
 		{limits(0, 10e6), "0/10000000 redirected true"},
 		{limits(1e3, 1e11), "1000/100000000000 redirected true"},
-		// the burst takes a few ticks
+		// the burst lasts a few ticks of the kernel's clock
 		{object{"bandwidth": object{"ingressRate": 100_000_000_000, "ingressBurst": 50_400}}, "100000000000/0 redirected false"},
 		{limits(0, 0), none},
 	} {
@@ -67,7 +67,7 @@ func TestAddCheckDel(t *testing.T) {
 	}
 }
 
-// TestResult: ADD appends the device to the result of the earlier plugins.
+// TestResult checks that ADD appends the ifb device to the earlier plugins' result.
 func TestResult(t *testing.T) {
 	l := newLab(t)
 	o := l.OK(l.Call("ADD", "a"))
@@ -81,7 +81,7 @@ func TestResult(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestAddAgainChanged: the last of several ADDs for a key counts.
+// TestAddAgainChanged checks that a repeated ADD replaces the limits of the earlier ADD for the same key.
 func TestAddAgainChanged(t *testing.T) {
 	l := newLab(t)
 	for _, c := range []struct {
@@ -97,7 +97,7 @@ func TestAddAgainChanged(t *testing.T) {
 	}
 }
 
-// TestChangedInPlace: limits of a live pod are replaced, not removed and created again.
+// TestChangedInPlace checks that ADD changes the limits of a live pod in place. ADD must not delete and recreate the limits.
 func TestChangedInPlace(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -113,7 +113,7 @@ func TestChangedInPlace(t *testing.T) {
 	}
 }
 
-// TestMoved: the next ADD removes the limits of a link that the pod no longer has.
+// TestMoved checks that ADD removes the old limits after the pod was connected by another link.
 func TestMoved(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))
@@ -130,8 +130,8 @@ func TestMoved(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestDelWithGroup: if the main plugin deletes the link and its group in one request, DEL leaves the limits to it. Without a namespace the
-// main plugin would not delete them, so DEL does.
+// TestDelWithGroup checks that DEL leaves the limits if the main plugin's DEL deletes the link and its device group in one request. Without
+// a namespace path, the main plugin's DEL would not delete the group, so DEL of bandwidth must remove the limits.
 func TestDelWithGroup(t *testing.T) {
 	l := newLab(t)
 	l.must(l.host.SetUpLeader(l.hostSide, ""))
@@ -152,7 +152,7 @@ func TestDelWithGroup(t *testing.T) {
 	l.must(netlink.LinkSetGroup(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}}, 0))
 }
 
-// TestDelOfOther: DEL does not touch another link that now has the recorded name.
+// TestDelOfOther checks that DEL does not change another program's link that now has the recorded name.
 func TestDelOfOther(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))
@@ -174,14 +174,15 @@ func TestDelOfOther(t *testing.T) {
 	}
 }
 
-// hasFairQueue reports whether the kernel has fair queues.
+// hasFairQueue reports whether the kernel supports fair queues.
 func hasFairQueue(l lab) bool {
 	has, err := l.host.HasFairQueue()
 	l.must(err)
 	return kerneltest.Feature(l, has, "fq_codel")
 }
 
-// TestFairQueue: limits have fair queues if the kernel supports them. Otherwise the kernel is asked only once, and CHECK uses ADD's choice.
+// TestFairQueue checks that limits use fair queues if the kernel supports them. A kernel without this support is asked only once, and CHECK
+// compares with the choice that ADD recorded.
 func TestFairQueue(t *testing.T) {
 	l := newLab(t)
 	has := hasFairQueue(l)
@@ -216,7 +217,7 @@ func TestFairQueue(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestCheckDetects (C-64) breaks one part at a time.
+// TestCheckDetects (C-64) checks that CHECK fails after any single part of the limits is changed.
 func TestCheckDetects(t *testing.T) {
 	l := newLab(t)
 	ifb := func() kernel.Link { return l.link(l.ifb("a")) }
@@ -275,12 +276,12 @@ func TestRefused(t *testing.T) {
 	l.must(l.Pod.Do(func() error {
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "inner0"}, PeerName: "inner1"})
 	}))
-	// its peer is in the pod
+	// the peer of inner0 is in the pod
 	l.Fails(l.Call("ADD", "a", "CNI_IFNAME", "inner0"), plugin.CodeDevice, "interface inner0 has no veth or netkit peer on the node")
 	l.must(l.Pod.Do(func() error { return netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "inner0"}}) }))
 }
 
-// TestSecondInterface: two interfaces of one container have separate devices.
+// TestSecondInterface checks that two interfaces of one container get different devices.
 func TestSecondInterface(t *testing.T) {
 	l := newLab(t)
 	netns, err := os.Open(l.Pod.Path)
@@ -300,10 +301,10 @@ func TestSecondInterface(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestNetkit: the host side of a netkit pair is found like that of a veth pair.
+// TestNetkit checks that the host side of a netkit pair is found in the same way as that of a veth pair.
 func TestNetkit(t *testing.T) {
 	l := newLab(t)
-	// In both namespaces the default policy passes everything.
+	// the default policy in both namespaces lets all packets pass
 	pair := &netlink.Netkit{LinkAttrs: netlink.LinkAttrs{Name: "bwk0"}, Mode: netlink.NETKIT_MODE_L3, Policy: netlink.NETKIT_POLICY_FORWARD,
 		PeerPolicy: netlink.NETKIT_POLICY_FORWARD}
 	pair.SetPeerAttrs(&netlink.LinkAttrs{Name: "bwk1"})
@@ -331,7 +332,7 @@ func TestNetkit(t *testing.T) {
 	}
 	key := attachment.Key{Network: "net", ContainerID: "a", IfName: "bwk1"}
 	l.OK(l.Call("ADD", "a", keys...))
-	l.lose(key)
+	l.removeRecord(key)
 	l.OK(l.Call("DEL", "a", keys...))
 	if _, ok, err := l.host.Link(ifbName(key)); ok || err != nil {
 		t.Errorf("without a record the device is left: %v", err)
@@ -352,7 +353,8 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// TestTinyBurst (S-14): a burst smaller than a full frame would block the pod. It is raised to 4 frames, and that is logged.
+// TestTinyBurst (S-14) checks that a burst smaller than a full frame is raised to 4 frames, because it would block the pod. The plugin logs
+// the change.
 func TestTinyBurst(t *testing.T) {
 	l := newLab(t)
 	const least = 4 * (1400 + 18)
@@ -379,7 +381,8 @@ func TestTinyBurst(t *testing.T) {
 	}
 }
 
-// TestStaticLimits (C-111): limits in the configuration, whose bursts are in bits too.
+// TestStaticLimits (C-111) checks limits in the configuration file. Bursts in the configuration file are in bits, as in the runtime's
+// limits.
 func TestStaticLimits(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "egressRate", 3000000, "egressBurst", 8000000))

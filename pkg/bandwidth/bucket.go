@@ -10,11 +10,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// A derived burst is the amount sent in burstTime, which covers a late timer. At least some full frames pass at once.
+// If no burst is configured, the burst is the number of bytes sent in burstTime, so that a late timer does not lower the rate. The burst is
+// never less than burstFrames full frames.
 //
-// A segment of up to 64 KiB that is longer than the burst is split into frames before it waits (tbf_segment in net/sched/sch_tbf.c). That
-// costs CPU, which only slow links can afford, and keeps their queues fine-grained. A segment no longer than the burst waits unsplit. A
-// queue with no room for a few of them would drop them forever.
+// A segment is a packet of up to 64 KiB. If a segment is longer than the burst, the kernel splits it into frames before queueing
+// (tbf_segment in net/sched/sch_tbf.c). Splitting costs CPU time, which is acceptable on slow links only. It keeps the queues of these
+// links fine-grained. A segment that fits into the burst is queued unsplit. The queue must have room for a few whole segments, because a
+// shorter queue would drop every segment.
 const (
 	burstTime      = 4 * time.Millisecond
 	burstFrames    = 4
@@ -25,12 +27,13 @@ const (
 	header         = 14         // of Ethernet: a queue counts a frame as MTU plus header
 	overhead       = header + 4 // and a VLAN tag
 
-	// longest is the maximum time of a burst at the rate: the kernel stores it in 2^32 ticks of 64 ns.
-	longest = 274 * time.Second
+	// maxBurstTime is the longest time that a burst may last at its rate. The kernel stores this time as a 32-bit number of ticks of 64 ns.
+	maxBurstTime = 274 * time.Second
 )
 
-// bucket returns the token bucket of a limit for a link with the MTU, or nil if the rate is zero. A packet waits at most for latency, or
-// for the minimum queue length if that takes longer. In a fair queue each flow waits only for its own packets.
+// bucket returns the token bucket that enforces a limit on a link with the given MTU. The result is nil if the rate is zero. A packet waits
+// at most for the latency, or longer if the minimum queue length needs more time at this rate. With a fair queue, a flow waits only for its
+// own packets.
 func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket {
 	if l.Rate == 0 {
 		return nil
@@ -40,9 +43,10 @@ func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket 
 	if burst == 0 {
 		burst = l.sentIn(burstTime)
 	}
-	burst = min(max(burst, burstFrames*frame), l.sentIn(longest), maxBytes)
+	burst = min(max(burst, burstFrames*frame), l.sentIn(maxBurstTime), maxBytes)
 	queue := max(l.sentIn(latency), queueFrames*frame, queueSegments*min(burst, segment))
-	// Leave room for small packets beside full frames. Otherwise a queue that greedy flows keep full would never accept a small packet.
+	// Beside full frames, the queue must have room for small packets: at least half a frame. Without this room, greedy flows would keep the
+	// queue full, and no small packet would ever enter it.
 	counted := uint64(mtu + header)
 	queue += max(queue%counted, counted/2) - queue%counted
 	bucket := kernel.Bucket{Rate: l.Rate, Burst: uint32(burst), Limit: uint32(min(queue, maxBytes))}
@@ -52,22 +56,24 @@ func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket 
 	return &bucket
 }
 
-// logBurst logs a burst that was changed for full frames or for the kernel's clock.
+// logBurst logs that a burst was changed, either to the minimum number of full frames or to the limits of the kernel's clock.
 func logBurst(r *plugin.Request, direction string, asked Limit, got *kernel.Bucket) {
 	if got != nil && asked.Burst > 0 && asked.Burst/8 != uint64(got.Burst) {
 		r.Log.Warn("burst is out of bounds and was clamped", "direction", direction, "asked", asked.Burst, "applied", uint64(got.Burst)*8)
 	}
 }
 
-// Parameters of a fair queue. CoDel must not drop packets of a queue in which one frame waits for another, since such a queue does not
-// persist. A flow that does not slow down, such as unanswered UDP, gets at most the amount sent in the interval.
+// These constants are parameters of a fair queue, which is an fq_codel qdisc. CoDel must not drop a packet that waits only for one earlier
+// frame, since this is no persistent queue. Therefore the target is at least 1.5 frames. A flow without congestion control, such as
+// unanswered UDP, can queue at most the bytes that are sent in one interval.
 const (
 	fairInterval   = 100 * time.Millisecond // the kernel's default, enough for any round trip on Earth
 	fairMinPackets = 64
 	fairMaxPackets = 10240 // the kernel's default
 )
 
-// fairQueue begins to drop packets that wait for half of the latency. With the default latency that is the kernel's default of 5 ms.
+// fairQueue returns the parameters of a fair queue. CoDel begins to drop packets after they have waited for half of the latency. For the
+// default latency, this target is 5 ms, which is also the kernel's default.
 func (l Limit) fairQueue(frame uint64, latency time.Duration) kernel.FairQueue {
 	oneAndAHalf := time.Duration(frame*12*1e6/l.Rate) * time.Microsecond // 1.5 frames of 8 bits per byte
 	target := max(latency/2, oneAndAHalf)
@@ -76,7 +82,8 @@ func (l Limit) fairQueue(frame uint64, latency time.Duration) kernel.FairQueue {
 		Packets: uint32(min(max(l.sentIn(interval)/frame, fairMinPackets), fairMaxPackets))}
 }
 
-// noFairQueue is the note that the node's kernel has no fair queues, until the next boot. Without it each query would start modprobe(8).
+// noFairQueue is the mark of a note which says that the node's kernel has no fair queues. The note is valid until the next boot. Without
+// the note, each process would ask the kernel again, and the kernel would start modprobe(8) each time.
 const noFairQueue = "no-fq_codel"
 
 func fairQueues(host *kernel.Node) (bool, error) {
@@ -90,5 +97,6 @@ func fairQueues(host *kernel.Node) (bool, error) {
 	return has, err
 }
 
-// sentIn returns the bytes sent in a time. It cannot overflow: maxRate/8 over longest is less than 2^62 microbytes.
+// sentIn returns the number of bytes that are sent in a time at the limit's rate. The product cannot overflow: for maxRate and maxBurstTime
+// it is less than 2^62.
 func (l Limit) sentIn(t time.Duration) uint64 { return l.Rate / 8 * uint64(t.Microseconds()) / 1e6 }

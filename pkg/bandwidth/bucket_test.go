@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// model computes a token bucket in numbers that cannot overflow.
+// model computes a token bucket with integers of unlimited size.
 func model(l Limit, mtu int, latency time.Duration) (burst, limit *big.Int) {
 	n := func(v uint64) *big.Int { return new(big.Int).SetUint64(v) }
 	in := func(t time.Duration) *big.Int {
@@ -46,7 +46,7 @@ func model(l Limit, mtu int, latency time.Duration) (burst, limit *big.Int) {
 	return burst, atMost(limit, n(math.MaxUint32))
 }
 
-// mustBeSound compares a bucket with the model, and checks that the kernel can apply it exactly.
+// mustBeSound fails the test if a bucket differs from the model, or if the kernel would round the bucket's values.
 func mustBeSound(t *testing.T, l Limit, mtu int, latency time.Duration) {
 	t.Helper()
 	got := l.bucket(mtu, latency, false)
@@ -54,7 +54,7 @@ func mustBeSound(t *testing.T, l Limit, mtu int, latency time.Duration) {
 	if got.Rate != l.Rate || burst.Cmp(big.NewInt(int64(got.Burst))) != 0 || limit.Cmp(big.NewInt(int64(got.Limit))) != 0 {
 		t.Fatalf("%+v with mtu %d: %+v, want burst %v limit %v", l, mtu, got, burst, limit)
 	}
-	// The kernel's clock has ticks of 64 ns.
+	// one tick of the kernel's clock is 64 ns
 	ticks := new(big.Int).Mul(big.NewInt(int64(got.Burst)), big.NewInt(15_625_000))
 	ticks.Div(ticks, new(big.Int).SetUint64(l.Rate/8))
 	if ticks.Cmp(big.NewInt(math.MaxUint32)) > 0 {
@@ -74,7 +74,7 @@ func mustBeSound(t *testing.T, l Limit, mtu int, latency time.Duration) {
 	}
 }
 
-// TestFairQueueOf: the kernel's defaults if they fit, and more time and fewer packets for slow links.
+// TestFairQueueOf checks that a fair queue gets the kernel's defaults where they fit. Slow links get more time and fewer packets.
 func TestFairQueueOf(t *testing.T) {
 	for _, c := range []struct {
 		rate    uint64
@@ -117,7 +117,7 @@ func TestBucket(t *testing.T) {
 		{Limit{Rate: 1e9, Burst: 0}, defaultLatency, kernel.Bucket{Rate: 1e9, Burst: 500_000, Limit: 1_250_000}},
 		{Limit{Rate: 1e9, Burst: 0}, time.Millisecond, kernel.Bucket{Rate: 1e9, Burst: 500_000, Limit: 131_108}},
 		{Limit{Rate: 1e11, Burst: 0}, defaultLatency, kernel.Bucket{Rate: 1e11, Burst: 50e6, Limit: 125e6}},
-		// the kernel's clock allows no more
+		// the kernel's clock cannot represent a longer burst
 		{Limit{Rate: 10e6, Burst: 1<<32 - 1}, defaultLatency, kernel.Bucket{Rate: 10e6, Burst: 342_500_000, Limit: 131_108}},
 	} {
 		if diff := cmp.Diff(&c.want, c.limit.bucket(1500, c.latency, false)); diff != "" {

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// check compares each part of the limits with the values that ADD set, or with the values that an admin set later.
+// check compares each part of the limits with the values that ADD or later an admin set.
 func check(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil {
@@ -52,14 +52,14 @@ func check(r *plugin.Request) error {
 	if err := checkEgress(host, link, want, recorded); err != nil || recorded {
 		return err
 	}
-	// The reference's device is in no group.
+	// The reference plugin puts its device into no device group.
 	if ifb, ok, err := device(host, want.IFB); err != nil || !ok || !link.LeadsGroup() || ifb.Traits.Group != link.Traits.Group {
 		return err
 	}
 	return attachment.LostRecord(r)
 }
 
-// checkSending fails if a filter takes all frames before they pass the token bucket of a link.
+// checkSending returns an error if a filter takes all frames of a link before the frames pass the link's token bucket.
 func checkSending(host *kernel.Node, link kernel.Link, limit string) error {
 	captor, ok, err := host.Captor(link, kernel.Sending)
 	if err != nil || !ok || !captor.Drops && captor.To == 0 {
@@ -68,7 +68,8 @@ func checkSending(host *kernel.Node, link kernel.Link, limit string) error {
 	return captureError(link, kernel.Sending, limit, captor)
 }
 
-// captureError returns the error about another program's filter. No verb removes that filter, because the other program may need it.
+// captureError returns an error that describes another program's filter. No verb of Podlace removes that filter, because the other program
+// may need it.
 func captureError(link kernel.Link, side kernel.Side, limit string, captor kernel.Captor) error {
 	does := "takes all frames before the limit sees them"
 	if captor.Drops {
@@ -79,8 +80,8 @@ func captureError(link kernel.Link, side kernel.Side, limit string, captor kerne
 		"find it with 'tc filter show dev %s %s', and remove it with 'tc filter del'; 'podlace reload' leaves it", link.Name, side)
 }
 
-// checkEgress compares the redirect to the device of an egress limit, and the device's token bucket. Without a record the reference plugin
-// made the redirect. It misses short frames until podlace reload replaces it.
+// checkEgress checks the redirect to the device of an egress limit, and the token bucket of that device. If there is no record, the
+// reference plugin created the redirect. The reference plugin's redirect misses short frames until podlace reload replaces it.
 func checkEgress(host *kernel.Node, link kernel.Link, want state, ours bool) error {
 	ifb, have, err := redirectedTo(host, link, want.IFB)
 	if err != nil {
@@ -106,7 +107,7 @@ func checkEgress(host *kernel.Node, link kernel.Link, want state, ours bool) err
 	return checkSending(host, ifb, "egress")
 }
 
-// redirectedTo returns the device of an egress limit, and which frames of the link are redirected to it.
+// redirectedTo returns the device of an egress limit. The second result says which frames of the link are redirected to this device.
 func redirectedTo(host *kernel.Node, link kernel.Link, name string) (ifb kernel.Link, have kernel.Redirection, err error) {
 	ifb, ok, err := device(host, name)
 	if err == nil && ok {
@@ -115,7 +116,8 @@ func redirectedTo(host *kernel.Node, link kernel.Link, name string) (ifb kernel.
 	return ifb, have, err
 }
 
-// notRedirected returns the reason why frames of the link bypass the device of an egress limit. It is empty if none do.
+// notRedirected returns the reason why some frames of the link bypass the device of an egress limit. The reason is empty if all frames are
+// redirected.
 func notRedirected(link, ifb kernel.Link, name string, have kernel.Redirection) string {
 	switch {
 	case !ifb.Up:
@@ -128,7 +130,8 @@ func notRedirected(link, ifb kernel.Link, name string, have kernel.Redirection) 
 	return ""
 }
 
-// checkBucket compares the token bucket of a link. Without a record the reference made it, with another burst and queue length.
+// checkBucket compares the token bucket of a link with the wanted bucket. If there is no record, the reference plugin created the bucket,
+// with another burst and another queue length.
 func checkBucket(host *kernel.Node, link kernel.Link, want kernel.Bucket, ours bool) error {
 	has, ok, err := host.Shaped(link)
 	if err != nil {
@@ -137,7 +140,7 @@ func checkBucket(host *kernel.Node, link kernel.Link, want kernel.Bucket, ours b
 	if !ok {
 		return plugin.Errorf(plugin.CodeStateDiffers, "%s", noBucket(link))
 	}
-	// The kernel counts whole bytes per second, and bursts in ticks.
+	// The kernel stores rates in whole bytes per second, and bursts in ticks.
 	same := has.Limit == want.Limit && nearBurst(has.Burst, want.Burst, want.Rate) && nearFair(has.Fair, want.Fair)
 	if has.Rate/8 != want.Rate/8 || ours && !same {
 		return plugin.Errorf(plugin.CodeStateDiffers, "the token bucket of %s is %s, want %s", link.Name, has, want)
@@ -149,13 +152,13 @@ func noBucket(link kernel.Link) string {
 	return fmt.Sprintf("the token bucket of %s is missing", link.Name)
 }
 
-// nearBurst allows for the rounding of a burst to ticks of 64 ns at its rate.
+// nearBurst reports whether two bursts are equal, except for the kernel's rounding to ticks of 64 ns.
 func nearBurst(a, b uint32, rate uint64) bool {
 	difference := uint64(max(a, b) - min(a, b))
 	return difference <= uint64(max(a, b))/50+64+rate/8*64/1e9
 }
 
-// nearFair allows for the units in which the kernel stores times.
+// nearFair reports whether two fair queues are equal, except for the kernel's rounding of times.
 func nearFair(a, b kernel.FairQueue) bool {
 	const unit = 2 * time.Microsecond
 	return a.Packets == b.Packets && (a.Target-b.Target).Abs() <= unit && (a.Interval-b.Interval).Abs() <= unit

@@ -12,14 +12,14 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Both holds a value for each direction, as the pod sees them: ingress is the traffic that it receives.
+// Both holds one value for each direction. Directions are named from the pod's side: ingress is the traffic that the pod receives.
 type Both[T any] struct {
 	Ingress T `json:"ingress,omitzero"`
 	Egress  T `json:"egress,omitzero"`
 }
 
-// Limit is the requested limit of one direction, from the conflist, the runtime, the pod or an admin. A zero rate means no limit. A zero
-// burst is derived from the rate.
+// Limit is the limit that was requested for one direction. The request comes from the conflist, the runtime, the pod or an admin. A zero
+// rate means no limit. If the burst is zero, Podlace derives a burst from the rate.
 type Limit struct {
 	Rate      uint64 `json:"rate"`                // bits per second
 	Burst     uint64 `json:"burst,omitempty"`     // bits
@@ -34,10 +34,11 @@ type Config struct {
 	Latency time.Duration // maximum wait of a packet
 }
 
-// unlimited reports whether there is no limit.
+// unlimited reports whether neither direction has a limit.
 func (c Config) unlimited() bool { return c.Allowed == Both[Limit]{} }
 
-// rawLimits mirrors the JSON. A value is nil if its key is missing or null. number rejects other values and names the key.
+// rawLimits mirrors the JSON. A value is nil if its key is missing or null. The function number rejects any other value that is not a
+// number, and its error names the key.
 type rawLimits struct {
 	IngressRate  *json.RawMessage `json:"ingressRate"`
 	IngressBurst *json.RawMessage `json:"ingressBurst"`
@@ -59,16 +60,18 @@ type rawConfig struct {
 	} `json:"runtimeConfig"`
 }
 
-// Lower rates look like no connection at all, and higher rates exceed any interface. Rates outside are set to the bound.
+// A lower rate would look like no connection at all, and no interface reaches a higher rate. A runtime's rate outside these bounds is set
+// to the nearest bound.
 const (
 	minRate = 1_000           // 1 kbit/s
 	maxRate = 100_000_000_000 // 100 Gbit/s
 )
 
-// maxBytes limits a burst: tc stores bytes in 32 bits.
+// maxBytes is the maximum burst in bytes, because tc stores a burst in 32 bits.
 const maxBytes = math.MaxUint32
 
-// Parse reads the configuration of an ADD, CHECK or STATUS. Limits in the conflist replace all limits of the runtime.
+// Parse reads and validates the configuration of ADD, CHECK or STATUS. If the conflist contains a limit, all limits from the runtime are
+// ignored.
 func Parse(r *plugin.Request) (Config, error) {
 	var raw rawConfig
 	if err := r.Decode(&raw); err != nil {
@@ -109,10 +112,11 @@ func Parse(r *plugin.Request) (Config, error) {
 	return c, nil
 }
 
-// annotation returns the pod annotation for the burst of a direction, in bits. Kubernetes defines none.
+// annotation returns the name of the pod annotation that sets the burst of a direction in bits. Kubernetes itself has no such annotation.
 func annotation(direction string) string { return "podlace.io/" + direction + "-burst" }
 
-// requestedLimit returns the requested limit of a direction. The pod's annotation for the burst takes precedence over the runtime's value.
+// requestedLimit returns the limit that was requested for a direction. If the pod has an annotation for the burst, the runtime's burst is
+// ignored.
 func requestedLimit(direction string, rate, burst *json.RawMessage, annotations map[string]string) (l Limit, err error) {
 	if l.Rate, err = number(direction+"Rate", rate); err != nil {
 		return l, err
@@ -136,7 +140,7 @@ func requestedLimit(direction string, rate, burst *json.RawMessage, annotations 
 	return l, nil
 }
 
-// clamp rejects invalid values in a configuration, and adjusts a runtime's values to the bounds.
+// clamp returns an error for an invalid limit in the configuration file. A limit from the runtime is moved into the bounds.
 func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst uint64) (Limit, error) {
 	rate, burst := l.Rate, l.Burst
 	switch {
@@ -161,15 +165,15 @@ func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst 
 		l.Burst = most
 		r.Log.Warn("burst is out of bounds and was clamped", "annotation", annotation(direction), "asked", burst, "applied", most)
 	default:
-		// Runtimes without a burst annotation send "unlimited" (2^32-1, 2^31-1, 2^35-9). With that burst the first half gigabyte would pass
-		// at full speed.
+		// Runtimes without a burst annotation send a burst that stands for "unlimited": 2^32-1, 2^31-1 or 2^35-9. With that burst, the first half
+		// gigabyte would pass without any limit.
 		r.Log.Debug("burst of the runtime means unlimited; deriving one from the rate", "direction", direction, "burst", burst)
 		l.Burst = 0
 	}
 	return l, nil
 }
 
-// Bounds of latency: below the minimum timers are too imprecise, and above the maximum senders have given up.
+// These are the bounds of the latency. Timers are too imprecise for a lower latency, and senders give up before a higher latency ends.
 const (
 	minLatency = time.Millisecond
 	maxLatency = 10 * time.Second
@@ -187,7 +191,7 @@ func parseLatency(text string) (time.Duration, error) {
 	return latency, nil
 }
 
-// number parses a number of bits.
+// number parses a JSON value that is a number of bits.
 func number(key string, raw *json.RawMessage) (uint64, error) {
 	if raw == nil {
 		return 0, nil

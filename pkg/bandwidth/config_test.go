@@ -43,7 +43,7 @@ func TestParse(t *testing.T) {
 		runtime(`"ingressRate":100000000001`):                    {Ingress: limit(1e11, 0)},
 		runtime(`"ingressRate":18446744073709551615`):            {Ingress: limit(1e11, 0)},
 		runtime(`"ingressBurst":4294967295,"egressBurst":7`):     {}, // runtimes send a burst with or without a rate
-		// Any key in the conflist replaces all limits of the runtime.
+		// One key in the conflist makes Parse ignore all limits from the runtime.
 		`"ingressRate":1000000,"ingressBurst":8000,` + runtime(`"ingressRate":5,"egressRate":2000000`): {Ingress: limit(1e6, 8000)},
 		`"egressBurst":0,` + runtime(`"ingressRate":2000000`):                                          {},
 	} {
@@ -54,7 +54,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestUnlimitedBursts (S-14): bursts that runtimes send because there is no annotation for a burst.
+// TestUnlimitedBursts (S-14) checks that Podlace ignores the huge bursts that runtimes send if no annotation sets a burst.
 func TestUnlimitedBursts(t *testing.T) {
 	for _, c := range []struct {
 		max         string
@@ -77,7 +77,8 @@ func TestUnlimitedBursts(t *testing.T) {
 	}
 }
 
-// TestAnnotations: a pod may set its burst within the bounds of the conflist, as any form of a quantity.
+// TestAnnotations checks that a pod can set its burst within the bounds of the conflist. The annotation accepts any form of a Kubernetes
+// quantity.
 func TestAnnotations(t *testing.T) {
 	annotated := func(rate int, ingress string) string {
 		return fmt.Sprintf(`"runtimeConfig":{"bandwidth":{"ingressRate":%d,"ingressBurst":4294967295,"egressRate":5000000,"egressBurst":4294967295},
@@ -123,7 +124,7 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// TestClampIsLogged (S-14): a runtime's rate is adjusted to the bounds, and that is logged.
+// TestClampIsLogged (S-14) checks that a runtime's rate is moved into the bounds, and that the plugin logs the change.
 func TestClampIsLogged(t *testing.T) {
 	for _, direction := range []string{"ingress", "egress"} {
 		for asked, applied := range map[uint64]uint64{
@@ -141,7 +142,7 @@ func TestClampIsLogged(t *testing.T) {
 	}
 }
 
-// TestParseRefused (S-14): values that no runtime sends are refused.
+// TestParseRefused (S-14) checks that Parse returns an error for values that no runtime sends.
 func TestParseRefused(t *testing.T) {
 	for keys, says := range map[string]string{
 		`"ingressRate":-1`:                              "ingressRate -1: want a whole number of bits, not negative",
@@ -195,7 +196,7 @@ func TestParseRefused(t *testing.T) {
 	}
 }
 
-// FuzzParse: each error has a code, and accepted values are within the bounds.
+// FuzzParse checks that each error of Parse has an error code, and that each accepted value is within the bounds.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", "{}", `{"ingressRate":1}`, `{"ingressRate":1e3}`, `{"egressRate":18446744073709551616,"egressBurst":1}`,
 		"{" + runtime(`"ingressRate":5,"ingressBurst":-1`) + "}",

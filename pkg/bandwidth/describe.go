@@ -9,7 +9,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// Rates returns the limits in a record of the plugin, in bits per second as the pod sees them; 0 for none.
+// Rates returns the limits in a record of this plugin, in bits per second from the pod's side. A rate of 0 means no limit.
 func Rates(rec attachment.Record) (ingress, egress uint64, err error) {
 	var st state
 	err = json.Unmarshal(rec.State, &st)
@@ -22,7 +22,7 @@ func Rates(rec attachment.Record) (ingress, egress uint64, err error) {
 	return ingress, egress, err
 }
 
-// Objects returns the kernel objects of an attachment's limits by its record, one line each.
+// Objects lists the kernel objects that enforce the recorded limits of an attachment, one object in each line.
 func Objects(rec attachment.Record) (lines []string, err error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// filters runs commands of tc(8). HOST and IFB stand for the links of the attachment "a". ok is false if the kernel lacks a classifier or
-// an action.
+// filters runs a script of tc(8) commands. In the script, HOST and IFB stand for the links of attachment "a". The result ok is false if the
+// kernel lacks a classifier or an action.
 func (l lab) filters(t *testing.T, script string) (ok bool) {
 	t.Helper()
 	words := strings.NewReplacer("HOST", l.hostSide.Name, "IFB", l.ifb("a"), "ALL", "protocol all u32 match u32 0 0")
@@ -30,7 +30,7 @@ const (
 	elsewhere = "action mirred egress redirect dev lo"
 )
 
-// TestCheckTellsFilters (C-64): CHECK reports a filter that takes all frames before a limit sees them.
+// TestCheckTellsFilters (C-64) checks that CHECK fails if another program's filter takes all frames before the limit.
 func TestCheckTellsFilters(t *testing.T) {
 	if _, err := exec.LookPath("tc"); err != nil {
 		t.Skip("SKIPPED: tc is not installed")
@@ -70,7 +70,7 @@ func TestCheckTellsFilters(t *testing.T) {
 	}
 }
 
-// TestCheckAllowsFilters: CHECK accepts other programs' filters that do not bypass a limit.
+// TestCheckAllowsFilters checks that CHECK accepts other programs' filters if these filters do not bypass a limit.
 func TestCheckAllowsFilters(t *testing.T) {
 	if _, err := exec.LookPath("tc"); err != nil {
 		t.Skip("SKIPPED: tc is not installed")

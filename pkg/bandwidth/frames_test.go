@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// frame returns a broadcast frame with a total length. types are its EtherTypes, VLAN tags first.
-func frame(length int, types ...uint16) []byte {
+// broadcastFrame returns a broadcast frame of the given total length. The argument types lists the frame's EtherTypes, VLAN tags first.
+func broadcastFrame(length int, types ...uint16) []byte {
 	out := []byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01")
 	for i, t := range types {
 		if i > 0 {
@@ -31,37 +31,38 @@ func frame(length int, types ...uint16) []byte {
 
 const experiment = 0x88b5 // IEEE 802 local experiments
 
-// TestEveryFrameCounts (S-41): the egress limit counts frames of every length, tag and protocol that a pod can send.
+// TestEveryFrameCounts (S-41) checks that the egress limit covers every frame that a pod can send, for all lengths, VLAN tags and
+// protocols.
 func TestEveryFrameCounts(t *testing.T) {
-	l := carrying(t)
+	l := quietLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(0, 1e9)))
-	// otherwise the device sends router solicitations
+	// without this setting, the device would send router solicitations
 	l.must(os.WriteFile("/proc/sys/net/ipv6/conf/"+l.ifb("a")+"/disable_ipv6", []byte("1"), 0))
-	multicast := frame(62, unix.ETH_P_IPV6)
+	multicast := broadcastFrame(62, unix.ETH_P_IPV6)
 	copy(multicast, "\x33\x33\x00\x00\x00\x01")
 	for what, c := range map[string]struct {
 		frame []byte
 		tag   int // bytes of the outer VLAN tag, which the kernel stores outside the frame
 	}{
-		"14 bytes":                    {frame(14, experiment), 0},
-		"15 bytes":                    {frame(15, experiment), 0},
-		"16 bytes":                    {frame(16, experiment), 0},
-		"17 bytes":                    {frame(17, experiment), 0},
-		"18 bytes":                    {frame(18, experiment), 0},
-		"60 bytes":                    {frame(60, experiment), 0},
-		"IPv4, 14 bytes":              {frame(14, unix.ETH_P_IP), 0},
-		"IPv6, 17 bytes":              {frame(17, unix.ETH_P_IPV6), 0},
+		"14 bytes":                    {broadcastFrame(14, experiment), 0},
+		"15 bytes":                    {broadcastFrame(15, experiment), 0},
+		"16 bytes":                    {broadcastFrame(16, experiment), 0},
+		"17 bytes":                    {broadcastFrame(17, experiment), 0},
+		"18 bytes":                    {broadcastFrame(18, experiment), 0},
+		"60 bytes":                    {broadcastFrame(60, experiment), 0},
+		"IPv4, 14 bytes":              {broadcastFrame(14, unix.ETH_P_IP), 0},
+		"IPv6, 17 bytes":              {broadcastFrame(17, unix.ETH_P_IPV6), 0},
 		"IPv6 multicast":              {multicast, 0},
-		"ARP, 14 bytes":               {frame(14, unix.ETH_P_ARP), 0},
-		"a length in place of a type": {frame(17, 3), 0},
-		"type 0":                      {frame(17, 0), 0},
-		"VLAN tag, 20 bytes":          {frame(20, unix.ETH_P_8021Q, experiment), 4},
-		"VLAN tag, 21 bytes":          {frame(21, unix.ETH_P_8021Q, experiment), 4},
-		"VLAN tag, 64 bytes":          {frame(64, unix.ETH_P_8021Q, experiment), 4},
-		"802.1ad tag, 21 bytes":       {frame(21, unix.ETH_P_8021AD, experiment), 4},
-		"two tags, 24 bytes":          {frame(24, unix.ETH_P_8021AD, unix.ETH_P_8021Q, experiment), 4},
-		"MTU":                         {frame(1414, experiment), 0},
-		"MTU and a VLAN tag":          {frame(1418, unix.ETH_P_8021Q, experiment), 4},
+		"ARP, 14 bytes":               {broadcastFrame(14, unix.ETH_P_ARP), 0},
+		"a length in place of a type": {broadcastFrame(17, 3), 0},
+		"type 0":                      {broadcastFrame(17, 0), 0},
+		"VLAN tag, 20 bytes":          {broadcastFrame(20, unix.ETH_P_8021Q, experiment), 4},
+		"VLAN tag, 21 bytes":          {broadcastFrame(21, unix.ETH_P_8021Q, experiment), 4},
+		"VLAN tag, 64 bytes":          {broadcastFrame(64, unix.ETH_P_8021Q, experiment), 4},
+		"802.1ad tag, 21 bytes":       {broadcastFrame(21, unix.ETH_P_8021AD, experiment), 4},
+		"two tags, 24 bytes":          {broadcastFrame(24, unix.ETH_P_8021AD, unix.ETH_P_8021Q, experiment), 4},
+		"MTU":                         {broadcastFrame(1414, experiment), 0},
+		"MTU and a VLAN tag":          {broadcastFrame(1418, unix.ETH_P_8021Q, experiment), 4},
 	} {
 		const copies = 20
 		counted := func() uint64 {
@@ -82,9 +83,9 @@ func TestEveryFrameCounts(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestShortFramesLimited (S-41) measures the egress of a pod that sends the shortest frames as fast as possible.
+// TestShortFramesLimited (S-41) checks the egress rate of a pod that sends the shortest frames as fast as possible.
 func TestShortFramesLimited(t *testing.T) {
-	l := carrying(t)
+	l := quietLab(t)
 	out := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "bwout0"}, PeerName: "bwout1"}
 	l.must(l.host.AddBridge("bwbr0", nil, 0, false), netlink.LinkAdd(out))
 	t.Cleanup(func() { l.must(l.host.DelLink("bwout0"), l.host.DelLink("bwbr0")) })
@@ -99,7 +100,7 @@ func TestShortFramesLimited(t *testing.T) {
 		l.must(err)
 		return link.Attrs().Statistics.TxBytes
 	}
-	probe := func() error { return kerneltest.Send("eth0", frame(14, experiment), 1) }
+	probe := func() error { return kerneltest.Send("eth0", broadcastFrame(14, experiment), 1) }
 	before := passed()
 	for end := time.Now().Add(5 * time.Second); passed() == before; time.Sleep(time.Millisecond) {
 		if l.must(l.Pod.Do(probe)); time.Now().After(end) {
@@ -110,7 +111,7 @@ func TestShortFramesLimited(t *testing.T) {
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(0, rate)))
 	bucket, _, err := l.host.Shaped(l.link(l.ifb("a")))
 	before, began := passed(), time.Now()
-	l.must(err, l.Pod.Do(func() error { return kerneltest.Send("eth0", frame(14, experiment), 20_000) }))
+	l.must(err, l.Pod.Do(func() error { return kerneltest.Send("eth0", broadcastFrame(14, experiment), 20_000) }))
 	got := passed() - before
 	if most := rate/8*time.Since(began).Seconds() + float64(bucket.Burst) + 14; float64(got) > 1.1*most {
 		t.Errorf("%d bytes passed in %s, %.1f Mbit/s: want at most %.0f bytes", got, time.Since(began),
@@ -119,7 +120,7 @@ func TestShortFramesLimited(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// byEarlierVersion replaces an attachment's filter by the one of earlier versions, which short frames do not match.
+// byEarlierVersion replaces an attachment's filter by the filter of earlier versions, which does not match short frames.
 func (l lab) byEarlierVersion() {
 	l.Helper()
 	ifb := l.link(l.ifb("a"))
@@ -130,7 +131,7 @@ func (l lab) byEarlierVersion() {
 	}))
 }
 
-// redirection returns which frames of the host side are redirected to the device.
+// redirection returns which frames of the host side are redirected to the attachment's device.
 func (l lab) redirection() kernel.Redirection {
 	l.Helper()
 	have, err := l.host.Redirected(l.hostSide, l.link(l.ifb("a")))
@@ -138,7 +139,8 @@ func (l lab) redirection() kernel.Redirection {
 	return have
 }
 
-// TestEarlierRedirectRepaired: CHECK fails for a redirect of an earlier version, and reload, ADD and an admin's change replace it.
+// TestEarlierRedirectRepaired checks that CHECK fails if an earlier version created the redirect. Reload, ADD and an admin's change replace
+// this redirect.
 func TestEarlierRedirectRepaired(t *testing.T) {
 	for what, repair := range map[string]func(lab){
 		"reload": func(l lab) { l.must(Restore(l.host, discard())) },
@@ -172,7 +174,7 @@ func TestEarlierRedirectRepaired(t *testing.T) {
 	}
 }
 
-// keysOf returns the number of keys of each u32 filter with a selector.
+// keysOf returns the number of match keys for each u32 filter that has a selector.
 func keysOf(filters []netlink.Filter) (keys []int) {
 	for _, f := range filters {
 		if u32, ok := f.(*netlink.U32); ok && u32.Sel != nil {
@@ -182,7 +184,8 @@ func keysOf(filters []netlink.Filter) (keys []int) {
 	return keys
 }
 
-// TestReferenceDeviceDown: CHECK fails if the device of an egress limit is down, also behind the reference's redirect, which it accepts.
+// TestReferenceDeviceDown checks that CHECK fails if the device of an egress limit is down. CHECK also fails if a device that the reference
+// plugin created is down.
 func TestReferenceDeviceDown(t *testing.T) {
 	for what, recorded := range map[string]bool{"recorded": true, "without a record": false} {
 		t.Run(what, func(t *testing.T) {
@@ -191,7 +194,7 @@ func TestReferenceDeviceDown(t *testing.T) {
 			l.byEarlierVersion()
 			l.must(l.host.SetDown(l.link(l.ifb("a"))))
 			if !recorded {
-				l.lose(l.key("a"))
+				l.removeRecord(l.key("a"))
 			}
 			o := l.Call("CHECK", "a")
 			l.Fails(o, plugin.CodeStateDiffers, "is missing or down")
@@ -203,8 +206,8 @@ func TestReferenceDeviceDown(t *testing.T) {
 	}
 }
 
-// TestReferenceRedirectReplaced: CHECK accepts the reference's redirect of a pod without a record. Reload replaces it, and DEL of either
-// plugin leaves no state.
+// TestReferenceRedirectReplaced checks that CHECK accepts the reference plugin's redirect if the pod has no record. Reload replaces this
+// redirect. Afterwards the DEL of either plugin leaves no state.
 func TestReferenceRedirectReplaced(t *testing.T) {
 	for what, del := range map[string]func(lab){
 		"DEL":                  func(l lab) { l.OK(l.Call("DEL", "a")) },
@@ -230,7 +233,7 @@ func TestReferenceRedirectReplaced(t *testing.T) {
 	}
 }
 
-// TestOthersRedirectStays: reload does not change a redirect to a device that is no limit's.
+// TestOthersRedirectStays checks that reload does not change a redirect whose target is not the device of a limit.
 func TestOthersRedirectStays(t *testing.T) {
 	l := newLab(t)
 	ifb, err := l.host.EnsureIFB("mirror0", l.hostSide)

@@ -12,7 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestRestoredByVerbs (F-21): another program removed qdiscs. GC and STATUS restore the limits and log that. CHECK changes nothing.
+// TestRestoredByVerbs (F-21) checks GC, STATUS and CHECK after another program removed the qdiscs. GC and STATUS restore the limits and log
+// the repair. CHECK changes nothing.
 func TestRestoredByVerbs(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -46,8 +47,8 @@ func TestRestoredByVerbs(t *testing.T) {
 	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 }
 
-// TestStatusNeverWaits (C-72): while another process holds the attachment's lock, STATUS succeeds without restoring or logging anything. It
-// logs a deleted link once.
+// TestStatusNeverWaits (C-72) checks that STATUS succeeds while another process holds the attachment's lock. While the lock is held, STATUS
+// restores nothing and logs nothing. STATUS logs once that a link was deleted.
 func TestStatusNeverWaits(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))

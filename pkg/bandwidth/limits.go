@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Limits are the limits of one attachment: requested, applied and measured.
+// Limits describes the limits of one attachment: the requested rates, the applied rates and the measured traffic.
 type Limits struct {
 	attachment.Key
 	Pod  string `json:"pod,omitempty"`
@@ -23,8 +23,8 @@ type Limits struct {
 	Both[*Direction]
 }
 
-// Direction is one direction of an attachment, as the pod sees it. If Asked is not Applied, it is Missing, an admin lifted it, or the pod
-// is dead.
+// Direction describes the limit of one direction, named from the pod's side. Asked and Applied differ in three cases: the limit is missing
+// in the kernel, an admin lifted it, or the pod is dead.
 type Direction struct {
 	Asked   Limit          // unknown if an older version recorded it
 	Applied *kernel.Bucket // the kernel's bucket, with its counters since the limit was set
@@ -33,7 +33,7 @@ type Direction struct {
 	Dropped uint32         // packets dropped in the interval
 }
 
-// MarshalJSON returns the document that podlace limits prints.
+// MarshalJSON returns the JSON that "podlace limits" prints.
 func (d Direction) MarshalJSON() ([]byte, error) {
 	shown := struct {
 		Asked    Limit  `json:"asked,omitzero"`
@@ -58,19 +58,19 @@ func (d Direction) MarshalJSON() ([]byte, error) {
 	return json.Marshal(shown)
 }
 
-// Missing reports whether the kernel lacks a limit.
+// Missing reports whether a requested limit is missing in the kernel.
 func (l Limits) Missing() bool {
 	return l.Ingress != nil && l.Ingress.Missing != "" || l.Egress != nil && l.Egress.Missing != ""
 }
 
-// samples are the node's token buckets before and after an interval.
-type samples struct {
+// bucketSamples holds the token buckets of all links, read before and after an interval.
+type bucketSamples struct {
 	before, after map[int]kernel.Bucket
 	began         time.Time
 	took          time.Duration
 }
 
-// Look returns the recorded limits of attachments after an interval, and the traffic in it.
+// Look measures the traffic during an interval. Look returns the recorded limits of the attachments and their traffic in the interval.
 func Look(ctx context.Context, host *kernel.Node, records []attachment.Record, interval time.Duration) ([]Limits, error) {
 	if len(records) == 0 {
 		return []Limits{}, nil
@@ -89,7 +89,7 @@ func Look(ctx context.Context, host *kernel.Node, records []attachment.Record, i
 	if err != nil {
 		return nil, err
 	}
-	s := samples{before, after, began, time.Since(began)}
+	s := bucketSamples{before, after, began, time.Since(began)}
 	list := []Limits{}
 	for _, rec := range records {
 		l, ok, err := s.look(host, rec.Key)
@@ -103,8 +103,8 @@ func Look(ctx context.Context, host *kernel.Node, records []attachment.Record, i
 	return list, nil
 }
 
-// Read returns the limits of records with the kernel's counters. It takes no lock and does not wait: a limit that an ADD or DEL is changing
-// may count as missing. It leaves out records whose state it cannot decode.
+// Read returns the recorded limits with the kernel's current counters. Read takes no lock and does not wait, so it may report a limit as
+// missing while an ADD or DEL changes the limit. A record is left out if its state cannot be decoded.
 func Read(host *kernel.Node, records []attachment.Record) (list []Limits, err error) {
 	if len(records) == 0 {
 		return nil, nil
@@ -113,7 +113,7 @@ func Read(host *kernel.Node, records []attachment.Record) (list []Limits, err er
 	if err != nil {
 		return nil, err
 	}
-	s := samples{before: buckets, after: buckets, took: time.Second}
+	s := bucketSamples{before: buckets, after: buckets, took: time.Second}
 	for _, rec := range records {
 		if json.Unmarshal(rec.State, &state{}) != nil {
 			continue
@@ -127,9 +127,9 @@ func Read(host *kernel.Node, records []attachment.Record) (list []Limits, err er
 	return list, nil
 }
 
-// look returns the limits of one attachment. ok is false if a DEL removed it meanwhile. A missing part may be about to be added or removed,
-// so look reads it again under the lock.
-func (s samples) look(host *kernel.Node, key attachment.Key) (l Limits, ok bool, err error) {
+// look returns the limits of one attachment. The result ok is false if a DEL has removed the attachment during the interval. If a part is
+// missing, look reads it again under the lock, because a running ADD or DEL may be changing it.
+func (s bucketSamples) look(host *kernel.Node, key attachment.Key) (l Limits, ok bool, err error) {
 	records, err := attachment.RecordsOf(key, pluginName)
 	rec, ok := records[pluginName]
 	if err != nil || !ok {
@@ -151,7 +151,7 @@ func (s samples) look(host *kernel.Node, key attachment.Key) (l Limits, ok bool,
 	return l, err == nil, err
 }
 
-func (s samples) limits(host *kernel.Node, rec attachment.Record) (Limits, error) {
+func (s bucketSamples) limits(host *kernel.Node, rec attachment.Record) (Limits, error) {
 	l := Limits{Key: rec.Key, Pod: rec.Pod, Gone: plugin.NetnsGone(rec.Netns)}
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {
@@ -189,8 +189,8 @@ func (s samples) limits(host *kernel.Node, rec attachment.Record) (Limits, error
 	return l, err
 }
 
-// fill adds the token bucket of a link, or the reason why packets bypass it.
-func (d *Direction) fill(s samples, link kernel.Link, lost string) {
+// fill stores the token bucket of a link in d. The argument lost is the reason why packets bypass the bucket.
+func (d *Direction) fill(s bucketSamples, link kernel.Link, lost string) {
 	now, ok := s.after[link.Index]
 	if lost == "" && !ok {
 		lost = noBucket(link)
@@ -207,13 +207,13 @@ func (d *Direction) fill(s samples, link kernel.Link, lost string) {
 	d.Rate = uint64(float64(now.Sent-was.Sent) * 8 / s.took.Seconds())
 }
 
-// Records returns the records of attachments with limits.
+// Records returns those records that belong to attachments with limits.
 func Records(of []attachment.Record) []attachment.Record {
 	return slices.DeleteFunc(slices.Clone(of), func(rec attachment.Record) bool { return rec.Plugin != pluginName })
 }
 
-// Set changes the limits of a live pod in place: a rate in bits per second, 0 for none, nil for unchanged. It records the change for CHECK
-// and Restore until another ADD.
+// Set changes the limits of a live pod in place. A rate is in bits per second: 0 removes the limit, and nil leaves it unchanged. Set also
+// changes the record, so that CHECK and Restore use the new limits until another ADD.
 func Set(host *kernel.Node, key attachment.Key, ingress, egress *uint64) error {
 	att, rec, ok, err := attachment.Waiting.Reopen(key, pluginName)
 	if err == nil && !ok {

@@ -24,7 +24,7 @@ func (l lab) key(id string) attachment.Key {
 	return attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"}
 }
 
-// look returns Look's result for the only recorded attachment.
+// look returns the result of Look for the only attachment that has a record.
 func (l lab) look() Limits {
 	l.Helper()
 	all, err := attachment.All()
@@ -60,7 +60,7 @@ func TestParseRate(t *testing.T) {
 	}
 }
 
-// TestLook: the requested limits before adjustment, and the kernel's limits.
+// TestLook checks that Look returns the requested limits before clamping, and the kernel's limits.
 func TestLook(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", "runtimeConfig",
@@ -85,8 +85,8 @@ func TestLook(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// carrying returns a lab whose link carries only the test's frames.
-func carrying(t *testing.T) lab {
+// quietLab returns a lab whose link carries no frames except the test's frames.
+func quietLab(t *testing.T) lab {
 	t.Helper()
 	l := connected(t)
 	l.must(os.WriteFile("/proc/sys/net/ipv6/conf/bwt0/disable_ipv6", []byte("1"), 0), l.Pod.Do(func() error {
@@ -97,19 +97,19 @@ func carrying(t *testing.T) lab {
 	return l
 }
 
-// counts is what Look measures.
-type counts struct {
+// The struct counters holds the numbers that Look measures.
+type counters struct {
 	Rate                           uint64
 	Dropped, DroppedTotal, Waiting uint32
 }
 
-func measured(d *Direction) counts {
-	return counts{d.Rate, d.Dropped, d.Applied.Dropped, d.Applied.Waiting}
+func measured(d *Direction) counters {
+	return counters{d.Rate, d.Dropped, d.Applied.Dropped, d.Applied.Waiting}
 }
 
-// TestMeasured: bytes sent and packets dropped in an interval, and bytes that wait.
+// TestMeasured checks the measured numbers: the bytes sent and packets dropped in an interval, and the bytes waiting at its end.
 func TestMeasured(t *testing.T) {
-	l := carrying(t)
+	l := quietLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(1000, 1000)))
 	fair := hasFairQueue(l)
 	for name, c := range map[string]struct {
@@ -120,15 +120,15 @@ func TestMeasured(t *testing.T) {
 		"ingress": {func(f func() error) error { return f() }, "bwt0", func(l Limits) *Direction { return l.Ingress }},
 		"egress":  {l.Pod.Do, "eth0", func(l Limits) *Direction { return l.Egress }},
 	} {
-		measure := func(frames int, want counts) {
+		measure := func(frames int, want counters) {
 			before, err := l.host.Buckets()
 			l.must(err)
 			l.must(c.in(func() error { return kerneltest.Flood(c.link, frames) }))
-			var got counts
+			var got counters
 			for end := time.Now().Add(5 * time.Second); got != want && time.Now().Before(end); time.Sleep(time.Millisecond) {
 				after, err := l.host.Buckets()
 				l.must(err)
-				now, ok, err := (samples{before: before, after: after, took: 2 * time.Second}).look(l.host, l.key("a"))
+				now, ok, err := (bucketSamples{before: before, after: after, took: 2 * time.Second}).look(l.host, l.key("a"))
 				if !ok || err != nil {
 					t.Fatalf("%t, %v", ok, err)
 				}
@@ -138,35 +138,35 @@ func TestMeasured(t *testing.T) {
 				t.Errorf("%s: %d frames: %+v, want %+v", name, frames, got, want)
 			}
 		}
-		measure(5, counts{Rate: 5 * 1134 * 8 / 2}) // the burst except for two bytes: the next token is some nine seconds away
+		measure(5, counters{Rate: 5 * 1134 * 8 / 2}) // the burst except for two bytes: the next token is some nine seconds away
 		if fair {
-			measure(60, counts{Waiting: 60 * 1134})
+			measure(60, counters{Waiting: 60 * 1134})
 			continue
 		}
-		measure(60, counts{Dropped: 40, DroppedTotal: 40, Waiting: 20 * 1134}) // 16 times 1,418 bytes
-		measure(1, counts{Dropped: 1, DroppedTotal: 41, Waiting: 20 * 1134})
+		measure(60, counters{Dropped: 40, DroppedTotal: 40, Waiting: 20 * 1134}) // 16 times 1,418 bytes
+		measure(1, counters{Dropped: 1, DroppedTotal: 41, Waiting: 20 * 1134})
 	}
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestMeasuredAnew: a token bucket that was recreated in the interval counts from zero.
+// TestMeasuredAnew checks the numbers for a token bucket that was recreated during the interval. The new bucket's counters begin at zero.
 func TestMeasuredAnew(t *testing.T) {
 	link := kernel.Link{Index: 7}
 	var d Direction
 	before := kernel.Bucket{Counters: kernel.Counters{Sent: 9000, Dropped: 9}}
 	after := kernel.Bucket{Counters: kernel.Counters{Sent: 500, Dropped: 2}}
-	s := samples{map[int]kernel.Bucket{7: before}, map[int]kernel.Bucket{7: after}, time.Now(), time.Second}
-	if d.fill(s, link, ""); measured(&d) != (counts{Rate: 4000, Dropped: 2, DroppedTotal: 2}) {
+	s := bucketSamples{map[int]kernel.Bucket{7: before}, map[int]kernel.Bucket{7: after}, time.Now(), time.Second}
+	if d.fill(s, link, ""); measured(&d) != (counters{Rate: 4000, Dropped: 2, DroppedTotal: 2}) {
 		t.Errorf("%+v", d)
 	}
 }
 
-// TestMeasuredAfterWait: waiting for a lock makes the interval longer.
+// TestMeasuredAfterWait checks that the time spent waiting for a lock is part of the measured interval.
 func TestMeasuredAfterWait(t *testing.T) {
-	l := carrying(t)
+	l := quietLab(t)
 	l.OK(l.Call("ADD", "a"))
 	l.must(kerneltest.Flood("bwt0", 3))
-	s := samples{began: time.Now().Add(-2 * time.Second), took: time.Millisecond} // without traffic
+	s := bucketSamples{began: time.Now().Add(-2 * time.Second), took: time.Millisecond} // without traffic
 	got, ok, err := s.look(l.host, l.key("a"))
 	if !ok || err != nil || got.Missing() || got.Ingress.Rate == 0 || got.Ingress.Rate > 3*1134*8/2 {
 		t.Errorf("%+v, %t, %v", got.Ingress, ok, err)
@@ -174,7 +174,7 @@ func TestMeasuredAfterWait(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestLookWaits: Look reads a missing part again after a running ADD or DEL has finished.
+// TestLookWaits checks that Look waits for a running ADD or DEL before it reports a part as missing.
 func TestLookWaits(t *testing.T) {
 	l := newLab(t)
 	for _, then := range []struct {
@@ -206,7 +206,7 @@ func TestLookWaits(t *testing.T) {
 			if then.verb == "ADD" {
 				l.must(l.host.Shape(l.hostSide, kernel.Bucket{Rate: 20e6, Burst: 10_000, Limit: 25_000}))
 			} else {
-				l.lose(l.key("a"))
+				l.removeRecord(l.key("a"))
 			}
 			working.Close()
 			if got := <-answers; got.err != nil || len(got.list) != then.want || slices.ContainsFunc(got.list, Limits.Missing) {
@@ -217,7 +217,7 @@ func TestLookWaits(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestSet: Set changes limits of a live pod in place. CHECK and Restore then use the record until the next ADD.
+// TestSet checks that Set changes the limits of a live pod in place. CHECK and Restore use the changed limits until the next ADD.
 func TestSet(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "latency", "50ms"))
@@ -264,9 +264,9 @@ func TestSet(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestSetInPlace: bucket and device are not recreated, so their counters continue.
+// TestSetInPlace checks that Set does not recreate the bucket and the device, so their counters continue.
 func TestSetInPlace(t *testing.T) {
-	l := carrying(t)
+	l := quietLab(t)
 	l.OK(l.Call("ADD", "a"))
 	l.must(kerneltest.Flood("bwt0", 3))
 	ifb := l.link(l.ifb("a")).Index
@@ -279,7 +279,7 @@ func TestSetInPlace(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestSetFails: a change that the kernel refuses half-way is undone, in the record too.
+// TestSetFails checks that Set undoes a change that the kernel refuses halfway. The record is also restored.
 func TestSetFails(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
@@ -306,7 +306,7 @@ func TestSetFails(t *testing.T) {
 	}
 }
 
-// TestReplaceRecords: a limit stays in the record until it is removed, for a DEL after a kill.
+// TestReplaceRecords checks that a limit stays in the record until its removal succeeds. After a kill, DEL finds the limit in the record.
 func TestReplaceRecords(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))

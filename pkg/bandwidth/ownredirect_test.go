@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// redirectItself redirects the pod's egress to an ifb in the pod, where it waits. It calls send, removes the redirect, and releases the
-// packets.
+// redirectItself redirects the pod's egress to an ifb device inside the pod, which delays the packets. It calls send, removes the redirect,
+// and then releases the delayed packets.
 func redirectItself(send func() error) error {
 	if err := netlink.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "own0", TxQLen: 1000}}); err != nil {
 		return err
@@ -43,11 +43,12 @@ func redirectItself(send func() error) error {
 	return netlink.QdiscChange(bucket)
 }
 
-// TestOwnRedirectPassesLimit: a pod with CAP_NET_ADMIN bypasses its own egress limit through an ifb, as SECURITY.md says. The kernel's mark
-// of the first redirect (tc_skip_classify) crosses namespaces. If this test fails, the kernel has closed the gap.
+// TestOwnRedirectPassesLimit checks a known gap, which SECURITY.md describes: a pod with CAP_NET_ADMIN can bypass its own egress limit with
+// an ifb device. The reason is a mark that the kernel sets at the first redirect (tc_skip_classify) and keeps when the packet enters
+// another namespace. If this test fails, the kernel has closed the gap.
 func TestOwnRedirectPassesLimit(t *testing.T) {
 	const copies = 20
-	l := carrying(t)
+	l := quietLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(0, 1e9)))
 	limited := func() uint64 {
 		buckets, err := l.host.Buckets()
@@ -59,7 +60,7 @@ func TestOwnRedirectPassesLimit(t *testing.T) {
 		l.must(err)
 		return link.Attrs().Statistics.RxPackets
 	}
-	frames := func() error { return kerneltest.Send("eth0", frame(1000, experiment), copies) }
+	frames := func() error { return kerneltest.Send("eth0", broadcastFrame(1000, experiment), copies) }
 	arrives := func(send func() error) {
 		t.Helper()
 		want := arrived() + copies

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// parseQuantity parses a Kubernetes quantity, such as 20M, 1.5Gi or 2e6 (k8s.io/apimachinery/pkg/api/resource). It rounds up to a whole
-// number, as Kubernetes does. ok is false if the text is no quantity.
+// parseQuantity parses a Kubernetes quantity, such as 20M, 1.5Gi or 2e6. The syntax is defined in k8s.io/apimachinery/pkg/api/resource. A
+// fraction is rounded up, as Kubernetes does. The result ok is false if the text is not a quantity.
 func parseQuantity(text string) (n *big.Int, ok bool) {
 	if len(text) > 40 {
 		return nil, false
@@ -30,7 +30,7 @@ func parseQuantity(text string) (n *big.Int, ok bool) {
 	return up.Div(up, value.Denom()), true
 }
 
-// factorOf returns the factor of a quantity's suffix.
+// factorOf returns the factor that a quantity's suffix stands for.
 func factorOf(suffix string) (*big.Rat, bool) {
 	const larger = "KMGTPE"
 	if power := strings.Index(larger, strings.TrimSuffix(suffix, "i")); len(suffix) == 2 && suffix[1] == 'i' && power >= 0 {
@@ -53,7 +53,7 @@ func factorOf(suffix string) (*big.Rat, bool) {
 	return new(big.Rat).SetString(fmt.Sprintf("1e%d", exponent))
 }
 
-// ParseRate parses a rate in the form of the annotations, in bits per second; "none" is 0.
+// ParseRate parses a rate in bits per second, in the syntax of the pod annotations. The text "none" means 0.
 func ParseRate(text string) (uint64, error) {
 	if text == "none" {
 		return 0, nil

@@ -13,7 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// States in version 1 of the record format, byte for byte. Releases read each other's records after an upgrade and after a rollback.
+// These texts are recorded states in version 1 of the record format. The format of the records must not change by a single byte. After an
+// upgrade or a rollback, a release must be able to read the other release's records.
 const (
 	stateOfADD = `{"link":"bwt0","index":7,"ifb":"bwpc3a99edf74e2","ingress":{"rate":20000000,"burst":10000,"limit":50197},` +
 		`"egress":{"rate":10000000,"burst":500000,"limit":131108},"asked":{"ingress":{"rate":20000000,"burst":4294967295},` +
@@ -30,13 +31,13 @@ const (
 	stateOfIngress = `{"link":"bwt0","index":7,"ingress":{"rate":20000000,"burst":10000,"limit":25000}}` // from before "asked" was recorded
 )
 
-// annotated is the configuration for which ADD records stateOfADD.
-var annotated = []any{"latency", "20ms", "runtimeConfig", object{
+// annotatedConfig is the configuration for which ADD records stateOfADD.
+var annotatedConfig = []any{"latency", "20ms", "runtimeConfig", object{
 	"bandwidth":                         object{"ingressRate": 20_000_000, "ingressBurst": 1<<32 - 1, "egressRate": 10_000_000},
 	"io.kubernetes.cri.pod-annotations": object{"podlace.io/egress-burst": "4M"},
 }}
 
-// TestStateFormat: parsing and formatting a recorded state loses nothing.
+// TestStateFormat checks that no data is lost when a recorded state is parsed and formatted again.
 func TestStateFormat(t *testing.T) {
 	for _, text := range []string{stateOfADD, stateOfAdmin, stateOfLifted, stateOfFair, stateOfIngress} {
 		var st state
@@ -54,9 +55,9 @@ func TestStateFormat(t *testing.T) {
 	}
 }
 
-// TestStatePlanned: the wanted state has the format of the record.
+// TestStatePlanned checks that the state computed by plan has the format of the recorded states.
 func TestStatePlanned(t *testing.T) {
-	config, err := json.Marshal(object{annotated[0].(string): annotated[1], annotated[2].(string): annotated[3]})
+	config, err := json.Marshal(object{annotatedConfig[0].(string): annotatedConfig[1], annotatedConfig[2].(string): annotatedConfig[3]})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +72,7 @@ func TestStatePlanned(t *testing.T) {
 	}
 }
 
-// TestRecordRead: all verbs work from states that ADD or an admin recorded.
+// TestRecordRead checks that all verbs can use a record that ADD or an admin wrote.
 func TestRecordRead(t *testing.T) {
 	l := newLab(t)
 	_, noted := attachment.NodeNoted(noFairQueue)
@@ -96,9 +97,9 @@ func TestRecordRead(t *testing.T) {
 			`"netns":%q,"state":%s}`, l.Pod.Path, strings.ReplaceAll(state, `"index":7`, index))
 		l.must(os.WriteFile(file, []byte(text), 0o600))
 	}
-	l.OK(l.Call("ADD", "a", annotated...))
+	l.OK(l.Call("ADD", "a", annotatedConfig...))
 	written(stateOfADD)
-	l.OK(l.Call("CHECK", "a", annotated...))
+	l.OK(l.Call("CHECK", "a", annotatedConfig...))
 	l.must(l.set(new(uint64(5e6)), nil))
 	written(stateOfAdmin)
 	l.must(l.set(nil, new(uint64(0))))
@@ -114,9 +115,9 @@ func TestRecordRead(t *testing.T) {
 			t.Errorf("restored %s, want %s", got, c.applied)
 		}
 	}
-	l.Fails(l.Call("CHECK", "a", annotated...), 100, "the token bucket of bwt0 is") // an admin's limit; ADD's limit is applied
+	l.Fails(l.Call("CHECK", "a", annotatedConfig...), 100, "the token bucket of bwt0 is") // an admin's limit; ADD's limit is applied
 	record(stateOfADD)
-	l.OK(l.Call("CHECK", "a", annotated...))
+	l.OK(l.Call("CHECK", "a", annotatedConfig...))
 	if got := l.look(); got.Pod != "shop/web-0" || got.Ingress.Asked.Burst != 1<<32-1 || !got.Egress.Asked.Annotated || got.Missing() {
 		t.Errorf("%+v", got)
 	}
@@ -126,7 +127,7 @@ func TestRecordRead(t *testing.T) {
 	}
 }
 
-// TestRecordGoesWithLink: ADD's record says that the limits are deleted with the link, for the plugin that deletes the link.
+// TestRecordGoesWithLink checks that ADD sets WithLink in the record. The plugin that deletes the link reads this field.
 func TestRecordGoesWithLink(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))

@@ -16,8 +16,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// delUnrecorded removes the limits of an attachment without a record: the reference plugin made them, or the record is lost. It finds the
-// device by its name. Most pods have no limits and so no record. The configuration or prevResult shows which pods have limits.
+// delUnrecorded removes the limits of an attachment without a record. Either the reference plugin created the limits, or the record was
+// lost. The ifb device is found by its name. Most pods have no limits and therefore no record. The configuration or prevResult shows
+// whether the pod has limits.
 func delUnrecorded(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	asked := err != nil || !cfg.unlimited()
@@ -46,8 +47,8 @@ func delUnrecorded(r *plugin.Request) error {
 	return errors.Join(errs...)
 }
 
-// unshapePod removes the ingress limit. Without a namespace it finds the link by the name that our bridge plugin gives it. It leaves the
-// link of another main plugin to that plugin's DEL.
+// unshapePod removes the pod's ingress limit. Without a namespace it searches the link by the name that Podlace's bridge plugin gives to
+// the host side. If another main plugin created the link, that plugin's DEL deletes the link together with the limit.
 func unshapePod(r *plugin.Request, host *kernel.Node) error {
 	link, ok, err := host.Link(attachment.KeyOf(r).HostVeth())
 	ok = ok && link.LeadsGroup() // any other link of that name is another program's
@@ -60,7 +61,7 @@ func unshapePod(r *plugin.Request, host *kernel.Node) error {
 	if err != nil || !ok {
 		return err
 	}
-	if taken, err := claimed(func(st state) bool { return st.Index == link.Index }); taken || err != nil {
+	if taken, err := isRecorded(func(st state) bool { return st.Index == link.Index }); taken || err != nil {
 		return err
 	}
 	_, shaped, err := host.Shaped(link)
@@ -70,8 +71,8 @@ func unshapePod(r *plugin.Request, host *kernel.Node) error {
 	return err
 }
 
-// delDevice deletes the redirect to a device, and then the device, by its name. It keeps a device that another attachment uses, since names
-// can be equal.
+// delDevice deletes the redirect to the device with the given name, and then the device. Attachments can have equal device names, so a
+// device is kept if another attachment uses it.
 func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 	ifb, ok, err := device(host, name)
 	if err != nil || !ok {
@@ -81,7 +82,7 @@ func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 	if err != nil {
 		return err
 	}
-	if taken, err := claimedDevice(name); taken || err != nil {
+	if taken, err := isRecordedDevice(name); taken || err != nil {
 		return err
 	}
 	if used {
@@ -95,7 +96,8 @@ func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 	return host.DelLink(name)
 }
 
-// replaceRedirects replaces the reference plugin's redirects for attachments without a record, because they miss short frames.
+// replaceRedirects replaces redirects that the reference plugin created for attachments without a record. The reference plugin's redirects
+// miss short frames.
 func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 	pairs, err := host.RedirectedLong()
 	errs := []error{err}
@@ -103,7 +105,7 @@ func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 		if p.To.Kind != "ifb" || !strings.HasPrefix(p.To.Name, devicePrefix) {
 			continue
 		}
-		if taken, err := claimedDevice(p.To.Name); taken || err != nil { // its attachment's lock protects it
+		if taken, err := isRecordedDevice(p.To.Name); taken || err != nil { // its attachment's lock protects it
 			errs = append(errs, err)
 			continue
 		}
@@ -121,8 +123,8 @@ func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// claimed reports whether an attachment has a record of limits for which matches returns true.
-func claimed(matches func(state) bool) (bool, error) {
+// isRecorded reports whether any attachment has a record for which matches returns true.
+func isRecorded(matches func(state) bool) (bool, error) {
 	records, err := attachment.AllOf(pluginName)
 	return slices.ContainsFunc(records, func(rec attachment.Record) bool {
 		var st state
@@ -130,14 +132,14 @@ func claimed(matches func(state) bool) (bool, error) {
 	}), err
 }
 
-// claimedDevice reports whether a recorded attachment has the device.
-func claimedDevice(name string) (bool, error) {
-	return claimed(func(st state) bool { return st.IFB == name })
+// isRecordedDevice reports whether a record of any attachment names the device.
+func isRecordedDevice(name string) (bool, error) {
+	return isRecorded(func(st state) bool { return st.IFB == name })
 }
 
-// mayServe reports whether the link that is redirected to a device can be the host side of the pod's interface, which the pod may have
-// renamed. The reference names the device of any interface like eth0's. Without a namespace the name decides. A pod that is still alive
-// keeps its traffic, because the redirect is removed first.
+// mayServe reports whether a redirected link can be the host side of the pod's interface. The pod may have renamed its interface. The
+// reference plugin gives the device the same name for all interfaces of a container. Without a namespace, only the device's name is
+// compared. A live pod keeps its traffic, because DEL removes the redirect before the device.
 func mayServe(r *plugin.Request, host *kernel.Node, link kernel.Link, device string) (bool, error) {
 	if r.Netns == nil {
 		return true, nil

@@ -15,13 +15,14 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// lose removes the record of an attachment.
-func (l lab) lose(key attachment.Key) {
+// removeRecord removes the record of an attachment.
+func (l lab) removeRecord(key attachment.Key) {
 	l.Helper()
 	l.must(os.Remove("/run/podlace/" + key.Network + "/bandwidth-" + key.Hash()))
 }
 
-// TestLostRecord: DEL removes ADD's limits by names alone, while the pod and its link live.
+// TestLostRecord checks that DEL without a record removes the limits that ADD set. DEL finds the limits by the names of their devices,
+// while the pod and its link still exist.
 func TestLostRecord(t *testing.T) {
 	for name, c := range map[string]struct {
 		config object
@@ -36,14 +37,14 @@ func TestLostRecord(t *testing.T) {
 		"egress, without either":       {limits(0, 10e6), []any{"runtimeConfig", nil, "prevResult", nil}, none},
 		"a wrong configuration":        {limits(20e6, 10e6), []any{"runtimeConfig", limits(-1, 0)}, none},
 		"egress, without a namespace":  {limits(0, 10e6), []any{"CNI_NETNS", ""}, none},
-		// the main plugin deletes the link
+		// the limits are deleted when the main plugin deletes the link
 		"both, without a namespace":      {limits(20e6, 10e6), []any{"CNI_NETNS", ""}, "20000000/0 redirected false"},
 		"a record of an unknown version": {limits(20e6, 10e6), []any{"CNI_ARGS", "IgnoreUnknown=1"}, none},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLab(t)
 			var result json.RawMessage = l.OK(l.Call("ADD", "a", "runtimeConfig", c.config)).Stdout
-			l.lose(l.key("a"))
+			l.removeRecord(l.key("a"))
 			if name == "a record of an unknown version" {
 				l.must(os.WriteFile("/run/podlace/net/bandwidth-"+l.key("a").Hash(), []byte(`{"format":2}`), 0o600))
 			}
@@ -58,8 +59,8 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
-// TestLeftOver (F-19): ADD adopts or replaces a stale device, limit or redirect of any program. CHECK detects stale limits, and no state is
-// left in the end.
+// TestLeftOver (F-19) checks stale limits of any program. ADD adopts or replaces a stale device, token bucket or redirect. CHECK detects
+// stale limits. After DEL no state is left.
 func TestLeftOver(t *testing.T) {
 	for name, leave := range map[string]func(l lab, ifb kernel.Link) error{
 		"everything":  func(lab, kernel.Link) error { return nil },
@@ -81,7 +82,7 @@ func TestLeftOver(t *testing.T) {
 				l.Fails(l.Call("CHECK", "a", "runtimeConfig", limits(7e6, 7e6)), plugin.CodeStateDiffers, "")
 			}
 			if !recorded {
-				l.lose(l.key("a"))
+				l.removeRecord(l.key("a"))
 			}
 			l.OK(l.Call("ADD", "a"))
 			l.OK(l.Call("CHECK", "a"))
@@ -97,8 +98,8 @@ func TestLeftOver(t *testing.T) {
 	}
 }
 
-// TestLostRecordOurBridge: the link's name follows from the key, so DEL finds it without a namespace. Our bridge plugin made it the leader
-// of a device group. The token bucket of any other link with that name stays.
+// TestLostRecordOurBridge checks DEL without a record and without a namespace: DEL computes the link's name from the key. Podlace's bridge
+// plugin made that link the leader of a device group. If the link with that name leads no group, its token bucket stays.
 func TestLostRecordOurBridge(t *testing.T) {
 	for _, ours := range []bool{true, false} {
 		l := connected(t)
@@ -109,7 +110,7 @@ func TestLostRecordOurBridge(t *testing.T) {
 		}
 		link := l.link(l.key("a").HostVeth())
 		l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
-		l.lose(l.key("a"))
+		l.removeRecord(l.key("a"))
 		l.OK(l.Call("DEL", "a", "runtimeConfig", limits(20e6, 0), "CNI_NETNS", ""))
 		if s, ok, err := l.host.Shaped(link); ok == ours || err != nil {
 			t.Errorf("ours %t: %+v %t, %v", ours, s, ok, err)
@@ -118,12 +119,12 @@ func TestLostRecordOurBridge(t *testing.T) {
 	}
 }
 
-// TestLostRecordSet: a limit that only an admin set is in no prevResult.
+// TestLostRecordSet checks DEL for a limit that an admin set. The limit is not in prevResult, and the record is lost.
 func TestLostRecordSet(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
 	l.must(l.set(nil, new(uint64(5e6))))
-	l.lose(l.key("a"))
+	l.removeRecord(l.key("a"))
 	l.OK(l.Call("DEL", "a", "runtimeConfig", limits(20e6, 0)))
 	if got := l.applied("a"); got != none {
 		t.Errorf("left %s", got)
@@ -137,11 +138,11 @@ func (l lab) rename(to string) error {
 	})
 }
 
-// TestLostRecordRenamed: DEL works if the pod renamed its interface.
+// TestLostRecordRenamed checks that DEL without a record works after the pod renamed its interface.
 func TestLostRecordRenamed(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(0, 10e6)))
-	l.lose(l.key("a"))
+	l.removeRecord(l.key("a"))
 	rename := func(from, to string) error {
 		return l.Pod.Do(func() error {
 			return netlink.LinkSetName(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Peer}}, to)
@@ -155,8 +156,8 @@ func TestLostRecordRenamed(t *testing.T) {
 	l.must(l.rename("eth0"))
 }
 
-// TestLostRecordSpares: names are equal if network and container ID, concatenated, are the same text. The reference also names the device
-// of every interface after eth0. A device that another attachment uses stays.
+// TestLostRecordSpares checks that DEL keeps another attachment's device with the same name. Names are equal if network and container ID,
+// concatenated, are the same text. The reference plugin also gives all interfaces of a container the same device name.
 func TestLostRecordSpares(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -171,7 +172,7 @@ func TestLostRecordSpares(t *testing.T) {
 	other.OK(other.Call("DEL", "ta", "CNI_NETNS", "", "prevResult", nil))
 	mustStay("another's record names the device")
 
-	l.lose(l.key("a"))
+	l.removeRecord(l.key("a"))
 	l.OK(l.Call("DEL", "a", "CNI_IFNAME", "net1", "prevResult", nil))
 	mustStay("eth0 of the same container")
 	second := connectedAs(t, "bwt1")
@@ -184,8 +185,8 @@ func TestLostRecordSpares(t *testing.T) {
 	}
 }
 
-// TestReferenceDevice: the reference names the device of any interface after eth0. DEL deletes it, also without a redirect, but only if it
-// is an ifb.
+// TestReferenceDevice checks a device that the reference plugin created for an interface other than eth0. The device has the same name as
+// the device for eth0. DEL deletes the device, with or without a redirect, but only if the device is an ifb.
 func TestReferenceDevice(t *testing.T) {
 	l := newLab(t)
 	l.must(l.rename("net1"))

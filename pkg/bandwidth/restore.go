@@ -14,13 +14,14 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Restore restores the limits of all live pods on the node, after another program removed a token bucket, device or redirect. It replaces
-// redirects that miss short frames, and does not change existing token buckets. If one attachment fails, it continues with the others.
+// Restore restores the limits of all live pods after another program removed a token bucket, a device or a redirect. Redirects that miss
+// short frames are replaced. Existing token buckets are not changed. After an error in one attachment, Restore continues with the next
+// attachment.
 func Restore(host *kernel.Node, log *slog.Logger) error {
 	return errors.Join(restoreLimits(host, log, attachment.Waiting), replaceRedirects(host, log))
 }
 
-// restoreLimits restores the limits of recorded attachments.
+// restoreLimits restores the limits of all attachments that have records.
 func restoreLimits(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	records, err := attachment.AllOf(pluginName)
 	if err != nil {
@@ -43,7 +44,7 @@ func restoreLimits(host *kernel.Node, log *slog.Logger, locks attachment.Locker)
 	return errors.Join(errs...)
 }
 
-// restore reads the record under the lock, since the pod may have got other limits or may be gone.
+// restore reads the record again under the lock, since the pod may have got new limits or may be gone.
 func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucket, log *slog.Logger, locks attachment.Locker) error {
 	att, rec, ok, err := locks.Reopen(key, pluginName)
 	if err != nil || !ok {
@@ -84,7 +85,7 @@ func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucke
 	return nil
 }
 
-// restoreEgress restores the missing parts of an egress limit. lost reports whether any were missing.
+// restoreEgress restores the missing parts of an egress limit. The result lost is true if any part was missing.
 func restoreEgress(host *kernel.Node, link kernel.Link, st state, buckets map[int]kernel.Bucket, log *slog.Logger) (lost bool, err error) {
 	ifb, have, err := redirectedTo(host, link, st.IFB)
 	if err != nil {

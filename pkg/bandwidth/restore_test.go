@@ -15,7 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestMissingAndRestore: each part that another program removed is reported and restored. Existing parts stay.
+// TestMissingAndRestore checks each part that another program can remove: Look reports it as missing, and Restore restores it. Restore does
+// not change the existing parts.
 func TestMissingAndRestore(t *testing.T) {
 	ifb := func(l lab) kernel.Link { return l.link(l.ifb("a")) }
 	name := ifbName(attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"})
@@ -66,7 +67,7 @@ func TestMissingAndRestore(t *testing.T) {
 	}
 }
 
-// TestNotRestored: no restore for a dead pod, or on another link that only has the name.
+// TestNotRestored checks that Restore does nothing for a dead pod, and nothing on another link that only has the recorded name.
 func TestNotRestored(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))
@@ -106,7 +107,8 @@ func TestNotRestored(t *testing.T) {
 	}
 }
 
-// TestNotRestoredToTheDead: a pod without a namespace path is dead, although something keeps its namespace for a while.
+// TestNotRestoredToTheDead checks that a pod without a namespace path is treated as dead, even while an open file keeps the namespace
+// alive.
 func TestNotRestoredToTheDead(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))
@@ -120,7 +122,7 @@ func TestNotRestoredToTheDead(t *testing.T) {
 	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 }
 
-// TestRenamed: a renamed host side is found by its ifindex, and a changed MTU does not change the limit.
+// TestRenamed checks that a renamed host side is found by its ifindex, and that a changed MTU does not change the limit.
 func TestRenamed(t *testing.T) {
 	l := connectedAs(t, "bwt1")
 	rename := func(to string) {
@@ -143,7 +145,7 @@ func TestRenamed(t *testing.T) {
 	rename("bwt1")
 }
 
-// TestDamagedRecord: a record that names another program's link does not affect that link.
+// TestDamagedRecord checks that no verb changes another program's link if a damaged record names that link.
 func TestDamagedRecord(t *testing.T) {
 	l := connected(t)
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "bwbr0"}}

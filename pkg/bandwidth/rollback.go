@@ -8,8 +8,8 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// Device returns the device of an attachment by its record, or "" if it has none. shared reports whether the reference plugin uses the same
-// name, and so deletes it.
+// Device returns the name of the ifb device in an attachment's record, or "" if there is none. The result shared is true if the reference
+// plugin uses the same name. The reference plugin's DEL then deletes the device.
 func Device(rec attachment.Record) (name string, shared bool, err error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {

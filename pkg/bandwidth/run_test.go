@@ -20,7 +20,7 @@ type (
 	outcome = kerneltest.Outcome
 )
 
-// lab is a node with a pod that a main plugin connected by a veth pair.
+// lab is a node with one pod. A veth pair connects the pod, as a main plugin would do.
 type lab struct {
 	kerneltest.Lab
 	host     *kernel.Node
@@ -31,7 +31,7 @@ func limits(ingress, egress int) object {
 	return object{"bandwidth": object{"ingressRate": ingress, "egressRate": egress}}
 }
 
-// newLab checks for leaks when the test ends.
+// newLab returns a lab that checks for leaks when the test ends.
 func newLab(t *testing.T) lab {
 	t.Helper()
 	l := connected(t)
@@ -92,7 +92,7 @@ func (l lab) ifb(id string) string {
 	return ifbName(attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"})
 }
 
-// applied returns the rates in force as "ingress/egress" in bits per second.
+// applied returns the rates that the kernel applies, as "ingress/egress" in bits per second.
 func (l lab) applied(id string) string {
 	l.Helper()
 	rate := func(name string) (rate uint64) {

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// byReference sets the egress limit as the reference does.
+// byReference sets the egress limit in the same way as the reference plugin.
 func (l lab) byReference() {
 	l.Helper()
 	ifb, err := l.host.EnsureIFB(l.ifb("a"), l.hostSide)
@@ -28,7 +28,8 @@ func (l lab) byReference() {
 		}))
 }
 
-// TestTakenOver: DEL removes the reference's redirect with its device. Otherwise a live pod would lose all that it sends.
+// TestTakenOver checks that DEL removes a device of the reference plugin together with the redirect to it. Without the device, the redirect
+// would drop all packets that a live pod sends.
 func TestTakenOver(t *testing.T) {
 	for what, lift := range map[string]func(lab){
 		"DEL without a record": func(l lab) { l.OK(l.Call("DEL", "a")) },
@@ -58,7 +59,7 @@ func TestTakenOver(t *testing.T) {
 	}
 }
 
-// TestAddAgainFails: a live pod keeps its limits if an ADD cannot change them.
+// TestAddAgainFails checks that a live pod keeps its limits if a repeated ADD cannot change them.
 func TestAddAgainFails(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
@@ -78,7 +79,7 @@ func TestAddAgainFails(t *testing.T) {
 	l.must(l.host.DelLink(l.ifb("a")))
 }
 
-// TestTakeAwayKeepsDevice: the device stays until its redirect is known to be removed.
+// TestTakeAwayKeepsDevice checks that DEL keeps the device if the redirect to it could not be removed.
 func TestTakeAwayKeepsDevice(t *testing.T) {
 	l := newLab(t)
 	ifb, err := l.host.EnsureIFB(l.ifb("a"), l.hostSide)

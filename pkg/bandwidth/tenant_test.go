@@ -15,12 +15,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// attack has a victim with limits, and a tenant whose eth0 has the indexes of the victim's pair. Each namespace has its own ifindexes, so a
-// tenant may choose them. The tenant's own pair is bwt1 and real0.
+// attack is a test setup with two pods. The victim has limits, and the tenant's eth0 gets the same ifindexes as the victim's pair. Each
+// namespace has its own ifindexes, so a tenant can choose them freely. The tenant's own pair consists of bwt1 on the host and real0 in the
+// pod.
 type attack struct{ victim, tenant lab }
 
-// connectPair connects the pod again by a pair of the given kind. The pod's end keeps the index that it had on the host, so that pods
-// differ.
+// connectPair replaces the pod's link pair by a pair of the given kind. The pod's end keeps the ifindex that it had on the host, so that
+// the ifindexes of different pods differ.
 func (l *lab) connectPair(kind string) {
 	l.Helper()
 	name := l.hostSide.Name
@@ -33,7 +34,7 @@ func (l *lab) connectPair(kind string) {
 	l.must(l.host.SetUp(l.hostSide))
 }
 
-// prepare connects victim and tenant. The victim has limits.
+// prepare connects the victim and the tenant with pairs of the given kind. Only the victim gets limits.
 func prepare(t *testing.T, kind string) (a attack, ok bool) {
 	a = attack{victim: connectedAs(t, "bwt0"), tenant: connectedAs(t, "bwt1")}
 	err := kerneltest.ForgePair(kind, "kt-probe0", 0, "kt-probe1", 0)
@@ -48,7 +49,7 @@ func prepare(t *testing.T, kind string) (a attack, ok bool) {
 	return a, true
 }
 
-// strike replaces the tenant's eth0.
+// strike replaces the tenant's eth0 by an interface with the ifindexes of the victim's pair.
 func (a attack) strike(kind string) {
 	a.tenant.Helper()
 	a.tenant.must(a.tenant.Pod.Do(func() error {
@@ -69,7 +70,7 @@ func (a attack) unharmed(when string) {
 	a.victim.OK(a.victim.Call("CHECK", "a"))
 }
 
-// TestForgedPeer (C-50): a tenant that gives its interface the indexes of another pod's pair cannot affect that pod by any verb.
+// TestForgedPeer (C-50) checks that a tenant cannot affect another pod by giving its own interface the ifindexes of that pod's pair.
 func TestForgedPeer(t *testing.T) {
 	own, slow := limits(20e6, 10e6), limits(1000, 1000)
 	reject := func(verb string, config object) func(attack) {
@@ -126,10 +127,10 @@ func TestForgedPeer(t *testing.T) {
 	}
 }
 
-// delSameName calls DEL for an attachment whose device has the victim's name, since network and container ID, concatenated, are the same
-// text.
+// delSameName calls DEL for an attachment whose device name is that of the victim's device. The names are equal because network and
+// container ID, concatenated, are the same text.
 func (a attack) delSameName() {
-	a.victim.lose(a.victim.key("a"))
+	a.victim.removeRecord(a.victim.key("a"))
 	twin := a.tenant
 	twin.Conf = twin.Conf.With("name", "ne")
 	twin.OK(twin.Call("DEL", "ta", "prevResult", nil))
@@ -159,7 +160,8 @@ func (a attack) collect() {
 	}
 }
 
-// TestExchangedNames (C-50): a tenant exchanges the names of its two interfaces. ADD or DEL of one changes no limit of the other.
+// TestExchangedNames (C-50) checks a tenant that exchanges the names of its two interfaces. ADD and DEL for one of the interfaces must not
+// change the limits of the other interface.
 func TestExchangedNames(t *testing.T) {
 	l := newLab(t)
 	netns, err := os.Open(l.Pod.Path)

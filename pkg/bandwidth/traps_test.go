@@ -12,7 +12,7 @@ import (
 
 const trapped = "does not have the effect that it suggests"
 
-// addLog attaches a container and returns what the plugin logs.
+// addLog attaches a container and returns the plugin's log.
 func (l lab) addLog(id string, keys ...any) string {
 	l.Helper()
 	log := l.OK(l.Call("ADD", id, keys...)).Log
@@ -20,8 +20,9 @@ func (l lab) addLog(id string, keys ...any) string {
 	return log
 }
 
-// TestMissingCapabilityIsLoggedOnce: if a plugin's capability is missing or misspelt, the runtime passes no limits, and each pod seems to
-// need none. The first ADD logs that, and later ones do not. After a change of the configuration it is logged again.
+// TestMissingCapabilityIsLoggedOnce checks a plugin whose capability is missing or misspelt. The runtime then passes no limits, so no pod
+// seems to need limits. The first ADD logs the problem, and later ADDs do not. The plugin logs the problem again after the configuration
+// was changed.
 func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		keys []any
@@ -60,7 +61,7 @@ func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// TestFindingsOfConfiguration: findings of a configuration file, as a command reads it.
+// TestFindingsOfConfiguration checks the findings for a configuration file that a command reads.
 func TestFindingsOfConfiguration(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"capabilities":{"bandwidth":true}}`:              "[]",

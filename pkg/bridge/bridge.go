@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bridge connects a pod to a Linux bridge by a veth pair. The configured IPAM plugin assigns the addresses.
+// Package bridge connects a pod to a Linux bridge with a veth pair. The configured IPAM plugin assigns the addresses.
 //
-// The record of an attachment describes its node side, so DEL needs only the network, the container ID and the interface name.
+// An attachment's record describes all objects on the node's side. DEL therefore needs only the network, the container ID and the interface
+// name.
 //
-// Pure functions compute the wanted state: planLayer3, guardOf, wantedMasquerade, masqueradeLines, VLANs.onPort. ADD applies it. CHECK
-// compares it with the kernel's state. Restore computes it from the records and writes the missing part after a flush.
+// Pure functions compute the wanted state: planLayer3, guardOf, wantedMasquerade, masqueradeLines, VLANs.onPort. ADD applies the computed
+// state. CHECK compares the computed state with the kernel's state. Restore computes the wanted state from the records, and adds the parts
+// that a flush removed.
 package bridge
 
 import (
@@ -23,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// state is the content of an attachment's record.
+// The struct state is the content of an attachment's record.
 type state struct {
 	Bridge     string          `json:"bridge"`
 	BridgeMAC  string          `json:"bridgeMAC,omitempty"`
@@ -47,23 +49,23 @@ type state struct {
 
 type bridge struct{ ipam ipam.Runner }
 
-// Plugin returns the bridge plugin. It runs the IPAM plugins in builtin in process.
+// Plugin returns the bridge plugin. IPAM plugins in the argument builtin run inside this process.
 func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 	b := bridge{ipam.Runner{Builtin: builtin}}
 	return plugin.Plugin{Name: "bridge", Add: b.add, Del: b.del, Check: b.check, GC: b.gc, Status: b.status}
 }
 
-// job is one ADD or CHECK: the request, its configuration and the open handles.
+// The struct job holds one ADD or CHECK: the request, its configuration and the open handles.
 type job struct {
 	r    *plugin.Request
 	cfg  Config
 	att  *attachment.Attachment
 	host *kernel.Node
 	pod  *kernel.NS
-	// shared: the IPAM plugin's subnets are known, and masquerade covers them as a whole
+	// shared is true if the IPAM plugin's subnets are known. With known subnets, masquerade rules cover whole subnets.
 	shared bool
 	fresh  bool // this ADD created the bridge or added a gateway address to it
-	// CHECK: the state that ADD recorded; hasRecord is false if it cannot be read
+	// recordedState is the state that ADD recorded, for use by CHECK. If the record cannot be read, hasRecord is false.
 	recordedState state
 	hasRecord     bool
 }
@@ -174,8 +176,8 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	return j.attachmentResult(w, layer3, addresses), nil
 }
 
-// clearResidue removes the residue of an unfinished ADD with the same key. It refuses an existing attachment, also one in another
-// namespace, because the runtime holds its result.
+// clearResidue removes objects that an unfinished ADD with the same key left behind. The result is an error if the container is already
+// attached, even in another namespace, because the runtime has the result of that attachment.
 func (b bridge) clearResidue(j *job) error {
 	var st state
 	recorded, err := j.att.Load(&st)
@@ -183,7 +185,8 @@ func (b bridge) clearResidue(j *job) error {
 		return err
 	}
 	if recorded && st.Unfinished {
-		// This process holds the lock, so the process that began this ADD has ended. Its links are found by name.
+		// The process that began this ADD has ended, because the current process holds the lock. The links of the ended process are found by
+		// their names.
 		if err := b.clear(j, st); err != nil {
 			return err
 		}
@@ -245,8 +248,8 @@ func (b bridge) del(r *plugin.Request) error {
 	return errors.Join(err, att.Remove())
 }
 
-// remove removes all parts of an attachment. It continues after an error, and deletes the record last, only if everything else is gone. It
-// releases the addresses after their last use on the node, so that two pods never use one address.
+// remove removes all parts of an attachment. Removing continues after an error. The record is deleted last, and only if all other parts are
+// gone. The addresses are released after the node no longer uses them, so that two pods never use one address.
 func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st state) error {
 	return b.finishRemove(r, att, st, deleteFromNode(host, att, &st))
 }
@@ -255,7 +258,7 @@ func deleteFromNode(host *kernel.Node, att *attachment.Attachment, st *state) er
 	return errors.Join(delHostSide(host, att.Key, st.Index), unmasquerade(host, att, st), unguard(host, att, st))
 }
 
-// finishRemove finishes remove. err holds the failures on the node.
+// finishRemove does the last steps of remove. The argument err contains the errors of the earlier steps on the node.
 func (b bridge) finishRemove(r *plugin.Request, att *attachment.Attachment, st state, err error) error {
 	if err == nil {
 		err = b.releaseAddresses(r, st.IPAM)
@@ -274,7 +277,8 @@ func (b bridge) releaseAddresses(r *plugin.Request, object json.RawMessage) erro
 	as := *r
 	as.Config = ipam.WithKey(r.Config, "ipam", object)
 	if now := ipam.Type(ipam.Object(r.Config)); now != "" && now != name && !b.ipam.Available(r, name) {
-		// If the pod's IPAM plugin is gone, DEL asks the configured one: otherwise the pod could never be deleted.
+		// If the pod's IPAM plugin is no longer installed, DEL calls the configured IPAM plugin. Without this fallback the pod could never be
+		// deleted.
 		r.Log.Warn("the pod's IPAM plugin is not installed; asking the configured one instead",
 			"gone", name, "asked", now)
 		as.Config, name = r.Config, now
@@ -282,7 +286,7 @@ func (b bridge) releaseAddresses(r *plugin.Request, object json.RawMessage) erro
 	return b.ipam.Del(&as, name)
 }
 
-// status fails only if no ADD can work on this node. It restores flushed rules.
+// status restores flushed rules. STATUS fails only if no ADD can work on this node.
 func (b bridge) status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil {
@@ -307,7 +311,7 @@ func (b bridge) status(r *plugin.Request) error {
 	return nil
 }
 
-// whyUnusable returns the reason why no ADD can work on this node, or nil.
+// whyUnusable returns the reason why no ADD can work on this node. The result is nil if ADD can work.
 func (c Config) whyUnusable(host *kernel.Node) error {
 	link, ok, err := host.Link(c.Bridge)
 	if err == nil && ok && link.Kind != "bridge" {

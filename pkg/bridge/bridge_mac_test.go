@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// addForeignBridge creates a bridge as 'ip link add' does: its MAC follows the lowest MAC of its ports.
+// addForeignBridge creates a bridge in the way that 'ip link add' does. The MAC of this bridge follows the lowest MAC of its ports.
 func addForeignBridge(t *testing.T, name string) {
 	t.Helper()
 	t.Cleanup(func() { _ = onHost(name, netlink.LinkDel) })
@@ -28,7 +28,7 @@ func addForeignBridge(t *testing.T, name string) {
 	}
 }
 
-// foreignLab returns a node with a network on a bridge that another program created.
+// foreignLab returns a node with a network whose bridge was created by another program.
 func foreignLab(t *testing.T, name string, keys ...any) lab {
 	t.Helper()
 	l := bareLab(t, append([]any{"name", name, "bridge", name}, keys...)...)
@@ -36,7 +36,8 @@ func foreignLab(t *testing.T, name string, keys ...any) lab {
 	return l
 }
 
-// addPort adds a bridge port with the lowest MAC of all ports, as another program does. The returned function deletes the port.
+// addPort adds a port to a bridge. The port's MAC is the lowest of all ports, as can happen with other programs. The returned function
+// deletes the port.
 func addPort(t *testing.T, bridge string) (del func()) {
 	t.Helper()
 	master, err := netlink.LinkByName(bridge)
@@ -57,8 +58,8 @@ func addPort(t *testing.T, bridge string) (del func()) {
 	}
 }
 
-// TestForeignBridgeKeepsMAC: a bridge that another program created keeps its MAC from the first ADD on, although ports come and go. Each
-// result contains that MAC.
+// TestForeignBridgeKeepsMAC checks a bridge that another program created. From the first ADD on, its MAC stays the same when ports join and
+// leave. Each ADD result contains this MAC.
 func TestForeignBridgeKeepsMAC(t *testing.T) {
 	for name, keys := range map[string][]any{
 		"btfgw": nil, "btfno": {"isGateway", false, "ipMasq", false}, "btfl2": {"isGateway", false, "ipMasq", false, "ipam", nil},
@@ -93,7 +94,7 @@ func TestForeignBridgeKeepsMAC(t *testing.T) {
 	}
 }
 
-// TestVLANGatewayOnForeignBridge: the gateway of a VLAN and the bridge below it keep their MACs.
+// TestVLANGatewayOnForeignBridge checks that the gateway interface of a VLAN keeps its MAC, and that the bridge below it keeps its MAC.
 func TestVLANGatewayOnForeignBridge(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {
@@ -113,7 +114,7 @@ func TestVLANGatewayOnForeignBridge(t *testing.T) {
 	}
 }
 
-// echo answers datagrams to an address of the node until the test ends.
+// echo starts a UDP server on an address of the node. The server answers until the test ends.
 func echo(t *testing.T, address string) (port string) {
 	t.Helper()
 	conn, err := net.ListenPacket("udp", net.JoinHostPort(address, "0"))
@@ -134,8 +135,9 @@ func echo(t *testing.T, address string) (port string) {
 	return fmt.Sprint(conn.LocalAddr().(*net.UDPAddr).Port)
 }
 
-// exchange sends datagrams from a pod until stop is closed. It sends each datagram after the answer to the previous one. It returns how
-// many were answered and how many never were. An answer may take much longer than a slow machine needs.
+// exchange sends datagrams from a pod until stop is closed. The next datagram is sent after the answer to the previous datagram. The
+// results are the number of answered datagrams and the number of lost datagrams. The time limit for an answer is long enough for a slow
+// machine.
 func exchange(pod *sandbox.Pod, address string, stop <-chan struct{}) (answered, lost int, err error) {
 	var conn net.Conn
 	if err = pod.Do(func() error { conn, err = net.Dial("udp", address); return err }); err != nil {
@@ -162,8 +164,8 @@ func exchange(pod *sandbox.Pod, address string, stop <-chan struct{}) (answered,
 	}
 }
 
-// TestGatewayReachedWhilePodsComeAndGo: no packet between a pod and the node is lost while ports join and leave a bridge that another
-// program created. In a layer 2 network, an admin sets the gateway address.
+// TestGatewayReachedWhilePodsComeAndGo checks that no packet between a pod and the node is lost while ports join and leave. Another program
+// created the bridge. The subtest for a layer 2 network sets the gateway address by hand, as an admin would do.
 func TestGatewayReachedWhilePodsComeAndGo(t *testing.T) {
 	for name, keys := range map[string][]any{"btping": nil, "btpingl2": {"isGateway", false, "ipMasq", false, "ipam", nil}} {
 		t.Run(name, func(t *testing.T) { testGatewayReached(t, name, keys) })
@@ -210,15 +212,15 @@ func testGatewayReached(t *testing.T, name string, keys []any) {
 	l.OK(a.check())
 }
 
-// TestCheckSeesChangedGatewayMAC (C-61): CHECK fails for a pod whose neighbour entry has the previous MAC of its gateway. It passes for a
-// pod with no entry or the new MAC, whatever prevResult contains.
+// TestCheckSeesChangedGatewayMAC (C-61) checks that CHECK fails if the pod's neighbour entry contains the previous MAC of its gateway.
+// CHECK passes if the pod has no entry, or an entry with the new MAC. The MAC in prevResult does not matter.
 func TestCheckSeesChangedGatewayMAC(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
 	former := keepMAC(t, "bt0")
 	for _, ip := range a.result.IPs {
 		gateway := ip.Gateway.String()
-		l.answers(l.Pod, gateway)
+		l.mustAnswer(l.Pod, gateway)
 		l.OK(a.check())
 		if err := setMACTo("bt0", "02:00:00:00:00:66"); err != nil {
 			t.Fatal(err)
@@ -228,14 +230,14 @@ func TestCheckSeesChangedGatewayMAC(t *testing.T) {
 			t.Fatal(err)
 		}
 		l.OK(a.check())
-		l.answers(l.Pod, gateway)
+		l.mustAnswer(l.Pod, gateway)
 		l.OK(a.check())
 		if err := errors.Join(setMACTo("bt0", former), a.forgetNeighbour(gateway)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	stale := strings.ReplaceAll(string(a.prev), former, "02:00:00:00:00:55")
-	l.answers(l.Pod, "10.60.0.1")
+	l.mustAnswer(l.Pod, "10.60.0.1")
 	a.prev = []byte(stale)
 	l.OK(a.check())
 }
@@ -265,8 +267,8 @@ func (l lab) forgetNeighbour(addr string) error {
 	})
 }
 
-// TestEntryOfTenant (C-61): CHECK ignores a stale neighbour entry, which the pod's kernel verifies by itself. A tenant can write a
-// permanent entry, so the hint never contains its MAC.
+// TestEntryOfTenant (C-61) checks that CHECK ignores a neighbour entry in state "stale", because the pod's kernel verifies this entry
+// before using it. A tenant can write a permanent entry, so CHECK's hint must not contain the MAC of the entry.
 func TestEntryOfTenant(t *testing.T) {
 	const tenants = "02:de:ad:be:ef:01"
 	l := newLab(t)

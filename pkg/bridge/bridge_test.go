@@ -25,8 +25,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// leases lists the lease files.
-func leases(t *testing.T) (list []string) {
+// listLeases returns the names of the lease files.
+func listLeases(t *testing.T) (list []string) {
 	t.Helper()
 	entries, _ := os.ReadDir("/var/lib/cni/networks/net")
 	for _, e := range entries {
@@ -58,7 +58,7 @@ func TestAdd(t *testing.T) {
 	l.OK(a.check("prevResult", withoutInterfaceIndex(a)))
 }
 
-// withoutInterfaceIndex returns the result in the form of CNI version 0.2.0, without interface indexes.
+// withoutInterfaceIndex returns the ADD result in the form of CNI version 0.2.0, which has no interface indexes.
 func withoutInterfaceIndex(a attached) types100.Result {
 	prev := a.result
 	prev.IPs = nil
@@ -68,7 +68,7 @@ func withoutInterfaceIndex(a attached) types100.Result {
 	return prev
 }
 
-// TestAddLive: everything in the result works when ADD returns.
+// TestAddLive checks that every object in the result already works when ADD returns.
 func TestAddLive(t *testing.T) {
 	l := newLab(t)
 	l.add("a")
@@ -101,7 +101,8 @@ func TestAddLive(t *testing.T) {
 	}
 }
 
-// TestHostSideHasNoIPv6: IPv6 routes on each host side would make every link change on the node slower.
+// TestHostSideHasNoIPv6 checks that IPv6 is off on host sides. IPv6 routes on every host side would make each link change on the node
+// slower.
 func TestHostSideHasNoIPv6(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -119,8 +120,9 @@ func TestHostSideHasNoIPv6(t *testing.T) {
 	}
 }
 
-// TestIPv4PodHasNoIPv6: the interface of an IPv4 network has no IPv6 unless the pod gets an IPv6 route. The pod configures an interface
-// without addresses itself. If the pod enables IPv6 later, it accepts no router from its neighbours.
+// TestIPv4PodHasNoIPv6 checks that IPv6 is off on an interface of an IPv4 network, unless the pod gets an IPv6 route. IPv6 stays on if the
+// network assigns no addresses, because the pod then configures the interface itself. If the pod enables IPv6 later, the interface ignores
+// router advertisements of its neighbours.
 func TestIPv4PodHasNoIPv6(t *testing.T) {
 	v4 := object{"type": "host-local", "ranges": [][]object{{{"subnet": "10.60.4.0/24"}}}}
 	route := v4.With("routes", []any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}})
@@ -150,7 +152,8 @@ func TestIPv4PodHasNoIPv6(t *testing.T) {
 	}
 }
 
-// TestAddressReused: a peer that talked to the previous pod with an address reaches the next pod at once, despite its neighbour cache.
+// TestAddressReused checks that the next pod with an address is reachable at once. The peer still has the previous pod in its neighbour
+// cache.
 func TestAddressReused(t *testing.T) {
 	l := newLab(t)
 	other := l.other()
@@ -159,10 +162,10 @@ func TestAddressReused(t *testing.T) {
 	ips := []any{"capabilities", object{"ips": true}, "runtimeConfig", object{"ips": []string{"10.60.0.77/24", "fd00:60::77/64"}}}
 	l.OK(l.Call("ADD", "old", ips...))
 	for _, addr := range addresses {
-		l.answers(nil, addr)
-		l.answers(other.Pod, addr)
+		l.mustAnswer(nil, addr)
+		l.mustAnswer(other.Pod, addr)
 	}
-	// A MAC that Podlace did not compute, as the reference plugin's pods have.
+	// This is a MAC that Podlace did not compute, as in pods of the reference plugin.
 	bridge, err := netlink.LinkByName("bt0")
 	if err != nil {
 		t.Fatal(err)
@@ -179,12 +182,12 @@ func TestAddressReused(t *testing.T) {
 	next.OK(next.Call("ADD", "next", ips...))
 	t.Cleanup(func() { next.OK(next.Call("DEL", "next")) })
 	for _, addr := range addresses {
-		l.answers(nil, addr)
-		l.answers(other.Pod, addr)
+		l.mustAnswer(nil, addr)
+		l.mustAnswer(other.Pod, addr)
 	}
 }
 
-// TestReachedAtOnce: frames pass when ADD returns, although the kernel delays its work for a new link by up to a second.
+// TestReachedAtOnce checks that frames pass when ADD returns. The kernel delays its work for a new link by up to a second.
 func TestReachedAtOnce(t *testing.T) {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
@@ -205,7 +208,7 @@ func TestReachedAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		begin := time.Now()
-		l.answers(nil, result.IPs[0].Address.IP.String())
+		l.mustAnswer(nil, result.IPs[0].Address.IP.String())
 		if took := time.Since(begin); took > 500*time.Millisecond {
 			t.Errorf("pod %d: reached after %v", i, took)
 		}
@@ -213,9 +216,9 @@ func TestReachedAtOnce(t *testing.T) {
 	}
 }
 
-// answers fails the test unless the pod's kernel refuses a connection within a second, which proves that the pod is reachable. With from
-// nil the node connects.
-func (l lab) answers(from *sandbox.Pod, addr string) {
+// mustAnswer fails the test unless a connection to the address is refused within a second. The refusal proves that the pod is reachable. If
+// from is nil, the connection starts on the node.
+func (l lab) mustAnswer(from *sandbox.Pod, addr string) {
 	l.Helper()
 	ask := func() error {
 		_, err := net.DialTimeout("tcp", net.JoinHostPort(addr, "9"), time.Second)
@@ -233,7 +236,7 @@ func (l lab) answers(from *sandbox.Pod, addr string) {
 	}
 }
 
-// TestAddTwice: the second ADD fails and does not change the first attachment.
+// TestAddTwice checks that a second ADD for the same key fails and does not change the first attachment.
 func TestAddTwice(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -244,7 +247,8 @@ func TestAddTwice(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestAttachedElsewhere: a container that is attached in another namespace stays attached, with its record or without.
+// TestAttachedElsewhere checks a container that is already attached in another namespace. ADD must not change that attachment, with or
+// without a record.
 func TestAttachedElsewhere(t *testing.T) {
 	l := newLab(t)
 	other := l
@@ -266,7 +270,7 @@ func TestL2(t *testing.T) {
 	l.Fails(a.check(), plugin.CodeStateDiffers, "eth0 is down in the pod")
 }
 
-// TestMACOfTheBridge: ADD refuses the bridge's MAC for a pod, because that pod would receive no frame.
+// TestMACOfTheBridge checks that ADD refuses the bridge's MAC as the MAC of a pod. A pod with that MAC would receive no frames.
 func TestMACOfTheBridge(t *testing.T) {
 	l := newLab(t)
 	l.Fails(l.Call("ADD", "a", "capabilities", object{"mac": true}, "runtimeConfig", object{"mac": mac(t, "bt0")}), plugin.CodeConfig,

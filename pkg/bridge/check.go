@@ -19,10 +19,10 @@ func differs(format string, args ...any) error {
 	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
 }
 
-// isDifferent reports whether err says that the observed state differs from the wanted state.
+// isDifferent reports whether err means that the observed state differs from the wanted state.
 func isDifferent(err error) bool { return plugin.Code(err) == plugin.CodeStateDiffers }
 
-// check compares prevResult and the configuration with the state of the node and the pod.
+// check compares the state of the node and the pod with prevResult and the configuration.
 func (b bridge) check(r *plugin.Request) error {
 	j, err := b.open(r)
 	if err != nil {
@@ -70,7 +70,7 @@ func (b bridge) check(r *plugin.Request) error {
 	return j.checkTolerated(w, l)
 }
 
-// ownResult returns the part of prevResult that concerns this attachment: its addresses, and all routes.
+// ownResult returns the part of prevResult that belongs to this attachment: the attachment's addresses, and all routes.
 func (j *job) ownResult(prev *types100.Result) *types100.Result {
 	own := &types100.Result{Routes: prev.Routes}
 	for _, ip := range prev.IPs {
@@ -81,8 +81,8 @@ func (j *job) ownResult(prev *types100.Result) *types100.Result {
 	return own
 }
 
-// recordedRoutes replaces the routes from prevResult by the recorded routes. prevResult also contains routes of other plugins, and old CNI
-// versions drop some route attributes. A route that a later plugin removed from prevResult is not required.
+// recordedRoutes replaces the routes from prevResult by the routes that ADD recorded. The routes in prevResult may come from other plugins,
+// and old CNI versions drop some route attributes. A recorded route is left out if a later plugin removed it from prevResult.
 func (j *job) recordedRoutes(l *layer3) {
 	if !j.hasRecord {
 		return
@@ -95,7 +95,8 @@ func (j *job) recordedRoutes(l *layer3) {
 	})
 }
 
-// observe finds the links. The host side is the kernel's peer of the pod side, whatever its name.
+// observe looks up the bridge and both ends of the veth pair. The host side is the link that the kernel reports as the peer of the pod
+// side. The name of the host side does not matter.
 func (j *job) observe() (w wiring, err error) {
 	var ok bool
 	if w.bridge, ok, err = j.host.Link(j.cfg.Bridge); err != nil {
@@ -143,8 +144,9 @@ func (j *job) checkLinks(w wiring) error {
 	return j.checkPrevLinks(w)
 }
 
-// checkPort compares the pod's bridge port with the settings from ADD. The port state counts only if the port has a carrier, since the
-// kernel disables a port without one. It does not count under the spanning tree protocol, which sets its own states.
+// checkPort compares the pod's bridge port with the settings that ADD applied. The port state is checked only if the port has a carrier,
+// since the kernel disables a port without carrier. The port state is not checked under the spanning tree protocol, because that protocol
+// changes it.
 func (j *job) checkPort(w wiring) error {
 	want := kernel.BridgePort{Hairpin: j.cfg.Hairpin, Isolated: j.cfg.Isolated}
 	if j.hasRecord && want != j.recordedState.flags() {
@@ -181,7 +183,8 @@ func (j *job) checkPrevLinks(w wiring) error {
 	return nil
 }
 
-// checkHostName fails if the host side was renamed, because guards match its name. A renamed link keeps its MAC.
+// checkHostName fails if the host side was renamed, because guard rules match the name. A renamed host side is recognized by its MAC in
+// prevResult.
 func (j *job) checkHostName(w wiring) error {
 	named := w.host.Name
 	for _, i := range j.r.Prev.Interfaces {
@@ -230,7 +233,7 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 	return j.checkGatewayMAC(w, l)
 }
 
-// reloadHint names the commands that restore the state which all pods of a network share.
+// reloadHint names the commands that restore state shared by all pods of a network.
 const reloadHint = "'podlace reload', STATUS and GC bring it back"
 
 // checkPaths fails if the node does not forward the pod's packets, or does not route the pod's addresses to its bridge.
@@ -258,8 +261,8 @@ func (j *job) checkPaths(w wiring, l layer3) error {
 	return nil
 }
 
-// checkGatewayMAC compares the gateway's MAC with the pod's neighbour entry. A pod without an entry, or with a stale one, learns a new MAC
-// by itself.
+// checkGatewayMAC compares the gateway's MAC with the pod's neighbour entry. If the pod has no entry, or only a stale entry, its kernel
+// learns the new MAC by itself.
 func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 	now, atADD := w.gateway.MAC.String(), ""
 	for _, i := range j.r.Prev.Interfaces {
@@ -276,7 +279,8 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 			return err
 		}
 		if mac != nil && !bytes.Equal(mac, w.gateway.MAC) {
-			// The hint must not copy the MAC from the pod's entry: a tenant can write that entry, and an admin might set the MAC.
+			// The hint must not copy the MAC from the pod's entry. A tenant can write that entry, and an admin who trusts the hint could set that
+			// MAC on the bridge.
 			return plugin.WithHint(differs("%s has MAC %s, but the pod sends packets for gateway %s to %s", w.gateway.Name, now, gw.Addr(), mac),
 				"at ADD it had MAC %s; the pod asks for the new one within a minute, unless its entry is permanent", cmp.Or(atADD, "unknown"))
 		}
@@ -284,8 +288,8 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 	return nil
 }
 
-// checkMasquerade fails if the masquerade of a recorded attachment is missing. An attachment without a record is exempt, because Podlace
-// cannot restore its masquerade.
+// checkMasquerade fails if an attachment's masquerade is missing. For an attachment without a record it only logs the loss, because Podlace
+// cannot restore that masquerade.
 func (j *job) checkMasquerade(l layer3) error {
 	err := withHint(j.compareMasquerade(l))
 	if !j.hasRecord {
@@ -317,9 +321,10 @@ func (j *job) compareMasquerade(l layer3) error {
 	return nil
 }
 
-// checkRecord fails if the record of a pod that Podlace attached is lost. A pod without a record may belong to the reference plugin. The
-// pod is Podlace's if the host side has our name, and either its port has the flags of a guarded pod, or our rules masquerade it while the
-// reference's do not. Port flags survive a flush.
+// checkRecord fails if Podlace attached the pod but the record is lost. A pod without a record may belong to the reference plugin, so
+// checkRecord needs evidence that Podlace attached the pod. The host side must have Podlace's name. The port must have a guarded pod's
+// flags, or Podlace's rules must masquerade the pod while the reference plugin's rules do not. A flush of the rules does not change port
+// flags.
 func (j *job) checkRecord(w wiring, l layer3) error {
 	if j.hasRecord || w.host.Name != j.att.HostVeth() {
 		return nil

@@ -13,9 +13,9 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// healthy is a pod in a correct state: a configuration, and typical changes by nodes, runtimes, other plugins and workloads. In commands,
-// BR stands for the bridge, HOST for the host side, V4 and V6 for the pod's addresses.
-type healthy struct {
+// healthyPod is a pod in a correct state: a configuration, and changes that nodes, runtimes, other plugins and workloads typically make. In
+// the commands, BR stands for the bridge, HOST for the host side, and V4 and V6 for the pod's addresses.
+type healthyPod struct {
 	keys       []any
 	need       string // kernel feature that the node needs
 	node, pod  string // commands before ADD
@@ -30,11 +30,11 @@ const (
 	tun        = "ip tuntap add bhtry mode tun; ip tuntap del bhtry mode tun"
 )
 
-// configured returns healthy pods by configuration.
-func configured(subnets []string) map[string]healthy {
+// podsByConfiguration returns healthy pods that differ in their configuration.
+func podsByConfiguration(subnets []string) map[string]healthyPod {
 	layer2 := []any{"ipam", nil, "isGateway", nil, "ipMasq", nil}
 	with := func(keys ...any) []any { return []any{"ipam", hostLocal(subnets...).With(keys...)} }
-	return map[string]healthy{
+	return map[string]healthyPod{
 		"dual stack": {}, "IPv4": {keys: []any{"ipam", hostLocal(subnets[0])}}, "IPv6": {keys: []any{"ipam", hostLocal(subnets[1])}},
 		"default gateway":         {keys: []any{"isDefaultGateway", true, "ipam", hostLocal(subnets...)}},
 		"without a gateway":       {keys: []any{"isGateway", nil}},
@@ -72,9 +72,9 @@ func configured(subnets []string) map[string]healthy {
 	}
 }
 
-// changed returns healthy pods by changes of nodes, runtimes, other plugins and workloads.
-func changed() map[string]healthy {
-	return map[string]healthy{
+// podsByChanges returns healthy pods that nodes, runtimes, other plugins or workloads changed.
+func podsByChanges() map[string]healthyPod {
+	return map[string]healthyPod{
 		"sysctls of the runtime": {pod: "sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=1"},
 		"routes of the workload": {work: "ip route add 192.0.2.0/24 via GW4; ip route add blackhole 198.51.100.0/24; " +
 			"ip route add 203.0.113.0/24 dev eth0"},
@@ -111,9 +111,9 @@ func changed() map[string]healthy {
 	}
 }
 
-// lived returns healthy pods by their history.
-func lived() map[string]healthy {
-	return map[string]healthy{
+// podsByHistory returns healthy pods with different sequences of earlier verbs.
+func podsByHistory() map[string]healthyPod {
+	return map[string]healthyPod{
 		"record lost, without rules": {keys: []any{"ipMasq", nil}, tells: "no record", history: func(a attached) attached {
 			a.loseRecord()
 			return a
@@ -180,17 +180,18 @@ func lived() map[string]healthy {
 	}
 }
 
-// cleanUp removes the changes of a case from the node.
+// cleanUp removes all objects from the node that the commands of a case may have created.
 const cleanUp = "ip link del BR; ip link del BR.100; ip link del up0; ip link del vrf0; ip rule del table 77; ip rule del table 78; " +
 	"ip rule del table 79; ip rule del pref 98; ip route flush table 78; ip route flush table 79; ip route del blackhole 10.90.0.0/16; " +
 	"ip route del unreachable fd00:90::/32; ip route del blackhole 192.0.2.0/24; sysctl -qw net.ipv4.conf.default.forwarding=1; " +
 	"sysctl -qw net.ipv4.ip_forward=0; sysctl -qw net.ipv4.ip_forward=1; sysctl -qw net.ipv6.conf.all.forwarding=1"
 
-// TestCheckHealthy (C-66, C-67): CHECK succeeds for each of these pods. It logs nothing but the line in field tells.
+// TestCheckHealthy (C-66, C-67) checks that CHECK succeeds for each healthy pod. CHECK logs no warning except the expected line in the
+// field tells.
 func TestCheckHealthy(t *testing.T) {
-	kinds := configured([]string{"10.90.0.0/24", "fd00:90::/64"})
-	maps.Copy(kinds, changed())
-	maps.Copy(kinds, lived())
+	kinds := podsByConfiguration([]string{"10.90.0.0/24", "fd00:90::/64"})
+	maps.Copy(kinds, podsByChanges())
+	maps.Copy(kinds, podsByHistory())
 	if len(kinds) < 60 {
 		t.Errorf("%d kinds", len(kinds))
 	}
@@ -199,7 +200,7 @@ func TestCheckHealthy(t *testing.T) {
 	}
 }
 
-func testHealthy(t *testing.T, number int, h healthy) {
+func testHealthy(t *testing.T, number int, h healthyPod) {
 	bridge := fmt.Sprint("bh", number)
 	defaults := []any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}}
 	l := bareLab(t, append([]any{"name", "healthy-" + bridge, "bridge", bridge,

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// run runs a shell command on the node. HOST stands for the host side of the pod, V4 and V6 for the pod's addresses.
+// run runs a shell command on the node. In the command, HOST stands for the host side of the pod, and V4 and V6 for the pod's addresses.
 func (a attached) run(command string) error {
 	command = a.named(command)
 	out, err := exec.Command("sh", "-ec", command).CombinedOutput()
@@ -25,7 +25,7 @@ func (a attached) run(command string) error {
 	return nil
 }
 
-// named replaces HOST by the host side, and V4 and V6 by the addresses of the pod.
+// named replaces the word HOST by the name of the host side, and the words V4 and V6 by the pod's addresses.
 func (a attached) named(text string) string {
 	var words []string
 	if len(a.result.Interfaces) > 1 {
@@ -42,7 +42,7 @@ func (a attached) runInPod(command string) error {
 	return a.Pod.Do(func() error { return a.run(command) })
 }
 
-// damage is a command on the node that disconnects or exposes pods, with the expected text of CHECK.
+// damage is a command on the node that disconnects or exposes pods, and the text with which CHECK must report this.
 type damage struct {
 	command  string
 	says     string
@@ -50,7 +50,7 @@ type damage struct {
 	repair   string // command that repairs a damage which no verb restores and which the next pod would meet
 }
 
-// damages returns single changes of the node. The pods are on btn0, with hairpinMode.
+// damages returns commands that each make one change on the node. The pods are on bridge btn0 and have hairpinMode.
 func damages() map[string]damage {
 	const all, byGC = "STATUS GC", "GC"
 	refuses := func(route string) damage {
@@ -89,27 +89,28 @@ func damages() map[string]damage {
 	}
 }
 
-// nodeLab returns a lab whose subnets are on no other bridge.
+// nodeLab returns a lab with subnets that no other bridge uses.
 func nodeLab(t *testing.T, keys ...any) lab {
 	t.Helper()
 	return newLab(t, append([]any{"name", "node", "bridge", "btn0", "ipam", hostLocal("10.61.0.0/24", "fd00:61::/64").With("routes",
 		[]any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}})}, keys...)...)
 }
 
-// TestCheckDetectsNode (C-61, C-62) breaks one part of the node at a time. STATUS and GC restore ADD's changes before CRI-O calls CHECK.
+// TestCheckDetectsNode (C-61, C-62) checks that CHECK reports each single damage on the node. STATUS and GC must restore the state that ADD
+// created, before CRI-O calls CHECK.
 func TestCheckDetectsNode(t *testing.T) {
 	l := nodeLab(t)
 	for what, d := range damages() {
 		l.Run(what, func(t *testing.T) {
 			own := l
 			own.T, own.Pod = t, kerneltest.NewPod(t)
-			own.survives(d)
+			own.mustReport(d)
 		})
 	}
 }
 
-// survives expects CHECK to report a damage, and the verbs to restore it and log that once.
-func (l lab) survives(d damage) {
+// mustReport checks that CHECK reports a damage, and that the listed verbs restore the state.
+func (l lab) mustReport(d damage) {
 	l.Helper()
 	a := l.add("a")
 	l.OK(a.check())
@@ -123,7 +124,7 @@ func (l lab) survives(d damage) {
 		}
 		l.Fails(a.check(), plugin.CodeStateDiffers, a.named(d.says))
 		if verb != "" {
-			a.restores(verb)
+			a.mustRestore(verb)
 		}
 		if d.repair != "" {
 			if err := a.run(d.repair); err != nil {
@@ -134,8 +135,8 @@ func (l lab) survives(d damage) {
 	}
 }
 
-// restores expects a verb to restore the damaged part, to log that, and to change nothing else.
-func (a attached) restores(verb string) {
+// mustRestore checks that a verb restores the damaged part and logs this once. The next call of the verb must not restore it again.
+func (a attached) mustRestore(verb string) {
 	a.Helper()
 	keys := []any{"cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}}
 	if o := a.OK(a.Call(verb, "", keys...)); !strings.Contains(o.Log, "restored") {
@@ -149,8 +150,8 @@ func (a attached) restores(verb string) {
 	}
 }
 
-// toleratedChanges returns changes that a tenant may make in its own pod, or an admin on a bridge that Podlace created. CHECK logs them,
-// and fails with strictCheck. The command runs in the pod; a command that begins with "node:" runs on the node.
+// toleratedChanges returns changes that a tenant may make in its own pod, and changes that an admin may make on a bridge created by
+// Podlace. CHECK logs these changes, but fails only with strictCheck. A command runs in the pod, or on the node if it begins with "node:".
 func toleratedChanges() map[string]struct{ command, says, repair string } {
 	return map[string]struct{ command, says, repair string }{
 		"MTU":                   {"ip link set eth0 mtu 1400", "eth0 has mtu 1400 in the pod, less than the 1500 of its host side", ""},
@@ -175,7 +176,7 @@ func (a attached) runEither(command string) error {
 	return a.runInPod(command)
 }
 
-// TestStrictCheck (C-66): CHECK fails for the changes of toleratedChanges only with strictCheck.
+// TestStrictCheck (C-66) checks that CHECK fails for the changes in toleratedChanges only if strictCheck is set.
 func TestStrictCheck(t *testing.T) {
 	l := nodeLab(t, "mtu", 1500)
 	for what, h := range toleratedChanges() {
@@ -201,7 +202,8 @@ func TestStrictCheck(t *testing.T) {
 	}
 }
 
-// TestCheckWithoutRecords (C-61, C-62): without any record, CHECK still compares the kernel with prevResult and the configuration.
+// TestCheckWithoutRecords (C-61, C-62) checks CHECK after all records were lost. CHECK must still compare the kernel's state with
+// prevResult and the configuration.
 func TestCheckWithoutRecords(t *testing.T) {
 	l := nodeLab(t)
 	for what, d := range damages() {
@@ -222,7 +224,8 @@ func TestCheckWithoutRecords(t *testing.T) {
 	}
 }
 
-// TestStatusOfDownBridge: an admin set the bridge down. STATUS changes and logs nothing, at every call.
+// TestStatusOfDownBridge checks STATUS after an admin set the bridge down. STATUS must change nothing and log nothing, however often it is
+// called.
 func TestStatusOfDownBridge(t *testing.T) {
 	a := nodeLab(t).add("a")
 	defer func() {

@@ -32,7 +32,7 @@ func setMAC(link netlink.Link) error {
 	return netlink.LinkSetHardwareAddr(link, net.HardwareAddr{2, 0, 0, 0, 0, 0x77})
 }
 
-// delDefault deletes the default route through a gateway.
+// delDefault returns a function that deletes the default route through a gateway.
 func delDefault(gateway, dst string) func(netlink.Link) error {
 	return func(link netlink.Link) error {
 		return netlink.RouteDel(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: kernel.IPNet(netip.MustParsePrefix(dst)),
@@ -40,8 +40,8 @@ func delDefault(gateway, dst string) func(netlink.Link) error {
 	}
 }
 
-// breakages returns single changes that break an attachment, with the expected text of CHECK. repair restores the bridge, which the next
-// case uses again.
+// breakages returns changes that each break one part of an attachment, with the text of CHECK's error. The field repair restores the bridge
+// for the next case.
 func breakages() map[string]struct {
 	change func(attached) error
 	says   string
@@ -94,7 +94,8 @@ func (a attached) leaseFile(i int) string {
 	return "/var/lib/cni/networks/net/" + a.result.IPs[i].Address.IP.String()
 }
 
-// TestCheckDetects (C-61, C-62, C-63, C-65) breaks one part at a time. The next pod repairs the parts that all pods share.
+// TestCheckDetects (C-61, C-62, C-63, C-65) checks that CHECK fails after each single breakage. The ADD of the next pod repairs the parts
+// that all pods share.
 func TestCheckDetects(t *testing.T) {
 	l := newLab(t)
 	for what, b := range breakages() {
@@ -128,7 +129,7 @@ func TestCheckMissingBridge(t *testing.T) {
 	l.Fails(a.check("CNI_IFNAME", "eth7"), plugin.CodeStateDiffers, "")
 }
 
-// TestOwn: own leaves out another pod's addresses in prevResult.
+// TestOwn checks that ownResult leaves out other pods' addresses in prevResult.
 func TestOwn(t *testing.T) {
 	j := &job{}
 	j.r = &plugin.Request{IfName: "eth0"}
@@ -169,7 +170,7 @@ func TestIPTablesMasquerade(t *testing.T) {
 	}
 }
 
-// breakRule applies an iptables line. A line that ends with POSTROUTING stands for the rules there that jump to the chain.
+// breakRule applies an iptables line. A line that ends with POSTROUTING stands for all rules in POSTROUTING that jump to the chain.
 func breakRule(t *testing.T, is4 bool, chain, line string) {
 	t.Helper()
 	table, err := iptables.Open(is4, true)
@@ -186,7 +187,8 @@ func breakRule(t *testing.T, is4 bool, chain, line string) {
 	}
 }
 
-// TestCheckRoutesOfOthers: a later plugin may add routes, and may remove our route if it also removes the route from the result.
+// TestCheckRoutesOfOthers checks that a later plugin may add routes. A later plugin may also remove Podlace's route if it removes the route
+// from the result.
 func TestCheckRoutesOfOthers(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -225,8 +227,9 @@ func TestMasqueradeLines(t *testing.T) {
 	}
 }
 
-// TestCheckWithoutRecord (F-21): Podlace cannot restore the masquerade of an attachment without a record, such as a pod of the reference.
-// After a flush CHECK logs the loss and succeeds, because CRI-O drops the address of a pod whose CHECK fails.
+// TestCheckWithoutRecord (F-21) checks an attachment without a record, such as a pod of the reference plugin. Podlace cannot restore the
+// masquerade of an attachment without a record. After a flush, CHECK logs the loss but succeeds, because CRI-O drops the address of a pod
+// whose CHECK fails.
 func TestCheckWithoutRecord(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -257,8 +260,8 @@ func TestCheckWithoutRecord(t *testing.T) {
 	l.Fails(a.check(), plugin.CodeStateDiffers, "the record of bridge is missing")
 }
 
-// TestDelForgetsLimits: DEL removes the record of the pod's limits with its link, also if the bridge plugin's own record is lost or
-// damaged.
+// TestDelForgetsLimits checks that DEL removes the record of the pod's bandwidth limits together with the link. The bridge plugin's own
+// record may be lost or damaged.
 func TestDelForgetsLimits(t *testing.T) {
 	for what, lose := range map[string]func(path string) error{
 		"there":   func(string) error { return nil },

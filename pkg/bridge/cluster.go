@@ -16,11 +16,12 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// useClusterCIDR is the word in ipMasq.nonMasqueradeCIDRs that stands for the pod CIDRs of all nodes. Case does not matter.
+// useClusterCIDR is a keyword in ipMasq.nonMasqueradeCIDRs. The keyword stands for the pod CIDRs of all nodes. Upper and lower case are
+// equal.
 const useClusterCIDR = "useClusterCidr"
 
-// resolve replaces "auto" and useClusterCidr in the configuration by the values in node.json, for an ADD or STATUS. It reads the file only
-// if the configuration contains one of them.
+// resolve replaces the keywords "auto" and useClusterCidr in the configuration by the values in node.json. ADD and STATUS call it. The file
+// is read only if the configuration contains one of these keywords.
 func (c *Config) resolve(r *plugin.Request) error {
 	if c.AutoMTU {
 		file, node, err := nodefile.Of(r)
@@ -44,21 +45,21 @@ func (c *Config) resolve(r *plugin.Request) error {
 	return nil
 }
 
-// clusterCIDRs returns the exceptions that came from useClusterCidr.
+// clusterCIDRs returns those masquerade exceptions that replaced the keyword useClusterCidr.
 func (m Masquerade) clusterCIDRs() []netip.Prefix { return m.Except[m.listedCount():] }
 
-// listedCount returns how many exceptions the configuration lists itself.
+// listedCount returns the number of exceptions that the configuration lists as CIDRs.
 func (m Masquerade) listedCount() int { return max(0, len(m.Except)-max(0, m.Cluster)) }
 
-// withClusterCIDRs returns m with cidrs in place of useClusterCidr.
+// withClusterCIDRs returns m with the given CIDRs in place of the keyword useClusterCidr.
 func (m Masquerade) withClusterCIDRs(cidrs []netip.Prefix) Masquerade {
 	m.Except = slices.Concat(m.Except[:m.listedCount()], cidrs)
 	m.Cluster = len(cidrs)
 	return m
 }
 
-// clusterCIDRs returns the CIDRs that stood for useClusterCidr when an attachment's exceptions were last written. CHECK and rollback
-// therefore do not need node.json.
+// clusterCIDRs returns the CIDRs that replaced useClusterCidr when the exceptions of an attachment were last written. With these CIDRs,
+// CHECK and rollback do not need node.json.
 func (st state) clusterCIDRs(network string) []netip.Prefix {
 	m := Masquerade{Except: st.Except, Cluster: st.Cluster}
 	if st.Masquerade != "iptables" {
@@ -69,9 +70,9 @@ func (st state) clusterCIDRs(network string) []netip.Prefix {
 	return m.clusterCIDRs()
 }
 
-// RenewClusterCIDRs updates the masquerade exceptions of live networks after clusterCIDRs in node.json changed. It updates the networks and
-// pods whose exceptions came from useClusterCidr. It is a no-op if they are current, or if the file has no clusterCIDRs. It waits for
-// attachment locks, so the caller must not hold one.
+// RenewClusterCIDRs updates the masquerade exceptions of all networks after the key clusterCIDRs in node.json changed. Only networks and
+// pods with useClusterCidr in their configuration are updated. RenewClusterCIDRs is a no-op if the exceptions are current, or if the file
+// has no clusterCIDRs. RenewClusterCIDRs waits for locks of attachments, so the caller must not hold any of these locks.
 func RenewClusterCIDRs(log *slog.Logger) error {
 	networks, err := attachment.Networks()
 	errs := []error{err}
@@ -84,7 +85,8 @@ func RenewClusterCIDRs(log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// readClusterCIDRs returns a function that reads node.json at its first call. The function returns nil if the file has no CIDRs.
+// readClusterCIDRs returns a function that reads node.json when it is first called. The returned function has the result nil if the file
+// contains no CIDRs.
 func readClusterCIDRs() func() []netip.Prefix {
 	return sync.OnceValue(func() []netip.Prefix {
 		_, node, err := nodefile.Read()
@@ -95,7 +97,7 @@ func readClusterCIDRs() func() []netip.Prefix {
 	})
 }
 
-// renewNetwork updates the exceptions that pods share, and the exceptions of each pod that has its own.
+// renewNetwork updates two kinds of exceptions: the network's shared exceptions, and those of single pods.
 func renewNetwork(log *slog.Logger, network string, read func() []netip.Prefix) error {
 	errs := []error{renewShared(log, network, read)}
 	pods, err := attachment.States[state](attachment.List(network, "bridge"))
@@ -126,8 +128,8 @@ func renewShared(log *slog.Logger, network string, read func() []netip.Prefix) e
 	return writeMasquerade(att, m, pods)
 }
 
-// staleNote returns the masquerade that node.json asks for, and reports whether the current one differs. The configuration of a network
-// without useClusterCidr does not change.
+// staleNote returns the masquerade configuration with the CIDRs from node.json. The result stale is true if the current configuration has
+// other CIDRs. A configuration without useClusterCidr is never stale.
 func staleNote(network string, read func() []netip.Prefix) (m Masquerade, stale bool) {
 	text, _ := attachment.NotedIn(network, masqueraded)
 	if json.Unmarshal([]byte(text), &m) != nil || m.Cluster == 0 {
@@ -140,7 +142,8 @@ func staleNote(network string, read func() []netip.Prefix) (m Masquerade, stale 
 	return m.withClusterCIDRs(cidrs), true
 }
 
-// staleExceptions reports whether the CIDRs in node.json differ from the rules of a pod that iptables masquerades.
+// staleExceptions reports whether a pod's iptables rules have other CIDRs than node.json. For pods with nftables masquerade the result is
+// false.
 func (st state) staleExceptions(read func() []netip.Prefix) bool {
 	if st.Masquerade != "iptables" || st.Cluster == 0 || st.Unfinished {
 		return false
@@ -149,7 +152,7 @@ func (st state) staleExceptions(read func() []netip.Prefix) bool {
 	return len(cidrs) > 0 && !slices.Equal(cidrs, st.clusterCIDRs(""))
 }
 
-// renewPod updates the exceptions of one pod. It takes the pod's lock before the network's, as ADD and DEL do.
+// renewPod updates the exceptions of one pod. The pod's lock is taken before the network's lock, in the same order as in ADD and DEL.
 func renewPod(log *slog.Logger, key attachment.Key, read func() []netip.Prefix) error {
 	att, rec, ok, err := attachment.Waiting.Reopen(key, "bridge")
 	if err != nil || !ok {

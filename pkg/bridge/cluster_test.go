@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// writeNode writes node.json and restores the old file when the test ends.
+// writeNode writes node.json. When the test ends, the previous file is restored.
 func writeNode(t *testing.T, content string) {
 	t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(nodefile.Path), 0o700), os.WriteFile(nodefile.Path, []byte(content), 0o600)); err != nil {
@@ -29,8 +29,8 @@ func writeNode(t *testing.T, content string) {
 	t.Cleanup(func() { _ = os.Remove(nodefile.Path) })
 }
 
-// excepts expects the pod's masquerade to except the destinations in want, and not those in not.
-func (a attached) excepts(want, not string) {
+// mustExcept checks that the pod's masquerade exempts the destinations in want, and does not exempt those in not.
+func (a attached) mustExcept(want, not string) {
 	a.Helper()
 	if a.Conf["ipMasqBackend"] != "iptables" {
 		if err := a.masquerades("", want); err != nil {
@@ -54,8 +54,8 @@ func (a attached) excepts(want, not string) {
 
 func discard() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
-// TestClusterCIDR: useClusterCidr stands for the CIDRs in node.json. They stay in force while the file is missing, and changes of the file
-// reach running pods.
+// TestClusterCIDR checks that useClusterCidr stands for the CIDRs in node.json. If the file is missing, the last CIDRs stay in force. A
+// change of the file takes effect for running pods.
 func TestClusterCIDR(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestClusterCIDR(t *testing.T) {
 			writeNode(t, `{"podCIDRs":["10.60.0.0/24"],"clusterCIDRs":["10.70.0.0/16","fd00:70::/48"]}`)
 			l.OK(l.Call("STATUS", ""))
 			a, b := l.add("a"), l.other().add("b")
-			a.excepts("10.70.0.0/16 fd00:70::/48 192.168.0.0/16", "10.80.0.0/16")
+			a.mustExcept("10.70.0.0/16 fd00:70::/48 192.168.0.0/16", "10.80.0.0/16")
 			l.OK(a.check())
 			gc := []any{"cni.dev/valid-attachments",
 				[]any{object{"containerID": "a", "ifname": "eth0"}, object{"containerID": "b", "ifname": "eth0"}}}
@@ -93,7 +93,7 @@ func TestClusterCIDR(t *testing.T) {
 			if err := RenewClusterCIDRs(discard()); err != nil {
 				t.Fatal(err)
 			}
-			a.excepts("10.70.0.0/16 fd00:70::/48 192.168.0.0/16", "10.80.0.0/16")
+			a.mustExcept("10.70.0.0/16 fd00:70::/48 192.168.0.0/16", "10.80.0.0/16")
 			l.mustMiss("neither /run/podlace/node.json nor")
 
 			writeNode(t, `{"podCIDRs":["10.60.0.0/24"],"clusterCIDRs":["10.80.0.0/16","192.168.0.0/16"]}`)
@@ -102,22 +102,22 @@ func TestClusterCIDR(t *testing.T) {
 				if err := RenewClusterCIDRs(discard()); err != nil {
 					t.Fatal(err)
 				}
-				a.excepts("10.80.0.0/16 192.168.0.0/16", "10.70.0.0/16 fd00:70::/48")
+				a.mustExcept("10.80.0.0/16 192.168.0.0/16", "10.70.0.0/16 fd00:70::/48")
 				l.OK(a.check())
 			}
 			writeNode(t, `{"podCIDRs":["10.60.0.0/24"],"clusterCIDRs":["10.90.0.0/16"]}`)
 			l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}))
-			a.excepts("10.90.0.0/16 192.168.0.0/16", "10.80.0.0/16")
+			a.mustExcept("10.90.0.0/16 192.168.0.0/16", "10.80.0.0/16")
 			l.OK(a.check())
 
 			l.run("nft flush ruleset")
 			l.OK(l.Call("STATUS", ""))
-			a.excepts("10.90.0.0/16 192.168.0.0/16", "10.80.0.0/16")
+			a.mustExcept("10.90.0.0/16 192.168.0.0/16", "10.80.0.0/16")
 		})
 	}
 }
 
-// mustMiss expects ADD and STATUS to fail with a hint if node.json lacks the value, and ADD to leave no state.
+// mustMiss checks that ADD and STATUS fail with a hint if node.json lacks the value. The failed ADD must leave no state.
 func (l lab) mustMiss(text string) {
 	l.Helper()
 	o := l.other()
@@ -133,7 +133,7 @@ func (l lab) mustMiss(text string) {
 	}
 }
 
-// TestClusterCIDRRenewsOnce: without a change, nothing is written to the kernel or the record.
+// TestClusterCIDRRenewsOnce checks that RenewClusterCIDRs writes nothing to the kernel or the records if the CIDRs have not changed.
 func TestClusterCIDRRenewsOnce(t *testing.T) {
 	l := bareLab(t, "name", "renewed", "bridge", "btrenew", "ipMasq", object{"nonMasqueradeCIDRs": []string{"useClusterCidr"}})
 	t.Cleanup(func() { _ = onHost("btrenew", netlink.LinkDel) })
@@ -150,7 +150,7 @@ func TestClusterCIDRRenewsOnce(t *testing.T) {
 	}
 }
 
-// TestMTUOfNode: "mtu": "auto" uses the MTU in node.json, or else the uplink's.
+// TestMTUOfNode checks that "mtu": "auto" uses the MTU in node.json. Without that file, the uplink's MTU is used.
 func TestMTUOfNode(t *testing.T) {
 	l := bareLab(t, "name", "nodemtu", "bridge", "btnodemtu", "mtu", "auto")
 	t.Cleanup(func() { _ = onHost("btnodemtu", netlink.LinkDel) })
@@ -173,7 +173,8 @@ func TestMTUOfNode(t *testing.T) {
 	l.Fails(l.Call("STATUS", ""), plugin.CodeNotAvailable, "mtu auto: /run/podlace/node.json: mtu 1")
 }
 
-// TestNodeFileIsReadOnce: one read of node.json serves "auto" and useClusterCidr. Without them the file is not read.
+// TestNodeFileIsReadOnce checks that ADD reads node.json only once for both "auto" and useClusterCidr. A configuration without these
+// keywords must not read the file.
 func TestNodeFileIsReadOnce(t *testing.T) {
 	writeNode(t, `{"podCIDRs":["10.61.0.0/24","fd00:61::/64"],"clusterCIDRs":["10.61.0.0/16"],"mtu":1400}`)
 	pods := object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "usePodCidr"}}, []any{object{"subnet": "usePodCidrIPv6"}}}}
@@ -183,7 +184,7 @@ func TestNodeFileIsReadOnce(t *testing.T) {
 		l.add("first")
 		watch, err := unix.InotifyInit1(unix.IN_NONBLOCK)
 		if err == nil {
-			// inotify merges equal events in a row. The close event separates two open events.
+			// inotify merges equal consecutive events into a single event. The close event in between keeps two open events apart.
 			_, err = unix.InotifyAddWatch(watch, nodefile.Path, unix.IN_OPEN|unix.IN_CLOSE_NOWRITE)
 		}
 		if err != nil {

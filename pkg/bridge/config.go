@@ -61,7 +61,7 @@ type rawConfig struct {
 	PortIsolation             bool            `json:"portIsolation"`
 	StrictCheck               bool            `json:"strictCheck"`
 
-	// The IPAM plugin and the specification define these objects.
+	// The configuration contains these objects, but the IPAM plugin or the CNI specification defines them.
 	IPAM          json.RawMessage `json:"ipam"`
 	DNS           types.DNS       `json:"dns"`
 	RuntimeConfig struct {
@@ -74,7 +74,7 @@ type rawConfig struct {
 	} `json:"args"`
 }
 
-// Parse reads the configuration of an ADD, CHECK, STATUS or GC.
+// Parse reads and validates the configuration of ADD, CHECK, STATUS or GC.
 func Parse(r *plugin.Request) (Config, error) {
 	var raw rawConfig
 	if err := r.Decode(&raw); err != nil {
@@ -126,7 +126,7 @@ func parseLink(c *Config, raw rawConfig, _ *plugin.Request) error {
 	if c.AutoMTU = string(raw.MTU) == `"auto"`; !c.AutoMTU && len(raw.MTU) > 0 && json.Unmarshal(raw.MTU, &c.MTU) != nil {
 		return plugin.Errorf(plugin.CodeDecode, `mtu %.100s: want a number of bytes, or "auto"`, raw.MTU)
 	}
-	// The bounds are the kernel's ETH_MIN_MTU (include/uapi/linux/if_ether.h) and IP_MAX_MTU (include/net/ip.h).
+	// The bounds are ETH_MIN_MTU (include/uapi/linux/if_ether.h) and IP_MAX_MTU (include/net/ip.h) of the kernel.
 	if c.MTU != 0 && (c.MTU < 68 || c.MTU > 65535) {
 		return plugin.Errorf(plugin.CodeConfig, "mtu %d: want 68-65535", c.MTU)
 	}
@@ -143,7 +143,7 @@ func parseLink(c *Config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// ipMasq is true, false, or an object with details.
+// ipMasq is the value of the key ipMasq: true, false, or an object with details.
 type ipMasq struct {
 	V4                 *bool    `json:"v4"`
 	V6                 *bool    `json:"v6"`
@@ -195,10 +195,10 @@ func parseMasquerade(c *Config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// isTrue returns the value of b. The default is true.
+// isTrue returns the value of an optional boolean. If the key is missing, the value is true.
 func isTrue(b *bool) bool { return b == nil || *b }
 
-// parseMAC reads the MAC. runtimeConfig takes precedence over args, and args over CNI_ARGS (CONVENTIONS.md).
+// parseMAC finds the requested MAC. The order of precedence is runtimeConfig, args, CNI_ARGS (CONVENTIONS.md).
 func parseMAC(c *Config, raw rawConfig, r *plugin.Request) error {
 	for _, s := range []string{raw.RuntimeConfig.MAC, raw.Args.CNI.MAC, r.Args["MAC"]} {
 		if s == "" {

@@ -23,7 +23,7 @@ func TestDel(t *testing.T) {
 		for range 2 {
 			l.OK(l.Call("DEL", "a", keys...))
 		}
-		if left := leases(t); len(left) > 0 {
+		if left := listLeases(t); len(left) > 0 {
 			t.Errorf("DEL %s left the leases %v", what, left)
 		}
 		if err := l.inPod("eth0", func(netlink.Link) error { return nil }); err == nil {
@@ -32,7 +32,8 @@ func TestDel(t *testing.T) {
 	}
 }
 
-// TestDelOfOther: DEL for a pod that was never attached leaves the attached pod alone, although netns and interface are the same.
+// TestDelOfOther checks DEL for a pod that was never attached, with the namespace and interface name of an attached pod. The attached pod
+// must not change.
 func TestDelOfOther(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -42,19 +43,19 @@ func TestDelOfOther(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestDelUnrecorded: DEL finds an attachment without a record by its name, its lease and prevResult.
+// TestDelUnrecorded checks that DEL finds an attachment without a record. DEL uses the host side's name, the lease and prevResult.
 func TestDelUnrecorded(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
 	a.loseRecord()
 	l.OK(l.Call("DEL", "a", "prevResult", a.prev))
-	if left := leases(t); len(left) > 0 {
+	if left := listLeases(t); len(left) > 0 {
 		t.Errorf("left the leases %v", left)
 	}
 }
 
-// TestDelForeignVeth: DEL deletes the veth pair that another plugin made for the attachment under another host name, if prevResult proves
-// it.
+// TestDelForeignVeth checks a veth pair that another plugin created for the attachment, with another host name. DEL deletes the pair if
+// prevResult proves that it belongs to the attachment.
 func TestDelForeignVeth(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -71,7 +72,7 @@ func TestDelForeignVeth(t *testing.T) {
 	}
 }
 
-// TestResidue: the next ADD replaces the residue of a killed ADD.
+// TestResidue checks that the next ADD replaces the objects that a killed ADD left behind.
 func TestResidue(t *testing.T) {
 	l := newLab(t)
 	l.add("a")
@@ -79,14 +80,14 @@ func TestResidue(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := l.add("a") // the lease and the record still exist
-	if len(leases(t)) != 2 {
-		t.Errorf("leases %v", leases(t))
+	if len(listLeases(t)) != 2 {
+		t.Errorf("leases %v", listLeases(t))
 	}
 	l.OK(a.check())
 }
 
-// TestUnfinished: the next ADD replaces a killed ADD, in any namespace, also if the killed ADD had made both links. An interface of the
-// same name that another program made stays.
+// TestUnfinished checks that the next ADD removes the links of a killed ADD. The two ADDs may be in different namespaces. If another
+// program created an interface with the same name, the interface stays.
 func TestUnfinished(t *testing.T) {
 	l := newLab(t)
 	l.add("a")
@@ -107,7 +108,7 @@ func TestUnfinished(t *testing.T) {
 	if err := l.inPod("eth0", netlink.LinkDel); err != nil {
 		t.Errorf("another program's interface is gone: %v", err)
 	}
-	if left := leases(t); len(left) > 0 {
+	if left := listLeases(t); len(left) > 0 {
 		t.Errorf("left the leases %v", left)
 	}
 }

@@ -10,14 +10,14 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// HostSide is where an attachment is connected to the node.
+// HostSide describes where an attachment is connected to the node.
 type HostSide struct {
 	Bridge    string
 	Interface string // the end of the veth pair on the node
 	MAC       string // of the pod's end, if antiSpoof or macspoofchk is set; else ""
 }
 
-// Describe returns the host side in a record of the plugin.
+// Describe returns the host side that a record of this plugin contains.
 func Describe(rec attachment.Record) (h HostSide, err error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {
@@ -30,7 +30,7 @@ func Describe(rec attachment.Record) (h HostSide, err error) {
 	return h, nil
 }
 
-// Objects returns the kernel objects of an attachment by its record, one line each.
+// Objects lists the kernel objects of an attachment according to its record, one object in each line.
 func Objects(rec attachment.Record) ([]string, error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {

@@ -20,14 +20,14 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// floodSize exceeds the kernel's limit of neighbour entries: 1,024 by default (gc_thresh3 in ip-sysctl.rst).
+// floodSize is larger than the kernel's limit for neighbour entries, which is 1,024 by default (gc_thresh3 in ip-sysctl.rst).
 const floodSize = 3000
 
-// uplinkAddresses belong to a machine on the node's uplink.
+// uplinkAddresses contains the addresses of a machine on the node's uplink. The key true stands for IPv4.
 var uplinkAddresses = map[bool]string{true: "203.0.113.2", false: "2001:db8:113::2"}
 
-// flooded returns the nth unassigned address in the pods' subnet.
-func flooded(is4 bool, n int) netip.Addr {
+// unassignedAddress returns the nth unassigned address in the pods' subnet.
+func unassignedAddress(is4 bool, n int) netip.Addr {
 	if is4 {
 		n %= 100 << 8
 		return netip.AddrFrom4([4]byte{10, 96, byte(128 + n>>8), byte(n)})
@@ -37,33 +37,35 @@ func flooded(is4 bool, n int) netip.Addr {
 	return netip.AddrFrom16(address)
 }
 
-// A flood creates neighbour entries for floodSize unassigned addresses, starting at the nth. tap is a packet socket on the pod's eth0.
+// A flood creates neighbour entries for floodSize unassigned addresses. The argument from is the number of the first address, and tap is a
+// packet socket on the pod's eth0.
 type flood func(a attached, tap int, is4 bool, from int) error
 
-// forge sends questions to the gateway from the forged addresses. The gateway stores an entry for each sender.
+// forge sends neighbour requests for the gateway, with forged sender addresses. The gateway then stores a neighbour entry for each forged
+// sender.
 func forge(a attached, tap int, is4 bool, from int) error {
 	s := a.station()
 	return sendMany(tap, from, func(n int) []byte {
 		gateway := a.gateway(is4)
 		if is4 {
-			return arpFrame(a.bridgeMAC(), s.mac, 1, s.mac, flooded(is4, n), gateway)
+			return arpFrame(a.bridgeMAC(), s.mac, 1, s.mac, unassignedAddress(is4, n), gateway)
 		}
-		return icmp(a.bridgeMAC(), s.mac, flooded(is4, n), gateway, 135, make([]byte, 4), gateway.AsSlice(), []byte{1, 1}, s.mac)
+		return icmp(a.bridgeMAC(), s.mac, unassignedAddress(is4, n), gateway, 135, make([]byte, 4), gateway.AsSlice(), []byte{1, 1}, s.mac)
 	})
 }
 
-// scanByGateway sends packets for the addresses to the node, which then resolves them.
+// scanByGateway sends packets for the addresses through the node, so that the node resolves the addresses.
 func scanByGateway(a attached, tap int, is4 bool, from int) error {
 	s := a.station()
 	return sendMany(tap, from, func(n int) []byte {
 		if is4 {
-			return udp4(a.bridgeMAC(), s.mac, s.v4, flooded(is4, n), 1000, 2000, "anybody")
+			return udp4(a.bridgeMAC(), s.mac, s.v4, unassignedAddress(is4, n), 1000, 2000, "anybody")
 		}
-		return udp6(a.bridgeMAC(), s.mac, s.v6, flooded(is4, n), 1000, 2000, "anybody")
+		return udp6(a.bridgeMAC(), s.mac, s.v6, unassignedAddress(is4, n), 1000, 2000, "anybody")
 	})
 }
 
-// scan sends packets for the addresses as any program may. The pod itself resolves them.
+// scan sends packets for the addresses, which needs no privileges. The pod's kernel resolves the addresses itself.
 func scan(a attached, _ int, is4 bool, from int) error {
 	return a.Pod.Do(func() error {
 		var conn *net.UDPConn
@@ -75,7 +77,8 @@ func scan(a attached, _ int, is4 bool, from int) error {
 				}
 				defer conn.Close()
 			}
-			_, _ = conn.WriteToUDPAddrPort([]byte("anybody"), netip.AddrPortFrom(flooded(is4, from+n), 2000)) // the neighbour table may be full
+			to := netip.AddrPortFrom(unassignedAddress(is4, from+n), 2000)
+			_, _ = conn.WriteToUDPAddrPort([]byte("anybody"), to) // the neighbour table may be full
 		}
 		return nil
 	})
@@ -107,8 +110,8 @@ func sendMany(tap, from int, frame func(n int) []byte) error {
 	return nil
 }
 
-// answered reports whether the machine on the uplink answers a namespace.
-func answered(within func(func() error) error, is4 bool) bool {
+// uplinkAnswers reports whether a namespace gets an answer from the machine on the uplink.
+func uplinkAnswers(within func(func() error) error, is4 bool) bool {
 	return within(func() error {
 		conn, err := net.Dial("udp", net.JoinHostPort(uplinkAddresses[is4], "7"))
 		if err != nil {
@@ -127,12 +130,12 @@ func answered(within func(func() error) error, is4 bool) bool {
 	}) == nil
 }
 
-// withLAN gives the node an uplink with a machine that answers. That machine does not share the neighbour table, as a separate machine
-// would not.
+// withLAN gives the node an uplink. A machine on this uplink answers requests. The machine has a neighbour table of its own, as a separate
+// physical machine would have.
 func (l lab) withLAN() {
 	l.Helper()
 	lan := kerneltest.NewPod(l.T)
-	l.node(strings.ReplaceAll(`ip link add up0 type veth peer name eth0 netns LAN
+	l.runOnNode(strings.ReplaceAll(`ip link add up0 type veth peer name eth0 netns LAN
 		ip addr add 203.0.113.1/24 dev up0; ip addr add 2001:db8:113::1/64 dev up0 nodad; ip link set up0 up
 		ip -n LAN addr add 203.0.113.2/24 dev eth0; ip -n LAN addr add 2001:db8:113::2/64 dev eth0 nodad; ip -n LAN link set eth0 up
 		mac=$(cat /sys/class/net/up0/address)
@@ -156,9 +159,10 @@ func (l lab) withLAN() {
 	}
 }
 
-// TestNeighbourTableFlood: the kernel limits the neighbour entries of all network namespaces together. A pod that creates many of them can
-// cut off the node and all pods. antiSpoof stops forged questions, and the uplink keeps working. It cannot stop packets to many addresses
-// of the pod's own subnet, as SECURITY.md says. The table belongs to the whole machine, so this test runs only in a virtual machine.
+// TestNeighbourTableFlood checks the effect of a shared limit: the kernel counts the neighbour entries of all network namespaces together.
+// A pod that creates many entries can cut off the node and all other pods. With antiSpoof, forged requests are blocked, and the uplink
+// keeps working. Packets to many addresses of the pod's own subnet cannot be blocked, as SECURITY.md says. The neighbour table is shared by
+// the whole machine, so this test runs only in a virtual machine.
 func TestNeighbourTableFlood(t *testing.T) {
 	if line, err := os.ReadFile("/proc/cmdline"); err != nil || !bytes.Contains(line, []byte(" podlace.vm=")) {
 		t.Skip("SKIPPED: it fills the neighbour table of the whole machine; make vm runs it")
@@ -193,7 +197,7 @@ func TestNeighbourTableFlood(t *testing.T) {
 	}
 }
 
-// foreignNeighbours counts the entries for unassigned addresses on the node's bridge and in the pod.
+// foreignNeighbours counts the neighbour entries for unassigned addresses, on the node's bridge and in the pod.
 func (a attached) foreignNeighbours() (count int) {
 	a.Helper()
 	v4, v6 := netip.MustParsePrefix("10.96.128.0/17"), netip.MustParsePrefix("fd00:96::f:0:0/96")
@@ -212,15 +216,16 @@ func (a attached) foreignNeighbours() (count int) {
 	return count
 }
 
-// reachedDuring reports whether the node and another pod reach the uplink during the flood, after their own entries have aged.
+// reachedDuring reports whether the node and another pod reach the uplink during the flood. Before the flood starts, reachedDuring waits
+// until the neighbour entries of the node and the pod are old.
 func (a attached) reachedDuring(flood flood, is4 bool) (node, pod bool) {
 	a.Helper()
 	here := func(f func() error) error { return f() }
 	other := a.other().add("other")
-	if !answered(here, is4) || !answered(other.Pod.Do, is4) {
+	if !uplinkAnswers(here, is4) || !uplinkAnswers(other.Pod.Do, is4) {
 		a.Fatal("the uplink does not work before the flood")
 	}
-	a.node("ip neigh flush dev up0; ip -n "+filepath.Base(other.Pod.Path)+" neigh flush dev eth0", "true")
+	a.runOnNode("ip neigh flush dev up0; ip -n "+filepath.Base(other.Pod.Path)+" neigh flush dev eth0", "true")
 	tap, first, stop, ended := a.tap(), make(chan struct{}), make(chan struct{}), make(chan error)
 	go func() {
 		for from := 0; ; from += floodSize {
@@ -237,7 +242,7 @@ func (a attached) reachedDuring(flood flood, is4 bool) (node, pod bool) {
 		}
 	}()
 	<-first
-	node, pod = answered(here, is4), answered(other.Pod.Do, is4)
+	node, pod = uplinkAnswers(here, is4), uplinkAnswers(other.Pod.Do, is4)
 	close(stop)
 	if err := <-ended; err != nil {
 		a.Error(err)

@@ -18,7 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// floodMACs sends frames from a pod, each with a new source MAC. They exceed the number of MACs that our bridges learn.
+// floodMACs sends frames from a pod, each with a new source MAC. The number of frames exceeds the number of MACs that Podlace's bridges
+// learn.
 func (a attached) floodMACs(frames int) {
 	a.Helper()
 	out, s := a.tap(), a.station()
@@ -32,8 +33,8 @@ func (a attached) floodMACs(frames int) {
 	}
 }
 
-// learned counts the forged MACs in a bridge's forwarding database, or all learned entries.
-func (l lab) learned(bridge string, forged bool) (count int) {
+// learnedMACs counts entries of a bridge's forwarding database: the forged MACs only, or all learned MACs.
+func (l lab) learnedMACs(bridge string, forged bool) (count int) {
 	l.Helper()
 	link, err := netlink.LinkByName(bridge)
 	if err != nil {
@@ -52,7 +53,7 @@ func (l lab) learned(bridge string, forged bool) (count int) {
 	return count
 }
 
-// maxLearned returns fdb_max_learned of a bridge, 0 for no limit. ok is false if the kernel has no such limit.
+// maxLearned returns fdb_max_learned of a bridge, where 0 means no limit. The result ok is false if the kernel does not support this limit.
 func (l lab) maxLearned(bridge string) (bound uint32, ok bool) {
 	l.Helper()
 	req := nl.NewNetlinkRequest(unix.RTM_GETLINK, 0)
@@ -77,7 +78,7 @@ func (l lab) maxLearned(bridge string) (bound uint32, ok bool) {
 	return binary.NativeEndian.Uint32(value), true
 }
 
-// setBridge sets an attribute of a bridge, as 'ip link set BRIDGE type bridge' does.
+// setBridge sets an attribute of a bridge, like 'ip link set BRIDGE type bridge'.
 func (l lab) setBridge(bridge string, attribute *nl.RtAttr) {
 	l.Helper()
 	link, err := netlink.LinkByName(bridge)
@@ -97,8 +98,9 @@ func (l lab) setBridge(bridge string, attribute *nl.RtAttr) {
 	}
 }
 
-// TestMACFlood: a pod that sends from many MACs uses no more memory than our bridges allow, and none with antiSpoof or macspoofchk. All
-// other pods stay reachable: known pods, forgotten pods and new pods.
+// TestMACFlood checks a pod that sends frames from many MACs. The bridge learns no more MACs than its limit, and no forged MACs with
+// antiSpoof or macspoofchk. All other pods stay reachable. Pods whose MAC the bridge has forgotten must stay reachable, and new pods must
+// be reachable.
 func TestMACFlood(t *testing.T) {
 	const frames = 5 * kernel.MaxLearned
 	for name, c := range map[string]struct {
@@ -117,7 +119,7 @@ func TestMACFlood(t *testing.T) {
 			talk := func(when string, a, b attached) {
 				t.Helper()
 				for _, ip := range b.result.IPs {
-					if got, err := a.ask(net.JoinHostPort(ip.Address.IP.String(), "80")); got != b.id || err != nil {
+					if got, err := a.fetchAnswer(net.JoinHostPort(ip.Address.IP.String(), "80")); got != b.id || err != nil {
 						t.Errorf("%s: %s to %s: %q, %v", when, a.id, ip.Address.IP, got, err)
 					}
 				}
@@ -126,7 +128,7 @@ func TestMACFlood(t *testing.T) {
 			b.serve("tcp6", ":80")
 			talk("before", a, b)
 			attacker.floodMACs(frames)
-			if n := l.learned("btmac", true); bounded && n > c.most {
+			if n := l.learnedMACs("btmac", true); bounded && n > c.most {
 				t.Errorf("the bridge learned %d forged MACs, want at most %d", n, c.most)
 			}
 			talk("known to the bridge", a, b)
@@ -138,15 +140,15 @@ func TestMACFlood(t *testing.T) {
 			late.serve("tcp6", ":80")
 			talk("added after the flood", a, late)
 			talk("added after the flood", late, b)
-			if n := l.learned("btmac", false); bounded && n > kernel.MaxLearned {
+			if n := l.learnedMACs("btmac", false); bounded && n > kernel.MaxLearned {
 				t.Errorf("the bridge learned %d MACs, want at most %d", n, kernel.MaxLearned)
 			}
 		})
 	}
 }
 
-// TestAdoptedBridgeKeepsItsBound: ADD does not change the learning limit of a bridge that another program created. It also keeps the
-// setting if an admin removed the limit from our bridge.
+// TestAdoptedBridgeKeepsItsBound checks that ADD does not change the learning limit of a bridge that another program created. If an admin
+// removed the limit from a bridge of Podlace, ADD does not set it again.
 func TestAdoptedBridgeKeepsItsBound(t *testing.T) {
 	l := bareLab(t, "name", "adopted", "bridge", "btadopt")
 	t.Cleanup(func() { _ = onHost("btadopt", netlink.LinkDel) })

@@ -15,14 +15,14 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// span is an interval of a set.
+// The struct span is one interval of an nftables set.
 type span struct {
 	text     string // first address, and the first address after the interval
 	elements []nft.Element
 }
 
-// foreignIntervals returns the intervals that another program added to the network's sets. An interval that is in both sets is ours: a
-// subnet stays in both sets after its last pod is gone. foreignIntervals lists the sets; their size depends on the number of subnets.
+// foreignIntervals returns the intervals that another program added to the network's sets. An interval in both sets is not foreign: the
+// subnet of a deleted pod stays in both sets. The function lists both sets, whose size depends on the number of subnets.
 func (m MasqueradeSets) foreignIntervals(host *kernel.Node) (all []span, err error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -84,8 +84,9 @@ func address(key []byte) string {
 	return a.String()
 }
 
-// checkForeign reports intervals that another program added to the network's sets. It reads other pods' records only if an interval does
-// not belong to this pod. It ignores single addresses, which pods of external IPAM plugins have, because CHECK does not list them.
+// checkForeign fails if another program added an interval to the network's sets. Other pods' records are read only if some interval does
+// not belong to this pod. If an external IPAM plugin assigns the addresses, checkForeign does nothing. With an external plugin, the sets
+// contain one entry for each pod, and listing them would take too long.
 func (j *job) checkForeign(l layer3) error {
 	if !j.shared || !j.hasRecord {
 		return nil
@@ -110,21 +111,22 @@ func (j *job) checkForeign(l layer3) error {
 		j.att.Network)
 }
 
-// notedMasquerade returns the configuration from which the network's sets were written.
+// notedMasquerade returns the masquerade configuration that the network's sets were last written from.
 func notedMasquerade(att *attachment.Attachment) (m Masquerade) {
 	text, _ := att.Noted(masqueraded)
 	_ = json.Unmarshal([]byte(text), &m)
 	return m
 }
 
-// allShared reports whether all pods share their subnets in the sets.
+// allShared reports whether the sets contain only whole subnets that pods share.
 func allShared(pods []attachment.Of[state]) bool {
 	return !slices.ContainsFunc(pods, func(pod attachment.Of[state]) bool {
 		return pod.State.Masquerade == "nftables" && !pod.State.Shared
 	})
 }
 
-// dropForeign deletes the intervals of other programs. It keeps all other intervals, because a live pod may have lost its record.
+// dropForeign deletes the intervals that other programs added to the network's sets. All other intervals stay, because a live pod may have
+// lost its record.
 func (m MasqueradeSets) dropForeign(host *kernel.Node, log *slog.Logger) error {
 	all, err := m.foreignIntervals(host)
 	if err != nil || len(all) == 0 {
@@ -142,8 +144,9 @@ func (m MasqueradeSets) dropForeign(host *kernel.Node, log *slog.Logger) error {
 	return t.Delete(elements)
 }
 
-// dropForeignGuards deletes set entries of guarded ports that their guards do not contain. Each would allow a pod to use an address or MAC
-// of another pod. Entries of ports without a record stay, because a live pod may have lost its record. The caller holds the guards' lock.
+// dropForeignGuards deletes entries from the guards' sets. An entry for a guarded port is deleted if it does not belong to the port's
+// recorded guard. Each foreign entry would allow a pod to use the address or MAC of another pod. Entries for ports without a record stay,
+// because a live pod may have lost its record. The caller holds the lock of the guards.
 func dropForeignGuards(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	own := map[string]map[string]bool{} // keys by port and set
 	for _, pod := range finished(pods) {

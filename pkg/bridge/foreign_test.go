@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// nft runs nft(8). NET stands for the suffix of the network's set names, and HOST for a host side.
+// nft runs nft(8). In the command, NET stands for the suffix of the network's set names, and HOST for the name of a host side.
 func (a attached) nft(command string) {
 	a.Helper()
 	words := strings.NewReplacer("NET", MasqueradeSets{Network: a.network()}.name(), "HOST", a.hostVeth()).Replace(command)
@@ -22,7 +22,7 @@ func (a attached) nft(command string) {
 	}
 }
 
-// collect runs GC with the attachments of these IDs as valid.
+// collect runs GC. The attachments with the given IDs are valid.
 func (a attached) collect(ids ...string) {
 	a.Helper()
 	var valid []any
@@ -32,8 +32,8 @@ func (a attached) collect(ids ...string) {
 	a.OK(a.Call("GC", "", "cni.dev/valid-attachments", valid))
 }
 
-// inSecondSubnet returns a lab of the same network whose pods get addresses in 10.61.0.0/24. That subnet stays in the sets after its pods
-// are gone.
+// inSecondSubnet returns a lab in the same network whose pods get addresses from 10.61.0.0/24. After these pods are deleted, the subnet
+// stays in the sets.
 func (l lab) inSecondSubnet() lab {
 	second := l.other()
 	ranges := []any{[]any{object{"subnet": "10.61.0.0/24"}}}
@@ -47,8 +47,8 @@ func (l lab) inSecondSubnet() lab {
 	return second
 }
 
-// TestForeignIntervals (C-63): CHECK reports another program's interval in the network's sets, and GC removes it. The intervals of a pod
-// whose record is lost stay.
+// TestForeignIntervals (C-63) checks an interval that another program added to the network's sets. CHECK reports the interval, and GC
+// removes it. The intervals of a pod stay even if the pod's record is lost.
 func TestForeignIntervals(t *testing.T) {
 	needNFT(t)
 	l := newLab(t, "ipMasqBackend", "nftables", "ipMasq", object{"nonMasqueradeCIDRs": []any{"192.0.2.0/24"}})
@@ -70,7 +70,8 @@ func TestForeignIntervals(t *testing.T) {
 	}
 }
 
-// TestNoForeignIntervals: subnets of other pods, subnets of deleted pods, and configured exceptions are our own.
+// TestNoForeignIntervals checks that CHECK and GC accept three kinds of intervals: subnets of other pods, subnets of deleted pods, and
+// configured exceptions.
 func TestNoForeignIntervals(t *testing.T) {
 	needNFT(t)
 	masquerade := func(cidr string) object { return object{"nonMasqueradeCIDRs": []any{cidr}} }
@@ -94,7 +95,8 @@ func TestNoForeignIntervals(t *testing.T) {
 	a.OK(a.check())
 }
 
-// TestForeignGuards (C-63): GC deletes entries that another program added for a port. It deletes no entries of ports without a record.
+// TestForeignGuards (C-63) checks that GC deletes entries that another program added for a guarded port. GC must keep the entries of ports
+// without a record.
 func TestForeignGuards(t *testing.T) {
 	needNFT(t)
 	l := newLab(t, "antiSpoof", true)

@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ip4 returns an IPv4 packet. flags are the fragment flags and the offset in units of 8 bytes. options must be a multiple of 4 bytes.
+// ip4 returns an IPv4 packet. The argument flags contains the fragment flags and the offset in units of 8 bytes. The length of options must
+// be a multiple of 4 bytes.
 func ip4(to, from net.HardwareAddr, src, dst netip.Addr, protocol byte, flags uint16, options []byte, body ...[]byte) []byte {
 	data := slices.Concat(body...)
 	length := be(uint16(20 + len(options) + len(data)))
@@ -37,7 +38,7 @@ func icmp6Message(src, dst netip.Addr, kind byte, body ...[]byte) []byte {
 	return icmp(make([]byte, 6), make([]byte, 6), src, dst, kind, body...)[54:]
 }
 
-// IPv6 extension headers (RFC 8200, RFC 4302). Each has 8 bytes, except the authentication header.
+// These are IPv6 extension headers (RFC 8200, RFC 4302). Each of the headers has 8 bytes, except the authentication header.
 func hopByHop(next byte) []byte        { return []byte{next, 0, 5, 2, 0, 0, 1, 0} } // with a router alert
 func destinationOptions(n byte) []byte { return []byte{n, 0, 1, 4, 0, 0, 0, 0} }
 func routing(next byte) []byte         { return []byte{next, 0, 4, 0, 0, 0, 0, 0} }
@@ -63,7 +64,7 @@ const (
 	advertMRD6    = 151
 )
 
-// routerFrame is a frame by which a pod pretends to be a router or querier.
+// routerFrame is a frame with which a pod pretends to be a router or a multicast querier.
 type routerFrame struct {
 	what   string
 	heeded bool // the bridge treats the sender's port as a router port (br_multicast_rcv in net/bridge/br_multicast.c)
@@ -122,8 +123,8 @@ func routerGuises(m station) []routerFrame {
 	return forged
 }
 
-// leadsToRouter reports whether the bridge treats the pod's port as a multicast router port, as 'bridge mdb show' lists them. It also
-// resets that state.
+// leadsToRouter reports whether the bridge treats the pod's port as a multicast router port. The command 'bridge mdb show' lists these
+// ports. Afterwards it resets the port to a normal port.
 func (a attached) leadsToRouter() (found bool) {
 	a.Helper()
 	const routers = 2 // MDBA_ROUTER in include/uapi/linux/if_bridge.h
@@ -155,7 +156,7 @@ func (a attached) leadsToRouter() (found bool) {
 			}
 		}
 	}
-	// 0 means no router, and 1 lets the bridge learn one (mcast_router in ip-link(8)).
+	// The value 0 means "never a router port". The value 1 lets the bridge learn the state (mcast_router in ip-link(8)).
 	for _, value := range []string{"0", "1"} {
 		if out, err := exec.Command("bridge", "link", "set", "dev", a.hostVeth(), "mcast_router", value).CombinedOutput(); err != nil {
 			a.Fatalf("%v: %s", err, out)
@@ -164,13 +165,13 @@ func (a attached) leadsToRouter() (found bool) {
 	return found
 }
 
-// TestRouterPort (S-23): the port of a guarded pod never becomes a multicast router port, which would get all multicast. An unguarded pod's
-// port does.
+// TestRouterPort (S-23) checks that a guarded pod's port never becomes a multicast router port. A router port would receive all multicast
+// traffic. The port of an unguarded pod becomes a router port.
 func TestRouterPort(t *testing.T) {
 	l := bareLab(t, "name", "routers", "bridge", "btr", "isGateway", false, "ipMasq", false)
 	l.setBridged("0")
 	t.Cleanup(func() { _ = onHost("btr", netlink.LinkDel) })
-	// A bridge elects the querier with the lowest address.
+	// a bridge elects the querier with the lowest address
 	guarded, other, v := l.add("guarded", "antiSpoof", true), l.other().add("other"), l.other().add("v")
 	for _, sender := range []attached{guarded, other} {
 		from, to := sender.station(), v.station()
@@ -183,7 +184,7 @@ func TestRouterPort(t *testing.T) {
 	}
 }
 
-// pair is a sender m and a receiver v.
+// The struct pair holds a sender m and a receiver v.
 type pair struct{ m, v station }
 
 func (p pair) in4(protocol byte, flags uint16, options []byte, body ...[]byte) []byte {
@@ -194,13 +195,15 @@ func (p pair) in6(first byte, body ...[]byte) []byte {
 	return ip6(p.v.mac, p.m.mac, p.m.linkLo, p.v.linkLo, first, slices.Concat(body...))
 }
 
-// llc returns a frame with a length in the type field (IEEE 802.3).
+// llc returns a frame that has a length in place of the EtherType (IEEE 802.3).
 func (p pair) llc(body ...[]byte) []byte {
 	return ether(p.v.mac, p.m.mac, uint16(len(slices.Concat(body...))), body...)
 }
 
-// as returns a copy of a frame with another EtherType.
-func as(kind uint16, frame []byte) []byte { return slices.Concat(frame[:12], be(kind), frame[14:]) }
+// withType returns a copy of a frame with another EtherType.
+func withType(kind uint16, frame []byte) []byte {
+	return slices.Concat(frame[:12], be(kind), frame[14:])
+}
 
 // withByte returns a copy of a frame with one byte replaced.
 func withByte(frame []byte, at int, value byte) []byte {
@@ -209,13 +212,13 @@ func withByte(frame []byte, at int, value byte) []byte {
 	return f
 }
 
-// datagram returns a UDP header without a checksum.
+// datagram returns a UDP header with checksum 0, which means no checksum.
 func datagram(source, destination uint16) []byte {
 	return slices.Concat(be(source), be(destination), be(12), be(0), []byte("data"))
 }
 
-// harmless returns traffic that resembles a forgery but is allowed.
-func (p pair) harmless() []frame {
+// harmlessFrames returns traffic that resembles a forgery but must pass.
+func (p pair) harmlessFrames() []frame {
 	var (
 		group4, group6 = netip.MustParseAddr("239.1.2.3"), netip.MustParseAddr("ff05::1:3")
 		alert, none    = []byte{0x94, 4, 0, 0}, make([]byte, 4)
@@ -244,7 +247,7 @@ func (p pair) harmless() []frame {
 	}
 }
 
-// forgeries returns frames of a pod that acts as a router, server or neighbour, wrapped so that simple rules miss them.
+// forgeries returns frames of a pod that acts as a router, server or neighbour. The frames are wrapped so that simple rules miss them.
 func (p pair) forgeries() []frame {
 	var (
 		gateway4, gateway6 = netip.MustParseAddr("10.60.0.1"), netip.MustParseAddr("fd00:60::1")
@@ -291,8 +294,8 @@ func (p pair) forgeries() []frame {
 	}
 }
 
-// encapsulated returns forged frames with inconsistent headers or in other protocols.
-func (p pair) encapsulated() []frame {
+// encapsulatedForgeries returns forged frames that have inconsistent headers or are wrapped in other protocols.
+func (p pair) encapsulatedForgeries() []frame {
 	data, plain4 := datagram(1000, 2000), udp4(p.v.mac, p.m.mac, p.m.v4, p.v.v4, 1000, 2000, "plain")
 	arp := arpFrame(p.v.mac, p.m.mac, 2, p.m.mac, netip.MustParseAddr("10.60.0.1"), p.v.v4)
 	return []frame{
@@ -303,14 +306,14 @@ func (p pair) encapsulated() []frame {
 		{"S-21 IPv4 in a raw 802.3 frame", forgery, p.llc([]byte{0xff, 0xff}, plain4[14:])},
 		{"S-21 IPv4 in PPPoE", forgery, ether(p.v.mac, p.m.mac, 0x8864, []byte{0x11, 0, 0, 1, 0, 34, 0, 0x21}, plain4[14:])},
 		{"S-21 IPv4 in MPLS", forgery, ether(p.v.mac, p.m.mac, 0x8847, []byte{0, 1, 1, 64}, plain4[14:])},
-		{"S-21 IPv4 marked as IPv6", forgery, as(unix.ETH_P_IPV6, plain4)},
-		{"S-21 IPv6 marked as IPv4", forgery, as(unix.ETH_P_IP, udp6(p.v.mac, p.m.mac, p.m.v6, p.v.v6, 1, 2, "x"))},
+		{"S-21 IPv4 marked as IPv6", forgery, withType(unix.ETH_P_IPV6, plain4)},
+		{"S-21 IPv6 marked as IPv4", forgery, withType(unix.ETH_P_IP, udp6(p.v.mac, p.m.mac, p.m.v6, p.v.v6, 1, 2, "x"))},
 		{"S-21 IPv4 of version 6", forgery, withByte(plain4, 14, 0x65)},
 		{"S-21 IPv4 with a header of 16 bytes", forgery, withByte(plain4, 14, 0x44)},
 		{"S-21 IPv4 longer than its frame", forgery, withByte(plain4, 16, 9)},
 		{"S-21 IPv4 shorter than its header", forgery, withByte(plain4, 17, 19)},
 		{"S-21 IPv6 of version 4", forgery, withByte(p.in6(17, data), 14, 0x40)},
-		{"S-23 RARP", forgery, as(0x8035, arp)},
+		{"S-23 RARP", forgery, withType(0x8035, arp)},
 		{"S-23 QinQ", forgery, slices.Concat(plain4[:12], be(unix.ETH_P_8021AD), be(5), be(unix.ETH_P_8021Q), be(6), plain4[12:])},
 		{"S-23 priority tag", forgery, slices.Concat(plain4[:12], be(unix.ETH_P_8021Q), be(7<<13), p.in4(17, 0, nil, data)[12:])},
 		{"S-23 802.1X", forgery, ether(p.v.mac, p.m.mac, 0x888e, []byte{2, 1, 0, 0})},
@@ -318,14 +321,15 @@ func (p pair) encapsulated() []frame {
 	}
 }
 
-// TestForgedFrames (S-03, S-20, S-21, S-23): antiSpoof detects all disguised forgeries. Without it, all of them reach the neighbour.
+// TestForgedFrames (S-03, S-20, S-21, S-23) checks that antiSpoof drops all disguised forgeries. Without antiSpoof, all of these frames
+// reach the neighbour.
 func TestForgedFrames(t *testing.T) {
 	l := newLab(t, "name", "forged-frames", "bridge", "btgu", "antiSpoof", true, "isGateway", false, "ipMasq", false)
 	l.setBridged("0") // the IP families' rules would reassemble fragments and drop malformed packets
 	guarded, other, v := l.add("guarded"), l.other().add("other", "antiSpoof", false), l.other().add("v")
 	for _, sender := range []attached{guarded, other} {
 		p := pair{sender.station(), v.station()}
-		frames := slices.Concat(p.harmless(), p.forgeries(), p.encapsulated())
+		frames := slices.Concat(p.harmlessFrames(), p.forgeries(), p.encapsulatedForgeries())
 		for _, g := range routerGuises(p.m) {
 			frames = append(frames, frame{"S-23 " + g.what, forgery, slices.Concat(p.v.mac, g.bytes[6:])})
 		}

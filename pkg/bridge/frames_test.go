@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// station is a pod as its neighbours see it.
+// station is a pod from the view of its neighbours: its MAC and its addresses.
 type station struct {
 	mac            net.HardwareAddr
 	v4, v6, linkLo netip.Addr
@@ -41,7 +41,7 @@ func ether(to, from net.HardwareAddr, kind uint16, payload ...[]byte) []byte {
 	return slices.Concat(to, from, be(kind), slices.Concat(payload...))
 }
 
-// arpFrame returns ARP for IPv4 over Ethernet (RFC 826); op 1 asks, 2 answers.
+// arpFrame returns an ARP packet for IPv4 over Ethernet (RFC 826). An op of 1 is a request, and an op of 2 is a reply.
 func arpFrame(to, from net.HardwareAddr, op uint16, sender net.HardwareAddr, senderIP, target netip.Addr) []byte {
 	return ether(to, from, unix.ETH_P_ARP, be(1), be(unix.ETH_P_IP), []byte{6, 4}, be(op), sender, senderIP.AsSlice(), to, target.AsSlice())
 }
@@ -67,13 +67,13 @@ func udp4(to, from net.HardwareAddr, src, dst netip.Addr, sport, dport uint16, b
 	return ether(to, from, unix.ETH_P_IP, head, udp)
 }
 
-// ip6 returns an IPv6 packet with hop limit 255, which neighbour discovery requires.
+// ip6 returns an IPv6 packet with hop limit 255, because neighbour discovery requires this value.
 func ip6(to, from net.HardwareAddr, src, dst netip.Addr, next byte, body []byte) []byte {
 	return ether(to, from, unix.ETH_P_IPV6, []byte{0x60, 0, 0, 0}, be(uint16(len(body))), []byte{next, 255}, src.AsSlice(), dst.AsSlice(),
 		body)
 }
 
-// icmp returns an ICMPv6 message: type, code, checksum, body.
+// icmp returns a frame with an ICMPv6 message, which consists of type, code, checksum and body.
 func icmp(to, from net.HardwareAddr, src, dst netip.Addr, kind byte, body ...[]byte) []byte {
 	message := slices.Concat([]byte{kind, 0, 0, 0}, slices.Concat(body...))
 	copy(message[2:], checksum(src.AsSlice(), dst.AsSlice(), []byte{0, 0}, be(uint16(len(message))), []byte{0, 0, 0, unix.IPPROTO_ICMPV6},
@@ -85,7 +85,7 @@ func udp6(to, from net.HardwareAddr, src, dst netip.Addr, sport, dport uint16, b
 	return ip6(to, from, src, dst, unix.IPPROTO_UDP, slices.Concat(be(sport), be(dport), be(uint16(8+len(body))), be(0), []byte(body)))
 }
 
-// tap returns a packet socket on a pod's eth0.
+// tap opens a packet socket on the pod's eth0.
 func (a attached) tap() (fd int) {
 	a.Helper()
 	const protocol = uint16(unix.ETH_P_ALL<<8 | unix.ETH_P_ALL>>8)
@@ -106,7 +106,8 @@ func (a attached) tap() (fd int) {
 	return fd
 }
 
-// arrivals sends frames from one pod and reports which of them another pod receives. The last frame must be one that always arrives.
+// arrivals sends frames from one pod, and returns for each frame whether the other pod received it. The last frame must be a frame that
+// always arrives.
 func arrivals(from, to attached, frames [][]byte) []bool {
 	to.Helper()
 	out, in := from.tap(), to.tap()
@@ -124,7 +125,7 @@ func arrivals(from, to attached, frames [][]byte) []bool {
 			to.Fatalf("the last frame did not arrive: %v", err)
 		}
 		for i, f := range frames {
-			// The kernel strips the VLAN tag from the frame.
+			// the kernel strips the VLAN tag from a received frame
 			kind, untagged := binary.BigEndian.Uint16(f[12:]), slices.Concat(f[:12], f[min(16, len(f)):])
 			tagged := kind == unix.ETH_P_8021Q || kind == unix.ETH_P_8021AD
 			seen[i] = seen[i] || bytes.Equal(buf[:n], f) || tagged && bytes.Equal(buf[:n], untagged)

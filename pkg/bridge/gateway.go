@@ -14,11 +14,12 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// gateway adds the gateway addresses to the bridge and enables forwarding on the node.
-func (j *job) gateway(w wiring, l layer3) error {
+// setUpGateway adds the gateway addresses to the bridge and enables forwarding on the node.
+func (j *job) setUpGateway(w wiring, l layer3) error {
 	bridge, remade := w.gateway, false
 	for _, gw := range l.gateways {
-		// The note holds the prefix length. Without it, only a list of all addresses would show the length.
+		// The note's name contains the prefix length. The kernel could return the prefix length only in a list of all addresses, which would be
+		// slower.
 		_, noted := j.att.Noted(gatewayNote(bridge, gw))
 		if err := forward(j.host, bridge, gw.Addr().Is4(), !noted); err != nil {
 			return err
@@ -44,7 +45,7 @@ func (j *job) gateway(w wiring, l layer3) error {
 	if !remade {
 		return nil
 	}
-	// Our address is missing: another program may have deleted the bridge and created a new one.
+	// The address that this network added is missing. Another program may have deleted the bridge and created a new bridge.
 	lost, err := j.orphanedPorts()
 	if err == nil {
 		j.reattach(w.bridge, lost)
@@ -52,13 +53,14 @@ func (j *job) gateway(w wiring, l layer3) error {
 	return err
 }
 
-// gatewayNote is the network's note that it added a gateway address to a bridge.
+// gatewayNote returns the name of a note: this network has added a gateway address to a bridge.
 func gatewayNote(bridge kernel.Link, gw netip.Prefix) string {
 	return "gateway-" + bridge.Name + "-" + strings.Replace(gw.String(), "/", "_", 1)
 }
 
-// placeGateway adds a gateway address to the bridge and removes the addresses that conflict with it. A conflicting address that the network
-// noted is from an earlier configuration; it is removed once no pod uses it. Any other address belongs to another program.
+// placeGateway adds a gateway address to the bridge, after it has removed conflicting addresses. If the network has a note about a
+// conflicting address, the address is from an earlier configuration. This old address is removed once no pod uses it. A conflicting address
+// without a note belongs to another program.
 func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.Prefix) error {
 	addresses, err := j.host.Addresses(bridge)
 	if err != nil {
@@ -84,15 +86,16 @@ func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.P
 	return j.att.Note(gatewayNote(bridge, gw), "")
 }
 
-// replacedBy returns the other addresses that conflict with a gateway address: another IPv4 address, an IPv6 address with an overlapping
-// subnet, or the same address with another prefix length.
+// replacedBy returns those of the other addresses that conflict with a gateway address. A conflict is another IPv4 address, an IPv6 address
+// with an overlapping subnet, or the same address with another prefix length.
 func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Prefix) (gone []netip.Prefix, err error) {
 	for _, other := range others {
 		if other.Addr().Is4() != gw.Addr().Is4() {
 			continue
 		}
 		if gw.Addr().Is6() && !other.Overlaps(gw) {
-			// It may stay, but an earlier subnet's address stays only while pods use it.
+			// This address does not conflict, so it may stay. If the network added it with an earlier configuration, it is removed once no pod uses
+			// it.
 			if _, noted := j.att.Noted(gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {
 				continue
 			}
@@ -106,8 +109,8 @@ func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Pre
 	return gone, nil
 }
 
-// removeGateway removes an earlier subnet's address from the bridge. It also ends the masquerade of that subnet: without the note's text,
-// the next ADD rewrites the sets from the pods' records.
+// removeGateway removes a gateway address of an earlier configuration from the bridge. The masquerade of that subnet ends too:
+// removeGateway empties the masquerade's note, so that the next ADD rewrites the sets from the pods' records.
 func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
 	unlock, err := j.att.LockNetwork() // otherwise a STATUS between the two steps would restore the address
 	if err != nil {
@@ -123,8 +126,8 @@ func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
 	return j.att.Note(masqueraded, "")
 }
 
-// warnOfSecondBridge logs a warning if another bridge still has this gateway address of the network. That happens after "bridge" was
-// changed in the configuration. While pods of both bridges live, the node reaches the pods of only one.
+// warnOfSecondBridge logs a warning if another bridge of this network still has the same gateway address. A second bridge remains after the
+// key "bridge" was changed in the configuration. While both bridges have pods, the node reaches only the pods of one bridge.
 func (j *job) warnOfSecondBridge(bridge kernel.Link, gw netip.Prefix) {
 	marks, _ := j.att.Notes("gateway-")
 	for _, mark := range marks {
@@ -145,8 +148,8 @@ func (j *job) warnOfSecondBridge(bridge kernel.Link, gw netip.Prefix) {
 	}
 }
 
-// mayReplace returns nil if the address old may be removed from the bridge: a network of ours added it, and no pod uses it. Otherwise it
-// returns the reason.
+// mayReplace returns nil if the address old may be removed from the bridge. An address may be removed if a network of Podlace added it, and
+// if no pod uses it. If the address must stay, mayReplace returns the reason.
 func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 	taken := plugin.Errorf(plugin.CodeAddressTaken, "%s already has the address %s, want %s", bridge.Name, old, gw)
 	network, noted, err := attachment.NotedBy(gatewayNote(bridge, old))
@@ -169,8 +172,8 @@ func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 		"or set forceAddress, which cuts them off", old.Masked(), gw.Masked(), user)
 }
 
-// userOf returns the name of a pod on the bridge with an address in the gateway's subnet, or of a port without a record. It returns "" if
-// there is none. It reads all attachments of the node.
+// userOf returns a description of a pod on the bridge that has an address in the gateway's subnet. A port without a record is treated as a
+// user of the subnet. The result is empty if the subnet has no user. The function reads the records of all attachments on the node.
 func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {

@@ -25,8 +25,8 @@ func hostLocal(subnets ...string) object {
 	return object{"type": "host-local", "ranges": sets}
 }
 
-// gateways returns the sorted addresses of the lab's bridge.
-func (l lab) gateways() string {
+// gatewayAddresses returns the sorted addresses of the lab's bridge.
+func (l lab) gatewayAddresses() string {
 	l.Helper()
 	h, err := kernel.Host()
 	if err != nil {
@@ -59,8 +59,8 @@ func (l lab) setGateway(change func(netlink.Link, *netlink.Addr) error, prefix s
 	}
 }
 
-// TestBridgeRenamed: "bridge" changes while a pod of the old bridge lives. ADD on the new bridge warns about both bridges. After the old
-// bridge is deleted, ADD does not warn.
+// TestBridgeRenamed checks a changed key "bridge" while a pod is still on the old bridge. ADD of a pod on the new bridge logs a warning
+// that names both bridges. After the old bridge was deleted, ADD logs no warning.
 func TestBridgeRenamed(t *testing.T) {
 	l := bareLab(t, "name", "renamed", "bridge", "btf-0", "ipMasq", nil, "ipam", hostLocal("10.76.0.0/24", "fd00:76::/64"))
 	for _, name := range []string{"btf-0", "btf-1", "btf-2"} {
@@ -89,8 +89,8 @@ func TestBridgeRenamed(t *testing.T) {
 	tells("d", "btf-2")
 }
 
-// TestForeignGateways: ADD fails if another program's address on the bridge conflicts with the gateway address. With forceAddress, ADD
-// removes the conflicting address. IPv6 addresses of separate subnets do not conflict.
+// TestForeignGateways checks a bridge address that another program added. ADD fails if the address conflicts with the gateway address. With
+// forceAddress, ADD removes the conflicting address. IPv6 addresses of separate subnets do not conflict.
 func TestForeignGateways(t *testing.T) {
 	l := newLab(t, "bridge", "bt4", "name", "foreigngw", "isGateway", false, "ipMasq", false)
 	l.setGateway(netlink.AddrAdd, "10.62.0.1/24")
@@ -108,7 +108,7 @@ func TestForeignGateways(t *testing.T) {
 		}
 		l.Fails(l.Call("ADD", "a", "ipam", ipam), plugin.CodeAddressTaken, says)
 		l.OK(l.Call("DEL", "a"))
-		if got := l.gateways(); got != "10.62.0.1/24 fd00:62::1/64" {
+		if got := l.gatewayAddresses(); got != "10.62.0.1/24 fd00:62::1/64" {
 			t.Fatalf("%s left %s", subnet, got)
 		}
 	}
@@ -116,10 +116,10 @@ func TestForeignGateways(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 	l.OK(l.Call("ADD", "a", "ipam", hostLocal("10.63.0.0/24"), "forceAddress", true))
 	l.OK(l.Call("DEL", "a"))
-	if got := l.gateways(); got != "10.63.0.1/24 fd00:62::1/64 fd00:63::1/64" {
+	if got := l.gatewayAddresses(); got != "10.63.0.1/24 fd00:62::1/64 fd00:63::1/64" {
 		t.Errorf("after forceAddress: %s", got)
 	}
-	for _, prefix := range strings.Fields(l.gateways()) {
+	for _, prefix := range strings.Fields(l.gatewayAddresses()) {
 		l.setGateway(netlink.AddrDel, prefix)
 	}
 	for _, f := range []string{"10.63.0.1_24", "fd00:63::1_64"} {
@@ -129,7 +129,7 @@ func TestForeignGateways(t *testing.T) {
 	}
 }
 
-// TestGatewayWithoutIPv6: an admin's bridge with IPv6 disabled gets IPv6 with the first gateway address that needs it.
+// TestGatewayWithoutIPv6 checks a bridge on which an admin disabled IPv6. ADD enables IPv6 if the gateway address is an IPv6 address.
 func TestGatewayWithoutIPv6(t *testing.T) {
 	t.Cleanup(func() { _ = onHost("bt6off", netlink.LinkDel) })
 	l := bareLab(t, "bridge", "bt6off", "name", "gw6off", "ipMasq", false, "ipam", hostLocal("10.75.0.0/24"))
@@ -149,12 +149,12 @@ func TestGatewayWithoutIPv6(t *testing.T) {
 			t.Errorf("%d families: disable_ipv6 is %q, %v", i+1, got, err)
 		}
 	}
-	if got := l.gateways(); got != "10.75.0.1/24 fd00:75::1/64" {
+	if got := l.gatewayAddresses(); got != "10.75.0.1/24 fd00:75::1/64" {
 		t.Errorf("gateways %s", got)
 	}
 }
 
-// TestForwardUnknown: ADD changes nothing if it cannot read whether the node forwards.
+// TestForwardUnknown checks that ADD changes nothing if it cannot read the node's forwarding setting.
 func TestForwardUnknown(t *testing.T) {
 	host, err := kernel.Host()
 	if err != nil {
@@ -168,7 +168,7 @@ func TestForwardUnknown(t *testing.T) {
 	}
 }
 
-// TestChangedSubnet: the new subnet's gateway address replaces our old one once no pod uses the old one.
+// TestChangedSubnet checks a changed subnet: once no pod uses the old gateway address, the new gateway address replaces it.
 func TestChangedSubnet(t *testing.T) {
 	l := bareLab(t, "bridge", "btc0", "name", "changed", "ipam", hostLocal("10.64.0.0/24", "fd00:64::/64"))
 	t.Cleanup(func() { _ = onHost("btc0", netlink.LinkDel) })
@@ -189,13 +189,13 @@ func TestChangedSubnet(t *testing.T) {
 	l.OK(old.Call("DEL", "a"))
 	new := b.add("b", "ipam", changed)
 	l.OK(new.check("ipam", changed))
-	if got := l.gateways(); got != "10.64.0.1/16 fd00:64::1/48" {
+	if got := l.gatewayAddresses(); got != "10.64.0.1/16 fd00:64::1/48" {
 		t.Errorf("gateways %s", got)
 	}
 	if err := l.masquerades("10.64.0.0/16 fd00:64::/48", "10.64.0.0/16"); err != nil {
 		t.Error(err)
 	}
-	// Ports without an attachment in the network may use the old address too.
+	// A port without an attachment in the network may also use the old address.
 	l.OK(new.Call("DEL", "b"))
 	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "foreign0", MTU: 1500, TxQLen: -1,
 		MasterIndex: l.bridgeIndex()}, PeerName: "foreign1"}); err != nil {
@@ -208,7 +208,7 @@ func TestChangedSubnet(t *testing.T) {
 		t.Error(o.Failure.Details)
 	}
 	l.OK(b.Call("ADD", "c", "forceAddress", true))
-	if got := l.gateways(); got != "10.64.0.1/24 fd00:64::1/64" {
+	if got := l.gatewayAddresses(); got != "10.64.0.1/24 fd00:64::1/64" {
 		t.Errorf("gateways %s", got)
 	}
 	l.OK(b.Call("DEL", "c"))
@@ -222,26 +222,26 @@ func (l lab) bridgeIndex() (index int) {
 	return index
 }
 
-// TestOldIPv6Subnet: an old IPv6 gateway address that conflicts with nothing stays while a pod uses it. The next change of the subnet
-// removes it.
+// TestOldIPv6Subnet checks an old IPv6 gateway address that does not conflict with the new address. The old address stays while a pod uses
+// it. Once no pod uses the old address, the next change of the subnet removes it.
 func TestOldIPv6Subnet(t *testing.T) {
 	l := bareLab(t, "bridge", "btc2", "name", "old6", "ipMasq", false, "ipam", hostLocal("fd00:64::/64"))
 	t.Cleanup(func() { _ = onHost("btc2", netlink.LinkDel) })
 	l.OK(l.Call("ADD", "a"))
 	b := l.other()
 	b.OK(b.Call("ADD", "b", "ipam", hostLocal("fd00:65::/64")))
-	if got := l.gateways(); got != "fd00:64::1/64 fd00:65::1/64" {
+	if got := l.gatewayAddresses(); got != "fd00:64::1/64 fd00:65::1/64" {
 		t.Errorf("beside a pod of the old subnet: %s", got)
 	}
 	l.OK(l.Call("DEL", "a"))
 	b.OK(b.Call("DEL", "b"))
 	l.add("c", "ipam", hostLocal("fd00:66::/64"))
-	if got := l.gateways(); got != "fd00:66::1/64" {
+	if got := l.gatewayAddresses(); got != "fd00:66::1/64" {
 		t.Errorf("after the last pod of old subnets: %s", got)
 	}
 }
 
-// TestMasqueradeOfOldSubnet: the masquerade of the old subnet ends with its gateway address.
+// TestMasqueradeOfOldSubnet checks that the masquerade of an old subnet is removed together with the gateway address of that subnet.
 func TestMasqueradeOfOldSubnet(t *testing.T) {
 	l := bareLab(t, "bridge", "btc1", "name", "oldmasq", "ipam", hostLocal("10.65.0.0/24"))
 	t.Cleanup(func() { _ = onHost("btc1", netlink.LinkDel) })
@@ -256,7 +256,8 @@ func TestMasqueradeOfOldSubnet(t *testing.T) {
 	}
 }
 
-// TestKata: a runtime adds a tap beside eth0 and redirects traffic between eth0 and its virtual machine. CHECK and DEL accept that.
+// TestKata checks a pod in which a runtime adds a tap device and redirects the traffic between eth0 and the virtual machine. CHECK and DEL
+// must accept these changes.
 func TestKata(t *testing.T) {
 	l := newLab(t, "bridge", "bt7", "name", "kata")
 	a := l.add("a")
@@ -282,7 +283,7 @@ func TestKata(t *testing.T) {
 	}
 }
 
-// redirectBoth redirects incoming frames of each link out of the other link.
+// redirectBoth redirects the frames that arrive at one link out of the other link, in both directions.
 func redirectBoth(names ...string) error {
 	links := map[string]netlink.Link{}
 	for _, name := range names {

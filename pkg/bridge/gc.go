@@ -25,7 +25,7 @@ func (b bridge) gc(r *plugin.Request) error {
 		gc.Report(att, b.remove(delOf(r, config, att), att, host, st))
 	}
 	for hash := range gc.Unreadable() {
-		// IPAM's own GC releases the addresses of unreadable records.
+		// GC of the IPAM plugin releases the addresses of attachments with unreadable records.
 		gc.ReportUnreadable(hash, delByHash(host, attachment.HostVeth(hash)))
 	}
 	err = gc.Err()
@@ -36,7 +36,8 @@ func (b bridge) gc(r *plugin.Request) error {
 	return err
 }
 
-// delByHash removes the links and rules that carry the hash of an unreadable record. The record proves that ADD made the veth pair.
+// delByHash removes the links and rules whose names contain the hash of an unreadable record. ADD writes the record before it creates the
+// veth pair, so a veth pair with this name is Podlace's.
 func delByHash(host *kernel.Node, name string) error {
 	link, ok, err := host.Link(name)
 	if ok && link.Kind == "veth" {
@@ -45,16 +46,16 @@ func delByHash(host *kernel.Node, name string) error {
 	return errors.Join(err, delGuardOf(host, name))
 }
 
-// delOf returns the DEL request for an attachment other than r's.
+// delOf derives a DEL request for another attachment from the request r.
 func delOf(r *plugin.Request, config []byte, att *attachment.Attachment) *plugin.Request {
 	of := *r
 	of.Config, of.Verb, of.ContainerID, of.IfName, of.LockFile = config, "DEL", att.ContainerID, att.IfName, att.LockFile()
 	return &of
 }
 
-// allocate asks the IPAM plugin for addresses. If the pool is exhausted, it collects dead pods for which the runtime never called DEL, and
-// retries. An IPAM plugin in process reclaims their addresses itself and reports the owners. For an external IPAM plugin, allocate releases
-// the addresses of dead pods and retries once.
+// allocate gets addresses from the IPAM plugin. If the pool is exhausted, dead pods for which the runtime never called DEL are removed, and
+// allocate tries again. An in-process IPAM plugin reuses the addresses of dead pods itself, and reports the attachments that had them. For
+// an external IPAM plugin, allocate releases the addresses of dead pods and tries once more.
 func (b bridge) allocate(j *job) (*types100.Result, error) {
 	var dead []plugin.Attachment
 	j.r.Reclaimed = func(of plugin.Attachment) { dead = append(dead, of) }
@@ -78,8 +79,8 @@ func (b bridge) allocate(j *job) (*types100.Result, error) {
 	return b.ipam.Add(j.r, j.cfg.IPAM)
 }
 
-// collectDead removes attachments whose namespace is gone, and returns how many it removed. It cannot deadlock: only other collectors take
-// the locks of dead attachments while they hold their own, and no ADD is about a dead attachment.
+// collectDead removes attachments whose namespace is gone. The result is the number of removed attachments. Collecting cannot deadlock.
+// Only collectors take a second attachment's lock, always that of a dead attachment, and no ADD holds the lock of a dead attachment.
 func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 	n := 0
 	for _, of := range dead {
@@ -94,8 +95,8 @@ func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 	return n
 }
 
-// removeDead removes a dead attachment using only its record. Another program may have attached the container in another namespace since,
-// with leases newer than the record.
+// removeDead removes a dead attachment, for which it uses only the record. Another program may meanwhile have attached the container in
+// another namespace. Leases that are newer than the record belong to the other program's attachment.
 func (b bridge) removeDead(j *job, of plugin.Attachment) (found bool, err error) {
 	att, st, found, err := attachment.TakeDead[state](j.r, of)
 	if err != nil || !found {

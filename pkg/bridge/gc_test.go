@@ -28,7 +28,7 @@ func key(network, id string) attachment.Key {
 	return attachment.Key{Network: network, ContainerID: id, IfName: "eth0"}
 }
 
-// TestGC: GC removes invalid attachments as DEL does, and keeps valid ones.
+// TestGC checks that GC removes invalid attachments completely, as DEL does, and keeps valid attachments.
 func TestGC(t *testing.T) {
 	l := newLab(t)
 	kept := l.add("kept")
@@ -40,8 +40,8 @@ func TestGC(t *testing.T) {
 	for range 2 {
 		l.OK(l.Call("GC", "", "cni.dev/valid-attachments", valid))
 		l.OK(kept.check())
-		if len(leases(t)) != 2 {
-			t.Errorf("left the leases %v", leases(t))
+		if len(listLeases(t)) != 2 {
+			t.Errorf("left the leases %v", listLeases(t))
 		}
 		if err := gone.inPod("eth0", func(netlink.Link) error { return nil }); err == nil {
 			t.Error("the pod still has its interface")
@@ -49,8 +49,8 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// TestGCStrayFile: GC ignores a file whose name only begins like a record's; no link is removed because of it. An unreadable record belongs
-// to the attachment in its name.
+// TestGCStrayFile checks a file whose name only begins like the name of a record. GC ignores the file and removes no link because of it. An
+// unreadable record belongs to the attachment whose hash is in its name.
 func TestGCStrayFile(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -81,7 +81,8 @@ func TestGCStrayFile(t *testing.T) {
 	}
 }
 
-// TestGCRandom (C-80): two networks share a node. GC of one network leaves exactly its valid attachments, and all of the other network.
+// TestGCRandom (C-80) checks two networks on one node. GC of one network keeps exactly its valid attachments, and does not change the other
+// network.
 func TestGCRandom(t *testing.T) {
 	const attachments = 50
 	nets := []lab{newLab(t), {}} // an attachment is one interface of one pod
@@ -100,7 +101,7 @@ func TestGCRandom(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	for range 2 {
 		for i := range attachments {
-			// IDs and interface names that would be equal if they were concatenated.
+			// The container IDs and interface names are chosen so that some concatenations of the two are equal.
 			l, of := nets[i%2], plugin.Attachment{ContainerID: "a" + strings.Repeat("-b", i/8), IfName: fmt.Sprintf("e%d", i)}
 			if set := owned[l.network()]; !set[of] {
 				l.OK(l.Call("ADD", of.ContainerID, "CNI_IFNAME", of.IfName))
@@ -119,13 +120,13 @@ func TestGCRandom(t *testing.T) {
 		}
 		l.OK(l.Call("GC", "", "cni.dev/valid-attachments", valid))
 		for _, l := range nets {
-			l.owns(owned[l.network()])
+			l.mustOwn(owned[l.network()])
 		}
 	}
 }
 
-// owns expects records, leases and interfaces of exactly these attachments.
-func (l lab) owns(want map[plugin.Attachment]bool) {
+// mustOwn checks that records, leases and interfaces exist for exactly these attachments.
+func (l lab) mustOwn(want map[plugin.Attachment]bool) {
 	l.Helper()
 	records, err := attachment.List(l.network(), "bridge")
 	if err != nil {
@@ -159,8 +160,9 @@ func (l lab) owns(want map[plugin.Attachment]bool) {
 	}
 }
 
-// TestGCWhileAdding (C-85): GC runs with outdated lists of valid attachments while pods come and go. A plain GC skips young attachments. A
-// GC that names the dead may have an old list. Neither removes a live pod.
+// TestGCWhileAdding (C-85) checks that GC removes no live pod while pods are added and deleted. The runtime's list of valid attachments is
+// outdated. In the subtest "plain", GC skips young attachments, although they are not in the list. In the subtest "named", the request also
+// names the pod as dead, although the pod is live again.
 func TestGCWhileAdding(t *testing.T) {
 	for name, keys := range map[string][]any{
 		"plain": {"cni.dev/valid-attachments", []any{}},
@@ -181,7 +183,7 @@ func TestGCWhileAdding(t *testing.T) {
 					<-rounds
 				}
 				o := l.Call("CHECK", "pod", "prevResult", json.RawMessage(prev))
-				// If the machine stalls for a second, a plain GC correctly treats the pod as old.
+				// If the machine stalls for a second, the pod is no longer young, so GC removes it.
 				if name == "named" || time.Since(began) < time.Second {
 					l.OK(o)
 					judged++
@@ -195,7 +197,7 @@ func TestGCWhileAdding(t *testing.T) {
 	}
 }
 
-// collectAllTheTime runs GC in a loop until the test ends. It sends the end of each round to a waiting receiver.
+// collectAllTheTime repeats GC until the test ends. After each round, a value is sent if a receiver waits for it.
 func (l lab) collectAllTheTime(keys ...any) (rounds <-chan bool) {
 	ended, stop, stopped := make(chan bool), make(chan bool), make(chan bool)
 	go func() {
@@ -219,7 +221,7 @@ func (l lab) collectAllTheTime(keys ...any) (rounds <-chan bool) {
 	return ended
 }
 
-// TestGCAgain (C-85): the next GC collects what a plain GC skipped.
+// TestGCAgain (C-85) checks that a later GC removes the young attachments that an earlier GC skipped.
 func TestGCAgain(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -227,11 +229,11 @@ func TestGCAgain(t *testing.T) {
 	l.OK(a.check())
 	l.age()
 	l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{}))
-	l.owns(map[plugin.Attachment]bool{})
+	l.mustOwn(map[plugin.Attachment]bool{})
 }
 
-// TestShortPool: an ADD that finds no free address removes pods whose namespace is gone, with all their state, and uses their addresses. An
-// ADD that finds a free address does not look for them.
+// TestShortPool checks an ADD that finds no free address. ADD removes pods whose namespace is gone, with all their state, and uses one of
+// their addresses. An ADD that finds a free address does not search for dead pods.
 func TestShortPool(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) { testShortPool(t, backend) })
@@ -257,14 +259,14 @@ func testShortPool(t *testing.T, backend string) {
 	next := l
 	next.Pod = kerneltest.NewPod(t)
 	next.add("fits")
-	if left := l.recorded(lost...); left != 3 {
+	if left := l.recordCount(lost...); left != 3 {
 		t.Errorf("an ADD that found an address collected: %d records of 3 are left", left)
 	}
 	next.Pod = kerneltest.NewPod(t)
 	last := next.add("last")
 	l.OK(last.check())
 	l.OK(alive.check())
-	if left := l.recorded(lost...); left != 0 {
+	if left := l.recordCount(lost...); left != 0 {
 		t.Errorf("%d records of pods that are gone are left", left)
 	}
 	if backend == "iptables" {
@@ -275,8 +277,8 @@ func testShortPool(t *testing.T, backend string) {
 	}
 }
 
-// recorded counts the records of containers.
-func (l lab) recorded(ids ...string) int {
+// recordCount returns how many of the containers have a record.
+func (l lab) recordCount(ids ...string) int {
 	l.Helper()
 	records, err := attachment.List(l.network(), "bridge")
 	if err != nil {
@@ -291,7 +293,7 @@ func (l lab) recorded(ids ...string) int {
 	return n
 }
 
-// TestShortPoolOfOthers: after an external IPAM plugin reports an exhausted pool, ADD releases the addresses of dead pods and retries once.
+// TestShortPoolOfOthers checks an exhausted pool of an external IPAM plugin. ADD releases the addresses of dead pods and tries once more.
 func TestShortPoolOfOthers(t *testing.T) {
 	l := newLab(t)
 	f := &fakeIPAM{answer: `"ips":[{"address":"10.60.0.9/24"}]`}
@@ -315,12 +317,12 @@ func TestShortPoolOfOthers(t *testing.T) {
 	f.addErr, f.added = full, 0
 	f.onDel = func() { f.addErr = nil }
 	other.add("next")
-	if f.added != 2 || f.given != 1 || l.recorded("gone") != 0 || l.recorded("alive") != 1 {
-		t.Errorf("%d ADD, %d DEL, %d records of the dead, %d of the living", f.added, f.given, l.recorded("gone"), l.recorded("alive"))
+	if f.added != 2 || f.given != 1 || l.recordCount("gone") != 0 || l.recordCount("alive") != 1 {
+		t.Errorf("%d ADD, %d DEL, %d records of the dead, %d of the living", f.added, f.given, l.recordCount("gone"), l.recordCount("alive"))
 	}
 }
 
-// fakeIPAM is an in-process IPAM plugin with configurable failures.
+// fakeIPAM is an in-process IPAM plugin whose verbs fail if a test sets an error.
 type fakeIPAM struct {
 	answer         string
 	addErr, delErr error
@@ -345,7 +347,7 @@ func (f *fakeIPAM) plugin(t *testing.T) plugin.Plugin {
 	}
 }
 
-// TestIPAMFails: the pod is unchanged, and ADD returns the IPAM plugin's error code.
+// TestIPAMFails checks that ADD returns the error code of the IPAM plugin and does not change the pod.
 func TestIPAMFails(t *testing.T) {
 	for what, f := range map[string]*fakeIPAM{
 		"fails":            {addErr: plugin.Errorf(plugin.CodeExhausted, "full")},

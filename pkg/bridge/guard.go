@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// guardOf returns the guard that the configuration wants on a pod's port, or nil.
+// guardOf returns the guard that the configuration requires for a pod's port. The result is nil if no protection is configured.
 func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
 	if !c.MACSpoofCheck && !c.AntiSpoof {
 		return nil
@@ -26,14 +26,15 @@ func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
 	return g
 }
 
-// guards names the lock for writing the guards of all networks. guarded is the note that the node has the table.
+// The constant guards is the name of a lock, which is taken to write the guards of all networks. The constant guarded is the mark of a
+// note: the node has the guard table.
 const (
 	guards  = "guards"
 	guarded = "guarded"
 )
 
-// guard protects the other pods from this pod before its port is up. If rules are missing after a flush, guard restores them for the pods
-// of all networks, also if this pod needs none.
+// guard sets up the port's spoof protection before the port is up, so that other pods are always protected from this pod. If a flush
+// removed guard rules, guard restores the rules of all networks' pods, even if the current pod needs no guard.
 func (j *job) guard(port kernel.Link, g *Guard) error {
 	j.restoreFlushed()
 	if g == nil {
@@ -57,7 +58,8 @@ func (j *job) guard(port kernel.Link, g *Guard) error {
 	return ensureGuard(j.host, *g)
 }
 
-// repairGuards writes the rules, the guards of all recorded attachments and the guards in more, if any of them is missing.
+// repairGuards checks the rules, the guards of all recorded attachments, and the guards in more. If any part is missing, all parts are
+// written.
 func repairGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, more ...Guard) error {
 	unlock, err := locks.Node(guards)
 	if err != nil {
@@ -89,7 +91,8 @@ func repairGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, 
 	return SetGuards(all)
 }
 
-// forgetFlushedGuards removes the note of the table if the table is missing and no attachment needs it. The caller holds the lock.
+// forgetFlushedGuards removes the note about the guard table if the table is missing and no attachment needs it. The caller holds the lock
+// of the guards.
 func forgetFlushedGuards(host *kernel.Node) error {
 	if _, noted := attachment.NodeNoted(guarded); !noted || !isDifferent(compareGuards(host)) {
 		return nil
@@ -106,7 +109,8 @@ func guardsOf(pods []attachment.Of[state]) (all []Guard) {
 	return all
 }
 
-// unguard removes the guard and records that. Otherwise a concurrent rewrite of all guards would restore this one.
+// unguard removes the guard from the kernel and from the attachment's record. If the guard stayed in the record, a concurrent rewrite of
+// all guards would restore it.
 func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Guard == nil {
 		return nil
@@ -124,8 +128,9 @@ func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	return nil
 }
 
-// checkGuard compares the recorded guard with the kernel's. A pod keeps the protection from its ADD. If the configuration now wants more,
-// or the pod has no record (a pod of the reference), checkGuard logs that. An error could make the runtime replace the pod.
+// checkGuard compares the recorded guard with the guard in the kernel. A pod keeps the protection that its ADD set up. Stronger protection
+// in a new configuration is only logged. For a pod without a record, which may be the reference plugin's, missing protection is only logged
+// too. CHECK does not fail for weaker protection, because an error could make the runtime replace the pod.
 func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 	if had := j.recordedState.Guard; had != nil {
 		err := guardDrift(j.host)

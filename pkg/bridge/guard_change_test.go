@@ -9,9 +9,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestGuardOfNewConfiguration: pods keep the protection from their ADD when the configuration changes. CHECK of these pods passes, with a
-// warning if they have less protection than configured. STATUS and GC do not change them, and DEL leaves no state. The same holds without a
-// record, except that CHECK reports the lost record: our rules masquerade the pod.
+// TestGuardOfNewConfiguration checks that pods keep the protection that their ADD set up when the configuration changes. CHECK of these
+// pods passes. CHECK logs a warning if the protection is weaker than configured. STATUS and GC do not change the guards of these pods, and
+// DEL leaves no state. Without the record, CHECK also reports the lost record, because Podlace's rules masquerade the pod.
 func TestGuardOfNewConfiguration(t *testing.T) {
 	protections := map[string][]any{"nothing": nil, "macspoofchk": {"macspoofchk", true}, "antiSpoof": {"antiSpoof", true}}
 	strength := map[string]int{"nothing": 0, "macspoofchk": 1, "antiSpoof": 2}

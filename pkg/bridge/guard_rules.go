@@ -12,22 +12,23 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// guardSchema is the version number of the table.
+// guardSchema is the version number of the guard table.
 const guardSchema = 3
 
-// guardPriority places the chain before any bridge code sees the frame, and so before the bridge learns the sender's MAC.
+// guardPriority lets the chain run before all bridge code. The bridge therefore does not learn the source MAC of a dropped frame.
 const guardPriority = -300
 
-// guardChain is the base chain of the table.
+// guardChain is the name of the guard table's base chain.
 const guardChain = "prerouting"
 
-// Registers: the interface name fills the first 16-byte register. The value that is looked up with it begins in the second.
+// These are nftables registers. The interface name fills the first register, which has 16 bytes. The second register holds the value that
+// is looked up together with the interface name.
 const (
 	regLink  = 1
 	regValue = 2
 )
 
-// Offsets of the addresses in the network header, and of the neighbour discovery target in the ICMPv6 header.
+// These are byte offsets: of the addresses in the IP header, and of the target address in an ICMPv6 neighbour discovery message.
 const (
 	source4, destination4 = 12, 16
 	source6, destination6 = 8, 24
@@ -39,7 +40,7 @@ type guardRules struct {
 	sets map[string]*nftables.Set
 }
 
-// guardSet is a set of the table. Its key is the name of the port and these fields.
+// guardSet is a set in the guard table. An element's key consists of the port's name and the fields in key.
 type guardSet struct {
 	name string
 	key  []nftables.SetDatatype
@@ -50,7 +51,8 @@ func guardSets() []guardSet {
 		{"addresses4", []nftables.SetDatatype{nftables.TypeIPAddr}}, {"addresses6", []nftables.SetDatatype{nftables.TypeIP6Addr}}}
 }
 
-// buildGuards writes the static rules and returns the sets by name. Each port is an element of the sets.
+// buildGuards writes the rules, which are the same for any number of pods. The sets are returned by name. For each guarded port, elements
+// are added to the sets.
 func buildGuards(r nft.Ruleset) (sets map[string]*nftables.Set, err error) {
 	g := guardRules{r, map[string]*nftables.Set{}}
 	for _, s := range guardSets() {
@@ -69,11 +71,11 @@ func buildGuards(r nft.Ruleset) (sets map[string]*nftables.Set, err error) {
 		g.Rule(all, etherType(), nft.Equal(nft.BigEndian(to.kind)), &expr.Verdict{Kind: expr.VerdictGoto, Chain: to.chain.Name})
 	}
 	g.Rule(all, nft.Drop()...) // VLAN tags, LLDP, spanning tree and other frames that a pod does not need
-	g.arp(arp)
-	g.ip(ip, igmp)
-	g.igmp(igmp)
-	g.ip6(ip6, icmp6)
-	g.icmp6(icmp6)
+	g.addARPRules(arp)
+	g.addIPRules(ip, igmp)
+	g.addIGMPRules(igmp)
+	g.addIP6Rules(ip6, icmp6)
+	g.addICMP6Rules(icmp6)
 	base := g.Chain(guardChain, nftables.ChainHookPrerouting, guardPriority, nftables.ChainTypeFilter)
 	for _, to := range []struct {
 		set   string
@@ -90,15 +92,16 @@ func etherSource() expr.Any {
 	return &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}
 }
 
-// toBridge matches frames to 01:80:c2:00:00:01 to 0f, which the bridge itself consumes (IEEE 802.1Q, table 8-1), such as LACP and LLDP. The
-// rules see them only because the port forwards them (kernel.NS.SetReserved).
+// toBridge matches frames to the destinations 01:80:c2:00:00:01 to 0f (IEEE 802.1Q, table 8-1). A bridge processes these frames itself, for
+// example LACP and LLDP. The guard rules see these frames only because the port is set to forward them (kernel.NS.SetReserved).
 func toBridge() []expr.Any {
 	destination := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 0, Len: 6}
 	return []expr.Any{destination, &expr.Range{Op: expr.CmpOpEq, Register: 1, FromData: []byte{1, 0x80, 0xc2, 0, 0, 1},
 		ToData: []byte{1, 0x80, 0xc2, 0, 0, 15}}}
 }
 
-// etherType loads the EtherType of the received frame. The kernel shows a VLAN tag there even if it stores the tag separately.
+// etherType loads the EtherType field of the received frame. For a frame with a VLAN tag, this field contains the EtherType of the tag,
+// even if the kernel stores the tag separately.
 func etherType() expr.Any {
 	return &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 12, Len: 2}
 }
@@ -107,22 +110,23 @@ func (g guardRules) lookup(set string, invert bool) expr.Any {
 	return &expr.Lookup{SourceRegister: regLink, SetName: set, SetID: g.sets[set].ID, Invert: invert}
 }
 
-// ownedByPort matches if the set contains value together with the port's name.
+// ownedByPort matches if the set contains the combination of the port's name and the value.
 func (g guardRules) ownedByPort(value expr.Any, set string) []expr.Any {
 	return []expr.Any{inputLink(), value, g.lookup(set, false)}
 }
 
-// notOwnedByPort matches if the set does not contain value together with the port's name.
+// notOwnedByPort matches if the set does not contain the combination of the port's name and the value.
 func (g guardRules) notOwnedByPort(value expr.Any, set string) []expr.Any {
 	return []expr.Any{inputLink(), value, g.lookup(set, true)}
 }
 
-// networkField loads a part of the network header into the register after the interface name.
+// networkField loads a field of the network header into the register that follows the interface name.
 func networkField(offset, length uint32) expr.Any { return nft.Network(regValue, offset, length) }
 
-// arp accepts ARP with the pod's own MAC and address (RFC 826), and probes for the pod's own address (RFC 5227), whose sender is 0.0.0.0.
-// It rejects a probe for another pod's address, which would make that pod give the address up.
-func (g guardRules) arp(chain *nftables.Chain) {
+// addARPRules accepts two kinds of ARP packets: those with the pod's own MAC and address (RFC 826), and probes for the pod's own address
+// (RFC 5227). The sender address of a probe is 0.0.0.0. A probe for another pod's address is dropped, because it would make that pod give
+// up its address.
+func (g guardRules) addARPRules(chain *nftables.Chain) {
 	g.Rule(chain, nft.Network(1, 4, 2), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{6, 4}}, &expr.Verdict{Kind: expr.VerdictDrop})
 	g.Rule(chain, slices.Concat(g.notOwnedByPort(networkField(8, 6), "macs"), nft.Drop())...)
 	g.Rule(chain, slices.Concat(g.ownedByPort(networkField(14, 4), "addresses4"), nft.Accept())...)
@@ -131,44 +135,45 @@ func (g guardRules) arp(chain *nftables.Chain) {
 	g.Rule(chain, nft.Drop()...)
 }
 
-// carries matches packets with the given protocol after all extension headers.
-func carries(protocol byte) []expr.Any {
+// matchProtocol matches packets whose transport protocol, after all extension headers, is the given protocol.
+func matchProtocol(protocol byte) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.Equal([]byte{protocol})}
 }
 
-// carriesNot matches packets with another protocol. It does not match packets that the kernel cannot parse: wrong lengths, another IP
-// version, or extension headers that continue in a later fragment.
-func carriesNot(protocol byte) []expr.Any {
+// matchOtherProtocol matches packets with any other transport protocol. Neither function matches a packet that the kernel cannot parse:
+// wrong lengths, another IP version, or extension headers that continue in a later fragment.
+func matchOtherProtocol(protocol byte) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{protocol}}}
 }
 
-// message matches ICMP, IGMP and ICMPv6 of a type. It does not match later fragments, whose type is unknown.
-func message(protocol, kind byte) []expr.Any {
-	return append(carries(protocol), transport(0, 1), nft.Equal([]byte{kind}))
+// matchMessage matches ICMP, IGMP and ICMPv6 messages of the given type. Later fragments do not match, because only the first fragment
+// contains the type.
+func matchMessage(protocol, kind byte) []expr.Any {
+	return append(matchProtocol(protocol), transport(0, 1), nft.Equal([]byte{kind}))
 }
 
 func udpTo(port uint16) []expr.Any {
-	return append(carries(unix.IPPROTO_UDP), transport(2, 2), nft.Equal(nft.BigEndian(port)))
+	return append(matchProtocol(unix.IPPROTO_UDP), transport(2, 2), nft.Equal(nft.BigEndian(port)))
 }
 
 func transport(offset, length uint32) expr.Any {
 	return &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: length}
 }
 
-// DHCP ports. A client accepts an answer from any port.
+// These are the UDP ports of DHCP. The rules match the client's port, because a client accepts an answer from any server port.
 const (
 	dhcpClient, dhcpServer = 68, 67
 	dhcp6Client            = 546
 )
 
-// Protocols that only routers use: OSPF (RFC 2328), PIM (RFC 7761), VRRP (RFC 9568) and CARP.
+// These protocols are used only by routers: OSPF (RFC 2328), PIM (RFC 7761), VRRP (RFC 9568) and CARP.
 const (
 	ospf = 89
 	pim  = 103
 	vrrp = 112
 )
 
-// ICMP types (RFC 792, RFC 1256) and IGMP types (RFC 2236, RFC 3376).
+// These are message types of ICMP (RFC 792, RFC 1256) and IGMP (RFC 2236, RFC 3376).
 const (
 	redirect4 = 5
 	advert4   = 9
@@ -184,28 +189,29 @@ func (g guardRules) dropAll(chain *nftables.Chain, what ...[]expr.Any) {
 	}
 }
 
-// ip accepts packets from the pod's own addresses, except those of routers and DHCP servers. It also accepts a DHCP client without an
-// address.
-func (g guardRules) ip(chain, igmp *nftables.Chain) {
-	g.Rule(chain, append(carries(unix.IPPROTO_IGMP), &expr.Verdict{Kind: expr.VerdictGoto, Chain: igmp.Name})...)
-	g.dropAll(chain, message(unix.IPPROTO_ICMP, redirect4), message(unix.IPPROTO_ICMP, advert4))
-	g.dropAll(chain, udpTo(dhcpClient), carries(ospf), carries(vrrp))
-	g.Rule(chain, slices.Concat(g.ownedByPort(networkField(source4, 4), "addresses4"), carriesNot(pim), nft.Accept())...)
+// addIPRules accepts IPv4 packets from the pod's own addresses, except packets that only routers and DHCP servers send. Packets of a DHCP
+// client that has no address yet are also accepted.
+func (g guardRules) addIPRules(chain, igmp *nftables.Chain) {
+	g.Rule(chain, append(matchProtocol(unix.IPPROTO_IGMP), &expr.Verdict{Kind: expr.VerdictGoto, Chain: igmp.Name})...)
+	g.dropAll(chain, matchMessage(unix.IPPROTO_ICMP, redirect4), matchMessage(unix.IPPROTO_ICMP, advert4))
+	g.dropAll(chain, udpTo(dhcpClient), matchProtocol(ospf), matchProtocol(vrrp))
+	g.Rule(chain, slices.Concat(g.ownedByPort(networkField(source4, 4), "addresses4"), matchOtherProtocol(pim), nft.Accept())...)
 	discover := append(udpTo(dhcpServer), transport(0, 2), nft.Equal(nft.BigEndian(dhcpClient)))
 	g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, source4, 4), nft.Equal(make([]byte, 4))}, discover, nft.Accept())...)
 	g.Rule(chain, nft.Drop()...)
 }
 
-// igmp accepts multicast group members. It rejects queries and router advertisements (RFC 4286), because either makes the bridge send all
-// multicast to the pod. It rejects fragments, which group members never send.
-func (g guardRules) igmp(chain *nftables.Chain) {
+// addIGMPRules accepts the messages of multicast group members. Queries and multicast router advertisements (RFC 4286) are dropped, because
+// both would make the bridge send all multicast traffic to the pod. Fragments are also dropped, because group members never send fragments.
+func (g guardRules) addIGMPRules(chain *nftables.Chain) {
 	for _, kind := range []byte{report4, report4v2, leave4, report4v3} {
-		g.Rule(chain, slices.Concat(message(unix.IPPROTO_IGMP, kind), g.ownedByPort(networkField(source4, 4), "addresses4"), nft.Accept())...)
+		own := g.ownedByPort(networkField(source4, 4), "addresses4")
+		g.Rule(chain, slices.Concat(matchMessage(unix.IPPROTO_IGMP, kind), own, nft.Accept())...)
 	}
 	g.Rule(chain, nft.Drop()...)
 }
 
-// ICMPv6 types (RFC 2710, 3810, 4286 and 4861).
+// These are message types of ICMPv6 (RFC 2710, 3810, 4286 and 4861).
 const (
 	mldQuery      = 130
 	mldReport     = 131
@@ -220,32 +226,32 @@ const (
 	mrdEnd        = 153
 )
 
-func icmp6(kind byte) []expr.Any { return message(unix.IPPROTO_ICMPV6, kind) }
+func icmp6(kind byte) []expr.Any { return matchMessage(unix.IPPROTO_ICMPV6, kind) }
 
-// target loads the target address of a neighbour discovery message.
-func target() expr.Any {
+// targetAddress loads the target address of a neighbour discovery message.
+func targetAddress() expr.Any {
 	return &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseTransportHeader, Offset: target6, Len: 16}
 }
 
-// ip6 accepts packets from the pod's own addresses, except those of routers and DHCP servers. It drops IPv6 with an authentication header
-// (AH): the kernel does not look past it, but a bridge looks for multicast queries there.
-func (g guardRules) ip6(chain, icmp6 *nftables.Chain) {
-	g.Rule(chain, append(carries(unix.IPPROTO_ICMPV6), &expr.Verdict{Kind: expr.VerdictGoto, Chain: icmp6.Name})...)
-	g.dropAll(chain, udpTo(dhcp6Client), carries(ospf), carries(pim), carries(vrrp))
-	g.Rule(chain, slices.Concat(g.ownedByPort(networkField(source6, 16), "addresses6"), carriesNot(unix.IPPROTO_AH), nft.Accept())...)
+// addIP6Rules accepts IPv6 packets from the pod's own addresses, except packets that only routers and DHCP servers send. Packets with an
+// authentication header (AH) are dropped. A bridge looks for multicast queries behind this header, but nftables does not look there.
+func (g guardRules) addIP6Rules(chain, icmp6 *nftables.Chain) {
+	g.Rule(chain, append(matchProtocol(unix.IPPROTO_ICMPV6), &expr.Verdict{Kind: expr.VerdictGoto, Chain: icmp6.Name})...)
+	g.dropAll(chain, udpTo(dhcp6Client), matchProtocol(ospf), matchProtocol(pim), matchProtocol(vrrp))
+	g.Rule(chain, slices.Concat(g.ownedByPort(networkField(source6, 16), "addresses6"), matchOtherProtocol(unix.IPPROTO_AH), nft.Accept())...)
 	g.Rule(chain, nft.Drop()...)
 }
 
-// icmp6 accepts messages that claim only the pod's own addresses. A pod must not act as a router or multicast querier. Without an address
-// it may only probe for one of its own.
-func (g guardRules) icmp6(chain *nftables.Chain) {
+// addICMP6Rules accepts a message if all addresses that it claims are the pod's own addresses. Messages of routers and multicast queriers
+// are dropped. With an unspecified source address, a pod may solicit routers, join groups, and probe for one of its own addresses.
+func (g guardRules) addICMP6Rules(chain *nftables.Chain) {
 	own := g.ownedByPort(networkField(source6, 16), "addresses6")
 	unspecified := []expr.Any{nft.Network(1, source6, 16), nft.Equal(make([]byte, 16))}
 	g.dropAll(chain, icmp6(mldQuery), icmp6(routerAdvert), icmp6(redirect), icmp6(mrdAdvert), icmp6(mrdEnd))
-	g.Rule(chain, slices.Concat(icmp6(neighAdvert), g.ownedByPort(target(), "addresses6"), own, nft.Accept())...)
+	g.Rule(chain, slices.Concat(icmp6(neighAdvert), g.ownedByPort(targetAddress(), "addresses6"), own, nft.Accept())...)
 	g.dropAll(chain, icmp6(neighAdvert)) // also a fragment without the target
 	g.Rule(chain, slices.Concat(own, nft.Accept())...)
-	g.Rule(chain, slices.Concat(unspecified, icmp6(neighSolicit), g.ownedByPort(target(), "addresses6"), nft.Accept())...)
+	g.Rule(chain, slices.Concat(unspecified, icmp6(neighSolicit), g.ownedByPort(targetAddress(), "addresses6"), nft.Accept())...)
 	for _, kind := range []byte{routerSolicit, mldReport, mldDone, mldReport2} {
 		g.Rule(chain, slices.Concat(unspecified, icmp6(kind), nft.Accept())...)
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Guard describes the frames that a bridge port may send. With Addresses, the port may send only the pod's own ARP, neighbour discovery and
-// IP. Without Addresses, it may send any frame with the pod's MAC.
+// Guard describes which frames a bridge port may send. If Addresses is not empty, the port may send ARP, neighbour discovery and IP only
+// with the pod's own addresses. If Addresses is empty, the port may send any frame with the pod's MAC.
 type Guard struct {
 	Link      string       `json:"link"` // the host side
 	MAC       string       `json:"mac"`  // of the pod side
@@ -24,7 +24,7 @@ type Guard struct {
 	Owner     string       `json:"owner,omitempty"` // for humans who read the rules
 }
 
-// elements returns the port's elements in the sets of the table.
+// elements returns the elements that the port needs in the sets of the guard table.
 func (g Guard) elements() ([]nft.Element, error) {
 	mac, err := net.ParseMAC(g.MAC)
 	if err != nil {
@@ -48,8 +48,8 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]})
 }
 
-// compareGuards returns nil if the kernel has all rules in this version and all entries of the guards. Otherwise it returns an error with
-// plugin.CodeStateDiffers that names a missing part.
+// compareGuards returns nil if the kernel has all rules of the current version and all entries of the given guards. If a part is missing,
+// compareGuards returns an error with plugin.CodeStateDiffers, which names the part.
 func compareGuards(host *kernel.Node, guards ...Guard) error {
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {
@@ -76,7 +76,7 @@ func compareGuards(host *kernel.Node, guards ...Guard) error {
 	return nil
 }
 
-// SetGuards writes the rules and the guards of all ports in one transaction. Existing guards stay.
+// SetGuards writes the rules and the guards of the given ports in one transaction. Guards of other ports stay.
 func SetGuards(guards []Guard) error {
 	var all []nft.Element
 	for _, g := range guards {
@@ -95,7 +95,8 @@ func SetGuards(guards []Guard) error {
 	}))
 }
 
-// guardDrift returns an error with plugin.CodeStateDiffers if another program changed the rules. compareGuards only counts the rules.
+// guardDrift compares the rules byte by byte, whereas compareGuards only counts them. The result is an error with plugin.CodeStateDiffers
+// if another program changed the rules.
 func guardDrift(host *kernel.Node) error {
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {
@@ -115,7 +116,7 @@ func (g Guard) open(host *kernel.Node) (t *nft.Handle, elements []nft.Element, e
 	return t, elements, err
 }
 
-// ensureGuard adds a guard to a port before the port is up. The rules must exist.
+// ensureGuard adds a guard to a port before the port is up. The rules of the guard table must already exist.
 func ensureGuard(host *kernel.Node, g Guard) error {
 	t, elements, err := g.open(host)
 	if err != nil {
@@ -140,7 +141,7 @@ func needBridgeFamily(err error) error {
 	return err
 }
 
-// delGuard removes the guard of a port. It is a no-op if the guard is missing.
+// delGuard removes the guard of a port. If the guard is missing, delGuard does nothing.
 func delGuard(host *kernel.Node, g Guard) error {
 	t, elements, err := g.open(host)
 	if err != nil {
@@ -153,7 +154,8 @@ func delGuard(host *kernel.Node, g Guard) error {
 	return nft.IgnoreUnsupported(err)
 }
 
-// delGuardOf removes the guard of a port of which only the name is known. It reads all guards, if there are any.
+// delGuardOf removes the guard of a port if only the port's name is known. The function reads all guards of the node, if the guard table
+// exists.
 func delGuardOf(host *kernel.Node, link string) error {
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {

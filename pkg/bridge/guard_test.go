@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Kinds of frames, by the protection that stops them.
+// These are kinds of frames, named by the protection that drops them.
 const (
 	always   = iota // no protection stops it
 	forgery         // antiSpoof stops it
@@ -35,7 +35,7 @@ type frame struct {
 	bytes []byte
 }
 
-// traffic returns frames from pod m to pod v, both allowed and forbidden ones.
+// traffic returns allowed and forbidden frames from pod m to pod v.
 func traffic(m, v station) []frame {
 	var (
 		gateway4   = netip.MustParseAddr("10.60.0.1")
@@ -89,7 +89,8 @@ func traffic(m, v station) []frame {
 	}
 }
 
-// TestNeighbours (S-24): the effect of one pod on another without protection, with the reference's protection, and with ours.
+// TestNeighbours (S-24) checks how one pod can affect another pod in three cases: without protection, with the reference plugin's
+// protection, and with Podlace's protection.
 func TestNeighbours(t *testing.T) {
 	for _, protection := range []struct {
 		name   string
@@ -99,7 +100,7 @@ func TestNeighbours(t *testing.T) {
 		{"both", []any{"antiSpoof", true, "macspoofchk", true}, always}} {
 		t.Run(protection.name, func(t *testing.T) {
 			l := newLab(t, append([]any{"name", "guarded", "bridge", "btg"}, protection.keys...)...)
-			// The rules work for the longest container IDs.
+			// the rules must work for the longest container IDs
 			m, v := l.add(strings.Repeat("m", 250)), l.other().add(strings.Repeat("v", 250))
 			frames := traffic(m.station(), v.station())
 			var sent [][]byte
@@ -117,7 +118,7 @@ func TestNeighbours(t *testing.T) {
 	}
 }
 
-// TestStolenMAC (S-22): without protection, a frame with the victim's MAC redirects the victim's traffic to the sender.
+// TestStolenMAC (S-22) checks that an unprotected bridge sends the victim's traffic to a pod that sent a frame with the victim's MAC.
 func TestStolenMAC(t *testing.T) {
 	l := newLab(t, "name", "stolen", "bridge", "btg5", "macspoofchk", true)
 	m, v, other := l.add("m"), l.other().add("v"), l.other().add("other")
@@ -144,20 +145,21 @@ func TestStolenMAC(t *testing.T) {
 	}
 }
 
-// TestGuardedPodsTalk: guarded pods can talk to each other.
+// TestGuardedPodsTalk checks that two guarded pods can reach each other.
 func TestGuardedPodsTalk(t *testing.T) {
 	l := newLab(t, "name", "talk", "bridge", "btg2", "antiSpoof", true, "ipam", hostLocal("10.68.0.0/24", "fd00:68::/64"))
 	a, b := l.add("a"), l.other().add("b")
 	b.serve("tcp4", ":80")
 	b.serve("tcp6", ":80")
 	for _, ip := range b.result.IPs {
-		if got, err := a.ask(net.JoinHostPort(ip.Address.IP.String(), "80")); got != "b" || err != nil {
+		if got, err := a.fetchAnswer(net.JoinHostPort(ip.Address.IP.String(), "80")); got != "b" || err != nil {
 			t.Errorf("%s: %q, %v", ip.Address.IP, got, err)
 		}
 	}
 }
 
-// TestCheckGuard: CHECK detects each missing part. The next pod restores the table for all pods of the network.
+// TestCheckGuard checks that CHECK reports each missing part of a guard. The ADD of the next pod restores the table for all pods of the
+// network.
 func TestCheckGuard(t *testing.T) {
 	l := bareLab(t, "name", "checked", "bridge", "btg3", "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btg3", netlink.LinkDel) })
@@ -193,7 +195,7 @@ func TestCheckGuard(t *testing.T) {
 	}
 }
 
-// TestGuardsAfterFlush: the first ADD after a flush of any kind restores the guards of all pods of all networks.
+// TestGuardsAfterFlush checks that the first ADD after any kind of flush restores the guards of all pods in all networks.
 func TestGuardsAfterFlush(t *testing.T) {
 	l := bareLab(t, "name", "flushed", "bridge", "btg6", "antiSpoof", true, "isGateway", nil, "ipMasq", nil)
 	t.Cleanup(func() { _ = onHost("btg6", netlink.LinkDel) })
@@ -226,7 +228,7 @@ func TestGuardsAfterFlush(t *testing.T) {
 	}
 }
 
-// TestGuardOfLongNames: an nftables comment can hold less than the longest pod name.
+// TestGuardOfLongNames checks a guard for the longest pod name, which is longer than an nftables comment.
 func TestGuardOfLongNames(t *testing.T) {
 	l := newLab(t, "name", "longnames", "bridge", "btg7", "macspoofchk", true)
 	for _, n := range []int{100, 127, 200, 247, 253} {
@@ -235,7 +237,7 @@ func TestGuardOfLongNames(t *testing.T) {
 	}
 }
 
-// TestGuardWithoutRecord: DEL removes the guard of an attachment whose record is lost.
+// TestGuardWithoutRecord checks that DEL removes the guard of an attachment even if the record is lost.
 func TestGuardWithoutRecord(t *testing.T) {
 	l := newLab(t, "name", "lost", "bridge", "btg8", "antiSpoof", true)
 	a := l.add("a")
@@ -243,7 +245,7 @@ func TestGuardWithoutRecord(t *testing.T) {
 	l.OK(l.Call("DEL", "a", "prevResult", a.prev))
 }
 
-// TestPodTakesNoRoutes (S-02, S-03): the node and other pods ignore a router advertisement, also without protection in the bridge.
+// TestPodTakesNoRoutes (S-02, S-03) checks that the node and other pods ignore a router advertisement even if the bridge does not drop it.
 func TestPodTakesNoRoutes(t *testing.T) {
 	l := newLab(t, "name", "believers", "bridge", "btg4")
 	m, v := l.add("m"), l.other().add("v")
@@ -254,7 +256,7 @@ func TestPodTakesNoRoutes(t *testing.T) {
 	from, to := m.station(), v.station()
 	advert := func(mac net.HardwareAddr) []byte {
 		return icmp(mac, from.mac, from.linkLo, netip.MustParseAddr("ff02::1"), 134, []byte{64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0},
-			// A prefix option for addresses (RFC 4861 section 4.6.2): on-link, autonomous.
+			// This is a prefix option with the flags "on-link" and "autonomous" (RFC 4861 section 4.6.2).
 			[]byte{3, 4, 64, 0xc0, 0, 0, 0x0e, 0x10, 0, 0, 0x0e, 0x10, 0, 0, 0, 0}, netip.MustParseAddr("fd66::").AsSlice())
 	}
 	arrivals(m, v, [][]byte{advert(bridge), advert(to.mac), udp4(to.mac, from.mac, from.v4, to.v4, 1, 2, "end")})
@@ -289,7 +291,7 @@ func TestPodTakesNoRoutes(t *testing.T) {
 	}
 }
 
-// TestGCLeavesRunningADD: GC does not restore guard and masquerade for an ADD that has not written them yet.
+// TestGCLeavesRunningADD checks that GC does not restore a guard or masquerade that a running ADD has not written yet.
 func TestGCLeavesRunningADD(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) { testGCLeavesRunningADD(t, backend) })

@@ -10,16 +10,17 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// isHostSide reports whether a link with the name of an attachment's host side is that host side. It is a veth, and it has the recorded
-// ifindex, leads a device group, or has the MAC that ADD computes from the key. Otherwise another program made the link. index is 0 if none
-// is recorded.
+// isHostSide reports whether a link with the name of an attachment's host side really is this host side, and not another program's link.
+// The link must be a veth. The link must also have the recorded ifindex, lead a device group, or have the MAC that ADD computes from the
+// key. The argument index is 0 if no ifindex was recorded.
 func isHostSide(link kernel.Link, key attachment.Key, index int) bool {
 	return link.Kind == "veth" && (link.Index == index || link.LeadsGroup() || hasMAC(link, key))
 }
 
 func hasMAC(link kernel.Link, key attachment.Key) bool { return bytes.Equal(link.MAC, key.MAC("host")) }
 
-// delHostSide deletes the veth pair of an attachment and the devices in its group. It finds a renamed pair by its ifindex and MAC.
+// delHostSide deletes the veth pair of an attachment, and all devices in its group. If the pair was renamed, delHostSide finds it by
+// ifindex and MAC.
 func delHostSide(host *kernel.Node, key attachment.Key, index int) error {
 	link, ok, err := host.Link(key.HostVeth())
 	if err != nil {

@@ -14,7 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestDelGoesOn: if the IPAM plugin cannot release the addresses, DEL still removes the interface. The record stays for a retry.
+// TestDelGoesOn checks that DEL removes the interface even if the IPAM plugin cannot release the addresses. DEL then keeps the record, so
+// that the runtime can retry.
 func TestDelGoesOn(t *testing.T) {
 	l := newLab(t)
 	f := &fakeIPAM{answer: `"ips":[{"address":"10.60.0.9/24"},{"address":"fd00:60::9/64"}]`, delErr: errors.New("later")}
@@ -31,7 +32,8 @@ func TestDelGoesOn(t *testing.T) {
 	}
 }
 
-// TestIPAMGone: if the pod's IPAM plugin is no longer installed, or its record is damaged, DEL asks the configured IPAM plugin instead.
+// TestIPAMGone checks DEL after the pod's IPAM plugin was uninstalled or the record was damaged. DEL then calls the IPAM plugin of the
+// current configuration.
 func TestIPAMGone(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -50,7 +52,7 @@ func TestIPAMGone(t *testing.T) {
 	l.Fails(l.Call("DEL", "a", "ipam", object{"type": "missing"}), plugin.CodeConfig, gone)
 	l.Fails(l.Call("DEL", "a", "ipam", nil), plugin.CodeConfig, gone)
 	l.OK(l.Call("DEL", "a"))
-	if left := leases(t); len(left) > 0 {
+	if left := listLeases(t); len(left) > 0 {
 		t.Errorf("leases %q", left)
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// ipamResult parses the result of an IPAM plugin.
+// ipamResult parses a text as the result of an IPAM plugin.
 func ipamResult(t testing.TB, body string) *types100.Result {
 	t.Helper()
 	var r types100.Result
@@ -47,7 +47,7 @@ func routeText(r kernel.Route) string {
 	return text
 }
 
-// text formats a plan like ip(8).
+// text formats a plan in the syntax of ip(8).
 func (l layer3) text() string {
 	var lines []string
 	for _, a := range l.Addresses {
@@ -114,7 +114,8 @@ func TestPlanLayer3Refused(t *testing.T) {
 	}
 }
 
-// TestGatewayOfTheBridge: planLayer3 refuses a gateway address that no host can have. Without isGateway it accepts any gateway.
+// TestGatewayOfTheBridge checks that planLayer3 returns an error for a gateway address that no host can have. Without isGateway, any
+// gateway address is accepted.
 func TestGatewayOfTheBridge(t *testing.T) {
 	for gw, says := range map[string]string{
 		"127.0.0.1": "a loopback address", "224.0.0.5": "a multicast address", "255.255.255.255": "a broadcast address",
@@ -138,7 +139,7 @@ func TestGatewayOfTheBridge(t *testing.T) {
 	}
 }
 
-// TestResult: the entries of earlier plugins come first, and the indexes continue after them.
+// TestResult checks that earlier plugins' entries precede Podlace's entries in the result, and that the interface indexes are correct.
 func TestResult(t *testing.T) {
 	from := ipamResult(t, `"ips":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"}],"routes":[{"dst":"0.0.0.0/0"}],"dns":{"nameservers":["192.0.2.1"]}`)
 	l, err := planLayer3(Config{}, from)
@@ -192,7 +193,7 @@ func TestNFTMasquerade(t *testing.T) {
 	}
 }
 
-// TestMasqueradeChain pins the reference's chain name.
+// TestMasqueradeChain checks that the chain has the same name as the reference plugin's chain.
 func TestMasqueradeChain(t *testing.T) {
 	for ifname, want := range map[string]string{"eth0": "CNI-46d35c6a9e0ed75882799dbb", "net1": "CNI-d954c4bcd4c878d7cbde9680"} {
 		if got := masqueradeChain(attachment.Key{Network: "podlace", ContainerID: "0123456789abcdef", IfName: ifname}); got != want {
@@ -210,7 +211,7 @@ func TestIPAMType(t *testing.T) {
 	}
 }
 
-// FuzzPlanLayer3: for any IPAM result, a plan is either complete or refused.
+// FuzzPlanLayer3 checks that planLayer3 either returns a complete plan or an error, for any IPAM result.
 func FuzzPlanLayer3(f *testing.F) {
 	for _, seed := range []string{`{"ips":[{"address":"10.1.0.5/24"}],"routes":[{"dst":"0.0.0.0/0"}]}`,
 		`{"ips":[{"address":"255.255.255.255/32"}]}`,

@@ -12,8 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReservedDestinations (S-20, S-22): a bridge passes frames to 01:80:c2:00:00:00 to 0f (IEEE 802.1Q, table 8-1) to the node before any
-// rule sees them, and learns their sender. It learns no sender from a guarded pod, and the node ignores ARP in these frames.
+// TestReservedDestinations (S-20, S-22) checks frames to 01:80:c2:00:00:00 to 0f (IEEE 802.1Q, table 8-1). A bridge passes these frames to
+// the node before any rule, and learns their source MAC. With a guard, the bridge does not learn the source MAC, and the node ignores ARP
+// in these frames.
 func TestReservedDestinations(t *testing.T) {
 	for _, key := range []string{"macspoofchk", "antiSpoof"} {
 		t.Run(key, func(t *testing.T) {
@@ -52,7 +53,7 @@ func TestReservedDestinations(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, n := range believed {
-				// On the bridge itself, macspoofchk does not prevent a forged address.
+				// On the bridge itself, macspoofchk does not protect against a forged address.
 				if n.IP.String() == forged.String() && (n.LinkIndex != bridge.Attrs().Index || key == "antiSpoof") {
 					t.Errorf("the node believes that %s is at %s", n.IP, n.HardwareAddr)
 				}

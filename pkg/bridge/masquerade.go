@@ -14,19 +14,19 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// Masquerade selects the traffic whose source becomes the node's address when it leaves the network.
+// Masquerade describes which connections are masqueraded: packets that leave the network get the node's address as their source.
 type Masquerade struct {
 	Backend string         `json:"backend"` // "", "nftables" or "iptables"
 	V4      bool           `json:"v4"`
 	V6      bool           `json:"v6"`
 	Except  []netip.Prefix `json:"except,omitempty"` // destinations that see the pod's own address
-	// Cluster counts the entries at the end of Except that came from useClusterCidr. It is 0 if the configuration does not contain that
-	// word.
+	// Cluster is the number of entries at the end of Except that replaced the keyword useClusterCidr. Cluster is 0 if the configuration does
+	// not contain the keyword.
 	Cluster    int  `json:"cluster,omitempty"`
 	UseCluster bool `json:"-"` // the configuration contains useClusterCidr
 }
 
-// ofMasqueradedFamilies returns the prefixes of the families that are masqueraded.
+// ofMasqueradedFamilies returns those prefixes whose address family (IPv4 or IPv6) is masqueraded.
 func (m Masquerade) ofMasqueradedFamilies(prefixes []netip.Prefix) (out []netip.Prefix) {
 	for _, p := range prefixes {
 		if p.Addr().Is4() && m.V4 || p.Addr().Is6() && m.V6 {
@@ -36,8 +36,8 @@ func (m Masquerade) ofMasqueradedFamilies(prefixes []netip.Prefix) (out []netip.
 	return out
 }
 
-// masquerade sets up masquerade for the pod's traffic that leaves the network. With an IPAM plugin in process the subnets are known, and
-// all pods share them. Then only the first pod of a network changes anything.
+// masquerade sets up masquerade for the pod's traffic that leaves the network. With an in-process IPAM plugin the subnets are known. With
+// known subnets, the rules cover whole subnets, which all pods share. With shared subnets, only the first pod of a network changes rules.
 func (j *job) masquerade(l layer3) error {
 	m := j.cfg.Masquerade
 	if m.Backend == "nftables" {
@@ -46,11 +46,12 @@ func (j *job) masquerade(l layer3) error {
 	if m.Backend == "" {
 		return j.endMasquerade()
 	}
-	// Pods that nftables masqueraded before the configuration changed stay masqueraded.
+	// If nftables masqueraded pods before the configuration changed, these pods stay masqueraded.
 	return masqueradeByIPTables(j.att.Key, m.ofMasqueradedFamilies(l.Addresses), m.ofMasqueradedFamilies(m.Except))
 }
 
-// endMasquerade removes the network's masquerade. It covers whole subnets, so the newest configuration decides for the network.
+// endMasquerade removes the masquerade of the whole network. The rules cover whole subnets, so the newest configuration applies to all pods
+// of the network.
 func (j *job) endMasquerade() error {
 	if _, noted := j.att.Noted(masqueraded); !noted {
 		return nil
@@ -66,17 +67,18 @@ func (j *job) endMasquerade() error {
 	return j.att.Unnote(masqueraded)
 }
 
-// masqueraded is the note that the network has a chain and sets in nftables. Its text is the configuration in force.
+// masqueraded is the mark of a note: the network has a chain and sets in nftables. The text of the note is the masquerade configuration in
+// force.
 const masqueraded = "masqueraded"
 
-// noteText returns the text of the note.
+// noteText formats the configuration as the text of this note.
 func (m Masquerade) noteText() string {
 	data, _ := json.Marshal(m)
 	return string(data)
 }
 
-// masqueradeByNFT adds the missing parts for the pod, and changes nothing if nothing is missing. It rewrites everything from the records of
-// all attachments if the configuration changed, if subnets overlap, or after a flush.
+// masqueradeByNFT adds the parts that are missing for the pod. If all parts exist, masqueradeByNFT changes nothing. All parts are rewritten
+// from the records of all attachments in three cases: the configuration changed, subnets overlap, or the rules were flushed.
 func (j *job) masqueradeByNFT(l layer3) error {
 	config := j.cfg.Masquerade.noteText()
 	missing, err := missingMasquerade(j.host, nftMasquerade(j.att.Network, j.cfg.Masquerade, l.Addresses, j.shared))
@@ -115,8 +117,8 @@ func (j *job) masqueradeByNFT(l layer3) error {
 	return writeMasquerade(j.att, m, pods)
 }
 
-// writeMasquerade replaces the sets and the chain of a network. It notes the configuration after it is in force: after a kill before the
-// note, the next ADD writes everything again.
+// writeMasquerade replaces the chain and the sets of a network. The note with the configuration is written last. If the process is killed
+// before that, the next ADD finds an empty note and writes all parts again.
 func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment.Of[state]) error {
 	if err := att.Note(masqueraded, ""); err != nil {
 		return err
@@ -127,8 +129,8 @@ func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment
 	return att.Note(masqueraded, m.noteText())
 }
 
-// repairMasquerade rewrites the sets and the chain of a network that has pods, if any part is missing. Parts that a running ADD has not yet
-// written do not count as missing. If the network has no such pods, it forgets the flushed chain.
+// repairMasquerade rewrites the chain and the sets of a network that has pods, if any part is missing. Parts that a running ADD has not
+// written yet are not counted as missing. If no pod needs masquerade and the chain was flushed, it removes the note.
 func repairMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attachment, pods []attachment.Of[state]) error {
 	var m Masquerade
 	if text, noted := att.Noted(masqueraded); !noted || json.Unmarshal([]byte(text), &m) != nil {
@@ -151,7 +153,7 @@ func repairMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attac
 	return SetMasquerade(all)
 }
 
-// wantedMasquerade returns the sets that the pods of a network need.
+// wantedMasquerade computes the sets that the pods of a network need together.
 func wantedMasquerade(network string, cfg Masquerade, pods []attachment.Of[state]) MasqueradeSets {
 	all := MasqueradeSets{Network: network}
 	for _, pod := range pods {
@@ -182,8 +184,8 @@ func nftMasquerade(network string, cfg Masquerade, addresses []netip.Prefix, sha
 	return m
 }
 
-// unmasquerade removes the masquerade of one attachment and records that. Otherwise a concurrent rewrite of the network's sets would
-// restore it. Shared subnets stay for the other pods.
+// unmasquerade removes an attachment's masquerade from the kernel and from the record. If the masquerade stayed in the record, a concurrent
+// rewrite of the network's sets would restore it. Subnets that other pods may share stay in the sets.
 func unmasquerade(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Masquerade != "iptables" && (st.Masquerade != "nftables" || st.Shared) {
 		return nil

@@ -15,7 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// The chain and rules have the reference's names and text, so that the reference plugin removes them after a rollback.
+// The chain and the rules have the same names and text as the reference plugin's, so that the reference plugin can remove them after a
+// rollback.
 func masqueradeChain(key attachment.Key) string { return reference.Bridge(reference.Of(key)).Chain() }
 
 func masqueradeByIPTables(key attachment.Key, addresses, except []netip.Prefix) error {
@@ -40,7 +41,7 @@ func replaceMasquerade(key attachment.Key, is4 bool, lines []string) error {
 	return table.Apply(append(table.NAT().Deletions("POSTROUTING", masqueradeChain(key)), lines...))
 }
 
-// withHint adds a hint to an error about a missing program.
+// withHint adds a hint if err means that the iptables program is not installed.
 func withHint(err error) error {
 	var program *iptables.MissingProgram
 	if errors.As(err, &program) {
@@ -99,7 +100,7 @@ func (j *job) checkIPTables(is4 bool, addresses []netip.Prefix) error {
 	return nil
 }
 
-// byIPTables returns the recorded addresses that iptables masquerades.
+// byIPTables returns those recorded addresses that iptables masquerades.
 func (st state) byIPTables() []netip.Prefix {
 	if st.Masquerade != "iptables" {
 		return nil
@@ -107,7 +108,8 @@ func (st state) byIPTables() []netip.Prefix {
 	return Masquerade{V4: !st.NoMasq4, V6: !st.NoMasq6}.ofMasqueradedFamilies(st.Addresses)
 }
 
-// repairIPTables writes the missing iptables rules of masqueraded pods. Without wait it returns a busy error instead of waiting for a lock.
+// repairIPTables writes the missing iptables rules of masqueraded pods. If wait is false and a lock is held, it returns a busy error and
+// does not wait.
 func repairIPTables(log *slog.Logger, pods []attachment.Of[state], is4, wait bool) error {
 	byKey := map[attachment.Key][]string{}
 	for _, pod := range finished(pods) {

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestIPTablesFamilies: STATUS and GC restore the rules of the families in which the pod was masqueraded. Records of older releases do not
-// name the families: both count.
+// TestIPTablesFamilies checks that STATUS and GC restore the rules for exactly those address families that were masqueraded at ADD. Records
+// of older releases do not contain the families, which means both families.
 func TestIPTablesFamilies(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

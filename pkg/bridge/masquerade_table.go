@@ -21,13 +21,15 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// MasqueradeSets holds the sets of a network: traffic from Sources gets the node's address, unless it goes to Local or to multicast.
+// MasqueradeSets holds the sets of a network. Traffic from Sources is masqueraded, unless its destination is in Local or is a multicast
+// address.
 type MasqueradeSets struct {
 	Network        string
 	Sources, Local []netip.Prefix
 }
 
-// multicast returns the multicast ranges. They are never masqueraded: a receiver cannot answer (RFC 1112, RFC 4291).
+// multicast returns the multicast ranges. Multicast is never masqueraded, because a receiver does not answer to the source (RFC 1112, RFC
+// 4291).
 func multicast() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")}
 }
@@ -43,10 +45,10 @@ func (m MasqueradeSets) setName(kind string, is4 bool) string {
 
 func (m MasqueradeSets) chainName() string { return "network-" + m.name() }
 
-// empty reports whether m has no prefixes.
+// empty reports whether m contains no prefix.
 func (m MasqueradeSets) empty() bool { return len(m.Sources)+len(m.Local) == 0 }
 
-// elements returns the intervals of the sets.
+// elements returns the elements of both sets. Each prefix is an interval.
 func (m MasqueradeSets) elements() (out []nft.Element) {
 	for _, p := range m.Sources {
 		out = append(out, interval(m.setName("pods", p.Addr().Is4()), p)...)
@@ -57,8 +59,8 @@ func (m MasqueradeSets) elements() (out []nft.Element) {
 	return out
 }
 
-// addMasquerade adds the prefixes that missingMasquerade returned. The network's chain and sets must exist. unix.EEXIST means that a prefix
-// overlaps with an existing interval; then SetMasquerade must rewrite all of them.
+// addMasquerade adds the prefixes in m, which missingMasquerade returned. The network's chain and sets must exist. The error unix.EEXIST
+// means that a prefix overlaps with an existing interval. After this error, SetMasquerade must rewrite all intervals.
 func addMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -77,13 +79,13 @@ func addMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return err
 }
 
-// SetMasquerade makes m the complete masquerade of the network.
+// SetMasquerade replaces all masquerade of the network by m.
 func SetMasquerade(m MasqueradeSets) error {
 	return nft.Install("nft set masquerade of network "+m.Network, nft.MasqueradeTable, m.build, m.chainName())
 }
 
-// compareMasquerade returns nil if the network masquerades m. Otherwise it returns an error with plugin.CodeStateDiffers that names a
-// missing part.
+// compareMasquerade returns nil if the kernel masquerades all of m. If a part is missing, it returns an error with plugin.CodeStateDiffers,
+// which names the part.
 func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	missing, err := missingMasquerade(host, m)
 	if err != nil {
@@ -107,7 +109,8 @@ func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return nil
 }
 
-// hasMasqueradeRules reports whether the network's chain has its rules, one per family. ADD uses this quick check.
+// hasMasqueradeRules reports whether the network's chain has the expected number of rules, which is one for each address family. ADD uses
+// this check because it is quick.
 func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -118,7 +121,7 @@ func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
 	return len(rules) == 2, err
 }
 
-// missingMasquerade returns the part of m that the kernel lacks.
+// missingMasquerade returns those prefixes of m that the kernel does not masquerade.
 func missingMasquerade(host *kernel.Node, m MasqueradeSets) (MasqueradeSets, error) {
 	missing := MasqueradeSets{Network: m.Network}
 	t, err := host.NFT.Open(nft.MasqueradeTable)
@@ -144,8 +147,8 @@ func (m MasqueradeSets) missing(t *nft.Handle, kind string, prefixes []netip.Pre
 	return missing, nil
 }
 
-// covers reports whether one interval of a set holds the whole prefix. The kernel answers a query for an address with the interval around
-// it.
+// covers reports whether one interval of a set contains the whole prefix. To a query for one address, the kernel returns the interval that
+// contains the address.
 func covers(t *nft.Handle, set string, p netip.Prefix) (bool, error) {
 	begin, ok, err := t.Get(nft.Element{Set: set, Key: p.Masked().Addr().AsSlice()})
 	if err != nil || !ok {
@@ -155,7 +158,7 @@ func covers(t *nft.Handle, set string, p netip.Prefix) (bool, error) {
 	return ok && bytes.Equal(begin.Key, end.Key), err
 }
 
-// delMasquerade removes sources from the network's set. It is a no-op for sources that are not in the set.
+// delMasquerade removes the sources in m from the network's set. A source that is not in the set is ignored.
 func delMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	if len(m.Sources) == 0 {
 		return nil
@@ -176,7 +179,7 @@ func delMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return errors.Join(errs...)
 }
 
-// endMasquerade removes the chain and the sets of a network. It is a no-op for missing parts.
+// endMasquerade removes the chain and the sets of a network. Parts that do not exist are ignored.
 func endMasquerade(m MasqueradeSets) error {
 	if ok, err := nft.HasTable(nft.MasqueradeTable); err != nil || !ok {
 		return err
@@ -194,7 +197,8 @@ func endMasquerade(m MasqueradeSets) error {
 	}, m.chainName())
 }
 
-// interval returns the two elements of a prefix in an interval set: its first address, and the first address after it.
+// interval returns the two elements that represent a prefix in an interval set: the prefix's first address, and the first address after the
+// prefix.
 func interval(set string, p netip.Prefix) []nft.Element {
 	out := []nft.Element{{Set: set, Key: p.Masked().Addr().AsSlice()}}
 	if end := addressAfter(p); end.IsValid() {
@@ -213,11 +217,12 @@ func lastAddress(p netip.Prefix) netip.Addr {
 	return addr
 }
 
-// addressAfter returns the first address after a prefix. It is invalid if the prefix reaches the end of the address space.
+// addressAfter returns the first address after a prefix. The result is the zero Addr if the prefix includes the last address of the address
+// space.
 func addressAfter(p netip.Prefix) netip.Addr { return lastAddress(p).Next() }
 
-// createEmpty creates the table, and the network's chain and sets without content. The sets are the masqueraded sources and the excepted
-// destinations of IPv4, then of IPv6.
+// createEmpty creates the table, and an empty chain and empty sets for the network. The sets are in this order: sources and excepted
+// destinations of IPv4, then sources and excepted destinations of IPv6.
 func (m MasqueradeSets) createEmpty(r nft.Ruleset) (*nftables.Chain, []*nftables.Set, error) {
 	chain := r.Chain(m.chainName(), nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 	var sets []*nftables.Set
@@ -238,8 +243,8 @@ func (m MasqueradeSets) createEmpty(r nft.Ruleset) (*nftables.Chain, []*nftables
 	return chain, sets, nil
 }
 
-// build writes the chain and the sets. A packet costs one lookup per network, for any number of pods. A pod whose network's subnets are in
-// the sets changes nothing.
+// build writes the rules into the chain and the elements into the sets. Each packet needs one lookup for each network, however many pods
+// the network has. A new pod changes nothing if the subnets of its network are already in the sets.
 func (m MasqueradeSets) build(r nft.Ruleset) error {
 	chain, sets, err := m.createEmpty(r)
 	if err != nil {
@@ -252,7 +257,7 @@ func (m MasqueradeSets) build(r nft.Ruleset) error {
 	return addElements(r.C, slices.Values(sets), m.elements())
 }
 
-// addElements adds elements to the sets of a table that is under construction, in messages that fit.
+// addElements adds elements to the sets of a table under construction. The elements are split so that each netlink message is small enough.
 func addElements(c *nftables.Conn, sets iter.Seq[*nftables.Set], elements []nft.Element) error {
 	bySet := map[string][]nftables.SetElement{}
 	for _, e := range elements {
@@ -268,7 +273,7 @@ func addElements(c *nftables.Conn, sets iter.Seq[*nftables.Set], elements []nft.
 	return nil
 }
 
-// distinct removes prefixes that another prefix contains, since the intervals of a set must not overlap.
+// distinct removes each prefix that is part of another prefix, since the intervals of a set must not overlap.
 func distinct(prefixes []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
 	for i, p := range prefixes {
@@ -280,7 +285,7 @@ func distinct(prefixes []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// masqueradeRule is "saddr in pods, daddr not in local: masquerade".
+// masqueradeRule returns the rule "saddr in pods, daddr not in local: masquerade".
 func masqueradeRule(is4 bool, pods, local *nftables.Set) []expr.Any {
 	proto, source, destination, length := byte(unix.NFPROTO_IPV4), uint32(source4), uint32(destination4), uint32(4)
 	if !is4 {

@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// inSet lists the intervals of a network's set as "first-after", in the order of the addresses.
-func inSet(t *testing.T, kind, network string, is4 bool) string {
+// intervalsOf lists the intervals in a network's set, sorted by address. An interval is formatted as "first-after".
+func intervalsOf(t *testing.T, kind, network string, is4 bool) string {
 	t.Helper()
 	var points []string
 	for _, line := range kerneltest.Records(t,
@@ -56,7 +56,7 @@ func prefixes(list ...string) (out []netip.Prefix) {
 	return out
 }
 
-// emptyNode returns a node without nftables rules, and removes all rules again after the test.
+// emptyNode returns a node without nftables rules. After the test, all rules are removed again.
 func emptyNode(t *testing.T) *kernel.Node {
 	t.Helper()
 	kerneltest.EmptyNFT(t)
@@ -65,7 +65,7 @@ func emptyNode(t *testing.T) *kernel.Node {
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// TestRules compares chains and rules, as the kernel lists them, with golden files. -update rewrites the files.
+// TestRules compares the chains and rules in the kernel with golden files. The flag -update rewrites the files.
 func TestRules(t *testing.T) {
 	emptyNode(t)
 	kerneltest.Must(t, SetMasquerade(subnets("10.1.0.0/24", "fd00:1::/64")))
@@ -78,7 +78,7 @@ func masquerade(network string, sources, local []string) MasqueradeSets {
 
 func subnets(list ...string) MasqueradeSets { return masquerade("net", list, list) }
 
-// ensure does what the plugin does for each pod. m is the newest of all.
+// ensure applies masquerade as the plugin does for each new pod. The last element of the argument all belongs to the newest pod.
 func ensure(t *testing.T, h *kernel.Node, all ...MasqueradeSets) {
 	t.Helper()
 	m := all[len(all)-1]
@@ -97,7 +97,7 @@ func ensure(t *testing.T, h *kernel.Node, all ...MasqueradeSets) {
 	kerneltest.Must(t, SetMasquerade(sum))
 }
 
-// mustCover expects all sources to be masqueraded.
+// mustCover checks that the kernel masquerades all sources in m.
 func mustCover(t *testing.T, h *kernel.Node, m MasqueradeSets) {
 	t.Helper()
 	if missing, err := missingMasquerade(h, m); !missing.empty() || err != nil {
@@ -115,10 +115,10 @@ func TestMasquerade(t *testing.T) {
 	ensure(t, h, m)
 	mustCover(t, h, m)
 	for what, c := range map[string][2]string{
-		"pods4":  {inSet(t, "pods", "net", true), "10.1.0.0-10.1.1.0"},
-		"local4": {inSet(t, "local", "net", true), "10.1.0.0-10.1.1.0 224.0.0.0-240.0.0.0"},
-		"pods6":  {inSet(t, "pods", "net", false), "fd00:1::-fd00:1:0:1::"},
-		"local6": {inSet(t, "local", "net", false), "fd00:1::-fd00:1:0:1:: ff00::-"},
+		"pods4":  {intervalsOf(t, "pods", "net", true), "10.1.0.0-10.1.1.0"},
+		"local4": {intervalsOf(t, "local", "net", true), "10.1.0.0-10.1.1.0 224.0.0.0-240.0.0.0"},
+		"pods6":  {intervalsOf(t, "pods", "net", false), "fd00:1::-fd00:1:0:1::"},
+		"local6": {intervalsOf(t, "local", "net", false), "fd00:1::-fd00:1:0:1:: ff00::-"},
 	} {
 		if c[0] != c[1] {
 			t.Errorf("%s: %s, want %s", what, c[0], c[1])
@@ -135,7 +135,7 @@ func TestMasquerade(t *testing.T) {
 	}
 }
 
-// TestMasqueradeChanged: added, growing and shrinking subnets.
+// TestMasqueradeChanged checks that masquerade follows subnets that are added, become larger or become smaller.
 func TestMasqueradeChanged(t *testing.T) {
 	for _, c := range []struct {
 		steps       []MasqueradeSets
@@ -150,7 +150,7 @@ func TestMasqueradeChanged(t *testing.T) {
 		{[]MasqueradeSets{subnets("10.1.255.0/24"), subnets("10.1.0.0/16")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
 		{[]MasqueradeSets{subnets("10.1.0.0/16"), subnets("10.1.0.0/24")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
 		{[]MasqueradeSets{subnets("10.1.0.0/16"), subnets("10.1.7.0/24")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
-		// other subnets of the network stay
+		// the network's other subnets stay masqueraded
 		{[]MasqueradeSets{subnets("10.0.0.0/24"), subnets("10.2.0.0/24"), subnets("10.1.0.0/24"), subnets("10.1.0.0/16")},
 			"10.0.0.0-10.0.1.0 10.1.0.0-10.2.0.0 10.2.0.0-10.2.1.0", "10.0.0.0-10.0.1.0 10.1.0.0-10.2.0.0 10.2.0.0-10.2.1.0"},
 		{[]MasqueradeSets{subnets("10.1.0.0/25"), subnets("10.1.0.128/25"), subnets("10.1.0.0/24")}, "10.1.0.0-10.1.1.0", "10.1.0.0-10.1.1.0"},
@@ -160,14 +160,15 @@ func TestMasqueradeChanged(t *testing.T) {
 			ensure(t, h, c.steps[:i+1]...)
 			mustCover(t, h, m)
 		}
-		if pods, local := inSet(t, "pods", "net", true), inSet(t, "local", "net", true); pods != c.pods ||
+		if pods, local := intervalsOf(t, "pods", "net", true), intervalsOf(t, "local", "net", true); pods != c.pods ||
 			local != c.local+" 224.0.0.0-240.0.0.0" {
 			t.Errorf("%v:\npods  %s, want %s\nlocal %s, want %s", c.steps, pods, c.pods, local, c.local)
 		}
 	}
 }
 
-// TestMasqueradeAddresses: an external IPAM plugin gives no reliable subnets, so each pod has its own element.
+// TestMasqueradeAddresses checks an external IPAM plugin. Subnets in the result of an external plugin are not reliable, so each pod has an
+// element of its own in the set.
 func TestMasqueradeAddresses(t *testing.T) {
 	h := emptyNode(t)
 	pod := func(address, subnet string) MasqueradeSets {
@@ -190,15 +191,15 @@ func TestMasqueradeAddresses(t *testing.T) {
 	for range 2 {
 		kerneltest.Must(t, delMasquerade(h, b), delMasquerade(h, MasqueradeSets{Network: "net"}))
 	}
-	if got, want := inSet(t, "pods", "net", true), "10.9.0.2-10.9.0.3 10.9.0.255-10.9.1.0 10.9.3.2-10.9.3.3"; got != want {
+	if got, want := intervalsOf(t, "pods", "net", true), "10.9.0.2-10.9.0.3 10.9.0.255-10.9.1.0 10.9.3.2-10.9.3.3"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
-	if got, want := inSet(t, "local", "net", true), "10.9.0.0-10.10.0.0 224.0.0.0-240.0.0.0"; got != want {
+	if got, want := intervalsOf(t, "local", "net", true), "10.9.0.0-10.10.0.0 224.0.0.0-240.0.0.0"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
 
-// TestMasqueradeNetworks: networks do not affect each other, also with the same subnets.
+// TestMasqueradeNetworks checks that networks do not affect each other, even if their subnets are the same.
 func TestMasqueradeNetworks(t *testing.T) {
 	h := emptyNode(t)
 	one, two := subnets("10.1.0.0/24"), subnets("10.1.0.0/24")
@@ -228,7 +229,7 @@ func TestDistinct(t *testing.T) {
 	}
 }
 
-// TestMasqueradeAfterFlush: the next pod of a network rewrites everything.
+// TestMasqueradeAfterFlush checks that ADD of the next pod restores the masquerade of the whole network after a flush.
 func TestMasqueradeAfterFlush(t *testing.T) {
 	h := emptyNode(t)
 	m := subnets("10.1.0.0/24")

@@ -30,7 +30,7 @@ func TestHint(t *testing.T) {
 	}
 }
 
-// masquerades expects sources and exceptions to be in force for the lab's network.
+// masquerades returns an error unless the given sources and exceptions are in force for the lab's network.
 func (l lab) masquerades(sources, local string) error {
 	h, err := kernel.Host()
 	if err != nil {
@@ -51,7 +51,7 @@ func (l lab) masquerades(sources, local string) error {
 	return err
 }
 
-// TestMasqueradeEdited: the newest configuration decides for all pods of the network.
+// TestMasqueradeEdited checks that the newest configuration applies to all pods of the network.
 func TestMasqueradeEdited(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -75,7 +75,7 @@ func TestMasqueradeEdited(t *testing.T) {
 	}
 }
 
-// foreignIPAM adds an IPAM plugin to CNI_PATH that gives 10.61.0.N/24 to the container named N.
+// foreignIPAM installs an external IPAM plugin in CNI_PATH. The plugin assigns 10.61.0.N/24 to the container with the name N.
 func (l lab) foreignIPAM() lab {
 	l.Helper()
 	script := `#!/bin/sh
@@ -90,7 +90,8 @@ exit 0
 	return l
 }
 
-// TestMasqueradeFlushed: the next pod restores the masquerade of all pods, also if each pod has its own address in the set.
+// TestMasqueradeFlushed checks that ADD of the next pod restores the masquerade of all pods. The test includes sets with one address for
+// each pod.
 func TestMasqueradeFlushed(t *testing.T) {
 	l := bareLab(t, "name", "foreign", "bridge", "bt9", "isGateway", nil).foreignIPAM()
 	l.add("5")
@@ -110,7 +111,8 @@ func TestMasqueradeFlushed(t *testing.T) {
 	}
 }
 
-// TestMasqueradeIPTablesOneFamily: iptables respects exceptions and families too.
+// TestMasqueradeIPTablesOneFamily checks that the iptables backend masquerades only the configured address families, and respects
+// exceptions.
 func TestMasqueradeIPTablesOneFamily(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -131,7 +133,8 @@ func TestMasqueradeIPTablesOneFamily(t *testing.T) {
 	}
 }
 
-// TestMasqueradeEmptied: another program emptied the chain but kept the sets. CHECK reports that, and the next ADD rewrites the rules.
+// TestMasqueradeEmptied checks a chain that another program emptied, while the sets still exist. CHECK reports the missing rules, and the
+// next ADD restores them.
 func TestMasqueradeEmptied(t *testing.T) {
 	l := bareLab(t, "name", "emptied", "bridge", "btm1", "ipam", hostLocal("10.70.0.0/24"))
 	t.Cleanup(func() { _ = onHost("btm1", netlink.LinkDel) })
@@ -150,7 +153,7 @@ func TestMasqueradeEmptied(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestMasqueradeBackendChanged: pods keep their masquerade when the configuration names another backend.
+// TestMasqueradeBackendChanged checks that existing pods keep their masquerade after the configured backend changed.
 func TestMasqueradeBackendChanged(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -163,7 +166,7 @@ func TestMasqueradeBackendChanged(t *testing.T) {
 	l.OK(b.check("ipMasqBackend", "iptables"))
 }
 
-// TestMasqueradeEnds: ipMasq false removes all masquerade of the network, also if a part is missing.
+// TestMasqueradeEnds checks that "ipMasq": false removes all masquerade of the network, even if some part is already missing.
 func TestMasqueradeEnds(t *testing.T) {
 	l := bareLab(t, "name", "ends", "bridge", "btm3", "ipam", hostLocal("10.72.0.0/24"))
 	t.Cleanup(func() { _ = onHost("btm3", netlink.LinkDel) })

@@ -12,16 +12,18 @@ import (
 // minMTU6 is the minimum link MTU of IPv6 (RFC 8200 section 5).
 const minMTU6 = 1280
 
-// mtuNote is the node's note, with the value, that a process is about to pin the MTU of a bridge. Pinning takes two requests.
+// mtuNote returns the name of a note for the node: a process is pinning the MTU of a bridge to the value in the note. The note is needed
+// because pinning takes two netlink requests.
 func mtuNote(bridge string) string { return "mtu-" + bridge }
 
-// madeNote is the network's note that it created a bridge and pinned its MTU. It holds the MAC, because another bridge may get the same
-// name.
+// madeNote returns the name of a note for the network: ADD created this bridge and pinned its MTU. The text of the note is the bridge's
+// MAC, because another bridge may later have the same name.
 func madeNote(bridge string) string { return "made-" + bridge }
 
-// ensureMTU lowers the bridge's MTU to the pods' MTU, or else the node would send packets that are too large for the pods. It does not
-// lower the MTU of a bridge that another program created. If the pods' MTU is below the minimum of IPv6, it pins the MTU of any bridge.
-// Otherwise the kernel would lower the bridge's MTU, and the node would lose its IPv6 addresses.
+// ensureMTU lowers the bridge's MTU to the MTU of the pods. With a larger MTU, the node would send packets that are too large for the pods.
+// The MTU of a bridge that another program created is never lowered. If the pods' MTU is below the minimum of IPv6, ensureMTU pins the
+// current MTU of the bridge. Without pinning, the kernel would lower the bridge's MTU to the pods' MTU, and the bridge would lose its IPv6
+// addresses.
 func (j *job) ensureMTU(bridge *kernel.Link, made bool) error {
 	_, owed := attachment.NodeNoted(mtuNote(bridge.Name))
 	small := j.cfg.MTU != 0 && j.cfg.MTU < minMTU6
@@ -43,7 +45,8 @@ func (j *job) lowersMTU(bridge kernel.Link) bool {
 	return j.cfg.MTU >= minMTU6 && j.cfg.MTU < bridge.MTU
 }
 
-// setMTU sets the MTU under the lock for MTU changes of bridges. It reads the MTU again, since another process may have changed it.
+// setMTU changes the MTU while it holds the lock for all MTU changes of bridges. The MTU is read again under the lock, since another
+// process may have changed it.
 func (j *job) setMTU(bridge *kernel.Link, made, ours, pin bool) error {
 	unlock, err := attachment.Waiting.Node("mtu")
 	if err != nil {
@@ -84,8 +87,9 @@ func (j *job) setMTU(bridge *kernel.Link, made, ours, pin bool) error {
 	return attachment.UnnoteNode(mtuNote(bridge.Name))
 }
 
-// interruptedMTU returns the MTU of a bridge. If a process was killed between the two requests of pinning, it returns the value that this
-// process was about to pin, unless an admin set another MTU since. owed reports whether a process was interrupted.
+// interruptedMTU returns the MTU that a bridge should have. Normally the result is the current MTU. If a process was killed between the two
+// requests of pinning, the result is the value that the process wanted to pin. If an admin has changed the MTU since, the current MTU
+// stays. The result owed is true if a process was interrupted.
 func interruptedMTU(bridge kernel.Link) (mtu int, owed bool) {
 	note, owed := attachment.NodeNoted(mtuNote(bridge.Name))
 	if mtu, err := strconv.Atoi(note); err == nil && bridge.MTU == kernel.MTUBeside(mtu) {

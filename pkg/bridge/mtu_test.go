@@ -16,15 +16,15 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// mtuLab returns a node with a network whose bridge has a unique name.
+// mtuLab returns a node with a network whose bridge no other test uses.
 func mtuLab(t *testing.T, bridge, subnet string) lab {
 	t.Helper()
 	t.Cleanup(func() { _ = onHost(bridge, netlink.LinkDel) })
 	return bareLab(t, "name", bridge, "bridge", bridge, "ipMasq", false, "ipam", hostLocal(subnet))
 }
 
-// hasMTU expects the bridge to have this MTU, with no pending pin.
-func (l lab) hasMTU(want int) {
+// mustHaveMTU checks that the bridge has this MTU, and that no note about an interrupted change is left.
+func (l lab) mustHaveMTU(want int) {
 	l.Helper()
 	bridge := l.Conf["bridge"].(string)
 	if err := onHost(bridge, func(link netlink.Link) error {
@@ -40,7 +40,7 @@ func (l lab) hasMTU(want int) {
 	}
 }
 
-// createForeignBridge creates a bridge as another program does, with an address for the node.
+// createForeignBridge creates a bridge with an address, as another program would do.
 func createForeignBridge(t *testing.T, bridge, address string) {
 	t.Helper()
 	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridge}}); err != nil {
@@ -60,7 +60,7 @@ func createForeignBridge(t *testing.T, bridge, address string) {
 	}
 }
 
-// TestSmallMTU: a pod with an MTU below the minimum of IPv6 does not remove the bridge's IPv6 addresses, also if its ADD is refused.
+// TestSmallMTU checks a pod with an MTU below the minimum of IPv6. The bridge keeps its IPv6 addresses, even if the pod's ADD fails.
 func TestSmallMTU(t *testing.T) {
 	l := bareLab(t, "name", "small", "bridge", "btsmall", "ipam", hostLocal("10.73.0.0/24", "fd00:73::/64"))
 	t.Cleanup(func() { _ = onHost("btsmall", netlink.LinkDel) })
@@ -70,23 +70,23 @@ func TestSmallMTU(t *testing.T) {
 	c := l.other()
 	l.OK(c.Call("ADD", "c", "mtu", 1000, "ipam", hostLocal("10.73.0.0/24")))
 	l.OK(a.check())
-	l.hasMTU(1500)
+	l.mustHaveMTU(1500)
 	l.OK(c.Call("DEL", "c"))
 	d := l.other()
 	l.OK(d.Call("ADD", "d", "mtu", 1400))
-	l.hasMTU(1400)
+	l.mustHaveMTU(1400)
 	l.OK(d.Call("DEL", "d"))
 }
 
-// TestLargeMTU: pinning works for the largest MTU.
+// TestLargeMTU checks that pinning works for the largest possible MTU.
 func TestLargeMTU(t *testing.T) {
 	l := mtuLab(t, "btlarge", "10.74.3.0/24")
 	l.add("a", "mtu", 65535)
-	l.hasMTU(65535)
+	l.mustHaveMTU(65535)
 }
 
-// TestMTUOfOthers: a bridge that another program created keeps its MTU and IPv6 addresses for any pod MTU. The same holds if that bridge
-// replaced one that ADD had created.
+// TestMTUOfOthers checks that a bridge of another program keeps its MTU and its IPv6 addresses, whatever the MTU of the pods is. A bridge
+// that another program created in place of Podlace's bridge also keeps its MTU and addresses.
 func TestMTUOfOthers(t *testing.T) {
 	l := mtuLab(t, "btother", "10.74.1.0/24")
 	l.other().add("first")
@@ -97,23 +97,23 @@ func TestMTUOfOthers(t *testing.T) {
 	for _, mtu := range []int{1000, 1400, 1500, 9000} {
 		l.other().add(fmt.Sprint("mtu", mtu), "mtu", mtu)
 	}
-	l.hasMTU(1500)
+	l.mustHaveMTU(1500)
 	if err := onHost("btother", delAddress("fd00:74:1::99/64")); err != nil {
 		t.Errorf("its address is gone: %v", err)
 	}
 }
 
-// TestMTUOfAnotherNetwork: a bridge that another network's ADD created counts as ours.
+// TestMTUOfAnotherNetwork checks that a bridge is treated as Podlace's bridge if the ADD of another network created it.
 func TestMTUOfAnotherNetwork(t *testing.T) {
 	l := mtuLab(t, "btnets", "10.74.4.0/24")
 	l.add("a")
-	l.hasMTU(1500)
+	l.mustHaveMTU(1500)
 	l.other().add("b", "name", "btnets2", "mtu", 1400, "isGateway", false)
-	l.hasMTU(1400)
+	l.mustHaveMTU(1400)
 }
 
-// TestMTUAtOnce: many concurrent pods leave the bridge's MTU unchanged. They wait for a process that is between the two requests of
-// pinning.
+// TestMTUAtOnce checks that many concurrent ADDs leave the bridge's MTU unchanged. An ADD waits while another process is between the two
+// requests of pinning.
 func TestMTUAtOnce(t *testing.T) {
 	l := mtuLab(t, "btonce", "10.74.2.0/24")
 	createForeignBridge(t, "btonce", "fd00:74:2::99/64")
@@ -147,11 +147,11 @@ func TestMTUAtOnce(t *testing.T) {
 	set(1500)
 	unlock()
 	all.Wait()
-	l.hasMTU(1500)
+	l.mustHaveMTU(1500)
 }
 
-// TestMTUAfterKill: the next ADD of any network repairs an ADD that was killed at any step of pinning. An MTU that an admin set since
-// stays.
+// TestMTUAfterKill checks an ADD that was killed at any step of pinning. The next ADD of any network finishes the work. If an admin has
+// changed the MTU since, the new MTU stays.
 func TestMTUAfterKill(t *testing.T) {
 	l := mtuLab(t, "btkill", "10.74.5.0/24")
 	l.add("a")
@@ -165,10 +165,11 @@ func TestMTUAfterKill(t *testing.T) {
 		t.Cleanup(func() { _ = attachment.UnnoteNode(mtuNote("btkill")) })
 		next := l.other()
 		next.OK(next.Call("ADD", "next", "name", "btkill2", "isGateway", false))
-		l.hasMTU(want)
+		l.mustHaveMTU(want)
 		next.OK(next.Call("DEL", "next", "name", "btkill2"))
 	}
-	// A process killed before the first request has pinned nothing: the kernel would follow the smallest port.
+	// A process that was killed before the first request has pinned nothing. The MTU of the bridge then follows the port with the smallest
+	// MTU.
 	if err := onHost("btkill", netlink.LinkDel); err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +178,7 @@ func TestMTUAfterKill(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.other().add("last")
-	l.hasMTU(1500)
+	l.mustHaveMTU(1500)
 	if err := onHost("btkill", func(link netlink.Link) error {
 		attrs := netlink.LinkAttrs{Name: "btkillp0", MTU: 1000, MasterIndex: link.Attrs().Index}
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "btkillp1"})
@@ -185,5 +186,5 @@ func TestMTUAfterKill(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = onHost("btkillp0", netlink.LinkDel) })
-	l.hasMTU(1500)
+	l.mustHaveMTU(1500)
 }

@@ -19,10 +19,11 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// nodeUplink is the node's link that the tenant in these tests deletes.
+// nodeUplink is a link of the node, which the tenant in these tests tries to delete.
 const nodeUplink = "btuplink0"
 
-// deleteNodeUplink deletes nodeUplink from the namespace of the calling thread. It addresses the node's namespace by the ID of eth0's peer.
+// deleteNodeUplink deletes nodeUplink, although the calling thread is in the pod's namespace. The netlink request names the node's
+// namespace by the namespace ID that the kernel shows for eth0's peer.
 func deleteNodeUplink() error {
 	eth0, err := netlink.LinkByName("eth0")
 	if err != nil {
@@ -36,7 +37,8 @@ func deleteNodeUplink() error {
 	return err
 }
 
-// tenantMain is a tenant's process with all capabilities in its own user and network namespace. It acts after it reads a line.
+// tenantMain is the main function of a tenant's process, which has all capabilities in a user and network namespace of its own. The process
+// waits for a line on standard input before it acts.
 func tenantMain() int {
 	if _, err := fmt.Scanln(); err != nil {
 		fmt.Println(err)
@@ -54,8 +56,9 @@ func tenantMain() int {
 	return 1
 }
 
-// TestNodeByNamespaceID: a process in a pod with CAP_NET_ADMIN in the node's user namespace can delete a link of the node, as SECURITY.md
-// says. The veth pair makes the kernel give the pod an ID of the node's namespace.
+// TestNodeByNamespaceID checks a known gap, which SECURITY.md describes. A process in a pod can delete a link of the node if it has
+// CAP_NET_ADMIN in the node's user namespace. The veth pair is the reason: because of it, the kernel assigns a namespace ID for the node's
+// namespace to the pod.
 func TestNodeByNamespaceID(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -68,7 +71,8 @@ func TestNodeByNamespaceID(t *testing.T) {
 	}
 }
 
-// TestNodeByNamespaceIDFromUserNamespace: the same is refused from a pod with its own user namespace (hostUsers: false).
+// TestNodeByNamespaceIDFromUserNamespace checks that the kernel refuses this deletion if the pod has its own user namespace (hostUsers:
+// false).
 func TestNodeByNamespaceIDFromUserNamespace(t *testing.T) {
 	l := newLab(t).other()
 	tenant := exec.Command("/proc/self/exe") //nolint:noctx // ends with its standard input
@@ -98,7 +102,7 @@ func TestNodeByNamespaceIDFromUserNamespace(t *testing.T) {
 	}
 }
 
-// makeUplink gives the node a link that the test deletes.
+// makeUplink creates nodeUplink on the node. The test deletes this link.
 func makeUplink(t *testing.T) {
 	t.Helper()
 	kerneltest.Must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: nodeUplink}, PeerName: "btuplink1"}))

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// compareForwarding returns an error for which isDifferent is true if the node does not forward packets from a gateway link. byAdmin
-// reports that the node forwards, but an admin excluded this link or included only other links.
+// compareForwarding returns an error if the node does not forward packets from a gateway link. The function isDifferent recognizes this
+// error. The result byAdmin is true if forwarding is on for the node but off for this link, as an admin may have set it.
 func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmin bool, err error) {
 	if is4 && gateway.Forwards4 || !is4 && gateway.Forwards6 {
 		return false, nil
@@ -34,8 +34,8 @@ func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmi
 	return false, differs("the node does not forward IPv6 (net.ipv6.conf.all.forwarding=0)")
 }
 
-// forward enables forwarding of packets from a gateway link. It overrides the link's own setting only for the first pod, since an admin may
-// exclude single links later.
+// forward enables forwarding for packets from a gateway link. The link's own setting is changed only for the first pod, since an admin may
+// later exclude single links from forwarding.
 func forward(host *kernel.Node, gateway kernel.Link, is4, first bool) error {
 	var settings []kernel.Sysctl
 	on, err := host.Forwards(is4)
@@ -60,14 +60,15 @@ func forward(host *kernel.Node, gateway kernel.Link, is4, first bool) error {
 	return host.Set(settings...)
 }
 
-// path is the way from the node to a pod: the link with the pod's gateway address, and the pod's address.
+// path is the way from the node to a pod. A path consists of the link with the pod's gateway address, this gateway address, and the pod's
+// address.
 type path struct {
 	link    string
 	gateway netip.Prefix
 	pod     netip.Addr
 }
 
-// paths returns the paths to a pod whose gateways are on the node.
+// paths returns the paths to the pod's addresses whose gateways are on the node.
 func (st state) paths() (all []path) {
 	for i := range min(len(st.Gateways), len(st.Addresses)) {
 		all = append(all, path{cmp.Or(st.gatewayLink(), st.Bridge), st.Gateways[i], st.Addresses[i].Addr()})
@@ -75,14 +76,15 @@ func (st state) paths() (all []path) {
 	return all
 }
 
-// connects reports whether the gateway address creates the route to the pod. It does not if the pod is outside its subnet, or if the bridge
-// is in a VRF (no route in the main table).
+// connects reports whether the gateway address creates the node's route to the pod. The result is false if the pod's address is outside the
+// gateway's subnet. The result is also false for a bridge in a VRF, which has no route in the main table.
 func (p path) connects(link kernel.Link) bool {
 	return link.Master == 0 && p.gateway.Masked().Contains(p.pod)
 }
 
-// compareRoute checks that the node sends the pod's packets through the link. Otherwise it returns an error for which isDifferent is true.
-// overlap reports whether another link's subnet contains the address; ADD has already warned about such an overlap.
+// compareRoute checks that the node sends the pod's packets through the link. If the packets take another way, the result is an error that
+// the function isDifferent recognizes. The result overlap is true if the subnet of another link contains the pod's address. ADD has already
+// warned about this overlap.
 func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, err error) {
 	if !p.connects(link) {
 		return false, nil
@@ -103,15 +105,16 @@ func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, e
 	return overlap, differs("the node sends packets for %s through %s, not through %s", p.pod, cmp.Or(other.Name, "another link"), link.Name)
 }
 
-// repair is a missing part of a path, with the function that restores it.
+// repair is a missing part of a path and the function that restores it.
 type repair struct {
 	what string
 	do   func() error
 }
 
-// missingParts returns the missing parts of the path that ADD made. It does not count an address that the network did not add, or that
-// another link has. It does not count the subnet's route if an admin's route for the pod or the subnet replaces it. Nothing counts as
-// missing while the link is down. In a VRF it checks only forwarding, because the main table has no route for the link.
+// missingParts returns the parts of the path that ADD created and that are now missing. A gateway address is ignored if the network did not
+// add it, or if another link now has it. A missing subnet route is ignored if an admin added another route for the pod or the subnet. While
+// the link is down, no part is reported as missing. For a link in a VRF, only forwarding is checked, because the main table has no route
+// for this link.
 func (p path) missingParts(host *kernel.Node, network string) (all []repair, err error) {
 	link, ok, err := host.Link(p.link)
 	if err != nil || !ok || !link.Up {
@@ -145,8 +148,8 @@ func (p path) missingParts(host *kernel.Node, network string) (all []repair, err
 	return all, nil
 }
 
-// placeTimeout bounds the wait for a restored IPv6 address. The kernel needs less than a millisecond. Without the wait, the next STATUS
-// could restore the address again.
+// placeTimeout limits how long to wait for a restored IPv6 address. The kernel normally needs less than a millisecond to make the address
+// usable. Without waiting, the next STATUS could find the address still unusable and restore it a second time.
 const placeTimeout = 200 * time.Millisecond
 
 // addGateway adds the gateway address to its link again.
@@ -163,7 +166,7 @@ func (p path) addGateway(host *kernel.Node, link kernel.Link) error {
 	return nil
 }
 
-// repairPaths restores forwarding, and the gateway addresses with their subnet routes, once per subnet of a network.
+// repairPaths restores forwarding, the gateway addresses and their subnet routes. Each subnet of the network is handled once.
 func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []attachment.Of[state]) error {
 	var errs []error
 	seen := map[path]bool{}
@@ -214,7 +217,7 @@ func repairPorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state
 	return errors.Join(errs...)
 }
 
-// flags returns the flags of the pod's port.
+// flags returns the flags that ADD set on the pod's port.
 func (st state) flags() kernel.BridgePort {
 	return kernel.BridgePort{Hairpin: st.Hairpin, Isolated: st.Isolated}
 }

@@ -21,7 +21,8 @@ func ranges(list ...object) object {
 	return object{"type": "host-local", "ranges": sets}
 }
 
-// TestPointToPoint: in a subnet of two addresses the range names the gateway, the pod gets the other address, and both reach each other.
+// TestPointToPoint checks a subnet with two addresses. The configured range contains a gateway, the pod gets the other address, and both
+// can reach each other.
 func TestPointToPoint(t *testing.T) {
 	l := newLab(t, "bridge", "bt31", "ipMasq", false, "isDefaultGateway", true,
 		"ipam", ranges(object{"subnet": "10.64.0.0/31", "gateway": "10.64.0.0"}, object{"subnet": "fd00:64::/127", "gateway": "fd00:64::1"}))
@@ -46,7 +47,7 @@ func TestPointToPoint(t *testing.T) {
 	}
 }
 
-// TestNoRoomForGateway: a pool of one or two addresses without room for a gateway is a clear error that leaves no state.
+// TestNoRoomForGateway checks a pool of one or two addresses that has no room for a gateway. ADD returns a clear error and leaves no state.
 func TestNoRoomForGateway(t *testing.T) {
 	l := newLab(t, "bridge", "bt32", "ipMasq", false)
 	for _, subnet := range []string{"10.64.0.0/31", "10.64.0.7/32", "fd00:64::/127", "fd00:64::/128"} {

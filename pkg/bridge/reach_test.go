@@ -19,42 +19,42 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestNeighboursReachAtOnce: a new pod receives neighbour solicitations once its addresses are configured, although the kernel leaves part
-// of adding an address to its work queue. A lost solicitation costs a second.
+// TestNeighboursReachAtOnce checks that a new pod receives neighbour solicitations as soon as its addresses are configured. The kernel does
+// a part of adding an address later, in a work queue. If a solicitation is lost, the neighbour repeats it only after a second.
 func TestNeighboursReachAtOnce(t *testing.T) {
 	l := newLab(t)
 	fill := kerneltest.DelayAddresses(t)
 	for i := range 10 {
 		address := netip.MustParsePrefix(fmt.Sprintf("fd00:70::5:%d/64", 10+i))
 		l := l.other()
-		l.configures("pod", func(j *job, w wiring) error {
+		l.runPart("pod", func(j *job, w wiring) error {
 			fill()
 			err := j.configure(w, layer3{Plan: ipam.Plan{Addresses: []netip.Prefix{address}}})
-			l.solicited(l.Pod.Do, address)
+			l.mustJoinGroup(l.Pod.Do, address)
 			return err
 		})
 	}
 }
 
-// TestGatewayAnswersAtOnce: the node answers for a new gateway address at once too.
+// TestGatewayAnswersAtOnce checks that the node answers neighbour solicitations for a new gateway address at once.
 func TestGatewayAnswersAtOnce(t *testing.T) {
 	l := bareLab(t, "bridge", "btgw")
 	t.Cleanup(func() { _ = onHost("btgw", netlink.LinkDel) })
 	fill := kerneltest.DelayAddresses(t)
 	here := func(f func() error) error { return f() }
-	l.configures("first", func(j *job, w wiring) (err error) {
+	l.runPart("first", func(j *job, w wiring) (err error) {
 		for i := range 10 {
 			gateway := netip.MustParsePrefix(fmt.Sprintf("fd00:70:%d::5:%d/64", i, 10+i))
 			fill()
-			err = errors.Join(err, j.gateway(w, layer3{gateways: []netip.Prefix{gateway}}))
-			l.solicited(here, gateway)
+			err = errors.Join(err, j.setUpGateway(w, layer3{gateways: []netip.Prefix{gateway}}))
+			l.mustJoinGroup(here, gateway)
 		}
 		return err
 	})
 }
 
-// configures runs a part of ADD on a wired pod, and deletes the pod.
-func (l lab) configures(id string, part func(*job, wiring) error) {
+// runPart creates a pod's links, runs one part of ADD, and deletes the pod.
+func (l lab) runPart(id string, part func(*job, wiring) error) {
 	l.Helper()
 	p := Plugin(hostlocal.Plugin())
 	p.Add = func(r *plugin.Request) (*types100.Result, error) {
@@ -75,8 +75,8 @@ func (l lab) configures(id string, part func(*job, wiring) error) {
 	l.OK(o)
 }
 
-// solicited fails the test unless a namespace has joined the solicited-node group of an address (RFC 4291 section 2.7.1).
-func (l lab) solicited(within func(func() error) error, address netip.Prefix) {
+// mustJoinGroup fails the test unless a namespace has joined the solicited-node multicast group of an address (RFC 4291 section 2.7.1).
+func (l lab) mustJoinGroup(within func(func() error) error, address netip.Prefix) {
 	l.Helper()
 	group := "ff0200000000000000000001ff" + strings.ReplaceAll(address.Addr().StringExpanded()[32:], ":", "")
 	if err := within(func() error {

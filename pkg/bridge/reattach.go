@@ -13,15 +13,15 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// port is the host side of a live attachment whose bridge was deleted, with its record.
+// The struct port is the host side of a live attachment whose bridge was deleted. The recorded state of the attachment is included.
 type port struct {
 	link kernel.Link
 	state
 }
 
-// orphanedPorts returns the host sides that have no bridge, although the records of any network name them as ports of this bridge. The
-// caller needs it only if the bridge is missing, down, or different from the recorded one. ADD sets the bridge up last, so a bridge that is
-// down may be left by an ADD that was killed before it attached the lost ports.
+// orphanedPorts returns the host sides without a bridge that, according to the records of all networks, were ports of this bridge. The
+// function is called only if the bridge is missing, is down, or is not the recorded bridge. ADD sets a bridge up as its last step. A bridge
+// that is down may therefore come from a killed ADD that had not attached the orphaned ports yet.
 func (j *job) orphanedPorts() ([]port, error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {
@@ -44,8 +44,8 @@ func (j *job) orphanedPorts() ([]port, error) {
 	return lost, nil
 }
 
-// previousMAC returns the MAC of the deleted bridge, so that the pods' neighbour entries stay valid. Without lost ports it returns a random
-// MAC.
+// previousMAC returns the MAC of the deleted bridge. If the new bridge gets this MAC, the pods' neighbour entries stay valid. If no port is
+// orphaned, the result is a random MAC.
 func previousMAC(lost []port) net.HardwareAddr {
 	for _, p := range lost {
 		if mac, err := net.ParseMAC(p.BridgeMAC); err == nil && len(mac) == 6 && mac[0]&1 == 0 {
@@ -55,8 +55,9 @@ func previousMAC(lost []port) net.HardwareAddr {
 	return randomMAC()
 }
 
-// adopt pins the MAC of a bridge that is new to the network, and attaches lost ports to it. The network's note holds the ifindex and MAC of
-// the known bridge. Another bridge of the same name is new, even if it is up.
+// adopt prepares a bridge that is new to the network: it pins the bridge's MAC and attaches the orphaned ports. The network's note contains
+// the ifindex and the MAC of the bridge that the network already uses. A bridge with the same name but another ifindex or MAC is new, even
+// if it is up.
 func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
 	note, identity := "bridge-"+bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
 	last, noted := j.att.Noted(note)
@@ -77,9 +78,9 @@ func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
 	return j.att.Note(note, identity)
 }
 
-// pinMAC sets the MAC that the bridge already has. Otherwise the bridge would follow the lowest MAC of its ports, and pods would send to
-// the previous MAC for seconds. The MAC of a bridge that our networks created is already pinned. The reference pins it for each gateway
-// address.
+// pinMAC makes the kernel keep the bridge's current MAC. An unpinned bridge takes the lowest MAC of its ports. After a change, pods would
+// send packets to the previous MAC for some seconds. A bridge that ADD of any network created already has a pinned MAC. The reference
+// plugin pins the MAC whenever it adds a gateway address.
 func (j *job) pinMAC(bridge kernel.Link, made bool) error {
 	if made {
 		return nil
@@ -91,8 +92,8 @@ func (j *job) pinMAC(bridge kernel.Link, made bool) error {
 	return j.host.SetMAC(bridge, bridge.MAC)
 }
 
-// reattach attaches lost ports to the bridge again, with their settings and gateway addresses. It only logs failures, because this ADD is
-// about another pod.
+// reattach attaches the orphaned ports to the bridge again, with their settings and their gateway addresses. Errors are only logged,
+// because the current ADD is for another pod.
 func (j *job) reattach(bridge kernel.Link, lost []port) {
 	for _, p := range lost {
 		err := j.reattachPort(bridge, p)

@@ -26,8 +26,8 @@ func mac(t *testing.T, name string) (mac string) {
 	return mac
 }
 
-// TestReattach: a bridge with pods of two networks is deleted; one network has isolated ports. CHECK reports that. The next ADD creates the
-// bridge with its previous MAC and attaches all pods with their settings.
+// TestReattach checks a deleted bridge that had pods of two networks. One of the networks has isolated ports. CHECK reports the missing
+// bridge. The next ADD creates the bridge with its previous MAC, and attaches all pods with their previous settings.
 func TestReattach(t *testing.T) {
 	l := newLab(t)
 	other := l.other()
@@ -55,8 +55,8 @@ func TestReattach(t *testing.T) {
 	}
 }
 
-// TestReattachToAnothers: another program deletes the bridge, creates a new one and sets it up. The next ADD attaches the pods, also of a
-// network without a gateway on the bridge.
+// TestReattachToAnothers checks a bridge that another program deleted, created again and set up. The next ADD attaches the orphaned pods.
+// Pods of a network without a gateway on the bridge are attached too.
 func TestReattachToAnothers(t *testing.T) {
 	for name, keys := range map[string][]any{
 		"gateway": {}, "no gateway": {"isGateway", nil, "ipMasq", nil}, "layer 2": {"isGateway", nil, "ipMasq", nil, "ipam", nil},
@@ -79,7 +79,7 @@ func TestReattachToAnothers(t *testing.T) {
 	}
 }
 
-// TestReattachAfterKill: an ADD was killed after it created the bridge and before it set the bridge up. The next ADD attaches the pods.
+// TestReattachAfterKill checks an ADD that was killed after creating the bridge and before setting it up. The next ADD attaches the pods.
 func TestReattachAfterKill(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -97,7 +97,7 @@ func TestReattachAfterKill(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestReattachOnlyItsOwn: ADD does not attach a link with another bridge, a link that now belongs to another program, or a link of an
+// TestReattachOnlyItsOwn checks links that ADD must not attach: a link on another bridge, a link of another program, and a link of an
 // unfinished ADD.
 func TestReattachOnlyItsOwn(t *testing.T) {
 	l := newLab(t)
@@ -137,7 +137,7 @@ func TestReattachOnlyItsOwn(t *testing.T) {
 	}
 }
 
-// unfinish marks the record of an attachment as unfinished, as just before its ADD ends.
+// unfinish marks an attachment's record as unfinished. A killed ADD leaves a record with this mark.
 func unfinish(t *testing.T, l lab, id string) {
 	t.Helper()
 	path := filepath.Join(store.Root, l.network(), "bridge-"+key(l.network(), id).Hash())
@@ -152,8 +152,8 @@ func unfinish(t *testing.T, l lab, id string) {
 	}
 }
 
-// TestNoWaitOnAnothersBridge: the kernel reports no operational state for a bridge that was up before its first port. ADD does not wait for
-// one.
+// TestNoWaitOnAnothersBridge checks a bridge that was up before it had its first port. The kernel reports no operational state for this
+// bridge. ADD must not wait for the operational state.
 func TestNoWaitOnAnothersBridge(t *testing.T) {
 	t.Cleanup(func() { _ = onHost("btup0", netlink.LinkDel) })
 	l := bareLab(t, "name", "upbefore", "bridge", "btup0")

@@ -18,21 +18,24 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// delUnrecorded is DEL for an attachment of the reference plugin, or with a lost record. It finds objects by their computed names. The
-// reference's veth pair has no computed name; it is deleted only if provenPodSide says that it belongs to this attachment.
+// delUnrecorded implements DEL for an attachment without a record. The reference plugin may have made the attachment, or the record is
+// lost. Most objects are found by names that are computed from the key. The name of the reference plugin's veth pair is random. The pair is
+// deleted only if provenPodSide reports that it belongs to this attachment.
 func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
-	// Our pair goes first, because it identifies its device group. Nothing else finds the group afterwards.
+	// Podlace's veth pair is deleted first, because the pair identifies its device group. If another step deleted the pair first, its device
+	// group could not be found.
 	err := errors.Join(delHostSide(host, key, 0), deleteProven(r, host), asReference(key).Remove(), delGuardOf(host, key.HostVeth()))
 	if object := ipam.Object(r.Config); err == nil && ipam.ValidType(ipam.Type(object)) == nil {
-		// The addresses are released last: the next pod with one of them must not meet the masquerade of this pod.
+		// The addresses are released last. If they were released earlier, this pod's masquerade rules could match the packets of the next pod
+		// with the same address.
 		err = b.releaseAddresses(r, object)
 	}
 	return err
 }
 
-// delSuccessor handles an attachment whose record is older than the live one: the recorded link is gone, and the reference plugin attached
-// the container since. Usually there is no such successor; then prevResult names the recorded link.
+// delSuccessor handles a container that the reference plugin attached again after Podlace's attachment: the record exists, but the recorded
+// link is gone. Usually there is no second attachment, and prevResult contains the recorded link.
 func delSuccessor(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
 	if r.Prev != nil && namedInPrevResult(r, key.HostVeth()) {
@@ -48,7 +51,7 @@ func asReference(key attachment.Key) reference.Bridge {
 	return reference.Bridge(reference.Unrecorded(key, "bridge"))
 }
 
-// deleteProven deletes the veth pair, from the end that can be reached.
+// deleteProven deletes the veth pair from the pod's side, or from the node's side if the namespace is unknown.
 func deleteProven(r *plugin.Request, host *kernel.Node) error {
 	if r.Netns == nil {
 		return deleteHostSide(r, host)
@@ -72,7 +75,8 @@ func deleteProven(r *plugin.Request, host *kernel.Node) error {
 	return err
 }
 
-// isReferenceVeth reports whether a name has the form of the reference's host sides: eight hexadecimal digits. Ours have eleven.
+// isReferenceVeth reports whether a name has the form of the reference plugin's host sides: "veth" and eight hexadecimal digits. The names
+// of Podlace's host sides have eleven digits.
 func isReferenceVeth(name string) bool { return isVeth(name, 8) }
 
 func isVeth(name string, digits int) bool {
@@ -80,16 +84,16 @@ func isVeth(name string, digits int) bool {
 	return ok && len(hash) == digits && strings.Trim(hash, "0123456789abcdef") == ""
 }
 
-// isOtherAttachment reports whether a host side belongs to an attachment other than r's: our names are a hash of the key. prevResult may
-// still match it, because the MAC follows from the address. The next pod with this address, or another network with the same one, has the
-// same MAC.
+// isOtherAttachment reports whether a host side belongs to another attachment than that of r. Podlace's names contain a hash of the key, so
+// the name shows the attachment. The MAC in prevResult is no proof, because the MAC is computed from the address. The next pod with the
+// same address has the same MAC, and so does a pod with the same address in another network.
 func isOtherAttachment(r *plugin.Request, name string) bool {
 	return isVeth(name, 11) && name != attachment.KeyOf(r).HostVeth()
 }
 
-// provenPodSide reports whether the pod's interface belongs to this attachment: prevResult contains its name and MAC. Runtimes pass no
-// prevResult before cniVersion 0.4.0. Then the host side must have a name of the reference's form and be on the configured bridge. side is
-// the host side, if there is one.
+// provenPodSide reports whether the pod's interface belongs to this attachment. The proof is that prevResult contains the interface's name
+// and MAC. Before cniVersion 0.4.0, runtimes pass no prevResult. Without prevResult, the host side must have a name in the form of the
+// reference plugin's names, and must be on the configured bridge. The result side is the host side, if it exists.
 func provenPodSide(r *plugin.Request, host *kernel.Node, link kernel.Link) (side kernel.Link, ok bool, err error) {
 	side, ok, err = host.PeerOf(link, r.Netns)
 	if err != nil {
@@ -111,7 +115,7 @@ func provenPodSide(r *plugin.Request, host *kernel.Node, link kernel.Link) (side
 	return side, ok && bridge.Kind == "bridge" && bridge.Name == NameIn(r.Config), err
 }
 
-// NameIn returns the bridge of a configuration that may be invalid otherwise.
+// NameIn returns the name of the bridge in a configuration. Other parts of the configuration may be invalid.
 func NameIn(config []byte) string {
 	conf := struct {
 		Bridge string `json:"bridge"`
@@ -122,8 +126,9 @@ func NameIn(config []byte) string {
 	return conf.Bridge
 }
 
-// deleteHostSide deletes the pair from the node, if the pod's namespace is out of reach but may be alive. prevResult must contain the host
-// side's name and MAC, and the host side must be a port of the bridge in prevResult. A gateway's veth, which pods share, is no port.
+// deleteHostSide deletes the pair from the node's side, if the pod's namespace is unknown but may still exist. The name and MAC of the host
+// side must be in prevResult, and also its bridge. The veth of a VLAN's gateway, which pods share, is not a bridge port and is therefore
+// never deleted here.
 func deleteHostSide(r *plugin.Request, host *kernel.Node) error {
 	if r.Prev == nil {
 		return nil
@@ -150,7 +155,7 @@ func deleteHostSide(r *plugin.Request, host *kernel.Node) error {
 	return nil
 }
 
-// namedInPrevResult reports whether prevResult contains a node interface with this name.
+// namedInPrevResult reports whether prevResult contains an interface on the node with this name.
 func namedInPrevResult(r *plugin.Request, name string) bool {
 	for _, i := range r.Prev.Interfaces {
 		if i.Name == name && i.Sandbox == "" {
@@ -160,7 +165,8 @@ func namedInPrevResult(r *plugin.Request, name string) bool {
 	return false
 }
 
-// masqueradedByReference reports whether the reference masquerades all addresses of an attachment without a record.
+// masqueradedByReference reports whether the reference plugin's rules masquerade all addresses. The result is false if the attachment has a
+// record.
 func (j *job) masqueradedByReference(addresses []netip.Prefix) (bool, error) {
 	if attachment.Recorded(j.r) {
 		return false, nil

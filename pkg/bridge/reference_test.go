@@ -14,8 +14,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestDelLeavesAnothers (C-49, C-50, C-52): DEL of an attachment without a record deletes no link of a live attachment, although prevResult
-// contains its interface and MAC. Cases: with and without the namespace, a deleted attachment, an unknown ID, another network.
+// TestDelLeavesAnothers (C-49, C-50, C-52) checks that DEL without a record never deletes a link of a live attachment. In this test,
+// prevResult contains the interface name and MAC of the live attachment. The cases are: with and without the namespace, a deleted
+// attachment, an unknown container ID, and another network.
 func TestDelLeavesAnothers(t *testing.T) {
 	l := newLab(t, "capabilities", object{"ips": true}, "runtimeConfig", object{"ips": []string{"10.60.0.50"}})
 	old := l.add("old")
@@ -48,8 +49,9 @@ func ifIndex(l lab, name string) (index int, err error) {
 	return index, err
 }
 
-// TestShortPoolSparesRenewed (F-44): a pod's recorded namespace is gone, and the reference attached the pod again in another namespace. Its
-// lease is newer than the record, so an exhausted pool does not reclaim the lease. DEL releases it.
+// TestShortPoolSparesRenewed (F-44) checks a pod whose recorded namespace is gone. The reference plugin has attached the pod again in
+// another namespace. The pod's lease is newer than the record. An ADD that finds the pool exhausted must not take this lease. DEL of the
+// pod releases the lease.
 func TestShortPoolSparesRenewed(t *testing.T) {
 	l := newLab(t, "name", "renewed", "bridge", "btr0", "ipam", object{"type": "host-local", "subnet": "10.63.0.0/30"})
 	l.OK(l.Call("ADD", "pod"))
@@ -72,7 +74,7 @@ func TestShortPoolSparesRenewed(t *testing.T) {
 	other.add("next")
 }
 
-// attachAsReference attaches a container as the reference plugin does, with one address, and returns its result.
+// attachAsReference attaches a container with one address, in the same way as the reference plugin, and returns the result.
 func (l lab) attachAsReference(id, address string) object {
 	l.Helper()
 	const veth = "veth0a1b2c3d"
@@ -115,8 +117,8 @@ func (l lab) attachAsReference(id, address string) object {
 		object{"name": veth, "mac": mac(l.T, veth)}, object{"name": "eth0", "mac": podMAC, "sandbox": l.Pod.Path}}}
 }
 
-// TestDelOfSuccessor (F-44): Podlace attached a container, and later the reference did, which does not know our record. One DEL removes
-// both, with or without namespace and prevResult.
+// TestDelOfSuccessor (F-44) checks a container that Podlace attached, and that the reference plugin attached again later. The reference
+// plugin does not know Podlace's record. One DEL removes both attachments, with or without a namespace and prevResult.
 func TestDelOfSuccessor(t *testing.T) {
 	for what, c := range map[string]struct{ gone, noResult bool }{
 		"namespace and result": {}, "namespace": {noResult: true}, "result": {gone: true}, "nothing": {gone: true, noResult: true},
@@ -152,7 +154,7 @@ func testDelOfSuccessor(t *testing.T, gone, noResult bool) {
 			t.Error("the pod has eth0")
 		}
 	}
-	if rules := nftRules(t, "inet cni_plugins_masquerade masq_checks"); len(rules) > 0 || len(leases(t)) > 0 || l.recorded("a") > 0 {
-		t.Errorf("left %q, leases %v, %d records", rules, leases(t), l.recorded("a"))
+	if rules := nftRules(t, "inet cni_plugins_masquerade masq_checks"); len(rules) > 0 || len(listLeases(t)) > 0 || l.recordCount("a") > 0 {
+		t.Errorf("left %q, leases %v, %d records", rules, listLeases(t), l.recordCount("a"))
 	}
 }

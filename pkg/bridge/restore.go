@@ -18,9 +18,9 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Restore restores the state of all attachments of the node from their records, after a flush. The order is: guards, which protect pods
-// from one another; masquerade; the rules of VLAN gateways; forwarding, gateway addresses with their routes, and port flags. It does not
-// change existing state.
+// Restore restores the state of all attachments on the node from their records, for example after a flush. The order is: guards, which
+// protect pods from each other; masquerade; the rules of VLAN gateways; forwarding; gateway addresses with their routes; port flags.
+// Restore does not change state that exists.
 func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	if pods, err := attachment.Any("bridge"); err != nil || !pods {
 		return err
@@ -36,8 +36,8 @@ func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error
 	return errors.Join(append(errs, forgetFlushedVLANs(host))...)
 }
 
-// restoreFlushed restores the rules of all networks if a chain is missing or empty. It queries one chain per table, and only on a node that
-// has or had rules. It only logs failures, because this ADD is about another pod.
+// restoreFlushed restores the rules of all networks if a base chain is missing or empty. It costs one query for each table, and none on a
+// node that never had rules. Errors are only logged, because the current ADD is for another pod.
 func (j *job) restoreFlushed() {
 	t, err := j.host.NFT.Open("")
 	if err != nil {
@@ -53,8 +53,8 @@ func (j *job) restoreFlushed() {
 	}
 }
 
-// baseChains returns base chains that exist unless the rules were flushed: the guards' chain, each network's masquerade chain, and the VLAN
-// gateways' chain.
+// baseChains returns the base chains that exist unless the rules were flushed. The result contains the chain of the guards, the masquerade
+// chain of each network, and a chain of the VLAN gateways.
 func baseChains() (all []nft.Place) {
 	if _, ok := attachment.NodeNoted(guarded); ok {
 		all = append(all, nft.Place{Family: unix.NFPROTO_BRIDGE, Table: nft.GuardTable, Chain: guardChain})
@@ -73,7 +73,7 @@ func baseChains() (all []nft.Place) {
 }
 
 func repairNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker, network string) error {
-	// A key without a container stands for the network's lock.
+	// a key that contains only a network stands for the network's lock
 	att, err := locks.Key(attachment.Key{Network: network})
 	if err != nil {
 		return locks.Tolerate(err)
@@ -89,13 +89,13 @@ func repairNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 	return errors.Join(errs...)
 }
 
-// finished leaves out pods of unfinished ADDs, which may not have written all their rules yet.
+// The function finished leaves out the pods of unfinished ADDs, because these ADDs may not have written all rules yet.
 func finished(pods []attachment.Of[state]) []attachment.Of[state] {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod attachment.Of[state]) bool { return pod.State.Unfinished })
 }
 
-// Intact reports whether the kernel has the state that pods of all networks share. It covers all networks, because a runtime may call
-// STATUS for only one. It reads one record per network. Unreadable state counts as intact.
+// Intact reports whether the kernel has the state that the pods of all networks share. Intact checks all networks, because a runtime may
+// call STATUS for only one network. Only one record of each network is read. State that cannot be read is treated as intact.
 func Intact(host *kernel.Node) bool {
 	_, needGuards := attachment.NodeNoted(guarded)
 	networks, _ := attachment.Networks()
@@ -105,7 +105,7 @@ func Intact(host *kernel.Node) bool {
 				return false
 			}
 		}
-		key, st, ok := oldest(network)
+		key, st, ok := oldestPod(network)
 		if !ok {
 			continue
 		}
@@ -124,9 +124,9 @@ func Intact(host *kernel.Node) bool {
 	return ok || err != nil
 }
 
-// oldest returns the oldest pod of a network. Any flush removed this pod's rules too, while younger pods may have been attached after the
-// flush.
-func oldest(network string) (key attachment.Key, st state, ok bool) {
+// oldestPod returns the record of a network's oldest pod. Every flush in the lifetime of this pod has removed its rules. A younger pod may
+// have been attached after the flush, so its rules may exist.
+func oldestPod(network string) (key attachment.Key, st state, ok bool) {
 	for rec := range attachment.OldestIn(network, "bridge") {
 		var st state
 		if json.Unmarshal(rec.State, &st) == nil && !st.Unfinished {
@@ -136,7 +136,7 @@ func oldest(network string) (key attachment.Key, st state, ok bool) {
 	return key, st, false
 }
 
-// lacksRules reports whether the kernel lacks paths or rules of one pod.
+// lacksRules reports whether any path or rule of a pod is missing in the kernel.
 func (st state) lacksRules(host *kernel.Node, key attachment.Key) bool {
 	if _, lost, _ := st.lostGateway(host); lost {
 		return true

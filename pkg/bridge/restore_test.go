@@ -11,16 +11,16 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// plain returns the same node with a pod of another network that needs no rules.
-func (l lab) plain(name, bridge string) lab {
+// plainLab returns a lab for a pod in another network on the same node. The other network needs no rules.
+func (l lab) plainLab(name, bridge string) lab {
 	l.Helper()
 	next := l.other()
 	next.Conf = object{"cniVersion": "1.1.0", "name": name, "type": "bridge", "bridge": bridge, "ipam": hostLocal("10.92.0.0/24")}
 	return next
 }
 
-// TestPlainVerbsRestore (F-21): after a flush, each ADD and STATUS on the node restores the rules that the records of all networks want.
-// The configuration of that ADD or STATUS may need no rules itself.
+// TestPlainVerbsRestore (F-21) checks ADD and STATUS after a flush. ADD and STATUS restore the rules of all networks on the node from the
+// records. The network of that ADD or STATUS may itself need no rules.
 func TestPlainVerbsRestore(t *testing.T) {
 	flush := func(tables ...string) []string {
 		for i, table := range tables {
@@ -56,7 +56,7 @@ func TestPlainVerbsRestore(t *testing.T) {
 				for _, flush := range c.flushes {
 					l.run(flush)
 					l.Fails(a.check(), plugin.CodeStateDiffers, "miss")
-					next := l.plain("plain"+what, bridge)
+					next := l.plainLab("plain"+what, bridge)
 					if verb == "STATUS" {
 						l.OK(next.Call("STATUS", ""))
 					} else {
@@ -72,8 +72,8 @@ func TestPlainVerbsRestore(t *testing.T) {
 	}
 }
 
-// TestPlainNode: on a node whose pods need no rules, a plain ADD creates no table and no note, and forgets tables that no pod needs
-// anymore.
+// TestPlainNode checks a node whose pods need no rules. ADD creates no table and no note, and removes the notes of flushed tables that no
+// pod needs any more.
 func TestPlainNode(t *testing.T) {
 	l := bareLab(t, "name", "needy", "bridge", "btpn", "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btpn", netlink.LinkDel) })
@@ -81,7 +81,7 @@ func TestPlainNode(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 	for range 2 {
 		l.run("nft flush ruleset")
-		next := l.plain("undemanding", "btpn")
+		next := l.plainLab("undemanding", "btpn")
 		next.OK(next.Call("ADD", "plain"))
 		next.OK(next.Call("DEL", "plain"))
 		if got := l.run("nft list tables"); got != "" {
@@ -93,8 +93,8 @@ func TestPlainNode(t *testing.T) {
 	}
 }
 
-// TestPortJoinedAgain: another program removes a guarded pod's port from the bridge and adds it again, which resets its flags. GC restores
-// them.
+// TestPortJoinedAgain checks the port of a guarded pod after another program removed it from the bridge and added it again. Leaving the
+// bridge resets the port's flags. GC restores the flags.
 func TestPortJoinedAgain(t *testing.T) {
 	l := bareLab(t, "name", "rejoined", "bridge", "btre", "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btre", netlink.LinkDel) })
@@ -105,7 +105,8 @@ func TestPortJoinedAgain(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestPortOfOlderRelease: STATUS and GC prepare the port of a pod that an older release attached without SetReserved.
+// TestPortOfOlderRelease checks a pod that an older release attached without calling SetReserved. STATUS and GC call SetReserved for the
+// pod's port.
 func TestPortOfOlderRelease(t *testing.T) {
 	l := bareLab(t, "name", "older", "bridge", "btold", "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btold", netlink.LinkDel) })

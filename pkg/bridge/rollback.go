@@ -18,13 +18,13 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// Recorded is the part of an attachment's record that node-wide commands need.
+// Recorded is the part of an attachment's record that commands for the whole node need.
 type Recorded struct {
 	Addresses []netip.Prefix // with the prefix length of their subnet
 	DataDir   string         // data directory of the IPAM plugin; "" for its default
 }
 
-// FromRecord parses a record.
+// FromRecord decodes an attachment's record.
 func FromRecord(rec attachment.Record) (Recorded, error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {
@@ -39,9 +39,9 @@ func FromRecord(rec attachment.Record) (Recorded, error) {
 
 var errNoConfiguration = errors.New("no configuration of this network names the plugin bridge")
 
-// ToReference returns the steps that give an attachment the reference plugin's rules, so that the reference's DEL removes them. addresses
-// are all addresses of the container in the network, because in iptables the reference has one chain for them. Our nftables rules end with
-// their tables.
+// ToReference returns the steps that replace an attachment's rules by rules of the reference plugin, so that its DEL can remove them. The
+// argument addresses contains all addresses of the container in the network, because the reference plugin uses one iptables chain for all
+// of them. Podlace's own nftables rules are not removed here. The nftables rules are removed together with their tables.
 func ToReference(rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {
@@ -71,7 +71,8 @@ func resetPort(name string) error {
 	return host.ResetReserved(port)
 }
 
-// referenceGuard keeps the MAC check, which the reference has too. The reference has no address check.
+// referenceGuard returns the steps that write the reference plugin's MAC check, if the configuration has macspoofchk. The reference plugin
+// has no check of addresses, so this protection ends.
 func referenceGuard(rec attachment.Record, guard *Guard, conf json.RawMessage) ([]attachment.Step, error) {
 	if guard == nil {
 		return nil, nil
@@ -123,8 +124,8 @@ func masqueradeSteps(rec attachment.Record, st state, addresses []netip.Prefix, 
 	return steps, nil
 }
 
-// referenceMasquerade returns the configured masquerade, with the backend that the reference would choose. The reference has no keys for
-// families and exceptions, but its rules can express them and its DEL removes them.
+// referenceMasquerade returns the configured masquerade with the backend that the reference plugin would choose. The reference plugin has
+// no configuration keys for families and exceptions. The reference plugin's rules can express both, and its DEL removes these rules.
 func referenceMasquerade(conf json.RawMessage) (Masquerade, error) {
 	if conf == nil {
 		return Masquerade{}, errNoConfiguration

@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// toReference runs the steps for an attachment with the current configuration, and returns their texts.
+// toReference runs the steps of ToReference for an attachment with the current configuration. The result contains the texts of the steps.
 func (l lab) toReference(id, ifname string) (texts []string) {
 	l.Helper()
 	all, unreadable, err := attachment.Attachments(l.network())
@@ -69,7 +69,7 @@ func (l lab) toReference(id, ifname string) (texts []string) {
 	return texts
 }
 
-// nftRules lists the rules of a table, each with the requested parts of its line.
+// nftRules lists the rules of a table. Each line contains only the requested parts of the rule.
 func nftRules(t *testing.T, in string) (lines []string) {
 	t.Helper()
 	s, err := sandbox.Take(sandbox.Options{})
@@ -84,7 +84,7 @@ func nftRules(t *testing.T, in string) (lines []string) {
 	return lines
 }
 
-// TestCheckOfTheReference (F-44): an attachment without a record counts as masqueraded if the reference's rules masquerade it.
+// TestCheckOfTheReference (F-44) checks that CHECK accepts an attachment without a record if the reference plugin's rules masquerade it.
 func TestCheckOfTheReference(t *testing.T) {
 	l := newLab(t, "ipMasqBackend", "nftables")
 	a := l.add("a")
@@ -108,13 +108,13 @@ func TestCheckOfTheReference(t *testing.T) {
 	l.add("b") // this ADD rewrites the sets
 }
 
-// TestToReferenceWithExceptions: families and exceptions work in the reference's form too.
+// TestToReferenceWithExceptions checks that families and exceptions also work in rules of the reference plugin's form.
 func TestToReferenceWithExceptions(t *testing.T) {
 	l := newLab(t, "ipMasqBackend", "nftables", "ipMasq", object{"v6": false, "nonMasqueradeCIDRs": []any{"192.0.2.0/25"}})
 	l.add("a")
 	l.toReference("a", "eth0")
 	rules := nftRules(t, "inet cni_plugins_masquerade masq_checks")
-	// The kernel encodes return as verdict -5.
+	// the kernel encodes "return" as verdict -5
 	returns := slices.IndexFunc(rules, func(r string) bool { return strings.Contains(r, "c0000200") && strings.Contains(r, "fffffffb") })
 	masquerades := slices.IndexFunc(rules, func(r string) bool { return strings.Contains(r, " masq ") })
 	if len(rules) != 2 || returns < 0 || masquerades < 0 {
@@ -122,7 +122,8 @@ func TestToReferenceWithExceptions(t *testing.T) {
 	}
 }
 
-// TestToReferenceOfAnotherInterface: the reference names the chain of any interface after the container alone.
+// TestToReferenceOfAnotherInterface checks an interface other than eth0. The reference plugin derives the chain's name only from the
+// network and the container ID.
 func TestToReferenceOfAnotherInterface(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -138,7 +139,7 @@ func TestToReferenceOfAnotherInterface(t *testing.T) {
 	if rules := nftRules(t, "ip nat "+theirs); len(rules) != 2 {
 		t.Errorf("rules of %s: %q", theirs, rules)
 	}
-	// DEL of net1 without a record finds the chain, unless the container's eth0 still uses it.
+	// DEL of net1 without a record removes that chain, unless the container's eth0 still uses the chain.
 	forget := l.add("a")
 	for _, left := range []int{2, 0} {
 		if err := asReference(attachment.Key{Network: "net", ContainerID: "a", IfName: "net1"}).Remove(); err != nil {
@@ -153,8 +154,8 @@ func TestToReferenceOfAnotherInterface(t *testing.T) {
 	}
 }
 
-// TestIPTablesMasqueradeOfTheReference compares our iptables rules with those of the reference's own function, because a rollback keeps
-// ours.
+// TestIPTablesMasqueradeOfTheReference compares Podlace's iptables rules with the rules that the reference plugin's own function writes.
+// The two sets of rules must be equal, because a rollback keeps Podlace's rules.
 func TestIPTablesMasqueradeOfTheReference(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

@@ -31,7 +31,7 @@ type (
 	outcome = kerneltest.Outcome
 )
 
-// lab is a node with the network of a configuration, and a pod.
+// lab is a node with one pod and with the network of a configuration.
 type lab struct {
 	kerneltest.Lab
 }
@@ -41,7 +41,7 @@ func dualStack() object {
 		"routes": []any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}}}
 }
 
-// bareLab returns a node without the network.
+// bareLab returns a node on which the network does not exist yet.
 func bareLab(t *testing.T, keys ...any) lab {
 	t.Helper()
 	if err := kerneltest.FlushNFT(); err != nil {
@@ -52,7 +52,7 @@ func bareLab(t *testing.T, keys ...any) lab {
 			"bridge": "bt0", "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": dualStack()}.With(keys...)}}
 }
 
-// newLab creates the network by adding and deleting a first pod, so that the leak check sees only the leaks of later pods.
+// newLab adds and deletes a first pod, which creates the network. The leak check at the end therefore sees only leaks of later pods.
 func newLab(t *testing.T, keys ...any) lab {
 	t.Helper()
 	l := bareLab(t, keys...)
@@ -63,14 +63,14 @@ func newLab(t *testing.T, keys ...any) lab {
 	return l
 }
 
-// other returns the same node with another pod.
+// other returns a lab for another pod on the same node.
 func (l lab) other() lab {
 	l.Helper()
 	l.Pod = kerneltest.NewPod(l.T)
 	return l
 }
 
-// attached is a pod with the result of its ADD.
+// The struct attached is a pod together with the result of its ADD.
 type attached struct {
 	lab
 	id     string
@@ -78,7 +78,7 @@ type attached struct {
 	result types100.Result
 }
 
-// add attaches the pod and detaches it when the test ends.
+// add attaches the pod. When the test ends, DEL detaches the pod.
 func (l lab) add(id string, keys ...any) attached {
 	l.Helper()
 	a := attached{lab: l, id: id, prev: l.OK(l.Call("ADD", id, keys...)).Stdout}
@@ -94,7 +94,7 @@ func (a attached) check(keys ...any) outcome {
 	return a.Call("CHECK", a.id, append([]any{"prevResult", a.prev}, keys...)...)
 }
 
-// loseRecord deletes the record of the attachment.
+// loseRecord deletes the attachment's record.
 func (a attached) loseRecord() {
 	a.Helper()
 	if err := os.Remove(filepath.Join(store.Root, a.network(), "bridge-"+key(a.network(), a.id).Hash())); err != nil {
@@ -104,7 +104,7 @@ func (a attached) loseRecord() {
 
 func (l lab) network() string { return l.Conf["name"].(string) }
 
-// age makes all records and leases look old, so that GC may collect them.
+// age sets old modification times on all records and leases, so that GC may collect them.
 func (l lab) age() {
 	l.Helper()
 	if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {
@@ -115,7 +115,7 @@ func (l lab) age() {
 // hostVeth returns the name of the host side.
 func (a attached) hostVeth() string { return a.result.Interfaces[1].Name }
 
-// onHost changes the link name on the node; inPod does so in the pod.
+// The function onHost calls a function for the link with this name on the node. The method inPod calls it for a link in the pod.
 func onHost(name string, change func(netlink.Link) error) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -128,7 +128,7 @@ func (l lab) inPod(name string, change func(netlink.Link) error) error {
 	return l.Pod.Do(func() error { return onHost(name, change) })
 }
 
-// run runs a shell command on the node.
+// run runs a shell command on the node and returns its output.
 func (l lab) run(command string) string {
 	l.Helper()
 	out, err := exec.Command("sh", "-c", command).CombinedOutput()

@@ -18,7 +18,8 @@ import (
 
 const serviceIP = "10.96.0.10"
 
-// services are the rules for a Service with one backend, %s, as kube-proxy writes them in each of its modes.
+// services contains the rules that kube-proxy writes for a Service with one backend, for each mode of kube-proxy. The text %s stands for
+// the backend's address.
 var services = map[string]struct{ program, rules string }{
 	"iptables": {"iptables-restore", `*nat
 :KUBE-SERVICES - [0:0]
@@ -44,7 +45,8 @@ COMMIT
 `},
 }
 
-// TestServiceOnSameBridge: a pod reaches a Service whose backend is on its own bridge, for each value of bridge-nf-call-iptables.
+// TestServiceOnSameBridge checks that a pod reaches a Service whose backend is on the pod's own bridge, for both values of
+// bridge-nf-call-iptables.
 func TestServiceOnSameBridge(t *testing.T) {
 	const sysctl = "bridge/bridge-nf-call-iptables"
 	h, err := kernel.Host()
@@ -86,15 +88,15 @@ func reachService(t *testing.T, program, rules string) {
 		t.Fatalf("%s: %v: %s", program, err, out)
 	}
 	backend.serve("tcp4", ":8080")
-	if got, err := client.ask(serviceIP + ":80"); got != "backend" || err != nil {
+	if got, err := client.fetchAnswer(serviceIP + ":80"); got != "backend" || err != nil {
 		t.Errorf("Service: %q, %v", got, err)
 	}
-	if got, err := client.ask(address + ":8080"); got != "backend" || err != nil {
+	if got, err := client.fetchAnswer(address + ":8080"); got != "backend" || err != nil {
 		t.Errorf("backend itself: %q, %v", got, err)
 	}
 }
 
-// serve answers every connection to the pod with the pod's name.
+// serve starts a server in the pod that answers every connection with the pod's name.
 func (a attached) serve(network, address string) {
 	a.Helper()
 	var listener net.Listener
@@ -114,8 +116,8 @@ func (a attached) serve(network, address string) {
 	}()
 }
 
-// ask returns a server's answer.
-func (a attached) ask(address string) (answer string, err error) {
+// fetchAnswer connects to a server and returns its answer.
+func (a attached) fetchAnswer(address string) (answer string, err error) {
 	err = a.Pod.Do(func() error {
 		conn, err := net.DialTimeout("tcp", address, 3*time.Second)
 		if err != nil {

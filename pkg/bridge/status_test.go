@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestStatusRestores (F-21): after a flush CHECK fails and changes nothing. STATUS and GC restore masquerade, guards and the rules of VLAN
-// gateways from the records, and log that. They need no lock that another process holds.
+// TestStatusRestores (F-21) checks all verbs after a flush. CHECK fails and changes nothing. STATUS and GC restore masquerade, guards and
+// the rules of VLAN gateways from the records, and log this. STATUS and GC take no lock that another process holds.
 func TestStatusRestores(t *testing.T) {
 	tables := func(names ...string) []string {
 		var commands []string
@@ -59,13 +59,13 @@ func testStatusRestores(t *testing.T, what string, keys []any, flushes []string)
 	a := l.add("a")
 	l.OK(a.check())
 	for _, flush := range flushes {
-		a.restoredBy("STATUS", flush)
-		a.restoredBy("GC", flush, "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}})
+		a.mustBeRestoredBy("STATUS", flush)
+		a.mustBeRestoredBy("GC", flush, "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}})
 	}
 }
 
-// restoredBy expects a verb to restore the state that a command flushes.
-func (a attached) restoredBy(verb, flush string, keys ...any) {
+// mustBeRestoredBy checks that a verb restores the state that a command flushes.
+func (a attached) mustBeRestoredBy(verb, flush string, keys ...any) {
 	a.Helper()
 	if out, err := exec.Command("sh", "-c", flush).CombinedOutput(); err != nil {
 		a.Fatalf("%s: %v %s", flush, err, out)
@@ -84,8 +84,8 @@ func (a attached) restoredBy(verb, flush string, keys ...any) {
 	}
 }
 
-// TestStatusNeverWaits (C-72): while other processes hold the locks, STATUS succeeds, restores nothing and logs nothing. The next STATUS
-// restores the rules.
+// TestStatusNeverWaits (C-72) checks STATUS while other processes hold the locks: it succeeds, restores nothing and logs nothing. The next
+// STATUS after that restores the rules.
 func TestStatusNeverWaits(t *testing.T) {
 	l := bareLab(t, "name", "busy", "bridge", "btsb", "ipam", hostLocal("10.74.0.0/24"), "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btsb", netlink.LinkDel) })
@@ -112,7 +112,8 @@ func TestStatusNeverWaits(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestStatusNeverWaitsForIPTables: STATUS does not wait for the lock of iptables. The next STATUS restores the rules.
+// TestStatusNeverWaitsForIPTables checks that STATUS does not wait while another process holds the iptables lock. The next STATUS after
+// that restores the rules.
 func TestStatusNeverWaitsForIPTables(t *testing.T) {
 	if !iptables.Installed(true) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -138,8 +139,9 @@ func TestStatusNeverWaitsForIPTables(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestStatusAfterYoungerPods: pods were attached after a flush of iptables, so their rules exist. STATUS finds the missing rules of older
-// pods, also in one family alone, and beside a pod whose ADD was killed.
+// TestStatusAfterYoungerPods checks STATUS if some pods were attached after a flush of iptables, so that their rules exist. STATUS must
+// find the missing rules of older pods. The test includes rules that are missing in only one address family, and a pod whose ADD was
+// killed.
 func TestStatusAfterYoungerPods(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -160,7 +162,7 @@ func TestStatusAfterYoungerPods(t *testing.T) {
 	}
 }
 
-// TestStatusWithoutPods (F-21): without pods, STATUS, GC and Restore create no table.
+// TestStatusWithoutPods (F-21) checks that STATUS, GC and Restore create no nftables table if the node has no pods.
 func TestStatusWithoutPods(t *testing.T) {
 	l := bareLab(t, "antiSpoof", true)
 	if err := kerneltest.FlushNFT(); err != nil {

@@ -10,8 +10,9 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// tolerate logs a difference that fails CHECK only with strictCheck: a tenant may cause it in its own pod, or an admin on purpose, or no
-// verb restores it. A failed CHECK may make a runtime recreate the pod, as CRI-O does when it starts.
+// tolerate logs a difference for which CHECK fails only with strictCheck. A tenant may cause this difference in its own pod, an admin may
+// want it, or no verb can restore the state. A failed CHECK may make the runtime recreate the pod. At its start, CRI-O recreates the pods
+// whose CHECK fails.
 func (j *job) tolerate(err error) error {
 	if j.cfg.StrictCheck || !isDifferent(err) {
 		return err
@@ -20,7 +21,8 @@ func (j *job) tolerate(err error) error {
 	return nil
 }
 
-// checkTolerated compares settings that CHECK tolerates without strictCheck: settings of the pod, its record, and settings of the bridge.
+// checkTolerated compares the settings whose differences CHECK tolerates without strictCheck. The compared settings are those of the pod,
+// of its record, and of the bridge.
 func (j *job) checkTolerated(w wiring, l layer3) error {
 	made, noted := j.att.Noted(madeNote(w.bridge.Name))
 	var errs []error
@@ -46,7 +48,8 @@ func (j *job) checkTolerated(w wiring, l layer3) error {
 	return errors.Join(errs...)
 }
 
-// compareBridgeMTU compares the MTU of a bridge that a network of ours created. ADD lowers the bridge's MTU to the pod's.
+// compareBridgeMTU returns an error if the MTU of the bridge is larger than the pod's MTU. Bridges that other programs created are ignored.
+// ADD lowers the bridge's MTU to the pod's MTU, so a larger MTU was set later.
 func (j *job) compareBridgeMTU(bridge kernel.Link) error {
 	if !j.lowersMTU(bridge) {
 		return nil
@@ -58,7 +61,8 @@ func (j *job) compareBridgeMTU(bridge kernel.Link) error {
 	return err
 }
 
-// compareOnLink looks for the pod's routes to its gateways. The kernel adds them with the pod's addresses.
+// compareOnLink returns an error if the pod lacks an on-link route to one of its gateways. The kernel adds these routes together with the
+// pod's addresses.
 func (j *job) compareOnLink(pod kernel.Link, l layer3) error {
 	for i, ip := range l.IPs {
 		gw, ok := netip.AddrFromSlice(ip.Gateway)

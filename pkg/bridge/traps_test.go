@@ -17,8 +17,8 @@ import (
 
 const trapped = "does not have the effect that it suggests"
 
-// node runs a shell command in the node's namespace, and undo when the test ends.
-func (l lab) node(script, undo string) {
+// runOnNode runs a shell script in the node's namespace. When the test ends, runOnNode runs the script undo.
+func (l lab) runOnNode(script, undo string) {
 	l.Helper()
 	if _, err := exec.LookPath("ip"); err != nil {
 		l.Skip("SKIPPED: no program ip")
@@ -34,8 +34,8 @@ func (l lab) withoutBridge() {
 	l.Cleanup(func() { _ = onHost(l.Conf["bridge"].(string), netlink.LinkDel) })
 }
 
-// TestClashOfSubnetsIsLogged: ADD warns about a pod subnet that another link of the node has when the subnet is new to the bridge, and only
-// then.
+// TestClashOfSubnetsIsLogged checks that ADD warns if another link of the node has the pods' subnet. ADD warns only when the subnet is new
+// to the bridge.
 func TestClashOfSubnetsIsLogged(t *testing.T) {
 	for name, c := range map[string]struct {
 		node, undo string
@@ -64,7 +64,7 @@ func TestClashOfSubnetsIsLogged(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := bareLab(t, "name", "traps", "bridge", "bttrap", "ipam", c.ipam)
 			l.withoutBridge()
-			l.node(c.node, c.undo)
+			l.runOnNode(c.node, c.undo)
 			first := l.OK(l.Call("ADD", "first"))
 			l.Cleanup(func() { l.OK(l.Call("DEL", "first")) })
 			if c.says == "" && strings.Contains(first.Log, trapped) || !strings.Contains(first.Log, c.says) ||
@@ -80,11 +80,11 @@ func TestClashOfSubnetsIsLogged(t *testing.T) {
 	}
 }
 
-// TestClashOfNewSubnetIsLogged: the network's subnet on an existing bridge changes to a subnet that the node has.
+// TestClashOfNewSubnetIsLogged checks that ADD warns if the subnet of an existing bridge is changed to a subnet that the node already has.
 func TestClashOfNewSubnetIsLogged(t *testing.T) {
 	l := bareLab(t, "name", "traps", "bridge", "bttrap", "ipam", hostLocal("10.162.0.0/16"))
 	l.withoutBridge()
-	l.node("ip link add podman0 type bridge; ip addr add 10.161.0.1/16 dev podman0", "ip link del podman0")
+	l.runOnNode("ip link add podman0 type bridge; ip addr add 10.161.0.1/16 dev podman0", "ip link del podman0")
 	first := l.OK(l.Call("ADD", "first"))
 	l.OK(l.Call("DEL", "first"))
 	next := l.OK(l.Call("ADD", "next", "ipam", hostLocal("10.161.0.0/16")))
@@ -94,7 +94,7 @@ func TestClashOfNewSubnetIsLogged(t *testing.T) {
 	}
 }
 
-// TestKeysWithoutEffectAreLogged: the ADD that creates the bridge logs each setting without effect, with its key.
+// TestKeysWithoutEffectAreLogged checks that the ADD that creates the bridge logs each setting without effect, with the name of its key.
 func TestKeysWithoutEffectAreLogged(t *testing.T) {
 	for name, c := range map[string]struct {
 		keys []any
@@ -125,7 +125,8 @@ func TestKeysWithoutEffectAreLogged(t *testing.T) {
 	}
 }
 
-// TestDuplicateKeyIsLogged: unlike libcni, this caller passes the configuration unmodified.
+// TestDuplicateKeyIsLogged checks a configuration with a duplicate key. The test passes the configuration unmodified, although libcni would
+// remove the duplicate.
 func TestDuplicateKeyIsLogged(t *testing.T) {
 	l := bareLab(t, "name", "traps", "bridge", "bttrap")
 	l.withoutBridge()
@@ -138,7 +139,7 @@ func TestDuplicateKeyIsLogged(t *testing.T) {
 	}
 }
 
-// TestFindingsOfConfiguration: findings of a configuration file, as a command reads it. cni0 is the default bridge.
+// TestFindingsOfConfiguration checks the findings for a configuration file that a command reads. The default bridge is cni0.
 func TestFindingsOfConfiguration(t *testing.T) {
 	pods := []netip.Prefix{netip.MustParsePrefix("10.7.0.0/16")}
 	node := []kernel.Subnet{{Prefix: pods[0], Link: "cni0"}, {Prefix: netip.MustParsePrefix("10.7.9.0/24"), Link: "cni0.8"},
@@ -164,7 +165,7 @@ func TestFindingsOfConfiguration(t *testing.T) {
 	}
 }
 
-// TestForeignBridgeWithoutIPAM: ADD changes nothing on another program's bridge, and still logs the finding once.
+// TestForeignBridgeWithoutIPAM checks that ADD changes nothing on another program's bridge, and that it logs the finding only once.
 func TestForeignBridgeWithoutIPAM(t *testing.T) {
 	l := bareLab(t, "name", "foreign", "bridge", "bttrap", "ipam", nil)
 	t.Cleanup(func() { _ = attachment.UnnoteNode("found-bridge-foreign") })

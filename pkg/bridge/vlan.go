@@ -10,10 +10,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// nativeVLAN is the untagged VLAN of a trunk without "vlan".
+// nativeVLAN is the VLAN for untagged frames if a trunk has no key "vlan".
 const nativeVLAN = 1
 
-// VLANs are the VLANs of a pod's port.
+// VLANs describes the VLANs of a pod's port.
 type VLANs struct {
 	ID          uint16   `json:"id,omitempty"`          // the untagged VLAN, or 0
 	Trunk       []uint16 `json:"trunk,omitempty"`       // the tagged VLANs
@@ -63,7 +63,7 @@ func parseVLANs(c *Config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// ranges returns the first and last IDs of an entry of vlanTrunk.
+// ranges returns the ID ranges in one entry of vlanTrunk. Each range consists of its first and its last ID.
 func (t vlanRange) ranges(at int) (out [][2]int, err error) {
 	for _, id := range []*int{t.ID, t.MinID, t.MaxID} {
 		if id != nil && (*id < 1 || *id > 4094) {
@@ -84,7 +84,7 @@ func (t vlanRange) ranges(at int) (out [][2]int, err error) {
 
 func (v VLANs) used() bool { return v.ID != 0 || len(v.Trunk) > 0 }
 
-// onPort returns the VLANs of a port on a bridge with the default VLAN byDefault.
+// onPort returns the VLANs that a pod's port needs. The argument byDefault is the default VLAN of the bridge.
 func (v VLANs) onPort(byDefault uint16) kernel.VLANs {
 	native := v.ID
 	if native == 0 {
@@ -101,7 +101,8 @@ func (v VLANs) onPort(byDefault uint16) kernel.VLANs {
 	return slices.SortedFunc(maps.Values(byID), func(a, b kernel.VLAN) int { return int(a.ID) - int(b.ID) })
 }
 
-// supported returns an error if the kernel would silently not separate VLANs.
+// supported returns an error if the kernel lacks VLAN filtering. A kernel without VLAN filtering would accept the settings but not separate
+// the VLANs.
 func (v VLANs) supported(host *kernel.Node) error {
 	if !v.used() {
 		return nil
@@ -113,8 +114,8 @@ func (v VLANs) supported(host *kernel.Node) error {
 	return err
 }
 
-// ensureFiltering enables VLAN filtering on the bridge. It refuses a bridge that has ports but no filtering: filtering would drop the
-// tagged frames that the bridge carries now.
+// ensureFiltering enables VLAN filtering on the bridge if the pod uses VLANs. The result is an error for a bridge that already has ports,
+// because filtering would drop the tagged frames of these ports.
 func (j *job) ensureFiltering(bridge *kernel.Link) error {
 	if !j.cfg.VLANs.used() || bridge.FiltersVLANs {
 		return nil
@@ -127,7 +128,7 @@ func (j *job) ensureFiltering(bridge *kernel.Link) error {
 		bridge.FiltersVLANs = true
 		return j.host.SetVLANFiltering(*bridge)
 	}
-	// Another ADD may have enabled filtering and added its port since the first look.
+	// Another ADD may have enabled filtering and added a port since the caller read the bridge.
 	again, _, err := j.host.LinkByIndex(bridge.Index)
 	if err != nil {
 		return err
@@ -140,7 +141,7 @@ func (j *job) ensureFiltering(bridge *kernel.Link) error {
 			"tagged frames", j.cfg.Bridge, ports[0])
 }
 
-// setVLANs sets the VLANs of a pod's port before it is up. The port is in the bridge's default VLAN at that time.
+// setVLANs sets the VLANs of a pod's port while the port is still down. At this time, the port is only in the bridge's default VLAN.
 func setVLANs(host *kernel.Node, bridge, port kernel.Link, v VLANs) error {
 	var has kernel.VLANs
 	if id := bridge.DefaultVLAN; id != 0 {
@@ -166,8 +167,8 @@ func (j *job) checkVLANs(w wiring) error {
 	return nil
 }
 
-// checkDefaultVLAN fails if a bridge with VLAN filtering drops the frames of a pod without VLANs. It ignores a bridge without a default
-// VLAN: another program assigns its ports' VLANs.
+// checkDefaultVLAN fails if a pod without VLANs is on a bridge with VLAN filtering, and the bridge drops the pod's frames. A bridge without
+// a default VLAN is ignored, because another program assigns VLANs to the ports of that bridge.
 func (j *job) checkDefaultVLAN(w wiring) error {
 	if !w.bridge.FiltersVLANs || w.bridge.DefaultVLAN == 0 {
 		return nil

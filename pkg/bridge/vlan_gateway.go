@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// gatewayName returns the name of the link that carries the gateway addresses.
+// gatewayName returns the name of the link that gets the gateway addresses.
 func (c Config) gatewayName() string {
 	if c.VLANs.ID == 0 || !c.Gateway || c.IPAM == "" {
 		return c.Bridge
@@ -20,11 +20,12 @@ func (c Config) gatewayName() string {
 	return vlanGateway(c.Bridge, c.VLANs.ID)
 }
 
-// vlanGateway returns the name of the link that carries a VLAN's gateway addresses.
+// vlanGateway returns the name of the link that gets the gateway addresses of a VLAN.
 func vlanGateway(bridge string, vlan uint16) string { return fmt.Sprintf("%s.%d", bridge, vlan) }
 
-// ensureGatewayLink returns the link for gateway addresses. That is the bridge itself if it has the name. For a VLAN it is a veth whose
-// peer is a port in that VLAN. All pods of the VLAN share it, so it stays. ADDs run concurrently, so each ADD does the missing steps.
+// ensureGatewayLink returns the link for the gateway addresses, and creates it if necessary. If name is the bridge's name, the link is the
+// bridge itself. For a VLAN, the link is one end of a veth pair. The other end is a bridge port in that VLAN. All pods of the VLAN share
+// this pair, so no DEL deletes it. ADDs may run concurrently, so each ADD does the steps that are still missing.
 func (j *job) ensureGatewayLink(bridge kernel.Link, name string, v VLANs) (kernel.Link, error) {
 	if name == bridge.Name {
 		return bridge, nil
@@ -64,7 +65,7 @@ func rulesOf(bridge string, link kernel.Link) VLANGateway {
 	return VLANGateway{Bridge: bridge, Link: link.Name, MAC: link.MAC}
 }
 
-// gatewayLink returns the name of the link that carries the gateway addresses of the pod's VLAN, or "" for none.
+// gatewayLink returns the name of the link with the gateway addresses of the pod's VLAN. The name is empty if the pod has no such gateway.
 func (st state) gatewayLink() string {
 	if st.VLANs.ID == 0 || len(st.Gateways) == 0 {
 		return ""
@@ -72,8 +73,8 @@ func (st state) gatewayLink() string {
 	return vlanGateway(st.Bridge, st.VLANs.ID)
 }
 
-// lostGateway returns the rules of the pod's VLAN gateway. lost reports whether the kernel lacks them; it is false if there is no gateway
-// link.
+// lostGateway returns the rules of the pod's VLAN gateway. The result lost is true if the kernel lacks the rules although the gateway link
+// exists.
 func (st state) lostGateway(host *kernel.Node) (rules VLANGateway, lost bool, err error) {
 	name := st.gatewayLink()
 	if name == "" {
@@ -113,7 +114,7 @@ func repairVLANGateways(host *kernel.Node, log *slog.Logger, pods []attachment.O
 	return errors.Join(errs...)
 }
 
-// portOf returns the other end of a veth pair on the node.
+// portOf returns the other end of a veth pair if that end is on the node.
 func (j *job) portOf(link kernel.Link) (port kernel.Link, ok bool, err error) {
 	if link.Kind != "veth" {
 		return port, false, nil
@@ -148,13 +149,13 @@ func (j *job) ensureGatewayPort(bridge, link, port kernel.Link, v VLANs) error {
 	return nil
 }
 
-// onGateway returns the wanted VLANs of the VLAN gateway's port.
+// onGateway returns the VLANs that the bridge port of a VLAN gateway should have.
 func (v VLANs) onGateway() kernel.VLANs {
 	return kernel.VLANs{{ID: v.ID, PVID: true, Untagged: true}}
 }
 
-// ofGateway returns the relevant VLANs of the gateway's port. The reference also leaves the bridge's default VLAN there, where it has no
-// use. With preserveDefaultVlan it may stay.
+// ofGateway returns those VLANs of the gateway's port that CHECK and ADD compare. The reference plugin also leaves this port in the
+// bridge's default VLAN, which has no effect. With preserveDefaultVlan, the default VLAN is therefore ignored.
 func (v VLANs) ofGateway(bridge kernel.Link, has kernel.VLANs) kernel.VLANs {
 	if v.KeepDefault && bridge.DefaultVLAN != v.ID {
 		return has.Without(bridge.DefaultVLAN)
@@ -162,7 +163,7 @@ func (v VLANs) ofGateway(bridge kernel.Link, has kernel.VLANs) kernel.VLANs {
 	return has
 }
 
-// observeGatewayLink returns the gateway link for CHECK.
+// observeGatewayLink returns the gateway link, or an error with which CHECK should fail.
 func (j *job) observeGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 	name := j.cfg.gatewayName()
 	if name == bridge.Name {
@@ -193,7 +194,7 @@ func (j *job) observeGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 	return link, compareVLANGateway(j.host, rulesOf(bridge.Name, link))
 }
 
-// neighbours returns the ports of the bridge that share the VLAN of a gateway link, without the gateway's own port.
+// neighbours returns those ports of the bridge that are in the same VLAN as a gateway link. The gateway's own port is left out.
 func (j *job) neighbours(gateway kernel.Link) ([]string, error) {
 	bridge, ok, err := j.host.Link(j.cfg.Bridge)
 	if err != nil || !ok {

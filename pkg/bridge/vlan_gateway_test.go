@@ -22,7 +22,8 @@ func vlan200() []any {
 	return []any{"name", "vlans200", "vlan", 200, "ipam", hostLocal("10.79.0.0/24", "fd00:79::/64"), "isDefaultGateway", true, "ipMasq", true}
 }
 
-// TestVLANGateway: each VLAN has its own gateway on the node. Its pods reach the node and the other VLAN through it.
+// TestVLANGateway checks that each VLAN has its own gateway on the node. Through this gateway, the VLAN's pods reach the node and pods of
+// other VLANs.
 func TestVLANGateway(t *testing.T) {
 	for _, bridged := range []string{"0", "1"} {
 		t.Run("bridge-nf-call-iptables="+bridged, func(t *testing.T) { testVLANGateway(t, bridged) })
@@ -59,44 +60,44 @@ func testVLANGateway(t *testing.T, bridged string) {
 			t.Errorf("accept_ra of %s: %s, %v", name, got, err)
 		}
 	}
-	if got := l.gateways(); got != "" {
+	if got := l.gatewayAddresses(); got != "" {
 		t.Errorf("the bridge has %s", got)
 	}
 	for vlan, want := range map[string]string{"btv.100": "10.78.0.1/24 fd00:78::1/64", "btv.200": "10.79.0.1/24 fd00:79::1/64"} {
-		if got := (lab{kerneltest.Lab{T: t, Conf: object{"bridge": vlan}}}).gateways(); got != want {
+		if got := (lab{kerneltest.Lab{T: t, Conf: object{"bridge": vlan}}}).gatewayAddresses(); got != want {
 			t.Errorf("%s has %s, want %s", vlan, got, want)
 		}
 		if got := l.portVLANs(l.gatewayPort(vlan)); got != vlan[len("btv."):]+" pvid untagged" {
 			t.Errorf("%s: %s", vlan, got)
 		}
 	}
-	l.answersOn("10.78.0.1:7080", "10.79.0.1:7080", "[fd00:78::1]:7080", "[fd00:79::1]:7080")
+	l.serveOn("10.78.0.1:7080", "10.79.0.1:7080", "[fd00:78::1]:7080", "[fd00:79::1]:7080")
 	d.serve("tcp", ":8080")
 	b.serve("tcp", ":8080")
 	for _, address := range []string{"10.78.0.1:7080", "[fd00:78::1]:7080"} {
-		a.reaches(address, "node")
+		a.mustReach(address, "node")
 	}
 	for _, address := range []string{"10.79.0.1:7080", "[fd00:79::1]:7080"} {
-		d.reaches(address, "node")
+		d.mustReach(address, "node")
 	}
-	a.reaches(b.ip()+":8080", "b")
-	a.reaches(d.ip()+":8080", "d") // through the router
+	a.mustReach(b.ip()+":8080", "b")
+	a.mustReach(d.ip()+":8080", "d") // through the router
 	for _, backend := range []attached{b, d} {
 		l.setService(backend.ip())
-		a.reaches(serviceIP+":80", backend.id)
+		a.mustReach(serviceIP+":80", backend.id)
 	}
 	if err := l.masquerades("10.78.0.0/24 fd00:78::/64", "10.78.0.0/24 fd00:78::/64"); err != nil {
 		t.Error(err)
 	}
 	l.OK(a.check())
 	l.OK(d.check())
-	// DEL leaves the gateway for the other pods.
+	// this DEL keeps the gateway, because other pods use it
 	l.OK(b.Call("DEL", "b"))
 	l.OK(a.check())
 }
 
-// answersOn lets the node answer on TCP addresses until the test ends.
-func (l lab) answersOn(addresses ...string) {
+// serveOn starts a TCP server on the node for each address. The servers run until the test ends.
+func (l lab) serveOn(addresses ...string) {
 	l.Helper()
 	for _, address := range addresses {
 		node, err := net.Listen("tcp", address)
@@ -108,7 +109,8 @@ func (l lab) answersOn(addresses ...string) {
 	}
 }
 
-// setBridged sets whether the IP families' rules see bridged packets until the test ends.
+// setBridged sets whether iptables rules see bridged packets (bridge-nf-call-iptables and bridge-nf-call-ip6tables). The old values are
+// restored when the test ends.
 func (l lab) setBridged(value string) {
 	l.Helper()
 	h := l.host()
@@ -125,7 +127,7 @@ func (l lab) setBridged(value string) {
 	}
 }
 
-// setService creates a Service with one backend in place of the previous one.
+// setService creates a Service with one backend. The new Service replaces the previous Service.
 func (l lab) setService(backend string) {
 	l.Helper()
 	cmd := exec.Command("nft", "-f", "-")
@@ -147,7 +149,7 @@ func answerAll(listener net.Listener, text string) {
 	}
 }
 
-// TestChangedSubnetOfVLAN: only pods of the same VLAN count as users of an old gateway address.
+// TestChangedSubnetOfVLAN checks that only pods of the same VLAN keep an old gateway address in use.
 func TestChangedSubnetOfVLAN(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {
@@ -161,13 +163,13 @@ func TestChangedSubnetOfVLAN(t *testing.T) {
 	l.Fails(l.other().Call("ADD", "b", "ipam", changed), plugin.CodeAddressTaken, "btv.100 already has the address 10.78.0.1/24")
 	l.OK(l.Call("DEL", "a"))
 	l.add("b", "ipam", changed)
-	if got := (lab{kerneltest.Lab{T: t, Conf: object{"bridge": "btv.100"}}}).gateways(); got != "10.80.0.1/24" {
+	if got := (lab{kerneltest.Lab{T: t, Conf: object{"bridge": "btv.100"}}}).gatewayAddresses(); got != "10.80.0.1/24" {
 		t.Errorf("gateways: %s", got)
 	}
 }
 
-// TestGatewayOfOthers: ADD uses a gateway pair that the reference made. It reconnects a pair whose bridge was recreated. It leaves any
-// other link of that name alone.
+// TestGatewayOfOthers checks that ADD uses a gateway pair that the reference plugin created. If the bridge was deleted and created again,
+// ADD attaches the pair to it. ADD does not change any other link that has the name of a gateway.
 func TestGatewayOfOthers(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {
@@ -200,7 +202,7 @@ func TestGatewayOfOthers(t *testing.T) {
 	l.OK(b.check())
 }
 
-// TestLostVLANs: after the bridge was deleted, the next ADD of any pod attaches the pods again in their VLANs, with their gateway.
+// TestLostVLANs checks that the next ADD repairs a deleted bridge: it attaches all pods in their VLANs, and their gateway.
 func TestLostVLANs(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {
@@ -214,15 +216,15 @@ func TestLostVLANs(t *testing.T) {
 	}
 	l.OK(a.check())
 	l.OK(b.check())
-	a.reaches(b.ip()+":80", "b")
-	a.reaches(c.ip()+":80", "")
+	a.mustReach(b.ip()+":80", "b")
+	a.mustReach(c.ip()+":80", "")
 	node, err := net.Listen("tcp", "10.78.0.1:7080")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer node.Close()
 	go answerAll(node, "node")
-	a.reaches("10.78.0.1:7080", "node")
+	a.mustReach("10.78.0.1:7080", "node")
 }
 
 func (l lab) delLink(name string) {
@@ -232,8 +234,8 @@ func (l lab) delLink(name string) {
 	}
 }
 
-// numbered returns an IPAM plugin without locks. It derives the address from the number in the container ID.
-func numbered(t *testing.T) plugin.Plugin {
+// numberedIPAM returns an IPAM plugin that takes no locks. The number in the container ID determines the address.
+func numberedIPAM(t *testing.T) plugin.Plugin {
 	return plugin.Plugin{Name: "numbered",
 		Add: func(r *plugin.Request) (*types100.Result, error) {
 			return ipamResult(t, `"ips":[{"address":"10.78.1.`+r.ContainerID[1:]+`/16"}]`), nil
@@ -243,13 +245,13 @@ func numbered(t *testing.T) plugin.Plugin {
 	}
 }
 
-// TestFirstPodsOfVLAN: many concurrent first pods of a VLAN share one bridge and one gateway.
+// TestFirstPodsOfVLAN checks that the first pods of a VLAN share one bridge and one gateway, even if many ADDs run at the same time.
 func TestFirstPodsOfVLAN(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {
 		return
 	}
-	l.Plugin = Plugin(numbered(t)).Run
+	l.Plugin = Plugin(numberedIPAM(t)).Run
 	l.Conf = l.Conf.With("ipam", object{"type": "numbered"})
 	const n = 200
 	pods := make([]lab, n)

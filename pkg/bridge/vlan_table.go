@@ -16,13 +16,13 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// vlanSchema is the version of the table; vlanChain is one of its base chains.
+// vlanSchema is the version number of the table, and vlanChain is the name of one of its base chains.
 const (
 	vlanSchema = 2
 	vlanChain  = "postrouting"
 )
 
-// VLANGateway is the link that carries the gateway addresses of a VLAN.
+// VLANGateway describes the link that has the gateway addresses of a VLAN.
 type VLANGateway struct {
 	Bridge, Link string
 	MAC          net.HardwareAddr
@@ -33,12 +33,13 @@ func (g VLANGateway) elements() []nft.Element {
 		{Set: "hairpin", Key: nft.Key(nft.IfName(g.Link), nft.IfName(g.Link))}}
 }
 
-// buildVLANs writes the static rules. Each VLAN's gateway is an element of the sets.
+// buildVLANs writes the rules, which are the same for any number of VLANs. For each VLAN gateway, elements are added to the sets.
 //
-// Kubernetes asks for br_netfilter with bridge-nf-call-iptables. Then IP rules see a packet twice when it passes a gateway's port: on the
-// bridge, and where it is routed. The first pass decides about NAT for the whole connection. Its rules see the bridge as the interface,
-// which has no address in that VLAN. These rules therefore exempt frames with the gateway's MAC from connection tracking on the bridge. A
-// Service with a backend in the client's VLAN needs the node as source, because the backend would otherwise answer the client directly.
+// Kubernetes needs br_netfilter with bridge-nf-call-iptables. With this setting, IP rules see a packet through a gateway's port twice: when
+// it is bridged, and when it is routed. NAT for the whole connection is decided when the packet is bridged. At that point, the input
+// interface is the bridge, which has no address in the VLAN. NAT would therefore use a wrong address. The rules in this table therefore
+// exclude bridged frames from connection tracking if they have the gateway's MAC. A Service may have a backend in the client's own VLAN. A
+// connection to a backend of this kind is masqueraded. Without masquerade, the backend would answer the client directly.
 func buildVLANs(r nft.Ruleset) error {
 	gateways, err := r.Set("gateways", nil, nftables.TypeIFName, nftables.TypeEtherAddr)
 	if err != nil {
@@ -59,7 +60,8 @@ func buildVLANs(r nft.Ruleset) error {
 	return r.Mark(vlanSchema)
 }
 
-// EnsureVLANGateway lets NAT rules work for traffic through a VLAN's gateway. It is a no-op on a kernel without nftables.
+// EnsureVLANGateway writes the rules that make NAT work for traffic through a VLAN's gateway. EnsureVLANGateway is a no-op on a kernel
+// without nftables.
 func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 	t, err := host.NFT.Open(nft.VLANTable)
 	if err != nil {
@@ -85,10 +87,10 @@ func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 	return fault.Ignore(err, unix.EEXIST) // many first pods may run concurrently
 }
 
-// vlanTable is the note that the node has the table.
+// vlanTable is the mark of a note: the node has the table of VLAN gateways.
 const vlanTable = "vlan-gateways"
 
-// hasVLANTable reports whether the kernel has the rules.
+// hasVLANTable reports whether the kernel has the table in the current version.
 func hasVLANTable(host *kernel.Node) (bool, error) {
 	t, err := host.NFT.Open(nft.VLANTable)
 	if err != nil {
@@ -97,8 +99,9 @@ func hasVLANTable(host *kernel.Node) (bool, error) {
 	return t.Marked(vlanSchema)
 }
 
-// forgetFlushedVLANs removes the note of the table if the table is missing and no gateway needs it. An ADD creates the table before it
-// writes the note. The second look therefore finds a table that was created between the first look and the removal.
+// forgetFlushedVLANs removes the note about the table if the table is missing and no gateway needs it. An ADD may create the table at the
+// same time. ADD creates the table first and writes the note afterwards. The function therefore checks again after removing the note. If
+// the table exists now, the note is restored.
 func forgetFlushedVLANs(host *kernel.Node) error {
 	if _, noted := attachment.NodeNoted(vlanTable); !noted {
 		return nil
@@ -119,7 +122,7 @@ func installVLANs() error {
 	return nft.Install("nft add table inet "+nft.VLANTable, nft.VLANTable, buildVLANs)
 }
 
-// compareVLANGateway returns nil if the rules exist or the kernel cannot have them. Otherwise it returns an error with
+// compareVLANGateway returns nil if the rules exist, or if the kernel does not support them. If a rule is missing, it returns an error with
 // plugin.CodeStateDiffers.
 func compareVLANGateway(host *kernel.Node, g VLANGateway) error {
 	t, err := host.NFT.Open(nft.VLANTable)

@@ -68,8 +68,8 @@ func TestParseVLANs(t *testing.T) {
 	}
 }
 
-// vlanLab returns a node with a separate bridge for a test, if the kernel has VLAN filtering. Otherwise it tests that ADD refuses VLANs and
-// changes nothing.
+// vlanLab returns a node with a bridge that only this test uses, if the kernel supports VLAN filtering. On a kernel without this feature,
+// vlanLab checks that ADD returns an error for VLANs and changes nothing.
 func vlanLab(t *testing.T, keys ...any) (l lab, has bool) {
 	t.Helper()
 	l = bareLab(t, append([]any{"bridge", "btv", "name", "vlans", "ipMasq", false, "isGateway", false, "vlan", 100, "ipam",
@@ -109,7 +109,7 @@ func (l lab) host() *kernel.Node {
 	return h
 }
 
-// portVLANs returns the VLANs of a port.
+// portVLANs returns the VLANs of a port as text.
 func (l lab) portVLANs(name string) string {
 	l.Helper()
 	h := l.host()
@@ -124,7 +124,7 @@ func (l lab) portVLANs(name string) string {
 	return v.String()
 }
 
-// gatewayPort returns the name of the port of a VLAN's gateway.
+// gatewayPort returns the name of the bridge port that belongs to a VLAN's gateway.
 func (l lab) gatewayPort(name string) (port string) {
 	l.Helper()
 	h := l.host()
@@ -141,15 +141,16 @@ func (l lab) gatewayPort(name string) (port string) {
 
 func (a attached) ip() string { return a.result.IPs[0].Address.IP.String() }
 
-// reaches compares the answer from an address with the wanted one.
-func (a attached) reaches(address, want string) {
+// mustReach connects to an address and compares the answer with the wanted answer.
+func (a attached) mustReach(address, want string) {
 	a.Helper()
-	if got, _ := a.ask(address); got != want {
+	if got, _ := a.fetchAnswer(address); got != want {
 		a.Errorf("%s asks %s: %q, want %q", a.id, address, got, want)
 	}
 }
 
-// TestVLANs: pods of one VLAN reach one another and no other pods. A trunk carries VLANs with tags.
+// TestVLANs checks that the pods of a VLAN reach each other, and reach no pod of another VLAN. A pod with a trunk receives frames with VLAN
+// tags.
 func TestVLANs(t *testing.T) {
 	l, has := vlanLab(t)
 	if !has {
@@ -176,7 +177,7 @@ func TestVLANs(t *testing.T) {
 	for _, pod := range []attached{a, b, c, trunk, plain} {
 		pod.serve("tcp4", ":80")
 	}
-	if err := trunk.tagged(map[int]string{100: "10.81.0.200/24", 200: "10.79.0.200/24"}); err != nil {
+	if err := trunk.setTaggedVLANs(map[int]string{100: "10.81.0.200/24", 200: "10.79.0.200/24"}); err != nil {
 		t.Fatal(err)
 	}
 	for pod, address := range map[*attached]string{&a: "10.81.0.3/24", &c: "10.79.0.3/24"} {
@@ -184,22 +185,22 @@ func TestVLANs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	a.reaches(b.ip()+":80", "b")
-	b.reaches(a.ip()+":80", "a")
-	a.reaches(c.ip()+":80", "")
-	a.reaches(plain.ip()+":80", "")
-	a.reaches("10.81.0.200:80", "trunk") // tagged
-	c.reaches("10.79.0.200:80", "trunk")
-	plain.reaches(trunk.ip()+":80", "trunk") // untagged
-	a.reaches(trunk.ip()+":80", "")
+	a.mustReach(b.ip()+":80", "b")
+	b.mustReach(a.ip()+":80", "a")
+	a.mustReach(c.ip()+":80", "")
+	a.mustReach(plain.ip()+":80", "")
+	a.mustReach("10.81.0.200:80", "trunk") // tagged
+	c.mustReach("10.79.0.200:80", "trunk")
+	plain.mustReach(trunk.ip()+":80", "trunk") // untagged
+	a.mustReach(trunk.ip()+":80", "")
 	for _, pod := range []attached{a, b} {
 		l.OK(pod.check())
 	}
 	l.OK(c.check("vlan", 200))
 }
 
-// tagged gives a pod addresses in tagged VLANs.
-func (a attached) tagged(addresses map[int]string) error {
+// setTaggedVLANs gives a pod addresses on VLAN interfaces, which send tagged frames.
+func (a attached) setTaggedVLANs(addresses map[int]string) error {
 	return a.Pod.Do(func() error {
 		eth0, err := netlink.LinkByName("eth0")
 		if err != nil {
@@ -227,7 +228,8 @@ func addAddress(link netlink.Link, prefix string) error {
 	return netlink.AddrAdd(link, &netlink.Addr{IPNet: kernel.IPNet(netip.MustParsePrefix(prefix))})
 }
 
-// TestFilteringOfExistingBridge: ADD does not enable filtering on a bridge that has ports. It does so on a bridge without ports.
+// TestFilteringOfExistingBridge checks that ADD does not enable VLAN filtering on a bridge that has ports. ADD enables VLAN filtering on a
+// bridge without ports.
 func TestFilteringOfExistingBridge(t *testing.T) {
 	l, has := vlanLab(t)
 	if !has {
@@ -252,7 +254,8 @@ func TestFilteringOfExistingBridge(t *testing.T) {
 	l.OK(a.check())
 }
 
-// setBridge changes attributes of a bridge. It sends only those, since the kernel rejects other attributes as the library read them.
+// setBridge changes some attributes of a bridge. The request contains only these attributes. The kernel would reject some of the other
+// attributes in the form in which the library reads them.
 func setBridge(set func(*netlink.Bridge)) func(netlink.Link) error {
 	return func(link netlink.Link) error {
 		b := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}
@@ -266,7 +269,7 @@ func filterVLANs(on bool) func(netlink.Link) error {
 	return setBridge(func(b *netlink.Bridge) { b.VlanFiltering = &on })
 }
 
-// TestOtherDefaultVLAN: a bridge may have a default VLAN other than 1, or none.
+// TestOtherDefaultVLAN checks bridges whose default VLAN is not 1, and bridges without a default VLAN.
 func TestOtherDefaultVLAN(t *testing.T) {
 	l, has := vlanLab(t, "preserveDefaultVlan", true)
 	if !has {
@@ -289,7 +292,7 @@ func TestOtherDefaultVLAN(t *testing.T) {
 	}
 }
 
-// vlanBreakages returns changes that CHECK has to detect.
+// vlanBreakages returns changes that CHECK must detect.
 func vlanBreakages(a attached) map[string]func() error {
 	vlan := func(port string, change func(netlink.Link, uint16, bool, bool, bool, bool) error, id uint16, pvid, untagged bool) func() error {
 		return func() error {
@@ -323,7 +326,7 @@ func vlanBreakages(a attached) map[string]func() error {
 	}
 }
 
-// TestCheckVLANs: CHECK detects each breakage, and the next ADD repairs the parts that all pods share.
+// TestCheckVLANs checks that CHECK detects each breakage. The next ADD repairs the parts that all pods share.
 func TestCheckVLANs(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {
@@ -349,7 +352,8 @@ func TestCheckVLANs(t *testing.T) {
 	}
 }
 
-// TestCheckDefaultVLAN (C-61): a bridge with VLAN filtering drops the frames of a pod whose port lost the default VLAN.
+// TestCheckDefaultVLAN (C-61) checks that CHECK fails if a pod's port is no longer in the default VLAN. A bridge with VLAN filtering drops
+// the frames of this pod.
 func TestCheckDefaultVLAN(t *testing.T) {
 	l, has := vlanLab(t)
 	if !has {
@@ -367,7 +371,7 @@ func TestCheckDefaultVLAN(t *testing.T) {
 	l.Fails(a.check(), plugin.CodeStateDiffers, "port "+a.hostVeth()+" has no VLAN for frames without a tag")
 }
 
-// TestNoHalfVLANs: each step alone is refused on a kernel without the feature.
+// TestNoHalfVLANs checks that creating a VLAN bridge fails on a kernel without VLAN filtering.
 func TestNoHalfVLANs(t *testing.T) {
 	l, has := vlanLab(t)
 	if has {

@@ -14,15 +14,15 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// addressTimeout bounds the wait for a new address. Duplicate address detection takes one to two seconds (RFC 4862 section 5.4: one probe
-// and its delay). The kernel's work queue takes less than a millisecond on an idle node.
+// addressTimeout limits how long to wait for a new address. Duplicate address detection takes one to two seconds: one probe and a delay
+// (RFC 4862 section 5.4). The work queue of the kernel takes less than a millisecond on an idle node.
 const addressTimeout = 10 * time.Second
 
-// wiring is layer 2 of an attachment: the bridge, both ends of the veth pair, and the link with the gateway addresses. That link is the
-// bridge or a VLAN's gateway.
+// The struct wiring contains the links of an attachment: the bridge, both ends of the veth pair, and the gateway link, which has the
+// gateway addresses. The gateway link is the bridge itself, or the link of a VLAN's gateway.
 type wiring struct{ bridge, host, pod, gateway kernel.Link }
 
-// createLinks creates the bridge if it is missing, and the veth pair, which stays down.
+// createLinks creates the bridge if it is missing. The veth pair is also created, but stays down.
 func (j *job) createLinks() (w wiring, err error) {
 	if j.cfg.AutoMTU && j.cfg.MTU == 0 {
 		if j.cfg.MTU, err = j.host.UplinkMTU(); err != nil {
@@ -54,7 +54,7 @@ func (j *job) createLinks() (w wiring, err error) {
 	return w, err
 }
 
-// ensureBridge creates the bridge if it is missing. It sets the bridge up as the last step.
+// ensureBridge returns the bridge, and creates it if it is missing. Setting the bridge up is the last step.
 func (j *job) ensureBridge() (kernel.Link, error) {
 	link, made, lost, err := j.findBridge()
 	if err != nil {
@@ -87,7 +87,8 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 	return link, nil
 }
 
-// findBridge returns the bridge, and the ports that lost their bridge. It creates a missing bridge; made reports that.
+// findBridge returns the bridge, and the orphaned ports that a deleted bridge left. If the bridge is missing, findBridge creates it, and
+// the result made is true.
 func (j *job) findBridge() (link kernel.Link, made bool, lost []port, err error) {
 	name := j.cfg.Bridge
 	link, ok, err := j.host.Link(name)
@@ -101,8 +102,8 @@ func (j *job) findBridge() (link kernel.Link, made bool, lost []port, err error)
 	if j.cfg.VLANs.used() || slices.ContainsFunc(lost, func(p port) bool { return p.VLANs.used() }) {
 		add = j.host.AddVLANBridge
 	}
-	// A Service whose backend is on the same bridge works only if IP rules see the backend's answer. Otherwise the answer would go directly
-	// to the client, from an address that the client never contacted.
+	// A Service with a backend on the client's own bridge works only if iptables rules see the bridged answer of the backend. Without iptables
+	// rules, the answer would go directly to the client, which expects it from the Service's address.
 	filtered := j.cfg.Gateway && j.cfg.gatewayName() == name
 	if err = add(name, previousMAC(lost), j.cfg.MTU, filtered); err != nil && !isExist(err) {
 		return link, false, nil, err
@@ -112,7 +113,7 @@ func (j *job) findBridge() (link kernel.Link, made bool, lost []port, err error)
 	return link, made, lost, errIfDeleted(name, ok, err)
 }
 
-// errIfDeleted returns an error if a bridge that existed a moment ago cannot be found.
+// errIfDeleted returns an error if a bridge that just existed is missing.
 func errIfDeleted(name string, ok bool, err error) error {
 	if err == nil && !ok {
 		err = plugin.Errorf(plugin.CodeDevice, "another program deleted bridge %s", name)
@@ -120,8 +121,9 @@ func errIfDeleted(name string, ok bool, err error) error {
 	return err
 }
 
-// hardenedSysctls returns sysctls that keep an interface from learning addresses and routes from pods (CVE-2020-10749). They also avoid the
-// one to two seconds of duplicate address detection for its link-local address. They must be set before the link is up.
+// hardenedSysctls returns sysctls that prevent an interface from learning addresses and routes from pods (CVE-2020-10749). Unless enabledad
+// is set, the sysctls also switch off duplicate address detection, which would delay the link-local address by one to two seconds. The
+// sysctls must be set before the link is up.
 func (j *job) hardenedSysctls(name string) []kernel.Sysctl {
 	conf := "ipv6/conf/" + name + "/"
 	dad := "0"
@@ -133,7 +135,7 @@ func (j *job) hardenedSysctls(name string) []kernel.Sysctl {
 	return append(settings, kernel.Sysctl{Path: conf + "accept_dad", Value: dad})
 }
 
-// randomMAC returns a locally administered unicast address.
+// randomMAC returns a locally administered unicast MAC address.
 func randomMAC() net.HardwareAddr {
 	mac := make(net.HardwareAddr, 6)
 	_, _ = rand.Read(mac)
@@ -141,9 +143,9 @@ func randomMAC() net.HardwareAddr {
 	return mac
 }
 
-// setMAC sets the pod's MAC to the one derived from its first address, unless the configuration names a MAC. Then neighbours that knew the
-// previous pod with this address need no new neighbour entry. It does so only for IPAM plugins in process: an external IPAM plugin may have
-// sent the MAC to a DHCP server.
+// setMAC sets the pod's MAC to the value that AddressMAC computes from the pod's first address. A MAC in the configuration takes
+// precedence. If a new pod gets a deleted pod's address, the neighbours' cached entries for the address stay valid. The MAC is not changed
+// for external IPAM plugins, because the plugin may have sent the previous MAC to a DHCP server.
 func (j *job) setMAC(w *wiring, l layer3) error {
 	if j.cfg.MAC != nil || !j.shared || len(l.Addresses) == 0 {
 		return nil
@@ -152,11 +154,11 @@ func (j *job) setMAC(w *wiring, l layer3) error {
 	return j.pod.SetMAC(w.pod, w.pod.MAC)
 }
 
-// configure sets both ends up with addresses and routes. It begins with the pod side, so that the bridge port forwards as soon as the host
-// side is up.
+// configure sets both ends of the veth pair up, and adds the addresses and routes. The pod's end is set up first, so that the bridge port
+// forwards frames as soon as the host side is up.
 func (j *job) configure(w wiring, l layer3) error {
-	// A bridge port needs no IPv6 of its own. IPv6 would add three routes per pod to the node, and the kernel walks all routes for every
-	// link change.
+	// The host side is a bridge port, which needs no IPv6 address. With IPv6, each host side would add three routes to the node, and the
+	// kernel walks all routes at every link change.
 	if err := j.host.Set(kernel.Sysctl{Path: "ipv6/conf/" + w.host.Name + "/disable_ipv6", Value: "1"}); err != nil {
 		return err
 	}
@@ -183,7 +185,7 @@ func (j *job) configure(w wiring, l layer3) error {
 		return err
 	}
 	if j.cfg.Gateway {
-		if err := j.gateway(w, l); err != nil {
+		if err := j.setUpGateway(w, l); err != nil {
 			return err
 		}
 	}
@@ -201,11 +203,11 @@ func (j *job) configure(w wiring, l layer3) error {
 	return j.awaitAddresses(j.pod, w.pod, l.Addresses...)
 }
 
-// carrierTimeout bounds the wait until the kernel sees a carrier. With many link changes the kernel looks once a second
-// (net/core/link_watch.c). A timeout is no error: the carrier will come, or an admin set a link down.
+// carrierTimeout limits how long to wait for the carrier. If many links change, the kernel updates the carrier state only once a second
+// (net/core/link_watch.c). A timeout is not an error: the carrier will be on later, or an admin has set a link down.
 const carrierTimeout = 3 * time.Second
 
-// awaitCarrier waits until frames pass between the pod, the bridge port and the gateway.
+// awaitCarrier waits until frames can pass between the pod, the bridge port and the gateway link.
 func (j *job) awaitCarrier(w wiring) error {
 	until := time.Now().Add(carrierTimeout)
 	if err := j.pod.AwaitCarrier(w.pod, until); err != nil {
@@ -217,8 +219,8 @@ func (j *job) awaitCarrier(w wiring) error {
 	return j.host.AwaitCarrier(w.gateway, until) // this is its first port
 }
 
-// awaitAddresses waits until a namespace answers for the new addresses of a link. It only logs a timeout: a slow node has thousands of
-// addresses to add, and a retry would add more.
+// awaitAddresses waits until a namespace answers to the new addresses of a link. A timeout is only logged. A slow node may still have to
+// add thousands of addresses, and a retry of ADD would make this worse.
 func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip.Prefix) error {
 	if j.cfg.DAD {
 		if err := in.WaitForDAD(link, addressTimeout); err != nil {
@@ -234,9 +236,9 @@ func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip
 	return nil
 }
 
-// podSettings returns the sysctls of the pod side. A pod of an IPv4 network gets no IPv6: its link-local address would bypass policies for
-// the pod's IPv4 (CVE-2024-32473), and its announcements would go to each bridge port. If the pod enables IPv6 later, the other settings
-// still apply.
+// podSettings returns the sysctls for the pod's end of the veth pair. IPv6 is off in a pod of an IPv4 network. The link-local address would
+// bypass policies for the pod's IPv4 address (CVE-2024-32473), and its announcements would go to every bridge port. The other sysctls apply
+// if the pod enables IPv6 later.
 func (j *job) podSettings(pod kernel.Link, l layer3) []kernel.Sysctl {
 	conf := "ipv6/conf/" + j.r.IfName + "/"
 	settings := append(j.hardenedSysctls(j.r.IfName), kernel.Sysctl{Path: conf + "accept_redirects", Value: "0"})
@@ -259,7 +261,7 @@ func (j *job) configurePort(w wiring) error {
 	return j.host.SetUpLeader(w.host, j.alias())
 }
 
-// setPort sets the VLANs and flags of a pod's port before it is up.
+// setPort sets the VLANs and flags of a pod's port while the port is still down.
 func setPort(host *kernel.Node, bridge, port kernel.Link, vlans VLANs, flags kernel.BridgePort) error {
 	if vlans.used() {
 		if err := setVLANs(host, bridge, port, vlans); err != nil {
@@ -269,11 +271,11 @@ func setPort(host *kernel.Node, bridge, port kernel.Link, vlans VLANs, flags ker
 	return host.SetPort(port, flags)
 }
 
-// maxAlias is the maximum length of a link alias (IFALIASZ in include/uapi/linux/if.h, minus the terminating zero).
+// maxAlias is the maximum length of a link alias, which is IFALIASZ without the terminating zero (include/uapi/linux/if.h).
 const maxAlias = 255
 
-// alias returns the link alias of the host side for humans who read 'ip link'. It names the pod, or else the container, and any interface
-// but eth0.
+// alias returns the link alias for the host side, which 'ip link' shows to users. The alias contains the pod's name, or the container ID if
+// the name is unknown. For interfaces other than eth0, the interface name follows.
 func (j *job) alias() string {
 	name := j.r.Pod.String()
 	if name == "" {

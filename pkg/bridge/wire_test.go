@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// uplink gives the node an uplink with a default route for each gateway, and removes it when the test ends.
-func (l lab) uplink(mtu int, prefix string, gateways ...string) {
+// addUplink gives the node an uplink with one default route for each gateway. The uplink is removed when the test ends.
+func (l lab) addUplink(mtu int, prefix string, gateways ...string) {
 	l.Helper()
 	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink0", MTU: mtu, TxQLen: -1}, PeerName: "router0"}
 	if err := netlink.LinkAdd(pair); err != nil {
@@ -47,7 +47,7 @@ func (l lab) uplink(mtu int, prefix string, gateways ...string) {
 	}
 }
 
-// TestAutoMTU: pods get the uplink's MTU.
+// TestAutoMTU checks that pods get the MTU of the node's uplink.
 func TestAutoMTU(t *testing.T) {
 	l := bareLab(t, "name", "automtu", "bridge", "btmtu", "mtu", "auto")
 	t.Cleanup(func() { _ = onHost("btmtu", netlink.LinkDel) })
@@ -55,7 +55,7 @@ func TestAutoMTU(t *testing.T) {
 	if got := a.result.Interfaces[2].Mtu; got != 1500 {
 		t.Errorf("without an uplink: %d", got)
 	}
-	l.uplink(1400, "192.168.7.2/24", "192.168.7.1")
+	l.addUplink(1400, "192.168.7.2/24", "192.168.7.1")
 	l.OK(a.check())
 	for _, dst := range []string{"192.0.2.0/24", "198.51.100.0/24"} { // as cautious admins do
 		blackhole := &netlink.Route{Dst: kernel.IPNet(netip.MustParsePrefix(dst)), Type: unix.RTN_BLACKHOLE}
@@ -73,7 +73,7 @@ func TestAutoMTU(t *testing.T) {
 	l.OK(b.check())
 }
 
-// TestAlias: the alias in 'ip link' names the pod of a veth pair.
+// TestAlias checks that the alias of the host side in 'ip link' contains the pod's name.
 func TestAlias(t *testing.T) {
 	l := newLab(t)
 	for args, want := range map[string]string{

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package child runs external programs that a verb needs: an IPAM plugin or iptables. A runtime that times out kills only the plugin. An
-// external program that outlived it could make changes after the following DEL, which no later verb would remove.
+// Package child runs the external programs that a verb needs, such as an external IPAM plugin or iptables. After a timeout, a runtime kills
+// only the plugin's process and not its child processes. A child process that continued to run could make changes after the next DEL. No
+// later verb would remove these changes.
 package child
 
 import (
@@ -16,16 +17,16 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// ErrTimeout means that a program did not end in time, and was killed with its children.
+// ErrTimeout means that a program was killed, together with its children, because it did not end in time.
 var ErrTimeout = errors.New("no answer in time")
 
-// maxOutput limits the stored output of a program.
+// maxOutput is the maximum size of a program's stored output in bytes.
 const maxOutput = 16 << 20
 
-// Buffer stores the output of a program, at most 16 MiB.
+// Buffer stores the output of a program, up to 16 MiB.
 type Buffer struct{ bytes.Buffer }
 
-// Write fails if the buffer is full; the program then ends by SIGPIPE.
+// Write returns an error if the buffer is full. The program then ends with the signal SIGPIPE.
 func (b *Buffer) Write(p []byte) (int, error) {
 	if b.Len()+len(p) > maxOutput {
 		return 0, errors.New("too much output")
@@ -33,10 +34,10 @@ func (b *Buffer) Write(p []byte) (int, error) {
 	return b.Buffer.Write(p)
 }
 
-// Run runs cmd with a timeout. The program inherits hold, a lock file: if the program survives this process, the next process that takes
-// the lock waits for its end. The kernel kills the program if this process dies.
+// Run runs cmd and kills it after the timeout. The program inherits the lock file hold. If the program survives this process, the lock
+// stays held until the program ends. If this process dies, the kernel kills the program.
 func Run(cmd *exec.Cmd, timeout time.Duration, hold *os.File) error {
-	// The signal at the parent's death depends on the thread that starts the program.
+	// The signal at the parent's death is bound to the thread that starts the program, so this thread must not end.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}

@@ -28,7 +28,7 @@ func (c *Cache) Find(pod Pod) (devices []allocation.Device, err error) {
 		of, stateErr = nil, errors.New("the runtime does not pass the pod's UID")
 	}
 	if stateErr != nil {
-		return nil, checkNoClaims(c.folder, pod.Namespace, stateErr)
+		return nil, c.checkNoClaims(pod.Namespace, stateErr)
 	}
 	var found []Record
 	for _, n := range of {
@@ -64,17 +64,21 @@ func (c *Cache) Find(pod Pod) (devices []allocation.Device, err error) {
 
 // checkNoClaims returns nil if no claim of a namespace is prepared. Otherwise it returns an error with the reason why the pod's claims are
 // unknown.
-func checkNoClaims(folder, namespace string, reason error) error {
-	records, err := List(folder)
+func (c *Cache) checkNoClaims(namespace string, reason error) error {
+	var found error
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err := c.walk(func(f *file) error {
+		r, err := f.decode()
+		if err == nil && found == nil && r.Claim().Namespace == namespace {
+			found = fmt.Errorf("the pod may have %s: %w", r, reason)
+		}
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("find the claims of the pod: %w; %w", reason, err)
 	}
-	for _, r := range records {
-		if r.Claim().Namespace == namespace {
-			return fmt.Errorf("the pod may have %s: %w", r, reason)
-		}
-	}
-	return nil
+	return found
 }
 
 // Split separates devices into those of the given resources and others. Neither result is nil.

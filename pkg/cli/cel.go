@@ -10,34 +10,35 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// maybeMissing returns the attributes that some VFs lack: those of a VF whose NUMA node is unknown.
+// maybeMissing returns the attributes that some VFs lack. The result contains the attributes of the NUMA node, which may be unknown.
 func maybeMissing() []attribute {
 	return []attribute{{"resource.kubernetes.io", "numaNode"}, {"dra.net", "numaNode"}}
 }
 
-// attribute is the name of an attribute in a ResourceSlice.
+// attribute identifies an attribute in a ResourceSlice by its domain and its name.
 type attribute struct{ domain, name string }
 
 func (a attribute) String() string { return a.domain + "/" + a.name }
 
 var (
-	// celRead is device.attributes["domain"].name or device.attributes["domain"]["name"]. Optional forms such as .?name do not match.
+	// celRead matches device.attributes["domain"].name and device.attributes["domain"]["name"]. Optional forms such as .?name do not match.
 	celRead = regexp.MustCompile(`device\.attributes\[["']([^"']+)["']\](?:\.([A-Za-z_]\w*)|\[["']([^"']+)["']\])`)
-	// celBind is cel.bind(alias, device.attributes["domain"],
+	// celBind matches the text cel.bind(alias, device.attributes["domain"],
 	celBind = regexp.MustCompile(`cel\.bind\(\s*(\w+)\s*,\s*(device\.attributes\[["'][^"']+["']\])\s*,`)
-	// celIn is "name" in device.attributes["domain"].
+	// celIn matches "name" in device.attributes["domain"].
 	celIn = regexp.MustCompile(`["']([^"']+)["']\s+in\s+device\.attributes\[["']([^"']+)["']\]`)
-	// celHas is has(device.attributes["domain"].name).
+	// celHas matches has(device.attributes["domain"].name).
 	celHas = regexp.MustCompile(`has\(\s*device\.attributes\[["']([^"']+)["']\]\.(\w+)\s*\)`)
-	// celDriver compares the driver, an attribute that every device has.
+	// celDriver matches a comparison of the driver. Every device has the attribute driver.
 	celDriver = regexp.MustCompile(`device\.driver\s*==`)
 )
 
-// unguarded returns the risks of a CEL expression that selects devices: each attribute that it reads although a device may lack it. If
-// a device lacks it, the scheduler stops with an error and the pod starts on no node. sure is set for an expression that sees only
-// devices of this driver.
+// unguarded returns the problems of a CEL expression that selects devices. A problem is an attribute that the expression reads although a
+// device may lack it. If a device lacks the attribute, the scheduler stops with an error, and the pod starts on no node. The argument sure
+// is true if the expression sees only devices of this driver.
 //
-// The check reads the text and does not evaluate it. A guard counts if it stands anywhere before the attribute.
+// The function searches the text of the expression and does not evaluate it. Any test for an attribute that precedes the reading of that
+// attribute is accepted as a guard.
 func unguarded(expression string, sure bool) (problems []string) {
 	for _, m := range celBind.FindAllStringSubmatch(expression, -1) {
 		expression = regexp.MustCompile(`\b`+m[1]+`\.`).ReplaceAllLiteralString(expression, m[2]+".")
@@ -59,7 +60,7 @@ func unguarded(expression string, sure bool) (problems []string) {
 	return problems
 }
 
-// guard is a test for an attribute. It covers the text after an offset.
+// guard is a test in a CEL expression that a device has an attribute. The guard protects the text that follows the offset from.
 type guard struct {
 	attribute
 	from int
@@ -75,7 +76,8 @@ func guardsOf(expression string) (guards []guard) {
 	return guards
 }
 
-// readRisk returns why reading an attribute may fail, or "" if it cannot. own is set for expressions that see only devices of this driver.
+// readRisk returns the reason why reading an attribute may fail. The reason is empty if reading cannot fail. The argument own is true if
+// the expression sees only devices of this driver.
 func readRisk(a attribute, own bool) string {
 	switch {
 	case slices.Contains(maybeMissing(), a):

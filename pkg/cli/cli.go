@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cli is the operator's command line.
+// Package cli implements the operator's command line, podlace.
 package cli
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// Exit statuses.
+// These are the exit statuses of the command.
 const (
 	exitOK      = 0
 	exitDiffers = 1 // the command ran and found an error
@@ -27,13 +27,14 @@ const (
 	exitRefused = 3 // the kernel refused the sandbox, or the operator must decide first
 )
 
-// exitError ends the program with a status and without a further message.
+// exitError makes the program exit with a status. It prints no further message.
 type exitError int
 
 // Error returns the status as text.
 func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// Run runs the command line and returns the exit status. It strips terminal escape sequences from the names of pods and files.
+// Run runs the command line and returns the exit status. Run removes terminal escape sequences from the names of pods and files in the
+// output.
 func Run(args []string, stdout, stderr io.Writer) int {
 	stdout, stderr = plugin.PlainWriter(stdout), plugin.PlainWriter(stderr)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -54,7 +55,7 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	return exitFailed
 }
 
-// suggest adds the nearest commands to the error about an unknown command. Cobra's own suggestion has several lines.
+// suggest adds the most similar command names to the error about an unknown command. Cobra's own suggestion needs several lines.
 func suggest(cmd *cobra.Command, err error) error {
 	var name string
 	if _, scan := fmt.Sscanf(err.Error(), "unknown command %q", &name); scan != nil {
@@ -67,12 +68,12 @@ func suggest(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w: %s", err, near)
 }
 
-// printLine prints a message on one line. It strips control characters, because a pod's name or a plugin's message may have some.
+// printLine prints a message on a single line. Control characters are removed, because a pod's name or a plugin's message may contain some.
 func printLine(stderr io.Writer, text string) {
 	fmt.Fprintln(stderr, "podlace:", plugin.Plain(strings.ReplaceAll(text, "\n", "; "), reconcile.MaxMessage))
 }
 
-// Command returns the command line, for its documents.
+// Command returns the root command, from which the documents are generated.
 func Command() *cobra.Command { return newRoot() }
 
 func newRoot() *cobra.Command {

@@ -17,7 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/demo"
 )
 
-// The test binary plays the programs that the command starts: sudo by its name, and podlace by its first argument.
+// The test binary also replaces two programs that the command starts: sudo, recognized by its name, and podlace, recognized by its first
+// argument.
 func TestMain(m *testing.M) {
 	switch {
 	case filepath.Base(os.Args[0]) == "sudo":
@@ -28,7 +29,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// needsNoPassword names the variable with which the fake sudo succeeds.
+// needsNoPassword is an environment variable: if it is set, the fake sudo succeeds.
 const (
 	needsNoPassword = "PLAY_SUDO"
 	playedStatus    = 7
@@ -45,7 +46,8 @@ func playSudo(args []string) int {
 	return playedStatus
 }
 
-// playDemo reports on a plugin folder: one row holds the arguments. The row fails if the folder has a file "miss".
+// playDemo replaces podlace demo. The printed report has one row, which contains the arguments. The row is a miss if the plugin folder
+// contains a file named "miss".
 func playDemo(args []string) int {
 	dir := args[3]
 	row, status := demo.Row{Step: "step", Measured: strings.Join(args[4:], " "), Result: demo.OK}, 0
@@ -107,7 +109,7 @@ func TestRefusedCommands(t *testing.T) {
 		"unknown output":    {[]string{"version", "-o", "xml"}, `--output "xml"`},
 		"demo's output":     {[]string{"demo", "-o", "xml"}, `--output "xml"`},
 		"no plugins":        {[]string{"demo", "--plugins", dir}, "no executable bandwidth, bridge, host-local, portmap, loopback"},
-		"no reference":      {[]string{"demo", "--plugins", plugins(t), "--reference", dir}, "plugin folder " + dir},
+		"no reference":      {[]string{"demo", "--plugins", pluginsDir(t), "--reference", dir}, "plugin folder " + dir},
 		"no such conflist":  {[]string{"demo", "--conflist", filepath.Join(dir, "none")}, "no such file"},
 		"output of gc":      {[]string{"gc", "-o", "xml"}, `--output "xml"`},
 		"output of ls":      {[]string{"ls", "-o", "xml"}, `--output "xml"`},
@@ -121,7 +123,7 @@ func TestRefusedCommands(t *testing.T) {
 	}
 }
 
-// TestNeedsRoot checks that a file which only root can read is an error, and not an empty list.
+// TestNeedsRoot checks that a file readable only by root causes an error. The command must not print an empty list.
 func TestNeedsRoot(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("SKIPPED: it needs an ordinary user")
@@ -133,8 +135,8 @@ func TestNeedsRoot(t *testing.T) {
 	}
 }
 
-// plugins returns a folder with all plugins of the shipped conflist and the given files.
-func plugins(t *testing.T, files ...string) string {
+// pluginsDir returns a folder that contains the given files and all plugins of the shipped conflist.
+func pluginsDir(t *testing.T, files ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, name := range append(files, "bridge", "host-local", "loopback", "portmap", "bandwidth") {
@@ -145,10 +147,10 @@ func plugins(t *testing.T, files ...string) string {
 	return dir
 }
 
-// TestDemoFindsInstalledPlugins checks that the demo without --plugins takes the first folder with all plugins, and that its error
-// names each folder that lacks a plugin.
+// TestDemoFindsInstalledPlugins checks that the demo without --plugins uses the first folder that contains all plugins. If no folder
+// contains all plugins, the error names each folder and a missing plugin.
 func TestDemoFindsInstalledPlugins(t *testing.T) {
-	full, tools := plugins(t), t.TempDir()
+	full, tools := pluginsDir(t), t.TempDir()
 	for name, dirs := range map[string][]string{"beside podlace": {full, tools}, "installed": {tools, full}} {
 		if got, err := pluginFolder(dirs, []string{"bridge", "loopback"}); got != full || err != nil {
 			t.Errorf("%s: %s, %v", name, got, err)
@@ -158,7 +160,7 @@ func TestDemoFindsInstalledPlugins(t *testing.T) {
 	if err == nil || err.Error() != "plugin folder "+tools+": no executable dance\nplugin folder "+full+": no executable dance" {
 		t.Errorf("nowhere: %v", err)
 	}
-	// The folder of the test binary has no plugins, so the demo looks into the installed ones.
+	// The folder of the test binary contains no plugins, so the demo uses the installed plugins.
 	if opts, err := (demoFlags{}).options(""); err == nil && opts.Plugins != cniBinDir ||
 		err != nil && !strings.Contains(err.Error(), "plugin folder "+cniBinDir+": no executable") {
 		t.Errorf("by default: %+v, %v", opts.Plugins, err)
@@ -166,7 +168,7 @@ func TestDemoFindsInstalledPlugins(t *testing.T) {
 }
 
 func TestReference(t *testing.T) {
-	good, bad, broken := plugins(t), plugins(t, "miss"), plugins(t, "broken")
+	good, bad, broken := pluginsDir(t), pluginsDir(t, "miss"), pluginsDir(t, "broken")
 	conflist := filepath.Join("..", "..", "conf", "10-podlace.conflist")
 	for name, test := range map[string]struct {
 		ours, theirs string

@@ -14,18 +14,18 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// completion completes an argument or the value of a flag.
+// completion is a function that completes an argument or the value of a flag.
 type completion = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
 
-// addCompletions completes pods, networks, PCI addresses and output formats in all commands below a command.
+// addCompletions adds the completion of pods, networks, PCI addresses and output formats to a command and all its subcommands.
 func addCompletions(cmd *cobra.Command) {
 	switch _, argument, _ := strings.Cut(cmd.Use, " "); argument {
 	case "[POD]":
-		cmd.ValidArgsFunction = first(completePods)
+		cmd.ValidArgsFunction = firstOnly(completePods)
 	case "[CONFLIST|POD]":
-		cmd.ValidArgsFunction = first(completePodsAndFiles)
+		cmd.ValidArgsFunction = firstOnly(completePodsAndFiles)
 	case "DEVICE", "[DEVICE]":
-		cmd.ValidArgsFunction = first(completeDevices)
+		cmd.ValidArgsFunction = firstOnly(completeDevices)
 	case "":
 		cmd.ValidArgsFunction = cobra.NoFileCompletions
 	}
@@ -42,14 +42,14 @@ func addCompletions(cmd *cobra.Command) {
 	}
 }
 
-// formats returns the output formats that the usage of a flag lists: "output format: table, wide or json".
+// formats returns the output formats that a flag's usage text lists, for example "output format: table, wide or json".
 func formats(usage string) []string {
 	_, list, _ := strings.Cut(usage, ": ")
 	return strings.FieldsFunc(strings.ReplaceAll(list, " or ", ","), func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-// first completes the first argument alone.
-func first(complete completion) completion {
+// firstOnly restricts a completion to the first argument.
+func firstOnly(complete completion) completion {
 	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
@@ -59,25 +59,25 @@ func first(complete completion) completion {
 }
 
 func completePods(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	return recorded(func(rec attachment.Record) string { return rec.Pod }), cobra.ShellCompDirectiveNoFileComp
+	return recordedValues(func(rec attachment.Record) string { return rec.Pod }), cobra.ShellCompDirectiveNoFileComp
 }
 
 func completePodsAndFiles(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	return recorded(func(rec attachment.Record) string { return rec.Pod }), cobra.ShellCompDirectiveDefault
+	return recordedValues(func(rec attachment.Record) string { return rec.Pod }), cobra.ShellCompDirectiveDefault
 }
 
 func completeNetworks(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	return recorded(func(rec attachment.Record) string { return rec.Network }), cobra.ShellCompDirectiveNoFileComp
+	return recordedValues(func(rec attachment.Record) string { return rec.Network }), cobra.ShellCompDirectiveNoFileComp
 }
 
-// recorded completes a field of the records.
-func recorded(field func(attachment.Record) string) []string {
+// recordedValues returns the values of one field in all records.
+func recordedValues(field func(attachment.Record) string) []string {
 	all, _ := attachment.All() // unreadable records complete nothing
-	return values(all, field)
+	return distinctValues(all, field)
 }
 
-// values returns a field of the records, each value once.
-func values(all []attachment.Record, field func(attachment.Record) string) (found []string) {
+// distinctValues returns the sorted values of one field in the records, without duplicates.
+func distinctValues(all []attachment.Record, field func(attachment.Record) string) (found []string) {
 	for _, rec := range all {
 		if value := field(rec); value != "" {
 			found = append(found, plain(value))
@@ -87,7 +87,7 @@ func values(all []attachment.Record, field func(attachment.Record) string) (foun
 	return slices.Compact(found)
 }
 
-// completeDevices returns the PCI addresses of network cards below the folder of --sysfs.
+// completeDevices returns the PCI addresses of the network cards that are found in the folder of the flag --sysfs.
 func completeDevices(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	sysfs := "/sys"
 	if f := cmd.Flags().Lookup("sysfs"); f != nil {

@@ -15,20 +15,20 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// visible returns a command and the commands below it that the help lists.
-func visible(cmd *cobra.Command) (all []*cobra.Command) {
+// visibleCommands returns a command and all its subcommands that the help text lists.
+func visibleCommands(cmd *cobra.Command) (all []*cobra.Command) {
 	all = append(all, cmd)
 	for _, sub := range cmd.Commands() {
 		if !sub.Hidden {
-			all = append(all, visible(sub)...)
+			all = append(all, visibleCommands(sub)...)
 		}
 	}
 	return all
 }
 
-// TestExamples: each command without subcommands shows examples, and their flags and arguments are valid.
+// TestExamples checks that each command without subcommands has examples, and that the flags and arguments in the examples are valid.
 func TestExamples(t *testing.T) {
-	for _, cmd := range visible(newRoot()) {
+	for _, cmd := range visibleCommands(newRoot()) {
 		if cmd.Example == "" && !cmd.HasSubCommands() {
 			t.Errorf("%s --help shows no example", cmd.CommandPath())
 		}
@@ -49,7 +49,7 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// complete returns what a shell gets for the last of the arguments.
+// complete returns the values that a shell offers for the last argument.
 func complete(t *testing.T, args ...string) []string {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -60,7 +60,7 @@ func complete(t *testing.T, args ...string) []string {
 	return lines[:len(lines)-1] // the last is the directive
 }
 
-// TestCompleteFormats: -o completes the formats that the command supports.
+// TestCompleteFormats checks that -o completes the output formats that the command supports.
 func TestCompleteFormats(t *testing.T) {
 	for command, want := range map[string][]string{
 		"ls": {"table", "wide", "json"}, "doctor": {"table", "json"}, "version": {"table", "json"}, "sriov ls": {"table", "json"},
@@ -71,7 +71,7 @@ func TestCompleteFormats(t *testing.T) {
 	}
 }
 
-// TestCompleteDevices: the argument of sriov commands completes the PCI addresses of network cards.
+// TestCompleteDevices checks that the argument of the sriov commands completes the PCI addresses of network cards.
 func TestCompleteDevices(t *testing.T) {
 	sysfs := t.TempDir()
 	for address, class := range map[string]string{"0000:3b:02.1": "0x020000", "0000:3b:02.2": "0x020000", "0000:00:02.0": "0x030000"} {
@@ -94,16 +94,16 @@ func TestCompleteDevices(t *testing.T) {
 	}
 }
 
-// TestRecordedNames: pods and networks are completed once each, without control characters.
+// TestRecordedNames checks that each pod and each network is completed only once, and without control characters.
 func TestRecordedNames(t *testing.T) {
 	all := []attachment.Record{{Pod: "default/web-1"}, {Pod: "default/web-0"}, {Pod: "default/web-1"}, {}, {Pod: "a/\x1b[2J"}}
-	got := values(all, func(rec attachment.Record) string { return rec.Pod })
+	got := distinctValues(all, func(rec attachment.Record) string { return rec.Pod })
 	if diff := cmp.Diff([]string{plain("a/\x1b[2J"), "default/web-0", "default/web-1"}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
-// TestVersionFlag: --version prints one line with the version.
+// TestVersionFlag checks that --version prints a single line with the version.
 func TestVersionFlag(t *testing.T) {
 	var out, errs bytes.Buffer
 	if status := Run([]string{"--version"}, &out, &errs); status != exitOK || out.String() != "podlace version "+thisBuild().Version+"\n" {

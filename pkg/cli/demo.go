@@ -28,10 +28,10 @@ lets users create namespaces; otherwise it asks sudo. The exit status is 0 if
 everything is as expected, 1 if something differs, 2 if the demo could not run,
 3 if it could not create namespaces.`
 
-// cniBinDir is where container runtimes look for plugins, and make install puts them.
+// cniBinDir is the folder in which container runtimes search for plugins. The command make install puts the plugins there.
 const cniBinDir = "/opt/cni/bin"
 
-// demoFlags are the flags of podlace demo.
+// demoFlags holds the flags of podlace demo.
 type demoFlags struct {
 	plugins   string
 	reference string
@@ -76,7 +76,7 @@ func (f demoFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 	return f.runBoth(ctx, opts, reference, stdout, stderr)
 }
 
-// options reads all files before the sandbox hides them.
+// options reads all files that the demo needs, before the sandbox hides them.
 func (f demoFlags) options(dir string) (opts demo.Options, err error) {
 	opts = demo.Options{Version: thisBuild().Version, Source: "shipped " + conf.Default}
 	if f.conflist == "" {
@@ -104,7 +104,7 @@ func (f demoFlags) options(dir string) (opts demo.Options, err error) {
 	return opts, err
 }
 
-// pluginFolder returns the first folder with all plugins.
+// pluginFolder returns the first folder that contains all plugins.
 func pluginFolder(dirs, names []string) (string, error) {
 	var errs []error
 	for _, dir := range dirs {
@@ -120,7 +120,7 @@ func pluginFolder(dirs, names []string) (string, error) {
 	return "", errors.Join(errs...)
 }
 
-// one runs the script once, in a sandbox that this process enters.
+// runOne runs the script once. This process enters the sandbox.
 func (f demoFlags) runOne(ctx context.Context, opts demo.Options, stdout, stderr io.Writer) error {
 	inside, code, err := sandbox.Enter()
 	if err != nil {
@@ -150,7 +150,7 @@ func (f demoFlags) runOne(ctx context.Context, opts demo.Options, stdout, stderr
 	return verdict(report)
 }
 
-// sandboxOwner describes the sandbox: the user who owns it on the host.
+// sandboxOwner describes which user on the host owns the sandbox.
 func sandboxOwner() string {
 	var inside, outside uint32
 	data, err := os.ReadFile("/proc/self/uid_map")
@@ -174,8 +174,8 @@ func (f demoFlags) oneJSON(ctx context.Context, opts demo.Options, stdout io.Wri
 	return verdict(report)
 }
 
-// runBoth runs the script once for each folder. Each run has its own process and sandbox, so that state of the first cannot affect the
-// second.
+// runBoth runs the script once with each of two plugin folders. Each run has its own process and its own sandbox, so that state of the
+// first run cannot affect the second run.
 func (f demoFlags) runBoth(ctx context.Context, ours, theirs demo.Options, stdout, stderr io.Writer) (err error) {
 	var c demo.Comparison
 	fmt.Fprintln(stderr, "running", ours.Plugins)
@@ -210,7 +210,7 @@ func (f demoFlags) child(ctx context.Context, opts demo.Options, stderr io.Write
 	cmd := exec.CommandContext(ctx, exe, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, &out, stderr
 	err = cmd.Run()
-	// A run with failed rows has its own exit status and still prints a report.
+	// A run with missed rows exits with a special status, but still prints a complete report.
 	if decodeErr := json.Unmarshal(out.Bytes(), &report); decodeErr != nil {
 		return report, fmt.Errorf("run on %s: %w", opts.Plugins, errors.Join(err, decodeErr))
 	}

@@ -104,7 +104,7 @@ func count(found []doctor.Finding) map[doctor.Level]int {
 	return n
 }
 
-// printFindings prints the errors, then the warnings, and a line with the counts.
+// printFindings prints the errors first, then the warnings, and finally a line with the number of findings.
 func printFindings(w io.Writer, found []doctor.Finding, all bool) error {
 	for _, level := range []doctor.Level{doctor.Error, doctor.Warning} {
 		for _, f := range found {
@@ -130,7 +130,7 @@ func printFindings(w io.Writer, found []doctor.Finding, all bool) error {
 	return err
 }
 
-// maxEvidence limits the length of evidence, which may come from another program.
+// maxEvidence is the maximum length of the printed evidence, because another program may have written the evidence.
 const maxEvidence = 600
 
 func printFinding(w io.Writer, f doctor.Finding) {
@@ -150,7 +150,8 @@ func printFinding(w io.Writer, f doctor.Finding) {
 	fmt.Fprintln(w)
 }
 
-// fixFindings asks for each fixable finding and applies its remedy. It returns the findings that remain.
+// fixFindings asks the user about each finding that it can fix, and applies the remedy if the user agrees. The result contains the findings
+// that are not fixed.
 func fixFindings(stdin io.Reader, stdout io.Writer, found []doctor.Finding) (left []doctor.Finding) {
 	answers := bufio.NewScanner(stdin)
 	for _, f := range found {
@@ -174,7 +175,7 @@ func fixFindings(stdin io.Reader, stdout io.Writer, found []doctor.Finding) (lef
 	return left
 }
 
-// isYes reports whether an answer to a question with [y/N] agrees.
+// isYes reports whether an answer to a [y/N] question means yes.
 func isYes(answer string) bool {
 	return strings.HasPrefix(strings.ToLower(strings.TrimSpace(answer)), "y")
 }

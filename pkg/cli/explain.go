@@ -26,10 +26,10 @@ const explainExample = `  podlace explain isGateway
   podlace explain 104
   podlace explain unknown-key`
 
-// anyPlugin is the subject of the keys that every plugin has.
+// anyPlugin is the subject of configuration keys that all plugins have.
 const anyPlugin = "plugin"
 
-// entry is a row of a table in the documents.
+// entry is a row of a table in the documents. The row explains a configuration key or an error code.
 type entry struct {
 	subject string // plugin, "code" or "check"
 	names   []string
@@ -71,7 +71,7 @@ func explain(w io.Writer, name string) error {
 	all := entries()
 	found := false
 	for _, e := range all {
-		if e.is(plugin.Kind(name)) {
+		if e.matchesName(plugin.Kind(name)) {
 			e.print(w)
 			found = true
 		}
@@ -89,8 +89,8 @@ func explain(w io.Writer, name string) error {
 	return fmt.Errorf("there is no key or code %q: 'podlace explain' lists all", name)
 }
 
-// is reports whether the row describes a name, with or without the plugin and the object ipam as prefixes.
-func (e entry) is(name string) bool {
+// matchesName reports whether the row describes the given name. The name may have the plugin or the object ipam as a prefix.
+func (e entry) matchesName(name string) bool {
 	return slices.ContainsFunc(e.names, func(n string) bool {
 		short := strings.TrimPrefix(n, "ipam.")
 		return slices.ContainsFunc([]string{n, short, e.subject + "." + n, e.subject + "." + short, plugin.Kind(e.subject) + "." + n},
@@ -106,7 +106,7 @@ func (e entry) print(w io.Writer) {
 	fmt.Fprintf(w, "  from %s\n\n", e.source)
 }
 
-// wrapText breaks a text into indented lines of at most width bytes. A longer word gets its own line.
+// wrapText splits a text into indented lines. A line has at most width bytes. A word longer than width gets a line of its own.
 func wrapText(text, indent string, width int) string {
 	var lines strings.Builder
 	line := indent
@@ -168,7 +168,7 @@ func entriesOf(file, text string) (all []entry) {
 	return all
 }
 
-// cellsOf returns the cells of a row of a Markdown table, or nil if the line is no row.
+// cellsOf returns the cells of a row in a Markdown table. The result is nil if the line is not a row of a table.
 func cellsOf(line string) []string {
 	line = strings.TrimSpace(line)
 	if !strings.HasPrefix(line, "|") || !strings.HasSuffix(line, "|") || len(line) < 2 {
@@ -187,7 +187,7 @@ var (
 	link     = regexp.MustCompile(`\[([^\]]+)\]\([^)]+\)`)
 )
 
-// namesIn returns the names in the code spans of a cell, or the cell itself if it is a number.
+// namesIn returns the names in the code spans of a cell. If the cell is a number, the number is the only name.
 func namesIn(cell string) (names []string) {
 	for _, match := range codeSpan.FindAllStringSubmatch(cell, -1) {
 		names = append(names, match[1])
@@ -198,7 +198,7 @@ func namesIn(cell string) (names []string) {
 	return names
 }
 
-// stripMarkdown removes Markdown markup.
+// stripMarkdown removes the Markdown markup from a cell.
 func stripMarkdown(cell string) string {
 	return strings.ReplaceAll(link.ReplaceAllString(cell, "$1"), "`", "")
 }

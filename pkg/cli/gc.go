@@ -25,7 +25,7 @@ The exit status is 0 if there is nothing to do, if everything was removed, and f
 every dry run; 1 if something is left; 2 if the command could not run; 3 if it
 refused.`
 
-// gcFlags are the flags of podlace gc.
+// gcFlags holds the flags of podlace gc.
 type gcFlags struct {
 	confFlags
 	binDir string
@@ -52,7 +52,7 @@ func newGC() *cobra.Command {
 	return cmd
 }
 
-// collection is one run of gc, and its JSON form.
+// collection is the result of one run of gc. The collection is printed as JSON.
 type collection struct {
 	DryRun      bool                    `json:"dryRun"`
 	Asked       []string                `json:"asked"` // the runtimes that were asked for their containers
@@ -74,7 +74,8 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// The list comes first: an attachment that ADD makes later is in neither of the two lists computed from it.
+	// The list is read only once. An attachment of a later ADD is in neither list, because the dead and the kept attachments are computed from
+	// this list.
 	list, err := reconcile.List(networks)
 	if err != nil {
 		return err
@@ -101,7 +102,8 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	return c.report(f.output, stdout, stderr)
 }
 
-// plans returns the GC calls to run, and notes those that cannot run. A network without a configuration is collected by its records.
+// plans returns the GC calls that are to be run. Calls that cannot run are reported in c.Notes. A network without a configuration file is
+// cleaned up from its records.
 func (f gcFlags) plans(networks []reconcile.Network, list []*reconcile.Attachment, c *collection) (plans []reconcile.Plan) {
 	planned := map[string]bool{}
 	for _, a := range reconcile.Dead(list) {

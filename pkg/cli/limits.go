@@ -34,13 +34,13 @@ ends or its runtime sets limits again.
 The exit status is 0 if all limits are in place, 1 if one is missing, and 2 if the
 command could not run.`
 
-// Bounds of the interval: a shorter one measures only a few packets, a longer one keeps the operator waiting.
+// These are the bounds of the interval. In a shorter interval only a few packets arrive, and in a longer interval the operator has to wait.
 const (
 	minInterval = 10 * time.Millisecond
 	maxInterval = time.Hour
 )
 
-// shortestID is the least number of characters that may stand for a container ID.
+// shortestID is the minimum number of characters by which a container ID can be abbreviated.
 const shortestID = 6
 
 type limitsFlags struct {
@@ -120,7 +120,7 @@ func (f limitsFlags) run(cmd *cobra.Command, args []string) error {
 	return errors.Join(printUnreadable(cmd.ErrOrStderr()), err)
 }
 
-// parseRate parses a flag. It returns nil if the flag is not given.
+// parseRate parses the rate in the value of a flag. The result is nil if the flag was not given.
 func parseRate(cmd *cobra.Command, name, text string) (*uint64, error) {
 	if !cmd.Flags().Changed(name) {
 		return nil, nil
@@ -132,7 +132,7 @@ func parseRate(cmd *cobra.Command, name, text string) (*uint64, error) {
 	return &value, nil
 }
 
-// selectRecords returns the records of the selected limits, in a fixed order.
+// selectRecords returns the records of the limits that the arguments and flags select. The order is fixed.
 func (f limitsFlags) selectRecords(args []string) ([]attachment.Record, error) {
 	all, err := attachment.All()
 	if err != nil {
@@ -164,7 +164,8 @@ func (f limitsFlags) selectRecords(args []string) ([]attachment.Record, error) {
 	return chosen, nil
 }
 
-// recordsOfPod returns the records of one pod. Several containers of the same pod name count as one pod: an older one may still be ending.
+// recordsOfPod returns all records of one pod. Containers with the same pod name belong to one pod. A pod may have several containers,
+// because an old container may still be ending.
 func recordsOfPod(all []attachment.Record, name string) ([]attachment.Record, error) {
 	match := func(rec attachment.Record) bool { return rec.ContainerID == name }
 	switch {
@@ -195,7 +196,7 @@ func nameOf(rec attachment.Record) string {
 	return "container " + rec.ContainerID
 }
 
-// selectOne returns the attachment whose limits are changed.
+// selectOne returns the one attachment whose limits should change, or an error if several attachments are selected.
 func selectOne(records []attachment.Record) ([]attachment.Record, error) {
 	live := slices.DeleteFunc(slices.Clone(records), func(rec attachment.Record) bool { return plugin.NetnsGone(rec.Netns) })
 	if len(live) == 0 {
@@ -263,7 +264,7 @@ func requestedText(a bandwidth.Limit) string {
 	return text
 }
 
-// appliedCells returns the cells with the limit in the kernel.
+// appliedCells returns the table cells that show the limit in the kernel.
 func appliedCells(d *bandwidth.Direction, gone bool) []string {
 	if d.Applied == nil {
 		text := "none"
@@ -285,7 +286,7 @@ func appliedCells(d *bandwidth.Direction, gone bool) []string {
 
 func inBytes(n uint32) string { return fmt.Sprintf("%d B", n) }
 
-// formatRate prints a rate in the largest unit that makes it at least 1.
+// formatRate formats a rate in the largest unit for which the number is at least 1.
 func formatRate(rate uint64) string {
 	unit, name := uint64(1), ""
 	for _, larger := range []string{"k", "M", "G"} {
@@ -297,7 +298,7 @@ func formatRate(rate uint64) string {
 	return strconv.FormatFloat(float64(rate)/float64(unit), 'f', -1, 64) + name + "bit/s"
 }
 
-// roundRate keeps three digits of a measured rate.
+// roundRate rounds a measured rate to three digits.
 func roundRate(rate uint64) uint64 {
 	step := uint64(1)
 	for rate/step >= 1000 {

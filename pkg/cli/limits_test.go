@@ -27,7 +27,7 @@ func TestLimitsRefused(t *testing.T) {
 		"--interval 2h":           "--interval 2h0m0s: want",
 		"--interval 5":            "--interval",
 	} {
-		// The test runs without a sandbox: each bad flag must be refused before anything is read.
+		// This test runs without a sandbox. The command must refuse each bad flag before it reads any state.
 		status, stdout, stderr := run(append([]string{"limits"}, strings.Fields(args)...)...)
 		if status != exitFailed || stdout != "" || !strings.Contains(stderr, want) {
 			t.Errorf("%s: status %d, %q, %q", args, status, stdout, stderr)
@@ -64,7 +64,7 @@ func records() []attachment.Record {
 		of("bandwidth", "", "dddddd1", "eth0"), of("bandwidth", "", "dddddd12", "eth0")}
 }
 
-// TestOfPod checks that a pod is selected by its name, or by a unique prefix of its container ID.
+// TestOfPod checks that a pod can be selected by its name, or by a prefix of its container ID if the prefix is unique.
 func TestOfPod(t *testing.T) {
 	for name, want := range map[string]string{
 		"shop/web": "aaaaaa1 aaaaaa1 aaaaaa9", "aaaaaa1": "aaaaaa1 aaaaaa1", "aaaaaa2": "aaaaaa22 aaaaaa22", "aaaaaa22": "aaaaaa22 aaaaaa22",
@@ -88,7 +88,8 @@ func TestOfPod(t *testing.T) {
 	}
 }
 
-// TestOne checks that limits change for one interface at a time, and that a pod without a namespace is refused.
+// TestOne checks that the limits of only one interface can be changed at a time. For a pod without a namespace the command returns an
+// error.
 func TestOne(t *testing.T) {
 	all := bandwidth.Records(records())
 	of := func(ids ...string) (list []attachment.Record) {
@@ -116,7 +117,7 @@ func directions(ingress, egress *bandwidth.Direction) bandwidth.Both[*bandwidth.
 	return bandwidth.Both[*bandwidth.Direction]{Ingress: ingress, Egress: egress}
 }
 
-// TestLimitsJSON pins the document, because scripts read it.
+// TestLimitsJSON checks the exact JSON output, because scripts parse it.
 func TestLimitsJSON(t *testing.T) {
 	list := []bandwidth.Limits{{Key: attachment.Key{Network: "n", ContainerID: "c1", IfName: "eth0"}, Pod: "shop/web",
 		Both: directions(&bandwidth.Direction{Asked: bandwidth.Limit{Rate: 500, Burst: 8000, Annotated: true}, Rate: 1996, Dropped: 3,
@@ -141,8 +142,8 @@ func TestLimitsJSON(t *testing.T) {
 	}
 }
 
-// TestLimitsTable checks that a missing limit differs from one that was not requested, and that a pod's name cannot control the
-// terminal.
+// TestLimitsTable checks that the table distinguishes a missing limit from a limit that was not requested. TestLimitsTable also checks that
+// a pod's name cannot control the terminal.
 func TestLimitsTable(t *testing.T) {
 	ask := func(rate uint64, admin bool) bandwidth.Limit {
 		return bandwidth.Limit{Rate: rate, ByAdmin: admin}

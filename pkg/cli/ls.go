@@ -32,7 +32,7 @@ and host-local's leases. The last column is the state of the pod's network
 namespace: alive, gone, or unknown when no record names it. Standard error lists
 valid configuration keys that do not have the effect that they suggest.`
 
-// confFlags select the network configurations.
+// confFlags holds the flags that select network configurations.
 type confFlags struct {
 	dir     string
 	named   bool // --conf-dir is given
@@ -46,7 +46,7 @@ func (f *confFlags) add(cmd *cobra.Command) {
 	addOutput(cmd, &f.output)
 }
 
-// lsFlags are the flags of ls: which attachments, and in which format.
+// lsFlags holds the flags of ls. The flags select the attachments and the output format.
 type lsFlags struct {
 	confFlags
 	ip, mac, hostPort string
@@ -110,8 +110,8 @@ func (f lsFlags) list(stdout, stderr io.Writer) error {
 	return errors.Join(printDamaged(stderr, damaged), err)
 }
 
-// networks reads the network configurations. The records name the attachments even without the default folder, which a k3s node does not
-// have.
+// networks reads the network configurations. The default folder may be missing, as on k3s nodes. If the folder is missing, the records
+// still show the attachments.
 func (f confFlags) networks(stderr io.Writer) ([]reconcile.Network, error) {
 	networks, notes, err := configurations(f.dir)
 	switch {
@@ -126,7 +126,7 @@ func (f confFlags) networks(stderr io.Writer) ([]reconcile.Network, error) {
 	return networks, nil
 }
 
-// attachments returns the recorded attachments of the networks that the flags select, and the unreadable records.
+// attachments returns the recorded attachments of the selected networks, and the records that cannot be read.
 func (f confFlags) attachments(networks []reconcile.Network) ([]*reconcile.Attachment, []attachment.Damaged, error) {
 	list, err := reconcile.List(networks)
 	if err != nil {
@@ -157,7 +157,7 @@ func needRoot() error {
 	return nil
 }
 
-// configurations reads the folder with the network configurations.
+// configurations reads all network configurations in a folder.
 func configurations(dir string) (networks []reconcile.Network, notes []string, err error) {
 	networks, notes, err = reconcile.Networks(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -166,7 +166,7 @@ func configurations(dir string) (networks []reconcile.Network, notes []string, e
 	return networks, notes, err
 }
 
-// findings returns the defects of the networks' configurations, one line each.
+// findings returns the problems in the networks' configurations, one problem in each line.
 func (f confFlags) findings(networks []reconcile.Network) (lines []string) {
 	node, err := validate.ThisNode()
 	if err != nil {
@@ -183,7 +183,7 @@ func (f confFlags) findings(networks []reconcile.Network) (lines []string) {
 	return lines
 }
 
-// checkNetwork refuses a --network that no configuration, record or lease names.
+// checkNetwork returns an error if --network names a network that is in no configuration, record or lease.
 func (f confFlags) checkNetwork(networks []reconcile.Network, list []*reconcile.Attachment) error {
 	if f.network == "" || slices.ContainsFunc(networks, func(n reconcile.Network) bool { return n.Name == f.network }) ||
 		slices.ContainsFunc(list, func(a *reconcile.Attachment) bool { return a.Network == f.network }) {
@@ -192,13 +192,13 @@ func (f confFlags) checkNetwork(networks []reconcile.Network, list []*reconcile.
 	return fmt.Errorf("--network %s: no configuration in %s, no record and no lease names this network", f.network, f.dir)
 }
 
-// filterNetwork returns the attachments of the network that --network names.
+// filterNetwork returns those attachments that belong to the network in the flag --network.
 func (f confFlags) filterNetwork(list []*reconcile.Attachment) []*reconcile.Attachment {
 	list = append([]*reconcile.Attachment{}, list...)
 	return slices.DeleteFunc(list, func(a *reconcile.Attachment) bool { return f.network != "" && a.Network != f.network })
 }
 
-// table prints one line for each attachment, with a further column at the end.
+// table prints one line for each attachment. The function last computes the cell of the last column.
 func table(w io.Writer, heading string, list []*reconcile.Attachment, last func(*reconcile.Attachment) string) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, heading)
@@ -209,7 +209,7 @@ func table(w io.Writer, heading string, list []*reconcile.Attachment, last func(
 	return t.Flush()
 }
 
-// nameCells are the first cells of a line about an attachment.
+// nameCells returns the first cells of a table row: the network, the pod, the container and the interface.
 func nameCells(network, pod, containerID, ifName string) []string {
 	return []string{plain(network), dash(plain(pod)), plain(shortID(containerID)), dash(plain(ifName))}
 }
@@ -223,7 +223,7 @@ func dash(s string) string {
 	return s
 }
 
-// shortID abbreviates an ID as crictl does.
+// shortID shortens a container ID to the length that crictl prints.
 func shortID(id string) string { return id[:min(len(id), 13)] }
 
 func joined(addresses []netip.Addr) string {

@@ -17,7 +17,7 @@ const hostile = "shop/\x1b[2Jweb\n0\té"
 
 var notPlain = regexp.MustCompile(`[^\n -~]`)
 
-// TestTextIsPlain checks that a pod's name can neither control the terminal nor add lines.
+// TestTextIsPlain checks that a pod's name in the output can neither control the terminal nor add lines.
 func TestTextIsPlain(t *testing.T) {
 	removed := true
 	list := []*reconcile.Attachment{{Network: "n", Pod: hostile, ContainerID: hostile, IfName: hostile, Dead: hostile, Removed: &removed},
@@ -41,7 +41,7 @@ func TestTextIsPlain(t *testing.T) {
 	}
 }
 
-// TestNoFolder checks that a missing folder is an error which names the flag for another one.
+// TestNoFolder checks that a missing folder causes an error. The error names the flag that selects another folder.
 func TestNoFolder(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: these commands are root's")
@@ -56,7 +56,7 @@ func TestNoFolder(t *testing.T) {
 	}
 }
 
-// TestUnknownNetwork checks that a network which no configuration and no record names is an error, and not an empty list.
+// TestUnknownNetwork checks that ls returns an error, not an empty list, for a network that is in no configuration and no record.
 func TestUnknownNetwork(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: these commands are root's")
@@ -78,8 +78,8 @@ func TestUnknownNetwork(t *testing.T) {
 	}
 }
 
-// TestLsNamesTraps checks that ls reports keys without effect on standard error, including those that libcni removes before a plugin
-// sees them.
+// TestLsNamesTraps checks that ls reports configuration keys without effect on standard error. The report includes keys that libcni removes
+// before a plugin sees the configuration.
 func TestLsNamesTraps(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: these commands are root's")

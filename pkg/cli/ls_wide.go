@@ -18,10 +18,10 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// outputWide is the table with additional columns.
+// outputWide is the output format of a table with additional columns.
 const outputWide = "wide"
 
-// parse parses the flags that select attachments.
+// parse checks and parses the flags that select attachments.
 func (f *lsFlags) parse() error {
 	tests := []func(*reconcile.Attachment) bool{}
 	if f.ip != "" {
@@ -62,7 +62,7 @@ func hasMAC(a *reconcile.Attachment, mac net.HardwareAddr) bool {
 	})
 }
 
-// parseHostPort parses 8080 or 53/udp.
+// parseHostPort parses a port such as 8080 or 53/udp.
 func parseHostPort(text string) (port uint16, protocol string, err error) {
 	number, protocol, named := strings.Cut(strings.ToLower(text), "/")
 	n, err := strconv.ParseUint(number, 10, 16)
@@ -72,7 +72,7 @@ func parseHostPort(text string) (port uint16, protocol string, err error) {
 	return uint16(n), protocol, nil
 }
 
-// wideTable prints the recorded details of each attachment.
+// wideTable prints a table with the recorded details of each attachment.
 func wideTable(w io.Writer, list []*reconcile.Attachment, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "NETWORK\tPOD\tCONTAINER\tIFNAME\tADDRESSES\tNAMESPACE\tAGE\tHOST SIDE\tHOSTPORTS\tINGRESS\tEGRESS\tVFS")
@@ -89,7 +89,7 @@ func wideTable(w io.Writer, list []*reconcile.Attachment, now time.Time) error {
 	return t.Flush()
 }
 
-// hostPorts prints ports in the form that --hostport accepts. A port of both families appears once.
+// hostPorts formats ports in the syntax that --hostport accepts. A port that is mapped for IPv4 and IPv6 is printed once.
 func hostPorts(list []ports.Port) string {
 	var texts []string
 	for _, p := range list {
@@ -113,7 +113,7 @@ func limit(rate uint64) string {
 	return formatRate(rate)
 }
 
-// age prints a duration in the largest unit of which it has at least two, as kubectl does.
+// age formats a duration. The unit is the largest one for which the number is at least two, as in kubectl.
 func age(since, now time.Time) string {
 	d := now.Sub(since)
 	switch {

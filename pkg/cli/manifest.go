@@ -15,11 +15,11 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// claimAPI is the only supported version of resource.k8s.io.
+// claimAPI is the only version of resource.k8s.io that check-claim supports.
 const claimAPI = "resource.k8s.io/v1"
 
-// manifest is a Kubernetes object with the fields that decide which VFs a pod gets and how they are set. The API server validates the
-// other fields.
+// manifest is a Kubernetes object. A manifest has only the fields that decide which VFs a pod gets, and which settings these VFs get. All
+// other fields are validated by the API server only.
 type manifest struct {
 	APIVersion string          `json:"apiVersion"`
 	Kind       string          `json:"kind"`
@@ -34,7 +34,7 @@ type metadata struct {
 	Namespace string `json:"namespace"`
 }
 
-// String returns kind and name as kubectl prints them, after the file name.
+// String returns the file name, followed by the kind and name of the object as kubectl prints them.
 func (m manifest) String() string {
 	name := m.Metadata.Name
 	if m.Kind != kindClass {
@@ -43,7 +43,7 @@ func (m manifest) String() string {
 	return fmt.Sprintf("%s: %s %s", m.file, m.Kind, name)
 }
 
-// Kinds of objects.
+// These are the kinds of objects that check-claim reads.
 const (
 	kindClaim    = "ResourceClaim"
 	kindTemplate = "ResourceClaimTemplate"
@@ -87,7 +87,7 @@ type celSelector struct {
 	} `json:"cel"`
 }
 
-// configEntry is an entry of devices.config in a claim, or of config in a class, which has no requests.
+// configEntry is an entry of devices.config in a claim, or of config in a class. In a class, entries have no requests.
 type configEntry struct {
 	Requests []string `json:"requests"`
 	Opaque   *opaque  `json:"opaque"`
@@ -120,7 +120,8 @@ type podContainer struct {
 
 var documentEnd = regexp.MustCompile(`(?m)^---(?:[ \t].*)?$`)
 
-// readManifests reads the objects of a YAML file with several documents, or of a JSON file. It splits Lists into their items.
+// readManifests reads all objects in a YAML file, which may contain several documents, or in a JSON file. An object of kind List is
+// replaced by its items.
 func readManifests(file string) (all []manifest, err error) {
 	data, err := store.ReadFile(file)
 	if err != nil {
@@ -149,7 +150,7 @@ func readManifests(file string) (all []manifest, err error) {
 	return all, nil
 }
 
-// decode decodes the specification of an object.
+// decode decodes the specification of an object into a Go value.
 func (m manifest) decode(to any) error {
 	if m.Kind != kindPod && m.APIVersion != claimAPI {
 		return fmt.Errorf("%s: apiVersion %q: want %s", m, m.APIVersion, claimAPI)

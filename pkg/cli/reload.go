@@ -70,13 +70,13 @@ func reload(stdout, stderr io.Writer) error {
 	return printUnreadable(stderr)
 }
 
-// printUnreadable reports records that cannot be read.
+// printUnreadable prints the records of this node that cannot be read.
 func printUnreadable(stderr io.Writer) error {
 	damaged, err := attachment.Unreadable()
 	return errors.Join(printDamaged(stderr, damaged), err)
 }
 
-// printDamaged reports records that cannot be read, with the reason. Their attachments are skipped, so the command ends with
+// printDamaged prints records that cannot be read, each with the reason. Because their attachments were skipped, the command ends with
 // exitFailed.
 func printDamaged(stderr io.Writer, damaged []attachment.Damaged) error {
 	for _, d := range damaged {

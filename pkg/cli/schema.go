@@ -37,7 +37,7 @@ func newSchema() *cobra.Command {
 	}
 }
 
-// conflistSchema is the schema of a list of plugins (SPEC.md, section 1).
+// conflistSchema returns the JSON Schema of a network configuration list (SPEC.md, section 1).
 func conflistSchema() plugin.Schema {
 	described := descriptions()
 	var rules []plugin.Schema
@@ -48,7 +48,7 @@ func conflistSchema() plugin.Schema {
 		if kind == "bridge" || kind == "sriov" {
 			s["properties"].(plugin.Schema)["ipam"] = plugin.Schema{"$ref": "#/$defs/ipam"}
 		}
-		definitions[kind] = s.Merge(plugin.Schema{"properties": common(described(anyPlugin))})
+		definitions[kind] = s.Merge(plugin.Schema{"properties": commonProperties(described(anyPlugin))})
 	}
 	hostLocal := plugin.SchemaOf(hostlocal.Keys(), described("host-local"))["properties"].(plugin.Schema)["ipam"].(plugin.Schema)
 	definitions["host-local"] = hostLocal
@@ -72,14 +72,14 @@ func conflistSchema() plugin.Schema {
 	}
 }
 
-// ofType matches the configuration of a plugin under each of its names.
+// ofType returns a schema that matches a plugin's configuration, for each of the plugin's type names.
 func ofType(kind string) plugin.Schema {
 	return plugin.Schema{"properties": plugin.Schema{"type": plugin.Schema{"enum": []string{kind, plugin.ClusterPrefix + kind}}},
 		"required": []string{"type"}}
 }
 
-// common are the properties of any plugin.
-func common(describe func(path string) string) plugin.Schema {
+// commonProperties returns the properties that the configuration of every plugin has.
+func commonProperties(describe func(path string) string) plugin.Schema {
 	properties := plugin.Schema{}
 	for _, key := range plugin.CommonKeys() {
 		properties[key] = plugin.Schema{}
@@ -92,13 +92,13 @@ func common(describe func(path string) string) plugin.Schema {
 	return properties
 }
 
-// descriptions returns, for a plugin, the meaning of a key in its table.
+// descriptions returns a function that describes the keys of a plugin. The texts come from the tables in the documents.
 func descriptions() func(kind string) func(path string) string {
 	all := entries()
 	return func(kind string) func(string) string {
 		return func(path string) string {
 			for _, e := range all {
-				if e.subject != kind || len(e.facts) == 0 || e.facts[len(e.facts)-1][0] != "Meaning" || !e.is(path) {
+				if e.subject != kind || len(e.facts) == 0 || e.facts[len(e.facts)-1][0] != "Meaning" || !e.matchesName(path) {
 					continue
 				}
 				var parts []string

@@ -13,15 +13,16 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// published is the schema in the tree, which 'podlace schema' prints.
-const published = "../../conf/schema/conflist.schema.json"
+// publishedSchema is the path of the schema file in the source tree. The command 'podlace schema' prints the same content.
+const publishedSchema = "../../conf/schema/conflist.schema.json"
 
-// TestSchema: the published schema is that of the types. It accepts what Podlace ships, and finds the mistakes that an editor should mark.
+// TestSchema checks that the published schema is equal to the schema of the Go types. The schema must accept the configurations that
+// Podlace ships, and it must find mistakes that an editor should mark.
 func TestSchema(t *testing.T) {
 	_, printed, _ := run("schema")
-	file, err := os.ReadFile(published)
+	file, err := os.ReadFile(publishedSchema)
 	if err != nil || string(file) != printed {
-		t.Fatalf("%s is not what 'podlace schema' prints: %v", published, err)
+		t.Fatalf("%s is not what 'podlace schema' prints: %v", publishedSchema, err)
 	}
 	document, err := jsonschema.UnmarshalJSON(strings.NewReader(printed))
 	if err != nil {

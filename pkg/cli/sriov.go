@@ -55,10 +55,10 @@ const sriovExplainExample = `  podlace sriov explain
   podlace sriov explain example.com/fast --count 2
   podlace sriov explain example.com/fast --count 2 --cpus 4 --with example.com/gpu=1 --policy restricted`
 
-// askTimeout is how long the device plugin may take to answer.
+// askTimeout limits how long to wait for the device plugin's answer.
 const askTimeout = 10 * time.Second
 
-// sriovFlags select the device plugin's configuration and sockets.
+// sriovFlags holds the flags that select the device plugin's configuration and its sockets.
 type sriovFlags struct {
 	config, prefix, host string
 	sysfs, socket        string
@@ -75,7 +75,7 @@ func newSRIOV() *cobra.Command {
 	return cmd
 }
 
-// addConfig adds the flags that select the configuration.
+// addConfig adds the flags that select the device plugin's configuration.
 func (f *sriovFlags) addConfig(cmd *cobra.Command) {
 	host, _ := os.Hostname()
 	cmd.Flags().StringVar(&f.config, "config-file", "/etc/pcidp/config.json", "configuration of the device plugin")
@@ -128,7 +128,7 @@ func newSRIOVExplain() *cobra.Command {
 	return cmd
 }
 
-// sriovNode is the device plugin's view of the node.
+// sriovNode holds the devices of the node, from the view of the device plugin.
 type sriovNode struct {
 	config    *pool.Config
 	snapshot  *pci.Snapshot
@@ -194,8 +194,8 @@ func askPlugin(ctx context.Context, socket string) (allocation.Answer, error) {
 	}
 }
 
-// otherOwner returns the owner of a device that was allocated from another resource than the configuration now says, or nil. The owner
-// keeps the device, and no other pod can get it.
+// otherOwner returns the owner of a device if the device was allocated from a resource that no longer contains it. For any other device,
+// the result is nil. The owner keeps the device until the pod ends, so no other pod can get the device.
 func (n *sriovNode) otherOwner(device pci.Address, resource string) *allocation.Device {
 	if h, ok := n.held[device.String()]; ok && h.Resource != resource {
 		return &h
@@ -203,7 +203,7 @@ func (n *sriovNode) otherOwner(device pci.Address, resource string) *allocation.
 	return nil
 }
 
-// sriovDevice is one line of the list.
+// sriovDevice is one row in the list of devices.
 type sriovDevice struct {
 	pci.Device
 	PFName   string             `json:"pfName,omitempty"`
@@ -258,7 +258,7 @@ func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
 	return errors.Join(t.Flush(), n.listClaims(stdout))
 }
 
-// devices returns each PF, followed by its VFs, and then the allocated devices that are gone.
+// devices returns each PF followed by its VFs. Allocated devices that no longer exist are at the end.
 func (n *sriovNode) devices() (list []sriovDevice) {
 	offered := map[pci.Address]string{}
 	for _, p := range n.pools {
@@ -298,7 +298,7 @@ func (n *sriovNode) devices() (list []sriovDevice) {
 	return list
 }
 
-// compareCPUs compares CPUs with the NUMA node of a device.
+// compareCPUs compares the NUMA nodes of CPUs with the NUMA node of a device.
 func (n *sriovNode) compareCPUs(d pci.Device, cpus []int64) string {
 	same := 0
 	for _, cpu := range cpus {

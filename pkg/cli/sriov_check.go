@@ -53,7 +53,7 @@ func (f *checkFlags) check(file string, stdout, stderr io.Writer) error {
 		return err
 	}
 	for _, m := range objects {
-		c.object(m)
+		c.checkObject(m)
 	}
 	if len(c.checked) == 0 && len(c.problems) == 0 {
 		return fmt.Errorf("%s: no ResourceClaim, ResourceClaimTemplate or Pod with claims", file)
@@ -67,7 +67,7 @@ func (f *checkFlags) check(file string, stdout, stderr io.Writer) error {
 	return nil
 }
 
-// load reads the configuration, the classes and the objects to check.
+// load reads three inputs: the configuration, the classes, and the objects to check.
 func (f *checkFlags) load(file string) (*checker, []manifest, error) {
 	config, err := f.parse()
 	if err != nil {
@@ -96,7 +96,7 @@ func (f *checkFlags) load(file string) (*checker, []manifest, error) {
 	return c, slices.DeleteFunc(slices.Clone(c.objects), func(m manifest) bool { return m.file != file }), err
 }
 
-// checkedRequest is what the node would do for a request of a claim.
+// checkedRequest describes how the node would serve one request of a claim.
 type checkedRequest struct {
 	Object   string    `json:"object"`
 	Request  string    `json:"request"`
@@ -106,7 +106,7 @@ type checkedRequest struct {
 	Settings []setting `json:"settings"`
 }
 
-// setting is a setting of a VF and its source.
+// setting is a setting of a VF, together with the object that sets it.
 type setting struct {
 	Key   string `json:"key"`
 	Value string `json:"value"`
@@ -130,7 +130,7 @@ func (f *checkFlags) print(c *checker, stdout, stderr io.Writer) error {
 	return nil
 }
 
-// checker checks objects against a node's configuration.
+// checker compares Kubernetes objects with a node's configuration.
 type checker struct {
 	resources map[string]*pool.Resource // resources of DRA
 	classes   []deviceClass             // of several with one name the first counts
@@ -143,7 +143,7 @@ func (c *checker) fail(format string, args ...any) {
 	c.problems = append(c.problems, fmt.Sprintf(format, args...))
 }
 
-// deviceClass is a DeviceClass from a file, or one that 'podlace sriov classes' prints.
+// deviceClass is a DeviceClass. The class comes from a file, or is one of the classes that 'podlace sriov classes' prints.
 type deviceClass struct {
 	name, from string
 	classSpec
@@ -159,12 +159,12 @@ func (c *checker) addClasses(objects []manifest) error {
 			return err
 		}
 		c.classes = append(c.classes, class)
-		c.selectors(m.String(), class.Selectors, false)
+		c.checkSelectors(m.String(), class.Selectors, false)
 	}
 	return nil
 }
 
-// spec converts a generated class into the form of a class from a file.
+// spec converts a generated class to the type of the classes that are read from files.
 func (c resourceClass) spec() deviceClass {
 	class := deviceClass{name: c.name, from: "DeviceClass " + c.name}
 	class.ExtendedResourceName = c.resource
@@ -174,8 +174,8 @@ func (c resourceClass) spec() deviceClass {
 	return class
 }
 
-// selectors reports risky CEL expressions. sure is set for those that see only devices of this driver.
-func (c *checker) selectors(where string, list []celSelector, sure bool) {
+// checkSelectors reports CEL expressions that may fail. The argument sure is true if the expressions see only devices of this driver.
+func (c *checker) checkSelectors(where string, list []celSelector, sure bool) {
 	for i, s := range list {
 		for _, p := range unguarded(s.CEL.Expression, sure) {
 			c.fail("%s: selectors[%d].cel.expression: %s", where, i, p)
@@ -183,8 +183,8 @@ func (c *checker) selectors(where string, list []celSelector, sure bool) {
 	}
 }
 
-// object checks one object of the file.
-func (c *checker) object(m manifest) {
+// checkObject checks one object in the file.
+func (c *checker) checkObject(m manifest) {
 	switch m.Kind {
 	case kindClaim:
 		var spec claimSpec
@@ -192,7 +192,7 @@ func (c *checker) object(m manifest) {
 			c.fail("%v", err)
 			return
 		}
-		c.claim(m.String(), "spec.devices", spec)
+		c.checkSpec(m.String(), "spec.devices", spec)
 	case kindTemplate:
 		var spec struct {
 			Spec claimSpec `json:"spec"`
@@ -201,19 +201,19 @@ func (c *checker) object(m manifest) {
 			c.fail("%v", err)
 			return
 		}
-		c.claim(m.String(), "spec.spec.devices", spec.Spec)
+		c.checkSpec(m.String(), "spec.spec.devices", spec.Spec)
 	case kindPod:
 		var spec podSpec
 		if err := m.decode(&spec); err != nil {
 			c.fail("%v", err)
 			return
 		}
-		c.pod(m, spec)
+		c.checkPod(m, spec)
 	}
 }
 
-// pod checks that the files have the claims that a pod names, and checks its extended resources.
-func (c *checker) pod(m manifest, spec podSpec) {
+// checkPod checks that the files contain all claims that a pod names. The extended resources of the pod are also checked.
+func (c *checker) checkPod(m manifest, spec podSpec) {
 	for i, pc := range spec.Claims {
 		kind, name := kindClaim, pc.Claim
 		if pc.Template != "" {
@@ -227,19 +227,19 @@ func (c *checker) pod(m manifest, spec podSpec) {
 	}
 	for _, container := range append(spec.InitContainers, spec.Containers...) {
 		for name, count := range container.Resources.Limits {
-			if class, ok := c.extended(name); ok {
+			if class, ok := c.classOfExtended(name); ok {
 				var spec claimSpec
 				n := strings.Trim(string(count), `"`)
 				request := subRequest{Class: class.name, Count: atoi(n)}
 				spec.Devices.Requests = []claimRequest{{Name: name, Exactly: &request}}
-				c.claim(m.String()+", container "+container.Name, "resources.limits", spec)
+				c.checkSpec(m.String()+", container "+container.Name, "resources.limits", spec)
 			}
 		}
 	}
 }
 
-// extended returns the class of an extended resource.
-func (c *checker) extended(resource string) (deviceClass, bool) {
+// classOfExtended returns the class that an extended resource belongs to.
+func (c *checker) classOfExtended(resource string) (deviceClass, bool) {
 	i := slices.IndexFunc(c.classes, func(d deviceClass) bool { return d.ExtendedResourceName == resource })
 	if i < 0 {
 		return deviceClass{}, false
@@ -247,8 +247,8 @@ func (c *checker) extended(resource string) (deviceClass, bool) {
 	return c.classes[i], true
 }
 
-// class returns the class with this name.
-func (c *checker) class(name string) (deviceClass, error) {
+// classNamed returns the class with the given name.
+func (c *checker) classNamed(name string) (deviceClass, error) {
 	var names []string
 	for _, d := range c.classes {
 		if d.name == name {

@@ -11,15 +11,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// claimOf returns a ResourceClaim with the given text below spec.devices.
+// claimOf returns a ResourceClaim whose field spec.devices has the given content.
 func claimOf(devices string) string {
 	return "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c, namespace: shop}\nspec:\n  devices:\n" + devices
 }
 
-// oneVF requests one VF of the class of example.com/fast.
+// oneVF is a request for one VF, from the class of example.com/fast.
 const oneVF = "    requests: [{name: vf, exactly: {deviceClassName: fast.example.com}}]\n"
 
-// parameters returns an entry of spec.devices.config.
+// parameters returns an entry of spec.devices.config with the given settings.
 func parameters(requests, settings string) string {
 	return "    - {requests: [" + requests + "], opaque: {driver: sriov.podlace.io, parameters: " +
 		"{apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, " + settings + "}}}\n"
@@ -34,7 +34,7 @@ func runCheck(t *testing.T, manifest string, args ...string) (status int, stdout
 	return status, strings.ReplaceAll(stdout, dir+"/", ""), strings.ReplaceAll(stderr, dir+"/", "")
 }
 
-// TestCheckClaim checks that the settings of class and claim are merged key by key, each with its source.
+// TestCheckClaim checks that the settings of the class and the claim are merged key by key. Each setting is printed with its source.
 func TestCheckClaim(t *testing.T) {
 	const template = `apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate
@@ -107,7 +107,7 @@ m.yaml: Pod shop/web, container app: request example.com/fast: 3 VFs of example.
 	}
 }
 
-// TestCheckClaimRefused checks that an error names file, object, entry, key and value.
+// TestCheckClaimRefused checks that an error names the file, the object, the entry, the key and the value.
 func TestCheckClaimRefused(t *testing.T) {
 	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {resourceClaims: [{name: vf, resourceClaimTemplateName: none}]}\n"
 	const at = "m.yaml: ResourceClaim shop/c: spec.devices."
@@ -157,7 +157,7 @@ func TestCheckClaimRefused(t *testing.T) {
 	}
 }
 
-// TestCheckClaimClass checks that a class from a file overrides the one that 'podlace sriov classes' prints.
+// TestCheckClaimClass checks that a class from a file takes precedence over the class that 'podlace sriov classes' prints.
 func TestCheckClaimClass(t *testing.T) {
 	class := writeFiles(t, map[string]string{"class.yaml": `apiVersion: resource.k8s.io/v1
 kind: DeviceClass

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// sriovClaim is one device of a prepared ResourceClaim.
+// sriovClaim is one device of a ResourceClaim that was prepared on this node.
 type sriovClaim struct {
 	Claim     string      `json:"claim"` // namespace/name
 	UID       string      `json:"uid"`
@@ -32,7 +32,7 @@ type sriovClaim struct {
 	Interface string      `json:"interface,omitempty"` // in that pod, once attached
 }
 
-// readClaims returns the devices of the prepared claims, sorted by claim, then in the order of the requests.
+// readClaims returns the devices of all prepared claims. The devices are sorted by claim and by request.
 func (f *sriovFlags) readClaims() (list []sriovClaim, err error) {
 	records, recordErr := claim.List(f.claims)
 	attached, journalErr := sriov.Holdings()
@@ -46,7 +46,8 @@ func (f *sriovFlags) readClaims() (list []sriovClaim, err error) {
 	return list, errors.Join(recordErr, journalErr)
 }
 
-// deviceOf returns one device of a record. A claim may have several pods; the journal of the VF names the one that has it.
+// deviceOf converts one device of a claim's record. Several pods may use a claim. The VF's journal contains the pod that the VF is attached
+// to.
 func deviceOf(r claim.Record, d allocation.Device, attached []sriov.Holding) sriovClaim {
 	c := sriovClaim{Claim: d.Claim.Namespace + "/" + d.Claim.Name, UID: d.Claim.UID, Request: d.Claim.Request, State: r.State, Device: d.ID,
 		Resource: d.Resource, Admin: d.Claim.Admin, Settings: d.Config.String()}
@@ -61,7 +62,7 @@ func deviceOf(r claim.Record, d allocation.Device, attached []sriov.Holding) sri
 	return c
 }
 
-// addClaimed adds the devices of claims to those that the device plugin listed.
+// addClaimed adds the devices of claims to n.held, unless the device plugin has listed them.
 func (n *sriovNode) addClaimed() {
 	for _, c := range n.claims {
 		if _, known := n.held[c.Device]; !known && !c.Admin {
@@ -76,7 +77,7 @@ func (n *sriovNode) claimsOf(a pci.Address) []sriovClaim {
 	return slices.DeleteFunc(slices.Clone(n.claims), func(c sriovClaim) bool { return c.Device != a.String() })
 }
 
-// holder names the pod of a device, or the claim while its pod is unknown.
+// holder returns the name of the pod that uses a device. While the pod is unknown, the result is the name of the claim.
 func (n *sriovNode) holder(h allocation.Device) string {
 	if h.Claim == nil || h.Pod != "" {
 		return h.Namespace + "/" + h.Pod
@@ -89,7 +90,7 @@ func (n *sriovNode) holder(h allocation.Device) string {
 	return "claim " + h.Claim.Namespace + "/" + h.Claim.Name
 }
 
-// has describes the owner of a device.
+// describeOwner describes the owner of a device in words.
 func (n *sriovNode) describeOwner(h allocation.Device) string {
 	who := plain(n.holder(h))
 	if !strings.HasPrefix(who, "claim ") {
@@ -98,7 +99,7 @@ func (n *sriovNode) describeOwner(h allocation.Device) string {
 	return who + " has it"
 }
 
-// describe describes a device of a claim in one line.
+// describe describes a device of a claim on one line.
 func (c sriovClaim) describe() string {
 	where := "no pod has it attached yet"
 	switch {
@@ -115,7 +116,7 @@ func (c sriovClaim) describe() string {
 	return fmt.Sprintf("claim %s, request %s, has it as %s; %s", plain(c.Claim), plain(c.Request), plain(c.Resource), where)
 }
 
-// listClaims prints the prepared claims. It prints nothing if there are none.
+// listClaims prints a table of the prepared claims. If the node has no prepared claims, nothing is printed.
 func (n *sriovNode) listClaims(stdout io.Writer) error {
 	if len(n.claims) == 0 {
 		return nil
@@ -133,13 +134,13 @@ func (n *sriovNode) listClaims(stdout io.Writer) error {
 	return t.Flush()
 }
 
-// byDRA reports whether the configuration offers a resource by DRA.
+// byDRA reports whether the configuration offers a resource through Dynamic Resource Allocation (DRA).
 func (n *sriovNode) byDRA(resource string) bool {
 	return slices.ContainsFunc(n.config.Resources, func(r pool.Resource) bool { return r.FullName() == resource && r.API == pool.DRA })
 }
 
-// printPublished prints what ResourceSlices publish of a device, and the attributes that other devices have and this one lacks. A CEL
-// expression that reads such an attribute without a guard fails.
+// printPublished prints what the ResourceSlices contain about a device. The attributes that only other devices have are also printed. A CEL
+// expression fails if it reads a missing attribute without a guard.
 func (n *sriovNode) printPublished(w io.Writer, e pool.Explanation) {
 	p, ok := n.slices[e.Device.String()]
 	switch {
@@ -159,7 +160,7 @@ func (n *sriovNode) printPublished(w io.Writer, e pool.Explanation) {
 		fmt.Fprintf(t, "    %s\t%s\n", plain(name), dash(plain(p.Attributes[name])))
 	}
 	t.Flush()
-	for _, name := range n.lacks(p) {
+	for _, name := range n.missingAttributes(p) {
 		fmt.Fprintf(w, "    it lacks %s, which other devices have: a CEL expression must test for it first\n", plain(name))
 	}
 	for _, taint := range p.Taints {
@@ -167,8 +168,8 @@ func (n *sriovNode) printPublished(w io.Writer, e pool.Explanation) {
 	}
 }
 
-// lacks returns the attributes that other devices of the node have and this one lacks.
-func (n *sriovNode) lacks(p allocation.Published) []string {
+// missingAttributes returns the attributes that other devices of the node have and that this device lacks.
+func (n *sriovNode) missingAttributes(p allocation.Published) []string {
 	missing := map[string]bool{}
 	for _, other := range n.slices {
 		for name := range other.Attributes {

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// claimRecord returns the record of one pod's claim with a VF, and with admin access to a VF of another pod.
+// claimRecord returns the record of a claim that one pod uses. The claim has one VF, and admin access to a VF of another pod.
 func claimRecord() claim.Record {
 	of := func(request, id string, result int, admin bool) allocation.Device {
 		return allocation.Device{Resource: "example.com/fast", ID: id, Claim: &allocation.Claim{UID: "u1", Namespace: "shop",
@@ -32,7 +32,7 @@ func claimRecord() claim.Record {
 	return r
 }
 
-// TestSRIOVLsClaims checks that the VF of a claim is listed as taken, with request, pod and settings.
+// TestSRIOVLsClaims checks that a claim's VF is listed as taken, together with the request, the pod and the settings.
 func TestSRIOVLsClaims(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "claims")
 	if err := claim.Write(dir, claimRecord()); err != nil {
@@ -75,7 +75,7 @@ shop/web-2-vf-x7k2p  see      shop/web-2  0000:15:02.0  admin      example.com/f
 	}
 }
 
-// TestSRIOVLsClaimTorn checks that an unreadable record is named, and that the other claims are listed.
+// TestSRIOVLsClaimTorn checks that an unreadable record is reported and that all other claims are still listed.
 func TestSRIOVLsClaimTorn(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "u2"), []byte("{"), 0o600); err != nil {
@@ -88,7 +88,8 @@ func TestSRIOVLsClaimTorn(t *testing.T) {
 	}
 }
 
-// TestDeviceOf checks that the journal of a VF gives pod and interface, unless another claim has the VF now.
+// TestDeviceOf checks that the pod and the interface of a VF come from the VF's journal. The journal is ignored if another claim uses the
+// VF now.
 func TestDeviceOf(t *testing.T) {
 	r := claimRecord()
 	address, err := pci.ParseAddress("0000:15:02.1")
@@ -113,7 +114,7 @@ func TestDeviceOf(t *testing.T) {
 	}
 }
 
-// TestSRIOVExplainPublished checks the attributes and taints of a device, and the attributes that only other devices have.
+// TestSRIOVExplainPublished checks the output about a device: its attributes, its taints, and the attributes that only other devices have.
 func TestSRIOVExplainPublished(t *testing.T) {
 	first, _ := pci.ParseAddress("0000:11:02.0")
 	second, _ := pci.ParseAddress("0000:15:02.1")

@@ -65,7 +65,7 @@ func (f *sriovFlags) classes(stdout, stderr io.Writer) error {
 	return nil
 }
 
-// parse parses the configuration of the device plugin.
+// parse parses the device plugin's configuration file.
 func (f *sriovFlags) parse() (*pool.Config, error) {
 	data, err := store.ReadFile(f.config)
 	if err == nil {
@@ -77,13 +77,13 @@ func (f *sriovFlags) parse() (*pool.Config, error) {
 	return nil, fmt.Errorf("read the configuration of the device plugin (--config-file): %w", err)
 }
 
-// resourceClass is the DeviceClass of a resource.
+// resourceClass is the generated DeviceClass of a resource.
 type resourceClass struct {
 	name, resource string
 	settings       *vfconfig.Config
 }
 
-// classesOf returns the classes of the resources that DRA offers.
+// classesOf returns the classes for those resources that are offered through DRA.
 func classesOf(config *pool.Config) (classes []resourceClass, err error) {
 	owner := map[string]string{}
 	for _, r := range config.Resources {
@@ -100,19 +100,20 @@ func classesOf(config *pool.Config) (classes []resourceClass, err error) {
 	return classes, nil
 }
 
-// className returns the DNS subdomain for a resource. The name of a resource may have upper-case letters and underscores.
+// className converts the name of a resource to a DNS subdomain. The name of a resource may contain upper-case letters and underscores,
+// which a DNS subdomain cannot contain.
 func className(r pool.Resource) string {
 	name := strings.Trim(strings.ReplaceAll(strings.ToLower(r.Name), "_", "-"), "-")
 	return name + "." + r.Prefix
 }
 
-// expression returns the CEL expression that selects the devices of a resource. It compares the driver first, because devices of other
-// drivers lack the attribute.
+// expression returns a CEL expression that selects the devices of a resource. The expression compares the driver first, because devices of
+// other drivers do not have the attribute.
 func expression(resource string) string {
 	return fmt.Sprintf(`device.driver == %q && device.attributes[%q].resource == %q`, claim.Driver, claim.Driver, resource)
 }
 
-// yaml returns the class as a YAML document.
+// yaml formats the class as a YAML document.
 func (c resourceClass) yaml() (string, error) {
 	config, err := c.configYAML()
 	return fmt.Sprintf(`---
@@ -129,7 +130,7 @@ spec:
 %s`, scalar(c.name), expression(c.resource), c.resource, config), err
 }
 
-// scalar returns a name in the form of a YAML string. It quotes names such as 1.2.
+// scalar formats a name as a YAML string. A name such as 1.2 is quoted, because YAML would read it as a number.
 func scalar(name string) string {
 	if _, err := strconv.ParseFloat(name, 64); err == nil {
 		return strconv.Quote(name)
@@ -137,8 +138,8 @@ func scalar(name string) string {
 	return name
 }
 
-// configYAML returns the part of the class with the settings of the resource, or "" if it has none. The entry names the resource, so
-// that in a claim with several classes it applies only to VFs of this one.
+// configYAML returns the part of the class that contains the resource's settings. The text is empty if the resource has no settings. The
+// entry names the resource. If a claim uses several classes, the settings therefore apply only to VFs of this resource.
 func (c resourceClass) configYAML() (string, error) {
 	if c.settings.IsZero() {
 		return "", nil

@@ -11,14 +11,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// draConfig has a resource of each kind.
+// draConfig is a configuration that contains a resource of each kind.
 const draConfig = `{"resourceList": [
   {"resourceName": "fast", "api": "dra", "vf": {"vlan": 100, "maxTxRate": 1000, "trust": "on"},
    "claimMay": ["mac", "ips", "ifName", {"mtu": 9000, "vlan": "100-199"}], "selectors": {"pfNames": ["ens0f0"]}},
   {"resourceName": "Open_1", "resourcePrefix": "example.org", "api": "dra", "selectors": {"pfNames": ["ens1f0"]}},
   {"resourceName": "old", "selectors": {"pfNames": ["ens2f0"]}}]}`
 
-// writeFiles writes files into a temporary folder and returns the folder.
+// writeFiles writes files into a new temporary folder and returns the folder's path.
 func writeFiles(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -30,8 +30,8 @@ func writeFiles(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// TestClasses compares the classes with the golden file. kubectl can apply it: integration/dra-sim validates it as the API server
-// does.
+// TestClasses compares the printed classes with a golden file. The golden file is valid for kubectl: integration/dra-sim validates it with
+// the code of the API server.
 func TestClasses(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"config.json": draConfig})
 	status, stdout, stderr := run("sriov", "classes", "--config-file", filepath.Join(dir, "config.json"), "--resource-prefix", "example.com")
@@ -44,7 +44,7 @@ func TestClasses(t *testing.T) {
 	}
 }
 
-// TestClassesRefused checks that a configuration without a class is an error, and not an empty file.
+// TestClassesRefused checks that a configuration without any class causes an error, not an empty output.
 func TestClassesRefused(t *testing.T) {
 	for config, says := range map[string]string{
 		`{"resourceList": [{"resourceName": "old"}]}`: `no resource has "api": "dra", so there is no class to print`,
@@ -60,7 +60,7 @@ func TestClassesRefused(t *testing.T) {
 	}
 }
 
-// TestScalar checks that names which YAML would read as numbers are quoted.
+// TestScalar checks that names are quoted if YAML would read them as numbers.
 func TestScalar(t *testing.T) {
 	for name, want := range map[string]string{"fast.example.com": "fast.example.com", "1.2": `"1.2"`, "1.2e3": `"1.2e3"`} {
 		if got := scalar(name); got != want {

@@ -58,12 +58,13 @@ func (f *sriovFlags) explain(ctx context.Context, stdout, stderr io.Writer, what
 	return nil
 }
 
-// unserved reports whether a resource of the configuration is not supported.
+// unserved reports whether the configuration contains a resource that is not supported.
 func (n *sriovNode) unserved(resource string) bool {
 	return slices.ContainsFunc(n.config.Resources, func(r pool.Resource) bool { return r.FullName() == resource && len(r.Unserved) > 0 })
 }
 
-// matches reports whether the argument names a device: by its address, its interface, the interface of its PF, or its resource.
+// matches reports whether the command's argument selects a device. The argument may be the device's PCI address, its interface, its PF's
+// interface, or its resource.
 func (n *sriovNode) matches(e pool.Explanation, what string) bool {
 	d, _ := n.snapshot.Device(e.Device)
 	pf, _ := n.snapshot.Device(d.PF)
@@ -71,7 +72,7 @@ func (n *sriovNode) matches(e pool.Explanation, what string) bool {
 		e.Resource == what || slices.ContainsFunc(e.Answers, func(a pool.Answer) bool { return a.Matches && a.Resource == what })
 }
 
-// printExplanation prints what each selector wants and what was found.
+// printExplanation prints, for each selector, the wanted and the found values.
 func (n *sriovNode) printExplanation(w io.Writer, e pool.Explanation) {
 	fmt.Fprintf(w, "%s: %s\n", e.Device, plainText(e.Reason))
 	if h, ok := n.held[e.Device.String()]; ok && h.Claim == nil {
@@ -97,5 +98,5 @@ func (n *sriovNode) printExplanation(w io.Writer, e pool.Explanation) {
 	}
 }
 
-// plainText is plain for a text of several words.
+// plainText does the same as plain, but keeps the spaces of a text with several words.
 func plainText(s string) string { return strings.Map(plugin.PlainRune, s) }

@@ -14,13 +14,13 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// requestAnswer is the decision of each policy of the Topology Manager about a request.
+// requestAnswer contains the decision that each policy of the Topology Manager makes about a request.
 type requestAnswer struct {
 	Resources []resourceAnswer `json:"resources"`
 	Policies  []policyAnswer   `json:"policies"`
 }
 
-// resourceAnswer is a resource of the request with its devices by NUMA node, and the hints of its manager.
+// resourceAnswer describes one resource of the request: its devices by NUMA node, and the topology hints for it.
 type resourceAnswer struct {
 	Resource string        `json:"resource"`
 	Count    int           `json:"count"`
@@ -28,20 +28,20 @@ type resourceAnswer struct {
 	Hints    []hintAnswer  `json:"hints"` // null: the resource has no NUMA nodes
 }
 
-// tally counts the devices near a NUMA node.
+// tally contains the number of devices near a NUMA node.
 type tally struct {
 	All    int `json:"devices"`
 	Free   int `json:"free"`
 	Faulty int `json:"faulty"`
 }
 
-// hintAnswer is a hint: NUMA nodes from which the request can be served.
+// hintAnswer is a topology hint: a set of NUMA nodes that together can serve the request.
 type hintAnswer struct {
 	Nodes     []int `json:"nodes"`
 	Preferred bool  `json:"preferred"`
 }
 
-// policyAnswer is the decision of one policy.
+// policyAnswer is the decision of one policy about the request.
 type policyAnswer struct {
 	Policy   string     `json:"policy"`
 	Admitted bool       `json:"admitted"`
@@ -50,10 +50,11 @@ type policyAnswer struct {
 	Reason   string     `json:"reason,omitempty"` // of a refusal
 }
 
-// maxPermutations limits the combinations of hints, one of each resource. The kubelet tries all of them for each container.
+// maxPermutations limits the number of combinations that contain one hint of each resource. The kubelet tries all combinations for each
+// container.
 const maxPermutations = 20_000_000
 
-// newRequestAnswer merges the hints for a request by each policy.
+// newRequestAnswer merges the topology hints for a request, once with each policy.
 func newRequestAnswer(machine kubelet.Mask, demands []demand, wanted []kubelet.Policy) (a requestAnswer, err error) {
 	now, idle := hintLists(demands, demand.present), hintLists(demands, demand.empty)
 	permutations := 1
@@ -79,7 +80,7 @@ func hintLists(demands []demand, of func(demand) *kubelet.Devices) [][]kubelet.H
 	return lists
 }
 
-// decide returns the decision of a policy, and for a refusal whether the idle node would be refused, too.
+// decide computes the decision of a policy. If the policy refuses the request, decide also computes whether an idle node would refuse it.
 func decide(p kubelet.Policy, machine kubelet.Mask, demands []demand, now, idle [][]kubelet.Hint) policyAnswer {
 	merged, admitted := kubelet.Merge(p, machine, now)
 	a := policyAnswer{Policy: string(p), Merged: answerOf(merged)}
@@ -100,7 +101,7 @@ func decide(p kubelet.Policy, machine kubelet.Mask, demands []demand, now, idle 
 	return a
 }
 
-// shortage returns the first resource of which fewer are free than requested, or "".
+// shortage describes the first resource with fewer free devices than requested. The result is "" if there is none.
 func shortage(demands []demand, of func(demand) *kubelet.Devices) string {
 	for _, d := range demands {
 		if free := total(of(d)).Free; free < d.count {
@@ -110,7 +111,7 @@ func shortage(demands []demand, of func(demand) *kubelet.Devices) string {
 	return ""
 }
 
-// refusal returns why no merged hint is preferred. state is the state of the devices that the hints count.
+// refusal returns the reason why no merged hint is preferred. The argument state names the counted devices, for example " free".
 func refusal(p kubelet.Policy, demands []demand, lists [][]kubelet.Hint, state string) string {
 	var texts []string
 	for i, d := range demands {
@@ -130,7 +131,7 @@ func refusal(p kubelet.Policy, demands []demand, lists [][]kubelet.Hint, state s
 	return "the preferred NUMA nodes differ: " + strings.Join(texts, ", ")
 }
 
-// answer describes a resource of the request.
+// answer describes one resource of the request with its devices and hints.
 func (d demand) answer(hints []kubelet.Hint) resourceAnswer {
 	a := resourceAnswer{Resource: d.name, Count: d.count, Nodes: map[int]tally{}}
 	for i, near := range d.now.Near {
@@ -149,7 +150,7 @@ func (d demand) answer(hints []kubelet.Hint) resourceAnswer {
 	return a
 }
 
-// nodesOf returns the NUMA nodes of a device, or pci.Unknown if it has none.
+// nodesOf returns the NUMA nodes of a device. For a device without NUMA node, the result is only pci.Unknown.
 func nodesOf(near kubelet.Mask) []int {
 	if near == 0 {
 		return []int{pci.Unknown}
@@ -178,10 +179,10 @@ func answerOf(h kubelet.Hint) hintAnswer {
 	return hintAnswer{Nodes: h.Nodes.Nodes(), Preferred: h.Preferred}
 }
 
-// maxHints is the number of hints in a line.
+// maxHints is the maximum number of hints that are printed on one line.
 const maxHints = 8
 
-// hintText prints hints as {0}* {0,1}. The star marks preferred ones, which come first.
+// hintText formats hints, for example as {0}* {0,1}. A star marks the preferred hints, which are printed first.
 func hintText(hints []kubelet.Hint) string {
 	var texts []string
 	for _, preferred := range []bool{true, false} {
@@ -197,7 +198,7 @@ func hintText(hints []kubelet.Hint) string {
 	return strings.Join(texts, " ")
 }
 
-// String prints a hint: {0,1}*.
+// String formats a hint, for example as {0,1}*.
 func (h hintAnswer) String() string {
 	if len(h.Nodes) == 0 {
 		return "any"
@@ -209,7 +210,7 @@ func (h hintAnswer) String() string {
 	return "{" + text + "}"
 }
 
-// print prints a table of the resources and a table of the policies.
+// print prints two tables: one with the resources, and one with the policies.
 func (a requestAnswer) print(w io.Writer) error {
 	nodes := map[int]bool{}
 	for _, r := range a.Resources {
@@ -236,7 +237,7 @@ func (a requestAnswer) print(w io.Writer) error {
 		if !p.Admitted && len(p.Merged.Nodes) == 0 {
 			merged = "-"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\n", p.Policy, merged, p.says())
+		fmt.Fprintf(t, "%s\t%s\t%s\n", p.Policy, merged, p.decisionText())
 	}
 	return t.Flush()
 }
@@ -280,8 +281,8 @@ func (r resourceAnswer) cells(columns []int) []string {
 	return append(cells, text)
 }
 
-// says returns the decision in words.
-func (p policyAnswer) says() string {
+// decisionText returns the decision in words.
+func (p policyAnswer) decisionText() string {
 	switch {
 	case p.Admitted:
 		return "yes"

@@ -19,10 +19,10 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// cpuResource is the name of CPUs in a container's resources.
+// cpuResource is the name of the CPU resource in a container's specification.
 const cpuResource = "cpu"
 
-// requestFlags describe the request of a container.
+// requestFlags holds the flags that describe a container's request.
 type requestFlags struct {
 	count      int
 	cpus       int
@@ -31,7 +31,7 @@ type requestFlags struct {
 	kubeletDir string
 }
 
-// add adds the flags of a request.
+// add adds the flags that describe a container's request.
 func (f *requestFlags) add(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.count, "count", 0, "number of devices of the resource that a container wants")
 	cmd.Flags().IntVar(&f.cpus, "cpus", 0, "number of exclusive CPUs that the container wants besides")
@@ -40,7 +40,7 @@ func (f *requestFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "folder of the kubelet, which knows CPUs and other resources")
 }
 
-// demand is one resource of a request, with its devices or CPUs as the kubelet knows them.
+// demand is one resource of a request. A demand includes the devices or CPUs of this resource that the kubelet has.
 type demand struct {
 	name  string
 	count int
@@ -52,12 +52,12 @@ func (d demand) present() *kubelet.Devices { return d.now }
 
 func (d demand) empty() *kubelet.Devices { return d.idle }
 
-// policies are those of the Topology Manager, the most tolerant first.
+// policies returns the policies of the Topology Manager. The first policy is the most tolerant one.
 func policies() []kubelet.Policy {
 	return []kubelet.Policy{kubelet.None, kubelet.BestEffort, kubelet.Restricted, kubelet.SingleNUMA}
 }
 
-// check refuses values that no request has.
+// check returns an error for flag values that no real request can have.
 func (f requestFlags) check(given func(flag string) bool) error {
 	switch {
 	case given("count") && f.count < 1:
@@ -77,7 +77,7 @@ func (f requestFlags) check(given func(flag string) bool) error {
 	return nil
 }
 
-// parseWith parses RESOURCE or RESOURCE=COUNT.
+// parseWith parses an argument of the form RESOURCE or RESOURCE=COUNT.
 func parseWith(text string) (resource string, count int, err error) {
 	resource, number, counted := strings.Cut(text, "=")
 	if count = 1; counted {
@@ -89,7 +89,7 @@ func parseWith(text string) (resource string, count int, err error) {
 	return resource, count, nil
 }
 
-// explainRequest prints whether a container could get what it requests, and the merge of hints by the Topology Manager.
+// explainRequest prints whether a container could get the requested resources, and how the Topology Manager merges the hints.
 func (f *sriovFlags) explainRequest(ctx context.Context, n *sriovNode, stdout io.Writer, resource string) error {
 	machine, err := n.machine()
 	if err != nil {
@@ -118,7 +118,7 @@ func (f *sriovFlags) explainRequest(ctx context.Context, n *sriovNode, stdout io
 	return err
 }
 
-// machine returns the NUMA nodes.
+// machine returns the set of the machine's NUMA nodes.
 func (n *sriovNode) machine() (machine kubelet.Mask, err error) {
 	for _, node := range n.snapshot.Nodes {
 		if node.ID < 0 || node.ID >= 64 || machine.Count() == maxNodes {
@@ -129,10 +129,10 @@ func (n *sriovNode) machine() (machine kubelet.Mask, err error) {
 	return max(machine, 1), nil
 }
 
-// maxNodes limits the NUMA nodes of which all combinations are examined. The kubelet's default limit is 8.
+// maxNodes limits the number of NUMA nodes, because all combinations of NUMA nodes are tried. The kubelet's default limit is 8.
 const maxNodes = 16
 
-// demands returns the resources of the request.
+// demands returns all resources of the request.
 func (f *sriovFlags) demands(ctx context.Context, n *sriovNode, machine kubelet.Mask, resource string) ([]demand, error) {
 	if resource == "" && len(n.pools) == 1 {
 		resource = n.pools[0].Name
@@ -163,7 +163,8 @@ func (f *sriovFlags) demands(ctx context.Context, n *sriovNode, machine kubelet.
 	return demands, nil
 }
 
-// withDemand returns another resource of the request: of this node's configuration, or of another device plugin.
+// withDemand returns a resource of the flag --with. The resource may be in this node's configuration, or may belong to another device
+// plugin.
 func (n *sriovNode) withDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.Mask, text string) (demand, error) {
 	resource, count, err := parseWith(text)
 	switch {
@@ -179,7 +180,7 @@ func (n *sriovNode) hasPool(resource string) bool {
 	return slices.ContainsFunc(n.pools, func(p pool.Pool) bool { return p.Name == resource })
 }
 
-// poolDemand returns a resource of this node's configuration.
+// poolDemand returns the demand for a resource in this node's configuration.
 func (n *sriovNode) poolDemand(machine kubelet.Mask, resource string, count int) (demand, error) {
 	i := slices.IndexFunc(n.pools, func(p pool.Pool) bool { return p.Name == resource })
 	if i < 0 {
@@ -201,7 +202,8 @@ func (n *sriovNode) poolDemand(machine kubelet.Mask, resource string, count int)
 	return d, nil
 }
 
-// cpuDemand returns the exclusive CPUs of a container. Their hints need the policy static of the CPU manager.
+// cpuDemand returns the demand for a container's exclusive CPUs. The kubelet has hints for CPUs only with the static policy of the CPU
+// manager.
 func (n *sriovNode) cpuDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.Mask, count int) (demand, error) {
 	allocatable, err := podresources.AllocatableCPUs(ctx, k)
 	if err != nil {
@@ -224,14 +226,14 @@ func (n *sriovNode) cpuDemand(ctx context.Context, k podresources.Kubelet, machi
 	d := newDemand(machine, cpuResource, count, len(all), func(i int) []int { return nodes[i : i+1] })
 	for i, cpu := range all {
 		d.now.Used[i] = used[cpu]
-		// The CPUs that the kubelet keeps for the system are never free.
+		// CPUs that the kubelet reserves for the system are never free.
 		d.now.Healthy[i] = slices.Contains(allocatable, cpu)
 		d.idle.Healthy[i] = d.now.Healthy[i]
 	}
 	return d, nil
 }
 
-// cpus returns all CPUs of the node, and the NUMA node of each.
+// cpus returns all CPUs of the node and, in the same order, the NUMA nodes of these CPUs.
 func (n *sriovNode) cpus() (all []int64, nodes []int) {
 	for _, node := range n.snapshot.Nodes {
 		for _, cpu := range listedCPUs(node.CPUs) {
@@ -241,7 +243,8 @@ func (n *sriovNode) cpus() (all []int64, nodes []int) {
 	return all, nodes
 }
 
-// foreignDemand returns a resource of another device plugin. The kubelet names its healthy devices only.
+// foreignDemand returns the demand for a resource of another device plugin. The kubelet lists only the healthy devices of another plugin's
+// resource.
 func foreignDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.Mask, resource string, count int) (demand, error) {
 	k.Resources = []string{resource}
 	devices, err := podresources.Allocatable(ctx, k)
@@ -265,7 +268,8 @@ func foreignDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.
 	return d, nil
 }
 
-// newDemand returns a demand for some of n devices, which are all free. near returns the NUMA nodes of a device, none if it has none.
+// newDemand returns a demand for count of n devices, which are all free. The function near returns the NUMA nodes of a device. The result
+// of near is empty for a device without NUMA node.
 func newDemand(machine kubelet.Mask, name string, count, n int, near func(int) []int) demand {
 	masks := make([]kubelet.Mask, n)
 	for i := range masks {
@@ -278,7 +282,7 @@ func newDemand(machine kubelet.Mask, name string, count, n int, near func(int) [
 	return demand{name: name, count: count, now: kubelet.NewDevices(machine, masks), idle: kubelet.NewDevices(machine, masks)}
 }
 
-// listedCPUs returns the CPUs of a list such as 0-3,8.
+// listedCPUs returns the CPUs in a list such as 0-3,8.
 func listedCPUs(list string) (cpus []int) {
 	for part := range strings.SplitSeq(list, ",") {
 		from, to, isRange := strings.Cut(part, "-")

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/kubelet"
 )
 
-// fakeDemand returns a demand from the number of devices and of free devices near each NUMA node.
+// fakeDemand builds a demand from two lists: the number of all devices and the number of free devices near each NUMA node.
 func fakeDemand(name string, count int, all, free []int) demand {
 	var near []int
 	for node := range all {
@@ -37,7 +37,7 @@ func fakeDemand(name string, count int, all, free []int) demand {
 	return d
 }
 
-// decisions prints the decision of each policy on a line.
+// decisions formats the decision of each policy on a line of its own.
 func decisions(t *testing.T, machine kubelet.Mask, demands ...demand) string {
 	t.Helper()
 	a, err := newRequestAnswer(machine, demands, policies())
@@ -46,12 +46,12 @@ func decisions(t *testing.T, machine kubelet.Mask, demands ...demand) string {
 	}
 	var lines []string
 	for _, p := range a.Policies {
-		lines = append(lines, fmt.Sprintf("%s %s: %s", p.Policy, p.Merged, p.says()))
+		lines = append(lines, fmt.Sprintf("%s %s: %s", p.Policy, p.Merged, p.decisionText()))
 	}
 	return strings.Join(lines, "\n")
 }
 
-// TestRequestOfDevices checks each policy's decision about one resource.
+// TestRequestOfDevices checks the decision of each policy about a request for one resource.
 func TestRequestOfDevices(t *testing.T) {
 	for _, c := range []struct {
 		name      string
@@ -87,7 +87,7 @@ func TestRequestOfDevices(t *testing.T) {
 	}
 }
 
-// TestRequestOfSeveral checks requests whose resources need different NUMA nodes, at present or on every node of this kind.
+// TestRequestOfSeveral checks requests whose resources need different NUMA nodes, either at present or even on an idle node of this kind.
 func TestRequestOfSeveral(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -117,7 +117,8 @@ func TestRequestOfSeveral(t *testing.T) {
 	}
 }
 
-// TestRequestOfReserved checks CPUs of which the kubelet reserves one: it prefers as few NUMA nodes as with that CPU.
+// TestRequestOfReserved checks a node on which the kubelet reserves one CPU. The preferred number of NUMA nodes is computed as if that CPU
+// were available.
 func TestRequestOfReserved(t *testing.T) {
 	d := fakeDemand("cpu", 8, []int{8, 8}, []int{8, 8})
 	d.now.Healthy[0], d.idle.Healthy[0], d.now.Healthy[8], d.idle.Healthy[8] = false, false, false, false
@@ -129,7 +130,7 @@ func TestRequestOfReserved(t *testing.T) {
 	}
 }
 
-// TestRequestWithoutNodes checks devices of which the kubelet knows no NUMA nodes.
+// TestRequestWithoutNodes checks devices whose NUMA nodes the kubelet does not know.
 func TestRequestWithoutNodes(t *testing.T) {
 	nowhere := newDemand(1, "vf", 2, 2, func(int) []int { return nil })
 	if got := decisions(t, 1, nowhere); strings.Count(got, ": yes") != 4 {
@@ -141,7 +142,7 @@ func TestRequestWithoutNodes(t *testing.T) {
 		!strings.Contains(out.String(), "2 of 2           any") {
 		t.Errorf("%v\n%s", err, &out)
 	}
-	// Devices without a NUMA node do not count beside others that have one.
+	// Devices without a NUMA node are ignored if other devices of the resource have one.
 	mixed := newDemand(3, "vf", 2, 3, func(i int) []int { return [][]int{{0}, nil, nil}[i] })
 	mixed.now.Used[0] = true
 	if got := decisions(t, 3, mixed); !strings.Contains(got, "restricted {0,1}: no, never") ||
@@ -150,7 +151,8 @@ func TestRequestWithoutNodes(t *testing.T) {
 	}
 }
 
-// TestRequestTooLarge checks that a request with too many combinations of hints is refused, instead of running for hours.
+// TestRequestTooLarge checks that a request with too many combinations of hints causes an error. Without the limit, the command would run
+// for hours.
 func TestRequestTooLarge(t *testing.T) {
 	eight := []int{2, 2, 2, 2, 2, 2, 2, 2}
 	var demands []demand
@@ -162,20 +164,20 @@ func TestRequestTooLarge(t *testing.T) {
 	}
 }
 
-// fakeKubelet answers for CPUs and devices as the kubelet does.
+// fakeKubelet implements the kubelet's PodResources API for CPUs and devices.
 type fakeKubelet struct {
 	api.UnimplementedPodResourcesListerServer
 	cpus []int64
 }
 
-// List names a pod with the CPUs 1 to 3 and a GPU.
+// List returns one pod, which has the CPUs 1 to 3 and a GPU.
 func (k *fakeKubelet) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
 	containers := []*api.ContainerResources{{Name: "db", CpuIds: []int64{1, 2, 3},
 		Devices: []*api.ContainerDevices{{ResourceName: "example.com/gpu", DeviceIds: []string{"g0"}}}}}
 	return &api.ListPodResourcesResponse{PodResources: []*api.PodResources{{Namespace: "shop", Name: "db", Containers: containers}}}, nil
 }
 
-// GetAllocatableResources names one GPU near each NUMA node.
+// GetAllocatableResources returns one GPU near each NUMA node.
 func (k *fakeKubelet) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (
 	*api.AllocatableResourcesResponse, error) {
 	gpu := func(id string, node int64) *api.ContainerDevices {
@@ -185,7 +187,7 @@ func (k *fakeKubelet) GetAllocatableResources(context.Context, *api.AllocatableR
 	return &api.AllocatableResourcesResponse{CpuIds: k.cpus, Devices: []*api.ContainerDevices{gpu("g0", 0), gpu("g1", 1)}}, nil
 }
 
-// serve answers in the folder of a kubelet until the test ends.
+// serve runs the fake kubelet on a socket in a new folder until the test ends.
 func (k *fakeKubelet) serve(t *testing.T) (dir string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kl")
@@ -208,7 +210,7 @@ func (k *fakeKubelet) serve(t *testing.T) (dir string) {
 	return dir
 }
 
-// allocatable returns the CPUs of the lab's two NUMA nodes without CPU 0, which the kubelet keeps.
+// allocatable returns all CPUs of the lab's two NUMA nodes except CPU 0, which the kubelet reserves.
 func allocatable() (cpus []int64) {
 	for cpu := range int64(31) {
 		cpus = append(cpus, cpu+1)
@@ -216,7 +218,8 @@ func allocatable() (cpus []int64) {
 	return cpus
 }
 
-// TestSRIOVRequest checks a request for VFs, CPUs and a resource of another device plugin with sysfs, device plugin and kubelet.
+// TestSRIOVRequest checks a request for VFs, CPUs and a resource of another device plugin. The test uses a fake sysfs, a fake device plugin
+// and a fake kubelet.
 func TestSRIOVRequest(t *testing.T) {
 	flags := labFlags(t)
 	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "new", "selectors": {"pfNames": ["ens0f0", "ens1f0"]}}]}`),
@@ -245,7 +248,7 @@ single-numa-node  {1}*    yes
 		strings.Contains(stdout, "best") {
 		t.Errorf("status %d\n%s", status, stdout)
 	}
-	// A reserved CPU is never free.
+	// a reserved CPU is never free
 	if _, stdout, _ = runSRIOV(t, flags, "explain", "--cpus", "32"); !strings.Contains(stdout,
 		"no, never on a node like this: 31 of 32 cpu are free") {
 		t.Errorf("got\n%s", stdout)

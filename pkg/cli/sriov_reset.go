@@ -30,7 +30,8 @@ drivers a reset of a bound function hangs.
 The command refuses a VF that is in use by a pod, by the kubelet's allocations, or
 by the node. Without --yes it changes nothing.`
 
-// resetPatience is how long the kernel may take to reset a function. After that the waiting process is abandoned.
+// resetPatience is the time in which the kernel must finish the reset of a function. After this time the command stops waiting. The child
+// process may continue to wait for the kernel.
 const resetPatience = 15 * time.Second
 
 type resetFlags struct {
@@ -53,7 +54,8 @@ func newSRIOVReset() *cobra.Command {
 	return cmd
 }
 
-// newSRIOVResetFunction returns the command that reset runs as a child process, because it may hang.
+// newSRIOVResetFunction returns a hidden command that resets one function. The command reset runs this command as a child process, because
+// the reset may hang in the kernel.
 func newSRIOVResetFunction() *cobra.Command {
 	return &cobra.Command{Use: "reset-function SYSFS DEVICE", Hidden: true, Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -95,7 +97,8 @@ func (f resetFlags) reset(ctx context.Context, device string, stdout, stderr io.
 	return nil
 }
 
-// checkFree refuses a VF that the kubelet has allocated. It also refuses one if only the kubelet knows that and cannot be asked.
+// checkFree returns an error if the kubelet has allocated the VF to a pod. The result is also an error if the device plugin gives no answer
+// and the VF has a user space driver. Only the kubelet knows whether a pod uses this VF.
 func (f resetFlags) checkFree(ctx context.Context, a pci.Address) error {
 	answer, err := askPlugin(ctx, f.socket)
 	for _, d := range answer.Devices {

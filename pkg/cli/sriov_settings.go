@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// entries returns the config of a generated class.
+// entries returns the config entries of a generated class.
 func (c resourceClass) entries() []configEntry {
 	if c.settings.IsZero() {
 		return nil
@@ -27,7 +27,7 @@ func (c resourceClass) entries() []configEntry {
 	return []configEntry{{Opaque: &opaque{Driver: claim.Driver, Parameters: text}}}
 }
 
-// claimEntry is an entry of a claim for this driver.
+// claimEntry is a config entry in a claim that belongs to this driver.
 type claimEntry struct {
 	vfconfig.Entry
 	path     string
@@ -35,20 +35,20 @@ type claimEntry struct {
 	used     bool
 }
 
-// applies reports whether the entry is for a request, by the scheduler's rule: no list means all requests, and "vf" also means
-// "vf/fast".
-func (e claimEntry) applies(request string) bool {
+// appliesTo reports whether the entry belongs to a request. By the scheduler's rule, an entry without a list belongs to all requests, and
+// the name "vf" also stands for "vf/fast".
+func (e claimEntry) appliesTo(request string) bool {
 	parent, _, _ := strings.Cut(request, "/")
 	return len(e.requests) == 0 || slices.Contains(e.requests, request) || slices.Contains(e.requests, parent)
 }
 
-// namedRequest is a request or subrequest with its name in the allocation.
+// namedRequest is a request or a subrequest, with the name that it has in the allocation.
 type namedRequest struct {
 	subRequest
 	path string
 }
 
-// flatten returns the requests of a claim. It replaces a request with alternatives by these.
+// flatten returns the requests of a claim as a flat list. A request with alternatives is replaced by its alternatives.
 func (s claimSpec) flatten(path string) (out []namedRequest) {
 	for i, r := range s.Devices.Requests {
 		at := fmt.Sprintf("%s.requests[%d]", path, i)
@@ -65,8 +65,8 @@ func (s claimSpec) flatten(path string) (out []namedRequest) {
 	return out
 }
 
-// claim checks the specification of a claim at a path of an object.
-func (c *checker) claim(object, path string, spec claimSpec) {
+// checkSpec checks the specification of a claim. The argument path is the place of the specification in the object.
+func (c *checker) checkSpec(object, path string, spec claimSpec) {
 	requests := spec.flatten(path)
 	if len(requests) == 0 {
 		c.fail("%s: %s.requests: no request has exactly or firstAvailable", object, path)
@@ -75,7 +75,7 @@ func (c *checker) claim(object, path string, spec claimSpec) {
 	entries := c.claimEntries(object, path, spec, requests)
 	own := false
 	for _, r := range requests {
-		class, err := c.class(r.Class)
+		class, err := c.classNamed(r.Class)
 		if err != nil {
 			c.fail("%s: %s.deviceClassName: %v", object, r.path, err)
 			own = true
@@ -85,9 +85,9 @@ func (c *checker) claim(object, path string, spec claimSpec) {
 			continue
 		}
 		own = true
-		c.selectors(object+": "+r.path, r.Selectors, class.onlyDriver())
+		c.checkSelectors(object+": "+r.path, r.Selectors, class.onlyDriver())
 		for _, resource := range c.candidates(object, class, r) {
-			c.request(object, class, r, resource, entries)
+			c.checkRequest(object, class, r, resource, entries)
 		}
 	}
 	for _, e := range entries {
@@ -97,12 +97,12 @@ func (c *checker) claim(object, path string, spec claimSpec) {
 	}
 }
 
-// claimEntries reads the entries of a claim for this driver and skips those of other drivers.
+// claimEntries decodes the config entries of a claim for this driver. Entries for other drivers are skipped.
 func (c *checker) claimEntries(object, path string, spec claimSpec, requests []namedRequest) (entries []*claimEntry) {
 	for i, e := range spec.Devices.Config {
 		at := fmt.Sprintf("%s.config[%d]", path, i)
 		for k, name := range e.Requests {
-			if !slices.ContainsFunc(requests, func(r namedRequest) bool { return (claimEntry{requests: []string{name}}).applies(r.Name) }) {
+			if !slices.ContainsFunc(requests, func(r namedRequest) bool { return (claimEntry{requests: []string{name}}).appliesTo(r.Name) }) {
 				c.fail("%s: %s.requests[%d]: no request %q", object, at, k, name)
 			}
 		}
@@ -129,14 +129,15 @@ func (d deviceClass) mayMatchDriver() bool {
 		slices.ContainsFunc(d.Config, func(e configEntry) bool { return e.Opaque != nil && e.Opaque.Driver == claim.Driver })
 }
 
-// onlyDriver reports whether a class selects devices of this driver only.
+// onlyDriver reports whether all devices that a class selects belong to this driver.
 func (d deviceClass) onlyDriver() bool {
 	return slices.ContainsFunc(d.Selectors, func(s celSelector) bool {
 		return celDriver.MatchString(s.CEL.Expression) && strings.Contains(s.CEL.Expression, claim.Driver)
 	})
 }
 
-// candidates returns the resources whose VFs a request may get: those that the expressions compare, or all of the configuration.
+// candidates returns the resources from which a request may get VFs. The result contains the resources that the CEL expressions name, or
+// all resources of the configuration if they name none.
 func (c *checker) candidates(object string, class deviceClass, r namedRequest) (names []string) {
 	for _, s := range slices.Concat(class.Selectors, r.Selectors) {
 		for _, m := range selectsResource.FindAllStringSubmatch(s.CEL.Expression, -1) {
@@ -155,8 +156,8 @@ func (c *checker) candidates(object string, class deviceClass, r namedRequest) (
 	return names
 }
 
-// request adds what the node would do for a request with VFs of a resource.
-func (c *checker) request(object string, class deviceClass, r namedRequest, resource string, entries []*claimEntry) {
+// checkRequest computes how the node would serve a request with VFs of a resource, and adds the result to c.checked.
+func (c *checker) checkRequest(object string, class deviceClass, r namedRequest, resource string, entries []*claimEntry) {
 	out := checkedRequest{Object: object, Request: r.Name, Class: class.name, Resource: resource, Devices: r.devices()}
 	settings, err := c.settings(class, r, c.resources[resource], entries, &out)
 	switch {
@@ -172,7 +173,7 @@ func (c *checker) request(object string, class deviceClass, r namedRequest, reso
 	c.checked = append(c.checked, out)
 }
 
-// uniqueSetting returns a setting that only one VF of a pod can have, or "".
+// uniqueSetting returns a setting that at most one VF of a pod can have. The result is "" if there is no such setting.
 func uniqueSetting(c *vfconfig.Config) string {
 	for _, key := range c.Set() {
 		if key == "mac" || key == "ips" || key == "ifName" && !strings.Contains(c.IfName, vfconfig.IndexMark) {
@@ -182,7 +183,7 @@ func uniqueSetting(c *vfconfig.Config) string {
 	return ""
 }
 
-// settings merges the entries of class and claim, as Prepare does.
+// settings merges the config entries of the class and the claim. The result is the same as in the driver's function Prepare.
 func (c *checker) settings(class deviceClass, r namedRequest, res *pool.Resource, entries []*claimEntry, out *checkedRequest) (
 	merged *vfconfig.Config, err error) {
 	add := func(e vfconfig.Entry, from string) {
@@ -205,7 +206,7 @@ func (c *checker) settings(class deviceClass, r namedRequest, res *pool.Resource
 		}
 	}
 	for _, e := range entries {
-		if !e.applies(r.Name) || e.Resource != "" && e.Resource != res.FullName() {
+		if !e.appliesTo(r.Name) || e.Resource != "" && e.Resource != res.FullName() {
 			continue
 		}
 		e.used = true
@@ -220,7 +221,7 @@ func (c *checker) settings(class deviceClass, r namedRequest, res *pool.Resource
 	return merged, nil
 }
 
-// devices returns how many VFs a request gets, in words.
+// devices describes in words how many VFs a request gets.
 func (r subRequest) devices() string {
 	text := "1 VF"
 	switch {
@@ -237,7 +238,7 @@ func (r subRequest) devices() string {
 
 func (r subRequest) several() bool { return r.Mode == "All" || r.Count > 1 }
 
-// atoi returns the count of an extended resource, or 1 if the API server would refuse it.
+// atoi parses the number of an extended resource. For a text that the API server would refuse, the result is 1.
 func atoi(s string) int {
 	n, err := strconv.Atoi(s)
 	if err != nil {

@@ -19,8 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// labFlags returns the flags for a machine with two NUMA nodes and a PF with two VFs on each, a configuration, and pods that have two
-// of the VFs.
+// labFlags returns flags for a fake machine. The machine has two NUMA nodes, each with a PF and two VFs, and pods that use two of the VFs.
 func labFlags(t *testing.T) (flags []string) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 2})
 	dir, err := os.MkdirTemp("", "ls")
@@ -80,7 +79,7 @@ func TestSRIOVLs(t *testing.T) {
 		list[1]["resource"] != "example.com/fast" || list[1]["vfIndex"] != 0.0 {
 		t.Errorf("status %d, %v, %s", status, err, stdout)
 	}
-	// The hardware is listed without the device plugin.
+	// Without the device plugin, the command still lists the hardware.
 	status, stdout, stderr = runSRIOV(t, append(flags, "--socket", "/nonexistent"), "ls")
 	if status != 0 || !strings.Contains(stderr, "the device plugin did not say which pods have devices") ||
 		!strings.Contains(stdout, "0000:11:02.1") {
@@ -118,7 +117,7 @@ func TestSRIOVExplain(t *testing.T) {
 	}
 }
 
-// TestSRIOVPossible checks the explanation of why a pod was refused, or would be.
+// TestSRIOVPossible checks the explanation why a pod was refused or would be refused.
 func TestSRIOVPossible(t *testing.T) {
 	flags := labFlags(t)
 	status, stdout, stderr := runSRIOV(t, flags, "explain", "example.com/fast", "--count", "1")
@@ -148,8 +147,8 @@ single-numa-node  -       no, not at present: 0 of 1 example.com/fast are free
 	}
 }
 
-// TestSRIOVMoved checks that a pod keeps its devices when the configuration changes, and that the hardware is listed without a
-// configuration.
+// TestSRIOVMoved checks that a pod keeps its devices after the configuration has changed. Without a configuration, the command still lists
+// the hardware.
 func TestSRIOVMoved(t *testing.T) {
 	flags := labFlags(t)
 	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "new", "selectors": {"pfNames": ["ens0f0", "ens1f0"]}}]}`),
@@ -184,7 +183,8 @@ func TestSRIOVMoved(t *testing.T) {
 	}
 }
 
-// TestSRIOVUnserved checks that an unsupported entry is reported with the devices that it blocks, and that --strict makes it an error.
+// TestSRIOVUnserved checks that an unsupported entry is reported together with the devices that it blocks. With --strict the entry is an
+// error.
 func TestSRIOVUnserved(t *testing.T) {
 	flags := labFlags(t)
 	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "fpga", "deviceType": "accelerator"},
@@ -208,7 +208,7 @@ func TestSRIOVUnserved(t *testing.T) {
 	}
 }
 
-// TestSRIOVReset checks that a VF is not reset if the kubelet has allocated it, or may have.
+// TestSRIOVReset checks that a VF is not reset if the kubelet has allocated it, or if this is unknown.
 func TestSRIOVReset(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: it is root's")

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// asRoot runs the program again under sudo, because the kernel refused to create the sandbox, here or in the child process. The reason
-// has been printed.
+// asRoot runs this command again under sudo. The reason for sudo is that the kernel refused to create the sandbox, in this process or in a
+// child process. The reason for the refusal has already been printed.
 func asRoot(ctx context.Context, stdout, stderr io.Writer) error {
 	if os.Geteuid() == 0 || os.Getenv("SUDO_UID") != "" {
 		return exitError(exitRefused)
@@ -50,7 +50,7 @@ func sudoCommand(sudo string) ([]string, error) {
 	return append([]string{sudo, exe}, os.Args[1:]...), nil
 }
 
-// mayAsk reports whether sudo works without a password, or a terminal is there to type one.
+// mayAsk reports whether sudo can be used. Either sudo works without a password, or the user can type the password at a terminal.
 func mayAsk(ctx context.Context, sudo string) bool {
 	if exec.CommandContext(ctx, sudo, "-n", "true").Run() == nil {
 		return true
@@ -58,7 +58,7 @@ func mayAsk(ctx context.Context, sudo string) bool {
 	return isTerminal(os.Stdin)
 }
 
-// isTerminal reports whether a character device is a terminal, unlike /dev/null.
+// isTerminal reports whether a file is a terminal. Other character devices, such as /dev/null, are no terminals.
 func isTerminal(f *os.File) bool {
 	target, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 	return err == nil && (strings.HasPrefix(target, "/dev/pts/") || strings.HasPrefix(target, "/dev/tty"))

@@ -41,7 +41,7 @@ that is no network configuration. The archive contains names of pods and address
 const supportExample = `  podlace support-bundle
   podlace support-bundle --yes --file /tmp/node7.tar.gz`
 
-// bundleFile is a file of the archive.
+// bundleFile is one file in the support archive.
 type bundleFile struct {
 	name string
 	data []byte
@@ -121,7 +121,8 @@ func writeBundle(file string, all []bundleFile) (err error) {
 	return errors.Join(archive.Close(), compressed.Close())
 }
 
-// collectBundle reads all parts. A part that cannot be read holds the error instead, which is also useful.
+// collectBundle reads all files for the support archive. If a file cannot be read, its entry contains the error, because the error is
+// useful for support.
 func collectBundle() (all []bundleFile) {
 	add := func(name string, data []byte, err error) {
 		if err != nil {
@@ -149,13 +150,13 @@ func collectBundle() (all []bundleFile) {
 		add("state"+strings.TrimPrefix(name, store.Root), redact(data), err)
 	}
 	for _, c := range bundleCommands() {
-		data, err := output(c...)
+		data, err := outputOf(c...)
 		add("commands/"+strings.ReplaceAll(strings.Join(c, "_"), "/", "-")+".txt", data, err)
 	}
 	return all
 }
 
-// bundleCommands are the programs that print the kernel's state and the log.
+// bundleCommands returns the programs that print the kernel's state and the log.
 func bundleCommands() [][]string {
 	return [][]string{
 		{"uname", "-a"}, {"ip", "-d", "-s", "link"}, {"ip", "addr"}, {"ip", "route", "show", "table", "all"},
@@ -167,7 +168,7 @@ func bundleCommands() [][]string {
 	}
 }
 
-// maxFiles limits the files read from the state folder: each attachment has about two.
+// maxFiles limits how many files are read from the state folder. Each attachment has about two files.
 const maxFiles = 10000
 
 func filesBelow(dir string) (names []string) {
@@ -183,8 +184,8 @@ func filesBelow(dir string) (names []string) {
 
 const commandTimeout = 20 * time.Second
 
-// output runs a program. It returns a note if the program is not installed.
-func output(command ...string) ([]byte, error) {
+// outputOf runs a program and returns its output. If the program is not installed, the output is a note that says so.
+func outputOf(command ...string) ([]byte, error) {
 	path, err := exec.LookPath(command[0])
 	if err != nil {
 		return []byte(err.Error() + "\n"), nil
@@ -196,10 +197,10 @@ func output(command ...string) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// secret matches the names of keys whose values stay on the node.
-var secret = regexp.MustCompile(`(?i)(token|passw|secret|credential|private|certificate|kubeconfig|(^|[^a-z])(key|cert|ca)(data)?$)`)
+// secretKey matches the names of JSON keys whose values must not be copied into the archive.
+var secretKey = regexp.MustCompile(`(?i)(token|passw|secret|credential|private|certificate|kubeconfig|(^|[^a-z])(key|cert|ca)(data)?$)`)
 
-// redact replaces the values of secret keys in JSON. It drops text that is not JSON.
+// redact replaces the values of secret keys in a JSON text. A text that is not JSON is removed completely.
 func redact(data []byte) []byte {
 	var v any
 	decoder := json.NewDecoder(bytes.NewReader(data))
@@ -221,7 +222,7 @@ func withoutSecrets(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
 		for key, value := range v {
-			if secret.MatchString(key) {
+			if secretKey.MatchString(key) {
 				v[key] = "left out"
 			} else {
 				v[key] = withoutSecrets(value)

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestRedacted checks that values of secret keys are removed at any depth, and that text which is not JSON is removed completely.
+// TestRedacted checks that the values of secret keys are removed at any depth. A text that is not JSON is removed completely.
 func TestRedacted(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"type": "bridge", "apiToken": "s3", "kubernetes": {"kubeconfig": "s3", "clientKey": 1, "node": "a"}}`: "bridge node",

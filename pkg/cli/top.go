@@ -32,7 +32,7 @@ const topExample = `  podlace top
   podlace top --sort drops --interval 5s
   podlace top --once -o json`
 
-// traffic is the traffic of one attachment during an interval.
+// traffic is the measured traffic of one attachment in an interval.
 type traffic struct {
 	Network     string `json:"network"`
 	Pod         string `json:"pod,omitempty"`
@@ -42,7 +42,7 @@ type traffic struct {
 	Egress      flow   `json:"egress"`
 }
 
-// flow is one direction.
+// flow is the measured traffic in one direction.
 type flow struct {
 	Rate    uint64 `json:"rate"`            // bits per second
 	Packets uint64 `json:"packets"`         // per second
@@ -50,7 +50,7 @@ type flow struct {
 	Limit   uint64 `json:"limit,omitempty"` // bits per second
 }
 
-// counters are the counters of an interface, in the kernel's direction.
+// counters holds the counters of a host interface. Directions are named from the node's side, as in the kernel.
 type counters struct{ rxBytes, txBytes, rxPackets, txPackets, rxDropped, txDropped uint64 }
 
 type topFlags struct {
@@ -60,7 +60,7 @@ type topFlags struct {
 	once     bool
 }
 
-// topOrders are the values of --sort.
+// topOrders maps the values of --sort to comparison functions.
 func topOrders() map[string]func(a, b traffic) int {
 	return map[string]func(a, b traffic) int{
 		"ingress": func(a, b traffic) int { return cmp.Compare(b.Ingress.Rate, a.Ingress.Rate) },
@@ -127,7 +127,7 @@ func (f topFlags) run(ctx context.Context, stdout io.Writer) error {
 	}
 }
 
-// measure returns the traffic of all living attachments with a host interface.
+// measure returns the traffic of all live attachments that have an interface on the node.
 func (f topFlags) measure(ctx context.Context) ([]traffic, error) {
 	networks, _, _ := reconcile.Networks(f.dir) // errors concern only leases in other folders, which have no interface
 	all, err := reconcile.List(networks)
@@ -157,7 +157,7 @@ func (f topFlags) measure(ctx context.Context) ([]traffic, error) {
 	return list, nil
 }
 
-// readCounters reads the counters of an interface (Documentation/ABI/testing/sysfs-class-net-statistics).
+// readCounters reads the counters of an interface from sysfs (Documentation/ABI/testing/sysfs-class-net-statistics).
 func readCounters(link string) (c counters, err error) {
 	for name, to := range map[string]*uint64{"rx_bytes": &c.rxBytes, "tx_bytes": &c.txBytes, "rx_packets": &c.rxPackets,
 		"tx_packets": &c.txPackets, "rx_dropped": &c.rxDropped, "tx_dropped": &c.txDropped} {
@@ -172,7 +172,7 @@ func readCounters(link string) (c counters, err error) {
 	return c, nil
 }
 
-// trafficOf converts the counters of the host side into what the pod receives and sends.
+// trafficOf converts the counters of the host side into the traffic that the pod receives and sends.
 func trafficOf(a *reconcile.Attachment, before, after counters, took time.Duration) traffic {
 	perSecond := func(before, after, factor uint64) uint64 {
 		if after < before || took <= 0 { // the interface was recreated
@@ -193,15 +193,15 @@ func printTraffic(w io.Writer, list []traffic) error {
 	for _, row := range list {
 		cells := nameCells(row.Network, row.Pod, row.ContainerID, row.IfName)
 		for _, f := range []flow{row.Ingress, row.Egress} {
-			cells = append(cells, formatRate(roundRate(f.Rate)), limit(f.Limit), f.used(), fmt.Sprint(f.Dropped))
+			cells = append(cells, formatRate(roundRate(f.Rate)), limit(f.Limit), f.usedPercent(), fmt.Sprint(f.Dropped))
 		}
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
 	return t.Flush()
 }
 
-// used returns the traffic as a percentage of the limit.
-func (f flow) used() string {
+// usedPercent returns the traffic as a percentage of the limit.
+func (f flow) usedPercent() string {
 	if f.Limit == 0 {
 		return "-"
 	}

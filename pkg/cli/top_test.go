@@ -13,7 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// TestTraffic checks that the pod's received traffic is what the host side sends, and that decreasing counters count as zero.
+// TestTraffic checks that traffic sent by the host side is shown as received by the pod. If a counter decreases, the traffic is shown as
+// zero.
 func TestTraffic(t *testing.T) {
 	a := &reconcile.Attachment{Network: "n", Pod: "ns/p", ContainerID: "c", IfName: "eth0", IngressRate: 10e6}
 	before := counters{rxBytes: 1000, txBytes: 2000, rxPackets: 10, txPackets: 20, txDropped: 5}
@@ -37,7 +38,7 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// TestTopOrders checks that the largest value comes first, and that names are sorted alphabetically.
+// TestTopOrders checks that rows are sorted by the largest value first, and by name alphabetically.
 func TestTopOrders(t *testing.T) {
 	small := traffic{Pod: "b", Ingress: flow{Rate: 1, Dropped: 2}, Egress: flow{Rate: 9}}
 	large := traffic{Pod: "a", Ingress: flow{Rate: 5}, Egress: flow{Rate: 2, Dropped: 1}}

@@ -31,13 +31,13 @@ const topologyExample = `  podlace topology
   podlace topology --network podlace
   podlace topology -o svg >node.svg`
 
-// Output formats of topology alone.
+// These are the output formats that only the command topology has.
 const (
 	outputText = "text"
 	outputSVG  = "svg"
 )
 
-// topology is one node's pod network.
+// topology is the pod network of one node.
 type topology struct {
 	Node    string           `json:"node"`
 	Bridges []topologyBridge `json:"bridges"`
@@ -45,7 +45,7 @@ type topology struct {
 	Others  []topologyPod    `json:"others"` // neither on a bridge nor with a VF of this node
 }
 
-// topologyBridge is a bridge with the pods on it.
+// topologyBridge is a bridge and the pods that are connected to it.
 type topologyBridge struct {
 	Name      string        `json:"name"`
 	Addresses []string      `json:"addresses,omitempty"`
@@ -56,7 +56,7 @@ type topologyBridge struct {
 
 type topologyPod = *reconcile.Attachment
 
-// topologyCard is a PF with its VFs.
+// topologyCard is a physical function (PF) and its VFs.
 type topologyCard struct {
 	Name     string       `json:"name,omitempty"`
 	Address  string       `json:"address"`
@@ -66,7 +66,7 @@ type topologyCard struct {
 	VFs      []topologyVF `json:"vfs"`
 }
 
-// topologyVF is a VF and the pod that has it.
+// topologyVF is a VF and the pod that uses it.
 type topologyVF struct {
 	Index    int    `json:"index"`
 	Address  string `json:"address"`
@@ -134,7 +134,7 @@ func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error
 	return errors.Join(printDamaged(stderr, damaged), err)
 }
 
-// printGaps reports why resources and pods of VFs are unknown. A node without VFs and without a device plugin has no gaps.
+// printGaps prints why the resources and the pods of VFs are unknown. Nothing is printed on a node without VFs and without a device plugin.
 func (n *sriovNode) printGaps(stderr io.Writer) {
 	if n.configErr != nil && !errors.Is(n.configErr, fs.ErrNotExist) {
 		printLine(stderr, n.configErr.Error())
@@ -147,7 +147,7 @@ func (n *sriovNode) printGaps(stderr io.Writer) {
 	}
 }
 
-// newPicture arranges attachments by bridge, and VFs by PF.
+// newPicture groups the attachments by bridge and the VFs by PF.
 func newPicture(name string, list []topologyPod, devices []sriovDevice, holder func(h allocation.Device) string) topology {
 	t := topology{Node: cmp.Or(name, "this node"), Bridges: []topologyBridge{}, Cards: cardsOf(devices, list, holder), Others: []topologyPod{}}
 	known := map[string]bool{}
@@ -177,7 +177,7 @@ func (t *topology) addToBridge(a topologyPod) {
 	t.Bridges[i].Pods = append(t.Bridges[i].Pods, a)
 }
 
-// bridgeOf reads a bridge from the kernel.
+// bridgeOf reads the state of a bridge from the kernel.
 func bridgeOf(name string) topologyBridge {
 	b := topologyBridge{Name: name, State: "missing", Pods: []topologyPod{}}
 	link, err := net.InterfaceByName(name)
@@ -198,7 +198,7 @@ func bridgeOf(name string) topologyBridge {
 	return b
 }
 
-// cardsOf returns the PFs that can have VFs, by NUMA node, each with its VFs.
+// cardsOf returns the PFs that support VFs, sorted by NUMA node. Each PF includes its VFs.
 func cardsOf(devices []sriovDevice, list []topologyPod, holder func(h allocation.Device) string) []topologyCard {
 	cards := []topologyCard{}
 	for _, d := range devices {

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace"
 )
 
-// Measures of the SVG in pixels. Text is monospaced, so the number of characters gives its width.
+// These are lengths in the SVG, in pixels. The font is monospaced, so the width of a text follows from its number of characters.
 const (
 	svgMargin  = 16
 	svgIndent  = 24
@@ -23,11 +23,11 @@ const (
 	svgGap     = 14 // between columns
 	svgBreak   = 10 // between branches
 	svgFont    = 11
-	// svgMostRunes is the longest text of a cell. A longer text is truncated; the tooltip has all of it.
+	// svgMostRunes is the maximum number of characters of a cell. A longer text is cut off, and the tooltip contains the whole text.
 	svgMostRunes = 60
 )
 
-// Colours, which docs/dark.css replaces in the dark scheme.
+// These are the colours of the light scheme. In the dark scheme, docs/dark.css replaces the colours.
 const (
 	svgWhite  = "white"
 	svgFrame  = "#eef5fc"
@@ -37,16 +37,16 @@ const (
 
 func svgTextWidth(text string) int { return (utf8.RuneCountInString(text)*svgFont*61 + 99) / 100 }
 
-// svgPicture is an SVG in the making. Its size is known only at the end.
+// svgPicture collects the elements of an SVG. The size of the SVG is known only after all elements were added.
 type svgPicture struct {
 	body     bytes.Buffer
 	y, right int
 }
 
-// svg draws the picture as an SVG.
+// svg returns the picture as an SVG.
 func (t topology) svg() []byte {
 	p := &svgPicture{y: svgMargin}
-	p.text(svgMargin, "node "+plain(t.Node), "bold")
+	p.drawText(svgMargin, "node "+plain(t.Node), "bold")
 	p.y += svgRow + svgBreak
 	p.branches(svgMargin, t.branches())
 	width, height := p.right+svgMargin, p.y+svgMargin-svgBreak
@@ -56,7 +56,7 @@ func (t topology) svg() []byte {
  font-family="monospace" font-size="%d">
 <title>%s</title>
 %s<rect width="%d" height="%d" fill="%s"/>
-`, width, height, width, height, svgFont, escaped("Pod network of node "+plain(t.Node)), style, width, height, svgWhite)
+`, width, height, width, height, svgFont, escapeXML("Pod network of node "+plain(t.Node)), style, width, height, svgWhite)
 	out.Write(p.body.Bytes())
 	out.WriteString("</svg>\n")
 	return out.Bytes()
@@ -65,10 +65,10 @@ func (t topology) svg() []byte {
 func (p *svgPicture) branches(x int, list []branch) {
 	for _, b := range list {
 		p.rect(x, svgTextWidth(b.heading)+2*svgPadding, svgHead)
-		p.text(x+svgPadding, b.heading, "bold")
+		p.drawText(x+svgPadding, b.heading, "bold")
 		top := p.y + svgBox
 		p.y += svgRow
-		p.rows(x+svgIndent, top, b.rows)
+		p.drawRows(x+svgIndent, top, b.rows)
 		p.branches(x+svgIndent, b.below)
 		if len(b.below) == 0 {
 			p.y += svgBreak
@@ -76,21 +76,21 @@ func (p *svgPicture) branches(x int, list []branch) {
 	}
 }
 
-// rows draws a line for each row, joined by a trunk that begins at the height top.
-func (p *svgPicture) rows(x, top int, rows []row) {
+// drawRows draws one line for each row. A vertical line, which begins at the height top, connects the rows.
+func (p *svgPicture) drawRows(x, top int, rows []row) {
 	widths := columnWidths(rows)
 	for _, r := range rows {
 		trunk, middle := x-svgIndent/2, p.y+svgBox/2
 		p.line(trunk, top, trunk, middle)
 		p.line(trunk, middle, x, middle)
-		p.row(x, widths, r)
+		p.drawRow(x, widths, r)
 		top = middle
 		p.y += svgRow
 	}
 }
 
-// row draws the interface and the pod as boxes, and the facts as text.
-func (p *svgPicture) row(x int, widths []int, r row) {
+// drawRow draws the interface and the pod as boxes, and the other facts as text.
+func (p *svgPicture) drawRow(x int, widths []int, r row) {
 	fill := svgFrame
 	if r.trouble != "" {
 		fill = svgFaulty
@@ -107,10 +107,10 @@ func (p *svgPicture) row(x int, widths []int, r row) {
 			p.rect(x, width+2*svgPadding, fill)
 		}
 		if c < 2 {
-			p.text(x+svgPadding, cell, "")
+			p.drawText(x+svgPadding, cell, "")
 			x += 2 * svgPadding
 		} else {
-			p.text(x, cell, "")
+			p.drawText(x, cell, "")
 		}
 		x += width + svgGap
 	}
@@ -126,8 +126,8 @@ func (p *svgPicture) line(x1, y1, x2, y2 int) {
 	fmt.Fprintf(&p.body, `<path d="M%d %dL%d %d" stroke="black" stroke-width="0.5"/>`+"\n", x1, y1, x2, y2)
 }
 
-// text draws a text. The length of a long text is limited; the tooltip then has the whole text.
-func (p *svgPicture) text(x int, text, weight string) {
+// drawText draws a text. A long text is cut off, and the tooltip contains the whole text.
+func (p *svgPicture) drawText(x int, text, weight string) {
 	if text == "" {
 		return
 	}
@@ -135,15 +135,15 @@ func (p *svgPicture) text(x int, text, weight string) {
 	if weight != "" {
 		attributes = ` font-weight="` + weight + `"`
 	} else if utf8.RuneCountInString(text) > svgMostRunes {
-		tooltip = "<title>" + escaped(text) + "</title>"
+		tooltip = "<title>" + escapeXML(text) + "</title>"
 		text = string([]rune(text)[:svgMostRunes-3]) + "..."
 	}
-	fmt.Fprintf(&p.body, `<text x="%d" y="%d"%s>%s%s</text>`+"\n", x, p.y+svgBox-svgPadding+1, attributes, tooltip, escaped(text))
+	fmt.Fprintf(&p.body, `<text x="%d" y="%d"%s>%s%s</text>`+"\n", x, p.y+svgBox-svgPadding+1, attributes, tooltip, escapeXML(text))
 	p.right = max(p.right, x+svgTextWidth(text))
 }
 
-// escaped escapes the characters with a meaning in XML.
-func escaped(text string) string {
+// escapeXML escapes the characters that have a meaning in XML.
+func escapeXML(text string) string {
 	var b bytes.Buffer
 	_ = xml.EscapeText(&b, []byte(text)) // a buffer returns no error
 	return b.String()

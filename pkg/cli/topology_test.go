@@ -22,8 +22,8 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// pictured is a node with two bridges, which this machine does not have, two PFs, and pods with all kinds of facts.
-func pictured() topology {
+// exampleTopology returns a node with two bridges, two PFs, and pods with all kinds of facts. The test machine does not have these bridges.
+func exampleTopology() topology {
 	address := func(text string) pci.Address {
 		a, err := pci.ParseAddress(text)
 		if err != nil {
@@ -54,7 +54,8 @@ func pictured() topology {
 	return newPicture("edge-3", list, devices, func(h allocation.Device) string { return h.Namespace + "/" + h.Pod })
 }
 
-// TestTopologyText checks the tree: the order of its parts, aligned columns, and that a name cannot control the terminal.
+// TestTopologyText checks the tree: the order of its parts and the alignment of columns. TestTopologyText also checks that a name cannot
+// control the terminal.
 func TestTopologyText(t *testing.T) {
 	want := strings.ReplaceAll(`node edge-3
 |- bridge br-none0: missing
@@ -72,7 +73,7 @@ func TestTopologyText(t *testing.T) {
 '- without a bridge
    '- -  shop/ptp  eth0  network plain
 `, "'", "`")
-	if diff := cmp.Diff(want, pictured().text()); diff != "" {
+	if diff := cmp.Diff(want, exampleTopology().text()); diff != "" {
 		t.Error(diff)
 	}
 	if got := newPicture("n", nil, nil, nil).text(); got != "node n\n`- no pod is recorded, and no card has VFs\n" {
@@ -80,8 +81,8 @@ func TestTopologyText(t *testing.T) {
 	}
 }
 
-// drawn is what an SVG draws.
-type drawn struct {
+// drawnTexts holds the elements that an SVG contains.
+type drawnTexts struct {
 	Width  int     `xml:"width,attr"`
 	Height int     `xml:"height,attr"`
 	Style  string  `xml:"style"`
@@ -98,7 +99,7 @@ type shape struct {
 	Text  string `xml:",chardata"`
 }
 
-func readSVG(t *testing.T, svg []byte) (d drawn) {
+func readSVG(t *testing.T, svg []byte) (d drawnTexts) {
 	t.Helper()
 	if err := xml.Unmarshal(svg, &d); err != nil {
 		t.Fatalf("%v\n%s", err, svg)
@@ -106,7 +107,7 @@ func readSVG(t *testing.T, svg []byte) (d drawn) {
 	return d
 }
 
-func (d drawn) text(text string) (shape, bool) {
+func (d drawnTexts) text(text string) (shape, bool) {
 	i := slices.IndexFunc(d.Texts, func(s shape) bool { return s.Text == text })
 	if i < 0 {
 		return shape{}, false
@@ -114,11 +115,11 @@ func (d drawn) text(text string) (shape, bool) {
 	return d.Texts[i], true
 }
 
-// TestTopologySVG checks that the SVG is well-formed and the same for the same node, has all texts of the tree, escapes names, marks
-// trouble, and has only colours with a counterpart in the dark scheme.
+// TestTopologySVG checks that the SVG is well-formed, and that equal nodes give equal SVGs. The SVG contains all texts of the tree, escapes
+// names, marks trouble, and uses only colours that the dark scheme replaces.
 func TestTopologySVG(t *testing.T) {
-	svg := pictured().svg()
-	if !bytes.Equal(svg, pictured().svg()) {
+	svg := exampleTopology().svg()
+	if !bytes.Equal(svg, exampleTopology().svg()) {
 		t.Error("two SVGs of one node differ")
 	}
 	d := readSVG(t, svg)
@@ -142,8 +143,8 @@ func TestTopologySVG(t *testing.T) {
 	}
 }
 
-// TestTopologyLarge checks that the SVG of a node with 110 pods shows every name, without overlaps and within its frame, and truncates
-// long texts, whose tooltip is complete.
+// TestTopologyLarge checks the SVG of a node with 110 pods. The SVG shows every name, without overlaps and inside its frame. Long texts are
+// cut off, and their tooltips are complete.
 func TestTopologyLarge(t *testing.T) {
 	var list []topologyPod
 	for i := range 110 {
@@ -185,7 +186,7 @@ func TestTopologyLarge(t *testing.T) {
 	}
 }
 
-// TestTopologyCommand checks the formats, the VFs of a machine with sysfs and device plugin, and refused values.
+// TestTopologyCommand checks the output formats, invalid values of flags, and the VFs of a machine with sysfs and a device plugin.
 func TestTopologyCommand(t *testing.T) {
 	if status, _, stderr := run("topology", "-o", "table"); status != exitFailed ||
 		!strings.Contains(stderr, `--output "table": want text, svg or json`) {

@@ -12,21 +12,22 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// branch is a part of the picture: a heading, and rows or further branches below it. The text and the SVG draw the same branches.
+// branch is a part of the picture. Each branch has a heading, with rows or further branches below it. The text and the SVG are drawn from
+// the same branches.
 type branch struct {
 	heading string
 	rows    []row
 	below   []branch
 }
 
-// row is a pod or a VF: the interface or VF on the node, the pod, and facts in columns, which may be empty.
+// row describes a pod or a VF. A row contains the interface or VF on the node, the pod, and further columns, which may be empty.
 type row struct {
 	link, pod string
 	facts     []string
 	trouble   string // why it does not work, or ""
 }
 
-// cells returns all columns of a row.
+// cells returns the texts of all columns in a row.
 func (r row) cells() []string { return append(append([]string{r.link, r.pod}, r.facts...), r.trouble) }
 
 // branches returns the parts of the picture from top to bottom.
@@ -80,12 +81,12 @@ func podRows(pods []topologyPod) []row {
 	return rows
 }
 
-// podName names the pod of an attachment, or its container if the runtime passed no pod.
+// podName returns the name of an attachment's pod. If the runtime passed no name, the result is the container ID.
 func podName(a topologyPod) string {
 	return cmp.Or(a.Pod, "container "+cmp.Or(shortID(a.ContainerID), "unknown"))
 }
 
-// troubleOf returns why an attachment does not work, or "".
+// troubleOf returns the reason why an attachment does not work. The result is "" if the attachment works.
 func troubleOf(a topologyPod) string {
 	switch {
 	case len(a.Damaged) > 0:
@@ -104,7 +105,7 @@ func plainAll(names []string) []string {
 	return list
 }
 
-// labelled puts a label before a value. It returns "" without a value.
+// labelled returns a label followed by a value. For an empty value it returns "".
 func labelled(label, value string) string {
 	if value == "" {
 		return ""
@@ -119,7 +120,7 @@ func rateOf(label string, rate uint64) string {
 	return label + " " + formatRate(rate)
 }
 
-// text draws the picture as a tree.
+// text formats the picture as a tree of lines.
 func (t topology) text() string {
 	var b strings.Builder
 	b.WriteString("node " + plain(t.Node) + "\n")
@@ -139,7 +140,7 @@ func writeBranches(b *strings.Builder, indent string, list []branch) {
 	}
 }
 
-// joints returns the characters before an entry of the tree, and before the entries below it.
+// joints returns two prefixes of the tree: one for an entry, and one for all entries below it.
 func joints(last bool) (joint, deeper string) {
 	if last {
 		return "`- ", "   "
@@ -147,7 +148,7 @@ func joints(last bool) (joint, deeper string) {
 	return "|- ", "|  "
 }
 
-// aligned returns a line for each row, with equally wide columns. It omits columns that are empty in all rows.
+// aligned returns one line for each row. All columns have the same width in all lines. A column is omitted if it is empty in all rows.
 func aligned(rows []row) []string {
 	widths := columnWidths(rows)
 	lines := make([]string, len(rows))
@@ -163,7 +164,7 @@ func aligned(rows []row) []string {
 	return lines
 }
 
-// columnWidths returns the number of characters of the longest cell in each column.
+// columnWidths returns, for each column, the number of characters in the longest cell.
 func columnWidths(rows []row) (widths []int) {
 	for _, r := range rows {
 		for c, cell := range r.cells() {

@@ -128,7 +128,7 @@ func (f traceFlags) trace(ctx context.Context, stdout, stderr io.Writer) error {
 	return runTrace(ctx, demo.TraceOptions{Options: options, HostPort: f.hostPort, Limit: limit}, f.output, stdout)
 }
 
-// runTrace prints each plugin, and returns the error of the chain.
+// runTrace prints a line for each plugin call, and returns the error of the plugin chain.
 func runTrace(ctx context.Context, options demo.TraceOptions, output string, stdout io.Writer) error {
 	var all []demo.Traced
 	err := demo.Trace(ctx, options, func(t demo.Traced) {

@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// tracedPod is an attachment of a running pod with the plugins of its configuration.
+// tracedPod is an attachment of a running pod, with all plugins in its configuration.
 type tracedPod struct {
 	Network     string         `json:"network"`
 	Pod         string         `json:"pod,omitempty"`
@@ -34,13 +34,13 @@ type tracedPod struct {
 	records map[string]attachment.Record // by plugin
 }
 
-// tracedPlugin is a plugin with its CHECK and the objects that it owns.
+// tracedPlugin is a plugin of the attachment. The entry of a plugin holds the result of its CHECK, and the objects that it created.
 type tracedPlugin struct {
 	demo.Traced
 	Objects []string `json:"objects,omitempty"`
 }
 
-// isFile reports whether an argument of trace names a configuration, and not a pod.
+// isFile reports whether the argument of trace is the name of a configuration file. Any other argument is the name of a pod.
 func isFile(argument string) bool {
 	if slices.Contains([]string{".conflist", ".conf", ".json"}, filepath.Ext(argument)) || strings.HasPrefix(argument, "/") {
 		return true
@@ -49,7 +49,7 @@ func isFile(argument string) bool {
 	return err == nil
 }
 
-// tracePod runs CHECK of the plugins of a running pod.
+// tracePod runs CHECK for all plugins of a running pod.
 func (f traceFlags) tracePod(ctx context.Context, name string, stdout io.Writer) error {
 	if f.hostPort != 0 || f.limit != "" {
 		return errors.New("--hostport and --limit belong to the new pod of a CONFLIST, and not to a running pod")
@@ -89,7 +89,7 @@ func (f traceFlags) tracePod(ctx context.Context, name string, stdout io.Writer)
 	return nil
 }
 
-// partsOf groups records by attachment.
+// partsOf groups a pod's records by attachment.
 func partsOf(records []attachment.Record) (list []*tracedPod) {
 	for _, rec := range records {
 		i := slices.IndexFunc(list, func(p *tracedPod) bool {
@@ -108,7 +108,8 @@ func partsOf(records []attachment.Record) (list []*tracedPod) {
 	return list
 }
 
-// check runs CHECK of each plugin, and adds the objects of each record to its plugin. Without libcni's cache the objects remain.
+// check runs CHECK of each plugin, and adds the objects in each record to the plugin's entry. If libcni's cache lacks the attachment, no
+// CHECK runs, but the objects are still listed.
 func (p *tracedPod) check(ctx context.Context, plugins, cache string, networks []reconcile.Network) error {
 	err := demo.TraceChecks(ctx, demo.CheckOptions{Plugins: plugins, Cache: cache, Network: p.Network, ContainerID: p.ContainerID,
 		IfName: p.IfName, Netns: p.Netns}, func(t demo.Traced) { p.Plugins = append(p.Plugins, tracedPlugin{Traced: t}) })
@@ -134,7 +135,7 @@ func (p *tracedPod) check(ctx context.Context, plugins, cache string, networks [
 	return err
 }
 
-// indexOf returns the index of a plugin's entry, which it adds if no CHECK of the plugin ran.
+// indexOf returns the index of a plugin's entry in p.Plugins. If no CHECK of the plugin ran, indexOf adds the entry.
 func (p *tracedPod) indexOf(kind string) int {
 	i := slices.IndexFunc(p.Plugins, func(t tracedPlugin) bool { return plugin.Kind(t.Plugin) == kind })
 	if i < 0 {
@@ -144,7 +145,7 @@ func (p *tracedPod) indexOf(kind string) int {
 	return i
 }
 
-// failed reports whether a CHECK failed or none ran.
+// failed reports whether any CHECK failed, or whether no CHECK ran.
 func (p *tracedPod) failed() bool {
 	return p.Unchecked != "" || slices.ContainsFunc(p.Plugins, func(t tracedPlugin) bool { return t.Error != "" })
 }

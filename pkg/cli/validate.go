@@ -94,10 +94,10 @@ func validateFiles(stdin io.Reader, stdout io.Writer, names []string, thisNode b
 	return err
 }
 
-// maxStdin limits standard input: it has room for the pods of a large cluster.
+// maxStdin is the maximum size of standard input. All pods of a large cluster fit into this size.
 const maxStdin = 256 << 20
 
-// readFiles reads a file, the files of a folder, or standard input.
+// readFiles reads a file, all files in a folder, or standard input.
 func readFiles(stdin io.Reader, name string) ([]validate.File, error) {
 	if name == "-" {
 		data, err := io.ReadAll(io.LimitReader(stdin, maxStdin))
@@ -126,7 +126,7 @@ func readFiles(stdin io.Reader, name string) ([]validate.File, error) {
 	return files, nil
 }
 
-// filesIn returns the files of a folder that runtimes and kubectl read.
+// filesIn returns the names of those files in a folder that container runtimes or kubectl would read.
 func filesIn(dir string, entries []fs.DirEntry) (names []string) {
 	for _, e := range entries {
 		switch filepath.Ext(e.Name()) {

@@ -15,10 +15,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Release builds set it with -ldflags -X.
+// Release builds set this variable with the linker flag -ldflags -X.
 var commit string
 
-// build describes this binary and the running kernel.
+// build describes this binary and the kernel that is running.
 type build struct {
 	Version string `json:"version"`
 	Commit  string `json:"commit"`
@@ -39,7 +39,7 @@ func thisBuild() build {
 	return b
 }
 
-// revision returns the source revision that the Go tool recorded.
+// revision returns the source revision that the Go tool stored in the binary.
 func revision(info *debug.BuildInfo) string {
 	found, modified := "unknown", false
 	for _, s := range info.Settings {
@@ -82,7 +82,7 @@ func (b build) print(w io.Writer, output string) error {
 	return err
 }
 
-// Output formats.
+// These are the output formats that most commands support.
 const (
 	outputTable = "table"
 	outputJSON  = "json"

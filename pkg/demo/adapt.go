@@ -11,9 +11,9 @@ import (
 	"github.com/containernetworking/cni/libcni"
 )
 
-// The functions below adapt a chain to a machine that lacks a feature.
+// The functions below adapt a chain to a machine that lacks a kernel feature.
 
-// rewrite changes the configurations of the plugins.
+// rewrite replaces the configurations of the chain's plugins by the result of a function.
 func (c *chain) rewrite(change func(plugins []map[string]any) []map[string]any) error {
 	var conf map[string]any
 	var list struct {
@@ -37,23 +37,23 @@ func (c *chain) rewrite(change func(plugins []map[string]any) []map[string]any) 
 	return nil
 }
 
-// without removes one plugin from the chain.
-func (c *chain) without(plugin string) error {
+// removePlugin removes one plugin from the chain.
+func (c *chain) removePlugin(plugin string) error {
 	return c.rewrite(func(plugins []map[string]any) []map[string]any {
 		return slices.DeleteFunc(plugins, func(p map[string]any) bool { return p["type"] == plugin })
 	})
 }
 
-// withoutMasquerade disables masquerade, so that pods use their own address outside.
-func (c *chain) withoutMasquerade() error {
+// disableMasquerade switches masquerade off. Pods then keep their own address when they leave the node.
+func (c *chain) disableMasquerade() error {
 	return c.rewrite(func(plugins []map[string]any) []map[string]any {
 		plugins[0]["ipMasq"] = false
 		return plugins
 	})
 }
 
-// withoutIPv6 removes the subnets and routes of IPv6.
-func (c *chain) withoutIPv6() error {
+// disableIPv6 removes all IPv6 subnets and IPv6 routes from the chain's configuration.
+func (c *chain) disableIPv6() error {
 	return c.rewrite(func(plugins []map[string]any) []map[string]any {
 		for _, p := range plugins {
 			dropIPv6(p["ipam"])
@@ -62,7 +62,7 @@ func (c *chain) withoutIPv6() error {
 	})
 }
 
-// dropIPv6 returns value without its IPv6 parts. ok is false if nothing is left.
+// dropIPv6 returns a JSON value without its IPv6 parts. The result ok is false if no part is left.
 func dropIPv6(value any) (rest any, ok bool) {
 	switch v := value.(type) {
 	case map[string]any:

@@ -19,14 +19,14 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// A call is one run of a plugin process.
+// A call describes one run of a plugin process.
 type call struct {
 	plugin  string
 	command string
 	took    time.Duration
 }
 
-// timedExec runs plugins as libcni does and records the duration of each.
+// timedExec runs plugins in the same way as libcni, and measures the time of each run.
 type timedExec struct {
 	invoke.RawExec
 	version.PluginDecoder
@@ -54,8 +54,8 @@ func command(environ []string) string {
 	return ""
 }
 
-// take returns the calls since the last take.
-func (e *timedExec) take() []call {
+// takeCalls returns the calls since the previous takeCalls.
+func (e *timedExec) takeCalls() []call {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	calls := e.calls
@@ -63,7 +63,7 @@ func (e *timedExec) take() []call {
 	return calls
 }
 
-// A chain runs the verbs of one conflist as a container runtime does.
+// A chain runs CNI verbs for one conflist, in the same way as a container runtime.
 type chain struct {
 	list *libcni.NetworkConfigList
 	raw  []byte
@@ -83,7 +83,7 @@ func newChain(dir, cache string, conflist []byte) (*chain, error) {
 	}, nil
 }
 
-// plugins returns the types of the chain in order.
+// plugins returns the plugin types in the order of the chain.
 func (c *chain) plugins() []string {
 	var names []string
 	for _, p := range c.list.Plugins {
@@ -92,7 +92,7 @@ func (c *chain) plugins() []string {
 	return names
 }
 
-// PluginsOf returns all binaries that a conflist needs, including IPAM plugins.
+// PluginsOf returns the names of all plugin binaries that a conflist needs. The names include those of the IPAM plugins.
 func PluginsOf(conflist []byte) ([]string, error) {
 	list, err := libcni.NetworkConfFromBytes(conflist)
 	if err != nil {
@@ -114,7 +114,7 @@ func PluginsOf(conflist []byte) ([]string, error) {
 
 func (c *chain) add(ctx context.Context, a attachment) (*types100.Result, []call, error) {
 	got, err := c.cni.AddNetworkList(ctx, c.list, a.runtimeConf())
-	calls := c.exec.take()
+	calls := c.exec.takeCalls()
 	if err != nil {
 		return nil, calls, fmt.Errorf("ADD: %w", err)
 	}
@@ -127,19 +127,19 @@ func (c *chain) del(ctx context.Context, a attachment) ([]call, error) {
 	if err != nil {
 		err = fmt.Errorf("DEL: %w", err)
 	}
-	return c.exec.take(), err
+	return c.exec.takeCalls(), err
 }
 
 func (c *chain) check(ctx context.Context, a attachment) error {
 	err := c.cni.CheckNetworkList(ctx, c.list, a.runtimeConf())
-	c.exec.take()
+	c.exec.takeCalls()
 	if err != nil {
 		return fmt.Errorf("CHECK: %w", err)
 	}
 	return nil
 }
 
-// An attachment is a pod in the network, as a runtime describes it.
+// An attachment describes a pod and its interface in the form in which a runtime passes them to plugins.
 type attachment struct {
 	container string
 	netns     string
@@ -155,7 +155,7 @@ type portMapping struct {
 	Protocol      string `json:"protocol"`
 }
 
-// runtimeBurst is the burst that containerd sends with every limit: "unlimited".
+// runtimeBurst is the burst that containerd sends together with every limit. It means "unlimited".
 const runtimeBurst = 1<<32 - 1
 
 func (a attachment) runtimeConf() *libcni.RuntimeConf {
@@ -180,7 +180,7 @@ func (a attachment) runtimeConf() *libcni.RuntimeConf {
 	}
 }
 
-// coded returns the CNI error in err, if there is one.
+// coded returns the CNI error that err wraps, if there is one.
 func coded(err error) (types.Error, bool) {
 	var e *types.Error
 	if errors.As(err, &e) {

@@ -12,7 +12,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 )
 
-// CheckOptions name an attachment of a running pod.
+// CheckOptions select an attachment of a running pod.
 type CheckOptions struct {
 	Plugins string // folder with the plugin binaries
 	Cache   string // libcni's folder, in which runtimes keep the configuration and the result of each ADD
@@ -20,11 +20,11 @@ type CheckOptions struct {
 	Network, ContainerID, IfName, Netns string
 }
 
-// ErrNotCached means that libcni's folder does not have the attachment.
+// ErrNotCached means that libcni's cache folder does not contain the attachment.
 var ErrNotCached = errors.New("the runtime's record of the ADD is missing")
 
-// TraceChecks runs CHECK of each plugin of an attachment with the configuration, arguments and result of its ADD, and calls show after each
-// plugin, also after one that fails. The error is not that of a CHECK.
+// TraceChecks runs CHECK of each plugin of an attachment, with the configuration, arguments and result of the ADD. After each plugin it
+// calls show. TraceChecks also continues after a plugin whose CHECK fails. The returned error is never the error of a CHECK.
 func TraceChecks(ctx context.Context, o CheckOptions, show func(Traced)) error {
 	if err := os.Setenv("PODLACE_LOG", "debug"); err != nil { // the plugins inherit it and log each change
 		return err
@@ -48,7 +48,7 @@ func TraceChecks(ctx context.Context, o CheckOptions, show func(Traced)) error {
 	return nil
 }
 
-// traceCheck runs CHECK of one plugin.
+// traceCheck runs CHECK of a single plugin.
 func traceCheck(ctx context.Context, o CheckOptions, list *libcni.NetworkConfigList, p *libcni.PluginConfig, rt *libcni.RuntimeConf,
 	show func(Traced)) {
 	shown := false

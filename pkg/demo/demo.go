@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package demo runs a conflist with real namespaces and compares what the pods get with the promises: a network in time, ports, limits, and
-// no state left behind.
+// Package demo runs a conflist in real network namespaces. The demo compares the measured results with Podlace's promises about start
+// times, ports, limits and leaked state.
 //
-// The demo is a list of steps in a lab. The lab consists of the process's namespace as the node, a namespace per pod, and one for a client
-// outside that reaches the node over a veth. Each step gives one [Row]. Rows are data; a [Table] prints them.
+// The demo is a list of steps, which run in a lab. In the lab, the process's own network namespace is the node. Each pod has a namespace,
+// and a client outside has a namespace that is connected to the node by a veth pair. Each step returns one [Row]. Rows contain only data,
+// and a [Table] prints them.
 //
-// [Run] changes the network of the process's own namespace: call it inside a sandbox.
+// [Run] changes the network of the process's own namespace, so it must be called inside a sandbox.
 package demo
 
 import (
@@ -18,7 +19,7 @@ import (
 	"time"
 )
 
-// Options are the options of a run.
+// Options holds the options of one run.
 type Options struct {
 	Plugins  string // folder with the plugin binaries
 	Conflist []byte // the network configuration list
@@ -26,8 +27,8 @@ type Options struct {
 	Version  string // of this program, for the report
 }
 
-// Run runs all steps and calls show after each one. The report is complete even if steps missed. err only means that the lab could not be
-// created.
+// Run runs all steps and calls show after each step. The report contains all steps, even if some steps missed. Run returns an error only if
+// the lab could not be created.
 func Run(ctx context.Context, opts Options, show func(Row)) (Report, error) {
 	start := time.Now()
 	report := Report{Plugins: opts.Plugins, Conflist: opts.Source, Kernel: Kernel(), Version: opts.Version}
@@ -48,7 +49,7 @@ func Run(ctx context.Context, opts Options, show func(Row)) (Report, error) {
 	return report, nil
 }
 
-// CheckPlugins returns an error for binaries that the configuration needs and the folder lacks.
+// CheckPlugins returns an error if the folder lacks any of the named plugin binaries.
 func CheckPlugins(dir string, names []string) error {
 	var missing []string
 	for _, name := range names {
@@ -62,7 +63,7 @@ func CheckPlugins(dir string, names []string) error {
 	return nil
 }
 
-// Kernel returns the release of the running kernel.
+// Kernel returns the release of the kernel that is running.
 func Kernel() string {
 	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
 	if err != nil {

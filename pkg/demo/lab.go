@@ -31,14 +31,14 @@ const (
 	cacheDir         = "/var/lib/cni" // as for container runtimes
 )
 
-// lastingFiles matches files that a node may keep. host-local continues after its last address, and a lock file cannot be removed without a
-// race.
+// lastingFiles matches files that a node may keep after the last pod is gone. One of these files contains the last address of host-local.
+// Lock files stay, because a lock file cannot be removed without a race.
 const lastingFiles = `/last_reserved_ip\.|/\.podlace/[^/]+/(mark|released)$|/\.lock(-[0-9a-f]+)?$|/lock$`
 
-// stateDirs returns the folders in which plugins and libcni keep files.
+// stateDirs returns the folders in which plugins and libcni store files.
 func stateDirs() []string { return []string{"/var/lib", "/run/podlace"} }
 
-// A pod is a namespace and, after ADD, its attachment.
+// A pod is a network namespace and, after ADD, an attachment.
 type pod struct {
 	*sandbox.Pod
 	attachment
@@ -46,7 +46,7 @@ type pod struct {
 	server *server
 }
 
-// A lab is the environment of the script.
+// A lab holds the node, the pods and the client that the script uses.
 type lab struct {
 	chain    *chain
 	loopback *chain
@@ -56,19 +56,19 @@ type lab struct {
 	client   *sandbox.Pod
 	lacks    map[string]string // features that this machine lacks, with the reasons
 	adds     []call            // calls of the previous ADD
-	flows    map[string]measured
+	flows    map[string]measuredFlow
 	before   *sandbox.Snapshot
 	closers  []func()
 }
 
-// measured is a flow that several rows judge.
-type measured struct {
+// measuredFlow is the result of a flow, which several rows evaluate.
+type measuredFlow struct {
 	meter.Result
 	err error
 }
 
 func openLab(opts Options) (*lab, error) {
-	l := &lab{flows: map[string]measured{}}
+	l := &lab{flows: map[string]measuredFlow{}}
 	err := l.open(opts)
 	if err != nil {
 		l.close()
@@ -131,7 +131,7 @@ func (l *lab) close() {
 	}
 }
 
-// probe records the features that the machine lacks, for any plugins.
+// probe finds out which features the machine lacks. The result does not depend on the plugins.
 func (l *lab) probe() error {
 	if err := bridgeNetfilter(false); err != nil {
 		l.lacks[brNetfilter] = "br_netfilter is not loaded"
@@ -140,7 +140,7 @@ func (l *lab) probe() error {
 		return nil
 	}
 	l.lacks[ipv6] = "IPv6 is switched off in this kernel"
-	return l.chain.withoutIPv6()
+	return l.chain.disableIPv6()
 }
 
 func ipv6Error() error {
@@ -148,7 +148,8 @@ func ipv6Error() error {
 	return err
 }
 
-// bridgeNetfilter sets whether bridged packets pass the IP rules. They do on nodes prepared for Kubernetes, but not by default.
+// bridgeNetfilter sets whether iptables rules see bridged packets. The setting is on for nodes that are prepared for Kubernetes, and off by
+// default.
 func bridgeNetfilter(on bool) error {
 	value := "0"
 	if on {
@@ -162,7 +163,7 @@ func bridgeNetfilter(on bool) error {
 	return nil
 }
 
-// storeAddresses stores the addresses from an ADD's result.
+// storeAddresses stores the addresses that an ADD result contains.
 func (p *pod) storeAddresses(result *types100.Result) {
 	for _, ip := range result.IPs {
 		addr, ok := netip.AddrFromSlice(ip.Address.IP)
@@ -176,13 +177,13 @@ func (p *pod) storeAddresses(result *types100.Result) {
 	}
 }
 
-// serve starts the pod's server.
+// serve starts the server of the pod.
 func (p *pod) serve() (err error) {
 	p.server, err = serve(p.Do, p.Name)
 	return err
 }
 
-// stopServer stops the pod's server.
+// stopServer stops the server of the pod.
 func (p *pod) stopServer() {
 	if p.server != nil {
 		p.server.close()
@@ -190,19 +191,20 @@ func (p *pod) stopServer() {
 	}
 }
 
-// recordBaseline records the node's state, to which the node must return.
+// recordBaseline stores the current state of the node. At the end, the node must be in this state again.
 func (l *lab) recordBaseline() (err error) {
 	l.before, err = sandbox.Take(l.watched())
 	return err
 }
 
-// watched returns what the leak check compares. It leaves out pods, whose state ends with their namespaces.
+// watched returns the options of the leak check, which select the state to compare. Pods are not compared, because their state ends
+// together with their namespaces.
 func (l *lab) watched() sandbox.Options {
 	return sandbox.Options{Pods: []*sandbox.Pod{l.client}, Dirs: stateDirs(), Ignore: regexp.MustCompile(lastingFiles)}
 }
 
-// stateLeft compares the node with its recorded state. The kernel deletes a namespace asynchronously, and slowly on a slow machine, so
-// stateLeft may look several times.
+// stateLeft returns the differences between the node's current state and the baseline. The kernel deletes a namespace asynchronously, which
+// takes longer on a slow machine. Therefore stateLeft may compare several times.
 func (l *lab) stateLeft(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
@@ -223,7 +225,7 @@ func (l *lab) stateLeft(ctx context.Context) ([]string, error) {
 	}
 }
 
-// firstLines shortens a list for a note.
+// firstLines shortens a list of lines for a note.
 func firstLines(lines []string, n int) string {
 	if len(lines) > n {
 		lines = append(lines[:n:n], fmt.Sprintf("and %d more", len(lines)-n))

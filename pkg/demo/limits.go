@@ -15,20 +15,20 @@ import (
 
 const (
 	meterPort = 5001
-	// A limit holds if the link carries at most this share of it in the first second, and stays between the other two afterwards. Values
-	// outside are no failure if pauses of the machine can explain them.
+	// A limit is met if two conditions hold. In the first second, the rate is at most mostAtFirst times the limit. Afterwards, the rate is
+	// between leastLater and mostLater times the limit. A rate outside these bounds is not a failure if pauses of the machine can explain it.
 	mostAtFirst = 1.20
 	leastLater  = 0.90
 	mostLater   = 1.05
-	// The UDP flow is offered at this multiple of the limit.
+	// The sender of the UDP flow sends this many times the limit.
 	overload = 4
 
-	// Long enough, since a late receiver moves bytes from the first second into the time after it.
+	// The flows take several seconds, because a late receiver moves bytes from the first second to the time after it.
 	tcpTime = 3 * time.Second
 	udpTime = 1500 * time.Millisecond
 )
 
-// A path is one direction with a limit.
+// A path is a direction of traffic that has a limit.
 type path struct {
 	name     string
 	protocol meter.Protocol
@@ -54,8 +54,8 @@ func paths() []path {
 	}
 }
 
-// stepsOfLimits returns a row for the kernel's settings in each direction, and two rows per path. The first runs the flow, and both judge
-// it.
+// stepsOfLimits returns one row for the kernel's settings in each direction, and two rows for each path. The first of these two rows runs
+// the flow, and both rows evaluate the flow's result.
 func stepsOfLimits() []step {
 	const m = limit / 1e6
 	first := fmt.Sprintf("at most %.1f Mbit/s", m*mostAtFirst)
@@ -63,30 +63,30 @@ func stepsOfLimits() []step {
 	asked := fmt.Sprintf("asked for %.1f Mbit/s", m)
 	steps := []step{
 		{name: "limit into pod-a, as applied", want: asked, needs: []string{bandwidth},
-			run: func(_ context.Context, l *lab) outcome { return applied(l.a, into) }},
+			run: func(_ context.Context, l *lab) outcome { return checkApplied(l.a, ingressLink) }},
 		{name: "limit out of pod-a, as applied", want: asked, needs: []string{bandwidth},
-			run: func(_ context.Context, l *lab) outcome { return applied(l.a, out) }},
+			run: func(_ context.Context, l *lab) outcome { return checkApplied(l.a, egressLink) }},
 	}
 	for _, p := range paths() {
 		steps = append(steps,
 			step{name: p.name + ", first second", want: first, needs: p.needs, run: func(ctx context.Context, l *lab) outcome {
 				l.flows[p.name] = p.measure(ctx, l)
-				return l.flows[p.name].judge(firstSecond, 0, mostAtFirst)
+				return l.flows[p.name].evaluate(firstSecond, 0, mostAtFirst)
 			}},
 			step{name: p.name + ", after it", want: later, needs: p.needs, run: func(_ context.Context, l *lab) outcome {
-				return l.flows[p.name].judge(afterwards, leastLater, mostLater)
+				return l.flows[p.name].evaluate(afterwards, leastLater, mostLater)
 			}})
 	}
 	return steps
 }
 
-// applied judges the kernel's token bucket for one direction of a pod.
-func applied(p *pod, find func(*kernel.Node, kernel.Link, map[int]kernel.Bucket) (int, error)) outcome {
+// checkApplied compares the kernel's token bucket for one direction of a pod with the requested limit.
+func checkApplied(p *pod, find func(*kernel.Node, kernel.Link, map[int]kernel.Bucket) (int, error)) outcome {
 	bucket, err := bucketOf(p, find)
 	if err != nil {
 		return failed(err)
 	}
-	// The kernel counts whole bytes per second.
+	// The kernel stores the rate in whole bytes per second.
 	return megabits(float64(bucket.Rate), limit-8, limit+8).withNote("burst %.0f kB", float64(bucket.Burst)/1e3)
 }
 
@@ -122,13 +122,15 @@ func bucketOf(p *pod, find func(*kernel.Node, kernel.Link, map[int]kernel.Bucket
 	return buckets[index], err
 }
 
-// into returns the link whose bucket limits a pod's ingress: the peer of its interface.
-func into(_ *kernel.Node, peer kernel.Link, _ map[int]kernel.Bucket) (int, error) {
+// ingressLink returns the index of the link whose token bucket limits the pod's ingress. The ingress bucket is on the peer of the pod's
+// interface.
+func ingressLink(_ *kernel.Node, peer kernel.Link, _ map[int]kernel.Bucket) (int, error) {
 	return peer.Index, nil
 }
 
-// out returns the link whose bucket limits a pod's egress: the target of the redirect on the peer of its interface.
-func out(host *kernel.Node, peer kernel.Link, buckets map[int]kernel.Bucket) (int, error) {
+// egressLink returns the index of the link whose token bucket limits the pod's egress. The egress bucket is on the target of the redirect,
+// which starts at the peer of the pod's interface.
+func egressLink(host *kernel.Node, peer kernel.Link, buckets map[int]kernel.Bucket) (int, error) {
 	for index := range buckets {
 		if have, err := host.Redirected(peer, kernel.Link{Index: index}); have == kernel.RedirectsAll || err != nil {
 			return index, err
@@ -137,20 +139,21 @@ func out(host *kernel.Node, peer kernel.Link, buckets map[int]kernel.Bucket) (in
 	return 0, fmt.Errorf("what %s receives is not redirected to a limit", peer.Name)
 }
 
-func (p path) measure(ctx context.Context, l *lab) measured {
+func (p path) measure(ctx context.Context, l *lab) measuredFlow {
 	listen := p.listen(l)
 	if !listen.IsValid() {
-		return measured{err: errNoAddress}
+		return measuredFlow{err: errNoAddress}
 	}
 	result, err := meter.Run(ctx, meter.Flow{
 		Protocol: p.protocol, From: p.from(l), To: p.to(l), Duration: p.took,
 		Listen: netip.AddrPortFrom(listen, meterPort), Rate: overload * limit, Patience: patience,
 	})
-	return measured{result, err}
+	return measuredFlow{result, err}
 }
 
-// judge judges the link load with headers, because limits count it. A value that pauses of the machine can explain is no miss.
-func (m measured) judge(window func(meter.Result) (r meter.Rate, from, to time.Duration), least, most float64) outcome {
+// evaluate compares the load of the link with the limit. The load includes the packet headers, because the kernel's limits include the
+// headers. A rate outside the bounds is not a miss if pauses of the machine can explain it.
+func (m measuredFlow) evaluate(window func(meter.Result) (r meter.Rate, from, to time.Duration), least, most float64) outcome {
 	if m.err != nil {
 		return failed(m.err)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// The test binary also plays the plugins, through links with the plugins' names.
+// The test binary also replaces the plugins: a plugin folder contains links to it with the names of the plugins.
 func TestMain(m *testing.M) {
 	if os.Getenv("CNI_COMMAND") != "" {
 		os.Exit(playPlugin(filepath.Base(os.Args[0])))
@@ -34,14 +34,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// failsWith returns the name of the variable with the CNI error that a played plugin returns from ADD.
+// failsWith returns the name of an environment variable. The value of the variable is the CNI error that ADD of a played plugin returns.
 func failsWith(plugin string) string { return "PLAY_" + plugin }
 
-// slowly returns the name of the variable with the duration of a played plugin.
-func slowly(plugin string) string { return "PLAY_SLOWLY_" + plugin }
+// takesTime returns the name of an environment variable. The value of the variable is the time that a played plugin takes.
+func takesTime(plugin string) string { return "PLAY_SLOWLY_" + plugin }
 
 func playPlugin(name string) int {
-	if pause, err := time.ParseDuration(os.Getenv(slowly(name))); err == nil {
+	if pause, err := time.ParseDuration(os.Getenv(takesTime(name))); err == nil {
 		time.Sleep(pause)
 	}
 	var conf struct {
@@ -64,7 +64,7 @@ func playPlugin(name string) int {
 	return 0
 }
 
-// playedPlugins creates a folder of plugins that succeed without doing anything.
+// playedPlugins creates a folder with plugins that always succeed and change nothing.
 func playedPlugins(t *testing.T) string {
 	t.Helper()
 	exe, err := os.Executable()
@@ -90,14 +90,14 @@ func shipped(t *testing.T) []byte {
 	return conflist
 }
 
-// playedLab returns a lab with pods and chain, but without client and server.
+// playedLab returns a lab that has pods and a chain, but no client and no servers.
 func playedLab(t *testing.T) *lab {
 	t.Helper()
 	c, err := newChain(playedPlugins(t), t.TempDir(), shipped(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &lab{chain: c, lacks: map[string]string{}, flows: map[string]measured{}}
+	l := &lab{chain: c, lacks: map[string]string{}, flows: map[string]measuredFlow{}}
 	t.Cleanup(l.close)
 	for name, p := range map[string]**pod{"pod-a": &l.a, "warm-up": &l.warm, "bad": &l.bad} {
 		if *p, err = l.newPod(name); err != nil {

@@ -16,8 +16,8 @@ import (
 func TestReadLog(t *testing.T) {
 	began := time.UnixMicro(1_700_000_000_000_000)
 	line := func(kind string, at, took int, rest string) string {
-		return fmt.Sprintf("time=2026-01-01T00:00:00.000Z level=DEBUG msg=%s plugin=bridge verb=ADD attachment=\"pod=a/b at=1 took=2\" at=%d took=%d %s\n",
-			kind, began.UnixMicro()+int64(at), took, rest)
+		const format = "time=2026-01-01T00:00:00.000Z level=DEBUG msg=%s plugin=bridge attachment=\"pod=a/b at=1 took=2\" at=%d took=%d %s\n"
+		return fmt.Sprintf(format, kind, began.UnixMicro()+int64(at), took, rest)
 	}
 	setup := line("phase", 2000, 500, "name=setup")
 	for name, c := range map[string]struct {
@@ -36,7 +36,8 @@ func TestReadLog(t *testing.T) {
 		"side by side": {setup + line("phase", 3000, 1000, "name=lock") + line("phase", 3500, 1000, "name=record"),
 			"start 2000 setup 500 lock 500 record 1000 rest 6000", nil},
 		"beyond the end": {setup + line("phase", 9000, 5000, "name=record"), "start 2000 setup 500 record 1000 rest 6500", nil},
-		"no phase":       {setup + strings.Replace(line("phase", 3000, 1000, "name=lock"), "msg=phase", `msg="phase"x`, 1), "start 2000 setup 500 rest 7500", nil},
+		"no phase": {setup + strings.Replace(line("phase", 3000, 1000, "name=lock"), "msg=phase", `msg="phase"x`, 1),
+			"start 2000 setup 500 rest 7500", nil},
 	} {
 		phases, changes := readLog(c.log, began, began.Add(10*time.Millisecond))
 		var got []string

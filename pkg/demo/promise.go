@@ -10,7 +10,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 )
 
-// bridgeConf holds the keys of the first plugin that the script needs.
+// bridgeConf holds those keys of the first plugin's configuration that the script reads.
 type bridgeConf struct {
 	IsGateway        bool            `json:"isGateway"`
 	IsDefaultGateway bool            `json:"isDefaultGateway"`
@@ -18,7 +18,7 @@ type bridgeConf struct {
 	IPAM             json.RawMessage `json:"ipam"`
 }
 
-// notPromised returns the features that a configuration does not request, so that steps do not expect them.
+// notPromised returns the features that a configuration does not request. Steps that need one of these features are skipped.
 func notPromised(list *libcni.NetworkConfigList) map[string]string {
 	lacks := map[string]string{}
 	for _, plugin := range []string{portmap, bandwidth} {
@@ -45,7 +45,7 @@ func notPromised(list *libcni.NetworkConfigList) map[string]string {
 	return lacks
 }
 
-// families returns the families of the subnets in an IPAM configuration.
+// families returns the address families for which an IPAM configuration contains subnets.
 func families(ipam json.RawMessage) map[string]bool {
 	found := map[string]bool{ipv4: false, ipv6: false}
 	var conf any
@@ -64,7 +64,7 @@ func families(ipam json.RawMessage) map[string]bool {
 	return found
 }
 
-// walk visits every string of a JSON value except those in routes.
+// walk calls a function for every string in a JSON value, except for strings in routes.
 func walk(value any, visit func(string)) {
 	switch v := value.(type) {
 	case string:

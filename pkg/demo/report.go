@@ -4,10 +4,10 @@ package demo
 
 import "slices"
 
-// A Verdict is the result of a step.
+// A Verdict is the result of one step.
 type Verdict string
 
-// The results of a step. Info rows show a value without a wanted one.
+// These are the possible results of a step. A row with the result Info shows a value that is not compared with anything.
 const (
 	OK   Verdict = "ok"
 	Miss Verdict = "miss"
@@ -15,7 +15,7 @@ const (
 	Info Verdict = "info"
 )
 
-// A Row is the result of one step.
+// A Row describes the result of one step.
 type Row struct {
 	Step     string  `json:"step"`
 	Wanted   string  `json:"wanted,omitempty"`
@@ -26,7 +26,7 @@ type Row struct {
 	Note     string  `json:"note,omitempty"`
 }
 
-// A Report is one run of the script.
+// A Report describes one run of the script.
 type Report struct {
 	Plugins  string  `json:"plugins"`
 	Conflist string  `json:"conflist"`
@@ -51,10 +51,10 @@ func (r *Report) add(row Row) {
 	}
 }
 
-// Failed reports whether any step missed.
+// Failed reports whether any step of the run missed.
 func (r Report) Failed() bool { return r.Missed > 0 }
 
-// Row returns the row of a step.
+// Row returns the row of the step with the given name.
 func (r Report) Row(step string) (Row, bool) {
 	i := slices.IndexFunc(r.Rows, func(row Row) bool { return row.Step == step })
 	if i < 0 {
@@ -63,7 +63,7 @@ func (r Report) Row(step string) (Row, bool) {
 	return r.Rows[i], true
 }
 
-// A Comparison is the same script with two plugin folders.
+// A Comparison contains the results of the same script with two different plugin folders.
 type Comparison struct {
 	Podlace   Report `json:"podlace"`
 	Reference Report `json:"reference"`

@@ -66,7 +66,8 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestReadmeShowsTheScript: the example run in podlace's README has the steps of the script in order, with their wanted values.
+// TestReadmeShowsTheScript checks the example run in podlace's README. The example must contain the steps of the script in the same order,
+// with the same wanted values.
 func TestReadmeShowsTheScript(t *testing.T) {
 	readme, err := os.ReadFile(filepath.Join("..", "..", "plugins", "podlace", "README.md"))
 	if err != nil {

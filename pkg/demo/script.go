@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// Requirements of a step: a plugin type, or a feature that a machine or a configuration may lack.
+// These are requirements of steps: plugin types, and features that a machine or a configuration may lack.
 const (
 	portmap      = "portmap"
 	bandwidth    = "bandwidth"
@@ -30,7 +30,7 @@ const (
 	pings   = 20
 )
 
-// script returns the steps of the demo in order. Later steps depend on earlier ones.
+// script returns all steps of the demo in their order. Later steps depend on the results of earlier steps.
 func script(plugins []string) []step {
 	var steps []step
 	steps = append(steps, stepsOfADD(plugins)...)
@@ -114,7 +114,7 @@ func stepsOfTheEnd() []step {
 	}
 }
 
-// placeOf selects a place of the lab.
+// A placeOf function selects a place of the lab. A place is a network namespace in which functions can run.
 type placeOf func(*lab) func(func() error) error
 
 func fromHost(*lab) func(func() error) error     { return func(f func() error) error { return f() } }
@@ -122,7 +122,7 @@ func fromClient(l *lab) func(func() error) error { return l.client.Do }
 func fromA(l *lab) func(func() error) error      { return l.a.Do }
 func fromB(l *lab) func(func() error) error      { return l.b.Do }
 
-// anySource is used if any source address is accepted.
+// anySource is for steps that accept any source address.
 func anySource() netip.Addr { return netip.Addr{} }
 
 func pingA(addr func(*pod) netip.Addr) func(context.Context, *lab) outcome {
@@ -145,7 +145,7 @@ func pingA(addr func(*pod) netip.Addr) func(context.Context, *lab) outcome {
 	}
 }
 
-// reachA expects an answer of pod-a that contains the wanted source address.
+// reachA returns a step function: it connects to pod-a and checks the source address that pod-a reports.
 func reachA(from placeOf, network string, target netip.AddrPort, source func() netip.Addr) func(context.Context, *lab) outcome {
 	return func(ctx context.Context, l *lab) outcome {
 		got, err := ask(ctx, from(l), network, target)
@@ -172,7 +172,7 @@ func withBridgeNetfilter(run func(context.Context, *lab) outcome) func(context.C
 	}
 }
 
-// masquerade calls a server outside, which must see the node's address as the source.
+// masquerade returns a step function: it connects to a server outside, which must see the node's address as the source.
 func masquerade(from placeOf, target, source func() netip.Addr) func(context.Context, *lab) outcome {
 	return func(ctx context.Context, l *lab) outcome {
 		outside, err := serve(l.client.Do, "client")

@@ -16,10 +16,11 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// patience is the timeout of an answer. A slow machine answers within it; a dropped packet is never answered.
+// patience is the time limit for an answer. The time limit is long enough for a slow machine. After this time without an answer, the packet
+// was dropped.
 const patience = 5 * time.Second
 
-// A server answers every caller over TCP and UDP with its own name and the caller's source address.
+// A server answers every TCP and UDP request with its own name and the client's source address.
 type server struct {
 	name string
 	tcp  []net.Listener
@@ -42,7 +43,8 @@ func serve(place meter.Place, name string) (*server, error) {
 	return s, nil
 }
 
-// listen opens a socket per family. Package net checks only once, in the first namespace that uses it, whether one socket can serve both.
+// listen opens one socket for each address family. A single socket for both families is not safe here. Package net checks only once whether
+// this works, in the first namespace that uses it.
 func (s *server) listen() error {
 	families := []string{"4"}
 	if ipv6Error() == nil {
@@ -100,14 +102,14 @@ func (s *server) answerUDP(c *net.UDPConn) {
 
 func (s *server) answer(from net.Addr) string { return s.name + " " + from.String() }
 
-// An answer is a server's reply.
+// An answer is the reply of a server.
 type answer struct {
 	name string     // name of the server
 	seen netip.Addr // the caller's address as the server saw it
 	took time.Duration
 }
 
-// ask calls a server from a place.
+// ask connects from a place to a server and returns the server's answer.
 func ask(ctx context.Context, from meter.Place, network string, target netip.AddrPort) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

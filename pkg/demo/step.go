@@ -8,16 +8,17 @@ import (
 	"time"
 )
 
-// A step is one line of the script.
+// A step is one line in the script.
 type step struct {
 	name string
 	want string
-	// needs lists requirements that this machine may lack: a plugin type whose kernel feature is missing, "ipv6", "br_netfilter".
+	// needs lists the requirements of the step that this machine may lack: plugin types whose kernel feature may be missing, "ipv6", or
+	// "br_netfilter".
 	needs []string
 	run   func(context.Context, *lab) outcome
 }
 
-// An outcome is the measurement of a step.
+// An outcome contains the result and the measured value of a step.
 type outcome struct {
 	verdict  Verdict
 	measured string
@@ -49,12 +50,12 @@ func (o outcome) withNote(format string, args ...any) outcome {
 	return o
 }
 
-// failed returns the outcome of a step that could not measure anything.
+// failed returns the outcome of a step that stopped with an error.
 func failed(err error) outcome {
 	return outcome{verdict: Miss, measured: "failed", note: err.Error()}
 }
 
-// verdictFor returns ok or miss.
+// verdictFor returns an outcome with the result OK if good is true, and Miss if not.
 func verdictFor(good bool, measured string) outcome {
 	if good {
 		return outcome{verdict: OK, measured: measured}
@@ -67,8 +68,8 @@ func milliseconds(took time.Duration) outcome {
 	return outcome{verdict: Info, measured: fmt.Sprintf("%.1f ms", ms), value: ms, unit: "ms"}
 }
 
-// timed returns the outcome of a step that succeeded, with its duration. A long time is no failure: it depends more on the machine than on
-// the plugins.
+// timed returns the outcome of a step that succeeded. The outcome contains the step's duration. A long duration is not a failure, because
+// it depends more on the machine than on the plugins.
 func timed(took, usual time.Duration) outcome {
 	o := milliseconds(took)
 	o.verdict = OK

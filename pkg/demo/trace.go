@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Traced is one run of a plugin.
+// Traced describes one run of a plugin.
 type Traced struct {
 	Verb    string        `json:"verb"`
 	Plugin  string        `json:"plugin"`
@@ -33,7 +33,7 @@ type Traced struct {
 	Error   string        `json:"error,omitempty"`
 }
 
-// TraceOptions are the options of Trace.
+// TraceOptions holds the options of Trace.
 type TraceOptions struct {
 	Options
 	HostPort int    // of the pod's hostPort, 0 for none
@@ -41,8 +41,8 @@ type TraceOptions struct {
 	Ping     bool   // the node asks each address of the pod, which has to answer
 }
 
-// Trace runs ADD, CHECK and DEL for a new pod in the process's own namespace, calls show after each plugin, and removes the pod. The error
-// says what failed; a DEL follows whatever failed before.
+// Trace runs ADD, CHECK and DEL for a new pod, calls show after each plugin, and removes the pod. The process's own namespace serves as the
+// node. The returned error contains all failures. DEL runs even if an earlier verb failed.
 func Trace(ctx context.Context, opts TraceOptions, show func(Traced)) (err error) {
 	// The plugins inherit it and log each change and each phase.
 	if err := os.Setenv("PODLACE_LOG", "debug"); err != nil {
@@ -69,11 +69,12 @@ func Trace(ctx context.Context, opts TraceOptions, show func(Traced)) (err error
 		t.pod.ports = []portMapping{{HostPort: opts.HostPort, ContainerPort: opts.HostPort, Protocol: "tcp"}}
 	}
 	err = t.addAndCheck(ctx, opts.Ping)
-	// A failed ADD leaves state for the runtime's DEL.
+	// After a failed ADD, state may be left, which only DEL removes.
 	return errors.Join(err, t.remove(context.WithoutCancel(ctx)))
 }
 
-// remove runs DEL. libcni stops at the first plugin that fails, so the others are then called one by one: nothing of the pod stays.
+// remove runs DEL. If a plugin's DEL fails, libcni does not call the remaining plugins. After an error, remove calls all plugins one by
+// one, so that no state of the pod stays.
 func (t tracer) remove(ctx context.Context) error {
 	_, err := t.del(ctx, t.pod.attachment)
 	if err == nil {
@@ -88,7 +89,7 @@ func (t tracer) remove(ctx context.Context) error {
 	return err
 }
 
-// tracer is a chain whose plugins report what they change, and the pod that it runs for.
+// tracer is a chain and the pod that it runs for. The chain's plugins report their changes.
 type tracer struct {
 	chain
 	pod *pod
@@ -108,7 +109,7 @@ func (t tracer) addAndCheck(ctx context.Context, ping bool) error {
 	return t.check(ctx, t.pod.attachment)
 }
 
-// ping asks each address of the pod from the node.
+// ping sends echo requests from the node to each address of the pod.
 func (t tracer) ping(ctx context.Context) error {
 	for _, addr := range []netip.Addr{t.pod.v4, t.pod.v6} {
 		if !addr.IsValid() {
@@ -149,7 +150,7 @@ func (e *tracingExec) ExecPlugin(ctx context.Context, path string, stdin []byte,
 	return out, err
 }
 
-// FindInPath finds a plugin.
+// FindInPath returns the path of a plugin.
 func (*tracingExec) FindInPath(plugin string, paths []string) (string, error) {
 	return invoke.FindInPath(plugin, paths)
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// outside returns a client on a veth, as in the lab.
+// outside returns a client that is connected by a veth pair, as in the lab.
 func outside(t *testing.T) *sandbox.Pod {
 	t.Helper()
 	client, err := sandbox.NewPod("client")
@@ -24,7 +24,7 @@ func outside(t *testing.T) *sandbox.Pod {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// The kernel would delete it with the namespace, but later.
+		// The kernel would delete the veth pair together with the namespace, but only later.
 		if host, err := kernel.Host(); err == nil {
 			_ = host.DelLink(nodeSide)
 			host.Close()
@@ -122,19 +122,19 @@ func TestLimitsMissOnAnOpenLink(t *testing.T) {
 		listen: func(*lab) netip.Addr { return netip.MustParseAddr("127.0.0.1") },
 	}
 	flow := p.measure(t.Context(), l)
-	if got := flow.judge(firstSecond, 0, mostAtFirst); got.verdict != Miss {
+	if got := flow.evaluate(firstSecond, 0, mostAtFirst); got.verdict != Miss {
 		t.Errorf("first second: %+v", got)
 	}
-	if got := flow.judge(afterwards, leastLater, mostLater); got.verdict != Miss {
+	if got := flow.evaluate(afterwards, leastLater, mostLater); got.verdict != Miss {
 		t.Errorf("afterwards: %+v", got)
 	}
 	p.listen = func(*lab) netip.Addr { return netip.Addr{} }
-	if got := p.measure(t.Context(), l).judge(firstSecond, 0, mostAtFirst); got.verdict != Miss {
+	if got := p.measure(t.Context(), l).evaluate(firstSecond, 0, mostAtFirst); got.verdict != Miss {
 		t.Errorf("no address: %+v", got)
 	}
 }
 
-// TestJudge: a rate beyond a limit is a miss, unless pauses of the machine can explain it.
+// TestJudge checks that a rate above a limit is a miss, unless pauses of the machine can explain the rate.
 func TestJudge(t *testing.T) {
 	const ms = time.Millisecond
 	for _, test := range []struct {
@@ -152,11 +152,11 @@ func TestJudge(t *testing.T) {
 		{24.1e6, 20e6, 0, time.Second, [2]Verdict{Miss, OK}}, // pauses cannot explain a burst at the beginning
 		{0, 0, 0, 0, [2]Verdict{OK, Miss}},
 	} {
-		m := measured{Result: meter.Result{
+		m := measuredFlow{Result: meter.Result{
 			FirstSecond: meter.Rate{Wire: test.first}, Steady: meter.Rate{Wire: test.later}, Duration: 3 * time.Second, Lead: test.lead,
 			Paused: test.paused,
 		}}
-		first, later := m.judge(firstSecond, 0, mostAtFirst), m.judge(afterwards, leastLater, mostLater)
+		first, later := m.evaluate(firstSecond, 0, mostAtFirst), m.evaluate(afterwards, leastLater, mostLater)
 		if got := [2]Verdict{first.verdict, later.verdict}; got != test.want {
 			t.Errorf("%.1f then %.1f Mbit/s, lead %v, paused %v: got %v, want %v", test.first/1e6, test.later/1e6, test.lead, test.paused, got,
 				test.want)

@@ -16,7 +16,8 @@ const (
 	clientSide = "eth0"
 )
 
-// nodePrefixes returns the prefixes of the network between the node and the external client. They are reserved for documentation.
+// nodePrefixes returns the subnets of the network between the node and the client. The subnets are reserved for documentation, so no real
+// network uses them.
 func nodePrefixes() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8:2::1/64")}
 }
@@ -30,8 +31,8 @@ func nodeV6() netip.Addr   { return nodePrefixes()[1].Addr() }
 func clientV4() netip.Addr { return clientPrefixes()[0].Addr() }
 func clientV6() netip.Addr { return clientPrefixes()[1].Addr() }
 
-// connect connects the client to the node by a veth. The client has no route to the pods: it knows only the node, like a neighbour of a
-// real node.
+// connect connects the client to the node with a veth pair. Like a neighbour of a real node, the client has a route only to the node, and
+// none to the pods.
 func connect(client *sandbox.Pod, ipv6 bool) error {
 	file, err := os.Open(client.Path)
 	if err != nil {

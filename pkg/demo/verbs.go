@@ -10,18 +10,19 @@ import (
 	"time"
 )
 
-// Codes without information: none, and the code of errors without a code.
+// Errors with the codes below carry no information. The value codeNone is zero. The value codeUnknown is for errors without a code of their
+// own.
 const (
 	codeNone    = 0
 	codeUnknown = 999
-	// codeLacking is the code of a plugin that lacks a kernel feature.
+	// codeLacking is the error code of a plugin that needs a missing kernel feature.
 	codeLacking = 105
 )
 
 var errNoAddress = errors.New("the pod has no such address")
 
-// warmUp adds and deletes one pod, so that the baseline contains lasting state: the bridge and the static rules. It removes a plugin that
-// lacks a kernel feature from the chain, and its steps are skipped.
+// warmUp adds and deletes a first pod. The baseline then contains state that is not removed with a pod, such as the bridge and the static
+// rules. If a plugin lacks a kernel feature, warmUp removes the plugin from the chain. The steps of this plugin are skipped.
 func warmUp(ctx context.Context, l *lab) outcome {
 	for {
 		err := l.warmUpOnce(ctx)
@@ -48,13 +49,13 @@ func (l *lab) warmUpOnce(ctx context.Context) error {
 	return err
 }
 
-// pluginError names the failed plugin of the chain.
+// pluginError is an error of the chain with the name of the plugin that failed.
 type pluginError struct {
 	plugin string
 	error
 }
 
-// Unwrap returns the error of the chain.
+// Unwrap returns the error without the plugin's name.
 func (e pluginError) Unwrap() error { return e.error }
 
 func last(calls []call) string {
@@ -64,7 +65,8 @@ func last(calls []call) string {
 	return calls[len(calls)-1].plugin
 }
 
-// dropLacking removes the failed plugin from the chain, or a feature from the first plugin, if the kernel lacks a feature.
+// dropLacking adapts the chain if err means that the kernel lacks a feature. Either the failed plugin is removed from the chain, or a
+// feature of the first plugin is switched off.
 func (l *lab) dropLacking(err error) bool {
 	var failing pluginError
 	e, isCNI := coded(err)
@@ -73,13 +75,13 @@ func (l *lab) dropLacking(err error) bool {
 	}
 	if failing.plugin != l.chain.plugins()[0] {
 		l.lacks[failing.plugin] = e.Msg
-		return l.chain.without(failing.plugin) == nil
+		return l.chain.removePlugin(failing.plugin) == nil
 	}
 	if _, lacking := l.lacks[masquerading]; lacking {
 		return false
 	}
 	l.lacks[masquerading] = e.Msg
-	return l.chain.withoutMasquerade() == nil
+	return l.chain.disableMasquerade() == nil
 }
 
 func addPod(which func(*lab) *pod) func(context.Context, *lab) outcome {
@@ -111,7 +113,7 @@ func (p *pod) addresses() string {
 	return strings.Join(list, " ")
 }
 
-// timeOf shows one plugin's part of the previous ADD.
+// timeOf returns a step function that shows how much of the previous ADD's time one plugin took.
 func timeOf(plugin string) func(context.Context, *lab) outcome {
 	return func(_ context.Context, l *lab) outcome {
 		for _, c := range l.adds {
@@ -133,7 +135,7 @@ func checkPod(which func(*lab) *pod) func(context.Context, *lab) outcome {
 	}
 }
 
-// addInvalidPort requests an invalid port. The error must have an informative code and the pod's name.
+// addInvalidPort runs ADD with a port number that is invalid. The error must contain the pod's name and an informative code.
 func addInvalidPort(ctx context.Context, l *lab) outcome {
 	defer func() { _, _ = l.chain.del(ctx, l.bad.attachment) }()
 	_, _, err := l.chain.add(ctx, l.bad.attachment)
@@ -188,7 +190,7 @@ func delAgain(which func(*lab) *pod) func(context.Context, *lab) outcome {
 	}
 }
 
-// delGone simulates a crash: the namespace is gone, and the runtime calls DEL from its cache.
+// delGone simulates a node after a crash. The namespace is gone, and the runtime calls DEL with the data in its cache.
 func delGone(ctx context.Context, l *lab) outcome {
 	l.b.stopServer()
 	if err := l.b.Close(); err != nil {

@@ -48,7 +48,7 @@ func TestWarmUpWithoutMasquerading(t *testing.T) {
 
 func TestWithoutIPv6(t *testing.T) {
 	l := playedLab(t)
-	if err := l.chain.withoutIPv6(); err != nil {
+	if err := l.chain.disableIPv6(); err != nil {
 		t.Fatal(err)
 	}
 	var got struct {
@@ -108,7 +108,7 @@ func TestAddShowsEachPlugin(t *testing.T) {
 	}
 }
 
-// TestSlowMachineIsNoMiss: a long time is only a value with a note.
+// TestSlowMachineIsNoMiss checks that a step which takes long is not a miss. The long time is only a value with a note.
 func TestSlowMachineIsNoMiss(t *testing.T) {
 	for took, note := range map[time.Duration]string{99 * time.Millisecond: "pod", time.Minute: "slow machine: usually below 100 ms; pod"} {
 		got := timed(took, addTime).withNote("pod")
@@ -118,7 +118,7 @@ func TestSlowMachineIsNoMiss(t *testing.T) {
 		}
 	}
 	l := playedLab(t)
-	t.Setenv(slowly("bridge"), (2 * addTime).String())
+	t.Setenv(takesTime("bridge"), (2 * addTime).String())
 	if got := addPod(func(l *lab) *pod { return l.a })(t.Context(), l); got.verdict != OK || !strings.HasPrefix(got.note, "slow machine: ") {
 		t.Errorf("slow ADD: %+v", got)
 	}
@@ -161,7 +161,7 @@ func TestLeftovers(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = os.Remove(path) })
 	}
-	// The folders themselves belong to the baseline.
+	// The folders themselves are part of the baseline.
 	write("/var/lib/cni/networks/x/lock")
 	if err := l.recordBaseline(); err != nil {
 		t.Fatal(err)

@@ -3,8 +3,6 @@
 package deviceplugin
 
 import (
-	"fmt"
-	"hash/crc32"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/claim/claimtest"
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
@@ -24,9 +23,9 @@ func (l *lab) claimed(resource, id string, admin bool) {
 	if err := claim.Write(l.Claims, r); err != nil {
 		l.Fatal(err)
 	}
-	text := `{"kind":"DRACheckpoint","apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[{"ClaimUID":"c-0",` +
-		`"ClaimName":"web-0-nic","Namespace":"shop","PodUIDs":{"u-0":{}},"DriverState":{"sriov.podlace.io":{"Devices":[]}}}]}`
-	write(l.T, filepath.Join(l.Root, "dra_manager_state"), fmt.Sprintf(`{"Data":%q,"Checksum":%d}`, text, crc32.ChecksumIEEE([]byte(text))))
+	if err := claimtest.WriteState(l.Root, claimtest.Claim{UID: "c-0", Namespace: "shop", Name: "web-0-nic", Pods: []string{"u-0"}}); err != nil {
+		l.Fatal(err)
+	}
 }
 
 // TestClaimed checks that a claimed device is not allocated, that its PF keeps its VFs, that it keeps its driver, and that answers list

@@ -19,14 +19,14 @@ import (
 
 const noNetwork = "no configuration names a plugin of Podlace"
 
-// isOurs reports whether a network's main plugin is bridge or sriov, alone or with the prefix of cluster installations. These are also the
-// reference's names, so that binaries decides whose program it is.
+// isOurs reports whether a network's main plugin is bridge or sriov. The type name may have the prefix of cluster installations. The
+// reference plugins have the same names, so the check of binaries finds out to which project the program belongs.
 func isOurs(net reconcile.Network) bool {
 	main := plugin.Kind(net.Plugins[0].Type)
 	return main == "bridge" || main == "sriov"
 }
 
-// conflist finds configurations that the runtime does not take.
+// The check conflist reports configurations that the runtime does not use.
 func (n *node) conflist() (found []Finding) {
 	switch {
 	case errors.Is(n.confErr, fs.ErrNotExist):
@@ -66,12 +66,13 @@ func (n *node) listNetworks() string {
 	return strings.Join(list, "; ")
 }
 
-// takesAll reports whether a runtime loads the configurations of several networks, so that the order does not decide alone.
+// takesAll reports whether a runtime loads the configurations of several networks. A runtime of this kind also loads configuration files
+// after the first one.
 func (n *node) takesAll() bool {
 	return slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Network != "" })
 }
 
-// defaultNetwork reports a cni_default_network of CRI-O that is no network of Podlace.
+// defaultNetwork reports a cni_default_network in CRI-O's configuration if it does not name a network of Podlace.
 func (n *node) defaultNetwork() (found []Finding) {
 	for _, r := range n.runtimes {
 		named := func(net reconcile.Network) bool { return net.Name == r.Network && isOurs(net) }
@@ -85,7 +86,7 @@ func (n *node) defaultNetwork() (found []Finding) {
 	return found
 }
 
-// permissions finds configurations that others than root can write.
+// The function permissions reports configurations that users other than root can write.
 func (n *node) permissions() (found []Finding) {
 	for _, net := range n.networks {
 		info, err := os.Stat(net.File)
@@ -101,7 +102,7 @@ func (n *node) permissions() (found []Finding) {
 	return found
 }
 
-// conflistKeys reports the settings without the effect that they suggest, and clashes with the subnets of the node.
+// The check conflistKeys reports settings that have another effect than they suggest, and pod subnets that overlap the node's subnets.
 func (n *node) conflistKeys() (found []Finding) {
 	if len(n.networks) == 0 {
 		return skipped("there is no configuration")
@@ -125,12 +126,12 @@ func (n *node) conflistKeys() (found []Finding) {
 	return found
 }
 
-// ownNetworks returns the networks that isOurs names.
+// ownNetworks returns the networks whose main plugin isOurs accepts.
 func (n *node) ownNetworks() []reconcile.Network {
 	return slices.DeleteFunc(slices.Clone(n.networks), func(net reconcile.Network) bool { return !isOurs(net) })
 }
 
-// pluginTypes returns the names of the plugins in Podlace's networks.
+// pluginTypes returns the names of all plugins in Podlace's networks, including the IPAM plugins.
 func (n *node) pluginTypes() (types []string) {
 	for _, net := range n.ownNetworks() {
 		for _, p := range net.Plugins {
@@ -144,7 +145,7 @@ func (n *node) pluginTypes() (types []string) {
 	return slices.Compact(types)
 }
 
-// binaries finds plugins that are missing, belong to another project or have another version.
+// The check binaries reports plugins that are missing, that belong to another project, or that have another version than the others.
 func (n *node) binaries() (found []Finding) {
 	types := n.pluginTypes()
 	if len(types) == 0 {
@@ -178,7 +179,7 @@ func (n *node) binaries() (found []Finding) {
 	return found
 }
 
-// status calls STATUS of each plugin of Podlace's networks, as runtimes do.
+// The check status calls STATUS of each plugin in Podlace's networks, as a runtime does.
 func (n *node) status() (found []Finding) {
 	if len(n.pluginTypes()) == 0 {
 		return skipped(noNetwork)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package doctor examines a node: what keeps Podlace from working on it, or will. Each finding has its evidence, its consequence and the
-// command that helps. The examination changes nothing; Fix applies remedies that cannot harm pods.
+// Package doctor examines a node for problems that prevent Podlace from working, or that will prevent it later. Each finding contains the
+// evidence, the consequence, and a command that corrects the problem. The examination changes nothing. The method Fix applies a remedy, but
+// only if the remedy cannot harm pods.
 package doctor
 
 import (
@@ -15,10 +16,10 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// Level is the weight of a finding.
+// Level is the severity of a finding.
 type Level string
 
-// Levels, the lightest first.
+// These are the levels. The lowest severity is first.
 const (
 	OK      Level = "ok"
 	Skipped Level = "skipped" // does not apply to this node
@@ -43,7 +44,7 @@ type Finding struct {
 	fix func() error
 }
 
-// Fix applies the remedy of a finding that is Fixable.
+// Fix applies the remedy of a finding. Fix returns an error if the finding is not Fixable.
 func (f Finding) Fix() error {
 	if f.fix == nil {
 		return fmt.Errorf("%s: there is no remedy that is safe to apply", f.Check)
@@ -51,14 +52,14 @@ func (f Finding) Fix() error {
 	return f.fix()
 }
 
-// Options are the places that doctor looks at.
+// Options holds the folders that doctor examines.
 type Options struct {
 	ConfDir string // folder with the network configurations; "" for that of the runtime
 	BinDir  string // folder with the plugins; "" for that of the runtime
 	Root    string // folder that stands for /; only files of other programs are read below it
 }
 
-// node is what the checks look at.
+// The struct node holds all data about the node that the checks read.
 type node struct {
 	Options
 	host     *kernel.Node
@@ -72,14 +73,14 @@ type node struct {
 	attachmentsErr error
 }
 
-// check examines one subject. It returns nil if all is well.
+// The struct check describes how to examine one subject. The function run returns nil if it finds no problem.
 type check struct {
 	name string
 	fine string // says that all is well
 	run  func(*node) []Finding
 }
 
-// checks are all checks, in the order in which an administrator wants to know: what pods need first.
+// checks returns all checks. Checks of things that every pod needs are first, because administrators are most interested in them.
 func checks() []check {
 	return []check{
 		{"kernel-features", "the kernel has all features", (*node).kernelFeatures},
@@ -117,7 +118,7 @@ func Names() (names []string) {
 	return names
 }
 
-// Examine runs all checks, or those named. It needs root.
+// Examine runs all checks. If names are given, only the checks with these names run. The caller must be root.
 func Examine(o Options, only ...string) ([]Finding, error) {
 	for _, name := range only {
 		if !slices.Contains(Names(), name) {
@@ -149,7 +150,7 @@ func Examine(o Options, only ...string) ([]Finding, error) {
 	return all, nil
 }
 
-// look reads what several checks need.
+// look reads the data that several checks need.
 func look(o Options) (*node, error) {
 	n := findFolders(o)
 	n.networks, n.notes, n.confErr = reconcile.Networks(n.ConfDir)
@@ -159,7 +160,7 @@ func look(o Options) (*node, error) {
 	return n, err
 }
 
-// Folders returns the folders of the runtime of this node.
+// Folders returns the folders that the container runtime of this node uses.
 func Folders() Options { return findFolders(Options{}).Options }
 
 func findFolders(o Options) *node {
@@ -175,7 +176,7 @@ func findFolders(o Options) *node {
 	return n
 }
 
-// first returns a value of the first runtime, or the default.
+// The method first returns a value of the first runtime's configuration. If the node has no runtime, the result is the argument otherwise.
 func (n *node) first(of func(runtimeConfig) string, otherwise string) string {
 	for _, r := range n.runtimes {
 		return of(r)
@@ -183,13 +184,13 @@ func (n *node) first(of func(runtimeConfig) string, otherwise string) string {
 	return otherwise
 }
 
-// path returns where a file of another program is.
+// The method path returns the path of another program's file.
 func (n *node) path(name string) string { return filepath.Join("/", n.Root, name) }
 
-// skipped is the finding that a check does not apply.
+// skipped returns a finding which says that a check does not apply to this node.
 func skipped(why string) []Finding { return []Finding{{Level: Skipped, What: why}} }
 
-// unknown is the finding that a check could not look.
+// unknown returns a finding which says that a check could not read its data.
 func unknown(what string, err error) []Finding {
 	return []Finding{{Level: Warning, Code: unreadable,
 		What: "could not read " + what, Evidence: err.Error(), Consequence: "this check is incomplete",

@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { kerneltest.Main(m) }
 const ours = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "cnidoc", "isGateway": true, "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.91.0.0/29"}]]}}]}`
 
-// lab is a node without a finding.
+// lab is a node for which doctor reports no problem.
 type lab struct {
 	t *testing.T
 	Options
@@ -37,7 +37,7 @@ func newLab(t *testing.T) lab {
 	return l
 }
 
-// write writes a file below the root.
+// write writes a file of another program. The file is in the folder that stands for /.
 func (l lab) write(name, text string) {
 	l.t.Helper()
 	path := filepath.Join(l.Root, name)
@@ -49,7 +49,7 @@ func (l lab) write(name, text string) {
 	}
 }
 
-// plugin writes a program that prints a banner and answers each verb with success.
+// plugin installs a plugin that prints the given banner and returns success for each verb.
 func (l lab) plugin(name, banner string) {
 	l.t.Helper()
 	path := filepath.Join(l.BinDir, name)
@@ -59,7 +59,7 @@ func (l lab) plugin(name, banner string) {
 	}
 }
 
-// run makes a program with a name appear in the list of processes.
+// run adds a program with this name to the list of processes.
 func (l lab) run(name string) { l.write("proc/7/comm", name+"\n") }
 
 func (l lab) sysctl(path, value string) {
@@ -75,7 +75,7 @@ func (l lab) sysctl(path, value string) {
 	l.t.Cleanup(func() { _ = os.WriteFile(file, before, 0o644) })
 }
 
-// command runs a program of the machine in the test's namespaces.
+// command runs a program of the test machine inside the namespaces of the test.
 func (l lab) command(name string, args ...string) {
 	l.t.Helper()
 	if _, err := exec.LookPath(name); err != nil {
@@ -86,7 +86,7 @@ func (l lab) command(name string, args ...string) {
 	}
 }
 
-// uplink makes a link with a default route, and removes it with the test.
+// uplink creates a link that has a default route. The link is removed when the test ends.
 func (l lab) uplink(names ...string) {
 	l.t.Helper()
 	for i, name := range names {
@@ -98,7 +98,7 @@ func (l lab) uplink(names ...string) {
 	}
 }
 
-// problems returns the findings of a check that are no good news, as text.
+// problems returns the findings of a check as text. Findings with the levels ok and skipped are left out.
 func (l lab) problems(check string) (lines []string) {
 	l.t.Helper()
 	found, err := Examine(l.Options, check)
@@ -117,7 +117,7 @@ func (l lab) problems(check string) (lines []string) {
 	return lines
 }
 
-// TestHealthy: a node that is well has no finding but those of the kernel's features.
+// TestHealthy checks that a healthy node has no finding except findings about missing kernel features.
 func TestHealthy(t *testing.T) {
 	l := newLab(t)
 	for _, name := range Names() {
@@ -127,14 +127,14 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
-// breakage is one thing that is wrong with a node.
+// breakage is a single problem of a node, and the expected finding.
 type breakage struct {
 	check string
 	spoil func(*lab)
 	want  string // part of the only finding
 }
 
-// conflistCases break the configurations and the plugins.
+// conflistCases returns problems of configurations and plugins.
 func conflistCases() map[string]breakage {
 	return map[string]breakage{
 		"no configuration": {"conflist", func(l *lab) { os.RemoveAll(l.ConfDir) }, "error there is no folder "},
@@ -165,7 +165,7 @@ func conflistCases() map[string]breakage {
 	}
 }
 
-// runtimeCases break the configurations of runtimes.
+// runtimeCases returns problems in the configurations of container runtimes.
 func runtimeCases() map[string]breakage {
 	return map[string]breakage{
 		"containerd's folder": {"runtime", func(l *lab) { l.ConfDir = "/elsewhere" }, "etc/containerd/config.toml names "},
@@ -242,7 +242,7 @@ func stateCases() map[string]breakage {
 	}
 }
 
-// TestFindings breaks one thing at a time, which its check finds.
+// TestFindings creates one problem at a time, and checks that the right check reports it.
 func TestFindings(t *testing.T) {
 	for _, cases := range []map[string]breakage{conflistCases(), runtimeCases(), firewallCases(), stateCases()} {
 		for name, c := range cases {
@@ -268,7 +268,7 @@ func crioConf(l lab, more string) string {
 	return text
 }
 
-// nft adds rules, and removes all with the test.
+// nft adds nftables rules. When the test ends, all rules are removed.
 func (l lab) nft(rules string) {
 	l.t.Helper()
 	l.t.Cleanup(func() { _ = exec.Command("nft", "flush", "ruleset").Run() })
@@ -288,15 +288,15 @@ func (l lab) bridge(name string, mtu int) {
 	l.t.Cleanup(func() { _ = exec.Command("ip", "link", "del", name).Run() })
 }
 
-// status writes what podlace-node would.
+// status writes the status file in place of podlace-node.
 func (l lab) status(text string) { l.machine(agentStatusFile, text) }
 
-// lease writes a lease of host-local.
+// lease writes a lease file of host-local.
 func (l lab) lease(address string) {
 	l.machine("/var/lib/cni/networks/pods/"+address, "container\r\neth0")
 }
 
-// machine writes a file of the test's own /run or /var, and removes it with the test.
+// machine writes a file below the test's own /run or /var. The file is removed when the test ends.
 func (l lab) machine(path, text string) {
 	l.t.Helper()
 	err := os.MkdirAll(filepath.Dir(path), 0o700)
@@ -309,7 +309,7 @@ func (l lab) machine(path, text string) {
 	l.t.Cleanup(func() { os.Remove(path) })
 }
 
-// TestAccepted: a rule that names the bridge, or a prefix of its name, accepts its packets.
+// TestAccepted checks that a rule with the bridge's name, or with a prefix of this name, is recognized as accepting the bridge's packets.
 func TestAccepted(t *testing.T) {
 	for _, match := range []string{"iifname cnidoc accept", `iifname "cni*" accept`, "jump more; }; chain more { oifname cnidoc accept"} {
 		l := newLab(t)
@@ -320,7 +320,7 @@ func TestAccepted(t *testing.T) {
 	}
 }
 
-// TestRemedies: what --fix applies removes the finding.
+// TestRemedies checks that a finding disappears after Fix applied its remedy.
 func TestRemedies(t *testing.T) {
 	for check, spoil := range map[string]func(*lab){
 		"conflist": func(l *lab) { os.Chmod(l.ConfDir+"/10-podlace.conflist", 0o662) },
@@ -348,7 +348,7 @@ func TestRemedies(t *testing.T) {
 	}
 }
 
-// TestOnly: a check that does not exist is refused.
+// TestOnly checks that Examine returns an error for the name of an unknown check.
 func TestOnly(t *testing.T) {
 	if _, err := Examine(newLab(t).Options, "conflits"); err == nil || !strings.Contains(err.Error(), `"conflits"`) {
 		t.Errorf("got %v", err)

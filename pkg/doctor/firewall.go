@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// forwardPolicy finds firewalls that drop forwarded packets unless a rule accepts them, without a rule that names a bridge of Podlace.
-// Podlace's own rules cannot help: a packet has to be accepted by all tables.
+// The check forwardPolicy reports firewalls that drop forwarded packets by default, if they have no rule that names Podlace's bridge.
+// Podlace cannot correct this with a rule of its own, because a packet must be accepted by the chains of all tables.
 func (n *node) forwardPolicy() (found []Finding) {
 	chains, err := nft.DroppingChains()
 	if err != nil {
@@ -51,7 +51,8 @@ func dropsForwarded(evidence, bridge, command string) Finding {
 		Command:     strings.ReplaceAll(command, "BRIDGE", bridge)}
 }
 
-// whoseChain returns the command that accepts the packets of a bridge in a chain, by the program that usually makes such a chain.
+// whoseChain returns the command that makes a chain accept the packets of a bridge. The command depends on the program that usually creates
+// this chain.
 func (n *node) whoseChain(chain nft.DroppingChain) string {
 	program := "iptables"
 	if chain.Family == "ip6" {
@@ -94,8 +95,9 @@ func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
 	return found
 }
 
-// firewalld finds bridges without a zone. They are in the default zone, which rejects the packets of pods unless its target is
-// ACCEPT (firewalld.zone(5)). Zones of the running configuration alone are not visible in files.
+// The method firewalld reports bridges that are in no zone. By default, these bridges belong to the default zone. The default zone rejects
+// the packets of pods unless its target is ACCEPT (firewalld.zone(5)). Zones that exist only in firewalld's running configuration are not
+// in the files that this check reads.
 func (n *node) firewalld() (found []Finding) {
 	if !n.running["firewalld"] {
 		return nil
@@ -121,7 +123,8 @@ func (n *node) firewalld() (found []Finding) {
 	return found
 }
 
-// shellValue returns the value of a variable in a file of assignments as sh(1) reads them, without quotes; "" if it is not there.
+// shellValue returns the value of a variable in a file with shell assignments, without quotes. The value is empty if the variable is
+// missing.
 func (n *node) shellValue(file, name string) (value string) {
 	text, err := os.ReadFile(n.path(file))
 	if err != nil {
@@ -135,10 +138,10 @@ func (n *node) shellValue(file, name string) (value string) {
 	return value
 }
 
-// reloadUnit restores Podlace's rules after a firewall service starts.
+// reloadUnit is a systemd unit that restores Podlace's rules after a firewall service has started.
 const reloadUnit = "podlace-reload.service"
 
-// firewallReload finds services that flush Podlace's rules when they start, on a node where nothing restores them at once.
+// The check firewallReload reports services that flush Podlace's rules when they start, if reloadUnit is not enabled on the node.
 func (n *node) firewallReload() (found []Finding) {
 	if n.enabled(reloadUnit) {
 		return nil
@@ -160,7 +163,8 @@ func (n *node) firewallReload() (found []Finding) {
 		Command:     "install -m 644 conf/" + reloadUnit + " /etc/systemd/system/; systemctl enable " + reloadUnit}}
 }
 
-// enabled reports whether systemd starts a unit: another unit wants it (systemd.unit(5), [Install]).
+// The method enabled reports whether systemd starts a unit. A unit starts if another unit wants or requires it (systemd.unit(5),
+// [Install]).
 func (n *node) enabled(unit string) bool {
 	for _, dir := range []string{"/etc/systemd/system", "/run/systemd/system"} {
 		for _, kind := range []string{"wants", "requires"} {
@@ -172,10 +176,11 @@ func (n *node) enabled(unit string) bool {
 	return false
 }
 
-// legacyTables lists the tables of iptables-legacy that the kernel has (ip_tables).
+// legacyTables is a file in which the kernel lists its tables of iptables-legacy (ip_tables).
 const legacyTables = "/proc/net/ip_tables_names"
 
-// iptablesVariants finds tables of iptables-legacy beside those of iptables-nft, where rules of one variant are invisible to the other.
+// The check iptablesVariants reports that iptables-legacy and iptables-nft both have tables. Rules of one variant are invisible to the
+// other variant.
 func (n *node) iptablesVariants() []Finding {
 	text, err := store.ReadFile(legacyTables)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && len(strings.Fields(string(text))) == 0 {

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// feature is a part of the kernel that Podlace needs, and how it is tried in a namespace of its own.
+// The struct feature describes a kernel feature that Podlace needs. The function try tests the feature in a network namespace of its own.
 type feature struct {
 	name   string
 	option string // of the kernel's configuration
@@ -27,7 +27,8 @@ type feature struct {
 	try    func(*kernel.Node) error
 }
 
-// features are tried by doing: a module that is not loaded yet counts as there if the kernel can load it.
+// features returns all kernel features. Each feature is tested by using it. During the test, the kernel loads the feature's module if it
+// can.
 func features() []feature {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	return []feature{
@@ -119,7 +120,7 @@ func (f feature) missing(err error) Finding {
 		Command: command}
 }
 
-// bridges returns the names of the bridges that Podlace's networks use.
+// The method bridges returns the names of the bridges in the configurations of Podlace's networks.
 func (n *node) bridges() (names []string) {
 	for _, net := range n.ownNetworks() {
 		if config := net.Plugin("bridge"); config != nil {
@@ -129,7 +130,7 @@ func (n *node) bridges() (names []string) {
 	return names
 }
 
-// number reads a setting below /proc/sys/net; ok is false if the kernel lacks it.
+// The method number reads a setting below /proc/sys/net. The result ok is false if the kernel does not have the setting.
 func (n *node) number(path string) (value int, ok bool) {
 	text, err := n.host.Get(path)
 	if err == nil {
@@ -138,7 +139,8 @@ func (n *node) number(path string) (value int, ok bool) {
 	return value, err == nil
 }
 
-// forwarding finds disabled forwarding while pods live. The plugin bridge enables it at each ADD with isGateway.
+// The check forwarding reports that forwarding is off while the node has live pods. The bridge plugin enables forwarding at each ADD with
+// isGateway.
 func (n *node) forwarding() (found []Finding) {
 	alive, err := n.livePods()
 	if err != nil {
@@ -158,7 +160,8 @@ func (n *node) forwarding() (found []Finding) {
 	return found
 }
 
-// set changes a setting. It uses its own connection, because the one of the examination is closed by then.
+// The method set changes a setting below /proc/sys/net. The change uses a new connection to the kernel, because the examination has already
+// closed its own connection.
 func (n *node) set(path, value string) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -168,7 +171,7 @@ func (n *node) set(path, value string) error {
 	return host.Set(kernel.Sysctl{Path: path, Value: value})
 }
 
-// rpFilter finds strict reverse path filters on a node with several uplinks, where replies may take another one.
+// The check rpFilter reports strict reverse path filters on a node with several uplinks. Replies may use another uplink than the requests.
 func (n *node) rpFilter() (found []Finding) {
 	uplinks, err := n.host.Uplinks()
 	if err != nil {
@@ -188,7 +191,7 @@ func (n *node) rpFilter() (found []Finding) {
 	return found
 }
 
-// routerAdvertisements finds uplinks on which forwarding makes the kernel ignore router advertisements (accept_ra in
+// The check routerAdvertisements reports uplinks on which the kernel ignores router advertisements because forwarding is on (accept_ra in
 // Documentation/networking/ip-sysctl.rst).
 func (n *node) routerAdvertisements() (found []Finding) {
 	if value, ok := n.number("ipv6/conf/all/forwarding"); !ok || value == 0 {
@@ -211,7 +214,7 @@ func (n *node) routerAdvertisements() (found []Finding) {
 	return found
 }
 
-// mtu finds bridges with a larger MTU than the uplink.
+// The check mtu reports bridges whose MTU is larger than the uplink's MTU.
 func (n *node) mtu() (found []Finding) {
 	uplink, err := n.host.UplinkMTU()
 	if err != nil {
@@ -230,7 +233,7 @@ func (n *node) mtu() (found []Finding) {
 	return found
 }
 
-// fullAt is the share of a table, in percent, from which a finding warns.
+// fullAt is a limit in percent: a check warns if a larger share of a table is used.
 const fullAt = 90
 
 func (n *node) conntrack() []Finding {
@@ -252,7 +255,8 @@ func fullConntrack(count, most int) []Finding {
 		Command:     fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d", 2*most)}}
 }
 
-// neighbours compares the limit of the neighbour table, which only the node's own network namespace has, with the number of peers.
+// The check neighbours compares the size limit of the neighbour table with the number of peers. The kernel shows this limit only in the
+// node's own network namespace.
 func (n *node) neighbours() (found []Finding) {
 	peers := len(n.agentPeers())
 	for _, family := range []string{"ipv4", "ipv6"} {
@@ -273,7 +277,7 @@ func fewNeighbours(family string, most, peers int) []Finding {
 		Command:     fmt.Sprintf("sysctl -w net.%s.neigh.default.gc_thresh3=%d", family, max(4096, 4*peers))}}
 }
 
-// hasFamily reports whether a live attachment has an address of the family, or none is known.
+// hasFamily reports whether any attachment has an address of the family. If the attachments cannot be read, the result is true.
 func (n *node) hasFamily(is4 bool) bool {
 	return n.attachmentsErr != nil || slices.ContainsFunc(n.attachments, func(a *reconcile.Attachment) bool {
 		return slices.ContainsFunc(a.Addresses, func(addr netip.Addr) bool { return addr.Is4() == is4 })

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/bridge"
 )
 
-// configText returns the text of all files that match the patterns.
+// configText returns the concatenated text of all files that match the patterns.
 func (n *node) configText(patterns ...string) string {
 	var text strings.Builder
 	for _, pattern := range patterns {
@@ -26,7 +26,7 @@ func (n *node) configText(patterns ...string) string {
 	return text.String()
 }
 
-// networkManager finds a NetworkManager that may configure the interfaces of pods (NetworkManager.conf(5), unmanaged-devices).
+// The check networkManager reports a NetworkManager that may change the interfaces of pods (NetworkManager.conf(5), unmanaged-devices).
 func (n *node) networkManager() []Finding {
 	if !n.running["NetworkManager"] {
 		return skipped("NetworkManager does not run")
@@ -52,7 +52,7 @@ func (n *node) networkManager() []Finding {
 			names)}}
 }
 
-// networkd finds a systemd-networkd that removes routes which it does not know (networkd.conf(5), ManageForeignRoutes).
+// The check networkd reports a systemd-networkd that removes routes of other programs (networkd.conf(5), ManageForeignRoutes).
 func (n *node) networkd() []Finding {
 	if !n.running["systemd-network"] { // 15 bytes of systemd-networkd
 		return skipped("systemd-networkd does not run")
@@ -78,7 +78,7 @@ func (n *node) networkd() []Finding {
 			">/etc/systemd/networkd.conf.d/podlace.conf; systemctl restart systemd-networkd"}}
 }
 
-// isFalse reports whether a value means false (systemd.syntax(7)).
+// isFalse reports whether a value in a systemd configuration means false (systemd.syntax(7)).
 func isFalse(value string) bool {
 	switch strings.ToLower(value) {
 	case "0", "no", "n", "false", "f", "off":

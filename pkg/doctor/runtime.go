@@ -14,7 +14,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// runtimeConfig is what a container runtime's configuration says of CNI.
+// runtimeConfig holds the CNI settings in a container runtime's configuration.
 type runtimeConfig struct {
 	Name    string // containerd or CRI-O
 	File    string // the configuration; "" if there is none, so that all is default
@@ -25,10 +25,10 @@ type runtimeConfig struct {
 	err     error    // why the configuration cannot be read
 }
 
-// comm is the file of a process with the name of its program (proc_pid_comm(5)), of at most 15 bytes.
+// comm is a pattern for files in /proc that contain the name of a running program (proc_pid_comm(5)). A name has at most 15 bytes.
 const comm = "proc/[0-9]*/comm"
 
-// programs returns the names of the running programs.
+// The method programs returns the names of all running programs.
 func (n *node) programs() map[string]bool {
 	names := map[string]bool{}
 	files, _ := filepath.Glob(n.path(comm))
@@ -40,7 +40,7 @@ func (n *node) programs() map[string]bool {
 	return names
 }
 
-// readRuntimes returns the runtimes of this node: those that run or have a configuration.
+// readRuntimes returns the container runtimes that run on this node or have a configuration file.
 func (n *node) readRuntimes() (all []runtimeConfig) {
 	for _, place := range []struct{ file, confDir, binDir string }{
 		{"/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/lib/rancher/k3s/data/cni"},
@@ -71,11 +71,11 @@ func (n *node) exists(name string) bool {
 	return err == nil
 }
 
-// maxImports bounds how deep the files of containerd name one another.
+// maxImports limits how deeply the imports in containerd's configuration files may be nested.
 const maxImports = 8
 
-// readContainerd reads the keys of CNI from a configuration of version 2 or later and from its imports (containerd-config.toml(5)). Each
-// import overrides what was read before.
+// readContainerd reads the CNI settings in a containerd configuration of version 2 or later, and in the files that it imports
+// (containerd-config.toml(5)). A value in an imported file overrides the value that was read before.
 func (c *runtimeConfig) readContainerd(n *node, file string, depth int) error {
 	var raw struct {
 		Imports []string                  `toml:"imports"`
@@ -121,7 +121,7 @@ func (c *runtimeConfig) setCNI(cni map[string]any) {
 	}
 }
 
-// readCRIO reads crio.conf and its drop-ins, of which each overrides what was read before (crio.conf(5)).
+// readCRIO reads crio.conf and the drop-in files. A value in a later file overrides the value of an earlier file (crio.conf(5)).
 func (n *node) readCRIO() runtimeConfig {
 	c := runtimeConfig{Name: "CRI-O", ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin"}}
 	files, _ := filepath.Glob(n.path("/etc/crio/crio.conf.d/*"))
@@ -167,7 +167,7 @@ func readTOML(file string, into any) error {
 	return err
 }
 
-// runtimeFolders compares the folders of the runtimes with those that are examined.
+// The check runtimeFolders reports folders in the runtimes' configurations that differ from the examined folders.
 func (n *node) runtimeFolders() (found []Finding) {
 	if len(n.runtimes) == 0 {
 		return []Finding{{Level: Warning, Code: noRuntime, What: "no container runtime was found",
@@ -212,7 +212,7 @@ func (n *node) compareFolders(r runtimeConfig) (found []Finding) {
 	return append(found, n.shadowedBinaries(r)...)
 }
 
-// shadowedBinaries names plugins that the runtime takes from a folder before the examined one.
+// shadowedBinaries reports plugins that the runtime finds in a folder that precedes the examined folder.
 func (n *node) shadowedBinaries(r runtimeConfig) (found []Finding) {
 	for _, dir := range r.BinDirs {
 		if filepath.Clean(dir) == filepath.Clean(n.BinDir) {

@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// livePods returns the number of attachments whose namespace exists.
+// livePods returns how many attachments have a namespace that still exists.
 func (n *node) livePods() (alive int, err error) {
 	for _, a := range n.attachments {
 		if a.State == reconcile.Alive {
@@ -35,7 +35,7 @@ func (n *node) livePods() (alive int, err error) {
 	return alive, n.attachmentsErr
 }
 
-// addresses warns of range sets that are almost full.
+// The check addresses reports range sets in which almost no address is free.
 func (n *node) addresses() (found []Finding) {
 	for _, net := range n.networks {
 		for _, p := range net.Plugins {
@@ -73,7 +73,7 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 	return found
 }
 
-// records finds attachments whose pods are gone, and damaged files.
+// The check records reports attachments whose pods are gone, and record files that are damaged.
 func (n *node) records() (found []Finding) {
 	if n.attachmentsErr != nil {
 		return unknown("the records and leases", n.attachmentsErr)
@@ -104,7 +104,7 @@ func (n *node) records() (found []Finding) {
 	return found
 }
 
-// rules finds rules and limits of living pods that somebody removed.
+// The check rules reports that rules or limits of live pods are missing.
 func (n *node) rules() (found []Finding) {
 	lost := func(code plugin.FindingCode, what, consequence string) {
 		found = append(found, Finding{Level: Error, Code: code,
@@ -141,7 +141,7 @@ func (n *node) missingLimits() (missing int, err error) {
 	return missing, err
 }
 
-// agentStatus is the part of podlace-node's status file that doctor shows.
+// agentStatus is the part of podlace-node's status file that doctor reads.
 type agentStatus struct {
 	Ready    bool              `json:"ready"`
 	Peers    []json.RawMessage `json:"peers"`
@@ -152,7 +152,7 @@ type agentStatus struct {
 	} `json:"problems"`
 }
 
-// agentStatusFile is written by podlace-node.
+// agentStatusFile is the path of the status file that podlace-node writes.
 const agentStatusFile = store.Root + "/" + nodefile.StatusName
 
 func readAgentStatus() (s agentStatus, err error) {
@@ -168,7 +168,7 @@ func (n *node) agentPeers() []json.RawMessage {
 	return s.Peers
 }
 
-// agent repeats the problems that podlace-node found.
+// The check agent reports the problems that podlace-node wrote to its status file.
 func (n *node) agent() (found []Finding) {
 	s, err := readAgentStatus()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -194,10 +194,10 @@ func (n *node) agent() (found []Finding) {
 	return found
 }
 
-// minFree is the share of a file system, in percent, below which a finding warns.
+// minFree is a limit in percent: the check disk warns if a smaller share of a file system is free.
 const minFree = 5
 
-// disk finds state folders without room or on a read-only file system.
+// The check disk reports state folders on a file system that is almost full or read-only.
 func (n *node) disk() (found []Finding) {
 	for _, dir := range []string{store.Root, hostlocal.DefaultDir} {
 		var st syscall.Statfs_t
@@ -220,7 +220,7 @@ func (n *node) disk() (found []Finding) {
 	return found
 }
 
-// kubelet finds what sriov needs of the kubelet.
+// The check kubelet reports missing folders and settings of the kubelet that sriov needs.
 func (n *node) kubelet() (found []Finding) {
 	uses := false
 	for _, net := range n.networks {
@@ -243,10 +243,10 @@ func (n *node) kubelet() (found []Finding) {
 	return append(found, n.kubeletGates()...)
 }
 
-// kubeletConfig is the usual place of the kubelet's configuration (kubeadm).
+// kubeletConfig is the usual path of the kubelet's configuration file (kubeadm).
 const kubeletConfig = "/var/lib/kubelet/config.yaml"
 
-// kubeletGates finds feature gates that disable what sriov needs. The gates are on by default.
+// kubeletGates reports disabled feature gates of the kubelet that sriov needs. The gates are enabled by default in the kubelet.
 func (n *node) kubeletGates() (found []Finding) {
 	text, err := store.ReadFile(n.path(kubeletConfig))
 	if err != nil {

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestLimitsOfTables: what only the node's own network namespace has is judged by numbers.
+// TestLimitsOfTables checks findings about limits that exist only in the node's own network namespace. The test passes the numbers
+// directly.
 func TestLimitsOfTables(t *testing.T) {
 	for _, c := range []struct {
 		found []Finding

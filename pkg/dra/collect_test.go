@@ -4,8 +4,6 @@ package dra
 
 import (
 	"errors"
-	"fmt"
-	"hash/crc32"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,6 +15,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/claim/claimtest"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 	"github.com/podlace/podlace/pkg/pool"
@@ -25,18 +24,11 @@ import (
 // note writes the kubelet's file with claims of one pod each.
 func (l *draLab) note(claims ...*resourceapi.ResourceClaim) {
 	l.Helper()
-	var list []string
+	var list []claimtest.Claim
 	for _, c := range claims {
-		list = append(list, fmt.Sprintf(`{"ClaimUID":%q,"ClaimName":%q,"Namespace":"shop","PodUIDs":{"pod-%s":{}},"DriverState":{%q:{"Devices":[]}}}`,
-			c.UID, c.Name, c.UID, claim.Driver))
+		list = append(list, claimtest.Claim{UID: string(c.UID), Namespace: "shop", Name: c.Name, Pods: []string{"pod-" + string(c.UID)}})
 	}
-	l.noteText(`{"kind":"DRACheckpoint","apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[` + strings.Join(list, ",") + `]}`)
-}
-
-func (l *draLab) noteText(text string) {
-	l.Helper()
-	must(l, os.MkdirAll(l.options.Kubelet, 0o755), os.WriteFile(filepath.Join(l.options.Kubelet, "dra_manager_state"),
-		fmt.Appendf(nil, `{"Data":%q,"Checksum":%d}`, text, crc32.ChecksumIEEE([]byte(text))), 0o600))
+	must(l, claimtest.WriteState(l.options.Kubelet, list...))
 }
 
 // TestCollect (DRA-F12): the record of a claim that the kubelet has forgotten is deleted when the API server confirms that the claim has

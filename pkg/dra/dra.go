@@ -28,6 +28,7 @@ type Options struct {
 	Client   kubernetes.Interface // client of the API server
 	Kubelet  string               // root folder of the kubelet, with plugins_registry, plugins and dra_manager_state
 	Claims   string               // folder of claim records (pkg/claim)
+	Records  *claim.Cache         // of Claims and Kubelet
 	CDI      string               // folder of CDI specifications; "" for a runtime without CDI
 	Instance string               // UID of the daemon's pod, for rolling updates; "" for a service
 	Sysfs    string
@@ -93,7 +94,7 @@ type Driver struct {
 // New returns a driver. It does nothing before Run.
 func New(o Options) *Driver {
 	d := &Driver{options: o, changed: make(chan struct{}), callTimeout: callTimeout, count: newCounters(o.Metrics),
-		records: claim.NewCache(o.Claims, o.Kubelet)}
+		records: o.Records}
 	d.lead.whyWaiting = "the leading instance is not determined yet"
 	d.slices = newPublisher(d)
 	return d

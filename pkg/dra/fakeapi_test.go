@@ -152,6 +152,13 @@ func (f *fakeAPI) send(e kwatch.Event) {
 	}
 }
 
+// watched reports whether a watch gets events. It is false while the server has only accepted the request.
+func (f *fakeAPI) watched() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.watchers) > 0
+}
+
 // hangUp ends all watches, with status 410 if gone is set.
 func (f *fakeAPI) hangUp(gone bool) {
 	f.mu.Lock()

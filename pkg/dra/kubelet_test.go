@@ -93,6 +93,7 @@ func newDRALab(t testing.TB, change ...func(*Options)) *draLab {
 	for _, f := range change {
 		f(&o)
 	}
+	o.Records = claim.NewCache(o.Claims, o.Kubelet)
 	l.Driver = New(o)
 	l.look(pool.Resource{API: pool.DRA}, nil)
 	return l

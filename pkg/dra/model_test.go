@@ -20,6 +20,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/claim/claimtest"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/pool"
@@ -135,18 +136,17 @@ func (m *model) answerClaims() string {
 
 // kubeletKnows writes the kubelet's file with all claims of the pods.
 func (m *model) kubeletKnows() {
-	var list []string
+	var list []claimtest.Claim
 	for i, c := range m.claims {
 		var uids []string
 		for _, p := range m.pods {
 			if p.claim == i {
-				uids = append(uids, fmt.Sprintf("%q:{}", "uid-"+p.name))
+				uids = append(uids, "uid-"+p.name)
 			}
 		}
-		list = append(list, fmt.Sprintf(`{"ClaimUID":%q,"ClaimName":%q,"Namespace":"shop","PodUIDs":{%s},"DriverState":{%q:{"Devices":[]}}}`,
-			c.UID, c.Name, strings.Join(uids, ","), claim.Driver))
+		list = append(list, claimtest.Claim{UID: string(c.UID), Namespace: "shop", Name: c.Name, Pods: uids})
 	}
-	m.noteText(`{"kind":"DRACheckpoint","apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[` + strings.Join(list, ",") + `]}`)
+	must(m.draLab, claimtest.WriteState(m.options.Kubelet, list...))
 }
 
 // restart replaces the daemon by a new one, which knows only what is stored in files.
@@ -164,6 +164,7 @@ func (m *model) restart() {
 		return err
 	}
 	o.Changed = func() { crash(m.left) }
+	o.Records = claim.NewCache(o.Claims, o.Kubelet)
 	m.Driver = New(o)
 	m.look(pool.Resource{API: pool.DRA}, nil)
 }

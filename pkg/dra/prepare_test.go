@@ -18,6 +18,7 @@ import (
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/claim/claimtest"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 	"github.com/podlace/podlace/pkg/pool"
@@ -150,8 +151,8 @@ func TestDamagedRecord(t *testing.T) {
 	l.run()
 	k := l.register(false)
 	must(t, claim.MakeFolder(l.options.Claims), os.WriteFile(filepath.Join(l.options.Claims, "c-9"), []byte("{"), 0o600))
-	l.noteText(`{"apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[{"ClaimUID":"c-9","ClaimName":"lost","Namespace":"shop",` +
-		`"PodUIDs":{"u":{}},"DriverState":{"sriov.podlace.io":{"Devices":[{"PoolName":"node-a","DeviceName":"0000-11-02-3"}]}}}]}`)
+	must(t, claimtest.WriteState(l.options.Kubelet, claimtest.Claim{UID: "c-9", Namespace: "shop", Name: "lost", Pods: []string{"u"},
+		Devices: []claimtest.Device{{PoolName: "node-a", DeviceName: "0000-11-02-3"}}}))
 	lost, same := newClaim("c-9", "lost", result("a", vf3)), newClaim("c-2", "same", result("a", vf3))
 	other := newClaim("c-3", "other", result("a", vf2))
 	l.add(lost, same, other)
@@ -164,7 +165,7 @@ func TestDamagedRecord(t *testing.T) {
 	if got := k.prepare(other); !strings.HasPrefix(got[0], "a=") {
 		t.Error(got)
 	}
-	l.noteText("{")
+	must(t, claimtest.WriteText(l.options.Kubelet, "{"))
 	if got := k.prepare(newClaim("c-3", "other", result("a", vf2))); !strings.Contains(got[0], "record of the claim with UID c-9") {
 		t.Error(got)
 	}

@@ -17,6 +17,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
@@ -67,7 +68,8 @@ func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *bench {
 // start runs a new publisher until stop or the end of the test.
 func (b *bench) start() {
 	b.registry = prometheus.NewRegistry()
-	b.driver = New(Options{Node: "node-a", Client: b.client(), Claims: b.TempDir(), Metrics: b.registry,
+	claims := b.TempDir()
+	b.driver = New(Options{Node: "node-a", Client: b.client(), Claims: claims, Records: claim.NewCache(claims, ""), Metrics: b.registry,
 		Log: slog.New(slog.NewTextHandler(b.log, nil))})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -324,7 +326,7 @@ func TestWatchEnds(t *testing.T) {
 	before, watches := b.quiet(), b.asked("watch")
 	for _, gone := range []bool{true, false} {
 		b.hangUp(gone)
-		b.await("another watch", func() bool { return b.asked("watch") > watches })
+		b.await("another watch", func() bool { return b.asked("watch") > watches && b.watched() })
 		watches = b.asked("watch")
 	}
 	if b.quiet() != before || b.logged("level=WARN") > 0 {

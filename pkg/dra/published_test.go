@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
 )
@@ -29,7 +30,8 @@ func TestPublishedText(t *testing.T) {
 
 // TestPublishedByAddress checks that each device is listed by PCI address, and that nothing is listed before the first inventory.
 func TestPublishedByAddress(t *testing.T) {
-	d := New(Options{Node: "node-1", Claims: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+	claims := t.TempDir()
+	d := New(Options{Node: "node-1", Claims: claims, Records: claim.NewCache(claims, ""), Log: slog.New(slog.DiscardHandler)})
 	if got := d.Published(); got != nil {
 		t.Errorf("before the first inventory: %v", got)
 	}

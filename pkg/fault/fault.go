@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fault is the common path of every system change. Change makes one change: it names the change in the error and in the debug log,
-// and retries it if a signal interrupted it. The state store only calls Point, because file errors already name the operation and the file.
-// Step marks further moments at which a killed process leaves a different state: between two system calls of a change, and after the last
-// change.
+// Package fault contains the functions through which Podlace makes every change of the system. The function Change makes one change. If a
+// signal interrupts the change, Change repeats it. The error and the debug log name the change. The state store calls only Point, because
+// errors of file operations already contain the operation and the file. The function Step marks further moments at which a kill leaves a
+// different state. The further moments are between two system calls of a change, and after the last change.
 //
-// Production builds compile Point and Step to nothing. Binaries with the build tag podlace_fault fail the nth change of the process, so
-// that a test can fail every change of every verb once. They can also run a command at the nth moment, which kills the process, sends a
-// signal, or changes the node.
+// In production builds, Point and Step do nothing. In binaries with the build tag podlace_fault, the nth change of the process can be made
+// to fail. Tests use this tag to fail every change of every verb once. Binaries with this build tag can also run a shell command at the nth
+// moment. The command kills the process, sends a signal, or changes the node.
 package fault
 
 import (
@@ -19,10 +19,11 @@ import (
 	"time"
 )
 
-// maxRetries limits the retries of an interrupted request.
+// maxRetries limits how often an interrupted system call is repeated.
 const maxRetries = 30
 
-// Change makes one system change. op names it in the words of an admin's tools, such as ip(8), and begins the text of the error.
+// Change makes one change of the system. The argument op describes the change in the syntax of an admin's tool, such as ip(8). The text of
+// an error begins with op.
 func Change(op string, f func() error) error {
 	began := clock()
 	err := Point(op)
@@ -46,8 +47,8 @@ func clock() (now time.Time) {
 	return now
 }
 
-// Phase begins a part of a verb other than a change, such as a wait for a lock. The returned function ends the part, and writes its time, in
-// microseconds, to the debug log. Without the debug log it does nothing.
+// Phase begins a part of a verb other than a change, such as a wait for a lock. The returned function ends the part, and writes the part's
+// time, in microseconds, to the debug log. Without the debug log Phase does nothing.
 func Phase(name string) (end func()) {
 	began := clock()
 	if began.IsZero() {
@@ -67,7 +68,7 @@ func phase(name string, began time.Time) {
 	slog.Debug("phase", "at", began.UnixMicro(), "took", time.Since(began).Microseconds(), "name", name)
 }
 
-// Retry repeats f if a signal interrupted it, or if it returns one of the errors in interrupted.
+// Retry calls f again if a signal interrupted f, or if f returns an error in the list interrupted.
 func Retry(f func() error, interrupted ...error) error {
 	var err error
 	for range maxRetries {
@@ -79,7 +80,7 @@ func Retry(f func() error, interrupted ...error) error {
 	return err
 }
 
-// Ignore returns nil if err is one of the others, and err otherwise.
+// Ignore returns nil if err is an error in the list others. Any other err is returned unchanged.
 func Ignore(err error, others ...error) error {
 	for _, e := range others {
 		if errors.Is(err, e) {

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// TestProduction: without the build tag, no environment variable makes a change fail.
+// TestProduction checks that a binary without the build tag ignores the environment variables, so that no change fails.
 func TestProduction(t *testing.T) {
 	t.Setenv("PODLACE_FAIL_AT", "1")
 	for range 3 {
@@ -22,7 +22,7 @@ func TestProduction(t *testing.T) {
 	}
 }
 
-// TestChange: the error names the change, and an interrupted change is retried a limited number of times.
+// TestChange checks that an error contains the description of the change. An interrupted change is repeated a limited number of times.
 func TestChange(t *testing.T) {
 	for _, c := range []struct {
 		interrupted, want int

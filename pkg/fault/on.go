@@ -14,9 +14,11 @@ import (
 	"syscall"
 )
 
-// EnvFailAt names the variable with the number n of the change that fails, counted from 1. EnvTrace names a file to which each change is
-// appended, one per line. EnvMoments does so for moments: changes and steps, counted together. EnvRunAt holds the number of a moment and a
-// shell command. The process waits there until the command ends. The trace of moments contains the output of a failed command.
+// EnvFailAt is an environment variable with a number n: the nth change of the process fails. The first change has the number 1. EnvTrace is
+// an environment variable with the name of a file. Each change is appended to this file as a line. EnvMoments does the same for all
+// moments. Moments are changes and steps, which are counted together. EnvRunAt is an environment variable with the number of a moment and a
+// shell command. At that moment, the process runs the command and waits until the command ends. If the command fails, its output is written
+// to the file of EnvMoments.
 const (
 	EnvFailAt  = "PODLACE_FAIL_AT"
 	EnvTrace   = "PODLACE_FAULT_TRACE"
@@ -26,20 +28,20 @@ const (
 
 var changes, moments atomic.Int64
 
-// Point counts the change op, and returns an error if the environment selects this change.
+// Point counts one change, whose description is op. Point returns an error if EnvFailAt selects this change.
 func Point(op string) error {
 	moment(op)
 	n := changes.Add(1)
 	trace(EnvTrace, n, op)
 	if os.Getenv(EnvFailAt) == fmt.Sprint(n) {
-		// Runtimes treat the end of this text as "already gone" in an error of DEL.
+		// If an error of DEL ends with this text, runtimes treat the error as "already gone".
 		return fmt.Errorf("injected fault at change %d (%s): not found: no such file or directory", n, op)
 	}
 	return nil
 }
 
-// Step counts a moment that is no change. It never fails. If the process waits for a child, the child is stopped too. The command gets its
-// process ID as $CHILD.
+// Step counts a moment that is not a change. Step never returns an error. If the process has a running child process, the child is stopped
+// during the command. The shell command finds the process ID of the child in the variable CHILD.
 func Step(what, object string, child ...int) { moment(what+" "+object, child...) }
 
 func moment(op string, children ...int) {

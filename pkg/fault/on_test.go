@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// TestPoint: the selected change fails once, and each change is traced.
+// TestPoint checks that only the selected change fails, and that each change is written to the trace.
 func TestPoint(t *testing.T) {
 	trace := filepath.Join(t.TempDir(), "trace")
 	t.Setenv(EnvTrace, trace)
@@ -28,7 +28,7 @@ func TestPoint(t *testing.T) {
 	}
 }
 
-// TestKill: the process is killed at the selected moment, which is traced.
+// TestKill checks that the process is killed at the selected moment, and that this moment is written to the trace.
 func TestKill(t *testing.T) {
 	if os.Getenv(EnvRunAt) != "" {
 		_ = Point("a")
@@ -44,7 +44,8 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// TestCommand: the process waits while the command runs, and then continues. A failed command is traced.
+// TestCommand checks that the process waits while the shell command runs, and continues afterwards. If the command fails, its output is
+// written to the trace.
 func TestCommand(t *testing.T) {
 	dir := t.TempDir()
 	trace, mark := filepath.Join(dir, "trace"), filepath.Join(dir, "mark")

@@ -14,10 +14,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// probes is the number of addresses that are tried one by one before the folder is listed.
-const probes = 16
+// maxProbes is the number of addresses that are tried one by one. After that, the lease folder is listed once.
+const maxProbes = 16
 
-// allocation is one running ADD.
+// The struct allocation holds the data of one running ADD.
 type allocation struct {
 	r     *plugin.Request
 	l     *leases
@@ -26,7 +26,7 @@ type allocation struct {
 	tried int
 }
 
-// allocateAll takes one address from each set, or none at all.
+// allocateAll takes one address from each set. If one set has no address, allocateAll releases all addresses again.
 func (a *allocation) allocateAll(cfg Config) (ips []*types100.IPConfig, err error) {
 	var undo plugin.Undo
 	defer undo.OnError(&err)
@@ -51,13 +51,14 @@ func (a *allocation) allocateAll(cfg Config) (ips []*types100.IPConfig, err erro
 func reasons(sets []RangeSet, requests []request) string {
 	list := make([]string, len(requests))
 	for i, q := range requests {
-		list[i] = fmt.Sprintf("%s is %s", q.addr, unusable(sets, q.addr))
+		list[i] = fmt.Sprintf("%s is %s", q.addr, whyUnusable(sets, q.addr))
 	}
 	return strings.Join(list, ", ")
 }
 
-// allocateOne takes an address from the set: the requested one, or else the next free one after the last assigned one. It returns the
-// requests that remain for the other sets.
+// allocateOne takes an address from the set. If the pod requests an address of this set, the requested address is taken. Without a request
+// for this set, the next free address after the last assigned address is taken. The second result contains the requests that remain for the
+// other sets.
 func (a *allocation) allocateOne(i int, set RangeSet, requests []request) (*types100.IPConfig, []request, error) {
 	wanted, rest := pickRequest(set, requests)
 	var got netip.Addr
@@ -75,7 +76,7 @@ func (a *allocation) allocateOne(i int, set RangeSet, requests []request) (*type
 	return &types100.IPConfig{Address: *kernel.IPNet(netip.PrefixFrom(got, in.Subnet.Bits())), Gateway: in.Gateway.AsSlice()}, rest, nil
 }
 
-// takeRequested takes addr, also from a dead pod.
+// takeRequested takes the requested address. If the address is leased to a dead pod, takeRequested ends that lease before.
 func (a *allocation) takeRequested(set RangeSet, addr netip.Addr) (netip.Addr, error) {
 	if in, _ := set.find(addr); addr == in.Gateway {
 		return addr, plugin.Errorf(plugin.CodeAddressTaken, "requested address %s is the gateway of %s", addr, in.Subnet)
@@ -100,9 +101,9 @@ func (a *allocation) takeRequested(set RangeSet, addr netip.Addr) (netip.Addr, e
 		set, owner)
 }
 
-// nextFree takes a free address from the set. If none is left, it collects the addresses of dead pods.
+// nextFree takes the next free address of the set. If no address is free, nextFree ends the leases of dead pods and tries again.
 func (a *allocation) nextFree(i int, set RangeSet) (netip.Addr, error) {
-	got, ok, err := a.takeFree(i, set, a.l.index.resting())
+	got, ok, err := a.takeFree(i, set, a.l.index.restingAddresses())
 	if ok || err != nil {
 		return got, err
 	}
@@ -118,9 +119,10 @@ func (a *allocation) nextFree(i int, set RangeSet) (netip.Addr, error) {
 	return got, a.exhausted(set)
 }
 
-// takeFree prefers addresses that are not resting after their release, then the address that was released first.
+// takeFree prefers addresses that are not in the list resting. Addresses in resting come last. They are sorted by the time of their
+// release.
 func (a *allocation) takeFree(i int, set RangeSet, resting []netip.Addr) (got netip.Addr, ok bool, err error) {
-	for addr := range set.from(a.l.last(i)) {
+	for addr := range set.startingAfter(a.l.last(i)) {
 		if slices.Contains(resting, addr) {
 			continue
 		}
@@ -148,7 +150,7 @@ func (a *allocation) exhausted(set RangeSet) error {
 		a.l.dir.Path())
 }
 
-// collectDead ends the leases of dead pods with an address in the set. It returns the number of these pods.
+// collectDead ends the leases of those dead pods that have an address in the set. The result is the number of these pods.
 func (a *allocation) collectDead(set RangeSet) (int, error) {
 	entries, err := a.l.allEntries()
 	if err != nil {
@@ -177,9 +179,9 @@ func (a *allocation) collect(e entry) error {
 	return a.l.endEntry(e)
 }
 
-// tryTake takes addr if it is free.
+// tryTake takes addr. The result is false if the address is not free.
 func (a *allocation) tryTake(addr netip.Addr) (bool, error) {
-	if a.tried++; a.tried > probes && a.taken == nil {
+	if a.tried++; a.tried > maxProbes && a.taken == nil {
 		var err error
 		if a.taken, err = a.l.leasedNames(); err != nil {
 			return false, err
@@ -201,7 +203,8 @@ func (a *allocation) tryTake(addr netip.Addr) (bool, error) {
 	return true, nil
 }
 
-// pickRequest returns the request that the set serves, and the remaining requests. It drops requests of lower precedence for the same set.
+// pickRequest returns the requested address that is in the set, and the requests for other sets. Requests for the same set from a source of
+// lower precedence are dropped.
 func pickRequest(set RangeSet, requests []request) (wanted netip.Addr, rest []request) {
 	rank := -1
 	for _, q := range requests {

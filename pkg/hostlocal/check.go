@@ -12,8 +12,9 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// check compares the leases with prevResult: each address in our ranges must be leased to this attachment. If the node's CIDRs are unknown,
-// our ranges are unknown too. Then each leased address must belong to this attachment, and at least one must be leased.
+// check compares the leases with prevResult. Each address in the configured ranges must be leased to this attachment. If the node's CIDRs
+// are unknown, the configured ranges are unknown too. CHECK then requires that each leased address in prevResult belongs to this
+// attachment, and that at least one address is leased.
 func check(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	unknown := errors.Is(err, errNoPodCIDR)

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// DefaultDir holds the lease folders of networks without dataDir.
+// DefaultDir contains the lease folders of all networks whose configuration has no dataDir.
 const DefaultDir = "/var/lib/cni/networks"
 
 // Config is the validated configuration of one request.
@@ -28,7 +28,8 @@ type Config struct {
 	requests []request
 }
 
-// request is a requested address. A source of higher rank takes precedence: in CONVENTIONS.md "args" replaces CNI_ARGS.
+// request is an address that a pod requests. The source with the lowest rank takes precedence. According to CONVENTIONS.md, "args" replaces
+// CNI_ARGS.
 type request struct {
 	addr netip.Addr
 	rank int
@@ -55,7 +56,7 @@ type rawConfig struct {
 	} `json:"args"`
 }
 
-// Parse reads the configuration of an ADD, CHECK or STATUS.
+// Parse reads and validates the configuration of ADD, CHECK or STATUS.
 func Parse(r *plugin.Request) (Config, error) {
 	var raw rawConfig
 	if err := r.DecodeWithin("ipam", &raw); err != nil {
@@ -88,7 +89,7 @@ func Parse(r *plugin.Request) (Config, error) {
 	return cfg, err
 }
 
-// parseDir reads the keys that DEL and GC need. It uses defaults for invalid values.
+// parseDir reads only the keys that DEL and GC need. For an invalid value, the default is used.
 func parseDir(r *plugin.Request) string {
 	var raw struct {
 		IPAM struct {
@@ -106,8 +107,8 @@ func leaseDir(network, dataDir string) string {
 	return filepath.Join(dataDir, network)
 }
 
-// lists joins the sources of ranges: the runtime's first, then the flat keys as one set, then "ranges".
-func (raw rawConfig) lists() [][]rawRange {
+// rangeLists joins the ranges of all sources in this order: the runtime's ranges, the flat keys as one set, the key "ranges".
+func (raw rawConfig) rangeLists() [][]rawRange {
 	lists := raw.RuntimeConfig.IPRanges
 	if raw.IPAM.Subnet != "" {
 		lists = append(lists, []rawRange{raw.IPAM.rawRange})
@@ -115,15 +116,16 @@ func (raw rawConfig) lists() [][]rawRange {
 	return append(lists, raw.IPAM.Ranges...)
 }
 
-// hasNoAddressFor reports whether pods get no address of a route's family.
+// hasNoAddressFor reports whether pods have no address of the family of a route.
 func (c Config) hasNoAddressFor(route *types.Route) bool {
 	is4 := route.Dst.IP.To4() != nil
 	return !slices.ContainsFunc(c.Sets, func(s RangeSet) bool { return s.is4() == is4 })
 }
 
-// parseSets returns the pools. partial reports that a family is left out because the node has no podCIDR of it.
+// parseSets returns the range sets. The result partial is true if one address family is left out because the node has no podCIDR of this
+// family.
 func parseSets(r *plugin.Request, raw rawConfig) (sets []RangeSet, partial bool, err error) {
-	lists := raw.lists()
+	lists := raw.rangeLists()
 	if len(lists) == 0 {
 		return nil, false, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "ipam: no IP ranges specified"),
 			`give "ranges": [[{"subnet": "10.58.0.0/16"}]]`)
@@ -147,7 +149,7 @@ func parseSets(r *plugin.Request, raw rawConfig) (sets []RangeSet, partial bool,
 	return sets, partial, checkSets(sets)
 }
 
-// checkPerFamily allows results before version 0.3.0 only one address per family.
+// checkPerFamily returns an error if pods get several addresses of one family and the CNI version is older than 0.3.0.
 func checkPerFamily(v string, sets []RangeSet) error {
 	n4, n6 := 0, 0
 	for _, s := range sets {

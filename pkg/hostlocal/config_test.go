@@ -18,13 +18,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// parsed parses the value of "ipam", optionally followed by a comma and other keys.
+// parsed calls Parse with the given value of the key "ipam". After the value, a comma and other keys may follow.
 func parsed(config string, args map[string]string) (Config, error) {
 	return Parse(&plugin.Request{Network: "net", CNIVersion: "1.1.0", Args: args, Config: []byte(config),
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 }
 
-// texts formats the sets of a configuration.
+// texts formats the range sets of a configuration.
 func (c Config) texts() (sets []string) {
 	for _, s := range c.Sets {
 		sets = append(sets, s.String())
@@ -32,7 +32,7 @@ func (c Config) texts() (sets []string) {
 	return sets
 }
 
-// TestSourcesOfRanges: the runtime's ranges come first, then the flat keys, then "ranges".
+// TestSourcesOfRanges checks the order of ranges from several sources: the runtime's ranges, the flat keys, the key "ranges".
 func TestSourcesOfRanges(t *testing.T) {
 	c, err := parsed(`{"ipam":{"subnet":"10.1.0.0/24","rangeStart":"10.1.0.9","ranges":[[{"subnet":"10.2.0.0/30"},{"subnet":"10.3.0.0/30"}],
 		[{"subnet":"fd00::/126"}]]},"runtimeConfig":{"ipRanges":[[{"subnet":"10.4.0.0/30"}]]}}`, nil)
@@ -86,9 +86,10 @@ func TestParseRefused(t *testing.T) {
 	}
 }
 
-// TestAddressesPerFamily: results before version 0.3.0 hold one address per family.
+// TestAddressesPerFamily checks that a pod gets at most one address of each family before CNI version 0.3.0.
 func TestAddressesPerFamily(t *testing.T) {
-	a, b, six := RangeSet{span(t, "10.1.0.0/24", "", "")}, RangeSet{span(t, "10.2.0.0/24", "", "")}, RangeSet{span(t, "fd00::/64", "", "")}
+	a, b := RangeSet{rangeIn(t, "10.1.0.0/24", "", "")}, RangeSet{rangeIn(t, "10.2.0.0/24", "", "")}
+	six := RangeSet{rangeIn(t, "fd00::/64", "", "")}
 	for _, v := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		old := v < "0.3.0"
 		if err := checkPerFamily(v, []RangeSet{a, b}); (err != nil) != old ||
@@ -101,7 +102,8 @@ func TestAddressesPerFamily(t *testing.T) {
 	}
 }
 
-// TestRequests: runtimeConfig takes precedence over args, and args over CNI_ARGS. Prefix lengths are ignored.
+// TestRequests checks the order of precedence for requested addresses: runtimeConfig, args, CNI_ARGS. The prefix length of a requested
+// address is ignored.
 func TestRequests(t *testing.T) {
 	c, err := parsed(`{"ipam":{"ranges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"fd00::/64"}]]},"runtimeConfig":{"ips":["10.1.0.5/16","fd00::5"]},
 		"args":{"cni":{"ips":["::ffff:10.1.0.6"]}}}`, map[string]string{"IP": "10.1.0.7/24"})
@@ -116,7 +118,7 @@ func TestRequests(t *testing.T) {
 }
 
 func TestPick(t *testing.T) {
-	set := RangeSet{span(t, "10.1.0.0/24", "", "")}
+	set := RangeSet{rangeIn(t, "10.1.0.0/24", "", "")}
 	for _, c := range []struct {
 		requests, want, rest string // address@rank
 	}{

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// opened runs f and returns how often each file of the folder was opened meanwhile (inotify(7)).
-func opened(t *testing.T, dir string, f func()) map[string]int {
+// openCounts runs f, and returns how often each file in the folder was opened during this time (inotify(7)).
+func openCounts(t *testing.T, dir string, f func()) map[string]int {
 	t.Helper()
 	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
 	if err != nil {
@@ -52,8 +52,8 @@ func opened(t *testing.T, dir string, f func()) map[string]int {
 	}
 }
 
-// TestL04OpensNoOthersLease (L-04): with 10,000 leases, ADD, CHECK, DEL and STATUS open only the leases of their own attachment. After
-// another program's change the next verb reads each lease once, and the one after it none.
+// TestL04OpensNoOthersLease (L-04) checks a folder with 10,000 leases: ADD, CHECK, DEL and STATUS open only the leases of their own
+// attachment. After another program has changed the folder, the next verb reads each lease once. The verb after that reads no other leases.
 func TestL04OpensNoOthersLease(t *testing.T) {
 	const others = 10_000
 	l := newQuickLab(t, `"ranges":[[{"subnet":"10.0.0.0/8"}],[{"subnet":"fd00::/64"}]]`)
@@ -72,7 +72,7 @@ func TestL04OpensNoOthersLease(t *testing.T) {
 	folder.close()
 	readAll := func(verb string, f func()) {
 		t.Helper()
-		count := opened(t, l.dir, f)
+		count := openCounts(t, l.dir, f)
 		for at, n := netip.MustParseAddr("10.1.0.0"), 0; n < others; at, n = at.Next(), n+1 {
 			if count[at.String()] != 1 {
 				t.Fatalf("%s after a foreign change opened %s %d times, want once", verb, at, count[at.String()])
@@ -96,20 +96,20 @@ func TestL04OpensNoOthersLease(t *testing.T) {
 		{"CHECK", "mine", prev(own[0]+"/8", own[1]+"/64")}, {"STATUS", "", ""}, {"ADD", "mine", ""}, {"DEL", "mine", ""}, {"DEL", "mine", ""},
 		{"DEL", "unknown", ""},
 	} {
-		for name := range opened(t, l.dir, func() { l.call(c.verb, c.id, c.more) }) {
+		for name := range openCounts(t, l.dir, func() { l.call(c.verb, c.id, c.more) }) {
 			if name != lockFile && !slices.Contains(own, name) {
 				t.Errorf("%s %s opened %s", c.verb, c.id, name)
 			}
 		}
 	}
-	for name := range opened(t, l.dir, func() { l.ok(l.call("ADD", "next", "")) }) {
+	for name := range openCounts(t, l.dir, func() { l.ok(l.call("ADD", "next", "")) }) {
 		if a, err := netip.ParseAddr(name); err == nil && a.Is4() && a.Less(addr) {
 			t.Errorf("ADD opened %s", name)
 		}
 	}
 	l.put("10.9.9.9", "foreign\r\neth0")
 	readAll("DEL", func() { l.ok(l.call("DEL", "unknown", "")) })
-	for name := range opened(t, l.dir, func() { l.ok(l.call("DEL", "foreign", "")) }) {
+	for name := range openCounts(t, l.dir, func() { l.ok(l.call("DEL", "foreign", "")) }) {
 		if name != lockFile && name != "10.9.9.9" {
 			t.Errorf("the second verb after a foreign change opened %s", name)
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// entry is the index entry of an attachment.
+// The struct entry is what the index stores about an attachment.
 type entry struct {
 	plugin.Attachment
 	Addresses []netip.Addr         `json:"addresses"`
@@ -25,14 +25,14 @@ type entry struct {
 	Pod       string               `json:"pod,omitempty"`
 }
 
-// matches reports whether a lease is the one in the entry. Another program may have ended that lease and made an equal one for a new pod
-// with the same container ID, in another boot or namespace.
+// matches reports whether a lease is the lease in the entry. The lease may be new: another program may have ended the old lease and created
+// an equal lease for a new pod. The new pod has the same container ID, but another boot or namespace.
 func (e entry) matches(addr netip.Addr, is lease) bool {
 	written, ok := e.Written[addr]
 	return ok && e.Attachment == is.of && written == is.written
 }
 
-// after reports whether a lease of the entry was made after a time.
+// after reports whether any lease of the entry was created after a time.
 func (e entry) after(at time.Time) bool {
 	for _, written := range e.Written {
 		if written > at.UnixNano() {
@@ -50,7 +50,7 @@ func (e *entry) addLease(addr netip.Addr, written int64) {
 	e.Addresses, e.Written[addr] = append(e.Addresses, addr), written
 }
 
-// String returns the owner of an address.
+// String describes the owner of an address for messages.
 func (e entry) String() string {
 	if e.ContainerID == "" {
 		return "a file that cannot be read"
@@ -65,15 +65,15 @@ func (e entry) String() string {
 	return text
 }
 
-// within reports whether the set contains an address of the entry.
+// within reports whether any address of the entry is in the set.
 func (e entry) within(set RangeSet) bool {
 	return slices.ContainsFunc(e.Addresses, func(addr netip.Addr) bool { _, in := set.find(addr); return in })
 }
 
-// shard is a part of the index, by container ID and interface name.
+// A shard is a part of the index. A shard maps attachments to their entries.
 type shard map[string]entry
 
-// shardDocument is the file format of a shard.
+// shardDocument is the JSON document in the file of a shard.
 type shardDocument struct {
 	Sum     uint32          `json:"sum"` // CRC-32 of entries
 	Entries json.RawMessage `json:"entries"`
@@ -88,7 +88,7 @@ func shardName(a plugin.Attachment) string {
 
 func shardAt(number int) string { return fmt.Sprintf("%03x", number) }
 
-// isShard reports whether the name is a shard's. Each shard has its own bit in the mark.
+// isShard reports whether a file name is the name of a shard. Each shard has a bit of its own in the mark.
 func isShard(name string) bool {
 	number, err := strconv.ParseUint(name, 16, 16)
 	return err == nil && number < shards && name == shardAt(int(number))

@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// leasesOf returns the owner of each address, according to the files.
+// leasesOf returns the owner of each address, as the lease files say.
 func (l lab) leasesOf() map[string]string {
 	l.Helper()
 	found := map[string]string{}
@@ -35,7 +35,7 @@ func (l lab) leasesOf() map[string]string {
 	return found
 }
 
-// mutations returns kinds of damage to a file.
+// mutations returns functions that damage a file in different ways.
 func mutations(random *rand.Rand) []func(path string, data []byte) error {
 	write := func(path string, data []byte) error { return os.WriteFile(path, data, 0o600) }
 	return []func(string, []byte) error{
@@ -63,8 +63,8 @@ func mutations(random *rand.Rand) []func(path string, data []byte) error {
 	}
 }
 
-// TestF05Mutations (F-05): one damaged lease or index file does not affect other pods. They can be added and deleted, keep their leases,
-// and leave no files.
+// TestF05Mutations (F-05) checks that a damaged lease file or index file does not affect other pods. Other pods can be added and deleted,
+// they keep their leases, and their DEL leaves no files.
 func TestF05Mutations(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 5))
@@ -90,7 +90,7 @@ func TestF05Mutations(t *testing.T) {
 	}
 }
 
-// anyFile picks a lease or index file.
+// anyFile returns the name of a random lease file or index file.
 func (l lab) anyFile(random *rand.Rand) string {
 	l.Helper()
 	var paths []string
@@ -108,7 +108,7 @@ func (l lab) anyFile(random *rand.Rand) string {
 	return paths[random.IntN(len(paths))]
 }
 
-// mustServeOthers: the owner of the damaged file may get an error, but other pods must not.
+// mustServeOthers checks that other pods get no errors. The owner of the damaged file may get an error.
 func (l lab) mustServeOthers(damaged, content string) {
 	l.Helper()
 	victim := ""
@@ -165,7 +165,7 @@ func (l lab) namesLeft() map[string]bool {
 	return left
 }
 
-// TestF06CounterLost (F-06): without last_reserved_ip, recently released addresses still rest.
+// TestF06CounterLost (F-06) checks that an address is not assigned again soon after its release, even without the file last_reserved_ip.
 func TestF06CounterLost(t *testing.T) {
 	for what, lose := range map[string]func(path string) error{
 		"deleted": os.Remove,
@@ -185,8 +185,8 @@ func TestF06CounterLost(t *testing.T) {
 	}
 }
 
-// TestF07LockFileRemoved (F-07): a cleanup of the folder removes the lock while pods start. No address is assigned twice, because link(2)
-// creates a lease. The index stays complete: DEL finds every lease.
+// TestF07LockFileRemoved (F-07) checks a cleanup that removes the lock file of the folder while pods start. No address is assigned twice,
+// because a lease is created with link(2), which fails for an existing lease. The index stays complete, so that DEL finds every lease.
 func TestF07LockFileRemoved(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("first", "10.1.2.2/24")
@@ -203,7 +203,7 @@ func TestF07LockFileRemoved(t *testing.T) {
 			}
 		}
 	}()
-	given, failed := l.parallel(50)
+	given, failed := l.addConcurrently(50)
 	close(stop)
 	<-stopped
 	for _, a := range failed {
@@ -222,8 +222,8 @@ func TestF07LockFileRemoved(t *testing.T) {
 	}
 }
 
-// TestF08LockHolderStopped (F-08): if a stopped process holds the lock, verbs fail with "try again" after a timeout. STATUS and CHECK need
-// no lock.
+// TestF08LockHolderStopped (F-08) checks verbs while a stopped process holds the lock. After a timeout they fail with the error "try
+// again". STATUS and CHECK succeed, because they need no lock.
 func TestF08LockHolderStopped(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -263,7 +263,7 @@ func sortedKeys(m map[string]string) (keys []string) {
 	return keys
 }
 
-// fill uses up the blocks or the inodes of a file system. The returned function frees n of them again.
+// fill uses up all blocks or all inodes of a file system. The returned function makes n of them free again.
 func fill(t *testing.T, dir, what string) (room func(n int)) {
 	t.Helper()
 	var fillers []string
@@ -292,8 +292,8 @@ func fill(t *testing.T, dir, what string) (room func(n int)) {
 	}
 }
 
-// TestF09Full (F-09): without free blocks or inodes, ADD fails and leaves no files. DEL and GC work. With a little space, each ADD succeeds
-// or leaves no files.
+// TestF09Full (F-09) checks a full file system: without free blocks or inodes, ADD fails and leaves no files. DEL and GC succeed on the
+// full file system. With very little free space, each ADD either succeeds or leaves no files.
 func TestF09Full(t *testing.T) {
 	for _, what := range []string{"blocks", "inodes"} {
 		t.Run(what, func(t *testing.T) {
@@ -342,8 +342,7 @@ func TestF09Full(t *testing.T) {
 	}
 }
 
-// TestF10ReadOnly (F-10): on a read-only file system, ADD returns an error and leaves no files, and DEL returns an error and its lease
-// stays.
+// TestF10ReadOnly (F-10) checks a read-only file system. ADD and DEL return errors. ADD leaves no files, and DEL keeps the lease.
 func TestF10ReadOnly(t *testing.T) {
 	l := newLab(t, one)
 	data := filepath.Dir(l.dir)

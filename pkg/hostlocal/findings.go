@@ -9,22 +9,24 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Findings returns the keys of the object "ipam" that are valid but do not have the effect that they suggest. It does no I/O.
+// Findings returns keys of the object "ipam" that are valid but have no effect, or another effect than their names suggest. Findings does
+// no I/O.
 func Findings(config []byte) []plugin.Finding { return plugin.UnknownKeys(config, "ipam", rawConfig{}) }
 
-// NodeCIDRs returns this node's CIDRs, for which usePodCidr stands.
+// NodeCIDRs returns the node's CIDRs, which replace the keyword usePodCidr.
 func NodeCIDRs() ([]netip.Prefix, error) {
 	_, cidrs, err := nodeCIDRs(&plugin.Request{})
 	return cidrs, err
 }
 
-// Subnets returns the well-formed and known subnets of a configuration. podCIDRs are the node's. It does no I/O.
+// Subnets returns the subnets in a configuration. Subnets leaves out subnets that are invalid or unknown. The argument podCIDRs contains
+// the node's CIDRs. Subnets does no I/O.
 func Subnets(config []byte, podCIDRs []netip.Prefix) (subnets []netip.Prefix) {
 	var raw rawConfig
 	if json.Unmarshal(config, &raw) != nil {
 		return nil
 	}
-	lists := raw.lists()
+	lists := raw.rangeLists()
 	words := podCIDRWords(lists)
 	for _, word := range words.ranges {
 		cidr, _ := words.podCIDR(word.Subnet, podCIDRs)

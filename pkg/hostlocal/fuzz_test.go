@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// FuzzParse: for each verb, a configuration gives an error with a code, or ranges that can be iterated.
+// FuzzParse checks Parse for each verb. The result is an error with a code, or ranges over which a loop can iterate.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", "{}", `{"ipam":{}}`, `{"ipam":{"subnet":"10.0.0.0/8"}}`,
 		`{"ipam":{"ranges":[[{"subnet":"fd00::/64"}]]}}`,
@@ -59,7 +59,7 @@ func (s RangeSet) mustBeSound(t *testing.T) {
 		}
 	}
 	tries := 0
-	for addr, in := range s.from(s[len(s)-1].End) {
+	for addr, in := range s.startingAfter(s[len(s)-1].End) {
 		if tries++; !in.Contains(addr) || addr == in.Gateway {
 			t.Errorf("walked to %s in %+v", addr, in)
 		}
@@ -84,7 +84,7 @@ func FuzzOwner(f *testing.F) {
 		}
 		good := !strings.ContainsFunc(text, func(c rune) bool { return c <= ' ' || c > '~' || c == '/' || c == utf8.RuneError })
 		want := plugin.Attachment{ContainerID: "x" + text, IfName: "y" + text}
-		if back := parseOwner([]byte(owner(want))); good && len(text) < 500 && back != want {
+		if back := parseOwner([]byte(leaseContent(want))); good && len(text) < 500 && back != want {
 			t.Errorf("%q was parsed as %+v", text, back)
 		}
 	})
@@ -107,10 +107,10 @@ func FuzzResolvConf(f *testing.F) {
 	})
 }
 
-// number converts an address to an integer, for a model without carry arithmetic.
+// number converts an address to an integer. The model uses integers, because they need no carry arithmetic.
 func number(a netip.Addr) *big.Int { return new(big.Int).SetBytes(a.AsSlice()) }
 
-// address converts an integer to an address of the same family as like.
+// address converts an integer to an address. The address family is that of the address like.
 func address(n *big.Int, like netip.Addr) (netip.Addr, bool) {
 	size := like.BitLen() / 8
 	if n.Sign() < 0 || n.BitLen() > size*8 {
@@ -121,7 +121,8 @@ func address(n *big.Int, like netip.Addr) (netip.Addr, bool) {
 
 func plus(n *big.Int, d int64) *big.Int { return new(big.Int).Add(n, big.NewInt(d)) }
 
-// FuzzArithmetic compares ranges, their order and their size with a model in big integers.
+// FuzzArithmetic compares ranges with a model that uses big integers. FuzzArithmetic compares the content, the order and the size of
+// ranges.
 func FuzzArithmetic(f *testing.F) {
 	for _, base := range []string{"10.1.2.0", "10.0.255.250", "255.255.255.240", "0.0.0.0", "fd00::", "2001:db8::fffe",
 		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff0", "::"} {
@@ -170,7 +171,8 @@ func lastOf(t *testing.T, p netip.Prefix) netip.Addr {
 	return last(p)
 }
 
-// compareOrder expects the order from the address after begin to the end, then from the start to begin, without the gateway.
+// compareOrder checks the order of addresses: first from the address after begin to the end, then from the start to begin. The gateway is
+// left out.
 func compareOrder(t *testing.T, r Range, start, stop, begin, gateway *big.Int) {
 	inside := begin.Cmp(start) >= 0 && begin.Cmp(stop) <= 0
 	beginAddr, _ := address(begin, r.Start)
@@ -192,7 +194,7 @@ func compareOrder(t *testing.T, r Range, start, stop, begin, gateway *big.Int) {
 		add(start, stop)
 	}
 	var got []string
-	for a := range (RangeSet{r}).from(beginAddr) {
+	for a := range (RangeSet{r}).startingAfter(beginAddr) {
 		if got = append(got, a.String()); len(got) > 1000 {
 			break
 		}
@@ -205,7 +207,7 @@ func compareOrder(t *testing.T, r Range, start, stop, begin, gateway *big.Int) {
 	}
 }
 
-// FuzzShard: an index file is either damaged, or content that put wrote.
+// FuzzShard checks that an index file is either detected as damaged, or has content that put wrote.
 func FuzzShard(f *testing.F) {
 	for _, seed := range []string{"", "{}", "null", `{"sum":0,"entries":{}}`, `{"sum":2745614147,"entries":{}}`,
 		`{"sum":634125391,"entries":null}`,
@@ -223,7 +225,7 @@ func FuzzShard(f *testing.F) {
 				_ = addr.String()
 			}
 		}
-		// With a correct checksum, the content may be anything.
+		// with a correct checksum, the content may be anything
 		if doc, err := json.Marshal(shardDocument{crc32.ChecksumIEEE(data), data}); err == nil && json.Valid(data) {
 			if s, err := parseShard(doc); err == nil && s == nil && strings.TrimSpace(string(data)) != "null" {
 				t.Errorf("%q: no shard and no error", doc)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hostlocal assigns addresses from configured ranges. It keeps a file per address in a folder on the node, in the format of the
-// reference host-local plugin, so that either plugin can take over from the other.
+// Package hostlocal assigns addresses to pods from configured ranges. For each assigned address, a folder on the node contains a lease
+// file. The files have the format of the reference host-local plugin, so either plugin can take over from the other.
 package hostlocal
 
 import (
@@ -41,8 +41,8 @@ func add(r *plugin.Request) (*types100.Result, error) {
 	return &types100.Result{IPs: ips, Routes: cfg.Routes, DNS: cfg.DNS}, nil
 }
 
-// clearOwn returns an error if the attachment already has addresses. It ends leases of an earlier boot, because the kernel no longer has
-// those addresses.
+// clearOwn returns an error if the attachment already has addresses in the current boot. Leases of an earlier boot are ended, because those
+// addresses are no longer in use.
 func clearOwn(r *plugin.Request, l *leases) error {
 	entries, err := l.entries(r.Attachment())
 	if err != nil {
@@ -78,14 +78,15 @@ func del(r *plugin.Request) error {
 func gc(r *plugin.Request) error {
 	return release(r, func(l *leases) ([]entry, error) {
 		entries, err := l.allEntries()
-		return slices.DeleteFunc(entries, func(e entry) bool { return valid(r, e.Attachment) || !r.Stale(e.Attachment, e.Netns, l.written(e)) }),
-			err
+		return slices.DeleteFunc(entries, func(e entry) bool {
+			return isValid(r, e.Attachment) || !r.Stale(e.Attachment, e.Netns, l.written(e))
+		}), err
 	})
 }
 
-// valid reports whether GC's list contains the owner of a lease. A lease in the old format has no interface name; it is kept while its
-// container has any valid attachment.
-func valid(r *plugin.Request, of plugin.Attachment) bool {
+// isValid reports whether GC's list of valid attachments contains the owner of a lease. A lease in the old format contains no interface
+// name. A lease in the old format is kept if any attachment of its container is valid.
+func isValid(r *plugin.Request, of plugin.Attachment) bool {
 	if of.IfName != "" {
 		return r.Valid[of]
 	}
@@ -97,7 +98,7 @@ func valid(r *plugin.Request, of plugin.Attachment) bool {
 	return false
 }
 
-// release ends the leases of the entries that which returns. It is a no-op for a network that never had a lease.
+// release ends the leases of all entries that the function which returns. If the network never had a lease, release does nothing.
 func release(r *plugin.Request, which func(*leases) ([]entry, error)) error {
 	path := parseDir(r)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {

@@ -16,7 +16,7 @@ import (
 
 const one = `"ranges":[[{"subnet":"10.1.2.0/24"}]]`
 
-// TestFiles pins the bytes of the files that other programs read.
+// TestFiles checks the exact bytes of the files that other programs read.
 func TestFiles(t *testing.T) {
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/24"},{"subnet":"10.2.2.0/24"}],[{"subnet":"2001:db8:1::/48"}]],
 		"routes":[{"dst":"0.0.0.0/0"},{"dst":"192.168.0.0/16","gw":"1.1.1.1"}]`)
@@ -46,7 +46,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestRoundRobin: the next ADD does not get the address that was just released.
+// TestRoundRobin checks that the next ADD does not get the address that was released last.
 func TestRoundRobin(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.2.0/29"`)
 	l.mustGive("a", "10.1.2.2/29")
@@ -61,7 +61,7 @@ func TestRoundRobin(t *testing.T) {
 	l.mustFail(l.call("ADD", "h", ""), plugin.CodeExhausted, "no IP addresses available in range set: 10.1.2.1-10.1.2.6")
 }
 
-// TestLastReserved: last_reserved_ip only selects where the search begins, whatever its content.
+// TestLastReserved checks that last_reserved_ip only determines where the search begins. The content of last_reserved_ip may be anything.
 func TestLastReserved(t *testing.T) {
 	for content, want := range map[string]string{
 		"": "10.1.2.2", "garbage": "10.1.2.2", "\x00\x00": "10.1.2.2", "10.1.2.300": "10.1.2.2", "192.0.2.9": "10.1.2.2", "fd00::1": "10.1.2.2",
@@ -106,7 +106,7 @@ func TestOldFormat(t *testing.T) {
 	}
 }
 
-// TestIDsLikeAddresses (C-52): a container ID may look like an address or like one of our file names.
+// TestIDsLikeAddresses (C-52) checks container IDs that look like an address or like the name of a file of this plugin.
 func TestIDsLikeAddresses(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("10.1.2.3", "10.1.2.2/24")
@@ -123,7 +123,8 @@ func TestIDsLikeAddresses(t *testing.T) {
 	}
 }
 
-// TestForeignFiles: files that are no leases are neither read nor removed. A torn lease is put aside, and its address is assigned.
+// TestForeignFiles checks that files which are not leases are neither read nor removed. A torn lease file is moved away, and its address
+// can be assigned.
 func TestForeignFiles(t *testing.T) {
 	l := newLab(t, one)
 	l.put("README", "a\r\neth0")
@@ -166,7 +167,7 @@ func TestExhaustion(t *testing.T) {
 	}
 }
 
-// TestExhaustionOfLaterSet: if a later set is exhausted, the addresses from earlier sets are released.
+// TestExhaustionOfLaterSet checks that ADD releases the addresses from earlier sets if a later set is exhausted.
 func TestExhaustionOfLaterSet(t *testing.T) {
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/24"}],[{"subnet":"fd00::/126","rangeStart":"fd00::2","rangeEnd":"fd00::2"}]]`)
 	l.mustGive("a", "10.1.2.2/24 fd00::2/126")
@@ -223,7 +224,7 @@ func TestRequested(t *testing.T) {
 	}
 }
 
-// TestRequestedInSmallSubnet: no address in a /31 counts as a broadcast address.
+// TestRequestedInSmallSubnet checks that no address in a /31 subnet is treated as a broadcast address.
 func TestRequestedInSmallSubnet(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.2.0/31","rangeEnd":"10.1.2.0"`)
 	l.mustFail(l.call("ADD", "a", `"runtimeConfig":{"ips":["10.1.2.1"]}`), plugin.CodeConfig, "10.1.2.1 is in no range")

@@ -23,24 +23,25 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The index lists the leases of each attachment, and their times, so that a verb need not read all leases. It is in
-// <dataDir>/.podlace/<network>, out of sight of other programs that use the lease folder. It consists of shards, selected by a hash of the
-// attachment, and a mark with the lease folder's modification time when the index was last correct. If the times differ, another program or
-// a killed process changed the folder, and the index is rebuilt. It is also rebuilt after a boot, since it is not synced to disk, and if a
-// shard is damaged.
+// The index contains the leases of each attachment and their times. With the index, a verb does not have to read all leases. The index is
+// in <dataDir>/.podlace/<network>. Programs that read the lease folder do not see the index there. The index consists of shards and a mark.
+// A hash of the attachment selects the shard. The mark contains the lease folder's modification time at which the index was last correct.
+// If the folder now has another modification time, another program or a killed process changed the folder. After this change, the index
+// must be rebuilt. The index is also rebuilt after a boot, because it is not synced to disk, and if a shard is damaged.
 //
-// The index can always be rebuilt from the leases. If it cannot be written, for example on a full disk, DEL and GC work without it.
+// The index contains no data that could not be rebuilt from the leases. If the index cannot be written, for example because the disk is
+// full, DEL and GC work without it.
 const (
 	indexFolder = ".podlace"
 	markFile    = "mark"
 	indexFormat = 3
 	torn        = "torn"
 
-	// shards is the number of index files: with 10,000 leases each holds about ten.
+	// shards is the number of index files. With 10,000 leases, each file contains about ten leases.
 	shards = 1024
 )
 
-// errDamaged means that a shard was changed or damaged. The caller rebuilds the index.
+// errDamaged means that another program changed a shard, or that the shard is damaged. The caller must rebuild the index.
 var errDamaged = errors.New("lease index: damaged")
 
 type mark struct {
@@ -50,7 +51,7 @@ type mark struct {
 	Shards   []byte `json:"shards"` // one bit per existing shard
 }
 
-// index is the open index of a lease folder. The caller holds the folder's lock.
+// The struct index is the open index of a lease folder. The caller holds the lock of the lease folder.
 type index struct {
 	dir    *store.Dir // nil if there is none and none can be created
 	leases *leases
@@ -58,7 +59,8 @@ type index struct {
 	mark   []byte           // the file's content when this process last read it
 	shards [shards / 8]byte // one bit per shard that should exist
 
-	// If the index cannot be written (broken holds the reason), or another process changes it too, this process keeps it in memory.
+	// The map memory replaces the index files in two cases. Either the files cannot be written, with the reason in broken, or another process
+	// changes them too.
 	memory map[string]shard
 	broken error
 }
@@ -67,7 +69,7 @@ func indexPath(leases string) string {
 	return filepath.Join(filepath.Dir(leases), indexFolder, filepath.Base(leases))
 }
 
-// bootID identifies the current boot of the node.
+// bootID returns the ID of the node's current boot.
 func bootID() (string, error) {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(data)), err
@@ -91,14 +93,14 @@ func (x *index) close() {
 	}
 }
 
-// useMemory makes this process continue without the index files.
+// useMemory makes this process continue without the index files. The reason is logged as a warning.
 func (x *index) useMemory(memory map[string]shard, err error) {
 	x.leases.log.Warn("the lease index cannot be written and is not used", "error", err)
 	x.memory, x.broken = memory, fmt.Errorf("lease index: %w", err)
 }
 
-// trusted reports whether no other program changed the lease folder since markCurrent in this boot.
-func (x *index) trusted() bool {
+// isTrusted reports whether the lease folder is unchanged since markCurrent. The result is false if the node has booted since.
+func (x *index) isTrusted() bool {
 	var m mark
 	if x.broken != nil {
 		return false
@@ -112,9 +114,10 @@ func (x *index) trusted() bool {
 	return err == nil && modified == m.Modified
 }
 
-// markCurrent marks the index as correct for the current state of the lease folder. If the lock file was removed, two processes may work
-// concurrently, and neither may mark the index. The second process rebuilt the index, because the folder had changed. The first one sees
-// that by the mark.
+// markCurrent writes the mark: the index is correct for the current state of the lease folder. If the lock file was removed, two processes
+// may work at the same time. While two processes work, neither process may write the mark. The second process rebuilds the index, because
+// the folder has changed, and writes a new mark. The first process detects the new mark, because it differs from the mark that the process
+// has read.
 func (x *index) markCurrent() error {
 	if x.broken != nil {
 		return nil
@@ -134,7 +137,7 @@ func (x *index) markCurrent() error {
 
 func (x *index) write(name string, data []byte) error {
 	err := x.dir.Write(name, data, 0o600)
-	// another process removed its file, because the lock file was removed
+	// another process removed the temporary file, which is possible if the lock file was removed
 	for again := 0; again < 10 && errors.Is(err, fs.ErrNotExist); again++ {
 		err = x.dir.Write(name, data, 0o600)
 	}
@@ -152,13 +155,13 @@ func (x *index) write(name string, data []byte) error {
 	return nil
 }
 
-// read returns a shard. A missing shard is empty.
-func (x *index) read(name string) (shard, error) {
+// readShard returns a shard of the index. A missing shard is empty, if it is not expected to exist.
+func (x *index) readShard(name string) (shard, error) {
 	if x.memory != nil {
 		return maps.Clone(x.memory[name]), nil
 	}
 	data, err := x.dir.Read(name)
-	if errors.Is(err, fs.ErrNotExist) && !x.has(name) {
+	if errors.Is(err, fs.ErrNotExist) && !x.hasShard(name) {
 		return nil, nil
 	}
 	if err != nil {
@@ -167,37 +170,37 @@ func (x *index) read(name string) (shard, error) {
 	return parseShard(data)
 }
 
-// bit returns the position of a shard's bit in the mark.
-func bit(name string) (at int, mask byte) {
+// bitOf returns the position of a shard's bit in the mark.
+func bitOf(name string) (at int, mask byte) {
 	number, _ := strconv.ParseUint(name, 16, 16)
 	return int(number/8) % (shards / 8), 1 << (number % 8)
 }
 
-// has reports whether a shard should exist. A shard that should not exist has no leases.
-func (x *index) has(name string) bool {
-	at, mask := bit(name)
+// hasShard reports whether a shard should exist. If a shard should not exist, none of its attachments has a lease.
+func (x *index) hasShard(name string) bool {
+	at, mask := bitOf(name)
 	return x.shards[at]&mask != 0
 }
 
 func (x *index) note(name string, exists bool) {
-	at, mask := bit(name)
+	at, mask := bitOf(name)
 	x.shards[at] &^= mask
 	if exists {
 		x.shards[at] |= mask
 	}
 }
 
-// get returns the entry of an attachment.
+// get returns the entry of an attachment from the index.
 func (x *index) get(a plugin.Attachment) (entry, bool, error) {
-	s, err := x.read(shardName(a))
+	s, err := x.readShard(shardName(a))
 	e, ok := s[entryKey(a)]
 	return e, ok, err
 }
 
-// put writes the entry of an attachment. It removes an entry without addresses.
+// put writes the entry of an attachment to the index. If the entry has no addresses, it is removed from the index.
 func (x *index) put(e entry) error {
 	name := shardName(e.Attachment)
-	s, err := x.read(name)
+	s, err := x.readShard(name)
 	if err != nil {
 		return err
 	}
@@ -232,7 +235,7 @@ func (x *index) replace(name string, s shard) error {
 	return x.write(name, data)
 }
 
-// renew replaces a shard if it differs. Most shards are unchanged, and reading one is cheaper than writing it.
+// renew writes a shard only if its content has changed. Most shards have not changed, and reading a shard takes less time than writing it.
 func (x *index) renew(name string, s shard) error {
 	if data, err := s.encode(); err == nil && x.memory == nil && len(s) > 0 {
 		if now, err := x.dir.Read(name); err == nil && bytes.Equal(now, data) {
@@ -242,17 +245,17 @@ func (x *index) renew(name string, s shard) error {
 	return x.replace(name, s)
 }
 
-// expected returns the names of the shards that should exist.
-func (x *index) expected() (names []string) {
+// expectedShards returns the names of the shards that should exist.
+func (x *index) expectedShards() (names []string) {
 	for i := range shards {
-		if name := shardAt(i); x.has(name) {
+		if name := shardAt(i); x.hasShard(name) {
 			names = append(names, name)
 		}
 	}
 	return names
 }
 
-// shardFiles returns the names of the existing shards.
+// shardFiles returns the names of the shards that exist.
 func (x *index) shardFiles() ([]string, error) {
 	if x.memory != nil {
 		return slices.Collect(maps.Keys(x.memory)), nil
@@ -264,9 +267,10 @@ func (x *index) shardFiles() ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return !isShard(name) }), nil
 }
 
-// allEntries returns all entries, sorted by address. With damaged set, it leaves out damaged and lost shards.
+// allEntries returns all entries of the index, sorted by address. If damaged is true, shards that are damaged or lost are left out. If
+// damaged is false, damaged or lost shards cause an error.
 func (x *index) allEntries(damaged bool) ([]entry, error) {
-	names := x.expected()
+	names := x.expectedShards()
 	var err error
 	if damaged || x.memory != nil {
 		names, err = x.shardFiles()
@@ -276,7 +280,7 @@ func (x *index) allEntries(damaged bool) ([]entry, error) {
 	}
 	var out []entry
 	for _, name := range names {
-		s, err := x.read(name)
+		s, err := x.readShard(name)
 		if err != nil && !damaged {
 			return nil, err
 		}
@@ -286,11 +290,11 @@ func (x *index) allEntries(damaged bool) ([]entry, error) {
 	return out, nil
 }
 
-// rebuild creates the index from all leases. An attachment in the old index keeps its boot and its namespace. An attachment with a new
-// lease counts as made in the present boot, because nothing proves that its pod is dead.
+// rebuild builds the index from all leases in the folder. If an attachment is in the old index, its boot and its namespace are copied. A
+// lease that is new is treated as a lease of the current boot, because there is no proof that its pod is dead.
 func (x *index) rebuild(found map[netip.Addr]lease) {
 	known, err := x.allEntries(true)
-	byName := x.sort(found, known)
+	byName := x.distribute(found, known)
 	if x.broken != nil {
 		x.memory = byName
 		return
@@ -314,8 +318,8 @@ func (x *index) rebuild(found map[netip.Addr]lease) {
 	}
 }
 
-// sort distributes the leases over shards.
-func (x *index) sort(found map[netip.Addr]lease, known []entry) map[string]shard {
+// distribute sorts the leases into shards.
+func (x *index) distribute(found map[netip.Addr]lease, known []entry) map[string]shard {
 	old := map[plugin.Attachment]entry{}
 	for _, e := range known {
 		old[e.Attachment] = e
@@ -341,5 +345,6 @@ func (x *index) sort(found map[netip.Addr]lease, known []entry) map[string]shard
 	return byName
 }
 
-// isDead reports whether the pod of an entry is certainly dead: the node has booted since, or its namespace no longer exists.
+// isDead reports whether the pod of an entry is certainly dead. A pod is dead if the node has booted since the ADD, or if the pod's
+// namespace no longer exists.
 func (x *index) isDead(e entry) bool { return e.Boot != x.boot || plugin.NetnsGone(e.Netns) }

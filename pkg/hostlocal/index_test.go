@@ -21,7 +21,8 @@ import (
 
 const tiny = `"subnet":"10.1.2.0/29"` // addresses .2 to .6
 
-// TestUnchangedIsKnown: the entry of an attachment survives other programs' changes of other leases, and the end of one of its own leases.
+// TestUnchangedIsKnown checks that an attachment's entry survives if other programs change other leases. The entry must also survive if one
+// of the attachment's own leases ends.
 func TestUnchangedIsKnown(t *testing.T) {
 	for ended := range 2 {
 		l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/30"}],[{"subnet":"10.1.3.0/30"}]]`)
@@ -40,7 +41,7 @@ func TestUnchangedIsKnown(t *testing.T) {
 	}
 }
 
-// TestForeignHands (F-44): other programs may change the folder before, between and after our verbs.
+// TestForeignHands (F-44) checks that other programs may change the folder before, between and after the verbs of this plugin.
 func TestForeignHands(t *testing.T) {
 	l := newLab(t, tiny)
 	l.mustGive("a", "10.1.2.2/29")
@@ -55,7 +56,7 @@ func TestForeignHands(t *testing.T) {
 	}
 }
 
-// TestIndexDamaged (F-05): for any content of the index files, the answers stay correct.
+// TestIndexDamaged (F-05) checks that all results stay correct for any content of the index files.
 func TestIndexDamaged(t *testing.T) {
 	for _, junk := range []string{"", "{", "[]", `{"a/eth0":{"addresses":["10.1.2.99"]}}`, "\x00\xff"} {
 		l := newLab(t, tiny)
@@ -77,25 +78,25 @@ func TestIndexDamaged(t *testing.T) {
 	}
 }
 
-// consistent expects a trusted mark with a bit for exactly the existing shards.
-func (l lab) consistent() {
+// mustBeConsistent checks that the mark is trusted, and that it has a bit for exactly the shards that exist.
+func (l lab) mustBeConsistent() {
 	l.Helper()
 	held, err := openLeases(l.dir, slog.Default())
 	if err != nil {
 		l.Fatal(err)
 	}
 	defer held.close()
-	if !held.index.trusted() {
+	if !held.index.isTrusted() {
 		l.Error("the index is not trusted")
 	}
 	files, err := held.index.shardFiles()
 	slices.Sort(files)
-	if diff := cmp.Diff(files, held.index.expected()); diff != "" || err != nil {
+	if diff := cmp.Diff(files, held.index.expectedShards()); diff != "" || err != nil {
 		l.Errorf("shards (-exist +in the mark): %v\n%s", err, diff)
 	}
 }
 
-// TestLostShard (F-05): the next verb corrects the mark after a shard was lost with all its leases.
+// TestLostShard (F-05) checks a shard that was lost together with all its leases. The next verb must correct the mark.
 func TestLostShard(t *testing.T) {
 	l := newLab(t, tiny)
 	l.mustGive("a", "10.1.2.2/29")
@@ -106,10 +107,11 @@ func TestLostShard(t *testing.T) {
 		}
 	}
 	l.mustGive("b", "10.1.2.3/29")
-	l.consistent()
+	l.mustBeConsistent()
 }
 
-// TestForeignFilesBesideShards (F-44): files with names similar to shards hide no lease, and stay.
+// TestForeignFilesBesideShards (F-44) checks files whose names look similar to those of shards. Files of this kind must not hide a lease,
+// and must not be removed.
 func TestForeignFilesBesideShards(t *testing.T) {
 	foreign := []string{"400", "fff", "zzz", "0FF", "+ff"}
 	for i := range 8 {
@@ -133,7 +135,7 @@ func TestForeignFilesBesideShards(t *testing.T) {
 		}
 		l.put("10.1.2.6", "foreign\r\neth0") // so that the index is rebuilt
 		l.mustFail(l.call("ADD", ids[i%3], ""), plugin.CodeAddressTaken, "duplicate allocation is not allowed")
-		l.consistent()
+		l.mustBeConsistent()
 		for _, id := range ids {
 			l.ok(l.call("DEL", id, ""))
 		}
@@ -148,8 +150,8 @@ func TestForeignFilesBesideShards(t *testing.T) {
 	}
 }
 
-// TestKnownLeasesAreNotRead (L-04): with a current index, ADD and DEL open only their own leases. Unreadable leases prove that, since
-// reading one would put it aside.
+// TestKnownLeasesAreNotRead (L-04) checks that ADD and DEL read only their own leases if the index is current. The test damages all other
+// leases. A verb that read a damaged lease would move it away.
 func TestKnownLeasesAreNotRead(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.0.0/16"`)
 	l.mustGive("a", "10.1.0.2/16")
@@ -166,7 +168,8 @@ func TestKnownLeasesAreNotRead(t *testing.T) {
 	}
 }
 
-// TestAgainstModel: random ADDs, DELs and foreign changes agree with a simple model of the owner of each address.
+// TestAgainstModel checks random ADDs, DELs and changes by other programs. The results must agree with a simple model that stores the owner
+// of each address.
 func TestAgainstModel(t *testing.T) {
 	l := newLab(t, tiny)
 	if err := os.MkdirAll(l.dir, 0o755); err != nil {
@@ -218,7 +221,7 @@ func TestAgainstModel(t *testing.T) {
 	}
 }
 
-// BenchmarkLeases measures that the cost does not grow with the number of leases.
+// BenchmarkLeases shows that the time of a verb does not depend on the number of leases.
 func BenchmarkLeases(b *testing.B) {
 	for _, n := range []int{0, 10_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -260,8 +263,8 @@ func BenchmarkLeases(b *testing.B) {
 	}
 }
 
-// TestTwoHolders (F-07): after the lock file was removed, two processes hold the lock at once. Neither marks the index as correct,
-// whichever ends first. The next verb finds what one process missed of the other.
+// TestTwoHolders (F-07) checks two processes that both hold the lock after the lock file was removed. Neither process may mark the index as
+// correct, in whichever order they end. The next verb must find the leases that either process missed.
 func TestTwoHolders(t *testing.T) {
 	for _, order := range [][]int{{0, 1}, {1, 0}, {0}} { // in the last case, one process was killed
 		l := newQuickLab(t, one)

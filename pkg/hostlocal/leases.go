@@ -21,16 +21,15 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The lease folder has the reference plugin's format, which other programs read:
-// - a file per address, named after it, with "<containerID>\r\n<ifname>";
-// - last_reserved_ip.<set> with the last address that the set assigned;
-// - lock for flock(2).
+// The lease folder has the format of the reference plugin, because other programs read it. Each assigned address has a lease file with the
+// address as its name and "<containerID>\r\n<ifname>" as its content. The file last_reserved_ip.<set> contains the last address that was
+// assigned from the set. The file lock is used with flock(2).
 const (
 	lockFile   = "lock"
 	lastPrefix = "last_reserved_ip."
 )
 
-// leases is the open, locked lease folder of a network with its index.
+// The struct leases is the lease folder of a network. The folder is open and locked, and its index is open too.
 type leases struct {
 	dir   *store.Dir
 	lock  *store.Lock
@@ -38,7 +37,7 @@ type leases struct {
 	log   *slog.Logger
 }
 
-// openLeases locks the folder and updates the index.
+// openLeases locks the lease folder. If another program changed the folder, the index is rebuilt.
 func openLeases(path string, log *slog.Logger) (*leases, error) {
 	dir, err := store.Make(path, 0o755)
 	if err != nil {
@@ -50,7 +49,7 @@ func openLeases(path string, log *slog.Logger) (*leases, error) {
 		return nil, err
 	}
 	l := &leases{dir: dir, lock: lock, log: log}
-	if l.index, err = openIndex(l); err == nil && !l.index.trusted() {
+	if l.index, err = openIndex(l); err == nil && !l.index.isTrusted() {
 		err = l.reindex()
 	}
 	if err != nil {
@@ -68,8 +67,9 @@ func (l *leases) reindex() error {
 	return err
 }
 
-// withRebuild runs f, which uses the index. If f finds the index damaged, withRebuild rebuilds the index and runs f again. If that fails
-// too, another process works concurrently, because the lock file was removed. Then f gets its own index in memory.
+// withRebuild runs the function f, which uses the index. If f detects a damaged index, the index is rebuilt and f runs again. If the second
+// run detects damage too, another process is changing the index, which is possible if the lock file was removed. After a second failure, f
+// runs with an index in memory that only this process uses.
 func (l *leases) withRebuild(f func() error) error {
 	err := f()
 	for _, remedy := range []func() error{l.reindex, l.detachIndex} {
@@ -91,7 +91,7 @@ func (l *leases) detachIndex() error {
 	}
 	known, err := l.index.allEntries(true)
 	if err == nil {
-		l.index.memory = l.index.sort(found, known)
+		l.index.memory = l.index.distribute(found, known)
 	}
 	return err
 }
@@ -104,18 +104,18 @@ func (l *leases) close() {
 	l.dir.Close()
 }
 
-// owner returns the content of a lease file.
-func owner(a plugin.Attachment) string { return a.ContainerID + "\r\n" + a.IfName }
+// leaseContent returns the content of a lease file for an owner.
+func leaseContent(a plugin.Attachment) string { return a.ContainerID + "\r\n" + a.IfName }
 
-// maxLease exceeds the size of any lease: a container ID of 64 characters and an interface name of 15.
+// maxLease is larger than any lease file, which contains a container ID of 64 characters and an interface name of 15 characters.
 const maxLease = 1024
 
-// parseOwner parses a lease file. Before version 0.7, the reference wrote only the container ID. Invalid content gives an owner whose ID no
-// container has; the address is taken as with any lease.
+// parseOwner parses the content of a lease file. Before version 0.7, the reference plugin wrote only the container ID to the file. For
+// invalid content, the result is an owner with an ID that no container has. The address is treated as taken.
 func parseOwner(data []byte) plugin.Attachment {
 	id, ifname, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
 	foreign := func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '/' }
-	// Wider than plugin.ValidIfName: leases of other plugins may contain "default" or "a%b".
+	// This test allows more names than plugin.ValidIfName, because leases of other plugins may contain "default" or "a%b".
 	foreignIf := func(c rune) bool { return c == ' ' || c == '/' || !unicode.IsPrint(c) }
 	if len(data) > maxLease || strings.ContainsFunc(id, foreign) || strings.ContainsFunc(ifname, foreignIf) || !utf8.ValidString(ifname) {
 		return plugin.Attachment{ContainerID: fmt.Sprintf("?%x", sha512.Sum512_256(data))}
@@ -127,8 +127,8 @@ func owns(lease, a plugin.Attachment) bool {
 	return lease.ContainerID == a.ContainerID && (lease.IfName == a.IfName || lease.IfName == "")
 }
 
-// readAll reads all leases. A process that was killed between creating and writing a lease leaves an empty file. readAll puts it aside, so
-// that its address is free again.
+// readAll reads all leases of the folder. A process that is killed between creating and writing a lease leaves an empty file. An empty file
+// is moved away, so that its address can be assigned.
 func (l *leases) readAll() (map[netip.Addr]lease, error) {
 	found, empty, err := readLeases(l.dir, l.log)
 	if err != nil {
@@ -142,13 +142,13 @@ func (l *leases) readAll() (map[netip.Addr]lease, error) {
 	return found, nil
 }
 
-// lease is the content of a lease file.
+// The struct lease is the content of a lease file and the file's modification time.
 type lease struct {
 	of      plugin.Attachment
 	written int64 // modification time in nanoseconds since 1970
 }
 
-// readLeases reads all leases. It skips files that are no leases, and returns the names of empty ones.
+// readLeases reads all leases of a folder. Files that are not leases are ignored. The names of empty lease files are returned separately.
 func readLeases(dir *store.Dir, log *slog.Logger) (found map[netip.Addr]lease, empty []string, err error) {
 	names, err := dir.List()
 	if err != nil {
@@ -178,7 +178,7 @@ func readLeases(dir *store.Dir, log *slog.Logger) (found map[netip.Addr]lease, e
 	return found, empty, nil
 }
 
-// quarantine moves a damaged file into a folder beside the index, for the admin to inspect.
+// quarantine moves a damaged file to a folder beside the index, where an admin can examine it.
 func (l *leases) quarantine(from *store.Dir, name string) error {
 	to, err := store.Make(filepath.Join(indexPath(l.dir.Path()), torn), 0o700)
 	if err != nil {
@@ -189,9 +189,9 @@ func (l *leases) quarantine(from *store.Dir, name string) error {
 	return from.Move(name, to)
 }
 
-// createLease creates the lease of addr. ok is false if the address is taken.
+// createLease creates the lease file of addr. The result ok is false if a lease of this address exists.
 func (l *leases) createLease(addr netip.Addr, a plugin.Attachment) (ok bool, err error) {
-	err = l.dir.Create(addr.String(), []byte(owner(a)), 0o600)
+	err = l.dir.Create(addr.String(), []byte(leaseContent(a)), 0o600)
 	if errors.Is(err, fs.ErrExist) {
 		return false, nil
 	}
@@ -201,7 +201,7 @@ func (l *leases) createLease(addr netip.Addr, a plugin.Attachment) (ok bool, err
 	return true, nil
 }
 
-// release deletes the lease of addr if a still owns it.
+// release deletes the lease of addr if the attachment a still owns it.
 func (l *leases) release(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	ok, err := l.ownsLease(addr, a)
 	if !ok || err != nil {
@@ -213,7 +213,7 @@ func (l *leases) release(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	return true, nil
 }
 
-// ownsLease reports whether a owns the lease of addr.
+// ownsLease reports whether the attachment a owns the lease of addr.
 func (l *leases) ownsLease(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	data, err := l.dir.Read(addr.String())
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EISDIR) || errors.Is(err, store.ErrIrregular) {
@@ -225,7 +225,7 @@ func (l *leases) ownsLease(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	return owns(parseOwner(data), a), nil
 }
 
-// owner returns the owner of addr.
+// owner returns the owner of the address addr. The result indexed is true if the owner is in the index.
 func (l *leases) owner(addr netip.Addr) (e entry, indexed bool, err error) {
 	data, err := l.dir.Read(addr.String())
 	if err != nil {
@@ -242,7 +242,7 @@ func (l *leases) owner(addr netip.Addr) (e entry, indexed bool, err error) {
 	return e, indexed, err
 }
 
-// written returns the time of the first lease of an entry.
+// written returns the modification time of the first lease in an entry.
 func (l *leases) written(e entry) time.Time {
 	for _, addr := range e.Addresses {
 		if at, err := l.dir.Written(addr.String()); err == nil {
@@ -252,7 +252,8 @@ func (l *leases) written(e entry) time.Time {
 	return time.Time{}
 }
 
-// entries returns the index entries of an attachment. The entry of the old file format, without an interface name, comes second.
+// entries returns the index entries of an attachment. There may be a second entry with the old file format, which contains no interface
+// name.
 func (l *leases) entries(a plugin.Attachment) (out []entry, err error) {
 	err = l.withRebuild(func() error {
 		out = nil
@@ -270,7 +271,7 @@ func (l *leases) entries(a plugin.Attachment) (out []entry, err error) {
 	return out, err
 }
 
-// allEntries returns all entries.
+// allEntries returns all entries of the index, and rebuilds the index if it is damaged.
 func (l *leases) allEntries() (out []entry, err error) {
 	err = l.withRebuild(func() error {
 		out, err = l.index.allEntries(false)
@@ -279,8 +280,8 @@ func (l *leases) allEntries() (out []entry, err error) {
 	return out, err
 }
 
-// endEntry deletes all leases of an entry, then the entry. Only the leases matter: if the index cannot be written, end continues without
-// it.
+// endEntry deletes all leases of an entry first, and then the entry itself. An index that cannot be written is not an error, because the
+// leases are already deleted.
 func (l *leases) endEntry(e entry) error {
 	var errs []error
 	var released []netip.Addr
@@ -302,15 +303,15 @@ func (l *leases) endEntry(e entry) error {
 	return nil
 }
 
-// markIndexCurrent marks the index after a verb that succeeds even if the index cannot be written. The verb's removals changed the folder's
-// time, so the old mark is outdated.
+// markIndexCurrent calls markCurrent for verbs that succeed even if the index cannot be written. Without a new mark, the next verb would
+// rebuild the index, because deleting leases changed the folder's modification time.
 func (l *leases) markIndexCurrent() {
 	if err := l.index.markCurrent(); err != nil {
 		l.log.Warn("the next verb rebuilds the lease index", "error", err)
 	}
 }
 
-// leasedNames returns the addresses that have a lease file of any content.
+// leasedNames returns all addresses that have a lease file. The files are not read.
 func (l *leases) leasedNames() (map[netip.Addr]bool, error) {
 	names, err := l.dir.List()
 	if err != nil {
@@ -334,7 +335,8 @@ func (l *leases) last(set int) netip.Addr {
 	return addr
 }
 
-// setLast stores where the next search begins. A failure or a kill loses only that preference.
+// setLast stores the last assigned address. The next search begins after this address. If storing fails, only the preferred order of
+// addresses is lost.
 func (l *leases) setLast(set int, addr netip.Addr) {
 	name := fmt.Sprint(lastPrefix, set)
 	err := l.dir.Overwrite(name, []byte(addr.String()), 0o600)

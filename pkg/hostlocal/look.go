@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Lease holds the leases of one attachment in a lease folder.
+// Lease describes all leases of one attachment in a lease folder.
 type Lease struct {
 	plugin.Attachment // without an interface name if the lease has the old format
 	Addresses         []netip.Addr
@@ -23,8 +23,8 @@ type Lease struct {
 	Written           time.Time // time of the newest file
 }
 
-// Leases reads a lease folder without a lock and without changes. An attachment with a lease that is not in the index counts as one of the
-// present boot.
+// Leases reads a lease folder. Leases takes no lock and changes nothing. An attachment whose lease is not in the index is treated as an
+// attachment of the current boot.
 func Leases(path string) ([]Lease, error) {
 	dir, err := store.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -38,7 +38,7 @@ func Leases(path string) ([]Lease, error) {
 	if err != nil || len(found) == 0 {
 		return nil, err
 	}
-	known, boot, err := indexed(path)
+	known, boot, err := readIndex(path)
 	if err != nil {
 		return nil, err
 	}
@@ -65,8 +65,8 @@ func Leases(path string) ([]Lease, error) {
 	return out, nil
 }
 
-// indexed reads the index beside a lease folder, and the present boot's ID.
-func indexed(path string) (known map[plugin.Attachment]entry, boot string, err error) {
+// readIndex reads the index of a lease folder, and the ID of the current boot.
+func readIndex(path string) (known map[plugin.Attachment]entry, boot string, err error) {
 	if boot, err = bootID(); err != nil {
 		return nil, "", err
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// model is the allocator in its simplest form: sorted lists and a map.
+// model is a very simple allocator, which consists of sorted lists and a map.
 type model struct {
 	pools   [][]netip.Addr        // per set, in the order of the ranges, without gateways
 	all     [][]netip.Addr        // with gateways, to find the position of the last address
@@ -32,7 +32,8 @@ type modelLease struct {
 	boot  int
 }
 
-// next returns the next address of the set. ok is false if none is free. Resting addresses come last, except after a collection.
+// next returns the next address of the set. The result ok is false if no address is free. Recently released addresses come last, except
+// after a collection of dead pods.
 func (m *model) next(set int, collected bool) (netip.Addr, bool) {
 	order := m.all[set]
 	at := slices.Index(order, m.last[set]) + 1 // after the last address, or at the beginning if that is unknown
@@ -59,7 +60,7 @@ func (m *model) release(id string) {
 	delete(m.leases, id)
 }
 
-// add returns the addresses that id gets, or the error code.
+// add returns either the addresses for the container id, or an error code.
 func (m *model) add(id string, wanted []netip.Addr) (got []netip.Addr, code uint) {
 	if had, ok := m.leases[id]; ok {
 		if had.boot == m.now {
@@ -71,7 +72,7 @@ func (m *model) add(id string, wanted []netip.Addr) (got []netip.Addr, code uint
 		addr, code := m.take(set, wanted)
 		if code != 0 {
 			m.leases[id] = modelLease{got, m.now}
-			// Addresses that a failed ADD releases rest in the order in which it took them.
+			// the addresses that a failed ADD releases are remembered in the order in which it took them
 			for _, addr := range got {
 				delete(m.owner, addr)
 				m.resting = append(m.resting, addr)
@@ -111,7 +112,7 @@ func (m *model) take(set int, wanted []netip.Addr) (netip.Addr, uint) {
 	return addr, 0
 }
 
-// collect releases owners of earlier boots with an address in the set, sorted by address.
+// collect releases the addresses of owners from earlier boots that have an address in the set. The owners are sorted by address.
 func (m *model) collect(set int) {
 	var dead []string
 	for id, lease := range m.leases {
@@ -132,8 +133,8 @@ func (m *model) releaseAll(ids []string) {
 	}
 }
 
-// randomSets returns up to three sets of small ranges of both families, with gateways inside, outside and by default. Subnets do not
-// overlap.
+// randomSets returns up to three sets with small ranges of both families. The gateways are inside the range, outside the range, or the
+// default. The subnets of the sets do not overlap.
 func randomSets(random *rand.Rand, m *model) string {
 	var sets []string
 	for set := range 1 + random.IntN(3) {
@@ -187,8 +188,8 @@ func randomRange(random *rand.Rand, six bool, set, r byte) (text string, gateway
 	return text + "}", gateway, addrs
 }
 
-// TestAllocatorAgainstModel: for random pools and verbs, the allocator and the model give the same addresses and errors, and no address
-// twice.
+// TestAllocatorAgainstModel compares the allocator with the model for random pools and verbs. The allocator and the model must return the
+// same addresses and errors, and never the same address twice.
 func TestAllocatorAgainstModel(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -215,7 +216,7 @@ func (m *model) step(l lab, random *rand.Rand) {
 	switch kind := random.IntN(40); {
 	case kind == 0:
 		m.now++
-		l.boot(fmt.Sprintf("boot-%d", random.Uint64()))
+		l.setBootID(fmt.Sprintf("boot-%d", random.Uint64()))
 	case kind == 1:
 		m.gc(l, random)
 	case kind < 14:
@@ -261,7 +262,7 @@ func (m *model) gc(l lab, random *rand.Rand) {
 	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[`+strings.Join(valid, ",")+`]`))
 }
 
-// mustCount expects an exhausted set to be full, and the details to say so.
+// mustCount checks that an exhausted set is really full, and that the details of the error say so.
 func (m *model) mustCount(l lab, a answer) {
 	l.Helper()
 	for _, pool := range m.pools {

@@ -14,33 +14,35 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Words that may replace a subnet, in any case; Calico has them too. usePodCidr stands for the node's IPv4 CIDR. Without the second word it
-// also stands for the IPv6 CIDR of a node without an IPv4 CIDR. The second word stands for the IPv6 CIDR.
+// These keywords may replace a subnet. Upper and lower case are equal. Calico has the same keywords. The keyword usePodCidr stands for the
+// node's IPv4 CIDR. In a configuration without usePodCidrIPv6, the keyword usePodCidr stands for the node's IPv6 CIDR if the node has no
+// IPv4 CIDR. The keyword usePodCidrIPv6 stands for the node's IPv6 CIDR.
 const (
 	usePodCIDR     = "usePodCidr"
 	usePodCIDRIPv6 = "usePodCidrIPv6"
 )
 
-// errNoPodCIDR marks errors that disappear when the node's file is written.
+// errNoPodCIDR marks errors that end as soon as the file with the node's CIDRs is written.
 var errNoPodCIDR = errors.New("no podCIDR")
 
-// podCIDRError returns an error about the node's CIDRs: the node is misconfigured, not the network.
+// podCIDRError returns an error which says that the node's CIDRs are missing or wrong. The network's configuration is not the cause.
 func podCIDRError(err error) error {
 	err = plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: %w", usePodCIDR, err)
-	return plugin.WithHint(&marked{err}, `write the node's CIDRs down, as root: mkdir -p -m 700 %s && kubectl get node NODE -o jsonpath='{"{"}"podCIDRs":{.spec.podCIDRs}{"}"}' > %s.new && mv %s.new %s`,
+	return plugin.WithHint(&noPodCIDRError{err}, `write the node's CIDRs down, as root: mkdir -p -m 700 %s && kubectl get node NODE -o jsonpath='{"{"}"podCIDRs":{.spec.podCIDRs}{"}"}' > %s.new && mv %s.new %s`,
 		store.Root, nodefile.Path, nodefile.Path, nodefile.Path)
 }
 
-// NoPodCIDR reports whether an error disappears when the node's file is written.
+// NoPodCIDR reports whether an error ends as soon as the file with the node's CIDRs is written.
 func NoPodCIDR(err error) bool { return errors.Is(err, errNoPodCIDR) }
 
-// marked adds errNoPodCIDR to an error for errors.Is, without changing its text.
-type marked struct{ error }
+// noPodCIDRError wraps an error so that it matches errNoPodCIDR (errors.Is). The text of the error stays the same.
+type noPodCIDRError struct{ error }
 
-func (m *marked) Unwrap() []error { return []error{m.error, errNoPodCIDR} }
+func (m *noPodCIDRError) Unwrap() []error { return []error{m.error, errNoPodCIDR} }
 
-// resolvePodCIDRs replaces the words by the node's CIDRs. It reads the file only if a word is present. With both words, a node that has
-// CIDRs of one family assigns addresses of that family only. The other word's range is left out, and partial is true.
+// resolvePodCIDRs replaces the keywords in the ranges by the node's CIDRs. The file with the CIDRs is read only if the ranges contain a
+// keyword. If the ranges contain both keywords, a node may have CIDRs of only one family. Pods then get addresses of this family only. The
+// range with the other keyword is left out, and the result partial is true.
 func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRange, partial bool, err error) {
 	words := podCIDRWords(lists)
 	if len(words.ranges) == 0 {
@@ -56,7 +58,7 @@ func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRan
 		case cidr.IsValid():
 			word.Subnet = cidr.String()
 		case words.v4 && words.v6:
-			word.Subnet, partial = absent, true
+			word.Subnet, partial = absentCIDR, true
 		default:
 			return nil, false, podCIDRError(fmt.Errorf("%s has no %s CIDR", file, family))
 		}
@@ -67,13 +69,13 @@ func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRan
 	return lists, partial, nil
 }
 
-// absent replaces the word for a family of which the node has no CIDR.
-const absent = "absent"
+// absentCIDR replaces a keyword if the node has no CIDR of the keyword's family.
+const absentCIDR = "absent"
 
-// withoutAbsent removes absent ranges, and sets without other ranges.
+// withoutAbsent removes the ranges whose subnet is absentCIDR. Sets that are then empty are also removed.
 func withoutAbsent(lists [][]rawRange) (left [][]rawRange) {
 	for _, list := range lists {
-		rest := slices.DeleteFunc(slices.Clone(list), func(r rawRange) bool { return r.Subnet == absent })
+		rest := slices.DeleteFunc(slices.Clone(list), func(r rawRange) bool { return r.Subnet == absentCIDR })
 		if len(rest) > 0 || len(list) == 0 {
 			left = append(left, rest)
 		}
@@ -81,7 +83,7 @@ func withoutAbsent(lists [][]rawRange) (left [][]rawRange) {
 	return left
 }
 
-// podCIDRs holds the ranges whose subnet is a word, and which of the two words occur.
+// podCIDRs contains the ranges whose subnet is a keyword. The fields v4 and v6 say which keywords occur.
 type podCIDRs struct {
 	ranges []*rawRange
 	v4, v6 bool
@@ -100,7 +102,7 @@ func podCIDRWords(lists [][]rawRange) (words podCIDRs) {
 	return words
 }
 
-// podCIDR returns the CIDR for a word. It is invalid if the node has none of the family.
+// podCIDR returns the node's CIDR that replaces a keyword. The CIDR is invalid if the node has none of this family.
 func (w podCIDRs) podCIDR(word string, cidrs []netip.Prefix) (cidr netip.Prefix, family string) {
 	if strings.EqualFold(word, usePodCIDRIPv6) {
 		return first(cidrs, false), "IPv6"
@@ -120,7 +122,7 @@ func first(cidrs []netip.Prefix, is4 bool) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// nodeCIDRs returns the CIDRs of this node, and the path of their file.
+// nodeCIDRs returns the CIDRs of this node, and the path of the file that contains them.
 func nodeCIDRs(r *plugin.Request) (file string, cidrs []netip.Prefix, err error) {
 	file, node, err := nodefile.Of(r)
 	if err != nil {
@@ -132,7 +134,8 @@ func nodeCIDRs(r *plugin.Request) (file string, cidrs []netip.Prefix, err error)
 	return file, node.PodCIDRs, nil
 }
 
-// checkCIDRs rejects CIDRs that cannot be a range. It runs here so that the error can name the file.
+// checkCIDRs returns an error if a CIDR cannot be used as a range. The check belongs here, because the caller adds the file's name to the
+// error.
 func checkCIDRs(cidrs []netip.Prefix) error {
 	for _, cidr := range cidrs {
 		r, err := parseRange(rawRange{Subnet: cidr.String()})

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// writeNode writes a file below the sandbox's own /run until the test ends.
+// writeNode writes a file below the /run of the sandbox. When the test ends, the file is removed.
 func writeNode(t testing.TB, path, content string) {
 	t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o600)); err != nil {
@@ -105,7 +105,7 @@ func TestPodCIDR(t *testing.T) {
 	}
 }
 
-// TestPodCIDRFromRuntime: the words also work in the runtime's ranges.
+// TestPodCIDRFromRuntime checks that the keywords also work in ranges from the runtime.
 func TestPodCIDRFromRuntime(t *testing.T) {
 	writeNode(t, nodefile.Path, `{"podCIDRs":["10.1.2.0/24"]}`)
 	cfg, err := parsed(`{"ipam":{},"runtimeConfig":{"ipRanges":[[{"subnet":"usePodCidr"}]]}}`, nil)
@@ -114,7 +114,7 @@ func TestPodCIDRFromRuntime(t *testing.T) {
 	}
 }
 
-// TestPodCIDRFileIsHardened: only a regular file is read, and reading never blocks.
+// TestPodCIDRFileIsHardened checks that only a regular file is read, so that reading never blocks.
 func TestPodCIDRFileIsHardened(t *testing.T) {
 	target := filepath.Join(t.TempDir(), "target")
 	writeNode(t, target, `{"podCIDRs":["10.1.2.0/24"]}`)
@@ -136,7 +136,7 @@ func TestPodCIDRFileIsHardened(t *testing.T) {
 	}
 }
 
-// TestVerbsWithoutPodCIDR: without the file no pod can start, but the other verbs work.
+// TestVerbsWithoutPodCIDR checks that ADD fails without the file, and that the other verbs succeed.
 func TestVerbsWithoutPodCIDR(t *testing.T) {
 	l := newLab(t, `"subnet":"usePodCidr"`)
 	writeNode(t, nodefile.Path, `{"podCIDRs":["10.1.2.0/24"]}`)
@@ -165,7 +165,8 @@ func TestVerbsWithoutPodCIDR(t *testing.T) {
 	}
 }
 
-// TestPodCIDRHintWorksOnFreshNode runs the command from the hint on a node without /run/podlace. Only kubectl is replaced.
+// TestPodCIDRHintWorksOnFreshNode runs the command in the error's hint on a node that has no folder /run/podlace. The test replaces
+// kubectl. All other programs are real.
 func TestPodCIDRHintWorksOnFreshNode(t *testing.T) {
 	if err := os.RemoveAll(filepath.Dir(nodefile.Path)); err != nil {
 		t.Fatal(err)
@@ -191,7 +192,7 @@ func TestPodCIDRHintWorksOnFreshNode(t *testing.T) {
 	}
 }
 
-// TestPodCIDRChanges: new pods get addresses from the new CIDR, and old pods can be deleted.
+// TestPodCIDRChanges checks a changed CIDR: new pods get addresses from the new CIDR, and old pods can still be deleted.
 func TestPodCIDRChanges(t *testing.T) {
 	l := newLab(t, `"subnet":"usePodCidr"`)
 	writeNode(t, nodefile.Path, `{"podCIDRs":["10.1.2.0/24"]}`)

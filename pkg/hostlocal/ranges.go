@@ -13,14 +13,14 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Range is a part of a subnet for assignment. It includes both ends.
+// Range is a part of a subnet from which addresses are assigned. Start and End are both part of the range.
 type Range struct {
 	Subnet     netip.Prefix
 	Start, End netip.Addr
 	Gateway    netip.Addr // never assigned; invalid if there is none
 }
 
-// RangeSet is a pool: each attachment gets one of its addresses. All its ranges have one family.
+// RangeSet is an address pool. Each attachment gets one address from each set. All ranges of a set have the same address family.
 type RangeSet []Range
 
 type rawRange struct {
@@ -59,7 +59,7 @@ func parseRange(raw rawRange) (Range, error) {
 	return r, nil
 }
 
-// forPods rejects subnets whose addresses no pod can use, and gateways that no host can have.
+// forPods returns an error if pods cannot use the subnet's addresses, or if no host can have the gateway's address.
 func (r Range) forPods() error {
 	if r.Subnet.Bits() == 0 || r.Subnet.Addr().IsLoopback() || r.Subnet.Addr().IsMulticast() {
 		return plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: has no addresses for pods", r.Subnet)
@@ -91,7 +91,7 @@ func parseIn(subnet netip.Prefix, key, value string, into *netip.Addr) error {
 	return nil
 }
 
-// last returns the last address of a prefix: the broadcast address in IPv4.
+// last returns the last address of a prefix, which is the broadcast address for IPv4.
 func last(p netip.Prefix) netip.Addr {
 	bytes := p.Addr().AsSlice()
 	for bit := p.Bits(); bit < len(bytes)*8; bit++ {
@@ -101,8 +101,8 @@ func last(p netip.Prefix) netip.Addr {
 	return addr
 }
 
-// pointToPoint reports whether a subnet has no room for a network address, a broadcast address and a gateway. All of its one or two
-// addresses are for pods (RFC 3021 for IPv4, RFC 6164 for IPv6).
+// pointToPoint reports whether a subnet is too small for a network address, a broadcast address and a gateway. A subnet of this kind has
+// one or two addresses, which pods can use (RFC 3021 for IPv4, RFC 6164 for IPv6).
 func pointToPoint(p netip.Prefix) bool { return p.Addr().BitLen()-p.Bits() < 2 }
 
 func lastUsable(p netip.Prefix) netip.Addr {
@@ -119,10 +119,10 @@ func (r Range) Contains(addr netip.Addr) bool {
 
 func (r Range) overlaps(o Range) bool { return r.Contains(o.Start) || o.Contains(r.Start) }
 
-// String returns "start-end".
+// String formats the range as "start-end".
 func (r Range) String() string { return r.Start.String() + "-" + r.End.String() }
 
-// String returns the ranges, separated by commas.
+// String formats all ranges of the set, separated by commas.
 func (s RangeSet) String() string {
 	parts := make([]string, len(s))
 	for i, r := range s {
@@ -131,7 +131,7 @@ func (s RangeSet) String() string {
 	return strings.Join(parts, ",")
 }
 
-// find returns the range of the set that contains addr.
+// find returns the range that contains addr.
 func (s RangeSet) find(addr netip.Addr) (Range, bool) {
 	for _, r := range s {
 		if r.Contains(addr) {
@@ -141,7 +141,7 @@ func (s RangeSet) find(addr netip.Addr) (Range, bool) {
 	return Range{}, false
 }
 
-// is4 reports whether the set is of IPv4.
+// is4 reports whether the set contains IPv4 addresses.
 func (s RangeSet) is4() bool { return s[0].Start.Is4() }
 
 func checkSets(sets []RangeSet) error {
@@ -175,9 +175,10 @@ func checkOverlap(r Range, set RangeSet, same bool, before int) error {
 	return nil
 }
 
-// from yields each address of the set except the gateways, with its range. It begins after begin, wraps around, and ends at begin. If begin
-// is outside the set, it starts at the first address.
-func (s RangeSet) from(begin netip.Addr) iter.Seq2[netip.Addr, Range] {
+// startingAfter yields each address of the set together with its range. Gateways are left out. The first address is the successor of begin.
+// After the last address of the set, the order continues with the first address of the set, and begin comes last. If begin is not in the
+// set, the order begins with the first address of the set.
+func (s RangeSet) startingAfter(begin netip.Addr) iter.Seq2[netip.Addr, Range] {
 	return func(yield func(netip.Addr, Range) bool) {
 		at, first, stop := 0, s[0].Start, netip.Addr{}
 		for i, r := range s {
@@ -203,7 +204,7 @@ func (s RangeSet) from(begin netip.Addr) iter.Seq2[netip.Addr, Range] {
 	}
 }
 
-// size returns the number of assignable addresses. ok is false if there are more than 2^32.
+// size returns the number of addresses that can be assigned. The result ok is false if the number is larger than 2^32.
 func (s RangeSet) size() (total uint64, ok bool) {
 	for _, r := range s {
 		a, b := r.Start.As16(), r.End.As16()
@@ -222,7 +223,7 @@ func (s RangeSet) size() (total uint64, ok bool) {
 	return total, true
 }
 
-// count returns the number of assignable addresses of a set of any size, rounded above 2^53.
+// count returns the number of addresses that can be assigned, for a set of any size. Numbers above 2^53 are rounded.
 func (s RangeSet) count() (total float64) {
 	for _, r := range s {
 		start, end := r.Start.As16(), r.End.As16()
@@ -236,8 +237,8 @@ func (s RangeSet) count() (total float64) {
 	return total
 }
 
-// leased counts the taken addresses of the set.
-func (s RangeSet) leased(taken map[netip.Addr]bool) (n uint64) {
+// leasedCount returns how many addresses of the set are taken.
+func (s RangeSet) leasedCount(taken map[netip.Addr]bool) (n uint64) {
 	for addr := range taken {
 		if r, in := s.find(addr); in && addr != r.Gateway {
 			n++
@@ -246,17 +247,17 @@ func (s RangeSet) leased(taken map[netip.Addr]bool) (n uint64) {
 	return n
 }
 
-// usage describes how many addresses of the set are taken, and reports whether all are.
+// usage describes in words how many addresses of the set are taken. The result full is true if all are taken.
 func (s RangeSet) usage(taken map[netip.Addr]bool) (text string, full bool) {
-	n, size := s.leased(taken), "more than 2^32"
+	n, size := s.leasedCount(taken), "more than 2^32"
 	if total, ok := s.size(); ok {
 		size, full = fmt.Sprint(total), n >= total
 	}
 	return fmt.Sprintf("%d of %s addresses are leased", n, size), full
 }
 
-// unusable returns the reason why no set can assign addr to a pod that requests it.
-func unusable(sets []RangeSet, addr netip.Addr) string {
+// whyUnusable returns the reason why no set can assign the requested address addr.
+func whyUnusable(sets []RangeSet, addr netip.Addr) string {
 	for _, s := range sets {
 		for _, r := range s {
 			switch {

@@ -97,8 +97,8 @@ func TestParseRangeRefused(t *testing.T) {
 	}
 }
 
-// span returns a range of a subnet. The gateway is the subnet's first address.
-func span(t testing.TB, subnet, start, end string) Range {
+// rangeIn returns a range in a subnet. The gateway of the range is the first address of the subnet.
+func rangeIn(t testing.TB, subnet, start, end string) Range {
 	t.Helper()
 	r, err := parseRange(rawRange{Subnet: subnet, RangeStart: start, RangeEnd: end})
 	if err != nil {
@@ -108,7 +108,7 @@ func span(t testing.TB, subnet, start, end string) Range {
 }
 
 func TestContains(t *testing.T) {
-	r4, r6 := span(t, "192.0.2.0/24", "192.0.2.40", "192.0.2.50"), span(t, "2001:db8::/64", "2001:db8::40", "2001:db8::50")
+	r4, r6 := rangeIn(t, "192.0.2.0/24", "192.0.2.40", "192.0.2.50"), rangeIn(t, "2001:db8::/64", "2001:db8::40", "2001:db8::50")
 	for s, want := range map[string][2]bool{
 		"192.0.2.39": {}, "192.0.2.40": {true}, "192.0.2.50": {true}, "192.0.2.51": {}, "192.0.3.45": {}, "::ffff:192.0.2.45": {},
 		"2001:db8::3f": {}, "2001:db8::40": {false, true}, "2001:db8::50": {false, true}, "2001:db8::51": {}, "2001:db8:0:1::45": {},
@@ -124,11 +124,11 @@ func TestContains(t *testing.T) {
 }
 
 func TestCheckSets(t *testing.T) {
-	a := span(t, "192.0.2.0/24", "192.0.2.10", "192.0.2.20")
-	inside, before, behind := span(t, "192.0.2.0/24", "192.0.2.12", "192.0.2.13"), span(t, "192.0.2.0/24", "192.0.2.5", "192.0.2.9"),
-		span(t, "192.0.2.0/24", "192.0.2.21", "192.0.2.30")
-	left, right := span(t, "192.0.2.0/24", "192.0.2.5", "192.0.2.10"), span(t, "192.0.2.0/24", "192.0.2.20", "192.0.2.30")
-	six := span(t, "2001:db8::/64", "", "")
+	a := rangeIn(t, "192.0.2.0/24", "192.0.2.10", "192.0.2.20")
+	inside, before, behind := rangeIn(t, "192.0.2.0/24", "192.0.2.12", "192.0.2.13"), rangeIn(t, "192.0.2.0/24", "192.0.2.5", "192.0.2.9"),
+		rangeIn(t, "192.0.2.0/24", "192.0.2.21", "192.0.2.30")
+	left, right := rangeIn(t, "192.0.2.0/24", "192.0.2.5", "192.0.2.10"), rangeIn(t, "192.0.2.0/24", "192.0.2.20", "192.0.2.30")
+	six := rangeIn(t, "2001:db8::/64", "", "")
 	for what, c := range map[string]struct {
 		sets []RangeSet
 		says string
@@ -153,11 +153,11 @@ func TestCheckSets(t *testing.T) {
 	}
 }
 
-// walked returns the last parts of the addresses in the order in which from yields them.
-func walked(t *testing.T, s RangeSet, begin string) (order []string) {
+// walkOrder returns the order in which startingAfter yields addresses. The result contains only the last part of each address.
+func walkOrder(t *testing.T, s RangeSet, begin string) (order []string) {
 	t.Helper()
 	addr, _ := netip.ParseAddr(begin)
-	for a, in := range s.from(addr) {
+	for a, in := range s.startingAfter(addr) {
 		if !in.Contains(a) {
 			t.Errorf("%s is not in %s", a, in)
 		}
@@ -168,9 +168,9 @@ func walked(t *testing.T, s RangeSet, begin string) (order []string) {
 }
 
 func TestWalk(t *testing.T) {
-	small := RangeSet{span(t, "192.0.2.0/29", "", "")}
-	two := RangeSet{span(t, "192.0.2.0/30", "", ""), span(t, "198.51.100.0/24", "198.51.100.10", "198.51.100.12")}
-	top := RangeSet{span(t, "255.255.255.0/24", "255.255.255.253", "255.255.255.255")}
+	small := RangeSet{rangeIn(t, "192.0.2.0/29", "", "")}
+	two := RangeSet{rangeIn(t, "192.0.2.0/30", "", ""), rangeIn(t, "198.51.100.0/24", "198.51.100.10", "198.51.100.12")}
+	top := RangeSet{rangeIn(t, "255.255.255.0/24", "255.255.255.253", "255.255.255.255")}
 	for _, c := range []struct {
 		set   RangeSet
 		begin string
@@ -183,17 +183,17 @@ func TestWalk(t *testing.T) {
 		{small, "192.0.2.7", ".2 .3 .4 .5 .6"},
 		{small, "203.0.113.5", ".2 .3 .4 .5 .6"},
 		{small, "2001:db8::3", ".2 .3 .4 .5 .6"},
-		{RangeSet{span(t, "192.0.2.0/30", "", "")}, "", ".2"},
-		{RangeSet{span(t, "2001:db8::/126", "", "")}, "2001:db8::2", ":3 :2"},
+		{RangeSet{rangeIn(t, "192.0.2.0/30", "", "")}, "", ".2"},
+		{RangeSet{rangeIn(t, "2001:db8::/126", "", "")}, "2001:db8::2", ":3 :2"},
 		{two, "", ".2 .10 .11 .12"},
 		{two, "192.0.2.2", ".10 .11 .12 .2"},
 		{two, "198.51.100.10", ".11 .12 .2 .10"},
 		{two, "198.51.100.12", ".2 .10 .11 .12"},
 		{top, "255.255.255.255", ".253 .254 .255"},
 		{top, "255.255.255.254", ".255 .253 .254"},
-		{RangeSet{span(t, "192.0.2.0/24", "192.0.2.1", "192.0.2.1")}, "", ""},
+		{RangeSet{rangeIn(t, "192.0.2.0/24", "192.0.2.1", "192.0.2.1")}, "", ""},
 	} {
-		if diff := cmp.Diff(c.want, strings.Join(walked(t, c.set, c.begin), " ")); diff != "" {
+		if diff := cmp.Diff(c.want, strings.Join(walkOrder(t, c.set, c.begin), " ")); diff != "" {
 			t.Errorf("%s after %q:\n%s", c.set, c.begin, diff)
 		}
 	}
@@ -205,15 +205,15 @@ func TestSize(t *testing.T) {
 		want  uint64  // 0: more than 2^32
 		large float64 // in that case
 	}{
-		{RangeSet{span(t, "192.0.2.0/24", "", "")}, 253, 0},
-		{RangeSet{span(t, "192.0.2.0/24", "192.0.2.10", "192.0.2.10")}, 1, 0},
-		{RangeSet{span(t, "192.0.2.0/24", "192.0.2.10", "192.0.2.19"), span(t, "198.51.100.0/30", "", "")}, 11, 0},
-		{RangeSet{span(t, "10.0.0.0/8", "", "")}, 16777213, 0},
-		{RangeSet{span(t, "2001:db8::/112", "", "")}, 65534, 0},
-		{RangeSet{span(t, "2001:db8::/64", "", "")}, 0, 1<<64 - 2},
-		{RangeSet{span(t, "2001:db8::/32", "2001:db8:1::", "2001:db8:2::")}, 0, 1<<80 + 1},
-		{RangeSet{span(t, "2001:db8::/64", "2001:db8::ff", "2001:db8::100")}, 2, 0},
-		{RangeSet{span(t, "192.0.2.0/31", "", ""), span(t, "192.0.2.5/32", "", "")}, 3, 0},
+		{RangeSet{rangeIn(t, "192.0.2.0/24", "", "")}, 253, 0},
+		{RangeSet{rangeIn(t, "192.0.2.0/24", "192.0.2.10", "192.0.2.10")}, 1, 0},
+		{RangeSet{rangeIn(t, "192.0.2.0/24", "192.0.2.10", "192.0.2.19"), rangeIn(t, "198.51.100.0/30", "", "")}, 11, 0},
+		{RangeSet{rangeIn(t, "10.0.0.0/8", "", "")}, 16777213, 0},
+		{RangeSet{rangeIn(t, "2001:db8::/112", "", "")}, 65534, 0},
+		{RangeSet{rangeIn(t, "2001:db8::/64", "", "")}, 0, 1<<64 - 2},
+		{RangeSet{rangeIn(t, "2001:db8::/32", "2001:db8:1::", "2001:db8:2::")}, 0, 1<<80 + 1},
+		{RangeSet{rangeIn(t, "2001:db8::/64", "2001:db8::ff", "2001:db8::100")}, 2, 0},
+		{RangeSet{rangeIn(t, "192.0.2.0/31", "", ""), rangeIn(t, "192.0.2.5/32", "", "")}, 3, 0},
 	} {
 		if got, ok := c.set.size(); got != c.want || ok != (c.want != 0) {
 			t.Errorf("%s: %d %t, want %d", c.set, got, ok, c.want)

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// boot simulates a reboot: it mounts another boot ID over the kernel's in the sandbox's mount namespace.
-func (l lab) boot(id string) {
+// setBootID simulates a reboot. In the sandbox's mount namespace, a file with another ID is mounted over the kernel's boot ID.
+func (l lab) setBootID(id string) {
 	l.Helper()
 	const path = "/proc/sys/kernel/random/boot_id"
 	file := filepath.Join(l.TempDir(), "boot_id")
@@ -29,14 +29,14 @@ func (l lab) boot(id string) {
 	l.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
 }
 
-// TestReboot (F-27): if the pool is exhausted, leases of an earlier boot are collected, in any order. Leases of the current boot are never
-// collected.
+// TestReboot (F-27) checks that ADD collects the leases of an earlier boot if the pool is exhausted. The order of the leases does not
+// matter. Leases of the current boot must not be collected.
 func TestReboot(t *testing.T) {
 	l := newLab(t, tiny)
 	for i := range 4 {
 		l.mustGive(fmt.Sprint("old", i), fmt.Sprintf("10.1.2.%d/29", i+2))
 	}
-	l.boot("11111111-0000-0000-0000-000000000000")
+	l.setBootID("11111111-0000-0000-0000-000000000000")
 	l.mustGive("new0", "10.1.2.6/29")
 	for i := 1; i < 5; i++ {
 		if a := l.call("ADD", fmt.Sprint("new", i), ""); a.Code != 0 {
@@ -48,19 +48,20 @@ func TestReboot(t *testing.T) {
 	l.mustFail(l.call("ADD", "new5", ""), plugin.CodeExhausted, "no IP addresses available")
 }
 
-// TestRebootSameContainer: a container that restarts after a reboot gets an address although its old lease exists.
+// TestRebootSameContainer checks that a container gets an address when it restarts after a reboot, although its old lease still exists.
 func TestRebootSameContainer(t *testing.T) {
 	l := newLab(t, tiny)
 	l.mustGive("a", "10.1.2.2/29")
 	l.mustFail(l.call("ADD", "a", ""), plugin.CodeAddressTaken, "duplicate allocation is not allowed")
-	l.boot("22222222-0000-0000-0000-000000000000")
+	l.setBootID("22222222-0000-0000-0000-000000000000")
 	l.mustGive("a", "10.1.2.3/29")
 	if l.files()["10.1.2.2"] != "" {
 		t.Error("the lease of the earlier boot is left")
 	}
 }
 
-// TestUnindexedLeaseIsLive: a lease that is not in the index, such as one of the reference plugin, is never collected.
+// TestUnindexedLeaseIsLive checks that a lease which is not in the index is never collected. The reference plugin creates leases of this
+// kind.
 func TestUnindexedLeaseIsLive(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.2.0/30"`) // only .2
 	l.put("10.1.2.2", "foreign\r\neth0")
@@ -70,7 +71,7 @@ func TestUnindexedLeaseIsLive(t *testing.T) {
 	l.mustGive("a", "10.1.2.2/30")
 }
 
-// TestDeadNamespace: if the pool is exhausted, the lease of a pod whose namespace is gone is collected.
+// TestDeadNamespace checks that ADD collects the lease of a pod whose namespace is gone if the pool is exhausted.
 func TestDeadNamespace(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.2.0/30"`)
 	pod := kerneltest.NewPod(t)
@@ -82,7 +83,7 @@ func TestDeadNamespace(t *testing.T) {
 	l.mustGive("a", "10.1.2.2/30")
 }
 
-// renew replaces the lease of a container by an equal one with time at, as the reference does for a recreated pod.
+// renew replaces a container's lease by an equal lease with the modification time at. The reference plugin does this for a recreated pod.
 func (l lab) renew(addr, id string, at time.Time) {
 	l.Helper()
 	if err := os.Remove(filepath.Join(l.dir, addr)); err != nil {
@@ -94,8 +95,9 @@ func (l lab) renew(addr, id string, at time.Time) {
 	}
 }
 
-// TestRenewedByOthers (F-44): another program attached a container again, in another namespace or boot. It keeps its address although its
-// previous pod is dead. The clock may have been set back meanwhile.
+// TestRenewedByOthers (F-44) checks a container that another program attached again, in another namespace or boot. The container keeps its
+// address, although its previous pod is dead. The container must keep its address even if the clock was set back between the two
+// attachments.
 func TestRenewedByOthers(t *testing.T) {
 	for name, age := range map[string]time.Duration{"later": 0, "clock set back": time.Hour} {
 		t.Run("namespace, "+name, func(t *testing.T) {
@@ -120,7 +122,7 @@ func TestRenewedByOthers(t *testing.T) {
 		t.Run("boot, "+name, func(t *testing.T) {
 			l := newLab(t, `"subnet":"10.1.2.0/30"`)
 			l.mustGive("pod", "10.1.2.2/30")
-			l.boot("33333333-0000-0000-0000-000000000000")
+			l.setBootID("33333333-0000-0000-0000-000000000000")
 			if seen, err := Leases(l.dir); err != nil || len(seen) != 1 || !seen[0].Earlier {
 				t.Errorf("looked at: %+v, %v", seen, err)
 			}

@@ -11,10 +11,10 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// maxResolvConf limits the size of the file: resolvers read three name servers and six search domains (resolv.conf(5)).
+// maxResolvConf is the maximum size of the file. Resolvers use only three name servers and six search domains (resolv.conf(5)).
 const maxResolvConf = 64 << 10
 
-// readResolvConf reads a file in the format of resolv.conf(5). It passes the words on unchanged, as the reference does.
+// readResolvConf reads a file in the syntax of resolv.conf(5). The values are neither checked nor changed, as in the reference plugin.
 func readResolvConf(path string) (types.DNS, error) {
 	data, err := store.ReadSmall(path, maxResolvConf, 0) // resolv.conf is a symbolic link on many nodes
 	if err != nil {

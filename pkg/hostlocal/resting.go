@@ -8,15 +8,16 @@ import (
 	"slices"
 )
 
-// restFile lists the most recently released addresses. It is in the index folder.
+// restFile is a file in the index folder. The file contains the addresses that were released most recently.
 const restFile = "released"
 
-// maxResting limits the number of remembered released addresses.
+// maxResting is the maximum number of addresses in this file.
 const maxResting = 256
 
-// resting returns the most recently released addresses, oldest first. They are assigned again only if no other address is free, so that a
-// peer of a deleted pod does not immediately reach another pod. Without the file only that preference is lost.
-func (x *index) resting() (list []netip.Addr) {
+// restingAddresses returns the addresses that were released most recently. The address that was released first is at the beginning.
+// Recently released addresses are assigned only if no other address is free. If they were assigned at once, a peer of a deleted pod could
+// immediately reach another pod. If the file is lost, only this preference is lost.
+func (x *index) restingAddresses() (list []netip.Addr) {
 	if x.dir == nil {
 		return nil
 	}
@@ -27,17 +28,17 @@ func (x *index) resting() (list []netip.Addr) {
 	return list
 }
 
-// addResting remembers released addresses.
+// addResting adds released addresses to the file.
 func (x *index) addResting(released []netip.Addr) {
 	if len(released) > 0 {
-		list := append(x.resting(), released...)
+		list := append(x.restingAddresses(), released...)
 		x.setResting(list[max(0, len(list)-maxResting):])
 	}
 }
 
-// removeResting removes an address that is being assigned from the list.
+// removeResting removes an address from the file, because the address is being assigned.
 func (x *index) removeResting(addr netip.Addr) {
-	if list := x.resting(); slices.Contains(list, addr) {
+	if list := x.restingAddresses(); slices.Contains(list, addr) {
 		x.setResting(slices.DeleteFunc(list, func(a netip.Addr) bool { return a == addr }))
 	}
 }

@@ -24,8 +24,8 @@ type rawRoute struct {
 	Scope    *int   `json:"scope"`
 }
 
-// parseRoutes rejects routes that no kernel accepts, before any change. It allows a gateway outside all subnets, because another route may
-// make it on-link.
+// parseRoutes returns an error for routes that no kernel accepts. A gateway may be outside all subnets of the pod, because another route
+// can make it reachable.
 func parseRoutes(raw []rawRoute) ([]*types.Route, error) {
 	var routes []*types.Route
 	for i, r := range raw {
@@ -69,8 +69,8 @@ func parseRoute(raw rawRoute) (*types.Route, error) {
 		Scope: raw.Scope}, nil
 }
 
-// checkNumbers rejects values that the kernel would truncate (struct rtmsg, RTA_PRIORITY, RTA_TABLE and RTAX_MTU in rtnetlink(7)). It also
-// rejects scope 255, which stands for destinations that do not exist.
+// checkNumbers returns an error for a number that the kernel would truncate (struct rtmsg, RTA_PRIORITY, RTA_TABLE and RTAX_MTU in
+// rtnetlink(7)). It also returns an error for scope 255, which means that a destination does not exist.
 func (r rawRoute) checkNumbers() error {
 	for _, n := range []struct {
 		key   string

@@ -11,12 +11,12 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestRoutes: routes that a kernel can accept are passed on with the same bytes as by the reference.
+// TestRoutes checks that routes in the result have the same bytes as with the reference plugin.
 func TestRoutes(t *testing.T) {
 	for _, text := range []string{
 		`[{"dst":"0.0.0.0/0"},{"dst":"192.168.0.0/16","gw":"10.9.9.9"},{"dst":"::/0","gw":"fe80::1"}]`, // gateways outside the subnets
 		`[{"dst":"169.254.1.1/32","scope":253},{"dst":"0.0.0.0/0","gw":"169.254.1.1","mtu":1400,"advmss":1360,"priority":9,"table":100}]`,
-		// different routes to one destination
+		// different routes may have the same destination
 		`[{"dst":"0.0.0.0/0","gw":"10.1.2.1"},{"dst":"0.0.0.0/0","gw":"10.1.2.9"},{"dst":"0.0.0.0/0","gw":"10.1.2.1","priority":5}]`,
 		`[{"dst":"0.0.0.0/0","mtu":65535,"advmss":65535,"priority":2147483647,"table":0,"scope":254}]`,
 		`[{"dst":"2001:db8::5/64"}]`, // the kernel drops the host bits
@@ -64,7 +64,7 @@ func TestRoutesRefused(t *testing.T) {
 	}
 }
 
-// TestKindsOfValues: an error names the key of a value with the wrong type.
+// TestKindsOfValues checks that the error names the key if a value has the wrong type.
 func TestKindsOfValues(t *testing.T) {
 	for ipam, says := range map[string]string{
 		`"ranges":[{"subnet":"10.1.2.0/24"}]`:            "an entry of ipam.ranges is an object: want a list of objects",

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// lab is a network with its own lease folder.
+// lab is a network with a lease folder of its own.
 type lab struct {
 	*testing.T
 	netns string
@@ -32,7 +32,8 @@ func newLab(t *testing.T, ipam string) lab {
 	return lab{t, kerneltest.NewPod(t).Path, filepath.Join(dir, "net"), fmt.Sprintf(`"type":"host-local","dataDir":%q,%s`, dir, ipam)}
 }
 
-// newQuickLab is newLab in the sandbox's own namespace: the plugin only checks that the path exists.
+// newQuickLab returns a lab that uses the sandbox's own namespace. No real pod namespace is needed, because the plugin checks only that the
+// namespace's path exists.
 func newQuickLab(t *testing.T, ipam string) lab {
 	t.Helper()
 	dir, err := os.MkdirTemp("/run", "lab") // on tmpfs
@@ -43,7 +44,7 @@ func newQuickLab(t *testing.T, ipam string) lab {
 	return lab{t, "/proc/self/ns/net", filepath.Join(dir, "net"), fmt.Sprintf(`"type":"host-local","dataDir":%q,%s`, dir, ipam)}
 }
 
-// answer is the result or error of a call.
+// answer is the result or the error of a plugin call.
 type answer struct {
 	IPs []struct {
 		Address, Gateway string
@@ -56,7 +57,7 @@ type answer struct {
 	log    string
 }
 
-// addresses joins the addresses of a result.
+// addresses returns the addresses of a result, joined to one text.
 func (a answer) addresses() string {
 	var list []string
 	for _, ip := range a.IPs {
@@ -65,7 +66,7 @@ func (a answer) addresses() string {
 	return strings.Join(list, " ")
 }
 
-// call runs a verb for the interface eth0 of a container. more holds additional configuration keys.
+// call runs a verb for the interface eth0 of a container. The argument more contains additional configuration keys.
 func (l lab) call(verb, id, more string, env ...string) answer {
 	l.Helper()
 	return l.callFor(verb, plugin.Attachment{ContainerID: id, IfName: "eth0"}, more, env...)
@@ -99,7 +100,7 @@ func (l lab) callFor(verb string, of plugin.Attachment, more string, env ...stri
 	return a
 }
 
-// mustGive expects an ADD to assign the addresses.
+// mustGive checks that ADD assigns the wanted addresses.
 func (l lab) mustGive(id, want string) {
 	l.Helper()
 	if a := l.call("ADD", id, ""); a.addresses() != want {
@@ -107,7 +108,7 @@ func (l lab) mustGive(id, want string) {
 	}
 }
 
-// mustFail expects an error with the code and a message that contains says.
+// mustFail checks that a call returned an error with this code, and that its message contains says.
 func (l lab) mustFail(a answer, code uint, says string) {
 	l.Helper()
 	if a.Code != code || !strings.Contains(a.Msg, says) {
@@ -115,7 +116,7 @@ func (l lab) mustFail(a answer, code uint, says string) {
 	}
 }
 
-// ok expects a verb to succeed.
+// ok fails the test if the call returned an error.
 func (l lab) ok(a answer) {
 	l.Helper()
 	if a.Code != 0 {
@@ -123,7 +124,7 @@ func (l lab) ok(a answer) {
 	}
 }
 
-// files returns the mode and content of each file in the lease folder, by name.
+// files returns the mode and the content of each file in the lease folder.
 func (l lab) files() map[string]string {
 	l.Helper()
 	entries, err := os.ReadDir(l.dir)
@@ -145,7 +146,7 @@ func (l lab) files() map[string]string {
 	return files
 }
 
-// age makes all leases look old, in the files and in the index, so that GC may collect them.
+// age sets old times on all leases, both in the files and in the index, so that GC may collect them.
 func (l lab) age() {
 	l.Helper()
 	open, err := openLeases(l.dir, slog.Default())
@@ -167,7 +168,7 @@ func (l lab) age() {
 	open.markIndexCurrent()
 }
 
-// put writes a file into the lease folder, as another program would.
+// put writes a file to the lease folder, as another program would do.
 func (l lab) put(name, content string) {
 	l.Helper()
 	if err := os.MkdirAll(l.dir, 0o755); err != nil {

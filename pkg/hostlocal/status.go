@@ -17,8 +17,9 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// status fails only if no ADD can work. An exhausted pool recovers by itself and must not take the node out of service, unless the
-// configuration asks for that. status takes no lock. It writes only a mark when the pool becomes exhausted or recovers.
+// status returns an error only if no ADD can succeed. An exhausted pool is not an error by default, because pods that end make addresses
+// free again. With strictStatus in the configuration, an exhausted pool is an error. STATUS takes no lock. A note is written only when a
+// pool becomes exhausted or has free addresses again.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if errors.Is(err, errNoPodCIDR) {
@@ -32,7 +33,7 @@ func status(r *plugin.Request) error {
 			return plugin.Errorf(plugin.CodeNotAvailable, "lease folder: %w", err)
 		}
 	}
-	full, err := cfg.exhausted(r.Log)
+	full, err := cfg.exhaustedSets(r.Log)
 	if err != nil {
 		return err
 	}
@@ -44,7 +45,8 @@ func status(r *plugin.Request) error {
 	return nil
 }
 
-// logExhausted logs once when range sets become exhausted, and once when they recover. A network may have several pools.
+// logExhausted logs once when range sets become exhausted, and once when they have free addresses again. Each pool of a network has a note
+// of its own.
 func (c Config) logExhausted(r *plugin.Request, full []string) {
 	pool := fnv.New64a()
 	fmt.Fprint(pool, c.Dir, c.Sets)
@@ -58,8 +60,8 @@ func (c Config) logExhausted(r *plugin.Request, full []string) {
 	}
 }
 
-// exhausted describes the range sets without free addresses.
-func (c Config) exhausted(log *slog.Logger) (full []string, err error) {
+// exhaustedSets describes the range sets that have no free address.
+func (c Config) exhaustedSets(log *slog.Logger) (full []string, err error) {
 	dir, err := store.Open(c.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -74,15 +76,15 @@ func (c Config) exhausted(log *slog.Logger) (full []string, err error) {
 		return nil, plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	for _, set := range c.Sets {
-		if usage, none := set.usage(taken); none && !l.collectable(set) {
+		if usage, none := set.usage(taken); none && !l.canCollect(set) {
 			full = append(full, fmt.Sprintf("%s: %s in %s", set, usage, c.Dir))
 		}
 	}
 	return full, nil
 }
 
-// collectable reports whether an ADD could collect an address of a dead pod.
-func (l *leases) collectable(set RangeSet) bool {
+// canCollect reports whether an ADD could get an address of the set from a dead pod.
+func (l *leases) canCollect(set RangeSet) bool {
 	dir, err := store.Open(indexPath(l.dir.Path()))
 	if err != nil {
 		return false
@@ -97,7 +99,7 @@ func (l *leases) collectable(set RangeSet) bool {
 	return slices.ContainsFunc(entries, func(e entry) bool { return e.within(set) && x.isDead(e) })
 }
 
-// Usage is the number of leased addresses of a range set.
+// Usage describes how many addresses of a range set are leased.
 type Usage struct {
 	Set    string // the ranges
 	IPv4   bool
@@ -106,7 +108,7 @@ type Usage struct {
 	Free   float64 // assignable addresses without a lease, rounded if there are more than 2^53
 }
 
-// ReadUsage returns the usage of each range set of a configuration. It takes no lock.
+// ReadUsage returns the usage of each range set in a configuration. ReadUsage takes no lock.
 func ReadUsage(r *plugin.Request) (list []Usage, err error) {
 	cfg, err := Parse(r)
 	if err != nil {
@@ -123,7 +125,7 @@ func ReadUsage(r *plugin.Request) (list []Usage, err error) {
 	}
 	for _, set := range cfg.Sets {
 		size, _ := set.size()
-		leased := set.leased(taken)
+		leased := set.leasedCount(taken)
 		list = append(list, Usage{set.String(), set.is4(), leased, size, max(0, set.count()-float64(leased))})
 	}
 	return list, nil

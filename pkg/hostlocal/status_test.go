@@ -18,9 +18,10 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestStrictStatus: STATUS fails for a full pool only if configured, and not while dead pods hold addresses.
+// TestStrictStatus checks that STATUS fails for a full pool only if strictStatus is set. STATUS succeeds while dead pods hold addresses of
+// the pool.
 func TestStrictStatus(t *testing.T) {
-	// .2 of the first range, and both addresses of 10.1.3
+	// the only addresses are 10.1.2.2 and both addresses of 10.1.3.0/31
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/30"},{"subnet":"10.1.3.0/31"}],[{"subnet":"fd00::/64"}]]`)
 	strict := l
 	strict.ipam += `,"strictStatus":true`
@@ -42,7 +43,8 @@ func TestStrictStatus(t *testing.T) {
 	strict.ok(strict.call("STATUS", "", ""))
 }
 
-// TestStatusLogsChanges (F-47): repeated STATUS calls log one line when a pool becomes exhausted, and one when it recovers.
+// TestStatusLogsChanges (F-47) checks that repeated calls of STATUS log one line when a pool becomes exhausted, and one line when it has
+// free addresses again.
 func TestStatusLogsChanges(t *testing.T) {
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.3.0/31"}]]`)
 	lines := func(says string) (n int) {
@@ -71,7 +73,7 @@ func TestStatusLogsChanges(t *testing.T) {
 	}
 }
 
-// TestC72StatusIsPassive (C-72): STATUS answers while another process holds the lock, and creates no files.
+// TestC72StatusIsPassive (C-72) checks that STATUS succeeds while another process holds the lock, and that STATUS creates no files.
 func TestC72StatusIsPassive(t *testing.T) {
 	l := newLab(t, one+`,"strictStatus":true`)
 	l.ok(l.call("STATUS", "", ""))
@@ -100,7 +102,7 @@ func TestC72StatusIsPassive(t *testing.T) {
 	}
 }
 
-// modified returns the modification times of the lease and index folders.
+// modified returns the modification times of the lease folder and the index folder.
 func (l lab) modified() (times [2]time.Time) {
 	l.Helper()
 	for i, path := range []string{l.dir, indexPath(l.dir)} {
@@ -113,7 +115,7 @@ func (l lab) modified() (times [2]time.Time) {
 	return times
 }
 
-// TestStatusOfBrokenFolders: STATUS fails if no lease can ever be written.
+// TestStatusOfBrokenFolders checks that STATUS fails if leases cannot be written to the folder.
 func TestStatusOfBrokenFolders(t *testing.T) {
 	for what, place := range map[string]func(dir string) error{
 		"a file for the leases": func(dir string) error { return os.WriteFile(dir, nil, 0o600) },
@@ -148,12 +150,12 @@ func TestStatusOfBrokenFolders(t *testing.T) {
 	}
 }
 
-// readOnly mounts a folder read-only over itself.
+// readOnly makes a folder read-only with a bind mount.
 func readOnly(path string) error {
 	return errors.Join(unix.Mount(path, path, "", unix.MS_BIND, ""), unix.Mount("", path, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 }
 
-// TestPoolsOfOneNetwork: a network with two pools in its chain, one of them exhausted, logs that once.
+// TestPoolsOfOneNetwork checks a network with two pools in its chain. An exhausted pool is logged only once.
 func TestPoolsOfOneNetwork(t *testing.T) {
 	full := newLab(t, `"ranges":[[{"subnet":"10.1.3.0/31"}]]`)
 	room := full

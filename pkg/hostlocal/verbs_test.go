@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestCheck (C-65): the owner of the lease decides.
+// TestCheck (C-65) checks that the result of CHECK depends on the owner in the lease file.
 func TestCheck(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -37,7 +37,7 @@ func TestCheck(t *testing.T) {
 	l.mustFail(l.call("CHECK", "a", prev("10.1.2.2/24")), plugin.CodeStateDiffers, "lease folder")
 }
 
-// TestDelNeedsLittle (C-45, C-47): DEL works with any current configuration, and creates no files.
+// TestDelNeedsLittle (C-45, C-47) checks that DEL succeeds with any current configuration, and creates no files.
 func TestDelNeedsLittle(t *testing.T) {
 	l := newLab(t, one)
 	l.ok(l.call("DEL", "a", ""))
@@ -78,7 +78,7 @@ func TestGC(t *testing.T) {
 	l.mustFail(l.call("GC", "", ""), plugin.CodeConfig, "valid-attachments is missing")
 }
 
-// TestGCGoesOn (C-83): GC reports a lease that it cannot delete, and deletes the others.
+// TestGCGoesOn (C-83) checks that GC returns an error for a lease that it cannot delete, and still deletes all other stale leases.
 func TestGCGoesOn(t *testing.T) {
 	l := newLab(t, one)
 	for i, id := range []string{"a", "b", "c"} {
@@ -107,7 +107,7 @@ func TestGCGoesOn(t *testing.T) {
 	}
 }
 
-// TestUnusualInterfaceNames: a lease accepts any interface name that the kernel accepts.
+// TestUnusualInterfaceNames checks that a lease may contain any interface name that the kernel allows.
 func TestUnusualInterfaceNames(t *testing.T) {
 	l := newLab(t, one)
 	for _, name := range []string{"é", "日本", "a.b", "@x"} {
@@ -120,7 +120,8 @@ func TestUnusualInterfaceNames(t *testing.T) {
 	}
 }
 
-// TestGCKeepsUnusualInterfaces: GC keeps another plugin's lease while its attachment is valid, also if ADD would refuse the interface name.
+// TestGCKeepsUnusualInterfaces checks that GC keeps the lease of another plugin while its attachment is valid. ADD of this plugin might
+// refuse the interface name.
 func TestGCKeepsUnusualInterfaces(t *testing.T) {
 	for _, name := range []string{"default", "all", "a%b", "-x", "é", "\ufffd"} {
 		l := newLab(t, one)
@@ -137,7 +138,7 @@ func TestGCKeepsUnusualInterfaces(t *testing.T) {
 	}
 }
 
-// TestForeignOwners: an owner that the index cannot store counts as no container.
+// TestForeignOwners checks an owner that the index cannot store. The lease must be treated as belonging to no container.
 func TestForeignOwners(t *testing.T) {
 	for _, lease := range []string{"a\r\n\xff", "a\r\n\x01", "a\r\nx y", "a\r\nx/y", "é\r\neth0"} {
 		if of := parseOwner([]byte(lease)); of.ContainerID[0] != '?' {
@@ -174,8 +175,8 @@ func TestStatus(t *testing.T) {
 	l.mustFail(newLab(t, `"ranges":[]`).call("STATUS", "", ""), plugin.CodeConfig, "no IP ranges")
 }
 
-// parallel allocates addresses for many containers concurrently, and returns the addresses by container.
-func (l lab) parallel(pods int) (given map[string]string, failed []answer) {
+// addConcurrently runs ADD for many containers at the same time. The results are the addresses by container, and the failed calls.
+func (l lab) addConcurrently(pods int) (given map[string]string, failed []answer) {
 	var mu sync.Mutex
 	var group sync.WaitGroup
 	given = map[string]string{}
@@ -196,7 +197,7 @@ func (l lab) parallel(pods int) (given map[string]string, failed []answer) {
 	return given, failed
 }
 
-// mustBeDistinct expects each container to have a unique address whose file names the container.
+// mustBeDistinct checks that each container has an address of its own, and that the lease file of this address contains the container's ID.
 func (l lab) mustBeDistinct(given map[string]string) {
 	l.Helper()
 	seen := map[string]string{}
@@ -214,7 +215,7 @@ func (l lab) mustBeDistinct(given map[string]string) {
 
 func TestParallel(t *testing.T) {
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/25","rangeEnd":"10.1.2.50"}]]`)
-	given, failed := l.parallel(52)
+	given, failed := l.addConcurrently(52)
 	l.mustBeDistinct(given)
 	if len(given) != 49 || len(failed) != 3 {
 		t.Errorf("%d have an address, %d not: the set holds 49", len(given), len(failed))
@@ -224,7 +225,7 @@ func TestParallel(t *testing.T) {
 	}
 }
 
-// TestUndoKeepsOthers: a failed ADD releases only its own addresses.
+// TestUndoKeepsOthers checks that a failed ADD releases only its own addresses.
 func TestUndoKeepsOthers(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -249,7 +250,8 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// TestUnreadableLease: an unreadable lease may have any owner. Its address is not assigned, and other pods are not affected.
+// TestUnreadableLease checks a lease that cannot be read, so that its owner is unknown. The address of the lease is not assigned, and other
+// pods are not affected.
 func TestUnreadableLease(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")

@@ -4,7 +4,7 @@ package ipam
 
 import "encoding/json"
 
-// Object returns the ipam object of a configuration. DEL uses it on configurations that may be invalid otherwise.
+// Object returns the value of the key ipam in a configuration. DEL calls Object even if other parts of the configuration are invalid.
 func Object(config []byte) json.RawMessage {
 	var keys struct {
 		IPAM json.RawMessage `json:"ipam"`
@@ -13,7 +13,7 @@ func Object(config []byte) json.RawMessage {
 	return keys.IPAM
 }
 
-// Type returns the type in an ipam object, or "".
+// Type returns the plugin type in an ipam object. Type returns "" if the type is missing.
 func Type(object json.RawMessage) string {
 	var keys struct {
 		Type string `json:"type"`
@@ -22,7 +22,7 @@ func Type(object json.RawMessage) string {
 	return keys.Type
 }
 
-// WithKey returns a configuration with another value of a key.
+// WithKey returns a copy of a configuration in which a key has another value.
 func WithKey(config []byte, key string, value json.RawMessage) []byte {
 	var keys map[string]json.RawMessage
 	if json.Unmarshal(config, &keys) != nil {

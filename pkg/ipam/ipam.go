@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ipam runs the configured IPAM plugin: in process if the main plugin was built with it, or else as a process from CNI_PATH.
+// Package ipam runs the configured IPAM plugin. A plugin that is linked into the main plugin runs in the same process. Any other plugin
+// runs as a process from CNI_PATH.
 package ipam
 
 import (
@@ -23,8 +24,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// timeoutOf returns the timeout of an external IPAM plugin, so that a plugin that hangs does not hold the pod's lock forever. ADD may have
-// to wait for a server. A runtime allows DEL a minute for the whole chain, and calls STATUS under its own lock.
+// timeoutOf returns the timeout of an external IPAM plugin. Without a timeout, a plugin that hangs would hold the pod's lock forever. ADD
+// has the longest timeout, because the plugin may have to wait for a server. The timeouts of DEL and STATUS are shorter. A runtime allows a
+// minute for DEL of the whole chain, and it holds a lock while it calls STATUS.
 func timeoutOf(verb string) time.Duration {
 	switch verb {
 	case "STATUS":
@@ -35,10 +37,10 @@ func timeoutOf(verb string) time.Duration {
 	return 60 * time.Second
 }
 
-// Runner runs IPAM plugins. It runs those in Builtin in process.
+// Runner runs IPAM plugins. The plugins in Builtin run inside this process.
 type Runner struct{ Builtin []plugin.Plugin }
 
-// InProcess reports whether the plugin name runs in process.
+// InProcess reports whether the plugin with this name runs inside this process.
 func (run Runner) InProcess(name string) bool { _, ok := run.builtin(name); return ok }
 
 func (run Runner) builtin(name string) (plugin.Plugin, bool) {
@@ -50,7 +52,8 @@ func (run Runner) builtin(name string) (plugin.Plugin, bool) {
 	return plugin.Plugin{}, false
 }
 
-// Add requests addresses from the plugin name. If it fails, Add releases addresses that it may have allocated.
+// Add calls ADD of the named plugin, which allocates addresses. After a failed ADD, the plugin's DEL is called, because the plugin may have
+// allocated addresses.
 func (run Runner) Add(r *plugin.Request, name string) (*types100.Result, error) {
 	defer fault.Phase("ipam")()
 	p, ok := run.builtin(name)
@@ -82,7 +85,7 @@ func parse(r *plugin.Request, out []byte) (*types100.Result, error) {
 	return result, nil
 }
 
-// Available reports whether an IPAM plugin can be run.
+// Available reports whether the named IPAM plugin is linked in or installed.
 func (run Runner) Available(r *plugin.Request, name string) bool {
 	if _, ok := run.builtin(name); ok {
 		return true
@@ -91,17 +94,17 @@ func (run Runner) Available(r *plugin.Request, name string) bool {
 	return err == nil
 }
 
-// Del releases the addresses of the attachment.
+// Del calls DEL of the named plugin, which releases the attachment's addresses.
 func (run Runner) Del(r *plugin.Request, name string) error {
 	return run.verb(r, name, "DEL", func(p plugin.Plugin) func(*plugin.Request) error { return p.Del })
 }
 
-// Check returns an error if the addresses no longer belong to the attachment.
+// Check calls CHECK of the named plugin. The result is an error if the addresses no longer belong to the attachment.
 func (run Runner) Check(r *plugin.Request, name string) error {
 	return run.verb(r, name, "CHECK", func(p plugin.Plugin) func(*plugin.Request) error { return p.Check })
 }
 
-// GC releases the addresses of stale attachments.
+// GC calls GC of the named plugin, which releases the addresses of stale attachments.
 func (run Runner) GC(r *plugin.Request, name string) error {
 	if !run.InProcess(name) {
 		if r.Dead != nil {
@@ -115,7 +118,7 @@ func (run Runner) GC(r *plugin.Request, name string) error {
 	return run.verb(r, name, "GC", func(p plugin.Plugin) func(*plugin.Request) error { return p.GC })
 }
 
-// Status returns an error if addresses cannot be allocated.
+// Status calls STATUS of the named plugin. The result is an error if the plugin cannot allocate addresses.
 func (run Runner) Status(r *plugin.Request, name string) error {
 	return run.verb(r, name, "STATUS", func(p plugin.Plugin) func(*plugin.Request) error { return p.Status })
 }
@@ -146,7 +149,7 @@ func wrap(name string, err error) error {
 	return fmt.Errorf("ipam %s: %w", name, err)
 }
 
-// ValidType rejects a plugin type whose path would leave CNI_PATH.
+// ValidType returns an error for a plugin type that would lead to a path outside the folders in CNI_PATH.
 func ValidType(name string) error {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
 		return plugin.Errorf(plugin.CodeConfig, "ipam type %q: want the name of a plugin in CNI_PATH", name)
@@ -154,7 +157,7 @@ func ValidType(name string) error {
 	return nil
 }
 
-// delegate runs an external plugin with this process's environment and stdin (SPEC.md section 4).
+// delegate runs an external plugin. The plugin gets the environment and the standard input of this process (SPEC.md section 4).
 func delegate(r *plugin.Request, name, verb string) ([]byte, error) {
 	path, err := find(r.Path, name)
 	if err != nil {
@@ -170,7 +173,7 @@ func delegate(r *plugin.Request, name, verb string) ([]byte, error) {
 	case err == nil:
 		return stdout.Bytes(), nil
 	case errors.Is(err, child.ErrTimeout) && verb == "STATUS":
-		// The plugin may only be slow, and an error would take the node out of service.
+		// A timeout of STATUS is only logged. The plugin may just be slow, and an error would make the runtime report the node as NotReady.
 		r.Log.Warn("the IPAM plugin does not answer", "ipam", name, "after", timeout)
 		return nil, nil
 	case errors.Is(err, child.ErrTimeout):
@@ -189,8 +192,9 @@ func find(dirs []string, name string) (string, error) {
 	return "", plugin.Errorf(plugin.CodeConfig, "no such plugin in CNI_PATH %q", dirs)
 }
 
-// environment returns this process's environment with the verb and attachment of the request. For an attachment that is collected, it
-// contains no arguments, and no namespace. Another interface of the same container has the container's namespace while it is attached.
+// environment returns the environment for an external plugin. The environment contains the verb and the attachment of the request. If a GC
+// or an ADD deletes another attachment, the environment contains no arguments and no namespace. Another interface of the same container may
+// still be attached and use the container's namespace.
 func environment(r *plugin.Request, verb string) []string {
 	own := []string{"CNI_COMMAND=" + verb}
 	if r.ContainerID != "" {
@@ -207,7 +211,7 @@ func environment(r *plugin.Request, verb string) []string {
 	}), own...)
 }
 
-// arguments formats CNI_ARGS.
+// arguments formats arguments as a value of CNI_ARGS.
 func arguments(args map[string]string) string {
 	var pairs []string
 	for _, key := range slices.Sorted(maps.Keys(args)) {
@@ -216,7 +220,7 @@ func arguments(args map[string]string) string {
 	return strings.Join(pairs, ";")
 }
 
-// delegateError passes on the error code of the plugin.
+// delegateError converts the failure of an external plugin to an error, and keeps the plugin's error code.
 func delegateError(stdout []byte, err error) error {
 	var e struct {
 		Code    uint   `json:"code"`

@@ -22,7 +22,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// victimEnv makes this program run an IPAM plugin until it is killed. Its value is the plugin's folder.
+// victimEnv is an environment variable: if it is set, this program runs an IPAM plugin until the test kills it. The value is the folder
+// that contains the plugin.
 const victimEnv = "IPAM_TEST_VICTIM"
 
 func TestMain(m *testing.M) {
@@ -39,8 +40,8 @@ func request(path ...string) *plugin.Request {
 		Config: []byte(`{"cniVersion":"1.0.0","name":"net"}`), Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 }
 
-// foreign creates an IPAM plugin in a folder: a script that logs each call and runs body.
-func foreign(t *testing.T, body string) (dir string) {
+// externalPlugin creates an IPAM plugin in a new folder. The plugin is a script that logs each call and then runs body.
+func externalPlugin(t *testing.T, body string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	script := "#!/bin/sh\necho \"$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME $(cat)\" >> " + dir + "/log\n" + body + "\n"
@@ -61,9 +62,10 @@ func calls(t *testing.T, dir string) string {
 	return string(data)
 }
 
-// TestForeign: the plugin gets its caller's stdin and environment, with the verb and attachment of the request.
+// TestForeign checks that an external plugin gets the standard input and the environment of its caller. The verb and the attachment come
+// from the request.
 func TestForeign(t *testing.T) {
-	dir := foreign(t, `[ "$CNI_COMMAND" = ADD ] && echo '{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.5/24"}]}'; exit 0`)
+	dir := externalPlugin(t, `[ "$CNI_COMMAND" = ADD ] && echo '{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.5/24"}]}'; exit 0`)
 	r := request("/nonexistent", dir)
 	result, err := Runner{}.Add(r, "fake")
 	if err != nil || len(result.IPs) != 1 || result.IPs[0].Address.String() != "10.1.0.5/24" {
@@ -84,7 +86,8 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// TestForeignFails: each kind of failure has a code, and addresses that may have been allocated are released.
+// TestForeignFails checks that each kind of failure has an error code, and that addresses are released if the plugin may have allocated
+// some.
 func TestForeignFails(t *testing.T) {
 	for body, want := range map[string]string{
 		`exit 0`:                                  "6 ipam fake: its result: ",
@@ -100,7 +103,7 @@ func TestForeignFails(t *testing.T) {
 		`echo garbage; exit 3`:                                  "5 ipam fake: failed without an error document: exit status 3",
 		`kill -9 $$`:                                            "5 ipam fake: failed without an error document: signal: killed",
 	} {
-		dir := foreign(t, `[ "$CNI_COMMAND" = DEL ] && exit 0; `+body)
+		dir := externalPlugin(t, `[ "$CNI_COMMAND" = DEL ] && exit 0; `+body)
 		result, err := Runner{}.Add(request(dir), "fake")
 		if err == nil {
 			t.Errorf("%s: accepted as %+v", body, result)
@@ -143,7 +146,7 @@ func TestNotExecutable(t *testing.T) {
 	}
 }
 
-// TestBuiltin: a plugin in process works on a copy of the request, under its own name and with the right verb.
+// TestBuiltin checks that a linked-in plugin gets a copy of the request, which contains the plugin's own name and the right verb.
 func TestBuiltin(t *testing.T) {
 	var seen []string
 	note := func(r *plugin.Request) error {
@@ -184,9 +187,10 @@ func TestValidType(t *testing.T) {
 	}
 }
 
-// TestKilledCaller: an IPAM plugin whose caller was killed must not continue to allocate.
+// TestKilledCaller checks that an external IPAM plugin stops when its caller is killed. The plugin must not allocate addresses after its
+// caller was killed.
 func TestKilledCaller(t *testing.T) {
-	dir := foreign(t, `mkfifo "$(dirname "$0")/pipe"; exec sleep 60`)
+	dir := externalPlugin(t, `mkfifo "$(dirname "$0")/pipe"; exec sleep 60`)
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), victimEnv+"="+dir)
 	if err := cmd.Start(); err != nil {
@@ -210,7 +214,7 @@ func TestKilledCaller(t *testing.T) {
 	}
 }
 
-// childOf returns the process whose parent is pid.
+// childOf returns the process whose parent has the process ID pid.
 func childOf(t *testing.T, pid int) string {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
@@ -225,7 +229,7 @@ func childOf(t *testing.T, pid int) string {
 	return ""
 }
 
-// statFields returns the fields after the name: state, parent, ... (proc_pid_stat(5)).
+// statFields returns those fields of /proc/PID/stat that follow the program's name: state, parent, and so on (proc_pid_stat(5)).
 func statFields(path string) []string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -241,7 +245,7 @@ func running(pid string) bool {
 	return len(fields) > 0 && fields[0] != "Z"
 }
 
-// FuzzResult: any output of an external plugin gives a result with addresses, or an error with a code.
+// FuzzResult checks that any output of an external plugin leads either to a result with addresses, or to an error with a code.
 func FuzzResult(f *testing.F) {
 	for _, seed := range []string{"", "null", "{}", `{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.5/24"}]}`,
 		`{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.1.0.5/24"}]}`,

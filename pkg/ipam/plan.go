@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Plan is the wanted addresses and routes of an interface, computed from the IPAM plugin's result. ADD applies it, and CHECK compares with
-// it.
+// Plan contains the addresses and routes that an interface should have. The plan is computed from the result of the IPAM plugin. ADD
+// applies the plan, and CHECK compares the plan with the kernel's state.
 type Plan struct {
 	Addresses []netip.Prefix // with the prefix length of their subnet
 	Routes    []kernel.Route
@@ -22,7 +22,7 @@ type Plan struct {
 	Shown     []*types.Route       // routes in the form of the result
 }
 
-// PlanOf reads the addresses and their gateways.
+// PlanOf returns a plan with the addresses and gateways in an IPAM plugin's result.
 func PlanOf(from *types100.Result) (Plan, error) {
 	plan := Plan{Shown: from.Routes}
 	for _, ip := range from.IPs {
@@ -40,8 +40,8 @@ func PlanOf(from *types100.Result) (Plan, error) {
 	return plan, nil
 }
 
-// gateway returns the first gateway of a family, or zero.
-func (p *Plan) gateway(is4 bool) netip.Addr {
+// firstGateway returns the first gateway of an address family. The result is the zero Addr if there is none.
+func (p *Plan) firstGateway(is4 bool) netip.Addr {
 	for _, ip := range p.IPs {
 		if gw, ok := netip.AddrFromSlice(ip.Gateway); ok && gw.Is4() == is4 {
 			return gw
@@ -50,15 +50,16 @@ func (p *Plan) gateway(is4 bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// Has6 reports whether there is an IPv6 address.
+// Has6 reports whether the plan contains an IPv6 address.
 func (p Plan) Has6() bool {
 	return slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
 }
 
-// AddDefaults adds a default route for each family with a gateway, unless the IPAM plugin returned one with a gateway.
+// AddDefaults adds a default route for each family that has a gateway. AddDefaults adds no default route if the IPAM plugin returned a
+// default route with a gateway.
 func (p *Plan) AddDefaults() {
 	for _, is4 := range []bool{true, false} {
-		gw := p.gateway(is4)
+		gw := p.firstGateway(is4)
 		if !gw.IsValid() || p.hasDefault(is4) {
 			continue
 		}
@@ -79,7 +80,8 @@ func (p *Plan) hasDefault(is4 bool) bool {
 	return false
 }
 
-// AddRoutes plans the routes in Shown. A route without a gateway gets the first gateway of its family, unless its scope excludes a gateway.
+// AddRoutes converts the routes in Shown to routes of the plan. A route without a gateway gets the first gateway of its address family,
+// unless the route's scope forbids a gateway.
 func (p *Plan) AddRoutes() error {
 	for _, r := range p.Shown {
 		dst, ok := kernel.Prefix(&r.Dst)
@@ -90,7 +92,7 @@ func (p *Plan) AddRoutes() error {
 		if gw, ok := netip.AddrFromSlice(r.GW); ok {
 			route.Gateway = gw.Unmap()
 		} else if r.Scope == nil || *r.Scope == 0 {
-			route.Gateway = p.gateway(dst.Addr().Is4())
+			route.Gateway = p.firstGateway(dst.Addr().Is4())
 		}
 		if route.Gateway.IsValid() && route.Gateway.Is4() != dst.Addr().Is4() {
 			return plugin.Errorf(plugin.CodeConfig, "route to %s: gateway %s is of the other family", dst, route.Gateway)
@@ -104,7 +106,8 @@ func (p *Plan) AddRoutes() error {
 	return nil
 }
 
-// reaches reports whether a gateway is reachable through a subnet of the pod or an earlier route.
+// reaches reports whether the pod can reach a gateway. The gateway must be a link-local address, in a subnet of the pod, or in the
+// destination of an earlier route.
 func (p *Plan) reaches(gw netip.Addr) bool {
 	if !gw.IsValid() || gw.IsLinkLocalUnicast() {
 		return true

@@ -16,22 +16,22 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Chains maps a parent chain of the nat table to the chains to which it jumps.
+// Chains lists chains of the nat table. The key is a parent chain, and the values are the chains to which rules of the parent jump.
 //
-// iptables-nft keeps its chains in nf_tables, so they are accessed without a program. A program is used only if legacy xtables have a nat
-// table.
+// iptables-nft keeps its chains in nf_tables. Podlace changes these chains directly, without starting a program. An iptables program is
+// started only if legacy xtables have a nat table.
 type Chains map[string][]string
 
-// RemoveChain removes a chain and every rule of parent that jumps to it, in both families. It is a no-op if the chain is missing. It
-// removes the chain from nf_tables and from legacy xtables, because the node's iptables variant may have changed since the chain was
-// written.
+// RemoveChain removes a chain, and all rules in the parent chain that jump to it, for IPv4 and IPv6. If the chain does not exist, nothing
+// is changed. The chain is removed from nf_tables and from legacy xtables, because the node's iptables variant may have changed since the
+// chain was written.
 func RemoveChain(parent, chain string) error {
 	chains := Chains{parent: {chain}}
 	err := nft.Remove("nft delete chain "+chain, nft.Removal{Chains: chains.Jumps()})
 	return errors.Join(err, chains.RemoveLegacy())
 }
 
-// Jumps returns the chains in the form of nf_tables, in both families.
+// Jumps converts the chains to jumps of nf_tables, for IPv4 and IPv6.
 func (c Chains) Jumps() (all []nft.Jump) {
 	for _, is4 := range []bool{true, false} {
 		for parent, names := range c {
@@ -43,7 +43,7 @@ func (c Chains) Jumps() (all []nft.Jump) {
 	return all
 }
 
-// Place returns the nf_tables place of an iptables chain.
+// Place returns the location of an iptables chain in nf_tables.
 func Place(is4 bool, chain string) nft.Place {
 	if is4 {
 		return nft.Place{Family: unix.NFPROTO_IPV4, Table: "nat", Chain: chain}
@@ -51,8 +51,8 @@ func Place(is4 bool, chain string) nft.Place {
 	return nft.Place{Family: unix.NFPROTO_IPV6, Table: "nat", Chain: chain}
 }
 
-// LacksChain reports whether the nat table certainly lacks a chain. It starts no program, so it does not see rules of iptables-legacy. If
-// those are in use, it returns false.
+// LacksChain reports whether the nat table does not contain a chain. LacksChain returns false in case of doubt. LacksChain starts no
+// program and therefore cannot read the rules of iptables-legacy. While iptables-legacy is in use, the result is false.
 func LacksChain(conn *nft.Conn, is4 bool, chain string) bool {
 	if LegacyUsed(is4) {
 		return false
@@ -65,8 +65,8 @@ func LacksChain(conn *nft.Conn, is4 bool, chain string) bool {
 	return err == nil && !has
 }
 
-// legacyTables returns the file in which legacy xtables list the tables in use. It is per thread: the process's first thread may have
-// entered a pod.
+// legacyTables returns the path of the file in which legacy xtables list their tables. The path belongs to the current thread, because the
+// first thread of the process may be in a pod's namespace.
 func legacyTables(is4 bool) string {
 	if is4 {
 		return "/proc/thread-self/net/ip_tables_names"
@@ -74,8 +74,8 @@ func legacyTables(is4 bool) string {
 	return "/proc/thread-self/net/ip6_tables_names"
 }
 
-// LegacyUsed reports whether a nat table of legacy xtables is in use. In an ordinary user's namespaces the kernel does not report that.
-// Then it returns whether the node's iptables is the legacy variant.
+// LegacyUsed reports whether legacy xtables have a nat table. In the namespaces of an ordinary user, the kernel does not show this. For an
+// ordinary user, the result says whether the node's iptables program is the legacy variant.
 func LegacyUsed(is4 bool) bool {
 	data, err := os.ReadFile(legacyTables(is4))
 	if errors.Is(err, fs.ErrPermission) {
@@ -84,7 +84,7 @@ func LegacyUsed(is4 bool) bool {
 	return err == nil && slices.Contains(strings.Fields(string(data)), "nat")
 }
 
-// IsLegacy reports whether the node's iptables is the legacy variant.
+// IsLegacy reports whether the node's iptables program is the legacy variant.
 func IsLegacy(is4 bool) bool {
 	path, err := lookPath(name(is4) + "-restore")
 	if err == nil {
@@ -93,7 +93,8 @@ func IsLegacy(is4 bool) bool {
 	return err == nil && strings.Contains(filepath.Base(path), "legacy")
 }
 
-// legacyProgram returns the program for legacy xtables: iptables itself, unless that is the nft variant.
+// legacyProgram returns the name of the program that changes legacy xtables. The program is iptables itself, unless iptables is the nft
+// variant.
 func legacyProgram(is4 bool) string {
 	if legacy := name(is4) + "-legacy"; installed(legacy) {
 		return legacy
@@ -101,7 +102,8 @@ func legacyProgram(is4 bool) string {
 	return name(is4)
 }
 
-// RemoveLegacy removes the chains from the nat table of legacy xtables, if there is one, in both families.
+// RemoveLegacy removes the chains from the nat tables of legacy xtables, for IPv4 and IPv6. RemoveLegacy does nothing if these tables do
+// not exist.
 func (c Chains) RemoveLegacy() error {
 	var errs []error
 	for _, is4 := range []bool{true, false} {

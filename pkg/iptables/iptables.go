@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package iptables reads and changes the nat tables of iptables and ip6tables. It uses the node's programs to read and write rules. It
-// removes chains that iptables keeps in nf_tables without a program.
+// Package iptables reads and changes the nat tables of iptables and ip6tables. To read and write rules, the iptables programs of the node
+// are started. Chains that iptables keeps in nf_tables are removed without starting a program.
 package iptables
 
 import (
@@ -13,13 +13,14 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// lockFile is the node's lock for changes of a nat table.
+// lockFile is the name of a lock, which each process on the node takes before it changes a nat table.
 const lockFile = ".iptables"
 
-// NAT is the nat table of one family in iptables-save format: the rules of each chain, each with a trailing space.
+// NAT is the nat table of one address family in the format of iptables-save. A NAT maps each chain to its rules. Each rule ends with a
+// space.
 type NAT map[string][]string
 
-// Read reads the nat table with one process.
+// Read reads the nat table.
 func Read(is4 bool) (NAT, error) { return readTable(name(is4), nil) }
 
 func parse(out string) NAT {
@@ -37,13 +38,13 @@ func parse(out string) NAT {
 	return t
 }
 
-// HasChain reports whether the table has a chain.
+// HasChain reports whether the table contains a chain with this name.
 func (t NAT) HasChain(name string) bool {
 	_, ok := t[name]
 	return ok
 }
 
-// Rules returns the rules of a chain that contain all parts, in the form "-A CHAIN ... ".
+// Rules returns those rules of a chain that contain all given parts. A rule has the form "-A CHAIN ... ".
 func (t NAT) Rules(chain string, parts ...string) []string {
 	var found []string
 next:
@@ -58,7 +59,7 @@ next:
 	return found
 }
 
-// Deletions returns the lines that delete parent's rules that jump to chain.
+// Deletions returns lines in iptables-restore format. The lines delete all rules of the parent chain that jump to the chain.
 func (t NAT) Deletions(parent, chain string) []string {
 	var lines []string
 	for _, rule := range t.Rules(parent, "-j "+chain+" ") {
@@ -67,13 +68,14 @@ func (t NAT) Deletions(parent, chain string) []string {
 	return lines
 }
 
-// Comment quotes a text for iptables-restore and truncates it to the kernel's limit (XT_MAX_COMMENT_LEN, 256 with the terminating zero).
+// Comment quotes a text for iptables-restore. A text that exceeds the kernel's limit is shortened (XT_MAX_COMMENT_LEN, 256 with the
+// terminating zero).
 func Comment(text string) string {
 	return `"` + strings.ReplaceAll(text[:min(len(text), 255)], `"`, `\"`) + `"`
 }
 
-// Edit is the nat table of one family under the node's lock. NAT stays valid until Apply changes the table. Open also waits for the child
-// processes of a killed plugin.
+// Edit is a change of one family's nat table. Edit holds the node's lock for this table. The result of NAT is valid until Apply changes the
+// table. A killed plugin may have left child processes that hold the lock. Open also waits for these child processes.
 type Edit struct {
 	program string
 	wait    []string // arguments with the time that iptables-restore waits for the xtables lock
@@ -82,7 +84,8 @@ type Edit struct {
 	nat     NAT
 }
 
-// Open locks and reads the nat table with one process. Without wait, Open and Apply return a busy error instead of waiting for a lock.
+// Open takes the lock and reads the nat table with one process. If wait is false and a lock is held, Open and Apply return a busy error and
+// do not wait.
 func Open(is4, wait bool) (*Edit, error) { return open(name(is4), wait) }
 
 func open(program string, wait bool) (*Edit, error) {
@@ -105,11 +108,11 @@ func open(program string, wait bool) (*Edit, error) {
 	return e, nil
 }
 
-// NAT returns the table as Open read it.
+// NAT returns the content of the table at the time of Open.
 func (e *Edit) NAT() NAT { return e.nat }
 
-// Apply applies all lines, in iptables-restore format, or none. It starts one process, or none without lines. ":CHAIN - [0:0]" creates or
-// empties a chain.
+// Apply applies all lines, or none of them if one is invalid. The lines are in iptables-restore format. Apply starts one process, unless
+// there are no lines. The line ":CHAIN - [0:0]" creates the chain, or empties it if it exists.
 func (e *Edit) Apply(lines []string) error {
 	if len(lines) == 0 {
 		return nil
@@ -121,7 +124,7 @@ func (e *Edit) Apply(lines []string) error {
 	})
 }
 
-// Close releases the lock.
+// Close releases the node's lock.
 func (e *Edit) Close() {
 	e.lock.Unlock()
 	e.dir.Close()

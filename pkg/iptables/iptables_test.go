@@ -72,7 +72,7 @@ func needIPTables(t *testing.T) {
 	}
 }
 
-// apply edits the nat table.
+// apply changes the nat table by the lines that a function returns.
 func apply(is4 bool, lines func(NAT) []string) error {
 	e, err := Open(is4, true)
 	if err != nil {
@@ -92,7 +92,7 @@ func TestEdit(t *testing.T) {
 		kerneltest.Must(t, edit(), RemoveChain("POSTROUTING", "KT-A"))
 		kerneltest.Must(t, edit(":KT-A - [0:0]", ":KT-B - [0:0]", "-A KT-A -p tcp -j ACCEPT", "-A POSTROUTING -j KT-A", "-A POSTROUTING -j KT-A",
 			"-A POSTROUTING -p udp -j KT-B"))
-		// An invalid line undoes the lines before it.
+		// if one line is invalid, the lines before it have no effect
 		if err := edit("-A KT-A -p udp -j ACCEPT", "-A KT-A -j NOSUCHCHAIN"); err == nil || !strings.Contains(err.Error(), name(is4)+"-restore") {
 			t.Errorf("got %v", err)
 		}
@@ -111,7 +111,8 @@ func TestEdit(t *testing.T) {
 	}
 }
 
-// TestEditParallel: the table does not change between read and write, so no process loses its chain.
+// TestEditParallel checks that the table does not change between reading and writing, even if several processes change it. No process may
+// lose its own chain.
 func TestEditParallel(t *testing.T) {
 	needIPTables(t)
 	kerneltest.EmptyNFT(t)
@@ -146,7 +147,7 @@ func TestMissingProgram(t *testing.T) {
 	}
 }
 
-// TestOpenBusy: without wait, Open returns a busy error at once while another Edit has the lock.
+// TestOpenBusy checks that Open without wait returns a busy error at once while another Edit holds the lock.
 func TestOpenBusy(t *testing.T) {
 	needIPTables(t)
 	kerneltest.EmptyNFT(t)

@@ -14,11 +14,11 @@ import (
 	"github.com/podlace/podlace/pkg/child"
 )
 
-// List reads chains of the nat table. Missing chains are not in the result. It starts one process per chain and one more, so only CHECK
-// uses it.
+// List reads the given chains of the nat table. Chains that do not exist are left out. List starts one process for each chain and one more
+// process. Starting so many processes is slow, so only CHECK calls List.
 func List(is4 bool, chains ...string) (NAT, error) { return listBy(name(is4), chains) }
 
-// ListLegacy is List for legacy xtables.
+// ListLegacy does the same as List for legacy xtables.
 func ListLegacy(is4 bool, chains ...string) (NAT, error) { return listBy(legacyProgram(is4), chains) }
 
 func listBy(program string, chains []string) (NAT, error) {
@@ -29,8 +29,8 @@ func listBy(program string, chains []string) (NAT, error) {
 	return listWithin(timeout, path, chains)
 }
 
-// listWithin applies a timeout to all processes together; the library limits only the wait for the xtables lock. A process that hangs
-// outlives the timeout, but holds no lock of Podlace and changes nothing.
+// listWithin limits the total time of all processes. The library limits only the wait for the xtables lock. A process that hangs is not
+// killed by the timeout. The running process does no harm, because it holds no lock of Podlace and changes nothing.
 func listWithin(most time.Duration, path string, chains []string) (NAT, error) {
 	done := make(chan struct{})
 	var nat NAT

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestList compares List, chain by chain, with the whole table. List changes nothing.
+// TestList checks that each chain in the result of List has the same rules as in the whole table. List must change nothing.
 func TestList(t *testing.T) {
 	needIPTables(t)
 	kerneltest.EmptyNFT(t)
@@ -49,7 +49,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// TestListBusy: if a program hangs or finds a lock held, List returns a busy error so that the caller retries.
+// TestListBusy checks that List returns a busy error if a program hangs or waits for a lock. The caller can then retry.
 func TestListBusy(t *testing.T) {
 	for what, script := range map[string]string{
 		"hangs":                "exec sleep 2",

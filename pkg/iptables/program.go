@@ -13,51 +13,51 @@ import (
 	"github.com/podlace/podlace/pkg/child"
 )
 
-// timeout is the time limit of a process. xtablesWait (seconds) is the part of it for waiting for the xtables lock.
+// timeout is the time limit of a process. The wait for the xtables lock is a part of this time and is limited to xtablesWait seconds.
 const (
 	timeout     = 20 * time.Second
 	xtablesWait = 10
 )
 
-// folders are searched for the programs instead of PATH, because a runtime's PATH may be empty or hostile.
+// folders lists the folders in which the programs are searched. PATH is not used, because a runtime's PATH may be empty or hostile.
 var folders = [...]string{"/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"}
 
-// Exit statuses (iptables(8)). exitBusy means a resource problem, such as a held xtables lock. exitNoChain means that the chain to list
-// does not exist; the message of iptables-nft depends on its version.
+// These are exit statuses of iptables(8). The status exitBusy means a resource problem, such as a held xtables lock. The status exitNoChain
+// means that the chain does not exist. The message for a missing chain depends on the version of iptables-nft.
 const (
 	exitNoChain = 1
 	exitBusy    = 4
 )
 
-// MissingProgram is the error for a program that is not installed.
+// MissingProgram is the error for an iptables program that is not installed.
 type MissingProgram struct{ Name string }
 
 func (e *MissingProgram) Error() string { return e.Name + " is not installed" }
 
-// MissingFeature returns the name of the program.
+// MissingFeature returns the name of the missing program.
 func (e *MissingProgram) MissingFeature() string { return e.Name }
 
-// busyError means that a program found a lock held or did not end.
+// busyError means that a program had to wait for a lock, or did not end in time.
 type busyError struct{ error }
 
 func (e busyError) Unwrap() error { return e.error }
 
-// Busy reports that a retry may succeed.
+// Busy returns true, which means that a retry may succeed.
 func (busyError) Busy() bool { return true }
 
-// isBusy reports whether a lock was held for too long.
+// isBusy reports whether err means that another process held a lock for too long.
 func isBusy(err error) bool {
 	var busy interface{ Busy() bool }
 	return errors.As(err, &busy) && busy.Busy()
 }
 
-// Refused reports whether iptables rejected its input.
+// Refused reports whether err means that iptables rejected its input.
 func Refused(err error) bool {
 	var exit *exec.ExitError
 	return errors.As(err, &exit) && exit.ExitCode() != exitBusy
 }
 
-// Installed reports whether the iptables programs of a family are installed.
+// Installed reports whether the iptables programs of an address family are installed.
 func Installed(is4 bool) bool { return installed(name(is4)) }
 
 func installed(program string) bool {

@@ -23,7 +23,7 @@ func TestSysctl(t *testing.T) {
 	}
 }
 
-// TestSysctlMissing: a kernel without IPv6 lacks its settings; that is no error.
+// TestSysctlMissing checks that Set ignores a setting that does not exist, and that Get returns fs.ErrNotExist for it.
 func TestSysctlMissing(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
@@ -45,7 +45,7 @@ func TestSysctlRefused(t *testing.T) {
 	}
 }
 
-// TestForwards: the answer by netlink matches the sysctl files.
+// TestForwards checks that Forwards, which uses netlink, matches the sysctl files.
 func TestForwards(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)

@@ -74,7 +74,7 @@ type agent struct {
 	peers          []PeerStatus
 	node           nodefile.Node           // wanted content of node.json; without podCIDRs nothing is known yet
 	advice         []Problem               // problems from the last comparison
-	moreSpecific   map[netip.Prefix]string // route of another program to a part of a peer's podCIDR, by podCIDR
+	moreSpecific   map[netip.Prefix]string // route of another program to a part of a peer's podCIDR, by podCIDR; nil until they were read
 	started        time.Time
 	syncStart      time.Time     // start of the first comparison
 	nextSync       time.Time     // time of the next comparison if no event comes before

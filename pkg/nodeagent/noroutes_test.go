@@ -31,8 +31,8 @@ func without(t *testing.T, capability uintptr, cmd *exec.Cmd) {
 	kerneltest.Must(t, <-started)
 }
 
-// TestWithoutRoutes: with "routes": false the agent writes node.json, plugins and conflist without CAP_NET_ADMIN, also after a change of the
-// cluster, and is ready without a problem. It leaves routes alone.
+// TestWithoutRoutes: with "routes": false the agent writes node.json, plugins and conflist without CAP_NET_ADMIN, also after a change of
+// the cluster, and is ready without a problem. It leaves routes alone.
 func TestWithoutRoutes(t *testing.T) {
 	l := newLab(t, `"routes": false`)
 	cmd := l.agentCommand()

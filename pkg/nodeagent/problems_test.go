@@ -77,7 +77,8 @@ func TestYounger(t *testing.T) {
 	l.await("ready", func() bool { return l.status().Ready })
 }
 
-// TestPartOfPodCIDR checks that a route of another program to a part of a peer's podCIDR is reported until it is gone.
+// TestPartOfPodCIDR checks that a route of another program to a part of a peer's podCIDR is reported until it is gone, also if the API
+// server answers some time after the start.
 func TestPartOfPodCIDR(t *testing.T) {
 	l := newLab(t)
 	l.times.conflictPause = 50 * time.Millisecond
@@ -86,7 +87,12 @@ func TestPartOfPodCIDR(t *testing.T) {
 	route := &netlink.Route{Dst: kernel.IPNet(netip.MustParsePrefix("10.244.2.128/25")), LinkIndex: link.Attrs().Index,
 		Gw: []byte{192, 0, 2, 254}, Protocol: unix.RTPROT_STATIC}
 	kerneltest.Must(t, netlink.RouteAdd(route))
-	l.ready()
+	l.api.Refuse = 503
+	l.start()
+	l.await("the API server refuses", func() bool { return l.says("API server") })
+	l.api.mu.Lock()
+	l.api.Refuse = 0
+	l.api.mu.Unlock()
 	const says = "a part of it has a route of another program: 10.244.2.128/25 via 192.0.2.254 dev up0 proto static"
 	l.await("the route is named", func() bool { return l.says("node n2 10.244.2.0/24", says) })
 	kerneltest.Must(t, netlink.RouteDel(route))

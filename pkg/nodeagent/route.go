@@ -99,10 +99,10 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	return nil
 }
 
-// change writes the wanted routes into the kernel, and deletes the others if the list can be trusted. It reads routes of other
-// programs rarely, unless some are known to be in the way.
+// change writes the wanted routes into the kernel, and deletes the others if the list can be trusted. It reads the routes of other
+// programs in the first comparison and in periodic ones, and in each one while some of them are known to be in the way.
 func (a *agent) change(host *kernel.NS, want noderoutes.Wanted, why cause, selfGone bool) (noderoutes.Result, error) {
-	inside := why == onStart || why == onPeriod || len(a.moreSpecific) > 0
+	inside := a.moreSpecific == nil || why == onStart || why == onPeriod || len(a.moreSpecific) > 0
 	result, err := noderoutes.Apply(host, want, noderoutes.Options{Keep: true, Adopt: a.config.Adopt, Inside: inside})
 	if err != nil {
 		return result, err

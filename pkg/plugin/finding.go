@@ -14,7 +14,7 @@ import (
 	"unicode/utf8"
 )
 
-// Finding is a setting that is valid but does not have the effect that it suggests.
+// Finding describes a setting that is valid but probably does not have the intended effect.
 type Finding struct {
 	Key  string      `json:"key"`  // path of the key, such as plugins[1].capabilities
 	Text string      `json:"text"` // the problem and the remedy
@@ -35,7 +35,7 @@ const (
 	NoKubelet         FindingCode = "no-kubelet"
 )
 
-// String returns both parts in one line.
+// String returns the key and the text in one line.
 func (f Finding) String() string { return f.Key + ": " + f.Text }
 
 // LogFindings writes a warning for each finding.
@@ -45,8 +45,8 @@ func (r *Request) LogFindings(findings []Finding) {
 	}
 }
 
-// UnknownKeys returns a finding for each key of a configuration that raw, a struct that mirrors the JSON, does not have. If within is not
-// empty, only the keys of that object count.
+// UnknownKeys returns a finding for each key of a configuration for which the struct raw has no field. The struct has one field for each
+// known key. If within is not empty, UnknownKeys checks only the keys of the object with that key.
 func UnknownKeys(config []byte, within string, raw any) []Finding {
 	t := reflect.TypeOf(raw)
 	if within == "" {
@@ -59,8 +59,8 @@ func UnknownKeys(config []byte, within string, raw any) []Finding {
 	return nil
 }
 
-// unknownKeys compares the keys of a JSON object with the fields of t. It skips objects below "args" and "runtimeConfig", which other
-// plugins share.
+// unknownKeys returns a finding for each key of a JSON object for which t has no field. It does not check the objects "args" and
+// "runtimeConfig", because other plugins use them too.
 func unknownKeys(path string, data []byte, t reflect.Type) (found []Finding) {
 	var object map[string]json.RawMessage
 	if json.Unmarshal(data, &object) != nil {
@@ -94,7 +94,7 @@ func unknownKeys(path string, data []byte, t reflect.Type) (found []Finding) {
 	return found
 }
 
-// DuplicateKeys returns a finding for each key that occurs twice in a JSON object.
+// DuplicateKeys returns a finding for each repeated key in a JSON object.
 func DuplicateKeys(data []byte) (found []Finding) {
 	if !json.Valid(data) { // also limits the nesting depth for the walk
 		return nil
@@ -155,13 +155,13 @@ func walkKeys(dec *json.Decoder, path string, visit func(path string, repeated b
 	}
 }
 
-// conventional are the capabilities in CONVENTIONS.md and of containerd and CRI-O.
-var conventional = []string{"portMappings", "ipRanges", "bandwidth", "dns", "ips", "mac", "infinibandGUID", "deviceID", "aliases",
+// knownCapabilities lists the capabilities in CONVENTIONS.md and those of containerd and CRI-O.
+var knownCapabilities = []string{"portMappings", "ipRanges", "bandwidth", "dns", "ips", "mac", "infinibandGUID", "deviceID", "aliases",
 	"cgroupPath",
 	"CNIDeviceInfoFile", "io.kubernetes.cri.pod-annotations"}
 
-// Capabilities returns a finding for each capability that looks misspelt, and one if the configuration does not request the capability
-// needed. loss describes the effect of that. needed is "" for a plugin that needs none.
+// Capabilities returns a finding for each capability that looks misspelt. It also returns a finding if the configuration does not request
+// the capability needed. The argument loss describes the effect of the missing capability. If needed is "", the plugin needs no capability.
 func Capabilities(config []byte, needed, loss string) (found []Finding) {
 	var c struct {
 		Capabilities map[string]json.RawMessage `json:"capabilities"`
@@ -170,7 +170,7 @@ func Capabilities(config []byte, needed, loss string) (found []Finding) {
 		return nil
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Capabilities)) {
-		if nearest := Nearest(name, conventional); !slices.Contains(conventional, name) && nearest != "" {
+		if nearest := Nearest(name, knownCapabilities); !slices.Contains(knownCapabilities, name) && nearest != "" {
 			text := "no known runtime has a capability of this name; the nearest is " + nearest
 			found = append(found, Finding{"capabilities." + name, text, UnknownCapability})
 		}

@@ -3,9 +3,7 @@
 package sriov
 
 import (
-	"encoding/json"
 	"fmt"
-	"hash/crc32"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -16,6 +14,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/claim/claimtest"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/pci"
@@ -40,16 +39,12 @@ func (l lab) prepare(kubelet, uid string, devices ...allocation.Device) {
 		r.State, r.Devices = claim.Prepared, append(r.Devices, d)
 		records[d.Claim.UID] = r
 	}
-	var list []any
+	var list []claimtest.Claim
 	for id, r := range records {
 		must(l, claim.Write(l.sriov.claims, r))
-		list = append(list, object{"ClaimUID": id, "ClaimName": r.Claim().Name, "Namespace": "shop", "PodUIDs": object{uid: object{}},
-			"DriverState": object{claim.Driver: object{"Devices": []any{}}}})
+		list = append(list, claimtest.Claim{UID: id, Namespace: "shop", Name: r.Claim().Name, Pods: []string{uid}})
 	}
-	text, err := json.Marshal(object{"apiVersion": "checkpoint.dra.kubelet.k8s.io/v1", "kind": "DRACheckpoint", "ClaimInfoStateList": list})
-	must(l, err)
-	data, err := json.Marshal(object{"Data": string(text), "Checksum": crc32.ChecksumIEEE(text)})
-	must(l, err, os.WriteFile(filepath.Join(kubelet, "dra_manager_state"), data, 0o600))
+	must(l, claimtest.WriteState(kubelet, list...))
 }
 
 // TestClaims: a pod gets the VFs of its claims after those of its containers, ordered by claim and result, from every source of answers.
