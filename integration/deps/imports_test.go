@@ -65,9 +65,9 @@ func only() map[string][]string {
 		// ipam runs host-local without importing it
 		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback",
 			"pkg/cli", "pkg/doctor", "pkg/podmetrics", "pkg/validate"},
-		// packages that change the system, start a program, or write the answer
+		// packages that change the system, start a program, write the answer, or have a phase that trace shows
 		module + "pkg/fault": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/bridge", "pkg/portmap", "pkg/store", "pkg/pci",
-			"pkg/child", "pkg/plugin", "pkg/dra", "pkg/nodeagent"},
+			"pkg/child", "pkg/plugin", "pkg/dra", "pkg/nodeagent", "pkg/attachment", "pkg/ipam"},
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": {"integration/harness"},
 		module + "pkg/probes/probestest": nil,
