@@ -27,6 +27,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -141,6 +142,7 @@ func (a *Attachment) file() string { return a.plugin + "-" + a.Hash() }
 
 // Save writes the record with the plugin's state.
 func (a *Attachment) Save(state any) error {
+	defer fault.Phase("record")()
 	raw, err := json.Marshal(state)
 	if err != nil {
 		return err

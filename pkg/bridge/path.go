@@ -189,17 +189,21 @@ func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []att
 	return errors.Join(errs...)
 }
 
-// repairPorts restores the port flags that ADD set. For guarded ports, group_fwd_mask is also restored. The port state is not changed,
-// since an admin may have disabled a port on purpose.
+// repairPorts attaches host sides without a bridge to the recorded bridge. It restores the port flags that ADD set, and group_fwd_mask of
+// guarded ports. It does not change the port state, since an admin may disable a port on purpose. It leaves ports of other bridges alone.
 func repairPorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	var errs []error
 	for _, pod := range pods {
-		port, ok, err := host.LinkByIndex(pod.State.Index)
+		port, ok, err := recordedPort(host, pod)
 		errs = append(errs, err)
-		want := pod.State.flags()
-		if !ok || port.Name != pod.HostVeth() || port.Master == 0 {
+		if !ok {
 			continue
 		}
+		if port.Master == 0 {
+			errs = append(errs, joinRecorded(host, log, port, pod.State))
+			continue
+		}
+		want := pod.State.flags()
 		if pod.State.Guard != nil && !port.Reserved {
 			log.Info("group_fwd_mask of a guarded port is missing and is restored", "port", port.Name)
 			errs = append(errs, host.SetReserved(port))

@@ -102,13 +102,7 @@ func (j *job) reattach(bridge kernel.Link, lost []port) {
 }
 
 func (j *job) reattachPort(bridge kernel.Link, p port) error {
-	errs := []error{j.host.SetMaster(p.link, bridge), j.setPort(bridge, p.link, p.VLANs, p.Hairpin, p.Isolated)}
-	if p.Guard != nil {
-		errs = append(errs, j.host.SetReserved(p.link))
-	}
-	if !p.link.Up {
-		errs = append(errs, j.host.SetUp(p.link))
-	}
+	errs := []error{join(j.host, bridge, p.link, p.state)}
 	gateway, err := j.ensureGatewayLink(bridge, cmp.Or(p.gatewayLink(), bridge.Name), p.VLANs)
 	if err != nil {
 		return errors.Join(append(errs, err)...)

@@ -40,8 +40,9 @@ func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Fi
 	}
 	if ipam.Type(raw.IPAM) == "" {
 		if len(keys) > 0 {
-			found = append(found, plugin.Finding{Key: strings.Join(keys, ", "), Text: "no effect without ipam: the pod gets no address, " +
-				"the bridge becomes no gateway, and nothing is masqueraded; name an IPAM plugin, such as host-local"})
+			found = append(found, plugin.Finding{Key: strings.Join(keys, ", "), Code: plugin.WithoutIPAM,
+				Text: "no effect without ipam: the pod gets no address, " +
+					"the bridge becomes no gateway, and nothing is masqueraded; name an IPAM plugin, such as host-local"})
 		}
 		return found
 	}
@@ -69,7 +70,7 @@ func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Findi
 			if !pod.Overlaps(other.Prefix) || router || tunnel {
 				continue
 			}
-			found = append(found, plugin.Finding{Key: "ipam", Text: fmt.Sprintf("the pods' subnet %s overlaps %s: packets for a shared address "+
+			found = append(found, plugin.Finding{Key: "ipam", Code: plugin.SubnetOverlap, Text: fmt.Sprintf("the pods' subnet %s overlaps %s: packets for a shared address "+
 				"reach only one of the two links; connections and hostPorts to the other time out; choose another subnet", pod, other)})
 		}
 	}

@@ -142,12 +142,12 @@ func (j *job) ensureFiltering(bridge *kernel.Link) error {
 }
 
 // setVLANs sets the VLANs of a pod's port while the port is still down. At this time, the port is only in the bridge's default VLAN.
-func (j *job) setVLANs(bridge, port kernel.Link, v VLANs) error {
+func setVLANs(host *kernel.Node, bridge, port kernel.Link, v VLANs) error {
 	var has kernel.VLANs
 	if id := bridge.DefaultVLAN; id != 0 {
 		has = kernel.VLANs{{ID: id, PVID: true, Untagged: true}}
 	}
-	return j.host.ChangeVLANs(port, has, v.onPort(bridge.DefaultVLAN))
+	return host.ChangeVLANs(port, has, v.onPort(bridge.DefaultVLAN))
 }
 
 func (j *job) checkVLANs(w wiring) error {

@@ -255,20 +255,20 @@ func (j *job) podSettings(pod kernel.Link, l layer3) []kernel.Sysctl {
 }
 
 func (j *job) configurePort(w wiring) error {
-	if err := j.setPort(w.bridge, w.host, j.cfg.VLANs, j.cfg.Hairpin, j.cfg.Isolated); err != nil {
+	if err := setPort(j.host, w.bridge, w.host, j.cfg.VLANs, kernel.BridgePort{Hairpin: j.cfg.Hairpin, Isolated: j.cfg.Isolated}); err != nil {
 		return err
 	}
 	return j.host.SetUpLeader(w.host, j.alias())
 }
 
 // setPort sets the VLANs and flags of a pod's port while the port is still down.
-func (j *job) setPort(bridge, port kernel.Link, vlans VLANs, hairpin, isolated bool) error {
+func setPort(host *kernel.Node, bridge, port kernel.Link, vlans VLANs, flags kernel.BridgePort) error {
 	if vlans.used() {
-		if err := j.setVLANs(bridge, port, vlans); err != nil {
+		if err := setVLANs(host, bridge, port, vlans); err != nil {
 			return err
 		}
 	}
-	return j.host.SetPort(port, kernel.BridgePort{Hairpin: hairpin, Isolated: isolated})
+	return host.SetPort(port, flags)
 }
 
 // maxAlias is the maximum length of a link alias, which is IFALIASZ without the terminating zero (include/uapi/linux/if.h).

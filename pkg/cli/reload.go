@@ -21,8 +21,9 @@ import (
 const reloadHelp = `Restore the rules of all pods after a flush, such as 'nft flush ruleset', a
 restart of the nftables or firewalld service or 'iptables -t nat -F': first the
 rules that protect pods and node, then masquerade and hostPorts. The command also
-restores limits whose qdiscs another program removed. It reads the records under
-/run/podlace and leaves rules that are in place.
+restores limits whose qdiscs another program removed, and attaches pods whose port
+another program detached from the bridge. It reads the records under /run/podlace
+and leaves rules that are in place.
 
 The exit status is 0 if everything is in place, and 2 if something could not be
 restored.`

@@ -175,10 +175,11 @@ func (t tracedPlugin) print(w io.Writer) {
 	default:
 		fmt.Fprintf(w, "%-6s %-12s %7.1f ms  ok\n", t.Verb, plain(t.Plugin), milliseconds(t.Took))
 	}
+	printPhases(w, t.Traced)
 	for _, line := range t.Objects {
 		fmt.Fprintf(w, "         %s\n", plugin.Plain(line, maxEvidence))
 	}
-	for _, line := range t.Changes {
-		fmt.Fprintf(w, "         change: %s\n", plugin.Plain(line, maxEvidence))
+	for _, change := range t.Changes {
+		fmt.Fprintf(w, "         change: %s\n", plugin.Plain(change.What, maxEvidence))
 	}
 }

@@ -3,6 +3,7 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -29,26 +30,26 @@ func isOurs(net reconcile.Network) bool {
 func (n *node) conflist() (found []Finding) {
 	switch {
 	case errors.Is(n.confErr, fs.ErrNotExist):
-		return []Finding{{Level: Error, What: "there is no folder " + n.ConfDir, Evidence: n.confErr.Error(),
+		return []Finding{{Level: Error, Code: noConfDir, What: "there is no folder " + n.ConfDir, Evidence: n.confErr.Error(),
 			Consequence: "the node stays NotReady, no pod gets a network",
 			Command:     "install -D -m 600 conf/10-podlace.conflist " + n.ConfDir + "/10-podlace.conflist"}}
 	case n.confErr != nil:
 		return unknown("the network configurations", n.confErr)
 	}
 	for _, note := range n.notes {
-		found = append(found, Finding{Level: Warning, What: "a configuration file cannot be used", Evidence: note,
+		found = append(found, Finding{Level: Warning, Code: unusableFile, What: "a configuration file cannot be used", Evidence: note,
 			Consequence: "runtimes skip it; CRI-O and old versions of containerd stop at it",
 			Command:     "correct the file, or rename it so that it does not end in .conf, .conflist or .json"})
 	}
 	ours := slices.IndexFunc(n.networks, isOurs)
 	switch {
 	case ours < 0:
-		found = append(found, Finding{Level: Error, What: noNetwork, Evidence: n.listNetworks(),
+		found = append(found, Finding{Level: Error, Code: noNetworkOfOurs, What: noNetwork, Evidence: n.listNetworks(),
 			Consequence: "pods get another network, or none",
 			Command:     "install -m 600 conf/10-podlace.conflist " + n.ConfDir + "/"})
 	case ours > 0 && !n.takesAll():
 		first := n.networks[0]
-		found = append(found, Finding{Level: Error, What: "the runtime takes another configuration than Podlace's",
+		found = append(found, Finding{Level: Error, Code: otherNetwork, What: "the runtime takes another configuration than Podlace's",
 			Evidence:    fmt.Sprintf("%s sorts before %s", first.File, n.networks[ours].File),
 			Consequence: fmt.Sprintf("new pods get the network %q", first.Name),
 			Command:     fmt.Sprintf("mv %s %s.unused", first.File, first.File)})
@@ -76,7 +77,7 @@ func (n *node) defaultNetwork() (found []Finding) {
 	for _, r := range n.runtimes {
 		named := func(net reconcile.Network) bool { return net.Name == r.Network && isOurs(net) }
 		if r.Network != "" && !slices.ContainsFunc(n.networks, named) {
-			found = append(found, Finding{Level: Error, What: r.Name + " takes a network that is not Podlace's",
+			found = append(found, Finding{Level: Error, Code: defaultNetwork, What: r.Name + " takes a network that is not Podlace's",
 				Evidence:    fmt.Sprintf("%s: cni_default_network = %q; %s", r.File, r.Network, n.listNetworks()),
 				Consequence: "new pods get that network, or fail if no configuration has it",
 				Command:     "remove cni_default_network from " + r.File + " and restart " + r.Name})
@@ -92,7 +93,7 @@ func (n *node) permissions() (found []Finding) {
 		if err != nil || info.Mode().Perm()&0o022 == 0 {
 			continue
 		}
-		found = append(found, Finding{Level: Warning, What: "other users than root can change a network configuration",
+		found = append(found, Finding{Level: Warning, Code: writableFile, What: "other users than root can change a network configuration",
 			Evidence:    fmt.Sprintf("%s has the mode %04o", net.File, info.Mode().Perm()),
 			Consequence: "such a user can make the runtime start any plugin with any configuration as root",
 			Command:     "chmod 600 " + net.File,
@@ -110,11 +111,17 @@ func (n *node) conflistKeys() (found []Finding) {
 	if err != nil {
 		found = unknown("the subnets of the node", err)
 	}
+	var files []validate.File
 	for _, net := range n.networks {
-		for _, f := range validate.Config(net.Text, this) {
-			found = append(found, Finding{Level: Warning, What: net.File + ": " + f.Key, Evidence: f.Text,
-				Consequence: "the setting does not have the effect that it suggests", Command: "edit " + net.File})
+		files = append(files, validate.File{Name: net.File, Data: net.Text})
+	}
+	for _, p := range validate.Files(files, this) {
+		f := Finding{Level: Warning, Code: p.Code, What: p.Where(), Evidence: p.Text, File: p.File, Line: p.Line, Column: p.Column,
+			Consequence: "the setting does not have the effect that it suggests", Command: fmt.Sprintf("edit line %d of %s", p.Line, p.File)}
+		if p.Error {
+			f.Level, f.Consequence = Error, "no pod of this network starts"
 		}
+		found = append(found, f)
 	}
 	return found
 }
@@ -150,21 +157,23 @@ func (n *node) binaries() (found []Finding) {
 		version, err := reconcile.Version(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			found = append(found, Finding{Level: Error, What: "the plugin " + name + " is missing", Evidence: err.Error(),
+			found = append(found, Finding{Level: Error, Code: pluginMissing, What: "the plugin " + name + " is missing", Evidence: err.Error(),
 				Consequence: "no pod starts", Command: "make install CNI_BIN_DIR=" + n.BinDir})
 		case errors.Is(err, reconcile.ErrForeign):
-			found = append(found, Finding{Level: Warning, What: "the plugin " + name + " is not Podlace's", Evidence: err.Error(),
+			found = append(found, Finding{Level: Warning, Code: pluginForeign,
+				What: "the plugin " + name + " is not Podlace's", Evidence: err.Error(),
 				Consequence: "keys that only Podlace's plugin knows have no effect, and its errors are not Podlace's",
 				Command:     "make install CNI_BIN_DIR=" + n.BinDir})
 		case err != nil:
-			found = append(found, Finding{Level: Error, What: "the plugin " + name + " does not start", Evidence: err.Error(),
+			found = append(found, Finding{Level: Error, Code: pluginBroken, What: "the plugin " + name + " does not start", Evidence: err.Error(),
 				Consequence: "no pod starts", Command: "file " + path})
 		default:
 			versions[version] = append(versions[version], name)
 		}
 	}
 	if len(versions) > 1 {
-		found = append(found, Finding{Level: Warning, What: "the plugins have different versions", Evidence: fmt.Sprint(versions),
+		found = append(found, Finding{Level: Warning, Code: pluginVersions,
+			What: "the plugins have different versions", Evidence: fmt.Sprint(versions),
 			Consequence: "an older plugin may refuse a record of a newer one", Command: "make install CNI_BIN_DIR=" + n.BinDir})
 	}
 	return found
@@ -177,9 +186,10 @@ func (n *node) status() (found []Finding) {
 	}
 	for _, net := range n.ownNetworks() {
 		for _, err := range reconcile.Status(net, n.BinDir) {
-			found = append(found, Finding{Level: Error, What: fmt.Sprintf("network %q is not ready", net.Name), Evidence: err.Error(),
+			code := answered(err)
+			found = append(found, Finding{Level: Error, Code: code, What: fmt.Sprintf("network %q is not ready", net.Name), Evidence: err.Error(),
 				Consequence: "containerd from 2.0 and CRI-O report the node NotReady",
-				Command:     "podlace explain CODE tells what a code means"})
+				Command:     "podlace explain " + string(cmp.Or(code, "status"))})
 		}
 	}
 	return found

@@ -6,11 +6,13 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"slices"
 
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
@@ -27,13 +29,17 @@ const (
 
 // Finding is the result of a check.
 type Finding struct {
-	Check       string `json:"check"`
-	Level       Level  `json:"level"`
-	What        string `json:"what"`
-	Evidence    string `json:"evidence,omitempty"`
-	Consequence string `json:"consequence,omitempty"`
-	Command     string `json:"command,omitempty"` // a shell command, or the text for a file
-	Fixable     bool   `json:"fixable,omitempty"` // Fix can apply the remedy
+	Check       string             `json:"check"`
+	Level       Level              `json:"level"`
+	Code        plugin.FindingCode `json:"code,omitempty"` // the check, unless the check finds several things
+	What        string             `json:"what"`
+	File        string             `json:"file,omitempty"`
+	Line        int                `json:"line,omitempty"`
+	Column      int                `json:"column,omitempty"`
+	Evidence    string             `json:"evidence,omitempty"`
+	Consequence string             `json:"consequence,omitempty"`
+	Command     string             `json:"command,omitempty"` // a shell command, or the text for a file
+	Fixable     bool               `json:"fixable,omitempty"` // Fix can apply the remedy
 
 	fix func() error
 }
@@ -84,6 +90,7 @@ func checks() []check {
 		{"binaries", "all plugins are in place, of one version", (*node).binaries},
 		{"addresses", "addresses are left", (*node).addresses},
 		{"records", "all records belong to living pods", (*node).records},
+		{"ports", "all pods are connected to their bridge", (*node).ports},
 		{"rules", "no rules are missing", (*node).rules},
 		{"status", "all plugins are ready", (*node).status}, // after rules, because STATUS restores them
 		{"node-agent", "podlace-node is ready", (*node).agent},
@@ -134,6 +141,9 @@ func Examine(o Options, only ...string) ([]Finding, error) {
 		}
 		for _, f := range found {
 			f.Check, f.Fixable = c.name, f.fix != nil
+			if f.Level == Warning || f.Level == Error {
+				f.Code = cmp.Or(f.Code, plugin.FindingCode(c.name))
+			}
 			all = append(all, f)
 		}
 	}
@@ -182,6 +192,7 @@ func skipped(why string) []Finding { return []Finding{{Level: Skipped, What: why
 
 // unknown returns a finding which says that a check could not read its data.
 func unknown(what string, err error) []Finding {
-	return []Finding{{Level: Warning, What: "could not read " + what, Evidence: err.Error(), Consequence: "this check is incomplete",
+	return []Finding{{Level: Warning, Code: unreadable,
+		What: "could not read " + what, Evidence: err.Error(), Consequence: "this check is incomplete",
 		Command: "correct what the evidence names, and run podlace doctor again"}}
 }

@@ -109,8 +109,8 @@ func (l lab) problems(check string) (lines []string) {
 		if f.Level == OK || f.Level == Skipped {
 			continue
 		}
-		if f.Evidence == "" || f.Consequence == "" || f.Command == "" {
-			l.t.Errorf("%s: %q lacks evidence, consequence or command: %+v", check, f.What, f)
+		if f.Evidence == "" || f.Consequence == "" || f.Command == "" || f.Code == "" {
+			l.t.Errorf("%s: %q lacks evidence, consequence, command or code: %+v", check, f.What, f)
 		}
 		lines = append(lines, string(f.Level)+" "+f.What+" | "+f.Evidence+" | "+f.Command)
 	}
@@ -189,37 +189,7 @@ func runtimeCases() map[string]breakage {
 	}
 }
 
-// firewallCases returns problems with firewalls and with other programs that manage the network.
-func firewallCases() map[string]breakage {
-	const drop = "table inet foreign { chain forward { type filter hook forward priority 0; policy drop; }; }"
-	return map[string]breakage{
-		"policy drop": {"forward-policy", func(l *lab) { l.nft(drop) },
-			"chain inet foreign forward of nf_tables has the policy drop, and no rule names cnidoc | nft insert rule inet foreign forward iifname cnidoc accept"},
-		"iptables' policy drop": {"forward-policy", func(l *lab) {
-			l.nft("table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }")
-		}, "iptables -I FORWARD -i cnidoc -j ACCEPT; iptables -I FORWARD -o cnidoc -j ACCEPT"},
-		"ufw": {"forward-policy", func(l *lab) { l.write("etc/ufw/ufw.conf", "ENABLED=yes\n") }, "ufw route allow in on cnidoc"},
-		"flush ruleset": {"firewall-reload", func(l *lab) {
-			l.write("etc/nftables.conf", "#!/usr/sbin/nft -f\nflush ruleset\n")
-			l.write("etc/systemd/system/sysinit.target.wants/nftables.service", "")
-		}, "nftables.service is enabled; podlace-reload.service is not enabled"},
-		"firewalld, default zone": {"forward-policy", func(l *lab) {
-			l.run("firewalld")
-			l.write("etc/firewalld/zones/trusted.xml", `<zone target="ACCEPT"><interface name="cni0"/></zone>`)
-		}, "firewall-cmd --permanent --zone=trusted --add-interface=cnidoc"},
-		"firewalld with iptables": {"firewall-reload", func(l *lab) {
-			l.run("firewalld")
-			l.write("etc/firewalld/firewalld.conf", "FirewallBackend=iptables\n")
-		}, "firewalld runs with FirewallBackend=iptables"},
-		"NetworkManager": {"networkmanager", func(l *lab) { l.run("NetworkManager") }, "no unmanaged-devices names veth* and cnidoc"},
-		"networkd": {"networkd", func(l *lab) {
-			l.run("systemd-network")
-			l.status(`{"ready": true}`)
-		}, "ManageForeignRoutes is not set to no"},
-	}
-}
-
-// stateCases returns problems of the kernel and of the node's state.
+// stateCases are about the kernel and the state of the node.
 func stateCases() map[string]breakage {
 	return map[string]breakage{
 		"agent ended": {"node-agent", func(l *lab) { l.status(`{"ready": true}`) }, "error podlace-node does not run"},

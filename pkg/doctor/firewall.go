@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/nft"
@@ -22,19 +21,32 @@ func (n *node) forwardPolicy() (found []Finding) {
 	if err != nil {
 		return unknown("the chains of nf_tables", err)
 	}
+	ufw, blocked := n.ufwActive(), map[string]nft.DroppingChain{}
 	for _, chain := range chains {
 		for _, bridge := range n.bridges() {
-			if !chain.Mentions(bridge) {
+			switch {
+			case chain.Mentions(bridge):
+			case ufw && isFORWARD(chain):
+				blocked[bridge] = chain
+			default:
 				found = append(found, dropsForwarded("chain "+chain.String()+" of nf_tables has the policy drop", bridge, n.whoseChain(chain)))
 			}
 		}
 	}
-	return slices.Concat(found, n.ufw(), n.firewalld())
+	if ufw {
+		found = append(found, n.ufw(blocked)...)
+	}
+	return append(found, n.firewalld()...)
+}
+
+// isFORWARD reports whether a chain is the one of iptables, which ufw and Docker use.
+func isFORWARD(chain nft.DroppingChain) bool {
+	return chain.Family != "inet" && chain.Table == "filter" && chain.Chain == "FORWARD"
 }
 
 func dropsForwarded(evidence, bridge, command string) Finding {
 	return Finding{Level: Error, What: "a firewall drops the packets of pods on " + bridge,
-		Evidence:    evidence + ", and no rule names " + bridge,
+		Evidence:    evidence + ", and none of its rules names " + bridge,
 		Consequence: "pods reach nothing beyond their node, and hostPorts do not answer from outside",
 		Command:     strings.ReplaceAll(command, "BRIDGE", bridge)}
 }
@@ -49,29 +61,36 @@ func (n *node) whoseChain(chain nft.DroppingChain) string {
 	switch {
 	case chain.Family != "inet" && chain.Table == "filter" && n.running["dockerd"]:
 		return program + " -I DOCKER-USER -i BRIDGE -j ACCEPT; " + program + " -I DOCKER-USER -o BRIDGE -j ACCEPT"
-	case chain.Family != "inet" && chain.Table == "filter" && chain.Chain == "FORWARD":
+	case isFORWARD(chain):
 		return program + " -I FORWARD -i BRIDGE -j ACCEPT; " + program + " -I FORWARD -o BRIDGE -j ACCEPT"
 	}
 	return fmt.Sprintf("nft insert rule %s iifname BRIDGE accept; nft insert rule %[1]s oifname BRIDGE accept", chain)
 }
 
-// The method ufw reports an enabled ufw with the default policy, which drops forwarded packets (ufw-framework(8)).
-func (n *node) ufw() (found []Finding) {
-	if v := n.shellValue("/etc/ufw/ufw.conf", "ENABLED"); v != "yes" {
-		return nil
-	}
-	if v := n.shellValue("/etc/default/ufw", "DEFAULT_FORWARD_POLICY"); v == "ACCEPT" {
-		return nil
-	}
+// ufwActive reports whether ufw manages the firewall. It loads its own rules at each start, so that rules of iptables(8) are lost.
+func (n *node) ufwActive() bool { return n.shellValue("/etc/ufw/ufw.conf", "ENABLED") == "yes" }
+
+// ufw finds bridges without a rule of ufw, whose default drops forwarded packets (ufw-framework(8)). blocked has the chain that drops the
+// packets of a bridge; it is empty for iptables-legacy.
+func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
+	accepts := n.shellValue("/etc/default/ufw", "DEFAULT_FORWARD_POLICY") == "ACCEPT"
+	rules, _ := os.ReadFile(n.path("/etc/ufw/user.rules"))
 	for _, bridge := range n.bridges() {
-		rules, err := os.ReadFile(n.path("/etc/ufw/user.rules"))
-		if err == nil && strings.Contains(string(rules), bridge) {
-			continue
+		chain, drops := blocked[bridge]
+		named := strings.Contains(string(rules), bridge)
+		command := fmt.Sprintf("ufw route allow in on %s; ufw route allow out on %[1]s", bridge)
+		switch {
+		case drops && named:
+			evidence := "/etc/ufw/user.rules names " + bridge + "; chain " + chain.String() + " has the policy drop"
+			found = append(found, dropsForwarded(evidence, bridge, "ufw reload"))
+		case drops:
+			found = append(found, dropsForwarded("ufw is enabled; chain "+chain.String()+" has the policy drop", bridge, command))
+		case !named && !accepts:
+			found = append(found, Finding{Level: Warning, Code: ufwForward, What: "ufw may drop the packets of pods on " + bridge,
+				Evidence:    "/etc/ufw/ufw.conf: ENABLED=yes; DEFAULT_FORWARD_POLICY is not ACCEPT; no rule in /etc/ufw/user.rules names " + bridge,
+				Consequence: "pods reach nothing beyond their node",
+				Command:     command})
 		}
-		found = append(found, Finding{Level: Warning, What: "ufw may drop the packets of pods on " + bridge,
-			Evidence:    "/etc/ufw/ufw.conf: ENABLED=yes; DEFAULT_FORWARD_POLICY is not ACCEPT; no rule in /etc/ufw/user.rules names " + bridge,
-			Consequence: "pods reach nothing beyond their node",
-			Command:     fmt.Sprintf("ufw route allow in on %s; ufw route allow out on %[1]s", bridge)})
 	}
 	return found
 }
@@ -96,7 +115,7 @@ func (n *node) firewalld() (found []Finding) {
 		if strings.Contains(zones.String(), `<interface name="`+bridge+`"/>`) {
 			continue
 		}
-		found = append(found, Finding{Level: Warning, What: "firewalld may reject the packets of pods on " + bridge,
+		found = append(found, Finding{Level: Warning, Code: firewalldZone, What: "firewalld may reject the packets of pods on " + bridge,
 			Evidence:    "firewalld runs, and no zone in /etc/firewalld/zones has the interface " + bridge + ", so it is in the default zone",
 			Consequence: "pods reach neither each other nor TCP ports of their node",
 			Command:     "firewall-cmd --permanent --zone=trusted --add-interface=" + bridge + "; firewall-cmd --reload"})

@@ -11,10 +11,12 @@
 package fault
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"syscall"
+	"time"
 )
 
 // maxRetries limits how often an interrupted system call is repeated.
@@ -23,15 +25,47 @@ const maxRetries = 30
 // Change makes one change of the system. The argument op describes the change in the syntax of an admin's tool, such as ip(8). The text of
 // an error begins with op.
 func Change(op string, f func() error) error {
+	began := clock()
 	err := Point(op)
 	if err == nil {
 		err = Retry(f)
 	}
-	slog.Debug("change", "op", op, "error", err)
+	if !began.IsZero() {
+		slog.Debug("change", "at", began.UnixMicro(), "took", time.Since(began).Microseconds(), "op", op, "error", err)
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
 	return nil
+}
+
+// clock returns the time if the debug log is on. Without the debug log it returns the zero time and asks for no time.
+func clock() (now time.Time) {
+	if slog.Default().Enabled(context.Background(), slog.LevelDebug) {
+		now = time.Now()
+	}
+	return now
+}
+
+// Phase begins a part of a verb other than a change, such as a wait for a lock. The returned function ends the part, and writes the part's
+// time, in microseconds, to the debug log. Without the debug log Phase does nothing.
+func Phase(name string) (end func()) {
+	began := clock()
+	if began.IsZero() {
+		return func() {}
+	}
+	return func() { phase(name, began) }
+}
+
+// Since writes a part of a verb that ends now to the debug log. Without the debug log it does nothing.
+func Since(name string, began time.Time) {
+	if slog.Default().Enabled(context.Background(), slog.LevelDebug) {
+		phase(name, began)
+	}
+}
+
+func phase(name string, began time.Time) {
+	slog.Debug("phase", "at", began.UnixMicro(), "took", time.Since(began).Microseconds(), "name", name)
 }
 
 // Retry calls f again if a signal interrupted f, or if f returns an error in the list interrupted.

@@ -20,6 +20,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/podlace/podlace/pkg/child"
+	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -54,6 +55,7 @@ func (run Runner) builtin(name string) (plugin.Plugin, bool) {
 // Add calls ADD of the named plugin, which allocates addresses. After a failed ADD, the plugin's DEL is called, because the plugin may have
 // allocated addresses.
 func (run Runner) Add(r *plugin.Request, name string) (*types100.Result, error) {
+	defer fault.Phase("ipam")()
 	p, ok := run.builtin(name)
 	if ok {
 		result, err := p.Add(under(r, name, "ADD"))
@@ -122,6 +124,7 @@ func (run Runner) Status(r *plugin.Request, name string) error {
 }
 
 func (run Runner) verb(r *plugin.Request, name, verb string, of func(plugin.Plugin) func(*plugin.Request) error) error {
+	defer fault.Phase("ipam")()
 	p, ok := run.builtin(name)
 	if !ok {
 		_, err := delegate(r, name, verb)

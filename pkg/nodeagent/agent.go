@@ -308,7 +308,7 @@ func (a *agent) writeNodeFile(why cause) {
 			node.MTU)
 	}
 	a.stale = a.stale || changed && there && !slices.Equal(before.ClusterCIDRs, node.ClusterCIDRs)
-	if !a.stale {
+	if !a.stale || !a.config.Routes { // without routes the agent needs no CAP_NET_ADMIN; the next ADD updates the rules
 		return
 	}
 	if err := bridge.RenewClusterCIDRs(a.log); err != nil {

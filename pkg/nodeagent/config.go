@@ -32,6 +32,7 @@ const conflistName = "10-podlace.conflist"
 // A config is the content of the configuration file, which is the same for all nodes. The JSON names are the keys of the file.
 type config struct {
 	ClusterCIDRs []netip.Prefix     `json:"clusterCIDRs"`
+	Routes       bool               `json:"routes"` // false: another program connects the nodes, and the agent changes nothing in the kernel
 	OffLink      noderoutes.OffLink `json:"offLink"`
 	AddressCIDRs []netip.Prefix     `json:"addressCIDRs"`
 	MTU          int                `json:"mtu"`
@@ -63,7 +64,7 @@ func offLinks() []noderoutes.OffLink {
 
 // The function defaults returns the configuration with the default values of all keys.
 func defaults() config {
-	return config{OffLink: noderoutes.OffLinkRefuse, VXLAN: noderoutes.VXLAN{VNI: 142, Port: 8472},
+	return config{Routes: true, OffLink: noderoutes.OffLinkRefuse, VXLAN: noderoutes.VXLAN{VNI: 142, Port: 8472},
 		BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d"}
 }
 
@@ -139,6 +140,7 @@ func parseConfig(file string, data []byte) (config, error) {
 	var adopt []string
 	o.readObject(0, "", `{"offLink": "refuse"}`, keyParsers{
 		"clusterCIDRs": parseInto(&c.ClusterCIDRs, checkPodCIDRs),
+		"routes":       parseInto(&c.Routes, anything[bool]),
 		"offLink":      parseInto(&c.OffLink, oneOf(offLinks()...)),
 		"addressCIDRs": parseInto(&c.AddressCIDRs, checkCIDRs),
 		"mtu": parseInto(&c.MTU, func(n int) error {

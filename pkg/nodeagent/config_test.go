@@ -16,7 +16,7 @@ import (
 )
 
 func TestConfig(t *testing.T) {
-	all := `{"clusterCIDRs": ["10.244.0.0/16", "fd00::/48"], "offLink": "vxlan", "addressCIDRs": ["192.0.2.0/24"], "mtu": 1400,
+	all := `{"clusterCIDRs": ["10.244.0.0/16", "fd00::/48"], "routes": false, "offLink": "vxlan", "addressCIDRs": ["192.0.2.0/24"], "mtu": 1400,
 		"vxlan": {"vni": 7, "port": 4789}, "binDir": "/b", "confDir": "", "takeOver": true, "adopt": ["boot", "17"],
 		"apiServer": "https://192.0.2.1:6443"}`
 	want := config{

@@ -35,10 +35,16 @@ func (l *lab) runCmd(args ...string) (exit int, stdout, stderr string) {
 // flags.
 func (l *lab) startProcess(flags ...string) *exec.Cmd {
 	l.Helper()
+	cmd := l.agentCommand(flags...)
+	kerneltest.Must(l, cmd.Start())
+	return cmd
+}
+
+// agentCommand is process without the start.
+func (l *lab) agentCommand(flags ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", append([]string{"run", "--node-name", l.Node, "--config", l.Config, "--kubeconfig", l.Kubeconfig,
 		"--plugins", l.Plugins, "--http", "unix:" + l.dir + "/http"}, flags...)...)
 	cmd.Env, cmd.Stderr = append(os.Environ(), agentEnv+"=1"), l.log
-	kerneltest.Must(l, cmd.Start())
 	return cmd
 }
 

@@ -68,6 +68,11 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 		a.advise(advice.What, errors.New(advice.Why), advice.Do, advice.BlocksPods)
 		hold = hold || advice.BlocksPods
 	}
+	if !a.config.Routes {
+		a.peers = nil
+		a.setNode(node, hold)
+		return nil
+	}
 	if a.syncStart.IsZero() {
 		a.syncStart = time.Now()
 	}
@@ -163,6 +168,9 @@ func (a *agent) withKeptCIDRs(cidrs []netip.Prefix) []netip.Prefix {
 // planConfig completes the configuration with the state of this node's links.
 func (a *agent) planConfig(n *kernel.NS) (noderoutes.Config, error) {
 	c := a.config
+	if !c.Routes {
+		c.OffLink = noderoutes.OffLinkFabric
+	}
 	connected, err := n.AddressSubnets()
 	return noderoutes.Config{Self: a.Node, OffLink: c.OffLink, AddressCIDRs: c.AddressCIDRs, ClusterCIDRs: c.ClusterCIDRs, MTU: c.MTU,
 		VXLAN: c.VXLAN, Connected: connected}, err

@@ -91,6 +91,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 		}
 	}
 	fault.Step("end of", p.Name)
+	fault.Phase("end")()
 	if len(output) > 0 {
 		if _, werr := stdout.Write(output); werr != nil && err == nil {
 			p.undoAdd(r, &werr)
@@ -161,6 +162,7 @@ func (p Plugin) runVerb(r *Request, getenv func(string) string, stdin io.Reader)
 			return nil, err
 		}
 	}
+	fault.Since("setup", r.began)
 	fault.Step("verb of", p.Name)
 	return p.call(r)
 }
