@@ -182,7 +182,7 @@ func (a *Attachment) Resave(state any) {
 	}
 }
 
-// Load reads the record's state. The result ok is false if there is no record. Load ignores an unreadable record, so that the caller
+// Load reads the record's state. The first result is false if there is no record. Load ignores an unreadable record, so that the caller
 // computes the state from the key.
 func (a *Attachment) Load(state any) (ok bool, err error) {
 	_, ok, err = a.load(state)
@@ -268,7 +268,7 @@ func All() ([]Record, error) {
 	return records, err
 }
 
-// Scan returns the records of all plugins in all networks, and separately the files that are not records of this format.
+// Scan returns the records of all plugins in all networks, and a second list with the record files that cannot be decoded.
 func Scan() (records []Record, damaged []Damaged, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -278,7 +278,8 @@ func Scan() (records []Record, damaged []Damaged, err error) {
 	return records, damaged, err
 }
 
-// readRecords returns a network's records whose file names begin with the prefix, and the files that are not records of this format.
+// readRecords returns a network's records whose file names begin with the prefix, and a second list with those files that cannot be
+// decoded.
 func readRecords(network, prefix string) (records []Record, damaged []Damaged, err error) {
 	dir, err := store.Open(folder(network))
 	if err != nil {

@@ -6,7 +6,7 @@
 //
 // Ingress is shaped on the host side of the pair, where the node sends the pod's packets. Egress arrives on the host side of the pair, is
 // redirected to an intermediate functional block device (ifb), and is shaped there. The token buckets for ingress and egress are in the
-// node's namespace. A pod cannot change them there, even with CAP_NET_ADMIN.
+// node's namespace. There, even a pod with CAP_NET_ADMIN cannot change the token buckets.
 package bandwidth
 
 import (
@@ -113,7 +113,8 @@ func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old
 	return replace(host, att, link, old, next)
 }
 
-// replace changes the limits of a link in place. Lifted limits are removed last, so that a live pod always has a limit until then.
+// replace changes the limits of a link in place. Limits that the new state does not contain are removed last, so that a live pod is never
+// without a limit before the new state is reached.
 func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	lifted := old.subtract(next)
 	att.WithLink = true // the kernel deletes qdiscs with their link, and the bridge plugin deletes the ifb with its group
@@ -144,8 +145,8 @@ func (st state) subtract(next state) state {
 	return st
 }
 
-// merge returns the limits of st and of more. If both have a limit for a direction, the limit of more is used. The states st and more
-// belong to the same link.
+// merge returns the limits of two states of the same link. If both states have a limit for a direction, the result contains the limit of
+// the argument.
 func (st state) merge(more state) state {
 	if more.Ingress != nil {
 		st.Ingress = more.Ingress
@@ -304,7 +305,7 @@ func gc(r *plugin.Request) error {
 	return gc.Err()
 }
 
-// remove removes the limits first and the record last.
+// remove() first removes the limits, and then the record.
 func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
 	if err := deleteLimits(host, st); err != nil {
 		return err

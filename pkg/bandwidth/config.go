@@ -37,8 +37,8 @@ type Config struct {
 // unlimited reports whether neither direction has a limit.
 func (c Config) unlimited() bool { return c.Allowed == Both[Limit]{} }
 
-// rawLimits mirrors the JSON. A value is nil if its key is missing or null. The function number rejects any other value that is not a
-// number, and its error names the key.
+// rawLimits mirrors the JSON. A value is nil if its key is missing or null. number() parses a value, and returns an error that names the
+// key if the value is not a number.
 type rawLimits struct {
 	IngressRate  *json.RawMessage `json:"ingressRate"`
 	IngressBurst *json.RawMessage `json:"ingressBurst"`
@@ -60,8 +60,8 @@ type rawConfig struct {
 	} `json:"runtimeConfig"`
 }
 
-// A lower rate would look like no connection at all, and no interface reaches a higher rate. A runtime's rate outside these bounds is set
-// to the nearest bound.
+// These are the bounds of a rate. A pod with a rate below minRate would seem to have no connection, and no interface reaches a rate above
+// maxRate. A runtime's rate outside these bounds is set to the nearest bound.
 const (
 	minRate = 1_000           // 1 kbit/s
 	maxRate = 100_000_000_000 // 100 Gbit/s

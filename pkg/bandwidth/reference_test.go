@@ -99,7 +99,7 @@ func TestLeftOver(t *testing.T) {
 }
 
 // TestLostRecordOurBridge checks DEL without a record and without a namespace: DEL computes the link's name from the key. Podlace's bridge
-// plugin made that link the leader of a device group. If the link with that name leads no group, its token bucket stays.
+// plugin made that link the leader of a device group. If the link with that name is not the leader of a group, DEL keeps its token bucket.
 func TestLostRecordOurBridge(t *testing.T) {
 	for _, ours := range []bool{true, false} {
 		l := connected(t)

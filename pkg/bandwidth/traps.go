@@ -8,7 +8,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Findings returns settings that are valid but have no effect, or another effect than their names suggest. Findings does no I/O.
+// Findings returns valid settings that have no effect, or whose effect differs from what their names suggest. Findings does no I/O.
 func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), traps(config)...)
 }

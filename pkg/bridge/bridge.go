@@ -177,7 +177,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 }
 
 // clearResidue removes objects that an unfinished ADD with the same key left behind. The result is an error if the container is already
-// attached, even in another namespace, because the runtime has the result of that attachment.
+// attached, even in another namespace: the runtime still uses the result of the earlier ADD.
 func (b bridge) clearResidue(j *job) error {
 	var st state
 	recorded, err := j.att.Load(&st)
@@ -185,8 +185,8 @@ func (b bridge) clearResidue(j *job) error {
 		return err
 	}
 	if recorded && st.Unfinished {
-		// The process that began this ADD has ended, because the current process holds the lock. The links of the ended process are found by
-		// their names.
+		// An earlier process began this ADD. That process has ended, because the current process holds the lock. The links that it created are
+		// found by their names.
 		if err := b.clear(j, st); err != nil {
 			return err
 		}
@@ -323,7 +323,7 @@ func (c Config) whyUnusable(host *kernel.Node) error {
 	return err
 }
 
-// supported returns an error if the node lacks a feature that the configuration needs. ADD calls it before any change.
+// supported returns an error if the node lacks a feature that the configuration needs. ADD calls supported() before any change.
 func (c Config) supported(host *kernel.Node) error {
 	err := c.VLANs.supported(host)
 	if c.MACSpoofCheck || c.AntiSpoof {

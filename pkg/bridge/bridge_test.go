@@ -152,8 +152,8 @@ func TestIPv4PodHasNoIPv6(t *testing.T) {
 	}
 }
 
-// TestAddressReused checks that the next pod with an address is reachable at once. The peer still has the previous pod in its neighbour
-// cache.
+// TestAddressReused checks that a new pod with the address of a deleted pod is reachable at once. The peer still has the deleted pod in its
+// neighbour cache.
 func TestAddressReused(t *testing.T) {
 	l := newLab(t)
 	other := l.other()
@@ -217,7 +217,7 @@ func TestReachedAtOnce(t *testing.T) {
 }
 
 // mustAnswer fails the test unless a connection to the address is refused within a second. The refusal proves that the pod is reachable. If
-// from is nil, the connection starts on the node.
+// the first argument is nil, the connection starts on the node.
 func (l lab) mustAnswer(from *sandbox.Pod, addr string) {
 	l.Helper()
 	ask := func() error {

@@ -288,8 +288,8 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 	return nil
 }
 
-// checkMasquerade fails if an attachment's masquerade is missing. For an attachment without a record it only logs the loss, because Podlace
-// cannot restore that masquerade.
+// checkMasquerade fails if an attachment's masquerade is missing. If the attachment has no record, the loss is only logged, because Podlace
+// cannot restore the masquerade without a record.
 func (j *job) checkMasquerade(l layer3) error {
 	err := withHint(j.compareMasquerade(l))
 	if !j.hasRecord {

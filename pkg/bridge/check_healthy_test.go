@@ -186,8 +186,8 @@ const cleanUp = "ip link del BR; ip link del BR.100; ip link del up0; ip link de
 	"ip route del unreachable fd00:90::/32; ip route del blackhole 192.0.2.0/24; sysctl -qw net.ipv4.conf.default.forwarding=1; " +
 	"sysctl -qw net.ipv4.ip_forward=0; sysctl -qw net.ipv4.ip_forward=1; sysctl -qw net.ipv6.conf.all.forwarding=1"
 
-// TestCheckHealthy (C-66, C-67) checks that CHECK succeeds for each healthy pod. CHECK logs no warning except the expected line in the
-// field tells.
+// TestCheckHealthy (C-66, C-67) checks that CHECK succeeds for each healthy pod. CHECK logs only the expected warning of the case, if there
+// is one.
 func TestCheckHealthy(t *testing.T) {
 	kinds := podsByConfiguration([]string{"10.90.0.0/24", "fd00:90::/64"})
 	maps.Copy(kinds, podsByChanges())

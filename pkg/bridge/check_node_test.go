@@ -42,7 +42,7 @@ func (a attached) runInPod(command string) error {
 	return a.Pod.Do(func() error { return a.run(command) })
 }
 
-// damage is a command on the node that disconnects or exposes pods, and the text with which CHECK must report this.
+// damage consists of a command that disconnects or exposes pods, and of the text with which CHECK must report this.
 type damage struct {
 	command  string
 	says     string
@@ -135,7 +135,7 @@ func (l lab) mustReport(d damage) {
 	}
 }
 
-// mustRestore checks that a verb restores the damaged part and logs this once. The next call of the verb must not restore it again.
+// mustRestore checks that a verb restores the damaged part and logs this once. The next call of the verb must restore nothing.
 func (a attached) mustRestore(verb string) {
 	a.Helper()
 	keys := []any{"cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}}

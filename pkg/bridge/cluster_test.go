@@ -29,7 +29,7 @@ func writeNode(t *testing.T, content string) {
 	t.Cleanup(func() { _ = os.Remove(nodefile.Path) })
 }
 
-// mustExcept checks that the pod's masquerade exempts the destinations in want, and does not exempt those in not.
+// mustExcept checks that the pod's masquerade exempts all destinations in the first list, and no destination in the second list.
 func (a attached) mustExcept(want, not string) {
 	a.Helper()
 	if a.Conf["ipMasqBackend"] != "iptables" {

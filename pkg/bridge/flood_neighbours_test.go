@@ -23,7 +23,7 @@ import (
 // floodSize is larger than the kernel's limit for neighbour entries, which is 1,024 by default (gc_thresh3 in ip-sysctl.rst).
 const floodSize = 3000
 
-// uplinkAddresses contains the addresses of a machine on the node's uplink. The key true stands for IPv4.
+// uplinkAddresses contains the addresses of a machine on the node's uplink. The entry with the key true is the IPv4 address.
 var uplinkAddresses = map[bool]string{true: "203.0.113.2", false: "2001:db8:113::2"}
 
 // unassignedAddress returns the nth unassigned address in the pods' subnet.

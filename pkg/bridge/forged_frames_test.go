@@ -124,7 +124,7 @@ func routerGuises(m station) []routerFrame {
 }
 
 // leadsToRouter reports whether the bridge treats the pod's port as a multicast router port. The command 'bridge mdb show' lists these
-// ports. Afterwards it resets the port to a normal port.
+// ports. Before leadsToRouter returns, it resets the port to a normal port.
 func (a attached) leadsToRouter() (found bool) {
 	a.Helper()
 	const routers = 2 // MDBA_ROUTER in include/uapi/linux/if_bridge.h

@@ -53,7 +53,7 @@ func (j *job) setUpGateway(w wiring, l layer3) error {
 	return err
 }
 
-// gatewayNote returns the name of a note: this network has added a gateway address to a bridge.
+// gatewayNote returns the name of a note which says that this network has added a gateway address to a bridge.
 func gatewayNote(bridge kernel.Link, gw netip.Prefix) string {
 	return "gateway-" + bridge.Name + "-" + strings.Replace(gw.String(), "/", "_", 1)
 }
@@ -94,7 +94,7 @@ func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Pre
 			continue
 		}
 		if gw.Addr().Is6() && !other.Overlaps(gw) {
-			// This address does not conflict, so it may stay. If the network added it with an earlier configuration, it is removed once no pod uses
+			// This address does not conflict, so it may stay. An address from an earlier configuration of the network is removed once no pod uses
 			// it.
 			if _, noted := j.att.Noted(gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {
 				continue
@@ -109,8 +109,8 @@ func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Pre
 	return gone, nil
 }
 
-// removeGateway removes a gateway address of an earlier configuration from the bridge. The masquerade of that subnet ends too:
-// removeGateway empties the masquerade's note, so that the next ADD rewrites the sets from the pods' records.
+// removeGateway removes a gateway address of an earlier configuration from the bridge. The masquerade of that subnet ends too. For this
+// purpose, removeGateway empties the masquerade's note. The next ADD then rewrites the sets from the pods' records.
 func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
 	unlock, err := j.att.LockNetwork() // otherwise a STATUS between the two steps would restore the address
 	if err != nil {
@@ -148,8 +148,8 @@ func (j *job) warnOfSecondBridge(bridge kernel.Link, gw netip.Prefix) {
 	}
 }
 
-// mayReplace returns nil if the address old may be removed from the bridge. An address may be removed if a network of Podlace added it, and
-// if no pod uses it. If the address must stay, mayReplace returns the reason.
+// mayReplace returns nil if a gateway address may be removed from the bridge. An address may be removed if a network of Podlace added it,
+// and if no pod uses it. If the address must stay, mayReplace returns the reason.
 func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 	taken := plugin.Errorf(plugin.CodeAddressTaken, "%s already has the address %s, want %s", bridge.Name, old, gw)
 	network, noted, err := attachment.NotedBy(gatewayNote(bridge, old))

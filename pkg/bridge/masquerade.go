@@ -20,8 +20,8 @@ type Masquerade struct {
 	V4      bool           `json:"v4"`
 	V6      bool           `json:"v6"`
 	Except  []netip.Prefix `json:"except,omitempty"` // destinations that see the pod's own address
-	// Cluster is the number of entries at the end of Except that replaced the keyword useClusterCidr. Cluster is 0 if the configuration does
-	// not contain the keyword.
+	// Cluster is the number of CIDRs that replaced the keyword useClusterCidr. These CIDRs are at the end of the list Except. Cluster is 0 if
+	// the configuration does not contain the keyword.
 	Cluster    int  `json:"cluster,omitempty"`
 	UseCluster bool `json:"-"` // the configuration contains useClusterCidr
 }
@@ -46,7 +46,7 @@ func (j *job) masquerade(l layer3) error {
 	if m.Backend == "" {
 		return j.endMasquerade()
 	}
-	// If nftables masqueraded pods before the configuration changed, these pods stay masqueraded.
+	// Pods that nftables rules masqueraded before a change of the configuration stay masqueraded.
 	return masqueradeByIPTables(j.att.Key, m.ofMasqueradedFamilies(l.Addresses), m.ofMasqueradedFamilies(m.Except))
 }
 
@@ -67,8 +67,8 @@ func (j *job) endMasquerade() error {
 	return j.att.Unnote(masqueraded)
 }
 
-// masqueraded is the mark of a note: the network has a chain and sets in nftables. The text of the note is the masquerade configuration in
-// force.
+// This constant is the mark of a note which says that the network has a chain and sets in nftables. The text of the note is the masquerade
+// configuration in force.
 const masqueraded = "masqueraded"
 
 // noteText formats the configuration as the text of this note.
@@ -130,7 +130,7 @@ func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment
 }
 
 // repairMasquerade rewrites the chain and the sets of a network that has pods, if any part is missing. Parts that a running ADD has not
-// written yet are not counted as missing. If no pod needs masquerade and the chain was flushed, it removes the note.
+// written yet are not counted as missing. If no pod needs masquerade and the chain was flushed, the note is removed.
 func repairMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attachment, pods []attachment.Of[state]) error {
 	var m Masquerade
 	if text, noted := att.Noted(masqueraded); !noted || json.Unmarshal([]byte(text), &m) != nil {

@@ -79,13 +79,13 @@ func addMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return err
 }
 
-// SetMasquerade replaces all masquerade of the network by m.
+// SetMasquerade replaces the network's chain and sets by new ones with the content of m.
 func SetMasquerade(m MasqueradeSets) error {
 	return nft.Install("nft set masquerade of network "+m.Network, nft.MasqueradeTable, m.build, m.chainName())
 }
 
-// compareMasquerade returns nil if the kernel masquerades all of m. If a part is missing, it returns an error with plugin.CodeStateDiffers,
-// which names the part.
+// compareMasquerade returns nil if the kernel's sets contain all prefixes in m. If a part is missing, the result is an error with
+// plugin.CodeStateDiffers, which names the part.
 func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	missing, err := missingMasquerade(host, m)
 	if err != nil {
@@ -147,7 +147,7 @@ func (m MasqueradeSets) missing(t *nft.Handle, kind string, prefixes []netip.Pre
 	return missing, nil
 }
 
-// covers reports whether one interval of a set contains the whole prefix. To a query for one address, the kernel returns the interval that
+// covers reports whether one interval of a set contains the whole prefix. For an address in a query, the kernel returns the interval that
 // contains the address.
 func covers(t *nft.Handle, set string, p netip.Prefix) (bool, error) {
 	begin, ok, err := t.Get(nft.Element{Set: set, Key: p.Masked().Addr().AsSlice()})

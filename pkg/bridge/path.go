@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// compareForwarding returns an error if the node does not forward packets from a gateway link. The function isDifferent recognizes this
-// error. The result byAdmin is true if forwarding is on for the node but off for this link, as an admin may have set it.
+// compareForwarding returns an error if the node does not forward packets from a gateway link. isDifferent() recognizes this error. The
+// first result is true if forwarding is on for the node but off for this link, as an admin may have set it.
 func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmin bool, err error) {
 	if is4 && gateway.Forwards4 || !is4 && gateway.Forwards6 {
 		return false, nil
@@ -83,8 +83,8 @@ func (p path) connects(link kernel.Link) bool {
 }
 
 // compareRoute checks that the node sends the pod's packets through the link. If the packets take another way, the result is an error that
-// the function isDifferent recognizes. The result overlap is true if the subnet of another link contains the pod's address. ADD has already
-// warned about this overlap.
+// isDifferent() recognizes. The first result is true if the subnet of another link contains the pod's address. ADD has already warned about
+// this overlap.
 func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, err error) {
 	if !p.connects(link) {
 		return false, nil

@@ -88,7 +88,7 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 }
 
 // findBridge returns the bridge, and the orphaned ports that a deleted bridge left. If the bridge is missing, findBridge creates it, and
-// the result made is true.
+// the second result is true.
 func (j *job) findBridge() (link kernel.Link, made bool, lost []port, err error) {
 	name := j.cfg.Bridge
 	link, ok, err := j.host.Link(name)
@@ -113,7 +113,7 @@ func (j *job) findBridge() (link kernel.Link, made bool, lost []port, err error)
 	return link, made, lost, errIfDeleted(name, ok, err)
 }
 
-// errIfDeleted returns an error if a bridge that just existed is missing.
+// errIfDeleted returns an error if a bridge is missing although it existed a moment ago.
 func errIfDeleted(name string, ok bool, err error) error {
 	if err == nil && !ok {
 		err = plugin.Errorf(plugin.CodeDevice, "another program deleted bridge %s", name)
@@ -219,8 +219,8 @@ func (j *job) awaitCarrier(w wiring) error {
 	return j.host.AwaitCarrier(w.gateway, until) // this is its first port
 }
 
-// awaitAddresses waits until a namespace answers to the new addresses of a link. A timeout is only logged. A slow node may still have to
-// add thousands of addresses, and a retry of ADD would make this worse.
+// awaitAddresses waits until the kernel answers requests for the new addresses of a link. A timeout is only logged. A slow node may still
+// have to add thousands of addresses, and a retry of ADD would make this worse.
 func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip.Prefix) error {
 	if j.cfg.DAD {
 		if err := in.WaitForDAD(link, addressTimeout); err != nil {
@@ -275,7 +275,7 @@ func (j *job) setPort(bridge, port kernel.Link, vlans VLANs, hairpin, isolated b
 const maxAlias = 255
 
 // alias returns the link alias for the host side, which 'ip link' shows to users. The alias contains the pod's name, or the container ID if
-// the name is unknown. For interfaces other than eth0, the interface name follows.
+// the name is unknown. The alias of an interface other than eth0 also contains the interface name.
 func (j *job) alias() string {
 	name := j.r.Pod.String()
 	if name == "" {

@@ -23,7 +23,7 @@ func (a attribute) String() string { return a.domain + "/" + a.name }
 var (
 	// celRead matches device.attributes["domain"].name and device.attributes["domain"]["name"]. Optional forms such as .?name do not match.
 	celRead = regexp.MustCompile(`device\.attributes\[["']([^"']+)["']\](?:\.([A-Za-z_]\w*)|\[["']([^"']+)["']\])`)
-	// celBind matches the text cel.bind(alias, device.attributes["domain"],
+	// celBind matches the beginning of a call of cel.bind, with an alias and device.attributes["domain"] as its first arguments.
 	celBind = regexp.MustCompile(`cel\.bind\(\s*(\w+)\s*,\s*(device\.attributes\[["'][^"']+["']\])\s*,`)
 	// celIn matches "name" in device.attributes["domain"].
 	celIn = regexp.MustCompile(`["']([^"']+)["']\s+in\s+device\.attributes\[["']([^"']+)["']\]`)
@@ -60,7 +60,8 @@ func unguarded(expression string, sure bool) (problems []string) {
 	return problems
 }
 
-// guard is a test in a CEL expression that a device has an attribute. The guard protects the text that follows the offset from.
+// guard is a test in a CEL expression: does the device have an attribute? The test protects the rest of the expression, which begins at an
+// offset.
 type guard struct {
 	attribute
 	from int

@@ -27,7 +27,7 @@ const (
 	exitRefused = 3 // the kernel refused the sandbox, or the operator must decide first
 )
 
-// exitError makes the program exit with a status. It prints no further message.
+// exitError makes the program exit with a status and without a further message.
 type exitError int
 
 // Error returns the status as text.

@@ -28,7 +28,7 @@ lets users create namespaces; otherwise it asks sudo. The exit status is 0 if
 everything is as expected, 1 if something differs, 2 if the demo could not run,
 3 if it could not create namespaces.`
 
-// cniBinDir is the folder in which container runtimes search for plugins. The command make install puts the plugins there.
+// cniBinDir is the folder in which container runtimes search for plugins. The command 'make install' copies the plugins to this folder.
 const cniBinDir = "/opt/cni/bin"
 
 // demoFlags holds the flags of podlace demo.

@@ -74,8 +74,8 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// The list is read only once. An attachment of a later ADD is in neither list, because the dead and the kept attachments are computed from
-	// this list.
+	// The list of attachments is read only once, and both the dead and the kept attachments are taken from it. A later ADD therefore adds no
+	// attachment to either of them.
 	list, err := reconcile.List(networks)
 	if err != nil {
 		return err

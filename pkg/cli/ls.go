@@ -198,7 +198,7 @@ func (f confFlags) filterNetwork(list []*reconcile.Attachment) []*reconcile.Atta
 	return slices.DeleteFunc(list, func(a *reconcile.Attachment) bool { return f.network != "" && a.Network != f.network })
 }
 
-// table prints one line for each attachment. The function last computes the cell of the last column.
+// table prints one line for each attachment. The last argument computes the cell of the last column.
 func table(w io.Writer, heading string, list []*reconcile.Attachment, last func(*reconcile.Attachment) string) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, heading)

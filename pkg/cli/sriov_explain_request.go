@@ -268,8 +268,8 @@ func foreignDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.
 	return d, nil
 }
 
-// newDemand returns a demand for count of n devices, which are all free. The function near returns the NUMA nodes of a device. The result
-// of near is empty for a device without NUMA node.
+// newDemand returns a demand for some of n devices, where all n devices are free. near() returns the NUMA nodes of a device, or no node for
+// a device without NUMA node.
 func newDemand(machine kubelet.Mask, name string, count, n int, near func(int) []int) demand {
 	masks := make([]kubelet.Mask, n)
 	for i := range masks {

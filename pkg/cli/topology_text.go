@@ -105,7 +105,7 @@ func plainAll(names []string) []string {
 	return list
 }
 
-// labelled returns a label followed by a value. For an empty value it returns "".
+// labelled returns a label followed by a value. If the value is empty, the result is "".
 func labelled(label, value string) string {
 	if value == "" {
 		return ""

@@ -145,7 +145,7 @@ func (p *tracedPod) indexOf(kind string) int {
 	return i
 }
 
-// failed reports whether any CHECK failed, or whether no CHECK ran.
+// failed() reports whether a CHECK failed or no CHECK ran.
 func (p *tracedPod) failed() bool {
 	return p.Unchecked != "" || slices.ContainsFunc(p.Plugins, func(t tracedPlugin) bool { return t.Error != "" })
 }

@@ -54,7 +54,7 @@ func command(environ []string) string {
 	return ""
 }
 
-// takeCalls returns the calls since the previous takeCalls.
+// takeCalls returns the plugin calls since takeCalls was last called.
 func (e *timedExec) takeCalls() []call {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -61,7 +61,7 @@ type lab struct {
 	closers  []func()
 }
 
-// measuredFlow is the result of a flow, which several rows evaluate.
+// measuredFlow is the result of one flow of packets. Several rows evaluate this result.
 type measuredFlow struct {
 	meter.Result
 	err error

@@ -20,10 +20,10 @@ const (
 	mostAtFirst = 1.20
 	leastLater  = 0.90
 	mostLater   = 1.05
-	// The sender of the UDP flow sends this many times the limit.
+	// The sender of the UDP flow sends at this multiple of the limit.
 	overload = 4
 
-	// The flows take several seconds, because a late receiver moves bytes from the first second to the time after it.
+	// The flows take several seconds, because a receiver that is late counts some bytes of the first second in the second after it.
 	tcpTime = 3 * time.Second
 	udpTime = 1500 * time.Millisecond
 )

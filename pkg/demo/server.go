@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// patience is the time limit for an answer. The time limit is long enough for a slow machine. After this time without an answer, the packet
-// was dropped.
+// patience is the time limit for an answer. The time limit is long enough for a slow machine. A packet counts as dropped if there is no
+// answer within this time.
 const patience = 5 * time.Second
 
 // A server answers every TCP and UDP request with its own name and the client's source address.
@@ -43,8 +43,8 @@ func serve(place meter.Place, name string) (*server, error) {
 	return s, nil
 }
 
-// listen opens one socket for each address family. A single socket for both families is not safe here. Package net checks only once whether
-// this works, in the first namespace that uses it.
+// listen opens one socket for each address family. A single socket for both families is not safe here, because package net checks only in
+// one namespace whether the kernel supports this socket.
 func (s *server) listen() error {
 	families := []string{"4"}
 	if ipv6Error() == nil {

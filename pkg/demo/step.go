@@ -55,7 +55,7 @@ func failed(err error) outcome {
 	return outcome{verdict: Miss, measured: "failed", note: err.Error()}
 }
 
-// verdictFor returns an outcome with the result OK if good is true, and Miss if not.
+// verdictFor returns an outcome. The result of the outcome is OK if the first argument is true, and Miss if the first argument is false.
 func verdictFor(good bool, measured string) outcome {
 	if good {
 		return outcome{verdict: OK, measured: measured}

@@ -90,7 +90,7 @@ func (t tracer) remove(ctx context.Context) error {
 	return err
 }
 
-// tracer is a chain and the pod that it runs for. The chain's plugins report their changes.
+// tracer consists of a chain and the pod for which the chain runs. The chain's plugins report their changes.
 type tracer struct {
 	chain
 	pod *pod

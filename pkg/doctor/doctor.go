@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package doctor examines a node for problems that prevent Podlace from working, or that will prevent it later. Each finding contains the
-// evidence, the consequence, and a command that corrects the problem. The examination changes nothing. The method Fix applies a remedy, but
-// only if the remedy cannot harm pods.
+// evidence, the consequence, and a command that corrects the problem. The examination changes nothing. Fix() applies a remedy, but only if
+// the remedy cannot harm pods.
 package doctor
 
 import (
@@ -67,7 +67,7 @@ type node struct {
 	attachmentsErr error
 }
 
-// The struct check describes how to examine one subject. The function run returns nil if it finds no problem.
+// The struct check describes how to examine one subject. run() returns nil if it finds no problem.
 type check struct {
 	name string
 	fine string // says that all is well
@@ -166,7 +166,7 @@ func findFolders(o Options) *node {
 	return n
 }
 
-// The method first returns a value of the first runtime's configuration. If the node has no runtime, the result is the argument otherwise.
+// first() returns a value from the first runtime's configuration. If the node has no runtime, the result is the last argument.
 func (n *node) first(of func(runtimeConfig) string, otherwise string) string {
 	for _, r := range n.runtimes {
 		return of(r)
@@ -174,7 +174,7 @@ func (n *node) first(of func(runtimeConfig) string, otherwise string) string {
 	return otherwise
 }
 
-// The method path returns the path of another program's file.
+// path() returns the path of another program's file.
 func (n *node) path(name string) string { return filepath.Join("/", n.Root, name) }
 
 // skipped returns a finding which says that a check does not apply to this node.

@@ -350,7 +350,7 @@ func TestAccepted(t *testing.T) {
 	}
 }
 
-// TestRemedies checks that a finding disappears after Fix applied its remedy.
+// TestRemedies checks that a finding disappears after Fix has applied the remedy.
 func TestRemedies(t *testing.T) {
 	for check, spoil := range map[string]func(*lab){
 		"conflist": func(l *lab) { os.Chmod(l.ConfDir+"/10-podlace.conflist", 0o662) },

@@ -32,7 +32,7 @@ func (e entry) matches(addr netip.Addr, is lease) bool {
 	return ok && e.Attachment == is.of && written == is.written
 }
 
-// after reports whether any lease of the entry was created after a time.
+// after() reports whether any lease of the entry was created later than a given time.
 func (e entry) after(at time.Time) bool {
 	for _, written := range e.Written {
 		if written > at.UnixNano() {
@@ -65,7 +65,7 @@ func (e entry) String() string {
 	return text
 }
 
-// within reports whether any address of the entry is in the set.
+// within() reports whether any address of the entry is in the set.
 func (e entry) within(set RangeSet) bool {
 	return slices.ContainsFunc(e.Addresses, func(addr netip.Addr) bool { _, in := set.find(addr); return in })
 }

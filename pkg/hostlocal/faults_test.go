@@ -263,7 +263,7 @@ func sortedKeys(m map[string]string) (keys []string) {
 	return keys
 }
 
-// fill uses up all blocks or all inodes of a file system. The returned function makes n of them free again.
+// fill uses up all blocks or all inodes of a file system. The returned function frees n blocks or n inodes.
 func fill(t *testing.T, dir, what string) (room func(n int)) {
 	t.Helper()
 	var fillers []string

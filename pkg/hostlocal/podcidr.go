@@ -41,8 +41,8 @@ type noPodCIDRError struct{ error }
 func (m *noPodCIDRError) Unwrap() []error { return []error{m.error, errNoPodCIDR} }
 
 // resolvePodCIDRs replaces the keywords in the ranges by the node's CIDRs. The file with the CIDRs is read only if the ranges contain a
-// keyword. If the ranges contain both keywords, a node may have CIDRs of only one family. Pods then get addresses of this family only. The
-// range with the other keyword is left out, and the result partial is true.
+// keyword. If the ranges contain both keywords, a node may have CIDRs of only one family. Pods then get addresses of this family only. In
+// this case, the range with the other keyword is left out, and the second result is true.
 func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRange, partial bool, err error) {
 	words := podCIDRWords(lists)
 	if len(words.ranges) == 0 {
@@ -102,7 +102,7 @@ func podCIDRWords(lists [][]rawRange) (words podCIDRs) {
 	return words
 }
 
-// podCIDR returns the node's CIDR that replaces a keyword. The CIDR is invalid if the node has none of this family.
+// podCIDR returns the node's CIDR that replaces a keyword. If the node has no CIDR of the keyword's family, the result is the zero Prefix.
 func (w podCIDRs) podCIDR(word string, cidrs []netip.Prefix) (cidr netip.Prefix, family string) {
 	if strings.EqualFold(word, usePodCIDRIPv6) {
 		return first(cidrs, false), "IPv6"

@@ -204,7 +204,7 @@ func (s RangeSet) startingAfter(begin netip.Addr) iter.Seq2[netip.Addr, Range] {
 	}
 }
 
-// size returns the number of addresses that can be assigned. The result ok is false if the number is larger than 2^32.
+// size returns the number of addresses that can be assigned. The second result is false if the number is larger than 2^32.
 func (s RangeSet) size() (total uint64, ok bool) {
 	for _, r := range s {
 		a, b := r.Start.As16(), r.End.As16()
@@ -247,7 +247,7 @@ func (s RangeSet) leasedCount(taken map[netip.Addr]bool) (n uint64) {
 	return n
 }
 
-// usage describes in words how many addresses of the set are taken. The result full is true if all are taken.
+// usage describes in words how many addresses of the set are taken. The second result is true if all addresses are taken.
 func (s RangeSet) usage(taken map[netip.Addr]bool) (text string, full bool) {
 	n, size := s.leasedCount(taken), "more than 2^32"
 	if total, ok := s.size(); ok {

@@ -108,7 +108,7 @@ func (l lab) mustGive(id, want string) {
 	}
 }
 
-// mustFail checks that a call returned an error with this code, and that its message contains says.
+// mustFail checks that a call returned an error with this code, and that the error's message contains the given text.
 func (l lab) mustFail(a answer, code uint, says string) {
 	l.Helper()
 	if a.Code != code || !strings.Contains(a.Msg, says) {

@@ -80,8 +80,8 @@ func (p *Plan) hasDefault(is4 bool) bool {
 	return false
 }
 
-// AddRoutes converts the routes in Shown to routes of the plan. A route without a gateway gets the first gateway of its address family,
-// unless the route's scope forbids a gateway.
+// AddRoutes converts the routes in the field Shown to routes of the plan. A route without a gateway gets the first gateway of its address
+// family, unless the route's scope forbids a gateway.
 func (p *Plan) AddRoutes() error {
 	for _, r := range p.Shown {
 		dst, ok := kernel.Prefix(&r.Dst)
