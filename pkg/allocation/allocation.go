@@ -41,8 +41,8 @@ type Question struct {
 	Namespace string `json:"namespace,omitempty"`
 	Pod       string `json:"pod,omitempty"`
 	UID       string `json:"uid,omitempty"` // of the pod; it distinguishes pods of the same name
-	// Resources limits a question about one pod to the named resources. Other device plugins may serve some of these resources. An empty list
-	// means all resources of this device plugin.
+	// If this list is set, the answer about one pod contains only devices of the listed resources. Other device plugins may serve some of
+	// these resources. An empty list means all resources of this device plugin.
 	Resources []string `json:"resources,omitempty"`
 	// If Claims is true, the answer also contains the devices that ResourceClaims assigned.
 	Claims bool `json:"claims,omitempty"`
@@ -92,10 +92,11 @@ type Claim struct {
 // Answer is the device plugin's answer. If Error is set, the pod's devices are unknown, and the field Devices is not valid.
 type Answer struct {
 	Devices []Device `json:"devices"`
-	// UID repeats the UID of the question. If the kubelet's checkpoint is readable, Devices are the devices of the pod with this UID. Without
-	// the checkpoint, Devices are the devices of the pod with the same name.
+	// UID repeats the UID of the question. If the kubelet's checkpoint is readable, Devices contains the devices of the pod with this UID.
+	// Without the checkpoint, Devices contains the devices of the pod with the same name.
 	UID string `json:"uid,omitempty"`
-	// Resources is a copy of the question's list of resources. The list is empty if Devices may lack devices of these resources.
+	// Resources is a copy of the question's list of resources. The copy confirms that Devices contains all of the pod's devices of these
+	// resources.
 	Resources []string `json:"resources,omitempty"`
 	// Claims is a copy of the question's field. If Claims is true, the list Devices includes the devices of ResourceClaims.
 	Claims bool `json:"claims,omitempty"`
@@ -192,7 +193,7 @@ func serve(ctx context.Context, conn *net.UnixConn, answer func(context.Context,
 	return write(conn, answer(ctx, q))
 }
 
-// peer returns the user ID of the client (SO_PEERCRED of unix(7)).
+// peer() returns the user ID of the client (SO_PEERCRED of unix(7)).
 func peer(conn *net.UnixConn) (uid uint32, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

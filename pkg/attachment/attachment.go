@@ -56,7 +56,7 @@ func (k Key) sum(purpose string) [sha512.Size]byte {
 	return sha512.Sum512([]byte(k.Network + "/" + k.ContainerID + "/" + k.IfName + purpose))
 }
 
-// offset returns the byte of the network's lock file that serves as the attachment's lock. All plugins of a chain use the same lock.
+// offset() returns the byte of the network's lock file that serves as the attachment's lock. All plugins of a chain use the same lock.
 // Sharing the lock delays no plugin, because a runtime runs the plugins of a chain one after the other.
 func (k Key) offset() int64 {
 	sum := k.sum("/lock")
@@ -83,7 +83,7 @@ type Record struct {
 	Written time.Time `json:"-"` // time of the file
 }
 
-// Attachment is an attachment that this process has locked.
+// Attachment represents an attachment that this process has locked.
 type Attachment struct {
 	Key
 	// WithLink is saved in the record. If WithLink is true, the plugin that deletes the link also deletes the record.
@@ -224,7 +224,7 @@ func (a *Attachment) Remove() error {
 	return a.dir.Remove(a.file())
 }
 
-// Plugins lists the plugins that store records.
+// Plugins is the list of the plugins that store records.
 var Plugins = []string{"bridge", "portmap", "bandwidth", "sriov"}
 
 // ForgetWithLink deletes those records of the attachment in which WithLink is set. The caller has deleted the link.
@@ -377,12 +377,12 @@ func (k Key) ReferenceHashes(plugin string) []string {
 	return []string{k.ReferenceHash(), eth0.ReferenceHash()}
 }
 
-// MAC returns a locally administered unicast MAC address, which is a hash of the key and of the end of the link.
+// MAC returns a locally administered unicast MAC address, which is a hash of the key and of a text that names one end of the link.
 func (k Key) MAC(end string) net.HardwareAddr { return localMAC(k.sum("/" + end)) }
 
 // AddressMAC returns a locally administered unicast MAC address, which is a hash of the network and of the pod's first address. Other
 // hosts' neighbour entries for the first address stay valid when the next pod gets the same first address. Neighbour entries for a pod's
-// additional addresses may become wrong, because the next pod may get them with another first address.
+// additional addresses may become wrong, because another pod may later get such an address together with another first address.
 func (k Key) AddressMAC(addr netip.Addr) net.HardwareAddr {
 	return localMAC(Key{Network: k.Network}.sum("/" + addr.String()))
 }

@@ -13,11 +13,11 @@ import (
 type Locker int
 
 const (
-	// With Waiting, the process waits until the holder releases the lock. All verbs except STATUS use this value.
+	// Waiting is the choice to wait until the holder releases the lock. All verbs except STATUS use this value.
 	Waiting Locker = iota
 
-	// With Trying, taking the lock fails at once if another process holds the lock. STATUS uses this value. If a lock is held, STATUS skips
-	// the repair, and the next STATUS tries the repair again.
+	// Trying is the choice to fail at once if another process holds the lock. STATUS uses this value. If a lock is held, STATUS skips the
+	// repair, and the next STATUS tries the repair again.
 	Trying
 )
 
@@ -64,7 +64,7 @@ func (l Locker) Node(what string) (unlock func(), err error) {
 	return func() { _ = lock.Unlock(); dir.Close() }, nil
 }
 
-// Key() takes the lock of an attachment. While the lock is held, no other plugin changes the attachment. A key that contains only a network
+// Key takes the lock of an attachment. While the lock is held, no other plugin changes the attachment. A key that contains only a network
 // stands for the network's lock. The folder of the network must exist.
 func (l Locker) Key(k Key) (*Attachment, error) {
 	dir, err := store.Open(folder(k.Network))

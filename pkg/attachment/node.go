@@ -37,7 +37,7 @@ func Networks() ([]string, error) {
 	return names, ignoreMissing(err)
 }
 
-// Any() reports whether a plugin has at least one record on the node. It reads only the file names, not the records.
+// Any returns true if a plugin has at least one record on the node. Any reads only the file names, not the records.
 func Any(plugin string) (bool, error) {
 	networks, err := Networks()
 	if err != nil {
@@ -210,7 +210,7 @@ func (l Locker) Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool
 // Journals is the folder of the VF journals, beside the folders of the networks. A journal saves a VF's settings before a pod gets the VF.
 const Journals = ".vfs"
 
-// Journaled returns the PCI addresses of all VFs that a pod uses or whose settings have not been restored yet.
+// Journaled returns the PCI addresses of all VFs that have a journal: a pod uses the VF, or the VF's settings have not been restored yet.
 func Journaled() ([]string, error) {
 	dir, err := store.Open(filepath.Join(store.Root, Journals))
 	if err != nil {
@@ -222,7 +222,7 @@ func Journaled() ([]string, error) {
 }
 
 // Clear removes the records and notes of all networks. No plugin may run at the same time. Clear keeps the files of other programs. Clear
-// also keeps the VF journals, because no other file has the settings to restore.
+// also keeps the VF journals, because only the journals contain the settings to restore.
 func Clear() error {
 	networks, err := Networks()
 	errs := []error{err}

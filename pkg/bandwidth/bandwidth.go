@@ -96,7 +96,7 @@ func add(r *plugin.Request) (*types100.Result, error) {
 	return r.Prev, err
 }
 
-// change replaces the limits of a link and returns the device of the egress limit. After an error it restores the previous limits.
+// change() replaces the limits of a link and returns the device of the egress limit. After an error it restores the previous limits.
 func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	if err := next.recordClsactOwner(host, link, old); err != nil {
 		return ifb, err
@@ -113,7 +113,7 @@ func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old
 	return replace(host, att, link, old, next)
 }
 
-// replace changes the limits of a link in place. Limits that the new state does not contain are removed last, so that a live pod is never
+// replace() changes the limits of a link in place. Limits that the new state does not contain are removed last, so that a live pod is never
 // without a limit before the new state is reached.
 func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	lifted := old.subtract(next)
@@ -130,8 +130,8 @@ func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, ol
 	return ifb, att.Save(next)
 }
 
-// subtract returns the limits of st that have no counterpart in next. The states st and next belong to the same link. If no limit remains,
-// the result has Index 0.
+// subtract() returns the limits of st that have no counterpart in next. The states st and next belong to the same link. If no limit
+// remains, the result has Index 0.
 func (st state) subtract(next state) state {
 	if next.Ingress != nil {
 		st.Ingress = nil
@@ -145,7 +145,7 @@ func (st state) subtract(next state) state {
 	return st
 }
 
-// merge returns the limits of two states of the same link. If both states have a limit for a direction, the result contains the limit of
+// merge() returns the limits of two states of the same link. If both states have a limit for a direction, the result contains the limit of
 // the argument.
 func (st state) merge(more state) state {
 	if more.Ingress != nil {
@@ -157,7 +157,7 @@ func (st state) merge(more state) state {
 	return st
 }
 
-// plan computes the state that ADD should reach for an attachment.
+// plan() computes the state that ADD should reach for an attachment.
 func (c Config) plan(key attachment.Key, link kernel.Link, fair bool) state {
 	st := state{Link: link.Name, Index: link.Index, Asked: c.Asked, Latency: c.Latency}
 	st.Ingress = c.Allowed.Ingress.bucket(link.MTU, c.Latency, fair)
@@ -190,7 +190,7 @@ func (st state) hasFairQueues() bool {
 	return st.Ingress != nil && st.Ingress.Fair.Packets > 0 || st.Egress != nil && st.Egress.Fair.Packets > 0
 }
 
-// apply sets the limits of a link and returns the device of the egress limit.
+// apply() sets the limits of a link and returns the device of the egress limit.
 func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err error) {
 	if st.Ingress != nil {
 		if err := host.Shape(link, *st.Ingress); err != nil {
@@ -287,7 +287,7 @@ func del(r *plugin.Request) error {
 	return remove(host, att, st)
 }
 
-// gc removes the limits of stale attachments and restores lost limits of the remaining attachments.
+// gc() removes the limits of stale attachments and restores lost limits of the remaining attachments.
 func gc(r *plugin.Request) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -347,8 +347,8 @@ func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err erro
 	return link, ok && link.Kind != "" && link.Peer != 0, err
 }
 
-// device returns the recorded device of an egress limit, if that device is an ifb. A damaged record may name another program's link, which
-// must not be changed.
+// device() returns the recorded device of an egress limit, if that device is an ifb. A damaged record may name another program's link,
+// which must not be changed.
 func device(host *kernel.Node, name string) (link kernel.Link, ok bool, err error) {
 	link, ok, err = host.Link(name)
 	if !ok || link.Kind != "ifb" {
@@ -357,7 +357,7 @@ func device(host *kernel.Node, name string) (link kernel.Link, ok bool, err erro
 	return link, true, nil
 }
 
-// status restores lost limits, and only logs an error of this repair. STATUS fails only if the configuration is invalid.
+// status() restores lost limits, and only logs an error of this repair. STATUS fails only if the configuration is invalid.
 func status(r *plugin.Request) error {
 	if _, err := Parse(r); err != nil {
 		return err

@@ -14,9 +14,9 @@ import (
 // never less than burstFrames full frames.
 //
 // A segment is a packet of up to 64 KiB. If a segment is longer than the burst, the kernel splits it into frames before queueing
-// (tbf_segment in net/sched/sch_tbf.c). Splitting costs CPU time, which is acceptable on slow links only. On these links, splitting lets
-// the frames of different flows alternate. A segment that fits into the burst is queued unsplit. The queue must have room for a few whole
-// segments, because a shorter queue would drop every segment.
+// (tbf_segment in net/sched/sch_tbf.c). Splitting costs CPU time, which is acceptable on slow links only. In return, the packets in the
+// queues of these links are small. A segment that fits into the burst is queued unsplit. The queue must have room for a few whole segments,
+// because a shorter queue would drop every segment.
 const (
 	burstTime      = 4 * time.Millisecond
 	burstFrames    = 4
@@ -31,8 +31,8 @@ const (
 	maxBurstTime = 274 * time.Second
 )
 
-// bucket returns the token bucket that enforces a limit on a link with the given MTU. The result is nil if the rate is zero. The latency is
-// the longest time that a packet waits. If the minimum queue length needs more time at this rate, a packet may wait longer. With a fair
+// bucket() returns the token bucket that enforces a limit on a link with the given MTU. The result is nil if the rate is zero. The latency
+// is the longest time that a packet waits. If the minimum queue length needs more time at this rate, a packet may wait longer. With a fair
 // queue, a flow waits only for its own packets.
 func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket {
 	if l.Rate == 0 {

@@ -131,7 +131,7 @@ func (l lab) byEarlierVersion() {
 	}))
 }
 
-// redirection returns which frames of the host side are redirected to the attachment's device.
+// redirection() reports which frames of the host side are redirected to the attachment's device.
 func (l lab) redirection() kernel.Redirection {
 	l.Helper()
 	have, err := l.host.Redirected(l.hostSide, l.link(l.ifb("a")))

@@ -44,7 +44,7 @@ func restoreLimits(host *kernel.Node, log *slog.Logger, locks attachment.Locker)
 	return errors.Join(errs...)
 }
 
-// restore reads the record again under the lock, since the pod may have got new limits or may be gone.
+// restore() reads the record again under the lock, since the pod may have got new limits or may be gone.
 func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucket, log *slog.Logger, locks attachment.Locker) error {
 	att, rec, ok, err := locks.Reopen(key, pluginName)
 	if err != nil || !ok {

@@ -13,7 +13,7 @@ func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), traps(config)...)
 }
 
-// traps returns the findings that Parse does not log. A configuration that contains limits needs no capability.
+// traps() returns the findings that Parse does not log. A configuration that contains limits needs no capability.
 func traps(config []byte) []plugin.Finding {
 	var raw rawConfig
 	if json.Unmarshal(config, &raw) != nil {

@@ -114,7 +114,7 @@ func TestVLANGatewayOnForeignBridge(t *testing.T) {
 	}
 }
 
-// echo starts a UDP server on an address of the node. The server answers until the test ends.
+// echo() starts a UDP server on an address of the node. The server answers until the test ends.
 func echo(t *testing.T, address string) (port string) {
 	t.Helper()
 	conn, err := net.ListenPacket("udp", net.JoinHostPort(address, "0"))
@@ -135,7 +135,7 @@ func echo(t *testing.T, address string) (port string) {
 	return fmt.Sprint(conn.LocalAddr().(*net.UDPAddr).Port)
 }
 
-// exchange sends datagrams from a pod until stop is closed. The next datagram is sent after the answer to the previous datagram. The
+// exchange() sends datagrams from a pod until a channel is closed. The next datagram is sent after the answer to the previous datagram. The
 // results are the number of answered datagrams and the number of lost datagrams. The time limit for an answer is long enough for a slow
 // machine.
 func exchange(pod *sandbox.Pod, address string, stop <-chan struct{}) (answered, lost int, err error) {

@@ -187,7 +187,7 @@ func TestAddressReused(t *testing.T) {
 	}
 }
 
-// TestReachedAtOnce checks that frames pass when ADD returns. The kernel delays its work for a new link by up to a second.
+// TestReachedAtOnce checks that frames can pass as soon as ADD returns. The kernel delays its work for a new link by up to a second.
 func TestReachedAtOnce(t *testing.T) {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {

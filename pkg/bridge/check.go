@@ -22,7 +22,7 @@ func differs(format string, args ...any) error {
 // isDifferent reports whether err means that the observed state differs from the wanted state.
 func isDifferent(err error) bool { return plugin.Code(err) == plugin.CodeStateDiffers }
 
-// check compares the state of the node and the pod with prevResult and the configuration.
+// check() compares the state of the node and the pod with prevResult and the configuration.
 func (b bridge) check(r *plugin.Request) error {
 	j, err := b.open(r)
 	if err != nil {
@@ -95,7 +95,7 @@ func (j *job) recordedRoutes(l *layer3) {
 	})
 }
 
-// observe looks up the bridge and both ends of the veth pair. The host side is the link that the kernel reports as the peer of the pod
+// observe() looks up the bridge and both ends of the veth pair. The host side is the link that the kernel reports as the peer of the pod
 // side. The name of the host side does not matter.
 func (j *job) observe() (w wiring, err error) {
 	var ok bool

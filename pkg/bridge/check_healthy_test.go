@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// healthyPod is a pod in a correct state: a configuration, and changes that nodes, runtimes, other plugins and workloads typically make. In
-// the commands, BR stands for the bridge, HOST for the host side, and V4 and V6 for the pod's addresses.
+// healthyPod describes a pod in a correct state: its configuration, and the changes that the node, the runtime, other plugins or the
+// workload made. In the commands, BR stands for the bridge, HOST for the host side, and V4 and V6 for the pod's addresses.
 type healthyPod struct {
 	keys       []any
 	need       string // kernel feature that the node needs

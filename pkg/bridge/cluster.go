@@ -20,7 +20,7 @@ import (
 // equal.
 const useClusterCIDR = "useClusterCidr"
 
-// resolve replaces the keywords "auto" and useClusterCidr in the configuration by the values in node.json. ADD and STATUS call resolve().
+// resolve() replaces the keywords "auto" and useClusterCidr in the configuration by the values in node.json. ADD and STATUS call resolve().
 // The file is read only if the configuration contains one of these keywords.
 func (c *Config) resolve(r *plugin.Request) error {
 	if c.AutoMTU {

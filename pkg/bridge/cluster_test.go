@@ -184,7 +184,7 @@ func TestNodeFileIsReadOnce(t *testing.T) {
 		l.add("first")
 		watch, err := unix.InotifyInit1(unix.IN_NONBLOCK)
 		if err == nil {
-			// inotify merges equal consecutive events into a single event. The close event in between keeps two open events apart.
+			// inotify merges equal consecutive events into a single event. Two open events are not merged if there is a close event between them.
 			_, err = unix.InotifyAddWatch(watch, nodefile.Path, unix.IN_OPEN|unix.IN_CLOSE_NOWRITE)
 		}
 		if err != nil {

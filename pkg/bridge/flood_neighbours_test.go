@@ -41,7 +41,7 @@ func unassignedAddress(is4 bool, n int) netip.Addr {
 // packet socket on the pod's eth0.
 type flood func(a attached, tap int, is4 bool, from int) error
 
-// forge sends neighbour requests for the gateway, with forged sender addresses. The gateway then stores a neighbour entry for each forged
+// forge() sends neighbour requests for the gateway, with forged sender addresses. The gateway then stores a neighbour entry for each forged
 // sender.
 func forge(a attached, tap int, is4 bool, from int) error {
 	s := a.station()
@@ -65,7 +65,7 @@ func scanByGateway(a attached, tap int, is4 bool, from int) error {
 	})
 }
 
-// scan sends packets for the addresses, which needs no privileges. The pod's kernel resolves the addresses itself.
+// scan() sends packets for the addresses, which needs no privileges. The pod's kernel resolves the addresses itself.
 func scan(a attached, _ int, is4 bool, from int) error {
 	return a.Pod.Do(func() error {
 		var conn *net.UDPConn

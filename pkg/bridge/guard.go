@@ -109,7 +109,7 @@ func guardsOf(pods []attachment.Of[state]) (all []Guard) {
 	return all
 }
 
-// unguard removes the guard from the kernel and from the attachment's record. If the guard stayed in the record, a concurrent rewrite of
+// unguard() removes the guard from the kernel and from the attachment's record. If the guard stayed in the record, a concurrent rewrite of
 // all guards would restore it.
 func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Guard == nil {

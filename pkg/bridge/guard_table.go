@@ -24,7 +24,7 @@ type Guard struct {
 	Owner     string       `json:"owner,omitempty"` // for humans who read the rules
 }
 
-// elements returns the elements that the port needs in the sets of the guard table.
+// elements() returns the elements that the port needs in the sets of the guard table.
 func (g Guard) elements() ([]nft.Element, error) {
 	mac, err := net.ParseMAC(g.MAC)
 	if err != nil {

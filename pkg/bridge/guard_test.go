@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// These are kinds of frames, named by the protection that drops them.
+// These are kinds of frames. Each kind has the name of the protection that drops these frames.
 const (
 	always   = iota // no protection stops it
 	forgery         // antiSpoof stops it
@@ -35,7 +35,7 @@ type frame struct {
 	bytes []byte
 }
 
-// traffic returns allowed and forbidden frames from pod m to pod v.
+// traffic() returns allowed and forbidden frames from pod m to pod v.
 func traffic(m, v station) []frame {
 	var (
 		gateway4   = netip.MustParseAddr("10.60.0.1")

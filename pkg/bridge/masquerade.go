@@ -36,7 +36,7 @@ func (m Masquerade) ofMasqueradedFamilies(prefixes []netip.Prefix) (out []netip.
 	return out
 }
 
-// masquerade sets up masquerade for the pod's traffic that leaves the network. With an in-process IPAM plugin the subnets are known. With
+// masquerade() sets up masquerade for the pod's traffic that leaves the network. With an in-process IPAM plugin the subnets are known. With
 // known subnets, the rules cover whole subnets, which all pods share. With shared subnets, only the first pod of a network changes rules.
 func (j *job) masquerade(l layer3) error {
 	m := j.cfg.Masquerade
@@ -184,8 +184,8 @@ func nftMasquerade(network string, cfg Masquerade, addresses []netip.Prefix, sha
 	return m
 }
 
-// unmasquerade removes an attachment's masquerade from the kernel and from the record. If the masquerade stayed in the record, a concurrent
-// rewrite of the network's sets would restore it. Subnets that other pods may share stay in the sets.
+// unmasquerade() removes an attachment's masquerade from the kernel and from the record. If the masquerade stayed in the record, a
+// concurrent rewrite of the network's sets would restore it. Subnets that other pods may share stay in the sets.
 func unmasquerade(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Masquerade != "iptables" && (st.Masquerade != "nftables" || st.Shared) {
 		return nil

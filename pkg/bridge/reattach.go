@@ -55,9 +55,9 @@ func previousMAC(lost []port) net.HardwareAddr {
 	return randomMAC()
 }
 
-// adopt prepares a bridge that is new to the network: it pins the bridge's MAC and attaches the orphaned ports. The network's note contains
-// the ifindex and the MAC of the bridge that the network already uses. A bridge with the same name but another ifindex or MAC is new, even
-// if it is up.
+// adopt() prepares a bridge that is new to the network: it pins the bridge's MAC and attaches the orphaned ports. The network's note
+// contains the ifindex and the MAC of the bridge that the network already uses. A bridge with the same name but another ifindex or MAC is
+// new, even if it is up.
 func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
 	note, identity := "bridge-"+bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
 	last, noted := j.att.Noted(note)
@@ -92,7 +92,7 @@ func (j *job) pinMAC(bridge kernel.Link, made bool) error {
 	return j.host.SetMAC(bridge, bridge.MAC)
 }
 
-// reattach attaches the orphaned ports to the bridge again, with their settings and their gateway addresses. Errors are only logged,
+// reattach() attaches the orphaned ports to the bridge again, with their settings and their gateway addresses. Errors are only logged,
 // because the current ADD is for another pod.
 func (j *job) reattach(bridge kernel.Link, lost []port) {
 	for _, p := range lost {

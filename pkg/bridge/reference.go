@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// delUnrecorded implements DEL for an attachment without a record. The reference plugin may have made the attachment, or the record is
-// lost. Most objects are found by names that are computed from the key. The name of the reference plugin's veth pair is random. The pair is
+// delUnrecorded implements DEL for an attachment without a record. Either the reference plugin made the attachment, or the record was lost.
+// Most objects are found by names that are computed from the key. The name of the reference plugin's veth pair is random. The pair is
 // deleted only if provenPodSide reports that it belongs to this attachment.
 func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
@@ -27,8 +27,8 @@ func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	// group could not be found.
 	err := errors.Join(delHostSide(host, key, 0), deleteProven(r, host), asReference(key).Remove(), delGuardOf(host, key.HostVeth()))
 	if object := ipam.Object(r.Config); err == nil && ipam.ValidType(ipam.Type(object)) == nil {
-		// The addresses are released last. After an earlier release, this pod's masquerade rules could match the packets of the next pod with the
-		// same address.
+		// The addresses are released last. If the addresses were released earlier, this pod's masquerade rules could match the packets of the
+		// next pod with the same address.
 		err = b.releaseAddresses(r, object)
 	}
 	return err

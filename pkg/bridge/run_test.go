@@ -63,7 +63,7 @@ func newLab(t *testing.T, keys ...any) lab {
 	return l
 }
 
-// other returns a lab for another pod on the same node.
+// other() returns a lab for another pod on the same node.
 func (l lab) other() lab {
 	l.Helper()
 	l.Pod = kerneltest.NewPod(l.T)
@@ -78,7 +78,7 @@ type attached struct {
 	result types100.Result
 }
 
-// add attaches the pod. When the test ends, DEL detaches the pod.
+// add() attaches the pod. When the test ends, DEL detaches the pod.
 func (l lab) add(id string, keys ...any) attached {
 	l.Helper()
 	a := attached{lab: l, id: id, prev: l.OK(l.Call("ADD", id, keys...)).Stdout}
@@ -104,7 +104,7 @@ func (a attached) loseRecord() {
 
 func (l lab) network() string { return l.Conf["name"].(string) }
 
-// age sets old modification times on all records and leases, so that GC may collect them.
+// age() sets old modification times on all records and leases, so that GC may collect them.
 func (l lab) age() {
 	l.Helper()
 	if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {
@@ -128,7 +128,7 @@ func (l lab) inPod(name string, change func(netlink.Link) error) error {
 	return l.Pod.Do(func() error { return onHost(name, change) })
 }
 
-// run runs a shell command on the node and returns its output.
+// run() runs a shell command on the node and returns its output.
 func (l lab) run(command string) string {
 	l.Helper()
 	out, err := exec.Command("sh", "-c", command).CombinedOutput()

@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// tolerate logs a difference for which CHECK fails only with strictCheck. There are three reasons for this: a tenant may cause the
+// tolerate() logs a difference for which CHECK fails only with strictCheck. There are three reasons for this: a tenant may cause the
 // difference in its own pod, an admin may want the difference, or no verb can restore the state. A failed CHECK may make the runtime
 // recreate the pod. At its start, CRI-O recreates the pods whose CHECK fails.
 func (j *job) tolerate(err error) error {

@@ -21,7 +21,7 @@ func Findings(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), traps(config, pods, node)...)
 }
 
-// traps returns those findings that ADD does not log elsewhere.
+// traps() returns those findings that ADD does not log elsewhere.
 func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Finding {
 	found := plugin.Capabilities(config, "", "")
 	var raw rawConfig
@@ -57,7 +57,7 @@ func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Fi
 	return append(found, overlaps(pods, others)...)
 }
 
-// overlaps returns a finding for each pod subnet that overlaps a subnet behind another link. A larger subnet behind a router is no
+// overlaps() returns a finding for each pod subnet that overlaps a subnet behind another link. A larger subnet behind a router is no
 // conflict, because the route to the pods is more specific. The router expects this larger subnet if it knows the pods of all nodes. The
 // first address of the pods' subnet may belong to the tunnel between nodes. An overlap with this address is no conflict, because no pod
 // gets this address.

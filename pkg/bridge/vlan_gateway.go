@@ -194,7 +194,7 @@ func (j *job) observeGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 	return link, compareVLANGateway(j.host, rulesOf(bridge.Name, link))
 }
 
-// neighbours returns those ports of the bridge that are in the same VLAN as a gateway link. The gateway's own port is left out.
+// neighbours() returns those ports of the bridge that are in the same VLAN as a gateway link. The gateway's own port is left out.
 func (j *job) neighbours(gateway kernel.Link) ([]string, error) {
 	bridge, ok, err := j.host.Link(j.cfg.Bridge)
 	if err != nil || !ok {

@@ -154,7 +154,7 @@ func (j *job) setMAC(w *wiring, l layer3) error {
 	return j.pod.SetMAC(w.pod, w.pod.MAC)
 }
 
-// configure sets both ends of the veth pair up, and adds the addresses and routes. The pod's end is set up first, so that the bridge port
+// configure() sets both ends of the veth pair up, and adds the addresses and routes. The pod's end is set up first, so that the bridge port
 // forwards frames as soon as the host side is up.
 func (j *job) configure(w wiring, l layer3) error {
 	// The host side is a bridge port, which needs no IPv6 address. With IPv6, each host side would add three routes to the node, and the
@@ -274,8 +274,8 @@ func (j *job) setPort(bridge, port kernel.Link, vlans VLANs, hairpin, isolated b
 // maxAlias is the maximum length of a link alias, which is IFALIASZ without the terminating zero (include/uapi/linux/if.h).
 const maxAlias = 255
 
-// alias returns the link alias for the host side, which 'ip link' shows to users. The alias contains the pod's name, or the container ID if
-// the name is unknown. The alias of an interface other than eth0 also contains the interface name.
+// alias() returns the link alias for the host side, which 'ip link' shows to users. The alias contains the pod's name, or the container ID
+// if the name is unknown. The alias of an interface other than eth0 also contains the interface name.
 func (j *job) alias() string {
 	name := j.r.Pod.String()
 	if name == "" {

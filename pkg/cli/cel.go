@@ -37,8 +37,8 @@ var (
 // device may lack it. If a device lacks the attribute, the scheduler stops with an error, and the pod starts on no node. The argument sure
 // is true if the expression sees only devices of this driver.
 //
-// The function searches the text of the expression and does not evaluate it. Any test for an attribute that precedes the reading of that
-// attribute is accepted as a guard.
+// The function searches the text of the expression and does not evaluate it. A test for an attribute counts as a guard if the test precedes
+// the reading of that attribute.
 func unguarded(expression string, sure bool) (problems []string) {
 	for _, m := range celBind.FindAllStringSubmatch(expression, -1) {
 		expression = regexp.MustCompile(`\b`+m[1]+`\.`).ReplaceAllLiteralString(expression, m[2]+".")
@@ -60,7 +60,7 @@ func unguarded(expression string, sure bool) (problems []string) {
 	return problems
 }
 
-// guard is a test in a CEL expression: does the device have an attribute? The test protects the rest of the expression, which begins at an
+// guard is a test in a CEL expression whether the device has an attribute. The guard protects the part of the expression that begins at the
 // offset.
 type guard struct {
 	attribute

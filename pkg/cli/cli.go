@@ -55,7 +55,7 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	return exitFailed
 }
 
-// suggest adds the most similar command names to the error about an unknown command. Cobra's own suggestion needs several lines.
+// suggest() adds the most similar command names to the error about an unknown command. Cobra's own suggestion needs several lines.
 func suggest(cmd *cobra.Command, err error) error {
 	var name string
 	if _, scan := fmt.Sscanf(err.Error(), "unknown command %q", &name); scan != nil {

@@ -122,7 +122,7 @@ func wrapText(text, indent string, width int) string {
 	return lines.String() + line + "\n"
 }
 
-// entries reads all tables in the documents whose first heading is Key or Code.
+// entries() reads all tables in the documents whose first heading is Key or Code.
 func entries() (all []entry) {
 	files, _ := fs.Glob(podlace.Documents, "plugins/*/README.md")
 	for _, file := range append(files, "docs/ARCHITECTURE.md", "docs/CLUSTER.md") {

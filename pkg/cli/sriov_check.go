@@ -67,7 +67,7 @@ func (f *checkFlags) check(file string, stdout, stderr io.Writer) error {
 	return nil
 }
 
-// load reads three inputs: the configuration, the classes, and the objects to check.
+// load() reads three inputs: the configuration, the classes, and the objects to check.
 func (f *checkFlags) load(file string) (*checker, []manifest, error) {
 	config, err := f.parse()
 	if err != nil {
@@ -164,7 +164,7 @@ func (c *checker) addClasses(objects []manifest) error {
 	return nil
 }
 
-// spec converts a generated class to the type of the classes that are read from files.
+// spec() converts a generated class to the type of the classes that are read from files.
 func (c resourceClass) spec() deviceClass {
 	class := deviceClass{name: c.name, from: "DeviceClass " + c.name}
 	class.ExtendedResourceName = c.resource

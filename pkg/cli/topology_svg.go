@@ -43,7 +43,7 @@ type svgPicture struct {
 	y, right int
 }
 
-// svg returns the picture as an SVG.
+// svg() returns the picture as an SVG.
 func (t topology) svg() []byte {
 	p := &svgPicture{y: svgMargin}
 	p.drawText(svgMargin, "node "+plain(t.Node), "bold")

@@ -13,7 +13,7 @@ import (
 
 // The functions below adapt a chain to a machine that lacks a kernel feature.
 
-// rewrite replaces the configurations of the chain's plugins by the result of a function.
+// rewrite() replaces the configurations of the chain's plugins by the result of a function.
 func (c *chain) rewrite(change func(plugins []map[string]any) []map[string]any) error {
 	var conf map[string]any
 	var list struct {

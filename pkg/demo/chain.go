@@ -83,7 +83,7 @@ func newChain(dir, cache string, conflist []byte) (*chain, error) {
 	}, nil
 }
 
-// plugins returns the plugin types in the order of the chain.
+// plugins() returns the plugin types in the order of the chain.
 func (c *chain) plugins() []string {
 	var names []string
 	for _, p := range c.list.Plugins {
@@ -180,7 +180,7 @@ func (a attachment) runtimeConf() *libcni.RuntimeConf {
 	}
 }
 
-// coded returns the CNI error that err wraps, if there is one.
+// coded() returns the CNI error that err wraps, if there is one.
 func coded(err error) (types.Error, bool) {
 	var e *types.Error
 	if errors.As(err, &e) {

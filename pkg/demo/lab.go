@@ -131,7 +131,7 @@ func (l *lab) close() {
 	}
 }
 
-// probe finds out which features the machine lacks. The result does not depend on the plugins.
+// probe() finds out which features the machine lacks. The result does not depend on the plugins.
 func (l *lab) probe() error {
 	if err := bridgeNetfilter(false); err != nil {
 		l.lacks[brNetfilter] = "br_netfilter is not loaded"
@@ -177,7 +177,7 @@ func (p *pod) storeAddresses(result *types100.Result) {
 	}
 }
 
-// serve starts the server of the pod.
+// serve() starts the server of the pod.
 func (p *pod) serve() (err error) {
 	p.server, err = serve(p.Do, p.Name)
 	return err
@@ -197,7 +197,7 @@ func (l *lab) recordBaseline() (err error) {
 	return err
 }
 
-// watched returns the options of the leak check, which select the state to compare. Pods are not compared, because their state ends
+// watched() returns the options of the leak check, which select the state to compare. Pods are not compared, because their state ends
 // together with their namespaces.
 func (l *lab) watched() sandbox.Options {
 	return sandbox.Options{Pods: []*sandbox.Pod{l.client}, Dirs: stateDirs(), Ignore: regexp.MustCompile(lastingFiles)}

@@ -50,7 +50,7 @@ func (o outcome) withNote(format string, args ...any) outcome {
 	return o
 }
 
-// failed returns the outcome of a step that stopped with an error.
+// failed() returns the outcome of a step that stopped with an error.
 func failed(err error) outcome {
 	return outcome{verdict: Miss, measured: "failed", note: err.Error()}
 }
@@ -68,7 +68,7 @@ func milliseconds(took time.Duration) outcome {
 	return outcome{verdict: Info, measured: fmt.Sprintf("%.1f ms", ms), value: ms, unit: "ms"}
 }
 
-// timed returns the outcome of a step that succeeded. The outcome contains the step's duration. A long duration is not a failure, because
+// timed() returns the outcome of a step that succeeded. The outcome contains the step's duration. A long duration is not a failure, because
 // it depends more on the machine than on the plugins.
 func timed(took, usual time.Duration) outcome {
 	o := milliseconds(took)

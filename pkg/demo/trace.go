@@ -74,7 +74,7 @@ func Trace(ctx context.Context, opts TraceOptions, show func(Traced)) (err error
 	return errors.Join(err, t.remove(context.WithoutCancel(ctx)))
 }
 
-// remove runs DEL. If a plugin's DEL fails, libcni does not call the remaining plugins. After an error, remove calls all plugins one by
+// remove() runs DEL. If a plugin's DEL fails, libcni does not call the remaining plugins. After an error, remove() calls all plugins one by
 // one, so that no state of the pod stays.
 func (t tracer) remove(ctx context.Context) error {
 	_, err := t.del(ctx, t.pod.attachment)
@@ -110,7 +110,7 @@ func (t tracer) addAndCheck(ctx context.Context, ping bool) error {
 	return t.check(ctx, t.pod.attachment)
 }
 
-// ping sends echo requests from the node to each address of the pod.
+// ping() sends echo requests from the node to each address of the pod.
 func (t tracer) ping(ctx context.Context) error {
 	for _, addr := range []netip.Addr{t.pod.v4, t.pod.v6} {
 		if !addr.IsValid() {

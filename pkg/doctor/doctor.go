@@ -74,7 +74,7 @@ type check struct {
 	run  func(*node) []Finding
 }
 
-// checks returns all checks. Checks of things that every pod needs are first, because administrators are most interested in them.
+// checks() returns all checks. Checks of things that every pod needs are first, because administrators are most interested in them.
 func checks() []check {
 	return []check{
 		{"kernel-features", "the kernel has all features", (*node).kernelFeatures},
@@ -140,7 +140,7 @@ func Examine(o Options, only ...string) ([]Finding, error) {
 	return all, nil
 }
 
-// look reads the data that several checks need.
+// look() reads the data that several checks need.
 func look(o Options) (*node, error) {
 	n := findFolders(o)
 	n.networks, n.notes, n.confErr = reconcile.Networks(n.ConfDir)
@@ -177,10 +177,10 @@ func (n *node) first(of func(runtimeConfig) string, otherwise string) string {
 // path() returns the path of another program's file.
 func (n *node) path(name string) string { return filepath.Join("/", n.Root, name) }
 
-// skipped returns a finding which says that a check does not apply to this node.
+// skipped() returns a finding which says that a check does not apply to this node.
 func skipped(why string) []Finding { return []Finding{{Level: Skipped, What: why}} }
 
-// unknown returns a finding which says that a check could not read its data.
+// unknown() returns a finding which says that a check could not read its data.
 func unknown(what string, err error) []Finding {
 	return []Finding{{Level: Warning, What: "could not read " + what, Evidence: err.Error(), Consequence: "this check is incomplete",
 		Command: "correct what the evidence names, and run podlace doctor again"}}

@@ -25,8 +25,8 @@ type entry struct {
 	Pod       string               `json:"pod,omitempty"`
 }
 
-// matches reports whether a lease is the lease in the entry. The lease may be new: another program may have ended the old lease and created
-// an equal lease for a new pod. The new pod has the same container ID, but another boot or namespace.
+// matches() reports whether a lease is the lease in the entry. The lease may be new: another program may have ended the old lease and
+// created an equal lease for a new pod. The new pod has the same container ID, but another boot or namespace.
 func (e entry) matches(addr netip.Addr, is lease) bool {
 	written, ok := e.Written[addr]
 	return ok && e.Attachment == is.of && written == is.written

@@ -107,10 +107,10 @@ func FuzzResolvConf(f *testing.F) {
 	})
 }
 
-// number converts an address to an integer. The model uses integers, because they need no carry arithmetic.
+// number() converts an address to an integer. The model uses integers, because they need no carry arithmetic.
 func number(a netip.Addr) *big.Int { return new(big.Int).SetBytes(a.AsSlice()) }
 
-// address converts an integer to an address. The result has the address family of the second argument.
+// address() converts an integer to an address. The result has the address family of the second argument.
 func address(n *big.Int, like netip.Addr) (netip.Addr, bool) {
 	size := like.BitLen() / 8
 	if n.Sign() < 0 || n.BitLen() > size*8 {

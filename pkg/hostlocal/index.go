@@ -191,14 +191,14 @@ func (x *index) note(name string, exists bool) {
 	}
 }
 
-// get returns the entry of an attachment from the index.
+// get() returns the entry of an attachment from the index.
 func (x *index) get(a plugin.Attachment) (entry, bool, error) {
 	s, err := x.readShard(shardName(a))
 	e, ok := s[entryKey(a)]
 	return e, ok, err
 }
 
-// put writes the entry of an attachment to the index. If the entry has no addresses, it is removed from the index.
+// put() writes the entry of an attachment to the index. If the entry has no addresses, it is removed from the index.
 func (x *index) put(e entry) error {
 	name := shardName(e.Attachment)
 	s, err := x.readShard(name)
@@ -236,7 +236,8 @@ func (x *index) replace(name string, s shard) error {
 	return x.write(name, data)
 }
 
-// renew writes a shard only if its content has changed. Most shards have not changed, and reading a shard takes less time than writing it.
+// renew() writes a shard only if its content has changed. Most shards have not changed, and reading a shard takes less time than writing
+// it.
 func (x *index) renew(name string, s shard) error {
 	if data, err := s.encode(); err == nil && x.memory == nil && len(s) > 0 {
 		if now, err := x.dir.Read(name); err == nil && bytes.Equal(now, data) {
@@ -291,7 +292,7 @@ func (x *index) allEntries(damaged bool) ([]entry, error) {
 	return out, nil
 }
 
-// rebuild builds the index from all leases in the folder. If an attachment is in the old index, its boot and its namespace are copied. A
+// rebuild() builds the index from all leases in the folder. If an attachment is in the old index, its boot and its namespace are copied. A
 // lease that is new is treated as a lease of the current boot, because there is no proof that its pod is dead.
 func (x *index) rebuild(found map[netip.Addr]lease) {
 	known, err := x.allEntries(true)
@@ -319,7 +320,7 @@ func (x *index) rebuild(found map[netip.Addr]lease) {
 	}
 }
 
-// distribute sorts the leases into shards.
+// distribute() sorts the leases into shards.
 func (x *index) distribute(found map[netip.Addr]lease, known []entry) map[string]shard {
 	old := map[plugin.Attachment]entry{}
 	for _, e := range known {

@@ -178,7 +178,7 @@ func readLeases(dir *store.Dir, log *slog.Logger) (found map[netip.Addr]lease, e
 	return found, empty, nil
 }
 
-// quarantine moves a damaged file to a folder beside the index, where an admin can examine it.
+// quarantine() moves a damaged file to a folder beside the index, where an admin can examine it.
 func (l *leases) quarantine(from *store.Dir, name string) error {
 	to, err := store.Make(filepath.Join(indexPath(l.dir.Path()), torn), 0o700)
 	if err != nil {
@@ -201,7 +201,7 @@ func (l *leases) createLease(addr netip.Addr, a plugin.Attachment) (ok bool, err
 	return true, nil
 }
 
-// release deletes the lease of an address if the given attachment still owns it.
+// release() deletes the lease of an address if the given attachment still owns it.
 func (l *leases) release(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	ok, err := l.ownsLease(addr, a)
 	if !ok || err != nil {
@@ -225,7 +225,7 @@ func (l *leases) ownsLease(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	return owns(parseOwner(data), a), nil
 }
 
-// owner returns the owner of an address. The second result is true if the owner is in the index.
+// owner() returns the owner of an address. The second result is true if the owner is in the index.
 func (l *leases) owner(addr netip.Addr) (e entry, indexed bool, err error) {
 	data, err := l.dir.Read(addr.String())
 	if err != nil {
@@ -252,7 +252,7 @@ func (l *leases) written(e entry) time.Time {
 	return time.Time{}
 }
 
-// entries returns the index entries of an attachment. There may be a second entry with the old file format, which contains no interface
+// entries() returns the index entries of an attachment. There may be a second entry with the old file format, which contains no interface
 // name.
 func (l *leases) entries(a plugin.Attachment) (out []entry, err error) {
 	err = l.withRebuild(func() error {

@@ -22,7 +22,7 @@ const (
 	usePodCIDRIPv6 = "usePodCidrIPv6"
 )
 
-// errNoPodCIDR marks errors that end as soon as the file with the node's CIDRs is written.
+// errNoPodCIDR marks errors that disappear as soon as the file with the node's CIDRs is written.
 var errNoPodCIDR = errors.New("no podCIDR")
 
 // podCIDRError returns an error which says that the node's CIDRs are missing or wrong. The network's configuration is not the cause.
@@ -32,7 +32,7 @@ func podCIDRError(err error) error {
 		store.Root, nodefile.Path, nodefile.Path, nodefile.Path)
 }
 
-// NoPodCIDR reports whether an error ends as soon as the file with the node's CIDRs is written.
+// NoPodCIDR reports whether an error disappears as soon as the file with the node's CIDRs is written.
 func NoPodCIDR(err error) bool { return errors.Is(err, errNoPodCIDR) }
 
 // noPodCIDRError wraps an error so that it matches errNoPodCIDR (errors.Is). The text of the error stays the same.
@@ -102,7 +102,7 @@ func podCIDRWords(lists [][]rawRange) (words podCIDRs) {
 	return words
 }
 
-// podCIDR returns the node's CIDR that replaces a keyword. If the node has no CIDR of the keyword's family, the result is the zero Prefix.
+// podCIDR returns the node's CIDR that replaces a keyword. If the node has no suitable CIDR, the result is the zero Prefix.
 func (w podCIDRs) podCIDR(word string, cidrs []netip.Prefix) (cidr netip.Prefix, family string) {
 	if strings.EqualFold(word, usePodCIDRIPv6) {
 		return first(cidrs, false), "IPv6"

@@ -106,7 +106,7 @@ func (p *Plan) AddRoutes() error {
 	return nil
 }
 
-// reaches reports whether the pod can reach a gateway. The gateway must be a link-local address, in a subnet of the pod, or in the
+// reaches() reports whether the pod can reach a gateway. The gateway must be a link-local address, in a subnet of the pod, or in the
 // destination of an earlier route.
 func (p *Plan) reaches(gw netip.Addr) bool {
 	if !gw.IsValid() || gw.IsLinkLocalUnicast() {
