@@ -113,8 +113,8 @@ func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old
 	return replace(host, att, link, old, next)
 }
 
-// replace() changes the limits of a link in place. Limits that the new state does not contain are removed last, so that a live pod is never
-// without a limit before the new state is reached.
+// replace() changes the limits of a link in place. Limits that the new state does not contain are removed last. Until then, a live pod
+// always has a limit.
 func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	lifted := old.subtract(next)
 	att.WithLink = true // the kernel deletes qdiscs with their link, and the bridge plugin deletes the ifb with its group
@@ -146,7 +146,7 @@ func (st state) subtract(next state) state {
 }
 
 // merge() returns the limits of two states of the same link. If both states have a limit for a direction, the result contains the limit of
-// the argument.
+// the state in the argument.
 func (st state) merge(more state) state {
 	if more.Ingress != nil {
 		st.Ingress = more.Ingress

@@ -64,8 +64,8 @@ func logBurst(r *plugin.Request, direction string, asked Limit, got *kernel.Buck
 }
 
 // These constants are parameters of a fair queue, which is an fq_codel qdisc. CoDel must not drop a packet that waits only for one earlier
-// frame, since this is no persistent queue. Therefore the target, which is a time, is at least the time in which 1.5 frames are sent. A
-// flow without congestion control, such as unanswered UDP, can queue at most the bytes that are sent in one interval.
+// frame, since this is no persistent queue. Therefore the target is at least the time in which 1.5 frames are sent. A flow without
+// congestion control, such as unanswered UDP, can queue at most the bytes that are sent in one interval.
 const (
 	fairInterval   = 100 * time.Millisecond // the kernel's default, enough for any round trip on Earth
 	fairMinPackets = 64

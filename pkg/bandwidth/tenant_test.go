@@ -127,8 +127,8 @@ func TestForgedPeer(t *testing.T) {
 	}
 }
 
-// delSameName calls DEL for an attachment whose device name is that of the victim's device. The names of both devices are equal because
-// network and container ID, concatenated, are the same text.
+// delSameName calls DEL for an attachment whose device has the same name as the victim's device. The names of both devices are equal
+// because network and container ID, concatenated, are the same text.
 func (a attack) delSameName() {
 	a.victim.removeRecord(a.victim.key("a"))
 	twin := a.tenant

@@ -58,7 +58,7 @@ func TestAdd(t *testing.T) {
 	l.OK(a.check("prevResult", withoutInterfaceIndex(a)))
 }
 
-// withoutInterfaceIndex returns the ADD result in the form of CNI version 0.2.0, which has no interface indexes.
+// withoutInterfaceIndex returns the ADD result without interface indexes, as in CNI version 0.2.0.
 func withoutInterfaceIndex(a attached) types100.Result {
 	prev := a.result
 	prev.IPs = nil

@@ -97,7 +97,7 @@ func readClusterCIDRs() func() []netip.Prefix {
 	})
 }
 
-// renewNetwork updates two kinds of exceptions: the network's shared exceptions, and those of single pods.
+// renewNetwork updates two kinds of exceptions: the network's shared exceptions, and the exceptions of single pods.
 func renewNetwork(log *slog.Logger, network string, read func() []netip.Prefix) error {
 	errs := []error{renewShared(log, network, read)}
 	pods, err := attachment.States[state](attachment.List(network, "bridge"))

@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// floodSize is larger than the kernel's limit for neighbour entries, which is 1,024 by default (gc_thresh3 in ip-sysctl.rst).
+// floodSize is larger than the kernel's limit for neighbour entries (gc_thresh3 in ip-sysctl.rst, 1,024 by default).
 const floodSize = 3000
 
 // uplinkAddresses contains the addresses of a machine on the node's uplink. The entry with the key true is the IPv4 address.
@@ -65,7 +65,7 @@ func scanByGateway(a attached, tap int, is4 bool, from int) error {
 	})
 }
 
-// scan() sends packets for the addresses, which needs no privileges. The pod's kernel resolves the addresses itself.
+// scan() sends packets for the addresses. Sending these packets needs no privileges. The pod's kernel resolves the addresses itself.
 func scan(a attached, _ int, is4 bool, from int) error {
 	return a.Pod.Do(func() error {
 		var conn *net.UDPConn

@@ -18,8 +18,8 @@ import (
 func (j *job) setUpGateway(w wiring, l layer3) error {
 	bridge, remade := w.gateway, false
 	for _, gw := range l.gateways {
-		// The note's name contains the prefix length. The kernel could return the prefix length only in a list of all addresses, which would be
-		// slower.
+		// The note's name contains the prefix length. The kernel could return the prefix length only in a list of all addresses, and reading this
+		// list would be slower.
 		_, noted := j.att.Noted(gatewayNote(bridge, gw))
 		if err := forward(j.host, bridge, gw.Addr().Is4(), !noted); err != nil {
 			return err
@@ -86,7 +86,7 @@ func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.P
 	return j.att.Note(gatewayNote(bridge, gw), "")
 }
 
-// replacedBy returns those of the other addresses that conflict with a gateway address. A conflict is another IPv4 address, an IPv6 address
+// replacedBy returns those addresses in a list that conflict with a gateway address. A conflict is another IPv4 address, an IPv6 address
 // with an overlapping subnet, or the same address with another prefix length.
 func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Prefix) (gone []netip.Prefix, err error) {
 	for _, other := range others {

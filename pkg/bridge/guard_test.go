@@ -291,7 +291,7 @@ func TestPodTakesNoRoutes(t *testing.T) {
 	}
 }
 
-// TestGCLeavesRunningADD checks that GC does not restore a guard or masquerade that a running ADD has not written yet.
+// TestGCLeavesRunningADD checks that GC leaves a guard or masquerade alone if a running ADD is about to write it.
 func TestGCLeavesRunningADD(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) { testGCLeavesRunningADD(t, backend) })

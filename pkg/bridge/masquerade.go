@@ -129,8 +129,8 @@ func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment
 	return att.Note(masqueraded, m.noteText())
 }
 
-// repairMasquerade rewrites the chain and the sets of a network that has pods, if any part is missing. Parts that a running ADD has not
-// written yet are not counted as missing. If no pod needs masquerade and the chain was flushed, the note is removed.
+// repairMasquerade rewrites the chain and the sets of a network that has pods, if any part is missing. Parts that a running ADD is about to
+// write do not count as missing. If no pod needs masquerade and the chain was flushed, the note is removed.
 func repairMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attachment, pods []attachment.Of[state]) error {
 	var m Masquerade
 	if text, noted := att.Noted(masqueraded); !noted || json.Unmarshal([]byte(text), &m) != nil {

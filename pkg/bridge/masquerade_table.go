@@ -84,8 +84,8 @@ func SetMasquerade(m MasqueradeSets) error {
 	return nft.Install("nft set masquerade of network "+m.Network, nft.MasqueradeTable, m.build, m.chainName())
 }
 
-// compareMasquerade returns nil if the kernel's sets contain all prefixes in m. If a part is missing, the result is an error with
-// plugin.CodeStateDiffers, which names the part.
+// compareMasquerade returns nil if the kernel's sets contain all prefixes in m. If a part is missing, the result is an error that names the
+// part, with plugin.CodeStateDiffers.
 func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	missing, err := missingMasquerade(host, m)
 	if err != nil {
@@ -109,8 +109,8 @@ func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return nil
 }
 
-// hasMasqueradeRules reports whether the network's chain has the expected number of rules, which is one for each address family. ADD uses
-// this check because it is quick.
+// hasMasqueradeRules reports whether the network's chain has the expected number of rules: one rule for each address family. ADD uses this
+// check because it is quick.
 func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {

@@ -77,7 +77,7 @@ func (st state) paths() (all []path) {
 }
 
 // connects() reports whether the gateway address creates the node's route to the pod. The result is false if the pod's address is outside
-// the gateway's subnet. The result is also false for a bridge in a VRF, which has no route in the main table.
+// the gateway's subnet. The result is also false for a bridge in a VRF, because the main table contains no route for this bridge.
 func (p path) connects(link kernel.Link) bool {
 	return link.Master == 0 && p.gateway.Masked().Contains(p.pod)
 }

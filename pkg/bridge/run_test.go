@@ -52,7 +52,7 @@ func bareLab(t *testing.T, keys ...any) lab {
 			"bridge": "bt0", "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": dualStack()}.With(keys...)}}
 }
 
-// newLab adds and deletes a first pod, which creates the network. The leak check at the end therefore sees only leaks of later pods.
+// newLab adds and deletes a first pod, so that the network exists. The leak check at the end therefore sees only leaks of later pods.
 func newLab(t *testing.T, keys ...any) lab {
 	t.Helper()
 	l := bareLab(t, keys...)

@@ -21,8 +21,8 @@ func (j *job) tolerate(err error) error {
 	return nil
 }
 
-// checkTolerated compares the settings whose differences CHECK tolerates without strictCheck. The compared settings are those of the pod,
-// of its record, and of the bridge.
+// checkTolerated compares the settings whose differences CHECK tolerates without strictCheck. The settings belong to the pod, to its
+// record, and to the bridge.
 func (j *job) checkTolerated(w wiring, l layer3) error {
 	made, noted := j.att.Noted(madeNote(w.bridge.Name))
 	var errs []error

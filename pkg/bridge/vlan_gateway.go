@@ -155,7 +155,7 @@ func (v VLANs) onGateway() kernel.VLANs {
 }
 
 // ofGateway returns those VLANs of the gateway's port that CHECK and ADD compare. The reference plugin also leaves this port in the
-// bridge's default VLAN, which has no effect. With preserveDefaultVlan, the default VLAN is therefore ignored.
+// bridge's default VLAN. This additional VLAN has no effect. With preserveDefaultVlan, the default VLAN is therefore ignored.
 func (v VLANs) ofGateway(bridge kernel.Link, has kernel.VLANs) kernel.VLANs {
 	if v.KeepDefault && bridge.DefaultVLAN != v.ID {
 		return has.Without(bridge.DefaultVLAN)

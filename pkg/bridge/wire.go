@@ -103,7 +103,7 @@ func (j *job) findBridge() (link kernel.Link, made bool, lost []port, err error)
 		add = j.host.AddVLANBridge
 	}
 	// A Service with a backend on the client's own bridge works only if iptables rules see the bridged answer of the backend. Without iptables
-	// rules, the answer would go directly to the client, which expects it from the Service's address.
+	// rules, the answer would go directly to the client, but the client expects the answer from the Service's address.
 	filtered := j.cfg.Gateway && j.cfg.gatewayName() == name
 	if err = add(name, previousMAC(lost), j.cfg.MTU, filtered); err != nil && !isExist(err) {
 		return link, false, nil, err
@@ -122,8 +122,8 @@ func errIfDeleted(name string, ok bool, err error) error {
 }
 
 // hardenedSysctls returns sysctls that prevent an interface from learning addresses and routes from pods (CVE-2020-10749). Unless enabledad
-// is set, the sysctls also switch off duplicate address detection, which would delay the link-local address by one to two seconds. The
-// sysctls must be set before the link is up.
+// is set, the sysctls also switch off duplicate address detection, because the detection would delay the link-local address by one to two
+// seconds. The sysctls must be set before the link is up.
 func (j *job) hardenedSysctls(name string) []kernel.Sysctl {
 	conf := "ipv6/conf/" + name + "/"
 	dad := "0"
@@ -274,8 +274,8 @@ func (j *job) setPort(bridge, port kernel.Link, vlans VLANs, hairpin, isolated b
 // maxAlias is the maximum length of a link alias, which is IFALIASZ without the terminating zero (include/uapi/linux/if.h).
 const maxAlias = 255
 
-// alias() returns the link alias for the host side, which 'ip link' shows to users. The alias contains the pod's name, or the container ID
-// if the name is unknown. The alias of an interface other than eth0 also contains the interface name.
+// alias() returns the link alias for the host side. The command 'ip link' prints this alias. The alias contains the pod's name, or the
+// container ID if the name is unknown. The alias of an interface other than eth0 also contains the interface name.
 func (j *job) alias() string {
 	name := j.r.Pod.String()
 	if name == "" {

@@ -10,7 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// maybeMissing returns the attributes that some VFs lack. The result contains the attributes of the NUMA node, which may be unknown.
+// maybeMissing returns the attributes that some VFs lack. The result contains the attributes of the NUMA node, because the NUMA node of a
+// VF may be unknown.
 func maybeMissing() []attribute {
 	return []attribute{{"resource.kubernetes.io", "numaNode"}, {"dra.net", "numaNode"}}
 }

@@ -92,7 +92,7 @@ func (c *chain) plugins() []string {
 	return names
 }
 
-// PluginsOf returns the names of all plugin binaries that a conflist needs. The names include those of the IPAM plugins.
+// PluginsOf returns the names of all plugin binaries that a conflist needs. The binaries of the IPAM plugins are included.
 func PluginsOf(conflist []byte) ([]string, error) {
 	list, err := libcni.NetworkConfFromBytes(conflist)
 	if err != nil {
@@ -155,7 +155,7 @@ type portMapping struct {
 	Protocol      string `json:"protocol"`
 }
 
-// runtimeBurst is the burst that containerd sends together with every limit. It means "unlimited".
+// runtimeBurst is the burst that containerd sends together with every limit. This burst means "unlimited".
 const runtimeBurst = 1<<32 - 1
 
 func (a attachment) runtimeConf() *libcni.RuntimeConf {

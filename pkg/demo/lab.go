@@ -203,8 +203,8 @@ func (l *lab) watched() sandbox.Options {
 	return sandbox.Options{Pods: []*sandbox.Pod{l.client}, Dirs: stateDirs(), Ignore: regexp.MustCompile(lastingFiles)}
 }
 
-// stateLeft returns the differences between the node's current state and the baseline. The kernel deletes a namespace asynchronously, which
-// takes longer on a slow machine. Therefore stateLeft may compare several times.
+// stateLeft returns the differences between the node's current state and the baseline. The kernel deletes a namespace asynchronously, and
+// the deletion takes longer on a slow machine. Therefore stateLeft may compare several times.
 func (l *lab) stateLeft(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()

@@ -70,7 +70,7 @@ func Trace(ctx context.Context, opts TraceOptions, show func(Traced)) (err error
 		t.pod.ports = []portMapping{{HostPort: opts.HostPort, ContainerPort: opts.HostPort, Protocol: "tcp"}}
 	}
 	err = t.addAndCheck(ctx, opts.Ping)
-	// After a failed ADD, state may be left, which only DEL removes.
+	// A failed ADD may leave state that only DEL removes.
 	return errors.Join(err, t.remove(context.WithoutCancel(ctx)))
 }
 

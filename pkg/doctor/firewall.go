@@ -55,7 +55,7 @@ func (n *node) whoseChain(chain nft.DroppingChain) string {
 	return fmt.Sprintf("nft insert rule %s iifname BRIDGE accept; nft insert rule %[1]s oifname BRIDGE accept", chain)
 }
 
-// ufw() reports an enabled ufw with the default policy, which drops forwarded packets (ufw-framework(8)).
+// ufw() reports that ufw is enabled with its default policy, which drops forwarded packets (ufw-framework(8)).
 func (n *node) ufw() (found []Finding) {
 	if v := n.shellValue("/etc/ufw/ufw.conf", "ENABLED"); v != "yes" {
 		return nil

@@ -30,8 +30,8 @@ import (
 // index must be rebuilt. The index is also rebuilt after a boot, because it is not synced to disk. If a shard is damaged, the index is
 // rebuilt too.
 //
-// The index contains no data that could not be rebuilt from the leases. If the index cannot be written, for example because the disk is
-// full, DEL and GC work without it.
+// All data in the index can be rebuilt from the leases. If the index cannot be written, for example because the disk is full, DEL and GC
+// work without it.
 const (
 	indexFolder = ".podlace"
 	markFile    = "mark"
@@ -138,7 +138,7 @@ func (x *index) markCurrent() error {
 
 func (x *index) write(name string, data []byte) error {
 	err := x.dir.Write(name, data, 0o600)
-	// another process removed the temporary file, which is possible if the lock file was removed
+	// another process removed the temporary file; this is possible if the lock file was removed
 	for again := 0; again < 10 && errors.Is(err, fs.ErrNotExist); again++ {
 		err = x.dir.Write(name, data, 0o600)
 	}

@@ -68,7 +68,7 @@ func (l *leases) reindex() error {
 }
 
 // withRebuild runs the function f, which uses the index. If f detects a damaged index, the index is rebuilt and f runs again. If the second
-// run detects damage too, another process is changing the index, which is possible if the lock file was removed. After a second failure, f
+// run detects damage too, another process is changing the index. This is possible if the lock file was removed. After a second failure, f
 // runs with an index in memory that only this process uses.
 func (l *leases) withRebuild(f func() error) error {
 	err := f()

@@ -215,7 +215,7 @@ func TestKilledCaller(t *testing.T) {
 	}
 }
 
-// childOf returns the process whose parent has the process ID pid.
+// childOf returns the process whose parent process has the given ID.
 func childOf(t *testing.T, pid int) string {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
