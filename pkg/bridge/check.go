@@ -322,9 +322,9 @@ func (j *job) compareMasquerade(l layer3) error {
 }
 
 // checkRecord fails if Podlace attached the pod but the record is lost. A pod without a record may belong to the reference plugin, so
-// checkRecord needs evidence that Podlace attached the pod. The host side must have Podlace's name. The port must have a guarded pod's
-// flags, or Podlace's rules must masquerade the pod while the reference plugin's rules do not. A flush of the rules does not change port
-// flags.
+// checkRecord needs evidence that Podlace attached the pod. The host side must have Podlace's name. In addition, the port must have the
+// flags of a guarded pod, or Podlace's rules must masquerade the pod and the reference plugin's rules must not masquerade it. A flush of
+// the rules does not change port flags.
 func (j *job) checkRecord(w wiring, l layer3) error {
 	if j.hasRecord || w.host.Name != j.att.HostVeth() {
 		return nil

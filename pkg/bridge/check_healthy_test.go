@@ -14,7 +14,7 @@ import (
 )
 
 // healthyPod describes a pod in a correct state: its configuration, and the changes that the node, the runtime, other plugins or the
-// workload made. In the commands, BR stands for the bridge, HOST for the host side, and V4 and V6 for the pod's addresses.
+// workload made. In the commands, BR stands for the bridge, HOST stands for the host side, and V4 and V6 stand for the pod's addresses.
 type healthyPod struct {
 	keys       []any
 	need       string // kernel feature that the node needs

@@ -15,7 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// run() runs a shell command on the node. In the command, HOST stands for the host side of the pod, and V4 and V6 for the pod's addresses.
+// run() runs a shell command on the node. In the command, HOST stands for the host side of the pod, and V4 and V6 stand for the pod's
+// addresses.
 func (a attached) run(command string) error {
 	command = a.named(command)
 	out, err := exec.Command("sh", "-ec", command).CombinedOutput()

@@ -118,7 +118,7 @@ func (j *job) masqueradeByNFT(l layer3) error {
 }
 
 // writeMasquerade replaces the chain and the sets of a network. The note with the configuration is written last. If the process is killed
-// before that, the next ADD finds an empty note and writes all parts again.
+// before this last step, the next ADD finds an empty note and writes all parts again.
 func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment.Of[state]) error {
 	if err := att.Note(masqueraded, ""); err != nil {
 		return err

@@ -30,12 +30,12 @@ var (
 	celIn = regexp.MustCompile(`["']([^"']+)["']\s+in\s+device\.attributes\[["']([^"']+)["']\]`)
 	// celHas matches has(device.attributes["domain"].name).
 	celHas = regexp.MustCompile(`has\(\s*device\.attributes\[["']([^"']+)["']\]\.(\w+)\s*\)`)
-	// celDriver matches a comparison of the driver. Every device has the attribute driver.
+	// celDriver matches a comparison of the driver. Every device has the attribute "driver".
 	celDriver = regexp.MustCompile(`device\.driver\s*==`)
 )
 
 // unguarded returns the problems of a CEL expression that selects devices. A problem is an attribute that the expression reads although a
-// device may lack it. If a device lacks the attribute, the scheduler stops with an error, and the pod starts on no node. The argument sure
+// device may lack it. If a device lacks the attribute, the scheduler stops with an error, and the pod starts on no node. The last argument
 // is true if the expression sees only devices of this driver.
 //
 // The function searches the text of the expression and does not evaluate it. A test for an attribute counts as a guard if the test precedes
@@ -78,7 +78,7 @@ func guardsOf(expression string) (guards []guard) {
 	return guards
 }
 
-// readRisk returns the reason why reading an attribute may fail. The reason is empty if reading cannot fail. The argument own is true if
+// readRisk returns the reason why reading an attribute may fail. The reason is empty if reading cannot fail. The last argument is true if
 // the expression sees only devices of this driver.
 func readRisk(a attribute, own bool) string {
 	switch {

@@ -105,7 +105,8 @@ func (e entry) print(w io.Writer) {
 	fmt.Fprintf(w, "  from %s\n\n", e.source)
 }
 
-// wrapText splits a text into indented lines. A line has at most width bytes. A word longer than width gets a line of its own.
+// wrapText splits a text into indented lines. The argument width is the maximum length of a line in bytes. A longer word gets a line of its
+// own.
 func wrapText(text, indent string, width int) string {
 	var lines strings.Builder
 	line := indent

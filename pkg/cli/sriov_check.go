@@ -174,7 +174,7 @@ func (c resourceClass) spec() deviceClass {
 	return class
 }
 
-// checkSelectors reports CEL expressions that may fail. The argument sure is true if the expressions see only devices of this driver.
+// checkSelectors reports CEL expressions that may fail. The last argument is true if the expressions see only devices of this driver.
 func (c *checker) checkSelectors(where string, list []celSelector, sure bool) {
 	for i, s := range list {
 		for _, p := range unguarded(s.CEL.Expression, sure) {

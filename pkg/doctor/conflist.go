@@ -71,7 +71,7 @@ func (n *node) takesAll() bool {
 	return slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Network != "" })
 }
 
-// defaultNetwork reports a cni_default_network in CRI-O's configuration if it does not name a network of Podlace.
+// defaultNetwork reports a cni_default_network in CRI-O's configuration that is not the name of a Podlace network.
 func (n *node) defaultNetwork() (found []Finding) {
 	for _, r := range n.runtimes {
 		named := func(net reconcile.Network) bool { return net.Name == r.Network && isOurs(net) }

@@ -71,7 +71,7 @@ func TestUnindexedLeaseIsLive(t *testing.T) {
 	l.mustGive("a", "10.1.2.2/30")
 }
 
-// TestDeadNamespace checks that ADD collects the lease of a pod whose namespace is gone if the pool is exhausted.
+// TestDeadNamespace checks an exhausted pool: ADD collects the lease of a pod whose namespace is gone.
 func TestDeadNamespace(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.2.0/30"`)
 	pod := kerneltest.NewPod(t)
