@@ -63,7 +63,7 @@ func parseVLANs(c *Config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// ranges returns the ID ranges in one entry of vlanTrunk. Each range consists of its first and its last ID.
+// ranges() returns the ID ranges in one entry of vlanTrunk. Each range consists of its first and its last ID.
 func (t vlanRange) ranges(at int) (out [][2]int, err error) {
 	for _, id := range []*int{t.ID, t.MinID, t.MaxID} {
 		if id != nil && (*id < 1 || *id > 4094) {
@@ -101,8 +101,8 @@ func (v VLANs) onPort(byDefault uint16) kernel.VLANs {
 	return slices.SortedFunc(maps.Values(byID), func(a, b kernel.VLAN) int { return int(a.ID) - int(b.ID) })
 }
 
-// supported returns an error if the kernel lacks VLAN filtering. A kernel without VLAN filtering would accept the settings but not separate
-// the VLANs.
+// supported() returns an error if the kernel lacks VLAN filtering. A kernel without VLAN filtering would accept the settings but not
+// separate the VLANs.
 func (v VLANs) supported(host *kernel.Node) error {
 	if !v.used() {
 		return nil

@@ -106,7 +106,8 @@ func (e entry) print(w io.Writer) {
 	fmt.Fprintf(w, "  from %s\n\n", e.source)
 }
 
-// wrapText splits a text into indented lines. A line has at most width bytes. A word longer than width gets a line of its own.
+// wrapText splits a text into indented lines. The argument width is the maximum length of a line in bytes. A longer word gets a line of its
+// own.
 func wrapText(text, indent string, width int) string {
 	var lines strings.Builder
 	line := indent
@@ -123,7 +124,7 @@ func wrapText(text, indent string, width int) string {
 	return lines.String() + line + "\n"
 }
 
-// entries reads all tables whose first heading is Key, Code or Check.
+// entries() reads all tables whose first heading is Key, Code or Check.
 func entries() (all []entry) {
 	files, _ := fs.Glob(podlace.Documents, "plugins/*/README.md")
 	for _, file := range append(files, "docs/ARCHITECTURE.md", "docs/CLUSTER.md") {

@@ -108,7 +108,7 @@ func partsOf(records []attachment.Record) (list []*tracedPod) {
 	return list
 }
 
-// check runs CHECK of each plugin, and adds the objects in each record to the plugin's entry. If libcni's cache lacks the attachment, no
+// check() runs CHECK of each plugin, and adds the objects in each record to the plugin's entry. If libcni's cache lacks the attachment, no
 // CHECK runs, but the objects are still listed.
 func (p *tracedPod) check(ctx context.Context, plugins, cache string, networks []reconcile.Network) error {
 	err := demo.TraceChecks(ctx, demo.CheckOptions{Plugins: plugins, Cache: cache, Network: p.Network, ContainerID: p.ContainerID,
@@ -145,7 +145,7 @@ func (p *tracedPod) indexOf(kind string) int {
 	return i
 }
 
-// failed reports whether any CHECK failed, or whether no CHECK ran.
+// failed() reports whether a CHECK failed or no CHECK ran.
 func (p *tracedPod) failed() bool {
 	return p.Unchecked != "" || slices.ContainsFunc(p.Plugins, func(t tracedPlugin) bool { return t.Error != "" })
 }

@@ -69,11 +69,11 @@ func Trace(ctx context.Context, opts TraceOptions, show func(Traced)) (err error
 		t.pod.ports = []portMapping{{HostPort: opts.HostPort, ContainerPort: opts.HostPort, Protocol: "tcp"}}
 	}
 	err = t.addAndCheck(ctx, opts.Ping)
-	// After a failed ADD, state may be left, which only DEL removes.
+	// A failed ADD may leave state that only DEL removes.
 	return errors.Join(err, t.remove(context.WithoutCancel(ctx)))
 }
 
-// remove runs DEL. If a plugin's DEL fails, libcni does not call the remaining plugins. After an error, remove calls all plugins one by
+// remove() runs DEL. If a plugin's DEL fails, libcni does not call the remaining plugins. After an error, remove() calls all plugins one by
 // one, so that no state of the pod stays.
 func (t tracer) remove(ctx context.Context) error {
 	_, err := t.del(ctx, t.pod.attachment)
@@ -89,7 +89,7 @@ func (t tracer) remove(ctx context.Context) error {
 	return err
 }
 
-// tracer is a chain and the pod that it runs for. The chain's plugins report their changes.
+// tracer consists of a chain and the pod for which the chain runs. The chain's plugins report their changes.
 type tracer struct {
 	chain
 	pod *pod
@@ -109,7 +109,7 @@ func (t tracer) addAndCheck(ctx context.Context, ping bool) error {
 	return t.check(ctx, t.pod.attachment)
 }
 
-// ping sends echo requests from the node to each address of the pod.
+// ping() sends echo requests from the node to each address of the pod.
 func (t tracer) ping(ctx context.Context) error {
 	for _, addr := range []netip.Addr{t.pod.v4, t.pod.v6} {
 		if !addr.IsValid() {

@@ -26,7 +26,7 @@ func isOurs(net reconcile.Network) bool {
 	return main == "bridge" || main == "sriov"
 }
 
-// The check conflist reports configurations that the runtime does not use.
+// The check "conflist" reports configurations that the runtime does not use.
 func (n *node) conflist() (found []Finding) {
 	switch {
 	case errors.Is(n.confErr, fs.ErrNotExist):
@@ -72,7 +72,7 @@ func (n *node) takesAll() bool {
 	return slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Network != "" })
 }
 
-// defaultNetwork reports a cni_default_network in CRI-O's configuration if it does not name a network of Podlace.
+// defaultNetwork reports a cni_default_network in CRI-O's configuration that is not the name of a Podlace network.
 func (n *node) defaultNetwork() (found []Finding) {
 	for _, r := range n.runtimes {
 		named := func(net reconcile.Network) bool { return net.Name == r.Network && isOurs(net) }
@@ -86,7 +86,7 @@ func (n *node) defaultNetwork() (found []Finding) {
 	return found
 }
 
-// The function permissions reports configurations that users other than root can write.
+// permissions() reports configurations that users other than root can write.
 func (n *node) permissions() (found []Finding) {
 	for _, net := range n.networks {
 		info, err := os.Stat(net.File)
@@ -102,7 +102,8 @@ func (n *node) permissions() (found []Finding) {
 	return found
 }
 
-// The check conflistKeys reports settings that have another effect than they suggest, and pod subnets that overlap the node's subnets.
+// The check "conflist-keys" reports settings whose effect differs from what their names suggest, and pod subnets that overlap the node's
+// subnets.
 func (n *node) conflistKeys() (found []Finding) {
 	if len(n.networks) == 0 {
 		return skipped("there is no configuration")
@@ -126,7 +127,7 @@ func (n *node) conflistKeys() (found []Finding) {
 	return found
 }
 
-// ownNetworks returns the networks whose main plugin isOurs accepts.
+// ownNetworks returns those networks for which isOurs() returns true.
 func (n *node) ownNetworks() []reconcile.Network {
 	return slices.DeleteFunc(slices.Clone(n.networks), func(net reconcile.Network) bool { return !isOurs(net) })
 }
@@ -145,7 +146,8 @@ func (n *node) pluginTypes() (types []string) {
 	return slices.Compact(types)
 }
 
-// The check binaries reports plugins that are missing, that belong to another project, or that have another version than the others.
+// The check "binaries" reports plugins that are missing, that belong to another project, or whose version differs from the version of the
+// other plugins.
 func (n *node) binaries() (found []Finding) {
 	types := n.pluginTypes()
 	if len(types) == 0 {
@@ -179,7 +181,7 @@ func (n *node) binaries() (found []Finding) {
 	return found
 }
 
-// The check status calls STATUS of each plugin in Podlace's networks, as a runtime does.
+// The check "status" calls STATUS of each plugin in Podlace's networks, as a runtime does.
 func (n *node) status() (found []Finding) {
 	if len(n.pluginTypes()) == 0 {
 		return skipped(noNetwork)

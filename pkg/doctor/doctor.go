@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package doctor examines a node for problems that prevent Podlace from working, or that will prevent it later. Each finding contains the
-// evidence, the consequence, and a command that corrects the problem. The examination changes nothing. The method Fix applies a remedy, but
-// only if the remedy cannot harm pods.
+// evidence, the consequence, and a command that corrects the problem. The examination changes nothing. Fix() applies a remedy, but only if
+// the remedy cannot harm pods.
 package doctor
 
 import (
@@ -73,14 +73,14 @@ type node struct {
 	attachmentsErr error
 }
 
-// The struct check describes how to examine one subject. The function run returns nil if it finds no problem.
+// The struct check describes how to examine one subject. run() returns nil if it finds no problem.
 type check struct {
 	name string
 	fine string // says that all is well
 	run  func(*node) []Finding
 }
 
-// checks returns all checks. Checks of things that every pod needs are first, because administrators are most interested in them.
+// checks() returns all checks. Checks of things that every pod needs are first, because administrators are most interested in them.
 func checks() []check {
 	return []check{
 		{"kernel-features", "the kernel has all features", (*node).kernelFeatures},
@@ -150,7 +150,7 @@ func Examine(o Options, only ...string) ([]Finding, error) {
 	return all, nil
 }
 
-// look reads the data that several checks need.
+// look() reads the data that several checks need.
 func look(o Options) (*node, error) {
 	n := findFolders(o)
 	n.networks, n.notes, n.confErr = reconcile.Networks(n.ConfDir)
@@ -176,7 +176,7 @@ func findFolders(o Options) *node {
 	return n
 }
 
-// The method first returns a value of the first runtime's configuration. If the node has no runtime, the result is the argument otherwise.
+// first() returns a value from the first runtime's configuration. If the node has no runtime, the result is the last argument.
 func (n *node) first(of func(runtimeConfig) string, otherwise string) string {
 	for _, r := range n.runtimes {
 		return of(r)
@@ -184,13 +184,13 @@ func (n *node) first(of func(runtimeConfig) string, otherwise string) string {
 	return otherwise
 }
 
-// The method path returns the path of another program's file.
+// path() returns the path of another program's file.
 func (n *node) path(name string) string { return filepath.Join("/", n.Root, name) }
 
-// skipped returns a finding which says that a check does not apply to this node.
+// skipped() returns a finding which says that a check does not apply to this node.
 func skipped(why string) []Finding { return []Finding{{Level: Skipped, What: why}} }
 
-// unknown returns a finding which says that a check could not read its data.
+// unknown() returns a finding which says that a check could not read its data.
 func unknown(what string, err error) []Finding {
 	return []Finding{{Level: Warning, Code: unreadable,
 		What: "could not read " + what, Evidence: err.Error(), Consequence: "this check is incomplete",

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The check forwardPolicy reports firewalls that drop forwarded packets by default, if they have no rule that names Podlace's bridge.
+// The check "forward-policy" reports firewalls that drop forwarded packets by default, if they have no rule that names Podlace's bridge.
 // Podlace cannot correct this with a rule of its own, because a packet must be accepted by the chains of all tables.
 func (n *node) forwardPolicy() (found []Finding) {
 	chains, err := nft.DroppingChains()
@@ -95,9 +95,9 @@ func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
 	return found
 }
 
-// The method firewalld reports bridges that are in no zone. By default, these bridges belong to the default zone. The default zone rejects
-// the packets of pods unless its target is ACCEPT (firewalld.zone(5)). Zones that exist only in firewalld's running configuration are not
-// in the files that this check reads.
+// firewalld() reports bridges that are in no zone. By default, these bridges belong to the default zone. The default zone rejects the
+// packets of pods unless its target is ACCEPT (firewalld.zone(5)). Zones that exist only in firewalld's running configuration are not in
+// the files that this check reads.
 func (n *node) firewalld() (found []Finding) {
 	if !n.running["firewalld"] {
 		return nil
@@ -141,7 +141,7 @@ func (n *node) shellValue(file, name string) (value string) {
 // reloadUnit is a systemd unit that restores Podlace's rules after a firewall service has started.
 const reloadUnit = "podlace-reload.service"
 
-// The check firewallReload reports services that flush Podlace's rules when they start, if reloadUnit is not enabled on the node.
+// The check "firewall-reload" reports services that flush Podlace's rules when they start, if reloadUnit is not enabled on the node.
 func (n *node) firewallReload() (found []Finding) {
 	if n.enabled(reloadUnit) {
 		return nil
@@ -163,8 +163,7 @@ func (n *node) firewallReload() (found []Finding) {
 		Command:     "install -m 644 conf/" + reloadUnit + " /etc/systemd/system/; systemctl enable " + reloadUnit}}
 }
 
-// The method enabled reports whether systemd starts a unit. A unit starts if another unit wants or requires it (systemd.unit(5),
-// [Install]).
+// enabled() reports whether systemd starts a unit. A unit starts if another unit wants or requires it (systemd.unit(5), [Install]).
 func (n *node) enabled(unit string) bool {
 	for _, dir := range []string{"/etc/systemd/system", "/run/systemd/system"} {
 		for _, kind := range []string{"wants", "requires"} {
@@ -179,7 +178,7 @@ func (n *node) enabled(unit string) bool {
 // legacyTables is a file in which the kernel lists its tables of iptables-legacy (ip_tables).
 const legacyTables = "/proc/net/ip_tables_names"
 
-// The check iptablesVariants reports that iptables-legacy and iptables-nft both have tables. Rules of one variant are invisible to the
+// The check "iptables-variants" reports that iptables-legacy and iptables-nft both have tables. Rules of one variant are invisible to the
 // other variant.
 func (n *node) iptablesVariants() []Finding {
 	text, err := store.ReadFile(legacyTables)

@@ -28,7 +28,7 @@ type runtimeConfig struct {
 // comm is a pattern for files in /proc that contain the name of a running program (proc_pid_comm(5)). A name has at most 15 bytes.
 const comm = "proc/[0-9]*/comm"
 
-// The method programs returns the names of all running programs.
+// programs() returns the names of all running programs.
 func (n *node) programs() map[string]bool {
 	names := map[string]bool{}
 	files, _ := filepath.Glob(n.path(comm))
@@ -167,7 +167,7 @@ func readTOML(file string, into any) error {
 	return err
 }
 
-// The check runtimeFolders reports folders in the runtimes' configurations that differ from the examined folders.
+// The check "runtime" reports folders in the runtimes' configurations that differ from the examined folders.
 func (n *node) runtimeFolders() (found []Finding) {
 	if len(n.runtimes) == 0 {
 		return []Finding{{Level: Warning, Code: noRuntime, What: "no container runtime was found",

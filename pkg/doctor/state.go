@@ -35,7 +35,7 @@ func (n *node) livePods() (alive int, err error) {
 	return alive, n.attachmentsErr
 }
 
-// The check addresses reports range sets in which almost no address is free.
+// The check "addresses" reports range sets in which almost no address is free.
 func (n *node) addresses() (found []Finding) {
 	for _, net := range n.networks {
 		for _, p := range net.Plugins {
@@ -73,7 +73,7 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 	return found
 }
 
-// The check records reports attachments whose pods are gone, and record files that are damaged.
+// The check "records" reports attachments whose pods are gone, and record files that are damaged.
 func (n *node) records() (found []Finding) {
 	if n.attachmentsErr != nil {
 		return unknown("the records and leases", n.attachmentsErr)
@@ -104,7 +104,7 @@ func (n *node) records() (found []Finding) {
 	return found
 }
 
-// The check rules reports that rules or limits of live pods are missing.
+// The check "rules" reports that rules or limits of live pods are missing.
 func (n *node) rules() (found []Finding) {
 	lost := func(code plugin.FindingCode, what, consequence string) {
 		found = append(found, Finding{Level: Error, Code: code,
@@ -168,7 +168,7 @@ func (n *node) agentPeers() []json.RawMessage {
 	return s.Peers
 }
 
-// The check agent reports the problems that podlace-node wrote to its status file.
+// The check "node-agent" reports the problems that podlace-node wrote to its status file.
 func (n *node) agent() (found []Finding) {
 	s, err := readAgentStatus()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -197,7 +197,7 @@ func (n *node) agent() (found []Finding) {
 // minFree is a limit in percent: the check disk warns if a smaller share of a file system is free.
 const minFree = 5
 
-// The check disk reports state folders on a file system that is almost full or read-only.
+// The check "disk" reports state folders on a file system that is almost full or read-only.
 func (n *node) disk() (found []Finding) {
 	for _, dir := range []string{store.Root, hostlocal.DefaultDir} {
 		var st syscall.Statfs_t
@@ -220,7 +220,7 @@ func (n *node) disk() (found []Finding) {
 	return found
 }
 
-// The check kubelet reports missing folders and settings of the kubelet that sriov needs.
+// The check "kubelet" reports missing folders and settings of the kubelet that sriov needs.
 func (n *node) kubelet() (found []Finding) {
 	uses := false
 	for _, net := range n.networks {

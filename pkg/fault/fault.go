@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fault contains the functions through which Podlace makes every change of the system. The function Change makes one change. If a
-// signal interrupts the change, Change repeats it. The error and the debug log name the change. The state store calls only Point, because
-// errors of file operations already contain the operation and the file. The function Step marks further moments at which a kill leaves a
-// different state. The further moments are between two system calls of a change, and after the last change.
+// Package fault contains the functions through which Podlace makes every change of the system. Change() makes one change. If a signal
+// interrupts the change, Change repeats it. The error and the debug log name the change. The state store calls only Point, because errors
+// of file operations already contain the operation and the file. Step() marks further moments at which a kill leaves a different state. The
+// further moments are between two system calls of a change, and after the last change.
 //
 // In production builds, Point and Step do nothing. In binaries with the build tag podlace_fault, the nth change of the process can be made
-// to fail. Tests use this tag to fail every change of every verb once. Binaries with this build tag can also run a shell command at the nth
-// moment. The command kills the process, sends a signal, or changes the node.
+// to fail. Tests use this tag to let each change of each verb fail once. Binaries with this build tag can also run a shell command at the
+// nth moment. The command kills the process, sends a signal, or changes the node.
 package fault
 
 import (
@@ -68,7 +68,7 @@ func phase(name string, began time.Time) {
 	slog.Debug("phase", "at", began.UnixMicro(), "took", time.Since(began).Microseconds(), "name", name)
 }
 
-// Retry calls f again if a signal interrupted f, or if f returns an error in the list interrupted.
+// Retry calls f again if a signal interrupted f, or if f returns one of the given errors.
 func Retry(f func() error, interrupted ...error) error {
 	var err error
 	for range maxRetries {
@@ -80,7 +80,7 @@ func Retry(f func() error, interrupted ...error) error {
 	return err
 }
 
-// Ignore returns nil if err is an error in the list others. Any other err is returned unchanged.
+// Ignore returns nil if the first argument is one of the other arguments. Any other error is returned unchanged.
 func Ignore(err error, others ...error) error {
 	for _, e := range others {
 		if errors.Is(err, e) {

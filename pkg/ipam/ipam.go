@@ -157,7 +157,7 @@ func ValidType(name string) error {
 	return nil
 }
 
-// delegate runs an external plugin. The plugin gets the environment and the standard input of this process (SPEC.md section 4).
+// delegate() runs an external plugin. The plugin gets the environment and the standard input of this process (SPEC.md section 4).
 func delegate(r *plugin.Request, name, verb string) ([]byte, error) {
 	path, err := find(r.Path, name)
 	if err != nil {
@@ -192,9 +192,9 @@ func find(dirs []string, name string) (string, error) {
 	return "", plugin.Errorf(plugin.CodeConfig, "no such plugin in CNI_PATH %q", dirs)
 }
 
-// environment returns the environment for an external plugin. The environment contains the verb and the attachment of the request. If a GC
-// or an ADD deletes another attachment, the environment contains no arguments and no namespace. Another interface of the same container may
-// still be attached and use the container's namespace.
+// environment() returns the environment for an external plugin. The environment contains the verb and the attachment of the request. If a
+// GC or an ADD deletes another attachment, the environment contains no arguments and no namespace. Another interface of the same container
+// may still be attached and use the container's namespace.
 func environment(r *plugin.Request, verb string) []string {
 	own := []string{"CNI_COMMAND=" + verb}
 	if r.ContainerID != "" {
@@ -211,7 +211,7 @@ func environment(r *plugin.Request, verb string) []string {
 	}), own...)
 }
 
-// arguments formats arguments as a value of CNI_ARGS.
+// arguments() formats arguments as a value of CNI_ARGS.
 func arguments(args map[string]string) string {
 	var pairs []string
 	for _, key := range slices.Sorted(maps.Keys(args)) {
