@@ -113,7 +113,7 @@ func redirectAttrs(link Link) netlink.FilterAttrs {
 // Redirection is the set of received frames that a link sends through another link.
 type Redirection int
 
-// Values of Redirection in increasing order. The filter of the reference plugin is RedirectsLong.
+// Values of Redirection in increasing order. The reference plugin's filter has the value RedirectsLong.
 const (
 	RedirectsNone Redirection = iota // no frames, or only some protocols or contents
 	RedirectsLong                    // frames with at least 4 bytes after the Ethernet header and VLAN tag
@@ -121,7 +121,7 @@ const (
 )
 
 // Redirected returns the frames that u32 filters redirect from one link to another. It considers filters of any priority, because the
-// reference plugin's filter has another priority than ours.
+// priority of the reference plugin's filter is not redirectPriority.
 func (n *NS) Redirected(from, to Link) (Redirection, error) {
 	list, err := n.listFilters(from, netlink.HANDLE_MIN_INGRESS)
 	return redirectSource{from, list}.redirectionTo(to.Index), err
@@ -164,8 +164,8 @@ func redirectsTo(f netlink.Filter) int {
 	return -1
 }
 
-// RedirectedFrom returns a link whose received frames are redirected to the given link. The result ok is false if no link redirects to it.
-// RedirectedFrom reads every link with an ingress or clsact qdisc.
+// RedirectedFrom returns a link whose received frames are redirected to the given link. The second result reports whether such a link
+// exists. RedirectedFrom reads every link with an ingress or clsact qdisc.
 func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
 	list, err := n.redirectSources()
 	for _, r := range list {

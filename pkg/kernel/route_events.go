@@ -95,7 +95,7 @@ type linkState struct {
 type routeLinks map[int]linkState
 
 // isRelevant reports whether a notice can affect routes. A notice about a link is relevant only if the state of the link changed.
-// isRelevant stores the state of each link, and forgets all states when notices were lost.
+// isRelevant stores the state of each link. If n.Lost is true, notices were lost, and isRelevant forgets all states.
 func (known routeLinks) isRelevant(n notice) bool {
 	if n.Lost {
 		clear(known)

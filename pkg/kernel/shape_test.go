@@ -23,7 +23,7 @@ func testedRates() []uint64 {
 		34_359_738_360, 34_359_738_368, 34_359_738_376, 100_000_000_000}
 }
 
-// TestShape checks that Shaped returns the values that Shape set. The burst may differ by the rounding to ticks.
+// TestShape checks that Shaped returns the values that Shape set. The burst may differ a little, because the kernel rounds it to ticks.
 func TestShape(t *testing.T) {
 	w := newWire(t)
 	for _, rate := range testedRates() {

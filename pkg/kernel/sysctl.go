@@ -128,8 +128,8 @@ func IsNoFamily(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// Forwards reports whether forwarding is enabled for all links (net.ipv4.ip_forward or net.ipv6.conf.all.forwarding). IsNoFamily is true
-// for the returned error if the kernel lacks the address family.
+// Forwards reports whether forwarding is enabled for all links (net.ipv4.ip_forward or net.ipv6.conf.all.forwarding). If the kernel lacks
+// the address family, Forwards returns an error that IsNoFamily recognises.
 func (n *NS) Forwards(is4 bool) (bool, error) {
 	family := byte(unix.AF_INET)
 	if !is4 {

@@ -26,7 +26,7 @@ type VXLAN struct {
 	MTU   int // 0 for the kernel's default
 }
 
-// ForeignLink is the error for a link of another program that conflicts with ours.
+// ForeignLink is the error if a link of another program conflicts with the wanted VXLAN device.
 type ForeignLink struct {
 	Name string // name of the link
 	Why  string // reason of the conflict

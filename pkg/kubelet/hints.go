@@ -5,7 +5,7 @@
 // static policy for CPUs without hyperthreads. The results are the same as those of the kubelet, except for arbitrary choices: where the
 // kubelet takes any elements of a map, the caller of this package picks the elements (Pick).
 //
-// The package does not support policy options (such as prefer-closest-numa-nodes), sidecars, pod-level resources, and restarts of the
+// The package does not support policy options (such as prefer-closest-numa-nodes), sidecars, pod-level resources, or restarts of the
 // kubelet.
 package kubelet
 
@@ -115,7 +115,7 @@ func (d *Devices) Hints(n int, reusable []int) []Hint {
 	}
 	fewest := nodes.Count()
 	nodes.forEachSubset(func(mask Mask) {
-		// A hint is preferred if it has no more nodes than the request would need with all devices free.
+		// A hint is preferred if it has no more nodes than the request would need if all devices were free.
 		if near(mask, d.Near) >= n {
 			fewest = min(fewest, mask.Count())
 		}
