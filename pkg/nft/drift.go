@@ -224,8 +224,8 @@ func dataShape(data []byte) (shape string) {
 	return shape
 }
 
-// shapeAttributes returns the attributes of an expression that shapeOf encodes. The result plain contains the attributes with a number or a
-// name. The result nested contains the attributes with a value or a verdict.
+// shapeAttributes returns the attributes of an expression that shapeOf encodes. The first list contains the attributes with a number or a
+// name. The second list contains the attributes with a value or a verdict.
 func shapeAttributes(name string) (plain, nested []uint16) {
 	switch name {
 	case "meta":

@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// The method steps returns an agent whose steps the test calls. The function list gives the agent a complete list of nodes.
+// steps() returns an agent whose steps the test calls. The returned function gives the agent a complete list of nodes.
 func (l *lab) steps() (a *agent, list func(ids ...int)) {
 	l.Helper()
 	c, err := readConfig(l.Config)

@@ -129,7 +129,7 @@ func describePod(a *reconcile.Attachment) string {
 	return "the pod of the record " + a.Damaged[0].Record + ", which cannot be read"
 }
 
-// removeLeftovers removes the state of the plugins on the node that does not belong to a pod.
+// removeLeftovers removes the part of the plugins' state that does not belong to a pod.
 func (r *removal) removeLeftovers(networks []reconcile.Network) error {
 	var others []reconcile.Network
 	if r.confDir != "" {

@@ -62,8 +62,8 @@ func newNodes(changed func(), log *slog.Logger) *nodes {
 	return &nodes{changed: changed, log: log, byName: map[string]noderoutes.Node{}, lastEvent: time.Now()}
 }
 
-// The method list returns the nodes, sorted by name. The result since is the time of the first change after the previous call of list, or
-// zero. The result complete is false until a complete list was received.
+// list() returns the nodes, sorted by name. The result since is the time of the first change after the previous call of list, or zero. The
+// result complete is false until a complete list was received.
 func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -74,7 +74,7 @@ func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) 
 	return list, since, n.complete
 }
 
-// The method watched returns the time of the last event. The result failure is the reason why no more events arrive, or "".
+// watched() returns the time of the last event. The result failure is the reason why no more events arrive, or "".
 func (n *nodes) watched() (heard time.Time, failure string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -102,7 +102,7 @@ func (n *nodes) changeNodes(change func() bool) {
 	}
 }
 
-// The method failed records the reason why no events arrive. It logs the reason if the watch worked before.
+// failed() records the reason why no events arrive. It logs the reason if the watch worked before.
 func (n *nodes) failed(err error) {
 	n.mu.Lock()
 	news := n.failure == ""
@@ -210,7 +210,7 @@ func readNode(object any) (noderoutes.Node, error) {
 	return noderoutes.Node{}, fmt.Errorf("got a %T, want a Node", object)
 }
 
-// The function client returns a client for the API server. It uses the kubeconfig, or the ServiceAccount of the pod if kubeconfig is "".
+// client() returns a client for the API server. It uses the kubeconfig, or the ServiceAccount of the pod if kubeconfig is "".
 func client(kubeconfig, server string, connections *connections) (*rest.RESTClient, error) {
 	c, err := rest.InClusterConfig()
 	if kubeconfig != "" {
@@ -279,7 +279,7 @@ func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 	r.RunWithContext(klog.NewContext(ctx, quiet))
 }
 
-// The function trim returns a copy of a Node object with only the fields that the agent uses.
+// trim() returns a copy of a Node object with only the fields that the agent uses.
 func trim(o *corev1.Node) corev1.Node {
 	t := corev1.Node{Spec: corev1.NodeSpec{PodCIDR: o.Spec.PodCIDR, PodCIDRs: o.Spec.PodCIDRs}}
 	t.Name, t.UID, t.CreationTimestamp, t.ResourceVersion = o.Name, o.UID, o.CreationTimestamp, o.ResourceVersion

@@ -69,7 +69,7 @@ func (w *testWatch) start(url string) {
 	w.t.Cleanup(func() { stop(); <-done })
 }
 
-// The method named "has" reports whether the store contains exactly the nodes with these names.
+// has() reports whether the store contains exactly the nodes with these names.
 func (w *testWatch) has(names ...string) bool {
 	list, _, complete := w.nodes.list()
 	var got []string
