@@ -84,7 +84,8 @@ type statusFile struct {
 	text    []byte
 }
 
-// write() writes the status if it is due. It returns the time at which the caller must call it again, or zero if the file is up to date.
+// write() writes the status if the last write was long enough ago. It returns the time at which the caller must call write() again, or zero
+// if the file is up to date.
 func (f *statusFile) write(s Status, now time.Time) (again time.Time, err error) {
 	text, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {

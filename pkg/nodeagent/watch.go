@@ -44,8 +44,8 @@ const (
 // bookmark each minute.
 const watchTimeout = 10 * time.Minute
 
-// The type nodes is the store of a reflector. It stores only the fields that affect routes, and calls changed only if such a field changes.
-// Other fields change often, because each kubelet updates its Node object every few minutes.
+// A value of type nodes is the store of a reflector. It stores only the fields that affect routes, and calls changed() only if such a field
+// changes. Other fields change often, because each kubelet updates its Node object every few minutes.
 type nodes struct {
 	changed func()
 	log     *slog.Logger
@@ -62,8 +62,8 @@ func newNodes(changed func(), log *slog.Logger) *nodes {
 	return &nodes{changed: changed, log: log, byName: map[string]noderoutes.Node{}, lastEvent: time.Now()}
 }
 
-// list() returns the nodes, sorted by name. The result since is the time of the first change after the previous call of list, or zero. The
-// result complete is false until a complete list was received.
+// list() returns the nodes, sorted by name. The second result is the time of the first change after the previous call of list(), or zero.
+// The third result is false until a complete list was received.
 func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -74,7 +74,7 @@ func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) 
 	return list, since, n.complete
 }
 
-// watched() returns the time of the last event. The result failure is the reason why no more events arrive, or "".
+// watched() returns the time of the last event. The second result is the reason why no more events arrive, or "".
 func (n *nodes) watched() (heard time.Time, failure string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -84,7 +84,8 @@ func (n *nodes) watched() (heard time.Time, failure string) {
 	return n.lastEvent, n.failure
 }
 
-// changeNodes calls the function change, which changes the nodes and reports whether they differ. It also records that the watch works.
+// changeNodes calls the given function, which changes the nodes and reports whether a field that affects routes changed. It also records
+// that the watch works.
 func (n *nodes) changeNodes(change func() bool) {
 	n.mu.Lock()
 	recovered := n.failure != ""
@@ -239,8 +240,8 @@ func client(kubeconfig, server string, connections *connections) (*rest.RESTClie
 	return r, nil
 }
 
-// watchNodes watches the Node objects and updates n until ctx is done. It reads the first list as a stream if the API server supports this
-// (WatchList), and else in pages.
+// watchNodes watches the Node objects and updates n until ctx is done. It reads the first list as a stream if the API server supports
+// streams (WatchList). Otherwise it reads the list in pages.
 func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 	from := cache.NewFilteredListWatchFromClient(c, "nodes", metav1.NamespaceAll, func(*metav1.ListOptions) {})
 	lw := &cache.ListWatch{

@@ -34,7 +34,7 @@ func Ways(n *kernel.NS, gateways []netip.Addr) map[netip.Addr]Way {
 	return ways
 }
 
-// wayTo requests the route to a gateway from the kernel. It caches the links that it reads in the map links.
+// wayTo requests the route to a gateway from the kernel. It caches the links that it has read; the last argument is the cache.
 func wayTo(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 	m, err := n.MatchRoute(gateway)
 	switch {
@@ -140,7 +140,7 @@ func (p *pass) noteChange(err error) error {
 	return err
 }
 
-// deleteUnwanted calls del to delete an unwanted object, unless Options.Keep is set.
+// deleteUnwanted calls a function that deletes an unwanted object, unless Options.Keep is set.
 func (p *pass) deleteUnwanted(del func() error) {
 	if p.opt.Keep {
 		p.Kept++

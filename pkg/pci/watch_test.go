@@ -86,7 +86,7 @@ func (m *fakeMachine) check(t *testing.T, scans ...time.Duration) {
 	}
 }
 
-// TestWatchBurst checks that a burst of events causes one scan after the duration quiet.
+// TestWatchBurst checks that a burst of events causes one scan when no event has arrived for a while.
 func TestWatchBurst(t *testing.T) {
 	m := runWatch(t, time.Hour, func(m *fakeMachine) {
 		time.Sleep(time.Second)
@@ -102,7 +102,7 @@ func TestWatchBurst(t *testing.T) {
 	}
 }
 
-// TestWatchStream checks that a continuous stream of events causes a scan after the duration noQuieter.
+// TestWatchStream checks that a continuous stream of events causes a scan after the duration in noQuieter.
 func TestWatchStream(t *testing.T) {
 	m := runWatch(t, time.Hour, func(m *fakeMachine) {
 		for range 70 {
@@ -128,7 +128,7 @@ func TestWatchPoll(t *testing.T) {
 	}
 }
 
-// TestWatchNoPoll checks that only events cause scans if poll is 0.
+// TestWatchNoPoll checks that only events cause scans if the interval for polling is 0.
 func TestWatchNoPoll(t *testing.T) {
 	runWatch(t, 0, func(*fakeMachine) { time.Sleep(24 * time.Hour) }).check(t, 0)
 }
