@@ -86,7 +86,7 @@ func (n *NS) Addresses(link Link) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// WaitForDAD waits until duplicate address detection has finished for all IPv6 addresses of the link. The argument most limits the time to
+// WaitForDAD waits until duplicate address detection has finished for all IPv6 addresses of the link. The last argument limits the time to
 // wait. WaitForDAD returns an error if another node uses one of these addresses, or if the time is over.
 func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 	for deadline := time.Now().Add(most); ; time.Sleep(20 * time.Millisecond) {

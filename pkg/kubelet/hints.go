@@ -98,9 +98,9 @@ func (d *Devices) availableDevices() []int {
 	return out
 }
 
-// Hints returns the hints for a request of n devices. The argument reusable contains the devices of the pod's init containers, which the
-// request may use again. A nil result means that the resource has no preference. An empty list means that the resource cannot serve the
-// request.
+// Hints returns the hints for a request of n devices. The last argument contains the devices of the pod's init containers, because the
+// request may use these devices again. A nil result means that the resource has no preference. An empty list means that the resource cannot
+// serve the request.
 func (d *Devices) Hints(n int, reusable []int) []Hint {
 	nodes := d.allNodes()
 	if nodes == 0 {

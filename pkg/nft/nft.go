@@ -264,7 +264,7 @@ type Edit struct {
 	Table    string // for a change of a whole table
 }
 
-// Apply applies all edits in one transaction, or applies none. The argument op is the name of the transaction for fault.Change and for
+// Apply applies all edits in one transaction, or applies none. The first argument is the name of the transaction for fault.Change and for
 // errors.
 func (t *Handle) Apply(op string, edits ...Edit) error {
 	batch := []mdl.Message{batchMark(unix.NFNL_MSG_BATCH_BEGIN)}

@@ -183,8 +183,8 @@ func lineAt(data []byte, offset int) int {
 	return 1 + bytes.Count(data[:min(offset, len(data))], []byte("\n"))
 }
 
-// keyParsers maps each key of an object to the function that parses its value. The argument offset is the position of the value in the
-// file.
+// keyParsers maps each key of an object to the function that parses its value. The first argument of this function is the position of the
+// value in the file.
 type keyParsers map[string]func(offset int, raw json.RawMessage) error
 
 // readObject parses the object at an offset. The third argument is an example of a valid object for error messages. Unknown and duplicate

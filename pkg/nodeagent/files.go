@@ -40,8 +40,8 @@ func programs() []program {
 // binaryMode is the file mode of every installed program.
 const binaryMode = 0o755
 
-// The type binaries installs programs from one folder into another. It caches which files were equal, so that it reads their content again
-// only after a change.
+// A value of type binaries installs programs from one folder into another folder. It caches which files were equal, so that it reads their
+// content again only after a change.
 type binaries struct {
 	from, to string
 	equal    map[string][2]fs.FileInfo

@@ -59,7 +59,7 @@ type lab struct {
 
 const labConfig = `{"clusterCIDRs": ["10.244.0.0/16", "fd00:10:244::/56"], "binDir": "%[1]s/bin", "confDir": "%[1]s/net.d"}`
 
-// newLab returns a lab without a running agent. The argument extra contains additional keys of the configuration.
+// newLab returns a lab without a running agent. The last arguments are additional keys of the configuration.
 func newLab(t *testing.T, extra ...string) *lab {
 	t.Helper()
 	dir := t.TempDir()

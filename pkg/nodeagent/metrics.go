@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// The type metrics holds the metrics for Prometheus. No metric has a label with the name of a peer, because the agents of a cluster with
-// 5,000 nodes would then have 25 million series.
+// A value of type metrics contains the metrics for Prometheus. No metric has a label with the name of a peer, because the agents of a
+// cluster with 5,000 nodes would then have 25 million series.
 type metrics struct {
 	registry *prometheus.Registry
 	sync     prometheus.Histogram

@@ -29,8 +29,8 @@ func (r *Request) LogFindings(findings []Finding) {
 	}
 }
 
-// UnknownKeys returns a finding for each key of a configuration for which the struct raw has no field. The struct has one field for each
-// known key. If within is not empty, UnknownKeys checks only the keys of the object with that key.
+// UnknownKeys returns a finding for each unknown key of a configuration. The last argument is a struct with one field for each known key.
+// If the second argument is not empty, it is the key of an object, and UnknownKeys checks only the keys inside this object.
 func UnknownKeys(config []byte, within string, raw any) []Finding {
 	t := reflect.TypeOf(raw)
 	if within == "" {
@@ -103,8 +103,8 @@ func KeyLines(data []byte) map[string]int {
 	return lines
 }
 
-// walkKeys reads one JSON value, and calls visit for each key of an object and each item of an array. The argument end is the offset after
-// the key or before the item.
+// walkKeys reads one JSON value. It calls the given function for each key of an object and each item of an array. The last argument of the
+// function is the offset after the key or before the item.
 func walkKeys(dec *json.Decoder, path string, visit func(path string, repeated bool, end int64)) {
 	token, err := dec.Token()
 	if err != nil {
@@ -134,8 +134,9 @@ var knownCapabilities = []string{"portMappings", "ipRanges", "bandwidth", "dns",
 	"cgroupPath",
 	"CNIDeviceInfoFile", "io.kubernetes.cri.pod-annotations"}
 
-// Capabilities returns a finding for each capability that looks misspelt. It also returns a finding if the configuration does not request
-// the capability needed. The argument loss describes the effect of the missing capability. If needed is "", the plugin needs no capability.
+// Capabilities returns a finding for each capability that looks misspelt. It also returns a finding if the plugin needs a capability and
+// the configuration does not request it. The second argument is the needed capability, or "". The last argument describes the effect of a
+// missing capability.
 func Capabilities(config []byte, needed, loss string) (found []Finding) {
 	var c struct {
 		Capabilities map[string]json.RawMessage `json:"capabilities"`

@@ -36,7 +36,7 @@ func levelOf(name string) (slog.Level, bool) {
 	return slog.LevelInfo, false
 }
 
-// check returns an error if a key has an invalid value.
+// check() returns an error if a key has an invalid value.
 func (l logConfig) check() error {
 	if _, ok := levelOf(l.LogLevel); !ok {
 		return Errorf(CodeConfig, "logLevel %s: want debug, info, warning, error or panic", quote(l.LogLevel))
@@ -92,7 +92,7 @@ func (r *Request) openLog() error {
 
 // logToFile redirects the log to a file. It creates a missing file.
 func (r *Request) logToFile(path string) error {
-	// O_NONBLOCK prevents that opening a FIFO blocks. Only regular files are allowed: the path could be /dev/stdout, which must contain only
+	// With O_NONBLOCK, opening a FIFO does not block. Only regular files are allowed: the path could be /dev/stdout, which must contain only
 	// the result.
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY|unix.O_NONBLOCK, 0o600)
 	if err != nil {

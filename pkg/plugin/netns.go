@@ -32,7 +32,7 @@ func (r *Request) openNetns(getenv func(string) string) error {
 	return Errorf(CodeNetns, "CNI_NETNS %s: %w", quote(r.NetnsPath), err)
 }
 
-// noNetns is the error for a path that is not the path of a pod's network namespace. It is fs.ErrNotExist for errors.Is, because the
+// noNetns is the error for a path that is not the path of a pod's network namespace. errors.Is treats it as fs.ErrNotExist, because the
 // namespace of the attachment is missing.
 type noNetns string
 

@@ -28,7 +28,7 @@ func newEnv(verb string) environ {
 	return environ{"CNI_COMMAND": verb, "CNI_CONTAINERID": "pod-1", "CNI_IFNAME": "eth0", "CNI_PATH": "/opt/cni/bin"}
 }
 
-// with returns a copy of the environment with changed variables. pairs alternate between names and values.
+// with() returns a copy of the environment with changed variables. The arguments alternate between names and values.
 func (e environ) with(pairs ...string) environ {
 	out := environ{}
 	for k, v := range e {

@@ -10,7 +10,7 @@ import (
 // Object is a plugin configuration in a test.
 type Object map[string]any
 
-// With returns a copy of the configuration with changed keys. The arguments alternate between keys and values. A nil value removes the key.
+// With returns a changed copy of the configuration. The arguments alternate between keys and values. A nil value removes the key.
 func (o Object) With(pairs ...any) Object {
 	out := maps.Clone(o)
 	for i := 0; i < len(pairs); i += 2 {
