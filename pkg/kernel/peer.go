@@ -13,8 +13,8 @@ import (
 // ownNetns is the value of PeerNetns if a link has no peer or its peer is in the same namespace.
 const ownNetns = -1
 
-// PeerOf returns the peer of a veth or netkit link. The second result is false if the peer is in another namespace than n. The argument
-// netns is the namespace of the given link; nil means the namespace n.
+// PeerOf returns the peer of a veth or netkit link. The second result is false if the peer is not in the namespace n. The argument netns is
+// the namespace of the given link; nil means the namespace n.
 func (n *NS) PeerOf(end Link, netns Namespace) (link Link, ok bool, err error) {
 	if link, ok, err = n.LinkByIndex(end.Peer); err != nil || !ok {
 		return Link{}, false, err

@@ -109,7 +109,7 @@ func switched(on bool) []byte {
 const reservedMask = 0xfffd
 
 // SetReserved makes a bridge port treat LLDP frames and other frames to reserved group addresses like ordinary frames (group_fwd_mask in
-// ip-link(8)). By default the bridge delivers frames to reserved addresses to the port device and learns their source MAC. Bridge rules do
+// ip-link(8)). By default, the port device receives frames to reserved addresses, and the bridge learns their source MAC. Bridge rules do
 // not see these frames. Kernels before 4.15 ignore the setting.
 func (n *NS) SetReserved(link Link) error { return n.setGroupForward(link, reservedMask) }
 

@@ -51,9 +51,8 @@ func (a *alarm) wake(why cause) {
 	}
 }
 
-// wait() waits for a cause until the deadline. It then collects further causes for the third argument's duration, and returns all causes.
-// If changes of other programs are the only causes, it collects for the longer of the last two arguments. It returns immediately when ctx
-// is done.
+// wait() waits for a cause until the deadline. It then collects further causes for the first duration, and returns all causes. If changes
+// of other programs are the only causes, it collects causes for the longer of the two durations. It returns immediately when ctx is done.
 func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time.Duration) map[cause]bool {
 	select {
 	case <-ctx.Done():

@@ -75,8 +75,8 @@ func adviseClusterCIDRs(configured, podCIDRs []netip.Prefix) []Advice {
 			strings.Join(missing[:min(len(missing), maxNamed)], " "), more)}}
 }
 
-// ForPods reports whether pods can use the addresses of a CIDR. If pods cannot use them, ForPods also returns the reserved range that the
-// CIDR overlaps.
+// ForPods reports whether pods can use the addresses of a CIDR. If pods cannot use the addresses, ForPods also returns the reserved range
+// that the CIDR overlaps.
 func ForPods(p netip.Prefix) (reserved netip.Prefix, ok bool) {
 	for _, r := range notForPods() {
 		if p.Overlaps(r) {

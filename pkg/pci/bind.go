@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Timeouts for writes to sysfs. Such writes may hang: for example, VFIO releases a function only when a process that uses the function
-// closes its file.
+// Timeouts for writes to sysfs. Such writes may hang: for example, VFIO waits until the process that uses the function has closed the
+// function's file.
 const (
 	bindTimeout   = 30 * time.Second
 	resizeTimeout = 2 * time.Minute // a VF takes a fraction of a second
