@@ -160,5 +160,6 @@ func (n *NS) inNamespace(f func() error) error {
 	return <-done
 }
 
-// retryInterrupted repeats a request while the kernel interrupts it, for example a dump whose table changed meanwhile.
+// retryInterrupted repeats a request until the kernel no longer interrupts it. For example, the kernel interrupts a dump if the table
+// changes during the dump.
 func retryInterrupted(f func() error) error { return fault.Retry(f, netlink.ErrDumpInterrupted) }

@@ -55,7 +55,7 @@ type Link struct {
 	STP          bool   // the bridge runs the spanning tree protocol, which sets the state of its ports
 }
 
-// Traits are those ip-link(8) settings that a link keeps when it moves to another namespace.
+// Traits contains the settings of ip-link(8) that a link keeps when it moves to another namespace.
 type Traits struct {
 	NoARP       bool   `json:"noARP,omitempty"`
 	NoMulticast bool   `json:"noMulticast,omitempty"`

@@ -135,7 +135,7 @@ func moveVFTaken(t *testing.T, c card) {
 	mustLink(t, c.host, name)
 }
 
-// moveVFBack checks that a VF stays in the pod if another link has taken the VF's name on the host meanwhile.
+// moveVFBack checks that a VF stays in the pod if, in the meantime, another link has taken the VF's name on the host.
 func moveVFBack(t *testing.T, c card) {
 	pod := newInside(t)
 	name := c.VFs[0].Name

@@ -31,7 +31,7 @@ func (v VLANs) Without(id uint16) VLANs {
 	return slices.DeleteFunc(slices.Clone(v), func(vlan VLAN) bool { return vlan.ID == id })
 }
 
-// Has reports whether the list contains the VLAN with this ID, whatever its flags.
+// Has reports whether the list contains the VLAN with this ID. The flags of the VLAN do not matter.
 func (v VLANs) Has(id uint16) bool {
 	return slices.ContainsFunc(v, func(vlan VLAN) bool { return vlan.ID == id })
 }

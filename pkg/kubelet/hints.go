@@ -2,7 +2,7 @@
 
 // Package kubelet reimplements how the kubelet of Kubernetes 1.37 chooses the devices of a pod. It contains no code of Kubernetes. It
 // covers the hints of the device manager, the decision of the Topology Manager, and the choice of devices. It also covers the CPU manager's
-// static policy for CPUs without hyperthreads. The results are the same as those of the kubelet, except for arbitrary choices: where the
+// static policy for CPUs without hyperthreads. The results are the same as the kubelet's results, except for arbitrary choices. If the
 // kubelet takes any elements of a map, the caller of this package picks the elements (Pick).
 //
 // The package does not support policy options (such as prefer-closest-numa-nodes), sidecars, pod-level resources, or restarts of the

@@ -152,8 +152,8 @@ func (t *Handle) clearDormant() error {
 	})
 }
 
-// existingChains returns those names that exist as chains of the table. Without names it returns all chains of the table; it then reads all
-// chains of the family.
+// existingChains returns the given names for which the table has a chain. If no names are given, it returns all chains of the table. For
+// this it reads all chains of the family.
 func (t *Handle) existingChains(names []string) (found []string, err error) {
 	for _, name := range names {
 		if ok, err := t.HasChain(Place{t.family, t.Table, name}); err != nil {

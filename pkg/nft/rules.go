@@ -244,13 +244,13 @@ type Jump struct {
 	Chain  string
 }
 
-// Match selects those rules of a chain or a table for which Want returns true.
+// Match selects rules of a chain or a table: the rules for which Want returns true.
 type Match struct {
 	In   Place
 	Want func(Rule) bool
 }
 
-// deleteMessages returns the messages that delete those objects of the removal that exist.
+// deleteMessages returns the messages that delete the existing objects of the removal.
 func (r Removal) deleteMessages(t *Handle) ([]mdl.Message, error) {
 	var out []mdl.Message
 	for _, jump := range r.Chains {
@@ -305,7 +305,8 @@ func (t *Handle) deleteChainMessages(j Jump) ([]mdl.Message, error) {
 	return append(out, msg), err
 }
 
-// maxRaces is the maximum number of attempts of a transaction that fails because another program changed the ruleset meanwhile.
+// maxRaces is the maximum number of attempts for one transaction. A transaction must be repeated if another program changes the ruleset at
+// the same time.
 const maxRaces = 30
 
 // Remove deletes the objects of a removal in one transaction. It retries if, in the meantime, another program deleted one of the objects or

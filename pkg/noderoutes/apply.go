@@ -309,8 +309,8 @@ func (p *pass) readForeign() error {
 	return nil
 }
 
-// findInside fills Result.Inside: the routes of other programs to a part of a peer's podCIDR. Such routes are more specific than ours and
-// divert packets.
+// findInside fills Result.Inside: the routes of other programs to a part of a peer's podCIDR. These routes are more specific than the
+// agent's routes and divert packets.
 func (p *pass) findInside(want Wanted) error {
 	if err := p.readForeign(); err != nil {
 		return err

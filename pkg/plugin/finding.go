@@ -43,8 +43,8 @@ func UnknownKeys(config []byte, within string, raw any) []Finding {
 	return nil
 }
 
-// unknownKeys returns a finding for each key of a JSON object for which t has no field. It does not check the objects "args" and
-// "runtimeConfig", because other plugins use them too.
+// unknownKeys returns a finding for each key of a JSON object if the struct type has no field for the key. It does not check the objects
+// "args" and "runtimeConfig", because other plugins use them too.
 func unknownKeys(path string, data []byte, t reflect.Type) (found []Finding) {
 	var object map[string]json.RawMessage
 	if json.Unmarshal(data, &object) != nil {
@@ -129,7 +129,7 @@ func walkKeys(dec *json.Decoder, path string, visit func(path string, repeated b
 	}
 }
 
-// knownCapabilities lists the capabilities in CONVENTIONS.md and those of containerd and CRI-O.
+// knownCapabilities lists the capabilities of CONVENTIONS.md, containerd and CRI-O.
 var knownCapabilities = []string{"portMappings", "ipRanges", "bandwidth", "dns", "ips", "mac", "infinibandGUID", "deviceID", "aliases",
 	"cgroupPath",
 	"CNIDeviceInfoFile", "io.kubernetes.cri.pod-annotations"}

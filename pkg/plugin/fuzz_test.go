@@ -131,7 +131,7 @@ func FuzzPrintable(f *testing.F) {
 	})
 }
 
-// FuzzDecode checks that Decode returns no error other than CodeDecode, whatever keys the configuration contains.
+// FuzzDecode checks that, for any keys in the configuration, Decode returns no error or an error with CodeDecode.
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{`{}`, `{"bridg":1}`, `{"ipam":null}`, `{"ipam":{"x":{}}}`, `{"rate":"x"}`, `{"":1}`, `{"\u0000":[]}`} {
 		f.Add(seed)

@@ -56,9 +56,9 @@ func CheckLogging(config []byte) error {
 	return l.check()
 }
 
-// openLog configures the log of the request with logLevel and logFile. It opens nothing if the configuration has neither key. If it cannot
-// open the log file, it logs a warning, and the verb continues. DEL and GC ignore invalid values, because the cleanup must also work with a
-// changed configuration.
+// openLog configures the log of the request with logLevel and logFile. If both keys are missing, it opens nothing. If it cannot open the
+// log file, it logs a warning, and the verb continues. DEL and GC ignore invalid values, because the cleanup must also work with a changed
+// configuration.
 func (r *Request) openLog() error {
 	r.Log = r.logger()
 	var to logConfig

@@ -60,7 +60,7 @@ const (
 // Taints contains the effects of the taints that faulty devices get in ResourceSlices: NoSchedule, NoExecute, None, or "off" for no taint.
 type Taints struct{ LinkDown, Unhealthy, Gone string }
 
-// NoTaint is the value of an effect for which devices get no taint.
+// NoTaint is the value of an effect that gives devices no taint.
 const NoTaint = "off"
 
 // Config is a validated configuration.
