@@ -34,7 +34,7 @@ func (m Match) FirstLink() int {
 }
 
 // MatchRoute returns the route that the kernel selects for an address. It sends only one request, even if many routes exist. If no route
-// matches, or if the matching route refuses packets, the returned error is one that NoRoute recognises.
+// matches, or if the matching route refuses packets, MatchRoute returns an error that NoRoute recognises.
 func (n *NS) MatchRoute(addr netip.Addr) (m Match, err error) {
 	var routes []netlink.Route
 	err = retryInterrupted(func() (err error) {

@@ -198,8 +198,8 @@ func vfVLAN(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.SetVF(pf, 1, tagged, other))
 }
 
-// vfMAC checks that a MAC that was set on the PF takes effect the next time the VF's driver binds. The pod then cannot change the MAC of
-// the VF until the PF resets it.
+// vfMAC checks that a MAC that was set on the PF takes effect the next time the VF's driver binds. After this, the pod cannot change the
+// MAC of the VF until the PF resets it.
 func vfMAC(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	admin, device := before, c.VFs[0].Device

@@ -25,8 +25,8 @@ const redirectPriority = 65535
 const referencePriority = 1
 
 // EnsureIFB returns the intermediate functional block device (ifb) with this name, and creates a missing device with the MTU of the link.
-// The device is up and belongs to the device group that the link leads. Frames redirected to an ifb pass its qdisc and then continue on
-// their way (tc-mirred(8)).
+// The device is up and belongs to the device group that the link leads. A frame that is redirected to an ifb passes through the qdisc of
+// the ifb, and then continues on its way (tc-mirred(8)).
 func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	err := fault.Change("link add "+name+" type ifb", func() error {
 		attrs := netlink.NewLinkAttrs()
@@ -55,8 +55,9 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 }
 
 // Redirect sends all frames that a link receives through another link. It uses an existing ingress or clsact qdisc, or adds a clsact qdisc.
-// It does not add an ingress qdisc, because other programs could then not add a clsact qdisc later. It deletes a RedirectsLong filter only
-// after the new filter is in place, so that a live pod keeps its limit. Redirect is a no-op if all frames are already redirected.
+// It does not add an ingress qdisc, because an ingress qdisc would prevent other programs from adding a clsact qdisc. It deletes a
+// RedirectsLong filter only after the new filter is in place, so that a live pod keeps its limit. Redirect is a no-op if all frames are
+// already redirected.
 func (n *NS) Redirect(from, to Link) error {
 	found := false
 	err := fault.Change("qdisc add dev "+from.Name+" clsact", func() error {

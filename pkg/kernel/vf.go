@@ -125,7 +125,7 @@ func parseVF(attributes []byte, addressLen int) (VF, error) {
 	return vf, nil
 }
 
-// optionalSetting returns a setting, or nil if the driver does not report it. The kernel then sends no value or -1.
+// optionalSetting returns a setting, or nil if the driver does not report it. For an unreported setting, the kernel sends no value or -1.
 func optionalSetting(value []byte) *bool {
 	words := uint32s(value)
 	if len(words) < 2 || words[1] == ^uint32(0) {

@@ -79,8 +79,8 @@ func (c *Conn) Open(table string) (*Handle, error) {
 	return &Handle{c, family, table}, nil
 }
 
-// Close closes the connection. After a deletion, Close waits some milliseconds for an RCU grace period, because the kernel then frees the
-// memory.
+// Close closes the connection. After a deletion, Close waits some milliseconds for an RCU grace period, because the kernel frees the memory
+// when the connection is closed.
 func (c *Conn) Close() {
 	if c.sock != nil {
 		c.sock.Close()

@@ -278,8 +278,8 @@ func TestNoWallClock(t *testing.T) {
 	}
 }
 
-// TestWrongClocks checks nodes with creation times far in the past or future, and files with such times. These times affect only the
-// decision which node is older.
+// TestWrongClocks checks nodes and files whose times are far in the past or future. These times affect only the decision which node is
+// older.
 func TestWrongClocks(t *testing.T) {
 	l := newLab(t)
 	for i, created := range map[int]time.Time{2: time.Unix(-1e9, 0), 3: time.Date(2262, 1, 1, 0, 0, 0, 0, time.UTC), 4: {}} {

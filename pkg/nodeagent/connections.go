@@ -26,8 +26,8 @@ type connection struct {
 	of *connections
 }
 
-// dialTimeout is short, because a dial can hang if the node has no address. The kernel then uses the address of the pods' bridge as the
-// source, and replies to that address are lost.
+// dialTimeout is short, because a dial can hang if the node has no address. Without a node address, the kernel uses the address of the
+// pods' bridge as the source address, and the replies are lost.
 const dialTimeout = 5 * time.Second
 
 func newConnections() *connections {

@@ -216,7 +216,8 @@ func takeOver(dir string, names []string) error {
 }
 
 // undoTakeOver restores the configurations that takeOver renamed. It does not restore a configuration if a file with the original name
-// exists again. It also does not restore a configuration whose plugins are missing, because the runtime could then not delete pods.
+// exists again. It also does not restore a configuration whose plugins are missing, because without its plugins the runtime cannot delete
+// pods.
 func undoTakeOver(dir, binDir string) (done []string, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {

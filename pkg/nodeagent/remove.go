@@ -30,7 +30,7 @@ const (
 
 // A removal removes the changes of the agent and the plugins from this node. It first prevents new pods from using Podlace: another network
 // takes over, or ADD fails because node.json is removed. The conflist, the routes and the plugins stay while a pod needs them for its
-// packets and its DEL. When no pod needs them, the removal deletes them.
+// packets and its DEL. After the last pod is deleted, the removal also deletes these objects.
 type removal struct {
 	binDir, confDir string // empty: the agent did not write there
 	config          string // the agent's configuration; the conflist is beside it

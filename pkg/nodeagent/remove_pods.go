@@ -60,8 +60,8 @@ func collectDead(networks []reconcile.Network, binDir string) (notes []string, e
 	return notes, errors.Join(errs...)
 }
 
-// knownNetworks returns the networks of Podlace. It reads them from the runtime's folder, from the agent's conflist, and from records. It
-// also returns the networks that earlier calls found.
+// knownNetworks returns the networks of Podlace. It reads the networks from the runtime's folder, from the agent's conflist, and from
+// records. It also returns the networks that earlier calls found.
 func (r *removal) knownNetworks() []reconcile.Network {
 	for _, dir := range []string{r.confDir, filepath.Dir(r.config)} {
 		found, _, _ := reconcile.Networks(dir) // without a configuration, records and leases suffice

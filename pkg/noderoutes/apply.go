@@ -18,7 +18,7 @@ import (
 type Options struct {
 	Keep  bool  // delete nothing
 	Adopt []int // protocols of routes to take over (rtm_protocol)
-	// If Inside is true, Apply sets Result.Inside. Apply then reads all routes of the main table.
+	// If Inside is true, Apply reads all routes of the main table and sets Result.Inside.
 	Inside bool
 }
 
@@ -59,8 +59,8 @@ func wayTo(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 
 // Apply changes the kernel state to the wanted state. It first adds missing objects and replaces objects that differ. It then deletes
 // unwanted objects that have Protocol. No packet to a peer is lost if the peer's route does not change. If the kernel refuses a change,
-// Apply continues with the other changes, and Result contains the refused change. Apply returns an error if it cannot read the kernel
-// state; it then deletes nothing.
+// Apply continues with the other changes, and Result contains the refused change. If Apply cannot read the kernel state, it deletes nothing
+// and returns an error.
 func Apply(n *kernel.NS, want Wanted, opt Options) (Result, error) {
 	first, err := apply(n, want, opt)
 	if err != nil || len(first.Failed) == 0 || first.deleted == 0 {

@@ -80,8 +80,8 @@ type Peer struct {
 	Age      int   // index of its node among all, oldest first
 	State    State // empty until Plan sets it
 	Reason   string
-	// Elder is true if the peer is older than this node and its podCIDR overlaps a podCIDR of this node. All other nodes then send packets for
-	// these addresses to the peer.
+	// Elder is true if the peer is older than this node and its podCIDR overlaps a podCIDR of this node. In this case all other nodes send
+	// packets for the overlapping addresses to the peer.
 	Elder bool
 }
 

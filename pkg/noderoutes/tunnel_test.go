@@ -164,8 +164,8 @@ func TestTunnelTraffic(t *testing.T) {
 	}
 }
 
-// pathMTU sends a packet that is too large for the tunnel and must not be fragmented. It returns the path MTU that the node then has for
-// the address.
+// pathMTU sends a packet that is too large for the tunnel and must not be fragmented. After this packet it reads the path MTU of the node
+// for the address, and returns it.
 func (n labNode) pathMTU(to netip.Addr) (mtu int) {
 	n.Helper()
 	network, level, discover, do, ask := "udp4", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO, unix.IP_MTU

@@ -140,7 +140,7 @@ func orNone(driver string) string {
 }
 
 // changeDriver sets driver_override, unbinds the function, and makes the kernel probe the function. This also works if
-// sriov_drivers_autoprobe is 0. A write to the driver's bind file would then fail.
+// sriov_drivers_autoprobe is 0. With this value, a write to the driver's bind file would fail.
 func (c control) changeDriver(ctx context.Context, driver string) error {
 	if err := c.setOverride(ctx, driver); err != nil {
 		return err

@@ -89,7 +89,7 @@ func TestScanGarbage(t *testing.T) {
 	}
 }
 
-// TestScanOddFiles checks that Scan rejects attributes that are not regular files. Such files cannot block Scan or lead out of the tree.
+// TestScanOddFiles checks that Scan rejects attributes that are not regular files. These files must not block Scan or lead out of the tree.
 func TestScanOddFiles(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "secret")
 	must(t, os.WriteFile(outside, []byte("0x8086\n"), 0o600))

@@ -139,9 +139,9 @@ func NetnsGone(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// NetnsVisible reports whether this process can see the folder of a namespace's path. In a container the folder may not be mounted; then a
-// missing path does not prove that the namespace is gone. For paths below /proc it returns true, because the folder of a process disappears
-// with the process. It returns true for "", which is an unknown path.
+// NetnsVisible reports whether this process can see the folder of a namespace's path. In a container the folder may not be mounted. In this
+// case a missing path does not prove that the namespace is gone. For paths below /proc it returns true, because the folder of a process
+// disappears with the process. It returns true for "", which is an unknown path.
 func NetnsVisible(path string) bool {
 	folder := filepath.Dir(path)
 	info, err := os.Stat(folder)

@@ -31,8 +31,8 @@ import (
 // new namespaces, Main skips the package and prints the reason. With KERNELTEST=require or KERNELTEST=full in the environment, Main fails
 // instead of skipping.
 //
-// A helper process that a test starts from the test binary also runs TestMain. TestMain must recognise such helper processes before it
-// calls Main, because Main would create another sandbox for each of them.
+// A helper process that a test starts from the test binary also runs TestMain. TestMain must recognise a helper process before it calls
+// Main, because Main would create another sandbox for the helper process.
 func Main(m *testing.M) {
 	if slices.ContainsFunc(os.Args, fuzzWorker) {
 		os.Exit(m.Run()) // already in the sandbox, connected by inherited pipes
