@@ -102,7 +102,7 @@ func Open(netns Namespace) (*NS, error) {
 // serveThread moves its thread into the namespace, opens sockets there, and then runs the functions of n.work on that thread. It never
 // unlocks the thread. The thread ends with the goroutine, so no other goroutine runs in the wrong namespace. The main thread must not enter
 // the namespace: it never ends, and would keep the namespace alive for the life of the process. If serveThread runs on the main thread, it
-// starts another goroutine, which gets another thread because the main thread is locked.
+// starts another goroutine. This goroutine gets another thread, because the main thread is locked.
 func (n *NS) serveThread(netns Namespace, ready chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {

@@ -150,8 +150,8 @@ func (n *NS) listFilters(link Link, parent uint32) (list []netlink.Filter, err e
 	return list, wrapped("filter show dev "+link.Name, err)
 }
 
-// redirectsTo returns the ifindex of the link to which a filter redirects packets. It returns 0 if that link was deleted, and -1 if the
-// filter does not redirect.
+// redirectsTo returns the ifindex of the link to which a filter redirects packets. It returns 0 if the target link was deleted, and -1 if
+// the filter does not redirect.
 func redirectsTo(f netlink.Filter) int {
 	u32, ok := f.(*netlink.U32)
 	if !ok {

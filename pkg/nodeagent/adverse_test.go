@@ -28,7 +28,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// panicEnv is an environment variable with the options of an agent that panics when it logs a given message.
+// panicEnv is an environment variable with the options of an agent. This agent panics when it logs a given message.
 const panicEnv = "PODLACE_TEST_PANIC"
 
 type panicOptions struct {

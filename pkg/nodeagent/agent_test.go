@@ -272,8 +272,8 @@ func TestConfigChanges(t *testing.T) {
 	}
 }
 
-// TestLaterConfig checks that the agent logs once that a changed key needs a restart, and reports it in the status until the restart. All
-// other keys take effect immediately.
+// TestLaterConfig changes a key that needs a restart. It checks that the agent logs this once. It also checks that the status contains it
+// until the restart. All other keys take effect immediately.
 func TestLaterConfig(t *testing.T) {
 	l := newLab(t)
 	a, list := l.steps()

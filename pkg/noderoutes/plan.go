@@ -18,13 +18,13 @@ const (
 	firstNexthop = 0x50000000
 	nexthops     = 1 << 28
 	// ownMetric is the metric of the unreachable route to the node's own podCIDR. The connected route of the bridge has a lower metric, so
-	// that the kernel prefers it while the bridge is up.
+	// that the kernel prefers the connected route while the bridge is up.
 	ownMetric = 32767
 )
 
 // Plan returns the wanted kernel state, the peers with their states, and the content of node.json. The first two arguments are the results
-// of Peers. The third argument contains the current route to each gateway. It also contains the links of the node's own addresses, whose
-// MTU Plan uses even if there are no peers. The output is sorted and does not depend on the order of the input.
+// of Peers. The third argument contains the current route to each gateway. It also contains the links of the node's own addresses. Plan
+// uses the MTU of these links even if there are no peers. The output is sorted and does not depend on the order of the input.
 func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted, []Peer, nodefile.Node) {
 	peers = slices.Clone(peers)
 	slices.SortFunc(peers, byName)

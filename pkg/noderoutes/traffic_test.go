@@ -109,8 +109,8 @@ func (n labNode) measureLoss(to []netip.Addr, lasts time.Duration, change func(r
 	}
 }
 
-// TestNothingLost checks that no packet to a peer is lost while its nexthop ID changes, while other peers join, leave and change their
-// addresses, and while Apply repeats the same state.
+// TestNothingLost checks that no packet to a peer is lost during these changes: its nexthop ID changes, other peers join, leave and change
+// their addresses, and Apply repeats the same state.
 func TestNothingLost(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)

@@ -66,7 +66,8 @@ func FuzzArgs(f *testing.F) {
 	})
 }
 
-// FuzzPrevResult checks that a result that ReadResult accepts contains no null entries, and can be encoded in its version.
+// FuzzPrevResult checks each result that ReadResult accepts. The result must contain no null entries, and it must be possible to encode the
+// result again.
 func FuzzPrevResult(f *testing.F) {
 	for v, body := range prevResults() {
 		f.Add(v, `{`+body+`}`)

@@ -14,7 +14,7 @@ type Env struct {
 	// DefaultRoute lists the names of the interfaces with a default route.
 	DefaultRoute []string
 	// Last contains the devices as they were while their interfaces were on the node. While the interface of a device is in a pod, Last
-	// provides its attributes, if the driver has not changed.
+	// provides the attributes of the device. A change of the driver makes these attributes invalid.
 	Last map[pci.Address]pci.Device
 }
 
