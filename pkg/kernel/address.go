@@ -315,8 +315,8 @@ func (n *NS) defaultRoute(family int) (netlink.Route, error) {
 }
 
 // KeepRouterAdvertisements sets accept_ra to 2 on the links that have a default route from a router advertisement. With accept_ra 1 the
-// kernel deletes that route and ignores advertisements as soon as IPv6 forwarding is enabled (Documentation/networking/ip-sysctl.rst). The
-// function is a no-op if IPv6 forwarding is already enabled.
+// kernel deletes the default route from the advertisement and ignores further advertisements as soon as IPv6 forwarding is enabled
+// (Documentation/networking/ip-sysctl.rst). The function is a no-op if IPv6 forwarding is already enabled.
 func (n *NS) KeepRouterAdvertisements() error {
 	if on, err := n.Forwards(false); on || IsNoFamily(err) {
 		return nil // too late, or the kernel has no IPv6

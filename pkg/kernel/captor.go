@@ -27,7 +27,8 @@ func (s Side) String() string {
 	return "egress"
 }
 
-// Captor is a filter that matches every frame, every IPv4 frame, or every IPv6 frame. Filters that follow a captor never see these frames.
+// Captor is a filter that matches every frame, every IPv4 frame, or every IPv6 frame. Filters after a captor never see the frames that the
+// captor matches.
 type Captor struct {
 	Filter string // as tc(8) shows it
 	Drops  bool   // the filter drops the frames

@@ -47,7 +47,7 @@ func (r ProtocolRoute) String() string {
 	return text
 }
 
-// FoundRoute is an existing route of the main table. Its metric is explicit.
+// FoundRoute is an existing route of the main table. It always contains the metric, even if the kernel uses its default metric.
 type FoundRoute struct {
 	ProtocolRoute
 	Protocol int  // of the program that added it

@@ -32,7 +32,7 @@ type VF struct {
 	MaxRate    int   `json:"maxRate,omitempty"`
 }
 
-// VFStats holds the counters that a PF reports for a VF (IFLA_VF_STATS). They count since the VF was created.
+// VFStats holds the counters that a PF reports for a VF (IFLA_VF_STATS). The counters count since the VF was created.
 type VFStats struct {
 	RxBytes, TxBytes     uint64
 	RxPackets, TxPackets uint64
@@ -54,7 +54,7 @@ var (
 // VF returns a PF's settings for the VF with the given index. The VF may be in any namespace and have any driver. The second result is
 // false if the PF has no VF with this index. The kernel queries the driver about all VFs, which takes milliseconds with some drivers.
 func (n *NS) VF(pf Link, index int) (vf VF, ok bool, err error) {
-	// The request excludes the counters. They are half of the reply, and the list of all VFs must fit into 64 KiB.
+	// The request excludes the counters. The counters are half of the reply, and the list of all VFs must fit into 64 KiB.
 	message, ok, err := n.readLink(linkHeader(pf.Index), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs|withoutStats)))
 	if err != nil || !ok {
 		return VF{}, false, err
@@ -155,9 +155,9 @@ func uint32s(value []byte) (words []uint32) {
 }
 
 // SetVF changes the PF's settings for a VF. The third argument contains the current settings. The last argument contains the wanted
-// settings; SetVF does not change settings that are nil there. It sends one request for each setting that differs. It does not send
-// unchanged settings, because a driver may refuse even the current value of a setting. After a failed request SetVF continues. It joins the
-// errors, and each error names its setting. To undo SetVF after an error, first read the current settings with VF.
+// settings. SetVF does not change a setting if the wanted value is nil. It sends one request for each setting that differs. It does not
+// send unchanged settings, because a driver may refuse even the current value of a setting. After a failed request SetVF continues. It
+// joins the errors, and each error names its setting. To undo SetVF after an error, first read the current settings with VF.
 //
 // Drivers refuse unsupported settings with EOPNOTSUPP, EPROTONOSUPPORT (see Unsupported) or EINVAL. EINVAL may also mean a bad value, such
 // as a rate above the link's speed, or any rate while the PF has no carrier. A new MAC takes effect the next time the VF's driver binds.

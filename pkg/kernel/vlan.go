@@ -26,7 +26,7 @@ type VLAN struct {
 // VLANs are the VLANs of one port, sorted by ID.
 type VLANs []VLAN
 
-// Without returns a copy of the list without the VLAN with this ID.
+// Without copies the list and leaves out the VLAN with this ID.
 func (v VLANs) Without(id uint16) VLANs {
 	return slices.DeleteFunc(slices.Clone(v), func(vlan VLAN) bool { return vlan.ID == id })
 }

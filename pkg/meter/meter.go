@@ -37,7 +37,7 @@ var ErrSilent = errors.New("nothing arrived")
 // A Place runs a function inside a network namespace. The sockets that the function opens belong to that namespace for their whole life.
 type Place func(func() error) error
 
-// Here is the Place of the network namespace of the process.
+// Here (a Place) stands for the network namespace of the process.
 func Here(f func() error) error { return f() }
 
 // A Flow is the configuration of one measurement.

@@ -34,7 +34,7 @@ import (
 const pageSize = 500
 
 // firstRetry and lastRetry are the shortest and the longest delay before a watch is retried; jitter can double each delay. The longest
-// delay of client-go is a minute. This is too long, because new nodes have no routes until the watch works again.
+// delay of client-go is a minute. A minute is too long, because new nodes have no routes until the watch works again.
 const (
 	firstRetry = 800 * time.Millisecond
 	lastRetry  = 15 * time.Second

@@ -27,7 +27,7 @@ type Node struct {
 	Addresses []string
 }
 
-// OffLink selects how this node reaches the pods of nodes that share no link with it.
+// OffLink selects how this node reaches the pods of nodes that are not on a link of this node.
 type OffLink string
 
 // Values of OffLink.

@@ -16,7 +16,7 @@ import (
 //
 // Two nodes conflict if they have the same podCIDR or address, or if the podCIDR of one contains the address of the other. The older node
 // then keeps the podCIDR or address. A node is older if its creationTimestamp is earlier; if both times are equal, the UIDs decide. This
-// node always keeps its own podCIDRs, because its pods already have addresses from them.
+// node always keeps its own podCIDRs, because its pods already have addresses in these podCIDRs.
 func Peers(nodes []Node, cfg Config) (Self, []Peer, error) {
 	nodes = slices.Clone(nodes)
 	slices.SortFunc(nodes, byAge)

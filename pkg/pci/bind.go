@@ -139,7 +139,7 @@ func orNone(driver string) string {
 	return driver
 }
 
-// changeDriver sets driver_override, unbinds the function, and makes the kernel probe the function. This also works if
+// changeDriver sets driver_override, unbinds the function, and makes the kernel probe the function. The change also works if
 // sriov_drivers_autoprobe is 0. With this value, a write to the driver's bind file would fail.
 func (c control) changeDriver(ctx context.Context, driver string) error {
 	if err := c.setOverride(ctx, driver); err != nil {

@@ -27,7 +27,7 @@ func Plain(text string, most int) string {
 	return b.String()
 }
 
-// PlainRune returns '?' for a character that a terminal interprets or hides, and other characters unchanged. Such characters are control
+// PlainRune returns '?' for a character that a terminal interprets or hides, and other characters unchanged. These characters are control
 // characters, format characters (for example, to change the text direction), surrogates, and private and unassigned characters.
 func PlainRune(r rune) rune {
 	if strconv.IsPrint(r) {

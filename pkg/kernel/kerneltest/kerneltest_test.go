@@ -69,8 +69,8 @@ func TestFlags(t *testing.T) {
 	})
 }
 
-// TestWithoutSandbox checks the result of Main when the sandbox cannot start. Here the sandbox refuses to start because it would hide
-// TMPDIR.
+// TestWithoutSandbox checks the result of Main when the sandbox cannot start. In this test the sandbox refuses to start because it would
+// hide TMPDIR.
 func TestWithoutSandbox(t *testing.T) {
 	for _, c := range []struct {
 		require, verdict string
