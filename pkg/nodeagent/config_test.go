@@ -126,7 +126,7 @@ func TestConflistBeside(t *testing.T) {
 	}
 }
 
-// FuzzConfig checks that parseConfig returns a usable configuration, or an error that begins with the name of the file, for any text.
+// FuzzConfig checks that, for any text, parseConfig returns a usable configuration or an error that begins with the name of the file.
 func FuzzConfig(f *testing.F) {
 	f.Add([]byte(`{"vxlan": {"vni": 7}, "adopt": ["boot"], "clusterCIDRs": ["10.0.0.0/8"]}`))
 	f.Add([]byte(`{"vxlan": {"vni": {}}}`))

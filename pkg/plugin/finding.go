@@ -45,8 +45,8 @@ func (r *Request) LogFindings(findings []Finding) {
 	}
 }
 
-// UnknownKeys returns a finding for each key of a configuration for which the struct raw has no field. The struct has one field for each
-// known key. If within is not empty, UnknownKeys checks only the keys of the object with that key.
+// UnknownKeys returns a finding for each unknown key of a configuration. The last argument is a struct with one field for each known key.
+// If the second argument is not empty, it is the key of an object, and UnknownKeys checks only the keys inside this object.
 func UnknownKeys(config []byte, within string, raw any) []Finding {
 	t := reflect.TypeOf(raw)
 	if within == "" {
@@ -59,8 +59,8 @@ func UnknownKeys(config []byte, within string, raw any) []Finding {
 	return nil
 }
 
-// unknownKeys returns a finding for each key of a JSON object for which t has no field. It does not check the objects "args" and
-// "runtimeConfig", because other plugins use them too.
+// unknownKeys returns a finding for each key of a JSON object if the struct type has no field for the key. It does not check the objects
+// "args" and "runtimeConfig", because other plugins use them too.
 func unknownKeys(path string, data []byte, t reflect.Type) (found []Finding) {
 	var object map[string]json.RawMessage
 	if json.Unmarshal(data, &object) != nil {
@@ -155,13 +155,14 @@ func walkKeys(dec *json.Decoder, path string, visit func(path string, repeated b
 	}
 }
 
-// knownCapabilities lists the capabilities in CONVENTIONS.md and those of containerd and CRI-O.
+// knownCapabilities lists the capabilities of CONVENTIONS.md, containerd and CRI-O.
 var knownCapabilities = []string{"portMappings", "ipRanges", "bandwidth", "dns", "ips", "mac", "infinibandGUID", "deviceID", "aliases",
 	"cgroupPath",
 	"CNIDeviceInfoFile", "io.kubernetes.cri.pod-annotations"}
 
-// Capabilities returns a finding for each capability that looks misspelt. It also returns a finding if the configuration does not request
-// the capability needed. The argument loss describes the effect of the missing capability. If needed is "", the plugin needs no capability.
+// Capabilities returns a finding for each capability that looks misspelt. It also returns a finding if the plugin needs a capability and
+// the configuration does not request it. The second argument is the needed capability, or "". The last argument describes the effect of a
+// missing capability.
 func Capabilities(config []byte, needed, loss string) (found []Finding) {
 	var c struct {
 		Capabilities map[string]json.RawMessage `json:"capabilities"`
