@@ -3,6 +3,7 @@
 package dra
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -199,4 +200,16 @@ func TestSweepCDI(t *testing.T) {
 	if got, want := l.fileNames(l.options.CDI), "podlace-example.com_fast.json "+cdiFile("c-1")+" vendor.json"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
+}
+
+// TestSweepAtStart: the specifications of ended claims are deleted even if the instance led before the collector started.
+func TestSweepAtStart(t *testing.T) {
+	l := newDRALab(t)
+	must(t, os.MkdirAll(l.options.CDI, 0o755), os.WriteFile(filepath.Join(l.options.CDI, cdiFile("c-2")), []byte("{}"), 0o644))
+	l.lead.set(l.Driver, true)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); l.collectLoop(ctx) }()
+	defer func() { cancel(); <-done }()
+	l.await("no specification", func() bool { return l.fileNames(l.options.CDI) == "" })
 }
