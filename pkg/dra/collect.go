@@ -201,6 +201,9 @@ func (c *collector) rebuild(ctx context.Context, now time.Time) {
 	}
 	lost := map[string]lostRecord{}
 	for _, n := range notes {
+		if len(n.Devices) == 0 {
+			continue // the claim has never been prepared; the kubelet itself retries Prepare
+		}
 		if _, err := claim.Read(c.options.Claims, n.UID); !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

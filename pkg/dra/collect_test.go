@@ -27,7 +27,11 @@ func (l *draLab) writeKubeletFile(claims ...*resourceapi.ResourceClaim) {
 	l.Helper()
 	var list []claimtest.Claim
 	for _, c := range claims {
-		list = append(list, claimtest.Claim{UID: string(c.UID), Namespace: "shop", Name: c.Name, Pods: []string{"pod-" + string(c.UID)}})
+		n := claimtest.Claim{UID: string(c.UID), Namespace: "shop", Name: c.Name, Pods: []string{"pod-" + string(c.UID)}}
+		for _, r := range c.Status.Allocation.Devices.Results {
+			n.Devices = append(n.Devices, claimtest.Device{PoolName: r.Pool, DeviceName: r.Device})
+		}
+		list = append(list, n)
 	}
 	must(l, claimtest.WriteState(l.options.Kubelet, list...))
 }
@@ -121,6 +125,21 @@ func TestLostRecord(t *testing.T) {
 	}
 	if n := len(l.client.Actions()) - before; n > 4 {
 		t.Errorf("%d requests in a minute for a claim that is gone", n)
+	}
+}
+
+// TestNeverPrepared: Prepare refuses a claim repeatedly. The kubelet's file contains the claim without devices. The daemon does not treat
+// the record of the claim as lost.
+func TestNeverPrepared(t *testing.T) {
+	l := newDRALab(t)
+	l.addClaims(newClaim("c-1", "web", deviceResult("a", vf0)))
+	must(t, claimtest.WriteState(l.options.Kubelet, claimtest.Claim{UID: "c-1", Namespace: "shop", Name: "web", Pods: []string{"pod-c-1"}}))
+	collector, now := newCollector(l.Driver), time.Now()
+	for at := range 60 {
+		collector.rebuild(t.Context(), now.Add(time.Duration(at)*time.Second))
+	}
+	if n := len(l.client.Actions()); n > 0 || l.fileNames(l.options.Claims) != "" || strings.Contains(l.log.String(), "lost") {
+		t.Errorf("%d requests, records %s\n%s", n, l.fileNames(l.options.Claims), l.log)
 	}
 }
 
