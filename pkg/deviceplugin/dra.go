@@ -117,8 +117,8 @@ func (d *daemon) startDRA(ctx context.Context) bool {
 	}
 	d.driverFault = ""
 	d.driver = d.NewDriver(dra.Options{
-		Node: d.Host, Client: client, Kubelet: d.Root, Claims: d.Claims, Records: d.gate.claims, CDI: d.CDIDir, Instance: d.Instance, Sysfs: d.Sysfs,
-		Log: d.log.With("api", string(pool.DRA)), Metrics: d.registry, Change: d.gate.runChange, InUse: d.whyUnavailable,
+		Node: d.Host, Client: client, Kubelet: d.Root, Claims: d.Claims, Records: d.gate.claims, CDI: d.CDIDir, Instance: d.Instance,
+		Sysfs: d.Sysfs, Log: d.log.With("api", string(pool.DRA)), Metrics: d.registry, Change: d.gate.runChange, InUse: d.whyUnavailable,
 		Changed: func() { notify(d.records) },
 	})
 	driver := d.driver
