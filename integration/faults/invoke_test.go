@@ -47,7 +47,7 @@ func (c pluginCall) runFailing(t testing.TB, failAt int) callOutcome {
 	return c.runWith(t, fmt.Sprint("PODLACE_FAIL_AT=", failAt))
 }
 
-// runWith calls the plugin with an environment variable that injects a fault. exit is -1 if the process was killed.
+// runWith calls the plugin with an environment variable that injects a fault. The exit code is -1 if the process was killed.
 func (c pluginCall) runWith(t testing.TB, fault string) callOutcome {
 	t.Helper()
 	conf := c.conf

@@ -38,7 +38,8 @@ func fullChain(backend string) pluginChain {
 	}
 }
 
-// singleChains returns chains with only one plugin: host-local as other main plugins call it, and loopback.
+// singleChains returns chains that consist of only one plugin. The configuration for host-local is the configuration that a main plugin
+// passes to host-local.
 func singleChains() map[string]pluginChain {
 	common := object{"cniVersion": "1.1.0", "name": "alone"}
 	return map[string]pluginChain{
@@ -131,7 +132,7 @@ func connectPod(t *testing.T, pod *sandbox.Pod, n int) []byte {
 			t.Fatal(err)
 		}
 	}
-	// The settings of portmap on a pod's link exist exactly as long as the link.
+	// The settings of portmap on a pod's link exist exactly as long as the link exists.
 	if err := host.Set(kernel.Sysctl{Path: "ipv4/conf/" + name + "/route_localnet", Value: "1"}); err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,8 @@ func TestXTables(t *testing.T) {
 	t.Run("F-22 xtables lock held, iptables-nft", testXTablesLockNFT)
 }
 
-// switchIPTables returns a function that makes iptables "legacy" or "nft" in this test's mount namespace, as update-alternatives(1) does.
+// switchIPTables returns a function that selects iptables-legacy or iptables-nft in this test's mount namespace, as update-alternatives(1)
+// does.
 func switchIPTables(t *testing.T) (choose func(flavour string)) {
 	t.Helper()
 	harness.Program(t, "iptables-legacy")
@@ -106,8 +107,8 @@ func testFlavours(t *testing.T) {
 	s.Report(t)
 }
 
-// doMeanwhile runs STATUS, reload, or ADD and DEL of another pod. The tests call it between ADD and DEL of a pod. The verb may write the
-// rules of all pods again.
+// doMeanwhile runs STATUS, reload, or ADD and DEL of another pod. The tests call doMeanwhile between ADD and DEL of a pod. The verb may
+// write the rules of all pods again.
 func doMeanwhile(t *testing.T, n *harness.Network, what string) error {
 	t.Helper()
 	switch what {

@@ -121,7 +121,7 @@ func (n testNode) delMore(before *harness.Oracle) {
 	})
 }
 
-// TestDelRanges: DEL works if only the runtimeConfig of the ADD contained the ranges.
+// TestDelRanges: DEL works without the ranges, even if ADD got the ranges in its runtimeConfig.
 func TestDelRanges(t *testing.T) {
 	f := harness.NewFixture(t, "host-local")
 	t.Run("C-47 DEL without the ranges of runtimeConfig", func(t *testing.T) {
@@ -257,8 +257,8 @@ func TestDelBusy(t *testing.T) {
 	}
 }
 
-// TestDelTexts: some runtimes treat a failed DEL as successful if its text contains certain phrases. The method Refused checks that no text
-// of a failed DEL contains them.
+// TestDelTexts: some runtimes treat a failed DEL as successful if its text contains certain phrases. The method Refused checks that the
+// text of a failed DEL contains none of these phrases.
 func TestDelTexts(t *testing.T) {
 	s := newStub(t)
 	s.call("ADD").Run(t).OK(t)

@@ -33,7 +33,7 @@ const (
 )
 
 // crioRuntimeConf returns the RuntimeConf that CRI-O passes to libcni for a pod with both limits. CRI-O never passes portMappings. The
-// parameter more adds values that other runtimes pass.
+// second argument adds values that other runtimes pass.
 func crioRuntimeConf(pod *sandbox.Pod, more map[string]any) *libcni.RuntimeConf {
 	const noBurst = 34359738359 // burst that CRI-O passes if the pod has none
 	rt := &libcni.RuntimeConf{

@@ -19,7 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// shippedConflist returns the VF configuration that Podlace ships. If early is true, sriov comes directly after bridge in the chain.
+// shippedConflist returns the VF configuration that Podlace ships. The argument selects the position of sriov in the chain: directly after
+// bridge, or at the end.
 func shippedConflist(t *testing.T, early bool) object {
 	t.Helper()
 	data, err := conf.Conflist("10-podlace-sriov.conflist")

@@ -131,8 +131,8 @@ func (c *agentCluster) joinNodes(count int) {
 	c.checkRoutes()
 }
 
-// awaitRoutes returns the time at which the last of the given routes appeared. If the kernel dropped events, awaitRoutes reads the routes
-// from the kernel and returns the later time of this reading.
+// awaitRoutes returns the time at which the last of the given routes appeared. If the kernel dropped the event of a route, awaitRoutes uses
+// the time at which it finds the route in the kernel.
 func (a *routeArrivals) awaitRoutes(t *testing.T, prefixes []netip.Prefix) (last time.Time) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {

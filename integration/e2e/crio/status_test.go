@@ -109,7 +109,7 @@ func TestWhoMaps(t *testing.T) {
 	restartCRIO(t, c, syscall.SIGTERM, use(string(config)))
 }
 
-// checkUnmapped fails the test if portmap has a record of the pod or the bridge plugin has none.
+// checkUnmapped fails the test unless the bridge plugin has a record of the pod and portmap has no record of the pod.
 func checkUnmapped(t *testing.T, p *cri.Pod) {
 	t.Helper()
 	all := strings.Join(podRecords(t, "shop/"+p.Name), " ")

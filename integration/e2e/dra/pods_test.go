@@ -54,8 +54,8 @@ func (l *lab) sandboxOf(pod string) (found sandbox, ok bool) {
 	return found, ok
 }
 
-// The method attached fails the test unless the pod has exactly these VFs as net1, net2 and so on, besides eth0. The VFs must also have
-// been there when the containers started.
+// The method attached() fails the test unless the pod has exactly these VFs as net1, net2 and so on, besides eth0. The pod must also have
+// had these VFs when its containers started.
 func (l *lab) attached(pod string, ids ...string) {
 	l.Helper()
 	s, ok := l.sandboxOf(pod)
@@ -86,7 +86,7 @@ func (l *lab) attached(pod string, ids ...string) {
 	}
 }
 
-// The method logs returns the output of each container of a pod. The method logs first waits until each container has printed a line.
+// The method logs() returns the output of each container of a pod. The method logs() first waits until each container has printed a line.
 func (l *lab) logs(pod string) map[string]string {
 	l.Helper()
 	p, err := l.getPod(pod)
@@ -116,7 +116,7 @@ func (l *lab) logs(pod string) map[string]string {
 	return texts
 }
 
-// The method variables returns those environment variables of a pod's container that list VFs.
+// The method variables() returns those environment variables of a pod's container that list VFs.
 func (l *lab) variables(pod, container string) map[string]string {
 	l.Helper()
 	found := map[string]string{}
@@ -128,7 +128,7 @@ func (l *lab) variables(pod, container string) map[string]string {
 	return found
 }
 
-// The method describe logs information that explains a failure.
+// The method describe() logs information that explains a failure.
 func (l *lab) describe() {
 	ctx := context.Background()
 	pods, err := l.client.CoreV1().Pods(l.ns).List(ctx, metav1.ListOptions{})

@@ -89,7 +89,7 @@ func linksOnNode(t *testing.T, sysfs string) map[string]linkInfo {
 	return found
 }
 
-// journaledVFs returns the VFs for which the plugin has a journal, which are the VFs of pods.
+// journaledVFs returns the VFs of pods. The plugin has a journal for each of these VFs.
 func journaledVFs(t *testing.T) (ids []string) {
 	t.Helper()
 	entries, err := os.ReadDir("/run/podlace/.vfs")

@@ -36,8 +36,8 @@ type vfLab struct {
 	ids    []string            // addresses of all VFs, sorted
 }
 
-// newVFLab starts the kubelet and the device plugin. The conflist is the shipped one with an additional resource in front and with
-// additional keys of the sriov plugin.
+// newVFLab starts the kubelet and the device plugin. The shipped conflist is changed: its list of resources starts with an additional
+// resource, and the sriov plugin has additional keys.
 func newVFLab(t *testing.T, keys ...string) *vfLab {
 	t.Helper()
 	shipped, err := conf.Conflist(conflist)
@@ -112,7 +112,7 @@ func (l *vfLab) write(name string, manifest any) {
 	}
 }
 
-// awaitRunning waits until a pod with another UID than the former one runs, and returns the new UID.
+// awaitRunning waits until the pod runs with a new UID, and returns this UID.
 func (l *vfLab) awaitRunning(name, former string) (uid string) {
 	l.t.Helper()
 	checkWithin(l.t, 60*time.Second, "pod "+name+" runs", func() error {

@@ -231,7 +231,8 @@ func (f *flannelCluster) removeFlannel(t *testing.T) {
 	}
 }
 
-// checkRoutes waits until each node has the routes to the other nodes from Podlace (protocol 142) or from flannel.
+// checkRoutes waits until each node has the routes to the other nodes. All these routes must belong to the wanted program, either Podlace
+// (protocol 142) or flannel.
 func (f *flannelCluster) checkRoutes(t *testing.T, whose string) {
 	t.Helper()
 	for _, n := range f.nodes {

@@ -95,8 +95,8 @@ func (p *Pod) Fetch(url string) string {
 	return strings.TrimSpace(p.Exec("wget", "-q", "-O", "-", url))
 }
 
-// Serves fails the test unless a client gets the pod's name from an address. The client is in the given network namespace, or in the node's
-// own if the name is "".
+// Serves fails the test unless a client gets the pod's name from an address. The client is in the given network namespace; the name ""
+// means the namespace of the node.
 func (p *Pod) Serves(netns string, at netip.AddrPort) {
 	p.t.Helper()
 	got, err := Get(p.t.Context(), netns, "http://"+at.String()+"/")
