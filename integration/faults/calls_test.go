@@ -87,7 +87,7 @@ func killedCalls() map[string][]string {
 	return kills
 }
 
-// If sigkill replaces the name of an error, the program is killed at the call.
+// sigkill stands in the place of an error name. It means that a signal kills the program at the call.
 const sigkill = "SIGKILL"
 
 // TestFaultCalls lets single system calls of the real programs fail, or kills the program at a call.

@@ -45,7 +45,7 @@ type stepKind struct {
 }
 
 // soakRun is a node with the pods of two networks. The seed determines the order of the steps. The random decisions of a step depend only
-// on the seed and the number of the step. A step uses data of the previous steps and never their duration. A soak is therefore
+// on the seed and the number of the step. A step uses data of the previous steps, but never their duration. A soak is therefore
 // reproducible.
 type soakRun struct {
 	*testing.T

@@ -38,8 +38,7 @@ func fullChain(backend string) pluginChain {
 	}
 }
 
-// singleChains returns chains that consist of only one plugin. The configuration for host-local is the configuration that a main plugin
-// passes to host-local.
+// singleChains returns chains that consist of only one plugin. host-local gets the configuration that a main plugin would pass.
 func singleChains() map[string]pluginChain {
 	common := object{"cniVersion": "1.1.0", "name": "alone"}
 	return map[string]pluginChain{

@@ -250,7 +250,7 @@ func cmdSysctl(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Defer(func() { _ = os.WriteFile(file, old, 0o644) })
 }
 
-// The command "serve POD PORT" starts a TCP server in a pod that answers with the pod's name.
+// The command "serve POD PORT" starts a TCP server in a pod. The server answers with the pod's name.
 func cmdServe(ts *testscript.TestScript, neg bool, args []string) {
 	checkUsage(ts, !neg && len(args) == 2, "serve POD PORT")
 	s := scriptOf(ts)

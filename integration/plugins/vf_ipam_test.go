@@ -24,7 +24,7 @@ func vfRanges() []any {
 }
 
 // TestVFIPAM: VFs get addresses from any IPAM plugin. The test uses host-local with several ranges, the reference's static, and an unknown
-// plugin in the role of whereabouts. Each interface has its own addresses, the pod's lease stays the same, and nothing remains at the end.
+// plugin in the role of whereabouts. Each interface has its own addresses, the pod's lease stays the same, and no state remains at the end.
 func TestVFIPAM(t *testing.T) {
 	harness.Need(t, "bridge", "sriov", "host-local")
 	harness.Program(t, "ip")

@@ -86,7 +86,7 @@ func replaceFile(t *testing.T, path, text string) {
 	}
 }
 
-// TestWhoMaps: CRI-O maps hostPorts itself and passes none to portmap, even if its own mapping is disabled. With the mapping disabled,
+// TestWhoMaps: CRI-O maps hostPorts itself and passes none to portmap, even if its own mapping is disabled. While the mapping is disabled,
 // hostPorts are unreachable.
 func TestWhoMaps(t *testing.T) {
 	c := cri.Open(t, socket)

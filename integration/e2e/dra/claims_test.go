@@ -83,8 +83,8 @@ func TestTwoClaims(t *testing.T) {
 	l.attached("web", slices.Concat(a, b, c)...)
 }
 
-// TestContainersShare: two containers name the same claim. The containers share its VF in one interface, and each has the VF's address in
-// its environment.
+// TestContainersShare: two containers name the same claim. The containers share the claim's VF in one interface. Each container has the
+// VF's address in its environment.
 func TestContainersShare(t *testing.T) {
 	l := newLab(t, setup{})
 	l.create(`

@@ -83,8 +83,8 @@ func betaAPIs() string {
 	return ""
 }
 
-// kubeletFlags returns flags in addition to those of cluster.sh. The first flag sets the interval at which the kubelet retries the
-// preparation of a claim.
+// kubeletFlags returns the kubelet flags that the tests add to the flags of cluster.sh. The first flag sets the interval at which the
+// kubelet retries the preparation of a claim.
 func kubeletFlags() string {
 	flags := "--sync-frequency=10s --pod-manifest-path=" + manifests
 	if os.Getenv("VERSION") == "1.34" {

@@ -54,8 +54,8 @@ func (l *lab) sandboxOf(pod string) (found sandbox, ok bool) {
 	return found, ok
 }
 
-// The method attached() fails the test unless the pod has exactly these VFs as net1, net2 and so on, besides eth0. The pod must also have
-// had these VFs when its containers started.
+// The method attached() fails the test unless the pod has exactly these VFs as net1, net2 and so on, in addition to eth0. The pod must also
+// have had these VFs when its containers started.
 func (l *lab) attached(pod string, ids ...string) {
 	l.Helper()
 	s, ok := l.sandboxOf(pod)
@@ -152,7 +152,7 @@ func (l *lab) describe() {
 	l.Logf("kubelet:\n%s", tail(filepath.Join(os.Getenv(dirEnv), nodeName, "kubelet.log"), 15, "dra", "DRA", "E1", "laim"))
 }
 
-// killSandbox kills a pod's sandbox; the kubelet creates a new one.
+// killSandbox kills a pod's sandbox; the kubelet creates a new sandbox.
 func (l *lab) killSandbox(pod string) (former sandbox) {
 	l.Helper()
 	former, ok := l.sandboxOf(pod)

@@ -36,8 +36,8 @@ type vfLab struct {
 	ids    []string            // addresses of all VFs, sorted
 }
 
-// newVFLab starts the kubelet and the device plugin. The shipped conflist is changed: its list of resources starts with an additional
-// resource, and the sriov plugin has additional keys.
+// newVFLab starts the kubelet and the device plugin with a changed copy of the shipped conflist. In this copy the list of resources starts
+// with an additional resource, and the sriov plugin has additional keys.
 func newVFLab(t *testing.T, keys ...string) *vfLab {
 	t.Helper()
 	shipped, err := conf.Conflist(conflist)
@@ -135,7 +135,7 @@ func (l *vfLab) awaitRunning(name, former string) (uid string) {
 	return uid
 }
 
-// checkAttached fails the test unless the pod's namespace contains exactly these VFs as net1, net2 and so on, besides eth0.
+// checkAttached fails the test unless the pod's namespace contains exactly these VFs as net1, net2 and so on, in addition to eth0.
 func (l *vfLab) checkAttached(name string, ids ...string) {
 	l.t.Helper()
 	s, ok := sandboxOf(name)
@@ -232,7 +232,7 @@ func (l *vfLab) checkReturned() {
 	}
 }
 
-// endSandbox kills a pod's sandbox. The kubelet then creates a new one.
+// endSandbox kills a pod's sandbox. The kubelet then creates a new sandbox.
 func (l *vfLab) endSandbox(pod string) (former podSandbox) {
 	l.t.Helper()
 	former, ok := sandboxOf(pod)

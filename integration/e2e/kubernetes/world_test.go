@@ -180,7 +180,7 @@ func (w *testWorld) addPods(t *testing.T) {
 	}
 }
 
-// netnsOf finds the network namespace that has an address, among the namespaces in a folder.
+// netnsOf finds the network namespace with the given address in a folder of namespaces.
 func netnsOf(folder, address string) (string, error) {
 	files, err := os.ReadDir(folder)
 	if err != nil {

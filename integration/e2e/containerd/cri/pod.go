@@ -114,7 +114,7 @@ func (p *Pod) ServesOn(port uint16) {
 // OnNode4 returns the node's IPv4 address with a port.
 func (p *Pod) OnNode4(port uint16) netip.AddrPort { return netip.AddrPortFrom(node4, port) }
 
-// Ignores fails the test if anything accepts a connection to the address.
+// Ignores fails the test if any server accepts a connection to the address.
 func (p *Pod) Ignores(netns string, to netip.AddrPort) {
 	p.t.Helper()
 	err := Place(netns)(func() error {
