@@ -188,8 +188,8 @@ func failedCalls(log string) (hits []string) {
 	return hits
 }
 
-// preventsAnswer reports whether a program cannot answer after this failure. The failed call is then a write to stdout, a call that
-// prepares the standard streams of the Go runtime, or a call that wakes a thread of the Go runtime.
+// preventsAnswer reports whether a program cannot answer after this failure. The failed call then had one of three purposes: to write to
+// stdout, to prepare the standard streams of the Go runtime, or to wake a thread of the Go runtime.
 func preventsAnswer(line string) bool {
 	return strings.Contains(line, " write(1<") || strings.Contains(line, "F_GETFD") || strings.Contains(line, "anon_inode:[event")
 }

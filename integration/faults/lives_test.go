@@ -207,7 +207,7 @@ func (l *vfNode) checkAndChange(of *podLife) {
 	})
 }
 
-// withInterface calls f with the pod's interface, if the pod has one.
+// withInterface calls f with the pod's interface, if the pod has an interface.
 func (l *vfNode) withInterface(of *podLife, f func(*kernel.NS, kernel.Link) error) {
 	l.Helper()
 	netns, err := os.Open(of.pod.Path)

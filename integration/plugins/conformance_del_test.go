@@ -132,7 +132,8 @@ func TestDelRanges(t *testing.T) {
 	})
 }
 
-// TestDelOwn attaches one pod to two networks, and twice to one of them, with each backend. DEL of one attachment keeps the other two.
+// TestDelOwn attaches one pod to two networks, and twice to one of them, with each backend. DEL of one attachment does not change the other
+// two attachments.
 func TestDelOwn(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		t.Run("C-50 DEL of one interface of three/"+backend, func(t *testing.T) {

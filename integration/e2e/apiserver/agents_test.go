@@ -235,8 +235,8 @@ func (c *agentCluster) restartWritesNothing() {
 	}
 }
 
-// agentRequests returns the requests of the agents. agentRequests checks that the agents requested only nodes and that their token permits
-// no other access.
+// agentRequests returns the requests of the agents. agentRequests checks that the agents sent requests only for nodes. It also checks that
+// the agents' token permits no other access.
 func (c *agentCluster) agentRequests() (agents []auditRequest) {
 	c.Helper()
 	for _, r := range c.auditRequests() {

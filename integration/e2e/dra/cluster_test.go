@@ -165,7 +165,7 @@ func load() string {
 
 func controlSocket(dir string) string { return filepath.Join(dir, "control") }
 
-// The method serve() accepts commands from the tests, which run in node1, and runs these commands in the control plane machine.
+// The method serve() accepts commands from the tests in node1, and runs these commands in the control plane machine.
 func (c *cluster) serve() (err error) {
 	c.control, err = net.Listen("unix", controlSocket(c.dir))
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestForceDelete (failure 11): a pod is deleted by force. The next pod gets the VF of this pod only after this pod has released the VF.
+// TestForceDelete (failure 11): a pod is deleted by force. Another pod gets the VF only after the deleted pod has released it.
 func TestForceDelete(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("most", "a", "b", "c", "d", "e", "f", "g")

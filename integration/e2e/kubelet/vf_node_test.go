@@ -170,7 +170,7 @@ func useConflist(t *testing.T, text string) {
 	t.Cleanup(func() { set(former) })
 }
 
-// restartContainerd ends containerd, which then reads its configuration again; scripts/node.sh restarts it.
+// restartContainerd ends containerd. scripts/node.sh starts containerd again, and containerd reads its configuration.
 func restartContainerd(t *testing.T) {
 	t.Helper()
 	pid := func() (n int) {

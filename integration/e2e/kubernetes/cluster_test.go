@@ -84,7 +84,7 @@ func startCluster(t *testing.T, families string, env ...string) *testCluster {
 	return nil
 }
 
-// machineNames returns the names of the control plane and of the nodes, each of which has its own cgroup.
+// machineNames returns the names of the control plane and of the nodes. Each of these machines has its own cgroup.
 func (c *testCluster) machineNames() []string { return []string{"plane", "node1", "node2", "node3"} }
 
 // machinePID returns the ID of the process that has the namespaces of a machine.

@@ -122,7 +122,7 @@ func (c *testCluster) agentPID(t *testing.T, node string) int {
 	return 0
 }
 
-// signalAgent waits until a node's agent has a process ID other than before, and sends a signal to the agent.
+// signalAgent waits until a node's agent has a new process ID, and sends a signal to the agent.
 func (c *testCluster) signalAgent(t *testing.T, node string, before int, s unix.Signal) (pid int) {
 	t.Helper()
 	awaitCondition(t, "agent on "+node, func() bool {
