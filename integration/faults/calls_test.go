@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// wrapExec starts one plugin of a chain through a wrapper program, and the other plugins directly.
+// wrapExec starts one plugin of a chain through a wrapper program, and starts the other plugins directly.
 type wrapExec struct {
 	invoke.DefaultExec
 	plugin string

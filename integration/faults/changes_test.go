@@ -11,9 +11,9 @@ import (
 )
 
 // toleratesFailure reports whether the call only logs a failure of the change and still succeeds. The kernel removes stale UDP connections
-// by itself after a timeout. On a node without nftables, the iptables backend does not support hostPorts on 127.0.0.1. The file with the
-// next address to assign is only a hint. A missing index is rebuilt from the leases. If a verb cannot write the index, only ADD fails, and
-// ADD then releases its leases. The mark of a finished DEL in a record is optional.
+// after a timeout. On a node without nftables, the iptables backend does not support hostPorts on 127.0.0.1. The file with the next address
+// to assign is only a hint. A missing index is rebuilt from the leases. If a verb cannot write the index, only ADD fails, and ADD then
+// releases its leases. The mark of a finished DEL in a record is optional.
 func (c pluginCall) toleratesFailure(change string) bool {
 	switch {
 	case strings.HasPrefix(change, "conntrack "), strings.Contains(change, "/last_reserved_ip."), strings.HasSuffix(change, "/released"):

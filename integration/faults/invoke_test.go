@@ -41,7 +41,7 @@ type callOutcome struct {
 	moments []string
 }
 
-// runFailing calls the plugin and lets change number failAt fail; 0 means no fault.
+// runFailing calls the plugin. The change with the given number fails; 0 means no fault.
 func (c pluginCall) runFailing(t testing.TB, failAt int) callOutcome {
 	t.Helper()
 	return c.runWith(t, fmt.Sprint("PODLACE_FAIL_AT=", failAt))

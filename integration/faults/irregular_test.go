@@ -105,7 +105,7 @@ func withTemporary(paths []string) []string {
 }
 
 // TestFaultIrregular puts a FIFO, folder, link, socket or device at the path of each file of Podlace. No verb or command blocks forever. If
-// a verb fails, it succeeds once the object is removed, and nothing remains.
+// a verb fails, the verb succeeds once the object is removed. No state remains.
 func TestFaultIrregular(t *testing.T) {
 	s := newSweep(t, "nftables")
 	untouched := makeTargets(t)

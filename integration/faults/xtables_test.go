@@ -145,7 +145,7 @@ func onlyPortmap(t *testing.T) *killSweep {
 }
 
 // testXTablesLock runs verbs while another program holds the xtables lock. ADD and DEL wait for a limited time, and then return code 11
-// (try again later). The failed ADD leaves nothing. The DEL after the failed ADD therefore needs no lock and does not wait.
+// (try again later). The failed ADD leaves no state. The DEL after the failed ADD therefore needs no lock and does not wait.
 func testXTablesLock(t *testing.T) {
 	choose := switchIPTables(t)
 	choose("legacy")

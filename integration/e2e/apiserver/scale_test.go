@@ -31,7 +31,7 @@ const (
 	within   = time.Minute
 )
 
-// scaleRow contains the measurements with one number of nodes.
+// scaleRow contains the measurements for one number of nodes.
 type scaleRow struct {
 	nodes          int
 	lists          string

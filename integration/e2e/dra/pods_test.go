@@ -23,7 +23,8 @@ type sandbox struct {
 	pid       int
 }
 
-// sandboxOf finds the sandbox of a pod in the OCI specifications that containerd writes for runc; ok is false if the pod has no sandbox.
+// sandboxOf finds the sandbox of a pod in the OCI specifications that containerd writes for runc; the second result is false if the pod has
+// no sandbox.
 func (l *lab) sandboxOf(pod string) (found sandbox, ok bool) {
 	files, _ := filepath.Glob("/run/containerd/io.containerd.runtime.v2.task/k8s.io/*/config.json")
 	for _, f := range files {

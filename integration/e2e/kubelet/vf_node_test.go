@@ -197,7 +197,8 @@ type podSandbox struct {
 	containers []string // container IDs; endSandbox fills them in
 }
 
-// sandboxOf finds the sandbox of a pod in the OCI specifications that containerd writes for runc; ok is false if the pod has no sandbox.
+// sandboxOf finds the sandbox of a pod in the OCI specifications that containerd writes for runc; the second result is false if the pod has
+// no sandbox.
 func sandboxOf(pod string) (found podSandbox, ok bool) {
 	files, _ := filepath.Glob("/run/containerd/io.containerd.runtime.v2.task/k8s.io/*/config.json")
 	for _, f := range files {

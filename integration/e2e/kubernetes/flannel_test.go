@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// These constants number the shell blocks of the section "From flannel" in docs/CLUSTER.md. TestFlannel runs each line of these blocks.
+// These constants are the numbers of the shell blocks in the section "From flannel" in docs/CLUSTER.md. TestFlannel runs each line of these
+// blocks.
 const (
 	blockApply = iota
 	blockLeftovers

@@ -35,7 +35,7 @@ type openCalls struct {
 	reasons       []string
 }
 
-// startCalls opens a connection for each path of tcp, and sends 100 datagrams a second along each path of udp.
+// startCalls opens a connection for each TCP path, and sends 100 datagrams a second along each UDP path.
 func (f *flannelCluster) startCalls(t *testing.T, tcp, udp []dialPath) *openCalls {
 	t.Helper()
 	c := &openCalls{stop: make(chan struct{}), conns: len(tcp)}

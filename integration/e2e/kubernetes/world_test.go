@@ -207,7 +207,7 @@ func netnsOf(folder, address string) (string, error) {
 }
 
 // serveName runs a server on port 8080 for TCP and UDP until the end of the test. The server answers with the name of its pod or machine,
-// and with the client's address. A TCP connection then receives its own data back.
+// and with the client's address. After this answer, the server sends the data of a TCP connection back.
 func serveName(t *testing.T, name string, p *netPlace) {
 	t.Helper()
 	var tcp net.Listener

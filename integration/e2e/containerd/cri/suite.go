@@ -62,7 +62,7 @@ func ExpectReady(t *testing.T, c Client) {
 	}
 }
 
-// testTraffic: pods reach each other, and the node, the outside and other pods reach a hostPort. The test runs with br_netfilter on and
+// testTraffic: pods reach each other, and the node, other machines and other pods reach a hostPort. The test runs with br_netfilter on and
 // off, because nodes differ in this setting. The argument of type HostPorts names the additional sources from which the hostPort must be
 // reachable.
 func testTraffic(t *testing.T, c Client, ports HostPorts) {
