@@ -214,7 +214,7 @@ func (s *soakRun) endSoak(before *harness.Oracle) {
 	before.Clean(s, "the end of all pods")
 }
 
-// printCounts prints the number of performed steps of each kind. The test fails if a kind was never performed.
+// printCounts prints the number of performed steps of each kind. On request, the test fails if a kind was never performed.
 func (s *soakRun) printCounts(kinds []stepKind, all bool) {
 	s.Helper()
 	var counts []string

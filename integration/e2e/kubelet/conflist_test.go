@@ -92,7 +92,7 @@ func TestOneConflist(t *testing.T) {
 	l.checkReturned()
 }
 
-// checkDocumented fails the test unless docs/SRIOV.md shows the current state of the pod.
+// checkDocumented fails the test if the state of the pod in docs/SRIOV.md differs from the current state.
 func (l *vfLab) checkDocumented(readme, story string) {
 	l.t.Helper()
 	if strings.Contains(readme, "hostPort: 30080") {
