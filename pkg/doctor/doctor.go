@@ -85,7 +85,7 @@ func checks() []check {
 		{"addresses", "addresses are left", (*node).addresses},
 		{"records", "all records belong to living pods", (*node).records},
 		{"rules", "no rules are missing", (*node).rules},
-		{"status", "all plugins are ready", (*node).status}, // after rules, because STATUS restores them
+		{"status", "all plugins are ready", (*node).status},       // after rules, because STATUS restores them
 		{"pods", "CHECK of the live pods succeeds", (*node).pods}, // after status, which restores rules
 		{"node-agent", "podlace-node is ready", (*node).agent},
 		{"forwarding", "the kernel forwards packets", (*node).forwarding},
