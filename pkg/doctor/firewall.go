@@ -25,7 +25,7 @@ func (n *node) forwardPolicy() (found []Finding) {
 	for _, chain := range chains {
 		for _, bridge := range n.bridges() {
 			if !chain.Mentions(bridge) {
-				found = append(found, dropsForwarded("chain "+chain.String()+" of nf_tables has the policy drop", bridge, n.whoseChain(chain)))
+				found = append(found, dropsForwarded("chain "+chain.String()+" of nf_tables "+chain.Reason, bridge, n.whoseChain(chain)))
 			}
 		}
 	}
