@@ -147,9 +147,7 @@ func (n *node) binaries() (found []Finding) {
 	if len(types) == 0 {
 		return skipped(noNetwork)
 	}
-	if n.startsLoopback() {
-		types = append(types, "loopback")
-	}
+	found = n.loopback()
 	versions := map[string][]string{}
 	for _, name := range types {
 		path := filepath.Join(n.BinDir, name)

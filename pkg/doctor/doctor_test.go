@@ -161,7 +161,7 @@ func conflistCases() map[string]breakage {
 		"missing plugin": {"binaries", func(l *lab) { os.Remove(l.BinDir + "/host-local") }, "error the plugin host-local is missing"},
 		"foreign plugin": {"binaries", func(l *lab) { l.plugin("bridge", "plugin v1.9.1") }, "warning the plugin bridge is not Podlace's"},
 		"broken plugin":  {"binaries", func(l *lab) { l.write("bin/bridge", "\x7fELF") }, "error the plugin bridge does not start | "},
-		"two versions":   {"binaries", func(l *lab) { l.plugin("bridge", "plugin of Podlace v2") }, "v1: host-local, loopback; v2: bridge | make install"},
+		"two versions":   {"binaries", func(l *lab) { l.plugin("bridge", "plugin of Podlace v2") }, "v1: host-local; v2: bridge | make install"},
 		"STATUS fails":   {"status", func(l *lab) { l.write("bin/bridge", statusFails) }, `network "pods" is not ready | bridge: code 50: no room`},
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -15,9 +17,16 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// startsLoopback reports whether a runtime starts the plugin loopback, which no configuration names.
-func (n *node) startsLoopback() bool {
-	return slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Name == "containerd" })
+// loopback reports that the plugin loopback is missing on a node whose runtime starts it. No configuration names this plugin, and the
+// plugin of another project serves as well.
+func (n *node) loopback() []Finding {
+	path := filepath.Join(n.BinDir, "loopback")
+	starts := func(r runtimeConfig) bool { return r.Name == "containerd" && !r.InternalLoopback }
+	if _, err := os.Stat(path); err == nil || !slices.ContainsFunc(n.runtimes, starts) {
+		return nil
+	}
+	return []Finding{{Level: Error, What: "the plugin loopback is missing", Evidence: "containerd starts it for each pod; there is no " + path,
+		Consequence: "no pod starts", Command: n.installCommand("loopback")}}
 }
 
 // installCommand returns the command for a missing plugin. Podlace cannot install a plugin of another project.

@@ -51,6 +51,24 @@ func TestLastRule(t *testing.T) {
 	}
 }
 
+// TestLoopback checks that neither a foreign loopback nor a missing one is reported if containerd does not need Podlace's.
+func TestLoopback(t *testing.T) {
+	l := newLab(t)
+	l.plugin("loopback", "plugin v1.9.1")
+	if found := l.problems("binaries"); len(found) > 0 {
+		t.Errorf("foreign: %q", found)
+	}
+	os.Remove(l.BinDir + "/loopback")
+	text, err := os.ReadFile(l.Root + "/etc/containerd/config.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.write("etc/containerd/config.toml", string(text)+"use_internal_loopback = true\n")
+	if found := l.problems("binaries"); len(found) > 0 {
+		t.Errorf("internal: %q", found)
+	}
+}
+
 // TestUnusable checks that doctor does not call a folder empty if its only file cannot be used.
 func TestUnusable(t *testing.T) {
 	l := newLab(t)
