@@ -22,7 +22,7 @@ func (l lab) pod(id string) {
 	att, err := attachment.Open(&plugin.Request{Plugin: "bridge", Network: "pods", ContainerID: id, IfName: "eth0", NetnsPath: space.Path,
 		Pod: plugin.Pod{Namespace: "shop", Name: id}, Log: slog.New(slog.DiscardHandler)})
 	if err == nil {
-		err = att.Save(map[string]any{})
+		err = att.Save(map[string]any{"bridge": "cnidoc", "gateways": []string{"10.91.0.1/29"}})
 		att.Close()
 	}
 	if err != nil {
@@ -73,6 +73,25 @@ func TestPods(t *testing.T) {
 		found := l.problems("pods")
 		if len(found) != len(want) || len(want) == 1 && !strings.Contains(found[0], want[0]) {
 			t.Errorf("%s: got %q, want %q", command, found, want)
+		}
+	}
+}
+
+// TestChangedSubnets checks that a subnet is reported only if ADD refuses it because of a live pod.
+func TestChangedSubnets(t *testing.T) {
+	l := newLab(t)
+	l.pod("web-3")
+	for subnet, want := range map[string]string{
+		"10.91.0.0/29": "",
+		"10.91.0.0/24": "cnidoc has 10.91.0.1/29 for shop/web-3; the configuration has [10.91.0.0/24]",
+		"10.92.0.0/24": "cnidoc has 10.91.0.1/29",
+		"fd00:91::/64": "",
+		`10.92.0.0/24"}]]}, "forceAddress": true, "x": {"y": [[{"z": "`: "",
+	} {
+		l.write("net.d/10-podlace.conflist", strings.Replace(ours, "10.91.0.0/29", subnet, 1))
+		found := strings.Join(l.problems("addresses"), "\n")
+		if (found == "") != (want == "") || !strings.Contains(found, want) {
+			t.Errorf("%s: %q", subnet, found)
 		}
 	}
 }

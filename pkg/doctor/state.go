@@ -35,7 +35,7 @@ func (n *node) livePods() (alive int, err error) {
 	return alive, n.attachmentsErr
 }
 
-// The check addresses reports range sets in which almost no address is free.
+// The check addresses reports range sets in which almost no address is free, and subnets that were changed under live pods.
 func (n *node) addresses() (found []Finding) {
 	for _, net := range n.networks {
 		for _, p := range net.Plugins {
@@ -44,7 +44,7 @@ func (n *node) addresses() (found []Finding) {
 			}
 		}
 	}
-	return found
+	return append(found, n.changedSubnets()...)
 }
 
 func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
