@@ -63,8 +63,8 @@ func TestPods(t *testing.T) {
 	}
 	for command, want := range map[string][]string{
 		`echo '{"code": 100, "msg": "bridge check: bridge cni0 is down"}'; exit 1`: {"error CHECK of bridge fails for pods: 2 | " +
-			"code 100: bridge check: bridge cni0 is down; for example pod shop/web-1 | ip link set cni0 up"},
-		`echo '{"code": 100, "msg": "bridge check: veth7, the host side of eth0, is down"}'; exit 1`: {"| ip link set veth7 up"},
+			"code 100: bridge check: bridge cni0 is down; for example pod shop/web-1 | ip link set cni0 up; podlace reload"},
+		`echo '{"code": 100, "msg": "bridge check: veth7, the host side of eth0, is down"}'; exit 1`: {"| ip link set veth7 up; podlace reload"},
 		`[ $CNI_CONTAINERID = web-1 ] || { echo "{\"code\": 100, \"msg\": \"no route $CNI_ARGS\"}"; exit 1; }`: {"fails for pods: 1 | " +
 			"code 100: no route K8S_POD_NAME=web-2; for example pod shop/web-2 | podlace reload; podlace trace shop/web-2;"},
 		`grep -q '"prevResult":{"cniVersion":"1.0.0"}' && exit 0; echo '{"code": 6, "msg": "no result"}'; exit 1`: {},
@@ -93,5 +93,26 @@ func TestChangedSubnets(t *testing.T) {
 		if (found == "") != (want == "") || !strings.Contains(found, want) {
 			t.Errorf("%s: %q", subnet, found)
 		}
+	}
+}
+
+// TestForwarding checks that disabled forwarding of the bridge is found, and not only that of the node.
+func TestForwarding(t *testing.T) {
+	l := newLab(t)
+	l.pod("web-4")
+	l.machine("/var/lib/cni/networks/pods/10.91.0.2", "web-4\r\neth0")
+	l.bridge("cnidoc", 1500)
+	l.sysctl("ipv4/ip_forward", "1")
+	if found := l.problems("forwarding"); len(found) > 0 {
+		t.Errorf("forwarding is enabled: %q", found)
+	}
+	l.sysctl("ipv4/conf/cnidoc/forwarding", "0")
+	const want = "net.ipv4.conf.cnidoc.forwarding = 0 | sysctl -w net.ipv4.conf.cnidoc.forwarding=1"
+	if found := l.problems("forwarding"); len(found) != 1 || !strings.Contains(found[0], want) {
+		t.Errorf("got %q, want %q", found, want)
+	}
+	l.sysctl("ipv4/ip_forward", "0")
+	if found := l.problems("forwarding"); len(found) != 1 || !strings.Contains(found[0], "net.ipv4.ip_forward = 0") {
+		t.Errorf("forwarding of the node is disabled: %q", found)
 	}
 }
