@@ -47,7 +47,8 @@ func (n *node) pods() (found []Finding) {
 			Consequence: "these pods lack a part of their network, which no restart of the runtime restores",
 			Command:     fmt.Sprintf("podlace reload; podlace trace %s; delete the pod if CHECK still fails", name)}
 		if m := down.FindStringSubmatch(f.Err.Error()); m != nil {
-			finding.Consequence, finding.Command = "these pods have no network", fmt.Sprintf("ip link set %s up; podlace reload", m[1]) // IPv6 addresses went with the link
+			finding.Consequence = "these pods have no network"
+			finding.Command = fmt.Sprintf("ip link set %s up; podlace reload", m[1]) // the link lost its IPv6 addresses
 		}
 		found = append(found, finding)
 	}

@@ -114,5 +114,6 @@ func (a *added) env() []string {
 	for _, kv := range a.Args {
 		args = append(args, kv[0]+"="+kv[1])
 	}
-	return []string{"CNI_CONTAINERID=" + a.ContainerID, "CNI_NETNS=" + a.Netns, "CNI_IFNAME=" + a.IfName, "CNI_ARGS=" + strings.Join(args, ";")}
+	return []string{"CNI_CONTAINERID=" + a.ContainerID, "CNI_NETNS=" + a.Netns, "CNI_IFNAME=" + a.IfName,
+		"CNI_ARGS=" + strings.Join(args, ";")}
 }
