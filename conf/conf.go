@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conf holds the configurations that Podlace ships, as files to copy
-// and as data for the commands that run them.
+// Package conf contains the configurations that Podlace ships. Admins copy the
+// files, and commands of Podlace read the embedded data.
 package conf
 
 import (
@@ -9,13 +9,13 @@ import (
 	"fmt"
 )
 
-// Default is the name of the configuration that suits most nodes.
+// Default is the file name of the configuration for most nodes.
 const Default = "10-podlace.conflist"
 
 //go:embed *.conflist
 var files embed.FS
 
-// Conflist returns a shipped configuration by its file name.
+// Conflist returns the shipped configuration with the given file name.
 func Conflist(name string) ([]byte, error) {
 	data, err := files.ReadFile(name)
 	if err != nil {

@@ -39,8 +39,8 @@ func TestMedian(t *testing.T) {
 }
 
 func TestRatioOver(t *testing.T) {
-	ours := track{measured: []throughput{{gigabits: 10}, {gigabits: 4}, {gigabits: 30}}}
-	base := track{measured: []throughput{{gigabits: 10}, {gigabits: 2}, {gigabits: 20}, {gigabits: 99}}}
+	ours := flowTrack{measured: []flowThroughput{{gigabits: 10}, {gigabits: 4}, {gigabits: 30}}}
+	base := flowTrack{measured: []flowThroughput{{gigabits: 10}, {gigabits: 2}, {gigabits: 20}, {gigabits: 99}}}
 	if got := ours.ratioOver(&base); got != 1.5 {
 		t.Errorf("got %v, want 1.5, the middle of 1, 2 and 1.5", got)
 	}
@@ -49,7 +49,7 @@ func TestRatioOver(t *testing.T) {
 func TestInvocation(t *testing.T) {
 	s := nftables()
 	c := chain{
-		folder: "/bin/cni", network: "net", id: "id", plugins: s.plugins(), args: s.capabilities(true),
+		folder: "/bin/cni", network: "net", id: "id", plugins: s.pluginEntries(), args: s.capabilities(true),
 		pod: &sandbox.Pod{Name: "web", Path: "/run/netns/web"}, result: json.RawMessage(`{"ips":[]}`),
 	}
 	want := map[string][]string{"bridge": nil, "portmap": {"portMappings"}, "bandwidth": {"bandwidth"}}
@@ -89,9 +89,9 @@ func TestInvocation(t *testing.T) {
 }
 
 func TestOrder(t *testing.T) {
-	c := chain{plugins: nftables().plugins()}
+	c := chain{plugins: nftables().pluginEntries()}
 	for verb, want := range map[string]string{verbAdd: "bridge", verbCheck: "bridge", verbDel: "bandwidth"} {
-		if got := c.order(verb)[0]["type"]; got != want {
+		if got := c.orderedPlugins(verb)[0]["type"]; got != want {
 			t.Errorf("%s starts with %v, want %s", verb, got, want)
 		}
 	}
@@ -102,7 +102,7 @@ func TestOrder(t *testing.T) {
 
 func TestTraced(t *testing.T) {
 	inv := invocation{path: "/bin/sh", env: []string{"PATH=/usr/bin:/bin"}, stdin: []byte("env true\n(true; env false)\necho out\n")}
-	out, got, err := inv.traced()
+	out, got, err := inv.runTraced()
 	if errors.Is(err, exec.ErrNotFound) {
 		t.Skip("strace is not installed")
 	}
@@ -118,11 +118,11 @@ func TestTraced(t *testing.T) {
 	if got.Processes < 2 {
 		t.Errorf("%d forks, want at least 2", got.Processes)
 	}
-	// env executes true and false in its own process: an execution, but no fork.
+	// The program env executes true and false in its own process, so strace shows an execve but no fork.
 	if diff := cmp.Diff(map[string]int{"env": 2, "true": 1, "false": 1}, got.Programs); diff != "" {
 		t.Errorf("programs (-want +got):\n%s", diff)
 	}
-	if _, _, err := (invocation{path: "/bin/sh", stdin: []byte("exit 3")}).traced(); err == nil {
+	if _, _, err := (invocation{path: "/bin/sh", stdin: []byte("exit 3")}).runTraced(); err == nil {
 		t.Error("exit status 3 is no error")
 	}
 }
@@ -139,8 +139,8 @@ func TestStatTicks(t *testing.T) {
 
 func TestSides(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	f := folders{plugins: "/a", reference: "/b"}
-	for scenario, want := range map[string][]side{
+	f := pluginFolders{plugins: "/a", reference: "/b"}
+	for scenario, want := range map[string][]pluginSet{
 		scenarioPlain:    {{sideOurs, "/a"}, {sideReference, "/b"}},
 		scenarioNftables: {{sideOurs, "/a"}},
 		scenarioIptables: nil,
@@ -149,8 +149,8 @@ func TestSides(t *testing.T) {
 			if s.name != scenario {
 				continue
 			}
-			got, missing := f.sides(s)
-			if diff := cmp.Diff(want, got, cmp.AllowUnexported(side{})); diff != "" {
+			got, missing := f.usableSets(s)
+			if diff := cmp.Diff(want, got, cmp.AllowUnexported(pluginSet{})); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", scenario, diff)
 			}
 			if len(got)+len(missing) != 2 {

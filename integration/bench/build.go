@@ -18,12 +18,12 @@ func build(name string, args ...string) error {
 	return nil
 }
 
-// side is one plugin folder with its name in the report.
-type side struct{ name, folder string }
+// pluginSet is one of the two compared folders of plugins, with its name in the report.
+type pluginSet struct{ name, folder string }
 
-// sides returns the folders that can run a scenario on this machine, and reports the folders that lack a program.
-func (f folders) sides(s scenario) (usable []side, missing []string) {
-	for _, each := range []side{{sideOurs, f.plugins}, {sideReference, f.reference}} {
+// usableSets returns the plugin sets that can run a scenario on this machine, and a message for each plugin set that lacks a program.
+func (f pluginFolders) usableSets(s scenario) (usable []pluginSet, missing []string) {
+	for _, each := range []pluginSet{{sideOurs, f.plugins}, {sideReference, f.reference}} {
 		tool := neededTool(each.name, s)
 		if _, err := exec.LookPath(tool); tool != "" && err != nil {
 			missing = append(missing, fmt.Sprintf("%s, %s: %s is not installed", s.name, each.name, tool))
@@ -34,7 +34,8 @@ func (f folders) sides(s scenario) (usable []side, missing []string) {
 	return usable, missing
 }
 
-// neededTool returns the program that a scenario needs. With the nftables backend only the reference starts one.
+// neededTool returns the external program that a scenario needs, or "". With the nftables backend only the reference starts an external
+// program.
 func neededTool(side string, s scenario) string {
 	switch {
 	case s.backend == "iptables":

@@ -35,7 +35,7 @@ const (
 	resultsFolder = "/var/lib/cni/networks"
 )
 
-// scenario is one chain that every side runs.
+// scenario is a chain of plugins that both plugin sets run.
 type scenario struct {
 	name    string
 	backend string // backend of portmap and of masquerade; empty: only bridge and host-local
@@ -55,7 +55,7 @@ func nftables() scenario {
 	return scenario{name: scenarioNftables, backend: "nftables", subnet: "10.89.0.0/16", port: 18080}
 }
 
-// slug returns the scenario's name in a form for other names.
+// slug returns the name of the scenario in characters that are valid in names of networks and pods.
 func (s scenario) slug() string {
 	if s.backend == "" {
 		return "plain"
@@ -68,8 +68,8 @@ func (s scenario) bridge() string { return "br-" + s.slug() }
 // pluginConf is one entry of a conflist.
 type pluginConf map[string]any
 
-// plugins returns the entries of the conflist, which are equal for both plugin folders.
-func (s scenario) plugins() []pluginConf {
+// pluginEntries returns the entries of the conflist. Both plugin sets get the same entries.
+func (s scenario) pluginEntries() []pluginConf {
 	bridge := pluginConf{
 		"type": "bridge", "bridge": s.bridge(), "isDefaultGateway": true,
 		"ipam": map[string]any{"type": "host-local", "ranges": [][]map[string]any{{{"subnet": s.subnet}}}},
@@ -89,23 +89,24 @@ func bandwidthPlugin() pluginConf {
 	return pluginConf{"type": "bandwidth", "capabilities": map[string]bool{"bandwidth": true}}
 }
 
-// annotated returns what a runtime passes for a pod with two bandwidth annotations.
-func annotated(rate uint64) map[string]uint64 {
+// annotatedLimits returns the bandwidth capability that a runtime passes for a pod with two bandwidth annotations.
+func annotatedLimits(rate uint64) map[string]uint64 {
 	return map[string]uint64{"ingressRate": rate, "ingressBurst": runtimeBurst, "egressRate": rate, "egressBurst": runtimeBurst}
 }
 
-// capabilities returns what a runtime passes for a pod with one port and, if limited, two bandwidth annotations.
+// capabilities returns the capabilities that a runtime passes for a pod with one port. With limited the pod also has two bandwidth
+// annotations.
 func (s scenario) capabilities(limited bool) map[string]any {
 	args := map[string]any{
 		"portMappings": []map[string]any{{"hostPort": s.port, "containerPort": podPort, "protocol": "tcp"}},
 	}
 	if limited {
-		args["bandwidth"] = annotated(podRate)
+		args["bandwidth"] = annotatedLimits(podRate)
 	}
 	return args
 }
 
-// chain runs the plugins of one folder in order, as libcni does, for one attachment.
+// chain runs the plugins of one plugin set for one attachment, in the same order as libcni.
 type chain struct {
 	folder  string
 	network string
@@ -117,7 +118,7 @@ type chain struct {
 	result  json.RawMessage
 }
 
-// invocation is one process of a chain.
+// invocation is one call of a plugin in a chain, which starts one process.
 type invocation struct {
 	name  string
 	path  string
@@ -126,16 +127,16 @@ type invocation struct {
 	stdin []byte
 }
 
-// runner executes an invocation and returns its stdout.
-type runner func(invocation) ([]byte, error)
+// processRunner executes an invocation and returns the stdout of the plugin.
+type processRunner func(invocation) ([]byte, error)
 
 // run executes one verb of the chain inside the node's network namespace.
-func (c *chain) run(verb string, exec runner) error {
+func (c *chain) run(verb string, exec processRunner) error {
 	return c.node.Do(func() error {
 		if verb == verbAdd {
 			c.result = nil
 		}
-		for _, p := range c.order(verb) {
+		for _, p := range c.orderedPlugins(verb) {
 			if err := c.one(verb, p, exec); err != nil {
 				return err
 			}
@@ -144,8 +145,8 @@ func (c *chain) run(verb string, exec runner) error {
 	})
 }
 
-// order returns the plugins in the listed order, or in reverse for DEL.
-func (c *chain) order(verb string) []pluginConf {
+// orderedPlugins returns the plugins in the order of the conflist, or in reverse order for DEL.
+func (c *chain) orderedPlugins(verb string) []pluginConf {
 	plugins := slices.Clone(c.plugins)
 	if verb == verbDel {
 		slices.Reverse(plugins)
@@ -153,7 +154,7 @@ func (c *chain) order(verb string) []pluginConf {
 	return plugins
 }
 
-func (c *chain) one(verb string, p pluginConf, exec runner) error {
+func (c *chain) one(verb string, p pluginConf, exec processRunner) error {
 	inv, err := c.invocation(verb, p)
 	if err != nil {
 		return err
@@ -169,7 +170,7 @@ func (c *chain) one(verb string, p pluginConf, exec runner) error {
 }
 
 func (c *chain) invocation(verb string, p pluginConf) (invocation, error) {
-	stdin, err := json.Marshal(c.stdin(p))
+	stdin, err := json.Marshal(c.stdinOf(p))
 	if err != nil {
 		return invocation{}, fmt.Errorf("encode configuration: %w", err)
 	}
@@ -182,9 +183,9 @@ func (c *chain) invocation(verb string, p pluginConf) (invocation, error) {
 	return invocation{name: kind, path: filepath.Join(c.folder, kind), stdin: stdin, env: env}, nil
 }
 
-// stdin returns the plugin's configuration with libcni's additions: identity, prevResult, and the capability arguments that the plugin
-// declares.
-func (c *chain) stdin(p pluginConf) pluginConf {
+// stdinOf returns the plugin's configuration with the keys that libcni adds. These are the name and version of the network, prevResult, and
+// the capability arguments that the plugin declares.
+func (c *chain) stdinOf(p pluginConf) pluginConf {
 	conf := pluginConf{"cniVersion": cniVersion, "name": c.network}
 	for key, value := range p {
 		conf[key] = value
@@ -205,8 +206,8 @@ func (c *chain) stdin(p pluginConf) pluginConf {
 	return conf
 }
 
-// address returns the pod's first address and its gateway.
-func (c *chain) address() (pod, gateway netip.Addr, err error) {
+// podAddress returns the first address of the pod and the gateway of this address.
+func (c *chain) podAddress() (pod, gateway netip.Addr, err error) {
 	var result struct {
 		IPs []struct {
 			Address netip.Prefix
@@ -222,32 +223,32 @@ func (c *chain) address() (pod, gateway netip.Addr, err error) {
 	return result.IPs[0].Address.Addr(), result.IPs[0].Gateway, nil
 }
 
-// flow returns a flow from the node into an attached pod, or out of it.
-func (c *chain) flow(direction string) (meter.Flow, error) {
-	address, gateway, err := c.address()
+// flowOf returns a flow between the node and an attached pod, in the given direction.
+func (c *chain) flowOf(direction string) (meter.Flow, error) {
+	address, gateway, err := c.podAddress()
 	if direction == intoPod {
 		return meter.Flow{From: c.node.Do, To: c.pod.Do, Listen: netip.AddrPortFrom(address, 0)}, err
 	}
 	return meter.Flow{From: c.pod.Do, To: c.node.Do, Listen: netip.AddrPortFrom(gateway, 0)}, err
 }
 
-// attached calls f between ADD and DEL.
-func (c *chain) attached(f func() error) (err error) {
-	defer func() { err = errors.Join(err, c.run(verbDel, execute)) }()
-	if err := c.run(verbAdd, execute); err != nil {
+// whileAttached calls f between ADD and DEL.
+func (c *chain) whileAttached(f func() error) (err error) {
+	defer func() { err = errors.Join(err, c.run(verbDel, executeProcess)) }()
+	if err := c.run(verbAdd, executeProcess); err != nil {
 		return err
 	}
 	return f()
 }
 
-// execute runs an invocation without measuring its time.
-func execute(inv invocation) ([]byte, error) {
-	out, _, err := inv.timed()
+// executeProcess runs an invocation without a time measurement.
+func executeProcess(inv invocation) ([]byte, error) {
+	out, _, err := inv.runTimed()
 	return out, err
 }
 
-// timed runs an invocation and returns its wall time, from the fork to the wait.
-func (inv invocation) timed() ([]byte, time.Duration, error) {
+// runTimed runs an invocation and returns the wall time from the fork to the end of the process.
+func (inv invocation) runTimed() ([]byte, time.Duration, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.Command(inv.path, inv.args...)
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = inv.env, bytes.NewReader(inv.stdin), &stdout, &stderr

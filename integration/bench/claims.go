@@ -21,7 +21,8 @@ const (
 
 func podOfClaim(i int) string { return fmt.Sprintf("1c3d9b0f-6e1f-4f6f-9e1d-%012d", i) }
 
-// writeClaims writes the records of claims and the kubelet's file, in the form of package claim. Claim 0 has the second VF of the card.
+// writeClaims writes the records of claims and the kubelet's checkpoint, in the format of package claim. Claim 0 has the second VF of the
+// card.
 func writeClaims(kubelet string) error {
 	var noted []claimtest.Claim
 	for i := range claims {
@@ -42,19 +43,19 @@ func writeClaims(kubelet string) error {
 	return claimtest.WriteState(kubelet, noted...)
 }
 
-// measureClaim compares a pod with a VF by a claim with one that was allocated its VF by the device plugin.
+// measureClaim compares two pods. The first pod gets a VF by a ResourceClaim, and the second pod gets a VF by the device plugin API.
 func (n nodes) measureClaim(r *report, o options) error {
 	pods := []string{podWithVF, podWithClaim + podOfClaim(0)}
-	entries := make([]*entry, len(pods))
+	entries := make([]*contenderEntry, len(pods))
 	for i, args := range pods {
-		c, err := n.chainOf(fmt.Sprint("sriov-claim-", i), "node-sriov", side{sideOurs, o.plugins})
+		c, err := n.chainOf(fmt.Sprint("sriov-claim-", i), "node-sriov", pluginSet{sideOurs, o.plugins})
 		if err != nil {
 			return err
 		}
 		c.plugins = []pluginConf{afterOthers("sriov", c.pod)}
-		entries[i] = newEntry(sideOurs, asker{c, args})
+		entries[i] = newEntry(sideOurs, lookupContender{c, args})
 	}
-	race([]*entry{entries[0], entries[1]}, 2*o.rounds)
+	runRounds([]*contenderEntry{entries[0], entries[1]}, 2*o.rounds)
 	for i, e := range entries {
 		if e.err != nil {
 			return fmt.Errorf("pod %s: %w", pods[i], e.err)

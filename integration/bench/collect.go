@@ -16,20 +16,20 @@ func (r *report) measureChains(o options, n nodes) {
 	for _, s := range scenarios() {
 		r.measureChain(o, n, s)
 	}
-	r.addSizes(o.folders)
+	r.addSizes(o.pluginFolders)
 }
 
-// measureChain runs the rounds of one scenario and adds its rows.
+// measureChain runs the rounds of one scenario and adds the rows of the scenario to the report.
 func (r *report) measureChain(o options, n nodes, s scenario) {
-	sides, missing := o.sides(s)
+	sides, missing := o.usableSets(s)
 	r.skip(missing...)
-	entries, err := n.entries(sides, s)
+	entries, err := n.makeEntries(sides, s)
 	if err != nil {
 		r.fail(s.name, err)
 		return
 	}
-	race(entries, o.rounds)
-	entries = slices.DeleteFunc(entries, func(e *entry) bool {
+	runRounds(entries, o.rounds)
+	entries = slices.DeleteFunc(entries, func(e *contenderEntry) bool {
 		if e.err != nil {
 			r.fail(s.name+", "+e.side, e.err)
 		}
@@ -41,51 +41,51 @@ func (r *report) measureChain(o options, n nodes, s scenario) {
 	r.addProcesses(s, entries)
 }
 
-func summary(samples []time.Duration) times {
+func summary(samples []time.Duration) verbTimes {
 	ms := func(p int) float64 { return percentile(samples, p).Seconds() * 1000 }
-	return times{P50: ms(50), P95: ms(95)}
+	return verbTimes{P50: ms(50), P95: ms(95)}
 }
 
-// addChain adds the row of the whole chain and, if it has several plugins, one row for each.
-func (r *report) addChain(s scenario, verb string, entries []*entry) {
-	row := chainRow{Chain: s.name, Verb: verb, Sides: map[string]times{}}
+// addChain adds a row for the whole chain. If the chain has several plugins, it also adds a row for each plugin.
+func (r *report) addChain(s scenario, verb string, entries []*contenderEntry) {
+	row := chainRow{Chain: s.name, Verb: verb, Sides: map[string]verbTimes{}}
 	var plugins []chainRow
 	for _, e := range entries {
 		row.Sides[e.side] = summary(e.samples[verb].chain)
 		for i, plugin := range e.samples[verb].order {
 			if i == len(plugins) {
-				plugins = append(plugins, chainRow{Chain: s.name, Verb: verb, Plugin: plugin, Sides: map[string]times{}})
+				plugins = append(plugins, chainRow{Chain: s.name, Verb: verb, Plugin: plugin, Sides: map[string]verbTimes{}})
 			}
 			plugins[i].Sides[e.side] = summary(e.samples[verb].processes[plugin])
 		}
 	}
-	row.judge(chainBar(s.name, verb))
+	row.setVerdict(chainBar(s.name, verb))
 	r.Chains = append(r.Chains, row)
 	if len(plugins) < 2 {
 		return
 	}
 	for i := range plugins {
-		plugins[i].judge(0)
+		plugins[i].setVerdict(0)
 	}
 	r.Plugins = append(r.Plugins, plugins...)
 }
 
-// judge compares medians.
-func (row *chainRow) judge(bar float64) {
-	row.target = atMost(row.Sides[sideOurs].P50, row.Sides[sideReference].P50, bar)
+// setVerdict compares the medians of both plugin sets with the bar.
+func (row *chainRow) setVerdict(bar float64) {
+	row.target = compareAtMost(row.Sides[sideOurs].P50, row.Sides[sideReference].P50, bar)
 }
 
-func (r *report) addProcesses(s scenario, entries []*entry) {
+func (r *report) addProcesses(s scenario, entries []*contenderEntry) {
 	if _, err := exec.LookPath("strace"); err != nil {
 		r.skip(s.name + ", processes started: strace is not installed")
 		return
 	}
 	rows := map[string]processRow{}
 	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
-		rows[verb] = processRow{Chain: s.name, Verb: verb, Sides: map[string]started{}}
+		rows[verb] = processRow{Chain: s.name, Verb: verb, Sides: map[string]startedProcesses{}}
 	}
 	for _, e := range entries {
-		counts, err := e.startedBy()
+		counts, err := e.countProcesses()
 		if err != nil {
 			r.fail(s.name+", counting processes", err)
 			continue
@@ -103,7 +103,7 @@ func (r *report) addProcesses(s scenario, entries []*entry) {
 	}
 }
 
-func (r *report) addSizes(f folders) {
+func (r *report) addSizes(f pluginFolders) {
 	total := sizeRow{Plugin: "all five", Bytes: map[string]int64{}}
 	for _, plugin := range []string{"bridge", "host-local", "loopback", "portmap", "bandwidth"} {
 		row := sizeRow{Plugin: plugin, Bytes: map[string]int64{}}
@@ -120,16 +120,16 @@ func (r *report) addSizes(f folders) {
 	}
 	r.Sizes = append(r.Sizes, total)
 	for i, row := range r.Sizes {
-		r.Sizes[i].target = atMost(float64(row.Bytes[sideOurs]), float64(row.Bytes[sideReference]), 0)
+		r.Sizes[i].target = compareAtMost(float64(row.Bytes[sideOurs]), float64(row.Bytes[sideReference]), 0)
 	}
 }
 
 func (r *report) measureDatapath(o options, n nodes) {
-	sides, missing := o.sides(nftables())
+	sides, missing := o.usableSets(nftables())
 	for _, reason := range missing {
 		r.skip("throughput and first second, " + reason)
 	}
-	tracks, err := datapath(sides, n, time.Duration(o.seconds/datapathRepeats*float64(time.Second)))
+	tracks, err := measurePaths(sides, n, time.Duration(o.seconds/datapathRepeats*float64(time.Second)))
 	if err != nil {
 		r.fail("throughput", err)
 		return
@@ -139,16 +139,16 @@ func (r *report) measureDatapath(o options, n nodes) {
 	}
 }
 
-func (r *report) addPath(path string, tracks []*track) {
+func (r *report) addPath(path string, tracks []*flowTrack) {
 	row := pathRow{Path: path, Gigabits: map[string]float64{}, CPU: map[string]float64{}}
-	sides := map[string]*track{}
+	sides := map[string]*flowTrack{}
 	for _, t := range tracks {
 		switch {
 		case t.path != path:
 		case t.err != nil:
 			r.fail("throughput, "+t.side, t.err)
 		default:
-			m := t.medians()
+			m := t.medianThroughput()
 			row.Gigabits[t.side], row.CPU[t.side] = m.gigabits, m.cpuPerGbit
 			sides[t.side] = t
 		}
@@ -163,8 +163,8 @@ func (r *report) addPath(path string, tracks []*track) {
 
 func (r *report) measureFirstSecond(o options, n nodes) {
 	rows := map[string]burstRow{}
-	sides, _ := o.sides(nftables())
-	for _, b := range firstSecond(sides, n) {
+	sides, _ := o.usableSets(nftables())
+	for _, b := range measureFirstSecond(sides, n) {
 		row, ok := rows[b.direction]
 		if !ok {
 			row = burstRow{Direction: b.direction, Megabits: map[string]float64{}}

@@ -29,10 +29,10 @@ const (
 	connectionsVersus = 1.0 / 3
 )
 
-// measureConnections opens connections from another machine to a hostPort: alone, beside a few pods with many ports, and beside many
-// pods with one port. The reference uses iptables, its default.
+// measureConnections measures connections from another machine to a hostPort. There are three cases: no other pods, a few other pods with
+// many ports, and many other pods with one port. The reference uses its default backend, iptables.
 func (r *report) measureConnections(o options, n nodes) {
-	count := o.scaled(otherPorts)
+	count := o.scaledSize(otherPorts)
 	packed, spread := map[string]figure{}, map[string]figure{}
 	for _, side := range o.bothSides() {
 		backend := "nftables"
@@ -41,20 +41,21 @@ func (r *report) measureConnections(o options, n nodes) {
 		}
 		var of [3]*hostPort
 		var err error
-		for i, beside := range []others{{}, {count, portsOfPod}, {count, 1}} {
+		for i, beside := range []otherPods{{}, {count, portsOfPod}, {count, 1}} {
 			if err == nil {
 				of[i], err = n.hostPortOf(side, backend, beside)
 			}
 		}
 		for i := 0; err == nil && i < connectionRounds; i++ {
-			err = errors.Join(of[i%3].sample(), of[(i+1)%3].sample(), of[(i+2)%3].sample()) // rotate, so that no entry always comes first
+			// The order rotates, so that no entry is always the first.
+			err = errors.Join(of[i%3].sampleConnections(), of[(i+1)%3].sampleConnections(), of[(i+2)%3].sampleConnections())
 		}
 		if err != nil {
 			r.fail("connections, "+side.name, err)
 			return
 		}
-		packed[side.name] = figure{Base: of[0].hundred(), Value: of[1].hundred()}
-		spread[side.name] = figure{Base: of[0].hundred(), Value: of[2].hundred()}
+		packed[side.name] = figure{Base: of[0].hundredConnections(), Value: of[1].hundredConnections()}
+		spread[side.name] = figure{Base: of[0].hundredConnections(), Value: of[2].hundredConnections()}
 	}
 	for _, c := range []struct {
 		whose string
@@ -67,11 +68,12 @@ func (r *report) measureConnections(o options, n nodes) {
 	}
 }
 
-// others are other pods' hostPorts: count pods with each ports.
-type others struct{ count, each int }
+// otherPods describes hostPorts of other pods on the node: count pods, and each pod has each ports.
+type otherPods struct{ count, each int }
 
-// cloneRules copies the iptables rules of a node's only pod count times, each time with different ports, as if there were more pods. It
-// inserts them before the pod's rules, as if the other pods had come first. Adding them with the reference would take hours.
+// cloneRules simulates count further pods: it copies the iptables rules of the node's only pod count times, each time with different ports.
+// The copies precede the pod's rules, as if the other pods had been attached before. ADD of so many pods with the reference would take
+// hours.
 func cloneRules(c *chain, count int) error {
 	return c.node.Do(func() error {
 		out, err := exec.Command("iptables-save", "-t", "nat").Output()
@@ -91,10 +93,11 @@ func cloneRules(c *chain, count int) error {
 	})
 }
 
-// clonesAtOnce is the number of clones that fit into one message to the kernel.
+// clonesAtOnce is the maximum number of copies in one message to the kernel.
 const clonesAtOnce = 40
 
-// restoreClones adds the rules of pods first to end, after the rules of the pod with the chain own.
+// restoreClones adds the copied rules of the pods with the numbers first to end. The argument saved contains the rules of the real pod, and
+// own is the chain of the real pod.
 func restoreClones(saved, own string, first, end int) error {
 	var input strings.Builder
 	input.WriteString("*nat\n")
@@ -119,19 +122,19 @@ func restoreClones(saved, own string, first, end int) error {
 	return nil
 }
 
-// hostPort is a node's port that leads to a pod, and the machine that connects to it.
+// hostPort is a port of a node that leads to a pod, and the client machine that connects to this port.
 type hostPort struct {
 	client  *sandbox.Pod
 	to      unix.SockaddrInet4
 	samples []time.Duration
 }
 
-// hostPortOf creates a separate node with this many ports of other pods, and a pod that accepts all connections.
-func (n nodes) hostPortOf(side side, backend string, beside others) (*hostPort, error) {
+// hostPortOf creates a separate node with hostPorts of other pods, and a pod that accepts all connections to its hostPort.
+func (n nodes) hostPortOf(side pluginSet, backend string, beside otherPods) (*hostPort, error) {
 	name := fmt.Sprintf("connect-%s-%d-%d", side.name, beside.count, beside.each)
 	clone := backend == "iptables" && beside.each == 1
 	pod, node, outside := netip.MustParsePrefix("10.98.0.5/16"), netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("192.0.2.2/24")
-	// All nodes share the folder of records, and records of other nodes have the same ports.
+	// All simulated nodes share the folder of records. Records of other nodes with the same ports would cause conflicts.
 	if err := os.RemoveAll(store.Root); err != nil {
 		return nil, err
 	}
@@ -147,16 +150,16 @@ func (n nodes) hostPortOf(side side, backend string, beside others) (*hostPort, 
 		err = n.fillPorts(c, backend, beside)
 	}
 	if err == nil {
-		err = c.run(verbAdd, execute)
+		err = c.run(verbAdd, executeProcess)
 	}
 	if err == nil && clone {
 		err = cloneRules(c, beside.count)
 	}
 	if err == nil {
-		err = join(c.node, "client", "", client, netip.Prefix{}, node, outside)
+		err = joinByVeth(c.node, "client", "", client, netip.Prefix{}, node, outside)
 	}
 	if err == nil {
-		err = join(c.node, "pod", portsBridge, c.pod, netip.MustParsePrefix("10.98.0.1/16"), netip.Prefix{}, pod)
+		err = joinByVeth(c.node, "pod", portsBridge, c.pod, netip.MustParsePrefix("10.98.0.1/16"), netip.Prefix{}, pod)
 	}
 	if err != nil {
 		return nil, err
@@ -165,8 +168,8 @@ func (n nodes) hostPortOf(side side, backend string, beside others) (*hostPort, 
 	return &hostPort{client: client, to: to}, c.pod.Do(func() error { return acceptAll(netip.AddrPortFrom(pod.Addr(), 80)) })
 }
 
-// join connects a namespace to a node by a veth pair. The node's end is a bridge port or has an address.
-func join(node *sandbox.Pod, name, bridge string, with *sandbox.Pod, gateway, here, there netip.Prefix) error {
+// joinByVeth connects a namespace to a node by a veth pair. The node's end of the pair is a bridge port or has an address.
+func joinByVeth(node *sandbox.Pod, name, bridge string, with *sandbox.Pod, gateway, here, there netip.Prefix) error {
 	netns, err := os.Open(with.Path)
 	if err != nil {
 		return err
@@ -209,7 +212,7 @@ func join(node *sandbox.Pod, name, bridge string, with *sandbox.Pod, gateway, he
 	return err
 }
 
-// acceptAll accepts connections and closes them, until the process ends.
+// acceptAll accepts and closes all connections until the process ends.
 func acceptAll(at netip.AddrPort) error {
 	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
 	if err != nil {
@@ -227,8 +230,8 @@ func acceptAll(at netip.AddrPort) error {
 	return nil
 }
 
-// sample opens connections in sequence.
-func (h *hostPort) sample() error {
+// sampleConnections opens connections one after the other and stores their times.
+func (h *hostPort) sampleConnections() error {
 	return h.client.Do(func() error {
 		start := time.Now()
 		for range connectionsOfOne {
@@ -241,7 +244,7 @@ func (h *hostPort) sample() error {
 	})
 }
 
-// connectOnce resets the connection immediately, so that no port of the client waits for late packets.
+// connectOnce opens a connection and resets it immediately, so that no port of the client stays in the state TIME_WAIT.
 func connectOnce(to unix.Sockaddr) error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -251,5 +254,7 @@ func connectOnce(to unix.Sockaddr) error {
 	return errors.Join(err, unix.SetsockoptLinger(s, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}), unix.Close(s))
 }
 
-// hundred returns the median time of connectionsTold connections in milliseconds.
-func (h *hostPort) hundred() float64 { return p50(h.samples) * connectionsTold / connectionsOfOne }
+// hundredConnections returns the median time of connectionsTold connections in milliseconds.
+func (h *hostPort) hundredConnections() float64 {
+	return p50(h.samples) * connectionsTold / connectionsOfOne
+}

@@ -11,25 +11,25 @@ import (
 	"time"
 )
 
-// userHZ is the unit of /proc/stat and /proc/<pid>/stat on every architecture that Go runs on.
+// userHZ is the number of ticks per second in /proc/stat and /proc/<pid>/stat on every architecture that Go supports.
 const userHZ = 100
 
-// processors holds the time of all processors since the machine's start. The processes that send and receive packets are charged only
-// a part of their cost: a shaper sends queued packets in a timer interrupt, which the kernel charges to the interrupted process,
-// mostly the idle one.
-type processors struct {
+// processorTimes contains the time of all processors since the boot. The times of the sending and receiving processes are not sufficient,
+// because a shaper sends queued packets in a timer interrupt. The kernel charges the time of the interrupt to the interrupted process,
+// usually the idle process.
+type processorTimes struct {
 	at     time.Time
 	count  int
 	idle   time.Duration
 	others time.Duration // of processes that do not handle the packets
 }
 
-func readProcessors() (processors, error) {
+func readProcessors() (processorTimes, error) {
 	stat, err := os.ReadFile("/proc/stat")
 	if err != nil {
-		return processors{}, fmt.Errorf("read what processors did: %w", err)
+		return processorTimes{}, fmt.Errorf("read what processors did: %w", err)
 	}
-	p := processors{at: time.Now()}
+	p := processorTimes{at: time.Now()}
 	if p.count, p.idle, err = idleTime(stat); err != nil {
 		return p, fmt.Errorf("read what processors did: %w", err)
 	}
@@ -37,7 +37,8 @@ func readProcessors() (processors, error) {
 	return p, err
 }
 
-// idleTime counts the processors in /proc/stat and adds up their idle time. Waiting for a disk counts as idle.
+// idleTime returns the number of processors in /proc/stat and the sum of their idle times. The time of waiting for a disk counts as idle
+// time.
 func idleTime(stat []byte) (count int, idle time.Duration, err error) {
 	for line := range bytes.Lines(stat) {
 		fields := bytes.Fields(line)
@@ -54,7 +55,7 @@ func idleTime(stat []byte) (count int, idle time.Duration, err error) {
 	return count, idle, nil
 }
 
-// othersTime returns the time of all processes except this one and the kernel threads for soft interrupts.
+// othersTime returns the processor time of all processes. It omits this process and the kernel threads for soft interrupts.
 func othersTime() (total time.Duration, err error) {
 	paths, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -75,7 +76,8 @@ func othersTime() (total time.Duration, err error) {
 	return total, nil
 }
 
-// statTicks adds user and system time of a process and of its children that have ended, the 14th to the 17th field of /proc/<pid>/stat.
+// statTicks returns the sum of the fields 14 to 17 of /proc/<pid>/stat. These are user and system time of a process and of its ended
+// children.
 func statTicks(stat []byte) (int64, error) {
 	end := bytes.LastIndexByte(stat, ')')
 	fields := bytes.Fields(stat[end+1:])
@@ -96,9 +98,10 @@ func sumOf(fields [][]byte) (sum int64, err error) {
 	return sum, nil
 }
 
-// since returns the processor time of this process and of packets: the total minus idle time and other processes' time. It is 0 if the
-// time is unknown, because the kernel drops the times of a process and its children if its parent never waited for it.
-func (p processors) since(before processors) time.Duration {
+// timeSince returns the processor time of this process and of packets, which is the total minus the idle time and the time of other
+// processes. The result is 0 if the time is unknown: the kernel drops the times of a process and its children if the parent process never
+// waited for the process.
+func (p processorTimes) timeSince(before processorTimes) time.Duration {
 	others := p.others - before.others
 	if others < 0 {
 		return 0
@@ -106,10 +109,10 @@ func (p processors) since(before processors) time.Duration {
 	return max(0, time.Duration(p.count)*p.at.Sub(before.at)-(p.idle-before.idle)-others)
 }
 
-// spending starts a measurement after a delay. The returned function ends it.
-func spending(after time.Duration) func() (time.Duration, error) {
+// startSpending starts a measurement of processor time after a delay. The returned function ends the measurement.
+func startSpending(after time.Duration) func() (time.Duration, error) {
 	type reading struct {
-		processors
+		processorTimes
 		err error
 	}
 	begin := make(chan reading, 1)
@@ -120,7 +123,7 @@ func spending(after time.Duration) func() (time.Duration, error) {
 	return func() (time.Duration, error) {
 		end, err := readProcessors()
 		if begun := <-begin; err == nil && begun.err == nil {
-			return end.since(begun.processors), nil
+			return end.timeSince(begun.processorTimes), nil
 		} else if err == nil {
 			err = begun.err
 		}

@@ -25,24 +25,25 @@ const (
 	firstRepeats    = 3
 )
 
-// throughput is the amount that one flow moved, and its cost.
-type throughput struct {
+// flowThroughput is the throughput of one flow and its cost in processor time.
+type flowThroughput struct {
 	gigabits   float64 // per second
 	cpuPerGbit float64 // seconds
 }
 
-// track is one side's flow along one path, with its measurements.
-type track struct {
+// flowTrack is a flow of one plugin set along one path, with its measurements.
+type flowTrack struct {
 	side, path string
 	flow       meter.Flow
 	attached   *chain // a pod that is detached after the measurements
-	measured   []throughput
+	measured   []flowThroughput
 	err        error
 }
 
-// datapath measures pod to pod and pod to host for both plugin folders, without limits, and for a bare veth pair.
-func datapath(sides []side, n nodes, each time.Duration) ([]*track, error) {
-	var tracks []*track
+// measurePaths measures flows without limits from pod to pod and from pod to host. It measures both plugin sets and a veth pair without any
+// plugin.
+func measurePaths(sides []pluginSet, n nodes, each time.Duration) ([]*flowTrack, error) {
+	var tracks []*flowTrack
 	for _, side := range sides {
 		t, err := n.pluginTracks(side)
 		if err != nil {
@@ -55,28 +56,28 @@ func datapath(sides []side, n nodes, each time.Duration) ([]*track, error) {
 		return nil, err
 	}
 	tracks = append(tracks, bare...)
-	// Flows that are compared run one after the other.
-	slices.SortStableFunc(tracks, func(a, b *track) int { return strings.Compare(b.path, a.path) })
+	// The order makes flows of the same path run one after the other, because the report compares these flows.
+	slices.SortStableFunc(tracks, func(a, b *flowTrack) int { return strings.Compare(b.path, a.path) })
 	for range datapathRepeats {
 		for _, t := range tracks {
-			t.measure(each)
+			t.measureOnce(each)
 		}
 		slices.Reverse(tracks)
 	}
 	for _, t := range tracks {
 		if t.attached != nil {
-			t.err = errors.Join(t.err, t.attached.run(verbDel, execute))
+			t.err = errors.Join(t.err, t.attached.run(verbDel, executeProcess))
 		}
 	}
 	return tracks, nil
 }
 
-func failedTracks(side string, err error) []*track {
-	return []*track{{side: side, path: pathPod, err: err}, {side: side, path: pathHost, err: err}}
+func failedTracks(side string, err error) []*flowTrack {
+	return []*flowTrack{{side: side, path: pathPod, err: err}, {side: side, path: pathHost, err: err}}
 }
 
-// pluginTracks attaches two pods, one with a port.
-func (n nodes) pluginTracks(side side) ([]*track, error) {
+// pluginTracks attaches two pods, and returns their flows. One pod has a hostPort.
+func (n nodes) pluginTracks(side pluginSet) ([]*flowTrack, error) {
 	var addresses []netip.Addr
 	var gateway netip.Addr
 	var chains []*chain
@@ -93,16 +94,16 @@ func (n nodes) pluginTracks(side side) ([]*track, error) {
 		if i > 0 {
 			c.args = nil // the first pod has the port
 		}
-		if err := c.run(verbAdd, execute); err != nil {
+		if err := c.run(verbAdd, executeProcess); err != nil {
 			return nil, err
 		}
-		address, gw, err := c.address()
+		address, gw, err := c.podAddress()
 		if err != nil {
 			return nil, err
 		}
 		gateway, addresses, chains = gw, append(addresses, address), append(chains, c)
 	}
-	tracks := []*track{
+	tracks := []*flowTrack{
 		newTrack(side.name, pathPod, chains[0].pod, chains[1].pod, addresses[1]),
 		newTrack(side.name, pathHost, chains[0].pod, n[nodeName], gateway),
 	}
@@ -112,15 +113,15 @@ func (n nodes) pluginTracks(side side) ([]*track, error) {
 	return tracks, nil
 }
 
-func newTrack(side, path string, from, to *sandbox.Pod, address netip.Addr) *track {
-	return &track{side: side, path: path, flow: meter.Flow{
+func newTrack(side, path string, from, to *sandbox.Pod, address netip.Addr) *flowTrack {
+	return &flowTrack{side: side, path: path, flow: meter.Flow{
 		Protocol: meter.TCP, From: from.Do, To: to.Do, Listen: netip.AddrPortFrom(address, 0),
 	}}
 }
 
-// bareTracks creates one veth pair between two pods, and one between a pod and a host, without any plugin.
-func (n nodes) bareTracks() ([]*track, error) {
-	var tracks []*track
+// bareTracks creates two veth pairs without any plugin, one between two pods and one between a pod and a host, and returns their flows.
+func (n nodes) bareTracks() ([]*flowTrack, error) {
+	var tracks []*flowTrack
 	for i, path := range []string{pathPod, pathHost} {
 		receiver := netip.MustParsePrefix(fmt.Sprintf("10.91.%d.1/24", i))
 		sender := netip.PrefixFrom(receiver.Addr().Next(), receiver.Bits())
@@ -132,7 +133,7 @@ func (n nodes) bareTracks() ([]*track, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := join(to, "veth0", "", from, netip.Prefix{}, receiver, sender); err != nil {
+		if err := joinByVeth(to, "veth0", "", from, netip.Prefix{}, receiver, sender); err != nil {
 			return nil, fmt.Errorf("bare veth: %w", err)
 		}
 		tracks = append(tracks, newTrack(sideBare, path, from, to, receiver.Addr()))
@@ -140,14 +141,14 @@ func (n nodes) bareTracks() ([]*track, error) {
 	return tracks, nil
 }
 
-// measure runs the flow once.
-func (t *track) measure(each time.Duration) {
+// measureOnce runs the flow once and stores the result.
+func (t *flowTrack) measureOnce(each time.Duration) {
 	if t.err != nil {
 		return
 	}
 	flow := t.flow
 	flow.Duration = each
-	spent := spending(0)
+	spent := startSpending(0)
 	result, err := meter.Run(context.Background(), flow)
 	if err != nil {
 		t.err = fmt.Errorf("%s, %s: %w", t.side, t.path, err)
@@ -159,11 +160,11 @@ func (t *track) measure(each time.Duration) {
 		return
 	}
 	gigabits := float64(result.Bytes) * 8 / 1e9
-	t.measured = append(t.measured, throughput{gigabits: result.Mean.Payload / 1e9, cpuPerGbit: cost.Seconds() / gigabits})
+	t.measured = append(t.measured, flowThroughput{gigabits: result.Mean.Payload / 1e9, cpuPerGbit: cost.Seconds() / gigabits})
 }
 
-// medians returns the separate medians of throughput and cost, without unknown costs.
-func (t *track) medians() throughput {
+// medianThroughput returns the median of the throughput and the median of the known costs.
+func (t *flowTrack) medianThroughput() flowThroughput {
 	var rate, cost []float64
 	for _, m := range t.measured {
 		rate = append(rate, m.gigabits)
@@ -171,11 +172,11 @@ func (t *track) medians() throughput {
 			cost = append(cost, m.cpuPerGbit)
 		}
 	}
-	return throughput{median(rate), median(cost)}
+	return flowThroughput{median(rate), median(cost)}
 }
 
-// ratioOver returns the median ratio of both tracks in the same repeat.
-func (t *track) ratioOver(base *track) float64 {
+// ratioOver returns the median of the ratios between both tracks. Each ratio compares measurements of the same repetition.
+func (t *flowTrack) ratioOver(base *flowTrack) float64 {
 	var ratios []float64
 	for i := range min(len(t.measured), len(base.measured)) {
 		ratios = append(ratios, t.measured[i].gigabits/base.measured[i].gigabits)
@@ -195,8 +196,8 @@ func median(values []float64) float64 {
 	return (sorted[mid-1] + sorted[mid]) / 2
 }
 
-// burst is the amount that limited pods of one side received in their first second, in Mbit.
-type burst struct {
+// firstBurst is the amount in Mbit that limited pods of one plugin set transferred in their first second.
+type firstBurst struct {
 	side, direction string
 	megabits        []float64
 	err             error
@@ -207,11 +208,12 @@ const (
 	outOfPod = "out of the pod"
 )
 
-// firstSecond attaches a new pod for each repeat, because a token bucket is full only once.
-func firstSecond(sides []side, n nodes) []*burst {
-	var bursts []*burst
+// measureFirstSecond measures the first second of traffic. It attaches a new pod for each repetition, because only a new token bucket is
+// full.
+func measureFirstSecond(sides []pluginSet, n nodes) []*firstBurst {
+	var bursts []*firstBurst
 	for _, side := range sides {
-		bursts = append(bursts, &burst{side: side.name, direction: intoPod}, &burst{side: side.name, direction: outOfPod})
+		bursts = append(bursts, &firstBurst{side: side.name, direction: intoPod}, &firstBurst{side: side.name, direction: outOfPod})
 	}
 	for range firstRepeats {
 		for i, side := range sides {
@@ -227,14 +229,14 @@ func firstSecond(sides []side, n nodes) []*burst {
 	return bursts
 }
 
-func (n nodes) burst(side side, in, out *burst) error {
+func (n nodes) burst(side pluginSet, in, out *firstBurst) error {
 	c, err := n.pluginChain(side, "first-"+side.name, nftables(), true)
 	if err != nil {
 		return err
 	}
-	return c.attached(func() error {
-		for _, b := range []*burst{in, out} {
-			flow, err := c.flow(b.direction)
+	return c.whileAttached(func() error {
+		for _, b := range []*firstBurst{in, out} {
+			flow, err := c.flowOf(b.direction)
 			if err != nil {
 				return err
 			}

@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/integration/markdown"
 )
 
-// figure is one side's result in milliseconds. Base is the result without the property in the row's name, or 0 if a row compares
-// sides.
+// figure is the result of one plugin set in milliseconds. Base is the result without the property in the row's name. Base is 0 if the row
+// compares both plugin sets.
 type figure struct {
 	Base  float64 `json:"base,omitempty"`
 	Value float64 `json:"value"`
@@ -25,15 +25,15 @@ func (f figure) growth() float64 {
 	return f.Value / f.Base
 }
 
-// figureRow is one figure of both sides. The bar of a growth row is for Podlace's Value over Base. The bar of a load row is for
-// Podlace over the reference, or for the milliseconds.
+// figureRow contains the figures of both plugin sets. In a growth row, the bar limits the ratio of Podlace's Value to Base. In a load row,
+// the bar limits the ratio of Podlace's Value to the reference's Value, or the Value in milliseconds.
 type figureRow struct {
 	What  string            `json:"what"`
 	Sides map[string]figure `json:"sides"`
 	target
 }
 
-// The maximum of each figure, as a ratio or in milliseconds.
+// These are the maximum values of the figures, as ratios or in milliseconds.
 const (
 	leasesBar   = 1.2
 	podsBar     = 1.1
@@ -53,18 +53,18 @@ const (
 	roundTripBar = 12.0
 )
 
-// addGrowth adds a row that compares each side with itself.
+// addGrowth adds a row that compares two results of the same plugin set.
 func (r *report) addGrowth(what string, bar float64, sides map[string]figure) {
 	row := figureRow{What: what, Sides: sides}
 	if ours, ok := sides[sideOurs]; ok {
-		row.target = atMost(ours.Value, ours.Base, bar)
+		row.target = compareAtMost(ours.Value, ours.Base, bar)
 	}
 	r.Growth = append(r.Growth, row)
 }
 
 // addLoad adds a row that compares Podlace with the reference.
 func (r *report) addLoad(what string, bar float64, sides map[string]figure) {
-	r.Loads = append(r.Loads, figureRow{what, sides, atMost(sides[sideOurs].Value, sides[sideReference].Value, bar)})
+	r.Loads = append(r.Loads, figureRow{what, sides, compareAtMost(sides[sideOurs].Value, sides[sideReference].Value, bar)})
 }
 
 // addAbsolute adds a row whose bar is a time in milliseconds.
@@ -72,7 +72,7 @@ func (r *report) addAbsolute(what string, bar float64, sides map[string]figure) 
 	row := figureRow{What: what, Sides: sides}
 	ours, ok := sides[sideOurs]
 	if ok {
-		row.target = atMost(ours.Value, sides[sideReference].Value, 0)
+		row.target = compareAtMost(ours.Value, sides[sideReference].Value, 0)
 		row.Bar, row.Verdict = fmt.Sprintf("<= %.0f ms", bar), verdict(ours.Value <= bar)
 	}
 	r.Loads = append(r.Loads, row)

@@ -51,7 +51,7 @@ func TestWants(t *testing.T) {
 		"leases": "leases"} {
 		o, got := options{groups: strings.Split(asked, ",")}, []string{}
 		for _, group := range []string{groupChains, groupDatapath, "leases", "gc"} {
-			if o.wants(group) {
+			if o.isSelected(group) {
 				got = append(got, group)
 			}
 		}
@@ -64,60 +64,60 @@ func TestWants(t *testing.T) {
 func TestDistinct(t *testing.T) {
 	one := func(name, result string) *chain { return &chain{pod: &sandbox.Pod{Name: name}, result: []byte(result)} }
 	a, b := one("a", `{"ips":[{"address":"10.0.0.2/24"}]}`), one("b", `{"ips":[{"address":"10.0.0.3/24"}]}`)
-	if err := (&crowd{chains: []*chain{a, b}}).distinct(); err != nil {
+	if err := (&podCrowd{chains: []*chain{a, b}}).distinct(); err != nil {
 		t.Error(err)
 	}
-	if err := (&crowd{chains: []*chain{a, b, one("c", string(a.result))}}).distinct(); err == nil {
+	if err := (&podCrowd{chains: []*chain{a, b, one("c", string(a.result))}}).distinct(); err == nil {
 		t.Error("an address given twice is no error")
 	}
 }
 
-// testLedger returns a ledger with one valid attachment, with record and lease, in separate folders.
-func testLedger(t *testing.T) *ledger {
+// testLedger returns a ledger in temporary folders. The ledger contains the record and the lease of one valid attachment.
+func testLedger(t *testing.T) *nodeLedger {
 	t.Helper()
-	l := &ledger{
+	l := &nodeLedger{
 		chain:  &chain{network: "n", pod: &sandbox.Pod{Path: "/run/netns/a"}},
 		record: map[string]any{"format": 1, "state": map[string]any{"bridge": "br"}}, next: netip.MustParseAddr("10.0.0.1"),
 		recordFolder: t.TempDir(), leaseFolder: t.TempDir(),
 	}
-	if err := l.write("a", "/run/netns/a", &l.valid); err != nil {
+	if err := l.writeAttachment("a", "/run/netns/a", &l.valid); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.note(); err != nil {
+	if err := l.noteState(); err != nil {
 		t.Fatal(err)
 	}
 	return l
 }
 
-// TestExact: it is an error if GC keeps a stale attachment or removes a valid one.
+// TestExact checks that a GC that keeps a stale attachment or removes a valid attachment is an error.
 func TestExact(t *testing.T) {
 	l := testLedger(t)
-	if err := l.exact(); err != nil {
+	if err := l.checkExact(); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.write("b", "/run/netns/b", &l.stale); err != nil {
+	if err := l.writeAttachment("b", "/run/netns/b", &l.stale); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.exact(); err == nil {
+	if err := l.checkExact(); err == nil {
 		t.Error("a lease that is left is no error")
 	}
 	lease := filepath.Join(l.leaseFolder, "10.0.0.3")
 	if err := os.Remove(lease); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.exact(); err == nil {
+	if err := l.checkExact(); err == nil {
 		t.Error("a record that is left is no error")
 	}
 	if err := os.Remove(l.recordPath(l.stale[0])); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.exact(); err != nil {
+	if err := l.checkExact(); err != nil {
 		t.Error(err)
 	}
 	if err := os.Rename(filepath.Join(l.leaseFolder, "10.0.0.2"), lease); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.exact(); err == nil {
+	if err := l.checkExact(); err == nil {
 		t.Error("a valid lease that is gone is no error")
 	}
 }

@@ -27,19 +27,19 @@ const (
 	validKey      = "cni.dev/valid-attachments"
 )
 
-// attached is an attachment in the list of valid ones.
-type attached struct {
+// attachmentEntry is an entry in the list of valid attachments.
+type attachmentEntry struct {
 	ContainerID string `json:"containerID"`
 	IfName      string `json:"ifname"`
 }
 
-// ledger is a node's state of many attachments of one network: records and leases, copied from those of one real attachment. Stale
-// attachments belong to a node whose runtime never called DEL: their namespace and link are gone.
-type ledger struct {
+// nodeLedger contains the records and leases of many attachments of one network. They are copies of the record and the lease of one real
+// attachment. A stale attachment simulates a pod for which the runtime never called DEL. Its namespace and link are gone.
+type nodeLedger struct {
 	chain  *chain
 	record map[string]any // record of the real attachment
-	valid  []attached
-	stale  []attached
+	valid  []attachmentEntry
+	stale  []attachmentEntry
 	next   netip.Addr
 	leases map[netip.Addr]string // leases that must exist at the end
 	names  []string              // records that must exist at the end
@@ -47,14 +47,14 @@ type ledger struct {
 	recordFolder, leaseFolder string
 }
 
-// measureGC runs one GC of stale attachments among valid ones, and checks that it removed exactly the stale ones.
+// measureGC measures one GC of a network with stale and valid attachments. It checks that GC removes exactly the stale attachments.
 func (r *report) measureGC(o options, n nodes) {
-	stale, valid := o.scaled(gcStale), o.scaled(gcValid)
-	l, err := n.newLedger(side{sideOurs, o.plugins}, valid)
+	stale, valid := o.scaledSize(gcStale), o.scaledSize(gcValid)
+	l, err := n.newLedger(pluginSet{sideOurs, o.plugins}, valid)
 	var samples []time.Duration
 	for i := 0; i < gcRepeats && err == nil; i++ {
 		var took time.Duration
-		took, err = l.collect(i, stale)
+		took, err = l.runGC(i, stale)
 		samples = append(samples, took)
 	}
 	if err != nil {
@@ -65,20 +65,20 @@ func (r *report) measureGC(o options, n nodes) {
 		map[string]figure{sideOurs: {Value: p50(samples)}, sideReference: {Note: "has no GC"}})
 }
 
-// newLedger attaches one pod and writes the state of the other valid attachments.
-func (n nodes) newLedger(side side, valid int) (*ledger, error) {
-	c, err := n.chainOf("gc", "node-gc", side, masqueraded(gcSubnet))
+// newLedger attaches one real pod and writes the records and leases of the other valid attachments.
+func (n nodes) newLedger(side pluginSet, valid int) (*nodeLedger, error) {
+	c, err := n.chainOf("gc", "node-gc", side, masqueradedBridge(gcSubnet))
 	if err != nil {
 		return nil, err
 	}
-	if err := c.run(verbAdd, execute); err != nil {
+	if err := c.run(verbAdd, executeProcess); err != nil {
 		return nil, err
 	}
-	l := &ledger{
-		chain: c, valid: []attached{{c.id, podInterface}},
+	l := &nodeLedger{
+		chain: c, valid: []attachmentEntry{{c.id, podInterface}},
 		recordFolder: filepath.Join(recordsFolder, c.network), leaseFolder: filepath.Join(resultsFolder, c.network),
 	}
-	if l.next, _, err = c.address(); err != nil {
+	if l.next, _, err = c.podAddress(); err != nil {
 		return nil, err
 	}
 	data, err := os.ReadFile(l.recordPath(l.valid[0]))
@@ -89,27 +89,27 @@ func (n nodes) newLedger(side side, valid int) (*ledger, error) {
 		return nil, fmt.Errorf("record of the real attachment: %w", err)
 	}
 	for i := range valid - 1 {
-		if err := l.write(containerID(fmt.Sprint("valid", i)), c.pod.Path, &l.valid); err != nil {
+		if err := l.writeAttachment(containerID(fmt.Sprint("valid", i)), c.pod.Path, &l.valid); err != nil {
 			return nil, err
 		}
 	}
-	return l, l.note()
+	return l, l.noteState()
 }
 
-// note records the current state, which must be the same after each GC.
-func (l *ledger) note() (err error) {
+// noteState stores the current state. The state after each GC must equal this state.
+func (l *nodeLedger) noteState() (err error) {
 	if l.leases, err = leaseFiles(l.leaseFolder); err == nil {
 		l.names, err = l.records()
 	}
 	return err
 }
 
-func (l *ledger) recordPath(a attached) string {
+func (l *nodeLedger) recordPath(a attachmentEntry) string {
 	key := attachment.Key{Network: l.chain.network, ContainerID: a.ContainerID, IfName: a.IfName}
 	return filepath.Join(l.recordFolder, "bridge-"+key.Hash())
 }
 
-func (l *ledger) records() ([]string, error) {
+func (l *nodeLedger) records() ([]string, error) {
 	names, err := filepath.Glob(filepath.Join(l.recordFolder, "bridge-*"))
 	if err == nil && len(names) == 0 {
 		err = errors.New("no records")
@@ -117,9 +117,10 @@ func (l *ledger) records() ([]string, error) {
 	return names, err
 }
 
-// write creates the record and the lease of another attachment. They are an hour old, because GC keeps recent ones.
-func (l *ledger) write(id, netns string, list *[]attached) error {
-	a := attached{id, podInterface}
+// writeAttachment creates the record and the lease of a further attachment. Both files are an hour old, because GC keeps recent
+// attachments.
+func (l *nodeLedger) writeAttachment(id, netns string, list *[]attachmentEntry) error {
+	a := attachmentEntry{id, podInterface}
 	l.next = l.next.Next()
 	state, _ := l.record["state"].(map[string]any)
 	state = maps.Clone(state)
@@ -140,17 +141,18 @@ func (l *ledger) write(id, netns string, list *[]attached) error {
 	)
 }
 
-// collect writes the stale attachments, updates the index by an ADD and a DEL, and runs GC.
-func (l *ledger) collect(round, stale int) (time.Duration, error) {
+// runGC writes the stale attachments, updates the index of the leases by an ADD and a DEL, and runs GC.
+func (l *nodeLedger) runGC(round, stale int) (time.Duration, error) {
 	l.stale = nil
 	for i := range stale {
-		if err := l.write(containerID(fmt.Sprint("stale", round, "-", i)), "/run/netns/gone-"+fmt.Sprint(i), &l.stale); err != nil {
+		if err := l.writeAttachment(containerID(fmt.Sprint("stale", round, "-", i)), "/run/netns/gone-"+fmt.Sprint(i), &l.stale); err != nil {
 			return 0, err
 		}
 	}
 	warm := *l.chain
-	warm.id, warm.plugins = containerID(fmt.Sprint("warm", round)), []pluginConf{{"type": "host-local", "ipam": masqueraded(gcSubnet)["ipam"]}}
-	if err := errors.Join(warm.run(verbAdd, execute), warm.run(verbDel, execute)); err != nil {
+	warm.id = containerID(fmt.Sprint("warm", round))
+	warm.plugins = []pluginConf{{"type": "host-local", "ipam": masqueradedBridge(gcSubnet)["ipam"]}}
+	if err := errors.Join(warm.run(verbAdd, executeProcess), warm.run(verbDel, executeProcess)); err != nil {
 		return 0, err
 	}
 	before, err := leaseFiles(l.leaseFolder)
@@ -161,26 +163,26 @@ func (l *ledger) collect(round, stale int) (time.Duration, error) {
 		return 0, err
 	}
 	gc := *l.chain
-	gc.plugins = []pluginConf{l.chain.plugins[0].with("cniVersion", lateVersion).with(validKey, l.valid)}
+	gc.plugins = []pluginConf{l.chain.plugins[0].withKey("cniVersion", lateVersion).withKey(validKey, l.valid)}
 	var took time.Duration
 	err = gc.run(verbGC, func(inv invocation) (out []byte, err error) {
-		out, took, err = inv.timed()
+		out, took, err = inv.runTimed()
 		return out, err
 	})
 	if err != nil {
 		return 0, err
 	}
-	if err := l.exact(); err != nil {
+	if err := l.checkExact(); err != nil {
 		return took, err
 	}
-	if linked, err := l.linked(); err != nil || !linked {
+	if linked, err := l.isLinked(); err != nil || !linked {
 		return took, errors.Join(err, errors.New("GC took the link of the valid attachment"))
 	}
 	return took, nil
 }
 
-// exact compares leases and records with those of the valid attachments.
-func (l *ledger) exact() error {
+// checkExact returns an error if the leases and records differ from the leases and records of the valid attachments.
+func (l *nodeLedger) checkExact() error {
 	leases, err := leaseFiles(l.leaseFolder)
 	if err != nil {
 		return err
@@ -198,8 +200,8 @@ func (l *ledger) exact() error {
 	return nil
 }
 
-// linked reports whether the real attachment still has its interface.
-func (l *ledger) linked() (found bool, err error) {
+// isLinked reports whether the interface of the real attachment still exists.
+func (l *nodeLedger) isLinked() (found bool, err error) {
 	err = l.chain.pod.Do(func() error {
 		data, err := os.ReadFile("/proc/thread-self/net/dev")
 		found = strings.Contains(string(data), podInterface+":")

@@ -4,15 +4,15 @@ package main
 
 import "slices"
 
-// measurement fills some tables of the report.
-type measurement struct {
+// measurementGroup is a named group of measurements, which fills some tables of the report.
+type measurementGroup struct {
 	group, says string
 	measure     func(*report, options, nodes)
 }
 
-// measurements returns the groups in their order. Groups that leave much work to the kernel come last.
-func measurements() []measurement {
-	return []measurement{
+// measurementGroups returns the groups in the order of execution. Groups that cause much background work in the kernel are last.
+func measurementGroups() []measurementGroup {
+	return []measurementGroup{
 		{groupChains, "chains", (*report).measureChains},
 		{groupDatapath, "throughput", (*report).measureDatapath},
 		{groupDatapath, "first second of a limited pod", (*report).measureFirstSecond},
@@ -34,7 +34,7 @@ func measurements() []measurement {
 
 func groupNames() []string {
 	names := []string{groupAll, groupScale}
-	for _, m := range measurements() {
+	for _, m := range measurementGroups() {
 		if !slices.Contains(names, m.group) {
 			names = append(names, m.group)
 		}
@@ -42,8 +42,8 @@ func groupNames() []string {
 	return names
 }
 
-// wants reports whether the user selected a group, by its name or by the name of a set of groups.
-func (o options) wants(group string) bool {
+// isSelected reports whether the user selected a group by the group's name or by the name of a set of groups.
+func (o options) isSelected(group string) bool {
 	return slices.ContainsFunc(o.groups, func(asked string) bool {
 		return asked == group || asked == groupAll || asked == groupScale && group != groupChains && group != groupDatapath
 	})

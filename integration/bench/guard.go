@@ -14,13 +14,14 @@ const (
 	guardPayload   = 64
 )
 
-// measureGuard compares pods with antiSpoof and pods without it: verbs, and traffic between two pods of the node.
+// measureGuard compares pods with and without antiSpoof. It measures verbs, and traffic between two pods of the node.
 func (r *report) measureGuard(o options, n nodes) {
-	var entries []*entry
-	var streams, datagrams []*track
+	var entries []*contenderEntry
+	var streams, datagrams []*flowTrack
 	for _, guarded := range []bool{false, true} {
 		name := map[bool]string{false: "guard-off", true: "guard-on"}[guarded]
-		c, err := n.chainOf(name, "node-"+name, side{sideOurs, o.plugins}, masqueraded("10.99.0.0/16", "fd00:99::/64").with("antiSpoof", guarded))
+		bridge := masqueradedBridge("10.99.0.0/16", "fd00:99::/64").withKey("antiSpoof", guarded)
+		c, err := n.chainOf(name, "node-"+name, pluginSet{sideOurs, o.plugins}, bridge)
 		var pods []*chain
 		if err == nil {
 			pods, err = n.fillPods(c, 2)
@@ -30,7 +31,7 @@ func (r *report) measureGuard(o options, n nodes) {
 			return
 		}
 		entries = append(entries, newEntry(name, c))
-		to, _, err := pods[1].address()
+		to, _, err := pods[1].podAddress()
 		if err != nil {
 			r.fail(name, err)
 			return
@@ -39,7 +40,7 @@ func (r *report) measureGuard(o options, n nodes) {
 		datagram.flow.Protocol, datagram.flow.Size = meter.UDP, guardPayload
 		streams, datagrams = append(streams, stream), append(datagrams, datagram)
 	}
-	race(entries, o.rounds)
+	runRounds(entries, o.rounds)
 	if err := errors.Join(entries[0].err, entries[1].err); err != nil {
 		r.fail("antiSpoof", err)
 		return
@@ -53,14 +54,14 @@ func (r *report) measureGuard(o options, n nodes) {
 	r.addGuarded("100,000 datagrams of 64 bytes from pod to pod, with antiSpoof", datagrams, each, guardDatagrams*guardPayload*8/1e9)
 }
 
-// addGuarded adds rows with the time and the processor time of one amount of traffic, without and with antiSpoof.
-func (r *report) addGuarded(what string, tracks []*track, each time.Duration, gigabits float64) {
+// addGuarded adds rows with the time and the processor time of the same amount of traffic with and without antiSpoof.
+func (r *report) addGuarded(what string, tracks []*flowTrack, each time.Duration, gigabits float64) {
 	for range datapathRepeats {
 		for _, t := range tracks {
-			t.measure(each)
+			t.measureOnce(each)
 		}
 	}
-	off, on := tracks[0].medians(), tracks[1].medians()
+	off, on := tracks[0].medianThroughput(), tracks[1].medianThroughput()
 	if err := errors.Join(tracks[0].err, tracks[1].err); err != nil {
 		r.fail("antiSpoof, traffic", err)
 		return

@@ -25,8 +25,8 @@ const (
 	manyBar  = 20.0
 )
 
-// portmapAlone is portmap behind a main plugin that is not measured. prevResult describes the pod that this plugin would have
-// connected.
+// portmapAlone returns the configuration of portmap without a main plugin. Its prevResult describes a pod, in the form of a main plugin's
+// result.
 func portmapAlone(backend, address string, first, count int) pluginConf {
 	var ports []map[string]any
 	for i := range count {
@@ -55,21 +55,22 @@ func portsNode(c *chain) error {
 	})
 }
 
-// measurePorts measures portmap alone: one port and many, on an empty node and beside the ports of other pods.
+// measurePorts measures portmap alone, with one port and with many ports. It measures an empty node and a node with hostPorts of other
+// pods.
 func (r *report) measurePorts(o options, n nodes) {
-	count := o.scaled(otherPorts)
-	entries := map[string]*entry{}
-	var all []*entry
+	count := o.scaledSize(otherPorts)
+	entries := map[string]*contenderEntry{}
+	var all []*contenderEntry
 	const backend = "nftables"
-	add := func(side side, what, node string, first, ports int) bool {
-		name := beside(side.name, what)
+	add := func(side pluginSet, what, node string, first, ports int) bool {
+		name := entryName(side.name, what)
 		c, err := n.chainOf("ports-"+strings.ReplaceAll(name, " ", "-"), "ports-node-"+side.name+"-"+node, side,
 			portmapAlone(backend, "10.98.0.5", first, ports))
 		if err == nil {
 			err = portsNode(c)
 		}
 		if err == nil && node == besideMany {
-			err = n.fillPorts(c, backend, others{count, portsOfPod})
+			err = n.fillPorts(c, backend, otherPods{count, portsOfPod})
 		}
 		if err != nil {
 			r.fail("hostPorts, "+name, err)
@@ -86,23 +87,23 @@ func (r *report) measurePorts(o options, n nodes) {
 			return
 		}
 	}
-	race(all, min(o.rounds, portsRounds))
+	runRounds(all, min(o.rounds, portsRounds))
 	r.addAbsolute("portmap ADD of one port, over no port", oneBar, additionalTime(entries, besideNone, verbAdd))
 	r.addAbsolute("portmap DEL of one port, over no port", delBar, additionalTime(entries, besideNone, verbDel))
 	r.addAbsolute(fmt.Sprintf("portmap ADD of %d ports, over no port", manyPorts), manyBar, additionalTime(entries, "200 ports", verbAdd))
 	for _, verb := range []string{verbAdd, verbDel} {
-		r.addGrowth(fmt.Sprintf("portmap %s, %s hostPorts of other pods", verb, thousands(count)), portsBar, r.compare(entries, verb))
+		r.addGrowth(fmt.Sprintf("portmap %s, %s hostPorts of other pods", verb, thousands(count)), portsBar, r.compareMedians(entries, verb))
 	}
 }
 
-// fillPorts adds this many ports of other pods to the node.
-func (n nodes) fillPorts(like *chain, backend string, beside others) error {
+// fillPorts adds hostPorts of other pods to the node.
+func (n nodes) fillPorts(like *chain, backend string, beside otherPods) error {
 	for i := 0; i < beside.count; i += beside.each {
 		c, pod := *like, i/beside.each
 		c.id = containerID(fmt.Sprint(like.network, i))
 		c.plugins = []pluginConf{portmapAlone(backend, fmt.Sprintf("10.98.%d.%d", 1+pod/250, 1+pod%250), 20000+i,
 			min(beside.each, beside.count-i))}
-		if err := c.run(verbAdd, execute); err != nil {
+		if err := c.run(verbAdd, executeProcess); err != nil {
 			return err
 		}
 	}
@@ -110,10 +111,10 @@ func (n nodes) fillPorts(like *chain, backend string, beside others) error {
 }
 
 // additionalTime returns the additional time of a verb compared with a pod without ports, in milliseconds.
-func additionalTime(entries map[string]*entry, what, verb string) map[string]figure {
+func additionalTime(entries map[string]*contenderEntry, what, verb string) map[string]figure {
 	sides := map[string]figure{}
 	for _, side := range []string{sideOurs, sideReference} {
-		e, nothing := entries[beside(side, what)], entries[beside(side, "nothing")]
+		e, nothing := entries[entryName(side, what)], entries[entryName(side, "nothing")]
 		if e.err == nil && nothing.err == nil {
 			sides[side] = figure{Value: max(0, p50(e.samples[verb].chain)-p50(nothing.samples[verb].chain))}
 		}

@@ -23,20 +23,20 @@ const (
 	besideMany = "many"
 )
 
-// beside returns the name of a side's entry: alone, or beside many others.
-func beside(side, what string) string { return side + " " + what }
+// entryName returns the name of an entry from the plugin set and the case, such as a node with many other pods.
+func entryName(side, what string) string { return side + " " + what }
 
-// bothSides are the two plugin folders.
-func (f folders) bothSides() []side {
-	return []side{{sideOurs, f.plugins}, {sideReference, f.reference}}
+// bothSides returns both plugin sets.
+func (f pluginFolders) bothSides() []pluginSet {
+	return []pluginSet{{sideOurs, f.plugins}, {sideReference, f.reference}}
 }
 
-// measureLeases measures host-local as a program, on an empty lease folder and on a full one.
+// measureLeases measures the program host-local with an empty lease folder and with a full lease folder.
 func (r *report) measureLeases(o options, n nodes) {
-	count := o.scaled(leaseCount)
-	entries := map[string]*entry{}
+	count := o.scaledSize(leaseCount)
+	entries := map[string]*contenderEntry{}
 	chains := map[string]*chain{}
-	var all []*entry
+	var all []*contenderEntry
 	for _, side := range o.bothSides() {
 		for _, what := range []string{besideNone, besideMany} {
 			c, err := n.leaseChain(side, what)
@@ -47,25 +47,25 @@ func (r *report) measureLeases(o options, n nodes) {
 				r.fail("leases", err)
 				return
 			}
-			name := beside(side.name, what)
+			name := entryName(side.name, what)
 			entries[name], chains[name] = newEntry(name, c), c
 			all = append(all, entries[name])
 		}
 	}
-	race(all, min(o.rounds, leaseRounds))
+	runRounds(all, min(o.rounds, leaseRounds))
 	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
-		r.addGrowth(fmt.Sprintf("host-local %s, %s leases", verb, thousands(count)), leasesBar, r.compare(entries, verb))
+		r.addGrowth(fmt.Sprintf("host-local %s, %s leases", verb, thousands(count)), leasesBar, r.compareMedians(entries, verb))
 	}
-	if e := entries[beside(sideOurs, besideMany)]; e.err == nil {
+	if e := entries[entryName(sideOurs, besideMany)]; e.err == nil {
 		r.measureRebuild(chains[e.side], p50(e.samples[verbAdd].chain))
 	}
 }
 
-// compare returns the medians of a verb alone and beside many others. It omits failed entries and reports each failure once.
-func (r *report) compare(entries map[string]*entry, verb string) map[string]figure {
+// compareMedians returns the medians of a verb on an empty node and on a full node. It omits failed entries and reports each failure once.
+func (r *report) compareMedians(entries map[string]*contenderEntry, verb string) map[string]figure {
 	sides := map[string]figure{}
 	for _, side := range []string{sideOurs, sideReference} {
-		base, many := entries[beside(side, besideNone)], entries[beside(side, besideMany)]
+		base, many := entries[entryName(side, besideNone)], entries[entryName(side, besideMany)]
 		if err := errors.Join(base.err, many.err); err != nil {
 			if verb == verbAdd {
 				r.fail(side, err)
@@ -77,7 +77,7 @@ func (r *report) compare(entries map[string]*entry, verb string) map[string]figu
 	return sides
 }
 
-func (n nodes) leaseChain(side side, what string) (*chain, error) {
+func (n nodes) leaseChain(side pluginSet, what string) (*chain, error) {
 	name := "leases-" + side.name + "-" + what
 	return n.chainOf(name, "node-"+side.name, side, pluginConf{
 		"type": "host-local",
@@ -85,8 +85,8 @@ func (n nodes) leaseChain(side side, what string) (*chain, error) {
 	})
 }
 
-// chainOf returns a chain for a pod and a network of that name.
-func (n nodes) chainOf(name, nodeName string, side side, plugins ...pluginConf) (*chain, error) {
+// chainOf returns a chain for a new pod and a new network, which both have the given name.
+func (n nodes) chainOf(name, nodeName string, side pluginSet, plugins ...pluginConf) (*chain, error) {
 	node, err := n.open(nodeName)
 	if err != nil {
 		return nil, err
@@ -104,7 +104,7 @@ func containerID(name string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// fillLeases writes lease files of this many pods, in the format of both sides.
+// fillLeases writes the lease files of count pods, in the format that both plugin sets use.
 func fillLeases(network string, count int) error {
 	folder := filepath.Join(resultsFolder, network)
 	if err := os.MkdirAll(folder, 0o755); err != nil {
@@ -124,7 +124,7 @@ func writeLease(folder string, addr netip.Addr, id string) error {
 	return os.WriteFile(filepath.Join(folder, addr.String()), []byte(id+"\r\n"+podInterface), 0o600)
 }
 
-// measureRebuild changes the lease folder as another program would, and measures the next ADD. The additional time is the rebuild of
+// measureRebuild changes the lease folder like another program, and measures the next ADD. The additional time is the time for rebuilding
 // the index.
 func (r *report) measureRebuild(c *chain, warm float64) {
 	folder := filepath.Join(resultsFolder, c.network)
@@ -136,7 +136,7 @@ func (r *report) measureRebuild(c *chain, warm float64) {
 		err := writeLease(folder, last, containerID(fmt.Sprint("foreign", i)))
 		last = last.Next()
 		if err == nil {
-			err = e.lap(true)
+			err = e.runLap(true)
 		}
 		if err != nil {
 			r.fail("rebuild of the index", err)

@@ -10,12 +10,13 @@ import (
 
 const limitedPods = 500
 
-// measureLimitedPods compares a node that has one pod with limits with a node that has many, and checks that the many limits work.
+// measureLimitedPods compares a node with one limited pod and a node with many limited pods. It also checks that limits work on the node
+// with many limited pods.
 func (r *report) measureLimitedPods(o options, n nodes) {
-	count := max(len(directions()), o.scaled(limitedPods))
-	entries := map[string]*entry{}
-	sampled := &limited{rate: 10e6, protocol: meter.TCP, streams: 1}
-	var all []*entry
+	count := max(len(directions()), o.scaledSize(limitedPods))
+	entries := map[string]*contenderEntry{}
+	sampled := &limitedFlow{rate: 10e6, protocol: meter.TCP, streams: 1}
+	var all []*contenderEntry
 	for _, side := range o.bothSides() {
 		for _, what := range []string{besideNone, besideMany} {
 			name := "limits-" + side.name + "-" + what
@@ -27,43 +28,43 @@ func (r *report) measureLimitedPods(o options, n nodes) {
 				r.fail("pods with limits, "+side.name, err)
 				return
 			}
-			name = beside(side.name, what)
+			name = entryName(side.name, what)
 			entries[name] = newEntry(name, c)
 			all = append(all, entries[name])
 		}
 	}
-	race(all, o.rounds)
+	runRounds(all, o.rounds)
 	for _, verb := range []string{verbAdd, verbDel} {
 		r.addGrowth(fmt.Sprintf("bridge and bandwidth %s, %s other pods with limits", verb, thousands(count)), limitedBar,
-			r.compare(entries, verb))
+			r.compareMedians(entries, verb))
 	}
 	r.addLimit(fmt.Sprintf("%s, beside %s pods", sampled.what(), thousands(count)), shareOfSteady(),
-		sampled.medians(func(p *passed) []float64 { return p.steady }))
+		sampled.medians(func(p *passedShares) []float64 { return p.steady }))
 	r.addAlone(entries)
 }
 
-// sampleLimit attaches many pods and measures the limits of two of them. It waits until the first has received everything, because the
-// rest would delay the second.
-func (n nodes) sampleLimit(like *chain, count int, sampled *limited, side side, o options) error {
+// sampleLimit attaches many pods and measures the limits of two pods. It waits until the first pod has received all data, because remaining
+// data would delay the second pod.
+func (n nodes) sampleLimit(like *chain, count int, sampled *limitedFlow, side pluginSet, o options) error {
 	pods, err := n.fillPods(like, count)
 	for i, direction := range directions() {
 		if err == nil {
-			err = sampled.measure(pods[i], lane{direction, side.name}, sampled.steady(o))
+			err = sampled.measureFlow(pods[i], flowLane{direction, side.name}, sampled.steadyTime(o))
 		}
 	}
 	return err
 }
 
-// addAlone adds rows with bandwidth's share of the chain.
-func (r *report) addAlone(entries map[string]*entry) {
+// addAlone adds rows with the time of bandwidth in the chain.
+func (r *report) addAlone(entries map[string]*contenderEntry) {
 	growth, both := map[string]map[string]figure{verbAdd: {}, verbDel: {}}, map[string]figure{}
 	for _, side := range []string{sideOurs, sideReference} {
-		none, many := entries[beside(side, besideNone)], entries[beside(side, besideMany)]
+		none, many := entries[entryName(side, besideNone)], entries[entryName(side, besideMany)]
 		if none.err != nil || many.err != nil {
 			continue // the failure was reported before
 		}
 		for verb, figures := range growth {
-			figures[side] = figure{Base: none.alone("bandwidth", verb), Value: many.alone("bandwidth", verb)}
+			figures[side] = figure{Base: none.pluginMedian("bandwidth", verb), Value: many.pluginMedian("bandwidth", verb)}
 		}
 		both[side] = figure{Value: growth[verbAdd][side].Base + growth[verbDel][side].Base}
 	}
@@ -73,5 +74,7 @@ func (r *report) addAlone(entries map[string]*entry) {
 	r.addLoad("bandwidth alone, ADD and DEL", bandwidthBar, both)
 }
 
-// alone returns the median of one plugin of the chain.
-func (e *entry) alone(plugin, verb string) float64 { return p50(e.samples[verb].processes[plugin]) }
+// pluginMedian returns the median time of one plugin of the chain.
+func (e *contenderEntry) pluginMedian(plugin, verb string) float64 {
+	return p50(e.samples[verb].processes[plugin])
+}

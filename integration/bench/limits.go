@@ -24,24 +24,23 @@ const (
 	limitRepeats = 3
 	fewRounds    = 10 // a run with fewer rounds omits slow measurements
 
-	// drained is the time by which the reference has sent the half gigabyte of the runtime's burst. Later traffic has the limit's
-	// rate.
+	// drained is the time that the reference needs to send the half gigabyte of the runtime's burst. Later traffic has the rate of the limit.
 	drained = 1200 * time.Millisecond
 )
 
-// share is the permitted range of a limit's throughput, in percent of the limit.
-type share struct{ least, most float64 }
+// permittedShare is the permitted range of throughput in percent of the limit.
+type permittedShare struct{ least, most float64 }
 
-func shareOfFirst() share  { return share{0, 111} } // with 10 ms of burst
-func shareOfPeak() share   { return share{0, 150} }
-func shareOfSteady() share { return share{95, 101} }
+func shareOfFirst() permittedShare  { return permittedShare{0, 111} } // with 10 ms of burst
+func shareOfPeak() permittedShare   { return permittedShare{0, 150} }
+func shareOfSteady() permittedShare { return permittedShare{95, 101} }
 
 func (o options) brief() bool { return o.rounds < fewRounds }
 
 func (o options) repeats() int { return max(1, min(limitRepeats, o.rounds/fewRounds)) }
 
-// limited is a kind of flow through a limit, with its measurements.
-type limited struct {
+// limitedFlow is a kind of flow through a bandwidth limit, with its measurements.
+type limitedFlow struct {
 	rate     float64
 	protocol meter.Protocol
 	streams  int
@@ -50,17 +49,17 @@ type limited struct {
 	costs    bool // its cost has rows
 
 	mu   sync.Mutex
-	seen map[lane]*passed
+	seen map[flowLane]*passedShares
 }
 
-// lane is one direction of one side.
-type lane struct{ direction, side string }
+// flowLane is a direction of traffic with one plugin set.
+type flowLane struct{ direction, side string }
 
-// passed is in percent of the rate, on the wire. cost is the processor time in milliseconds for each gigabit.
-type passed struct{ first, peak, steady, cost []float64 }
+// passedShares contains throughput on the wire in percent of the limit's rate. cost is the processor time in milliseconds per gigabit.
+type passedShares struct{ first, peak, steady, cost []float64 }
 
-func limits() []*limited {
-	return []*limited{
+func limits() []*limitedFlow {
+	return []*limitedFlow{
 		{rate: 1e6, protocol: meter.TCP, streams: 1, brief: true},
 		{rate: 1e6, protocol: meter.TCP, streams: 8},
 		{rate: 10e6, protocol: meter.TCP, streams: 1, brief: true, first: true},
@@ -73,9 +72,9 @@ func limits() []*limited {
 	}
 }
 
-func (l *limited) String() string { return fmt.Sprintf("%g Mbit/s", l.rate/1e6) }
+func (l *limitedFlow) String() string { return fmt.Sprintf("%g Mbit/s", l.rate/1e6) }
 
-func (l *limited) what() string {
+func (l *limitedFlow) what() string {
 	what := fmt.Sprintf("%v, %s", l, strings.ToUpper(string(l.protocol)))
 	if l.streams > 1 {
 		what += fmt.Sprintf(", %d flows", l.streams)
@@ -83,9 +82,9 @@ func (l *limited) what() string {
 	return what
 }
 
-// steady returns the measuring time of a flow after it is drained. Short windows are inaccurate for slow limits, where a pause saves a
-// burst of 100 ms, and for costs, which the kernel counts in units of 10 ms.
-func (l *limited) steady(o options) time.Duration {
+// steadyTime returns the duration of a measurement after the burst. A short duration is inaccurate for slow limits, because a pause saves
+// tokens for a burst of 100 ms. A short duration is also inaccurate for costs, because the kernel counts processor time in units of 10 ms.
+func (l *limitedFlow) steadyTime(o options) time.Duration {
 	long := l.costs || l.rate < slowRate
 	switch {
 	case o.brief() && !long:
@@ -97,14 +96,14 @@ func (l *limited) steady(o options) time.Duration {
 	}
 }
 
-// measureLimits sends flows into and out of pods of each side, with the runtime's burst.
+// measureLimits measures flows into and out of limited pods with both plugin sets and with the runtime's burst.
 func (r *report) measureLimits(o options, n nodes) {
-	all := slices.DeleteFunc(limits(), func(l *limited) bool { return o.brief() && !l.brief })
+	all := slices.DeleteFunc(limits(), func(l *limitedFlow) bool { return o.brief() && !l.brief })
 	sides := o.bothSides()
 	for range o.repeats() {
 		for _, l := range all {
 			for _, side := range sides {
-				if err := n.bothWays(l, side, l.steady(o)); err != nil {
+				if err := n.bothWays(l, side, l.steadyTime(o)); err != nil {
 					r.fail(fmt.Sprintf("limit of %s, %s", l.what(), side.name), err)
 				}
 			}
@@ -115,29 +114,29 @@ func (r *report) measureLimits(o options, n nodes) {
 		r.addBeginning(l)
 	}
 	for _, l := range all {
-		r.addLimit(l.what(), shareOfSteady(), l.medians(func(p *passed) []float64 { return p.steady }))
+		r.addLimit(l.what(), shareOfSteady(), l.medians(func(p *passedShares) []float64 { return p.steady }))
 		r.addCosts(l)
 	}
 }
 
-func (r *report) addBeginning(l *limited) {
+func (r *report) addBeginning(l *limitedFlow) {
 	if l.first {
-		r.addLimit(l.String()+", first second", shareOfFirst(), l.medians(func(p *passed) []float64 { return p.first }))
-		r.addLimit(l.String()+", largest 100 ms", shareOfPeak(), l.medians(func(p *passed) []float64 { return p.peak }))
+		r.addLimit(l.String()+", first second", shareOfFirst(), l.medians(func(p *passedShares) []float64 { return p.first }))
+		r.addLimit(l.String()+", largest 100 ms", shareOfPeak(), l.medians(func(p *passedShares) []float64 { return p.peak }))
 	}
 }
 
-func (r *report) addCosts(l *limited) {
-	costs := l.medians(func(p *passed) []float64 { return p.cost })
+func (r *report) addCosts(l *limitedFlow) {
+	costs := l.medians(func(p *passedShares) []float64 { return p.cost })
 	for _, direction := range directions() {
 		if l.costs {
-			r.addLoad(fmt.Sprintf("CPU for a gigabit %s, limit %v", direction, l), costBar, costs.of(direction))
+			r.addLoad(fmt.Sprintf("CPU for a gigabit %s, limit %v", direction, l), costBar, costs.ofDirection(direction))
 		}
 	}
 }
 
-// bothWays measures one receiving pod and one sending pod. Both are new, because a token bucket is full only once.
-func (n nodes) bothWays(l *limited, side side, steady time.Duration) error {
+// bothWays measures one receiving pod and one sending pod. Both pods are new, because only a new token bucket is full.
+func (n nodes) bothWays(l *limitedFlow, side pluginSet, steady time.Duration) error {
 	var chains []*chain
 	for i := range directions() {
 		c, err := n.limitChain(fmt.Sprintf("limit-%s-%d", side.name, i), "limit-"+side.name, side, l.rate)
@@ -146,12 +145,12 @@ func (n nodes) bothWays(l *limited, side side, steady time.Duration) error {
 		}
 		chains = append(chains, c)
 	}
-	return chains[0].attached(func() error {
-		return chains[1].attached(func() error {
+	return chains[0].whileAttached(func() error {
+		return chains[1].whileAttached(func() error {
 			errs := make([]error, len(chains))
 			var group sync.WaitGroup
 			for i, direction := range directions() {
-				group.Go(func() { errs[i] = l.measure(chains[i], lane{direction, side.name}, steady) })
+				group.Go(func() { errs[i] = l.measureFlow(chains[i], flowLane{direction, side.name}, steady) })
 				if l.rate > slowRate {
 					group.Wait()
 				}
@@ -162,8 +161,8 @@ func (n nodes) bothWays(l *limited, side side, steady time.Duration) error {
 	})
 }
 
-// limitChain returns bridge and bandwidth for a pod with a limit in both directions.
-func (n nodes) limitChain(name, network string, side side, rate float64) (*chain, error) {
+// limitChain returns a chain of bridge and bandwidth for a pod with a limit in both directions.
+func (n nodes) limitChain(name, network string, side pluginSet, rate float64) (*chain, error) {
 	c, err := n.chainOf(name, "node-"+network, side, pluginConf{
 		"type": "bridge", "bridge": "br-limit", "isDefaultGateway": true,
 		"ipam": map[string]any{"type": "host-local", "ranges": [][]map[string]any{{{"subnet": limitSubnet}}}},
@@ -171,19 +170,19 @@ func (n nodes) limitChain(name, network string, side side, rate float64) (*chain
 	if err != nil {
 		return nil, err
 	}
-	c.network, c.args = network, map[string]any{"bandwidth": annotated(uint64(rate))}
+	c.network, c.args = network, map[string]any{"bandwidth": annotatedLimits(uint64(rate))}
 	return c, nil
 }
 
-// measure sends the flow in one direction, into or out of a pod that was just attached.
-func (l *limited) measure(c *chain, way lane, steady time.Duration) error {
-	flow, err := c.flow(way.direction)
+// measureFlow measures the flow into or out of a new pod.
+func (l *limitedFlow) measureFlow(c *chain, way flowLane, steady time.Duration) error {
+	flow, err := c.flowOf(way.direction)
 	if err != nil {
 		return err
 	}
 	flow.Protocol, flow.Streams, flow.Control, flow.Rate = l.protocol, l.streams, congestion, overload*l.rate
 	flow.Duration = drained + steady
-	spent := spending(drained)
+	spent := startSpending(drained)
 	result, err := meter.Run(context.Background(), flow)
 	if err != nil {
 		return fmt.Errorf("%s: %w", way.direction, err)
@@ -192,21 +191,21 @@ func (l *limited) measure(c *chain, way lane, steady time.Duration) error {
 	if err != nil {
 		return err
 	}
-	l.add(way, result.Arrivals, flow.Duration, cost)
+	l.addArrivals(way, result.Arrivals, flow.Duration, cost)
 	return nil
 }
 
-// add records the arrivals, and the cost since the flow was drained.
-func (l *limited) add(way lane, came meter.Arrivals, end, cost time.Duration) {
+// addArrivals stores the throughput, and the cost of traffic after the burst.
+func (l *limitedFlow) addArrivals(way flowLane, came meter.Arrivals, end, cost time.Duration) {
 	percent := func(rate float64) float64 { return rate / l.rate * 100 }
 	rate := came.Rate(drained, end)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.seen == nil {
-		l.seen = map[lane]*passed{}
+		l.seen = map[flowLane]*passedShares{}
 	}
 	if l.seen[way] == nil {
-		l.seen[way] = &passed{}
+		l.seen[way] = &passedShares{}
 	}
 	p := l.seen[way]
 	p.first = append(p.first, percent(came.Rate(0, time.Second)))
@@ -217,8 +216,8 @@ func (l *limited) add(way lane, came meter.Arrivals, end, cost time.Duration) {
 	}
 }
 
-func (l *limited) medians(pick func(*passed) []float64) byLane {
-	out := byLane{}
+func (l *limitedFlow) medians(pick func(*passedShares) []float64) figuresByLane {
+	out := figuresByLane{}
 	for way, p := range l.seen {
 		if values := pick(p); len(values) > 0 {
 			out[way] = median(values)

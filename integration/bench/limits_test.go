@@ -12,12 +12,12 @@ import (
 )
 
 func TestLimitRows(t *testing.T) {
-	in, out := lane{intoPod, sideOurs}, lane{outOfPod, sideOurs}
+	in, out := flowLane{intoPod, sideOurs}, flowLane{outOfPod, sideOurs}
 	r := &report{}
-	r.addLimit("holds", share{95, 101}, byLane{in: 95, out: 101, lane{intoPod, sideReference}: 400})
-	r.addLimit("too slow into", share{95, 101}, byLane{in: 94.9, out: 100})
-	r.addLimit("too fast out of", share{0, 111}, byLane{in: 3, out: 111.1})
-	r.addLimit("one way", share{0, 111}, byLane{in: 3})
+	r.addLimit("holds", permittedShare{95, 101}, figuresByLane{in: 95, out: 101, flowLane{intoPod, sideReference}: 400})
+	r.addLimit("too slow into", permittedShare{95, 101}, figuresByLane{in: 94.9, out: 100})
+	r.addLimit("too fast out of", permittedShare{0, 111}, figuresByLane{in: 3, out: 111.1})
+	r.addLimit("one way", permittedShare{0, 111}, figuresByLane{in: 3})
 	var got []target
 	for _, row := range r.Limits {
 		got = append(got, row.target)
@@ -32,7 +32,8 @@ func TestLimitRows(t *testing.T) {
 	}
 }
 
-// TestPassed: a burst in the first interval, a pause until 1.2 s, and 80 % of the rate from then on.
+// TestPassed checks the computed shares for a flow with a burst in the first interval, a pause until 1.2 s, and 80 % of the rate after the
+// pause.
 func TestPassed(t *testing.T) {
 	const rate = 8e6 // 100 kB in an interval
 	var came meter.Arrivals
@@ -43,14 +44,14 @@ func TestPassed(t *testing.T) {
 		}
 		came = append(came, next)
 	}
-	l := &limited{rate: rate, costs: true, first: true}
-	way := lane{intoPod, sideOurs}
-	l.add(way, came, 2200*time.Millisecond, 16*time.Millisecond)
-	l.add(way, meter.Arrivals{{At: meter.Interval, Wire: 100e3}}, 2200*time.Millisecond, time.Hour) // nothing arrived later
-	l.add(lane{outOfPod, sideOurs}, came, 2200*time.Millisecond, 0)                                 // unknown cost
+	l := &limitedFlow{rate: rate, costs: true, first: true}
+	way := flowLane{intoPod, sideOurs}
+	l.addArrivals(way, came, 2200*time.Millisecond, 16*time.Millisecond)
+	l.addArrivals(way, meter.Arrivals{{At: meter.Interval, Wire: 100e3}}, 2200*time.Millisecond, time.Hour) // nothing arrived later
+	l.addArrivals(flowLane{outOfPod, sideOurs}, came, 2200*time.Millisecond, 0)                             // unknown cost
 	near := cmp.Comparer(func(a, b float64) bool { return a-b < 1e-6 && b-a < 1e-6 })
-	want := passed{first: []float64{50, 100}, peak: []float64{500, 100}, steady: []float64{80, 0}, cost: []float64{2500}}
-	if diff := cmp.Diff(want, *l.seen[way], cmp.AllowUnexported(passed{}), near); diff != "" {
+	want := passedShares{first: []float64{50, 100}, peak: []float64{500, 100}, steady: []float64{80, 0}, cost: []float64{2500}}
+	if diff := cmp.Diff(want, *l.seen[way], cmp.AllowUnexported(passedShares{}), near); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	r := &report{}
@@ -62,7 +63,7 @@ func TestPassed(t *testing.T) {
 	if len(r.Loads) != 2 || r.Loads[0].Sides[sideOurs].Value != 2500 || len(r.Loads[1].Sides) != 0 {
 		t.Errorf("got %+v, want 2500 ms into the pod, and nothing out of it", r.Loads)
 	}
-	l = &limited{rate: rate}
+	l = &limitedFlow{rate: rate}
 	r.addBeginning(l)
 	r.addCosts(l)
 	if len(r.Limits) != 2 || len(r.Loads) != 2 {
@@ -77,7 +78,7 @@ func TestBriefRun(t *testing.T) {
 	}
 	got := map[string][2]time.Duration{}
 	for _, l := range limits() {
-		got[l.what()] = [2]time.Duration{l.steady(full), l.steady(brief)}
+		got[l.what()] = [2]time.Duration{l.steadyTime(full), l.steadyTime(brief)}
 	}
 	const s, part = time.Second, 300 * time.Millisecond
 	want := map[string][2]time.Duration{
@@ -101,9 +102,9 @@ func TestRoundTripFigure(t *testing.T) {
 }
 
 func TestAlone(t *testing.T) {
-	entries := map[string]*entry{}
-	for i, name := range []string{beside(sideOurs, besideNone), beside(sideOurs, besideMany), beside(sideReference, besideNone),
-		beside(sideReference, besideMany)} {
+	entries := map[string]*contenderEntry{}
+	for i, name := range []string{entryName(sideOurs, besideNone), entryName(sideOurs, besideMany), entryName(sideReference, besideNone),
+		entryName(sideReference, besideMany)} {
 		e := newEntry(name, nil)
 		for _, verb := range []string{verbAdd, verbDel} {
 			ms := time.Duration(i+1) * time.Millisecond
@@ -132,13 +133,13 @@ func TestIdleTime(t *testing.T) {
 		t.Error("what is no number is no error")
 	}
 	start := time.Now()
-	before := processors{at: start, count: 2, idle: 5 * time.Second, others: time.Second}
-	after := processors{at: start.Add(time.Second), count: 2, idle: 6 * time.Second, others: 1300 * time.Millisecond}
-	if got := after.since(before); got != 700*time.Millisecond {
+	before := processorTimes{at: start, count: 2, idle: 5 * time.Second, others: time.Second}
+	after := processorTimes{at: start.Add(time.Second), count: 2, idle: 6 * time.Second, others: 1300 * time.Millisecond}
+	if got := after.timeSince(before); got != 700*time.Millisecond {
 		t.Errorf("got %v, want 2 s - 1 s - 0.3 s", got)
 	}
 	after.others = 999 * time.Millisecond
-	if got := after.since(before); got != 0 {
+	if got := after.timeSince(before); got != 0 {
 		t.Errorf("got %v although the other processes' time is negative", got)
 	}
 }

@@ -10,11 +10,11 @@ import (
 
 func directions() []string { return []string{intoPod, outOfPod} }
 
-// byLane are the figures of one row.
-type byLane map[lane]float64
+// figuresByLane contains the figures of one row by direction and plugin set.
+type figuresByLane map[flowLane]float64
 
-// of returns the figures of one direction.
-func (b byLane) of(direction string) map[string]figure {
+// ofDirection returns the figures of one direction by plugin set.
+func (b figuresByLane) ofDirection(direction string) map[string]figure {
 	out := map[string]figure{}
 	for way, value := range b {
 		if way.direction == direction {
@@ -24,29 +24,29 @@ func (b byLane) of(direction string) map[string]figure {
 	return out
 }
 
-// limitRow is the throughput of a limit in percent of it, by direction and side. The bar is for both directions of Podlace.
+// limitRow contains the throughput in percent of the limit, by direction and plugin set. The bar applies to both directions of Podlace.
 type limitRow struct {
 	What    string                        `json:"what"`
 	Percent map[string]map[string]float64 `json:"percent"`
 	target
 }
 
-func (r *report) addLimit(what string, bar share, seen byLane) {
+func (r *report) addLimit(what string, bar permittedShare, seen figuresByLane) {
 	row := limitRow{What: what, Percent: map[string]map[string]float64{intoPod: {}, outOfPod: {}}}
 	for way, percent := range seen {
 		row.Percent[way.direction][way.side] = percent
 	}
-	in, ok := seen[lane{intoPod, sideOurs}]
-	out, both := seen[lane{outOfPod, sideOurs}]
+	in, ok := seen[flowLane{intoPod, sideOurs}]
+	out, both := seen[flowLane{outOfPod, sideOurs}]
 	if ok && both {
 		row.target = target{Bar: bar.String(), Verdict: verdict(bar.has(in) && bar.has(out))}
 	}
 	r.Limits = append(r.Limits, row)
 }
 
-func (s share) has(percent float64) bool { return percent >= s.least && percent <= s.most }
+func (s permittedShare) has(percent float64) bool { return percent >= s.least && percent <= s.most }
 
-func (s share) String() string {
+func (s permittedShare) String() string {
 	if s.least == 0 {
 		return fmt.Sprintf("<= %.0f", s.most)
 	}

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bench compares two folders of CNI plugins in one run and in private namespaces. It measures times of ADD, CHECK and DEL,
-// started processes, binary sizes, the throughput of pods and its cost, and the traffic of a limited pod in its first second. It
-// repeats these on a node with many leases and pods, with many pods in parallel, and with GC. It also measures the accuracy and the
-// cost of limits, and the delay of other traffic behind them.
+// Command bench compares two folders of CNI plugins (plugin sets) in one run and in private namespaces. It measures times of ADD, CHECK and
+// DEL, started processes, binary sizes, the throughput of pods and the cost of this throughput, and the traffic of a limited pod in the
+// first second. It measures the verbs again on a node with many leases and pods, with many pods in parallel, and with GC. It also measures
+// the accuracy and the cost of bandwidth limits, and the delay that a full limit causes for other traffic of the pod.
 //
-// Both folders run on the same machine at the same time, so ratios are comparable where times are not. The report shows a missed
-// target, but it is not a failure. The exit status is 1 if a measurement did not run or a plugin gave a wrong result: an address
-// assigned twice, a leaked lease, a GC that removed too much or too little.
+// Both plugin sets run in turn in the same run on the same machine. Ratios are therefore comparable between machines, unlike times. The
+// report shows missed targets, but a missed target does not change the exit status. The exit status is 1 if a measurement did not run or a
+// plugin gave a wrong result. Examples of wrong results are an address that two pods got, a leaked lease, and a GC that removed too much or
+// too little.
 package main
 
 import (
@@ -25,7 +26,7 @@ import (
 )
 
 type options struct {
-	folders
+	pluginFolders
 	rounds    int
 	seconds   float64
 	scale     float64
@@ -41,8 +42,8 @@ const (
 	groupScale    = "scale" // what comes after these two
 )
 
-// scaled returns the part of a size that -scale selects.
-func (o options) scaled(full int) int { return max(1, int(float64(full)*o.scale)) }
+// scaledSize multiplies a size by the factor of the flag -scale.
+func (o options) scaledSize(full int) int { return max(1, int(float64(full)*o.scale)) }
 
 func main() {
 	o, err := parse(os.Args[1:])
@@ -55,7 +56,7 @@ func main() {
 	}
 	inside, code, err := sandbox.Enter()
 	if err == nil && inside {
-		code, err = run(o, os.Stdout, os.Stderr)
+		code, err = runBench(o, os.Stdout, os.Stderr)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -99,9 +100,9 @@ func parse(args []string) (options, error) {
 	return o, nil
 }
 
-// run measures everything and writes the report. It returns 1 if a measurement failed.
-func run(o options, out, progress io.Writer) (int, error) {
-	// The plugins look for iptables and nft in PATH, which lacks these folders for ordinary users.
+// runBench runs all selected measurements and writes the report. It returns 1 if a measurement failed.
+func runBench(o options, out, progress io.Writer) (int, error) {
+	// The plugins search iptables and nft in PATH. The PATH of an ordinary user does not contain their folders.
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
 		return 1, fmt.Errorf("extend PATH: %w", err)
 	}
@@ -114,8 +115,8 @@ func run(o options, out, progress io.Writer) (int, error) {
 	r := newReport(o)
 	start := time.Now()
 	n := nodes{}
-	for _, m := range measurements() {
-		if o.wants(m.group) {
+	for _, m := range measurementGroups() {
+		if o.isSelected(m.group) {
 			fmt.Fprintln(progress, m.says)
 			m.measure(r, o, n)
 		}

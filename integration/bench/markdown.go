@@ -18,7 +18,7 @@ func (r *report) markdown() string {
 	fmt.Fprintf(&out, "# Side by side with the reference plugins\n\nKernel %s, %d processors, load before %s, "+
 		"%d rounds, %.0f s in all. Times are milliseconds, p50 / p95; ratios are of p50.\n",
 		r.Kernel, r.CPUs, r.Load, r.Rounds, r.Seconds)
-	for _, t := range r.tables() {
+	for _, t := range r.markdownTables() {
 		fmt.Fprintf(&out, "\n%s", t.String())
 	}
 	list(&out, "Skipped", r.Skipped)
@@ -26,8 +26,8 @@ func (r *report) markdown() string {
 	return out.String()
 }
 
-// tables returns the tables of the measured groups.
-func (r *report) tables() []*markdown.Table {
+// markdownTables returns the tables of all groups that were measured.
+func (r *report) markdownTables() []*markdown.Table {
 	var out []*markdown.Table
 	for _, t := range []struct {
 		rows  int
@@ -70,7 +70,7 @@ func (r *report) pluginTable() *markdown.Table {
 func (r *report) processTable() *markdown.Table {
 	t := markdown.NewTable("Processes started by the plugins of the chain", "chain", "verb", sideOurs, sideReference, "bar", "")
 	for _, row := range r.Processes {
-		t.Row(row.Chain, row.Verb, row.cell(sideOurs), row.cell(sideReference), or(row.Bar), or(row.Verdict))
+		t.Row(row.Chain, row.Verb, row.processCell(sideOurs), row.processCell(sideReference), or(row.Bar), or(row.Verdict))
 	}
 	return t
 }
@@ -110,8 +110,9 @@ func (row chainRow) cell(side string) string {
 	return fmt.Sprintf("%.1f / %.1f", v.P50, v.P95)
 }
 
-// cell shows the number and names of the executed programs, and the number of forks if there were more forks than programs.
-func (row processRow) cell(side string) string {
+// processCell returns the number and the names of the executed programs. If there were more forks than programs, it also returns the number
+// of forks.
+func (row processRow) processCell(side string) string {
 	v, ok := row.Sides[side]
 	if !ok {
 		return absent

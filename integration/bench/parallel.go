@@ -18,8 +18,8 @@ const (
 	parallelSubnet  = "10.95.0.0/16"
 )
 
-// crowd is many pods of one side that are attached and detached in parallel.
-type crowd struct {
+// podCrowd is a set of pods of one plugin set that are attached and detached in parallel.
+type podCrowd struct {
 	side   string
 	chains []*chain
 	add    []time.Duration
@@ -27,12 +27,12 @@ type crowd struct {
 	err    error
 }
 
-// measureParallel starts one ADD for each of many pods in parallel, and then one DEL for each.
+// measureParallel measures parallel ADDs of many pods, and then parallel DELs of these pods.
 func (r *report) measureParallel(o options, n nodes) {
-	count, s := o.scaled(parallelCount), nftables()
-	sides, missing := o.sides(s)
+	count, s := o.scaledSize(parallelCount), nftables()
+	sides, missing := o.usableSets(s)
 	r.skip(missing...)
-	var crowds []*crowd
+	var crowds []*podCrowd
 	for _, side := range sides {
 		c, err := n.crowd(side, count)
 		if err != nil {
@@ -63,15 +63,15 @@ func (r *report) measureParallel(o options, n nodes) {
 	r.addLoad(fmt.Sprintf("%d DELs at once", count), 0, del)
 }
 
-func (n nodes) crowd(side side, count int) (*crowd, error) {
+func (n nodes) crowd(side pluginSet, count int) (*podCrowd, error) {
 	name := "parallel-" + side.name
-	first, err := n.chainOf(name, "node-"+name, side, masqueraded(parallelSubnet))
+	first, err := n.chainOf(name, "node-"+name, side, masqueradedBridge(parallelSubnet))
 	if err != nil {
 		return nil, err
 	}
-	c := &crowd{side: side.name}
+	c := &podCrowd{side: side.name}
 	for i := range count {
-		next, err := n.neighbour(first, i)
+		next, err := n.neighbourChain(first, i)
 		if err != nil {
 			return nil, err
 		}
@@ -80,8 +80,8 @@ func (n nodes) crowd(side side, count int) (*crowd, error) {
 	return c, nil
 }
 
-// attachAndDetachAll attaches all pods, checks that their addresses differ, and detaches all.
-func (c *crowd) attachAndDetachAll() error {
+// attachAndDetachAll attaches all pods, checks that their addresses differ, and detaches all pods.
+func (c *podCrowd) attachAndDetachAll() error {
 	took, err := c.all(verbAdd)
 	if err != nil {
 		return err
@@ -97,21 +97,21 @@ func (c *crowd) attachAndDetachAll() error {
 	return c.checkNoLeases()
 }
 
-func (c *crowd) all(verb string) (time.Duration, error) {
+func (c *podCrowd) all(verb string) (time.Duration, error) {
 	errs := make([]error, len(c.chains))
 	var group sync.WaitGroup
 	start := time.Now()
 	for i, each := range c.chains {
-		group.Go(func() { errs[i] = each.run(verb, execute) })
+		group.Go(func() { errs[i] = each.run(verb, executeProcess) })
 	}
 	group.Wait()
 	return time.Since(start), errors.Join(errs...)
 }
 
-func (c *crowd) distinct() error {
+func (c *podCrowd) distinct() error {
 	seen := map[netip.Addr]string{}
 	for _, each := range c.chains {
-		addr, _, err := each.address()
+		addr, _, err := each.podAddress()
 		if err != nil {
 			return err
 		}
@@ -124,7 +124,7 @@ func (c *crowd) distinct() error {
 }
 
 // checkNoLeases checks that no lease remains.
-func (c *crowd) checkNoLeases() error {
+func (c *podCrowd) checkNoLeases() error {
 	left, err := leaseFiles(filepath.Join(resultsFolder, c.chains[0].network))
 	if err == nil && len(left) > 0 {
 		err = fmt.Errorf("%d leases are left after DEL", len(left))

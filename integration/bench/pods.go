@@ -22,8 +22,8 @@ const (
 	lateVersion = "1.1.0" // the first version with STATUS and GC
 )
 
-// masqueraded is bridge with host-local and ipMasq.
-func masqueraded(subnets ...string) pluginConf {
+// masqueradedBridge returns the configuration of bridge with host-local and ipMasq.
+func masqueradedBridge(subnets ...string) pluginConf {
 	var ranges [][]map[string]any
 	for _, subnet := range subnets {
 		ranges = append(ranges, []map[string]any{{"subnet": subnet}})
@@ -34,14 +34,14 @@ func masqueraded(subnets ...string) pluginConf {
 	}
 }
 
-// measurePods compares a node that has one pod with a node that has many. Each side's own plugins attach the pods, so that each side
-// has the rules, leases and records that it creates itself.
+// measurePods compares a node with one pod and a node with many pods. Each plugin set attaches its own pods, so that the node has the
+// rules, leases and records of this plugin set.
 func (r *report) measurePods(o options, n nodes) {
-	count := o.scaled(podCount)
-	entries := map[string]*entry{}
-	var all []*entry
+	count := o.scaledSize(podCount)
+	entries := map[string]*contenderEntry{}
+	var all []*contenderEntry
 	chains := map[string]*chain{} // Podlace's chains
-	sides, missing := o.sides(nftables())
+	sides, missing := o.usableSets(nftables())
 	r.skip(missing...)
 	if len(missing) > 0 {
 		return
@@ -49,7 +49,7 @@ func (r *report) measurePods(o options, n nodes) {
 	for _, side := range sides {
 		for _, what := range []string{besideNone, besideMany} {
 			name := "pods-" + side.name + "-" + what
-			c, err := n.chainOf(name, "node-"+name, side, masqueraded(podSubnet))
+			c, err := n.chainOf(name, "node-"+name, side, masqueradedBridge(podSubnet))
 			if err == nil && what == besideMany {
 				_, err = n.fillPods(c, count)
 			}
@@ -60,22 +60,22 @@ func (r *report) measurePods(o options, n nodes) {
 			if side.name == sideOurs {
 				chains[what] = c
 			}
-			name = beside(side.name, what)
+			name = entryName(side.name, what)
 			entries[name] = newEntry(name, c)
 			all = append(all, entries[name])
 		}
 	}
-	race(all, o.rounds)
-	r.addGrowth(fmt.Sprintf("bridge ADD, %s other pods", thousands(count)), podsBar, r.compare(entries, verbAdd))
+	runRounds(all, o.rounds)
+	r.addGrowth(fmt.Sprintf("bridge ADD, %s other pods", thousands(count)), podsBar, r.compareMedians(entries, verbAdd))
 	for _, verb := range []string{verbCheck, verbDel} {
-		r.addGrowth(fmt.Sprintf("bridge %s, %s other pods", verb, thousands(count)), 0, r.compare(entries, verb))
+		r.addGrowth(fmt.Sprintf("bridge %s, %s other pods", verb, thousands(count)), 0, r.compareMedians(entries, verb))
 	}
 	r.measureAttach(chains, o.rounds, count)
 	r.measureStatus(chains[besideMany], fmt.Sprintf("STATUS p99, %s pods", thousands(count)))
 }
 
-// measureAttach shows the kernel's share of an ADD: one request that creates a veth pair with an end in the bridge, for which the
-// kernel visits all ports of the bridge.
+// measureAttach measures the kernel's share of the time of an ADD. It sends one request that creates a veth pair with a bridge port. For
+// this request the kernel visits all ports of the bridge.
 func (r *report) measureAttach(chains map[string]*chain, rounds, ports int) {
 	var f figure
 	for what, into := range map[string]*float64{besideNone: &f.Base, besideMany: &f.Value} {
@@ -106,7 +106,7 @@ func (r *report) measureAttach(chains map[string]*chain, rounds, ports int) {
 		map[string]figure{sideOurs: f})
 }
 
-// fillPods attaches this many pods in separate network namespaces to the node and network of a chain.
+// fillPods attaches count pods in separate network namespaces to the node and the network of a chain.
 func (n nodes) fillPods(like *chain, count int) (pods []*chain, made error) {
 	chains := make(chan *chain)
 	errs := make(chan error, fillWorkers)
@@ -116,7 +116,7 @@ func (n nodes) fillPods(like *chain, count int) (pods []*chain, made error) {
 			var err error
 			for c := range chains {
 				if err == nil {
-					err = c.run(verbAdd, execute)
+					err = c.run(verbAdd, executeProcess)
 				}
 			}
 			errs <- err
@@ -124,7 +124,7 @@ func (n nodes) fillPods(like *chain, count int) (pods []*chain, made error) {
 	}
 	for i := 0; i < count && made == nil; i++ {
 		var c *chain
-		if c, made = n.neighbour(like, i); made == nil {
+		if c, made = n.neighbourChain(like, i); made == nil {
 			pods = append(pods, c)
 			chains <- c
 		}
@@ -137,8 +137,8 @@ func (n nodes) fillPods(like *chain, count int) (pods []*chain, made error) {
 	return pods, made
 }
 
-// neighbour returns a chain for another pod of the same network on the same node.
-func (n nodes) neighbour(like *chain, i int) (*chain, error) {
+// neighbourChain returns a chain for a further pod of the same network on the same node.
+func (n nodes) neighbourChain(like *chain, i int) (*chain, error) {
 	name := fmt.Sprintf("%s-%d", like.network, i)
 	pod, err := n.open(name)
 	if err != nil {
@@ -152,11 +152,11 @@ func (n nodes) neighbour(like *chain, i int) (*chain, error) {
 // measureStatus calls STATUS of the first plugin of a chain.
 func (r *report) measureStatus(like *chain, what string) {
 	c := *like
-	c.plugins = []pluginConf{c.plugins[0].with("cniVersion", lateVersion)}
+	c.plugins = []pluginConf{c.plugins[0].withKey("cniVersion", lateVersion)}
 	var samples []time.Duration
 	for range statusCalls {
 		err := c.run(verbStatus, func(inv invocation) ([]byte, error) {
-			out, took, err := inv.timed()
+			out, took, err := inv.runTimed()
 			samples = append(samples, took)
 			return out, err
 		})
@@ -168,8 +168,8 @@ func (r *report) measureStatus(like *chain, what string) {
 	r.addAbsolute(what, statusBar, map[string]figure{sideOurs: {Value: milliseconds(percentile(samples, 99))}})
 }
 
-// with returns the entry of a conflist with an additional key.
-func (p pluginConf) with(key string, value any) pluginConf {
+// withKey returns a copy of the entry with an additional key.
+func (p pluginConf) withKey(key string, value any) pluginConf {
 	out := pluginConf{key: value}
 	for k, v := range p {
 		if k != key {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// report contains all results of one run. A side that was not measured is absent from the maps.
+// report contains all results of one run. The maps contain no entry for a plugin set that was not measured.
 type report struct {
 	Kernel      string       `json:"kernel"`
 	CPUs        int          `json:"cpus"`
@@ -34,13 +34,13 @@ type report struct {
 	Failed      []string     `json:"failed"`
 }
 
-// times are milliseconds.
-type times struct {
+// verbTimes contains percentiles of the time of a verb in milliseconds.
+type verbTimes struct {
 	P50 float64 `json:"p50"`
 	P95 float64 `json:"p95"`
 }
 
-// target is a required value and the verdict. Both are empty if a row has no requirement.
+// target contains the required value of a row and the verdict. Both fields are empty if the row has no required value.
 type target struct {
 	Ratio   float64 `json:"ratio,omitempty"`
 	Bar     string  `json:"bar,omitempty"`
@@ -48,17 +48,17 @@ type target struct {
 }
 
 type chainRow struct {
-	Chain  string           `json:"chain"`
-	Verb   string           `json:"verb"`
-	Plugin string           `json:"plugin,omitempty"`
-	Sides  map[string]times `json:"sides"`
+	Chain  string               `json:"chain"`
+	Verb   string               `json:"verb"`
+	Plugin string               `json:"plugin,omitempty"`
+	Sides  map[string]verbTimes `json:"sides"`
 	target
 }
 
 type processRow struct {
-	Chain string             `json:"chain"`
-	Verb  string             `json:"verb"`
-	Sides map[string]started `json:"sides"`
+	Chain string                      `json:"chain"`
+	Verb  string                      `json:"verb"`
+	Sides map[string]startedProcesses `json:"sides"`
 	target
 }
 
@@ -98,7 +98,7 @@ func (r *report) fail(what string, err error) {
 	r.Failed = append(r.Failed, what+": "+strings.Join(strings.Fields(err.Error()), " "))
 }
 
-// chainBar returns the maximum time of a verb, relative to the reference; 0 means no bar.
+// chainBar returns the maximum ratio of Podlace's time of a verb to the reference's time. 0 means no maximum.
 func chainBar(chain, verb string) float64 {
 	return map[string]float64{
 		scenarioPlain + verbAdd: 0.6, scenarioPlain + verbDel: 0.9,
@@ -124,7 +124,8 @@ func verdict(ok bool) string {
 	return missed
 }
 
-// datapathVerdict accepts a ratio that two equal sides also show.
+// datapathVerdict returns the verdict on a ratio of throughputs. It accepts a ratio below the bar if random differences between equal
+// plugin sets can be as large.
 func datapathVerdict(ratio float64) string {
 	if ratio < datapathBar && ratio >= datapathBar-datapathMargin {
 		return withinNoise
@@ -132,8 +133,8 @@ func datapathVerdict(ratio float64) string {
 	return verdict(ratio >= datapathBar)
 }
 
-// atMost compares value/base with a bar; a bar of 0 means no bar.
-func atMost(value, base, bar float64) target {
+// compareAtMost compares value/base with the maximum bar. A bar of 0 means no maximum.
+func compareAtMost(value, base, bar float64) target {
 	if value == 0 || base == 0 {
 		return target{}
 	}

@@ -25,7 +25,7 @@ func TestAtMost(t *testing.T) {
 		{3, 0, 0.2, target{}},
 		{0, 10, 0.2, target{}},
 	} {
-		if diff := cmp.Diff(c.want, atMost(c.value, c.base, c.bar)); diff != "" {
+		if diff := cmp.Diff(c.want, compareAtMost(c.value, c.base, c.bar)); diff != "" {
 			t.Errorf("atMost(%v, %v, %v) (-want +got):\n%s", c.value, c.base, c.bar, diff)
 		}
 	}
@@ -53,14 +53,14 @@ func TestBars(t *testing.T) {
 }
 
 func sampleReport() *report {
-	row := chainRow{Chain: scenarioNftables, Verb: verbAdd, Sides: map[string]times{
+	row := chainRow{Chain: scenarioNftables, Verb: verbAdd, Sides: map[string]verbTimes{
 		sideOurs: {12, 14}, sideReference: {100, 120},
 	}}
-	row.judge(chainBar(scenarioNftables, verbAdd))
+	row.setVerdict(chainBar(scenarioNftables, verbAdd))
 	return &report{
 		Kernel: "6.1", CPUs: 2, Load: "0.1", Rounds: 30, Chains: []chainRow{row},
 		Processes: []processRow{{Chain: scenarioNftables, Verb: verbAdd, target: target{Bar: "0", Verdict: met},
-			Sides: map[string]started{
+			Sides: map[string]startedProcesses{
 				sideOurs:      {Programs: map[string]int{}},
 				sideReference: {Processes: 4, Programs: map[string]int{"nft": 2, "host-local": 1}},
 			}}},

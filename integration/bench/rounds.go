@@ -19,41 +19,41 @@ const (
 	settle = 4 * time.Millisecond // gives the kernel time to finish the previous side's deferred work
 )
 
-// contender takes part in the rounds of a scenario: a chain.
+// contender runs verbs in the rounds of a scenario. A chain is a contender.
 type contender interface {
-	run(verb string, exec runner) error
+	run(verb string, exec processRunner) error
 }
 
-// entry is a contender with its name and its measurements.
-type entry struct {
+// contenderEntry is a contender with its name and its measurements.
+type contenderEntry struct {
 	side    string
 	chain   contender
-	samples map[string]*sample
+	samples map[string]*verbSample
 	err     error
 }
 
-// sample holds the times of one verb: of the whole chain, and of each process.
-type sample struct {
+// verbSample contains the measured times of one verb, for the whole chain and for each process.
+type verbSample struct {
 	chain     []time.Duration
 	processes map[string][]time.Duration
 	order     []string
 }
 
-func newEntry(side string, c contender) *entry {
-	e := &entry{side: side, chain: c, samples: map[string]*sample{}}
+func newEntry(side string, c contender) *contenderEntry {
+	e := &contenderEntry{side: side, chain: c, samples: map[string]*verbSample{}}
 	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
-		e.samples[verb] = &sample{processes: map[string][]time.Duration{}}
+		e.samples[verb] = &verbSample{processes: map[string][]time.Duration{}}
 	}
 	return e
 }
 
-// race runs the rounds of one scenario. Every second round runs in reverse order, so that no program always follows the same one. A
-// failed contender leaves the race, and its error is kept.
-func race(entries []*entry, rounds int) {
+// runRounds runs the rounds of one scenario. Every second round runs the contenders in reverse order, so that no contender always follows
+// the same contender. After an error of a contender, the further rounds omit this contender.
+func runRounds(entries []*contenderEntry, rounds int) {
 	for round := range rounds + warmUp {
 		for _, e := range entries {
 			if e.err == nil {
-				e.err = e.lap(round >= warmUp)
+				e.err = e.runLap(round >= warmUp)
 			}
 		}
 		slices.Reverse(entries)
@@ -63,8 +63,8 @@ func race(entries []*entry, rounds int) {
 	}
 }
 
-// lap runs ADD, CHECK and DEL once. DEL runs even after a failure.
-func (e *entry) lap(keep bool) error {
+// runLap runs ADD, CHECK and DEL once. DEL runs even if ADD or CHECK fails.
+func (e *contenderEntry) runLap(keep bool) error {
 	var errs []error
 	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
 		if len(errs) > 0 && verb == verbCheck {
@@ -78,12 +78,12 @@ func (e *entry) lap(keep bool) error {
 	return errors.Join(errs...)
 }
 
-func (e *entry) measure(verb string, keep bool) error {
+func (e *contenderEntry) measure(verb string, keep bool) error {
 	var total time.Duration
 	var order []string
 	times := map[string]time.Duration{}
 	err := e.chain.run(verb, func(inv invocation) ([]byte, error) {
-		out, took, err := inv.timed()
+		out, took, err := inv.runTimed()
 		total += took
 		times[inv.name] = took
 		order = append(order, inv.name)
@@ -100,14 +100,14 @@ func (e *entry) measure(verb string, keep bool) error {
 	return nil
 }
 
-// startedBy counts, in one round without time measurement, the processes that each verb starts besides the plugins.
-func (e *entry) startedBy() (map[string]started, error) {
-	counts := map[string]started{}
+// countProcesses runs one round without time measurement and counts the processes that the plugins start during each verb.
+func (e *contenderEntry) countProcesses() (map[string]startedProcesses, error) {
+	counts := map[string]startedProcesses{}
 	var errs []error
 	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
-		total := started{Programs: map[string]int{}}
+		total := startedProcesses{Programs: map[string]int{}}
 		err := e.chain.run(verb, func(inv invocation) ([]byte, error) {
-			out, s, err := inv.traced()
+			out, s, err := inv.runTraced()
 			total.add(s)
 			return out, err
 		})
@@ -119,7 +119,7 @@ func (e *entry) startedBy() (map[string]started, error) {
 	return counts, errors.Join(errs...)
 }
 
-// percentile returns the nearest-rank percentile of at least one duration.
+// percentile returns the nearest-rank percentile of the times. times must not be empty.
 func percentile(times []time.Duration, p int) time.Duration {
 	sorted := slices.Clone(times)
 	slices.Sort(sorted)
@@ -127,11 +127,11 @@ func percentile(times []time.Duration, p int) time.Duration {
 	return sorted[max(rank, 1)-1]
 }
 
-// folders are the two plugin folders under comparison.
-type folders struct{ plugins, reference string }
+// pluginFolders contains the two compared folders of plugins.
+type pluginFolders struct{ plugins, reference string }
 
-// nodes has one network namespace for each side. It is the side's node: bridges, rules and qdiscs of one side are invisible to the
-// other.
+// nodes maps names to simulated nodes. Each node is a network namespace and belongs to one plugin set, so that plugin sets do not share
+// bridges, rules and qdiscs.
 type nodes map[string]*sandbox.Pod
 
 func (n nodes) open(name string) (*sandbox.Pod, error) {
@@ -146,8 +146,8 @@ func (n nodes) open(name string) (*sandbox.Pod, error) {
 	return pod, nil
 }
 
-// pluginChain returns the chain of a scenario for one side, on the node of that name.
-func (n nodes) pluginChain(side side, nodeName string, s scenario, limited bool) (*chain, error) {
+// pluginChain returns the chain of a scenario for one plugin set, on the node with the given name.
+func (n nodes) pluginChain(side pluginSet, nodeName string, s scenario, limited bool) (*chain, error) {
 	node, err := n.open(nodeName)
 	if err != nil {
 		return nil, err
@@ -159,13 +159,13 @@ func (n nodes) pluginChain(side side, nodeName string, s scenario, limited bool)
 	}
 	return &chain{
 		folder: side.folder, network: nodeName + "-" + s.slug(), id: id, node: node, pod: pod,
-		plugins: s.plugins(), args: s.capabilities(limited),
+		plugins: s.pluginEntries(), args: s.capabilities(limited),
 	}, nil
 }
 
-// entries makes the contenders of a scenario.
-func (n nodes) entries(sides []side, s scenario) ([]*entry, error) {
-	var out []*entry
+// makeEntries returns the contenders of a scenario, one for each plugin set.
+func (n nodes) makeEntries(sides []pluginSet, s scenario) ([]*contenderEntry, error) {
+	var out []*contenderEntry
 	for _, side := range sides {
 		c, err := n.pluginChain(side, "node-"+side.name, s, true)
 		if err != nil {

@@ -16,9 +16,9 @@ const (
 	manyLost     = 5.0 // percent; with more losses p95 is meaningless
 )
 
-// measureRoundTrips measures the replies of pods while their limit is exhausted.
+// measureRoundTrips measures round trip times to pods while other traffic uses up the limit of the pod.
 func (r *report) measureRoundTrips(o options, n nodes) {
-	above, lost := map[lane][]float64{}, map[lane][]float64{}
+	above, lost := map[flowLane][]float64{}, map[flowLane][]float64{}
 	for range o.repeats() {
 		for _, side := range o.bothSides() {
 			for _, direction := range directions() {
@@ -27,7 +27,7 @@ func (r *report) measureRoundTrips(o options, n nodes) {
 					r.fail("round trips, "+side.name, err)
 					return
 				}
-				way := lane{direction, side.name}
+				way := flowLane{direction, side.name}
 				above[way] = append(above[way], milliseconds(busy.P95-idle.P95))
 				lost[way] = append(lost[way], 100*float64(busy.Lost)/float64(busy.Sent))
 			}
@@ -36,7 +36,7 @@ func (r *report) measureRoundTrips(o options, n nodes) {
 	for _, direction := range directions() {
 		sides := map[string]figure{}
 		for _, side := range o.bothSides() {
-			way := lane{direction, side.name}
+			way := flowLane{direction, side.name}
 			sides[side.name] = roundTrip(median(above[way]), median(lost[way]))
 		}
 		r.addAbsolute(fmt.Sprintf("round trip beside %d TCP flows %s at %d Mbit/s: p95 above that without", greedyFlows, direction,
@@ -53,14 +53,14 @@ func roundTrip(above, lost float64) figure {
 	return f
 }
 
-// roundTrips measures a separate pod, without and beside flows in a direction.
-func (n nodes) roundTrips(side side, direction string, o options) (idle, busy meter.RoundTrips, err error) {
+// roundTrips measures round trip times to a new pod, first without other traffic and then with flows in the given direction.
+func (n nodes) roundTrips(side pluginSet, direction string, o options) (idle, busy meter.RoundTrips, err error) {
 	c, err := n.limitChain("limit-"+side.name+"-0", "limit-"+side.name, side, podRate)
 	if err != nil {
 		return idle, busy, err
 	}
-	err = c.attached(func() error {
-		flow, err := c.flow(direction)
+	err = c.whileAttached(func() error {
+		flow, err := c.flowOf(direction)
 		if err != nil {
 			return err
 		}

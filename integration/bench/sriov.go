@@ -26,22 +26,22 @@ const (
 	podUID    = "0b2c8a9e-5d0e-4f5e-8d0c-000000000001"
 )
 
-// stage replaces *testing.T for package card: a panic ends the measurement, and end undoes the setup.
-type stage struct {
+// fakeTest replaces *testing.T for package card. A fatal error ends the measurement by a panic. The method end undoes the setup.
+type fakeTest struct {
 	testing.TB
 	folder string
 	ends   []func()
 }
 
-func (s *stage) Helper()                   {}
-func (s *stage) Name() string              { return groupSRIOV }
-func (s *stage) Cleanup(f func())          { s.ends = append(s.ends, f) }
-func (s *stage) Error(args ...any)         { panic(fmt.Sprint(args...)) }
-func (s *stage) Fatal(args ...any)         { panic(fmt.Sprint(args...)) }
-func (s *stage) Errorf(f string, a ...any) { panic(fmt.Sprintf(f, a...)) }
-func (s *stage) Fatalf(f string, a ...any) { panic(fmt.Sprintf(f, a...)) }
+func (s *fakeTest) Helper()                   {}
+func (s *fakeTest) Name() string              { return groupSRIOV }
+func (s *fakeTest) Cleanup(f func())          { s.ends = append(s.ends, f) }
+func (s *fakeTest) Error(args ...any)         { panic(fmt.Sprint(args...)) }
+func (s *fakeTest) Fatal(args ...any)         { panic(fmt.Sprint(args...)) }
+func (s *fakeTest) Errorf(f string, a ...any) { panic(fmt.Sprintf(f, a...)) }
+func (s *fakeTest) Fatalf(f string, a ...any) { panic(fmt.Sprintf(f, a...)) }
 
-func (s *stage) TempDir() string {
+func (s *fakeTest) TempDir() string {
 	dir, err := os.MkdirTemp(s.folder, "card")
 	if err != nil {
 		panic(err)
@@ -49,8 +49,8 @@ func (s *stage) TempDir() string {
 	return dir
 }
 
-// do calls f, which may call t.Fatal.
-func (s *stage) do(f func() error) (err error) {
+// callSafely calls f, which may call Fatal, and returns the error.
+func (s *fakeTest) callSafely(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%v", r)
@@ -59,8 +59,8 @@ func (s *stage) do(f func() error) (err error) {
 	return f()
 }
 
-func (s *stage) end() error {
-	return s.do(func() error {
+func (s *fakeTest) end() error {
+	return s.callSafely(func() error {
 		for len(s.ends) > 0 {
 			last := s.ends[len(s.ends)-1]
 			s.ends = s.ends[:len(s.ends)-1]
@@ -70,7 +70,8 @@ func (s *stage) end() error {
 	})
 }
 
-// measureSRIOV uses veths instead of VFs, because the kernel moves them like a card's interfaces.
+// measureSRIOV measures the plugin sriov with veth interfaces in place of VFs. The kernel moves veth interfaces between namespaces like
+// interfaces of a card.
 func (r *report) measureSRIOV(o options, n nodes) {
 	if err := n.measureSRIOV(r, o); err != nil {
 		r.fail(groupSRIOV, err)
@@ -85,10 +86,10 @@ func (n nodes) measureSRIOV(r *report, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	s := &stage{folder: o.temporary}
+	s := &fakeTest{folder: o.temporary}
 	defer func() { err = errors.Join(err, node.Do(s.end)) }()
 	var c *card.Card
-	err = node.Do(func() error { return s.do(func() error { c = card.New(s, 1); return nil }) })
+	err = node.Do(func() error { return s.callSafely(func() error { c = card.New(s, 1); return nil }) })
 	if err != nil {
 		return err
 	}
@@ -111,20 +112,20 @@ func (n nodes) measureSRIOV(r *report, o options) (err error) {
 	return measureJournal(r, o)
 }
 
-// asker measures the plugin for a pod whose devices it has to look up. It takes the place of the plugin that does nothing.
-type asker struct {
+// lookupContender measures a plugin that must look up the devices of the pod. The plugin replaces the command nothing in the chain.
+type lookupContender struct {
 	*chain
 	args string
 }
 
-func (a asker) run(verb string, exec runner) error {
+func (a lookupContender) run(verb string, exec processRunner) error {
 	return a.chain.run(verb, func(inv invocation) ([]byte, error) {
 		inv.env = append(inv.env, "CNI_ARGS="+a.args) // the last value takes effect
 		return exec(inv)
 	})
 }
 
-// afterOthers returns the configuration of a plugin that follows a main plugin.
+// afterOthers returns the configuration of a plugin that follows a main plugin in the chain.
 func afterOthers(kind string, pod *sandbox.Pod) pluginConf {
 	return pluginConf{"type": kind, "resources": []string{card.Resource}, "kubeletDir": "/nonexistent",
 		"prevResult": map[string]any{"cniVersion": cniVersion,
@@ -132,21 +133,21 @@ func afterOthers(kind string, pod *sandbox.Pod) pluginConf {
 			"ips":        []any{map[string]any{"address": "10.58.0.2/16", "gateway": "10.58.0.1", "interface": 1}}}}
 }
 
-// measureWithoutVF measures a pod without VFs, like nearly all pods of a node. Package card answers instead of the device plugin.
+// measureWithoutVF measures a pod without VFs, which is the most frequent kind of pod. Package card replaces the device plugin.
 func (n nodes) measureWithoutVF(r *report, o options, beside string) error {
 	const idle, asking = "nothing", "sriov"
-	entries := map[string]*entry{}
-	var all []*entry
+	entries := map[string]*contenderEntry{}
+	var all []*contenderEntry
 	for program, folder := range map[string]string{idle: o.temporary, asking: o.plugins} {
-		c, err := n.chainOf("sriov-beside-"+program, "node-sriov", side{sideOurs, folder})
+		c, err := n.chainOf("sriov-beside-"+program, "node-sriov", pluginSet{sideOurs, folder})
 		if err != nil {
 			return err
 		}
 		c.plugins = []pluginConf{afterOthers(program, c.pod)}
-		entries[program] = newEntry(program, asker{c, plainPod + ";K8S_POD_UID=" + podUID})
+		entries[program] = newEntry(program, lookupContender{c, plainPod + ";K8S_POD_UID=" + podUID})
 		all = append(all, entries[program])
 	}
-	race(all, 2*o.rounds) // more rounds, because the differences are small
+	runRounds(all, 2*o.rounds) // more rounds, because the differences are small
 	for _, e := range all {
 		if e.err != nil {
 			return fmt.Errorf("pod without VF, %s: %w", e.side, e.err)
@@ -163,13 +164,13 @@ func (n nodes) measureWithoutVF(r *report, o options, beside string) error {
 
 // measureVF measures a pod with one VF without settings and without IPAM.
 func (n nodes) measureVF(r *report, o options) error {
-	c, err := n.chainOf("sriov-vf", "node-sriov", side{sideOurs, o.plugins})
+	c, err := n.chainOf("sriov-vf", "node-sriov", pluginSet{sideOurs, o.plugins})
 	if err != nil {
 		return err
 	}
 	c.plugins = []pluginConf{afterOthers("sriov", c.pod)}
-	ours := newEntry(sideOurs, asker{c, podWithVF})
-	race([]*entry{ours}, o.rounds)
+	ours := newEntry(sideOurs, lookupContender{c, podWithVF})
+	runRounds([]*contenderEntry{ours}, o.rounds)
 	if ours.err != nil {
 		return fmt.Errorf("pod with a VF: %w", ours.err)
 	}
@@ -179,7 +180,8 @@ func (n nodes) measureVF(r *report, o options) error {
 	return nil
 }
 
-// measureJournal measures the journal's share of an ADD with /run in memory. On a disk it is the time of two syncs.
+// measureJournal measures the time that an ADD needs for the journal if /run is in memory. If /run is on a disk, the time of two syncs is
+// added.
 func measureJournal(r *report, o options) error {
 	dir, err := store.Make(filepath.Join(store.Root, ".bench"), 0o700)
 	if err != nil {

@@ -10,46 +10,47 @@ import (
 	"strings"
 )
 
-// started counts the processes that a process started, without itself.
-type started struct {
+// startedProcesses counts the descendants of a process.
+type startedProcesses struct {
 	Processes int            `json:"processes"` // forks, including processes that never execute a program
 	Programs  map[string]int `json:"programs"`
 }
 
-func (s *started) add(other started) {
+func (s *startedProcesses) add(other startedProcesses) {
 	s.Processes += other.Processes
 	for name, n := range other.Programs {
 		s.Programs[name] += n
 	}
 }
 
-// traced runs an invocation under strace and counts every process and program below it. /proc is not enough, because short-lived
-// processes end before it can be read.
-func (inv invocation) traced() ([]byte, started, error) {
+// runTraced runs an invocation under strace and counts all descendant processes and executed programs. A scan of /proc would miss
+// short-lived processes.
+func (inv invocation) runTraced() ([]byte, startedProcesses, error) {
 	folder, err := os.MkdirTemp("", "podlace-trace-")
 	if err != nil {
-		return nil, started{}, err
+		return nil, startedProcesses{}, err
 	}
 	defer func() { _ = os.RemoveAll(folder) }() // best effort: it is a temporary folder
 	log := filepath.Join(folder, "calls")
-	// With -z each successful call is one line.
+	// With -z strace prints only successful calls, one line for each call.
 	inv.args = []string{"-f", "-qq", "-z", "-e", "signal=none", "-e", "trace=execve,clone,?clone3,?fork,?vfork", "-o", log, inv.path}
 	inv.path = "strace"
-	out, err := execute(inv)
+	out, err := executeProcess(inv)
 	if err != nil {
-		return nil, started{}, err
+		return nil, startedProcesses{}, err
 	}
 	calls, err := os.ReadFile(log)
 	if err != nil {
-		return nil, started{}, fmt.Errorf("read what strace saw: %w", err)
+		return nil, startedProcesses{}, fmt.Errorf("read what strace saw: %w", err)
 	}
 	return out, countStarted(string(calls)), nil
 }
 
-// countStarted evaluates strace's output. The first execve is that of the traced program itself.
-func countStarted(calls string) started {
+// countStarted counts the forks and executions in the output of strace. It ignores the first execve, which starts the traced program
+// itself.
+func countStarted(calls string) startedProcesses {
 	execution, fork := regexp.MustCompile(`^\d+ +execve\("([^"]*)"`), regexp.MustCompile(`^\d+ +(clone3?|v?fork)\(`)
-	s := started{Programs: map[string]int{}}
+	s := startedProcesses{Programs: map[string]int{}}
 	first := true
 	for line := range strings.Lines(calls) {
 		switch program := execution.FindStringSubmatch(line); {

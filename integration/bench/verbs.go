@@ -16,10 +16,10 @@ const (
 	driftParts  = 3 // the first part of the rounds is compared with the last
 )
 
-// measureStacks compares attachments with two addresses and with one, and CHECK with ADD.
+// measureStacks compares attachments with one and with two addresses, and the time of CHECK with the time of ADD.
 func (r *report) measureStacks(o options, n nodes) {
-	entries := map[string]*entry{}
-	var all []*entry
+	entries := map[string]*contenderEntry{}
+	var all []*contenderEntry
 	for _, side := range o.bothSides() {
 		for _, stack := range []string{stackSingle, stackDual} {
 			ranges := [][]map[string]any{{{"subnet": "10.94.0.0/16"}}}
@@ -35,15 +35,15 @@ func (r *report) measureStacks(o options, n nodes) {
 				r.fail("dual stack", err)
 				return
 			}
-			e := newEntry(beside(side.name, stack), c)
+			e := newEntry(entryName(side.name, stack), c)
 			entries[e.side] = e
 			all = append(all, e)
 		}
 	}
-	race(all, o.rounds)
+	runRounds(all, o.rounds)
 	dual, check := map[string]figure{}, map[string]figure{}
 	for _, side := range []string{sideOurs, sideReference} {
-		single, both := entries[beside(side, stackSingle)], entries[beside(side, stackDual)]
+		single, both := entries[entryName(side, stackSingle)], entries[entryName(side, stackDual)]
 		if err := errors.Join(single.err, both.err); err != nil {
 			r.fail("dual stack, "+side, err)
 			continue
@@ -56,13 +56,13 @@ func (r *report) measureStacks(o options, n nodes) {
 	r.addGrowth("CHECK, against ADD (plain)", checkBar, check)
 }
 
-// measureDrift runs the full chain repeatedly on one node, and compares the last rounds with the first.
+// measureDrift runs the full chain repeatedly on one node, and compares the last rounds with the first rounds.
 func (r *report) measureDrift(o options, n nodes) {
 	s := nftables()
-	sides, missing := o.sides(s)
+	sides, missing := o.usableSets(s)
 	r.skip(missing...)
-	rounds := max(driftParts, o.scaled(driftRounds))
-	var entries []*entry
+	rounds := max(driftParts, o.scaledSize(driftRounds))
+	var entries []*contenderEntry
 	for _, side := range sides {
 		c, err := n.pluginChain(side, "node-drift-"+side.name, s, true)
 		if err != nil {
@@ -71,20 +71,20 @@ func (r *report) measureDrift(o options, n nodes) {
 		}
 		entries = append(entries, newEntry(side.name, c))
 	}
-	race(entries, rounds) // alternating, so that both have the same load from other programs
+	runRounds(entries, rounds) // alternating, so that both have the same load from other programs
 	figures := map[string]figure{}
 	for _, e := range entries {
 		if e.err != nil {
 			r.fail("drift, "+e.side, e.err)
 			continue
 		}
-		figures[e.side] = drift(e.totals())
+		figures[e.side] = drift(e.totalTimes())
 	}
 	r.addGrowth(fmt.Sprintf("full nftables, ADD+CHECK+DEL: last %d of %d, against the first", rounds/driftParts, rounds), driftBar, figures)
 }
 
-// totals returns the total time of all verbs for each round.
-func (e *entry) totals() []time.Duration {
+// totalTimes returns the total time of all verbs for each round.
+func (e *contenderEntry) totalTimes() []time.Duration {
 	total := slices.Clone(e.samples[verbAdd].chain)
 	for i := range total {
 		total[i] += e.samples[verbCheck].chain[i] + e.samples[verbDel].chain[i]

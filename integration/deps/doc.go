@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deps tests dependencies: which packages may import which, what the CNI binaries link, and how large they are. A CNI plugin
-// starts several times for each pod, so that every pod pays for what the plugin links.
+// Package deps tests the imports of packages, the packages that the CNI binaries link, and the sizes of these binaries. A CNI plugin starts
+// several times for each pod, so each linked package slows the start of every pod.
 package deps

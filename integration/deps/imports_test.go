@@ -18,9 +18,9 @@ import (
 
 const module = "github.com/podlace/podlace/"
 
-// layers lists the packages from the bottom up. A package may import only packages of lower layers, so that packages of one layer do
-// not know one another.
-func layers() [][]string {
+// packageLayers lists the packages by layer, from the lowest layer to the highest. A package may import only packages of lower layers, not
+// packages of its own layer.
+func packageLayers() [][]string {
 	return [][]string{
 		{".", "conf", "pkg/fault", "pkg/kubelet", "pkg/meter", "pkg/pci/pcitest", "pkg/claim/claimtest", "pkg/ports", "pkg/probes",
 			"pkg/probes/probestest", "pkg/watch"},
@@ -42,32 +42,33 @@ func layers() [][]string {
 	}
 }
 
-// only lists, for a package or a module with all its packages, the packages that may import it. Tests may import everything. Names of
-// folders end in "/".
-func only() map[string][]string {
+// allowedImporters maps a package, or a module with all its packages, to the packages that may import it. Tests may import every package. A
+// name that ends in "/" means all packages of a folder.
+func allowedImporters() map[string][]string {
 	return map[string][]string{
-		// Packages with kernel access. The sandbox has its own access, so that it does not check the product's code with the same
+		// These packages access the kernel. The sandbox does not use pkg/kernel, so that a check of the product's code does not rely on the same
 		// code.
 		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/sandbox", "integration/harness"},
 		"github.com/google/nftables":     {"pkg/nft", "pkg/kernel/kerneltest", "pkg/reference", "pkg/bridge", "pkg/portmap"},
 		"github.com/mdlayher/netlink":    {"pkg/nft"},
-		// plugin opens namespaces and knows errnos, store locks files and creates files without names, hostlocal checks access rights,
-		// bridge, portmap and reference write nf_tables rules.
+		// pkg/plugin opens namespaces and compares errnos. pkg/store locks files and creates unnamed files. pkg/hostlocal checks access rights.
+		// pkg/bridge, pkg/portmap and pkg/reference write nf_tables rules.
 		"golang.org/x/sys/unix": {"pkg/nft", "pkg/iptables", "pkg/reference", "pkg/kernel", "pkg/kernel/kerneltest", "pkg/plugin", "pkg/store",
 			"pkg/sandbox", "pkg/meter", "pkg/hostlocal", "pkg/bridge",
 			"pkg/portmap", "integration/"},
 		"os/exec": {"pkg/child", "pkg/fault", "pkg/iptables", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/reconcile", "pkg/cli", "integration/"},
 
-		// Codes and hints are for runtimes and operators. pkg/kernel and the other mechanism packages return typed errors.
+		// pkg/plugin contains error codes and hints for runtimes and operators. pkg/kernel and the other mechanism packages return typed errors
+		// instead.
 		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/cli", "pkg/hostlocal", "pkg/ipam", "pkg/loopback",
 			"pkg/deviceplugin", "pkg/doctor", "pkg/dra", "pkg/nodeagent", "pkg/nodefile", "pkg/podmetrics", "pkg/pool",
 			"pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate", "pkg/vfconfig"},
-		// ipam runs host-local without importing it
+		// pkg/ipam runs host-local without an import of pkg/hostlocal.
 		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback",
 			"pkg/cli", "pkg/doctor", "pkg/podmetrics", "pkg/validate"},
-		// packages that change the system, start a program, or write the answer
+		// These packages change the system, start a program, or write the plugin's result.
 		module + "pkg/fault": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/bridge", "pkg/portmap", "pkg/store", "pkg/pci",
-			"pkg/child", "pkg/plugin", "pkg/dra", "pkg/nodeagent"},
+			"pkg/child", "pkg/plugin", "pkg/dra", "pkg/nodeagent", "pkg/attachment", "pkg/ipam"},
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": {"integration/harness"},
 		module + "pkg/probes/probestest": nil,
@@ -83,11 +84,12 @@ func only() map[string][]string {
 		"github.com/coreos/go-iptables":  {"pkg/iptables"},
 		"github.com/spf13/cobra":         {"pkg/cli", "pkg/nodeagent"},
 
-		// invoke would link net/http and OpenTelemetry. skel has a dispatcher that changes the system before it checks the namespace.
+		// A plugin that imports invoke would link net/http and OpenTelemetry. The dispatcher of skel changes the system before it checks the
+		// namespace.
 		"github.com/containernetworking/cni/libcni":     {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/invoke": {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
-		// Only the packages that talk to Kubernetes.
+		// Only packages that use the Kubernetes API may import these modules.
 		"k8s.io":                 {"pkg/deviceplugin", "pkg/dra", "pkg/nodeagent"},
 		"sigs.k8s.io":            {"pkg/cli"},      // manifests in YAML
 		"go.yaml.in/yaml":        {"pkg/validate"}, // YAML with line numbers
@@ -109,8 +111,8 @@ func only() map[string][]string {
 	}
 }
 
-// files returns the Go files of the main module, by package.
-func files(t *testing.T) map[string][]string {
+// goFiles returns the Go files of the main module, by package.
+func goFiles(t *testing.T) map[string][]string {
 	t.Helper()
 	root := os.DirFS("../..")
 	found := map[string][]string{}
@@ -137,11 +139,11 @@ func hasGoMod(root fs.FS, dir string) bool {
 	return err == nil
 }
 
-// imports returns the imports of the packages in all builds, without the imports of their tests.
-func imports(t *testing.T) map[string][]string {
+// packageImports returns the imports of each package for all build tags, without the imports of tests.
+func packageImports(t *testing.T) map[string][]string {
 	t.Helper()
 	out := map[string][]string{}
-	for pkg, names := range files(t) {
+	for pkg, names := range goFiles(t) {
 		for _, name := range names {
 			if strings.HasSuffix(name, "_test.go") {
 				continue
@@ -161,15 +163,15 @@ func imports(t *testing.T) map[string][]string {
 
 func TestArrowsPointDown(t *testing.T) {
 	layer := map[string]int{}
-	for i, packages := range layers() {
+	for i, packages := range packageLayers() {
 		for _, p := range packages {
 			layer[p] = i
 		}
 	}
-	all := imports(t)
-	for _, pkg := range slices.Sorted(maps.Keys(files(t))) {
+	all := packageImports(t)
+	for _, pkg := range slices.Sorted(maps.Keys(goFiles(t))) {
 		own, known := layer[pkg]
-		if within(pkg, "integration") {
+		if isBelow(pkg, "integration") {
 			continue
 		}
 		if !known {
@@ -185,10 +187,10 @@ func TestArrowsPointDown(t *testing.T) {
 }
 
 func TestOnly(t *testing.T) {
-	for pkg, list := range imports(t) {
+	for pkg, list := range packageImports(t) {
 		for _, imported := range list {
-			for what, who := range only() {
-				if within(imported, what) && !allowed(pkg, who) {
+			for what, who := range allowedImporters() {
+				if isBelow(imported, what) && !allowed(pkg, who) {
 					t.Errorf("%s imports %s; only these may: %q", pkg, imported, who)
 				}
 			}
@@ -196,16 +198,17 @@ func TestOnly(t *testing.T) {
 	}
 }
 
-// TestGivenPackages: production code uses exactly these packages of the reference's modules, each in one place.
+// TestGivenPackages checks that production code imports only the listed packages of the reference's modules, and imports each of them in
+// only one place.
 func TestGivenPackages(t *testing.T) {
 	uses := map[string]string{
 		"github.com/containernetworking/plugins/pkg/ns": "pkg/plugin",   // opens the namespaces of pods
 		"github.com/coreos/go-iptables/iptables":        "pkg/iptables", // reads chains in CHECK
 	}
 	used := map[string]bool{}
-	for pkg, list := range imports(t) {
+	for pkg, list := range packageImports(t) {
 		for _, imported := range list {
-			if within(imported, "github.com/containernetworking/plugins") || within(imported, "github.com/coreos/go-iptables") {
+			if isBelow(imported, "github.com/containernetworking/plugins") || isBelow(imported, "github.com/coreos/go-iptables") {
 				used[imported] = true
 				if uses[imported] != pkg {
 					t.Errorf("%s imports %s", pkg, imported)
@@ -220,16 +223,16 @@ func TestGivenPackages(t *testing.T) {
 	}
 }
 
-// within reports whether pkg is parent or a package below it.
-func within(pkg, parent string) bool { return pkg == parent || strings.HasPrefix(pkg, parent+"/") }
+// isBelow reports whether pkg is parent or a package below it.
+func isBelow(pkg, parent string) bool { return pkg == parent || strings.HasPrefix(pkg, parent+"/") }
 
 func allowed(pkg string, who []string) bool {
 	return slices.ContainsFunc(who, func(w string) bool { return pkg == w || strings.HasSuffix(w, "/") && strings.HasPrefix(pkg, w) })
 }
 
-// TestMainsAreSmall: a folder below plugins holds only a short main function, without logic that would need a test.
+// TestMainsAreSmall checks that each folder below plugins contains only a short main function. The main function then has no logic to test.
 func TestMainsAreSmall(t *testing.T) {
-	for pkg, names := range files(t) {
+	for pkg, names := range goFiles(t) {
 		if !strings.HasPrefix(pkg, "plugins/") {
 			continue
 		}

@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// licenses are the licenses of code that may be linked into programs under Apache-2.0, with typical words of their texts.
-func licenses() map[string]string {
+// permittedLicenses maps licenses to a typical phrase of their texts. Programs under Apache-2.0 may link code under these licenses.
+func permittedLicenses() map[string]string {
 	return map[string]string{
 		"Apache-2.0": "apache license version 2.0",
 		"MIT":        "permission is hereby granted, free of charge",
@@ -23,18 +23,18 @@ func licenses() map[string]string {
 	}
 }
 
-// copyleft matches words that no permitted text contains.
-func copyleft() *regexp.Regexp {
+// copyleftWords matches names of licenses that are not permitted.
+func copyleftWords() *regexp.Regexp {
 	return regexp.MustCompile(`general public license|mozilla public license|eclipse public license|business source license|server side public`)
 }
 
-// license returns the license of a text, or "".
-func license(text string) string {
+// licenseIn returns the name of the permitted license in a text, or "".
+func licenseIn(text string) string {
 	text = strings.Join(strings.Fields(strings.ToLower(strings.ReplaceAll(text, "#", " "))), " ")
-	if copyleft().MatchString(text) {
+	if copyleftWords().MatchString(text) {
 		return ""
 	}
-	for name, words := range licenses() { // one match is enough
+	for name, words := range permittedLicenses() { // one match is enough
 		if strings.Contains(text, words) {
 			return name
 		}
@@ -46,14 +46,13 @@ func TestLicense(t *testing.T) {
 	for text, want := range map[string]string{"GNU GENERAL PUBLIC LICENSE\nVersion 3": "", "": "", "Mozilla Public License, version 2.0": "",
 		"                Apache License\n        Version 2.0, January 2004": "Apache-2.0", "# MIT License\nPermission is hereby granted, free of\ncharge": "MIT",
 		"Permission is hereby granted, free of charge, but for the GNU Lesser General Public License": ""} {
-		if got := license(text); got != want {
+		if got := licenseIn(text); got != want {
 			t.Errorf("%q: %q, want %q", text, got, want)
 		}
 	}
 }
 
-// TestLicenses: each module that a program or a test of the Makefile's modules compiles has a license that is compatible with
-// Apache-2.0.
+// TestLicenses checks that each module that is compiled into a program or a test has a license that is compatible with Apache-2.0.
 func TestLicenses(t *testing.T) {
 	makefile, err := os.ReadFile("../../Makefile")
 	if err != nil {
@@ -109,7 +108,7 @@ func licenseOf(dir string) (name string, err error) {
 	if err != nil {
 		return "", err
 	}
-	if name = license(string(text)); name == "" {
+	if name = licenseIn(string(text)); name == "" {
 		return "", fmt.Errorf("%s is not a known license that is compatible with Apache-2.0:\n%.200s", paths[0], text)
 	}
 	return name, nil

@@ -15,8 +15,8 @@ import (
 	"testing"
 )
 
-// budgets are the maximum sizes of the stripped binaries in bytes: the measured size plus a tenth.
-func budgets() map[string]int64 {
+// sizeBudgets returns the maximum sizes of the stripped binaries in bytes. Each maximum is 110 % of the measured size.
+func sizeBudgets() map[string]int64 {
 	return map[string]int64{
 		"bridge":     5_700_000,
 		"host-local": 3_440_000,
@@ -27,24 +27,25 @@ func budgets() map[string]int64 {
 	}
 }
 
-// daemonBudget is the maximum size of the SR-IOV daemon's stripped binary in bytes. The Kubernetes client accounts for most of it.
+// daemonBudget is the maximum size of the SR-IOV daemon's stripped binary in bytes. Most of the size is the Kubernetes client.
 const daemonBudget = 60_000_000
 
-// forbidden are packages that no CNI binary may link, including the packages below them.
-func forbidden() []string {
+// forbiddenPackages lists packages that no CNI binary may link. Packages in subfolders are also forbidden.
+func forbiddenPackages() []string {
 	return []string{"k8s.io", "sigs.k8s.io", "net/http", "google.golang.org", "go.opentelemetry.io", "testing", "crypto/tls",
 		"github.com/spf13",
 		"github.com/containernetworking/cni/pkg/invoke", "github.com/containernetworking/cni/libcni", module + "pkg/sandbox", module + "pkg/demo",
 		module + "pkg/reconcile"}
 }
 
-// binaries returns the folder of the CNI binaries: PODLACE_BIN, or a folder into which it builds them with the release's flags.
-func binaries(t *testing.T) string {
+// binaryFolder returns the folder of the CNI binaries. Without PODLACE_BIN it builds the binaries with the release's flags into a new
+// folder.
+func binaryFolder(t *testing.T) string {
 	t.Helper()
 	if dir := os.Getenv("PODLACE_BIN"); dir != "" {
 		return dir
 	}
-	// An ordinary user may lack the compiler or the modules.
+	// The tests skip if the compiler or the modules are missing, as for an ordinary user without network access.
 	if out, err := goTool("list", "-deps", "./plugins/...").CombinedOutput(); err != nil {
 		t.Skipf("SKIPPED: the binaries cannot be built on this machine, and PODLACE_BIN does not name a folder with them: %v\n%s", err, out)
 	}
@@ -55,7 +56,8 @@ func binaries(t *testing.T) string {
 	return dir
 }
 
-// TestLean: packages for CNI binaries import none of the forbidden packages, and of x/net only packages without further imports.
+// TestLean checks that packages for CNI binaries import no forbidden package. From x/net they may import only packages without further
+// imports.
 func TestLean(t *testing.T) {
 	out, err := goTool("list", "-deps", "./pkg/allocation", "./pkg/podresources").CombinedOutput()
 	if err != nil {
@@ -66,8 +68,8 @@ func TestLean(t *testing.T) {
 		t.Errorf("got %q", packages)
 	}
 	for _, p := range packages {
-		for _, bad := range append(forbidden(), "os/exec", "golang.org/x/net") {
-			if within(p, bad) && p != "golang.org/x/net/http2/hpack" {
+		for _, bad := range append(forbiddenPackages(), "os/exec", "golang.org/x/net") {
+			if isBelow(p, bad) && p != "golang.org/x/net/http2/hpack" {
 				t.Errorf("%s is linked", p)
 			}
 		}
@@ -81,9 +83,9 @@ func goTool(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// linked returns the packages whose functions a binary contains. It reads the runtime's table for tracebacks, which a stripped binary
-// has as well.
-func linked(t *testing.T, f *elf.File) []string {
+// linkedPackages returns the packages whose functions a binary contains. It reads the table that Go's runtime uses for tracebacks, because
+// a stripped binary still contains this table.
+func linkedPackages(t *testing.T, f *elf.File) []string {
 	t.Helper()
 	section := f.Section(".gopclntab")
 	if section == nil {
@@ -105,8 +107,8 @@ func linked(t *testing.T, f *elf.File) []string {
 	return slices.Compact(packages)
 }
 
-// packageOf returns the package of a function such as "example.org/a/b.(*T).Method[...]". Dots in the package's last element are
-// escaped.
+// packageOf returns the package of a function such as "example.org/a/b.(*T).Method[...]". The linker escapes dots in the last element of
+// the package path.
 func packageOf(function string) string {
 	function, _, _ = strings.Cut(function, "[")
 	slash := strings.LastIndex(function, "/")
@@ -128,8 +130,8 @@ func TestPackageOf(t *testing.T) {
 }
 
 func TestBinaries(t *testing.T) {
-	dir := binaries(t)
-	for name, budget := range budgets() {
+	dir := binaryFolder(t)
+	for name, budget := range sizeBudgets() {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(dir, name)
 			f, err := elf.Open(path)
@@ -144,9 +146,9 @@ func TestBinaries(t *testing.T) {
 	}
 }
 
-// TestDaemonSize: the daemon with its Kubernetes client stays below its documented size.
+// TestDaemonSize checks that the SR-IOV daemon is not larger than its documented maximum.
 func TestDaemonSize(t *testing.T) {
-	path := filepath.Join(binaries(t), "sriov-device-plugin")
+	path := filepath.Join(binaryFolder(t), "sriov-device-plugin")
 	f, err := elf.Open(path)
 	if err != nil {
 		t.Fatal(err)
@@ -157,20 +159,20 @@ func TestDaemonSize(t *testing.T) {
 
 func checkLinked(t *testing.T, f *elf.File) {
 	t.Helper()
-	packages := linked(t, f)
+	packages := linkedPackages(t, f)
 	if !slices.Contains(packages, module+"pkg/plugin") {
 		t.Fatalf("the frame is not among the packages: %q", packages)
 	}
 	for _, p := range packages {
-		for _, bad := range forbidden() {
-			if within(p, bad) {
+		for _, bad := range forbiddenPackages() {
+			if isBelow(p, bad) {
 				t.Errorf("%s is linked", p)
 			}
 		}
 	}
 }
 
-// checkPlain checks that the binary needs no library and contains no fault injection.
+// checkPlain checks that the binary needs no shared library and contains no fault injection.
 func checkPlain(t *testing.T, f *elf.File, path string) {
 	t.Helper()
 	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {

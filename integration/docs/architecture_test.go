@@ -30,16 +30,16 @@ const (
 	decisions        = "docs/DECISIONS.md"
 )
 
-// TestListings compares the documents' listings with the programs' output. A listing is a code block with the language "text" and a
-// name. Each listing stands in exactly one document.
+// TestListings compares the named listings in the documents with the output of the programs. A named listing is a code block with the
+// language "text" and a name. Exactly one document must contain each name.
 func TestListings(t *testing.T) {
-	got := changes(t)
-	shown := regexp.MustCompile(`nftables v\d+(\.\d+)*`).FindString(read(t, nftablesDocument))
+	got := verbChanges(t)
+	shown := regexp.MustCompile(`nftables v\d+(\.\d+)*`).FindString(readFile(t, nftablesDocument))
 	if *update || hasNFT(t, shown) {
-		maps.Copy(got, tables(t))
+		maps.Copy(got, nodeTables(t))
 	}
 	for name, text := range got {
-		in, blocks := listings(t, name)
+		in, blocks := namedListings(t, name)
 		switch {
 		case len(blocks) != 1:
 			t.Errorf("the documents have %d listings called %s, want 1", len(blocks), name)
@@ -52,18 +52,18 @@ func TestListings(t *testing.T) {
 	}
 }
 
-// listings returns the listings with a name, and the last document that has one.
-func listings(t *testing.T, name string) (in document, blocks []block) {
+// namedListings returns the listings with a name, and the last document that contains one of these listings.
+func namedListings(t *testing.T, name string) (in markdownDocument, blocks []codeBlock) {
 	t.Helper()
 	for _, d := range documents(t) {
-		if found := d.of("text " + name); len(found) > 0 {
+		if found := d.blocksOf("text " + name); len(found) > 0 {
 			in, blocks = d, append(blocks, found...)
 		}
 	}
 	return in, blocks
 }
 
-// normalisedListing normalises white space, and the order of sets in a table and of deleted leases, which varies.
+// normalisedListing normalises white space. It sorts the sets of a table and the deleted leases, because their order varies.
 func normalisedListing(name, text string) string {
 	var lines []string
 	for line := range strings.Lines(text) {
@@ -77,7 +77,7 @@ func normalisedListing(name, text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// hasNFT reports whether nft has the version whose output the document shows, because versions print differently.
+// hasNFT reports whether the installed nft has the version whose output the document contains. Versions of nft print rules differently.
 func hasNFT(t *testing.T, version string) bool {
 	t.Helper()
 	out, err := exec.Command("nft", "--version").Output()
@@ -91,33 +91,33 @@ func hasNFT(t *testing.T, version string) bool {
 	return false
 }
 
-func rewrite(t *testing.T, d document, b block, text string) {
+func rewrite(t *testing.T, d markdownDocument, b codeBlock, text string) {
 	t.Helper()
-	lines := strings.SplitAfter(read(t, d.path), "\n")
+	lines := strings.SplitAfter(readFile(t, d.path), "\n")
 	end := b.line + strings.Count(b.text, "\n")
 	lines = slices.Concat(lines[:b.line], []string{text}, lines[end:])
-	if err := os.WriteFile(filepath.Join(root, d.path), []byte(strings.Join(lines, "")), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(treeRoot, d.path), []byte(strings.Join(lines, "")), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// tracer starts plugins so that each records its changes.
-type tracer struct {
+// changeTracer starts plugins with an environment variable that makes each plugin record its changes.
+type changeTracer struct {
 	*invoke.DefaultExec
 	dir   string
 	calls []string // names of the plugins, in order of their calls
 }
 
-// ExecPlugin implements libcni's exec.
-func (x *tracer) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+// ExecPlugin implements the interface Exec of libcni.
+func (x *changeTracer) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	x.calls = append(x.calls, filepath.Base(path))
 	return x.DefaultExec.ExecPlugin(ctx, path, stdin, append(environ, "PODLACE_FAULT_TRACE="+x.file(len(x.calls)-1)))
 }
 
-func (x *tracer) file(call int) string { return filepath.Join(x.dir, fmt.Sprint(call)) }
+func (x *changeTracer) file(call int) string { return filepath.Join(x.dir, fmt.Sprint(call)) }
 
-// take returns the plugins' changes since the last call of take.
-func (x *tracer) take(t *testing.T) string {
+// takeChanges returns the recorded changes since the last call.
+func (x *changeTracer) takeChanges(t *testing.T) string {
 	t.Helper()
 	var out strings.Builder
 	for i, plugin := range x.calls {
@@ -139,40 +139,40 @@ func (x *tracer) take(t *testing.T) string {
 	return out.String()
 }
 
-// shipped opens the default configuration.
-func shipped(t *testing.T, bin string, hostPort int) network {
+// openShipped opens the default configuration.
+func openShipped(t *testing.T, bin string, hostPort int) testNetwork {
 	t.Helper()
 	data, err := conf.Conflist(conf.Default)
 	if err != nil {
 		t.Fatal(err)
 	}
-	caps := wanted()
+	caps := wantedCapabilities()
 	caps["portMappings"] = []map[string]any{{"hostPort": hostPort, "containerPort": 80, "protocol": "tcp"}}
-	return open(t, string(data), bin, caps)
+	return openNetwork(t, string(data), bin, caps)
 }
 
-// changes returns the changes of ADD of a node's first pod, of ADD of another pod, and of its DEL.
-func changes(t *testing.T) map[string]string {
+// verbChanges returns the changes of three verbs: ADD of a node's first pod, ADD of a second pod, and DEL of the second pod.
+func verbChanges(t *testing.T) map[string]string {
 	t.Helper()
 	clearNode(t)
 	bin := harness.FaultDir()
-	x := &tracer{DefaultExec: &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}}, dir: t.TempDir()}
-	first, second := shipped(t, bin, 8080).through(bin, x), shipped(t, bin, 8081).through(bin, x)
-	first.forget(t)
-	t.Cleanup(func() { first.forget(t) })
+	x := &changeTracer{DefaultExec: &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}}, dir: t.TempDir()}
+	first, second := openShipped(t, bin, 8080).withExec(bin, x), openShipped(t, bin, 8081).withExec(bin, x)
+	first.removeState(t)
+	t.Cleanup(func() { first.removeState(t) })
 	pod, next := newPod(t, podName), newPod(t, "web-1")
 	got := map[string]string{}
-	first.add(t, containerID, pod)
-	got["add-first"] = x.take(t)
-	second.add(t, "other", next)
-	got["add-next"] = x.take(t)
+	first.mustAdd(t, containerID, pod)
+	got["add-first"] = x.takeChanges(t)
+	second.mustAdd(t, "other", next)
+	got["add-next"] = x.takeChanges(t)
 	second.del(t, "other", next)
-	got["del"] = x.take(t)
+	got["del"] = x.takeChanges(t)
 	first.del(t, containerID, pod)
 	return got
 }
 
-// clearNode removes the state that pods share, so that the next pod is the node's first.
+// clearNode removes the shared state of pods, so that the next pod counts as the first pod of the node.
 func clearNode(t *testing.T) {
 	t.Helper()
 	for _, table := range []string{"podlace_masquerade", "podlace_hostport"} {
@@ -188,13 +188,13 @@ func clearNode(t *testing.T) {
 	}
 }
 
-// tables returns the nftables tables of a node with one pod.
-func tables(t *testing.T) map[string]string {
+// nodeTables returns the nftables tables of a node with one pod.
+func nodeTables(t *testing.T) map[string]string {
 	t.Helper()
 	clearNode(t)
-	n, pod := shipped(t, harness.BinDir(), 8080), newPod(t, "web-2")
-	n.forget(t)
-	n.add(t, containerID, pod)
+	n, pod := openShipped(t, harness.BinDir(), 8080), newPod(t, "web-2")
+	n.removeState(t)
+	n.mustAdd(t, containerID, pod)
 	got := map[string]string{}
 	for _, table := range []string{"podlace_masquerade", "podlace_hostport"} {
 		out, err := exec.Command("nft", "list", "table", "inet", table).CombinedOutput()
@@ -204,14 +204,14 @@ func tables(t *testing.T) map[string]string {
 		got[table] = strings.ReplaceAll(string(out), "\t", "    ")
 	}
 	n.del(t, containerID, pod)
-	n.forget(t)
+	n.removeState(t)
 	return got
 }
 
-// TestCodesAreListed compares the table of error codes with the source, in both directions.
+// TestCodesAreListed checks that the document's table and the source contain the same error codes.
 func TestCodesAreListed(t *testing.T) {
 	listed := map[string]bool{}
-	for _, row := range parse(t, architecture).under("Error codes") {
+	for _, row := range parse(t, architecture).rowsUnder("Error codes") {
 		listed[row[0]] = true
 	}
 	for name, value := range allCodes(t) {
@@ -225,11 +225,11 @@ func TestCodesAreListed(t *testing.T) {
 	}
 }
 
-// TestPicture compares the picture of the packages with the imports: it shows every package, and a package imports only packages below
-// it.
+// TestPicture checks that the picture of the packages contains every package, and that each package imports only packages below it in the
+// picture.
 func TestPicture(t *testing.T) {
 	level := map[string]int{}
-	for _, b := range parse(t, architecture).of("text packages") {
+	for _, b := range parse(t, architecture).blocksOf("text packages") {
 		for n, line := range strings.Split(b.text, "\n") {
 			for _, name := range regexp.MustCompile(`(plugins|pkg|conf)(/[a-z0-9*-]+)*`).FindAllString(line, -1) {
 				level[name] = n
@@ -250,7 +250,7 @@ func TestPicture(t *testing.T) {
 	}
 }
 
-// pictureName returns a package's name in the picture: the folders of plugins/ share one place.
+// pictureName returns the name of a package in the picture. The picture has one common name for the folders of plugins/.
 func pictureName(name string) string {
 	if strings.HasPrefix(name, "plugins/") && name != "plugins/podlace" {
 		return "plugins/*"
@@ -262,7 +262,7 @@ func pictureName(name string) string {
 func importsOf(t *testing.T) map[string][]string {
 	t.Helper()
 	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "./pkg/...", "./plugins/...", "./conf")
-	cmd.Dir = root
+	cmd.Dir = treeRoot
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatal(err)
@@ -288,27 +288,27 @@ func importsOf(t *testing.T) map[string][]string {
 	return found
 }
 
-// TestWhere: every package and file in the newcomers' table exists.
+// TestWhere checks that each package and file in the table "Where do I change X" exists.
 func TestWhere(t *testing.T) {
-	rows := parse(t, architecture).under("Where do I change X")
+	rows := parse(t, architecture).rowsUnder("Where do I change X")
 	if len(rows) == 0 {
 		t.Fatalf("%s: no table", architecture)
 	}
 	for _, row := range rows {
-		if len(row) != 3 || len(code(row[1])) == 0 || len(code(row[2])) == 0 {
+		if len(row) != 3 || len(backquoted(row[1])) == 0 || len(backquoted(row[2])) == 0 {
 			t.Fatalf("%s: row %q: want task, package or file, and test", architecture, row)
 		}
-		for _, path := range append(code(row[1]), code(row[2])...) {
-			if _, err := os.Stat(filepath.Join(root, path)); err != nil && strings.Contains(path, "/") {
+		for _, path := range append(backquoted(row[1]), backquoted(row[2])...) {
+			if _, err := os.Stat(filepath.Join(treeRoot, path)); err != nil && strings.Contains(path, "/") {
 				t.Errorf("%s: %s: %v", architecture, row[0], err)
 			}
 		}
 	}
 }
 
-// TestDecisions checks the form of the decision records.
+// TestDecisions checks that each decision record has the required form.
 func TestDecisions(t *testing.T) {
-	records := strings.Split(read(t, decisions), "\n### ")
+	records := strings.Split(readFile(t, decisions), "\n### ")
 	for n, record := range records[1:] {
 		record, _, _ = strings.Cut(record, "\n## ")
 		lines := strings.Split(strings.TrimSpace(record), "\n")

@@ -19,9 +19,9 @@ import (
 	"golang.org/x/net/html"
 )
 
-// probe writes into attributes of the html element what the browser made of a page: its width, the elements that are too wide without a
-// scroll bar of their own, and the pictures that did not load.
-const probe = `<script>addEventListener("load", () => {
+// browserProbe is a script that measures a page in the browser and stores the results in attributes of the html element. The results are
+// the page's width, elements that are too wide and have no scroll bar, and pictures that did not load.
+const browserProbe = `<script>addEventListener("load", () => {
   const d = document.documentElement, scrolls = e => e && (/auto|scroll/.test(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
   d.dataset.width = d.scrollWidth;
   d.dataset.wide = [...document.querySelectorAll("main *")].filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !scrolls(e))
@@ -30,7 +30,8 @@ const probe = `<script>addEventListener("load", () => {
   d.dataset.pictures = document.images.length;
 })</script></body>`
 
-// TestSiteInBrowser: in a browser as wide as a phone and as a desk, no page is wider than the window, and all pictures load.
+// TestSiteInBrowser checks, with the window width of a phone and of a desktop, that no page is wider than the window and that all pictures
+// load.
 func TestSiteInBrowser(t *testing.T) {
 	dir, browser := siteFolder(t), os.Getenv("CHROMIUM")
 	if browser == "" {
@@ -45,7 +46,7 @@ func TestSiteInBrowser(t *testing.T) {
 		w.Header().Set("Content-Type", map[string]string{".css": "text/css", ".svg": "image/svg+xml"}[filepath.Ext(r.URL.Path)])
 		if filepath.Ext(r.URL.Path) == ".html" {
 			w.Header().Set("Content-Type", "text/html")
-			data = bytes.Replace(data, []byte("</body>"), []byte(probe), 1)
+			data = bytes.Replace(data, []byte("</body>"), []byte(browserProbe), 1)
 		}
 		_, _ = w.Write(data)
 	}))
@@ -53,7 +54,7 @@ func TestSiteInBrowser(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(sitePages(t, dir))) {
 		for _, width := range []int{390, 1280} {
 			t.Run(fmt.Sprintf("%s at %d", name, width), func(t *testing.T) {
-				found := inBrowser(t, browser, server.URL+"/"+name, width)
+				found := loadInBrowser(t, browser, server.URL+"/"+name, width)
 				if got, err := strconv.Atoi(found["data-width"]); err != nil || got > width || found["data-wide"] != "" {
 					t.Errorf("the page is %q pixels wide: %q", found["data-width"], found["data-wide"])
 				}
@@ -65,8 +66,8 @@ func TestSiteInBrowser(t *testing.T) {
 	}
 }
 
-// inBrowser loads a page in a headless Chromium and returns the attributes of its html element.
-func inBrowser(t *testing.T, browser, url string, width int) map[string]string {
+// loadInBrowser loads a page in a headless Chromium and returns the attributes of the page's html element.
+func loadInBrowser(t *testing.T, browser, url string, width int) map[string]string {
 	t.Helper()
 	out, err := exec.Command(browser, "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--user-data-dir="+t.TempDir(),
 		fmt.Sprintf("--window-size=%d,844", width), "--dump-dom", url).Output()

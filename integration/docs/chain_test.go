@@ -27,40 +27,40 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// callLimit is much longer than any verb takes.
+// callLimit is the timeout of a verb. It is much longer than the duration of any verb.
 const callLimit = 30 * time.Second
 
-// The pod of all examples.
+// All examples use a pod with this name and namespace.
 const (
 	podName     = "web-0"
 	containerID = "example"
 )
 
-// network is a configuration and its plugins, as a runtime uses them.
-type network struct {
+// testNetwork is a network configuration with the plugins that it names, for calls through libcni.
+type testNetwork struct {
 	list  *libcni.NetworkConfigList
 	cni   *libcni.CNIConfig
 	cache string // the runtime's folder for results
 	caps  map[string]any
 }
 
-// open opens a conflist, or the configuration of one plugin.
-func open(t testing.TB, config string, bin string, caps map[string]any) network {
+// openNetwork parses a conflist or the configuration of one plugin.
+func openNetwork(t testing.TB, config string, bin string, caps map[string]any) testNetwork {
 	t.Helper()
 	list, err := libcni.NetworkConfFromBytes(asList(t, config))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return network{list: list, cache: t.TempDir(), caps: caps}.by(bin)
+	return testNetwork{list: list, cache: t.TempDir(), caps: caps}.withPlugins(bin)
 }
 
-// by returns the same network with the plugins of another folder.
-func (n network) by(bin string) network {
-	return n.through(bin, &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}})
+// withPlugins returns the network with the plugins of another folder.
+func (n testNetwork) withPlugins(bin string) testNetwork {
+	return n.withExec(bin, &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}})
 }
 
-// through is by with another method of starting the plugins.
-func (n network) through(bin string, exec invoke.Exec) network {
+// withExec returns the network with the plugins of another folder and with another implementation of libcni's Exec.
+func (n testNetwork) withExec(bin string, exec invoke.Exec) testNetwork {
 	n.cni = libcni.NewCNIConfigWithCacheDir([]string{bin}, n.cache, exec)
 	return n
 }
@@ -86,7 +86,7 @@ func encode(t testing.TB, v any) []byte {
 	return data
 }
 
-func (n network) runtime(id string, pod *sandbox.Pod) *libcni.RuntimeConf {
+func (n testNetwork) runtime(id string, pod *sandbox.Pod) *libcni.RuntimeConf {
 	ifname := "eth0"
 	if n.isLoopback() {
 		ifname = "lo"
@@ -95,10 +95,10 @@ func (n network) runtime(id string, pod *sandbox.Pod) *libcni.RuntimeConf {
 		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", podName}}}
 }
 
-func (n network) isLoopback() bool { return n.list.Plugins[0].Network.Type == "loopback" }
+func (n testNetwork) isLoopback() bool { return n.list.Plugins[0].Network.Type == "loopback" }
 
-// add returns the result as JSON. If the test ends early, a cleanup deletes the attachment.
-func (n network) add(t testing.TB, id string, pod *sandbox.Pod) []byte {
+// mustAdd runs ADD and returns the result as JSON. If the test ends early, a cleanup runs DEL.
+func (n testNetwork) mustAdd(t testing.TB, id string, pod *sandbox.Pod) []byte {
 	t.Helper()
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -114,15 +114,15 @@ func (n network) add(t testing.TB, id string, pod *sandbox.Pod) []byte {
 	return encode(t, result)
 }
 
-// tryAdd is add for goroutines that must not end the test.
-func (n network) tryAdd(t testing.TB, id string, pod *sandbox.Pod) error {
+// tryAdd runs ADD and returns the error, for goroutines that must not end the test.
+func (n testNetwork) tryAdd(t testing.TB, id string, pod *sandbox.Pod) error {
 	ctx, cancel := context.WithTimeout(t.Context(), callLimit)
 	defer cancel()
 	_, err := n.cni.AddNetworkList(ctx, n.list, n.runtime(id, pod))
 	return err
 }
 
-func (n network) check(t testing.TB, id string, pod *sandbox.Pod) error {
+func (n testNetwork) check(t testing.TB, id string, pod *sandbox.Pod) error {
 	t.Helper()
 	if ok, err := version.GreaterThanOrEqualTo(n.list.CNIVersion, "0.4.0"); err != nil || !ok {
 		return err
@@ -132,7 +132,7 @@ func (n network) check(t testing.TB, id string, pod *sandbox.Pod) error {
 	return n.cni.CheckNetworkList(ctx, n.list, n.runtime(id, pod))
 }
 
-func (n network) del(t testing.TB, id string, pod *sandbox.Pod) {
+func (n testNetwork) del(t testing.TB, id string, pod *sandbox.Pod) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
 	defer cancel()
@@ -141,8 +141,8 @@ func (n network) del(t testing.TB, id string, pod *sandbox.Pod) {
 	}
 }
 
-// forget removes the network's bridges and leases from the node, so that examples do not affect one another.
-func (n network) forget(t testing.TB) {
+// removeState removes the bridges and leases of the network from the node, so that examples do not affect one another.
+func (n testNetwork) removeState(t testing.TB) {
 	t.Helper()
 	host, err := kernel.Host()
 	if err != nil {
@@ -169,19 +169,19 @@ func (n network) forget(t testing.TB) {
 	}
 }
 
-// exercise runs a configuration as a runtime does, on a node that does not know it: ADD, CHECK and two DELs. Only the state that a
-// network's pods share may remain. It returns the result of the first ADD.
-func exercise(t *testing.T, config string, caps map[string]any) []byte {
+// runVerbs runs ADD, CHECK and two DELs of a new configuration, like a runtime. Only the shared state of the network's pods may remain.
+// runVerbs returns the result of the first ADD.
+func runVerbs(t *testing.T, config string, caps map[string]any) []byte {
 	t.Helper()
 	if strings.Contains(config, `"sriov"`) {
 		card.New(t, 1)
 	}
-	n := open(t, config, harness.BinDir(), caps)
+	n := openNetwork(t, config, harness.BinDir(), caps)
 	needTools(t, config)
-	n.forget(t)
-	t.Cleanup(func() { n.forget(t) })
+	n.removeState(t)
+	t.Cleanup(func() { n.removeState(t) })
 	first := newPod(t, podName)
-	result := n.add(t, containerID, first)
+	result := n.mustAdd(t, containerID, first)
 	n.del(t, containerID, first)
 
 	pod := kerneltest.NewPod(t)
@@ -190,7 +190,7 @@ func exercise(t *testing.T, config string, caps map[string]any) []byte {
 	}
 	t.Cleanup(func() { n.del(t, "second", pod) })
 	kerneltest.Clean(t, pod)
-	n.add(t, "second", pod)
+	n.mustAdd(t, "second", pod)
 	if err := n.check(t, "second", pod); err != nil {
 		t.Errorf("CHECK: %v", err)
 	}
@@ -212,18 +212,18 @@ func newPod(t testing.TB, name string) *sandbox.Pod {
 func needTools(t testing.TB, config string) {
 	t.Helper()
 	if usesIPTables(config) && (!iptables.Installed(true) || !iptables.Installed(false)) {
-		missing(t, "iptables")
+		skipMissing(t, "iptables")
 	}
 }
 
-// usesIPTables reports whether a configuration names the iptables backend, or has a key of this backend only.
+// usesIPTables reports whether a configuration selects the iptables backend or has a key that only this backend supports.
 func usesIPTables(config string) bool {
 	return slices.ContainsFunc([]string{`"iptables"`, "externalSetMarkChain", "markMasqBit"},
 		func(s string) bool { return strings.Contains(config, s) })
 }
 
-// raw runs one plugin on the examples' pod as a runtime would, and returns its standard output.
-func raw(t testing.TB, verb, config string, pod *sandbox.Pod) (stdout []byte, ok bool) {
+// runPlugin runs one plugin for the pod of the examples, like a runtime, and returns the plugin's standard output.
+func runPlugin(t testing.TB, verb, config string, pod *sandbox.Pod) (stdout []byte, ok bool) {
 	t.Helper()
 	var conf struct{ Type string }
 	if err := json.Unmarshal([]byte(config), &conf); err != nil {

@@ -10,11 +10,11 @@ import (
 	"testing"
 )
 
-// TestEvents: each row of "What happens when" names existing tests. At most five rows have none.
+// TestEvents checks that each row of "What happens when" names existing tests. At most five rows may name no test.
 func TestEvents(t *testing.T) {
 	var tests strings.Builder
 	for _, dir := range []string{"pkg/nodeagent", "pkg/noderoutes", "pkg/kernel", "pkg/bridge", "integration/faults"} {
-		paths, err := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
+		paths, err := filepath.Glob(filepath.Join(treeRoot, dir, "*_test.go"))
 		if err != nil || len(paths) == 0 {
 			t.Fatal(dir, err)
 		}
@@ -26,7 +26,7 @@ func TestEvents(t *testing.T) {
 			tests.Write(source)
 		}
 	}
-	_, table, _ := strings.Cut(read(t, "docs/CLUSTER.md"), "\n## What happens when\n")
+	_, table, _ := strings.Cut(readFile(t, "docs/CLUSTER.md"), "\n## What happens when\n")
 	table, _, _ = strings.Cut(table, "\n## ")
 	rows, without := 0, 0
 	for line := range strings.Lines(table) {

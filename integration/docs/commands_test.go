@@ -14,15 +14,16 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestCommands runs the sh blocks of the documents. An empty folder replaces / for installed files. The test looks up make targets in
-// the Makefile, and runs only those that install. Commands that need a cluster or another machine stand in blocks of another language.
+// TestCommands runs the code blocks of the language sh in the documents. Files are installed into an empty folder in place of /. The test
+// checks that each make target exists, and runs only targets that install files. Commands that need a cluster or another machine must be in
+// code blocks of another language.
 func TestCommands(t *testing.T) {
 	targets := makeTargets(t)
 	for _, d := range documents(t) {
 		if d.path == migrating {
 			continue // these commands need state to clean up: see TestWhatStays
 		}
-		for _, b := range d.of("sh") {
+		for _, b := range d.blocksOf("sh") {
 			t.Run(d.at(b), func(t *testing.T) {
 				checkTargets(t, b.text, targets)
 				runCommands(t, b.text, t.TempDir())
@@ -35,7 +36,7 @@ func TestCommands(t *testing.T) {
 func makeTargets(t testing.TB) []string {
 	t.Helper()
 	var targets []string
-	for _, m := range regexp.MustCompile(`(?m)^([a-z-]+):`).FindAllStringSubmatch(read(t, "Makefile"), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^([a-z-]+):`).FindAllStringSubmatch(readFile(t, "Makefile"), -1) {
 		targets = append(targets, m[1])
 	}
 	return targets
@@ -56,7 +57,7 @@ func checkTargets(t *testing.T, text string, targets []string) {
 	}
 }
 
-// runCommands runs a block in one shell, in the top folder of the tree.
+// runCommands runs a code block in one shell. The current folder is the top folder of the tree.
 func runCommands(t *testing.T, text, folder string) {
 	t.Helper()
 	for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin", "/usr/local/bin"} {
@@ -64,7 +65,7 @@ func runCommands(t *testing.T, text, folder string) {
 			t.Fatal(err)
 		}
 	}
-	// The sandbox uses the machine's files except for /run and /var/lib.
+	// Commands see the machine's own files everywhere except below /run and /var/lib.
 	for _, m := range regexp.MustCompile(`(?m)(?:^|[\s"'=>])/([a-z]+)`).FindAllStringSubmatch(text, -1) {
 		if !slices.Contains([]string{"run", "var", "etc", "opt", "usr"}, m[1]) {
 			t.Fatalf("the commands must not change /%s:\n%s", m[1], text)
@@ -72,34 +73,34 @@ func runCommands(t *testing.T, text, folder string) {
 	}
 	var script strings.Builder
 	for line := range strings.Lines(text) {
-		script.WriteString(command(strings.ReplaceAll(line, "sudo ", ""), folder))
+		script.WriteString(runnableLine(strings.ReplaceAll(line, "sudo ", ""), folder))
 	}
 	if script.Len() == 0 {
 		return
 	}
 	cmd := exec.Command("sh", "-eu", "-c", script.String())
-	cmd.Dir = root
+	cmd.Dir = treeRoot
 	cmd.Env = append(os.Environ(), "PATH="+harness.BinDir()+":"+os.Getenv("PATH"))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s\n%s", err, script.String(), out)
 	}
 }
 
-// command turns a line of a document into one that the test may run.
-func command(line, folder string) string {
+// runnableLine replaces a command of a document by a command that the test may run.
+func runnableLine(line, folder string) string {
 	switch {
 	case strings.HasPrefix(line, "make install"):
 		bin, err := filepath.Abs(harness.BinDir())
 		if err != nil {
 			panic(err)
 		}
-		// The binaries are already built.
+		// BIN names binaries that are already built.
 		return `make install VERSION="$(podlace version | sed -n 's/^podlace //p')" BIN=` + bin + " DESTDIR=" + folder + strings.TrimPrefix(line,
 			"make install")
 	case strings.HasPrefix(line, "make "):
 		return ""
 	case strings.HasPrefix(line, "podlace demo"), strings.HasPrefix(line, "podlace gc"), strings.HasPrefix(line, "podlace ls --network"):
-		// This test checks only the flags; other tests run the command.
+		// The flag --help checks only the syntax of the flags. Other tests run these commands.
 		return strings.TrimSpace(line) + " --help\n"
 	case strings.HasPrefix(line, "podlace rollback"):
 		return strings.TrimSpace(line) + " --conf-dir " + folder + "/etc/cni/net.d\n"

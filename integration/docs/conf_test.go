@@ -18,7 +18,7 @@ import (
 // conflists returns the names of the shipped configurations.
 func conflists(t testing.TB) []string {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(root, "conf", "*"))
+	paths, err := filepath.Glob(filepath.Join(treeRoot, "conf", "*"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +39,7 @@ func conflists(t testing.TB) []string {
 	return names
 }
 
-// TestConflists runs each shipped configuration in every version that it offers.
+// TestConflists runs each shipped configuration with each cniVersion of the configuration.
 func TestConflists(t *testing.T) {
 	names, skipped := conflists(t), []string{}
 	for _, name := range names {
@@ -47,7 +47,7 @@ func TestConflists(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		if string(data) != read(t, "conf/"+name) {
+		if string(data) != readFile(t, "conf/"+name) {
 			t.Errorf("%s: the embedded copy differs", name)
 		}
 		for _, version := range []string{"1.1.0", "1.0.0"} {
@@ -60,11 +60,11 @@ func TestConflists(t *testing.T) {
 				if strings.Contains(string(data), "usePodCidr") {
 					writeNodeFile(t, `{"podCIDRs": ["10.244.1.0/24", "fd00:10:244:1::/64"], "clusterCIDRs": ["10.244.0.0/16"]}`)
 				}
-				caps := wanted()
+				caps := wantedCapabilities()
 				if name == "10-podlace-sriov-main.conflist" {
 					delete(caps, "bandwidth") // the test's card has a PF without this feature
 				}
-				exercise(t, only(t, data, version), caps)
+				runVerbs(t, selectVersion(t, data, version), caps)
 			})
 			if !ran {
 				break
@@ -77,9 +77,10 @@ func TestConflists(t *testing.T) {
 	}
 }
 
-// TestNetworkAttachment runs the Multus configuration as Multus does, which adds the VF's address to each plugin.
+// TestNetworkAttachment runs the configuration for Multus. Like Multus, the test adds the VF's PCI address to the configuration of each
+// plugin.
 func TestNetworkAttachment(t *testing.T) {
-	_, text, ok := strings.Cut(read(t, "conf/sriov-network.yaml"), "  config: |\n")
+	_, text, ok := strings.Cut(readFile(t, "conf/sriov-network.yaml"), "  config: |\n")
 	var conf struct {
 		Plugins []map[string]any `json:"plugins"`
 	}
@@ -92,7 +93,7 @@ func TestNetworkAttachment(t *testing.T) {
 	}
 	delete(plugin, "vlan") // the test's card has a PF without this feature
 	plugin["deviceID"], plugin["pciBusID"] = card.Address(0), card.Address(0)
-	result := exercise(t, string(encode(t, map[string]any{"cniVersion": "1.1.0", "name": "fast", "plugins": conf.Plugins})),
+	result := runVerbs(t, string(encode(t, map[string]any{"cniVersion": "1.1.0", "name": "fast", "plugins": conf.Plugins})),
 		map[string]any{"mac": "02:00:00:00:00:07", "ips": []string{"198.51.100.9"}})
 	for _, says := range []string{`"pciID":"` + card.Address(0), `"mac":"02:00:00:00:00:07"`, `"address":"198.51.100.9/24"`} {
 		if !strings.Contains(string(result), says) {
@@ -101,8 +102,9 @@ func TestNetworkAttachment(t *testing.T) {
 	}
 }
 
-// only selects one version of a conflist, as an old runtime does that does not know cniVersions, or as a new one does.
-func only(t testing.TB, data []byte, version string) string {
+// selectVersion returns a conflist with only one cniVersion. An old runtime reads only the key cniVersion. A new runtime selects a version
+// from cniVersions.
+func selectVersion(t testing.TB, data []byte, version string) string {
 	t.Helper()
 	text := string(data)
 	const offer = `"cniVersions": ["1.0.0", "1.1.0"],`
@@ -115,8 +117,8 @@ func only(t testing.TB, data []byte, version string) string {
 	return strings.Replace(text, offer, "", 1)
 }
 
-// wanted returns the capabilities of a pod with a hostPort and limits. The burst is containerd's.
-func wanted() map[string]any {
+// wantedCapabilities returns the capabilities of a pod with a hostPort and bandwidth limits. The burst is the value that containerd sends.
+func wantedCapabilities() map[string]any {
 	return map[string]any{
 		"portMappings": []map[string]any{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},
 		"bandwidth": map[string]any{"ingressRate": 20_000_000, "ingressBurst": 1<<32 - 1,
@@ -124,12 +126,12 @@ func wanted() map[string]any {
 	}
 }
 
-// TestConflistsAreDescribed: the folder's README describes exactly the existing files.
+// TestConflistsAreDescribed checks that conf/README.md describes exactly the existing files of the folder.
 func TestConflistsAreDescribed(t *testing.T) {
 	listed := map[string]bool{}
 	for _, table := range parse(t, "conf/README.md").tables {
 		for _, row := range table.rows {
-			for _, name := range code(row[0]) {
+			for _, name := range backquoted(row[0]) {
 				listed[name] = true
 			}
 		}

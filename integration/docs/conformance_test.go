@@ -21,19 +21,20 @@ import (
 
 const conformance = "docs/CONFORMANCE.md"
 
-// itemID matches an item of conformance (C), faults (F), security (S), load (L) or VF complaints (V).
+// itemID matches the number of a conformance item. The letter means conformance (C), faults (F), security (S), load (L) or VF complaints
+// (V).
 var itemID = regexp.MustCompile(`\b[CFSLV]-\d{2,3}\b`)
 
-// itemRow matches a row of the tables: the item, its rule and the tests with the item in their name.
+// itemRow matches a row of the tables. The cells are the item, the rule, and the tests of the item.
 var itemRow = regexp.MustCompile(`(?m)^\| ([CFSLV]-\d{2,3}) \| (.*?) \| (.*?) ?\|$`)
 
-// TestConformance compares the table with the tests, in both directions: an item without a test fails, and so does a test with an
-// unlisted item. With -update it rewrites the table, with a row for each item of a test, and keeps the rules.
+// TestConformance checks that each item of the table has a test, and that the table lists each item that a test names. With -update it
+// rewrites the table and keeps the rules.
 func TestConformance(t *testing.T) {
-	text, found := read(t, conformance), itemTests(t)
+	text, found := readFile(t, conformance), itemTests(t)
 	if *update {
 		text = withItems(text, found)
-		if err := os.WriteFile(filepath.Join(root, conformance), []byte(text), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(treeRoot, conformance), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -57,8 +58,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// withItems returns the document with the table rewritten and sorted. An item without a test keeps its row, so that the test reports
-// it.
+// withItems returns the document with a new, sorted table. An item without a test keeps its row, so that TestConformance reports this item.
 func withItems(text string, found map[string][]string) string {
 	rules := map[string]string{}
 	for id := range found {
@@ -78,18 +78,18 @@ func withItems(text string, found map[string][]string) string {
 	return text[:first] + table.String()
 }
 
-// inItemOrder compares by number, so that C-85 precedes C-111.
+// inItemOrder compares items by letter and number: C-85 precedes C-111.
 func inItemOrder(a, b string) int {
 	return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 }
 
-// itemTests returns the tree's tests by item. A test has an item if the item stands in the title of a subtest, in parentheses in a
-// test function's comment, or in a script's name. Subtests of one item in one file are counted.
+// itemTests returns the tests of the tree by item. A test belongs to an item if a subtest's title, the test function's comment in
+// parentheses, or the script's name contains the item. If a file has several subtests of one item, the list contains their number.
 func itemTests(t *testing.T) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}
-	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-		name := strings.TrimPrefix(path, root+"/")
+	err := filepath.WalkDir(treeRoot, func(path string, entry fs.DirEntry, err error) error {
+		name := strings.TrimPrefix(path, treeRoot+"/")
 		switch {
 		case err != nil:
 			return err
@@ -119,7 +119,7 @@ func itemTests(t *testing.T) map[string][]string {
 	return found
 }
 
-// goItems calls f for each item of a test file.
+// goItems calls f for each item that a Go test file names.
 func goItems(path string, f func(id, title string)) error {
 	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
 	if err != nil {

@@ -32,7 +32,7 @@ import (
 
 const draManifest = "conf/cluster/components/dra/sriov-device-plugin-dra.yaml"
 
-// kubeObject decodes the only object of a type in a manifest, strictly.
+// kubeObject strictly decodes the only object of a type in a manifest.
 func kubeObject[T runtime.Object](t *testing.T, file string) T {
 	t.Helper()
 	found := kubeObjects[T](t, file)
@@ -42,11 +42,11 @@ func kubeObject[T runtime.Object](t *testing.T, file string) T {
 	return found[0]
 }
 
-// kubeObjects decodes the objects of a type in a manifest, strictly.
+// kubeObjects strictly decodes the objects of a type in a manifest.
 func kubeObjects[T runtime.Object](t *testing.T, file string) (found []T) {
 	t.Helper()
 	s := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
-	for _, text := range strings.Split(read(t, file), "\n---\n") {
+	for _, text := range strings.Split(readFile(t, file), "\n---\n") {
 		o, _, err := s.Decode([]byte(text), nil, nil)
 		if err != nil {
 			t.Fatalf("%s: %v in %s", file, err, text)
@@ -58,7 +58,8 @@ func kubeObjects[T runtime.Object](t *testing.T, file string) (found []T) {
 	return found
 }
 
-// TestRights: the daemon has exactly the rights that it needs. Policies restrict its writes to slices and to the status of claims.
+// TestRights checks that the role grants the daemon exactly the necessary rights. Admission policies must restrict the daemon's writes to
+// ResourceSlices and to the status of claims.
 func TestRights(t *testing.T) {
 	role, binding := kubeObject[*rbac.ClusterRole](t, draManifest), kubeObject[*rbac.ClusterRoleBinding](t, draManifest)
 	account, set := kubeObject[*core.ServiceAccount](t, draManifest), kubeObject[*apps.DaemonSet](t, draManifest)
@@ -97,8 +98,8 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestDRAManifest: an update of the DaemonSet starts the new instance first. The DaemonSet passes existing flags, mounts only folders,
-// and has one capability. Its configuration offers VFs through claims.
+// TestDRAManifest checks that an update of the DaemonSet starts the new pod before the old pod ends. The DaemonSet must pass existing
+// flags, mount only folders, and have one capability. The configuration must offer VFs by DRA.
 func TestDRAManifest(t *testing.T) {
 	set := kubeObject[*apps.DaemonSet](t, draManifest)
 	if u := set.Spec.UpdateStrategy.RollingUpdate; u == nil || u.MaxSurge.IntValue() != 1 || u.MaxUnavailable.IntValue() != 0 {
@@ -133,7 +134,8 @@ func TestDRAManifest(t *testing.T) {
 	if len(mounts) > 0 {
 		t.Errorf("no volumes for %v", slices.Sorted(maps.Keys(mounts)))
 	}
-	if patched := privileged(t, set); len(patched.Volumes) != len(spec.Volumes) || patched.Containers[0].SecurityContext.Capabilities != nil {
+	patched := privilegedPod(t, set)
+	if len(patched.Volumes) != len(spec.Volumes) || patched.Containers[0].SecurityContext.Capabilities != nil {
 		t.Errorf("with the privileged patch: %+v", patched)
 	}
 	text := kubeObject[*core.ConfigMap](t, draManifest).Data["config.json"]
@@ -143,7 +145,8 @@ func TestDRAManifest(t *testing.T) {
 	}
 }
 
-// TestDeviceClass: the component's DeviceClass is the class that 'podlace sriov classes' prints for its configuration.
+// TestDeviceClass checks that the DeviceClass of the component dra equals the output of 'podlace sriov classes' for the component's
+// configuration.
 func TestDeviceClass(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.json")
 	if err := os.WriteFile(file, []byte(kubeObject[*core.ConfigMap](t, draManifest).Data["config.json"]), 0o600); err != nil {
@@ -153,17 +156,17 @@ func TestDeviceClass(t *testing.T) {
 	if status := cli.Run([]string{"sriov", "classes", "--config-file", file}, &printed, &said); status != 0 {
 		t.Fatal(said.String())
 	}
-	_, shipped, _ := strings.Cut(read(t, "conf/cluster/components/dra/deviceclass.yaml"), "\napiVersion")
+	_, shipped, _ := strings.Cut(readFile(t, "conf/cluster/components/dra/deviceclass.yaml"), "\napiVersion")
 	_, want, _ := strings.Cut(printed.String(), "\napiVersion")
 	if diff := cmp.Diff(want, shipped); diff != "" || want == "" {
 		t.Error(diff)
 	}
 }
 
-// privileged returns the DaemonSet with the privileged patch applied.
-func privileged(t *testing.T, set *apps.DaemonSet) core.PodSpec {
+// privilegedPod returns the pod specification of the DaemonSet after the privileged patch.
+func privilegedPod(t *testing.T, set *apps.DaemonSet) core.PodSpec {
 	t.Helper()
-	patch, err := yaml.ToJSON([]byte(read(t, "conf/sriov-device-plugin-privileged.yaml")))
+	patch, err := yaml.ToJSON([]byte(readFile(t, "conf/sriov-device-plugin-privileged.yaml")))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,12 +14,12 @@ import (
 
 const draDocument = "docs/DRA.md"
 
-// TestDRAEvents: each row of "What happens when" names existing tests.
+// TestDRAEvents checks that each row of "What happens when" names existing tests.
 func TestDRAEvents(t *testing.T) {
 	var tests strings.Builder
 	for _, dir := range []string{"pkg/dra", "pkg/claim", "pkg/sriov", "pkg/vfconfig", "pkg/pool", "pkg/deviceplugin", "pkg/cli",
 		"integration/dra-sim", "integration/e2e/dra"} {
-		paths, err := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
+		paths, err := filepath.Glob(filepath.Join(treeRoot, dir, "*_test.go"))
 		if err != nil || len(paths) == 0 {
 			t.Fatal(dir, err)
 		}
@@ -31,7 +31,7 @@ func TestDRAEvents(t *testing.T) {
 			tests.Write(source)
 		}
 	}
-	rows := parse(t, draDocument).under("What happens when")
+	rows := parse(t, draDocument).rowsUnder("What happens when")
 	if len(rows) < 30 {
 		t.Errorf("%d rows", len(rows))
 	}
@@ -48,9 +48,9 @@ func TestDRAEvents(t *testing.T) {
 	}
 }
 
-// TestDRAConfiguration: the quickstart's configuration is valid, and offers its VFs through DRA.
+// TestDRAConfiguration checks that the configuration in the quickstart is valid and offers VFs by DRA.
 func TestDRAConfiguration(t *testing.T) {
-	for _, b := range parse(t, draDocument).of("json") {
+	for _, b := range parse(t, draDocument).blocksOf("json") {
 		c, err := pool.Parse(pool.Source{File: draDocument, Prefix: "intel.com"}, []byte(b.text))
 		if err != nil || len(c.Notes) > 0 || len(c.Resources) != 1 || c.Resources[0].API != pool.DRA {
 			t.Errorf("%v, %+v", err, c)

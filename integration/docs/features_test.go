@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// TestFeatures: docs/FEATURES.md has each of its 41 rows once, counts their states, and names targets of make, tests and commands of
-// podlace that exist.
+// TestFeatures checks that docs/FEATURES.md contains each of 41 rows once and the right number of rows for each state. Make targets, tests
+// and commands of podlace in the table must exist.
 func TestFeatures(t *testing.T) {
 	d := parse(t, "docs/FEATURES.md")
 	targets, commands := makeTargets(t), podlaceCommands(t)
@@ -28,7 +28,7 @@ func TestFeatures(t *testing.T) {
 			}
 			seen[row[0]] = true
 			counts[row[2]]++
-			for _, command := range code(row[3]) {
+			for _, command := range backquoted(row[3]) {
 				checkEvidence(t, row[0], command, targets, commands)
 			}
 		}
@@ -50,7 +50,7 @@ func TestFeatures(t *testing.T) {
 	}
 }
 
-// checkEvidence checks a command in backquotes: make TARGET, podlace COMMAND, or go test PACKAGES -run NAMES.
+// checkEvidence checks that a command in backquotes exists. The forms are make TARGET, podlace COMMAND, and go test PACKAGES -run NAMES.
 func checkEvidence(t *testing.T, row, command string, targets, commands []string) {
 	t.Helper()
 	words := strings.Fields(command)
@@ -63,7 +63,7 @@ func checkEvidence(t *testing.T, row, command string, targets, commands []string
 	case strings.HasPrefix(command, "go test "):
 		var source strings.Builder
 		for _, w := range words[2:] {
-			files, _ := filepath.Glob(filepath.Join(root, w, "*_test.go"))
+			files, _ := filepath.Glob(filepath.Join(treeRoot, w, "*_test.go"))
 			for _, file := range files {
 				data, _ := os.ReadFile(file)
 				source.Write(data)
@@ -77,7 +77,7 @@ func checkEvidence(t *testing.T, row, command string, targets, commands []string
 	}
 }
 
-// podlaceCommands returns the commands that have a heading in the document of podlace, and those of cobra.
+// podlaceCommands returns the commands with a heading in plugins/podlace/README.md, and the commands that cobra adds.
 func podlaceCommands(t *testing.T) []string {
 	t.Helper()
 	commands := []string{"completion"}

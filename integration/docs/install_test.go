@@ -21,18 +21,18 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// sudoPath is sudo's PATH, which does not contain Go.
+// sudoPath is the PATH that sudo sets. This PATH does not contain Go.
 const sudoPath = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 
-// receipt is the file in which make install lists the installed files.
-const receipt = "/usr/local/share/podlace/receipt"
+// receiptPath is the file with the list of installed files. make install writes this file.
+const receiptPath = "/usr/local/share/podlace/receipt"
 
-// A checkout is a source tree with built binaries, and a folder that replaces / for the installation.
-type checkout struct{ dir, into string }
+// installTree is a source tree with built binaries, and a folder for the installation in place of /.
+type installTree struct{ dir, into string }
 
-func newCheckout(t *testing.T) checkout {
+func newCheckout(t *testing.T) installTree {
 	t.Helper()
-	c := checkout{dir: t.TempDir(), into: t.TempDir()}
+	c := installTree{dir: t.TempDir(), into: t.TempDir()}
 	for _, dir := range []string{"conf", "pkg", "plugins", "bin"} {
 		if err := os.Mkdir(filepath.Join(c.dir, dir), 0o755); err != nil {
 			t.Fatal(err)
@@ -40,12 +40,12 @@ func newCheckout(t *testing.T) checkout {
 	}
 	for _, path := range []string{"Makefile", "go.mod", "go.sum", "scripts/install.sh", "scripts/uninstall.sh", "scripts/receipt.sh",
 		"scripts/install-check.sh", "scripts/source-hash.sh"} {
-		c.write(t, path, read(t, path))
+		c.write(t, path, readFile(t, path))
 	}
 	c.write(t, "pkg/source.go", "package pkg\n")
 	c.write(t, "conf/conf.go", "package conf\n")
 	c.write(t, "conf/10-podlace.conflist", "{}")
-	for _, name := range append(slices.Clone(listed(t, "CNI_PLUGINS")), listed(t, "TOOLS")...) {
+	for _, name := range append(slices.Clone(makeVariable(t, "CNI_PLUGINS")), makeVariable(t, "TOOLS")...) {
 		data, err := os.ReadFile(filepath.Join(harness.BinDir(), name))
 		if err != nil {
 			t.Fatal(err)
@@ -62,17 +62,17 @@ func newCheckout(t *testing.T) checkout {
 	return c
 }
 
-// listed returns the names in a Makefile variable.
-func listed(t testing.TB, variable string) []string {
+// makeVariable returns the words in a variable of the Makefile.
+func makeVariable(t testing.TB, variable string) []string {
 	t.Helper()
-	m := regexp.MustCompile(`(?m)^` + variable + ` *:= *(.*)$`).FindStringSubmatch(read(t, "Makefile"))
+	m := regexp.MustCompile(`(?m)^` + variable + ` *:= *(.*)$`).FindStringSubmatch(readFile(t, "Makefile"))
 	if m == nil {
 		t.Fatalf("the Makefile has no %s", variable)
 	}
 	return strings.Fields(m[1])
 }
 
-func (c checkout) write(t *testing.T, path, text string) {
+func (c installTree) write(t *testing.T, path, text string) {
 	t.Helper()
 	path = filepath.Join(c.dir, path)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -83,27 +83,27 @@ func (c checkout) write(t *testing.T, path, text string) {
 	}
 }
 
-// install runs make install as sudo does.
-func (c checkout) install() (string, error) { return c.make("install") }
+// runInstall runs make install with the PATH of sudo.
+func (c installTree) runInstall() (string, error) { return c.make("install") }
 
-func (c checkout) make(args ...string) (string, error) {
+func (c installTree) make(args ...string) (string, error) {
 	cmd := exec.Command("make", append(args, "DESTDIR="+c.into)...)
 	cmd.Dir, cmd.Env = c.dir, []string{sudoPath}
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
 
-func (c checkout) mustInstall(t *testing.T) string {
+func (c installTree) mustInstall(t *testing.T) string {
 	t.Helper()
-	out, err := c.install()
+	out, err := c.runInstall()
 	if err != nil {
 		t.Fatalf("make install: %v\n%s", err, out)
 	}
 	return out
 }
 
-// installed lists the files below the installation folder.
-func (c checkout) installed(t *testing.T) (files []string) {
+// installedFiles lists the files below the installation folder.
+func (c installTree) installedFiles(t *testing.T) (files []string) {
 	t.Helper()
 	err := filepath.WalkDir(c.into, func(path string, e fs.DirEntry, err error) error {
 		if err == nil && !e.IsDir() {
@@ -117,36 +117,37 @@ func (c checkout) installed(t *testing.T) (files []string) {
 	return files
 }
 
-// allInstalled returns the files of an installation, plus extra.
+// allInstalled returns the expected files of an installation, and the files in extra.
 func allInstalled(t *testing.T, extra ...string) []string {
 	t.Helper()
-	for _, name := range listed(t, "CNI_PLUGINS") {
+	for _, name := range makeVariable(t, "CNI_PLUGINS") {
 		extra = append(extra, "/opt/cni/bin/"+name)
 	}
-	for _, name := range listed(t, "TOOLS") {
+	for _, name := range makeVariable(t, "TOOLS") {
 		extra = append(extra, "/usr/local/bin/"+name)
 	}
-	extra = append(extra, receipt)
+	extra = append(extra, receiptPath)
 	slices.Sort(extra)
 	return extra
 }
 
-// TestInstallCopiesTheBuild: make install copies the built files with root's PATH, which has no Go. A second installation succeeds as
-// well.
+// TestInstallCopiesTheBuild checks that make install copies the built files even if root's PATH does not contain Go. A second installation
+// must also succeed.
 func TestInstallCopiesTheBuild(t *testing.T) {
 	c := newCheckout(t)
 	for range 2 {
-		// A copy of the tree gives all files a new time, and administrators may edit files in conf/. Neither makes the build stale.
+		// A copy of the tree changes the modification times of all files, and administrators may edit files in conf/. The build must not count as
+		// stale after these changes.
 		if err := os.Chtimes(filepath.Join(c.dir, "pkg/source.go"), time.Time{}, time.Now().Add(time.Hour)); err != nil {
 			t.Fatal(err)
 		}
 		c.write(t, "conf/10-podlace.conflist", "{ }")
 		c.mustInstall(t)
-		if diff := cmp.Diff(allInstalled(t), c.installed(t)); diff != "" {
+		if diff := cmp.Diff(allInstalled(t), c.installedFiles(t)); diff != "" {
 			t.Errorf("installed (-want +got):\n%s", diff)
 		}
 	}
-	for _, path := range slices.DeleteFunc(c.installed(t), func(path string) bool { return path == receipt }) {
+	for _, path := range slices.DeleteFunc(c.installedFiles(t), func(path string) bool { return path == receiptPath }) {
 		got, err := os.ReadFile(filepath.Join(c.into, path))
 		want, err2 := os.ReadFile(filepath.Join(c.dir, "bin", filepath.Base(path)))
 		info, err3 := os.Stat(filepath.Join(c.into, path))
@@ -156,22 +157,22 @@ func TestInstallCopiesTheBuild(t *testing.T) {
 	}
 }
 
-// TestInstallRefuses: stale and missing binaries, and read-only folders, give a one-line error before any change.
+// TestInstallRefuses checks that stale or missing binaries and read-only folders give a one-line error before any change.
 func TestInstallRefuses(t *testing.T) {
 	again := ": run 'make build' as a user who has Go in PATH, then install again\n"
 	stale := "install: the binaries in bin were built from other sources" + again
 	for name, test := range map[string]struct {
-		spoil func(*testing.T, *checkout)
+		spoil func(*testing.T, *installTree)
 		want  string
 	}{
-		"nothing built":   {func(t *testing.T, c *checkout) { os.RemoveAll(c.dir + "/bin") }, "install: bin/bridge is missing" + again},
-		"one missing":     {func(t *testing.T, c *checkout) { os.Remove(c.dir + "/bin/podlace") }, "install: bin/podlace is missing" + again},
-		"source changed":  {func(t *testing.T, c *checkout) { c.write(t, "pkg/source.go", "package other\n") }, stale},
-		"source added":    {func(t *testing.T, c *checkout) { c.write(t, "plugins/new/main.go", "package main\n") }, stale},
-		"build cut short": {func(t *testing.T, c *checkout) { os.Remove(c.dir + "/bin/.source") }, stale},
-		"read-only tools": {func(t *testing.T, c *checkout) { readOnly(t, c.into+"/usr") },
+		"nothing built":   {func(t *testing.T, c *installTree) { os.RemoveAll(c.dir + "/bin") }, "install: bin/bridge is missing" + again},
+		"one missing":     {func(t *testing.T, c *installTree) { os.Remove(c.dir + "/bin/podlace") }, "install: bin/podlace is missing" + again},
+		"source changed":  {func(t *testing.T, c *installTree) { c.write(t, "pkg/source.go", "package other\n") }, stale},
+		"source added":    {func(t *testing.T, c *installTree) { c.write(t, "plugins/new/main.go", "package main\n") }, stale},
+		"build cut short": {func(t *testing.T, c *installTree) { os.Remove(c.dir + "/bin/.source") }, stale},
+		"read-only tools": {func(t *testing.T, c *installTree) { readOnly(t, c.into+"/usr") },
 			"install: user " + userName(t) + " cannot write to INTO/usr: run 'sudo make install', or choose other folders with DESTDIR, CNI_BIN_DIR and PREFIX\n"},
-		"a file in place of a folder": {func(t *testing.T, c *checkout) {
+		"a file in place of a folder": {func(t *testing.T, c *installTree) {
 			if err := os.WriteFile(c.into+"/opt", nil, 0o644); err != nil {
 				t.Fatal(err)
 			}
@@ -182,13 +183,13 @@ func TestInstallRefuses(t *testing.T) {
 			if test.spoil != nil {
 				test.spoil(t, &c)
 			}
-			before := c.installed(t)
-			out, err := c.install()
+			before := c.installedFiles(t)
+			out, err := c.runInstall()
 			out = strings.ReplaceAll(out, c.into, "INTO")
 			if err == nil || !strings.HasPrefix(out, test.want+"make: ") {
 				t.Errorf("%v, output:\n%swant:\n%s", err, out, test.want)
 			}
-			if diff := cmp.Diff(before, c.installed(t)); diff != "" {
+			if diff := cmp.Diff(before, c.installedFiles(t)); diff != "" {
 				t.Errorf("a refused installation changed files:\n%s", diff)
 			}
 		})
@@ -204,7 +205,7 @@ func userName(t *testing.T) string {
 	return strings.TrimSpace(string(out))
 }
 
-// readOnly mounts a folder read-only, so that not even root can write to it.
+// readOnly mounts a folder read-only, so that even root cannot write to the folder.
 func readOnly(t *testing.T, dir string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -216,7 +217,7 @@ func readOnly(t *testing.T, dir string) {
 	t.Cleanup(func() { _ = unix.Unmount(dir, 0) })
 }
 
-// TestBuildNamesTheMissingGo: make build reports that it found no Go.
+// TestBuildNamesTheMissingGo checks that the error of make build names Go if PATH does not contain Go.
 func TestBuildNamesTheMissingGo(t *testing.T) {
 	c := newCheckout(t)
 	cmd := exec.Command("make", "build")
@@ -230,8 +231,8 @@ func TestBuildNamesTheMissingGo(t *testing.T) {
 	}
 }
 
-// TestInstallKeepsForeignFiles: the installer keeps another project's plugin as a copy, and never overwrites the copy. The README's
-// commands restore it.
+// TestInstallKeepsForeignFiles checks that the installer copies another project's plugin before it replaces the plugin, and never
+// overwrites the copy. The commands of the README must restore this plugin.
 func TestInstallKeepsForeignFiles(t *testing.T) {
 	c := newCheckout(t)
 	dir := filepath.Join(c.into, "opt/cni/bin")
@@ -261,7 +262,7 @@ func TestInstallKeepsForeignFiles(t *testing.T) {
 	kept := allInstalled(t, "/opt/cni/bin/bridge.before-podlace", "/opt/cni/bin/bridge.before-podlace-2",
 		"/opt/cni/bin/portmap.before-podlace",
 		"/opt/cni/bin/cni", "/opt/cni/bin/tuning")
-	if diff := cmp.Diff(kept, c.installed(t)); diff != "" {
+	if diff := cmp.Diff(kept, c.installedFiles(t)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 	for name, want := range map[string]string{"bridge.before-podlace": "first", "bridge.before-podlace-2": "second",
@@ -276,8 +277,8 @@ func TestInstallKeepsForeignFiles(t *testing.T) {
 	}
 	c.removeAsDocumented(t)
 	want := []string{"/opt/cni/bin/bridge", "/opt/cni/bin/bridge.before-podlace", "/opt/cni/bin/cni", "/opt/cni/bin/portmap",
-		"/opt/cni/bin/tuning", receipt}
-	if diff := cmp.Diff(want, c.installed(t)); diff != "" {
+		"/opt/cni/bin/tuning", receiptPath}
+	if diff := cmp.Diff(want, c.installedFiles(t)); diff != "" {
 		t.Errorf("files after the removal (-want +got):\n%s", diff)
 	}
 	if got, err := os.ReadFile(filepath.Join(dir, "bridge")); string(got) != "second" {
@@ -285,15 +286,15 @@ func TestInstallKeepsForeignFiles(t *testing.T) {
 	}
 }
 
-// removeAsDocumented runs the documented removal with a folder in place of /.
-func (c checkout) removeAsDocumented(t *testing.T) {
+// removeAsDocumented runs the documented commands for removal, with a folder in place of /.
+func (c installTree) removeAsDocumented(t *testing.T) {
 	t.Helper()
 	d := parse(t, "docs/INSTALL.md")
-	i := slices.IndexFunc(d.of("sh"), func(b block) bool { return b.heading == "Removing an installation without a receipt" })
+	i := slices.IndexFunc(d.blocksOf("sh"), func(b codeBlock) bool { return b.heading == "Removing an installation without a receipt" })
 	if i < 0 {
 		t.Fatal("docs/INSTALL.md has no commands for an installation without a receipt")
 	}
-	script := regexp.MustCompile(`(^|\s)(/opt/|/usr/local/)`).ReplaceAllString(strings.ReplaceAll(d.of("sh")[i].text, "sudo ", ""),
+	script := regexp.MustCompile(`(^|\s)(/opt/|/usr/local/)`).ReplaceAllString(strings.ReplaceAll(d.blocksOf("sh")[i].text, "sudo ", ""),
 		"${1}"+c.into+"${2}")
 	cmd := exec.Command("sh", "-eu", "-c", script)
 	cmd.Env = []string{sudoPath}
@@ -302,17 +303,17 @@ func (c checkout) removeAsDocumented(t *testing.T) {
 	}
 }
 
-// TestReadmeCountsTheBinaries: the README has the right numbers of installed plugins and tools.
+// TestReadmeCountsTheBinaries checks the numbers of installed plugins and tools in README.md.
 func TestReadmeCountsTheBinaries(t *testing.T) {
 	words := []string{"zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"}
-	plugins, tools := len(listed(t, "CNI_PLUGINS")), len(listed(t, "TOOLS"))
+	plugins, tools := len(makeVariable(t, "CNI_PLUGINS")), len(makeVariable(t, "TOOLS"))
 	for _, want := range []string{words[plugins] + " plugins into\n`/opt/cni/bin`", words[tools] + " tools into `/usr/local/bin`"} {
-		if text := strings.ReplaceAll(read(t, "README.md"), "\n", " "); !strings.Contains(text, strings.ReplaceAll(want, "\n", " ")) {
+		if text := strings.ReplaceAll(readFile(t, "README.md"), "\n", " "); !strings.Contains(text, strings.ReplaceAll(want, "\n", " ")) {
 			t.Errorf("README.md lacks %q (%s and %s)", want, strconv.Itoa(plugins), strconv.Itoa(tools))
 		}
 	}
-	for _, name := range listed(t, "TOOLS") {
-		if !strings.Contains(read(t, "README.md"), "`"+name+"`") {
+	for _, name := range makeVariable(t, "TOOLS") {
+		if !strings.Contains(readFile(t, "README.md"), "`"+name+"`") {
 			t.Errorf("README.md does not name %s", name)
 		}
 	}

@@ -11,42 +11,42 @@ import (
 	"testing"
 )
 
-// document is a Markdown file, split into the parts that the tests read.
-type document struct {
+// markdownDocument is a parsed Markdown file.
+type markdownDocument struct {
 	path     string   // relative to the top of the tree
 	headings []string // headings of the first two levels
-	blocks   []block
-	tables   []table
+	blocks   []codeBlock
+	tables   []markdownTable
 	prose    []string // lines outside code blocks
 }
 
-// block is a code block with its language, the heading above it and its first line's number.
-type block struct {
+// codeBlock is a code block with its language, the heading above, and the number of the first line.
+type codeBlock struct {
 	lang, heading, text string
 	line                int
 }
 
-// table holds the cells of a table without its header row.
-type table struct {
+// markdownTable contains the cells of a table, and the heading above the table.
+type markdownTable struct {
 	heading string
 	head    []string
 	rows    [][]string
 }
 
-func parse(t testing.TB, path string) document {
+func parse(t testing.TB, path string) markdownDocument {
 	t.Helper()
-	return cut(path, read(t, path))
+	return cutDocument(path, readFile(t, path))
 }
 
-func cut(path, text string) document {
-	d := document{path: path}
+func cutDocument(path, text string) markdownDocument {
+	d := markdownDocument{path: path}
 	heading, inside := "", false
 	for n, line := range strings.Split(text, "\n") {
 		lang, fence := strings.CutPrefix(line, "```")
 		switch {
 		case fence && !inside:
 			inside = true
-			d.blocks = append(d.blocks, block{lang: lang, heading: heading, line: n + 1})
+			d.blocks = append(d.blocks, codeBlock{lang: lang, heading: heading, line: n + 1})
 		case fence:
 			inside = false
 		case inside:
@@ -65,17 +65,17 @@ func cut(path, text string) document {
 	return d
 }
 
-// addRow adds a row. A table ends at the next heading or at another header row.
-func (d *document) addRow(heading string, row []string) {
+// addRow adds a row to the last table. A new heading or a new header row starts a new table.
+func (d *markdownDocument) addRow(heading string, row []string) {
 	last := len(d.tables) - 1
 	switch {
 	case strings.Trim(strings.Join(row, ""), "-: ") == "" && last >= 0:
 		if rows := d.tables[last].rows; len(rows) > 0 { // the previous row was the header of a new table
 			d.tables[last].rows = rows[:len(rows)-1]
-			d.tables = append(d.tables, table{heading: heading, head: rows[len(rows)-1]})
+			d.tables = append(d.tables, markdownTable{heading: heading, head: rows[len(rows)-1]})
 		}
 	case last < 0 || d.tables[last].heading != heading:
-		d.tables = append(d.tables, table{heading: heading, head: row})
+		d.tables = append(d.tables, markdownTable{heading: heading, head: row})
 	default:
 		d.tables[last].rows = append(d.tables[last].rows, row)
 	}
@@ -91,8 +91,8 @@ func cells(line string) []string {
 	return parts
 }
 
-// under returns the rows of the tables below a heading.
-func (d document) under(heading string) [][]string {
+// rowsUnder returns the rows of all tables below a heading.
+func (d markdownDocument) rowsUnder(heading string) [][]string {
 	var rows [][]string
 	for _, t := range d.tables {
 		if t.heading == heading {
@@ -102,8 +102,8 @@ func (d document) under(heading string) [][]string {
 	return rows
 }
 
-func (d document) of(lang string) []block {
-	var found []block
+func (d markdownDocument) blocksOf(lang string) []codeBlock {
+	var found []codeBlock
 	for _, b := range d.blocks {
 		if b.lang == lang {
 			found = append(found, b)
@@ -112,10 +112,10 @@ func (d document) of(lang string) []block {
 	return found
 }
 
-func (d document) at(b block) string { return fmt.Sprintf("%s:%d", d.path, b.line) }
+func (d markdownDocument) at(b codeBlock) string { return fmt.Sprintf("%s:%d", d.path, b.line) }
 
-// code returns the texts in backquotes in a cell.
-func code(cell string) []string {
+// backquoted returns the texts of a cell that are in backquotes.
+func backquoted(cell string) []string {
 	var words []string
 	for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(cell, -1) {
 		words = append(words, m[1])
@@ -124,16 +124,16 @@ func code(cell string) []string {
 }
 
 // documents lists every Markdown file of the tree.
-func documents(t testing.TB) []document {
+func documents(t testing.TB) []markdownDocument {
 	t.Helper()
-	var all []document
+	var all []markdownDocument
 	for _, pattern := range []string{"*.md", "docs/*.md", "conf/*.md", "integration/*.md", "plugins/*/*.md"} {
-		paths, err := filepath.Glob(filepath.Join(root, pattern))
+		paths, err := filepath.Glob(filepath.Join(treeRoot, pattern))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, p := range paths {
-			rel, err := filepath.Rel(root, p)
+			rel, err := filepath.Rel(treeRoot, p)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -144,17 +144,17 @@ func documents(t testing.TB) []document {
 }
 
 func TestCut(t *testing.T) {
-	d := cut("x.md", "# A\ntext\n| k | v |\n| --- | --- |\n| `a`, `b` | 1 \\| 2 |\n\n## B\n```json\n{\"a\": 1}\n```\n| one |\n| --- |\n| row |\n| two |\n| --- |\n")
+	d := cutDocument("x.md", "# A\ntext\n| k | v |\n| --- | --- |\n| `a`, `b` | 1 \\| 2 |\n\n## B\n```json\n{\"a\": 1}\n```\n| one |\n| --- |\n| row |\n| two |\n| --- |\n")
 	if got := fmt.Sprint(d.headings, d.blocks, d.tables); got != "[A B] [{json B {\"a\": 1}\n 8}] "+
 		"[{A [k v] [[`a`, `b` 1 | 2]]} {B [one] [[row]]} {B [two] []}]" {
 		t.Error(got)
 	}
-	if got := fmt.Sprint(code(d.under("A")[0][0])); got != "[a b]" {
+	if got := fmt.Sprint(backquoted(d.rowsUnder("A")[0][0])); got != "[a b]" {
 		t.Error(got)
 	}
 }
 
-// TestLinks checks every link to a file of the tree.
+// TestLinks checks that the target of every link to a file of the tree exists.
 func TestLinks(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)#]+)(#[^)]*)?\)`)
 	for _, d := range documents(t) {
@@ -163,7 +163,7 @@ func TestLinks(t *testing.T) {
 			if strings.Contains(target, "://") || strings.HasPrefix(target, "mailto:") {
 				continue
 			}
-			if _, err := os.Stat(filepath.Join(root, filepath.Dir(d.path), target)); err != nil {
+			if _, err := os.Stat(filepath.Join(treeRoot, filepath.Dir(d.path), target)); err != nil {
 				t.Errorf("%s: link to %s: %v", d.path, target, err)
 			}
 		}

@@ -25,7 +25,8 @@ import (
 
 const migrating = "docs/MIGRATING.md"
 
-// needReference returns the folder of the reference plugins, which need the programs of both backends.
+// needReference returns the folder of the reference plugins. It skips the test if nft or iptables is missing, which the reference plugins
+// need.
 func needReference(t *testing.T) string {
 	t.Helper()
 	dir := harness.ReferenceDir()
@@ -33,58 +34,59 @@ func needReference(t *testing.T) string {
 		t.Skip("SKIPPED: the reference plugins could not be built")
 	}
 	if _, err := exec.LookPath("nft"); err != nil {
-		missing(t, "nft")
+		skipMissing(t, "nft")
 	}
 	if !iptables.Installed(true) || !iptables.Installed(false) {
-		missing(t, "iptables")
+		skipMissing(t, "iptables")
 	}
 	return dir
 }
 
-// mixed is the configuration of a node that switches between the plugin sets. edits are pairs of old and new text.
-func mixed(t *testing.T, backends, bin string, hostPort int, edits ...string) network {
+// mixedNetwork returns a network that works with the reference plugins and with Podlace's plugins. edits are pairs of old and new text in
+// the configuration.
+func mixedNetwork(t *testing.T, backends, bin string, hostPort int, edits ...string) testNetwork {
 	t.Helper()
 	masquerade, ports := "", ""
 	if backends != "unset" {
 		masquerade, ports = fmt.Sprintf(`"ipMasqBackend": %q,`, backends), fmt.Sprintf(`"backend": %q,`, backends)
 	}
-	caps := wanted()
+	caps := wantedCapabilities()
 	caps["portMappings"] = []map[string]any{{"hostPort": hostPort, "containerPort": 80, "protocol": "tcp"}}
 	caps["bandwidth"] = map[string]any{"ingressRate": 20_000_000, "ingressBurst": 2_000_000, "egressRate": 20_000_000,
 		"egressBurst": 2_000_000}
-	return open(t, strings.NewReplacer(edits...).Replace(`{"cniVersion": "1.0.0", "name": "mixed", "plugins": [
+	return openNetwork(t, strings.NewReplacer(edits...).Replace(`{"cniVersion": "1.0.0", "name": "mixed", "plugins": [
 		{"type": "bridge", "bridge": "mixed0", "isDefaultGateway": true, "ipMasq": true, `+masquerade+`
 			"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.89.0.0/16"}], [{"subnet": "fd00:89::/64"}]]}},
 		{"type": "portmap", `+ports+` "capabilities": {"portMappings": true}},
 		{"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`), bin, caps)
 }
 
-// TestWhatStays checks the document's table: it attaches with one set of plugins, detaches with the other, and compares what remains.
-// Then the document's commands must remove it all.
+// TestWhatStays checks the document's table of leftovers: one set of plugins runs ADD, the other set runs DEL, and the leftovers must match
+// the table. The commands in the document must then remove all leftovers.
 func TestWhatStays(t *testing.T) {
 	folders := map[string]string{"reference": needReference(t), "Podlace": harness.BinDir()}
 	d := parse(t, migrating)
-	rows := d.under("Changing over a node")
+	rows := d.rowsUnder("Changing over a node")
 	if len(rows) == 0 {
 		t.Fatal("no table")
 	}
 	for i, row := range rows {
-		backends, adder, deleter, stays := code(row[0])[0], row[1], row[2], row[3]
+		backends, adder, deleter, stays := backquoted(row[0])[0], row[1], row[2], row[3]
 		t.Run(strings.Join(row[:3], "/"), func(t *testing.T) {
-			add := mixed(t, backends, folders[adder], 7000+i)
-			del := add.by(folders[deleter])
-			t.Cleanup(func() { add.forget(t) })
-			for name, n := range map[string]network{"warm1": add, "warm2": del} {
+			add := mixedNetwork(t, backends, folders[adder], 7000+i)
+			del := add.withPlugins(folders[deleter])
+			t.Cleanup(func() { add.removeState(t) })
+			for name, n := range map[string]testNetwork{"warm1": add, "warm2": del} {
 				warm := newPod(t, name)
-				n.add(t, name, warm)
+				n.mustAdd(t, name, warm)
 				n.del(t, name, warm)
 			}
-			// Leftovers of an earlier row would hide those of this row.
+			// Leftovers of an earlier row would hide leftovers of this row.
 			_ = exec.Command("nft", "delete", "table", "inet", "podlace_loopback").Run()
 			_ = os.RemoveAll("/run/podlace/.localhost")
 			pod, id := newPod(t, fmt.Sprint("pod", i)), fmt.Sprint("pod", i)
-			got := leftovers(t, func() {
-				add.add(t, id, pod)
+			got := leftoverKinds(t, func() {
+				add.mustAdd(t, id, pod)
 				del.del(t, id, pod)
 			})
 			want := slices.Sorted(slices.Values(strings.Split(stays, ", ")))
@@ -96,7 +98,7 @@ func TestWhatStays(t *testing.T) {
 			}
 		})
 	}
-	for _, b := range d.of("sh") {
+	for _, b := range d.blocksOf("sh") {
 		checkTargets(t, b.text, makeTargets(t))
 		runCommands(t, b.text, t.TempDir())
 	}
@@ -109,8 +111,8 @@ func TestWhatStays(t *testing.T) {
 	}
 }
 
-// leftovers returns the kinds of state that f leaves, in the document's words.
-func leftovers(t *testing.T, f func()) []string {
+// leftoverKinds runs f and returns the kinds of state that remain, in the words of the document.
+func leftoverKinds(t *testing.T, f func()) []string {
 	t.Helper()
 	options := sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"},
 		Ignore: regexp.MustCompile(`/last_reserved_ip|/\.podlace|/\.?lock`)}
@@ -131,7 +133,7 @@ func leftovers(t *testing.T, f func()) []string {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// documentWord returns the document's word for a line of the oracle, or the line itself.
+// documentWord returns the document's word for a line of the snapshot, or the line itself.
 func documentWord(line string) string {
 	for _, kind := range []struct{ pattern, words string }{
 		{` dev bwp| link bwp`, "ifb device"},
@@ -150,15 +152,15 @@ func documentWord(line string) string {
 	return line
 }
 
-// TestSideBySide: pods of both plugin sets on one bridge get different addresses and reach one another.
+// TestSideBySide checks that pods of both plugin sets on one bridge get different addresses and can connect to one another.
 func TestSideBySide(t *testing.T) {
-	theirs := mixed(t, "nftables", needReference(t), 7100)
-	ours := mixed(t, "nftables", harness.BinDir(), 7101).by(harness.BinDir())
-	theirs.forget(t)
-	t.Cleanup(func() { theirs.forget(t) })
+	theirs := mixedNetwork(t, "nftables", needReference(t), 7100)
+	ours := mixedNetwork(t, "nftables", harness.BinDir(), 7101).withPlugins(harness.BinDir())
+	theirs.removeState(t)
+	t.Cleanup(func() { theirs.removeState(t) })
 	old, fresh := newPod(t, "old"), newPod(t, "new")
-	from := address(t, theirs.add(t, "old", old))
-	to := address(t, ours.add(t, "new", fresh))
+	from := firstAddress(t, theirs.mustAdd(t, "old", old))
+	to := firstAddress(t, ours.mustAdd(t, "new", fresh))
 	if from == to {
 		t.Errorf("both have %s", from)
 	}
@@ -181,7 +183,7 @@ func TestSideBySide(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	theirs.by(harness.BinDir()).del(t, "old", old)
+	theirs.withPlugins(harness.BinDir()).del(t, "old", old)
 	ours.del(t, "new", fresh)
 	leases, err := filepath.Glob("/var/lib/cni/networks/mixed/*[.:]*[0-9]")
 	if err != nil {
@@ -192,8 +194,8 @@ func TestSideBySide(t *testing.T) {
 	}
 }
 
-// address returns the first address of a result.
-func address(t *testing.T, text []byte) string {
+// firstAddress returns the first address of a result.
+func firstAddress(t *testing.T, text []byte) string {
 	t.Helper()
 	var result struct{ IPs []struct{ Address string } }
 	if err := json.Unmarshal(text, &result); err != nil {

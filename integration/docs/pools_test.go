@@ -19,20 +19,20 @@ const (
 	manifest     = "conf/cluster/components/sriov/sriov-device-plugin.yaml"
 )
 
-// TestPools: every shown or shipped configuration of the device plugin is valid.
+// TestPools checks that every configuration of the device plugin in the documents and in conf/ is valid.
 func TestPools(t *testing.T) {
 	texts := map[string]string{}
-	for _, b := range parse(t, devicePlugin).of("json") {
+	for _, b := range parse(t, devicePlugin).blocksOf("json") {
 		texts[parse(t, devicePlugin).at(b)] = b.text
 	}
-	paths, err := filepath.Glob(filepath.Join(root, "conf", "*.json"))
+	paths, err := filepath.Glob(filepath.Join(treeRoot, "conf", "*.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range paths {
-		texts[path] = read(t, "conf/"+filepath.Base(path))
+		texts[path] = readFile(t, "conf/"+filepath.Base(path))
 	}
-	inside := regexp.MustCompile(`(?m)config\.json: \|\n((?:    .*\n)+)`).FindStringSubmatch(read(t, manifest))
+	inside := regexp.MustCompile(`(?m)config\.json: \|\n((?:    .*\n)+)`).FindStringSubmatch(readFile(t, manifest))
 	if inside == nil || len(texts) < 2 {
 		t.Fatalf("configurations are missing: %d", len(texts))
 	}
@@ -45,9 +45,9 @@ func TestPools(t *testing.T) {
 	}
 }
 
-// TestManifest: the DaemonSet passes existing flags, mounts only folders, and requests no privileges.
+// TestManifest checks that the DaemonSet passes existing flags, mounts only folders, and requests no privileges.
 func TestManifest(t *testing.T) {
-	text := read(t, manifest)
+	text := readFile(t, manifest)
 	args := regexp.MustCompile(`args: \[(.*)\]`).FindStringSubmatch(text)
 	if args == nil {
 		t.Fatal("there are no args")

@@ -19,11 +19,11 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// cniPlugins lists the folders of plugins/ that hold a CNI plugin; the READMEs of the daemon and the command line have a different
+// cniPlugins lists the folders of plugins/ that contain a CNI plugin. The README files of the daemons and of the command line have another
 // structure.
 func cniPlugins(t testing.TB) []string {
 	t.Helper()
-	entries, err := os.ReadDir(filepath.Join(root, "plugins"))
+	entries, err := os.ReadDir(filepath.Join(treeRoot, "plugins"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,7 @@ const (
 	exampleHeading      = "Example"
 )
 
-// TestStructure checks that every plugin's README has the same structure.
+// TestStructure checks that the README files of all CNI plugins have the same headings.
 func TestStructure(t *testing.T) {
 	for _, plugin := range cniPlugins(t) {
 		d := parse(t, "plugins/"+plugin+"/README.md")
@@ -54,26 +54,26 @@ func TestStructure(t *testing.T) {
 		if diff := cmp.Diff(want, d.headings); diff != "" {
 			t.Errorf("%s: headings (-want +got):\n%s", d.path, diff)
 		}
-		if !slices.ContainsFunc(d.of("json"), func(b block) bool { return b.heading == exampleHeading && kindOf(t, b) == config }) {
+		if !slices.ContainsFunc(d.blocksOf("json"), func(b codeBlock) bool { return b.heading == exampleHeading && kindOf(t, b) == config }) {
 			t.Errorf("%s: no configuration below %q", d.path, exampleHeading)
 		}
 	}
 }
 
-// TestKeysAreDocumented compares a README's keys with the keys that the source decodes, in both directions.
+// TestKeysAreDocumented checks that the README of each plugin lists exactly the keys that the source decodes.
 func TestKeysAreDocumented(t *testing.T) {
 	for _, plugin := range cniPlugins(t) {
 		d := parse(t, "plugins/"+plugin+"/README.md")
 		listed := map[string]bool{}
-		for _, row := range d.under(keysHeading) {
+		for _, row := range d.rowsUnder(keysHeading) {
 			if len(row) != 3 || slices.Contains(row, "") {
 				t.Errorf("%s: row %q: want key, default and meaning", d.path, row)
 			}
-			for _, key := range code(row[0]) {
+			for _, key := range backquoted(row[0]) {
 				listed[key] = true
 			}
 		}
-		keys := parseSource(t, packageOf(plugin)).keys()
+		keys := parseSource(t, packageOf(plugin)).keyPaths()
 		for key, kind := range keys {
 			if kind != object && !listed[key] {
 				t.Errorf("%s: the table below %q lacks the key %s", d.path, keysHeading, key)
@@ -87,8 +87,8 @@ func TestKeysAreDocumented(t *testing.T) {
 	}
 }
 
-// refusals returns, for each key that a README calls refused, a configuration that the plugin refuses.
-func refusals() map[string]string {
+// refusedValues maps each key that a README calls refused to a configuration that the plugin must refuse.
+func refusedValues() map[string]string {
 	return map[string]string{
 		"portmap/conditionsV4":      `{"conditionsV4": ["ip", "daddr", "192.0.2.1"]}`,
 		"portmap/conditionsV6":      `{"conditionsV6": ["ip6", "daddr", "2001:db8::1"]}`,
@@ -97,27 +97,27 @@ func refusals() map[string]string {
 	}
 }
 
-// TestRefusals passes each key that a README calls refused to the plugin.
+// TestRefusals checks that a plugin refuses each key that its README calls refused.
 func TestRefusals(t *testing.T) {
 	pod := newPod(t, podName)
 	told := map[string]bool{}
 	for _, plugin := range cniPlugins(t) {
 		d := parse(t, "plugins/"+plugin+"/README.md")
-		for _, row := range d.under(keysHeading) {
+		for _, row := range d.rowsUnder(keysHeading) {
 			if strings.Contains(row[2], "code 2") {
-				for _, key := range code(row[0]) {
+				for _, key := range backquoted(row[0]) {
 					told[plugin+"/"+key] = true
 				}
 			}
 		}
 	}
-	for key, value := range refusals() {
+	for key, value := range refusedValues() {
 		plugin, name, _ := strings.Cut(key, "/")
 		if !told[key] {
 			t.Errorf("plugins/%s/README.md does not say that the plugin refuses %s with code 2", plugin, name)
 		}
 		delete(told, key)
-		f := refused(t, merge(t, value, plugin), pod)
+		f := mustRefuse(t, completeConfig(t, value, plugin), pod)
 		if f.Code != 2 || !strings.Contains(f.Msg, name) {
 			t.Errorf("%s: code %d, %q", key, f.Code, f.Msg)
 		}
@@ -127,8 +127,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// merge completes a configuration that has only one key.
-func merge(t testing.TB, key, plugin string) string {
+// completeConfig adds the required keys to a configuration that has only one key.
+func completeConfig(t testing.TB, key, plugin string) string {
 	t.Helper()
 	conf := map[string]any{"cniVersion": "1.1.0", "name": "pods", "type": plugin,
 		"prevResult": map[string]any{"cniVersion": "1.1.0", "ips": []any{map[string]any{"address": "10.58.0.2/16"}}}}
@@ -138,13 +138,13 @@ func merge(t testing.TB, key, plugin string) string {
 	return string(encode(t, conf))
 }
 
-// TestErrorCodes: every README's table contains each error code that the plugin uses.
+// TestErrorCodes checks that the table of errors in each README contains each error code that the plugin uses.
 func TestErrorCodes(t *testing.T) {
 	codes := allCodes(t)
 	for _, plugin := range cniPlugins(t) {
 		d := parse(t, "plugins/"+plugin+"/README.md")
 		listed := map[string]bool{}
-		for _, row := range d.under(errorsHeading) {
+		for _, row := range d.rowsUnder(errorsHeading) {
 			listed[row[0]] = true
 		}
 		for _, name := range parseSource(t, packageOf(plugin)).errorCodes() {
@@ -155,19 +155,19 @@ func TestErrorCodes(t *testing.T) {
 	}
 }
 
-// kind is the content of a JSON block.
-type kind string
+// blockKind is the kind of content in a JSON block.
+type blockKind string
 
 const (
-	config       kind = "configuration"
-	result       kind = "result"
-	failure      kind = "error"
-	capabilities kind = "capabilities"
-	node         kind = "CIDRs of the node"
-	pools        kind = "pools of VFs"
+	config       blockKind = "configuration"
+	result       blockKind = "result"
+	failure      blockKind = "error"
+	capabilities blockKind = "capabilities"
+	node         blockKind = "CIDRs of the node"
+	pools        blockKind = "pools of VFs"
 )
 
-func kindOf(t testing.TB, b block) kind {
+func kindOf(t testing.TB, b codeBlock) blockKind {
 	t.Helper()
 	var object map[string]any
 	if err := json.Unmarshal([]byte(b.text), &object); err != nil {
@@ -194,17 +194,17 @@ func kindOf(t testing.TB, b block) kind {
 	return ""
 }
 
-// TestExamples runs every configuration in the documents. If an error follows a configuration, the plugin must fail with exactly this
-// error. A result must be the result of a configuration in the same document. Capabilities are passed to all configurations that use
-// them.
+// TestExamples runs every configuration in the documents. If an error follows a configuration in the document, the plugin must fail with
+// exactly this error. A result in a document must equal the result of a configuration in the same document. The capabilities of a document
+// are passed to all configurations with these capabilities.
 func TestExamples(t *testing.T) {
 	for _, d := range documents(t) {
 		t.Run(d.path, func(t *testing.T) { runExamples(t, d) })
 	}
 }
 
-func runExamples(t *testing.T, d document) {
-	blocks := d.of("json")
+func runExamples(t *testing.T, d markdownDocument) {
+	blocks := d.blocksOf("json")
 	caps := map[string]any{}
 	for _, b := range blocks {
 		switch kindOf(t, b) {
@@ -226,18 +226,18 @@ func runExamples(t *testing.T, d document) {
 				compareError(t, b, blocks[i+1])
 				return
 			}
-			results = append(results, normalise(t, exercise(t, b.text, caps)))
+			results = append(results, replaceMACs(t, runVerbs(t, b.text, caps)))
 		})
 	}
 	for _, b := range blocks {
 		want := kindOf(t, b)
-		if want == result && !slices.ContainsFunc(results, func(r any) bool { return cmp.Equal(r, normalise(t, []byte(b.text))) }) {
+		if want == result && !slices.ContainsFunc(results, func(r any) bool { return cmp.Equal(r, replaceMACs(t, []byte(b.text))) }) {
 			t.Errorf("%s: no configuration of the document has this result, but\n%s", d.at(b), pretty(results))
 		}
 	}
 }
 
-// writeNodeFile writes the node's CIDRs for host-local until the end of the test.
+// writeNodeFile writes the node's CIDRs for host-local, and removes the file at the end of the test.
 func writeNodeFile(t *testing.T, text string) {
 	t.Helper()
 	const path = "/run/podlace/node.json"
@@ -247,8 +247,8 @@ func writeNodeFile(t *testing.T, text string) {
 	t.Cleanup(func() { _ = os.Remove(path) })
 }
 
-// normalise replaces MAC addresses, which are partly random.
-func normalise(t testing.TB, text []byte) (v any) {
+// replaceMACs replaces MAC addresses by a constant, because some of them are random.
+func replaceMACs(t testing.TB, text []byte) (v any) {
 	t.Helper()
 	mac := regexp.MustCompile(`"mac": ?"([0-9a-f]{2}:){5}[0-9a-f]{2}"`)
 	text = mac.ReplaceAllFunc(text, func(m []byte) []byte {
@@ -268,7 +268,7 @@ func pretty(v any) string {
 	return string(text)
 }
 
-// failureDocument is the error of the specification.
+// failureDocument is the error object of the CNI specification.
 type failureDocument struct {
 	CNIVersion string `json:"cniVersion"`
 	Code       int    `json:"code"`
@@ -276,10 +276,10 @@ type failureDocument struct {
 	Details    string `json:"details"`
 }
 
-// refused runs ADD of one plugin, which must fail.
-func refused(t testing.TB, config string, pod *sandbox.Pod) (f failureDocument) {
+// mustRefuse runs ADD of one plugin and returns the error. It fails the test if ADD succeeds.
+func mustRefuse(t testing.TB, config string, pod *sandbox.Pod) (f failureDocument) {
 	t.Helper()
-	stdout, ok := raw(t, "ADD", config, pod)
+	stdout, ok := runPlugin(t, "ADD", config, pod)
 	if ok {
 		t.Fatalf("ADD of %s: success", config)
 	}
@@ -289,7 +289,7 @@ func refused(t testing.TB, config string, pod *sandbox.Pod) (f failureDocument) 
 	return f
 }
 
-func compareError(t *testing.T, conf, shown block) {
+func compareError(t *testing.T, conf, shown codeBlock) {
 	t.Helper()
 	var want failureDocument
 	if err := json.Unmarshal([]byte(shown.text), &want); err != nil {
@@ -297,15 +297,15 @@ func compareError(t *testing.T, conf, shown block) {
 	}
 	pod := newPod(t, podName)
 	kerneltest.Clean(t, pod)
-	if diff := cmp.Diff(want, refused(t, conf.text, pod)); diff != "" {
+	if diff := cmp.Diff(want, mustRefuse(t, conf.text, pod)); diff != "" {
 		t.Errorf("error (-document +plugin):\n%s", diff)
 	}
 }
 
-// TestFigures: the report that the README's comparison cites contains every figure.
+// TestFigures checks that docs/PERFORMANCE.md contains every number of the comparison in README.md.
 func TestFigures(t *testing.T) {
-	report := read(t, "docs/PERFORMANCE.md")
-	rows := parse(t, "README.md").under("Podlace and the reference plugins compared")
+	report := readFile(t, "docs/PERFORMANCE.md")
+	rows := parse(t, "README.md").rowsUnder("Podlace and the reference plugins compared")
 	if len(rows) == 0 {
 		t.Fatal("no table")
 	}

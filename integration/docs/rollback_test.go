@@ -17,13 +17,13 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// rollback runs podlace rollback with the network's configuration, and returns its output.
-func rollback(t *testing.T, n network, flags ...string) (string, error) {
+// runRollback runs podlace rollback with the configuration of the network, and returns the output.
+func runRollback(t *testing.T, n testNetwork, flags ...string) (string, error) {
 	t.Helper()
 	return rollbackBy(t, harness.BinDir(), n, nil, flags...)
 }
 
-func rollbackBy(t *testing.T, bin string, n network, env []string, flags ...string) (string, error) {
+func rollbackBy(t *testing.T, bin string, n testNetwork, env []string, flags ...string) (string, error) {
 	t.Helper()
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "10-mixed.conflist"), n.list.Bytes, 0o600); err != nil {
@@ -35,9 +35,9 @@ func rollbackBy(t *testing.T, bin string, n network, env []string, flags ...stri
 	return string(out), err
 }
 
-func mustRollback(t *testing.T, n network, flags ...string) string {
+func mustRollback(t *testing.T, n testNetwork, flags ...string) string {
 	t.Helper()
-	out, err := rollback(t, n, flags...)
+	out, err := runRollback(t, n, flags...)
 	if err != nil {
 		t.Fatalf("rollback: %v\n%s", err, out)
 	}
@@ -47,8 +47,8 @@ func mustRollback(t *testing.T, n network, flags ...string) string {
 // ownTraces matches the names of state that only Podlace creates.
 var ownTraces = regexp.MustCompile(`(?m)^.*(podlace_|/run/podlace|/\.podlace).*$`)
 
-// forgetMarks removes the markMasqBit rules of earlier tests. Otherwise they would disappear with this test's first pod, which uses
-// another bit.
+// forgetMarks removes the markMasqBit rules of earlier tests. The first pod of the next test uses another bit, and would remove these rules
+// during the test.
 func forgetMarks() {
 	for _, program := range []string{"iptables", "ip6tables"} {
 		for _, chain := range []string{"CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"} {
@@ -57,51 +57,51 @@ func forgetMarks() {
 	}
 }
 
-// TestRollback (F-44): after a rollback the reference plugins delete the pods that Podlace attached, and nothing remains. The pods'
-// traffic continues meanwhile and while the plugins are exchanged (F-43).
+// TestRollback (F-44) checks that after a rollback DEL of the reference plugins removes all state of pods that Podlace attached. The pods'
+// traffic continues during the rollback and while the plugins are replaced (F-43).
 func TestRollback(t *testing.T) {
 	reference := needReference(t)
 	for i, backends := range []string{"unset", "iptables", "nftables"} {
 		t.Run(backends, func(t *testing.T) {
 			port := 7300 + i
 			edits := withSpoofCheck(backends == "nftables")
-			ours := mixed(t, backends, harness.BinDir(), port, edits...)
-			theirs := ours.by(reference)
-			t.Cleanup(func() { ours.forget(t) })
+			ours := mixedNetwork(t, backends, harness.BinDir(), port, edits...)
+			theirs := ours.withPlugins(reference)
+			t.Cleanup(func() { ours.removeState(t) })
 			peer := newPeer(t)
 			forgetMarks()
-			warm(t, theirs, ours)
+			createSharedState(t, theirs, ours)
 			mustRollback(t, ours, "--yes")
-			before := take(t)
+			before := takeSnapshot(t)
 			if left := ownTraces.FindString(before.String()); left != "" {
 				t.Errorf("after a rollback without pods, this remains: %s", left)
 			}
 
-			// The reference's ADD enables this setting permanently. Reset it, as if no reference pod had been attached.
+			// ADD of the reference enables route_localnet permanently. Reset the sysctl, as if no pod had been attached by the reference.
 			if err := os.WriteFile("/proc/sys/net/ipv4/conf/mixed0/route_localnet", []byte("0"), 0o644); err != nil {
 				t.Fatal(err)
 			}
 			old := newPod(t, "old")
-			tellAddresses(t, old, net.JoinHostPort(address(t, ours.add(t, "old", old)), "80"))
+			tellAddresses(t, old, net.JoinHostPort(firstAddress(t, ours.mustAdd(t, "old", old)), "80"))
 			traffic := startStream(t, old)
 			hostPort := net.JoinHostPort(nodeAddresses[0], fmt.Sprint(port))
-			running := take(t)
+			running := takeSnapshot(t)
 			if out := mustRollback(t, ours); !strings.Contains(out, "pod shop/web-0: container old, eth0 in network mixed\n") ||
 				!strings.Contains(out, "Nothing was changed") {
 				t.Errorf("the dry run says\n%s", out)
 			}
-			kerneltest.NoLeak(t, running, watched())
+			kerneltest.NoLeak(t, running, oracleOptions())
 
 			for range 2 { // rollback is idempotent
 				mustRollback(t, ours, "--yes")
-				if left := ownTraces.FindString(take(t).String()); left != "" {
+				if left := ownTraces.FindString(takeSnapshot(t).String()); left != "" {
 					t.Errorf("after a rollback, this remains: %s", left)
 				}
-				if checked := strings.Contains(take(t).String(), "nft chain bridge nat cni-br-iface-old-eth0-mac"); checked != (edits != nil) {
+				if checked := strings.Contains(takeSnapshot(t).String(), "nft chain bridge nat cni-br-iface-old-eth0-mac"); checked != (edits != nil) {
 					t.Errorf("the reference's rules check MACs: %t", checked)
 				}
 				traffic.awaitRounds()
-				if err := once(peer, hostPort, peerAddresses[0]); err != nil {
+				if err := exchangeOnce(peer, hostPort, peerAddresses[0]); err != nil {
 					t.Errorf("hostPort: %v", err)
 				}
 				if c, err := net.DialTimeout("tcp", fmt.Sprintf("127.0.0.1:%d", port), trafficLimit); err != nil {
@@ -111,12 +111,12 @@ func TestRollback(t *testing.T) {
 				}
 			}
 			fresh := newPod(t, "new")
-			other := mixed(t, backends, reference, port+50, edits...)
-			other.add(t, "new", fresh)
+			other := mixedNetwork(t, backends, reference, port+50, edits...)
+			other.mustAdd(t, "new", fresh)
 			traffic.awaitRounds()
 			other.del(t, "new", fresh)
 			traffic.awaitRounds()
-			if err := once(peer, hostPort, peerAddresses[0]); err != nil {
+			if err := exchangeOnce(peer, hostPort, peerAddresses[0]); err != nil {
 				t.Errorf("hostPort after a pod of the reference: %v", err)
 			}
 			if err := theirs.check(t, "old", old); err == nil || err.Error() != "Limit doesn't match" {
@@ -125,26 +125,27 @@ func TestRollback(t *testing.T) {
 			traffic.stop()
 			theirs.del(t, "old", old)
 			theirs.del(t, "old", old)
-			kerneltest.NoLeak(t, before, watched())
+			kerneltest.NoLeak(t, before, oracleOptions())
 		})
 	}
 }
 
-// TestRollbackInterrupted (F-44): if any change fails, the pod's traffic continues, and the next run completes the rollback.
+// TestRollbackInterrupted (F-44) checks that the pod's traffic continues if any change of the rollback fails, and that the next run
+// completes the rollback.
 func TestRollbackInterrupted(t *testing.T) {
 	reference := needReference(t)
 	for _, backends := range []string{"unset", "nftables"} {
 		t.Run(backends, func(t *testing.T) {
-			ours := mixed(t, backends, harness.BinDir(), 7400)
-			theirs := ours.by(reference)
-			t.Cleanup(func() { ours.forget(t) })
+			ours := mixedNetwork(t, backends, harness.BinDir(), 7400)
+			theirs := ours.withPlugins(reference)
+			t.Cleanup(func() { ours.removeState(t) })
 			newPeer(t)
-			warm(t, theirs, ours)
+			createSharedState(t, theirs, ours)
 			mustRollback(t, ours, "--yes")
-			before := take(t)
+			before := takeSnapshot(t)
 			pod := newPod(t, "old")
 			for n := 1; ; n++ {
-				ours.add(t, "old", pod)
+				ours.mustAdd(t, "old", pod)
 				traffic := startStream(t, pod)
 				out, err := rollbackBy(t, harness.FaultDir(), ours, []string{fmt.Sprint("PODLACE_FAIL_AT=", n)}, "--yes")
 				if err != nil && !strings.Contains(out, "injected fault") {
@@ -155,7 +156,7 @@ func TestRollbackInterrupted(t *testing.T) {
 				traffic.awaitRounds()
 				traffic.stop()
 				theirs.del(t, "old", pod)
-				kerneltest.NoLeak(t, before, watched())
+				kerneltest.NoLeak(t, before, oracleOptions())
 				if err == nil {
 					if n < 8 {
 						t.Errorf("there were only %d changes:\n%s", n-1, out)
@@ -167,35 +168,35 @@ func TestRollbackInterrupted(t *testing.T) {
 	}
 }
 
-// TestRollbackOfTheDead (F-44): a rollback removes the state of a pod that ended without a DEL, and keeps everything of an unknown
-// network.
+// TestRollbackOfTheDead (F-44) checks that a rollback removes the state of a pod that ended without a DEL, and keeps all state of an
+// unknown network.
 func TestRollbackOfTheDead(t *testing.T) {
 	reference := needReference(t)
-	ours := mixed(t, "nftables", harness.BinDir(), 7450)
-	theirs := ours.by(reference)
-	t.Cleanup(func() { ours.forget(t) })
-	warm(t, theirs, ours)
+	ours := mixedNetwork(t, "nftables", harness.BinDir(), 7450)
+	theirs := ours.withPlugins(reference)
+	t.Cleanup(func() { ours.removeState(t) })
+	createSharedState(t, theirs, ours)
 	mustRollback(t, ours, "--yes")
-	before := take(t)
+	before := takeSnapshot(t)
 	pod, live := newPod(t, "old"), newPod(t, "live")
-	ours.add(t, "old", pod)
-	mixed(t, "nftables", harness.BinDir(), 7451).add(t, "live", live)
+	ours.mustAdd(t, "old", pod)
+	mixedNetwork(t, "nftables", harness.BinDir(), 7451).mustAdd(t, "live", live)
 	if err := pod.Close(); err != nil {
 		t.Fatal(err)
 	}
-	unknown := mixed(t, "nftables", harness.BinDir(), 7450, `"mixed"`, `"another"`)
-	if out, err := rollback(t, unknown, "--yes"); err == nil ||
+	unknown := mixedNetwork(t, "nftables", harness.BinDir(), 7450, `"mixed"`, `"another"`)
+	if out, err := runRollback(t, unknown, "--yes"); err == nil ||
 		!strings.Contains(out, "no configuration of this network names the plugin bridge") ||
-		!strings.Contains(take(t).String(), "podlace_masquerade") {
+		!strings.Contains(takeSnapshot(t).String(), "podlace_masquerade") {
 		t.Errorf("without the configuration: %v\n%s", err, out)
 	}
 	mustRollback(t, ours, "--yes")
 	theirs.del(t, "old", pod)
 	theirs.del(t, "live", live)
-	kerneltest.NoLeak(t, before, watched())
+	kerneltest.NoLeak(t, before, oracleOptions())
 }
 
-// TestTablesNamed: each document that lists all nftables tables names every table of the registry.
+// TestTablesNamed checks that each document with a list of all nftables tables names every table of the registry.
 func TestTablesNamed(t *testing.T) {
 	for _, table := range nft.Tables() {
 		for file, text := range map[string]string{

@@ -14,11 +14,11 @@ import (
 	"golang.org/x/net/html"
 )
 
-// sourceURL is the prefix of links from the site to files of the tree that are no pages.
+// sourceURL is the prefix of links from the site to files of the tree that have no page.
 const sourceURL = "https://github.com/podlace/podlace/blob/main/"
 
-// page is a page of the site: what a browser or a reader follows from it, and what links can lead to.
-type page struct {
+// sitePage contains the links, pictures and link targets of one page of the site.
+type sitePage struct {
 	links, pictures []string
 	menu            []string // links of the navigation
 	ids             map[string]bool
@@ -26,7 +26,7 @@ type page struct {
 	viewport        bool // without it phones show the page as on a desk, but smaller
 }
 
-// siteFolder returns the folder that `make site` wrote; without it the test is skipped.
+// siteFolder returns the folder that `make site` wrote. It skips the test if there is no such folder.
 func siteFolder(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("SITE")
@@ -36,10 +36,10 @@ func siteFolder(t *testing.T) string {
 	return dir
 }
 
-// sitePages parses the pages of the site by their path below its folder.
-func sitePages(t *testing.T, dir string) map[string]*page {
+// sitePages parses the pages of the site. The keys of the map are paths below the folder of the site.
+func sitePages(t *testing.T, dir string) map[string]*sitePage {
 	t.Helper()
-	pages := map[string]*page{}
+	pages := map[string]*sitePage{}
 	err := filepath.WalkDir(dir, func(file string, entry fs.DirEntry, err error) error {
 		if err != nil || filepath.Ext(file) != ".html" {
 			return err
@@ -51,8 +51,8 @@ func sitePages(t *testing.T, dir string) map[string]*page {
 		defer f.Close()
 		root, err := html.Parse(f)
 		name, _ := filepath.Rel(dir, file)
-		pages[name] = &page{ids: map[string]bool{}}
-		pages[name].read(root, false)
+		pages[name] = &sitePage{ids: map[string]bool{}}
+		pages[name].collectTargets(root, false)
 		return err
 	})
 	if err != nil || len(pages) == 0 {
@@ -61,8 +61,8 @@ func sitePages(t *testing.T, dir string) map[string]*page {
 	return pages
 }
 
-// read collects the links, pictures and targets of an element and of those in it.
-func (p *page) read(n *html.Node, inMenu bool) {
+// collectTargets collects the links, pictures and link targets of an element and of all elements inside it.
+func (p *sitePage) collectTargets(n *html.Node, inMenu bool) {
 	attributes := map[string]string{}
 	for _, a := range n.Attr {
 		attributes[a.Key] = a.Val
@@ -86,11 +86,12 @@ func (p *page) read(n *html.Node, inMenu bool) {
 		}
 	}
 	for c := n.FirstChild; c != nil; c = c.NextSibling {
-		p.read(c, inMenu || n.Data == "nav")
+		p.collectTargets(c, inMenu || n.Data == "nav")
 	}
 }
 
-// TestSite: each document has a page, the menu of each page leads to all pages, and each link and picture of a page has its target.
+// TestSite checks that each document has a page, that the menu of each page has links to all pages, and that the target of each link and
+// picture exists.
 func TestSite(t *testing.T) {
 	dir := siteFolder(t)
 	pages := sitePages(t, dir)
@@ -127,7 +128,7 @@ func TestSite(t *testing.T) {
 	}
 }
 
-// pageOf returns the path of the page of a document.
+// pageOf returns the path of the page that shows a document.
 func pageOf(document string) string {
 	if document == "README.md" {
 		return "index.html"
@@ -135,11 +136,11 @@ func pageOf(document string) string {
 	return strings.TrimSuffix(document, ".md") + ".html"
 }
 
-func checkSiteLink(t *testing.T, pages map[string]*page, name, link string) {
+func checkSiteLink(t *testing.T, pages map[string]*sitePage, name, link string) {
 	t.Helper()
 	if file, inTree := strings.CutPrefix(link, sourceURL); inTree {
 		file, _, _ = strings.Cut(file, "#")
-		if _, err := os.Stat(filepath.Join(root, file)); err != nil || filepath.Ext(file) == ".md" && pages[pageOf(file)] != nil {
+		if _, err := os.Stat(filepath.Join(treeRoot, file)); err != nil || filepath.Ext(file) == ".md" && pages[pageOf(file)] != nil {
 			t.Errorf("%s: link to the source of %s: it is missing or has a page, %v", name, file, err)
 		}
 		return

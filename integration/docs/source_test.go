@@ -18,17 +18,17 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// source is one parsed package.
-type source struct {
+// parsedPackage is one parsed Go package.
+type parsedPackage struct {
 	t     testing.TB
 	files []*ast.File
 	types map[string]ast.Expr
 }
 
-func parseSource(t testing.TB, dir string) source {
+func parseSource(t testing.TB, dir string) parsedPackage {
 	t.Helper()
-	s := source{t: t, types: map[string]ast.Expr{}}
-	paths, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
+	s := parsedPackage{t: t, types: map[string]ast.Expr{}}
+	paths, err := filepath.Glob(filepath.Join(treeRoot, dir, "*.go"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func parseSource(t testing.TB, dir string) source {
 	return s
 }
 
-func (s source) each(f func(ast.Node)) {
+func (s parsedPackage) each(f func(ast.Node)) {
 	for _, file := range s.files {
 		ast.Inspect(file, func(n ast.Node) bool {
 			f(n)
@@ -60,30 +60,30 @@ func (s source) each(f func(ast.Node)) {
 	}
 }
 
-// keyKind is the kind of a key's value.
-type keyKind int
+// keyType is the kind of value that a key has.
+type keyType int
 
 const (
-	leaf   keyKind = iota + 1
+	leaf   keyType = iota + 1
 	object         // the key itself need not be described
 	opaque         // its keys, if any, are decoded by another package
 )
 
-// keys returns the dotted path of every JSON key of the package's configuration. The configuration's variables are those whose address
-// is passed to Decode or DecodeWithin.
-func (s source) keys() map[string]keyKind {
+// keyPaths returns the dotted path of every JSON key in the package's configuration. A variable is part of the configuration if its address
+// is an argument of Decode or DecodeWithin.
+func (s parsedPackage) keyPaths() map[string]keyType {
 	s.t.Helper()
-	found := map[string]keyKind{}
+	found := map[string]keyType{}
 	decoders := 0
 	s.each(func(n ast.Node) {
 		f, ok := n.(*ast.FuncDecl)
 		if !ok || f.Body == nil {
 			return
 		}
-		for _, name := range decoded(f.Body) {
-			if of := declared(f.Body, name); of != nil {
+		for _, name := range decodedVariables(f.Body) {
+			if of := declaredType(f.Body, name); of != nil {
 				decoders++
-				s.walk("", of, found)
+				s.addKeys("", of, found)
 			}
 		}
 	})
@@ -93,8 +93,8 @@ func (s source) keys() map[string]keyKind {
 	return found
 }
 
-// decoded returns the variables whose addresses a function passes to the frame's decoder.
-func decoded(body *ast.BlockStmt) []string {
+// decodedVariables returns the variables whose addresses a function passes to the decoder in pkg/plugin.
+func decodedVariables(body *ast.BlockStmt) []string {
 	var names []string
 	ast.Inspect(body, func(n ast.Node) bool {
 		call, ok := n.(*ast.CallExpr)
@@ -115,8 +115,8 @@ func decoded(body *ast.BlockStmt) []string {
 	return names
 }
 
-// declared returns the type of a function's variable.
-func declared(body *ast.BlockStmt, name string) (of ast.Expr) {
+// declaredType returns the type of a variable that a function declares.
+func declaredType(body *ast.BlockStmt, name string) (of ast.Expr) {
 	ast.Inspect(body, func(n ast.Node) bool {
 		if spec, ok := n.(*ast.ValueSpec); ok && spec.Type != nil && len(spec.Names) == 1 && spec.Names[0].Name == name {
 			of = spec.Type
@@ -126,31 +126,31 @@ func declared(body *ast.BlockStmt, name string) (of ast.Expr) {
 	return of
 }
 
-// walk adds the keys of a type and of its fields.
-func (s source) walk(path string, of ast.Expr, found map[string]keyKind) {
+// addKeys adds the keys of a type and of the type's fields.
+func (s parsedPackage) addKeys(path string, of ast.Expr, found map[string]keyType) {
 	switch of := of.(type) {
 	case *ast.StarExpr:
-		s.walk(path, of.X, found)
+		s.addKeys(path, of.X, found)
 	case *ast.ArrayType:
-		s.walk(path, of.Elt, found)
+		s.addKeys(path, of.Elt, found)
 	case *ast.StructType:
 		if path != "" {
 			found[path] = object
 		}
 		for _, field := range of.Fields.List {
-			name := tag(field)
+			name := jsonName(field)
 			if name == "" && len(field.Names) > 0 {
 				s.t.Fatalf("%s: field %s has no JSON name", path, field.Names[0])
 			}
-			s.walk(join(path, name), field.Type, found)
+			s.addKeys(join(path, name), field.Type, found)
 		}
 	case *ast.SelectorExpr:
-		s.foreign(path, fmt.Sprint(of.X, ".", of.Sel), found)
+		s.addForeignKeys(path, fmt.Sprint(of.X, ".", of.Sel), found)
 	case *ast.MapType: // its keys are arbitrary
 		found[path] = leaf
 	case *ast.Ident:
 		if own, ok := s.types[of.Name]; ok {
-			s.walk(path, own, found)
+			s.addKeys(path, own, found)
 			return
 		}
 		found[path] = leaf
@@ -166,8 +166,8 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-// tag returns the JSON name of a field, "" for an embedded one.
-func tag(field *ast.Field) string {
+// jsonName returns the JSON name of a field, or "" for an embedded field.
+func jsonName(field *ast.Field) string {
 	if field.Tag == nil {
 		return ""
 	}
@@ -176,8 +176,8 @@ func tag(field *ast.Field) string {
 	return name
 }
 
-// foreign adds the keys of types that other modules declare.
-func (s source) foreign(path, name string, found map[string]keyKind) {
+// addForeignKeys adds the keys of a type that another module declares.
+func (s parsedPackage) addForeignKeys(path, name string, found map[string]keyType) {
 	switch name {
 	case "json.Number":
 		found[path] = leaf
@@ -202,7 +202,7 @@ func fieldsOf(of reflect.Type) []string {
 }
 
 // errorCodes returns the names of the error codes that the package uses.
-func (s source) errorCodes() []string {
+func (s parsedPackage) errorCodes() []string {
 	found := map[string]bool{}
 	s.each(func(n ast.Node) {
 		if sel, ok := n.(*ast.SelectorExpr); ok && fmt.Sprint(sel.X) == "plugin" && strings.HasPrefix(sel.Sel.Name, "Code") &&
@@ -213,7 +213,7 @@ func (s source) errorCodes() []string {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// allCodes returns the error codes of the frame by name.
+// allCodes returns the error codes of pkg/plugin by name.
 func allCodes(t testing.TB) map[string]string {
 	t.Helper()
 	codes := map[string]string{}
@@ -232,11 +232,11 @@ func allCodes(t testing.TB) map[string]string {
 }
 
 func TestKeys(t *testing.T) {
-	if got := parseSource(t, "pkg/portmap").keys(); got["runtimeConfig.portMappings.hostIP"] != leaf || got["snat"] != leaf ||
+	if got := parseSource(t, "pkg/portmap").keyPaths(); got["runtimeConfig.portMappings.hostIP"] != leaf || got["snat"] != leaf ||
 		got["runtimeConfig"] != object {
 		t.Errorf("got %v", got)
 	}
-	if got := parseSource(t, "pkg/loopback").keys(); len(got) != 0 {
+	if got := parseSource(t, "pkg/loopback").keyPaths(); len(got) != 0 {
 		t.Errorf("loopback has keys: %v", got)
 	}
 	if got := allCodes(t); got["CodeUnsupported"] != "2" || got["CodeStateDiffers"] != "100" {

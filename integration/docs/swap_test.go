@@ -16,19 +16,19 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestSwapUnderLoad (F-43): while pods are attached and detached in parallel, the programs of the two plugin sets repeatedly replace
-// one another, as scripts/install.sh does it. No verb fails, whichever set adds and deletes, and a rollback finds the remaining pods.
+// TestSwapUnderLoad (F-43) checks that no ADD or DEL fails while the plugins are repeatedly replaced by the reference plugins and back, in
+// the way of scripts/install.sh. Several pods run ADD and DEL in parallel. A rollback at the end removes all remaining state.
 func TestSwapUnderLoad(t *testing.T) {
 	reference := needReference(t)
 	for _, backends := range []string{"iptables", "nftables"} {
 		t.Run(backends, func(t *testing.T) {
 			bin := t.TempDir()
-			install(t, reference, bin)
-			n := mixed(t, backends, bin, 7500)
-			t.Cleanup(func() { n.forget(t) })
-			warm(t, n.by(reference), n.by(harness.BinDir()))
+			replacePlugins(t, reference, bin)
+			n := mixedNetwork(t, backends, bin, 7500)
+			t.Cleanup(func() { n.removeState(t) })
+			createSharedState(t, n.withPlugins(reference), n.withPlugins(harness.BinDir()))
 			mustRollback(t, n, "--yes")
-			before := take(t)
+			before := takeSnapshot(t)
 
 			const workers, rounds = 3, 12
 			var pods [workers]*sandbox.Pod
@@ -40,7 +40,7 @@ func TestSwapUnderLoad(t *testing.T) {
 			for i, pod := range pods {
 				load.Go(func() {
 					for round := 0; round < rounds || swaps.Load() < rounds; round++ { // on a busy machine the swaps take longer
-						of := mixed(t, backends, bin, 20000+round*workers+i)
+						of := mixedNetwork(t, backends, bin, 20000+round*workers+i)
 						id := fmt.Sprintf("swap%d-%d", i, round)
 						if err := of.tryAdd(t, id, pod); err != nil {
 							t.Errorf("ADD: %v", err)
@@ -52,7 +52,7 @@ func TestSwapUnderLoad(t *testing.T) {
 			done := make(chan struct{})
 			go func() { load.Wait(); close(done) }()
 			for busy := true; busy; swaps.Add(1) {
-				install(t, []string{harness.BinDir(), reference}[swaps.Load()%2], bin)
+				replacePlugins(t, []string{harness.BinDir(), reference}[swaps.Load()%2], bin)
 				select {
 				case <-done:
 					busy = false
@@ -62,17 +62,17 @@ func TestSwapUnderLoad(t *testing.T) {
 			if count := swaps.Load(); count < rounds {
 				t.Errorf("the programs were replaced only %d times", count)
 			}
-			install(t, reference, bin)
+			replacePlugins(t, reference, bin)
 			mustRollback(t, n, "--yes")
-			kerneltest.NoLeak(t, before, watched())
+			kerneltest.NoLeak(t, before, oracleOptions())
 		})
 	}
 }
 
-// install replaces the plugins of one folder by those of another.
-func install(t *testing.T, from, to string) {
+// replacePlugins replaces the plugins in one folder by the plugins of another folder.
+func replacePlugins(t *testing.T, from, to string) {
 	t.Helper()
-	script, err := filepath.Abs(filepath.Join(root, "scripts/install.sh"))
+	script, err := filepath.Abs(filepath.Join(treeRoot, "scripts/install.sh"))
 	if err != nil {
 		t.Fatal(err)
 	}

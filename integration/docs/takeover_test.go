@@ -22,16 +22,17 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// trafficLimit is much longer than a reply takes.
+// trafficLimit is the timeout of a reply. It is much longer than the duration of any reply.
 const trafficLimit = 10 * time.Second
 
-// Addresses of the node and of a machine in its network. The machine has no route to pods, so replies need masquerade.
+// These are the addresses of the node and of a peer machine in the node's network. The peer has no route to pods, so pods need masquerade
+// to get replies.
 var (
 	nodeAddresses = []string{"203.0.113.1", "2001:db8:113::1"}
 	peerAddresses = []string{"203.0.113.2", "2001:db8:113::2"}
 )
 
-// newPeer creates the machine, which answers each client with the client's address.
+// newPeer creates the peer machine, whose server sends the client's address to each client.
 func newPeer(t *testing.T) *sandbox.Pod {
 	t.Helper()
 	peer := newPod(t, "peer")
@@ -82,7 +83,7 @@ func plug(t *testing.T, ns *kernel.NS, name string, addresses []string) {
 	}
 }
 
-// tellAddresses answers each line with the client's address.
+// tellAddresses starts a server in the pod that answers each line with the client's address.
 func tellAddresses(t *testing.T, pod *sandbox.Pod, address string) {
 	t.Helper()
 	var l net.Listener
@@ -116,8 +117,8 @@ func tellAddresses(t *testing.T, pod *sandbox.Pod, address string) {
 	}()
 }
 
-// dial connects from a pod.
-func dial(pod *sandbox.Pod, address string) (c net.Conn, err error) {
+// dialFrom opens a connection from a pod.
+func dialFrom(pod *sandbox.Pod, address string) (c net.Conn, err error) {
 	err = pod.Do(func() error {
 		c, err = net.DialTimeout("tcp", address, trafficLimit)
 		return err
@@ -125,8 +126,8 @@ func dial(pod *sandbox.Pod, address string) (c net.Conn, err error) {
 	return c, err
 }
 
-// exchange sends a line and compares the reply.
-func exchange(c net.Conn, want string) error {
+// exchangeLine sends a line and compares the reply with want.
+func exchangeLine(c net.Conn, want string) error {
 	if err := c.SetDeadline(time.Now().Add(trafficLimit)); err != nil {
 		return err
 	}
@@ -140,35 +141,35 @@ func exchange(c net.Conn, want string) error {
 	return err
 }
 
-// once opens a connection for one exchange.
-func once(pod *sandbox.Pod, address, want string) error {
-	c, err := dial(pod, address)
+// exchangeOnce opens a connection, sends one line and compares the reply with want.
+func exchangeOnce(pod *sandbox.Pod, address, want string) error {
+	c, err := dialFrom(pod, address)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	return exchange(c, want)
+	return exchangeLine(c, want)
 }
 
-// stream is a pod's continuous traffic: one long-lived connection for each family, and new short ones.
-type stream struct {
+// podTraffic is continuous traffic of a pod, with one long-lived connection and repeated short connections for each family.
+type podTraffic struct {
 	t      *testing.T
 	rounds atomic.Int64
 	quit   chan struct{}
 	done   chan error
 }
 
-func startStream(t *testing.T, pod *sandbox.Pod) *stream {
+func startStream(t *testing.T, pod *sandbox.Pod) *podTraffic {
 	t.Helper()
-	s := &stream{t: t, quit: make(chan struct{}), done: make(chan error, 1)}
+	s := &podTraffic{t: t, quit: make(chan struct{}), done: make(chan error, 1)}
 	var conns []net.Conn
 	for i, a := range peerAddresses {
-		c, err := dial(pod, net.JoinHostPort(a, "9000"))
+		c, err := dialFrom(pod, net.JoinHostPort(a, "9000"))
 		if err != nil {
 			t.Fatalf("pod to %s: %v", a, err)
 		}
 		t.Cleanup(func() { _ = c.Close() })
-		if err := exchange(c, nodeAddresses[i]); err != nil {
+		if err := exchangeLine(c, nodeAddresses[i]); err != nil {
 			t.Fatal(err)
 		}
 		conns = append(conns, c)
@@ -177,7 +178,7 @@ func startStream(t *testing.T, pod *sandbox.Pod) *stream {
 		s.done <- func() error {
 			for {
 				for i, c := range conns {
-					err := errors.Join(exchange(c, nodeAddresses[i]), once(pod, net.JoinHostPort(peerAddresses[i], "9000"), nodeAddresses[i]))
+					err := errors.Join(exchangeLine(c, nodeAddresses[i]), exchangeOnce(pod, net.JoinHostPort(peerAddresses[i], "9000"), nodeAddresses[i]))
 					if err != nil {
 						return err
 					}
@@ -194,8 +195,8 @@ func startStream(t *testing.T, pod *sandbox.Pod) *stream {
 	return s
 }
 
-// awaitRounds waits for several more rounds of traffic.
-func (s *stream) awaitRounds() {
+// awaitRounds waits until several further rounds of traffic have ended.
+func (s *podTraffic) awaitRounds() {
 	s.t.Helper()
 	for want := s.rounds.Load() + 5; s.rounds.Load() < want; time.Sleep(time.Millisecond) {
 		select {
@@ -206,7 +207,7 @@ func (s *stream) awaitRounds() {
 	}
 }
 
-func (s *stream) stop() {
+func (s *podTraffic) stop() {
 	s.t.Helper()
 	close(s.quit)
 	if err := <-s.done; err != nil {
@@ -214,35 +215,35 @@ func (s *stream) stop() {
 	}
 }
 
-// watched returns the oracle's options.
-func watched() sandbox.Options {
+// oracleOptions returns the options for snapshots of the node's state.
+func oracleOptions() sandbox.Options {
 	return sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"},
 		Ignore: regexp.MustCompile(`last_reserved_ip|/\.podlace|/\.?lock|\.masqueraded|\.no-fq_codel|\.iptables`)}
 }
 
-func take(t *testing.T) *sandbox.Snapshot {
+func takeSnapshot(t *testing.T) *sandbox.Snapshot {
 	t.Helper()
-	s, err := sandbox.Take(watched())
+	s, err := sandbox.Take(oracleOptions())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s
 }
 
-// warm lets both plugin sets create the state that later pods share.
-func warm(t *testing.T, networks ...network) {
+// createSharedState runs ADD and DEL of a pod in each network, so that the shared state of pods exists before the first snapshot.
+func createSharedState(t *testing.T, networks ...testNetwork) {
 	t.Helper()
 	for i, n := range networks {
 		id := fmt.Sprint("warm", i)
 		pod := newPod(t, id)
-		n.add(t, id, pod)
+		n.mustAdd(t, id, pod)
 		n.del(t, id, pod)
 	}
 }
 
-// TestTakeOver (F-44): Podlace deletes pods that the reference attached, and nothing remains, with either backend, and whether the
-// namespace exists, is not named, or is gone. Until then the pods' traffic continues while the plugins are exchanged (F-43) and while
-// other pods come and go. CHECK succeeds, also with antiSpoof in the new configuration.
+// TestTakeOver (F-44) checks that Podlace's DEL removes all state of pods that the reference attached. The test runs with each backend and
+// with an existing, an unnamed and a deleted namespace. Before DEL, the pods' traffic continues while the plugins are replaced (F-43) and
+// while other pods start and end. CHECK succeeds, even with antiSpoof in the new configuration.
 func TestTakeOver(t *testing.T) {
 	reference := needReference(t)
 	for i, c := range []struct{ backends, netns string }{
@@ -251,44 +252,44 @@ func TestTakeOver(t *testing.T) {
 	} {
 		t.Run(c.backends+"/"+c.netns, func(t *testing.T) {
 			edits := withSpoofCheck(c.backends == "nftables" && c.netns == "live")
-			theirs := mixed(t, c.backends, reference, 7200+i, edits...)
-			ours := theirs.by(harness.BinDir())
-			t.Cleanup(func() { theirs.forget(t) })
-			guarded := mixed(t, c.backends, harness.BinDir(), 7200+i, antiSpoof()...)
+			theirs := mixedNetwork(t, c.backends, reference, 7200+i, edits...)
+			ours := theirs.withPlugins(harness.BinDir())
+			t.Cleanup(func() { theirs.removeState(t) })
+			guarded := mixedNetwork(t, c.backends, harness.BinDir(), 7200+i, antiSpoof()...)
 			guarded.cache = theirs.cache
-			guarded = guarded.by(harness.BinDir())
+			guarded = guarded.withPlugins(harness.BinDir())
 			peer := newPeer(t)
-			warm(t, theirs, ours, guarded)
-			before := take(t)
+			createSharedState(t, theirs, ours, guarded)
+			before := takeSnapshot(t)
 
 			old := newPod(t, "old")
-			listen := address(t, theirs.add(t, "old", old))
+			listen := firstAddress(t, theirs.mustAdd(t, "old", old))
 			tellAddresses(t, old, net.JoinHostPort(listen, "80"))
 			traffic := startStream(t, old)
 			hostPort := net.JoinHostPort(nodeAddresses[0], fmt.Sprint(7200+i))
-			other := mixed(t, c.backends, harness.BinDir(), 7250+i, edits...)
+			other := mixedNetwork(t, c.backends, harness.BinDir(), 7250+i, edits...)
 			for _, id := range []string{"new1", "new2"} {
 				fresh := newPod(t, id)
-				other.add(t, id, fresh)
+				other.mustAdd(t, id, fresh)
 				if err := errors.Join(ours.check(t, "old", old), guarded.check(t, "old", old), other.check(t, id, fresh),
-					once(peer, hostPort, peerAddresses[0])); err != nil {
+					exchangeOnce(peer, hostPort, peerAddresses[0])); err != nil {
 					t.Error(err)
 				}
 				traffic.awaitRounds()
 				other.del(t, id, fresh)
 				traffic.awaitRounds()
 			}
-			if err := errors.Join(ours.check(t, "old", old), once(peer, hostPort, peerAddresses[0])); err != nil {
+			if err := errors.Join(ours.check(t, "old", old), exchangeOnce(peer, hostPort, peerAddresses[0])); err != nil {
 				t.Error(err)
 			}
 			traffic.stop()
 			endAs(t, ours, c.netns, "old", old)
-			kerneltest.NoLeak(t, before, watched())
+			kerneltest.NoLeak(t, before, oracleOptions())
 		})
 	}
 }
 
-// TestTakeOverVariants (F-44) covers state that only some configurations create.
+// TestTakeOverVariants (F-44) checks the same for state that only some configurations create, such as rules of macspoofchk.
 func TestTakeOverVariants(t *testing.T) {
 	reference := needReference(t)
 	spoof := withSpoofCheck(true)
@@ -307,17 +308,17 @@ func TestTakeOverVariants(t *testing.T) {
 			if what == "edited" {
 				added = nil // the edits apply only at DEL
 			}
-			theirs := mixed(t, "unset", reference, 7280, added...)
-			t.Cleanup(func() { theirs.forget(t) })
-			ours := mixed(t, "unset", harness.BinDir(), 7280, c.edits...)
+			theirs := mixedNetwork(t, "unset", reference, 7280, added...)
+			t.Cleanup(func() { theirs.removeState(t) })
+			ours := mixedNetwork(t, "unset", harness.BinDir(), 7280, c.edits...)
 			ours.cache = theirs.cache
-			ours = ours.by(harness.BinDir())
-			warm(t, theirs)
-			before := take(t)
+			ours = ours.withPlugins(harness.BinDir())
+			createSharedState(t, theirs)
+			before := takeSnapshot(t)
 			old := newPod(t, "old")
-			theirs.add(t, "old", old)
+			theirs.mustAdd(t, "old", old)
 			endAs(t, ours, c.netns, "old", old)
-			kerneltest.NoLeak(t, before, watched())
+			kerneltest.NoLeak(t, before, oracleOptions())
 			if c.netns == "live" && hasLink(t, old, "eth0") {
 				t.Error("the pod still has its interface")
 			}
@@ -347,8 +348,8 @@ func withSpoofCheck(on bool) []string {
 
 func antiSpoof() []string { return []string{`"ipMasq"`, `"antiSpoof": true, "ipMasq"`} }
 
-// endAs deletes an attachment twice, as a runtime does that has lost the namespace or its name.
-func endAs(t *testing.T, n network, netns, id string, pod *sandbox.Pod) {
+// endAs runs DEL twice. If netns is "empty" or "gone", the runtime has lost the name of the namespace or the namespace itself.
+func endAs(t *testing.T, n testNetwork, netns, id string, pod *sandbox.Pod) {
 	t.Helper()
 	switch netns {
 	case "empty":

@@ -16,8 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// content returns each file, link and folder below the installation folder, with its mode and content.
-func (c checkout) content(t *testing.T) map[string]string {
+// treeContent returns the mode and content of each file, link and folder below the installation folder.
+func (c installTree) treeContent(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}
 	err := filepath.WalkDir(c.into, func(path string, e fs.DirEntry, err error) error {
@@ -55,8 +55,8 @@ func mustRead(t *testing.T, path string) string {
 	return string(data)
 }
 
-// foreign puts files of another project into the plugin folder: bridge, and a link portmap.
-func (c checkout) foreign(t *testing.T) {
+// addForeignFiles creates files of another project in the plugin folder: a file bridge and a symbolic link portmap.
+func (c installTree) addForeignFiles(t *testing.T) {
 	t.Helper()
 	dir := filepath.Join(c.into, "opt/cni/bin")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -72,7 +72,7 @@ func (c checkout) foreign(t *testing.T) {
 	}
 }
 
-func (c checkout) mustMake(t *testing.T, args ...string) string {
+func (c installTree) mustMake(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := c.make(args...)
 	if err != nil {
@@ -81,33 +81,34 @@ func (c checkout) mustMake(t *testing.T, args ...string) string {
 	return strings.ReplaceAll(out, c.into, "INTO")
 }
 
-// TestUninstallLeavesNothing: make uninstall restores the state before one or two installations, including folders.
+// TestUninstallLeavesNothing checks that make uninstall after one or two installations restores all files and folders of the time before.
 func TestUninstallLeavesNothing(t *testing.T) {
-	for name, prepare := range map[string]func(*testing.T, checkout){
-		"an empty node":   func(*testing.T, checkout) {},
-		"foreign plugins": func(t *testing.T, c checkout) { c.foreign(t) },
+	for name, prepare := range map[string]func(*testing.T, installTree){
+		"an empty node":   func(*testing.T, installTree) {},
+		"foreign plugins": func(t *testing.T, c installTree) { c.addForeignFiles(t) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newCheckout(t)
 			prepare(t, c)
-			before := c.content(t)
+			before := c.treeContent(t)
 			c.mustInstall(t)
 			c.mustInstall(t)
 			c.mustMake(t, "uninstall")
-			if diff := cmp.Diff(before, c.content(t)); diff != "" {
+			if diff := cmp.Diff(before, c.treeContent(t)); diff != "" {
 				t.Errorf("before the installation and after the removal (-before +after):\n%s", diff)
 			}
 		})
 	}
 }
 
-// TestPlanChangesNothing: DRYRUN=1 prints the planned action of install and uninstall for each file, and changes none.
+// TestPlanChangesNothing checks that make install and make uninstall with DRYRUN=1 print the planned action for each file and change no
+// file.
 func TestPlanChangesNothing(t *testing.T) {
 	c := newCheckout(t)
-	c.foreign(t)
-	before := c.content(t)
+	c.addForeignFiles(t)
+	before := c.treeContent(t)
 	out := c.mustMake(t, "install", "DRYRUN=1")
-	if diff := cmp.Diff(before, c.content(t)); diff != "" {
+	if diff := cmp.Diff(before, c.treeContent(t)); diff != "" {
 		t.Errorf("the plan of an installation changed files:\n%s", diff)
 	}
 	for _, want := range []string{
@@ -120,9 +121,9 @@ func TestPlanChangesNothing(t *testing.T) {
 	if real := c.mustMake(t, "install"); !strings.HasPrefix(real, out) {
 		t.Errorf("make install does not begin with its plan:\n%s", real)
 	}
-	before = c.content(t)
+	before = c.treeContent(t)
 	out = c.mustMake(t, "uninstall", "DRYRUN=1")
-	if diff := cmp.Diff(before, c.content(t)); diff != "" {
+	if diff := cmp.Diff(before, c.treeContent(t)); diff != "" {
 		t.Errorf("the plan of a removal changed files:\n%s", diff)
 	}
 	if want := "restored INTO/opt/cni/bin/bridge from INTO/opt/cni/bin/bridge.before-podlace\n"; !strings.Contains(out, want) {
@@ -130,11 +131,11 @@ func TestPlanChangesNothing(t *testing.T) {
 	}
 }
 
-// TestUninstallLeavesChangedFiles: make uninstall keeps a file that changed since the installation, with the copy of the replaced
-// file. The receipt then lists only this file.
+// TestUninstallLeavesChangedFiles checks that make uninstall keeps a file that changed since the installation, and the copy of the file
+// that the installation replaced. The receipt then lists only the changed file.
 func TestUninstallLeavesChangedFiles(t *testing.T) {
 	c := newCheckout(t)
-	c.foreign(t)
+	c.addForeignFiles(t)
 	c.mustInstall(t)
 	changed := filepath.Join(c.into, "opt/cni/bin/bridge")
 	if err := os.WriteFile(changed, []byte("a third project"), 0o755); err != nil {
@@ -144,20 +145,20 @@ func TestUninstallLeavesChangedFiles(t *testing.T) {
 	if err == nil || !strings.Contains(out, "left "+changed+": it changed since the installation\n") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	want := []string{"/opt/cni/bin/bridge", "/opt/cni/bin/bridge.before-podlace", "/opt/cni/bin/portmap", "/opt/cni/bin/tuning", receipt}
-	if diff := cmp.Diff(want, c.installed(t)); diff != "" {
+	want := []string{"/opt/cni/bin/bridge", "/opt/cni/bin/bridge.before-podlace", "/opt/cni/bin/portmap", "/opt/cni/bin/tuning", receiptPath}
+	if diff := cmp.Diff(want, c.installedFiles(t)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 	if got := mustRead(t, changed); got != "a third project" {
 		t.Errorf("bridge: %q", got)
 	}
-	lines := slices.DeleteFunc(strings.Split(mustRead(t, c.into+receipt), "\n"), func(l string) bool { return l == "" || l[0] == '#' })
+	lines := slices.DeleteFunc(strings.Split(mustRead(t, c.into+receiptPath), "\n"), func(l string) bool { return l == "" || l[0] == '#' })
 	if len(lines) != 1 || !strings.HasSuffix(lines[0], "  /opt/cni/bin/bridge") {
 		t.Errorf("the receipt names %q", lines)
 	}
 }
 
-// TestUninstallWarnsOfPods: make uninstall warns before its first change if attachments are recorded on the node.
+// TestUninstallWarnsOfPods checks that make uninstall warns before its first change if attachments are recorded on the node.
 func TestUninstallWarnsOfPods(t *testing.T) {
 	const warning = "uninstall.sh: warning: attachments of Podlace on this node: "
 	c := newCheckout(t)
@@ -188,11 +189,11 @@ func (c checkout) record(t *testing.T, name string) {
 	}
 }
 
-// TestReceiptVerifies: sha256sum accepts the receipt, and reports a changed file.
+// TestReceiptVerifies checks that sha256sum accepts the receipt as a list of checksums and reports a changed file.
 func TestReceiptVerifies(t *testing.T) {
 	c := newCheckout(t)
 	c.mustInstall(t)
-	text := strings.ReplaceAll(mustRead(t, c.into+receipt), "  /", "  "+c.into+"/")
+	text := strings.ReplaceAll(mustRead(t, c.into+receiptPath), "  /", "  "+c.into+"/")
 	verify := func() (string, error) {
 		cmd := exec.Command("sha256sum", "--check", "--strict", "--quiet")
 		cmd.Stdin = strings.NewReader(text)
@@ -210,12 +211,12 @@ func TestReceiptVerifies(t *testing.T) {
 	}
 }
 
-// TestUninstallNeedsAReceipt: without a receipt make uninstall removes nothing.
+// TestUninstallNeedsAReceipt checks that make uninstall without a receipt removes no file.
 func TestUninstallNeedsAReceipt(t *testing.T) {
 	c := newCheckout(t)
-	c.foreign(t)
+	c.addForeignFiles(t)
 	out, err := c.make("uninstall")
-	if err == nil || !strings.HasPrefix(out, "uninstall.sh: "+c.into+receipt+" is missing: ") {
+	if err == nil || !strings.HasPrefix(out, "uninstall.sh: "+c.into+receiptPath+" is missing: ") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

@@ -14,15 +14,15 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// unit is a parsed systemd unit: values by section and key.
-type unit map[string]map[string][]string
+// systemdUnit maps the sections and keys of a systemd unit to their values.
+type systemdUnit map[string]map[string][]string
 
-// readUnit parses a unit and rejects a line outside systemd.unit(5)'s syntax, as far as these units need it. An empty assignment is a
-// value.
-func readUnit(t *testing.T, path string) unit {
+// readUnit parses a unit. It supports the part of systemd.unit(5)'s syntax that these units use, and fails for any other line. An empty
+// assignment is a value.
+func readUnit(t *testing.T, path string) systemdUnit {
 	t.Helper()
-	u, section := unit{}, ""
-	for n, line := range strings.Split(read(t, path), "\n") {
+	u, section := systemdUnit{}, ""
+	for n, line := range strings.Split(readFile(t, path), "\n") {
 		switch key, value, ok := strings.Cut(line, "="); {
 		case line == "" || line[0] == '#':
 		case line[0] == '[' && strings.HasSuffix(line, "]"):
@@ -50,7 +50,7 @@ func unitKeys() map[string][]string {
 	}
 }
 
-// TestUnits: each unit is well-formed and runs a command at its installed path with existing flags. Each timer has its service.
+// TestUnits checks that each unit is well-formed and starts an installed program with existing flags. Each timer must have a service.
 func TestUnits(t *testing.T) {
 	services, timers := units(t, "*.service"), units(t, "*.timer")
 	if len(services) == 0 || len(timers) == 0 {
@@ -96,7 +96,7 @@ func TestUnits(t *testing.T) {
 
 func units(t *testing.T, pattern string) (names []string) {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(root, "conf", pattern))
+	paths, err := filepath.Glob(filepath.Join(treeRoot, "conf", pattern))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func units(t *testing.T, pattern string) (names []string) {
 	return names
 }
 
-// verifyUnits runs systemd-analyze, if installed, with the built binary in place of the installed one.
+// verifyUnits runs systemd-analyze verify with the built binaries. It does nothing if systemd-analyze is not installed.
 func verifyUnits(t *testing.T, names []string) {
 	t.Helper()
 	tool, err := exec.LookPath("systemd-analyze")
@@ -121,7 +121,7 @@ func verifyUnits(t *testing.T, names []string) {
 			t.Fatal(err)
 		}
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(strings.ReplaceAll(read(t, "conf/"+name), "/usr/local/bin", bin)), 0o644); err != nil {
+		if err := os.WriteFile(path, []byte(strings.ReplaceAll(readFile(t, "conf/"+name), "/usr/local/bin", bin)), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		args = append(args, path)

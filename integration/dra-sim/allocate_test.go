@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/dra"
 )
 
-// wish is a selector, as a CEL expression and as a Go function.
-type wish struct {
+// selectorCase is a selector in two forms, as a CEL expression and as a Go function.
+type selectorCase struct {
 	cel   string
 	meets func(resourceapi.Device) bool
 }
@@ -35,9 +35,9 @@ func text(d resourceapi.Device, name resourceapi.QualifiedName) string {
 
 const own = `device.attributes["sriov.podlace.io"]`
 
-// wishes are the kinds of selectors in docs/DRA.md.
-func wishes() []wish {
-	return []wish{
+// selectorCases returns the kinds of selectors in docs/DRA.md.
+func selectorCases() []selectorCase {
+	return []selectorCase{
 		{"true", func(resourceapi.Device) bool { return true }},
 		{own + `.numa == 1`, func(d resourceapi.Device) bool { return text(d, "numa") == "1" }},
 		{`device.attributes["resource.kubernetes.io"].?numaNode.orValue(-1) == 0`,
@@ -48,35 +48,35 @@ func wishes() []wish {
 	}
 }
 
-// request is a request, or one of several alternatives.
-type request struct {
+// requestCase is a request of a claim, or one alternative of a prioritized request.
+type requestCase struct {
 	name, resource string
 	count          int
-	wish           wish
+	wish           selectorCase
 }
 
-func (r request) meets(d resourceapi.Device) bool {
+func (r requestCase) meets(d resourceapi.Device) bool {
 	return text(d, "resource") == r.resource && r.wish.meets(d)
 }
 
-// problem is a claim and its node. Each request has alternatives.
-type problem struct {
-	requests [][]request
+// claimProblem is a claim and the free devices of a node. Each request is a list of alternatives.
+type claimProblem struct {
+	requests [][]requestCase
 	match    resourceapi.QualifiedName // "" for no constraint
 	distinct resourceapi.QualifiedName
 	devices  []resourceapi.Device // free devices
 }
 
-// possible searches all choices of devices for a valid one.
-func (p problem) possible() bool {
+// isPossible reports whether a valid choice of devices exists. It tries all choices.
+func (p claimProblem) isPossible() bool {
 	var try func(n, alternative, got, from int, taken []int) bool
 	try = func(n, alternative, got, from int, taken []int) bool {
 		if n == len(p.requests) {
-			return p.agree(taken)
+			return p.meetsConstraints(taken)
 		}
 		r := p.requests[n][alternative]
 		if got == r.count {
-			return p.next(n+1, taken, try)
+			return p.tryAlternatives(n+1, taken, try)
 		}
 		for i := from; i < len(p.devices); i++ {
 			if !slices.Contains(taken, i) && r.meets(p.devices[i]) && try(n, alternative, got+1, i+1, append(slices.Clone(taken), i)) {
@@ -85,13 +85,13 @@ func (p problem) possible() bool {
 		}
 		return false
 	}
-	return p.next(0, nil, try)
+	return p.tryAlternatives(0, nil, try)
 }
 
-// next tries the alternatives of a request.
-func (p problem) next(n int, taken []int, try func(n, alternative, got, from int, taken []int) bool) bool {
+// tryAlternatives calls try for each alternative of a request until try returns true.
+func (p claimProblem) tryAlternatives(n int, taken []int, try func(n, alternative, got, from int, taken []int) bool) bool {
 	if n == len(p.requests) {
-		return p.agree(taken)
+		return p.meetsConstraints(taken)
 	}
 	for alternative := range p.requests[n] {
 		if try(n, alternative, 0, 0, taken) {
@@ -101,8 +101,8 @@ func (p problem) next(n int, taken []int, try func(n, alternative, got, from int
 	return false
 }
 
-// agree reports whether devices meet the constraints.
-func (p problem) agree(taken []int) bool {
+// meetsConstraints reports whether the taken devices meet the constraints of the claim.
+func (p claimProblem) meetsConstraints(taken []int) bool {
 	seen := map[string]bool{}
 	for k, i := range taken {
 		d := p.devices[i]
@@ -118,8 +118,8 @@ func (p problem) agree(taken []int) bool {
 	return true
 }
 
-// claim returns the problem's claim.
-func (p problem) claim() *resourceapi.ResourceClaim {
+// toClaim returns the problem as a ResourceClaim.
+func (p claimProblem) toClaim() *resourceapi.ResourceClaim {
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "shop", UID: "u1"}}
 	spec := &c.Spec.Devices
 	for n, alternatives := range p.requests {
@@ -152,17 +152,17 @@ func (p problem) claim() *resourceapi.ResourceClaim {
 	return c
 }
 
-// randomProblem returns a claim for a machine of at most six VFs.
-func randomProblem(r *rand.Rand, consumable bool) (problem, machine) {
+// randomProblem returns a random claim and a machine with at most six VFs.
+func randomProblem(r *rand.Rand, consumable bool) (claimProblem, machine) {
 	m := machine{name: "node", numa: r.IntN(3), pfs: 1 + r.IntN(3), vfs: 1 + r.IntN(2)}
 	m.blind = r.IntN(m.pfs)
-	var p problem
+	var p claimProblem
 	resources := []string{"example.com/fast", "example.com/slow"}
 	for n := range 1 + r.IntN(3) {
-		var alternatives []request
+		var alternatives []requestCase
 		for a := range 1 + r.IntN(4)/3 {
-			alternatives = append(alternatives, request{fmt.Sprintf("a%d", a), resources[r.IntN(len(resources))], 1 + r.IntN(1+n%3),
-				wishes()[r.IntN(len(wishes()))]})
+			alternatives = append(alternatives, requestCase{fmt.Sprintf("a%d", a), resources[r.IntN(len(resources))], 1 + r.IntN(1+n%3),
+				selectorCases()[r.IntN(len(selectorCases()))]})
 		}
 		p.requests = append(p.requests, alternatives)
 	}
@@ -174,20 +174,20 @@ func randomProblem(r *rand.Rand, consumable bool) (problem, machine) {
 	return p, m
 }
 
-// TestAllocatorFindsWhatIsThere: each of the scheduler's allocators finds devices in Podlace's slices exactly if a search of all
-// choices does. It never allocates a device that is taken, tainted or of another resource.
+// TestAllocatorFindsWhatIsThere checks that each allocator of the scheduler finds devices in Podlace's slices exactly if a search of all
+// choices finds devices. No allocator may allocate a device that is already allocated, is tainted, or belongs to another resource.
 func TestAllocatorFindsWhatIsThere(t *testing.T) {
-	c, err := parse()
+	c, err := parseDefaultConfig()
 	if err != nil {
 		t.Fatal(err)
 	}
-	classes, err := printedClasses(t.TempDir(), config)
+	classes, err := printedClasses(t.TempDir(), defaultConfig)
 	if err != nil {
 		t.Fatal(err)
 	}
 	found := map[bool]int{}
 	for _, ch := range channels() {
-		for seed := range uint64(machines) {
+		for seed := range uint64(machineCount) {
 			r := rand.New(rand.NewPCG(seed, 2))
 			p, m := randomProblem(r, ch.features.ConsumableCapacity)
 			i := m.inventory(c)
@@ -196,7 +196,7 @@ func TestAllocatorFindsWhatIsThere(t *testing.T) {
 					i.Faults[d.Address.String()] = dra.Fault{Kind: dra.LinkDown}
 				}
 			}
-			cl := newCluster(classes, published(m.name, i))
+			cl := newCluster(classes, publishedSlices(m.name, i))
 			for _, s := range cl.slices {
 				for _, d := range s.Spec.Devices {
 					switch {
@@ -207,12 +207,12 @@ func TestAllocatorFindsWhatIsThere(t *testing.T) {
 					}
 				}
 			}
-			results := allocate(t, cl, ch, m, p)
+			results := allocateClaim(t, cl, ch, m, p)
 			found[results != nil]++
-			if want := p.possible(); want != (results != nil) {
+			if want := p.isPossible(); want != (results != nil) {
 				t.Fatalf("%s, seed %d: found %v, want %v: %+v of %+v", ch.name, seed, results, want, p, m)
 			}
-			p.verify(t, results)
+			p.verifyResults(t, results)
 		}
 	}
 	if found[true] < 100 || found[false] < 100 {
@@ -220,14 +220,15 @@ func TestAllocatorFindsWhatIsThere(t *testing.T) {
 	}
 }
 
-// allocate returns the allocation for the claim of a problem, or nil if there is none.
-func allocate(t *testing.T, cl *cluster, ch channel, m machine, p problem) []resourceapi.DeviceRequestAllocationResult {
+// allocateClaim returns the allocation for the claim of a problem, or nil if no allocation is possible.
+func allocateClaim(t *testing.T, cl *allocatorInput, ch allocatorVariant, m machine,
+	p claimProblem) []resourceapi.DeviceRequestAllocationResult {
 	t.Helper()
 	a, err := cl.allocator(t.Context(), ch.features)
 	if err != nil {
 		t.Fatal(err)
 	}
-	results, err := a.Allocate(t.Context(), node(m.name), []*resourceapi.ResourceClaim{p.claim()})
+	results, err := a.Allocate(t.Context(), newNode(m.name), []*resourceapi.ResourceClaim{p.toClaim()})
 	if err != nil {
 		t.Fatalf("%s: %v: %+v", ch.name, err, p)
 	}
@@ -237,8 +238,8 @@ func allocate(t *testing.T, cl *cluster, ch channel, m machine, p problem) []res
 	return results[0].Devices.Results
 }
 
-// verify checks that each device is free and is allocated once.
-func (p problem) verify(t *testing.T, results []resourceapi.DeviceRequestAllocationResult) {
+// verifyResults checks that each allocated device was free and is allocated only once.
+func (p claimProblem) verifyResults(t *testing.T, results []resourceapi.DeviceRequestAllocationResult) {
 	t.Helper()
 	given := map[string]bool{}
 	for _, r := range results {

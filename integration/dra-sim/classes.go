@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/cli"
 )
 
-// printedClasses returns the classes that 'podlace sriov classes' prints for a configuration, which is written into a folder.
-func printedClasses(dir, config string) (out classes, err error) {
+// printedClasses writes a configuration into a folder, and returns the classes that 'podlace sriov classes' prints for this configuration.
+func printedClasses(dir, config string) (out classList, err error) {
 	file := filepath.Join(dir, "config.json")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		return nil, err
@@ -28,7 +28,7 @@ func printedClasses(dir, config string) (out classes, err error) {
 	if status := cli.Run(args, &stdout, &stderr); status != 0 {
 		return nil, errors.New(stderr.String())
 	}
-	for _, text := range documents(stdout.String()) {
+	for _, text := range splitDocuments(stdout.String()) {
 		class := &resourceapi.DeviceClass{}
 		if err := yaml.UnmarshalStrict([]byte(text), class); err != nil {
 			return nil, fmt.Errorf("%w in %s", err, text)
@@ -40,8 +40,8 @@ func printedClasses(dir, config string) (out classes, err error) {
 
 var documentEnd = regexp.MustCompile(`(?m)^---$`)
 
-// documents returns the documents of a file of YAML.
-func documents(text string) (out []string) {
+// splitDocuments returns the documents of a YAML file.
+func splitDocuments(text string) (out []string) {
 	for _, d := range documentEnd.Split(text, -1) {
 		if strings.TrimSpace(d) != "" {
 			out = append(out, d)
@@ -50,7 +50,7 @@ func documents(text string) (out []string) {
 	return out
 }
 
-// className returns the class that 'podlace sriov classes' prints for a resource.
+// className returns the name of the class that 'podlace sriov classes' prints for a resource.
 func className(resource string) string {
 	prefix, name, _ := strings.Cut(resource, "/")
 	return name + "." + prefix

@@ -14,26 +14,26 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 )
 
-// cluster contains the input of the scheduler's allocator.
-type cluster struct {
+// allocatorInput contains the input of the scheduler's allocator: slices, classes and allocated devices.
+type allocatorInput struct {
 	slices  []*resourceapi.ResourceSlice
-	classes classes
+	classes classList
 	taken   sets.Set[structured.DeviceID]
 	cache   *cel.Cache
 }
 
-func newCluster(c classes, slices []*resourceapi.ResourceSlice) *cluster {
-	return &cluster{slices: slices, classes: c, taken: sets.New[structured.DeviceID](), cache: cel.NewCache(100, cel.Features{})}
+func newCluster(c classList, slices []*resourceapi.ResourceSlice) *allocatorInput {
+	return &allocatorInput{slices: slices, classes: c, taken: sets.New[structured.DeviceID](), cache: cel.NewCache(100, cel.Features{})}
 }
 
-// classes lists DeviceClasses.
-type classes []*resourceapi.DeviceClass
+// classList is a list of DeviceClasses. It implements the lister interface of the allocator.
+type classList []*resourceapi.DeviceClass
 
 // List returns all classes.
-func (c classes) List() ([]*resourceapi.DeviceClass, error) { return c, nil }
+func (c classList) List() ([]*resourceapi.DeviceClass, error) { return c, nil }
 
-// Get returns the class with a name.
-func (c classes) Get(name string) (*resourceapi.DeviceClass, error) {
+// Get returns the class with the given name.
+func (c classList) Get(name string) (*resourceapi.DeviceClass, error) {
 	for _, class := range c {
 		if class.Name == name {
 			return class, nil
@@ -42,25 +42,27 @@ func (c classes) Get(name string) (*resourceapi.DeviceClass, error) {
 	return nil, fmt.Errorf("no class %s", name)
 }
 
-// channel is the set of features that selects one of the library's three allocators: stable, incubating and experimental.
-type channel struct {
+// allocatorVariant is a set of features. It selects one of the three allocators of the library: stable, incubating or experimental.
+type allocatorVariant struct {
 	name     string
 	features structured.Features
 }
 
-func channels() []channel {
+func channels() []allocatorVariant {
 	stable := structured.Features{AdminAccess: true, PrioritizedList: true, DeviceTaints: true, PartitionableDevices: true}
 	incubating := stable
 	incubating.ConsumableCapacity, incubating.DeviceBindingAndStatus = true, true
-	return []channel{{"stable", stable}, {"incubating", incubating}, {"experimental", structured.Features{AdminAccess: true,
+	return []allocatorVariant{{"stable", stable}, {"incubating", incubating}, {"experimental", structured.Features{AdminAccess: true,
 		CompatibilityGroups: true, ConsumableCapacity: true, DerivedAttributes: true, DeviceBindingAndStatus: true, DeviceTaints: true,
 		ListTypeAttributes: true, OptionalNodeOperations: true, PartitionableDevices: true, PrioritizedList: true}}}
 }
 
-// allocator returns the scheduler's allocator for one scheduling cycle.
-func (c *cluster) allocator(ctx context.Context, f structured.Features) (structured.Allocator, error) {
+// allocator returns a new allocator of the scheduler, for one scheduling cycle.
+func (c *allocatorInput) allocator(ctx context.Context, f structured.Features) (structured.Allocator, error) {
 	return structured.NewAllocator(ctx, f, structured.AllocatedState{AllocatedDevices: c.taken}, c.classes, c.slices, c.cache)
 }
 
-// node returns the Node object of a machine.
-func node(name string) *corev1.Node { return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}} }
+// newNode returns the Node object of a machine.
+func newNode(name string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+}

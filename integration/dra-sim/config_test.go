@@ -24,7 +24,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// randomConfig returns a claim's configuration entry for some of its requests, for this driver or for another one.
+// randomConfig returns a configuration entry of a claim. The entry applies to a random set of requests, and belongs to Podlace's driver or
+// to another driver.
 func randomConfig(r *rand.Rand, names []string) resourceapi.DeviceClaimConfiguration {
 	settings := map[string]any{"apiVersion": vfconfig.APIVersion, "kind": vfconfig.Kind}
 	for key, values := range map[string][]any{"vlan": {100, 150, 300}, "mtu": {1400, 1450}, "trust": {"off"}, "ifName": {"data{index}"}} {
@@ -47,28 +48,28 @@ func randomConfig(r *rand.Rand, names []string) resourceapi.DeviceClaimConfigura
 	return c
 }
 
-// TestSameConfiguration (DRA-13): Prepare merges the same settings as check-claim, for each allocator and each form of the requests in
-// entries.
+// TestSameConfiguration (DRA-13) checks that Prepare and check-claim merge the same settings. The test covers each allocator and each form
+// of request names in configuration entries.
 func TestSameConfiguration(t *testing.T) {
-	parsed, err := parse()
+	parsed, err := parseDefaultConfig()
 	if err != nil {
 		t.Fatal(err)
 	}
-	printed, err := printedClasses(t.TempDir(), config)
+	printed, err := printedClasses(t.TempDir(), defaultConfig)
 	if err != nil {
 		t.Fatal(err)
 	}
 	merged, refused := 0, 0
-	for seed := range uint64(machines) {
+	for seed := range uint64(machineCount) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		p, m := randomProblem(r, false)
 		m.pfs, m.vfs, p.match = 2, 8, ""
 		for n := range p.requests {
 			for a := range p.requests[n] {
-				p.requests[n][a].wish = wishes()[0]
+				p.requests[n][a].wish = selectorCases()[0]
 			}
 		}
-		c := p.claim()
+		c := p.toClaim()
 		var names []string
 		for _, request := range c.Spec.Devices.Requests {
 			names = append(names, request.Name)
@@ -79,10 +80,10 @@ func TestSameConfiguration(t *testing.T) {
 		for range r.IntN(4) {
 			c.Spec.Devices.Config = append(c.Spec.Devices.Config, randomConfig(r, names))
 		}
-		said := checked(t, c)
+		said := checkedSettings(t, c)
 		for _, ch := range channels() {
-			got, err := preparedAs(t, newCluster(printed, published(m.name, m.inventory(parsed))), ch, m, c, parsed)
-			alternatives := slices.ContainsFunc(p.requests, func(a []request) bool { return len(a) > 1 })
+			got, err := preparedAs(t, newCluster(printed, publishedSlices(m.name, m.inventory(parsed))), ch, m, c, parsed)
+			alternatives := slices.ContainsFunc(p.requests, func(a []requestCase) bool { return len(a) > 1 })
 			if err == nil && said == nil && alternatives {
 				continue // check-claim refuses because of an alternative that was not allocated
 			}
@@ -111,15 +112,15 @@ func pretty(v any) string {
 	return string(text)
 }
 
-// preparedAs returns the settings of each request by key, as Prepare merges them from an allocation.
-func preparedAs(t *testing.T, cl *cluster, ch channel, m machine, c *resourceapi.ResourceClaim,
+// preparedAs returns the settings that Prepare merges from an allocation, by request and key.
+func preparedAs(t *testing.T, cl *allocatorInput, ch allocatorVariant, m machine, c *resourceapi.ResourceClaim,
 	parsed *pool.Config) (map[string]map[string]string, error) {
 	t.Helper()
 	a, err := cl.allocator(t.Context(), ch.features)
 	if err != nil {
 		t.Fatal(err)
 	}
-	results, err := a.Allocate(t.Context(), node(m.name), []*resourceapi.ResourceClaim{c})
+	results, err := a.Allocate(t.Context(), newNode(m.name), []*resourceapi.ResourceClaim{c})
 	if err != nil || len(results) != 1 {
 		t.Fatalf("%s: %v, %v: %s", ch.name, results, err, pretty(c))
 	}
@@ -138,7 +139,7 @@ func preparedAs(t *testing.T, cl *cluster, ch channel, m machine, c *resourceapi
 }
 
 // resourceOf returns the resource of a device.
-func resourceOf(parsed *pool.Config, cl *cluster, device string) *pool.Resource {
+func resourceOf(parsed *pool.Config, cl *allocatorInput, device string) *pool.Resource {
 	for _, s := range cl.slices {
 		for _, d := range s.Spec.Devices {
 			for i := range parsed.Resources {
@@ -151,14 +152,14 @@ func resourceOf(parsed *pool.Config, cl *cluster, device string) *pool.Resource 
 	return nil
 }
 
-// checked returns the settings of each request by key, as check-claim prints them; nil if it refuses the claim because of values that
-// Prepare reads.
-func checked(t *testing.T, c *resourceapi.ResourceClaim) map[string]map[string]string {
+// checkedSettings returns the settings that check-claim prints, by request and key. It returns nil if check-claim refuses the claim because
+// of values that Prepare reads.
+func checkedSettings(t *testing.T, c *resourceapi.ResourceClaim) map[string]map[string]string {
 	t.Helper()
 	dir := t.TempDir()
 	c.TypeMeta = metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaim"}
 	text, _ := json.Marshal(c)
-	for name, data := range map[string][]byte{"config.json": []byte(config), "c.json": text} {
+	for name, data := range map[string][]byte{"config.json": []byte(defaultConfig), "c.json": text} {
 		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -27,8 +27,8 @@ import (
 
 const document = "../../docs/DRA.md"
 
-// blocks returns the code blocks of a document in one language.
-func blocks(t *testing.T, path, language string) (out []string) {
+// codeBlocks returns the code blocks of a document in one language.
+func codeBlocks(t *testing.T, path, language string) (out []string) {
 	t.Helper()
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -40,7 +40,7 @@ func blocks(t *testing.T, path, language string) (out []string) {
 	return out
 }
 
-// objectOf decodes an object strictly.
+// objectOf decodes an object from YAML. Unknown keys are an error.
 func objectOf(t *testing.T, text string) runtime.Object {
 	t.Helper()
 	var head metav1.TypeMeta
@@ -60,8 +60,9 @@ func objectOf(t *testing.T, text string) runtime.Object {
 	return o
 }
 
-// expressions returns the CEL expressions of an object: the expressions of classes, and of requests with their classes.
-func expressions(o runtime.Object) (ofClass []string, ofRequest map[string][]string) {
+// celExpressions returns the CEL expressions of an object. ofClass contains the expressions of a DeviceClass. ofRequest contains the
+// expressions of requests by DeviceClass.
+func celExpressions(o runtime.Object) (ofClass []string, ofRequest map[string][]string) {
 	of := func(selectors []resourceapi.DeviceSelector) (out []string) {
 		for _, s := range selectors {
 			out = append(out, s.CEL.Expression)
@@ -89,17 +90,17 @@ func expressions(o runtime.Object) (ofClass []string, ofRequest map[string][]str
 	return nil, ofRequest
 }
 
-// everyDevice returns devices of machines with and without NUMA nodes, healthy and faulty, and one of another driver.
+// everyDevice returns healthy and faulty devices of machines with and without NUMA nodes, and one device of another driver.
 func everyDevice(t *testing.T) (out []cel.Device) {
 	t.Helper()
-	c, err := parse()
+	c, err := parseDefaultConfig()
 	if err != nil {
 		t.Fatal(err)
 	}
 	out = append(out, cel.Device{Driver: "gpu.example.com"})
 	for _, m := range []machine{{name: "a", numa: 2, pfs: 3, vfs: 2, blind: 1}, {name: "b", pfs: 2, vfs: 1},
 		{name: "c", numa: 1, pfs: 1, vfs: 1}} {
-		for _, s := range published(m.name, m.inventory(c)) {
+		for _, s := range publishedSlices(m.name, m.inventory(c)) {
 			for _, d := range s.Spec.Devices {
 				out = append(out, cel.Device{Driver: claim.Driver, Attributes: d.Attributes})
 			}
@@ -108,8 +109,8 @@ func everyDevice(t *testing.T) (out []cel.Device) {
 	return out
 }
 
-// matches evaluates an expression. It fails if the expression does not compile or fails for a device.
-func matches(t *testing.T, expression string, d cel.Device) bool {
+// matchesDevice evaluates an expression for a device. The test fails if the expression does not compile or its evaluation gives an error.
+func matchesDevice(t *testing.T, expression string, d cel.Device) bool {
 	t.Helper()
 	r := cel.GetCompiler(cel.Features{}).CompileCELExpression(expression, cel.Options{})
 	if r.Error != nil {
@@ -122,11 +123,12 @@ func matches(t *testing.T, expression string, d cel.Device) bool {
 	return ok
 }
 
-// TestEveryExampleCompiles (DRA-10): the API server accepts each object of docs/DRA.md, README.md and of 'podlace sriov classes'. No
-// selector fails for a device that lacks an attribute. check-claim reports no problem either.
+// TestEveryExampleCompiles (DRA-10) checks that the API server accepts each object in docs/DRA.md, in README.md and in the output of
+// 'podlace sriov classes'. The evaluation of each selector must succeed even for a device that lacks an attribute. check-claim must report
+// no problem.
 func TestEveryExampleCompiles(t *testing.T) {
-	config := blocks(t, document, "json")
-	shown := slices.Concat(blocks(t, document, "yaml"), blocks(t, "../../README.md", "yaml"))
+	config := codeBlocks(t, document, "json")
+	shown := slices.Concat(codeBlocks(t, document, "yaml"), codeBlocks(t, "../../README.md", "yaml"))
 	if len(config) != 1 || len(shown) < 8 {
 		t.Fatalf("%d configurations and %d blocks of YAML", len(config), len(shown))
 	}
@@ -137,46 +139,46 @@ func TestEveryExampleCompiles(t *testing.T) {
 	server, devices := newAPIServer(), everyDevice(t)
 	byClass := map[string][]string{}
 	for _, c := range printed {
-		byClass[c.Name], _ = expressions(c)
+		byClass[c.Name], _ = celExpressions(c)
 	}
 	for _, text := range shown {
-		for _, one := range documents(text) {
+		for _, one := range splitDocuments(text) {
 			o := objectOf(t, one)
 			if _, pod := o.(*corev1.Pod); pod {
 				continue
 			}
-			if err := server.create(o); err != nil {
+			if err := server.validateNew(o); err != nil {
 				t.Errorf("%v\n%s", err, one)
 			}
-			ofClass, ofRequest := expressions(o)
+			ofClass, ofRequest := celExpressions(o)
 			for class, list := range ofRequest {
-				evaluate(t, devices, byClass[class], list)
+				evaluateAll(t, devices, byClass[class], list)
 			}
-			evaluate(t, devices, nil, ofClass)
+			evaluateAll(t, devices, nil, ofClass)
 		}
 	}
 	for _, c := range printed {
-		if err := server.create(c); err != nil {
+		if err := server.validateNew(c); err != nil {
 			t.Error(err)
 		}
-		evaluate(t, devices, nil, byClass[c.Name])
+		evaluateAll(t, devices, nil, byClass[c.Name])
 	}
 	checkClaims(t, config[0], shown)
 }
 
-// evaluate evaluates expressions as the allocator does: the expressions of a request only for devices that the class selects.
-func evaluate(t *testing.T, devices []cel.Device, class, list []string) {
+// evaluateAll evaluates expressions like the allocator. It evaluates the expressions of a request only for devices that the class selects.
+func evaluateAll(t *testing.T, devices []cel.Device, class, list []string) {
 	t.Helper()
 	for _, d := range devices {
-		if !slices.ContainsFunc(class, func(e string) bool { return !matches(t, e, d) }) {
+		if !slices.ContainsFunc(class, func(e string) bool { return !matchesDevice(t, e, d) }) {
 			for _, e := range list {
-				matches(t, e, d)
+				matchesDevice(t, e, d)
 			}
 		}
 	}
 }
 
-// checkClaims runs check-claim on the examples.
+// checkClaims runs check-claim for the examples.
 func checkClaims(t *testing.T, config string, shown []string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -194,7 +196,8 @@ func checkClaims(t *testing.T, config string, shown []string) {
 	}
 }
 
-// TestGuardsMatter: an unguarded expression fails for a device without the attribute, and check-claim reports it.
+// TestGuardsMatter checks that an expression that does not test the presence of an attribute fails for a device without the attribute.
+// check-claim must report this expression.
 func TestGuardsMatter(t *testing.T) {
 	r := cel.GetCompiler(cel.Features{}).CompileCELExpression(`device.attributes["resource.kubernetes.io"].numaNode == 1`, cel.Options{})
 	failed := 0
@@ -208,7 +211,7 @@ func TestGuardsMatter(t *testing.T) {
 	}
 }
 
-// TestAttributesAreDocumented: the table of docs/DRA.md has exactly the published attributes, with their types.
+// TestAttributesAreDocumented checks that the table in docs/DRA.md contains exactly the published attributes and their types.
 func TestAttributesAreDocumented(t *testing.T) {
 	data, err := os.ReadFile(document)
 	if err != nil {

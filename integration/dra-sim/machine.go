@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// machine is a node with network cards. The PFs are spread over the NUMA nodes.
+// machine is a node with network cards. Each NUMA node has nearly the same number of PFs.
 type machine struct {
 	name  string
 	numa  int // NUMA nodes
@@ -26,19 +26,20 @@ type machine struct {
 	blind int // number of PFs without a known NUMA node
 }
 
-// config offers all VFs by DRA. If there is more than one PF, the VFs of odd PFs are example.com/slow.
-const config = `{"resourceList": [
+// defaultConfig is a configuration that offers all VFs by DRA. On a machine with several PFs, VFs of PFs with odd numbers belong to the
+// resource example.com/slow.
+const defaultConfig = `{"resourceList": [
   {"resourceName": "slow", "api": "dra", "vf": {"maxTxRate": 1000}, "selectors": {"pfNames": ["ens1f0", "ens3f0", "ens5f0", "ens7f0"]}},
   {"resourceName": "fast", "api": "dra", "vf": {"trust": "on"}, "claimMay": ["mac", "ips", "ifName", "mtu", {"vlan": "100-199"}]}]}`
 
-// parse returns that configuration.
-func parse() (*pool.Config, error) { return parseConfig(config) }
+// parseDefaultConfig returns the parsed defaultConfig.
+func parseDefaultConfig() (*pool.Config, error) { return parseConfig(defaultConfig) }
 
 func parseConfig(config string) (*pool.Config, error) {
 	return pool.Parse(pool.Source{File: "config.json", Prefix: "example.com", Host: "node"}, []byte(config))
 }
 
-// snapshot returns the result of a scan of the machine.
+// snapshot returns the PCI devices of the machine in the form of a scan.
 func (m machine) snapshot() *pci.Snapshot {
 	s := &pci.Snapshot{}
 	for n := range m.numa {
@@ -49,14 +50,14 @@ func (m machine) snapshot() *pci.Snapshot {
 		if m.numa > 0 && p >= m.blind {
 			node = p % m.numa
 		}
-		s.Devices = append(s.Devices, m.card(p, node)...)
+		s.Devices = append(s.Devices, m.cardDevices(p, node)...)
 	}
 	slices.SortFunc(s.Devices, func(a, b pci.Device) int { return a.Address.Compare(b.Address) })
 	return s
 }
 
-// card returns a PF with separate PCI buses, and its VFs.
-func (m machine) card(p, node int) []pci.Device {
+// cardDevices returns a PF with its VFs. Each card has separate PCI buses.
+func (m machine) cardDevices(p, node int) []pci.Device {
 	bus := 0x10 + 4*p
 	address := func(function int) pci.Address {
 		a, err := pci.ParseAddress(fmt.Sprintf("0000:%02x:%02x.%d", bus+function/256, function/8%32, function%8))
@@ -78,7 +79,7 @@ func (m machine) card(p, node int) []pci.Device {
 	return devices
 }
 
-// inventory returns the daemon's inventory of the machine.
+// inventory returns the inventory that the daemon has of the machine.
 func (m machine) inventory(c *pool.Config) dra.Inventory {
 	s := m.snapshot()
 	i := dra.Inventory{Snapshot: s, Pools: pool.Assign(c, s, pool.Env{}), Taints: c.Taints, Faults: map[string]dra.Fault{},
@@ -89,8 +90,9 @@ func (m machine) inventory(c *pool.Config) dra.Inventory {
 	return i
 }
 
-// published returns the slices of an inventory as stored in the API server. The library sets their names.
-func published(node string, i dra.Inventory) (out []*resourceapi.ResourceSlice) {
+// publishedSlices returns the slices of an inventory in the form that the API server stores. Kubernetes' library sets the names of the
+// slices.
+func publishedSlices(node string, i dra.Inventory) (out []*resourceapi.ResourceSlice) {
 	all := dra.Resources(i, node, nil, time.Unix(1_800_000_000, 0)).Pools[node].Slices
 	for n, s := range all {
 		out = append(out, &resourceapi.ResourceSlice{

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// options are the parameters of the simulation.
-type options struct {
+// simOptions contains the parameters of the simulation.
+type simOptions struct {
 	nodes, rounds int
 	vfs, wants    []int // VFs of a node, VFs of a claim
 	full          float64
@@ -27,7 +27,7 @@ func main() {
 		return
 	}
 	if err == nil {
-		err = run(context.Background(), o, os.Stdout)
+		err = runSimulation(context.Background(), o, os.Stdout)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "dra-sim:", err)
@@ -35,8 +35,8 @@ func main() {
 	}
 }
 
-func parseFlags(args []string, stderr io.Writer) (options, error) {
-	o := options{wants: []int{1, 2, 4}}
+func parseFlags(args []string, stderr io.Writer) (simOptions, error) {
+	o := simOptions{wants: []int{1, 2, 4}}
 	f := flag.NewFlagSet("dra-sim", flag.ContinueOnError)
 	f.SetOutput(stderr)
 	f.IntVar(&o.nodes, "nodes", 5000, "nodes of the cluster")
@@ -57,15 +57,15 @@ func parseFlags(args []string, stderr io.Writer) (options, error) {
 	return o, nil
 }
 
-// measurement is the result of a row's allocations.
-type measurement struct {
+// allocationTimes contains the measured times of the allocations for one row.
+type allocationTimes struct {
 	times  []time.Duration // for one node
 	cycles []time.Duration // setup of the allocator, once for each pod
 	failed int
 }
 
-// quantile returns the q-quantile of the times: the share q of them is at most as long.
-func quantile(times []time.Duration, q float64) time.Duration {
+// timeQuantile returns the q-quantile of the times. The share q of all times is not longer than the result.
+func timeQuantile(times []time.Duration, q float64) time.Duration {
 	times = slices.Sorted(slices.Values(times))
 	return times[min(len(times)-1, int(q*float64(len(times))))]
 }

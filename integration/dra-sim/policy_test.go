@@ -27,7 +27,7 @@ import (
 
 const manifest = "../../conf/cluster/components/dra/sriov-device-plugin-dra.yaml"
 
-// policyOf returns a policy of the manifest.
+// policyOf returns the admission policy with the given name from the manifest.
 func policyOf(t *testing.T, name string) (p registration.ValidatingAdmissionPolicy) {
 	t.Helper()
 	data, err := os.ReadFile(manifest)
@@ -44,8 +44,8 @@ func policyOf(t *testing.T, name string) (p registration.ValidatingAdmissionPoli
 	return p
 }
 
-// compiled compiles the validations of a policy for the API server of a version of Kubernetes.
-func compiled(t *testing.T, p registration.ValidatingAdmissionPolicy, kubernetes string) cel.ConditionEvaluator {
+// compilePolicy compiles the validations of a policy like the API server of the given Kubernetes version.
+func compilePolicy(t *testing.T, p registration.ValidatingAdmissionPolicy, kubernetes string) cel.ConditionEvaluator {
 	t.Helper()
 	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(version.MustParse(kubernetes)))
 	if err != nil {
@@ -68,8 +68,9 @@ func compiled(t *testing.T, p registration.ValidatingAdmissionPolicy, kubernetes
 	return evaluator
 }
 
-// refused returns the index of the first validation that refuses a status update of a claim by a node's daemon, or -1.
-func refused(t *testing.T, e cel.ConditionEvaluator, node string, before, after *resourceapi.ResourceClaim) int {
+// refusedIndex returns the index of the first validation that refuses a status update of a claim, or -1. The daemon of the given node makes
+// the update.
+func refusedIndex(t *testing.T, e cel.ConditionEvaluator, node string, before, after *resourceapi.ResourceClaim) int {
 	t.Helper()
 	kind := resourceapi.SchemeGroupVersion.WithKind("ResourceClaim")
 	attributes := admission.NewAttributesRecord(after, before, kind, after.Namespace, after.Name,
@@ -97,12 +98,12 @@ func refused(t *testing.T, e cel.ConditionEvaluator, node string, before, after 
 	return -1
 }
 
-// statusOf returns a device's entry in the status of a claim.
+// statusOf returns the entry of a device in the status of a claim.
 func statusOf(driver, pool, device, data string) resourceapi.AllocatedDeviceStatus {
 	return resourceapi.AllocatedDeviceStatus{Driver: driver, Pool: pool, Device: device, Data: &runtime.RawExtension{Raw: []byte(data)}}
 }
 
-// TestStatusPolicy: a daemon may change only the entries of its own driver and node in the status of a claim.
+// TestStatusPolicy checks that the policy allows a daemon to change only entries of its own driver and node in the status of a claim.
 func TestStatusPolicy(t *testing.T) {
 	const (
 		allocation = iota
@@ -153,10 +154,10 @@ func TestStatusPolicy(t *testing.T) {
 		{"a token of no node", "", func(_, a *resourceapi.ResourceClaim) { a.Status.Devices = append(a.Status.Devices, own) }, nodes},
 	} {
 		for _, kubernetes := range []string{"1.34", "1.35", "1.37"} {
-			e := compiled(t, policyOf(t, "sriov-device-plugin-claims"), kubernetes)
+			e := compilePolicy(t, policyOf(t, "sriov-device-plugin-claims"), kubernetes)
 			before, after := base.DeepCopy(), base.DeepCopy()
 			c.change(before, after)
-			if got := refused(t, e, c.node, before, after); got != c.want {
+			if got := refusedIndex(t, e, c.node, before, after); got != c.want {
 				t.Errorf("%s on %s: validation %d refuses, want %d", c.title, kubernetes, got, c.want)
 			}
 		}

@@ -18,29 +18,29 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// numaNode is the attribute that claims match on.
+// numaNode is the attribute in the matchAttribute constraint of claims.
 const numaNode = "resource.kubernetes.io/numaNode"
 
-// nodesTried is the number of nodes that the scheduler checks for a pod in a cluster of 5,000 nodes: a tenth, by
-// percentageOfNodesToScore.
+// nodesTried is the number of nodes that the scheduler checks for a pod in a cluster of 5,000 nodes. The default of
+// percentageOfNodesToScore for this size is 10 %.
 const nodesTried = 500
 
-// run measures all rows and prints them.
-func run(ctx context.Context, o options, w io.Writer) error {
+// runSimulation measures and prints all rows.
+func runSimulation(ctx context.Context, o simOptions, w io.Writer) error {
 	sizes := markdown.NewTable(fmt.Sprintf("Slices of %d nodes", o.nodes), "VFs of a node", "slices of a node",
 		"largest slice, protobuf", "per VF, protobuf",
 		"per VF, JSON", "all slices, protobuf")
 	times := markdown.NewTable(fmt.Sprintf("Allocation on one node of %d, %.0f %% of the VFs taken", o.nodes, 100*o.full), "VFs of a node", "VFs of the claim",
 		"matchAttribute", "once for a pod", "one node, median", "one node, p99", fmt.Sprintf("pod, %d nodes tried", nodesTried), "no room")
 	for _, vfs := range o.vfs {
-		c, err := simulated(o, vfs)
+		c, err := simulatedCluster(o, vfs)
 		if err != nil {
 			return err
 		}
-		c.sizes(sizes, vfs, o.nodes)
+		c.addSizes(sizes, vfs, o.nodes)
 		for _, want := range o.wants {
 			for _, match := range []string{"", numaNode} {
-				m, err := c.measure(ctx, o, want, match)
+				m, err := c.measureClaim(ctx, o, want, match)
 				if err != nil {
 					return err
 				}
@@ -48,8 +48,8 @@ func run(ctx context.Context, o options, w io.Writer) error {
 				if match == "" {
 					shown = "-"
 				}
-				once, median := quantile(m.cycles, 0.5), quantile(m.times, 0.5)
-				times.Row(fmt.Sprint(vfs), fmt.Sprint(want), shown, millis(once), millis(median), millis(quantile(m.times, 0.99)),
+				once, median := timeQuantile(m.cycles, 0.5), timeQuantile(m.times, 0.5)
+				times.Row(fmt.Sprint(vfs), fmt.Sprint(want), shown, millis(once), millis(median), millis(timeQuantile(m.times, 0.99)),
 					millis(once+nodesTried*median), fmt.Sprintf("%.0f %%", 100*float64(m.failed)/float64(o.rounds)))
 			}
 		}
@@ -60,8 +60,8 @@ func run(ctx context.Context, o options, w io.Writer) error {
 
 func millis(d time.Duration) string { return fmt.Sprintf("%.2f ms", float64(d.Microseconds())/1000) }
 
-// simulated returns a cluster whose nodes have two PFs on two NUMA nodes. Claims have a share of the VFs.
-func simulated(o options, vfs int) (*cluster, error) {
+// simulatedCluster returns a cluster whose nodes have two PFs on two NUMA nodes. A share of the VFs is already allocated to claims.
+func simulatedCluster(o simOptions, vfs int) (*allocatorInput, error) {
 	const config = `{"resourceList": [{"resourceName": "fast", "api": "dra"}]}`
 	parsed, err := parseConfig(config)
 	if err != nil {
@@ -70,9 +70,9 @@ func simulated(o options, vfs int) (*cluster, error) {
 	i := machine{numa: 2, pfs: 2, vfs: vfs / 2}.inventory(parsed)
 	var all []*resourceapi.ResourceSlice
 	for n := range o.nodes {
-		all = append(all, published(nodeName(n), i)...)
+		all = append(all, publishedSlices(nodeName(n), i)...)
 	}
-	c := newCluster(classes{classOf("example.com/fast")}, all)
+	c := newCluster(classList{classOf("example.com/fast")}, all)
 	r := rand.New(rand.NewPCG(o.seed, uint64(vfs)))
 	for _, s := range all {
 		for _, d := range s.Spec.Devices {
@@ -86,7 +86,7 @@ func simulated(o options, vfs int) (*cluster, error) {
 
 func nodeName(n int) string { return fmt.Sprintf("worker-%04d.example.com", n) }
 
-// classOf returns a class like the one that 'podlace sriov classes' prints.
+// classOf returns a class that equals the output of 'podlace sriov classes'.
 func classOf(resource string) *resourceapi.DeviceClass {
 	c := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: className(resource)}}
 	expression := fmt.Sprintf(`device.driver == %q && device.attributes[%q].resource == %q`, claim.Driver, claim.Driver, resource)
@@ -94,27 +94,27 @@ func classOf(resource string) *resourceapi.DeviceClass {
 	return c
 }
 
-// ofDevices returns the size of a slice's devices in bytes of protobuf.
-func ofDevices(s *resourceapi.ResourceSlice) int {
+// devicesSize returns the size of all devices of a slice in the protobuf encoding, in bytes.
+func devicesSize(s *resourceapi.ResourceSlice) int {
 	empty := s.DeepCopy()
 	empty.Spec.Devices = nil
 	return s.Size() - empty.Size()
 }
 
-// sizes adds the row for one size of nodes.
-func (c *cluster) sizes(t *markdown.Table, vfs, nodes int) {
+// addSizes adds a row for nodes with the given number of VFs.
+func (c *allocatorInput) addSizes(t *markdown.Table, vfs, nodes int) {
 	largest, bytes, devices, text := 0, 0, 0, 0
 	perNode := len(c.slices) / nodes
 	for _, s := range c.slices[:perNode] {
 		data, _ := json.Marshal(s)
-		largest, bytes, devices, text = max(largest, s.Size()), bytes+s.Size(), devices+ofDevices(s), text+len(data)
+		largest, bytes, devices, text = max(largest, s.Size()), bytes+s.Size(), devices+devicesSize(s), text+len(data)
 	}
 	t.Row(fmt.Sprint(vfs), fmt.Sprint(perNode), fmt.Sprintf("%.1f KB", float64(largest)/1e3), fmt.Sprintf("%d B", devices/vfs),
 		fmt.Sprintf("%d B", text/vfs), fmt.Sprintf("%.0f MB", float64(bytes*nodes)/1e6))
 }
 
-// measure allocates a claim for random nodes, each time as the first of a scheduling cycle.
-func (c *cluster) measure(ctx context.Context, o options, want int, match string) (m measurement, err error) {
+// measureClaim allocates a claim on random nodes and measures the times. Each allocation is the first of a scheduling cycle.
+func (c *allocatorInput) measureClaim(ctx context.Context, o simOptions, want int, match string) (m allocationTimes, err error) {
 	r := rand.New(rand.NewPCG(o.seed, uint64(want)))
 	wish := claimFor(want, match)
 	for n := range o.rounds + 1 {
@@ -124,7 +124,7 @@ func (c *cluster) measure(ctx context.Context, o options, want int, match string
 			return m, err
 		}
 		began := time.Now()
-		results, err := a.Allocate(ctx, node(nodeName(r.IntN(o.nodes))), []*resourceapi.ResourceClaim{wish})
+		results, err := a.Allocate(ctx, newNode(nodeName(r.IntN(o.nodes))), []*resourceapi.ResourceClaim{wish})
 		if err != nil {
 			return m, err
 		}
@@ -139,7 +139,7 @@ func (c *cluster) measure(ctx context.Context, o options, want int, match string
 	return m, nil
 }
 
-// claimFor returns a claim for VFs.
+// claimFor returns a claim for want VFs with equal values of the attribute match.
 func claimFor(want int, match string) *resourceapi.ResourceClaim {
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "shop", UID: "u1"}}
 	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "vf", Exactly: &resourceapi.ExactDeviceRequest{

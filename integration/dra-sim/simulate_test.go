@@ -7,26 +7,27 @@ import (
 	"testing"
 )
 
-// TestSimulation: a small cluster gives a row for each size and claim, and slices stay within 500 bytes a VF.
+// TestSimulation checks that the simulation of a small cluster prints a row for each size and claim, and that slices have at most 500 bytes
+// per VF.
 func TestSimulation(t *testing.T) {
 	o, err := parseFlags([]string{"-nodes", "20", "-rounds", "10"}, t.Output())
 	if err != nil {
 		t.Fatal(err)
 	}
 	var out strings.Builder
-	if err := run(t.Context(), o, &out); err != nil {
+	if err := runSimulation(t.Context(), o, &out); err != nil {
 		t.Fatal(err)
 	}
 	if n := strings.Count(out.String(), "\n| 16 | ") + strings.Count(out.String(), "\n| 64 | "); n != 2+2*3*2 {
 		t.Errorf("%d rows:\n%s", n, out.String())
 	}
 	for _, vfs := range o.vfs {
-		c, err := simulated(o, vfs)
+		c, err := simulatedCluster(o, vfs)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, s := range c.slices {
-			if per := ofDevices(s) / len(s.Spec.Devices); per > 500 {
+			if per := devicesSize(s) / len(s.Spec.Devices); per > 500 {
 				t.Errorf("%d VFs: %d bytes for each VF of slice %s", vfs, per, s.Name)
 			}
 		}

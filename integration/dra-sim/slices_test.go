@@ -9,17 +9,17 @@ import (
 	"github.com/podlace/podlace/pkg/dra"
 )
 
-// machines is the number of random machines of a test.
-const machines = 500
+// machineCount is the number of random machines in a test.
+const machineCount = 500
 
-// TestSlicesValid: the API server accepts the slices of every machine, healthy and with each kind of fault.
+// TestSlicesValid checks that the API server accepts the slices of every machine, healthy or with each kind of fault.
 func TestSlicesValid(t *testing.T) {
-	c, err := parse()
+	c, err := parseDefaultConfig()
 	if err != nil {
 		t.Fatal(err)
 	}
 	server := newAPIServer()
-	for seed := range uint64(machines) {
+	for seed := range uint64(machineCount) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		m := randomMachine(r)
 		i := m.inventory(c)
@@ -34,23 +34,23 @@ func TestSlicesValid(t *testing.T) {
 			}
 		}
 		devices := 0
-		for _, s := range published(m.name, i) {
+		for _, s := range publishedSlices(m.name, i) {
 			devices += len(s.Spec.Devices)
-			if err := server.create(s); err != nil {
+			if err := server.validateNew(s); err != nil {
 				t.Errorf("seed %d, %+v: slice %s: %v", seed, m, s.Name, err)
 			}
 			if size := s.Size(); size > 500*len(s.Spec.Devices)+2000 {
 				t.Errorf("seed %d, %+v: slice %s: %d bytes for %d devices", seed, m, s.Name, size, len(s.Spec.Devices))
 			}
 		}
-		if want := m.pfs*m.vfs - held(i); devices != want {
+		if want := m.pfs*m.vfs - countHeld(i); devices != want {
 			t.Errorf("seed %d, %+v: %d devices, want %d", seed, m, devices, want)
 		}
 	}
 }
 
-// held counts the VFs of pods without a claim.
-func held(i dra.Inventory) (n int) {
+// countHeld returns the number of VFs that pods use without a claim.
+func countHeld(i dra.Inventory) (n int) {
 	for _, d := range i.Snapshot.Devices {
 		if d.IsVF() && i.Held[d.Address.String()] != "" {
 			n++

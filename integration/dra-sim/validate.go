@@ -15,7 +15,7 @@ import (
 	"k8s.io/kubernetes/pkg/apis/resource/validation"
 )
 
-// apiServer validates new objects as Kubernetes 1.37 does: defaults, generated rules and handwritten rules.
+// apiServer validates new objects like the API server of Kubernetes 1.37, with defaults, generated rules and handwritten rules.
 type apiServer struct{ scheme *runtime.Scheme }
 
 func newAPIServer() apiServer {
@@ -24,10 +24,10 @@ func newAPIServer() apiServer {
 	return apiServer{s}
 }
 
-// create returns the reasons for which the API server would refuse an object. It sets the object's defaults.
-func (a apiServer) create(object runtime.Object) error {
+// validateNew sets the defaults of an object, and returns the reasons why the API server would refuse the object.
+func (a apiServer) validateNew(object runtime.Object) error {
 	a.scheme.Default(object)
-	internal, check, err := a.internal(object)
+	internal, check, err := a.toInternal(object)
 	if err != nil {
 		return err
 	}
@@ -39,8 +39,8 @@ func (a apiServer) create(object runtime.Object) error {
 	return errors.Join(errs.ToAggregate())
 }
 
-// internal returns an object of the API server's internal type, and its validation.
-func (a apiServer) internal(object runtime.Object) (runtime.Object, func() field.ErrorList, error) {
+// toInternal returns an object of the API server's internal type, and the validation function of this type.
+func (a apiServer) toInternal(object runtime.Object) (runtime.Object, func() field.ErrorList, error) {
 	switch object.(type) {
 	case *resourceapi.ResourceSlice:
 		o := &resource.ResourceSlice{}

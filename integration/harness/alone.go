@@ -13,17 +13,18 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Alone is a pod interface that a main plugin has connected. bandwidth never deletes its link.
+// Alone is a pod with a veth pair, as a main plugin leaves it, for calls of bandwidth without a chain. DEL of bandwidth never deletes the
+// veth pair.
 type Alone struct {
 	Pod          *sandbox.Pod
 	ifname, link string // interfaces of the pod side and the host side
 	InPod, Node  string // their addresses
 }
 
-// Rates are limits in Mbit/s, with the directions as the pod sees them. 0 means no limit.
+// Rates are limits in Mbit/s. Ingress is traffic that the pod receives. 0 means no limit.
 type Rates struct{ Ingress, Egress int }
 
-// NewAlone connects a new pod by a veth pair.
+// NewAlone creates a pod and connects it by a veth pair.
 func NewAlone(t *testing.T) *Alone {
 	t.Helper()
 	Need(t, "bandwidth")
@@ -33,7 +34,7 @@ func NewAlone(t *testing.T) *Alone {
 	return a
 }
 
-// Second connects another interface of the same pod.
+// Second connects the same pod by a second veth pair.
 func (a *Alone) Second(t *testing.T) *Alone {
 	t.Helper()
 	b := &Alone{Pod: a.Pod, ifname: "net1", link: "alone1", Node: "10.75.1.1", InPod: "10.75.1.2"}
@@ -50,7 +51,7 @@ func (a *Alone) connect(t *testing.T) {
 	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", a.link).Run() })
 }
 
-// Call returns a call of bandwidth with limits in containerd's form.
+// Call returns a call of bandwidth with limits in the form that containerd sends.
 func (a *Alone) Call(verb string, r Rates) Call {
 	limits := map[string]any{}
 	for direction, rate := range map[string]int{"ingress": r.Ingress, "egress": r.Egress} {
@@ -73,7 +74,7 @@ func (a *Alone) Call(verb string, r Rates) Call {
 	return NewCall(verb, "bandwidth", a.Pod, a.Pod.Name, conf).With("CNI_IFNAME", a.ifname)
 }
 
-// Do runs the call, and returns an error unless it succeeded.
+// Do runs the call, and returns an error if the plugin fails.
 func (c Call) Do() error {
 	o, err := c.Start()
 	if err == nil && o.Exit != 0 {
@@ -88,14 +89,14 @@ func (a *Alone) InEffect() (Rates, error) {
 	return r, err
 }
 
-// LimitsOf returns the limits that the kernel applies to a link: the rate of the link's token bucket, and the rate of the token bucket
-// of the device to which the link's ingress is redirected. It also returns the name of this device.
+// LimitsOf returns the limits that the kernel applies to a link, and the name of the ifb device. One limit is the rate of the token bucket
+// on the link. The other limit is the rate of the token bucket on the ifb device to which the link's ingress is redirected.
 func LimitsOf(name string) (r Rates, device string, err error) {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
 		return r, "", err
 	}
-	if r.Ingress, err = bucketOf(link); err != nil {
+	if r.Ingress, err = bucketRate(link); err != nil {
 		return r, "", err
 	}
 	filters, err := netlink.FilterList(link, netlink.HANDLE_MIN_INGRESS)
@@ -113,7 +114,7 @@ func LimitsOf(name string) (r Rates, device string, err error) {
 				return r, "", fmt.Errorf("the device of a redirect: %w", err)
 			}
 			device = to.Attrs().Name
-			if r.Egress, err = bucketOf(to); err != nil {
+			if r.Egress, err = bucketRate(to); err != nil {
 				return r, device, err
 			}
 		}
@@ -121,8 +122,8 @@ func LimitsOf(name string) (r Rates, device string, err error) {
 	return r, device, nil
 }
 
-// bucketOf returns the rate of a link's token bucket in Mbit/s, or 0 if the link has none.
-func bucketOf(link netlink.Link) (int, error) {
+// bucketRate returns the rate of a link's token bucket in Mbit/s, or 0 if the link has no token bucket.
+func bucketRate(link netlink.Link) (int, error) {
 	qdiscs, err := netlink.QdiscList(link)
 	for _, q := range qdiscs {
 		if tbf, ok := q.(*netlink.Tbf); ok && q.Attrs().Parent == netlink.HANDLE_ROOT {
@@ -132,7 +133,7 @@ func bucketOf(link netlink.Link) (int, error) {
 	return 0, err
 }
 
-// Passes sends an echo request from each side.
+// Passes sends a ping from each side of the veth pair, and returns an error if a reply is missing.
 func (a *Alone) Passes() error {
 	errs := []error{Ping(nil, a.InPod, TrafficLimit), Ping(a.Pod, a.Node, TrafficLimit)}
 	for i, from := range []string{"node", "pod"} {
@@ -143,7 +144,8 @@ func (a *Alone) Passes() error {
 	return errors.Join(errs...)
 }
 
-// Warm lets bandwidth create the node's shared state, and fills the neighbour tables. Nothing remains on the link.
+// Warm runs ADD and DEL of bandwidth, which creates the shared state of the node, and fills the neighbour tables. No limit remains on the
+// link.
 func (a *Alone) Warm(t testing.TB) {
 	t.Helper()
 	qdiscs := func() int {
@@ -168,7 +170,7 @@ func (a *Alone) Warm(t testing.TB) {
 	}
 }
 
-// Wants fails the test unless the limits equal want and traffic passes.
+// Wants fails the test if the limits differ from want or traffic does not pass.
 func (a *Alone) Wants(t testing.TB, want Rates, after string) {
 	t.Helper()
 	if got, err := a.InEffect(); got != want || err != nil {
@@ -179,7 +181,7 @@ func (a *Alone) Wants(t testing.TB, want Rates, after string) {
 	}
 }
 
-// Must runs a verb, and fails the test unless it succeeded.
+// Must runs a verb of bandwidth, and fails the test if the plugin fails.
 func (a *Alone) Must(t testing.TB, verb string, r Rates) {
 	t.Helper()
 	if err := a.Call(verb, r).Do(); err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Named returns an Attachment whose container ID is the pod's name.
+// Named returns an attachment for libcni. Its container ID is the pod's name.
 func Named(pod *sandbox.Pod, caps map[string]any) *libcni.RuntimeConf {
 	rt := Attachment(pod, pod.Name, caps)
 	for i, arg := range rt.Args {
@@ -24,13 +24,13 @@ func Named(pod *sandbox.Pod, caps map[string]any) *libcni.RuntimeConf {
 	return rt
 }
 
-// HostPort returns the capability of a pod whose port 80 is the node's port 8080.
+// HostPort returns the port mappings of a pod whose port 80 is mapped to port 8080 of the node.
 func HostPort() map[string]any {
 	return Mappings(Port(8080, 80, "tcp"))
 }
 
-// ChainOf returns the conflist of a node: bridge with host-local and masquerade, then portmap and bandwidth if the tested folder
-// contains them.
+// ChainOf returns a conflist with bridge, host-local and masquerade. The conflist also contains portmap and bandwidth if the tested folder
+// contains these plugins.
 func ChainOf(t testing.TB, version, backend string) []byte {
 	t.Helper()
 	Need(t, "bridge", "host-local")
@@ -59,7 +59,7 @@ func hasChained(t testing.TB, plugin string) bool {
 	return false
 }
 
-// Capabilities returns what containerd sends for a pod with one port and two limits.
+// Capabilities returns the capabilities that containerd sends for a pod with one hostPort and two limits.
 func Capabilities() map[string]any {
 	return map[string]any{
 		"portMappings": []any{Object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},
@@ -69,7 +69,7 @@ func Capabilities() map[string]any {
 	}
 }
 
-// Attachment returns what a runtime passes to libcni for a pod.
+// Attachment returns the arguments that a runtime passes to libcni for a pod.
 func Attachment(pod *sandbox.Pod, id string, caps map[string]any) *libcni.RuntimeConf {
 	return &libcni.RuntimeConf{
 		ContainerID: id, NetNS: pod.Path, IfName: "eth0", CapabilityArgs: caps,
@@ -114,5 +114,5 @@ func ChainTraffic(t *testing.T, web, client *sandbox.Pod, addresses []string) {
 	Reach(t, nil, "127.0.0.1:8080", web)
 }
 
-// Mappings returns the capability of a pod with the given port mappings.
+// Mappings returns the capability portMappings with the given mappings.
 func Mappings(list ...any) map[string]any { return map[string]any{"portMappings": list} }

@@ -10,7 +10,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// Codes of the CNI specification, section "Error", and of docs/ARCHITECTURE.md.
+// These are the error codes of the CNI specification, section "Error", and of docs/ARCHITECTURE.md.
 const (
 	CodeVersion   = 1
 	CodeEnv       = 4
@@ -24,7 +24,7 @@ const (
 	CodeTryAgain  = 11
 )
 
-// OldestOf returns the oldest CNI version that a plugin serves.
+// OldestOf returns the oldest CNI version that a plugin supports.
 func OldestOf(plugin string) string {
 	if plugin == "bandwidth" {
 		return "0.3.0"
@@ -32,12 +32,13 @@ func OldestOf(plugin string) string {
 	return "0.1.0"
 }
 
-// AllVersions returns the CNI versions, oldest first.
+// AllVersions returns the CNI versions in ascending order.
 func AllVersions() []string {
 	return []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 }
 
-// Coded returns an error unless err is nil or a plugin's error document. The code must not be the code of an internal defect.
+// Coded returns nil if err is nil or an error document of a plugin. It returns an error for any other err, and for an error document with
+// the code of an internal defect.
 func Coded(err error) error {
 	var doc *types.Error
 	if err == nil || errors.As(err, &doc) && doc.Code != 0 && doc.Code != 999 && doc.Msg != "" && !strings.Contains(doc.Msg, "goroutine ") {

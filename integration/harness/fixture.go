@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Fixture is a host with one attached pod, which the test must not change, and one fresh pod without a network. The pods' names are
-// also the container IDs. They differ in every test, so that a test does not depend on another test's leftovers.
+// Fixture is a host with two pods. The test must not change the attached pod. The fresh pod has no network yet. The names of the pods are
+// also their container IDs. Each test has different names, so that a test does not depend on leftovers of another test.
 type Fixture struct {
 	Attached *sandbox.Pod
 	Fresh    *sandbox.Pod
@@ -22,8 +22,8 @@ type Fixture struct {
 	Prev     json.RawMessage // the bridge's result for chainPod
 }
 
-// NewFixture attaches a pod to the network that the plugin's tables use. The state that all pods of a plugin share exists before the
-// oracle takes its snapshot.
+// NewFixture attaches a pod to the network of the plugin's test tables. The shared state of pods exists before the oracle takes its
+// snapshot.
 func NewFixture(t *testing.T, plugin string) *Fixture {
 	t.Helper()
 	Need(t, "bridge", "host-local", plugin)
@@ -43,7 +43,7 @@ func NewFixture(t *testing.T, plugin string) *Fixture {
 	return f
 }
 
-// BridgeConf returns the bridge's configuration for the network of all tables.
+// BridgeConf returns the configuration of bridge that all test tables use.
 func BridgeConf() Object {
 	return Object{
 		"cniVersion": "1.1.0", "name": "table", "type": "bridge", "bridge": "table0", "isGateway": true,
@@ -51,7 +51,7 @@ func BridgeConf() Object {
 	}
 }
 
-// Conf returns a valid configuration of a plugin. A chained plugin gets the attached pod's prevResult.
+// Conf returns a valid configuration of a plugin. The configuration of a chained plugin contains the prevResult of the attached pod.
 func (f *Fixture) Conf(plugin string) Object {
 	switch plugin {
 	case "bridge":
@@ -75,11 +75,11 @@ func Port(host, container, protocol any) map[string]any {
 	return map[string]any{"hostPort": host, "containerPort": container, "protocol": protocol}
 }
 
-// Chained reports whether a plugin works on the result of the bridge.
+// Chained reports whether a plugin runs in a chain after bridge.
 func Chained(plugin string) bool { return plugin == "portmap" || plugin == "bandwidth" }
 
-// Life calls f, which runs ADD and DEL of a plugin on the fresh pod. For a chained plugin, the bridge attaches the pod before f and
-// detaches it afterwards, because only both DELs together remove everything.
+// Life calls do, which runs ADD and DEL of a plugin for the fresh pod. For a chained plugin, Life runs ADD of bridge before do and DEL of
+// bridge after do. Both DELs are necessary to remove all state.
 func (f *Fixture) Life(t *testing.T, plugin string, do func()) {
 	t.Helper()
 	if !Chained(plugin) {
@@ -96,7 +96,7 @@ func (f *Fixture) Life(t *testing.T, plugin string, do func()) {
 	do()
 }
 
-// Good returns a call that succeeds.
+// Good returns a call with a valid configuration and a complete environment.
 func (f *Fixture) Good(verb, plugin string) Call {
 	conf := f.Conf(plugin)
 	if verb == "GC" {
@@ -117,7 +117,7 @@ func (c Call) Config(conf any) Call {
 	return c
 }
 
-// ForEach runs a table once for every plugin in the tested folder.
+// ForEach runs a test table for each plugin in the tested folder.
 func ForEach(t *testing.T, table func(t *testing.T, f *Fixture, plugin string)) {
 	for _, plugin := range AllPlugins() {
 		t.Run(plugin, func(t *testing.T) {

@@ -21,13 +21,13 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// CallLimit is much longer than any verb takes, so that a plugin that hangs fails its own test.
+// CallLimit is the timeout of a call. It is much longer than the duration of any verb. A plugin that hangs fails only its own test.
 const CallLimit = 60 * time.Second
 
-// PodArgs names the pod of every call of the tables.
+// PodArgs is CNI_ARGS of every call in the test tables.
 const PodArgs = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"
 
-// Call is one run of a plugin. A variable with the value "" is not set.
+// Call is one call of a plugin. An environment variable with the value "" is not set.
 type Call struct {
 	Plugin string
 	Env    map[string]string
@@ -59,7 +59,7 @@ func NewCall(verb, plugin string, pod *sandbox.Pod, id string, conf any) Call {
 	return c
 }
 
-// With returns a copy of the call with replaced variables, given as name, value, ...
+// With returns a copy of the call with replaced environment variables. pairs contains names and values in turn.
 func (c Call) With(pairs ...string) Call {
 	c.Env = maps.Clone(c.Env)
 	for p := range slices.Chunk(pairs, 2) {
@@ -71,7 +71,7 @@ func (c Call) With(pairs ...string) Call {
 // Verb returns CNI_COMMAND.
 func (c Call) Verb() string { return c.Env["CNI_COMMAND"] }
 
-// Run runs the call, and fails the test unless the plugin ran to its end.
+// Run runs the call, and fails the test if the plugin could not start or did not end in time.
 func (c Call) Run(t testing.TB) Outcome {
 	t.Helper()
 	o, err := c.Start()
@@ -81,7 +81,7 @@ func (c Call) Run(t testing.TB) Outcome {
 	return o
 }
 
-// Start runs the call. It returns no error for a plugin that fails; see Outcome.Exit.
+// Start runs the call. The error is nil even if the plugin fails; Outcome.Exit contains the exit status.
 func (c Call) Start() (Outcome, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), CallLimit)
 	defer cancel()
@@ -119,7 +119,7 @@ func Enter(pod *sandbox.Pod, f func() error) error {
 	return pod.Do(f)
 }
 
-// OK fails the test unless the call succeeded and stdout has what the verb permits.
+// OK fails the test if the call failed or printed output that the verb does not permit.
 func (o Outcome) OK(t testing.TB) Outcome {
 	t.Helper()
 	if o.Exit != 0 {
@@ -138,7 +138,7 @@ func (o Outcome) OK(t testing.TB) Outcome {
 
 func (o Outcome) title() string { return o.Plugin + " " + o.Verb() }
 
-// Failure is the error document of the specification.
+// Failure is the error document of the CNI specification.
 type Failure struct {
 	CNIVersion string `json:"cniVersion"`
 	Code       int    `json:"code"`
@@ -146,8 +146,8 @@ type Failure struct {
 	Details    string `json:"details"`
 }
 
-// Refused fails the test unless the plugin printed a complete error: one document on stdout with one of the codes, a version, a
-// message of limited size and the pod's name.
+// Refused checks that the plugin failed with a complete error. Its stdout must contain one error document with one of the codes, a version,
+// a message of limited size and the pod's name.
 func (o Outcome) Refused(t testing.TB, codes ...int) Failure {
 	t.Helper()
 	if o.Exit != 1 {
@@ -158,15 +158,15 @@ func (o Outcome) Refused(t testing.TB, codes ...int) Failure {
 	if !slices.Contains(codes, f.Code) {
 		t.Errorf("%s: code %d, want %v: %s", o.title(), f.Code, codes, f.Msg)
 	}
-	if want := o.version(); f.CNIVersion == "" || want != "" && f.CNIVersion != want {
+	if want := o.supportedVersion(); f.CNIVersion == "" || want != "" && f.CNIVersion != want {
 		t.Errorf("%s: cniVersion is %q, want %q: %s", o.title(), f.CNIVersion, want, o.Stdout)
 	}
 	o.checkText(t, f)
 	return f
 }
 
-// version returns the version in the configuration, or "" if the plugin does not support it.
-func (o Outcome) version() string {
+// supportedVersion returns the cniVersion of the configuration, or "" if the plugin does not support this version.
+func (o Outcome) supportedVersion() string {
 	var conf struct {
 		CNIVersion string `json:"cniVersion"`
 	}
@@ -197,7 +197,7 @@ func (o Outcome) checkText(t testing.TB, f Failure) {
 	}
 }
 
-// OneDocument decodes exactly one JSON document. Keys that the target does not have are an error.
+// OneDocument decodes a text that must be exactly one JSON document. Unknown keys are an error.
 func OneDocument(t testing.TB, text string, into any) {
 	t.Helper()
 	d := json.NewDecoder(strings.NewReader(text))
@@ -210,10 +210,10 @@ func OneDocument(t testing.TB, text string, into any) {
 	}
 }
 
-// Object is a JSON object that tests edit.
+// Object is a JSON object that tests can edit.
 type Object map[string]any
 
-// Encode renders a configuration as JSON; bytes and strings are passed unchanged.
+// Encode renders a configuration as JSON. It returns bytes and strings unchanged.
 func Encode(v any) []byte {
 	switch v := v.(type) {
 	case nil:
@@ -230,8 +230,8 @@ func Encode(v any) []byte {
 	return b
 }
 
-// With returns a deep copy with replaced values at dotted paths, given as path, value, ...; a nil value removes the key. A reserved
-// key such as cni.dev/x counts as one step of the path.
+// With returns a deep copy with replaced values. pairs contains dotted paths and values in turn. A nil value removes the key. A reserved
+// key such as cni.dev/x counts as one step of a path.
 func (o Object) With(pairs ...any) Object {
 	out := Object{}
 	d := json.NewDecoder(bytes.NewReader(Encode(o)))
@@ -262,7 +262,7 @@ func (o Object) With(pairs ...any) Object {
 	return out
 }
 
-// RawObject decodes a result for use in a configuration.
+// RawObject decodes a result, so that a test can put the result into a configuration.
 func RawObject(t testing.TB, text string) Object {
 	t.Helper()
 	var o Object

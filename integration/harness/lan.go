@@ -12,7 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Addresses of the node and of a machine in its network. The machine is the node's router and has no route to pods.
+// These are the addresses of the node and of a second machine in the node's network. The second machine is the router of the node and has
+// no route to pods.
 const (
 	NodeV4 = "192.0.2.1"
 	NodeV6 = "2001:db8:92::1"
@@ -20,7 +21,7 @@ const (
 	LANV6  = "2001:db8:92::2"
 )
 
-// NewLAN creates that machine and the node's link to it, lan0.
+// NewLAN creates the second machine, and connects it to the node by the link lan0.
 func NewLAN(t *testing.T) *sandbox.Pod {
 	t.Helper()
 	Program(t, "ip")

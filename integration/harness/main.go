@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package harness contains code that the tests of several folders share. It builds their programs and starts them (Main), compares the
-// node's state before and after (Oracle), runs single plugins (Call) and whole conflists through libcni (Network), and sends traffic.
+// Package harness contains code that the tests of several folders share. Main builds the programs and runs the tests. Oracle compares the
+// state of the node before and after. Call runs a single plugin. Network runs a whole conflist through libcni. Further functions send
+// traffic.
 //
-// The test binary runs twice. The first run, on the machine, builds the programs and runs the binary again. The second run executes
-// the tests in a sandbox, which has no network for fetching modules.
+// The test binary runs twice. The first run builds the programs on the machine and starts the second run. The second run executes the tests
+// in a sandbox. The sandbox has no network, so Go could not download modules there.
 package harness
 
 import (
@@ -31,7 +32,7 @@ const ToolsEnv = "PODLACE_TOOLS"
 // A Tool builds additional programs that the tests use into the folder of ToolsEnv.
 type Tool func(dir string) error
 
-// Main runs the tests of a package with the programs under test and the tools that the package needs. TestMain calls it.
+// Main runs the tests of a package, with the tested programs and the given tools. TestMain of each package calls Main.
 func Main(m *testing.M, tools ...Tool) {
 	if os.Getenv(ToolsEnv) != "" {
 		kerneltest.Main(m)
@@ -56,7 +57,7 @@ func buildAndRun(tools []Tool) (int, error) {
 			return 0, err
 		}
 	}
-	bin, err := programs(filepath.Join(dir, "bin"))
+	bin, err := programFolder(filepath.Join(dir, "bin"))
 	if err != nil {
 		return 0, err
 	}
@@ -64,22 +65,23 @@ func buildAndRun(tools []Tool) (int, error) {
 	return rerun([]string{BinEnv + "=" + bin, ToolsEnv + "=" + filepath.Join(dir, "tools")})
 }
 
-// Faulty builds the programs of this tree with the tag podlace_fault into FaultDir.
+// Faulty builds the programs of this tree with the build tag podlace_fault into FaultDir.
 func Faulty(dir string) error {
-	return build(filepath.Join(dir, "fault"), "-tags=podlace_fault", "./plugins/...")
+	return buildPackages(filepath.Join(dir, "fault"), "-tags=podlace_fault", "./plugins/...")
 }
 
-// Reference builds the reference plugins into ReferenceDir. If that fails, it prints the reason, and tests that need these plugins are
-// skipped.
+// Reference builds the reference plugins into ReferenceDir. If the build fails, Reference prints the reason, and tests that need these
+// plugins skip.
 func Reference(dir string) error {
-	if out, err := exec.Command(filepath.Join(root(), "scripts/reference.sh"), filepath.Join(dir, "reference")).CombinedOutput(); err != nil {
+	script := filepath.Join(sourceRoot(), "scripts/reference.sh")
+	if out, err := exec.Command(script, filepath.Join(dir, "reference")).CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "integration: SKIPPING tests that need the reference plugins: %v\n%s", err, out)
 	}
 	return nil
 }
 
-// Calico builds the stand-in for Calico's plugin.
-func Calico(dir string) error { return build(dir, "./integration/harness/calico") }
+// Calico builds the test double of Calico's main plugin.
+func Calico(dir string) error { return buildPackages(dir, "./integration/harness/calico") }
 
 // BinDir returns the folder of the tested programs.
 func BinDir() string { return os.Getenv(BinEnv) }
@@ -90,7 +92,7 @@ func FaultDir() string { return filepath.Join(os.Getenv(ToolsEnv), "fault") }
 // ReferenceDir returns the folder of the reference plugins.
 func ReferenceDir() string { return filepath.Join(os.Getenv(ToolsEnv), "reference") }
 
-// AllPlugins returns the plugins that the reference has as well.
+// AllPlugins returns the names of the plugins that exist in Podlace and in the reference.
 func AllPlugins() []string {
 	return []string{"bridge", "host-local", "loopback", "portmap", "bandwidth"}
 }
@@ -124,8 +126,9 @@ func Need(t testing.TB, plugins ...string) {
 	}
 }
 
-// root returns the top of the source tree: the nearest parent folder with a go.mod. Tests run in the folder of their package.
-func root() string {
+// sourceRoot returns the top folder of the source tree, which is the nearest parent folder with a go.mod. Tests run in the folder of their
+// package.
+func sourceRoot() string {
 	dir := ".."
 	for !Present(dir, "go.mod") {
 		dir = filepath.Join("..", dir)
@@ -133,10 +136,10 @@ func root() string {
 	return dir
 }
 
-// build builds packages of the source tree into a folder; args may begin with flags of "go build".
-func build(dir string, args ...string) error {
+// buildPackages builds packages of the source tree into a folder. args may begin with flags of "go build".
+func buildPackages(dir string, args ...string) error {
 	cmd := exec.Command("go", append([]string{"build", "-buildvcs=false", "-o", dir + "/"}, args...)...)
-	cmd.Dir = root()
+	cmd.Dir = sourceRoot()
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build %q: %w\n%s", args, err, out)
@@ -144,16 +147,16 @@ func build(dir string, args ...string) error {
 	return nil
 }
 
-// programs returns the folder of BinEnv, or builds all programs of the source tree into a folder.
-func programs(dir string) (string, error) {
+// programFolder returns the folder that BinEnv names. If BinEnv is not set, it builds all programs of the source tree into a new folder.
+func programFolder(dir string) (string, error) {
 	if bin := os.Getenv(BinEnv); bin != "" {
 		return filepath.Abs(bin)
 	}
-	if err := build(dir, "./plugins/..."); err != nil {
+	if err := buildPackages(dir, "./plugins/..."); err != nil {
 		return dir, err
 	}
 	cmd := exec.Command("scripts/source-hash.sh") // make install requires this file of make build
-	cmd.Dir = root()
+	cmd.Dir = sourceRoot()
 	hash, err := cmd.Output()
 	if err != nil {
 		return dir, err

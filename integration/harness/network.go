@@ -14,14 +14,14 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// Network is one conflist, opened with libcni.
+// Network is one conflist that libcni has parsed.
 type Network struct {
 	CNI    *libcni.CNIConfig
 	List   *libcni.NetworkConfigList
 	Stderr bytes.Buffer
 }
 
-// Do runs one verb of the whole chain; only ADD has a result.
+// Do runs one verb of the whole chain. The result is nil for every verb except ADD.
 func (n *Network) Do(verb string, rt *libcni.RuntimeConf, valid []types.GCAttachment) (types.Result, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), CallLimit)
 	defer cancel()
@@ -53,7 +53,7 @@ func (n *Network) Must(t testing.TB, verb string, rt *libcni.RuntimeConf, valid 
 	return RawObject(t, string(Encode(result)))
 }
 
-// OpenNetwork opens a conflist; exec replaces libcni's own method of starting plugins.
+// OpenNetwork parses a conflist. exec starts the plugins in place of libcni's default implementation.
 func OpenNetwork(conflist []byte, cacheDir string, exec invoke.Exec) (*Network, error) {
 	list, err := libcni.NetworkConfFromBytes(conflist)
 	if err != nil {
@@ -67,7 +67,7 @@ func OpenNetwork(conflist []byte, cacheDir string, exec invoke.Exec) (*Network, 
 	return n, nil
 }
 
-// Exec returns an exec that starts plugins and keeps their stderr.
+// Exec returns an implementation of libcni's Exec that starts plugins and stores their stderr.
 func (n *Network) Exec() invoke.Exec {
 	return &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: &n.Stderr}}
 }

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HoldLock locks a file with both kinds of locks, as another process would, until the returned function is called.
+// HoldLock locks a file with flock(2) and with an fcntl(2) lock, like another process. The returned function releases both locks.
 func HoldLock(t *testing.T, path string) (free func()) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

@@ -8,10 +8,10 @@ import (
 	"testing"
 )
 
-// Exhaustive reports whether FAULTS=all asks for every case instead of a sample.
+// Exhaustive reports whether FAULTS=all is set, which runs every case in place of a sample.
 func Exhaustive() bool { return os.Getenv("FAULTS") == "all" }
 
-// Some returns few in a normal run and all with FAULTS=all.
+// Some returns the argument all if FAULTS=all is set, and the argument few otherwise.
 func Some[T any](few, all T) T {
 	if Exhaustive() {
 		return all
@@ -28,7 +28,7 @@ type Tally struct {
 	NextFailed int
 }
 
-// Report prints the figures.
+// Report prints the counts.
 func (y *Tally) Report(t *testing.T) {
 	t.Helper()
 	fmt.Fprintf(t.Output(), "figures: points=%d leaks=%d duplicates=%d next=%d failed=%d\n", y.Points, y.Leaks, y.Duplicates, y.Next,

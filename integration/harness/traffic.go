@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// ServeClientAddress answers every connection with the address of the client.
+// ServeClientAddress starts a TCP server in a pod that sends the client's address to every client.
 func ServeClientAddress(pod *sandbox.Pod, port int) (net.Listener, error) {
 	var l net.Listener
 	err := Networked(pod, func() (err error) {
@@ -41,11 +41,10 @@ func ServeClientAddress(pod *sandbox.Pod, port int) (net.Listener, error) {
 	return l, nil
 }
 
-// TrafficLimit is the time limit of a connection that should succeed. The first packet of a new pod may have to wait for one
-// retransmission.
+// TrafficLimit is the timeout of a connection that should succeed. The first packet of a new pod may need one retransmission.
 const TrafficLimit = 3 * time.Second
 
-// Patience returns the time limit for traffic that should pass, or should be blocked.
+// Patience returns the timeout of traffic. The timeout is shorter if the traffic should be blocked.
 func Patience(blocked bool) time.Duration {
 	if blocked {
 		return time.Second / 2
@@ -53,8 +52,8 @@ func Patience(blocked bool) time.Duration {
 	return TrafficLimit
 }
 
-// Networked calls f in the namespace of a pod or of the host, where f may use package net. That package tests once which families work
-// by binding to ::1. If it did so in a pod whose lo is down, it would find none.
+// Networked calls f in the namespace of a pod or of the host, so that f may use package net. Package net binds to ::1 once to find the
+// supported families. Networked makes this test on the host. In a pod whose lo is down, the test would find no family.
 func Networked(pod *sandbox.Pod, f func() error) error {
 	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
 		_ = l.Close()
@@ -62,7 +61,7 @@ func Networked(pod *sandbox.Pod, f func() error) error {
 	return Enter(pod, f)
 }
 
-// Serve answers every TCP connection to a port of a pod with the pod's name.
+// Serve starts a TCP server in a pod that sends the pod's name to every client.
 func Serve(pod *sandbox.Pod, port int) (io.Closer, error) {
 	var l net.Listener
 	err := Networked(pod, func() error {
@@ -77,13 +76,14 @@ func Serve(pod *sandbox.Pod, port int) (io.Closer, error) {
 	return l, nil
 }
 
-// A Speaker answers connections and datagrams at one address until it is closed.
+// A Speaker is a TCP and UDP server at one address.
 type Speaker struct {
 	tcp net.Listener
 	udp net.PacketConn
 }
 
-// Speak answers connections and Ask's questions at an address of a machine with the machine's name. The machine nil is the node.
+// Speak starts a server at an address of a machine. The server answers connections and datagrams of Ask with the machine's name. nil means
+// the node.
 func Speak(on *sandbox.Pod, address string) (*Speaker, error) {
 	s := &Speaker{}
 	err := Networked(on, func() (err error) {
@@ -100,7 +100,7 @@ func Speak(on *sandbox.Pod, address string) (*Speaker, error) {
 	return s, nil
 }
 
-// Close stops the answers.
+// Close stops the server.
 func (s *Speaker) Close() (err error) {
 	if s.tcp != nil {
 		err = s.tcp.Close()
@@ -122,7 +122,7 @@ func speakTCP(l net.Listener, as string) {
 	}
 }
 
-// speakUDP answers each question with the name and the question. Datagrams that are not questions get no answer.
+// speakUDP answers each question with the name and the question. It ignores datagrams that are not questions.
 func speakUDP(c net.PacketConn, as string) {
 	b := make([]byte, 1500)
 	for {
@@ -136,7 +136,7 @@ func speakUDP(c net.PacketConn, as string) {
 	}
 }
 
-// Ask returns the name of the machine that answers at an address, by TCP or by one datagram.
+// Ask returns the name of the machine that answers at an address. It uses a TCP connection or one UDP datagram.
 func Ask(from *sandbox.Pod, protocol, address string, limit time.Duration) (string, error) {
 	if protocol == "tcp" {
 		return Dial(from, address, limit)
@@ -156,7 +156,7 @@ func Ask(from *sandbox.Pod, protocol, address string, limit time.Duration) (stri
 	return strings.TrimSuffix(string(b[:n]), " ?"), err
 }
 
-// Dial connects from a pod or from the host, and returns the server's text.
+// Dial connects from a pod or from the host, and returns the text that the server sends.
 func Dial(from *sandbox.Pod, address string, limit time.Duration) (string, error) {
 	var c net.Conn
 	err := Networked(from, func() error {
@@ -173,7 +173,7 @@ func Dial(from *sandbox.Pod, address string, limit time.Duration) (string, error
 	return string(b), err
 }
 
-// Reach fails the test unless the pod answers at the address.
+// Reach fails the test if the pod does not answer at the address.
 func Reach(t testing.TB, from *sandbox.Pod, address string, pod *sandbox.Pod) {
 	t.Helper()
 	got, err := Dial(from, address, TrafficLimit)
@@ -182,7 +182,7 @@ func Reach(t testing.TB, from *sandbox.Pod, address string, pod *sandbox.Pod) {
 	}
 }
 
-// NameOf returns the name of a pod, "host" for nil.
+// NameOf returns the name of a pod, or "host" for nil.
 func NameOf(pod *sandbox.Pod) string {
 	if pod == nil {
 		return "host"
@@ -190,7 +190,7 @@ func NameOf(pod *sandbox.Pod) string {
 	return pod.Name
 }
 
-// Ping sends one echo request from a pod or from the host, and waits for the reply.
+// Ping sends one ICMP echo request from a pod or from the host, and waits for the reply.
 func Ping(from *sandbox.Pod, address string, limit time.Duration) error {
 	to, err := netip.ParseAddr(address)
 	if err != nil {
@@ -209,14 +209,14 @@ func Ping(from *sandbox.Pod, address string, limit time.Duration) error {
 	}
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(limit))
-	if _, err := c.Write(echo(request)); err != nil {
+	if _, err := c.Write(echoMessage(request)); err != nil {
 		return err
 	}
 	return awaitEcho(c, answer)
 }
 
-// echo returns an ICMP message of the given type; the kernel fills in the checksum of ICMPv6.
-func echo(kind byte) []byte {
+// echoMessage returns an ICMP echo message of the given type. The kernel sets the checksum of ICMPv6.
+func echoMessage(kind byte) []byte {
 	m := []byte{kind, 0, 0, 0, 0x70, 0x6c, 0, 1}
 	sum := uint32(0)
 	for i := 0; i < len(m); i += 2 {

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Plain returns the name of a test in the characters of a container ID.
+// Plain returns the name of a test with only the characters that a container ID may contain.
 func Plain(t *testing.T) string {
 	return regexp.MustCompile(`[^A-Za-z0-9]+`).ReplaceAllString(t.Name(), "-")
 }
@@ -30,7 +30,7 @@ func NewPod(t testing.TB, name string) *sandbox.Pod {
 	return pod
 }
 
-// Oracle holds a snapshot of the host, of pods and of the state folders.
+// Oracle contains a snapshot of the host, of pods and of the state folders, to find leaked state.
 type Oracle struct {
 	Options sandbox.Options
 	before  *sandbox.Snapshot
@@ -39,8 +39,8 @@ type Oracle struct {
 // StateDirs returns the folders of records and leases.
 func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni"} }
 
-// Harmless matches files that belong to no attachment: locks, marks of the node or a network, and host-local's file of the last
-// address. A partly written file of the last kind is harmless too, because the next ADD overwrites it.
+// Harmless matches files that belong to no attachment: locks, marker files of the node or a network, and host-local's files of the last
+// assigned address. A partly written file of the last address is harmless, because the next ADD overwrites this file.
 const Harmless = `/(\.tmp-)?last_reserved_ip\.\d+|/\.podlace/[^/]+/(\.tmp-)?(mark|released)$|/\.?lock[^/]*$|/run/podlace/\.(iptables|[a-z]+\.lock|localhost(/[^/]+)?|no-fq_codel|shared-hostports)$|/\.(bridge|made|found)-[^/]+$`
 
 // Watch returns an oracle with a snapshot of the current state.
@@ -53,7 +53,7 @@ func Watch(t testing.TB, pods ...*sandbox.Pod) *Oracle {
 	return o
 }
 
-// NewOracle is Watch for callers without a test.
+// NewOracle returns an oracle with a snapshot of the current state, for callers without a test.
 func NewOracle(pods ...*sandbox.Pod) (*Oracle, error) {
 	o := Oracle{Options: sandbox.Options{Pods: pods, Dirs: StateDirs(), Ignore: regexp.MustCompile(Harmless)}}
 	var err error
@@ -61,8 +61,8 @@ func NewOracle(pods ...*sandbox.Pod) (*Oracle, error) {
 	return &o, err
 }
 
-// Leaks returns the differences from the snapshot. The kernel removes a namespace in the background, so Leaks ignores differences that
-// disappear within a short time.
+// Leaks returns the differences between the current state and the snapshot. The kernel removes a namespace in the background, so Leaks
+// waits some seconds for differences to disappear.
 func (o *Oracle) Leaks() ([]string, error) {
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		diff, err := o.Diff()
@@ -72,7 +72,7 @@ func (o *Oracle) Leaks() ([]string, error) {
 	}
 }
 
-// Diff returns the current differences from the snapshot.
+// Diff returns the differences between the current state and the snapshot, without a wait.
 func (o *Oracle) Diff() ([]string, error) {
 	now, err := sandbox.Take(o.Options)
 	if err != nil {
@@ -81,7 +81,7 @@ func (o *Oracle) Diff() ([]string, error) {
 	return sandbox.Diff(o.before, now), nil
 }
 
-// Clean fails the test if the state differs from the snapshot, and takes a new snapshot, so that each leak is reported once.
+// Clean fails the test if the state differs from the snapshot. It then takes a new snapshot, so that each leak is reported only once.
 func (o *Oracle) Clean(t testing.TB, after string) {
 	t.Helper()
 	leaks, err := o.Leaks()
@@ -103,7 +103,7 @@ func (o *Oracle) Rebase(t testing.TB) {
 	}
 }
 
-// InOrder iterates over a table in the order of its titles, so that every run is the same.
+// InOrder iterates over a table in the sorted order of its titles, so that every run has the same order.
 func InOrder[V any](table map[string]V) iter.Seq2[string, V] {
 	return func(yield func(string, V) bool) {
 		for _, title := range slices.Sorted(maps.Keys(table)) {

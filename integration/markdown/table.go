@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package markdown writes the tables of the reports of bench and sim.
+// Package markdown writes Markdown tables for the reports of bench and sim.
 package markdown
 
 import (
@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Table collects the lines of one Markdown table below its title.
+// Table is a Markdown table with a title.
 type Table struct{ strings.Builder }
 
 // NewTable returns a table with its title and header.

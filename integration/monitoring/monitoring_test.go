@@ -35,43 +35,44 @@ func read(t testing.TB, path string) string {
 	return string(text)
 }
 
-// metric is a line of a list in testdata.
-type metric struct {
+// listedMetric is one line of a list of metrics in testdata.
+type listedMetric struct {
 	kind   string
 	labels []string
 }
 
-// served returns the listed metrics of the programs by name.
-func served(t testing.TB, files ...string) map[string]metric {
+// metricsOf returns the metrics of the named lists by metric name.
+func metricsOf(t testing.TB, files ...string) map[string]listedMetric {
 	t.Helper()
-	found := map[string]metric{}
+	found := map[string]listedMetric{}
 	for _, file := range files {
 		for line := range strings.Lines(read(t, "testdata/"+file+".txt")) {
 			fields := append(strings.Fields(line), "")
-			found[fields[0]] = metric{fields[1], slices.DeleteFunc(strings.Split(fields[2], ","), func(l string) bool { return l == "" })}
+			found[fields[0]] = listedMetric{fields[1], slices.DeleteFunc(strings.Split(fields[2], ","), func(l string) bool { return l == "" })}
 		}
 	}
 	return found
 }
 
-func allServed(t testing.TB) map[string]metric {
-	return served(t, "podlace-node", "sriov-device-plugin", "sriov-dra")
+func allServed(t testing.TB) map[string]listedMetric {
+	return metricsOf(t, "podlace-node", "sriov-device-plugin", "sriov-dra")
 }
 
-// checker collects what a query uses although no program serves it.
-type checker struct {
-	metrics  map[string]metric
+// queryChecker collects the mistakes in a query, such as a metric that no program serves.
+type queryChecker struct {
+	metrics  map[string]listedMetric
 	known    []string // the labels that every metric has after the scrape, and those of the selected metrics
 	problems []string
 }
 
-// check returns the metrics, labels and functions of a query that do not fit what the programs serve. texts name labels in braces.
-func check(metrics map[string]metric, query string, texts ...string) []string {
+// checkQuery returns the mistakes in a query: metrics and labels that no program serves, and functions that do not suit the type of a
+// metric. The argument texts contains legends or annotations that name labels in braces.
+func checkQuery(metrics map[string]listedMetric, query string, texts ...string) []string {
 	expr, err := parser.NewParser(parser.Options{}).ParseExpr(strings.ReplaceAll(query, "$__rate_interval", "5m"))
 	if err != nil {
 		return []string{err.Error()}
 	}
-	c := &checker{metrics: metrics, known: []string{"instance"}}
+	c := &queryChecker{metrics: metrics, known: []string{"instance"}}
 	parser.Inspect(expr, func(node parser.Node, path []parser.Node) error {
 		if selector, ok := node.(*parser.VectorSelector); ok {
 			ranged := false
@@ -94,12 +95,12 @@ func check(metrics map[string]metric, query string, texts ...string) []string {
 	return c.problems
 }
 
-func (c *checker) add(format string, args ...any) {
+func (c *queryChecker) add(format string, args ...any) {
 	c.problems = append(c.problems, fmt.Sprintf(format, args...))
 }
 
-// use checks that selected metrics have the labels.
-func (c *checker) use(where string, labels ...string) {
+// use checks that all selected metrics have the given labels.
+func (c *queryChecker) use(where string, labels ...string) {
 	for _, label := range labels {
 		if !slices.Contains(c.known, label) {
 			c.add("%s has no label %s", where, label)
@@ -107,11 +108,11 @@ func (c *checker) use(where string, labels ...string) {
 	}
 }
 
-func (c *checker) selector(selector *parser.VectorSelector, ranged bool) {
+func (c *queryChecker) selector(selector *parser.VectorSelector, ranged bool) {
 	m, ok := c.metrics[selector.Name]
 	base := regexp.MustCompile("_(bucket|sum|count)$").ReplaceAllString(selector.Name, "")
 	if !ok && c.metrics[base].kind == "histogram" {
-		m, ok = metric{"counter", append([]string{"le"}, c.metrics[base].labels...)}, true
+		m, ok = listedMetric{"counter", append([]string{"le"}, c.metrics[base].labels...)}, true
 	}
 	if !ok || m.kind == "histogram" {
 		c.add("no program serves %s", selector.Name)
@@ -128,8 +129,8 @@ func (c *checker) selector(selector *parser.VectorSelector, ranged bool) {
 	c.known = append(c.known, m.labels...)
 }
 
-// aggregate checks the labels of an aggregation, and that no text names the instance if the aggregation covers all instances.
-func (c *checker) aggregate(a *parser.AggregateExpr, texts []string) {
+// aggregate checks the labels of an aggregation. If the aggregation drops the label instance, no text may name this label.
+func (c *queryChecker) aggregate(a *parser.AggregateExpr, texts []string) {
 	c.use(a.String(), a.Grouping...)
 	if a.Without || a.Op == parser.TOPK || a.Op == parser.BOTTOMK || slices.Contains(a.Grouping, "instance") {
 		return
@@ -141,7 +142,7 @@ func (c *checker) aggregate(a *parser.AggregateExpr, texts []string) {
 	}
 }
 
-// labelsIn returns the labels that a legend of Grafana or an annotation of Prometheus names.
+// labelsIn returns the label names in a legend of Grafana or an annotation of Prometheus.
 func labelsIn(text string) (labels []string) {
 	for _, match := range regexp.MustCompile(`{{ *(?:\$labels\.)?([a-z_]+) *}}`).FindAllStringSubmatch(text, -1) {
 		labels = append(labels, match[1])
@@ -149,9 +150,9 @@ func labelsIn(text string) (labels []string) {
 	return labels
 }
 
-// TestCheck: each kind of mistake in a query is found.
+// TestCheck checks that checkQuery finds each kind of mistake in a query.
 func TestCheck(t *testing.T) {
-	metrics := map[string]metric{"a": {"gauge", []string{"network"}}, "c_total": {"counter", nil},
+	metrics := map[string]listedMetric{"a": {"gauge", []string{"network"}}, "c_total": {"counter", nil},
 		"h_seconds": {"histogram", []string{"kind"}}}
 	for query, says := range map[string]string{
 		`sum by (network) (a{instance=~"$instance"})`:                             "",
@@ -166,21 +167,22 @@ func TestCheck(t *testing.T) {
 		`rate(a[5m])`:                                                             "a is a gauge",
 		`c_total > 5`:                                                             "c_total is a counter",
 	} {
-		got := strings.Join(check(metrics, query), "; ")
+		got := strings.Join(checkQuery(metrics, query), "; ")
 		if (got == "") != (says == "") || !strings.Contains(got, says) {
 			t.Errorf("%s: %q, want %q", query, got, says)
 		}
 	}
 	for text, says := range map[string]string{"{{network}}": "", "{{ $labels.network }} {{ $value }}": "", "{{pod}}": "no label pod",
 		"{{instance}}": "aggregates the label instance"} {
-		if got := strings.Join(check(metrics, "sum by (network) (a)", text), "; "); (got == "") != (says == "") || !strings.Contains(got, says) {
+		got := strings.Join(checkQuery(metrics, "sum by (network) (a)", text), "; ")
+		if (got == "") != (says == "") || !strings.Contains(got, says) {
 			t.Errorf("%s: %q, want %q", text, got, says)
 		}
 	}
 }
 
-// dashboard is the part of Grafana's model that the test reads.
-type dashboard struct {
+// grafanaDashboard is the part of Grafana's model that the test reads.
+type grafanaDashboard struct {
 	Panels []struct {
 		ID      int    `json:"id"`
 		Title   string `json:"title"`
@@ -196,9 +198,10 @@ type dashboard struct {
 	} `json:"templating"`
 }
 
-// TestDashboard: each query parses and uses only metrics and labels that the programs serve; panels do not overlap.
+// TestDashboard checks that each query of the dashboard parses and uses only metrics and labels that the programs serve. Panels must not
+// overlap.
 func TestDashboard(t *testing.T) {
-	var d dashboard
+	var d grafanaDashboard
 	if err := json.Unmarshal([]byte(read(t, conf+"grafana/podlace.json")), &d); err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +221,7 @@ func TestDashboard(t *testing.T) {
 		}
 		for _, q := range p.Targets {
 			queries++
-			for _, problem := range check(metrics, q.Expr, q.LegendFormat) {
+			for _, problem := range checkQuery(metrics, q.Expr, q.LegendFormat) {
 				t.Errorf("%s: %s: %s", p.Title, q.Expr, problem)
 			}
 		}
@@ -235,8 +238,8 @@ func TestDashboard(t *testing.T) {
 	}
 }
 
-// alerts returns the alerting rules.
-func alerts(t testing.TB) (list []rulefmt.Rule) {
+// alertRules returns the alerting rules.
+func alertRules(t testing.TB) (list []rulefmt.Rule) {
 	t.Helper()
 	groups, errs := rulefmt.Parse([]byte(read(t, rulesFile)), false, model.UTF8Validation, parser.NewParser(parser.Options{}),
 		slog.New(slog.DiscardHandler))
@@ -252,12 +255,13 @@ func alerts(t testing.TB) (list []rulefmt.Rule) {
 	return list
 }
 
-// TestAlerts: each rule uses only metrics and labels that the programs serve, and docs/MONITORING.md explains exactly these alerts.
+// TestAlerts checks that each alerting rule uses only metrics and labels that the programs serve. docs/MONITORING.md must describe exactly
+// the existing alerts.
 func TestAlerts(t *testing.T) {
 	metrics, names := allServed(t), []string{}
-	for _, rule := range alerts(t) {
+	for _, rule := range alertRules(t) {
 		names = append(names, rule.Alert)
-		for _, problem := range check(metrics, rule.Expr, rule.Annotations["description"], rule.Annotations["summary"]) {
+		for _, problem := range checkQuery(metrics, rule.Expr, rule.Annotations["description"], rule.Annotations["summary"]) {
 			t.Errorf("%s: %s", rule.Alert, problem)
 		}
 		if rule.For == 0 || rule.Labels["severity"] == "" || rule.Annotations["summary"] == "" || rule.Annotations["description"] == "" {
@@ -273,8 +277,8 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// promtool runs promtool on a folder with podlace.yaml and podlace_test.yaml.
-func promtool(t testing.TB, dir string, args ...string) (output string, err error) {
+// runPromtool runs promtool on a folder with podlace.yaml and podlace_test.yaml.
+func runPromtool(t testing.TB, dir string, args ...string) (output string, err error) {
 	t.Helper()
 	program := os.Getenv("PROMTOOL")
 	if program == "" {
@@ -288,22 +292,23 @@ func promtool(t testing.TB, dir string, args ...string) (output string, err erro
 	return out.String(), err
 }
 
-// TestRules runs promtool's checks and the tests of the rules.
+// TestRules runs promtool's lint checks and the unit tests of the alerting rules.
 func TestRules(t *testing.T) {
 	for _, args := range [][]string{{"check", "rules", "--lint=all", "--lint-fatal", "podlace.yaml"}, {"test", "rules", "podlace_test.yaml"}} {
-		if output, err := promtool(t, conf+"prometheus", args...); err != nil {
+		if output, err := runPromtool(t, conf+"prometheus", args...); err != nil {
 			t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, output)
 		}
 	}
 }
 
-// TestRulesAreTested: each alert has a test that fails if the alert never fires, and a test that fails if it always fires.
+// TestRulesAreTested checks that each alert has a test that fails if the alert never fires, and a test that fails if the alert always
+// fires.
 func TestRulesAreTested(t *testing.T) {
 	text, dir := read(t, rulesFile), t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "podlace_test.yaml"), []byte(read(t, conf+"prometheus/podlace_test.yaml")), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for _, rule := range alerts(t) {
+	for _, rule := range alertRules(t) {
 		head, tail, found := strings.Cut(text, "alert: "+rule.Alert+"\n")
 		expr := regexp.MustCompile(`(?m)^ +expr: .*$`).FindString(tail)
 		if !found || expr == "" {
@@ -314,7 +319,7 @@ func TestRulesAreTested(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dir, "podlace.yaml"), []byte(changed), 0o644); err != nil {
 				t.Fatal(err)
 			}
-			output, err := promtool(t, dir, "test", "rules", "--run=^"+rule.Alert+" "+test+"$", "podlace_test.yaml")
+			output, err := runPromtool(t, dir, "test", "rules", "--run=^"+rule.Alert+" "+test+"$", "podlace_test.yaml")
 			if err == nil || !strings.Contains(output, rule.Alert) {
 				t.Errorf("%s: the tests do not notice the expression %s: %v\n%s", rule.Alert, broken, err, output)
 			}
@@ -322,7 +327,7 @@ func TestRulesAreTested(t *testing.T) {
 	}
 }
 
-// TestReadme: the README of sriov-device-plugin has a row for each of its metrics, with all labels.
+// TestReadme checks that the README of sriov-device-plugin has a row for each metric, with all labels of the metric.
 func TestReadme(t *testing.T) {
 	rows := map[string]string{}
 	for _, match := range regexp.MustCompile("(?m)^\\| (`podlace_sriov_.*`) \\| (.*) \\|$").FindAllStringSubmatch(read(t,
@@ -331,7 +336,7 @@ func TestReadme(t *testing.T) {
 			rows[strings.Trim(name, "`")] = match[2]
 		}
 	}
-	for name, m := range served(t, "sriov-device-plugin", "sriov-dra") {
+	for name, m := range metricsOf(t, "sriov-device-plugin", "sriov-dra") {
 		labels, ok := rows[name]
 		if !ok {
 			t.Errorf("%s has no row", name)

@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// packageFiles lists the files of a package without those whose names follow from the commands and the shipped configuration.
+// packageFiles lists the expected files of a package. It omits man pages of subcommands and example configurations.
 func packageFiles() []string {
 	files := []string{
 		"/usr/share/bash-completion/completions/podlace", "/usr/share/zsh/vendor-completions/_podlace",
@@ -36,8 +36,8 @@ func packageFiles() []string {
 	return files
 }
 
-// listed returns the files of a listing, without man pages of subcommands and without example configurations.
-func listed(lines string, isFile func(string) bool) (files []string) {
+// listedFiles returns the files in the listing of a package. It omits man pages of subcommands and example configurations.
+func listedFiles(lines string, isFile func(string) bool) (files []string) {
 	more := regexp.MustCompile(`^/usr/share/(man/man1/podlace-|doc/podlace/examples/)`)
 	for line := range strings.Lines(lines) {
 		path := strings.TrimPrefix(strings.TrimSpace(line[strings.LastIndex(" "+line, " "):]), ".")
@@ -56,21 +56,21 @@ func needs(t *testing.T, program string) {
 	}
 }
 
-// TestPackageFiles: deb and rpm of both architectures have the files of the list.
+// TestPackageFiles checks that the deb and rpm packages of both architectures contain exactly the listed files.
 func TestPackageFiles(t *testing.T) {
 	for _, arch := range []string{"amd64", "arm64"} {
 		t.Run("deb "+arch, func(t *testing.T) {
 			needs(t, "dpkg-deb")
-			deb := glob(t, filepath.Join(folder(t, "RELEASE"), "*"+arch+".deb"))[0]
-			got := listed(run(t, "", "dpkg-deb", "-c", deb), func(line string) bool { return line[0] == '-' })
+			deb := glob(t, filepath.Join(folderFrom(t, "RELEASE"), "*"+arch+".deb"))[0]
+			got := listedFiles(run(t, "", "dpkg-deb", "-c", deb), func(line string) bool { return line[0] == '-' })
 			if diff := cmp.Diff(packageFiles(), got); diff != "" {
 				t.Errorf("files (-want +got):\n%s", diff)
 			}
 		})
 		t.Run("rpm "+arch, func(t *testing.T) {
 			needs(t, "rpm")
-			rpm := glob(t, filepath.Join(folder(t, "RELEASE"), "*"+arch+".rpm"))[0]
-			got := listed(run(t, "", "rpm", "-qlp", "--dbpath", t.TempDir(), rpm), func(line string) bool { return line[0] == '/' })
+			rpm := glob(t, filepath.Join(folderFrom(t, "RELEASE"), "*"+arch+".rpm"))[0]
+			got := listedFiles(run(t, "", "rpm", "-qlp", "--dbpath", t.TempDir(), rpm), func(line string) bool { return line[0] == '/' })
 			if diff := cmp.Diff(packageFiles(), got); diff != "" {
 				t.Errorf("files (-want +got):\n%s", diff)
 			}
@@ -78,10 +78,11 @@ func TestPackageFiles(t *testing.T) {
 	}
 }
 
-// TestDebInstalls: dpkg installs the package into a root folder, each unit's program is there, and a purge leaves no file.
+// TestDebInstalls checks that dpkg installs the package into a root folder, that each systemd unit names an installed program, and that a
+// purge leaves no file.
 func TestDebInstalls(t *testing.T) {
 	needs(t, "dpkg")
-	deb, root := glob(t, filepath.Join(folder(t, "RELEASE"), "*amd64.deb"))[0], t.TempDir()
+	deb, root := glob(t, filepath.Join(folderFrom(t, "RELEASE"), "*amd64.deb"))[0], t.TempDir()
 	dpkg := func(args ...string) string {
 		return run(t, "", append([]string{"dpkg", "--root=" + root, "--force-not-root", "--force-depends", "--log=/dev/null"}, args...)...)
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package release tests the archives and packages that `make release` made: the environment variable RELEASE names their folder, and REBUILT a folder
-// with archives of the same commit that were built from a tarball without git.
+// Package release tests the archives and packages of `make release`. The environment variable RELEASE names the folder of these files.
+// REBUILT names a folder with archives that were built again, from a tarball of the same commit without git.
 package release
 
 import (
@@ -18,8 +18,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// folder returns the folder that a variable names; without it the test is skipped.
-func folder(t *testing.T, variable string) string {
+// folderFrom returns the folder that an environment variable names. It skips the test if the variable is not set.
+func folderFrom(t *testing.T, variable string) string {
 	t.Helper()
 	dir := os.Getenv(variable)
 	if dir == "" {
@@ -28,10 +28,10 @@ func folder(t *testing.T, variable string) string {
 	return dir
 }
 
-// unpacked unpacks the archive of an architecture and returns its top folder.
-func unpacked(t *testing.T, arch string) string {
+// unpackArchive unpacks the archive of an architecture and returns the top folder of the archive.
+func unpackArchive(t *testing.T, arch string) string {
 	t.Helper()
-	archives, err := filepath.Glob(filepath.Join(folder(t, "RELEASE"), "podlace-*-linux-"+arch+".tar.gz"))
+	archives, err := filepath.Glob(filepath.Join(folderFrom(t, "RELEASE"), "podlace-*-linux-"+arch+".tar.gz"))
 	if err != nil || len(archives) != 1 {
 		t.Fatalf("archives of %s: %q, %v", arch, archives, err)
 	}
@@ -60,17 +60,18 @@ func glob(t *testing.T, pattern string) []string {
 	return paths
 }
 
-// TestChecksums: sha256sum accepts each archive.
+// TestChecksums checks that sha256sum accepts the checksum of each archive.
 func TestChecksums(t *testing.T) {
-	for _, path := range glob(t, filepath.Join(folder(t, "RELEASE"), "*.sha256")) {
+	for _, path := range glob(t, filepath.Join(folderFrom(t, "RELEASE"), "*.sha256")) {
 		run(t, filepath.Dir(path), "sha256sum", "--check", "--strict", "--quiet", filepath.Base(path))
 	}
 }
 
-// TestReproducible: a build in another folder, without git, makes the same bytes and so has the same version.
+// TestReproducible checks that a build in another folder, without git, gives the same bytes. Equal bytes also mean that the build has the
+// same version.
 func TestReproducible(t *testing.T) {
-	rebuilt := folder(t, "REBUILT")
-	for _, path := range glob(t, filepath.Join(folder(t, "RELEASE"), "*")) {
+	rebuilt := folderFrom(t, "REBUILT")
+	for _, path := range glob(t, filepath.Join(folderFrom(t, "RELEASE"), "*")) {
 		first, err := os.ReadFile(path)
 		second, err2 := os.ReadFile(filepath.Join(rebuilt, filepath.Base(path)))
 		if err != nil || err2 != nil || !bytes.Equal(first, second) {
@@ -79,10 +80,10 @@ func TestReproducible(t *testing.T) {
 	}
 }
 
-// TestBOMs: the CycloneDX file of each program names the modules and versions that Go recorded in the program, and no other.
+// TestBOMs checks that the CycloneDX file of each program lists exactly the modules and versions that Go recorded in the program.
 func TestBOMs(t *testing.T) {
 	for _, arch := range []string{"amd64", "arm64"} {
-		dir := unpacked(t, arch)
+		dir := unpackArchive(t, arch)
 		for _, program := range glob(t, dir+"/bin/*") {
 			info, err := buildinfo.ReadFile(program)
 			if err != nil {
@@ -93,15 +94,15 @@ func TestBOMs(t *testing.T) {
 				want = append(want, m.Path+" "+m.Version)
 			}
 			slices.Sort(want)
-			if diff := cmp.Diff(want, components(t, dir+"/sbom/"+filepath.Base(program)+".cdx.json")); diff != "" {
+			if diff := cmp.Diff(want, bomComponents(t, dir+"/sbom/"+filepath.Base(program)+".cdx.json")); diff != "" {
 				t.Errorf("%s %s: modules (-program +SBOM):\n%s", arch, filepath.Base(program), diff)
 			}
 		}
 	}
 }
 
-// components returns name and version of each component of a CycloneDX file.
-func components(t *testing.T, path string) (found []string) {
+// bomComponents returns the names and versions of the components in a CycloneDX file.
+func bomComponents(t *testing.T, path string) (found []string) {
 	t.Helper()
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -121,9 +122,9 @@ func components(t *testing.T, path string) (found []string) {
 	return found
 }
 
-// TestThirdPartyLicenses: the archive has the license of each module that a program links.
+// TestThirdPartyLicenses checks that the archive contains the license of each module that a program links.
 func TestThirdPartyLicenses(t *testing.T) {
-	dir := unpacked(t, "amd64")
+	dir := unpackArchive(t, "amd64")
 	text, err := os.ReadFile(dir + "/THIRD-PARTY-LICENSES")
 	if err != nil {
 		t.Fatal(err)
@@ -141,9 +142,9 @@ func TestThirdPartyLicenses(t *testing.T) {
 	}
 }
 
-// TestInstaller: the archive's installer installs all programs into a folder, and removes them without a trace.
+// TestInstaller checks that the archive's installer installs all programs into a folder, and that its uninstall leaves no file.
 func TestInstaller(t *testing.T) {
-	dir, into := unpacked(t, "amd64"), t.TempDir()
+	dir, into := unpackArchive(t, "amd64"), t.TempDir()
 	t.Setenv("DESTDIR", into)
 	run(t, "/", dir+"/install.sh")
 	count := 0
@@ -163,11 +164,11 @@ func TestInstaller(t *testing.T) {
 	}
 }
 
-// TestVersions: the programs of both architectures run and print the version in the archive's name.
+// TestVersions checks that the programs of both architectures start and print the version in the archive's name.
 func TestVersions(t *testing.T) {
 	for arch, emulator := range map[string][]string{"amd64": nil, "arm64": {"qemu-aarch64-static"}} {
 		t.Run(arch, func(t *testing.T) {
-			dir := unpacked(t, arch)
+			dir := unpackArchive(t, arch)
 			if emulator != nil {
 				if _, err := exec.LookPath(emulator[0]); err != nil {
 					t.Skipf("SKIPPED: %s is missing: %v", emulator[0], err)

@@ -17,22 +17,22 @@ const (
 	largest   = 8 // VFs that the pod requests
 )
 
-// pod is an arriving pod.
-type pod struct {
+// arrivingPod is a pod with its start time, its end time and its number of VFs.
+type arrivingPod struct {
 	at, until float64
 	vfs       int
 }
 
-// trace returns the pods of a run. Their mean lifetime is 1.
-func trace(seed uint64, pods int, load float64, vfs int) []pod {
+// podTrace returns the random pods of a run. The mean lifetime of a pod is 1.
+func podTrace(seed uint64, pods int, load float64, vfs int) []arrivingPod {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	const mean = .60*1 + .25*2 + .10*4 + .05*8
 	rate := load / 100 * float64(vfs) / mean
-	out := make([]pod, pods)
+	out := make([]arrivingPod, pods)
 	now := 0.0
 	for i := range out {
 		now += rng.ExpFloat64() / rate
-		p := pod{at: now, until: now + rng.ExpFloat64()}
+		p := arrivingPod{at: now, until: now + rng.ExpFloat64()}
 		switch r := rng.IntN(100); {
 		case r < 60:
 			p.vfs = 1
@@ -71,43 +71,43 @@ func (d *departures) Pop() any {
 	return last
 }
 
-// churn is one run.
-type churn struct {
+// simulationRun is one run of the simulation with one method of choosing VFs.
+type simulationRun struct {
 	*machine
 	node    kubelet.Node
 	cpus    int
 	running departures
-	demand  demand
+	demand  podDemand
 }
 
-// simulate admits and removes the pods of a trace.
-func simulate(m *machine, o options, policy kubelet.Policy, a allocator, seed uint64, pods []pod) (figures, error) {
-	c := &churn{machine: m, cpus: o.cpus}
-	c.node = kubelet.Node{Policy: policy, VFs: kubelet.NewDevices(m.all, m.near), Prefer: m.prefer(a), Pick: picker(seed)}
+// simulateRun simulates the starts and ends of the pods in a trace, and returns the results.
+func simulateRun(m *machine, o options, policy kubelet.Policy, a choiceMethod, seed uint64, pods []arrivingPod) (runFigures, error) {
+	c := &simulationRun{machine: m, cpus: o.cpus}
+	c.node = kubelet.Node{Policy: policy, VFs: kubelet.NewDevices(m.all, m.near), Prefer: m.preferFunc(a), Pick: randomPicker(seed)}
 	if o.cpus > 0 {
 		c.node.CPUs = kubelet.NewCPUs(m.all, o.cpus)
 	}
-	var t tally
+	var t runCounters
 	for i, p := range pods {
 		for len(c.running) > 0 && c.running[0].at <= p.at {
 			gone := heap.Pop(&c.running).(leaving)
 			c.node.Remove(gone.grant)
 			c.demand.add(gone.vfs, -1)
 		}
-		if err := c.arrive(p, &t, i >= len(pods)/10); err != nil {
-			return figures{}, fmt.Errorf("%s, %s, %s, seed %d: %w", m.topology, policy, a, seed, err)
+		if err := c.admitPod(p, &t, i >= len(pods)/10); err != nil {
+			return runFigures{}, fmt.Errorf("%s, %s, %s, seed %d: %w", m.topology, policy, a, seed, err)
 		}
 	}
 	return t.figures(), nil
 }
 
-// arrive admits a pod or not, and counts the result once the node is filled.
-func (c *churn) arrive(p pod, t *tally, counts bool) error {
+// admitPod tries to admit a pod. It counts the result only after the initial phase that fills the node.
+func (c *simulationRun) admitPod(p arrivingPod, t *runCounters, counts bool) error {
 	if !counts {
-		t = &tally{}
+		t = &runCounters{}
 	}
-	before := c.look()
-	t.state(c, before)
+	before := c.currentState()
+	t.countState(c, before)
 	t.pods++
 	request := kubelet.Request{VFs: p.vfs}
 	if c.cpus > 0 {
@@ -121,7 +121,7 @@ func (c *churn) arrive(p pod, t *tally, counts bool) error {
 	switch {
 	case errors.Is(err, kubelet.ErrAffinity):
 		t.refused++
-		if with := c.demand.with(p.vfs); with.fits(c.nodes, c.capacity(c.cpus)) {
+		if with := c.demand.with(p.vfs); with.fitsAll(c.nodes, c.nodeCapacity(c.cpus)) {
 			t.avoidable++
 		}
 		return nil
@@ -130,14 +130,14 @@ func (c *churn) arrive(p pod, t *tally, counts bool) error {
 	case len(grant.VFs) != 1 || len(grant.VFs[0]) != p.vfs:
 		return fmt.Errorf("%d VFs wanted, %v granted", p.vfs, grant.VFs)
 	}
-	t.grant(c, before, grant)
+	t.countGrant(c, before, grant)
 	c.demand.add(p.vfs, 1)
 	heap.Push(&c.running, leaving{p.until, p.vfs, grant})
 	return nil
 }
 
-// picker picks at random where the kubelet takes the first elements of a map.
-func picker(seed uint64) kubelet.Pick {
+// randomPicker returns a function that picks random elements. The kubelet takes the first elements of a Go map, whose order is random.
+func randomPicker(seed uint64) kubelet.Pick {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	return func(from []int, n int) []int {
 		from = slices.Clone(from)
@@ -151,8 +151,8 @@ func picker(seed uint64) kubelet.Pick {
 
 func first(vfs []int, n int) []int { return vfs[:min(n, len(vfs))] }
 
-// without returns the elements of the first list that are not in the second, sorted.
-func without(list, other []int) []int {
+// difference returns the sorted elements of list that are not in other.
+func difference(list, other []int) []int {
 	out := slices.DeleteFunc(slices.Clone(list), func(i int) bool { return slices.Contains(other, i) })
 	slices.Sort(out)
 	return out

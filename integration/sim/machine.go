@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// topology is a machine with the same cards near each NUMA node.
+// topology describes a machine. Each NUMA node has the same number of cards.
 type topology struct {
 	nodes, pfs, vfs int // pfs near each node, vfs of each PF
 	ports           int // PFs of a card
@@ -34,7 +34,7 @@ func parseTopology(s string, ports int) (topology, error) {
 
 func (t topology) String() string { return fmt.Sprintf("%dx%dx%d", t.nodes, t.pfs, t.vfs) }
 
-// machine is a topology in the form of pkg/pool and of the kubelet. VFs are numbered by address.
+// machine is a topology in the data types of pkg/pool and pkg/kubelet. VFs are numbered in the order of their addresses.
 type machine struct {
 	topology
 	pool   *pool.Topology
@@ -60,7 +60,7 @@ func newMachine(t topology) (*machine, error) {
 	}
 	var p pool.Pool
 	for pf := range t.nodes * t.pfs {
-		devices, err := t.functions(pf)
+		devices, err := t.pfDevices(pf)
 		if err != nil {
 			return nil, err
 		}
@@ -76,8 +76,8 @@ func newMachine(t topology) (*machine, error) {
 	return m, nil
 }
 
-// functions returns a PF and its VFs. Each card has a separate PCI domain and so a separate root.
-func (t topology) functions(pf int) ([]pci.Device, error) {
+// pfDevices returns a PF and its VFs. Each card has its own PCI domain, and therefore its own PCIe root.
+func (t topology) pfDevices(pf int) ([]pci.Device, error) {
 	card, port := pf/t.ports, pf%t.ports
 	var out []pci.Device
 	for i := range 1 + t.vfs {
@@ -98,16 +98,16 @@ func (t topology) functions(pf int) ([]pci.Device, error) {
 	return out, nil
 }
 
-// allocator is a method of choosing VFs.
-type allocator string
+// choiceMethod is a method of choosing VFs for a pod.
+type choiceMethod string
 
 const (
-	random  allocator = "random"  // the plugin has no preference, like sriov-network-device-plugin
-	lexical allocator = "lexical" // the first by address
+	random  choiceMethod = "random"  // the plugin has no preference, like sriov-network-device-plugin
+	lexical choiceMethod = "lexical" // the first by address
 )
 
-// ours reports whether the method is a policy of pkg/pool, and not one for comparison.
-func (a allocator) ours() bool { return a != random && a != lexical }
+// isOurs reports whether the method is a policy of pkg/pool. Other methods exist only for comparison.
+func (a choiceMethod) isOurs() bool { return a != random && a != lexical }
 
 func allocatorNames() []string {
 	names := []string{string(random), string(lexical)}
@@ -117,14 +117,14 @@ func allocatorNames() []string {
 	return names
 }
 
-// prefer answers like the plugin.
-func (m *machine) prefer(a allocator) kubelet.Prefer {
+// preferFunc returns a function that computes the preferred VFs, like the device plugin.
+func (m *machine) preferFunc(a choiceMethod) kubelet.Prefer {
 	switch a {
 	case random:
 		return nil
 	case lexical:
 		return func(available, must []int, n int) []int {
-			return first(append(append([]int{}, must...), without(available, must)...), n)
+			return first(append(append([]int{}, must...), difference(available, must)...), n)
 		}
 	}
 	return func(available, must []int, n int) []int {
@@ -145,8 +145,9 @@ func (m *machine) names(vfs []int) []string {
 	return out
 }
 
-// capacity returns the number of VFs near a node that can be in use at once, because each needs CPUs there.
-func (m *machine) capacity(cpus int) int {
+// nodeCapacity returns the maximum number of VFs near a NUMA node that pods can use at the same time. Each VF needs CPUs of the same NUMA
+// node.
+func (m *machine) nodeCapacity(cpus int) int {
 	n := m.pfs * m.vfs
 	if cpus > 0 {
 		n = min(n, cpus/cpusPerVF)

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command sim simulates a node on which pods with VFs start and end, with enough pods to compare methods of choosing VFs: the
-// kubelet's own arbitrary choice, and the policies of the device plugin. Package kubelet reimplements the kubelet's part; the plugin's
-// part is pkg/pool itself.
+// Command sim simulates a node on which pods with VFs start and end. It compares methods of choosing VFs: the kubelet's random choice, and
+// the policies of the device plugin. pkg/kubelet reimplements the kubelet's part. The device plugin's part is pkg/pool itself.
 //
-// Pods arrive at random times (Poisson), request 1, 2, 4 or 8 VFs (60, 25, 10 and 5 %) in one container, and have exponentially
-// distributed lifetimes. A pod that does not find enough free VFs is lost, so that all methods get the same pods at the same times.
-// Each seed is a separate run. The output contains the means of the runs and their 95 % confidence intervals (Student's t). The same
+// Pods arrive at random times (Poisson), request 1, 2, 4 or 8 VFs (60, 25, 10 and 5 %) in one container, and have exponentially distributed
+// lifetimes. A pod that does not find enough free VFs is dropped without a retry, so that all methods get the same pods at the same times.
+// Each seed gives a separate run. The output contains the means of the runs and their 95 % confidence intervals (Student's t). The same
 // flags give the same output.
 package main
 
@@ -27,7 +26,7 @@ type options struct {
 	load        float64
 	topologies  []topology
 	policies    []kubelet.Policy
-	allocators  []allocator
+	allocators  []choiceMethod
 	cpus        int
 }
 
@@ -40,7 +39,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "sim:", err)
 		os.Exit(2)
 	}
-	r, err := run(o)
+	r, err := runAll(o)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "sim:", err)
 		os.Exit(1)
@@ -88,7 +87,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		if !slices.Contains(allocatorNames(), s) {
 			return o, fmt.Errorf("unknown choice %q", s)
 		}
-		o.allocators = append(o.allocators, allocator(s))
+		o.allocators = append(o.allocators, choiceMethod(s))
 	}
 	return o, nil
 }

@@ -19,32 +19,33 @@ func (r *report) markdown() string {
 		fmt.Fprintf(&out, "Static CPU policy: %d CPUs near each NUMA node, pods want %d for each VF.\n", r.cpus, cpusPerVF)
 	}
 	for _, t := range r.topologies {
-		r.claim(&out, t)
+		r.writePromise(&out, t)
 	}
 	for _, t := range r.topologies {
 		m := machine{topology: t}
-		fmt.Fprintf(&out, "\n%s", r.table(t, m.label()+": where several VFs of a pod are", oneNUMA, nearCPUs))
-		fmt.Fprintf(&out, "\n%s", r.table(t, m.label()+": who is refused, what is left, how evenly", full, jain))
+		fmt.Fprintf(&out, "\n%s", r.tableText(t, m.label()+": where several VFs of a pod are", oneNUMA, nearCPUs))
+		fmt.Fprintf(&out, "\n%s", r.tableText(t, m.label()+": who is refused, what is left, how evenly", full, jain))
 	}
-	r.lost(&out)
+	r.writeLosses(&out)
 	return out.String()
 }
 
-// claim states the device plugin's promise for the kubelet's default policy.
-func (r *report) claim(out *strings.Builder, t topology) {
-	ours, ok := r.find(t, kubelet.None, allocator(pool.NUMABestFit))
-	theirs, also := r.find(t, kubelet.None, random)
+// writePromise writes a sentence with the percentage of requests near one NUMA node under the kubelet's default policy.
+func (r *report) writePromise(out *strings.Builder, t topology) {
+	ours, ok := r.findRow(t, kubelet.None, choiceMethod(pool.NUMABestFit))
+	theirs, also := r.findRow(t, kubelet.None, random)
 	if ok && also && t.nodes > 1 {
 		fmt.Fprintf(out, "\n%s, policy none: of the requests for several VFs that some NUMA node had room for, %s has %s %% near one node, "+
-			"the kubelet's random choice %s %%.\n", t, pool.NUMABestFit, ours.of(oneNUMAWithRoom).cell(1), theirs.of(oneNUMAWithRoom).cell(1))
+			"the kubelet's random choice %s %%.\n", t, pool.NUMABestFit, ours.meanOf(oneNUMAWithRoom).cell(1),
+			theirs.meanOf(oneNUMAWithRoom).cell(1))
 	}
 }
 
-// table shows the measures from one to another.
-func (r *report) table(t topology, title string, from, to int) string {
+// tableText returns a table with the measures from to to.
+func (r *report) tableText(t topology, title string, from, to int) string {
 	columns := []string{"policy", "choice"}
 	for i := from; i <= to; i++ {
-		if r.shows(i) {
+		if r.isShown(i) {
 			columns = append(columns, measures()[i].title)
 		}
 	}
@@ -55,8 +56,8 @@ func (r *report) table(t topology, title string, from, to int) string {
 		}
 		cells := []string{string(row.policy), string(row.allocator)}
 		for i := from; i <= to; i++ {
-			if r.shows(i) {
-				cells = append(cells, row.of(i).cell(measures()[i].digits))
+			if r.isShown(i) {
+				cells = append(cells, row.meanOf(i).cell(measures()[i].digits))
 			}
 		}
 		out.Row(cells...)
@@ -64,14 +65,14 @@ func (r *report) table(t topology, title string, from, to int) string {
 	return out.String()
 }
 
-// lost lists the measures in which random is better, one line for each method.
-func (r *report) lost(out *strings.Builder) {
-	losses := r.losses()
-	t := markdown.NewTable(fmt.Sprintf("Where ours is worse than random: %d of %d choices and measures", len(losses), r.compared()),
+// writeLosses lists the measures for which the random choice is better, with one line for each method.
+func (r *report) writeLosses(out *strings.Builder) {
+	losses := r.findLosses()
+	t := markdown.NewTable(fmt.Sprintf("Where ours is worse than random: %d of %d choices and measures", len(losses), r.comparisonCount()),
 		"machine", "policy", "choice", "measures: ours, random")
 	for i := 0; i < len(losses); {
 		first, words := losses[i], []string{}
-		for ; i < len(losses) && losses[i].same(first.row); i++ {
+		for ; i < len(losses) && losses[i].isSame(first.row); i++ {
 			m := measures()[losses[i].measure]
 			words = append(words, fmt.Sprintf("%s: %.*f, %.*f", m.title, m.digits, losses[i].ours.mean, m.digits, losses[i].theirs.mean))
 		}

@@ -2,10 +2,10 @@
 
 package main
 
-// demand counts pods by their number of VFs: 1, 2, 4, 8.
-type demand [4]int
+// podDemand contains the numbers of pods with 1, 2, 4 and 8 VFs.
+type podDemand [4]int
 
-func (d *demand) add(vfs, n int) {
+func (d *podDemand) add(vfs, n int) {
 	for i := range d {
 		if 1<<i == vfs {
 			d[i] += n
@@ -13,18 +13,18 @@ func (d *demand) add(vfs, n int) {
 	}
 }
 
-func (d demand) with(vfs int) demand {
+func (d podDemand) with(vfs int) podDemand {
 	d.add(vfs, 1)
 	return d
 }
 
-// fits reports whether these pods could all run if they were placed again, each with its VFs (and their CPUs) near one of the given
-// number of equal NUMA nodes. No kubelet can do more, because a kubelet moves no pods. A refusal of pods that fit could at best have
-// been avoided with knowledge of all later pods. A refusal of pods that do not fit could not have been avoided.
+// fitsAll reports whether an optimal placement of all pods exists, in which the VFs and CPUs of each pod are near one NUMA node. All NUMA
+// nodes have the same capacity. A kubelet cannot place more pods, because it never moves a running pod. If all pods fit, a kubelet with
+// knowledge of the later pods could have avoided the refusal. If the pods do not fit, no kubelet could have avoided the refusal.
 //
-// The result is exact. The largest pods are placed first. Each size is a multiple of the next smaller one, so the place of a larger
-// pod does not change the room for smaller ones.
-func (d demand) fits(nodes, capacity int) bool {
+// The result is exact. The largest pods are placed first. Each size is a multiple of the next smaller size, so the choice of the node for a
+// larger pod does not change the total room for smaller pods.
+func (d podDemand) fitsAll(nodes, capacity int) bool {
 	left := make([]int, nodes)
 	for i := range left {
 		left[i] = capacity

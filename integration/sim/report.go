@@ -6,7 +6,7 @@ import (
 	"github.com/podlace/podlace/pkg/kubelet"
 )
 
-// The measures, in the order of figures.
+// These are the indexes of the measures in a run's results.
 const (
 	oneNUMA = iota
 	oneNUMAWithRoom
@@ -24,15 +24,15 @@ const (
 	measureCount
 )
 
-// measure is a column of the table.
-type measure struct {
+// measureColumn describes one measure, which is a column of the table.
+type measureColumn struct {
 	title  string
 	digits int
 	lower  bool // this direction is better
 }
 
-func measures() [measureCount]measure {
-	return [measureCount]measure{
+func measures() [measureCount]measureColumn {
+	return [measureCount]measureColumn{
 		oneNUMA:         {"near one NUMA node, %", 1, false},
 		oneNUMAWithRoom: {"near one, of those a node had room for, %", 1, false},
 		onePF:           {"of one PF, %", 1, false},
@@ -49,12 +49,12 @@ func measures() [measureCount]measure {
 	}
 }
 
-// row contains the results of one method.
+// row contains the results of one method for one topology and policy.
 type row struct {
 	topology  topology
 	policy    kubelet.Policy
-	allocator allocator
-	runs      []figures
+	allocator choiceMethod
+	runs      []runFigures
 }
 
 type report struct {
@@ -62,8 +62,8 @@ type report struct {
 	rows []row
 }
 
-// run simulates all methods with the same pods.
-func run(o options) (*report, error) {
+// runAll simulates all methods. All methods get the same pods.
+func runAll(o options) (*report, error) {
 	r := &report{options: o}
 	for _, t := range o.topologies {
 		m, err := newMachine(t)
@@ -72,14 +72,14 @@ func run(o options) (*report, error) {
 		}
 		for _, p := range o.policies {
 			for _, a := range o.allocators {
-				r.rows = append(r.rows, row{t, p, a, make([]figures, o.seeds)})
+				r.rows = append(r.rows, row{t, p, a, make([]runFigures, o.seeds)})
 			}
 		}
 		rows := r.rows[len(r.rows)-len(o.policies)*len(o.allocators):]
 		for seed := range o.seeds {
-			pods := trace(uint64(seed), o.pods, o.load, len(m.ids))
+			pods := podTrace(uint64(seed), o.pods, o.load, len(m.ids))
 			for i := range rows {
-				if rows[i].runs[seed], err = simulate(m, o, rows[i].policy, rows[i].allocator, uint64(seed), pods); err != nil {
+				if rows[i].runs[seed], err = simulateRun(m, o, rows[i].policy, rows[i].allocator, uint64(seed), pods); err != nil {
 					return nil, err
 				}
 			}
@@ -88,31 +88,32 @@ func run(o options) (*report, error) {
 	return r, nil
 }
 
-// of returns the mean of a measure.
-func (r row) of(i int) interval {
+// meanOf returns the mean of a measure over all runs.
+func (r row) meanOf(i int) meanInterval {
 	runs := make([]float64, len(r.runs))
 	for seed, f := range r.runs {
 		runs[seed] = f[i]
 	}
-	return confidence(runs)
+	return confidenceInterval(runs)
 }
 
-// against returns the mean difference from another row, run by run. Both had the same pods, so that most random effects cancel out.
-func (r row) against(other row, i int) interval {
+// differenceFrom returns the mean of the differences between two rows in the same runs. Both rows have the same pods, so most random
+// effects cancel out.
+func (r row) differenceFrom(other row, i int) meanInterval {
 	runs := make([]float64, len(r.runs))
 	for seed, f := range r.runs {
 		runs[seed] = f[i] - other.runs[seed][i]
 	}
-	return confidence(runs)
+	return confidenceInterval(runs)
 }
 
-// same reports whether another row has the same results.
-func (r row) same(other row) bool {
+// isSame reports whether both rows belong to the same topology, policy and method.
+func (r row) isSame(other row) bool {
 	return r.topology == other.topology && r.policy == other.policy && r.allocator == other.allocator
 }
 
-// find returns the row of a method.
-func (r *report) find(t topology, p kubelet.Policy, a allocator) (row, bool) {
+// findRow returns the row of a method.
+func (r *report) findRow(t topology, p kubelet.Policy, a choiceMethod) (row, bool) {
 	for _, row := range r.rows {
 		if row.topology == t && row.policy == p && row.allocator == a {
 			return row, true
@@ -121,44 +122,44 @@ func (r *report) find(t topology, p kubelet.Policy, a allocator) (row, bool) {
 	return row{}, false
 }
 
-// loss is a measure in which one of Podlace's methods is worse than the kubelet's.
+// loss is a measure for which a method of Podlace is worse than the kubelet's random choice.
 type loss struct {
 	row
 	measure      int
-	ours, theirs interval
+	ours, theirs meanInterval
 }
 
-// losses returns the measures whose confidence interval of the difference excludes zero.
-func (r *report) losses() []loss {
+// findLosses returns the losses whose confidence interval does not contain zero.
+func (r *report) findLosses() []loss {
 	var out []loss
 	for _, ours := range r.rows {
-		theirs, ok := r.find(ours.topology, ours.policy, random)
-		if !ok || !ours.allocator.ours() {
+		theirs, ok := r.findRow(ours.topology, ours.policy, random)
+		if !ok || !ours.allocator.isOurs() {
 			continue
 		}
 		for i, m := range measures() {
-			d := ours.against(theirs, i)
+			d := ours.differenceFrom(theirs, i)
 			if m.lower {
 				d.mean = -d.mean
 			}
-			if r.shows(i) && d.mean+d.half < 0 {
-				out = append(out, loss{ours, i, ours.of(i), theirs.of(i)})
+			if r.isShown(i) && d.mean+d.half < 0 {
+				out = append(out, loss{ours, i, ours.meanOf(i), theirs.meanOf(i)})
 			}
 		}
 	}
 	return out
 }
 
-// shows omits measures that are equal without CPUs.
-func (r *report) shows(measure int) bool { return measure != nearCPUs || r.cpus > 0 }
+// isShown reports whether the report contains a measure. Without CPUs the measure nearCPUs has no meaning.
+func (r *report) isShown(measure int) bool { return measure != nearCPUs || r.cpus > 0 }
 
-// compared returns the number of comparisons of losses.
-func (r *report) compared() int {
+// comparisonCount returns the number of comparisons that findLosses makes.
+func (r *report) comparisonCount() int {
 	n := 0
 	for _, row := range r.rows {
-		if _, ok := r.find(row.topology, row.policy, random); ok && row.allocator.ours() {
+		if _, ok := r.findRow(row.topology, row.policy, random); ok && row.allocator.isOurs() {
 			for i := range measureCount {
-				n += count(r.shows(i))
+				n += count(r.isShown(i))
 			}
 		}
 	}

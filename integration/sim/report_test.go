@@ -10,18 +10,19 @@ import (
 	"github.com/podlace/podlace/pkg/kubelet"
 )
 
-// TestState: of four PFs with four VFs each, all VFs of the first and half of the second are used.
+// TestState checks the measures of free VFs on a machine with four PFs of four VFs. All VFs of the first PF and half of the VFs of the
+// second PF are in use.
 func TestState(t *testing.T) {
 	m, err := newMachine(topology{nodes: 2, pfs: 2, vfs: 4, ports: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &churn{machine: m, node: kubelet.Node{VFs: kubelet.NewDevices(m.all, m.near)}}
+	c := &simulationRun{machine: m, node: kubelet.Node{VFs: kubelet.NewDevices(m.all, m.near)}}
 	for vf := range 6 {
 		c.node.VFs.Used[vf] = true
 	}
-	var counted tally
-	counted.state(c, c.look())
+	var counted runCounters
+	counted.countState(c, c.currentState())
 	got := counted.figures()
 	for i, want := range map[int]float64{largestOnNode: 80, largestOnPF: 40, wholePF: 0, gap: 4, jain: 0.45} {
 		if math.Abs(got[i]-want) > 1e-9 {
@@ -30,11 +31,12 @@ func TestState(t *testing.T) {
 	}
 }
 
-// TestLosses: a loss is a difference that chance does not explain: less evenness as well as a larger gap.
+// TestLosses checks that the report lists a loss only for a statistically significant difference. For the measure gap a larger value is a
+// loss. For Jain's index a smaller value is a loss.
 func TestLosses(t *testing.T) {
 	machine := topology{nodes: 2, pfs: 2, vfs: 16, ports: 1}
-	runs := func(values map[int][]float64) []figures {
-		out := make([]figures, 3)
+	runs := func(values map[int][]float64) []runFigures {
+		out := make([]runFigures, 3)
 		for measure, v := range values {
 			for seed := range out {
 				out[seed][measure] = v[seed]
@@ -49,7 +51,7 @@ func TestLosses(t *testing.T) {
 			wholePF: {9, 25, 23}})},
 	}}
 	got := map[int]bool{}
-	for _, l := range r.losses() {
+	for _, l := range r.findLosses() {
 		if l.allocator != "pack" {
 			t.Errorf("%s loses", l.allocator)
 		}
@@ -59,7 +61,7 @@ func TestLosses(t *testing.T) {
 		t.Errorf("got %v, want the gap and Jain's index", got)
 	}
 	var out strings.Builder
-	r.lost(&out)
+	r.writeLosses(&out)
 	for _, want := range []string{
 		"random: 2 of 12 choices and measures",
 		"| 2x2x16 | none | pack | most - fewest used of a PF: 8.0, 4.0; Jain's index of PFs: 0.697, 0.800 |",

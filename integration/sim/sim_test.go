@@ -14,40 +14,40 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-const bestFit = allocator(pool.NUMABestFit)
+const bestFit = choiceMethod(pool.NUMABestFit)
 
-// simulated runs the simulation with some flags.
-func simulated(t *testing.T, args ...string) *report {
+// runWithFlags runs the simulation with the given flags.
+func runWithFlags(t *testing.T, args ...string) *report {
 	t.Helper()
 	o, err := parse(args, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := run(o)
+	r, err := runAll(o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
-func (r *report) mean(t *testing.T, p kubelet.Policy, a allocator, measure int) float64 {
+func (r *report) mean(t *testing.T, p kubelet.Policy, a choiceMethod, measure int) float64 {
 	t.Helper()
-	row, ok := r.find(r.topologies[0], p, a)
+	row, ok := r.findRow(r.topologies[0], p, a)
 	if !ok {
 		t.Fatalf("no row for %s, %s", p, a)
 	}
-	return row.of(measure).mean
+	return row.meanOf(measure).mean
 }
 
-// TestAllNearOneNode: under the kubelet's default policy, a pod's VFs are near one node if any node has room for them, on small and
-// large machines.
+// TestAllNearOneNode checks that under the kubelet's default policy all VFs of a pod are near one NUMA node if any NUMA node has room for
+// the pod. The test covers small and large machines.
 func TestAllNearOneNode(t *testing.T) {
 	for _, topology := range []string{"2x2x16", "2x1x64", "4x2x8", "8x1x8", "2x4x5"} {
-		r := simulated(t, "-seeds", "2", "-pods", "1000", "-policies", "none", "-topology", topology)
+		r := runWithFlags(t, "-seeds", "2", "-pods", "1000", "-policies", "none", "-topology", topology)
 		for _, a := range []pool.Policy{pool.NUMABestFit, pool.Pack, pool.Balance} {
-			row, _ := r.find(r.topologies[0], kubelet.None, allocator(a))
+			row, _ := r.findRow(r.topologies[0], kubelet.None, choiceMethod(a))
 			for seed, f := range row.runs {
-				// pack prefers fewer PFs to fewer nodes: if a node has several PFs, it may take one PF less and one node more.
+				// The policy pack prefers few PFs to few NUMA nodes. If NUMA nodes have several PFs, pack may choose fewer PFs on more NUMA nodes.
 				if f[oneNUMAWithRoom] != 100 && a != pool.Pack {
 					t.Errorf("%s, %s, seed %d: %.2f %% near one node", topology, a, seed, f[oneNUMAWithRoom])
 				}
@@ -59,12 +59,13 @@ func TestAllNearOneNode(t *testing.T) {
 	}
 }
 
-// TestEffects checks the certain effects at 2x2x16: the best method for each measure, and the measures that no choice of VFs changes.
+// TestEffects checks the expected effects for the topology 2x2x16: the best method for each measure, and the measures that do not depend on
+// the choice of VFs.
 func TestEffects(t *testing.T) {
-	r := simulated(t, "-seeds", "3", "-pods", "1500", "-topology", "2x2x16")
+	r := runWithFlags(t, "-seeds", "3", "-pods", "1500", "-topology", "2x2x16")
 	for _, c := range []struct {
 		policy      kubelet.Policy
-		more, fewer allocator
+		more, fewer choiceMethod
 		measure     int
 		by          float64
 	}{
@@ -100,20 +101,20 @@ func TestEffects(t *testing.T) {
 	}
 }
 
-// TestPorts: distinct-pf prefers another PF on another node, but not another card.
+// TestPorts checks that distinct-pf uses several NUMA nodes to get VFs of different PFs, but not to get VFs of different cards.
 func TestPorts(t *testing.T) {
 	for _, ports := range []string{"1", "2"} {
-		r := simulated(t, "-seeds", "2", "-pods", "1000", "-topology", "2x2x16", "-policies", "none", "-ports", ports)
+		r := runWithFlags(t, "-seeds", "2", "-pods", "1000", "-topology", "2x2x16", "-policies", "none", "-ports", ports)
 		if got := r.mean(t, kubelet.None, "distinct-pf", oneNUMAWithRoom); got < 50 || got > 80 {
 			t.Errorf("%s ports on a card: %.1f %% near one node, want 50 to 80", ports, got)
 		}
 	}
 }
 
-// TestAvoidable: with 9 VFs near each of two nodes, pods of 8 and 2 leave 8 free. No kubelet could place 8 there, whatever it chose
-// before.
+// TestAvoidable checks that only a part of the refusals counts as avoidable. Two NUMA nodes have 9 VFs each. After a pod with 8 VFs and a
+// pod with 2 VFs, 8 VFs are free, but no placement leaves 8 free VFs near one NUMA node.
 func TestAvoidable(t *testing.T) {
-	r := simulated(t, "-seeds", "2", "-pods", "20000", "-load", "40", "-topology", "2x1x9", "-policies", "single-numa-node", "-allocators",
+	r := runWithFlags(t, "-seeds", "2", "-pods", "20000", "-load", "40", "-topology", "2x1x9", "-policies", "single-numa-node", "-allocators",
 		"random")
 	all, some := r.mean(t, kubelet.SingleNUMA, random, refused), r.mean(t, kubelet.SingleNUMA, random, avoidable)
 	if some <= 0 || some >= all {
@@ -121,7 +122,7 @@ func TestAvoidable(t *testing.T) {
 	}
 }
 
-// TestFits compares fits with a search of all placements.
+// TestFits compares the result of fitsAll with a search of all placements.
 func TestFits(t *testing.T) {
 	var place func(pods, left []int) bool
 	place = func(pods, left []int) bool {
@@ -142,7 +143,7 @@ func TestFits(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	yes := 0
 	for range 3000 {
-		var d demand
+		var d podDemand
 		var pods []int
 		for range 2 + rng.IntN(6) {
 			vfs := 1 << rng.IntN(len(d))
@@ -151,7 +152,7 @@ func TestFits(t *testing.T) {
 		}
 		nodes, capacity := 1+rng.IntN(3), 4+rng.IntN(12)
 		want := place(pods, slices.Repeat([]int{capacity}, nodes))
-		if got := d.fits(nodes, capacity); got != want {
+		if got := d.fitsAll(nodes, capacity); got != want {
 			t.Fatalf("%v in %d nodes of %d: %v, want %v", pods, nodes, capacity, got, want)
 		}
 		yes += count(want)
@@ -162,22 +163,22 @@ func TestFits(t *testing.T) {
 }
 
 func TestConfidence(t *testing.T) {
-	got := confidence([]float64{1, 2, 3, 4, 5})
+	got := confidenceInterval([]float64{1, 2, 3, 4, 5})
 	if want := 2.776 * math.Sqrt(2.5/5); got.mean != 3 || math.Abs(got.half-want) > 1e-9 {
 		t.Errorf("got %v, want 3 ± %v", got, want)
 	}
 	for freedom, want := range map[int]float64{1: 12.706, 2: 4.303, 4: 2.776, 9: 2.262, 10: 2.228, 11: 2.201, 19: 2.093, 29: 2.045, 99: 1.984,
 		100000: 1.960} {
-		if got := student(freedom); math.Abs(got-want) > 0.0006 {
+		if got := studentQuantile(freedom); math.Abs(got-want) > 0.0006 {
 			t.Errorf("%d: %.4f, want %.3f", freedom, got, want)
 		}
 	}
 }
 
-// TestTrace: shares, load and lifetimes have the documented values.
+// TestTrace checks that the sizes, the load and the lifetimes of the random pods have the documented distributions.
 func TestTrace(t *testing.T) {
 	const n = 50000
-	pods := trace(7, n, 85, 64)
+	pods := podTrace(7, n, 85, 64)
 	sizes, life, work := map[int]int{}, 0.0, 0.0
 	for _, p := range pods {
 		sizes[p.vfs]++
@@ -192,21 +193,22 @@ func TestTrace(t *testing.T) {
 	if load := work / pods[n-1].at / 64; math.Abs(life/n-1) > .02 || math.Abs(load-.85) > .02 {
 		t.Errorf("lives of %.3f, load %.3f", life/n, load)
 	}
-	if slices.Equal(pods[:9], trace(8, 9, 85, 64)) {
+	if slices.Equal(pods[:9], podTrace(8, 9, 85, 64)) {
 		t.Error("another seed, the same pods")
 	}
 }
 
 func TestSameAgain(t *testing.T) {
 	args := []string{"-seeds", "2", "-pods", "300", "-topology", "2x2x8", "-cpus", "32", "-ports", "2"}
-	if a, b := simulated(t, args...).markdown(), simulated(t, args...).markdown(); a != b {
+	if a, b := runWithFlags(t, args...).markdown(), runWithFlags(t, args...).markdown(); a != b {
 		t.Errorf("first\n%s\nthen\n%s", a, b)
 	}
 }
 
-// TestCPUs: with the Topology Manager, VFs and CPUs are near one node. Without it the plugin cannot know the node of the CPUs.
+// TestCPUs checks that VFs and CPUs of a pod are near one NUMA node with the Topology Manager. Without the Topology Manager the device
+// plugin does not learn the NUMA node of the CPUs.
 func TestCPUs(t *testing.T) {
-	r := simulated(t, "-seeds", "2", "-pods", "1000", "-topology", "2x2x16", "-cpus", "96", "-policies", "none,single-numa-node")
+	r := runWithFlags(t, "-seeds", "2", "-pods", "1000", "-topology", "2x2x16", "-cpus", "96", "-policies", "none,single-numa-node")
 	for _, a := range r.allocators {
 		if got := r.mean(t, kubelet.SingleNUMA, a, nearCPUs); got != 100 {
 			t.Errorf("single-numa-node, %s: %.1f %%", a, got)

@@ -7,11 +7,12 @@ import (
 	"math"
 )
 
-// interval is a mean and half the width of its confidence interval.
-type interval struct{ mean, half float64 }
+// meanInterval is a mean with half the width of its confidence interval.
+type meanInterval struct{ mean, half float64 }
 
-// confidence returns the mean of runs and the 95 % interval by Student's t. Runs are independent, and each is a mean over many pods.
-func confidence(runs []float64) interval {
+// confidenceInterval returns the mean of runs with the 95 % confidence interval by Student's t distribution. The runs are independent, and
+// the value of each run is a mean over many pods.
+func confidenceInterval(runs []float64) meanInterval {
 	n := float64(len(runs))
 	var sum, squares float64
 	for _, v := range runs {
@@ -21,12 +22,12 @@ func confidence(runs []float64) interval {
 	for _, v := range runs {
 		squares += (v - mean) * (v - mean)
 	}
-	return interval{mean, student(len(runs)-1) * math.Sqrt(squares/(n-1)/n)}
+	return meanInterval{mean, studentQuantile(len(runs)-1) * math.Sqrt(squares/(n-1)/n)}
 }
 
-// student returns the 97.5 % quantile of the t distribution from a table. Above the table it uses the series of Cornish and Fisher,
-// which is accurate to three digits there.
-func student(freedom int) float64 {
+// studentQuantile returns the 97.5 % quantile of the t distribution. For few degrees of freedom it reads a table. For more degrees of
+// freedom it computes the series of Cornish and Fisher, which is then accurate to three digits.
+func studentQuantile(freedom int) float64 {
 	table := []float64{12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228}
 	if freedom <= len(table) {
 		return table[freedom-1]
@@ -37,6 +38,6 @@ func student(freedom int) float64 {
 		(3*math.Pow(z, 7)+19*math.Pow(z, 5)+17*z*z*z-15*z)/(384*n*n*n)
 }
 
-func (i interval) cell(digits int) string {
+func (i meanInterval) cell(digits int) string {
 	return fmt.Sprintf("%.*f ± %.*f", digits, i.mean, digits, i.half)
 }

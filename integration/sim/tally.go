@@ -6,15 +6,15 @@ import (
 	"github.com/podlace/podlace/pkg/kubelet"
 )
 
-// state contains the free VFs at one moment.
-type state struct {
+// freeState contains the free VFs at one moment.
+type freeState struct {
 	free, cpus   int
 	pfs, nodes   []int // free VFs
 	onPF, onNode int   // maximum number of VFs
 }
 
-func (c *churn) look() state {
-	s := state{pfs: make([]int, c.nodes*c.pfs), nodes: make([]int, c.nodes)}
+func (c *simulationRun) currentState() freeState {
+	s := freeState{pfs: make([]int, c.nodes*c.pfs), nodes: make([]int, c.nodes)}
 	for vf, used := range c.node.VFs.Used {
 		if !used {
 			s.free++
@@ -38,8 +38,8 @@ func (c *churn) look() state {
 	return s
 }
 
-// tally contains the counters of a run.
-type tally struct {
+// runCounters contains the counters of a run.
+type runCounters struct {
 	pods, full, refused, avoidable int
 	granted, near                  int // all pods, and those with VFs and CPUs near one node
 	multi, oneNUMA, onePF          int // pods with several VFs
@@ -50,8 +50,8 @@ type tally struct {
 	onPF, onNode, gap, jain        float64
 }
 
-// state counts the free VFs at a pod's arrival. Pods arrive at random times, so the means are means over time.
-func (t *tally) state(c *churn, s state) {
+// countState counts the free VFs when a pod arrives. Pods arrive at random times, so the mean over pods equals the mean over time.
+func (t *runCounters) countState(c *simulationRun, s freeState) {
 	t.looks++
 	if s.free > 0 {
 		t.some++
@@ -79,8 +79,8 @@ func (t *tally) state(c *churn, s state) {
 	t.jain += float64(sum*sum) / float64(squares*len(s.pfs))
 }
 
-// grant counts the properties of a pod's allocation.
-func (t *tally) grant(c *churn, before state, g kubelet.Grant) {
+// countGrant counts the properties of the allocation of a pod.
+func (t *runCounters) countGrant(c *simulationRun, before freeState, g kubelet.Grant) {
 	var nodes, near kubelet.Mask
 	pfs := map[int]bool{}
 	for _, vf := range g.VFs[0] {
@@ -117,10 +117,10 @@ func count(b bool) int {
 	return 0
 }
 
-// figures are the results of a run, in the order of measures.
-type figures [measureCount]float64
+// runFigures contains the results of a run, indexed by measure.
+type runFigures [measureCount]float64
 
-func (t *tally) figures() figures {
+func (t *runCounters) figures() runFigures {
 	percent := func(part, of int) float64 {
 		if of == 0 {
 			return 0
@@ -128,7 +128,7 @@ func (t *tally) figures() figures {
 		return 100 * float64(part) / float64(of)
 	}
 	mean := func(sum float64, n int) float64 { return sum / float64(max(1, n)) }
-	return figures{
+	return runFigures{
 		percent(t.oneNUMA, t.multi), percent(t.did, t.could), percent(t.onePF, t.multi), percent(t.distinct, t.spreadable),
 		percent(t.near, t.granted),
 		percent(t.full, t.pods), percent(t.refused, t.pods), percent(t.avoidable, t.pods),

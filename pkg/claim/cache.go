@@ -18,26 +18,27 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// timestampMargin is far above the granularity of the kernel's timestamps of files, 1 to 10 ms.
+// timestampMargin is much larger than the granularity of the kernel's file timestamps, which is 1 to 10 ms.
 const timestampMargin = time.Second
 
-// Cache reads the records of a folder and the kubelet's file of claims, and reads only changed files again. Each ADD and each Prepare needs
-// all of them. A write replaces the file, so the identity, time and size of the file show a change.
+// Cache reads the claim records of a folder and the kubelet's file of claims. Later reads only read those files that have changed. The
+// cache is needed because each ADD and each Prepare uses all of these files. A write replaces the whole file. A change is therefore visible
+// in the identity, the time and the size of the file.
 type Cache struct {
 	folder, kubelet string
 
 	mu      sync.Mutex
-	files   []*file     // by UID
-	seen    fs.FileInfo // the folder at the last read, or nil if its time might not show a later change
-	damaged []error     // errors of unreadable records
+	files   []*recordFile // by UID
+	seen    fs.FileInfo   // the folder at the last read, or nil if its time might not show a later change
+	damaged []error       // errors of unreadable records
 	state   struct {
 		info fs.FileInfo
 		text string
 	}
 }
 
-// file is the file of a record at its last read.
-type file struct {
+// recordFile is the file of a claim record as of its last read.
+type recordFile struct {
 	uid     string
 	info    fs.FileInfo
 	data    []byte // nil if it could not be read
@@ -46,16 +47,17 @@ type file struct {
 	err     error
 }
 
-// NewCache returns a cache of a folder, which may be missing. kubelet is the root folder of the node's kubelet, or "" if it is unknown.
+// NewCache returns a cache of a folder. The folder may be missing. The argument kubelet is the root folder of the node's kubelet, or "" if
+// it is unknown.
 func NewCache(folder, kubelet string) *Cache { return &Cache{folder: folder, kubelet: kubelet} }
 
-// same reports whether both describe an unchanged file: neither written nor replaced.
-func same(a, b fs.FileInfo) bool {
+// isSameFile reports whether two descriptions are of the same file, and the file was not written in between.
+func isSameFile(a, b fs.FileInfo) bool {
 	return a != nil && b != nil && os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// decode parses the record at the first call, because ADD needs few records.
-func (f *file) decode() (Record, error) {
+// decode parses the record on its first call only, because ADD needs few of the records.
+func (f *recordFile) decode() (Record, error) {
 	if !f.decoded && f.err == nil {
 		f.record, f.err = decode(f.uid, f.data)
 		f.decoded = true
@@ -63,8 +65,9 @@ func (f *file) decode() (Record, error) {
 	return f.record, f.err
 }
 
-// walk calls take for each record of the folder, sorted by UID. It continues after an error and returns all errors. The caller holds c.mu.
-func (c *Cache) walk(take func(*file) error) error {
+// walkFiles calls take for each record in the folder, sorted by UID. The function continues after an error and returns all errors. The
+// caller holds c.mu.
+func (c *Cache) walkFiles(take func(*recordFile) error) error {
 	errs := []error{c.refresh()}
 	for _, f := range c.files {
 		errs = append(errs, take(f))
@@ -72,11 +75,12 @@ func (c *Cache) walk(take func(*file) error) error {
 	return errors.Join(errs...)
 }
 
-// refresh reads the changed files of the folder. A write replaces a file and so changes the folder. If the folder is unchanged, refresh
-// does not look at its files, unless the last change was so close to the last read that the folder's time might hide another one.
+// refresh reads those files in the folder that have changed. A write replaces a file and therefore changes the time of the folder. If the
+// time of the folder has not changed, refresh does not look at the files. If the last change was so recent that the time may hide a later
+// change, refresh does look at the files.
 func (c *Cache) refresh() error {
 	info, err := os.Stat(c.folder)
-	if same(c.seen, info) {
+	if isSameFile(c.seen, info) {
 		return nil
 	}
 	before := c.files
@@ -95,7 +99,7 @@ func (c *Cache) refresh() error {
 		if strings.HasPrefix(e.Name(), ".") { // a temporary file
 			continue
 		}
-		f := read(dir, e, before)
+		f := readRecord(dir, e, before)
 		if errors.Is(f.err, fs.ErrNotExist) {
 			continue // removed after ReadDir
 		}
@@ -108,34 +112,34 @@ func (c *Cache) refresh() error {
 	return err
 }
 
-// read returns the file of a record. It returns the former one if the file is unchanged.
-func read(dir *store.Dir, e fs.DirEntry, before []*file) *file {
+// readRecord returns the file of a record. If the file has not changed, the result is the file from the last read.
+func readRecord(dir *store.Dir, e fs.DirEntry, before []*recordFile) *recordFile {
 	info, _ := e.Info()
-	i, found := slices.BinarySearchFunc(before, e.Name(), func(f *file, uid string) int { return strings.Compare(f.uid, uid) })
-	if found && same(before[i].info, info) {
+	i, found := slices.BinarySearchFunc(before, e.Name(), func(f *recordFile, uid string) int { return strings.Compare(f.uid, uid) })
+	if found && isSameFile(before[i].info, info) {
 		return before[i]
 	}
-	f := &file{uid: e.Name(), info: info}
+	f := &recordFile{uid: e.Name(), info: info}
 	if f.data, f.err = dir.Read(f.uid); f.err != nil {
 		f.err = fmt.Errorf("record of the claim with UID %s: %w", f.uid, f.err)
 	}
 	return f
 }
 
-// Damaged returns the errors of the records that the last List could not read.
+// Damaged returns the errors of those records that the last call of List could not read.
 func (c *Cache) Damaged() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return errors.Join(c.damaged...)
 }
 
-// List returns the records of all claims by UID. A stand-in replaces an unreadable record, whose error Damaged returns. An error means
-// that the devices of a claim are unknown. The caller must not change the records.
+// List returns the records of all claims by UID. For an unreadable record, the list contains a stand-in, and Damaged returns the error.
+// List returns an error if the devices of a claim are unknown. The caller must not change the records.
 func (c *Cache) List() (list []Record, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.damaged = nil
-	err = c.walk(func(f *file) error {
+	err = c.walkFiles(func(f *recordFile) error {
 		r, err := f.decode()
 		if err == nil {
 			list = append(list, r)
@@ -154,11 +158,12 @@ func (c *Cache) List() (list []Record, err error) {
 	return list, err
 }
 
-// reservedFor returns the records that are reserved for a pod. It does not parse the records of other pods, because there may be many.
+// reservedFor returns the records that are reserved for a pod. The function does not parse records of other pods, because a node may have
+// many of them.
 func (c *Cache) reservedFor(podUID string) (records []Record, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	err = c.walk(func(f *file) error {
+	err = c.walkFiles(func(f *recordFile) error {
 		if f.data != nil && !bytes.Contains(f.data, []byte(podUID)) {
 			return nil
 		}
@@ -171,16 +176,16 @@ func (c *Cache) reservedFor(podUID string) (records []Record, err error) {
 	return records, err
 }
 
-// claims returns the claims of a pod with devices of this driver, or those of all pods if podUID is "". Its errors are those of
-// KubeletClaims.
-func (c *Cache) claims(podUID string) ([]KubeletClaim, error) {
+// claimsOf returns the claims of a pod that have devices of this driver. If podUID is "", the result contains these claims of all pods. The
+// function returns the same errors as KubeletClaims.
+func (c *Cache) claimsOf(podUID string) ([]KubeletClaim, error) {
 	path := stateFile(c.kubelet)
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
-	if !same(c.state.info, info) {
+	if !isSameFile(c.state.info, info) {
 		c.state.info = nil
 		c.state.text, err = readState(path)
 	}
@@ -199,7 +204,7 @@ func (c *Cache) claims(podUID string) ([]KubeletClaim, error) {
 	return notes, nil
 }
 
-// readState returns the JSON within the kubelet's file.
+// readState returns the JSON text inside the kubelet's file.
 func readState(path string) (string, error) {
 	data, err := podresources.ReadRegular(path)
 	if err != nil {
@@ -212,5 +217,6 @@ func readState(path string) (string, error) {
 	return text, nil
 }
 
-// stateFile returns the kubelet's file of claims. kubelet is its root folder, such as /var/lib/kubelet.
+// stateFile returns the path of the kubelet's file of claims. The argument kubelet is the root folder of the kubelet, such as
+// /var/lib/kubelet.
 func stateFile(kubelet string) string { return filepath.Join(kubelet, "dra_manager_state") }

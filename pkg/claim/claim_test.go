@@ -23,8 +23,8 @@ import (
 
 const ours = `"sriov.podlace.io":{"Devices":[{"PoolName":"node1","DeviceName":"0000-3b-10-2","RequestNames":["nic"],"CDIDeviceIDs":null}]}`
 
-// inState returns the entry of a claim in the kubelet's file, with drivers and pods.
-func inState(uid, name, drivers string, pods ...string) string {
+// stateEntry returns the entry of a claim in the kubelet's file, with its drivers and pods.
+func stateEntry(uid, name, drivers string, pods ...string) string {
 	set := map[string]struct{}{}
 	for _, p := range pods {
 		set[p] = struct{}{}
@@ -33,13 +33,14 @@ func inState(uid, name, drivers string, pods ...string) string {
 	return fmt.Sprintf(`{"ClaimUID":%q,"ClaimName":%q,"Namespace":"shop","PodUIDs":%s,"DriverState":{%s}}`, uid, name, text, drivers)
 }
 
-// state returns the kubelet's file with claims.
-func state(claims ...string) string {
-	return sealed(`{"kind":"DRACheckpoint","apiVersion":"` + stateVersion + `","ClaimInfoStateList":[` + strings.Join(claims, ",") + `]}`)
+// stateText returns the content of the kubelet's file with claims.
+func stateText(claims ...string) string {
+	return withChecksum(`{"kind":"DRACheckpoint","apiVersion":"` + stateVersion + `","ClaimInfoStateList":[` + strings.Join(claims,
+		",") + `]}`)
 }
 
-// sealed returns a text with its checksum, in the format of the kubelet's file.
-func sealed(text string) string {
+// withChecksum returns a text with its checksum in the format of the kubelet's file.
+func withChecksum(text string) string {
 	data, _ := json.Marshal(struct {
 		Data     string
 		Checksum uint32
@@ -47,8 +48,8 @@ func sealed(text string) string {
 	return string(data)
 }
 
-// record returns a record with one device for each request.
-func record(uid, namespace, name string, requests ...string) Record {
+// newRecord returns a record with one device for each request.
+func newRecord(uid, namespace, name string, requests ...string) Record {
 	r := Record{State: Prepared, Writer: "v1", Reserved: []Consumer{{Resource: "pods", Name: "web-0", UID: "pod-" + uid}}}
 	for i, request := range requests {
 		r.Devices = append(r.Devices, allocation.Device{Resource: "example.com/fast", ID: fmt.Sprintf("0000:3b:10.%d", i),
@@ -58,8 +59,8 @@ func record(uid, namespace, name string, requests ...string) Record {
 	return r
 }
 
-// node returns a folder with records, and a kubelet's root folder with a file.
-func node(t *testing.T, file string, records ...Record) (folder, kubelet string) {
+// newNode returns a folder with records, and the root folder of a kubelet that contains a file.
+func newNode(t *testing.T, file string, records ...Record) (folder, kubelet string) {
 	t.Helper()
 	kubelet = t.TempDir()
 	folder = filepath.Join(kubelet, "run", "claims")
@@ -76,11 +77,11 @@ func node(t *testing.T, file string, records ...Record) (folder, kubelet string)
 	return folder, kubelet
 }
 
-// TestFind checks that a pod gets the devices of its claims, including a shared claim that was prepared for another pod. Other pods get
-// none.
+// TestFind checks that a pod gets the devices of its claims. The devices include those of a shared claim that was prepared for another pod.
+// Other pods get none.
 func TestFind(t *testing.T) {
-	shared, other := inState("c-1", "shared", ours, "first", "second"), inState("c-2", "other", ours, "third")
-	one, two := record("c-1", "shop", "shared", "a", "b"), record("c-2", "shop", "other", "c")
+	shared, other := stateEntry("c-1", "shared", ours, "first", "second"), stateEntry("c-2", "other", ours, "third")
+	one, two := newRecord("c-1", "shop", "shared", "a", "b"), newRecord("c-2", "shop", "other", "c")
 	preparing := two
 	preparing.State = Preparing
 	for _, c := range []struct {
@@ -91,32 +92,32 @@ func TestFind(t *testing.T) {
 		says        string // text of the error
 	}{
 		{title: "nothing was ever prepared", uid: "first"},
-		{title: "no record", file: state(), uid: "first"},
-		{title: "of other pods", file: state(shared, other), records: []Record{one, two}, uid: "fourth"},
-		{title: "first pod", file: state(shared, other), records: []Record{one, two}, uid: "first", want: "a b"},
-		{title: "second pod", file: state(shared, other), records: []Record{one, two}, uid: "second", want: "a b"},
-		{title: "two claims", file: state(shared, inState("c-2", "other", ours, "first")), records: []Record{one, two}, uid: "first",
+		{title: "no record", file: stateText(), uid: "first"},
+		{title: "of other pods", file: stateText(shared, other), records: []Record{one, two}, uid: "fourth"},
+		{title: "first pod", file: stateText(shared, other), records: []Record{one, two}, uid: "first", want: "a b"},
+		{title: "second pod", file: stateText(shared, other), records: []Record{one, two}, uid: "second", want: "a b"},
+		{title: "two claims", file: stateText(shared, stateEntry("c-2", "other", ours, "first")), records: []Record{one, two}, uid: "first",
 			want: "a b c"},
-		{title: "another driver", file: state(inState("c-9", "gpu", `"gpu.example.com":{"Devices":null}`, "first")), uid: "first"},
-		{title: "reserved, but not in the kubelet's file", file: state(), records: []Record{one}, uid: "pod-c-1", want: "a b"},
-		{title: "reserved, and in the kubelet's file", file: state(inState("c-1", "shared", ours, "pod-c-1")),
+		{title: "another driver", file: stateText(stateEntry("c-9", "gpu", `"gpu.example.com":{"Devices":null}`, "first")), uid: "first"},
+		{title: "reserved, but not in the kubelet's file", file: stateText(), records: []Record{one}, uid: "pod-c-1", want: "a b"},
+		{title: "reserved, and in the kubelet's file", file: stateText(stateEntry("c-1", "shared", ours, "pod-c-1")),
 			records: []Record{one}, uid: "pod-c-1", want: "a b"},
 
-		{title: "lost record", file: state(shared), uid: "first", says: "the pod has claim shop/shared: the claim is not prepared: it has no record"},
-		{title: "being prepared", file: state(other), records: []Record{preparing}, uid: "third",
+		{title: "lost record", file: stateText(shared), uid: "first", says: "the pod has claim shop/shared: the claim is not prepared: it has no record"},
+		{title: "being prepared", file: stateText(other), records: []Record{preparing}, uid: "third",
 			says: "the pod has claim shop/other: the claim is not prepared"},
 		{title: "no file", records: []Record{one}, uid: "first", says: "the pod may have claim shop/shared"},
-		{title: "no file, another namespace", records: []Record{record("c-3", "lab", "x", "a")}, uid: "first"},
-		{title: "torn file", file: state(shared)[:50], records: []Record{one}, uid: "fourth", says: "the pod may have claim shop/shared"},
-		{title: "wrong checksum", file: strings.Replace(state(shared), "second", "secord", 1), records: []Record{one}, uid: "second",
+		{title: "no file, another namespace", records: []Record{newRecord("c-3", "lab", "x", "a")}, uid: "first"},
+		{title: "torn file", file: stateText(shared)[:50], records: []Record{one}, uid: "fourth", says: "the pod may have claim shop/shared"},
+		{title: "wrong checksum", file: strings.Replace(stateText(shared), "second", "secord", 1), records: []Record{one}, uid: "second",
 			says: "checksum"},
-		{title: "another version", file: sealed(`{"apiVersion":"checkpoint.dra.kubelet.k8s.io/v2"}`), records: []Record{one}, uid: "fourth",
+		{title: "another version", file: withChecksum(`{"apiVersion":"checkpoint.dra.kubelet.k8s.io/v2"}`), records: []Record{one}, uid: "fourth",
 			says: `version "checkpoint.dra.kubelet.k8s.io/v2"`},
-		{title: "no UID", file: state(shared), records: []Record{one}, says: "the runtime does not pass the pod's UID"},
-		{title: "no UID, no claims", file: state()},
+		{title: "no UID", file: stateText(shared), records: []Record{one}, says: "the runtime does not pass the pod's UID"},
+		{title: "no UID, no claims", file: stateText()},
 	} {
 		t.Run(c.title, func(t *testing.T) {
-			folder, kubelet := node(t, c.file, c.records...)
+			folder, kubelet := newNode(t, c.file, c.records...)
 			devices, err := NewCache(folder, kubelet).Find(Pod{"shop", "web-0", c.uid})
 			var got []string
 			for _, d := range devices {
@@ -132,10 +133,11 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestDamaged changes and removes every byte of the kubelet's file. A pod with a claim must never count as a pod without claims.
+// TestDamaged changes and removes each byte of the kubelet's file in turn. Find must never treat a pod with a claim as a pod without
+// claims.
 func TestDamaged(t *testing.T) {
-	good := state(inState("c-1", "shared", ours, "first"))
-	folder, kubelet := node(t, good, record("c-1", "shop", "shared", "a"))
+	good := stateText(stateEntry("c-1", "shared", ours, "first"))
+	folder, kubelet := newNode(t, good, newRecord("c-1", "shop", "shared", "a"))
 	for i := range good {
 		for _, bad := range []string{good[:i], good[:i] + "x" + good[i+1:], good[:i] + "\x00" + good[i+1:], good[:i] + good[i+1:]} {
 			if err := os.WriteFile(stateFile(kubelet), []byte(bad), 0o600); err != nil {
@@ -148,9 +150,10 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
-// TestUnreadable: an unreadable record must never hide a device from the pod that it was reserved for, nor from a pod of its namespace.
+// TestUnreadable: a record cannot be read. The record must not hide a device from the pod for which the claim is reserved, or from any pod
+// in the namespace of the claim.
 func TestUnreadable(t *testing.T) {
-	folder, kubelet := node(t, state(inState("c-1", "shared", ours, "first")), record("c-1", "shop", "shared", "a"))
+	folder, kubelet := newNode(t, stateText(stateEntry("c-1", "shared", ours, "first")), newRecord("c-1", "shop", "shared", "a"))
 	path := filepath.Join(folder, "c-1")
 	for _, text := range []string{"", "{", `{"format":1}`, `{"format":2,"pod-c-1":0}`, "pod-c-1"} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -174,30 +177,30 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// TestStandIn: a claim with an unreadable record holds exactly the devices that the record or the kubelet's file names. If both are
-// unreadable, the claim may hold any device.
+// TestStandIn: a claim with an unreadable record has exactly those devices that the record or the kubelet's file lists. If both files are
+// unreadable, the claim may have any device.
 func TestStandIn(t *testing.T) {
 	const newer = `{"format":2,"state":"prepared","devices":[{"id":"0000:3b:10.0","resource":"example.com/fast"}]}`
-	noted := state(inState("c-1", "shared", ours, "first"))
+	noted := stateText(stateEntry("c-1", "shared", ours, "first"))
 	for _, c := range []struct {
 		title, record, kubelet string
 		holds                  []string
 		unknown                bool
 	}{
-		{title: "newer", record: newer, kubelet: state(), holds: []string{"0000:3b:10.0"}},
+		{title: "newer", record: newer, kubelet: stateText(), holds: []string{"0000:3b:10.0"}},
 		{title: "newer, without the kubelet's file", record: newer, kubelet: "{", holds: []string{"0000:3b:10.0"}},
 		{title: "newer, and the kubelet names another device", record: newer, kubelet: noted, holds: []string{"0000:3b:10.0", "0000:3b:10.2"}},
 		{title: "corrupt", record: "{", kubelet: noted, holds: []string{"0000:3b:10.2"}},
 		{title: "a device without address", record: `{"format":2,"devices":[{"id":"0000:3b:10.0"},{}]}`, kubelet: "{", unknown: true},
-		{title: "corrupt, and the kubelet has no such claim", record: "{", kubelet: state()},
+		{title: "corrupt, and the kubelet has no such claim", record: "{", kubelet: stateText()},
 		{title: "corrupt, and being prepared", record: "{", unknown: true,
-			kubelet: state(inState("c-1", "shared", `"sriov.podlace.io":{}`, "first"))},
+			kubelet: stateText(stateEntry("c-1", "shared", `"sriov.podlace.io":{}`, "first"))},
 		{title: "corrupt, and the kubelet names no address", record: "{", unknown: true,
-			kubelet: state(inState("c-1", "shared", `"sriov.podlace.io":{"Devices":[{"DeviceName":"x"}]}`, "first"))},
+			kubelet: stateText(stateEntry("c-1", "shared", `"sriov.podlace.io":{"Devices":[{"DeviceName":"x"}]}`, "first"))},
 		{title: "corrupt, and so is the kubelet's file", record: "{", kubelet: "{", unknown: true},
 	} {
 		t.Run(c.title, func(t *testing.T) {
-			folder, kubelet := node(t, c.kubelet, record("c-2", "shop", "other", "a", "b"))
+			folder, kubelet := newNode(t, c.kubelet, newRecord("c-2", "shop", "other", "a", "b"))
 			if err := os.WriteFile(filepath.Join(folder, "c-1"), []byte(c.record), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -224,7 +227,7 @@ func TestStandIn(t *testing.T) {
 	}
 }
 
-// TestRecord checks writing, reading, listing, finding by device, and removal of records.
+// TestRecord writes, reads, lists and removes records, and finds records by device.
 func TestRecord(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "run", "claims")
 	if records, err := List(folder); len(records) > 0 || err != nil {
@@ -233,7 +236,7 @@ func TestRecord(t *testing.T) {
 	if _, err := Read(folder, "c-1"); !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
-	web, admin := record("c-1", "shop", "web", "a", "b/c"), record("c-2", "lab", "watch", "a")
+	web, admin := newRecord("c-1", "shop", "web", "a", "b/c"), newRecord("c-2", "lab", "watch", "a")
 	admin.Devices[0].Claim.Admin = true
 	for _, r := range []Record{web, admin} {
 		if err := Write(folder, r); err != nil {
@@ -270,7 +273,7 @@ func TestRecord(t *testing.T) {
 		"bound to no driver": func(r *Record) { r.Bound = []Binding{{ID: r.Devices[0].ID}} },
 		"a path":             func(r *Record) { r.Devices[0].Claim.UID, r.Devices[1].Claim.UID = "../x", "../x" },
 	} {
-		bad := record("c-1", "shop", "web", "a", "b")
+		bad := newRecord("c-1", "shop", "web", "a", "b")
 		change(&bad)
 		if err := Write(folder, bad); err == nil {
 			t.Errorf("%s: written", what)
@@ -281,10 +284,11 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// TestNotes checks that all claims with devices of this driver are returned, regardless of their pods.
+// TestNotes checks that KubeletClaims returns all claims with devices of this driver, whatever pods they belong to.
 func TestNotes(t *testing.T) {
-	_, kubelet := node(t, state(inState("c-1", "shared", ours, "first", "second"), inState("c-2", "gpu", `"gpu.example.com":{}`, "third"),
-		inState("c-3", "idle", ours)))
+	_, kubelet := newNode(t, stateText(stateEntry("c-1", "shared", ours, "first", "second"), stateEntry("c-2", "gpu", `"gpu.example.com":{}`,
+		"third"),
+		stateEntry("c-3", "idle", ours)))
 	device := []KubeletDevice{{"node1", "0000-3b-10-2"}}
 	got, err := KubeletClaims(kubelet)
 	if diff := cmp.Diff([]KubeletClaim{{"c-1", "shop", "shared", device}, {"c-3", "shop", "idle", device}}, got); diff != "" || err != nil {
@@ -296,8 +300,8 @@ func TestNotes(t *testing.T) {
 }
 
 func FuzzState(f *testing.F) {
-	f.Add([]byte(state(inState("c-1", "shared", ours, "first"))))
-	f.Add([]byte(sealed(`{"apiVersion":"checkpoint.dra.kubelet.k8s.io/v2"}`)))
+	f.Add([]byte(stateText(stateEntry("c-1", "shared", ours, "first"))))
+	f.Add([]byte(withChecksum(`{"apiVersion":"checkpoint.dra.kubelet.k8s.io/v2"}`)))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var of []KubeletClaim
 		text, err := unwrap(data)
@@ -315,18 +319,18 @@ func FuzzState(f *testing.F) {
 	})
 }
 
-// BenchmarkFind looks up a pod without claims on a node with 256 claims, as the daemon does.
+// BenchmarkFind looks up a pod without claims, as the daemon does. The node has 256 claims.
 func BenchmarkFind(b *testing.B) {
 	kubelet := b.TempDir()
 	var all []string
 	for i := range 256 {
 		uid := fmt.Sprintf("c-%d", i)
-		all = append(all, inState(uid, uid, ours, "pod-"+uid))
-		if err := Write(filepath.Join(kubelet, "claims"), record(uid, "shop", uid, "a")); err != nil {
+		all = append(all, stateEntry(uid, uid, ours, "pod-"+uid))
+		if err := Write(filepath.Join(kubelet, "claims"), newRecord(uid, "shop", uid, "a")); err != nil {
 			b.Fatal(err)
 		}
 	}
-	if err := os.WriteFile(stateFile(kubelet), []byte(state(all...)), 0o600); err != nil {
+	if err := os.WriteFile(stateFile(kubelet), []byte(stateText(all...)), 0o600); err != nil {
 		b.Fatal(err)
 	}
 	c := NewCache(filepath.Join(kubelet, "claims"), kubelet)
@@ -337,8 +341,8 @@ func BenchmarkFind(b *testing.B) {
 	}
 }
 
-// TestCache checks that a cache returns the same as List and as a new cache after each change of the folder, also an hour after the change.
-// An unreadable record is an error at each call.
+// TestCache changes the folder in many ways, and also sets the time of the folder back by an hour. After each change, the cache must return
+// the same records as List and as a new cache. An unreadable record must cause an error in each call.
 func TestCache(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "claims")
 	c := NewCache(folder, t.TempDir())
@@ -360,13 +364,13 @@ func TestCache(t *testing.T) {
 		}
 	}
 	agree("no folder")
-	one := record("c-1", "shop", "one", "a")
+	one := newRecord("c-1", "shop", "one", "a")
 	for _, step := range []struct {
 		what   string
 		change func() error
 	}{
 		{"written", func() error { return Write(folder, one) }},
-		{"two", func() error { return Write(folder, record("c-2", "shop", "two", "a")) }},
+		{"two", func() error { return Write(folder, newRecord("c-2", "shop", "two", "a")) }},
 		{"replaced", func() error { one.State = Preparing; return Write(folder, one) }},
 		{"damaged", func() error { return os.WriteFile(filepath.Join(folder, "c-3"), []byte("{"), 0o600) }},
 		{"damaged one removed", func() error { return Remove(folder, "c-3") }},

@@ -12,14 +12,14 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// Damaged is the state of a stand-in for an unreadable record, such as one of a newer version. It is never written. The stand-in has the
-// devices that the record's file and the kubelet's file name.
+// Damaged is the state of a stand-in for a record that cannot be read, for example because a newer version wrote it. It is never written.
+// The stand-in has the devices that are listed in the record's file and in the kubelet's file.
 const Damaged State = "damaged"
 
-// standIn returns the known part of an unreadable record. ok is false if the claim's devices are unknown. A claim without devices in both
-// files has none, because the kubelet records a claim before the driver prepares it.
-func (f *file) standIn(kubelet string) (r Record, ok bool) {
-	r = Record{State: Damaged, Devices: f.devices()}
+// standIn returns the part of an unreadable record that is known. The result ok is false if the devices of the claim are unknown. A claim
+// that is in neither file has no devices, because the kubelet writes its file before the driver prepares the claim.
+func (f *recordFile) standIn(kubelet string) (r Record, ok bool) {
+	r = Record{State: Damaged, Devices: f.readableDevices()}
 	notes, err := KubeletClaims(kubelet)
 	if kubelet == "" || err != nil {
 		return r, len(r.Devices) > 0
@@ -28,7 +28,7 @@ func (f *file) standIn(kubelet string) (r Record, ok bool) {
 	if i < 0 {
 		return r, true
 	}
-	for _, d := range notes[i].devices(f.uid) {
+	for _, d := range notes[i].deviceList(f.uid) {
 		if !r.Has(d.ID) {
 			r.Devices = append(r.Devices, d)
 		}
@@ -36,8 +36,8 @@ func (f *file) standIn(kubelet string) (r Record, ok bool) {
 	return r, len(r.Devices) > 0
 }
 
-// devices returns the devices in an invalid record. It returns none unless every device has an address.
-func (f *file) devices() []allocation.Device {
+// readableDevices returns the devices of a record that is invalid. If any device lacks an address, the result is empty.
+func (f *recordFile) readableDevices() []allocation.Device {
 	var r Record
 	if json.Unmarshal(f.data, &r) != nil {
 		return nil
@@ -56,8 +56,9 @@ func (f *file) devices() []allocation.Device {
 	return r.Devices
 }
 
-// devices returns the claim's devices from the kubelet's file. Their addresses are derived from their names in the ResourceSlice.
-func (n KubeletClaim) devices(uid string) (list []allocation.Device) {
+// deviceList returns the devices of the claim according to the kubelet's file. The PCI address of a device is derived from its name in the
+// ResourceSlice.
+func (n KubeletClaim) deviceList(uid string) (list []allocation.Device) {
 	for _, d := range n.Devices {
 		parts := strings.Split(d.DeviceName, "-")
 		if len(parts) != 4 {

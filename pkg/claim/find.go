@@ -11,19 +11,20 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// ErrUnprepared means that the pod has a claim that is not prepared, or that has no record.
+// ErrUnprepared means that a claim of the pod is not prepared or has no record.
 var ErrUnprepared = errors.New("the claim is not prepared")
 
 // Pod identifies a pod as the runtime describes it to a CNI plugin.
 type Pod struct{ Namespace, Name, UID string }
 
-// Find returns the devices that a pod has by claims, including those with administrative access. An error means that the pod may have
-// devices, and must not start without them.
+// Find returns the devices that a pod has through claims, including devices with administrative access. If Find returns an error, the pod
+// may have devices. The pod must not start without these devices.
 //
-// The kubelet's file lists the claims of the pod. Records that are reserved for the pod count as well, so a device is missed only if both
-// sources are wrong. If the kubelet's file is unreadable, a pod certainly has no claim only if no claim is prepared in its namespace.
+// The kubelet's file lists the claims of each pod. Find also uses records that are reserved for the pod. A device is therefore missed only
+// if both sources are wrong. If the kubelet's file cannot be read, Find looks for prepared claims in the pod's namespace. If the namespace
+// has no prepared claim, the pod certainly has no claim.
 func (c *Cache) Find(pod Pod) (devices []allocation.Device, err error) {
-	of, stateErr := c.claims(pod.UID)
+	of, stateErr := c.claimsOf(pod.UID)
 	if pod.UID == "" {
 		of, stateErr = nil, errors.New("the runtime does not pass the pod's UID")
 	}
@@ -62,13 +63,13 @@ func (c *Cache) Find(pod Pod) (devices []allocation.Device, err error) {
 	return devices, nil
 }
 
-// checkNoClaims returns nil if no claim of a namespace is prepared. Otherwise it returns an error with the reason why the pod's claims are
-// unknown.
+// checkNoClaims returns nil if a namespace has no prepared claim. In all other cases, the result is an error that contains the reason why
+// the claims of the pod are unknown.
 func (c *Cache) checkNoClaims(namespace string, reason error) error {
 	var found error
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	err := c.walk(func(f *file) error {
+	err := c.walkFiles(func(f *recordFile) error {
 		r, err := f.decode()
 		if err == nil && found == nil && r.Claim().Namespace == namespace {
 			found = fmt.Errorf("the pod may have %s: %w", r, reason)
@@ -81,7 +82,7 @@ func (c *Cache) checkNoClaims(namespace string, reason error) error {
 	return found
 }
 
-// Split separates devices into those of the given resources and others. Neither result is nil.
+// Split separates the devices of the given resources from all other devices. Neither result is nil.
 func Split(devices []allocation.Device, resources []string) (of, others []allocation.Device) {
 	of, others = []allocation.Device{}, []allocation.Device{}
 	for _, d := range devices {

@@ -11,26 +11,26 @@ import (
 	"strings"
 )
 
-// stateVersion is the version in the file of kubelets since 1.33. The file is not an API; its source is pkg/kubelet/cm/dra/state of
-// Kubernetes.
+// stateVersion is the format version of the kubelet's file since Kubernetes 1.33. The file format is not a public API. The format is
+// defined in pkg/kubelet/cm/dra/state of Kubernetes.
 const stateVersion = "checkpoint.dra.kubelet.k8s.io/v1"
 
-// KubeletClaim is a claim in the kubelet's file.
+// KubeletClaim is a claim in the file of the kubelet.
 type KubeletClaim struct {
 	UID, Namespace, Name string
 	Devices              []KubeletDevice // of this driver; empty before the claim is prepared
 }
 
-// KubeletDevice is a device of a claim, by its name in the ResourceSlice.
+// KubeletDevice is a device of a claim, identified by its name in the ResourceSlice.
 type KubeletDevice struct{ PoolName, DeviceName string }
 
 func (n KubeletClaim) String() string { return "claim " + n.Namespace + "/" + n.Name }
 
-// KubeletClaims returns all claims with devices of this driver. An error means that the claims are unknown. It is fs.ErrNotExist
-// (errors.Is) if the kubelet has prepared no claim yet, or has another root folder.
-func KubeletClaims(kubelet string) ([]KubeletClaim, error) { return NewCache("", kubelet).claims("") }
+// KubeletClaims returns all claims that have devices of this driver. The result is an error if the claims are unknown. The error is
+// fs.ErrNotExist (errors.Is) if the kubelet has not prepared a claim yet, or if its root folder is another folder.
+func KubeletClaims(kubelet string) ([]KubeletClaim, error) { return NewCache("", kubelet).claimsOf("") }
 
-// unwrap returns the JSON that the kubelet's file holds as a string, beside the checksum of that string.
+// unwrap returns the JSON text that the kubelet's file contains as a string. The function checks the checksum of that string.
 func unwrap(data []byte) (string, error) {
 	var outer struct {
 		Data     *string
@@ -48,9 +48,10 @@ func unwrap(data []byte) (string, error) {
 	return *outer.Data, nil
 }
 
-// parseState returns the claims of a pod, or with "" of all pods, that have devices of this driver.
+// parseState returns the claims of a pod that have devices of this driver. If podUID is "", the result contains the claims of all pods.
 func parseState(text, podUID string) (of []KubeletClaim, err error) {
-	// A UID has nothing that JSON escapes. A node with hundreds of claims has a text of 100 kB, and most pods have none.
+	// The search is safe because JSON never escapes the characters of a UID. The search saves time, because the text has 100 kB on a node with
+	// hundreds of claims, and most pods have no claim.
 	if strings.Contains(text, `"apiVersion":"`+stateVersion+`"`) && !strings.Contains(text, podUID) {
 		return nil, nil
 	}
@@ -79,7 +80,8 @@ func parseState(text, podUID string) (of []KubeletClaim, err error) {
 	return of, nil
 }
 
-// parseEntry returns a claim of the kubelet's file. ok is false if it is not the pod's, or has no device of this driver.
+// parseEntry returns a claim of the kubelet's file. The result ok is false if the claim does not belong to the pod or has no device of this
+// driver.
 func parseEntry(entry []byte, podUID string) (n KubeletClaim, ok bool, err error) {
 	var c struct {
 		ClaimUID, ClaimName, Namespace string

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package claim stores what the SR-IOV daemon has prepared for ResourceClaims of Dynamic Resource Allocation, in one record for each
-// claim. It also finds the devices that a pod has by claims. The package is small because a CNI plugin links it.
+// Package claim stores the results of Prepare for ResourceClaims of Dynamic Resource Allocation. The SR-IOV daemon writes one record for
+// each claim. The package also finds the devices that a pod has through claims. The package is small, because a CNI plugin links this
+// package.
 //
-// The kubelet prepares a claim once, even if many pods share it. Its PodResources API omits claims that no container names. Only one file
-// of the kubelet lists the pods of each claim; the kubelet writes it before it creates a pod's sandbox (see Find).
+// The kubelet prepares a claim only once, even if many pods share the claim. The PodResources API of the kubelet omits a claim if no
+// container names the claim. Only one file of the kubelet lists the pods of each claim. The kubelet writes this file before it creates the
+// sandbox of a pod (see Find).
 package claim
 
 import (
@@ -26,61 +28,62 @@ import (
 const (
 	// Driver is the name of the DRA driver in ResourceSlices, DeviceClasses and claims.
 	Driver = "sriov.podlace.io"
-	// Folder holds the records. A record's file name is the UID of its claim.
+	// Folder holds the records. The name of a record's file is the UID of the claim.
 	Folder = "/run/podlace-sriov/claims"
 
 	format = 1
 )
 
-// State is the progress of preparing a claim.
+// State is the progress of Prepare for a claim.
 type State string
 
 const (
-	// Preparing means that the devices are reserved for the claim and may be changing.
+	// Preparing means that the devices are reserved for the claim, and their drivers may be changing.
 	Preparing State = "preparing"
-	// Prepared means that pods of the claim may have the devices.
+	// Prepared means that pods of the claim may use the devices.
 	Prepared State = "prepared"
 )
 
-// Record is what was prepared for a claim. It remains until the kubelet unprepares the claim, because a sandbox may be created again
-// without another preparation.
+// Record is the result of Prepare for a claim. The record exists until the kubelet unprepares the claim. The record must stay that long,
+// because a sandbox may be created again without another Prepare.
 type Record struct {
 	Format int    `json:"format"`
 	Writer string `json:"writer,omitempty"` // version of the program that wrote the record
 	State  State  `json:"state"`
 	// Time is the creation time of the record.
 	Time time.Time `json:"time"`
-	// Reserved are the consumers of the claim at that time. Other pods may have been added later.
+	// Reserved lists the pods for which the claim was reserved when the record was written. More pods may have been added to the claim later.
 	Reserved []Consumer `json:"reserved,omitempty"`
 	// Extended marks a claim that the scheduler created for containers that request an extended resource.
 	Extended bool `json:"extended,omitempty"`
-	// Bound are the devices that get another driver for the claim.
+	// Bound lists the devices whose driver is changed for the claim.
 	Bound []Binding `json:"bound,omitempty"`
-	// Devices are the claim's devices of this driver, at least one. Each contains the claim, but no pod.
+	// Devices lists the devices of this driver that the claim has. A record has at least one device. Each of these devices names the claim but
+	// no pod.
 	Devices []allocation.Device `json:"devices"`
 }
 
-// Binding is a device that has another driver while its claim is prepared.
+// Binding describes a device whose driver is changed while its claim is prepared.
 type Binding struct {
 	ID     string `json:"id"` // PCI address
 	Driver string `json:"driver"`
 	Former string `json:"former,omitempty"` // driver to restore; "" for none
 }
 
-// Consumer is an object for which a claim is reserved. Its resource is usually "pods".
+// Consumer is an object for which a claim is reserved. The resource of a consumer is usually "pods".
 type Consumer struct {
 	Resource string `json:"resource"`
 	Name     string `json:"name"`
 	UID      string `json:"uid"`
 }
 
-// Claim returns the claim of a valid record.
+// Claim returns the claim of the record. The record must be valid.
 func (r Record) Claim() allocation.Claim { return *r.Devices[0].Claim }
 
 // String returns the claim's namespace and name for messages. The record must be valid.
 func (r Record) String() string { return "claim " + r.Claim().Namespace + "/" + r.Claim().Name }
 
-// Has reports whether the claim holds a device. Administrative access does not hold it.
+// Has reports whether the claim owns a device. A claim with administrative access does not own the device.
 func (r Record) Has(id string) bool {
 	return slices.ContainsFunc(r.Devices, func(d allocation.Device) bool { return d.ID == id && d.Claim != nil && !d.Claim.Admin })
 }
@@ -113,7 +116,7 @@ func (r Record) validate() error {
 	return nil
 }
 
-// decode reads the record in the file of a UID.
+// decode parses the record of a claim, whose UID must be uid.
 func decode(uid string, data []byte) (r Record, err error) {
 	if err = json.Unmarshal(data, &r); err == nil {
 		err = r.validate()
@@ -127,7 +130,7 @@ func decode(uid string, data []byte) (r Record, err error) {
 	return r, nil
 }
 
-// Read returns the record of a claim. The error is fs.ErrNotExist (errors.Is) if there is none.
+// Read returns the record of a claim. If the claim has no record, the error is fs.ErrNotExist (errors.Is).
 func Read(folder, uid string) (Record, error) {
 	dir, err := store.Open(folder)
 	if err != nil {
@@ -141,10 +144,10 @@ func Read(folder, uid string) (Record, error) {
 	return decode(uid, data)
 }
 
-// List returns the records of a folder by namespace and name of their claims. The error covers the unreadable records. The folder may be
-// missing.
+// List returns the records in a folder, sorted by the namespace and name of their claims. If some records cannot be read, the error
+// describes these records. The folder may be missing.
 func List(folder string) (records []Record, err error) {
-	err = NewCache(folder, "").walk(func(f *file) error {
+	err = NewCache(folder, "").walkFiles(func(f *recordFile) error {
 		r, err := f.decode()
 		if err == nil {
 			records = append(records, r)
@@ -158,7 +161,7 @@ func List(folder string) (records []Record, err error) {
 	return records, err
 }
 
-// MakeFolder creates the folder of records. The folder shows that pods may get devices by claims on this node.
+// MakeFolder creates the folder of claim records. The existence of the folder means that pods on this node may get devices through claims.
 func MakeFolder(folder string) error {
 	dir, err := store.Make(folder, 0o700)
 	if err != nil {
@@ -167,13 +170,14 @@ func MakeFolder(folder string) error {
 	return dir.Close()
 }
 
-// InUse reports whether pods may get devices by claims on this node.
+// InUse reports whether pods on this node may get devices through claims.
 func InUse(folder string) bool {
 	info, err := os.Stat(folder)
 	return err == nil && info.IsDir()
 }
 
-// Write stores a record durably and replaces the claim's former record. It sets format and time if they are zero.
+// Write stores a record, replaces the former record of the claim, and syncs the file to disk. Write sets the format and the time of the
+// record if they are zero.
 func Write(folder string, r Record) error {
 	r.Format = format
 	if r.Time.IsZero() {
@@ -197,7 +201,7 @@ func Write(folder string, r Record) error {
 	return nil
 }
 
-// Remove deletes the record of a claim. It is a no-op if there is none.
+// Remove deletes the record of a claim. The call has no effect if the claim has no record.
 func Remove(folder, uid string) error {
 	dir, err := store.Open(folder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -210,9 +214,9 @@ func Remove(folder, uid string) error {
 	return dir.Remove(uid)
 }
 
-// Holder returns the record of the claim that has a device, or its stand-in (Damaged). It returns an error if no readable record has the
-// device, and the devices of an unreadable record are unknown. Administrative access does not count. kubelet is the kubelet's root
-// folder, or "" if it is unknown.
+// Holder returns the record of the claim that owns a device. If that record is unreadable, Holder returns its stand-in (Damaged). The
+// result is an error if no readable record has the device but an unreadable record may have it. Holder ignores claims with administrative
+// access. The argument kubelet is the root folder of the kubelet, or "" if it is unknown.
 func Holder(folder, kubelet, id string) (r Record, ok bool, err error) {
 	records, err := NewCache(folder, kubelet).List()
 	for _, r := range records {

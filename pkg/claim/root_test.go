@@ -7,10 +7,10 @@ import (
 	"testing"
 )
 
-// TestFailureKubeletRoot: the kubelet has another root folder than the configuration says. A pod does not start if a claim is prepared in
-// its namespace; other pods start. The records of claims keep their devices.
+// TestFailureKubeletRoot: the kubelet's root folder is not the folder in the configuration. A pod does not start if its namespace has a
+// prepared claim. All other pods start. Claims with a record keep their devices.
 func TestFailureKubeletRoot(t *testing.T) {
-	folder, _ := node(t, state(inState("c-1", "shared", ours, "first")), record("c-1", "shop", "shared", "a"))
+	folder, _ := newNode(t, stateText(stateEntry("c-1", "shared", ours, "first")), newRecord("c-1", "shop", "shared", "a"))
 	other := t.TempDir()
 	_, err := NewCache(folder, other).Find(Pod{"shop", "web-0", "first"})
 	if err == nil || !strings.Contains(err.Error(), "the pod may have claim shop/shared") {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package devicefiles returns the files below /dev that a container needs for its devices, in the forms of the Container Device
-// Interface (CDI) and of the kubelet, and the environment variables of sriov-network-device-plugin. It does no I/O.
+// Package devicefiles returns the files in /dev that a container needs for its devices. The files are returned in the formats of the
+// Container Device Interface (CDI) and of the kubelet. The package also returns the environment variables that sriov-network-device-plugin
+// sets. It does no I/O.
 package devicefiles
 
 import (
@@ -17,62 +18,62 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// CDIVersion is the oldest version of the CDI specification with all fields used here.
+// CDIVersion is the oldest version of the CDI specification that has all the fields which this package uses.
 const CDIVersion = "0.5.0"
 
-// The files that several devices share.
+// These device files are shared by several devices.
 const (
 	VFIOControl = "/dev/vfio/vfio"
 	VhostNet    = "/dev/vhost-net"
 	TUN         = "/dev/net/tun"
 )
 
-// File is a device file on the node and its path in the container.
+// File is the path of a device file on the node and its path in the container.
 type File struct{ Host, Container string }
 
-// values are the facts about a device for one kind of driver, with the names of sriov-network-device-plugin.
-type values map[string]string
+// driverInfo holds the properties of a device for one kind of driver. The keys are those of sriov-network-device-plugin.
+type driverInfo map[string]string
 
-// Variables returns the environment variables of a container with devices of a resource: PCIDEVICE_EXAMPLE_COM_FAST with their
-// addresses and PCIDEVICE_EXAMPLE_COM_FAST_INFO with their files.
+// Variables returns the environment variables for a container with devices of a resource. PCIDEVICE_EXAMPLE_COM_FAST contains the addresses
+// of the devices, and PCIDEVICE_EXAMPLE_COM_FAST_INFO their files.
 func Variables(resource string, devices []pool.Device) (map[string]string, error) {
 	var ids []string
-	info := map[string]map[string]values{}
+	info := map[string]map[string]driverInfo{}
 	for _, d := range devices {
 		ids = append(ids, d.Address.String())
-		info[d.Address.String()] = describe(d)
+		info[d.Address.String()] = infoOf(d)
 	}
 	text, err := json.Marshal(info)
 	if err != nil {
 		return nil, err
 	}
-	name := variable(resource)
+	name := variableName(resource)
 	return map[string]string{name: strings.Join(ids, ","), name + "_INFO": string(text)}, nil
 }
 
-// variable returns the name of a resource's environment variable: PCIDEVICE_EXAMPLE_COM_FAST for example.com/fast. It keeps hyphens,
-// as sriov-network-device-plugin does, although shells cannot read such names.
-func variable(resource string) string {
+// variableName returns the name of a resource's environment variable: PCIDEVICE_EXAMPLE_COM_FAST for example.com/fast. Hyphens are kept, as
+// in sriov-network-device-plugin, although a shell cannot read a variable with a hyphen in its name.
+func variableName(resource string) string {
 	return "PCIDEVICE_" + strings.ToUpper(strings.NewReplacer(".", "_", "/", "_").Replace(resource))
 }
 
-// describe returns the facts about a device by kind of driver.
-func describe(d pool.Device) map[string]values {
-	out := map[string]values{"generic": {"deviceID": d.Address.String()}}
+// infoOf returns the properties of a device for each kind of driver.
+func infoOf(d pool.Device) map[string]driverInfo {
+	out := map[string]driverInfo{"generic": {"deviceID": d.Address.String()}}
 	switch {
 	case d.Driver == "vfio-pci":
-		out["vfio"] = values{"mount": VFIOControl}
+		out["vfio"] = driverInfo{"mount": VFIOControl}
 		if group := vfioGroup(d.Device); group != "" {
 			out["vfio"]["dev-mount"] = group
 		}
 	case len(d.UIO) > 0:
-		out["uio"] = values{"mount": "/dev/" + d.UIO[0]}
+		out["uio"] = driverInfo{"mount": "/dev/" + d.UIO[0]}
 	}
 	if d.RDMA {
 		out["rdma"] = rdmaValues(d.Device)
 	}
 	if d.VhostNet {
-		out["vhost"] = values{"net-mount": VhostNet, "tun-mount": TUN}
+		out["vhost"] = driverInfo{"net-mount": VhostNet, "tun-mount": TUN}
 	}
 	if len(d.Info) > 0 {
 		out["extra"] = d.Info
@@ -80,8 +81,8 @@ func describe(d pool.Device) map[string]values {
 	return out
 }
 
-func rdmaValues(d pci.Device) values {
-	v := values{}
+func rdmaValues(d pci.Device) driverInfo {
+	v := driverInfo{}
 	for _, node := range rdmaNodes(d) {
 		for _, kind := range []string{"uverbs", "umad", "issm", "rdma_cm"} {
 			if strings.Contains(node, kind) {
@@ -95,7 +96,7 @@ func rdmaValues(d pci.Device) values {
 	return v
 }
 
-// rdmaNodes returns the files of a device's RDMA devices, and the shared file of the connection manager if the node has it.
+// rdmaNodes returns the files of a device's RDMA devices. If the node has an RDMA connection manager, its shared file is included.
 func rdmaNodes(d pci.Device) (nodes []string) {
 	for _, f := range d.RDMAFiles {
 		nodes = append(nodes, "/dev/"+f)
@@ -103,7 +104,8 @@ func rdmaNodes(d pci.Device) (nodes []string) {
 	return nodes
 }
 
-// vfioGroup returns the file of a device's IOMMU group in the container, or "". The number may change at a reboot.
+// vfioGroup returns the path in the container of the file for the device's IOMMU group, or "". The number of the group may change when the
+// node reboots.
 func vfioGroup(d pci.Device) string {
 	if d.IOMMUGroup == pci.Unknown {
 		return ""
@@ -111,7 +113,7 @@ func vfioGroup(d pci.Device) string {
 	return fmt.Sprintf("/dev/vfio/%d", d.IOMMUGroup)
 }
 
-// Nodes returns the files that a container needs for a device, by their paths in the container.
+// Nodes returns the files that a container needs for one device, as paths in the container.
 func Nodes(d pool.Device) (nodes []string) {
 	switch {
 	case d.Driver == "vfio-pci":
@@ -131,7 +133,8 @@ func Nodes(d pool.Device) (nodes []string) {
 	return nodes
 }
 
-// Files returns the files that a container needs for devices, without duplicates, sorted by their paths in the container.
+// Files returns the files that a container needs for several devices. The list has no duplicates and is sorted by the path in the
+// container.
 func Files(devices ...pool.Device) (out []File) {
 	onHost := map[string]string{}
 	for _, d := range devices {
@@ -148,7 +151,7 @@ func Files(devices ...pool.Device) (out []File) {
 	return out
 }
 
-// Edits returns the CDI changes for a container with devices.
+// Edits returns the CDI changes for a container that has the devices.
 func Edits(devices ...pool.Device) (edits cdi.ContainerEdits) {
 	for _, f := range Files(devices...) {
 		node := &cdi.DeviceNode{Path: f.Container, Permissions: "rw"}

@@ -26,9 +26,9 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// kinds returns a pool with a device of each kind. Each kind gives its containers other variables or files.
-func kinds() pool.Pool {
-	p := vfs(5)
+// poolOfKinds returns a pool with one device of each kind. For each kind, a container gets different variables or device files.
+func poolOfKinds() pool.Pool {
+	p := vfPool(5)
 	p.Name = "example.com/fast-net"
 	d := p.Devices
 	d[0].Info = map[string]string{"zone": "a"}
@@ -51,10 +51,10 @@ func idsOf(p pool.Pool) (ids []string) {
 
 // TestAllocate compares variables and device files with sriov-network-device-plugin, byte for byte.
 func TestAllocate(t *testing.T) {
-	p := kinds()
+	p := poolOfKinds()
 	ids := idsOf(p)
 	dir := t.TempDir()
-	o := newOffer(p, &pci.Snapshot{}, grant{pool.CDIOff, files{info: dir}}, nil, nil)
+	o := newOffer(p, &pci.Snapshot{}, deviceGrant{pool.CDIOff, deviceFolders{info: dir}}, nil, nil)
 	shuffled := slices.Clone(ids)
 	slices.Reverse(shuffled)
 	got, err := o.allocate(shuffled)
@@ -98,12 +98,12 @@ func TestAllocate(t *testing.T) {
 // TestForget checks that device-info files are deleted with their devices, and that files of other resources stay.
 func TestForget(t *testing.T) {
 	dir := t.TempDir()
-	f := files{info: dir}
-	p, other := vfs(2), vfs(1)
+	f := deviceFolders{info: dir}
+	p, other := vfPool(2), vfPool(1)
 	other.Name = p.Name + "-er"
 	old := time.Now().Add(-2 * maxUnlisted)
 	age := func(name string) error { return os.Chtimes(filepath.Join(dir, name), old, old) }
-	for _, err := range []error{f.describe(p.Name, p.Devices), f.describe(other.Name, other.Devices), f.removeStale(p.Name, nil)} {
+	for _, err := range []error{f.writeInfo(p.Name, p.Devices), f.writeInfo(other.Name, other.Devices), f.removeStaleInfo(p.Name, nil)} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -114,7 +114,7 @@ func TestForget(t *testing.T) {
 	}
 	for _, err := range []error{age(infoName(p.Name, "0000:10:00.0")), age(infoName(p.Name, "0000:10:00.1")),
 		age(infoName(other.Name, "0000:10:00.0")),
-		f.removeStale(p.Name, []string{"0000:10:00.1"})} {
+		f.removeStaleInfo(p.Name, []string{"0000:10:00.1"})} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -126,15 +126,16 @@ func TestForget(t *testing.T) {
 	}
 }
 
-// TestCDI checks that all three modes name the same devices, and that the resource's specification lists the files of each.
+// TestCDI checks that all three CDI modes name the same devices, and that the resource's specification lists the device files of each
+// device.
 func TestCDI(t *testing.T) {
-	p := kinds()
+	p := poolOfKinds()
 	ids := idsOf(p)[:3] // the first device has no files
 	for mode, want := range map[pool.CDI]string{
 		pool.CDIField:      "example.com/net-pci=0000:10:00.1 example.com/net-pci=0000:10:00.2",
 		pool.CDIAnnotation: "cdi.k8s.io/podlace_0000-10-00.1 example.com/net-pci=0000:10:00.1,example.com/net-pci=0000:10:00.2",
 	} {
-		got, err := newOffer(p, &pci.Snapshot{}, grant{cdi: mode}, nil, nil).allocate(ids)
+		got, err := newOffer(p, &pci.Snapshot{}, deviceGrant{cdi: mode}, nil, nil).allocate(ids)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -151,12 +152,13 @@ func TestCDI(t *testing.T) {
 	}
 }
 
-// TestCDIFiles checks that specifications exist for current resources, and keep the devices of pods from removed resources.
+// TestCDIFiles checks that a specification exists for each current resource. Specifications of removed resources keep the devices that pods
+// still have.
 func TestCDIFiles(t *testing.T) {
-	p, dir := kinds(), t.TempDir()
-	other := vfs(1) // no device files, so no CDI device
+	p, dir := poolOfKinds(), t.TempDir()
+	other := vfPool(1) // no device files, so no CDI device
 	other.Name = "example.com/plain"
-	f := files{cdi: dir}
+	f := deviceFolders{cdi: dir}
 	write(t, filepath.Join(dir, "podlace-example.com_gone.json"), "{}")
 	write(t, filepath.Join(dir, "vendor.json"), "{}")
 	if err := f.publish([]pool.Pool{p, other}, nil); err != nil {
@@ -176,7 +178,7 @@ func TestCDIFiles(t *testing.T) {
 		spec.Devices[1].ContainerEdits.DeviceNodes[0].HostPath != "/dev/vfio/noiommu-7" {
 		t.Errorf("%v\n%s", err, data)
 	}
-	// Devices of pods from a removed resource stay unchanged.
+	// The specification keeps the devices of pods from a removed resource.
 	if err := f.publish([]pool.Pool{{Name: p.Name}}, map[string][]allocation.Device{p.Name: {{ID: "0000:10:00.1"}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -204,9 +206,10 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// TestHostileRequests checks that the endpoint answers every request, with an error that names the device, or with offered devices only.
+// TestHostileRequests checks the answer to every invalid request: an error that names the device, or a list that contains only offered
+// devices.
 func TestHostileRequests(t *testing.T) {
-	e := newEndpoint(fast, offering(vfs(8)), quiet(), newCounters(), newGate("", "/nonexistent", ""))
+	e := newEndpoint(fast, offering(vfPool(8)), quiet(), newCounters(), newGate("", "/nonexistent", ""))
 	long := strings.Repeat("A", 1<<20)
 	for _, id := range []string{"", "x", "0000:10:00.9", "0000:10:01.0", "../../etc", "0000:10:00.0\n", "\x00", long,
 		"0000:10:00.0,0000:10:00.1"} {
@@ -234,7 +237,7 @@ func TestHostileRequests(t *testing.T) {
 	}
 	for _, size := range []int32{-1 << 31, -1, 0, 1, 8, 9, 1<<31 - 1} {
 		r := &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{nil,
-			{AvailableDeviceIDs: append(idsOf(vfs(8)), "x", id, long), MustIncludeDeviceIDs: []string{"y", id}, AllocationSize: size}}}
+			{AvailableDeviceIDs: append(idsOf(vfPool(8)), "x", id, long), MustIncludeDeviceIDs: []string{"y", id}, AllocationSize: size}}}
 		got, err := e.GetPreferredAllocation(t.Context(), r)
 		if err != nil || len(got.GetContainerResponses()) != 2 {
 			t.Errorf("size %d: %v, %v", size, got, err)
@@ -242,8 +245,8 @@ func TestHostileRequests(t *testing.T) {
 	}
 }
 
-// grants are the devices of pods that are admitted one at a time, as in the kubelet.
-type grants struct {
+// podGrants holds the devices of pods that the test admits one at a time, as the kubelet does.
+type podGrants struct {
 	client pluginapi.DevicePluginClient
 	mu     sync.Mutex
 	free   map[string]bool
@@ -251,7 +254,7 @@ type grants struct {
 	nodes  map[string]int // NUMA node by device
 }
 
-func (g *grants) admit(ctx context.Context, pod, size int) ([]string, error) {
+func (g *podGrants) admit(ctx context.Context, pod, size int) ([]string, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var available []string
@@ -285,7 +288,7 @@ func (g *grants) admit(ctx context.Context, pod, size int) ([]string, error) {
 	return ids, err
 }
 
-func (g *grants) release(ids []string) {
+func (g *podGrants) release(ids []string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, id := range ids {
@@ -293,15 +296,15 @@ func (g *grants) release(ids []string) {
 	}
 }
 
-// TestNoDoubleGrant checks a kubelet that assigns and frees devices at full speed. It never gets a device twice, and gets devices of one
-// NUMA node if one has enough.
+// TestNoDoubleGrant simulates a kubelet that assigns and frees devices as fast as possible. The test checks that no device is assigned
+// twice. If one NUMA node has enough devices, all devices of a container come from that node.
 func TestNoDoubleGrant(t *testing.T) {
 	k := newFakeKubelet(t)
-	p := vfs(256)
-	run(t, k.folder(), offering(p))
+	p := vfPool(256)
+	runEndpoint(t, k.folder(), offering(p))
 	k.start()
 	client := k.await(fast, "watched", watched).client
-	g := grants{client: client, free: map[string]bool{}, owner: map[string]int{}, nodes: map[string]int{}}
+	g := podGrants{client: client, free: map[string]bool{}, owner: map[string]int{}, nodes: map[string]int{}}
 	for _, d := range p.Devices {
 		g.free[d.Address.String()], g.nodes[d.Address.String()] = true, d.NUMANode
 	}

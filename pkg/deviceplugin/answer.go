@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// answer returns the answer to a question of the sriov plugin or the command line.
-func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.Answer {
+// answerQuestion returns the answer to a question from the sriov plugin or from the command line.
+func (d *daemon) answerQuestion(ctx context.Context, q allocation.Question) allocation.Answer {
 	a := allocation.Answer{Devices: []allocation.Device{}}
 	if q.Pod != "" {
 		devices, err := d.askPod(ctx, q)
@@ -43,27 +43,27 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 	if err != nil {
 		return allocation.Answer{Error: err.Error()}
 	}
-	ours := d.resources()
+	ours := d.resourceNames()
 	for _, h := range held {
 		if slices.Contains(ours, h.Resource) || d.hasDevice(h.ID) {
 			a.Devices = append(a.Devices, h)
 		}
 	}
-	a.Faults = d.faults()
+	a.Faults = d.reportedFaults()
 	if q.Published {
-		a.Published = d.published()
+		a.Published = d.publishedDevices()
 	}
 	return a
 }
 
-// resources returns the resources of this daemon. It is never nil.
-func (d *daemon) resources() []string {
+// resourceNames returns the resources of this daemon. It is never nil.
+func (d *daemon) resourceNames() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.AppendSeq([]string{}, maps.Keys(d.serving))
 }
 
-// hasDevice reports whether an ID is a device of this node. Another device plugin may have assigned it.
+// hasDevice reports whether the ID belongs to a device of this node. The device may be assigned by another device plugin.
 func (d *daemon) hasDevice(id string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// claimed writes the record of a claim with a device for the pod with UID u-0, and the claim in the kubelet's file.
-func (l *lab) claimed(resource, id string, admin bool) {
+// writeClaim writes the record of a claim with a device for the pod with UID u-0. The function also writes the claim to the kubelet's file.
+func (l *testLab) writeClaim(resource, id string, admin bool) {
 	l.Helper()
 	r := claim.Record{State: claim.Prepared, Devices: []allocation.Device{{Resource: resource, ID: id, Claim: &allocation.Claim{UID: "c-0",
 		Namespace: "shop", Name: "web-0-nic", Request: "nic", Pool: "node-a", Device: "x", Admin: admin}}}}
@@ -28,8 +28,8 @@ func (l *lab) claimed(resource, id string, admin bool) {
 	}
 }
 
-// TestClaimed checks that a claimed device is not allocated, that its PF keeps its VFs, that it keeps its driver, and that answers list
-// it. An unreadable record may be of any device, unless the kubelet's file is readable.
+// TestClaimed checks a device that a claim has: it is not allocated, it keeps its driver, and its PF keeps its VFs. Answers list the
+// device. An unreadable record may contain any device, unless the kubelet's file shows which claims exist.
 func TestClaimed(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	config := func(n, driver string) string {
@@ -37,15 +37,15 @@ func TestClaimed(t *testing.T) {
 	}
 	l := prepareLab(t, sysfs, config("2", ""))
 	pcitest.Kernel{}.Start(t, sysfs)
-	l.claimed("example.com/all", vf01, false)
+	l.writeClaim("example.com/all", vf01, false)
 	l.writeCheckpoint()
 	l.kubelet.start()
-	l.kubelet.hold("shop", "web-0", "app", "example.com/other", "")
+	l.kubelet.assignDevices("shop", "web-0", "app", "example.com/other", "")
 	l.start()
-	l.ids("example.com/all", vf00, vf01+"!")
+	l.awaitDevices("example.com/all", vf00, vf01+"!")
 	ask := func(claims bool) allocation.Answer {
 		t.Helper()
-		a, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0",
+		a, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0",
 			Resources: []string{"example.com/all"}, Claims: claims})
 		if err != nil {
 			t.Fatal(err)
@@ -53,42 +53,42 @@ func TestClaimed(t *testing.T) {
 		return a
 	}
 	older := allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0", Resources: []string{"example.com/all"}}
-	if a, err := allocation.Ask(l.Socket, time.Now().Add(patience), older); err == nil || !strings.Contains(err.Error(), "update it") {
+	if a, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), older); err == nil || !strings.Contains(err.Error(), "update it") {
 		t.Errorf("an sriov plugin without support for claims gets %+v, %v: it would start the pod without its VF", a, err)
 	}
 	if a := ask(true); len(a.Devices) != 1 || a.Devices[0].ID != vf01 || a.Devices[0].Pod != "web-0" || !a.Claims {
 		t.Errorf("%+v", a)
 	}
-	other, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0",
+	other, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0",
 		Resources: []string{"example.com/third"}, Claims: true})
 	if err != nil || len(other.Others) != 1 || other.Others[0].ID != vf01 || len(other.Devices) != 0 {
 		t.Errorf("asked for another resource: %+v, %v", other, err)
 	}
 	l.configure(config("3", ""))
-	l.logged("could not configure a device as requested", "cannot change the number of VFs from 2 to 3",
+	l.awaitLog("could not configure a device as requested", "cannot change the number of VFs from 2 to 3",
 		"VF "+vf01+" belongs to claim shop/web-0-nic")
 	write(t, filepath.Join(l.Claims, "c-1"), "{")
 	l.configure(config("4", ""))
-	l.logged("cannot read records of claims", "UID c-1", "delete them from "+l.Claims)
+	l.awaitLog("cannot read records of claims", "UID c-1", "delete them from "+l.Claims)
 	l.await("/metrics", "podlace_sriov_claim_records_unreadable 1")
 	if strings.Contains(l.log.String(), "the devices of claims are unknown") {
 		t.Error("the kubelet has no such claim, and yet any device counts as the claim's")
 	}
 	write(t, filepath.Join(l.Root, "dra_manager_state"), "{")
 	l.configure(config("5", ""))
-	l.logged("the devices of claims are unknown", "UID c-1")
-	l.logged("could not configure a device as requested", "cannot create 5 VFs", "may belong to a claim")
+	l.awaitLog("the devices of claims are unknown", "UID c-1")
+	l.awaitLog("could not configure a device as requested", "cannot create 5 VFs", "may belong to a claim")
 	data, err := os.ReadFile(filepath.Join(sysfs, "bus/pci/devices", pf0, "sriov_numvfs"))
 	if strings.TrimSpace(string(data)) != "2" || err != nil {
 		t.Errorf("%s, %v", data, err)
 	}
 }
 
-// TestAdminClaimed checks that a device with administrative access remains available.
+// TestAdminClaimed checks that a device remains available if a claim has it with administrative access.
 func TestAdminClaimed(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
-	l.claimed("example.com/one", vf00, true)
+	l.writeClaim("example.com/one", vf00, true)
 	l.kubelet.start()
 	l.start()
-	l.ids("example.com/one", vf00, vf01)
+	l.awaitDevices("example.com/one", vf00, vf01)
 }

@@ -10,31 +10,31 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// namespace is the prefix of all metric names.
-const namespace = "podlace_sriov"
+// metricPrefix is the prefix of all metric names.
+const metricPrefix = "podlace_sriov"
 
-// counters are the metrics of events.
-type counters struct {
+// eventCounters holds the metrics that count events.
+type eventCounters struct {
 	allocations, registrations *prometheus.CounterVec
 	preferred                  *prometheus.HistogramVec
 }
 
-func newCounters() counters {
-	return counters{
-		allocations: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: "allocations_total",
+func newCounters() eventCounters {
+	return eventCounters{
+		allocations: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: metricPrefix, Name: "allocations_total",
 			Help: "Containers that got devices, by the devices' NUMA node (or several, unknown), whether they share one known node, and whether they share one PF."},
 			[]string{"resource", "policy", "numa", "aligned", "same_pf"}),
-		registrations: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: "kubelet_registrations_total",
+		registrations: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: metricPrefix, Name: "kubelet_registrations_total",
 			Help: "Registrations that the kubelet accepted: the first one, and one after each restart of the kubelet."}, []string{"resource"}),
-		preferred: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: "preferred_allocation_seconds",
+		preferred: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: metricPrefix, Name: "preferred_allocation_seconds",
 			Help: "Time to choose the devices of a container.", Buckets: prometheus.ExponentialBuckets(1e-5, 4, 8)}, []string{"resource"}),
 	}
 }
 
-func (c counters) registered(resource string) { c.registrations.WithLabelValues(resource).Inc() }
+func (c eventCounters) registered(resource string) { c.registrations.WithLabelValues(resource).Inc() }
 
-// allocated counts the allocation of one container's devices.
-func (c counters) allocated(o *offer, ids []string) {
+// countAllocated counts the allocation of one container's devices.
+func (c eventCounters) countAllocated(o *resourceOffer, ids []string) {
 	if len(ids) == 0 {
 		return
 	}
@@ -53,5 +53,6 @@ func (c counters) allocated(o *offer, ids []string) {
 		}
 	}
 	aligned := len(nodes) == 1 && !nodes[pci.Unknown]
-	c.allocations.WithLabelValues(o.pool.Name, string(o.policy()), numa, strconv.FormatBool(aligned), strconv.FormatBool(len(pfs) == 1)).Inc()
+	c.allocations.WithLabelValues(o.pool.Name, string(o.allocationPolicy()), numa, strconv.FormatBool(aligned),
+		strconv.FormatBool(len(pfs) == 1)).Inc()
 }

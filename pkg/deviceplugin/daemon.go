@@ -22,20 +22,20 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// listInterval is the interval of asking the kubelet for the devices of pods.
+// listInterval is the time between two requests to the kubelet for the devices of pods.
 const listInterval = 10 * time.Second
 
-// daemon serves the resources of a node.
+// daemon serves the SR-IOV resources of one node.
 type daemon struct {
-	settings
+	daemonOptions
 	log       *slog.Logger
-	count     counters
-	health    *health
-	gate      *gate                // locked before mu
+	count     eventCounters
+	health    *deviceHealth
+	gate      *allocationGate      // locked before mu
 	snapshots <-chan *pci.Snapshot // each differs from the one before
 	records   chan struct{}        // receives when a claim was prepared or unprepared
 	registry  *prometheus.Registry
-	owners    shared // shares the kubelet's list of pods between callers that wait for it
+	owners    sharedCall // shares the kubelet's list of pods between callers that wait for it
 
 	mu          sync.Mutex
 	config      *pool.Config
@@ -51,41 +51,42 @@ type daemon struct {
 	listed      map[string]bool            // devices of pods in the answers of that socket
 	counted     map[string]int             // devices that the kubelet counts as allocatable, by resource
 	uplinks     []string                   // uplink interfaces, from the kernel's last answer
-	serving     map[string]*service
+	serving     map[string]*registeredService
 	wake        map[chan<- struct{}]bool // channels that wake the registrars
 	unpublished error                    // why the CDI specifications could not be written
 
-	claimable    []*offer       // resources of the API DRA
-	driver       claimDriver    // DRA driver; nil until it starts
-	driverFault  string         // why the driver cannot start
-	unreadClaims error          // why the devices of claims are unknown
-	damaged      error          // unreadable records of claims
-	running      sync.WaitGroup // goroutines that serve, until their sockets are closed
-	refreshed    bool           // serving is complete
+	claimable    []*resourceOffer // resources of the API DRA
+	driver       claimDriver      // DRA driver; nil until it starts
+	driverFault  string           // why the driver cannot start
+	unreadClaims error            // why the devices of claims are unknown
+	damaged      error            // unreadable records of claims
+	running      sync.WaitGroup   // goroutines that serve, until their sockets are closed
+	refreshed    bool             // serving is complete
 }
 
-// service is a resource that is registered with the kubelet.
-type service struct {
+// registeredService is a resource that is registered with the kubelet.
+type registeredService struct {
 	*registrar
 	stop context.CancelFunc
 }
 
-// refresh updates what the kubelet sees. It returns the time of the next refresh, or zero if only a change requires one.
+// refresh updates the resources and devices that the daemon reports to the kubelet. The function returns the time of the next refresh, or
+// the zero time if only a change requires a refresh.
 func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	d.gate.Lock() // no allocation may use the old offers
 	defer d.gate.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.mergeUnlisted()
-	env := d.env()
+	env := d.poolEnv()
 	d.logFindings(env)
-	all := d.assign(env)
-	faults, again := d.health.update(time.Now(), d.snapshot, all, d.claims())
+	all := d.assignPools(env)
+	faults, again := d.health.update(time.Now(), d.snapshot, all, d.claimUse())
 	pools, claimable := byAPI(all)
 	d.updateDRA(ctx, claimable, faults)
 	lost := map[string][]allocation.Device{}
 	for _, p := range pools {
-		lost[p.Name] = d.lost(p)
+		lost[p.Name] = d.lostDevices(p)
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.serving)) {
 		_, wanted := lost[name]
@@ -93,10 +94,10 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 		if d.serving[name].setLeaving(leaving); wanted {
 			continue
 		}
-		// The configuration no longer has the resource. The kubelet must know it while pods have its devices.
+		// The resource was removed from the configuration. The resource stays registered with the kubelet while pods have its devices.
 		p := pool.Pool{Name: name}
-		lost[name] = d.lost(p)
-		if len(lost[name]) == 0 && (!leaving || d.serving[name].ready()) {
+		lost[name] = d.lostDevices(p)
+		if len(lost[name]) == 0 && (!leaving || d.serving[name].isReady()) {
 			d.stopResource(name)
 			continue
 		}
@@ -105,9 +106,9 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 			again = time.Now().Add(checkInterval) // until the kubelet has registered the new options
 		}
 	}
-	d.publish(pools, lost)
+	d.publishCDI(pools, lost)
 	for _, p := range pools {
-		d.offer(ctx, newOffer(p, d.snapshot, d.grant(p), faultTexts(faults), lost[p.Name]))
+		d.updateOffer(ctx, newOffer(p, d.snapshot, d.grantFor(p), faultTexts(faults), lost[p.Name]))
 	}
 	if !d.refreshed && len(pools) == 0 && len(claimable) == 0 {
 		d.log.Warn("the configuration has no resource for this node", "hint",
@@ -117,16 +118,17 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	return again
 }
 
-// publish writes the CDI specifications before their devices are allocated. After an error the kubelet passes the device files instead.
-func (d *daemon) publish(pools []pool.Pool, lost map[string][]allocation.Device) {
-	err := (files{d.InfoDir, d.CDIDir}).publish(pools, lost)
+// publishCDI writes the CDI specifications of devices before the devices can be allocated. If writing fails, the kubelet passes the device
+// files to the container instead.
+func (d *daemon) publishCDI(pools []pool.Pool, lost map[string][]allocation.Device) {
+	err := (deviceFolders{d.InfoDir, d.CDIDir}).publish(pools, lost)
 	if err != nil && (d.unpublished == nil || err.Error() != d.unpublished.Error()) {
 		d.log.Warn("could not write CDI specifications: device files are passed by the kubelet instead", "error", err)
 	}
 	d.unpublished = err
 }
 
-// logFindings logs each difference between the configuration and this node once.
+// logFindings logs each difference between the configuration and this node only once.
 func (d *daemon) logFindings(env pool.Env) {
 	found := map[string]bool{}
 	for _, p := range pool.Findings(d.config, d.snapshot, env) {
@@ -138,9 +140,10 @@ func (d *daemon) logFindings(env pool.Env) {
 	d.findings = found
 }
 
-// assign returns the pools of the configuration. It removes devices that pods still have from another resource, so that no other pod gets
-// them. Pools of DRA keep such devices: the driver keeps a claimed device published, and does not publish the others.
-func (d *daemon) assign(env pool.Env) []pool.Pool {
+// assignPools returns the pools of the configuration. From each pool, assignPools removes devices that pods still have from another
+// resource, so that no other pod gets these devices. The function does not remove devices from DRA pools. The DRA driver itself keeps a
+// claimed device published and does not publish the other devices.
+func (d *daemon) assignPools(env pool.Env) []pool.Pool {
 	from := map[string]string{}
 	for _, h := range d.held {
 		if from[h.ID] = h.Resource; h.Claim != nil {
@@ -160,8 +163,9 @@ func (d *daemon) assign(env pool.Env) []pool.Pool {
 	return pools
 }
 
-// env returns the input of pools besides the devices. A device whose interface is in a pod counts as it was before.
-func (d *daemon) env() pool.Env {
+// poolEnv returns the input for pools besides the devices. For a device whose interface is in a pod, the result contains the last known
+// properties.
+func (d *daemon) poolEnv() pool.Env {
 	host, err := kernel.Host()
 	if err == nil {
 		defer host.Close()
@@ -176,14 +180,15 @@ func (d *daemon) env() pool.Env {
 	return pool.Env{Last: d.last, DefaultRoute: d.uplinks}
 }
 
-// lost returns the devices that pods have from a resource although its pool no longer contains them, without duplicates. A resource that
-// is no longer configured keeps only devices that the kubelet assigned to containers, not those of claims.
-func (d *daemon) lost(p pool.Pool) (lost []allocation.Device) {
+// lostDevices returns the devices that pods have from a resource although the resource's pool no longer contains them. The list has no
+// duplicates. If the resource is no longer configured, the list contains only devices that the kubelet assigned to containers, and no
+// devices of claims.
+func (d *daemon) lostDevices(p pool.Pool) (lost []allocation.Device) {
 	for _, h := range d.held {
-		if h.Resource == p.Name && (p.Resource != nil || !byClaim(h)) && !contains(p, h.ID) {
+		if h.Resource == p.Name && (p.Resource != nil || !byClaim(h)) && !poolContains(p, h.ID) {
 			if s := d.serving[p.Name]; s != nil && len(h.NUMA) == 0 {
 				before, _ := s.current()
-				h.NUMA = before.nodes(h.ID)
+				h.NUMA = before.numaNodes(h.ID)
 			}
 			lost = append(lost, h)
 		}
@@ -192,14 +197,15 @@ func (d *daemon) lost(p pool.Pool) (lost []allocation.Device) {
 	return slices.CompactFunc(lost, func(a, b allocation.Device) bool { return a.ID == b.ID })
 }
 
-// contains reports whether a device is in a pool.
-func contains(p pool.Pool, id string) bool {
+// poolContains reports whether a pool contains the device.
+func poolContains(p pool.Pool, id string) bool {
 	return slices.ContainsFunc(p.Devices, func(dev pool.Device) bool { return dev.Address.String() == id })
 }
 
-// mergeUnlisted adds devices that the kubelet's last list lacks: recent allocations and devices of claims.
+// mergeUnlisted adds devices that are missing from the kubelet's last list. The added devices are recently allocated devices and the
+// devices of claims.
 func (d *daemon) mergeUnlisted() {
-	d.held = merge(d.held, d.gate.allocations.recent())
+	d.held = mergeDevices(d.held, d.gate.allocations.recentDevices())
 	records, err := d.gate.claims.List()
 	if err != nil && (d.unreadClaims == nil || err.Error() != d.unreadClaims.Error()) {
 		d.log.Error("the devices of claims are unknown: no device is changed until the records are readable", "error", err)
@@ -210,11 +216,11 @@ func (d *daemon) mergeUnlisted() {
 		d.held = slices.DeleteFunc(slices.Clone(d.held), byClaim)
 	}
 	for _, r := range records {
-		d.held = merge(d.held, slices.DeleteFunc(slices.Clone(r.Devices), func(h allocation.Device) bool { return h.Claim.Admin }))
+		d.held = mergeDevices(d.held, slices.DeleteFunc(slices.Clone(r.Devices), func(h allocation.Device) bool { return h.Claim.Admin }))
 	}
 }
 
-// logDamaged logs the unreadable records of claims when they change.
+// logDamaged logs the unreadable claim records each time the set of them changes.
 func (d *daemon) logDamaged(damaged error) {
 	if damaged != nil && (d.damaged == nil || d.damaged.Error() != damaged.Error()) {
 		d.log.Error("cannot read records of claims; these claims keep their devices", "error", damaged, "hint",
@@ -223,11 +229,11 @@ func (d *daemon) logDamaged(damaged error) {
 	d.damaged = damaged
 }
 
-// offer updates the endpoint of a resource. The first offer starts the endpoint.
-func (d *daemon) offer(ctx context.Context, o *offer) {
+// updateOffer passes a new offer to the endpoint of a resource. For the first offer, updateOffer starts the endpoint.
+func (d *daemon) updateOffer(ctx context.Context, o *resourceOffer) {
 	if s, ok := d.serving[o.pool.Name]; ok {
-		if before, _ := s.current(); !before.equal(o) {
-			d.log.Info("a resource has changed", "resource", o.pool.Name, "devices", len(o.devices), "healthy", o.healthy())
+		if before, _ := s.current(); !before.equalTo(o) {
+			d.log.Info("a resource has changed", "resource", o.pool.Name, "devices", len(o.devices), "healthy", o.countHealthy())
 			for _, id := range slices.Sorted(maps.Keys(o.faults)) {
 				if before.faults[id] != o.faults[id] {
 					d.log.Warn("a device is unhealthy", "device", id, "resource", o.pool.Name, "fault", o.faults[id])
@@ -243,7 +249,7 @@ func (d *daemon) offer(ctx context.Context, o *offer) {
 	ctx, stop := context.WithCancel(ctx)
 	changed := make(chan struct{}, 1)
 	d.wake[changed] = true
-	s := &service{newRegistrar(newEndpoint(o.pool.Name, o, d.log, d.count, d.gate), d.Kubelet, changed), stop}
+	s := &registeredService{newRegistrar(newEndpoint(o.pool.Name, o, d.log, d.count, d.gate), d.Kubelet, changed), stop}
 	d.serving[o.pool.Name] = s
 	d.running.Go(func() {
 		s.run(ctx)
@@ -253,7 +259,7 @@ func (d *daemon) offer(ctx context.Context, o *offer) {
 	})
 }
 
-// stopResource stops serving a resource.
+// stopResource ends the registration and the endpoint of a resource.
 func (d *daemon) stopResource(name string) {
 	d.log.Info("the resource is no longer served", "resource", name)
 	d.serving[name].stop()
@@ -269,7 +275,7 @@ func (d *daemon) socketsChanged(string) {
 	}
 }
 
-// notify wakes the receiver of c. It does not block: a pending wake-up is enough.
+// notify wakes the goroutine that receives from c. The function never blocks, because one pending wake-up is enough.
 func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -277,15 +283,15 @@ func notify(c chan<- struct{}) {
 	}
 }
 
-// removeStaleInfo deletes the device-info files of devices that no pod has. It is a no-op if the devices of pods are unknown. The daemon
-// calls it before the first allocation only, because the kubelet lists a pod's devices after their allocation.
+// removeStaleInfo deletes the device-info files of devices that no pod has. The call has no effect if the devices of pods are unknown. The
+// daemon calls it only before the first allocation, because the kubelet lists a pod's devices only some time after their allocation.
 func (d *daemon) removeStaleInfo() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.answered && len(d.held) == 0 {
 		return
 	}
-	pools, _ := byAPI(d.assign(d.env()))
+	pools, _ := byAPI(d.assignPools(d.poolEnv()))
 	for _, p := range pools {
 		var ids []string
 		for _, h := range d.held {
@@ -293,14 +299,14 @@ func (d *daemon) removeStaleInfo() {
 				ids = append(ids, h.ID)
 			}
 		}
-		if err := (files{info: d.InfoDir}).removeStale(p.Name, ids); err != nil {
+		if err := (deviceFolders{info: d.InfoDir}).removeStaleInfo(p.Name, ids); err != nil {
 			d.log.Warn("could not delete stale device-info files", "error", err)
 		}
 	}
 }
 
-// reload reads the configuration if the file has changed or asked is set, and reports whether there is a new one. A configuration with
-// errors is refused, and the current one remains in use.
+// reload reads the configuration if the file has changed or if asked is true. The function reports whether a new configuration is in use.
+// If the new configuration has errors, the daemon logs the errors and keeps the current configuration.
 func (d *daemon) reload(asked bool) bool {
 	data, err := store.ReadFile(d.ConfigFile)
 	if err == nil && !asked && bytes.Equal(data, d.configText) {
@@ -308,7 +314,7 @@ func (d *daemon) reload(asked bool) bool {
 	}
 	var c *pool.Config
 	if err == nil {
-		c, err = pool.Parse(d.source(), data)
+		c, err = pool.Parse(d.poolSource(), data)
 	}
 	if err != nil {
 		d.mu.Lock()
@@ -327,22 +333,22 @@ func (d *daemon) reload(asked bool) bool {
 	return true
 }
 
-// logUnserved logs the unsupported entries of the configuration.
+// logUnserved logs the entries of the configuration that the daemon does not support.
 func (d *daemon) logUnserved() {
 	for _, p := range d.config.Unserved() {
 		d.log.Error("a configuration entry is not supported, so its resource is not served", "entry", p.Error(), "hint", "use --strict to refuse such a configuration")
 	}
 }
 
-// source returns the defaults for the configuration file.
-func (o settings) source() pool.Source {
+// poolSource returns the name of the configuration file and the defaults for its content.
+func (o daemonOptions) poolSource() pool.Source {
 	return pool.Source{File: o.ConfigFile, Prefix: o.Prefix, Host: o.Host, Strict: o.Strict}
 }
 
-// grant returns how containers get the devices of a resource. By default that is CDI if another program has put CDI specifications on the
-// node, because then the runtime reads the daemon's specifications too.
-func (d *daemon) grant(p pool.Pool) grant {
-	f := files{d.InfoDir, d.CDIDir}
+// grantFor returns the way in which containers get access to the devices of a resource. By default, containers get access through CDI if
+// another program has written CDI specifications on the node. The runtime then also reads the specifications of the daemon.
+func (d *daemon) grantFor(p pool.Pool) deviceGrant {
+	f := deviceFolders{d.InfoDir, d.CDIDir}
 	mode := pool.CDIOff
 	if p.Resource != nil {
 		mode = p.Resource.CDI
@@ -357,5 +363,5 @@ func (d *daemon) grant(p pool.Pool) grant {
 	case mode == pool.CDIAuto:
 		mode = pool.CDIOff
 	}
-	return grant{mode, f}
+	return deviceGrant{mode, f}
 }

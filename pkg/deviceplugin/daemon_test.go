@@ -17,15 +17,16 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestDaemon checks that each resource has its devices with their NUMA nodes, is ready, and appears in metrics and answers.
+// TestDaemon checks that each resource offers its devices with their NUMA nodes and becomes ready. Metrics and answers contain the
+// resource.
 func TestDaemon(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
-	l.ids("example.com/one", vf00, vf01)
-	p := l.ids("example.com/two", vf10, vf11)
+	l.awaitDevices("example.com/one", vf00, vf01)
+	p := l.awaitDevices("example.com/two", vf10, vf11)
 	if nodes := p.devices[vf10].GetTopology().GetNodes(); len(nodes) != 1 || nodes[0].GetID() != 1 {
 		t.Errorf("NUMA nodes %v", nodes)
 	}
-	l.kubelet.hold("shop", "web-0", "app", "example.com/two", vf11)
+	l.kubelet.assignDevices("shop", "web-0", "app", "example.com/two", vf11)
 	l.hup()
 	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf11+`",container="app",namespace="shop",pod="web-0",resource="example.com/two"} 1`,
 		`podlace_sriov_devices{numa="1",resource="example.com/two",state="free"} 1`,
@@ -37,28 +38,28 @@ func TestDaemon(t *testing.T) {
 		l.kubelet.mu.Lock()
 		l.kubelet.getOff, l.kubelet.busy = off, 3
 		l.kubelet.mu.Unlock()
-		got, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{Namespace: "shop", Pod: "web-0"})
+		got, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{Namespace: "shop", Pod: "web-0"})
 		want := []allocation.Device{{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "example.com/two", ID: vf11,
 			CPUs: []int64{16, 17}}}
 		if diff := cmp.Diff(allocation.Answer{Devices: want}, got); diff != "" || err != nil {
 			t.Errorf("%v\n%s", err, diff)
 		}
 	}
-	l.kubelet.end()
+	l.kubelet.kill()
 	l.await("/readyz", "the kubelet does not watch example.com/one, example.com/two")
 }
 
-// TestAnswerAll checks that the answer about all pods contains devices that another plugin assigned, and faults, but no resources of
-// other plugins.
+// TestAnswerAll checks the answer about all pods: it contains devices that another device plugin assigned, and faults of devices. The
+// answer contains no resources of other device plugins.
 func TestAnswerAll(t *testing.T) {
 	sysfs := twoPFs(t)
 	pcitest.Set(t, sysfs, vf01, "driver", "")
 	l := newLab(t, sysfs, twoPools)
-	l.ids("example.com/one", vf00, vf01+"!")
-	l.kubelet.hold("shop", "web-0", "app", "another.org/nic", vf11)
-	l.kubelet.hold("shop", "web-1", "app", "example.com/one", vf00)
-	l.kubelet.hold("shop", "web-2", "app", "another.org/gpu", "gpu-0")
-	got, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{})
+	l.awaitDevices("example.com/one", vf00, vf01+"!")
+	l.kubelet.assignDevices("shop", "web-0", "app", "another.org/nic", vf11)
+	l.kubelet.assignDevices("shop", "web-1", "app", "example.com/one", vf00)
+	l.kubelet.assignDevices("shop", "web-2", "app", "another.org/gpu", "gpu-0")
+	got, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{})
 	want := allocation.Answer{Faults: map[string]string{vf01: "driver: leads to an unexpected folder"}, Devices: []allocation.Device{
 		{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "another.org/nic", ID: vf11, CPUs: []int64{16, 17}},
 		{Namespace: "shop", Pod: "web-1", Container: "app", Resource: "example.com/one", ID: vf00, CPUs: []int64{16, 17}}}}
@@ -67,17 +68,17 @@ func TestAnswerAll(t *testing.T) {
 	}
 }
 
-// TestVanished: a missing device that a pod has stays listed until the pod ends, and no other pod gets it. A device without a pod is
-// removed at once.
+// TestVanished checks that a missing device stays listed until its pod ends. No other pod gets the missing device. A missing device without
+// a pod is removed at once.
 func TestVanished(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := newLab(t, sysfs, twoPools)
-	l.ids("example.com/one", vf00, vf01)
-	l.kubelet.hold("shop", "web-0", "app", "example.com/one", vf00)
+	l.awaitDevices("example.com/one", vf00, vf01)
+	l.kubelet.assignDevices("shop", "web-0", "app", "example.com/one", vf00)
 	l.hup()
 	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00)
 	pcitest.Remove(t, sysfs, pf0)
-	p := l.ids("example.com/one", vf00+"!")
+	p := l.awaitDevices("example.com/one", vf00+"!")
 	if nodes := p.devices[vf00].GetTopology().GetNodes(); len(nodes) != 1 || nodes[0].GetID() != 0 {
 		t.Errorf("NUMA nodes of a device that has gone: %v", nodes)
 	}
@@ -92,55 +93,57 @@ func TestVanished(t *testing.T) {
 	}
 	l.kubelet.release()
 	l.hup()
-	l.ids("example.com/one")
+	l.awaitDevices("example.com/one")
 }
 
-// TestMoved: a VF that moves to another resource stays with its pod, and no other pod gets it until the pod ends.
+// TestMoved checks that a VF which moves to another resource stays with its pod. No other pod gets the VF until the pod ends.
 func TestMoved(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
-	l.ids("example.com/one", vf00, vf01)
-	l.kubelet.hold("shop", "web-0", "app", "example.com/one", vf00)
+	l.awaitDevices("example.com/one", vf00, vf01)
+	l.kubelet.assignDevices("shop", "web-0", "app", "example.com/one", vf00)
 	l.hup()
 	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00)
 	l.configure(`{"resourceList": [{"resourceName": "all"}]}`)
-	l.ids("example.com/all", vf01, vf10, vf11)
-	l.ids("example.com/one", vf00+"!")
+	l.awaitDevices("example.com/all", vf01, vf10, vf11)
+	l.awaitDevices("example.com/one", vf00+"!")
 	l.kubelet.release()
 	l.hup()
-	l.ids("example.com/all", vf00, vf01, vf10, vf11)
-	l.logged("the resource is no longer served", "example.com/one")
+	l.awaitDevices("example.com/all", vf00, vf01, vf10, vf11)
+	l.awaitLog("the resource is no longer served", "example.com/one")
 }
 
-// TestJustHandedOut checks that a device is in use from its allocation on, before the kubelet lists it. It also keeps its driver.
+// TestJustHandedOut checks that a device is in use from its allocation on, even before the kubelet lists it. The device also keeps its
+// driver during this time.
 func TestJustHandedOut(t *testing.T) {
 	sysfs := twoPFs(t)
 	pcitest.Kernel{}.Start(t, sysfs)
 	l := newLab(t, sysfs, twoPools)
-	p := l.ids("example.com/one", vf00, vf01)
+	p := l.awaitDevices("example.com/one", vf00, vf01)
 	if _, err := p.client.Allocate(t.Context(), allocating(vf00)); err != nil {
 		t.Fatal(err)
 	}
 	l.configure(`{"resourceList": [{"resourceName": "one", "driver": "vfio-pci", "selectors": {"pfNames": ["ens0f0"]}}]}`)
-	l.logged("could not configure a device as requested", vf00, "(being admitted)")
-	l.logged("changed the driver of a device", vf01, "vfio-pci")
+	l.awaitLog("could not configure a device as requested", vf00, "(being admitted)")
+	l.awaitLog("changed the driver of a device", vf01, "vfio-pci")
 	l.await("/metrics", `podlace_sriov_allocations_total{aligned="true",numa="0",policy="numa-best-fit",resource="example.com/one",same_pf="true"} 1`)
 }
 
 // TestGate checks that a device is not allocated while it is being changed.
 func TestGate(t *testing.T) {
-	p := vfs(1)
+	p := vfPool(1)
 	id := p.Devices[0].Address.String()
 	g := newGate("", "/nonexistent", "")
 	e := newEndpoint(fast, offering(p), quiet(), newCounters(), g)
 	ask := func() error { _, err := e.Allocate(t.Context(), allocating(id)); return err }
-	if err := g.change([]string{id}, func() error { return errInUse }, func() error { t.Error("changed in use"); return nil }); !errors.Is(err,
+	if err := g.runChange([]string{id}, func() error { return errInUse },
+		func() error { t.Error("changed in use"); return nil }); !errors.Is(err,
 		errInUse) {
 		t.Errorf("got %v", err)
 	}
 	if err := ask(); err != nil {
 		t.Error(err)
 	}
-	if err := g.change([]string{id}, func() error { return nil }, ask); err == nil ||
+	if err := g.runChange([]string{id}, func() error { return nil }, ask); err == nil ||
 		!strings.Contains(err.Error(), "gets another driver") {
 		t.Errorf("got %v", err)
 	}
@@ -149,61 +152,60 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestHeldElsewhere checks that a VF that a pod has from another plugin is never offered, from the start on.
+// TestHeldElsewhere checks that the daemon never offers a VF that a pod has through another device plugin, not even right after the start.
 func TestHeldElsewhere(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
-	l.kubelet.hold("shop", "web-0", "app", "intel.com/sriov", vf00)
+	l.kubelet.assignDevices("shop", "web-0", "app", "intel.com/sriov", vf00)
 	l.start()
-	l.ids("example.com/two", vf10, vf11)
-	p := l.ids("example.com/one", vf01)
+	l.awaitDevices("example.com/two", vf10, vf11)
+	p := l.awaitDevices("example.com/one", vf01)
 	if p.lists != 1 {
 		t.Errorf("%d lists", p.lists)
 	}
 }
 
-// TestForgetfulKubelet: a kubelet that has just started does not know its pods yet. Its checkpoint and recent allocations count in the
-// meantime, so no device moves to another pod.
+// TestForgetfulKubelet checks a kubelet that has just started and does not list its pods yet. The daemon then uses the kubelet's checkpoint
+// and its own recent allocations, so no device moves to another pod.
 func TestForgetfulKubelet(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	write(t, filepath.Join(l.kubelet.dir, checkpointName), `{"Data":{"PodDeviceEntries":[{"PodUID":"u-1","ContainerName":"app","ResourceName":"example.com/one",
 		"DeviceIDs":{"0":["`+vf00+`"]},"AllocResp":"Cg=="}],"RegisteredDevices":{}},"Checksum":1}`)
 	l.kubelet.start()
 	l.start()
-	p := l.ids("example.com/one", vf00, vf01)
+	p := l.awaitDevices("example.com/one", vf00, vf01)
 	if _, err := p.client.Allocate(t.Context(), allocating(vf01)); err != nil {
 		t.Fatal(err)
 	}
 	l.configure(`{"resourceList": [{"resourceName": "all"}]}`)
-	l.ids("example.com/all", vf10, vf11)
-	p = l.ids("example.com/one", vf00+"!", vf01+"!")
+	l.awaitDevices("example.com/all", vf10, vf11)
+	p = l.awaitDevices("example.com/one", vf00+"!", vf01+"!")
 	if _, err := p.client.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{vf00}}); err != nil {
 		t.Errorf("a container cannot restart: %v", err)
 	}
 }
 
-// TestHealth checks that a fault is reported after a delay, and withdrawn after another.
+// TestHealth checks that the daemon reports a fault after a delay, and reports the recovery after another delay.
 func TestHealth(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := newLab(t, sysfs, twoPools)
-	l.ids("example.com/one", vf00, vf01)
+	l.awaitDevices("example.com/one", vf00, vf01)
 	pcitest.Set(t, sysfs, pf0, "net/ens0f0/carrier", "0")
-	l.ids("example.com/one", vf00+"!", vf01+"!")
+	l.awaitDevices("example.com/one", vf00+"!", vf01+"!")
 	pcitest.Set(t, sysfs, pf0, "net/ens0f0/carrier", "1")
-	l.ids("example.com/one", vf00, vf01)
+	l.awaitDevices("example.com/one", vf00, vf01)
 }
 
-// TestReload checks that an invalid configuration is reported and refused, that the daemon keeps the current one, and that the next valid
-// one applies.
+// TestReload checks that the daemon logs an invalid configuration and keeps the current one. The next valid configuration takes effect.
 func TestReload(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
-	l.ids("example.com/one", vf00, vf01)
+	l.awaitDevices("example.com/one", vf00, vf01)
 	l.configure(`{"resourceList": [{"resourceName": "one", "selectors": {"pfName": ["ens0f0"]}}]}`)
-	l.logged("the current one remains in use", "config.json:1", "pfName")
+	l.awaitLog("the current one remains in use", "config.json:1", "pfName")
 	l.configure(`{"resourceList": [{"resourceName": "one", "selectors": {"pfNames": ["ens0f0#1", "ens9f0"]}}]}`)
-	l.ids("example.com/one", vf01)
-	l.logged("the configuration does not fit this node", "ens9f0")
-	l.logged("the resource is no longer served", "example.com/two")
+	l.awaitDevices("example.com/one", vf01)
+	l.awaitLog("the configuration does not fit this node", "ens9f0")
+	l.awaitLog("the resource is no longer served", "example.com/two")
 	if n := strings.Count(l.log.String(), "remains in use"); n != 1 {
 		t.Errorf("said %d times", n)
 	}
@@ -212,7 +214,7 @@ func TestReload(t *testing.T) {
 // TestBadStart checks that the daemon does not start with an invalid configuration, and leaves no files.
 func TestBadStart(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), `{"resourceList": [{"resourceName": "a b"}]}`)
-	err := runDaemon(t.Context(), l.settings, nil, quiet())
+	err := runDaemon(t.Context(), l.daemonOptions, nil, quiet())
 	if err == nil || !strings.Contains(err.Error(), "config.json:1") || !strings.Contains(err.Error(), "resourceName") {
 		t.Errorf("got %v", err)
 	}
@@ -223,14 +225,14 @@ func TestBadStart(t *testing.T) {
 	}
 }
 
-// TestPluginRestarts checks that a restarted daemon offers its resources again, regardless of pods.
+// TestPluginRestarts checks that a restarted daemon offers its resources again, whether pods have devices or not.
 func TestPluginRestarts(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
-	l.kubelet.hold("shop", "web-0", "app", "example.com/one", vf00)
+	l.kubelet.assignDevices("shop", "web-0", "app", "example.com/one", vf00)
 	for range 20 {
 		stop := l.start()
-		p := l.ids("example.com/one", vf00, vf01)
+		p := l.awaitDevices("example.com/one", vf00, vf01)
 		if left, _ := filepath.Glob(filepath.Join(l.InfoDir, "*")); len(left) > 1 {
 			t.Fatalf("files of devices without a pod: %q", left)
 		}
@@ -244,23 +246,23 @@ func TestPluginRestarts(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		l.kubelet.await("example.com/one", "ended", func(p *plugin) bool { return p.ended })
+		l.kubelet.await("example.com/one", "ended", func(p *registeredPlugin) bool { return p.ended })
 		if left, _ := filepath.Glob(filepath.Join(l.kubelet.dir, "*")); len(left) != 1 {
 			t.Fatalf("left %q", left)
 		}
 	}
 }
 
-// TestDriver checks that free devices get the configured driver, and that a device of a pod keeps its driver.
+// TestDriver checks that the configured driver is bound to free devices, and that a device of a pod keeps its driver.
 func TestDriver(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := prepareLab(t, sysfs, `{"resourceList": [{"resourceName": "dpdk", "driver": "vfio-pci", "selectors": {"pfNames": ["ens0f0"]}}]}`)
 	pcitest.Kernel{}.Start(t, sysfs)
 	l.kubelet.start()
-	l.kubelet.hold("shop", "web-0", "app", "example.com/dpdk", vf01)
+	l.kubelet.assignDevices("shop", "web-0", "app", "example.com/dpdk", vf01)
 	l.start()
-	l.logged("could not configure a device as requested", vf01, "belongs to pod shop/web-0")
-	p := l.ids("example.com/dpdk", vf00, vf01+"!")
+	l.awaitLog("could not configure a device as requested", vf01, "belongs to pod shop/web-0")
+	p := l.awaitDevices("example.com/dpdk", vf00, vf01+"!")
 	answer, err := p.client.Allocate(t.Context(), allocating(vf00))
 	if err != nil {
 		t.Fatal(err)
@@ -274,7 +276,7 @@ func TestDriver(t *testing.T) {
 	}
 }
 
-// TestNumVFs checks that a PF gets the configured VFs, and keeps its VFs while a pod has one of them.
+// TestNumVFs checks that the configured number of VFs is created on a PF. The PF keeps its VFs while a pod has one of them.
 func TestNumVFs(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 4})
 	config := func(n string) string {
@@ -286,13 +288,15 @@ func TestNumVFs(t *testing.T) {
 	l.start()
 	two := func() { // new VFs have no driver here
 		l.kubelet.await("example.com/all", "two VFs",
-			func(p *plugin) bool { return len(p.devices) == 2 && p.devices[vf00] != nil && p.devices[vf01] != nil })
+			func(p *registeredPlugin) bool {
+				return len(p.devices) == 2 && p.devices[vf00] != nil && p.devices[vf01] != nil
+			})
 	}
 	two()
-	l.kubelet.hold("shop", "web-0", "app", "example.com/all", vf01)
+	l.kubelet.assignDevices("shop", "web-0", "app", "example.com/all", vf01)
 	l.hup()
 	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf01)
 	l.configure(config("3"))
-	l.logged("could not configure a device as requested", "cannot change the number of VFs from 2 to 3", "belongs to pod shop/web-0")
+	l.awaitLog("could not configure a device as requested", "cannot change the number of VFs from 2 to 3", "belongs to pod shop/web-0")
 	two()
 }

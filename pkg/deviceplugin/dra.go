@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// retryDRA is the pause before another attempt to start the driver.
+// retryDRA is the pause before the next attempt to start the DRA driver.
 const retryDRA = 10 * time.Second
 
 // claimDriver is the part of dra.Driver that the daemon uses.
@@ -30,14 +30,15 @@ type claimDriver interface {
 	Run(context.Context) error
 	Update(dra.Inventory)
 	Ready() string
-	// Leads reports whether this instance changes devices of claims. Another instance on the node may be older or newer.
+	// Leads reports whether this instance of the daemon may change the devices of claims. A second instance on the node, of an older or newer
+	// version, may run at the same time.
 	Leads() bool
 	Published() map[string]allocation.Published
 }
 
 func newDriver(o dra.Options) claimDriver { return dra.New(o) }
 
-// byAPI separates pools by their API: device plugin and DRA.
+// byAPI splits pools into those of the device plugin API and those of DRA.
 func byAPI(pools []pool.Pool) (plain, claimed []pool.Pool) {
 	for _, p := range pools {
 		if p.Resource.API == pool.DRA {
@@ -49,12 +50,12 @@ func byAPI(pools []pool.Pool) (plain, claimed []pool.Pool) {
 	return plain, claimed
 }
 
-// updateDRA passes the pools of the API DRA to the driver. It starts the driver for the first such pool, or for claims of an earlier
-// configuration. It never waits for the API server.
+// updateDRA passes the pools with the API DRA to the DRA driver. The function starts the driver when the first of these pools exists, or
+// when claims of an earlier configuration exist. The function never waits for the API server.
 func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[string]dra.Fault) {
 	d.claimable = nil
 	for _, p := range pools {
-		d.claimable = append(d.claimable, newOffer(p, d.snapshot, grant{}, faultTexts(faults), nil))
+		d.claimable = append(d.claimable, newOffer(p, d.snapshot, deviceGrant{}, faultTexts(faults), nil))
 	}
 	if len(pools) == 0 && d.driver == nil && !slices.ContainsFunc(d.held, byClaim) {
 		d.driverFault = ""
@@ -76,9 +77,9 @@ func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[st
 	d.driver.Update(i)
 }
 
-// claims returns which devices claims and pods have, as input for the health of devices.
-func (d *daemon) claims() claims {
-	c := claims{have: map[string]bool{}, held: map[string]bool{}, leaked: d.leaked}
+// claimUse returns which devices belong to claims and which belong to pods without claims. The health of a device depends on this use.
+func (d *daemon) claimUse() claimUsage {
+	c := claimUsage{have: map[string]bool{}, held: map[string]bool{}, leaked: d.isLeaked}
 	for _, h := range d.held {
 		if byClaim(h) {
 			c.have[h.ID] = true
@@ -89,13 +90,13 @@ func (d *daemon) claims() claims {
 	return c
 }
 
-// byClaim reports whether a pod has a device by a claim.
+// byClaim reports whether a pod has the device through a claim.
 func byClaim(h allocation.Device) bool { return h.Claim != nil }
 
-// startDRA starts the driver, and reports whether it runs. It does not start without a client of the API server. The device plugin API
-// works without it.
+// startDRA starts the DRA driver and reports whether it runs. Without a client for the API server, startDRA does not start the driver. The
+// device plugin API also works without the driver.
 func (d *daemon) startDRA(ctx context.Context) bool {
-	client, err := d.client()
+	client, err := d.newClient()
 	if err != nil {
 		if d.driverFault != err.Error() {
 			d.log.Error("resources with \"api\": \"dra\" are not offered: no access to the API server; retrying", "error", err,
@@ -110,7 +111,7 @@ func (d *daemon) startDRA(ctx context.Context) bool {
 	d.driverFault = ""
 	d.driver = d.NewDriver(dra.Options{
 		Node: d.Host, Client: client, Kubelet: d.Root, Claims: d.Claims, Records: d.gate.claims, CDI: d.CDIDir, Instance: d.Instance, Sysfs: d.Sysfs,
-		Log: d.log.With("api", string(pool.DRA)), Metrics: d.registry, Change: d.gate.change, InUse: d.whyUnavailable,
+		Log: d.log.With("api", string(pool.DRA)), Metrics: d.registry, Change: d.gate.runChange, InUse: d.whyUnavailable,
 		Changed: func() { notify(d.records) },
 	})
 	driver := d.driver
@@ -118,7 +119,7 @@ func (d *daemon) startDRA(ctx context.Context) bool {
 	return true
 }
 
-// runDRA runs the driver until ctx is done. It restarts the driver after an error.
+// runDRA runs the DRA driver until ctx is done. If the driver stops with an error, runDRA starts the driver again.
 func (d *daemon) runDRA(ctx context.Context, driver claimDriver) {
 	for {
 		if err := driver.Run(ctx); err != nil && ctx.Err() == nil {
@@ -132,8 +133,8 @@ func (d *daemon) runDRA(ctx context.Context, driver claimDriver) {
 	}
 }
 
-// client returns a client of the API server, from the kubeconfig or the pod's ServiceAccount.
-func (o settings) client() (kubernetes.Interface, error) {
+// newClient returns a client for the API server. The function uses the kubeconfig or the ServiceAccount of the pod.
+func (o daemonOptions) newClient() (kubernetes.Interface, error) {
 	config, err := rest.InClusterConfig()
 	if o.Kubeconfig != "" {
 		config, err = clientcmd.BuildConfigFromFlags("", o.Kubeconfig)
@@ -149,8 +150,8 @@ func (o settings) client() (kubernetes.Interface, error) {
 	return client, nil
 }
 
-// published returns the content of the ResourceSlices, by device ID.
-func (d *daemon) published() map[string]allocation.Published {
+// publishedDevices returns the content of the ResourceSlices by device ID.
+func (d *daemon) publishedDevices() map[string]allocation.Published {
 	d.mu.Lock()
 	driver := d.driver
 	d.mu.Unlock()
@@ -160,7 +161,8 @@ func (d *daemon) published() map[string]allocation.Published {
 	return driver.Published()
 }
 
-// whyUnavailable returns why a claim cannot have a device, apart from other claims. It returns "" if the claim can have it.
+// whyUnavailable returns the reason why no claim can get a device. The function does not consider devices that other claims have. The
+// result is "" if a claim can get the device.
 func (d *daemon) whyUnavailable(id string) string {
 	address, err := pci.ParseAddress(id)
 	if err != nil {
@@ -178,20 +180,20 @@ func (d *daemon) whyUnavailable(id string) string {
 	switch {
 	case !ok:
 		return "does not exist on this node"
-	case d.leaked(dev):
+	case d.isLeaked(dev):
 		return "has its interface in another namespace"
 	}
 	return d.whyUplink(dev)
 }
 
-// leaked reports whether the interface of a device is in another network namespace: it is not on the node, although the driver is the
-// same.
-func (d *daemon) leaked(dev pci.Device) bool {
+// isLeaked reports whether the interface of a device is in another network namespace. A leaked interface is not on the node, although the
+// driver of the device has not changed.
+func (d *daemon) isLeaked(dev pci.Device) bool {
 	last, ok := d.last[dev.Address]
 	return ok && last.Driver == dev.Driver && len(dev.Interfaces) == 0
 }
 
-// faultTexts returns the texts of faults.
+// faultTexts returns the text of each fault, by device ID.
 func faultTexts(faults map[string]dra.Fault) map[string]string {
 	out := map[string]string{}
 	for id, f := range faults {
@@ -200,7 +202,8 @@ func faultTexts(faults map[string]dra.Fault) map[string]string {
 	return out
 }
 
-// unreadyDRA returns why pods cannot get devices by claims. It returns nil if they can, or if no resource has the API DRA.
+// unreadyDRA returns the reason why pods cannot get devices through claims. The result is nil if pods can get them, or if no resource has
+// the API DRA.
 func (d *daemon) unreadyDRA() error {
 	switch {
 	case d.driverFault != "":

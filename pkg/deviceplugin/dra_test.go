@@ -21,8 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// recorder is a driver that records its calls.
-type recorder struct {
+// recordingDriver is a DRA driver that records its calls.
+type recordingDriver struct {
 	options dra.Options
 	mu      sync.Mutex
 	latest  dra.Inventory
@@ -31,34 +31,34 @@ type recorder struct {
 	follows bool // another instance leads
 }
 
-func (r *recorder) Run(ctx context.Context) error { <-ctx.Done(); return nil }
+func (r *recordingDriver) Run(ctx context.Context) error { <-ctx.Done(); return nil }
 
-func (r *recorder) Leads() bool {
+func (r *recordingDriver) Leads() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return !r.follows
 }
 
-func (r *recorder) Update(i dra.Inventory) {
+func (r *recordingDriver) Update(i dra.Inventory) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.latest, r.updates = i, r.updates+1
 }
 
-func (r *recorder) Ready() string {
+func (r *recordingDriver) Ready() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.unready
 }
 
 // Published returns the entry of one device.
-func (r *recorder) Published() map[string]allocation.Published {
+func (r *recordingDriver) Published() map[string]allocation.Published {
 	return map[string]allocation.Published{vf00: {Pool: "node", Device: "0000-11-02-0"}}
 }
 
-// inventory formats the pools of the latest inventory, with faults and owners of devices, for example "one: 0000:11:02.0 0000:11:02.1(pod
-// shop/web-0)".
-func (r *recorder) inventory() (dra.Inventory, string) {
+// formatInventory formats the pools of the latest inventory with the faults and owners of devices, for example "one: 0000:11:02.0
+// 0000:11:02.1(pod shop/web-0)".
+func (r *recordingDriver) formatInventory() (dra.Inventory, string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var out []string
@@ -79,9 +79,10 @@ func (r *recorder) inventory() (dra.Inventory, string) {
 	return r.latest, strings.Join(out, ", ")
 }
 
-// recorded replaces the daemon's driver by a recorder, and its API server by one that never answers.
-func (l *lab) recorded() *recorder {
-	r := &recorder{}
+// useRecorder replaces the DRA driver of the daemon with a recordingDriver. The function also replaces the API server with a server that
+// never answers.
+func (l *testLab) useRecorder() *recordingDriver {
+	r := &recordingDriver{}
 	l.Kubeconfig = l.kubeconfig()
 	l.NewDriver = func(o dra.Options) claimDriver {
 		r.mu.Lock()
@@ -92,49 +93,49 @@ func (l *lab) recorded() *recorder {
 	return r
 }
 
-func (l *lab) kubeconfig() string {
+func (l *testLab) kubeconfig() string {
 	path := filepath.Join(l.Root, "kubeconfig")
 	write(l.T, path, `{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c"}}],
 "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}]}`)
 	return path
 }
 
-// awaitInventory waits until the inventory has these pools.
-func (l *lab) awaitInventory(r *recorder, want string) {
+// awaitInventory waits until the latest inventory contains these pools.
+func (l *testLab) awaitInventory(r *recordingDriver, want string) {
 	l.Helper()
 	got := ""
-	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
-		if _, got = r.inventory(); got == want {
+	for until := time.Now().Add(maxWait); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
+		if _, got = r.formatInventory(); got == want {
 			return
 		}
 	}
 	l.Fatalf("want %q, got %q\n%s", want, got, l.log)
 }
 
-// oneOf returns a configuration of two resources, the first with the given API.
-func oneOf(api string) string {
+// twoResources returns a configuration with two resources. The first resource has the given API.
+func twoResources(api string) string {
 	return `{"resourceList": [{"resourceName": "one", "api": "` + api + `", "selectors": {"pfNames": ["ens0f0"]}},
   {"resourceName": "two", "selectors": {"pfNames": ["ens1f0"]}}]}`
 }
 
-// TestSplitByAPI checks that each resource is offered by its API, with shared health and metrics of both.
+// TestSplitByAPI checks that each resource is offered through its API. Health and metrics include the resources of both APIs.
 func TestSplitByAPI(t *testing.T) {
 	sysfs := twoPFs(t)
-	l := prepareLab(t, sysfs, oneOf("dra"))
-	r := l.recorded()
+	l := prepareLab(t, sysfs, twoResources("dra"))
+	r := l.useRecorder()
 	l.kubelet.start()
 	l.start()
-	l.ids("example.com/two", vf10, vf11)
+	l.awaitDevices("example.com/two", vf10, vf11)
 	l.awaitInventory(r, "one: "+vf00+" "+vf01)
 	l.await("/readyz", "ok")
 	l.await("/metrics", `podlace_sriov_devices{numa="0",resource="example.com/one",state="free"} 2`, `resource="example.com/two",state="free"} 2`)
-	i, _ := r.inventory()
+	i, _ := r.formatInventory()
 	if !slices.Equal(i.Nodes, []int{0, 1}) || i.Taints.Gone != "NoExecute" || len(i.Last) == 0 || r.options.Node != "node-a" {
 		t.Errorf("%+v", i)
 	}
 	pcitest.Set(t, sysfs, pf0, "net/ens0f0/carrier", "0")
 	l.awaitInventory(r, "one: "+vf00+"!link-down "+vf01+"!link-down")
-	if a, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{}); err != nil || len(a.Faults) != 2 {
+	if a, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{}); err != nil || len(a.Faults) != 2 {
 		t.Errorf("%+v, %v", a, err)
 	}
 	l.kubelet.mu.Lock()
@@ -149,22 +150,22 @@ func TestSplitByAPI(t *testing.T) {
 	l.await("/readyz", "claims: the kubelet does not know sriov.podlace.io")
 }
 
-// TestDRAStartsOnReload checks that client and driver start with the first resource of the API DRA.
+// TestDRAStartsOnReload checks that the client and the driver start when the first resource with the API DRA is configured.
 func TestDRAStartsOnReload(t *testing.T) {
-	l := prepareLab(t, twoPFs(t), oneOf("device-plugin"))
-	r := l.recorded()
+	l := prepareLab(t, twoPFs(t), twoResources("device-plugin"))
+	r := l.useRecorder()
 	kubeconfig := l.Kubeconfig
 	if err := os.Rename(kubeconfig, kubeconfig+".later"); err != nil {
 		t.Fatal(err)
 	}
 	l.kubelet.start()
 	l.start()
-	l.ids("example.com/one", vf00, vf01)
+	l.awaitDevices("example.com/one", vf00, vf01)
 	l.await("/readyz", "ok")
-	l.configure(oneOf("dra"))
-	l.logged("no access to the API server", "kubeconfig")
+	l.configure(twoResources("dra"))
+	l.awaitLog("no access to the API server", "kubeconfig")
 	l.await("/readyz", "claims: ", "kubeconfig")
-	l.ids("example.com/two", vf10, vf11)
+	l.awaitDevices("example.com/two", vf10, vf11)
 	if r.updates > 0 || strings.Count(l.log.String(), "no access to the API server") != 1 {
 		t.Errorf("%d updates\n%s", r.updates, l.log)
 	}
@@ -176,50 +177,50 @@ func TestDRAStartsOnReload(t *testing.T) {
 	l.await("/readyz", "ok")
 }
 
-// TestMigrate moves a resource from the device plugin API to DRA and back while pods have its devices. The devices stay listed in their
-// API, and the other API assigns them to no pod.
+// TestMigrate changes the API of a resource to DRA and back while pods have devices of the resource. The devices of pods stay listed in the
+// API through which the pods got them. The other API assigns these devices to no pod.
 func TestMigrate(t *testing.T) {
-	l := prepareLab(t, twoPFs(t), oneOf("device-plugin"))
-	r := l.recorded()
+	l := prepareLab(t, twoPFs(t), twoResources("device-plugin"))
+	r := l.useRecorder()
 	l.kubelet.start()
 	l.start()
-	l.ids("example.com/one", vf00, vf01)
-	l.kubelet.hold("shop", "web-0", "app", "example.com/one", vf00)
+	l.awaitDevices("example.com/one", vf00, vf01)
+	l.kubelet.assignDevices("shop", "web-0", "app", "example.com/one", vf00)
 	l.hup()
 	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00)
-	l.configure(oneOf("dra"))
-	l.ids("example.com/one", vf00+"!")
-	l.kubelet.await("example.com/one", "without PreStartContainer", func(p *plugin) bool { return !p.options.PreStartRequired })
+	l.configure(twoResources("dra"))
+	l.awaitDevices("example.com/one", vf00+"!")
+	l.kubelet.await("example.com/one", "without PreStartContainer", func(p *registeredPlugin) bool { return !p.options.PreStartRequired })
 	l.awaitInventory(r, "one: "+vf00+"(pod shop/web-0) "+vf01)
 	if why := r.options.InUse(vf00); !strings.Contains(why, "belongs to pod shop/web-0") {
 		t.Errorf("InUse: %q", why)
 	}
-	l.claimed("example.com/one", vf01, false)
+	l.writeClaim("example.com/one", vf01, false)
 	r.options.Changed()
 	l.kubelet.release()
 	l.hup()
-	l.logged("the resource is no longer served", "example.com/one") // the claim does not keep the resource
+	l.awaitLog("the resource is no longer served", "example.com/one") // the claim does not keep the resource
 	l.awaitInventory(r, "one: "+vf00+" "+vf01)
-	l.configure(oneOf("device-plugin"))
-	l.ids("example.com/one", vf00, vf01+"!")
-	l.kubelet.await("example.com/one", "with PreStartContainer", func(p *plugin) bool { return p.options.PreStartRequired })
+	l.configure(twoResources("device-plugin"))
+	l.awaitDevices("example.com/one", vf00, vf01+"!")
+	l.kubelet.await("example.com/one", "with PreStartContainer", func(p *registeredPlugin) bool { return p.options.PreStartRequired })
 	l.awaitInventory(r, "") // the driver keeps running, because the claim is still prepared
 	if err := claim.Remove(l.Claims, "c-0"); err != nil {
 		t.Fatal(err)
 	}
 	r.options.Changed()
-	l.ids("example.com/one", vf00, vf01)
+	l.awaitDevices("example.com/one", vf00, vf01)
 }
 
-// TestLeftClaims checks that claims of an earlier configuration start the driver, so that the kubelet can unprepare them.
+// TestLeftClaims checks that the driver also starts for claims of an earlier configuration. The kubelet can then unprepare these claims.
 func TestLeftClaims(t *testing.T) {
-	l := prepareLab(t, twoPFs(t), oneOf("device-plugin"))
-	r := l.recorded()
-	l.claimed("example.com/one", vf00, false)
+	l := prepareLab(t, twoPFs(t), twoResources("device-plugin"))
+	r := l.useRecorder()
+	l.writeClaim("example.com/one", vf00, false)
 	l.kubelet.start()
 	l.start()
-	l.ids("example.com/one", vf00+"!", vf01)
-	for until := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	l.awaitDevices("example.com/one", vf00+"!", vf01)
+	for until := time.Now().Add(maxWait); ; time.Sleep(5 * time.Millisecond) {
 		r.mu.Lock()
 		n := r.updates
 		r.mu.Unlock()
@@ -232,19 +233,19 @@ func TestLeftClaims(t *testing.T) {
 	}
 }
 
-// TestDriverOfClaims: free VFs get the driver of their resource before a claim needs them. A claimed VF keeps the driver of its claim,
-// and is healthy with it. A free VF whose interface is in another namespace is faulty.
+// TestDriverOfClaims checks that the driver of their resource is bound to free VFs before a claim needs them. A claimed VF keeps the driver
+// that the claim selected, and it is healthy with this driver. A free VF is faulty if its interface is in another namespace.
 func TestDriverOfClaims(t *testing.T) {
 	sysfs := twoPFs(t)
 	pcitest.Kernel{}.Start(t, sysfs)
 	l := prepareLab(t, sysfs, `{"resourceList": [{"resourceName": "one", "api": "dra", "driver": "vfio-pci", "selectors": {"pfNames": ["ens0f0"]}},
   {"resourceName": "two", "api": "dra", "selectors": {"pfNames": ["ens1f0"]}}]}`)
-	r := l.recorded()
-	l.claimed("example.com/one", vf00, false)
+	r := l.useRecorder()
+	l.writeClaim("example.com/one", vf00, false)
 	l.kubelet.start()
-	l.kubelet.hold("shop", "web-9", "app", "example.com/other", "")
+	l.kubelet.assignDevices("shop", "web-9", "app", "example.com/other", "")
 	l.start()
-	l.logged("changed the driver of a device", vf01, "vfio-pci")
+	l.awaitLog("changed the driver of a device", vf01, "vfio-pci")
 	l.awaitInventory(r, "one: "+vf00+" "+vf01+", two: "+vf10+" "+vf11)
 	if driver := driverOf(t, sysfs, vf00); driver != "iavf" {
 		t.Errorf("driver of a VF that a claim has: %s", driver)
@@ -271,24 +272,24 @@ func TestDriverOfClaims(t *testing.T) {
 	}
 }
 
-// TestDRAHarmsNothing checks with the real driver that an unreachable API server does not affect the device plugin API.
+// TestDRAHarmsNothing runs the real driver. The test checks that the device plugin API works even if the API server cannot be reached.
 func TestDRAHarmsNothing(t *testing.T) {
-	l := prepareLab(t, twoPFs(t), oneOf("dra"))
+	l := prepareLab(t, twoPFs(t), twoResources("dra"))
 	l.Kubeconfig = l.kubeconfig()
 	l.kubelet.start()
 	l.start()
-	l.logged("a request failed; retrying", "get node")
-	p := l.ids("example.com/two", vf10, vf11)
+	l.awaitLog("a request failed; retrying", "get node")
+	p := l.awaitDevices("example.com/two", vf10, vf11)
 	if _, err := p.client.Allocate(t.Context(), allocating(vf10)); err != nil {
 		t.Fatal(err)
 	}
 	l.await("/metrics", "podlace_sriov_dra_up 0")
 	start := time.Now()
 	for i := range 20 {
-		l.configure(strings.Replace(oneOf("dra"), "{", fmt.Sprintf("{%*s", i, ""), 1))
+		l.configure(strings.Replace(twoResources("dra"), "{", fmt.Sprintf("{%*s", i, ""), 1))
 		l.hup()
 	}
-	if took := time.Since(start); took > patience {
+	if took := time.Since(start); took > maxWait {
 		t.Errorf("20 reloads took %s", took)
 	}
 }
@@ -303,15 +304,15 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestAnswerPublished checks that answers contain the content of ResourceSlices on request.
+// TestAnswerPublished checks that an answer contains the content of the ResourceSlices if the question asks for it.
 func TestAnswerPublished(t *testing.T) {
-	l := prepareLab(t, twoPFs(t), oneOf("dra"))
-	r := l.recorded()
+	l := prepareLab(t, twoPFs(t), twoResources("dra"))
+	r := l.useRecorder()
 	l.kubelet.start()
 	l.start()
 	l.awaitInventory(r, "one: "+vf00+" "+vf01)
 	for asked, want := range map[bool]int{true: 1, false: 0} {
-		got, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{Published: asked})
+		got, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{Published: asked})
 		if err != nil || len(got.Published) != want {
 			t.Errorf("asked %v: %v, %v", asked, got.Published, err)
 		}

@@ -16,31 +16,31 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// maxRequests is the largest number of containers in one call. The kubelet sends one.
+// maxRequests is the maximum number of containers in one call. The kubelet sends one.
 const maxRequests = 128
 
-// endpoint serves the device plugin API for one resource. It sends each update of the offer to all streams.
+// endpoint is the server of the device plugin API for one resource. An endpoint sends each update of the offer to all open streams.
 type endpoint struct {
 	pluginapi.UnimplementedDevicePluginServer
 	resource string
 	log      *slog.Logger
-	count    counters
-	gate     *gate
+	count    eventCounters
+	gate     *allocationGate
 
 	mu      sync.Mutex
-	offer   *offer
+	offer   *resourceOffer
 	changed chan struct{} // closed when offer is replaced
 	streams int
 	leaving bool // DRA takes over the devices
 }
 
-func newEndpoint(resource string, first *offer, log *slog.Logger, count counters, g *gate) *endpoint {
+func newEndpoint(resource string, first *resourceOffer, log *slog.Logger, count eventCounters, g *allocationGate) *endpoint {
 	return &endpoint{resource: resource, log: log.With("resource", resource), count: count, gate: g, offer: first,
 		changed: make(chan struct{})}
 }
 
-// update replaces the offer. A stream that is busy sends only the latest offer afterwards.
-func (e *endpoint) update(o *offer) {
+// update replaces the offer. A stream that is busy during several updates later sends only the latest offer.
+func (e *endpoint) update(o *resourceOffer) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.offer = o
@@ -48,7 +48,7 @@ func (e *endpoint) update(o *offer) {
 	e.changed = make(chan struct{})
 }
 
-func (e *endpoint) current() (o *offer, changed <-chan struct{}) {
+func (e *endpoint) current() (o *resourceOffer, changed <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.offer, e.changed
@@ -67,31 +67,31 @@ func (e *endpoint) stream(n int) {
 	e.streams += n
 }
 
-// options returns the options for Register and GetDevicePluginOptions. The kubelet uses one of them, depending on the kind of
-// registration.
+// pluginOptions returns the options for Register and for GetDevicePluginOptions. The kubelet uses one of these calls, depending on the way
+// of registration.
 //
-// A pod may request a resource in its limits and get the devices by a claim. The kubelet, at least up to 1.37, refuses to start the
-// containers of this pod while an endpoint of the resource requires PreStartContainer, because the pod has no device of that endpoint.
-func (e *endpoint) options() *pluginapi.DevicePluginOptions {
+// A pod may request a resource in its limits and get the devices through a claim. In this case, the pod has no device of the resource's
+// endpoint. The kubelet (at least up to 1.37) then refuses to start the pod's containers while the endpoint requires PreStartContainer.
+func (e *endpoint) pluginOptions() *pluginapi.DevicePluginOptions {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true, PreStartRequired: !e.leaving}
 }
 
-// GetDevicePluginOptions returns the optional calls that the endpoint supports.
+// GetDevicePluginOptions returns which optional calls the endpoint supports.
 func (e *endpoint) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
-	return e.options(), nil
+	return e.pluginOptions(), nil
 }
 
-// ListAndWatch sends all devices at once, and again after each change.
+// ListAndWatch sends all devices at once. ListAndWatch sends all devices again after each change.
 func (e *endpoint) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	e.stream(1)
 	defer e.stream(-1)
 	e.log.Info("the kubelet watches the resource")
-	var sent *offer
+	var sent *resourceOffer
 	for {
 		o, changed := e.current()
-		if sent == nil || !o.equal(sent) {
+		if sent == nil || !o.equalTo(sent) {
 			if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: o.devices}); err != nil {
 				return err
 			}
@@ -106,7 +106,8 @@ func (e *endpoint) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingS
 	}
 }
 
-// GetPreferredAllocation never fails, because an error would fail the pod. In doubt it returns the available devices in order.
+// GetPreferredAllocation never fails, because an error would fail the pod. If no preference can be computed, the result is the available
+// devices in their order.
 func (e *endpoint) GetPreferredAllocation(_ context.Context,
 	r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
 	o, _ := e.current()
@@ -114,14 +115,14 @@ func (e *endpoint) GetPreferredAllocation(_ context.Context,
 	defer func() { e.count.preferred.WithLabelValues(e.resource).Observe(time.Since(start).Seconds()) }()
 	out := &pluginapi.PreferredAllocationResponse{}
 	for _, c := range r.GetContainerRequests() {
-		ids := pool.Prefer(o.policy(), o.topology, c.GetAvailableDeviceIDs(), c.GetMustIncludeDeviceIDs(), int(c.GetAllocationSize()))
+		ids := pool.Prefer(o.allocationPolicy(), o.topology, c.GetAvailableDeviceIDs(), c.GetMustIncludeDeviceIDs(), int(c.GetAllocationSize()))
 		out.ContainerResponses = append(out.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: ids})
 	}
 	return out, nil
 }
 
-// Allocate returns what a container needs to use the devices. It fails, and with it the pod, if a device is requested twice or is
-// missing.
+// Allocate returns the settings with which a container can use the devices. The result is an error if a device is requested twice or is
+// missing. The pod then fails.
 func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	if n := len(r.GetContainerRequests()); n > maxRequests {
 		return nil, status.Errorf(codes.InvalidArgument, "%s: %d containers in one call, want at most %d", e.resource, n, maxRequests)
@@ -149,21 +150,21 @@ func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*p
 		e.log.Error("refused to allocate devices", "error", err)
 		return nil, status.Errorf(codes.FailedPrecondition, "%s: %v", e.resource, err)
 	}
-	e.gate.allocations.add(o, seen)
+	e.gate.allocations.addPending(o, seen)
 	for _, c := range r.GetContainerRequests() {
 		e.log.Info("devices were allocated", "devices", c.GetDevicesIds())
-		e.count.allocated(o, c.GetDevicesIds())
+		e.count.countAllocated(o, c.GetDevicesIds())
 	}
 	return out, nil
 }
 
-// PreStartContainer refuses to start a container whose device is missing. It changes nothing, because the kubelet also calls it for
-// restarts, when the pod already has its devices.
+// PreStartContainer returns an error if a device of the container is missing. It changes nothing. The kubelet also calls PreStartContainer
+// before a restart, when the container already has its devices.
 func (e *endpoint) PreStartContainer(_ context.Context, r *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse,
 	error) {
 	o, _ := e.current()
 	for _, id := range r.GetDevicesIds() {
-		if err := o.present(id); err != nil {
+		if err := o.checkPresent(id); err != nil {
 			e.log.Error("refused to start a container", "error", err)
 			return nil, status.Errorf(codes.FailedPrecondition, "%s: %v", e.resource, err)
 		}

@@ -22,11 +22,11 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// patience bounds the wait for an expected event. It does not measure speed.
-const patience = 30 * time.Second
+// maxWait is the maximum time to wait for an expected event. The limit is not a measure of speed.
+const maxWait = 30 * time.Second
 
-// fakeKubelet is the kubelet's side of the device plugin API, over real sockets. It deletes all sockets when it starts, accepts
-// registrations, and watches registered endpoints.
+// fakeKubelet is the kubelet's side of the device plugin API, over real sockets. The fake kubelet deletes all sockets when it starts. The
+// fake kubelet then accepts registrations and watches the registered endpoints.
 type fakeKubelet struct {
 	pluginapi.UnimplementedRegistrationServer
 	podresources.UnimplementedPodResourcesListerServer
@@ -39,7 +39,7 @@ type fakeKubelet struct {
 
 	mu      sync.Mutex
 	news    *sync.Cond
-	plugins map[string]*plugin // by resource
+	plugins map[string]*registeredPlugin // by resource
 	pods    []*podresources.PodResources
 	getOff  bool // PodResources does not support Get
 	busy    int  // number of calls to refuse
@@ -48,8 +48,8 @@ type fakeKubelet struct {
 	told    map[string]int // served calls, by method of PodResources
 }
 
-// plugin is a registered endpoint.
-type plugin struct {
+// registeredPlugin is an endpoint that registered with the fake kubelet.
+type registeredPlugin struct {
 	conn    *grpc.ClientConn
 	options *pluginapi.DevicePluginOptions
 	client  pluginapi.DevicePluginClient
@@ -65,11 +65,11 @@ func newFakeKubelet(t *testing.T) *fakeKubelet {
 	if err := os.Mkdir(k.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(k.end)
+	t.Cleanup(k.kill)
 	return k
 }
 
-// shortDir is t.TempDir with a path that is short enough for unix sockets.
+// shortDir returns a temporary folder whose path is short enough for unix sockets.
 func shortDir(t *testing.T) string {
 	dir, err := os.MkdirTemp("", "dp")
 	if err != nil {
@@ -81,7 +81,7 @@ func shortDir(t *testing.T) string {
 
 func (k *fakeKubelet) folder() kubeletDirs { return kubeletDirs{Plugins: k.dir} }
 
-// start starts the kubelet: it deletes all sockets and listens.
+// start deletes all sockets, as the kubelet does at its start, and listens.
 func (k *fakeKubelet) start() {
 	k.t.Helper()
 	entries, err := os.ReadDir(k.dir)
@@ -100,7 +100,7 @@ func (k *fakeKubelet) start() {
 		k.t.Fatal(err)
 	}
 	k.mu.Lock()
-	k.plugins = map[string]*plugin{}
+	k.plugins = map[string]*registeredPlugin{}
 	k.mu.Unlock()
 	k.ctx, k.stop = context.WithCancel(context.Background())
 	k.server = grpc.NewServer()
@@ -120,8 +120,8 @@ func (k *fakeKubelet) start() {
 	go k.server.Serve(l)
 }
 
-// end stops the kubelet as SIGKILL does: its socket stays.
-func (k *fakeKubelet) end() {
+// kill ends the kubelet as SIGKILL does. The socket file remains.
+func (k *fakeKubelet) kill() {
 	if k.server == nil {
 		return
 	}
@@ -154,13 +154,13 @@ func (k *fakeKubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest
 	if err != nil {
 		return nil, err
 	}
-	p := &plugin{conn: conn, client: pluginapi.NewDevicePluginClient(conn), options: r.GetOptions(), sock: path}
+	p := &registeredPlugin{conn: conn, client: pluginapi.NewDevicePluginClient(conn), options: r.GetOptions(), sock: path}
 	k.plugins[r.GetResourceName()] = p
 	go k.watch(k.ctx, p)
 	return &pluginapi.Empty{}, nil
 }
 
-func (k *fakeKubelet) watch(ctx context.Context, p *plugin) {
+func (k *fakeKubelet) watch(ctx context.Context, p *registeredPlugin) {
 	stream, err := p.client.ListAndWatch(ctx, &pluginapi.Empty{})
 	for err == nil {
 		var list *pluginapi.ListAndWatchResponse
@@ -182,12 +182,12 @@ func (k *fakeKubelet) watch(ctx context.Context, p *plugin) {
 	k.mu.Unlock()
 }
 
-// await waits until a resource offers what is wanted.
-func (k *fakeKubelet) await(resource, what string, ok func(*plugin) bool) *plugin {
+// await waits until ok returns true for a resource.
+func (k *fakeKubelet) await(resource, what string, ok func(*registeredPlugin) bool) *registeredPlugin {
 	k.t.Helper()
-	timer := time.AfterFunc(patience, func() { k.mu.Lock(); k.news.Broadcast(); k.mu.Unlock() })
+	timer := time.AfterFunc(maxWait, func() { k.mu.Lock(); k.news.Broadcast(); k.mu.Unlock() })
 	defer timer.Stop()
-	until := time.Now().Add(patience)
+	until := time.Now().Add(maxWait)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for {
@@ -201,15 +201,15 @@ func (k *fakeKubelet) await(resource, what string, ok func(*plugin) bool) *plugi
 	}
 }
 
-// limit starts counting calls of PodResources and limiting their rate, as the kubelet does.
-func (k *fakeKubelet) limit() {
+// limitRate starts to count the calls of PodResources and to limit their rate, as the kubelet does.
+func (k *fakeKubelet) limitRate() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.limited, k.began, k.told = true, time.Now(), map[string]int{}
 }
 
-// admit returns an error for a refused call.
-func (k *fakeKubelet) admit(method string) error {
+// admitCall returns an error if the rate limit refuses the call.
+func (k *fakeKubelet) admitCall(method string) error {
 	if k.limited && k.told["List"]+k.told["Get"] >= 10+int(time.Since(k.began)/(10*time.Millisecond)) {
 		return status.Error(codes.ResourceExhausted, "rejected by rate limit")
 	}
@@ -227,7 +227,7 @@ func (k *fakeKubelet) admit(method string) error {
 func (k *fakeKubelet) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if err := k.admit("List"); err != nil {
+	if err := k.admitCall("List"); err != nil {
 		return nil, err
 	}
 	return &podresources.ListPodResourcesResponse{PodResources: k.pods}, nil
@@ -237,7 +237,7 @@ func (k *fakeKubelet) List(context.Context, *podresources.ListPodResourcesReques
 func (k *fakeKubelet) Get(_ context.Context, r *podresources.GetPodResourcesRequest) (*podresources.GetPodResourcesResponse, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if err := k.admit("Get"); err != nil {
+	if err := k.admitCall("Get"); err != nil {
 		return nil, err
 	}
 	if k.getOff {
@@ -251,8 +251,8 @@ func (k *fakeKubelet) Get(_ context.Context, r *podresources.GetPodResourcesRequ
 	return nil, fmt.Errorf("pod %s in namespace %s not found", r.GetPodName(), r.GetPodNamespace())
 }
 
-// hold assigns devices to a container.
-func (k *fakeKubelet) hold(namespace, pod, container, resource string, ids ...string) {
+// assignDevices assigns devices to a container.
+func (k *fakeKubelet) assignDevices(namespace, pod, container, resource string, ids ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.pods = append(k.pods, &podresources.PodResources{Name: pod, Namespace: namespace, Containers: []*podresources.ContainerResources{

@@ -22,19 +22,20 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// files are the folders in which other programs look up devices.
-type files struct {
+// deviceFolders are the folders in which other programs look up devices.
+type deviceFolders struct {
 	info string // device-info files (Network Plumbing Working Group), for programs that attach the device, such as Multus
 	cdi  string // CDI specifications, for the runtime
 }
 
-// infoName returns the file name of a device: resource and ID joined by hyphens, as the device-info specification requires.
+// infoName returns the name of the device-info file of a device: the resource and the ID with hyphens, as the device-info specification
+// requires.
 func infoName(resource, id string) string {
 	return strings.ReplaceAll(resource, "/", "-") + "-" + id + "-device.json"
 }
 
-// describe writes the device-info files of devices before they are allocated.
-func (f files) describe(resource string, devices []pool.Device) error {
+// writeInfo writes the device-info files of devices before the devices are allocated.
+func (f deviceFolders) writeInfo(resource string, devices []pool.Device) error {
 	if f.info == "" || len(devices) == 0 {
 		return nil
 	}
@@ -55,18 +56,18 @@ func (f files) describe(resource string, devices []pool.Device) error {
 	return nil
 }
 
-// removeStale deletes the device-info files of a resource, except those of allocated devices.
-func (f files) removeStale(resource string, allocated []string) error {
+// removeStaleInfo deletes the device-info files of a resource, except those of allocated devices.
+func (f deviceFolders) removeStaleInfo(resource string, allocated []string) error {
 	return f.sweep(f.info, func(name string, written time.Time) bool {
 		id, ok := strings.CutPrefix(name, strings.ReplaceAll(resource, "/", "-")+"-")
 		id, isInfo := strings.CutSuffix(id, "-device.json")
 		_, err := pci.ParseAddress(id) // another resource's name may begin with this one's
-		// Keep recent files: another instance may have just allocated the device.
+		// Recent files are kept, because another instance may have just allocated the device.
 		return ok && isInfo && err == nil && !slices.Contains(allocated, id) && time.Since(written) > maxUnlisted
 	})
 }
 
-func (f files) sweep(path string, stale func(name string, written time.Time) bool) error {
+func (f deviceFolders) sweep(path string, stale func(name string, written time.Time) bool) error {
 	if path == "" {
 		return nil
 	}
@@ -86,10 +87,11 @@ func (f files) sweep(path string, stale func(name string, written time.Time) boo
 	return errors.Join(errs...)
 }
 
-// cdiClass is the CDI class of all devices. It is the same as in sriov-network-device-plugin.
+// cdiClass is the CDI class of all devices. sriov-network-device-plugin uses the same class.
 const cdiClass = "net-pci"
 
-// cdiKind returns the CDI kind of a resource. Resources with the same prefix share it, since a device belongs to one resource only.
+// cdiKind returns the CDI kind of a resource. Resources with the same prefix have the same kind. Several resources can have one kind,
+// because a device belongs to only one resource.
 func cdiKind(resource string) string {
 	prefix, _, _ := strings.Cut(resource, "/")
 	return prefix + "/" + cdiClass
@@ -97,8 +99,8 @@ func cdiKind(resource string) string {
 
 func cdiName(resource, id string) string { return cdiKind(resource) + "=" + id }
 
-// cdiAnnotations returns the annotation that names the devices to the runtime (CDI specification, "Annotations"). The key, of at most 63
-// characters, contains the first device, which makes it unique.
+// cdiAnnotations returns the annotation that passes the names of the devices to the runtime (CDI specification, "Annotations"). The key may
+// have at most 63 characters. The key contains the first device and is therefore unique.
 func cdiAnnotations(resource string, ids []string) map[string]string {
 	var names []string
 	for _, id := range ids {
@@ -109,15 +111,15 @@ func cdiAnnotations(resource string, ids []string) map[string]string {
 
 const cdiPrefix = "podlace-"
 
-// cdiFile returns the file name of a resource's specification. All instances of the daemon use the same name, so that the runtime never
-// finds a device twice.
+// cdiFile returns the file name of a resource's CDI specification. All instances of the daemon use the same file name, so that the runtime
+// never finds a device twice.
 func cdiFile(resource string) string {
 	return cdiPrefix + strings.ReplaceAll(resource, "/", "_") + ".json"
 }
 
-// publish writes the CDI specifications of pools, and deletes those of removed resources. Entries of lost devices stay unchanged, because
-// the runtime reads them when a container of their pod restarts.
-func (f files) publish(pools []pool.Pool, lost map[string][]allocation.Device) error {
+// publish writes the CDI specifications of pools and deletes the specifications of removed resources. Entries of lost devices are kept,
+// because the runtime reads them when a container of their pod restarts.
+func (f deviceFolders) publish(pools []pool.Pool, lost map[string][]allocation.Device) error {
 	if f.cdi == "" {
 		return nil
 	}
@@ -133,15 +135,15 @@ func (f files) publish(pools []pool.Pool, lost map[string][]allocation.Device) e
 		written := readSpec(dir, name)
 		spec := cdi.Spec{Version: devicefiles.CDIVersion, Kind: cdiKind(p.Name), Devices: cdiDevices(p.Devices)}
 		for _, h := range lost[p.Name] {
-			spec.Devices = append(spec.Devices, named(written, h.ID)...)
+			spec.Devices = append(spec.Devices, findByName(written, h.ID)...)
 		}
 		if len(spec.Devices) == 0 {
 			continue // CDI does not allow a specification without devices
 		}
 		wanted[name] = spec
-		// First remove devices that move to another resource, so that no device is ever in two files.
+		// Devices that move to another resource are removed first, so that no device is ever in two files.
 		less := written
-		less.Devices = slices.DeleteFunc(slices.Clone(written.Devices), func(d cdi.Device) bool { return len(named(spec, d.Name)) == 0 })
+		less.Devices = slices.DeleteFunc(slices.Clone(written.Devices), func(d cdi.Device) bool { return len(findByName(spec, d.Name)) == 0 })
 		if len(less.Devices) < len(written.Devices) && len(less.Devices) > 0 {
 			errs = append(errs, writeSpec(dir, name, less))
 		} else if len(less.Devices) < len(written.Devices) {
@@ -158,7 +160,7 @@ func (f files) publish(pools []pool.Pool, lost map[string][]allocation.Device) e
 	return errors.Join(errs...)
 }
 
-// readSpec reads a specification. An unreadable one counts as empty.
+// readSpec reads a specification. An unreadable specification is treated as empty.
 func readSpec(dir *store.Dir, name string) (spec cdi.Spec) {
 	data, err := dir.Read(name)
 	if err != nil || json.Unmarshal(data, &spec) != nil {
@@ -167,7 +169,7 @@ func readSpec(dir *store.Dir, name string) (spec cdi.Spec) {
 	return spec
 }
 
-// writeSpec writes a specification if it has changed. Each write makes the runtime read all specifications again.
+// writeSpec writes a CDI specification if its content has changed. Each write causes the runtime to read all specifications again.
 func writeSpec(dir *store.Dir, name string, spec cdi.Spec) error {
 	data, err := json.MarshalIndent(spec, "", "  ")
 	if err != nil {
@@ -179,8 +181,8 @@ func writeSpec(dir *store.Dir, name string, spec cdi.Spec) error {
 	return dir.Write(name, data, 0o644)
 }
 
-// named returns the device with a name, or an empty list.
-func named(spec cdi.Spec, name string) []cdi.Device {
+// findByName returns the device with the name in a CDI specification. If the specification has no such device, the list is empty.
+func findByName(spec cdi.Spec, name string) []cdi.Device {
 	i := slices.IndexFunc(spec.Devices, func(d cdi.Device) bool { return d.Name == name })
 	if i < 0 {
 		return nil
@@ -188,7 +190,7 @@ func named(spec cdi.Spec, name string) []cdi.Device {
 	return spec.Devices[i : i+1]
 }
 
-// cdiDevices returns the devices of a pool that have device files.
+// cdiDevices returns the CDI entries for those devices of a pool that have device files.
 func cdiDevices(devices []pool.Device) (list []cdi.Device) {
 	for _, d := range devices {
 		if edits := devicefiles.Edits(d); len(edits.DeviceNodes) > 0 {
@@ -198,8 +200,9 @@ func cdiDevices(devices []pool.Device) (list []cdi.Device) {
 	return list
 }
 
-// hasCDI reports whether another program has put CDI specifications on the node, which shows that the runtime reads the folder.
-func (f files) hasCDI() bool {
+// hasCDI reports whether another program has written CDI specifications on the node. If another program uses CDI, the runtime reads the
+// folder of specifications.
+func (f deviceFolders) hasCDI() bool {
 	for _, kind := range []string{"*.json", "*.yaml"} {
 		names, _ := filepath.Glob(filepath.Join(f.cdi, kind))
 		if slices.ContainsFunc(names, func(path string) bool {

@@ -9,21 +9,22 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// gate prevents the allocation of devices while their owners are being determined. Allocate holds it for reading; refresh and changes of
-// devices hold it for writing. It is locked before all other locks.
-type gate struct {
+// allocationGate prevents allocations while the daemon determines the owners of devices. Allocate takes the lock for reading. A refresh or
+// a change of devices takes the lock for writing. The lock of the gate is always taken before any other lock.
+type allocationGate struct {
 	sync.RWMutex
 	changing    map[string]bool // devices that are being changed; no pod gets them
-	allocations *allocations
+	allocations *pendingAllocations
 	claims      *claim.Cache
 }
 
-func newGate(checkpoint, claims, root string) *gate {
-	return &gate{changing: map[string]bool{}, allocations: newAllocations(checkpoint), claims: claim.NewCache(claims, root)}
+func newGate(checkpoint, claims, root string) *allocationGate {
+	return &allocationGate{changing: map[string]bool{}, allocations: newAllocations(checkpoint), claims: claim.NewCache(claims, root)}
 }
 
-// checkUnclaimed returns an error if a claim has one of the devices, or may have it. The offer may be older than the claim's record.
-func (g *gate) checkUnclaimed(ids map[string]bool) error {
+// checkUnclaimed returns an error if a claim has, or may have, one of the devices. This check is necessary because the claim record may be
+// newer than the offer.
+func (g *allocationGate) checkUnclaimed(ids map[string]bool) error {
 	records, err := g.claims.List()
 	for _, r := range records {
 		for id := range ids {
@@ -38,8 +39,8 @@ func (g *gate) checkUnclaimed(ids map[string]bool) error {
 	return nil
 }
 
-// checkFree returns an error if one of the devices is being changed.
-func (g *gate) checkFree(ids map[string]bool) error {
+// checkFree returns an error if one of the devices is being changed at the moment.
+func (g *allocationGate) checkFree(ids map[string]bool) error {
 	for id := range ids {
 		if g.changing[id] {
 			return fmt.Errorf("device %s is being changed: it gets another driver, or its PF another number of VFs", id)
@@ -48,9 +49,9 @@ func (g *gate) checkFree(ids map[string]bool) error {
 	return nil
 }
 
-// change changes devices that no pod has and that no other call is changing. check returns an error if a device is in use. No device is
-// allocated while check runs.
-func (g *gate) change(ids []string, check, change func() error) error {
+// runChange runs the function change on devices that no pod has and that no other call is changing. The function check returns an error if
+// a device is in use. No device can be allocated while check runs.
+func (g *allocationGate) runChange(ids []string, check, change func() error) error {
 	wanted := map[string]bool{}
 	for _, id := range ids {
 		wanted[id] = true

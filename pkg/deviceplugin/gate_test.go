@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// TestUnclaimed checks that a VF is not allocated if a claim's record is newer than the offer.
+// TestUnclaimed checks that a VF is not allocated if a claim got it after the offer was made.
 func TestUnclaimed(t *testing.T) {
 	folder := t.TempDir()
 	g := newGate("", folder, "")
@@ -32,21 +32,21 @@ func TestUnclaimed(t *testing.T) {
 	}
 }
 
-// TestGateChangesOnce checks that only one call at a time changes a device. A claim must not get a VF that a change of its PF's numVfs is
-// about to remove.
+// TestGateChangesOnce checks that only one call at a time changes a device. If two calls changed a device at once, a claim could get a VF
+// that disappears when numVfs of its PF changes.
 func TestGateChangesOnce(t *testing.T) {
 	g := newGate("", "/nonexistent", "")
 	ok := func() error { return nil }
-	err := g.change([]string{vf00, vf01}, ok, func() error {
-		if err := g.change([]string{vf01}, ok, ok); !errors.Is(err, errInUse) {
+	err := g.runChange([]string{vf00, vf01}, ok, func() error {
+		if err := g.runChange([]string{vf01}, ok, ok); !errors.Is(err, errInUse) {
 			t.Errorf("a second change of %s meanwhile: got %v", vf01, err)
 		}
-		return g.change([]string{vf10}, ok, ok)
+		return g.runChange([]string{vf10}, ok, ok)
 	})
 	if err != nil {
 		t.Error(err)
 	}
-	if err := g.change([]string{vf01}, ok, ok); err != nil {
+	if err := g.runChange([]string{vf01}, ok, ok); err != nil {
 		t.Errorf("after the change: %v", err)
 	}
 }

@@ -11,14 +11,14 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// grant is how containers get the devices of a resource.
-type grant struct {
+// deviceGrant describes how containers get access to the devices of a resource.
+type deviceGrant struct {
 	cdi   pool.CDI // how containers get device files; never CDIAuto
-	files files
+	files deviceFolders
 }
 
-// response returns what a container needs to use its devices.
-func (g grant) response(resource string, devices []pool.Device) (*pluginapi.ContainerAllocateResponse, error) {
+// containerResponse returns the settings with which a container can use its devices.
+func (g deviceGrant) containerResponse(resource string, devices []pool.Device) (*pluginapi.ContainerAllocateResponse, error) {
 	var injected []string
 	for _, d := range devices {
 		if len(devicefiles.Nodes(d)) > 0 {
@@ -30,13 +30,13 @@ func (g grant) response(resource string, devices []pool.Device) (*pluginapi.Cont
 		return nil, err
 	}
 	out := &pluginapi.ContainerAllocateResponse{Envs: variables}
-	if err := g.files.describe(resource, devices); err != nil { // the pod works without them
+	if err := g.files.writeInfo(resource, devices); err != nil { // the pod works without them
 		slog.Warn("could not write device-info files", "resource", resource, "error", err)
 	}
 	switch {
 	case len(injected) == 0:
 	case g.cdi == pool.CDIOff:
-		out.Devices = specs(devices...)
+		out.Devices = deviceSpecs(devices...)
 	case g.cdi == pool.CDIField:
 		for _, id := range injected {
 			out.CdiDevices = append(out.CdiDevices, &pluginapi.CDIDevice{Name: cdiName(resource, id)})
@@ -47,8 +47,8 @@ func (g grant) response(resource string, devices []pool.Device) (*pluginapi.Cont
 	return out, nil
 }
 
-// specs returns the device files of devices for the kubelet, without duplicates.
-func specs(devices ...pool.Device) (out []*pluginapi.DeviceSpec) {
+// deviceSpecs returns the device files of devices for the kubelet, without duplicates.
+func deviceSpecs(devices ...pool.Device) (out []*pluginapi.DeviceSpec) {
 	for _, f := range devicefiles.Files(devices...) {
 		out = append(out, &pluginapi.DeviceSpec{HostPath: f.Host, ContainerPath: f.Container, Permissions: "rw"})
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestGroupRenumbered (V-09): after an IOMMU group gets a new number, as after a reboot or new VFs, the next container gets the new
-// number, by the device plugin API and by CDI.
+// TestGroupRenumbered (V-09) checks an IOMMU group whose number changes, as after a reboot or with new VFs. The next container gets the new
+// number, both through the device plugin API and through CDI.
 func TestGroupRenumbered(t *testing.T) {
 	sysfs, folder := twoPFs(t), t.TempDir()
 	pcitest.Kernel{}.Start(t, sysfs)
@@ -35,7 +35,7 @@ func TestGroupRenumbered(t *testing.T) {
 		l.CDIDir, l.UseCDI = folder, true
 		l.kubelet.start()
 		stop := l.start()
-		p := l.ids("example.com/dpdk", vf00, vf01)
+		p := l.awaitDevices("example.com/dpdk", vf00, vf01)
 		answer, err := p.client.Allocate(t.Context(), allocating(vf00))
 		if err != nil {
 			t.Fatal(err)

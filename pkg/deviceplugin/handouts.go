@@ -12,15 +12,17 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// allocations are the allocated devices that PodResources has not listed since. Of the init containers, PodResources lists only those that
-// restart. Devices of other init containers are only in the kubelet's checkpoint, and a race in the kubelet may drop them from it.
-type allocations struct {
+// pendingAllocations holds the allocated devices that PodResources has not listed since their allocation. Of the init containers,
+// PodResources lists only restartable ones. The devices of other init containers are only in the kubelet's checkpoint. A race in the
+// kubelet may remove these devices from the checkpoint.
+type pendingAllocations struct {
 	checkpoint string // of the kubelet
 	mu         sync.Mutex
 	devices    map[string]pendingDevice // by device ID
 }
 
-// pendingDevice is an allocated device. Its UID, of the pod, comes from a later entry in the checkpoint.
+// pendingDevice is an allocated device that PodResources has not listed yet. The UID of the device is the UID of the pod, which a later
+// entry in the checkpoint contains.
 type pendingDevice struct {
 	allocation.Device
 	at     time.Time
@@ -28,17 +30,17 @@ type pendingDevice struct {
 	unread bool                // the checkpoint was unreadable at that time, so a later entry may belong to a pod that has ended
 }
 
-func newAllocations(checkpoint string) *allocations {
-	return &allocations{checkpoint: checkpoint, devices: map[string]pendingDevice{}}
+func newAllocations(checkpoint string) *pendingAllocations {
+	return &pendingAllocations{checkpoint: checkpoint, devices: map[string]pendingDevice{}}
 }
 
-// add records devices before Allocate returns them. The kubelet writes the pod's entry to its checkpoint later.
-func (h *allocations) add(o *offer, ids map[string]bool) {
+// addPending records devices before Allocate returns them. The kubelet writes the pod's entry to its checkpoint after Allocate.
+func (h *pendingAllocations) addPending(o *resourceOffer, ids map[string]bool) {
 	notes, err := podresources.CheckpointDevices(h.checkpoint)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for id := range ids {
-		out := pendingDevice{Device: allocation.Device{Resource: o.pool.Name, ID: id, NUMA: o.nodes(id)}, at: time.Now(), unread: err != nil}
+		out := pendingDevice{Device: allocation.Device{Resource: o.pool.Name, ID: id, NUMA: o.numaNodes(id)}, at: time.Now(), unread: err != nil}
 		for _, n := range notes {
 			if n.ID == id && n.Resource == out.Resource {
 				out.former = append(out.former, n)
@@ -48,9 +50,9 @@ func (h *allocations) add(o *offer, ids map[string]bool) {
 	}
 }
 
-// learnOwners finds the pods of the devices, from the checkpoint and from the list of PodResources. Both may be as old as asked, so they
-// are ignored for devices that were allocated later.
-func (h *allocations) learnOwners(asked time.Time, held []allocation.Device) {
+// learnOwners finds the pods of the devices in the checkpoint and in the list of PodResources. The checkpoint and the list may be as old as
+// the time asked. The checkpoint and the list are therefore ignored for devices that were allocated later.
+func (h *pendingAllocations) learnOwners(asked time.Time, held []allocation.Device) {
 	notes, _ := podresources.CheckpointDevices(h.checkpoint) // if it is unreadable, no pod counts as a pod without devices
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -69,9 +71,9 @@ func (h *allocations) learnOwners(asked time.Time, held []allocation.Device) {
 	}
 }
 
-// candidates returns the devices that a pod may have: its own devices, and devices without a known pod. The latter are dropped after a
-// minute, because the kubelet does not report that it failed to admit a pod and freed the device.
-func (h *allocations) candidates(uid string, resources []string) (ids []string) {
+// possibleDevices returns the devices that a pod may have: devices whose pod is this pod, and devices whose pod is unknown. A device whose
+// pod is unknown is dropped after one minute. If the kubelet failed to admit the pod, it may have freed the device without a report.
+func (h *pendingAllocations) possibleDevices(uid string, resources []string) (ids []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for id, out := range h.devices {
@@ -85,8 +87,8 @@ func (h *allocations) candidates(uid string, resources []string) (ids []string) 
 
 func (o pendingDevice) isRecent() bool { return time.Since(o.at) < maxUnlisted }
 
-// recent returns the devices of the last minute as devices of a container.
-func (h *allocations) recent() (held []allocation.Device) {
+// recentDevices returns the devices that were allocated within the last minute, in the form of devices of a container.
+func (h *pendingAllocations) recentDevices() (held []allocation.Device) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, id := range slices.Sorted(maps.Keys(h.devices)) {

@@ -18,8 +18,8 @@ import (
 
 const resourceOne = "example.com/one"
 
-// writeCheckpoint writes the kubelet's checkpoint: UID, container and device of each entry.
-func (l *lab) writeCheckpoint(entries ...[3]string) {
+// writeCheckpoint writes the kubelet's checkpoint. Each entry consists of a UID, a container and a device.
+func (l *testLab) writeCheckpoint(entries ...[3]string) {
 	l.Helper()
 	var list []string
 	for _, e := range entries {
@@ -33,14 +33,14 @@ func (l *lab) writeCheckpoint(entries ...[3]string) {
 	write(l.T, filepath.Join(l.kubelet.dir, checkpointName), `{"Data":{"PodDeviceEntries":`+text+`,"RegisteredDevices":{}},"Checksum":1}`)
 }
 
-// answered asks about a pod until the answer has no error, or an error with the text. An answer with an error takes its full time limit,
-// which a slow machine may exceed.
-func (l *lab) answered(d *daemon, pod, uid, says string) (a allocation.Answer) {
+// awaitAnswer asks about a pod until the answer has no error, or until the error contains the text says. An answer with an error takes the
+// full time limit, which a slow machine may exceed.
+func (l *testLab) awaitAnswer(d *daemon, pod, uid, says string) (a allocation.Answer) {
 	l.Helper()
 	limit := 50 * time.Millisecond
-	for until := time.Now().Add(patience); time.Now().Before(until); limit *= 2 {
+	for until := time.Now().Add(maxWait); time.Now().Before(until); limit *= 2 {
 		ctx, cancel := context.WithTimeout(l.Context(), limit)
-		a = d.answer(ctx, allocation.Question{Namespace: "shop", Pod: pod, UID: uid, Resources: []string{resourceOne}})
+		a = d.answerQuestion(ctx, allocation.Question{Namespace: "shop", Pod: pod, UID: uid, Resources: []string{resourceOne}})
 		cancel()
 		if a.Error == "" || says != "" && strings.Contains(a.Error, says) {
 			break
@@ -49,11 +49,11 @@ func (l *lab) answered(d *daemon, pod, uid, says string) (a allocation.Answer) {
 	return a
 }
 
-// opened returns a daemon that serves only its endpoints, driven by the test.
-func (l *lab) opened() *daemon {
+// openForTest returns a daemon that serves only its endpoints. The test calls all other functions.
+func (l *testLab) openForTest() *daemon {
 	l.Helper()
 	ctx, cancel := context.WithCancel(l.Context())
-	d, err := open(ctx, l.settings, quiet())
+	d, err := openDaemon(ctx, l.daemonOptions, quiet())
 	if err != nil {
 		l.Fatal(err)
 	}
@@ -63,25 +63,25 @@ func (l *lab) opened() *daemon {
 }
 
 // allocate allocates devices as the kubelet does.
-func (l *lab) allocate(d *daemon, ids ...string) {
+func (l *testLab) allocate(d *daemon, ids ...string) {
 	l.Helper()
 	if _, err := d.serving[resourceOne].Allocate(l.Context(), allocating(ids...)); err != nil {
 		l.Fatal(err)
 	}
 }
 
-// TestHandedOut (V-25): a pod has certainly no device only if the container of every allocated device is known. The device of an init
-// container is only in the checkpoint, and its entry may be lost.
+// TestHandedOut (V-25) checks that the daemon answers "no device" about a pod only if the container of every allocated device is known. The
+// device of an init container is only in the checkpoint, and its checkpoint entry may get lost.
 func TestHandedOut(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
 	for _, pod := range []string{"web", "plain"} {
-		l.kubelet.hold("shop", pod, "app", resourceOne)
+		l.kubelet.assignDevices("shop", pod, "app", resourceOne)
 	}
-	d := l.opened()
+	d := l.openForTest()
 	expect := func(what, pod, uid, says string) {
 		t.Helper()
-		a := l.answered(d, pod, uid, says)
+		a := l.awaitAnswer(d, pod, uid, says)
 		if certain := a.Error == "" && a.UID == uid; len(a.Devices) > 0 || certain != (says == "") || !strings.Contains(a.Error, says) {
 			t.Errorf("%s: %s: %+v: want %q", what, pod, a, says)
 		}
@@ -102,7 +102,7 @@ func TestHandedOut(t *testing.T) {
 	expect("it was allocated again", "plain", "u-plain", mine)
 	d.gate.allocations.learnOwners(time.Now().Add(-time.Hour), []allocation.Device{{Resource: resourceOne, ID: vf00}})
 	expect("an answer of before names the former container", "plain", "u-plain", mine)
-	l.kubelet.hold("shop", "db", "app", resourceOne, vf00)
+	l.kubelet.assignDevices("shop", "db", "app", resourceOne, vf00)
 	expect("the kubelet tells whose it is", "plain", "u-plain", "")
 	expect("the kubelet tells whose it is", "web", "u-web", "")
 	l.allocate(d, vf01)
@@ -113,16 +113,16 @@ func TestHandedOut(t *testing.T) {
 	expect("no container had it in the minute since", "plain", "u-plain", "")
 }
 
-// TestOtherPod checks that devices listed under a pod's name are returned only for the pod's UID. Otherwise the answer is an error,
-// because an earlier pod may have had the name.
+// TestOtherPod checks the UID: devices that the kubelet lists under a pod's name are returned only for the UID of that pod. For another
+// UID, the answer is an error, because the devices may belong to an earlier pod of the same name.
 func TestOtherPod(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
-	l.kubelet.hold("shop", "web-0", "app", resourceOne, vf00)
-	d := l.opened()
+	l.kubelet.assignDevices("shop", "web-0", "app", resourceOne, vf00)
+	d := l.openForTest()
 	expect := func(what, uid, says string) {
 		t.Helper()
-		a := l.answered(d, "web-0", uid, says)
+		a := l.awaitAnswer(d, "web-0", uid, says)
 		if has := len(a.Devices) == 1 && a.Devices[0].ID == vf00 && a.UID == uid; has != (says == "") || !strings.Contains(a.Error, says) {
 			t.Errorf("%s: %+v", what, a)
 		}
@@ -139,26 +139,27 @@ func TestOtherPod(t *testing.T) {
 	expect("no checkpoint", "u-0", "")
 }
 
-// TestFailedAdmission: while an allocated device has no container, pods without devices must not use up the kubelet's rate limit. They
-// share the list of all pods, and each asks once about itself. Their errors name the device.
+// TestFailedAdmission checks that pods without devices do not use up the kubelet's rate limit while the container of an allocated device is
+// unknown. These pods share one list of all pods. Each pod without devices causes only one additional request. The error for each of these
+// pods names the device.
 func TestFailedAdmission(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
 	const pods = 40
 	for i := range pods {
-		l.kubelet.hold("shop", fmt.Sprint("plain-", i), "app", resourceOne)
+		l.kubelet.assignDevices("shop", fmt.Sprint("plain-", i), "app", resourceOne)
 	}
-	d := l.opened()
+	d := l.openForTest()
 	l.writeCheckpoint()
 	l.allocate(d, vf00)
-	l.kubelet.limit()
+	l.kubelet.limitRate()
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	var all sync.WaitGroup
 	for i := range pods {
 		all.Go(func() {
-			a := d.answer(ctx, allocation.Question{Namespace: "shop", Pod: fmt.Sprint("plain-", i), UID: fmt.Sprint("u-", i),
+			a := d.answerQuestion(ctx, allocation.Question{Namespace: "shop", Pod: fmt.Sprint("plain-", i), UID: fmt.Sprint("u-", i),
 				Resources: []string{resourceOne}})
 			if !strings.Contains(a.Error, "may have "+vf00) || !a.Uncertain && !strings.Contains(a.Error, "ask the kubelet") {
 				t.Errorf("%+v", a)
@@ -177,63 +178,65 @@ func TestFailedAdmission(t *testing.T) {
 	}
 }
 
-// TestRefusedToTheEnd checks that the error names the device if the kubelet refuses until the deadline and the pod may have that device.
+// TestRefusedToTheEnd checks a kubelet that refuses all requests until the deadline. If the pod may have a device, the error names the
+// device.
 func TestRefusedToTheEnd(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
-	d := l.opened()
+	d := l.openForTest()
 	l.allocate(d, vf00)
 	l.kubelet.mu.Lock()
 	l.kubelet.limited, l.kubelet.told, l.kubelet.began = true, map[string]int{"Get": 10}, time.Now().Add(time.Hour)
 	l.kubelet.mu.Unlock()
-	if a := l.answered(d, "plain", "u-plain", "may have"); !strings.Contains(a.Error, "may have "+vf00) ||
+	if a := l.awaitAnswer(d, "plain", "u-plain", "may have"); !strings.Contains(a.Error, "may have "+vf00) ||
 		!strings.Contains(a.Error, "ask the kubelet") {
 		t.Errorf("%+v", a)
 	}
 }
 
-// TestUnreadableAtAllocate (V-25): if the checkpoint was unreadable during Allocate, its entry may be of an ended pod. Only PodResources
-// can then identify the owner.
+// TestUnreadableAtAllocate (V-25) checks a checkpoint that is unreadable during Allocate. A later entry of the device may then belong to a
+// pod that has ended. In this case, only PodResources can identify the owner.
 func TestUnreadableAtAllocate(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
-	l.kubelet.hold("shop", "plain", "app", resourceOne)
-	d := l.opened()
-	write(t, l.checkpoint(), `{"Data":`)
+	l.kubelet.assignDevices("shop", "plain", "app", resourceOne)
+	d := l.openForTest()
+	write(t, l.checkpointPath(), `{"Data":`)
 	l.allocate(d, vf00)
 	l.writeCheckpoint([3]string{"u-old", "app", vf00})
-	if a := l.answered(d, "plain", "u-plain", "may have"); !strings.Contains(a.Error, "may have "+vf00) {
+	if a := l.awaitAnswer(d, "plain", "u-plain", "may have"); !strings.Contains(a.Error, "may have "+vf00) {
 		t.Errorf("%+v", a)
 	}
-	l.kubelet.hold("shop", "db", "app", resourceOne, vf00)
-	if a := l.answered(d, "plain", "u-plain", ""); a.Error != "" || len(a.Devices) > 0 {
+	l.kubelet.assignDevices("shop", "db", "app", resourceOne, vf00)
+	if a := l.awaitAnswer(d, "plain", "u-plain", ""); a.Error != "" || len(a.Devices) > 0 {
 		t.Errorf("the kubelet tells whose it is: %+v", a)
 	}
 }
 
-// TestFormerCheckpoint (V-25): a checkpoint that may have been read before an allocation does not identify the device's owner.
+// TestFormerCheckpoint (V-25) checks that the daemon ignores a checkpoint that it may have read before an allocation. An old checkpoint
+// does not identify the owner of the device.
 func TestFormerCheckpoint(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
-	d := l.opened()
+	d := l.openForTest()
 	l.writeCheckpoint()
 	before := time.Now()
 	l.allocate(d, vf00)
 	l.writeCheckpoint([3]string{"u-other", "app", vf00})
 	all := []string{resourceOne}
-	if d.gate.allocations.learnOwners(before, nil); len(d.gate.allocations.candidates("u-plain", all)) != 1 {
+	if d.gate.allocations.learnOwners(before, nil); len(d.gate.allocations.possibleDevices("u-plain", all)) != 1 {
 		t.Error("a checkpoint from before the allocation counts")
 	}
-	if d.gate.allocations.learnOwners(time.Now(), nil); len(d.gate.allocations.candidates("u-plain", all)) != 0 {
+	if d.gate.allocations.learnOwners(time.Now(), nil); len(d.gate.allocations.possibleDevices("u-plain", all)) != 0 {
 		t.Error("a checkpoint from after the allocation does not count")
 	}
 }
 
-// TestAskBesideRefresh checks that the daemon answers questions about all its resources during a refresh.
+// TestAskBesideRefresh checks that the daemon answers questions about all its resources while a refresh runs.
 func TestAskBesideRefresh(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
-	l.kubelet.hold("shop", "web", "app", resourceOne, vf00)
-	d := l.opened()
+	l.kubelet.assignDevices("shop", "web", "app", resourceOne, vf00)
+	d := l.openForTest()
 	l.writeCheckpoint([3]string{"u-web", "app", vf00})
 	l.allocate(d, vf00, vf01)
 	asked := make(chan struct{})
@@ -241,16 +244,17 @@ func TestAskBesideRefresh(t *testing.T) {
 	for range 20 {
 		all.Go(func() {
 			for range 10 {
-				d.gate.allocations.candidates("u-web", d.resources())
+				d.gate.allocations.possibleDevices("u-web", d.resourceNames())
 				time.Sleep(time.Millisecond) // give refresh a chance to run
 			}
-			if a := d.answer(t.Context(), allocation.Question{Namespace: "shop", Pod: "web", UID: "u-web"}); a.Error != "" || len(a.Devices) != 1 {
+			if a := d.answerQuestion(t.Context(), allocation.Question{Namespace: "shop", Pod: "web", UID: "u-web"}); a.Error != "" ||
+				len(a.Devices) != 1 {
 				t.Errorf("%+v", a)
 			}
 		})
 	}
 	go func() { all.Wait(); close(asked) }()
-	done := time.After(patience)
+	done := time.After(maxWait)
 	for answered := false; !answered; {
 		refreshed := make(chan struct{})
 		go func() { d.refresh(t.Context()); close(refreshed) }()
@@ -268,10 +272,10 @@ func TestAskBesideRefresh(t *testing.T) {
 	}
 }
 
-// TestForgetDevices checks that device-info files of unused devices are deleted, but only after the devices of pods are known.
+// TestForgetDevices checks that device-info files of unused devices are deleted only after the devices of pods are known.
 func TestForgetDevices(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
-	d := l.opened()
+	d := l.openForTest()
 	path := filepath.Join(l.InfoDir, infoName(resourceOne, vf00))
 	before := time.Now().Add(-2 * maxUnlisted)
 	if err := errors.Join(os.MkdirAll(l.InfoDir, 0o755), os.WriteFile(path, []byte("{}"), 0o644),

@@ -13,53 +13,57 @@ import (
 )
 
 const (
-	// failAfter is how long a fault must last before it is reported. A link that renegotiates its speed is up again within that time.
+	// failAfter is the time for which a fault must last before the daemon reports it. A link that renegotiates its speed is up again within
+	// this time.
 	failAfter = 3 * time.Second
-	// recoverAfter is how long a device must be without fault before it is offered again.
+	// recoverAfter is the time for which a device must have no fault before the daemon offers it again.
 	recoverAfter = 10 * time.Second
-	// errorsLast is how long a device counts as faulty after a PCI Express error.
+	// errorsLast is the time for which a device is faulty after a PCI Express error.
 	errorsLast = time.Minute
 )
 
-// health derives the reported health of devices from their current faults, with delays.
-type health struct {
+// deviceHealth computes the reported health of devices from their current faults. Changes are reported after a delay.
+type deviceHealth struct {
 	files      nodeFiles
-	conditions map[pci.Address]*condition
+	conditions map[pci.Address]*deviceCondition
 }
 
-// claims describes the use of devices, as input for their health.
-type claims struct {
+// claimUsage describes which devices are in use. The health of a device depends on its use.
+type claimUsage struct {
 	have   map[string]bool       // devices of claims, by ID; any driver is correct, because the claim chose it
 	held   map[string]bool       // devices of pods without a claim, by ID
 	leaked func(pci.Device) bool // the interface is in another network namespace
 }
 
-// condition is the health of one device.
-type condition struct {
+// deviceCondition is the health of one device.
+type deviceCondition struct {
 	reported  dra.Fault // reported fault; zero if healthy
 	changedAt time.Time // since when the current health differs from the reported one; zero if it does not
 	errors    uint64    // highest error count so far
 	failed    time.Time // when the error count last rose
 }
 
-func newHealth(files nodeFiles) *health {
-	return &health{files: files, conditions: map[pci.Address]*condition{}}
+func newHealth(files nodeFiles) *deviceHealth {
+	return &deviceHealth{files: files, conditions: map[pci.Address]*deviceCondition{}}
 }
 
-// update returns the reported faults of the pools' devices by ID. It also returns when to call it again, or zero if no change is pending.
-func (h *health) update(now time.Time, s *pci.Snapshot, pools []pool.Pool, by claims) (faults map[string]dra.Fault, again time.Time) {
+// update returns the reported faults of the pools' devices by ID. The function also returns the time of the next call, or the zero time if
+// no change is pending.
+func (h *deviceHealth) update(
+	now time.Time, s *pci.Snapshot, pools []pool.Pool, by claimUsage,
+) (faults map[string]dra.Fault, again time.Time) {
 	faults = map[string]dra.Fault{}
-	seen := map[pci.Address]*condition{}
+	seen := map[pci.Address]*deviceCondition{}
 	for _, p := range pools {
 		for _, d := range p.Devices {
-			found, errors := h.fault(s, p.Resource, d, by), errorsOf(s, d.Device)
+			found, errors := h.faultOf(s, p.Resource, d, by), errorsOf(s, d.Device)
 			c := h.conditions[d.Address]
 			if c == nil {
-				c = &condition{reported: found, errors: errors} // no pod has a new device, so it is reported without delay
+				c = &deviceCondition{reported: found, errors: errors} // no pod has a new device, so it is reported without delay
 			}
 			seen[d.Address] = c
 			next := c.update(now, found, errors)
-			if !healthy(c.reported) {
+			if !isHealthy(c.reported) {
 				faults[d.Address.String()] = c.reported
 			}
 			if !next.IsZero() && (again.IsZero() || next.Before(again)) {
@@ -71,10 +75,10 @@ func (h *health) update(now time.Time, s *pci.Snapshot, pools []pool.Pool, by cl
 	return faults, again
 }
 
-// healthy reports whether there is no fault.
-func healthy(f dra.Fault) bool { return f == dra.Fault{} }
+// isHealthy reports whether the fault is the zero value.
+func isHealthy(f dra.Fault) bool { return f == dra.Fault{} }
 
-// Kinds of faults, in addition to those of package dra.
+// These are the kinds of faults that package dra does not define.
 const (
 	noDriver     = "no-driver"
 	otherDriver  = "other-driver"
@@ -85,33 +89,33 @@ const (
 	noFiles      = "no-device-files"
 )
 
-// fault returns why a pod cannot use a device of a resource, or zero if it can.
-func (h *health) fault(s *pci.Snapshot, r *pool.Resource, d pool.Device, by claims) dra.Fault {
+// faultOf returns the reason why a pod cannot use a device of a resource, or the zero value if a pod can use it.
+func (h *deviceHealth) faultOf(s *pci.Snapshot, r *pool.Resource, d pool.Device, by claimUsage) dra.Fault {
 	driver, id := r.Driver, d.Address.String()
 	if by.have[id] || d.Whole > 0 {
 		driver = ""
 	}
-	found := fault(s, driver, d.Device)
-	if missing := h.files.missingFile(d); healthy(found) && missing != "" {
+	found := deviceFault(s, driver, d.Device)
+	if missing := h.files.missingFile(d); isHealthy(found) && missing != "" {
 		found = dra.Fault{Kind: noFiles, Text: missing}
 	}
-	if healthy(found) && r.API == pool.DRA && !by.have[id] && !by.held[id] && by.leaked != nil && by.leaked(d.Device) {
+	if isHealthy(found) && r.API == pool.DRA && !by.have[id] && !by.held[id] && by.leaked != nil && by.leaked(d.Device) {
 		found = dra.Fault{Kind: dra.Held, Text: "its interface is in another network namespace, although no claim has the device"}
 	}
 	return found
 }
 
-// update updates the reported fault. It returns when the report may change without further events.
-func (c *condition) update(now time.Time, found dra.Fault, errors uint64) (again time.Time) {
+// update updates the reported fault. The function returns the time at which the reported fault may change without another event.
+func (c *deviceCondition) update(now time.Time, found dra.Fault, errors uint64) (again time.Time) {
 	if errors > c.errors {
 		c.errors, c.failed = errors, now
 	}
 	failing := !c.failed.IsZero() && now.Before(c.failed.Add(errorsLast))
-	if failing && healthy(found) {
+	if failing && isHealthy(found) {
 		found = dra.Fault{Kind: pciErrors, Text: fmt.Sprintf("PCI Express reported errors, %d since boot", c.errors)}
 	}
 	switch {
-	case healthy(found) == healthy(c.reported):
+	case isHealthy(found) == isHealthy(c.reported):
 		c.reported, c.changedAt = found, time.Time{}
 	case failing:
 		c.reported, c.changedAt = found, time.Time{}
@@ -130,15 +134,15 @@ func (c *condition) update(now time.Time, found dra.Fault, errors uint64) (again
 	return time.Time{}
 }
 
-func (c *condition) delay() time.Duration {
-	if healthy(c.reported) {
+func (c *deviceCondition) delay() time.Duration {
+	if isHealthy(c.reported) {
 		return failAfter
 	}
 	return recoverAfter
 }
 
-// fault returns why a pod cannot use a device, or zero if it can.
-func fault(s *pci.Snapshot, driver string, d pci.Device) dra.Fault {
+// deviceFault returns the reason why a pod cannot use a device, or the zero value if a pod can use it.
+func deviceFault(s *pci.Snapshot, driver string, d pci.Device) dra.Fault {
 	switch {
 	case d.Unreadable != "":
 		return dra.Fault{Kind: unreadable, Text: d.Unreadable}
@@ -167,14 +171,14 @@ func fault(s *pci.Snapshot, driver string, d pci.Device) dra.Fault {
 	return dra.Fault{}
 }
 
-// errorsOf returns the error count of a device and its PF. The traffic of a VF passes through its PF.
+// errorsOf returns the sum of the PCI Express errors of a device and of its PF. The traffic of a VF passes through its PF.
 func errorsOf(s *pci.Snapshot, d pci.Device) uint64 {
 	pf, _ := s.Device(d.PF)
 	return d.Errors + pf.Errors
 }
 
-// faults returns the reported faults of devices, by ID.
-func (d *daemon) faults() map[string]string {
+// reportedFaults returns the reported faults of devices by ID.
+func (d *daemon) reportedFaults() map[string]string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	all := map[string]string{}

@@ -11,11 +11,11 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestFault checks the fault for each reason why a pod cannot use a device.
+// TestFault checks that each reason why a pod cannot use a device results in its own fault.
 func TestFault(t *testing.T) {
 	pf, _ := pci.ParseAddress("0000:0f:00.0")
 	whole := pci.Device{Address: pf, Interfaces: []string{"ens1f0"}, Carrier: true, Driver: "ice"}
-	vf := vfs(1).Devices[0].Device
+	vf := vfPool(1).Devices[0].Device
 	vf.PF = pf
 	for want, change := range map[string]func(d, pf *pci.Device, driver *string){
 		"":                       func(_, _ *pci.Device, _ *string) {},
@@ -30,27 +30,27 @@ func TestFault(t *testing.T) {
 	} {
 		d, p, driver := vf, whole, ""
 		change(&d, &p, &driver)
-		got := fault(&pci.Snapshot{Devices: []pci.Device{p, d}}, driver, d).Text
+		got := deviceFault(&pci.Snapshot{Devices: []pci.Device{p, d}}, driver, d).Text
 		if !strings.Contains(got, want) || (got == "") != (want == "") {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 	noInterface := whole // a PF bound to VFIO
 	noInterface.Interfaces, noInterface.Carrier = nil, false
-	if got := fault(&pci.Snapshot{Devices: []pci.Device{noInterface, vf}}, "", vf); !healthy(got) {
+	if got := deviceFault(&pci.Snapshot{Devices: []pci.Device{noInterface, vf}}, "", vf); !isHealthy(got) {
 		t.Errorf("got %v", got)
 	}
 }
 
-// TestJudge checks that short faults are not reported, that lasting ones are, and the delays.
+// TestJudge checks that a short fault is not reported and a lasting fault is reported, each with the right delay.
 func TestJudge(t *testing.T) {
-	p := vfs(1)
+	p := vfPool(1)
 	p.Resource = &pool.Resource{}
 	id, start := p.Devices[0].Address.String(), time.Unix(1e9, 0)
 	h := newHealth(nodeFiles{})
 	at := func(after time.Duration, driver string, errors uint64) (string, time.Duration) {
 		p.Devices[0].Driver, p.Devices[0].Errors = driver, errors
-		faults, again := h.update(start.Add(after), &pci.Snapshot{}, []pool.Pool{p}, claims{})
+		faults, again := h.update(start.Add(after), &pci.Snapshot{}, []pool.Pool{p}, claimUsage{})
 		if again.IsZero() {
 			return faults[id].Text, 0
 		}

@@ -20,29 +20,29 @@ import (
 )
 
 const (
-	// settling is how long the list of a kubelet that has just started may be incomplete: it answers before it knows all running pods. If
-	// a pod ends before the first answer, its devices seem to be in use for this long.
-	settling = 15 * time.Second
-	// maxUnlisted is how long an allocated device may be missing from the kubelet's list.
+	// settlingTime is the time for which a kubelet that has just started may return an incomplete list, because it answers before it has found
+	// all running pods. If a pod ends before the first answer, its devices stay reserved for this time.
+	settlingTime = 15 * time.Second
+	// maxUnlisted is the maximum time for which the kubelet may not list an allocated device.
 	maxUnlisted = time.Minute
 )
 
 const checkpointName = "kubelet_internal_checkpoint"
 
-// askPod returns the devices of a pod. It returns no devices only if the pod of every device that was allocated within the last minute is
-// known.
+// askPod returns the devices of a pod. The function returns an empty list only if the pod of every device allocated within the last minute
+// is known.
 func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocation.Device, error) {
 	ctx, cancel := context.WithTimeout(ctx, allocation.AnswerTimeout)
 	defer cancel()
 	kubelet := d.kubelet()
 	if kubelet.Resources = q.Resources; len(q.Resources) == 0 { // empty Resources would make the kubelet list devices of other plugins
-		kubelet.Resources = d.resources()
+		kubelet.Resources = d.resourceNames()
 	}
 	for asked := false; ; asked = true {
-		if len(d.gate.allocations.candidates(q.UID, kubelet.Resources)) > 0 {
+		if len(d.gate.allocations.possibleDevices(q.UID, kubelet.Resources)) > 0 {
 			d.learnOwners(ctx)
 		}
-		ids := d.gate.allocations.candidates(q.UID, kubelet.Resources)
+		ids := d.gate.allocations.possibleDevices(q.UID, kubelet.Resources)
 		uncertain := fmt.Errorf("pod %s/%s may have %s: %w", q.Namespace, q.Pod, strings.Join(ids, ", "), allocation.ErrUncertain)
 		if !asked || len(ids) == 0 {
 			devices, err := podresources.Ask(ctx, kubelet, q.Namespace, q.Pod, q.UID)
@@ -59,15 +59,16 @@ func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocatio
 	}
 }
 
-// learnOwners asks the kubelet for the pods of allocated devices. Concurrent callers share one call, to spare the kubelet's rate limit.
+// learnOwners asks the kubelet for the pods of allocated devices. Concurrent callers share one request, because the kubelet limits the
+// request rate.
 func (d *daemon) learnOwners(ctx context.Context) {
-	if d.owners.begin(ctx) {
+	if d.owners.beginCall(ctx) {
 		_, _ = d.listPods(ctx)
-		d.owners.end()
+		d.owners.endCall()
 	}
 }
 
-// listPods returns the devices of all pods from the kubelet, and updates the owners of allocated devices.
+// listPods returns the devices of all pods as the kubelet lists them. The function also updates the owners of allocated devices.
 func (d *daemon) listPods(ctx context.Context) ([]allocation.Device, error) {
 	asked := time.Now()
 	held, err := podresources.List(ctx, d.kubelet())
@@ -79,14 +80,15 @@ func (d *daemon) listPods(ctx context.Context) ([]allocation.Device, error) {
 }
 
 func (d *daemon) kubelet() podresources.Kubelet {
-	return podresources.Kubelet{Socket: filepath.Join(d.Pods, "kubelet.sock"), Checkpoint: d.checkpoint(), Claims: claim.InUse(d.Claims)}
+	return podresources.Kubelet{Socket: filepath.Join(d.Pods, "kubelet.sock"), Checkpoint: d.checkpointPath(), Claims: claim.InUse(d.Claims)}
 }
 
-// askPods updates the devices of pods. A kubelet that is unavailable or has just started may know less than its checkpoint. Then the
-// devices of the checkpoint are added, except devices that the kubelet has listed since: the checkpoint drops them late.
+// askPods updates the daemon's list of devices that pods have. A kubelet that does not answer or has just started may list fewer devices
+// than its checkpoint contains. Devices from the checkpoint are added to such a list. Devices that the kubelet has listed earlier are not
+// added, because the checkpoint removes them late.
 func (d *daemon) askPods(ctx context.Context) {
 	id, _ := probes.SocketAt(d.kubelet().Socket)
-	remembered, _ := podresources.CheckpointDevices(d.checkpoint()) // without a checkpoint the kubelet has not assigned a device yet
+	remembered, _ := podresources.CheckpointDevices(d.checkpointPath()) // without a checkpoint the kubelet has not assigned a device yet
 	remembered = slices.DeleteFunc(remembered, func(n allocation.Device) bool { return hasEnded(d.Root, n.UID) })
 	for i, n := range remembered {
 		remembered[i].Pod = "uid " + n.UID // the checkpoint has no name, and the pod may have ended
@@ -109,17 +111,17 @@ func (d *daemon) askPods(ctx context.Context) {
 	for _, h := range held {
 		d.listed[h.ID] = true
 	}
-	if err != nil || now.Before(d.since.Add(settling)) {
-		held = merge(held, slices.DeleteFunc(remembered, func(h allocation.Device) bool { return d.listed[h.ID] }))
+	if err != nil || now.Before(d.since.Add(settlingTime)) {
+		held = mergeDevices(held, slices.DeleteFunc(remembered, func(h allocation.Device) bool { return d.listed[h.ID] }))
 	}
 	if err != nil {
-		held = merge(held, d.held)
+		held = mergeDevices(held, d.held)
 	}
 	d.held, d.answered = held, d.answered || err == nil
 }
 
-// hasEnded reports whether the kubelet has removed the folder of a pod. The checkpoint keeps devices of ended pods until another pod gets
-// a device. Without the folder of all pods the result is false.
+// hasEnded reports whether the kubelet has removed the folder of a pod. The checkpoint may contain the devices of an ended pod until
+// another pod gets a device. If the folder of all pods is missing, the result is false.
 func hasEnded(root, uid string) bool {
 	pods := filepath.Join(root, "pods")
 	if _, err := os.Stat(pods); err != nil || uid == "" || uid != filepath.Base(uid) {
@@ -129,8 +131,8 @@ func hasEnded(root, uid string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// merge adds the devices that held does not contain yet.
-func merge(held, more []allocation.Device) []allocation.Device {
+// mergeDevices adds the devices that are not in held yet.
+func mergeDevices(held, more []allocation.Device) []allocation.Device {
 	for _, h := range more {
 		if !slices.ContainsFunc(held, func(o allocation.Device) bool { return o.ID == h.ID }) {
 			held = append(held, h)

@@ -14,12 +14,12 @@ import (
 	"github.com/podlace/podlace/pkg/probes"
 )
 
-// serveHTTP serves probes and metrics until ctx is done.
+// serveHTTP serves health probes and metrics over HTTP until ctx is done.
 func (d *daemon) serveHTTP(ctx context.Context) error {
-	d.registry.MustRegister(d.count.allocations, d.count.registrations, d.count.preferred, &state{d, describedMetrics()},
+	d.registry.MustRegister(d.count.allocations, d.count.registrations, d.count.preferred, &stateCollector{d, describedMetrics()},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	ready := func() error {
-		if missing := d.ready(); len(missing) > 0 {
+		if missing := d.unreadyResources(); len(missing) > 0 {
 			return errors.New("the kubelet does not watch " + strings.Join(missing, ", "))
 		}
 		return nil
@@ -27,15 +27,15 @@ func (d *daemon) serveHTTP(ctx context.Context) error {
 	return probes.Server{Ready: ready, Metrics: d.registry, Log: d.log}.Start(ctx, d.HTTP, &d.running)
 }
 
-// ready returns the resources that pods cannot get yet.
-func (d *daemon) ready() (missing []string) {
+// unreadyResources returns the resources whose devices pods cannot get yet.
+func (d *daemon) unreadyResources() (missing []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.refreshed { // still asking the kubelet for the devices of pods
 		return []string{"any resource yet"}
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.serving)) {
-		if !d.serving[name].ready() {
+		if !d.serving[name].isReady() {
 			missing = append(missing, name)
 		}
 	}

@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/probes"
 )
 
-// daemonEnv makes the test program run as the daemon.
+// If daemonEnv is set, the test program runs as the daemon.
 const daemonEnv = "PODLACE_TEST_DAEMON"
 
 func TestMain(m *testing.M) {
@@ -35,8 +35,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// process runs the daemon of a lab in its own process until the test ends.
-func (l *lab) process() (pid int) {
+// startProcess runs the daemon of a lab in a separate process until the test ends.
+func (l *testLab) startProcess() (pid int) {
 	l.Helper()
 	cmd := exec.Command("/proc/self/exe", "--config-file", l.ConfigFile, "--resource-prefix", l.Prefix, "--node-name", l.Host,
 		"--sysfs", l.Sysfs, "--dev", l.Dev, "--device-plugin-dir", l.Kubelet.Plugins, "--kubelet-dir", filepath.Dir(l.Pods),
@@ -54,8 +54,8 @@ func (l *lab) process() (pid int) {
 	return cmd.Process.Pid
 }
 
-// peak returns the peak memory of a process in KiB since its last reset.
-func peak(t *testing.T, pid int) int {
+// peakMemory returns the peak memory of a process in KiB since the last reset of this value.
+func peakMemory(t *testing.T, pid int) int {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -74,14 +74,14 @@ func peak(t *testing.T, pid int) int {
 	return 0
 }
 
-// probe requests /healthz once, over a new connection.
-func probe(socket string) error {
-	conn, err := net.DialTimeout("unix", socket, patience)
+// probeHealth requests /healthz once over a new connection.
+func probeHealth(socket string) error {
+	conn, err := net.DialTimeout("unix", socket, maxWait)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(maxWait)); err != nil {
 		return err
 	}
 	if _, err := io.WriteString(conn, "GET /healthz HTTP/1.1\r\nHost: node\r\n\r\n"); err != nil {
@@ -98,8 +98,8 @@ func probe(socket string) error {
 	return nil
 }
 
-// TestHalfOpen opens 10,000 connections that never complete a request. They take a few MiB at most. During and after that the daemon
-// answers /healthz and the kubelet.
+// TestHalfOpen opens 10,000 connections whose requests are never completed. The daemon needs a few MiB at most for these connections. While
+// the connections are open, and after that, the daemon answers /healthz and the kubelet.
 func TestHalfOpen(t *testing.T) {
 	const most = 10_000
 	var limit syscall.Rlimit
@@ -111,12 +111,12 @@ func TestHalfOpen(t *testing.T) {
 	}
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
-	pid := l.process()
-	kubelet := l.ids("example.com/one", vf00, vf01)
+	pid := l.startProcess()
+	kubelet := l.awaitDevices("example.com/one", vf00, vf01)
 	socket := strings.TrimPrefix(l.HTTP, probes.UnixPrefix)
 	served := func(when string) {
 		t.Helper()
-		if err := probe(socket); err != nil {
+		if err := probeHealth(socket); err != nil {
 			t.Errorf("/healthz %s: %v", when, err)
 		}
 		if _, err := kubelet.client.Allocate(t.Context(), allocating(vf00)); err != nil {
@@ -127,7 +127,7 @@ func TestHalfOpen(t *testing.T) {
 		}
 	}
 	served("before")
-	before := peak(t, pid)
+	before := peakMemory(t, pid)
 	var open []net.Conn
 	defer func() {
 		for _, conn := range open {
@@ -135,7 +135,7 @@ func TestHalfOpen(t *testing.T) {
 		}
 	}()
 	for i := range most {
-		conn, err := net.DialTimeout("unix", socket, patience)
+		conn, err := net.DialTimeout("unix", socket, maxWait)
 		if err != nil {
 			t.Fatalf("connection %d: %v", i, err)
 		}
@@ -148,7 +148,7 @@ func TestHalfOpen(t *testing.T) {
 		}
 	}
 	served("with all connections")
-	grown := peak(t, pid) - before
+	grown := peakMemory(t, pid) - before
 	bound := 24 << 10
 	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
 		bound *= 4 // the race detector shadows all memory

@@ -25,29 +25,29 @@ func numVFs(t *testing.T, sysfs string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// awaitNumVFs waits until the first PF has this number of VFs.
-func (l *lab) awaitNumVFs(sysfs, want string) {
+// awaitNumVFs waits until the first PF has the wanted number of VFs.
+func (l *testLab) awaitNumVFs(sysfs, want string) {
 	l.Helper()
-	for until := time.Now().Add(patience); numVFs(l.T, sysfs) != want; time.Sleep(5 * time.Millisecond) {
+	for until := time.Now().Add(maxWait); numVFs(l.T, sysfs) != want; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(until) {
 			l.Fatalf("%s VFs, want %s\n%s", numVFs(l.T, sysfs), want, l.log)
 		}
 	}
 }
 
-// TestFollower checks that an instance that does not lead changes no numbers of VFs, binds no drivers and restores no VFs, until it
-// leads.
+// TestFollower checks an instance that does not lead. Until the instance leads, it changes no numbers of VFs, binds no drivers and restores
+// no VFs.
 func TestFollower(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)
 	l := prepareLab(t, sysfs, `{"pfs": [{"pfName": "ens0f0", "numVfs": 1}], "resourceList": [{"resourceName": "one", "api": "dra", "driver": "vfio-pci"}]}`)
-	r := l.recorded()
+	r := l.useRecorder()
 	r.follows = true
 	var returns atomic.Int32
 	l.RestoreVFs = func() error { returns.Add(1); return nil }
 	l.Poll = time.Second
 	l.kubelet.start()
-	l.kubelet.hold("shop", "web-9", "app", "example.com/other", "")
+	l.kubelet.assignDevices("shop", "web-9", "app", "example.com/other", "")
 	l.start()
 	l.awaitInventory(r, "one: "+vf00+"!other-driver "+vf01+"!other-driver")
 	time.Sleep(100 * time.Millisecond)
@@ -59,14 +59,14 @@ func TestFollower(t *testing.T) {
 	r.mu.Unlock()
 	r.options.Changed()
 	l.awaitNumVFs(sysfs, "1")
-	for until := time.Now().Add(patience); returns.Load() == 0; time.Sleep(5 * time.Millisecond) {
+	for until := time.Now().Add(maxWait); returns.Load() == 0; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(until) {
 			t.Fatal("no VF is restored")
 		}
 	}
 }
 
-// TestDeviceLocked checks that a PF keeps its VFs while another instance changes one of them.
+// TestDeviceLocked checks that a PF keeps its VFs while another instance of the daemon changes one of the VFs.
 func TestDeviceLocked(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)
@@ -80,9 +80,9 @@ func TestDeviceLocked(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.kubelet.start()
-	l.kubelet.hold("shop", "web-9", "app", "example.com/other", "")
+	l.kubelet.assignDevices("shop", "web-9", "app", "example.com/other", "")
 	l.start()
-	l.ids("example.com/one", vf00, vf01)
+	l.awaitDevices("example.com/one", vf00, vf01)
 	time.Sleep(100 * time.Millisecond)
 	if n := numVFs(t, sysfs); n != "2" {
 		t.Errorf("%s VFs", n)

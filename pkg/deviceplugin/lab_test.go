@@ -23,39 +23,39 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// lab is a daemon with a fake kubelet and a copy of sysfs.
-type lab struct {
+// testLab is a daemon with a fake kubelet and a copy of sysfs.
+type testLab struct {
 	*testing.T
-	settings
+	daemonOptions
 	kubelet *fakeKubelet
 	reload  chan os.Signal
-	log     *lines
+	log     *logBuffer
 }
 
-// lines is a log that tests can read while it is written.
-type lines struct {
+// logBuffer is a log that a test can read while the daemon writes to it.
+type logBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-func (l *lines) Write(p []byte) (int, error) {
+func (l *logBuffer) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(p)
 }
 
-func (l *lines) String() string {
+func (l *logBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
 }
 
-func logTo(l *lines) *slog.Logger {
+func logTo(l *logBuffer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// newLab starts a kubelet and a daemon with a configuration.
-func newLab(t *testing.T, sysfs, config string) *lab {
+// newLab starts a fake kubelet, and a daemon with a configuration.
+func newLab(t *testing.T, sysfs, config string) *testLab {
 	t.Helper()
 	l := prepareLab(t, sysfs, config)
 	l.kubelet.start()
@@ -63,11 +63,11 @@ func newLab(t *testing.T, sysfs, config string) *lab {
 	return l
 }
 
-func prepareLab(t *testing.T, sysfs, config string) *lab {
+func prepareLab(t *testing.T, sysfs, config string) *testLab {
 	k := newFakeKubelet(t)
 	root := filepath.Dir(k.dir)
-	l := &lab{T: t, kubelet: k, reload: make(chan os.Signal), log: &lines{},
-		settings: settings{ConfigFile: filepath.Join(root, "etc", "config.json"), Prefix: "example.com",
+	l := &testLab{T: t, kubelet: k, reload: make(chan os.Signal), log: &logBuffer{},
+		daemonOptions: daemonOptions{ConfigFile: filepath.Join(root, "etc", "config.json"), Prefix: "example.com",
 			Host: "node-a", Sysfs: sysfs, Dev: filepath.Join(root, "dev"), Kubelet: k.folder(), Pods: filepath.Join(root, "pod-resources"),
 			InfoDir: filepath.Join(root, "devinfo"),
 			CDIDir:  filepath.Join(root, "cdi"), Socket: filepath.Join(root, "run", "sriov.sock"), HTTP: "unix:" + filepath.Join(root, "http.sock"),
@@ -83,7 +83,7 @@ func prepareLab(t *testing.T, sysfs, config string) *lab {
 	return l
 }
 
-func (l *lab) configure(config string) {
+func (l *testLab) configure(config string) {
 	l.Helper()
 	if err := os.WriteFile(l.ConfigFile+".new", []byte(config), 0o644); err != nil {
 		l.Fatal(err)
@@ -93,12 +93,12 @@ func (l *lab) configure(config string) {
 	}
 }
 
-// start runs a daemon until the test ends, or stop is called.
-func (l *lab) start() (stop func()) {
+// start runs a daemon until the test ends or until stop is called.
+func (l *testLab) start() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- runDaemon(ctx, l.settings, l.reload, logTo(l.log))
+		done <- runDaemon(ctx, l.daemonOptions, l.reload, logTo(l.log))
 	}()
 	stop = sync.OnceFunc(func() {
 		cancel()
@@ -110,10 +110,10 @@ func (l *lab) start() (stop func()) {
 	return stop
 }
 
-// ids waits until a resource has these devices. "!" after an ID means unhealthy.
-func (l *lab) ids(resource string, want ...string) *plugin {
+// awaitDevices waits until a resource has exactly these devices. "!" after an ID means that the device is unhealthy.
+func (l *testLab) awaitDevices(resource string, want ...string) *registeredPlugin {
 	l.Helper()
-	return l.kubelet.await(resource, strings.Join(want, " "), func(p *plugin) bool {
+	return l.kubelet.await(resource, strings.Join(want, " "), func(p *registeredPlugin) bool {
 		var got []string
 		for id, d := range p.devices {
 			if d.GetHealth() != pluginapi.Healthy {
@@ -126,10 +126,10 @@ func (l *lab) ids(resource string, want ...string) *plugin {
 	})
 }
 
-// logged waits for a log line that contains all parts.
-func (l *lab) logged(parts ...string) {
+// awaitLog waits for a log line that contains all the given parts.
+func (l *testLab) awaitLog(parts ...string) {
 	l.Helper()
-	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
+	for until := time.Now().Add(maxWait); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
 		for line := range strings.Lines(l.log.String()) {
 			if !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(line, p) }) {
 				return
@@ -139,13 +139,13 @@ func (l *lab) logged(parts ...string) {
 	l.Fatalf("no line with %q in\n%s", parts, l.log)
 }
 
-func (l *lab) hup() { l.reload <- syscall.SIGHUP }
+func (l *testLab) hup() { l.reload <- syscall.SIGHUP }
 
 const twoPools = `{"resourceList": [
   {"resourceName": "one", "selectors": {"pfNames": ["ens0f0"]}},
   {"resourceName": "two", "selectors": {"pfNames": ["ens1f0"]}}]}`
 
-// The VFs of a machine with two NUMA nodes, each with a PF of two VFs.
+// The machine has two NUMA nodes. Each node has a PF with two VFs.
 const (
 	pf0, vf00, vf01 = "0000:11:00.0", "0000:11:02.0", "0000:11:02.1"
 	pf1, vf10, vf11 = "0000:15:00.0", "0000:15:02.0", "0000:15:02.1"
@@ -155,8 +155,8 @@ func twoPFs(t *testing.T) string {
 	return pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 2})
 }
 
-// await asks the daemon until the answer contains all parts.
-func (l *lab) await(path string, parts ...string) {
+// await sends a request to the daemon until the answer contains all the given parts.
+func (l *testLab) await(path string, parts ...string) {
 	l.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -164,7 +164,7 @@ func (l *lab) await(path string, parts ...string) {
 			return d.DialContext(ctx, "unix", strings.TrimPrefix(l.HTTP, "unix:"))
 		}}}
 	text := ""
-	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
+	for until := time.Now().Add(maxWait); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
 		answer, err := client.Get("http://node" + path)
 		if err != nil {
 			continue

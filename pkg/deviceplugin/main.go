@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// Default paths and values of the flags.
+// The flags have these default paths and values.
 const (
 	defaultConfig  = "/etc/pcidp/config.json"
 	defaultPrefix  = "intel.com"
@@ -38,11 +38,11 @@ const (
 	defaultPoll    = time.Minute
 )
 
-// readyTimeout bounds the wait for another instance's answer about its readiness.
+// readyTimeout is the maximum time to wait for the answer of another instance about its readiness.
 const readyTimeout = 5 * time.Second
 
-// Main runs the device plugin with command line arguments until SIGINT or SIGTERM, and returns the exit status: 2 for wrong arguments, 1
-// if it could not start.
+// Main runs the device plugin with command line arguments until SIGINT or SIGTERM. Main returns the exit status: 2 for wrong arguments, 1
+// if the start failed.
 func Main(args []string, stderr io.Writer) int {
 	o, level, err := parseFlags(args, stderr)
 	if errors.Is(err, flag.ErrHelp) {
@@ -77,14 +77,15 @@ func Main(args []string, stderr io.Writer) int {
 
 const ignored = "ignored: the log goes to standard error"
 
-// commandLine are the values of the flags.
+// commandLine holds the values of the flags.
 type commandLine struct {
-	settings
+	daemonOptions
 	kubelet, registration, verbosity string
 }
 
-// flags returns all flags with their defaults. It includes those of sriov-network-device-plugin, so that its manifests work.
-func (c *commandLine) flags(output io.Writer) *flag.FlagSet {
+// defineFlags returns all flags with their default values. The flags of sriov-network-device-plugin are included, so that its manifests
+// work unchanged.
+func (c *commandLine) defineFlags(output io.Writer) *flag.FlagSet {
 	f := flag.NewFlagSet("sriov-device-plugin", flag.ContinueOnError)
 	f.SetOutput(output)
 	f.StringVar(&c.ConfigFile, "config-file", defaultConfig, "configuration of the pools in JSON; read again when it changes and on SIGHUP")
@@ -113,11 +114,11 @@ func (c *commandLine) flags(output io.Writer) *flag.FlagSet {
 	return f
 }
 
-// parseFlags parses the arguments. It has already printed the reason if it fails.
-func parseFlags(args []string, stderr io.Writer) (o settings, level slog.Level, err error) {
+// parseFlags parses the arguments. If parsing fails, parseFlags has already printed the reason.
+func parseFlags(args []string, stderr io.Writer) (o daemonOptions, level slog.Level, err error) {
 	var c commandLine
-	f := c.flags(stderr)
-	// Flags of glog, which sriov-network-device-plugin uses.
+	f := c.defineFlags(stderr)
+	// The following flags are those of glog, which sriov-network-device-plugin uses.
 	for _, name := range []string{"v", "vmodule", "log_dir", "log_backtrace_at", "stderrthreshold"} {
 		f.String(name, "", ignored)
 	}
@@ -150,10 +151,10 @@ func parseFlags(args []string, stderr io.Writer) (o settings, level slog.Level, 
 	case c.registration != "classic" && c.registration != "auto":
 		return o, 0, complain(f, "registration %q: want auto, classic or registry", c.registration)
 	}
-	return c.settings, level, nil
+	return c.daemonOptions, level, nil
 }
 
-// nodeName returns the node's name from the downward API, or the host name.
+// nodeName returns the node's name from the downward API. Without the downward API, the result is the host name.
 func nodeName() string {
 	if name := os.Getenv("NODE_NAME"); name != "" {
 		return name

@@ -15,7 +15,8 @@ import (
 	"testing"
 )
 
-// TestFlags checks that the flags in manifests of sriov-network-device-plugin are accepted, and that errors name the flag.
+// TestFlags checks that the daemon accepts the flags in manifests of sriov-network-device-plugin. The test also checks that each error
+// names the flag.
 func TestFlags(t *testing.T) {
 	t.Setenv("NODE_NAME", "node-7")
 	dir := t.TempDir()
@@ -53,7 +54,7 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// TestDocumentedFlags checks that the README lists each flag with its default.
+// TestDocumentedFlags checks that the README lists each flag with its default value.
 func TestDocumentedFlags(t *testing.T) {
 	text, err := os.ReadFile("../../plugins/sriov-device-plugin/README.md")
 	if err != nil {
@@ -64,7 +65,7 @@ func TestDocumentedFlags(t *testing.T) {
 	for _, m := range documented {
 		names = append(names, m[1])
 	}
-	new(commandLine).flags(io.Discard).VisitAll(func(f *flag.Flag) {
+	new(commandLine).defineFlags(io.Discard).VisitAll(func(f *flag.Flag) {
 		i := slices.Index(names, f.Name)
 		if i < 0 {
 			t.Errorf("--%s is not in the table", f.Name)

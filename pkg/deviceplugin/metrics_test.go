@@ -10,10 +10,11 @@ import (
 	"github.com/podlace/podlace/pkg/probes/probestest"
 )
 
-// TestMetricsListed: the list of metrics against which the dashboard, the alerts and the README are checked has exactly the daemon's.
+// TestMetricsListed checks that the list of metrics contains exactly the metrics of the daemon. The dashboard, the alerts and the README
+// are checked against this list.
 func TestMetricsListed(t *testing.T) {
 	c, registry := newCounters(), prometheus.NewRegistry()
-	registry.MustRegister(c.allocations, c.registrations, c.preferred, &state{nil, describedMetrics()})
+	registry.MustRegister(c.allocations, c.registrations, c.preferred, &stateCollector{nil, describedMetrics()})
 	if diff, err := probestest.CompareList("../../integration/monitoring/testdata/sriov-device-plugin.txt", registry); err != nil || diff != "" {
 		t.Error(diff, err)
 	}

@@ -14,11 +14,11 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestNoConnectionManager checks that a container gets the file of RDMA's connection manager only if the node has it.
+// TestNoConnectionManager checks that a container gets the file of RDMA's connection manager only if the node has this file.
 func TestNoConnectionManager(t *testing.T) {
-	p := kinds()
+	p := poolOfKinds()
 	p.Devices[4].RDMAFiles = []string{"infiniband/uverbs4"}
-	got, err := newOffer(p, &pci.Snapshot{}, grant{cdi: pool.CDIOff}, nil, nil).allocate([]string{"0000:10:00.4"})
+	got, err := newOffer(p, &pci.Snapshot{}, deviceGrant{cdi: pool.CDIOff}, nil, nil).allocate([]string{"0000:10:00.4"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,8 +27,8 @@ func TestNoConnectionManager(t *testing.T) {
 	}
 }
 
-// TestNoVhostNet checks that a device that needs vhost-net is unhealthy, with the reason, until the node has both files. A file in /dev
-// or a loaded module counts.
+// TestNoVhostNet checks a device that needs vhost-net. The device is unhealthy, with a reason, until the node has both device files. A file
+// in /dev or a loaded module is enough for each of the two.
 func TestNoVhostNet(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := prepareLab(t, sysfs, `{"resourceList": [{"resourceName": "one", "selectors": [{"pfNames": ["ens0f0#0"], "needVhostNet": true}, {"pfNames": ["ens0f0"]}]}]}`)
@@ -40,22 +40,22 @@ func TestNoVhostNet(t *testing.T) {
 	}
 	l.kubelet.start()
 	l.start()
-	l.ids("example.com/one", vf00+"!", vf01)
+	l.awaitDevices("example.com/one", vf00+"!", vf01)
 	l.awaitFault(vf00, "needVhostNet: the node has no /dev/vhost-net")
 	write(t, filepath.Join(l.Dev, "vhost-net"), "")
 	l.hup()
 	l.awaitFault(vf00, "needVhostNet: the node has no /dev/net/tun")
 	write(t, filepath.Join(sysfs, "class/misc/tun"), "")
 	l.hup()
-	l.ids("example.com/one", vf00, vf01)
+	l.awaitDevices("example.com/one", vf00, vf01)
 }
 
-// awaitFault waits until the daemon reports this fault of a device.
-func (l *lab) awaitFault(id, want string) {
+// awaitFault waits until the daemon reports the wanted fault of a device.
+func (l *testLab) awaitFault(id, want string) {
 	l.Helper()
 	got := ""
-	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
-		answer, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{})
+	for until := time.Now().Add(maxWait); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
+		answer, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{})
 		if got = answer.Faults[id]; err == nil && strings.Contains(got, want) {
 			return
 		}

@@ -14,20 +14,21 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// offer is what a resource offers at one moment. It is immutable.
-type offer struct {
+// resourceOffer is the list of devices that a resource offers at one moment. It is immutable.
+type resourceOffer struct {
 	pool     pool.Pool
 	snapshot *pci.Snapshot
 	topology *pool.Topology
 	devices  []*pluginapi.Device // devices of the pool, then the lost ones
 	faults   map[string]string   // by ID
-	grant    grant
+	grant    deviceGrant
 }
 
-// newOffer returns the offer of a pool. Pods still have the devices in lost, which are missing or belong to another resource now. They
-// stay in the offer as unhealthy, with their former NUMA nodes: a kubelet that restarts needs them to admit running pods again.
-func newOffer(p pool.Pool, s *pci.Snapshot, g grant, faults map[string]string, lost []allocation.Device) *offer {
-	o := &offer{pool: p, snapshot: s, topology: pool.NewTopology(p, s), grant: g, faults: faults}
+// newOffer returns the offer of a pool. Pods still have the devices in lost, although these devices are missing or belong to another
+// resource now. The lost devices stay in the offer as unhealthy devices with their former NUMA nodes. After a restart, the kubelet needs
+// the lost devices to admit running pods again.
+func newOffer(p pool.Pool, s *pci.Snapshot, g deviceGrant, faults map[string]string, lost []allocation.Device) *resourceOffer {
+	o := &resourceOffer{pool: p, snapshot: s, topology: pool.NewTopology(p, s), grant: g, faults: faults}
 	for _, d := range p.Devices {
 		o.devices = append(o.devices, device(d.Address.String(), o.faults[d.Address.String()] == "", d.Topology))
 	}
@@ -37,8 +38,8 @@ func newOffer(p pool.Pool, s *pci.Snapshot, g grant, faults map[string]string, l
 	return o
 }
 
-// nodes returns the NUMA nodes that the offer reports for a device.
-func (o *offer) nodes(id string) (nodes []int) {
+// numaNodes returns the NUMA nodes of a device in the offer.
+func (o *resourceOffer) numaNodes(id string) (nodes []int) {
 	for _, d := range o.devices {
 		if d.GetID() == id {
 			for _, n := range d.GetTopology().GetNodes() {
@@ -63,8 +64,8 @@ func device(id string, healthy bool, nodes []int) *pluginapi.Device {
 	return d
 }
 
-// healthy returns the number of devices that pods can get.
-func (o *offer) healthy() (n int) {
+// countHealthy returns the number of devices that pods can get.
+func (o *resourceOffer) countHealthy() (n int) {
 	for _, d := range o.devices {
 		if d.Health == pluginapi.Healthy {
 			n++
@@ -73,21 +74,22 @@ func (o *offer) healthy() (n int) {
 	return n
 }
 
-// equal reports whether two offers look the same to the kubelet.
-func (o *offer) equal(other *offer) bool {
+// equalTo reports whether the kubelet sees no difference between two offers.
+func (o *resourceOffer) equalTo(other *resourceOffer) bool {
 	return slices.EqualFunc(o.devices, other.devices, func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) })
 }
 
-// policy returns the policy of the resource. A resource that is no longer configured has only devices in use, and needs none.
-func (o *offer) policy() pool.Policy {
+// allocationPolicy returns the allocation policy of the resource. If the resource is no longer configured, all its devices are in use, and
+// the policy does not matter.
+func (o *resourceOffer) allocationPolicy() pool.Policy {
 	if o.pool.Resource == nil {
 		return pool.NUMABestFit
 	}
 	return o.pool.Resource.Policy
 }
 
-// allocate returns what a container needs for the devices, in the order of their addresses.
-func (o *offer) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, error) {
+// allocate returns the settings that a container needs for the devices. The devices are ordered by address.
+func (o *resourceOffer) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	var devices []pool.Device
 	for _, id := range ids {
 		d, err := o.find(id)
@@ -97,11 +99,11 @@ func (o *offer) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, er
 		devices = append(devices, d)
 	}
 	slices.SortFunc(devices, func(a, b pool.Device) int { return a.Address.Compare(b.Address) })
-	return o.grant.response(o.pool.Name, devices)
+	return o.grant.containerResponse(o.pool.Name, devices)
 }
 
 // allocateAll calls allocate for each container.
-func (o *offer) allocateAll(containers []*pluginapi.ContainerAllocateRequest) (*pluginapi.AllocateResponse, error) {
+func (o *resourceOffer) allocateAll(containers []*pluginapi.ContainerAllocateRequest) (*pluginapi.AllocateResponse, error) {
 	out := &pluginapi.AllocateResponse{}
 	for _, c := range containers {
 		one, err := o.allocate(c.GetDevicesIds())
@@ -113,8 +115,8 @@ func (o *offer) allocateAll(containers []*pluginapi.ContainerAllocateRequest) (*
 	return out, nil
 }
 
-// present returns an error if the node lacks a device. The device may belong to another resource now.
-func (o *offer) present(id string) error {
+// checkPresent returns an error if the node does not have the device. The device may belong to another resource in the meantime.
+func (o *resourceOffer) checkPresent(id string) error {
 	a, err := pci.ParseAddress(id)
 	if err != nil {
 		return err
@@ -125,7 +127,7 @@ func (o *offer) present(id string) error {
 	return nil
 }
 
-func (o *offer) find(id string) (pool.Device, error) {
+func (o *resourceOffer) find(id string) (pool.Device, error) {
 	a, err := pci.ParseAddress(id)
 	if err != nil {
 		return pool.Device{}, err

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// driverOf returns the driver of a function, or "".
+// driverOf returns the driver of a PCI function, or "" if no driver is bound.
 func driverOf(t *testing.T, sysfs, address string) string {
 	t.Helper()
 	target, err := os.Readlink(filepath.Join(pcitest.Folder(t, sysfs, address), "driver"))
@@ -28,7 +28,7 @@ func driverOf(t *testing.T, sysfs, address string) string {
 	return filepath.Base(target)
 }
 
-// barePF returns a machine with a PF that supports 8 VFs and has none.
+// barePF returns a machine with a PF that supports 8 VFs but has none.
 func barePF(t *testing.T) (sysfs string) {
 	t.Helper()
 	sysfs = pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1})
@@ -36,8 +36,8 @@ func barePF(t *testing.T) (sysfs string) {
 	return sysfs
 }
 
-// TestPFKeepsItsDriver (S-36): a PF whose VFs are created after the start of the daemon is not offered and keeps its driver; its VFs are
-// offered. The same holds when the VFs are removed and created again.
+// TestPFKeepsItsDriver (S-36) checks a PF whose VFs are created after the start of the daemon. The VFs are offered; the PF is not offered
+// and keeps its driver. The same is true after the VFs were removed and created again.
 func TestPFKeepsItsDriver(t *testing.T) {
 	for name, selectors := range map[string]string{"pfNames": `{"pfNames": ["ens0f0"]}`, "vendors": `{"vendors": ["8086"]}`, "none": `{}`,
 		"pciAddresses": `{"pciAddresses": ["` + pf0 + `", "` + vf00 + `", "` + vf01 + `"]}`} {
@@ -46,15 +46,15 @@ func TestPFKeepsItsDriver(t *testing.T) {
 			pcitest.Kernel{VFDriver: "vfio-pci"}.Start(t, sysfs)
 			l := newLab(t, sysfs, `{"resourceList": [{"resourceName": "dpdk", "driver": "vfio-pci", "selectors": `+selectors+`}]}`)
 			for range 2 {
-				l.ids("example.com/dpdk")
+				l.awaitDevices("example.com/dpdk")
 				pcitest.Set(t, sysfs, pf0, "sriov_numvfs", "2")
-				l.ids("example.com/dpdk", vf00, vf01)
+				l.awaitDevices("example.com/dpdk", vf00, vf01)
 				if driver := driverOf(t, sysfs, pf0); driver != "ice" {
 					t.Errorf("driver of the PF: %s", driver)
 				}
 				pcitest.Set(t, sysfs, pf0, "sriov_numvfs", "0")
 			}
-			l.ids("example.com/dpdk")
+			l.awaitDevices("example.com/dpdk")
 			for line := range strings.Lines(l.log.String()) {
 				if strings.Contains(line, "another driver") && strings.Contains(line, pf0) {
 					t.Error(line)
@@ -64,30 +64,30 @@ func TestPFKeepsItsDriver(t *testing.T) {
 	}
 }
 
-// TestOfferPF (S-36): a PF with offerPf is offered and keeps its driver. While a pod has the PF, no VFs are created.
+// TestOfferPF (S-36): a PF with offerPf is offered and keeps its driver. While a pod has the PF, the daemon creates no VFs on it.
 func TestOfferPF(t *testing.T) {
 	sysfs := barePF(t)
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)
 	resource := `"resourceList": [{"resourceName": "whole", "selectors": {"pfNames": ["ens0f0"]}`
 	l := newLab(t, sysfs, `{`+resource+`}], "pfs": [{"pfName": "ens0f0", "numVfs": 0, "offerPf": true}]}`)
-	l.ids("example.com/whole", pf0)
-	l.kubelet.hold("shop", "web-0", "app", "example.com/whole", pf0)
+	l.awaitDevices("example.com/whole", pf0)
+	l.kubelet.assignDevices("shop", "web-0", "app", "example.com/whole", pf0)
 	l.hup()
 	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+pf0)
 	l.configure(`{` + resource + `}], "pfs": [{"pfName": "ens0f0", "numVfs": 2}]}`)
-	l.logged("could not configure a device as requested", pf0+": cannot create 2 VFs", "belongs to pod shop/web-0")
-	l.ids("example.com/whole", pf0+"!")
+	l.awaitLog("could not configure a device as requested", pf0+": cannot create 2 VFs", "belongs to pod shop/web-0")
+	l.awaitDevices("example.com/whole", pf0+"!")
 	l.configure(`{` + resource + `, "driver": "vfio-pci"}], "pfs": [{"pfName": "ens0f0", "numVfs": 0, "offerPf": true}]}`)
 	l.kubelet.release()
 	l.hup()
-	l.logged("could not configure a device as requested", pf0, "is no VF")
-	l.ids("example.com/whole", pf0+"!")
+	l.awaitLog("could not configure a device as requested", pf0, "is no VF")
+	l.awaitDevices("example.com/whole", pf0+"!")
 	if driver := driverOf(t, sysfs, pf0); driver != "ice" {
 		t.Errorf("driver of the PF: %s", driver)
 	}
 }
 
-// TestNICPFKeepsItsDriver (S-36): the VFs of a real card, created after the start of the daemon, are bound to vfio-pci, but the PF is
+// TestNICPFKeepsItsDriver (S-36) creates the VFs of a real card after the start of the daemon. The VFs are bound to vfio-pci, but the PF is
 // not.
 func TestNICPFKeepsItsDriver(t *testing.T) {
 	pf := kerneltest.RealPF(t)
@@ -101,9 +101,9 @@ func TestNICPFKeepsItsDriver(t *testing.T) {
 		kerneltest.SetNumVFs(t, pf, 0)
 	})
 	for range 2 {
-		l.ids("example.com/dpdk")
+		l.awaitDevices("example.com/dpdk")
 		kerneltest.SetNumVFs(t, pf, 2)
-		l.kubelet.await("example.com/dpdk", "two VFs", func(p *plugin) bool { return len(p.devices) == 2 && p.devices[pf] == nil })
+		l.kubelet.await("example.com/dpdk", "two VFs", func(p *registeredPlugin) bool { return len(p.devices) == 2 && p.devices[pf] == nil })
 		for i := range 2 {
 			target, err := os.Readlink("/sys/bus/pci/devices/" + pf + "/virtfn" + strconv.Itoa(i))
 			if err != nil {
@@ -119,15 +119,15 @@ func TestNICPFKeepsItsDriver(t *testing.T) {
 	}
 }
 
-// TestNumVFsContradicted: VFs that exist while sriov_numvfs is 0 are not removed by "numVfs": 0. The log reports that once, and reports
-// no change.
+// TestNumVFsContradicted checks VFs that exist although sriov_numvfs is 0. The daemon does not remove these VFs for "numVfs": 0. The log
+// reports the contradiction once and reports no change.
 func TestNumVFsContradicted(t *testing.T) {
 	sysfs := twoPFs(t)
 	if err := os.WriteFile(filepath.Join(pcitest.Folder(t, sysfs, pf0), "sriov_numvfs"), []byte("0\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	l := newLab(t, sysfs, `{"resourceList": [], "pfs": [{"pfName": "ens0f0", "numVfs": 0}]}`)
-	l.logged("could not configure a device as requested", "give "+pf0+" 0 VFs: sriov_numvfs is 0 but 2 VFs exist")
+	l.awaitLog("could not configure a device as requested", "give "+pf0+" 0 VFs: sriov_numvfs is 0 but 2 VFs exist")
 	for range 3 {
 		l.hup()
 	}
@@ -140,7 +140,8 @@ func TestNumVFsContradicted(t *testing.T) {
 	}
 }
 
-// TestDriverLoadedLater: a VF whose driver is loaded after the first attempt gets it at the next scan, without the long pause.
+// TestDriverLoadedLater checks a VF whose driver is loaded only after the first attempt to bind it. The driver is bound at the next scan,
+// without the long pause.
 func TestDriverLoadedLater(t *testing.T) {
 	sysfs := twoPFs(t)
 	folder := filepath.Join(sysfs, "bus/pci/drivers/vfio-pci")
@@ -149,8 +150,8 @@ func TestDriverLoadedLater(t *testing.T) {
 	}
 	pcitest.Kernel{}.Start(t, sysfs)
 	l := newLab(t, sysfs, `{"resourceList": [{"resourceName": "dpdk", "driver": "vfio-pci", "selectors": {"pfNames": ["ens0f0"]}}]}`)
-	l.logged("could not configure a device as requested", vf00, "the driver is not loaded")
-	l.logged("could not configure a device as requested", vf01, "the driver is not loaded")
+	l.awaitLog("could not configure a device as requested", vf00, "the driver is not loaded")
+	l.awaitLog("could not configure a device as requested", vf01, "the driver is not loaded")
 	if err := os.Mkdir(folder, 0o755); err != nil {
 		t.Fatal(err)
 	}

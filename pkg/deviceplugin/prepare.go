@@ -20,7 +20,8 @@ import (
 // retryAfter is the pause after a failed change of a device. The kernel may complete pending work in the meantime.
 const retryAfter = 5 * time.Minute
 
-// prepareLoop prepares devices each time it is woken, until ctx is done. It runs in its own goroutine because the kernel may take long.
+// prepareLoop runs prepareDevices each time it receives from wake, until ctx is done. The function has its own goroutine, because the
+// kernel may take a long time.
 func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 	failed := map[pci.Address]time.Time{}
 	logged := map[pci.Address]string{}
@@ -30,7 +31,7 @@ func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 			return
 		case <-wake:
 		}
-		d.prepare(ctx, func(a pci.Address, change func() error) {
+		d.prepareDevices(ctx, func(a pci.Address, change func() error) {
 			if at, ok := failed[a]; ok && time.Since(at) < retryAfter {
 				return
 			}
@@ -40,7 +41,7 @@ func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 				delete(logged, a)
 				return
 			}
-			// No pause for these errors: the device may become free, a driver may be loaded, or a VF may appear at any moment.
+			// After these errors there is no pause: the device may become free, a driver may be loaded, or a VF may appear at any moment.
 			if !errors.Is(err, errInUse) && !errors.Is(err, fs.ErrNotExist) {
 				failed[a] = time.Now()
 			}
@@ -54,12 +55,12 @@ func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 
 var errInUse = errors.New("in use")
 
-// prepare sets the numbers of VFs and the drivers of the configuration, for devices that no pod uses. While the devices of pods are
-// unknown, it only creates VFs for PFs without VFs whose interface is on the node.
-func (d *daemon) prepare(ctx context.Context, try func(pci.Address, func() error)) {
+// prepareDevices sets the configured numbers of VFs and the configured drivers, but only for devices that no pod uses. While the devices of
+// pods are unknown, prepareDevices only creates VFs on PFs that have no VFs and whose interface is on the node.
+func (d *daemon) prepareDevices(ctx context.Context, try func(pci.Address, func() error)) {
 	d.mu.Lock()
 	s, known, want := d.snapshot, d.answered, d.config.NumVFs(d.snapshot)
-	pools, claimable := byAPI(d.assign(d.env()))
+	pools, claimable := byAPI(d.assignPools(d.poolEnv()))
 	if d.driver != nil {
 		pools = append(pools, claimable...)
 	}
@@ -82,8 +83,8 @@ func (d *daemon) prepare(ctx context.Context, try func(pci.Address, func() error
 	}
 }
 
-// mayChange reports whether this instance may change devices. If pods get devices by claims, only the leading instance may. While the
-// driver of claims cannot start, every instance may. The caller holds the lock.
+// mayChange reports whether this instance of the daemon may change devices. If pods get devices through claims, only the leading instance
+// may change devices. While the DRA driver cannot start, every instance may change devices. The caller holds the lock.
 func (d *daemon) mayChange() bool {
 	if d.driver != nil {
 		return d.driver.Leads()
@@ -93,8 +94,9 @@ func (d *daemon) mayChange() bool {
 	return !claims || d.driverFault != ""
 }
 
-// change changes devices that no pod has, and that no other instance of the daemon is changing or assigning to a claim.
-func (d *daemon) change(devices []pci.Address, check, change func() error) error {
+// changeDevices runs change on devices that no pod has. No other instance of the daemon may change these devices or assign them to a claim
+// at the same time.
+func (d *daemon) changeDevices(devices []pci.Address, check, change func() error) error {
 	unlock, err := dra.LockDevices(d.Claims, devices)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errInUse, err)
@@ -104,10 +106,11 @@ func (d *daemon) change(devices []pci.Address, check, change func() error) error
 	for _, a := range devices {
 		ids = append(ids, a.String())
 	}
-	return d.gate.change(ids, check, change)
+	return d.gate.runChange(ids, check, change)
 }
 
-// setNumVFs sets the number of a PF's VFs. The kernel removes all VFs for that, so it refuses if a pod has the PF or a VF is in use.
+// setNumVFs sets the number of VFs of a PF. Before the change, the kernel removes all VFs. Therefore setNumVFs returns an error if a pod
+// has the PF or if a VF is in use.
 func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address, n int) error {
 	device, _ := s.Device(pf)
 	vfs := s.VFs(pf)
@@ -115,7 +118,7 @@ func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address,
 	for _, vf := range vfs {
 		devices = append(devices, vf.Address)
 	}
-	err := d.change(devices, func() error {
+	err := d.changeDevices(devices, func() error {
 		if why := d.ownerOf(device); why != "" {
 			return fmt.Errorf("PF %s: cannot create %d VFs, %w: the PF %s", pf, n, errInUse, why)
 		}
@@ -133,7 +136,7 @@ func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address,
 }
 
 func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error {
-	err := d.change([]pci.Address{dev.Address}, func() error {
+	err := d.changeDevices([]pci.Address{dev.Address}, func() error {
 		if why := d.whyInUse(dev.Device); why != "" {
 			return fmt.Errorf("%s: cannot change the driver from %s to %s, %w: the device %s", dev.Address, cmp.Or(dev.Driver, "none"), driver, errInUse,
 				why)
@@ -146,7 +149,7 @@ func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error
 	return err
 }
 
-// whyInUse returns why a device must not be changed, or "" if it may be.
+// whyInUse returns the reason why a device must not be changed. The result is "" if the device may be changed.
 func (d *daemon) whyInUse(dev pci.Device) string {
 	if why := d.ownerOf(dev); why != "" {
 		return why
@@ -156,7 +159,7 @@ func (d *daemon) whyInUse(dev pci.Device) string {
 	return d.whyUplink(dev)
 }
 
-// whyUplink returns a reason if a device is an uplink of the node, or "".
+// whyUplink returns a reason if a device is an uplink of the node. In all other cases, the result is "".
 func (d *daemon) whyUplink(dev pci.Device) string {
 	for _, name := range dev.Interfaces {
 		if slices.Contains(d.uplinks, name) {
@@ -166,7 +169,7 @@ func (d *daemon) whyUplink(dev pci.Device) string {
 	return ""
 }
 
-// ownerOf returns which pod, claim or namespace has a device, or "" if none has it.
+// ownerOf returns the pod, the claim or the namespace that has a device. The result is "" if the device is free.
 func (d *daemon) ownerOf(dev pci.Device) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -183,7 +186,7 @@ func (d *daemon) ownerOf(dev pci.Device) string {
 	if d.unreadClaims != nil {
 		return fmt.Sprintf("may belong to a claim: %v", d.unreadClaims)
 	}
-	if d.leaked(dev) {
+	if d.isLeaked(dev) {
 		return "has its interface in another namespace"
 	}
 	return ""

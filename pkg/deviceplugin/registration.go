@@ -21,35 +21,36 @@ import (
 )
 
 const (
-	// registerTimeout bounds a Register call. The kubelet connects to the endpoint before it answers.
+	// registerTimeout is the maximum time of a Register call. The kubelet connects to the endpoint before it answers.
 	registerTimeout = 10 * time.Second
-	// checkInterval is the interval of checking the sockets, in case an event of their folder is lost.
+	// checkInterval is the time between two checks of the sockets. The checks are needed because an event of the folder may be lost.
 	checkInterval = time.Second
-	// watchTimeout is how soon after the registration the kubelet must watch the resource. Otherwise the connection is considered lost.
+	// watchTimeout is the time after the registration within which the kubelet must watch the resource. After this time, the connection to the
+	// kubelet is considered lost.
 	watchTimeout = 10 * time.Second
-	// absentFor is how long the kubelet must be absent before that is logged.
+	// absentFor is the time after which the absence of the kubelet is logged.
 	absentFor = 15 * time.Second
 	// The pause after a refusal doubles from firstPause to longestPause.
 	firstPause, longestPause = 100 * time.Millisecond, 30 * time.Second
 )
 
-// versions returns the supported versions of the device plugin API, the newest first.
-func versions() []string {
+// apiVersions returns the supported versions of the device plugin API. The newest version is first.
+func apiVersions() []string {
 	return []string{
 		pluginapi.Version, // v1beta1: since 1.10; the only version up to 1.37
 	}
 }
 
-// kubeletDirs are the folders for registering with the kubelet.
+// kubeletDirs holds the folders in which plugins register with the kubelet.
 type kubeletDirs struct {
 	Plugins  string // folder of kubelet.sock, which does not depend on the kubelet's root folder
 	Registry string // plugins_registry, in which the kubelet finds endpoints by itself; "" for none
 }
 
-// socket returns the path at which plugins register.
-func (k kubeletDirs) socket() string { return filepath.Join(k.Plugins, "kubelet.sock") }
+// registerSocket returns the path of the kubelet's socket for registrations.
+func (k kubeletDirs) registerSocket() string { return filepath.Join(k.Plugins, "kubelet.sock") }
 
-// registrar serves an endpoint and keeps it registered.
+// registrar serves an endpoint and keeps it registered with the kubelet.
 type registrar struct {
 	registerapi.UnimplementedRegistrationServer
 	*endpoint
@@ -78,44 +79,45 @@ func newRegistrar(e *endpoint, k kubeletDirs, changed <-chan struct{}) *registra
 	return r
 }
 
-// serverBounds limit what a client can use. The kubelet sends one request at a time, with some hundred bytes for each device.
+// serverBounds returns the limits for the resources that a client can use. The kubelet sends only one request at a time. A request has some
+// hundred bytes for each device.
 func serverBounds() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.MaxRecvMsgSize(1 << 20), grpc.MaxConcurrentStreams(64), grpc.MaxHeaderListSize(16 << 10),
 		grpc.ConnectionTimeout(10 * time.Second)}
 }
 
-// folder returns the folder of the endpoint's socket.
-func (r *registrar) folder() string {
+// socketFolder returns the folder of the endpoint's socket.
+func (r *registrar) socketFolder() string {
 	if r.kubelet.Registry != "" {
 		return r.kubelet.Registry
 	}
 	return r.kubelet.Plugins
 }
 
-// run registers the endpoint until ctx is done. It retries after every error.
+// run registers the endpoint until ctx is done. After an error, run tries again.
 func (r *registrar) run(ctx context.Context) {
 	defer r.stop()
-	removeStale(r.folder(), r.resource)
+	removeStaleSockets(r.socketFolder(), r.resource)
 	pause := firstPause
 	for ctx.Err() == nil {
-		kubelet, _ := probes.SocketAt(r.kubelet.socket())
+		kubelet, _ := probes.SocketAt(r.kubelet.registerSocket())
 		err := r.ensure(ctx)
 		if err == nil {
 			pause = firstPause
-			r.wait(ctx, checkInterval, func() bool { return true })
+			r.waitForChange(ctx, checkInterval, func() bool { return true })
 			continue
 		}
 		if ctx.Err() == nil {
 			r.log.Warn("could not register the resource; retrying", "error", err, "after", pause)
 		}
-		// The attempt itself creates events in the folder. Only a new kubelet socket shortens the pause.
-		r.wait(ctx, pause, func() bool { id, _ := probes.SocketAt(r.kubelet.socket()); return id != kubelet })
+		// The attempt to register creates events in the folder itself. Therefore only a new socket of the kubelet shortens the pause.
+		r.waitForChange(ctx, pause, func() bool { id, _ := probes.SocketAt(r.kubelet.registerSocket()); return id != kubelet })
 		pause = min(2*pause, longestPause)
 	}
 }
 
-// wait returns after a pause, or earlier if the folder has changed and worth returns true.
-func (r *registrar) wait(ctx context.Context, d time.Duration, worth func() bool) {
+// waitForChange returns after a pause. The function returns earlier if the folder has changed and worth returns true.
+func (r *registrar) waitForChange(ctx context.Context, d time.Duration, worth func() bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	for {
@@ -132,20 +134,20 @@ func (r *registrar) wait(ctx context.Context, d time.Duration, worth func() bool
 	}
 }
 
-// ensure restores what is missing: the socket or the registration.
+// ensure creates the socket if it is missing, and registers the endpoint if it is not registered.
 func (r *registrar) ensure(ctx context.Context) error {
 	r.mu.Lock()
 	refused, stale := r.refused, r.stale // since the last call
 	r.refused, r.stale = false, false
 	r.mu.Unlock()
 	if stale {
-		r.close() // only a new socket causes a new registration
+		r.closeSocket() // only a new socket causes a new registration
 	}
 	if refused {
-		r.close()
+		r.closeSocket()
 		return errors.New("the kubelet refuses the resource")
 	}
-	if r.lost() {
+	if r.isLost() {
 		if err := r.listen(); err != nil {
 			return err
 		}
@@ -155,8 +157,8 @@ func (r *registrar) ensure(ctx context.Context) error {
 			r.kubelet.Registry)
 		return nil
 	}
-	id, ok := probes.SocketAt(r.kubelet.socket())
-	r.logAbsent(!ok, "the kubelet's socket is missing", r.kubelet.socket())
+	id, ok := probes.SocketAt(r.kubelet.registerSocket())
+	r.logAbsent(!ok, "the kubelet's socket is missing", r.kubelet.registerSocket())
 	if !ok {
 		r.setKnown(false)
 		return nil // the new socket will cause an event
@@ -165,13 +167,14 @@ func (r *registrar) ensure(ctx context.Context) error {
 		return nil
 	}
 	if r.registeredAt != (probes.SocketID{}) {
-		// The kubelet has a new socket, or was replaced without one. It treats a known path as an existing connection, so use a new path.
+		// The socket is not the socket of the last registration. The kubelet treats a path that it already knows as an existing
+		// connection. Therefore a new path is used.
 		if err := r.listen(); err != nil {
 			return err
 		}
 	}
 	if err := r.register(ctx); err != nil {
-		r.close() // the kubelet may know the path now, and would treat it as an existing connection
+		r.closeSocket() // the kubelet may know the path now, and would treat it as an existing connection
 		return err
 	}
 	r.registeredAt = id
@@ -179,7 +182,7 @@ func (r *registrar) ensure(ctx context.Context) error {
 	return nil
 }
 
-// logAbsent logs once that the kubelet has been absent for longer than a restart takes.
+// logAbsent logs once if the kubelet has been absent for longer than a restart takes.
 func (r *registrar) logAbsent(absent bool, says, where string) {
 	switch {
 	case !absent:
@@ -198,8 +201,8 @@ func (r *registrar) registered() bool {
 	return r.known
 }
 
-// lost reports whether the socket is missing, or the kubelet has stopped using it. A kubelet that starts removes all sockets.
-func (r *registrar) lost() bool {
+// isLost reports whether the socket is missing or the kubelet has stopped using the socket. The kubelet removes all sockets when it starts.
+func (r *registrar) isLost() bool {
 	if r.listener == nil {
 		return true
 	}
@@ -212,8 +215,8 @@ func (r *registrar) lost() bool {
 }
 
 func (r *registrar) listen() error {
-	r.close()
-	path := filepath.Join(r.folder(), socketName(r.folder(), r.resource))
+	r.closeSocket()
+	path := filepath.Join(r.socketFolder(), socketName(r.socketFolder(), r.resource))
 	l, id, err := probes.Listen(path)
 	if err != nil {
 		return err
@@ -227,8 +230,8 @@ func (r *registrar) listen() error {
 	return nil
 }
 
-// close closes and removes the socket. Existing connections stay open.
-func (r *registrar) close() {
+// closeSocket closes and removes the socket. Existing connections stay open.
+func (r *registrar) closeSocket() {
 	if r.listener == nil {
 		return
 	}
@@ -240,13 +243,13 @@ func (r *registrar) close() {
 }
 
 func (r *registrar) stop() {
-	r.close()
+	r.closeSocket()
 	r.server.Stop()
 }
 
-// register registers the endpoint with the kubelet, which then connects to the endpoint.
+// register registers the endpoint with the kubelet. The kubelet then connects to the endpoint.
 func (r *registrar) register(ctx context.Context) error {
-	conn, err := dial(r.kubelet.socket())
+	conn, err := dial(r.kubelet.registerSocket())
 	if err != nil {
 		return err
 	}
@@ -255,9 +258,9 @@ func (r *registrar) register(ctx context.Context) error {
 	defer cancel()
 	client := pluginapi.NewRegistrationClient(conn)
 	var errs []error
-	for _, version := range versions() {
+	for _, version := range apiVersions() {
 		_, err := client.Register(ctx, &pluginapi.RegisterRequest{Version: version, Endpoint: filepath.Base(r.path), ResourceName: r.resource,
-			Options: r.options()})
+			Options: r.pluginOptions()})
 		if err == nil {
 			r.count.registered(r.resource)
 			r.log.Info("the resource is registered", "version", version, "socket", r.path)
@@ -268,14 +271,14 @@ func (r *registrar) register(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// GetInfo answers a kubelet that has found the socket in its plugin registry.
+// GetInfo answers a kubelet that found the socket in its plugin registry.
 func (r *registrar) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return &registerapi.PluginInfo{Type: registerapi.DevicePlugin, Name: r.resource, Endpoint: r.path, SupportedVersions: versions()}, nil
+	return &registerapi.PluginInfo{Type: registerapi.DevicePlugin, Name: r.resource, Endpoint: r.path, SupportedVersions: apiVersions()}, nil
 }
 
-// NotifyRegistrationStatus receives the result of the registration.
+// NotifyRegistrationStatus receives the result of the registration from the kubelet.
 func (r *registrar) NotifyRegistrationStatus(_ context.Context, s *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse,
 	error) {
 	r.mu.Lock()
@@ -296,7 +299,8 @@ func (r *registrar) setKnown(known bool) {
 	r.known, r.refused, r.at = known, false, time.Now()
 }
 
-// setLeaving sets whether DRA takes over the devices. A change registers the endpoint again, with other options.
+// setLeaving sets whether the devices move from the device plugin API to DRA. If the value changes, the endpoint is registered again with
+// other options.
 func (r *registrar) setLeaving(leaving bool) {
 	r.endpoint.mu.Lock()
 	changed := r.leaving != leaving
@@ -310,14 +314,15 @@ func (r *registrar) setLeaving(leaving bool) {
 	}
 }
 
-// ready reports whether pods can get devices of the resource.
-func (r *registrar) ready() bool {
+// isReady reports whether pods can get devices of the resource.
+func (r *registrar) isReady() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.known && r.streamCount() > 0
 }
 
-// dial connects to a socket of the kubelet. The kubelet asks for no credentials; the permissions of the folder protect its sockets.
+// dial connects to a socket of the kubelet. The connection has no credentials, because the permissions of the folder protect the kubelet's
+// sockets.
 func dial(path string) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<20)))

@@ -26,8 +26,8 @@ import (
 
 const fast = "example.com/fast"
 
-// vfs returns a pool of n VFs from 0000:10:00.0 on, the first half on NUMA node 0.
-func vfs(n int) pool.Pool {
+// vfPool returns a pool of n VFs that starts at 0000:10:00.0. The first half is on NUMA node 0.
+func vfPool(n int) pool.Pool {
 	p := pool.Pool{Name: fast, Resource: &pool.Resource{Policy: pool.NUMABestFit}}
 	for i := range n {
 		a, err := pci.ParseAddress(fmt.Sprintf("0000:%02x:%02x.%x", 0x10+i/256, i/8%32, i%8))
@@ -41,36 +41,36 @@ func vfs(n int) pool.Pool {
 	return p
 }
 
-func offering(p pool.Pool) *offer {
+func offering(p pool.Pool) *resourceOffer {
 	s := &pci.Snapshot{Nodes: []pci.Node{{ID: 0, Distance: []int{10, 20}}, {ID: 1, Distance: []int{20, 10}}}}
 	for _, d := range p.Devices {
 		s.Devices = append(s.Devices, d.Device)
 	}
-	return newOffer(p, s, grant{cdi: pool.CDIOff}, nil, nil)
+	return newOffer(p, s, deviceGrant{cdi: pool.CDIOff}, nil, nil)
 }
 
-// run serves an endpoint with a kubelet until the test ends.
-func run(t *testing.T, k kubeletDirs, o *offer) *registrar {
+// runEndpoint serves an endpoint with a kubelet until the test ends.
+func runEndpoint(t *testing.T, k kubeletDirs, o *resourceOffer) *registrar {
 	ctx, cancel := context.WithCancel(context.Background())
 	changed := make(chan struct{}, 1)
 	r := newRegistrar(newEndpoint(fast, o, quiet(), newCounters(), newGate("", "/nonexistent", "")), k, changed)
-	go watch.Folder(ctx, r.folder(), func(string) { notify(changed) }, quiet())
+	go watch.Folder(ctx, r.socketFolder(), func(string) { notify(changed) }, quiet())
 	done := make(chan struct{})
 	go func() { defer close(done); r.run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
 	return r
 }
 
-func watched(*plugin) bool { return true }
+func watched(*registeredPlugin) bool { return true }
 
-// TestKubeletRestarts checks that each kubelet that starts gets the resource with every device.
+// TestKubeletRestarts checks that after each start the kubelet gets the resource with every device.
 func TestKubeletRestarts(t *testing.T) {
 	restarts := 1000
 	if testing.Short() {
 		restarts = 50
 	}
 	k := newFakeKubelet(t)
-	r := run(t, k.folder(), offering(vfs(8)))
+	r := runEndpoint(t, k.folder(), offering(vfPool(8)))
 	before := runtime.NumGoroutine()
 	for range restarts {
 		k.start()
@@ -78,11 +78,11 @@ func TestKubeletRestarts(t *testing.T) {
 		if len(p.devices) != 8 {
 			t.Fatalf("got %d devices", len(p.devices))
 		}
-		k.end()
+		k.kill()
 	}
 	k.start()
 	k.await(fast, "watched", watched)
-	for until := time.Now().Add(patience); !r.ready(); {
+	for until := time.Now().Add(maxWait); !r.isReady(); {
 		if time.Now().After(until) {
 			t.Fatal("never ready")
 		}
@@ -96,12 +96,12 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
-// TestUpdates checks that every stream gets the newest offer, that a stalled stream does not delay others, and that invisible changes are
-// not sent.
+// TestUpdates checks that every stream gets the newest offer and that a stalled stream does not delay other streams. Updates without a
+// difference for the kubelet are not sent.
 func TestUpdates(t *testing.T) {
 	k := newFakeKubelet(t)
-	p := vfs(8)
-	r := run(t, k.folder(), offering(p))
+	p := vfPool(8)
+	r := runEndpoint(t, k.folder(), offering(p))
 	k.start()
 	first := k.await(fast, "watched", watched)
 	stuck, err := first.client.ListAndWatch(t.Context(), &pluginapi.Empty{}) // the test does not read from it
@@ -110,11 +110,11 @@ func TestUpdates(t *testing.T) {
 	}
 	for i := range 2000 {
 		faults := map[string]string{p.Devices[i%8].Address.String(): "broken"}
-		r.update(newOffer(p, &pci.Snapshot{}, grant{}, faults, nil))
+		r.update(newOffer(p, &pci.Snapshot{}, deviceGrant{}, faults, nil))
 	}
 	last := map[string]string{p.Devices[6].Address.String(): "broken", p.Devices[7].Address.String(): "broken"}
-	r.update(newOffer(p, &pci.Snapshot{}, grant{}, last, nil))
-	k.await(fast, "the last offer arrives", func(at *plugin) bool {
+	r.update(newOffer(p, &pci.Snapshot{}, deviceGrant{}, last, nil))
+	k.await(fast, "the last offer arrives", func(at *registeredPlugin) bool {
 		for i, d := range p.Devices {
 			if (at.devices[d.Address.String()].GetHealth() == pluginapi.Unhealthy) != (i >= 6) {
 				return false
@@ -127,10 +127,10 @@ func TestUpdates(t *testing.T) {
 	k.mu.Unlock()
 	for range 10 {
 		again := map[string]string{p.Devices[6].Address.String(): "broken", p.Devices[7].Address.String(): "broken otherwise"}
-		r.update(newOffer(p, &pci.Snapshot{}, grant{}, again, nil))
+		r.update(newOffer(p, &pci.Snapshot{}, deviceGrant{}, again, nil))
 	}
-	r.update(newOffer(p, &pci.Snapshot{}, grant{}, nil, nil))
-	k.await(fast, "healthy", func(at *plugin) bool {
+	r.update(newOffer(p, &pci.Snapshot{}, deviceGrant{}, nil, nil))
+	k.await(fast, "healthy", func(at *registeredPlugin) bool {
 		return at.devices[p.Devices[7].Address.String()].GetHealth() == pluginapi.Healthy
 	})
 	k.mu.Lock()
@@ -147,17 +147,17 @@ func TestUpdates(t *testing.T) {
 	}
 }
 
-// TestLostStream checks that an endpoint that the kubelet has stopped watching registers again, with another socket.
+// TestLostStream checks that an endpoint registers again, with another socket, if the kubelet has stopped watching the endpoint.
 func TestLostStream(t *testing.T) {
 	k := newFakeKubelet(t)
-	r := run(t, k.folder(), offering(vfs(1)))
+	r := runEndpoint(t, k.folder(), offering(vfPool(1)))
 	k.start()
 	first := k.await(fast, "watched", watched)
 	r.mu.Lock()
 	r.at = time.Now().Add(-2 * watchTimeout) // beyond the time limit
 	r.mu.Unlock()
 	first.conn.Close()
-	if second := k.await(fast, "watched again", func(p *plugin) bool { return p != first }); second.sock == first.sock {
+	if second := k.await(fast, "watched again", func(p *registeredPlugin) bool { return p != first }); second.sock == first.sock {
 		t.Error("the same socket: the kubelet takes it for the connection that it has")
 	}
 }
@@ -165,19 +165,20 @@ func TestLostStream(t *testing.T) {
 // TestSocketRemoved checks that the endpoint recreates a socket that another program deleted.
 func TestSocketRemoved(t *testing.T) {
 	k := newFakeKubelet(t)
-	run(t, k.folder(), offering(vfs(1)))
+	runEndpoint(t, k.folder(), offering(vfPool(1)))
 	k.start()
 	first := k.await(fast, "watched", watched)
 	if err := os.Remove(first.sock); err != nil {
 		t.Fatal(err)
 	}
-	k.await(fast, "watched by another socket", func(p *plugin) bool { return p.sock != first.sock })
+	k.await(fast, "watched by another socket", func(p *registeredPlugin) bool { return p.sock != first.sock })
 }
 
-// TestAnotherKubeletSocket: a kubelet with a new socket knows the endpoint's path, and accepts the endpoint only with another path.
+// TestAnotherKubeletSocket checks a kubelet that creates a new socket. The kubelet with the new socket already knows the endpoint's path
+// and accepts the endpoint only with another path.
 func TestAnotherKubeletSocket(t *testing.T) {
 	k := newFakeKubelet(t)
-	run(t, k.folder(), offering(vfs(1)))
+	runEndpoint(t, k.folder(), offering(vfPool(1)))
 	k.start()
 	first := k.await(fast, "watched", watched)
 	path := filepath.Join(k.dir, "kubelet.sock")
@@ -189,17 +190,17 @@ func TestAnotherKubeletSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	go k.server.Serve(l)
-	k.await(fast, "watched by another socket", func(p *plugin) bool { return p.sock != first.sock })
+	k.await(fast, "watched by another socket", func(p *registeredPlugin) bool { return p.sock != first.sock })
 }
 
-// TestFolderComesAndGoes checks that the plugin may start before the kubelet has created its folder, and that the folder may be
-// recreated.
+// TestFolderComesAndGoes checks that the plugin may start before the kubelet has created its folder. The folder may also be removed and
+// created again.
 func TestFolderComesAndGoes(t *testing.T) {
 	k := newFakeKubelet(t)
 	if err := os.RemoveAll(k.dir); err != nil {
 		t.Fatal(err)
 	}
-	run(t, k.folder(), offering(vfs(1)))
+	runEndpoint(t, k.folder(), offering(vfPool(1)))
 	for range 3 {
 		time.Sleep(10 * time.Millisecond) // the plugin has checked at least once
 		if err := os.Mkdir(k.dir, 0o755); err != nil {
@@ -207,9 +208,9 @@ func TestFolderComesAndGoes(t *testing.T) {
 		}
 		k.start()
 		k.await(fast, "watched", watched)
-		k.end()
-		// The plugin may create its socket while the folder is being emptied.
-		for until := time.Now().Add(patience); ; {
+		k.kill()
+		// The plugin may create its socket while the kubelet removes all files in the folder.
+		for until := time.Now().Add(maxWait); ; {
 			err := os.RemoveAll(k.dir)
 			if err == nil {
 				break
@@ -221,32 +222,33 @@ func TestFolderComesAndGoes(t *testing.T) {
 	}
 }
 
-// TestRefusedVersion checks that the plugin retries ever more rarely if the kubelet does not support the version, and finds a kubelet
-// that does.
+// TestRefusedVersion checks a kubelet that does not support the version. The plugin retries with growing pauses, and registers when a
+// kubelet supports the version.
 func TestRefusedVersion(t *testing.T) {
 	k := newFakeKubelet(t)
 	k.versions = []string{"v2"}
-	run(t, k.folder(), offering(vfs(1)))
+	runEndpoint(t, k.folder(), offering(vfPool(1)))
 	k.start()
 	time.Sleep(300 * time.Millisecond)
-	k.end()
+	k.kill()
 	k.versions = []string{"v1beta1"}
 	k.start()
 	k.await(fast, "watched", watched)
 }
 
-// TestTwoInstances: during an update the kubelet knows both instances, and the end of the first changes nothing.
+// TestTwoInstances checks an update. The kubelet knows the old and the new instance, and the end of the old instance has no effect on the
+// resource.
 func TestTwoInstances(t *testing.T) {
 	k := newFakeKubelet(t)
 	old, stop := context.WithCancel(context.Background())
-	e := newEndpoint(fast, offering(vfs(1)), quiet(), newCounters(), newGate("", "/nonexistent", ""))
+	e := newEndpoint(fast, offering(vfPool(1)), quiet(), newCounters(), newGate("", "/nonexistent", ""))
 	r := newRegistrar(e, k.folder(), make(chan struct{}))
 	done := make(chan struct{})
 	go func() { defer close(done); r.run(old) }()
 	k.start()
 	first := k.await(fast, "watched", watched)
-	run(t, k.folder(), offering(vfs(2)))
-	second := k.await(fast, "watched by the second", func(p *plugin) bool { return p != first && len(p.devices) == 2 })
+	runEndpoint(t, k.folder(), offering(vfPool(2)))
+	second := k.await(fast, "watched by the second", func(p *registeredPlugin) bool { return p != first && len(p.devices) == 2 })
 	stop()
 	<-done
 	if _, err := os.Lstat(first.sock); err == nil {
@@ -257,13 +259,13 @@ func TestTwoInstances(t *testing.T) {
 	}
 }
 
-// TestRegistry checks that a kubelet with plugin registry finds the endpoint and gets the same options as by Register, and that the
-// plugin retries after a refusal.
+// TestRegistry checks that a kubelet finds the endpoint through its plugin registry. The kubelet gets the same options as through Register.
+// The plugin retries after a refusal.
 func TestRegistry(t *testing.T) {
 	dir := shortDir(t)
-	r := run(t, kubeletDirs{Plugins: filepath.Join(dir, "none"), Registry: dir}, offering(vfs(1)))
+	r := runEndpoint(t, kubeletDirs{Plugins: filepath.Join(dir, "none"), Registry: dir}, offering(vfPool(1)))
 	socket := func(not string) string {
-		for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(time.Millisecond) {
+		for until := time.Now().Add(maxWait); time.Now().Before(until); time.Sleep(time.Millisecond) {
 			if found, _ := filepath.Glob(filepath.Join(dir, "example*.sock")); len(found) == 1 && found[0] != not {
 				return found[0]
 			}
@@ -294,15 +296,15 @@ func TestRegistry(t *testing.T) {
 	if _, err := kubelet.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
 		t.Fatal(err)
 	}
-	if r.ready() {
+	if r.isReady() {
 		t.Error("ready although no kubelet watches")
 	}
 	stream, err := client.ListAndWatch(t.Context(), &pluginapi.Empty{})
 	if err == nil {
 		_, err = stream.Recv()
 	}
-	if err != nil || !r.ready() {
-		t.Errorf("%v, ready %t", err, r.ready())
+	if err != nil || !r.isReady() {
+		t.Errorf("%v, ready %t", err, r.isReady())
 	}
 	got, err := client.GetDevicePluginOptions(t.Context(), &pluginapi.Empty{})
 	if err != nil || !got.GetGetPreferredAllocationAvailable() || !got.GetPreStartRequired() {
@@ -310,7 +312,7 @@ func TestRegistry(t *testing.T) {
 	}
 }
 
-// TestStaleSockets checks that sockets of killed instances are deleted, and that of a running one is not.
+// TestStaleSockets checks that the sockets of killed instances are deleted, and the socket of a running instance is kept.
 func TestStaleSockets(t *testing.T) {
 	k := newFakeKubelet(t)
 	alive, stale, foreign := filepath.Join(k.dir, "example.com_fast-00000001.sock"), filepath.Join(k.dir, "example.com_fast-00000002.sock"),
@@ -326,8 +328,8 @@ func TestStaleSockets(t *testing.T) {
 			l.Close()
 		}
 	}
-	run(t, k.folder(), offering(vfs(1)))
-	for until := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+	runEndpoint(t, k.folder(), offering(vfPool(1)))
+	for until := time.Now().Add(maxWait); ; time.Sleep(time.Millisecond) {
 		if _, err := os.Lstat(stale); err != nil {
 			break
 		}
@@ -342,7 +344,7 @@ func TestStaleSockets(t *testing.T) {
 	}
 }
 
-// TestSocketName checks that names never repeat and fit into a socket address.
+// TestSocketName checks that socket names never repeat, and that their paths fit into a socket address.
 func TestSocketName(t *testing.T) {
 	dir := "/var/lib/kubelet/device-plugins"
 	for _, resource := range []string{fast, strings.Repeat("long.", 40) + "com/" + strings.Repeat("x", 63)} {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deviceplugin offers the VFs of a node to its pods. It serves the kubelet's device plugin API (v1beta1), with one resource for
-// each pool of VFs. It also answers other programs, which know a pod by name, about the VFs of that pod. The daemon keeps running through
-// faults: it reports an absent kubelet, an invalid configuration or a missing device, and continues to serve the rest.
+// Package deviceplugin offers the VFs of a node to the pods on the node. The package serves the kubelet's device plugin API (v1beta1). Each
+// pool of VFs is one resource. The daemon also tells other programs which VFs a pod has. The other programs identify the pod by its name.
+// The daemon keeps running after faults. The daemon reports an absent kubelet, an invalid configuration or a missing device, and continues
+// to serve all other resources.
 package deviceplugin
 
 import (
@@ -25,8 +26,8 @@ import (
 	"github.com/podlace/podlace/pkg/watch"
 )
 
-// settings are the paths and options of the daemon. An empty path disables the feature.
-type settings struct {
+// daemonOptions holds the paths and options of the daemon. An empty path disables the feature that needs the path.
+type daemonOptions struct {
 	ConfigFile string // config.json
 	Prefix     string // default prefix of resources
 	Host       string // name of this node, for entries of the configuration with hosts
@@ -48,19 +49,21 @@ type settings struct {
 	Poll       time.Duration // interval of scanning all devices, in case an event is lost
 	// NewDriver creates the DRA driver.
 	NewDriver func(dra.Options) claimDriver
-	// RestoreVFs restores VFs that ended pods have left behind, for runtimes that never call GC. Nil disables it.
+	// RestoreVFs restores VFs that ended pods have left behind. RestoreVFs is needed with runtimes that never call GC. Nil disables it.
 	RestoreVFs func() error
 }
 
-// checkpoint returns the file in which the kubelet stores its assigned devices, beside its socket.
-func (o settings) checkpoint() string { return filepath.Join(o.Kubelet.Plugins, checkpointName) }
+// checkpointPath returns the path of the kubelet's checkpoint, in which the kubelet stores the devices of pods.
+func (o daemonOptions) checkpointPath() string {
+	return filepath.Join(o.Kubelet.Plugins, checkpointName)
+}
 
-// runDaemon serves until ctx is done. It returns an error only at the start: the configuration is invalid, or an address is in use. A
-// signal on reload makes it read the configuration again.
-func runDaemon(ctx context.Context, o settings, reload <-chan os.Signal, log *slog.Logger) error {
+// runDaemon serves all resources until ctx is done. The function returns an error only at the start, for example if the configuration is
+// invalid or an address is in use. After a signal on reload, runDaemon reads the configuration again.
+func runDaemon(ctx context.Context, o daemonOptions, reload <-chan os.Signal, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	d, err := open(ctx, o, log)
+	d, err := openDaemon(ctx, o, log)
 	if err != nil {
 		return err
 	}
@@ -78,17 +81,17 @@ func runDaemon(ctx context.Context, o settings, reload <-chan os.Signal, log *sl
 	if o.RestoreVFs != nil {
 		d.running.Go(func() { d.restoreLoop(ctx) })
 	}
-	d.loop(ctx, configs, reload)
+	d.eventLoop(ctx, configs, reload)
 	return nil
 }
 
-// open checks what is needed before serving, and watches devices until ctx is done.
-func open(ctx context.Context, o settings, log *slog.Logger) (*daemon, error) {
+// openDaemon checks the requirements of the daemon. The function then watches devices until ctx is done.
+func openDaemon(ctx context.Context, o daemonOptions, log *slog.Logger) (*daemon, error) {
 	data, err := store.ReadFile(o.ConfigFile)
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
 	}
-	config, err := pool.Parse(o.source(), data)
+	config, err := pool.Parse(o.poolSource(), data)
 	if err != nil {
 		return nil, err
 	}
@@ -97,18 +100,18 @@ func open(ctx context.Context, o settings, log *slog.Logger) (*daemon, error) {
 		return nil, err
 	}
 	d := &daemon{
-		settings: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}),
-		gate:      newGate(o.checkpoint(), o.Claims, o.Root),
+		daemonOptions: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}),
+		gate:      newGate(o.checkpointPath(), o.Claims, o.Root),
 		snapshots: snapshots, config: config, configText: data, records: make(chan struct{}, 1), registry: prometheus.NewRegistry(),
-		last: map[pci.Address]pci.Device{}, listed: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{},
+		last: map[pci.Address]pci.Device{}, listed: map[string]bool{}, serving: map[string]*registeredService{}, wake: map[chan<- struct{}]bool{},
 	}
 	d.setSnapshot(<-snapshots)
 	d.logUnserved()
 	return d, nil
 }
 
-// listenAll opens the listeners. The unix socket, which another instance may have, comes last: an instance that fails to start must not
-// take it.
+// listenAll opens the listeners. The unix socket is opened last, because another instance may serve this socket. An instance that fails to
+// start must not replace this socket.
 func (d *daemon) listenAll(ctx context.Context) error {
 	if d.HTTP != "" {
 		if err := d.serveHTTP(ctx); err != nil {
@@ -117,15 +120,15 @@ func (d *daemon) listenAll(ctx context.Context) error {
 	}
 	if d.Socket != "" {
 		return probes.ServeSocket(ctx, d.Socket, d.log, &d.running,
-			func(ctx context.Context, l *net.UnixListener) { allocation.Serve(ctx, l, d.answer, d.log) })
+			func(ctx context.Context, l *net.UnixListener) { allocation.Serve(ctx, l, d.answerQuestion, d.log) })
 	}
 	return nil
 }
 
-// restoreInterval is how long an orphaned VF may keep its settings while no other pod needs it.
+// restoreInterval is the maximum time for which an orphaned VF keeps the settings of its pod if no other pod needs the VF.
 const restoreInterval = 30 * time.Second
 
-// restoreLoop restores orphaned VFs until ctx is done.
+// restoreLoop restores orphaned VFs in intervals until ctx is done.
 func (d *daemon) restoreLoop(ctx context.Context) {
 	logged := ""
 	for {
@@ -145,7 +148,7 @@ func (d *daemon) restoreLoop(ctx context.Context) {
 	}
 }
 
-// restoreVFs restores orphaned VFs if this instance may change devices. It locks the journal of each VF.
+// restoreVFs restores orphaned VFs if this instance may change devices. The function takes the lock of each VF's journal.
 func (d *daemon) restoreVFs() error {
 	d.mu.Lock()
 	may := d.mayChange()
@@ -156,8 +159,8 @@ func (d *daemon) restoreVFs() error {
 	return d.RestoreVFs()
 }
 
-// loop handles events until ctx is done.
-func (d *daemon) loop(ctx context.Context, configs <-chan struct{}, reload <-chan os.Signal) {
+// eventLoop handles events until ctx is done.
+func (d *daemon) eventLoop(ctx context.Context, configs <-chan struct{}, reload <-chan os.Signal) {
 	pods := time.NewTicker(listInterval)
 	defer pods.Stop()
 	work := make(chan struct{}, 1)
@@ -180,7 +183,7 @@ func (d *daemon) loop(ctx context.Context, configs <-chan struct{}, reload <-cha
 				if !more {
 					return
 				}
-				// The kubelet may have assigned a device that is now missing after it was last asked.
+				// The kubelet may have assigned the missing device to a pod after the last request.
 				d.askPods(ctx)
 				d.setSnapshot(s)
 			case <-configs:

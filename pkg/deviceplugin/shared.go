@@ -8,19 +8,20 @@ import (
 	"time"
 )
 
-// sharedInterval is the smallest interval of shared calls. At this rate they use a tenth of the kubelet's rate limit.
+// sharedInterval is the minimum time between two shared calls. Calls at this rate use one tenth of the kubelet's rate limit.
 const sharedInterval = 100 * time.Millisecond
 
-// shared is a call whose answer serves all callers that wait for it.
-type shared struct {
+// sharedCall is a call whose result serves all goroutines that wait for the call.
+type sharedCall struct {
 	mu    sync.Mutex
 	began time.Time     // start of the last call
 	done  chan struct{} // closed when the current call ends; nil if there is none
 }
 
-// begin reports whether the caller must make the call, and then call end. If another caller is making it, begin waits for its end and
-// returns false. It also enforces sharedInterval, and returns early if ctx ends.
-func (s *shared) begin(ctx context.Context) bool {
+// beginCall reports whether the caller must make the call. In this case, the caller must then run endCall. If another goroutine makes the
+// call at the moment, beginCall waits until that call ends and returns false. beginCall also enforces sharedInterval. The function returns
+// early if ctx ends.
+func (s *sharedCall) beginCall(ctx context.Context) bool {
 	s.mu.Lock()
 	if done := s.done; done != nil {
 		s.mu.Unlock()
@@ -41,8 +42,8 @@ func (s *shared) begin(ctx context.Context) bool {
 	return true
 }
 
-// end wakes all waiting callers.
-func (s *shared) end() {
+// endCall wakes all waiting goroutines.
+func (s *sharedCall) endCall() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.done)

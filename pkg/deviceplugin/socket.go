@@ -12,16 +12,16 @@ import (
 	"github.com/podlace/podlace/pkg/probes"
 )
 
-// socketName returns a new file name for a resource's endpoint. It is random because two instances overlap during an update, and because
-// the kubelet treats a known path as an existing connection.
+// socketName returns a new file name for a resource's endpoint. The name is random for two reasons: two instances run at the same time
+// during an update, and the kubelet treats a known path as an existing connection.
 func socketName(dir, resource string) string {
 	return socketPrefix(dir, resource) + probes.RandomHex() + socketSuffix
 }
 
 const socketSuffix = ".sock"
 
-// socketPrefix returns the common prefix of a resource's sockets; eight hexadecimal digits follow. It is a hash if the path would be too
-// long.
+// socketPrefix returns the common prefix of a resource's socket names. Eight hexadecimal digits follow the prefix. If the path would be too
+// long, the prefix is a hash.
 func socketPrefix(dir, resource string) string {
 	name := strings.ReplaceAll(resource, "/", "_")
 	if room := probes.MaxSocketPath - len(filepath.Join(dir, "-00000000"+socketSuffix)); len(name) > room {
@@ -31,8 +31,8 @@ func socketPrefix(dir, resource string) string {
 	return name + "-"
 }
 
-// removeStale deletes sockets of a resource that killed instances have left.
-func removeStale(dir, resource string) {
+// removeStaleSockets deletes sockets of a resource that killed instances have left behind.
+func removeStaleSockets(dir, resource string) {
 	names, _ := filepath.Glob(filepath.Join(dir, socketPrefix(dir, resource)+"????????"+socketSuffix))
 	for _, path := range names {
 		if !probes.Answered(path) {

@@ -17,17 +17,17 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestSocketsComeBack checks that the daemon answers again after a program has deleted or replaced its sockets.
+// TestSocketsComeBack checks that the daemon creates its sockets again after a program has deleted or replaced them.
 func TestSocketsComeBack(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
-	l.ids("example.com/one", vf00, vf01)
+	l.awaitDevices("example.com/one", vf00, vf01)
 	http := strings.TrimPrefix(l.HTTP, probes.UnixPrefix)
 	answers := func() {
 		t.Helper()
 		l.await("/readyz", "ok")
 		var err error
-		for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
-			if _, err = allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{}); err == nil {
+		for until := time.Now().Add(maxWait); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
+			if _, err = allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{}); err == nil {
 				return
 			}
 		}
@@ -44,10 +44,10 @@ func TestSocketsComeBack(t *testing.T) {
 	for i, path := range []string{http, l.Socket} {
 		first[i], _ = probes.SocketAt(path)
 	}
-	second := &lab{T: t, settings: l.settings, kubelet: l.kubelet, reload: l.reload, log: &lines{}}
+	second := &testLab{T: t, daemonOptions: l.daemonOptions, kubelet: l.kubelet, reload: l.reload, log: &logBuffer{}}
 	stop := second.start()
 	for i, path := range []string{http, l.Socket} {
-		for until := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		for until := time.Now().Add(maxWait); ; time.Sleep(time.Millisecond) {
 			if id, ok := probes.SocketAt(path); ok && !id.Same(first[i]) {
 				break
 			} else if time.Now().After(until) {
@@ -60,7 +60,7 @@ func TestSocketsComeBack(t *testing.T) {
 	answers()
 }
 
-// TestNoSocketThere checks that a file that is not a socket is kept.
+// TestNoSocketThere checks that the daemon does not remove a file that is not a socket.
 func TestNoSocketThere(t *testing.T) {
 	for what, make := range map[string]func(path string) error{
 		"file":   func(path string) error { return os.WriteFile(path, []byte("{}"), 0o600) },
@@ -79,7 +79,7 @@ func TestNoSocketThere(t *testing.T) {
 			} else {
 				l.Socket = path
 			}
-			err := runDaemon(t.Context(), l.settings, nil, quiet())
+			err := runDaemon(t.Context(), l.daemonOptions, nil, quiet())
 			after, gone := os.Lstat(path)
 			if err == nil || !strings.Contains(err.Error(), "something else is there") || gone != nil || !os.SameFile(before, after) {
 				t.Errorf("%s, %s: %v, %v", of, what, err, gone)
@@ -88,21 +88,22 @@ func TestNoSocketThere(t *testing.T) {
 	}
 }
 
-// TestPipe checks that a configuration that is not a regular file is refused, at the start and later, and delays no answer.
+// TestPipe checks that the daemon refuses a configuration that is not a regular file, both at the start and later. The file delays no
+// answer.
 func TestPipe(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
-	l.ids("example.com/one", vf00, vf01)
+	l.awaitDevices("example.com/one", vf00, vf01)
 	for _, err := range []error{os.Remove(l.ConfigFile), unix.Mkfifo(l.ConfigFile, 0o600)} {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	l.logged("the current one remains in use", "no regular file")
+	l.awaitLog("the current one remains in use", "no regular file")
 	l.await("/metrics", "podlace_sriov_config_refused 1")
 	for range 2 {
 		before := strings.Count(l.log.String(), "no regular file")
 		l.hup() // questions are still answered
-		for until := time.Now().Add(patience); strings.Count(l.log.String(), "no regular file") == before; time.Sleep(time.Millisecond) {
+		for until := time.Now().Add(maxWait); strings.Count(l.log.String(), "no regular file") == before; time.Sleep(time.Millisecond) {
 			if time.Now().After(until) {
 				t.Fatal("SIGHUP says nothing")
 			}
@@ -115,7 +116,7 @@ func TestPipe(t *testing.T) {
 	l.await("/metrics", "podlace_sriov_config_refused 0")
 }
 
-// TestReady checks the probe with a ready instance, with one that is not ready, and without an instance.
+// TestReady checks the readiness probe against a ready instance, an instance that is not ready, and no instance at all.
 func TestReady(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	if err := probes.AskReady(t.Context(), l.HTTP); err == nil {
@@ -137,9 +138,9 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// TestAbsent checks that an absent kubelet is logged once, and not during a restart.
+// TestAbsent checks that the absence of the kubelet is logged once. The absence is not logged during a restart of the kubelet.
 func TestAbsent(t *testing.T) {
-	log := &lines{}
+	log := &logBuffer{}
 	r := &registrar{endpoint: &endpoint{log: logTo(log)}}
 	for i, step := range []struct {
 		absent bool
@@ -157,7 +158,7 @@ func TestAbsent(t *testing.T) {
 	}
 }
 
-// TestUnwritable checks that pods get their devices through the kubelet if no file can be written.
+// TestUnwritable checks that pods still get their devices through the kubelet if the daemon can write no files.
 func TestUnwritable(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), `{"cdi": "field", "resourceList": [{"resourceName": "one", "selectors": {"pfNames": ["ens0f0"], "needVhostNet": true}}]}`)
 	file := filepath.Join(filepath.Dir(l.ConfigFile), "file")
@@ -167,7 +168,7 @@ func TestUnwritable(t *testing.T) {
 	l.CDIDir, l.InfoDir = filepath.Join(file, "cdi"), filepath.Join(file, "info")
 	l.kubelet.start()
 	l.start()
-	p := l.ids("example.com/one", vf00, vf01)
+	p := l.awaitDevices("example.com/one", vf00, vf01)
 	got, err := p.client.Allocate(context.Background(), allocating(vf00))
 	if err != nil {
 		t.Fatal(err)
@@ -175,5 +176,5 @@ func TestUnwritable(t *testing.T) {
 	if c := got.GetContainerResponses()[0]; len(c.GetCdiDevices()) != 0 || len(c.GetDevices()) != 2 {
 		t.Errorf("got %v", c)
 	}
-	l.logged("could not write CDI specifications")
+	l.awaitLog("could not write CDI specifications")
 }

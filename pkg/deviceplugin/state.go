@@ -12,42 +12,42 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// state collects the metrics of the current state.
-type state struct {
+// stateCollector collects the metrics of the daemon's current state.
+type stateCollector struct {
 	*daemon
-	described
+	stateDescs
 }
 
-// desc returns the description of a metric with its labels.
-func desc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc(prometheus.BuildFQName(namespace, "", name), help, labels, nil)
+// newDesc returns the description of a metric with its labels.
+func newDesc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(prometheus.BuildFQName(metricPrefix, "", name), help, labels, nil)
 }
 
-// described are the metrics of the current state.
-type described struct {
+// stateDescs holds the descriptions of the metrics of the current state.
+type stateDescs struct {
 	devices, info, allocated, refused, unserved, allocatable, unreadable *prometheus.Desc
 
 	traffic []trafficMetric
 }
 
-// trafficMetric is a counter of the PF for one VF.
+// trafficMetric describes a counter that the PF has for each VF.
 type trafficMetric struct {
 	*prometheus.Desc
 	of func(kernel.VFStats) uint64
 }
 
-func describedMetrics() described {
-	d := described{
-		devices: desc("devices", "Devices of a resource, by NUMA node (-1: unknown) and state: free, allocated or unhealthy.", "resource",
+func describedMetrics() stateDescs {
+	d := stateDescs{
+		devices: newDesc("devices", "Devices of a resource, by NUMA node (-1: unknown) and state: free, allocated or unhealthy.", "resource",
 			"numa", "state"),
-		info:    desc("vf_info", "1 for each device that is offered.", "resource", "bdf", "pf", "vf", "numa", "driver"),
-		refused: desc("config_refused", "1 while the configuration file is invalid and an earlier one is in use, else 0."),
-		unserved: desc("config_unserved", "1 for each resource of the configuration that is not served because its entry is not supported.",
+		info:    newDesc("vf_info", "1 for each device that is offered.", "resource", "bdf", "pf", "vf", "numa", "driver"),
+		refused: newDesc("config_refused", "1 while the configuration file is invalid and an earlier one is in use, else 0."),
+		unserved: newDesc("config_unserved", "1 for each resource of the configuration that is not served because its entry is not supported.",
 			"resource"),
-		unreadable: desc("claim_records_unreadable",
+		unreadable: newDesc("claim_records_unreadable",
 			"1 while a claim's record is unreadable, so that the claim keeps its devices and cannot be prepared or unprepared; else 0."),
-		allocatable: desc("kubelet_allocatable", "Devices of a resource that the kubelet counts as allocatable, allocated or not.", "resource"),
-		allocated:   desc("vf_allocated", "1 for each device that a container has.", "resource", "bdf", "namespace", "pod", "container"),
+		allocatable: newDesc("kubelet_allocatable", "Devices of a resource that the kubelet counts as allocatable, allocated or not.", "resource"),
+		allocated:   newDesc("vf_allocated", "1 for each device that a container has.", "resource", "bdf", "namespace", "pod", "container"),
 	}
 	for _, m := range []struct {
 		name, what string
@@ -60,14 +60,15 @@ func describedMetrics() described {
 		{"rx_dropped", "Packets for a VF that were dropped", func(v kernel.VFStats) uint64 { return v.RxDropped }},
 		{"tx_dropped", "Packets of a VF that were dropped", func(v kernel.VFStats) uint64 { return v.TxDropped }},
 	} {
-		d.traffic = append(d.traffic, trafficMetric{desc("vf_"+m.name+"_total", m.what+" since its creation, as counted by the PF.", "bdf", "pf",
+		d.traffic = append(d.traffic, trafficMetric{newDesc("vf_"+m.name+"_total", m.what+" since its creation, as counted by the PF.", "bdf",
+			"pf",
 			"namespace", "pod", "container"), m.of})
 	}
 	return d
 }
 
-// Describe sends the descriptions of all metrics.
-func (s *state) Describe(to chan<- *prometheus.Desc) {
+// Describe sends the descriptions of all state metrics.
+func (s *stateCollector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{s.devices, s.info, s.allocated, s.refused, s.unserved, s.allocatable, s.unreadable} {
 		to <- d
 	}
@@ -76,8 +77,8 @@ func (s *state) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect sends all metrics. It does not call the kubelet.
-func (s *state) Collect(to chan<- prometheus.Metric) {
+// Collect sends all metrics. Collect makes no request to the kubelet.
+func (s *stateCollector) Collect(to chan<- prometheus.Metric) {
 	offers, held, refused, damaged := s.offers()
 	for resource, n := range s.kubeletCount() {
 		to <- prometheus.MustNewConstMetric(s.allocatable, prometheus.GaugeValue, float64(n), resource)
@@ -125,8 +126,8 @@ func (s *state) Collect(to chan<- prometheus.Metric) {
 	s.collectTraffic(to, offers, holder)
 }
 
-// kubeletCount returns the kubelet's number of allocatable devices, for each resource of this daemon.
-func (s *state) kubeletCount() map[string]int {
+// kubeletCount returns the number of allocatable devices in the kubelet, for each resource of this daemon.
+func (s *stateCollector) kubeletCount() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	count := map[string]int{}
@@ -138,8 +139,8 @@ func (s *state) kubeletCount() map[string]int {
 	return count
 }
 
-// unservedResources returns the unsupported resources of the configuration.
-func (s *state) unservedResources() (names []string) {
+// unservedResources returns the resources of the configuration that the daemon does not support.
+func (s *stateCollector) unservedResources() (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range s.config.Resources {
@@ -150,7 +151,7 @@ func (s *state) unservedResources() (names []string) {
 	return names
 }
 
-func (s *state) offers() (offers []*offer, held []allocation.Device, refused, damaged float64) {
+func (s *stateCollector) offers() (offers []*resourceOffer, held []allocation.Device, refused, damaged float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.refusal != "" {
@@ -166,9 +167,9 @@ func (s *state) offers() (offers []*offer, held []allocation.Device, refused, da
 	return append(offers, s.claimable...), s.held, refused, damaged
 }
 
-// collectTraffic reads the counters of all VFs from their PFs, one request for each PF. That also works for a VF in a pod, and for a VF
-// without network driver.
-func (s *state) collectTraffic(to chan<- prometheus.Metric, offers []*offer, holder map[string]allocation.Device) {
+// collectTraffic reads the counters of all VFs from their PFs. The function sends one request for each PF. The counters can also be read
+// for a VF in a pod and for a VF without a network driver.
+func (s *stateCollector) collectTraffic(to chan<- prometheus.Metric, offers []*resourceOffer, holder map[string]allocation.Device) {
 	byPF := map[pci.Address]map[int]kernel.VFStats{}
 	for _, o := range offers {
 		for _, d := range o.pool.Devices {

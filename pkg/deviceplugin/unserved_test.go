@@ -7,28 +7,29 @@ import (
 	"testing"
 )
 
-// TestUnserved checks that an unsupported entry does not affect other entries. The log and a metric name it, and --strict refuses it.
+// TestUnserved checks that an entry which is not supported does not affect other entries. The log and a metric name the entry. With
+// --strict, the configuration is refused.
 func TestUnserved(t *testing.T) {
 	const odd = `{"resourceName": "fpga", "deviceType": "accelerator"}, {"resourceName": "vdpa", "selectors": {"pfNames": ["ens0f0#0"], "vdpaType": "vhost"}}`
 	l := newLab(t, twoPFs(t), `{"resourceList": [`+odd+`, {"resourceName": "one", "selectors": {"pfNames": ["ens0f0"]}}]}`)
-	l.ids("example.com/one", vf01)
-	l.logged("level=ERROR", "a configuration entry is not supported",
+	l.awaitDevices("example.com/one", vf01)
+	l.awaitLog("level=ERROR", "a configuration entry is not supported",
 		"config.json:1: resourceList[0].deviceType: unsupported: accelerator", "example.com/fpga")
-	l.logged("level=ERROR", "a configuration entry is not supported", "unsupported: vdpaType", "example.com/vdpa")
+	l.awaitLog("level=ERROR", "a configuration entry is not supported", "unsupported: vdpaType", "example.com/vdpa")
 	l.await("/metrics", `podlace_sriov_config_unserved{resource="example.com/fpga"} 1`,
 		`podlace_sriov_config_unserved{resource="example.com/vdpa"} 1`)
 	l.await("/readyz", "ok")
 	l.Strict = true
-	if err := runDaemon(t.Context(), l.settings, nil, quiet()); err == nil ||
+	if err := runDaemon(t.Context(), l.daemonOptions, nil, quiet()); err == nil ||
 		!strings.Contains(err.Error(), "config.json:1: resourceList[0].deviceType: unsupported: accelerator") {
 		t.Errorf("got %v", err)
 	}
 }
 
-// TestNothingHere checks that a daemon without a resource for its node logs the consequence for pods.
+// TestNothingHere checks the log of a daemon whose configuration has no resource for its node. The log describes the effect on pods.
 func TestNothingHere(t *testing.T) {
 	l := newLab(t, twoPFs(t), `{"resourceList": [{"resourceName": "one", "hosts": ["other-*"], "selectors": {"pfNames": ["ens0f0"]}}]}`)
-	l.logged("level=WARN", "the configuration has no resource for this node",
+	l.awaitLog("level=WARN", "the configuration has no resource for this node",
 		"the sriov plugin refuses all pods with code 11 until a device plugin registers with the kubelet: remove sriov from this node's conflist")
 	l.hup()
 	l.await("/readyz", "ok")

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"regexp"
+	"strings"
 	"time"
 
 	"github.com/podlace/podlace/pkg/reconcile"
@@ -36,13 +37,16 @@ func (n *node) pods() (found []Finding) {
 	pods := map[string]int{}
 	var first []reconcile.FailedCheck
 	for _, f := range failed {
+		if strings.Contains(f.Err.Error(), " is not a port of ") {
+			continue // the check ports reports it
+		}
 		if pods[f.Err.Error()]++; pods[f.Err.Error()] == 1 {
 			first = append(first, f)
 		}
 	}
 	for _, f := range first[:min(len(first), maxPodFindings)] {
 		name := cmp.Or(f.Pod, f.ContainerID)
-		finding := Finding{Level: Error, What: fmt.Sprintf("CHECK of %s fails for pods: %d", f.Plugin, pods[f.Err.Error()]),
+		finding := Finding{Level: Error, Code: checkFailed, What: fmt.Sprintf("CHECK of %s fails for pods: %d", f.Plugin, pods[f.Err.Error()]),
 			Evidence:    fmt.Sprintf("%v; for example pod %s", f.Err, name),
 			Consequence: "these pods lack a part of their network, which no restart of the runtime restores",
 			Command:     fmt.Sprintf("podlace reload; podlace trace %s; delete the pod if CHECK still fails", name)}

@@ -41,7 +41,8 @@ func (n *node) changedSubnets() (found []Finding) {
 				continue
 			}
 			reported[at] = true
-			found = append(found, Finding{Level: Error, What: "the subnet of " + s.Bridge + " was changed while pods use the old one",
+			found = append(found, Finding{Level: Error, Code: subnetChanged,
+				What:        "the subnet of " + s.Bridge + " was changed while pods use the old one",
 				Evidence:    fmt.Sprintf("%s has %s for %s; the configuration has %v", s.Bridge, gw, rec.Pod, subnets),
 				Consequence: "ADD of new pods fails with code 102",
 				Command:     "delete the pods of the old subnet, which podlace ls lists, or restore the subnet in " + n.ConfDir})

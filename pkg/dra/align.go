@@ -17,20 +17,20 @@ import (
 
 const (
 	alignEvery = 10 * time.Second
-	// alignAfter is how long after its ADD a pod certainly has its CPUs.
+	// alignAfter is the time after an ADD from which the kubelet certainly lists the CPUs of the pod.
 	alignAfter = 5 * time.Second
 )
 
-// counted identifies an attachment of a VF that has been counted.
-type counted struct {
+// countedVF identifies an attachment of a VF that is already in the metric.
+type countedVF struct {
 	address   pci.Address
 	container string
 }
 
-// alignLoop counts whether the VFs of claims and the CPUs of their pods share a NUMA node, until ctx is done. The kubelet chooses CPUs
-// without regard to claims.
+// alignLoop runs until ctx is done. The function counts whether the VFs of claims are on the same NUMA node as the CPUs of their pods. The
+// kubelet ignores the devices of claims when it chooses CPUs.
 func (d *Driver) alignLoop(ctx context.Context) {
-	began, done := time.Now().Truncate(time.Second), map[counted]bool{}
+	began, done := time.Now().Truncate(time.Second), map[countedVF]bool{}
 	tick := time.NewTicker(alignEvery)
 	defer tick.Stop()
 	for {
@@ -38,23 +38,23 @@ func (d *Driver) alignLoop(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			if d.leads() {
-				done = d.align(ctx, began, now, done)
+			if d.isLeader() {
+				done = d.countAlignment(ctx, began, now, done)
 			}
 		}
 	}
 }
 
-// align counts new attachments since began, and returns all counted attachments that still exist.
-func (d *Driver) align(ctx context.Context, began, now time.Time, done map[counted]bool) map[counted]bool {
+// countAlignment counts the attachments that are newer than began. The function returns all counted attachments that still exist.
+func (d *Driver) countAlignment(ctx context.Context, began, now time.Time, done map[countedVF]bool) map[countedVF]bool {
 	held, err := sriov.Holdings()
 	if err != nil {
 		return done
 	}
 	var cpus map[string][]int64
-	counts := map[counted]bool{}
+	counts := map[countedVF]bool{}
 	for _, h := range held {
-		key := counted{h.Address, h.ContainerID}
+		key := countedVF{h.Address, h.ContainerID}
 		if h.Claim == nil || h.Since.Before(began) || now.Sub(h.Since) < alignAfter {
 			continue
 		}
@@ -74,17 +74,17 @@ func (d *Driver) align(ctx context.Context, began, now time.Time, done map[count
 
 func (d *Driver) countAligned(h sriov.Holding, cpus []int64) {
 	r, err := claim.Read(d.options.Claims, h.Claim.UID)
-	dev, ok := recorded(&r, h.Claim.Device, h.Claim.Request)
+	dev, ok := recordedDevice(&r, h.Claim.Device, h.Claim.Request)
 	if err != nil || !ok {
 		return // the claim has ended
 	}
-	i, _ := d.inventory()
-	d.count.claims.WithLabelValues(dev.Resource, i.aligned(h.Address, cpus)).Inc()
+	i, _ := d.latestInventory()
+	d.count.claims.WithLabelValues(dev.Resource, i.isAligned(h.Address, cpus)).Inc()
 }
 
-// aligned returns "yes" if all CPUs belong to the NUMA node of the device, otherwise "no". It returns "unknown" without CPUs or for an
-// unknown node.
-func (i Inventory) aligned(a pci.Address, cpus []int64) string {
+// isAligned returns "yes" if all CPUs belong to the NUMA node of the device. If any CPU belongs to another node, the result is "no". If
+// there are no CPUs or the NUMA node is unknown, the result is "unknown".
+func (i Inventory) isAligned(a pci.Address, cpus []int64) string {
 	if i.Snapshot == nil || len(cpus) == 0 {
 		return "unknown"
 	}

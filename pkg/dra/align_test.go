@@ -18,13 +18,13 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// pods is a kubelet that returns the CPUs of pods in namespace shop, by name.
-type pods struct {
+// podLister is a kubelet that returns the CPUs of pods in namespace shop by pod name.
+type podLister struct {
 	podresources.UnimplementedPodResourcesListerServer
 	cpus map[string][]int64
 }
 
-func (p pods) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+func (p podLister) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
 	answer := &podresources.ListPodResourcesResponse{}
 	for name, cpus := range p.cpus {
 		answer.PodResources = append(answer.PodResources, &podresources.PodResources{Namespace: "shop", Name: name,
@@ -33,8 +33,8 @@ func (p pods) List(context.Context, *podresources.ListPodResourcesRequest) (*pod
 	return answer, nil
 }
 
-// TestAligned (DRA-10) checks that each attachment of a claim's VF is counted once, by whether the CPUs of its pod belong to the VF's
-// NUMA node.
+// TestAligned (DRA-10) checks that each attachment of a claim's VF is counted once. The metric shows whether the CPUs of the pod belong to
+// the VF's NUMA node.
 func TestAligned(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	l := newDRALab(t, func(o *Options) { o.Metrics = registry })
@@ -43,24 +43,25 @@ func TestAligned(t *testing.T) {
 	listener, err := net.Listen("unix", filepath.Join(folder, "kubelet.sock"))
 	must(t, err)
 	server := grpc.NewServer()
-	podresources.RegisterPodResourcesListerServer(server, pods{cpus: map[string][]int64{"near": {0, 15}, "far": {3, 16}, "anywhere": nil}})
+	podresources.RegisterPodResourcesListerServer(server, podLister{cpus: map[string][]int64{"near": {0, 15}, "far": {3, 16},
+		"anywhere": nil}})
 	go server.Serve(listener)
 	t.Cleanup(server.Stop)
 	began := time.Now().Add(-time.Second)
 	for i, c := range []struct{ pod, address string }{{"near", vf0}, {"far", vf1}, {"anywhere", vf2}} {
 		uid := string(rune('a' + i))
-		own := newClaim(uid, c.pod, result("a", c.address))
+		own := newClaim(uid, c.pod, deviceResult("a", c.address))
 		_, err := l.prepare(t.Context(), own)
 		must(t, err)
-		l.attach(own, c.address, c.pod, "/proc/self/ns/net")
+		l.writeJournal(own, c.address, c.pod, "/proc/self/ns/net")
 		defer l.detach(c.address)
 	}
-	done := l.align(t.Context(), began.Truncate(time.Second), time.Now(), nil)
+	done := l.countAlignment(t.Context(), began.Truncate(time.Second), time.Now(), nil)
 	if len(done) != 0 {
 		t.Errorf("counted before containers run: %v", done)
 	}
 	for range 3 {
-		done = l.align(t.Context(), began.Truncate(time.Second), time.Now().Add(alignAfter), done)
+		done = l.countAlignment(t.Context(), began.Truncate(time.Second), time.Now().Add(alignAfter), done)
 	}
 	got := map[string]float64{}
 	families, err := registry.Gather()

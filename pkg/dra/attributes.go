@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// Attributes of devices. Names without a domain belong to the driver's domain.
+// Attributes of devices. Names without a domain are in the domain of the driver.
 const (
 	attrResource  = "resource"
 	attrKind      = "kind"
@@ -29,7 +29,7 @@ const (
 	attrLinkType  = "linkType"
 	attrRDMA      = "rdma"
 
-	// attrOldNUMA is used by older drivers of CPUs and networks to match devices.
+	// Older drivers for CPUs and networks use attrOldNUMA to match devices.
 	attrOldNUMA = "dra.net/numaNode"
 	// Multus reads the following two attributes.
 	attrMultusDevice   = "k8s.cni.cncf.io/deviceID"
@@ -39,15 +39,15 @@ const (
 	kindPF = "pf"
 )
 
-// DeviceName returns the name of a PCI function in ResourceSlices, a DNS label: 0000-3b-10-2.
+// DeviceName returns the name of a PCI function in ResourceSlices. The name is a DNS label such as 0000-3b-10-2.
 func DeviceName(a pci.Address) string {
 	return strings.NewReplacer(":", "-", ".", "-").Replace(a.String())
 }
 
-// attributes returns the attributes of a device in a ResourceSlice. Their values are constant while the card is plugged in, because a
-// change would send the whole slice to each scheduler. Every device has every attribute, except numaNode if its NUMA node is unknown: a
-// CEL expression that reads a missing attribute fails for the whole cluster.
-func (i Inventory) attributes(resource string, d pool.Device) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+// attributesOf returns the attributes of a device in a ResourceSlice. The values do not change while the card is plugged in, because each
+// change would send the whole slice to every scheduler. Every device has every attribute; only numaNode is missing if the NUMA node is
+// unknown. A CEL expression that reads a missing attribute fails for the whole cluster.
+func (i Inventory) attributesOf(resource string, d pool.Device) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	pf := i.pfOf(d.Device)
 	rdma := len(d.Device.RDMA) > 0
 	if last, ok := i.Last[d.Address]; ok && last.Driver == d.Driver && len(d.Interfaces) == 0 {
@@ -58,7 +58,7 @@ func (i Inventory) attributes(resource string, d pool.Device) map[resourceapi.Qu
 	if d.IsVF() {
 		kind = kindVF
 	}
-	if r := i.resource(resource); r != nil && d.IsVF() {
+	if r := i.resourceNamed(resource); r != nil && d.IsVF() {
 		driver = cmp.Or(r.Driver, driver)
 	}
 	id := d.Address.String()
@@ -71,7 +71,7 @@ func (i Inventory) attributes(resource string, d pool.Device) map[resourceapi.Qu
 		attrKind:           text(kind),
 		attrPF:             text(i.pfName(pf)),
 		attrPFAddress:      text(pf.Address.String()),
-		attrCard:           text(i.card(pf)),
+		attrCard:           text(i.cardAddress(pf)),
 		attrVF:             number(d.VFIndex),
 		attrNUMA:           number(d.NUMANode),
 		attrVendor:         text(d.Vendor),
@@ -95,8 +95,8 @@ func number(n int) resourceapi.DeviceAttribute {
 	return resourceapi.DeviceAttribute{IntValue: new(int64(n))}
 }
 
-// resource returns the resource with a name, or nil if the configuration no longer has it.
-func (i Inventory) resource(name string) *pool.Resource {
+// resourceNamed returns the resource with the name. The result is nil if the configuration no longer contains the resource.
+func (i Inventory) resourceNamed(name string) *pool.Resource {
 	for _, p := range i.Pools {
 		if p.Name == name {
 			return p.Resource
@@ -105,7 +105,8 @@ func (i Inventory) resource(name string) *pool.Resource {
 	return nil
 }
 
-// pfOf returns the PF of a VF, and any other device itself. If the scan lacks the PF, the result has only the address.
+// pfOf returns the PF of a VF. For any other device, the result is the device itself. If the scan does not contain the PF, the result has
+// only the address.
 func (i Inventory) pfOf(d pci.Device) pci.Device {
 	if !d.IsVF() {
 		return d
@@ -116,7 +117,7 @@ func (i Inventory) pfOf(d pci.Device) pci.Device {
 	return pci.Device{Address: d.PF}
 }
 
-// pfName returns the interface name of a PF, current or last seen, or else its address.
+// pfName returns the current or last known interface name of a PF. Without a name, the result is the PF's address.
 func (i Inventory) pfName(pf pci.Device) string {
 	if len(pf.Interfaces) == 0 {
 		pf = i.Last[pf.Address]
@@ -127,9 +128,9 @@ func (i Inventory) pfName(pf pci.Device) string {
 	return pf.Interfaces[0]
 }
 
-// card returns the address of a card's first PF, without the function number. It is the same for all PFs of the card. A card in switchdev
-// mode may have several PCI devices; these share a switch ID.
-func (i Inventory) card(pf pci.Device) string {
+// cardAddress returns the address of a card's first PF without the function number. The result is the same for all PFs of one card. In
+// switchdev mode, a card may have several PCI devices. The PCI devices of one card have the same switch ID.
+func (i Inventory) cardAddress(pf pci.Device) string {
 	first := pf.Address
 	if pf.SwitchID != "" {
 		for _, d := range i.Snapshot.Devices {

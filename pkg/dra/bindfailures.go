@@ -13,13 +13,13 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// retryBind is the pause before another bind of a device after a timeout.
+// retryBind is the pause after a bind that timed out, before the driver is bound again.
 const retryBind = 5 * time.Minute
 
-// bindTimeout is the kind of fault after such a timeout.
+// bindTimeout is the kind of fault of a device whose bind timed out.
 const bindTimeout = "bind-timeout"
 
-// bindFailures are the devices whose bind timed out.
+// bindFailures lists the devices whose bind timed out.
 type bindFailures struct {
 	mu        sync.Mutex
 	byAddress map[pci.Address]bindFailure
@@ -30,8 +30,8 @@ type bindFailure struct {
 	err error
 }
 
-// record records the result of a bind. Only a timeout is kept, because the kernel may still be working on the bind.
-func (b *bindFailures) record(a pci.Address, err error) {
+// recordBind records the result of a bind. The function keeps only a timeout, because the kernel may still be working on that bind.
+func (b *bindFailures) recordBind(a pci.Address, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !errors.Is(err, context.DeadlineExceeded) {
@@ -44,8 +44,8 @@ func (b *bindFailures) record(a pci.Address, err error) {
 	b.byAddress[a] = bindFailure{time.Now(), err}
 }
 
-// recent returns the error of a bind that timed out within retryBind.
-func (b *bindFailures) recent(a pci.Address) error {
+// recentFailure returns the error of a device's bind that timed out less than retryBind ago.
+func (b *bindFailures) recentFailure(a pci.Address) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if f, ok := b.byAddress[a]; ok && time.Since(f.at) < retryBind {
@@ -54,8 +54,8 @@ func (b *bindFailures) recent(a pci.Address) error {
 	return nil
 }
 
-// faults returns the given faults together with those of devices whose bind timed out.
-func (b *bindFailures) faults(of map[string]Fault) map[string]Fault {
+// addFaults returns the given faults together with the faults of devices whose bind timed out.
+func (b *bindFailures) addFaults(of map[string]Fault) map[string]Fault {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var found map[string]Fault

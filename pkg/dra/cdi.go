@@ -23,18 +23,19 @@ import (
 // cdiKind is the kind of all CDI devices of claims.
 const cdiKind = "podlace.io/vf"
 
-// cdiFile returns the file name of a claim's specification.
+// cdiFile returns the name of the file with a claim's CDI specification.
 func cdiFile(uid string) string { return claim.Driver + "-" + uid + ".json" }
 
-// cdiDevice returns the name of a request's CDI device. It replaces the slash in the name of a subrequest, which CDI does not allow.
+// cdiDevice returns the name of a request's CDI device. CDI does not allow the slash in the name of a subrequest, so cdiDevice replaces the
+// slash.
 func cdiDevice(uid, request string) string { return uid + "-" + strings.ReplaceAll(request, "/", ".") }
 
 // cdiName returns the qualified name of a request's CDI device.
 func cdiName(uid, request string) string { return cdiKind + "=" + cdiDevice(uid, request) }
 
-// specification returns the CDI specification of a claim, with one CDI device for each request. Devices with administrative access get no
-// device files.
-func specification(p plan) (cdi.Spec, error) {
+// cdiSpecification returns the CDI specification of a claim, with one CDI device for each request. Devices with administrative access are
+// in the specification without device files.
+func cdiSpecification(p claimPlan) (cdi.Spec, error) {
 	spec := cdi.Spec{Version: devicefiles.CDIVersion, Kind: cdiKind}
 	var requests []string
 	for _, dev := range p.devices {
@@ -52,10 +53,10 @@ func specification(p plan) (cdi.Spec, error) {
 	return spec, nil
 }
 
-// editsOf returns the container edits of a request. They contain the device files of the request, and environment variables that list the
-// devices of all requests of the claim. If two CDI devices set the same variable, the runtime uses the last one; therefore both set the
-// same value.
-func editsOf(p plan, request string) (cdi.ContainerEdits, error) {
+// editsOf returns the container edits of a request. The edits contain the device files of the request, and environment variables that list
+// the devices of all requests of the claim. If two CDI devices set the same variable, the runtime uses the last value. Both CDI devices
+// therefore set the same value.
+func editsOf(p claimPlan, request string) (cdi.ContainerEdits, error) {
 	of, files := map[string][]pool.Device{}, []pool.Device{} // by resource
 	for _, dev := range p.devices {
 		if dev.Request != request {
@@ -84,13 +85,13 @@ func editsOf(p plan, request string) (cdi.ContainerEdits, error) {
 	return edits, nil
 }
 
-// writeCDI writes the specification of a claim if it has changed. The file remains for restarts of containers, which happen without
-// another preparation.
-func (d *Driver) writeCDI(p plan) error {
+// writeCDI writes the CDI specification of a claim if its content has changed. The file stays for restarts of containers, because the
+// kubelet does not prepare the claim again for a restart.
+func (d *Driver) writeCDI(p claimPlan) error {
 	if d.options.CDI == "" {
 		return nil
 	}
-	spec, err := specification(p)
+	spec, err := cdiSpecification(p)
 	if err != nil {
 		return err
 	}
@@ -110,7 +111,7 @@ func (d *Driver) writeCDI(p plan) error {
 	return dir.Write(name, data, 0o644)
 }
 
-// openCDI opens the folder of specifications. It returns nil without an error if there is no folder.
+// openCDI opens the folder of CDI specifications. If the folder does not exist, the result is nil without an error.
 func (d *Driver) openCDI() (*store.Dir, error) {
 	if d.options.CDI == "" {
 		return nil, nil
@@ -125,7 +126,7 @@ func (d *Driver) openCDI() (*store.Dir, error) {
 	return dir, nil
 }
 
-// removeCDI deletes the specification of a claim. It is a no-op if there is none.
+// removeCDI deletes the CDI specification of a claim. The call has no effect if the specification does not exist.
 func (d *Driver) removeCDI(uid string) error {
 	dir, err := d.openCDI()
 	if dir == nil {
@@ -135,7 +136,7 @@ func (d *Driver) removeCDI(uid string) error {
 	return dir.Remove(cdiFile(uid))
 }
 
-// sweepCDI deletes specifications of claims without a record.
+// sweepCDI deletes the CDI specifications of claims that have no record.
 func (d *Driver) sweepCDI() error {
 	dir, err := d.openCDI()
 	if dir == nil {
@@ -154,7 +155,8 @@ func (d *Driver) sweepCDI() error {
 	return errors.Join(errs...)
 }
 
-// sweepOne deletes the specification of a claim without a record, unless the claim is being prepared.
+// sweepOne deletes the CDI specification of a claim that has no record. The function does not delete the file while the claim is being
+// prepared.
 func (d *Driver) sweepOne(uid string) error {
 	l, err := d.lockClaim(uid)
 	if err != nil {

@@ -19,15 +19,16 @@ import (
 )
 
 const (
-	// rebuildEvery is the interval of looking for lost records: the kubelet's file has the claim, but there is no record.
+	// rebuildEvery is the time between two searches for lost records. A record is lost if the kubelet's file contains the claim but the claim
+	// has no record.
 	rebuildEvery = 10 * time.Second
-	// collectEvery is the interval of looking for orphaned records.
+	// collectEvery is the time between two searches for orphaned records.
 	collectEvery = time.Minute
-	// orphanedAfter is how long a claim must be missing from the kubelet's file before its record may be orphaned.
+	// orphanedAfter is the time for which a claim must be missing from the kubelet's file before its record can be orphaned.
 	orphanedAfter = 2 * time.Minute
-	// orphanedUnread replaces orphanedAfter while the kubelet's file is unreadable.
+	// orphanedUnread is used in place of orphanedAfter while the kubelet's file cannot be read.
 	orphanedUnread = 10 * time.Minute
-	// longestRebuild is the longest pause between two attempts to rebuild a record.
+	// longestRebuild is the maximum pause between two attempts to rebuild a record.
 	longestRebuild = time.Minute
 
 	apiTimeout = 10 * time.Second
@@ -44,7 +45,7 @@ type collector struct {
 	warned     map[string]bool      // UIDs of unattached claims that were logged
 }
 
-// lostRecord is a claim in the kubelet's file that has no record.
+// lostRecord describes a claim in the kubelet's file whose record is missing.
 type lostRecord struct {
 	since, next time.Time
 	pause       time.Duration
@@ -54,54 +55,54 @@ func newCollector(d *Driver) *collector {
 	return &collector{Driver: d, missing: map[string]time.Time{}, lost: map[string]lostRecord{}, warned: map[string]bool{}}
 }
 
-// collectLoop runs the collector until ctx is done, while this instance leads.
+// collectLoop runs the collector until ctx is done. The collector only works while this instance leads.
 func (d *Driver) collectLoop(ctx context.Context) {
 	c := newCollector(d)
 	rebuild, collect := time.NewTicker(rebuildEvery), time.NewTicker(collectEvery)
 	defer rebuild.Stop()
 	defer collect.Stop()
 	for {
-		turn := d.lead.changed.wait()
+		turn := d.lead.changed.nextSend()
 		now := time.Now()
 		select {
 		case <-ctx.Done():
 			return
 		case <-turn:
-			if d.leads() {
-				c.report("", d.sweepCDI())
+			if d.isLeader() {
+				c.reportError("", d.sweepCDI())
 				c.rebuild(ctx, now)
 			}
 		case now = <-rebuild.C:
-			if d.leads() {
+			if d.isLeader() {
 				c.rebuild(ctx, now)
 			}
 		case now = <-collect.C:
-			if d.leads() {
+			if d.isLeader() {
 				c.collect(ctx, now)
 			}
 		}
 	}
 }
 
-// report logs an error about a claim, or about all claims if uid is "".
-func (c *collector) report(uid string, err error) {
-	if c.failures.due("collect "+uid, err, time.Now()) {
+// reportError logs an error about a claim. If uid is "", the error is about all claims.
+func (c *collector) reportError(uid string, err error) {
+	if c.failures.isDue("collect "+uid, err, time.Now()) {
 		c.options.Log.Warn("could not reconcile the records of claims", "uid", uid, "error", err)
 	}
 }
 
-// collect unprepares claims that have ended without a call of the kubelet: the kubelet's file lacks them, no pod has their VFs, and the
-// API server confirms that they have ended.
+// collect unprepares claims that have ended although the kubelet has not unprepared them. A claim has ended if it is missing from the
+// kubelet's file, no pod has its VFs, and the API server confirms its end.
 func (c *collector) collect(ctx context.Context, now time.Time) {
 	records, err := c.records.List()
-	c.report("", err)
+	c.reportError("", err)
 	held, err := sriov.Holdings()
 	if err != nil {
-		c.report("", err)
+		c.reportError("", err)
 		return
 	}
 	c.reportUnattached(records, held, now)
-	noted, grace := c.noted(now)
+	noted, grace := c.kubeletClaims(now)
 	seen := map[string]bool{}
 	for _, r := range records {
 		uid := r.Claim().UID
@@ -117,7 +118,7 @@ func (c *collector) collect(ctx context.Context, now time.Time) {
 		}
 		inPod := slices.ContainsFunc(held, func(h sriov.Holding) bool { return h.Claim != nil && h.Claim.UID == uid && !h.Gone() })
 		if now.Sub(c.missing[uid]) >= grace && !inPod {
-			c.report(uid, c.collectOne(ctx, r))
+			c.reportError(uid, c.collectOne(ctx, r))
 		}
 	}
 	for uid := range c.missing {
@@ -127,8 +128,9 @@ func (c *collector) collect(ctx context.Context, now time.Time) {
 	}
 }
 
-// noted returns the claims in the kubelet's file, and how long a claim must be missing from it.
-func (c *collector) noted(now time.Time) (map[string]bool, time.Duration) {
+// kubeletClaims returns the claims in the kubelet's file. The function also returns the time for which a claim must be missing from the
+// file.
+func (c *collector) kubeletClaims(now time.Time) (map[string]bool, time.Duration) {
 	notes, err := claim.KubeletClaims(c.options.Kubelet)
 	if err != nil {
 		if c.unreadAt.IsZero() {
@@ -161,7 +163,8 @@ func (c *collector) collectOne(ctx context.Context, r claim.Record) error {
 	return nil
 }
 
-// hasEnded reports whether the record's claim has ended: the API server has no such claim, one with another UID, or another allocation.
+// hasEnded reports whether the claim of a record has ended. A claim has ended if the API server has no claim of this name, a claim with
+// another UID, or a claim with another allocation.
 func (d *Driver) hasEnded(ctx context.Context, r claim.Record) (bool, error) {
 	now, err := d.get(ctx, r.Claim().Namespace, r.Claim().Name)
 	switch {
@@ -188,8 +191,8 @@ func (d *Driver) get(ctx context.Context, namespace, name string) (*resourceapi.
 	return d.options.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
-// rebuild rebuilds lost records from their claims. A record must be missing in two passes, because the kubelet forgets a claim only after
-// its record is deleted.
+// rebuild creates lost records again from the claims in the API server. A record is lost only if it is missing twice in a row, because the
+// kubelet removes a claim from its file only after the record is deleted.
 func (c *collector) rebuild(ctx context.Context, now time.Time) {
 	notes, err := claim.KubeletClaims(c.options.Kubelet)
 	if err != nil {
@@ -205,14 +208,14 @@ func (c *collector) rebuild(ctx context.Context, now time.Time) {
 			l = lostRecord{since: now, next: now.Add(rebuildEvery / 2), pause: rebuildEvery}
 		} else if !now.Before(l.next) {
 			l.next, l.pause = now.Add(l.pause), min(2*l.pause, longestRebuild)
-			c.report(n.UID, c.rebuildOne(ctx, n))
+			c.reportError(n.UID, c.rebuildOne(ctx, n))
 		}
 		lost[n.UID] = l
 	}
 	c.lost = lost
 }
 
-// rebuildOne prepares a claim whose record is lost. The claim's pods may be running.
+// rebuildOne prepares a claim whose record is lost. Pods of the claim may already be running.
 func (c *collector) rebuildOne(ctx context.Context, n claim.KubeletClaim) error {
 	now, err := c.get(ctx, n.Namespace, n.Name)
 	if apierrors.IsNotFound(err) || err == nil && string(now.UID) != n.UID {

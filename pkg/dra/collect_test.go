@@ -21,8 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// note writes the kubelet's file with claims of one pod each.
-func (l *draLab) note(claims ...*resourceapi.ResourceClaim) {
+// writeKubeletFile writes the kubelet's file. Each of the claims has one pod.
+func (l *draLab) writeKubeletFile(claims ...*resourceapi.ResourceClaim) {
 	l.Helper()
 	var list []claimtest.Claim
 	for _, c := range claims {
@@ -31,14 +31,14 @@ func (l *draLab) note(claims ...*resourceapi.ResourceClaim) {
 	must(l, claimtest.WriteState(l.options.Kubelet, list...))
 }
 
-// TestCollect (DRA-F12): the record of a claim that the kubelet has forgotten is deleted when the API server confirms that the claim has
-// ended. It stays while a pod has the VF, while the API server does not answer, or for ten minutes while the kubelet's file is
-// unreadable.
+// TestCollect (DRA-F12): a claim is missing from the kubelet's file. The record of the claim is deleted once the API server confirms that
+// the claim has ended. The record stays while a pod has the VF or while the API server does not answer. If the kubelet's file cannot be
+// read, the record stays for ten minutes.
 func TestCollect(t *testing.T) {
-	other := newClaim("c-9", "web", result("a", vf0))
+	other := newClaim("c-9", "web", deviceResult("a", vf0))
 	free := newClaim("c-1", "web")
 	free.Status.Allocation = nil
-	moved := newClaim("c-1", "web", result("a", vf1))
+	moved := newClaim("c-1", "web", deviceResult("a", vf1))
 	for _, c := range []struct {
 		title  string
 		claim  *resourceapi.ResourceClaim // in the API server; nil: deleted
@@ -53,7 +53,7 @@ func TestCollect(t *testing.T) {
 		{title: "another UID", claim: other, after: 3 * time.Minute},
 		{title: "not allocated", claim: free, after: 3 * time.Minute},
 		{title: "allocated otherwise", claim: moved, after: 3 * time.Minute},
-		{title: "allocated", claim: newClaim("c-1", "web", result("a", vf0)), after: time.Hour, remain: true},
+		{title: "allocated", claim: newClaim("c-1", "web", deviceResult("a", vf0)), after: time.Hour, remain: true},
 		{title: "the kubelet knows it", noted: true, after: time.Hour, remain: true},
 		{title: "too early", after: time.Minute, remain: true},
 		{title: "in a pod", inPod: true, after: time.Hour, remain: true},
@@ -63,21 +63,21 @@ func TestCollect(t *testing.T) {
 	} {
 		t.Run(c.title, func(t *testing.T) {
 			l := newDRALab(t)
-			own := newClaim("c-1", "web", result("a", vf0))
+			own := newClaim("c-1", "web", deviceResult("a", vf0))
 			_, err := l.prepare(t.Context(), own)
 			must(t, err)
-			l.note(newClaim("c-7", "unrelated"))
+			l.writeKubeletFile(newClaim("c-7", "unrelated"))
 			if c.noted {
-				l.note(own)
+				l.writeKubeletFile(own)
 			}
 			if c.torn {
 				must(t, os.WriteFile(filepath.Join(l.options.Kubelet, "dra_manager_state"), []byte("{"), 0o600))
 			}
 			if c.claim != nil {
-				l.add(c.claim)
+				l.addClaims(c.claim)
 			}
 			if c.inPod {
-				l.attach(own, vf0, "web-0", "/proc/self/ns/net")
+				l.writeJournal(own, vf0, "web-0", "/proc/self/ns/net")
 				defer l.detach(vf0)
 			}
 			if c.away {
@@ -89,7 +89,7 @@ func TestCollect(t *testing.T) {
 			for at := time.Duration(0); at <= c.after; at += time.Minute {
 				collector.collect(t.Context(), began.Add(at))
 			}
-			if got := l.files(l.options.Claims) == "c-1"; got != c.remain {
+			if got := l.fileNames(l.options.Claims) == "c-1"; got != c.remain {
 				t.Errorf("remains: %t\n%s", got, l.log)
 			}
 			if n := len(l.client.Actions()); c.noted && n > 0 || n > 61 {
@@ -99,19 +99,19 @@ func TestCollect(t *testing.T) {
 	}
 }
 
-// TestLostRecord (DRA-F7): a lost record is rebuilt from the claim after it is missing in two passes.
+// TestLostRecord (DRA-F7): a lost record is rebuilt from the claim after it was missing twice in a row.
 func TestLostRecord(t *testing.T) {
 	l := newDRALab(t)
-	c, gone := newClaim("c-1", "web", result("a", vf0)), newClaim("c-2", "gone", result("a", vf1))
-	l.add(c)
-	l.note(c, gone)
+	c, gone := newClaim("c-1", "web", deviceResult("a", vf0)), newClaim("c-2", "gone", deviceResult("a", vf1))
+	l.addClaims(c)
+	l.writeKubeletFile(c, gone)
 	collector, now := newCollector(l.Driver), time.Now()
 	collector.rebuild(t.Context(), now)
-	if got := l.files(l.options.Claims); got != "" {
+	if got := l.fileNames(l.options.Claims); got != "" {
 		t.Errorf("at once: %s", got)
 	}
 	collector.rebuild(t.Context(), now.Add(rebuildEvery))
-	if r, err := claim.Read(l.options.Claims, "c-1"); err != nil || r.State != claim.Prepared || l.files(l.options.Claims) != "c-1" {
+	if r, err := claim.Read(l.options.Claims, "c-1"); err != nil || r.State != claim.Prepared || l.fileNames(l.options.Claims) != "c-1" {
 		t.Errorf("%+v, %v\n%s", r, err, l.log)
 	}
 	before := len(l.client.Actions())
@@ -123,12 +123,12 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
-// TestLostRecordOfPod: the record of a claim whose pod is running is rebuilt, and the pod keeps its VF.
+// TestLostRecordOfPod: the record of a running pod's claim is lost. The record is rebuilt, and the pod keeps its VF.
 func TestLostRecordOfPod(t *testing.T) {
 	l := newDRALab(t, func(o *Options) { o.InUse = func(string) string { return "has its interface in another namespace" } })
-	c := newClaim("c-1", "web", result("a", vf0))
-	must(t, claim.Write(l.options.Claims, l.planned(t, "c-1", vf0).record))
-	l.attach(c, vf0, "web-0", "/proc/self/ns/net")
+	c := newClaim("c-1", "web", deviceResult("a", vf0))
+	must(t, claim.Write(l.options.Claims, l.planFor(t, "c-1", vf0).record))
+	l.writeJournal(c, vf0, "web-0", "/proc/self/ns/net")
 	defer l.detach(vf0)
 	must(t, claim.Remove(l.options.Claims, "c-1"))
 	if _, err := l.prepare(t.Context(), c); err != nil {
@@ -136,8 +136,9 @@ func TestLostRecordOfPod(t *testing.T) {
 	}
 }
 
-// TestLostDriver: after the record of a claim was lost and rebuilt, its VF returns to its former driver: that of the resource, of the
-// VF's last interface, or of the PF's other VFs. If those differ, the log says what to do.
+// TestLostDriver: the record of a claim was lost and rebuilt. When the claim ends, its VF gets its former driver: the driver of the
+// resource, of the VF's last interface, or of the PF's other VFs. If the other VFs have different drivers, the log says what the admin can
+// do.
 func TestLostDriver(t *testing.T) {
 	for _, c := range []struct {
 		title  string
@@ -157,19 +158,19 @@ func TestLostDriver(t *testing.T) {
 				must(t, os.MkdirAll(filepath.Join(l.sysfs, "bus/pci/drivers", driver), 0o755))
 			}
 			pcitest.Kernel{}.Start(t, l.sysfs)
-			own := newClaim("c-1", "web", result("a", vf0))
+			own := newClaim("c-1", "web", deviceResult("a", vf0))
 			own.Status.Allocation.Devices.Config = append(own.Status.Allocation.Devices.Config, fromClass(`"driver":"vfio-pci"`))
-			l.add(own)
-			l.note(own)
+			l.addClaims(own)
+			l.writeKubeletFile(own)
 			_, err := l.prepare(t.Context(), own)
 			must(t, err, claim.Remove(l.options.Claims, "c-1"))
 			if c.mixed {
 				a, err := pci.ParseAddress(vf2)
 				must(t, err, pci.Bind(t.Context(), l.sysfs, a, "igbvf"))
 			}
-			l.look(pool.Resource{API: pool.DRA, Driver: c.driver}, nil)
+			l.updateInventory(pool.Resource{API: pool.DRA, Driver: c.driver}, nil)
 			if c.last != "" {
-				i, _ := l.inventory()
+				i, _ := l.latestInventory()
 				a, err := pci.ParseAddress(vf0)
 				must(t, err)
 				i.Last = map[pci.Address]pci.Device{a: {Address: a, Driver: c.last}}
@@ -186,16 +187,16 @@ func TestLostDriver(t *testing.T) {
 	}
 }
 
-// TestSweepCDI checks that specifications without records are deleted, and that other programs' files stay.
+// TestSweepCDI checks that CDI specifications of claims without a record are deleted. Files of other programs stay.
 func TestSweepCDI(t *testing.T) {
 	l := newDRALab(t)
-	_, err := l.prepare(t.Context(), newClaim("c-1", "web", result("a", vf0)))
+	_, err := l.prepare(t.Context(), newClaim("c-1", "web", deviceResult("a", vf0)))
 	must(t, err)
 	for _, name := range []string{cdiFile("c-2"), "podlace-example.com_fast.json", "vendor.json"} {
 		must(t, os.WriteFile(filepath.Join(l.options.CDI, name), []byte("{}"), 0o644))
 	}
 	must(t, l.sweepCDI())
-	if got, want := l.files(l.options.CDI), "podlace-example.com_fast.json "+cdiFile("c-1")+" vendor.json"; got != want {
+	if got, want := l.fileNames(l.options.CDI), "podlace-example.com_fast.json "+cdiFile("c-1")+" vendor.json"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }

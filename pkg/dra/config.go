@@ -16,15 +16,16 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// configEntry is an entry for this driver in the configuration of an allocation.
+// configEntry is an entry of an allocation's configuration that is meant for this driver.
 type configEntry struct {
 	vfconfig.Entry
 	api  resourceapi.DeviceAllocationConfiguration
 	path string // path of its parameters, for errors
 }
 
-// entries reads the entries for this driver, of the class and of the claim, each in their order. It skips entries for other drivers.
-func entries(configs []resourceapi.DeviceAllocationConfiguration) (ofClass, ofClaim []configEntry, err error) {
+// readEntries returns the entries for this driver: those of the class and those of the claim. Each list keeps the order of the allocation.
+// The function ignores entries for other drivers.
+func readEntries(configs []resourceapi.DeviceAllocationConfiguration) (ofClass, ofClaim []configEntry, err error) {
 	for i, c := range configs {
 		if c.Opaque == nil || c.Opaque.Driver != claim.Driver {
 			continue
@@ -45,33 +46,33 @@ func entries(configs []resourceapi.DeviceAllocationConfiguration) (ofClass, ofCl
 	return ofClass, ofClaim, nil
 }
 
-// requested reports whether an entry applies to the request of a result: it names the request, the request of the subrequest, or no
-// request.
-func (e configEntry) requested(result resourceapi.DeviceRequestAllocationResult) bool {
+// isRequested reports whether an entry applies to the request of a result. The entry must name the request, the parent of the subrequest,
+// or no request at all.
+func (e configEntry) isRequested(result resourceapi.DeviceRequestAllocationResult) bool {
 	return len(resourceclaim.ConfigForResult([]resourceapi.DeviceAllocationConfiguration{e.api}, result)) > 0
 }
 
-// applies reports whether an entry applies to a result whose device belongs to a resource.
-func (e configEntry) applies(result resourceapi.DeviceRequestAllocationResult, resource string) bool {
-	return e.requested(result) && (e.Resource == "" || e.Resource == resource)
+// appliesTo reports whether an entry applies to a result whose device belongs to the resource.
+func (e configEntry) appliesTo(result resourceapi.DeviceRequestAllocationResult, resource string) bool {
+	return e.isRequested(result) && (e.Resource == "" || e.Resource == resource)
 }
 
-// configFor returns the merged configuration of a result's device, or nil if there is none. The claim's settings override those of the
-// class, as far as the resource allows it.
+// configFor returns the merged configuration of a result's device. The result is nil if no entry applies. The settings of the claim
+// override the settings of the class. The resource limits which settings a claim may set.
 func configFor(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (
 	*vfconfig.Config, error) {
-	ofClass, ofClaim, err := entries(a.Devices.Config)
+	ofClass, ofClaim, err := readEntries(a.Devices.Config)
 	if err != nil {
 		return nil, err
 	}
 	var merged *vfconfig.Config
 	for _, e := range ofClass {
-		if e.applies(result, resource.FullName()) {
+		if e.appliesTo(result, resource.FullName()) {
 			merged = vfconfig.Merge(merged, &e.Config)
 		}
 	}
 	for _, e := range ofClaim {
-		if !e.applies(result, resource.FullName()) {
+		if !e.appliesTo(result, resource.FullName()) {
 			continue
 		}
 		if err := resource.ClaimMay.Check(&e.Config); err != nil {
@@ -92,12 +93,12 @@ func configFor(a *resourceapi.AllocationResult, result resourceapi.DeviceRequest
 	return merged, nil
 }
 
-// isAdmin reports whether a result has administrative access. Its device keeps its owner and settings.
+// isAdmin reports whether a result has administrative access. A device with administrative access keeps its owner and its settings.
 func isAdmin(r resourceapi.DeviceRequestAllocationResult) bool {
 	return r.AdminAccess != nil && *r.AdminAccess
 }
 
-// checkSingle refuses settings that only one device can have if the request has several devices.
+// checkSingle returns an error if a request has several devices and a setting is possible for only one device.
 func checkSingle(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, c *vfconfig.Config) error {
 	n := 0
 	for _, r := range a.Devices.Results {
@@ -114,41 +115,41 @@ func checkSingle(a *resourceapi.AllocationResult, result resourceapi.DeviceReque
 	return nil
 }
 
-// checkConfig refuses entries of the claim that apply to none of its devices, and entries of ambiguous classes. It returns warnings about
-// entries of classes.
+// checkConfig returns an error for an entry of the claim that applies to none of its devices. The function also returns an error if a class
+// entry cannot be attributed to one class. The function returns a warning for an entry of a class that applies to no device.
 func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (warnings []string, err error) {
-	ofClass, ofClaim, err := entries(c.Status.Allocation.Devices.Config)
+	ofClass, ofClaim, err := readEntries(c.Status.Allocation.Devices.Config)
 	if err != nil {
 		return nil, err
 	}
 	unused := func(e configEntry) bool {
 		return !slices.ContainsFunc(devices, func(d allocation.Device) bool {
-			return e.applies(c.Status.Allocation.Devices.Results[d.Claim.Result], d.Resource)
+			return e.appliesTo(c.Status.Allocation.Devices.Results[d.Claim.Result], d.Resource)
 		})
 	}
 	for _, e := range ofClass {
 		if unused(e) {
-			warnings = append(warnings, fmt.Sprintf("%s of the class applies to no device of the claim%s", e.path, e.scope()))
+			warnings = append(warnings, fmt.Sprintf("%s of the class applies to no device of the claim%s", e.path, e.scopeText()))
 		}
 	}
 	for _, e := range ofClaim {
 		if unused(e) && !e.forAlternative(c) {
-			return warnings, fmt.Errorf("%s applies to no device of the claim%s", e.path, e.scope())
+			return warnings, fmt.Errorf("%s applies to no device of the claim%s", e.path, e.scopeText())
 		}
 	}
 	return warnings, checkClasses(c, ofClass)
 }
 
-// forAlternative reports whether an entry for one resource may be meant for an alternative of a request that the scheduler did not
-// choose.
+// forAlternative reports whether an entry may belong to an alternative that the scheduler did not choose. An entry may belong to an
+// alternative if the entry names a resource and the request has alternatives.
 func (e configEntry) forAlternative(c *resourceapi.ResourceClaim) bool {
 	return e.Resource != "" && slices.ContainsFunc(c.Spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool {
 		return len(r.FirstAvailable) > 1 && (len(e.api.Requests) == 0 || slices.Contains(e.api.Requests, r.Name))
 	})
 }
 
-// scope describes, in parentheses, the requests and the resource of an entry.
-func (e configEntry) scope() string {
+// scopeText returns the requests and the resource of an entry, in parentheses.
+func (e configEntry) scopeText() string {
 	var of []string
 	if len(e.api.Requests) > 0 {
 		of = append(of, "requests "+strings.Join(e.api.Requests, ", "))
@@ -162,8 +163,8 @@ func (e configEntry) scope() string {
 	return " (" + strings.Join(of, ", ") + ")"
 }
 
-// checkClasses refuses entries of classes that cannot be attributed to one class. Before Kubernetes 1.35 entries of classes name no
-// requests, so an entry may belong to any class of the claim. Since 1.35 only entries for all requests name none.
+// checkClasses returns an error if entries of classes cannot be attributed to one class. Before Kubernetes 1.35, entries of classes name no
+// requests. Each entry may then belong to any class of the claim. Since Kubernetes 1.35, an entry without requests applies to all requests.
 func checkClasses(c *resourceapi.ResourceClaim, ofClass []configEntry) error {
 	var classes []string
 	for _, r := range c.Status.Allocation.Devices.Results {
@@ -185,7 +186,7 @@ func checkClasses(c *resourceapi.ResourceClaim, ofClass []configEntry) error {
 		"the classes, as 'podlace sriov classes' does", ofClass[0].path, strings.Join(classes, ", "))
 }
 
-// classOf returns the class of a request. The name is "request" or "request/subrequest".
+// classOf returns the name of the class of a request. The request name has the form "request" or "request/subrequest".
 func classOf(c *resourceapi.ResourceClaim, name string) string {
 	request, sub, _ := strings.Cut(name, "/")
 	for _, r := range c.Spec.Devices.Requests {

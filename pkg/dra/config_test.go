@@ -17,32 +17,32 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// configured returns an entry of an allocation's configuration, from the class or the claim, for requests, with the keys of its
-// parameters.
-func configured(source resourceapi.AllocationConfigSource, keys string, requests ...string) resourceapi.DeviceAllocationConfiguration {
+// configEntryFrom returns an entry of an allocation's configuration. The source of the entry is the class or the claim. The argument keys
+// is the text of the parameters.
+func configEntryFrom(source resourceapi.AllocationConfigSource, keys string, requests ...string) resourceapi.DeviceAllocationConfiguration {
 	text := `{"apiVersion":"` + vfconfig.APIVersion + `","kind":"` + vfconfig.Kind + `"`
 	if keys != "" {
 		text += "," + keys
 	}
-	return foreign(source, claim.Driver, text+"}", requests...)
+	return foreignEntry(source, claim.Driver, text+"}", requests...)
 }
 
-// foreign returns an entry for a driver.
-func foreign(source resourceapi.AllocationConfigSource, driver, parameters string, requests ...string) (
+// foreignEntry returns an entry for any driver.
+func foreignEntry(source resourceapi.AllocationConfigSource, driver, parameters string, requests ...string) (
 	_ resourceapi.DeviceAllocationConfiguration) {
 	return resourceapi.DeviceAllocationConfiguration{Source: source, Requests: requests, DeviceConfiguration: resourceapi.DeviceConfiguration{
 		Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(parameters)}}}}
 }
 
 func fromClass(keys string, requests ...string) resourceapi.DeviceAllocationConfiguration {
-	return configured(resourceapi.AllocationConfigSourceClass, keys, requests...)
+	return configEntryFrom(resourceapi.AllocationConfigSourceClass, keys, requests...)
 }
 
 func fromClaim(keys string, requests ...string) resourceapi.DeviceAllocationConfiguration {
-	return configured(resourceapi.AllocationConfigSourceClaim, keys, requests...)
+	return configEntryFrom(resourceapi.AllocationConfigSourceClaim, keys, requests...)
 }
 
-// mayAll returns a resource whose claims may set some keys.
+// mayAll returns a resource whose claims may set several keys.
 func mayAll(t *testing.T) *pool.Resource {
 	t.Helper()
 	c, err := pool.Parse(pool.Source{File: "f", Prefix: "example.com"}, []byte(`{"resourceList":[{"resourceName":"fast","api":"dra",
@@ -53,7 +53,8 @@ func mayAll(t *testing.T) *pool.Resource {
 
 type configs = []resourceapi.DeviceAllocationConfiguration
 
-// TestConfigFor (DRA-13, DRA-19, DRA-F25, DRA-F26) checks which entries apply to a device, in which order, and what a claim may set.
+// TestConfigFor (DRA-13, DRA-19, DRA-F25, DRA-F26) checks which entries apply to a device, in which order they apply, and which keys a
+// claim may set.
 func TestConfigFor(t *testing.T) {
 	one := []string{"vf"}
 	for _, test := range []struct {
@@ -93,10 +94,11 @@ func TestConfigFor(t *testing.T) {
 			want: &vfconfig.Config{IfName: "fast{index}"}},
 		{name: "an administrator's access sets nothing", results: []string{"vf admin"}, configs: configs{fromClass(`"vlan":5`)}},
 		// Other drivers.
-		{name: "entries for other drivers are ignored", results: one, configs: configs{foreign("FromClaim", "gpu.example.com", "{"),
+		{name: "entries for other drivers are ignored", results: one, configs: configs{foreignEntry("FromClaim", "gpu.example.com", "{"),
 			{Source: "FromClass"}}},
 		// Refused.
-		{name: "unknown key", results: one, configs: configs{foreign("FromClass", "gpu.example.com", "{"), fromClass(""), fromClaim(`"vlann":1`)},
+		{name: "unknown key", results: one, configs: configs{foreignEntry("FromClass", "gpu.example.com", "{"), fromClass(""),
+			fromClaim(`"vlann":1`)},
 			says: "config[2].parameters.vlann: no such key; did you mean vlan?"},
 		{name: "unknown key for another request", results: one, configs: configs{fromClaim(`"vlann":1`, "other")},
 			says: "config[0].parameters.vlann: no such key; did you mean vlan?"},
@@ -114,7 +116,7 @@ func TestConfigFor(t *testing.T) {
 			says: `ifName "fast": only one device can have it, but request vf has 2 devices`},
 		{name: "two devices and one address", results: []string{"vf", "vf"}, configs: configs{fromClaim(`"ips":["10.0.0.1"]`)},
 			says: `ips ["10.0.0.1"]: only one device can have it, but request vf has 2 devices`},
-		{name: "unknown source", results: one, configs: configs{configured("FromPod", "")},
+		{name: "unknown source", results: one, configs: configs{configEntryFrom("FromPod", "")},
 			says: `config[0].source: "FromPod": want FromClass or FromClaim`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -136,8 +138,8 @@ func TestConfigFor(t *testing.T) {
 	}
 }
 
-// requests returns the requests of a claim from words such as "vf fast" or "vf/a fast": request and class.
-func requests(c *resourceapi.ResourceClaim, list ...string) {
+// setRequests sets the requests of a claim. Each word, such as "vf fast" or "vf/a fast", consists of a request and a class.
+func setRequests(c *resourceapi.ResourceClaim, list ...string) {
 	for _, r := range list {
 		name, class, _ := strings.Cut(r, " ")
 		name, sub, isSub := strings.Cut(name, "/")
@@ -150,7 +152,7 @@ func requests(c *resourceapi.ResourceClaim, list ...string) {
 	}
 }
 
-// TestCheckConfig (DRA-F13) checks entries that apply to no device, and ambiguous entries of classes.
+// TestCheckConfig (DRA-F13) checks entries that apply to no device, and class entries that cannot be attributed to one class.
 func TestCheckConfig(t *testing.T) {
 	const unknown = "config[0].parameters: before Kubernetes 1.35 an entry does not show which of the classes fast, slow it belongs to: " +
 		"name the resource in the parameters of the classes, as 'podlace sriov classes' does"
@@ -164,7 +166,7 @@ func TestCheckConfig(t *testing.T) {
 	}{
 		{name: "none", requests: one},
 		{name: "all are used", requests: two, configs: configs{fromClass(`"vlan":5`, "vf"), fromClaim(`"mtu":1400`, "other"), fromClaim("")}},
-		{name: "of another driver", requests: one, configs: configs{foreign("FromClaim", "gpu.example.com", "{", "x")}},
+		{name: "of another driver", requests: one, configs: configs{foreignEntry("FromClaim", "gpu.example.com", "{", "x")}},
 		{name: "a claim's for no request", requests: one, configs: configs{fromClaim(`"mtu":1400`, "vg", "other")},
 			says: "config[0].parameters applies to no device of the claim (requests vg, other)"},
 		{name: "a claim's for no resource", requests: one, configs: configs{fromClaim(`"resource":"example.com/slow","mtu":1400`)},
@@ -175,7 +177,7 @@ func TestCheckConfig(t *testing.T) {
 			warnings: []string{"config[0].parameters of the class applies to no device of the claim (requests vf, resource example.com/slow)"}},
 		{name: "a typing error", requests: one, configs: configs{fromClass(`"vlann":5`, "other")},
 			says: "config[0].parameters.vlann: no such key; did you mean vlan?"},
-		// Classes, as before 1.35 without requests.
+		// The following class entries name no requests, as before Kubernetes 1.35.
 		{name: "one class with two entries", requests: []string{"vf fast", "other fast"},
 			configs: configs{fromClass(`"vlan":5`), fromClass(`"mtu":1400`)}},
 		{name: "two classes that differ", requests: two, configs: configs{fromClass(`"vlan":5`), fromClass(`"vlan":6`)}, says: unknown},
@@ -190,7 +192,7 @@ func TestCheckConfig(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := newClaim("c-1", "web")
-			requests(c, test.requests...)
+			setRequests(c, test.requests...)
 			c.Status.Allocation.Devices.Config = test.configs
 			var devices []allocation.Device
 			for i, r := range test.requests {
@@ -215,12 +217,12 @@ func TestCheckConfig(t *testing.T) {
 	}
 }
 
-// TestPrepareConfig (DRA-F25, DRA-F26): the record contains the settings of class and claim. A claim with an error is not prepared, and
-// no file is written.
+// TestPrepareConfig (DRA-F25, DRA-F26): the record contains the settings of the class and the claim. Prepare refuses a claim whose settings
+// have an error, and writes no file.
 func TestPrepareConfig(t *testing.T) {
 	l := newDRALab(t)
-	l.look(*mayAll(t), nil)
-	l.run()
+	l.updateInventory(*mayAll(t), nil)
+	l.runDriver()
 	k := l.register(false)
 	for i, test := range []struct {
 		configs configs
@@ -231,17 +233,17 @@ func TestPrepareConfig(t *testing.T) {
 		{configs{fromClaim(`"mtu":1400`, "b")}, ": config[0].parameters applies to no device of the claim (requests b)"},
 	} {
 		name := fmt.Sprint("web-", i)
-		c := newClaim(name, name, result("a", vf1))
+		c := newClaim(name, name, deviceResult("a", vf1))
 		c.Status.Allocation.Devices.Config = test.configs
-		l.add(c)
-		if got := k.prepare(c); len(got) != 1 || !strings.Contains(got[0], "claim shop/"+name+test.says) || l.files(l.options.Claims) != "" {
-			t.Errorf("got %q, want %q; records %s", got, test.says, l.files(l.options.Claims))
+		l.addClaims(c)
+		if got := k.prepareClaims(c); len(got) != 1 || !strings.Contains(got[0], "claim shop/"+name+test.says) || l.fileNames(l.options.Claims) != "" {
+			t.Errorf("got %q, want %q; records %s", got, test.says, l.fileNames(l.options.Claims))
 		}
 	}
-	c := newClaim("c-1", "ok", result("a", vf0))
+	c := newClaim("c-1", "ok", deviceResult("a", vf0))
 	c.Status.Allocation.Devices.Config = configs{fromClass(`"vlan":5`), fromClaim(`"mtu":1400`)}
-	l.add(c)
-	k.prepare(c)
+	l.addClaims(c)
+	k.prepareClaims(c)
 	r, err := claim.Read(l.options.Claims, "c-1")
 	want := &vfconfig.Config{VLAN: new(5), MTU: new(1400), Claimed: []string{"mtu"}}
 	if diff := cmp.Diff(want, r.Devices[0].Config); err != nil || diff != "" {

@@ -8,8 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// counters are the metrics of claims.
-type counters struct {
+// claimCounters holds the metrics about claims.
+type claimCounters struct {
 	prepares *prometheus.HistogramVec // by result
 	claims   *prometheus.CounterVec   // by resource and alignment
 	statuses *prometheus.CounterVec   // by result
@@ -18,9 +18,9 @@ type counters struct {
 	unattached prometheus.Gauge
 }
 
-func newCounters(r prometheus.Registerer) counters {
+func newCounters(r prometheus.Registerer) claimCounters {
 	const namespace = "podlace_sriov"
-	c := counters{
+	c := claimCounters{
 		prepares: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: "claim_prepare_seconds",
 			Help:    "Time to prepare a claim, by result: ok or error.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2.5, 12)}, []string{"result"}),
@@ -40,7 +40,7 @@ func newCounters(r prometheus.Registerer) counters {
 	return c
 }
 
-func (c counters) prepared(took time.Duration, err error) {
+func (c claimCounters) prepared(took time.Duration, err error) {
 	result := "ok"
 	if err != nil {
 		result = "error"

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dra offers VFs by Dynamic Resource Allocation. It publishes them in ResourceSlices, and prepares the ResourceClaims of pods for
-// the kubelet. The CNI plugin sriov attaches the VFs by the records of pkg/claim. The driver takes all facts about devices from the
-// daemon's Inventory: which VFs a resource has, whether they are healthy, and which pods have them.
+// Package dra offers VFs through Dynamic Resource Allocation (DRA). Package dra publishes the VFs in ResourceSlices and prepares the
+// ResourceClaims of pods for the kubelet. The CNI plugin sriov attaches the VFs. The plugin reads the VFs from the claim records of
+// pkg/claim. The driver gets all facts about devices from the Inventory of the daemon: the VFs of each resource, their health, and the pods
+// that have them.
 //
-// The API server may be unreachable, refuse a request, or lack a feature. The driver logs that once and retries. Neither the device
-// plugin API nor the ADD of a pod waits for the API server.
+// The API server may be unreachable, may refuse a request, or may lack a feature. The driver logs each of these failures once and tries
+// again. Neither the device plugin API nor the ADD of a pod waits for the API server.
 package dra
 
 import (
@@ -22,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// Options are what a Driver needs from its daemon.
+// Options holds the settings and functions that a Driver gets from its daemon.
 type Options struct {
 	Node     string               // name of the Node object; also the name of the pool in all slices
 	Client   kubernetes.Interface // client of the API server
@@ -35,17 +36,17 @@ type Options struct {
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer // nil for none
 
-	// Change changes devices that no pod has. check returns an error if a device is in use; no device is allocated while it runs. Until
-	// change returns, no pod gets one of the devices.
+	// Change runs change on devices that no pod has. check returns an error if a device is in use; no device is allocated while check runs. No
+	// pod gets one of these devices until change returns.
 	Change func(ids []string, check, change func() error) error
-	// InUse returns why a device cannot be given to a claim or changed now, such as a pod that has it, or "". It does not consider
-	// claims.
+	// InUse returns the reason why a device cannot be allocated to a claim or changed now, for example because a pod has it. The result is ""
+	// if there is no reason. InUse ignores devices that claims have.
 	InUse func(id string) string
-	// Changed tells the daemon that records of claims have changed. The daemon then calls Update.
+	// The driver calls Changed when claim records have changed. The daemon then calls Update of the driver.
 	Changed func()
 }
 
-// Inventory is the daemon's knowledge at one moment. The receiver must not change it.
+// Inventory is a snapshot of everything that the daemon knows about devices. A receiver of an Inventory must not change the Inventory.
 type Inventory struct {
 	Snapshot *pci.Snapshot
 	Pools    []pool.Pool       // resources with "api": "dra", with all their devices, including claimed ones
@@ -53,18 +54,18 @@ type Inventory struct {
 	Held     map[string]string // by PCI address: owner of the device other than a claim, such as a pod by the device plugin API
 	Faults   map[string]Fault  // by PCI address: why a pod cannot use the device (debounced)
 	Nodes    []int             // NUMA nodes of the machine
-	// Last are the devices as they were when they last had an interface on the node.
+	// Last contains each device as it was when it last had an interface on the node.
 	Last map[pci.Address]pci.Device
 }
 
 // Fault is the reason why a pod cannot use a device.
 type Fault struct {
-	// Kind is one word of at most 63 letters and dashes: LinkDown, Held, or another such as "no-driver".
+	// Kind is one word of at most 63 letters and dashes: LinkDown, Held, or a word such as "no-driver".
 	Kind string
 	Text string // for messages
 }
 
-// Kinds of faults that have their own taints.
+// These kinds of faults have their own taints.
 const (
 	LinkDown = "link-down" // the PF has no carrier
 	Held     = "held"      // the interface is still in the namespace of an ended pod, and no claim has the device
@@ -81,17 +82,17 @@ type Driver struct {
 	slices *publisher
 
 	callTimeout time.Duration // the constant callTimeout, less in tests
-	failures    repeats       // rate limit for logging failures to prepare and unprepare
+	failures    repeatLimit   // rate limit for logging failures to prepare and unprepare
 
-	count       counters
+	count       claimCounters
 	lead        leadership
 	binds       bindFailures
-	recordsNews broadcast // wakes waiters after a change of the records
-	conn        connection
+	recordsNews broadcaster // wakes waiters after a change of the records
+	conn        serverState
 	records     *claim.Cache
 }
 
-// New returns a driver. It does nothing before Run.
+// New returns a driver. A new driver does nothing until Run is called.
 func New(o Options) *Driver {
 	d := &Driver{options: o, changed: make(chan struct{}), callTimeout: callTimeout, count: newCounters(o.Metrics),
 		records: o.Records}
@@ -100,7 +101,8 @@ func New(o Options) *Driver {
 	return d
 }
 
-// Run serves until ctx is done. It returns an error only if it cannot start. An unreachable API server is not an error.
+// Run serves the kubelet and publishes devices until ctx is done. Run returns an error only if it cannot start. Run does not fail if the
+// API server is unreachable.
 func (d *Driver) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -111,7 +113,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	return d.serve(ctx)
 }
 
-// Update sets a new inventory. It never blocks.
+// Update passes a new inventory to the driver. It never blocks.
 func (d *Driver) Update(i Inventory) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -120,22 +122,22 @@ func (d *Driver) Update(i Inventory) {
 	d.changed = make(chan struct{})
 }
 
-// inventory returns the latest inventory. ok is false before the first one.
-func (d *Driver) inventory() (Inventory, bool) {
-	i, _, ok := d.watch()
+// latestInventory returns the latest inventory. Before the first inventory, ok is false.
+func (d *Driver) latestInventory() (Inventory, bool) {
+	i, _, ok := d.watchInventory()
 	return i, ok
 }
 
-// watch returns the latest inventory, and a channel that the next Update closes. ok is false before the first Update.
-func (d *Driver) watch() (i Inventory, changed <-chan struct{}, ok bool) {
+// watchInventory returns the latest inventory, and a channel that the next Update closes. Before the first Update, ok is false.
+func (d *Driver) watchInventory() (i Inventory, changed <-chan struct{}, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.latest != nil {
 		i, ok = *d.latest, true
-		i.Faults = d.binds.faults(i.Faults)
+		i.Faults = d.binds.addFaults(i.Faults)
 	}
 	return i, d.changed, ok
 }
 
-// Ready returns why pods cannot get devices by claims yet, or "" if they can.
+// Ready returns the reason why pods cannot get devices through claims yet. The result is "" if pods can get devices through claims.
 func (d *Driver) Ready() string { return d.whyUnregistered() }

@@ -15,23 +15,24 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestFailureClockJump sets the node's clock back by a day. A taint keeps its time, which is in the future. A record from the future
-// stays, and its claim can be unprepared.
+// TestFailureClockJump sets the node's clock back by one day. An existing taint keeps its time, which is now in the future. A record with a
+// time in the future stays, and the claim can be unprepared.
 func TestFailureClockJump(t *testing.T) {
-	d, _ := machine(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
+	d, _ := inventoryOf(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	dev := d.Pools[0].Devices[0]
 	d.Faults[dev.Address.String()] = Fault{LinkDown, "x"}
-	first, _ := find(t, d.published(), DeviceName(dev.Address))
+	first, _ := findInSlices(t, d.publishedSlices(), DeviceName(dev.Address))
 	future := metav1.NewTime(d.now.Add(24 * time.Hour))
 	first.Taints[0].TimeAdded = &future
 	d.former = formerDevices([]resourceapi.ResourceSlice{{Spec: resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{first}}}})
-	if got, _ := find(t, d.published(), DeviceName(dev.Address)); len(got.Taints) != 1 || !got.Taints[0].TimeAdded.Equal(&future) {
+	if got, _ := findInSlices(t, d.publishedSlices(), DeviceName(dev.Address)); len(got.Taints) != 1 ||
+		!got.Taints[0].TimeAdded.Equal(&future) {
 		t.Errorf("%+v", got.Taints)
 	}
 	l := newDRALab(t)
-	own := newClaim("c-1", "web", result("a", vf0))
-	l.add(own)
-	l.note(own)
+	own := newClaim("c-1", "web", deviceResult("a", vf0))
+	l.addClaims(own)
+	l.writeKubeletFile(own)
 	_, err := l.prepare(t.Context(), own)
 	must(t, err)
 	r, err := claim.Read(l.options.Claims, "c-1")
@@ -50,12 +51,12 @@ func TestFailureClockJump(t *testing.T) {
 	must(t, l.unprepare(t.Context(), "c-1"))
 }
 
-// TestFailureSameName: a claim with the same name and another UID is a different claim. It gets the VF only after the former claim is
-// unprepared. The end of one claim does not affect the other.
+// TestFailureSameName: a claim has the same name as an earlier claim but another UID. The new claim is a different claim. The new claim
+// gets the VF only after the earlier claim is unprepared. The end of one claim does not affect the other.
 func TestFailureSameName(t *testing.T) {
 	l := newDRALab(t)
-	old, same := newClaim("c-1", "web", result("a", vf0)), newClaim("c-2", "web", result("a", vf0))
-	free := newClaim("c-3", "web", result("a", vf1))
+	old, same := newClaim("c-1", "web", deviceResult("a", vf0)), newClaim("c-2", "web", deviceResult("a", vf0))
+	free := newClaim("c-3", "web", deviceResult("a", vf1))
 	_, err := l.prepare(t.Context(), old)
 	must(t, err)
 	_, err = l.prepare(t.Context(), same)
@@ -64,30 +65,30 @@ func TestFailureSameName(t *testing.T) {
 	}
 	_, err = l.prepare(t.Context(), free)
 	must(t, err, l.unprepare(t.Context(), "c-1"))
-	if got := l.files(l.options.Claims); got != "c-3" {
+	if got := l.fileNames(l.options.Claims); got != "c-3" {
 		t.Errorf("records: %s", got)
 	}
 	_, err = l.prepare(t.Context(), same)
 	must(t, err, l.unprepare(t.Context(), "c-3"), l.unprepare(t.Context(), "c-2"))
 }
 
-// TestFailureAddressesChange: after a reset of the PF its VFs have other addresses. A claim's former VF gets the taint gone, the new VFs
-// are published, and the claim can be unprepared.
+// TestFailureAddressesChange: a reset of the PF gives its VFs other addresses. The former VF of the claim gets the taint "gone", and the
+// new VFs are published. The claim can be unprepared.
 func TestFailureAddressesChange(t *testing.T) {
 	l := newDRALab(t)
-	own := newClaim("c-1", "web", result("a", vf3))
+	own := newClaim("c-1", "web", deviceResult("a", vf3))
 	_, err := l.prepare(t.Context(), own)
 	must(t, err)
 	pcitest.Remove(t, l.sysfs, vf3)
-	l.lookAgain()
-	i, _ := l.inventory()
-	i.Taints = usual()
+	l.repeatInventory()
+	i, _ := l.latestInventory()
+	i.Taints = defaultTaints()
 	l.Update(i)
 	published := l.Published()
 	if got := published[vf3].Taints; !slices.Equal(got, []string{"sriov.podlace.io/gone:NoExecute"}) || len(published) != 4 {
 		t.Errorf("%d devices, taints %v", len(published), got)
 	}
-	if _, err := l.prepare(t.Context(), newClaim("c-2", "next", result("a", vf3))); err == nil || !strings.Contains(err.Error(), "does not exist") {
+	if _, err := l.prepare(t.Context(), newClaim("c-2", "next", deviceResult("a", vf3))); err == nil || !strings.Contains(err.Error(), "does not exist") {
 		t.Errorf("got %v", err)
 	}
 	must(t, l.unprepare(t.Context(), "c-1"))
@@ -96,22 +97,23 @@ func TestFailureAddressesChange(t *testing.T) {
 	}
 }
 
-// TestFailureOtherProgram: another program has moved the interface of a VF. The VF gets the taint held, and no claim gets it.
+// TestFailureOtherProgram: another program has moved the interface of a VF. The VF gets the taint "held", and it is not allocated to any
+// claim.
 func TestFailureOtherProgram(t *testing.T) {
 	l := newDRALab(t, func(o *Options) {
 		o.InUse = func(id string) string { return map[string]string{vf0: "has its interface in another namespace"}[id] }
 	})
-	i, _ := l.inventory()
-	i.Taints, i.Faults = usual(), map[string]Fault{vf0: {Held, "its interface is in another namespace"}}
+	i, _ := l.latestInventory()
+	i.Taints, i.Faults = defaultTaints(), map[string]Fault{vf0: {Held, "its interface is in another namespace"}}
 	l.Update(i)
 	if got := l.Published()[vf0].Taints; !slices.Equal(got, []string{"sriov.podlace.io/held:NoSchedule"}) {
 		t.Errorf("taints %v", got)
 	}
-	_, err := l.prepare(t.Context(), newClaim("c-1", "web", result("a", vf0)))
+	_, err := l.prepare(t.Context(), newClaim("c-1", "web", deviceResult("a", vf0)))
 	if err == nil || !strings.Contains(err.Error(), "VF "+vf0+" has its interface in another namespace") {
 		t.Errorf("got %v", err)
 	}
-	if got := l.files(l.options.Claims); got != "" {
+	if got := l.fileNames(l.options.Claims); got != "" {
 		t.Errorf("records: %s", got)
 	}
 }

@@ -27,8 +27,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// fakeAPI is an API server with nodes and ResourceSlices of resource.k8s.io/v1. It speaks JSON and protobuf over HTTP/2, as a real one
-// does.
+// fakeAPI is an API server that stores nodes and ResourceSlices of resource.k8s.io/v1. The fake API server supports JSON and protobuf over
+// HTTP/2, like a real API server.
 type fakeAPI struct {
 	t      testing.TB
 	server *httptest.Server
@@ -51,7 +51,7 @@ type fakeAPI struct {
 	muted       bool           // watches receive no events
 }
 
-// newFakeAPI serves until the test ends.
+// newFakeAPI starts an API server that runs until the test ends.
 func newFakeAPI(t testing.TB) *fakeAPI {
 	f := &fakeAPI{t: t, version: 100, nodes: map[string]types.UID{"node-a": "uid-1"}, slices: map[string]*resourceapi.ResourceSlice{},
 		watchers: map[chan kwatch.Event]bool{}, refuse: map[string]int{}}
@@ -63,8 +63,8 @@ func newFakeAPI(t testing.TB) *fakeAPI {
 	return f
 }
 
-// client returns a client with its own transport.
-func (f *fakeAPI) client() kubernetes.Interface {
+// newClient returns a client with its own HTTP transport.
+func (f *fakeAPI) newClient() kubernetes.Interface {
 	c, err := kubernetes.NewForConfig(&rest.Config{Host: f.server.URL, QPS: -1, TLSClientConfig: rest.TLSClientConfig{Insecure: true,
 		ServerName: strings.ToLower(strings.ReplaceAll(f.t.Name(), "/", "-"))}})
 	if err != nil {
@@ -73,15 +73,15 @@ func (f *fakeAPI) client() kubernetes.Interface {
 	return c
 }
 
-// set changes the behaviour of the server.
-func (f *fakeAPI) set(change func()) {
+// configure changes the behaviour of the API server.
+func (f *fakeAPI) configure(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	change()
 }
 
-// stored returns all slices by name.
-func (f *fakeAPI) stored() (all []resourceapi.ResourceSlice) {
+// storedSlices returns all slices, sorted by name.
+func (f *fakeAPI) storedSlices() (all []resourceapi.ResourceSlice) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, s := range f.slices {
@@ -91,8 +91,8 @@ func (f *fakeAPI) stored() (all []resourceapi.ResourceSlice) {
 	return all
 }
 
-// asked counts the requests of a verb.
-func (f *fakeAPI) asked(verb string) (n int) {
+// countRequests returns the number of requests with a verb.
+func (f *fakeAPI) countRequests(verb string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, r := range f.requests {
@@ -103,11 +103,13 @@ func (f *fakeAPI) asked(verb string) (n int) {
 	return n
 }
 
-// writes counts the write requests, including refused ones.
-func (f *fakeAPI) writes() int { return f.asked("create") + f.asked("update") + f.asked("delete") }
+// countWrites returns the number of write requests, including refused requests.
+func (f *fakeAPI) countWrites() int {
+	return f.countRequests("create") + f.countRequests("update") + f.countRequests("delete")
+}
 
-// remove deletes slices as a kubelet or a user does. If quiet is set, the event is lost, as in a broken watch.
-func (f *fakeAPI) remove(quiet bool, names ...string) {
+// removeSlices deletes slices, as a kubelet or a user does. If quiet is set, watchers do not get the event, as with a broken watch.
+func (f *fakeAPI) removeSlices(quiet bool, names ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for name := range f.slices {
@@ -127,8 +129,8 @@ func (f *fakeAPI) delete(name string, quiet bool) {
 	}
 }
 
-// edit changes a slice as a user does.
-func (f *fakeAPI) edit(name string, change func(*resourceapi.ResourceSlice)) {
+// editSlice changes a slice, as a user does.
+func (f *fakeAPI) editSlice(name string, change func(*resourceapi.ResourceSlice)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := f.slices[name].DeepCopy()
@@ -152,15 +154,15 @@ func (f *fakeAPI) send(e kwatch.Event) {
 	}
 }
 
-// watched reports whether a watch gets events. It is false while the server has only accepted the request.
-func (f *fakeAPI) watched() bool {
+// isWatched reports whether a watch receives events. The function returns false while the server has only accepted the request.
+func (f *fakeAPI) isWatched() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.watchers) > 0
 }
 
-// hangUp ends all watches, with status 410 if gone is set.
-func (f *fakeAPI) hangUp(gone bool) {
+// endWatches ends all watches. If gone is set, the status is 410.
+func (f *fakeAPI) endWatches(gone bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for w := range f.watchers {
@@ -180,8 +182,8 @@ func failure(code int) *metav1.Status {
 		Message: http.StatusText(code)}
 }
 
-// verb returns the verb of a request as RBAC names it.
-func verb(r *http.Request) string {
+// verbOf returns the verb of a request with the name that RBAC uses.
+func verbOf(r *http.Request) string {
 	switch {
 	case strings.HasPrefix(r.URL.Path, "/api/v1/nodes/"):
 		return "node"
@@ -195,10 +197,10 @@ func verb(r *http.Request) string {
 	return map[string]string{http.MethodPost: "create", http.MethodPut: "update", http.MethodDelete: "delete"}[r.Method]
 }
 
-// ServeHTTP serves one node and slices.
+// ServeHTTP serves one node and its slices.
 func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
-	what, name := verb(r), path.Base(r.URL.Path)
+	what, name := verbOf(r), path.Base(r.URL.Path)
 	f.requests = append(f.requests, what+" "+name)
 	code, delay := max(f.refuse[what], f.refuse["*"]), f.delay
 	if f.old && what != "node" || what == "stream" { // streamed lists are not supported
@@ -255,17 +257,17 @@ func (f *fakeAPI) answer(what, name string, body []byte) (runtime.Object, int) {
 	if err != nil || !ok {
 		return failure(http.StatusBadRequest), http.StatusBadRequest
 	}
-	return f.write(what, s)
+	return f.writeSlice(what, s)
 }
 
-// write creates or updates a slice.
-func (f *fakeAPI) write(what string, s *resourceapi.ResourceSlice) (runtime.Object, int) {
-	if field := f.wrong(s); field != "" {
+// writeSlice creates or updates a slice.
+func (f *fakeAPI) writeSlice(what string, s *resourceapi.ResourceSlice) (runtime.Object, int) {
+	if field := f.invalidField(s); field != "" {
 		status := failure(http.StatusUnprocessableEntity)
 		status.Details = &metav1.StatusDetails{Name: s.Name, Causes: []metav1.StatusCause{{Field: field, Message: "no"}}}
 		return status, int(status.Code)
 	}
-	f.drop(s)
+	f.dropFields(s)
 	event := kwatch.Modified
 	if what == "create" {
 		event = kwatch.Added
@@ -280,8 +282,8 @@ func (f *fakeAPI) write(what string, s *resourceapi.ResourceSlice) (runtime.Obje
 	return s.DeepCopy(), http.StatusOK
 }
 
-// wrong returns the invalid field of a slice.
-func (f *fakeAPI) wrong(s *resourceapi.ResourceSlice) string {
+// invalidField returns the invalid field of a slice, or "".
+func (f *fakeAPI) invalidField(s *resourceapi.ResourceSlice) string {
 	if f.refuseMixed && len(s.Spec.SharedCounters) > 0 && len(s.Spec.Devices) == 0 {
 		return "spec.sharedCounters"
 	}
@@ -293,8 +295,8 @@ func (f *fakeAPI) wrong(s *resourceapi.ResourceSlice) string {
 	return ""
 }
 
-// drop removes unsupported fields, and sets missing times.
-func (f *fakeAPI) drop(s *resourceapi.ResourceSlice) {
+// dropFields removes the fields that the server does not support, and sets missing times.
+func (f *fakeAPI) dropFields(s *resourceapi.ResourceSlice) {
 	if f.noCounters {
 		s.Spec.SharedCounters = nil
 	}
@@ -321,11 +323,11 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.Ser
 	w.(http.Flusher).Flush()
 	out := streaming.NewEncoder(info.StreamSerializer.NewFrameWriter(w), info.StreamSerializer.Serializer)
 	events := make(chan kwatch.Event, 10_000)
-	f.set(func() { f.watchers[events] = true })
+	f.configure(func() { f.watchers[events] = true })
 	for {
 		select {
 		case <-r.Context().Done():
-			f.set(func() { delete(f.watchers, events) })
+			f.configure(func() { delete(f.watchers, events) })
 			return
 		case e, ok := <-events:
 			if !ok {
@@ -339,7 +341,7 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.Ser
 	}
 }
 
-// await waits for a condition, long enough for a loaded machine.
+// await waits for a condition. The time limit is long enough for a loaded machine.
 func await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for until := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {

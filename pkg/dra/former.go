@@ -7,9 +7,10 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// recoverDriver adds the former driver of a device to the claim's record, if the record was lost while the device had the claim's
-// driver. Either the caller knows of the loss (p.lost), or a pod has the device: then the claim certainly had a record.
-func (d *Driver) recoverDriver(p *plan, dev planned, attached bool) {
+// recoverDriver adds the former driver of a device to the claim's record. The driver is added if the record was lost while the device had
+// the driver of the claim. The record was lost if the caller says so (p.lost), or if a pod already has the device, because a prepared claim
+// has a record.
+func (d *Driver) recoverDriver(p *claimPlan, dev plannedDevice, attached bool) {
 	if !p.lost && !attached || !dev.restores || dev.Driver != dev.driver {
 		return
 	}
@@ -26,14 +27,15 @@ func (d *Driver) recoverDriver(p *plan, dev planned, attached bool) {
 	p.record.Bound = append(p.record.Bound, claim.Binding{ID: dev.Address.String(), Driver: dev.driver, Former: former})
 }
 
-// formerDriver returns the driver that a device had before its claim, or "" if it is unknown. It is the driver of its resource, the
-// driver of its last interface on the node, or the common driver of the PF's other VFs that no pod has. The kernel does not store it:
-// driver_override is set by administrators, and pci.Bind does not change it.
-func (d *Driver) formerDriver(dev planned) (driver string) {
+// formerDriver returns the driver that a device had before its claim. The result is "" if this driver is unknown. The function tries the
+// driver of the device's resource, then the driver of the device's last interface on the node. The last choice is the common driver of
+// those VFs of the same PF that no pod has. The kernel does not store the former driver: administrators set driver_override, and pci.Bind
+// does not change driver_override.
+func (d *Driver) formerDriver(dev plannedDevice) (driver string) {
 	if dev.restoreTo != "" {
 		return dev.restoreTo
 	}
-	i, _ := d.inventory()
+	i, _ := d.latestInventory()
 	if last, ok := i.Last[dev.Address]; ok && last.Driver != "" {
 		return last.Driver
 	}

@@ -11,21 +11,21 @@ import (
 )
 
 const (
-	// healthEvery is the interval of reporting the health of all prepared devices, even if it is unchanged.
+	// healthEvery is the time after which the health of all prepared devices is reported again, even without a change.
 	healthEvery = 10 * time.Second
-	// healthLease is how long a health report is valid for the kubelet.
+	// healthLease is the time for which the kubelet uses a health report.
 	healthLease = 30 * time.Second
 )
 
-// WatchHealthStatus reports the health of prepared devices until ctx is done: after a change, after a claim is prepared, and at least
-// every healthEvery.
-func (h handler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+// WatchHealthStatus reports the health of prepared devices until ctx is done. WatchHealthStatus sends a report after a change, after a
+// claim is prepared, and at least every healthEvery.
+func (h callHandler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	due := time.NewTicker(healthEvery)
 	defer due.Stop()
 	var sent []kubeletplugin.DeviceHealth
 	for always := true; ; {
-		news := h.recordsNews.wait()
-		i, changed, known := h.watch()
+		news := h.recordsNews.nextSend()
+		i, changed, known := h.watchInventory()
 		now := h.healthOf(i)
 		if known && (always || !sameHealth(sent, now)) {
 			select {
@@ -48,7 +48,7 @@ func (h handler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	}
 }
 
-// sameHealth compares reports without their times.
+// sameHealth reports whether two reports are equal except for their times.
 func sameHealth(a, b []kubeletplugin.DeviceHealth) bool {
 	if len(a) != len(b) {
 		return false
@@ -84,7 +84,7 @@ func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
 	return list
 }
 
-// whyUnhealthy returns why a pod cannot use a device, or "" if it can.
+// whyUnhealthy returns the reason why a pod cannot use a device. The result is "" if a pod can use the device.
 func (i Inventory) whyUnhealthy(id string) string {
 	if f, ok := i.Faults[id]; ok {
 		return f.Text

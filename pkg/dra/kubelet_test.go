@@ -36,35 +36,35 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// The VFs of the lab's card, and their resource.
+// These are the VFs of the card in the lab, and the name of their resource.
 const (
 	vf0, vf1, vf2, vf3 = "0000:11:02.0", "0000:11:02.1", "0000:11:02.2", "0000:11:02.3"
 
 	patience = 20 * time.Second
 )
 
-// draLab is a driver with a kubelet and an API server.
+// draLab is a driver with a fake kubelet and a fake API server.
 type draLab struct {
 	testing.TB
 	*Driver
 	client *fake.Clientset
 	sysfs  string
-	log    *logged
+	log    *logBuffer
 }
 
-// logged is a log that tests can read while it is written.
-type logged struct {
+// logBuffer is a log that a test can read while the driver writes to it.
+type logBuffer struct {
 	mu   sync.Mutex
 	text strings.Builder
 }
 
-func (l *logged) Write(p []byte) (int, error) {
+func (l *logBuffer) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(p)
 }
 
-func (l *logged) String() string {
+func (l *logBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
@@ -79,14 +79,14 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// newDRALab returns a node with a card of four VFs, all in one resource. The driver does not run yet.
+// newDRALab returns a node with a card of four VFs. All VFs are in one resource. The driver is not running yet.
 func newDRALab(t testing.TB, change ...func(*Options)) *draLab {
 	t.Helper()
 	must(t, os.RemoveAll("/run/podlace"))
 	root, err := os.MkdirTemp("", "dra") // socket paths must be short
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(root) })
-	l := &draLab{TB: t, client: fake.NewClientset(), sysfs: pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 4}), log: &logged{}}
+	l := &draLab{TB: t, client: fake.NewClientset(), sysfs: pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 4}), log: &logBuffer{}}
 	o := Options{Node: "node-a", Client: l.client, Kubelet: filepath.Join(root, "kubelet"), Claims: filepath.Join(root, "run", "claims"),
 		CDI: filepath.Join(root, "cdi"), Sysfs: l.sysfs,
 		Log: slog.New(slog.NewTextHandler(l.log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
@@ -95,12 +95,12 @@ func newDRALab(t testing.TB, change ...func(*Options)) *draLab {
 	}
 	o.Records = claim.NewCache(o.Claims, o.Kubelet)
 	l.Driver = New(o)
-	l.look(pool.Resource{API: pool.DRA}, nil)
+	l.updateInventory(pool.Resource{API: pool.DRA}, nil)
 	return l
 }
 
-// look passes an inventory to the driver: all VFs of the first PF are in one resource.
-func (l *draLab) look(r pool.Resource, faults map[string]Fault) {
+// updateInventory passes an inventory to the driver. In this inventory, all VFs of the first PF are in one resource.
+func (l *draLab) updateInventory(r pool.Resource, faults map[string]Fault) {
 	l.Helper()
 	s, err := pci.Scan(l.sysfs)
 	must(l, err)
@@ -114,8 +114,8 @@ func (l *draLab) look(r pool.Resource, faults map[string]Fault) {
 	l.Update(Inventory{Snapshot: s, Pools: []pool.Pool{p}, Faults: faults})
 }
 
-// run runs the driver until the test ends, or stop is called.
-func (l *draLab) run() (stop func()) {
+// runDriver runs the driver until the test ends or until stop is called.
+func (l *draLab) runDriver() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- l.Run(ctx) }()
@@ -140,20 +140,20 @@ func (l *draLab) await(what string, so func() bool) {
 	l.Fatalf("%s: not within %s\n%s", what, patience, l.log)
 }
 
-// result returns a device of an allocation.
-func result(request, address string) resourceapi.DeviceRequestAllocationResult {
+// deviceResult returns a device of an allocation.
+func deviceResult(request, address string) resourceapi.DeviceRequestAllocationResult {
 	return resourceapi.DeviceRequestAllocationResult{Request: request, Driver: claim.Driver, Pool: "node-a",
 		Device: strings.NewReplacer(":", "-", ".", "-").Replace(address)}
 }
 
-// admin returns a device with administrative access.
-func admin(request, address string) resourceapi.DeviceRequestAllocationResult {
-	r := result(request, address)
+// adminResult returns a device of an allocation with administrative access.
+func adminResult(request, address string) resourceapi.DeviceRequestAllocationResult {
+	r := deviceResult(request, address)
 	r.AdminAccess = new(true)
 	return r
 }
 
-// newClaim returns an allocated claim for pod <name>-pod.
+// newClaim returns an allocated claim that is reserved for the pod <name>-pod.
 func newClaim(uid, name string, results ...resourceapi.DeviceRequestAllocationResult) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop", UID: types.UID(uid),
 		Annotations: map[string]string{podClaimAnnotation: "nic"}},
@@ -162,16 +162,16 @@ func newClaim(uid, name string, results ...resourceapi.DeviceRequestAllocationRe
 			ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: name + "-pod", UID: types.UID("pod-" + uid)}}}}
 }
 
-// add adds claims to the API server.
-func (l *draLab) add(claims ...*resourceapi.ResourceClaim) {
+// addClaims adds claims to the API server.
+func (l *draLab) addClaims(claims ...*resourceapi.ResourceClaim) {
 	l.Helper()
 	for _, c := range claims {
 		must(l, l.client.Tracker().Add(c))
 	}
 }
 
-// kubelet is a client that calls the driver as a kubelet does, with one API version.
-type kubelet struct {
+// fakeKubelet is a client that calls the driver as a kubelet does. The client uses one version of the API.
+type fakeKubelet struct {
 	*draLab
 	conn     *grpc.ClientConn
 	info     *registration.PluginInfo
@@ -179,10 +179,10 @@ type kubelet struct {
 	endpoint string
 }
 
-// register finds the driver in the plugin registry and registers it.
-func (l *draLab) register(v1beta1 bool) *kubelet {
+// register finds the driver in the kubelet's plugin registry and registers it.
+func (l *draLab) register(v1beta1 bool) *fakeKubelet {
 	l.Helper()
-	registry, _ := l.options.folders()
+	registry, _ := l.options.socketFolders()
 	socket := ""
 	l.await("a socket in the registry", func() bool {
 		found, _ := filepath.Glob(filepath.Join(registry, "*.sock"))
@@ -194,9 +194,9 @@ func (l *draLab) register(v1beta1 bool) *kubelet {
 	return l.registerAt(socket, v1beta1)
 }
 
-func (l *draLab) registerAt(socket string, v1beta1 bool) *kubelet {
+func (l *draLab) registerAt(socket string, v1beta1 bool) *fakeKubelet {
 	l.Helper()
-	k := &kubelet{draLab: l, v1beta1: v1beta1}
+	k := &fakeKubelet{draLab: l, v1beta1: v1beta1}
 	client := registration.NewRegistrationClient(dial(l, socket))
 	info, err := client.GetInfo(l.Context(), &registration.InfoRequest{}, grpc.WaitForReady(true))
 	must(l, err)
@@ -217,8 +217,8 @@ func dial(t testing.TB, socket string) *grpc.ClientConn {
 	return conn
 }
 
-// prepare returns the driver's answers for claims as text: "request=device cdi" for each device, or the error.
-func (k *kubelet) prepare(claims ...*resourceapi.ResourceClaim) (answers []string) {
+// prepareClaims returns the driver's answer for each claim as text: "request=device cdi" for each device, or the error.
+func (k *fakeKubelet) prepareClaims(claims ...*resourceapi.ResourceClaim) (answers []string) {
 	k.Helper()
 	request := &drav1.NodePrepareResourcesRequest{}
 	for _, c := range claims {
@@ -247,7 +247,7 @@ func (k *kubelet) prepare(claims ...*resourceapi.ResourceClaim) (answers []strin
 	return answers
 }
 
-func (k *kubelet) call(request *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
+func (k *fakeKubelet) call(request *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
 	if !k.v1beta1 {
 		return drav1.NewDRAPluginClient(k.conn).NodePrepareResources(k.Context(), request)
 	}
@@ -271,8 +271,8 @@ func (k *kubelet) call(request *drav1.NodePrepareResourcesRequest) (*drav1.NodeP
 	return out, nil
 }
 
-// unprepare returns the errors of claims, or "".
-func (k *kubelet) unprepare(uids ...string) (answers []string) {
+// unprepareClaims returns the error for each claim, or "".
+func (k *fakeKubelet) unprepareClaims(uids ...string) (answers []string) {
 	k.Helper()
 	request, old := &drav1.NodeUnprepareResourcesRequest{}, &drav1beta1.NodeUnprepareResourcesRequest{}
 	for _, uid := range uids {
@@ -298,8 +298,9 @@ func (k *kubelet) unprepare(uids ...string) (answers []string) {
 	return answers
 }
 
-// watchHealth returns the reports of the health stream: "device=status message" for each device, sorted.
-func (k *kubelet) watchHealth() <-chan string {
+// watchHealth returns the reports of the health stream as text. A report has the form "device=status message" for each device, and the
+// devices are sorted.
+func (k *fakeKubelet) watchHealth() <-chan string {
 	k.Helper()
 	reports := make(chan string, 100)
 	ctx, cancel := context.WithCancel(k.Context())
@@ -319,7 +320,7 @@ func (k *kubelet) watchHealth() <-chan string {
 	return reports
 }
 
-func (k *kubelet) healthStream(ctx context.Context) (recv func() ([]string, error)) {
+func (k *fakeKubelet) healthStream(ctx context.Context) (recv func() ([]string, error)) {
 	k.Helper()
 	if k.v1beta1 { // for kubelets that support only this version
 		stream, err := healthv1alpha1.NewDRAResourceHealthClient(k.conn).NodeWatchResources(ctx, &healthv1alpha1.NodeWatchResourcesRequest{})
@@ -343,8 +344,8 @@ func (k *kubelet) healthStream(ctx context.Context) (recv func() ([]string, erro
 	}
 }
 
-// files returns the file names in a folder.
-func (l *draLab) files(folder string) string {
+// fileNames returns the names of the files in a folder.
+func (l *draLab) fileNames(folder string) string {
 	l.Helper()
 	found, _ := os.ReadDir(folder)
 	var names []string
@@ -364,11 +365,11 @@ func (l *draLab) driverOf(address string) string {
 	return d.Driver
 }
 
-// lookAgain passes the inventory of newDRALab again.
-func (l *draLab) lookAgain() { l.Helper(); l.look(pool.Resource{API: pool.DRA}, nil) }
+// repeatInventory passes the first inventory of newDRALab to the driver again.
+func (l *draLab) repeatInventory() { l.Helper(); l.updateInventory(pool.Resource{API: pool.DRA}, nil) }
 
-// fault reports a fault of a VF to the driver.
-func (l *draLab) fault(address, text string) {
+// setFault reports a fault of a VF to the driver.
+func (l *draLab) setFault(address, text string) {
 	l.Helper()
-	l.look(pool.Resource{API: pool.DRA}, map[string]Fault{address: {Kind: LinkDown, Text: text}})
+	l.updateInventory(pool.Resource{API: pool.DRA}, map[string]Fault{address: {Kind: LinkDown, Text: text}})
 }

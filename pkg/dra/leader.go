@@ -17,46 +17,48 @@ import (
 )
 
 const (
-	// leaderLock is the lock file beside the folder of records. The instance that holds the lock leads.
+	// leaderLock is the name of the lock file in the parent folder of the claim records. The instance that holds this lock is the leader.
 	leaderLock = "leader.lock"
 	// leaderFile contains the name of the leading instance.
 	leaderFile = "leader"
-	// leadInterval is the interval at which the other instances try to take the lock.
+	// leadInterval is the pause between two attempts of a follower to take the lock.
 	leadInterval = 500 * time.Millisecond
 )
 
-// leadership is the role of this instance. Only the leading instance publishes devices, collects records and writes the status of claims.
-// Every instance prepares claims.
+// leadership describes whether this instance of the daemon leads. Only the leading instance publishes devices, collects claim records and
+// writes the status of claims. Every instance prepares claims.
 type leadership struct {
 	mu         sync.Mutex
 	leads      bool
-	whyWaiting string    // why this instance does not serve the kubelet now, or ""
-	changed    broadcast // wakes waiters after a change of leads or waits
+	whyWaiting string      // why this instance does not serve the kubelet now, or ""
+	changed    broadcaster // wakes waiters after a change of leads or waits
 }
 
-// leads reports whether this instance leads.
-func (d *Driver) leads() bool {
+// isLeader reports whether this instance leads.
+func (d *Driver) isLeader() bool {
 	d.lead.mu.Lock()
 	defer d.lead.mu.Unlock()
 	return d.lead.leads
 }
 
 // Leads reports whether this instance leads. Only the leading instance publishes devices, changes PFs and drivers, and restores VFs.
-// Another instance may be a newer one that is about to take over.
-func (d *Driver) Leads() bool { return d.leads() }
+// Another instance may be a newer version that is about to take over.
+func (d *Driver) Leads() bool { return d.isLeader() }
 
-// whyNotServing returns why this instance does not serve the kubelet now, or "" if it does.
+// whyNotServing returns the reason why this instance does not serve the kubelet at the moment. The result is "" if this instance serves the
+// kubelet.
 func (l *leadership) whyNotServing() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.whyWaiting
 }
 
-// setFollower records that another instance leads. Instances that are pods serve side by side during an update. A service must be alone: a
-// second service, or a service beside pods, would take over the kubelet's connection.
+// setFollower records that another instance is the leader. During an update, several instances that are pods may serve the kubelet at the
+// same time. An instance that runs as a service must be the only instance. A second service, or pods beside a service, would take over the
+// kubelet's connection.
 func (l *leadership) setFollower(d *Driver, leader string) {
 	waits := ""
-	if d.options.Instance == "" || strings.HasPrefix(leader, service) {
+	if d.options.Instance == "" || strings.HasPrefix(leader, servicePrefix) {
 		waits = leader + " serves the claims of this node; this instance waits for its end; run the daemon as a service or as a DaemonSet, not both"
 	}
 	l.mu.Lock()
@@ -83,14 +85,14 @@ func (l *leadership) set(d *Driver, leads bool) {
 	d.recordsChanged() // the daemon may change devices from now on
 }
 
-// holdLead takes the lock and keeps it until ctx is done. The kernel releases the lock with the process.
+// holdLead takes the lock and holds it until ctx is done. When the process ends, the kernel releases the lock.
 func (l *leadership) holdLead(ctx context.Context, d *Driver) {
 	logged := ""
 	for ctx.Err() == nil {
 		lock, dir, leader, err := d.takeLead()
 		if err == nil {
 			l.set(d, true)
-			d.options.Log.Info("this instance leads: it publishes devices and writes the status of claims", "instance", d.name())
+			d.options.Log.Info("this instance leads: it publishes devices and writes the status of claims", "instance", d.instanceName())
 			d.removeStaleSockets()
 			l.waitUntilLost(ctx, lock)
 			l.set(d, false)
@@ -100,7 +102,7 @@ func (l *leadership) holdLead(ctx context.Context, d *Driver) {
 		}
 		l.setFollower(d, leader)
 		if err.Error() != logged {
-			d.options.Log.Info("another instance leads", "instance", d.name(), "error", err, "waits", l.whyNotServing())
+			d.options.Log.Info("another instance leads", "instance", d.instanceName(), "error", err, "waits", l.whyNotServing())
 		}
 		logged = err.Error()
 		select {
@@ -110,16 +112,16 @@ func (l *leadership) holdLead(ctx context.Context, d *Driver) {
 	}
 }
 
-// whileLeading calls f each time that this instance becomes the leader, until ctx is done. The context of f ends when the instance loses
-// the lead.
+// whileLeading calls f each time this instance becomes the leader, until ctx is done. The context of f ends when this instance is no longer
+// the leader.
 func (d *Driver) whileLeading(ctx context.Context, f func(context.Context)) {
 	for ctx.Err() == nil {
-		turn := d.lead.changed.wait()
-		if d.leads() {
+		turn := d.lead.changed.nextSend()
+		if d.isLeader() {
 			lead, lost := context.WithCancel(ctx)
 			go func() {
 				defer lost()
-				for turn := turn; d.leads(); turn = d.lead.changed.wait() {
+				for turn := turn; d.isLeader(); turn = d.lead.changed.nextSend() {
 					select {
 					case <-lead.Done():
 						return
@@ -138,7 +140,7 @@ func (d *Driver) whileLeading(ctx context.Context, f func(context.Context)) {
 	}
 }
 
-// waitUntilLost returns when ctx is done or the lock file has been replaced.
+// waitUntilLost returns when ctx is done or when another program has replaced the lock file.
 func (l *leadership) waitUntilLost(ctx context.Context, lock *store.Lock) {
 	for !lock.Lost() {
 		select {
@@ -149,8 +151,8 @@ func (l *leadership) waitUntilLost(ctx context.Context, lock *store.Lock) {
 	}
 }
 
-// takeLead takes the lock if it is free. Otherwise it returns the name of the leading instance with the error. The caller must release
-// the lock before it closes the folder.
+// takeLead takes the lock if no other instance holds it. If another instance holds the lock, the result is the name of that instance and an
+// error. The caller must release the lock before the caller closes the folder.
 func (d *Driver) takeLead() (lock *store.Lock, dir *store.Dir, leader string, err error) {
 	dir, err = store.Make(filepath.Dir(d.options.Claims), 0o755)
 	if err != nil {
@@ -163,7 +165,7 @@ func (d *Driver) takeLead() (lock *store.Lock, dir *store.Dir, leader string, er
 		dir.Close()
 		return nil, nil, leader, fmt.Errorf("%s is the leader: %w", leader, err)
 	}
-	if err := dir.Write(leaderFile, []byte(d.name()+"\n"), 0o600); err != nil {
+	if err := dir.Write(leaderFile, []byte(d.instanceName()+"\n"), 0o600); err != nil {
 		lock.Unlock()
 		dir.Close()
 		return nil, nil, "", err
@@ -171,21 +173,21 @@ func (d *Driver) takeLead() (lock *store.Lock, dir *store.Dir, leader string, er
 	return lock, dir, "", nil
 }
 
-// service is the prefix of the name of an instance outside of a pod.
-const service = "the service"
+// servicePrefix is the start of an instance's name if the instance does not run in a pod.
+const servicePrefix = "the service"
 
-// name returns the name of this instance for messages.
-func (d *Driver) name() string {
+// instanceName returns the name of this instance for messages.
+func (d *Driver) instanceName() string {
 	if d.options.Instance != "" {
 		return fmt.Sprintf("the pod with UID %s (process %d)", d.options.Instance, os.Getpid())
 	}
-	return fmt.Sprintf("%s with process %d", service, os.Getpid())
+	return fmt.Sprintf("%s with process %d", servicePrefix, os.Getpid())
 }
 
-// awaitTurn returns when this instance may serve the kubelet.
+// awaitTurn waits until this instance may serve the kubelet.
 func (d *Driver) awaitTurn(ctx context.Context) error {
 	for {
-		turn := d.lead.changed.wait()
+		turn := d.lead.changed.nextSend()
 		why := d.lead.whyNotServing()
 		if why == "" {
 			return nil
@@ -199,14 +201,14 @@ func (d *Driver) awaitTurn(ctx context.Context) error {
 	}
 }
 
-// broadcast wakes all waiting goroutines.
-type broadcast struct {
+// broadcaster wakes all goroutines that wait for an event.
+type broadcaster struct {
 	mu   sync.Mutex
 	next chan struct{} // closed by the next send
 }
 
-// wait returns a channel that the next send closes.
-func (b *broadcast) wait() <-chan struct{} {
+// nextSend returns a channel. The next call of send closes this channel.
+func (b *broadcaster) nextSend() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.next == nil {
@@ -215,7 +217,7 @@ func (b *broadcast) wait() <-chan struct{} {
 	return b.next
 }
 
-func (b *broadcast) send() {
+func (b *broadcaster) send() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.next != nil {

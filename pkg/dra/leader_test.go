@@ -16,56 +16,57 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// instance is another daemon on the lab's node.
-func (l *draLab) instance(uid string) *draLab {
+// newInstance returns a second daemon on the node of the lab.
+func (l *draLab) newInstance(uid string) *draLab {
 	o := l.options
 	o.Instance = uid
 	other := *l
 	other.Driver = New(o)
-	other.lookAgain()
+	other.repeatInventory()
 	return &other
 }
 
-// TestUpgrade (DRA-32): two instances serve the kubelet with the same records. One leads; the other takes over when it ends.
+// TestUpgrade (DRA-32): two instances serve the kubelet with the same claim records. One instance is the leader. When the leader ends, the
+// second instance takes over.
 func TestUpgrade(t *testing.T) {
 	l := newDRALab(t)
-	a, b := l.instance("uid-a"), l.instance("uid-b")
-	stopA := a.run()
-	l.await("the first one leads", a.leads)
-	registry, data := l.options.folders()
-	stopB := b.run()
+	a, b := l.newInstance("uid-a"), l.newInstance("uid-b")
+	stopA := a.runDriver()
+	l.await("the first one leads", a.isLeader)
+	registry, data := l.options.socketFolders()
+	stopB := b.runDriver()
 	kb := b.registerAt(filepath.Join(registry, "sriov.podlace.io-uid-b-reg.sock"), false)
 	ka := a.registerAt(filepath.Join(registry, "sriov.podlace.io-uid-a-reg.sock"), false)
-	if kb.endpoint != filepath.Join(data, "dra-uid-b.sock") || b.leads() || b.whyUnregistered() != "" {
-		t.Errorf("endpoint %s, leads: %t, %s", kb.endpoint, b.leads(), b.whyUnregistered())
+	if kb.endpoint != filepath.Join(data, "dra-uid-b.sock") || b.isLeader() || b.whyUnregistered() != "" {
+		t.Errorf("endpoint %s, leads: %t, %s", kb.endpoint, b.isLeader(), b.whyUnregistered())
 	}
-	old, young := newClaim("c-1", "old", result("a", vf0)), newClaim("c-2", "young", result("a", vf0))
-	l.add(old, young)
-	ka.prepare(old)
-	if got := kb.prepare(young); !strings.Contains(got[0], "VF 0000:11:02.0 still belongs to claim shop/old") {
+	old, young := newClaim("c-1", "old", deviceResult("a", vf0)), newClaim("c-2", "young", deviceResult("a", vf0))
+	l.addClaims(old, young)
+	ka.prepareClaims(old)
+	if got := kb.prepareClaims(young); !strings.Contains(got[0], "VF 0000:11:02.0 still belongs to claim shop/old") {
 		t.Error(got)
 	}
-	if got := kb.unprepare("c-1"); got[0] != "" {
+	if got := kb.unprepareClaims("c-1"); got[0] != "" {
 		t.Error(got)
 	}
-	if got := kb.prepare(young); !strings.HasPrefix(got[0], "a=") {
+	if got := kb.prepareClaims(young); !strings.HasPrefix(got[0], "a=") {
 		t.Error(got)
 	}
 	stopA()
-	l.await("the second one leads", b.leads)
-	if got := l.files(registry) + " " + l.files(data); got != "sriov.podlace.io-uid-b-reg.sock dra-uid-b.sock" {
+	l.await("the second one leads", b.isLeader)
+	if got := l.fileNames(registry) + " " + l.fileNames(data); got != "sriov.podlace.io-uid-b-reg.sock dra-uid-b.sock" {
 		t.Errorf("sockets: %s", got)
 	}
-	if got := kb.unprepare("c-2"); got[0] != "" {
+	if got := kb.unprepareClaims("c-2"); got[0] != "" {
 		t.Error(got)
 	}
 	stopB()
 }
 
-// TestStaleSockets checks that sockets of a killed instance are deleted, and that sockets of a running one stay.
+// TestStaleSockets checks that the sockets of a killed instance are deleted, and that the sockets of a running instance stay.
 func TestStaleSockets(t *testing.T) {
 	l := newDRALab(t)
-	registry, data := l.options.folders()
+	registry, data := l.options.socketFolders()
 	must(t, os.MkdirAll(registry, 0o755), os.MkdirAll(data, 0o755))
 	var open []net.Listener
 	for _, path := range []string{filepath.Join(registry, "sriov.podlace.io-dead-reg.sock"), filepath.Join(data, "dra-dead.sock"),
@@ -79,110 +80,117 @@ func TestStaleSockets(t *testing.T) {
 			open = append(open, s)
 		}
 	}
-	l.instance("uid-b").run()
+	l.newInstance("uid-b").runDriver()
 	l.await("only the sockets of instances that run", func() bool {
-		return l.files(registry)+" "+l.files(data) == "sriov.podlace.io-live-reg.sock sriov.podlace.io-uid-b-reg.sock dra-uid-b.sock"
+		return l.fileNames(registry)+" "+l.fileNames(data) == "sriov.podlace.io-live-reg.sock sriov.podlace.io-uid-b-reg.sock dra-uid-b.sock"
 	})
 	for _, s := range open {
 		s.Close()
 	}
 }
 
-// TestTwoServices (DRA-F23): a second daemon without its own UID leaves the kubelet to the first one, names it, and takes over when it
-// ends.
+// TestTwoServices (DRA-F23): a second daemon without its own UID starts. The second daemon does not serve the kubelet until the first
+// daemon ends, and its log names the first daemon.
 func TestTwoServices(t *testing.T) {
 	l := newDRALab(t)
-	a, b := l.instance(""), l.instance("")
-	stop := a.run()
+	a, b := l.newInstance(""), l.newInstance("")
+	stop := a.runDriver()
 	k := a.register(false)
-	b.run()
+	b.runDriver()
 	l.await("the second one says who leads", func() bool { return strings.Contains(l.log.String(), "the service with process") })
 	l.await("the second one is not ready", func() bool { return strings.Contains(b.Ready(), "the service with process") })
-	c := newClaim("c-1", "web", result("a", vf0))
-	l.add(c)
-	if got := k.prepare(c); !strings.HasPrefix(got[0], "a=") {
+	c := newClaim("c-1", "web", deviceResult("a", vf0))
+	l.addClaims(c)
+	if got := k.prepareClaims(c); !strings.HasPrefix(got[0], "a=") {
 		t.Error(got)
 	}
 	stop()
-	l.await("the second one leads", b.leads)
-	if got := b.register(false).unprepare("c-1"); got[0] != "" {
+	l.await("the second one leads", b.isLeader)
+	if got := b.register(false).unprepareClaims("c-1"); got[0] != "" {
 		t.Error(got)
 	}
 }
 
-// TestServiceAndPod (DRA-F23): of a service and a pod of a DaemonSet on one node, the first to start serves. The other one names it and
-// says what to do, has no sockets, and takes over when it ends.
+// TestServiceAndPod (DRA-F23): a service and a pod of a DaemonSet run on one node. The instance that starts first serves the kubelet. The
+// second instance has no sockets. The log of the second instance names the first instance and says what the admin can do. The second
+// instance takes over when the first instance ends.
 func TestServiceAndPod(t *testing.T) {
 	for _, c := range []struct{ first, second, name string }{
 		{"", "uid-b", "the service with process"},
 		{"uid-a", "", "the pod with UID uid-a"},
 	} {
 		l := newDRALab(t)
-		a, b := l.instance(c.first), l.instance(c.second)
-		stop := a.run()
+		a, b := l.newInstance(c.first), l.newInstance(c.second)
+		stop := a.runDriver()
 		l.await("the first one is ready to be registered", func() bool { return a.Ready() == "the kubelet has not registered driver sriov.podlace.io" })
-		b.run()
+		b.runDriver()
 		l.await("the second one says who serves", func() bool {
 			return strings.HasPrefix(b.Ready(), c.name) && strings.Contains(b.Ready(), "not both")
 		})
 		time.Sleep(2 * leadInterval)
-		registry, _ := l.options.folders()
-		if sockets := l.files(registry); strings.Contains(sockets, " ") || b.leads() || a.Ready() != "the kubelet has not registered driver sriov.podlace.io" {
-			t.Errorf("sockets %s, the second one leads: %t, the first one: %s", sockets, b.leads(), a.Ready())
+		registry, _ := l.options.socketFolders()
+		if sockets := l.fileNames(registry); strings.Contains(sockets, " ") || b.isLeader() || a.Ready() != "the kubelet has not registered driver sriov.podlace.io" {
+			t.Errorf("sockets %s, the second one leads: %t, the first one: %s", sockets, b.isLeader(), a.Ready())
 		}
 		stop()
-		l.await("the second one serves", func() bool { return b.leads() && b.Ready() == "the kubelet has not registered driver sriov.podlace.io" })
+		l.await("the second one serves", func() bool {
+			return b.isLeader() && b.Ready() == "the kubelet has not registered driver sriov.podlace.io"
+		})
 	}
 }
 
-// TestServiceTakesLead checks that a pod stops serving when a service takes the lead.
+// TestServiceTakesLead checks that a pod stops to serve the kubelet when a service becomes the leader.
 func TestServiceTakesLead(t *testing.T) {
 	l := newDRALab(t)
-	pod := l.instance("uid-a")
-	pod.run()
-	l.await("the pod leads", pod.leads)
-	registry, data := l.options.folders()
-	l.await("the pod serves", func() bool { return l.files(registry)+l.files(data) == "sriov.podlace.io-uid-a-reg.sockdra-uid-a.sock" })
+	pod := l.newInstance("uid-a")
+	pod.runDriver()
+	l.await("the pod leads", pod.isLeader)
+	registry, data := l.options.socketFolders()
+	l.await("the pod serves", func() bool {
+		return l.fileNames(registry)+l.fileNames(data) == "sriov.podlace.io-uid-a-reg.sockdra-uid-a.sock"
+	})
 	dir, err := store.Open(filepath.Dir(l.options.Claims))
 	must(t, err, dir.Remove(leaderLock))
 	lock, err := dir.LockWithin(0, leaderLock, 0o600)
 	must(t, err, dir.Write(leaderFile, []byte("the service with process 7\n"), 0o600))
 	l.await("the pod has stopped", func() bool {
-		return l.files(registry)+l.files(data) == "" && strings.HasPrefix(pod.Ready(), "the service with process 7")
+		return l.fileNames(registry)+l.fileNames(data) == "" && strings.HasPrefix(pod.Ready(), "the service with process 7")
 	})
 	must(t, lock.Unlock())
-	l.await("the pod serves again", func() bool { return pod.leads() && l.files(registry) == "sriov.podlace.io-uid-a-reg.sock" })
+	l.await("the pod serves again", func() bool { return pod.isLeader() && l.fileNames(registry) == "sriov.podlace.io-uid-a-reg.sock" })
 }
 
-// TestSocketsRemoved checks that deleted sockets are recreated, also after the deletion of their folder.
+// TestSocketsRemoved checks that the driver creates deleted sockets again, even if their folder was deleted too.
 func TestSocketsRemoved(t *testing.T) {
 	l := newDRALab(t)
-	l.run()
+	l.runDriver()
 	l.register(false)
-	registry, data := l.options.folders()
+	registry, data := l.options.socketFolders()
 	for _, remove := range []string{filepath.Join(registry, "sriov.podlace.io-reg.sock"), data} {
 		must(t, os.RemoveAll(remove))
 		l.await("the kubelet can register again", func() bool { return l.whyUnregistered() != "" })
-		l.await("sockets", func() bool { return l.files(registry)+l.files(data) == "sriov.podlace.io-reg.sockdra.sock" })
+		l.await("sockets", func() bool { return l.fileNames(registry)+l.fileNames(data) == "sriov.podlace.io-reg.sockdra.sock" })
 		k := l.register(false)
-		if got := k.unprepare("c-1"); got[0] != "" || l.Ready() != "" {
+		if got := k.unprepareClaims("c-1"); got[0] != "" || l.Ready() != "" {
 			t.Errorf("%v, %s", got, l.Ready())
 		}
 	}
 }
 
-// TestServerFails checks that a server error restarts the server, and that a recoverable error does not.
+// TestServerFails checks that the server restarts after an error that it cannot recover from. After a recoverable error, the server does
+// not restart.
 func TestServerFails(t *testing.T) {
 	l := newDRALab(t)
-	l.run()
+	l.runDriver()
 	l.register(false)
-	handler{l.Driver}.HandleError(t.Context(), errors.New("broken pipe"), "DRA gRPC server failed")
+	callHandler{l.Driver}.HandleError(t.Context(), errors.New("broken pipe"), "DRA gRPC server failed")
 	l.await("the failure is logged", func() bool { return strings.Contains(l.log.String(), "broken pipe") })
 	l.await("the kubelet can register again", func() bool { return l.Ready() == "the kubelet has not registered driver sriov.podlace.io" })
 	l.register(false)
 }
 
-// TestWhileLeading checks that the leader's work stops when another instance leads, and restarts later.
+// TestWhileLeading checks that the work of the leader stops when another instance becomes the leader. The work starts again when this
+// instance becomes the leader again.
 func TestWhileLeading(t *testing.T) {
 	l := newDRALab(t)
 	var begun, ended atomic.Int32
@@ -210,15 +218,16 @@ func TestWhileLeading(t *testing.T) {
 	<-done
 }
 
-// TestLeadLost: after the lock file is deleted, the instance leads with a new file, unless another instance takes it first.
+// TestLeadLost: another program deletes the lock file. The instance creates a new lock file and remains the leader, unless another instance
+// takes the new file first.
 func TestLeadLost(t *testing.T) {
 	l := newDRALab(t)
-	a := l.instance("uid-a")
-	a.run()
-	l.await("it leads", a.leads)
+	a := l.newInstance("uid-a")
+	a.runDriver()
+	l.await("it leads", a.isLeader)
 	must(t, os.Remove(filepath.Join(filepath.Dir(l.options.Claims), leaderLock)))
-	b := l.instance("uid-b")
-	b.run()
+	b := l.newInstance("uid-b")
+	b.runDriver()
 	time.Sleep(2 * checkInterval)
-	l.await("one leads", func() bool { return a.leads() != b.leads() })
+	l.await("one leads", func() bool { return a.isLeader() != b.isLeader() })
 }

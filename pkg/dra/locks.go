@@ -14,32 +14,33 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// claimLocks is the lock file beside the folder of records. Its bytes are locks: of VFs by their addresses, and of claims by their UIDs.
-// It works across instances of the daemon. The order of locks is: one claim, VFs by address, the gate of the daemon, a journal.
+// claimLocks is the name of the lock file in the parent folder of the claim records. Each byte of this file is a lock: the byte of a VF
+// follows from the VF's address, the byte of a claim from the claim's UID. The locks work between all instances of the daemon. Locks are
+// taken in this order: one claim, VFs by address, the gate of the daemon, a journal.
 const claimLocks = "claims.lock"
 
-// lockWait is how long Prepare waits for another call about the same claim or VF. The kubelet retries its calls.
+// lockWait is the maximum time that Prepare waits for another call about the same claim or VF. The kubelet repeats a call that failed.
 const lockWait = 10 * time.Second
 
-// lockPoll is the pause between attempts to take a lock.
+// lockPoll is the pause between two attempts to take a lock.
 const lockPoll = 20 * time.Millisecond
 
-// firstClaim is larger than the number of any PCI address.
+// firstClaim is the offset of the first claim lock. The value is larger than the number of any PCI address.
 const firstClaim = 1 << 62
 
-// locks are the locks of one claim and of VFs.
-type locks struct {
+// claimLock holds the locks of one claim and of VFs.
+type claimLock struct {
 	dir  *store.Dir
 	held []*store.Lock
 }
 
 // lockClaim locks a claim.
-func (d *Driver) lockClaim(uid string) (*locks, error) {
+func (d *Driver) lockClaim(uid string) (*claimLock, error) {
 	dir, err := store.Make(filepath.Dir(d.options.Claims), 0o755)
 	if err != nil {
 		return nil, err
 	}
-	l := &locks{dir: dir}
+	l := &claimLock{dir: dir}
 	hash := fnv.New64a()
 	hash.Write([]byte(uid))
 	if err := l.add(firstClaim | int64(hash.Sum64()>>2)); err != nil {
@@ -49,14 +50,15 @@ func (d *Driver) lockClaim(uid string) (*locks, error) {
 	return l, nil
 }
 
-// LockDevices takes the locks of devices that Prepare and Unprepare take as well, in all instances of the daemon on the node. claims is
-// the folder of records. It fails if another call or instance is working on a device.
+// LockDevices takes the locks of devices in all instances of the daemon on the node. Prepare and Unprepare take the same locks. The
+// argument claims is the folder of claim records. The result is an error if another call or another instance is working on one of the
+// devices.
 func LockDevices(claims string, devices []pci.Address) (unlock func(), err error) {
 	dir, err := store.Make(filepath.Dir(claims), 0o755)
 	if err != nil {
 		return nil, err
 	}
-	l := &locks{dir: dir}
+	l := &claimLock{dir: dir}
 	if err := l.lockVFs(devices); err != nil {
 		l.unlock()
 		return nil, err
@@ -64,8 +66,8 @@ func LockDevices(claims string, devices []pci.Address) (unlock func(), err error
 	return l.unlock, nil
 }
 
-// lockVFs locks each VF once.
-func (l *locks) lockVFs(vfs []pci.Address) error {
+// lockVFs takes the lock of each VF once.
+func (l *claimLock) lockVFs(vfs []pci.Address) error {
 	for _, a := range slices.Compact(slices.SortedFunc(slices.Values(vfs), pci.Address.Compare)) {
 		if err := l.add(a.Number()); err != nil {
 			return fmt.Errorf("device %s is being prepared or unprepared for another claim: %w", a, err)
@@ -74,9 +76,9 @@ func (l *locks) lockVFs(vfs []pci.Address) error {
 	return nil
 }
 
-// add takes a lock. It polls, because a blocking wait cannot be cancelled, and would occupy a thread for each call about a claim whose
-// driver hangs.
-func (l *locks) add(offset int64) error {
+// add takes a lock. The function polls, because a blocking wait cannot be cancelled. A blocking wait would also occupy one thread for each
+// call about a claim whose driver hangs.
+func (l *claimLock) add(offset int64) error {
 	for until := time.Now().Add(lockWait); ; time.Sleep(lockPoll) {
 		lock, err := l.dir.LockAtWithin(0, claimLocks, 0o600, offset)
 		if err == nil {
@@ -90,7 +92,7 @@ func (l *locks) add(offset int64) error {
 	}
 }
 
-func (l *locks) unlock() {
+func (l *claimLock) unlock() {
 	for _, lock := range slices.Backward(l.held) {
 		lock.Unlock()
 	}

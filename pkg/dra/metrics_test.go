@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/probes/probestest"
 )
 
-// TestMetricsListed: the list of metrics against which the dashboard, the alerts and the README are checked has exactly those of
-// Dynamic Resource Allocation.
+// TestMetricsListed: the list of metrics contains exactly the DRA metrics of the daemon. The dashboard, the alerts and the README are
+// checked against this list.
 func TestMetricsListed(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	newCounters(registry)

@@ -28,29 +28,29 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// crashes is a log that crashes the daemon at a chosen moment, as far as a goroutine can.
-type crashes struct {
+// crashLog is a log handler that crashes the daemon at a chosen moment, as far as a goroutine can crash.
+type crashLog struct {
 	slog.Handler
 	left *atomic.Int64 // moments until the crash, such as log lines; negative for never
 }
 
-// crashed is the panic value of a crash.
-type crashed struct{}
+// crashPanic is the panic value of a simulated crash.
+type crashPanic struct{}
 
-func (c crashes) Handle(ctx context.Context, r slog.Record) error {
-	crash(c.left)
+func (c crashLog) Handle(ctx context.Context, r slog.Record) error {
+	mayCrash(c.left)
 	return c.Handler.Handle(ctx, r)
 }
 
-// crash is a moment at which the daemon may crash.
-func crash(left *atomic.Int64) {
+// mayCrash marks a moment at which the daemon may crash.
+func mayCrash(left *atomic.Int64) {
 	if left.Add(-1) == 0 {
-		panic(crashed{})
+		panic(crashPanic{})
 	}
 }
 
-// model is a node whose API server allocates VFs at random, even to several claims at a time.
-type model struct {
+// nodeModel is a node whose API server allocates VFs at random. The API server may even allocate one VF to several claims at the same time.
+type nodeModel struct {
 	kerneltest.Lab
 	*draLab
 	host   *kernel.Node
@@ -63,7 +63,7 @@ type model struct {
 	mu     sync.Mutex     // guards count
 }
 
-// modelPod is a pod of a claim.
+// modelPod is a pod that uses a claim.
 type modelPod struct {
 	*sandbox.Pod
 	name  string
@@ -71,9 +71,9 @@ type modelPod struct {
 	has   bool // it has its VFs, until DEL or Unprepare
 }
 
-// newModel returns a node with four VFs, six claims of one or two VFs, and two pods for each claim.
-func newModel(t *testing.T) *model {
-	m := &model{draLab: newDRALab(t), random: kerneltest.Random(t), left: &atomic.Int64{}, count: map[string]int{}}
+// newModel returns a node with four VFs and six claims of one or two VFs. Each claim has two pods.
+func newModel(t *testing.T) *nodeModel {
+	m := &nodeModel{draLab: newDRALab(t), random: kerneltest.Random(t), left: &atomic.Int64{}, count: map[string]int{}}
 	m.left.Store(-1)
 	must(t, os.RemoveAll("/run/podlace"))
 	host, err := kernel.Host()
@@ -86,20 +86,20 @@ func newModel(t *testing.T) *model {
 		must(t, err)
 		t.Cleanup(func() { must(t, host.DelLink(name), host.DelLink(name+"peer")) })
 	}
-	m.golden = m.home()
+	m.golden = m.nodeLinks()
 	vfs := []string{vf0, vf1, vf2, vf3}
 	for i := range 6 {
 		uid := fmt.Sprint("c-", i)
-		results := []resourceapi.DeviceRequestAllocationResult{result("a", vfs[i%4])}
+		results := []resourceapi.DeviceRequestAllocationResult{deviceResult("a", vfs[i%4])}
 		if i%2 == 1 {
-			results = append(results, result("b", vfs[(i+1)%4]))
+			results = append(results, deviceResult("b", vfs[(i+1)%4]))
 		}
 		m.claims = append(m.claims, newClaim(uid, uid, results...))
 		for range 2 {
 			m.pods = append(m.pods, &modelPod{Pod: kerneltest.NewPod(t), name: fmt.Sprint("pod-", len(m.pods)), claim: i})
 		}
 	}
-	m.kubeletKnows()
+	m.writeAllClaims()
 	m.restart()
 	m.Lab = kerneltest.Lab{T: t, Pod: m.pods[0].Pod, Conf: kerneltest.Object{"cniVersion": "1.1.0", "name": "net", "type": "sriov",
 		"resources": []string{fast}, "kubeletDir": m.options.Kubelet, "prevResult": kerneltest.Object{"cniVersion": "1.1.0",
@@ -111,8 +111,8 @@ func newModel(t *testing.T) *model {
 	return m
 }
 
-// answerClaims serves the daemon's socket and returns its path.
-func (m *model) answerClaims() string {
+// answerClaims serves the socket of the daemon and returns the path of the socket.
+func (m *nodeModel) answerClaims() string {
 	claims, kubelet := m.options.Claims, m.options.Kubelet // copies, because restart replaces the driver
 	dir := filepath.Dir(kubelet)
 	socket := filepath.Join(dir, "s")
@@ -134,8 +134,8 @@ func (m *model) answerClaims() string {
 	return socket
 }
 
-// kubeletKnows writes the kubelet's file with all claims of the pods.
-func (m *model) kubeletKnows() {
+// writeAllClaims writes the kubelet's file with all claims of the pods.
+func (m *nodeModel) writeAllClaims() {
 	var list []claimtest.Claim
 	for i, c := range m.claims {
 		var uids []string
@@ -149,28 +149,28 @@ func (m *model) kubeletKnows() {
 	must(m.draLab, claimtest.WriteState(m.options.Kubelet, list...))
 }
 
-// restart replaces the daemon by a new one, which knows only what is stored in files.
-func (m *model) restart() {
+// restart replaces the daemon with a new daemon. The new daemon only knows what is stored in files.
+func (m *nodeModel) restart() {
 	o := m.options
-	o.Log = slog.New(crashes{slog.NewTextHandler(io.Discard, nil), m.left})
+	o.Log = slog.New(crashLog{slog.NewTextHandler(io.Discard, nil), m.left})
 	o.Change = func(_ []string, check, change func() error) error {
-		crash(m.left)
+		mayCrash(m.left)
 		if err := check(); err != nil {
 			return err
 		}
-		crash(m.left)
+		mayCrash(m.left)
 		err := change()
-		crash(m.left)
+		mayCrash(m.left)
 		return err
 	}
-	o.Changed = func() { crash(m.left) }
+	o.Changed = func() { mayCrash(m.left) }
 	o.Records = claim.NewCache(o.Claims, o.Kubelet)
 	m.Driver = New(o)
-	m.look(pool.Resource{API: pool.DRA}, nil)
+	m.updateInventory(pool.Resource{API: pool.DRA}, nil)
 }
 
-// home describes the VFs on the node.
-func (m *model) home() string {
+// nodeLinks describes the VFs that are on the node.
+func (m *nodeModel) nodeLinks() string {
 	var b strings.Builder
 	for i := range 4 {
 		link, ok, err := m.host.Link(fmt.Sprint("ens0f0v", i))
@@ -182,23 +182,24 @@ func (m *model) home() string {
 	return b.String()
 }
 
-// op is an operation on a claim or a pod that runs concurrently with others. It returns an error for wrong behaviour.
-type op struct {
+// modelOperation changes a claim or a pod. Several operations run at the same time. An operation returns an error if the daemon behaves
+// wrongly.
+type modelOperation struct {
 	name string
 	run  func() error
 }
 
-func (m *model) did(name string) {
+func (m *nodeModel) did(name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.count[name]++
 }
 
-// guarded makes a call of the daemon, which may crash.
-func (m *model) guarded(f func() error) (err error) {
+// callGuarded calls the daemon and recovers from a simulated crash.
+func (m *nodeModel) callGuarded(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			if _, ok := r.(crashed); !ok {
+			if _, ok := r.(crashPanic); !ok {
 				panic(r)
 			}
 			m.did("crash")
@@ -208,13 +209,14 @@ func (m *model) guarded(f func() error) (err error) {
 	return f()
 }
 
-// draw chooses the next operations. A claim is in one operation at a time, as in the kubelet; its pods are independent.
-func (m *model) draw() (ops []op) {
+// drawOperations chooses the next operations at random. A claim takes part in only one operation at a time, as in the kubelet. Pods of the
+// claim may take part in other operations at the same time.
+func (m *nodeModel) drawOperations() (ops []modelOperation) {
 	for _, i := range m.random.Perm(len(m.claims))[:1+m.random.IntN(3)] {
 		c, d := m.claims[i], m.Driver
 		if m.random.IntN(4) < 3 {
-			ops = append(ops, op{"prepare " + c.Name, func() error {
-				if m.guarded(func() error { _, err := d.prepare(context.Background(), c); return err }) == nil {
+			ops = append(ops, modelOperation{"prepare " + c.Name, func() error {
+				if m.callGuarded(func() error { _, err := d.prepare(context.Background(), c); return err }) == nil {
 					m.did("prepare")
 				}
 				return nil
@@ -226,8 +228,8 @@ func (m *model) draw() (ops []op) {
 				p.has = false
 			}
 		}
-		ops = append(ops, op{"unprepare " + c.Name, func() error {
-			if m.guarded(func() error { return d.unprepare(context.Background(), string(c.UID)) }) == nil {
+		ops = append(ops, modelOperation{"unprepare " + c.Name, func() error {
+			if m.callGuarded(func() error { return d.unprepare(context.Background(), string(c.UID)) }) == nil {
 				m.did("unprepare")
 			}
 			return nil
@@ -235,17 +237,17 @@ func (m *model) draw() (ops []op) {
 	}
 	for _, p := range m.drawPods() {
 		if m.random.IntN(3) < 2 {
-			ops = append(ops, op{"ADD " + p.name, func() error { return m.add(p) }})
+			ops = append(ops, modelOperation{"ADD " + p.name, func() error { return m.add(p) }})
 		} else {
 			p.has = false
-			ops = append(ops, op{"DEL " + p.name, func() error { return m.del(p) }})
+			ops = append(ops, modelOperation{"DEL " + p.name, func() error { return m.del(p) }})
 		}
 	}
 	return ops
 }
 
-// drawPods chooses pods, preferring those of prepared claims.
-func (m *model) drawPods() (chosen []*modelPod) {
+// drawPods chooses pods. drawPods prefers pods of prepared claims.
+func (m *nodeModel) drawPods() (chosen []*modelPod) {
 	for _, i := range m.random.Perm(len(m.pods)) {
 		_, err := claim.Read(m.options.Claims, string(m.claims[m.pods[i].claim].UID))
 		if err == nil || m.random.IntN(8) == 0 {
@@ -255,12 +257,12 @@ func (m *model) drawPods() (chosen []*modelPod) {
 	return chosen[:min(len(chosen), 1+m.random.IntN(3))]
 }
 
-func (m *model) call(verb string, p *modelPod) kerneltest.Outcome {
+func (m *nodeModel) call(verb string, p *modelPod) kerneltest.Outcome {
 	return m.Call(verb, p.name, "CNI_NETNS", p.Path, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME="+p.name+";K8S_POD_UID=uid-"+p.name)
 }
 
-// add runs ADD. A failed ADD leaves no VF in the pod. ADD for a pod that already has its VFs must fail.
-func (m *model) add(p *modelPod) error {
+// add runs ADD. A failed ADD must leave no VF in the pod. An ADD for a pod that already has its VFs must fail.
+func (m *nodeModel) add(p *modelPod) error {
 	if p.has {
 		return nil
 	}
@@ -275,7 +277,7 @@ func (m *model) add(p *modelPod) error {
 	return nil
 }
 
-func (m *model) del(p *modelPod) error {
+func (m *nodeModel) del(p *modelPod) error {
 	if o := m.call("DEL", p); o.Exit != 0 {
 		return fmt.Errorf("DEL: %s\n%s", o.Stdout, o.Log)
 	}
@@ -283,10 +285,10 @@ func (m *model) del(p *modelPod) error {
 	return nil
 }
 
-// round runs several operations concurrently and checks the node.
-func (m *model) round(n int) (happened string, problems []string) {
+// runRound runs several operations at the same time and then checks the node.
+func (m *nodeModel) runRound(n int) (happened string, problems []string) {
 	kill := m.random.IntN(4) == 0
-	ops := m.draw()
+	ops := m.drawOperations()
 	if kill {
 		m.left.Store(1 + m.random.Int64N(6))
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 // problems returns violated invariants.
-func (m *model) problems() (list []string) {
+func (m *nodeModel) problems() (list []string) {
 	records, err := claim.List(m.options.Claims)
 	if err != nil {
 		return []string{err.Error()}
@@ -41,14 +41,14 @@ func (m *model) problems() (list []string) {
 	}
 	for _, p := range m.pods {
 		if p.has {
-			list = append(list, m.lacks(p)...)
+			list = append(list, m.missingLinks(p)...)
 		}
 	}
 	return list
 }
 
-// lacks returns the interfaces that a pod lacks.
-func (m *model) lacks(p *modelPod) (list []string) {
+// missingLinks returns the interfaces that a pod lacks.
+func (m *nodeModel) missingLinks(p *modelPod) (list []string) {
 	netns, err := os.Open(p.Path)
 	must(m.draLab, err)
 	defer netns.Close()
@@ -67,9 +67,9 @@ func (m *model) lacks(p *modelPod) (list []string) {
 	return list
 }
 
-// TestModel runs 1,000 rounds: claims are prepared and unprepared concurrently, pods come and go, the API server allocates one VF to
-// several claims, and the daemon is killed at any moment. A VF never has two owners, no pod loses its VF or starts without it, and at the
-// end all VFs are back on the node with their former settings.
+// TestModel runs 1,000 rounds. Claims are prepared and unprepared concurrently, and pods start and end. The API server allocates one VF to
+// several claims, and the daemon is killed at any moment. The test checks that a VF never has two owners, and that no pod loses its VF or
+// starts without it. At the end, all VFs must be on the node with their former settings.
 func TestModel(t *testing.T) {
 	m := newModel(t)
 	rounds := 1000
@@ -78,7 +78,7 @@ func TestModel(t *testing.T) {
 	}
 	var recent []string
 	for n := range rounds {
-		happened, problems := m.round(n)
+		happened, problems := m.runRound(n)
 		if recent = append(recent, happened); len(recent) > 6 {
 			recent = recent[1:]
 		}
@@ -92,10 +92,10 @@ func TestModel(t *testing.T) {
 	for _, c := range m.claims {
 		must(t, m.unprepare(t.Context(), string(c.UID)))
 	}
-	if got := m.home(); got != m.golden {
+	if got := m.nodeLinks(); got != m.golden {
 		t.Errorf("the VFs are home as\n%s\nand were\n%s", got, m.golden)
 	}
-	if left := m.files(m.options.Claims) + m.files(m.options.CDI); left != "" {
+	if left := m.fileNames(m.options.Claims) + m.fileNames(m.options.CDI); left != "" {
 		t.Errorf("left: %s", left)
 	}
 	t.Logf("%v", m.count)

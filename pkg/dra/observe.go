@@ -18,20 +18,20 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// observed is a client that shows the publisher each request for slices. The library reports neither what it read and wrote, nor that it
-// has recovered.
-type observed struct {
+// observedClient is a Kubernetes client that shows each request for slices to the publisher. The Kubernetes library reports neither the
+// slices that it reads and writes, nor its recovery after an error.
+type observedClient struct {
 	kubernetes.Interface
 	*publisher
 }
 
-// ResourceV1 returns the client's interface, with slices observed.
-func (o observed) ResourceV1() resourcev1.ResourceV1Interface {
+// ResourceV1 returns the client's interface for resource.k8s.io/v1. Requests for slices are shown to the publisher.
+func (o observedClient) ResourceV1() resourcev1.ResourceV1Interface {
 	return observedGroup{o.Interface.ResourceV1(), o.publisher}
 }
 
-// IsWatchListSemanticsUnSupported forwards the check that client-go makes by this method.
-func (o observed) IsWatchListSemanticsUnSupported() bool {
+// IsWatchListSemanticsUnSupported passes on the check that client-go makes with this method.
+func (o observedClient) IsWatchListSemanticsUnSupported() bool {
 	return watchlist.DoesClientNotSupportWatchListSemantics(o.Interface)
 }
 
@@ -40,7 +40,7 @@ type observedGroup struct {
 	*publisher
 }
 
-// ResourceSlices returns the client's interface, observed.
+// ResourceSlices returns the client's interface for slices. Requests through this interface are shown to the publisher.
 func (g observedGroup) ResourceSlices() resourcev1.ResourceSliceInterface {
 	return observedSlices{g.ResourceV1Interface.ResourceSlices(), g.publisher}
 }
@@ -50,14 +50,14 @@ type observedSlices struct {
 	*publisher
 }
 
-// List forwards the call and reports its result.
+// List calls the client and reports the result to the publisher.
 func (s observedSlices) List(ctx context.Context, o metav1.ListOptions) (*resourceapi.ResourceSliceList, error) {
 	list, err := s.ResourceSliceInterface.List(ctx, o)
 	s.noteResult(ctx, "list", err)
 	return list, err
 }
 
-// Watch forwards the call and reports its result.
+// Watch calls the client and reports the result to the publisher.
 func (s observedSlices) Watch(ctx context.Context, o metav1.ListOptions) (kwatch.Interface, error) {
 	w, err := s.ResourceSliceInterface.Watch(ctx, o)
 	if err == nil || o.SendInitialEvents == nil { // otherwise client-go falls back to a list
@@ -66,8 +66,8 @@ func (s observedSlices) Watch(ctx context.Context, o metav1.ListOptions) (kwatch
 	return w, err
 }
 
-// Create creates a slice, owned by the current Node object. With the UID of a deleted Node, the garbage collector would delete the slice
-// at once.
+// Create creates a slice that is owned by the current Node object. If the owner had the UID of a deleted Node, the garbage collector would
+// delete the slice at once.
 func (s observedSlices) Create(ctx context.Context, slice *resourceapi.ResourceSlice, o metav1.CreateOptions) (*resourceapi.ResourceSlice,
 	error) {
 	uid, err := s.nodeUID(ctx)
@@ -82,7 +82,7 @@ func (s observedSlices) Create(ctx context.Context, slice *resourceapi.ResourceS
 	return stored, err
 }
 
-// Update forwards the call and reports its result.
+// Update calls the client and reports the result to the publisher.
 func (s observedSlices) Update(ctx context.Context, slice *resourceapi.ResourceSlice, o metav1.UpdateOptions) (*resourceapi.ResourceSlice,
 	error) {
 	stored, err := s.ResourceSliceInterface.Update(ctx, slice, o)
@@ -90,14 +90,14 @@ func (s observedSlices) Update(ctx context.Context, slice *resourceapi.ResourceS
 	return stored, err
 }
 
-// Delete forwards the call and reports its result.
+// Delete calls the client and reports the result to the publisher.
 func (s observedSlices) Delete(ctx context.Context, name string, o metav1.DeleteOptions) error {
 	err := s.ResourceSliceInterface.Delete(ctx, name, o)
 	s.noteWrite(ctx, "delete", err)
 	return err
 }
 
-// nodeUID returns the UID of the Node object.
+// nodeUID returns the UID of the Node object of this node.
 func (p *publisher) nodeUID(ctx context.Context) (types.UID, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -109,38 +109,38 @@ func (p *publisher) nodeUID(ctx context.Context) (types.UID, error) {
 	return node.UID, nil
 }
 
-// queue is the library's queue of pools to synchronize. It tells the publisher when a synchronization begins and succeeds. It retries
-// after a minute at most; the library would wait up to 1,000 s.
-type queue struct {
+// poolQueue is the library's queue of pools that must be synchronized. The queue reports to the publisher when a synchronization starts and
+// when it succeeds. After an error, the queue retries within a minute at most. The library alone would wait up to 1,000 s.
+type poolQueue struct {
 	workqueue.TypedRateLimitingInterface[string]
 	limiter workqueue.TypedRateLimiter[string]
 	p       *publisher
 }
 
-func newQueue(p *publisher) queue {
+func newQueue(p *publisher) poolQueue {
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)
-	return queue{workqueue.NewTypedRateLimitingQueue(limiter), limiter, p}
+	return poolQueue{workqueue.NewTypedRateLimitingQueue(limiter), limiter, p}
 }
 
-// Get returns the next pool.
-func (q queue) Get() (string, bool) {
+// Get returns the next pool from the queue.
+func (q poolQueue) Get() (string, bool) {
 	pool, shutdown := q.TypedRateLimitingInterface.Get()
 	q.p.noteSyncStart()
 	return pool, shutdown
 }
 
-// AddRateLimited queues a pool whose synchronization failed.
-func (q queue) AddRateLimited(pool string) {
+// AddRateLimited adds a pool to the queue after a failed synchronization.
+func (q poolQueue) AddRateLimited(pool string) {
 	q.AddAfter(pool, wait.Jitter(q.limiter.When(pool), jitter))
 }
 
 // Forget marks a pool as synchronized.
-func (q queue) Forget(pool string) {
+func (q poolQueue) Forget(pool string) {
 	q.TypedRateLimitingInterface.Forget(pool)
 	q.p.noteSynced()
 }
 
-// backoff returns the pause after n failures.
+// backoff returns the pause after n failures in a row.
 func backoff(n int) time.Duration {
 	return wait.Jitter(min(firstRetry<<min(n, 10), lastRetry), jitter)
 }

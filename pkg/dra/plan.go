@@ -21,21 +21,21 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// Annotations that Kubernetes sets on claims.
+// Kubernetes sets these annotations on claims.
 const (
 	podClaimAnnotation = resourceapi.PodResourceClaimAnnotation
 	extendedAnnotation = resourceapi.ExtendedResourceClaimAnnotation
 )
 
-// plan describes what Prepare will do for a claim.
-type plan struct {
-	record  claim.Record // with state Preparing
-	devices []planned    // in the order of the record
-	lost    bool         // the claim was prepared before, but its record is lost
+// claimPlan describes the work of Prepare for one claim.
+type claimPlan struct {
+	record  claim.Record    // with state Preparing
+	devices []plannedDevice // in the order of the record
+	lost    bool            // the claim was prepared before, but its record is lost
 }
 
-// planned is a device of a plan.
-type planned struct {
+// plannedDevice is a device in a plan.
+type plannedDevice struct {
 	pool.Device
 	allocation.Claim
 	resource  string
@@ -46,31 +46,32 @@ type planned struct {
 	vfs []pci.Address // VFs that the device excludes, if it is a PF offered as a whole
 }
 
-// isOurs reports whether a claim has a device of this driver.
+// isOurs reports whether a claim has a device of this driver. A claim without an allocation may still get a device of this driver.
 func isOurs(c *resourceapi.ResourceClaim) bool {
 	return c.Status.Allocation == nil || slices.ContainsFunc(c.Status.Allocation.Devices.Results,
 		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == claim.Driver })
 }
 
-// plan reads the allocation of a claim and refuses what cannot be prepared. It changes nothing. before is the claim's record, or nil.
-func (d *Driver) plan(c *resourceapi.ResourceClaim, before *claim.Record) (p plan, err error) {
+// planClaim makes a plan from the allocation of a claim. The result is an error if the claim cannot be prepared. The function changes
+// nothing. The argument before is the existing record of the claim, or nil.
+func (d *Driver) planClaim(c *resourceapi.ResourceClaim, before *claim.Record) (p claimPlan, err error) {
 	if c.Status.Allocation == nil {
-		return plan{}, errors.New("the claim is not allocated")
+		return claimPlan{}, errors.New("the claim is not allocated")
 	}
-	inventory, known := d.inventory()
+	inventory, known := d.latestInventory()
 	if !known {
-		return plan{}, errors.New("the daemon has not scanned the devices of this node yet")
+		return claimPlan{}, errors.New("the daemon has not scanned the devices of this node yet")
 	}
 	for i, result := range c.Status.Allocation.Devices.Results {
 		if result.Driver != claim.Driver {
 			continue
 		}
 		if result.Pool != d.options.Node {
-			return plan{}, fmt.Errorf("device %s: pool %q: want %q, the pool of this node", result.Device, result.Pool, d.options.Node)
+			return claimPlan{}, fmt.Errorf("device %s: pool %q: want %q, the pool of this node", result.Device, result.Pool, d.options.Node)
 		}
 		one, err := d.planDevice(inventory, c, i, before)
 		if err != nil {
-			return plan{}, fmt.Errorf("request %s: %w", result.Request, err)
+			return claimPlan{}, fmt.Errorf("request %s: %w", result.Request, err)
 		}
 		p.devices = append(p.devices, one.planned)
 		p.record.Devices = append(p.record.Devices, one.recorded)
@@ -80,7 +81,7 @@ func (d *Driver) plan(c *resourceapi.ResourceClaim, before *claim.Record) (p pla
 		d.options.Log.Warn(text, "claim", c.Namespace+"/"+c.Name)
 	}
 	if err != nil {
-		return plan{}, err
+		return claimPlan{}, err
 	}
 	p.record.State, p.record.Writer, p.record.Extended = claim.Preparing, plugin.Version, c.Annotations[extendedAnnotation] == "true"
 	for _, r := range c.Status.ReservedFor {
@@ -89,21 +90,21 @@ func (d *Driver) plan(c *resourceapi.ResourceClaim, before *claim.Record) (p pla
 	return p, p.checkCovers(before)
 }
 
-// checkCovers returns an error if the record of a claim has a device that is not in the plan.
-func (p plan) checkCovers(before *claim.Record) error {
+// checkCovers returns an error if the existing record of a claim has a device that is missing from the plan.
+func (p claimPlan) checkCovers(before *claim.Record) error {
 	if before == nil {
 		return nil
 	}
 	for _, dev := range before.Devices {
-		if _, ok := recorded(&p.record, dev.Claim.Device, dev.Claim.Request); !ok {
+		if _, ok := recordedDevice(&p.record, dev.Claim.Device, dev.Claim.Request); !ok {
 			return fmt.Errorf("the claim is still prepared with device %s of an earlier allocation, whose pod has not ended", dev.ID)
 		}
 	}
 	return nil
 }
 
-// recorded returns the record's device that was allocated for a request.
-func recorded(r *claim.Record, name, request string) (allocation.Device, bool) {
+// recordedDevice returns the device of a record that was allocated for a request.
+func recordedDevice(r *claim.Record, name, request string) (allocation.Device, bool) {
 	if r == nil {
 		return allocation.Device{}, false
 	}
@@ -114,34 +115,34 @@ func recorded(r *claim.Record, name, request string) (allocation.Device, bool) {
 	return r.Devices[i], true
 }
 
-// one is a device of a plan and of its record.
-type one struct {
-	planned  planned
+// deviceEntry is a device in the form for the plan and in the form for the record.
+type deviceEntry struct {
+	planned  plannedDevice
 	recorded allocation.Device
 }
 
-// planDevice plans the device of a result. The result is of this driver and node.
-func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result int, before *claim.Record) (one, error) {
+// planDevice makes the plan for the device of one result. The result must belong to this driver and this node.
+func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result int, before *claim.Record) (deviceEntry, error) {
 	r := c.Status.Allocation.Devices.Results[result]
-	p := planned{Claim: allocation.Claim{UID: string(c.UID), Namespace: c.Namespace, Name: c.Name,
+	p := plannedDevice{Claim: allocation.Claim{UID: string(c.UID), Namespace: c.Namespace, Name: c.Name,
 		PodClaim: c.Annotations[podClaimAnnotation], Request: r.Request, Result: result, Pool: r.Pool, Device: r.Device,
 		Admin: r.AdminAccess != nil && *r.AdminAccess}}
 	if r.ShareID != nil {
 		p.ShareID = string(*r.ShareID)
 	}
-	device, in, err := i.find(r.Device)
-	if was, ok := recorded(before, r.Device, r.Request); err != nil && ok {
-		// The resource no longer has the API DRA. The claim keeps its device.
+	device, in, err := i.findDevice(r.Device)
+	if was, ok := recordedDevice(before, r.Device, r.Request); err != nil && ok {
+		// The resource no longer has "api": "dra". The claim nevertheless keeps its device of this resource.
 		a, err := pci.ParseAddress(was.ID)
 		p.Device, p.resource = pool.Device{Device: pci.Device{Address: a}}, was.Resource
-		return one{p, allocation.Device{Resource: was.Resource, ID: was.ID, Claim: &p.Claim, Config: was.Config}}, err
+		return deviceEntry{p, allocation.Device{Resource: was.Resource, ID: was.ID, Claim: &p.Claim, Config: was.Config}}, err
 	}
 	if err != nil {
-		return one{}, err
+		return deviceEntry{}, err
 	}
 	config, err := configFor(c.Status.Allocation, r, in.Resource)
 	if err != nil {
-		return one{}, err
+		return deviceEntry{}, err
 	}
 	p.Device, p.resource = device, in.Name
 	if !p.Admin {
@@ -153,15 +154,15 @@ func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result in
 			p.driver, p.restores = config.Driver, true
 		}
 		if by, ok := i.Held[device.Address.String()]; ok {
-			return one{}, fmt.Errorf("VF %s belongs to %s", device.Address, by)
+			return deviceEntry{}, fmt.Errorf("VF %s belongs to %s", device.Address, by)
 		}
 		err = d.checkUsable(p)
 	}
-	return one{p, allocation.Device{Resource: in.Name, ID: device.Address.String(), Claim: &p.Claim, Config: config}}, err
+	return deviceEntry{p, allocation.Device{Resource: in.Name, ID: device.Address.String(), Claim: &p.Claim, Config: config}}, err
 }
 
 // checkUsable returns an error if a pod cannot use the device.
-func (d *Driver) checkUsable(p planned) error {
+func (d *Driver) checkUsable(p plannedDevice) error {
 	driver := cmp.Or(p.driver, p.Driver)
 	switch {
 	case p.Unreadable != "":
@@ -180,8 +181,8 @@ func (d *Driver) checkUsable(p planned) error {
 	return nil
 }
 
-// find returns a device by its name in the slices, with its pool.
-func (i Inventory) find(name string) (pool.Device, pool.Pool, error) {
+// findDevice returns the device with a name in the slices, and the pool of the device.
+func (i Inventory) findDevice(name string) (pool.Device, pool.Pool, error) {
 	for _, p := range i.Pools {
 		for _, d := range p.Devices {
 			if DeviceName(d.Address) == name {
@@ -192,8 +193,8 @@ func (i Inventory) find(name string) (pool.Device, pool.Pool, error) {
 	return pool.Device{}, pool.Pool{}, fmt.Errorf(`device %s does not exist, or no resource with "api": "dra" has it`, name)
 }
 
-// addresses returns the devices that the claim of a plan will own, and the devices that they exclude.
-func (p plan) addresses() (list []pci.Address) {
+// lockedAddresses returns the devices that the claim of a plan will own. The function also returns the VFs that these devices exclude.
+func (p claimPlan) lockedAddresses() (list []pci.Address) {
 	for _, dev := range p.devices {
 		if !dev.Admin {
 			list = append(append(list, dev.Address), dev.vfs...)
@@ -202,8 +203,8 @@ func (p plan) addresses() (list []pci.Address) {
 	return list
 }
 
-// answer returns the devices for the kubelet. The first device of each request carries the request's CDI device.
-func (d *Driver) answer(p plan) (list []kubeletplugin.Device) {
+// answerFor returns the devices in the form for the kubelet. The CDI device of a request is attached to the first device of the request.
+func (d *Driver) answerFor(p claimPlan) (list []kubeletplugin.Device) {
 	answered := map[string]bool{}
 	for _, dev := range p.devices {
 		out := kubeletplugin.Device{Requests: []string{dev.Request}, PoolName: dev.Pool, DeviceName: dev.Claim.Device}

@@ -22,14 +22,14 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// callTimeout bounds the work on a claim in one call. The kubelet waits 45 s.
+// callTimeout is the maximum time that one call works on a claim. The kubelet waits for 45 s.
 const callTimeout = 40 * time.Second
 
-// handler implements the calls of the kubelet for the library.
-type handler struct{ *Driver }
+// callHandler implements the calls of the kubelet for the Kubernetes library.
+type callHandler struct{ *Driver }
 
-// PrepareResourceClaims prepares claims concurrently, so that a driver that is slow to bind delays no other claim.
-func (h handler) PrepareResourceClaims(ctx context.Context,
+// PrepareResourceClaims prepares several claims at the same time. A driver that takes long to bind therefore delays no other claim.
+func (h callHandler) PrepareResourceClaims(ctx context.Context,
 	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make([]kubeletplugin.PrepareResult, len(claims))
 	var running sync.WaitGroup
@@ -38,7 +38,7 @@ func (h handler) PrepareResourceClaims(ctx context.Context,
 			began := time.Now()
 			results[i].Devices, results[i].Err = h.prepareWithin(ctx, c, false)
 			h.count.prepared(time.Since(began), results[i].Err)
-			if err := results[i].Err; h.failures.due("prepare "+string(c.UID), err, time.Now()) {
+			if err := results[i].Err; h.failures.isDue("prepare "+string(c.UID), err, time.Now()) {
 				h.options.Log.Warn("could not prepare a claim; the kubelet retries", "claim", c.Namespace+"/"+c.Name, "uid", string(c.UID), "error",
 					err)
 			}
@@ -52,11 +52,11 @@ func (h handler) PrepareResourceClaims(ctx context.Context,
 	return byUID, nil
 }
 
-// prepareWithin calls prepare with callTimeout. After a timeout the work continues, and keeps the locks of the claim. lost is set for a
-// claim that was prepared before and has lost its record.
+// prepareWithin calls prepare with callTimeout. After a timeout, the work continues in the background and keeps the locks of the claim. The
+// argument lost is true for a claim that was prepared earlier and whose record was lost.
 func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
 	prepared := make(chan []kubeletplugin.Device, 1) // stays unread after a timeout
-	err := d.bounded(ctx, func(ctx context.Context) error {
+	err := d.callBounded(ctx, func(ctx context.Context) error {
 		devices, err := d.prepareAs(ctx, c, lost)
 		prepared <- devices
 		return err
@@ -67,8 +67,8 @@ func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim
 	return <-prepared, nil
 }
 
-// bounded calls f and returns after callTimeout at the latest.
-func (d *Driver) bounded(ctx context.Context, f func(context.Context) error) error {
+// callBounded calls f. The function returns after callTimeout at the latest.
+func (d *Driver) callBounded(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.callTimeout)
 	done := make(chan error, 1)
 	go func() {
@@ -88,13 +88,14 @@ func (d *Driver) bounded(ctx context.Context, f func(context.Context) error) err
 	}
 }
 
-// prepare makes the devices of a claim ready for its pods. It is idempotent and crash-safe: the next call continues after the last
-// completed step. The steps are: reserve the devices in a record, bind drivers, write the CDI specification, mark the record as prepared.
+// prepare makes the devices of a claim ready for its pods. prepare is idempotent and safe against crashes: the next call continues after
+// the last completed step. The function has four steps: reserve the devices in a record, bind drivers, write the CDI specification, and
+// mark the record as prepared.
 func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	return d.prepareAs(ctx, c, false)
 }
 
-// prepareAs is prepare for a claim that may have lost its record.
+// prepareAs is like prepare, but the record of the claim may be lost.
 func (d *Driver) prepareAs(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
 	if !isOurs(c) {
 		return nil, nil
@@ -108,12 +109,12 @@ func (d *Driver) prepareAs(ctx context.Context, c *resourceapi.ResourceClaim, lo
 	if err != nil {
 		return nil, err
 	}
-	p, err := d.plan(c, before)
+	p, err := d.planClaim(c, before)
 	if err != nil {
 		return nil, err
 	}
 	p.lost = lost
-	if err := l.lockVFs(p.addresses()); err != nil {
+	if err := l.lockVFs(p.lockedAddresses()); err != nil {
 		return nil, err
 	}
 	if err := d.reserve(ctx, &p, before); err != nil {
@@ -123,14 +124,14 @@ func (d *Driver) prepareAs(ctx context.Context, c *resourceapi.ResourceClaim, lo
 		return nil, err
 	}
 	p.record.State = claim.Prepared
-	if err := d.write(p.record, before); err != nil {
+	if err := d.writeRecord(p.record, before); err != nil {
 		return nil, err
 	}
 	d.recordsChanged()
-	return d.answer(p), nil
+	return d.answerFor(p), nil
 }
 
-// recordsChanged wakes everything that depends on records.
+// recordsChanged wakes all goroutines that depend on claim records.
 func (d *Driver) recordsChanged() {
 	d.recordsNews.send()
 	if d.options.Changed != nil {
@@ -138,7 +139,7 @@ func (d *Driver) recordsChanged() {
 	}
 }
 
-// recordOf returns the existing record of a claim, or nil.
+// recordOf returns the existing record of a claim. The result is nil if the claim has no record.
 func (d *Driver) recordOf(uid string) (*claim.Record, error) {
 	r, err := claim.Read(d.options.Claims, uid)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -147,8 +148,8 @@ func (d *Driver) recordOf(uid string) (*claim.Record, error) {
 	return &r, err
 }
 
-// write writes a record if it differs from the one before.
-func (d *Driver) write(r claim.Record, before *claim.Record) error {
+// writeRecord writes a record if it differs from the record before.
+func (d *Driver) writeRecord(r claim.Record, before *claim.Record) error {
 	if before != nil {
 		r.Time = before.Time
 		was := *before
@@ -160,8 +161,8 @@ func (d *Driver) write(r claim.Record, before *claim.Record) error {
 	return claim.Write(d.options.Claims, r)
 }
 
-// reserve reserves the devices of a plan for the claim, and binds their drivers. The caller holds the locks of the claim and the VFs.
-func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) error {
+// reserve reserves the devices of a plan for the claim and binds their drivers. The caller holds the locks of the claim and the VFs.
+func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record) error {
 	uid, fresh := p.devices[0].UID, []pci.Address{}
 	if _, err := d.checkOtherClaims(*p); err != nil { // check first: the pod of another claim may be running
 		return err
@@ -189,8 +190,8 @@ func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) err
 		}
 		return d.bindAll(ctx, p)
 	}
-	if d.options.Change != nil && len(p.addresses()) > 0 {
-		return d.options.Change(addressTexts(p.addresses()), check, change)
+	if d.options.Change != nil && len(p.lockedAddresses()) > 0 {
+		return d.options.Change(addressTexts(p.lockedAddresses()), check, change)
 	}
 	if err := check(); err != nil {
 		return err
@@ -198,9 +199,9 @@ func (d *Driver) reserve(ctx context.Context, p *plan, before *claim.Record) err
 	return change()
 }
 
-// prepareToReserve reads a device and restores what an earlier claim has left. isFresh reports that neither a record nor a pod has the
-// device.
-func (d *Driver) prepareToReserve(p *plan, dev *planned, first bool, attached map[pci.Address]bool) (isFresh bool, err error) {
+// prepareToReserve reads a device and restores the device if an earlier claim left it behind. The result isFresh is true if no record and
+// no pod has the device.
+func (d *Driver) prepareToReserve(p *claimPlan, dev *plannedDevice, first bool, attached map[pci.Address]bool) (isFresh bool, err error) {
 	if err := d.rereadDevice(dev); err != nil || dev.Admin {
 		return false, err
 	}
@@ -214,8 +215,8 @@ func (d *Driver) prepareToReserve(p *plan, dev *planned, first bool, attached ma
 	return isFresh, errors.Join(d.freeDevice(*dev), d.rereadDevice(dev)) // freeDevice may restore the former driver
 }
 
-// freeDevice ensures that no attachment has a device, and that its former settings are restored.
-func (d *Driver) freeDevice(dev planned) error {
+// freeDevice ensures that a device has no attachment and has its former settings.
+func (d *Driver) freeDevice(dev plannedDevice) error {
 	if err := d.checkUsable(dev); err != nil {
 		return err
 	}
@@ -225,7 +226,7 @@ func (d *Driver) freeDevice(dev planned) error {
 	return d.freeVFs(dev)
 }
 
-// attachedTo returns the VFs that pods of a claim have.
+// attachedTo returns the VFs that the pods of a claim have.
 func attachedTo(uid string) (map[pci.Address]bool, error) {
 	all, err := sriov.Holdings()
 	attached := map[pci.Address]bool{}
@@ -244,8 +245,9 @@ func addressTexts(list []pci.Address) (out []string) {
 	return out
 }
 
-// checkFree returns an error if another claim has a device of the plan, or a pod has one of fresh by the device plugin API.
-func (d *Driver) checkFree(p plan, fresh []pci.Address) error {
+// checkFree returns an error if another claim has a device of the plan. The function also returns an error if a pod has a device in fresh
+// through the device plugin API.
+func (d *Driver) checkFree(p claimPlan, fresh []pci.Address) error {
 	records, err := d.checkOtherClaims(p)
 	if err != nil {
 		return err
@@ -258,13 +260,13 @@ func (d *Driver) checkFree(p plan, fresh []pci.Address) error {
 	return d.checkExcluded(p, records)
 }
 
-// checkOtherClaims returns the records of all claims, or an error if another claim has a device of the plan.
-func (d *Driver) checkOtherClaims(p plan) ([]claim.Record, error) {
+// checkOtherClaims returns the records of all claims. The result is an error if another claim has a device of the plan.
+func (d *Driver) checkOtherClaims(p claimPlan) ([]claim.Record, error) {
 	records, unreadable := d.records.List()
 	if unreadable != nil {
 		return nil, fmt.Errorf("find the claims that have its devices: %w; see %s", unreadable, d.options.Claims)
 	}
-	for _, a := range p.addresses() {
+	for _, a := range p.lockedAddresses() {
 		for _, r := range records {
 			if c := r.Claim(); c.UID != p.devices[0].UID && r.Has(a.String()) {
 				return nil, fmt.Errorf("VF %s still belongs to %s (uid %s), whose pod has not ended", a, r, c.UID)
@@ -274,8 +276,8 @@ func (d *Driver) checkOtherClaims(p plan) ([]claim.Record, error) {
 	return records, nil
 }
 
-// toBind returns the indexes of the devices that need another driver.
-func (p plan) toBind() (list []int) {
+// toBind returns the indexes of the devices whose driver must be changed.
+func (p claimPlan) toBind() (list []int) {
 	for i, dev := range p.devices {
 		if dev.driver != "" && dev.driver != dev.Driver {
 			list = append(list, i)
@@ -284,12 +286,13 @@ func (p plan) toBind() (list []int) {
 	return list
 }
 
-// bindAll writes the record that reserves the devices, including their former drivers, and then binds the new drivers.
-func (d *Driver) bindAll(ctx context.Context, p *plan) error {
+// bindAll writes the record that reserves the devices. The record contains their former drivers. After the record is written, bindAll binds
+// the new drivers.
+func (d *Driver) bindAll(ctx context.Context, p *claimPlan) error {
 	for _, i := range p.toBind() {
 		dev := p.devices[i]
 		id := dev.Address.String()
-		if err := d.binds.recent(dev.Address); err != nil {
+		if err := d.binds.recentFailure(dev.Address); err != nil {
 			return err
 		}
 		known := slices.ContainsFunc(p.record.Bound, func(b claim.Binding) bool { return b.ID == id })
@@ -306,7 +309,7 @@ func (d *Driver) bindAll(ctx context.Context, p *plan) error {
 	}
 	fault.Step("bind the devices of claim", p.devices[0].UID)
 	for _, i := range p.toBind() {
-		if err := d.bind(ctx, &p.devices[i]); err != nil {
+		if err := d.bindDriver(ctx, &p.devices[i]); err != nil {
 			return err
 		}
 	}
@@ -318,8 +321,8 @@ func (d *Driver) bindAll(ctx context.Context, p *plan) error {
 	return nil
 }
 
-// rereadDevice updates a device from sysfs.
-func (d *Driver) rereadDevice(dev *planned) error {
+// rereadDevice reads a device from sysfs again.
+func (d *Driver) rereadDevice(dev *plannedDevice) error {
 	now, err := pci.Inspect(d.options.Sysfs, dev.Address)
 	if err != nil {
 		return fmt.Errorf("device %s: %w", dev.Address, err)
@@ -328,11 +331,11 @@ func (d *Driver) rereadDevice(dev *planned) error {
 	return nil
 }
 
-// bind binds a device to the driver that the plan requires.
-func (d *Driver) bind(ctx context.Context, dev *planned) error {
+// bindDriver binds the driver that the plan requires to a device.
+func (d *Driver) bindDriver(ctx context.Context, dev *plannedDevice) error {
 	had := dev.Driver
 	err := pci.Bind(ctx, d.options.Sysfs, dev.Address, dev.driver)
-	d.binds.record(dev.Address, err)
+	d.binds.recordBind(dev.Address, err)
 	if errors.Is(err, context.DeadlineExceeded) {
 		d.recordsChanged() // the device has a fault now
 	}

@@ -24,18 +24,18 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestPrepare prepares and unprepares a claim of two requests with both versions of the kubelet's API. The CDI device of a request
-// belongs to its first device, and lists the devices of both requests of the resource. Another preparation changes nothing, but restores
-// a missing CDI specification.
+// TestPrepare prepares and unprepares a claim with two requests. The test uses both versions of the kubelet's API. The CDI device of a
+// request is attached to the request's first device. The variables of the CDI device list the devices of both requests of the resource. A
+// second Prepare changes nothing, but it restores a missing CDI specification.
 func TestPrepare(t *testing.T) {
 	for _, v1beta1 := range []bool{false, true} {
 		l := newDRALab(t)
-		l.run()
+		l.runDriver()
 		k := l.register(v1beta1)
-		c := newClaim("c-1", "web", result("a", vf0), result("b/large", vf2), result("b/large", vf1))
-		l.add(c)
+		c := newClaim("c-1", "web", deviceResult("a", vf0), deviceResult("b/large", vf2), deviceResult("b/large", vf1))
+		l.addClaims(c)
 		const want = "a=node-a/0000-11-02-0 podlace.io/vf=c-1-a; b=node-a/0000-11-02-2 podlace.io/vf=c-1-b.large; b=node-a/0000-11-02-1 "
-		if diff := cmp.Diff([]string{want}, k.prepare(c)); diff != "" {
+		if diff := cmp.Diff([]string{want}, k.prepareClaims(c)); diff != "" {
 			t.Fatal(diff)
 		}
 		r, err := claim.Read(l.options.Claims, "c-1")
@@ -46,7 +46,7 @@ func TestPrepare(t *testing.T) {
 		}
 		spec := filepath.Join(l.options.CDI, "sriov.podlace.io-c-1.json")
 		must(t, os.Remove(spec))
-		k.prepare(c)
+		k.prepareClaims(c)
 		data, err := os.ReadFile(spec)
 		must(t, err)
 		var s cdi.Spec
@@ -62,19 +62,19 @@ func TestPrepare(t *testing.T) {
 			t.Errorf("%v\n%s", err, diff)
 		}
 		for range 2 {
-			if diff := cmp.Diff([]string{"", ""}, k.unprepare("c-1", "unknown")); diff != "" {
+			if diff := cmp.Diff([]string{"", ""}, k.unprepareClaims("c-1", "unknown")); diff != "" {
 				t.Error(diff)
 			}
 		}
-		if got := l.files(l.options.CDI) + l.files(l.options.Claims); got != "" {
+		if got := l.fileNames(l.options.CDI) + l.fileNames(l.options.Claims); got != "" {
 			t.Errorf("left: %s", got)
 		}
 	}
 }
 
-// TestPrepareRefuses checks that an invalid claim is refused with the reason, and that no file is written.
+// TestPrepareRefuses checks that Prepare refuses an invalid claim with a reason and writes no file.
 func TestPrepareRefuses(t *testing.T) {
-	elsewhere, other := result("a", vf0), result("a", vf0)
+	elsewhere, other := deviceResult("a", vf0), deviceResult("a", vf0)
 	elsewhere.Pool, other.Driver = "node-b", "gpu.example.com"
 	unallocated := newClaim("c-1", "web")
 	unallocated.Status.Allocation = nil
@@ -88,18 +88,18 @@ func TestPrepareRefuses(t *testing.T) {
 		{title: "not allocated", claim: unallocated, says: "claim shop/web not allocated"},
 		{title: "another node", claim: newClaim("c-1", "web", elsewhere),
 			says: `claim shop/web: device 0000-11-02-0: pool "node-b": want "node-a", the pool of this node`},
-		{title: "no such device", claim: newClaim("c-1", "web", result("a", "0000:99:00.0")),
+		{title: "no such device", claim: newClaim("c-1", "web", deviceResult("a", "0000:99:00.0")),
 			says: `claim shop/web: request a: device 0000-99-00-0 does not exist, or no resource with "api": "dra" has it`},
 		{title: "another driver's", claim: newClaim("c-1", "web", other)},
-		{title: "in use", claim: newClaim("c-1", "web", result("a", vf0)), says: "claim shop/web: VF 0000:11:02.0 belongs to pod shop/old",
+		{title: "in use", claim: newClaim("c-1", "web", deviceResult("a", vf0)), says: "claim shop/web: VF 0000:11:02.0 belongs to pod shop/old",
 			change: func(o *Options) {
 				o.InUse = func(id string) string { return map[string]string{vf0: "belongs to pod shop/old"}[id] }
 			}},
-		{title: "VFIO without CDI", claim: newClaim("c-1", "web", result("a", vf0)), resource: pool.Resource{Driver: "vfio-pci"},
+		{title: "VFIO without CDI", claim: newClaim("c-1", "web", deviceResult("a", vf0)), resource: pool.Resource{Driver: "vfio-pci"},
 			change: func(o *Options) { o.CDI = "" },
 			says: "claim shop/web: request a: device 0000:11:02.0 has driver vfio-pci, so its device files need CDI: " +
 				"start the daemon with --cdi-dir"},
-		{title: "driver not loaded", claim: newClaim("c-1", "web", result("a", vf0)), resource: pool.Resource{Driver: "nosuch"},
+		{title: "driver not loaded", claim: newClaim("c-1", "web", deviceResult("a", vf0)), resource: pool.Resource{Driver: "nosuch"},
 			says: "claim shop/web: bind the driver: bind 0000:11:02.0 to nosuch: the driver is not loaded"},
 	} {
 		t.Run(c.title, func(t *testing.T) {
@@ -108,109 +108,112 @@ func TestPrepareRefuses(t *testing.T) {
 					c.change(o)
 				}
 			})
-			l.look(c.resource, nil)
-			l.run()
-			l.add(c.claim)
-			got := l.register(false).prepare(c.claim)
+			l.updateInventory(c.resource, nil)
+			l.runDriver()
+			l.addClaims(c.claim)
+			got := l.register(false).prepareClaims(c.claim)
 			if len(got) != 1 || !strings.Contains(got[0], c.says) || c.says == "" && got[0] != "" {
 				t.Errorf("got %q, want %q", got, c.says)
 			}
-			if left := l.files(l.options.CDI) + l.files(l.options.Claims); left != "" && c.title != "driver not loaded" {
+			if left := l.fileNames(l.options.CDI) + l.fileNames(l.options.Claims); left != "" && c.title != "driver not loaded" {
 				t.Errorf("left: %s", left)
 			}
 		})
 	}
 }
 
-// TestForceDeleted (DRA-F11): a VF of another claim is not prepared until that claim is unprepared, regardless of the allocation in the
-// API server. The error names the owner.
+// TestForceDeleted (DRA-F11): the API server has already allocated a VF to a new claim. Prepare refuses the VF until the old claim is
+// unprepared. The error names the old claim.
 func TestForceDeleted(t *testing.T) {
 	l := newDRALab(t)
-	l.run()
+	l.runDriver()
 	k := l.register(false)
-	old, next := newClaim("c-1", "web-0-vf", result("a", vf0)), newClaim("c-2", "web-1-vf", result("a", vf0), result("a", vf1))
-	l.add(old, next)
-	k.prepare(old)
+	old, next := newClaim("c-1", "web-0-vf", deviceResult("a", vf0)), newClaim("c-2", "web-1-vf", deviceResult("a", vf0), deviceResult("a",
+		vf1))
+	l.addClaims(old, next)
+	k.prepareClaims(old)
 	want := "claim shop/web-1-vf: VF 0000:11:02.0 still belongs to claim shop/web-0-vf (uid c-1), whose pod has not ended"
-	if diff := cmp.Diff([]string{want}, k.prepare(next)); diff != "" {
+	if diff := cmp.Diff([]string{want}, k.prepareClaims(next)); diff != "" {
 		t.Error(diff)
 	}
-	if got := l.files(l.options.Claims); got != "c-1" {
+	if got := l.fileNames(l.options.Claims); got != "c-1" {
 		t.Errorf("records: %s", got)
 	}
-	k.unprepare("c-1")
-	if got := k.prepare(next); !strings.HasPrefix(got[0], "a=node-a/0000-11-02-0 ") {
+	k.unprepareClaims("c-1")
+	if got := k.prepareClaims(next); !strings.HasPrefix(got[0], "a=node-a/0000-11-02-0 ") {
 		t.Error(got)
 	}
 }
 
-// TestDamagedRecord: an unreadable record keeps the devices that the kubelet's file lists, and other claims can be prepared. If that file
-// is unreadable too, no claim can be prepared.
+// TestDamagedRecord: a claim has an unreadable record. The claim keeps the devices that the kubelet's file lists, and other claims can be
+// prepared. If the kubelet's file is unreadable too, no claim can be prepared.
 func TestDamagedRecord(t *testing.T) {
 	l := newDRALab(t)
-	l.run()
+	l.runDriver()
 	k := l.register(false)
 	must(t, claim.MakeFolder(l.options.Claims), os.WriteFile(filepath.Join(l.options.Claims, "c-9"), []byte("{"), 0o600))
 	must(t, claimtest.WriteState(l.options.Kubelet, claimtest.Claim{UID: "c-9", Namespace: "shop", Name: "lost", Pods: []string{"u"},
 		Devices: []claimtest.Device{{PoolName: "node-a", DeviceName: "0000-11-02-3"}}}))
-	lost, same := newClaim("c-9", "lost", result("a", vf3)), newClaim("c-2", "same", result("a", vf3))
-	other := newClaim("c-3", "other", result("a", vf2))
-	l.add(lost, same, other)
-	if got := k.prepare(lost); !strings.Contains(got[0], "record of the claim with UID c-9") {
+	lost, same := newClaim("c-9", "lost", deviceResult("a", vf3)), newClaim("c-2", "same", deviceResult("a", vf3))
+	other := newClaim("c-3", "other", deviceResult("a", vf2))
+	l.addClaims(lost, same, other)
+	if got := k.prepareClaims(lost); !strings.Contains(got[0], "record of the claim with UID c-9") {
 		t.Error(got)
 	}
-	if got := k.prepare(same); !strings.Contains(got[0], "VF "+vf3+" still belongs to claim shop/lost (uid c-9)") {
+	if got := k.prepareClaims(same); !strings.Contains(got[0], "VF "+vf3+" still belongs to claim shop/lost (uid c-9)") {
 		t.Error(got)
 	}
-	if got := k.prepare(other); !strings.HasPrefix(got[0], "a=") {
+	if got := k.prepareClaims(other); !strings.HasPrefix(got[0], "a=") {
 		t.Error(got)
 	}
 	must(t, claimtest.WriteText(l.options.Kubelet, "{"))
-	if got := k.prepare(newClaim("c-3", "other", result("a", vf2))); !strings.Contains(got[0], "record of the claim with UID c-9") {
+	if got := k.prepareClaims(newClaim("c-3", "other", deviceResult("a", vf2))); !strings.Contains(got[0],
+		"record of the claim with UID c-9") {
 		t.Error(got)
 	}
 	must(t, os.Remove(filepath.Join(l.options.Claims, "c-9")))
-	if got := k.prepare(lost); !strings.HasPrefix(got[0], "a=") {
+	if got := k.prepareClaims(lost); !strings.HasPrefix(got[0], "a=") {
 		t.Error(got)
 	}
 }
 
-// TestAdminAccess (DRA-18): a claim with administrative access gets a device of another claim without its device files. The device is not
-// bound and keeps its owner.
+// TestAdminAccess (DRA-18): a claim with administrative access gets a device that another claim has. The claim with administrative access
+// gets no device files. The driver of the device does not change, and the device keeps its owner.
 func TestAdminAccess(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{}.Start(t, l.sysfs)
-	l.look(pool.Resource{Driver: "vfio-pci"}, nil)
-	l.run()
+	l.updateInventory(pool.Resource{Driver: "vfio-pci"}, nil)
+	l.runDriver()
 	k := l.register(false)
-	watch, own := newClaim("c-0", "watch", admin("all", vf0), admin("all", vf1)), newClaim("c-1", "web", result("a", vf0))
-	l.add(watch, own)
-	if got := k.prepare(watch); got[0] != "all=node-a/0000-11-02-0 podlace.io/vf=c-0-all; all=node-a/0000-11-02-1 " {
+	watch, own := newClaim("c-0", "watch", adminResult("all", vf0), adminResult("all", vf1)), newClaim("c-1", "web", deviceResult("a", vf0))
+	l.addClaims(watch, own)
+	if got := k.prepareClaims(watch); got[0] != "all=node-a/0000-11-02-0 podlace.io/vf=c-0-all; all=node-a/0000-11-02-1 " {
 		t.Error(got)
 	}
 	if got := l.driverOf(vf0) + l.driverOf(vf1); got != "iavfiavf" {
 		t.Errorf("drivers %s", got)
 	}
-	if got := k.prepare(own); !strings.HasPrefix(got[0], "a=") {
+	if got := k.prepareClaims(own); !strings.HasPrefix(got[0], "a=") {
 		t.Fatal(got)
 	}
-	k.prepare(watch)
+	k.prepareClaims(watch)
 	data, err := os.ReadFile(filepath.Join(l.options.CDI, cdiFile("c-0")))
 	if text := string(data); err != nil || !strings.Contains(text, "PCIDEVICE_EXAMPLE_COM_FAST=0000:11:02.0,0000:11:02.1") ||
 		strings.Contains(text, "deviceNodes") {
 		t.Errorf("%s, %v", data, err)
 	}
-	if got := k.unprepare("c-0"); got[0] != "" || l.driverOf(vf0) != "vfio-pci" {
+	if got := k.unprepareClaims("c-0"); got[0] != "" || l.driverOf(vf0) != "vfio-pci" {
 		t.Errorf("%v, driver %s", got, l.driverOf(vf0))
 	}
 }
 
-// TestDriverBack: a claim's driver is bound, its device files are in the CDI specification, and the former driver gets the VF back. That
-// also works after the daemon was killed between these steps, and if the driver is already bound.
+// TestDriverBack: the driver of a claim is bound, and the CDI specification contains the device files. After the claim, the former driver
+// of the VF is bound again. The former driver is also bound again if the daemon is killed between these steps, or if the driver of the
+// claim was already bound.
 func TestDriverBack(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{}.Start(t, l.sysfs)
-	p := l.planned(t, "c-1", vf0)
+	p := l.planFor(t, "c-1", vf0)
 	p.devices[0].driver, p.devices[0].restores = "vfio-pci", true
 	must(t, l.reserve(t.Context(), &p, nil), l.writeCDI(p))
 	before, err := claim.Read(l.options.Claims, "c-1")
@@ -224,53 +227,53 @@ func TestDriverBack(t *testing.T) {
 	if !strings.Contains(string(data), `"/dev/vfio/vfio"`) || !strings.Contains(string(data), group) || err != nil || now.IOMMUGroup < 0 || l.driverOf(vf0) != "vfio-pci" {
 		t.Errorf("%s, %v, driver %s", data, err, l.driverOf(vf0))
 	}
-	again := l.planned(t, "c-1", vf0) // the next instance finds the driver bound
+	again := l.planFor(t, "c-1", vf0) // the next instance finds the driver bound
 	again.devices[0].driver, again.devices[0].restores = "vfio-pci", true
 	must(t, l.reserve(t.Context(), &again, &before), l.unprepare(t.Context(), "c-1"))
-	if l.driverOf(vf0) != "iavf" || l.files(l.options.Claims) != "" {
-		t.Errorf("driver %s, records %s", l.driverOf(vf0), l.files(l.options.Claims))
+	if l.driverOf(vf0) != "iavf" || l.fileNames(l.options.Claims) != "" {
+		t.Errorf("driver %s, records %s", l.driverOf(vf0), l.fileNames(l.options.Claims))
 	}
 }
 
-// planned returns the plan of a claim with one device.
-func (l *draLab) planned(t testing.TB, uid, address string) plan {
-	p, err := l.plan(newClaim(uid, uid, result("a", address)), nil)
+// planFor returns the plan of a claim with one device.
+func (l *draLab) planFor(t testing.TB, uid, address string) claimPlan {
+	p, err := l.planClaim(newClaim(uid, uid, deviceResult("a", address)), nil)
 	must(t, err)
 	return p
 }
 
-// TestVanishedVF (DRA-F18): the claim of a missing VF can be unprepared.
+// TestVanishedVF (DRA-F18): a claim can be unprepared even if its VF no longer exists.
 func TestVanishedVF(t *testing.T) {
 	l := newDRALab(t)
-	l.run()
+	l.runDriver()
 	k := l.register(false)
-	c := newClaim("c-1", "web", result("a", vf3))
-	l.add(c)
-	k.prepare(c)
+	c := newClaim("c-1", "web", deviceResult("a", vf3))
+	l.addClaims(c)
+	k.prepareClaims(c)
 	r, err := claim.Read(l.options.Claims, "c-1")
 	r.Bound = []claim.Binding{{ID: vf3, Driver: "iavf", Former: "vfio-pci"}}
 	must(t, err, claim.Write(l.options.Claims, r))
 	pcitest.Remove(t, l.sysfs, vf3)
 	l.Update(Inventory{})
-	if got := k.unprepare("c-1"); got[0] != "" || l.files(l.options.Claims) != "" {
-		t.Errorf("%v, %s", got, l.files(l.options.Claims))
+	if got := k.unprepareClaims("c-1"); got[0] != "" || l.fileNames(l.options.Claims) != "" {
+		t.Errorf("%v, %s", got, l.fileNames(l.options.Claims))
 	}
 }
 
-// TestNoWait: a claim with a slow driver delays no other claim, and a second call about it does not bind twice.
+// TestNoWait: a claim whose driver takes long to bind delays no other claim. A second call about this claim does not bind the driver twice.
 func TestNoWait(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{Stuck: []string{"iavf"}}.Start(t, l.sysfs)
-	l.run()
+	l.runDriver()
 	k := l.register(false)
-	slow := l.planned(t, "c-1", vf0)
+	slow := l.planFor(t, "c-1", vf0)
 	slow.devices[0].driver, slow.devices[0].restores = "vfio-pci", true
 	done := make(chan error)
 	go func() { done <- l.reserve(t.Context(), &slow, nil) }()
-	l.await("the record of the slow claim", func() bool { return l.files(l.options.Claims) == "c-1" })
-	c := newClaim("c-2", "fast", result("a", vf1))
-	l.add(c)
-	if got := k.prepare(c); !strings.HasPrefix(got[0], "a=") {
+	l.await("the record of the slow claim", func() bool { return l.fileNames(l.options.Claims) == "c-1" })
+	c := newClaim("c-2", "fast", deviceResult("a", vf1))
+	l.addClaims(c)
+	if got := k.prepareClaims(c); !strings.HasPrefix(got[0], "a=") {
 		t.Error(got)
 	}
 	select {
@@ -281,31 +284,32 @@ func TestNoWait(t *testing.T) {
 	<-done
 }
 
-// TestConfigChanges: a claim stays prepared after its resource no longer has the API DRA, also for the next sandbox.
+// TestConfigChanges: a resource no longer has "api": "dra". The prepared claims of this resource stay prepared, even for the next sandbox
+// of the pod.
 func TestConfigChanges(t *testing.T) {
 	l := newDRALab(t)
-	l.run()
+	l.runDriver()
 	k := l.register(false)
-	c := newClaim("c-1", "web", result("a", vf0))
-	l.add(c)
-	first := k.prepare(c)
+	c := newClaim("c-1", "web", deviceResult("a", vf0))
+	l.addClaims(c)
+	first := k.prepareClaims(c)
 	l.Update(Inventory{})
-	if diff := cmp.Diff(first, k.prepare(c)); diff != "" {
+	if diff := cmp.Diff(first, k.prepareClaims(c)); diff != "" {
 		t.Error(diff)
 	}
-	if got := k.unprepare("c-1"); got[0] != "" {
+	if got := k.unprepareClaims("c-1"); got[0] != "" {
 		t.Error(got)
 	}
 }
 
-// TestPrepareWholePF (DRA-20): a PF that a claim has as a whole has no VFs. It is refused while a claim has one of its VFs, and its VFs
-// are refused while a claim has the PF.
+// TestPrepareWholePF (DRA-20): a PF that is allocated as a whole has no VFs. Prepare refuses the PF while a claim has one of its VFs.
+// Prepare refuses the VFs while a claim has the PF.
 func TestPrepareWholePF(t *testing.T) {
 	const pf = "0000:11:00.0"
 	l := newDRALab(t)
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, l.sysfs)
 	look := func() {
-		i, _ := l.inventory()
+		i, _ := l.latestInventory()
 		s, err := pci.Scan(l.sysfs)
 		must(t, err)
 		a, err := pci.ParseAddress(pf)
@@ -316,7 +320,7 @@ func TestPrepareWholePF(t *testing.T) {
 		l.Update(i)
 	}
 	look()
-	whole, one := newClaim("c-1", "whole", result("a", pf)), newClaim("c-2", "one", result("a", vf2))
+	whole, one := newClaim("c-1", "whole", deviceResult("a", pf)), newClaim("c-2", "one", deviceResult("a", vf2))
 	prepare := func(c *resourceapi.ResourceClaim, says string) {
 		t.Helper()
 		if _, err := l.prepare(t.Context(), c); (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
@@ -338,21 +342,21 @@ func TestPrepareWholePF(t *testing.T) {
 	prepare(one, "")
 }
 
-// BenchmarkPrepare measures Prepare on the machine's disk, without binding a driver, on a node with 200 claims.
+// BenchmarkPrepare measures Prepare on the machine's disk on a node with 200 claims. No driver is bound.
 func BenchmarkPrepare(b *testing.B) {
 	dir, err := os.MkdirTemp("/var/tmp", "dra")
 	must(b, err)
 	defer os.RemoveAll(dir)
 	l := newDRALab(b, func(o *Options) { o.Claims, o.CDI = filepath.Join(dir, "claims"), filepath.Join(dir, "cdi") })
 	for i := range 200 {
-		p := l.planned(b, fmt.Sprint("held-", i), vf1)
+		p := l.planFor(b, fmt.Sprint("held-", i), vf1)
 		p.record.Devices[0].ID = fmt.Sprintf("0000:99:%02x.%d", i/8, i%8)
 		must(b, claim.Write(l.options.Claims, p.record))
 	}
 	var took []time.Duration
 	for b.Loop() {
 		began := time.Now()
-		_, err := l.prepare(b.Context(), newClaim("c-1", "web", result("a", vf0)))
+		_, err := l.prepare(b.Context(), newClaim("c-1", "web", deviceResult("a", vf0)))
 		took = append(took, time.Since(began))
 		b.StopTimer()
 		must(b, err, l.unprepare(b.Context(), "c-1"))
@@ -363,29 +367,29 @@ func BenchmarkPrepare(b *testing.B) {
 	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-p50")
 }
 
-// TestBindHangs (DRA-F27): a VF whose bind timed out has a fault, and is not bound again for five minutes.
+// TestBindHangs (DRA-F27): a VF whose bind timed out has a fault. The driver of this VF is not bound again for five minutes.
 func TestBindHangs(t *testing.T) {
 	l := newDRALab(t)
-	l.fault(vf1, "no carrier")
+	l.setFault(vf1, "no carrier")
 	a, err := pci.ParseAddress(vf0)
 	must(t, err)
-	before, _ := l.inventory()
-	l.binds.record(a, fmt.Errorf("bind %s: %w", vf0, context.DeadlineExceeded))
-	i, _ := l.inventory()
+	before, _ := l.latestInventory()
+	l.binds.recordBind(a, fmt.Errorf("bind %s: %w", vf0, context.DeadlineExceeded))
+	i, _ := l.latestInventory()
 	if diff := cmp.Diff(map[string]Fault{vf0: {bindTimeout, "bind 0000:11:02.0: context deadline exceeded"}, vf1: {LinkDown, "no carrier"}},
 		i.Faults); diff != "" || len(before.Faults) != 1 {
 		t.Error(diff)
 	}
-	p := l.planned(t, "c-1", vf0)
+	p := l.planFor(t, "c-1", vf0)
 	p.devices[0].driver = "vfio-pci"
 	if err := l.reserve(t.Context(), &p, nil); err == nil || !strings.Contains(err.Error(), "retrying after 5m0s") {
 		t.Errorf("got %v", err)
 	}
-	if left := l.files(l.options.Claims); left != "" {
+	if left := l.fileNames(l.options.Claims); left != "" {
 		t.Errorf("records: %s", left)
 	}
 	l.binds.byAddress[a] = bindFailure{time.Now().Add(-retryBind), err}
-	if i, _ := l.inventory(); len(i.Faults) != 1 {
+	if i, _ := l.latestInventory(); len(i.Faults) != 1 {
 		t.Errorf("%v", i.Faults)
 	}
 }

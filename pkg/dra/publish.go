@@ -24,12 +24,13 @@ import (
 )
 
 const (
-	// syncDelay is the delay between an event and the comparison of slices. A kubelet that starts deletes all slices of its node at once.
+	// syncDelay is the time between an event and the comparison of slices. The delay is useful because a kubelet deletes all slices of its
+	// node when it starts.
 	syncDelay = time.Second
-	// forgetAfter is how long the library assumes that a slice exists that it has created but not seen in the watch. The slice may have
-	// been deleted while the watch was broken.
+	// forgetAfter limits how long the library assumes that a created slice exists although the watch has not shown it. Another program may
+	// have deleted the slice while the watch was broken.
 	forgetAfter = 2 * time.Second
-	// featureRetry is the pause before a field that the API server dropped is tried again.
+	// featureRetry is the time after which a field is tried again that the API server dropped.
 	featureRetry = time.Hour
 
 	requestTimeout = 30 * time.Second
@@ -38,8 +39,8 @@ const (
 	jitter         = 0.3
 )
 
-// publisher keeps the node's slices up to date. The library's controller compares them with the desired ones and writes them. The
-// publisher computes the desired slices and reports results.
+// publisher keeps the slices of the node up to date. The controller of the Kubernetes library compares the slices with the desired slices
+// and writes the differences. The publisher computes the desired slices and reports the results of requests.
 type publisher struct {
 	*Driver
 	count sliceMetrics
@@ -65,7 +66,8 @@ func newPublisher(d *Driver) *publisher {
 	return p
 }
 
-// publish keeps the node's slices up to date until ctx is done. The slices remain after that. It may be called again.
+// publish keeps the slices of the node up to date until ctx is done. After publish returns, the slices stay in the API server. publish may
+// be called more than once.
 func (p *publisher) publish(ctx context.Context) {
 	ctx = klog.NewContext(ctx, logr.Discard()) // the publisher logs what the library would log
 	for failures := 0; ; failures++ {
@@ -82,13 +84,13 @@ func (p *publisher) publish(ctx context.Context) {
 	}
 }
 
-// run publishes until ctx is done. It fails if the API server is unreachable, lacks the API, or refuses to show the Node object or the
-// slices. The failure has been logged.
+// run publishes the slices until ctx is done. The result is an error if the API server is unreachable, lacks the API, or does not allow
+// access to the Node object or the slices. The error is already logged.
 func (p *publisher) run(ctx context.Context) error {
 	if _, err := p.nodeUID(ctx); err != nil {
 		return err
 	}
-	stored, err := p.stored(ctx)
+	stored, err := p.storedSlices(ctx)
 	if err != nil {
 		return err
 	}
@@ -107,9 +109,9 @@ func (p *publisher) run(ctx context.Context) error {
 	defer c.Stop()
 	p.setRunning(true)
 	defer p.setRunning(false)
-	p.options.Log.Info("ResourceSlices are published", "node", p.options.Node, "content", describe(first))
+	p.options.Log.Info("ResourceSlices are published", "node", p.options.Node, "content", describeSlices(first))
 	for {
-		inventory, changed, _ := p.watch()
+		inventory, changed, _ := p.watchInventory()
 		p.update(c, inventory)
 		select {
 		case <-ctx.Done():
@@ -121,8 +123,9 @@ func (p *publisher) run(ctx context.Context) error {
 	}
 }
 
-// stored returns the current slices of the node. The library would not report why it cannot read them.
-func (p *publisher) stored(ctx context.Context) ([]resourceapi.ResourceSlice, error) {
+// storedSlices returns the current slices of the node from the API server. This request is needed because the library does not report why
+// it cannot read the slices.
+func (p *publisher) storedSlices(ctx context.Context) ([]resourceapi.ResourceSlice, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	selector := fields.Set{resourceapi.ResourceSliceSelectorDriver: claim.Driver, resourceapi.ResourceSliceSelectorNodeName: p.options.Node}
@@ -133,12 +136,12 @@ func (p *publisher) stored(ctx context.Context) ([]resourceapi.ResourceSlice, er
 	return list.Items, nil
 }
 
-func (p *publisher) client() observed { return observed{p.options.Client, p} }
+func (p *publisher) client() observedClient { return observedClient{p.options.Client, p} }
 
-// firstInventory waits for the first inventory.
+// firstInventory waits until the daemon has passed the first inventory.
 func (p *publisher) firstInventory(ctx context.Context) (Inventory, bool) {
 	for {
-		i, changed, ok := p.watch()
+		i, changed, ok := p.watchInventory()
 		if ok {
 			return i, true
 		}
@@ -159,13 +162,14 @@ func (p *publisher) controllerOptions(first *resourceslice.DriverResources) reso
 	}
 }
 
-// computeDesired computes what to publish, and remembers it.
+// computeDesired returns the desired slices, and stores their devices for the next call.
 func (p *publisher) computeDesired(i Inventory) *resourceslice.DriverResources {
 	if records, err := p.Driver.records.List(); err == nil { // otherwise keep the former records; the daemon has logged the error
 		p.records = records
 	}
 	now := time.Now()
-	r := desired{Inventory: i, node: p.options.Node, records: p.records, former: p.former, now: now, features: p.features(now)}.resources()
+	r := desiredState{Inventory: i, node: p.options.Node, records: p.records, former: p.former, now: now,
+		sliceFeatures: p.currentFeatures(now)}.driverResources()
 	p.former = map[string]resourceapi.Device{}
 	for _, s := range r.Pools[p.options.Node].Slices {
 		for _, dev := range s.Devices {
@@ -175,8 +179,8 @@ func (p *publisher) computeDesired(i Inventory) *resourceslice.DriverResources {
 	return r
 }
 
-// update passes changed resources to the controller. Resources that the API server has refused are not tried again; the former slices
-// remain.
+// update passes the desired slices to the controller if they have changed. If the API server has refused slices before, update does not
+// pass the same slices again. The former slices remain.
 func (p *publisher) update(c *resourceslice.Controller, i Inventory) {
 	want := p.computeDesired(i)
 	p.mu.Lock()
@@ -194,8 +198,8 @@ func (p *publisher) update(c *resourceslice.Controller, i Inventory) {
 	}
 }
 
-// submit passes resources to the controller. It holds the lock, so that no comparison starts between the update and the change of
-// submitted; otherwise a result could be attributed to the wrong resources.
+// submit passes slices to the controller. The function holds the lock during the update, so that no comparison starts before the field
+// submitted is changed. Without the lock, a result could be attributed to the wrong slices.
 func (p *publisher) submit(update func(), r *resourceslice.DriverResources) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -205,7 +209,7 @@ func (p *publisher) submit(update func(), r *resourceslice.DriverResources) {
 
 func equal(a, b *resourceslice.DriverResources) bool { return apiequality.Semantic.DeepEqual(a, b) }
 
-// reset clears the state of an earlier run, and records the stored slices.
+// reset clears the state of an earlier run and takes over the slices in the API server.
 func (p *publisher) reset(stored []resourceapi.ResourceSlice) {
 	slices.SortFunc(stored, func(a, b resourceapi.ResourceSlice) int { return strings.Compare(a.Name, b.Name) })
 	var out []resourceslice.Slice
@@ -228,7 +232,7 @@ func (p *publisher) setRunning(running bool) {
 	p.running = running
 }
 
-// handleError handles an error of the controller.
+// handleError handles an error that the controller reports.
 func (p *publisher) handleError(err error) {
 	var dropped *resourceslice.DroppedFieldsError
 	switch {
@@ -239,7 +243,7 @@ func (p *publisher) handleError(err error) {
 	}
 }
 
-// notify wakes the loop of run.
+// notify wakes the loop in run.
 func (p *publisher) notify() {
 	select {
 	case p.wake <- struct{}{}:

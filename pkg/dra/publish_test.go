@@ -21,10 +21,11 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// within bounds the wait for the goal of 3 seconds on a loaded machine. Only lasting failures exceed it.
-const within = 20 * time.Second
+// maxWait is the maximum time to wait on a loaded machine. The goal on an idle machine is 3 seconds. Only a failure that lasts exceeds this
+// time.
+const maxWait = 20 * time.Second
 
-// text is a log that tests can read while it is written.
+// syncedBuffer is a log that a test can read while the publisher writes to it.
 type syncedBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -42,22 +43,22 @@ func (b *syncedBuffer) String() string {
 	return b.text.String()
 }
 
-// bench is a publisher with an API server.
-type bench struct {
+// publisherLab is a publisher with a fake API server.
+type publisherLab struct {
 	testing.TB
 	*fakeAPI
 	driver   *Driver
-	machine  desired
+	machine  desiredState
 	registry *prometheus.Registry
 	log      *syncedBuffer
 	stop     func()
 }
 
-// newBench publishes a machine. prepare changes the API server first.
-func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *bench {
+// newBench publishes the devices of a machine. The function prepare changes the API server before the devices are published.
+func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *publisherLab {
 	t.Helper()
-	b := &bench{TB: t, fakeAPI: newFakeAPI(t), log: &syncedBuffer{}}
-	b.machine, _ = machine(t, m)
+	b := &publisherLab{TB: t, fakeAPI: newFakeAPI(t), log: &syncedBuffer{}}
+	b.machine, _ = inventoryOf(t, m)
 	if prepare != nil {
 		prepare(b.fakeAPI)
 	}
@@ -65,11 +66,11 @@ func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *bench {
 	return b
 }
 
-// start runs a new publisher until stop or the end of the test.
-func (b *bench) start() {
+// start runs a new publisher until stop is called or the test ends.
+func (b *publisherLab) start() {
 	b.registry = prometheus.NewRegistry()
 	claims := b.TempDir()
-	b.driver = New(Options{Node: "node-a", Client: b.client(), Claims: claims, Records: claim.NewCache(claims, ""), Metrics: b.registry,
+	b.driver = New(Options{Node: "node-a", Client: b.newClient(), Claims: claims, Records: claim.NewCache(claims, ""), Metrics: b.registry,
 		Log: slog.New(slog.NewTextHandler(b.log, nil))})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -82,8 +83,8 @@ func (b *bench) start() {
 	b.driver.Update(b.machine.Inventory)
 }
 
-// fault sets or clears a fault of all VFs of a PF in one update, as the daemon does.
-func (b *bench) fault(pf int, kind string) {
+// setFault sets or clears a fault of all VFs of a PF in one update, as the daemon does.
+func (b *publisherLab) setFault(pf int, kind string) {
 	i := b.machine.Inventory
 	i.Faults = map[string]Fault{}
 	of := i.Pools[0].Devices[pf*len(i.Pools[0].Devices)/b.pfs()].PF
@@ -95,7 +96,7 @@ func (b *bench) fault(pf int, kind string) {
 	b.driver.Update(i)
 }
 
-func (b *bench) pfs() (n int) {
+func (b *publisherLab) pfs() (n int) {
 	for _, d := range b.machine.Snapshot.Devices {
 		if !d.IsVF() {
 			n++
@@ -104,9 +105,10 @@ func (b *bench) pfs() (n int) {
 	return n
 }
 
-// complete reports whether the slices form one generation of the pool, with these numbers of devices and taints.
-func (b *bench) complete(count, devices, taints int) bool {
-	all := b.stored()
+// isComplete reports whether the slices form one generation of the pool. The numbers of slices, devices and taints must have the given
+// values.
+func (b *publisherLab) isComplete(count, devices, taints int) bool {
+	all := b.storedSlices()
 	for _, s := range all {
 		if s.Spec.Pool.ResourceSliceCount != int64(count) || s.Spec.Pool.Generation != all[0].Spec.Pool.Generation ||
 			s.Spec.Pool.Name != "node-a" || *s.Spec.NodeName != "node-a" {
@@ -120,27 +122,27 @@ func (b *bench) complete(count, devices, taints int) bool {
 	return len(all) == count && devices == 0 && taints == 0
 }
 
-func (b *bench) await(what string, so func() bool) {
+func (b *publisherLab) await(what string, so func() bool) {
 	b.Helper()
 	await(b.TB, what, so)
 }
 
-// quiet waits until no more writes happen.
-func (b *bench) quiet() (writes int) {
-	for writes = -1; writes != b.writes(); time.Sleep(3 * syncDelay) {
-		writes = b.writes()
+// awaitQuiet waits until no more write requests arrive.
+func (b *publisherLab) awaitQuiet() (writes int) {
+	for writes = -1; writes != b.countWrites(); time.Sleep(3 * syncDelay) {
+		writes = b.countWrites()
 	}
 	return writes
 }
 
-// metric returns the value of a publisher's metric, summed over its labels.
-func (b *bench) metric(name string) float64 {
+// metricValue returns the value of a publisher's metric, as the sum over all labels.
+func (b *publisherLab) metricValue(name string) float64 {
 	b.Helper()
-	return gathered(b, b.registry, "podlace_sriov_dra_"+name)
+	return gatheredValue(b, b.registry, "podlace_sriov_dra_"+name)
 }
 
-// gathered returns the value of a metric, summed over its labels.
-func gathered(t testing.TB, from prometheus.Gatherer, name string) (sum float64) {
+// gatheredValue returns the value of a metric, as the sum over all labels.
+func gatheredValue(t testing.TB, from prometheus.Gatherer, name string) (sum float64) {
 	t.Helper()
 	families, err := from.Gather()
 	must(t, err)
@@ -154,72 +156,73 @@ func gathered(t testing.TB, from prometheus.Gatherer, name string) (sum float64)
 	return sum
 }
 
-// logged returns how often a text is in the log.
-func (b *bench) logged(text string) int { return strings.Count(b.log.String(), text) }
+// countLogged returns the number of times that a text is in the log.
+func (b *publisherLab) countLogged(text string) int { return strings.Count(b.log.String(), text) }
 
-// TestPublished: the slices exist, are owned by the Node, and are not written again. A restart without a change writes nothing. The end
-// deletes nothing.
+// TestPublished: the slices exist, their owner is the Node, and they are not written again without a change. After a restart without a
+// change, nothing is written. The end deletes nothing.
 func TestPublished(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 2, PFs: 2, VFs: 3}, nil)
-	b.await("4 slices", func() bool { return b.complete(4, 12, 0) })
-	first := b.stored()
+	b.await("4 slices", func() bool { return b.isComplete(4, 12, 0) })
+	first := b.storedSlices()
 	want := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node-a", UID: "uid-1", Controller: new(true)}}
 	if diff := cmp.Diff(want, first[0].OwnerReferences); diff != "" || !strings.HasPrefix(first[0].Name, "00000-sriov.podlace.io-node-a-") {
 		t.Errorf("%s: %s", first[0].Name, diff)
 	}
-	if n := b.quiet(); n != 4 {
+	if n := b.awaitQuiet(); n != 4 {
 		t.Errorf("%d writes", n)
 	}
-	if b.metric("up") != 1 || b.metric("slices") != 4 || b.metric("writes_total") != 4 || b.metric("slices_refused") != 0 {
+	if b.metricValue("up") != 1 || b.metricValue("slices") != 4 || b.metricValue("writes_total") != 4 || b.metricValue("slices_refused") != 0 {
 		t.Error("metrics are wrong")
 	}
 	for range 2 {
 		b.stop()
 		b.start()
-		b.await("up", func() bool { return b.metric("up") == 1 })
-		b.quiet()
+		b.await("up", func() bool { return b.metricValue("up") == 1 })
+		b.awaitQuiet()
 	}
-	if diff := cmp.Diff(first, b.stored()); diff != "" || b.writes() != 4 {
-		t.Errorf("%d writes: %s", b.writes(), diff)
+	if diff := cmp.Diff(first, b.storedSlices()); diff != "" || b.countWrites() != 4 {
+		t.Errorf("%d writes: %s", b.countWrites(), diff)
 	}
-	if n := b.asked("watch"); n > 3 { // one for each start
+	if n := b.countRequests("watch"); n > 3 { // one for each start
 		t.Errorf("%d watches", n)
 	}
 }
 
-// TestEmpty checks that a node without VFs has an empty slice.
+// TestEmpty checks that a node without VFs publishes an empty slice.
 func TestEmpty(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1}, nil)
-	b.await("an empty slice", func() bool { return b.complete(1, 0, 0) })
+	b.await("an empty slice", func() bool { return b.isComplete(1, 0, 0) })
 }
 
-// TestOneWrite checks that a PF that goes down and up causes one write each, and that TimeAdded survives a restart.
+// TestOneWrite checks that the failure of a PF's link causes one write and its recovery causes one more. TimeAdded does not change after a
+// restart.
 func TestOneWrite(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 64}, nil)
-	b.await("2 slices", func() bool { return b.complete(2, 128, 0) })
-	before := b.quiet()
+	b.await("2 slices", func() bool { return b.isComplete(2, 128, 0) })
+	before := b.awaitQuiet()
 	start := time.Now()
-	b.fault(1, LinkDown)
-	b.await("taints", func() bool { return b.complete(2, 128, 64) })
+	b.setFault(1, LinkDown)
+	b.await("taints", func() bool { return b.isComplete(2, 128, 64) })
 	t.Logf("taints are stored after %s", time.Since(start))
-	if n := b.quiet() - before; n != 1 {
+	if n := b.awaitQuiet() - before; n != 1 {
 		t.Errorf("%d writes for a link that goes down", n)
 	}
-	down := b.stored()
+	down := b.storedSlices()
 	b.stop()
 	b.start()
-	b.fault(1, LinkDown)
-	b.quiet()
-	if diff := cmp.Diff(taintsOf(down), taintsOf(b.stored())); diff != "" {
+	b.setFault(1, LinkDown)
+	b.awaitQuiet()
+	if diff := cmp.Diff(taintsOf(down), taintsOf(b.storedSlices())); diff != "" {
 		t.Error(diff)
 	}
-	before = b.quiet()
-	b.fault(1, "")
-	b.await("no taints", func() bool { return b.complete(2, 128, 0) })
-	if n := b.quiet() - before; n != 1 {
+	before = b.awaitQuiet()
+	b.setFault(1, "")
+	b.await("no taints", func() bool { return b.isComplete(2, 128, 0) })
+	if n := b.awaitQuiet() - before; n != 1 {
 		t.Errorf("%d writes for a link that comes back", n)
 	}
 }
@@ -234,51 +237,51 @@ func taintsOf(all []resourceapi.ResourceSlice) map[string][]resourceapi.DeviceTa
 	return out
 }
 
-// TestSliceDeleted, TestSliceEdited: slices that a kubelet or a user deletes or edits are restored, also after a broken watch.
+// TestSliceDeleted and TestSliceEdited: a kubelet or a user deletes or edits slices. The slices are restored, even after a broken watch.
 func TestSliceDeleted(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, nil)
-	b.await("2 slices", func() bool { return b.complete(2, 4, 0) })
-	b.quiet()
+	b.await("2 slices", func() bool { return b.isComplete(2, 4, 0) })
+	b.awaitQuiet()
 	for name, remove := range map[string]func(){
-		"one":                  func() { b.remove(false, b.stored()[1].Name) },
-		"all, as by a kubelet": func() { b.remove(false) },
+		"one":                  func() { b.removeSlices(false, b.storedSlices()[1].Name) },
+		"all, as by a kubelet": func() { b.removeSlices(false) },
 		"and right after they were written": func() {
-			b.remove(false)
-			b.await("a slice", func() bool { return len(b.stored()) > 0 })
-			b.remove(false)
+			b.removeSlices(false)
+			b.await("a slice", func() bool { return len(b.storedSlices()) > 0 })
+			b.removeSlices(false)
 		},
-		"while the watch is broken": func() { b.remove(true); b.hangUp(true) },
+		"while the watch is broken": func() { b.removeSlices(true); b.endWatches(true) },
 	} {
 		remove()
 		start := time.Now()
-		b.await("the slices are back: "+name, func() bool { return b.complete(2, 4, 0) })
-		if took := time.Since(start); took > within {
+		b.await("the slices are back: "+name, func() bool { return b.isComplete(2, 4, 0) })
+		if took := time.Since(start); took > maxWait {
 			t.Errorf("%s: %s", name, took)
 		} else {
 			t.Logf("%s: back after %s", name, took)
 		}
-		b.quiet()
+		b.awaitQuiet()
 	}
 }
 
-// TestLostCreate checks that the daemon restores a slice that was deleted before the watch showed it. The library must not assume for long
-// that it exists.
+// TestLostCreate checks that the daemon restores a slice that was deleted before the watch has shown its creation. The library must not
+// assume for a long time that this slice exists.
 func TestLostCreate(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)
-	b.await("a slice", func() bool { return b.complete(1, 2, 0) })
-	b.quiet()
-	created := b.asked("create")
-	b.remove(false)
-	b.set(func() { b.muted = true })
-	b.await("another slice", func() bool { return b.asked("create") > created && b.complete(1, 2, 0) })
-	b.remove(true)
-	b.set(func() { b.muted = false })
-	b.hangUp(true)
+	b.await("a slice", func() bool { return b.isComplete(1, 2, 0) })
+	b.awaitQuiet()
+	created := b.countRequests("create")
+	b.removeSlices(false)
+	b.configure(func() { b.muted = true })
+	b.await("another slice", func() bool { return b.countRequests("create") > created && b.isComplete(1, 2, 0) })
+	b.removeSlices(true)
+	b.configure(func() { b.muted = false })
+	b.endWatches(true)
 	start := time.Now()
-	b.await("the slice is back", func() bool { return b.complete(1, 2, 0) })
-	if took := time.Since(start); took > within {
+	b.await("the slice is back", func() bool { return b.isComplete(1, 2, 0) })
+	if took := time.Since(start); took > maxWait {
 		t.Error(took)
 	} else {
 		t.Logf("back after %s", took)
@@ -288,9 +291,9 @@ func TestLostCreate(t *testing.T) {
 func TestSliceEdited(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, nil)
-	b.await("2 slices", func() bool { return b.complete(2, 4, 0) })
-	b.quiet()
-	want := b.stored()
+	b.await("2 slices", func() bool { return b.isComplete(2, 4, 0) })
+	b.awaitQuiet()
+	want := b.storedSlices()
 	for name, edit := range map[string]func(*resourceapi.ResourceSlice){
 		"a device less": func(s *resourceapi.ResourceSlice) { s.Spec.Devices = s.Spec.Devices[:1] },
 		"an attribute":  func(s *resourceapi.ResourceSlice) { s.Spec.Devices[0].Attributes["vf"] = number(77) },
@@ -299,53 +302,54 @@ func TestSliceEdited(t *testing.T) {
 		},
 		"the generation": func(s *resourceapi.ResourceSlice) { s.Spec.Pool.Generation += 7 },
 	} {
-		b.edit(want[1].Name, edit)
+		b.editSlice(want[1].Name, edit)
 		start := time.Now()
 		same := func() bool {
-			return b.complete(2, 4, 0) && cmp.Equal(specs(want), specs(b.stored()))
+			return b.isComplete(2, 4, 0) && cmp.Equal(deviceSpecs(want), deviceSpecs(b.storedSlices()))
 		}
 		b.await("the slice is as it was: "+name, same)
 		t.Logf("%s: back after %s", name, time.Since(start))
-		b.quiet()
+		b.awaitQuiet()
 	}
 }
 
-// specs returns the devices of slices.
-func specs(all []resourceapi.ResourceSlice) (out [][]resourceapi.Device) {
+// deviceSpecs returns the devices of slices.
+func deviceSpecs(all []resourceapi.ResourceSlice) (out [][]resourceapi.Device) {
 	for _, s := range all {
 		out = append(out, s.Spec.Devices)
 	}
 	return out
 }
 
-// TestWatchEnds checks that an ended watch, by 410 or otherwise, is restarted, without a write or a log line.
+// TestWatchEnds checks that an ended watch is restarted, whether it ended with status 410 or not. The restart causes no write and no log
+// line.
 func TestWatchEnds(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)
-	b.await("a slice", func() bool { return b.complete(1, 2, 0) })
-	before, watches := b.quiet(), b.asked("watch")
+	b.await("a slice", func() bool { return b.isComplete(1, 2, 0) })
+	before, watches := b.awaitQuiet(), b.countRequests("watch")
 	for _, gone := range []bool{true, false} {
-		b.hangUp(gone)
-		b.await("another watch", func() bool { return b.asked("watch") > watches && b.watched() })
-		watches = b.asked("watch")
+		b.endWatches(gone)
+		b.await("another watch", func() bool { return b.countRequests("watch") > watches && b.isWatched() })
+		watches = b.countRequests("watch")
 	}
-	if b.quiet() != before || b.logged("level=WARN") > 0 {
-		t.Errorf("%d writes\n%s", b.writes()-before, b.log)
+	if b.awaitQuiet() != before || b.countLogged("level=WARN") > 0 {
+		t.Errorf("%d writes\n%s", b.countWrites()-before, b.log)
 	}
 }
 
-// TestConflict checks that an update is repeated after another writer was faster.
+// TestConflict checks that an update is repeated if another writer changed the slice first.
 func TestConflict(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)
-	b.await("a slice", func() bool { return b.complete(1, 2, 0) })
-	b.quiet()
-	b.set(func() { b.refuse["update"] = http.StatusConflict })
-	b.fault(0, LinkDown)
-	b.await("a conflict", func() bool { return b.asked("update") > 0 })
-	b.set(func() { delete(b.refuse, "update") })
-	b.await("taints", func() bool { return b.complete(1, 2, 2) })
-	if b.logged("level=WARN") > 0 {
+	b.await("a slice", func() bool { return b.isComplete(1, 2, 0) })
+	b.awaitQuiet()
+	b.configure(func() { b.refuse["update"] = http.StatusConflict })
+	b.setFault(0, LinkDown)
+	b.await("a conflict", func() bool { return b.countRequests("update") > 0 })
+	b.configure(func() { delete(b.refuse, "update") })
+	b.await("taints", func() bool { return b.isComplete(1, 2, 2) })
+	if b.countLogged("level=WARN") > 0 {
 		t.Error(b.log)
 	}
 }

@@ -18,13 +18,15 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// Resources returns what a node publishes to an API server with all features. records are those of the node's claims. It does no I/O.
+// Resources returns the slices that a node publishes to an API server with all features. The argument records holds the claim records of
+// the node. It does no I/O.
 func Resources(i Inventory, node string, records []claim.Record, now time.Time) *resourceslice.DriverResources {
-	return desired{Inventory: i, node: node, records: records, now: now, features: features{taints: true, counters: true}}.resources()
+	return desiredState{Inventory: i, node: node, records: records, now: now, sliceFeatures: sliceFeatures{taints: true,
+		counters: true}}.driverResources()
 }
 
-// Settings returns the merged settings of each result of an allocated claim, nil for none, or the reason why Prepare refuses the claim.
-// Each device belongs to a resource of this driver. It does no I/O.
+// Settings returns the merged settings for each result of an allocated claim. A nil entry means no settings. The result is an error if
+// Prepare would refuse the claim. Each device must belong to a resource of this driver. It does no I/O.
 func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool.Resource) (out []*vfconfig.Config, err error) {
 	var devices []allocation.Device
 	for i, result := range c.Status.Allocation.Devices.Results {
@@ -40,10 +42,10 @@ func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool
 	return out, err
 }
 
-// Published returns the desired content of the ResourceSlices for each device, by PCI address. An API server without some features stores
-// less.
+// Published returns the desired content of the ResourceSlices for each device by PCI address. An API server that lacks features stores only
+// a part of this content.
 func (d *Driver) Published() map[string]allocation.Published {
-	i, ok := d.inventory()
+	i, ok := d.latestInventory()
 	if !ok {
 		return nil
 	}
@@ -54,7 +56,7 @@ func (d *Driver) Published() map[string]allocation.Published {
 	out := map[string]allocation.Published{}
 	for _, s := range Resources(i, d.options.Node, records, time.Now()).Pools[d.options.Node].Slices {
 		for _, device := range s.Devices {
-			p := published(device)
+			p := publishedText(device)
 			p.Pool = d.options.Node
 			out[p.Attributes[string(deviceattribute.StandardDeviceAttributePCIBusID)]] = p
 		}
@@ -62,8 +64,8 @@ func (d *Driver) Published() map[string]allocation.Published {
 	return out
 }
 
-// published returns the content of a slice for one device, as text.
-func published(device resourceapi.Device) allocation.Published {
+// publishedText returns the content of a slice for one device as text.
+func publishedText(device resourceapi.Device) allocation.Published {
 	p := allocation.Published{Device: device.Name, Attributes: map[string]string{}}
 	for name, a := range device.Attributes {
 		full := string(name)
@@ -82,7 +84,7 @@ func published(device resourceapi.Device) allocation.Published {
 	return p
 }
 
-// attributeText returns the value of an attribute as text. It knows the types that this driver publishes.
+// attributeText returns the value of an attribute as text. The function supports the types of attributes that this driver publishes.
 func attributeText(a resourceapi.DeviceAttribute) string {
 	switch {
 	case a.StringValue != nil:

@@ -15,9 +15,9 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestPublishedText checks that attributes include their domain, and that taints have the format of kubectl.
+// TestPublishedText checks that attributes are shown with their domain, and that taints have the format of kubectl.
 func TestPublishedText(t *testing.T) {
-	got := published(resourceapi.Device{Name: "0000-11-02-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+	got := publishedText(resourceapi.Device{Name: "0000-11-02-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		"pf": text("ens0f0"), "resource.kubernetes.io/numaNode": number(1), "rdma": {BoolValue: new(false)}},
 		Taints: []resourceapi.DeviceTaint{{Key: "a/link-down", Value: "ens0f0", Effect: "NoSchedule"}, {Key: "a/gone", Effect: "NoExecute"}}})
 	want := allocation.Published{Device: "0000-11-02-0", Attributes: map[string]string{"sriov.podlace.io/pf": "ens0f0",
@@ -28,7 +28,7 @@ func TestPublishedText(t *testing.T) {
 	}
 }
 
-// TestPublishedByAddress checks that each device is listed by PCI address, and that nothing is listed before the first inventory.
+// TestPublishedByAddress checks that each device is listed under its PCI address. Before the first inventory, no device is listed.
 func TestPublishedByAddress(t *testing.T) {
 	claims := t.TempDir()
 	d := New(Options{Node: "node-1", Claims: claims, Records: claim.NewCache(claims, ""), Log: slog.New(slog.DiscardHandler)})

@@ -14,24 +14,24 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestForbidden, TestAbsent: a missing permission, API, Node or server is logged once, with what is missing. Publishing resumes after the
-// repair.
+// TestForbidden and TestAbsent: a permission, the API, the Node or the server is missing. The log says once what is missing. After the
+// repair, the publisher publishes again.
 func TestForbidden(t *testing.T) {
 	t.Parallel()
 	for verb, says := range map[string]string{"node": "get node", "list": "list resourceslices.resource.k8s.io",
 		"watch": "watch resourceslices.resource.k8s.io", "create": "create resourceslices.resource.k8s.io"} {
 		t.Run(verb, func(t *testing.T) {
 			b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, func(f *fakeAPI) { f.refuse[verb] = http.StatusForbidden })
-			b.await("a line", func() bool { return b.logged(`request="`+says) > 0 })
-			b.await("more tries", func() bool { return b.asked(verb) > 2 || verb == "node" || verb == "list" })
-			if b.metric("up") != 0 || b.logged("level=WARN") != 1 || b.logged("grant the verb") != 1 {
-				t.Errorf("up %v\n%s", b.metric("up"), b.log)
+			b.await("a line", func() bool { return b.countLogged(`request="`+says) > 0 })
+			b.await("more tries", func() bool { return b.countRequests(verb) > 2 || verb == "node" || verb == "list" })
+			if b.metricValue("up") != 0 || b.countLogged("level=WARN") != 1 || b.countLogged("grant the verb") != 1 {
+				t.Errorf("up %v\n%s", b.metricValue("up"), b.log)
 			}
 			if verb == "node" || verb == "list" {
 				return // the next attempt comes after a minute
 			}
-			b.set(func() { delete(b.refuse, verb) })
-			b.await("up", func() bool { return b.metric("up") == 1 && b.complete(1, 2, 0) })
+			b.configure(func() { delete(b.refuse, verb) })
+			b.await("up", func() bool { return b.metricValue("up") == 1 && b.isComplete(1, 2, 0) })
 		})
 	}
 }
@@ -51,60 +51,64 @@ func TestAbsent(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, c.prepare)
 			if c.says == "" {
-				b.await("slices", func() bool { return b.complete(1, 2, 0) })
+				b.await("slices", func() bool { return b.isComplete(1, 2, 0) })
 				return
 			}
-			b.await("a line", func() bool { return b.logged(c.says) > 0 })
+			b.await("a line", func() bool { return b.countLogged(c.says) > 0 })
 			time.Sleep(3 * firstRetry)
-			if b.metric("up") != 0 || b.logged("level=WARN") != 1 {
-				t.Errorf("up %v\n%s", b.metric("up"), b.log)
+			if b.metricValue("up") != 0 || b.countLogged("level=WARN") != 1 {
+				t.Errorf("up %v\n%s", b.metricValue("up"), b.log)
 			}
 			start := time.Now()
 			b.driver.Update(b.machine.Inventory)
-			if b.stop(); time.Since(start) > within {
+			if b.stop(); time.Since(start) > maxWait {
 				t.Error("Update or the end waits for the API server")
 			}
 		})
 	}
 }
 
-// TestRefused: refused slices are logged once, with the invalid field. The former slices remain until the devices change.
+// TestRefused: the API server refuses slices. The log contains one line about the refusal and names the invalid field. The former slices
+// stay until the devices change.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, nil)
-	b.await("2 slices", func() bool { return b.complete(2, 4, 0) })
-	b.quiet()
+	b.await("2 slices", func() bool { return b.isComplete(2, 4, 0) })
+	b.awaitQuiet()
 	bad := b.machine.Pools[0].Devices[3]
-	b.set(func() { b.invalid = DeviceName(bad.Address) }) // refused from now on
-	former := b.stored()
+	b.configure(func() { b.invalid = DeviceName(bad.Address) }) // refused from now on
+	former := b.storedSlices()
 	i := b.machine.Inventory
 	i.Faults = map[string]Fault{bad.Address.String(): {LinkDown, "x"}}
 	b.driver.Update(i)
-	b.await("a line", func() bool { return b.logged("refuses the ResourceSlices") > 0 })
-	writes := b.quiet()
+	b.await("a line", func() bool { return b.countLogged("refuses the ResourceSlices") > 0 })
+	writes := b.awaitQuiet()
 	b.driver.Update(i)
-	if n := b.quiet() - writes; n != 0 {
+	if n := b.awaitQuiet() - writes; n != 0 {
 		t.Errorf("%d writes of what is refused", n)
 	}
-	if b.logged("level=ERROR") != 1 || b.logged("spec.devices[1].name") == 0 || b.metric("slices_refused") != 1 || b.metric("up") != 0 {
-		t.Errorf("refused %v, up %v\n%s", b.metric("slices_refused"), b.metric("up"), b.log)
+	if b.countLogged("level=ERROR") != 1 || b.countLogged("spec.devices[1].name") == 0 || b.metricValue("slices_refused") != 1 ||
+		b.metricValue("up") != 0 {
+		t.Errorf("refused %v, up %v\n%s", b.metricValue("slices_refused"), b.metricValue("up"), b.log)
 	}
-	if diff := cmp.Diff(specs(former), specs(b.stored())); diff != "" || !b.complete(2, 4, 0) {
+	if diff := cmp.Diff(deviceSpecs(former), deviceSpecs(b.storedSlices())); diff != "" || !b.isComplete(2, 4, 0) {
 		t.Error(diff)
 	}
-	b.set(func() { b.invalid = "" })
-	b.fault(0, LinkDown)
-	b.await("others", func() bool { return b.complete(2, 4, 2) && b.metric("up") == 1 && b.metric("slices_refused") == 0 })
+	b.configure(func() { b.invalid = "" })
+	b.setFault(0, LinkDown)
+	b.await("others", func() bool {
+		return b.isComplete(2, 4, 2) && b.metricValue("up") == 1 && b.metricValue("slices_refused") == 0
+	})
 }
 
-// TestRefusedAmongOthers: if several slices change and one is refused, the pool remains complete in its former state.
+// TestRefusedAmongOthers: several slices change, and the API server refuses one of them. The pool stays complete in its former state.
 func TestRefusedAmongOthers(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, nil)
-	b.await("2 slices", func() bool { return b.complete(2, 4, 0) })
-	b.quiet()
-	former := b.stored()
-	b.set(func() { b.invalid, b.onlyTainted = DeviceName(b.machine.Pools[0].Devices[3].Address), true })
+	b.await("2 slices", func() bool { return b.isComplete(2, 4, 0) })
+	b.awaitQuiet()
+	former := b.storedSlices()
+	b.configure(func() { b.invalid, b.onlyTainted = DeviceName(b.machine.Pools[0].Devices[3].Address), true })
 	i := b.machine.Inventory
 	i.Faults = map[string]Fault{}
 	for _, dev := range i.Pools[0].Devices {
@@ -112,41 +116,42 @@ func TestRefusedAmongOthers(t *testing.T) {
 	}
 	start := time.Now()
 	b.driver.Update(i)
-	b.await("a line", func() bool { return b.logged("refuses the ResourceSlices") > 0 })
-	b.await("the former pool", func() bool { return b.complete(2, 4, 0) })
+	b.await("a line", func() bool { return b.countLogged("refuses the ResourceSlices") > 0 })
+	b.await("the former pool", func() bool { return b.isComplete(2, 4, 0) })
 	t.Logf("the former pool is back after %s", time.Since(start))
-	if n := b.quiet(); n > 8 || !b.complete(2, 4, 0) || !cmp.Equal(specs(former), specs(b.stored())) {
-		t.Errorf("%d writes, %v", n, b.stored())
+	if n := b.awaitQuiet(); n > 8 || !b.isComplete(2, 4, 0) || !cmp.Equal(deviceSpecs(former), deviceSpecs(b.storedSlices())) {
+		t.Errorf("%d writes, %v", n, b.storedSlices())
 	}
 }
 
-// TestTaintsDropped: if the API server drops taints, free VFs with faults leave the slice, and return when the link is up. Claimed VFs
-// stay. It is logged once.
+// TestTaintsDropped: the API server drops taints. Free VFs with faults are removed from the slice, and are added again when the link is up.
+// Claimed VFs stay. It is logged once.
 func TestTaintsDropped(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, func(f *fakeAPI) { f.noTaints = true })
-	record := prepared(b.machine.Pools[0].Devices[1].Address.String())
+	record := preparedRecord(b.machine.Pools[0].Devices[1].Address.String())
 	c := record.Devices[0].Claim
 	c.Namespace, c.Name, c.Request, c.Pool, c.Device = "shop", "web", "nic", "node-a", "x"
 	if err := claim.Write(b.driver.options.Claims, record); err != nil {
 		t.Fatal(err)
 	}
-	b.await("2 slices", func() bool { return b.complete(2, 4, 0) })
+	b.await("2 slices", func() bool { return b.isComplete(2, 4, 0) })
 	for range 2 {
-		b.fault(0, LinkDown)
-		b.await("one VF less", func() bool { return b.complete(2, 3, 0) })
-		if n := b.quiet(); n > 12 {
+		b.setFault(0, LinkDown)
+		b.await("one VF less", func() bool { return b.isComplete(2, 3, 0) })
+		if n := b.awaitQuiet(); n > 12 {
 			t.Errorf("%d writes", n)
 		}
-		b.fault(0, "")
-		b.await("all VFs", func() bool { return b.complete(2, 4, 0) })
+		b.setFault(0, "")
+		b.await("all VFs", func() bool { return b.isComplete(2, 4, 0) })
 	}
-	if b.logged("DRADeviceTaints") != 1 || b.metric("up") != 1 {
+	if b.countLogged("DRADeviceTaints") != 1 || b.metricValue("up") != 1 {
 		t.Error(b.log)
 	}
 }
 
-// TestWholePF: if the API server drops counters, or refuses them in separate slices, PFs offered as a whole are not published.
+// TestWholePF: the API server drops counters, or refuses counters in separate slices. PFs that are offered as a whole are then not
+// published.
 func TestWholePF(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(*fakeAPI){"stored": func(*fakeAPI) {}, "dropped": func(f *fakeAPI) { f.noCounters = true },
@@ -158,27 +163,27 @@ func TestWholePF(t *testing.T) {
 			i.Pools = append([]pool.Pool{{Name: "example.com/whole", Resource: i.Pools[0].Resource, Devices: []pool.Device{pf}}}, i.Pools...)
 			b.driver.Update(i)
 			if name == "stored" {
-				b.await("counters", func() bool { return b.complete(2, 3, 0) })
+				b.await("counters", func() bool { return b.isComplete(2, 3, 0) })
 				return
 			}
-			b.await("no PF", func() bool { return b.complete(1, 2, 0) && b.logged("offerWhole") == 1 })
-			b.quiet()
-			if b.metric("up") != 1 || !b.complete(1, 2, 0) || b.logged("offerWhole") != 1 {
+			b.await("no PF", func() bool { return b.isComplete(1, 2, 0) && b.countLogged("offerWhole") == 1 })
+			b.awaitQuiet()
+			if b.metricValue("up") != 1 || !b.isComplete(1, 2, 0) || b.countLogged("offerWhole") != 1 {
 				t.Error(b.log)
 			}
 		})
 	}
 }
 
-// TestNodeReplaced checks that slices of a deleted Node object get the new object as owner.
+// TestNodeReplaced checks that the slices of a deleted Node object get the new Node object as their owner.
 func TestNodeReplaced(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)
-	b.await("a slice", func() bool { return b.complete(1, 2, 0) })
-	b.set(func() { b.nodes["node-a"] = "uid-2" })
-	b.remove(false) // as the garbage collector does
-	b.await("a slice", func() bool { return b.complete(1, 2, 0) })
-	if owner := b.stored()[0].OwnerReferences[0]; owner.UID != "uid-2" {
+	b.await("a slice", func() bool { return b.isComplete(1, 2, 0) })
+	b.configure(func() { b.nodes["node-a"] = "uid-2" })
+	b.removeSlices(false) // as the garbage collector does
+	b.await("a slice", func() bool { return b.isComplete(1, 2, 0) })
+	if owner := b.storedSlices()[0].OwnerReferences[0]; owner.UID != "uid-2" {
 		t.Errorf("%+v", owner)
 	}
 }

@@ -8,13 +8,13 @@ import (
 )
 
 const (
-	// firstRepeat is the pause before an unchanged failure is logged again. The pause doubles up to longestRepeat.
+	// firstRepeat is the pause before the same failure is logged again. The pause doubles after each log line, up to longestRepeat.
 	firstRepeat   = time.Minute
 	longestRepeat = time.Hour
 )
 
-// repeats is a rate limit for logging repeated failures.
-type repeats struct {
+// repeatLimit limits how often the same failure is logged.
+type repeatLimit struct {
 	mu sync.Mutex
 	of map[string]repeat
 }
@@ -25,9 +25,9 @@ type repeat struct {
 	pause time.Duration
 }
 
-// due reports whether the error under a key must be logged now: it is new, its text has changed, or the pause is over. A nil error ends
-// the failure.
-func (r *repeats) due(key string, err error, now time.Time) bool {
+// isDue reports whether the error under a key must be logged now. An error must be logged if it is new, if its text has changed, or if the
+// pause is over. If err is nil, the failure has ended.
+func (r *repeatLimit) isDue(key string, err error, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err == nil {

@@ -16,14 +16,14 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestRepeats: a failure is logged at first, then at growing intervals of at most an hour, after a change of its text, and after a
-// success.
+// TestRepeats: a failure is logged at once and then after growing pauses of at most an hour. A failure is also logged when its text
+// changes, and when it occurs again after a success.
 func TestRepeats(t *testing.T) {
-	var r repeats
+	var r repeatLimit
 	began := time.Now()
 	var at []int // in minutes
 	for m := range 300 {
-		if r.due("a", errors.New("busy"), began.Add(time.Duration(m)*time.Minute)) {
+		if r.isDue("a", errors.New("busy"), began.Add(time.Duration(m)*time.Minute)) {
 			at = append(at, m)
 		}
 	}
@@ -31,48 +31,50 @@ func TestRepeats(t *testing.T) {
 		t.Errorf("logged at the minutes %v, want %v", at, want)
 	}
 	now := began.Add(300 * time.Minute)
-	if !r.due("a", errors.New("gone"), now) || r.due("a", errors.New("gone"), now) || !r.due("b", errors.New("gone"), now) {
+	if !r.isDue("a", errors.New("gone"), now) || r.isDue("a", errors.New("gone"), now) || !r.isDue("b", errors.New("gone"), now) {
 		t.Error("a failure with another text, or of another claim, is a new one")
 	}
-	if r.due("a", nil, now) || !r.due("a", errors.New("gone"), now) {
+	if r.isDue("a", nil, now) || !r.isDue("a", errors.New("gone"), now) {
 		t.Error("a success ends a failure")
 	}
-	if r.due("c", errors.New("x"), now.Add(3*longestRepeat)); len(r.of) != 1 {
+	if r.isDue("c", errors.New("x"), now.Add(3*longestRepeat)); len(r.of) != 1 {
 		t.Errorf("%d failures of callers that have given up", len(r.of)-1)
 	}
 }
 
-// TestFailureUnprepareHangs: an unbind that hangs blocks the collector for one call only. The claim keeps its record.
+// TestFailureUnprepareHangs: an unbind that hangs blocks the collector only during one call. The claim of this unbind then keeps its
+// record.
 func TestFailureUnprepareHangs(t *testing.T) {
 	l := newDRALab(t)
 	kernel := pcitest.Kernel{Stuck: []string{"vfio-pci"}}
 	kernel.Start(t, l.sysfs)
-	p := l.planned(t, "c-1", vf0)
+	p := l.planFor(t, "c-1", vf0)
 	p.devices[0].driver, p.devices[0].restores = "vfio-pci", true
 	must(t, l.reserve(t.Context(), &p, nil))
-	l.note(newClaim("c-7", "unrelated"))
+	l.writeKubeletFile(newClaim("c-7", "unrelated"))
 	l.callTimeout = 50 * time.Millisecond
 	c, began := newCollector(l.Driver), time.Now()
 	c.missing["c-1"] = began.Add(-time.Hour)
 	for range 3 {
 		c.collect(t.Context(), began)
 	}
-	if took := time.Since(began); took > 5*time.Second || l.files(l.options.Claims) != "c-1" {
-		t.Errorf("it took %s; records: %s", took, l.files(l.options.Claims))
+	if took := time.Since(began); took > 5*time.Second || l.fileNames(l.options.Claims) != "c-1" {
+		t.Errorf("it took %s; records: %s", took, l.fileNames(l.options.Claims))
 	}
 	if !strings.Contains(l.log.String(), "and keeps its devices") {
 		t.Errorf("not logged:\n%s", l.log)
 	}
 }
 
-// TestUnprepareLog: the kubelet retries continuously while a claim cannot be unprepared. The log has one line.
+// TestUnprepareLog: a claim cannot be unprepared, and the kubelet repeats the call all the time. The log contains only one line about this
+// claim.
 func TestUnprepareLog(t *testing.T) {
 	l := newDRALab(t)
-	l.run()
+	l.runDriver()
 	k := l.register(false)
 	must(t, claim.MakeFolder(l.options.Claims), os.WriteFile(l.options.Claims+"/c-1", []byte("{"), 0o600))
 	for range 5 {
-		if got := k.unprepare("c-1"); got[0] == "" {
+		if got := k.unprepareClaims("c-1"); got[0] == "" {
 			t.Error("the record cannot be read, and the claim was unprepared")
 		}
 	}
@@ -81,24 +83,25 @@ func TestUnprepareLog(t *testing.T) {
 	}
 }
 
-// TestUnattached: a claim whose device no pod attaches within two minutes is logged once and counted, until a pod attaches the device.
+// TestUnattached: no pod attaches the device of a claim within two minutes. The claim is logged once, and counted until a pod attaches the
+// device.
 func TestUnattached(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	l := newDRALab(t, func(o *Options) { o.Metrics = registry })
-	own := newClaim("c-1", "web", result("a", vf0))
-	l.add(own)
+	own := newClaim("c-1", "web", deviceResult("a", vf0))
+	l.addClaims(own)
 	_, err := l.prepare(t.Context(), own)
 	must(t, err)
-	l.note(own)
+	l.writeKubeletFile(own)
 	c, began := newCollector(l.Driver), time.Now()
 	var counts []float64
 	for m := range 5 {
 		if m == 4 {
-			l.attach(own, vf0, "web-0", "/proc/self/ns/net")
+			l.writeJournal(own, vf0, "web-0", "/proc/self/ns/net")
 			defer l.detach(vf0)
 		}
 		c.collect(t.Context(), began.Add(time.Duration(m)*time.Minute))
-		counts = append(counts, gathered(t, registry, "podlace_sriov_claims_unattached"))
+		counts = append(counts, gatheredValue(t, registry, "podlace_sriov_claims_unattached"))
 	}
 	if diff := cmp.Diff([]float64{0, 0, 1, 1, 0}, counts); diff != "" {
 		t.Error(diff)

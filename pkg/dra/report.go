@@ -15,16 +15,16 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 )
 
-// Names of Kubernetes features. An API server drops the fields of a disabled feature.
+// Names of Kubernetes features. If a feature is disabled, the API server drops the fields of the feature.
 const (
 	featureTaints   = "DRADeviceTaints"
 	featureCounters = "DRAPartitionableDevices"
 )
 
-// verbNode is the request for the Node object. All other requests are for slices.
+// verbNode stands for a request for the Node object. All other verbs are for requests about slices.
 const verbNode = "get node"
 
-// sliceMetrics are the publisher's metrics.
+// sliceMetrics holds the metrics of the publisher.
 type sliceMetrics struct{ writes *prometheus.CounterVec }
 
 func newSliceMetrics(r prometheus.Registerer, p *publisher) sliceMetrics {
@@ -36,7 +36,7 @@ func newSliceMetrics(r prometheus.Registerer, p *publisher) sliceMetrics {
 			return float64(value())
 		})
 	}
-	gauge("dra_up", "1 while ResourceSlices are up to date; 0 while the API server is unreachable or refuses a request.", p.up)
+	gauge("dra_up", "1 while ResourceSlices are up to date; 0 while the API server is unreachable or refuses a request.", p.upMetric)
 	gauge("dra_slices", "Desired number of ResourceSlices of this node.", p.slices)
 	gauge("dra_slices_refused", "1 while the API server refuses ResourceSlices and the former ones stay, else 0.", func() int {
 		if p.refused != nil {
@@ -48,8 +48,8 @@ func newSliceMetrics(r prometheus.Registerer, p *publisher) sliceMetrics {
 		Help: "Writes of ResourceSlices."}, []string{"verb"})}
 }
 
-// up returns 1 if the slices are up to date.
-func (p *publisher) up() int {
+// upMetric returns 1 if the slices are up to date, and 0 otherwise.
+func (p *publisher) upMetric() int {
 	if p.running && len(p.problems) == 0 && p.refused == nil {
 		return 1
 	}
@@ -63,7 +63,7 @@ func (p *publisher) slices() int {
 	return len(p.submitted.Pools[p.options.Node].Slices)
 }
 
-// noteWrite handles the result of a write.
+// noteWrite handles the result of a write request.
 func (p *publisher) noteWrite(ctx context.Context, verb string, err error) {
 	if err == nil {
 		p.count.writes.WithLabelValues(verb).Inc()
@@ -73,7 +73,8 @@ func (p *publisher) noteWrite(ctx context.Context, verb string, err error) {
 	}
 }
 
-// noteResult handles the result of a request. It logs a failure once, until its reason changes or the request succeeds.
+// noteResult handles the result of a request. The function logs a failure once. The function logs again when the reason has changed, or
+// after a request has succeeded.
 func (p *publisher) noteResult(ctx context.Context, verb string, err error) {
 	if ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return // the daemon is stopping
@@ -83,7 +84,7 @@ func (p *publisher) noteResult(ctx context.Context, verb string, err error) {
 	former := p.problems[verb]
 	if err == nil {
 		if delete(p.problems, verb); former != "" {
-			p.options.Log.Info("the API server answers again", "request", request(verb))
+			p.options.Log.Info("the API server answers again", "request", requestName(verb))
 		}
 		return
 	}
@@ -92,21 +93,21 @@ func (p *publisher) noteResult(ctx context.Context, verb string, err error) {
 		reason = "unreachable"
 	}
 	if p.problems[verb] = reason; former != reason {
-		p.options.Log.Warn("ResourceSlices may be out of date: a request failed; retrying", "request", request(verb), "node",
-			p.options.Node, "error", err, "hint", p.hint(verb, err))
+		p.options.Log.Warn("ResourceSlices may be out of date: a request failed; retrying", "request", requestName(verb), "node",
+			p.options.Node, "error", err, "hint", p.hintFor(verb, err))
 	}
 }
 
-// request returns the name of a request in terms of RBAC.
-func request(verb string) string {
+// requestName returns the name of a request with the words of RBAC.
+func requestName(verb string) string {
 	if verb == verbNode {
 		return verb
 	}
 	return verb + " resourceslices.resource.k8s.io"
 }
 
-// hint returns what helps against an error.
-func (p *publisher) hint(verb string, err error) string {
+// hintFor returns a hint that helps an admin with an error.
+func (p *publisher) hintFor(verb string, err error) string {
 	switch {
 	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
 		return "grant the verb of the request in the ClusterRole of this daemon"
@@ -142,15 +143,15 @@ func consequence(feature string) string {
 	return "no known consequence"
 }
 
-// features returns the features that are used now.
-func (p *publisher) features(now time.Time) features {
+// currentFeatures returns the features that the publisher uses now.
+func (p *publisher) currentFeatures(now time.Time) sliceFeatures {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return features{taints: !p.disabled[featureTaints].After(now), counters: !p.disabled[featureCounters].After(now)}
+	return sliceFeatures{taints: !p.disabled[featureTaints].After(now), counters: !p.disabled[featureCounters].After(now)}
 }
 
-// noteRefusal records that the API server considers slices invalid. The only known reason is an API server before 1.35, which refuses
-// counters.
+// noteRefusal handles slices that the API server considers invalid. The only known cause is an API server before Kubernetes 1.35, which
+// refuses counters in slices without devices.
 func (p *publisher) noteRefusal(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -177,7 +178,7 @@ func (p *publisher) hasCounters(r *resourceslice.DriverResources) bool {
 	return slices.ContainsFunc(r.Pools[p.options.Node].Slices, func(s resourceslice.Slice) bool { return len(s.SharedCounters) > 0 })
 }
 
-// invalidFields names at most three invalid fields.
+// invalidFields returns the names of at most three invalid fields.
 func invalidFields(err error) string {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) || status.Status().Details == nil {
@@ -192,14 +193,14 @@ func invalidFields(err error) string {
 	return strings.Join(names, ", ")
 }
 
-// noteSyncStart marks the start of a comparison.
+// noteSyncStart records that a comparison of slices has started.
 func (p *publisher) noteSyncStart() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.syncing, p.failing = p.submitted, false
 }
 
-// noteSynced marks the success of a comparison, which also ends earlier write failures.
+// noteSynced records that a comparison of slices has succeeded. A successful comparison also ends earlier write failures.
 func (p *publisher) noteSynced() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

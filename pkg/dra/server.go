@@ -26,19 +26,19 @@ import (
 const (
 	firstRestart   = time.Second
 	longestRestart = 30 * time.Second
-	// checkInterval is the interval of checking the sockets, which another program may delete.
+	// checkInterval is the time between two checks of the sockets, because another program may delete them.
 	checkInterval = time.Second
 )
 
-// connection is the server for the kubelet.
-type connection struct {
+// serverState holds the state of the server for the kubelet.
+type serverState struct {
 	mu      sync.Mutex
 	helper  *kubeletplugin.Helper
 	failed  chan error // receives the error of the running server
 	whyDown string     // why no server runs
 }
 
-// serve serves the kubelet until ctx is done. It restarts a failed server.
+// serve serves the kubelet until ctx is done. After a failure, the server is started again.
 func (d *Driver) serve(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -71,17 +71,17 @@ func (d *Driver) serve(ctx context.Context) error {
 	return nil
 }
 
-// folders returns the folders of the sockets.
-func (o Options) folders() (registry, data string) {
+// socketFolders returns the folders of the sockets.
+func (o Options) socketFolders() (registry, data string) {
 	return filepath.Join(o.Kubelet, "plugins_registry"), filepath.Join(o.Kubelet, "plugins", claim.Driver)
 }
 
-// serveOnce serves until ctx is done, or until the server fails or loses a socket.
+// serveOnce serves the kubelet until ctx is done, until the server fails, or until a socket is lost.
 func (d *Driver) serveOnce(ctx context.Context) error {
 	if err := d.awaitTurn(ctx); err != nil || ctx.Err() != nil {
 		return err
 	}
-	registry, data := d.options.folders()
+	registry, data := d.options.socketFolders()
 	for _, dir := range []string{registry, data} {
 		if err := os.MkdirAll(dir, 0o750); err != nil {
 			return err
@@ -96,20 +96,20 @@ func (d *Driver) serveOnce(ctx context.Context) error {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(d.options.Instance)))
 	}
 	quiet := klog.NewContext(ctx, logr.FromSlogHandler(d.options.Log.Handler()))
-	helper, err := kubeletplugin.Start(quiet, handler{d}, options...)
+	helper, err := kubeletplugin.Start(quiet, callHandler{d}, options...)
 	if err != nil {
 		return err
 	}
 	d.conn.start(helper)
 	defer helper.Stop()
-	sockets := d.sockets()
+	sockets := d.socketPaths()
 	d.options.Log.Info("ready to prepare claims for the kubelet", "driver", claim.Driver, "sockets", strings.Join(sockets, " "))
-	return d.guard(ctx, sockets, failed)
+	return d.awaitFailure(ctx, sockets, failed)
 }
 
-// sockets returns the socket paths of this instance.
-func (d *Driver) sockets() []string {
-	registry, data := d.options.folders()
+// socketPaths returns the paths of the sockets of this instance.
+func (d *Driver) socketPaths() []string {
+	registry, data := d.options.socketFolders()
 	if uid := d.options.Instance; uid != "" {
 		return []string{filepath.Join(registry, kubeletplugin.RollingUpdateRegistrarSocketFile(registry, claim.Driver, types.UID(uid))),
 			filepath.Join(data, "dra-"+uid+".sock")}
@@ -117,8 +117,8 @@ func (d *Driver) sockets() []string {
 	return []string{filepath.Join(registry, claim.Driver+"-reg.sock"), filepath.Join(data, "dra.sock")}
 }
 
-// guard returns when ctx is done, the server has failed, or a socket was deleted or replaced.
-func (d *Driver) guard(ctx context.Context, sockets []string, failed <-chan error) error {
+// awaitFailure waits until ctx is done, the server has failed, or another program has deleted or replaced a socket.
+func (d *Driver) awaitFailure(ctx context.Context, sockets []string, failed <-chan error) error {
 	own := map[string]probes.SocketID{}
 	for _, path := range sockets {
 		own[path], _ = probes.SocketAt(path)
@@ -144,8 +144,8 @@ func (d *Driver) guard(ctx context.Context, sockets []string, failed <-chan erro
 	}
 }
 
-// HandleError handles errors of the library's servers.
-func (h handler) HandleError(_ context.Context, err error, msg string) {
+// HandleError handles errors that the servers of the Kubernetes library report.
+func (h callHandler) HandleError(_ context.Context, err error, msg string) {
 	if errors.Is(err, kubeletplugin.ErrRecoverable) {
 		h.options.Log.Warn(msg, "error", err)
 		return
@@ -153,25 +153,25 @@ func (h handler) HandleError(_ context.Context, err error, msg string) {
 	h.conn.fail(fmt.Errorf("%s: %w", msg, err))
 }
 
-func (c *connection) begin(failed chan error) {
+func (c *serverState) begin(failed chan error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.failed = failed
 }
 
-func (c *connection) start(h *kubeletplugin.Helper) {
+func (c *serverState) start(h *kubeletplugin.Helper) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.helper, c.whyDown = h, ""
 }
 
-func (c *connection) setDown(err error) {
+func (c *serverState) setDown(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.helper, c.whyDown = nil, err.Error()
 }
 
-func (c *connection) fail(err error) {
+func (c *serverState) fail(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	select {
@@ -180,7 +180,7 @@ func (c *connection) fail(err error) {
 	}
 }
 
-// whyUnregistered returns why the kubelet cannot reach the driver, or "" if it can.
+// whyUnregistered returns the reason why the kubelet cannot reach the driver. The result is "" if the kubelet can reach the driver.
 func (d *Driver) whyUnregistered() string {
 	d.conn.mu.Lock()
 	defer d.conn.mu.Unlock()
@@ -196,9 +196,9 @@ func (d *Driver) whyUnregistered() string {
 	return ""
 }
 
-// removeStaleSockets deletes the sockets of killed instances.
+// removeStaleSockets deletes the sockets that killed instances left behind.
 func (d *Driver) removeStaleSockets() {
-	registry, data := d.options.folders()
+	registry, data := d.options.socketFolders()
 	for _, pattern := range []string{filepath.Join(registry, claim.Driver+"-*-reg.sock"), filepath.Join(data, "dra-*.sock")} {
 		paths, _ := filepath.Glob(pattern)
 		for _, path := range paths {

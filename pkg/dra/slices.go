@@ -21,47 +21,47 @@ import (
 )
 
 const (
-	// maxDevices is the largest number of devices in a slice with taints or counters. All slices keep this limit, because a longer slice
-	// could not get a taint later.
+	// maxDevices is the maximum number of devices in a slice with taints or counters. All slices stay within this limit. A longer slice could
+	// not get a taint later.
 	maxDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
-	// maxCounterSets is the largest number of counter sets in a slice. Each PF offered as a whole has one.
+	// maxCounterSets is the maximum number of counter sets in a slice. Each PF that is offered as a whole has one counter set.
 	maxCounterSets = resourceapi.ResourceSliceMaxCounterSets
 
 	counterVFs = "vfs"
 )
 
-// features are the optional fields that the API server stores. It drops fields of disabled features.
-type features struct{ taints, counters bool }
+// sliceFeatures says which optional fields the API server stores. An API server drops the fields of disabled features.
+type sliceFeatures struct{ taints, counters bool }
 
-// desired is the input for computing the slices.
-type desired struct {
+// desiredState is the input from which the slices are computed.
+type desiredState struct {
 	Inventory
 	node    string
 	records []claim.Record
 	former  map[string]resourceapi.Device // by name: devices as last published
 	now     time.Time
-	features
+	sliceFeatures
 
 	excluded map[pci.Address]int // number of VFs that each PF offered as a whole excludes
 }
 
-// entry is a device with its sort keys.
-type entry struct {
+// sortEntry is a device together with its sort keys.
+type sortEntry struct {
 	device resourceapi.Device
 	numa   int // pci.Unknown (-1) if unknown
 	pf     pci.Address
 	vf     int
 }
 
-// resources returns what the node publishes: one pool with at least one slice, and separate slices for each PF. The result does not
-// depend on the order of the input.
-func (d desired) resources() *resourceslice.DriverResources {
-	entries := d.entries()
+// driverResources returns the content that the node publishes: one pool with at least one slice, and separate slices for each PF. The
+// result does not depend on the order of the input.
+func (d desiredState) driverResources() *resourceslice.DriverResources {
+	entries := d.allEntries()
 	var out []resourceslice.Slice
 	if d.counters {
-		out = counterSlices(d.whole())
+		out = counterSlices(d.wholePFs())
 	}
-	slices.SortFunc(entries, entry.compare)
+	slices.SortFunc(entries, sortEntry.compareTo)
 	for len(entries) > 0 {
 		of := entries[0].pf
 		n := 0
@@ -80,24 +80,24 @@ func (d desired) resources() *resourceslice.DriverResources {
 	return &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.node: {Slices: out}}}
 }
 
-// compare orders by NUMA node with unknown nodes last, then by PF and VF index, with the PF after its VFs. The order matters because the
-// scheduler takes the first device that fits.
-func (e entry) compare(o entry) int {
+// compareTo orders devices by NUMA node (unknown nodes last), then by PF, then by VF index. A PF comes after its VFs. The order matters
+// because the scheduler takes the first device that fits.
+func (e sortEntry) compareTo(o sortEntry) int {
 	last := func(n int) uint { return uint(n) } // -1 becomes the largest number
 	return cmp.Or(cmp.Compare(last(e.numa), last(o.numa)), e.pf.Compare(o.pf), cmp.Compare(last(e.vf), last(o.vf)),
 		strings.Compare(e.device.Name, o.device.Name))
 }
 
-// entries returns all devices to publish, unsorted.
-func (d desired) entries() (out []entry) {
-	prepared := d.prepared()
-	d.excluded = d.whole()
+// allEntries returns all devices to publish, in no particular order.
+func (d desiredState) allEntries() (out []sortEntry) {
+	prepared := d.claimedResources()
+	d.excluded = d.wholePFs()
 	seen := map[string]bool{}
 	for _, p := range d.Pools {
 		for _, dev := range p.Devices {
 			id := dev.Address.String()
-			if _, of := prepared[id]; !seen[id] && d.offered(id, dev, of) {
-				out = d.add(out, p.Name, dev, of)
+			if _, of := prepared[id]; !seen[id] && d.isOffered(id, dev, of) {
+				out = d.addDevice(out, p.Name, dev, of)
 			}
 			seen[id] = true
 		}
@@ -106,20 +106,21 @@ func (d desired) entries() (out []entry) {
 		if seen[id] || d.Held[id] != "" {
 			continue
 		}
-		// The configuration or the machine no longer has the device. It must stay in the slice for the eviction of its pods.
+		// The device is missing from the configuration or from the machine. The device must stay in the slice, because Kubernetes evicts its pods
+		// only because of a taint on the device.
 		if address, err := pci.ParseAddress(id); err == nil {
 			if dev, ok := d.Snapshot.Device(address); ok {
-				out = d.add(out, prepared[id], pool.Device{Device: dev}, true)
+				out = d.addDevice(out, prepared[id], pool.Device{Device: dev}, true)
 			} else {
-				out = append(out, d.gone(address, prepared[id]))
+				out = append(out, d.goneEntry(address, prepared[id]))
 			}
 		}
 	}
 	return out
 }
 
-// prepared returns the resource of each claimed device, by address.
-func (d desired) prepared() map[string]string {
+// claimedResources returns the resource of each claimed device by address.
+func (d desiredState) claimedResources() map[string]string {
 	out := map[string]string{}
 	for _, r := range d.records {
 		for _, dev := range r.Devices {
@@ -131,35 +132,36 @@ func (d desired) prepared() map[string]string {
 	return out
 }
 
-// offered reports whether a device of a pool may be published: nothing but a claim has it. A whole PF also needs counters, to exclude its
-// VFs.
-func (d desired) offered(id string, dev pool.Device, prepared bool) bool {
+// isOffered reports whether a device of a pool may be published. A device is published only if no pod has it without a claim. A whole PF is
+// published only with counters, because the counters exclude its VFs.
+func (d desiredState) isOffered(id string, dev pool.Device, prepared bool) bool {
 	return d.Held[id] == "" && (dev.Whole == 0 || d.counters || prepared)
 }
 
-// add adds an existing device. If the API server drops taints, it omits a free device that needs one.
-func (d desired) add(out []entry, resource string, dev pool.Device, prepared bool) []entry {
+// addDevice adds an existing device. If the API server drops taints, addDevice omits a free device that needs a taint.
+func (d desiredState) addDevice(out []sortEntry, resource string, dev pool.Device, prepared bool) []sortEntry {
 	id, pf := dev.Address.String(), d.pfOf(dev.Device)
-	e := entry{numa: dev.NUMANode, pf: pf.Address, vf: dev.VFIndex}
-	e.device = resourceapi.Device{Name: DeviceName(dev.Address), Attributes: d.attributes(resource, dev)}
+	e := sortEntry{numa: dev.NUMANode, pf: pf.Address, vf: dev.VFIndex}
+	e.device = resourceapi.Device{Name: DeviceName(dev.Address), Attributes: d.attributesOf(resource, dev)}
 	taints := d.taintsOf(id, d.pfName(pf), prepared)
 	if !d.taints && !prepared && repels(taints) {
 		return out
 	}
 	d.setTaints(&e.device, taints)
 	if n := d.excluded[e.pf]; d.counters && n > 0 {
-		e.device.ConsumesCounters = consumption(dev.Device, e.pf, n)
+		e.device.ConsumesCounters = counterUse(dev.Device, e.pf, n)
 	}
 	return append(out, e)
 }
 
-// gone returns a missing device as last published. Without that, it derives what it can from the address.
-func (d desired) gone(a pci.Address, resource string) entry {
+// goneEntry returns a missing device in the form in which it was last published. If the device was not published before, the attributes are
+// derived from the address.
+func (d desiredState) goneEntry(a pci.Address, resource string) sortEntry {
 	name := DeviceName(a)
-	e := entry{numa: pci.Unknown, vf: pci.Unknown}
+	e := sortEntry{numa: pci.Unknown, vf: pci.Unknown}
 	former, ok := d.former[name]
 	if !ok {
-		former.Attributes = d.attributes(resource, pool.Device{Device: pci.Device{Address: a, NUMANode: pci.Unknown, VFIndex: pci.Unknown}})
+		former.Attributes = d.attributesOf(resource, pool.Device{Device: pci.Device{Address: a, NUMANode: pci.Unknown, VFIndex: pci.Unknown}})
 		former.Attributes[attrKind] = text(kindVF)
 	}
 	e.device = resourceapi.Device{Name: name, Attributes: former.Attributes}
@@ -176,8 +178,8 @@ func (d desired) gone(a pci.Address, resource string) entry {
 	return e
 }
 
-// setTaints sets the taints of a device if the API server stores them.
-func (d desired) setTaints(device *resourceapi.Device, taints []resourceapi.DeviceTaint) {
+// setTaints sets the taints of a device, unless the API server drops taints.
+func (d desiredState) setTaints(device *resourceapi.Device, taints []resourceapi.DeviceTaint) {
 	if !d.taints {
 		return
 	}
@@ -185,8 +187,8 @@ func (d desired) setTaints(device *resourceapi.Device, taints []resourceapi.Devi
 	device.Taints = taints
 }
 
-// whole returns the number of VFs that each PF offered as a whole excludes.
-func (i Inventory) whole() map[pci.Address]int {
+// wholePFs returns the PFs that are offered as a whole, with the number of VFs that each PF excludes.
+func (i Inventory) wholePFs() map[pci.Address]int {
 	out := map[pci.Address]int{}
 	for _, p := range i.Pools {
 		for _, dev := range p.Devices {
@@ -198,8 +200,8 @@ func (i Inventory) whole() map[pci.Address]int {
 	return out
 }
 
-// consumption returns how much a device consumes of its PF's counter of n VFs: one for a VF, n for the PF.
-func consumption(dev pci.Device, pf pci.Address, n int) []resourceapi.DeviceCounterConsumption {
+// counterUse returns the part of its PF's counter that a device uses. A VF uses 1, and the PF uses all n.
+func counterUse(dev pci.Device, pf pci.Address, n int) []resourceapi.DeviceCounterConsumption {
 	if dev.IsVF() {
 		n = 1
 	}
@@ -212,7 +214,8 @@ func count(n int) map[string]resourceapi.Counter {
 	return map[string]resourceapi.Counter{counterVFs: {Value: *resource.NewQuantity(int64(n), resource.DecimalSI)}}
 }
 
-// counterSlices returns the counters of PFs offered as a whole. Since Kubernetes 1.35 counters must not be in a slice with devices.
+// counterSlices returns the slices with the counters of PFs that are offered as a whole. Since Kubernetes 1.35, counters and devices must
+// be in different slices.
 func counterSlices(whole map[pci.Address]int) (out []resourceslice.Slice) {
 	for pfs := range slices.Chunk(slices.SortedFunc(maps.Keys(whole), pci.Address.Compare), maxCounterSets) {
 		var s resourceslice.Slice
@@ -235,8 +238,8 @@ func formerDevices(stored []resourceapi.ResourceSlice) map[string]resourceapi.De
 	return out
 }
 
-// describe returns the numbers of slices and devices for the log.
-func describe(r *resourceslice.DriverResources) string {
+// describeSlices returns the numbers of slices and devices for the log.
+func describeSlices(r *resourceslice.DriverResources) string {
 	n, devices := 0, 0
 	for _, p := range r.Pools {
 		for _, s := range p.Slices {

@@ -27,13 +27,13 @@ import (
 
 const fast = "example.com/fast"
 
-// usual returns the default effects of taints.
-func usual() pool.Taints {
+// defaultTaints returns the default effects of taints.
+func defaultTaints() pool.Taints {
 	return pool.Taints{LinkDown: "NoSchedule", Unhealthy: "NoSchedule", Gone: "NoExecute"}
 }
 
-// machine returns an inventory with all VFs of a machine in one resource.
-func machine(t testing.TB, m pcitest.Machine) (d desired, sysfs string) {
+// inventoryOf returns an inventory in which all VFs of a machine are in one resource.
+func inventoryOf(t testing.TB, m pcitest.Machine) (d desiredState, sysfs string) {
 	t.Helper()
 	sysfs = pcitest.Generate(t, m)
 	s, err := pci.Scan(sysfs)
@@ -41,7 +41,8 @@ func machine(t testing.TB, m pcitest.Machine) (d desired, sysfs string) {
 		t.Fatal(err)
 	}
 	p := pool.Pool{Name: fast, Resource: &pool.Resource{Prefix: "example.com", Name: "fast", API: pool.DRA}}
-	i := Inventory{Snapshot: s, Taints: usual(), Held: map[string]string{}, Faults: map[string]Fault{}, Last: map[pci.Address]pci.Device{}}
+	i := Inventory{Snapshot: s, Taints: defaultTaints(), Held: map[string]string{}, Faults: map[string]Fault{},
+		Last: map[pci.Address]pci.Device{}}
 	for _, dev := range s.Devices {
 		if dev.IsVF() {
 			p.Devices = append(p.Devices, pool.Device{Device: dev})
@@ -51,11 +52,11 @@ func machine(t testing.TB, m pcitest.Machine) (d desired, sysfs string) {
 		i.Nodes = append(i.Nodes, n.ID)
 	}
 	i.Pools = []pool.Pool{p}
-	return desired{Inventory: i, node: "node-a", now: time.Unix(1e9, 0), features: features{true, true}}, sysfs
+	return desiredState{Inventory: i, node: "node-a", now: time.Unix(1e9, 0), sliceFeatures: sliceFeatures{true, true}}, sysfs
 }
 
-// cards returns a machine with this total number of VFs.
-func cards(vfs int) pcitest.Machine {
+// cardsWith returns a machine with the given total number of VFs.
+func cardsWith(vfs int) pcitest.Machine {
 	switch {
 	case vfs == 0:
 		return pcitest.Machine{Nodes: 2, PFs: 1}
@@ -65,11 +66,13 @@ func cards(vfs int) pcitest.Machine {
 	return pcitest.Machine{Nodes: 2, PFs: 8, VFs: vfs / 16}
 }
 
-// published returns the slices of an inventory.
-func (d desired) published() []resourceslice.Slice { return d.resources().Pools["node-a"].Slices }
+// publishedSlices returns the slices of an inventory.
+func (d desiredState) publishedSlices() []resourceslice.Slice {
+	return d.driverResources().Pools["node-a"].Slices
+}
 
-// marshal encodes slices as the API server stores them, without metadata.
-func marshal(t testing.TB, all []resourceslice.Slice) (out []byte) {
+// marshalSlices encodes slices in the form in which the API server stores them, without metadata.
+func marshalSlices(t testing.TB, all []resourceslice.Slice) (out []byte) {
 	t.Helper()
 	for _, s := range all {
 		object := resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Devices: s.Devices, SharedCounters: s.SharedCounters}}
@@ -82,8 +85,8 @@ func marshal(t testing.TB, all []resourceslice.Slice) (out []byte) {
 	return out
 }
 
-// find returns a device in slices.
-func find(t testing.TB, all []resourceslice.Slice, name string) (d resourceapi.Device, ok bool) {
+// findInSlices returns a device with the given name in slices.
+func findInSlices(t testing.TB, all []resourceslice.Slice, name string) (d resourceapi.Device, ok bool) {
 	t.Helper()
 	for _, s := range all {
 		for _, d := range s.Devices {
@@ -95,13 +98,13 @@ func find(t testing.TB, all []resourceslice.Slice, name string) (d resourceapi.D
 	return d, false
 }
 
-// prepared returns the record of a claim that has a device.
-func prepared(id string) claim.Record {
+// preparedRecord returns the record of a claim that has a device.
+func preparedRecord(id string) claim.Record {
 	return claim.Record{State: claim.Prepared, Devices: []allocation.Device{{Resource: fast, ID: id,
 		Claim: &allocation.Claim{UID: "c-" + id}}}}
 }
 
-// checkSlices fails the test for slices that an API server of Kubernetes 1.34 to 1.37 would refuse.
+// checkSlices fails the test if an API server of Kubernetes 1.34 to 1.37 would refuse the slices.
 func checkSlices(t testing.TB, all []resourceslice.Slice) {
 	t.Helper()
 	attribute := regexp.MustCompile(`^([a-z0-9.-]{1,63}/)?[a-zA-Z_][a-zA-Z0-9_]{0,31}$`)
@@ -132,13 +135,13 @@ func checkSlices(t testing.TB, all []resourceslice.Slice) {
 	}
 }
 
-// TestSlices: one pool, with slices by PF of at most 64 devices, in the order of NUMA nodes, PFs and VFs. The order of the input does not
-// matter. A VF takes at most 500 bytes.
+// TestSlices: there is one pool. The slices of the pool have at most 64 devices of one PF, in the order of NUMA nodes, PFs and VFs. The
+// result does not depend on the order of the input. A VF needs at most 500 bytes.
 func TestSlices(t *testing.T) {
 	for vfs, want := range map[int][]int{0: {0}, 1: {1}, 64: {64}, 65: {64, 1}, 127: {64, 63}, 1024: slices.Repeat([]int{64}, 16)} {
 		t.Run(fmt.Sprint(vfs), func(t *testing.T) {
-			d, _ := machine(t, cards(vfs))
-			all := d.published()
+			d, _ := inventoryOf(t, cardsWith(vfs))
+			all := d.publishedSlices()
 			checkSlices(t, all)
 			var sizes []int
 			last := ""
@@ -156,7 +159,7 @@ func TestSlices(t *testing.T) {
 			if diff := cmp.Diff(want, sizes); diff != "" {
 				t.Error(diff)
 			}
-			bytes := marshal(t, all)
+			bytes := marshalSlices(t, all)
 			if n := (len(bytes) - 32) / max(vfs, 1); n > 500 { // 32 bytes for the slice itself
 				t.Errorf("%d bytes for each VF: want at most 500", n)
 			}
@@ -169,7 +172,7 @@ func TestSlices(t *testing.T) {
 				shuffled.Pools = []pool.Pool{{Name: fast, Resource: d.Pools[0].Resource, Devices: slices.Clone(d.Pools[0].Devices)}}
 				devices := shuffled.Pools[0].Devices
 				rand.Shuffle(len(devices), func(i, j int) { devices[i], devices[j] = devices[j], devices[i] })
-				if string(marshal(t, shuffled.published())) != string(bytes) {
+				if string(marshalSlices(t, shuffled.publishedSlices())) != string(bytes) {
 					t.Fatal("another order gives other bytes")
 				}
 			}
@@ -177,15 +180,15 @@ func TestSlices(t *testing.T) {
 	}
 }
 
-// TestAttributes: each device has all attributes, and the standard ones equal those that the library reads from sysfs. If the NUMA node
-// is unknown, only numa is present.
+// TestAttributes: each device has all attributes. The standard attributes are equal to those that the Kubernetes library reads from sysfs.
+// If the NUMA node is unknown, the attribute numaNode is missing, and only the attribute numa exists.
 func TestAttributes(t *testing.T) {
 	for _, nodes := range []int{0, 2} {
-		d, sysfs := machine(t, pcitest.Machine{Nodes: nodes, PFs: 2, VFs: 2})
+		d, sysfs := inventoryOf(t, pcitest.Machine{Nodes: nodes, PFs: 2, VFs: 2})
 		d.Pools[0].Devices[0].Interfaces = nil // the interface is in a pod
 		for _, dev := range d.Pools[0].Devices {
 			id := dev.Address.String()
-			got, _ := find(t, d.published(), DeviceName(dev.Address))
+			got, _ := findInSlices(t, d.publishedSlices(), DeviceName(dev.Address))
 			from := deviceattribute.WithFSFromRoot(sysfs)
 			root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(id, from)
 			if err != nil {
@@ -224,7 +227,7 @@ func TestAttributes(t *testing.T) {
 	}
 }
 
-func mustPF(t *testing.T, d desired, dev pool.Device) pci.Device {
+func mustPF(t *testing.T, d desiredState, dev pool.Device) pci.Device {
 	t.Helper()
 	pf, ok := d.Snapshot.Device(dev.PF)
 	if !ok {
@@ -233,13 +236,13 @@ func mustPF(t *testing.T, d desired, dev pool.Device) pci.Device {
 	return pf
 }
 
-// TestStable: an interface that is in a pod or a changed driver does not change an attribute.
+// TestStable: attributes do not change when the interface moves to a pod or when another driver is bound.
 func TestStable(t *testing.T) {
-	d, _ := machine(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 1})
+	d, _ := inventoryOf(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 1})
 	vf := &d.Pools[0].Devices[0]
 	vf.Device.RDMA = []string{"mlx5_2"}
 	d.Pools[0].Resource.Driver = "iavf"
-	before := marshal(t, d.published())
+	before := marshalSlices(t, d.publishedSlices())
 	pf := mustPF(t, d, *vf)
 	d.Last[vf.Address], d.Last[pf.Address] = vf.Device, pf
 	vf.Interfaces, vf.Device.RDMA, vf.MTU, vf.Speed, vf.Carrier = nil, nil, 9000, 1, false
@@ -247,24 +250,24 @@ func TestStable(t *testing.T) {
 	for i := range d.Snapshot.Devices {
 		d.Snapshot.Devices[i].Interfaces, d.Snapshot.Devices[i].Carrier = nil, false
 	}
-	if string(marshal(t, d.published())) != string(before) {
+	if string(marshalSlices(t, d.publishedSlices())) != string(before) {
 		t.Error("a VF in a pod changes the slice")
 	}
 	vf.Driver = "vfio-pci" // a claim chose it; the resource restores its driver later
-	if string(marshal(t, d.published())) != string(before) && *d.attributes(fast, *vf)[attrDriver].StringValue != "iavf" {
+	if string(marshalSlices(t, d.publishedSlices())) != string(before) && *d.attributesOf(fast, *vf)[attrDriver].StringValue != "iavf" {
 		t.Error("the driver of a moment changes the slice")
 	}
 }
 
-// TestPublishedDevices: devices of pods by the device plugin API are not published. Claimed devices are, regardless of configuration and
-// machine.
+// TestPublishedDevices: devices that pods have through the device plugin API are not published. Claimed devices are published, even if the
+// configuration or the machine no longer contains them.
 func TestPublishedDevices(t *testing.T) {
-	d, _ := machine(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 6})
+	d, _ := inventoryOf(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 6})
 	devices := d.Pools[0].Devices
 	id := func(i int) string { return devices[i].Address.String() }
 	d.Held[id(1)] = "pod shop/web-0"
-	d.records = []claim.Record{prepared(id(2)), prepared(id(3)), prepared(id(4)), prepared("0000:99:01.0")}
-	full := d.published()
+	d.records = []claim.Record{preparedRecord(id(2)), preparedRecord(id(3)), preparedRecord(id(4)), preparedRecord("0000:99:01.0")}
+	full := d.publishedSlices()
 	d.former = map[string]resourceapi.Device{}
 	for _, dev := range full[0].Devices {
 		d.former[dev.Name] = dev
@@ -275,10 +278,10 @@ func TestPublishedDevices(t *testing.T) {
 		return dev.Address.String() == id(4) // the machine no longer has 4
 	})
 	d.Snapshot = &pci.Snapshot{Nodes: d.Snapshot.Nodes, Devices: left}
-	all := d.published()
+	all := d.publishedSlices()
 	checkSlices(t, all)
 	for i, want := range []string{"", "absent", "", "", taintGone, "absent"} {
-		dev, ok := find(t, all, DeviceName(devices[i].Address))
+		dev, ok := findInSlices(t, all, DeviceName(devices[i].Address))
 		got := ""
 		if !ok {
 			got = "absent"
@@ -288,24 +291,24 @@ func TestPublishedDevices(t *testing.T) {
 		if got != want {
 			t.Errorf("VF %d: %q, want %q", i, got, want)
 		}
-		if ok && len(dev.Attributes) != len(d.attributes(fast, devices[i])) {
+		if ok && len(dev.Attributes) != len(d.attributesOf(fast, devices[i])) {
 			t.Errorf("VF %d has %d attributes", i, len(dev.Attributes))
 		}
 	}
 	if n := len(all[0].Devices); n != 4 {
 		t.Errorf("the slice of the PF has %d devices", n)
 	}
-	never, ok := find(t, all, "0000-99-01-0") // missing before this daemon has started
+	never, ok := findInSlices(t, all, "0000-99-01-0") // missing before this daemon has started
 	if !ok || never.Taints[0].Effect != resourceapi.DeviceTaintEffectNoExecute || *never.Attributes[attrNUMA].IntValue != -1 {
 		t.Errorf("%+v", never)
 	}
 }
 
-// TestWhole: PFs offered as a whole exclude their VFs by counters, in slices of at most 8 sets. Without the feature they are not
-// published.
+// TestWhole: PFs that are offered as a whole exclude their VFs through counters. A slice has at most 8 counter sets. If the API server
+// lacks counters, these PFs are not published.
 func TestWhole(t *testing.T) {
-	d, _ := machine(t, pcitest.Machine{Nodes: 1, PFs: 9, VFs: 3})
-	plain := marshal(t, d.published())
+	d, _ := inventoryOf(t, pcitest.Machine{Nodes: 1, PFs: 9, VFs: 3})
+	plain := marshalSlices(t, d.publishedSlices())
 	var pfs []pool.Device
 	for _, dev := range d.Snapshot.Devices {
 		if !dev.IsVF() {
@@ -314,7 +317,7 @@ func TestWhole(t *testing.T) {
 	}
 	d.Pools = append(d.Pools, pool.Pool{Name: "example.com/whole", Resource: &pool.Resource{API: pool.DRA}, Devices: pfs})
 	d.Held[pfs[8].Address.String()] = "pod shop/web-0" // its VFs still consume counters
-	all := d.published()
+	all := d.publishedSlices()
 	checkSlices(t, all)
 	var sets, devices []int
 	for _, s := range all {
@@ -340,7 +343,7 @@ func TestWhole(t *testing.T) {
 		t.Error(diff)
 	}
 	d.counters = false
-	if string(marshal(t, d.published())) != string(plain) {
+	if string(marshalSlices(t, d.publishedSlices())) != string(plain) {
 		t.Error("without the feature")
 	}
 }

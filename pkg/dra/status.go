@@ -21,24 +21,25 @@ import (
 )
 
 const (
-	// joinStatus is how long changes are collected before the status of claims is written. One ADD writes several files.
+	// joinStatus is the time for which changes are collected before the status of claims is written. The delay is useful because one ADD
+	// writes several files.
 	joinStatus = 200 * time.Millisecond
-	// statusPace is the smallest interval of writes: 5 a second.
+	// statusPace is the minimum time between two writes, which allows 5 writes per second.
 	statusPace = 200 * time.Millisecond
-	// statusGiveUp is how long a failed write is retried.
+	// statusGiveUp is the time after which a failed write is no longer retried.
 	statusGiveUp = 5 * time.Minute
-	// statusForbidden is the pause after the API server refused a write for a missing permission.
+	// statusForbidden is the pause after the API server refused a write because of a missing permission.
 	statusForbidden = time.Hour
 
 	firstStatusRetry = time.Second
 	lastStatusRetry  = time.Minute
 )
 
-// missingRight names the permissions that the service account needs.
+// missingRight is the hint that names the permissions that the service account needs.
 const missingRight = `grant the verb patch on resourceclaims/status, and since Kubernetes 1.36 the verb associated-node:patch on ` +
 	`resourceclaims/driver with the resource name ` + claim.Driver
 
-// statusWriter writes the status of claims: which pods have their devices, and under which names and addresses.
+// statusWriter writes the status of claims. The status contains the pods that have the devices, the interface names and the addresses.
 type statusWriter struct {
 	*Driver
 	began     time.Time
@@ -48,7 +49,7 @@ type statusWriter struct {
 	last      time.Time // time of the last write
 }
 
-// statusRetry is a failed write that will be repeated.
+// statusRetry describes a failed write that will be repeated.
 type statusRetry struct {
 	text        string // text that was not written
 	since, next time.Time
@@ -59,8 +60,8 @@ func newStatusWriter(d *Driver) *statusWriter {
 	return &statusWriter{Driver: d, began: time.Now().Truncate(time.Second), written: map[string]string{}, retries: map[string]statusRetry{}}
 }
 
-// statusLoop writes the status of claims after each change of a journal by ADD or DEL, until ctx is done, while this instance leads. No
-// ADD waits for it.
+// statusLoop writes the status of claims after ADD or DEL has changed a journal. The function runs until ctx is done and writes only while
+// this instance leads. ADD does not wait for these writes.
 func (d *Driver) statusLoop(ctx context.Context) {
 	w := newStatusWriter(d)
 	journals := make(chan struct{}, 1)
@@ -71,13 +72,13 @@ func (d *Driver) statusLoop(ctx context.Context) {
 		}
 	}, d.options.Log)
 	for {
-		news, turn := d.recordsNews.wait(), d.lead.changed.wait()
+		news, turn := d.recordsNews.nextSend(), d.lead.changed.nextSend()
 		var due <-chan time.Time
-		_, first, known := d.watch()
+		_, first, known := d.watchInventory()
 		if known {
 			first = nil
 		}
-		if known && d.leads() { // before the first inventory the names of PFs are unknown
+		if known && d.isLeader() { // before the first inventory the names of PFs are unknown
 			if again := w.writeAll(ctx); !again.IsZero() {
 				due = time.After(time.Until(again))
 			}
@@ -99,7 +100,8 @@ func (d *Driver) statusLoop(ctx context.Context) {
 	}
 }
 
-// writeAll writes all changed statuses. It returns when to retry, or zero if only a change requires another call.
+// writeAll writes the status of each claim whose status has changed. The function returns the time of the next attempt, or the zero time if
+// only a change requires another call.
 func (w *statusWriter) writeAll(ctx context.Context) (again time.Time) {
 	records, _ := w.records.List() // unreadable records are skipped
 	held, err := sriov.Holdings()
@@ -124,7 +126,7 @@ func (w *statusWriter) writeAll(ctx context.Context) (again time.Time) {
 	return again
 }
 
-// writeOne writes the status of a record's claim if it differs from the API server's.
+// writeOne writes the status of a record's claim if it differs from the status in the API server.
 func (w *statusWriter) writeOne(ctx context.Context, r claim.Record, held []sriov.Holding) (again time.Time) {
 	uid, now := r.Claim().UID, time.Now()
 	if now.Before(w.forbidden) {
@@ -132,14 +134,14 @@ func (w *statusWriter) writeOne(ctx context.Context, r claim.Record, held []srio
 	}
 	before, known := w.written[uid]
 	if !known && !r.Time.After(w.began) { // an earlier instance may have written it
-		text, err := w.stored(ctx, r)
+		text, err := w.storedText(ctx, r)
 		if err != nil {
 			return now.Add(lastStatusRetry)
 		}
 		before = text
 		w.written[uid] = text
 	}
-	entries := w.entries(r, held, before != "")
+	entries := w.wantedEntries(r, held, before != "")
 	text := comparedText(entries)
 	retry, failed := w.retries[uid]
 	switch {
@@ -151,10 +153,10 @@ func (w *statusWriter) writeOne(ctx context.Context, r claim.Record, held []srio
 	case failed && retry.text == text && now.Before(retry.next):
 		return retry.next
 	}
-	return w.noteWrite(uid, text, r, w.apply(ctx, r, entries))
+	return w.noteWrite(uid, text, r, w.applyStatus(ctx, r, entries))
 }
 
-// noteWrite records the result of a write, and returns when to retry.
+// noteWrite records the result of a write and returns the time of the next attempt.
 func (w *statusWriter) noteWrite(uid, text string, r claim.Record, err error) time.Time {
 	now := time.Now()
 	switch {
@@ -186,8 +188,8 @@ func (w *statusWriter) noteWrite(uid, text string, r claim.Record, err error) ti
 	return retry.next
 }
 
-// apply writes the entries of one claim. Entries of other drivers remain.
-func (w *statusWriter) apply(ctx context.Context, r claim.Record, entries []statusEntry) error {
+// applyStatus writes the entries of one claim to the API server. Entries of other drivers stay unchanged.
+func (w *statusWriter) applyStatus(ctx context.Context, r claim.Record, entries []statusEntry) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
@@ -198,7 +200,7 @@ func (w *statusWriter) apply(ctx context.Context, r claim.Record, entries []stat
 	defer cancel()
 	status := resourceac.ResourceClaimStatus()
 	for _, e := range entries {
-		status.WithDevices(e.apply())
+		status.WithDevices(e.toApply())
 	}
 	c := r.Claim()
 	_, err := w.options.Client.ResourceV1().ResourceClaims(c.Namespace).ApplyStatus(ctx,
@@ -207,8 +209,8 @@ func (w *statusWriter) apply(ctx context.Context, r claim.Record, entries []stat
 	return err
 }
 
-// stored returns the API server's status of a claim for this driver, or "" if there is none.
-func (w *statusWriter) stored(ctx context.Context, r claim.Record) (string, error) {
+// storedText returns the status of a claim in the API server, with only the entries of this driver. Without entries, the result is "".
+func (w *statusWriter) storedText(ctx context.Context, r claim.Record) (string, error) {
 	now, err := w.get(ctx, r.Claim().Namespace, r.Claim().Name)
 	if apierrors.IsNotFound(err) || err == nil && string(now.UID) != r.Claim().UID {
 		return "", nil
@@ -227,7 +229,7 @@ func (w *statusWriter) stored(ctx context.Context, r claim.Record) (string, erro
 	return comparedText(entries), nil
 }
 
-// comparedText returns the entries as text without their times, for comparison, or "" without entries.
+// comparedText returns entries as text for a comparison, without their times. Without entries, the result is "".
 func comparedText(entries []statusEntry) string {
 	if len(entries) == 0 {
 		return ""
@@ -244,9 +246,10 @@ func comparedText(entries []statusEntry) string {
 	return string(text)
 }
 
-// entries returns the desired status of a claim. A device that no pod has had gets no entry. had reports that the API server has entries.
-func (w *statusWriter) entries(r claim.Record, held []sriov.Holding, had bool) (list []statusEntry) {
-	i, _ := w.inventory()
+// wantedEntries returns the desired status of a claim. A device gets no entry as long as no pod has attached the device. The argument had
+// is true if the API server already has entries.
+func (w *statusWriter) wantedEntries(r claim.Record, held []sriov.Holding, had bool) (list []statusEntry) {
+	i, _ := w.latestInventory()
 	for _, d := range r.Devices {
 		if d.Claim.Admin {
 			continue
@@ -255,7 +258,7 @@ func (w *statusWriter) entries(r claim.Record, held []sriov.Holding, had bool) (
 		e.Data.Address = d.ID
 		for _, h := range held {
 			if h.Address.String() == d.ID && h.Claim != nil && h.Claim.UID == d.Claim.UID && h.Ready {
-				e.fill(i, h)
+				e.fillFrom(i, h)
 			}
 		}
 		if e.Ready || had {
@@ -265,8 +268,8 @@ func (w *statusWriter) entries(r claim.Record, held []sriov.Holding, had bool) (
 	return list
 }
 
-// fill adds the data of an attachment.
-func (e *statusEntry) fill(i Inventory, h sriov.Holding) {
+// fillFrom adds the data of an attachment to the entry.
+func (e *statusEntry) fillFrom(i Inventory, h sriov.Holding) {
 	e.Ready, e.Since, e.Pod = true, h.Since, h.Pod
 	e.Interface, e.MAC, e.Data.VLAN = h.Name, h.MAC, h.VLAN
 	for _, ip := range h.IPs[:min(len(h.IPs), maxStatusIPs)] {

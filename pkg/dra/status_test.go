@@ -25,8 +25,8 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// attach writes the journal of a VF as ADD does.
-func (l *draLab) attach(c *resourceapi.ResourceClaim, address, pod, netns string, ips ...string) {
+// writeJournal writes the journal of a VF, as ADD does.
+func (l *draLab) writeJournal(c *resourceapi.ResourceClaim, address, pod, netns string, ips ...string) {
 	l.Helper()
 	r, err := claim.Read(l.options.Claims, string(c.UID))
 	must(l, err)
@@ -56,8 +56,8 @@ func (l *draLab) detach(address string) {
 	must(l, os.Remove(filepath.Join(sriov.JournalFolder, address)))
 }
 
-// status returns the entries of a claim's status as text.
-func (l *draLab) status(name string) (list []string) {
+// statusTexts returns the entries of a claim's status as text.
+func (l *draLab) statusTexts(name string) (list []string) {
 	l.Helper()
 	c, err := l.client.ResourceV1().ResourceClaims("shop").Get(l.Context(), name, metav1.GetOptions{})
 	must(l, err)
@@ -86,18 +86,18 @@ func (l *draLab) writes() (n int) {
 	return n
 }
 
-// TestStatus (DRA-16): the status of a claim lists the VFs that pods have, with interface and addresses, and reports after DEL that no
-// pod has them. Entries of other drivers remain. A new daemon does not repeat writes.
+// TestStatus (DRA-16): the status of a claim lists the VFs that pods have, with interface and addresses. After DEL, the status says that no
+// pod has the VFs. Entries of other drivers stay unchanged. A restarted daemon does not repeat the writes.
 func TestStatus(t *testing.T) {
 	l := newDRALab(t)
-	stop := l.run()
+	stop := l.runDriver()
 	k := l.register(false)
-	c := newClaim("c-1", "web", result("a", vf0), result("b", vf1))
+	c := newClaim("c-1", "web", deviceResult("a", vf0), deviceResult("b", vf1))
 	c.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: "other.example.com", Pool: "p", Device: "d"}}
-	l.add(c)
-	k.prepare(c)
-	l.attach(c, vf0, "web-0", "/proc/self/ns/net", "10.0.0.7/24", "fd00::7/64")
-	l.attach(c, vf1, "web-0", "/proc/self/ns/net")
+	l.addClaims(c)
+	k.prepareClaims(c)
+	l.writeJournal(c, vf0, "web-0", "/proc/self/ns/net", "10.0.0.7/24", "fd00::7/64")
+	l.writeJournal(c, vf1, "web-0", "/proc/self/ns/net")
 	const data = ` {"pciAddress":"0000:11:02.%d","pf":"ens0f0","vf":%d,"vlan":7}`
 	const other = "other.example.com/p/d"
 	both := []string{other,
@@ -106,7 +106,7 @@ func TestStatus(t *testing.T) {
 	wait := func(want ...string) {
 		t.Helper()
 		l.await(fmt.Sprintf("status %q", want), func() bool {
-			if got := l.status("web"); !cmp.Equal(got, want) {
+			if got := l.statusTexts("web"); !cmp.Equal(got, want) {
 				fmt.Fprintf(l.log, "status is %q\n", got)
 				return false
 			}
@@ -119,8 +119,8 @@ func TestStatus(t *testing.T) {
 	stop()
 	before := l.writes()
 	l.Driver = New(l.options)
-	l.lookAgain()
-	stop = l.run()
+	l.repeatInventory()
+	stop = l.runDriver()
 	l.register(false)
 	time.Sleep(3 * joinStatus)
 	if got := l.writes(); got != before {
@@ -132,8 +132,8 @@ func TestStatus(t *testing.T) {
 	stop()
 }
 
-// TestStatusForbidden (DRA-F28): pods run without the permission to write the status. The log names the missing permission once, and no
-// more requests follow. Other errors are retried, but not for a deleted claim.
+// TestStatusForbidden (DRA-F28): the daemon lacks the permission to write the status. Pods still run. The log names the missing permission
+// once, and the daemon sends no more requests. Other errors are retried, except for a deleted claim.
 func TestStatusForbidden(t *testing.T) {
 	l := newDRALab(t)
 	var answer error
@@ -142,11 +142,11 @@ func TestStatusForbidden(t *testing.T) {
 		tries++
 		return answer != nil, nil, answer
 	})
-	c := newClaim("c-1", "web", result("a", vf0))
-	l.add(c)
+	c := newClaim("c-1", "web", deviceResult("a", vf0))
+	l.addClaims(c)
 	_, err := l.prepare(t.Context(), c)
 	must(t, err)
-	l.attach(c, vf0, "web-0", "/proc/self/ns/net")
+	l.writeJournal(c, vf0, "web-0", "/proc/self/ns/net")
 	group := schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}
 	w := newStatusWriter(l.Driver)
 	answer = errors.New("too many requests")
@@ -177,12 +177,12 @@ func TestStatusForbidden(t *testing.T) {
 	l.detach(vf0)
 }
 
-// TestHealth (DRA-28): the kubelet gets reports about prepared devices only, at once after a change or a preparation, with both versions
-// of the API.
+// TestHealth (DRA-28): the kubelet gets reports about prepared devices only. The kubelet gets the reports at once after a change or after
+// Prepare, in both versions of the API.
 func TestHealth(t *testing.T) {
 	for _, v1beta1 := range []bool{false, true} {
 		l := newDRALab(t)
-		l.run()
+		l.runDriver()
 		k := l.register(v1beta1)
 		reports := k.watchHealth()
 		expect := func(want string) {
@@ -197,15 +197,15 @@ func TestHealth(t *testing.T) {
 			}
 		}
 		expect("")
-		c := newClaim("c-1", "web", result("a", vf0), result("a", vf1))
-		l.add(c)
-		k.prepare(c)
+		c := newClaim("c-1", "web", deviceResult("a", vf0), deviceResult("a", vf1))
+		l.addClaims(c)
+		k.prepareClaims(c)
 		expect("0000-11-02-0=HEALTHY; 0000-11-02-1=HEALTHY")
-		l.fault(vf0, "PF ens0f0 has no carrier")
+		l.setFault(vf0, "PF ens0f0 has no carrier")
 		expect("0000-11-02-0=UNHEALTHY PF ens0f0 has no carrier; 0000-11-02-1=HEALTHY")
-		l.fault(vf2, "not prepared")
+		l.setFault(vf2, "not prepared")
 		expect("0000-11-02-0=HEALTHY; 0000-11-02-1=HEALTHY")
-		k.unprepare("c-1")
+		k.unprepareClaims("c-1")
 		expect("")
 	}
 }

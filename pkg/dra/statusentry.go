@@ -20,7 +20,7 @@ const (
 	readyCondition = "Ready"
 	reasonAttached = "Attached"
 	reasonDetached = "Detached"
-	// maxStatusIPs is the largest number of addresses of a device in the API.
+	// maxStatusIPs is the maximum number of addresses that a device may have in the API.
 	maxStatusIPs = 16
 )
 
@@ -35,7 +35,7 @@ type statusEntry struct {
 	Data                  statusData
 }
 
-// statusData is the driver-specific part of the status.
+// statusData is the part of the status that only this driver defines.
 type statusData struct {
 	Address string `json:"pciAddress"`
 	PF      string `json:"pf,omitempty"`
@@ -43,8 +43,8 @@ type statusData struct {
 	VLAN    int    `json:"vlan,omitempty"`
 }
 
-// message returns the message of the condition.
-func (e statusEntry) message() string {
+// messageText returns the message of the status condition.
+func (e statusEntry) messageText() string {
 	switch {
 	case !e.Ready:
 		return "no pod has the device"
@@ -54,7 +54,7 @@ func (e statusEntry) message() string {
 	return "pod " + e.Pod + " has the device"
 }
 
-// podOf returns the pod's name in a condition message.
+// podOf returns the name of the pod in the message of a status condition.
 func podOf(message string) string {
 	rest, ok := strings.CutPrefix(message, "pod ")
 	pod, _, _ := strings.Cut(rest, " has the device")
@@ -64,8 +64,8 @@ func podOf(message string) string {
 	return pod
 }
 
-// apply returns the entry for server-side apply.
-func (e statusEntry) apply() *resourceac.AllocatedDeviceStatusApplyConfiguration {
+// toApply returns the entry in the form for server-side apply.
+func (e statusEntry) toApply() *resourceac.AllocatedDeviceStatusApplyConfiguration {
 	out := resourceac.AllocatedDeviceStatus().WithDriver(claim.Driver).WithPool(e.Pool).WithDevice(e.Device)
 	if e.ShareID != "" {
 		out.WithShareID(e.ShareID)
@@ -74,7 +74,7 @@ func (e statusEntry) apply() *resourceac.AllocatedDeviceStatusApplyConfiguration
 	if e.Ready {
 		status, reason = metav1.ConditionTrue, reasonAttached
 	}
-	out.WithConditions(metaac.Condition().WithType(readyCondition).WithStatus(status).WithReason(reason).WithMessage(e.message()).
+	out.WithConditions(metaac.Condition().WithType(readyCondition).WithStatus(status).WithReason(reason).WithMessage(e.messageText()).
 		WithLastTransitionTime(metav1.NewTime(e.Since)))
 	if data, err := json.Marshal(e.Data); err == nil {
 		out.WithData(runtime.RawExtension{Raw: data})
@@ -92,7 +92,7 @@ func (e statusEntry) apply() *resourceac.AllocatedDeviceStatusApplyConfiguration
 	return out
 }
 
-// storedStatus returns the API server's status of a device.
+// storedStatus returns the status of a device in the API server in the form of an entry.
 func storedStatus(s resourceapi.AllocatedDeviceStatus) statusEntry {
 	e := statusEntry{Pool: s.Pool, Device: s.Device}
 	if s.ShareID != nil {

@@ -21,10 +21,10 @@ const (
 	noTaint = "off"
 )
 
-// maxLabel is the largest length of a label value, and so of a taint value.
+// maxLabel is the maximum length of a label value. The same limit applies to the value of a taint.
 const maxLabel = 63
 
-// taintsOf returns the taints of an existing device. A claimed device never gets the taint held.
+// taintsOf returns the taints of an existing device. A claimed device never gets the taint "held".
 func (i Inventory) taintsOf(id, pf string, prepared bool) []resourceapi.DeviceTaint {
 	fault, faulty := i.Faults[id]
 	switch {
@@ -47,7 +47,7 @@ func taint(key, value, effect string) resourceapi.DeviceTaint {
 	return resourceapi.DeviceTaint{Key: key, Value: labelValue(value), Effect: resourceapi.DeviceTaintEffect(effect)}
 }
 
-// enabledTaint returns no taint if the configuration disables it.
+// enabledTaint returns an empty list if the configuration disables the taint.
 func enabledTaint(t resourceapi.DeviceTaint) []resourceapi.DeviceTaint {
 	if t.Effect == noTaint || t.Effect == "" {
 		return nil
@@ -55,7 +55,7 @@ func enabledTaint(t resourceapi.DeviceTaint) []resourceapi.DeviceTaint {
 	return []resourceapi.DeviceTaint{t}
 }
 
-// repels reports whether taints keep new pods away.
+// repels reports whether the taints prevent new pods from getting the device.
 func repels(taints []resourceapi.DeviceTaint) bool {
 	for _, t := range taints {
 		if t.Effect != resourceapi.DeviceTaintEffectNone {
@@ -77,8 +77,8 @@ func labelValue(s string) string {
 	return strings.TrimFunc(s[:min(len(s), maxLabel)], func(c rune) bool { return !alphanumeric(c) })
 }
 
-// keepTimes gives each taint the time of an equal former taint, or the current time. The API server would set the times of new taints,
-// but would not keep those of a device that moves to another slice.
+// keepTimes sets the time of each taint. A taint that is equal to a former taint keeps its time; any other taint gets the current time. The
+// API server would set the times of new taints. The API server would lose the times of a device that moves to another slice.
 func keepTimes(taints, former []resourceapi.DeviceTaint, now metav1.Time) {
 	for i := range taints {
 		t := &taints[i]

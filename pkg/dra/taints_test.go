@@ -18,7 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestTaints: each fault has its key, value and configured effect. If the API server drops taints, free faulty devices are not published.
+// TestTaints: each kind of fault has its own taint key, value and configured effect. If the API server drops taints, free devices with
+// faults are not published.
 func TestTaints(t *testing.T) {
 	for _, c := range []struct {
 		fault    Fault
@@ -27,26 +28,26 @@ func TestTaints(t *testing.T) {
 		want     string // key=value:effect
 		left     bool   // published without the feature
 	}{
-		{fault: Fault{LinkDown, "x"}, taints: usual(), want: "sriov.podlace.io/link-down=ens0f0:NoSchedule"},
-		{fault: Fault{"no-driver", "x"}, taints: usual(), want: "sriov.podlace.io/unhealthy=no-driver:NoSchedule"},
-		{fault: Fault{Held, "x"}, taints: usual(), want: "sriov.podlace.io/held=:NoSchedule"},
-		{fault: Fault{Held, "x"}, taints: usual(), prepared: true, left: true},
-		{fault: Fault{LinkDown, "x"}, taints: usual(), prepared: true, want: "sriov.podlace.io/link-down=ens0f0:NoSchedule", left: true},
+		{fault: Fault{LinkDown, "x"}, taints: defaultTaints(), want: "sriov.podlace.io/link-down=ens0f0:NoSchedule"},
+		{fault: Fault{"no-driver", "x"}, taints: defaultTaints(), want: "sriov.podlace.io/unhealthy=no-driver:NoSchedule"},
+		{fault: Fault{Held, "x"}, taints: defaultTaints(), want: "sriov.podlace.io/held=:NoSchedule"},
+		{fault: Fault{Held, "x"}, taints: defaultTaints(), prepared: true, left: true},
+		{fault: Fault{LinkDown, "x"}, taints: defaultTaints(), prepared: true, want: "sriov.podlace.io/link-down=ens0f0:NoSchedule", left: true},
 		{fault: Fault{LinkDown, "x"}, taints: pool.Taints{LinkDown: "NoExecute"}, want: "sriov.podlace.io/link-down=ens0f0:NoExecute"},
 		{fault: Fault{LinkDown, "x"}, taints: pool.Taints{LinkDown: "None"}, want: "sriov.podlace.io/link-down=ens0f0:None", left: true},
 		{fault: Fault{LinkDown, "x"}, taints: pool.Taints{LinkDown: "off"}, left: true},
-		{taints: usual(), left: true},
+		{taints: defaultTaints(), left: true},
 	} {
-		d, _ := machine(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
+		d, _ := inventoryOf(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 		dev := d.Pools[0].Devices[0]
 		id, name := dev.Address.String(), DeviceName(dev.Address)
 		if d.Taints = c.taints; c.fault.Kind != "" {
 			d.Faults[id] = c.fault
 		}
 		if c.prepared {
-			d.records = []claim.Record{prepared(id)}
+			d.records = []claim.Record{preparedRecord(id)}
 		}
-		got, _ := find(t, d.published(), name)
+		got, _ := findInSlices(t, d.publishedSlices(), name)
 		text := ""
 		for _, taint := range got.Taints {
 			text += fmt.Sprintf("%s=%s:%s", taint.Key, taint.Value, taint.Effect)
@@ -55,7 +56,7 @@ func TestTaints(t *testing.T) {
 			t.Errorf("%+v: %q", c, text)
 		}
 		d.taints = false
-		if got, ok := find(t, d.published(), name); ok != c.left || len(got.Taints) > 0 {
+		if got, ok := findInSlices(t, d.publishedSlices(), name); ok != c.left || len(got.Taints) > 0 {
 			t.Errorf("%+v: without the feature: %t, %v", c, ok, got.Taints)
 		}
 	}
@@ -67,13 +68,14 @@ func TestTaints(t *testing.T) {
 	}
 }
 
-// TestTimeAdded: a taint keeps its time while key, value and effect are unchanged, also after a restart and in another slice.
+// TestTimeAdded: a taint keeps its time while its key, value and effect do not change. A taint also keeps its time after a restart and in
+// another slice.
 func TestTimeAdded(t *testing.T) {
-	d, _ := machine(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
+	d, _ := inventoryOf(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	dev := d.Pools[0].Devices[0]
 	id, name := dev.Address.String(), DeviceName(dev.Address)
 	d.Faults[id] = Fault{LinkDown, "x"}
-	first, _ := find(t, d.published(), name)
+	first, _ := findInSlices(t, d.publishedSlices(), name)
 	if first.Taints[0].TimeAdded == nil || !first.Taints[0].TimeAdded.Time.Equal(d.now) {
 		t.Fatalf("%+v", first.Taints)
 	}
@@ -83,17 +85,17 @@ func TestTimeAdded(t *testing.T) {
 	d.former = formerDevices([]resourceapi.ResourceSlice{{}, stored})
 	for _, c := range []struct {
 		what   string
-		change func(*desired)
+		change func(*desiredState)
 		want   time.Time
 	}{
-		{"nothing", func(*desired) {}, since.Time},
-		{"another effect", func(d *desired) { d.Taints.LinkDown = "NoExecute" }, d.now},
-		{"another key", func(d *desired) { d.Faults = map[string]Fault{id: {"no-driver", "x"}} }, d.now},
-		{"another PF name", func(d *desired) {
+		{"nothing", func(*desiredState) {}, since.Time},
+		{"another effect", func(d *desiredState) { d.Taints.LinkDown = "NoExecute" }, d.now},
+		{"another key", func(d *desiredState) { d.Faults = map[string]Fault{id: {"no-driver", "x"}} }, d.now},
+		{"another PF name", func(d *desiredState) {
 			d.Snapshot = &pci.Snapshot{Devices: slices.Clone(d.Snapshot.Devices), Nodes: d.Snapshot.Nodes}
 			d.Snapshot.Devices[0].Interfaces = []string{"eth9"}
 		}, d.now},
-		{"no time", func(d *desired) {
+		{"no time", func(d *desiredState) {
 			former := *stored.Spec.Devices[0].DeepCopy()
 			former.Taints[0].TimeAdded = nil
 			d.former = map[string]resourceapi.Device{name: former}
@@ -101,7 +103,7 @@ func TestTimeAdded(t *testing.T) {
 	} {
 		changed := d
 		c.change(&changed)
-		got, _ := find(t, changed.published(), name)
+		got, _ := findInSlices(t, changed.publishedSlices(), name)
 		if len(got.Taints) != 1 || !got.Taints[0].TimeAdded.Time.Equal(c.want) {
 			t.Errorf("%s: %+v, want %s", c.what, got.Taints, c.want)
 		}

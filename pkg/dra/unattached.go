@@ -10,16 +10,16 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// unattachedAfter is how long a device of a prepared claim may be without a pod before it is logged. The likely reason is that the node's
-// CNI configuration lacks the plugin sriov.
+// unattachedAfter is the time after which a prepared claim is logged if no pod has attached one of its devices. The likely cause is that
+// the plugin sriov is missing from the node's CNI configuration.
 const unattachedAfter = 2 * time.Minute
 
-// reportUnattached counts the prepared claims with a device that no pod has attached, and logs each of these claims once.
+// reportUnattached counts the prepared claims that have a device which no pod has attached. The function logs each of these claims once.
 func (c *collector) reportUnattached(records []claim.Record, held []sriov.Holding, now time.Time) {
 	count := 0
 	since := map[string]time.Time{}
 	for _, r := range records {
-		device := unattached(r, held)
+		device := unattachedDevice(r, held)
 		if device == "" {
 			continue
 		}
@@ -48,8 +48,9 @@ func (c *collector) reportUnattached(records []claim.Record, held []sriov.Holdin
 	c.count.unattached.Set(float64(count))
 }
 
-// unattached returns a device of a claim that no attachment of the claim has, or "".
-func unattached(r claim.Record, held []sriov.Holding) string {
+// unattachedDevice returns a device of a claim that no pod of the claim has attached. The result is "" if pods of the claim have attached
+// all devices.
+func unattachedDevice(r claim.Record, held []sriov.Holding) string {
 	for _, dev := range r.Devices {
 		if r.State == claim.Prepared && !dev.Claim.Admin && !slices.ContainsFunc(held, func(h sriov.Holding) bool {
 			return h.Address.String() == dev.ID && h.Claim != nil && h.Claim.UID == dev.Claim.UID

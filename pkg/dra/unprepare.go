@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// UnprepareResourceClaims frees the devices of claims. After an error the claim keeps its devices, and the kubelet retries.
-func (h handler) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+// UnprepareResourceClaims frees the devices of several claims. After an error, the claim keeps its devices, and the kubelet calls again.
+func (h callHandler) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	results := make([]error, len(claims))
 	var running sync.WaitGroup
 	for i, c := range claims {
@@ -29,7 +29,7 @@ func (h handler) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 			if err != nil {
 				err = fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 			}
-			if h.failures.due("unprepare "+string(c.UID), err, time.Now()) {
+			if h.failures.isDue("unprepare "+string(c.UID), err, time.Now()) {
 				h.options.Log.Warn("could not unprepare a claim, which keeps its devices; the kubelet retries", "claim", c.Namespace+"/"+c.Name, "uid", string(c.UID), "error", err)
 			}
 			results[i] = err
@@ -43,14 +43,14 @@ func (h handler) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	return byUID, nil
 }
 
-// unprepareWithin calls unprepare with callTimeout. After a timeout the work continues, and keeps the locks of the claim.
+// unprepareWithin calls unprepare with callTimeout. After a timeout, the work continues in the background and keeps the locks of the claim.
 func (d *Driver) unprepareWithin(ctx context.Context, uid string) error {
-	return d.bounded(ctx, func(ctx context.Context) error { return d.unprepare(ctx, uid) })
+	return d.callBounded(ctx, func(ctx context.Context) error { return d.unprepare(ctx, uid) })
 }
 
-// unprepare frees the devices of a claim. It moves VFs out of pods, restores drivers and settings, and then deletes the CDI specification
-// and the record. It is idempotent, and a no-op for an unprepared claim. After an error the record remains, so no other claim gets the
-// devices.
+// unprepare frees the devices of a claim. The function moves the VFs out of the pods and restores their drivers and settings. After that,
+// unprepare deletes the CDI specification and the record. The function is idempotent. The function does nothing for a claim that is not
+// prepared. If unprepare fails, the record stays, so that no other claim gets the devices.
 func (d *Driver) unprepare(ctx context.Context, uid string) error {
 	l, err := d.lockClaim(uid)
 	if err != nil {
@@ -64,22 +64,22 @@ func (d *Driver) unprepare(ctx context.Context, uid string) error {
 	if err != nil {
 		return err
 	}
-	vfs, err := owned(r)
+	vfs, err := ownedDevices(r)
 	if err != nil {
 		return err
 	}
 	if err := l.lockVFs(vfs); err != nil {
 		return err
 	}
-	if err := d.release(ctx, r, vfs); err != nil {
+	if err := d.releaseDevices(ctx, r, vfs); err != nil {
 		return err
 	}
 	d.recordsChanged()
 	return nil
 }
 
-// owned returns the devices that the claim of a record owns.
-func owned(r claim.Record) (vfs []pci.Address, err error) {
+// ownedDevices returns the devices that the claim of a record owns.
+func ownedDevices(r claim.Record) (vfs []pci.Address, err error) {
 	for _, dev := range r.Devices {
 		if dev.Claim.Admin {
 			continue
@@ -93,8 +93,8 @@ func owned(r claim.Record) (vfs []pci.Address, err error) {
 	return vfs, nil
 }
 
-// release frees the devices of a record. The caller holds the locks of the claim and the VFs.
-func (d *Driver) release(ctx context.Context, r claim.Record, vfs []pci.Address) error {
+// releaseDevices frees the devices of a record. The caller holds the locks of the claim and the VFs.
+func (d *Driver) releaseDevices(ctx context.Context, r claim.Record, vfs []pci.Address) error {
 	uid := r.Claim().UID
 	if r.State == claim.Prepared { // no ADD may take a VF from now on
 		r.State = claim.Preparing
@@ -118,7 +118,7 @@ func (d *Driver) release(ctx context.Context, r claim.Record, vfs []pci.Address)
 	return claim.Remove(d.options.Claims, uid)
 }
 
-// restoreDriver binds a device to its driver from before the claim.
+// restoreDriver binds the driver to a device that the device had before the claim.
 func (d *Driver) restoreDriver(ctx context.Context, b claim.Binding) error {
 	a, err := pci.ParseAddress(b.ID)
 	if err != nil {

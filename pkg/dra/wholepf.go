@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// vfsOf returns the VFs that a device excludes. Only a PF offered as a whole excludes VFs.
-func (i Inventory) vfsOf(p planned) (vfs []pci.Address) {
+// vfsOf returns the VFs that cannot be used while a claim has the device. Only a PF that is offered as a whole excludes VFs.
+func (i Inventory) vfsOf(p plannedDevice) (vfs []pci.Address) {
 	if p.Whole == 0 || p.Admin || i.Snapshot == nil {
 		return nil
 	}
@@ -23,9 +23,9 @@ func (i Inventory) vfsOf(p planned) (vfs []pci.Address) {
 	return vfs
 }
 
-// checkExcluded returns an error if another claim has the whole PF of a VF, or a pod has a VF of a PF by the device plugin API. The
-// scheduler prevents that by counters, except after a pod is deleted by force.
-func (d *Driver) checkExcluded(p plan, records []claim.Record) error {
+// checkExcluded returns an error if another claim has the whole PF of a VF. The function also returns an error if a pod has a VF of a whole
+// PF through the device plugin API. Counters in the scheduler prevent this conflict, except after a pod was deleted by force.
+func (d *Driver) checkExcluded(p claimPlan, records []claim.Record) error {
 	for _, dev := range p.devices {
 		if dev.Admin {
 			continue
@@ -51,8 +51,8 @@ func (d *Driver) whyInUse(a pci.Address) string {
 	return d.options.InUse(a.String())
 }
 
-// freeVFs ensures that no attachment has a VF of a PF, and that the VFs' former settings are restored.
-func (d *Driver) freeVFs(dev planned) error {
+// freeVFs ensures that no attachment has a VF of a PF and that the VFs have their former settings.
+func (d *Driver) freeVFs(dev plannedDevice) error {
 	for _, vf := range dev.vfs {
 		if err := sriov.FreeOrphan(d.options.Sysfs, vf, "", d.options.Log); err != nil {
 			return err
@@ -61,8 +61,8 @@ func (d *Driver) freeVFs(dev planned) error {
 	return nil
 }
 
-// removeVFs removes the VFs of a PF that is offered as a whole. The daemon creates them again when the PF is free.
-func (d *Driver) removeVFs(ctx context.Context, dev planned) error {
+// removeVFs removes the VFs of a PF that is offered as a whole. The daemon creates the VFs again when the PF is free.
+func (d *Driver) removeVFs(ctx context.Context, dev plannedDevice) error {
 	if dev.Whole == 0 || dev.Admin {
 		return nil
 	}

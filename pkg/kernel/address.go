@@ -16,12 +16,12 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// IPNet converts a prefix to the form that CNI results and netlink use. It keeps the host bits.
+// IPNet converts a prefix to the form that CNI results and netlink use. IPNet does not clear the host bits.
 func IPNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// Prefix converts an IPNet to a prefix. ok is false if n is no address with a mask.
+// Prefix converts an IPNet to a prefix. It returns false if n does not hold an address with a valid mask.
 func Prefix(n *net.IPNet) (netip.Prefix, bool) {
 	if n == nil {
 		return netip.Prefix{}, false
@@ -38,8 +38,8 @@ func Prefix(n *net.IPNet) (netip.Prefix, bool) {
 	return p, p.IsValid()
 }
 
-// AddHostAddress adds an address with its full length. For IPv6 it leaves out the extra route that the kernel adds besides the local one
-// (IFA_F_NOPREFIXROUTE). unix.EEXIST means that the link already has the address.
+// AddHostAddress adds an address with prefix length 32 or 128. For IPv6 the kernel adds only the local route, and no prefix route
+// (IFA_F_NOPREFIXROUTE). The error unix.EEXIST means that the link already has the address.
 func (n *NS) AddHostAddress(link Link, a netip.Addr) error {
 	p := netip.PrefixFrom(a, a.BitLen())
 	addr := &netlink.Addr{IPNet: IPNet(p), Flags: unix.IFA_F_NOPREFIXROUTE}
@@ -50,8 +50,8 @@ func (n *NS) AddHostAddress(link Link, a netip.Addr) error {
 	return fault.Change(op, func() error { return n.h.AddrAdd(byIndex(link.Index), addr) })
 }
 
-// AddAddress adds an address with its prefix length. An IPv6 address is usable at once (IFA_F_NODAD) unless dad asks for duplicate address
-// detection. unix.EEXIST means that the link already has the address.
+// AddAddress adds an address with its prefix length. Duplicate address detection of an IPv6 address is enabled only if dad is true. If dad
+// is false, the address is usable at once (IFA_F_NODAD). The error unix.EEXIST means that the link already has the address.
 func (n *NS) AddAddress(link Link, p netip.Prefix, dad bool) error {
 	addr := &netlink.Addr{IPNet: IPNet(p)}
 	if p.Addr().Is6() && !dad {
@@ -67,10 +67,10 @@ func (n *NS) DelAddress(link Link, p netip.Prefix) error {
 	})
 }
 
-// Addresses returns the addresses of a link with their prefix lengths, without link-local ones.
+// Addresses returns the addresses of a link with their prefix lengths, except link-local addresses.
 func (n *NS) Addresses(link Link) ([]netip.Prefix, error) {
 	var list []netlink.Addr
-	err := retry(func() (err error) {
+	err := retryInterrupted(func() (err error) {
 		list, err = n.h.AddrList(byIndex(link.Index), netlink.FAMILY_ALL)
 		return err
 	})
@@ -86,8 +86,8 @@ func (n *NS) Addresses(link Link) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// WaitForDAD waits until no IPv6 address of the link is tentative, for at most the given time. It returns an error if another node has one
-// of the addresses.
+// WaitForDAD waits until duplicate address detection has finished for all IPv6 addresses of the link. The last argument limits the time to
+// wait. WaitForDAD returns an error if another node uses one of these addresses, or if the time is over.
 func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 	for deadline := time.Now().Add(most); ; time.Sleep(20 * time.Millisecond) {
 		list, err := n.h.AddrList(byIndex(link.Index), netlink.FAMILY_V6)
@@ -110,9 +110,9 @@ func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 	}
 }
 
-// AwaitAddress waits until the namespace answers for an address, and returns an error at the deadline. The kernel acknowledges a new IPv6
-// address too early: a work queue later joins the solicited-node group and adds the local route (addrconf_dad_work in net/ipv6/addrconf.c).
-// Until then neighbour solicitations are lost, and a neighbour retries only after a second. The local route comes last.
+// AwaitAddress waits until the namespace answers neighbour solicitations for an address. It returns an error at the deadline. The kernel
+// acknowledges a new IPv6 address too early: a work queue joins the solicited-node group and adds the local route later (addrconf_dad_work
+// in net/ipv6/addrconf.c). Earlier neighbour solicitations are lost, and a neighbour retries only after a second.
 func (n *NS) AwaitAddress(addr netip.Addr, deadline time.Time) error {
 	if addr.Is4() {
 		return nil // IPv4: the route exists at once, and ARP requests are broadcast
@@ -176,7 +176,7 @@ func (n *NS) HasRoute(link Link, r Route) (bool, error) {
 		filter.Table = unix.RT_TABLE_MAIN
 	}
 	var list []netlink.Route
-	err := retry(func() (err error) {
+	err := retryInterrupted(func() (err error) {
 		list, err = n.h.RouteListFiltered(family, filter, mask)
 		return err
 	})
@@ -211,14 +211,15 @@ func routeMatches(got netlink.Route, index int, want Route) bool {
 	return false
 }
 
-// RouteTo returns the ifindex of the link towards an address. If there is none, NoRoute is true for its error.
+// RouteTo returns the ifindex of the link through which the route to an address leads. If there is no route, RouteTo returns an error that
+// NoRoute recognises.
 func (n *NS) RouteTo(addr netip.Addr) (int, error) {
 	route, err := n.routeGet(addr)
 	return route.LinkIndex, err
 }
 
-// NoRoute reports whether an error of RouteTo means that there is no route, or that the route refuses packets (unreachable, prohibit,
-// blackhole).
+// NoRoute reports whether an error of RouteTo means that the address has no usable route. A route that refuses packets (unreachable,
+// prohibit, blackhole) is not usable.
 func NoRoute(err error) bool {
 	return errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL)
 }
@@ -234,29 +235,29 @@ func (n *NS) routeGet(addr netip.Addr) (netlink.Route, error) {
 	return routes[0], nil
 }
 
-// IsOwn reports whether the namespace has the address, and whether the address is the broadcast address of one of its networks.
+// IsOwn returns two results. The first result reports whether an address is assigned in the namespace. The second result reports whether it
+// is the broadcast address of a connected subnet.
 func (n *NS) IsOwn(addr netip.Addr) (own, broadcast bool) {
 	route, err := n.routeGet(addr)
 	return err == nil && route.Type == unix.RTN_LOCAL, err == nil && route.Type == unix.RTN_BROADCAST
 }
 
-// elsewhereV4 is a documentation address (RFC 5737). Only the default route leads to it.
-const elsewhereV4 = "198.51.100.1"
+// documentationV4 is a documentation address (RFC 5737). Normally only the default route matches this address.
+const documentationV4 = "198.51.100.1"
 
 // IsUplink reports whether the default route leads through the link.
 func (n *NS) IsUplink(link Link) bool {
-	index, err := n.RouteTo(netip.MustParseAddr(elsewhereV4))
+	index, err := n.RouteTo(netip.MustParseAddr(documentationV4))
 	return err == nil && index == link.Index
 }
 
-// HasDefault reports whether the namespace has a default route, for IPv6 if v6 is set, else for IPv4.
+// HasDefault reports whether the namespace has a default route. The argument selects the family: true for IPv6, false for IPv4.
 func (n *NS) HasDefault(v6 bool) (bool, error) {
 	r, err := n.defaultRoute(map[bool]int{true: netlink.FAMILY_V6, false: netlink.FAMILY_V4}[v6])
 	return r.LinkIndex != 0 || len(r.MultiPath) > 0, err
 }
 
-// UplinkMTU returns the MTU of the default route: the MTU of its link, or the route's own if that is smaller. If the families differ it
-// returns the smaller MTU. It returns 0 if there is no default route.
+// UplinkMTU returns the smallest MTU of the IPv4 and IPv6 default routes and of their links. It returns 0 if there is no default route.
 func (n *NS) UplinkMTU() (int, error) {
 	smallest := 0
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -284,10 +285,11 @@ func (n *NS) UplinkMTU() (int, error) {
 	return smallest, nil
 }
 
-// defaultRoute returns the default route of a family, or zero if there is none. Usually one lookup of a documentation address (RFC 5737,
-// RFC 3849) finds it. If another route covers that address, all routes are read.
+// defaultRoute returns the default route of a family, or the zero value if there is no default route. It first looks up the route to a
+// documentation address (RFC 5737, RFC 3849), which is usually the default route. If another route matches that address, defaultRoute reads
+// all routes.
 func (n *NS) defaultRoute(family int) (netlink.Route, error) {
-	to := netip.MustParseAddr(map[int]string{netlink.FAMILY_V4: elsewhereV4, netlink.FAMILY_V6: "2001:db8::1"}[family])
+	to := netip.MustParseAddr(map[int]string{netlink.FAMILY_V4: documentationV4, netlink.FAMILY_V6: "2001:db8::1"}[family])
 	is := func(r netlink.Route) bool {
 		dst, ok := Prefix(r.Dst)
 		return r.Type == unix.RTN_UNICAST && (!ok || dst.Bits() == 0)
@@ -296,7 +298,7 @@ func (n *NS) defaultRoute(family int) (netlink.Route, error) {
 	if err == nil && len(routes) > 0 && is(routes[0]) {
 		return routes[0], nil
 	}
-	err = retry(func() (err error) {
+	err = retryInterrupted(func() (err error) {
 		routes, err = n.h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 		return err
 	})
@@ -312,9 +314,9 @@ func (n *NS) defaultRoute(family int) (netlink.Route, error) {
 	return best, nil
 }
 
-// KeepRouterAdvertisements lets links keep the default route from a router advertisement when IPv6 forwarding is enabled. Otherwise the
-// kernel would drop the route and ignore advertisements (accept_ra in Documentation/networking/ip-sysctl.rst). It is a no-op if forwarding
-// is already enabled.
+// KeepRouterAdvertisements sets accept_ra to 2 on the links that have a default route from a router advertisement. With accept_ra 1 the
+// kernel deletes the default route from the advertisement and ignores further advertisements as soon as IPv6 forwarding is enabled
+// (Documentation/networking/ip-sysctl.rst). The function is a no-op if IPv6 forwarding is already enabled.
 func (n *NS) KeepRouterAdvertisements() error {
 	if on, err := n.Forwards(false); on || IsNoFamily(err) {
 		return nil // too late, or the kernel has no IPv6
@@ -322,7 +324,7 @@ func (n *NS) KeepRouterAdvertisements() error {
 		return err
 	}
 	var routes []netlink.Route
-	err := retry(func() (err error) {
+	err := retryInterrupted(func() (err error) {
 		routes, err = n.h.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Protocol: unix.RTPROT_RA}, netlink.RT_FILTER_PROTOCOL)
 		return err
 	})

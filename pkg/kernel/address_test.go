@@ -83,7 +83,8 @@ func TestHasAddress(t *testing.T) {
 	}
 }
 
-// TestDAD: without duplicate address detection an address is usable at once; with it the caller has to wait.
+// TestDAD checks that an address without duplicate address detection is usable at once. An address with detection is usable only after
+// WaitForDAD.
 func TestDAD(t *testing.T) {
 	w := newWire(t)
 	kerneltest.Must(t, w.pod.WaitForDAD(w.podSide, 5*time.Second)) // the link-local address
@@ -96,7 +97,7 @@ func TestDAD(t *testing.T) {
 	kerneltest.Must(t, w.pod.WaitForDAD(w.podSide, 5*time.Second))
 }
 
-// TestDADFailed: an address that a neighbour has is an error.
+// TestDADFailed checks that WaitForDAD returns an error if a neighbour already uses the address.
 func TestDADFailed(t *testing.T) {
 	w := newWire(t)
 	taken := netip.MustParsePrefix("fd00::5/64")
@@ -138,7 +139,7 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// mustNotHave queries routes that differ in one attribute from an existing route.
+// mustNotHave checks that HasRoute is false for routes that differ from an existing route in one attribute.
 func (w wire) mustNotHave(t *testing.T, route Route) {
 	t.Helper()
 	for what, change := range map[string]func(*Route){
@@ -159,7 +160,7 @@ func (w wire) mustNotHave(t *testing.T, route Route) {
 	}
 }
 
-// TestECMP: a second gateway for a destination makes a multipath route.
+// TestECMP checks that a second gateway for a destination makes a multipath route.
 func TestECMP(t *testing.T) {
 	w := newWire(t)
 	for dst, c := range map[string]struct{ address, one, two, none string }{

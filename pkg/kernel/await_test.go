@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestAwaitAddress: when AwaitAddress returns, the kernel has joined the solicited-node group of the address and has its local route, even
-// if both are delayed.
+// TestAwaitAddress delays the kernel's work on new IPv6 addresses. It checks that, when AwaitAddress returns, the namespace has joined the
+// solicited-node group and has the local route of the address.
 func TestAwaitAddress(t *testing.T) {
 	w := newWire(t)
 	fill := kerneltest.DelayAddresses(t)
@@ -21,11 +21,11 @@ func TestAwaitAddress(t *testing.T) {
 	for _, p := range prefixes("fd00::11:1/64", "fd00::11:2/64", "fd00::11:3/64", "fd00::11:4/64", "fd00::11:5/64") {
 		fill()
 		kerneltest.Must(t, w.pod.AddAddress(w.podSide, p, false))
-		if !solicited(t, w.pod, p.Addr()) {
+		if !inSolicitedGroup(t, w.pod, p.Addr()) {
 			late++
 		}
 		kerneltest.Must(t, w.pod.AwaitAddress(p.Addr(), time.Now().Add(time.Minute)))
-		if !solicited(t, w.pod, p.Addr()) {
+		if !inSolicitedGroup(t, w.pod, p.Addr()) {
 			t.Errorf("%s: not in its solicited-node group", p.Addr())
 		}
 		if has, err := w.pod.HasAddress(w.podSide, p.Addr()); !has || err != nil {
@@ -35,12 +35,12 @@ func TestAwaitAddress(t *testing.T) {
 	t.Logf("%d of 5 addresses were late", late)
 }
 
-// solicited reports whether a namespace has joined the solicited-node group of an address (RFC 4291 section 2.7.1).
-func solicited(t *testing.T, n *NS, addr netip.Addr) (is bool) {
+// inSolicitedGroup reports whether a namespace has joined the solicited-node group of an address (RFC 4291 section 2.7.1).
+func inSolicitedGroup(t *testing.T, n *NS, addr netip.Addr) (is bool) {
 	t.Helper()
 	ip := addr.As16()
 	group := "ff0200000000000000000001ff" + strings.ReplaceAll(netip.AddrFrom16(ip).StringExpanded()[32:], ":", "")
-	kerneltest.Must(t, n.within(func() error {
+	kerneltest.Must(t, n.inNamespace(func() error {
 		groups, err := os.ReadFile("/proc/thread-self/net/igmp6")
 		is = strings.Contains(string(groups), group)
 		return err

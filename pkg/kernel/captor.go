@@ -10,16 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Side is the direction in which filters of a link see frames.
+// Side is the direction of the frames that a filter of a link sees.
 type Side uint32
 
-// Receiving is for frames that the link receives. Sending is for frames that the node sends through it.
+// Receiving is the side of frames that the link receives. Sending is the side of frames that the node sends through the link.
 const (
 	Receiving Side = netlink.HANDLE_MIN_INGRESS
 	Sending   Side = netlink.HANDLE_MIN_EGRESS
 )
 
-// String returns the side in the words of tc(8).
+// String returns the name of the side in tc(8).
 func (s Side) String() string {
 	if s == Receiving {
 		return "ingress"
@@ -27,21 +27,23 @@ func (s Side) String() string {
 	return "egress"
 }
 
-// Captor is a filter that matches every frame, or every IPv4 or IPv6 frame. No filter after it sees these frames.
+// Captor is a filter that matches every frame, every IPv4 frame, or every IPv6 frame. Filters after a captor never see the frames that the
+// captor matches.
 type Captor struct {
 	Filter string // as tc(8) shows it
 	Drops  bool   // the filter drops the frames
 	To     int    // ifindex of the link to which it redirects the frames, 0 for none
 }
 
-// Captor returns the first capturing filter on one side of a link. It skips eBPF programs, whose verdicts it does not know.
+// Captor returns the first filter that captures all frames on one side of a link. Captor skips eBPF filters, because their verdicts cannot
+// be read.
 func (n *NS) Captor(link Link, side Side) (c Captor, ok bool, err error) {
 	if side == Sending { // an ingress qdisc has no sending side, and answers for the receiving side
 		if q, ok, err := n.qdiscAt(link, netlink.HANDLE_INGRESS); err != nil || !ok || q.kind != "clsact" {
 			return c, false, err
 		}
 	}
-	list, err := n.filters(link, uint32(side))
+	list, err := n.listFilters(link, uint32(side))
 	c, ok = firstCaptor(list, 0, maxGoto)
 	return c, ok, err
 }
@@ -49,7 +51,7 @@ func (n *NS) Captor(link Link, side Side) (c Captor, ok bool, err error) {
 // actTrap is TC_ACT_TRAP in include/uapi/linux/pkt_cls.h, which package netlink lacks.
 const actTrap netlink.TcAct = 8
 
-// maxGoto limits how many chains are followed, since chains can form a loop.
+// maxGoto is the maximum number of goto actions that firstCaptor follows, since chains can form a loop.
 const maxGoto = 8
 
 func firstCaptor(list []netlink.Filter, chain uint32, depth int) (Captor, bool) {
@@ -106,7 +108,8 @@ func actionsOf(f netlink.Filter) []netlink.Action {
 	return nil
 }
 
-// verdictOf returns the final verdict of a filter's actions, and the chain to which they go. Without an action a frame passes.
+// verdictOf returns the final verdict of a filter's actions, and the chain to which a goto action jumps. A filter without actions accepts
+// the frame.
 func verdictOf(f netlink.Filter) (verdict netlink.TcAct, next uint32) {
 	for _, a := range actionsOf(f) {
 		verdict = a.Attrs().Action
@@ -125,7 +128,8 @@ func verdictOf(f netlink.Filter) (verdict netlink.TcAct, next uint32) {
 	return verdict, next
 }
 
-// redirectTarget returns the ifindex of the link to which a filter redirects: 0 if the link is gone, -1 if the filter does not redirect.
+// redirectTarget returns the ifindex of the link to which a filter redirects frames. It returns 0 if the target link was deleted, and -1 if
+// the filter does not redirect.
 func redirectTarget(f netlink.Filter) int {
 	for _, a := range actionsOf(f) {
 		if m, ok := a.(*netlink.MirredAction); ok &&

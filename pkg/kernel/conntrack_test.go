@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestDelFlowsAnswered (F-38): an answer in flight created a reversed entry while its entry was deleted. The reversed entry is deleted too.
-// An entry from a new datagram of the client stays.
+// TestDelFlowsAnswered (F-38) checks that DelUDP deletes the reversed entry that a reply in flight created during the deletion. DelUDP
+// keeps an entry that a new datagram of the client created.
 func TestDelFlowsAnswered(t *testing.T) {
 	newWire(t)
 	const udp = "17"
@@ -37,7 +37,7 @@ func TestDelFlowsAnswered(t *testing.T) {
 	}
 }
 
-// TestFlowFilter: the kernel filters the entries, so that a node with many connections need not transfer all of them.
+// TestFlowFilter checks that the kernel applies udpFilter, so that a walk does not transfer all connections of a busy node.
 func TestFlowFilter(t *testing.T) {
 	newWire(t)
 	var flows []kerneltest.Flow
@@ -53,7 +53,7 @@ func TestFlowFilter(t *testing.T) {
 	defer table.Close()
 	for want, ports := range map[int][]uint16{1: {50}, 4: {50, 51}} {
 		got := 0
-		kerneltest.Must(t, table.walk(ports, []bool{true}, func(UDPFlow) { got++ }))
+		kerneltest.Must(t, table.walkUDP(ports, []bool{true}, func(UDPFlow) { got++ }))
 		if got != want {
 			t.Errorf("%d: %d entries, want %d", ports, got, want)
 		}

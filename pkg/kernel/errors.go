@@ -19,13 +19,13 @@ func (e *MissingFeature) Error() string {
 	return fmt.Sprintf("the kernel has no %s: %v", e.What, e.Err)
 }
 
-// Unwrap returns the kernel's answer.
+// Unwrap returns the error of the kernel.
 func (e *MissingFeature) Unwrap() error { return e.Err }
 
-// MissingFeature returns what the kernel lacks.
+// MissingFeature returns the name of the missing feature.
 func (e *MissingFeature) MissingFeature() string { return e.What }
 
-// missingFeature wraps the error for a feature that the kernel does not know.
+// missingFeature turns ENOENT, the kernel's error for an unknown kind of object, into a *MissingFeature.
 func missingFeature(err error, what string) error {
 	if errors.Is(err, unix.ENOENT) {
 		return &MissingFeature{what, err}

@@ -29,14 +29,14 @@ type Event struct {
 	Device string // for a device: its folder below /sys, such as /devices/pci0000:3a/...
 }
 
-// kernelUevents is the group of the kernel's own uevents; group 2 is udev's.
+// kernelUevents is the multicast group on which the kernel sends uevents. udev sends on group 2.
 const kernelUevents = 1
 
-// largestEvent exceeds the kernel's largest datagram.
+// largestEvent is the size of the receive buffer in bytes, which is larger than any datagram of the kernel.
 const largestEvent = 64 << 10
 
-// Events sends events about links in the caller's namespace and about devices. A user namespace may not receive uevents of other devices.
-// If the receiver is slow, it gets an event with Lost. When ctx ends, Events closes the channel and its sockets.
+// Events returns a channel of events about links in the caller's namespace and about devices. In a user namespace some device events may be
+// missing. A receiver that is too slow gets an event whose field Lost is true. The channel and the sockets are closed when ctx ends.
 func Events(ctx context.Context) (<-chan Event, error) {
 	links, err := subscribe(unix.NETLINK_ROUTE, nil, unix.RTNLGRP_LINK)
 	if err != nil {
@@ -61,7 +61,8 @@ func Events(ctx context.Context) (<-chan Event, error) {
 	return events, nil
 }
 
-// subscribe opens a socket that one goroutine can read while another closes it. A filter selects the messages of the groups.
+// subscribe opens a socket that receives the messages of multicast groups. The socket filter drops some of these messages; it may be nil.
+// One goroutine can close the socket while another reads it.
 func subscribe(protocol int, filter []unix.SockFilter, groups ...int) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {
@@ -85,7 +86,8 @@ func subscribe(protocol int, filter []unix.SockFilter, groups ...int) (*os.File,
 	return os.NewFile(uintptr(fd), "netlink"), nil
 }
 
-// sendEvents sends the events of each datagram until the socket is closed or ctx ends. It sends lost if the socket overflowed.
+// sendEvents sends the events of each datagram until the socket is closed or ctx ends. If the buffer of the socket overflows, sendEvents
+// sends the event that the caller passed for this case.
 func sendEvents[E any](ctx context.Context, socket *os.File, parse func([]byte) []E, lost E, to chan<- E) {
 	buffer := make([]byte, largestEvent)
 	for {
@@ -107,7 +109,8 @@ func sendEvents[E any](ctx context.Context, socket *os.File, parse func([]byte) 
 	}
 }
 
-// receive waits for a datagram. It returns lost if the socket's buffer overflowed, and also at the end.
+// receive waits for a datagram and returns its events. If the buffer of the socket overflowed or the socket cannot be read, receive returns
+// the event that the caller passed for this case.
 func receive[E any](socket *os.File, buffer []byte, parse func([]byte) []E, lost E) ([]E, error) {
 	n, err := socket.Read(buffer)
 	switch {
@@ -121,7 +124,7 @@ func receive[E any](socket *os.File, buffer []byte, parse func([]byte) []E, lost
 	return []E{lost}, err
 }
 
-// linkEvents parses messages of rtnetlink(7).
+// linkEvents parses a datagram of rtnetlink(7) messages.
 func linkEvents(datagram []byte) []Event {
 	return eachMessage(datagram, Event{Lost: true}, func(kind, _ uint16, body []byte) []Event {
 		if kind == unix.RTM_NEWLINK || kind == unix.RTM_DELLINK {
@@ -131,7 +134,8 @@ func linkEvents(datagram []byte) []Event {
 	})
 }
 
-// eachMessage collects the results of parse for the type, flags and body of each message. A malformed message gives lost.
+// eachMessage calls parse with the type, flags and body of each message in a datagram, and returns all results. After a malformed message,
+// eachMessage stops and adds the event that the caller passed for this case.
 func eachMessage[E any](datagram []byte, lost E, parse func(kind, flags uint16, body []byte) []E) (events []E) {
 	for len(datagram) >= unix.SizeofNlMsghdr {
 		length := int(binary.NativeEndian.Uint32(datagram))
@@ -145,7 +149,8 @@ func eachMessage[E any](datagram []byte, lost E, parse func(kind, flags uint16, 
 	return events
 }
 
-// linkEvent returns no event for a bridge's message about its port, which does not contain the kind of the link.
+// linkEvent parses the body of a link message. It ignores messages of family AF_BRIDGE about bridge ports, because they lack the kind of
+// the link.
 func linkEvent(message []byte) []Event {
 	if len(message) < unix.SizeofIfInfomsg {
 		return []Event{{Lost: true}}
@@ -154,11 +159,13 @@ func linkEvent(message []byte) []Event {
 		return nil
 	}
 	attributes := message[unix.SizeofIfInfomsg:]
-	text := func(path ...uint16) string { return strings.TrimRight(string(nested(attributes, path...)), "\x00") }
+	text := func(path ...uint16) string {
+		return strings.TrimRight(string(attributeAt(attributes, path...)), "\x00")
+	}
 	return []Event{{Link: text(unix.IFLA_IFNAME), Kind: text(unix.IFLA_LINKINFO, nl.IFLA_INFO_KIND)}}
 }
 
-// deviceEvents parses a uevent: action@folder and variables, each followed by a zero byte.
+// deviceEvents parses a uevent. A uevent is a list of strings that each end with a zero byte: first action@folder, then the variables.
 func deviceEvents(datagram []byte) []Event {
 	head, _, _ := bytes.Cut(datagram, []byte{0})
 	_, device, ok := strings.Cut(string(head), "@")

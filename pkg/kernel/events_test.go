@@ -32,8 +32,8 @@ func (h *eventLog) take(events <-chan Event) {
 	}
 }
 
-// await waits for an event for which is returns true.
-func (h *eventLog) await(t *testing.T, what string, is func(Event) bool) {
+// awaitEvent waits for an event that satisfies the given condition.
+func (h *eventLog) awaitEvent(t *testing.T, what string, is func(Event) bool) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
 		h.mu.Lock()
@@ -48,7 +48,8 @@ func (h *eventLog) await(t *testing.T, what string, is func(Event) bool) {
 	}
 }
 
-// TestEvents: added, renamed, changed and removed links give events with their kind. Events end with the context.
+// TestEvents checks that adding, renaming, changing and removing a link sends events with the kind of the link. The channel is closed when
+// the context ends.
 func TestEvents(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
@@ -62,18 +63,19 @@ func TestEvents(t *testing.T) {
 	index, err := h.AddVeth(Veth{Host: "kth0", Pod: "eth0", Netns: netns})
 	kerneltest.Must(t, err)
 	t.Cleanup(func() { kerneltest.Must(t, h.DelLink("kth1")) })
-	got.await(t, "a veth", func(e Event) bool { return e.Link == "kth0" && e.Kind == "veth" })
+	got.awaitEvent(t, "a veth", func(e Event) bool { return e.Link == "kth0" && e.Kind == "veth" })
 	veth, err := h.h.LinkByIndex(index)
 	kerneltest.Must(t, err, h.h.LinkSetName(veth, "kth1"))
-	got.await(t, "its other name", func(e Event) bool { return e.Link == "kth1" && e.Kind == "veth" })
+	got.awaitEvent(t, "its other name", func(e Event) bool { return e.Link == "kth1" && e.Kind == "veth" })
 	lo, err := h.h.LinkByName("lo")
 	kerneltest.Must(t, err, h.h.LinkSetMTU(lo, 65535), h.h.LinkSetMTU(lo, 65536))
-	got.await(t, "lo", func(e Event) bool { return e == Event{Link: "lo"} })
+	got.awaitEvent(t, "lo", func(e Event) bool { return e == Event{Link: "lo"} })
 	stop()
 	<-ended
 }
 
-// TestEventsUntaken: a late receiver gets the events in order. Events end with the context although the last ones were not received.
+// TestEventsUntaken checks that a late receiver gets the events in order. When the context ends, the channel is closed although some events
+// were not received.
 func TestEventsUntaken(t *testing.T) {
 	h := host(t)
 	ctx, stop := context.WithCancel(t.Context())
@@ -93,7 +95,7 @@ func TestEventsUntaken(t *testing.T) {
 	}
 }
 
-// TestEventsOverflow: an overflow of the socket gives an event, and later events arrive.
+// TestEventsOverflow checks that an overflow of the socket sends an event whose field Lost is true. Later events still arrive.
 func TestEventsOverflow(t *testing.T) {
 	h := host(t)
 	socket, err := subscribe(unix.NETLINK_ROUTE, nil, unix.RTNLGRP_LINK)
@@ -116,17 +118,17 @@ func TestEventsOverflow(t *testing.T) {
 		close(events)
 		close(ended)
 	}()
-	got.await(t, "the overflow", func(e Event) bool { return e.Lost })
+	got.awaitEvent(t, "the overflow", func(e Event) bool { return e.Lost })
 	got.mu.Lock()
 	got.events = nil
 	got.mu.Unlock()
 	kerneltest.Must(t, h.h.LinkSetMTU(lo, 65535), h.h.LinkSetMTU(lo, 65536))
-	got.await(t, "lo after the overflow", func(e Event) bool { return e.Link == "lo" })
+	got.awaitEvent(t, "lo after the overflow", func(e Event) bool { return e.Link == "lo" })
 	socket.Close()
 	<-ended
 }
 
-// TestEventsEnd: an unreadable socket ends sendEvents, with an event.
+// TestEventsEnd checks the reaction of sendEvents to a socket that cannot be read: it sends an event whose field Lost is true, and returns.
 func TestEventsEnd(t *testing.T) {
 	dir, err := os.Open(t.TempDir())
 	kerneltest.Must(t, err)
@@ -181,7 +183,7 @@ func TestDeviceEvents(t *testing.T) {
 	}
 }
 
-// FuzzEvents: no input causes a panic.
+// FuzzEvents checks that no input causes a panic.
 func FuzzEvents(f *testing.F) {
 	f.Add([]byte("\x10\x00\x00\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"))
 	f.Add([]byte("add@/devices/virtual/net/veth0\x00ACTION=add\x00"))

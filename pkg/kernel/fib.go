@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Match is the route that the namespace uses for an address.
+// Match is the route that the kernel selects for an address.
 type Match struct {
 	Dst       netip.Prefix // destination of the route; length 0 for a default route
 	Local     bool         // the namespace has the address
@@ -22,7 +22,7 @@ type Match struct {
 	links     []int
 }
 
-// Through reports whether the route leads through a link. For a multipath route any next hop counts.
+// Through reports whether the route, or one of its next hops, leads through a link.
 func (m Match) Through(link Link) bool { return slices.Contains(m.links, link.Index) }
 
 // FirstLink returns the ifindex of the route's link, or of the first link of a multipath route.
@@ -33,11 +33,11 @@ func (m Match) FirstLink() int {
 	return m.links[0]
 }
 
-// MatchRoute returns the route that the namespace uses for an address, in one request for any number of routes. If there is none, or it
-// refuses packets, NoRoute is true for its error.
+// MatchRoute returns the route that the kernel selects for an address. It sends only one request, even if many routes exist. If no route
+// matches, or if the matching route refuses packets, MatchRoute returns an error that NoRoute recognises.
 func (n *NS) MatchRoute(addr netip.Addr) (m Match, err error) {
 	var routes []netlink.Route
-	err = retry(func() (err error) {
+	err = retryInterrupted(func() (err error) {
 		routes, err = n.h.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 		return err
 	})
@@ -54,7 +54,7 @@ func (n *NS) MatchRoute(addr netip.Addr) (m Match, err error) {
 	}
 	m = Match{Dst: dst.Masked(), Local: route.Type == unix.RTN_LOCAL, Connected: route.Protocol == unix.RTPROT_KERNEL}
 	if len(route.MultiPath) == 0 {
-		m.OnLink, m.links = !router(route.Gw, route.Via).IsValid(), []int{route.LinkIndex}
+		m.OnLink, m.links = !gatewayOf(route.Gw, route.Via).IsValid(), []int{route.LinkIndex}
 	}
 	for _, hop := range route.MultiPath {
 		m.links = append(m.links, hop.LinkIndex)
@@ -62,8 +62,8 @@ func (n *NS) MatchRoute(addr netip.Addr) (m Match, err error) {
 	return m, nil
 }
 
-// HasAddress reports whether the link has the address, in one request for any number of addresses. It looks up the address's local route.
-// If several links have the same address, it may return false for those that got it later.
+// HasAddress reports whether the link has the address. It looks up the local route of the address, which needs only one request even if
+// many addresses exist. If several links have the same address, HasAddress may return false for all of them except the first.
 func (n *NS) HasAddress(link Link, addr netip.Addr) (bool, error) {
 	m, err := n.MatchRoute(addr)
 	if NoRoute(err) {
@@ -72,7 +72,8 @@ func (n *NS) HasAddress(link Link, addr netip.Addr) (bool, error) {
 	return err == nil && m.Local && m.Through(link), err
 }
 
-// AddConnected adds the route to the subnet of a link's address, as the kernel does with a new address. It is a no-op if the route exists.
+// AddConnected adds the connected route of a link's address. The kernel adds the same route when the address is added. AddConnected is a
+// no-op if the route exists.
 func (n *NS) AddConnected(link Link, address netip.Prefix) error {
 	route := &netlink.Route{LinkIndex: link.Index, Dst: IPNet(address.Masked()), Protocol: unix.RTPROT_KERNEL}
 	if address.Addr().Is4() {

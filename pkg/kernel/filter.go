@@ -4,51 +4,56 @@ package kernel
 
 import "golang.org/x/sys/unix"
 
-// program is a socket filter in classic BPF (Documentation/networking/filter.rst) with forward jumps to labels.
-type program struct {
+// filterProgram builds a socket filter in classic BPF (Documentation/networking/filter.rst) with forward jumps to labels.
+type filterProgram struct {
 	list   []unix.SockFilter
 	labels map[string]int
 	jumps  map[int]string // target label of each jump
 }
 
-// netlinkAttribute is SKF_AD_OFF + SKF_AD_NLATTR of include/uapi/linux/filter.h. A load from this offset searches for an attribute.
+// netlinkAttribute is SKF_AD_OFF + SKF_AD_NLATTR of include/uapi/linux/filter.h. A load instruction with this offset searches the message
+// for a netlink attribute.
 const netlinkAttribute = 0xffff_f000 + 12
 
-func newProgram() *program { return &program{labels: map[string]int{}, jumps: map[int]string{}} }
+func newProgram() *filterProgram {
+	return &filterProgram{labels: map[string]int{}, jumps: map[int]string{}}
+}
 
-func (p *program) add(code uint16, k uint32) {
+func (p *filterProgram) add(code uint16, k uint32) {
 	p.list = append(p.list, unix.SockFilter{Code: code, K: k})
 }
 
-func (p *program) label(name string) { p.labels[name] = len(p.list) }
+func (p *filterProgram) label(name string) { p.labels[name] = len(p.list) }
 
-func (p *program) jump(label string) {
+func (p *filterProgram) jump(label string) {
 	p.jumps[len(p.list)] = label
 	p.add(unix.BPF_JMP|unix.BPF_JA, 0)
 }
 
-// jumpIf jumps to a label if the loaded value compares true with value: BPF_JEQ, BPF_JGE, or BPF_JSET for bits.
-func (p *program) jumpIf(test uint16, value uint32, label string) {
+// jumpIf adds a conditional jump to a label. The condition compares the loaded number with the second argument. The first argument selects
+// the comparison: BPF_JEQ, BPF_JGT, BPF_JGE or BPF_JSET.
+func (p *filterProgram) jumpIf(test uint16, value uint32, label string) {
 	p.jumps[len(p.list)] = label
 	p.add(unix.BPF_JMP|unix.BPF_K|test, value)
 }
 
-// load loads 1 or 2 bytes of the message.
-func (p *program) load(at uint32, size int) {
+// loadBytes adds an instruction that loads 1 or 2 bytes of the message.
+func (p *filterProgram) loadBytes(at uint32, size int) {
 	p.add(map[int]uint16{1: unix.BPF_B, 2: unix.BPF_H}[size]|unix.BPF_LD|unix.BPF_ABS, at)
 }
 
-// attribute loads the offset of an attribute, searching from an offset on; 0 if it is missing.
-func (p *program) attribute(kind, from uint32) {
+// loadAttribute adds instructions that search the message for an attribute of a kind, starting at the given offset. The instructions load
+// the offset of the attribute, or 0 if the attribute is missing.
+func (p *filterProgram) loadAttribute(kind, from uint32) {
 	p.add(unix.BPF_LDX|unix.BPF_IMM, kind)
 	p.add(unix.BPF_LD|unix.BPF_IMM, from)
 	p.add(unix.BPF_LD|unix.BPF_B|unix.BPF_ABS, netlinkAttribute)
 }
 
-// end returns from the filter: passes is the number of bytes of the message that pass.
-func (p *program) end(passes uint32) { p.add(unix.BPF_RET|unix.BPF_K, passes) }
+// returnBytes adds an instruction that ends the filter. The filter passes that many bytes of the message; 0 drops the message.
+func (p *filterProgram) returnBytes(passes uint32) { p.add(unix.BPF_RET|unix.BPF_K, passes) }
 
-func (p *program) assemble() []unix.SockFilter {
+func (p *filterProgram) assemble() []unix.SockFilter {
 	for at, label := range p.jumps {
 		skip := p.labels[label] - at - 1
 		if p.list[at].Code == unix.BPF_JMP|unix.BPF_JA {

@@ -7,7 +7,8 @@ import (
 	"net/netip"
 )
 
-// ValidGateway returns the reason why an address cannot be the gateway of a subnet, or nil. The gateway may be outside the subnet.
+// ValidGateway returns nil if an address can be the gateway of a subnet. Otherwise it returns an error with the reason. A gateway outside
+// the subnet is valid.
 func ValidGateway(subnet netip.Prefix, gw netip.Addr) error {
 	is := ""
 	switch {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kernel reads and changes Linux networking: links, addresses, routes, qdiscs, connection tracking and sysctls. Package nft does so
-// for nf_tables. Verbs follow ip(8): Ensure means idempotent, nouns read, other verbs change. Every change passes fault.Change.
+// Package kernel reads and changes Linux networking: links, addresses, routes, qdiscs, connection tracking and sysctls. Package nft does
+// the same for nf_tables. Method names follow ip(8). If the name is a noun, the method makes no change. If the name is a verb, the method
+// makes a change. Methods with the prefix Ensure are idempotent. Every change passes fault.Change.
 package kernel
 
 import (
@@ -19,13 +20,14 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// requestTimeout bounds one answer of the kernel. Most take microseconds; deleting a link may take seconds on a busy node.
+// requestTimeout is the timeout for one reply of the kernel. Most replies take microseconds, but deleting a link may take seconds on a busy
+// node.
 const requestTimeout = 30 * time.Second
 
-// NS is a network namespace that can be read and changed: the plugin's own (Host) or a pod's (Open).
+// NS is a handle to a network namespace. Host opens the namespace of the process. Open opens the namespace of a pod.
 type NS struct {
 	h *netlink.Handle
-	// sockets are for requests that the handle does not support.
+	// The sockets are used for requests that netlink.Handle does not support.
 	sockets map[int]*nl.SocketHandle
 	strict  map[int]*nl.SocketHandle // for dump, opened on first use
 	work    chan func()              // runs functions on a thread inside the namespace; nil for the own namespace
@@ -33,7 +35,7 @@ type NS struct {
 	sysctls map[string]*os.File // folders below /proc/sys/net, opened on first use
 }
 
-// Node is the process's own namespace, with the operations that only exist there.
+// Node is a handle to the namespace of the process, with operations that only this namespace supports.
 type Node struct {
 	NS
 	NFT nft.Conn // closed with the Node
@@ -49,8 +51,8 @@ func Host() (*Node, error) {
 }
 
 func (n *NS) connect() (err error) {
-	// The handle needs exactly NETLINK_ROUTE. Without a family it silently works in the caller's namespace; with all families it needs
-	// XFRM.
+	// The handle must have exactly the family NETLINK_ROUTE. A netlink.Handle without a family silently works in the caller's namespace. A
+	// netlink.Handle with all families cannot be opened on kernels without XFRM.
 	if n.h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return err
 	}
@@ -59,21 +61,21 @@ func (n *NS) connect() (err error) {
 		n.h.Close()
 		return err
 	}
-	// The kernel may drop an answer when memory is short, so a request without a timeout might never return.
+	// The kernel may drop a reply when memory is short, so a request without a timeout might never return.
 	limit := unix.NsecToTimeval(requestTimeout.Nanoseconds())
 	_ = errors.Join(n.h.SetSocketTimeout(requestTimeout), s.SetSendTimeout(&limit), s.SetReceiveTimeout(&limit))
 	n.sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}
 	return nil
 }
 
-// request returns a new netlink request with acknowledgement.
-func (n *NS) request(kind, flags int) *nl.NetlinkRequest {
+// newRequest returns a netlink request for which the kernel sends an acknowledgement (NLM_F_ACK).
+func (n *NS) newRequest(kind, flags int) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(kind, flags|unix.NLM_F_ACK)
 	req.Sockets = n.sockets
 	return req
 }
 
-// Namespace is an open network namespace, such as an ns.NetNS of containernetworking/plugins, or its file.
+// Namespace is an open network namespace, such as an ns.NetNS of containernetworking/plugins or an *os.File.
 type Namespace interface{ Fd() uintptr }
 
 func nameOf(netns Namespace) string {
@@ -86,25 +88,26 @@ func nameOf(netns Namespace) string {
 	return "of a pod"
 }
 
-// Open opens the namespace of a pod. The caller has validated it.
+// Open opens the namespace of a pod. The caller must have checked that netns is the pod's namespace.
 func Open(netns Namespace) (*NS, error) {
 	n := &NS{work: make(chan func())}
 	ready := make(chan error)
-	go n.serve(netns, ready)
+	go n.serveThread(netns, ready)
 	if err := <-ready; err != nil {
 		return nil, err
 	}
 	return n, nil
 }
 
-// serve runs on a separate thread inside the namespace, so that its sockets and sysctls belong to the namespace. The thread is never
-// unlocked: it ends with the goroutine, so no other goroutine runs in the wrong namespace. The main thread cannot end and would keep the
-// namespace alive for the life of the process. serve therefore blocks the main thread until a serve on another thread has started.
-func (n *NS) serve(netns Namespace, ready chan<- error) {
+// serveThread moves its thread into the namespace, opens sockets there, and then runs the functions of n.work on that thread. It never
+// unlocks the thread. The thread ends with the goroutine, so no other goroutine runs in the wrong namespace. The main thread must not enter
+// the namespace: it never ends, and would keep the namespace alive for the life of the process. If serveThread runs on the main thread, it
+// starts another goroutine. This goroutine gets another thread, because the main thread is locked.
+func (n *NS) serveThread(netns Namespace, ready chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
 		began := make(chan error)
-		go n.serve(netns, began)
+		go n.serveThread(netns, began)
 		err := <-began
 		runtime.UnlockOSThread()
 		ready <- err
@@ -140,15 +143,15 @@ func (n *NS) Close() {
 	}
 }
 
-// Close releases the namespace. It may wait some milliseconds: after a delete, nf_tables frees memory after an RCU grace period, and
-// closing the socket waits for that.
+// Close releases the namespace. After an nf_tables deletion, Close waits some milliseconds, because closing the socket waits for an RCU
+// grace period.
 func (n *Node) Close() {
 	n.NFT.Close()
 	n.NS.Close()
 }
 
-// within runs f on a thread that sees the namespace's /proc/sys/net.
-func (n *NS) within(f func() error) error {
+// inNamespace runs f on a thread inside the namespace, where /proc/sys/net holds the settings of the namespace.
+func (n *NS) inNamespace(f func() error) error {
 	if n.work == nil {
 		return f()
 	}
@@ -157,5 +160,6 @@ func (n *NS) within(f func() error) error {
 	return <-done
 }
 
-// retry repeats an interrupted request, such as a dump during which the table changed.
-func retry(f func() error) error { return fault.Retry(f, netlink.ErrDumpInterrupted) }
+// retryInterrupted repeats a request until the kernel no longer interrupts it. For example, the kernel interrupts a dump if the table
+// changes during the dump.
+func retryInterrupted(f func() error) error { return fault.Retry(f, netlink.ErrDumpInterrupted) }

@@ -13,23 +13,24 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// MaxLearned limits the MACs that a bridge of AddBridge learns (fdb_max_learned, since Linux 6.7). It allows four for each of the 1,024
-// possible ports, in half a MiB of kernel memory. Without the limit a pod could fill the memory with forged MACs. The bridge floods frames
-// to MACs beyond the limit to all ports.
+// MaxLearned is the maximum number of MACs that a bridge of AddBridge learns (fdb_max_learned, since Linux 6.7). This limit allows four
+// MACs for each of the 1,024 possible ports. 4,096 entries need half a MiB of kernel memory. Without the limit a pod could fill the memory
+// with forged MACs. At the limit the bridge learns no further MACs, and floods frames to unknown MACs.
 const MaxLearned = 4096
 
 // brFDBMaxLearned is IFLA_BR_FDB_MAX_LEARNED of include/uapi/linux/if_link.h.
 const brFDBMaxLearned = 49
 
-// AddBridge creates a bridge. The MAC is part of the request: otherwise it would follow the lowest MAC of the ports, and udev could change
-// it. With filtered, IP rules of iptables and nftables see bridged packets if br_netfilter is loaded, whatever
-// net.bridge.bridge-nf-call-iptables is (nf_call_iptables and nf_call_ip6tables in ip-link(8)). The bridge learns at most MaxLearned MACs.
-// One request creates all of it, so that a kill leaves no partial bridge. unix.EEXIST means that an interface has the name.
+// AddBridge creates a bridge that learns at most MaxLearned MACs. One request creates the bridge with all settings, so that a kill leaves
+// no partial bridge. The request contains the MAC. Without a fixed MAC, a bridge takes the lowest MAC of its ports, and udev could change
+// the MAC. If filtered is true, the bridge gets nf_call_iptables and nf_call_ip6tables (ip-link(8)). With these settings, IP rules of
+// iptables and nftables see bridged packets if br_netfilter is loaded, regardless of the sysctl net.bridge.bridge-nf-call-iptables. The
+// error unix.EEXIST means that an interface has the name.
 func (n *NS) AddBridge(name string, mac net.HardwareAddr, mtu int, filtered bool) error {
 	return n.addBridge("link add "+name+" type bridge", name, mac, mtu, filtered)
 }
 
-// AddVLANBridge creates a bridge as AddBridge does, with VLAN filtering (vlan_filtering).
+// AddVLANBridge creates a bridge like AddBridge, and enables VLAN filtering (vlan_filtering).
 func (n *NS) AddVLANBridge(name string, mac net.HardwareAddr, mtu int, filtered bool) error {
 	return n.addBridge("link add "+name+" type bridge vlan_filtering 1", name, mac, mtu, filtered, nl.IFLA_BR_VLAN_FILTERING)
 }
@@ -39,7 +40,7 @@ func (n *NS) addBridge(op, name string, mac net.HardwareAddr, mtu int, filtered 
 		on = append(on, nl.IFLA_BR_NF_CALL_IPTABLES, nl.IFLA_BR_NF_CALL_IP6TABLES)
 	}
 	return fault.Change(op, func() error {
-		req := n.request(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
+		req := n.newRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 		for _, attr := range linkAttrs(name, mac, mtu) {
 			req.AddData(attr)
@@ -55,7 +56,7 @@ func (n *NS) addBridge(op, name string, mac net.HardwareAddr, mtu int, filtered 
 	})
 }
 
-// switchedOn returns bridge attributes with value 1.
+// switchedOn returns the given bridge attributes, each with value 1.
 func switchedOn(attributes ...int) *nl.RtAttr {
 	data := nl.NewRtAttr(nl.IFLA_INFO_DATA, nil)
 	for _, a := range attributes {
@@ -73,9 +74,9 @@ type Veth struct {
 	Master          int       // ifindex of the bridge for the host side
 }
 
-// AddVeth creates a veth pair with both ends down. Names, MACs, MTU, namespace and master are part of one request (rtnetlink(7),
-// RTM_NEWLINK with VETH_INFO_PEER), so that no partial pair is ever visible. It returns the ifindex of the host side. unix.EEXIST means
-// that one of the names is taken.
+// AddVeth creates a veth pair with both ends down and returns the ifindex of the host side. One request sets names, MACs, MTU, namespace
+// and master (rtnetlink(7), RTM_NEWLINK with VETH_INFO_PEER), so that no partial pair is ever visible. The error unix.EEXIST means that one
+// of the names is taken.
 func (n *Node) AddVeth(v Veth) (int, error) {
 	var index int
 	err := fault.Change(fmt.Sprintf("link add %s type veth peer %s", v.Host, v.Pod), func() error {
@@ -88,13 +89,13 @@ func (n *Node) AddVeth(v Veth) (int, error) {
 	if err != nil || index != 0 {
 		return index, err
 	}
-	// Kernels before 6.2 do not echo the new link.
+	// Kernels before 6.2 do not return the new link in the reply.
 	link, _, err := n.Link(v.Host)
 	return link.Index, err
 }
 
 func (n *Node) vethRequest(v Veth) *nl.NetlinkRequest {
-	req := n.request(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ECHO)
+	req := n.newRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ECHO)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	for _, attr := range linkAttrs(v.Host, v.HostMAC, v.MTU) {
 		req.AddData(attr)
@@ -127,7 +128,7 @@ func linkAttrs(name string, mac net.HardwareAddr, mtu int) []*nl.RtAttr {
 	return attrs
 }
 
-// linkHeader returns the header of a request about the link with an ifindex.
+// linkHeader returns the header of a netlink request about the link with this ifindex.
 func linkHeader(index int) *nl.IfInfomsg {
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Index = int32(index)
@@ -137,7 +138,7 @@ func linkHeader(index int) *nl.IfInfomsg {
 // Ports returns the names of a bridge's ports. It reads all links of the namespace.
 func (n *NS) Ports(bridge Link) (names []string, err error) {
 	var links []netlink.Link
-	err = retry(func() (err error) {
+	err = retryInterrupted(func() (err error) {
 		links, err = n.h.LinkList()
 		return err
 	})
@@ -164,12 +165,12 @@ func (n *NS) SetMAC(link Link, mac net.HardwareAddr) error {
 	})
 }
 
-// SetARPNotify makes the kernel announce the IPv4 addresses of a link when it comes up (arp_notify in
-// Documentation/networking/ip-sysctl.rst), as the reference does. It has no effect when a new veth comes up, only when the link goes down
-// and up later.
+// SetARPNotify makes the kernel announce the IPv4 addresses of a link when the link comes up (arp_notify in
+// Documentation/networking/ip-sysctl.rst). The reference plugin also sets arp_notify. The kernel does not announce addresses when a new
+// veth comes up for the first time.
 func (n *NS) SetARPNotify(link Link) error {
 	return fault.Change("link set "+link.Name+" arp_notify 1", func() error {
-		req := n.request(unix.RTM_SETLINK, 0)
+		req := n.newRequest(unix.RTM_SETLINK, 0)
 		req.AddData(linkHeader(link.Index))
 		conf := nl.NewRtAttr(iflaInetConf, nil)
 		conf.AddRtAttr(confARPNotify, nl.Uint32Attr(1))
@@ -186,9 +187,9 @@ func (n *NS) SetDown(link Link) error {
 	return fault.Change("link set "+link.Name+" down", func() error { return n.h.LinkSetDown(byIndex(link.Index)) })
 }
 
-// PinMTU sets a bridge's MTU in a way that counts as an admin's setting. Otherwise the MTU would follow the smallest port, and below 1280
-// the bridge would lose its IPv6 addresses. The kernel ignores a request for the current value, so PinMTU sets MTUBeside first. bridge must
-// hold the current state.
+// PinMTU sets the MTU of a bridge in the same way as an admin. If no MTU was set, the kernel gives the bridge the smallest MTU of its
+// ports. A bridge with an MTU below 1280 loses its IPv6 addresses. The kernel ignores a request for the current MTU. If the wanted MTU is
+// the current MTU, PinMTU therefore first sets another MTU (MTUBeside). The first argument must contain the current MTU.
 func (n *Node) PinMTU(bridge Link, mtu int) error {
 	if bridge.MTU == mtu {
 		if err := n.SetMTU(bridge, MTUBeside(mtu)); err != nil {
@@ -198,7 +199,7 @@ func (n *Node) PinMTU(bridge Link, mtu int) error {
 	return n.SetMTU(bridge, mtu)
 }
 
-// MTUBeside returns the temporary MTU of a bridge while PinMTU pins mtu.
+// MTUBeside returns the temporary MTU that PinMTU sets first: one more or one less than mtu.
 func MTUBeside(mtu int) int {
 	const most = 65535 // ETH_MAX_MTU in include/uapi/linux/if_ether.h
 	if mtu >= most {
@@ -217,7 +218,7 @@ func (n *NS) SetPromisc(link Link, on bool) error {
 	return n.setFlag(link, "promisc", unix.IFF_PROMISC, on)
 }
 
-// SetAllMulti makes a link receive all multicast frames, or only those of joined groups.
+// SetAllMulti makes a link receive all multicast frames. If on is false, the link receives only multicast frames to joined groups.
 func (n *NS) SetAllMulti(link Link, on bool) error {
 	return n.setFlag(link, "allmulticast", unix.IFF_ALLMULTI, on)
 }
@@ -225,7 +226,7 @@ func (n *NS) SetAllMulti(link Link, on bool) error {
 func (n *NS) setFlag(link Link, name string, flag uint32, on bool) error {
 	words := map[bool]string{true: " on", false: " off"}
 	return fault.Change("link set "+link.Name+" "+name+words[on], func() error {
-		req := n.request(unix.RTM_SETLINK, 0)
+		req := n.newRequest(unix.RTM_SETLINK, 0)
 		msg := linkHeader(link.Index)
 		msg.Change = flag
 		if on {
@@ -244,7 +245,7 @@ func (n *NS) SetMaster(link, bridge Link) error {
 	})
 }
 
-// DelLink deletes an interface. It is a no-op if the interface is missing. Deleting one end of a veth deletes both.
+// DelLink deletes an interface. It is a no-op if the interface is missing. Deleting one end of a veth pair also deletes the other end.
 func (n *NS) DelLink(name string) error {
 	return fault.Change("link del "+name, func() error {
 		link, ok, err := n.Link(name)
@@ -255,12 +256,12 @@ func (n *NS) DelLink(name string) error {
 	})
 }
 
-// SetUpLeader sets a link up, gives it an alias that ip(8) shows, and makes it the leader of a new device group, in one request. Devices
-// that serve only this link join the group (EnsureIFB). DelGroup can then delete all of them in one request; each separate request would
-// wait some 15 ms for the kernel (synchronize_net).
+// SetUpLeader sets a link up, sets its alias, and makes the link the leader of a new device group, in one request. Devices that serve only
+// this link join the group (EnsureIFB). DelGroup can delete the whole group in one request. Each separate deletion would wait about 15 ms
+// for the kernel (synchronize_net).
 func (n *Node) SetUpLeader(link Link, alias string) error {
 	return fault.Change("link set "+link.Name+" up alias "+alias, func() error {
-		req := n.request(unix.RTM_NEWLINK, 0)
+		req := n.newRequest(unix.RTM_NEWLINK, 0)
 		msg := linkHeader(link.Index)
 		msg.Flags, msg.Change = unix.IFF_UP, unix.IFF_UP
 		req.AddData(msg)
@@ -271,8 +272,9 @@ func (n *Node) SetUpLeader(link Link, alias string) error {
 	})
 }
 
-// DelGroup deletes an interface and the device group that it leads. For a deleted interface, link needs only Name and Index, and DelGroup
-// deletes its group. It is a no-op if Index is 0. Missing objects are no error.
+// DelGroup deletes an interface and the device group that the interface leads. If the interface is already deleted, DelGroup deletes the
+// rest of its group. For this, the argument needs only the fields Name and Index. DelGroup is a no-op if Index is 0 or the objects are
+// missing.
 func (n *Node) DelGroup(link Link) error {
 	return fault.Change("link del "+link.Name+" and its group", func() error {
 		if link.Index == 0 {
@@ -289,7 +291,7 @@ func (n *Node) DelGroup(link Link) error {
 }
 
 func (n *Node) delByGroup(group uint32) error {
-	req := n.request(unix.RTM_DELLINK, 0)
+	req := n.newRequest(unix.RTM_DELLINK, 0)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(group)))
 	_, err := req.Execute(unix.NETLINK_ROUTE, 0)

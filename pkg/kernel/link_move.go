@@ -15,8 +15,9 @@ import (
 )
 
 // MoveLink moves a link into another namespace and renames it, in one request. The link arrives down, without addresses, with its
-// alternative names, and often with another ifindex. unix.EEXIST means that the target has a link with one of the names. The link then
-// stays in place; it is down if it had to be moved back. unix.EINVAL means that links of this kind cannot be moved.
+// alternative names, and often with another ifindex. The error unix.EEXIST means that the target has a link with one of the names. After
+// this error the link is in its old namespace, and may be down because MoveLink had to move it back. The error unix.EINVAL means that links
+// of this kind cannot be moved.
 func (n *NS) MoveLink(link Link, to Namespace, name string) error {
 	return fault.Change(fmt.Sprintf("link set %s netns %s name %s", link.Name, nameOf(to), name), func() error {
 		err := n.move(link, to, name)
@@ -27,9 +28,10 @@ func (n *NS) MoveLink(link Link, to Namespace, name string) error {
 	})
 }
 
-// File opens the file of the namespace, as a target for MoveLink. /proc/self/ns/net would be the namespace of the first thread.
+// File opens the file of the namespace, for example as the target of MoveLink. It reads /proc/thread-self, because /proc/self/ns/net is the
+// namespace of the main thread.
 func (n *NS) File() (f *os.File, err error) {
-	err = n.within(func() (err error) {
+	err = n.inNamespace(func() (err error) {
 		f, err = os.Open("/proc/thread-self/ns/net")
 		return err
 	})
@@ -37,7 +39,7 @@ func (n *NS) File() (f *os.File, err error) {
 }
 
 func (n *NS) move(link Link, to Namespace, name string) error {
-	req := n.request(unix.RTM_SETLINK, 0)
+	req := n.newRequest(unix.RTM_SETLINK, 0)
 	req.AddData(linkHeader(link.Index))
 	req.AddData(nl.NewRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(to.Fd()))))
 	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
@@ -45,8 +47,9 @@ func (n *NS) move(link Link, to Namespace, name string) error {
 	return err
 }
 
-// moveBack moves a link back if its new name is taken in the target namespace. If the old name is free there, the kernel first moves the
-// link and then renames it (do_setlink in net/core/rtnetlink.c). When that rename fails, the link stays in the target under its old name.
+// moveBack moves a link back from the target namespace after a failed move. The kernel first moves the link under its old name and then
+// renames it (do_setlink in net/core/rtnetlink.c). If the new name is taken there, the rename fails, and the link stays in the target
+// namespace under its old name.
 func (n *NS) moveBack(link Link, from Namespace) error {
 	if now, ok, err := n.LinkByIndex(link.Index); err != nil || ok && now.Name == link.Name {
 		return err
@@ -71,21 +74,21 @@ func (n *NS) moveBack(link Link, from Namespace) error {
 	return nil
 }
 
-// Rename changes a link's name. Before Linux 6.2 the link must be down. unix.EEXIST means that another link has the name.
+// Rename changes a link's name. Before Linux 6.2 the link must be down. The error unix.EEXIST means that another link has the name.
 func (n *NS) Rename(link Link, name string) error {
 	return fault.Change(fmt.Sprintf("link set %s name %s", link.Name, name), func() error {
 		return n.h.LinkSetName(byIndex(link.Index), name)
 	})
 }
 
-// SetAlias sets the text that ip(8) shows for a link; "" removes it.
+// SetAlias sets the alias of a link, which ip(8) shows. An empty text removes the alias.
 func (n *NS) SetAlias(link Link, text string) error {
 	return fault.Change(fmt.Sprintf("link set %s alias %q", link.Name, text), func() error {
 		return n.h.LinkSetAlias(byIndex(link.Index), text)
 	})
 }
 
-// AddAltName adds an alternative name to a link. unix.EEXIST means that a link has the name, or has it as alternative name.
+// AddAltName adds an alternative name to a link. The error unix.EEXIST means that a link has this name or alternative name.
 func (n *NS) AddAltName(link Link, name string) error {
 	return n.altName(unix.RTM_NEWLINKPROP, "add", link, name)
 }
@@ -97,7 +100,7 @@ func (n *NS) DelAltName(link Link, name string) error {
 
 func (n *NS) altName(kind int, verb string, link Link, name string) error {
 	return fault.Change(fmt.Sprintf("link property %s dev %s altname %s", verb, link.Name, name), func() error {
-		req := n.request(kind, 0)
+		req := n.newRequest(kind, 0)
 		req.AddData(linkHeader(link.Index))
 		names := nl.NewRtAttr(unix.IFLA_PROP_LIST|unix.NLA_F_NESTED, nil)
 		names.AddRtAttr(unix.IFLA_ALT_IFNAME, nl.ZeroTerminated(name))
@@ -114,10 +117,10 @@ func (n *NS) SetTxQueue(link Link, packets int) error {
 	})
 }
 
-// DelXDP detaches all XDP programs, which see received frames before the kernel does. A program attached by a bpf link is detached only by
-// closing its file descriptor: errors.Is(err, unix.EBUSY).
+// DelXDP detaches all XDP programs, which see received frames before the kernel's network stack. It returns unix.EBUSY if a program is
+// attached by a bpf link. The kernel detaches this program only when its owner closes the file descriptor.
 func (n *NS) DelXDP(link Link) error {
-	// XDP_FLAGS_DRV_MODE, _SKB_MODE and _HW_MODE: one, or several at once (XDP_ATTACHED_MULTI, 4)
+	// XDP_FLAGS_DRV_MODE, _SKB_MODE and _HW_MODE: DelXDP detaches one mode, or all modes for XDP_ATTACHED_MULTI (4).
 	modes := []uint32{1 << 2, 1 << 1, 1 << 3}
 	if mode := int(link.XDP); mode < 4 {
 		modes = modes[mode-1 : mode]
@@ -130,10 +133,10 @@ func (n *NS) DelXDP(link Link) error {
 	return nil
 }
 
-// setXDP attaches a loaded program, or detaches with fd -1.
+// setXDP attaches a loaded XDP program. With fd -1 it detaches the program.
 func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	return fault.Change(fmt.Sprintf("link set %s xdp %d", link.Name, fd), func() error {
-		req := n.request(unix.RTM_SETLINK, 0)
+		req := n.newRequest(unix.RTM_SETLINK, 0)
 		req.AddData(linkHeader(link.Index))
 		xdp := nl.NewRtAttr(unix.IFLA_XDP|unix.NLA_F_NESTED, nil)
 		xdp.AddRtAttr(nl.IFLA_XDP_FD, nl.Uint32Attr(uint32(fd)))
@@ -144,11 +147,11 @@ func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	})
 }
 
-// SetTraits sets the traits of a link that differ from want.
+// SetTraits changes the traits of a link to the wanted traits. It sends only the traits that differ.
 func (n *NS) SetTraits(link Link, want Traits) error {
 	have := link.Traits
 	return fault.Change(fmt.Sprintf("link set %s %+v", link.Name, want), func() error {
-		req := n.request(unix.RTM_SETLINK, 0)
+		req := n.newRequest(unix.RTM_SETLINK, 0)
 		msg := linkHeader(link.Index)
 		msg.Change = unix.IFF_NOARP | unix.IFF_MULTICAST | unix.IFF_DYNAMIC
 		if want.Dynamic {

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestAltNames: alternative names can be added and removed one by one; repeating is no error.
+// TestAltNames checks that alternative names can be added and removed one by one. It also checks that a repeated removal is no error.
 func TestAltNames(t *testing.T) {
 	w := newWire(t)
 	names := func() []string { return mustLink(t, w.host, "kth0").AltNames }
@@ -41,7 +41,7 @@ func TestAltNames(t *testing.T) {
 	}
 }
 
-// TestReceiveModes: the values of SetPromisc, SetAllMulti, SetMTU and Rename can be read, and reset.
+// TestReceiveModes checks that the settings of SetPromisc, SetAllMulti, SetMTU and Rename can be read back and reset.
 func TestReceiveModes(t *testing.T) {
 	w := newWire(t)
 	for _, on := range []bool{true, false} {
@@ -59,7 +59,7 @@ func TestReceiveModes(t *testing.T) {
 	}
 }
 
-// TestLinkOf: a veth has no device, and a missing link has none.
+// TestLinkOf checks that LinkOf finds no link for an unknown device, and that a veth has no device.
 func TestLinkOf(t *testing.T) {
 	w := newWire(t)
 	if link, ok, err := w.pod.LinkOf("0000:3b:11.0"); ok || err != nil || link.Name != "" {
@@ -70,7 +70,7 @@ func TestLinkOf(t *testing.T) {
 	}
 }
 
-// TestMoveLinkBadNamespace: an invalid namespace is refused, and the link stays.
+// TestMoveLinkBadNamespace checks that MoveLink returns an error for an invalid namespace and does not move the link.
 func TestMoveLinkBadNamespace(t *testing.T) {
 	w := newWire(t)
 	f, err := os.Open(os.DevNull)
@@ -84,7 +84,8 @@ func TestMoveLinkBadNamespace(t *testing.T) {
 	}
 }
 
-// TestMoveLinkTaken: if the name is taken in the target, the link stays in place with its own name, whichever way the kernel detects that.
+// TestMoveLinkTaken checks that a link stays in its namespace under its old name if the new name is taken in the target namespace. The
+// kernel detects the conflict before or after the move.
 func TestMoveLinkTaken(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
@@ -117,7 +118,7 @@ func TestMoveLinkTaken(t *testing.T) {
 			kerneltest.Must(t, h.DelAltName(link, c.alias))
 		}
 	}
-	// Both names are taken there, so that the kernel detects that before the move.
+	// The old and the new name are taken in the pod, so the kernel detects the conflict before the move.
 	addBridge(t, pod, "kth1")
 	link := mustLink(t, h, "kth1")
 	kerneltest.Must(t, h.SetUp(link))
@@ -127,7 +128,7 @@ func TestMoveLinkTaken(t *testing.T) {
 	if got := mustLink(t, h, "kth1"); got.Index != link.Index || !got.Up {
 		t.Errorf("it was %+v, and is %+v", link, got)
 	}
-	// The old name is taken there, but the new one is free; then back again.
+	// The old name is taken in the pod, but the new name is free. Both moves succeed: the move to the pod and the move back.
 	kerneltest.Must(t, h.MoveLink(link, netns, "net1"))
 	moved := mustLink(t, pod, "net1")
 	kerneltest.Must(t, pod.MoveLink(moved, own, "kth1"))
@@ -157,7 +158,7 @@ func loadXDP(t *testing.T) int32 {
 	return int32(fd)
 }
 
-// TestNICDelXDP: DelXDP detaches a program in each mode.
+// TestNICDelXDP checks that DelXDP detaches a program in each mode.
 func TestNICDelXDP(t *testing.T) {
 	w, program := newWire(t), loadXDP(t)
 	for _, mode := range []uint32{unix.XDP_FLAGS_SKB_MODE, unix.XDP_FLAGS_DRV_MODE} {

@@ -28,12 +28,12 @@ type Link struct {
 	Promis bool
 	Master int // ifindex of the bridge, or 0
 	Peer   int // ifindex of the other end in its namespace, or 0: only a hint, PeerOf is evidence
-	// PeerNetns is the ID of the other end's namespace (ip-netns(8)), or -1 for the link's own.
+	// PeerNetns is the ID of the peer's namespace (ip-netns(8)), or -1 if the peer is in the same namespace.
 	PeerNetns int
 	Port      BridgePort
 	PortState PortState
 	Reserved  bool // the port is set as by SetReserved, or the kernel does not report that (before 4.15)
-	// AllMulti is an admin's setting. Promis is also on for a bridge port.
+	// AllMulti is true only if an admin set it. Promis is also true for every bridge port.
 	AllMulti bool
 	AltNames []string // in the order of ip(8)
 	Alias    string   // free text
@@ -43,11 +43,11 @@ type Link struct {
 	PermMAC  net.HardwareAddr // permanent MAC of the device; nil if it has none, and for VFs with some drivers
 	Device   string           // its device, such as a PCI address (since Linux 5.14); a veth has none
 	conf6    []byte           // IPv6 settings, 4 bytes each
-	// Forwards4 and Forwards6 report whether the link forwards received packets. IPv4 has a setting per link. IPv6 has one for all links
-	// (NS.Forwards); Forwards6 is force_forwarding, which Linux has per link since 6.17.
+	// Forwards4 and Forwards6 report whether the link forwards received packets. For IPv4 each link has a setting (forwarding). IPv6 has one
+	// setting for all links (NS.Forwards). Since Linux 6.17 each link also has the IPv6 setting force_forwarding, which Forwards6 contains.
 	Forwards4, Forwards6 bool
 
-	// Filtered reports whether iptables and nftables see a bridge's packets, if br_netfilter is loaded (nf_call_iptables in ip-link(8)).
+	// Filtered is nf_call_iptables of a bridge (ip-link(8)): iptables and nftables see bridged packets if br_netfilter is loaded.
 	Filtered bool
 	// For a bridge.
 	FiltersVLANs bool
@@ -55,7 +55,7 @@ type Link struct {
 	STP          bool   // the bridge runs the spanning tree protocol, which sets the state of its ports
 }
 
-// Traits are settings from ip-link(8) that a link keeps when it moves to another namespace.
+// Traits contains the settings of ip-link(8) that a link keeps when it moves to another namespace.
 type Traits struct {
 	NoARP       bool   `json:"noARP,omitempty"`
 	NoMulticast bool   `json:"noMulticast,omitempty"`
@@ -63,7 +63,7 @@ type Traits struct {
 	Broadcast   string `json:"broadcast,omitempty"` // broadcast MAC, formatted as net.HardwareAddr
 	Mode        uint8  `json:"mode,omitempty"`      // 0, or 1 for dormant
 	Group       uint32 `json:"group,omitempty"`
-	// The sizes are in bytes, the segments in packets.
+	// The fields …MaxSize are in bytes. GSOMaxSegs is a number of segments.
 	GSOMaxSize     uint32 `json:"gsoMaxSize,omitempty"`
 	GSOMaxSegs     uint32 `json:"gsoMaxSegs,omitempty"`
 	GROMaxSize     uint32 `json:"groMaxSize,omitempty"`
@@ -83,17 +83,17 @@ const (
 var conf6 = map[string]int{"accept_ra": 3, "accept_redirects": 4, "disable_ipv6": 26, "accept_dad": 27, "keep_addr_on_down": 42,
 	"enhanced_dad": 46, "force_forwarding": 59}
 
-// groupBase separates our device groups from those of an admin.
+// groupBase is the first number of the device groups that SetUpLeader uses. Admins use small numbers.
 const groupBase = 0x4000_0000
 
-// groupOf returns the device group that a link leads.
+// groupOf returns the number of the device group that the link with this ifindex can lead.
 func groupOf(index int) uint32 { return groupBase | uint32(index) }
 
-// LeadsGroup reports whether the link leads a device group, which DelGroup deletes with the link.
+// LeadsGroup reports whether the link leads a device group. DelGroup deletes the link and this group.
 func (l Link) LeadsGroup() bool { return l.Traits.Group == groupOf(l.Index) }
 
-// Lacks returns the settings below ipv6/conf/<name of the link>/ that differed when the link was read. It also returns settings with
-// unknown values.
+// Lacks compares the given settings with the values at the time at which the Link was read. It returns the settings whose value was
+// different or unknown. The paths of the settings begin with ipv6/conf/<name of the link>/.
 func (l Link) Lacks(settings ...Sysctl) (lacks []Sysctl) {
 	for _, s := range settings {
 		if value, known := l.Conf6(strings.TrimPrefix(s.Path, "ipv6/conf/"+l.Name+"/")); !known || fmt.Sprint(value) != s.Value {
@@ -103,8 +103,8 @@ func (l Link) Lacks(settings ...Sysctl) (lacks []Sysctl) {
 	return lacks
 }
 
-// Conf6 returns the value of a setting below ipv6/conf/<name of the link>/ when the link was read. known is false if the kernel does not
-// report it.
+// Conf6 returns the value of a setting below ipv6/conf/<name of the link>/ at the time at which the Link was read. The second result is
+// false if the kernel does not report the setting.
 func (l Link) Conf6(setting string) (value int32, known bool) {
 	at, known := conf6[setting]
 	if known = known && len(l.conf6) >= 4*(at+1); known {
@@ -113,12 +113,12 @@ func (l Link) Conf6(setting string) (value int32, known bool) {
 	return value, known
 }
 
-// Link returns an interface by name. ok is false if there is none.
+// Link returns an interface by name. The second result reports whether an interface has the name.
 func (n *NS) Link(name string) (link Link, ok bool, err error) {
 	return n.link(nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
 }
 
-// LinkByIndex returns an interface by ifindex. ok is false if there is none.
+// LinkByIndex returns an interface by ifindex. The second result reports whether an interface has the ifindex.
 func (n *NS) LinkByIndex(index int) (link Link, ok bool, err error) {
 	if index == 0 {
 		return Link{}, false, nil
@@ -126,12 +126,12 @@ func (n *NS) LinkByIndex(index int) (link Link, ok bool, err error) {
 	return n.link(linkHeader(index))
 }
 
-// pollPause is the interval for polling state that the kernel changes soon and without a notification.
+// pollPause is the polling interval for state that the kernel changes without a notification.
 const pollPause = 200 * time.Microsecond
 
-// AwaitCarrier waits until the link runs or is deleted, or until the deadline. The kernel activates the queue of a link, and the forwarding
-// of a bridge port, in a work that it delays by up to a second (net/core/link_watch.c). Until then it drops frames. Since Linux 6.7,
-// reading the link runs that work at once.
+// AwaitCarrier waits until the link has a carrier (Link.Runs) or is deleted, or until the deadline. A work item of the kernel activates the
+// link's queue and the bridge port, up to a second after the link came up (net/core/link_watch.c). Before the work item has run, the kernel
+// drops frames. Since Linux 6.7, reading the link runs the work item at once.
 func (n *NS) AwaitCarrier(link Link, until time.Time) error {
 	for {
 		now, ok, err := n.LinkByIndex(link.Index)
@@ -142,12 +142,12 @@ func (n *NS) AwaitCarrier(link Link, until time.Time) error {
 	}
 }
 
-// LinkOf returns the interface of a device, such as a PCI address. ok is false if there is none. It reads all links of the namespace; a pod
-// has few.
+// LinkOf returns the interface of a device, such as the PCI address of a VF. The second result is false if the namespace has no interface
+// of the device. LinkOf reads all links of the namespace.
 func (n *NS) LinkOf(device string) (link Link, ok bool, err error) {
 	var replies [][]byte
-	err = retry(func() (err error) {
-		req := n.request(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+	err = retryInterrupted(func() (err error) {
+		req := n.newRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
 		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 		replies, err = req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
 		return err
@@ -178,9 +178,9 @@ func (n *NS) link(which ...nl.NetlinkRequestData) (link Link, ok bool, err error
 	return link, true, nil
 }
 
-// readLink returns the kernel's message about one link.
+// readLink requests one link and returns the kernel's reply.
 func (n *NS) readLink(which ...nl.NetlinkRequestData) (message []byte, ok bool, err error) {
-	req := n.request(unix.RTM_GETLINK, 0)
+	req := n.newRequest(unix.RTM_GETLINK, 0)
 	for _, data := range which {
 		req.AddData(data)
 	}
@@ -206,14 +206,14 @@ func parseLink(message []byte) (Link, error) {
 	link := Link{Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
 		Runs: a.OperState == netlink.OperUp, Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex, PeerNetns: a.NetNsID,
 		AllMulti: a.Allmulti != 0, AltNames: a.AltNames, Alias: a.Alias, PermMAC: a.PermHWAddr, Device: a.ParentDev}
-	// A bridge that is up before its first port has a carrier from the start. The kernel does not update its state, which stays unknown.
+	// A bridge that came up before it got a port has a carrier, but the kernel leaves its operational state unknown.
 	link.Runs = link.Runs || link.Kind == "bridge" && a.OperState == netlink.OperUnknown && a.RawFlags&unix.IFF_LOWER_UP != 0
 	link.TxQueue = max(a.TxQLen, 0)
 	link.Traits = Traits{NoARP: a.RawFlags&unix.IFF_NOARP != 0, NoMulticast: a.RawFlags&unix.IFF_MULTICAST == 0,
 		Dynamic: a.RawFlags&unix.IFF_DYNAMIC != 0, Group: a.Group, GSOMaxSize: a.GSOMaxSize, GSOMaxSegs: a.GSOMaxSegs,
 		GROMaxSize: a.GROMaxSize, GSOIPv4MaxSize: a.GSOIPv4MaxSize, GROIPv4MaxSize: a.GROIPv4MaxSize}
-	link.Traits.Broadcast = net.HardwareAddr(attribute(message[unix.SizeofIfInfomsg:], unix.IFLA_BROADCAST)).String()
-	if mode := attribute(message[unix.SizeofIfInfomsg:], unix.IFLA_LINKMODE); len(mode) > 0 {
+	link.Traits.Broadcast = net.HardwareAddr(attributeOf(message[unix.SizeofIfInfomsg:], unix.IFLA_BROADCAST)).String()
+	if mode := attributeOf(message[unix.SizeofIfInfomsg:], unix.IFLA_LINKMODE); len(mode) > 0 {
 		link.Traits.Mode = mode[0]
 	}
 	if a.Xdp != nil {
@@ -225,31 +225,31 @@ func parseLink(message []byte) (Link, error) {
 	}
 	on := func(value []byte) bool { return len(value) > 0 && value[0] != 0 }
 	body := message[unix.SizeofIfInfomsg:]
-	link.Filtered = link.Kind == "bridge" && on(nested(body, unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA, nl.IFLA_BR_NF_CALL_IPTABLES))
-	link.STP = link.Kind == "bridge" && on(nested(body, unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA, nl.IFLA_BR_STP_STATE))
-	link.conf6 = nested(body, unix.IFLA_AF_SPEC, unix.AF_INET6, iflaInet6Conf)
-	if conf4 := nested(body, unix.IFLA_AF_SPEC, unix.AF_INET, iflaInetConf); len(conf4) >= 4*confForwarding4 {
+	link.Filtered = link.Kind == "bridge" && on(attributeAt(body, unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA, nl.IFLA_BR_NF_CALL_IPTABLES))
+	link.STP = link.Kind == "bridge" && on(attributeAt(body, unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA, nl.IFLA_BR_STP_STATE))
+	link.conf6 = attributeAt(body, unix.IFLA_AF_SPEC, unix.AF_INET6, iflaInet6Conf)
+	if conf4 := attributeAt(body, unix.IFLA_AF_SPEC, unix.AF_INET, iflaInetConf); len(conf4) >= 4*confForwarding4 {
 		link.Forwards4 = binary.NativeEndian.Uint32(conf4[4*(confForwarding4-1):]) != 0
 	}
 	forced, _ := link.Conf6("force_forwarding")
 	link.Forwards6 = forced != 0
-	port := nested(body, unix.IFLA_LINKINFO, nl.IFLA_INFO_SLAVE_DATA)
+	port := attributeAt(body, unix.IFLA_LINKINFO, nl.IFLA_INFO_SLAVE_DATA)
 	link.Port, link.PortState = parsePort(port)
-	mask := nested(port, nl.IFLA_BRPORT_GROUP_FWD_MASK)
+	mask := attributeAt(port, nl.IFLA_BRPORT_GROUP_FWD_MASK)
 	link.Reserved = port != nil && (len(mask) != 2 || binary.NativeEndian.Uint16(mask) == reservedMask)
 	return link, nil
 }
 
-// nested returns the value at a path of nested attribute types, or nil.
-func nested(attributes []byte, path ...uint16) []byte {
+// attributeAt returns the value at a path of nested attribute types, or nil if an attribute is missing.
+func attributeAt(attributes []byte, path ...uint16) []byte {
 	for _, kind := range path {
-		attributes = attribute(attributes, kind)
+		attributes = attributeOf(attributes, kind)
 	}
 	return attributes
 }
 
-// attribute returns the value of the first attribute of a type, or nil.
-func attribute(attributes []byte, kind uint16) []byte {
+// attributeOf returns the value of the first attribute of a type, or nil if there is no such attribute.
+func attributeOf(attributes []byte, kind uint16) []byte {
 	for k, value := range attributesIn(attributes) {
 		if k == kind {
 			return value

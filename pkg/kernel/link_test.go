@@ -25,7 +25,7 @@ func mac(s string) net.HardwareAddr {
 	return m
 }
 
-// TestAddVeth: one call sets all requested properties, and both ends are down.
+// TestAddVeth checks that AddVeth sets all requested properties of a pair and leaves both ends down.
 func TestAddVeth(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
@@ -66,7 +66,7 @@ func TestAddVethDefaults(t *testing.T) {
 	}
 }
 
-// TestAddVethExists: a taken name on either side gives EEXIST, and nothing changes.
+// TestAddVethExists checks that AddVeth returns EEXIST and changes nothing if one of the names is taken.
 func TestAddVethExists(t *testing.T) {
 	h := host(t)
 	pod, netns := podNS(t)
@@ -116,7 +116,7 @@ func TestBridge(t *testing.T) {
 	}
 	t.Cleanup(func() { kerneltest.Must(t, h.DelLink("kth0")) })
 	kerneltest.Must(t, h.SetUp(link), h.SetPromisc(link, true))
-	// Without a pinned MAC, the bridge would now have the lower MAC of its port.
+	// A bridge without a fixed MAC would now have the lower MAC of its port.
 	if got := mustLink(t, h, "kt0"); got.MAC.String() != address.String() || !got.Up || !got.Promis || got.Kind != "bridge" {
 		t.Errorf("got %+v", got)
 	}
@@ -126,7 +126,7 @@ func TestBridge(t *testing.T) {
 	}
 }
 
-// TestLacks: the settings in Link match the sysctl files.
+// TestLacks checks that the IPv6 settings in Link match the sysctl files.
 func TestLacks(t *testing.T) {
 	w := newWire(t)
 	for name := range conf6 {
@@ -183,7 +183,7 @@ func TestMissingLinks(t *testing.T) {
 	}
 }
 
-// TestDelGroup: the link is deleted with the devices of its group, and no other link is.
+// TestDelGroup checks that DelGroup deletes a link and the devices of its group, and no other link.
 func TestDelGroup(t *testing.T) {
 	w := newWire(t)
 	kerneltest.Must(t, w.host.SetUpLeader(w.hostSide, "shop/web-0"))
@@ -207,7 +207,8 @@ func TestDelGroup(t *testing.T) {
 	}
 }
 
-// TestDelGroupAlone: a link is deleted also without a group or a group number. A group outlives a link that was deleted alone.
+// TestDelGroupAlone checks DelGroup for a link that leads no group. If another program deletes the link, the other devices of its group
+// stay until DelGroup deletes them.
 func TestDelGroupAlone(t *testing.T) {
 	w := newWire(t)
 	kerneltest.Must(t, w.host.DelGroup(mustLink(t, w.host, "kth0")))
@@ -238,7 +239,7 @@ func TestOpenRefused(t *testing.T) {
 	}
 }
 
-// TestNamespacesApart: sockets and sysctls of a pod's namespace do not affect the host.
+// TestNamespacesApart checks that changes in a pod's namespace do not affect the host's links and sysctls.
 func TestNamespacesApart(t *testing.T) {
 	kerneltest.Clean(t)
 	pod, _ := podNS(t)

@@ -23,7 +23,7 @@ func host(t testing.TB) *Node {
 	return n
 }
 
-// podNS creates a pod and opens its namespace as a plugin does.
+// podNS creates a pod and opens its namespace with Open.
 func podNS(t testing.TB) (*NS, *os.File) {
 	t.Helper()
 	f, err := os.Open(kerneltest.NewPod(t).Path)
@@ -38,7 +38,7 @@ func podNS(t testing.TB) (*NS, *os.File) {
 	return n, f
 }
 
-// namespace is a pod's or the node's.
+// A namespace is the *NS of a pod or the *Node.
 type namespace interface {
 	Link(name string) (Link, bool, error)
 	AddBridge(name string, mac net.HardwareAddr, mtu int, filtered bool) error
@@ -46,7 +46,8 @@ type namespace interface {
 	DelLink(name string) error
 }
 
-// wire is a bridge on the host and a pod on it, all up and without addresses.
+// A wire is a test network: a bridge on the host and a pod that is connected to the bridge by a veth pair. All links are up and have no
+// addresses.
 type wire struct {
 	host                      *Node
 	pod                       *NS
@@ -96,7 +97,7 @@ func prefixes(list ...string) (out []netip.Prefix) {
 	return out
 }
 
-// records returns the lines of the host's snapshot that contain all parts.
+// This helper returns the lines of the host's snapshot that contain all parts.
 func records(t testing.TB, parts ...string) []string {
 	t.Helper()
 	return kerneltest.Records(t, parts...)

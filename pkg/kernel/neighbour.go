@@ -15,10 +15,10 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Neighbour returns the MAC in use for an address behind a link. It returns nil if the kernel verifies the entry now or with the next
-// packets.
+// Neighbour returns the MAC of the neighbour entry for an address behind a link. It returns nil if there is no entry, or if the kernel must
+// still verify the entry.
 func (n *NS) Neighbour(link Link, addr netip.Addr) (net.HardwareAddr, error) {
-	known, err := n.neighbour(link, addr)
+	known, err := n.neighbourOf(link, addr)
 	if err != nil || known == nil || len(known.HardwareAddr) == 0 ||
 		known.State&(netlink.NUD_REACHABLE|netlink.NUD_PERMANENT|netlink.NUD_NOARP) == 0 {
 		return nil, err
@@ -26,9 +26,10 @@ func (n *NS) Neighbour(link Link, addr netip.Addr) (net.HardwareAddr, error) {
 	return known.HardwareAddr, nil
 }
 
-// neighbour returns the entry of an address, or nil. Before Linux 5.0 it always returns nil, since the kernel cannot look up one entry.
-func (n *NS) neighbour(link Link, addr netip.Addr) (*netlink.Neigh, error) {
-	req := n.request(unix.RTM_GETNEIGH, 0)
+// neighbourOf returns the neighbour entry of an address, or nil if there is none. Linux before 5.0 cannot look up a single entry;
+// neighbourOf then returns nil.
+func (n *NS) neighbourOf(link Link, addr netip.Addr) (*netlink.Neigh, error) {
+	req := n.newRequest(unix.RTM_GETNEIGH, 0)
 	req.AddData(&netlink.Ndmsg{Family: uint8(nl.GetIPFamily(addr.AsSlice())), Index: uint32(link.Index)})
 	req.AddData(nl.NewRtAttr(unix.NDA_DST, addr.AsSlice()))
 	replies, err := req.Execute(unix.NETLINK_ROUTE, 0)
@@ -41,11 +42,11 @@ func (n *NS) neighbour(link Link, addr netip.Addr) (*netlink.Neigh, error) {
 	return netlink.NeighDeserialize(replies[0])
 }
 
-// ForgetNeighbour removes the neighbour entry of an address behind a link, unless its MAC is mac. Otherwise the kernel would send to an
-// unused MAC for up to a minute (neigh/*/base_reachable_time_ms, delay_first_probe_time and ucast_solicit). An admin's entry
-// (NUD_PERMANENT) stays.
+// ForgetNeighbour removes the neighbour entry of an address behind a link if the entry has another MAC than mac. With a stale entry the
+// kernel would send to an unused MAC for up to a minute (neigh/*/base_reachable_time_ms, delay_first_probe_time and ucast_solicit). An
+// admin's entry (NUD_PERMANENT) stays.
 func (n *NS) ForgetNeighbour(link Link, addr netip.Addr, mac net.HardwareAddr) error {
-	known, err := n.neighbour(link, addr)
+	known, err := n.neighbourOf(link, addr)
 	if err != nil || known == nil || known.State&netlink.NUD_PERMANENT != 0 || bytes.Equal(known.HardwareAddr, mac) {
 		return err
 	}

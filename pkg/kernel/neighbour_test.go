@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestForgetNeighbour: an entry with another MAC is removed, unless an admin added it.
+// TestForgetNeighbour checks that ForgetNeighbour removes an entry with another MAC, except for an admin's permanent entry.
 func TestForgetNeighbour(t *testing.T) {
 	w := newWire(t)
 	now, old := mac("02:00:00:00:00:07"), mac("02:00:00:00:00:08")

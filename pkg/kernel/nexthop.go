@@ -14,7 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Nexthop is a nexthop object (ip-nexthop(8)): routes refer to it by its ID, so that one request changes the gateway of all of them.
+// Nexthop is a nexthop object (ip-nexthop(8)). Routes refer to a nexthop object by its ID. One request can therefore change the gateway of
+// many routes.
 type Nexthop struct {
 	ID      uint32
 	Gateway netip.Addr // may have another family than the route
@@ -31,16 +32,16 @@ func (h Nexthop) String() string {
 	return text
 }
 
-// FoundNexthop is an existing nexthop object. A group or a blackhole has no Gateway.
+// FoundNexthop is an existing nexthop object. Gateway is zero for nexthop groups and blackholes.
 type FoundNexthop struct {
 	Nexthop
 	Protocol int // of the program that added it
 }
 
-// Nexthops returns the nexthop objects of all programs, because the kernel cannot filter them by protocol. It is empty on kernels without
-// nexthop objects (before 5.3).
+// Nexthops returns the nexthop objects of all programs, because the kernel cannot filter them by protocol. The list is empty on kernels
+// before 5.3, which have no nexthop objects.
 func (n *NS) Nexthops() (list []FoundNexthop, err error) {
-	replies, err := n.dump(unix.RTM_GETNEXTHOP, unix.RTM_NEWNEXTHOP, &nhmsg{})
+	replies, err := n.listObjects(unix.RTM_GETNEXTHOP, unix.RTM_NEWNEXTHOP, &nhmsg{})
 	if err := fault.Ignore(err, unix.EOPNOTSUPP); err != nil {
 		return nil, fmt.Errorf("nexthop show: %w", err)
 	}
@@ -60,17 +61,17 @@ func parseNexthop(message []byte) (h FoundNexthop, ok bool) {
 	body := message[sizeofNhmsg:]
 	h.Protocol = int(message[2])
 	h.OnLink = binary.NativeEndian.Uint32(message[4:])&unix.RTNH_F_ONLINK != 0
-	h.ID, h.Link = number32(attribute(body, unix.NHA_ID)), int(number32(attribute(body, unix.NHA_OIF)))
-	h.Gateway, _ = netip.AddrFromSlice(attribute(body, unix.NHA_GATEWAY))
+	h.ID, h.Link = number32(attributeOf(body, unix.NHA_ID)), int(number32(attributeOf(body, unix.NHA_OIF)))
+	h.Gateway, _ = netip.AddrFromSlice(attributeOf(body, unix.NHA_GATEWAY))
 	return h, h.ID != 0
 }
 
-// AddNexthop adds a nexthop object. unix.EEXIST means that the ID is taken.
+// AddNexthop adds a nexthop object. The error unix.EEXIST means that the ID is taken.
 func (n *NS) AddNexthop(h Nexthop, protocol int) error {
 	return n.setNexthop("nexthop add ", h, protocol, unix.NLM_F_EXCL)
 }
 
-// ReplaceNexthop changes or adds a nexthop object. It changes all routes that refer to it at once.
+// ReplaceNexthop changes a nexthop object, or adds it if its ID is unused. All routes that refer to the object change at once.
 func (n *NS) ReplaceNexthop(h Nexthop, protocol int) error {
 	return n.setNexthop("nexthop replace ", h, protocol, unix.NLM_F_REPLACE)
 }
@@ -84,17 +85,17 @@ func (n *NS) setNexthop(op string, h Nexthop, protocol, flags int) error {
 		if h.OnLink {
 			header.flags = unix.RTNH_F_ONLINK
 		}
-		return lacksNexthops(n.change(unix.RTM_NEWNEXTHOP, unix.NLM_F_CREATE|flags, header,
+		return lacksNexthops(n.sendChange(unix.RTM_NEWNEXTHOP, unix.NLM_F_CREATE|flags, header,
 			nl.NewRtAttr(unix.NHA_ID, nl.Uint32Attr(h.ID)),
 			nl.NewRtAttr(unix.NHA_OIF, nl.Uint32Attr(uint32(h.Link))),
 			nl.NewRtAttr(unix.NHA_GATEWAY, h.Gateway.AsSlice())))
 	})
 }
 
-// DelNexthop deletes a nexthop object and all routes that refer to it. It is a no-op if the object is missing.
+// DelNexthop deletes a nexthop object. The kernel also deletes all routes that refer to the object. It is a no-op if the object is missing.
 func (n *NS) DelNexthop(id uint32) error {
 	return fault.Change(fmt.Sprintf("nexthop del id %d", id), func() error {
-		return fault.Ignore(n.change(unix.RTM_DELNEXTHOP, 0, &nhmsg{}, nl.NewRtAttr(unix.NHA_ID, nl.Uint32Attr(id))), unix.ENOENT)
+		return fault.Ignore(n.sendChange(unix.RTM_DELNEXTHOP, 0, &nhmsg{}, nl.NewRtAttr(unix.NHA_ID, nl.Uint32Attr(id))), unix.ENOENT)
 	})
 }
 
@@ -105,7 +106,7 @@ func lacksNexthops(err error) error {
 	return err
 }
 
-// nhmsg is the header of messages about nexthop objects (include/uapi/linux/nexthop.h).
+// nhmsg is the header of messages about nexthop objects (struct nhmsg in include/uapi/linux/nexthop.h).
 type nhmsg struct {
 	family, scope, protocol byte
 	flags                   uint32

@@ -17,11 +17,11 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestNexthops: an added object is found with its protocol. Adding it again is an error; replacing it is not; deleting a missing one is
-// not.
+// TestNexthops checks that Nexthops lists an added object with its protocol. Adding an existing object fails. Replacing an object and
+// deleting a missing object succeed.
 func TestNexthops(t *testing.T) {
 	n, _ := podNS(t)
-	uplink(t, n)
+	addUplink(t, n)
 	link := mustLink(t, n, "eth0").Index
 	four := Nexthop{ID: 1, Gateway: netip.MustParseAddr("192.0.2.2"), Link: link}
 	six := Nexthop{ID: 1<<31 + 2, Gateway: netip.MustParseAddr("fd00:9::2"), Link: link, OnLink: true}
@@ -47,10 +47,11 @@ func TestNexthops(t *testing.T) {
 	check()
 }
 
-// TestProtocolRoutes: finds only main table routes with the protocol. Other programs' routes to the same prefix stay.
+// TestProtocolRoutes checks that ProtocolRoutes lists only routes of the main table with the protocol. DelProtocolRoute keeps other
+// programs' routes to the same prefix.
 func TestProtocolRoutes(t *testing.T) {
 	n, _ := podNS(t)
-	uplink(t, n)
+	addUplink(t, n)
 	link := mustLink(t, n, "eth0").Index
 	kerneltest.Must(t, n.AddNexthop(Nexthop{ID: 1, Gateway: netip.MustParseAddr("192.0.2.2"), Link: link}, ours),
 		n.AddNexthop(Nexthop{ID: 2, Gateway: netip.MustParseAddr("fd00:2::2"), Link: link}, ours))
@@ -102,7 +103,8 @@ func TestProtocolRoutes(t *testing.T) {
 	}
 }
 
-// TestVXLAN: the device has the requested properties. It is recreated only if necessary. Another program's device stays.
+// TestVXLAN checks that EnsureVXLAN creates a device with the requested properties, and recreates the device only for changes that are
+// impossible in place. Another program's device stays.
 func TestVXLAN(t *testing.T) {
 	n, _ := podNS(t)
 	const group = 142
@@ -146,7 +148,8 @@ func TestVXLAN(t *testing.T) {
 	ensure(0)
 }
 
-// TestTunnelEntries: entries are found with their targets, changes happen in place, and deleting a missing entry is no error.
+// TestTunnelEntries checks that forwarding entries and permanent neighbours can be added, replaced, listed and deleted. Deleting a missing
+// entry is no error.
 func TestTunnelEntries(t *testing.T) {
 	n, _ := podNS(t)
 	link, _, err := n.EnsureVXLAN(VXLAN{Name: "vx0", VNI: 42, Port: 8472, Local: netip.MustParseAddr("192.0.2.1")}, 142)

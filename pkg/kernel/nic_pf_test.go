@@ -22,8 +22,8 @@ func trialsWithPF() []trial {
 		{"VF to PF", vfToPF}, {"VLAN", vfVLAN}, {"MAC", vfMAC}, {"rates, link state and 802.1ad", vfUntested}}
 }
 
-// pf returns the PF and its current settings for VF 0, which it restores when the test ends.
-func (c card) pf(t *testing.T) (Link, VF) {
+// testedPF returns the PF and its current settings for VF 0. It restores these settings when the test ends.
+func (c card) testedPF(t *testing.T) (Link, VF) {
 	t.Helper()
 	pf := mustLink(t, c.host, c.PF)
 	before := mustVF(t, c.host, pf, 0)
@@ -40,9 +40,9 @@ func mustVF(t *testing.T, n *Node, pf Link, index int) VF {
 	return vf
 }
 
-// vfSettings: each setting is applied and read back alone. The other VF keeps its settings. One call restores all.
+// vfSettings checks that SetVF can change each setting alone. It also checks that the other VF keeps its settings. One call restores all.
 func vfSettings(t *testing.T, c card) {
-	pf, before := c.pf(t)
+	pf, before := c.testedPF(t)
 	other := mustVF(t, c.host, pf, 1)
 	now, on, off := before, true, false
 	for i, set := range []func(*VF){
@@ -75,9 +75,9 @@ func vfSettings(t *testing.T, c card) {
 	}
 }
 
-// vfRefused: the error names a refused setting, and distinguishes it from one that the driver does not know.
+// vfRefused checks that the error of SetVF names the refused setting. Unsupported is true only if the driver does not know that setting.
 func vfRefused(t *testing.T, c card) {
-	pf, before := c.pf(t)
+	pf, before := c.testedPF(t)
 	for _, s := range []struct {
 		words       string
 		errno       error
@@ -103,14 +103,15 @@ func vfRefused(t *testing.T, c card) {
 	}
 }
 
-// vfUntested returns settings that no available driver supports.
+// vfUntested skips the settings that no available driver supports.
 func vfUntested(t *testing.T, _ card) {
 	t.Skip("igb refuses minimum rates, link states and 802.1ad, and Debian's kernels have no netdevsim, which takes them")
 }
 
-// vfJoined: a refused setting does not block the others, and the restore does not send the refused ones.
+// vfJoined checks that SetVF applies the other settings if the driver refuses one of them. A later call that restores the settings does not
+// send the refused settings.
 func vfJoined(t *testing.T, c card) {
-	pf, before := c.pf(t)
+	pf, before := c.testedPF(t)
 	want, on := before, true
 	want.VLAN, want.Trust, want.LinkState, want.MinRate = 7, &on, "disable", 10
 	err := c.host.SetVF(pf, 0, before, want)
@@ -125,7 +126,7 @@ func vfJoined(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.SetVF(pf, 0, now, before))
 }
 
-// vfDevice: an interface reports its device, and can be found by it.
+// vfDevice checks that a link has its PCI address in Device. It also checks that LinkOf finds the link by this address.
 func vfDevice(t *testing.T, c card) {
 	pod := newInside(t)
 	for _, f := range c.VFs {
@@ -143,10 +144,11 @@ func vfDevice(t *testing.T, c card) {
 	}
 }
 
-// vfReturns: when a namespace is deleted, its VF returns to the host under its name there, and the PF's settings stay.
+// vfReturns checks that the VF of a deleted namespace returns to the host under the name that it had in the namespace. The PF's settings
+// for the VF stay.
 func vfReturns(t *testing.T, c card) {
 	pod := newInside(t)
-	pf, before := c.pf(t)
+	pf, before := c.testedPF(t)
 	want := before
 	want.VLAN = 100
 	vf := mustLink(t, c.host, c.VFs[0].Name)
@@ -173,32 +175,33 @@ func vfReturns(t *testing.T, c card) {
 		c.host.SetPromisc(vf, false))
 }
 
-// vfVLAN: a VF in a VLAN and one outside do not reach each other; two VFs in one VLAN do.
+// vfVLAN checks that two VFs in the same VLAN reach each other. A VF in a VLAN and a VF without VLAN must not reach each other.
 func vfVLAN(t *testing.T, c card) {
-	pf, before := c.pf(t)
+	pf, before := c.testedPF(t)
 	tagged := before
 	tagged.VLAN = 100
-	a, b := c.give(t, 0, "10.9.0.1"), c.give(t, 1, "10.9.0.2")
-	if !a.reaches(t, b, 20*time.Second) {
+	a, b := c.giveVF(t, 0, "10.9.0.1"), c.giveVF(t, 1, "10.9.0.2")
+	if !a.canReach(t, b, 20*time.Second) {
 		t.Fatal("they do not reach one another to begin with")
 	}
 	kerneltest.Must(t, c.host.SetVF(pf, 0, before, tagged))
-	if a.reaches(t, b, time.Second) || b.reaches(t, a, time.Second) {
+	if a.canReach(t, b, time.Second) || b.canReach(t, a, time.Second) {
 		t.Error("they reach one another from VLAN to VLAN")
 	}
 	other := mustVF(t, c.host, pf, 1)
 	tagged = other
 	tagged.VLAN = 100
 	kerneltest.Must(t, c.host.SetVF(pf, 1, other, tagged))
-	if !a.reaches(t, b, 20*time.Second) {
+	if !a.canReach(t, b, 20*time.Second) {
 		t.Error("they do not reach one another in one VLAN")
 	}
 	kerneltest.Must(t, c.host.SetVF(pf, 1, tagged, other))
 }
 
-// vfMAC: a MAC set on the PF takes effect when the VF's driver is bound next. From then on the VF cannot change it until the PF resets it.
+// vfMAC sets a MAC on the PF, and checks that this MAC takes effect when the VF's driver binds again. After this, the pod cannot change the
+// MAC of the VF until the PF resets it.
 func vfMAC(t *testing.T, c card) {
-	pf, before := c.pf(t)
+	pf, before := c.testedPF(t)
 	admin, device := before, c.VFs[0].Device
 	admin.MAC = mac("02:00:00:00:00:10")
 	first := mustLink(t, c.host, c.VFs[0].Name)
@@ -215,7 +218,7 @@ func vfMAC(t *testing.T, c card) {
 	if err := c.host.SetMAC(vf, mac("02:00:00:00:00:11")); !errors.Is(err, unix.EADDRNOTAVAIL) || err.Error() != "link set "+vf.Name+words {
 		t.Error(err)
 	}
-	// A zero MAC resets it. Setting the previous MAC would only set another one.
+	// A zero MAC resets the MAC on the PF. Restoring the previous MAC would set a MAC that the VF cannot change.
 	none := before
 	none.MAC = make(net.HardwareAddr, 6)
 	kerneltest.Must(t, c.host.SetVF(pf, 0, admin, none), c.host.SetMAC(vf, mac("02:00:00:00:00:11")))
@@ -224,14 +227,14 @@ func vfMAC(t *testing.T, c card) {
 	}
 }
 
-// vfToPF: a pod reaches the host through the PF, and vice versa.
+// vfToPF checks that a pod with a VF and the host with the PF reach each other.
 func vfToPF(t *testing.T, c card) {
 	pf := mustLink(t, c.host, c.PF)
 	address := netip.MustParsePrefix("10.9.0.9/24")
 	kerneltest.Must(t, c.host.AddAddress(pf, address, false))
 	t.Cleanup(func() { kerneltest.Must(t, c.host.DelAddress(pf, address)) })
-	a, b := c.give(t, 0, "10.9.0.1"), end{func(f func() error) error { return f() }, address.Addr()}
-	if !a.reaches(t, b, 20*time.Second) || !b.reaches(t, a, 20*time.Second) {
+	a, b := c.giveVF(t, 0, "10.9.0.1"), end{func(f func() error) error { return f() }, address.Addr()}
+	if !a.canReach(t, b, 20*time.Second) || !b.canReach(t, a, 20*time.Second) {
 		t.Error("they do not reach one another")
 	}
 }

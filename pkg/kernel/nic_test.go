@@ -19,14 +19,14 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// A card is the card under test and its namespace.
+// A card is the network card under test and the namespace of the host.
 type card struct {
 	kerneltest.NIC
 	host  *Node
 	netns *os.File
 }
 
-// A trial is one requirement for the links of a card.
+// A trial is a named test of the links of a card.
 type trial struct {
 	name string
 	run  func(*testing.T, card)
@@ -37,14 +37,14 @@ func trials() []trial {
 		{"VF to VF", vfToVF}}
 }
 
-// TestNICVeths runs the trials with veths, which have no PF and are deleted with their namespace.
+// TestNICVeths runs the trials with veths in place of VFs. Veths have no PF and are deleted with their namespace.
 func TestNICVeths(t *testing.T) {
 	for _, trial := range trials() {
 		t.Run(trial.name, func(t *testing.T) { trial.run(t, newCard(t, kerneltest.FakeNIC)) })
 	}
 }
 
-// TestNICReal runs the trials with VFs, including those that only VFs support.
+// TestNICReal runs the trials with the VFs of a real card, and further trials that need a PF.
 func TestNICReal(t *testing.T) {
 	pf := kerneltest.RealPF(t)
 	t.Cleanup(func() { kerneltest.SetNumVFs(t, pf, 0) })
@@ -84,7 +84,7 @@ func newInside(t *testing.T) openPod {
 	return p
 }
 
-// moveVF: a VF moves into a pod with a new name and back. It keeps MAC, MTU and alternative names.
+// moveVF checks that a VF can move into a pod under a new name and back. The VF keeps its MAC, MTU and alternative names.
 func moveVF(t *testing.T, c card) {
 	pod := newInside(t)
 	vf := mustLink(t, c.host, c.VFs[0].Name)
@@ -109,7 +109,8 @@ func moveVF(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.DelAltName(vf, "kt-slot-1"), c.host.SetMTU(vf, 1500))
 }
 
-// moveVFTaken: if its name or an alternative name is taken in the target, the VF stays in place and can be moved later.
+// moveVFTaken checks that a VF stays on the host if its new name or an alternative name is taken in the pod. A later move to a free name
+// succeeds.
 func moveVFTaken(t *testing.T, c card) {
 	pod := newInside(t)
 	addBridge(t, pod, "net1")
@@ -134,7 +135,7 @@ func moveVFTaken(t *testing.T, c card) {
 	mustLink(t, c.host, name)
 }
 
-// moveVFBack: another link took the VF's name on the host, so that the VF cannot return under it. It stays in the pod under its name there.
+// moveVFBack checks that a VF stays in the pod if, in the meantime, another link has taken the VF's name on the host.
 func moveVFBack(t *testing.T, c card) {
 	pod := newInside(t)
 	name := c.VFs[0].Name
@@ -149,7 +150,7 @@ func moveVFBack(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.DelLink(name), pod.MoveLink(mustLink(t, pod, "net1"), c.netns, name))
 }
 
-// setInPod: settings of a VF in its pod, which must be reset for the next pod.
+// setInPod checks that a VF keeps the settings that a pod changed, and that all these settings can be reset for the next pod.
 func setInPod(t *testing.T, c card) {
 	pod := newInside(t)
 	name := c.VFs[0].Name
@@ -162,7 +163,7 @@ func setInPod(t *testing.T, c card) {
 	if vf.MAC.String() != "02:00:00:00:00:77" || vf.MTU != 1300 || !vf.Promis || !vf.AllMulti || !vf.Up {
 		t.Errorf("%+v", vf)
 	}
-	// The VF keeps all of that when it returns.
+	// The VF keeps these settings when it returns to the host.
 	kerneltest.Must(t, pod.MoveLink(vf, c.netns, name))
 	vf = mustLink(t, c.host, name)
 	if vf.MAC.String() != "02:00:00:00:00:77" || vf.MTU != 1300 || !vf.Promis || !vf.AllMulti || vf.Up {
@@ -185,8 +186,8 @@ type end struct {
 	ip netip.Addr
 }
 
-// give moves a VF into a pod, with an address and up.
-func (c card) give(t *testing.T, vf int, ip string) end {
+// giveVF moves a VF into a new pod, adds an address and sets the VF up.
+func (c card) giveVF(t *testing.T, vf int, ip string) end {
 	t.Helper()
 	pod := newInside(t)
 	kerneltest.Must(t, c.host.MoveLink(mustLink(t, c.host, c.VFs[vf].Name), pod.netns, "net1"))
@@ -198,8 +199,8 @@ func (c card) give(t *testing.T, vf int, ip string) end {
 	return end{pod.pod.Do, netip.MustParseAddr(ip)}
 }
 
-// reaches reports whether one of many packets arrived in time.
-func (e end) reaches(t *testing.T, to end, within time.Duration) bool {
+// canReach sends packets until one of them arrives. It reports false if no packet arrives in the given time.
+func (e end) canReach(t *testing.T, to end, within time.Duration) bool {
 	t.Helper()
 	var in *net.UDPConn
 	var out net.Conn
@@ -223,10 +224,10 @@ func (e end) reaches(t *testing.T, to end, within time.Duration) bool {
 	return false
 }
 
-// vfToVF: two pods reach each other.
+// vfToVF checks that two pods with VFs of the same card reach each other.
 func vfToVF(t *testing.T, c card) {
-	a, b := c.give(t, 0, "10.9.0.1"), c.give(t, 1, "10.9.0.2")
-	if !a.reaches(t, b, 20*time.Second) || !b.reaches(t, a, 20*time.Second) {
+	a, b := c.giveVF(t, 0, "10.9.0.1"), c.giveVF(t, 1, "10.9.0.2")
+	if !a.canReach(t, b, 20*time.Second) || !b.canReach(t, a, 20*time.Second) {
 		t.Error("they do not reach one another")
 	}
 }

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownNetns is the PeerNetns of a link with no peer, or with a peer in the same namespace.
+// ownNetns is the value of PeerNetns if a link has no peer or its peer is in the same namespace.
 const ownNetns = -1
 
-// PeerOf returns the peer of a veth or netkit end in this namespace. end is in the namespace of the file, or in this one if netns is nil.
-// ok is false if the peer is elsewhere.
+// PeerOf returns the peer of a veth or netkit link. The second result is false if the peer is not in the namespace n. The argument netns is
+// the namespace of the given link; nil means the namespace n.
 func (n *NS) PeerOf(end Link, netns Namespace) (link Link, ok bool, err error) {
 	if link, ok, err = n.LinkByIndex(end.Peer); err != nil || !ok {
 		return Link{}, false, err
@@ -25,9 +25,10 @@ func (n *NS) PeerOf(end Link, netns Namespace) (link Link, ok bool, err error) {
 	return link, true, nil
 }
 
-// Paired reports whether a link of this namespace and end form one veth or netkit pair. netns is as in PeerOf. Two ends that name each
-// other's ifindex are no evidence: each namespace has its own ifindexes, and a pod chooses those of its links. The kernel's ID of the
-// peer's namespace is evidence: only an admin of this namespace can create links in it.
+// Paired reports whether two links form one veth or netkit pair. The first link is in the namespace n. The second link is in the namespace
+// netns, or in the namespace n if netns is nil. Matching ifindexes of two ends prove nothing: each namespace has its own ifindexes, and a
+// pod can choose the ifindexes of its links. Paired therefore also compares the kernel's ID of the peer's namespace. A pod cannot forge
+// this ID, because only an admin of the namespace n can create links there.
 func (n *NS) Paired(link, end Link, netns Namespace) (bool, error) {
 	if link.Kind != end.Kind || link.Peer != end.Index || end.Peer != link.Index {
 		return false, nil
@@ -35,8 +36,8 @@ func (n *NS) Paired(link, end Link, netns Namespace) (bool, error) {
 	return n.LeadsInto(link, netns)
 }
 
-// LeadsInto reports whether the peer of a veth or netkit link of this namespace is in the namespace of the file. A nil netns stands for
-// this namespace.
+// LeadsInto reports whether the peer of a veth or netkit link of this namespace is in the namespace netns, or in this namespace if netns is
+// nil.
 func (n *NS) LeadsInto(link Link, netns Namespace) (bool, error) {
 	if link.Peer == 0 || link.Kind != "veth" && link.Kind != "netkit" {
 		return false, nil
@@ -48,19 +49,20 @@ func (n *NS) LeadsInto(link Link, netns Namespace) (bool, error) {
 	return err == nil && id >= 0 && id == link.PeerNetns, err
 }
 
-// netnsID returns this namespace's ID for another one, or -1. Reading a link whose peer is there assigns an ID.
+// netnsID returns the ID that this namespace uses for another namespace (ip-netns(8)), or -1 if there is no ID. The kernel assigns the ID
+// when a program reads a link with a peer in the other namespace.
 func (n *NS) netnsID(netns Namespace) (id int, err error) {
 	var replies [][]byte
 	header := nl.NewRtGenMsg()
-	err = retry(func() (err error) {
-		req := n.request(unix.RTM_GETNSID, 0)
+	err = retryInterrupted(func() (err error) {
+		req := n.newRequest(unix.RTM_GETNSID, 0)
 		req.AddData(header)
 		req.AddData(nl.NewRtAttr(netlink.NETNSA_FD, nl.Uint32Attr(uint32(netns.Fd()))))
 		replies, err = req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNSID)
 		return err
 	})
 	for _, reply := range replies {
-		if value := attribute(reply[min(header.Len(), len(reply)):], netlink.NETNSA_NSID); len(value) >= 4 {
+		if value := attributeOf(reply[min(header.Len(), len(reply)):], netlink.NETNSA_NSID); len(value) >= 4 {
 			return int(int32(binary.NativeEndian.Uint32(value))), nil
 		}
 	}

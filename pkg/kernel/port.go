@@ -12,12 +12,12 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// BridgePort holds the flags of a bridge port. The zero value has the defaults of a new port.
+// BridgePort holds the flags of a bridge port. The zero value is the kernel's default for a new port.
 type BridgePort struct {
 	Hairpin  bool // a frame may leave by the port on which it arrived
 	Isolated bool // no frames pass between isolated ports
 	Locked   bool // accepts only frames from a MAC that the bridge knows
-	// The port does not send frames to unknown MACs, to multicast groups, or to broadcast.
+	// The port does not send frames to unknown MACs, multicast frames, or broadcast frames.
 	NoFlood, NoMulticastFlood, NoBroadcastFlood bool
 }
 
@@ -27,7 +27,7 @@ type PortState uint8
 // PortForwarding is the only state in which a port forwards frames.
 const PortForwarding PortState = 3
 
-// String returns the state in the words of bridge-link(8).
+// String returns the name of the state in bridge-link(8).
 func (s PortState) String() string {
 	if names := []string{"disabled", "listening", "learning", "forwarding", "blocking"}; int(s) < len(names) {
 		return names[s]
@@ -35,7 +35,7 @@ func (s PortState) String() string {
 	return fmt.Sprint(uint8(s))
 }
 
-// portFlag is a flag with its value, its attribute and its name in bridge-link(8).
+// portFlag is one flag of a bridge port: its name in bridge-link(8), its netlink attribute and its value.
 type portFlag struct {
 	name      string
 	attribute int
@@ -48,7 +48,8 @@ func (p BridgePort) flags() []portFlag {
 		{"mcast_flood", nl.IFLA_BRPORT_MCAST_FLOOD, !p.NoMulticastFlood}, {"bcast_flood", nl.IFLA_BRPORT_BCAST_FLOOD, !p.NoBroadcastFlood}}
 }
 
-// Unlike lists the flags whose values differ from another port's, such as "hairpin true"; "" if there are none.
+// Unlike returns a list of the flags that differ between two ports, with the values of the first port, such as "hairpin true". It returns
+// "" if no flag differs.
 func (p BridgePort) Unlike(other BridgePort) string {
 	var words []string
 	for i, flag := range p.flags() {
@@ -59,13 +60,13 @@ func (p BridgePort) Unlike(other BridgePort) string {
 	return strings.Join(words, ", ")
 }
 
-// parsePort parses the attributes of a bridge port. A flag that the kernel lacks has its default.
+// parsePort parses the attributes of a bridge port. A flag that the kernel does not report has its default value.
 func parsePort(attributes []byte) (p BridgePort, state PortState) {
 	is := func(attribute, value byte) bool {
-		got := nested(attributes, uint16(attribute))
+		got := attributeAt(attributes, uint16(attribute))
 		return len(got) > 0 && got[0] == value
 	}
-	if got := nested(attributes, nl.IFLA_BRPORT_STATE); len(got) > 0 {
+	if got := attributeAt(attributes, nl.IFLA_BRPORT_STATE); len(got) > 0 {
 		state = PortState(got[0])
 	}
 	return BridgePort{Hairpin: is(nl.IFLA_BRPORT_MODE, 1), Isolated: is(nl.IFLA_BRPORT_ISOLATED, 1), Locked: is(nl.IFLA_BRPORT_LOCKED, 1),
@@ -73,14 +74,14 @@ func parsePort(attributes []byte) (p BridgePort, state PortState) {
 		NoBroadcastFlood: is(nl.IFLA_BRPORT_BCAST_FLOOD, 0)}, state
 }
 
-// SetPort sets the flags of a bridge port that differ from want, in one request. It is a no-op if none differ.
+// SetPort changes the flags of a bridge port to the wanted flags, in one request. It is a no-op if no flag differs.
 func (n *NS) SetPort(port Link, want BridgePort) error {
 	change := want.Unlike(port.Port)
 	if change == "" {
 		return nil
 	}
 	return fault.Change("bridge link set "+port.Name+" "+change, func() error {
-		req := n.request(unix.RTM_SETLINK, 0)
+		req := n.newRequest(unix.RTM_SETLINK, 0)
 		msg := linkHeader(port.Index)
 		msg.Family = unix.AF_BRIDGE
 		req.AddData(msg)
@@ -103,12 +104,13 @@ func switched(on bool) []byte {
 	return nl.Uint8Attr(0)
 }
 
-// reservedMask has a bit for each address from 01:80:c2:00:00:00 to 0f, except that of pause frames, which a bridge always drops.
+// reservedMask has one bit for each address from 01:80:c2:00:00:00 to 01:80:c2:00:00:0f. The bit for pause frames is not set, because a
+// bridge always drops these frames.
 const reservedMask = 0xfffd
 
-// SetReserved makes a bridge treat frames to reserved group addresses, such as LLDP, like other frames (group_fwd_mask in ip-link(8)).
-// Otherwise the bridge passes them to the port itself and learns their sender, and no bridge rule sees them. A kernel before 4.15 ignores
-// it.
+// SetReserved makes a bridge port treat LLDP frames and other frames to reserved group addresses like ordinary frames (group_fwd_mask in
+// ip-link(8)). By default, the port device receives frames to reserved addresses, and the bridge learns their source MAC. Bridge rules do
+// not see these frames. Kernels before 4.15 ignore the setting.
 func (n *NS) SetReserved(link Link) error { return n.setGroupForward(link, reservedMask) }
 
 // ResetReserved undoes SetReserved.

@@ -47,7 +47,7 @@ func (r ProtocolRoute) String() string {
 	return text
 }
 
-// FoundRoute is an existing route of the main table. Its metric is explicit.
+// FoundRoute is an existing route of the main table. It always contains the metric, even if the kernel uses its default metric.
 type FoundRoute struct {
 	ProtocolRoute
 	Protocol int  // of the program that added it
@@ -55,18 +55,18 @@ type FoundRoute struct {
 	message  []byte
 }
 
-// ProtocolRoutes returns the routes of the main table with a protocol, or all with protocol 0. The kernel filters them, so that many routes
-// of other programs cost little.
+// ProtocolRoutes returns the routes of the main table with a protocol, or with any protocol if protocol is 0. The kernel filters the
+// routes, so that many routes of other programs cost little time.
 func (n *NS) ProtocolRoutes(protocol int) (list []FoundRoute, err error) {
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		header := nl.NewRtMsg()
 		header.Family, header.Protocol, header.Type = family, byte(protocol), unix.RTN_UNSPEC
-		replies, err := n.dump(unix.RTM_GETROUTE, unix.RTM_NEWROUTE, header)
+		replies, err := n.listObjects(unix.RTM_GETROUTE, unix.RTM_NEWROUTE, header)
 		if err := fault.Ignore(err, unix.EOPNOTSUPP, unix.EAFNOSUPPORT); err != nil {
 			return nil, fmt.Errorf("route show: %w", err)
 		}
 		for _, message := range replies {
-			// Without IPv6 the kernel answers with the routes of other families.
+			// A kernel without IPv6 returns the routes of other families.
 			if r, ok := parseRoute(message); ok && message[0] == family {
 				list = append(list, r)
 			}
@@ -80,7 +80,7 @@ func parseRoute(message []byte) (r FoundRoute, ok bool) {
 		return r, false
 	}
 	header, body := nl.DeserializeRtMsg(message), message[unix.SizeofRtMsg:]
-	dst, ok := netip.AddrFromSlice(attribute(body, unix.RTA_DST))
+	dst, ok := netip.AddrFromSlice(attributeOf(body, unix.RTA_DST))
 	switch {
 	case ok:
 	case header.Family == unix.AF_INET:
@@ -89,18 +89,20 @@ func parseRoute(message []byte) (r FoundRoute, ok bool) {
 		dst = netip.IPv6Unspecified()
 	}
 	r.Dst, r.Protocol, r.message = netip.PrefixFrom(dst, int(header.Dst_len)), int(header.Protocol), message
-	r.Nexthop, r.Metric = number32(attribute(body, rtaNHID)), int(number32(attribute(body, unix.RTA_PRIORITY)))
+	r.Nexthop, r.Metric = number32(attributeOf(body, rtaNHID)), int(number32(attributeOf(body, unix.RTA_PRIORITY)))
 	r.Other = header.Tos != 0 || header.Src_len != 0 || r.Nexthop == 0 && header.Type != unix.RTN_UNREACHABLE ||
 		r.Nexthop != 0 && header.Type != unix.RTN_UNICAST
 	return r, r.Dst.IsValid()
 }
 
-// AddProtocolRoute adds a route. unix.EEXIST means that any program has a route to the same prefix with the same metric.
+// AddProtocolRoute adds a route. The error unix.EEXIST means that this or another program already has a route to the same prefix with the
+// same metric.
 func (n *NS) AddProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route add ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 }
 
-// ReplaceProtocolRoute replaces the first route of any program to the same prefix with the same metric, or adds one. No packet is lost.
+// ReplaceProtocolRoute replaces the first route to the same prefix with the same metric, even if another program added that route. It adds
+// the route if none exists. No packet is lost during the change.
 func (n *NS) ReplaceProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route replace ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 }
@@ -118,7 +120,7 @@ func (n *NS) setRoute(op string, r ProtocolRoute, protocol, flags int) error {
 		if r.Metric != 0 {
 			attributes = append(attributes, nl.NewRtAttr(unix.RTA_PRIORITY, nl.Uint32Attr(uint32(r.Metric))))
 		}
-		return n.change(unix.RTM_NEWROUTE, flags, header, attributes...)
+		return n.sendChange(unix.RTM_NEWROUTE, flags, header, attributes...)
 	})
 }
 
@@ -127,7 +129,7 @@ func (n *NS) DelProtocolRoute(r ProtocolRoute, protocol int) error {
 	return fault.Change("route del "+r.String(), func() error {
 		header := nl.NewRtDelMsg()
 		header.Family, header.Dst_len, header.Protocol = familyOf(r.Dst.Addr()), uint8(r.Dst.Bits()), byte(protocol)
-		err := n.change(unix.RTM_DELROUTE, 0, header, nl.NewRtAttr(unix.RTA_DST, r.Dst.Addr().AsSlice()),
+		err := n.sendChange(unix.RTM_DELROUTE, 0, header, nl.NewRtAttr(unix.RTA_DST, r.Dst.Addr().AsSlice()),
 			nl.NewRtAttr(unix.RTA_PRIORITY, nl.Uint32Attr(uint32(r.Metric))))
 		return fault.Ignore(err, unix.ESRCH, unix.ENOENT, unix.ENODEV)
 	})
@@ -144,7 +146,7 @@ func (n *NS) Describe(r FoundRoute) string {
 		text += fmt.Sprintf(" nhid %d", r.Nexthop)
 	}
 	text += n.describeHop(body, unix.RTA_OIF)
-	for hops := attribute(body, unix.RTA_MULTIPATH); len(hops) >= unix.SizeofRtNexthop; {
+	for hops := attributeOf(body, unix.RTA_MULTIPATH); len(hops) >= unix.SizeofRtNexthop; {
 		size := int(binary.NativeEndian.Uint16(hops))
 		if size < unix.SizeofRtNexthop || size > len(hops) {
 			break
@@ -159,16 +161,16 @@ func (n *NS) Describe(r FoundRoute) string {
 	return text
 }
 
-// describeHop formats the gateway and the link in a hop's attributes.
+// describeHop formats the gateway and the link of a next hop.
 func (n *NS) describeHop(body []byte, link uint16) (text string) {
-	gateway := attribute(body, unix.RTA_GATEWAY)
-	if via := attribute(body, unix.RTA_VIA); len(via) > 2 { // the family precedes the address
+	gateway := attributeOf(body, unix.RTA_GATEWAY)
+	if via := attributeOf(body, unix.RTA_VIA); len(via) > 2 { // the family precedes the address
 		gateway = via[2:]
 	}
 	if addr, ok := netip.AddrFromSlice(gateway); ok {
 		text = " via " + addr.String()
 	}
-	return text + n.describeLink(number32(attribute(body, link)))
+	return text + n.describeLink(number32(attributeOf(body, link)))
 }
 
 func (n *NS) describeLink(index uint32) string {

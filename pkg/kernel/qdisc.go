@@ -22,9 +22,9 @@ type qdisc struct {
 	Counters
 }
 
-// request returns a request about a qdisc, by its link and parent.
-func (q qdisc) request(n *NS, verb, flags int) *nl.NetlinkRequest {
-	req := n.request(verb, flags)
+// newRequest returns a netlink request about the qdisc at a link and parent.
+func (q qdisc) newRequest(n *NS, verb, flags int) *nl.NetlinkRequest {
+	req := n.newRequest(verb, flags)
 	req.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(q.link), Handle: q.handle, Parent: q.parent})
 	if q.kind != "" {
 		req.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated(q.kind)))
@@ -32,12 +32,12 @@ func (q qdisc) request(n *NS, verb, flags int) *nl.NetlinkRequest {
 	return req
 }
 
-// qdiscAt returns the qdisc of a link at a parent. ok is false if there is none. The request needs NLM_F_ECHO: otherwise the kernel would
-// answer only to subscribers.
+// qdiscAt returns the qdisc of a link at a parent. The second result is false if there is no qdisc. The request needs NLM_F_ECHO, because
+// without this flag the kernel sends the reply only to subscribers of the multicast group.
 func (n *NS) qdiscAt(link Link, parent uint32) (q qdisc, ok bool, err error) {
 	var replies [][]byte
-	err = retry(func() (err error) {
-		replies, err = qdisc{link: link.Index, parent: parent}.request(n, unix.RTM_GETQDISC, unix.NLM_F_ECHO).Execute(unix.NETLINK_ROUTE,
+	err = retryInterrupted(func() (err error) {
+		replies, err = qdisc{link: link.Index, parent: parent}.newRequest(n, unix.RTM_GETQDISC, unix.NLM_F_ECHO).Execute(unix.NETLINK_ROUTE,
 			unix.RTM_NEWQDISC)
 		return fault.Ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
 	})
@@ -51,8 +51,8 @@ func (n *NS) qdiscAt(link Link, parent uint32) (q qdisc, ok bool, err error) {
 // qdiscs returns the qdiscs of all links in one request.
 func (n *NS) qdiscs() (list []qdisc, err error) {
 	var replies [][]byte
-	err = retry(func() (err error) {
-		req := n.request(unix.RTM_GETQDISC, unix.NLM_F_DUMP)
+	err = retryInterrupted(func() (err error) {
+		req := n.newRequest(unix.RTM_GETQDISC, unix.NLM_F_DUMP)
 		req.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL})
 		replies, err = req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWQDISC)
 		return err
@@ -70,7 +70,7 @@ func (n *NS) qdiscs() (list []qdisc, err error) {
 	return list, nil
 }
 
-// parseQdisc parses an answer of the kernel (linux/rtnetlink.h, linux/gen_stats.h).
+// parseQdisc parses the kernel's message about a qdisc (linux/rtnetlink.h, linux/gen_stats.h).
 func parseQdisc(reply []byte) (q qdisc, err error) {
 	if len(reply) < nl.SizeofTcMsg {
 		return q, errors.New("qdisc: the kernel's answer is too short")

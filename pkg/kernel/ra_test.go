@@ -14,11 +14,11 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// advertise sends router advertisements (RFC 4861 section 4.2) from a link until the test ends.
-func advertise(t *testing.T, n *NS, link Link) {
+// sendAdvertisements sends router advertisements (RFC 4861 section 4.2) from a link until the test ends.
+func sendAdvertisements(t *testing.T, n *NS, link Link) {
 	t.Helper()
 	var fd int
-	err := n.within(func() (err error) {
+	err := n.inNamespace(func() (err error) {
 		if fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6); err != nil {
 			return err
 		}
@@ -51,7 +51,8 @@ func advertised(t *testing.T, h *Node, link Link) bool {
 	return len(routes) > 0
 }
 
-// TestKeepRouterAdvertisements: the default route from a router advertisement stays when forwarding is enabled.
+// TestKeepRouterAdvertisements checks that, after KeepRouterAdvertisements, enabling IPv6 forwarding does not delete the default route from
+// a router advertisement.
 func TestKeepRouterAdvertisements(t *testing.T) {
 	h := host(t)
 	router, netns := podNS(t)
@@ -64,7 +65,7 @@ func TestKeepRouterAdvertisements(t *testing.T) {
 	kerneltest.Must(t, h.Set(Sysctl{"ipv6/conf/kth0/accept_dad", "0"}), router.Set(Sysctl{"ipv6/conf/eth0/accept_dad", "0"}),
 		router.SetUp(far),
 		h.SetUp(uplink))
-	advertise(t, router, far)
+	sendAdvertisements(t, router, far)
 	for deadline := time.Now().Add(10 * time.Second); !advertised(t, h, uplink); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("no default route was learned")
@@ -81,8 +82,8 @@ func TestKeepRouterAdvertisements(t *testing.T) {
 	}
 }
 
-// TestKeepRouterAdvertisementsFails: an unreadable setting is an error, because there may be a route to keep. Only a kernel without IPv6
-// has none.
+// TestKeepRouterAdvertisementsFails checks that KeepRouterAdvertisements returns an error if it cannot read the forwarding setting. The
+// only exception is the error of a kernel without IPv6.
 func TestKeepRouterAdvertisementsFails(t *testing.T) {
 	h, err := Host()
 	kerneltest.Must(t, err)

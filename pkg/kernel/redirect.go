@@ -17,14 +17,16 @@ import (
 
 const clsact = 0xffff0000 // ffff:, the handle of the ingress and clsact qdiscs
 
-// redirectPriority is the last priority, so that other programs' filters run before the redirect. The kernel assigns 49152 or less.
+// redirectPriority is the highest possible number, so that other programs' filters run before the redirect. The kernel itself assigns
+// priorities up to 49152.
 const redirectPriority = 65535
 
-// referencePriority is the priority of the reference's redirect.
+// referencePriority is the priority of the filter of the reference bandwidth plugin.
 const referencePriority = 1
 
-// EnsureIFB returns the intermediate functional block device (ifb) for a link, up and with the link's MTU. It creates a missing one. Frames
-// redirected to it pass its qdisc and continue on their way (tc-mirred(8)). It joins the device group that the link leads.
+// EnsureIFB returns the intermediate functional block device (ifb) with this name, and creates a missing device with the MTU of the link.
+// The device is up and belongs to the device group that the link leads. A frame that is redirected to an ifb passes through the qdisc of
+// the ifb, and then continues on its way (tc-mirred(8)).
 func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	err := fault.Change("link add "+name+" type ifb", func() error {
 		attrs := netlink.NewLinkAttrs()
@@ -42,7 +44,7 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	if err == nil && (!ok || link.Kind != "ifb") {
 		err = fmt.Errorf("link %s is no ifb", name)
 	}
-	// a stale device outside the group would survive the group's deletion
+	// A stale device outside the group would remain when the group is deleted.
 	if err == nil && of.LeadsGroup() && link.Traits.Group != of.Traits.Group {
 		err = fault.Change("link set "+name+" group", func() error { return n.h.LinkSetGroup(byIndex(link.Index), int(of.Traits.Group)) })
 	}
@@ -52,9 +54,10 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	return link, err
 }
 
-// Redirect sends all frames that a link receives through another link. It uses an existing ingress or clsact qdisc, or adds a clsact qdisc:
-// other programs may need one later, and cannot add it beside an ingress qdisc. It deletes a RedirectsLong filter only after the new filter
-// is in place, so that a live pod keeps its limit. It is a no-op if all frames are already redirected.
+// Redirect sends all frames that a link receives through another link. It uses an existing ingress or clsact qdisc, or adds a clsact qdisc.
+// It does not add an ingress qdisc, because an ingress qdisc would prevent other programs from adding a clsact qdisc. It deletes a
+// RedirectsLong filter only after the new filter is in place, so that a live pod keeps its limit. Redirect is a no-op if all frames are
+// already redirected.
 func (n *NS) Redirect(from, to Link) error {
 	found := false
 	err := fault.Change("qdisc add dev "+from.Name+" clsact", func() error {
@@ -85,8 +88,8 @@ func (n *NS) Redirect(from, to Link) error {
 	return n.delRedirects(from, to, true)
 }
 
-// addRedirect adds the filter. Its selector has no key: a u32 key reads 4 bytes after the Ethernet header. A shorter frame would not match,
-// even if the key compares none of these bytes.
+// addRedirect adds the redirect filter. The selector of the filter has no key, because a u32 key reads 4 bytes after the Ethernet header. A
+// shorter frame would not match any key, not even a key with mask 0.
 func (n *NS) addRedirect(from, to Link) error {
 	return fault.Change(fmt.Sprintf("filter add dev %s ingress redirect dev %s", from.Name, to.Name), func() error {
 		return missingFeature(n.h.FilterAdd(&netlink.U32{
@@ -108,25 +111,25 @@ func redirectAttrs(link Link) netlink.FilterAttrs {
 	return netlink.FilterAttrs{LinkIndex: link.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: redirectPriority, Protocol: unix.ETH_P_ALL}
 }
 
-// Redirection says which received frames of a link are sent through another link.
+// Redirection is the set of received frames that a link sends through another link.
 type Redirection int
 
-// Values of Redirection, from the weakest. The reference's filter makes RedirectsLong.
+// Values of Redirection in increasing order. The reference plugin's filter has the value RedirectsLong.
 const (
 	RedirectsNone Redirection = iota // no frames, or only some protocols or contents
 	RedirectsLong                    // frames with at least 4 bytes after the Ethernet header and VLAN tag
 	RedirectsAll
 )
 
-// Redirected returns which frames the u32 filters of any priority send from one link through another. The reference's filter has another
-// priority than ours.
+// Redirected returns the frames that u32 filters redirect from one link to another. It considers filters of any priority, because the
+// priority of the reference plugin's filter is not redirectPriority.
 func (n *NS) Redirected(from, to Link) (Redirection, error) {
-	list, err := n.filters(from, netlink.HANDLE_MIN_INGRESS)
-	return receiver{from, list}.through(to.Index), err
+	list, err := n.listFilters(from, netlink.HANDLE_MIN_INGRESS)
+	return redirectSource{from, list}.redirectionTo(to.Index), err
 }
 
-// redirection returns which frames the filter redirects.
-func redirection(f netlink.Filter) Redirection {
+// redirectionOf returns the set of frames that a redirect filter matches.
+func redirectionOf(f netlink.Filter) Redirection {
 	u32, ok := f.(*netlink.U32)
 	switch {
 	case !ok || u32.Protocol != unix.ETH_P_ALL || u32.Sel == nil ||
@@ -138,17 +141,17 @@ func redirection(f netlink.Filter) Redirection {
 	return RedirectsAll
 }
 
-// filters returns the filters of one side of a link: none if the link is gone or has no qdisc for them.
-func (n *NS) filters(link Link, parent uint32) (list []netlink.Filter, err error) {
-	err = retry(func() (err error) {
+// listFilters returns the filters of one side of a link. The list is empty if the link was deleted or has no qdisc for filters.
+func (n *NS) listFilters(link Link, parent uint32) (list []netlink.Filter, err error) {
+	err = retryInterrupted(func() (err error) {
 		list, err = n.h.FilterList(byIndex(link.Index), parent)
 		return fault.Ignore(err, unix.EINVAL, unix.ENOENT, unix.ENODEV)
 	})
 	return list, wrapped("filter show dev "+link.Name, err)
 }
 
-// redirectsTo returns the ifindex of the link to which a filter redirects packets: 0 if the link is gone, -1 if the filter does not
-// redirect.
+// redirectsTo returns the ifindex of the link to which a filter redirects packets. It returns 0 if the target link was deleted, and -1 if
+// the filter does not redirect.
 func redirectsTo(f netlink.Filter) int {
 	u32, ok := f.(*netlink.U32)
 	if !ok {
@@ -162,10 +165,10 @@ func redirectsTo(f netlink.Filter) int {
 	return -1
 }
 
-// RedirectedFrom returns a link whose received frames are sent through another link. ok is false if there is none. It reads every link with
-// an ingress or clsact qdisc.
+// RedirectedFrom returns a link whose received frames are redirected to the given link. The second result reports whether such a link
+// exists. RedirectedFrom reads every link with an ingress or clsact qdisc.
 func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
-	list, err := n.receivers()
+	list, err := n.redirectSources()
 	for _, r := range list {
 		if slices.ContainsFunc(r.filters, func(f netlink.Filter) bool { return redirectsTo(f) == to.Index }) {
 			return r.link, true, nil
@@ -174,16 +177,16 @@ func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
 	return Link{}, false, err
 }
 
-// RedirectPair is a link and the link through which its received frames are sent.
+// RedirectPair is a link (From) and the link to which the received frames of From are redirected (To).
 type RedirectPair struct{ From, To Link }
 
-// RedirectedLong returns the links whose redirect misses short frames (RedirectsLong).
+// RedirectedLong returns the links whose redirect does not match short frames (RedirectsLong).
 func (n *NS) RedirectedLong() (pairs []RedirectPair, err error) {
-	list, err := n.receivers()
+	list, err := n.redirectSources()
 	for _, r := range list {
 		for _, f := range r.filters {
 			index := redirectsTo(f)
-			if index <= 0 || r.through(index) != RedirectsLong {
+			if index <= 0 || r.redirectionTo(index) != RedirectsLong {
 				continue
 			}
 			to, ok, e := n.LinkByIndex(index)
@@ -195,25 +198,26 @@ func (n *NS) RedirectedLong() (pairs []RedirectPair, err error) {
 	return pairs, err
 }
 
-// receiver is a link with the filters on its receiving side.
-type receiver struct {
+// redirectSource is a link with the filters for frames that the link receives.
+type redirectSource struct {
 	link    Link
 	filters []netlink.Filter
 }
 
-// through returns which frames the filters send through the link with an ifindex.
-func (r receiver) through(index int) Redirection {
+// redirectionTo returns the frames that the filters redirect to the link with this ifindex.
+func (r redirectSource) redirectionTo(index int) Redirection {
 	most := RedirectsNone
 	for _, f := range r.filters {
 		if redirectsTo(f) == index {
-			most = max(most, redirection(f))
+			most = max(most, redirectionOf(f))
 		}
 	}
 	return most
 }
 
-// receivers returns the links with an ingress or clsact qdisc, also if some cannot be read.
-func (n *NS) receivers() (found []receiver, err error) {
+// redirectSources returns the links with an ingress or clsact qdisc and their filters. If some links cannot be read, it returns the other
+// links and an error.
+func (n *NS) redirectSources() (found []redirectSource, err error) {
 	list, err := n.qdiscs()
 	for _, q := range list {
 		if q.kind != "ingress" && q.kind != "clsact" {
@@ -222,8 +226,8 @@ func (n *NS) receivers() (found []receiver, err error) {
 		link, ok, e := n.LinkByIndex(q.link)
 		if e == nil && ok {
 			var filters []netlink.Filter
-			if filters, e = n.filters(link, netlink.HANDLE_MIN_INGRESS); e == nil {
-				found = append(found, receiver{link, filters})
+			if filters, e = n.listFilters(link, netlink.HANDLE_MIN_INGRESS); e == nil {
+				found = append(found, redirectSource{link, filters})
 			}
 		}
 		err = errors.Join(err, e)
@@ -231,9 +235,9 @@ func (n *NS) receivers() (found []receiver, err error) {
 	return found, err
 }
 
-// DelRedirect removes the redirect from one link to another, also the reference's. It removes the qdisc unless other programs' filters use
-// it. It removes a clsact qdisc only if owned is set, because the program that added it may add filters later. A missing redirect is no
-// error.
+// DelRedirect removes the redirect from one link to another, including a redirect of the reference plugin. It also removes the ingress
+// qdisc, unless other programs have filters there. It removes a clsact qdisc only if owned is true, because another program may have added
+// the qdisc for later filters. A missing redirect is no error.
 func (n *NS) DelRedirect(from, to Link, owned bool) error {
 	if err := n.delRedirects(from, to, false); err != nil {
 		return err
@@ -246,17 +250,17 @@ func (n *NS) DelRedirect(from, to Link, owned bool) error {
 		return err
 	}
 	return fault.Change("qdisc del dev "+from.Name+" "+q.kind, func() error {
-		_, err := qdisc{link: from.Index, handle: clsact, parent: netlink.HANDLE_INGRESS, kind: q.kind}.request(n, unix.RTM_DELQDISC,
+		_, err := qdisc{link: from.Index, handle: clsact, parent: netlink.HANDLE_INGRESS, kind: q.kind}.newRequest(n, unix.RTM_DELQDISC,
 			0).Execute(unix.NETLINK_ROUTE, 0)
 		return fault.Ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
 	})
 }
 
-// delRedirects deletes our filter, filters that redirect to a link, and the reference plugin's filter to a deleted link. With spareAll,
-// filters that redirect all frames to the link stay.
+// delRedirects deletes our filter, filters that redirect to the target link, and the reference plugin's filter if its target was deleted.
+// With spareAll, filters that redirect all frames to the target link stay.
 func (n *NS) delRedirects(from, to Link, spareAll bool) error {
 	return fault.Change("filter del dev "+from.Name+" ingress", func() error {
-		list, err := n.filters(from, netlink.HANDLE_MIN_INGRESS)
+		list, err := n.listFilters(from, netlink.HANDLE_MIN_INGRESS)
 		if err != nil {
 			return err
 		}
@@ -278,19 +282,20 @@ func (n *NS) delRedirects(from, to Link, spareAll bool) error {
 	})
 }
 
-// isStale reports whether delRedirects deletes a filter.
+// isStale reports whether delRedirects must delete the filter f.
 func isStale(f netlink.Filter, to Link, spareAll bool) bool {
 	priority, target := f.Attrs().Priority, redirectsTo(f)
-	if spareAll && target == to.Index && redirection(f) == RedirectsAll {
+	if spareAll && target == to.Index && redirectionOf(f) == RedirectsAll {
 		return false
 	}
 	return priority == redirectPriority || to.Index != 0 && target == to.Index || priority == referencePriority && target == 0
 }
 
-// hasFilters reads both sides of a clsact qdisc. An ingress qdisc gives the same answer twice.
+// hasFilters reports whether a link has filters on either side of its clsact or ingress qdisc. For an ingress qdisc the kernel returns the
+// same filters twice.
 func (n *NS) hasFilters(link Link) (bool, error) {
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
-		if filters, err := n.filters(link, parent); err != nil || len(filters) > 0 {
+		if filters, err := n.listFilters(link, parent); err != nil || len(filters) > 0 {
 			return true, err
 		}
 	}

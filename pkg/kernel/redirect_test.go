@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// asReference redirects a link as the reference does.
-func asReference(t *testing.T, w wire, to Link) {
+// redirectAsReference adds the same redirect filter as the reference plugin.
+func redirectAsReference(t *testing.T, w wire, to Link) {
 	t.Helper()
 	qdisc := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_INGRESS}}
 	if err := w.host.h.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -27,13 +27,13 @@ func asReference(t *testing.T, w wire, to Link) {
 	}))
 }
 
-// TestDelRedirectOfReference: DelRedirect removes the reference's redirect, which has another priority, also if its device is already gone.
-// Other programs' filters of the same priority stay.
+// TestDelRedirectOfReference checks that DelRedirect removes the reference plugin's filter, even if the ifb is already deleted. Other
+// programs' filters of the same priority stay.
 func TestDelRedirectOfReference(t *testing.T) {
 	for _, c := range []struct{ others, gone bool }{{false, false}, {false, true}, {true, false}, {true, true}} {
 		w := newWire(t)
 		ifb, kinds := newIFB(t, w), w.qdiscKinds(t)
-		asReference(t, w, ifb)
+		redirectAsReference(t, w, ifb)
 		if c.others {
 			filtersOfOthers(t, w)
 		}
@@ -52,11 +52,12 @@ func TestDelRedirectOfReference(t *testing.T) {
 	}
 }
 
-// TestRedirectAfterReference: Redirect replaces a reference redirect to a deleted device, which would drop all frames.
+// TestRedirectAfterReference checks that Redirect replaces a filter of the reference plugin whose ifb was deleted. This filter would drop
+// all frames.
 func TestRedirectAfterReference(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
-	asReference(t, w, ifb)
+	redirectAsReference(t, w, ifb)
 	kerneltest.Must(t, w.host.DelLink(ifb.Name))
 	ifb = newIFB(t, w)
 	kerneltest.Must(t, w.host.Redirect(w.hostSide, ifb))
@@ -65,7 +66,8 @@ func TestRedirectAfterReference(t *testing.T) {
 	}
 }
 
-// TestRedirectedMirror: a mirror action is no redirect, and stays.
+// TestRedirectedMirror checks that a filter with a mirror action does not count as a redirect. It also checks that DelRedirect keeps a
+// filter with a mirror action.
 func TestRedirectedMirror(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -86,7 +88,7 @@ func TestRedirectedMirror(t *testing.T) {
 	}
 }
 
-// TestRedirectedSome: Redirect replaces a filter that redirects only some packets.
+// TestRedirectedSome checks that Redirect replaces a filter that redirects only some packets.
 func TestRedirectedSome(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -116,7 +118,7 @@ func TestRedirectedSome(t *testing.T) {
 	}
 }
 
-// TestEnsureIFBJoins: a stale device joins the link's group, and is deleted with it.
+// TestEnsureIFBJoins checks that EnsureIFB adds a stale ifb to the link's group, so that DelGroup deletes the ifb.
 func TestEnsureIFBJoins(t *testing.T) {
 	w := newWire(t)
 	newIFB(t, w)
@@ -129,7 +131,7 @@ func TestEnsureIFBJoins(t *testing.T) {
 	}
 }
 
-// TestBucketsOfOthers: a fair queue below another kind of qdisc does not count as a token bucket's queue.
+// TestBucketsOfOthers checks that Buckets ignores a fair queue whose parent is not a token bucket.
 func TestBucketsOfOthers(t *testing.T) {
 	w := newWire(t)
 	s := Bucket{Rate: 8e6, Burst: 20_000, Limit: 30_000}
@@ -140,18 +142,19 @@ func TestBucketsOfOthers(t *testing.T) {
 		return qdisc{link: link, handle: childHandle, parent: childParent, kind: fairQueue, Counters: Counters{Dropped: 7},
 			options: []byte{8, 0, 1, 0, 100, 0, 0, 0}}
 	}
-	// The kernel lists them in any order.
+	// The kernel lists qdiscs in any order.
 	got := bucketsIn(append([]qdisc{queue(w.hostSide.Index), queue(1 << 20)}, list...))
 	if b := got[w.hostSide.Index]; len(got) != 1 || b.Rate != s.Rate || b.Dropped != 7 || b.Fair.Target == 0 {
 		t.Errorf("%+v", got)
 	}
 }
 
-// TestNamesWhatIsMissing: the error names the feature that the kernel lacks.
+// TestNamesWhatIsMissing checks that missingFeature names the feature only for ENOENT, which the kernel returns for an unknown kind of
+// qdisc.
 func TestNamesWhatIsMissing(t *testing.T) {
 	w := newWire(t)
 	_, err := qdisc{link: w.hostSide.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "podlace"}.
-		request(&w.host.NS, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE).Execute(unix.NETLINK_ROUTE, 0)
+		newRequest(&w.host.NS, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE).Execute(unix.NETLINK_ROUTE, 0)
 	var missing *MissingFeature
 	if err = missingFeature(err, "podlace (CONFIG_X)"); !errors.As(err, &missing) || missing.What != "podlace (CONFIG_X)" ||
 		!errors.Is(err, unix.ENOENT) {

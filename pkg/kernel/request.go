@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// change sends a request and waits for its acknowledgement.
-func (n *NS) change(kind, flags int, header nl.NetlinkRequestData, attributes ...*nl.RtAttr) error {
-	req := n.request(kind, flags)
+// sendChange sends a request that changes an object, and waits for the acknowledgement.
+func (n *NS) sendChange(kind, flags int, header nl.NetlinkRequestData, attributes ...*nl.RtAttr) error {
+	req := n.newRequest(kind, flags)
 	req.AddData(header)
 	for _, a := range attributes {
 		req.AddData(a)
@@ -20,15 +20,15 @@ func (n *NS) change(kind, flags int, header nl.NetlinkRequestData, attributes ..
 	return err
 }
 
-// dump lists the objects that a header and attributes select. It uses a socket with strict checking (NETLINK_GET_STRICT_CHK); without it
-// the kernel ignores the selection.
-func (n *NS) dump(kind int, reply uint16, header nl.NetlinkRequestData, attributes ...*nl.RtAttr) (replies [][]byte, err error) {
+// listObjects lists the objects that a header and attributes select. It uses a socket with NETLINK_GET_STRICT_CHK, because without this
+// option the kernel ignores the selection and returns all objects.
+func (n *NS) listObjects(kind int, reply uint16, header nl.NetlinkRequestData, attributes ...*nl.RtAttr) (replies [][]byte, err error) {
 	if n.strict == nil {
 		if n.strict, err = n.strictSocket(); err != nil {
 			return nil, err
 		}
 	}
-	err = retry(func() (err error) {
+	err = retryInterrupted(func() (err error) {
 		req := nl.NewNetlinkRequest(kind, unix.NLM_F_DUMP)
 		req.Sockets = n.strict
 		req.AddData(header)
@@ -41,9 +41,9 @@ func (n *NS) dump(kind int, reply uint16, header nl.NetlinkRequestData, attribut
 	return replies, err
 }
 
-// strictSocket opens a socket for dump.
+// strictSocket opens the socket for listObjects.
 func (n *NS) strictSocket() (sockets map[int]*nl.SocketHandle, err error) {
-	err = n.within(func() error {
+	err = n.inNamespace(func() error {
 		s, err := nl.Subscribe(unix.NETLINK_ROUTE)
 		if err != nil {
 			return err
@@ -60,7 +60,7 @@ func (n *NS) strictSocket() (sockets map[int]*nl.SocketHandle, err error) {
 	return sockets, err
 }
 
-// number32 parses an attribute of 4 bytes; 0 if it has another length.
+// number32 parses an attribute of 4 bytes. It returns 0 if the attribute has another length.
 func number32(value []byte) uint32 {
 	if len(value) != 4 {
 		return 0

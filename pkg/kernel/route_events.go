@@ -22,14 +22,14 @@ type RouteEvent struct {
 	What    string // the last change, for logs: "link eth0", "route 10.2.0.0/24", "nexthop 7", "address fd00::1"
 }
 
-// RouteEvents sends changes in the caller's namespace that affect the routes of a protocol:
-// - a route or nexthop object of the protocol was deleted;
-// - a link went up or down, or its MTU changed (except for bridge ports, bond ports and ifbs);
-// - a global IPv6 address was added or removed;
-// - another program's route in the main table was added, removed or replaced, if it has no gateway or is a default route.
+// RouteEvents returns a channel of events about changes in the caller's namespace that can affect the routes of a protocol. It reports
+// deleted routes and nexthop objects of the protocol. It reports links whose MTU or state (up or down) changed, except bridge ports, bond
+// ports and ifbs. It reports added and removed global IPv6 addresses. Among other programs' routes in the main table it reports default
+// routes, routes without a gateway, and replaced routes.
 //
-// A socket filter drops other routes of other programs. Events that the receiver has not yet taken are merged into one. The kernel deletes
-// the routes and nexthop objects of a link that goes down without a message. When ctx ends, the channel is closed.
+// A socket filter drops all other messages about routes. If the receiver is slow, several changes are merged into one event. The channel is
+// closed when ctx ends. When a link goes down, the kernel deletes its routes and nexthop objects without sending messages, so that only the
+// event about the link reports the loss.
 func RouteEvents(ctx context.Context, protocol int) (<-chan RouteEvent, error) {
 	socket, err := subscribeRoutes(protocol)
 	if err != nil {
@@ -39,7 +39,7 @@ func RouteEvents(ctx context.Context, protocol int) (<-chan RouteEvent, error) {
 	var running sync.WaitGroup
 	parse := func(datagram []byte) []notice { return routeNotices(datagram, protocol) }
 	running.Go(func() { sendEvents(ctx, socket, parse, lostNotice(), notices) })
-	running.Go(func() { merge(ctx, notices, events) })
+	running.Go(func() { mergeNotices(ctx, notices, events) })
 	context.AfterFunc(ctx, func() {
 		socket.Close()
 		running.Wait()
@@ -53,8 +53,8 @@ func subscribeRoutes(protocol int) (*os.File, error) {
 		unix.RTNLGRP_NEXTHOP, unix.RTNLGRP_IPV6_IFADDR)
 }
 
-// merge forwards relevant notices. It merges notices that the receiver has not yet taken into one event.
-func merge(ctx context.Context, from <-chan notice, to chan<- RouteEvent) {
+// mergeNotices sends an event for each relevant notice. While the receiver is busy, it merges the notices into one event.
+func mergeNotices(ctx context.Context, from <-chan notice, to chan<- RouteEvent) {
 	known := routeLinks{}
 	var pending RouteEvent
 	var out chan<- RouteEvent // nil while no event is pending
@@ -65,7 +65,7 @@ func merge(ctx context.Context, from <-chan notice, to chan<- RouteEvent) {
 		case out <- pending:
 			pending, out = RouteEvent{}, nil
 		case n := <-from:
-			if !known.concerns(n) {
+			if !known.isRelevant(n) {
 				continue
 			}
 			pending = RouteEvent{Lost: pending.Lost || n.Lost, Removed: pending.Removed || n.Removed, What: n.What}
@@ -74,7 +74,7 @@ func merge(ctx context.Context, from <-chan notice, to chan<- RouteEvent) {
 	}
 }
 
-// notice is one message of the kernel.
+// A notice is one parsed message of the kernel.
 type notice struct {
 	RouteEvent
 	link  int // ifindex, for a message about a link
@@ -85,7 +85,8 @@ type notice struct {
 
 func lostNotice() notice { return notice{RouteEvent: RouteEvent{Lost: true, What: "lost events"}} }
 
-// linkState is the state of a link on which routes depend. It is zero for a link that is down or that no route uses.
+// linkState is the part of a link's state that matters for routes. It is the zero value if the link is down, or if routes cannot use the
+// link.
 type linkState struct {
 	flags uint32
 	mtu   uint32
@@ -93,9 +94,9 @@ type linkState struct {
 
 type routeLinks map[int]linkState
 
-// concerns reports whether a notice is about routes, or about a changed link that routes may use. It stores the states of links, and clears
-// them when notices are lost.
-func (known routeLinks) concerns(n notice) bool {
+// isRelevant reports whether a notice can affect routes. A notice about a link is relevant only if the state of the link changed.
+// isRelevant stores the state of each link. If n.Lost is true, notices were lost, and isRelevant forgets all states.
+func (known routeLinks) isRelevant(n notice) bool {
 	if n.Lost {
 		clear(known)
 	}
@@ -113,7 +114,7 @@ func (known routeLinks) concerns(n notice) bool {
 	return was != n.state
 }
 
-// routeNotices parses messages of rtnetlink(7).
+// routeNotices parses a datagram of rtnetlink(7) messages.
 func routeNotices(datagram []byte, protocol int) []notice {
 	return eachMessage(datagram, lostNotice(), func(kind, flags uint16, body []byte) []notice {
 		var n notice
@@ -127,7 +128,7 @@ func routeNotices(datagram []byte, protocol int) []notice {
 			h, found := parseNexthop(body)
 			n.Removed, n.What, ok = true, fmt.Sprintf("nexthop %d", h.ID), found && h.Protocol == protocol
 		case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-			addr, found := netip.AddrFromSlice(attribute(body[min(unix.SizeofIfAddrmsg, len(body)):], unix.IFA_ADDRESS))
+			addr, found := netip.AddrFromSlice(attributeOf(body[min(unix.SizeofIfAddrmsg, len(body)):], unix.IFA_ADDRESS))
 			n.What, ok = "address "+addr.String(), found
 		}
 		if !ok {
@@ -143,11 +144,11 @@ func linkNotice(body []byte, gone bool) (n notice, ok bool) {
 	}
 	header, attributes := nl.DeserializeIfInfomsg(body), body[unix.SizeofIfInfomsg:]
 	n.link, n.fresh, n.gone = int(header.Index), header.Change == ^uint32(0), gone
-	n.What = "link " + strings.TrimRight(string(attribute(attributes, unix.IFLA_IFNAME)), "\x00")
-	kind := strings.TrimRight(string(nested(attributes, unix.IFLA_LINKINFO, nl.IFLA_INFO_KIND)), "\x00")
-	leads := kind != "ifb" && number32(attribute(attributes, unix.IFLA_MASTER)) == 0
+	n.What = "link " + strings.TrimRight(string(attributeOf(attributes, unix.IFLA_IFNAME)), "\x00")
+	kind := strings.TrimRight(string(attributeAt(attributes, unix.IFLA_LINKINFO, nl.IFLA_INFO_KIND)), "\x00")
+	leads := kind != "ifb" && number32(attributeOf(attributes, unix.IFLA_MASTER)) == 0
 	if leads && !gone && header.Flags&unix.IFF_UP != 0 {
-		n.state = linkState{header.Flags & (unix.IFF_UP | unix.IFF_RUNNING | unix.IFF_LOWER_UP), number32(attribute(attributes, unix.IFLA_MTU))}
+		n.state = linkState{header.Flags & (unix.IFF_UP | unix.IFF_RUNNING | unix.IFF_LOWER_UP), number32(attributeOf(attributes, unix.IFLA_MTU))}
 	}
 	n.fresh = n.fresh || !leads
 	return n, header.Family != unix.AF_BRIDGE
@@ -160,11 +161,11 @@ func routeNotice(body []byte, gone bool, protocol int) (n notice, ok bool) {
 		n.Removed = true
 		return n, ok && gone
 	}
-	// The kernel adds a link-local route for each link.
+	// Link-local routes are irrelevant, because the kernel adds one for each link.
 	return n, ok && !r.Dst.Addr().IsLinkLocalUnicast() && !r.Dst.Addr().IsMulticast()
 }
 
-// Offsets of the fields that the filter reads, after the 16-byte header.
+// Offsets of the message fields that routeFilter reads.
 const (
 	atType       = 4
 	atFlags      = 6
@@ -176,11 +177,11 @@ const (
 	atAttributes = unix.SizeofNlMsghdr + unix.SizeofRtMsg
 )
 
-// routeFilter returns a filter that the kernel runs for each message, so that irrelevant routes of other programs cost next to nothing. It
-// sees only the first message of a datagram; the kernel sends each message in its own datagram.
+// routeFilter returns a socket filter that the kernel runs for each datagram. The filter makes irrelevant routes of other programs cheap.
+// It reads only the first message of a datagram, which suffices because the kernel sends one message per datagram.
 func routeFilter(protocol int) []unix.SockFilter {
 	p := newProgram()
-	p.load(atType, 2)
+	p.loadBytes(atType, 2)
 	for _, t := range []struct {
 		kind uint16
 		to   string
@@ -191,50 +192,50 @@ func routeFilter(protocol int) []unix.SockFilter {
 	p.jump("drop")
 
 	p.label("address")
-	p.load(atScope, 1)
+	p.loadBytes(atScope, 1)
 	p.jumpIf(unix.BPF_JGE, unix.RT_SCOPE_LINK, "drop")
 	p.jump("accept")
 
 	p.label("nexthop")
-	p.load(atNHProtocol, 1)
+	p.loadBytes(atNHProtocol, 1)
 	p.jumpIf(unix.BPF_JEQ, uint32(protocol), "accept")
 	p.jump("drop")
 
 	p.label("deleted route")
-	p.load(atProtocol, 1)
+	p.loadBytes(atProtocol, 1)
 	p.jumpIf(unix.BPF_JEQ, uint32(protocol), "accept")
 	p.jump("route")
 
 	p.label("new route")
-	p.load(atProtocol, 1)
+	p.loadBytes(atProtocol, 1)
 	p.jumpIf(unix.BPF_JEQ, uint32(protocol), "drop")
-	p.load(atTable, 1)
+	p.loadBytes(atTable, 1)
 	p.jumpIf(unix.BPF_JEQ, unix.RT_TABLE_MAIN, "replaced route")
 	p.jump("drop")
 	p.label("replaced route")
-	p.load(atFlags, 2)
+	p.loadBytes(atFlags, 2)
 	p.jumpIf(unix.BPF_JSET, inNetworkOrder(unix.NLM_F_REPLACE), "accept")
 
 	p.label("route")
-	p.load(atTable, 1)
+	p.loadBytes(atTable, 1)
 	p.jumpIf(unix.BPF_JEQ, unix.RT_TABLE_MAIN, "main route")
 	p.jump("drop")
 	p.label("main route")
-	p.load(atDstLen, 1)
+	p.loadBytes(atDstLen, 1)
 	p.jumpIf(unix.BPF_JEQ, 0, "accept")
 	for _, a := range []uint32{unix.RTA_GATEWAY, unix.RTA_VIA, unix.RTA_MULTIPATH, rtaNHID} {
-		p.attribute(a, atAttributes)
+		p.loadAttribute(a, atAttributes)
 		p.jumpIf(unix.BPF_JGT, 0, "drop")
 	}
 	p.label("accept")
-	p.end(largestEvent)
+	p.returnBytes(largestEvent)
 	p.label("drop")
-	p.end(0)
+	p.returnBytes(0)
 	return p.assemble()
 }
 
-// inNetworkOrder converts a number that the kernel writes in host byte order to the value that BPF loads, which reads in network byte
-// order.
+// inNetworkOrder returns the value that a BPF load instruction sees for a number in a netlink message. Netlink uses host byte order, and
+// BPF loads in network byte order.
 func inNetworkOrder(n uint16) uint32 {
 	return uint32(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, n)))
 }

@@ -25,12 +25,12 @@ const ours = 142
 // routeSocket subscribes to route messages in a namespace.
 func routeSocket(t testing.TB, n *NS) (socket *os.File) {
 	t.Helper()
-	kerneltest.Must(t, n.within(func() (err error) { socket, err = subscribeRoutes(ours); return err }))
+	kerneltest.Must(t, n.inNamespace(func() (err error) { socket, err = subscribeRoutes(ours); return err }))
 	return socket
 }
 
-// noticed returns a function that returns the notices in a namespace since its last call.
-func noticed(t *testing.T, n *NS) (since func() []string) {
+// collectNotices subscribes to the notices of a namespace. The returned function returns the relevant notices since its previous call.
+func collectNotices(t *testing.T, n *NS) (since func() []string) {
 	t.Helper()
 	socket := routeSocket(t, n)
 	notices := make(chan notice)
@@ -53,7 +53,7 @@ func noticed(t *testing.T, n *NS) (since func() []string) {
 			if m.What == "route "+mark.Dst.String() {
 				break
 			}
-			if known.concerns(m) {
+			if known.isRelevant(m) {
 				text := m.What
 				if m.Removed {
 					text += " removed"
@@ -66,8 +66,8 @@ func noticed(t *testing.T, n *NS) (since func() []string) {
 	}
 }
 
-// uplink gives a namespace a link eth0 with addresses.
-func uplink(t *testing.T, n *NS) {
+// addUplink adds a link eth0 with addresses to a namespace.
+func addUplink(t *testing.T, n *NS) {
 	t.Helper()
 	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth1"}
 	kerneltest.Must(t, n.h.LinkAdd(veth), n.Set(Sysctl{"ipv6/conf/eth0/accept_dad", "0"}, Sysctl{"ipv6/conf/eth1/accept_dad", "0"}))
@@ -79,12 +79,12 @@ func uplink(t *testing.T, n *NS) {
 		n.AwaitAddress(netip.MustParseAddr("fd00:2::1"), until))
 }
 
-// TestRouteEvents: changes that affect a protocol's routes give events, and other changes do not.
+// TestRouteEvents checks that only changes that can affect the routes of a protocol send events.
 func TestRouteEvents(t *testing.T) {
 	n, _ := podNS(t)
-	uplink(t, n)
+	addUplink(t, n)
 	eth0 := mustLink(t, n, "eth0")
-	since := noticed(t, n)
+	since := collectNotices(t, n)
 	foreign := func(dst, via string, table int) *netlink.Route {
 		to := IPNet(netip.MustParsePrefix(dst))
 		r := &netlink.Route{LinkIndex: eth0.Index, Dst: to, Protocol: unix.RTPROT_STATIC, Table: table}
@@ -153,10 +153,11 @@ func TestRouteEvents(t *testing.T) {
 	}
 }
 
-// TestRouteEventsOfPods: adding and removing pods gives no events, except one for the first notice of their bridge, which may come late.
+// TestRouteEventsOfPods checks that adding and removing pods sends no events. One event is allowed: the first notice about the bridge,
+// which may arrive late.
 func TestRouteEventsOfPods(t *testing.T) {
 	w := newWire(t) // the bridge is up before it has a port
-	since := noticed(t, &w.host.NS)
+	since := collectNotices(t, &w.host.NS)
 	var seen []string
 	for _, name := range []string{"kth1", "kth2", "kth3", "kth4"} {
 		_, netns := podNS(t)
@@ -171,11 +172,11 @@ func TestRouteEventsOfPods(t *testing.T) {
 	}
 }
 
-// TestForeignRoutes: thousands of another program's routes neither reach the process nor overflow its socket.
+// TestForeignRoutes checks that thousands of routes of another program send no notices and do not overflow the socket.
 func TestForeignRoutes(t *testing.T) {
 	n, _ := podNS(t)
-	uplink(t, n)
-	since := noticed(t, n)
+	addUplink(t, n)
+	since := collectNotices(t, n)
 	since()
 	kerneltest.Must(t, foreignRoutes(n, 5000))
 	if list := since(); len(list) > 0 {
@@ -183,7 +184,7 @@ func TestForeignRoutes(t *testing.T) {
 	}
 }
 
-// foreignRoutes adds routes with a gateway.
+// foreignRoutes adds routes with a gateway and with the protocol of another program.
 func foreignRoutes(n *NS, count int) error {
 	link, _, err := n.Link("eth0")
 	for i := range count {
@@ -194,7 +195,8 @@ func foreignRoutes(n *NS, count int) error {
 	return err
 }
 
-// TestRouteEventsMerge: a late receiver gets one merged event, and then later events. Events end with the context.
+// TestRouteEventsMerge checks that a late receiver gets one merged event for earlier changes, and separate events for later changes. The
+// channel is closed when the context ends.
 func TestRouteEventsMerge(t *testing.T) {
 	h := host(t)
 	kerneltest.Clean(t)
@@ -221,7 +223,8 @@ func TestRouteEventsMerge(t *testing.T) {
 	}
 }
 
-// TestRouteEventsLost: an overflow of the socket gives an event and clears the known link states.
+// TestRouteEventsLost checks that an overflow of the socket sends an event whose field Lost is true. It also checks that isRelevant clears
+// the stored link states after this event.
 func TestRouteEventsLost(t *testing.T) {
 	known := routeLinks{}
 	up := notice{link: 3, state: linkState{unix.IFF_UP, 1500}}
@@ -231,7 +234,7 @@ func TestRouteEventsLost(t *testing.T) {
 	}{{up, true}, {up, false}, {lostNotice(), true}, {up, true}, {notice{link: 3}, true}, {notice{link: 4, fresh: true}, false},
 		{notice{link: 5}, true}, {notice{link: 4, gone: true}, false}, {notice{link: 6, gone: true}, false},
 		{notice{link: 5, gone: true}, false}, {up, true}, {notice{link: 3, gone: true}, true}} {
-		if got := known.concerns(c.n); got != c.want {
+		if got := known.isRelevant(c.n); got != c.want {
 			t.Errorf("%d: %+v: %t", i, c.n, got)
 		}
 	}
@@ -260,7 +263,7 @@ func TestRouteEventsLost(t *testing.T) {
 	}
 }
 
-// BenchmarkForeignRoutes adds 100,000 routes of another program, with and without a subscriber.
+// BenchmarkForeignRoutes measures the time to add 100,000 routes of another program, with and without a subscriber.
 func BenchmarkForeignRoutes(b *testing.B) {
 	for _, listens := range []bool{false, true} {
 		b.Run(fmt.Sprint("listens=", listens), func(b *testing.B) {
@@ -281,7 +284,7 @@ func BenchmarkForeignRoutes(b *testing.B) {
 	}
 }
 
-// FuzzRouteNotices: no input causes a panic.
+// FuzzRouteNotices checks that no input causes a panic.
 func FuzzRouteNotices(f *testing.F) {
 	for _, kind := range []byte{unix.RTM_NEWLINK, unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWADDR, unix.RTM_DELNEXTHOP} {
 		f.Add(append([]byte{44, 0, 0, 0, kind, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 24, 0, 0, 254, 142}, make([]byte, 22)...))

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Bucket is a token bucket (tc-tbf(8)). Shape installs it; Shaped and Buckets read it. Packets wait for tokens in one queue, or with a fair
-// queue in one queue per flow.
+// Bucket is a token bucket (tc-tbf(8)). Shape installs a token bucket; Shaped and Buckets read it. Packets wait for tokens in one queue, or
+// in one queue per flow if Fair is set.
 type Bucket struct {
 	Rate     uint64    `json:"rate"`  // bits per second
 	Burst    uint32    `json:"burst"` // bytes that may be sent at once after an idle period
@@ -33,8 +33,8 @@ type Counters struct {
 	Waiting uint32 // bytes
 }
 
-// FairQueue is a fair queue (tc-fq_codel(8)): flows do not delay one another, and packets are dropped if they wait longer than Target
-// during Interval. The zero value means no fair queue.
+// FairQueue is a fair queue (tc-fq_codel(8)): flows do not delay one another. The queue drops packets if all packets of an Interval waited
+// longer than Target. The zero value means no fair queue.
 type FairQueue struct {
 	Target   time.Duration `json:"target"`   // in microseconds of precision
 	Interval time.Duration `json:"interval"` // in microseconds of precision
@@ -60,11 +60,11 @@ const (
 // Shape limits the rate at which a link sends. It replaces an existing token bucket in place.
 func (n *NS) Shape(link Link, b Bucket) error {
 	err := fault.Change(fmt.Sprintf("qdisc replace dev %s root tbf rate %dbit", link.Name, b.Rate), func() error {
-		_, err := b.request(n, link).Execute(unix.NETLINK_ROUTE, 0)
+		_, err := b.tbfRequest(n, link).Execute(unix.NETLINK_ROUTE, 0)
 		if errors.Is(err, unix.EINVAL) && n.hasOtherRoot(link) { // the kernel cannot replace another kind of qdisc that has our handle
-			_, _ = qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT}.request(n, unix.RTM_DELQDISC,
+			_, _ = qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT}.newRequest(n, unix.RTM_DELQDISC,
 				0).Execute(unix.NETLINK_ROUTE, 0)
-			_, err = b.request(n, link).Execute(unix.NETLINK_ROUTE, 0)
+			_, err = b.tbfRequest(n, link).Execute(unix.NETLINK_ROUTE, 0)
 		}
 		return missingFeature(err, "token bucket (CONFIG_NET_SCH_TBF)")
 	})
@@ -72,7 +72,7 @@ func (n *NS) Shape(link Link, b Bucket) error {
 		return err
 	}
 	return fault.Change("qdisc replace dev "+link.Name+" parent 1:1 "+fairQueue, func() error {
-		_, err := b.Fair.request(n, link).Execute(unix.NETLINK_ROUTE, 0)
+		_, err := b.Fair.fqCodelRequest(n, link).Execute(unix.NETLINK_ROUTE, 0)
 		return err
 	})
 }
@@ -82,13 +82,14 @@ func (n *NS) hasOtherRoot(link Link) bool {
 	return err == nil && ok && q.kind != "tbf"
 }
 
-// request also contains the burst in bytes. The kernel computes it from the time otherwise, and then drops every packet that takes longer
-// than 2^32 ns at the rate (tbf_change in net/sched/sch_tbf.c). Below 2.8 kbit/s that is every full frame.
-func (b Bucket) request(n *NS, link Link) *nl.NetlinkRequest {
-	req := qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "tbf"}.request(n, unix.RTM_NEWQDISC,
+// tbfRequest returns the request that installs a token bucket. The request contains the burst both as a time and in bytes (TCA_TBF_BURST).
+// If the bytes are missing, the kernel computes them from the time and drops every packet that takes longer than 2^32 ns at the rate
+// (tbf_change in net/sched/sch_tbf.c). At rates below 2.8 kbit/s the kernel would drop every full frame.
+func (b Bucket) tbfRequest(n *NS, link Link) *nl.NetlinkRequest {
+	req := qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "tbf"}.newRequest(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 	rate := b.Rate / 8
-	params := nl.TcTbfQopt{Limit: b.Limit, Buffer: ticks(b.Burst, rate)}
+	params := nl.TcTbfQopt{Limit: b.Limit, Buffer: burstTicks(b.Burst, rate)}
 	params.Rate.Rate = uint32(min(rate, math.MaxUint32))
 	options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
 	options.AddRtAttr(nl.TCA_TBF_PARMS, params.Serialize())
@@ -100,9 +101,9 @@ func (b Bucket) request(n *NS, link Link) *nl.NetlinkRequest {
 	return req
 }
 
-func (f FairQueue) request(n *NS, link Link) *nl.NetlinkRequest {
+func (f FairQueue) fqCodelRequest(n *NS, link Link) *nl.NetlinkRequest {
 	queue := qdisc{link: link.Index, handle: childHandle, parent: childParent, kind: fairQueue}
-	req := queue.request(n, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
+	req := queue.newRequest(n, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 	options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
 	options.AddRtAttr(nl.TCA_FQ_CODEL_TARGET, nl.Uint32Attr(uint32(f.Target.Microseconds())))
 	options.AddRtAttr(nl.TCA_FQ_CODEL_INTERVAL, nl.Uint32Attr(uint32(f.Interval.Microseconds())))
@@ -111,13 +112,14 @@ func (f FairQueue) request(n *NS, link Link) *nl.NetlinkRequest {
 	return req
 }
 
-// ticks converts a burst to the time that it takes at a rate in bytes per second. The kernel stores that time in 32 bits.
-func ticks(burst uint32, rate uint64) uint32 {
+// burstTicks returns the time in ticks that a burst takes at a rate in bytes per second. The result is limited to 32 bits, which is the
+// size of the kernel's field.
+func burstTicks(burst uint32, rate uint64) uint32 {
 	return uint32(min(math.Ceil(netlink.TickInUsec()*1e6*float64(burst)/float64(rate)), math.MaxUint32))
 }
 
-// bucket returns the qdisc as a token bucket. ok is false if it is of another kind, or not at the root.
-func (q qdisc) bucket() (b Bucket, ok bool) {
+// asBucket converts a qdisc to a token bucket. The second result is false if the qdisc has another kind or is not a root qdisc.
+func (q qdisc) asBucket() (b Bucket, ok bool) {
 	if q.kind != "tbf" || q.parent != netlink.HANDLE_ROOT {
 		return Bucket{}, false
 	}
@@ -137,8 +139,9 @@ func (q qdisc) bucket() (b Bucket, ok bool) {
 	return Bucket{Rate: rate * 8, Burst: uint32(min(burst, math.MaxUint32)), Limit: params.Limit, Counters: q.Counters}, err == nil
 }
 
-// fair returns the qdisc as a fair queue. ok is false if it is of another kind, or not below a token bucket.
-func (q qdisc) fair() (f FairQueue, ok bool) {
+// asFairQueue converts a qdisc to a fair queue. The second result is false if the qdisc has another kind or is not the child of a token
+// bucket.
+func (q qdisc) asFairQueue() (f FairQueue, ok bool) {
 	if q.kind != fairQueue || q.parent != childParent {
 		return FairQueue{}, false
 	}
@@ -159,14 +162,14 @@ func (q qdisc) fair() (f FairQueue, ok bool) {
 	return f, err == nil
 }
 
-// Shaped returns the token bucket of a link. ok is false if its root qdisc is of another kind. The burst is rounded to ticks, and the times
-// of a fair queue to 1.024 µs.
+// Shaped returns the token bucket of a link. The second result is false if the root qdisc of the link has another kind. The kernel rounds
+// the burst to ticks, and the times of a fair queue to 1.024 µs.
 func (n *NS) Shaped(link Link) (b Bucket, ok bool, err error) {
 	root, ok, err := n.qdiscAt(link, netlink.HANDLE_ROOT)
 	if err != nil || !ok {
 		return Bucket{}, false, err
 	}
-	if _, ok = root.bucket(); !ok {
+	if _, ok = root.asBucket(); !ok {
 		return Bucket{}, false, nil
 	}
 	child, _, err := n.qdiscAt(link, childParent)
@@ -183,12 +186,12 @@ func (n *NS) Buckets() (map[int]Bucket, error) {
 func bucketsIn(list []qdisc) map[int]Bucket {
 	found := map[int]Bucket{}
 	for _, q := range list {
-		if b, ok := q.bucket(); ok {
+		if b, ok := q.asBucket(); ok {
 			found[q.link] = b
 		}
 	}
 	for _, q := range list {
-		f, ok := q.fair()
+		f, ok := q.asFairQueue()
 		if b, there := found[q.link]; ok && there { // other qdiscs have fair queues too
 			b.Fair, b.Dropped = f, max(b.Dropped, q.Dropped) // the token bucket counts only some of its queue's drops; the queue counts all
 			found[q.link] = b
@@ -197,11 +200,11 @@ func bucketsIn(list []qdisc) map[int]Bucket {
 	return found
 }
 
-// Unshape removes the token bucket of a link. It is a no-op if there is none.
+// Unshape removes the token bucket of a link. It is a no-op if the link has no token bucket.
 func (n *NS) Unshape(link Link) error {
 	return fault.Change("qdisc del dev "+link.Name+" root tbf", func() error {
-		_, err := qdisc{link: link.Index, parent: netlink.HANDLE_ROOT, kind: "tbf"}.request(n, unix.RTM_DELQDISC, 0).Execute(unix.NETLINK_ROUTE,
-			0)
+		req := qdisc{link: link.Index, parent: netlink.HANDLE_ROOT, kind: "tbf"}.newRequest(n, unix.RTM_DELQDISC, 0)
+		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
 		return fault.Ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
 	})
 }
@@ -209,9 +212,10 @@ func (n *NS) Unshape(link Link) error {
 // loopbackIndex is the loopback device's ifindex in every namespace (the kernel's LOOPBACK_IFINDEX).
 const loopbackIndex = 1
 
-// HasFairQueue reports whether the kernel has fair queues or can load them. It sends a request that always fails.
+// HasFairQueue reports whether the kernel supports fq_codel, built in or as a module. Its probe is a request that always fails: the error
+// shows whether the kernel knows fq_codel.
 func (n *NS) HasFairQueue() (bool, error) {
-	req := qdisc{link: loopbackIndex, parent: netlink.HANDLE_ROOT, kind: fairQueue}.request(n, unix.RTM_NEWQDISC,
+	req := qdisc{link: loopbackIndex, parent: netlink.HANDLE_ROOT, kind: fairQueue}.newRequest(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_EXCL)
 	options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
 	options.AddRtAttr(nl.TCA_FQ_CODEL_FLOWS, nl.Uint32Attr(0))

@@ -17,16 +17,16 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// rates returns rates from a kilobit to 100 gigabits, including both sides of the 32-bit limits in bits and bytes.
-func rates() []uint64 {
+// testedRates returns rates from 1 kbit/s to 100 Gbit/s, including the values just below and above 2^32 bit/s and 2^32 byte/s.
+func testedRates() []uint64 {
 	return []uint64{1000, 1001, 8000, 64_000, 1_000_000, 15_600_000, 20_000_000, 1_000_000_000, 4_294_967_295, 4_294_967_296, 10_000_000_000,
 		34_359_738_360, 34_359_738_368, 34_359_738_376, 100_000_000_000}
 }
 
-// TestShape reads back the values that it set. They match except for the ticks of the burst.
+// TestShape checks that Shaped returns the values that Shape set. The burst may differ a little, because the kernel rounds it to ticks.
 func TestShape(t *testing.T) {
 	w := newWire(t)
-	for _, rate := range rates() {
+	for _, rate := range testedRates() {
 		for _, burst := range []uint32{12_144, 65_536, 1 << 20} {
 			want := Bucket{Rate: rate, Burst: burst, Limit: 100_000}
 			if seconds := float64(burst) * 8 / float64(rate); seconds > 270 {
@@ -34,7 +34,7 @@ func TestShape(t *testing.T) {
 			}
 			kerneltest.Must(t, w.host.Shape(w.hostSide, want))
 			got, ok, err := w.host.Shaped(w.hostSide)
-			if !ok || err != nil || got.Rate != rate/8*8 || got.Limit != want.Limit || !about(got.Burst, burst, rate) {
+			if !ok || err != nil || got.Rate != rate/8*8 || got.Limit != want.Limit || !withinTicks(got.Burst, burst, rate) {
 				t.Errorf("%+v: got %+v, %t, %v", want, got, ok, err)
 			}
 		}
@@ -47,18 +47,18 @@ func TestShape(t *testing.T) {
 	}
 }
 
-// about allows a burst to differ by two ticks of 64 ns and one byte.
-func about(got, want uint32, rate uint64) bool {
+// withinTicks reports whether two bursts differ by at most two ticks of 64 ns and one byte.
+func withinTicks(got, want uint32, rate uint64) bool {
 	difference := max(got, want) - min(got, want)
 	return float64(difference) <= float64(rate)/8*128e-9+1
 }
 
-// TestTicks: the result is a whole number and never overflows.
+// TestTicks checks that burstTicks is correct within two ticks and does not overflow.
 func TestTicks(t *testing.T) {
 	ticksPerSecond := big.NewInt(int64(netlink.TickInUsec() * 1e6))
-	for _, rate := range rates() {
+	for _, rate := range testedRates() {
 		for _, burst := range []uint32{0, 1, 12_144, 1 << 20, 1 << 31, 1<<32 - 1} {
-			got := ticks(burst, rate/8)
+			got := burstTicks(burst, rate/8)
 			want := new(big.Int).Mul(ticksPerSecond, big.NewInt(int64(burst)))
 			want.Div(want, big.NewInt(int64(rate/8)))
 			if want.Cmp(big.NewInt(1<<32-1)) > 0 {
@@ -72,7 +72,8 @@ func TestTicks(t *testing.T) {
 	}
 }
 
-// TestShapeOther: a root qdisc of another kind does not count as a bucket, whatever its handle.
+// TestShapeOther checks that Shaped does not report a root qdisc of another kind as a token bucket. It also checks that Shape replaces the
+// other root qdisc.
 func TestShapeOther(t *testing.T) {
 	for _, major := range []uint16{7, 1} {
 		w := newWire(t)
@@ -90,7 +91,7 @@ func TestShapeOther(t *testing.T) {
 	}
 }
 
-// TestBuckets finds the token buckets of all links and nothing else.
+// TestBuckets checks that Buckets returns the token buckets of all links and no other qdiscs.
 func TestBuckets(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -117,7 +118,8 @@ func TestBuckets(t *testing.T) {
 	}
 }
 
-// TestFairQueue reads back the settings, changes them in place, and counts the queue's drops. The probe changes nothing.
+// TestFairQueue checks that Shape sets and changes a fair queue. It also checks the settings that Shaped returns, and the drops that
+// Buckets counts. HasFairQueue changes no qdisc.
 func TestFairQueue(t *testing.T) {
 	w := newWire(t)
 	before, err := w.host.qdiscs()
@@ -156,7 +158,7 @@ func TestFairQueue(t *testing.T) {
 	}
 }
 
-// TestRedirectedFrom finds the link that redirects to a device, with an ingress or a clsact qdisc, among other links.
+// TestRedirectedFrom checks that RedirectedFrom finds the one link that redirects to an ifb. This link has an ingress or a clsact qdisc.
 func TestRedirectedFrom(t *testing.T) {
 	for _, kind := range []string{"ingress", "clsact"} {
 		w := newWire(t)
@@ -254,7 +256,7 @@ func TestRedirect(t *testing.T) {
 	}
 }
 
-// filtersOfOthers adds filters as other programs do: one with a priority, and two for which the kernel chooses one.
+// filtersOfOthers adds filters like other programs: one filter with a priority, and two filters whose priority the kernel chooses.
 func filtersOfOthers(t *testing.T, w wire) {
 	t.Helper()
 	for _, priority := range []uint16{1, 0, 0} {
@@ -278,7 +280,8 @@ func filterPriorities(t *testing.T, w wire) (list []uint16) {
 	return list
 }
 
-// TestRedirectBesideOthers: Redirect uses an existing ingress or clsact qdisc with other programs' filters, and does not change it.
+// TestRedirectBesideOthers checks that Redirect uses an existing ingress or clsact qdisc. It also checks that DelRedirect keeps the
+// existing qdisc and other programs' filters.
 func TestRedirectBesideOthers(t *testing.T) {
 	for _, kind := range []string{"clsact", "ingress"} {
 		t.Run(kind, func(t *testing.T) {
@@ -307,7 +310,8 @@ func TestRedirectBesideOthers(t *testing.T) {
 	}
 }
 
-// TestDelRedirectKeepsEmptyClsact: the program that added a clsact qdisc may add filters later.
+// TestDelRedirectKeepsEmptyClsact checks that DelRedirect keeps a clsact qdisc of another program even if it has no filters. The other
+// program may add filters later.
 func TestDelRedirectKeepsEmptyClsact(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -319,7 +323,7 @@ func TestDelRedirectKeepsEmptyClsact(t *testing.T) {
 	}
 }
 
-// TestRedirectTwice: repeated calls for the same device leave one filter.
+// TestRedirectTwice checks that repeated calls for the same device leave one filter.
 func TestRedirectTwice(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)

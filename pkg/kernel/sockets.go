@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IsBound reports whether a socket has the address. It binds the address briefly, without listening, so that addresses that cover it count
-// too. The port of an address that the node lacks, or of a family that the kernel lacks, counts as free.
+// IsBound reports whether a socket uses the address and port, or the port on all addresses. It tries to bind a socket to the address for a
+// moment, without listening. A port counts as free if the node does not have the address or the kernel lacks the address family.
 func IsBound(protocol byte, at netip.AddrPort) (bool, error) {
-	err := bind(protocol, at)
+	err := bindSocket(protocol, at)
 	switch {
 	case errors.Is(err, unix.EADDRINUSE):
 		return true, nil
@@ -24,8 +24,9 @@ func IsBound(protocol byte, at netip.AddrPort) (bool, error) {
 	return false, err
 }
 
-// bind fails with unix.EADDRINUSE if a socket has the port. For TCP, SO_REUSEADDR ignores closed connections.
-func bind(protocol byte, at netip.AddrPort) error {
+// bindSocket binds a socket and closes it. It returns unix.EADDRINUSE if another socket uses the port. SO_REUSEADDR makes TCP ignore
+// connections in state TIME_WAIT.
+func bindSocket(protocol byte, at netip.AddrPort) error {
 	kind := unix.SOCK_STREAM
 	if protocol == unix.IPPROTO_UDP {
 		kind = unix.SOCK_DGRAM
@@ -50,16 +51,17 @@ func bind(protocol byte, at netip.AddrPort) error {
 		err = errors.Join(err, unix.SetsockoptInt(fd, level, unix.IPV6_V6ONLY, 1))
 	}
 	if !at.Addr().IsUnspecified() {
-		// The node may get the address later, and then a process that listens on all addresses has it.
+		// Free binding (IP_FREEBIND) also checks an address that the node does not have yet. A process that listens on all addresses will use the
+		// port of this address.
 		err = errors.Join(err, unix.SetsockoptInt(fd, level, free, 1))
 	}
 	return errors.Join(err, unix.Bind(fd, local))
 }
 
-// Sockets holds the ports on which sockets of one protocol listen.
+// Sockets holds the ports on which sockets of one protocol (TCP or UDP) listen.
 type Sockets map[uint16]bool
 
-// tableUnreadable marks an unreadable table (the kernel has no inet_diag): any port may be listened on.
+// tableUnreadable is a marker in Sockets: the kernel has no inet_diag, so any port may be in use.
 const tableUnreadable = 0
 
 // Listen reports whether a socket listens on a port of any address.
@@ -72,8 +74,8 @@ const (
 	diagRequest = 56
 )
 
-// ReadSockets queries both families, since an IPv6 socket may also have the IPv4 port. /proc/net/tcp is unsuitable: reading it walks the
-// table of all connections of the node.
+// ReadSockets returns the ports on which sockets of a protocol listen. It queries both families, since an IPv6 socket may also use the IPv4
+// port. It does not read /proc/net/tcp, because the kernel would walk the table of all connections of the node.
 func ReadSockets(protocol byte) Sockets {
 	s := Sockets{}
 	state := stateListen
@@ -85,7 +87,7 @@ func ReadSockets(protocol byte) Sockets {
 		req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
 		req.AddRawData(append(body, make([]byte, diagRequest-len(body))...))
 		err := req.ExecuteIter(unix.NETLINK_SOCK_DIAG, 0, func(message []byte) bool {
-			// struct inet_diag_msg: family, state, timer, retransmissions, source port, ...
+			// A message begins with struct inet_diag_msg: family, state, timer, retransmissions, source port, ...
 			if len(message) >= 6 && binary.BigEndian.Uint16(message[4:]) != tableUnreadable {
 				s[binary.BigEndian.Uint16(message[4:])] = true
 			}

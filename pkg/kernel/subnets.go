@@ -27,13 +27,13 @@ func (s Subnet) String() string {
 	return fmt.Sprintf("%s dev %s", s.Prefix, s.Link)
 }
 
-// Subnets returns the subnets of all addresses, and the unicast routes of the main table. It leaves out loopback and link-local addresses,
-// multicast and default routes. It reads all links, addresses and routes.
+// Subnets returns the subnets of the namespace's addresses and the destinations of the unicast routes in the main table. It leaves out
+// loopback, link-local and multicast subnets and default routes. It reads all links, addresses and routes.
 func (n *NS) Subnets() (list []Subnet, err error) {
 	var links []netlink.Link
 	var addresses []netlink.Addr
 	var routes []netlink.Route
-	err = retry(func() error {
+	err = retryInterrupted(func() error {
 		if links, err = n.allLinks(); err != nil {
 			return err
 		}
@@ -60,9 +60,9 @@ func (n *NS) Subnets() (list []Subnet, err error) {
 		if !ok || r.Type != unix.RTN_UNICAST {
 			continue
 		}
-		index, via := r.LinkIndex, router(r.Gw, r.Via)
+		index, via := r.LinkIndex, gatewayOf(r.Gw, r.Via)
 		if len(r.MultiPath) > 0 { // the first hop stands for all
-			index, via = r.MultiPath[0].LinkIndex, router(r.MultiPath[0].Gw, r.MultiPath[0].Via)
+			index, via = r.MultiPath[0].LinkIndex, gatewayOf(r.MultiPath[0].Gw, r.MultiPath[0].Via)
 		}
 		list = append(list, Subnet{dst.Masked(), names[index], via})
 	}
@@ -74,10 +74,10 @@ func (n *NS) Subnets() (list []Subnet, err error) {
 	}), nil
 }
 
-// AddressSubnets returns the subnets of the addresses of all links, without loopback and link-local ones, in one request.
+// AddressSubnets returns the subnets of the addresses of all links, except loopback and link-local subnets. It sends one request.
 func (n *NS) AddressSubnets() (list []netip.Prefix, err error) {
 	var addresses []netlink.Addr
-	err = retry(func() (err error) {
+	err = retryInterrupted(func() (err error) {
 		addresses, err = n.h.AddrList(nil, netlink.FAMILY_ALL)
 		return err
 	})
@@ -112,8 +112,8 @@ func (n *NS) mainRoutes() (routes []netlink.Route, err error) {
 	return routes, nil
 }
 
-// router returns the gateway of a route, which may be of the other family (RTA_VIA).
-func router(gw net.IP, other netlink.Destination) netip.Addr {
+// gatewayOf returns the gateway of a route. The gateway of an IPv4 route may be an IPv6 address (RTA_VIA).
+func gatewayOf(gw net.IP, other netlink.Destination) netip.Addr {
 	if via, ok := other.(*netlink.Via); ok {
 		gw = via.Addr
 	}

@@ -26,9 +26,10 @@ type Sysctl struct {
 
 const sysctlRoot = "/proc/sys/net"
 
-// Set writes each setting whose value differs. It skips settings that the kernel lacks, such as those of IPv6 when IPv6 is off.
+// Set writes each setting whose value differs. It skips settings that the kernel does not have, such as IPv6 settings on a kernel without
+// IPv6.
 func (n *NS) Set(settings ...Sysctl) error {
-	return n.within(func() error {
+	return n.inNamespace(func() error {
 		for _, s := range settings {
 			if err := n.set(s); err != nil {
 				return err
@@ -38,9 +39,9 @@ func (n *NS) Set(settings ...Sysctl) error {
 	})
 }
 
-// Get returns the value of a setting. For a missing setting errors.Is(err, fs.ErrNotExist) is true.
+// Get returns the value of a setting. It returns fs.ErrNotExist if the kernel does not have the setting.
 func (n *NS) Get(path string) (value string, err error) {
-	err = n.within(func() error {
+	err = n.inNamespace(func() error {
 		f, err := n.openSysctl(path, os.O_RDONLY)
 		if err != nil {
 			return err
@@ -52,9 +53,9 @@ func (n *NS) Get(path string) (value string, err error) {
 	return value, err
 }
 
-// List returns the names in a folder of settings. It is empty if the kernel lacks the folder.
+// List returns the names in a folder of settings. The list is empty if the folder does not exist.
 func (n *NS) List(path string) (names []string, err error) {
-	err = n.within(func() error {
+	err = n.inNamespace(func() error {
 		folder, err := n.openSysctl(path, os.O_RDONLY)
 		if err != nil {
 			return fault.Ignore(err, fs.ErrNotExist)
@@ -66,8 +67,8 @@ func (n *NS) List(path string) (names []string, err error) {
 	return names, err
 }
 
-// openSysctl opens a setting relative to the folder of its family, which stays open. A lookup by full path is slow: the kernel walks the
-// folders of that name of all pods on the node.
+// openSysctl opens a setting relative to the folder of its family (ipv4 or ipv6), and keeps that folder open. Opening the full path is slow
+// on a node with many pods, because the kernel walks the folders with this name in all network namespaces.
 func (n *NS) openSysctl(path string, flags int) (*os.File, error) {
 	family, rest, _ := strings.Cut(path, "/")
 	folder := n.sysctls[family]
@@ -115,7 +116,7 @@ func (n *NS) set(s Sysctl) error {
 	})
 }
 
-// netconf attributes of rtnetlink(7) (include/uapi/linux/netconf.h).
+// Attributes of netconf messages in rtnetlink(7) (include/uapi/linux/netconf.h).
 const (
 	netconfIfindex    = 1
 	netconfForwarding = 2
@@ -127,15 +128,15 @@ func IsNoFamily(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// Forwards reports whether forwarding is enabled for all links (net.ipv4.ip_forward and net.ipv6.conf.all.forwarding). IsNoFamily is true
-// for its error if the kernel lacks the family.
+// Forwards reports whether forwarding is enabled for all links (net.ipv4.ip_forward or net.ipv6.conf.all.forwarding). If the kernel lacks
+// the address family, Forwards returns an error that IsNoFamily recognises.
 func (n *NS) Forwards(is4 bool) (bool, error) {
 	family := byte(unix.AF_INET)
 	if !is4 {
 		family = unix.AF_INET6
 	}
-	req := n.request(unix.RTM_GETNETCONF, 0)
-	// struct netconfmsg: the family, padded to four bytes.
+	req := n.newRequest(unix.RTM_GETNETCONF, 0)
+	// The message begins with struct netconfmsg: the family, padded to four bytes.
 	all := int32(allLinks)
 	req.AddRawData(append([]byte{family, 0, 0, 0}, nl.NewRtAttr(netconfIfindex, nl.Uint32Attr(uint32(all))).Serialize()...))
 	replies, err := req.Execute(unix.NETLINK_ROUTE, 0)
@@ -145,6 +146,6 @@ func (n *NS) Forwards(is4 bool) (bool, error) {
 	if len(replies) != 1 || len(replies[0]) < 4 {
 		return false, fmt.Errorf("netconf show all: %d answers", len(replies))
 	}
-	value := nested(replies[0][4:], netconfForwarding)
+	value := attributeAt(replies[0][4:], netconfForwarding)
 	return len(value) == 4 && binary.NativeEndian.Uint32(value) != 0, nil
 }

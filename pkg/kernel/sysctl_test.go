@@ -23,7 +23,7 @@ func TestSysctl(t *testing.T) {
 	}
 }
 
-// TestSysctlMissing: a kernel without IPv6 lacks its settings; that is no error.
+// TestSysctlMissing checks that Set ignores a missing setting. It also checks that Get returns fs.ErrNotExist for a missing setting.
 func TestSysctlMissing(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
@@ -45,7 +45,7 @@ func TestSysctlRefused(t *testing.T) {
 	}
 }
 
-// TestForwards: the answer by netlink matches the sysctl files.
+// TestForwards checks that Forwards, which uses netlink, matches the sysctl files.
 func TestForwards(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)

@@ -15,7 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// TunnelPeer is a node at the other end of a VXLAN device: frames to MAC go to the node Remote, and the gateways Hops have MAC.
+// TunnelPeer is another node behind a VXLAN device. The field MAC is the MAC of the VXLAN device on the other node. This node's VXLAN
+// device sends frames for this MAC to the address in Remote. The neighbour entries of the gateways in Hops contain this MAC.
 type TunnelPeer struct {
 	MAC    net.HardwareAddr
 	Remote netip.Addr
@@ -24,9 +25,9 @@ type TunnelPeer struct {
 
 const ndaProtocol = 12 // NDA_PROTOCOL of include/uapi/linux/neighbour.h
 
-// PermanentNeighbours returns the permanent neighbours behind a link with a protocol: the MAC of each address.
+// PermanentNeighbours returns the permanent neighbour entries of a link that have the given protocol, as a map from address to MAC.
 func (n *NS) PermanentNeighbours(link Link, protocol int) (macs map[netip.Addr]string, err error) {
-	replies, err := n.dump(unix.RTM_GETNEIGH, unix.RTM_NEWNEIGH, &netlink.Ndmsg{},
+	replies, err := n.listObjects(unix.RTM_GETNEIGH, unix.RTM_NEWNEIGH, &netlink.Ndmsg{},
 		nl.NewRtAttr(unix.NDA_IFINDEX, nl.Uint32Attr(uint32(link.Index))))
 	if err != nil {
 		return nil, fmt.Errorf("neigh show dev %s: %w", link.Name, err)
@@ -41,28 +42,29 @@ func (n *NS) PermanentNeighbours(link Link, protocol int) (macs map[netip.Addr]s
 	return macs, nil
 }
 
-// SetNeighbour adds a permanent neighbour with a protocol, or replaces the entry of its address.
+// SetNeighbour adds a permanent neighbour entry with a protocol. It replaces an existing entry of the address.
 func (n *NS) SetNeighbour(link Link, addr netip.Addr, mac net.HardwareAddr, protocol int) error {
 	return fault.Change(fmt.Sprintf("neigh replace %s lladdr %s dev %s", addr, mac, link.Name), func() error {
-		return n.change(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE,
+		return n.sendChange(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE,
 			&netlink.Ndmsg{Family: familyOf(addr), Index: uint32(link.Index), State: unix.NUD_PERMANENT},
 			nl.NewRtAttr(unix.NDA_DST, addr.AsSlice()), nl.NewRtAttr(unix.NDA_LLADDR, mac),
 			nl.NewRtAttr(ndaProtocol, nl.Uint8Attr(uint8(protocol))))
 	})
 }
 
-// DelNeighbour deletes a neighbour. It is a no-op if the entry is missing.
+// DelNeighbour deletes a neighbour entry. It is a no-op if the entry is missing.
 func (n *NS) DelNeighbour(link Link, addr netip.Addr) error {
 	return fault.Change(fmt.Sprintf("neigh del %s dev %s", addr, link.Name), func() error {
-		err := n.change(unix.RTM_DELNEIGH, 0, &netlink.Ndmsg{Family: familyOf(addr), Index: uint32(link.Index)},
+		err := n.sendChange(unix.RTM_DELNEIGH, 0, &netlink.Ndmsg{Family: familyOf(addr), Index: uint32(link.Index)},
 			nl.NewRtAttr(unix.NDA_DST, addr.AsSlice()))
 		return fault.Ignore(err, unix.ENOENT, unix.ENODEV)
 	})
 }
 
-// Forwarding returns the forwarding entries of a VXLAN device: the remote addresses of each MAC. These entries have no protocol.
+// Forwarding returns the forwarding entries of a VXLAN device, as a map from MAC to remote addresses. The kernel stores no protocol for
+// forwarding entries.
 func (n *NS) Forwarding(link Link) (remotes map[string][]netip.Addr, err error) {
-	replies, err := n.dump(unix.RTM_GETNEIGH, unix.RTM_NEWNEIGH, &netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(link.Index)})
+	replies, err := n.listObjects(unix.RTM_GETNEIGH, unix.RTM_NEWNEIGH, &netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(link.Index)})
 	if err != nil {
 		return nil, fmt.Errorf("fdb show dev %s: %w", link.Name, err)
 	}
@@ -75,10 +77,10 @@ func (n *NS) Forwarding(link Link) (remotes map[string][]netip.Addr, err error) 
 	return remotes, nil
 }
 
-// SetForwarding makes a VXLAN device send frames for a MAC to one remote address only.
+// SetForwarding makes a VXLAN device send frames for a MAC to one remote address. It replaces existing forwarding entries of the MAC.
 func (n *NS) SetForwarding(link Link, mac net.HardwareAddr, remote netip.Addr) error {
 	return fault.Change(fmt.Sprintf("fdb replace %s dst %s dev %s", mac, remote, link.Name), func() error {
-		return n.change(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, forwarding(link),
+		return n.sendChange(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, forwardingHeader(link),
 			nl.NewRtAttr(unix.NDA_LLADDR, mac), nl.NewRtAttr(unix.NDA_DST, remote.AsSlice()))
 	})
 }
@@ -86,12 +88,13 @@ func (n *NS) SetForwarding(link Link, mac net.HardwareAddr, remote netip.Addr) e
 // DelForwarding deletes the forwarding entry of a MAC. It is a no-op if the entry is missing.
 func (n *NS) DelForwarding(link Link, mac net.HardwareAddr) error {
 	return fault.Change(fmt.Sprintf("fdb del %s dev %s", mac, link.Name), func() error {
-		return fault.Ignore(n.change(unix.RTM_DELNEIGH, 0, forwarding(link), nl.NewRtAttr(unix.NDA_LLADDR, mac)), unix.ENOENT, unix.ENODEV)
+		err := n.sendChange(unix.RTM_DELNEIGH, 0, forwardingHeader(link), nl.NewRtAttr(unix.NDA_LLADDR, mac))
+		return fault.Ignore(err, unix.ENOENT, unix.ENODEV)
 	})
 }
 
-// forwarding returns the header of a request about a static entry of the device itself.
-func forwarding(link Link) *netlink.Ndmsg {
+// forwardingHeader returns the header of a request about a static forwarding entry of a VXLAN device.
+func forwardingHeader(link Link) *netlink.Ndmsg {
 	return &netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(link.Index), State: unix.NUD_PERMANENT | unix.NUD_NOARP, Flags: unix.NTF_SELF}
 }
 
@@ -112,9 +115,9 @@ func parseNeighbour(message []byte) (e neighbourEntry, ok bool) {
 	}
 	e.family, e.link = message[0], int(binary.NativeEndian.Uint32(message[4:]))
 	e.permanent = binary.NativeEndian.Uint16(message[8:])&unix.NUD_PERMANENT != 0
-	e.addr, _ = netip.AddrFromSlice(attribute(message[header:], unix.NDA_DST))
-	e.mac = attribute(message[header:], unix.NDA_LLADDR)
-	if p := attribute(message[header:], ndaProtocol); len(p) == 1 {
+	e.addr, _ = netip.AddrFromSlice(attributeOf(message[header:], unix.NDA_DST))
+	e.mac = attributeOf(message[header:], unix.NDA_LLADDR)
+	if p := attributeOf(message[header:], ndaProtocol); len(p) == 1 {
 		e.protocol = int(p[0])
 	}
 	return e, true

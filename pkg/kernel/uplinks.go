@@ -9,12 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Uplinks returns the names of the links of all default routes of both families, including backup routes. It also returns the links below
-// them: the ports of a bond or bridge, and the parent of a VLAN. It reads all links and the default routes.
+// Uplinks returns the names of all links with a default route of either family, including backup routes. It also returns the links below
+// these links: the ports of a bond or bridge, and the parent of a VLAN. Uplinks reads all links and the routes of the main table.
 func (n *NS) Uplinks() (names []string, err error) {
 	var links []netlink.Link
 	var routes []netlink.Route
-	err = retry(func() error {
+	err = retryInterrupted(func() error {
 		if routes, err = n.mainRoutes(); err == nil {
 			links, err = n.allLinks()
 		}
@@ -51,8 +51,9 @@ func (n *NS) Uplinks() (names []string, err error) {
 	return names, nil
 }
 
-// isBelow reports whether a link is below one of the links in up. A parent in another namespace may have the same ifindex. The peer of a
-// veth does not count.
+// isBelow reports whether a link is directly below one of the links in up. It is below an upper link if it is a port or the parent of the
+// upper link. The kernel reports the peer of a veth like a parent, but isBelow ignores it. It also ignores parents in another namespace,
+// because they may have the same ifindex.
 func isBelow(l netlink.Link, links []netlink.Link, up map[int]bool) bool {
 	return up[l.Attrs().MasterIndex] || slices.ContainsFunc(links, func(upper netlink.Link) bool {
 		a := upper.Attrs()

@@ -17,29 +17,29 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// VF holds a PF's settings for one of its VFs, in the words of ip-link(8).
+// VF holds a PF's settings for one of its VFs. The fields and values have the names of ip-link(8).
 type VF struct {
 	MAC  net.HardwareAddr `json:"mac,omitempty"`  // set on the PF; else zeros, or with some drivers the VF's own MAC
 	VLAN int              `json:"vlan,omitempty"` // 0 for none
 	QoS  int              `json:"qos,omitempty"`
-	// Proto is "802.1q" or "802.1ad". LinkState is "auto", "enable" or "disable". Empty stands for the first value.
+	// Proto is "802.1q" or "802.1ad"; an empty value means "802.1q". LinkState is "auto", "enable" or "disable"; an empty value means "auto".
 	Proto     string `json:"proto,omitempty"`
 	LinkState string `json:"linkState,omitempty"`
-	// nil if the driver does not report it.
+	// SpoofCheck and Trust are nil if the driver does not report them.
 	SpoofCheck *bool `json:"spoofCheck,omitempty"`
 	Trust      *bool `json:"trust,omitempty"`
 	MinRate    int   `json:"minRate,omitempty"` // Mbit/s, 0 for no limit
 	MaxRate    int   `json:"maxRate,omitempty"`
 }
 
-// VFStats counts the traffic of a VF since it was created, as its PF reports it (IFLA_VF_STATS).
+// VFStats holds the counters that a PF reports for a VF (IFLA_VF_STATS). The counters count since the VF was created.
 type VFStats struct {
 	RxBytes, TxBytes     uint64
 	RxPackets, TxPackets uint64
 	RxDropped, TxDropped uint64
 }
 
-// Extra data that a request for a link asks for (RTEXT_FILTER_* in include/uapi/linux/rtnetlink.h).
+// Flags of IFLA_EXT_MASK, which select extra data in a reply about a link (RTEXT_FILTER_* in include/uapi/linux/rtnetlink.h).
 const (
 	withVFs      = 1 << 0
 	withoutStats = 1 << 3
@@ -51,25 +51,25 @@ var (
 		unix.IFLA_VF_LINK_STATE_DISABLE: "disable"}
 )
 
-// VF returns a PF's settings for the VF with an index. It works for VFs in any namespace and with any driver. ok is false if the PF has no
-// such VF. The kernel queries the driver about all VFs, which takes milliseconds with some drivers.
+// VF returns a PF's settings for the VF with the given index. The VF may be in any namespace and have any driver. The second result is
+// false if the PF has no VF with this index. The kernel queries the driver about all VFs, which takes milliseconds with some drivers.
 func (n *NS) VF(pf Link, index int) (vf VF, ok bool, err error) {
-	// Without counters: they are half of the answer, and the list of all VFs must fit into 64 KiB.
+	// The request excludes the counters. The counters are half of the reply, and the list of all VFs must fit into 64 KiB.
 	message, ok, err := n.readLink(linkHeader(pf.Index), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs|withoutStats)))
 	if err != nil || !ok {
 		return VF{}, false, err
 	}
 	for i, attributes := range vfsIn(message) {
 		if i == index {
-			vf, err = parseVF(attributes, len(attribute(message[unix.SizeofIfInfomsg:], unix.IFLA_ADDRESS)))
+			vf, err = parseVF(attributes, len(attributeOf(message[unix.SizeofIfInfomsg:], unix.IFLA_ADDRESS)))
 			return vf, err == nil, err
 		}
 	}
 	return VF{}, false, nil
 }
 
-// VFStatsOf returns the counters of all VFs of a PF in this network namespace, by index. It works for VFs in any namespace and with any
-// driver.
+// VFStatsOf returns the counters of all VFs of a PF, by VF index. The PF must be in the caller's namespace. The VFs may be in any namespace
+// and have any driver.
 func VFStatsOf(pf string) (stats map[int]VFStats, err error) {
 	n, err := Host()
 	if err != nil {
@@ -86,16 +86,17 @@ func VFStatsOf(pf string) (stats map[int]VFStats, err error) {
 	}
 	stats = map[int]VFStats{}
 	for i, attributes := range vfsIn(message) {
-		stats[i] = parseVFStats(attribute(attributes, unix.IFLA_VF_STATS))
+		stats[i] = parseVFStats(attributeOf(attributes, unix.IFLA_VF_STATS))
 	}
 	return stats, nil
 }
 
-// vfsIn returns the index and attributes of each VF in a message about its PF. It skips VFs about which the driver reports nothing.
+// vfsIn iterates over the VFs in a message about a PF and yields the index and the attributes of each VF. It skips VFs about which the
+// driver reports nothing.
 func vfsIn(message []byte) iter.Seq2[int, []byte] {
 	return func(yield func(int, []byte) bool) {
-		for kind, vf := range attributesIn(attribute(message[unix.SizeofIfInfomsg:], unix.IFLA_VFINFO_LIST)) {
-			if words := uint32s(attribute(vf, unix.IFLA_VF_MAC)); kind == unix.IFLA_VF_INFO && len(words) > 0 && !yield(int(words[0]), vf) {
+		for kind, vf := range attributesIn(attributeOf(message[unix.SizeofIfInfomsg:], unix.IFLA_VFINFO_LIST)) {
+			if words := uint32s(attributeOf(vf, unix.IFLA_VF_MAC)); kind == unix.IFLA_VF_INFO && len(words) > 0 && !yield(int(words[0]), vf) {
 				return
 			}
 		}
@@ -104,27 +105,27 @@ func vfsIn(message []byte) iter.Seq2[int, []byte] {
 
 // parseVF parses the attributes of a VF. addressLen is the length of the PF's MAC. Each attribute begins with the VF's index.
 func parseVF(attributes []byte, addressLen int) (VF, error) {
-	mac, vlan, rate := attribute(attributes, unix.IFLA_VF_MAC), uint32s(attribute(attributes, unix.IFLA_VF_VLAN)),
-		uint32s(attribute(attributes, unix.IFLA_VF_RATE))
+	mac, vlan, rate := attributeOf(attributes, unix.IFLA_VF_MAC), uint32s(attributeOf(attributes, unix.IFLA_VF_VLAN)),
+		uint32s(attributeOf(attributes, unix.IFLA_VF_RATE))
 	if len(mac) < 4+addressLen || len(vlan) < 3 || len(rate) < 3 {
 		return VF{}, errors.New("link show: the kernel reports a VF without its address, VLAN or rate")
 	}
 	vf := VF{MAC: slices.Clone(mac[4 : 4+addressLen]), VLAN: int(vlan[1]), QoS: int(vlan[2]), Proto: "802.1q", MinRate: int(rate[1]),
 		MaxRate: int(rate[2])}
-	if info := nested(attributes, unix.IFLA_VF_VLAN_LIST, unix.IFLA_VF_VLAN_INFO); len(info) >= 14 &&
+	if info := attributeAt(attributes, unix.IFLA_VF_VLAN_LIST, unix.IFLA_VF_VLAN_INFO); len(info) >= 14 &&
 		binary.BigEndian.Uint16(info[12:]) == vlanProtos["802.1ad"] {
 		vf.Proto = "802.1ad"
 	}
 	vf.LinkState = linkStates[0]
-	if state := uint32s(attribute(attributes, unix.IFLA_VF_LINK_STATE)); len(state) > 1 && int(state[1]) < len(linkStates) {
+	if state := uint32s(attributeOf(attributes, unix.IFLA_VF_LINK_STATE)); len(state) > 1 && int(state[1]) < len(linkStates) {
 		vf.LinkState = linkStates[state[1]]
 	}
-	vf.SpoofCheck = optionalSetting(attribute(attributes, unix.IFLA_VF_SPOOFCHK))
-	vf.Trust = optionalSetting(attribute(attributes, unix.IFLA_VF_TRUST))
+	vf.SpoofCheck = optionalSetting(attributeOf(attributes, unix.IFLA_VF_SPOOFCHK))
+	vf.Trust = optionalSetting(attributeOf(attributes, unix.IFLA_VF_TRUST))
 	return vf, nil
 }
 
-// optionalSetting returns a setting that a driver may not report; the value is then -1.
+// optionalSetting returns a setting, or nil if the driver does not report it. For an unreported setting, the kernel sends no value or -1.
 func optionalSetting(value []byte) *bool {
 	words := uint32s(value)
 	if len(words) < 2 || words[1] == ^uint32(0) {
@@ -136,7 +137,7 @@ func optionalSetting(value []byte) *bool {
 
 func parseVFStats(attributes []byte) VFStats {
 	count := func(kind uint16) uint64 {
-		if value := attribute(attributes, kind); len(value) == 8 {
+		if value := attributeOf(attributes, kind); len(value) == 8 {
 			return binary.NativeEndian.Uint64(value)
 		}
 		return 0
@@ -145,7 +146,7 @@ func parseVFStats(attributes []byte) VFStats {
 		count(unix.IFLA_VF_STATS_TX_PACKETS), count(unix.IFLA_VF_STATS_RX_DROPPED), count(unix.IFLA_VF_STATS_TX_DROPPED)}
 }
 
-// uint32s returns the complete words of a value.
+// uint32s splits an attribute's value into 32-bit numbers, and ignores an incomplete number at the end.
 func uint32s(value []byte) (words []uint32) {
 	for ; len(value) >= 4; value = value[4:] {
 		words = append(words, binary.NativeEndian.Uint32(value))
@@ -153,17 +154,18 @@ func uint32s(value []byte) (words []uint32) {
 	return words
 }
 
-// SetVF changes the PF's settings for a VF from have to want. It sends only settings that differ, because drivers refuse even their current
-// values. Each request changes one setting. After a failure SetVF continues; it joins the errors, and each names its setting. It does not
-// change settings that are nil in want. To undo it after an error, read the VF again and restore from that.
+// SetVF changes the PF's settings for a VF. The third argument contains the current settings. The last argument contains the wanted
+// settings. SetVF does not change a setting if the wanted value is nil. It sends one request for each setting that differs. It does not
+// send unchanged settings, because a driver may refuse even the current value of a setting. After a failed request SetVF continues. It
+// joins the errors, and each error names its setting. To undo SetVF after an error, first read the current settings with VF.
 //
 // Drivers refuse unsupported settings with EOPNOTSUPP, EPROTONOSUPPORT (see Unsupported) or EINVAL. EINVAL may also mean a bad value, such
-// as a rate above the link's speed, or any rate while the PF has no carrier. A new MAC takes effect when the VF's driver is bound next;
-// from then on only a trusted VF may change it. A zero MAC resets it, also if the previous MAC was the VF's own.
+// as a rate above the link's speed, or any rate while the PF has no carrier. A new MAC takes effect the next time the VF's driver binds.
+// After that, only a trusted VF may change its MAC. A zero MAC removes this restriction and the MAC on the PF.
 func (n *NS) SetVF(pf Link, index int, have, want VF) error {
 	var errs []error
-	former := have.settings(index)
-	for i, s := range want.settings(index) {
+	former := have.settingList(index)
+	for i, s := range want.settingList(index) {
 		if s.words != "" && s.words != former[i].words {
 			op := fmt.Sprintf("link set %s vf %d %s", pf.Name, index, s.words)
 			errs = append(errs, fault.Change(op, func() error { return n.setVF(pf, s.attribute) }))
@@ -176,7 +178,7 @@ func (n *NS) setVF(pf Link, attribute *nl.RtAttr) error {
 	if attribute == nil {
 		return unix.EINVAL
 	}
-	req := n.request(unix.RTM_SETLINK, 0)
+	req := n.newRequest(unix.RTM_SETLINK, 0)
 	req.AddData(linkHeader(pf.Index))
 	list := nl.NewRtAttr(unix.IFLA_VFINFO_LIST, nil)
 	list.AddRtAttr(unix.IFLA_VF_INFO, nil).AddChild(attribute)
@@ -190,27 +192,27 @@ func Unsupported(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT)
 }
 
-// vfSetting is the content of one request. words describe the setting as ip-link(8) does, and are empty for none. The attribute is nil if
-// the words have none.
+// vfSetting is one setting in a request of SetVF. The first field contains the arguments of "ip link set … vf" for the setting, or "" if
+// SetVF must not change the setting. The second field is nil if the value is invalid.
 type vfSetting struct {
 	words     string
 	attribute *nl.RtAttr
 }
 
-// settings returns all settings of a VF, always in the same order.
-func (v VF) settings(index int) []vfSetting {
+// settingList returns all settings of a VF, always in the same order.
+func (v VF) settingList(index int) []vfSetting {
 	list := []vfSetting{{}, v.vlan(index), onOff("spoofchk", unix.IFLA_VF_SPOOFCHK, index, v.SpoofCheck),
 		onOff("trust", unix.IFLA_VF_TRUST, index, v.Trust),
-		{fmt.Sprintf("min_tx_rate %d max_tx_rate %d", v.MinRate, v.MaxRate), words(unix.IFLA_VF_RATE, index, v.MinRate, v.MaxRate)}, {}}
+		{fmt.Sprintf("min_tx_rate %d max_tx_rate %d", v.MinRate, v.MaxRate), wordAttribute(unix.IFLA_VF_RATE, index, v.MinRate, v.MaxRate)}, {}}
 	if v.MAC != nil {
-		mac := words(unix.IFLA_VF_MAC, index)
+		mac := wordAttribute(unix.IFLA_VF_MAC, index)
 		mac.Data = append(mac.Data, append(v.MAC[:len(v.MAC):len(v.MAC)], make([]byte, max(0, 32-len(v.MAC)))...)...) // MAX_ADDR_LEN
 		list[0] = vfSetting{"mac " + v.MAC.String(), mac}
 	}
 	state := cmp.Or(v.LinkState, linkStates[0])
 	list[5].words = "state " + state
 	if i := slices.Index(linkStates, state); i >= 0 {
-		list[5].attribute = words(unix.IFLA_VF_LINK_STATE, index, i)
+		list[5].attribute = wordAttribute(unix.IFLA_VF_LINK_STATE, index, i)
 	}
 	return list
 }
@@ -219,7 +221,7 @@ func (v VF) vlan(index int) vfSetting {
 	name := cmp.Or(v.Proto, "802.1q")
 	s := vfSetting{words: fmt.Sprintf("vlan %d qos %d proto %s", v.VLAN, v.QoS, name)}
 	if proto := vlanProtos[name]; proto != 0 {
-		info := words(unix.IFLA_VF_VLAN_INFO, index, v.VLAN, v.QoS, 0)
+		info := wordAttribute(unix.IFLA_VF_VLAN_INFO, index, v.VLAN, v.QoS, 0)
 		binary.BigEndian.PutUint16(info.Data[12:], proto)
 		s.attribute = nl.NewRtAttr(unix.IFLA_VF_VLAN_LIST, nil)
 		s.attribute.AddChild(info)
@@ -232,13 +234,13 @@ func onOff(name string, kind, index int, on *bool) vfSetting {
 	case on == nil:
 		return vfSetting{}
 	case *on:
-		return vfSetting{name + " on", words(kind, index, 1)}
+		return vfSetting{name + " on", wordAttribute(kind, index, 1)}
 	}
-	return vfSetting{name + " off", words(kind, index, 0)}
+	return vfSetting{name + " off", wordAttribute(kind, index, 0)}
 }
 
-// words returns an attribute of 32-bit words.
-func words(kind int, values ...int) *nl.RtAttr {
+// wordAttribute returns a netlink attribute that consists of 32-bit numbers.
+func wordAttribute(kind int, values ...int) *nl.RtAttr {
 	var data []byte
 	for _, v := range values {
 		data = binary.NativeEndian.AppendUint32(data, uint32(v))

@@ -18,24 +18,25 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// pfMessage returns a message about a PF with VFs 0 and 2, as a kernel sends it if the driver fails to report VF 1.
+// pfMessage returns the kernel's message about a PF with the given VFs. The kernel leaves out VFs that the driver fails to report, so the
+// indexes may have gaps.
 func pfMessage(vfs map[int]VF, mute bool) []byte {
 	list := nl.NewRtAttr(unix.IFLA_VFINFO_LIST, nil)
 	for _, index := range slices.Sorted(maps.Keys(vfs)) {
 		v := vfs[index]
 		info := list.AddRtAttr(unix.IFLA_VF_INFO, nil)
-		for _, s := range v.settings(index) {
+		for _, s := range v.settingList(index) {
 			if s.attribute == nil {
 				continue
 			}
 			if s.attribute.Type == unix.IFLA_VF_VLAN_LIST { // the kernel sends both
-				info.AddChild(words(unix.IFLA_VF_VLAN, index, v.VLAN, v.QoS))
+				info.AddChild(wordAttribute(unix.IFLA_VF_VLAN, index, v.VLAN, v.QoS))
 			}
 			info.AddChild(s.attribute)
 		}
 		if mute {
-			info.AddChild(words(unix.IFLA_VF_SPOOFCHK, index, -1))
-			info.AddChild(words(unix.IFLA_VF_TRUST, index, -1))
+			info.AddChild(wordAttribute(unix.IFLA_VF_SPOOFCHK, index, -1))
+			info.AddChild(wordAttribute(unix.IFLA_VF_TRUST, index, -1))
 		}
 		stats := info.AddRtAttr(unix.IFLA_VF_STATS, nil)
 		for kind := range 9 {
@@ -46,7 +47,8 @@ func pfMessage(vfs map[int]VF, mute bool) []byte {
 	return append(append(message, nl.NewRtAttr(unix.IFLA_ADDRESS, make([]byte, 6)).Serialize()...), list.Serialize()...)
 }
 
-// TestParseVF: a VF is found by the index in its attributes, whatever its position in the list, and parsed completely.
+// TestParseVF checks that all settings of a VF are parsed. It also checks that vfsIn yields the index from the attributes and not the
+// position in the list.
 func TestParseVF(t *testing.T) {
 	yes, no := true, false
 	for _, mute := range []bool{false, true} {
@@ -68,7 +70,7 @@ func TestParseVF(t *testing.T) {
 			kerneltest.Must(t, err)
 			var read VF
 			kerneltest.Must(t, json.Unmarshal(text, &read))
-			got[i], stats[i] = read, parseVFStats(attribute(attributes, unix.IFLA_VF_STATS))
+			got[i], stats[i] = read, parseVFStats(attributeOf(attributes, unix.IFLA_VF_STATS))
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Error(diff)
@@ -80,9 +82,10 @@ func TestParseVF(t *testing.T) {
 	}
 }
 
-// TestParseVFShort: an answer without the attributes that every kernel sends is an error.
+// TestParseVFShort checks that parseVF returns an error if an attribute that every kernel sends is missing or too short.
 func TestParseVFShort(t *testing.T) {
-	full := []*nl.RtAttr{words(unix.IFLA_VF_MAC, 0, 1, 2), words(unix.IFLA_VF_VLAN, 0, 1, 2), words(unix.IFLA_VF_RATE, 0, 1, 2)}
+	full := []*nl.RtAttr{wordAttribute(unix.IFLA_VF_MAC, 0, 1, 2), wordAttribute(unix.IFLA_VF_VLAN, 0, 1, 2),
+		wordAttribute(unix.IFLA_VF_RATE, 0, 1, 2)}
 	for i, short := range full {
 		for lacks := 8; lacks >= 0; lacks -= 4 {
 			short.Data = short.Data[:lacks]
@@ -94,11 +97,11 @@ func TestParseVFShort(t *testing.T) {
 				t.Errorf("%d with %d bytes: %+v", i, lacks, vf)
 			}
 		}
-		full[i] = words(int(short.Type), 0, 1, 2)
+		full[i] = wordAttribute(int(short.Type), 0, 1, 2)
 	}
 }
 
-// TestSetVFSends: only different settings are sent, one per request, and a failed one does not stop the next.
+// TestSetVFSends checks that SetVF sends one request for each setting that differs, and continues after a failed request.
 func TestSetVFSends(t *testing.T) {
 	w := newWire(t)
 	yes, no := true, false
@@ -136,7 +139,7 @@ func TestSetVFSends(t *testing.T) {
 	}
 }
 
-// TestVFNone: a link without VFs has none, and a deleted link has none.
+// TestVFNone checks that VF finds no VF for a link without VFs and for a deleted link.
 func TestVFNone(t *testing.T) {
 	w := newWire(t)
 	for _, link := range []Link{w.hostSide, {Index: 1 << 20, Name: "gone"}} {
@@ -152,7 +155,7 @@ func TestVFNone(t *testing.T) {
 	}
 }
 
-// FuzzParseVF: no answer of the kernel causes a panic.
+// FuzzParseVF checks that no message of the kernel causes a panic in vfsIn and parseVF.
 func FuzzParseVF(f *testing.F) {
 	f.Add(pfMessage(map[int]VF{1: {MAC: mac("02:00:00:00:00:02")}}, true), 6)
 	f.Add(make([]byte, unix.SizeofIfInfomsg), 0)
@@ -165,7 +168,7 @@ func FuzzParseVF(f *testing.F) {
 			if err != nil {
 				continue
 			}
-			if again, err := parseVF(attributes, min(length, 32)); err != nil || !cmp.Equal(vf, again) || len(vf.settings(index)) != 6 {
+			if again, err := parseVF(attributes, min(length, 32)); err != nil || !cmp.Equal(vf, again) || len(vf.settingList(index)) != 6 {
 				t.Errorf("%d: %+v", index, vf)
 			}
 			_ = parseVFStats(attributes)

@@ -26,18 +26,19 @@ type VLAN struct {
 // VLANs are the VLANs of one port, sorted by ID.
 type VLANs []VLAN
 
-// Without returns the set without a VLAN.
+// Without copies the list and leaves out the VLAN with this ID.
 func (v VLANs) Without(id uint16) VLANs {
 	return slices.DeleteFunc(slices.Clone(v), func(vlan VLAN) bool { return vlan.ID == id })
 }
 
-// Has reports whether the set contains a VLAN, with any flags.
+// Has reports whether the list contains the VLAN with this ID. The flags of the VLAN do not matter.
 func (v VLANs) Has(id uint16) bool {
 	return slices.ContainsFunc(v, func(vlan VLAN) bool { return vlan.ID == id })
 }
 
-// ranges yields consecutive VLANs with the same flags as one range. The kernel accepts no PVID in a range.
-func (v VLANs) ranges() iter.Seq2[VLAN, uint16] {
+// vlanRanges yields the list as ranges of consecutive VLAN IDs with the same flags. A VLAN with PVID is a range of its own, because the
+// kernel accepts no PVID in a longer range.
+func (v VLANs) vlanRanges() iter.Seq2[VLAN, uint16] {
 	return func(yield func(first VLAN, last uint16) bool) {
 		for i := 0; i < len(v); {
 			end := i + 1
@@ -55,7 +56,7 @@ func (v VLANs) ranges() iter.Seq2[VLAN, uint16] {
 // String formats the VLANs like bridge-vlan(8).
 func (v VLANs) String() string {
 	var words []string
-	for first, last := range v.ranges() {
+	for first, last := range v.vlanRanges() {
 		word := fmt.Sprint(first.ID)
 		if last != first.ID {
 			word = fmt.Sprintf("%d-%d", first.ID, last)
@@ -74,9 +75,10 @@ func (v VLANs) String() string {
 	return strings.Join(words, ", ")
 }
 
-// HasVLANFiltering reports whether this kernel's bridges support VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING). It requests a bridge that
-// cannot be created, for two reasons. A kernel with the feature checks the VLAN protocol first and refuses it. The second reason makes
-// kernels before 6.13 load the bridge module, which they need for that check.
+// HasVLANFiltering reports whether this kernel's bridges support VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING). Its probe requests a bridge
+// that the kernel cannot create. The requested VLAN protocol is invalid, and the requested name or namespace is also invalid. A kernel with
+// VLAN filtering reports the invalid protocol first. Kernels before 6.13 check the protocol only if the bridge module is loaded. The
+// request with the invalid namespace makes these kernels load the module.
 func (n *Node) HasVLANFiltering() (bool, error) {
 	var err error
 	for _, impossible := range []*nl.RtAttr{
@@ -90,7 +92,7 @@ func (n *Node) HasVLANFiltering() (bool, error) {
 		info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
 		info.AddRtAttr(nl.IFLA_INFO_DATA, nil).AddRtAttr(nl.IFLA_BR_VLAN_PROTOCOL, nl.Uint16Attr(0))
 		req.AddData(info)
-		err = retry(func() error {
+		err = retryInterrupted(func() error {
 			_, err := req.Execute(unix.NETLINK_ROUTE, 0)
 			return err
 		})
@@ -121,7 +123,7 @@ func (n *Node) SetVLANFiltering(bridge Link) error {
 // PortVLANs returns the VLANs of one bridge port without reading the other ports (RTM_GETVLAN, since Linux 5.6).
 func (n *Node) PortVLANs(port Link) (VLANs, error) {
 	var replies [][]byte
-	err := retry(func() (err error) {
+	err := retryInterrupted(func() (err error) {
 		req := nl.NewNetlinkRequest(unix.RTM_GETVLAN, unix.NLM_F_DUMP)
 		req.AddData(vlanMessage(port.Index))
 		replies, err = req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWVLAN)
@@ -139,7 +141,7 @@ func (n *Node) PortVLANs(port Link) (VLANs, error) {
 	return out, nil
 }
 
-// vlanMessage is struct br_vlan_msg of include/uapi/linux/if_bridge.h with an ifindex.
+// vlanMessage is struct br_vlan_msg (include/uapi/linux/if_bridge.h) of the link with this ifindex.
 type vlanMessage uint32
 
 func (m vlanMessage) Len() int { return 8 }
@@ -149,7 +151,7 @@ func (m vlanMessage) Serialize() []byte {
 	return binary.NativeEndian.AppendUint32(b, uint32(m))
 }
 
-// Attributes of an entry in replies to RTM_GETVLAN.
+// Attributes of a VLAN entry in replies to RTM_GETVLAN.
 const (
 	entryInfo  = 1 // BRIDGE_VLANDB_ENTRY_INFO, struct bridge_vlan_info
 	entryRange = 2 // BRIDGE_VLANDB_ENTRY_RANGE, the last ID
@@ -180,8 +182,8 @@ func (v VLANs) appendReply(reply []byte) (VLANs, error) {
 	return v, err
 }
 
-// ChangeVLANs changes the VLANs of a bridge port from has to want. It sends only differences: all additions in one request and all removals
-// in another.
+// ChangeVLANs changes the VLANs of a bridge port. The second argument contains the current VLANs, and the third argument contains the
+// wanted VLANs. ChangeVLANs sends all additions in one request and all removals in another request.
 func (n *Node) ChangeVLANs(port Link, has, want VLANs) error {
 	add := slices.DeleteFunc(slices.Clone(want), func(v VLAN) bool { return slices.Contains(has, v) })
 	del := slices.DeleteFunc(slices.Clone(has), func(v VLAN) bool { return want.Has(v.ID) })
@@ -207,7 +209,7 @@ func (v VLANs) request(kind int, port Link) error {
 	msg.Family = unix.AF_BRIDGE
 	req.AddData(msg)
 	spec := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
-	for first, last := range v.ranges() {
+	for first, last := range v.vlanRanges() {
 		info := nl.BridgeVlanInfo{Vid: first.ID}
 		if first.PVID {
 			info.Flags |= nl.BRIDGE_VLAN_INFO_PVID

@@ -30,8 +30,8 @@ func TestVLANsText(t *testing.T) {
 	}
 }
 
-// filtering probes for bridge VLAN filtering, and compares the answer with an attempt to use it.
-func filtering(t *testing.T, h *Node) bool {
+// hasFiltering returns the result of HasVLANFiltering. With KERNELTEST=full a kernel without VLAN filtering fails the test.
+func hasFiltering(t *testing.T, h *Node) bool {
 	t.Helper()
 	has, err := h.HasVLANFiltering()
 	if err != nil {
@@ -43,7 +43,7 @@ func filtering(t *testing.T, h *Node) bool {
 func TestHasVLANFiltering(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
-	has := filtering(t, h)
+	has := hasFiltering(t, h)
 	err := h.AddVLANBridge("kt0", nil, 0, false)
 	t.Cleanup(func() { kerneltest.Must(t, h.DelLink("kt0")) })
 	if link, _, _ := h.Link("kt0"); has != (err == nil && link.FiltersVLANs && link.DefaultVLAN == 1) {
@@ -61,7 +61,7 @@ func TestHasVLANFiltering(t *testing.T) {
 
 func TestChangeVLANs(t *testing.T) {
 	w := newWire(t)
-	if !filtering(t, w.host) {
+	if !hasFiltering(t, w.host) {
 		if err := w.host.ChangeVLANs(w.hostSide, nil, VLANs{{ID: 5}}); err == nil {
 			t.Error("VLANs can be set without the feature")
 		}
@@ -94,7 +94,7 @@ func TestChangeVLANs(t *testing.T) {
 	}
 }
 
-// shownVLANs returns the VLANs of a port from the test's snapshot.
+// shownVLANs returns the VLANs of a port, as the snapshot of the host shows them.
 func shownVLANs(t *testing.T, port string) string {
 	t.Helper()
 	var v VLANs
@@ -110,7 +110,7 @@ func shownVLANs(t *testing.T, port string) string {
 	return v.String()
 }
 
-// TestVethOnNode: without a namespace both ends are on the node.
+// TestVethOnNode checks that AddVeth creates both ends on the node if no namespace is given.
 func TestVethOnNode(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// VXLAN is a VXLAN device (ip-link(8)) without learning.
+// VXLAN describes a VXLAN device (ip-link(8)) that does not learn forwarding entries.
 type VXLAN struct {
 	Name  string
 	VNI   int
@@ -26,7 +26,7 @@ type VXLAN struct {
 	MTU   int // 0 for the kernel's default
 }
 
-// ForeignLink is the error for another program's conflicting link.
+// ForeignLink is the error if a link of another program conflicts with the wanted VXLAN device.
 type ForeignLink struct {
 	Name string // name of the link
 	Why  string // reason of the conflict
@@ -45,7 +45,7 @@ type FoundVXLAN struct {
 func (n *NS) VXLANs() (list []FoundVXLAN, err error) {
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("vxlan"))
-	replies, err := n.dump(unix.RTM_GETLINK, unix.RTM_NEWLINK, nl.NewIfInfomsg(unix.AF_UNSPEC), info)
+	replies, err := n.listObjects(unix.RTM_GETLINK, unix.RTM_NEWLINK, nl.NewIfInfomsg(unix.AF_UNSPEC), info)
 	if err := fault.Ignore(err, unix.EOPNOTSUPP); err != nil { // the kernel does not know the kind
 		return nil, fmt.Errorf("link show type vxlan: %w", err)
 	}
@@ -62,32 +62,32 @@ func (n *NS) VXLANs() (list []FoundVXLAN, err error) {
 }
 
 func parseVXLAN(link Link, message []byte) FoundVXLAN {
-	data := nested(message[unix.SizeofIfInfomsg:], unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA)
+	data := attributeAt(message[unix.SizeofIfInfomsg:], unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA)
 	v := FoundVXLAN{Link: link, VXLAN: VXLAN{Name: link.Name, MAC: link.MAC, MTU: link.MTU}}
-	v.VXLAN.VNI = int(number32(attribute(data, nl.IFLA_VXLAN_ID)))
-	if port := attribute(data, nl.IFLA_VXLAN_PORT); len(port) == 2 {
+	v.VXLAN.VNI = int(number32(attributeOf(data, nl.IFLA_VXLAN_ID)))
+	if port := attributeOf(data, nl.IFLA_VXLAN_PORT); len(port) == 2 {
 		v.VXLAN.Port = int(binary.BigEndian.Uint16(port))
 	}
 	for _, kind := range []uint16{nl.IFLA_VXLAN_LOCAL, nl.IFLA_VXLAN_LOCAL6} {
-		if local, ok := netip.AddrFromSlice(attribute(data, kind)); ok {
+		if local, ok := netip.AddrFromSlice(attributeOf(data, kind)); ok {
 			v.VXLAN.Local = local
 		}
 	}
 	for _, kind := range []uint16{nl.IFLA_VXLAN_LEARNING, nl.IFLA_VXLAN_FLOWBASED, nl.IFLA_VXLAN_GROUP, nl.IFLA_VXLAN_GROUP6,
 		nl.IFLA_VXLAN_LINK} {
-		v.Other = v.Other || len(bytes.Trim(attribute(data, kind), "\x00")) > 0
+		v.Other = v.Other || len(bytes.Trim(attributeOf(data, kind), "\x00")) > 0
 	}
 	return v
 }
 
-// sameImmutable reports whether the device matches in the properties that cannot be changed in place.
+// sameImmutable reports whether the device has the wanted values for all properties that cannot be changed in place.
 func (f FoundVXLAN) sameImmutable(v VXLAN) bool {
 	return !f.Other && f.VXLAN.VNI == v.VNI && f.VXLAN.Port == v.Port && f.VXLAN.Local == v.Local
 }
 
-// EnsureVXLAN creates the device, up and in the device group that marks it as ours. It returns the device and the number of changes. It
-// first deletes a device of the group that has another name, VNI, port or local address, with the nexthop objects that use it. If
-// another program has a conflicting device, the error is a *ForeignLink.
+// EnsureVXLAN ensures that the VXLAN device exists, is up, and is in the device group that marks our device. It returns the device and the
+// number of changes. It first deletes devices of the group that have another name, VNI, port or local address. The kernel also deletes the
+// nexthop objects that use these devices. The error is a *ForeignLink if another program has a conflicting device.
 func (n *NS) EnsureVXLAN(v VXLAN, group uint32) (link Link, changes int, err error) {
 	own, err := n.ownVXLAN(v, group)
 	if err != nil {
@@ -115,7 +115,8 @@ func (n *NS) EnsureVXLAN(v VXLAN, group uint32) (link Link, changes int, err err
 	return link, changes + 1, err
 }
 
-// ownVXLAN returns the devices of the group. A device of another program with the name, or with the VNI and port, is an error.
+// ownVXLAN returns the VXLAN devices of the group. It returns a *ForeignLink if a device of another program has the same name, or the same
+// VNI and port.
 func (n *NS) ownVXLAN(v VXLAN, group uint32) (own []FoundVXLAN, err error) {
 	all, err := n.VXLANs()
 	if err != nil {
@@ -140,7 +141,7 @@ func (n *NS) ownVXLAN(v VXLAN, group uint32) (own []FoundVXLAN, err error) {
 	return nil, &ForeignLink{v.Name, fmt.Sprintf("another program made it (%s)", kind)}
 }
 
-// isExternal reports whether the device takes the VNI from each packet, and so has none of its own.
+// isExternal reports whether the device takes the VNI from the metadata of each packet (external in ip-link(8)).
 func (f FoundVXLAN) isExternal() bool { return f.Other && f.VXLAN.VNI == 0 }
 
 func (n *NS) addVXLAN(v VXLAN, group uint32) error {
@@ -160,7 +161,7 @@ func (n *NS) addVXLAN(v VXLAN, group uint32) error {
 			local = nl.IFLA_VXLAN_LOCAL6
 		}
 		data.AddRtAttr(local, v.Local.AsSlice())
-		err := n.change(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, header, append(attributes, info)...)
+		err := n.sendChange(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, header, append(attributes, info)...)
 		if errors.Is(err, unix.EOPNOTSUPP) {
 			return &MissingFeature{"VXLAN (CONFIG_VXLAN)", err}
 		}

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// ErrAffinity is the TopologyAffinityError with which the Topology Manager refuses a pod. All other errors are
-// UnexpectedAdmissionErrors.
+// ErrAffinity is the error if the Topology Manager refuses a pod. A kubelet reports it as TopologyAffinityError, and all other errors as
+// UnexpectedAdmissionError.
 var ErrAffinity = errors.New("resources cannot be allocated with topology locality")
 
 // Node emulates a kubelet.
@@ -23,19 +23,21 @@ type Node struct {
 	trace trace
 }
 
-// trace is for tests: it receives all lists of hints, and each container that the Topology Manager admits.
+// A trace holds two functions that tests set. Admit calls the first function with the hints of all resources. It calls the second function
+// with the index of each admitted container.
 type trace struct {
 	lists     func([][]Hint)
 	container func(int)
 }
 
-// Request contains the devices and CPUs of a container. Only guaranteed pods request CPUs, and init containers do not here.
+// Request is the number of VFs and CPUs that a container requests. Only containers of guaranteed pods request CPUs. Init containers never
+// request CPUs in this package.
 type Request struct{ VFs, CPUs int }
 
-// Pod has containers, and init containers that run before them in sequence.
+// Pod is a list of init containers, which run one after the other, and a list of containers, which run afterwards.
 type Pod struct{ Init, Containers []Request }
 
-// Grant contains the allocation of each container of a pod, init containers first, and the hint that determined it.
+// Grant contains the hint, the VFs and the CPUs of each container of a pod, init containers first.
 type Grant struct {
 	Hints     []Hint
 	VFs, CPUs [][]int
@@ -65,11 +67,11 @@ func (n *Node) admit(p Pod) (Grant, error) {
 	var hint Hint
 	admitted := true
 	if n.PodScope {
-		hint, admitted = n.hint(p.whole(), nil)
+		hint, admitted = n.mergedHint(p.podRequest(), nil)
 	}
 	for i, r := range slices.Concat(p.Init, p.Containers) {
 		if !n.PodScope {
-			hint, admitted = n.hint(r, reusable)
+			hint, admitted = n.mergedHint(r, reusable)
 		}
 		if !admitted {
 			return g, ErrAffinity
@@ -78,7 +80,7 @@ func (n *Node) admit(p Pod) (Grant, error) {
 		if n.trace.container != nil {
 			n.trace.container(i)
 		}
-		vfs, cpus, err := n.give(r, hint, reusable)
+		vfs, cpus, err := n.allocate(r, hint, reusable)
 		g.VFs, g.CPUs = append(g.VFs, vfs), append(g.CPUs, cpus)
 		if err != nil {
 			return g, err
@@ -91,8 +93,8 @@ func (n *Node) admit(p Pod) (Grant, error) {
 	return g, nil
 }
 
-// give allocates the requests of a container near the NUMA nodes of the hint.
-func (n *Node) give(r Request, hint Hint, reusable []int) (vfs, cpus []int, err error) {
+// allocate allocates the VFs and CPUs of a container near the NUMA nodes of the hint.
+func (n *Node) allocate(r Request, hint Hint, reusable []int) (vfs, cpus []int, err error) {
 	if r.VFs > 0 {
 		vfs, err = n.VFs.Choose(hint, r.VFs, reusable, n.Prefer, n.Pick)
 	}
@@ -102,8 +104,8 @@ func (n *Node) give(r Request, hint Hint, reusable []int) (vfs, cpus []int, err 
 	return vfs, cpus, err
 }
 
-// hint merges the hints of all resource managers.
-func (n *Node) hint(r Request, reusable []int) (Hint, bool) {
+// mergedHint merges the hints of all resource managers for a request. It reports whether the Topology Manager admits the request.
+func (n *Node) mergedHint(r Request, reusable []int) (Hint, bool) {
 	if n.Policy == None {
 		return Hint{}, true
 	}
@@ -120,8 +122,9 @@ func (n *Node) hint(r Request, reusable []int) (Hint, bool) {
 	return Merge(n.Policy, n.VFs.Machine, lists)
 }
 
-// whole returns the maximum need of the pod: all containers together, or the largest init container.
-func (p Pod) whole() Request {
+// podRequest returns the request of the whole pod. It is the sum of the requests of all containers. If one init container requests more VFs
+// than this sum, the result is the request of the largest init container.
+func (p Pod) podRequest() Request {
 	var sum Request
 	for _, r := range p.Containers {
 		sum.VFs += r.VFs

@@ -7,23 +7,23 @@ import (
 	"slices"
 )
 
-// Prefer is a plugin's answer to GetPreferredAllocation: n of the available devices, including the required ones.
+// Prefer is the GetPreferredAllocation of a device plugin. It returns n of the available devices, including the devices in must.
 type Prefer func(available, must []int, n int) []int
 
-// Pick takes n devices where the kubelet has no preference.
+// Pick returns n of the given devices. It replaces the kubelet's arbitrary choice between equally good devices.
 type Pick func(from []int, n int) []int
 
-// Choose takes n devices near a hint and marks them as used. If prefer is nil, the plugin has no preference. In some cases the kubelet
-// does not ask the plugin.
+// Choose allocates n devices near a hint and marks them as used. Like the kubelet, it asks the plugin only if there is a choice. The last
+// argument is nil for a plugin without GetPreferredAllocation.
 func (d *Devices) Choose(h Hint, n int, reusable []int, prefer Prefer, pick Pick) ([]int, error) {
 	if !slices.Contains(d.Healthy, true) {
 		return nil, fmt.Errorf("no healthy device")
 	}
 	c := choice{need: n, pick: pick}
-	if c.take(reusable) {
+	if c.addDevices(reusable) {
 		return c.done(d)
 	}
-	available := d.available()
+	available := d.availableDevices()
 	if len(available) < c.need {
 		return nil, fmt.Errorf("%d more devices wanted, %d available", c.need, len(available))
 	}
@@ -38,23 +38,23 @@ func (d *Devices) Choose(h Hint, n int, reusable []int, prefer Prefer, pick Pick
 		return slices.DeleteFunc(slices.Clone(from), func(i int) bool { return !slices.Contains(answer, i) })
 	}
 	if c.need < len(aligned) {
-		if !c.take(ask(aligned)) {
-			c.take(aligned)
+		if !c.addDevices(ask(aligned)) {
+			c.addDevices(aligned)
 		}
 		return c.done(d)
 	}
-	if c.take(aligned) {
+	if c.addDevices(aligned) {
 		return c.done(d)
 	}
-	if !c.take(ask(available)) && !c.take(unaligned) {
-		c.take(unknown)
+	if !c.addDevices(ask(available)) && !c.addDevices(unaligned) {
+		c.addDevices(unknown)
 	}
 	return c.done(d)
 }
 
-// byAffinity splits devices into devices near a node of the hint, near other nodes, and with an unknown node.
+// byAffinity splits devices into three lists: devices near a node of the hint, devices near other nodes, and devices whose node is unknown.
 func (d *Devices) byAffinity(h Hint, available []int) (aligned, unaligned, unknown []int) {
-	if h.Nodes == 0 || d.nodes() == 0 {
+	if h.Nodes == 0 || d.allNodes() == 0 {
 		return nil, nil, available
 	}
 	for _, i := range available {
@@ -76,8 +76,9 @@ type choice struct {
 	pick  Pick
 }
 
-// take takes devices until the need is met or none remain, and reports whether the need is met.
-func (c *choice) take(from []int) bool {
+// addDevices adds devices of a list to the choice until the choice is complete or the list is used up. It reports whether the choice is
+// complete.
+func (c *choice) addDevices(from []int) bool {
 	from = slices.DeleteFunc(slices.Clone(from), func(i int) bool { return slices.Contains(c.taken, i) })
 	if len(from) > c.need {
 		from = c.pick(from, c.need)

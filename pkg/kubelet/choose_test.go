@@ -12,13 +12,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// last picks from the end, so that its choice differs from the plugin's preference.
-func last(from []int, n int) []int { return from[len(from)-n:] }
+// pickLast returns the last n devices of the list, so that its choice differs from the plugin's preference.
+func pickLast(from []int, n int) []int { return from[len(from)-n:] }
 
-// plugin prefers the first devices, and records the requests.
-type plugin struct{ asked []string }
+// A recordingPlugin prefers the first devices and records the requests that it received.
+type recordingPlugin struct{ asked []string }
 
-func (p *plugin) prefer(available, must []int, n int) []int {
+func (p *recordingPlugin) prefer(available, must []int, n int) []int {
 	available = slices.Clone(available)
 	slices.Sort(available)
 	p.asked = append(p.asked, fmt.Sprintf("%d of %v with %v", n, available, must))
@@ -48,28 +48,29 @@ func TestChoose(t *testing.T) {
 		{"more reusable ones than needed", "0x 0x 0", 1, 1, []int{0, 1}, []int{1}, nil, []int{1}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			var p plugin
-			got, err := devices(3, c.devices).Choose(Hint{Nodes: c.hint}, c.n, c.reusable, p.prefer, last)
+			var p recordingPlugin
+			got, err := newDevices(3, c.devices).Choose(Hint{Nodes: c.hint}, c.n, c.reusable, p.prefer, pickLast)
 			if err != nil || !slices.Equal(got, c.want) || !slices.Equal(p.asked, c.asked) {
 				t.Errorf("got %v, %v, asked %q\nwant %v, %q", got, err, p.asked, c.want, c.asked)
 			}
-			got, err = devices(3, c.devices).Choose(Hint{Nodes: c.hint}, c.n, c.reusable, nil, last)
+			got, err = newDevices(3, c.devices).Choose(Hint{Nodes: c.hint}, c.n, c.reusable, nil, pickLast)
 			if err != nil || !slices.Equal(got, c.random) {
 				t.Errorf("without a plugin's answer: got %v, %v, want %v", got, err, c.random)
 			}
 		})
 	}
 	for _, bad := range []string{"0! 0!", "0x 0 0!"} {
-		if got, err := devices(3, bad).Choose(Hint{}, 2, nil, nil, last); err == nil {
+		if got, err := newDevices(3, bad).Choose(Hint{}, 2, nil, nil, pickLast); err == nil {
 			t.Errorf("2 of %s: %v", bad, got)
 		}
 	}
 }
 
-// TestAsMeasured compares with the measured behaviour of a kubelet 1.37 with four VFs near each of two nodes, under best-effort.
+// TestAsMeasured checks that Admit allocates the same VFs as a real kubelet 1.37. The node has the policy best-effort and four VFs near
+// each of its two NUMA nodes.
 func TestAsMeasured(t *testing.T) {
-	var p plugin
-	n := Node{Policy: BestEffort, VFs: devices(3, "0 0 0 0 1 1 1 1"), Prefer: p.prefer, Pick: last}
+	var p recordingPlugin
+	n := Node{Policy: BestEffort, VFs: newDevices(3, "0 0 0 0 1 1 1 1"), Prefer: p.prefer, Pick: pickLast}
 	var got [][]int
 	for _, vfs := range []int{1, 1, 2, 3} {
 		g, err := n.Admit(Pod{Containers: []Request{{VFs: vfs}}})
@@ -104,29 +105,29 @@ func TestAdmit(t *testing.T) {
 		{"init containers leave theirs", "0 0 1 1 1", Node{Policy: Restricted}, Pod{Init: two, Containers: []Request{{VFs: 2}}},
 			"[0* 0* 0*] [[0 1] [0 1] [0 1]] <nil>"},
 		{"and not twice", "0 0 1 1", Node{Policy: None}, Pod{Init: two[:1], Containers: two}, "[any any any] [[2 3] [2 3] [0 1]] <nil>"},
-		{"CPUs near another node", "0x 0x 1 1", Node{Policy: SingleNUMA, CPUs: &CPUs{*devices(3, "0 0 1 1x")}},
+		{"CPUs near another node", "0x 0x 1 1", Node{Policy: SingleNUMA, CPUs: &CPUs{*newDevices(3, "0 0 1 1x")}},
 			Pod{Containers: []Request{{2, 2}}}, "[] [] " + ErrAffinity.Error()},
-		{"CPUs near the same node", "0 0 1 1", Node{Policy: SingleNUMA, CPUs: &CPUs{*devices(3, "0 0x 1 1")}},
+		{"CPUs near the same node", "0 0 1 1", Node{Policy: SingleNUMA, CPUs: &CPUs{*newDevices(3, "0 0x 1 1")}},
 			Pod{Containers: []Request{{2, 2}}}, "[1*] [[2 3]] <nil>"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			c.node.VFs, c.node.Pick = devices(3, c.devices), last
+			c.node.VFs, c.node.Pick = newDevices(3, c.devices), pickLast
 			g, err := c.node.Admit(c.pod)
 			var words []string
 			for _, h := range g.Hints {
-				words = append(words, show(h))
+				words = append(words, formatHints(h))
 			}
 			if got := fmt.Sprint(words, g.VFs, err); got != c.want {
 				t.Errorf("got %s\nwant %s", got, c.want)
 			}
-			if c.node.Remove(g); !slices.Equal(c.node.VFs.Used, devices(3, c.devices).Used) {
+			if c.node.Remove(g); !slices.Equal(c.node.VFs.Used, newDevices(3, c.devices).Used) {
 				t.Errorf("left behind: %v", c.node.VFs.Used)
 			}
 		})
 	}
 }
 
-// TestNothingTwice: no VF and no CPU belongs to two pods at any time, and in the end all are free.
+// TestNothingTwice checks that two pods never have the same VF or CPU. It also checks that all VFs and CPUs are free after the last Remove.
 func TestNothingTwice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	pick := func(from []int, n int) []int {
@@ -135,7 +136,7 @@ func TestNothingTwice(t *testing.T) {
 		return from[:n]
 	}
 	for _, policy := range []Policy{None, BestEffort, Restricted, SingleNUMA} {
-		n := Node{Policy: policy, VFs: devices(7, "0 0 0 0 1 1 1 1 2 2 2 2 - -"), CPUs: NewCPUs(7, 4), Pick: pick}
+		n := Node{Policy: policy, VFs: newDevices(7, "0 0 0 0 1 1 1 1 2 2 2 2 - -"), CPUs: NewCPUs(7, 4), Pick: pick}
 		var pods []Grant
 		for range 2000 {
 			if len(pods) > 0 && rng.IntN(2) == 0 {

@@ -8,10 +8,10 @@ import (
 	"slices"
 )
 
-// CPUs are whole CPUs. Each is a separate core near one NUMA node.
+// CPUs is the resource of whole CPUs. Each CPU is a separate core of one NUMA node.
 type CPUs struct{ Devices }
 
-// NewCPUs returns the given number of CPUs near each node of a machine.
+// NewCPUs returns the CPUs of a machine with the given number of CPUs on each NUMA node.
 func NewCPUs(machine Mask, each int) *CPUs {
 	var near []Mask
 	for rest := machine; rest != 0; rest &= rest - 1 {
@@ -20,19 +20,19 @@ func NewCPUs(machine Mask, each int) *CPUs {
 	return &CPUs{*NewDevices(machine, near)}
 }
 
-// Take takes n CPUs, first the CPUs near the hint.
+// Take allocates n CPUs. It prefers CPUs near the nodes of the hint.
 func (c *CPUs) Take(h Hint, n int) ([]int, error) {
-	available := c.available()
+	available := c.availableDevices()
 	if len(available) < n {
 		return nil, fmt.Errorf("%d CPUs wanted, %d available", n, len(available))
 	}
 	var chosen []int
 	if h.Nodes != 0 {
 		aligned, _, _ := c.byAffinity(h, available)
-		chosen = c.packed(aligned, min(n, len(aligned)))
+		chosen = c.selectCPUs(aligned, min(n, len(aligned)))
 	}
 	rest := slices.DeleteFunc(available, func(i int) bool { return slices.Contains(chosen, i) })
-	chosen = append(chosen, c.packed(rest, n-len(chosen))...)
+	chosen = append(chosen, c.selectCPUs(rest, n-len(chosen))...)
 	slices.Sort(chosen)
 	for _, i := range chosen {
 		c.Used[i] = true
@@ -40,8 +40,9 @@ func (c *CPUs) Take(h Hint, n int) ([]int, error) {
 	return chosen, nil
 }
 
-// packed takes whole nodes for requests of at least this size. Otherwise it begins with the node that has the fewest CPUs left.
-func (c *CPUs) packed(from []int, n int) []int {
+// selectCPUs selects n CPUs. It first takes all CPUs of each completely free node that is not larger than the rest of the request. It takes
+// the other CPUs from the remaining nodes, and starts with the node that has the fewest free CPUs.
+func (c *CPUs) selectCPUs(from []int, n int) []int {
 	byNode := map[Mask][]int{}
 	for _, i := range from {
 		byNode[c.Near[i]] = append(byNode[c.Near[i]], i)

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubelet reimplements, without Kubernetes' code, how the kubelet of Kubernetes 1.37 chooses the devices of a pod: the hints
-// of its device manager, the decision of its Topology Manager, and the choice of devices. It is exact, except that the caller picks
-// where the kubelet takes the first elements of a map. Of the CPU manager it has the static policy for CPUs without hyperthreads.
+// Package kubelet reimplements how the kubelet of Kubernetes 1.37 chooses the devices of a pod. It contains no code of Kubernetes. It
+// covers the hints of the device manager, the decision of the Topology Manager, and the choice of devices. It also covers the CPU manager's
+// static policy for CPUs without hyperthreads. The results are the same as the kubelet's results, except for arbitrary choices. If the
+// kubelet takes any elements of a map, the caller of this package picks the elements (Pick).
 //
-// It omits the options of policies (such as prefer-closest-numa-nodes), sidecars, pod-level resources, and restarts of the kubelet.
+// The package does not support policy options (such as prefer-closest-numa-nodes), sidecars, pod-level resources, or restarts of the
+// kubelet.
 package kubelet
 
 import (
 	"math/bits"
 )
 
-// Mask is a set of NUMA nodes, one bit each. The empty set means "any" in a hint, and "unknown" for a device.
+// Mask is a set of NUMA nodes with one bit for each node. The empty set means "any node" in a hint and "unknown node" for a device.
 type Mask uint64
 
-// Count returns how many nodes are in the set.
+// Count returns the number of nodes in the set.
 func (m Mask) Count() int { return bits.OnesCount64(uint64(m)) }
 
 // Nodes returns the nodes of the set, sorted.
@@ -25,17 +27,18 @@ func (m Mask) Nodes() (nodes []int) {
 	return nodes
 }
 
-// narrower orders sets with fewer nodes first, then sets with lower numbers.
-func (m Mask) narrower(than Mask) bool {
+// isNarrower reports whether the set comes before another set in the kubelet's order: by number of nodes, then by numeric value of the
+// mask.
+func (m Mask) isNarrower(than Mask) bool {
 	if a, b := m.Count(), than.Count(); a != b {
 		return a < b
 	}
 	return m < than
 }
 
-// subsets calls f with each subset of the nodes in m, small ones first. Subsets of one size are ordered by the lowest node in which
-// they differ.
-func (m Mask) subsets(f func(Mask)) {
+// forEachSubset calls f with each non-empty subset of m, ordered by size. Subsets of one size are ordered by the lowest node in which they
+// differ.
+func (m Mask) forEachSubset(f func(Mask)) {
 	var walk func(rest, chosen Mask, more int)
 	walk = func(rest, chosen Mask, more int) {
 		if more == 0 {
@@ -51,14 +54,14 @@ func (m Mask) subsets(f func(Mask)) {
 	}
 }
 
-// Hint says that some NUMA nodes can serve a request. It is preferred if no smaller set of nodes of this machine could ever serve the
-// request.
+// Hint is a set of NUMA nodes whose devices can serve a request. A hint is preferred if no smaller set of nodes of this machine could ever
+// serve the request.
 type Hint struct {
 	Nodes     Mask
 	Preferred bool
 }
 
-// Devices is a resource whose devices are numbered.
+// Devices is a resource. Its devices are identified by their index.
 type Devices struct {
 	Near    []Mask // NUMA nodes of each device, as the plugin reported
 	Healthy []bool
@@ -66,7 +69,7 @@ type Devices struct {
 	Machine Mask // NUMA nodes of the machine
 }
 
-// NewDevices returns a resource of healthy, unused devices.
+// NewDevices returns a resource whose devices are all healthy and unused.
 func NewDevices(machine Mask, near []Mask) *Devices {
 	d := &Devices{Near: near, Healthy: make([]bool, len(near)), Used: make([]bool, len(near)), Machine: machine}
 	for i := range d.Healthy {
@@ -75,8 +78,8 @@ func NewDevices(machine Mask, near []Mask) *Devices {
 	return d
 }
 
-// nodes returns the NUMA nodes of a device.
-func (d *Devices) nodes() Mask {
+// allNodes returns the NUMA nodes of all devices of the resource.
+func (d *Devices) allNodes() Mask {
 	var nodes Mask
 	for _, near := range d.Near {
 		nodes |= near
@@ -84,8 +87,8 @@ func (d *Devices) nodes() Mask {
 	return nodes
 }
 
-// available returns the devices that can be allocated.
-func (d *Devices) available() []int {
+// availableDevices returns the healthy devices that are not in use.
+func (d *Devices) availableDevices() []int {
 	var out []int
 	for i := range d.Near {
 		if d.Healthy[i] && !d.Used[i] {
@@ -95,14 +98,15 @@ func (d *Devices) available() []int {
 	return out
 }
 
-// Hints returns the hints for n devices. Reusable devices come from finished init containers. nil means that the resource has no
-// preference, an empty list that the request cannot be served.
+// Hints returns the hints for a request of n devices. The last argument contains the devices of the pod's init containers, because the
+// request may use these devices again. A nil result means that the resource has no preference. An empty list means that the resource cannot
+// serve the request.
 func (d *Devices) Hints(n int, reusable []int) []Hint {
-	nodes := d.nodes()
+	nodes := d.allNodes()
 	if nodes == 0 {
 		return nil
 	}
-	hints, available := []Hint{}, d.available()
+	hints, available := []Hint{}, d.availableDevices()
 	if len(available)+len(reusable) < n {
 		return hints
 	}
@@ -110,8 +114,8 @@ func (d *Devices) Hints(n int, reusable []int) []Hint {
 		nodes = d.Machine
 	}
 	fewest := nodes.Count()
-	nodes.subsets(func(mask Mask) {
-		// A hint is preferred if it has as few nodes as would suffice if all devices were free.
+	nodes.forEachSubset(func(mask Mask) {
+		// A hint is preferred if it has no more nodes than the request would need if all devices were free.
 		if near(mask, d.Near) >= n {
 			fewest = min(fewest, mask.Count())
 		}

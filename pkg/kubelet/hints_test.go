@@ -11,9 +11,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// devices creates a resource from one word for each device: its NUMA nodes or "-" for none, followed by "!" if it is unhealthy or "x"
-// if it is used.
-func devices(machine Mask, words string) *Devices {
+// newDevices creates a resource from one word for each device. A word consists of the NUMA nodes of the device, or "-" if they are unknown.
+// It ends with "!" if the device is unhealthy, and with "x" if the device is in use.
+func newDevices(machine Mask, words string) *Devices {
 	d := NewDevices(machine, make([]Mask, len(strings.Fields(words))))
 	for i, word := range strings.Fields(words) {
 		for _, c := range word {
@@ -31,8 +31,8 @@ func devices(machine Mask, words string) *Devices {
 	return d
 }
 
-// show formats hints as 0 01 1*, with * if preferred, or "any" for no node.
-func show(hints ...Hint) string {
+// formatHints formats hints, for example as "0 01 1* any". Each digit is a node, * marks a preferred hint, and "any" is the empty set.
+func formatHints(hints ...Hint) string {
 	var out []string
 	for _, h := range hints {
 		word := ""
@@ -54,7 +54,7 @@ func show(hints ...Hint) string {
 
 func TestSubsets(t *testing.T) {
 	var got []Mask
-	Mask(0b11101).subsets(func(m Mask) { got = append(got, m) })
+	Mask(0b11101).forEachSubset(func(m Mask) { got = append(got, m) })
 	want := []Mask{1, 4, 8, 16, 5, 9, 17, 12, 20, 24, 13, 21, 25, 28, 29}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %v\nwant %v", got, want)
@@ -86,8 +86,8 @@ func TestHints(t *testing.T) {
 		{"reusable ones near no node", "-x 0 1", 3, 1, []int{0}, "0* 1* 01"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			hints := devices(c.machine, c.devices).Hints(c.n, c.reusable)
-			got := show(hints...)
+			hints := newDevices(c.machine, c.devices).Hints(c.n, c.reusable)
+			got := formatHints(hints...)
 			if hints == nil {
 				got = "don't care"
 			}
@@ -98,8 +98,8 @@ func TestHints(t *testing.T) {
 	}
 }
 
-// hints parses the format of show, one list for each resource; "no" means an empty list.
-func hints(words string) [][]Hint {
+// parseHints parses lists of hints in the format of formatHints. "|" separates the lists of different resources.
+func parseHints(words string) [][]Hint {
 	var lists [][]Hint
 	for _, list := range strings.Split(words, "|") {
 		out := []Hint{}
@@ -150,9 +150,9 @@ func TestMerge(t *testing.T) {
 		{"of the same number the lowest", "12 02|012", 7, BestEffort, "02", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, admit := Merge(c.policy, c.machine, hints(c.lists))
-			if show(got) != c.want || admit != c.admit {
-				t.Errorf("%s %s: %s, admitted %v, want %s, %v", c.policy, c.lists, show(got), admit, c.want, c.admit)
+			got, admit := Merge(c.policy, c.machine, parseHints(c.lists))
+			if formatHints(got) != c.want || admit != c.admit {
+				t.Errorf("%s %s: %s, admitted %v, want %s, %v", c.policy, c.lists, formatHints(got), admit, c.want, c.admit)
 			}
 		})
 	}
@@ -171,7 +171,7 @@ func TestCPUs(t *testing.T) {
 		}
 		got = append(got, cpus)
 	}
-	// A whole node is taken as a whole; small requests go to the node with the fewest CPUs left.
+	// Take gives a whole node to a request for four CPUs. Small requests get CPUs of the node with the fewest free CPUs.
 	if want := [][]int{{0}, {1}, {4, 5, 6, 7}, {2, 3}}; !cmp.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

@@ -5,7 +5,7 @@ package kubelet
 // Policy is a policy of the Topology Manager.
 type Policy string
 
-// The policies, by their names in the kubelet's configuration.
+// Policies with their names in the kubelet's configuration.
 const (
 	None       Policy = "none"
 	BestEffort Policy = "best-effort"
@@ -13,18 +13,18 @@ const (
 	SingleNUMA Policy = "single-numa-node"
 )
 
-// Merge combines a list of hints for each resource into one hint, and reports whether the pod may run. It considers all combinations
-// of one hint from each list.
+// Merge merges the hints of several resources. It has one list of hints for each resource, and selects the best combination with one hint
+// from each list. Merge returns the merged hint, and reports whether the policy admits the pod.
 func Merge(p Policy, machine Mask, lists [][]Hint) (Hint, bool) {
 	if p == None {
 		return Hint{}, true
 	}
 	m := merger{machine: machine, lists: make([][]Hint, len(lists))}
 	for i, hints := range lists {
-		m.lists[i] = possible(p, hints)
+		m.lists[i] = acceptableHints(p, hints)
 	}
-	m.enough = enough(m.lists)
-	m.walk(0, Hint{machine, true}, 0)
+	m.enough = requiredNodes(m.lists)
+	m.mergeFrom(0, Hint{machine, true}, 0)
 	best := Hint{Nodes: machine}
 	if m.best != nil {
 		best = *m.best
@@ -35,8 +35,9 @@ func Merge(p Policy, machine Mask, lists [][]Hint) (Hint, bool) {
 	return best, p == BestEffort || best.Preferred
 }
 
-// possible replaces nil and empty lists by explicit hints, and drops hints that single-numa-node never accepts.
-func possible(p Policy, hints []Hint) []Hint {
+// acceptableHints replaces a nil or empty list by one hint for any node. For single-numa-node it drops the hints that this policy never
+// accepts.
+func acceptableHints(p Policy, hints []Hint) []Hint {
 	switch {
 	case hints == nil:
 		hints = []Hint{{0, true}}
@@ -55,8 +56,8 @@ func possible(p Policy, hints []Hint) []Hint {
 	return out
 }
 
-// enough returns the minimum number of nodes of the resource that needs most.
-func enough(lists [][]Hint) int {
+// requiredNodes returns the minimum number of nodes that the most demanding resource needs.
+func requiredNodes(lists [][]Hint) int {
 	most := 0
 	for _, hints := range lists {
 		fewest := 0
@@ -77,10 +78,11 @@ type merger struct {
 	best    *Hint
 }
 
-// walk combines a hint of each list from index i on. Hints with different nodes are not preferred together, even if each is.
-func (m *merger) walk(i int, merged Hint, first Mask) {
+// mergeFrom combines an already merged hint with each combination of hints from list i and the later lists. A combination of hints with
+// different nodes is not preferred, even if every hint is.
+func (m *merger) mergeFrom(i int, merged Hint, first Mask) {
 	if i == len(m.lists) {
-		if merged.Nodes != 0 && m.better(merged) {
+		if merged.Nodes != 0 && m.isBetter(merged) {
 			m.best = &merged
 		}
 		return
@@ -95,20 +97,20 @@ func (m *merger) walk(i int, merged Hint, first Mask) {
 			next.Nodes &= h.Nodes
 			next.Preferred = next.Preferred && h.Nodes == same
 		}
-		m.walk(i+1, next, same)
+		m.mergeFrom(i+1, next, same)
 	}
 }
 
-// better compares a hint with the best so far. The best hint that is not preferred has exactly as many nodes as the neediest resource
-// needs.
-func (m *merger) better(h Hint) bool {
+// isBetter reports whether a merged hint is better than the best hint so far. Among hints that are not preferred, the best has exactly as
+// many nodes as the most demanding resource needs.
+func (m *merger) isBetter(h Hint) bool {
 	if m.best == nil || h.Preferred != m.best.Preferred {
 		return m.best == nil || h.Preferred
 	}
 	was, is := m.best.Nodes.Count(), h.Nodes.Count()
 	switch {
 	case h.Preferred || was > m.enough || was == is:
-		return h.Nodes.narrower(m.best.Nodes)
+		return h.Nodes.isNarrower(m.best.Nodes)
 	case is > m.enough:
 		return false
 	}

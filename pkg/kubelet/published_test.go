@@ -4,8 +4,8 @@ package kubelet
 
 import "testing"
 
-// TestMergePublished checks the cases that Kubernetes publishes for its policies, in pkg/kubelet/cm/topologymanager/policy_test.go of 1.37,
-// in the notation of show: a list of hints for each resource, with a star for preferred ones.
+// TestMergePublished checks Merge with the test cases of Kubernetes 1.37 for its policies (pkg/kubelet/cm/topologymanager/policy_test.go).
+// The cases are in the notation of formatHints.
 func TestMergePublished(t *testing.T) {
 	const four = Mask(15)
 	both := []Policy{BestEffort, Restricted}
@@ -24,7 +24,7 @@ func TestMergePublished(t *testing.T) {
 		{"two hints and a matching one, node 1", "0* 1*|1*", all, "1*"},
 		{"the narrower preferred hint of both", "0* 1*|0* 01", all, "0*"},
 		{"wide preferred hints before narrow ones that are not", "1* 01|0* 1* 01", all, "1*"},
-		// mergeTestCases of best-effort, which restricted shares
+		// mergeTestCases of best-effort and restricted
 		{"two hints each, some with different bits", "01* 02*|01* 02*", both, "01*"},
 		{"no providers", "none", both, "0123*"},
 		{"a provider without a preference", "any*", both, "0123*"},
@@ -57,18 +57,18 @@ func TestMergePublished(t *testing.T) {
 		for _, policy := range c.policies {
 			var lists [][]Hint
 			if c.lists != "none" {
-				lists = hints(c.lists)
+				lists = parseHints(c.lists)
 			}
 			got, admit := Merge(policy, four, lists)
-			if show(got) != c.want || admit != (policy == BestEffort || got.Preferred) {
-				t.Errorf("%s, %s: %q gives %s, admitted %v, want %s", c.name, policy, c.lists, show(got), admit, c.want)
+			if formatHints(got) != c.want || admit != (policy == BestEffort || got.Preferred) {
+				t.Errorf("%s, %s: %q gives %s, admitted %v, want %s", c.name, policy, c.lists, formatHints(got), admit, c.want)
 			}
 		}
 	}
 }
 
-// TestCompareHintsPublished checks the comparisons of two merged hints that Kubernetes publishes (TestCompareHintsNarrowest): the most
-// nodes that a resource needs at least, the current hint, the candidate, and the better one.
+// TestCompareHintsPublished checks isBetter with the cases of TestCompareHintsNarrowest in Kubernetes 1.37. Each case consists of the nodes
+// that the most demanding resource needs, the current hint, the candidate, and the better hint of the two.
 func TestCompareHintsPublished(t *testing.T) {
 	for _, c := range []struct {
 		enough                   int
@@ -82,13 +82,13 @@ func TestCompareHintsPublished(t *testing.T) {
 	} {
 		m := merger{machine: 15, enough: c.enough}
 		if c.current != "" {
-			m.best = &hints(c.current)[0][0]
+			m.best = &parseHints(c.current)[0][0]
 		}
-		candidate := hints(c.candidate)[0][0]
-		if m.better(candidate) {
+		candidate := parseHints(c.candidate)[0][0]
+		if m.isBetter(candidate) {
 			m.best = &candidate
 		}
-		if got := show(*m.best); got != c.want {
+		if got := formatHints(*m.best); got != c.want {
 			t.Errorf("at least %d nodes, %q against %q: %s, want %s", c.enough, c.candidate, c.current, got, c.want)
 		}
 	}

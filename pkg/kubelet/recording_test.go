@@ -14,9 +14,9 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// testdata/recording.json.gz contains the results of Kubernetes v1.37.0's own code (Topology Manager, device manager, static CPU
-// policy) for 500 random sets of hints, and for random pods on 64 random nodes. The recording program is integration/sim/oracle in
-// commit 79b40d7.
+// The file testdata/recording.json.gz contains results of the code of Kubernetes v1.37.0: Topology Manager, device manager and static CPU
+// policy. The program integration/sim/oracle in commit 79b40d7 recorded these results for 500 random sets of hints, and for random pods on
+// 64 random nodes.
 type (
 	recording struct {
 		Kubernetes string
@@ -101,8 +101,8 @@ func readRecording(t *testing.T) recording {
 	return r
 }
 
-// TestRecording: the port behaves like Kubernetes' own code: the same hints, merged hints, requests to the plugin, reasons and
-// devices. Where Kubernetes takes arbitrary devices, the port gets the recorded ones.
+// TestRecording checks that this package returns the recorded results of Kubernetes: hints, merged hints, requests to the plugin, reasons
+// and devices. Where Kubernetes takes arbitrary devices, Pick returns the recorded devices.
 func TestRecording(t *testing.T) {
 	r := readRecording(t)
 	for i, m := range r.Merges {
@@ -117,22 +117,22 @@ func TestRecording(t *testing.T) {
 		}
 		best, admit := Merge(m.Policy, m.Machine, lists)
 		if record(best) != m.Best || admit != m.Admit {
-			t.Fatalf("merge %d, %s of %v: %s, %v, want %s, %v", i, m.Policy, m.Lists, show(best), admit, show(m.Best.hint()), m.Admit)
+			t.Fatalf("merge %d, %s of %v: %s, %v, want %s, %v", i, m.Policy, m.Lists, formatHints(best), admit, formatHints(m.Best.hint()), m.Admit)
 		}
 	}
 	seen := map[string]int{}
 	for i, n := range r.Nodes {
 		replayed := replay{t: t, recordedNode: n, seen: seen, grants: make([]Grant, len(n.Steps))}
-		replayed.node = Node{Policy: n.Policy, PodScope: n.PodScope, VFs: NewDevices(1<<n.Machine-1, n.Near), Pick: replayed.pick}
+		replayed.node = Node{Policy: n.Policy, PodScope: n.PodScope, VFs: NewDevices(1<<n.Machine-1, n.Near), Pick: replayed.pickRecorded}
 		replayed.node.trace = trace{replayed.lists, func(i int) { replayed.container = i }}
 		if n.CPUs > 0 {
 			replayed.node.CPUs = NewCPUs(1<<n.Machine-1, n.CPUs)
 		}
 		if n.Plugin != "silent" {
-			replayed.node.Prefer = replayed.prefer
+			replayed.node.Prefer = replayed.preferRecorded
 		}
 		for number := range n.Steps {
-			if diff := replayed.step(number); diff != "" {
+			if diff := replayed.runStep(number); diff != "" {
 				t.Fatalf("node %d, %s, pods as a whole %v, near %v, %d CPUs, pod %d: want - got +\n%s", i, n.Policy, n.PodScope, n.Near, n.CPUs, number,
 					diff)
 			}
@@ -146,7 +146,7 @@ func TestRecording(t *testing.T) {
 	}
 }
 
-// replay is a node that repeats the recorded steps.
+// A replay repeats the recorded steps of one node.
 type replay struct {
 	recordedNode
 	t         *testing.T
@@ -157,8 +157,8 @@ type replay struct {
 	seen      map[string]int
 }
 
-// step returns the differences.
-func (r *replay) step(number int) string {
+// runStep repeats one recorded step and returns the differences from the recording.
+func (r *replay) runStep(number int) string {
 	r.want, r.got = r.Steps[number], recordedStep{}
 	for _, gone := range r.want.Gone {
 		r.node.Remove(r.grants[gone])
@@ -188,7 +188,7 @@ func (r *replay) step(number int) string {
 	if err != nil {
 		r.node.Remove(g)
 	}
-	// A step that was not reached has no result.
+	// Containers that the step did not reach have no result.
 	all := len(pod.Init) + len(pod.Containers)
 	r.got.Hints, r.got.VFs, r.got.Taken = make([]recordedHint, all), make([][]int, all), make([][]int, all)
 	for i, h := range g.Hints {
@@ -197,14 +197,14 @@ func (r *replay) step(number int) string {
 	copy(r.got.VFs, g.VFs)
 	copy(r.got.Taken, g.CPUs)
 	r.got.Gone, r.got.Healthy, r.got.Init, r.got.Containers = r.want.Gone, r.want.Healthy, r.want.Init, r.want.Containers
-	// The recording distinguishes null from empty lists.
+	// For Lists, the comparison distinguishes nil from empty lists, because the recording does.
 	return cmp.Diff(r.want.Lists, r.got.Lists) + cmp.Diff(r.want, r.got, cmpopts.EquateEmpty(), cmpopts.IgnoreFields(recordedStep{}, "Lists"))
 }
 
 func (r *replay) lists(lists [][]Hint) { r.got.Lists = append(r.got.Lists, recordLists(lists)) }
 
-// pick takes the recorded devices.
-func (r *replay) pick(from []int, n int) []int {
+// pickRecorded returns the recorded devices.
+func (r *replay) pickRecorded(from []int, n int) []int {
 	var out []int
 	for _, i := range from {
 		if slices.Contains(r.want.VFs[r.container], i) {
@@ -218,8 +218,8 @@ func (r *replay) pick(from []int, n int) []int {
 	return out
 }
 
-// prefer returns the recorded answer of the plugin.
-func (r *replay) prefer(available, must []int, n int) []int {
+// preferRecorded records a request to the plugin, and answers like the plugin of the recording.
+func (r *replay) preferRecorded(available, must []int, n int) []int {
 	q := recordedQuestion{slices.Sorted(slices.Values(available)), slices.Sorted(slices.Values(must)), n}
 	r.got.Asked = append(r.got.Asked, q)
 	rest := slices.DeleteFunc(slices.Clone(q.Available), func(i int) bool { return slices.Contains(q.Must, i) })

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package loopback sets lo up in the pod. It has no configuration, and works on "lo" whatever CNI_IFNAME is.
+// Package loopback is the CNI plugin that brings up the interface lo of a pod. It has no configuration. It ignores CNI_IFNAME and always
+// configures "lo".
 package loopback
 
 import (
@@ -15,12 +16,12 @@ import (
 
 const lo = "lo"
 
-// addresses are the ones that the kernel assigns to lo when it comes up (RFC 1122 section 3.2.1.3, RFC 4291 section 2.5.3).
-var addresses = []string{"127.0.0.1/8", "::1/128"}
+// loopbackAddresses lists the addresses that the kernel assigns to lo when lo comes up (RFC 1122 section 3.2.1.3, RFC 4291 section 2.5.3).
+var loopbackAddresses = []string{"127.0.0.1/8", "::1/128"}
 
 // Plugin returns the loopback plugin.
 func Plugin() plugin.Plugin {
-	return plugin.Plugin{Name: "loopback", ForeignArgs: true, Add: add, Del: del, Check: check}
+	return plugin.Plugin{Name: "loopback", ForeignArgs: true, Add: add, Del: setLoDown, Check: check}
 }
 
 func add(r *plugin.Request) (*types100.Result, error) {
@@ -39,7 +40,7 @@ func add(r *plugin.Request) (*types100.Result, error) {
 	if r.Prev != nil {
 		return nil, nil
 	}
-	return result(r, pod, link)
+	return loopbackResult(r, pod, link)
 }
 
 func open(r *plugin.Request) (*kernel.NS, kernel.Link, error) {
@@ -58,14 +59,15 @@ func open(r *plugin.Request) (*kernel.NS, kernel.Link, error) {
 	return pod, link, nil
 }
 
-// result returns the addresses that lo has: a pod without IPv6 has no ::1.
-func result(r *plugin.Request, pod *kernel.NS, link kernel.Link) (*types100.Result, error) {
+// loopbackResult returns a result with the interface lo and with its addresses that are in loopbackAddresses. A pod without IPv6 has no
+// ::1.
+func loopbackResult(r *plugin.Request, pod *kernel.NS, link kernel.Link) (*types100.Result, error) {
 	has, err := pod.Addresses(link)
 	if err != nil {
 		return nil, err
 	}
 	res := &types100.Result{Interfaces: []*types100.Interface{{Name: lo, Mac: "00:00:00:00:00:00", Sandbox: r.NetnsPath, Mtu: link.MTU}}}
-	for _, s := range addresses {
+	for _, s := range loopbackAddresses {
 		want := netip.MustParsePrefix(s)
 		for _, p := range has {
 			if p == want {
@@ -81,8 +83,8 @@ func result(r *plugin.Request, pod *kernel.NS, link kernel.Link) (*types100.Resu
 	return res, nil
 }
 
-// del does not change lo if the namespace is gone.
-func del(r *plugin.Request) error {
+// setLoDown sets lo down. It is a no-op if the namespace was deleted.
+func setLoDown(r *plugin.Request) error {
 	if r.Netns == nil {
 		return nil
 	}

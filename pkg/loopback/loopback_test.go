@@ -21,8 +21,8 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// answer is the result or error of a call.
-type answer struct {
+// callOutput is the exit code and the result or error of a plugin call.
+type callOutput struct {
 	exit       int
 	stdout     string
 	Interfaces []struct{ Name, Mac, Sandbox string }
@@ -35,8 +35,8 @@ type answer struct {
 	Msg  string              `json:"msg"`
 }
 
-// call runs a verb in a CNI version with additional configuration keys.
-func call(t *testing.T, pod *sandbox.Pod, verb, version, keys string) answer {
+// callPlugin calls the plugin with a verb, a CNI version and additional configuration keys.
+func callPlugin(t *testing.T, pod *sandbox.Pod, verb, version, keys string) callOutput {
 	t.Helper()
 	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": "id", "CNI_IFNAME": "ignored0", "CNI_NETNS": pod.Path, "CNI_PATH": "/"}
 	if keys != "" {
@@ -44,7 +44,7 @@ func call(t *testing.T, pod *sandbox.Pod, verb, version, keys string) answer {
 	}
 	var stdout, stderr bytes.Buffer
 	stdin := strings.NewReader(fmt.Sprintf(`{"cniVersion":%q,"name":"net","type":"loopback"%s}`, version, keys))
-	a := answer{exit: Plugin().Run(func(name string) string { return env[name] }, stdin, &stdout, &stderr)}
+	a := callOutput{exit: Plugin().Run(func(name string) string { return env[name] }, stdin, &stdout, &stderr)}
 	a.stdout = stdout.String()
 	if err := json.Unmarshal(stdout.Bytes(), &a); err != nil && a.stdout != "" {
 		t.Errorf("%s: %v in %s", verb, err, a.stdout)
@@ -52,7 +52,7 @@ func call(t *testing.T, pod *sandbox.Pod, verb, version, keys string) answer {
 	return a
 }
 
-func (a answer) ok(t *testing.T) answer {
+func (a callOutput) ok(t *testing.T) callOutput {
 	t.Helper()
 	if a.exit != 0 {
 		t.Fatalf("exit %d: %s", a.exit, a.stdout)
@@ -60,14 +60,14 @@ func (a answer) ok(t *testing.T) answer {
 	return a
 }
 
-func (a answer) fails(t *testing.T, code uint, says string) {
+func (a callOutput) fails(t *testing.T, code uint, says string) {
 	t.Helper()
 	if a.exit != 1 || a.Code != code || !strings.Contains(a.Msg, says) {
 		t.Errorf("exit %d, %s: want code %d and %q", a.exit, a.stdout, code, says)
 	}
 }
 
-// withLo changes lo in the pod.
+// withLo calls a function with the link lo inside the pod.
 func withLo(t *testing.T, pod *sandbox.Pod, change func(netlink.Link) error) {
 	t.Helper()
 	err := pod.Do(func() error {
@@ -88,12 +88,12 @@ func isUp(t *testing.T, pod *sandbox.Pod) (up bool) {
 	return up
 }
 
-// TestVersions: each version gets a result in its own format.
+// TestVersions checks that ADD returns a result in the format of the configuration's CNI version. It also checks that DEL sets lo down.
 func TestVersions(t *testing.T) {
 	for _, v := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		pod := kerneltest.NewPod(t)
 		for range 2 { // a repeated ADD converges
-			a := call(t, pod, "ADD", v, "").ok(t)
+			a := callPlugin(t, pod, "ADD", v, "").ok(t)
 			if !isUp(t, pod) {
 				t.Errorf("%s: lo is down", v)
 			}
@@ -113,7 +113,7 @@ func TestVersions(t *testing.T) {
 			}
 		}
 		for range 2 {
-			call(t, pod, "DEL", v, "").ok(t)
+			callPlugin(t, pod, "DEL", v, "").ok(t)
 			if isUp(t, pod) {
 				t.Errorf("%s: lo is up after DEL", v)
 			}
@@ -121,15 +121,15 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestPrevResult: go-cni runs loopback beside the pod's network, and a chain may run it after a main plugin.
+// TestPrevResult checks that loopback returns prevResult unchanged. loopback receives a prevResult if it follows a main plugin in a chain.
 func TestPrevResult(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	const prev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.1.0.5/24","interface":0}]}`
-	a := call(t, pod, "ADD", "1.1.0", prev).ok(t)
+	a := callPlugin(t, pod, "ADD", "1.1.0", prev).ok(t)
 	if !isUp(t, pod) || len(a.Interfaces) != 1 || a.Interfaces[0].Name != "eth0" || len(a.IPs) != 1 {
 		t.Errorf("got %s", a.stdout)
 	}
-	call(t, pod, "CHECK", "1.1.0", prev).ok(t)
+	callPlugin(t, pod, "CHECK", "1.1.0", prev).ok(t)
 }
 
 func TestCheckDetects(t *testing.T) {
@@ -146,10 +146,10 @@ func TestCheckDetects(t *testing.T) {
 		}, "lo lacks ::1/128"},
 	} {
 		pod := kerneltest.NewPod(t)
-		prev := `"prevResult":` + call(t, pod, "ADD", "1.1.0", "").ok(t).stdout
-		call(t, pod, "CHECK", "1.1.0", prev).ok(t)
+		prev := `"prevResult":` + callPlugin(t, pod, "ADD", "1.1.0", "").ok(t).stdout
+		callPlugin(t, pod, "CHECK", "1.1.0", prev).ok(t)
 		withLo(t, pod, c.change)
-		if a := call(t, pod, "CHECK", "1.1.0", prev); a.Code != plugin.CodeStateDiffers || !strings.Contains(a.Msg, c.says) {
+		if a := callPlugin(t, pod, "CHECK", "1.1.0", prev); a.Code != plugin.CodeStateDiffers || !strings.Contains(a.Msg, c.says) {
 			t.Errorf("%s: %s", what, a.stdout)
 		}
 	}
@@ -160,16 +160,16 @@ func TestForeignAddress(t *testing.T) {
 	withLo(t, pod, func(link netlink.Link) error {
 		return netlink.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(192, 0, 2, 1), Mask: net.CIDRMask(32, 32)}})
 	})
-	call(t, pod, "ADD", "1.1.0", "").fails(t, plugin.CodeStateDiffers, "lo has the address 192.0.2.1/32, which is no loopback address")
+	callPlugin(t, pod, "ADD", "1.1.0", "").fails(t, plugin.CodeStateDiffers, "lo has the address 192.0.2.1/32, which is no loopback address")
 }
 
-// TestParallel: a runtime may call it concurrently for one pod.
+// TestParallel checks that concurrent ADDs for one pod succeed.
 func TestParallel(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	var group sync.WaitGroup
 	for range 8 {
 		group.Go(func() {
-			if a := call(t, pod, "ADD", "1.0.0", ""); a.exit != 0 || len(a.IPs) != 2 {
+			if a := callPlugin(t, pod, "ADD", "1.0.0", ""); a.exit != 0 || len(a.IPs) != 2 {
 				t.Errorf("exit %d: %s", a.exit, a.stdout)
 			}
 		})
@@ -179,8 +179,8 @@ func TestParallel(t *testing.T) {
 
 func TestWithoutNamespace(t *testing.T) {
 	gone := &sandbox.Pod{Path: "/run/netns/gone"}
-	call(t, gone, "DEL", "1.0.0", "").ok(t)
-	call(t, gone, "ADD", "1.0.0", "").fails(t, plugin.CodeNetns, "CNI_NETNS")
-	call(t, gone, "STATUS", "1.1.0", "").ok(t)
-	call(t, gone, "GC", "1.1.0", `"cni.dev/valid-attachments":[]`).ok(t)
+	callPlugin(t, gone, "DEL", "1.0.0", "").ok(t)
+	callPlugin(t, gone, "ADD", "1.0.0", "").fails(t, plugin.CodeNetns, "CNI_NETNS")
+	callPlugin(t, gone, "STATUS", "1.1.0", "").ok(t)
+	callPlugin(t, gone, "GC", "1.1.0", `"cni.dev/valid-attachments":[]`).ok(t)
 }

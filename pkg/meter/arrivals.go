@@ -10,18 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An Arrival is the number of link bytes that had arrived at a time after the first byte.
+// An Arrival is the total number of bytes on the link that had arrived until a time. The field At is the time since the first byte.
 type Arrival struct {
 	At   time.Duration `json:"at"`
 	Wire float64       `json:"wire"`
 }
 
-// Arrivals hold the arrivals at the end of each [Interval], at approximate times. For TCP they are the bytes that the kernel received, also
-// duplicates and bytes that wait for a gap to be filled. An application reads those later and in bursts, which would look like an exceeded
-// limit.
+// Arrivals lists the arrivals at the end of each [Interval]; the times are approximate. For TCP it counts the bytes that the kernel
+// received, including duplicates and segments behind a gap. The bytes that an application reads would be misleading: after a gap it reads
+// many bytes at once, which would look like an exceeded rate limit.
 type Arrivals []Arrival
 
-// Rate returns the mean in bit/s between two times.
+// Rate returns the mean rate in bit/s between two times.
 func (a Arrivals) Rate(from, to time.Duration) float64 {
 	if len(a) == 0 {
 		return 0
@@ -30,11 +30,11 @@ func (a Arrivals) Rate(from, to time.Duration) float64 {
 	if from >= to {
 		return 0
 	}
-	return 8 * (a.by(to) - a.by(from)) / (to - from).Seconds()
+	return 8 * (a.bytesAt(to) - a.bytesAt(from)) / (to - from).Seconds()
 }
 
-// by returns the bytes at a time, interpolated between two arrivals.
-func (a Arrivals) by(at time.Duration) float64 {
+// bytesAt returns the number of bytes that had arrived at a time. It interpolates between two arrivals.
+func (a Arrivals) bytesAt(at time.Duration) float64 {
 	var last Arrival
 	for _, next := range a {
 		if next.At >= at {
@@ -45,7 +45,7 @@ func (a Arrivals) by(at time.Duration) float64 {
 	return last.Wire
 }
 
-// Peak returns the largest rate between two arrivals.
+// Peak returns the highest rate in bit/s between two consecutive arrivals.
 func (a Arrivals) Peak() (peak float64) {
 	var last Arrival
 	for _, next := range a {
@@ -55,14 +55,15 @@ func (a Arrivals) Peak() (peak float64) {
 	return peak
 }
 
-// segments is the number of segments at a time.
-type segments struct {
+// A segmentCount is the number of TCP segments that had been received at a time.
+type segmentCount struct {
 	at       time.Duration
 	received uint64
 }
 
-// sampleSegments reads the kernel's count of received segments at each interval of the window. It ends with ctx if no segment arrives.
-func sampleSegments(ctx context.Context, conns []*net.TCPConn, counts *tally) (seen []segments) {
+// sampleSegments reads the kernel's counter of received segments at the end of each Interval until the window ends. It waits for the first
+// segment, or until ctx ends.
+func sampleSegments(ctx context.Context, conns []*net.TCPConn, counts *tally) (seen []segmentCount) {
 	select {
 	case <-ctx.Done():
 		return nil
@@ -74,8 +75,8 @@ func sampleSegments(ctx context.Context, conns []*net.TCPConn, counts *tally) (s
 			return seen
 		case <-time.After(time.Until(counts.first.Add(next))):
 		}
-		s := segments{received: segmentsOf(conns), at: time.Since(counts.first)}
-		// After the window the count is not used.
+		s := segmentCount{received: segmentsOf(conns), at: time.Since(counts.first)}
+		// A value that was read after the end of the window is not used.
 		if s.at > counts.window {
 			return seen
 		}
@@ -84,8 +85,8 @@ func sampleSegments(ctx context.Context, conns []*net.TCPConn, counts *tally) (s
 	}
 }
 
-// segmentsOf counts the segments with data. A large segment that was received as one, because no real link split it, counts as the segments
-// that it would have been.
+// segmentsOf returns the number of received segments with data. Virtual links can pass several segments as one large packet (GSO); the
+// kernel's counter counts each segment of it.
 func segmentsOf(conns []*net.TCPConn) (received uint64) {
 	for _, conn := range conns {
 		raw, err := conn.SyscallConn()
@@ -101,8 +102,8 @@ func segmentsOf(conns []*net.TCPConn) (received uint64) {
 	return received
 }
 
-// arrivals returns the arrivals from the tally's own counts.
-func (t *tally) arrivals(wire wireBytes) (seen Arrivals) {
+// arrivalList converts the counts of a tally to Arrivals.
+func (t *tally) arrivalList(wire wireBytes) (seen Arrivals) {
 	var sum float64
 	for i := range t.bytes {
 		sum += wire(t.bytes[i], t.packets[i])

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package meter sends TCP or UDP from one network namespace to another and measures at the receiver what arrives.
+// Package meter sends TCP or UDP traffic from one network namespace to another and measures the received rate.
 //
-// A [Flow] names two places. A place opens sockets inside its namespace. The sockets stay there, so the goroutines that use them run
-// anywhere. The clock starts with the first byte that the receiver reads. The first second of a shaper is therefore measured completely,
-// however long the connection took.
+// A [Flow] has two places, the sender and the receiver. A [Place] opens sockets inside its network namespace. The sockets belong to that
+// namespace, so any goroutine can use them. The measurement starts with the first byte that the receiver reads. The first second therefore
+// does not include the time to connect.
 //
-// Rates are given twice: as payload, which an application sees, and as an estimate of the link load with Ethernet, IP and transport
-// headers, which a shaper counts.
+// Each rate has two values. Payload counts the bytes that an application sees. Wire also counts Ethernet, IP and transport headers, like a
+// shaper; it is an estimate.
 package meter
 
 import (
@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// Interval is the length of one sample at the receiver.
+// Interval is the length of one sample of the receiver.
 const Interval = 100 * time.Millisecond
 
 // Protocol is the transport of a flow.
@@ -37,10 +37,10 @@ var ErrSilent = errors.New("nothing arrived")
 // A Place runs a function inside a network namespace. The sockets that the function opens belong to that namespace for their whole life.
 type Place func(func() error) error
 
-// Here is the Place of the calling process.
+// Here (a Place) stands for the network namespace of the process.
 func Here(f func() error) error { return f() }
 
-// A Flow is one measurement.
+// A Flow is the configuration of one measurement.
 type Flow struct {
 	Protocol Protocol
 	From     Place          // the sender's place
@@ -61,7 +61,7 @@ type Rate struct {
 	Wire    float64 `json:"wire"`
 }
 
-// A Result is the receiver's measurement.
+// A Result is the result of one measurement.
 type Result struct {
 	Bytes       uint64        `json:"bytes"`             // payload received
 	Packets     uint64        `json:"packets,omitempty"` // UDP: datagrams received
@@ -76,8 +76,8 @@ type Result struct {
 	Mean        Rate          `json:"mean"`
 }
 
-// Run measures a flow. It returns when the duration is over, when ctx is done, or with ErrSilent if no byte arrived. All its sockets and
-// goroutines have ended then.
+// Run measures a flow. It returns when the duration of the flow is over or ctx is done. It returns ErrSilent if no byte arrived. On return,
+// all its sockets are closed and all its goroutines have ended.
 func Run(ctx context.Context, flow Flow) (Result, error) {
 	flow, err := flow.complete()
 	if err != nil {
@@ -114,7 +114,7 @@ func (f Flow) complete() (Flow, error) {
 	return f, nil
 }
 
-// target returns the address to which the sender sends, once the receiver's port is known.
+// target returns the address to which the sender sends. The argument is the address on which the receiver listens.
 func (f Flow) target(listening netip.AddrPort) netip.AddrPort {
 	if f.Dial.IsValid() {
 		return f.Dial
@@ -122,13 +122,12 @@ func (f Flow) target(listening netip.AddrPort) netip.AddrPort {
 	return listening
 }
 
-// pauseFactor is how often one pause of the machine can count: it can delay the sender, the kernel's queues and the receiver one after the
-// other.
+// pauseFactor is the number of delays that one pause of the machine can cause: in the sender, in the kernel's queues and in the receiver.
 const pauseFactor = 3
 
-// Range returns the possible range of the link's rate if the meter measured rate between two times. Pauses of the machine delay packets and
-// reads, and widen the range. A limit is exceeded only if the whole range exceeds it. If from is 0, low is exact despite pauses, because no
-// delayed bytes of an earlier time can be included.
+// Range returns the lowest and highest possible rate of the link for a rate that the meter measured between two times. The range is wider
+// after pauses of the machine, which delay packets and reads. Traffic exceeds a limit only if the whole range exceeds the limit. If the
+// first time is 0, pauses do not change the lowest rate, because no earlier bytes can arrive late.
 func (r Result) Range(rate float64, from, to time.Duration) (low, high float64) {
 	window, late, lost := to-from, r.Lead, r.Lead+pauseFactor*r.Paused
 	if from > 0 {

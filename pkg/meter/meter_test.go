@@ -41,8 +41,9 @@ func loopback(is4 bool) netip.AddrPort {
 	return netip.MustParseAddrPort("[::1]:0")
 }
 
-// soon is a timeout in seconds: well below the minute of flows for which the test must not wait, and well above a slow machine's needs.
-const soon = 30
+// maxSeconds is a timeout that is long enough for a slow machine. Some flows last a minute; the timeout is far shorter, because the tests
+// must not wait for the end of these flows.
+const maxSeconds = 30
 
 func within(t *testing.T, what string, got, low, high float64) {
 	t.Helper()
@@ -51,15 +52,16 @@ func within(t *testing.T, what string, got, low, high float64) {
 	}
 }
 
-// seen expects a rate between low and high, as far as pauses of the machine allow a measurement.
-func (r Result) seen(t *testing.T, what string, rate float64, from, to time.Duration, low, high float64) {
+// expectRate reports an error if a measured rate, with its uncertainty because of pauses, cannot lie between low and high.
+func (r Result) expectRate(t *testing.T, what string, rate float64, from, to time.Duration, low, high float64) {
 	t.Helper()
 	if least, most := r.Range(rate, from, to); most < low || least > high {
 		t.Errorf("%s: got %.0f (%.0f to %.0f with pauses of %v), want %.0f to %.0f", what, rate, least, most, r.Paused, low, high)
 	}
 }
 
-// TestRange: a late first byte and pauses make the rate of the link uncertain. From the beginning on, pauses cannot hide a higher rate.
+// TestRange checks that a late first byte and pauses widen the result of Range. Pauses do not lower the lower bound of a range that begins
+// with the first byte.
 func TestRange(t *testing.T) {
 	const ms = time.Millisecond
 	for _, c := range []struct {
@@ -81,7 +83,7 @@ func TestRange(t *testing.T) {
 	}
 }
 
-// TestPauses: a stopped process detects the pause, and a running one detects almost none.
+// TestPauses checks that watchPauses measures the time for which the process was stopped with SIGSTOP.
 func TestPauses(t *testing.T) {
 	stop := watchPauses()
 	start := time.Now()
@@ -102,8 +104,8 @@ func TestUDPArrivesAtTheOfferedRate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got.seen(t, "first second", got.FirstSecond.Payload, 0, time.Second, 0.9*offered, 1.1*offered)
-		got.seen(t, "steady", got.Steady.Payload, time.Second, got.Duration, 0.9*offered, 1.1*offered)
+		got.expectRate(t, "first second", got.FirstSecond.Payload, 0, time.Second, 0.9*offered, 1.1*offered)
+		got.expectRate(t, "steady", got.Steady.Payload, time.Second, got.Duration, 0.9*offered, 1.1*offered)
 		header := 14. + 20 + 8
 		if !is4 {
 			header += 20
@@ -125,14 +127,14 @@ func TestTCPFillsTheLink(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got.seen(t, "bit/s over loopback", got.Mean.Payload, 0, got.Duration, 1e8, 1e12)
+		got.expectRate(t, "bit/s over loopback", got.Mean.Payload, 0, got.Duration, 1e8, 1e12)
 		if got.Mean.Wire <= got.Mean.Payload {
 			t.Errorf("wire %.0f, payload %.0f", got.Mean.Wire, got.Mean.Payload)
 		}
 		if len(got.Samples) != 3 {
 			t.Errorf("%d samples, want 3", len(got.Samples))
 		}
-		within(t, "seconds", time.Since(start).Seconds(), 0.3, soon)
+		within(t, "seconds", time.Since(start).Seconds(), 0.3, maxSeconds)
 		n := len(got.Arrivals)
 		if n == 0 && got.Paused > Interval {
 			continue // the machine paused when the kernel's count should be read
@@ -140,7 +142,7 @@ func TestTCPFillsTheLink(t *testing.T) {
 		if n == 0 || n > 3 {
 			t.Fatalf("%d arrivals in 3 intervals", n)
 		}
-		// Bytes arrive before they are read.
+		// Arrivals can be larger than the samples, because bytes arrive before they are read.
 		within(t, "arrived", got.Arrivals[n-1].Wire, 0.95*float64(sum(got.Samples[:n])), 3*float64(got.Bytes))
 	}
 }
@@ -152,7 +154,7 @@ func sum(counts []uint64) (all uint64) {
 	return all
 }
 
-// TestSegmentsCountUnread: bytes that were not read still count as received on the link.
+// TestSegmentsCountUnread checks that segmentsOf counts segments that the receiver has not yet read.
 func TestSegmentsCountUnread(t *testing.T) {
 	flow := Flow{From: Here, To: Here, Listen: loopback(true), Patience: time.Second, Streams: 2}
 	listener, err := listenTCP(t.Context(), flow)
@@ -202,8 +204,8 @@ func TestFlowBetweenPlaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pod.Close()
-	// The pod's loopback is down, so a receiver there is unreachable from here. It would be reachable if its socket were in the wrong
-	// namespace.
+	// The pod's loopback is down, so a receiver in the pod is unreachable. The test detects a receiver socket in the wrong namespace: that
+	// receiver would be reachable.
 	_, err = Run(t.Context(), Flow{
 		Protocol: UDP, To: pod.Do, Listen: loopback(true),
 		Duration: time.Second, Patience: 300 * time.Millisecond, Rate: 1e6,
@@ -226,10 +228,10 @@ func TestSilence(t *testing.T) {
 	if !errors.Is(err, ErrSilent) {
 		t.Errorf("got %v, want %v", err, ErrSilent)
 	}
-	within(t, "seconds", time.Since(start).Seconds(), 0.2, soon)
+	within(t, "seconds", time.Since(start).Seconds(), 0.2, maxSeconds)
 }
 
-// TestSilentConnection: a relay may accept a connection and pass no data.
+// TestSilentConnection checks that Run returns ErrSilent if a relay accepts the connection but forwards no data.
 func TestSilentConnection(t *testing.T) {
 	listen := netip.MustParseAddrPort("127.0.0.1:4996")
 	relay, err := net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(loopback(true)))
@@ -292,7 +294,7 @@ func TestCancel(t *testing.T) {
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s: got %v, want %v", protocol, err, context.DeadlineExceeded)
 		}
-		within(t, "seconds", time.Since(start).Seconds(), 0.2, soon)
+		within(t, "seconds", time.Since(start).Seconds(), 0.2, maxSeconds)
 	}
 }
 

@@ -4,10 +4,12 @@ package meter
 
 import "time"
 
-// pauseTick is how often the watch reads the clock. A shorter delay does not count as a pause, since timers of an idle machine have it too.
+// pauseTick is the interval at which watchPauses reads the clock. A delay up to this length does not count as a pause, because timers on an
+// idle machine have such delays too.
 const pauseTick = time.Millisecond
 
-// watchPauses measures the total pauses of this process, by the delay of a timer, until the returned function is called.
+// watchPauses starts to measure the time for which this process did not run. For this, it measures the delay of a timer. The returned
+// function ends the measurement and returns the sum of all pauses.
 func watchPauses() (stop func() time.Duration) {
 	ended, sum := make(chan struct{}), make(chan time.Duration)
 	last := time.Now() // on a busy machine the goroutine below may start after a first pause

@@ -29,16 +29,16 @@ const (
 	echo6, reply6 = 128, 129
 )
 
-// RoundTrips are the results of a [Ping]. In the percentiles, a request without a reply counts with its full waiting time.
+// RoundTrips is the result of a [Ping]. In the percentiles, a request without a reply counts with the timeout as its round-trip time.
 type RoundTrips struct {
 	Samples       []time.Duration // of answered requests, in the order of sending
 	Sent, Lost    int
 	P50, P95, P99 time.Duration
 }
 
-// Ping sends an ICMP echo request each [PingInterval] for the duration of a flow, from the sender's namespace to the receiver's address. It
-// needs a raw socket, which the owner of the namespace may open. A reply later than the flow's patience counts as lost. No reply at all is
-// no error. Of the flow, Ping uses From, the address of Listen, Duration and Patience.
+// Ping sends an ICMP echo request every [PingInterval] from the sender's namespace to the receiver's address. Ping uses only the fields
+// From, Listen (without the port), Duration and Patience of the flow. It needs CAP_NET_RAW in the sender's namespace for a raw socket. A
+// reply that takes longer than Patience counts as lost. Ping returns no error if all replies are lost.
 func Ping(ctx context.Context, flow Flow) (RoundTrips, error) {
 	flow.Protocol = UDP // unused, but a flow needs one
 	flow, err := flow.complete()
@@ -57,8 +57,8 @@ func Ping(ctx context.Context, flow Flow) (RoundTrips, error) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	var asking sync.WaitGroup
-	asking.Go(func() { p.ask(ctx, conn) })
-	p.receive(conn)
+	asking.Go(func() { p.sendRequests(ctx, conn) })
+	p.receiveReplies(conn)
 	conn.Close()
 	asking.Wait()
 	if err := context.Cause(ctx); err != nil {
@@ -79,7 +79,8 @@ func dialICMP(from Place, target netip.Addr) (conn *net.IPConn, err error) {
 	return conn, err
 }
 
-// PingBeside pings while a flow sends; it starts after the given time. The flow lasts as long as the ping, whatever its own duration.
+// PingBeside starts a flow, waits for the given time, and then pings while the flow sends. PingBeside stops the flow after the ping and
+// ignores the flow's own Duration.
 func PingBeside(ctx context.Context, ping, flow Flow, after time.Duration) (RoundTrips, error) {
 	flow.Duration = after + ping.Duration + time.Minute
 	ctx, stop := context.WithCancel(ctx)
@@ -102,7 +103,7 @@ func PingBeside(ctx context.Context, ping, flow Flow, after time.Duration) (Roun
 	return seen, err
 }
 
-// pings is one Ping. Only the receiver uses the samples; the request contains the time of sending.
+// pings is the state of one Ping. Only the receiving goroutine uses samples. Each request contains its time of sending.
 type pings struct {
 	is4      bool
 	mark     uint64
@@ -111,20 +112,21 @@ type pings struct {
 	samples  []time.Duration
 }
 
-// ask sends at fixed times, even if one was late. A request that cannot be sent counts as lost.
-func (p *pings) ask(ctx context.Context, conn *net.IPConn) {
+// sendRequests sends the requests at fixed times; a late request does not delay the following requests. A request that cannot be sent
+// counts as lost.
+func (p *pings) sendRequests(ctx context.Context, conn *net.IPConn) {
 	for i := range p.samples {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(time.Until(p.start.Add(time.Duration(i) * PingInterval))):
 		}
-		_, _ = conn.Write(p.request(i))
+		_, _ = conn.Write(p.echoRequest(i))
 	}
 }
 
-// request returns echo request number i. The kernel fills in the checksum of ICMPv6.
-func (p *pings) request(i int) []byte {
+// echoRequest returns echo request number i. The kernel fills in the checksum of ICMPv6.
+func (p *pings) echoRequest(i int) []byte {
 	message := make([]byte, pingSize)
 	message[0] = echo6
 	if p.is4 {
@@ -142,7 +144,7 @@ func (p *pings) request(i int) []byte {
 	return message
 }
 
-// checksum returns the checksum of RFC 1071.
+// checksum returns the Internet checksum (RFC 1071) of a message.
 func checksum(message []byte) uint16 {
 	var sum uint32
 	for i := 0; i+1 < len(message); i += 2 {
@@ -154,8 +156,8 @@ func checksum(message []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// answered reports whether a message is a reply to one of these pings.
-func (p *pings) answered(message []byte) bool {
+// isReply reports whether a message is a reply to one of these echo requests.
+func (p *pings) isReply(message []byte) bool {
 	want := byte(reply6)
 	if p.is4 {
 		want = reply4
@@ -163,9 +165,8 @@ func (p *pings) answered(message []byte) bool {
 	return len(message) >= pingHeader && message[0] == want && binary.BigEndian.Uint64(message[icmpHeader:]) == p.mark
 }
 
-// receive reads replies until each request has one or its time is over. It ignores errors that the network reports meanwhile, such as an
-// unreachable host.
-func (p *pings) receive(conn *net.IPConn) {
+// receiveReplies reads replies until every request has a reply or has timed out. It ignores network errors, such as an unreachable host.
+func (p *pings) receiveReplies(conn *net.IPConn) {
 	buffer := make([]byte, maxDatagram)
 	_ = conn.SetReadDeadline(p.start.Add(time.Duration(len(p.samples))*PingInterval + p.patience))
 	for missing := len(p.samples); missing > 0; {
@@ -173,7 +174,7 @@ func (p *pings) receive(conn *net.IPConn) {
 		if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil || !p.answered(buffer[:n]) {
+		if err != nil || !p.isReply(buffer[:n]) {
 			continue
 		}
 		payload := buffer[icmpHeader:]

@@ -20,7 +20,7 @@ import (
 
 func TestPing(t *testing.T) {
 	for _, is4 := range []bool{true, false} {
-		got, err := Ping(t.Context(), Flow{Listen: loopback(is4), Duration: 500 * time.Millisecond, Patience: soon * time.Second})
+		got, err := Ping(t.Context(), Flow{Listen: loopback(is4), Duration: 500 * time.Millisecond, Patience: maxSeconds * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -33,9 +33,9 @@ func TestPing(t *testing.T) {
 	}
 }
 
-// answering replaces the kernel, which answers no echo until the test ends. It passes each request, and a function that replies to it, to
-// handle.
-func answering(t *testing.T, handle func(i int, request []byte, reply func([]byte))) {
+// answerPings answers echo requests in place of the kernel until the test ends. For each request it calls handle with a function that sends
+// a reply.
+func answerPings(t *testing.T, handle func(i int, request []byte, reply func([]byte))) {
 	t.Helper()
 	const ignore = "/proc/sys/net/ipv4/icmp_echo_ignore_all"
 	set := func(value string) {
@@ -69,11 +69,11 @@ func answering(t *testing.T, handle func(i int, request []byte, reply func([]byt
 	}()
 }
 
-// TestPingAnswers: a dropped or too late reply counts as lost, and a late one counts with its delay. Duplicates and replies to other pings
-// do not count.
+// TestPingAnswers checks that a missing reply, and a reply after the timeout, counts as lost. A slow reply counts with its delay.
+// Duplicates and replies to other pings do not count.
 func TestPingAnswers(t *testing.T) {
 	const late, patience, tooLate = 30 * time.Millisecond, 3 * time.Second, 3100 * time.Millisecond
-	answering(t, func(i int, request []byte, reply func([]byte)) {
+	answerPings(t, func(i int, request []byte, reply func([]byte)) {
 		switch i % 5 {
 		case 0:
 			time.AfterFunc(late, func() { reply(request) })
@@ -110,51 +110,52 @@ func TestPingAnswers(t *testing.T) {
 	}
 }
 
-// TestPingAnsweredTwice: duplicate replies do not make Ping finish after half of the replies.
+// TestPingAnsweredTwice checks that Ping waits for all replies if each reply arrives twice.
 func TestPingAnsweredTwice(t *testing.T) {
-	answering(t, func(_ int, request []byte, reply func([]byte)) {
+	answerPings(t, func(_ int, request []byte, reply func([]byte)) {
 		reply(request)
 		reply(request)
 	})
-	got, err := Ping(t.Context(), Flow{Listen: loopback(true), Duration: 100 * time.Millisecond, Patience: soon * time.Second})
+	got, err := Ping(t.Context(), Flow{Listen: loopback(true), Duration: 100 * time.Millisecond, Patience: maxSeconds * time.Second})
 	if err != nil || got.Lost != 0 || len(got.Samples) != 10 {
 		t.Errorf("got %+v, %v, want 10 samples", got, err)
 	}
 }
 
-// TestPingUnanswered: lost echoes are a result, not an error.
+// TestPingUnanswered checks that Ping returns no error if all replies are lost.
 func TestPingUnanswered(t *testing.T) {
-	answering(t, func(int, []byte, func([]byte)) {})
+	answerPings(t, func(int, []byte, func([]byte)) {})
 	got, err := Ping(t.Context(), Flow{Listen: loopback(true), Duration: 50 * time.Millisecond, Patience: 50 * time.Millisecond})
 	if err != nil || got.Lost != 5 {
 		t.Errorf("%+v, %v, want 5 lost", got, err)
 	}
 }
 
-// TestEchoRequest: replies are recognised by type, length and mark.
+// TestEchoRequest checks that isReply compares type, length and mark of a message.
 func TestEchoRequest(t *testing.T) {
 	p, other := pings{is4: true, mark: 7}, pings{is4: true, mark: 8}
-	request := p.request(3)
+	request := p.echoRequest(3)
 	if checksum(request) != 0 {
 		t.Error("the checksum of a whole message is not zero")
 	}
 	as := func(kind byte, message []byte) []byte { return append([]byte{kind}, message[1:]...) }
-	if !p.answered(as(reply4, request)) {
+	if !p.isReply(as(reply4, request)) {
 		t.Error("a reply is not known as one")
 	}
 	for name, message := range map[string][]byte{
 		"the request":    request,
 		"short":          as(reply4, request[:7]),
-		"another mark":   as(reply4, other.request(3)),
+		"another mark":   as(reply4, other.echoRequest(3)),
 		"another family": as(reply6, request),
 	} {
-		if p.answered(message) {
+		if p.isReply(message) {
 			t.Errorf("%s passes for a reply", name)
 		}
 	}
 }
 
-// TestPingFromAPlace: the pod's loopback is down. The ping would succeed if its socket were in the wrong namespace.
+// TestPingFromAPlace checks that a ping from a pod to 127.0.0.1 fails, because the pod's loopback is down. A socket in the wrong namespace
+// would get replies.
 func TestPingFromAPlace(t *testing.T) {
 	pod, err := sandbox.NewPod("ping")
 	if err != nil {
@@ -166,10 +167,10 @@ func TestPingFromAPlace(t *testing.T) {
 	}
 }
 
-// TestPingBeside: the flow runs exactly as long as the ping. A flow that ends early or never starts makes PingBeside fail.
+// TestPingBeside checks that the flow runs until the end of the ping. PingBeside returns an error if the flow ends early or never starts.
 func TestPingBeside(t *testing.T) {
 	const after = 50 * time.Millisecond
-	ping := Flow{Listen: loopback(true), Duration: 100 * time.Millisecond, Patience: soon * time.Second}
+	ping := Flow{Listen: loopback(true), Duration: 100 * time.Millisecond, Patience: maxSeconds * time.Second}
 	beside := Flow{Protocol: UDP, Listen: netip.MustParseAddrPort("127.0.0.1:4996"), Rate: 8e6}
 	start := time.Now()
 	for range 2 { // the second time the port must be free again

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// Bytes around the payload of a packet. A shaper on a veth counts the Ethernet header. TCP carries the timestamp option.
+// Header lengths in bytes. The Ethernet header is included because a shaper on a veth counts it. The TCP header includes the timestamp
+// option.
 const (
 	ethernetHeader = 14
 	ipv4Header     = 20
@@ -23,7 +24,7 @@ func ipHeader(is4 bool) int {
 	return ipv6Header
 }
 
-// A tally counts arriving bytes by interval. Several receivers may share one.
+// A tally counts the received bytes of each Interval. Several receivers may use the same tally concurrently.
 type tally struct {
 	window time.Duration
 	opened time.Time     // before the first byte is sent
@@ -40,8 +41,9 @@ func newTally(window time.Duration) *tally {
 	return &tally{window: window, opened: time.Now(), begun: make(chan struct{}), bytes: make([]uint64, n), packets: make([]uint64, n)}
 }
 
-// add counts n bytes read at now and returns the end of the window. It does not count bytes after the end.
-func (t *tally) add(now time.Time, n int) (end time.Time, open bool) {
+// addBytes counts bytes that were read at the given time, and returns the end of the window. It ignores bytes after the end of the window;
+// the second result is then false.
+func (t *tally) addBytes(now time.Time, n int) (end time.Time, open bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.first.IsZero() {
@@ -58,8 +60,9 @@ func (t *tally) add(now time.Time, n int) (end time.Time, open bool) {
 	return end, true
 }
 
-// span sums the samples from from up to, but not including, to. If the window ends inside the last sample, the time ends there.
-func (t *tally) span(from, to time.Duration) (bytes, packets uint64, took time.Duration) {
+// sumBetween sums the samples that begin in the interval between two times. The last result is the length of this interval without the part
+// after the end of the window.
+func (t *tally) sumBetween(from, to time.Duration) (bytes, packets uint64, took time.Duration) {
 	from, to = min(from, t.window), min(to, t.window)
 	for i := range t.bytes {
 		if at := time.Duration(i) * Interval; at >= from && at < to {
@@ -70,17 +73,17 @@ func (t *tally) span(from, to time.Duration) (bytes, packets uint64, took time.D
 	return bytes, packets, to - from
 }
 
-// wireBytes converts payload and reads to bytes on the link.
+// wireBytes converts the number of payload bytes and packets to the number of bytes on the link.
 type wireBytes func(bytes, packets uint64) float64
 
-// perPacket is for UDP, where a read is a packet.
+// perPacket adds one header per packet. It is for UDP, where each read returns one packet.
 func perPacket(header int) wireBytes {
 	return func(bytes, packets uint64) float64 {
 		return float64(bytes) + float64(packets)*float64(header)
 	}
 }
 
-// perSegment is for TCP, where reads do not show packets, but the segment size is known.
+// perSegment adds one header per segment of mss bytes. It is for TCP, where reads do not show the number of packets.
 func perSegment(mss, header int) wireBytes {
 	return func(bytes, _ uint64) float64 {
 		return float64(bytes) * float64(mss+header) / float64(mss)
@@ -91,7 +94,7 @@ func (t *tally) result(wire wireBytes) Result {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	rate := func(from, to time.Duration) Rate {
-		bytes, packets, took := t.span(from, to)
+		bytes, packets, took := t.sumBetween(from, to)
 		if took <= 0 {
 			return Rate{}
 		}
@@ -100,7 +103,7 @@ func (t *tally) result(wire wireBytes) Result {
 			Wire:    8 * wire(bytes, packets) / took.Seconds(),
 		}
 	}
-	bytes, packets, took := t.span(0, t.window)
+	bytes, packets, took := t.sumBetween(0, t.window)
 	r := Result{Bytes: bytes, Packets: packets, Duration: took, Lead: max(0, t.first.Sub(t.opened)), Samples: t.bytes}
 	r.FirstSecond = rate(0, time.Second)
 	r.Mean = rate(0, t.window)
@@ -111,7 +114,7 @@ func (t *tally) result(wire wireBytes) Result {
 	return r
 }
 
-// isEmpty reports whether nothing was counted.
+// isEmpty reports whether no byte was counted.
 func (t *tally) isEmpty() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

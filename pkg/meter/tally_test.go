@@ -12,13 +12,13 @@ import (
 func TestTally(t *testing.T) {
 	start := time.Now()
 	counts := newTally(2500 * time.Millisecond)
-	// A burst first, then a quarter of its rate, on a link that needs time to come up.
+	// The flow sends at full rate for one second, and then at a quarter of this rate.
 	for ms := 0; ms < 4000; ms += 50 {
 		n := 1000
 		if ms >= 1000 {
 			n = 250
 		}
-		_, open := counts.add(start.Add(time.Duration(ms)*time.Millisecond), n)
+		_, open := counts.addBytes(start.Add(time.Duration(ms)*time.Millisecond), n)
 		if want := ms < 2500; open != want {
 			t.Fatalf("at %d ms: open %v, want %v", ms, open, want)
 		}
@@ -43,13 +43,13 @@ func TestWindowShorterThanASecond(t *testing.T) {
 	counts := newTally(250 * time.Millisecond)
 	start := time.Now()
 	for _, ms := range []int{0, 240, 251} {
-		counts.add(start.Add(time.Duration(ms)*time.Millisecond), 1000)
+		counts.addBytes(start.Add(time.Duration(ms)*time.Millisecond), 1000)
 	}
 	got := counts.result(perSegment(1448, 66))
 	within(t, "payload", got.FirstSecond.Payload, 63999, 64001)
 	within(t, "wire", got.FirstSecond.Wire, 64000*1514./1448-1, 64000*1514./1448+1)
 	if diff := cmp.Diff(Arrivals{{100 * time.Millisecond, 1514000. / 1448}, {200 * time.Millisecond, 1514000. / 1448},
-		{250 * time.Millisecond, 2 * 1514000. / 1448}}, counts.arrivals(perSegment(1448, 66))); diff != "" {
+		{250 * time.Millisecond, 2 * 1514000. / 1448}}, counts.arrivalList(perSegment(1448, 66))); diff != "" {
 		t.Error(diff)
 	}
 	if got.Steady != got.Mean {
@@ -59,7 +59,7 @@ func TestWindowShorterThanASecond(t *testing.T) {
 
 func TestArrivals(t *testing.T) {
 	const ms = time.Millisecond
-	// At 800, 400 and 1600 kbit/s; the second time is late.
+	// The rates are 800, 400 and 1600 kbit/s. The second sample was taken 100 ms late.
 	a := Arrivals{{100 * ms, 10e3}, {300 * ms, 20e3}, {400 * ms, 40e3}}
 	for _, c := range []struct {
 		from, to time.Duration

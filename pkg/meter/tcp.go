@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Large enough to make the cost of a call negligible at tens of Gbit/s.
+// tcpBuffer is large enough to make the cost of a system call negligible at tens of Gbit/s.
 const tcpBuffer = 256 << 10
 
 func runTCP(ctx context.Context, cancel context.CancelFunc, flow Flow) (Result, error) {
@@ -42,7 +42,7 @@ func runTCP(ctx context.Context, cancel context.CancelFunc, flow Flow) (Result, 
 	})
 	defer stop()
 	var sending, receiving, watching sync.WaitGroup
-	var seen []segments
+	var seen []segmentCount
 	paused := watchPauses()
 	watching.Go(func() { seen = sampleSegments(ctx, receivers, counts) })
 	for i := range senders {
@@ -72,7 +72,7 @@ func listenTCP(ctx context.Context, flow Flow) (listener *net.TCPListener, err e
 	var config net.ListenConfig
 	config.SetMultipathTCP(false)
 	err = flow.To(func() error {
-		l, err := config.Listen(ctx, network(TCP, flow.Listen), flow.Listen.String())
+		l, err := config.Listen(ctx, networkName(TCP, flow.Listen), flow.Listen.String())
 		if err == nil {
 			listener = l.(*net.TCPListener)
 		}
@@ -86,12 +86,12 @@ func dialTCP(ctx context.Context, flow Flow, target netip.AddrPort) (conns []*ne
 	dialer.SetMultipathTCP(false)
 	err = flow.From(func() error {
 		for range flow.Streams {
-			conn, err := dialer.DialContext(ctx, network(TCP, target), target.String())
+			conn, err := dialer.DialContext(ctx, networkName(TCP, target), target.String())
 			if err != nil {
 				return err
 			}
 			tcp := conn.(*net.TCPConn)
-			// Data left in the send buffer must not disturb the next flow.
+			// Close must discard data in the send buffer, because the data would disturb the next flow.
 			_ = tcp.SetLinger(0)
 			conns = append(conns, tcp)
 		}
@@ -100,7 +100,7 @@ func dialTCP(ctx context.Context, flow Flow, target netip.AddrPort) (conns []*ne
 	return conns, err
 }
 
-// setControl sets the congestion control of a sender.
+// setControl sets the congestion control algorithm of a sender's socket.
 func (f Flow) setControl(_, _ string, conn syscall.RawConn) (err error) {
 	if f.Control == "" {
 		return nil
@@ -145,7 +145,7 @@ func receiveTCP(conn *net.TCPConn, counts *tally, patience time.Duration) {
 		if err != nil {
 			return
 		}
-		end, open := counts.add(time.Now(), n)
+		end, open := counts.addBytes(time.Now(), n)
 		if !open {
 			return
 		}
@@ -156,7 +156,7 @@ func receiveTCP(conn *net.TCPConn, counts *tally, patience time.Duration) {
 	}
 }
 
-// segmentSize returns the payload of a full segment, without timestamps.
+// segmentSize returns the number of payload bytes of a full segment (TCP_MAXSEG).
 func segmentSize(conn *net.TCPConn) int {
 	const ethernetMTU = 1500
 	size := ethernetMTU - ipv4Header - tcpHeader
@@ -204,8 +204,9 @@ func unmap(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }
 
-// network includes the family, because package net checks for IPv6 only once, in the first namespace that uses it.
-func network(p Protocol, addr netip.AddrPort) string {
+// networkName returns a network name for package net with the family, such as "tcp4". Without the family, package net would check only once
+// whether IPv6 works, and reuse the result in all namespaces.
+func networkName(p Protocol, addr netip.AddrPort) string {
 	if addr.Addr().Unmap().Is4() {
 		return string(p) + "4"
 	}

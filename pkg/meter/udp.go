@@ -17,7 +17,7 @@ const (
 	headerSize  = 8 // the mark of the flow
 	maxDatagram = 65000
 	udpBuffer   = 4 << 20
-	// The sender wakes at this interval to send due datagrams.
+	// udpTick is the interval at which the sender wakes up and sends the datagrams that are due.
 	udpTick = time.Millisecond
 )
 
@@ -48,13 +48,13 @@ func runUDP(ctx context.Context, cancel context.CancelFunc, flow Flow) (Result, 
 	sending.Wait()
 	wire := perPacket(ethernetHeader + ipHeader(is4(flow)) + udpHeader)
 	result, err := finish(counts, wire, &sent, stopped)
-	result.Arrivals, result.Paused = counts.arrivals(wire), pause
+	result.Arrivals, result.Paused = counts.arrivalList(wire), pause
 	return result, err
 }
 
 func listenUDP(flow Flow) (conn *net.UDPConn, err error) {
 	err = flow.To(func() (err error) {
-		conn, err = net.ListenUDP(network(UDP, flow.Listen), net.UDPAddrFromAddrPort(flow.Listen))
+		conn, err = net.ListenUDP(networkName(UDP, flow.Listen), net.UDPAddrFromAddrPort(flow.Listen))
 		return err
 	})
 	if err != nil {
@@ -66,13 +66,14 @@ func listenUDP(flow Flow) (conn *net.UDPConn, err error) {
 
 func dialUDP(flow Flow, target netip.AddrPort) (conn *net.UDPConn, err error) {
 	err = flow.From(func() (err error) {
-		conn, err = net.DialUDP(network(UDP, target), nil, net.UDPAddrFromAddrPort(target))
+		conn, err = net.DialUDP(networkName(UDP, target), nil, net.UDPAddrFromAddrPort(target))
 		return err
 	})
 	return conn, err
 }
 
-// sendUDP offers datagrams until ctx is done. A refused or dropped datagram counts as not sent: the receiver's count is the result.
+// sendUDP sends datagrams at the rate of the flow until ctx is done. It ignores send errors, because the result is the number of received
+// datagrams.
 func sendUDP(ctx context.Context, conn *net.UDPConn, flow Flow, mark uint64, sent *atomic.Uint64) {
 	packet := make([]byte, flow.Size)
 	binary.BigEndian.PutUint64(packet, mark)
@@ -93,7 +94,8 @@ func sendUDP(ctx context.Context, conn *net.UDPConn, flow Flow, mark uint64, sen
 	}
 }
 
-// receiveUDP counts the datagrams with the mark. Datagrams of an earlier flow have another mark.
+// receiveUDP counts the received datagrams that contain the mark of this flow. It ignores datagrams of earlier flows, which have another
+// mark.
 func receiveUDP(conn *net.UDPConn, counts *tally, mark uint64, patience time.Duration) {
 	buffer := make([]byte, maxDatagram)
 	deadline := time.Now().Add(patience)
@@ -106,7 +108,7 @@ func receiveUDP(conn *net.UDPConn, counts *tally, mark uint64, patience time.Dur
 		if n < headerSize || binary.BigEndian.Uint64(buffer) != mark {
 			continue
 		}
-		end, open := counts.add(time.Now(), n)
+		end, open := counts.addBytes(time.Now(), n)
 		if !open {
 			return
 		}

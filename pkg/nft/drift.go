@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// layout is a chain as a builder creates it.
+// A layout is the expected state of one chain: the chain and its rules as the build function creates them.
 type layout struct {
 	chain Chain
 	rules []string // shapes of the rules
@@ -36,14 +36,15 @@ func (l *layout) append(family byte, exprs []expr.Any) {
 	l.rules = append(l.rules, shape)
 }
 
-// Drift describes how the table's chains differ from those that build creates, as a predicate of "the rules of table X". It is empty if
-// they agree. It lists only the rules of these chains; their number does not depend on pods.
+// Drift compares the table's chains with the chains that build creates. It returns the first difference as the end of a sentence that
+// begins with "the rules of table X", such as "are missing". It returns "" if there is no difference. Drift reads only the rules of these
+// chains, whose number does not depend on the number of pods.
 func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
 	r := NewRuleset(&nftables.Conn{}, TableOf(t.Table).Netlink()) // never sent
 	if err := build(r); err != nil {
 		return "", err
 	}
-	if dormant, err := t.dormant(); err != nil {
+	if dormant, err := t.isDormant(); err != nil {
 		return "", err
 	} else if dormant {
 		return "do nothing: the table is dormant", nil
@@ -76,7 +77,8 @@ func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
 	return "", nil
 }
 
-// DriftOf is Drift for a table with a schema version. It also reports chains that another program added.
+// DriftOf makes the same comparison as Drift for a table that has a schema version. It also detects another version, and chains that
+// another program added.
 func (t *Handle) DriftOf(version uint16, build func(Ruleset) error) (string, error) {
 	drift, err := t.Drift(build)
 	if err != nil || drift != "" {
@@ -88,8 +90,8 @@ func (t *Handle) DriftOf(version uint16, build func(Ruleset) error) (string, err
 	return "are those of another version, or another program added a chain", nil
 }
 
-// dormant reports whether the table exists and is dormant (its chains are disabled).
-func (t *Handle) dormant() (is bool, err error) {
+// isDormant reports whether the table exists and has the flag dormant, which disables its chains.
+func (t *Handle) isDormant() (is bool, err error) {
 	ask, err := t.tableMessage(unix.NFT_MSG_GETTABLE, 0, t.Table)
 	if err != nil {
 		return false, err
@@ -104,9 +106,9 @@ func (t *Handle) dormant() (is bool, err error) {
 	return is, err
 }
 
-// Install writes chains and rules of a registered table in one transaction. It recreates the chains, because the kernel cannot change hook
-// or priority of a chain. It recreates the named chains, or without names all chains of the table, also other programs'. Sets keep their
-// elements.
+// Install writes the chains and rules of a registered table in one transaction. It deletes old chains first, because the kernel cannot
+// change the hook or priority of a chain. If names are given, it deletes only the chains with these names. Without names it deletes all
+// chains of the table, including chains that other programs added. Sets keep their elements.
 func Install(op, table string, build func(Ruleset) error, names ...string) error {
 	t, err := Open(table)
 	if err != nil {
@@ -118,7 +120,7 @@ func Install(op, table string, build func(Ruleset) error, names ...string) error
 	}
 	for range maxRaces {
 		var old []string
-		if old, err = t.chains(names); err != nil {
+		if old, err = t.existingChains(names); err != nil {
 			return err
 		}
 		err = Build(op, func(c *nftables.Conn) error {
@@ -138,10 +140,10 @@ func Install(op, table string, build func(Ruleset) error, names ...string) error
 	return err
 }
 
-// clearDormant enables the chains of a dormant table. It is a no-op if the table is enabled or missing. It needs its own transaction, since
-// the kernel refuses new base chains in the same one.
+// clearDormant enables the chains of a dormant table. It is a no-op if the table is not dormant or is missing. It needs a separate
+// transaction, because the kernel refuses new base chains in the transaction that enables the table.
 func (t *Handle) clearDormant() error {
-	if dormant, err := t.dormant(); err != nil || !dormant {
+	if dormant, err := t.isDormant(); err != nil || !dormant {
 		return err
 	}
 	return Build("nft wake table "+t.Table, func(c *nftables.Conn) error {
@@ -150,8 +152,9 @@ func (t *Handle) clearDormant() error {
 	})
 }
 
-// chains returns the names that are chains of the table. Without names it returns all chains, and reads all chains of the family.
-func (t *Handle) chains(names []string) (found []string, err error) {
+// existingChains returns the given names for which the table has a chain. If no names are given, it returns all chains of the table. For
+// this it reads all chains of the family.
+func (t *Handle) existingChains(names []string) (found []string, err error) {
 	for _, name := range names {
 		if ok, err := t.HasChain(Place{t.family, t.Table, name}); err != nil {
 			return nil, err
@@ -183,8 +186,9 @@ func (t *Handle) chains(names []string) (found []string, err error) {
 	return found, err
 }
 
-// shapeOf encodes the effect of a rule's expression: its name and the attributes that every kernel reports as written. Zero counts as no
-// value. It leaves out registers, since kernels report some with other numbers.
+// shapeOf encodes a rule's expression so that two expressions with the same effect compare equal. The result contains the name of the
+// expression and the attributes that every kernel returns unchanged. It does not contain registers, because kernels return other numbers
+// for some registers. A missing attribute equals an attribute with value zero.
 func shapeOf(data []byte) string {
 	var name string
 	attributes := map[uint16][]byte{}
@@ -207,7 +211,7 @@ func shapeOf(data []byte) string {
 	return shape + ";"
 }
 
-// dataShape encodes a value or a verdict.
+// dataShape encodes an attribute that holds a value or a verdict.
 func dataShape(data []byte) (shape string) {
 	walk(data, func(kind uint16, v []byte) {
 		switch kind {
@@ -220,8 +224,8 @@ func dataShape(data []byte) (shape string) {
 	return shape
 }
 
-// shapeAttributes returns the attributes that belong to the shape of an expression: plain attributes, and nested ones with a value or a
-// verdict.
+// shapeAttributes returns the attributes of an expression that shapeOf encodes. The first list contains the attributes with a number or a
+// name. The second list contains the attributes with a value or a verdict.
 func shapeAttributes(name string) (plain, nested []uint16) {
 	switch name {
 	case "meta":

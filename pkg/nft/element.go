@@ -14,7 +14,7 @@ const nftaKeyEnd = 10
 // MaxComment is the maximum length of a comment that nft(8) shows, including the terminating zero.
 const MaxComment = 128
 
-// Element is an element of an nftables set or map. Its comment names its owner.
+// Element is an element of an nftables set or map. The comment of an element names the owner of the element.
 type Element struct {
 	Set     string
 	Key     []byte
@@ -24,7 +24,7 @@ type Element struct {
 	Comment string
 }
 
-// Key concatenates fields as nf_tables does, each padded to a multiple of four bytes.
+// Key returns the key of a set with concatenated fields. nf_tables pads each field to a multiple of four bytes.
 func Key(fields ...[]byte) []byte {
 	var out []byte
 	for _, f := range fields {
@@ -36,14 +36,14 @@ func Key(fields ...[]byte) []byte {
 	return out
 }
 
-// IfName encodes an interface name for keys and rules.
+// IfName returns an interface name in the form for keys and rules: 16 bytes, padded with zeros.
 func IfName(name string) []byte {
 	b := make([]byte, unix.IFNAMSIZ)
 	copy(b, name)
 	return b
 }
 
-// Digit returns the digit of a family, a suffix in the names of its sets and chains.
+// Digit returns "4" or "6". The names of the sets and chains of a family end with this digit.
 func Digit(is4 bool) string {
 	if is4 {
 		return "4"

@@ -11,7 +11,8 @@ import (
 	"github.com/google/nftables/expr"
 )
 
-// DroppingChain is a base chain of another program that sees forwarded packets and drops those that no rule accepts.
+// DroppingChain is a base chain of another program at the forward hook with the policy drop: it drops every forwarded packet that no rule
+// accepts.
 type DroppingChain struct {
 	Family string // as in nft(8)
 	Table  string
@@ -20,10 +21,10 @@ type DroppingChain struct {
 	rules  []*nftables.Rule // of the chain and of those that it calls
 }
 
-// String names the chain as nft(8) does.
+// String returns family, table and name of the chain, as in nft(8).
 func (d DroppingChain) String() string { return fmt.Sprintf("%s %s %s", d.Family, d.Table, d.Chain) }
 
-// Mentions reports whether a rule compares an interface's name with the given one, or with a prefix of it.
+// Mentions reports whether a rule compares an interface name with link, or with a prefix of link.
 func (d DroppingChain) Mentions(link string) bool {
 	return slices.ContainsFunc(d.rules, func(r *nftables.Rule) bool {
 		return slices.ContainsFunc(r.Exprs, func(e expr.Any) bool {
@@ -115,10 +116,10 @@ func dropsRest(rules []*nftables.Rule) bool {
 }
 
 func isOwn(table *nftables.Table) bool {
-	return slices.ContainsFunc(Tables(), func(t Table) bool { return t.is(table) })
+	return slices.ContainsFunc(Tables(), func(t Table) bool { return t.matches(table) })
 }
 
-// IPTables returns the names of the tables that iptables-nft has made, as ip filter.
+// IPTables returns the existing tables with the names that iptables-nft uses for IPv4, such as "ip filter".
 func IPTables() (names []string, err error) {
 	c, err := New()
 	if err != nil {

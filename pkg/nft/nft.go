@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nft accesses nf_tables: transactions, elements, rules, the schema version of a table, and the registry of Podlace's tables. The
-// content of the tables belongs to the plugins that own them.
+// Package nft accesses nf_tables: transactions, elements, rules, the schema version of a table, and the registry of Podlace's tables. Each
+// table has one owning plugin, which defines the content of the table.
 package nft
 
 import (
@@ -27,8 +27,8 @@ func noFamily(err error) bool {
 	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// Available reports whether the kernel has nf_tables. It requests the generation; without nf_tables nfnetlink answers EINVAL. If the
-// request cannot be sent, Available returns true.
+// Available reports whether the kernel has nf_tables. It requests the generation ID of the ruleset. A kernel without nf_tables replies with
+// EINVAL. Available returns true if it cannot send the request.
 func Available() bool {
 	t, err := Open("")
 	if err == nil {
@@ -41,7 +41,8 @@ func Available() bool {
 	return !noFamily(err) && !errors.Is(err, unix.EINVAL)
 }
 
-// IgnoreUnsupported drops the error of a kernel without nf_tables, where there is nothing to do.
+// IgnoreUnsupported returns nil if err means that the kernel has no nf_tables. It returns any other error unchanged. Cleanup code uses
+// IgnoreUnsupported, because a kernel without nf_tables has no tables to clean up.
 func IgnoreUnsupported(err error) error {
 	if Unsupported(err) {
 		return nil
@@ -49,19 +50,19 @@ func IgnoreUnsupported(err error) error {
 	return err
 }
 
-// answerTimeout bounds one answer of the kernel. Transactions take microseconds.
-const answerTimeout = 10 * time.Second
+// replyTimeout is the timeout for one reply of the kernel. Transactions take microseconds.
+const replyTimeout = 10 * time.Second
 
 // Conn is a connection to nf_tables that is opened on first use. The zero value is ready.
 type Conn struct {
 	sock *mdl.Conn
-	// spoilt reports that unread answers may remain after an error, which the next request would misread.
-	spoilt bool
+	// needsReopen is true if unread replies may remain after an error. The next request would treat these replies as its own replies.
+	needsReopen bool
 }
 
-// Open opens a registered table on the connection. An empty name stands for no table.
+// Open returns a Handle for a registered table on this connection. With an empty name the Handle has no table.
 func (c *Conn) Open(table string) (*Handle, error) {
-	if c.spoilt {
+	if c.needsReopen {
 		c.Close()
 	}
 	if c.sock == nil {
@@ -78,8 +79,8 @@ func (c *Conn) Open(table string) (*Handle, error) {
 	return &Handle{c, family, table}, nil
 }
 
-// Close closes the connection. It may wait some milliseconds: after a delete the kernel frees memory after an RCU grace period, and closing
-// waits for that.
+// Close closes the connection. After a deletion, Close waits some milliseconds for an RCU grace period, because the kernel frees the memory
+// when the connection is closed.
 func (c *Conn) Close() {
 	if c.sock != nil {
 		c.sock.Close()
@@ -87,33 +88,33 @@ func (c *Conn) Close() {
 	*c = Conn{}
 }
 
-// query sends a request of one message and returns its answers. unix.ENOENT means that there are none.
+// query sends a request of one message and returns the replies. The error unix.ENOENT means that the requested object does not exist.
 func (c *Conn) query(question mdl.Message) ([]mdl.Message, error) {
-	c.markSpoilt()
+	c.beginRequest()
 	answers, err := c.sock.Execute(question)
-	c.spoilt = fault.Ignore(err, unix.ENOENT) != nil
+	c.needsReopen = fault.Ignore(err, unix.ENOENT) != nil
 	return answers, err
 }
 
-// markSpoilt marks the connection as spoilt before a request is sent, until all answers are read.
-func (c *Conn) markSpoilt() {
-	c.spoilt = true
-	_ = c.sock.SetDeadline(time.Now().Add(answerTimeout))
+// beginRequest sets needsReopen and the timeout before a request is sent. The caller resets needsReopen after it has read all replies.
+func (c *Conn) beginRequest() {
+	c.needsReopen = true
+	_ = c.sock.SetDeadline(time.Now().Add(replyTimeout))
 }
 
-// Handle accesses the elements of one table. It adds two operations that google/nftables lacks: exclusive adds, and lookup of an element by
-// its key. Static tables, chains and rules go through google/nftables.
+// Handle accesses the elements of one table. It supports two operations that google/nftables lacks: exclusive adds, and lookup of an
+// element by its key. Static tables, chains and rules are written with google/nftables.
 type Handle struct {
 	*Conn
 	family byte
 	Table  string // name of the table
 }
 
-// Open opens a registered table on a separate connection. The caller closes it.
+// Open returns a Handle for a registered table on a new connection. The caller must close the Handle.
 func Open(table string) (*Handle, error) { return new(Conn).Open(table) }
 
-// Get returns the element with the key of e, or the interval that contains the key. ok is false if the element, the set or the table is
-// missing.
+// Get returns the element with the key of e. If the set contains intervals, Get returns the interval that contains the key. The second
+// result is false if the element, the set or the table is missing.
 func (t *Handle) Get(e Element) (found Element, ok bool, err error) {
 	all, err := t.Find([]Element{e})
 	if err != nil || all[0] == nil {
@@ -122,13 +123,13 @@ func (t *Handle) Get(e Element) (found Element, ok bool, err error) {
 	return *all[0], true, nil
 }
 
-// maxQuestions is the number of elements per request: the answers must fit into the socket's buffer.
-const maxQuestions = 64
+// maxLookups is the maximum number of elements that Find requests at once. All replies must fit into the socket's buffer.
+const maxLookups = 64
 
-// Find returns the result of Get for each element, nil for a missing one.
+// Find looks up several elements. The result contains one pointer for each element, which is nil if the element is missing.
 func (t *Handle) Find(elements []Element) ([]*Element, error) {
 	found := make([]*Element, 0, len(elements))
-	for chunk := range slices.Chunk(elements, maxQuestions) {
+	for chunk := range slices.Chunk(elements, maxLookups) {
 		var ask []mdl.Message
 		for _, e := range chunk {
 			msg, err := t.message(unix.NFT_MSG_GETSETELEM, 0, e.Set, []Element{{Key: e.Key}})
@@ -137,7 +138,7 @@ func (t *Handle) Find(elements []Element) ([]*Element, error) {
 			}
 			ask = append(ask, msg)
 		}
-		t.markSpoilt()
+		t.beginRequest()
 		if _, err := t.sock.SendMessages(ask); err != nil {
 			return nil, fmt.Errorf("nft get elements of %s: %w", t.Table, err)
 		}
@@ -155,12 +156,12 @@ func (t *Handle) Find(elements []Element) ([]*Element, error) {
 			}
 			found = append(found, one)
 		}
-		t.spoilt = false
+		t.needsReopen = false
 	}
 	return found, nil
 }
 
-// List returns all elements of a set. It is empty if the set is missing.
+// List returns all elements of a set. The list is empty if the set is missing.
 func (t *Handle) List(set string) ([]Element, error) {
 	msg, err := t.message(unix.NFT_MSG_GETSETELEM, mdl.Dump, set, nil)
 	if err != nil {
@@ -176,7 +177,8 @@ func (t *Handle) List(set string) ([]Element, error) {
 	return all, err
 }
 
-// dump calls each for the body of every answer. It restarts if the ruleset changed meanwhile.
+// dump() sends a dump request, and calls a function with the body of every reply. It repeats the request if the ruleset changed during the
+// dump.
 func (t *Handle) dump(ask mdl.Message, each func(data []byte)) error {
 	var replies []mdl.Message
 	err := fault.Retry(func() (err error) {
@@ -201,8 +203,8 @@ func (t *Handle) CountRules() (n int, err error) {
 	return n, t.dump(ask, func([]byte) { n++ })
 }
 
-// tableMessage returns a message that names only a table. The attribute has the same number in all kinds of messages (NFTA_TABLE_NAME,
-// NFTA_RULE_TABLE).
+// tableMessage returns a message whose only attribute is the name of a table. This attribute has the same number in all kinds of messages
+// (NFTA_TABLE_NAME, NFTA_RULE_TABLE).
 func (t *Handle) tableMessage(kind int, flags mdl.HeaderFlags, table string) (mdl.Message, error) {
 	enc := mdl.NewAttributeEncoder()
 	enc.String(unix.NFTA_TABLE_NAME, table)
@@ -213,13 +215,14 @@ func (t *Handle) tableMessage(kind int, flags mdl.HeaderFlags, table string) (md
 	}, err
 }
 
-// Add adds all elements or none. unix.EEXIST means that a key exists, and unix.ENOENT that the table is missing.
+// Add adds all elements in one transaction, or adds none. The error unix.EEXIST means that one of the keys already exists. The error
+// unix.ENOENT means that the table or set is missing.
 func (t *Handle) Add(elements []Element) error {
 	return t.Apply(fmt.Sprintf("nft add %d elements to %s", len(elements), t.Table),
 		Edit{Kind: unix.NFT_MSG_NEWSETELEM, Flags: mdl.Create | mdl.Excl, Elements: elements})
 }
 
-// Existing returns those of the elements that exist, as the kernel has them.
+// Existing looks up elements. It returns the elements that exist, with the values and comments that the kernel has.
 func (t *Handle) Existing(elements []Element) (found []Element, err error) {
 	all, err := t.Find(elements)
 	for _, e := range all {
@@ -230,7 +233,7 @@ func (t *Handle) Existing(elements []Element) (found []Element, err error) {
 	return found, err
 }
 
-// Missing returns those of the elements that do not exist.
+// Missing looks up elements and returns the elements that do not exist.
 func (t *Handle) Missing(elements []Element) (missing []Element, err error) {
 	all, err := t.Find(elements)
 	for i, e := range all {
@@ -241,19 +244,19 @@ func (t *Handle) Missing(elements []Element) (missing []Element, err error) {
 	return missing, err
 }
 
-// Delete deletes all elements or none. unix.ENOENT means that one is missing.
+// Delete deletes all elements in one transaction, or deletes none. The error unix.ENOENT means that one of the elements is missing.
 func (t *Handle) Delete(elements []Element) error {
 	return t.Apply(fmt.Sprintf("nft delete %d elements of %s", len(elements), t.Table),
 		Edit{Kind: unix.NFT_MSG_DELSETELEM, Elements: elements})
 }
 
-// Replace deletes the old elements and adds the new ones in one transaction.
+// Replace deletes the old elements and adds the new elements in one transaction.
 func (t *Handle) Replace(old, elements []Element) error {
 	return t.Apply(fmt.Sprintf("nft replace %d elements of %s", len(elements), t.Table),
 		Edit{Kind: unix.NFT_MSG_DELSETELEM, Elements: old}, Edit{Kind: unix.NFT_MSG_NEWSETELEM, Flags: mdl.Create | mdl.Excl, Elements: elements})
 }
 
-// Edit is one step of a transaction.
+// Edit is one change in a transaction.
 type Edit struct {
 	Kind     int             // such as unix.NFT_MSG_NEWSETELEM
 	Flags    mdl.HeaderFlags // in addition to those of a request
@@ -261,7 +264,8 @@ type Edit struct {
 	Table    string // for a change of a whole table
 }
 
-// Apply applies all edits or none in one transaction. op names it in errors.
+// Apply applies all edits in one transaction, or applies none. The first argument is the name of the transaction for fault.Change and for
+// errors.
 func (t *Handle) Apply(op string, edits ...Edit) error {
 	batch := []mdl.Message{batchMark(unix.NFNL_MSG_BATCH_BEGIN)}
 	for _, e := range edits {
@@ -284,12 +288,13 @@ func (t *Handle) Apply(op string, edits ...Edit) error {
 		return nil
 	}
 	batch = append(batch, batchMark(unix.NFNL_MSG_BATCH_END))
-	return fault.Change(op, func() error { return t.send(batch) })
+	return fault.Change(op, func() error { return t.sendBatch(batch) })
 }
 
-// send sends a transaction and reads one acknowledgement per message between its begin and end.
-func (t *Handle) send(batch []mdl.Message) error {
-	t.markSpoilt()
+// sendBatch sends a transaction. It reads one acknowledgement for each message except the first message and the last message, which mark
+// the start and the end of the transaction.
+func (t *Handle) sendBatch(batch []mdl.Message) error {
+	t.beginRequest()
 	if len(batch) > 6 {
 		_ = t.sock.SetWriteBuffer(len(batch) << 17)          // a transaction is one datagram
 		_ = t.sock.SetReadBuffer(max(len(batch)<<11, 1<<18)) // each message has an answer
@@ -308,11 +313,11 @@ func (t *Handle) send(batch []mdl.Message) error {
 			break // the kernel answers the whole batch with one error
 		}
 	}
-	t.spoilt = first != nil
+	t.needsReopen = first != nil
 	return first
 }
 
-// MaxElements is the number of elements per message: with their comments they must fit into an attribute of 64 KiB.
+// MaxElements is the maximum number of elements in one message. The elements with their comments must fit into an attribute of 64 KiB.
 const MaxElements = 200
 
 func bySet(elements []Element) [][]Element {
@@ -331,7 +336,7 @@ func bySet(elements []Element) [][]Element {
 }
 
 func batchMark(kind int) mdl.Message {
-	// struct nfgenmsg: family, version, res_id (big endian).
+	// The data begins with struct nfgenmsg: family, version, res_id (big endian).
 	return mdl.Message{Header: mdl.Header{Type: mdl.HeaderType(kind), Flags: mdl.Request}, Data: []byte{0, 0, 0, unix.NFNL_SUBSYS_NFTABLES}}
 }
 
@@ -353,7 +358,8 @@ func (t *Handle) message(kind int, flags mdl.HeaderFlags, set string, elements [
 	}, nil
 }
 
-// Build creates tables, chains, sets and rules in one transaction. Existing objects are no error.
+// Build calls a function that adds tables, chains, sets and rules, and sends all of them in one transaction. Objects that already exist are
+// no error.
 func Build(op string, build func(*nftables.Conn) error) error {
 	conn, err := New(nftables.AsLasting())
 	if err != nil {
@@ -368,8 +374,8 @@ func Build(op string, build func(*nftables.Conn) error) error {
 	})
 }
 
-// New is nftables.New with a timeout: the kernel may drop an answer when memory is short.
+// New returns an nftables.Conn with a timeout. The timeout is needed because the kernel may drop a reply when memory is short.
 func New(options ...nftables.ConnOption) (*nftables.Conn, error) {
-	bound := nftables.WithSockOptions(func(c *mdl.Conn) error { return c.SetDeadline(time.Now().Add(answerTimeout)) })
+	bound := nftables.WithSockOptions(func(c *mdl.Conn) error { return c.SetDeadline(time.Now().Add(replyTimeout)) })
 	return nftables.New(append(options, bound)...)
 }

@@ -16,13 +16,13 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Place is a chain in nf_tables. With an empty chain it stands for all chains of a table.
+// Place identifies a chain of nf_tables. If Chain is empty, it stands for all chains of the table.
 type Place struct {
 	Family       byte
 	Table, Chain string
 }
 
-// Rule describes another program's rule, with enough data to identify its owner and to delete it.
+// Rule describes a rule of another program. It contains the data to identify the program that owns the rule, and to delete the rule.
 type Rule struct {
 	Place
 	Comment string
@@ -33,8 +33,8 @@ type Rule struct {
 	shape  string   // its expressions, as shapeOf encodes them
 }
 
-// request encodes a message about chains or rules.
-func (p Place) request(kind int, flags mdl.HeaderFlags, fill func(*mdl.AttributeEncoder)) (mdl.Message, error) {
+// newRequest returns a request about chains or rules. The caller's function adds the attributes.
+func (p Place) newRequest(kind int, flags mdl.HeaderFlags, fill func(*mdl.AttributeEncoder)) (mdl.Message, error) {
 	enc := mdl.NewAttributeEncoder()
 	enc.ByteOrder = binary.BigEndian
 	fill(enc)
@@ -47,20 +47,20 @@ func (p Place) request(kind int, flags mdl.HeaderFlags, fill func(*mdl.Attribute
 }
 
 func (p Place) asChain(kind int, flags mdl.HeaderFlags) (mdl.Message, error) {
-	return p.request(kind, flags, func(enc *mdl.AttributeEncoder) {
+	return p.newRequest(kind, flags, func(enc *mdl.AttributeEncoder) {
 		enc.String(unix.NFTA_CHAIN_TABLE, p.Table)
 		enc.String(unix.NFTA_CHAIN_NAME, p.Chain)
 	})
 }
 
-// HasChain reports whether a chain exists, in one request.
+// HasChain reports whether a chain exists. It sends one request.
 func (t *Handle) HasChain(p Place) (bool, error) {
 	_, ok, err := t.Chain(p)
 	return ok, err
 }
 
-// Chain is the kernel's description of a chain. Only base chains, which have a hook, have a policy (such as unix.NF_DROP) and a priority.
-// Uses counts the rules of a chain; for other chains also the rules that jump to it.
+// Chain is the kernel's description of a chain. Base is true for chains with a hook; only these have a policy (such as unix.NF_DROP) and a
+// priority. Uses is the number of rules in the chain. For chains without a hook, Uses also counts the rules that jump to the chain.
 type Chain struct {
 	Base     bool
 	Policy   uint32
@@ -70,14 +70,14 @@ type Chain struct {
 	Uses     uint32
 }
 
-// Chain returns a chain by name. ok is false if it does not exist.
+// Chain returns a chain by name. The second result is false if the chain does not exist.
 func (t *Handle) Chain(p Place) (state Chain, ok bool, err error) {
 	msg, err := p.asChain(unix.NFT_MSG_GETCHAIN, 0)
 	if err != nil {
 		return state, false, err
 	}
 	replies, err := t.query(msg)
-	// ERANGE means that the name is longer than any possible name.
+	// The kernel returns ERANGE if the name is too long for a chain.
 	if err != nil && IgnoreUnsupported(fault.Ignore(err, unix.ENOENT, unix.ERANGE)) == nil || err == nil && len(replies) == 0 {
 		return state, false, nil
 	}
@@ -114,9 +114,9 @@ func parseChain(data []byte) (state Chain) {
 	return state
 }
 
-// Rules lists the rules of a chain or a table. It is empty if that does not exist.
+// Rules returns the rules of a chain or a table. The list is empty if the chain or the table does not exist.
 func (t *Handle) Rules(p Place) ([]Rule, error) {
-	msg, err := p.request(unix.NFT_MSG_GETRULE, mdl.Dump, func(enc *mdl.AttributeEncoder) {
+	msg, err := p.newRequest(unix.NFT_MSG_GETRULE, mdl.Dump, func(enc *mdl.AttributeEncoder) {
 		enc.String(unix.NFTA_RULE_TABLE, p.Table)
 		if p.Chain != "" {
 			enc.String(unix.NFTA_RULE_CHAIN, p.Chain)
@@ -133,7 +133,7 @@ func (t *Handle) Rules(p Place) ([]Rule, error) {
 			if reply.Header.Flags&mdl.DumpInterrupted != 0 {
 				return unix.EINTR
 			}
-			// Kernels before 4.10 list more than requested.
+			// Kernels before 4.10 also return rules of other chains and tables.
 			if r := parseRule(reply.Data); r.Family == p.Family && r.Table == p.Table && (p.Chain == "" || r.Chain == p.Chain) {
 				found = append(found, r)
 			}
@@ -146,7 +146,7 @@ func (t *Handle) Rules(p Place) ([]Rule, error) {
 	return found, nil
 }
 
-// ListRules is Rules on a separate socket.
+// ListRules returns the same as Rules, on a new connection.
 func ListRules(p Place) ([]Rule, error) {
 	t, err := Open("")
 	if err != nil {
@@ -184,7 +184,8 @@ func parseRule(data []byte) (r Rule) {
 	return r
 }
 
-// parseExpression stores the data of "cmp" and "immediate", which have different attribute numbers.
+// parseExpression stores the data of a "cmp" or "immediate" expression, and ignores other expressions. The attribute with the data has one
+// number in "cmp" expressions and another number in "immediate" expressions.
 func (r *Rule) parseExpression(data []byte) {
 	var name string
 	walk(data, func(kind uint16, v []byte) {
@@ -217,43 +218,43 @@ func (r *Rule) parseData(data []byte) {
 	})
 }
 
-// Has reports whether the rule compares with or loads a value.
+// Has reports whether the rule contains a value, in a comparison or in an immediate expression.
 func (r Rule) Has(value []byte) bool {
 	return slices.ContainsFunc(r.values, func(v []byte) bool { return bytes.Equal(v, value) })
 }
 
-// deletion returns the message that deletes the rule.
-func (r Rule) deletion() (mdl.Message, error) {
-	return r.request(unix.NFT_MSG_DELRULE, mdl.Acknowledge, func(enc *mdl.AttributeEncoder) {
+// deleteMessage returns the message that deletes the rule.
+func (r Rule) deleteMessage() (mdl.Message, error) {
+	return r.newRequest(unix.NFT_MSG_DELRULE, mdl.Acknowledge, func(enc *mdl.AttributeEncoder) {
 		enc.String(unix.NFTA_RULE_TABLE, r.Table)
 		enc.String(unix.NFTA_RULE_CHAIN, r.Chain)
 		enc.Bytes(unix.NFTA_RULE_HANDLE, r.handle)
 	})
 }
 
-// Removal names the objects to delete in other programs' tables.
+// Removal lists chains and rules in other programs' tables that Remove deletes.
 type Removal struct {
 	Chains []Jump
 	Rules  []Match
 }
 
-// Jump is a chain, and the parent chain of the same table with the rules that jump to it.
+// Jump is a chain and its parent chain in the same table. The parent chain contains rules that jump to the chain.
 type Jump struct {
 	Parent Place
 	Chain  string
 }
 
-// Match selects rules of a chain or of a table.
+// Match selects rules of a chain or a table: the rules for which Want returns true.
 type Match struct {
 	In   Place
 	Want func(Rule) bool
 }
 
-// list returns the messages that delete the existing objects.
-func (r Removal) list(t *Handle) ([]mdl.Message, error) {
+// deleteMessages returns the messages that delete the existing objects of the removal.
+func (r Removal) deleteMessages(t *Handle) ([]mdl.Message, error) {
 	var out []mdl.Message
 	for _, jump := range r.Chains {
-		more, err := t.unlink(jump)
+		more, err := t.deleteChainMessages(jump)
 		if err != nil {
 			return nil, err
 		}
@@ -279,7 +280,7 @@ func (t *Handle) deletions(m Match) ([]mdl.Message, error) {
 		if !m.Want(r) {
 			continue
 		}
-		msg, err := r.deletion()
+		msg, err := r.deleteMessage()
 		if err != nil {
 			return nil, err
 		}
@@ -288,9 +289,9 @@ func (t *Handle) deletions(m Match) ([]mdl.Message, error) {
 	return out, nil
 }
 
-// unlink returns the messages that delete a chain with its rules, and the rules that jump to it. One request finds out whether the chain
-// exists.
-func (t *Handle) unlink(j Jump) ([]mdl.Message, error) {
+// deleteChainMessages returns the messages that delete a chain, its rules, and the rules that jump to it. It first checks with one request
+// whether the chain exists. If the chain is missing, the list is empty.
+func (t *Handle) deleteChainMessages(j Jump) ([]mdl.Message, error) {
 	of := Place{j.Parent.Family, j.Parent.Table, j.Chain}
 	ok, err := t.HasChain(of)
 	if err != nil || !ok {
@@ -304,11 +305,12 @@ func (t *Handle) unlink(j Jump) ([]mdl.Message, error) {
 	return append(out, msg), err
 }
 
-// maxRaces limits the retries of a removal.
+// maxRaces is the maximum number of attempts for one transaction. A transaction must be repeated if another program changes the ruleset at
+// the same time.
 const maxRaces = 30
 
-// Remove deletes the objects of a removal in one transaction. It retries if another program deleted one of them meanwhile. It is a no-op if
-// nothing exists.
+// Remove deletes the objects of a removal in one transaction. It retries if, in the meantime, another program deleted one of the objects or
+// added a rule that uses an object. It is a no-op if none of the objects exists.
 func Remove(op string, removal Removal) error {
 	t, err := Open("")
 	if err != nil {
@@ -317,12 +319,12 @@ func Remove(op string, removal Removal) error {
 	defer t.Close()
 	for range maxRaces {
 		var messages []mdl.Message
-		if messages, err = removal.list(t); err != nil || len(messages) == 0 {
+		if messages, err = removal.deleteMessages(t); err != nil || len(messages) == 0 {
 			return err
 		}
 		batch := append([]mdl.Message{batchMark(unix.NFNL_MSG_BATCH_BEGIN)}, messages...)
 		batch = append(batch, batchMark(unix.NFNL_MSG_BATCH_END))
-		err = fault.Change(op, func() error { return t.send(batch) })
+		err = fault.Change(op, func() error { return t.sendBatch(batch) })
 		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EBUSY) {
 			return err
 		}

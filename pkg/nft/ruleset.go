@@ -12,23 +12,24 @@ import (
 	"github.com/google/nftables/userdata"
 )
 
-// Ruleset builds a table of static rules.
+// Ruleset builds a table with static chains, sets and rules.
 type Ruleset struct {
 	C     *nftables.Conn
 	Table *nftables.Table
 	made  map[string]*layout // chains by name
 }
 
-// NewRuleset creates a table and an empty Ruleset for it.
+// NewRuleset adds a table to the transaction of c, and returns an empty Ruleset for the table.
 func NewRuleset(c *nftables.Conn, table *nftables.Table) Ruleset {
 	return Ruleset{c, c.AddTable(table), map[string]*layout{}}
 }
 
-// schemaSet is a set whose element holds the table's version, so that a newer plugin detects old rules and rewrites them. Every change of
-// the rules increments the version. The set also holds the number of rules, so that a flush is detected.
+// schemaSet is the name of a set with one element, whose key is the schema version of the table. A newer plugin detects an older version
+// and rewrites the rules. Every change of the rules needs a new version number. The comment of the element holds the number of rules, so
+// that a plugin detects that another program flushed the rules.
 const schemaSet = "schema"
 
-// Mark writes the schema version. It must come after the rules.
+// Mark adds the schema version and the number of rules to schemaSet. Call Mark after adding all rules.
 func (r Ruleset) Mark(version uint16) error {
 	mark, err := r.Unmark()
 	if err != nil {
@@ -41,7 +42,7 @@ func (r Ruleset) Mark(version uint16) error {
 	return r.C.SetAddElements(mark, []nftables.SetElement{{Key: BigEndian(version), Comment: markText(rules)}})
 }
 
-// Unmark empties the set of the mark.
+// Unmark removes the schema version: it empties schemaSet.
 func (r Ruleset) Unmark() (*nftables.Set, error) {
 	mark := &nftables.Set{Table: r.Table, Name: schemaSet, KeyType: nftables.TypeInetService}
 	if err := r.C.AddSet(mark, nil); err != nil {
@@ -53,12 +54,12 @@ func (r Ruleset) Unmark() (*nftables.Set, error) {
 
 func markText(rules int) string { return fmt.Sprintf("version of the %d rules", rules) }
 
-// Mark writes the schema version of a table with the given number of rules.
+// Mark adds the schema version and the given number of rules to schemaSet of an existing table.
 func (t *Handle) Mark(version uint16, rules int) error {
 	return t.Add([]Element{{Set: schemaSet, Key: BigEndian(version), Comment: markText(rules)}})
 }
 
-// Marked reports whether the table has all rules of this version.
+// Marked reports whether the table has this schema version and as many rules as schemaSet states.
 func (t *Handle) Marked(version uint16) (bool, error) {
 	mark, ok, err := t.Get(Element{Set: schemaSet, Key: BigEndian(version)})
 	if err != nil || !ok {
@@ -68,7 +69,7 @@ func (t *Handle) Marked(version uint16) (bool, error) {
 	return mark.Comment == markText(n), err
 }
 
-// Chain creates an empty chain; with a hook, a base chain.
+// Chain adds an empty chain. The chain is a base chain if hook is not nil.
 func (r Ruleset) Chain(name string, hook *nftables.ChainHook, priority int, kind nftables.ChainType) *nftables.Chain {
 	chain := &nftables.Chain{Table: r.Table, Name: name}
 	r.made[name] = &layout{}
@@ -83,7 +84,7 @@ func (r Ruleset) Chain(name string, hook *nftables.ChainHook, priority int, kind
 	return chain
 }
 
-// Rule appends a rule to a chain.
+// Rule appends a rule without a comment to a chain.
 func (r Ruleset) Rule(chain *nftables.Chain, exprs ...expr.Any) { r.add(chain, nil, exprs) }
 
 func (r Ruleset) add(chain *nftables.Chain, data []byte, exprs []expr.Any) {
@@ -96,7 +97,7 @@ func (r Ruleset) Commented(chain *nftables.Chain, comment string, exprs []expr.A
 	r.add(chain, userdata.AppendString(nil, userdata.TypeComment, comment), exprs)
 }
 
-// Set creates a set, or with a value type a map.
+// Set adds a set. It adds a map if value is not nil.
 func (r Ruleset) Set(name string, value []nftables.SetDatatype, key ...nftables.SetDatatype) (*nftables.Set, error) {
 	keyType, err := nftables.ConcatSetType(key...)
 	if err != nil {
@@ -115,7 +116,7 @@ func (r Ruleset) Set(name string, value []nftables.SetDatatype, key ...nftables.
 	return s, r.C.AddSet(s, nil)
 }
 
-// Intervals is Set with intervals in the last field of the key.
+// Intervals does the same as Set, but the last field of the key is an interval.
 func (r Ruleset) Intervals(name string, value nftables.SetDatatype, key ...nftables.SetDatatype) (*nftables.Set, error) {
 	keyType, err := nftables.ConcatSetType(key...)
 	if err != nil {
@@ -128,27 +129,27 @@ func (r Ruleset) Intervals(name string, value nftables.SetDatatype, key ...nftab
 	return s, r.C.AddSet(s, nil)
 }
 
-// Network loads a field of the network header.
+// Network returns an expression that loads a field of the network header.
 func Network(register, offset, length uint32) expr.Any {
 	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length}
 }
 
-// DestinationPort loads the destination port, which is at the same offset in TCP, UDP and SCTP.
+// DestinationPort returns an expression that loads the destination port. The port is at the same offset in TCP, UDP and SCTP.
 func DestinationPort(register uint32) expr.Any {
 	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
 }
 
-// Lookup looks up the value of register 1 in a map.
+// Lookup returns an expression that looks up the value of register 1 in a map and writes the result to register 1.
 func Lookup(set *nftables.Set) expr.Any {
 	return &expr.Lookup{SourceRegister: 1, DestRegister: 1, IsDestRegSet: true, SetName: set.Name, SetID: set.ID}
 }
 
-// Equal compares register 1 with data.
+// Equal returns an expression that matches if register 1 equals data.
 func Equal(data []byte) expr.Any {
 	return &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}
 }
 
-// Translated matches connections with a translated destination (IPS_DST_NAT, bit 5 of the conntrack status).
+// Translated returns expressions that match packets of connections with destination NAT (IPS_DST_NAT, bit 5 of the conntrack status).
 func Translated() []expr.Any {
 	const dstNAT = 1 << 5
 	return []expr.Any{
@@ -158,10 +159,10 @@ func Translated() []expr.Any {
 	}
 }
 
-// Drop drops the packet.
+// Drop returns the verdict that drops the packet.
 func Drop() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}} }
 
-// Accept accepts the packet.
+// Accept returns the verdict that accepts the packet.
 func Accept() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}} }
 
 // BigEndian encodes a port or version in network byte order.

@@ -17,7 +17,7 @@ type Table struct {
 	Name   string
 }
 
-// String returns family and name in the form of nft(8).
+// String returns the family and the name of the table, as in nft(8).
 func (t Table) String() string {
 	if t.family == nftables.TableFamilyBridge {
 		return "bridge " + t.Name
@@ -25,15 +25,15 @@ func (t Table) String() string {
 	return "inet " + t.Name
 }
 
-// is reports whether a table of the kernel is this one.
-func (t Table) is(table *nftables.Table) bool {
+// matches reports whether a table of the kernel has the same name and family.
+func (t Table) matches(table *nftables.Table) bool {
 	return t.Name == table.Name && t.family == table.Family
 }
 
-// Netlink returns the table in the form of google/nftables.
+// Netlink returns the table as a type of google/nftables.
 func (t Table) Netlink() *nftables.Table { return &nftables.Table{Name: t.Name, Family: t.family} }
 
-// Names of the registered tables, each with its owning package.
+// Names of the registered tables. The comment after each name names the package that owns the table.
 const (
 	MasqueradeTable = "podlace_masquerade" // bridge
 	GuardTable      = "podlace_guard"      // bridge
@@ -42,26 +42,27 @@ const (
 	LoopbackTable   = "podlace_loopback"   // portmap
 )
 
-// Tables is the registry of all nftables tables of Podlace. Builders get their tables from it, so an unlisted table cannot be created, and
-// rollback deletes the listed ones.
+// Tables returns the registry of all nftables tables of Podlace. Code that builds a table gets the table from this registry, so that no
+// unlisted table can be created. A rollback deletes all tables in this registry.
 func Tables() []Table {
 	return []Table{
 		{nftables.TableFamilyINet, MasqueradeTable},
 		{nftables.TableFamilyINet, HostportTable},
 		{nftables.TableFamilyINet, VLANTable},
 		{nftables.TableFamilyBridge, GuardTable},
-		// The protection of 127.0.0.0/8 is deleted after all tables that need it.
+		// LoopbackTable protects 127.0.0.0/8. It is the last entry in this list, because a rollback must delete it after all tables that need its
+		// protection.
 		{nftables.TableFamilyINet, LoopbackTable},
 	}
 }
 
-// TableOf returns the registered table with a name. It panics for another name, which is a defect of the caller.
+// TableOf returns the registered table with this name. It panics if no table with this name is registered, which is a bug in the caller.
 func TableOf(name string) Table {
 	tables := Tables()
 	return tables[slices.IndexFunc(tables, func(t Table) bool { return t.Name == name })]
 }
 
-// Own returns the registered tables that the kernel has.
+// Own returns the registered tables that exist in the kernel.
 func Own() (found []Table, err error) {
 	c, err := New()
 	if err != nil {
@@ -72,14 +73,14 @@ func Own() (found []Table, err error) {
 		return nil, err
 	}
 	for _, own := range Tables() {
-		if slices.ContainsFunc(has, own.is) {
+		if slices.ContainsFunc(has, own.matches) {
 			found = append(found, own)
 		}
 	}
 	return found, nil
 }
 
-// HasTable reports whether the kernel has the registered table with a name.
+// HasTable reports whether the registered table with this name exists in the kernel.
 func HasTable(name string) (bool, error) {
 	own := TableOf(name)
 	c, err := New()
@@ -90,7 +91,7 @@ func HasTable(name string) (bool, error) {
 	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == own.Name }), IgnoreUnsupported(err)
 }
 
-// DelTable deletes a table with its content. It is a no-op if the table is missing.
+// DelTable deletes a table with all its chains, sets and rules. It is a no-op if the table is missing.
 func DelTable(t Table) error {
 	err := Build("nft delete table "+t.String(), func(c *nftables.Conn) error {
 		c.DelTable(t.Netlink())

@@ -28,7 +28,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// panicEnv holds the options of an agent that panics at a given log line.
+// panicEnv is an environment variable with the options of an agent. This agent panics when it logs a given message.
 const panicEnv = "PODLACE_TEST_PANIC"
 
 type panicOptions struct {
@@ -53,7 +53,7 @@ type panicHandler struct {
 	at string
 }
 
-// Handle panics at the chosen log line.
+// Handle panics if the message contains the chosen text.
 func (h panicHandler) Handle(ctx context.Context, r slog.Record) error {
 	if strings.Contains(r.Message, h.at) {
 		panic("on purpose at " + h.at)
@@ -61,8 +61,8 @@ func (h panicHandler) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, r)
 }
 
-// TestPanic checks that a panic in any goroutine ends the process and leaves consistent files: no node.json without all routes, no
-// conflist without node.json. The next start completes the setup.
+// TestPanic checks that a panic in any goroutine ends the process and leaves consistent files. If node.json exists, all routes exist. If
+// the conflist exists, node.json exists. The next start completes the setup.
 func TestPanic(t *testing.T) {
 	l := newLab(t)
 	for _, c := range []struct {
@@ -78,7 +78,7 @@ func TestPanic(t *testing.T) {
 	} {
 		_, err := removeRoutes()
 		kerneltest.Must(t, err, os.RemoveAll(store.Root), os.RemoveAll(l.dir+"/bin"), os.RemoveAll(l.dir+"/net.d"))
-		l.api.refuse(c.refuse)
+		l.api.refuseWith(c.refuse)
 		text, err := json.Marshal(panicOptions{l.options, c.at})
 		kerneltest.Must(t, err)
 		cmd := exec.Command("/proc/self/exe")
@@ -94,40 +94,40 @@ func TestPanic(t *testing.T) {
 			(l.read("net.d/"+conflistName) == testConflist) != c.ready {
 			t.Errorf("%s: routes %q, node.json %v, conflist %q", c.at, routes, noNode, l.read("net.d/"+conflistName))
 		}
-		l.api.refuse(0)
+		l.api.refuseWith(0)
 		_ = os.Remove(filepath.Join(store.Root, statusName))
 		l.ready().has(full(2, 3))
 		l.stop()
 	}
 }
 
-// refuse makes the API server answer every request with this status; 0 disables it.
-func (f *fakeAPI) refuse(status int) {
+// refuseWith makes the fake API server reply to every request with this HTTP status. Status 0 restores normal replies.
+func (f *fakeAPI) refuseWith(status int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.Refuse = status
 }
 
-// TestLostEvents checks that the agent reads the kernel again after its socket overflowed (ENOBUFS).
+// TestLostEvents checks that the agent compares the routes in the kernel again after its netlink socket overflowed (ENOBUFS).
 func TestLostEvents(t *testing.T) {
 	l := newLab(t)
-	cmd := l.process("--log-level", "debug")
+	cmd := l.startProcess("--log-level", "debug")
 	t.Cleanup(func() { _, _ = cmd.Process.Signal(syscall.SIGCONT), cmd.Process.Kill(); _ = cmd.Wait() })
 	l.await("ready", func() bool { return l.status().Ready })
 	link, err := netlink.LinkByName("up0")
 	kerneltest.Must(t, err, netlink.LinkSetAlias(link, "first")) // now the agent knows the link, and further events of it carry no news
 	l.await("the link is known", func() bool { return l.log.count(`changed="link up0"`) > 0 })
 	time.Sleep(5 * coalescing)
-	if l.log.count("lost=true") > 0 || slices.Max(drops(t)) > 0 {
+	if l.log.count("lost=true") > 0 || slices.Max(droppedMessages(t)) > 0 {
 		t.Error("events were lost before")
 	}
 	kerneltest.Must(t, cmd.Process.Signal(syscall.SIGSTOP))
-	for i := 0; slices.Max(drops(t)) == 0 && i < 100_000; i++ {
+	for i := 0; slices.Max(droppedMessages(t)) == 0 && i < 100_000; i++ {
 		kerneltest.Must(t, netlink.LinkSetAlias(link, fmt.Sprint("storm ", i)))
 	}
 	_, err = removeRoutes()
 	kerneltest.Must(t, err)
-	t.Logf("lost messages by socket: %v", drops(t))
+	t.Logf("lost messages by socket: %v", droppedMessages(t))
 	kerneltest.Must(t, cmd.Process.Signal(syscall.SIGCONT))
 	l.has(full(2, 3))
 	if l.log.count("lost=true") == 0 || l.log.count(`changed="route 10.244.2.0/24"`) > 0 {
@@ -136,8 +136,8 @@ func TestLostEvents(t *testing.T) {
 	kerneltest.Must(t, cmd.Process.Signal(syscall.SIGTERM), cmd.Wait())
 }
 
-// drops returns the number of dropped messages of each netlink socket of the namespace.
-func drops(t *testing.T) (list []int) {
+// droppedMessages returns the number of dropped messages of each netlink socket in the namespace.
+func droppedMessages(t *testing.T) (list []int) {
 	t.Helper()
 	table, err := os.ReadFile("/proc/self/net/netlink")
 	kerneltest.Must(t, err)
@@ -152,8 +152,8 @@ func drops(t *testing.T) (list []int) {
 	return list
 }
 
-// still returns an agent that receives no events of the kernel and of files. The test sends its events.
-func (l *lab) still() *agent {
+// quietAgent returns an agent that receives no events of the kernel and of files. The test calls its steps directly.
+func (l *lab) quietAgent() *agent {
 	l.Helper()
 	c, err := readConfig(l.Config)
 	kerneltest.Must(l, err)
@@ -167,15 +167,15 @@ func (l *lab) still() *agent {
 	return a
 }
 
-// TestLook checks that plugins, conflist and node.json are restored within a minute without any event, and that log and metric name
-// them.
+// TestLook checks that the agent restores plugins, conflist and node.json within a minute even without an event. The log and a metric
+// report each repair.
 func TestLook(t *testing.T) {
 	if usualTimes().poll > time.Minute {
 		t.Errorf("files are looked at each %v", usualTimes().poll)
 	}
 	l := newLab(t)
 	l.times.poll = 50 * time.Millisecond
-	a := l.still()
+	a := l.quietAgent()
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); a.loop(ctx) }()
@@ -186,7 +186,7 @@ func TestLook(t *testing.T) {
 		kerneltest.Must(t, os.Remove(path))
 		l.await(path+" is back", func() bool { _, err := os.Stat(path); return err == nil })
 		l.await("the log and the metric name "+kind, func() bool {
-			return value(t, a, "podlace_node_changes_total", kind, "look") == 1 && l.log.count("cause=look") > 0
+			return counterValue(t, a, "podlace_node_changes_total", kind, "look") == 1 && l.log.count("cause=look") > 0
 		})
 	}
 	if l.log.count("files="+l.dir+"/bin/podlace-portmap cause=look") != 1 ||
@@ -195,8 +195,8 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// value returns the value of a counter with two labels.
-func value(t *testing.T, a *agent, name, kind, cause string) float64 {
+// counterValue returns the value of a counter with the labels kind and cause.
+func counterValue(t *testing.T, a *agent, name, kind, cause string) float64 {
 	t.Helper()
 	families, err := a.metrics.registry.Gather()
 	kerneltest.Must(t, err)
@@ -210,12 +210,12 @@ func value(t *testing.T, a *agent, name, kind, cause string) float64 {
 	return 0
 }
 
-// TestRetry checks that a failed step is retried after 1 s, with growing delays up to 5 minutes, and never abandoned. Events in
-// between do not postpone the retry.
+// TestRetry checks that the agent retries a failed step until it succeeds, first after 1 s, and then with growing delays up to 5 minutes.
+// Events do not postpone the retry.
 func TestRetry(t *testing.T) {
 	l := newLab(t)
 	free := l.blockNexthop("n2")
-	a := l.still()
+	a := l.quietAgent()
 	a.step(map[cause]bool{onStart: true})
 	for i, want := range []time.Duration{1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300} {
 		if a.retry != want*time.Second || a.due(time.Now()) || a.peers[0].State != noderoutes.Failed {
@@ -237,8 +237,9 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// TestNoWallClock checks that no decision of the agent depends on the wall clock, which can jump. The agent compares times only by the
-// monotonic clock, which the methods below would strip, and creation times of nodes only with one another.
+// TestNoWallClock checks that no decision of the agent depends on the wall clock, which can jump. The agent compares its times by the
+// monotonic clock. It must therefore not call methods that remove the monotonic clock from a time. It compares creation times of nodes only
+// with one another.
 func TestNoWallClock(t *testing.T) {
 	strips := []string{"Unix", "UnixMilli", "UnixMicro", "UnixNano", "Round", "Truncate", "Local", "In", "AddDate", "Date", "Parse", "UTC"}
 	calls := 0
@@ -277,7 +278,7 @@ func TestNoWallClock(t *testing.T) {
 	}
 }
 
-// TestWrongClocks checks that creation times far in the past or future, and files with such times, affect only which node counts as
+// TestWrongClocks checks nodes and files whose times are far in the past or future. These times affect only the decision which node is
 // older.
 func TestWrongClocks(t *testing.T) {
 	l := newLab(t)

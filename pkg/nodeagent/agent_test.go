@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// TestStart checks that a node gets its plugins, routes, node.json and conflist. The node behind the router is refused by name, and
-// this one becomes ready nevertheless.
+// TestStart checks that the agent installs plugins, routes, node.json and conflist. The agent also becomes ready although it reports the
+// node behind the router as refused.
 func TestStart(t *testing.T) {
 	l := newLab(t).ready()
 	if got := l.routes(); !slices.Equal(got, full(2, 3)) {
@@ -43,7 +43,7 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// TestLife checks the routes when nodes are added, deleted, or change their address or podCIDR.
+// TestLife checks the routes after nodes are added or deleted, or change their address or podCIDR.
 func TestLife(t *testing.T) {
 	l := newLab(t).ready()
 	l.api.put(l.peer(4))
@@ -67,8 +67,8 @@ func TestLife(t *testing.T) {
 	l.has([]string{"10.244.55.0/24", "10.244.77.0/24 192.0.2.254", "fd00:10:244:2::/64 2001:db8::2"})
 }
 
-// TestOwnNode checks that without a podCIDR nothing changes and the reason is reported, and that the deletion of the own Node object
-// changes nothing.
+// TestOwnNode checks that the agent changes nothing while its own Node object has no podCIDR, and reports the reason. It also changes
+// nothing if its own Node object is deleted.
 func TestOwnNode(t *testing.T) {
 	l := newLab(t)
 	own := l.peer(1)
@@ -96,8 +96,8 @@ func TestOwnNode(t *testing.T) {
 	l.await("no problem of the own node", func() bool { return !l.says("own node") })
 }
 
-// TestSuspiciousList checks that a list which would remove more than half of the routes takes effect only after it has persisted. An
-// agent that starts with such a list compares it with the routes in the kernel.
+// TestSuspiciousList checks that the agent deletes more than half of its routes only if the list of nodes stays the same for a while. After
+// a restart, the agent compares the list with the routes in the kernel.
 func TestSuspiciousList(t *testing.T) {
 	l := newLab(t)
 	for i := 4; i <= 8; i++ {
@@ -123,7 +123,7 @@ func TestSuspiciousList(t *testing.T) {
 	l.await("no suspicion", func() bool { return !l.says("have no node") })
 }
 
-// TestEmptyList checks that an API server that has lost all nodes changes nothing.
+// TestEmptyList checks that the agent changes nothing if the API server returns an empty list of nodes.
 func TestEmptyList(t *testing.T) {
 	l := newLab(t).ready()
 	l.times.trustDelay = 0
@@ -138,7 +138,8 @@ func TestEmptyList(t *testing.T) {
 	}
 }
 
-// TestAPIAway checks that an agent that starts without an API server changes nothing, reports it, and catches up later.
+// TestAPIAway checks that an agent changes nothing while the API server is unreachable at the start, and reports this problem. It applies
+// the changes of the cluster when the API server is back.
 func TestAPIAway(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -160,7 +161,7 @@ func TestAPIAway(t *testing.T) {
 	l.api.put(l.peer(4))
 	l.has(full(2, 3, 4))
 	l.await("no word of the API server", func() bool { return !l.says("API server") && l.status().Ready })
-	// If the API server fails later, all routes stay and the agent stays ready.
+	// All routes stay, and the agent stays ready, if the API server fails after the start.
 	l.api.mu.Lock()
 	l.api.Refuse = 503
 	l.api.mu.Unlock()
@@ -171,7 +172,8 @@ func TestAPIAway(t *testing.T) {
 	}
 }
 
-// TestBadNodes checks that a wrong Node object affects only its own node, which is reported by name with the reason.
+// TestBadNodes checks that an invalid Node object affects only the routes to that node. The status contains the name of the node and the
+// reason.
 func TestBadNodes(t *testing.T) {
 	l := newLab(t)
 	bad := map[string][2][]string{
@@ -208,7 +210,7 @@ func TestBadNodes(t *testing.T) {
 	if l.state(good.Name) != "direct" {
 		t.Errorf("%s: %q", good.Name, l.state(good.Name))
 	}
-	// The log names only some nodes, because so many lines at once do not help.
+	// The log contains lines only for some of the nodes, because too many lines are not helpful.
 	if l.log.count("a node is not reached") != mostLogged || l.log.count(fmt.Sprintf("nodes=%d", len(bad)+1-mostLogged)) != 1 {
 		t.Error("want ten lines about nodes, and one about the others")
 	}
@@ -221,7 +223,8 @@ func TestBadNodes(t *testing.T) {
 	}
 }
 
-// TestFailedRoute checks that a route that the kernel refuses delays the first node.json for a limited time only, and is retried.
+// TestFailedRoute checks that the agent retries a route that the kernel refuses. A failed route delays the first node.json only for a
+// limited time.
 func TestFailedRoute(t *testing.T) {
 	l := newLab(t)
 	l.times.firstFileDelay = 2 * time.Second
@@ -243,8 +246,8 @@ func TestFailedRoute(t *testing.T) {
 	}
 }
 
-// TestConfigChanges checks that a new configuration takes effect at once, also through the symlink of a ConfigMap volume, and that a
-// wrong one never does.
+// TestConfigChanges checks that a changed configuration takes effect immediately. This includes a configuration in a ConfigMap volume,
+// where only a symlink changes. An invalid configuration has no effect.
 func TestConfigChanges(t *testing.T) {
 	l := newLab(t)
 	l.api.put(nodeObject("n8", []string{"10.244.8.0/24"}, []string{"198.51.100.8"}))
@@ -269,8 +272,8 @@ func TestConfigChanges(t *testing.T) {
 	}
 }
 
-// TestLaterConfig checks that a changed key that needs a restart is logged once, and stays in the status until the restart. All other
-// keys take effect at once.
+// TestLaterConfig changes a key that needs a restart. It checks that the agent logs this once. It also checks that the status contains it
+// until the restart. All other keys take effect immediately.
 func TestLaterConfig(t *testing.T) {
 	l := newLab(t)
 	a, list := l.steps()
@@ -298,7 +301,7 @@ func TestLaterConfig(t *testing.T) {
 	}
 }
 
-// TestHeartbeats checks that the periodic updates of kubelets cause no comparison.
+// TestHeartbeats checks that the periodic updates of Node objects by kubelets cause no comparison with the kernel.
 func TestHeartbeats(t *testing.T) {
 	l := newLab(t).ready()
 	before := l.log.String()

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// cause is the reason for a comparison of the node with the wanted state.
+// A cause is the reason why the agent compares the node with the wanted state.
 type cause string
 
 const (
@@ -25,13 +25,13 @@ const (
 	mostCoalescing = 500 * time.Millisecond
 )
 
-// collectWindow returns how long causes are collected after a comparison: four times its duration, so that repeated comparisons take at
-// most a fifth of a core. This matters only in clusters of thousands of nodes.
+// collectWindow returns the time for which the agent collects causes before the next comparison. This is four times the duration of the
+// last comparison, so that repeated comparisons use at most a fifth of a core. It matters only in clusters with thousands of nodes.
 func collectWindow(comparison time.Duration) time.Duration {
 	return min(max(coalescing, 4*comparison), mostCoalescing)
 }
 
-// alarm collects causes until the loop handles them.
+// An alarm collects causes until the agent's loop handles them.
 type alarm struct {
 	mu     sync.Mutex
 	causes map[cause]bool
@@ -40,7 +40,7 @@ type alarm struct {
 
 func newAlarm() *alarm { return &alarm{causes: map[cause]bool{}, wakeup: make(chan struct{}, 1)} }
 
-// wake adds a cause. It never blocks.
+// wake() adds a cause. It never blocks.
 func (a *alarm) wake(why cause) {
 	a.mu.Lock()
 	a.causes[why] = true
@@ -51,8 +51,8 @@ func (a *alarm) wake(why cause) {
 	}
 }
 
-// wait returns the causes that came within a time after the first, or none at the deadline. If only another program's changes woke it,
-// it waits for pause, if that is longer. It returns early when ctx is done.
+// wait() waits for a cause until the deadline. It then collects further causes for the first duration, and returns all causes. If changes
+// of other programs are the only causes, it collects causes for the longer of the two durations. It returns immediately when ctx is done.
 func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time.Duration) map[cause]bool {
 	select {
 	case <-ctx.Done():
@@ -62,7 +62,7 @@ func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time
 	}
 	for began := time.Now(); ctx.Err() == nil; {
 		wait := gather
-		if a.contested() {
+		if a.isContested() {
 			wait = max(wait, pause)
 		}
 		if wait -= time.Since(began); wait <= 0 {
@@ -81,8 +81,8 @@ func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time
 	return causes
 }
 
-// contested reports whether another program's changes are the only cause.
-func (a *alarm) contested() bool {
+// isContested reports whether the only causes are changes of the kernel or of files. Another program may have made these changes.
+func (a *alarm) isContested() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for why := range a.causes {
@@ -93,14 +93,14 @@ func (a *alarm) contested() bool {
 	return len(a.causes) > 0
 }
 
-// contest slows down repairs that another program repeatedly undoes, to at most one every 30 seconds.
+// A contest limits the rate of repairs if another program repeatedly undoes them. The lowest rate is one repair every 30 seconds.
 type contest struct {
 	last  time.Time
 	count int
 	pause time.Duration // delay before the next repair
 }
 
-// contests has one contest for each kind of object, such as route or conflist.
+// A map of type contests contains one contest for each kind of object, such as route or conflist.
 type contests map[string]*contest
 
 func (c contests) repaired(kind string, now time.Time) (began bool) {
@@ -110,7 +110,7 @@ func (c contests) repaired(kind string, now time.Time) (began bool) {
 	return c[kind].noteRepair(now)
 }
 
-// wait returns the longest delay of all kinds, because one step repairs all of them.
+// wait() returns the longest delay of all kinds of objects, because one step repairs all kinds.
 func (c contests) wait(now time.Time) (pause time.Duration) {
 	for _, one := range c {
 		pause = max(pause, one.wait(now))
@@ -123,7 +123,7 @@ const (
 	longestPause = 30 * time.Second
 )
 
-// noteRepair records a repair, and reports whether the next one is the first that must wait.
+// noteRepair records a repair. noteRepair reports whether the next repair is the first repair with a delay.
 func (c *contest) noteRepair(now time.Time) (began bool) {
 	c.wait(now)
 	c.last = now
@@ -135,7 +135,7 @@ func (c *contest) noteRepair(now time.Time) (began bool) {
 	return began
 }
 
-// wait returns how long a repair must wait. It returns zero if nothing has been undone for a while.
+// wait() returns the delay before the next repair. It returns zero if there was no repair for a while.
 func (c *contest) wait(now time.Time) time.Duration {
 	if now.Sub(c.last) > max(10*time.Second, 2*c.pause) {
 		c.count, c.pause = 0, 0

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodeagent implements podlace-node: it connects the pods of all nodes of a cluster. It watches the Node objects of
-// Kubernetes, maintains the node's routes to its peers, writes node.json for the plugins, and installs the plugins and their conflist.
-// It writes nothing to Kubernetes and has no state of its own: one function (step) compares the node's kernel and files with the
-// wanted state.
+// Package nodeagent implements podlace-node, the agent that connects the pods of all nodes of a cluster. It watches the Node objects of
+// Kubernetes and maintains the node's routes to the other nodes. It writes node.json for the plugins, and installs the plugins and their
+// conflist. The agent writes nothing to Kubernetes and stores no state: one function (step) compares the kernel and the files of the node
+// with the wanted state.
 package nodeagent
 
 import (
@@ -26,12 +26,13 @@ import (
 	"github.com/podlace/podlace/pkg/validate"
 )
 
-// conflistName is the name of the conflist, both beside the agent's configuration and in the runtime's folder.
+// conflistName is the file name of the conflist in the folder of the agent's configuration and in the folder of the container runtime.
 const conflistName = "10-podlace.conflist"
 
-// config is the configuration for all nodes. Its JSON names are the keys of the file.
+// A config is the content of the configuration file, which is the same for all nodes. The JSON names are the keys of the file.
 type config struct {
 	ClusterCIDRs []netip.Prefix     `json:"clusterCIDRs"`
+	Routes       bool               `json:"routes"` // false: another program connects the nodes, and the agent changes nothing in the kernel
 	OffLink      noderoutes.OffLink `json:"offLink"`
 	AddressCIDRs []netip.Prefix     `json:"addressCIDRs"`
 	MTU          int                `json:"mtu"`
@@ -46,28 +47,28 @@ type config struct {
 	findings []string // keys of the conflist that do not have the effect that they suggest
 }
 
-// equal reports whether both configurations are the same.
+// equal() reports whether both configurations are the same.
 func (c config) equal(other config) bool { return reflect.DeepEqual(c, other) }
 
-// Limits of numbers in the configuration.
+// Limits for numbers in the configuration.
 const (
 	minMTU, maxMTU = 576, 65535
 	maxVNI         = 1<<24 - 1
 	maxPort        = 65535
 )
 
-// offLinks are the values of offLink.
+// offLinks returns the possible values of the key offLink.
 func offLinks() []noderoutes.OffLink {
 	return []noderoutes.OffLink{noderoutes.OffLinkRefuse, noderoutes.OffLinkVXLAN, noderoutes.OffLinkFabric}
 }
 
-// defaults returns the configuration of an empty file.
+// defaults() returns the configuration with the default values of all keys.
 func defaults() config {
-	return config{OffLink: noderoutes.OffLinkRefuse, VXLAN: noderoutes.VXLAN{VNI: 142, Port: 8472},
+	return config{Routes: true, OffLink: noderoutes.OffLinkRefuse, VXLAN: noderoutes.VXLAN{VNI: 142, Port: 8472},
 		BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d"}
 }
 
-// readConfig reads the configuration and the conflist beside it. The error lists file, line and key of all mistakes.
+// readConfig reads the configuration file and the conflist in the same folder. Its error contains the file, line and key of each mistake.
 func readConfig(file string) (c config, err error) {
 	data, err := store.ReadFile(file)
 	if err != nil {
@@ -93,7 +94,8 @@ func readConfig(file string) (c config, err error) {
 	return c, nil
 }
 
-// reload reads the configuration again, and reports whether it has changed. It rejects a wrong configuration.
+// reload() reads the configuration again, and reports whether the agent must apply changes. It reports an invalid configuration as a
+// problem and keeps the previous configuration.
 func (a *agent) reload() (changed bool) {
 	defer func() {
 		for _, text := range a.config.findings {
@@ -131,45 +133,46 @@ func (a *agent) reload() (changed bool) {
 	return changed
 }
 
-// parseConfig reads the text of a configuration.
+// parseConfig parses the content of a configuration file.
 func parseConfig(file string, data []byte) (config, error) {
 	c := defaults()
-	o := object{file: file, data: data}
+	o := objectReader{file: file, data: data}
 	var adopt []string
-	o.read(0, "", `{"offLink": "refuse"}`, fields{
-		"clusterCIDRs": into(&c.ClusterCIDRs, checkPodCIDRs),
-		"offLink":      into(&c.OffLink, oneOf(offLinks()...)),
-		"addressCIDRs": into(&c.AddressCIDRs, checkCIDRs),
-		"mtu": into(&c.MTU, func(n int) error {
+	o.readObject(0, "", `{"offLink": "refuse"}`, keyParsers{
+		"clusterCIDRs": parseInto(&c.ClusterCIDRs, checkPodCIDRs),
+		"routes":       parseInto(&c.Routes, anything[bool]),
+		"offLink":      parseInto(&c.OffLink, oneOf(offLinks()...)),
+		"addressCIDRs": parseInto(&c.AddressCIDRs, checkCIDRs),
+		"mtu": parseInto(&c.MTU, func(n int) error {
 			if n != 0 && between(minMTU, maxMTU)(n) != nil {
 				return fmt.Errorf("%d: want %d to %d, or 0 for the MTU of the uplink", n, minMTU, maxMTU)
 			}
 			return nil
 		}),
 		"vxlan": func(offset int, _ json.RawMessage) error {
-			o.read(offset, "vxlan.", `{"vni": 142, "port": 8472}`, fields{
-				"vni":  into(&c.VXLAN.VNI, between(1, maxVNI)),
-				"port": into(&c.VXLAN.Port, between(1, maxPort)),
+			o.readObject(offset, "vxlan.", `{"vni": 142, "port": 8472}`, keyParsers{
+				"vni":  parseInto(&c.VXLAN.VNI, between(1, maxVNI)),
+				"port": parseInto(&c.VXLAN.Port, between(1, maxPort)),
 			})
 			return nil
 		},
-		"binDir":    into(&c.BinDir, checkFolder),
-		"confDir":   into(&c.ConfDir, checkFolder),
-		"takeOver":  into(&c.TakeOver, anything[bool]),
-		"adopt":     into(&adopt, func(names []string) (err error) { c.Adopt, err = protocols(names); return err }),
-		"apiServer": into(&c.APIServer, checkURL),
+		"binDir":    parseInto(&c.BinDir, checkFolder),
+		"confDir":   parseInto(&c.ConfDir, checkFolder),
+		"takeOver":  parseInto(&c.TakeOver, anything[bool]),
+		"adopt":     parseInto(&adopt, func(names []string) (err error) { c.Adopt, err = parseProtocols(names); return err }),
+		"apiServer": parseInto(&c.APIServer, checkURL),
 	})
 	return c, errors.Join(o.errs...)
 }
 
-// object reads the keys of JSON objects and collects their errors.
-type object struct {
+// An objectReader parses JSON objects and collects the errors for their keys.
+type objectReader struct {
 	file string
 	data []byte
 	errs []error
 }
 
-func (o *object) fail(offset int, key, format string, args ...any) {
+func (o *objectReader) fail(offset int, key, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if key != "" {
 		text = plugin.Plain(key, 80) + ": " + text
@@ -182,12 +185,13 @@ func lineAt(data []byte, offset int) int {
 	return 1 + bytes.Count(data[:min(offset, len(data))], []byte("\n"))
 }
 
-// fields maps the keys of an object to functions that parse the value at an offset.
-type fields map[string]func(offset int, raw json.RawMessage) error
+// keyParsers maps each key of an object to the function that parses its value. The first argument of this function is the position of the
+// value in the file.
+type keyParsers map[string]func(offset int, raw json.RawMessage) error
 
-// read reads the object at an offset. The example is for errors. Unknown and duplicate keys are errors, because either may be
-// misspelt.
-func (o *object) read(offset int, path, example string, known fields) {
+// readObject parses the object at an offset. The third argument is an example of a valid object for error messages. Unknown and duplicate
+// keys are errors, because they are probably misspelt.
+func (o *objectReader) readObject(offset int, path, example string, known keyParsers) {
 	dec := json.NewDecoder(bytes.NewReader(o.data[offset:]))
 	at := func() int { return offset + int(dec.InputOffset()) }
 	if token, err := dec.Token(); err != nil || token != json.Delim('{') {
@@ -204,7 +208,7 @@ func (o *object) read(offset int, path, example string, known fields) {
 			err = dec.Decode(&raw)
 		}
 		if err != nil {
-			o.fail(at(), path+key, "%v", broken(err))
+			o.fail(at(), path+key, "%v", explainSyntax(err))
 			return
 		}
 		switch read, ok := known[key]; {
@@ -220,13 +224,13 @@ func (o *object) read(offset int, path, example string, known fields) {
 		seen[key] = true
 	}
 	if _, err := dec.Token(); err != nil {
-		o.fail(at(), "", "%v", broken(err))
+		o.fail(at(), "", "%v", explainSyntax(err))
 	} else if path == "" && len(bytes.TrimSpace(o.data[at():])) > 0 {
 		o.fail(at(), "", "text after the end of the object")
 	}
 }
 
-func suggest(key string, known fields) string {
+func suggest(key string, known keyParsers) string {
 	var words []string
 	for word := range known {
 		words = append(words, word)
@@ -238,20 +242,20 @@ func suggest(key string, known fields) string {
 	return "; known keys: " + strings.Join(words, ", ")
 }
 
-// broken explains an error of the JSON decoder.
-func broken(err error) error {
+// explainSyntax returns an understandable error for a syntax error of the JSON decoder.
+func explainSyntax(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return errors.New("the file ends here: a }, a ] or a quote is missing")
 	}
 	return fmt.Errorf("no JSON: %w; put commas between keys but not after the last, and quotes around keys and strings", err)
 }
 
-// into returns a function that parses a value into to and checks it.
-func into[T any](to *T, check func(T) error) func(int, json.RawMessage) error {
+// parseInto returns a function that parses a value, checks it, and stores it in *to.
+func parseInto[T any](to *T, check func(T) error) func(int, json.RawMessage) error {
 	return func(_ int, raw json.RawMessage) error {
 		var v T
 		if err := json.Unmarshal(raw, &v); err != nil || string(raw) == "null" {
-			return fmt.Errorf("%s: want %s", plugin.Plain(string(raw), 80), wanted(check))
+			return fmt.Errorf("%s: want %s", plugin.Plain(string(raw), 80), acceptedValues(check))
 		}
 		if err := check(v); err != nil {
 			return err
@@ -261,8 +265,9 @@ func into[T any](to *T, check func(T) error) func(int, json.RawMessage) error {
 	}
 }
 
-// wanted describes the values that a check accepts: in the words of the check, if it has any.
-func wanted[T any](check func(T) error) string {
+// acceptedValues describes the values that a check accepts. If the error of the check contains a description, acceptedValues returns this
+// description.
+func acceptedValues[T any](check func(T) error) string {
 	var v T
 	if err := check(v); err != nil {
 		if _, want, ok := strings.Cut(err.Error(), "want "); ok {
@@ -316,7 +321,8 @@ func checkCIDRs(list []netip.Prefix) error {
 	return nil
 }
 
-// checkPodCIDRs refuses addresses that no pod can have: useClusterCidr would exempt traffic from masquerade that needs it.
+// checkPodCIDRs returns an error for CIDRs with addresses that pods cannot have. Connections to these addresses need masquerading, and the
+// key useClusterCidr would exempt them from masquerading.
 func checkPodCIDRs(list []netip.Prefix) error {
 	for _, p := range list {
 		if r, ok := noderoutes.ForPods(p); !ok && p.IsValid() && p.Bits() > 0 {
@@ -326,7 +332,7 @@ func checkPodCIDRs(list []netip.Prefix) error {
 	return checkCIDRs(list)
 }
 
-// checkFolder refuses a relative path, because the working directory of the agent is not known.
+// checkFolder returns an error for a relative path, because users do not know the working directory of the agent.
 func checkFolder(path string) error {
 	if path != "" && (!filepath.IsAbs(path) || path != filepath.Clean(path)) {
 		return fmt.Errorf("%q: want an absolute path, or an empty string for none", plugin.Plain(path, 80))
@@ -342,9 +348,9 @@ func checkURL(text string) error {
 	return nil
 }
 
-// protocols returns the numbers of routing protocols. It refuses the kernel's own protocol and Podlace's: these routes are never taken
-// over.
-func protocols(names []string) (list []int, err error) {
+// parseProtocols returns the numbers of routing protocols. It returns an error for the protocols of the kernel and of Podlace, because the
+// agent must never take over their routes.
+func parseProtocols(names []string) (list []int, err error) {
 	known := map[string]int{"boot": 3, "static": 4} // /etc/iproute2/rt_protos
 	for _, name := range names {
 		n, ok := known[name]
@@ -362,7 +368,7 @@ func protocols(names []string) (list []int, err error) {
 	return list, nil
 }
 
-// pluginTypes returns the plugin types of a conflist. Each needs a binary.
+// pluginTypes returns the plugin types in a conflist. A plugin binary must exist for each type.
 func pluginTypes(conflist []byte) (types []string, err error) {
 	var list struct {
 		Name    string `json:"name"`
@@ -386,5 +392,5 @@ func pluginTypes(conflist []byte) (types []string, err error) {
 	return types, nil
 }
 
-// errNoConflist describes a valid conflist.
+// errNoConflist is the error for an invalid conflist. It contains an example of a valid conflist.
 var errNoConflist = errors.New(`want a CNI configuration such as {"cniVersion": "1.0.0", "name": "podlace", "plugins": [{"type": "podlace-bridge"}]}`)

@@ -16,7 +16,7 @@ import (
 )
 
 func TestConfig(t *testing.T) {
-	all := `{"clusterCIDRs": ["10.244.0.0/16", "fd00::/48"], "offLink": "vxlan", "addressCIDRs": ["192.0.2.0/24"], "mtu": 1400,
+	all := `{"clusterCIDRs": ["10.244.0.0/16", "fd00::/48"], "routes": false, "offLink": "vxlan", "addressCIDRs": ["192.0.2.0/24"], "mtu": 1400,
 		"vxlan": {"vni": 7, "port": 4789}, "binDir": "/b", "confDir": "", "takeOver": true, "adopt": ["boot", "17"],
 		"apiServer": "https://192.0.2.1:6443"}`
 	want := config{
@@ -32,7 +32,8 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestConfigRefused checks that an error has file, line, key and the valid values, and that several errors are reported together.
+// TestConfigRefused checks that the error for an invalid configuration contains the file, the line, the key and the valid values. All
+// errors are reported together.
 func TestConfigRefused(t *testing.T) {
 	for text, says := range map[string]string{
 		"{\n\n\"offlink\": \"vxlan\"}":                       "c:3: offlink: unknown key; the nearest known key is offLink",
@@ -88,7 +89,7 @@ func TestConfigRefused(t *testing.T) {
 	}
 }
 
-// TestConflistBeside checks that the conflist is part of the configuration, unless confDir is empty.
+// TestConflistBeside checks that readConfig also reads the conflist in the same folder, unless confDir is empty.
 func TestConflistBeside(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "config.json")
@@ -125,7 +126,7 @@ func TestConflistBeside(t *testing.T) {
 	}
 }
 
-// FuzzConfig checks that any text gives an error with the file's name, or a usable configuration.
+// FuzzConfig checks that, for any text, parseConfig returns a usable configuration or an error that begins with the name of the file.
 func FuzzConfig(f *testing.F) {
 	f.Add([]byte(`{"vxlan": {"vni": 7}, "adopt": ["boot"], "clusterCIDRs": ["10.0.0.0/8"]}`))
 	f.Add([]byte(`{"vxlan": {"vni": {}}}`))

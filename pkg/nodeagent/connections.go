@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// connections are the connections to the API server. When the node loses the source address of a connection, HTTP/2 notices only after
-// 45 s, and meanwhile the agent would not learn the node's new address.
+// A value of type connections tracks the connections to the API server. If the node loses the source address of a connection, HTTP/2
+// detects this only after 45 s. During this time the agent would not learn about the node's new address.
 type connections struct {
 	dialer net.Dialer
 
@@ -20,20 +20,21 @@ type connections struct {
 	restart context.CancelFunc // cancels the watch that keep runs
 }
 
-// connection is a connection that its owner or prune closes.
+// A connection is a tracked connection. The HTTP client or prune() closes the connection.
 type connection struct {
 	net.Conn
 	of *connections
 }
 
-// dialTimeout is short: a node without an address dials from the address of its pods' bridge, and replies to that address are lost.
+// dialTimeout is short, because a dial can hang if the node has no address. Without a node address, the kernel uses the address of the
+// pods' bridge as the source address, and the replies are lost.
 const dialTimeout = 5 * time.Second
 
 func newConnections() *connections {
 	return &connections{dialer: net.Dialer{Timeout: dialTimeout}, open: map[*connection]struct{}{}}
 }
 
-// dial is the dial function of a rest.Config.
+// dial() is the dial function for a rest.Config.
 func (c *connections) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := c.dialer.DialContext(ctx, network, address)
 	if err != nil {
@@ -54,8 +55,8 @@ func (c *connection) Close() error {
 	return c.Conn.Close()
 }
 
-// keep runs a watch until ctx is done. It starts another watch at once when prune closed a connection, because a new watch has no
-// retry delay.
+// keep() runs a watch until ctx is done. When prune() has closed a connection, keep() immediately starts another watch, because a new watch
+// begins without a retry delay.
 func (c *connections) keep(ctx context.Context, watch func(context.Context)) {
 	for ctx.Err() == nil {
 		inner, stop := context.WithCancel(ctx)
@@ -67,7 +68,7 @@ func (c *connections) keep(ctx context.Context, watch func(context.Context)) {
 	}
 }
 
-// prune closes connections whose source address the node no longer has, and returns how many.
+// prune() closes the connections whose source address the node no longer has. It returns the number of closed connections.
 func (c *connections) prune() (closed int) {
 	own, err := net.InterfaceAddrs()
 	if err != nil {

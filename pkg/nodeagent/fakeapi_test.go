@@ -26,7 +26,8 @@ import (
 	kwatch "k8s.io/apimachinery/pkg/watch"
 )
 
-// fakeAPI is an API server with nodes: it lists, streams and watches them over HTTP/2 in protobuf, like a real one.
+// fakeAPI is a fake API server that serves Node objects. Like a real API server, it supports lists, streamed lists and watches over HTTP/2
+// in protobuf.
 type fakeAPI struct {
 	t      testing.TB
 	server *httptest.Server
@@ -43,7 +44,7 @@ type fakeAPI struct {
 	GoneOnce bool // the next watch ends with 410
 }
 
-// newFakeAPI serves until the test ends.
+// newFakeAPI starts a fake API server, which serves until the test ends.
 func newFakeAPI(t testing.TB) *fakeAPI {
 	f := &fakeAPI{t: t, version: 100, nodes: map[string]*corev1.Node{}, watchers: map[chan kwatch.Event]bool{}}
 	f.server = httptest.NewUnstartedServer(f)
@@ -54,8 +55,8 @@ func newFakeAPI(t testing.TB) *fakeAPI {
 	return f
 }
 
-// kubeconfig writes a kubeconfig for an address of the server. Each test has its own server name, and so its own transport: client-go
-// shares transports.
+// kubeconfig() writes a kubeconfig for a URL of the server. Each test uses a different server name, because client-go shares transports
+// between clients with the same configuration.
 func (f *fakeAPI) kubeconfig(url string) string {
 	path := filepath.Join(f.t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c"}}],
@@ -79,7 +80,7 @@ func nodeObject(name string, podCIDRs, addresses []string) *corev1.Node {
 	return n
 }
 
-// put creates or changes a node.
+// put() creates or changes a node.
 func (f *fakeAPI) put(n *corev1.Node) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -93,7 +94,7 @@ func (f *fakeAPI) put(n *corev1.Node) {
 	f.send(kwatch.Event{Type: kind, Object: n.DeepCopy()})
 }
 
-// remove deletes a node. quiet suppresses the event, as if the node were deleted during an interruption of the watch.
+// remove() deletes a node. If quiet is true, it sends no event, as if the node were deleted during an interruption of the watch.
 func (f *fakeAPI) remove(name string, quiet bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -112,14 +113,14 @@ func (f *fakeAPI) send(e kwatch.Event) {
 	}
 }
 
-// emit sends an unmodified event.
+// emit() sends an event without changing the nodes of the server.
 func (f *fakeAPI) emit(e kwatch.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.send(e)
 }
 
-// hangUp ends all watches, with status 410 if gone.
+// hangUp() ends all watches. If gone is true, it first sends status 410.
 func (f *fakeAPI) hangUp(gone bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -139,8 +140,8 @@ func status(code int) *metav1.Status {
 		Message: http.StatusText(code)}
 }
 
-// asked returns the number of requests whose query contains part.
-func (f *fakeAPI) asked(part string) (n int) {
+// countRequests returns the number of requests whose query contains the given text.
+func (f *fakeAPI) countRequests(part string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, query := range f.requests {
@@ -151,7 +152,7 @@ func (f *fakeAPI) asked(part string) (n int) {
 	return n
 }
 
-// codec returns the serializer of a media type that the client accepts.
+// codec() returns the serializer for a media type that the client accepts.
 func codec(r *http.Request) runtime.SerializerInfo {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
@@ -166,7 +167,7 @@ func codec(r *http.Request) runtime.SerializerInfo {
 	return info
 }
 
-// ServeHTTP answers list and watch of nodes.
+// ServeHTTP handles list and watch requests for nodes.
 func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	f.mu.Lock()
@@ -192,14 +193,14 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// list sends a page of nodes.
+// list() sends a page of the list of nodes.
 func (f *fakeAPI) list(w http.ResponseWriter, r *http.Request, info runtime.SerializerInfo) {
 	f.mu.Lock()
 	list := &corev1.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}}
 	list.ResourceVersion = fmt.Sprint(f.version)
 	limit, _ := strconv.Atoi(r.URL.Query().Get("limit"))
 	from, _ := strconv.Atoi(r.URL.Query().Get("continue"))
-	names := f.names()
+	names := f.sortedNames()
 	to := len(names)
 	if limit > 0 && from+limit < to {
 		to = from + limit
@@ -222,8 +223,8 @@ func (f *fakeAPI) list(w http.ResponseWriter, r *http.Request, info runtime.Seri
 	_, _ = io.WriteString(w, text.String())
 }
 
-// names returns the names of all nodes, in order.
-func (f *fakeAPI) names() (names []string) {
+// sortedNames returns the sorted names of all nodes.
+func (f *fakeAPI) sortedNames() (names []string) {
 	for name := range f.nodes {
 		names = append(names, name)
 	}
@@ -231,7 +232,7 @@ func (f *fakeAPI) names() (names []string) {
 	return names
 }
 
-// watch streams events. It first sends all nodes and a bookmark if the client asks for them.
+// watch() streams events. If the client requests initial events, it first sends all nodes and a bookmark.
 func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.SerializerInfo) {
 	w.Header().Set("Content-Type", info.MediaType+";stream=watch")
 	w.WriteHeader(http.StatusOK)
@@ -253,7 +254,7 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.Ser
 	}
 	var first []kwatch.Event
 	if r.URL.Query().Get("sendInitialEvents") == "true" {
-		names := f.names()
+		names := f.sortedNames()
 		cut := f.Cut > 0
 		f.Cut--
 		if cut {
@@ -292,7 +293,7 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.Ser
 	}
 }
 
-// bookmark returns a bookmark. last marks the end of the initial events.
+// bookmark() returns a bookmark event. If last is true, the bookmark marks the end of the initial events.
 func (f *fakeAPI) bookmark(last bool) kwatch.Event {
 	b := &corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}}
 	b.ResourceVersion = fmt.Sprint(f.version)
@@ -302,7 +303,7 @@ func (f *fakeAPI) bookmark(last bool) kwatch.Event {
 	return kwatch.Event{Type: kwatch.Bookmark, Object: b}
 }
 
-// await waits for a condition, long enough for a loaded machine.
+// await() waits until a condition is true. It fails the test after a minute, which is long enough for a busy machine.
 func await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for until := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {

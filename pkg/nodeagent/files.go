@@ -19,14 +19,14 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// program is a plugin that the agent installs. Distributions and other networks install files with the names of the reference plugins,
-// and overwrite them at updates. The names on a cluster's nodes are therefore Podlace's own.
+// A program is a plugin binary that the agent installs. On the nodes of a cluster the binaries have names with the prefix podlace-.
+// Distributions and other networks install files with the names of the reference plugins, and overwrite these files at updates.
 type program struct {
 	from, to string
 	missing  bool // installed only if no file has its name
 }
 
-// programs are in the order of installation: the first plugin of a chain comes last.
+// programs() returns the programs in the order of installation. The first plugin of a chain is installed last.
 func programs() []program {
 	return []program{
 		{from: "loopback", to: "loopback", missing: true},
@@ -37,10 +37,11 @@ func programs() []program {
 	}
 }
 
-// binaryMode is the mode of every installed program.
+// binaryMode is the file mode of every installed program.
 const binaryMode = 0o755
 
-// binaries installs programs from one folder into another. It caches which files were equal, and reads them again only after a change.
+// A value of type binaries installs programs from one folder into another folder. It caches which files were equal, so that it reads their
+// content again only after a change.
 type binaries struct {
 	from, to string
 	equal    map[string][2]fs.FileInfo
@@ -50,7 +51,7 @@ func newBinaries(from, to string) binaries {
 	return binaries{from: from, to: to, equal: map[string][2]fs.FileInfo{}}
 }
 
-// install replaces missing or different programs by an atomic rename. It returns the replaced ones.
+// install() installs missing programs and replaces different programs by an atomic rename. It returns the paths of the installed programs.
 func (b *binaries) install() (replaced []string, err error) {
 	target, err := store.Make(b.to, binaryMode)
 	if err != nil {
@@ -81,7 +82,7 @@ func (b *binaries) install() (replaced []string, err error) {
 	return replaced, nil
 }
 
-// inPlace reports whether the installed program is the wanted one.
+// inPlace reports whether the installed program is the same as the source.
 func (b *binaries) inPlace(p program, source fs.FileInfo) bool {
 	path := filepath.Join(b.to, p.to)
 	target, err := os.Lstat(path)
@@ -131,7 +132,7 @@ func copyProgram(path string, target *store.Dir, name string) error {
 	return target.CopySync(name, f, binaryMode)
 }
 
-// missingPlugins returns the plugins of a conflist that a folder lacks.
+// missingPlugins returns the plugins of a conflist that do not exist in a folder.
 func missingPlugins(conflist []byte, dir string) (missing []string) {
 	types, _ := pluginTypes(conflist)
 	for _, t := range types {
@@ -142,7 +143,7 @@ func missingPlugins(conflist []byte, dir string) (missing []string) {
 	return missing
 }
 
-// removePrograms deletes the programs that install made, except loopback, which another program may have installed.
+// removePrograms deletes the installed programs. It does not delete loopback, because another program may have installed it.
 func removePrograms(dir string) (done []string, err error) {
 	d, err := store.Open(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -165,7 +166,7 @@ func removePrograms(dir string) (done []string, err error) {
 	return done, nil
 }
 
-// writeConflist writes the conflist if it differs.
+// writeConflist writes the conflist if the existing file is missing or differs.
 func writeConflist(dir string, conflist []byte) (changed bool, err error) {
 	d, err := store.Make(dir, 0o755)
 	if err != nil {
@@ -181,14 +182,15 @@ func writeConflist(dir string, conflist []byte) (changed bool, err error) {
 	return true, d.Rename(newName, conflistName)
 }
 
-// newName is the temporary name of a conflist. Runtimes read every file that ends in .conflist, even a hidden or incomplete one, so
-// this name does not.
+// newName is the temporary name of a conflist while it is written. The name does not end in .conflist, because runtimes read every file
+// with this ending, even hidden or incomplete files.
 const newName = conflistName + ".podlace-new"
 
-// backup is the suffix of a configuration that was taken over.
+// takeOver adds this suffix to the name of a configuration.
 const backup = ".podlace-bak"
 
-// shadowing returns the configurations that a runtime prefers to ours: it takes the first by name.
+// shadowing() returns the configurations that a runtime uses instead of the agent's conflist. A runtime uses the configuration whose name
+// sorts first.
 func shadowing(dir string) (names []string, err error) {
 	all, err := os.ReadDir(dir) // sorted
 	for _, file := range all {
@@ -200,7 +202,7 @@ func shadowing(dir string) (names []string, err error) {
 	return names, fault.Ignore(err, fs.ErrNotExist)
 }
 
-// takeOver renames configurations so that no runtime reads them.
+// takeOver renames the configurations of other networks so that no runtime reads them.
 func takeOver(dir string, names []string) error {
 	d, err := store.Open(dir)
 	if err != nil {
@@ -213,8 +215,9 @@ func takeOver(dir string, names []string) error {
 	return err
 }
 
-// undoTakeOver undoes takeOver. It keeps the backup if a configuration of the same name exists again, or if the plugins of the network are
-// gone: with such a configuration the runtime could not delete pods.
+// undoTakeOver restores the configurations that takeOver renamed. It does not restore a configuration if a file with the original name
+// exists again. It also does not restore a configuration whose plugins are missing, because without its plugins the runtime cannot delete
+// pods.
 func undoTakeOver(dir, binDir string) (done []string, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {
@@ -237,7 +240,7 @@ func undoTakeOver(dir, binDir string) (done []string, err error) {
 	return done, nil
 }
 
-// openFolder returns a folder of configurations and its sorted names, or nil if the folder is missing.
+// openFolder opens a folder of configurations and returns the sorted names of its files. The first result is nil if the folder is missing.
 func openFolder(dir string) (d *store.Dir, names []string, err error) {
 	d, err = store.Open(dir)
 	if err != nil {
@@ -251,8 +254,9 @@ func openFolder(dir string) (d *store.Dir, names []string, err error) {
 	return d, names, nil
 }
 
-// successor returns the pod network's configuration that a runtime takes after ours is gone, or "".
-func successor(dir string) (name string, err error) {
+// nextConfig returns the name of the configuration that a runtime uses when our conflist is removed. It returns "" if there is no
+// configuration of another pod network.
+func nextConfig(dir string) (name string, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {
 		return "", err
@@ -278,7 +282,7 @@ func successor(dir string) (name string, err error) {
 	return "", nil
 }
 
-// removeConflist removes our conflist and its temporary file.
+// removeConflist removes our conflist and its temporary file. It reports whether the conflist existed.
 func removeConflist(dir string) (removed bool, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {

@@ -20,7 +20,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// blockNexthop occupies the ID of a node's nexthop object, as another program may by chance.
+// blockNexthop adds a nexthop object of another program with the ID that the agent needs for a node. The returned function deletes this
+// object.
 func (l *lab) blockNexthop(name string) (free func()) {
 	l.Helper()
 	host, err := kernel.Host()
@@ -35,7 +36,8 @@ func (l *lab) blockNexthop(name string) (free func()) {
 	return func() { kerneltest.Must(l, host.DelNexthop(other.ID)) }
 }
 
-// TestKernelEvents checks that routes and links come back without an event of the API server.
+// TestKernelEvents checks that the agent restores routes after kernel events, without an event of the API server. The kernel events are the
+// deletion of routes and the loss of the link.
 func TestKernelEvents(t *testing.T) {
 	l := newLab(t).ready()
 	link, err := netlink.LinkByName("up0")
@@ -67,7 +69,7 @@ func TestKernelEvents(t *testing.T) {
 	}
 }
 
-// TestForeignDaemon checks that repairs become slower if another program repeatedly undoes them, with one line in the log.
+// TestForeignDaemon checks that the agent repairs less often if another program repeatedly undoes its repairs. It logs this once.
 func TestForeignDaemon(t *testing.T) {
 	l := newLab(t).ready()
 	remove := func() {
@@ -101,7 +103,8 @@ func TestForeignDaemon(t *testing.T) {
 	}
 }
 
-// TestForeignRoute checks that a route of another program is reported and stays, until adopt has its protocol.
+// TestForeignRoute checks that the agent reports and keeps a route of another program. The agent replaces the route when the key "adopt" of
+// the configuration contains the route's protocol.
 func TestForeignRoute(t *testing.T) {
 	l := newLab(t)
 	link, err := netlink.LinkByName("up0")
@@ -117,7 +120,7 @@ func TestForeignRoute(t *testing.T) {
 	l.await("no conflict", func() bool { return l.state("n2") == "direct" })
 }
 
-// TestNoDefaultRoute checks that an agent needs no default route.
+// TestNoDefaultRoute checks that the agent works on a node without a default route.
 func TestNoDefaultRoute(t *testing.T) {
 	l := newLab(t)
 	kerneltest.Must(t, netlink.RouteDel(&netlink.Route{Gw: []byte{192, 0, 2, 254}}))
@@ -128,7 +131,7 @@ func TestNoDefaultRoute(t *testing.T) {
 	}
 }
 
-// TestRestartWritesNothing checks that a restarted agent without changes writes neither to the kernel nor to files.
+// TestRestartWritesNothing checks that a restarted agent changes nothing if the kernel and the files are already in the wanted state.
 func TestRestartWritesNothing(t *testing.T) {
 	l := newLab(t).ready()
 	l.await("the status is that of the last step", func() bool { return len(l.status().Peers) == 5 && l.status().Ready })
@@ -147,7 +150,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	l.await("the monitor sees changes", func() bool { return len(changes()) > 4 })
 }
 
-// monitor returns a function that lists what changed in the kernel and in folders.
+// monitor() watches the kernel and folders. The returned function lists the changes since the call of monitor.
 func (l *lab) monitor(folders ...string) func() []string {
 	l.Helper()
 	changes, stop, err := kerneltest.Monitor(folders...)
@@ -156,7 +159,7 @@ func (l *lab) monitor(folders ...string) func() []string {
 	return changes
 }
 
-// TestFileEvents checks that plugins, conflist and node.json are restored after another program removed or changed them.
+// TestFileEvents checks that the agent restores plugins, conflist and node.json after another program removed or changed them.
 func TestFileEvents(t *testing.T) {
 	l := newLab(t).ready()
 	bridge, conflist, node := filepath.Join(l.dir, "bin/podlace-bridge"), filepath.Join(l.dir, "net.d", conflistName), store.Root+"/node.json"

@@ -29,7 +29,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// agentEnv makes the test program run as podlace-node.
+// agentEnv is an environment variable that makes the test binary run as podlace-node.
 const agentEnv = "PODLACE_TEST_AGENT"
 
 func TestMain(m *testing.M) {
@@ -45,7 +45,8 @@ func TestMain(m *testing.M) {
 	kerneltest.Main(m)
 }
 
-// lab is node n1 of a cluster, in the namespace of the test. n2 and n3 are on its link; n9 is behind the router in another subnet.
+// A lab is node n1 of a cluster, in the namespace of the test. The nodes n2 and n3 are on the same link. The node n9 is in another subnet
+// behind a router.
 type lab struct {
 	*testing.T
 	options
@@ -58,7 +59,7 @@ type lab struct {
 
 const labConfig = `{"clusterCIDRs": ["10.244.0.0/16", "fd00:10:244::/56"], "binDir": "%[1]s/bin", "confDir": "%[1]s/net.d"}`
 
-// newLab returns a node without an agent. extra are further keys of the configuration.
+// newLab returns a lab without a running agent. The last arguments are additional keys of the configuration.
 func newLab(t *testing.T, extra ...string) *lab {
 	t.Helper()
 	dir := t.TempDir()
@@ -89,19 +90,20 @@ func newLab(t *testing.T, extra ...string) *lab {
 	return l
 }
 
-// peer returns the Node object of a node on the lab's link.
+// peer() returns the Node object of node number i on the link of the lab.
 func (l *lab) peer(i int) *corev1.Node {
 	return nodeObject(fmt.Sprint("n", i), []string{fmt.Sprintf("10.244.%d.0/24", i), fmt.Sprintf("fd00:10:244:%x::/64", i)},
 		[]string{fmt.Sprintf("192.0.2.%d", i), fmt.Sprintf("2001:db8::%x", i)})
 }
 
-// wire connects the node by the link up0.
+// wire() connects the node to the test network by the link up0.
 func (l *lab) wire() {
 	l.Helper()
 	host, err := kernel.Host()
 	kerneltest.Must(l, err)
 	defer host.Close()
-	// A link-local address is tentative for a second and would change after the test has read it.
+	// With duplicate address detection, link-local addresses would be tentative for a second, and the state would change after the test has
+	// read it.
 	kerneltest.Must(l, host.Set(kernel.Sysctl{Path: "ipv6/conf/default/accept_dad", Value: "0"}))
 	peer, err := os.Open(l.lan.Path)
 	kerneltest.Must(l, err)
@@ -126,7 +128,7 @@ func (l *lab) wire() {
 	l.defaultRoute()
 }
 
-// defaultRoute adds a route to the router. It lasts until the link goes down.
+// defaultRoute() adds a default route through the router. The kernel deletes this route when the link goes down.
 func (l *lab) defaultRoute() {
 	l.Helper()
 	link, err := netlink.LinkByName("up0")
@@ -145,7 +147,7 @@ func (l *lab) read(name string) string {
 	return string(data)
 }
 
-// start runs the agent in this process until stop.
+// start() runs the agent in this process until the test calls stop.
 func (l *lab) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
@@ -159,7 +161,7 @@ func (l *lab) start() {
 	}
 }
 
-// ready starts the agent and waits until it is ready.
+// ready() starts the agent and waits until the agent is ready.
 func (l *lab) ready() *lab {
 	l.Helper()
 	l.start()
@@ -172,14 +174,14 @@ func (l *lab) await(what string, so func() bool) {
 	await(l.T, what, so)
 }
 
-// status returns the last status that the agent wrote.
+// status() returns the last status that the agent wrote.
 func (l *lab) status() (s Status) {
 	data, _ := os.ReadFile(filepath.Join(store.Root, statusName))
 	_ = json.Unmarshal(data, &s)
 	return s
 }
 
-// state returns the state and the reason of a peer's first podCIDR.
+// state() returns the state and the reason of a peer's first podCIDR.
 func (l *lab) state(name string) string {
 	for _, p := range l.status().Peers {
 		if p.Name == name {
@@ -189,14 +191,15 @@ func (l *lab) state(name string) string {
 	return ""
 }
 
-// says reports whether a problem of the status contains all parts.
+// says() reports whether the status has a problem that contains all parts.
 func (l *lab) says(parts ...string) bool {
 	return slices.ContainsFunc(l.status().Problems, func(p Problem) bool {
 		return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(p.What+" "+p.Why+" "+p.Do, part) })
 	})
 }
 
-// routes returns the agent's routes in the kernel, such as "10.244.2.0/24 192.0.2.2". Unreachable routes have no gateway.
+// routes() returns the agent's routes in the kernel, each as destination and gateway, such as "10.244.2.0/24 192.0.2.2". Unreachable routes
+// have no gateway.
 func (l *lab) routes() (list []string) {
 	l.Helper()
 	host, err := kernel.Host()
@@ -217,7 +220,7 @@ func (l *lab) routes() (list []string) {
 	return list
 }
 
-// full returns the routes of a lab in which all nodes but n9 are reached.
+// full() returns the expected routes of a lab: the routes of n1 itself, and direct routes to the nodes with the given numbers.
 func full(ids ...int) (list []string) {
 	list = append(list, "10.244.1.0/24", "fd00:10:244:1::/64")
 	for _, id := range ids {
@@ -227,7 +230,7 @@ func full(ids ...int) (list []string) {
 	return list
 }
 
-// has waits for exactly these routes.
+// has() waits until the agent's routes in the kernel are exactly the wanted routes.
 func (l *lab) has(want []string) {
 	l.Helper()
 	var got []string
@@ -239,7 +242,7 @@ func (l *lab) has(want []string) {
 	l.Fatalf("routes %q, want %q", got, want)
 }
 
-// node returns node.json.
+// node() returns the content of node.json.
 func (l *lab) node() (n nodefile.Node) {
 	if _, n, err := nodefile.Read(); err == nil {
 		return n

@@ -28,25 +28,26 @@ const (
 	defaultHTTP    = "127.0.0.1:9810"
 )
 
-// memoryLimit is the goal of the garbage collector unless GOMEMLIMIT is set. 5,000 nodes need 20 MiB.
+// memoryLimit is the soft memory limit of the Go runtime in bytes, unless GOMEMLIMIT is set. The agent needs 20 MiB in a cluster with 5,000
+// nodes.
 const memoryLimit = 48 << 20
 
-// readyTimeout is how long the running instance may take to answer --ready.
+// readyTimeout is the timeout of run --ready for the reply of the running agent.
 const readyTimeout = 5 * time.Second
 
-// exitError ends the program with a status and without a further message.
+// exitError is an error that ends the program with this exit status and without a message.
 type exitError int
 
-// Error returns the status as text.
+// Error returns the exit status as text.
 func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// command has the parts that all subcommands share.
+// A command holds the data that all subcommands share.
 type command struct {
 	stdout, stderr io.Writer
 	level          slog.Level
 }
 
-// Main runs podlace-node with its command line arguments, and returns the exit status: 2 if the command could not run.
+// Main runs podlace-node with command line arguments and returns the exit status. The status is 2 if the command could not run.
 func Main(args []string, stdout, stderr io.Writer) int {
 	stdout, stderr = plugin.PlainWriter(stdout), plugin.PlainWriter(stderr)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -159,7 +160,7 @@ running pods need stays until they are deleted; --wait waits for that. State of 
 	return cmd
 }
 
-// flagOr returns the value of a flag if it is set, and other if not.
+// flagOr returns the value of a flag if the user has set the flag. Otherwise flagOr returns its last argument.
 func flagOr(cmd *cobra.Command, name, other string) string {
 	if f := cmd.Flags().Lookup(name); f.Changed {
 		return f.Value.String()

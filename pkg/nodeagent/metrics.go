@@ -14,7 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// metrics are the metrics for Prometheus. No label names a node: the agents of 5,000 nodes would have 25 million series.
+// A value of type metrics contains the metrics for Prometheus. No metric has a label with the name of a peer, because the agents of a
+// cluster with 5,000 nodes would then have 25 million series.
 type metrics struct {
 	registry *prometheus.Registry
 	sync     prometheus.Histogram
@@ -32,7 +33,7 @@ type metrics struct {
 	stale  bool         // the configuration in the file is rejected
 }
 
-// newMetrics returns the metrics of the agent and those of pods.
+// newMetrics returns the metrics of the agent. It registers the metrics of pods in the same registry.
 func newMetrics(n *nodes, pods prometheus.Collector) *metrics {
 	buckets := []float64{.01, .025, .05, .1, .2, .3, .5, 1, 2, 5, 10, 30}
 	m := &metrics{
@@ -53,23 +54,23 @@ func newMetrics(n *nodes, pods prometheus.Collector) *metrics {
 	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: "podlace_node_build_info", Help: "1.",
 		ConstLabels: prometheus.Labels{"version": plugin.BuildVersion()}})
 	info.Set(1)
-	m.registry.MustRegister(m.sync, m.lag, m.changes, m.removals, m.last, age, info, gauges{m}, pods,
+	m.registry.MustRegister(m.sync, m.lag, m.changes, m.removals, m.last, age, info, statusGauges{m}, pods,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
-// gauges are computed from the status when Prometheus scrapes.
-type gauges struct{ *metrics }
+// statusGauges is the collector of the gauges that are computed from the status at each scrape.
+type statusGauges struct{ *metrics }
 
 func describe(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("podlace_node_"+name, help, labels, nil)
 }
 
-// Describe implements prometheus.Collector. It sends nothing, because the values carry their descriptions.
-func (gauges) Describe(chan<- *prometheus.Desc) {}
+// Describe implements prometheus.Collector. Describe sends nothing, because each value contains its description.
+func (statusGauges) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
-func (g gauges) Collect(to chan<- prometheus.Metric) {
+func (g statusGauges) Collect(to chan<- prometheus.Metric) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	send := func(desc *prometheus.Desc, value float64, labels ...string) {
@@ -102,21 +103,22 @@ func one(yes bool) float64 {
 	return 0
 }
 
-// set stores the status.
+// set() stores the status for the gauges.
 func (m *metrics) set(s Status, held, stale bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.status, m.held, m.stale = s, held, stale
 }
 
-// setRoutes stores the number of routes in the kernel by family; true is IPv4.
+// setRoutes stores the number of routes in the kernel for each family. The map key true stands for IPv4, and false stands for IPv6.
 func (m *metrics) setRoutes(routes map[bool]int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.routes = routes
 }
 
-// noteSync records a comparison that began at began. since is the time of the first event of the API server that it handled, or zero.
+// noteSync records a comparison. The first argument is the start of the comparison. The second argument is the time of the first API server
+// event that the comparison handled, or zero.
 func (m *metrics) noteSync(began, since time.Time) {
 	m.sync.Observe(time.Since(began).Seconds())
 	m.last.SetToCurrentTime()
@@ -125,8 +127,9 @@ func (m *metrics) noteSync(began, since time.Time) {
 	}
 }
 
-// ready returns why no pod can start on this node. It ignores single peers, and after the first comparison also the API server: a
-// rolling update would otherwise replace all agents at once.
+// ready() returns an error with the reasons why no pod can start on this node, or nil. A problem of a single peer does not make the agent
+// unready. After the first comparison, an unreachable API server does not make the agent unready either. Otherwise all agents would become
+// unready at the same time, and a rolling update would replace all of them at once.
 func (m *metrics) ready() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

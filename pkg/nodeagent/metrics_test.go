@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// scrape returns the metrics as text, and their values by series: a name with its labels, as in the text.
+// scrape() returns the metrics as text, and as a map from series to value. A series is the name of a metric with its labels.
 func (l *lab) scrape() (text string, series map[string]float64) {
 	l.Helper()
 	path := strings.TrimPrefix(l.HTTP, "unix:")
@@ -52,8 +52,8 @@ func (l *lab) scrape() (text string, series map[string]float64) {
 	return string(body), series
 }
 
-// shows waits until series have these values.
-func (l *lab) shows(when string, want map[string]float64) {
+// awaitMetrics waits until the series have the wanted values.
+func (l *lab) awaitMetrics(when string, want map[string]float64) {
 	l.Helper()
 	var differs []string
 	for until := time.Now().Add(time.Minute); time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
@@ -71,7 +71,7 @@ func (l *lab) shows(when string, want map[string]float64) {
 	l.Fatalf("%s: %s", when, strings.Join(differs, "; "))
 }
 
-// TestMetrics checks the value of each metric after an event that affects it.
+// TestMetrics checks the value of each metric after events that change it.
 func TestMetrics(t *testing.T) {
 	l := newLab(t)
 	l.HTTP = "unix:" + l.dir + "/http"
@@ -79,7 +79,7 @@ func TestMetrics(t *testing.T) {
 	younger.CreationTimestamp.Time = time.Unix(2_000_000, 0)
 	l.api.put(younger)
 	l.ready()
-	l.shows("at the start", map[string]float64{`peers{state="direct"}`: 4, `peers{state="refused"}`: 1, `peers{state="conflict"}`: 1,
+	l.awaitMetrics("at the start", map[string]float64{`peers{state="direct"}`: 4, `peers{state="refused"}`: 1, `peers{state="conflict"}`: 1,
 		`peers{state="vxlan"}`: 0, `peers{state="fabric"}`: 0, `peers{state="failed"}`: 0, `routes{family="ipv4"}`: 3, `routes{family="ipv6"}`: 3,
 		"ready": 1, "mtu": 1500, "problems": 2, "deletions_held": 0, "config_refused": 0, "kernel_removals_total": 0,
 		`podlace_attachments{network="podlace"}`: 0, `podlace_hostports{protocol="tcp"}`: 0, `collector_success{collector="records"}`: 1,
@@ -92,7 +92,7 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("%v changes of kind %s, want %v", got, kind, want)
 		}
 	}
-	// The age grows without events, and an event resets it.
+	// The metric watch_age_seconds grows without events, and an event resets it.
 	age := func() float64 { _, series := l.scrape(); return series["watch_age_seconds"] }
 	old := age()
 	l.await("the age grows", func() bool { return age() > old+0.1 })
@@ -100,7 +100,7 @@ func TestMetrics(t *testing.T) {
 	l.api.put(l.peer(2))
 	l.await("an event ends it", func() bool { return age() < old })
 
-	// The route may be restored after the removal itself, or after an event of the API server just before it.
+	// The cause of the repair is the removal of the route, or an event of the API server just before the removal.
 	repairs := func() (n float64) {
 		_, series := l.scrape()
 		for _, cause := range []string{"kernel", "api", "start"} {
@@ -110,35 +110,35 @@ func TestMetrics(t *testing.T) {
 	}
 	before := repairs()
 	kerneltest.Must(t, netlink.RouteDel(&netlink.Route{Dst: kernel.IPNet(netip.MustParsePrefix("10.244.3.0/24"))}))
-	l.shows("a route was removed", map[string]float64{"kernel_removals_total": 1, `routes{family="ipv4"}`: 3})
+	l.awaitMetrics("a route was removed", map[string]float64{"kernel_removals_total": 1, `routes{family="ipv4"}`: 3})
 	l.await("the route is back, by one change", func() bool { return repairs() == before+1 })
 	if _, now := l.scrape(); first["sync_seconds_count"] < 1 || now["sync_seconds_count"] <= first["sync_seconds_count"] {
 		t.Errorf("%v comparisons, %v after one more", first["sync_seconds_count"], now["sync_seconds_count"])
 	}
 	kerneltest.Must(t, os.Remove(l.dir+"/net.d/"+conflistName), os.Remove(l.dir+"/bin/podlace-bridge"))
-	l.shows("files were removed", map[string]float64{`changes_total{cause="files",kind="conflist"}`: 1,
+	l.awaitMetrics("files were removed", map[string]float64{`changes_total{cause="files",kind="conflist"}`: 1,
 		`changes_total{cause="files",kind="binary"}`: 1})
 	config := l.read("config/config.json")
 	l.put("config/config.json", "{")
-	l.shows("a wrong configuration", map[string]float64{"config_refused": 1, "ready": 1, "problems": 3})
+	l.awaitMetrics("a wrong configuration", map[string]float64{"config_refused": 1, "ready": 1, "problems": 3})
 	l.put("config/config.json", strings.Replace(config, "{", `{"offLink": "fabric", "mtu": 1400, `, 1))
-	l.shows("another configuration", map[string]float64{"config_refused": 0, "mtu": 1400, `peers{state="fabric"}`: 1,
+	l.awaitMetrics("another configuration", map[string]float64{"config_refused": 0, "mtu": 1400, `peers{state="fabric"}`: 1,
 		`peers{state="refused"}`: 0, "problems": 1})
 	for _, name := range []string{"n8", "n3", "n2"} {
 		l.api.remove(name, true)
 	}
 	l.api.hangUp(true)
-	l.shows("a suspicious list", map[string]float64{"deletions_held": 1, `peers{state="direct"}`: 0, `routes{family="ipv4"}`: 3,
+	l.awaitMetrics("a suspicious list", map[string]float64{"deletions_held": 1, `peers{state="direct"}`: 0, `routes{family="ipv4"}`: 3,
 		`routes{family="ipv6"}`: 3})
 	l.put("net.d/05-other.conflist", "{}")
-	l.shows("another network", map[string]float64{"ready": 0})
+	l.awaitMetrics("another network", map[string]float64{"ready": 0})
 }
 
 // shippedConflist is the conflist of a cluster, with all plugins that have metrics.
 const shippedConflist = "../../conf/cluster/base/" + conflistName
 
-// TestMetricsNamed checks that docs/MONITORING.md and the list of integration/monitoring have exactly these metrics with these labels, and
-// that they follow the rules of Prometheus.
+// TestMetricsNamed checks that docs/MONITORING.md and the list in integration/monitoring contain exactly the metrics and labels that the
+// agent serves. The names must follow the rules of Prometheus.
 func TestMetricsNamed(t *testing.T) {
 	l := newLab(t)
 	l.HTTP = "unix:" + l.dir + "/http"
@@ -146,7 +146,7 @@ func TestMetricsNamed(t *testing.T) {
 	kerneltest.Must(t, err)
 	l.put("config/"+conflistName, string(shipped))
 	l.ready()
-	l.shows("with the shipped conflist", map[string]float64{`podlace_ipam_addresses{family="ipv4",network="podlace",set="0",state="free"}`: 253,
+	l.awaitMetrics("with the shipped conflist", map[string]float64{`podlace_ipam_addresses{family="ipv4",network="podlace",set="0",state="free"}`: 253,
 		`podlace_attachments{network="podlace"}`: 0, `podlace_bandwidth_limits{direction="egress",network="podlace"}`: 0})
 	text, series := l.scrape()
 	if at := series["last_sync_timestamp_seconds"]; time.Since(time.Unix(int64(at), 0)).Abs() > time.Minute {
@@ -178,7 +178,7 @@ func TestMetricsNamed(t *testing.T) {
 	}
 }
 
-// servedMetrics returns a line for each metric of Podlace in a scrape: name, type and labels.
+// servedMetrics returns one line with name, type and labels for each metric of Podlace in a scrape.
 func servedMetrics(text string) (lines []string) {
 	kinds := map[string]string{}
 	for _, match := range regexp.MustCompile(`(?m)^# TYPE (podlace_\S+) (\S+)$`).FindAllStringSubmatch(text, -1) {

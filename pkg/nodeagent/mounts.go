@@ -10,11 +10,11 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// deletedRoot ends the root of a mount whose folder was removed.
+// deletedRoot is the end of the root in /proc/self/mountinfo if the mounted folder was removed.
 const deletedRoot = "//deleted"
 
-// mountRoots returns for each path the folder of its file system that is mounted there. It omits paths that are no mount points: the
-// agent recreates such a folder.
+// mountRoots returns the root of the mount at each path. The root is the mounted folder's path inside its file system. It omits paths that
+// are not mount points, because the agent can recreate these folders.
 func mountRoots(paths ...string) map[string]string {
 	roots := map[string]string{}
 	text, err := os.ReadFile("/proc/self/mountinfo")
@@ -38,8 +38,8 @@ func mountRoots(paths ...string) map[string]string {
 
 func (a *agent) folders() []string { return []string{a.config.BinDir, a.config.ConfDir, store.Root} }
 
-// orphaned reports which folder of the node was removed or moved. Its mount in the container stays, but leads to a folder that no
-// other program sees. A new container gets a mount of the present folder.
+// orphaned() returns an error if a mounted folder of the node was removed or moved. In this case the mount in the container still leads to
+// the old folder, which no other program sees. A new container gets a mount of the current folder.
 func (a *agent) orphaned() error {
 	now := mountRoots(a.folders()...)
 	for _, path := range a.folders() {
@@ -52,7 +52,7 @@ func (a *agent) orphaned() error {
 	return nil
 }
 
-// checkOrphans reports folders that were removed before this process started.
+// checkOrphans reports a problem for each mounted folder that was removed before this process started.
 func (a *agent) checkOrphans() {
 	for _, path := range a.folders() {
 		if strings.HasSuffix(a.roots[path], deletedRoot) {

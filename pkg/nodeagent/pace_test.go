@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// steps returns an agent of the lab whose steps the test runs, and a function that sends it the list of all nodes.
+// steps() returns an agent whose steps the test calls. The returned function gives the agent a complete list of nodes.
 func (l *lab) steps() (a *agent, list func(ids ...int)) {
 	l.Helper()
 	c, err := readConfig(l.Config)
@@ -37,8 +37,8 @@ func (l *lab) steps() (a *agent, list func(ids ...int)) {
 
 func because(why cause) map[cause]bool { return map[cause]bool{why: true} }
 
-// mustWait runs steps until one does not ask for an immediate successor. It fails if there is none: such a loop takes a full core. The
-// test checks only a lower bound of the pause, because the machine may be slow.
+// mustWait calls steps until a step returns a later time for the next step. The test fails if every step requests an immediate next step,
+// because this loop would use a full core. The method checks only a lower limit for the pause, because the machine may be slow.
 func (l *lab) mustWait(what string, a *agent, why cause) {
 	l.Helper()
 	for range 20 {
@@ -54,9 +54,9 @@ func (l *lab) mustWait(what string, a *agent, why cause) {
 	l.Errorf("%s: 20 steps without a pause", what)
 }
 
-// TestHeldDeletions checks that nothing is deleted, and no comparison repeats at once, while the own Node object is gone. When the
-// object is back, a list that removes more than half of the routes must still persist: after a restore of etcd nodes return one by
-// one.
+// TestHeldDeletions checks that the agent deletes nothing while its own Node object is missing, and does not repeat comparisons without a
+// pause. When the object is back, the agent still delays the deletion of more than half of the routes. After a restore of etcd, nodes may
+// return one by one.
 func TestHeldDeletions(t *testing.T) {
 	l := newLab(t)
 	l.times.trustDelay = 200 * time.Millisecond
@@ -83,8 +83,8 @@ func TestHeldDeletions(t *testing.T) {
 	}
 }
 
-// TestSuspicionStands checks that routes to new nodes do not make a list credible that lacks all old nodes: the list of another
-// cluster may have as many.
+// TestSuspicionStands checks that the agent does not trust a list without the old nodes, even if it contains many new nodes. The list could
+// be from another cluster.
 func TestSuspicionStands(t *testing.T) {
 	l := newLab(t)
 	a, list := l.steps()
@@ -103,8 +103,9 @@ func TestSuspicionStands(t *testing.T) {
 	}
 }
 
-// TestHeldExceptions checks that the masquerade exceptions stay as long as the routes to the same pods do, while a list of nodes is
-// suspicious; also if the agent starts with such a list. New nodes are added.
+// TestHeldExceptions checks node.json while the agent keeps the routes to old nodes because of a suspicious list. During this time,
+// node.json must keep the clusterCIDRs of the old nodes. The agent adds the CIDRs of new nodes. The same applies if the agent starts with a
+// suspicious list.
 func TestHeldExceptions(t *testing.T) {
 	l := newLab(t)
 	const configured = `"clusterCIDRs": ["10.244.0.0/16", "fd00:10:244::/56"], `
@@ -147,7 +148,7 @@ func TestHeldExceptions(t *testing.T) {
 	}
 }
 
-// TestBusyFolder checks that frequent file changes in a folder of the runtime do not prevent the retry of a route.
+// TestBusyFolder checks that frequent file changes in the folder of a runtime do not prevent the retry of a failed route.
 func TestBusyFolder(t *testing.T) {
 	l := newLab(t)
 	free := l.blockNexthop("n2")
@@ -177,8 +178,8 @@ func TestFirstFile(t *testing.T) {
 	}
 }
 
-// TestForeignRouteGoes checks that our route is added soon after another program removed its own, although the kernel sends no event
-// for it.
+// TestForeignRouteGoes checks that the agent adds its route soon after another program deleted a conflicting route. The kernel sends no
+// event for this deletion.
 func TestForeignRouteGoes(t *testing.T) {
 	l := newLab(t)
 	link, err := netlink.LinkByName("up0")
@@ -201,7 +202,7 @@ func TestForeignRouteGoes(t *testing.T) {
 	}
 }
 
-// TestContestEnds checks that a change long after a contest is repaired at once.
+// TestContestEnds checks that a repair has no delay if the last repair was long ago.
 func TestContestEnds(t *testing.T) {
 	c := contest{last: time.Now(), count: 20, pause: longestPause}
 	if got := c.wait(c.last.Add(longestPause)); got != longestPause {
@@ -212,8 +213,8 @@ func TestContestEnds(t *testing.T) {
 	}
 }
 
-// TestPluginsFirst checks that the conflist is written after its plugins are installed, even if older plugins or other files have
-// their names.
+// TestPluginsFirst checks that the agent writes the conflist only after it has installed the plugins. Older plugins, and other files with
+// the names of plugins, do not count as installed.
 func TestPluginsFirst(t *testing.T) {
 	l := newLab(t)
 	blocked := filepath.Join(l.dir, "bin/podlace-bridge")

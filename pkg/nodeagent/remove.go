@@ -28,9 +28,9 @@ const (
 	removePoll = 2 * time.Second  // between checks of the remaining pods
 )
 
-// removal removes the changes of the agent and the plugins from this node. It first keeps new pods from Podlace: another network takes
-// over, or node.json is removed, without which ADD fails. Conflist, routes and plugins stay while a pod needs them for its packets and
-// its DEL. Then it removes the rest.
+// A removal removes the changes of the agent and the plugins from this node. It first prevents new pods from using Podlace: another network
+// takes over, or ADD fails because node.json is removed. The conflist, the routes and the plugins stay while a pod needs them for its
+// packets and its DEL. After the last pod is deleted, the removal also deletes these objects.
 type removal struct {
 	binDir, confDir string // empty: the agent did not write there
 	config          string // the agent's configuration; the conflist is beside it
@@ -47,7 +47,7 @@ type removal struct {
 	state error // nil: the removal is complete
 }
 
-// run runs all steps. It continues after a failed one.
+// run() runs all steps of the removal.
 func (r *removal) run(ctx context.Context) error {
 	locking, cancel := context.WithTimeout(ctx, removeWait)
 	defer cancel()
@@ -62,10 +62,10 @@ func (r *removal) run(ctx context.Context) error {
 	if err := r.checkFolder(); err != nil {
 		return err
 	}
-	r.networks()
+	r.knownNetworks()
 	r.setState(errors.New("the removal has just begun"))
 	ctx, stop := context.WithCancel(ctx)
-	serving, err := r.serve(ctx)
+	serving, err := r.serveReady(ctx)
 	defer func() { stop(); serving.Wait() }()
 	if err != nil {
 		return err
@@ -73,7 +73,7 @@ func (r *removal) run(ctx context.Context) error {
 	if err := r.awaitPods(ctx); err != nil {
 		return err
 	}
-	if err := r.finish(); err != nil {
+	if err := r.removeRest(); err != nil {
 		return err
 	}
 	r.setState(nil)
@@ -84,11 +84,11 @@ func (r *removal) run(ctx context.Context) error {
 	return nil
 }
 
-// awaitPods keeps new pods from Podlace and returns once no pod needs it. Without wait it checks once.
+// awaitPods prevents new pods from using Podlace, and waits until no pod needs Podlace. If r.wait is false, it checks only once.
 func (r *removal) awaitPods(ctx context.Context) error {
 	for {
 		err := r.blockNewPods()
-		remain, notes, podErr := r.remaining()
+		remain, notes, podErr := r.remainingPods()
 		if err = errors.Join(err, podErr); err == nil && len(remain) > 0 {
 			err = fmt.Errorf("pods that still need Podlace, which therefore stays: %s (%d); delete them, or move them to another network",
 				strings.Join(remain, ", "), len(remain))
@@ -114,14 +114,14 @@ func (r *removal) awaitPods(ctx context.Context) error {
 	}
 }
 
-// blockNewPods keeps new pods from Podlace. It removes the conflist only once another network has one: a runtime without a configuration
-// cannot delete pods.
+// blockNewPods prevents new pods from using Podlace. It removes the conflist only if another network has a configuration, because a runtime
+// without any configuration cannot delete pods.
 func (r *removal) blockNewPods() error {
 	var errs []error
 	if r.confDir != "" {
 		done, err := undoTakeOver(r.confDir, r.binDir)
 		r.printLines(done...)
-		next, readErr := successor(r.confDir)
+		next, readErr := nextConfig(r.confDir)
 		errs = append(errs, err, readErr)
 		if next != "" {
 			errs = append(errs, r.dropConflist(", as "+filepath.Join(r.confDir, next)+" is there"))
@@ -138,10 +138,10 @@ func (r *removal) dropConflist(why string) error {
 	return err
 }
 
-// finish removes the state that pods needed.
-func (r *removal) finish() error {
+// removeRest removes the state that was still needed while pods used Podlace.
+func (r *removal) removeRest() error {
 	var errs []error
-	networks := r.networks()
+	networks := r.knownNetworks()
 	if r.confDir != "" {
 		errs = append(errs, r.dropConflist(""))
 	}
@@ -153,7 +153,7 @@ func (r *removal) finish() error {
 	if r.binDir == "" {
 		return errors.Join(errs...)
 	}
-	errs = append(errs, r.leftovers(networks))
+	errs = append(errs, r.removeLeftovers(networks))
 	done, err := removePrograms(r.binDir)
 	r.printLines(done...)
 	return errors.Join(append(errs, err)...)
@@ -172,8 +172,8 @@ func (r *removal) setState(err error) {
 	r.state = err
 }
 
-// serve answers the container's readiness probe: it succeeds after the removal.
-func (r *removal) serve(ctx context.Context) (*sync.WaitGroup, error) {
+// serveReady starts the HTTP server for the readiness probe of the container. The probe succeeds after the removal.
+func (r *removal) serveReady(ctx context.Context) (*sync.WaitGroup, error) {
 	serving := &sync.WaitGroup{}
 	if r.http == "" || !r.wait {
 		return serving, nil
@@ -195,7 +195,7 @@ func removeRoutes() (changes int, err error) {
 	return noderoutes.Remove(&host.NS)
 }
 
-// removeFile removes a file and prints that, if the file was there.
+// If a file exists at the path, removeFile calls the given function to remove it, and prints the path.
 func (r *removal) removeFile(path string, remove func() error) error {
 	if _, err := store.ReadFile(path); err != nil {
 		return nil

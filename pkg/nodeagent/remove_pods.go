@@ -17,13 +17,13 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// remaining has the plugins remove the attachments whose network namespace is gone, and returns the pods that still need Podlace, by
-// namespace and name. A runtime that now has another network never calls DEL of ours.
-func (r *removal) remaining() (pods, notes []string, err error) {
+// remainingPods returns the pods that still need Podlace, each as namespace/name. It first removes the attachments whose network namespace
+// is gone, because a runtime that now uses another network does not call DEL of our plugins.
+func (r *removal) remainingPods() (pods, notes []string, err error) {
 	if r.binDir == "" {
 		return nil, nil, nil
 	}
-	networks := r.networks()
+	networks := r.knownNetworks()
 	notes, err = collectDead(networks, r.binDir)
 	list, listErr := reconcile.List(networks)
 	damaged, badErr := attachment.Unreadable()
@@ -35,7 +35,7 @@ func (r *removal) remaining() (pods, notes []string, err error) {
 	return pods, notes, errors.Join(err, listErr, badErr)
 }
 
-// collectDead runs GC of the plugins in a folder for attachments whose namespace is gone.
+// collectDead calls GC of the plugins in binDir for the attachments whose network namespace is gone.
 func collectDead(networks []reconcile.Network, binDir string) (notes []string, err error) {
 	list, err := reconcile.List(networks)
 	if err != nil {
@@ -60,8 +60,9 @@ func collectDead(networks []reconcile.Network, binDir string) (notes []string, e
 	return notes, errors.Join(errs...)
 }
 
-// networks returns Podlace's networks: from the runtime's folder, from the agent's conflist, and from present and earlier records.
-func (r *removal) networks() []reconcile.Network {
+// knownNetworks returns the networks of Podlace. It reads the networks from the runtime's folder, from the agent's conflist, and from
+// records. It also returns the networks that earlier calls found.
+func (r *removal) knownNetworks() []reconcile.Network {
 	for _, dir := range []string{r.confDir, filepath.Dir(r.config)} {
 		found, _, _ := reconcile.Networks(dir) // without a configuration, records and leases suffice
 		for _, n := range found {
@@ -77,14 +78,15 @@ func (r *removal) networks() []reconcile.Network {
 	return r.known
 }
 
-// addNetwork stores a network, because the conflist is removed before its pods are gone.
+// addNetwork adds a network to r.known. The networks must be stored, because the conflist is removed before the pods of its network are
+// deleted.
 func (r *removal) addNetwork(n reconcile.Network) {
 	if !slices.ContainsFunc(r.known, func(other reconcile.Network) bool { return other.Name == n.Name }) {
 		r.known = append(r.known, n)
 	}
 }
 
-// checkFolder refuses to start if the agent ran on this node but the plugins are in another folder.
+// checkFolder returns an error if the agent ran on this node, but no plugin of Podlace is in binDir.
 func (r *removal) checkFolder() error {
 	_, err := store.ReadFile(store.Root + "/" + statusName)
 	if r.binDir == "" || err != nil || slices.ContainsFunc(programs(), func(p program) bool {
@@ -106,12 +108,13 @@ func configuration(networks []reconcile.Network, name string) reconcile.Network 
 	return reconcile.Network{Name: name}
 }
 
-// isPodlaces reports whether an attachment has a record of a plugin, or is in Podlace's network.
+// isPodlaces reports whether an attachment belongs to Podlace: it has a record of a plugin, or is in a network of Podlace.
 func isPodlaces(a *reconcile.Attachment, networks []reconcile.Network) bool {
 	return hasRecord(a) || slices.ContainsFunc(networks, func(n reconcile.Network) bool { return n.Name == a.Network })
 }
 
-// hasRecord reports whether a plugin recorded an attachment. A lease alone may belong to another program.
+// hasRecord reports whether an attachment has a record of one of our plugins. An attachment with only a lease may belong to another
+// program.
 func hasRecord(a *reconcile.Attachment) bool {
 	return len(a.Damaged) > 0 || slices.ContainsFunc(a.Holders, func(plugin string) bool { return plugin != "host-local" })
 }
@@ -126,8 +129,8 @@ func describePod(a *reconcile.Attachment) string {
 	return "the pod of the record " + a.Damaged[0].Record + ", which cannot be read"
 }
 
-// leftovers removes the plugins' state on the node that belongs to no pod.
-func (r *removal) leftovers(networks []reconcile.Network) error {
+// removeLeftovers removes the part of the plugins' state that does not belong to a pod.
+func (r *removal) removeLeftovers(networks []reconcile.Network) error {
 	var others []reconcile.Network
 	if r.confDir != "" {
 		others, _, _ = reconcile.Networks(r.confDir)

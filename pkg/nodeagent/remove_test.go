@@ -24,24 +24,32 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// command runs podlace-node in this process.
-func (l *lab) command(args ...string) (exit int, stdout, stderr string) {
+// runCmd runs a podlace-node command in this process.
+func (l *lab) runCmd(args ...string) (exit int, stdout, stderr string) {
 	var out, err bytes.Buffer
 	exit = Main(args, &out, &err)
 	return exit, out.String(), err.String()
 }
 
-// process runs the agent as a child process, with the lab's plugins, configuration and API server, and with further flags.
-func (l *lab) process(flags ...string) *exec.Cmd {
+// startProcess starts the agent as a child process with the plugins, the configuration and the API server of the lab, and with additional
+// flags.
+func (l *lab) startProcess(flags ...string) *exec.Cmd {
 	l.Helper()
-	cmd := exec.Command("/proc/self/exe", append([]string{"run", "--node-name", l.Node, "--config", l.Config, "--kubeconfig", l.Kubeconfig,
-		"--plugins", l.Plugins, "--http", "unix:" + l.dir + "/http"}, flags...)...)
-	cmd.Env, cmd.Stderr = append(os.Environ(), agentEnv+"=1"), l.log
+	cmd := l.agentCommand(flags...)
 	kerneltest.Must(l, cmd.Start())
 	return cmd
 }
 
-// TestRemove checks that remove restores the state before the first start, and that it refuses while the agent runs.
+// agentCommand is process without the start.
+func (l *lab) agentCommand(flags ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", append([]string{"run", "--node-name", l.Node, "--config", l.Config, "--kubeconfig", l.Kubeconfig,
+		"--plugins", l.Plugins, "--http", "unix:" + l.dir + "/http"}, flags...)...)
+	cmd.Env, cmd.Stderr = append(os.Environ(), agentEnv+"=1"), l.log
+	return cmd
+}
+
+// TestRemove checks that "podlace-node remove" restores the state that the node had before the first start of the agent. The command
+// returns an error while the agent is running.
 func TestRemove(t *testing.T) {
 	l := newLab(t, `"takeOver": true`)
 	l.put("net.d/05-other.conflist", otherConflist)
@@ -56,7 +64,7 @@ func TestRemove(t *testing.T) {
 		t.Error("the other conflist was not taken over, or an unrelated one was")
 	}
 	l.stop()
-	exit, out, stderr := l.command("remove", "--config", l.Config)
+	exit, out, stderr := l.runCmd("remove", "--config", l.Config)
 	if exit != 0 || !strings.Contains(out, "put back "+l.dir+"/net.d/05-other.conflist\nremoved "+l.dir+"/net.d/"+conflistName+", as ") ||
 		strings.Index(out, conflistName) > strings.Index(out, "removed routes") ||
 		strings.Index(out, "node.json") > strings.Index(out, "podlace-bridge") {
@@ -67,43 +75,43 @@ func TestRemove(t *testing.T) {
 	if diff := sandbox.Diff(before, after); len(diff) > 0 {
 		t.Errorf("left: %q", diff)
 	}
-	if exit, out, stderr = l.command("remove", "--config", l.Config); exit != 0 || out != "" {
+	if exit, out, stderr = l.runCmd("remove", "--config", l.Config); exit != 0 || out != "" {
 		t.Errorf("again: exit %d: %s%s", exit, out, stderr)
 	}
 }
 
 const otherConflist = `{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "other"}]}`
 
-// record writes the record of a pod whose namespace is a file of the test.
-func (l *lab) record(id, pod, netns string) {
+// writeRecord writes the bridge record of a pod with the given path of its network namespace.
+func (l *lab) writeRecord(id, pod, netns string) {
 	l.Helper()
 	kerneltest.Must(l, os.MkdirAll(store.Root+"/podlace", 0o700), os.WriteFile(store.Root+"/podlace/bridge-"+attachment.Key{Network: "podlace",
 		ContainerID: id, IfName: "eth0"}.Hash(), fmt.Appendf(nil, `{"format": 1, "plugin": "bridge", "network": "podlace", "containerID": %q, "ifname": "eth0",
 		"pod": %q, "netns": %q}`, id, pod, netns), 0o600))
 }
 
-// TestRemoveWithPods checks that without another network node.json is removed, so that no pod starts. State that running pods need for
-// packets and DEL stays until they are gone, and the pods are listed.
+// TestRemoveWithPods checks "podlace-node remove" while pods are running and there is no other network. The command removes node.json, so
+// that no new pod starts. It keeps the state that the running pods need for packets and DEL, and lists these pods.
 func TestRemoveWithPods(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
-	l.record("a", "shop/web-1", l.lan.Path)
-	l.record("b", "shop/web-2", l.lan.Path)
-	exit, out, stderr := l.command("remove", "--config", l.Config)
+	l.writeRecord("a", "shop/web-1", l.lan.Path)
+	l.writeRecord("b", "shop/web-2", l.lan.Path)
+	exit, out, stderr := l.runCmd("remove", "--config", l.Config)
 	if exit == 0 || !strings.Contains(stderr, "pods that still need Podlace") || !strings.Contains(stderr, "shop/web-1, shop/web-2") ||
 		len(l.routes()) == 0 || l.read("net.d/"+conflistName) == "" || l.read("bin/podlace-bridge") == "" || l.node().PodCIDRs != nil {
 		t.Errorf("exit %d: %s%s", exit, out, stderr)
 	}
 	l.put("net.d/20-other.conflist", otherConflist)
-	exit, out, stderr = l.command("remove", "--config", l.Config)
+	exit, out, stderr = l.runCmd("remove", "--config", l.Config)
 	if exit == 0 || l.read("net.d/"+conflistName) != "" || len(l.routes()) == 0 ||
 		!strings.Contains(out, "removed "+l.dir+"/net.d/"+conflistName+", as "+l.dir+"/net.d/20-other.conflist is there") {
 		t.Errorf("another network came: exit %d: %s%s", exit, out, stderr)
 	}
 }
 
-// TestRemoveDead checks that the removal collects attachments whose namespace is gone: another network's DEL does not remove them. A
-// namespace whose folder is not visible does not count as gone.
+// TestRemoveDead checks that "podlace-node remove" deletes attachments whose namespace is gone, because the DEL of another network does not
+// delete these attachments. A namespace does not count as gone if the folder of its path is not visible.
 func TestRemoveDead(t *testing.T) {
 	l := newLab(t)
 	self, err := os.ReadFile("/proc/self/exe")
@@ -112,20 +120,20 @@ func TestRemoveDead(t *testing.T) {
 	l.stop()
 	l.put("net.d/05-other.conflist", otherConflist)
 	gone := l.dir + "/net.d/cni-gone"
-	l.record("a", "shop/web-1", gone)
-	l.record("b", "shop/web-2", "/nowhere/netns/cni-2")
-	exit, out, stderr := l.command("remove", "--config", l.Config)
+	l.writeRecord("a", "shop/web-1", gone)
+	l.writeRecord("b", "shop/web-2", "/nowhere/netns/cni-2")
+	exit, out, stderr := l.runCmd("remove", "--config", l.Config)
 	if exit == 0 || !strings.Contains(stderr, "(1); delete them") || strings.Contains(stderr, "web-1") ||
 		!strings.Contains(stderr, "shop/web-2") {
 		t.Errorf("exit %d: %s%s", exit, out, stderr)
 	}
-	l.record("b", "shop/web-2", gone)
-	if exit, out, stderr = l.command("remove", "--config", l.Config); exit != 0 || l.read("bin/podlace-bridge") != "" || len(l.routes()) > 0 {
+	l.writeRecord("b", "shop/web-2", gone)
+	if exit, out, stderr = l.runCmd("remove", "--config", l.Config); exit != 0 || l.read("bin/podlace-bridge") != "" || len(l.routes()) > 0 {
 		t.Errorf("exit %d: %s%s", exit, out, stderr)
 	}
 }
 
-// TestRemoveFails checks that a failed removal ends the process, so that its container retries.
+// TestRemoveFails checks that a failed removal returns an error even with --wait, so that the container restarts and retries.
 func TestRemoveFails(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -137,21 +145,23 @@ func TestRemoveFails(t *testing.T) {
 	}
 }
 
-// TestRemoveElsewhere checks that a removal with other folders than the agent's, as without the component k3s, removes nothing.
+// TestRemoveElsewhere checks that "podlace-node remove" deletes nothing if its folders differ from the folders of the agent. This happens,
+// for example, if the manifest of the removal lacks the component k3s.
 func TestRemoveElsewhere(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
-	exit, out, stderr := l.command("remove", "--config", l.Config, "--bin-dir", t.TempDir())
+	exit, out, stderr := l.runCmd("remove", "--config", l.Config, "--bin-dir", t.TempDir())
 	if exit == 0 || !strings.Contains(stderr, "same COMPONENTS") || l.node().PodCIDRs == nil || len(l.routes()) == 0 {
 		t.Errorf("exit %d: %s%s", exit, out, stderr)
 	}
 }
 
-// TestRemoveWaits checks that --wait prints the remaining pods once, and becomes ready after the removal.
+// TestRemoveWaits checks that "podlace-node remove --wait" prints the remaining pods once. It also checks that the readiness probe of the
+// command succeeds after the removal.
 func TestRemoveWaits(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
-	l.record("a", "shop/web-1", l.lan.Path)
+	l.writeRecord("a", "shop/web-1", l.lan.Path)
 	ctx, cancel := context.WithCancel(t.Context())
 	var out lines
 	r := removal{binDir: l.dir + "/bin", confDir: l.dir + "/net.d", config: l.Config, http: "unix:" + l.dir + "/http", wait: true, out: &out,
@@ -160,11 +170,11 @@ func TestRemoveWaits(t *testing.T) {
 	go func() { done <- r.run(ctx) }()
 	l.await("the pod is named", func() bool { return out.count("shop/web-1") == 1 })
 	l.await("the probe names it", func() bool {
-		exit, _, stderr := l.command("run", "--ready", "--http", r.http)
+		exit, _, stderr := l.runCmd("run", "--ready", "--http", r.http)
 		return exit == 1 && strings.Contains(stderr, "shop/web-1")
 	})
 	kerneltest.Must(t, os.RemoveAll(store.Root+"/podlace")) // as its DEL would
-	l.await("ready", func() bool { exit, _, _ := l.command("run", "--ready", "--http", r.http); return exit == 0 })
+	l.await("ready", func() bool { exit, _, _ := l.runCmd("run", "--ready", "--http", r.http); return exit == 0 })
 	if out.count("shop/web-1") != 1 || len(l.routes()) > 0 || l.read("net.d/"+conflistName) != "" {
 		t.Errorf("%s", &out)
 	}
@@ -172,7 +182,8 @@ func TestRemoveWaits(t *testing.T) {
 	kerneltest.Must(t, <-done)
 }
 
-// TestShadowed checks that a configuration that sorts before ours makes the node not ready, is reported, and stays.
+// TestShadowed checks that the node is not ready if the folder of the runtime has a configuration whose name sorts before the agent's
+// conflist. The agent reports this configuration and does not change it.
 func TestShadowed(t *testing.T) {
 	l := newLab(t)
 	for _, name := range []string{"05-other.conflist", ".hidden.conf", "05-old.conflist.bak", "10-podlace.conflist.d.txt"} {
@@ -187,7 +198,8 @@ func TestShadowed(t *testing.T) {
 	l.await("ready", func() bool { return l.status().Ready })
 }
 
-// TestPutBack checks that a backup stays if its configuration exists again, or if its network has no plugins.
+// TestPutBack checks that undoTakeOver does not restore a configuration if a file with the original name exists, or if the plugins of the
+// configuration are missing.
 func TestPutBack(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"a.conf": "new", "a.conf" + backup: "old", "b.conf" + backup: "b",
@@ -202,11 +214,12 @@ func TestPutBack(t *testing.T) {
 	}
 }
 
-// TestInstall checks that install writes exactly the programs, writes nothing the second time, and refuses an empty folder.
+// TestInstall checks that "podlace-node install" writes the programs and no other files. A repeated call writes nothing. The command
+// returns an error if the source folder contains no program.
 func TestInstall(t *testing.T) {
 	l := newLab(t)
 	install := func(from string) (int, string, string) {
-		return l.command("install", "--plugins", from, "--bin-dir", l.dir+"/bin")
+		return l.runCmd("install", "--plugins", from, "--bin-dir", l.dir+"/bin")
 	}
 	if exit, out, stderr := install(l.dir + "/plugins"); exit != 0 || strings.Count(out, "installed") != 5 {
 		t.Errorf("exit %d: %s%s", exit, out, stderr)
@@ -225,18 +238,18 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// TestProcess checks that a second agent waits until the first ends, that SIGTERM ends an agent at once without changes, and that
-// --ready answers a probe.
+// TestProcess checks that a second agent waits until the first agent ends. SIGTERM ends an agent immediately and without changes. The
+// command "podlace-node run --ready" reports whether the agent is ready.
 func TestProcess(t *testing.T) {
 	l := newLab(t)
-	first := l.process()
+	first := l.startProcess()
 	l.await("ready", func() bool { return l.status().Ready })
-	if exit, _, stderr := l.command("run", "--ready", "--http", "unix:"+l.dir+"/http"); exit != 0 {
+	if exit, _, stderr := l.runCmd("run", "--ready", "--http", "unix:"+l.dir+"/http"); exit != 0 {
 		t.Errorf("--ready: exit %d: %s", exit, stderr)
 	}
-	second := l.process()
+	second := l.startProcess()
 	l.await("the second waits", func() bool { return l.log.count("another podlace-node runs") == 1 })
-	if exit, out, _ := l.command("status"); exit != exitProblems || strings.Contains(out, "does not run") {
+	if exit, out, _ := l.runCmd("status"); exit != exitProblems || strings.Contains(out, "does not run") {
 		t.Errorf("status: exit %d\n%s", exit, out)
 	}
 	kerneltest.Must(t, first.Process.Signal(syscall.SIGTERM), first.Wait())
@@ -248,15 +261,16 @@ func TestProcess(t *testing.T) {
 	began := time.Now()
 	kerneltest.Must(t, second.Process.Signal(syscall.SIGTERM), second.Wait())
 	t.Logf("ended within %v", time.Since(began))
-	if exit, out, _ := l.command("status"); exit != exitProblems || !strings.Contains(out, "podlace-node is not running") {
+	if exit, out, _ := l.runCmd("status"); exit != exitProblems || !strings.Contains(out, "podlace-node is not running") {
 		t.Errorf("status: exit %d\n%s", exit, out)
 	}
-	if exit, _, stderr := l.command("run", "--ready", "--http", "unix:"+l.dir+"/http"); exit != 1 || !strings.Contains(stderr, "not ready") {
+	if exit, _, stderr := l.runCmd("run", "--ready", "--http", "unix:"+l.dir+"/http"); exit != 1 || !strings.Contains(stderr, "not ready") {
 		t.Errorf("--ready: exit %d: %s", exit, stderr)
 	}
 }
 
-// TestWrongStart checks that wrong flags are refused before any change, with an error that names them.
+// TestWrongStart checks that podlace-node returns an error for invalid flags before it makes a change. The error contains the invalid flag
+// or value.
 func TestWrongStart(t *testing.T) {
 	l := newLab(t)
 	for says, args := range map[string][]string{
@@ -268,7 +282,7 @@ func TestWrongStart(t *testing.T) {
 		"table or json":        {"status", "-o", "yaml"},
 		"has not run here":     {"status"},
 	} {
-		if exit, _, stderr := l.command(args...); exit != 2 || !strings.Contains(stderr, says) {
+		if exit, _, stderr := l.runCmd(args...); exit != 2 || !strings.Contains(stderr, says) {
 			t.Errorf("%q: exit %d: %s", args, exit, stderr)
 		}
 	}

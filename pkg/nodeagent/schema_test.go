@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestSchema: the published schema is that of the type.
+// TestSchema checks that the schema in conf/schema is the output of podlace-node schema.
 func TestSchema(t *testing.T) {
 	const published = "../../conf/schema/podlace-node.schema.json"
 	var printed bytes.Buffer
@@ -29,7 +29,7 @@ func TestSchema(t *testing.T) {
 	}
 }
 
-// TestSchemaKeys: the keys of the schema are those that the agent reads. The agent lists them when a key is unknown.
+// TestSchemaKeys checks that the schema has exactly the keys that the agent reads. The error for an unknown key lists these keys.
 func TestSchemaKeys(t *testing.T) {
 	s := configSchema()
 	for _, c := range []struct {
@@ -47,7 +47,7 @@ func TestSchemaKeys(t *testing.T) {
 	}
 }
 
-// TestSchemaAgrees: the agent and the schema accept and refuse the same texts.
+// TestSchemaAgrees checks that the agent and the schema accept the same configurations and reject the same configurations.
 func TestSchemaAgrees(t *testing.T) {
 	var printed bytes.Buffer
 	Main([]string{"schema"}, &printed, os.Stderr)

@@ -22,14 +22,13 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// statusName is the status file of the agent, and lockName the file that it locks while it runs.
+// statusName is the name of the agent's status file. lockName is the name of the file that the agent locks while it runs.
 const (
 	statusName = nodefile.StatusName
 	lockName   = ".node.lock"
 )
 
-// Status is the agent's report about its node. It has no timestamps that change on their own, so that an unchanged status is not
-// written again.
+// Status is the content of the status file. It contains no timestamps, so that an unchanged status need not be written again.
 type Status struct {
 	Node         string         `json:"node"`
 	Ready        bool           `json:"ready"`
@@ -40,7 +39,7 @@ type Status struct {
 	Problems     []Problem      `json:"problems,omitempty"`
 }
 
-// PeerStatus is a noderoutes.Peer with JSON names.
+// PeerStatus holds the fields of a noderoutes.Peer for the status file.
 type PeerStatus struct {
 	Name    string           `json:"name"`
 	PodCIDR netip.Prefix     `json:"podCIDR,omitzero"`
@@ -51,7 +50,7 @@ type PeerStatus struct {
 	elder bool // the peer has this node's podCIDR, which is a problem of the own node
 }
 
-// Problem is a problem, its reason, and the administrator's remedy.
+// Problem describes a problem: what is affected, why, and what an administrator can do.
 type Problem struct {
 	What string `json:"what"`
 	Why  string `json:"why"`
@@ -60,7 +59,7 @@ type Problem struct {
 	blocking bool // it keeps pods from starting here
 }
 
-// peerProblems returns a problem for each peer that is not reached.
+// peerProblems returns a problem for each peer whose pods this node cannot reach.
 func peerProblems(peers []PeerStatus) (list []Problem) {
 	do := map[noderoutes.State]string{
 		noderoutes.Refused:  "correct the Node object or the configuration (offLink, addressCIDRs)",
@@ -79,13 +78,14 @@ func peerProblems(peers []PeerStatus) (list []Problem) {
 	return list
 }
 
-// statusFile writes the status at most once a second, and only if it has changed.
+// statusFile writes the status file. It writes at most once per second, and only if the status has changed.
 type statusFile struct {
 	written time.Time
 	text    []byte
 }
 
-// write returns when to try again, or zero if the file is up to date.
+// write() writes the status if the last write was long enough ago. It returns the time at which the caller must call write() again, or zero
+// if the file is up to date.
 func (f *statusFile) write(s Status, now time.Time) (again time.Time, err error) {
 	text, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
@@ -111,7 +111,7 @@ func (f *statusFile) write(s Status, now time.Time) (again time.Time, err error)
 	return time.Time{}, nil
 }
 
-// Exit statuses of podlace-node status.
+// Exit statuses of the command podlace-node status.
 const (
 	exitFine     = 0
 	exitProblems = 1
@@ -198,7 +198,7 @@ func printStatus(w io.Writer, s Status, all bool) error {
 	return t.Flush()
 }
 
-// states returns the states of peers, the best ones first.
+// states() returns all states of peers. The states with a working connection are first.
 func states() []noderoutes.State {
 	return []noderoutes.State{noderoutes.Direct, noderoutes.Tunneled, noderoutes.Fabric, noderoutes.Refused, noderoutes.Conflict,
 		noderoutes.Failed}
@@ -222,18 +222,18 @@ func orNone(list []netip.Prefix) string {
 	return strings.Join(texts, " ")
 }
 
-// blocked returns the problems that keep pods from starting.
+// blocked() returns the problems that prevent pods from starting.
 func blocked(problems []Problem) []Problem {
 	return slices.DeleteFunc(slices.Clone(problems), func(p Problem) bool { return !p.blocking })
 }
 
-// logProblems logs new and ended problems of this node. Peers are logged by setPeers.
+// logProblems logs new problems and ended problems of this node. It does not log problems of peers, which setPeers logs.
 func (a *agent) logProblems() {
 	has := func(list []Problem, p Problem) bool {
 		return slices.ContainsFunc(list, func(q Problem) bool { return q.What == p.What && q.Why == p.Why })
 	}
 	for _, p := range a.problems {
-		// These are logged where they begin.
+		// The following problems are already logged where they are detected.
 		elsewhere := p.What == "configuration" || p.What == "API server" || p.What == "nodes" && a.deletionsHeld
 		if !elsewhere && !has(a.logged, p) {
 			a.log.Warn("a problem of this node", "what", p.What, "why", p.Why, "do", p.Do, "podsCanStart", !p.blocking)

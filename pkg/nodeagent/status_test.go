@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestPrintStatus pins the printed status.
+// TestPrintStatus checks the complete output of podlace-node status.
 func TestPrintStatus(t *testing.T) {
 	s := Status{Node: "n1", Ready: true, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, MTU: 1450}
 	s.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
@@ -43,7 +43,7 @@ node n3   refused: it has no podCIDR   correct the Node object or the configurat
 	}
 }
 
-// TestStatusFile checks that the file is written at most once a second, and only if it has changed.
+// TestStatusFile checks that the status file is written at most once per second, and only if the status has changed.
 func TestStatusFile(t *testing.T) {
 	t.Cleanup(func() { kerneltest.Must(t, os.RemoveAll(store.Root)) })
 	var f statusFile
@@ -79,7 +79,7 @@ func TestStatusFile(t *testing.T) {
 	}
 }
 
-// TestAlarm checks that simultaneous causes are merged, and that causes of another program wait unless the cluster changes.
+// TestAlarm checks that wait() merges simultaneous causes. It must delay causes from other programs, unless the cluster also changes.
 func TestAlarm(t *testing.T) {
 	a := newAlarm()
 	a.wake(onKernel)
@@ -100,7 +100,8 @@ func TestAlarm(t *testing.T) {
 	}
 }
 
-// TestContest checks that repairs are immediate at first, then slower and slower, and immediate again after a pause.
+// TestContest checks that the first repairs have no delay, and later repairs have growing delays. After a pause without repairs, the next
+// repairs have no delay.
 func TestContest(t *testing.T) {
 	var c contest
 	now, began := time.Now(), 0

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
-// tunnel returns the device, forwarding entries and neighbours of the node's tunnel, or nil if there is none.
-func (l *lab) tunnel() (list []string) {
+// tunnelState returns the device, the forwarding entries and the neighbours of the node's tunnel as lines, or nil if there is no tunnel.
+func (l *lab) tunnelState() (list []string) {
 	l.Helper()
 	host, err := kernel.Host()
 	kerneltest.Must(l, err)
@@ -47,13 +47,13 @@ func (l *lab) tunnel() (list []string) {
 	return list
 }
 
-// tunnels waits for exactly these lines.
-func (l *lab) tunnels(when string, want ...string) {
+// awaitTunnel waits until tunnelState returns exactly the wanted lines.
+func (l *lab) awaitTunnel(when string, want ...string) {
 	l.Helper()
 	want = slices.Sorted(slices.Values(want))
 	var got []string
 	await(l.T, fmt.Sprintf("%s: %q", when, want), func() bool {
-		now := l.tunnel()
+		now := l.tunnelState()
 		if !slices.Equal(got, now) {
 			l.Logf("%s: %q", when, now)
 		}
@@ -62,25 +62,25 @@ func (l *lab) tunnels(when string, want ...string) {
 	})
 }
 
-// TestTunnel checks that with offLink vxlan a tunnel reaches the node behind the router. The tunnel follows the addresses of both
-// ends, is recreated after a deletion, and is removed when no node needs it.
+// TestTunnel checks that the agent with offLink vxlan creates a tunnel to the node behind the router. It updates the tunnel if the address
+// of either node changes, recreates a deleted tunnel, and removes the tunnel when no node needs it.
 func TestTunnel(t *testing.T) {
 	l := newLab(t, `"offLink": "vxlan"`).ready()
 	const own = "podlace.vx vni 142 port 8472 local 192.0.2.1 mac 0e:50:c0:00:02:01 mtu 1450"
-	l.tunnels("at the start", own, "fdb 0e:50:c6:33:64:09 [198.51.100.9]", "neighbour IPv4 0e:50:c6:33:64:09")
-	if l.state("n9") != "vxlan" || l.state("n2") != "direct" || l.node().MTU != 1450 || !l.leads("10.244.9.0/24", noderoutes.TunnelName) {
+	l.awaitTunnel("at the start", own, "fdb 0e:50:c6:33:64:09 [198.51.100.9]", "neighbour IPv4 0e:50:c6:33:64:09")
+	if l.state("n9") != "vxlan" || l.state("n2") != "direct" || l.node().MTU != 1450 || !l.routeUses("10.244.9.0/24", noderoutes.TunnelName) {
 		t.Errorf("n9 %q, n2 %q, MTU %d, %q", l.state("n9"), l.state("n2"), l.node().MTU, l.routes())
 	}
 	l.api.put(nodeObject("n9", []string{"10.244.9.0/24", "fd00:10:244:9::/64"}, []string{"198.51.100.19"}))
-	l.tunnels("another address, and a podCIDR more", own, "fdb 0e:50:c6:33:64:13 [198.51.100.19]", "neighbour IPv4 0e:50:c6:33:64:13",
+	l.awaitTunnel("another address, and a podCIDR more", own, "fdb 0e:50:c6:33:64:13 [198.51.100.19]", "neighbour IPv4 0e:50:c6:33:64:13",
 		"neighbour IPv6 0e:50:c6:33:64:13")
-	l.await("the way to the new podCIDR", func() bool { return l.leads("fd00:10:244:9::/64", noderoutes.TunnelName) })
+	l.await("the way to the new podCIDR", func() bool { return l.routeUses("fd00:10:244:9::/64", noderoutes.TunnelName) })
 
 	link, err := netlink.LinkByName(noderoutes.TunnelName)
 	kerneltest.Must(t, err, netlink.LinkDel(link))
 	whole := []string{own, "fdb 0e:50:c6:33:64:13 [198.51.100.19]", "neighbour IPv4 0e:50:c6:33:64:13", "neighbour IPv6 0e:50:c6:33:64:13"}
-	l.tunnels("somebody deleted it", whole...)
-	l.await("the ways through it", func() bool { return l.leads("10.244.9.0/24", noderoutes.TunnelName) })
+	l.awaitTunnel("somebody deleted it", whole...)
+	l.await("the ways through it", func() bool { return l.routeUses("10.244.9.0/24", noderoutes.TunnelName) })
 
 	uplink, err := netlink.LinkByName("up0")
 	kerneltest.Must(t, err)
@@ -90,30 +90,30 @@ func TestTunnel(t *testing.T) {
 	self.Status.Addresses[1].Address = "192.0.2.7"
 	l.api.put(self)
 	moved := "podlace.vx vni 142 port 8472 local 192.0.2.7 mac 0e:50:c0:00:02:07 mtu 1450"
-	l.tunnels("the own address changed", append([]string{moved}, whole[1:]...)...)
+	l.awaitTunnel("the own address changed", append([]string{moved}, whole[1:]...)...)
 
 	config := l.read("config/config.json")
 	l.put("config/config.json", strings.Replace(config, "{", `{"vxlan": {"vni": 7, "port": 4789}, `, 1))
 	moved = strings.Replace(moved, "vni 142 port 8472", "vni 7 port 4789", 1)
-	l.tunnels("another VNI and port", append([]string{moved}, whole[1:]...)...)
+	l.awaitTunnel("another VNI and port", append([]string{moved}, whole[1:]...)...)
 
 	l.api.remove("n9", false)
-	l.tunnels("no node needs it")
+	l.awaitTunnel("no node needs it")
 	if l.node().MTU != 1450 {
 		t.Errorf("MTU %d: packets of pods that start now would be too large for the coming tunnel", l.node().MTU)
 	}
 	l.api.put(nodeObject("n9", []string{"10.244.9.0/24"}, []string{"198.51.100.9"}))
-	l.tunnels("the node is back", moved, "fdb 0e:50:c6:33:64:09 [198.51.100.9]", "neighbour IPv4 0e:50:c6:33:64:09")
+	l.awaitTunnel("the node is back", moved, "fdb 0e:50:c6:33:64:09 [198.51.100.9]", "neighbour IPv4 0e:50:c6:33:64:09")
 	l.put("config/config.json", strings.Replace(config, `"offLink": "vxlan"`, `"offLink": "refuse"`, 1))
-	l.tunnels("refused")
+	l.awaitTunnel("refused")
 	l.await("the node is named", func() bool { return l.says("node n9", "refused") && l.node().MTU == 1500 })
 	if l.log.count("level=ERROR") > 0 {
 		t.Error("errors in the log")
 	}
 }
 
-// TestTunnelEntries checks that deleted entries and addresses of the tunnel come back with the next periodic comparison: the kernel
-// sends no event for them.
+// TestTunnelEntries checks that the next periodic comparison restores deleted entries and addresses of the tunnel. The agent receives no
+// events about these deletions.
 func TestTunnelEntries(t *testing.T) {
 	l := newLab(t, `"offLink": "vxlan"`)
 	a, _ := l.steps()
@@ -131,7 +131,7 @@ func TestTunnelEntries(t *testing.T) {
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}
-	before, had := l.tunnel(), addresses(&host.NS, link)
+	before, had := l.tunnelState(), addresses(&host.NS, link)
 	neighbours, err := host.PermanentNeighbours(link, noderoutes.Protocol)
 	kerneltest.Must(t, err)
 	for hop, mac := range neighbours {
@@ -139,17 +139,17 @@ func TestTunnelEntries(t *testing.T) {
 		kerneltest.Must(t, err, host.DelNeighbour(link, hop), host.DelForwarding(link, hardware))
 	}
 	kerneltest.Must(t, host.DelAddress(link, netip.MustParsePrefix("10.244.1.0/32")))
-	if len(before) != 3 || len(l.tunnel()) != 1 || addresses(&host.NS, link) == had {
-		t.Fatalf("%q and after the deletion %q: want a device with two entries, and without", before, l.tunnel())
+	if len(before) != 3 || len(l.tunnelState()) != 1 || addresses(&host.NS, link) == had {
+		t.Fatalf("%q and after the deletion %q: want a device with two entries, and without", before, l.tunnelState())
 	}
 	a.step(because(onPeriod))
-	if got := l.tunnel(); !slices.Equal(got, before) || addresses(&host.NS, link) != had {
+	if got := l.tunnelState(); !slices.Equal(got, before) || addresses(&host.NS, link) != had {
 		t.Errorf("%q, addresses %s; before %q, %s", got, addresses(&host.NS, link), before, had)
 	}
 }
 
-// leads reports whether the agent's route to a podCIDR uses a link.
-func (l *lab) leads(cidr, link string) bool {
+// routeUses reports whether the route to a podCIDR leads through a link.
+func (l *lab) routeUses(cidr, link string) bool {
 	l.Helper()
 	routes, err := netlink.RouteGet(netip.MustParsePrefix(cidr).Addr().Next().AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -159,12 +159,13 @@ func (l *lab) leads(cidr, link string) bool {
 	return err == nil && by.Attrs().Name == link
 }
 
-// TestTunnelRemoved checks that remove deletes the tunnel, and that a link of another program with its name is reported and stays.
+// TestTunnelRemoved checks that "podlace-node remove" deletes the tunnel. The agent reports a link of another program with the tunnel's
+// name, and does not delete it.
 func TestTunnelRemoved(t *testing.T) {
 	l := newLab(t, `"offLink": "vxlan"`).ready()
 	l.stop()
-	if exit, out, stderr := l.command("remove", "--config", l.Config); exit != 0 || len(l.tunnel()) > 0 {
-		t.Errorf("exit %d: %s%s, left %q", exit, out, stderr, l.tunnel())
+	if exit, out, stderr := l.runCmd("remove", "--config", l.Config); exit != 0 || len(l.tunnelState()) > 0 {
+		t.Errorf("exit %d: %s%s, left %q", exit, out, stderr, l.tunnelState())
 	}
 	kerneltest.Must(t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: noderoutes.TunnelName}}))
 	l.start()

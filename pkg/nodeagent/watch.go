@@ -29,21 +29,23 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// pageSize is the number of nodes on a page, if the API server cannot stream lists (WatchList). A Node object has about 14 kB.
+// pageSize is the number of nodes in a page of a list. Pages are used if the API server cannot stream lists (WatchList). A Node object has
+// about 14 kB.
 const pageSize = 500
 
-// A watch is retried after this delay, or up to twice as late. client-go's own longest delay is a minute, in which new nodes would
-// have no routes after the API server is back.
+// firstRetry and lastRetry are the shortest and the longest delay before a watch is retried; jitter can double each delay. The longest
+// delay of client-go is a minute. A minute is too long, because new nodes have no routes until the watch works again.
 const (
 	firstRetry = 800 * time.Millisecond
 	lastRetry  = 15 * time.Second
 )
 
-// watchTimeout is how long the API server may send nothing before the watch counts as lost. It sends a bookmark each minute.
+// watchTimeout is the time without any message from the API server after which the watch counts as lost. The API server normally sends a
+// bookmark each minute.
 const watchTimeout = 10 * time.Minute
 
-// nodes is the store of a reflector. It keeps only the fields on which routes depend, and reports only their changes, because each
-// kubelet updates its Node object every few minutes.
+// A value of type nodes is the store of a reflector. It stores only the fields that affect routes, and calls changed() only if such a field
+// changes. Other fields change often, because each kubelet updates its Node object every few minutes.
 type nodes struct {
 	changed func()
 	log     *slog.Logger
@@ -60,8 +62,8 @@ func newNodes(changed func(), log *slog.Logger) *nodes {
 	return &nodes{changed: changed, log: log, byName: map[string]noderoutes.Node{}, lastEvent: time.Now()}
 }
 
-// list returns the nodes by name, and since when they differ from those of the previous call. complete is false before the first
-// complete list.
+// list() returns the nodes, sorted by name. The second result is the time of the first change after the previous call of list(), or zero.
+// The third result is false until a complete list was received.
 func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -72,7 +74,7 @@ func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) 
 	return list, since, n.complete
 }
 
-// watched returns the time of the last event, and why no more come.
+// watched() returns the time of the last event. The second result is the reason why no more events arrive, or "".
 func (n *nodes) watched() (heard time.Time, failure string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -82,7 +84,8 @@ func (n *nodes) watched() (heard time.Time, failure string) {
 	return n.lastEvent, n.failure
 }
 
-// changeNodes calls change, which reports whether the nodes have changed.
+// changeNodes calls the given function, which changes the nodes and reports whether a field that affects routes changed. It also records
+// that the watch works.
 func (n *nodes) changeNodes(change func() bool) {
 	n.mu.Lock()
 	recovered := n.failure != ""
@@ -100,7 +103,7 @@ func (n *nodes) changeNodes(change func() bool) {
 	}
 }
 
-// failed records why no events come, and logs a new reason.
+// failed() records the reason why no events arrive. It logs the reason if the watch worked before.
 func (n *nodes) failed(err error) {
 	n.mu.Lock()
 	news := n.failure == ""
@@ -117,7 +120,7 @@ func (n *nodes) Add(object any) error { return n.Update(object) }
 
 // Update implements cache.TransformingStore.
 func (n *nodes) Update(object any) error {
-	node, err := read(object)
+	node, err := readNode(object)
 	if err == nil {
 		n.changeNodes(func() bool { return n.keep(node) })
 	}
@@ -127,16 +130,16 @@ func (n *nodes) Update(object any) error {
 func (n *nodes) keep(node noderoutes.Node) (other bool) {
 	before, ok := n.byName[node.Name]
 	n.byName[node.Name] = node
-	return !ok || !same(before, node)
+	return !ok || !sameNode(before, node)
 }
 
-func same(a, b noderoutes.Node) bool {
+func sameNode(a, b noderoutes.Node) bool {
 	return a.UID == b.UID && a.Created.Equal(b.Created) && slices.Equal(a.PodCIDRs, b.PodCIDRs) && slices.Equal(a.Addresses, b.Addresses)
 }
 
-// Delete implements cache.TransformingStore. It ignores the deletion of an object if a new object has its name.
+// Delete implements cache.TransformingStore. Delete ignores the deletion if a new object with the same name exists.
 func (n *nodes) Delete(object any) error {
-	node, err := read(object)
+	node, err := readNode(object)
 	if err == nil {
 		n.changeNodes(func() bool {
 			now, ok := n.byName[node.Name]
@@ -150,11 +153,11 @@ func (n *nodes) Delete(object any) error {
 	return err
 }
 
-// Replace implements cache.TransformingStore. It takes a complete list.
+// Replace implements cache.TransformingStore. Replace stores a complete list.
 func (n *nodes) Replace(objects []any, _ string) error {
 	list := make([]noderoutes.Node, 0, len(objects))
 	for _, object := range objects {
-		node, err := read(object)
+		node, err := readNode(object)
 		if err != nil {
 			return err
 		}
@@ -166,7 +169,7 @@ func (n *nodes) Replace(objects []any, _ string) error {
 		for _, node := range list {
 			n.byName[node.Name] = node
 		}
-		other = !n.complete || !maps.EqualFunc(before, n.byName, same)
+		other = !n.complete || !maps.EqualFunc(before, n.byName, sameNode)
 		n.complete = true
 		return other
 	})
@@ -179,16 +182,17 @@ func (n *nodes) Bookmark(string) error {
 	return nil
 }
 
-// Resync implements cache.TransformingStore. It does nothing: the kernel is compared with the nodes in memory.
+// Resync implements cache.TransformingStore. Resync does nothing, because the agent itself periodically compares the kernel with the stored
+// nodes.
 func (n *nodes) Resync() error { return nil }
 
-// Transformer implements cache.TransformingStore: it trims streamed objects before they are stored.
+// Transformer implements cache.TransformingStore. It reduces streamed objects to the stored fields.
 func (n *nodes) Transformer() cache.TransformFunc {
-	return func(object any) (any, error) { return read(object) }
+	return func(object any) (any, error) { return readNode(object) }
 }
 
-// read returns the fields of a Node object on which routes depend. It leaves an object that has been read as it is.
-func read(object any) (noderoutes.Node, error) {
+// readNode returns the fields of a Node object that affect routes. It returns a noderoutes.Node unchanged.
+func readNode(object any) (noderoutes.Node, error) {
 	switch o := object.(type) {
 	case noderoutes.Node:
 		return o, nil
@@ -207,7 +211,7 @@ func read(object any) (noderoutes.Node, error) {
 	return noderoutes.Node{}, fmt.Errorf("got a %T, want a Node", object)
 }
 
-// client returns a client of the API server, by the kubeconfig or by the pod's ServiceAccount.
+// client() returns a client for the API server. It uses the kubeconfig, or the ServiceAccount of the pod if kubeconfig is "".
 func client(kubeconfig, server string, connections *connections) (*rest.RESTClient, error) {
 	c, err := rest.InClusterConfig()
 	if kubeconfig != "" {
@@ -236,7 +240,8 @@ func client(kubeconfig, server string, connections *connections) (*rest.RESTClie
 	return r, nil
 }
 
-// watchNodes updates n until ctx is done. It streams the first list if the API server can (WatchList), and reads pages if not.
+// watchNodes watches the Node objects and updates n until ctx is done. It reads the first list as a stream if the API server supports
+// streams (WatchList). Otherwise it reads the list in pages.
 func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 	from := cache.NewFilteredListWatchFromClient(c, "nodes", metav1.NamespaceAll, func(*metav1.ListOptions) {})
 	lw := &cache.ListWatch{
@@ -275,7 +280,7 @@ func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 	r.RunWithContext(klog.NewContext(ctx, quiet))
 }
 
-// trim copies a Node object with only the fields that the agent uses.
+// trim() returns a copy of a Node object with only the fields that the agent uses.
 func trim(o *corev1.Node) corev1.Node {
 	t := corev1.Node{Spec: corev1.NodeSpec{PodCIDR: o.Spec.PodCIDR, PodCIDRs: o.Spec.PodCIDRs}}
 	t.Name, t.UID, t.CreationTimestamp, t.ResourceVersion = o.Name, o.UID, o.CreationTimestamp, o.ResourceVersion

@@ -20,7 +20,7 @@ import (
 	kwatch "k8s.io/apimachinery/pkg/watch"
 )
 
-// lines is a log that a test reads while it is written.
+// A value of type lines is a log that a test can read while the agent writes to it.
 type lines struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -40,17 +40,17 @@ func (l *lines) String() string {
 
 func (l *lines) count(part string) int { return strings.Count(l.String(), part) }
 
-// watching is a watch of a fake API server.
-type watching struct {
+// testWatch is a watch of a fake API server.
+type testWatch struct {
 	*nodes
 	*fakeAPI
 	log     *lines
 	changes atomic.Int64
 }
 
-// newWatching starts a watch of a server with three nodes. The watch begins with start.
-func newWatching(t *testing.T) *watching {
-	w := &watching{fakeAPI: newFakeAPI(t), log: &lines{}}
+// newWatching returns a watch of a fake API server with three nodes. The method start starts the watch.
+func newWatching(t *testing.T) *testWatch {
+	w := &testWatch{fakeAPI: newFakeAPI(t), log: &lines{}}
 	w.nodes = newNodes(func() { w.changes.Add(1) }, slog.New(slog.NewTextHandler(w.log, nil)))
 	for i := range 3 {
 		w.put(nodeObject(fmt.Sprintf("n%d", i), []string{fmt.Sprintf("10.244.%d.0/24", i)}, []string{fmt.Sprintf("192.0.2.%d", i)}))
@@ -58,7 +58,7 @@ func newWatching(t *testing.T) *watching {
 	return w
 }
 
-func (w *watching) start(url string) {
+func (w *testWatch) start(url string) {
 	c, err := client(w.kubeconfig(url), "", newConnections())
 	if err != nil {
 		w.t.Fatal(err)
@@ -69,8 +69,8 @@ func (w *watching) start(url string) {
 	w.t.Cleanup(func() { stop(); <-done })
 }
 
-// has reports whether exactly these nodes are known.
-func (w *watching) has(names ...string) bool {
+// has() reports whether the store contains exactly the nodes with these names.
+func (w *testWatch) has(names ...string) bool {
 	list, _, complete := w.nodes.list()
 	var got []string
 	for _, n := range list {
@@ -79,24 +79,24 @@ func (w *watching) has(names ...string) bool {
 	return complete && fmt.Sprint(got) == fmt.Sprint(names)
 }
 
-func (w *watching) await(names ...string) {
+func (w *testWatch) await(names ...string) {
 	w.t.Helper()
 	await(w.t, fmt.Sprint(names), func() bool { return w.has(names...) })
 }
 
 // awaitWatch waits until the API server has an open watch.
-func (w *watching) awaitWatch() {
+func (w *testWatch) awaitWatch() {
 	w.t.Helper()
 	await(w.t, "a watch", func() bool { w.fakeAPI.mu.Lock(); defer w.fakeAPI.mu.Unlock(); return len(w.watchers) > 0 })
 }
 
-// TestWatch checks that nodes are added, changed and deleted; that a change without effect on routes wakes no step; and that the list
-// is streamed.
+// TestWatch checks that the store follows added, changed and deleted nodes, and reads the list as a stream. The store does not call
+// changed() for a change that does not affect routes.
 func TestWatch(t *testing.T) {
 	w := newWatching(t)
 	w.start(w.server.URL)
 	w.await("n0", "n1", "n2")
-	if w.asked("sendInitialEvents=true") != 1 || w.asked("limit=") != 0 {
+	if w.countRequests("sendInitialEvents=true") != 1 || w.countRequests("limit=") != 0 {
 		t.Errorf("want a stream and no list: %q", w.requests)
 	}
 	list, _, _ := w.nodes.list()
@@ -125,7 +125,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestPages checks that lists are read in pages from an API server that cannot stream, and that this is not logged as a failure.
+// TestPages checks that the watch reads lists in pages, and logs no failure, if the API server cannot stream lists.
 func TestPages(t *testing.T) {
 	w := newWatching(t)
 	w.Paged = true
@@ -139,7 +139,7 @@ func TestPages(t *testing.T) {
 	}
 	w.start(w.server.URL)
 	w.await(names...)
-	if w.asked("limit=500") != 3 || w.asked("continue=1000") != 1 || w.asked("resourceVersion=0") != 0 {
+	if w.countRequests("limit=500") != 3 || w.countRequests("continue=1000") != 1 || w.countRequests("resourceVersion=0") != 0 {
 		t.Errorf("want three pages: %q", w.requests)
 	}
 	w.awaitWatch()
@@ -150,7 +150,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestTruncated checks that a truncated list is discarded, however often that happens.
+// TestTruncated checks that truncated lists are discarded, even if this happens several times.
 func TestTruncated(t *testing.T) {
 	for _, paged := range []bool{false, true} {
 		w := newWatching(t)
@@ -171,8 +171,8 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// TestGone checks that after status 410, or an ended watch, nodes that the next complete list lacks are deleted, and that older events
-// change nothing.
+// TestGone checks that the store follows the next complete list after the end of a watch, with and without status 410. Nodes that are not
+// in the list are deleted. Outdated events change nothing.
 func TestGone(t *testing.T) {
 	for _, paged := range []bool{false, true} {
 		w := newWatching(t)
@@ -185,7 +185,7 @@ func TestGone(t *testing.T) {
 		w.put(nodeObject("n4", nil, nil))
 		w.hangUp(true)
 		w.await("n0", "n2", "n4")
-		// Out of order: the deletion of a node that the list lacks already, and of a node that was created again.
+		// These events are out of order: the deletion of a node that is no longer in the list, and the deletion of a node that was created again.
 		w.awaitWatch()
 		w.emit(kwatch.Event{Type: kwatch.Deleted, Object: old})
 		again := nodeObject("n1", nil, nil)
@@ -206,7 +206,7 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestRefused checks that a refusing API server is logged once, with its reason, and that all known nodes stay.
+// TestRefused checks that the watch logs only once, with the reason, that the API server refuses its requests. All known nodes stay.
 func TestRefused(t *testing.T) {
 	w := newWatching(t)
 	w.start(w.server.URL)
@@ -216,7 +216,7 @@ func TestRefused(t *testing.T) {
 	w.fakeAPI.mu.Unlock()
 	w.hangUp(true)
 	await(t, "the failure is known", func() bool { _, failure := w.watched(); return strings.Contains(failure, "Forbidden") })
-	await(t, "more requests", func() bool { return w.asked("") > 3 })
+	await(t, "more requests", func() bool { return w.countRequests("") > 3 })
 	if !w.has("n0", "n1", "n2") || w.log.count("level=WARN") != 1 {
 		t.Errorf("want all nodes and one line: %s", w.log)
 	}
@@ -229,7 +229,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestLargeNode checks that a Node object with 10 MB of annotations is read: streamed, in a list, and after a change.
+// TestLargeNode checks that the watch can read a Node object with 10 MB of annotations from a stream, from a list and from an event.
 func TestLargeNode(t *testing.T) {
 	for _, paged := range []bool{false, true} {
 		w := newWatching(t)
@@ -247,7 +247,7 @@ func TestLargeNode(t *testing.T) {
 	}
 }
 
-// TestHalfOpen checks that a half-open connection is abandoned, and that the watch continues over a new one.
+// TestHalfOpen checks that the watch closes a half-open connection and continues over a new connection.
 func TestHalfOpen(t *testing.T) {
 	t.Setenv("HTTP2_READ_IDLE_TIMEOUT_SECONDS", "1") // client-go's default is 30
 	t.Setenv("HTTP2_PING_TIMEOUT_SECONDS", "1")      // the default is 15
@@ -301,7 +301,7 @@ func TestHalfOpen(t *testing.T) {
 	}
 }
 
-// TestSilence checks that a silent API server is reported although its connection is open.
+// TestSilence checks that watched() reports a failure if the API server sends nothing for a long time, although the connection is open.
 func TestSilence(t *testing.T) {
 	n := newNodes(func() {}, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	if _, failure := n.watched(); failure != "" {
@@ -319,7 +319,7 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestClient checks that the error outside a cluster and without a kubeconfig says what is missing.
+// TestClient checks the errors of client() outside a cluster. One call has no kubeconfig path, and one call has the path of a missing file.
 func TestClient(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	if _, err := client("", "", newConnections()); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodefile reads and writes /run/podlace/node.json, which gives the plugins the values of this node: its podCIDRs, the CIDRs
-// of all pods, and the MTU. podlace-node or an administrator writes it. It is on tmpfs: after a boot no pod starts before it is
-// written again.
+// Package nodefile reads and writes /run/podlace/node.json. From this file the plugins read the podCIDRs of their node, the CIDRs of all
+// pods, and the MTU of pods. podlace-node or an administrator writes the file. The file is on tmpfs, so that pods cannot start with old
+// values after a reboot: they wait until the file is written again.
 package nodefile
 
 import (
@@ -19,37 +19,37 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Path is the path of the file.
+// Path is the path of node.json.
 const Path = store.Root + "/" + name
 
 const name = "node.json"
 
-// StatusName is the file beside Path in which podlace-node reports about its node.
+// StatusName is the name of the status file of podlace-node. It is in the same folder as Path.
 const StatusName = "node-status.json"
 
-// FlannelPath is the file that flannel writes. Read uses its podCIDRs if Path does not exist.
+// FlannelPath is the file in which flannel stores the podCIDRs of the node. Read uses this file if Path does not exist.
 const FlannelPath = "/run/flannel/subnet.env"
 
-// Node is the content of the file.
+// Node is the content of node.json.
 type Node struct {
 	PodCIDRs []netip.Prefix `json:"podCIDRs"`
-	// ClusterCIDRs are the CIDRs of the pods of all nodes, at most MaxClusterCIDRs. useClusterCidr stands for them.
+	// ClusterCIDRs are the CIDRs of the pods of all nodes, at most MaxClusterCIDRs. Plugins use them in place of the keyword useClusterCidr.
 	ClusterCIDRs []netip.Prefix `json:"clusterCIDRs,omitempty"`
-	// MTU of the pods' interfaces, in bytes; 0: the MTU of the uplink.
+	// MTU is the MTU of the pods' interfaces in bytes. 0 means the MTU of the uplink.
 	MTU int `json:"mtu,omitempty"`
 }
 
-// MaxClusterCIDRs limits ClusterCIDRs: older plugins refuse a file of more than 64 KiB.
+// MaxClusterCIDRs is the maximum number of ClusterCIDRs. More could exceed the maximum file size of 64 KiB, which older plugins enforce.
 const MaxClusterCIDRs = 256
 
-// maxFile limits the size of a file; both files usually have a few hundred bytes.
+// maxFile is the maximum size of node.json and of flannel's file in bytes. Both files usually have a few hundred bytes.
 const maxFile = 64 << 10
 
-// minMTU and maxMTU are the limits of Linux (ETH_MIN_MTU, IP_MAX_MTU).
+// minMTU and maxMTU are the smallest and largest MTU that Linux accepts (ETH_MIN_MTU, IP_MAX_MTU).
 const minMTU, maxMTU = 68, 65535
 
-// Read returns the content of Path, or of flannel's file if Path does not exist. file is the path of the content or the error, or "".
-// Read never asks the API server: a pod must be able to start without it.
+// Read returns the content of Path, or of FlannelPath if Path does not exist. The first result is the path of the file that Read used, or
+// "" if neither file exists. Read does not use the API server, because pods must be able to start while the API server is unreachable.
 func Read() (file string, node Node, err error) {
 	for _, source := range []struct {
 		file  string
@@ -70,8 +70,8 @@ func Read() (file string, node Node, err error) {
 	return "", Node{}, fmt.Errorf("neither %s nor %s exists", Path, FlannelPath)
 }
 
-// Of is Read, called once for a request and the requests derived from it for a built-in IPAM plugin, so that all parts of a verb see
-// the same content.
+// Of returns the result of Read for a request. It calls Read only once per request, also for the requests that the plugin derives for a
+// built-in IPAM plugin. All steps of one ADD, DEL or CHECK therefore use the same content.
 func Of(r *plugin.Request) (file string, node Node, err error) {
 	type content struct {
 		file string
@@ -85,8 +85,8 @@ func Of(r *plugin.Request) (file string, node Node, err error) {
 	return c.file, c.node, c.err
 }
 
-// Write replaces the file by an atomic rename; changed is false if it already had this content. It refuses content that Read would
-// refuse.
+// Write replaces node.json by an atomic rename. It reports whether the content of the file changed. Write returns an error for content that
+// Read would refuse.
 func Write(node Node) (changed bool, err error) {
 	data, err := json.Marshal(node)
 	if err == nil {
@@ -112,7 +112,7 @@ func Write(node Node) (changed bool, err error) {
 	return true, dir.Write(name, data, 0o600)
 }
 
-// Remove deletes the file. It is a no-op if there is none.
+// Remove deletes node.json. It is a no-op if the file does not exist.
 func Remove() error {
 	dir, err := store.Open(store.Root)
 	if errors.Is(err, fs.ErrNotExist) {

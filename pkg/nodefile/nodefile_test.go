@@ -29,8 +29,8 @@ func cidrs(texts ...string) (list []netip.Prefix) {
 	return list
 }
 
-// put writes a file below the sandbox's own /run until the end of the test.
-func put(t *testing.T, path, content string) {
+// putFile writes a file below the sandbox's own /run, and deletes it when the test ends.
+func putFile(t *testing.T, path, content string) {
 	t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o600)); err != nil {
 		t.Fatal(err)
@@ -62,8 +62,8 @@ func TestRead(t *testing.T) {
 		{"large file", strings.Repeat(" ", maxFile+1), Node{}, "larger than 65536 bytes"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			put(t, Path, c.content)
-			put(t, FlannelPath, "FLANNEL_SUBNET=10.9.9.1/24") // applies only without the other file
+			putFile(t, Path, c.content)
+			putFile(t, FlannelPath, "FLANNEL_SUBNET=10.9.9.1/24") // applies only without the other file
 			file, node, err := Read()
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) || !strings.Contains(err.Error(), Path) {
@@ -79,7 +79,7 @@ func TestRead(t *testing.T) {
 }
 
 func TestReadFlannel(t *testing.T) {
-	put(t, FlannelPath, "FLANNEL_NETWORK=10.42.0.0/16\nFLANNEL_SUBNET=10.42.3.1/24\nFLANNEL_IPV6_SUBNET=\"fd42:0:0:3::1/64\"\nFLANNEL_MTU=1450\n")
+	putFile(t, FlannelPath, "FLANNEL_NETWORK=10.42.0.0/16\nFLANNEL_SUBNET=10.42.3.1/24\nFLANNEL_IPV6_SUBNET=\"fd42:0:0:3::1/64\"\nFLANNEL_MTU=1450\n")
 	file, node, err := Read()
 	if diff := cmp.Diff(Node{PodCIDRs: cidrs("10.42.3.0/24", "fd42:0:0:3::/64")}, node, sameCIDR); err != nil || file != FlannelPath || diff != "" {
 		t.Errorf("%s %v\n%s", file, err, diff)
@@ -92,7 +92,8 @@ func TestReadFlannel(t *testing.T) {
 	}
 }
 
-// TestWrite checks that Read reads what Write wrote, that equal content is not written again, and that only root can read the file.
+// TestWrite checks that Read returns the content that Write wrote. Write does not write unchanged content again. Only root can read the
+// file.
 func TestWrite(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(filepath.Dir(Path)) })
 	if err := os.RemoveAll(filepath.Dir(Path)); err != nil {
@@ -118,11 +119,11 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// TestWriteReplaces checks that a symlink, a FIFO or a damaged file at the path is replaced, and that nothing is written through a
+// TestWriteReplaces checks that Write replaces a symlink, a FIFO or a damaged file at the path, and does not change the target of the
 // symlink.
 func TestWriteReplaces(t *testing.T) {
 	target := filepath.Join(t.TempDir(), "target")
-	put(t, target, "untouched")
+	putFile(t, target, "untouched")
 	for what, place := range map[string]func() error{
 		"symbolic link": func() error { return os.Symlink(target, Path) },
 		"FIFO":          func() error { return unix.Mkfifo(Path, 0o600) },
@@ -174,7 +175,8 @@ func TestWriteRefuses(t *testing.T) {
 	_ = Remove()
 }
 
-// FuzzParse checks that any content gives a list of CIDRs or an error, and that Write followed by Read keeps the content of node.json.
+// FuzzParse checks that Parse and parseFlannel return podCIDRs or an error for any content. It also checks that Read returns a parsed
+// node.json unchanged after Write.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", `{"podCIDRs":["10.1.2.0/24","fd00::/64"]}`, `{"podCIDRs":}`, `{"podCIDRs":[null]}`, "FLANNEL_SUBNET=",
 		`{"podCIDRs":["10.1.2.0/24"],"clusterCIDRs":["10.0.0.0/8"],"mtu":1450}`, `{"podCIDRs":["::/0"],"clusterCIDRs":[null],"mtu":1e9}`,

@@ -12,7 +12,7 @@ import (
 // minMTU6 is the minimum MTU of a link with IPv6 (RFC 8200).
 const minMTU6 = 1280
 
-// adviseSelf reports an older node that has this node's podCIDR.
+// adviseSelf reports older nodes whose podCIDR overlaps a podCIDR of this node.
 func adviseSelf(self Self, peers []Peer, name string) (list []Advice) {
 	for _, p := range peers {
 		if !p.Elder {
@@ -26,7 +26,8 @@ func adviseSelf(self Self, peers []Peer, name string) (list []Advice) {
 	return list
 }
 
-// adviseMTU compares the configured MTU with the minimum of IPv6 and with the MTU of the uplink, which is 0 if unknown.
+// adviseMTU reports a configured MTU that is too small for IPv6, or larger than the MTU of the uplink. The last argument is the MTU of the
+// uplink, or 0 if this MTU is unknown.
 func adviseMTU(c Config, self Self, uplink int) (list []Advice) {
 	if c.MTU == 0 {
 		return nil
@@ -49,13 +50,13 @@ func adviseMTU(c Config, self Self, uplink int) (list []Advice) {
 	return list
 }
 
-// maxNamed is the number of CIDRs that a message lists.
+// maxNamed is the maximum number of CIDRs in a message.
 const maxNamed = 5
 
-// adviseClusterCIDRs reports podCIDRs that clusterCIDRs of the configuration lacks.
+// adviseClusterCIDRs reports podCIDRs that the configured clusterCIDRs do not contain.
 func adviseClusterCIDRs(configured, podCIDRs []netip.Prefix) []Advice {
 	var missing []string
-	whole := merge(configured)
+	whole := mergeCIDRs(configured)
 	for _, p := range podCIDRs {
 		holds := func(c netip.Prefix) bool { return c.Bits() <= p.Bits() && c.Contains(p.Addr()) }
 		if !slices.ContainsFunc(whole, holds) {
@@ -74,7 +75,8 @@ func adviseClusterCIDRs(configured, podCIDRs []netip.Prefix) []Advice {
 			strings.Join(missing[:min(len(missing), maxNamed)], " "), more)}}
 }
 
-// ForPods reports whether pods can use the addresses of a CIDR, and which reserved range it overlaps if they cannot.
+// ForPods reports whether pods can use the addresses of a CIDR. If pods cannot use the addresses, ForPods also returns the reserved range
+// that the CIDR overlaps.
 func ForPods(p netip.Prefix) (reserved netip.Prefix, ok bool) {
 	for _, r := range notForPods() {
 		if p.Overlaps(r) {

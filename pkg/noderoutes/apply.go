@@ -14,27 +14,28 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// Options control the deletion of routes that Wanted lacks, and the handling of other programs' routes.
+// Options controls whether Apply deletes unwanted routes, and how it handles routes of other programs.
 type Options struct {
 	Keep  bool  // delete nothing
 	Adopt []int // protocols of routes to take over (rtm_protocol)
-	// Inside has Result.Inside filled in. It reads all routes of the main table.
+	// If Inside is true, Apply reads all routes of the main table and sets Result.Inside.
 	Inside bool
 }
 
-// Ways returns how this node reaches each gateway at present. An address of this node gets its own link, and a Reason.
+// Ways returns the current route of this node to each gateway. For an address of this node, the Way contains the link of the address and a
+// Reason.
 func Ways(n *kernel.NS, gateways []netip.Addr) map[netip.Addr]Way {
 	ways, links := make(map[netip.Addr]Way, len(gateways)), map[int]kernel.Link{}
 	for _, gateway := range gateways {
 		if _, asked := ways[gateway]; !asked {
-			ways[gateway] = way(n, gateway, links)
+			ways[gateway] = wayTo(n, gateway, links)
 		}
 	}
 	return ways
 }
 
-// way asks the kernel for the route to a gateway. links are those already read.
-func way(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
+// wayTo requests the route to a gateway from the kernel. It caches the links that it has read; the last argument is the cache.
+func wayTo(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 	m, err := n.MatchRoute(gateway)
 	switch {
 	case kernel.NoRoute(err):
@@ -56,28 +57,29 @@ func way(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 	return Way{Link: link, OnLink: m.OnLink}
 }
 
-// Apply brings the kernel into the wanted state: it compares, replaces what differs, and then deletes objects with Protocol that are
-// not wanted. Packets to peers whose routes stay are not lost. If the kernel refuses a change, Apply makes the others, and Result
-// names it. An error means that the kernel could not be read; then nothing is deleted.
+// Apply changes the kernel state to the wanted state. It first adds missing objects and replaces objects that differ. It then deletes
+// unwanted objects that have Protocol. No packet to a peer is lost if the peer's route does not change. If the kernel refuses a change,
+// Apply continues with the other changes, and Result contains the refused change. If Apply cannot read the kernel state, it deletes nothing
+// and returns an error.
 func Apply(n *kernel.NS, want Wanted, opt Options) (Result, error) {
 	first, err := apply(n, want, opt)
 	if err != nil || len(first.Failed) == 0 || first.deleted == 0 {
 		return first.Result, err
 	}
-	// A deleted object may have been in the way.
+	// The second pass retries the failed changes, because an object that the first pass deleted may have caused the failures.
 	second, err := apply(n, want, opt)
 	second.Changes += first.Changes
 	second.Had, second.Unwanted = first.Had, first.Unwanted
 	return second.Result, err
 }
 
-// Remove deletes the tunnel and everything with Protocol.
+// Remove deletes the tunnel and all routes, nexthop objects and neighbours with Protocol.
 func Remove(n *kernel.NS) (changes int, err error) {
 	r, err := Apply(n, Wanted{}, Options{})
 	return r.Changes, errors.Join(append(slices.Collect(maps.Values(r.Failed)), r.Other, err)...)
 }
 
-// pass is one comparison.
+// A pass is the state of one run of apply: it compares the kernel with the wanted state and makes the changes.
 type pass struct {
 	Result
 	n           *kernel.NS
@@ -130,7 +132,7 @@ func apply(n *kernel.NS, want Wanted, opt Options) (*pass, error) {
 	return p, nil
 }
 
-// noteChange counts a successful change, and returns the error of a failed one.
+// noteChange increments Changes if err is nil. It returns err.
 func (p *pass) noteChange(err error) error {
 	if err == nil {
 		p.Changes++
@@ -138,7 +140,7 @@ func (p *pass) noteChange(err error) error {
 	return err
 }
 
-// deleteUnwanted deletes an unwanted object.
+// deleteUnwanted calls a function that deletes an unwanted object, unless Options.Keep is set.
 func (p *pass) deleteUnwanted(del func() error) {
 	if p.opt.Keep {
 		p.Kept++
@@ -151,7 +153,7 @@ func (p *pass) deleteUnwanted(del func() error) {
 	p.deleted++
 }
 
-// applyNexthops creates the nexthop objects, and returns the IDs of the wanted ones.
+// applyNexthops adds and replaces the wanted nexthop objects. It returns their IDs.
 func (p *pass) applyNexthops(want Wanted, list []kernel.FoundNexthop) map[uint32]bool {
 	have, wanted := make(map[uint32]kernel.FoundNexthop, len(list)), make(map[uint32]bool, len(want.Nexthops))
 	for _, h := range list {
@@ -188,27 +190,28 @@ func (p *pass) applyNexthop(h kernel.Nexthop, have map[uint32]kernel.FoundNextho
 	return nil
 }
 
-// place is the key of a route in the main table.
-type place struct {
+// routeKey identifies a route in the main table.
+type routeKey struct {
 	dst    netip.Prefix
 	metric int
 }
 
-func placeOf(r kernel.ProtocolRoute) place {
+func routeKeyOf(r kernel.ProtocolRoute) routeKey {
 	r = r.Explicit()
-	return place{r.Dst, r.Metric}
+	return routeKey{r.Dst, r.Metric}
 }
 
-// applyRoutes writes the routes. It returns the nexthop objects that routes still use because the kernel refused their change.
+// applyRoutes adds and replaces the wanted routes. It returns the IDs of old nexthop objects that must stay, because the kernel refused to
+// change a route that uses them.
 func (p *pass) applyRoutes(want Wanted) (staying map[uint32]bool, err error) {
-	have := make(map[place]found, len(p.existing))
+	have := make(map[routeKey]found, len(p.existing))
 	for _, r := range p.existing {
-		have[placeOf(r.ProtocolRoute)] = r
+		have[routeKeyOf(r.ProtocolRoute)] = r
 	}
 	staying = map[uint32]bool{}
 	for _, r := range want.Routes {
 		r = r.Explicit()
-		there, ok := have[placeOf(r)]
+		there, ok := have[routeKeyOf(r)]
 		if ok && !there.Other && there.Nexthop == r.Nexthop && p.badNexthops[r.Nexthop] == nil {
 			continue
 		}
@@ -229,10 +232,10 @@ func (p *pass) applyRoutes(want Wanted) (staying map[uint32]bool, err error) {
 	return staying, nil
 }
 
-// errUnread means that the routes of other programs could not be read.
+// errUnread is the error if the routes of other programs cannot be read.
 var errUnread = errors.New("routes of other programs could not be read")
 
-// applyRoute adds a route, or replaces ours or an adopted one.
+// applyRoute adds a route. If our old route or an adopted route of another program exists, applyRoute replaces this route.
 func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 	if err := p.readForeign(); err != nil {
 		return err
@@ -272,7 +275,7 @@ func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 	return p.takeOver(adopted, r, ours)
 }
 
-// takeOver deletes adopted routes once ours is in place. The replacement has removed one of them.
+// takeOver deletes the adopted routes after our route was added. It skips the adopted route that our route has replaced.
 func (p *pass) takeOver(adopted []found, r kernel.ProtocolRoute, ours bool) error {
 	replaced := ours
 	for _, f := range adopted {
@@ -287,8 +290,8 @@ func (p *pass) takeOver(adopted []found, r kernel.ProtocolRoute, ours bool) erro
 	return nil
 }
 
-// readForeign reads the routes of other programs. The cost grows with their number, so it waits until a route must be added or
-// replaced.
+// readForeign reads the routes of other programs once per pass. It is called only when a route must be added or replaced, because its cost
+// grows with the number of routes.
 func (p *pass) readForeign() error {
 	if p.foreign != nil {
 		return nil
@@ -306,7 +309,8 @@ func (p *pass) readForeign() error {
 	return nil
 }
 
-// findInside finds routes of other programs to a part of a peer's podCIDR: being more specific, they take its packets.
+// findInside fills Result.Inside: the routes of other programs to a part of a peer's podCIDR. These routes are more specific than the
+// agent's routes and divert packets.
 func (p *pass) findInside(want Wanted) error {
 	if err := p.readForeign(); err != nil {
 		return err
@@ -335,14 +339,14 @@ func (p *pass) findInside(want Wanted) error {
 	return nil
 }
 
-// sweepRoutes deletes the unwanted routes.
+// sweepRoutes deletes the routes with Protocol that are not wanted.
 func (p *pass) sweepRoutes(want Wanted) {
-	wanted := make(map[place]bool, len(want.Routes))
+	wanted := make(map[routeKey]bool, len(want.Routes))
 	for _, r := range want.Routes {
-		wanted[placeOf(r)] = true
+		wanted[routeKeyOf(r)] = true
 	}
 	for _, r := range p.existing {
-		if !wanted[placeOf(r.ProtocolRoute)] {
+		if !wanted[routeKeyOf(r.ProtocolRoute)] {
 			p.Unwanted++
 			p.deleteUnwanted(func() error {
 				err := p.n.DelProtocolRoute(r.ProtocolRoute, Protocol)

@@ -20,22 +20,24 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestFaultRoutes checks that after a failure or kill at each change of Apply, the next Apply reaches the same state as one without a
-// fault: from no routes, between two states, and back to none. Foreign objects stay.
+// TestFaultRoutes makes each change of Apply fail once, and kills Apply at each change once. It checks that the next Apply reaches the same
+// state as without the fault. It tests the changes from no routes to a first state, from the first state to a second state, and from there
+// back to no routes. Objects of other programs stay.
 func TestFaultRoutes(t *testing.T) {
 	l := newLAN(t, 2)
-	a := newNode(t).join(l, "eth0", 1)
-	a.foreign()
-	local, remote := l.address(1, false), netip.MustParseAddr("192.0.3.2")
-	first, second := a.tunnel(1, local, map[int]netip.Addr{5: remote, 6: remote.Next()}), a.tunnel(1, local, map[int]netip.Addr{5: remote.Next()})
+	a := newNode(t).joinLAN(l, "eth0", 1)
+	a.addForeign()
+	local, remote := l.addressOf(1, false), netip.MustParseAddr("192.0.3.2")
+	first := a.tunnelState(1, local, map[int]netip.Addr{5: remote, 6: remote.Next()})
+	second := a.tunnelState(1, local, map[int]netip.Addr{5: remote.Next()})
 	second.Tunnel.Port = 4789
 	for want, ids := range map[*Wanted][]int{&first: {2, 3}, &second: {3, 4}} {
-		direct := a.direct(l, ids...)
+		direct := a.directRoutes(l, ids...)
 		want.Nexthops, want.Routes = append(want.Nexthops, direct.Nexthops...), append(want.Routes, direct.Routes...)
 	}
 	for i, h := range second.Nexthops {
 		if h.ID == nexthopID(3, false) {
-			second.Nexthops[i].Gateway = l.address(30, false)
+			second.Nexthops[i].Gateway = l.addressOf(30, false)
 		}
 	}
 	for _, c := range []struct {
@@ -43,20 +45,20 @@ func TestFaultRoutes(t *testing.T) {
 		from, to Wanted
 	}{{"start", Wanted{}, first}, {"change", first, second}, {"remove", second, Wanted{}}} {
 		for name, injected := range map[string]string{"fails": fault.EnvFailAt + "=%d", "killed": fault.EnvRunAt + "=%d kill -KILL $PPID"} {
-			t.Run(c.name+" "+name, func(t *testing.T) { n := a; n.TB = t; n.faults(c.from, c.to, injected) })
+			t.Run(c.name+" "+name, func(t *testing.T) { n := a; n.TB = t; n.injectFaults(c.from, c.to, injected) })
 		}
 	}
 }
 
-// faults causes each fault once on the way from one state to another.
-func (n labNode) faults(from, to Wanted, injected string) {
-	n.apply(Wanted{}, Options{})
-	n.apply(from, Options{})
-	n.apply(to, Options{})
+// injectFaults injects the fault at each change between two states.
+func (n labNode) injectFaults(from, to Wanted, injected string) {
+	n.mustApply(Wanted{}, Options{})
+	n.mustApply(from, Options{})
+	n.mustApply(to, Options{})
 	want := n.snapshot()
 	for at := 1; ; at++ {
-		n.apply(Wanted{}, Options{})
-		n.apply(from, Options{})
+		n.mustApply(Wanted{}, Options{})
+		n.mustApply(from, Options{})
 		moments := n.applyWith(fmt.Sprintf(injected, at), to)
 		if len(moments) < at {
 			if at < 8 {
@@ -65,14 +67,14 @@ func (n labNode) faults(from, to Wanted, injected string) {
 			n.Logf("%d faults", at-1)
 			return
 		}
-		n.apply(to, Options{})
+		n.mustApply(to, Options{})
 		if diff := sandbox.Diff(want, n.snapshot()); len(diff) > 0 {
 			n.Errorf("fault at %s:\n%s", moments[at-1], strings.Join(diff, "\n"))
 		}
 	}
 }
 
-// applyWith runs Apply with a fault in a child process, and returns the changes that it reached.
+// applyWith runs Apply in a child process with an injected fault. It returns the changes that the process reached before the fault.
 func (n labNode) applyWith(injected string, want Wanted) (moments []string) {
 	n.Helper()
 	text, err := json.Marshal(want)

@@ -19,11 +19,12 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// monitor returns a function that counts the kernel's events about links, routes, nexthop objects and neighbours since the last call.
+// monitor subscribes to the kernel's events about links, routes, nexthop objects and neighbours. The returned function counts the events
+// since its previous call.
 func (n labNode) monitor() (changes func() int) {
 	n.Helper()
 	fd := -1
-	n.run(func() (err error) {
+	n.runInside(func() (err error) {
 		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 		if err != nil {
 			return err
@@ -45,31 +46,31 @@ func (n labNode) monitor() (changes func() int) {
 				}
 				return count
 			}
-			if !resolves(buffer[:size]) {
+			if !isDynamicNeighbour(buffer[:size]) {
 				count++
 			}
 		}
 	}
 }
 
-// resolves reports whether an event is about a neighbour that the kernel itself resolves or forgets.
-func resolves(message []byte) bool {
+// isDynamicNeighbour reports whether an event is about a neighbour entry that the kernel itself added, changed or deleted.
+func isDynamicNeighbour(message []byte) bool {
 	kind, body := binary.NativeEndian.Uint16(message[4:]), message[unix.SizeofNlMsghdr:]
 	return (kind == unix.RTM_NEWNEIGH || kind == unix.RTM_DELNEIGH) && binary.NativeEndian.Uint16(body[8:])&unix.NUD_PERMANENT == 0
 }
 
-// TestApply checks that the wanted state is made, that packets arrive, that a second Apply changes nothing, that unwanted objects are
-// deleted, and that Remove restores the initial state.
+// TestApply checks that Apply creates the wanted state. It also checks that packets arrive. A second Apply changes nothing. Apply deletes
+// unwanted objects, and Remove restores the initial state.
 func TestApply(t *testing.T) {
 	l := newLAN(t, 2)
-	a, b := newNode(t).join(l, "eth0", 1), newNode(t).join(l, "eth0", 2).withPods(2)
-	a.foreign()
+	a, b := newNode(t).joinLAN(l, "eth0", 1), newNode(t).joinLAN(l, "eth0", 2).withPods(2)
+	a.addForeign()
 	before := a.snapshot()
-	want := a.direct(l, 2, 3)
-	want.Routes = append(want.Routes, kernel.ProtocolRoute{Dst: cidr(1, false), Metric: 32767},
-		kernel.ProtocolRoute{Dst: cidr(1, true), Metric: 32767})
+	want := a.directRoutes(l, 2, 3)
+	want.Routes = append(want.Routes, kernel.ProtocolRoute{Dst: cidrOf(1, false), Metric: 32767},
+		kernel.ProtocolRoute{Dst: cidrOf(1, true), Metric: 32767})
 	changed := a.monitor()
-	if r := a.apply(want, Options{}); r.Changes != 10 || r.Had != 0 || changed() != 10 {
+	if r := a.mustApply(want, Options{}); r.Changes != 10 || r.Had != 0 || changed() != 10 {
 		t.Errorf("first %+v", r)
 	}
 	for _, line := range []string{
@@ -83,62 +84,64 @@ func TestApply(t *testing.T) {
 		}
 	}
 	for _, v6 := range []bool{false, true} {
-		a.reaches(podAddress(2, v6), true)
-		b.reaches(l.address(1, v6), true)
+		a.mustReach(podAddress(2, v6), true)
+		b.mustReach(l.addressOf(1, v6), true)
 	}
 	changed()
-	if r := a.apply(want, Options{}); r.Changes != 0 || r.Had != 6 || r.Unwanted != 0 || changed() != 0 {
+	if r := a.mustApply(want, Options{}); r.Changes != 0 || r.Had != 6 || r.Unwanted != 0 || changed() != 0 {
 		t.Errorf("the same again %+v", r)
 	}
-	fewer := a.direct(l, 2)
-	if r := a.apply(fewer, Options{Keep: true}); r.Changes != 0 || r.Unwanted != 4 || r.Kept != 6 || changed() != 0 {
+	fewer := a.directRoutes(l, 2)
+	if r := a.mustApply(fewer, Options{Keep: true}); r.Changes != 0 || r.Unwanted != 4 || r.Kept != 6 || changed() != 0 {
 		t.Errorf("fewer, kept %+v", r)
 	}
-	if r := a.apply(fewer, Options{}); r.Changes != 6 || r.Unwanted != 4 || r.Had != 6 {
+	if r := a.mustApply(fewer, Options{}); r.Changes != 6 || r.Unwanted != 4 || r.Had != 6 {
 		t.Errorf("fewer %+v", r)
 	}
-	a.reaches(podAddress(2, false), true)
+	a.mustReach(podAddress(2, false), true)
 	if changes, err := Remove(a.ns); changes != 4 || err != nil {
 		t.Errorf("removed %d, %v", changes, err)
 	}
-	a.unchanged(before)
+	a.mustBeUnchanged(before)
 	if changes, err := Remove(a.ns); changes != 0 || err != nil {
 		t.Errorf("removed %d again, %v", changes, err)
 	}
 }
 
-// foreign gives a node objects of other programs.
-func (n labNode) foreign() {
+// addForeign adds routes and a neighbour of other programs to a node.
+func (n labNode) addForeign() {
 	n.Helper()
-	n.run(func() error {
+	n.runInside(func() error {
 		hop := mustLink("eth0").Attrs().Index
-		return errors.Join(route("eth0", "10.99.0.0/24", "192.0.2.2", 17, 0), route("eth0", "10.0.2.0/24", "192.0.2.9", unix.RTPROT_STATIC, 77),
-			route("eth0", "fd10:2::/64", "fd00:2::9", unix.RTPROT_STATIC, 2000),
+		return errors.Join(addRoute("eth0", "10.99.0.0/24", "192.0.2.2", 17, 0),
+			addRoute("eth0", "10.0.2.0/24", "192.0.2.9", unix.RTPROT_STATIC, 77),
+			addRoute("eth0", "fd10:2::/64", "fd00:2::9", unix.RTPROT_STATIC, 2000),
 			netlink.NeighAdd(&netlink.Neigh{LinkIndex: hop, IP: []byte{192, 0, 2, 77}, State: netlink.NUD_PERMANENT,
 				HardwareAddr: []byte{2, 0, 0, 0, 0, 7}}))
 	})
-	kerneltest.Must(n, n.ns.AddNexthop(kernel.Nexthop{ID: 7, Gateway: netip.MustParseAddr("192.0.2.2"), Link: n.link("eth0").Index}, 17),
+	kerneltest.Must(n, n.ns.AddNexthop(kernel.Nexthop{ID: 7, Gateway: netip.MustParseAddr("192.0.2.2"), Link: n.linkOf("eth0").Index}, 17),
 		n.ns.AddProtocolRoute(kernel.ProtocolRoute{Dst: netip.MustParsePrefix("10.98.0.0/24"), Nexthop: 7}, 17))
 }
 
 func holds(s *sandbox.Snapshot, part string) bool { return strings.Contains(s.String(), part) }
 
-// TestConflicts checks that routes of other programs to a podCIDR stay and are reported as ip-route(8) prints them, and that all other
-// routes are made.
+// TestConflicts checks that Apply keeps routes of other programs to a podCIDR, and reports them in the format of ip-route(8). It adds all
+// other routes.
 func TestConflicts(t *testing.T) {
 	l := newLAN(t, 2)
-	a := newNode(t).join(l, "eth0", 1)
-	a.run(func() error {
+	a := newNode(t).joinLAN(l, "eth0", 1)
+	a.runInside(func() error {
 		to, _ := netlink.ParseIPNet("10.0.4.0/24")
-		return errors.Join(route("eth0", "10.0.2.0/24", "192.0.2.9", unix.RTPROT_BOOT, 0), route("eth0", "fd10:2::/64", "fd00:2::9", 80, 100),
+		return errors.Join(addRoute("eth0", "10.0.2.0/24", "192.0.2.9", unix.RTPROT_BOOT, 0),
+			addRoute("eth0", "fd10:2::/64", "fd00:2::9", 80, 100),
 			netlink.RouteAdd(&netlink.Route{Dst: to, Type: unix.RTN_BLACKHOLE, Protocol: unix.RTPROT_STATIC}))
 	})
 	before := a.snapshot()
-	r, err := Apply(a.ns, a.direct(l, 2, 3, 4), Options{})
+	r, err := Apply(a.ns, a.directRoutes(l, 2, 3, 4), Options{})
 	kerneltest.Must(t, err)
 	want := map[netip.Prefix]string{
-		cidr(2, false): "10.0.2.0/24 via 192.0.2.9 dev eth0 proto boot", cidr(2, true): "fd10:2::/64 via fd00:2::9 dev eth0 proto 80 metric 100",
-		cidr(4, false): "blackhole 10.0.4.0/24 proto static",
+		cidrOf(2, false): "10.0.2.0/24 via 192.0.2.9 dev eth0 proto boot", cidrOf(2, true): "fd10:2::/64 via fd00:2::9 dev eth0 proto 80 metric 100",
+		cidrOf(4, false): "blackhole 10.0.4.0/24 proto static",
 	}
 	if diff := cmp.Diff(want, r.Conflicts); diff != "" || len(r.Failed) > 0 {
 		t.Errorf("%s%v", diff, r.Failed)
@@ -146,25 +149,26 @@ func TestConflicts(t *testing.T) {
 	if !holds(a.snapshot(), "route unicast fd10:4::/64") || !holds(a.snapshot(), "route unicast 10.0.3.0/24") {
 		t.Errorf("routes without a conflict are missing in\n%s", a.snapshot())
 	}
-	if again, err := Apply(a.ns, a.direct(l, 2, 3, 4), Options{}); err != nil || again.Changes != 0 || len(again.Conflicts) != 3 {
+	if again, err := Apply(a.ns, a.directRoutes(l, 2, 3, 4), Options{}); err != nil || again.Changes != 0 || len(again.Conflicts) != 3 {
 		t.Errorf("again %+v, %v", again, err)
 	}
 	_, err = Remove(a.ns)
 	kerneltest.Must(t, err)
-	a.unchanged(before)
+	a.mustBeUnchanged(before)
 }
 
-// TestInside checks that a foreign route to a part of a podCIDR is found on request. Routes to pods of this node do not count.
+// TestInside checks that Apply with Options.Inside reports another program's route to a part of a peer's podCIDR, but not routes to pods of
+// this node.
 func TestInside(t *testing.T) {
 	l := newLAN(t, 2)
-	a := newNode(t).join(l, "eth0", 1)
-	a.run(func() error {
-		return errors.Join(route("eth0", "10.0.2.128/25", "192.0.2.9", unix.RTPROT_STATIC, 0),
-			route("eth0", "10.0.1.7/32", "192.0.2.9", unix.RTPROT_STATIC, 0))
+	a := newNode(t).joinLAN(l, "eth0", 1)
+	a.runInside(func() error {
+		return errors.Join(addRoute("eth0", "10.0.2.128/25", "192.0.2.9", unix.RTPROT_STATIC, 0),
+			addRoute("eth0", "10.0.1.7/32", "192.0.2.9", unix.RTPROT_STATIC, 0))
 	})
-	r, err := Apply(a.ns, a.direct(l, 2, 3), Options{Inside: true})
+	r, err := Apply(a.ns, a.directRoutes(l, 2, 3), Options{Inside: true})
 	kerneltest.Must(t, err)
-	want := map[netip.Prefix]string{cidr(2, false): "10.0.2.128/25 via 192.0.2.9 dev eth0 proto static"}
+	want := map[netip.Prefix]string{cidrOf(2, false): "10.0.2.128/25 via 192.0.2.9 dev eth0 proto static"}
 	if diff := cmp.Diff(want, r.Inside); diff != "" {
 		t.Error(diff)
 	}
@@ -172,37 +176,39 @@ func TestInside(t *testing.T) {
 	kerneltest.Must(t, err)
 }
 
-// TestForeignNexthop checks that a foreign nexthop object with our ID stays, and that only the routes through it fail.
+// TestForeignNexthop checks that Apply keeps another program's nexthop object that has one of our IDs. Only the routes that need this ID
+// fail.
 func TestForeignNexthop(t *testing.T) {
 	l := newLAN(t, 2)
-	a := newNode(t).join(l, "eth0", 1)
-	kerneltest.Must(t, a.ns.AddNexthop(kernel.Nexthop{ID: nexthopID(2, false), Gateway: l.address(9, false), Link: a.link("eth0").Index}, 17))
+	a := newNode(t).joinLAN(l, "eth0", 1)
+	foreign := kernel.Nexthop{ID: nexthopID(2, false), Gateway: l.addressOf(9, false), Link: a.linkOf("eth0").Index}
+	kerneltest.Must(t, a.ns.AddNexthop(foreign, 17))
 	before := a.snapshot()
-	r, err := Apply(a.ns, a.direct(l, 2, 3), Options{})
+	r, err := Apply(a.ns, a.directRoutes(l, 2, 3), Options{})
 	kerneltest.Must(t, err)
-	says := fmt.Sprint(r.Failed[cidr(2, false)])
+	says := fmt.Sprint(r.Failed[cidrOf(2, false)])
 	if len(r.Failed) != 1 || !strings.Contains(says, "nexthop 1342177284 belongs to another program") || r.Changes != 6 {
 		t.Errorf("%+v", r)
 	}
 	_, err = Remove(a.ns)
 	kerneltest.Must(t, err)
-	a.unchanged(before)
+	a.mustBeUnchanged(before)
 }
 
-// TestFailedAlone checks that a change that the kernel refuses is reported, leaves the previous state, and does not prevent other
-// changes.
+// TestFailedAlone checks that Apply reports a change that the kernel refuses, and makes all other changes. The refused object keeps its
+// previous state.
 func TestFailedAlone(t *testing.T) {
 	l := newLAN(t, 2)
-	a := newNode(t).join(l, "eth0", 1)
-	a.apply(a.direct(l, 2, 3), Options{})
-	want := a.direct(l, 2, 3, 4)
+	a := newNode(t).joinLAN(l, "eth0", 1)
+	a.mustApply(a.directRoutes(l, 2, 3), Options{})
+	want := a.directRoutes(l, 2, 3, 4)
 	want.Nexthops[0].Gateway = netip.MustParseAddr("198.51.100.1") // on no link
 	want.Nexthops[2].ID, want.Routes[2].Nexthop = 99, 99           // a new object for the third node, which the kernel refuses
 	want.Nexthops[2].Gateway = netip.MustParseAddr("198.51.100.2")
 	want.Routes[5].Nexthop = nexthopID(4, false) // IPv6 through an IPv4 gateway
 	r, err := Apply(a.ns, want, Options{})
 	kerneltest.Must(t, err)
-	for _, dst := range []netip.Prefix{cidr(2, false), cidr(3, false), cidr(4, true)} {
+	for _, dst := range []netip.Prefix{cidrOf(2, false), cidrOf(3, false), cidrOf(4, true)} {
 		if r.Failed[dst] == nil {
 			t.Errorf("%s did not fail", dst)
 		}
@@ -218,24 +224,24 @@ func TestFailedAlone(t *testing.T) {
 	if len(r.Failed) != 3 || r.Other != nil || holds(s, "route unicast fd10:4::/64") {
 		t.Errorf("%+v", r)
 	}
-	if r := a.apply(a.direct(l, 2, 3, 4), Options{}); r.Changes != 1 {
+	if r := a.mustApply(a.directRoutes(l, 2, 3, 4), Options{}); r.Changes != 1 {
 		t.Errorf("mended: %+v", r)
 	}
 }
 
-// TestFamilyOfGateway checks that one Apply moves an IPv4 podCIDR to an IPv6 gateway and back with the same nexthop object, also while
-// an unwanted IPv6 route uses that object.
+// TestFamilyOfGateway checks that the nexthop object of an IPv4 podCIDR can change from an IPv6 gateway to an IPv4 gateway and back in one
+// Apply. The change also succeeds if an unwanted IPv6 route still uses the nexthop object.
 func TestFamilyOfGateway(t *testing.T) {
 	l := newLAN(t, 2)
-	a, _ := newNode(t).join(l, "eth0", 1), newNode(t).join(l, "eth0", 2).withPods(2)
-	link := a.link("eth0").Index
-	want := Wanted{Nexthops: []kernel.Nexthop{{ID: 5, Gateway: l.address(2, true), Link: link}},
-		Routes: []kernel.ProtocolRoute{{Dst: cidr(2, false), Nexthop: 5}, {Dst: cidr(2, true), Nexthop: 5}}}
-	a.apply(want, Options{})
-	a.reaches(podAddress(2, false), true)
-	want = Wanted{Nexthops: []kernel.Nexthop{{ID: 5, Gateway: l.address(2, false), Link: link}}, Routes: want.Routes[:1]}
-	a.apply(want, Options{})
-	a.reaches(podAddress(2, false), true)
+	a, _ := newNode(t).joinLAN(l, "eth0", 1), newNode(t).joinLAN(l, "eth0", 2).withPods(2)
+	link := a.linkOf("eth0").Index
+	want := Wanted{Nexthops: []kernel.Nexthop{{ID: 5, Gateway: l.addressOf(2, true), Link: link}},
+		Routes: []kernel.ProtocolRoute{{Dst: cidrOf(2, false), Nexthop: 5}, {Dst: cidrOf(2, true), Nexthop: 5}}}
+	a.mustApply(want, Options{})
+	a.mustReach(podAddress(2, false), true)
+	want = Wanted{Nexthops: []kernel.Nexthop{{ID: 5, Gateway: l.addressOf(2, false), Link: link}}, Routes: want.Routes[:1]}
+	a.mustApply(want, Options{})
+	a.mustReach(podAddress(2, false), true)
 	if s := a.snapshot(); !holds(s, "nexthop id 5 dev eth0 via 192.0.2.2 proto 142") || holds(s, "fd10:2::/64") {
 		t.Errorf("%s", s)
 	}
@@ -244,9 +250,9 @@ func TestFamilyOfGateway(t *testing.T) {
 // TestLinkDown checks that one Apply restores the routes and nexthop objects that the kernel removed with the link.
 func TestLinkDown(t *testing.T) {
 	l := newLAN(t, 2)
-	a, _ := newNode(t).join(l, "eth0", 1), newNode(t).join(l, "eth0", 2).withPods(2)
-	want := a.direct(l, 2, 3)
-	a.apply(want, Options{})
+	a, _ := newNode(t).joinLAN(l, "eth0", 1), newNode(t).joinLAN(l, "eth0", 2).withPods(2)
+	want := a.directRoutes(l, 2, 3)
+	a.mustApply(want, Options{})
 	a.setUp("eth0", false)
 	if s := a.snapshot(); holds(s, "proto 142") {
 		t.Errorf("the kernel kept\n%s", s)
@@ -255,19 +261,19 @@ func TestLinkDown(t *testing.T) {
 		t.Errorf("down: %+v, %v", r, err)
 	}
 	a.setUp("eth0", true)
-	a.run(func() error { return addAddress("eth0", "fd00:2::1/64") }) // the kernel removes these too
-	if r := a.apply(want, Options{}); r.Changes != 8 {
+	a.runInside(func() error { return addAddress("eth0", "fd00:2::1/64") }) // the kernel removes these too
+	if r := a.mustApply(want, Options{}); r.Changes != 8 {
 		t.Errorf("up: %+v", r)
 	}
-	a.reaches(podAddress(2, false), true)
-	a.reaches(podAddress(2, true), true)
+	a.mustReach(podAddress(2, false), true)
+	a.mustReach(podAddress(2, true), true)
 }
 
-// TestWays checks the link of each address and whether the address is on it, or the reason if there is none.
+// TestWays checks the link, OnLink and Reason that Ways returns for each kind of address.
 func TestWays(t *testing.T) {
 	l := newLAN(t, 2)
-	a := newNode(t).join(l, "eth0", 1)
-	a.run(func() error { return route("eth0", "198.51.100.0/24", "192.0.2.2", unix.RTPROT_STATIC, 0) })
+	a := newNode(t).joinLAN(l, "eth0", 1)
+	a.runInside(func() error { return addRoute("eth0", "198.51.100.0/24", "192.0.2.2", unix.RTPROT_STATIC, 0) })
 	addr := netip.MustParseAddr
 	ways := Ways(a.ns, []netip.Addr{addr("192.0.2.2"), addr("fd00:2::2"), addr("198.51.100.1"), addr("203.0.113.1"), addr("192.0.2.1"),
 		addr("fd00:2::1")})

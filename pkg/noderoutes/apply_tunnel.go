@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// applyTunnel creates the tunnel and its entries. It returns a function that deletes unwanted entries, to be called once no route
-// needs them.
+// applyTunnel creates the tunnel device and its forwarding entries and neighbours. The returned function deletes unwanted entries. It must
+// be called after the routes that use them were deleted.
 func (p *pass) applyTunnel(want Wanted) (sweep func(), err error) {
 	if want.Tunnel == nil {
 		return p.sweepTunnels()
@@ -47,7 +47,8 @@ func (p *pass) applyTunnel(want Wanted) (sweep func(), err error) {
 	return func() { p.sweepEntries(*want.Tunnel, neighbours, remotes) }, nil
 }
 
-// applyTunnelAddresses sets the addresses of the tunnel. It deletes unwanted ones first, because the kernel prefers older addresses.
+// applyTunnelAddresses sets the addresses of the tunnel device. It deletes unwanted addresses first, because the kernel prefers the oldest
+// address as the source address.
 func (p *pass) applyTunnelAddresses(wanted []netip.Addr) error {
 	have, err := p.n.Addresses(p.tunnel)
 	if err != nil {
@@ -86,7 +87,7 @@ func (p *pass) applyTunnelPeer(peer kernel.TunnelPeer, neighbours map[netip.Addr
 	}
 }
 
-// sweepEntries deletes the neighbours and forwarding entries of peers that are gone.
+// sweepEntries deletes the neighbours and forwarding entries that no peer of the tunnel needs.
 func (p *pass) sweepEntries(tunnel Tunnel, neighbours map[netip.Addr]string, remotes map[string][]netip.Addr) {
 	wantedHops, wantedMACs := map[netip.Addr]bool{}, map[string]bool{}
 	for _, peer := range tunnel.Peers {
@@ -114,7 +115,7 @@ func (p *pass) sweepEntries(tunnel Tunnel, neighbours map[netip.Addr]string, rem
 	}
 }
 
-// sweepTunnels deletes the tunnel if none is wanted.
+// sweepTunnels returns a function that deletes our tunnel devices. applyTunnel uses it if no tunnel is wanted.
 func (p *pass) sweepTunnels() (sweep func(), err error) {
 	all, err := p.n.VXLANs()
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// bigNode is a node and the wanted state for a number of peers with two podCIDRs each.
+// bigNode is a node with the wanted state for many peers, each with two podCIDRs.
 type bigNode struct {
 	labNode
 	peers    int
@@ -27,14 +27,14 @@ type bigNode struct {
 func newBig(b *testing.B, peers int, tunnel bool) bigNode {
 	b.Helper()
 	n := bigNode{labNode: newNode(b), peers: peers}
-	n.run(func() error {
+	n.runInside(func() error {
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth1"})
 	})
-	n.run(func() error {
+	n.runInside(func() error {
 		return errors.Join(netlink.LinkSetUp(mustLink("eth0")), netlink.LinkSetUp(mustLink("eth1")), addAddress("eth0", "172.16.0.1/12"),
 			addAddress("eth0", "fd00:2::1/64"))
 	})
-	link := n.link("eth0").Index
+	link := n.linkOf("eth0").Index
 	if tunnel {
 		n.want.Tunnel = &Tunnel{VXLAN: kernel.VXLAN{Name: "podlace.vx", VNI: 142, Port: 8472, Local: netip.MustParseAddr("172.16.0.1"),
 			MAC: net.HardwareAddr{0x0e, 0x50, 172, 16, 0, 1}, MTU: 1450}}
@@ -55,14 +55,14 @@ func newBig(b *testing.B, peers int, tunnel bool) bigNode {
 				hop.Link, hop.OnLink = TunnelLink, true
 			}
 			n.want.Nexthops = append(n.want.Nexthops, hop)
-			n.want.Routes = append(n.want.Routes, kernel.ProtocolRoute{Dst: cidr(id, v6), Nexthop: hop.ID})
+			n.want.Routes = append(n.want.Routes, kernel.ProtocolRoute{Dst: cidrOf(id, v6), Nexthop: hop.ID})
 		}
 	}
 	return n
 }
 
-// BenchmarkApply measures the start of a node, a comparison without changes, and a peer that changes its addresses, with peers of both
-// families. Ways counts as a part of the start.
+// BenchmarkApply measures three cases: the start of a node (Ways and Apply), a call of Apply without changes, and a call of Apply after a
+// peer changed its addresses. All peers have both address families.
 func BenchmarkApply(b *testing.B) {
 	for _, peers := range []int{1000, 5000} {
 		for _, tunnel := range []bool{false, true} {
@@ -80,7 +80,7 @@ func benchmark(b *testing.B, n bigNode) {
 			kerneltest.Must(b, err)
 			b.StartTimer()
 			Ways(n.ns, n.gateways)
-			if r := n.apply(n.want, Options{}); r.Changes < 4*n.peers {
+			if r := n.mustApply(n.want, Options{}); r.Changes < 4*n.peers {
 				b.Fatalf("%+v", r)
 			}
 		}
@@ -92,10 +92,10 @@ func benchmark(b *testing.B, n bigNode) {
 			}
 		}
 	})
-	n.apply(n.want, Options{})
+	n.mustApply(n.want, Options{})
 	b.Run("same", func(b *testing.B) {
 		for b.Loop() {
-			if r := n.apply(n.want, Options{}); r.Changes != 0 {
+			if r := n.mustApply(n.want, Options{}); r.Changes != 0 {
 				b.Fatalf("%+v", r)
 			}
 		}
@@ -111,7 +111,7 @@ func benchmark(b *testing.B, n bigNode) {
 			moved.Tunnel, moved.Nexthops = &tunnel, n.want.Nexthops
 		}
 		for round := 0; b.Loop(); round++ {
-			if r := n.apply([]Wanted{moved, n.want}[round%2], Options{}); r.Changes != 1 {
+			if r := n.mustApply([]Wanted{moved, n.want}[round%2], Options{}); r.Changes != 1 {
 				b.Fatalf("%+v", r)
 			}
 		}
@@ -119,7 +119,7 @@ func benchmark(b *testing.B, n bigNode) {
 	b.Run("remove", func(b *testing.B) {
 		for b.Loop() {
 			b.StopTimer()
-			n.apply(n.want, Options{})
+			n.mustApply(n.want, Options{})
 			b.StartTimer()
 			_, err := Remove(n.ns)
 			kerneltest.Must(b, err)

@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// claims maps podCIDRs and addresses to their nodes. CIDRs overlap only if one contains the other, so one lookup for each prefix
-// length in use finds an overlap. Most clusters use two lengths.
+// A value of type claims contains the owner of each podCIDR and each address. CIDRs overlap only if one contains the other. An overlap is
+// therefore found with one lookup for each prefix length in use; most clusters use two.
 type claims struct {
 	cfg        Config
 	self       Self
@@ -32,9 +32,10 @@ type (
 	}
 )
 
-// newClaims takes all nodes, the oldest first, and the index of this node. Of other nodes it uses only the addresses that routes lead
-// to: a kubelet could list any number of foreign addresses, and so block the podCIDRs of all nodes.
-func newClaims(all []checked, own int, self Self, cfg Config) *claims {
+// newClaims returns the claims of all nodes, which must be sorted from the oldest to the newest. The second argument is the index of this
+// node. For other nodes newClaims uses only addresses to which routes can lead. A kubelet can list any number of addresses. If newClaims
+// used all these addresses, one kubelet could block the podCIDRs of all nodes.
+func newClaims(all []nodeObject, own int, self Self, cfg Config) *claims {
 	c := &claims{cfg: cfg, self: self, lengths: map[bool][]int{}, covers: map[netip.Prefix]address{},
 		podCIDRs: make(map[netip.Prefix]string, 2*len(all)), containers: map[netip.Prefix]podCIDR{},
 		addresses: make(map[netip.Addr]string, 2*len(all))}
@@ -55,7 +56,8 @@ func newClaims(all []checked, own int, self Self, cfg Config) *claims {
 	return c
 }
 
-// addCovers stores the prefixes that contain an address of a node, unless an older node has them.
+// addCovers adds prefixes to the map c.covers: each prefix that contains an address of the node. It skips a prefix in which an older node
+// already has an address.
 func (c *claims) addCovers(addresses []netip.Addr, node string, age int) {
 	for _, a := range addresses {
 		for _, bits := range c.lengths[a.Is4()] {
@@ -67,15 +69,16 @@ func (c *claims) addCovers(addresses []netip.Addr, node string, age int) {
 	}
 }
 
-// peers returns the podCIDRs of another node, whose index among all is age.
-func (c *claims) peers(n checked, age int, older bool) (peers []Peer) {
+// peersOf returns one Peer for each podCIDR of another node. The second argument is the index of the node in the list of all nodes, from
+// the oldest to the newest.
+func (c *claims) peersOf(n nodeObject, age int, older bool) (peers []Peer) {
 	for _, fault := range n.faults {
 		peers = append(peers, Peer{Name: n.name, State: Refused, Reason: fault})
 	}
 	for _, p := range n.podCIDRs {
 		peer := Peer{Name: n.name, PodCIDR: p, Age: age}
 		if peer.State, peer.Reason = c.claimPodCIDR(p, n, age, older); peer.State == "" {
-			c.gateway(&peer, n)
+			c.setGateway(&peer, n)
 		}
 		peer.Elder = older && slices.ContainsFunc(c.self.PodCIDRs, p.Overlaps)
 		peers = append(peers, peer)
@@ -83,8 +86,8 @@ func (c *claims) peers(n checked, age int, older bool) (peers []Peer) {
 	return peers
 }
 
-// claimPodCIDR assigns a podCIDR to a node, or returns why it cannot.
-func (c *claims) claimPodCIDR(p netip.Prefix, n checked, age int, older bool) (State, string) {
+// claimPodCIDR assigns a podCIDR to a node. If another claim prevents this, it returns the state and the reason.
+func (c *claims) claimPodCIDR(p netip.Prefix, n nodeObject, age int, older bool) (State, string) {
 	for _, own := range c.self.PodCIDRs {
 		if own.Overlaps(p) {
 			reason := fmt.Sprintf("overlaps podCIDR %s of this node", own)
@@ -120,8 +123,8 @@ func (c *claims) claimPodCIDR(p netip.Prefix, n checked, age int, older bool) (S
 	return "", ""
 }
 
-// conflictingAddress returns an address within the node's podCIDR that belongs to an older node or to itself.
-func (c *claims) conflictingAddress(p netip.Prefix, n checked, age int) (a address, ok bool) {
+// conflictingAddress returns an address inside the podCIDR p of node n that belongs to an older node or to n itself.
+func (c *claims) conflictingAddress(p netip.Prefix, n nodeObject, age int) (a address, ok bool) {
 	if a, ok = c.covers[p]; ok && a.age < age {
 		return a, true
 	}
@@ -131,9 +134,9 @@ func (c *claims) conflictingAddress(p netip.Prefix, n checked, age int) (a addre
 	return address{}, false
 }
 
-// gateway sets the addresses of a peer: one of the podCIDR's family if the node has it. IPv4 can also use an IPv6 gateway; IPv6 can
-// use an IPv4 gateway only through the tunnel.
-func (c *claims) gateway(p *Peer, n checked) {
+// setGateway sets the addresses Gateway and Underlay of a peer. It prefers a gateway of the same family as the podCIDR. An IPv4 podCIDR can
+// also use an IPv6 gateway. An IPv6 podCIDR can use an IPv4 gateway only through the tunnel.
+func (c *claims) setGateway(p *Peer, n nodeObject) {
 	is4 := p.PodCIDR.Addr().Is4()
 	tunnel := c.cfg.OffLink == OffLinkVXLAN
 	a, ok := n.firstUsable(is4)
@@ -160,7 +163,7 @@ func (c *claims) gateway(p *Peer, n checked) {
 	}
 }
 
-// claimAddress assigns an address to a node, or returns why it cannot.
+// claimAddress assigns an address to a node. If another claim prevents this, it returns the reason.
 func (c *claims) claimAddress(a netip.Addr, node string) (reason string) {
 	owner, taken := c.addresses[a]
 	own := slices.IndexFunc(c.self.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })

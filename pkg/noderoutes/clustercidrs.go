@@ -10,14 +10,14 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// clusterCIDRs returns the CIDRs of all pods: those of the configuration, or the podCIDRs of all nodes. advice is the remedy if they
-// are too many for the file.
+// clusterCIDRs returns the CIDRs of all pods. These are the configured CIDRs. If none are configured, they are the podCIDRs of all nodes.
+// If there are more than MaxClusterCIDRs CIDRs, it returns only MaxClusterCIDRs of them, and an Advice.
 func clusterCIDRs(configured, podCIDRs []netip.Prefix) (cidrs []netip.Prefix, advice []Advice) {
 	if len(configured) > 0 {
 		advice = adviseClusterCIDRs(configured, podCIDRs)
 		podCIDRs = configured
 	}
-	cidrs = merge(podCIDRs)
+	cidrs = mergeCIDRs(podCIDRs)
 	if n := len(cidrs); n > nodefile.MaxClusterCIDRs {
 		return cidrs[:nodefile.MaxClusterCIDRs], append(advice, Advice{What: "cluster CIDRs", Do: "set clusterCIDRs in the configuration",
 			Why: fmt.Sprintf("the podCIDRs of all nodes are %d separate ranges, and only %d fit: pods of the other ranges see this node's address",
@@ -26,14 +26,15 @@ func clusterCIDRs(configured, podCIDRs []netip.Prefix) (cidrs []netip.Prefix, ad
 	return cidrs, advice
 }
 
-// MergeCIDRs returns the CIDRs of two lists, as many as fit into the file.
+// MergeCIDRs merges two lists of CIDRs, and returns at most MaxClusterCIDRs CIDRs.
 func MergeCIDRs(a, b []netip.Prefix) []netip.Prefix {
-	all := merge(slices.Concat(a, b))
+	all := mergeCIDRs(slices.Concat(a, b))
 	return all[:min(len(all), nodefile.MaxClusterCIDRs)]
 }
 
-// merge sorts CIDRs, drops those within others, and joins the two halves of a larger one. It covers exactly the same addresses.
-func merge(cidrs []netip.Prefix) (merged []netip.Prefix) {
+// mergeCIDRs returns the shortest sorted list of CIDRs with exactly the same addresses. It drops CIDRs that another CIDR contains, and
+// replaces the two halves of a larger CIDR by this CIDR.
+func mergeCIDRs(cidrs []netip.Prefix) (merged []netip.Prefix) {
 	cidrs = slices.Clone(cidrs)
 	slices.SortFunc(cidrs, netip.Prefix.Compare)
 	for _, p := range cidrs {
@@ -43,7 +44,7 @@ func merge(cidrs []netip.Prefix) (merged []netip.Prefix) {
 		}
 		merged = append(merged, p)
 		for n := len(merged); n > 1; n-- {
-			whole, ok := join(merged[n-2], merged[n-1])
+			whole, ok := joinHalves(merged[n-2], merged[n-1])
 			if !ok {
 				break
 			}
@@ -53,8 +54,8 @@ func merge(cidrs []netip.Prefix) (merged []netip.Prefix) {
 	return merged
 }
 
-// join returns the CIDR whose two halves are a and b.
-func join(a, b netip.Prefix) (netip.Prefix, bool) {
+// joinHalves returns the CIDR whose two halves are a and b. The second result reports whether such a CIDR exists.
+func joinHalves(a, b netip.Prefix) (netip.Prefix, bool) {
 	if a.Bits() != b.Bits() || a.Bits() == 0 || a.Addr().Is4() != b.Addr().Is4() {
 		return netip.Prefix{}, false
 	}

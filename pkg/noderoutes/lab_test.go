@@ -27,7 +27,8 @@ func TestMain(m *testing.M) {
 	kerneltest.Main(m)
 }
 
-// applierEnv names the namespace in which a child process applies the state that it reads from stdin.
+// applierEnv is an environment variable with the path of a network namespace. A child process with this variable reads a Wanted from stdin
+// and applies it in that namespace.
 const applierEnv = "NODEROUTES_APPLY_IN"
 
 func applier(path string) (exit int) {
@@ -51,7 +52,7 @@ func applier(path string) (exit int) {
 	return 0
 }
 
-// lan is a link that nodes share: a bridge in the namespace of the test. Its nodes have the addresses 192.0.<number>.x and
+// A lan is an Ethernet that connects test nodes: a bridge in the namespace of the test. Its nodes have the addresses 192.0.<number>.x and
 // fd00:<number>::x.
 type lan struct {
 	testing.TB
@@ -76,7 +77,7 @@ func newLAN(t testing.TB, number int) lan {
 	return lan{t, host, bridge, number}
 }
 
-// labNode is a namespace with links to LANs.
+// labNode is a test node: a network namespace with links to LANs.
 type labNode struct {
 	testing.TB
 	pod *sandbox.Pod
@@ -92,15 +93,16 @@ func newNode(t testing.TB) labNode {
 	kerneltest.Must(t, err)
 	t.Cleanup(func() { ns.Close(); f.Close() })
 	kerneltest.Must(t, ns.Set(kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"}, kernel.Sysctl{Path: "ipv6/conf/all/forwarding", Value: "1"},
-		// For forwarded packets the kernel asks for neighbours from its link-local address, which must not be tentative.
+		// The kernel resolves the neighbours of forwarded packets with its link-local address as the source, so this address must not be
+		// tentative.
 		kernel.Sysctl{Path: "ipv6/conf/default/accept_dad", Value: "0"}))
 	n := labNode{t, pod, ns}
-	n.run(func() error { return netlink.LinkSetUp(mustLink("lo")) })
+	n.runInside(func() error { return netlink.LinkSetUp(mustLink("lo")) })
 	return n
 }
 
-// join connects a node to a LAN with the addresses .id and further addresses of the LAN.
-func (n labNode) join(l lan, link string, ids ...int) labNode {
+// joinLAN connects a node to a LAN. For each given number, the link gets one IPv4 address and one IPv6 address of the LAN.
+func (n labNode) joinLAN(l lan, link string, ids ...int) labNode {
 	n.Helper()
 	f, err := os.Open(n.pod.Path)
 	kerneltest.Must(n, err)
@@ -111,58 +113,58 @@ func (n labNode) join(l lan, link string, ids ...int) labNode {
 	n.Cleanup(func() { _ = l.host.DelLink(host) }) // it also disappears with the namespace
 	side, _, err := l.host.Link(host)
 	kerneltest.Must(n, err, l.host.SetUp(side))
-	n.run(func() error {
+	n.runInside(func() error {
 		err := netlink.LinkSetUp(mustLink(link))
 		for _, id := range ids {
-			err = errors.Join(err, addAddress(link, fmt.Sprint(l.address(id, false), "/24")), addAddress(link, fmt.Sprint(l.address(id, true), "/64")))
+			err = errors.Join(err, addAddress(link, fmt.Sprint(l.addressOf(id, false), "/24")), addAddress(link, fmt.Sprint(l.addressOf(id, true), "/64")))
 		}
 		return err
 	})
 	until := time.Now().Add(5 * time.Second)
-	kerneltest.Must(n, l.host.AwaitCarrier(side, until), n.ns.AwaitCarrier(n.link(link), until))
+	kerneltest.Must(n, l.host.AwaitCarrier(side, until), n.ns.AwaitCarrier(n.linkOf(link), until))
 	for _, id := range ids {
-		kerneltest.Must(n, n.ns.AwaitAddress(l.address(id, true), until))
+		kerneltest.Must(n, n.ns.AwaitAddress(l.addressOf(id, true), until))
 	}
 	return n
 }
 
-// address returns the address of a node of the LAN.
-func (l lan) address(id int, v6 bool) netip.Addr {
+// addressOf returns the address of the node with this number in the LAN.
+func (l lan) addressOf(id int, v6 bool) netip.Addr {
 	if v6 {
 		return netip.MustParseAddr(fmt.Sprintf("fd00:%d::%x", l.number, id))
 	}
 	return netip.MustParseAddr(fmt.Sprintf("192.0.%d.%d", l.number, id))
 }
 
-// cidr returns the podCIDR of a node.
-func cidr(id int, v6 bool) netip.Prefix {
+// cidrOf returns the podCIDR of the node with this number.
+func cidrOf(id int, v6 bool) netip.Prefix {
 	if v6 {
 		return netip.MustParsePrefix(fmt.Sprintf("fd10:%x::/64", id))
 	}
 	return netip.MustParsePrefix(fmt.Sprintf("10.%d.%d.0/24", id/256, id%256))
 }
 
-// podAddress returns an address of the podCIDR of a node.
-func podAddress(id int, v6 bool) netip.Addr { return cidr(id, v6).Addr().Next() }
+// podAddress returns an address in the podCIDR of the node with this number.
+func podAddress(id int, v6 bool) netip.Addr { return cidrOf(id, v6).Addr().Next() }
 
-// withPods gives a node an address of each of its podCIDRs.
+// withPods adds one address of each podCIDR to the loopback device of the node. These addresses replace pods.
 func (n labNode) withPods(id int) labNode {
-	n.run(func() error {
+	n.runInside(func() error {
 		return errors.Join(addAddress("lo", fmt.Sprint(podAddress(id, false), "/32")), addAddress("lo", fmt.Sprint(podAddress(id, true), "/128")))
 	})
 	return n
 }
 
-// run runs f inside the namespace.
-func (n labNode) run(f func() error) {
+// runInside runs f inside the node's namespace.
+func (n labNode) runInside(f func() error) {
 	n.Helper()
 	if err := n.pod.Do(f); err != nil {
 		n.Fatal(err)
 	}
 }
 
-// link returns a link of the node.
-func (n labNode) link(name string) kernel.Link {
+// linkOf returns a link of the node, and fails the test if the link is missing.
+func (n labNode) linkOf(name string) kernel.Link {
 	n.Helper()
 	l, ok, err := n.ns.Link(name)
 	if !ok || err != nil {
@@ -171,8 +173,8 @@ func (n labNode) link(name string) kernel.Link {
 	return l
 }
 
-// apply is Apply that must succeed completely. It compares the reported number of routes with a dump.
-func (n labNode) apply(want Wanted, opt Options) Result {
+// mustApply calls Apply and fails the test if a change failed. It also compares Result.Has with the routes in the kernel.
+func (n labNode) mustApply(want Wanted, opt Options) Result {
 	n.Helper()
 	r, err := Apply(n.ns, want, opt)
 	if err != nil || len(r.Failed) > 0 || len(r.Conflicts) > 0 || r.Other != nil {
@@ -190,16 +192,16 @@ func (n labNode) apply(want Wanted, opt Options) Result {
 	return r
 }
 
-// snapshot returns the state of the namespace.
+// snapshot returns a snapshot of the node's namespace.
 func (n labNode) snapshot() *sandbox.Snapshot {
 	n.Helper()
 	var s *sandbox.Snapshot
-	n.run(func() (err error) { s, err = sandbox.Take(sandbox.Options{}); return err })
+	n.runInside(func() (err error) { s, err = sandbox.Take(sandbox.Options{}); return err })
 	return s
 }
 
-// unchanged reports differences from a snapshot.
-func (n labNode) unchanged(before *sandbox.Snapshot) {
+// mustBeUnchanged reports an error for each difference from a snapshot.
+func (n labNode) mustBeUnchanged(before *sandbox.Snapshot) {
 	n.Helper()
 	for _, line := range sandbox.Diff(before, n.snapshot()) {
 		n.Errorf("differs: %s", line)
@@ -226,8 +228,8 @@ func addAddress(link, prefix string) error {
 	return netlink.AddrAdd(mustLink(link), a)
 }
 
-// route adds a route of another program.
-func route(link, dst, via string, protocol, metric int) error {
+// addRoute adds a route of another program in the caller's namespace.
+func addRoute(link, dst, via string, protocol, metric int) error {
 	to, err := netlink.ParseIPNet(dst)
 	if err != nil {
 		return err
@@ -236,14 +238,14 @@ func route(link, dst, via string, protocol, metric int) error {
 		Protocol: netlink.RouteProtocol(protocol), Priority: metric})
 }
 
-// direct returns the wanted state for the podCIDRs of nodes of a LAN, through eth0.
-func (n labNode) direct(l lan, ids ...int) (want Wanted) {
-	link := n.link("eth0").Index
+// directRoutes returns the wanted state with direct routes through eth0 to the podCIDRs of other nodes of the LAN.
+func (n labNode) directRoutes(l lan, ids ...int) (want Wanted) {
+	link := n.linkOf("eth0").Index
 	for _, id := range ids {
 		for _, v6 := range []bool{false, true} {
-			hop := kernel.Nexthop{ID: nexthopID(id, v6), Gateway: l.address(id, v6), Link: link}
+			hop := kernel.Nexthop{ID: nexthopID(id, v6), Gateway: l.addressOf(id, v6), Link: link}
 			want.Nexthops = append(want.Nexthops, hop)
-			want.Routes = append(want.Routes, kernel.ProtocolRoute{Dst: cidr(id, v6), Nexthop: hop.ID})
+			want.Routes = append(want.Routes, kernel.ProtocolRoute{Dst: cidrOf(id, v6), Nexthop: hop.ID})
 		}
 	}
 	return want

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package noderoutes computes and applies the kernel state that connects the pods of a node with those of the other nodes. Peers and
-// Plan do no I/O; Apply compares with the kernel and changes what differs. Every object that it makes carries Protocol. It never
-// changes or removes another object.
+// Package noderoutes computes and applies the kernel state that connects the pods of a node with the pods of other nodes. Peers and Plan
+// compute the wanted state without I/O. Apply compares the wanted state with the kernel and makes the necessary changes. Every object that
+// Apply creates has the route protocol Protocol. Apply does not change or delete objects of other programs, except routes that
+// Options.Adopt names.
 package noderoutes
 
 import (
@@ -12,20 +13,21 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// Protocol marks every route, nexthop and neighbour of the agent (rtm_protocol; no program in iproute2's rt_protos uses 142).
+// Protocol is the protocol number of every route, nexthop object and neighbour of the agent (rtm_protocol). No other program in iproute2's
+// rt_protos uses 142.
 const Protocol = 142
 
-// Node has the unchecked fields of a Kubernetes Node object.
+// Node holds fields of a Kubernetes Node object that are not yet validated.
 type Node struct {
 	Name    string
 	UID     string
 	Created time.Time // metadata.creationTimestamp
-	// PodCIDRs is spec.podCIDRs, Addresses each status.addresses[].address of type InternalIP, in the order of the object.
+	// PodCIDRs is spec.podCIDRs. Addresses lists the status.addresses[].address of type InternalIP in the order of the object.
 	PodCIDRs  []string
 	Addresses []string
 }
 
-// OffLink is the way to nodes that share no link with this one.
+// OffLink selects how this node reaches the pods of nodes that are not on a link of this node.
 type OffLink string
 
 // Values of OffLink.
@@ -35,7 +37,7 @@ const (
 	OffLinkFabric OffLink = "fabric" // no route: a router or the cloud has one
 )
 
-// Config is the input of the plan besides the nodes.
+// Config is the configuration of Peers and Plan.
 type Config struct {
 	Self         string // name of this node
 	OffLink      OffLink
@@ -43,8 +45,8 @@ type Config struct {
 	ClusterCIDRs []netip.Prefix // CIDRs of all pods; empty: computed from all nodes
 	MTU          int            // of pods, in bytes; 0: from the links to the peers
 	VXLAN        VXLAN
-	// Connected are the subnets of this node's links; no peer's podCIDR may overlap one. Subnets that overlap the node's own podCIDRs,
-	// such as that of cni0, are ignored. Subnets of routes to peers must not be among them.
+	// Connected lists the subnets of this node's links. The podCIDR of a peer must not overlap these subnets. Subnets that overlap the node's
+	// own podCIDRs, such as the subnet of cni0, are ignored. Connected must not contain destinations of routes to peers.
 	Connected []netip.Prefix
 }
 
@@ -54,10 +56,10 @@ type VXLAN struct {
 	Port int `json:"port"` // UDP, 1 to 65535
 }
 
-// State is the way in which the pods of a peer are reached.
+// State is the state of a peer's podCIDR: how its pods are reached, or why they are not reached.
 type State string
 
-// The states of a peer's podCIDR.
+// Values of State.
 const (
 	Direct   State = "direct"   // by a route to the peer, which shares a link with this node
 	Tunneled State = "vxlan"    // through the tunnel
@@ -67,28 +69,30 @@ const (
 	Failed   State = "failed"   // the kernel refused a change, which is retried: see Reason
 )
 
-// Peer is a podCIDR of another node, and the address that leads there. An invalid node object gives a Peer without PodCIDR and with a
-// Reason.
+// Peer is a podCIDR of another node with the address of that node. For an invalid node object, Peer has no PodCIDR, and Reason describes
+// the error.
 type Peer struct {
 	Name    string
 	PodCIDR netip.Prefix
 	Gateway netip.Addr // address of the peer, of the podCIDR's family if it has one
-	// Underlay is the peer's address of the tunnel's family, with OffLinkVXLAN.
+	// Underlay is the address of the peer in the address family of the tunnel. It is set only with OffLinkVXLAN.
 	Underlay netip.Addr
 	Age      int   // index of its node among all, oldest first
 	State    State // empty until Plan sets it
 	Reason   string
-	// Elder is set if the peer is older than this node and has its podCIDR: all other nodes send to the peer.
+	// Elder is true if the peer is older than this node and its podCIDR overlaps a podCIDR of this node. In this case all other nodes send
+	// packets for the overlapping addresses to the peer.
 	Elder bool
 }
 
-// Self is the checked content of the node's own object.
+// Self is the validated content of this node's own Node object.
 type Self struct {
 	PodCIDRs  []netip.Prefix // at most one of each family
 	Addresses []netip.Addr   // at most one of each family
 }
 
-// Underlay returns the own address of the tunnel. The whole cluster uses one family: IPv4 if the node has an IPv4 address.
+// Underlay returns this node's address for the tunnel. This is the node's IPv4 address if the node has an IPv4 address. All nodes of a
+// cluster must use the same family for the tunnel.
 func (s Self) Underlay() netip.Addr {
 	for _, a := range s.Addresses {
 		return a
@@ -96,14 +100,14 @@ func (s Self) Underlay() netip.Addr {
 	return netip.Addr{}
 }
 
-// Way is how this node reaches the address of a peer at present.
+// Way is the current route from this node to the address of a peer.
 type Way struct {
 	kernel.Link
 	OnLink bool   // without a gateway
 	Reason string // why there is no way; Link is then zero, except for an address of this node
 }
 
-// Wanted is the wanted kernel state of this node for its peers.
+// Wanted is the wanted kernel state of this node.
 type Wanted struct {
 	Nexthops []kernel.Nexthop
 	Routes   []kernel.ProtocolRoute
@@ -111,20 +115,22 @@ type Wanted struct {
 	Advice   []Advice // errors in the configuration or in this node's object
 }
 
-// Advice is an error that an administrator should correct.
+// Advice describes an error that an administrator should correct. The field What names the part with the error. The field Why contains the
+// reason, and the field Do contains the remedy.
 type Advice struct {
 	What, Why, Do string
 	BlocksPods    bool // no pod can work here: a node without node.json gets none
 }
 
-// TunnelLink stands for the tunnel in Nexthop.Link, because its ifindex is unknown until it exists.
+// TunnelLink is the value of Nexthop.Link for nexthop objects through the tunnel, because the ifindex of the tunnel is unknown before
+// Apply.
 const TunnelLink = 0
 
-// Tunnel is a VXLAN device without learning, with static entries for its peers.
+// Tunnel is the wanted VXLAN device. The device learns no addresses, because its entries for the peers are static.
 type Tunnel struct {
 	kernel.VXLAN
-	// Addresses are of the node's own podCIDRs. The kernel uses them as the source of the node's own packets through the tunnel, so
-	// that the replies also use the tunnel.
+	// Addresses contains the tunnel device's addresses, which are in the node's own podCIDRs. The kernel uses them as source addresses of the
+	// node's own packets through the tunnel, so that the replies also use the tunnel.
 	Addresses []netip.Addr
 	Peers     []kernel.TunnelPeer
 }

@@ -10,12 +10,13 @@ import (
 	"strings"
 )
 
-// Peers checks the objects of all nodes, including this one. It returns the podCIDRs of the other nodes with the address that leads to
-// each, sorted by name and podCIDR; unusable ones have a State and a Reason. The order of nodes does not matter. An error means that
-// this node's own object is missing or unusable.
+// Peers validates the Node objects of all nodes, including this node. It returns one Peer for each podCIDR of the other nodes, sorted by
+// name and podCIDR. A Peer that cannot be used has a State and a Reason. The order of nodes does not matter. Peers returns an error if the
+// object of this node is missing or invalid.
 //
-// If two nodes claim the same podCIDR or address, or if the podCIDR of one contains the address that leads to the other, the older
-// node keeps it (creationTimestamp, then UID). This node always keeps its own podCIDRs, because its pods use their addresses.
+// Two nodes conflict if they have the same podCIDR or address, or if the podCIDR of one contains the address of the other. The older node
+// then keeps the podCIDR or address. A node is older if its creationTimestamp is earlier; if both times are equal, the UIDs decide. This
+// node always keeps its own podCIDRs, because its pods already have addresses in these podCIDRs.
 func Peers(nodes []Node, cfg Config) (Self, []Peer, error) {
 	nodes = slices.Clone(nodes)
 	slices.SortFunc(nodes, byAge)
@@ -24,11 +25,11 @@ func Peers(nodes []Node, cfg Config) (Self, []Peer, error) {
 		return Self{}, nil, &SelfError{fmt.Sprintf("there is no node object with the name of this node, %.260q", cfg.Self),
 			"register the node, or correct the name (NODE_NAME, --node-name)"}
 	}
-	all := make([]checked, len(nodes))
+	all := make([]nodeObject, len(nodes))
 	for i, n := range nodes {
 		all[i] = check(n, cfg)
 	}
-	self, wrong := all[own].self()
+	self, wrong := all[own].asSelf()
 	if wrong != nil {
 		wrong.Why = fmt.Sprintf("node %.260q: %s", cfg.Self, wrong.Why)
 		return Self{}, nil, wrong
@@ -43,7 +44,7 @@ func Peers(nodes []Node, cfg Config) (Self, []Peer, error) {
 			peers = append(peers, Peer{Name: n.name, State: Refused, Reason: "there is a second node object with this name"})
 		default:
 			seen[n.name] = true
-			peers = append(peers, c.peers(n, i, i < own)...)
+			peers = append(peers, c.peersOf(n, i, i < own)...)
 		}
 	}
 	slices.SortFunc(peers, byName)
@@ -67,8 +68,8 @@ func byName(a, b Peer) int {
 	return cmp.Or(a.PodCIDR.Compare(b.PodCIDR), strings.Compare(a.Reason, b.Reason))
 }
 
-// checked is a parsed node object.
-type checked struct {
+// nodeObject is a parsed Node object.
+type nodeObject struct {
 	name      string
 	podCIDRs  []netip.Prefix
 	addresses []netip.Addr // all valid addresses, for overlaps with the node's own podCIDRs
@@ -77,8 +78,8 @@ type checked struct {
 	noAddress string       // why there is no usable address, or no second one
 }
 
-func check(n Node, cfg Config) checked {
-	c := checked{name: n.Name, noAddress: "the node object has no address of type InternalIP"}
+func check(n Node, cfg Config) nodeObject {
+	c := nodeObject{name: n.Name, noAddress: "the node object has no address of type InternalIP"}
 	if len(n.PodCIDRs) == 0 {
 		c.faults = []string{"the node object has no podCIDRs: does kube-controller-manager run with --allocate-node-cidrs, and is its range exhausted?"}
 	}
@@ -101,7 +102,7 @@ func check(n Node, cfg Config) checked {
 		if err == nil {
 			c.addresses = append(c.addresses, a.Unmap().WithZone(""))
 		}
-		if reason := cmp.Or(unusable(a, err, cfg.AddressCIDRs), broadcast(a, cfg.Connected)); reason != "" {
+		if reason := cmp.Or(unusableReason(a, err, cfg.AddressCIDRs), broadcastReason(a, cfg.Connected)); reason != "" {
 			c.noAddress = fmt.Sprintf("InternalIP %.60q %s", text, reason)
 			continue
 		}
@@ -110,8 +111,8 @@ func check(n Node, cfg Config) checked {
 	return c
 }
 
-// unusable returns why no route can lead to the address of a node, or "".
-func unusable(a netip.Addr, err error, within []netip.Prefix) string {
+// unusableReason returns the reason why no route can lead to the address of a node, or "" if the address is usable.
+func unusableReason(a netip.Addr, err error, within []netip.Prefix) string {
 	switch {
 	case err != nil:
 		return "is no IP address"
@@ -127,8 +128,9 @@ func unusable(a netip.Addr, err error, within []netip.Prefix) string {
 	return ""
 }
 
-// broadcast returns the subnet of this node's links whose broadcast address or network address it is, or "".
-func broadcast(a netip.Addr, connected []netip.Prefix) string {
+// broadcastReason returns "" or the reason why an address is unusable. An address is unusable if it is the broadcast address or the first
+// address of a subnet of this node's links.
+func broadcastReason(a netip.Addr, connected []netip.Prefix) string {
 	for _, s := range connected {
 		if !a.Is4() || !s.Addr().Is4() || s.Bits() > 30 || !s.Contains(a) {
 			continue
@@ -141,7 +143,7 @@ func broadcast(a netip.Addr, connected []netip.Prefix) string {
 }
 
 // firstUsable returns the first usable address of a family.
-func (c checked) firstUsable(is4 bool) (netip.Addr, bool) {
+func (c nodeObject) firstUsable(is4 bool) (netip.Addr, bool) {
 	for _, a := range c.usable {
 		if a.Is4() == is4 {
 			return a, true
@@ -150,8 +152,8 @@ func (c checked) firstUsable(is4 bool) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// routableAddresses returns the addresses that routes to the node can use: the first usable one of each family.
-func (c checked) routableAddresses() (list []netip.Addr) {
+// routableAddresses returns the addresses that routes to the node can use: the first usable address of each family.
+func (c nodeObject) routableAddresses() (list []netip.Addr) {
 	for _, is4 := range []bool{true, false} {
 		if a, ok := c.firstUsable(is4); ok {
 			list = append(list, a)
@@ -160,14 +162,16 @@ func (c checked) routableAddresses() (list []netip.Addr) {
 	return list
 }
 
-// SelfError says why this node's own object is unusable, and the remedy.
+// SelfError is the error for an invalid or missing object of this node. The field Why contains the reason, and the field Do contains the
+// remedy.
 type SelfError struct{ Why, Do string }
 
 // Error returns the reason.
 func (e *SelfError) Error() string { return e.Why }
 
-// self returns the content of this node's object. All of it must be valid, because all podCIDRs go into node.json.
-func (c checked) self() (s Self, err *SelfError) {
+// asSelf returns the content of this node's own object. It returns an error if any part of the object is invalid, because node.json needs
+// all podCIDRs.
+func (c nodeObject) asSelf() (s Self, err *SelfError) {
 	if len(c.faults) > 0 {
 		return Self{}, &SelfError{c.faults[0], "kube-controller-manager gives podCIDRs with --allocate-node-cidrs and --cluster-cidr; " +
 			"to get others, delete the Node object and restart its kubelet"}
@@ -191,7 +195,7 @@ func (c checked) self() (s Self, err *SelfError) {
 	return s, nil
 }
 
-// notForPods returns the ranges that pods cannot use.
+// notForPods returns the address ranges that pods cannot use.
 func notForPods() [8]netip.Prefix {
 	v4 := func(a, b byte, bits int) netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{a, b}), bits) }
 	v6 := func(a, b byte, bits int) netip.Prefix {
@@ -202,7 +206,8 @@ func notForPods() [8]netip.Prefix {
 		v6(0, 0, 96), v6(0xfe, 0x80, 10), v6(0xff, 0, 8)} // loopback, link-local, multicast
 }
 
-// parsePodCIDR refuses prefixes that no node can give to pods. A route to such a prefix would divert other traffic.
+// parsePodCIDR parses a podCIDR. It returns an error for prefixes whose addresses pods cannot use, because a route to such a prefix would
+// divert other traffic.
 func parsePodCIDR(text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	switch {

@@ -16,20 +16,21 @@ func same() cmp.Options {
 		cmp.Comparer(func(a, b netip.Addr) bool { return a == b })}
 }
 
-// node returns a node object with a name, a creation day in 2026, podCIDRs and addresses.
-func node(name string, day int, podCIDRs, addresses string) Node {
+// nodeOf returns a Node with a name, a day of creation in January 2026, podCIDRs and addresses. Spaces separate the podCIDRs and the
+// addresses.
+func nodeOf(name string, day int, podCIDRs, addresses string) Node {
 	return Node{Name: name, UID: "uid-" + name, Created: time.Date(2026, 1, day, 0, 0, 0, 0, time.UTC), PodCIDRs: strings.Fields(podCIDRs),
 		Addresses: strings.Fields(addresses)}
 }
 
-func self() Node { return node("self", 10, "10.1.0.0/24 fd00:1::/64", "192.0.2.1 2001:db8::1") }
+func self() Node { return nodeOf("self", 10, "10.1.0.0/24 fd00:1::/64", "192.0.2.1 2001:db8::1") }
 
-// row is a peer reduced to the fields that the test compares.
-type row struct{ Name, PodCIDR, Gateway, State, Reason string }
+// peerRow contains the fields of a Peer that the tests compare.
+type peerRow struct{ Name, PodCIDR, Gateway, State, Reason string }
 
-func rows(peers []Peer) (list []row) {
+func rows(peers []Peer) (list []peerRow) {
 	for _, p := range peers {
-		r := row{Name: p.Name, State: string(p.State), Reason: p.Reason}
+		r := peerRow{Name: p.Name, State: string(p.State), Reason: p.Reason}
 		if p.PodCIDR.IsValid() {
 			r.PodCIDR = p.PodCIDR.String()
 		}
@@ -42,60 +43,60 @@ func rows(peers []Peer) (list []row) {
 }
 
 func TestPeers(t *testing.T) {
-	refused := func(cidr, reason string) []row { return []row{{"a", cidr, "", "refused", reason}} }
+	refused := func(cidr, reason string) []peerRow { return []peerRow{{"a", cidr, "", "refused", reason}} }
 	const address = "192.0.2.2 2001:db8::2"
 	for _, c := range []struct {
 		what  string
 		nodes []Node
-		want  []row
+		want  []peerRow
 	}{
 		{"alone", nil, nil},
-		{"both families", []Node{node("a", 1, "10.1.2.0/24 fd00:2::/64", address)},
-			[]row{{"a", "10.1.2.0/24", "192.0.2.2", "", ""}, {"a", "fd00:2::/64", "2001:db8::2", "", ""}}},
-		{"the first address of a family", []Node{node("a", 1, "10.1.2.0/24", "2001:db8::2 192.0.2.2 192.0.2.3")},
-			[]row{{"a", "10.1.2.0/24", "192.0.2.2", "", ""}}},
-		{"IPv4 pods over IPv6", []Node{node("a", 1, "10.1.2.0/24", "2001:db8::2")}, []row{{"a", "10.1.2.0/24", "2001:db8::2", "", ""}}},
-		{"IPv6 pods over IPv4", []Node{node("a", 1, "fd00:2::/64", "192.0.2.2")},
+		{"both families", []Node{nodeOf("a", 1, "10.1.2.0/24 fd00:2::/64", address)},
+			[]peerRow{{"a", "10.1.2.0/24", "192.0.2.2", "", ""}, {"a", "fd00:2::/64", "2001:db8::2", "", ""}}},
+		{"the first address of a family", []Node{nodeOf("a", 1, "10.1.2.0/24", "2001:db8::2 192.0.2.2 192.0.2.3")},
+			[]peerRow{{"a", "10.1.2.0/24", "192.0.2.2", "", ""}}},
+		{"IPv4 pods over IPv6", []Node{nodeOf("a", 1, "10.1.2.0/24", "2001:db8::2")}, []peerRow{{"a", "10.1.2.0/24", "2001:db8::2", "", ""}}},
+		{"IPv6 pods over IPv4", []Node{nodeOf("a", 1, "fd00:2::/64", "192.0.2.2")},
 			refused("fd00:2::/64", "the node object has no IPv6 address of type InternalIP")},
-		{"no podCIDR", []Node{node("a", 1, "", address)}, refused("",
+		{"no podCIDR", []Node{nodeOf("a", 1, "", address)}, refused("",
 			"the node object has no podCIDRs: does kube-controller-manager run with --allocate-node-cidrs, and is its range exhausted?")},
-		{"no address", []Node{node("a", 1, "10.1.2.0/24", "")},
+		{"no address", []Node{nodeOf("a", 1, "10.1.2.0/24", "")},
 			refused("10.1.2.0/24", "the node object has no address of type InternalIP")},
-		{"no CIDR", []Node{node("a", 1, "pods", address)}, refused("", `podCIDR "pods" is no CIDR`)},
-		{"an address", []Node{node("a", 1, "10.1.2.0", address)}, refused("", `podCIDR "10.1.2.0" is no CIDR`)},
-		{"/0", []Node{node("a", 1, "0.0.0.0/0", address)}, refused("", "podCIDR 0.0.0.0/0 covers all addresses of its family")},
-		{"::/0", []Node{node("a", 1, "::/0", address)}, refused("", "podCIDR ::/0 covers all addresses of its family")},
-		{"/32", []Node{node("a", 1, "10.1.2.0/32", address)}, refused("", "podCIDR 10.1.2.0/32 has no room for a gateway and a pod")},
-		{"/31", []Node{node("a", 1, "10.1.2.0/31", address)}, refused("", "podCIDR 10.1.2.0/31 has no room for a gateway and a pod")},
-		{"/128", []Node{node("a", 1, "fd00::1/128", address)}, refused("", "podCIDR fd00::1/128 has no room for a gateway and a pod")},
-		{"host bits", []Node{node("a", 1, "10.1.2.3/24", address)}, refused("", "podCIDR 10.1.2.3/24 has host bits set: want 10.1.2.0/24")},
-		{"mapped", []Node{node("a", 1, "::ffff:10.1.2.0/120", address)}, refused("", "podCIDR ::ffff:10.1.2.0/120 is IPv4-mapped")},
-		{"loopback", []Node{node("a", 1, "127.1.0.0/16", address)},
+		{"no CIDR", []Node{nodeOf("a", 1, "pods", address)}, refused("", `podCIDR "pods" is no CIDR`)},
+		{"an address", []Node{nodeOf("a", 1, "10.1.2.0", address)}, refused("", `podCIDR "10.1.2.0" is no CIDR`)},
+		{"/0", []Node{nodeOf("a", 1, "0.0.0.0/0", address)}, refused("", "podCIDR 0.0.0.0/0 covers all addresses of its family")},
+		{"::/0", []Node{nodeOf("a", 1, "::/0", address)}, refused("", "podCIDR ::/0 covers all addresses of its family")},
+		{"/32", []Node{nodeOf("a", 1, "10.1.2.0/32", address)}, refused("", "podCIDR 10.1.2.0/32 has no room for a gateway and a pod")},
+		{"/31", []Node{nodeOf("a", 1, "10.1.2.0/31", address)}, refused("", "podCIDR 10.1.2.0/31 has no room for a gateway and a pod")},
+		{"/128", []Node{nodeOf("a", 1, "fd00::1/128", address)}, refused("", "podCIDR fd00::1/128 has no room for a gateway and a pod")},
+		{"host bits", []Node{nodeOf("a", 1, "10.1.2.3/24", address)}, refused("", "podCIDR 10.1.2.3/24 has host bits set: want 10.1.2.0/24")},
+		{"mapped", []Node{nodeOf("a", 1, "::ffff:10.1.2.0/120", address)}, refused("", "podCIDR ::ffff:10.1.2.0/120 is IPv4-mapped")},
+		{"loopback", []Node{nodeOf("a", 1, "127.1.0.0/16", address)},
 			refused("", "podCIDR 127.1.0.0/16 overlaps 127.0.0.0/8, which pods cannot use")},
-		{"holds the loopback", []Node{node("a", 1, "126.0.0.0/7", address)},
+		{"holds the loopback", []Node{nodeOf("a", 1, "126.0.0.0/7", address)},
 			refused("", "podCIDR 126.0.0.0/7 overlaps 127.0.0.0/8, which pods cannot use")},
-		{"link-local", []Node{node("a", 1, "169.254.1.0/24", address)},
+		{"link-local", []Node{nodeOf("a", 1, "169.254.1.0/24", address)},
 			refused("", "podCIDR 169.254.1.0/24 overlaps 169.254.0.0/16, which pods cannot use")},
-		{"multicast", []Node{node("a", 1, "224.1.0.0/16", address)},
+		{"multicast", []Node{nodeOf("a", 1, "224.1.0.0/16", address)},
 			refused("", "podCIDR 224.1.0.0/16 overlaps 224.0.0.0/4, which pods cannot use")},
-		{"unspecified", []Node{node("a", 1, "0.0.0.0/24", address)},
+		{"unspecified", []Node{nodeOf("a", 1, "0.0.0.0/24", address)},
 			refused("", "podCIDR 0.0.0.0/24 overlaps 0.0.0.0/8, which pods cannot use")},
-		{"::1", []Node{node("a", 1, "::/120", address)}, refused("", "podCIDR ::/120 overlaps ::/96, which pods cannot use")},
-		{"link-local IPv6", []Node{node("a", 1, "fe80::/64", address)},
+		{"::1", []Node{nodeOf("a", 1, "::/120", address)}, refused("", "podCIDR ::/120 overlaps ::/96, which pods cannot use")},
+		{"link-local IPv6", []Node{nodeOf("a", 1, "fe80::/64", address)},
 			refused("", "podCIDR fe80::/64 overlaps fe80::/10, which pods cannot use")},
-		{"multicast IPv6", []Node{node("a", 1, "ff02::/64", address)},
+		{"multicast IPv6", []Node{nodeOf("a", 1, "ff02::/64", address)},
 			refused("", "podCIDR ff02::/64 overlaps ff00::/8, which pods cannot use")},
-		{"class E", []Node{node("a", 1, "240.1.2.0/24", address)}, []row{{"a", "240.1.2.0/24", "192.0.2.2", "", ""}}},
-		{"three podCIDRs", []Node{node("a", 1, "10.1.2.0/24 fd00:2::/64 10.1.3.0/24", address)},
+		{"class E", []Node{nodeOf("a", 1, "240.1.2.0/24", address)}, []peerRow{{"a", "240.1.2.0/24", "192.0.2.2", "", ""}}},
+		{"three podCIDRs", []Node{nodeOf("a", 1, "10.1.2.0/24 fd00:2::/64 10.1.3.0/24", address)},
 			refused("", `the node object has podCIDRs ["10.1.2.0/24" "fd00:2::/64" "10.1.3.0/24"]: want at most one of each family`)},
-		{"two of a family", []Node{node("a", 1, "10.1.2.0/24 10.1.3.0/24", address)},
+		{"two of a family", []Node{nodeOf("a", 1, "10.1.2.0/24 10.1.3.0/24", address)},
 			refused("", `the node object has podCIDRs ["10.1.2.0/24" "10.1.3.0/24"]: want at most one of each family`)},
-		{"one is good", []Node{node("a", 1, "10.1.2.0/24 ::/0", address)},
-			append(refused("", "podCIDR ::/0 covers all addresses of its family"), row{"a", "10.1.2.0/24", "192.0.2.2", "", ""})},
-		{"a long text", []Node{node("a", 1, strings.Repeat("x", 10<<20), address)},
+		{"one is good", []Node{nodeOf("a", 1, "10.1.2.0/24 ::/0", address)},
+			append(refused("", "podCIDR ::/0 covers all addresses of its family"), peerRow{"a", "10.1.2.0/24", "192.0.2.2", "", ""})},
+		{"a long text", []Node{nodeOf("a", 1, strings.Repeat("x", 10<<20), address)},
 			refused("", `podCIDR "`+strings.Repeat("x", 60)+`" is no CIDR`)},
-		{"a long name", []Node{node(strings.Repeat("n", 253), 1, "10.1.2.0/24", address)},
-			[]row{{strings.Repeat("n", 253), "10.1.2.0/24", "192.0.2.2", "", ""}}},
+		{"a long name", []Node{nodeOf(strings.Repeat("n", 253), 1, "10.1.2.0/24", address)},
+			[]peerRow{{strings.Repeat("n", 253), "10.1.2.0/24", "192.0.2.2", "", ""}}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			_, peers, err := Peers(append(c.nodes, self()), Config{Self: "self"})
@@ -106,7 +107,7 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// TestPeerAddresses checks that addresses that no route can lead to are dropped.
+// TestPeerAddresses checks that Peers ignores addresses to which no route can lead.
 func TestPeerAddresses(t *testing.T) {
 	within := []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
 	for _, c := range []struct {
@@ -131,45 +132,45 @@ func TestPeerAddresses(t *testing.T) {
 		t.Run(c.addresses, func(t *testing.T) {
 			me := self()
 			me.Addresses = append(me.Addresses, "198.51.100.1")
-			_, peers, err := Peers([]Node{me, node("a", 1, "10.1.2.0/24", c.addresses)}, Config{Self: "self", AddressCIDRs: c.within})
+			_, peers, err := Peers([]Node{me, nodeOf("a", 1, "10.1.2.0/24", c.addresses)}, Config{Self: "self", AddressCIDRs: c.within})
 			state := ""
 			if c.reason != "" {
 				state = "refused"
 			}
-			if diff := cmp.Diff([]row{{"a", "10.1.2.0/24", c.gateway, state, c.reason}}, rows(peers)); err != nil || diff != "" {
+			if diff := cmp.Diff([]peerRow{{"a", "10.1.2.0/24", c.gateway, state, c.reason}}, rows(peers)); err != nil || diff != "" {
 				t.Errorf("%v\n%s", err, diff)
 			}
 		})
 	}
 }
 
-// TestSelf checks that this node's own object must be valid as a whole.
+// TestSelf checks that Peers returns an error if any part of this node's own object is invalid.
 func TestSelf(t *testing.T) {
 	for _, c := range []struct {
 		own  Node
 		want string
 	}{
-		{node("other", 1, "10.1.0.0/24", "192.0.2.1"), `there is no node object with the name of this node, "self"`},
-		{node("self", 1, "", "192.0.2.1"), `node "self": the node object has no podCIDRs: does kube-controller-manager run with`},
-		{node("self", 1, "10.1.0.0/24", ""), `node "self": the node object has no address of type InternalIP`},
-		{node("self", 1, "10.1.0.0/24", "127.0.0.1"), `node "self": InternalIP "127.0.0.1" is no unicast address of a node`},
-		{node("self", 1, "10.1.0.0/24 ::/0", "192.0.2.1"), `node "self": podCIDR ::/0 covers all addresses of its family`},
-		{node("self", 1, "192.0.2.0/24", "192.0.2.1"), `node "self": podCIDR 192.0.2.0/24 contains the node's own address 192.0.2.1`},
-		{node("self", 1, "198.51.100.0/24", "192.0.2.1 198.51.100.9"),
+		{nodeOf("other", 1, "10.1.0.0/24", "192.0.2.1"), `there is no node object with the name of this node, "self"`},
+		{nodeOf("self", 1, "", "192.0.2.1"), `node "self": the node object has no podCIDRs: does kube-controller-manager run with`},
+		{nodeOf("self", 1, "10.1.0.0/24", ""), `node "self": the node object has no address of type InternalIP`},
+		{nodeOf("self", 1, "10.1.0.0/24", "127.0.0.1"), `node "self": InternalIP "127.0.0.1" is no unicast address of a node`},
+		{nodeOf("self", 1, "10.1.0.0/24 ::/0", "192.0.2.1"), `node "self": podCIDR ::/0 covers all addresses of its family`},
+		{nodeOf("self", 1, "192.0.2.0/24", "192.0.2.1"), `node "self": podCIDR 192.0.2.0/24 contains the node's own address 192.0.2.1`},
+		{nodeOf("self", 1, "198.51.100.0/24", "192.0.2.1 198.51.100.9"),
 			`node "self": podCIDR 198.51.100.0/24 contains the node's own address 198.51.100.9`},
-		{node("self", 1, "10.1.0.0/24 10.2.0.0/24", "192.0.2.1"), `want at most one of each family`},
+		{nodeOf("self", 1, "10.1.0.0/24 10.2.0.0/24", "192.0.2.1"), `want at most one of each family`},
 	} {
-		if _, _, err := Peers([]Node{c.own, node("a", 1, "10.1.2.0/24", "192.0.2.2")}, Config{Self: "self"}); err == nil ||
+		if _, _, err := Peers([]Node{c.own, nodeOf("a", 1, "10.1.2.0/24", "192.0.2.2")}, Config{Self: "self"}); err == nil ||
 			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v, want %q", c.own, err, c.want)
 		}
 	}
-	for _, nodes := range [][]Node{nil, {node("self", 1, "10.1.0.0/24", "192.0.2.1")}} {
+	for _, nodes := range [][]Node{nil, {nodeOf("self", 1, "10.1.0.0/24", "192.0.2.1")}} {
 		if _, _, err := Peers(nodes, Config{}); err == nil {
 			t.Error("no error without a name")
 		}
 	}
-	got, _, err := Peers([]Node{node("self", 1, "fd00:1::/64 10.1.0.0/24", "2001:db8::1 192.0.2.1 192.0.2.9")}, Config{Self: "self"})
+	got, _, err := Peers([]Node{nodeOf("self", 1, "fd00:1::/64 10.1.0.0/24", "2001:db8::1 192.0.2.1 192.0.2.9")}, Config{Self: "self"})
 	want := Self{[]netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("fd00:1::/64")},
 		[]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
 	if diff := cmp.Diff(want, got, same()); err != nil || diff != "" {

@@ -14,16 +14,17 @@ import (
 )
 
 const (
-	// firstNexthop and nexthops are the ID range of nexthop objects.
+	// The agent's nexthop objects have IDs from firstNexthop to firstNexthop + nexthops - 1.
 	firstNexthop = 0x50000000
 	nexthops     = 1 << 28
-	// ownMetric makes the route to the own podCIDR the last resort: the connected route of the bridge is preferred while it is up.
+	// ownMetric is the metric of the unreachable route to the node's own podCIDR. The connected route of the bridge has a lower metric, so
+	// that the kernel prefers the connected route while the bridge is up.
 	ownMetric = 32767
 )
 
-// Plan returns the wanted kernel state for the peers that Peers returned, the peers with their states, and the content of node.json.
-// ways has the present route to each gateway; ways of the node's own addresses give the links whose MTU applies even without peers.
-// The output is sorted, and does not depend on the order of the input.
+// Plan returns the wanted kernel state, the peers with their states, and the content of node.json. The first two arguments are the results
+// of Peers. The third argument contains the current route to each gateway. It also contains the links of the node's own addresses. Plan
+// uses the MTU of these links even if there are no peers. The output is sorted and does not depend on the order of the input.
 func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted, []Peer, nodefile.Node) {
 	peers = slices.Clone(peers)
 	slices.SortFunc(peers, byName)
@@ -43,7 +44,7 @@ func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted,
 		}
 		cidrs = append(cidrs, peer.PodCIDR)
 		uplink = minMTU(uplink, ways[peer.Gateway])
-		p.route(peer)
+		p.addPeer(peer)
 	}
 	node.MTU = cfg.podMTU(self, uplink)
 	if len(p.tunnel.peers) > 0 {
@@ -58,8 +59,8 @@ func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted,
 	return p.want, peers, node
 }
 
-// oldestFirst returns the order in which peers get IDs and next hops: if two names have the same hash, a node that joins does not move
-// an older one.
+// oldestFirst returns the peers in the order in which they get IDs and next hops. The order is from the oldest to the newest node: if the
+// names of two nodes have the same hash, the older node keeps its ID when the newer node joins.
 func oldestFirst(peers []Peer) (list []*Peer) {
 	for i := range peers {
 		list = append(list, &peers[i])
@@ -68,7 +69,7 @@ func oldestFirst(peers []Peer) (list []*Peer) {
 	return list
 }
 
-// minMTU returns the smaller of an MTU (0: none) and the MTU of a way's link.
+// minMTU returns the smaller of two MTUs: the first argument and the MTU of the link in the second argument. It ignores an MTU of 0.
 func minMTU(mtu int, way Way) int {
 	if way.MTU == 0 || way.Name == "lo" || mtu != 0 && mtu < way.MTU {
 		return mtu
@@ -84,13 +85,13 @@ type planner struct {
 	want   Wanted
 }
 
-// route sets the state of a peer, and adds the route to its podCIDR.
-func (p *planner) route(peer *Peer) {
+// addPeer sets the state of a peer, and adds the route to the peer's podCIDR if there is one.
+func (p *planner) addPeer(peer *Peer) {
 	way, known := p.ways[peer.Gateway]
 	mixed := peer.PodCIDR.Addr().Is6() && peer.Gateway.Is4() // only the tunnel carries IPv6 over IPv4
 	if known && way.Reason == "" && way.OnLink && !mixed {
 		peer.State = Direct
-		p.add(peer, kernel.Nexthop{Gateway: peer.Gateway, Link: way.Index})
+		p.addRoute(peer, kernel.Nexthop{Gateway: peer.Gateway, Link: way.Index})
 		return
 	}
 	unreachable := !known || way.Reason != ""
@@ -100,21 +101,22 @@ func (p *planner) route(peer *Peer) {
 	case p.cfg.OffLink == OffLinkFabric:
 		peer.State = Fabric
 	case p.cfg.OffLink == OffLinkVXLAN:
-		hop, reason := p.tunnel.hop(*peer)
+		hop, reason := p.tunnel.addPeer(*peer)
 		if peer.Reason = reason; reason != "" {
 			peer.State = Refused
 			return
 		}
 		peer.State = Tunneled
-		p.add(peer, kernel.Nexthop{Gateway: hop, Link: TunnelLink, OnLink: true})
+		p.addRoute(peer, kernel.Nexthop{Gateway: hop, Link: TunnelLink, OnLink: true})
 	default:
 		peer.State = Refused
 		peer.Reason = fmt.Sprintf("%s shares no link with this node, and offLink is refuse", peer.Gateway)
 	}
 }
 
-// add adds a route and its nexthop object. The ID is a hash of peer and family, so that it stays while other peers come and go.
-func (p *planner) add(peer *Peer, hop kernel.Nexthop) {
+// addRoute adds a route and its nexthop object. The ID of the nexthop object is a hash of the peer's name and the family, so that the ID
+// does not change when other peers join or leave.
+func (p *planner) addRoute(peer *Peer, hop kernel.Nexthop) {
 	id := hash(peer.Name, peer.PodCIDR.Addr().Is4()) % nexthops
 	for p.ids[id] {
 		id = (id + 1) % nexthops
@@ -134,8 +136,9 @@ func hash(name string, is4 bool) uint32 {
 	return h.Sum32()
 }
 
-// podMTU returns the MTU of pods, or 0 if it is unknown: that of the links to the peers, less the overhead of the tunnel. It depends
-// on the configured tunnel, and not on whether a peer needs it now, because running pods keep their MTU.
+// podMTU returns the MTU of pods, or 0 if it is unknown. If no MTU is configured, the result is the MTU of the uplink minus the overhead of
+// the tunnel. The overhead is subtracted if a tunnel is configured, even if no peer needs the tunnel now, because running pods keep their
+// MTU.
 func (c Config) podMTU(self Self, uplink int) int {
 	if c.MTU != 0 {
 		return c.MTU
@@ -146,5 +149,5 @@ func (c Config) podMTU(self Self, uplink int) int {
 	return min(max(0, uplink), maxMTU)
 }
 
-// maxMTU is the largest IP packet (IP_MAX_MTU of the kernel). A loopback device has more.
+// maxMTU is the size of the largest IP packet in bytes (IP_MAX_MTU of the kernel). A loopback device can have a larger MTU.
 const maxMTU = 65535

@@ -14,9 +14,9 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// planned runs both steps. 192.0.2.0/24 and 2001:db8::/64 are on link 2 of this node, 203.0.113.0/24 is unreachable, and all other
-// addresses are behind a router on link 3.
-func planned(t *testing.T, cfg Config, nodes ...Node) (Wanted, []Peer, nodefile.Node) {
+// runPlan calls Peers and Plan for the node "self". The subnets 192.0.2.0/24 and 2001:db8::/64 are on link 2 of this node. 203.0.113.0/24
+// is unreachable. The routes to all other addresses lead to a router on link 3.
+func runPlan(t *testing.T, cfg Config, nodes ...Node) (Wanted, []Peer, nodefile.Node) {
 	t.Helper()
 	cfg.Self = "self"
 	me, peers, err := Peers(nodes, cfg)
@@ -45,8 +45,8 @@ func waysOf(me Self, peers []Peer) map[netip.Addr]Way {
 	return ways
 }
 
-// texts prints routes with their next hops like ip-route(8).
-func (w Wanted) texts() (lines []string) {
+// routeTexts formats the routes with their next hops like ip-route(8).
+func (w Wanted) routeTexts() (lines []string) {
 	hops := map[uint32]kernel.Nexthop{}
 	for _, h := range w.Nexthops {
 		hops[h.ID] = h
@@ -66,9 +66,9 @@ func (w Wanted) texts() (lines []string) {
 }
 
 func TestPlan(t *testing.T) {
-	nodes := []Node{self(), node("near", 1, "10.1.2.0/24 fd00:2::/64", "192.0.2.2 2001:db8::2"),
-		node("far", 2, "10.1.3.0/24 fd00:3::/64", "198.51.100.3 2001:db8:1::3"), node("nowhere", 3, "10.1.4.0/24", "203.0.113.4"),
-		node("six", 4, "10.1.5.0/24 fd00:5::/64", "2001:db8::5"), node("four", 5, "10.1.6.0/24 fd00:6::/64", "192.0.2.6")}
+	nodes := []Node{self(), nodeOf("near", 1, "10.1.2.0/24 fd00:2::/64", "192.0.2.2 2001:db8::2"),
+		nodeOf("far", 2, "10.1.3.0/24 fd00:3::/64", "198.51.100.3 2001:db8:1::3"), nodeOf("nowhere", 3, "10.1.4.0/24", "203.0.113.4"),
+		nodeOf("six", 4, "10.1.5.0/24 fd00:5::/64", "2001:db8::5"), nodeOf("four", 5, "10.1.6.0/24 fd00:6::/64", "192.0.2.6")}
 	const own4, own6 = "unreachable 10.1.0.0/24 metric 32767", "unreachable fd00:1::/64 metric 32767"
 	const near4, near6 = "10.1.2.0/24 via 192.0.2.2 dev 2", "fd00:2::/64 via 2001:db8::2 dev 2"
 	const six4, six6, four4 = "10.1.5.0/24 via 2001:db8::5 dev 2", "fd00:5::/64 via 2001:db8::5 dev 2", "10.1.6.0/24 via 192.0.2.6 dev 2"
@@ -86,8 +86,8 @@ func TestPlan(t *testing.T) {
 			"fd00:3::/64 via fe80::e50:c633:6403 dev 0 onlink", six6, "fd00:6::/64 via fe80::e50:c000:206 dev 0 onlink"}, Tunneled, Tunneled, 1450},
 	} {
 		t.Run(string(c.way), func(t *testing.T) {
-			want, peers, file := planned(t, Config{OffLink: c.way, VXLAN: VXLAN{142, 8472}}, nodes...)
-			if diff := cmp.Diff(c.routes, want.texts()); diff != "" {
+			want, peers, file := runPlan(t, Config{OffLink: c.way, VXLAN: VXLAN{142, 8472}}, nodes...)
+			if diff := cmp.Diff(c.routes, want.routeTexts()); diff != "" {
 				t.Error(diff)
 			}
 			states := map[string]State{}
@@ -106,20 +106,20 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestReasons checks that each peer without a route has a reason.
+// TestReasons checks the Reason of peers without a route.
 func TestReasons(t *testing.T) {
 	for _, c := range []struct {
 		way    OffLink
 		node   Node
 		reason string
 	}{
-		{OffLinkRefuse, node("a", 1, "10.1.2.0/24", "198.51.100.2"), "198.51.100.2 shares no link with this node, and offLink is refuse"},
-		{OffLinkRefuse, node("a", 1, "10.1.2.0/24", "203.0.113.2"), "network is unreachable"},
-		{OffLinkVXLAN, node("a", 1, "10.1.2.0/24", "203.0.113.2"), "network is unreachable"},
-		{OffLinkVXLAN, node("a", 1, "10.1.2.0/24", "2001:db8:1::2"),
+		{OffLinkRefuse, nodeOf("a", 1, "10.1.2.0/24", "198.51.100.2"), "198.51.100.2 shares no link with this node, and offLink is refuse"},
+		{OffLinkRefuse, nodeOf("a", 1, "10.1.2.0/24", "203.0.113.2"), "network is unreachable"},
+		{OffLinkVXLAN, nodeOf("a", 1, "10.1.2.0/24", "203.0.113.2"), "network is unreachable"},
+		{OffLinkVXLAN, nodeOf("a", 1, "10.1.2.0/24", "2001:db8:1::2"),
 			"the node object has no IPv4 address, which is the family of the tunnel; addressCIDRs can choose another"},
 	} {
-		if _, peers, _ := planned(t, Config{OffLink: c.way}, self(), c.node); peers[0].Reason != c.reason || peers[0].State != Refused {
+		if _, peers, _ := runPlan(t, Config{OffLink: c.way}, self(), c.node); peers[0].Reason != c.reason || peers[0].State != Refused {
 			t.Errorf("%s %v: %+v, want %q", c.way, c.node, peers[0], c.reason)
 		}
 	}
@@ -132,8 +132,8 @@ func TestReasons(t *testing.T) {
 
 func TestTunnel(t *testing.T) {
 	cfg := Config{OffLink: OffLinkVXLAN, VXLAN: VXLAN{142, 8472}}
-	want, _, file := planned(t, cfg, self(), node("b", 1, "10.1.3.0/24 fd00:3::/64", "198.51.100.3 2001:db8:1::3"),
-		node("a", 2, "fd00:4::/64", "198.51.100.4"))
+	want, _, file := runPlan(t, cfg, self(), nodeOf("b", 1, "10.1.3.0/24 fd00:3::/64", "198.51.100.3 2001:db8:1::3"),
+		nodeOf("a", 2, "fd00:4::/64", "198.51.100.4"))
 	addr := netip.MustParseAddr
 	tunnel := &Tunnel{
 		Addresses: []netip.Addr{addr("10.1.0.0"), addr("fd00:1::")},
@@ -147,15 +147,15 @@ func TestTunnel(t *testing.T) {
 	if diff := cmp.Diff(tunnel, want.Tunnel, same()); diff != "" || file.MTU != 1450 {
 		t.Errorf("MTU %d\n%s", file.MTU, diff)
 	}
-	// IPv6 underlay: the MAC is a hash.
+	// With an IPv6 underlay, the MAC of the tunnel device is a hash of the address.
 	cfg.AddressCIDRs = []netip.Prefix{netip.MustParsePrefix("2001:db8::/32")}
-	want, _, file = planned(t, cfg, self(), node("b", 1, "10.1.3.0/24", "198.51.100.3 2001:db8:1::3"))
+	want, _, file = runPlan(t, cfg, self(), nodeOf("b", 1, "10.1.3.0/24", "198.51.100.3 2001:db8:1::3"))
 	if file.MTU != 1430 || want.Tunnel.MTU != 1430 || want.Tunnel.MAC.String() != "0e:1e:03:d7:e1:ca" ||
 		want.Tunnel.Local != addr("2001:db8::1") {
 		t.Errorf("%+v, MTU %d", want.Tunnel, file.MTU)
 	}
-	// No peer needs the tunnel: there is no device, but the MTU leaves room for it.
-	if want, _, file = planned(t, cfg, self(), node("b", 1, "10.1.3.0/24", "2001:db8::3")); want.Tunnel != nil || file.MTU != 8930 {
+	// No peer needs the tunnel, so there is no device. The MTU still leaves room for the overhead of the tunnel.
+	if want, _, file = runPlan(t, cfg, self(), nodeOf("b", 1, "10.1.3.0/24", "2001:db8::3")); want.Tunnel != nil || file.MTU != 8930 {
 		t.Errorf("%+v, MTU %d", want.Tunnel, file.MTU)
 	}
 }
@@ -171,11 +171,11 @@ func hopTo(w Wanted, cidr string) int {
 	return -1
 }
 
-// TestMTU checks that the MTU is the configured one, or else the smallest of the links to the peers. Without peers it is unknown,
-// unless the link with the own address is known.
+// TestMTU checks that the MTU of pods is the configured MTU. If no MTU is configured, the MTU of pods is the smallest MTU of the links to
+// the peers. On a node without peers, the MTU of pods is the MTU of the link with the node's own address, or 0 if this link is unknown.
 func TestMTU(t *testing.T) {
-	far := node("far", 1, "10.1.3.0/24", "198.51.100.3")
-	near := node("near", 2, "10.1.2.0/24", "192.0.2.2")
+	far := nodeOf("far", 1, "10.1.3.0/24", "198.51.100.3")
+	near := nodeOf("near", 2, "10.1.2.0/24", "192.0.2.2")
 	for _, c := range []struct {
 		cfg   Config
 		nodes []Node
@@ -183,7 +183,7 @@ func TestMTU(t *testing.T) {
 	}{{Config{}, nil, 0}, {Config{OffLink: OffLinkVXLAN}, nil, 0}, {Config{}, []Node{near}, 9000}, {Config{}, []Node{near, far}, 1500},
 		{Config{OffLink: OffLinkFabric}, []Node{near, far}, 1500}, {Config{OffLink: OffLinkVXLAN}, []Node{near}, 8950},
 		{Config{MTU: 1400, OffLink: OffLinkVXLAN}, []Node{near}, 1400}} {
-		if _, _, file := planned(t, c.cfg, append(c.nodes, self())...); file.MTU != c.want {
+		if _, _, file := runPlan(t, c.cfg, append(c.nodes, self())...); file.MTU != c.want {
 			t.Errorf("%+v %v: %d, want %d", c.cfg, c.nodes, file.MTU, c.want)
 		}
 	}
@@ -195,10 +195,10 @@ func TestMTU(t *testing.T) {
 }
 
 func TestClusterCIDRs(t *testing.T) {
-	nodes := []Node{node("self", 1, "10.1.0.0/24 fd00::/64", "192.0.2.1"),
-		node("a", 1, "10.1.1.0/24 fd00:0:0:1::/64", "192.0.2.2 2001:db8::2"),
-		node("b", 1, "10.1.2.0/24", "192.0.2.3"), node("c", 1, "10.1.3.0/24", "203.0.113.4"), node("d", 1, "10.1.5.0/24", "192.0.2.5"),
-		node("e", 1, "10.1.6.0/24", "192.0.2.6"), node("lost", 2, "10.1.4.0/23", "192.0.2.7")}
+	nodes := []Node{nodeOf("self", 1, "10.1.0.0/24 fd00::/64", "192.0.2.1"),
+		nodeOf("a", 1, "10.1.1.0/24 fd00:0:0:1::/64", "192.0.2.2 2001:db8::2"),
+		nodeOf("b", 1, "10.1.2.0/24", "192.0.2.3"), nodeOf("c", 1, "10.1.3.0/24", "203.0.113.4"), nodeOf("d", 1, "10.1.5.0/24", "192.0.2.5"),
+		nodeOf("e", 1, "10.1.6.0/24", "192.0.2.6"), nodeOf("lost", 2, "10.1.4.0/23", "192.0.2.7")}
 	for i, c := range []struct {
 		configured []string
 		want       string
@@ -210,26 +210,27 @@ func TestClusterCIDRs(t *testing.T) {
 		for _, s := range c.configured {
 			cfg.ClusterCIDRs = append(cfg.ClusterCIDRs, netip.MustParsePrefix(s))
 		}
-		want, _, file := planned(t, cfg, nodes...)
+		want, _, file := runPlan(t, cfg, nodes...)
 		if got := fmt.Sprint(file.ClusterCIDRs); got != c.want || len(want.Advice) > 0 || fmt.Sprint(file.PodCIDRs) != "[10.1.0.0/24 fd00::/64]" {
 			t.Errorf("%d: %s, want %s; %v; %v", i, got, c.want, want.Advice, file.PodCIDRs)
 		}
 	}
 }
 
-// TestManyClusterCIDRs checks that only as many CIDRs are written as fit, with advice.
+// TestManyClusterCIDRs checks that Plan returns at most MaxClusterCIDRs, and an Advice if there are more.
 func TestManyClusterCIDRs(t *testing.T) {
-	nodes := []Node{node("self", 1, "10.0.0.0/24", "192.0.2.1")}
+	nodes := []Node{nodeOf("self", 1, "10.0.0.0/24", "192.0.2.1")}
 	for i := 1; i <= nodefile.MaxClusterCIDRs; i++ {
-		nodes = append(nodes, node(fmt.Sprint(i), 1, fmt.Sprintf("10.%d.%d.0/24", i>>7, i<<1&0xff), fmt.Sprintf("198.51.%d.%d", i>>8, i&0xff)))
-		want, _, file := planned(t, Config{}, nodes...)
+		nodes = append(nodes, nodeOf(fmt.Sprint(i), 1, fmt.Sprintf("10.%d.%d.0/24", i>>7, i<<1&0xff), fmt.Sprintf("198.51.%d.%d", i>>8, i&0xff)))
+		want, _, file := runPlan(t, Config{}, nodes...)
 		if fits := i < nodefile.MaxClusterCIDRs; len(file.ClusterCIDRs) != min(i+1, nodefile.MaxClusterCIDRs) || (len(want.Advice) == 0) != fits {
 			t.Fatalf("%d nodes: %d CIDRs, %v", i+1, len(file.ClusterCIDRs), want.Advice)
 		}
 	}
 }
 
-// TestCollisions checks that peers whose names have the same hash get different nexthop IDs and next hops, in any order.
+// TestCollisions checks that peers whose names have the same hash get different nexthop IDs and next hops. The result does not depend on
+// the order of the peers.
 func TestCollisions(t *testing.T) {
 	byHash := map[uint32]string{}
 	var names []string
@@ -240,12 +241,12 @@ func TestCollisions(t *testing.T) {
 		}
 		byHash[h] = name
 	}
-	nodes := []Node{self(), node(names[0], 1, "10.1.2.0/24", "198.51.100.2"), node(names[1], 2, "10.1.3.0/24", "198.51.100.3")}
+	nodes := []Node{self(), nodeOf(names[0], 1, "10.1.2.0/24", "198.51.100.2"), nodeOf(names[1], 2, "10.1.3.0/24", "198.51.100.3")}
 	for i := range 1000 {
 		address := fmt.Sprintf("198.51.%d.%d", 101+i>>8, i&0xff)
-		nodes = append(nodes, node(fmt.Sprint("n", i), 3, fmt.Sprintf("10.2.%d.%d/28", i>>4, i<<4&0xff), address))
+		nodes = append(nodes, nodeOf(fmt.Sprint("n", i), 3, fmt.Sprintf("10.2.%d.%d/28", i>>4, i<<4&0xff), address))
 	}
-	want, _, _ := planned(t, Config{OffLink: OffLinkVXLAN}, nodes...)
+	want, _, _ := runPlan(t, Config{OffLink: OffLinkVXLAN}, nodes...)
 	ids, hops, stays := map[uint32]bool{}, map[netip.Addr]bool{}, 0
 	for _, h := range want.Nexthops {
 		ids[h.ID], hops[h.Gateway] = true, true
@@ -263,8 +264,8 @@ func TestCollisions(t *testing.T) {
 	}
 }
 
-// TestJoinMovesNothing checks that a node that joins never takes the nexthop ID or next hop of another one, whichever name sorts
-// first: packets to that node would meanwhile reach the new one.
+// TestJoinMovesNothing checks that a new node never gets the nexthop ID or next hop of an existing node, even if both names have the same
+// hash. If the new node got the ID, packets to the existing node would reach the new node for a moment.
 func TestJoinMovesNothing(t *testing.T) {
 	for what, values := range map[string]uint32{"nexthop ID": nexthops, "next hop": hops4} {
 		byHash := map[uint32]string{}
@@ -277,9 +278,9 @@ func TestJoinMovesNothing(t *testing.T) {
 			}
 			byHash[h] = name
 		}
-		old := node(second, 1, "10.1.2.0/24", "198.51.100.2")
-		before, _, _ := planned(t, Config{OffLink: OffLinkVXLAN}, self(), old)
-		after, _, _ := planned(t, Config{OffLink: OffLinkVXLAN}, self(), old, node(first, 2, "10.1.3.0/24", "198.51.100.3"))
+		old := nodeOf(second, 1, "10.1.2.0/24", "198.51.100.2")
+		before, _, _ := runPlan(t, Config{OffLink: OffLinkVXLAN}, self(), old)
+		after, _, _ := runPlan(t, Config{OffLink: OffLinkVXLAN}, self(), old, nodeOf(first, 2, "10.1.3.0/24", "198.51.100.3"))
 		was, is := before.Nexthops[hopTo(before, "10.1.2.0/24")], after.Nexthops[hopTo(after, "10.1.2.0/24")]
 		if was != is || len(after.Nexthops) != 2 {
 			t.Errorf("%s: %s joins beside %s, which had %s and has %s", what, first, second, was, is)
@@ -287,10 +288,10 @@ func TestJoinMovesNothing(t *testing.T) {
 	}
 }
 
-// TestHopCollision checks that two peers whose names have the same hash get different next hops.
+// TestHopCollision checks that nextHop4 returns different next hops for two peers whose names have the same hash.
 func TestHopCollision(t *testing.T) {
 	tunnel := newTunneler(Self{})
-	if a, b := tunnel.hop4("a"), tunnel.hop4("a"); a == b || !netip.MustParsePrefix("169.254.0.0/16").Contains(b) {
+	if a, b := tunnel.nextHop4("a"), tunnel.nextHop4("a"); a == b || !netip.MustParsePrefix("169.254.0.0/16").Contains(b) {
 		t.Errorf("%s and %s", a, b)
 	}
 }

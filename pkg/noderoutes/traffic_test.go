@@ -21,8 +21,9 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// reaches reports an error unless an address answers, or unless it does not if want is false.
-func (n labNode) reaches(to netip.Addr, want bool) {
+// mustReach pings an address. If want is true, it reports an error if no reply arrives. If want is false, it reports an error if a reply
+// arrives.
+func (n labNode) mustReach(to netip.Addr, want bool) {
 	n.Helper()
 	seen, err := meter.Ping(n.Context(), meter.Flow{From: n.pod.Do, Listen: netip.AddrPortFrom(to, 0), Duration: 5 * meter.PingInterval,
 		Patience: time.Second})
@@ -32,13 +33,14 @@ func (n labNode) reaches(to netip.Addr, want bool) {
 	}
 }
 
-// pingers is the number of parallel pings for 1,000 requests a second.
+// This number of parallel pings sends 1,000 requests per second.
 const pingers = int(time.Second/meter.PingInterval) / 10
 
-// answers returns the number of echo replies that the node's kernel received. A socket that is read late may drop some.
-func (n labNode) answers() (count int) {
+// repliesReceived returns the number of echo replies that the node's kernel received. This counter includes replies that were dropped
+// because a socket buffer was full.
+func (n labNode) repliesReceived() (count int) {
 	n.Helper()
-	n.run(func() error {
+	n.runInside(func() error {
 		four, err := os.ReadFile("/proc/thread-self/net/snmp")
 		if err != nil {
 			return err
@@ -66,14 +68,14 @@ func (n labNode) answers() (count int) {
 	return count
 }
 
-// loses calls change repeatedly while 1,000 requests a second go to addresses. It returns the number of requests and of missing
-// replies.
-func (n labNode) loses(to []netip.Addr, lasts time.Duration, change func(round int)) (sent, lost, rounds int) {
+// measureLoss repeatedly calls the given function, which changes the node, while the node sends 1,000 ping requests per second. It returns
+// the number of requests, the number of missing replies, and the number of calls.
+func (n labNode) measureLoss(to []netip.Addr, lasts time.Duration, change func(round int)) (sent, lost, rounds int) {
 	n.Helper()
 	for _, addr := range to {
-		n.reaches(addr, true) // resolves the neighbours beforehand
+		n.mustReach(addr, true) // resolves the neighbours beforehand
 	}
-	before, unread := n.answers(), 0
+	before, unread := n.repliesReceived(), 0
 	ctx, stop := context.WithCancel(n.Context())
 	defer stop()
 	var mu sync.Mutex
@@ -96,7 +98,7 @@ func (n labNode) loses(to []netip.Addr, lasts time.Duration, change func(round i
 	for {
 		select {
 		case <-ended:
-			lost = sent - (n.answers() - before)
+			lost = sent - (n.repliesReceived() - before)
 			n.Logf("%d requests, %d lost, %d rounds; the pings saw %d lost", sent, lost, rounds, unread)
 			return sent, lost, rounds
 		default:
@@ -107,20 +109,20 @@ func (n labNode) loses(to []netip.Addr, lasts time.Duration, change func(round i
 	}
 }
 
-// TestNothingLost checks that no packet to an unchanged peer is lost while its nexthop ID changes, other peers come, go and change
-// their addresses, and the same state is applied again.
+// TestNothingLost checks that no packet to a peer is lost during these changes: its nexthop ID changes, other peers join, leave and change
+// their addresses, and Apply repeats the same state.
 func TestNothingLost(t *testing.T) {
 	l := newLAN(t, 2)
-	a := newNode(t).join(l, "eth0", 1)
-	newNode(t).join(l, "eth0", 2).withPods(2)
-	newNode(t).join(l, "eth0", 3, 30).withPods(3) // has two addresses
+	a := newNode(t).joinLAN(l, "eth0", 1)
+	newNode(t).joinLAN(l, "eth0", 2).withPods(2)
+	newNode(t).joinLAN(l, "eth0", 3, 30).withPods(3) // has two addresses
 	same := a.monitor()
-	// Each round differs in one thing from the one before.
+	// Each round makes one change to the wanted state of the previous round.
 	rounds := []func(*Wanted){
 		func(w *Wanted) {},
-		func(w *Wanted) { *w = a.direct(l, 2, 3, 4, 5) },
+		func(w *Wanted) { *w = a.directRoutes(l, 2, 3, 4, 5) },
 		func(w *Wanted) {
-			w.Nexthops[2].Gateway, w.Nexthops[3].Gateway = l.address(30, false), l.address(30, true)
+			w.Nexthops[2].Gateway, w.Nexthops[3].Gateway = l.addressOf(30, false), l.addressOf(30, true)
 		},
 		func(w *Wanted) {
 			for i := range 2 {
@@ -128,16 +130,16 @@ func TestNothingLost(t *testing.T) {
 				w.Routes[i].Nexthop += 0x1000
 			}
 		},
-		func(w *Wanted) { *w = a.direct(l, 2, 3) },
+		func(w *Wanted) { *w = a.directRoutes(l, 2, 3) },
 	}
-	want := a.direct(l, 2, 3)
-	a.apply(want, Options{})
+	want := a.directRoutes(l, 2, 3)
+	a.mustApply(want, Options{})
 	to := []netip.Addr{podAddress(2, false), podAddress(2, true), podAddress(3, false), podAddress(3, true)}
-	sent, lost, count := a.loses(to, 3*time.Second, func(round int) {
+	sent, lost, count := a.measureLoss(to, 3*time.Second, func(round int) {
 		rounds[round%len(rounds)](&want)
-		a.apply(want, Options{})
+		a.mustApply(want, Options{})
 		same()
-		if r := a.apply(want, Options{}); r.Changes != 0 || same() != 0 {
+		if r := a.mustApply(want, Options{}); r.Changes != 0 || same() != 0 {
 			t.Errorf("round %d: applied again: %+v", round, r)
 		}
 	})
@@ -146,27 +148,29 @@ func TestNothingLost(t *testing.T) {
 	}
 }
 
-// TestAdopt checks that routes of other programs are taken over without a lost packet, whatever their metric.
+// TestAdopt checks that Apply with Options.Adopt replaces routes of another program without losing a packet. The test repeats this for
+// routes with different metrics.
 func TestAdopt(t *testing.T) {
 	l := newLAN(t, 2)
-	a := newNode(t).join(l, "eth0", 1)
-	newNode(t).join(l, "eth0", 2).withPods(2)
+	a := newNode(t).joinLAN(l, "eth0", 1)
+	newNode(t).joinLAN(l, "eth0", 2).withPods(2)
 	const flannel = 3
 	for _, metric := range []int{0, 500, 5000} {
 		theirs := func() error {
-			err := route("eth0", "10.0.2.0/24", "192.0.2.2", flannel, metric)
+			err := addRoute("eth0", "10.0.2.0/24", "192.0.2.2", flannel, metric)
 			if err == nil {
-				err = route("eth0", "fd10:2::/64", "fd00:2::2", flannel, metric)
+				err = addRoute("eth0", "fd10:2::/64", "fd00:2::2", flannel, metric)
 			}
 			return err
 		}
-		a.run(theirs)
+		a.runInside(theirs)
 		changed := a.monitor()
-		sent, lost, _ := a.loses([]netip.Addr{podAddress(2, false), podAddress(2, true)}, time.Second, func(round int) {
-			if r := a.apply(a.direct(l, 2), Options{Adopt: []int{flannel}}); (r.Changes != 0) != (round == 0) {
+		sent, lost, _ := a.measureLoss([]netip.Addr{podAddress(2, false), podAddress(2, true)}, time.Second, func(round int) {
+			if r := a.mustApply(a.directRoutes(l, 2), Options{Adopt: []int{flannel}}); (r.Changes != 0) != (round == 0) {
 				t.Errorf("metric %d, round %d: %+v", metric, round, r)
 			}
-			// Two nexthop objects and two routes. Only routes with another metric are deleted.
+			// Apply adds two nexthop objects and two routes. It deletes the two adopted routes only if their metric differs from the metric of the
+			// new routes.
 			if seen := changed(); round == 0 && seen != map[bool]int{true: 4, false: 6}[metric == 0] {
 				t.Errorf("metric %d: the kernel told of %d changes", metric, seen)
 			}
@@ -183,20 +187,20 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// TestLossIsSeen checks that the measurement detects packets that are lost when a route is deleted and added.
+// TestLossIsSeen checks that measureLoss detects lost packets while a route is deleted and added again.
 func TestLossIsSeen(t *testing.T) {
 	l := newLAN(t, 2)
-	a := newNode(t).join(l, "eth0", 1)
-	newNode(t).join(l, "eth0", 2).withPods(2)
-	want := a.direct(l, 2)
-	a.apply(want, Options{})
-	_, lost, _ := a.loses([]netip.Addr{podAddress(2, false)}, time.Second, func(round int) {
-		if a.answers() < 2*pingers {
+	a := newNode(t).joinLAN(l, "eth0", 1)
+	newNode(t).joinLAN(l, "eth0", 2).withPods(2)
+	want := a.directRoutes(l, 2)
+	a.mustApply(want, Options{})
+	_, lost, _ := a.measureLoss([]netip.Addr{podAddress(2, false)}, time.Second, func(round int) {
+		if a.repliesReceived() < 2*pingers {
 			return // without a route, connecting the socket fails
 		}
-		kerneltest.Must(t, a.ns.DelProtocolRoute(kernel.ProtocolRoute{Dst: cidr(2, false)}, Protocol))
+		kerneltest.Must(t, a.ns.DelProtocolRoute(kernel.ProtocolRoute{Dst: cidrOf(2, false)}, Protocol))
 		time.Sleep(5 * time.Millisecond)
-		a.apply(want, Options{})
+		a.mustApply(want, Options{})
 	})
 	if lost == 0 {
 		t.Error("none")
@@ -206,7 +210,7 @@ func TestLossIsSeen(t *testing.T) {
 // setUp sets a link of the node up or down.
 func (n labNode) setUp(link string, up bool) {
 	n.Helper()
-	n.run(func() error {
+	n.runInside(func() error {
 		if up {
 			return netlink.LinkSetUp(mustLink(link))
 		}

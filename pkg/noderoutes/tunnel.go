@@ -15,10 +15,12 @@ import (
 // TunnelName is the name of the tunnel device.
 const TunnelName = "podlace.vx"
 
-// hops4 is the number of IPv4 next hops: 169.254.1.0 to 169.254.254.255 (RFC 3927 reserves the first and the last 256).
+// hops4 is the number of possible IPv4 next hops, from 169.254.1.0 to 169.254.254.255. RFC 3927 reserves the first and the last 256
+// addresses of 169.254.0.0/16.
 const hops4 = 254 << 8
 
-// overhead returns the bytes that VXLAN adds to a packet: 22 for Ethernet and VXLAN, 8 for UDP, and the outer IP header.
+// overhead returns the number of bytes that VXLAN adds to a packet: 22 for the Ethernet and VXLAN headers, 8 for UDP, and 20 or 40 for the
+// outer IP header.
 func overhead(underlay netip.Addr) int {
 	if underlay.Is4() {
 		return 50
@@ -26,7 +28,7 @@ func overhead(underlay netip.Addr) int {
 	return 70
 }
 
-// tunnelMAC returns the MAC of a node's tunnel device, computed from its address, so that no node has to publish it.
+// tunnelMAC returns the MAC of a node's tunnel device. It is computed from the node's address, so that nodes need not publish their MACs.
 func tunnelMAC(a netip.Addr) (mac [6]byte) {
 	if a.Is4() {
 		four := a.As4()
@@ -40,7 +42,7 @@ func tunnelMAC(a netip.Addr) (mac [6]byte) {
 	return mac
 }
 
-// tunneler collects the peers of the tunnel.
+// tunneler collects the peers that this node reaches through the tunnel.
 type tunneler struct {
 	own   netip.Addr
 	macs  map[[6]byte]netip.Addr // the node of each MAC
@@ -54,8 +56,9 @@ func newTunneler(self Self) *tunneler {
 	return &tunneler{own: own, macs: map[[6]byte]netip.Addr{tunnelMAC(own): own}, hops: map[uint32]bool{}, index: map[netip.Addr]int{}}
 }
 
-// hop adds a peer and returns the next hop of the route to its podCIDR, or why there is none.
-func (t *tunneler) hop(peer Peer) (hop netip.Addr, reason string) {
+// addPeer adds a peer and returns the next hop of the route to the peer's podCIDR. If the peer cannot use the tunnel, addPeer returns the
+// reason.
+func (t *tunneler) addPeer(peer Peer) (hop netip.Addr, reason string) {
 	remote := peer.Underlay
 	if !remote.IsValid() || remote.Is4() != t.own.Is4() {
 		family := map[bool]string{true: "IPv4", false: "IPv6"}[t.own.Is4()]
@@ -66,11 +69,11 @@ func (t *tunneler) hop(peer Peer) (hop netip.Addr, reason string) {
 		return hop, fmt.Sprintf("its address %s gives the same MAC in the tunnel as %s", remote, other)
 	}
 	t.macs[mac] = remote
-	if hop = hop6(mac); peer.PodCIDR.Addr().Is4() {
+	if hop = nextHop6(mac); peer.PodCIDR.Addr().Is4() {
 		if len(t.hops) == hops4 {
 			return hop, fmt.Sprintf("the tunnel already has its maximum of %d next hops", hops4)
 		}
-		hop = t.hop4(peer.Name)
+		hop = t.nextHop4(peer.Name)
 	}
 	i, ok := t.index[remote]
 	if !ok {
@@ -82,7 +85,7 @@ func (t *tunneler) hop(peer Peer) (hop netip.Addr, reason string) {
 	return hop, ""
 }
 
-func (t *tunneler) hop4(name string) netip.Addr {
+func (t *tunneler) nextHop4(name string) netip.Addr {
 	n := hash(name, true) % hops4
 	for t.hops[n] {
 		n = (n + 1) % hops4
@@ -91,15 +94,15 @@ func (t *tunneler) hop4(name string) netip.Addr {
 	return netip.AddrFrom4([4]byte{169, 254, byte(1 + n>>8), byte(n)})
 }
 
-// hop6 embeds the MAC, which is unique among peers.
-func hop6(mac [6]byte) netip.Addr {
+// nextHop6 returns the IPv6 next hop of a peer: a link-local address that contains the peer's MAC. The MAC is unique among peers.
+func nextHop6(mac [6]byte) netip.Addr {
 	hop := [16]byte{0: 0xfe, 1: 0x80}
 	copy(hop[10:], mac[:])
 	return netip.AddrFrom16(hop)
 }
 
-// device returns the tunnel over a link with the MTU uplink, 0 if unknown. Its addresses are the first ones of the own podCIDRs, which
-// pods never get.
+// device() returns the wanted tunnel device. The last argument is the MTU of the link below the tunnel, or 0 if this MTU is unknown. The
+// addresses of the device are the first addresses of the node's own podCIDRs, which pods never get.
 func (t *tunneler) device(cfg Config, podCIDRs []netip.Prefix, uplink int) *Tunnel {
 	var addresses []netip.Addr
 	for _, p := range podCIDRs {

@@ -21,8 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// tunnelLab has two nodes in two subnets, each with a pod behind it. The router between them drops packets with pod addresses, as
-// cloud providers do.
+// tunnelLab has two nodes in two subnets. Each node has a pod. The router between the subnets drops packets with pod addresses, like the
+// routers of cloud providers.
 type tunnelLab struct {
 	nodes [2]labNode // the numbers of their podCIDRs are 1 and 2
 	pods  [2]labNode
@@ -33,15 +33,15 @@ type tunnelLab struct {
 func newTunnelLab(t *testing.T, v6 bool) tunnelLab {
 	t.Helper()
 	lab := tunnelLab{lans: [2]lan{newLAN(t, 2), newLAN(t, 3)}, v6: v6}
-	router := newNode(t).join(lab.lans[0], "eth0", 254).join(lab.lans[1], "eth1", 254)
-	router.run(func() error {
+	router := newNode(t).joinLAN(lab.lans[0], "eth0", 254).joinLAN(lab.lans[1], "eth1", 254)
+	router.runInside(func() error {
 		return errors.Join(dropFrom("10.0.0.0/8"), dropFrom("fd10::/16"))
 	})
 	for i, l := range lab.lans {
-		lab.nodes[i] = newNode(t).join(l, "eth0", 1+i)
-		lab.nodes[i].run(func() error {
-			return errors.Join(route("eth0", "0.0.0.0/0", l.address(254, false).String(), unix.RTPROT_STATIC, 0),
-				route("eth0", "::/0", l.address(254, true).String(), unix.RTPROT_STATIC, 0))
+		lab.nodes[i] = newNode(t).joinLAN(l, "eth0", 1+i)
+		lab.nodes[i].runInside(func() error {
+			return errors.Join(addRoute("eth0", "0.0.0.0/0", l.addressOf(254, false).String(), unix.RTPROT_STATIC, 0),
+				addRoute("eth0", "::/0", l.addressOf(254, true).String(), unix.RTPROT_STATIC, 0))
 		})
 		lab.pods[i] = lab.nodes[i].withPod(1 + i)
 	}
@@ -62,86 +62,89 @@ func dropFrom(subnet string) error {
 	return netlink.RuleAdd(rule)
 }
 
-// withPod gives the node a pod to which it routes, with the first addresses of its podCIDRs.
+// withPod adds a pod to the node. The pod has the first pod addresses of the node's podCIDRs.
 func (n labNode) withPod(id int) (pod labNode) {
 	n.Helper()
 	pod = newNode(n.TB)
 	f, err := os.Open(pod.pod.Path)
 	kerneltest.Must(n, err)
 	defer f.Close()
-	n.run(func() error {
+	n.runInside(func() error {
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "pod0"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(f.Fd())})
 	})
 	last4, last6 := netip.MustParseAddr(fmt.Sprintf("10.0.%d.254", id)), netip.MustParseAddr(fmt.Sprintf("fd10:%x::fe", id))
-	n.run(func() error {
+	n.runInside(func() error {
 		return errors.Join(netlink.LinkSetUp(mustLink("pod0")), addAddress("pod0", last4.String()+"/24"),
 			addAddress("pod0", last6.String()+"/64"))
 	})
-	pod.run(func() error {
+	pod.runInside(func() error {
 		return errors.Join(netlink.LinkSetUp(mustLink("eth0")), addAddress("eth0", podAddress(id, false).String()+"/24"),
 			addAddress("eth0", podAddress(id, true).String()+"/64"),
-			route("eth0", "0.0.0.0/0", last4.String(), unix.RTPROT_STATIC, 0), route("eth0", "::/0", last6.String(), unix.RTPROT_STATIC, 0))
+			addRoute("eth0", "0.0.0.0/0", last4.String(), unix.RTPROT_STATIC, 0), addRoute("eth0", "::/0", last6.String(), unix.RTPROT_STATIC, 0))
 	})
 	return pod
 }
 
-// mac returns the MAC of the tunnel device of a node.
-func mac(id int) net.HardwareAddr { return net.HardwareAddr{0x0e, 0x50, 0, 0, 0, byte(id)} }
+// macOf returns the MAC of the tunnel device of the node with this number.
+func macOf(id int) net.HardwareAddr { return net.HardwareAddr{0x0e, 0x50, 0, 0, 0, byte(id)} }
 
-// hops returns the gateways behind the tunnel of a node.
-func hops(id int) []netip.Addr {
+// hopsOf returns the next hops through the tunnel to the node with this number.
+func hopsOf(id int) []netip.Addr {
 	return []netip.Addr{netip.AddrFrom4([4]byte{169, 254, 1, byte(id)}), netip.MustParseAddr(fmt.Sprintf("fe80::50:%x", id))}
 }
 
-// tunnel returns the wanted state of a node with an address, for the numbers of its peers behind the tunnel.
-func (n labNode) tunnel(id int, local netip.Addr, peers map[int]netip.Addr) (want Wanted) {
+// tunnelState returns the wanted state of the node with this number and local address. The last argument maps the number of each peer to
+// the underlay address of the peer.
+func (n labNode) tunnelState(id int, local netip.Addr, peers map[int]netip.Addr) (want Wanted) {
 	mtu := 1450
 	if local.Is6() {
 		mtu = 1430
 	}
-	want.Tunnel = &Tunnel{Addresses: []netip.Addr{cidr(id, false).Addr(), cidr(id, true).Addr()},
-		VXLAN: kernel.VXLAN{Name: "podlace.vx", VNI: 142, Port: 8472, Local: local, MAC: mac(id), MTU: mtu}}
+	want.Tunnel = &Tunnel{Addresses: []netip.Addr{cidrOf(id, false).Addr(), cidrOf(id, true).Addr()},
+		VXLAN: kernel.VXLAN{Name: "podlace.vx", VNI: 142, Port: 8472, Local: local, MAC: macOf(id), MTU: mtu}}
 	for peer, remote := range peers {
-		want.Tunnel.Peers = append(want.Tunnel.Peers, kernel.TunnelPeer{MAC: mac(peer), Remote: remote, Hops: hops(peer)})
+		want.Tunnel.Peers = append(want.Tunnel.Peers, kernel.TunnelPeer{MAC: macOf(peer), Remote: remote, Hops: hopsOf(peer)})
 		for _, v6 := range []bool{false, true} {
-			hop := kernel.Nexthop{ID: nexthopID(peer, v6), Gateway: hops(peer)[0], Link: TunnelLink, OnLink: true}
+			hop := kernel.Nexthop{ID: nexthopID(peer, v6), Gateway: hopsOf(peer)[0], Link: TunnelLink, OnLink: true}
 			if v6 {
-				hop.Gateway = hops(peer)[1]
+				hop.Gateway = hopsOf(peer)[1]
 			}
 			want.Nexthops = append(want.Nexthops, hop)
-			want.Routes = append(want.Routes, kernel.ProtocolRoute{Dst: cidr(peer, v6), Nexthop: hop.ID})
+			want.Routes = append(want.Routes, kernel.ProtocolRoute{Dst: cidrOf(peer, v6), Nexthop: hop.ID})
 		}
 	}
 	return want
 }
 
-// wants returns the wanted state of the lab's node with an index.
-func (lab tunnelLab) wants(i int) Wanted {
+// wantedOf returns the wanted state of the node with this index in the lab.
+func (lab tunnelLab) wantedOf(i int) Wanted {
 	other := 1 - i
-	return lab.nodes[i].tunnel(1+i, lab.lans[i].address(1+i, lab.v6), map[int]netip.Addr{1 + other: lab.lans[other].address(1+other, lab.v6)})
+	remotes := map[int]netip.Addr{1 + other: lab.lans[other].addressOf(1+other, lab.v6)}
+	return lab.nodes[i].tunnelState(1+i, lab.lans[i].addressOf(1+i, lab.v6), remotes)
 }
 
-// TestTunnelTraffic checks that packets of pods and of the node itself cross two subnets, for all combinations of families; that a
-// second Apply changes nothing; that packets that are too long get the right error; and that Remove restores the initial state.
+// TestTunnelTraffic checks that pods and nodes in two subnets reach each other through the tunnel, for all combinations of address
+// families. A second Apply changes nothing. Packets that are too large for the tunnel get an ICMP error with the correct MTU. Remove
+// restores the initial state.
 func TestTunnelTraffic(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
 			lab := newTunnelLab(t, v6)
 			a := lab.nodes[0]
 			before := a.snapshot()
-			lab.pods[0].reaches(podAddress(2, false), false)
+			lab.pods[0].mustReach(podAddress(2, false), false)
 			changed := a.monitor()
-			if r := a.apply(lab.wants(0), Options{}); r.Changes != 10 { // device, fdb, two neighbours, two addresses, two nexthops, two routes
+			if r := a.mustApply(lab.wantedOf(0), Options{}); r.Changes != 10 { // device, fdb, 2 neighbours, 2 addresses, 2 nexthops, 2 routes
 				t.Errorf("%+v", r)
 			}
-			lab.nodes[1].apply(lab.wants(1), Options{})
+			lab.nodes[1].mustApply(lab.wantedOf(1), Options{})
 			mtu := 1500 - 50
 			if v6 {
 				mtu = 1500 - 70
 			}
 			for _, inner6 := range []bool{false, true} {
-				lab.pods[0].reaches(podAddress(2, inner6), true)
-				a.reaches(podAddress(2, inner6), true)
+				lab.pods[0].mustReach(podAddress(2, inner6), true)
+				a.mustReach(podAddress(2, inner6), true)
 				if got := lab.pods[0].pathMTU(podAddress(2, inner6)); got != mtu {
 					t.Errorf("path MTU to %s: %d, want %d", podAddress(2, inner6), got, mtu)
 				}
@@ -151,25 +154,25 @@ func TestTunnelTraffic(t *testing.T) {
 				t.Errorf("%s", s)
 			}
 			changed()
-			if r := a.apply(lab.wants(0), Options{}); r.Changes != 0 || changed() != 0 {
+			if r := a.mustApply(lab.wantedOf(0), Options{}); r.Changes != 0 || changed() != 0 {
 				t.Errorf("the same again: %+v", r)
 			}
 			_, err := Remove(a.ns)
 			kerneltest.Must(t, err)
-			a.unchanged(before)
+			a.mustBeUnchanged(before)
 		})
 	}
 }
 
-// pathMTU returns the MTU that the node has learnt for an address from a packet that is too long for the tunnel and must not be
-// fragmented.
+// pathMTU sends a packet that is too large for the tunnel and must not be fragmented. After this packet it reads the path MTU of the node
+// for the address, and returns it.
 func (n labNode) pathMTU(to netip.Addr) (mtu int) {
 	n.Helper()
 	network, level, discover, do, ask := "udp4", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO, unix.IP_MTU
 	if to.Is6() {
 		network, level, discover, do, ask = "udp6", unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO, unix.IPV6_MTU
 	}
-	n.run(func() error {
+	n.runInside(func() error {
 		conn, err := net.DialUDP(network, nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, 9)))
 		if err != nil {
 			return err
@@ -193,58 +196,59 @@ func (n labNode) pathMTU(to netip.Addr) (mtu int) {
 	return mtu
 }
 
-// TestTunnelChanges checks that no packet to an unchanged peer is lost while other peers come, go and move and the MTU of the device
-// changes. Deleted peers leave nothing, another port recreates the device, and the last peer takes the device with it.
+// TestTunnelChanges checks that no packet to an unchanged peer is lost while other peers join, leave and move, and while the MTU of the
+// device changes. Apply deletes all entries of deleted peers. Apply recreates the device if the port changes. It deletes the device when
+// the last peer is deleted.
 func TestTunnelChanges(t *testing.T) {
 	lab := newTunnelLab(t, false)
 	a := lab.nodes[0]
-	lab.nodes[1].apply(lab.wants(1), Options{})
-	local, remote := lab.lans[0].address(1, false), lab.lans[1].address(2, false)
-	a.apply(lab.wants(0), Options{})
+	lab.nodes[1].mustApply(lab.wantedOf(1), Options{})
+	local, remote := lab.lans[0].addressOf(1, false), lab.lans[1].addressOf(2, false)
+	a.mustApply(lab.wantedOf(0), Options{})
 	quiet := a.snapshot()
 	changed := a.monitor()
-	sent, lost, rounds := lab.pods[0].loses([]netip.Addr{podAddress(2, false), podAddress(2, true)}, 2*time.Second, func(round int) {
+	sent, lost, rounds := lab.pods[0].measureLoss([]netip.Addr{podAddress(2, false), podAddress(2, true)}, 2*time.Second, func(round int) {
 		peers := map[int]netip.Addr{2: remote}
 		if round%3 > 0 {
-			peers[3] = lab.lans[1].address(round%3, false)
+			peers[3] = lab.lans[1].addressOf(round%3, false)
 		}
-		want := a.tunnel(1, local, peers)
+		want := a.tunnelState(1, local, peers)
 		want.Tunnel.MTU = 1450 - round%2
-		a.apply(want, Options{})
+		a.mustApply(want, Options{})
 		changed()
-		if r := a.apply(want, Options{}); r.Changes != 0 || changed() != 0 {
+		if r := a.mustApply(want, Options{}); r.Changes != 0 || changed() != 0 {
 			t.Errorf("round %d: %+v", round, r)
 		}
 	})
 	if lost > 0 || sent < 1900 || rounds < 6 {
 		t.Errorf("%d of %d lost in %d rounds", lost, sent, rounds)
 	}
-	a.apply(lab.wants(0), Options{})
-	a.unchanged(quiet)
+	a.mustApply(lab.wantedOf(0), Options{})
+	a.mustBeUnchanged(quiet)
 
-	// The node's own podCIDRs change, and another program adds an address.
-	want := lab.wants(0)
-	want.Tunnel.Addresses = []netip.Addr{cidr(7, false).Addr(), cidr(7, true).Addr()}
-	a.run(func() error { return addAddress("podlace.vx", "198.18.0.1/32") })
-	a.apply(want, Options{})
-	if have, err := a.ns.Addresses(a.link("podlace.vx")); err != nil || fmt.Sprint(have) != "[10.0.7.0/32 fd10:7::/128]" {
+	// Now the node's own podCIDRs change, and another program adds an address to the tunnel device.
+	want := lab.wantedOf(0)
+	want.Tunnel.Addresses = []netip.Addr{cidrOf(7, false).Addr(), cidrOf(7, true).Addr()}
+	a.runInside(func() error { return addAddress("podlace.vx", "198.18.0.1/32") })
+	a.mustApply(want, Options{})
+	if have, err := a.ns.Addresses(a.linkOf("podlace.vx")); err != nil || fmt.Sprint(have) != "[10.0.7.0/32 fd10:7::/128]" {
 		t.Errorf("%s, %v", have, err)
 	}
 
-	index := a.link("podlace.vx").Index
+	index := a.linkOf("podlace.vx").Index
 	want.Tunnel.Port = 4789
-	a.apply(want, Options{})
+	a.mustApply(want, Options{})
 	if vx, err := a.ns.VXLANs(); err != nil || len(vx) != 1 || vx[0].VXLAN.Port != 4789 || vx[0].Index == index {
 		t.Errorf("%+v, %v", vx, err)
 	}
-	a.apply(Wanted{}, Options{})
+	a.mustApply(Wanted{}, Options{})
 	if vx, err := a.ns.VXLANs(); err != nil || len(vx) != 0 {
 		t.Errorf("%+v, %v", vx, err)
 	}
 }
 
-// TestTunnelInTheWay checks that a device of another program stays, that routes through the tunnel fail with the reason, and that all
-// others are made.
+// TestTunnelInTheWay checks that Apply keeps a conflicting device of another program. For the routes through the tunnel, Apply reports this
+// device as the reason of the failure. Apply adds all other routes.
 func TestTunnelInTheWay(t *testing.T) {
 	for name, c := range map[string]struct {
 		link netlink.Link
@@ -258,22 +262,23 @@ func TestTunnelInTheWay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLAN(t, 2)
-			a := newNode(t).join(l, "eth0", 1)
-			a.run(func() error { return netlink.LinkAdd(c.link) })
+			a := newNode(t).joinLAN(l, "eth0", 1)
+			a.runInside(func() error { return netlink.LinkAdd(c.link) })
 			before := a.snapshot()
-			want := a.tunnel(1, l.address(1, false), map[int]netip.Addr{2: netip.MustParseAddr("192.0.3.2")})
-			direct := a.direct(l, 3)
+			want := a.tunnelState(1, l.addressOf(1, false), map[int]netip.Addr{2: netip.MustParseAddr("192.0.3.2")})
+			direct := a.directRoutes(l, 3)
 			want.Nexthops, want.Routes = append(want.Nexthops, direct.Nexthops...), append(want.Routes, direct.Routes...)
 			r, err := Apply(a.ns, want, Options{})
 			kerneltest.Must(t, err)
 			var foreign *kernel.ForeignLink
-			if !errors.As(r.Failed[cidr(2, false)], &foreign) || !strings.Contains(r.Failed[cidr(2, true)].Error(), c.says) || len(r.Failed) != 2 ||
+			if !errors.As(r.Failed[cidrOf(2, false)], &foreign) || len(r.Failed) != 2 ||
+				!strings.Contains(r.Failed[cidrOf(2, true)].Error(), c.says) ||
 				r.Changes != 4 || !errors.As(r.Other, &foreign) {
 				t.Errorf("%+v", r)
 			}
 			_, err = Remove(a.ns)
 			kerneltest.Must(t, err)
-			a.unchanged(before)
+			a.mustBeUnchanged(before)
 		})
 	}
 }

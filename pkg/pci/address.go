@@ -9,16 +9,16 @@ import (
 	"strings"
 )
 
-// Address is the PCI address of a function. It does not change with the function's driver or with the namespace of its interface.
-// Addresses can be compared by ==; the zero value is no address.
+// Address is the PCI address of a function. The address of a function stays the same if its driver or the namespace of its interface
+// changes. Addresses can be compared with ==. The zero value is not an address.
 type Address struct {
 	domain                uint32
 	bus, device, function uint8
 	valid                 bool
 }
 
-// ParseAddress parses an address as sysfs writes it, domain:bus:device.function in hexadecimal: 0000:3b:10.2. A domain has four
-// digits, or more behind Intel's Volume Management Device.
+// ParseAddress parses an address in the format of sysfs, which is domain:bus:device.function in hexadecimal, such as 0000:3b:10.2. A domain
+// has four digits. The domain of a function behind Intel's Volume Management Device has more digits.
 func ParseAddress(s string) (Address, error) {
 	domain, rest, _ := strings.Cut(s, ":")
 	bus, rest, _ := strings.Cut(rest, ":")
@@ -40,7 +40,7 @@ func ParseAddress(s string) (Address, error) {
 // IsValid reports whether the address is not the zero value.
 func (a Address) IsValid() bool { return a.valid }
 
-// String returns the address as sysfs names its folder, or "" for the zero value.
+// String returns the address in the format of sysfs, or "" for the zero value.
 func (a Address) String() string {
 	if !a.valid {
 		return ""
@@ -65,7 +65,7 @@ func (a Address) Compare(b Address) int {
 // MarshalText returns the same as String.
 func (a Address) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
 
-// UnmarshalText is ParseAddress, except that an empty text is the zero value.
+// UnmarshalText parses an address like ParseAddress. An empty text gives the zero value.
 func (a *Address) UnmarshalText(text []byte) (err error) {
 	if len(text) == 0 {
 		*a = Address{}

@@ -14,7 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Timeouts of writes to sysfs, which may hang: VFIO releases a function only when its user closes it.
+// Timeouts for writes to sysfs. Such writes may hang: for example, VFIO waits until the process that uses the function has closed the
+// function's file.
 const (
 	bindTimeout   = 30 * time.Second
 	resizeTimeout = 2 * time.Minute // a VF takes a fraction of a second
@@ -24,9 +25,10 @@ const (
 
 var errNoEffect = errors.New("the kernel accepted the write, but it had no effect")
 
-// Bind binds a VF to a loaded driver, whatever other drivers match it, and first unbinds its present driver. It is a no-op if the VF
-// has that driver already. After a failure it rebinds the previous driver, and the error says whether that succeeded. It takes until
-// ctx ends, at most 30 s, and as long again for the rebinding. The caller must know that the VF is not in use.
+// Bind unbinds a VF from its current driver and binds it to the given driver, which must be loaded. Bind uses driver_override, so that no
+// other matching driver can bind the VF. It is a no-op if the VF already has the driver. After a failure Bind rebinds the previous driver,
+// and the error states whether this succeeded. Bind stops when ctx ends, or after 30 s. The rebinding can take another 30 s. The caller
+// must ensure that the VF is not in use.
 func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
 	return withVFControl(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error {
 		if err := c.checkLoaded(driver); err != nil {
@@ -36,12 +38,12 @@ func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
 	})
 }
 
-// Unbind unbinds a VF from its driver. It is a no-op without one. It takes until ctx ends, at most 30 s.
+// Unbind unbinds a VF from its driver. It is a no-op if the VF has no driver. It stops when ctx ends, or after 30 s.
 func Unbind(ctx context.Context, sysfs string, a Address) error {
 	return withVFControl(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error { return c.unbindCurrent(ctx) })
 }
 
-// control changes one function.
+// A control changes one PCI function through sysfs.
 type control struct {
 	root    *os.Root
 	address Address
@@ -63,8 +65,8 @@ func withControl(ctx context.Context, sysfs string, a Address, limit time.Durati
 	return f(ctx, c)
 }
 
-// withVFControl is controlled for VFs and fails for every other function: unbinding a PF would delete its VFs, and could disconnect the
-// node.
+// withVFControl does the same as withControl, but only for a VF. It returns an error for any other PCI function, because unbinding a PF
+// would delete its VFs and could disconnect the node.
 func withVFControl(ctx context.Context, sysfs string, a Address, limit time.Duration, f func(context.Context, control) error) error {
 	return withControl(ctx, sysfs, a, limit, func(ctx context.Context, c control) error {
 		target, err := readLink(c.root, c.folder+"/physfn", "")
@@ -81,7 +83,7 @@ func withVFControl(ctx context.Context, sysfs string, a Address, limit time.Dura
 	})
 }
 
-// checkLoaded refuses a driver that is not loaded.
+// checkLoaded returns an error if the driver is not loaded.
 func (c control) checkLoaded(driver string) error {
 	if driver == "" || strings.HasPrefix(driver, ".") || strings.Contains(driver, "/") || checkWord(driver) != nil {
 		return errors.New("want the name of a driver")
@@ -94,22 +96,22 @@ func (c control) checkLoaded(driver string) error {
 
 func (c control) bind(ctx context.Context, driver string) error {
 	failed := func(err error) error { return fmt.Errorf("bind %s to %s: %w", c.address, driver, err) }
-	former, err := c.driver()
+	former, err := c.currentDriver()
 	if err != nil || former == driver {
 		return err
 	}
-	override, err := c.override()
+	override, err := c.currentOverride()
 	if err != nil {
 		return failed(err)
 	}
 	if err = c.changeDriver(ctx, driver); err == nil {
-		// The VF keeps its driver until the probe; drivers_probe of other functions is not affected.
+		// Resetting the override does not unbind the VF: the kernel uses driver_override only when it probes the function.
 		if err = c.setOverride(ctx, override); err != nil {
 			return fmt.Errorf("%s is bound to %s: %w", c.address, driver, err)
 		}
 		return nil
 	}
-	// The error may be that ctx has ended.
+	// The undo needs its own context, because ctx may have ended.
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), bindTimeout)
 	defer cancel()
 	if back := c.restoreFormer(undo, former, override); back != nil {
@@ -119,7 +121,7 @@ func (c control) bind(ctx context.Context, driver string) error {
 }
 
 func (c control) restoreFormer(ctx context.Context, former, override string) error {
-	now, err := c.driver()
+	now, err := c.currentDriver()
 	switch {
 	case err != nil:
 	case former == "":
@@ -137,8 +139,8 @@ func orNone(driver string) string {
 	return driver
 }
 
-// changeDriver unbinds the function and lets the kernel choose the driver by the override. That also works if sriov_drivers_autoprobe is
-// off, where the driver's own bind file does not.
+// changeDriver sets driver_override, unbinds the function, and makes the kernel probe the function. The change also works if
+// sriov_drivers_autoprobe is 0. With this value, a write to the driver's bind file would fail.
 func (c control) changeDriver(ctx context.Context, driver string) error {
 	if err := c.setOverride(ctx, driver); err != nil {
 		return err
@@ -146,26 +148,26 @@ func (c control) changeDriver(ctx context.Context, driver string) error {
 	if err := c.unbindCurrent(ctx); err != nil {
 		return err
 	}
-	if err := c.write(ctx, probeFile, c.address.String()); err != nil {
+	if err := c.writeFile(ctx, probeFile, c.address.String()); err != nil {
 		return err
 	}
-	return c.await(ctx, driver)
+	return c.awaitDriver(ctx, driver)
 }
 
 // unbindCurrent unbinds the function from its driver.
 func (c control) unbindCurrent(ctx context.Context) error {
-	now, err := c.driver()
+	now, err := c.currentDriver()
 	if err != nil || now == "" {
 		return err
 	}
-	if err := c.write(ctx, driversFolder+"/"+now+"/unbind", c.address.String()); err != nil {
+	if err := c.writeFile(ctx, driversFolder+"/"+now+"/unbind", c.address.String()); err != nil {
 		return err
 	}
-	return c.await(ctx, "")
+	return c.awaitDriver(ctx, "")
 }
 
-// driver returns the bound driver, or "".
-func (c control) driver() (string, error) {
+// currentDriver returns the driver to which the function is bound, or "".
+func (c control) currentDriver() (string, error) {
 	name, err := readLink(c.root, c.folder+"/driver", "drivers")
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, err := c.root.Stat(c.folder); err != nil {
@@ -179,8 +181,9 @@ func (c control) driver() (string, error) {
 	return name, nil
 }
 
-// override returns driver_override, the only driver that may bind the function, or "".
-func (c control) override() (string, error) {
+// currentOverride returns the value of driver_override, or "" if it is not set. If driver_override is set, only the driver in
+// driver_override can bind the function.
+func (c control) currentOverride() (string, error) {
 	name, err := readAttribute(c.root, c.folder+"/driver_override")
 	if name == "(null)" {
 		name = ""
@@ -189,14 +192,15 @@ func (c control) override() (string, error) {
 }
 
 func (c control) setOverride(ctx context.Context, driver string) error {
-	if now, err := c.override(); err == nil && now == driver {
+	if now, err := c.currentOverride(); err == nil && now == driver {
 		return nil
 	}
-	return c.write(ctx, c.folder+"/driver_override", driver)
+	return c.writeFile(ctx, c.folder+"/driver_override", driver)
 }
 
-// write writes to a file below sysfs. The kernel acts before the write returns, and nothing can interrupt it.
-func (c control) write(ctx context.Context, file, value string) error {
+// writeFile writes to a file below sysfs. The write returns only after the kernel has made the change, and it cannot be interrupted. When
+// ctx ends, writeFile returns without waiting for the end of the write.
+func (c control) writeFile(ctx context.Context, file, value string) error {
 	return fault.Change(fmt.Sprintf("write %q to %s", value, file), func() error {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -212,11 +216,11 @@ func (c control) write(ctx context.Context, file, value string) error {
 	})
 }
 
-// await waits until the function is bound to the driver, or to none.
-func (c control) await(ctx context.Context, driver string) error {
+// awaitDriver waits until the function is bound to the driver. If driver is "", it waits until the function has no driver.
+func (c control) awaitDriver(ctx context.Context, driver string) error {
 	now := ""
 	err := waitUntil(ctx, func() (ok bool, err error) {
-		now, err = c.driver()
+		now, err = c.currentDriver()
 		return now == driver, err
 	})
 	if errors.Is(err, errNoEffect) {
@@ -225,7 +229,7 @@ func (c control) await(ctx context.Context, driver string) error {
 	return err
 }
 
-// waitUntil waits until a condition holds.
+// waitUntil calls a function repeatedly until it returns true or an error. It returns errNoEffect after settleTime.
 func waitUntil(ctx context.Context, so func() (bool, error)) error {
 	for end := time.Now().Add(settleTime); ; {
 		if ok, err := so(); ok || err != nil {

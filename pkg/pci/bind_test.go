@@ -22,8 +22,8 @@ const (
 	byNobody = "0000:3b:11.3"
 )
 
-// played returns a tree with a fake kernel, in which every driver_override is empty.
-func played(t *testing.T, k pcitest.Kernel) (sysfs string) {
+// withFakeKernel returns a sysfs tree with a running fake kernel. No function has a driver_override.
+func withFakeKernel(t *testing.T, k pcitest.Kernel) (sysfs string) {
 	t.Helper()
 	sysfs = pcitest.Extract(t, "vfio")
 	pcitest.Set(t, sysfs, byVFIO, "driver_override", "(null)")
@@ -31,48 +31,48 @@ func played(t *testing.T, k pcitest.Kernel) (sysfs string) {
 	return sysfs
 }
 
-// state returns the driver of a function and its driver_override.
-func state(t *testing.T, sysfs, a string) string {
+// driverState returns the driver of a function and its driver_override, separated by a comma.
+func driverState(t *testing.T, sysfs, a string) string {
 	t.Helper()
 	root, err := os.OpenRoot(sysfs)
 	must(t, err)
 	defer root.Close()
 	c := control{root, address(t, a), devicesFolder + "/" + a}
-	driver, err := c.driver()
+	driver, err := c.currentDriver()
 	must(t, err)
-	override, err := c.override()
+	override, err := c.currentOverride()
 	must(t, err)
 	return driver + "," + override
 }
 
 func TestBind(t *testing.T) {
-	sysfs := played(t, pcitest.Kernel{})
+	sysfs := withFakeKernel(t, pcitest.Kernel{})
 	before := mustScan(t, sysfs)
 	for _, step := range []struct{ vf, driver string }{
 		{byKernel, "vfio-pci"}, {byVFIO, "iavf"}, {byNobody, "vfio-pci"}, {byNobody, "iavf"}, {byKernel, "iavf"},
 	} {
 		must(t, Bind(t.Context(), sysfs, address(t, step.vf), step.driver))
-		if got := state(t, sysfs, step.vf); got != step.driver+"," {
+		if got := driverState(t, sysfs, step.vf); got != step.driver+"," {
 			t.Errorf("%s: %s, want %s and no override", step.vf, got, step.driver)
 		}
 	}
-	for _, c := range changed(before, mustScan(t, sysfs)) {
+	for _, c := range differences(before, mustScan(t, sysfs)) {
 		if c != byKernel && c != byVFIO && c != byNobody {
 			t.Errorf("another function: %s", c)
 		}
 	}
 }
 
-// TestBindAgain checks that nothing is written if the function has the driver already, not even to read-only files.
+// TestBindAgain checks that Bind writes to no file if the function already has the driver.
 func TestBindAgain(t *testing.T) {
 	sysfs := pcitest.Extract(t, "vfio")
 	must(t, os.RemoveAll(filepath.Join(sysfs, probeFile)), os.Remove(filepath.Join(pcitest.Folder(t, sysfs, byVFIO), "driver_override")))
 	must(t, Bind(t.Context(), sysfs, address(t, byVFIO), "vfio-pci"))
 }
 
-// TestBindRefused checks that an impossible request is refused before any change.
+// TestBindRefused checks that Bind rejects an impossible request before it makes a change.
 func TestBindRefused(t *testing.T) {
-	sysfs := played(t, pcitest.Kernel{})
+	sysfs := withFakeKernel(t, pcitest.Kernel{})
 	for driver, want := range map[string]string{
 		"ixgbevf": "bind 0000:3b:11.0 to ixgbevf: the driver is not loaded: ", "": "want the name of a driver", "..": "want the name of a driver",
 		"vfio-pci/..": "want the name of a driver", "vfio-pci\n": "want the name of a driver",
@@ -81,7 +81,7 @@ func TestBindRefused(t *testing.T) {
 			t.Errorf("%q: %v", driver, err)
 		}
 	}
-	if got := state(t, sysfs, byKernel); got != "iavf," {
+	if got := driverState(t, sysfs, byKernel); got != "iavf," {
 		t.Errorf("afterwards %s", got)
 	}
 	for _, a := range []Address{{}, address(t, "0000:ff:00.0")} {
@@ -94,8 +94,8 @@ func TestBindRefused(t *testing.T) {
 	}
 }
 
-// fails binds with a short timeout and returns the error.
-func fails(t *testing.T, sysfs, vf, driver string) string {
+// failBind calls Bind with a short timeout and returns its error. The test fails if Bind succeeds.
+func failBind(t *testing.T, sysfs, vf, driver string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -106,78 +106,79 @@ func fails(t *testing.T, sysfs, vf, driver string) string {
 	return err.Error()
 }
 
-// TestBindFails checks that the previous driver is bound again if the new one does not accept the function.
+// TestBindFails checks that Bind rebinds the previous driver if the new driver does not accept the function.
 func TestBindFails(t *testing.T) {
-	sysfs := played(t, pcitest.Kernel{Failing: []string{"vfio-pci"}})
-	err := fails(t, sysfs, byKernel, "vfio-pci")
+	sysfs := withFakeKernel(t, pcitest.Kernel{Failing: []string{"vfio-pci"}})
+	err := failBind(t, sysfs, byKernel, "vfio-pci")
 	if !strings.HasPrefix(err, "bind 0000:3b:11.0 to vfio-pci: wait for vfio-pci, have no driver: ") ||
 		!strings.HasSuffix(err, "; it is bound to iavf again") {
 		t.Error(err)
 	}
-	if got := state(t, sysfs, byKernel); got != "iavf," {
+	if got := driverState(t, sysfs, byKernel); got != "iavf," {
 		t.Errorf("afterwards %s", got)
 	}
-	if err := fails(t, sysfs, byNobody, "vfio-pci"); !strings.HasSuffix(err, "; it is bound to no driver again") {
+	if err := failBind(t, sysfs, byNobody, "vfio-pci"); !strings.HasSuffix(err, "; it is bound to no driver again") {
 		t.Error(err)
 	}
-	if got := state(t, sysfs, byNobody); got != "," {
+	if got := driverState(t, sysfs, byNobody); got != "," {
 		t.Errorf("afterwards %s", got)
 	}
 }
 
-// TestBindFailsTwice checks the error if the previous driver does not accept the function either.
+// TestBindFailsTwice checks the error of Bind if neither the new nor the previous driver accepts the function.
 func TestBindFailsTwice(t *testing.T) {
-	sysfs := played(t, pcitest.Kernel{Failing: []string{"vfio-pci", "iavf"}})
-	if err := fails(t, sysfs, byKernel, "vfio-pci"); !strings.Contains(err,
+	sysfs := withFakeKernel(t, pcitest.Kernel{Failing: []string{"vfio-pci", "iavf"}})
+	if err := failBind(t, sysfs, byKernel, "vfio-pci"); !strings.Contains(err,
 		"; and it could not be bound to iavf again: wait for iavf, have no driver: ") {
 		t.Error(err)
 	}
-	if got := state(t, sysfs, byKernel); got != "," {
+	if got := driverState(t, sysfs, byKernel); got != "," {
 		t.Errorf("afterwards %s", got)
 	}
 }
 
-// TestBindInUse checks that a driver that does not release the function keeps it, and that no override is left.
+// TestBindInUse checks that a failed Bind resets driver_override if the current driver does not release the function.
 func TestBindInUse(t *testing.T) {
-	sysfs := played(t, pcitest.Kernel{Stuck: []string{"vfio-pci"}})
-	if err := fails(t, sysfs, byVFIO, "iavf"); !strings.Contains(err, "wait for no driver, have vfio-pci: ") ||
+	sysfs := withFakeKernel(t, pcitest.Kernel{Stuck: []string{"vfio-pci"}})
+	if err := failBind(t, sysfs, byVFIO, "iavf"); !strings.Contains(err, "wait for no driver, have vfio-pci: ") ||
 		!strings.HasSuffix(err, "; it is bound to vfio-pci again") {
 		t.Error(err)
 	}
-	if got := state(t, sysfs, byVFIO); got != "vfio-pci," {
+	if got := driverState(t, sysfs, byVFIO); got != "vfio-pci," {
 		t.Errorf("afterwards %s", got)
 	}
 }
 
-// TestBindNoWrite checks that an unwritable file is named, and that the function keeps its driver.
+// TestBindNoWrite checks that the error of Bind contains the path of a file that cannot be written. It also checks that the function keeps
+// its driver.
 func TestBindNoWrite(t *testing.T) {
 	for _, file := range []string{"bus/pci/drivers/iavf/unbind", "bus/pci/devices/" + byKernel + "/driver_override"} {
-		sysfs := played(t, pcitest.Kernel{})
+		sysfs := withFakeKernel(t, pcitest.Kernel{})
 		path := filepath.Join(sysfs, file)
 		must(t, os.Remove(path), os.Mkdir(path, 0o700))
-		if err := fails(t, sysfs, byKernel, "vfio-pci"); !strings.Contains(err, file+": ") && !strings.Contains(err, "is no regular file") {
+		if err := failBind(t, sysfs, byKernel, "vfio-pci"); !strings.Contains(err, file+": ") && !strings.Contains(err, "is no regular file") {
 			t.Errorf("%s: %s", file, err)
 		}
 		root, err := os.OpenRoot(sysfs)
 		must(t, err)
-		if driver, err := (control{root, address(t, byKernel), devicesFolder + "/" + byKernel}).driver(); driver != "iavf" || err != nil {
+		if driver, err := (control{root, address(t, byKernel), devicesFolder + "/" + byKernel}).currentDriver(); driver != "iavf" || err != nil {
 			t.Errorf("%s: %s, %v", file, driver, err)
 		}
 		root.Close()
 	}
 }
 
-// TestBindOverride checks that an override set by an administrator stays.
+// TestBindOverride checks that Bind restores a driver_override that an administrator has set.
 func TestBindOverride(t *testing.T) {
-	sysfs := played(t, pcitest.Kernel{})
+	sysfs := withFakeKernel(t, pcitest.Kernel{})
 	pcitest.Set(t, sysfs, byVFIO, "driver_override", "vfio-pci")
 	must(t, Bind(t.Context(), sysfs, address(t, byVFIO), "iavf"))
-	if got := state(t, sysfs, byVFIO); got != "iavf,vfio-pci" {
+	if got := driverState(t, sysfs, byVFIO); got != "iavf,vfio-pci" {
 		t.Error(got)
 	}
 }
 
-// TestBindHangs checks that waiting for a hanging write ends with the context.
+// TestBindHangs checks that Bind returns when its context ends although a write hangs.
 func TestBindHangs(t *testing.T) {
 	sysfs := pcitest.Extract(t, "vfio")
 	path := filepath.Join(sysfs, probeFile)
@@ -194,26 +195,26 @@ func TestBindHangs(t *testing.T) {
 	root, err := os.OpenRoot(sysfs)
 	must(t, err)
 	defer root.Close()
-	err = control{root, address(t, byKernel), ""}.write(ctx, probeFile, byKernel)
+	err = control{root, address(t, byKernel), ""}.writeFile(ctx, probeFile, byKernel)
 	if !errors.Is(err, context.DeadlineExceeded) ||
 		!strings.Contains(err.Error(), `write "0000:3b:11.0" to bus/pci/drivers_probe: the kernel has not finished`) {
 		t.Error(err)
 	}
 	override := devicesFolder + "/" + byKernel + "/driver_override"
-	if err := (control{root, address(t, byKernel), ""}).write(ctx, override, "x"); !errors.Is(err, context.DeadlineExceeded) {
+	if err := (control{root, address(t, byKernel), ""}).writeFile(ctx, override, "x"); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("without time: %v", err)
 	}
 	time.Sleep(10 * time.Millisecond)
-	if got := state(t, sysfs, byKernel); got != "iavf," {
+	if got := driverState(t, sysfs, byKernel); got != "iavf," {
 		t.Errorf("it was written without time: %s", got)
 	}
 }
 
 func TestUnbind(t *testing.T) {
-	sysfs := played(t, pcitest.Kernel{})
+	sysfs := withFakeKernel(t, pcitest.Kernel{})
 	for range 2 {
 		must(t, Unbind(t.Context(), sysfs, address(t, byKernel)))
-		if got := state(t, sysfs, byKernel); got != "," {
+		if got := driverState(t, sysfs, byKernel); got != "," {
 			t.Error(got)
 		}
 	}
@@ -222,35 +223,38 @@ func TestUnbind(t *testing.T) {
 	}
 }
 
-// TestBindGone checks that a function that disappears is distinguished from one without a driver.
+// TestBindGone checks that currentDriver returns fs.ErrNotExist for a function that was removed. It must not return "", which means a
+// function without a driver.
 func TestBindGone(t *testing.T) {
 	sysfs := pcitest.Extract(t, "vfio")
 	root, err := os.OpenRoot(sysfs)
 	must(t, err)
 	defer root.Close()
 	pcitest.Remove(t, sysfs, byKernel)
-	if _, err := (control{root, address(t, byKernel), devicesFolder + "/" + byKernel}).driver(); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := (control{root, address(t, byKernel), devicesFolder + "/" + byKernel}).currentDriver(); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
 }
 
-// TestBindBackToNone checks that a function without a driver has none again if it was bound after the deadline.
+// TestBindBackToNone checks restoreFormer for a function that had no driver before. If a late bind succeeded after the deadline,
+// restoreFormer must unbind the function.
 func TestBindBackToNone(t *testing.T) {
-	sysfs := played(t, pcitest.Kernel{})
+	sysfs := withFakeKernel(t, pcitest.Kernel{})
 	root, err := os.OpenRoot(sysfs)
 	must(t, err)
 	defer root.Close()
 	c := control{root, address(t, byKernel), devicesFolder + "/" + byKernel}
 	must(t, c.setOverride(t.Context(), "vfio-pci"), c.restoreFormer(t.Context(), "", ""))
-	if got := state(t, sysfs, byKernel); got != "," {
+	if got := driverState(t, sysfs, byKernel); got != "," {
 		t.Error(got)
 	}
 }
 
-// TestBindVFsOnly (S-36) checks that a PF keeps its driver and is not reset, and the same for a function whose physfn cannot be read.
+// TestBindVFsOnly (S-36) checks that Bind, Unbind and ResetFunction reject a PF, and any function whose link physfn is invalid. The
+// functions keep their drivers.
 func TestBindVFsOnly(t *testing.T) {
 	const pf = "0000:3b:00.0"
-	sysfs := played(t, pcitest.Kernel{})
+	sysfs := withFakeKernel(t, pcitest.Kernel{})
 	for _, physfn := range []string{"-> ../banana", "-> ../" + byKernel, "a file"} {
 		pcitest.Set(t, sysfs, byKernel, "physfn", physfn)
 		for a, driver := range map[string]string{pf: "ice", byKernel: "iavf"} {
@@ -261,7 +265,7 @@ func TestBindVFsOnly(t *testing.T) {
 					t.Errorf("%s %s, physfn %s: %v", name, a, physfn, err)
 				}
 			}
-			if got := state(t, sysfs, a); got != driver+"," {
+			if got := driverState(t, sysfs, a); got != driver+"," {
 				t.Errorf("%s, physfn %s: %s", a, physfn, got)
 			}
 		}

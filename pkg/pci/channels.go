@@ -8,7 +8,7 @@ import (
 	"github.com/safchain/ethtool"
 )
 
-// channels reads the number of queue pairs of interfaces by ethtool, because sysfs does not have it.
+// A value of type channels reads the number of queue pairs of interfaces with ethtool requests, because sysfs does not contain this number.
 type channels struct{ *ethtool.Ethtool }
 
 func openChannels() (channels, error) {
@@ -19,9 +19,9 @@ func openChannels() (channels, error) {
 	return channels{e}, nil
 }
 
-// count returns 0 if the kernel does not report a number, or if the interface of that name in this network namespace is not the one in
-// sysfs.
-func (c channels) count(ifname string, a Address) int {
+// countPairs returns the number of queue pairs of the interface of a PCI function. It returns 0 if the kernel does not report the number.
+// It also returns 0 if the interface with this name in the current network namespace belongs to another function.
+func (c channels) countPairs(ifname string, a Address) int {
 	if bus, err := c.BusInfo(ifname); err != nil || bus != a.String() {
 		return 0
 	}
@@ -29,8 +29,9 @@ func (c channels) count(ifname string, a Address) int {
 	if err != nil {
 		return 0
 	}
-	return pairs(n)
+	return queuePairs(n)
 }
 
-// pairs counts the pairs of send and receive queues; some drivers report the directions separately.
-func pairs(n ethtool.Channels) int { return int(n.CombinedCount + min(n.RxCount, n.TxCount)) }
+// queuePairs returns the number of pairs of send and receive queues. Some drivers report combined queues, and some report send and receive
+// queues separately.
+func queuePairs(n ethtool.Channels) int { return int(n.CombinedCount + min(n.RxCount, n.TxCount)) }

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pci reads the network cards of a machine from sysfs: physical functions (PF), virtual functions (VF), their NUMA nodes,
-// drivers and other properties that decide their use. It identifies a function by its PCI address and never by an interface, which may
-// be in a pod.
+// Package pci reads the network cards of a machine from sysfs: physical functions (PF) and virtual functions (VF) with their NUMA nodes,
+// drivers and other properties. It identifies each function by its PCI address. It does not identify functions by their interfaces, because
+// an interface may be in a pod.
 package pci
 
 import (
 	"slices"
 )
 
-// Unknown is the value of a NUMANode or IOMMUGroup that the kernel does not report.
+// Unknown is the value of NUMANode, IOMMUGroup and VFIndex if the kernel does not report them.
 const Unknown = -1
 
-// Link types, by the hardware type of an interface (ARPHRD_*).
+// Link types, from the hardware type of an interface (ARPHRD_*).
 const (
 	Ether      = "ether"
 	InfiniBand = "infiniband"
@@ -46,7 +46,8 @@ type Device struct {
 	TotalVFs int `json:"totalVFs,omitempty"` // maximum number of VFs
 	NumVFs   int `json:"numVFs,omitempty"`   // number of existing VFs, even if sriov_numvfs does not count them yet
 
-	// Of a function with an interface in this namespace; for a VF see its PF.
+	// The following fields are set only if the function has an interface in this network namespace. For a VF in another namespace, use the
+	// fields of its PF.
 	Carrier  bool   `json:"carrier,omitempty"`
 	Speed    int    `json:"speed,omitempty"`    // in Mbit/s, 0 if unknown
 	Channels int    `json:"channels,omitempty"` // pairs of queues in use, 0 if unknown
@@ -56,14 +57,15 @@ type Device struct {
 
 	Errors uint64 `json:"errors,omitempty"` // fatal and non-fatal errors that PCI Express reported since boot (AER)
 
-	// Unreadable names an existing file that could not be read, or is "". The device must then count as unusable.
+	// Unreadable contains the name of an existing file that could not be read, and the reason. It is "" if all files could be read. A device
+	// with an unreadable file must not be used.
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
 // IsVF reports whether the device is a VF.
 func (d Device) IsVF() bool { return d.PF.IsValid() }
 
-// Node is a NUMA node.
+// Node is an online NUMA node.
 type Node struct {
 	ID       int    `json:"id"`
 	CPUs     string `json:"cpus"`     // as in cpulist: 0-15,32-47
@@ -76,7 +78,7 @@ type Snapshot struct {
 	Nodes   []Node   `json:"nodes"`   // online nodes, sorted by ID
 }
 
-// Device returns the device with an address.
+// Device returns the device with the given address.
 func (s *Snapshot) Device(a Address) (Device, bool) {
 	i, ok := slices.BinarySearchFunc(s.Devices, a, func(d Device, a Address) int { return d.Address.Compare(a) })
 	if !ok {

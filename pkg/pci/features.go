@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Requests of linux/sockios.h and linux/ethtool.h, and their layout. Linux has 64 features.
+// Requests from linux/sockios.h and linux/ethtool.h, and the sizes of their structures. Linux has 64 features.
 const (
 	siocEthtool = 0x8946
 
@@ -54,14 +54,14 @@ type (
 	}
 )
 
-// featureSocket asks about the features of one interface.
+// featureSocket reads and changes the features of one interface.
 type featureSocket struct {
 	fd     int
 	ifname string
 	names  []string // by feature number, "" for one that this kernel does not have
 }
 
-// openFeatures returns syscall.EOPNOTSUPP if the kernel reports no features.
+// openFeatures opens a featureSocket for an interface. It returns syscall.EOPNOTSUPP if the kernel does not report features.
 func openFeatures(ifname string) (*featureSocket, error) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -110,8 +110,8 @@ func (s *featureSocket) readNames() error {
 	return nil
 }
 
-// on returns the enabled features.
-func (s *featureSocket) on() ([]string, error) {
+// enabled returns the names of the enabled features.
+func (s *featureSocket) enabled() ([]string, error) {
 	had := hadFeatures{command: getFeatures, blocks: maxBlocks}
 	if err := s.call(unsafe.Pointer(&had)); err != nil {
 		return nil, err
@@ -125,8 +125,9 @@ func (s *featureSocket) on() ([]string, error) {
 	return on, nil
 }
 
-// change switches the features in names.
-func (s *featureSocket) change(names []string, on func(name string) bool) error {
+// switchFeatures enables or disables the named features. It enables a feature if the given function returns true for this feature. It
+// disables the feature if the function returns false.
+func (s *featureSocket) switchFeatures(names []string, on func(name string) bool) error {
 	want := wantedFeatures{command: setFeatures, blocks: uint32(len(s.names)+31) / 32}
 	for i, name := range s.names {
 		if bit := uint32(1) << (i % 32); slices.Contains(names, name) {
@@ -139,8 +140,8 @@ func (s *featureSocket) change(names []string, on func(name string) bool) error 
 	return s.call(unsafe.Pointer(&want))
 }
 
-// Features returns the enabled features of an interface, sorted, with the names of ethtool -k. It returns none if the kernel reports
-// none.
+// Features returns the names of the enabled features of an interface, sorted. "ethtool -k" shows the same names. The list is empty if the
+// kernel does not report features.
 func Features(ifname string) (on []string, err error) {
 	s, err := openFeatures(ifname)
 	if errors.Is(err, syscall.EOPNOTSUPP) {
@@ -148,7 +149,7 @@ func Features(ifname string) (on []string, err error) {
 	}
 	if err == nil {
 		defer s.close()
-		on, err = s.on()
+		on, err = s.enabled()
 	}
 	slices.Sort(on)
 	if err != nil {
@@ -157,15 +158,15 @@ func Features(ifname string) (on []string, err error) {
 	return on, nil
 }
 
-// SetFeatures enables exactly these features of an interface. It leaves features that the driver cannot switch unchanged, without an
-// error.
+// SetFeatures enables exactly the given features of an interface and disables all others. Features that the driver cannot switch stay
+// unchanged; this is no error.
 func SetFeatures(ifname string, on []string) error {
 	s, err := openFeatures(ifname)
 	if err != nil {
 		return fmt.Errorf("features of %s: %w", ifname, err)
 	}
 	defer s.close()
-	now, err := s.on()
+	now, err := s.enabled()
 	if err != nil {
 		return fmt.Errorf("features of %s: %w", ifname, err)
 	}
@@ -181,5 +182,5 @@ func SetFeatures(ifname string, on []string) error {
 		return nil
 	}
 	op := "ethtool -K " + ifname + strings.Join(words, "")
-	return fault.Change(op, func() error { return s.change(other, shall) })
+	return fault.Change(op, func() error { return s.switchFeatures(other, shall) })
 }

@@ -17,8 +17,9 @@ import (
 
 const spoiledVF = "0000:3b:11.0"
 
-// spoiled scans a tree in which f has damaged a VF, and returns the result for the VF. Other devices must not change.
-func spoiled(t *testing.T, f func(sysfs, vf string)) (Device, bool) {
+// scanDamaged calls f, which damages a VF in a sysfs tree. It then scans the tree and returns the result for this VF. The test fails if the
+// result for another device changes.
+func scanDamaged(t *testing.T, f func(sysfs, vf string)) (Device, bool) {
 	t.Helper()
 	sysfs := pcitest.Extract(t, "in-pods")
 	before := mustScan(t, sysfs)
@@ -27,7 +28,7 @@ func spoiled(t *testing.T, f func(sysfs, vf string)) (Device, bool) {
 	done := make(chan error, 1)
 	go func() {
 		var err error
-		after, err = scan(sysfs, eight)
+		after, err = scan(sysfs, eightChannels)
 		done <- err
 	}()
 	select {
@@ -36,7 +37,7 @@ func spoiled(t *testing.T, f func(sysfs, vf string)) (Device, bool) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("the scan hangs")
 	}
-	for _, c := range changed(before, after) {
+	for _, c := range differences(before, after) {
 		if c != spoiledVF {
 			t.Errorf("%s has changed", c)
 		}
@@ -44,7 +45,7 @@ func spoiled(t *testing.T, f func(sysfs, vf string)) (Device, bool) {
 	return after.Device(address(t, spoiledVF))
 }
 
-// TestScanGarbage checks that an invalid value makes the device unreadable, with the file and the reason.
+// TestScanGarbage checks that Unreadable contains the file and the reason if an attribute has an invalid value.
 func TestScanGarbage(t *testing.T) {
 	for _, c := range []struct{ file, value, want string }{
 		{"numa_node", "banana", `numa_node: want a number, have "banana"`},
@@ -80,7 +81,7 @@ func TestScanGarbage(t *testing.T) {
 		{"net/ens1f0v0/speed", "4294967295", ""}, // -1 of a driver
 	} {
 		t.Run(c.file+" "+c.value, func(t *testing.T) {
-			d, ok := spoiled(t, func(sysfs, _ string) { pcitest.Set(t, sysfs, spoiledVF, c.file, c.value) })
+			d, ok := scanDamaged(t, func(sysfs, _ string) { pcitest.Set(t, sysfs, spoiledVF, c.file, c.value) })
 			if !ok || d.Unreadable != c.want {
 				t.Errorf("%t, unreadable: %s, want %s", ok, d.Unreadable, c.want)
 			}
@@ -88,7 +89,7 @@ func TestScanGarbage(t *testing.T) {
 	}
 }
 
-// TestScanOddFiles checks that files of unusual types are not read, do not block and cannot lead out of the tree.
+// TestScanOddFiles checks that Scan rejects attributes that are not regular files. These files must not block Scan or lead out of the tree.
 func TestScanOddFiles(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "secret")
 	must(t, os.WriteFile(outside, []byte("0x8086\n"), 0o600))
@@ -117,14 +118,14 @@ func TestScanOddFiles(t *testing.T) {
 		}, "net/fifo: not a directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if d, ok := spoiled(t, c.f); !ok || d.Unreadable != c.want {
+			if d, ok := scanDamaged(t, c.f); !ok || d.Unreadable != c.want {
 				t.Errorf("%t, unreadable: %s, want %s", ok, d.Unreadable, c.want)
 			}
 		})
 	}
 }
 
-// TestScanOddDevices checks that a function whose folder is no folder is skipped.
+// TestScanOddDevices checks that Scan skips a function whose entry is not a folder.
 func TestScanOddDevices(t *testing.T) {
 	for name, f := range map[string]func(path string) error{
 		"nowhere": func(path string) error { return os.Symlink("../../../devices/pci0000:ff/0000:ff:00.0", path) },
@@ -138,7 +139,7 @@ func TestScanOddDevices(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, ok := spoiled(t, func(sysfs, _ string) {
+			_, ok := scanDamaged(t, func(sysfs, _ string) {
 				path := filepath.Join(sysfs, devicesFolder, spoiledVF)
 				must(t, os.Remove(path), f(path))
 			})
@@ -149,10 +150,10 @@ func TestScanOddDevices(t *testing.T) {
 	}
 }
 
-// TestScanIOError checks that a read error makes the device unreadable, and that the scan continues.
+// TestScanIOError checks that Unreadable contains a read error. It also checks that the scan of the device continues.
 func TestScanIOError(t *testing.T) {
-	d, ok := spoiled(t, func(_, vf string) {
-		// Nothing is mapped at address 0 of this process.
+	d, ok := scanDamaged(t, func(_, vf string) {
+		// Reading this file fails with EIO, because nothing is mapped at address 0 of this process.
 		path := filepath.Join(vf, "numa_node")
 		must(t, syscall.Mount("/proc/self/mem", path, "", syscall.MS_BIND, ""))
 		t.Cleanup(func() { must(t, syscall.Unmount(path, 0)) })
@@ -162,17 +163,17 @@ func TestScanIOError(t *testing.T) {
 	}
 }
 
-// TestFolderFail checks that the first real error is kept, and that errors which only mean a missing value are not.
+// TestFolderFail checks that noteError stores the first error, and ignores errors that only mean a missing value.
 func TestFolderFail(t *testing.T) {
 	for err, want := range map[error]string{
 		syscall.EIO: "numa_node: input/output error", syscall.EACCES: "numa_node: permission denied",
 		syscall.EINVAL: "", syscall.EOPNOTSUPP: "", syscall.ENODEV: "", syscall.ENOENT: "", nil: "",
 	} {
 		var f folder
-		f.fail("numa_node", &os.PathError{Op: "read", Path: "/sys/numa_node", Err: err})
+		f.noteError("numa_node", &os.PathError{Op: "read", Path: "/sys/numa_node", Err: err})
 		if err == nil {
 			f = folder{}
-			f.fail("numa_node", nil)
+			f.noteError("numa_node", nil)
 		}
 		got := ""
 		if f.err != nil {
@@ -181,7 +182,7 @@ func TestFolderFail(t *testing.T) {
 		if got != want {
 			t.Errorf("%v: %s, want %s", err, got, want)
 		}
-		if f.fail("vendor", syscall.EPERM); want != "" && f.err.Error() != want {
+		if f.noteError("vendor", syscall.EPERM); want != "" && f.err.Error() != want {
 			t.Errorf("%v: the second error, %v, took the place of the first", err, f.err)
 		}
 	}
@@ -223,7 +224,7 @@ func TestScanOddNodes(t *testing.T) {
 	}
 }
 
-// FuzzParse checks that any attribute gives a plausible value or an error in one line of ASCII.
+// FuzzParse checks that, for any attribute, each parser returns a plausible value or an error with one line of ASCII text.
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{"0x8086", "0x020000", "-1", "0", "1", "0-1,4", "10 21", "0-15,32-47", "TOTAL_ERR_FATAL 3\n", "pf0vf3",
 		"virtfn12", "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0", "\xff\x00", ""} {

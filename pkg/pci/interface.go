@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// addInterfaces reads the interfaces of a function in this network namespace, without the representors of its VFs. If there are several,
-// the first by name provides the state.
+// addInterfaces reads the interfaces of a function in this network namespace, except the representors of its VFs. Fields such as MTU
+// describe the first interface in the order of names.
 func (s *scanner) addInterfaces(d *Device, f *folder) {
 	for _, dir := range interfaceFolders(f) {
 		names, err := listFolder(f.Root, dir)
-		f.fail(dir, err)
+		f.noteError(dir, err)
 		for _, name := range names {
 			s.addInterface(d, f, dir+"/"+name, name)
 		}
@@ -21,7 +21,7 @@ func (s *scanner) addInterfaces(d *Device, f *folder) {
 	}
 }
 
-// interfaceFolders returns the folders with a function's interfaces: its own, or that of its virtio device.
+// interfaceFolders returns the folders that contain interfaces: "net" of the function, and "net" of its virtio device.
 func interfaceFolders(f *folder) (dirs []string) {
 	for _, name := range f.names {
 		switch {
@@ -39,7 +39,7 @@ func interfaceFolders(f *folder) (dirs []string) {
 func (s *scanner) addInterface(d *Device, f *folder, at, name string) {
 	n, err := openFolder(f.Root, at)
 	if err != nil {
-		f.fail(at, err)
+		f.noteError(at, err)
 		return
 	}
 	defer n.Close()
@@ -53,15 +53,15 @@ func (s *scanner) addInterface(d *Device, f *folder, at, name string) {
 	first := len(d.Interfaces) == 0
 	if d.Interfaces = append(d.Interfaces, name); first {
 		d.PortName = port
-		d.LinkType = value(n, "type", "", parseLinkType)
+		d.LinkType = parseAttribute(n, "type", "", parseLinkType)
 	}
 	if first && !s.brief { // these files wait for the kernel's lock of all interfaces, and drivers query the card
-		d.Carrier = value(n, "carrier", false, parseCarrier)
-		d.Speed = value(n, "speed", 0, parseSpeed)
-		d.MTU = value(n, "mtu", 0, parseCount)
+		d.Carrier = parseAttribute(n, "carrier", false, parseCarrier)
+		d.Speed = parseAttribute(n, "speed", 0, parseSpeed)
+		d.MTU = parseAttribute(n, "mtu", 0, parseCount)
 	}
 	f.left = f.left || n.left
 	if n.err != nil {
-		f.fail(at, n.err)
+		f.noteError(at, n.err)
 	}
 }

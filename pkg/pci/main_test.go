@@ -19,18 +19,19 @@ func address(t testing.TB, s string) Address {
 	return a
 }
 
-// eight returns 8 channels for each interface.
-func eight(string, Address) int { return 8 }
+// eightChannels returns 8 as the number of queue pairs of any interface.
+func eightChannels(string, Address) int { return 8 }
 
 func mustScan(t testing.TB, sysfs string) *Snapshot {
 	t.Helper()
-	s, err := scan(sysfs, eight)
+	s, err := scan(sysfs, eightChannels)
 	must(t, err)
 	return s
 }
 
-// changed returns the addresses of the devices that differ, and "nodes" if the nodes differ.
-func changed(from, to *Snapshot) (what []string) {
+// differences returns the addresses of the devices that differ between two snapshots. If the NUMA nodes differ, the list also contains
+// "nodes".
+func differences(from, to *Snapshot) (what []string) {
 	for _, s := range [][2]*Snapshot{{from, to}, {to, from}} {
 		for _, d := range s[0].Devices {
 			if other, ok := s[1].Device(d.Address); !ok || !reflect.DeepEqual(d, other) {

@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// scanNodes reads the online NUMA nodes. A kernel without NUMA has none.
+// scanNodes reads the online NUMA nodes. The list is empty on a kernel without NUMA.
 func scanNodes(root *os.Root) []Node {
 	nodes := []Node{}
 	online, err := readAttribute(root, nodesFolder+"/online")
@@ -20,11 +20,12 @@ func scanNodes(root *os.Root) []Node {
 	}
 	for _, id := range ids {
 		if f, err := openFolder(root, fmt.Sprintf("%s/node%d", nodesFolder, id)); err == nil {
-			nodes = append(nodes, Node{ID: id, CPUs: value(f, "cpulist", "", parseCPUs), Distance: value(f, "distance", nil, parseDistances)})
+			nodes = append(nodes, Node{ID: id, CPUs: parseAttribute(f, "cpulist", "", parseCPUs),
+				Distance: parseAttribute(f, "distance", nil, parseDistances)})
 			f.Close()
 		}
 	}
-	// Distances are useless if their number does not match the nodes.
+	// The distances are unusable if their number differs from the number of nodes.
 	for i := range nodes {
 		if len(nodes[i].Distance) != len(ids) || len(nodes) != len(ids) {
 			nodes[i].Distance = nil

@@ -9,9 +9,9 @@ import (
 	"strconv"
 )
 
-// SetNumVFs changes the number of VFs of a PF to n. The kernel requires that all existing VFs are removed first; the caller must know
-// that they are not in use. It is a no-op if the PF has n VFs, and an error if it has more although sriov_numvfs is n. It takes until
-// ctx ends, at most two minutes.
+// SetNumVFs changes the number of VFs of a PF to n. It first removes all existing VFs, as the kernel requires. The caller must ensure that
+// no VF is in use. SetNumVFs is a no-op if the PF already has n VFs. It returns an error if sriov_numvfs is n but the PF has more VFs. It
+// stops when ctx ends, or after two minutes.
 func SetNumVFs(ctx context.Context, sysfs string, pf Address, n int) error {
 	return withControl(ctx, sysfs, pf, resizeTimeout, func(ctx context.Context, c control) error {
 		if err := c.resize(ctx, n); err != nil {
@@ -53,7 +53,8 @@ func (c control) resize(ctx context.Context, n int) error {
 	return err
 }
 
-// checkCounts returns an error if more VFs exist than sriov_numvfs says: writing the same number again would remove none.
+// checkCounts returns an error if more VFs exist than the value n of sriov_numvfs. Writing the same number to sriov_numvfs again would not
+// remove the extra VFs.
 func (c control) checkCounts(n int) error {
 	s, err := Scan(c.root.Name())
 	if err != nil {
@@ -65,9 +66,9 @@ func (c control) checkCounts(n int) error {
 	return nil
 }
 
-// setNumVFs waits until the PF has links to n VFs.
+// setNumVFs writes n to sriov_numvfs and waits until the PF has links to n VFs.
 func (c control) setNumVFs(ctx context.Context, n int) error {
-	if err := c.write(ctx, c.folder+"/sriov_numvfs", strconv.Itoa(n)); err != nil {
+	if err := c.writeFile(ctx, c.folder+"/sriov_numvfs", strconv.Itoa(n)); err != nil {
 		return err
 	}
 	links := 0

@@ -22,7 +22,7 @@ func TestSetNumVFs(t *testing.T) {
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)
 	pf, before := address(t, firstPF), mustScan(t, sysfs)
 	must(t, SetNumVFs(t.Context(), sysfs, pf, 4))
-	if c := changed(before, mustScan(t, sysfs)); len(c) > 0 {
+	if c := differences(before, mustScan(t, sysfs)); len(c) > 0 {
 		t.Errorf("it has 4: %v", c)
 	}
 	for _, n := range []int{4, 2, 3, 0, 0, 4} { // the fake kernel refuses a change from 2 to 3 without 0 in between
@@ -50,13 +50,13 @@ func TestSetNumVFsRefused(t *testing.T) {
 	if err := SetNumVFs(t.Context(), sysfs, address(t, "0000:ff:00.0"), 1); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("of nothing: %v", err)
 	}
-	if c := changed(before, mustScan(t, sysfs)); len(c) > 0 {
+	if c := differences(before, mustScan(t, sysfs)); len(c) > 0 {
 		t.Error(c)
 	}
 }
 
-// TestSetNumVFsFails checks that a kernel without reaction is awaited until the context ends, and that the error has the present
-// number of VFs.
+// TestSetNumVFsFails checks that SetNumVFs waits until the context ends if the kernel does not react. The error contains the current number
+// of VFs.
 func TestSetNumVFsFails(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 4})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -72,7 +72,7 @@ func TestSetNumVFsFails(t *testing.T) {
 	}
 }
 
-// TestNumVFsContradicted checks that a PF whose VFs contradict sriov_numvfs is an error, and that nothing changes.
+// TestNumVFsContradicted checks that SetNumVFs returns an error and changes nothing if the PF has more VFs than sriov_numvfs.
 func TestNumVFsContradicted(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	must(t, os.WriteFile(filepath.Join(pcitest.Folder(t, sysfs, firstPF), "sriov_numvfs"), []byte("0\n"), 0o600))
@@ -81,13 +81,13 @@ func TestNumVFsContradicted(t *testing.T) {
 		err.Error() != "give "+firstPF+" 0 VFs: sriov_numvfs is 0 but 2 VFs exist" {
 		t.Error(err)
 	}
-	if c := changed(before, mustScan(t, sysfs)); len(c) > 0 {
+	if c := differences(before, mustScan(t, sysfs)); len(c) > 0 {
 		t.Error(c)
 	}
 }
 
-// TestLife creates VFs, binds one to vfio-pci and back, and removes all: in a tree, and for real with the PF in PODLACE_PF. That PF
-// must be free for changes, in a virtual machine: PODLACE_PF=0000:21:00.0.
+// TestLife creates VFs, binds one of them to vfio-pci and back, and removes all VFs. It runs in a fake sysfs tree. It also runs with the
+// real PF in PODLACE_PF (such as 0000:21:00.0). This PF must not be in use, for example in a virtual machine.
 func TestLife(t *testing.T) {
 	t.Run("tree", func(t *testing.T) {
 		sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 4})
@@ -117,7 +117,7 @@ func life(t *testing.T, sysfs string, pf Address) {
 		t.Error("a driver that is not there has it")
 	}
 	must(t, Unbind(t.Context(), sysfs, vf.Address), Bind(t.Context(), sysfs, vf.Address, vf.Driver))
-	if got := state(t, sysfs, vf.Address.String()); got != vf.Driver+"," {
+	if got := driverState(t, sysfs, vf.Address.String()); got != vf.Driver+"," {
 		t.Errorf("back: %s", got)
 	}
 	if err := SetNumVFs(t.Context(), sysfs, pf, 100000); err == nil {

@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// maxWord and maxNodes limit names and NUMA nodes (MAX_NUMNODES of the kernel).
+// maxWord is the maximum length of a name in bytes. maxNodes is the maximum number of NUMA nodes (MAX_NUMNODES of the kernel).
 const (
 	maxWord  = 128
 	maxNodes = 1024
 )
 
-// checkWord refuses text that cannot be a name and would garble a log.
+// checkWord returns an error for text that is not a single word of printable ASCII characters, because such text could garble a log.
 func checkWord(s string) error {
 	if len(s) > maxWord || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
 		return fmt.Errorf("want one word, have %+.80q", s)
@@ -22,7 +22,7 @@ func checkWord(s string) error {
 	return nil
 }
 
-// parseID parses a vendor or product as sysfs writes it, 0x8086.
+// parseID parses the ID of a vendor or product in the format of sysfs, such as 0x8086.
 func parseID(s string) (string, error) {
 	n, err := parseHex(s, 16)
 	return fmt.Sprintf("%04x", n), err
@@ -42,7 +42,7 @@ func parseHex(s string, bits int) (uint64, error) {
 	return n, nil
 }
 
-// parseNode parses a NUMA node or group number; negative values are Unknown.
+// parseNode parses the number of a NUMA node or IOMMU group. It returns Unknown for negative numbers.
 func parseNode(s string) (int, error) {
 	n, err := strconv.ParseInt(s, 10, 32)
 	if err != nil {
@@ -60,7 +60,7 @@ func parseCount(s string) (int, error) {
 	return int(n), nil
 }
 
-// parseSpeed parses Mbit/s. Drivers report -1 for an unknown speed, some as an unsigned 32-bit number.
+// parseSpeed parses a speed in Mbit/s. Drivers report -1 for an unknown speed; some drivers report it as an unsigned 32-bit number.
 func parseSpeed(s string) (int, error) {
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil {
@@ -79,13 +79,13 @@ func parseCarrier(s string) (bool, error) {
 	return s == "1", nil
 }
 
-// parseLinkType parses ARPHRD_*; it returns "" for types other than the two above.
+// parseLinkType parses the hardware type of an interface (ARPHRD_*). It returns "" for types other than Ether and InfiniBand.
 func parseLinkType(s string) (string, error) {
 	n, err := parseCount(s)
 	return map[int]string{1: Ether, 32: InfiniBand}[n], err
 }
 
-// parseErrors parses the last line of aer_dev_fatal and aer_dev_nonfatal: TOTAL_ERR_FATAL 3.
+// parseErrors returns the total number of errors in aer_dev_fatal or aer_dev_nonfatal. The file has a line such as "TOTAL_ERR_FATAL 3".
 func parseErrors(s string) (uint64, error) {
 	for line := range strings.Lines(s) {
 		if fields := strings.Fields(line); len(fields) == 2 && strings.HasPrefix(fields[0], "TOTAL_ERR_") {
@@ -106,7 +106,7 @@ func parseCPUs(s string) (string, error) {
 	return s, nil
 }
 
-// parseDistances parses the distances of a NUMA node to all nodes: 10 21.
+// parseDistances parses the distances from one NUMA node to all nodes, such as "10 21".
 func parseDistances(s string) (distances []int, err error) {
 	for _, field := range strings.Fields(s) {
 		n, err := parseCount(field)
@@ -118,7 +118,7 @@ func parseDistances(s string) (distances []int, err error) {
 	return distances, nil
 }
 
-// parseNodes parses an ascending list of NUMA nodes: 0-1,4.
+// parseNodes parses an ascending list of NUMA nodes, such as "0-1,4".
 func parseNodes(s string) (nodes []int, err error) {
 	for part := range strings.SplitSeq(s, ",") {
 		first, last, isRange := strings.Cut(part, "-")
@@ -137,7 +137,8 @@ func parseNodes(s string) (nodes []int, err error) {
 	return nodes, nil
 }
 
-// parseRoot finds the root of the PCI hierarchy in the path of a function: ../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0.
+// parseRoot returns the root of the PCI hierarchy from the path of a function. For ../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0 it
+// returns pci0000:3a.
 func parseRoot(target string) string {
 	_, rest, _ := strings.Cut(target, "/")
 	for part, rest, isFolder := strings.Cut(rest, "/"); isFolder; part, rest, isFolder = strings.Cut(rest, "/") {
@@ -149,7 +150,7 @@ func parseRoot(target string) string {
 	return ""
 }
 
-// parseVF returns the index of a VF from the name of its PF's link to it.
+// parseVF returns the index of a VF from the name of the PF's link to the VF, such as virtfn2.
 func parseVF(name string) (index int, ok bool) {
 	digits, ok := strings.CutPrefix(name, "virtfn")
 	index, err := strconv.Atoi(digits)
@@ -159,13 +160,14 @@ func parseVF(name string) (index int, ok bool) {
 	return index, true
 }
 
-// isRepresentor reports whether phys_switch_id and phys_port_name are those of a VF's representor in the card's switch, and not of the
-// PF's interface. Older drivers use the number of the VF as the port name.
+// isRepresentor reports whether phys_switch_id and phys_port_name belong to the representor of a VF in the card's switch. Otherwise these
+// attributes belong to the interface of the PF. Older drivers use the number of the VF as the port name.
 func isRepresentor(switchID, port string) bool {
 	return isFunctionPort(port) || switchID != "" && port != "" && !isUplinkPort(port)
 }
 
-// isUplinkPort reports whether a port is one of the card itself: p0, or p0s1 if split (devlink-port(8)).
+// isUplinkPort reports whether a port name is the name of a physical port, such as p0, or of a split physical port, such as p0s1
+// (devlink-port(8)).
 func isUplinkPort(port string) bool {
 	rest, ok := cutNumbered(port, "p")
 	if split, isSplit := cutNumbered(rest, "s"); isSplit {
@@ -174,7 +176,8 @@ func isUplinkPort(port string) bool {
 	return ok && rest == ""
 }
 
-// isFunctionPort reports whether a port is the representor of a PF, VF or subfunction of any controller: pf0vf3, c1pf0sf88.
+// isFunctionPort reports whether a port name is the name of the representor of a PF, VF or subfunction of any controller, such as pf0vf3 or
+// c1pf0sf88.
 func isFunctionPort(port string) bool {
 	if rest, ok := cutNumbered(port, "c"); ok {
 		port = rest
@@ -189,7 +192,8 @@ func isFunctionPort(port string) bool {
 	return ok && rest == ""
 }
 
-// cutNumbered returns the text after the prefix and a number.
+// cutNumbered returns the text that follows the prefix and a number. The second result reports whether the text begins with the prefix and
+// a number.
 func cutNumbered(s, prefix string) (rest string, ok bool) {
 	digits, ok := strings.CutPrefix(s, prefix)
 	rest = strings.TrimLeft(digits, "0123456789")

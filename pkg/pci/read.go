@@ -8,12 +8,12 @@ import (
 	"os"
 )
 
-// Read scans one function, and its PF if it is a VF; otherwise pf is zero. It reads only identity, driver and interface, and neither
-// the number of VFs, the IOMMU group, files below /dev nor the state of interfaces such as speed and MTU. The error is fs.ErrNotExist
-// (errors.Is) if no network card has this function.
+// Read reads one function quickly: only its address, class, driver, interfaces and RDMA devices. If the function is a VF, Read also reads
+// the PF; for other functions pf is zero. Read does not read the number of VFs, the IOMMU group, files below /dev, or the state of
+// interfaces such as speed and MTU. It returns fs.ErrNotExist if no network card has this function.
 func Read(sysfs string, a Address) (d, pf Device, err error) { return read(sysfs, a, true) }
 
-// Inspect scans one function completely, except for the channels of its interface.
+// Inspect reads one function like Scan, except for the number of queue pairs.
 func Inspect(sysfs string, a Address) (d Device, err error) {
 	d, _, err = read(sysfs, a, false)
 	return d, err
@@ -27,12 +27,12 @@ func read(sysfs string, a Address, brief bool) (d, pf Device, err error) {
 	defer root.Close()
 	s := scanner{root: root, channels: func(string, Address) int { return 0 }, indexes: map[pair]int{}, brief: brief}
 	if a.IsValid() {
-		s.add(a)
+		s.addFunction(a)
 	}
 	if len(s.devices) == 1 && s.devices[0].IsVF() {
-		s.add(s.devices[0].PF)
+		s.addFunction(s.devices[0].PF)
 	}
-	for _, found := range s.join() { // a VF whose PF is gone counts as gone
+	for _, found := range s.joinDevices() { // a VF whose PF is gone counts as gone
 		if found.Address == a {
 			d = found
 		} else {

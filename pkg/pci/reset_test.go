@@ -11,9 +11,9 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestResetFunction (V-08) checks that only a function without a driver is reset.
+// TestResetFunction (V-08) checks that ResetFunction resets only a function without a driver.
 func TestResetFunction(t *testing.T) {
-	sysfs := played(t, pcitest.Kernel{})
+	sysfs := withFakeKernel(t, pcitest.Kernel{})
 	refused := func(a, says string) {
 		t.Helper()
 		if err := ResetFunction(t.Context(), sysfs, address(t, a)); err == nil || !strings.Contains(err.Error(), says) {

@@ -11,18 +11,19 @@ import (
 
 const networkClass = 0x02
 
-// Scan reads the network cards and NUMA nodes of a machine from sysfs. A read error makes a device Unreadable. Functions that
-// disappear during the scan are skipped, and so are VFs whose PF did. An error means that sysfs or PCI is missing.
+// Scan reads the network cards and NUMA nodes of a machine from sysfs. If Scan cannot read a file of a device, it sets Unreadable of this
+// device. It skips functions that disappear during the scan, and the VFs of a PF that disappears. It returns an error only if sysfs or PCI
+// is missing.
 func Scan(sysfs string) (*Snapshot, error) {
 	ask, err := openChannels()
 	if err != nil {
 		return nil, err
 	}
 	defer ask.Close()
-	return scan(sysfs, ask.count)
+	return scan(sysfs, ask.countPairs)
 }
 
-// scanner is one scan.
+// A scanner is the state of one scan.
 type scanner struct {
 	brief    bool // read only identity, interface and driver
 	root     *os.Root
@@ -50,14 +51,14 @@ func scan(sysfs string, channels func(string, Address) int) (*Snapshot, error) {
 	}
 	for _, name := range names {
 		if a, err := ParseAddress(name); err == nil {
-			s.add(a)
+			s.addFunction(a)
 		}
 	}
-	return &Snapshot{Devices: s.join(), Nodes: scanNodes(root)}, nil
+	return &Snapshot{Devices: s.joinDevices(), Nodes: scanNodes(root)}, nil
 }
 
-// add reads a function if it belongs to a network card.
-func (s *scanner) add(a Address) {
+// addFunction reads a function and adds it to the scan if it belongs to a network card.
+func (s *scanner) addFunction(a Address) {
 	at := devicesFolder + "/" + a.String()
 	f, err := openFolder(s.root, at)
 	if err != nil {
@@ -65,23 +66,23 @@ func (s *scanner) add(a Address) {
 	}
 	defer f.Close()
 	d := Device{Address: a, NUMANode: Unknown, IOMMUGroup: Unknown, VFIndex: Unknown}
-	d.Class = value(f, "class", 0, parseClass)
+	d.Class = parseAttribute(f, "class", 0, parseClass)
 	if d.Class>>16 != networkClass && (f.err == nil || !f.has("net") && !f.has("physfn")) {
 		return
 	}
-	d.Driver = f.link("driver", "drivers")
-	d.RDMA = f.list("infiniband")
+	d.Driver = f.linkTarget("driver", "drivers")
+	d.RDMA = f.listNames("infiniband")
 	if !s.brief {
 		target, err := s.root.Readlink(at)
-		f.fail("link", err)
+		f.noteError("link", err)
 		d.Root = parseRoot(target)
 		s.identify(&d, f)
-		s.attach(&d, f)
+		s.readDeviceFiles(&d, f)
 	}
-	s.divide(&d, f)
+	s.readSRIOV(&d, f)
 	s.addInterfaces(&d, f)
 	if f.left {
-		// The device may be gone, or only its interface, which may be in a pod.
+		// A file has disappeared. Either the whole device was removed, or only its interface moved, for example into a pod.
 		if _, err := s.root.Stat(at + "/vendor"); err != nil {
 			return
 		}
@@ -93,29 +94,29 @@ func (s *scanner) add(a Address) {
 }
 
 func (s *scanner) identify(d *Device, f *folder) {
-	d.Vendor = value(f, "vendor", "", parseID)
-	d.Product = value(f, "device", "", parseID)
-	d.NUMANode = value(f, "numa_node", Unknown, parseNode)
+	d.Vendor = parseAttribute(f, "vendor", "", parseID)
+	d.Product = parseAttribute(f, "device", "", parseID)
+	d.NUMANode = parseAttribute(f, "numa_node", Unknown, parseNode)
 	d.ACPIIndex = f.text("acpi_index")
 	for _, name := range []string{"aer_dev_fatal", "aer_dev_nonfatal"} {
-		d.Errors += value(f, name, 0, parseErrors)
+		d.Errors += parseAttribute(f, name, 0, parseErrors)
 	}
 }
 
-// attach reads further properties: the IOMMU group, UIO, and the device files of RDMA.
-func (s *scanner) attach(d *Device, f *folder) {
-	if group := f.link("iommu_group", "iommu_groups"); group != "" {
+// readDeviceFiles reads the IOMMU group and the names of the UIO and RDMA device files.
+func (s *scanner) readDeviceFiles(d *Device, f *folder) {
+	if group := f.linkTarget("iommu_group", "iommu_groups"); group != "" {
 		n, err := parseNode(group)
-		f.fail("iommu_group", err)
-		// Only a group that VFIO made has a name.
+		f.noteError("iommu_group", err)
+		// Only IOMMU groups that VFIO created have a name.
 		name, err := readAttribute(s.root, groupsFolder+"/"+group+"/name")
 		if err != nil && !isUnavailable(err) {
-			f.fail("iommu_group", err)
+			f.noteError("iommu_group", err)
 		}
 		d.IOMMUGroup, d.NoIOMMU = n, name == "vfio-noiommu"
 	}
-	d.UIO = f.list("uio")
-	for _, name := range slices.Concat(f.list("infiniband_verbs"), f.list("infiniband_mad")) {
+	d.UIO = f.listNames("uio")
+	for _, name := range slices.Concat(f.listNames("infiniband_verbs"), f.listNames("infiniband_mad")) {
 		d.RDMAFiles = append(d.RDMAFiles, "infiniband/"+name)
 	}
 	if len(d.RDMA) > 0 {
@@ -124,21 +125,21 @@ func (s *scanner) attach(d *Device, f *folder) {
 	slices.Sort(d.RDMAFiles)
 }
 
-// divide reads the relation of PF and VFs.
-func (s *scanner) divide(d *Device, f *folder) {
-	if d.PF = f.function("physfn"); d.PF == d.Address {
+// readSRIOV reads the links between PF and VFs, and the numbers of VFs.
+func (s *scanner) readSRIOV(d *Device, f *folder) {
+	if d.PF = f.linkedFunction("physfn"); d.PF == d.Address {
 		d.PF = Address{}
-		f.fail("physfn", errLink)
+		f.noteError("physfn", errLink)
 	}
 	if !s.brief {
-		d.TotalVFs = value(f, "sriov_totalvfs", 0, parseCount)
-		d.NumVFs = value(f, "sriov_numvfs", 0, parseCount)
+		d.TotalVFs = parseAttribute(f, "sriov_totalvfs", 0, parseCount)
+		d.NumVFs = parseAttribute(f, "sriov_numvfs", 0, parseCount)
 	}
 	for _, name := range f.names {
 		if !strings.HasPrefix(name, "virtfn") {
 			continue
 		}
-		// A dangling link counts as missing: the VF's own link names its PF.
+		// A dangling link can be ignored, because the VF also has a link to its PF.
 		target, err := readLink(f.Root, name, "")
 		vf, addressErr := ParseAddress(target)
 		if index, ok := parseVF(name); ok && err == nil && addressErr == nil {
@@ -147,8 +148,8 @@ func (s *scanner) divide(d *Device, f *folder) {
 	}
 }
 
-// join combines the functions into one list, sorted by address.
-func (s *scanner) join() []Device {
+// joinDevices returns the functions as a list that is sorted by address. It completes the fields that depend on both PF and VF.
+func (s *scanner) joinDevices() []Device {
 	physical := map[Address]Device{}
 	for i := range s.devices {
 		if d := &s.devices[i]; !d.IsVF() {
@@ -178,7 +179,8 @@ func (s *scanner) join() []Device {
 	return devices
 }
 
-// countVFs counts the VFs of a PF by the links in both directions. The kernel creates VFs before sriov_numvfs shows it.
+// countVFs counts the VFs of a PF. It counts the links from the PF to VFs and the links from VFs to the PF, and returns the larger number.
+// It does not use sriov_numvfs, because the kernel creates VFs before it updates this file.
 func (s *scanner) countVFs(pf Address) int {
 	links, vfs := 0, 0
 	for of := range s.indexes {

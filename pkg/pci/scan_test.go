@@ -22,7 +22,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// TestScanGolden compares the scan of each archive with testdata.
+// TestScanGolden compares the scan of each archive of pcitest with its golden file in testdata.
 func TestScanGolden(t *testing.T) {
 	for _, name := range pcitest.Archives() {
 		t.Run(name, func(t *testing.T) {
@@ -41,7 +41,7 @@ func TestScanGolden(t *testing.T) {
 	}
 }
 
-// TestScanReal checks that the sysfs of the test's machine can be read without an error.
+// TestScanReal checks that Scan can read the sysfs of the machine on which the test runs.
 func TestScanReal(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(Sysfs, devicesFolder)); err != nil {
 		t.Skip("this machine has no PCI")
@@ -68,7 +68,7 @@ func TestScanNoTree(t *testing.T) {
 	}
 }
 
-// TestScanMany: one PF with 127 VFs at every second address, on two buses.
+// TestScanMany checks the scan of a PF with 127 VFs. The VFs have every second address and are on two buses.
 func TestScanMany(t *testing.T) {
 	s := mustScan(t, pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 127, Stride: 2, InPods: true}))
 	pf, ok := s.Device(address(t, "0000:15:00.0"))
@@ -86,13 +86,13 @@ func TestScanMany(t *testing.T) {
 	}
 }
 
-// TestScanVanishes checks that a function that has disappeared is skipped, a VF together with its PF, without an error.
+// TestScanVanishes checks that Scan skips removed functions and the VFs of a removed PF, without an error.
 func TestScanVanishes(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	before := mustScan(t, sysfs)
 	pcitest.Remove(t, sysfs, "0000:3b:10.2")
 	pcitest.Remove(t, sysfs, "0000:86:00.0")
-	// The VFs still exist at this point.
+	// The PF is removed here, but its VFs still exist.
 	must(t, os.Remove(filepath.Join(sysfs, devicesFolder, "0000:86:00.1")))
 	after := mustScan(t, sysfs)
 	if len(before.Devices) != 12 || len(after.Devices) != 5 || len(after.VFs(address(t, "0000:3b:00.0"))) != 1 {
@@ -100,12 +100,12 @@ func TestScanVanishes(t *testing.T) {
 	}
 }
 
-// TestScanGoesMeanwhile checks that a function that disappears while its interface is read is skipped, and that one that loses only
-// its interface stays.
+// TestScanGoesMeanwhile checks that Scan skips a function that disappears while Scan reads its interface. A function that loses only its
+// interface stays in the result.
 func TestScanGoesMeanwhile(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	for _, a := range []string{"0000:3b:10.0", "0000:3b:10.2"} {
-		// A dangling link is in the list of the folder but cannot be opened.
+		// The dangling link simulates an interface that disappears: the folder lists it, but it cannot be opened.
 		pcitest.Set(t, sysfs, a, "net/gone", "-> nowhere")
 	}
 	must(t, os.Remove(filepath.Join(pcitest.Folder(t, sysfs, "0000:3b:10.2"), "vendor")))
@@ -125,7 +125,7 @@ func TestIsRepresentor(t *testing.T) {
 		if got := isRepresentor("b8cef603007a1d24", port); got != want {
 			t.Errorf("port %q of a switch: %t", port, got)
 		}
-		// Ports of cards without a switch can have any name.
+		// On cards without a switch, the port name of a PF's interface can be any text.
 		if got := isRepresentor("", port); got != (want && strings.Contains(port, "pf")) {
 			t.Errorf("port %q: %t", port, got)
 		}
@@ -149,13 +149,13 @@ func TestParseVF(t *testing.T) {
 func TestPairs(t *testing.T) {
 	for want, n := range map[int]ethtool.Channels{8: {CombinedCount: 8, OtherCount: 1}, 4: {RxCount: 4, TxCount: 4},
 		9: {CombinedCount: 8, RxCount: 1, TxCount: 3}, 0: {RxCount: 1}} {
-		if got := pairs(n); got != want {
+		if got := queuePairs(n); got != want {
 			t.Errorf("%+v: %d", n, got)
 		}
 	}
 }
 
-// TestChannelsElsewhere checks that the channels of an interface are not read if another interface here has its name.
+// TestChannelsElsewhere checks that countPairs returns 0 if the interface with this name belongs to another device.
 func TestChannelsElsewhere(t *testing.T) {
 	c, err := openChannels()
 	must(t, err)
@@ -163,11 +163,11 @@ func TestChannelsElsewhere(t *testing.T) {
 	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "ptv0"}, PeerName: "ptv1"}
 	must(t, netlink.LinkAdd(veth))
 	defer netlink.LinkDel(veth)
-	if n, err := c.GetChannels("ptv0"); err != nil || pairs(n) == 0 {
+	if n, err := c.GetChannels("ptv0"); err != nil || queuePairs(n) == 0 {
 		t.Errorf("a veth has queues: %+v, %v", n, err)
 	}
 	for _, ifname := range []string{"ptv0", "lo", "nothing"} {
-		if n := c.count(ifname, address(t, "0000:3b:00.0")); n != 0 {
+		if n := c.countPairs(ifname, address(t, "0000:3b:00.0")); n != 0 {
 			t.Errorf("%s has %d", ifname, n)
 		}
 	}
@@ -188,7 +188,7 @@ func BenchmarkScan1024(b *testing.B) {
 	}
 }
 
-// TestScanUncountedVFs checks that a PF has exactly its existing VFs, whatever its files and links say.
+// TestScanUncountedVFs checks that NumVFs of a PF is the number of its existing VFs, even if sriov_numvfs or the links of the PF are wrong.
 func TestScanUncountedVFs(t *testing.T) {
 	for name, change := range map[string]func(sysfs, pf string){
 		"not counted yet": func(sysfs, _ string) { pcitest.Set(t, sysfs, firstPF, "sriov_numvfs", "0") },

@@ -14,10 +14,10 @@ import (
 	"syscall"
 )
 
-// Sysfs is where Linux mounts sysfs. All functions take it as a parameter, so that tests can use another tree.
+// Sysfs is the path where Linux mounts sysfs. Functions have the path of sysfs as a parameter, so that tests can use another tree.
 const Sysfs = "/sys"
 
-// Folders and files below it.
+// Folders and files below the path of sysfs.
 const (
 	devicesFolder = "bus/pci/devices"
 	driversFolder = "bus/pci/drivers"
@@ -27,28 +27,28 @@ const (
 	miscFolder    = "class/misc"
 )
 
-// maxAttribute is one page, the maximum size of an attribute.
+// maxAttribute is the maximum size of a sysfs attribute in bytes, which is one page.
 const maxAttribute = 4096
 
-// Errors of a tree that is no sysfs.
+// Errors for files that do not occur in a real sysfs.
 var (
 	errNoFile = errors.New("is no regular file")
 	errLong   = fmt.Errorf("is longer than %d bytes", maxAttribute)
 	errLink   = errors.New("leads to an unexpected folder")
 )
 
-// isUnavailable reports whether an error only means that the kernel or driver has no value, or none at the moment, such as EINVAL for the
-// speed of a link that is down. Any other error of an existing file is a real one.
+// isUnavailable reports whether an error only means that the kernel or driver has no value for an attribute at the moment. For example,
+// reading the speed of a link that is down fails with EINVAL. Any other error for an existing file is a real read error.
 func isUnavailable(err error) bool {
 	return isMissing(err) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EOPNOTSUPP)
 }
 
-// isMissing reports whether an error means that the device disappeared while it was read.
+// isMissing reports whether an error means that the file does not exist or that the device disappeared.
 func isMissing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV)
 }
 
-// readAttribute returns a file without surrounding white space. It does not block on a FIFO.
+// readAttribute returns the content of a file without surrounding white space. It returns an error for a FIFO and does not block.
 func readAttribute(dir *os.Root, name string) (string, error) {
 	f, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -73,7 +73,7 @@ func readAttribute(dir *os.Root, name string) (string, error) {
 	return strings.TrimSpace(string(buffer[:n])), nil
 }
 
-// writeAttribute writes to an existing file. The kernel ignores a line end.
+// writeAttribute writes a value and a newline to an existing file. The kernel ignores the newline.
 func writeAttribute(dir *os.Root, name, value string) error {
 	f, err := dir.OpenFile(name, os.O_WRONLY|os.O_TRUNC|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -95,7 +95,7 @@ func listFolder(dir *os.Root, name string) ([]string, error) {
 	return names, err
 }
 
-// readLink returns the last element of a symlink's target, which must be in the folder for this kind of link ("" for any).
+// readLink returns the last element of a symlink's target. The target must be in a folder with the given name, unless folder is "".
 func readLink(dir *os.Root, name, folder string) (string, error) {
 	target, err := dir.Readlink(name)
 	if errors.Is(err, syscall.EINVAL) {
@@ -111,7 +111,7 @@ func readLink(dir *os.Root, name, folder string) (string, error) {
 	return last, nil
 }
 
-// folder has the content of one function's or interface's folder. It keeps the first read error.
+// A folder is the open sysfs folder of one function or interface. It stores the first read error.
 type folder struct {
 	*os.Root
 	names []string // names in the folder, sorted
@@ -120,7 +120,7 @@ type folder struct {
 }
 
 func openFolder(parent *os.Root, name string) (*folder, error) {
-	// The dot makes this fail for anything but a folder; without it OpenRoot would block on a FIFO.
+	// The suffix "/." makes OpenRoot return an error if the name is not a folder. Without this suffix, OpenRoot would block on a FIFO.
 	dir, err := parent.OpenRoot(name + "/.")
 	if err != nil {
 		return nil, err
@@ -138,8 +138,8 @@ func (f *folder) has(name string) bool {
 	return found
 }
 
-// fail keeps an error with its reason only, because paths differ between machines.
-func (f *folder) fail(name string, err error) {
+// noteError stores the first real error. It removes the path from the error, because paths differ between machines.
+func (f *folder) noteError(name string, err error) {
 	f.left = f.left || isMissing(err)
 	if f.err == nil && err != nil && !isUnavailable(err) {
 		var at *fs.PathError
@@ -150,7 +150,7 @@ func (f *folder) fail(name string, err error) {
 	}
 }
 
-// text returns an attribute, or "".
+// text() returns the value of an attribute, or "" if the attribute is missing or is not a single word.
 func (f *folder) text(name string) string {
 	if !f.has(name) {
 		return ""
@@ -160,14 +160,14 @@ func (f *folder) text(name string) string {
 		err = checkWord(value)
 	}
 	if err != nil {
-		f.fail(name, err)
+		f.noteError(name, err)
 		return ""
 	}
 	return value
 }
 
-// value parses an attribute. It returns otherwise if the attribute is missing or invalid.
-func value[T any](f *folder, name string, otherwise T, parse func(string) (T, error)) T {
+// parseAttribute reads and parses an attribute. It returns the given default value if the attribute is missing or invalid.
+func parseAttribute[T any](f *folder, name string, otherwise T, parse func(string) (T, error)) T {
 	if !f.has(name) {
 		return otherwise
 	}
@@ -178,12 +178,12 @@ func value[T any](f *folder, name string, otherwise T, parse func(string) (T, er
 			return v
 		}
 	}
-	f.fail(name, err)
+	f.noteError(name, err)
 	return otherwise
 }
 
-// link returns the target of a symlink, or "".
-func (f *folder) link(name, in string) string {
+// linkTarget returns the last element of the target of a symlink, or "" if the symlink is missing or invalid.
+func (f *folder) linkTarget(name, in string) string {
 	if !f.has(name) {
 		return ""
 	}
@@ -192,29 +192,30 @@ func (f *folder) link(name, in string) string {
 		err = checkWord(last)
 	}
 	if err != nil {
-		f.fail(name, err)
+		f.noteError(name, err)
 		return ""
 	}
 	return last
 }
 
-// function returns the address of the function that a symlink leads to.
-func (f *folder) function(name string) Address {
-	text := f.link(name, "")
+// linkedFunction returns the address of the PCI function to which a symlink leads. It returns the zero value if the symlink is missing or
+// invalid.
+func (f *folder) linkedFunction(name string) Address {
+	text := f.linkTarget(name, "")
 	if text == "" {
 		return Address{}
 	}
 	a, err := ParseAddress(text)
-	f.fail(name, err)
+	f.noteError(name, err)
 	return a
 }
 
-// list returns the names in a subfolder, or nil.
-func (f *folder) list(name string) []string {
+// listNames returns the names in a subfolder, or nil if the subfolder is missing.
+func (f *folder) listNames(name string) []string {
 	if !f.has(name) {
 		return nil
 	}
 	names, err := listFolder(f.Root, name)
-	f.fail(name, err)
+	f.noteError(name, err)
 	return names
 }

@@ -12,16 +12,16 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// A hardware change causes a burst of events, because VFs appear one by one. Watch therefore scans after a quiet moment, but an
-// endless stream of events does not postpone the scan for ever.
+// A hardware change causes a burst of events, because VFs appear one by one. Watch therefore scans when no event has arrived for the first
+// duration. During a continuous stream of events, it scans after the second duration.
 const (
 	quiet     = 100 * time.Millisecond
 	noQuieter = time.Second
 )
 
-// Watch scans at once, after events of the kernel, and at least after each poll. It sends each snapshot that differs from the previous
-// one until ctx ends, and then closes the channel. It returns an error only if the first scan fails, and logs later errors. Without a
-// poll (0) it depends on events, which a user namespace does not receive for all devices.
+// Watch scans immediately, after events of the kernel, and at the interval that the caller passes. It sends each snapshot that differs from
+// the previous snapshot. It closes the channel when ctx ends. It returns an error only if the first scan fails, and logs later errors. If
+// the interval is 0, Watch scans only after kernel events. In a user namespace the kernel does not send events for all devices.
 func Watch(ctx context.Context, sysfs string, poll time.Duration) (<-chan *Snapshot, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	events, err := kernel.Events(ctx)
@@ -64,7 +64,7 @@ func watch(ctx context.Context, now *Snapshot, scan func() (*Snapshot, error), e
 	}
 }
 
-// waitForChange waits until it is time to scan. It returns false if ctx has ended.
+// waitForChange waits until the next scan is due. It returns false if ctx has ended.
 func waitForChange(ctx context.Context, events <-chan kernel.Event, poll time.Duration) bool {
 	var due, latest <-chan time.Time
 	if poll > 0 {
@@ -89,7 +89,7 @@ func waitForChange(ctx context.Context, events <-chan kernel.Event, poll time.Du
 	}
 }
 
-// isRelevant reports whether an event may be about a PCI function, and not about links that come and go with every pod.
+// isRelevant reports whether an event may be about a PCI function. Events about the virtual links of pods are not relevant.
 func isRelevant(e kernel.Event) bool {
 	switch {
 	case e.Lost:
@@ -97,6 +97,6 @@ func isRelevant(e kernel.Event) bool {
 	case e.Device != "":
 		return strings.Contains(e.Device, "/pci")
 	}
-	// Interfaces of cards have no kind, except InfiniBand.
+	// Interfaces of network cards have no kind, except InfiniBand interfaces.
 	return e.Kind == "" || e.Kind == "ipoib"
 }

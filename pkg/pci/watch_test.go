@@ -20,8 +20,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// machine is a fake machine in the time of a bubble (testing/synctest).
-type machine struct {
+// A fakeMachine provides scans and events in the fake time of testing/synctest.
+type fakeMachine struct {
 	mu     sync.Mutex
 	now    *Snapshot
 	err    error
@@ -31,15 +31,15 @@ type machine struct {
 	seen   []*Snapshot
 }
 
-func (m *machine) scan() (*Snapshot, error) {
+func (m *fakeMachine) scan() (*Snapshot, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.scans = append(m.scans, time.Since(m.start))
 	return m.now, m.err
 }
 
-// change sets the number of channels and the error of later scans.
-func (m *machine) change(n int, err error) {
+// setScan sets the number of channels that later scans return, or their error.
+func (m *fakeMachine) setScan(n int, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.now, m.err = nil, err; err == nil {
@@ -47,13 +47,13 @@ func (m *machine) change(n int, err error) {
 	}
 }
 
-// watched runs f beside a watch, and returns after the watch has ended.
-func watched(t *testing.T, poll time.Duration, f func(m *machine)) *machine {
+// runWatch runs f while a watch is running. It returns after the watch has ended.
+func runWatch(t *testing.T, poll time.Duration, f func(m *fakeMachine)) *fakeMachine {
 	t.Helper()
-	m := &machine{}
+	m := &fakeMachine{}
 	synctest.Test(t, func(t *testing.T) {
 		m.start, m.events = time.Now(), make(chan kernel.Event)
-		m.change(1, nil)
+		m.setScan(1, nil)
 		ctx, stop := context.WithCancel(t.Context())
 		first, err := m.scan()
 		must(t, err)
@@ -77,18 +77,18 @@ func watched(t *testing.T, poll time.Duration, f func(m *machine)) *machine {
 	return m
 }
 
-func (m *machine) hint() { m.events <- kernel.Event{Lost: true} }
+func (m *fakeMachine) hint() { m.events <- kernel.Event{Lost: true} }
 
-func (m *machine) check(t *testing.T, scans ...time.Duration) {
+func (m *fakeMachine) check(t *testing.T, scans ...time.Duration) {
 	t.Helper()
 	if !slices.Equal(m.scans, scans) {
 		t.Errorf("scans at %v, want %v", m.scans, scans)
 	}
 }
 
-// TestWatchBurst checks that a burst of events causes one scan, after a quiet moment.
+// TestWatchBurst checks that a burst of events causes one scan when no event has arrived for a while.
 func TestWatchBurst(t *testing.T) {
-	m := watched(t, time.Hour, func(m *machine) {
+	m := runWatch(t, time.Hour, func(m *fakeMachine) {
 		time.Sleep(time.Second)
 		for range 5 {
 			m.hint()
@@ -102,9 +102,9 @@ func TestWatchBurst(t *testing.T) {
 	}
 }
 
-// TestWatchStream checks that an endless stream of events does not postpone the scan for ever.
+// TestWatchStream checks that a continuous stream of events causes a scan after the duration in noQuieter.
 func TestWatchStream(t *testing.T) {
-	m := watched(t, time.Hour, func(m *machine) {
+	m := runWatch(t, time.Hour, func(m *fakeMachine) {
 		for range 70 {
 			m.hint()
 			time.Sleep(50 * time.Millisecond)
@@ -115,11 +115,11 @@ func TestWatchStream(t *testing.T) {
 	}
 }
 
-// TestWatchPoll checks that a change without an event is found by the poll and delivered once.
+// TestWatchPoll checks that polling finds a change without an event. It also checks that Watch sends the new snapshot once.
 func TestWatchPoll(t *testing.T) {
-	m := watched(t, time.Minute, func(m *machine) {
+	m := runWatch(t, time.Minute, func(m *fakeMachine) {
 		time.Sleep(90 * time.Second)
-		m.change(2, nil)
+		m.setScan(2, nil)
 		time.Sleep(2 * time.Minute)
 	})
 	m.check(t, 0, time.Minute, 2*time.Minute, 3*time.Minute)
@@ -128,19 +128,19 @@ func TestWatchPoll(t *testing.T) {
 	}
 }
 
-// TestWatchNoPoll checks that without a poll only events cause scans.
+// TestWatchNoPoll checks that only events cause scans if the interval for polling is 0.
 func TestWatchNoPoll(t *testing.T) {
-	watched(t, 0, func(*machine) { time.Sleep(24 * time.Hour) }).check(t, 0)
+	runWatch(t, 0, func(*fakeMachine) { time.Sleep(24 * time.Hour) }).check(t, 0)
 }
 
-// TestWatchFails checks that a failed later scan changes nothing, and that the next one is compared with the last good one.
+// TestWatchFails checks that Watch sends nothing after a failed scan. It compares the next successful scan with the last successful scan.
 func TestWatchFails(t *testing.T) {
-	m := watched(t, time.Minute, func(m *machine) {
-		m.change(0, fs.ErrPermission)
+	m := runWatch(t, time.Minute, func(m *fakeMachine) {
+		m.setScan(0, fs.ErrPermission)
 		time.Sleep(90 * time.Second)
-		m.change(1, nil)
+		m.setScan(1, nil)
 		time.Sleep(time.Minute)
-		m.change(2, nil)
+		m.setScan(2, nil)
 		time.Sleep(time.Minute)
 	})
 	if len(m.scans) != 4 || len(m.seen) != 2 {
@@ -154,7 +154,8 @@ func TestWatchFailsAtOnce(t *testing.T) {
 	}
 }
 
-// TestWatchKernel checks that an event of the real kernel delivers a change of the tree, and that links of pods cause no scan.
+// TestWatchKernel checks that an event of the real kernel causes a scan. It also checks that an event about the link of a pod causes no
+// scan.
 func TestWatchKernel(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	ctx, stop := context.WithCancel(t.Context())
@@ -169,15 +170,15 @@ func TestWatchKernel(t *testing.T) {
 	must(t, netlink.LinkAdd(bridge), netlink.LinkSetUp(bridge), netlink.LinkDel(bridge))
 	select {
 	case s := <-delivered:
-		t.Errorf("after a bridge came: %v", changed(before, s))
+		t.Errorf("after a bridge came: %v", differences(before, s))
 	case <-time.After(400 * time.Millisecond):
 	}
 	lo, err := netlink.LinkByName("lo")
 	must(t, err, netlink.LinkSetMTU(lo, 65535), netlink.LinkSetMTU(lo, 65536))
 	select {
 	case s := <-delivered:
-		if _, ok := s.Device(address(t, "0000:3b:10.2")); ok || len(changed(before, s)) != 1 {
-			t.Errorf("after an event: %v", changed(before, s))
+		if _, ok := s.Device(address(t, "0000:3b:10.2")); ok || len(differences(before, s)) != 1 {
+			t.Errorf("after an event: %v", differences(before, s))
 		}
 	case <-time.After(10 * time.Second):
 		t.Error("an event of the kernel is not seen")
@@ -187,7 +188,7 @@ func TestWatchKernel(t *testing.T) {
 	}
 }
 
-// TestWatchTreeGoes checks that a missing tree does not count as a machine without cards.
+// TestWatchTreeGoes checks that Watch does not report a machine without network cards if the sysfs tree is missing.
 func TestWatchTreeGoes(t *testing.T) {
 	sysfs := pcitest.Extract(t, "in-pods")
 	ctx, stop := context.WithCancel(t.Context())
@@ -201,8 +202,8 @@ func TestWatchTreeGoes(t *testing.T) {
 	pcitest.Set(t, sysfs, "0000:3b:00.0", "net/ens1f0/carrier", "0")
 	after := <-delivered
 	was, _ := before.Device(address(t, "0000:3b:00.0"))
-	if is, _ := after.Device(was.Address); !was.Carrier || is.Carrier || !slices.Equal(changed(before, after), []string{"0000:3b:00.0"}) {
-		t.Errorf("delivered %v", changed(before, after))
+	if is, _ := after.Device(was.Address); !was.Carrier || is.Carrier || !slices.Equal(differences(before, after), []string{"0000:3b:00.0"}) {
+		t.Errorf("delivered %v", differences(before, after))
 	}
 	stop()
 	for range delivered { // to its end

@@ -13,20 +13,21 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// envelope holds the keys of a network configuration that the frame itself reads.
+// envelope holds the keys of a network configuration that package plugin itself reads.
 type envelope struct {
 	CNIVersion string          `json:"cniVersion"`
 	Name       string          `json:"name"`
 	PrevResult json.RawMessage `json:"prevResult"`
 }
 
-// readConfig decodes stdin and applies the rules for all plugins. envErr is an error in the environment. It is reported only after the
-// version is known, so that the error has the right cniVersion.
+// readConfig decodes the configuration from stdin and checks the rules that apply to all plugins. The last argument is an error in the
+// environment, or nil. readConfig returns this error only after it has read the version, so that the error document has the correct
+// cniVersion.
 func (p Plugin) readConfig(r *Request, data []byte, envErr error) error {
 	var env envelope
 	decodeErr := decode(data, &env)
 	if decodeErr != nil && r.Verb == "DEL" {
-		// DEL needs only the network's name from the configuration.
+		// DEL needs only the name of the network from the configuration.
 		var lenient struct {
 			Name string `json:"name"`
 		}
@@ -76,7 +77,7 @@ func (p Plugin) supports(v string) bool {
 	return false
 }
 
-// checkVersion rejects versions that the plugin does not serve, and verbs that the version does not have.
+// checkVersion returns an error if the plugin does not support the version, or if the version does not define the verb.
 func (p Plugin) checkVersion(verb, v string) error {
 	if !p.supports(v) {
 		return Errorf(CodeVersion, "cniVersion %s is not supported; supported are %s", quote(v), join(p.versions().SupportedVersions()))
@@ -110,7 +111,8 @@ func (p Plugin) readPrev(r *Request, env envelope) error {
 	return nil
 }
 
-// prevResult returns the result of the earlier plugins and its version, or nil if there is none.
+// prevResult() returns the result of the previous plugins in the chain, and the version of this result. It returns nil if the configuration
+// contains no prevResult.
 func prevResult(env envelope) (*types100.Result, string, error) {
 	if trimmed := bytes.TrimSpace(env.PrevResult); len(trimmed) == 0 || bytes.Equal(trimmed, []byte("null")) {
 		return nil, "", nil
@@ -118,7 +120,8 @@ func prevResult(env envelope) (*types100.Result, string, error) {
 	return readResult(env.CNIVersion, env.PrevResult)
 }
 
-// ReadResult parses a result of any version. Without a version in the result, it uses v, the configuration's version.
+// ReadResult parses a result of any version. If the result contains no version, ReadResult uses the first argument, which is the version of
+// the configuration.
 func ReadResult(v string, raw []byte) (*types100.Result, error) {
 	result, _, err := readResult(v, raw)
 	return result, err
@@ -154,7 +157,7 @@ func readResult(v string, raw []byte) (result *types100.Result, own string, err 
 	return result, own, err
 }
 
-// withVersion adds a version to a result without one.
+// withVersion adds the cniVersion v to a result that contains no version.
 func withVersion(v string, raw []byte) ([]byte, error) {
 	keys := map[string]json.RawMessage{}
 	if err := json.Unmarshal(raw, &keys); err != nil {

@@ -16,7 +16,7 @@ import (
 func TestNetworkName(t *testing.T) {
 	for _, name := range []string{"", "a/b", "../x", "a b", ".", "a\\n", strings.Repeat("x", 256)} {
 		for _, verb := range []string{"DEL", "GC", "STATUS"} {
-			f := run((&recorder{}).plugin(), newEnv(verb), `{"cniVersion":"1.1.0","name":"`+name+`"}`).refused(t, CodeConfig)
+			f := run((&recorder{}).plugin(), newEnv(verb), `{"cniVersion":"1.1.0","name":"`+name+`"}`).mustFail(t, CodeConfig)
 			if !strings.Contains(f.Msg, "network name") {
 				t.Errorf("%s %q: %+v", verb, name, f)
 			}
@@ -44,32 +44,34 @@ func TestVersionGate(t *testing.T) {
 	}
 }
 
-// TestVersionOfErrors: an error has the configuration's version, or the newest one if that version is not supported.
+// TestVersionOfErrors checks that an error document has the version of the configuration, or the newest version if the configuration's
+// version is not supported.
 func TestVersionOfErrors(t *testing.T) {
 	for in, want := range map[string]string{`"0.3.1"`: "0.3.1", `"1.0.0"`: "1.0.0", `""`: "0.1.0", `"9.9.9"`: "1.1.0", `7`: "1.1.0"} {
 		o := run((&recorder{}).plugin(), newEnv("ADD"), `{"name":"net","cniVersion":`+in+`}`)
-		if f := o.refused(t, CodeEnvironment); f.CNIVersion != want {
+		if f := o.mustFail(t, CodeEnvironment); f.CNIVersion != want {
 			t.Errorf("%s: %+v, want %s", in, f, want)
 		}
 	}
 }
 
-// TestVersionRefused: a request that checkVersion rejects does not reach the plugin.
+// TestVersionRefused checks that the plugin is not called if checkVersion returns an error.
 func TestVersionRefused(t *testing.T) {
 	for verb, v := range map[string]string{"ADD": "9.9.9", "CHECK": "0.3.1", "GC": "1.0.0", "STATUS": "1.0.0"} {
 		rec := &recorder{}
 		o := run(rec.plugin(), newEnv(verb).with("CNI_NETNS", "/nowhere"), `{"name":"net","cniVersion":"`+v+`"}`)
-		if f := o.refused(t, CodeVersion); !strings.Contains(f.Msg, v) || len(rec.requests) > 0 {
+		if f := o.mustFail(t, CodeVersion); !strings.Contains(f.Msg, v) || len(rec.requests) > 0 {
 			t.Errorf("%s in %s: %+v", verb, v, f)
 		}
 	}
 }
 
-// TestDelOfOtherVersion: DEL works with any version, so that attachments survive an upgrade or a downgrade.
+// TestDelOfOtherVersion checks that DEL works with any version in the configuration, so that it can delete attachments after an upgrade or
+// a downgrade of the plugins.
 func TestDelOfOtherVersion(t *testing.T) {
 	for _, v := range append(allVersions(), "9.9.9", "x", "") {
 		rec := &recorder{}
-		run(rec.plugin(), newEnv("DEL"), `{"name":"net","cniVersion":"`+v+`"}`).ok(t, "")
+		run(rec.plugin(), newEnv("DEL"), `{"name":"net","cniVersion":"`+v+`"}`).mustSucceed(t, "")
 		if len(rec.requests) != 1 {
 			t.Errorf("%q did not arrive", v)
 		}
@@ -117,7 +119,7 @@ func TestPrevResultRefused(t *testing.T) {
 	}
 }
 
-// TestPrevResultRules: CHECK and chained plugins require a prevResult. DEL and STATUS ignore a broken one.
+// TestPrevResultRules checks that CHECK and chained plugins require a prevResult. DEL and STATUS ignore an invalid prevResult.
 func TestPrevResultRules(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	for _, c := range []struct {
@@ -137,23 +139,24 @@ func TestPrevResultRules(t *testing.T) {
 		if c.code == 0 && (o.exit != 0 || len(rec.requests) != 1) {
 			t.Errorf("%+v: exit %d, %s", c, o.exit, o.stdout)
 		} else if c.code != 0 {
-			o.refused(t, c.code)
+			o.mustFail(t, c.code)
 		}
 	}
 }
 
-// TestValidAttachments (C-81): null and [] keep no attachments. A missing list, and a value that is no list, are errors.
+// TestValidAttachments (C-81) checks that the list of valid attachments is empty for null and []. GC returns an error if the list is
+// missing or is not a list.
 func TestValidAttachments(t *testing.T) {
 	a, b := Attachment{"a", "eth0"}, Attachment{"b", "net1"}
 	for keys, want := range map[string]map[Attachment]bool{
 		`"cni.dev/valid-attachments":null`: {},
 		`"cni.dev/valid-attachments":[]`:   {},
-		// libcni sends both keys with the same value
+		// libcni sends both keys with the same value.
 		`"cni.dev/valid-attachments":[],"cni.dev/attachments":[{"containerID":"a","ifname":"eth0"}]`:                  {},
 		`"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"net1","x":1}]`: {a: true, b: true},
 	} {
 		rec := &recorder{}
-		run(rec.plugin(), newEnv("GC"), config(keys)).ok(t, "")
+		run(rec.plugin(), newEnv("GC"), config(keys)).mustSucceed(t, "")
 		if diff := cmp.Diff(want, rec.requests[0].Valid); diff != "" {
 			t.Errorf("%s:\n%s", keys, diff)
 		}
@@ -171,7 +174,7 @@ func TestValidAttachments(t *testing.T) {
 		`"cni.dev/valid-attachments":[{"ifname":"eth0"}]`:   CodeConfig,
 	} {
 		rec := &recorder{}
-		run(rec.plugin(), newEnv("GC"), config(keys)).refused(t, code)
+		run(rec.plugin(), newEnv("GC"), config(keys)).mustFail(t, code)
 		if len(rec.requests) > 0 {
 			t.Errorf("%s reached the plugin", keys)
 		}

@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// maxConfig limits stdin. libcni's documents with prevResult have some kilobytes.
+// maxConfig is the maximum size of stdin in bytes. Configurations with prevResult from libcni have a few kilobytes.
 const maxConfig = 16 << 20
 
-// Decode reads the configuration into raw, a pointer to a struct that mirrors the JSON. It logs unknown keys with the nearest known key:
-// they are valid, since other plugins may read them, but are often misspelt.
+// Decode decodes the configuration into raw, which is a pointer to a struct that mirrors the JSON. It logs each unknown key with the
+// nearest known key. Unknown keys are valid, because other plugins may read them, but they are often misspelt.
 func (r *Request) Decode(raw any) error {
 	if err := decode(r.Config, raw); err != nil {
 		return err
@@ -22,8 +22,8 @@ func (r *Request) Decode(raw any) error {
 	return nil
 }
 
-// DecodeWithin is Decode for a plugin that shares the configuration with its caller, as IPAM plugins do: it reports only unknown keys
-// inside the object key.
+// DecodeWithin decodes like Decode, but logs only unknown keys inside the object with the given key. IPAM plugins use it, because they get
+// the configuration of the plugin that calls them.
 func (r *Request) DecodeWithin(key string, raw any) error {
 	if err := decode(r.Config, raw); err != nil {
 		return err
@@ -42,26 +42,29 @@ func decode(data []byte, into any) error {
 	return nil
 }
 
-// commonKeys may occur in any plugin's configuration (SPEC.md section 1 and "Deriving runtime configuration from plugin configuration").
+// commonKeys lists the keys that may occur in the configuration of any plugin (SPEC.md section 1 and "Deriving runtime configuration from
+// plugin configuration").
 var commonKeys = []string{"$schema", "cniVersion", "cniVersions", "name", "type", "capabilities", "args", "runtimeConfig", "prevResult",
 	"ipam", "dns", "logLevel", "logFile", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "plugins"}
 
-// logUnknown logs keys that no field of raw, a pointer to a struct, has.
+// logUnknown logs unknown keys of the configuration. A key is unknown if the struct to which the last argument points has no field for the
+// key.
 func (r *Request) logUnknown(within string, raw any) {
 	for _, f := range UnknownKeys(r.Config, within, reflect.ValueOf(raw).Elem().Interface()) {
 		r.Log.Warn(f.Text, "key", quote(f.Key))
 	}
 }
 
-// field is a field of a struct that mirrors JSON.
-type field struct {
+// A jsonField is a field of a struct that mirrors JSON.
+type jsonField struct {
 	name string
 	of   reflect.Type
 }
 
-// jsonFields returns the fields of struct t, including embedded ones, by their JSON names in lower case.
-func jsonFields(t reflect.Type) map[string]field {
-	fields := map[string]field{}
+// jsonFields returns the fields of the struct t, including fields of embedded structs. The keys of the map are the JSON names in lower
+// case.
+func jsonFields(t reflect.Type) map[string]jsonField {
+	fields := map[string]jsonField{}
 	for f := range t.Fields() {
 		ft := f.Type
 		if ft.Kind() == reflect.Pointer {
@@ -73,7 +76,7 @@ func jsonFields(t reflect.Type) map[string]field {
 				fields[k] = v
 			}
 		} else if name != "" && name != "-" {
-			fields[strings.ToLower(name)] = field{name, ft}
+			fields[strings.ToLower(name)] = jsonField{name, ft}
 		}
 	}
 	return fields
@@ -88,22 +91,22 @@ func containsFold(list []string, s string) bool {
 	return false
 }
 
-// Nearest returns the word with the smallest edit distance to key, or "" if none is near.
+// Nearest returns the word with the smallest edit distance to key, or "" if no word is similar enough.
 func Nearest(key string, words []string) string {
 	best, at := len(key)/2+1, ""
 	for _, w := range words {
 		if max(len(key), len(w))-min(len(key), len(w)) >= best {
 			continue // the distance is at least that, and a key may have a million letters
 		}
-		if d := distance(strings.ToLower(key), strings.ToLower(w)); d < best {
+		if d := editDistance(strings.ToLower(key), strings.ToLower(w)); d < best {
 			best, at = d, w
 		}
 	}
 	return at
 }
 
-// distance is the Levenshtein distance of a and b.
-func distance(a, b string) int {
+// editDistance returns the Levenshtein distance between a and b.
+func editDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j

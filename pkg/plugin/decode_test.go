@@ -28,7 +28,7 @@ func TestDistance(t *testing.T) {
 		a, b string
 		want int
 	}{{"", "", 0}, {"", "abc", 3}, {"abc", "", 3}, {"kitten", "sitting", 3}, {"abc", "abc", 0}, {"ab", "ba", 2}} {
-		if got := distance(c.a, c.b); got != c.want || distance(c.b, c.a) != c.want {
+		if got := editDistance(c.a, c.b); got != c.want || editDistance(c.b, c.a) != c.want {
 			t.Errorf("%q and %q: %d, want %d", c.a, c.b, got, c.want)
 		}
 	}
@@ -38,8 +38,8 @@ type embedded struct {
 	Rate int `json:"rate"`
 }
 
-// mirror has the form of a plugin's configuration.
-type mirror struct {
+// mirrorConf is a struct that mirrors the configuration of a plugin.
+type mirrorConf struct {
 	embedded
 	Bridge string `json:"bridge"`
 	IPAM   *struct {
@@ -51,14 +51,14 @@ type mirror struct {
 	Hidden string `json:"-"`
 }
 
-// warnings decodes a configuration and returns the log lines about unknown keys.
-func warnings(t *testing.T, decode func(*Request, any) error, config string) (lines []string) {
+// decodeWarnings decodes a configuration and returns the log lines about unknown keys.
+func decodeWarnings(t *testing.T, decode func(*Request, any) error, config string) (lines []string) {
 	t.Helper()
 	var log bytes.Buffer
 	r := &Request{Config: []byte(config)}
 	r.log = &log
 	r.Log = r.logger()
-	if err := decode(r, &mirror{}); err != nil {
+	if err := decode(r, &mirrorConf{}); err != nil {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(log.String()) {
@@ -79,27 +79,27 @@ func TestUnknownKeys(t *testing.T) {
 		`{"Hidden":"x"}`:                       `unknown key is ignored" key="\"Hidden\""`,
 		"{\"a\\nb\u202e\":1}":                  `unknown key is ignored" key="\"a\\nb\\u202e\""`,
 	} {
-		got := warnings(t, decode, config)
+		got := decodeWarnings(t, decode, config)
 		if want == "" && len(got) > 0 || want != "" && (len(got) != 1 || strings.TrimSpace(got[0]) != want) {
 			t.Errorf("%s: logged %q, want %q", config, got, want)
 		}
 	}
 }
 
-// TestUnknownKeysWithin: an IPAM plugin does not report its caller's keys.
+// TestUnknownKeysWithin checks that DecodeWithin does not report unknown keys outside the object "ipam".
 func TestUnknownKeysWithin(t *testing.T) {
-	got := warnings(t, func(r *Request, raw any) error { return r.DecodeWithin("ipam", raw) }, `{"bridg":"a","ipam":{"subnett":"x"}}`)
+	got := decodeWarnings(t, func(r *Request, raw any) error { return r.DecodeWithin("ipam", raw) }, `{"bridg":"a","ipam":{"subnett":"x"}}`)
 	if len(got) != 1 || !strings.Contains(got[0], "ipam.subnett") {
 		t.Errorf("logged %q", got)
 	}
 }
 
 func TestWrongTypes(t *testing.T) {
-	r := quiet("ADD")
+	r := newQuiet("ADD")
 	for config, ok := range map[string]bool{`{"rate":1,"ipam":{"subnet":"x"}}`: true, `{"rate":"x"}`: false, `{"ipam":[]}`: false,
 		`{"ipam":{"subnet":7}}`: false} {
 		r.Config = []byte(config)
-		var raw mirror
+		var raw mirrorConf
 		for _, err := range []error{r.Decode(&raw), r.DecodeWithin("ipam", &raw)} {
 			if (err == nil) != ok || err != nil && Code(err) != CodeDecode {
 				t.Errorf("%s: %v", config, err)
@@ -116,7 +116,7 @@ func TestBadJSON(t *testing.T) {
 		`{"a":}`,
 		`{"cniVersion":"1.1.0","name":"net"}{}`, strings.Repeat(`{"a":`, 20000), `{"a":"` + strings.Repeat("x", maxConfig) + `"}`} {
 		rec := &recorder{}
-		f := run(rec.plugin(), newEnv("DEL"), config).refused(t, CodeDecode)
+		f := run(rec.plugin(), newEnv("DEL"), config).mustFail(t, CodeDecode)
 		if strings.ContainsFunc(f.Msg, unprintable) || len(f.Msg) > 1000 || len(rec.requests) > 0 {
 			t.Errorf("%.40q: %+v, %d calls", config, f, len(rec.requests))
 		}

@@ -10,12 +10,13 @@ import (
 	"unicode/utf8"
 )
 
-// maxID limits container IDs and network names, which become parts of file names of at most 255 bytes.
+// maxID is the maximum length of container IDs and network names in bytes. These names become parts of file names, which have at most 255
+// bytes.
 const maxID = 255
 
-// required returns the variables that a verb needs (SPEC.md section 2 "CNI operations"). CNI_PATH is needed only to find a delegate, and is
-// the only variable that GC uses.
-func required(verb string) []string {
+// requiredVariables returns the environment variables that a verb requires (SPEC.md section 2 "CNI operations"). ADD, CHECK and DEL do not
+// require CNI_PATH, because only plugins with a delegate need it.
+func requiredVariables(verb string) []string {
 	switch verb {
 	case "ADD", "CHECK":
 		return []string{"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"}
@@ -29,7 +30,7 @@ func required(verb string) []string {
 
 func (r *Request) readEnvironment(getenv func(string) string) error {
 	var missing []string
-	for _, name := range required(r.Verb) {
+	for _, name := range requiredVariables(r.Verb) {
 		if getenv(name) == "" {
 			missing = append(missing, name)
 		}
@@ -54,7 +55,7 @@ func (r *Request) readEnvironment(getenv func(string) string) error {
 	return nil
 }
 
-// refuseArgs rejects malformed and unknown arguments for the verbs that use them.
+// refuseArgs returns an error for malformed or unknown arguments in CNI_ARGS. It checks only ADD and CHECK.
 func (r *Request) refuseArgs(getenv func(string) string) error {
 	if r.Verb != "ADD" && r.Verb != "CHECK" {
 		return nil
@@ -72,7 +73,7 @@ func searchPath(s string) []string {
 	return dirs
 }
 
-// validID applies the rule of SPEC.md for container IDs and network names.
+// validID returns an error if s is not a valid container ID or network name (SPEC.md).
 func validID(s string) error {
 	switch {
 	case s == "":
@@ -92,8 +93,9 @@ func isAlnum(c byte) bool {
 	return c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z'
 }
 
-// ValidIfName rejects the names that the kernel rejects (net/core/dev.c dev_valid_name) or would expand (%). It also rejects names with
-// another meaning as a folder below /proc/sys/net/ipv4/conf.
+// ValidIfName returns an error for an invalid interface name. It rejects names that the kernel rejects (net/core/dev.c dev_valid_name), and
+// names with "%", which the kernel would replace. It also rejects "all" and "default", because these are special folders below
+// /proc/sys/net/ipv4/conf.
 func ValidIfName(s string) error {
 	switch {
 	case s == "":
@@ -115,8 +117,8 @@ func ValidIfName(s string) error {
 	return nil
 }
 
-// parseArgs parses CNI_ARGS, "K=V;K=V". A value may contain '='. checkArgs reports malformed arguments, because DEL must not fail because
-// of them.
+// parseArgs parses CNI_ARGS, "K=V;K=V". A value may contain '='. The function ignores malformed arguments, because they must not make DEL
+// fail. Only checkArgs reports them.
 func parseArgs(s string) map[string]string {
 	args := map[string]string{}
 	for pair := range strings.SplitSeq(s, ";") {
@@ -127,7 +129,7 @@ func parseArgs(s string) map[string]string {
 	return args
 }
 
-// checkArgs rejects unknown keys unless IgnoreUnknown is set (CONVENTIONS.md, CNI_ARGS).
+// checkArgs returns an error for malformed arguments and unknown keys, unless IgnoreUnknown is set (CONVENTIONS.md, CNI_ARGS).
 func checkArgs(s string, args map[string]string) error {
 	switch strings.ToLower(args["IgnoreUnknown"]) {
 	case "1", "true", "t":
@@ -146,7 +148,7 @@ func checkArgs(s string, args map[string]string) error {
 	return nil
 }
 
-// quote escapes an external string for logs and limits its length.
+// quote returns an external string in quotes for logs. It escapes special characters and truncates long strings.
 func quote(s string) string {
 	const most = 80
 	if len(s) > most {

@@ -37,7 +37,8 @@ func TestValidIfName(t *testing.T) {
 	}
 }
 
-// TestHostileNames: each verb, also DEL, rejects bad names, names the variable, and escapes the value.
+// TestHostileNames checks that ADD, CHECK and DEL reject invalid container IDs and interface names. The error contains the name of the
+// variable and the escaped value.
 func TestHostileNames(t *testing.T) {
 	for _, verb := range []string{"ADD", "CHECK", "DEL"} {
 		for variable, values := range map[string][]string{
@@ -46,7 +47,7 @@ func TestHostileNames(t *testing.T) {
 		} {
 			for _, value := range values {
 				rec := &recorder{}
-				f := run(rec.plugin(), newEnv(verb).with("CNI_NETNS", "/nowhere", variable, value), config(`"prevResult":{}`)).refused(t,
+				f := run(rec.plugin(), newEnv(verb).with("CNI_NETNS", "/nowhere", variable, value), config(`"prevResult":{}`)).mustFail(t,
 					CodeEnvironment)
 				if !strings.Contains(f.Msg, variable) || strings.ContainsFunc(f.Msg+f.Details, unprintable) || len(f.Msg) > 1000 {
 					t.Errorf("%s %s=%q: %+v", verb, variable, value, f)
@@ -66,13 +67,13 @@ func TestMissingVariables(t *testing.T) {
 		"ADD": {"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"}, "CHECK": {"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"},
 		"DEL": {"CNI_CONTAINERID", "CNI_IFNAME"}, "GC": {"CNI_PATH"},
 	} {
-		f := run((&recorder{}).plugin(), env{"CNI_COMMAND": verb}, config("")).refused(t, CodeEnvironment)
+		f := run((&recorder{}).plugin(), environ{"CNI_COMMAND": verb}, config("")).mustFail(t, CodeEnvironment)
 		if want := strings.ToLower("recorder "+verb) + ": required environment variables missing: " + strings.Join(names, ", "); f.Msg != want {
 			t.Errorf("%q: want %q", f.Msg, want)
 		}
 	}
 	rec := &recorder{}
-	run(rec.plugin(), env{"CNI_COMMAND": "STATUS"}, config("")).ok(t, "")
+	run(rec.plugin(), environ{"CNI_COMMAND": "STATUS"}, config("")).mustSucceed(t, "")
 	if len(rec.requests) != 1 {
 		t.Error("STATUS needs no variable and did not arrive")
 	}
@@ -80,13 +81,13 @@ func TestMissingVariables(t *testing.T) {
 
 func TestCommand(t *testing.T) {
 	for _, verb := range []string{"FOO", "add", "ADD ", "ADD\n", strings.Repeat("A", 5000)} {
-		if f := run(Plugin{Name: "x"}, newEnv(verb), config("")).refused(t, CodeEnvironment); !strings.Contains(f.Msg, "CNI_COMMAND") ||
+		if f := run(Plugin{Name: "x"}, newEnv(verb), config("")).mustFail(t, CodeEnvironment); !strings.Contains(f.Msg, "CNI_COMMAND") ||
 			len(f.Msg) > 1000 {
 			t.Errorf("%q: %+v", verb, f)
 		}
 	}
-	o := run(Plugin{Name: "x", MinVersion: "0.3.0"}, env{}, "")
-	o.ok(t, "")
+	o := run(Plugin{Name: "x", MinVersion: "0.3.0"}, environ{}, "")
+	o.mustSucceed(t, "")
 	if !strings.Contains(o.stderr, "CNI x plugin") || !strings.Contains(o.stderr, "0.3.0") || strings.Contains(o.stderr, "0.2.0") {
 		t.Errorf("about text %q", o.stderr)
 	}
@@ -114,20 +115,20 @@ func TestParseArgs(t *testing.T) {
 	}
 }
 
-// TestBadArgsOnDel: invalid CNI_ARGS must not prevent DEL, nor hide the pod's name.
+// TestBadArgsOnDel checks that DEL works with invalid CNI_ARGS and still reads the pod's name. ADD returns an error for unknown keys.
 func TestBadArgsOnDel(t *testing.T) {
 	rec := &recorder{}
-	run(rec.plugin(), newEnv("DEL").with("CNI_ARGS", "bare;X=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"), config("")).ok(t, "")
+	run(rec.plugin(), newEnv("DEL").with("CNI_ARGS", "bare;X=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"), config("")).mustSucceed(t, "")
 	if len(rec.requests) != 1 || rec.requests[0].Pod.String() != "shop/web-0" || len(rec.requests[0].Path) != 1 {
 		t.Errorf("got %+v", rec.requests)
 	}
-	f := run(rec.plugin(), newEnv("ADD").with("CNI_NETNS", "/nowhere", "CNI_ARGS", "X=1"), config("")).refused(t, CodeEnvironment)
+	f := run(rec.plugin(), newEnv("ADD").with("CNI_NETNS", "/nowhere", "CNI_ARGS", "X=1"), config("")).mustFail(t, CodeEnvironment)
 	if !strings.Contains(f.Msg, `unknown key "X"`) || !strings.Contains(f.Details, "IgnoreUnknown=1") {
 		t.Errorf("got %+v", f)
 	}
 }
 
-// TestForeignArgs: a plugin that needs only the pod's name from CNI_ARGS works with any arguments, and logs invalid ones.
+// TestForeignArgs checks that a plugin with ForeignArgs works with any CNI_ARGS, and logs invalid arguments.
 func TestForeignArgs(t *testing.T) {
 	for args, says := range map[string]string{"none": `\"none\": want KEY=VALUE`,
 		"X=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0": `unknown key \"X\"`} {

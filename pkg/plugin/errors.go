@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Error codes: those of the CNI specification (SPEC.md, "Error"), the code that libraries use for an invalid network namespace, and from
-// 100 on our own.
+// Error codes. Codes below 100 are from the CNI specification (SPEC.md, "Error"), except 8, which libraries use for an invalid network
+// namespace. Codes from 100 exist only in Podlace.
 const (
 	CodeVersion       uint = 1  // incompatible cniVersion
 	CodeUnsupported   uint = 2  // unsupported field in the configuration; the message has key and value
@@ -33,7 +33,7 @@ const (
 	CodeInternal      uint = 999 // a defect in the plugin
 )
 
-// Error is an error with the code for the runtime and an optional hint for the admin.
+// Error is an error with a CNI error code for the runtime and an optional hint for the admin.
 type Error struct {
 	Code uint
 	Hint string
@@ -46,12 +46,13 @@ func (e *Error) Error() string { return e.Err.Error() }
 // Unwrap returns the wrapped error.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Errorf returns an Error with a code and a formatted message; %w wraps as in fmt.Errorf.
+// Errorf returns an Error with a code and a formatted message. The verb %w wraps an error like in fmt.Errorf.
 func Errorf(code uint, format string, args ...any) error {
 	return &Error{Code: code, Err: fmt.Errorf(format, args...)}
 }
 
-// WithHint adds a hint about the remedy. It appears in the details of the error. WithHint keeps the code of err.
+// WithHint adds a hint about the remedy to an error. The hint appears in the details of the error document. The result has the same code as
+// err.
 func WithHint(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
@@ -59,8 +60,8 @@ func WithHint(err error, format string, args ...any) error {
 	return &Error{Code: Code(err), Hint: fmt.Sprintf(format, args...), Err: err}
 }
 
-// Code returns the CNI error code of err: the code of the outermost Error in its tree, or else a code from an error's own methods, or else
-// one derived from the errno.
+// Code returns the CNI error code of an error. If err wraps several values of type Error, the outermost of them determines the code. If err
+// wraps no Error, Code derives the code from the methods MissingFeature and Busy of a wrapped error, or from the errno.
 func Code(err error) uint {
 	var e *Error
 	var feature interface{ MissingFeature() string }
@@ -94,17 +95,17 @@ func Hint(err error) string {
 	return strings.Join(hints, "; ")
 }
 
-// Undo collects the steps that undo the changes of a verb. Use it on a named result:
+// Undo collects the steps that undo the changes of a verb. Use it with a named error result:
 //
 //	var undo plugin.Undo
 //	defer undo.OnError(&err)
 type Undo struct{ steps []func() error }
 
-// Push adds the step that undoes the preceding change.
+// Push adds a step. Call it directly after the change that the step undoes.
 func (u *Undo) Push(step func() error) { u.steps = append(u.steps, step) }
 
-// OnError runs the steps, newest first, if *err is not nil. It continues after a failing step and joins the step's error to *err. It
-// re-raises a panic after the steps.
+// OnError runs the steps in reverse order if *err is not nil. If a step fails, OnError joins the error to *err and continues with the next
+// step. After a panic, OnError runs the steps and panics again.
 func (u *Undo) OnError(err *error) {
 	if v := recover(); v != nil {
 		for i := len(u.steps) - 1; i >= 0; i-- {

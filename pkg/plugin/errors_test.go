@@ -49,7 +49,7 @@ func TestCode(t *testing.T) {
 	}
 }
 
-// TestCodes pins the codes, which runtimes, scripts and documents use.
+// TestCodes checks that the error codes do not change, because runtimes, scripts and documents use them.
 func TestCodes(t *testing.T) {
 	want := []uint{1, 2, 3, 4, 5, 6, 7, 8, 11, 50, 51, 100, 101, 102, 103, 104, 105, 999}
 	got := []uint{CodeVersion, CodeUnsupported, CodeUnknown, CodeEnvironment, CodeIO, CodeDecode, CodeConfig, CodeNetns, CodeTryAgain,
@@ -77,8 +77,8 @@ func TestHint(t *testing.T) {
 	}
 }
 
-// undone runs steps, some of which fail, and returns their order.
-func undone(start error, failing ...int) (order []int, err error) {
+// runUndo runs four undo steps and returns the order of the steps. Some of the steps fail.
+func runUndo(start error, failing ...int) (order []int, err error) {
 	err = start
 	var undo Undo
 	for i := range 4 {
@@ -97,23 +97,24 @@ func undone(start error, failing ...int) (order []int, err error) {
 }
 
 func TestUndo(t *testing.T) {
-	if order, err := undone(nil); order != nil || err != nil {
+	if order, err := runUndo(nil); order != nil || err != nil {
 		t.Errorf("without error: %v, %v", order, err)
 	}
 	start := Errorf(CodeExhausted, "full")
-	order, err := undone(start, 3, 1)
+	order, err := runUndo(start, 3, 1)
 	if diff := cmp.Diff([]int{3, 2, 1, 0}, order); diff != "" {
 		t.Error(diff)
 	}
 	if Code(err) != CodeExhausted || !errors.Is(err, start) || err.Error() != "full\nundo: step 3\nundo: step 1" {
 		t.Errorf("got %d %q", Code(err), err)
 	}
-	if _, err := undone(start); err != start {
+	if _, err := runUndo(start); err != start {
 		t.Errorf("got %v: want the error itself", err)
 	}
 }
 
-// TestUndoKeepsDerivedCode: the errno of the cause decides the code, also if an undo step fails with another code.
+// TestUndoKeepsDerivedCode checks that the error code comes from the errno of the original error, even if an undo step fails with another
+// code.
 func TestUndoKeepsDerivedCode(t *testing.T) {
 	err := error(unix.EBUSY)
 	var undo Undo
@@ -135,7 +136,7 @@ func TestUndoOnPanic(t *testing.T) {
 		return errors.New(none.Network)
 	}}
 	o := run(p, newEnv("DEL"), config(""))
-	f := o.refused(t, CodeInternal)
+	f := o.mustFail(t, CodeInternal)
 	if diff := cmp.Diff([]string{"second", "first"}, order); diff != "" {
 		t.Error(diff)
 	}

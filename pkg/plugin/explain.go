@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// describeDecodeError describes in JSON terms why a document could not be decoded into a value of type t (may be nil). encoding/json uses
-// names of Go types instead.
+// describeDecodeError replaces an error of encoding/json, which contains names of Go types, by an error in JSON terms. The second argument
+// is the type into which the document was decoded. It may be nil.
 func describeDecodeError(err error, t reflect.Type) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
@@ -26,8 +26,8 @@ func describeDecodeError(err error, t reflect.Type) error {
 	return fmt.Errorf("%s is %s: want %s", key, jsonValue(wrong.Value), wantedKind(wrong.Type))
 }
 
-// resolvePath walks a dotted path of encoding/json from t, also through lists. It returns the path without embedded structs, which the
-// document does not contain, and the type at its end, or nil if that is unknown.
+// resolvePath follows the dotted path of a decode error, starting from type t. It returns the path as it is in the document, without the
+// names of embedded structs. It also returns the type at the end of the path, or nil if it is unknown.
 func resolvePath(path string, t reflect.Type) (string, reflect.Type) {
 	var keys []string
 	for name := range strings.SplitSeq(path, ".") {
@@ -49,7 +49,8 @@ func resolvePath(path string, t reflect.Type) (string, reflect.Type) {
 	return strings.Join(keys, "."), t
 }
 
-// jsonValue names the kind of the value found. encoding/json calls it "string", "array", or "number 7.5" if the kind is right.
+// jsonValue returns the JSON name of the kind of a value, for error messages. The argument is the description of the value in an error of
+// encoding/json, such as "string", "array" or "number 7.5".
 func jsonValue(v string) string {
 	if number, ok := strings.CutPrefix(v, "number "); ok {
 		return number
@@ -65,7 +66,7 @@ func jsonValue(v string) string {
 	return "a " + v
 }
 
-// wantedKind names the JSON kind of a value of type t.
+// wantedKind returns the JSON name of the kind of value that the Go type t expects.
 func wantedKind(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.String:

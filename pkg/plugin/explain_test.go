@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// shapes has a key of each kind that occurs in configurations.
-type shapes struct {
+// allKinds has a key of each kind that occurs in configurations.
+type allKinds struct {
 	embedded
 	Text  string   `json:"text"`
 	Flag  bool     `json:"flag"`
@@ -24,7 +24,7 @@ type shapes struct {
 	} `json:"ipam"`
 }
 
-// TestWrongKinds: the error names the key and the wrong kind in JSON terms.
+// TestWrongKinds checks that the error for a value of the wrong kind contains the key and the kinds in JSON terms.
 func TestWrongKinds(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"text":7}`:                               "text is a number: want a string",
@@ -46,23 +46,23 @@ func TestWrongKinds(t *testing.T) {
 		`{"ipam":{"ranges":[["x"]]}}`:              "an entry of ipam.ranges is a string: want an object",
 		`{"ipam":{"ranges":[[{"subnet":["x"]}]]}}`: "ipam.ranges.subnet is a list: want a string",
 	} {
-		r := quiet("ADD")
+		r := newQuiet("ADD")
 		r.Config = []byte(config)
-		err := r.Decode(&shapes{})
+		err := r.Decode(&allKinds{})
 		if Code(err) != CodeDecode || err.Error() != "network configuration: "+want {
 			t.Errorf("%s: %v, want %s", config, err, want)
 		}
 	}
 }
 
-// TestWrongKindsElsewhere: the same for keys that the frame itself reads.
+// TestWrongKindsElsewhere checks that errors in prevResult and in the lists of GC are in JSON terms too.
 func TestWrongKindsElsewhere(t *testing.T) {
 	for verb, more := range map[string]string{
 		"GC":  `"cni.dev/valid-attachments":[{"containerID":7,"ifname":"x"}]`,
 		"ADD": `"prevResult":{"cniVersion":"1.1.0","ips":7}`,
 	} {
 		rec := &recorder{}
-		f := run(rec.plugin(), newEnv(verb).with("CNI_NETNS", "/nowhere"), config(more)).refused(t, CodeDecode)
+		f := run(rec.plugin(), newEnv(verb).with("CNI_NETNS", "/nowhere"), config(more)).mustFail(t, CodeDecode)
 		if strings.Contains(f.Msg, "Go ") || !strings.Contains(f.Msg, "a number") {
 			t.Errorf("%s: %s", verb, f.Msg)
 		}

@@ -16,7 +16,8 @@ func keysOf(findings []Finding) (keys []string) {
 	return keys
 }
 
-// TestDuplicateKeysAreFound: encoding/json silently uses the last of two values.
+// TestDuplicateKeysAreFound checks that DuplicateKeys finds repeated keys at any depth. encoding/json silently uses the last value of a
+// repeated key.
 func TestDuplicateKeysAreFound(t *testing.T) {
 	for config, want := range map[string][]string{
 		`{"a":1,"b":{"a":1},"c":[{"a":1},{"a":2}]}`: nil,

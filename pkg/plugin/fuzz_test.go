@@ -9,15 +9,16 @@ import (
 	"testing"
 )
 
-// quiet returns a Request as the frame creates it before it reads any input.
-func quiet(verb string) *Request {
+// newQuiet returns a Request without input that discards its log.
+func newQuiet(verb string) *Request {
 	r := &Request{Plugin: "fuzz", Verb: verb, CNIVersion: "1.1.0"}
 	r.log = io.Discard
 	r.Log = r.logger()
 	return r
 }
 
-// FuzzConfig: an accepted configuration has a name and a version, and a rejected one gives one error document.
+// FuzzConfig checks that an accepted configuration has a name and a version. For a rejected configuration the output is exactly one error
+// document.
 func FuzzConfig(f *testing.F) {
 	for _, seed := range []string{"", "{}", "[]", "null", config(""), config(`"prevResult":{}`), config(`"cni.dev/valid-attachments":[]`),
 		`{"cniVersion":"0.4.0","name":"a"}`, `{"cniVersion":7}`, `{"name":"../x"}`, config(`"prevResult":{"ips":[{"address":"10.0.0.1/8"}]}`)} {
@@ -36,7 +37,7 @@ func FuzzConfig(f *testing.F) {
 			}
 			return
 		}
-		var fail failure
+		var fail errorDocument
 		if err := json.Unmarshal([]byte(o.stdout), &fail); err != nil {
 			t.Fatal(err)
 		}
@@ -65,7 +66,8 @@ func FuzzArgs(f *testing.F) {
 	})
 }
 
-// FuzzPrevResult: an accepted result contains no null entries, and can be encoded again in its version.
+// FuzzPrevResult checks each result that ReadResult accepts. The result must contain no null entries, and it must be possible to encode the
+// result again.
 func FuzzPrevResult(f *testing.F) {
 	for v, body := range prevResults() {
 		f.Add(v, `{`+body+`}`)
@@ -99,7 +101,7 @@ func FuzzValidAttachments(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, list string) {
-		r := quiet("GC")
+		r := newQuiet("GC")
 		err := r.readValid([]byte(`{"cni.dev/valid-attachments":` + list + `}`))
 		if err != nil {
 			if code := Code(err); code != CodeDecode && code != CodeConfig {
@@ -115,7 +117,8 @@ func FuzzValidAttachments(f *testing.F) {
 	})
 }
 
-// FuzzPrintable: no external text can forge a log line or enlarge a message.
+// FuzzPrintable checks that printable and quote remove special characters and truncate long text, so that no external text can forge a log
+// line.
 func FuzzPrintable(f *testing.F) {
 	for _, seed := range []string{"", "a", "a\nb", "\x1b[31m", "é\u202e", "\xff", strings.Repeat("x", 50)} {
 		f.Add(seed)
@@ -129,15 +132,15 @@ func FuzzPrintable(f *testing.F) {
 	})
 }
 
-// FuzzDecode: unknown keys of any form are only logged.
+// FuzzDecode checks that, for any keys in the configuration, Decode returns no error or an error with CodeDecode.
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{`{}`, `{"bridg":1}`, `{"ipam":null}`, `{"ipam":{"x":{}}}`, `{"rate":"x"}`, `{"":1}`, `{"\u0000":[]}`} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, config string) {
-		r := quiet("ADD")
+		r := newQuiet("ADD")
 		r.Config = []byte(config)
-		for _, err := range []error{r.Decode(&mirror{}), r.DecodeWithin("ipam", &mirror{})} {
+		for _, err := range []error{r.Decode(&mirrorConf{}), r.DecodeWithin("ipam", &mirrorConf{})} {
 			if err != nil && Code(err) != CodeDecode {
 				t.Errorf("%q: %v", config, err)
 			}

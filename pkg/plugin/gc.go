@@ -16,16 +16,18 @@ const (
 	validKey  = "cni.dev/valid-attachments"
 	legacyKey = "cni.dev/attachments" // libcni sends it too
 
-	// DeadKey is our own key: the only attachments that GC may collect. A caller's list of valid attachments may lack attachments that were
-	// made since. SPEC.md forbids that for a runtime. A caller that is no runtime names the dead attachments instead.
+	// DeadKey is a key of Podlace with a list of attachments. If the configuration has this key, GC collects only attachments in this list.
+	// Runtimes do not pass this key. Another caller passes it, because its list of valid attachments may lack attachments that were created
+	// later. The list of a runtime is complete, as SPEC.md requires.
 	DeadKey = "podlace/dead-attachments"
 
-	// grace is the minimum age of an attachment for GC while its namespace exists. One ADD runs several plugins, and between two of them no
-	// lock shows that it is running.
-	grace = time.Second
+	// graceTime is the minimum age at which GC may collect an attachment whose namespace exists. It protects attachments whose ADD is still
+	// running: an ADD runs several plugins, and no lock is held between two plugins.
+	graceTime = time.Second
 )
 
-// readValid reads the list of attachments to keep. null or [] keeps none. A missing list is an error, because it permits no deletion.
+// readValid reads the list of attachments that GC must keep. With null or [] GC keeps no attachments. A missing list is an error, because
+// GC could delete attachments in use.
 func (r *Request) readValid(data []byte) error {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(data, &keys); err != nil {
@@ -45,7 +47,8 @@ func (r *Request) readValid(data []byte) error {
 	return err
 }
 
-// attachmentSet parses a list of attachments. A lease in the old format has no interface name; bare allows that.
+// attachmentSet parses a list of attachments. If the last argument is true, entries may lack the interface name, because leases in the old
+// format do not contain the interface name.
 func attachmentSet(key string, list []byte, bare bool) (map[Attachment]bool, error) {
 	var entries []Attachment
 	if err := json.Unmarshal(list, &entries); err != nil {
@@ -61,11 +64,11 @@ func attachmentSet(key string, list []byte, bare bool) (map[Attachment]bool, err
 	return set, nil
 }
 
-// Candidate reports whether GC has to examine an attachment.
+// Candidate reports whether an attachment may be stale, so that GC must examine it further (Stale).
 func (r *Request) Candidate(a Attachment) bool { return !r.Valid[a] && (r.Dead == nil || r.Dead[a]) }
 
-// Stale reports whether GC may collect a candidate. netns is the namespace of its ADD, or "" if it is unknown; written is the time of its
-// record. A spared attachment counts as valid from then on.
+// Stale reports whether GC may collect an attachment. The second argument is the path of the attachment's namespace, or "" if the path is
+// unknown. The third argument is the time of the attachment's record. If Stale spares a candidate, it adds the attachment to Valid.
 func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 	if !r.Candidate(a) {
 		return false
@@ -74,7 +77,7 @@ func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 	switch {
 	case r.Dead != nil && NetnsExists(netns):
 		why = "its namespace exists"
-	case r.Dead == nil && age < grace && age > -time.Hour && !NetnsGone(netns): // a time in the future means that the clock was set back
+	case r.Dead == nil && age < graceTime && age > -time.Hour && !NetnsGone(netns): // a time in the future means that the clock was set back
 		why = "it was made just now"
 	}
 	if why != "" {
@@ -86,10 +89,12 @@ func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 	return true
 }
 
-// KeepAttachment makes GC keep an attachment in its following steps, because other state still uses its addresses.
+// KeepAttachment adds an attachment to Valid, so that the following steps of GC keep it. Use it if other state still uses the addresses of
+// the attachment.
 func (r *Request) KeepAttachment(a Attachment) { r.Valid[a], r.keptAny = true, true }
 
-// ConfigForGC returns the configuration for a plugin to which GC is passed on. Its list of valid attachments includes the spared ones.
+// ConfigForGC returns the configuration for the GC of a delegated plugin. Its list of valid attachments also contains the attachments that
+// this GC spared.
 func (r *Request) ConfigForGC() []byte {
 	var keys map[string]json.RawMessage
 	if !r.keptAny || json.Unmarshal(r.Config, &keys) != nil {
@@ -108,8 +113,8 @@ func (r *Request) ConfigForGC() []byte {
 	return config
 }
 
-// ConfigForDel returns the configuration without GC's lists. The configuration is parsed again for each removed attachment, and the lists
-// have an entry per pod of the node.
+// ConfigForDel returns the configuration without the lists of GC. GC calls DEL with this configuration for each stale attachment. Parsing
+// the lists each time would be slow, because they have an entry for each pod of the node.
 func (r *Request) ConfigForDel() []byte {
 	var keys map[string]json.RawMessage
 	if json.Unmarshal(r.Config, &keys) != nil {
@@ -125,7 +130,7 @@ func (r *Request) ConfigForDel() []byte {
 	return config
 }
 
-// NetnsGone reports whether a namespace is certainly gone, by its path. For "", an unknown path, it returns false.
+// NetnsGone reports whether the path of a namespace certainly does not exist. It returns false for "", which is an unknown path.
 func NetnsGone(path string) bool {
 	if path == "" {
 		return false
@@ -134,15 +139,16 @@ func NetnsGone(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// NetnsVisible reports whether this process sees the folder of a namespace. In a container, a folder that is not mounted proves nothing.
-// The folder of /proc/PID/ns/net goes with the process. For "", an unknown path, it returns true.
+// NetnsVisible reports whether this process can see the folder of a namespace's path. In a container the folder may not be mounted. In this
+// case a missing path does not prove that the namespace is gone. For paths below /proc it returns true, because the folder of a process
+// disappears with the process. It returns true for "", which is an unknown path.
 func NetnsVisible(path string) bool {
 	folder := filepath.Dir(path)
 	info, err := os.Stat(folder)
 	return path == "" || strings.HasPrefix(folder, "/proc/") || err == nil && info.IsDir()
 }
 
-// NetnsExists reports whether a path leads to a network namespace.
+// NetnsExists reports whether a path is the path of a network namespace.
 func NetnsExists(path string) bool {
 	f, err := openNetns(path)
 	if err == nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// gcRequest returns a GC request for now with ("b", "eth0") as valid.
+// gcRequest returns a GC request that begins now. Its only valid attachment is ("b", "eth0").
 func gcRequest(dead map[Attachment]bool) *Request {
 	r := &Request{Valid: map[Attachment]bool{{"b", "eth0"}: true}, Dead: dead, began: time.Now(),
 		Config: []byte(`{"name":"net","cni.dev/valid-attachments":[{"containerID":"b","ifname":"eth0"}]}`)}
@@ -22,7 +22,8 @@ func gcRequest(dead map[Attachment]bool) *Request {
 	return r
 }
 
-// TestStale (C-85): an attachment that is not in the list is stale, unless it is so young that its ADD may still run.
+// TestStale (C-85) checks that an attachment is stale if the list of valid attachments does not contain it. An attachment younger than
+// graceTime is not stale, because its ADD may still be running.
 func TestStale(t *testing.T) {
 	const alive, gone = "/proc/self/ns/net", "/nonexistent"
 	plain := filepath.Join(t.TempDir(), "plain")
@@ -41,11 +42,11 @@ func TestStale(t *testing.T) {
 		"valid":                               {Attachment{"b", "eth0"}, nil, gone, time.Hour, false},
 		"another interface of one valid":      {Attachment{"b", "net1"}, nil, alive, time.Hour, true},
 		"old, alive":                          {a, nil, alive, time.Minute, true},
-		"just made, alive":                    {a, nil, alive, grace / 2, false},
+		"just made, alive":                    {a, nil, alive, graceTime / 2, false},
 		"made since GC began":                 {a, nil, alive, -time.Minute, false},
-		"just made, namespace not known":      {a, nil, "", grace / 2, false},
-		"just made, path is no namespace now": {a, nil, plain, grace / 2, false},
-		"just made, gone":                     {a, nil, gone, grace / 2, true},
+		"just made, namespace not known":      {a, nil, "", graceTime / 2, false},
+		"just made, path is no namespace now": {a, nil, plain, graceTime / 2, false},
+		"just made, gone":                     {a, nil, gone, graceTime / 2, true},
 		"made in the future: clock was set":   {a, nil, alive, -48 * time.Hour, true},
 		"named, gone":                         {a, named, gone, 0, true},
 		"named, path is no namespace":         {a, named, plain, 0, true},
@@ -63,7 +64,7 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// TestConfigForGC: the plugin to which GC is passed on keeps the attachments that this plugin spared.
+// TestConfigForGC checks that the valid attachments in ConfigForGC include the attachments that Stale spared.
 func TestConfigForGC(t *testing.T) {
 	r := gcRequest(nil)
 	if string(r.ConfigForGC()) != string(r.Config) {
@@ -85,7 +86,7 @@ func TestConfigForGC(t *testing.T) {
 	}
 }
 
-// TestConfigForDel: each removal passes a configuration without the lists of all attachments, whose cost grows with the number of pods.
+// TestConfigForDel checks that ConfigForDel contains no lists of attachments.
 func TestConfigForDel(t *testing.T) {
 	r := gcRequest(nil)
 	r.Config = []byte(`{"name":"net","ipam":{"type":"x"},"cni.dev/valid-attachments":[],"cni.dev/attachments":[],"podlace/dead-attachments":[]}`)
@@ -105,7 +106,7 @@ func TestDeadAttachments(t *testing.T) {
 			{"old", ""}: true},
 	} {
 		rec := &recorder{}
-		run(rec.plugin(), newEnv("GC"), config(keys)).ok(t, "")
+		run(rec.plugin(), newEnv("GC"), config(keys)).mustSucceed(t, "")
 		if diff := cmp.Diff(want, rec.requests[0].Dead); diff != "" {
 			t.Errorf("%s:\n%s", keys, diff)
 		}
@@ -117,14 +118,15 @@ func TestDeadAttachments(t *testing.T) {
 		valid + `"podlace/dead-attachments":[{"ifname":1}]`: CodeDecode,
 	} {
 		rec := &recorder{}
-		run(rec.plugin(), newEnv("GC"), config(keys)).refused(t, code)
+		run(rec.plugin(), newEnv("GC"), config(keys)).mustFail(t, code)
 		if len(rec.requests) > 0 {
 			t.Errorf("%s reached the plugin", keys)
 		}
 	}
 }
 
-// TestNetnsVisible: a namespace whose folder is missing, or is no folder, may live. A process goes with its folder.
+// TestNetnsVisible checks that NetnsVisible returns false if the parent of the path is missing or is not a folder. Paths below /proc are an
+// exception.
 func TestNetnsVisible(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(dir+"/file", nil, 0o600); err != nil {

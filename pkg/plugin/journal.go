@@ -14,13 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// journalSocket receives log messages (systemd, "Native Journal Protocol"): one datagram for each, with a line NAME=value for each field.
+// journalSocket is the socket of journald (systemd, "Native Journal Protocol"). Each log message is one datagram, with one line NAME=value
+// for each field.
 const journalSocket = "/run/systemd/journal/socket"
 
-// maxField limits a field, so that a message fits in a datagram.
+// maxField is the maximum size of a field in bytes, so that a message fits into a datagram.
 const maxField = 16 << 10
 
-// journal is a connection to journald.
+// A journal is a connection to journald.
 type journal struct{ fd int }
 
 // openJournal connects to journald. Sending never blocks.
@@ -39,15 +40,16 @@ func openJournal() (*journal, error) {
 // Close closes the socket.
 func (j *journal) Close() error { return unix.Close(j.fd) }
 
-// handler returns the slog handler of a request. Its fields are those of systemd.journal-fields(7), and PODLACE_* for the attachment.
-func (j *journal) handler(r *Request) slog.Handler {
+// newHandler returns the slog handler of a request. Each message has fields of systemd.journal-fields(7), and fields PODLACE_* that
+// describe the attachment.
+func (j *journal) newHandler(r *Request) slog.Handler {
 	h := journalHandler{fd: j.fd, level: r.level, stderr: r.log}
-	h.add("SYSLOG_IDENTIFIER", "podlace")
+	h.addField("SYSLOG_IDENTIFIER", "podlace")
 	for _, f := range [][2]string{{"PODLACE_PLUGIN", r.Plugin}, {"PODLACE_VERB", r.Verb}, {"PODLACE_NETWORK", r.Network},
 		{"PODLACE_POD", r.Pod.String()}, {"PODLACE_CONTAINER", r.ContainerID}, {"PODLACE_IFNAME", r.IfName}, {"PODLACE_NETNS", r.NetnsPath},
 		{"TRACE_ID", r.trace.id}, {"SPAN_ID", r.trace.span}} {
 		if f[1] != "" {
-			h.add(f[0], f[1])
+			h.addField(f[0], f[1])
 		}
 	}
 	h.prefix = r.Plugin + " " + printable(strings.ToLower(r.Verb), 20) + ": "
@@ -67,15 +69,15 @@ type journalHandler struct {
 // Enabled reports whether messages of a level are logged.
 func (h journalHandler) Enabled(_ context.Context, level slog.Level) bool { return level >= h.level }
 
-// Handle sends a message. Its attributes are in the text, too, because journalctl shows the text alone.
+// Handle sends a message. It adds the attributes to the fields and to the text, because journalctl shows only the text by default.
 func (h journalHandler) Handle(_ context.Context, record slog.Record) error {
 	record.Attrs(func(a slog.Attr) bool {
-		h.attribute(a)
+		h.addAttribute(a)
 		return true
 	})
 	text := h.prefix + record.Message + h.suffix
-	h.add("PRIORITY", priority(record.Level))
-	h.add("MESSAGE", text)
+	h.addField("PRIORITY", syslogPriority(record.Level))
+	h.addField("MESSAGE", text)
 	if err := unix.Send(h.fd, h.fields, unix.MSG_NOSIGNAL); err != nil {
 		_, err = fmt.Fprintf(PlainWriter(h.stderr), "%s (journald: %v)\n", text, err)
 		return err
@@ -86,28 +88,28 @@ func (h journalHandler) Handle(_ context.Context, record slog.Record) error {
 // WithAttrs returns a handler that adds attributes to each message.
 func (h journalHandler) WithAttrs(attributes []slog.Attr) slog.Handler {
 	for _, a := range attributes {
-		h.attribute(a)
+		h.addAttribute(a)
 	}
 	return h
 }
 
-// WithGroup returns the handler itself: the plugins have no groups.
+// WithGroup returns the handler itself, because the plugins do not use groups.
 func (h journalHandler) WithGroup(string) slog.Handler { return h }
 
-// attribute adds an attribute to the text and to the fields.
-func (h *journalHandler) attribute(a slog.Attr) {
+// addAttribute adds an attribute to the text and to the fields.
+func (h *journalHandler) addAttribute(a slog.Attr) {
 	value := a.Value.Resolve().String()
 	h.suffix += fmt.Sprintf(" %s=%q", a.Key, value)
-	h.add("PODLACE_"+fieldName(a.Key), value)
+	h.addField("PODLACE_"+fieldName(a.Key), value)
 }
 
-// add adds a field. It copies the fields, which handlers share.
-func (h *journalHandler) add(name, value string) {
+// addField adds a field. It copies the fields first, because several handlers share them.
+func (h *journalHandler) addField(name, value string) {
 	line := name + "=" + printable(value, maxField) + "\n"
 	h.fields = append(bytes.Clone(h.fields), line...)
 }
 
-// fieldName returns the name of a field for a key: upper case letters, digits and underscores.
+// fieldName converts a key to the name of a field, which consists of upper-case letters, digits and underscores.
 func fieldName(key string) string {
 	return strings.Map(func(c rune) rune {
 		switch {
@@ -120,8 +122,8 @@ func fieldName(key string) string {
 	}, key)
 }
 
-// priority returns the priority of syslog(3).
-func priority(level slog.Level) string {
+// syslogPriority returns the priority of syslog(3) for a level.
+func syslogPriority(level slog.Level) string {
 	switch {
 	case level >= slog.LevelError:
 		return "3"

@@ -4,9 +4,9 @@ package plugin
 
 import "strings"
 
-// ClusterPrefix is the prefix of the plugins' names in a cluster. Distributions and other network plugins overwrite files such as bridge
-// and portmap at each update.
+// ClusterPrefix is the prefix of the names of our plugins in a cluster. Without the prefix, updates of distributions and other network
+// plugins would overwrite files such as bridge and portmap.
 const ClusterPrefix = "podlace-"
 
-// Kind returns the plugin for a "type" in a configuration: bridge for podlace-bridge.
+// Kind returns the name of a plugin without ClusterPrefix. If the type in the configuration is "podlace-bridge", Kind returns "bridge".
 func Kind(name string) string { return strings.TrimPrefix(name, ClusterPrefix) }

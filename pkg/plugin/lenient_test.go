@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestDelOfAnyVersion: DEL needs only the network's name, with any value of cniVersion. Other verbs reject an invalid version.
+// TestDelOfAnyVersion checks that DEL accepts any value of cniVersion if the configuration has a name. STATUS rejects an invalid version.
 func TestDelOfAnyVersion(t *testing.T) {
 	for _, version := range []string{`1`, `{}`, `"9.9.9"`, `null`, `""`} {
 		called := ""

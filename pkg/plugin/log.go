@@ -12,16 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logging are the keys for the log that every plugin has. sriov-cni has the same keys.
-type logging struct {
+// logConfig holds the configuration keys for the log, which every plugin supports. sriov-cni has the same keys.
+type logConfig struct {
 	LogLevel string `json:"logLevel"`
 	LogFile  string `json:"logFile"`
 }
 
-// toJournal is the logFile that stands for journald.
+// toJournal is the value of logFile that selects journald.
 const toJournal = "journal"
 
-// levelOf returns a level by its name in the configuration.
+// levelOf returns the level with a name in the configuration.
 func levelOf(name string) (slog.Level, bool) {
 	switch name {
 	case "", "info":
@@ -36,8 +36,8 @@ func levelOf(name string) (slog.Level, bool) {
 	return slog.LevelInfo, false
 }
 
-// check returns the error of a wrong value.
-func (l logging) check() error {
+// check() returns an error if a key has an invalid value.
+func (l logConfig) check() error {
 	if _, ok := levelOf(l.LogLevel); !ok {
 		return Errorf(CodeConfig, "logLevel %s: want debug, info, warning, error or panic", quote(l.LogLevel))
 	}
@@ -47,20 +47,21 @@ func (l logging) check() error {
 	return nil
 }
 
-// CheckLogging returns the error of the keys for the log in a plugin's configuration.
+// CheckLogging returns an error if logLevel or logFile in a plugin's configuration is invalid.
 func CheckLogging(config []byte) error {
-	var l logging
+	var l logConfig
 	if err := decode(config, &l); err != nil {
 		return err
 	}
 	return l.check()
 }
 
-// openLog makes the request log as the configuration says. Without the keys it opens nothing. A log that cannot be opened does not fail the
-// verb. DEL and GC ignore wrong values, because they clean up for a configuration that may have changed.
+// openLog configures the log of the request with logLevel and logFile. If both keys are missing, it opens nothing. If it cannot open the
+// log file, it logs a warning, and the verb continues. DEL and GC ignore invalid values, because the cleanup must also work with a changed
+// configuration.
 func (r *Request) openLog() error {
 	r.Log = r.logger()
-	var to logging
+	var to logConfig
 	err := decode(r.Config, &to) // on an error it still reads the other key
 	if err == nil {
 		err = to.check()
@@ -73,7 +74,7 @@ func (r *Request) openLog() error {
 		r.level = level
 	}
 	switch {
-	case to == (logging{}):
+	case to == (logConfig{}):
 		return nil
 	case to.LogFile == toJournal:
 		err = r.logToJournal()
@@ -89,9 +90,10 @@ func (r *Request) openLog() error {
 	return nil
 }
 
-// logToFile redirects the log to a file, which it creates if necessary.
+// logToFile redirects the log to a file. It creates a missing file.
 func (r *Request) logToFile(path string) error {
-	// O_NONBLOCK: a FIFO must not block. Other non-regular files are refused, since the result may go there, too.
+	// With O_NONBLOCK, opening a FIFO does not block. Only regular files are allowed: the path could be /dev/stdout, which must contain only
+	// the result.
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return err
@@ -114,12 +116,12 @@ func (r *Request) logToJournal() error {
 	return nil
 }
 
-// redirected reports whether the log goes to a file or to journald instead of stderr.
-func (r *Request) redirected() bool { return r.logTo != nil }
+// isRedirected reports whether the log goes to a file or to journald, and not to stderr.
+func (r *Request) isRedirected() bool { return r.logTo != nil }
 
 func (r *Request) logger() *slog.Logger {
 	if r.journal != nil {
-		return slog.New(r.journal.handler(r))
+		return slog.New(r.journal.newHandler(r))
 	}
 	who := []any{"plugin", r.Plugin, "verb", printable(r.Verb, 20)}
 	if id := r.identity(); id != "" {

@@ -17,14 +17,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// warning returns a plugin that writes a warning in each verb.
-func warning() Plugin {
+// warningPlugin returns a plugin that logs a warning in each verb.
+func warningPlugin() Plugin {
 	verb := func(r *Request) error { r.Log.Warn("hello", "device", "eth0\n2"); return nil }
 	add := func(r *Request) (*types100.Result, error) { return &types100.Result{}, verb(r) }
 	return Plugin{Name: "x", NoNetns: true, Add: add, Del: verb, Check: verb, GC: verb, Status: verb}
 }
 
-// TestLogToFile checks that the log goes to the file alone, with the error, and that the level applies.
+// TestLogToFile checks that the log goes only to the file and contains the error of the verb. It checks that logLevel applies.
 func TestLogToFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.log")
 	read := func() string {
@@ -34,25 +34,26 @@ func TestLogToFile(t *testing.T) {
 		}
 		return string(data)
 	}
-	if o := run(warning(), newEnv("DEL"), config(`"logFile": "`+path+`"`)); o.exit != 0 || o.stderr != "" ||
+	if o := run(warningPlugin(), newEnv("DEL"), config(`"logFile": "`+path+`"`)); o.exit != 0 || o.stderr != "" ||
 		!strings.Contains(read(), "msg=hello") {
 		t.Errorf("exit %d, stderr %q, file %q", o.exit, o.stderr, read())
 	}
-	run(failing(errors.New("it broke")), newEnv("DEL"), config(`"logFile": "`+path+`", "logLevel": "error"`)).refused(t, CodeIO)
+	run(failing(errors.New("it broke")), newEnv("DEL"), config(`"logFile": "`+path+`", "logLevel": "error"`)).mustFail(t, CodeIO)
 	if !strings.Contains(read(), `level=ERROR msg="it broke"`) {
 		t.Errorf("file %q", read())
 	}
 	before := read()
-	if run(warning(), newEnv("DEL"), config(`"logFile": "`+path+`", "logLevel": "error"`)); read() != before {
+	if run(warningPlugin(), newEnv("DEL"), config(`"logFile": "`+path+`", "logLevel": "error"`)); read() != before {
 		t.Errorf("a warning at level error: %q", strings.TrimPrefix(read(), before))
 	}
-	if o := run(warning(), newEnv("DEL"), config(`"logFile": "/proc/none"`)); !strings.Contains(o.stderr, "cannot write to logFile") ||
+	if o := run(warningPlugin(), newEnv("DEL"), config(`"logFile": "/proc/none"`)); !strings.Contains(o.stderr, "cannot write to logFile") ||
 		!strings.Contains(o.stderr, "msg=hello") {
 		t.Errorf("stderr %q", o.stderr)
 	}
 }
 
-// TestWrongLogKeys checks that wrong values are refused before any change and before a file exists, except in DEL and GC, which clean up.
+// TestWrongLogKeys checks that invalid values are an error before the verb runs and before a log file is created. DEL and GC ignore invalid
+// values.
 func TestWrongLogKeys(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "x.log")
 	for _, c := range []struct {
@@ -65,7 +66,7 @@ func TestWrongLogKeys(t *testing.T) {
 	} {
 		for _, verb := range []string{"ADD", "STATUS"} {
 			e := newEnv(verb).with("CNI_NETNS", "/run/netns/x")
-			if f := run(warning(), e, `{"cniVersion":"1.1.0","name":"net",`+c.keys+`}`).refused(t, c.code); !strings.Contains(f.Msg, c.says) {
+			if f := run(warningPlugin(), e, `{"cniVersion":"1.1.0","name":"net",`+c.keys+`}`).mustFail(t, c.code); !strings.Contains(f.Msg, c.says) {
 				t.Errorf("%s with %s: %s", verb, c.keys, f.Msg)
 			}
 		}
@@ -75,7 +76,7 @@ func TestWrongLogKeys(t *testing.T) {
 		if err := CheckLogging([]byte("{" + c.keys + "}")); Code(err) != c.code {
 			t.Errorf("CheckLogging of %s: %v", c.keys, err)
 		}
-		if o := run(warning(), newEnv("DEL"), config(c.keys)); o.exit != 0 {
+		if o := run(warningPlugin(), newEnv("DEL"), config(c.keys)); o.exit != 0 {
 			t.Errorf("DEL with %s: %s", c.keys, o.stdout)
 		}
 		_ = os.Remove(file) // DEL logs there
@@ -85,7 +86,7 @@ func TestWrongLogKeys(t *testing.T) {
 	}
 }
 
-// TestLogOnStderr checks that nothing is opened without the keys.
+// TestLogOnStderr checks that a plugin opens no log without logLevel and logFile.
 func TestLogOnStderr(t *testing.T) {
 	opened := true
 	p := Plugin{Name: "x", Del: func(r *Request) error { opened = r.logTo != nil || r.journal != nil; return nil }}
@@ -94,7 +95,7 @@ func TestLogOnStderr(t *testing.T) {
 	}
 }
 
-// listenJournal stands for journald. It returns a function that returns the fields of the next message.
+// listenJournal receives messages in place of journald. The returned function returns the fields of the next message.
 func listenJournal(t *testing.T) func() map[string]string {
 	t.Helper()
 	if _, err := os.Stat(filepath.Dir(journalSocket)); err == nil {
@@ -128,12 +129,12 @@ func listenJournal(t *testing.T) func() map[string]string {
 	}
 }
 
-// TestNoJournal checks that the log stays on stderr without journald.
+// TestNoJournal checks that the log goes to stderr if journald is not available.
 func TestNoJournal(t *testing.T) {
 	if _, err := os.Stat(journalSocket); err == nil {
 		t.Skip("SKIPPED: this machine has journald")
 	}
-	o := run(warning(), newEnv("DEL"), config(`"logFile": "journal"`))
+	o := run(warningPlugin(), newEnv("DEL"), config(`"logFile": "journal"`))
 	if o.exit != 0 || !strings.Contains(o.stderr, "connect to journald at "+journalSocket) || !strings.Contains(o.stderr, "msg=hello") {
 		t.Errorf("exit %d, stderr %q", o.exit, o.stderr)
 	}
@@ -143,7 +144,7 @@ func TestNoJournal(t *testing.T) {
 func TestLogToJournal(t *testing.T) {
 	next := listenJournal(t)
 	e := newEnv("DEL").with("CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", "TRACEPARENT", traceparent)
-	if o := run(warning(), e, config(`"logFile": "journal"`)); o.exit != 0 || o.stderr != "" {
+	if o := run(warningPlugin(), e, config(`"logFile": "journal"`)); o.exit != 0 || o.stderr != "" {
 		t.Errorf("exit %d, stderr %q", o.exit, o.stderr)
 	}
 	want := map[string]string{"SYSLOG_IDENTIFIER": "podlace", "PRIORITY": "4", "MESSAGE": `x del: hello device="eth0\n2"`,
@@ -152,17 +153,17 @@ func TestLogToJournal(t *testing.T) {
 	if diff := cmp.Diff(want, next()); diff != "" {
 		t.Error(diff)
 	}
-	run(failing(errors.New("it broke\nPRIORITY=7")), e, config(`"logFile": "journal"`)).refused(t, CodeIO)
+	run(failing(errors.New("it broke\nPRIORITY=7")), e, config(`"logFile": "journal"`)).mustFail(t, CodeIO)
 	if got := next(); got["PRIORITY"] != "3" || got["MESSAGE"] != "x del: it broke PRIORITY=7" {
 		t.Errorf("got %q", got)
 	}
-	run(failing(errors.New(strings.Repeat("x", 1<<20))), e, config(`"logFile": "journal"`)).refused(t, CodeIO)
+	run(failing(errors.New(strings.Repeat("x", 1<<20))), e, config(`"logFile": "journal"`)).mustFail(t, CodeIO)
 	if got := next(); len(got["MESSAGE"]) > maxField+3 {
 		t.Errorf("%d bytes", len(got["MESSAGE"]))
 	}
 }
 
-// TestJournalRefuses checks that a message which journald does not take goes to stderr.
+// TestJournalRefuses checks that a message goes to stderr if sending it to journald fails.
 func TestJournalRefuses(t *testing.T) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM, 0)
 	if err != nil {
@@ -172,7 +173,7 @@ func TestJournalRefuses(t *testing.T) {
 	unix.Close(pair[1])
 	var stderr strings.Builder
 	r := &Request{Plugin: "x", Verb: "ADD", log: &stderr}
-	slog.New((&journal{pair[0]}).handler(r)).With("a", 1).Info("hello", "b", "two words")
+	slog.New((&journal{pair[0]}).newHandler(r)).With("a", 1).Info("hello", "b", "two words")
 	if got := stderr.String(); !strings.HasPrefix(got, `x add: hello a="1" b="two words" (journald: `) || strings.Count(got, "\n") != 1 {
 		t.Errorf("stderr %q", got)
 	}

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openNetns opens CNI_NETNS before any change. It rejects a path that is no network namespace, or the plugin's own. For DEL such a path
-// counts as a missing namespace, so that DEL still removes the attachment's other state.
+// openNetns opens the namespace in CNI_NETNS before the verb runs. It returns an error if the path is not a network namespace, or is the
+// plugin's own namespace. DEL treats a path of this kind as a missing namespace, and still removes the other state of the attachment.
 func (r *Request) openNetns(getenv func(string) string) error {
 	f, err := openNetns(r.NetnsPath)
 	if err == nil && isOwn(f) && !override(getenv("CNI_NETNS_OVERRIDE")) {
@@ -32,7 +32,8 @@ func (r *Request) openNetns(getenv func(string) string) error {
 	return Errorf(CodeNetns, "CNI_NETNS %s: %w", quote(r.NetnsPath), err)
 }
 
-// noNetns is the error for a path that does not lead to a pod's network namespace. For the attachment, its namespace is missing.
+// noNetns is the error for a path that is not the path of a pod's network namespace. errors.Is treats it as fs.ErrNotExist, because the
+// namespace of the attachment is missing.
 type noNetns string
 
 func (e noNetns) Error() string { return string(e) }
@@ -44,8 +45,8 @@ const (
 	ownNetns  = noNetns("is the namespace of the plugin itself")
 )
 
-// OpenNetns opens a network namespace other than the request's. It rejects the plugin's own. The error is fs.ErrNotExist if the path
-// certainly leads to no pod's namespace.
+// OpenNetns opens a network namespace by path. It returns an error for the plugin's own namespace. The error is fs.ErrNotExist if the path
+// is certainly not the path of a pod's namespace.
 func OpenNetns(path string) (ns.NetNS, error) {
 	f, err := openNetns(path)
 	if err == nil && isOwn(f) {
@@ -55,7 +56,8 @@ func OpenNetns(path string) (ns.NetNS, error) {
 	return f, err
 }
 
-// openNetns rejects namespaces of another kind and other files of procfs; ns.GetNS would open both.
+// openNetns opens a network namespace by path. In contrast to ns.GetNS, it returns an error for other kinds of namespaces and for other
+// files of procfs.
 func openNetns(path string) (ns.NetNS, error) {
 	f, err := ns.GetNS(path)
 	var missing ns.NSPathNotExistErr

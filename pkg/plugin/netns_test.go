@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// badNamespaces returns paths that are no pod's network namespace, by their kind.
+// badNamespaces returns paths that are not the path of a pod's network namespace. The keys of the map describe the paths.
 func badNamespaces(t *testing.T) map[string]string {
 	t.Helper()
 	dir := t.TempDir()
@@ -36,13 +36,13 @@ func TestBadNamespace(t *testing.T) {
 	for what, path := range badNamespaces(t) {
 		for _, verb := range []string{"ADD", "CHECK"} {
 			rec := &recorder{}
-			run(rec.plugin(), newEnv(verb).with("CNI_NETNS", path), config(`"prevResult":{}`)).refused(t, CodeNetns)
+			run(rec.plugin(), newEnv(verb).with("CNI_NETNS", path), config(`"prevResult":{}`)).mustFail(t, CodeNetns)
 			if len(rec.requests) > 0 {
 				t.Errorf("%s with %s reached the plugin", verb, what)
 			}
 		}
 		rec := &recorder{}
-		run(rec.plugin(), newEnv("DEL").with("CNI_NETNS", path), config("")).ok(t, "")
+		run(rec.plugin(), newEnv("DEL").with("CNI_NETNS", path), config("")).mustSucceed(t, "")
 		if len(rec.requests) != 1 || rec.requests[0].Netns != nil {
 			t.Errorf("DEL with %s: want it to arrive, without a namespace", what)
 		}

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestOnce: a request and its copies share the first value of a type. A request without Main computes each value.
+// TestOnce checks that Once calls the function once per type for a request and its copies. For a request that Main did not create, Once
+// calls the function each time.
 func TestOnce(t *testing.T) {
 	calls := 0
 	count := func() int { calls++; return calls }

@@ -12,7 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// encode encodes a result in the configuration's version. For a nil result it returns prevResult unchanged.
+// encode() encodes a result in the version of the configuration. If the result is nil, encode() returns prevResult unchanged.
 func (r *Request) encode(result *types100.Result) ([]byte, error) {
 	if result != nil {
 		return encodeResult(result, r.CNIVersion)
@@ -26,7 +26,7 @@ func (r *Request) encode(result *types100.Result) ([]byte, error) {
 	return encodeResult(r.Prev, r.CNIVersion)
 }
 
-// encodeResult encodes a result in the format of a cniVersion.
+// encodeResult encodes a result in the format of the cniVersion v.
 func encodeResult(result *types100.Result, v string) ([]byte, error) {
 	result.CNIVersion = types100.ImplementedSpecVersion
 	if v != types100.ImplementedSpecVersion {
@@ -39,7 +39,7 @@ func encodeResult(result *types100.Result, v string) ([]byte, error) {
 	return json.MarshalIndent(converted, "", "    ")
 }
 
-// dropNewFields removes the fields that only version 1.1.0 has; the library's conversion keeps them.
+// dropNewFields removes the fields that only version 1.1.0 has, because the conversion of the library does not remove them.
 func dropNewFields(result *types100.Result) {
 	for _, i := range result.Interfaces {
 		i.Mtu, i.SocketPath, i.PciID = 0, "", ""
@@ -51,8 +51,8 @@ func dropNewFields(result *types100.Result) {
 	result.Routes = routes
 }
 
-// version answers the verb VERSION. The answer repeats the cniVersion of the request (SPEC.md, "VERSION").
-func (p Plugin) version(stdin []byte) ([]byte, error) {
+// versionJSON returns the output of the verb VERSION. It contains the cniVersion of the request (SPEC.md, "VERSION").
+func (p Plugin) versionJSON(stdin []byte) ([]byte, error) {
 	var question struct {
 		CNIVersion string `json:"cniVersion"`
 	}
@@ -67,8 +67,8 @@ func (p Plugin) version(stdin []byte) ([]byte, error) {
 	return append(out, '\n'), err
 }
 
-// errorJSON encodes an error in the format of SPEC.md, section "Error". It contains all information for an admin, because runtimes show msg
-// and details but drop stderr.
+// errorJSON encodes an error as an error document (SPEC.md, section "Error"). The document contains all information for an admin, because
+// runtimes show msg and details but drop stderr.
 func (r *Request) errorJSON(err error) []byte {
 	msg := fmt.Sprintf("%s %s: %s", r.Plugin, printable(strings.ToLower(r.Verb), 20), printable(err.Error(), 900))
 	details := r.identity()
@@ -87,7 +87,8 @@ func (r *Request) errorJSON(err error) []byte {
 	return append(out, '\n')
 }
 
-// notReadAsSuccess rewords texts that go-cni treats as "already gone" and turns into success (go-cni cni.go, Remove).
+// notReadAsSuccess replaces phrases such as "not found". The library go-cni ignores errors of DEL that contain these phrases (cni.go,
+// Remove).
 func notReadAsSuccess(msg string) string {
 	return strings.NewReplacer("not found", "is missing", "no such file or directory", "file is missing", "no such file",
 		"missing file").Replace(msg)
@@ -108,7 +109,8 @@ func (r *Request) identity() string {
 	return b.String()
 }
 
-// printable keeps the visible characters of s, so that no pod can forge log lines, and truncates s to most bytes.
+// printable replaces characters that are not printable ASCII, so that no pod can forge log lines. It truncates the text to the given number
+// of bytes.
 func printable(s string, most int) string {
 	s = strings.Map(func(c rune) rune {
 		switch {

@@ -26,8 +26,8 @@ func ipnet(s string) net.IPNet {
 	return net.IPNet{IP: ip, Mask: n.Mask}
 }
 
-// everything returns a result with fields that only version 1.1.0 has.
-func everything() *types100.Result {
+// fullResult returns a result with all fields, including fields that only version 1.1.0 has.
+func fullResult() *types100.Result {
 	table := 100
 	return &types100.Result{
 		Interfaces: []*types100.Interface{{Name: "eth0", Mac: "02:00:00:00:00:01", Mtu: 1400, Sandbox: "/x", SocketPath: "/s",
@@ -58,7 +58,7 @@ func TestEncodeResult(t *testing.T) {
 		"0.1.0": old, "0.2.0": old, "0.3.0": mid + route, "0.3.1": mid + route, "0.4.0": mid + route,
 		"1.0.0": iface + now + route, "1.1.0": iface11 + now + route11,
 	} {
-		out, err := encodeResult(everything(), v)
+		out, err := encodeResult(fullResult(), v)
 		if err != nil {
 			t.Errorf("%s: %v", v, err)
 			continue
@@ -78,7 +78,8 @@ func decoded(t *testing.T, doc string) (v any) {
 	return v
 }
 
-// TestPassedOn: a plugin without its own result returns prevResult unchanged, in the configuration's version.
+// TestPassedOn checks that ADD returns prevResult if the plugin returns a nil result. prevResult is converted to the version of the
+// configuration if necessary.
 func TestPassedOn(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	p := Plugin{Name: "x", Add: func(*Request) (*types100.Result, error) { return nil, nil }}
@@ -98,12 +99,12 @@ func TestPassedOn(t *testing.T) {
 	}
 	deleted := 0
 	p.Del = func(*Request) error { deleted++; return nil }
-	if run(p, newEnv("ADD").with("CNI_NETNS", pod.Path), config("")).refused(t, CodeInternal); deleted != 1 {
+	if run(p, newEnv("ADD").with("CNI_NETNS", pod.Path), config("")).mustFail(t, CodeInternal); deleted != 1 {
 		t.Errorf("without a prevResult: deleted %d times", deleted)
 	}
 }
 
-// TestInexpressibleResult: an ADD whose result the version cannot express is undone.
+// TestInexpressibleResult checks that ADD fails and is undone if its result cannot be expressed in the version of the configuration.
 func TestInexpressibleResult(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	deleted := 0
@@ -111,7 +112,7 @@ func TestInexpressibleResult(t *testing.T) {
 		Add: func(*Request) (*types100.Result, error) { return &types100.Result{}, nil },
 		Del: func(*Request) error { deleted++; return errors.New("del failed") }}
 	o := run(p, newEnv("ADD").with("CNI_NETNS", pod.Path), `{"cniVersion":"0.2.0","name":"net"}`)
-	if f := o.refused(t, CodeVersion); deleted != 1 || !strings.Contains(f.Msg, "0.2.0") || !strings.Contains(f.Msg, "undo: del failed") {
+	if f := o.mustFail(t, CodeVersion); deleted != 1 || !strings.Contains(f.Msg, "0.2.0") || !strings.Contains(f.Msg, "undo: del failed") {
 		t.Errorf("deleted %d times, %+v", deleted, f)
 	}
 }
@@ -124,8 +125,8 @@ func failing(err error) Plugin {
 func TestErrorDocument(t *testing.T) {
 	e := newEnv("DEL").with("CNI_NETNS", "/run/netns/gone", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0")
 	err := WithHint(Errorf(CodePortConflict, "hostPort %d is taken", 80), "stop it")
-	got := run(failing(err), e, `{"cniVersion":"0.4.0","name":"net"}`).refused(t, CodePortConflict)
-	want := failure{"0.4.0", CodePortConflict, "x del: hostPort 80 is taken",
+	got := run(failing(err), e, `{"cniVersion":"0.4.0","name":"net"}`).mustFail(t, CodePortConflict)
+	want := errorDocument{"0.4.0", CodePortConflict, "x del: hostPort 80 is taken",
 		"pod=shop/web-0 container=pod-1 ifname=eth0 netns=/run/netns/gone network=net; stop it"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -135,7 +136,7 @@ func TestErrorDocument(t *testing.T) {
 func TestErrorDocumentIsPrintable(t *testing.T) {
 	raw := "a\nb\x1b[31m\x00\u202eé\xff" + strings.Repeat("x", 5000)
 	e := newEnv("DEL").with("CNI_NETNS", raw, "CNI_ARGS", "K8S_POD_NAMESPACE="+raw+";K8S_POD_NAME=\n{}"+raw)
-	f := run(failing(errors.New(raw)), e, config("")).refused(t, CodeIO)
+	f := run(failing(errors.New(raw)), e, config("")).mustFail(t, CodeIO)
 	if strings.ContainsFunc(f.Msg+f.Details, unprintable) || len(f.Msg) > 1000 || len(f.Details) > 2000 {
 		t.Errorf("got %d and %d bytes: %+v", len(f.Msg), len(f.Details), f)
 	}
@@ -144,18 +145,18 @@ func TestErrorDocumentIsPrintable(t *testing.T) {
 	}
 }
 
-// TestDelIsNotReadAsSuccess: go-cni treats these words in msg or details as "already deleted".
+// TestDelIsNotReadAsSuccess checks that the error document of DEL contains none of the phrases for which go-cni ignores an error.
 func TestDelIsNotReadAsSuccess(t *testing.T) {
 	e := newEnv("DEL").with("CNI_NETNS", "/run/not found", "CNI_ARGS", "K8S_POD_NAMESPACE=not found;K8S_POD_NAME=no such file or directory")
 	for _, text := range []string{"Link not found", "no such file or directory", "open x: no such file or directory: not found",
 		"no such file", strings.Repeat("x", 890) + "not found", "not\nfound", "no such\nfile or directory"} {
-		f := run(failing(WithHint(errors.New(text), "%s", text)), e, config("")).refused(t, CodeIO)
+		f := run(failing(WithHint(errors.New(text), "%s", text)), e, config("")).mustFail(t, CodeIO)
 		if all := f.Msg + f.Details; strings.Contains(all, "not found") || strings.Contains(all, "no such file") {
 			t.Errorf("%q: got %+v", text, f)
 		}
 	}
-	if f := run(failing(errors.New("link not found")), env{"CNI_COMMAND": "GC", "CNI_PATH": "/"},
-		config(`"cni.dev/valid-attachments":[]`)).refused(t, CodeIO); !strings.Contains(f.Msg, "not found") || f.Details != "network=net" {
+	if f := run(failing(errors.New("link not found")), environ{"CNI_COMMAND": "GC", "CNI_PATH": "/"},
+		config(`"cni.dev/valid-attachments":[]`)).mustFail(t, CodeIO); !strings.Contains(f.Msg, "not found") || f.Details != "network=net" {
 		t.Errorf("GC: %+v", f)
 	}
 }
@@ -166,13 +167,13 @@ func TestVersionVerb(t *testing.T) {
 		`{"cniVersion":"0.3.1"}`: "0.3.1", "": "1.1.0", "garbage": "1.1.0", `{"cniVersion":7}`: "1.1.0",
 		`{"cniVersion":"` + strings.Repeat("x", 40) + `"}`: "1.1.0",
 	} {
-		run(Plugin{Name: "x"}, env{"CNI_COMMAND": "VERSION"}, stdin).ok(t, `{"cniVersion":"`+want+`","supportedVersions":`+all+"}\n")
+		run(Plugin{Name: "x"}, environ{"CNI_COMMAND": "VERSION"}, stdin).mustSucceed(t, `{"cniVersion":"`+want+`","supportedVersions":`+all+"}\n")
 	}
-	o := run(Plugin{Name: "x", MinVersion: "0.4.0"}, env{"CNI_COMMAND": "VERSION"}, "")
-	o.ok(t, `{"cniVersion":"1.1.0","supportedVersions":["0.4.0","1.0.0","1.1.0"]}`+"\n")
+	o := run(Plugin{Name: "x", MinVersion: "0.4.0"}, environ{"CNI_COMMAND": "VERSION"}, "")
+	o.mustSucceed(t, `{"cniVersion":"1.1.0","supportedVersions":["0.4.0","1.0.0","1.1.0"]}`+"\n")
 }
 
-// brokenStream fails at every read and write.
+// A brokenStream returns an error for every read and write.
 type brokenStream struct{}
 
 func (brokenStream) Read([]byte) (int, error)  { return 0, errors.New("broken") }
@@ -184,7 +185,7 @@ func TestBrokenStreams(t *testing.T) {
 		!strings.Contains(out.String(), `"code": 5`) {
 		t.Errorf("stdin: exit %d, %s", exit, out.String())
 	}
-	if exit := (Plugin{Name: "x"}).Run(env{"CNI_COMMAND": "VERSION"}.get, strings.NewReader(""), brokenStream{}, io.Discard); exit != 1 {
+	if exit := (Plugin{Name: "x"}).Run(environ{"CNI_COMMAND": "VERSION"}.get, strings.NewReader(""), brokenStream{}, io.Discard); exit != 1 {
 		t.Errorf("stdout: exit %d", exit)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"unicode/utf16"
 )
 
-// Plain makes a text safe for a terminal, because a pod's name may contain anything. It replaces characters other than printable ASCII by
-// '?', and truncates to most characters.
+// Plain makes a text safe for a terminal: an external text such as the name of a pod may contain any characters. It replaces characters
+// other than printable ASCII by '?', and truncates the text to the given number of characters.
 func Plain(text string, most int) string {
 	var b strings.Builder
 	for _, r := range text {
@@ -27,8 +27,8 @@ func Plain(text string, most int) string {
 	return b.String()
 }
 
-// PlainRune returns '?' for a character that a terminal interprets or hides: control and format characters, such as those that change the
-// text direction, surrogates, private and unassigned characters.
+// PlainRune returns '?' for a character that a terminal interprets or hides, and other characters unchanged. These characters are control
+// characters, format characters (for example, to change the text direction), surrogates, and private and unassigned characters.
 func PlainRune(r rune) rune {
 	if strconv.IsPrint(r) {
 		return r
@@ -36,12 +36,12 @@ func PlainRune(r rune) rune {
 	return '?'
 }
 
-// PlainWriter returns a writer to w for logs and texts of lines. It applies PlainRune to each character except newlines and tabs.
+// PlainWriter returns a writer that applies PlainRune to each character except newlines and tabs, and writes the text to w.
 func PlainWriter(w io.Writer) io.Writer { return plainWriter{w} }
 
 type plainWriter struct{ w io.Writer }
 
-// Write writes the text in one call.
+// Write writes the whole text in one call of the underlying writer.
 func (p plainWriter) Write(text []byte) (int, error) {
 	_, err := p.w.Write(bytes.Map(func(r rune) rune {
 		if r == '\n' || r == '\t' {
@@ -52,7 +52,8 @@ func (p plainWriter) Write(text []byte) (int, error) {
 	return len(text), err
 }
 
-// PlainJSON escapes the characters of a JSON document that PlainRune replaces. The document keeps its meaning.
+// PlainJSON writes some characters of a JSON document as escape sequences. These are the characters that PlainRune would replace. The
+// values in the document do not change.
 func PlainJSON(document []byte) []byte {
 	var b bytes.Buffer
 	for _, r := range string(document) {

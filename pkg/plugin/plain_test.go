@@ -13,7 +13,8 @@ import (
 	"unicode/utf8"
 )
 
-// TestPlainRunes tests all characters: JSON loses none, and no output contains one that a terminal interprets or hides.
+// TestPlainRunes tests all characters. It checks that PlainJSON does not change the value of a text. It also checks that no output contains
+// a character that a terminal interprets or hides.
 func TestPlainRunes(t *testing.T) {
 	var all strings.Builder
 	hidden := 0
@@ -57,7 +58,7 @@ func mustPrint(t *testing.T, text []byte) {
 	}
 }
 
-// TestPlainWriter: newlines and tabs pass; invalid UTF-8 does not.
+// TestPlainWriter checks that PlainWriter keeps newlines and tabs, and replaces special characters and invalid UTF-8.
 func TestPlainWriter(t *testing.T) {
 	var b bytes.Buffer
 	const text = "a\tb\nc\x1b[2J\x7f\u009b\u202eé\xff\x9b\r\n"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plugin is the frame in which every CNI plugin runs. It reads the environment and stdin, rejects invalid input before any change,
-// and passes a validated Request to the verb. It encodes the result in the configuration's cniVersion, or an error as the JSON of the CNI
-// specification with the pod's name.
+// Package plugin is the framework of all CNI plugins. It reads the environment and stdin, rejects invalid input before any change, and
+// calls the verb with a validated Request. It encodes the result in the cniVersion of the configuration. It encodes an error as an error
+// document of the CNI specification, which contains the name of the pod.
 //
 // A plugin is a value of type Plugin. Its main function only calls Main.
 package plugin
@@ -22,13 +22,13 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Plugin describes a CNI plugin to the frame. A nil verb succeeds without any action.
+// Plugin describes a CNI plugin. If the function of a verb is nil, the verb succeeds without any action.
 type Plugin struct {
 	Name       string // the "type" in a configuration
 	MinVersion string // oldest supported cniVersion; "" for 0.1.0
 	Chained    bool   // ADD and CHECK require a prevResult
-	// ForeignArgs: the plugin uses only the pod's name from CNI_ARGS, so malformed and unknown arguments are no error, as with the
-	// reference.
+	// ForeignArgs is true if the plugin uses only the pod's name from CNI_ARGS. For such a plugin, malformed and unknown arguments are no
+	// error. The reference plugin also ignores them.
 	ForeignArgs  bool
 	NoNetns      bool // the plugin does not use the namespace, so any CNI_NETNS is accepted
 	CallsPatient bool // most calls change nothing: signals end the process as usual until the verb calls Request.Patient
@@ -42,20 +42,21 @@ type Plugin struct {
 	listen func() <-chan os.Signal // from then on signals only request the end; nil if the process is not the plugin's own
 }
 
-// Version is the version of this build; release builds set it with -ldflags -X.
+// Version is the version of this build. Release builds set it with -ldflags -X.
 var Version = ""
 
-// Main runs the plugin as the process that a container runtime started. It returns the exit status, 0 or 1.
+// Main runs the plugin with the environment, stdin and stdout of this process, which a container runtime has started. It returns the exit
+// status, 0 or 1.
 func (p Plugin) Main() int {
-	// The process is short-lived, so garbage collection would only cost time.
+	// The process is short-lived. Garbage collection would only cost time.
 	debug.SetGCPercent(-1)
 	growStack()
-	p.listen = listen
+	p.listen = listenSignals
 	return p.Run(os.Getenv, os.Stdin, os.Stdout, os.Stderr)
 }
 
-// growStack grows the goroutine's stack to the size that a verb needs. Otherwise it would double from 8 KiB on, with a copy of all frames
-// each time.
+// growStack grows the goroutine's stack once to the size that a verb needs. Without growStack, the runtime would double the stack several
+// times from 8 KiB, and copy all frames each time.
 //
 //go:noinline
 func growStack() byte {
@@ -63,8 +64,8 @@ func growStack() byte {
 	return frame[len(os.Args)]
 }
 
-// Run runs the plugin with the given environment and streams and returns the exit status. It writes all output to stdout in one write at
-// the end.
+// Run runs the plugin with the given environment and streams, and returns the exit status. It writes the whole output to stdout with one
+// write at the end.
 func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
 	verb := getenv("CNI_COMMAND")
 	if verb == "" {
@@ -82,17 +83,18 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 		r.Patient()
 	}
 	defer r.close()
-	output, err := p.serve(r, getenv, stdin)
+	output, err := p.runVerb(r, getenv, stdin)
 	if err != nil {
 		output = r.errorJSON(err)
-		if r.redirected() {
+		if r.isRedirected() {
 			r.Log.Error(err.Error())
 		}
 	}
 	fault.Step("end of", p.Name)
+	fault.Phase("end")()
 	if len(output) > 0 {
 		if _, werr := stdout.Write(output); werr != nil && err == nil {
-			p.takeBack(r, &werr)
+			p.undoAdd(r, &werr)
 			r.logger().Error("the result could not be written to stdout", "error", werr)
 			return 1
 		}
@@ -103,7 +105,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 	return 0
 }
 
-// BuildVersion returns Version, or the version that the Go tool recorded.
+// BuildVersion returns Version. If Version is empty, it returns the version that the Go tool recorded in the binary.
 func BuildVersion() string {
 	if Version != "" {
 		return Version
@@ -121,8 +123,8 @@ func (p Plugin) versions() version.PluginInfo {
 	return version.VersionsStartingFrom(p.MinVersion)
 }
 
-// serve runs one verb and returns the output for stdout if it succeeds.
-func (p Plugin) serve(r *Request, getenv func(string) string, stdin io.Reader) (out []byte, err error) {
+// runVerb reads the input, runs the verb and returns the output for stdout.
+func (p Plugin) runVerb(r *Request, getenv func(string) string, stdin io.Reader) (out []byte, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			fmt.Fprintf(r.log, "%v\n%s", v, debug.Stack())
@@ -135,7 +137,7 @@ func (p Plugin) serve(r *Request, getenv func(string) string, stdin io.Reader) (
 	}
 	switch r.Verb {
 	case "VERSION":
-		return p.version(data)
+		return p.versionJSON(data)
 	case "ADD", "DEL", "CHECK", "GC", "STATUS":
 	default:
 		return nil, Errorf(CodeEnvironment, "CNI_COMMAND %s: want ADD, DEL, CHECK, GC, STATUS or VERSION", quote(r.Verb))
@@ -160,6 +162,7 @@ func (p Plugin) serve(r *Request, getenv func(string) string, stdin io.Reader) (
 			return nil, err
 		}
 	}
+	fault.Since("setup", r.began)
 	fault.Step("verb of", p.Name)
 	return p.call(r)
 }
@@ -168,7 +171,7 @@ func (p Plugin) call(r *Request) ([]byte, error) {
 	var verb func(*Request) error
 	switch r.Verb {
 	case "ADD":
-		return p.add(r)
+		return p.runAdd(r)
 	case "DEL":
 		verb = p.Del
 	case "CHECK":
@@ -184,8 +187,9 @@ func (p Plugin) call(r *Request) ([]byte, error) {
 	return nil, verb(r)
 }
 
-// add runs ADD, and undoes it if its result cannot be expressed in the configuration's version.
-func (p Plugin) add(r *Request) ([]byte, error) {
+// runAdd runs ADD and encodes the result. It undoes the ADD if the result cannot be expressed in the version of the configuration, or if a
+// signal requested the end of the process.
+func (p Plugin) runAdd(r *Request) ([]byte, error) {
 	result, err := p.Add(r)
 	if err != nil {
 		return nil, err
@@ -194,12 +198,12 @@ func (p Plugin) add(r *Request) ([]byte, error) {
 	if err == nil {
 		err = r.interrupted()
 	}
-	p.takeBack(r, &err)
+	p.undoAdd(r, &err)
 	return out, err
 }
 
-// takeBack undoes a finished ADD whose result does not reach the runtime.
-func (p Plugin) takeBack(r *Request, err *error) {
+// undoAdd undoes a finished ADD if *err is not nil, because its result does not reach the runtime.
+func (p Plugin) undoAdd(r *Request, err *error) {
 	var undo Undo
 	if p.Del != nil && r.Verb == "ADD" {
 		undo.Push(func() error { return p.Del(r) })

@@ -13,7 +13,7 @@ import (
 	"github.com/containernetworking/plugins/pkg/ns"
 )
 
-// Pod is the pod's identity as Kubernetes runtimes pass it in CNI_ARGS. All fields may be empty.
+// Pod is the identity of a pod, which Kubernetes runtimes pass in CNI_ARGS. All fields may be empty.
 type Pod struct{ Namespace, Name, UID string }
 
 // String returns namespace/name, or "" if the runtime passed no pod.
@@ -24,13 +24,13 @@ func (p Pod) String() string {
 	return p.Namespace + "/" + p.Name
 }
 
-// Attachment names one interface of one container (SPEC.md, "cni.dev/valid-attachments").
+// Attachment identifies one interface of one container (SPEC.md, "cni.dev/valid-attachments").
 type Attachment struct {
 	ContainerID string `json:"containerID"`
 	IfName      string `json:"ifname"`
 }
 
-// Request is one validated call of a plugin.
+// Request contains the validated input of one plugin call.
 type Request struct {
 	Plugin string // name of the plugin, as in the configuration's "type"
 	Verb   string // ADD, DEL, CHECK, GC or STATUS
@@ -74,7 +74,8 @@ type Request struct {
 	end       <-chan os.Signal // receives signals that request the end of the process
 }
 
-// Once returns the result of do. It calls do once per type for a request from Main and its copies.
+// Once calls a function and returns the result. If Run created the request, Once calls only one function for each result type. Later calls
+// with this result type return the stored result, also for a copy of the request.
 func Once[T any](r *Request, do func() T) T {
 	kind := reflect.TypeFor[T]()
 	if value, ok := r.once[kind].(T); ok {
@@ -87,7 +88,7 @@ func Once[T any](r *Request, do func() T) T {
 	return value
 }
 
-// Attachment returns the interface that this request is about.
+// Attachment returns the attachment of this request.
 func (r *Request) Attachment() Attachment {
 	return Attachment{ContainerID: r.ContainerID, IfName: r.IfName}
 }

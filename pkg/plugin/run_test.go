@@ -16,21 +16,21 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// allVersions returns the versions of the specification.
+// allVersions returns all versions of the CNI specification.
 func allVersions() []string {
 	return []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 }
 
-// env is an environment. Verbs without a namespace need no sandbox.
-type env map[string]string
+// environ is the environment of a plugin call.
+type environ map[string]string
 
-func newEnv(verb string) env {
-	return env{"CNI_COMMAND": verb, "CNI_CONTAINERID": "pod-1", "CNI_IFNAME": "eth0", "CNI_PATH": "/opt/cni/bin"}
+func newEnv(verb string) environ {
+	return environ{"CNI_COMMAND": verb, "CNI_CONTAINERID": "pod-1", "CNI_IFNAME": "eth0", "CNI_PATH": "/opt/cni/bin"}
 }
 
-// with returns a copy with pairs of names and values set.
-func (e env) with(pairs ...string) env {
-	out := env{}
+// with() returns a copy of the environment with changed variables. The arguments alternate between names and values.
+func (e environ) with(pairs ...string) environ {
+	out := environ{}
 	for k, v := range e {
 		out[k] = v
 	}
@@ -40,32 +40,32 @@ func (e env) with(pairs ...string) env {
 	return out
 }
 
-func (e env) get(name string) string { return e[name] }
+func (e environ) get(name string) string { return e[name] }
 
-// outcome is the result of a call from the runtime's point of view.
-type outcome struct {
+// callOutcome is the exit status and the output of a plugin call.
+type callOutcome struct {
 	exit           int
 	stdout, stderr string
 }
 
-func run(p Plugin, e env, stdin string) outcome {
+func run(p Plugin, e environ, stdin string) callOutcome {
 	var stdout, stderr bytes.Buffer
 	exit := p.Run(e.get, strings.NewReader(stdin), &stdout, &stderr)
-	return outcome{exit, stdout.String(), stderr.String()}
+	return callOutcome{exit, stdout.String(), stderr.String()}
 }
 
-// failure is the specification's error document.
-type failure struct {
+// errorDocument is the error document of the CNI specification.
+type errorDocument struct {
 	CNIVersion string `json:"cniVersion"`
 	Code       uint   `json:"code"`
 	Msg        string `json:"msg"`
 	Details    string `json:"details"`
 }
 
-// refused expects exit status 1 and exactly one error document with the code.
-func (o outcome) refused(t *testing.T, code uint) failure {
+// mustFail checks that the exit status is 1. It also checks that stdout is exactly one error document with the given code.
+func (o callOutcome) mustFail(t *testing.T, code uint) errorDocument {
 	t.Helper()
-	var f failure
+	var f errorDocument
 	dec := json.NewDecoder(strings.NewReader(o.stdout))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&f); err != nil || o.exit != 1 {
@@ -80,15 +80,15 @@ func (o outcome) refused(t *testing.T, code uint) failure {
 	return f
 }
 
-// ok expects exit status 0 and exactly this stdout.
-func (o outcome) ok(t *testing.T, stdout string) {
+// mustSucceed checks that the exit status is 0. It also checks that stdout is exactly the given text.
+func (o callOutcome) mustSucceed(t *testing.T, stdout string) {
 	t.Helper()
 	if o.exit != 0 || o.stdout != stdout {
 		t.Fatalf("exit %d, stdout %q: want 0 and %q", o.exit, o.stdout, stdout)
 	}
 }
 
-// recorder is a plugin that stores the requests that reach its verbs.
+// A recorder stores the requests with which the verbs of its plugin are called.
 type recorder struct{ requests []*Request }
 
 func (rec *recorder) keep(r *Request) error {

@@ -12,8 +12,8 @@ import (
 // Schema is a JSON Schema (draft 2020-12).
 type Schema map[string]any
 
-// SchemaOf returns the schema of the JSON that a struct mirrors: the keys are those that UnknownKeys knows. describe returns the
-// description of a key by its path, or "".
+// SchemaOf returns the schema of the JSON that a struct mirrors. The schema contains the same keys that UnknownKeys accepts. The given
+// function returns the description for the path of a key, or "".
 func SchemaOf(raw any, describe func(path string) string) Schema {
 	return objectSchema(reflect.TypeOf(raw), "", describe)
 }
@@ -31,8 +31,8 @@ func objectSchema(t reflect.Type, path string, describe func(string) string) Sch
 	return Schema{"type": "object", "properties": properties, "additionalProperties": false}
 }
 
-// schemaOf returns the schema of a value. A type with UnmarshalJSON also accepts other forms, so its schema names no JSON type. A type with
-// UnmarshalText alone is a string.
+// schemaOf returns the schema of values of type t. If t has UnmarshalJSON, the schema contains no JSON type, because UnmarshalJSON may
+// accept several JSON types. If t has only UnmarshalText, the JSON type is string.
 func schemaOf(t reflect.Type, path string, describe func(string) string) Schema {
 	s := Schema{}
 	to := reflect.PointerTo(t)
@@ -67,7 +67,7 @@ func schemaOf(t reflect.Type, path string, describe func(string) string) Schema 
 	return s
 }
 
-// Merge adds the properties of other schemas of objects, without replacing any.
+// Merge adds the properties of other object schemas to s. It does not replace existing properties.
 func (s Schema) Merge(others ...Schema) Schema {
 	properties, _ := s["properties"].(Schema)
 	for _, o := range others {
@@ -81,7 +81,7 @@ func (s Schema) Merge(others ...Schema) Schema {
 	return s
 }
 
-// CommonKeys are the keys that any plugin's configuration may have, sorted.
+// CommonKeys returns the sorted keys that may occur in the configuration of any plugin.
 func CommonKeys() []string {
 	keys := slices.Clone(commonKeys)
 	slices.Sort(keys)

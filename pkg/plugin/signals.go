@@ -8,8 +8,9 @@ import (
 	"syscall"
 )
 
-// Patient makes the process ignore signals, except SIGKILL, until the verb ends. DEL finishes. ADD finishes within milliseconds and is then
-// undone. A plugin with CallsPatient calls Patient before its first change, because Patient costs two threads.
+// Patient prevents signals other than SIGKILL from ending the process before the verb ends. After a signal, DEL continues to its end. ADD
+// also continues to its end, which takes only milliseconds, and the plugin then undoes the ADD. Plugins with CallsPatient call Patient only
+// before their first change, because Patient starts two threads.
 func (r *Request) Patient() {
 	r.PatientSoon()
 	if r.listening != nil {
@@ -17,7 +18,7 @@ func (r *Request) Patient() {
 	}
 }
 
-// PatientSoon starts the work of Patient in the background: the threads of the Go runtime need some hundred microseconds for it.
+// PatientSoon starts the work of Patient in the background, because this work takes some hundred microseconds.
 func (r *Request) PatientSoon() {
 	if r.listen != nil && r.listening == nil {
 		r.listening = make(chan struct{})
@@ -28,16 +29,16 @@ func (r *Request) PatientSoon() {
 	}
 }
 
-// listen returns the channel of signals that request the end of the process. Child processes do not inherit the handlers, so signals end
-// them as usual.
-func listen() <-chan os.Signal {
+// listenSignals installs signal handlers and returns a channel of the signals that request the end of the process. Child processes do not
+// inherit the handlers, so that signals end them as usual.
+func listenSignals() <-chan os.Signal {
 	end := make(chan os.Signal, 1)
 	signal.Notify(end, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a write to stdout then fails instead of ending the process
 	return end
 }
 
-// interrupted returns an error if a signal requested the end of the process.
+// interrupted() returns an error if a signal requested the end of the process.
 func (r *Request) interrupted() error {
 	select {
 	case <-r.listening:

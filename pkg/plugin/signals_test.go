@@ -12,7 +12,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// TestTakenBack: an ADD that received a signal, or whose result cannot be written, is undone once. A DEL is not undone.
+// TestTakenBack checks that ADD is undone once if the process received a signal, or if its result cannot be written. DEL is not undone.
 func TestTakenBack(t *testing.T) {
 	undone := 0
 	p := Plugin{Name: "x", NoNetns: true, Add: func(*Request) (*types100.Result, error) { return &types100.Result{}, nil },

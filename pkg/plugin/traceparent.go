@@ -4,13 +4,15 @@ package plugin
 
 import "strings"
 
-// traceArg is the environment variable, and the key of CNI_ARGS, with the traceparent of the runtime's span. libcni sets the variable.
+// traceArg is the name of the environment variable that contains the traceparent of the runtime's span. libcni sets this variable. It is
+// also a key of CNI_ARGS with the same meaning.
 const traceArg = "TRACEPARENT"
 
-// traceContext is the runtime's position in a trace. The plugins make no spans of their own: their log lines belong to the runtime's span.
+// traceContext identifies the trace and the span of the runtime. The plugins create no spans of their own. Their log lines belong to the
+// span of the runtime.
 type traceContext struct{ id, span string }
 
-// readTrace returns the trace context, or the zero value if there is none. As W3C Trace Context demands, a wrong value is ignored.
+// readTrace returns the trace context, or the zero value if there is none. It ignores an invalid value, as W3C Trace Context requires.
 func readTrace(getenv func(string) string, args map[string]string) traceContext {
 	for _, value := range []string{getenv(traceArg), args[traceArg]} {
 		if t, ok := parseTraceparent(value); ok {
@@ -20,8 +22,8 @@ func readTrace(getenv func(string) string, args map[string]string) traceContext 
 	return traceContext{}
 }
 
-// parseTraceparent parses version-traceid-parentid-flags in lower-case hexadecimal digits (W3C Trace Context, section 3.2). A later version
-// may have more parts.
+// parseTraceparent parses a traceparent, which has the form version-traceid-parentid-flags in lower-case hexadecimal digits (W3C Trace
+// Context, section 3.2). Later versions may add parts.
 func parseTraceparent(value string) (t traceContext, ok bool) {
 	parts := strings.Split(value, "-")
 	if len(parts) < 4 || len(parts) > 4 && parts[0] == "00" {

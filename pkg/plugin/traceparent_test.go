@@ -9,7 +9,7 @@ import (
 
 const traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
-// TestParseTraceparent checks the format of W3C Trace Context.
+// TestParseTraceparent checks which values parseTraceparent accepts (W3C Trace Context).
 func TestParseTraceparent(t *testing.T) {
 	const id, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 	for value, want := range map[string]bool{
@@ -36,7 +36,8 @@ func TestParseTraceparent(t *testing.T) {
 	}
 }
 
-// TestTraceInLog checks that log lines have the trace context of the environment, else of CNI_ARGS, and that a wrong one is ignored.
+// TestTraceInLog checks that log lines contain the trace context of the environment variable. If the variable has no valid value, they
+// contain the trace context of CNI_ARGS.
 func TestTraceInLog(t *testing.T) {
 	other := strings.Replace(traceparent, "4bf9", "0af7", 1)
 	for _, c := range []struct{ name, env, args, want string }{
@@ -49,7 +50,7 @@ func TestTraceInLog(t *testing.T) {
 	} {
 		// CHECK refuses unknown arguments.
 		e := newEnv("CHECK").with("CNI_NETNS", "/run/netns/x", "TRACEPARENT", c.env, "CNI_ARGS", c.args)
-		o := run(warning(), e, `{"cniVersion":"1.1.0","name":"net","prevResult":{"cniVersion":"1.1.0"}}`)
+		o := run(warningPlugin(), e, `{"cniVersion":"1.1.0","name":"net","prevResult":{"cniVersion":"1.1.0"}}`)
 		if o.exit != 0 || !strings.Contains(o.stderr, "msg=hello") || !strings.Contains(o.stderr, c.want) ||
 			c.want == "" && strings.Contains(o.stderr, "trace_id") {
 			t.Errorf("%s: exit %d, %s%s", c.name, o.exit, o.stdout, o.stderr)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podmetrics serves metrics of the pods' attachments on this node to Prometheus. It reads the plugins' records, the leases and the
-// kernel at a scrape; the plugins write nothing for it. No metric has a label for a pod, so the number of series depends only on the
-// number of networks.
+// Package podmetrics serves Prometheus metrics about the attachments of pods on this node. At a scrape, the package reads the plugins'
+// records, the leases and the kernel's state. The plugins themselves write nothing for metrics. No metric has a label for a pod, so the
+// number of series depends only on the number of networks.
 package podmetrics
 
 import (
@@ -15,32 +15,32 @@ import (
 
 const (
 	keepFor = 5 * time.Second // scrapes in this time share one reading
-	// timeout is less than Prometheus' default timeout of a scrape, 10 seconds.
-	timeout = 5 * time.Second
+	// readTimeout is shorter than Prometheus' default scrape timeout of 10 seconds.
+	readTimeout = 5 * time.Second
 )
 
-// Collector is a prometheus.Collector. Its scrapes never run two readings at once, and never wait longer than a timeout for one.
+// Collector is a prometheus.Collector. Two scrapes never read the sources at the same time, and no scrape waits longer than a timeout.
 type Collector struct {
 	confDir string // folder with the networks' configurations; empty: none
 	log     *slog.Logger
-	metrics map[name]metric
+	metrics map[metricName]metricInfo
 	keepFor time.Duration
 	timeout time.Duration
-	read    func() view // returns the current values
+	read    func() metricValues // returns the current values
 
 	mu      sync.Mutex
-	values  view          // of the last reading
+	values  metricValues  // of the last reading
 	at      time.Time     // end of the last reading
 	running chan struct{} // closed at the end of the present reading; nil: there is none
 
-	// These belong to the present reading.
-	traffic traffic
+	// The following fields belong to the current reading.
+	traffic trafficSums
 	failed  map[string]string // the logged error of each source
 }
 
-// New returns a collector for the networks that are configured in a folder.
+// New returns a collector for the networks whose configurations are in a folder.
 func New(confDir string, log *slog.Logger) *Collector {
-	c := &Collector{confDir: confDir, log: log, metrics: metrics(), keepFor: keepFor, timeout: timeout, failed: map[string]string{}}
+	c := &Collector{confDir: confDir, log: log, metrics: metrics(), keepFor: keepFor, timeout: readTimeout, failed: map[string]string{}}
 	c.read = c.readAll
 	return c
 }
@@ -54,15 +54,16 @@ func (c *Collector) Describe(to chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *Collector) Collect(to chan<- prometheus.Metric) {
-	for s, value := range c.current() {
+	for s, value := range c.currentValues() {
 		m := c.metrics[s.name]
 		to <- prometheus.MustNewConstMetric(m.Desc, m.kind, value, s.labels[:m.labels]...)
 	}
 }
 
-// current returns the values of a reading that ended less than keepFor ago, or of a new one. If the reading takes longer than the timeout,
-// current returns only that all sources failed. The reading continues for later scrapes.
-func (c *Collector) current() view {
+// currentValues returns the values of the last reading if it ended less than keepFor ago. If the last reading is older, currentValues waits
+// for a new reading. If the new reading takes longer than the timeout, the result only says that all sources failed. The reading continues,
+// and later scrapes use its values.
+func (c *Collector) currentValues() metricValues {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.running == nil && (c.values == nil || time.Since(c.at) >= c.keepFor) {
@@ -93,9 +94,9 @@ func (c *Collector) refresh(running chan struct{}) {
 	close(running)
 }
 
-// failedView returns the values if no source can be read.
-func failedView() view {
-	v := view{}
+// failedView returns the values for a scrape in which no source could be read.
+func failedView() metricValues {
+	v := metricValues{}
 	for _, source := range sources() {
 		v.add(success, 0, source)
 	}

@@ -34,8 +34,8 @@ func TestMain(m *testing.M) { kerneltest.Main(m) }
 
 type object = kerneltest.Object
 
-// lab is a node with the network "net". Its first pool has 5 addresses.
-type lab struct {
+// testLab is a node with the network "net". The first range set of the network has 5 addresses.
+type testLab struct {
 	*testing.T
 	confDir string
 	log     *strings.Builder
@@ -51,10 +51,10 @@ func config(name string) []byte {
 	return text
 }
 
-func newLab(t *testing.T) lab {
+func newLab(t *testing.T) testLab {
 	t.Helper()
 	kerneltest.EmptyNFT(t)
-	l := lab{T: t, confDir: t.TempDir(), log: &strings.Builder{}}
+	l := testLab{T: t, confDir: t.TempDir(), log: &strings.Builder{}}
 	l.Collector = New(l.confDir, slog.New(slog.NewTextHandler(l.log, nil)))
 	l.keepFor = 0
 	kerneltest.Must(t, os.WriteFile(filepath.Join(l.confDir, "10-net.conflist"), config("net"), 0o644))
@@ -67,8 +67,8 @@ func newLab(t *testing.T) lab {
 	return l
 }
 
-// call runs the plugins of the network for a pod, as a runtime does.
-func (l lab) call(verb string, pod *sandbox.Pod, id string, runtime object) {
+// callPlugins runs the plugins of the network for a pod, as a runtime does.
+func (l testLab) callPlugins(verb string, pod *sandbox.Pod, id string, runtime object) {
 	l.Helper()
 	var list struct{ Plugins []object }
 	kerneltest.Must(l, json.Unmarshal(config("net"), &list))
@@ -88,8 +88,8 @@ func (l lab) call(verb string, pod *sandbox.Pod, id string, runtime object) {
 	}
 }
 
-// scrape returns the served values. It leaves out the durations.
-func (l lab) scrape() map[string]float64 {
+// scrape returns the values that the collector serves. The function leaves out the durations of readings.
+func (l testLab) scrape() map[string]float64 {
 	l.Helper()
 	registry := prometheus.NewPedanticRegistry()
 	kerneltest.Must(l, registry.Register(l.Collector))
@@ -110,8 +110,8 @@ func (l lab) scrape() map[string]float64 {
 	return got
 }
 
-// empty returns the values before the first pod, with changes.
-func empty(changes map[string]float64) map[string]float64 {
+// valuesBefore returns the values before the first pod starts, with some values changed.
+func valuesBefore(changes map[string]float64) map[string]float64 {
 	want := map[string]float64{"attachments{network=net}": 0, "orphaned_attachments{network=net}": 0, "unreadable_records{network=net}": 0,
 		"hostports{protocol=tcp}": 0, "hostports{protocol=udp}": 0, "hostports{protocol=sctp}": 0,
 		"ipam_addresses{family=ipv4,network=net,set=0,state=leased}": 0, "ipam_addresses{family=ipv4,network=net,set=0,state=free}": 5,
@@ -132,10 +132,11 @@ func empty(changes map[string]float64) map[string]float64 {
 	return want
 }
 
-// shows compares the values with those before the first pod, except for changes. Traffic of the kernel itself makes some values vary.
-func (l lab) shows(when string, changes map[string]float64, vary ...string) {
+// wantValues compares the current values with those before the first pod. The argument changes contains the values that must differ. The
+// values in vary are not compared, because traffic of the kernel itself changes them.
+func (l testLab) wantValues(when string, changes map[string]float64, vary ...string) {
 	l.Helper()
-	want, got := empty(changes), l.scrape()
+	want, got := valuesBefore(changes), l.scrape()
 	for _, name := range vary {
 		for _, direction := range []string{ingress, egress} {
 			series := fmt.Sprintf("%s{direction=%s,network=net}", name, direction)
@@ -151,21 +152,21 @@ func (l lab) shows(when string, changes map[string]float64, vary ...string) {
 	}
 }
 
-// TestLife checks each value in the life of pods that real plugins attach.
+// TestLife checks each value while real plugins attach and detach pods.
 func TestLife(t *testing.T) {
 	l := newLab(t)
-	l.shows("without pods", nil)
+	l.wantValues("without pods", nil)
 	web, db := kerneltest.NewPod(t), kerneltest.NewPod(t)
-	l.call("ADD", web, "web", object{"bandwidth": object{"ingressRate": 8e6, "egressRate": 16e6}, "portMappings": []object{
+	l.callPlugins("ADD", web, "web", object{"bandwidth": object{"ingressRate": 8e6, "egressRate": 16e6}, "portMappings": []object{
 		{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}, {"hostPort": 53, "containerPort": 53, "protocol": "udp"}}})
-	l.call("ADD", db, "db", object{"bandwidth": object{"ingressRate": 4e6}})
+	l.callPlugins("ADD", db, "db", object{"bandwidth": object{"ingressRate": 4e6}})
 	attached := map[string]float64{"attachments{network=net}": 2, "hostports{protocol=tcp}": 1, "hostports{protocol=udp}": 1,
 		"ipam_addresses{family=ipv4,network=net,set=0,state=leased}": 2, "ipam_addresses{family=ipv4,network=net,set=0,state=free}": 3,
 		"ipam_addresses{family=ipv6,network=net,set=1,state=leased}": 2, "ipam_addresses{family=ipv6,network=net,set=1,state=free}": 1<<64 - 4,
 		"bandwidth_limits{direction=ingress,network=net}": 2, "bandwidth_limit_bytes_per_second{direction=ingress,network=net}": 1.5e6,
 		"bandwidth_limits{direction=egress,network=net}": 1, "bandwidth_limit_bytes_per_second{direction=egress,network=net}": 2e6}
 	vary := []string{"bandwidth_sent_bytes_total", "bandwidth_backlog_bytes"}
-	l.shows("with two pods", attached, vary...)
+	l.wantValues("with two pods", attached, vary...)
 
 	link, err := netlink.LinkByName(attachment.Key{Network: "net", ContainerID: "db", IfName: "eth0"}.HostVeth())
 	kerneltest.Must(t, err)
@@ -177,29 +178,30 @@ func TestLife(t *testing.T) {
 		}
 	}
 	attached["bandwidth_missing_limits{direction=ingress,network=net}"] = 1
-	l.shows("after another program removed a limit", attached, vary...)
+	l.wantValues("after another program removed a limit", attached, vary...)
 
 	kerneltest.Must(t, os.WriteFile(filepath.Join(store.Root, "net", "bridge-0123456789abcdef"), []byte("{"), 0o600))
 	attached["unreadable_records{network=net}"] = 1
-	l.shows("with a torn record", attached, vary...)
+	l.wantValues("with a torn record", attached, vary...)
 
 	kerneltest.Must(t, db.Close())
 	attached["orphaned_attachments{network=net}"] = 1
 	attached["bandwidth_missing_limits{direction=ingress,network=net}"] = 0
 	attached["bandwidth_limits{direction=ingress,network=net}"] = 1
 	attached["bandwidth_limit_bytes_per_second{direction=ingress,network=net}"] = 1e6
-	l.shows("after a namespace has gone without DEL", attached, vary...)
+	l.wantValues("after a namespace has gone without DEL", attached, vary...)
 	for _, id := range []string{"web", "db"} {
-		l.call("DEL", web, id, nil)
+		l.callPlugins("DEL", web, id, nil)
 	}
-	l.shows("after DEL", map[string]float64{"unreadable_records{network=net}": 1}, vary...)
+	l.wantValues("after DEL", map[string]float64{"unreadable_records{network=net}": 1}, vary...)
 }
 
-// TestSums checks the counters of limits: they start at zero, count packets that the kernel sends and drops, and stay when the pod ends.
+// TestSums checks the counters of bandwidth limits. The counters start at zero, count packets that the kernel sends and drops, and keep
+// their values when the pod ends.
 func TestSums(t *testing.T) {
 	l := newLab(t)
 	pod := kerneltest.NewPod(t)
-	l.call("ADD", pod, "a", object{"bandwidth": object{"ingressRate": 8000, "ingressBurst": 8 * 5000}})
+	l.callPlugins("ADD", pod, "a", object{"bandwidth": object{"ingressRate": 8000, "ingressBurst": 8 * 5000}})
 	value := func(name string) float64 { return l.scrape()["bandwidth_"+name+"{direction=ingress,network=net}"] }
 	veth := attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.HostVeth()
 	kerneltest.Must(t, kerneltest.Flood(veth, 3))
@@ -221,7 +223,7 @@ func TestSums(t *testing.T) {
 	if got := value("dropped_packets_total"); got != sum {
 		t.Errorf("%v dropped packets, a moment before %v", got, sum)
 	}
-	l.call("DEL", pod, "a", nil)
+	l.callPlugins("DEL", pod, "a", nil)
 	if got := value("dropped_packets_total"); got < sum {
 		t.Errorf("%v packets after the pod, before %v: rate() takes this for a restart", got, sum)
 	}
@@ -229,25 +231,25 @@ func TestSums(t *testing.T) {
 		t.Errorf("%v bytes wait for no pod", got)
 	}
 	sum = value("sent_bytes_total")
-	l.call("ADD", pod, "b", object{"bandwidth": object{"ingressRate": 8000, "ingressBurst": 8 * 5000}})
+	l.callPlugins("ADD", pod, "b", object{"bandwidth": object{"ingressRate": 8000, "ingressBurst": 8 * 5000}})
 	kerneltest.Must(t, kerneltest.Flood(attachment.Key{Network: "net", ContainerID: "b", IfName: "eth0"}.HostVeth(), 3))
 	if got := value("sent_bytes_total"); got < sum+3*1134 {
 		t.Errorf("%v bytes after 3 frames of a new pod, before %v", got, sum)
 	}
-	l.call("DEL", pod, "b", nil)
+	l.callPlugins("DEL", pod, "b", nil)
 }
 
-// TestInvisible: a namespace whose folder this container does not see does not count as gone.
+// TestInvisible: this container does not see the folder of a namespace. The namespace must not be treated as gone.
 func TestInvisible(t *testing.T) {
 	l := newLab(t)
 	att, err := attachment.Open(&plugin.Request{Plugin: "bridge", Network: "net", ContainerID: "a", IfName: "eth0",
 		NetnsPath: "/nowhere/netns/a", Log: slog.Default()})
 	kerneltest.Must(t, err, att.Save(object{}))
 	att.Close()
-	l.shows("with an invisible namespace", map[string]float64{"attachments{network=net}": 1})
+	l.wantValues("with an invisible namespace", map[string]float64{"attachments{network=net}": 1})
 }
 
-// TestOneSourceFails: an unusable source leaves out its metrics, is logged once, and does not affect the other sources.
+// TestOneSourceFails: one source cannot be read. Only the metrics of this source are missing, and the error is logged once.
 func TestOneSourceFails(t *testing.T) {
 	l := newLab(t)
 	path := filepath.Join(l.confDir, "20-bad.conflist")
@@ -265,18 +267,18 @@ func TestOneSourceFails(t *testing.T) {
 		t.Errorf("%d log lines: %s", n, l.log)
 	}
 	kerneltest.Must(t, os.Remove(path))
-	l.shows("when the file is gone", nil)
+	l.wantValues("when the file is gone", nil)
 }
 
-// TestHang: a reading that hangs delays a scrape up to the timeout, and no second reading starts.
+// TestHang: a reading hangs. A scrape waits only until the timeout, and no second reading starts.
 func TestHang(t *testing.T) {
 	l := newLab(t)
 	l.timeout = 10 * time.Millisecond
 	free, readings := make(chan struct{}), 0
-	l.read = func() view {
+	l.read = func() metricValues {
 		readings++
 		<-free
-		return view{}
+		return metricValues{}
 	}
 	for range 3 {
 		if got := l.scrape(); len(got) != 3 || got["node_collector_success{collector=records}"] != 0 {
@@ -292,7 +294,7 @@ func TestHang(t *testing.T) {
 	}
 }
 
-// TestNames: the names follow Prometheus' rules, and a foreign folder's name does no harm.
+// TestNames: the metric names follow the rules of Prometheus. A folder with an unusual name causes no error.
 func TestNames(t *testing.T) {
 	l := newLab(t)
 	kerneltest.Must(t, os.MkdirAll(filepath.Join(store.Root, "\xff"), 0o700))
@@ -310,7 +312,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// BenchmarkScrape measures a reading with 250 pods with limits.
+// BenchmarkScrape measures one reading on a node with 250 pods that have limits.
 func BenchmarkScrape(b *testing.B) {
 	for i := range 250 {
 		att, err := attachment.Open(&plugin.Request{Plugin: "bandwidth", Network: "net", ContainerID: fmt.Sprint("c", i), IfName: "eth0",

@@ -29,29 +29,29 @@ const (
 
 func sources() []string { return []string{fromRecords, fromAddresses, fromBandwidth} }
 
-// The values of the label direction, as the pod sees it.
+// These are the values of the label direction, from the view of the pod.
 const (
 	ingress = "ingress"
 	egress  = "egress"
 )
 
-// readAll reads all sources. An error of one source leaves out its metrics.
-func (c *Collector) readAll() view {
-	v := view{}
-	networks, confErr := c.networks()
+// readAll reads all sources. If a source has an error, its metrics are left out.
+func (c *Collector) readAll() metricValues {
+	v := metricValues{}
+	networks, confErr := c.configuredNetworks()
 	for _, n := range networks {
 		v.addNetwork(n)
 	}
 	records, damaged, recordsErr := attachment.Scan()
-	c.from(v, fromRecords, func(v view) error {
+	c.addSource(v, fromRecords, func(v metricValues) error {
 		list, err := reconcile.ListOf(records, networks)
 		if err = errors.Join(recordsErr, err); err == nil {
 			v.addRecords(list, damaged)
 		}
 		return err
 	})
-	c.from(v, fromAddresses, func(v view) error { return errors.Join(confErr, v.addAddresses(networks)) })
-	c.from(v, fromBandwidth, func(v view) error {
+	c.addSource(v, fromAddresses, func(v metricValues) error { return errors.Join(confErr, v.addAddresses(networks)) })
+	c.addSource(v, fromBandwidth, func(v metricValues) error {
 		if recordsErr != nil {
 			return recordsErr
 		}
@@ -60,8 +60,8 @@ func (c *Collector) readAll() view {
 	return v
 }
 
-// from adds the metrics of one source, and logs an error once until it changes.
-func (c *Collector) from(v view, source string, add func(view) error) {
+// addSource adds the metrics of one source. The function logs an error once, until the error changes.
+func (c *Collector) addSource(v metricValues, source string, add func(metricValues) error) {
 	began := time.Now()
 	err := add(v)
 	v.add(duration, time.Since(began).Seconds(), source)
@@ -78,8 +78,8 @@ func (c *Collector) from(v view, source string, add func(view) error) {
 	c.failed[source] = text
 }
 
-// networks returns the configured networks. A missing folder has none.
-func (c *Collector) networks() ([]reconcile.Network, error) {
+// configuredNetworks returns the networks that are configured. If the folder is missing, the result is empty.
+func (c *Collector) configuredNetworks() ([]reconcile.Network, error) {
 	if c.confDir == "" {
 		return nil, nil
 	}
@@ -90,26 +90,26 @@ func (c *Collector) networks() ([]reconcile.Network, error) {
 	return networks, err
 }
 
-// addNetwork makes the series of a network exist before its first pod.
-func (v view) addNetwork(n reconcile.Network) {
+// addNetwork adds the series of a network with the value 0, so that they exist before the first pod.
+func (v metricValues) addNetwork(n reconcile.Network) {
 	if !slices.ContainsFunc(attachment.Plugins, func(kind string) bool { return n.Plugin(kind) != nil }) {
 		return
 	}
-	for _, m := range []name{attachments, orphaned, unreadable} {
+	for _, m := range []metricName{attachments, orphaned, unreadable} {
 		v.add(m, 0, n.Name)
 	}
 	if n.Plugin("bandwidth") == nil {
 		return
 	}
 	for _, direction := range []string{ingress, egress} {
-		for _, m := range []name{limits, limitRate, missing, backlog, sent, dropped} {
+		for _, m := range []metricName{limits, limitRate, missing, backlog, sent, dropped} {
 			v.add(m, 0, n.Name, direction)
 		}
 	}
 }
 
-// addRecords adds the metrics of attachments.
-func (v view) addRecords(list []*reconcile.Attachment, damaged []attachment.Damaged) {
+// addRecords adds the metrics about attachments.
+func (v metricValues) addRecords(list []*reconcile.Attachment, damaged []attachment.Damaged) {
 	used := usedPorts{}
 	for _, a := range list {
 		v.add(attachments, 1, a.Network)
@@ -135,12 +135,13 @@ func (v view) addRecords(list []*reconcile.Attachment, damaged []attachment.Dama
 	}
 }
 
-// isOrphaned reports whether an attachment's namespace is gone. A folder that this container does not see proves nothing.
+// isOrphaned reports whether the network namespace of an attachment is gone. If this container does not see the folder of the namespace,
+// the result is false.
 func isOrphaned(a *reconcile.Attachment) bool {
 	return a.State == reconcile.Gone && plugin.NetnsVisible(a.Netns)
 }
 
-// usedPorts has the port numbers in use by protocol.
+// usedPorts contains the port numbers in use for each protocol.
 type usedPorts map[string]map[uint16]bool
 
 func (u usedPorts) add(list []ports.Port) {
@@ -154,8 +155,9 @@ func (u usedPorts) add(list []ports.Port) {
 	}
 }
 
-// addAddresses adds the addresses of the networks' range sets. A network whose ranges are unusable leaves out only its own.
-func (v view) addAddresses(networks []reconcile.Network) (err error) {
+// addAddresses adds the numbers of addresses in the range sets of the networks. If the ranges of a network cannot be used, only the metrics
+// of this network are missing.
+func (v metricValues) addAddresses(networks []reconcile.Network) (err error) {
 	for _, n := range networks {
 		for _, p := range n.Plugins {
 			if plugin.Kind(p.IPAM) != "host-local" {
@@ -176,8 +178,9 @@ func (v view) addAddresses(networks []reconcile.Network) (err error) {
 	return err
 }
 
-// addBandwidth adds the kernel's view of the limits: one dump of all qdiscs, and some requests for each limited pod.
-func (c *Collector) addBandwidth(v view, records []attachment.Record) error {
+// addBandwidth adds metrics about limits from the kernel. The function makes one dump of all qdiscs and some requests for each pod with
+// limits.
+func (c *Collector) addBandwidth(v metricValues, records []attachment.Record) error {
 	records = bandwidth.Records(records)
 	for i := range records {
 		if !plugin.NetnsVisible(records[i].Netns) {
@@ -196,7 +199,7 @@ func (c *Collector) addBandwidth(v view, records []attachment.Record) error {
 	c.traffic.update(list)
 	c.traffic.addTo(v)
 	for _, l := range list {
-		for direction, d := range directions(l) {
+		for direction, d := range limitedDirections(l) {
 			v.add(missing, map[bool]float64{true: 1}[d.Missing != "" && !l.Gone], l.Network, direction)
 			if d.Applied != nil {
 				v.add(backlog, float64(d.Applied.Waiting), l.Network, direction)

@@ -10,15 +10,16 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// traffic sums the counters of limits by network. The kernel forgets a limit's counters with the pod, but the sum must not decrease: rate()
-// takes a decrease for a restart. It lacks what a limit counted after the last reading before its pod ended.
-type traffic struct {
-	last map[limit]kernel.Counters // nil before the first reading
+// trafficSums adds up the counters of limits for each network. When a pod ends, the kernel forgets the counters of its limits. The sum must
+// not decrease, because rate() would interpret a lower value as a restart. The sum lacks the packets between the last reading and the end
+// of a pod.
+type trafficSums struct {
+	last map[limitKey]kernel.Counters // nil before the first reading
 	sums map[sum]*counted
 }
 
-// limit is one direction of an attachment.
-type limit struct {
+// limitKey identifies one direction of an attachment.
+type limitKey struct {
 	attachment.Key
 	direction string
 }
@@ -28,15 +29,16 @@ type sum struct{ network, direction string }
 
 type counted struct{ sent, dropped uint64 }
 
-// update adds what the limits have counted since the last reading. The first reading adds nothing: the limits may have counted for days.
-func (t *traffic) update(list []bandwidth.Limits) {
+// update adds the differences to the last reading of each limit. The first reading adds nothing, because the limits may have counted for
+// days before the first reading.
+func (t *trafficSums) update(list []bandwidth.Limits) {
 	first := t.last == nil
-	now := map[limit]kernel.Counters{}
+	now := map[limitKey]kernel.Counters{}
 	if t.sums == nil {
 		t.sums = map[sum]*counted{}
 	}
 	for _, l := range list {
-		for direction, d := range directions(l) {
+		for direction, d := range limitedDirections(l) {
 			key := sum{l.Network, direction}
 			if t.sums[key] == nil {
 				t.sums[key] = &counted{}
@@ -44,18 +46,18 @@ func (t *traffic) update(list []bandwidth.Limits) {
 			if d.Applied == nil {
 				continue
 			}
-			of := limit{l.Key, direction}
+			of := limitKey{l.Key, direction}
 			now[of] = d.Applied.Counters
 			if !first {
-				t.sums[key].add(t.last[of], now[of])
+				t.sums[key].addDifference(t.last[of], now[of])
 			}
 		}
 	}
 	t.last = now
 }
 
-// add adds the difference of two readings of one limit.
-func (c *counted) add(was, is kernel.Counters) {
+// addDifference adds the difference between two readings of one limit.
+func (c *counted) addDifference(was, is kernel.Counters) {
 	if is.Sent < was.Sent || is.Dropped < was.Dropped { // the limit was recreated
 		was = kernel.Counters{}
 	}
@@ -63,15 +65,15 @@ func (c *counted) add(was, is kernel.Counters) {
 	c.dropped += uint64(is.Dropped - was.Dropped)
 }
 
-func (t *traffic) addTo(v view) {
+func (t *trafficSums) addTo(v metricValues) {
 	for key, c := range t.sums {
 		v.add(sent, float64(c.sent), key.network, key.direction)
 		v.add(dropped, float64(c.dropped), key.network, key.direction)
 	}
 }
 
-// directions yields the limited directions of an attachment.
-func directions(l bandwidth.Limits) iter.Seq2[string, *bandwidth.Direction] {
+// limitedDirections returns the directions of an attachment that have a limit.
+func limitedDirections(l bandwidth.Limits) iter.Seq2[string, *bandwidth.Direction] {
 	return func(yield func(string, *bandwidth.Direction) bool) {
 		if l.Ingress != nil && !yield(ingress, l.Ingress) || l.Egress == nil {
 			return

@@ -8,38 +8,38 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// name is the name of a metric.
-type name string
+// metricName is the name of a metric.
+type metricName string
 
 // Names of the metrics.
 const (
-	attachments name = "podlace_attachments"
-	orphaned    name = "podlace_orphaned_attachments"
-	unreadable  name = "podlace_unreadable_records"
-	addresses   name = "podlace_ipam_addresses"
-	hostPorts   name = "podlace_hostports"
-	limits      name = "podlace_bandwidth_limits"
-	limitRate   name = "podlace_bandwidth_limit_bytes_per_second"
-	missing     name = "podlace_bandwidth_missing_limits"
-	backlog     name = "podlace_bandwidth_backlog_bytes"
-	sent        name = "podlace_bandwidth_sent_bytes_total"
-	dropped     name = "podlace_bandwidth_dropped_packets_total"
-	success     name = "podlace_node_collector_success"
-	duration    name = "podlace_node_collector_duration_seconds"
+	attachments metricName = "podlace_attachments"
+	orphaned    metricName = "podlace_orphaned_attachments"
+	unreadable  metricName = "podlace_unreadable_records"
+	addresses   metricName = "podlace_ipam_addresses"
+	hostPorts   metricName = "podlace_hostports"
+	limits      metricName = "podlace_bandwidth_limits"
+	limitRate   metricName = "podlace_bandwidth_limit_bytes_per_second"
+	missing     metricName = "podlace_bandwidth_missing_limits"
+	backlog     metricName = "podlace_bandwidth_backlog_bytes"
+	sent        metricName = "podlace_bandwidth_sent_bytes_total"
+	dropped     metricName = "podlace_bandwidth_dropped_packets_total"
+	success     metricName = "podlace_node_collector_success"
+	duration    metricName = "podlace_node_collector_duration_seconds"
 )
 
-// metric is a metric with the number of its labels.
-type metric struct {
+// metricInfo is a metric and the number of its labels.
+type metricInfo struct {
 	*prometheus.Desc
 	kind   prometheus.ValueType
 	labels int
 }
 
-func metrics() map[name]metric {
+func metrics() map[metricName]metricInfo {
 	const gauge, counter = prometheus.GaugeValue, prometheus.CounterValue
-	all := map[name]metric{}
-	add := func(n name, kind prometheus.ValueType, help string, labels ...string) {
-		all[n] = metric{prometheus.NewDesc(string(n), help, labels, nil), kind, len(labels)}
+	all := map[metricName]metricInfo{}
+	add := func(n metricName, kind prometheus.ValueType, help string, labels ...string) {
+		all[n] = metricInfo{prometheus.NewDesc(string(n), help, labels, nil), kind, len(labels)}
 	}
 	add(attachments, gauge, "Attachments of pods, by records and leases.", "network")
 	add(orphaned, gauge, "Attachments whose network namespace is gone, or whose lease is of an earlier boot.", "network")
@@ -57,18 +57,18 @@ func metrics() map[name]metric {
 	return all
 }
 
-// series is one time series: a metric and the values of its labels.
-type series struct {
-	name   name
+// seriesKey is one time series: a metric and the values of its labels.
+type seriesKey struct {
+	name   metricName
 	labels [4]string
 }
 
-// view has the values of all series at one time.
-type view map[series]float64
+// metricValues contains the values of all series at one time.
+type metricValues map[seriesKey]float64
 
-// add adds to the value of a series. With 0 it makes the series exist.
-func (v view) add(n name, value float64, labels ...string) {
-	s := series{name: n}
+// add adds a number to the value of a series. If the number is 0, the series exists afterwards.
+func (v metricValues) add(n metricName, value float64, labels ...string) {
+	s := seriesKey{name: n}
 	for i, label := range labels {
 		s.labels[i] = strings.ToValidUTF8(label, "?") // the name of a folder may have any bytes
 	}

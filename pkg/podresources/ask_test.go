@@ -25,8 +25,8 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// rich returns a pod with everything that the API can describe.
-func rich() *api.PodResources {
+// richPod returns a pod that uses every feature which the API can describe.
+func richPod() *api.PodResources {
 	numa := func(n int64) *api.TopologyInfo { return &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: n}}} }
 	share := "s"
 	return &api.PodResources{Namespace: "shop", Name: "web-0", CpuIds: []int64{9},
@@ -42,7 +42,7 @@ func rich() *api.PodResources {
 		}}
 }
 
-// richDevices are the devices of rich.
+// richDevices returns the devices of richPod.
 func richDevices() []allocation.Device {
 	d := func(resource, id string, numa ...int) allocation.Device {
 		return allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Index: 1, Resource: "example.com/" + resource, ID: id,
@@ -52,10 +52,10 @@ func richDevices() []allocation.Device {
 }
 
 func TestAsk(t *testing.T) {
-	pods := map[string]*api.PodResources{"shop/web-0": rich(),
+	pods := map[string]*api.PodResources{"shop/web-0": richPod(),
 		"shop/web-1":  {Namespace: "shop", Name: "web-1", Containers: []*api.ContainerResources{{Name: "app"}}},
-		"other/web-0": web("app", "other")}
-	k := start(t, &kubelet{get: func(_ int, r *api.GetPodResourcesRequest) (*api.PodResources, error) {
+		"other/web-0": webPod("app", "other")}
+	k := startServer(t, &fakeKubelet{get: func(_ int, r *api.GetPodResourcesRequest) (*api.PodResources, error) {
 		return pods[r.GetPodNamespace()+"/"+r.GetPodName()], nil
 	}})
 	got, err := ask(t, k.Kubelet, "")
@@ -72,33 +72,34 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// TestSizes checks responses around the limits of frames and of HTTP/2's initial windows, up to maxResponse.
+// TestSizes checks responses whose size is just below and above the limits of frames and of HTTP/2's initial windows. The largest response
+// has the size maxResponse.
 func TestSizes(t *testing.T) {
 	for _, size := range []int{1, 100, 16384 - 40, 16384 - 20, 16384, 2*16384 - 20, 65535 - 40, 65535, 1 << 20, 17 << 20, maxResponse - 100} {
 		id := strings.Repeat("x", size)
-		k := start(t, &kubelet{get: always(web("app", "before", id, "after"))})
+		k := startServer(t, &fakeKubelet{get: always(webPod("app", "before", id, "after"))})
 		if got, err := ask(t, k.Kubelet, ""); err != nil || len(got) != 3 || got[1].ID != id || got[2].ID != "after" {
 			t.Errorf("%d bytes: %d devices, %v", size, len(got), err)
 		}
 	}
 	for name, p := range map[string]*api.PodResources{"no bytes": nil, "another": {Namespace: "shop", Name: "web-1"},
 		"another namespace": {Namespace: "pub", Name: "web-0"}} {
-		k := start(t, &kubelet{get: always(p)})
+		k := startServer(t, &fakeKubelet{get: always(p)})
 		if got, err := ask(t, k.Kubelet, ""); !errors.Is(err, ErrUnknownPod) {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
 	}
-	k := start(t, &kubelet{get: always(web("app", strings.Repeat("x", maxResponse)))})
+	k := startServer(t, &fakeKubelet{get: always(webPod("app", strings.Repeat("x", maxResponse)))})
 	if got, err := ask(t, k.Kubelet, ""); err == nil || !strings.Contains(err.Error(), "want at most 67108864 bytes") {
 		t.Errorf("too long: %d devices, %v", len(got), err)
 	}
 }
 
-// TestErrors checks that codes and texts of the kubelet's errors are returned, however long, in trailers only and in several frames. Ask
-// does not retry permanent errors.
+// TestErrors checks that Ask returns the code and the text of a kubelet's error. The text may be long, and it may arrive in trailers
+// without headers or in several frames. Ask does not retry after a permanent error.
 func TestErrors(t *testing.T) {
 	for _, text := range []string{"", "100% of\nüber \x7f", strings.Repeat("é%", 20000), strings.Repeat("a", 500_000)} {
-		k := start(t, &kubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
+		k := startServer(t, &fakeKubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
 			return nil, status.Error(codes.PermissionDenied, text)
 		}})
 		want := "ask the kubelet at " + k.Socket + " which devices pod shop/web-0 has: Get: gRPC code 7: " + text
@@ -111,7 +112,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// notFound returns the error of kubelets up to 1.37 for an unknown pod.
+// notFound returns the error that kubelets up to 1.37 return for an unknown pod.
 func notFound(_ int, r *api.GetPodResourcesRequest) (*api.PodResources, error) {
 	return nil, fmt.Errorf("pod %s in namespace %s not found", r.GetPodName(), r.GetPodNamespace())
 }
@@ -121,11 +122,11 @@ func TestUnknownPod(t *testing.T) {
 	none := func(int) ([]*api.PodResources, error) {
 		return []*api.PodResources{{Namespace: "shop", Name: "web-1"}}, nil
 	}
-	for name, k := range map[string]*kubelet{"Get": {get: notFound}, "List": {list: none},
+	for name, k := range map[string]*fakeKubelet{"Get": {get: notFound}, "List": {list: none},
 		"by code": {get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
 			return nil, status.Error(codes.NotFound, "no")
 		}}} {
-		start(t, k)
+		startServer(t, k)
 		if got, err := ask(t, k.Kubelet, "u"); !errors.Is(err, ErrUnknownPod) || got != nil {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
@@ -135,23 +136,23 @@ func TestUnknownPod(t *testing.T) {
 	}
 }
 
-// TestOlder checks that Ask uses List if the kubelet does not implement Get or has it disabled, and does not return to Get after a
-// temporary error.
+// TestOlder checks that Ask uses List if the kubelet does not implement Get or has disabled it. After a temporary error, Ask continues to
+// use List.
 func TestOlder(t *testing.T) {
 	list := func(n int) ([]*api.PodResources, error) {
 		if n == 0 {
 			return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
 		}
-		other := web("app", "c")
+		other := webPod("app", "c")
 		other.Namespace = "pub"
-		return []*api.PodResources{{Namespace: "shop", Name: "web-1"}, other, web("app", "a", "b"), {Namespace: "shop", Name: "web-2"}}, nil
+		return []*api.PodResources{{Namespace: "shop", Name: "web-1"}, other, webPod("app", "a", "b"), {Namespace: "shop", Name: "web-2"}}, nil
 	}
 	disabled := func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
 		return nil, errors.New("PodResources API Get method disabled")
 	}
-	for name, k := range map[string]*kubelet{"unimplemented": {list: list}, "disabled": {list: list, get: disabled}} {
-		start(t, k)
-		if got, err := ask(t, k.Kubelet, ""); err != nil || !cmp.Equal(got, held("app", "a", "b")) {
+	for name, k := range map[string]*fakeKubelet{"unimplemented": {list: list}, "disabled": {list: list, get: disabled}} {
+		startServer(t, k)
+		if got, err := ask(t, k.Kubelet, ""); err != nil || !cmp.Equal(got, webDevices("app", "a", "b")) {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
 		if asked := k.questions(); !cmp.Equal(asked, []string{"Get", "List", "List"}) {
@@ -160,8 +161,9 @@ func TestOlder(t *testing.T) {
 	}
 }
 
-// TestBusy (V-24): the kubelet serves ten calls at once and then 50 a second, and refuses the rest. 80 pods that start together all get
-// their devices by retries. The number of calls is bounded: a client without pauses sends several times as many.
+// TestBusy (V-24) checks a kubelet that allows ten calls at once, then 50 calls per second, and refuses the rest. The 80 pods of the test
+// start at the same time, and all of them get their devices after retries. The test limits the number of calls, because a client without
+// pauses sends several times as many calls.
 func TestBusy(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -176,18 +178,18 @@ func TestBusy(t *testing.T) {
 		answered++
 		return handle(ctx, r)
 	}
-	k := start(t, &kubelet{get: always(web("app", "a"))}, grpc.UnaryInterceptor(limit))
+	k := startServer(t, &fakeKubelet{get: always(webPod("app", "a"))}, grpc.UnaryInterceptor(limit))
 	const pods = 80
 	var all sync.WaitGroup
 	for range pods {
 		all.Go(func() {
-			if got, err := ask(t, k.Kubelet, ""); err != nil || !cmp.Equal(got, held("app", "a")) {
+			if got, err := ask(t, k.Kubelet, ""); err != nil || !cmp.Equal(got, webDevices("app", "a")) {
 				t.Errorf("%v, %v", got, err)
 			}
 		})
 	}
 	all.Wait()
-	// Half of the pauses, the shortest there are: 10, 20, 40, 80, 160, 320 ms, and then 500 ms each.
+	// The shortest possible pauses are half of the nominal pauses: 10, 20, 40, 80, 160, 320 ms, and then 500 ms each.
 	took := time.Since(began)
 	if most := pods * (7 + int(took/(longestPause/2))); answered+refused > most {
 		t.Errorf("%d calls in %s, want at most %d: the retries have no pauses", answered+refused, took, most)
@@ -195,7 +197,7 @@ func TestBusy(t *testing.T) {
 	t.Logf("%d calls, %d refused, in %s", answered+refused, refused, took)
 }
 
-// TestJitter checks that pauses are random and at least half of their maximum.
+// TestJitter checks that each pause is random, and that it is at least half of the maximum.
 func TestJitter(t *testing.T) {
 	drawn := map[time.Duration]bool{}
 	for range 100 {
@@ -209,9 +211,9 @@ func TestJitter(t *testing.T) {
 	}
 }
 
-// TestNoKubelet checks that a node without kubelet gets its own error at once, unlike a node whose kubelet restarts.
+// TestNoKubelet checks that a node without a kubelet causes a specific error at once. On a node whose kubelet restarts, Ask waits.
 func TestNoKubelet(t *testing.T) {
-	k := root(t)
+	k := newRoot(t)
 	if err := os.Remove(filepath.Dir(k.Socket)); err != nil {
 		t.Fatal(err)
 	}
@@ -220,10 +222,11 @@ func TestNoKubelet(t *testing.T) {
 	}
 }
 
-// TestRestart checks that Ask waits for a kubelet that restarts: without a socket, and with a socket that has no listener.
+// TestRestart checks that Ask waits for a kubelet that restarts. In the first case the socket is missing, and in the second case no process
+// listens on the socket.
 func TestRestart(t *testing.T) {
 	for _, stale := range []bool{false, true} {
-		k := &kubelet{Kubelet: root(t), get: always(web("app", "a"))}
+		k := &fakeKubelet{Kubelet: newRoot(t), get: always(webPod("app", "a"))}
 		if stale {
 			l := listen(t, k.Kubelet)
 			l.(interface{ SetUnlinkOnClose(bool) }).SetUnlinkOnClose(false)
@@ -232,7 +235,7 @@ func TestRestart(t *testing.T) {
 		done := make(chan error)
 		go func() {
 			got, err := ask(t, k.Kubelet, "")
-			if err == nil && !cmp.Equal(got, held("app", "a")) {
+			if err == nil && !cmp.Equal(got, webDevices("app", "a")) {
 				err = fmt.Errorf("%v", got)
 			}
 			done <- err
@@ -243,29 +246,29 @@ func TestRestart(t *testing.T) {
 		case <-time.After(100 * time.Millisecond):
 		}
 		os.Remove(k.Socket)
-		start(t, k)
+		startServer(t, k)
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
 	}
 }
 
-// TestTimeUp checks that the error names the deadline and the last failure before it.
+// TestTimeUp checks that the error contains the deadline and the last failure before the deadline.
 func TestTimeUp(t *testing.T) {
 	hang := make(chan struct{})
 	defer close(hang)
-	busy := start(t, &kubelet{get: func(n int, _ *api.GetPodResourcesRequest) (*api.PodResources, error) {
+	busy := startServer(t, &fakeKubelet{get: func(n int, _ *api.GetPodResourcesRequest) (*api.PodResources, error) {
 		if n > 1 {
 			<-hang
 		}
 		return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
 	}})
-	silent := start(t, &kubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) { <-hang; return nil, nil }})
+	silent := startServer(t, &fakeKubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) { <-hang; return nil, nil }})
 	if _, err := askTwice(t, busy, "u"); err == nil ||
 		!strings.Contains(err.Error(), "has: context canceled: Get: gRPC code 8: rejected by rate limit") {
 		t.Errorf("got %v", err)
 	}
-	for says, k := range map[string]Kubelet{"connect: no such file": root(t), "i/o timeout": silent.Kubelet} {
+	for says, k := range map[string]Kubelet{"connect: no such file": newRoot(t), "i/o timeout": silent.Kubelet} {
 		err := askUntilUp(t, k, says)
 		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errNoKubelet) || !strings.Contains(err.Error(), says) ||
 			!strings.HasPrefix(err.Error(), "ask the kubelet at "+k.Socket+" which devices pod shop/web-0 has: context deadline exceeded: ") {
@@ -279,29 +282,30 @@ func TestTimeUp(t *testing.T) {
 	}
 }
 
-// askUntilUp returns the error of Ask after its deadline. The deadline doubles, up to patience, until the error contains the text,
-// because a slow machine may need longer for the first call.
+// askUntilUp calls Ask with a deadline and returns the error of Ask. The function doubles the deadline, up to maxWait, until the error
+// contains the text. A longer deadline is necessary because a slow machine may need longer for the first call.
 func askUntilUp(t *testing.T, k Kubelet, says string) error {
 	t.Helper()
 	for wait := 300 * time.Millisecond; ; wait *= 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), wait)
 		_, err := Ask(ctx, k, "shop", "web-0", "u")
 		cancel()
-		if err == nil || strings.Contains(err.Error(), says) || wait > patience {
+		if err == nil || strings.Contains(err.Error(), says) || wait > maxWait {
 			return err
 		}
 	}
 }
 
-// late is a context whose deadline passes at the first refusal. It ends after a connection has seen that deadline.
-type late struct {
+// lateContext is a context whose deadline passes when the first call is refused. The context ends after a connection has read that
+// deadline.
+type lateContext struct {
 	context.Context
 	end    context.CancelFunc
 	passed atomic.Bool
 }
 
-// Deadline returns no deadline before the refusal, and a past one after it.
-func (l *late) Deadline() (time.Time, bool) {
+// Deadline returns no deadline before the first refusal. After the first refusal, the deadline is in the past.
+func (l *lateContext) Deadline() (time.Time, bool) {
 	if !l.passed.Load() {
 		return time.Time{}, false
 	}
@@ -309,21 +313,22 @@ func (l *late) Deadline() (time.Time, bool) {
 	return time.Unix(1, 0), true
 }
 
-// Err returns the error of a deadline.
-func (l *late) Err() error {
+// Err returns the error of an expired deadline.
+func (l *lateContext) Err() error {
 	if l.Context.Err() != nil {
 		return context.DeadlineExceeded
 	}
 	return nil
 }
 
-// TestLate checks that a connection that sees the deadline before the context ends does not hide the refusal before it.
+// TestLate checks that the error contains the refusal of the first call. The second connection sees the deadline before the context ends,
+// and its error must not hide the refusal.
 func TestLate(t *testing.T) {
 	t.Parallel()
-	ctx := &late{}
+	ctx := &lateContext{}
 	ctx.Context, ctx.end = context.WithCancel(t.Context())
 	defer ctx.end()
-	busy := start(t, &kubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
+	busy := startServer(t, &fakeKubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
 		ctx.passed.Store(true)
 		return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
 	}})
@@ -336,21 +341,21 @@ func TestLate(t *testing.T) {
 	}
 }
 
-// TestKeepalive checks that Ask answers the pings of a slow server, which closes connections without an answer.
+// TestKeepalive checks that Ask answers the pings of a slow server. The server closes a connection without these answers.
 func TestKeepalive(t *testing.T) {
 	t.Parallel()
-	k := start(t, &kubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
+	k := startServer(t, &fakeKubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
 		time.Sleep(3 * time.Second) // the shortest time between pings is a second
-		return web("app", "a"), nil
+		return webPod("app", "a"), nil
 	}}, grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Second, Timeout: 500 * time.Millisecond}))
-	if got, err := ask(t, k.Kubelet, ""); err != nil || !cmp.Equal(got, held("app", "a")) || len(k.questions()) != 1 {
+	if got, err := ask(t, k.Kubelet, ""); err != nil || !cmp.Equal(got, webDevices("app", "a")) || len(k.questions()) != 1 {
 		t.Errorf("%v, %v, asked %q", got, err, k.questions())
 	}
 }
 
-// TestForeign checks that Ask fails at once for a socket that no kubelet serves, and for a folder that it cannot enter.
+// TestForeign checks that Ask fails at once if another program serves the socket, or if the folder of the socket is not accessible.
 func TestForeign(t *testing.T) {
-	k := root(t)
+	k := newRoot(t)
 	if err := os.WriteFile(k.Socket+"2", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

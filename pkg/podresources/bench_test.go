@@ -13,11 +13,11 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// crowd returns a node of a hundred pods with one device each.
-func crowd() (pods []*api.PodResources, noted []written) {
+// crowdedNode returns a node with a hundred pods that have one device each.
+func crowdedNode() (pods []*api.PodResources, noted []written) {
 	for i := range 100 {
 		id, uid := fmt.Sprintf("0000:3b:%02x.%d", i/8, i%8), fmt.Sprintf("8d3c1c4e-0000-4000-8000-%012d", i)
-		p := web("app", id)
+		p := webPod("app", id)
 		p.Name = fmt.Sprintf("web-%d", i)
 		pods = append(pods, p)
 		noted = append(noted, written{uid, "app", "example.com/fast", map[int64][]string{0: {id}}, []byte(strings.Repeat("x", 250))})
@@ -25,13 +25,13 @@ func crowd() (pods []*api.PodResources, noted []written) {
 	return pods, noted
 }
 
-// BenchmarkAsk measures one call on a node of a hundred pods with devices. It is the part of a CNI plugin's wait that the client adds to
-// the kubelet's own time.
+// BenchmarkAsk measures one call of Ask on a node with a hundred pods that have devices. The result is the time that the client adds to the
+// kubelet's own time. A CNI plugin waits for the kubelet and for the client.
 func BenchmarkAsk(b *testing.B) {
-	pods, noted := crowd()
-	for name, k := range map[string]*kubelet{"Get": {get: always(pods[0])},
+	pods, noted := crowdedNode()
+	for name, k := range map[string]*fakeKubelet{"Get": {get: always(pods[0])},
 		"List": {list: func(int) ([]*api.PodResources, error) { return pods, nil }}} {
-		start(b, k)
+		startServer(b, k)
 		for _, uid := range []string{"", noted[0].PodUID} {
 			b.Run(fmt.Sprintf("%s/checkpoint=%t", name, uid != ""), func(b *testing.B) {
 				k.note(b, noted...)
@@ -45,10 +45,10 @@ func BenchmarkAsk(b *testing.B) {
 	}
 }
 
-// BenchmarkGRPC measures the same call with the gRPC library, on a new connection each time.
+// BenchmarkGRPC measures the same call with the gRPC library. Each call uses a new connection.
 func BenchmarkGRPC(b *testing.B) {
-	pods, _ := crowd()
-	k := start(b, &kubelet{get: always(pods[0])})
+	pods, _ := crowdedNode()
+	k := startServer(b, &fakeKubelet{get: always(pods[0])})
 	for b.Loop() {
 		conn, err := grpc.NewClient("unix://"+k.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
@@ -62,9 +62,9 @@ func BenchmarkGRPC(b *testing.B) {
 	}
 }
 
-// BenchmarkCheckpoint measures reading the checkpoint.
+// BenchmarkCheckpoint measures the time to read the checkpoint.
 func BenchmarkCheckpoint(b *testing.B) {
-	_, noted := crowd()
+	_, noted := crowdedNode()
 	data := marshal(b, noted)
 	path := b.TempDir() + "/checkpoint"
 	if err := os.WriteFile(path, data, 0o600); err != nil {

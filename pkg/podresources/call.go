@@ -18,18 +18,19 @@ import (
 )
 
 const (
-	// maxResponse is the largest response message in bytes, maxHeaders the largest headers and trailers. maxBytes bounds everything that is
-	// read, with framing and padding.
+	// maxResponse is the maximum size of a response message in bytes. The constant maxHeaders is the maximum size of the headers and trailers.
+	// The constant maxBytes limits all bytes that are read, including framing and padding.
 	maxResponse = 64 << 20
 	maxHeaders  = 1 << 20
 	maxBytes    = 2 * maxResponse
-	// window is the largest flow-control window (RFC 9113, section 6.9.1). It exceeds maxBytes, so it never needs an update.
-	window, defaultWindow = 1<<31 - 1, 1<<16 - 1
+	// maxWindow is the maximum flow-control window (RFC 9113, section 6.9.1). The value is larger than maxBytes. The client therefore never
+	// needs to update the window.
+	maxWindow, defaultWindow = 1<<31 - 1, 1<<16 - 1
 )
 
-// call sends a request to the gRPC server at a unix socket and returns the response message. It opens a connection for each call. See
-// "Requests" and "Responses" in github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
-func call(ctx context.Context, socket, method string, request []byte) ([]byte, error) {
+// sendCall sends a request to the gRPC server at a unix socket. The function returns the response message. Each call opens a new
+// connection. The format is described in "Requests" and "Responses" of github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
+func sendCall(ctx context.Context, socket, method string, request []byte) ([]byte, error) {
 	data, err := encodeRequest(method, request)
 	if err != nil {
 		return nil, err
@@ -48,8 +49,8 @@ func call(ctx context.Context, socket, method string, request []byte) ([]byte, e
 	return newExchange(conn).run()
 }
 
-// encodeRequest returns the whole request: preface, settings and message. One write sends it, because a client need not wait for the
-// server's settings (section 3.4).
+// encodeRequest returns the bytes of a complete request: the preface, the settings and the message. One write can send the whole request,
+// because a client does not have to wait for the settings of the server (section 3.4).
 func encodeRequest(method string, request []byte) ([]byte, error) {
 	if len(request) > 4096 {
 		return nil, fmt.Errorf("the request has %d bytes: want at most 4096", len(request))
@@ -61,21 +62,21 @@ func encodeRequest(method string, request []byte) ([]byte, error) {
 		_ = to.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}) // a write to a bytes.Buffer never fails
 	}
 	settings := []byte{0, 2, 0, 0, 0, 0} // SETTINGS_ENABLE_PUSH 0, SETTINGS_INITIAL_WINDOW_SIZE, SETTINGS_MAX_HEADER_LIST_SIZE (section 6.5.2)
-	settings = binary.BigEndian.AppendUint32(append(settings, 0, 4), window)
+	settings = binary.BigEndian.AppendUint32(append(settings, 0, 4), maxWindow)
 	settings = binary.BigEndian.AppendUint32(append(settings, 0, 6), maxHeaders)
 	message := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(request))), request...) // "Length-Prefixed-Message", not compressed
 
 	b := []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 	b = appendFrame(b, frameSettings, 0, 0, settings)
-	b = appendFrame(b, frameWindowUpdate, 0, 0, binary.BigEndian.AppendUint32(nil, window-defaultWindow))
+	b = appendFrame(b, frameWindowUpdate, 0, 0, binary.BigEndian.AppendUint32(nil, maxWindow-defaultWindow))
 	b = appendFrame(b, frameHeaders, flagEndHeaders, 1, headers.Bytes())
 	return appendFrame(b, frameData, flagEndStream, 1, message), nil
 }
 
-// exchange collects the frames of one response.
-type exchange struct {
+// frameExchange collects the frames of one response.
+type frameExchange struct {
 	to      io.Writer
-	frames  *frames
+	frames  *frameReader
 	decoder *hpack.Decoder
 	size    int // bytes of all headers and trailers
 
@@ -84,14 +85,14 @@ type exchange struct {
 	body                       []byte
 }
 
-func newExchange(conn io.ReadWriter) *exchange {
-	x := &exchange{to: conn, frames: newFrames(conn, maxBytes)}
+func newExchange(conn io.ReadWriter) *frameExchange {
+	x := &frameExchange{to: conn, frames: newFrames(conn, maxBytes)}
 	x.decoder = hpack.NewDecoder(4096, x.header) // the default table size, because we announce no other (RFC 7541; RFC 9113, section 6.5.2)
 	x.decoder.SetMaxStringLength(maxHeaders)
 	return x
 }
 
-func (x *exchange) run() ([]byte, error) {
+func (x *frameExchange) run() ([]byte, error) {
 	for !x.ended {
 		f, err := x.frames.next()
 		if err == nil {
@@ -101,11 +102,11 @@ func (x *exchange) run() ([]byte, error) {
 			return nil, err
 		}
 	}
-	return x.answer()
+	return x.finalMessage()
 }
 
-// handle processes one frame. It ignores WINDOW_UPDATE, PRIORITY and unknown types (section 5.5).
-func (x *exchange) handle(f frame) error {
+// handle processes one frame. The function ignores frames of the types WINDOW_UPDATE and PRIORITY and of unknown types (section 5.5).
+func (x *frameExchange) handle(f frame) error {
 	if !x.greeted && (f.kind != frameSettings || f.flags&flagAck != 0) {
 		return fmt.Errorf("the first frame has type %d: want SETTINGS; the socket may not be the kubelet's", f.kind)
 	}
@@ -116,7 +117,7 @@ func (x *exchange) handle(f frame) error {
 	case f.kind == frameData:
 		return x.data(f)
 	case f.kind == frameHeaders:
-		return x.headers(f)
+		return x.readHeaders(f)
 	case f.kind == frameReset:
 		return resetError(f)
 	case f.kind == framePush || f.kind == frameContinuation:
@@ -132,13 +133,14 @@ func (x *exchange) handle(f frame) error {
 	return nil
 }
 
-// reply acknowledges a frame. It ignores write errors: a server that has closed its side may already have sent the whole response.
-func (x *exchange) reply(kind byte, payload []byte) {
+// reply acknowledges a frame. The function ignores write errors, because a server that has closed its side may already have sent the
+// complete response.
+func (x *frameExchange) reply(kind byte, payload []byte) {
 	_, _ = x.to.Write(appendFrame(nil, kind, flagAck, 0, payload))
 }
 
-func (x *exchange) data(f frame) error {
-	part, err := f.body()
+func (x *frameExchange) data(f frame) error {
+	part, err := f.unpaddedPayload()
 	if err != nil {
 		return err
 	}
@@ -150,9 +152,9 @@ func (x *exchange) data(f frame) error {
 	return nil
 }
 
-// headers decodes headers or trailers with their CONTINUATION frames (section 4.3).
-func (x *exchange) headers(f frame) error {
-	block, err := f.body()
+// readHeaders decodes headers or trailers, including their CONTINUATION frames (section 4.3).
+func (x *frameExchange) readHeaders(f frame) error {
+	block, err := f.unpaddedPayload()
 	if err != nil {
 		return err
 	}
@@ -177,7 +179,7 @@ func (x *exchange) headers(f frame) error {
 	}
 }
 
-func (x *exchange) header(h hpack.HeaderField) {
+func (x *frameExchange) header(h hpack.HeaderField) {
 	if x.size += int(h.Size()); x.size > maxHeaders {
 		x.decoder.SetEmitEnabled(false)
 		return
@@ -194,8 +196,8 @@ func (x *exchange) header(h hpack.HeaderField) {
 	}
 }
 
-// answer returns the message of a finished exchange, or the server's error.
-func (x *exchange) answer() ([]byte, error) {
+// finalMessage returns the message of a finished exchange, or the error that the server sent.
+func (x *frameExchange) finalMessage() ([]byte, error) {
 	code, err := strconv.ParseUint(x.status, 10, 31)
 	switch {
 	case err != nil:
@@ -209,7 +211,7 @@ func (x *exchange) answer() ([]byte, error) {
 	return x.body[5:], nil
 }
 
-// resetError translates RST_STREAM (section 6.4) into a gRPC error, as "Errors" of the gRPC document says.
+// resetError converts RST_STREAM (section 6.4) to a gRPC error, as "Errors" of the gRPC document requires.
 func resetError(f frame) error {
 	if len(f.payload) != 4 {
 		return fmt.Errorf("RST_STREAM has %d bytes: want 4", len(f.payload))
@@ -224,7 +226,7 @@ func resetError(f frame) error {
 	return &statusError{grpc, fmt.Sprintf("RST_STREAM with code %#x of HTTP/2", code)}
 }
 
-// checkGoAway returns the error for GOAWAY (section 6.8). It returns nil if the server still processes the request.
+// checkGoAway returns the error for a GOAWAY frame (section 6.8). The result is nil if the server will still process the request.
 func checkGoAway(f frame) error {
 	if len(f.payload) < 8 {
 		return fmt.Errorf("GOAWAY has %d bytes: want at least 8", len(f.payload))
@@ -246,7 +248,7 @@ const (
 	codeUnavailable       = 14
 )
 
-// statusError is a gRPC status other than OK.
+// statusError is a gRPC status that is not OK.
 type statusError struct {
 	code    int
 	message string
@@ -256,7 +258,7 @@ func (e *statusError) Error() string {
 	return fmt.Sprintf("gRPC code %d: %s", e.code, e.message)
 }
 
-// unescape decodes a grpc-message ("Percent-Encoded"). Invalid escapes stay as they are.
+// unescape decodes the percent-encoding of a grpc-message ("Percent-Encoded"). Invalid escapes are not changed.
 func unescape(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {

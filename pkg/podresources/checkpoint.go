@@ -18,18 +18,20 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// maxCheckpoint is the largest checkpoint in bytes. The checkpoint of a node with hundreds of pods has some hundred thousand bytes.
+// maxCheckpoint is the maximum size of a checkpoint in bytes. On a node with hundreds of pods, the checkpoint has some hundred thousand
+// bytes.
 const maxCheckpoint = 64 << 20
 
-// entry is the checkpoint's entry of one container and resource. The kubelet (1.20 and later) writes it before it creates the pod's
-// sandbox. The format is not an API; its source is pkg/kubelet/cm/devicemanager/checkpoint of Kubernetes.
-type entry struct {
+// checkpointEntry is the checkpoint's entry for one container and one resource. The kubelet (1.20 and later) writes this entry before it
+// creates the pod's sandbox. The format is not a public API. The format is defined in pkg/kubelet/cm/devicemanager/checkpoint of
+// Kubernetes.
+type checkpointEntry struct {
 	PodUID, ContainerName, ResourceName string
 	DeviceIDs                           map[string][]string // by NUMA node
 }
 
-// CheckpointDevices returns the devices of all entries of a checkpoint. A device with two NUMA nodes appears once for each. Entries have
-// the UID of the pod but not its name, and the pod may have ended. An error means that the devices are unknown.
+// CheckpointDevices returns the devices of all entries in a checkpoint. A device with two NUMA nodes is in the list twice. An entry has the
+// UID of the pod but no pod name. The pod may have ended. CheckpointDevices returns an error if the devices are unknown.
 func CheckpointDevices(path string) (notes []allocation.Device, err error) {
 	data, err := ReadRegular(path)
 	if err != nil {
@@ -50,7 +52,8 @@ func CheckpointDevices(path string) (notes []allocation.Device, err error) {
 	return notes, err
 }
 
-// readCheckpoint returns the checkpoint's devices of the pod with a UID. An error means that they are unknown.
+// readCheckpoint returns the devices in the checkpoint that belong to the pod with the UID. The result is an error if these devices are
+// unknown.
 func readCheckpoint(path, uid string) (noted []allocation.Device, err error) {
 	if uid == "" {
 		return nil, ErrNoUID
@@ -67,7 +70,8 @@ func readCheckpoint(path, uid string) (noted []allocation.Device, err error) {
 	return noted, err
 }
 
-// ReadRegular returns the content of a regular file of at most 64 MiB. It never blocks, not even on a FIFO.
+// ReadRegular returns the content of a regular file. The file may have at most 64 MiB. ReadRegular never blocks, not even if the file is a
+// FIFO.
 func ReadRegular(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // O_NONBLOCK: opening a FIFO must not block
 	if err != nil {
@@ -86,36 +90,36 @@ func ReadRegular(path string) ([]byte, error) {
 	return data, err
 }
 
-// parseEntries returns the entries of a checkpoint. The entries are null if the kubelet has assigned no device.
-func parseEntries(data []byte) ([]entry, error) {
+// parseEntries returns all entries of a checkpoint. In the file, the list of entries is null if the kubelet has assigned no device.
+func parseEntries(data []byte) ([]checkpointEntry, error) {
 	var c struct {
-		Data     struct{ PodDeviceEntries []entry }
+		Data     struct{ PodDeviceEntries []checkpointEntry }
 		Checksum *uint64
 	}
-	c.Data.PodDeviceEntries = []entry{{}} // it stays, and fails the check below, if the key is missing
+	c.Data.PodDeviceEntries = []checkpointEntry{{}} // it stays, and fails the check below, if the key is missing
 	if err := json.Unmarshal(data, &c); err != nil {
 		return nil, fmt.Errorf("parse the kubelet's checkpoint: %w", err)
 	}
-	incomplete := func(e entry) bool { return e.PodUID == "" || e.ResourceName == "" || e.DeviceIDs == nil }
+	incomplete := func(e checkpointEntry) bool { return e.PodUID == "" || e.ResourceName == "" || e.DeviceIDs == nil }
 	if c.Checksum == nil || slices.ContainsFunc(c.Data.PodDeviceEntries, incomplete) {
 		return nil, errors.New("the kubelet's checkpoint lacks its checksum, or an entry lacks UID, resource or devices")
 	}
 	return c.Data.PodDeviceEntries, nil
 }
 
-// agrees reports whether PodResources and the checkpoint agree on a pod's devices. The checkpoint also lists init containers, which
-// PodResources omits unless they restart. Their entries are ignored if the pod has another device, because the kubelet assigns a device
-// to one pod only.
-func agrees(devices []allocation.Device, containers []string, noted []allocation.Device) bool {
+// isConfirmed reports whether PodResources and the checkpoint list the same devices for a pod. The checkpoint also lists init containers.
+// PodResources omits an init container unless it is restartable. If the pod has another device, the entries of init containers are ignored.
+// The entries can be ignored because the kubelet assigns a device to only one pod.
+func isConfirmed(devices []allocation.Device, containers []string, noted []allocation.Device) bool {
 	inits := func(d allocation.Device) bool { return !slices.Contains(containers, d.Container) }
 	if len(devices) == 0 {
 		return len(noted) == 0
 	}
-	return maps.Equal(set(devices), set(slices.DeleteFunc(slices.Clone(noted), inits)))
+	return maps.Equal(deviceSet(devices), deviceSet(slices.DeleteFunc(slices.Clone(noted), inits)))
 }
 
-// set removes duplicates: the checkpoint lists a device with two NUMA nodes twice.
-func set(devices []allocation.Device) map[[3]string]bool {
+// deviceSet returns devices without duplicates. The checkpoint lists a device with two NUMA nodes twice.
+func deviceSet(devices []allocation.Device) map[[3]string]bool {
 	s := map[[3]string]bool{}
 	for _, d := range devices {
 		s[[3]string{d.Container, d.Resource, d.ID}] = true
@@ -125,7 +129,7 @@ func set(devices []allocation.Device) map[[3]string]bool {
 
 func list(devices []allocation.Device) string {
 	var names []string
-	for key := range set(devices) {
+	for key := range deviceSet(devices) {
 		names = append(names, strings.Join(key[:], " "))
 	}
 	slices.Sort(names)

@@ -18,36 +18,36 @@ import (
 
 const before, after = "11111111-0000-4000-8000-000000000001", "22222222-0000-4000-8000-000000000002"
 
-// TestSameName: of two pods with one name, each gets its own devices, from a list of both, and where Get returns the other pod for a
-// while.
+// TestSameName checks two pods with the same name: each pod gets its own devices. The kubelet either lists both pods, or Get returns the
+// wrong pod for some time.
 func TestSameName(t *testing.T) {
 	both := func(int) ([]*api.PodResources, error) {
-		return []*api.PodResources{web("app", "a", "b"), web("app", "c")}, nil
+		return []*api.PodResources{webPod("app", "a", "b"), webPod("app", "c")}, nil
 	}
-	listed := start(t, &kubelet{list: both})
-	late := start(t, &kubelet{get: func(n int, _ *api.GetPodResourcesRequest) (*api.PodResources, error) {
-		return []*api.PodResources{web("app", "a", "b"), web("app"), web("app", "c")}[min(n, 2)], nil
+	listed := startServer(t, &fakeKubelet{list: both})
+	late := startServer(t, &fakeKubelet{get: func(n int, _ *api.GetPodResourcesRequest) (*api.PodResources, error) {
+		return []*api.PodResources{webPod("app", "a", "b"), webPod("app"), webPod("app", "c")}[min(n, 2)], nil
 	}})
-	early := start(t, &kubelet{get: func(n int, _ *api.GetPodResourcesRequest) (*api.PodResources, error) {
-		return []*api.PodResources{web("app", "c"), web("app", "a"), web("other", "a", "b"), web("app", "a", "b")}[min(n, 3)], nil
+	early := startServer(t, &fakeKubelet{get: func(n int, _ *api.GetPodResourcesRequest) (*api.PodResources, error) {
+		return []*api.PodResources{webPod("app", "c"), webPod("app", "a"), webPod("other", "a", "b"), webPod("app", "a", "b")}[min(n, 3)], nil
 	}})
-	for _, k := range []*kubelet{listed, late, early} {
+	for _, k := range []*fakeKubelet{listed, late, early} {
 		k.note(t, fast(before, "app", "a", "b"), fast(after, "app", "c"))
 	}
 	for uid, want := range map[string][]string{before: {"a", "b"}, after: {"c"}} {
-		if got, err := ask(t, listed.Kubelet, uid); err != nil || !cmp.Equal(got, held("app", want...)) {
+		if got, err := ask(t, listed.Kubelet, uid); err != nil || !cmp.Equal(got, webDevices("app", want...)) {
 			t.Errorf("%s: %v, %v", uid, got, err)
 		}
 	}
-	if got, err := ask(t, late.Kubelet, after); err != nil || !cmp.Equal(got, held("app", "c")) || len(late.questions()) != 3 {
+	if got, err := ask(t, late.Kubelet, after); err != nil || !cmp.Equal(got, webDevices("app", "c")) || len(late.questions()) != 3 {
 		t.Errorf("%v, %v, asked %q", got, err, late.questions())
 	}
-	if got, err := ask(t, early.Kubelet, before); err != nil || !cmp.Equal(got, held("app", "a", "b")) || len(early.questions()) != 4 {
+	if got, err := ask(t, early.Kubelet, before); err != nil || !cmp.Equal(got, webDevices("app", "a", "b")) || len(early.questions()) != 4 {
 		t.Errorf("%v, %v, asked %q", got, err, early.questions())
 	}
 }
 
-// TestContradiction checks that Ask names both lists if PodResources and the checkpoint keep disagreeing.
+// TestContradiction checks that the error contains both lists if PodResources and the checkpoint contradict each other until the deadline.
 func TestContradiction(t *testing.T) {
 	for _, c := range []struct {
 		name, says string
@@ -56,19 +56,19 @@ func TestContradiction(t *testing.T) {
 	}{
 		{"other devices", "lists [app example.com/fast a, app example.com/fast b], but CHECKPOINT lists [app example.com/fast c] for UID " +
 			after + ": the list is of another pod",
-			web("app", "b", "a"), []written{fast(before, "app", "a", "b"), fast(after, "app", "c")}},
-		{"one more", "[app example.com/fast a, app example.com/fast b], but", web("app", "a", "b"), []written{fast(after, "app", "a")}},
-		{"one less", "lists [app example.com/fast a, app example.com/fast b] for", web("app", "a"), []written{fast(after, "app", "a", "b")}},
-		{"another container", "lists [web example.com/fast a] for", web("app", "a"), []written{fast(after, "web", "a")}},
-		{"another resource", "lists [app example.com/slow a] for", web("app", "a"),
+			webPod("app", "b", "a"), []written{fast(before, "app", "a", "b"), fast(after, "app", "c")}},
+		{"one more", "[app example.com/fast a, app example.com/fast b], but", webPod("app", "a", "b"), []written{fast(after, "app", "a")}},
+		{"one less", "lists [app example.com/fast a, app example.com/fast b] for", webPod("app", "a"), []written{fast(after, "app", "a", "b")}},
+		{"another container", "lists [web example.com/fast a] for", webPod("app", "a"), []written{fast(after, "web", "a")}},
+		{"another resource", "lists [app example.com/slow a] for", webPod("app", "a"),
 			[]written{{after, "app", "example.com/slow", map[int64][]string{-1: {"a"}}, nil}}},
-		{"the pod has none", "lists no devices for UID " + after, web("app", "a"), []written{fast(before, "app", "a")}},
-		{"another has none", "lists no devices, but", web("app"), []written{fast(after, "app", "a")}},
-		{"only an init container has one", "lists no devices, but", web("app"), []written{fast(after, "init", "a")}},
+		{"the pod has none", "lists no devices for UID " + after, webPod("app", "a"), []written{fast(before, "app", "a")}},
+		{"another has none", "lists no devices, but", webPod("app"), []written{fast(after, "app", "a")}},
+		{"only an init container has one", "lists no devices, but", webPod("app"), []written{fast(after, "init", "a")}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			k := start(t, &kubelet{get: always(c.told)})
+			k := startServer(t, &fakeKubelet{get: always(c.told)})
 			k.note(t, c.noted...)
 			if got, err := askTwice(t, k, after); err == nil ||
 				!strings.Contains(err.Error(), strings.ReplaceAll(c.says, "CHECKPOINT", k.Checkpoint)) {
@@ -78,7 +78,7 @@ func TestContradiction(t *testing.T) {
 	}
 }
 
-// TestConfirmed lists differences between PodResources and the checkpoint that are normal in the kubelet.
+// TestConfirmed checks differences between PodResources and the checkpoint that also occur in a kubelet without errors.
 func TestConfirmed(t *testing.T) {
 	nodes := written{after, "app", "example.com/fast", map[int64][]string{0: {"a"}, 1: {"b", "a"}}, nil}
 	for name, noted := range map[string][]written{
@@ -87,14 +87,14 @@ func TestConfirmed(t *testing.T) {
 		"one entry for each":    {fast(after, "app", "a"), fast(before, "app", "c"), fast(after, "app", "b")},
 		"others have resources": {fast(after, "app", "b", "a"), {after, "app", "example.com/gpu", map[int64][]string{0: {"g"}}, nil}},
 	} {
-		k := start(t, &kubelet{get: always(web("app", "a", "b"))})
+		k := startServer(t, &fakeKubelet{get: always(webPod("app", "a", "b"))})
 		k.note(t, noted...)
 		k.Resources = []string{"example.com/fast"}
-		if got, err := ask(t, k.Kubelet, after); err != nil || !cmp.Equal(got, held("app", "a", "b")) {
+		if got, err := ask(t, k.Kubelet, after); err != nil || !cmp.Equal(got, webDevices("app", "a", "b")) {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
 	}
-	k := start(t, &kubelet{get: always(web("app"))})
+	k := startServer(t, &fakeKubelet{get: always(webPod("app"))})
 	k.note(t, fast(after, "init", "a"))
 	k.Resources = []string{"example.com/gpu"}
 	if got, err := ask(t, k.Kubelet, after); err != nil || len(got) != 0 {
@@ -102,8 +102,9 @@ func TestConfirmed(t *testing.T) {
 	}
 }
 
-// spoil writes a checkpoint, or no file for "". "folder" and "large" stand for a folder and a file beyond the limit.
-func (k *kubelet) spoil(t *testing.T, data string) {
+// writeBadCheckpoint writes a checkpoint with the given data. The data "" means no file, "folder" means a folder, and "large" means a file
+// that is too large.
+func (k *fakeKubelet) writeBadCheckpoint(t *testing.T, data string) {
 	t.Helper()
 	os.Remove(k.Checkpoint)
 	switch data {
@@ -118,14 +119,14 @@ func (k *kubelet) spoil(t *testing.T, data string) {
 	}
 }
 
-// TestUnreadable (V-25): without a readable checkpoint Ask accepts devices by name, unless two pods have the name. It does not accept
-// that a pod has no devices.
+// TestUnreadable (V-25) checks Ask without a readable checkpoint. Ask then accepts devices by the pod's name, unless two pods have this
+// name. If PodResources lists no devices, Ask returns an error.
 func TestUnreadable(t *testing.T) {
-	one := start(t, &kubelet{get: always(web("app", "a"))})
-	two := start(t, &kubelet{list: func(int) ([]*api.PodResources, error) {
-		return []*api.PodResources{web("app", "a"), web("app", "b")}, nil
+	one := startServer(t, &fakeKubelet{get: always(webPod("app", "a"))})
+	two := startServer(t, &fakeKubelet{list: func(int) ([]*api.PodResources, error) {
+		return []*api.PodResources{webPod("app", "a"), webPod("app", "b")}, nil
 	}})
-	none := start(t, &kubelet{get: always(web("app"))})
+	none := startServer(t, &fakeKubelet{get: always(webPod("app"))})
 	for name, data := range map[string]string{"missing": "", "garbage": "{", "no JSON": `{"Data":{"PodDeviceEntries":[x]},"Checksum":1}`,
 		"text": "hello", "null": `{"Data":{"PodDeviceEntries":null}}`,
 		"no checksum":      `{"Data":{"PodDeviceEntries":[]}}`,
@@ -136,13 +137,13 @@ func TestUnreadable(t *testing.T) {
 			`","ResourceName":"r"}],"RegisteredDevices":{}},"Checksum":1}`,
 		"another format": `{"Data":{"Pods":[]}}`, "torn": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + after + `","Cont`, "large": "large",
 		"folder": "folder"} {
-		for _, k := range []*kubelet{one, two, none} {
-			k.spoil(t, data)
+		for _, k := range []*fakeKubelet{one, two, none} {
+			k.writeBadCheckpoint(t, data)
 		}
-		if got, err := ask(t, one.Kubelet, after); err != nil || !cmp.Equal(got, held("app", "a")) {
+		if got, err := ask(t, one.Kubelet, after); err != nil || !cmp.Equal(got, webDevices("app", "a")) {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
-		refused := func(k *kubelet) ([]allocation.Device, error) {
+		refused := func(k *fakeKubelet) ([]allocation.Device, error) {
 			if name == "missing" { // the kubelet may write it soon
 				return askTwice(t, k, after)
 			}
@@ -157,12 +158,12 @@ func TestUnreadable(t *testing.T) {
 	}
 	os.Remove(one.Checkpoint)
 	one.note(t, fast("", "app", "z"))
-	if got, err := ask(t, one.Kubelet, ""); err != nil || !cmp.Equal(got, held("app", "a")) {
+	if got, err := ask(t, one.Kubelet, ""); err != nil || !cmp.Equal(got, webDevices("app", "a")) {
 		t.Errorf("without UID: %v, %v", got, err)
 	}
 }
 
-// TestIndented checks that a checkpoint with other white space is read alike.
+// TestIndented checks that white space in a checkpoint does not matter.
 func TestIndented(t *testing.T) {
 	data := marshal(t, []written{fast(before, "app", "a"), fast(after, "app", "b")})
 	var indented bytes.Buffer
@@ -184,9 +185,10 @@ func TestIndented(t *testing.T) {
 	}
 }
 
-// TestNoneConfirmed (V-25): Ask accepts that a pod has no devices only if a readable checkpoint lists none for its UID.
+// TestNoneConfirmed (V-25) checks a pod without devices. Ask accepts this only if a readable checkpoint lists no devices for the UID of the
+// pod.
 func TestNoneConfirmed(t *testing.T) {
-	k := start(t, &kubelet{get: always(web("app"))})
+	k := startServer(t, &fakeKubelet{get: always(webPod("app"))})
 	for name, entries := range map[string][]written{"none": nil, "empty": {}, "of another pod": {fast(before, "app", "a")},
 		"without a device": {{before, "app", "example.com/fast", map[int64][]string{0: nil}, nil}}} {
 		k.note(t, entries...)
@@ -207,9 +209,9 @@ func TestNoneConfirmed(t *testing.T) {
 	}
 }
 
-// TestParsed reads checkpoints in every form that kubelets write.
+// TestParsed parses checkpoints in all formats that kubelets write.
 func TestParsed(t *testing.T) {
-	for name, entries := range known() {
+	for name, entries := range knownCheckpoints() {
 		got, err := parseEntries(marshal(t, entries))
 		if err != nil || len(got) != len(entries) {
 			t.Errorf("%s: %v, %v", name, got, err)
@@ -217,8 +219,8 @@ func TestParsed(t *testing.T) {
 	}
 }
 
-// known returns the entries of checkpoints in every form that kubelets write.
-func known() map[string][]written {
+// knownCheckpoints returns the entries of checkpoints in all formats that kubelets write.
+func knownCheckpoints() map[string][]written {
 	return map[string][]written{
 		"none": nil, "empty": {}, "one": {fast(after, "app", "a")}, "two": {fast(before, "app", "a"), fast(after, "app", "b", "c")},
 		"no NUMA node":              {{after, "app", "example.com/fast", map[int64][]string{-1: {"a"}}, []byte("\n\x0adevice?>")}},

@@ -9,7 +9,7 @@ import (
 	"io"
 )
 
-// Frame types and flags (RFC 9113, section 6).
+// These are the frame types and flags (RFC 9113, section 6).
 const (
 	frameData         = 0x0
 	frameHeaders      = 0x1
@@ -28,28 +28,28 @@ const (
 	flagPriority   = 0x20
 )
 
-// maxFrame is the largest payload of a frame in bytes, because we announce no other limit (section 4.2).
+// maxFrame is the maximum payload of a frame in bytes. The value is the default, because the client announces no other limit (section 4.2).
 const maxFrame = 16384
 
-// frame is one HTTP/2 frame. Its payload is valid until the next frame is read.
+// frame is one HTTP/2 frame. The payload is valid only until the next frame is read.
 type frame struct {
 	kind, flags byte
 	stream      uint32
 	payload     []byte
 }
 
-// frames reads HTTP/2 frames (section 4.1).
-type frames struct {
+// frameReader reads HTTP/2 frames (section 4.1).
+type frameReader struct {
 	from   io.Reader
 	left   int // bytes that may still be read
 	buffer []byte
 }
 
-func newFrames(from io.Reader, limit int) *frames {
-	return &frames{bufio.NewReaderSize(from, 2*maxFrame), limit, make([]byte, maxFrame)}
+func newFrames(from io.Reader, limit int) *frameReader {
+	return &frameReader{bufio.NewReaderSize(from, 2*maxFrame), limit, make([]byte, maxFrame)}
 }
 
-func (r *frames) next() (f frame, err error) {
+func (r *frameReader) next() (f frame, err error) {
 	var head [9]byte
 	if _, err := io.ReadFull(r.from, head[:]); err != nil {
 		return f, err
@@ -66,8 +66,8 @@ func (r *frames) next() (f frame, err error) {
 	return f, err
 }
 
-// body returns the payload of DATA or HEADERS without padding and priority (sections 6.1 and 6.2).
-func (f frame) body() ([]byte, error) {
+// unpaddedPayload returns the payload of a DATA or HEADERS frame without padding and priority (sections 6.1 and 6.2).
+func (f frame) unpaddedPayload() ([]byte, error) {
 	head, tail := 0, 0
 	if f.flags&flagPadded != 0 && len(f.payload) > 0 {
 		head, tail = 1, int(f.payload[0])
@@ -83,7 +83,8 @@ func (f frame) body() ([]byte, error) {
 	return f.payload[head : len(f.payload)-tail], nil
 }
 
-// onStream reports whether frames of this type belong to a stream, not to the connection. Only stream 1 is used.
+// onStream reports whether frames of this type belong to a stream. Frames of other types belong to the connection. The client uses only
+// stream 1.
 func (f frame) onStream() bool {
 	switch f.kind {
 	case frameData, frameHeaders, frameReset, framePush, frameContinuation:

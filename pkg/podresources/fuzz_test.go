@@ -20,19 +20,19 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// recorded returns the bytes that a server sends.
-func recorded(send func(*peer)) []byte {
+// recordBytes returns the bytes that a server sends.
+func recordBytes(send func(*serverPeer)) []byte {
 	var all bytes.Buffer
-	near := &peer{Framer: http2.NewFramer(&all, nil)}
+	near := &serverPeer{Framer: http2.NewFramer(&all, nil)}
 	near.encode = newEncoder(&near.block)
 	send(near)
 	return all.Bytes()
 }
 
-// FuzzFrames compares the reader of frames with x/net: it reads the same frames, and refuses the same DATA and HEADERS.
+// FuzzFrames compares the reader of frames with x/net. Both must read the same frames and refuse the same DATA and HEADERS.
 func FuzzFrames(f *testing.F) {
-	f.Add(recorded(right))
-	f.Add(recorded(func(p *peer) {
+	f.Add(recordBytes(right))
+	f.Add(recordBytes(func(p *serverPeer) {
 		p.WriteDataPadded(1, true, []byte("x"), make([]byte, 3))
 		p.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, PadLength: 2, EndHeaders: true, Priority: http2.PriorityParam{Weight: 1},
 			BlockFragment: []byte("abc")})
@@ -62,10 +62,11 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
-// compareFrame fails the test if a frame differs from the one that x/net reads, or is accepted where x/net refuses it.
+// compareFrame fails the test if a frame differs from the frame that x/net reads. The function also fails the test if x/net refuses the
+// frame.
 func compareFrame(t *testing.T, got frame, want http2.Frame, refused error) {
 	t.Helper()
-	body, err := got.body()
+	body, err := got.unpaddedPayload()
 	switch want := want.(type) {
 	case *http2.DataFrame:
 		if err != nil || !bytes.Equal(body, want.Data()) || want.StreamID != got.stream || want.StreamEnded() != (got.flags&flagEndStream != 0) {
@@ -82,18 +83,18 @@ func compareFrame(t *testing.T, got frame, want http2.Frame, refused error) {
 	}
 }
 
-// FuzzAnswer checks that the exchange ends for every input, with a message or an error.
+// FuzzAnswer checks that the exchange ends for every input. The exchange must return a message or an error.
 func FuzzAnswer(f *testing.F) {
-	f.Add(recorded(right))
-	f.Add(recorded(func(p *peer) {
+	f.Add(recordBytes(right))
+	f.Add(recordBytes(func(p *serverPeer) {
 		p.WriteSettings()
-		p.head(true, ":status", "200", "grpc-status", "8", "grpc-message", "%41")
+		p.sendHeaders(true, ":status", "200", "grpc-status", "8", "grpc-message", "%41")
 	}))
-	f.Add(recorded(func(p *peer) { p.begin(); p.WritePing(false, [8]byte{}); p.WriteGoAway(0, 2, []byte("x")) }))
-	f.Add(recorded(func(p *peer) { p.begin(); p.WriteRSTStream(1, 7) }))
-	f.Add(recorded(func(p *peer) {
+	f.Add(recordBytes(func(p *serverPeer) { p.begin(); p.WritePing(false, [8]byte{}); p.WriteGoAway(0, 2, []byte("x")) }))
+	f.Add(recordBytes(func(p *serverPeer) { p.begin(); p.WriteRSTStream(1, 7) }))
+	f.Add(recordBytes(func(p *serverPeer) {
 		p.WriteSettings()
-		block := p.fields("grpc-status", "0")
+		block := p.encodeHeaders("grpc-status", "0")
 		p.WriteRawFrame(http2.FrameHeaders, 0, 1, block[:3])
 		p.WriteContinuation(1, true, block[3:])
 	}))
@@ -109,8 +110,9 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// theirs decodes a response with the API's own code, into the form that Ask returns.
-func theirs(list *api.ListPodResourcesResponse) (devices [][]allocation.Device) {
+// decodeWithAPI decodes a response with the code of the Kubernetes API. The function returns the devices in the form in which Ask returns
+// them.
+func decodeWithAPI(list *api.ListPodResourcesResponse) (devices [][]allocation.Device) {
 	for _, p := range list.GetPodResources() {
 		var held []allocation.Device
 		for i, c := range p.GetContainers() {
@@ -130,9 +132,9 @@ func theirs(list *api.ListPodResourcesResponse) (devices [][]allocation.Device) 
 	return devices
 }
 
-// FuzzMessage compares the decoder of messages with the API's own code.
+// FuzzMessage compares the decoder of messages with the code of the Kubernetes API.
 func FuzzMessage(f *testing.F) {
-	for _, list := range []*api.ListPodResourcesResponse{{}, {PodResources: []*api.PodResources{rich(), web("app", "a"), {}}}} {
+	for _, list := range []*api.ListPodResourcesResponse{{}, {PodResources: []*api.PodResources{richPod(), webPod("app", "a"), {}}}} {
 		data, err := proto.Marshal(list)
 		if err != nil {
 			f.Fatal(err)
@@ -150,7 +152,7 @@ func FuzzMessage(f *testing.F) {
 		pods, err := decodePods(data)
 		var got [][]allocation.Device
 		for _, p := range pods {
-			devices, names, err2 := p.devices()
+			devices, names, err2 := p.decodeContainers()
 			if err2 != nil && err == nil {
 				err = err2
 			}
@@ -162,16 +164,16 @@ func FuzzMessage(f *testing.F) {
 		if err != nil && refused == nil && !strings.Contains(err.Error(), "of type 3") {
 			t.Fatalf("%v, and the API's code reads %v", err, &list)
 		}
-		if err == nil && refused == nil && !cmp.Equal(theirs(&list), got) {
-			t.Fatal(cmp.Diff(theirs(&list), got))
+		if err == nil && refused == nil && !cmp.Equal(decodeWithAPI(&list), got) {
+			t.Fatal(cmp.Diff(decodeWithAPI(&list), got))
 		}
 	})
 }
 
-// FuzzCheckpoint checks that each returned entry is complete, that an error returns no entries, and that readCheckpoint agrees with Notes
-// for each UID.
+// FuzzCheckpoint checks that each returned entry is complete and that an error comes without entries. For each UID, readCheckpoint must
+// return the same devices as CheckpointDevices.
 func FuzzCheckpoint(f *testing.F) {
-	for _, entries := range known() {
+	for _, entries := range knownCheckpoints() {
 		f.Add(marshal(f, entries), after)
 	}
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":[],"RegisteredDevices":{}},"Checksum":01}`), after)
@@ -183,7 +185,7 @@ func FuzzCheckpoint(f *testing.F) {
 		if err != nil && entries != nil {
 			t.Fatalf("%v, %v", entries, err)
 		}
-		if slices.ContainsFunc(entries, func(e entry) bool { return e.PodUID == "" || e.ResourceName == "" || e.DeviceIDs == nil }) {
+		if slices.ContainsFunc(entries, func(e checkpointEntry) bool { return e.PodUID == "" || e.ResourceName == "" || e.DeviceIDs == nil }) {
 			t.Fatalf("%+v", entries)
 		}
 		if uid == "" {
@@ -196,7 +198,7 @@ func FuzzCheckpoint(f *testing.F) {
 		notes, err := CheckpointDevices(path)
 		want := slices.DeleteFunc(slices.Clone(notes), func(n allocation.Device) bool { return n.UID != uid })
 		got, err2 := readCheckpoint(path, uid)
-		if !cmp.Equal(set(want), set(got)) || fmt.Sprint(err) != fmt.Sprint(err2) {
+		if !cmp.Equal(deviceSet(want), deviceSet(got)) || fmt.Sprint(err) != fmt.Sprint(err2) {
 			t.Fatalf("%v, %v; Notes has %v, %v", got, err2, want, err)
 		}
 	})

@@ -20,24 +20,24 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// patience bounds the wait for an expected event. It does not measure speed.
-const patience = 30 * time.Second
+// maxWait is the maximum time to wait for an expected event. The limit is not a measure of speed.
+const maxWait = 30 * time.Second
 
-// kubelet is a server of the kubelet's API with the gRPC library.
-type kubelet struct {
+// fakeKubelet is a server of the kubelet's API that uses the gRPC library.
+type fakeKubelet struct {
 	api.UnimplementedPodResourcesListerServer
 	Kubelet
 	mu    sync.Mutex
 	asked []string // the methods that were called
 	third func()   // called before the third call is answered
-	// get and list answer a call; n is the number of earlier calls.
+	// The functions get and list return the answer to a call; n is the number of earlier calls.
 	get  func(n int, r *api.GetPodResourcesRequest) (*api.PodResources, error)
 	list func(n int) ([]*api.PodResources, error)
-	// allocatable is the answer of GetAllocatableResources.
+	// allocatable is the list of devices that GetAllocatableResources returns.
 	allocatable []*api.ContainerDevices
 }
 
-func (k *kubelet) count(method string) (before int) {
+func (k *fakeKubelet) count(method string) (before int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, m := range k.asked {
@@ -51,13 +51,13 @@ func (k *kubelet) count(method string) (before int) {
 	return before
 }
 
-func (k *kubelet) questions() []string {
+func (k *fakeKubelet) questions() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return append([]string(nil), k.asked...)
 }
 
-func (k *kubelet) Get(ctx context.Context, r *api.GetPodResourcesRequest) (*api.GetPodResourcesResponse, error) {
+func (k *fakeKubelet) Get(ctx context.Context, r *api.GetPodResourcesRequest) (*api.GetPodResourcesResponse, error) {
 	n := k.count("Get")
 	if k.get == nil {
 		return k.UnimplementedPodResourcesListerServer.Get(ctx, r)
@@ -66,17 +66,19 @@ func (k *kubelet) Get(ctx context.Context, r *api.GetPodResourcesRequest) (*api.
 	return &api.GetPodResourcesResponse{PodResources: p}, err
 }
 
-func (k *kubelet) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
+func (k *fakeKubelet) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
 	pods, err := k.list(k.count("List"))
 	return &api.ListPodResourcesResponse{PodResources: pods}, err
 }
 
-func (k *kubelet) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (*api.AllocatableResourcesResponse, error) {
+func (k *fakeKubelet) GetAllocatableResources(
+	context.Context, *api.AllocatableResourcesRequest,
+) (*api.AllocatableResourcesResponse, error) {
 	return &api.AllocatableResourcesResponse{Devices: k.allocatable, CpuIds: []int64{1, 2}}, nil
 }
 
-// root returns a kubelet with an empty folder. Its path is short enough for unix sockets.
-func root(t testing.TB) Kubelet {
+// newRoot returns the paths of a kubelet with an empty root folder. The path of the folder is short enough for unix sockets.
+func newRoot(t testing.TB) Kubelet {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pr")
 	if err != nil {
@@ -100,11 +102,11 @@ func listen(t testing.TB, k Kubelet) net.Listener {
 	return l
 }
 
-// start serves until the test ends.
-func start(t testing.TB, k *kubelet, options ...grpc.ServerOption) *kubelet {
+// startServer serves the API until the test ends.
+func startServer(t testing.TB, k *fakeKubelet, options ...grpc.ServerOption) *fakeKubelet {
 	t.Helper()
 	if k.Socket == "" {
-		k.Kubelet = root(t)
+		k.Kubelet = newRoot(t)
 	}
 	server := grpc.NewServer(options...)
 	api.RegisterPodResourcesListerServer(server, k)
@@ -117,15 +119,15 @@ func start(t testing.TB, k *kubelet, options ...grpc.ServerOption) *kubelet {
 // ask calls Ask for the pod web-0 with a long deadline.
 func ask(t testing.TB, k Kubelet, uid string) ([]allocation.Device, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
 	return Ask(ctx, k, "shop", "web-0", uid)
 }
 
 // askTwice calls Ask with a context that ends during the third call.
-func askTwice(t testing.TB, k *kubelet, uid string) ([]allocation.Device, error) {
+func askTwice(t testing.TB, k *fakeKubelet, uid string) ([]allocation.Device, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
 	k.mu.Lock()
 	k.asked, k.third = nil, cancel
@@ -137,8 +139,8 @@ func askTwice(t testing.TB, k *kubelet, uid string) ([]allocation.Device, error)
 	return got, err
 }
 
-// web returns the pod web-0 with devices of example.com/fast in one container.
-func web(container string, ids ...string) *api.PodResources {
+// webPod returns the pod web-0 with devices of example.com/fast in one container.
+func webPod(container string, ids ...string) *api.PodResources {
 	p := &api.PodResources{Namespace: "shop", Name: "web-0", Containers: []*api.ContainerResources{{Name: container}}}
 	if ids != nil {
 		p.Containers[0].Devices = []*api.ContainerDevices{{ResourceName: "example.com/fast", DeviceIds: ids}}
@@ -150,8 +152,8 @@ func always(p *api.PodResources) func(int, *api.GetPodResourcesRequest) (*api.Po
 	return func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) { return p, nil }
 }
 
-// held returns the devices of web as Ask returns them.
-func held(container string, ids ...string) (devices []allocation.Device) {
+// webDevices returns the devices of webPod as Ask returns them.
+func webDevices(container string, ids ...string) (devices []allocation.Device) {
 	for _, id := range ids {
 		devices = append(devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: container, Resource: "example.com/fast", ID: id})
 	}
@@ -175,7 +177,7 @@ type written struct {
 	AllocResp     []byte
 }
 
-func (k *kubelet) note(t testing.TB, entries ...written) {
+func (k *fakeKubelet) note(t testing.TB, entries ...written) {
 	t.Helper()
 	if err := os.WriteFile(k.Checkpoint, marshal(t, entries), 0o600); err != nil {
 		t.Fatal(err)

@@ -20,15 +20,16 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// TestList checks that List returns the devices in the order of pods and containers, also after refusals of a busy kubelet.
+// TestList checks that List returns the devices in the order of pods and containers. The order is the same after a busy kubelet has refused
+// calls.
 func TestList(t *testing.T) {
-	other := web("app", "z")
+	other := webPod("app", "z")
 	other.Namespace = "bank"
-	k := start(t, &kubelet{list: func(n int) ([]*api.PodResources, error) {
+	k := startServer(t, &fakeKubelet{list: func(n int) ([]*api.PodResources, error) {
 		if n < 2 {
 			return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
 		}
-		return []*api.PodResources{rich(), other, {Namespace: "shop", Name: "plain"}}, nil
+		return []*api.PodResources{richPod(), other, {Namespace: "shop", Name: "plain"}}, nil
 	}})
 	want := append([]allocation.Device{{Namespace: "bank", Pod: "web-0", Container: "app", Resource: "example.com/fast", ID: "z"}},
 		richDevices()...)
@@ -42,9 +43,10 @@ func TestList(t *testing.T) {
 	}
 }
 
-// TestAllocatable checks that allocatable devices are returned without a pod.
+// TestAllocatable checks that Allocatable returns devices without the name of a pod.
 func TestAllocatable(t *testing.T) {
-	k := start(t, &kubelet{allocatable: append(rich().Containers[1].Devices, &api.ContainerDevices{ResourceName: "example.com/none"})})
+	k := startServer(t, &fakeKubelet{allocatable: append(richPod().Containers[1].Devices,
+		&api.ContainerDevices{ResourceName: "example.com/none"})})
 	want := richDevices()
 	for i, d := range want {
 		want[i] = allocation.Device{Resource: d.Resource, ID: d.ID, NUMA: d.NUMA}
@@ -55,26 +57,26 @@ func TestAllocatable(t *testing.T) {
 	}
 }
 
-// TestAllocatableCPUs: they are in the same answer as the devices.
+// TestAllocatableCPUs checks that AllocatableCPUs returns the CPUs, which are in the same response as the devices.
 func TestAllocatableCPUs(t *testing.T) {
-	k := start(t, &kubelet{allocatable: rich().Containers[1].Devices})
+	k := startServer(t, &fakeKubelet{allocatable: richPod().Containers[1].Devices})
 	if got, err := AllocatableCPUs(t.Context(), k.Kubelet); !slices.Equal(got, []int64{1, 2}) || err != nil {
 		t.Errorf("%v, %v", got, err)
 	}
 }
 
-// TestListFails: List returns a permanent error at once, and retries after a temporary one until the deadline.
+// TestListFails checks that List returns a permanent error at once. After a temporary error, List retries until the deadline.
 func TestListFails(t *testing.T) {
-	broken := start(t, &kubelet{list: func(int) ([]*api.PodResources, error) { return nil, status.Error(codes.Internal, "broken") }})
+	broken := startServer(t, &fakeKubelet{list: func(int) ([]*api.PodResources, error) { return nil, status.Error(codes.Internal, "broken") }})
 	if got, err := List(t.Context(), broken.Kubelet); got != nil || err == nil || !strings.Contains(err.Error(), "broken") ||
 		!slices.Equal(broken.questions(), []string{"List"}) {
 		t.Errorf("%v, %v after %d questions", got, err, len(broken.questions()))
 	}
-	none := root(t)
+	none := newRoot(t)
 	if _, err := List(t.Context(), none); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without a socket: %v", err)
 	}
-	left := root(t)
+	left := newRoot(t)
 	l := listen(t, left)
 	l.(interface{ SetUnlinkOnClose(bool) }).SetUnlinkOnClose(false)
 	l.Close()

@@ -10,8 +10,9 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// The messages are defined in k8s.io/kubelet/pkg/apis/podresources/v1/api.proto, and encoded as protobuf.dev/programming-guides/encoding
-// describes. The package protowire is not used because it reads the program's own executable at every start.
+// The messages are defined in k8s.io/kubelet/pkg/apis/podresources/v1/api.proto. The encoding of the messages is described in
+// protobuf.dev/programming-guides/encoding. This package does not use protowire, because protowire reads the program's own executable at
+// every start.
 const (
 	varint          = 0
 	fixed64         = 1
@@ -22,20 +23,20 @@ const (
 
 var errMessage = errors.New("the kubelet's response is not a valid PodResources message")
 
-// field is one field of a message. Its value is a number or bytes.
-type field struct {
+// messageField is one field of a message. The value of a field is a number or a sequence of bytes.
+type messageField struct {
 	id, kind int
 	number   uint64
 	bytes    []byte
 }
 
-// cutField returns the first field of a message and the bytes after it.
-func cutField(message []byte) (f field, rest []byte, err error) {
+// cutField returns the first field of a message, and the bytes that follow the field.
+func cutField(message []byte) (f messageField, rest []byte, err error) {
 	tag, n := binary.Uvarint(message)
 	if n <= 0 || tag>>3 < 1 || tag>>3 > maxField {
 		return f, nil, fmt.Errorf("%w: tag %d", errMessage, tag)
 	}
-	f, rest = field{id: int(tag >> 3), kind: int(tag & 7)}, message[n:]
+	f, rest = messageField{id: int(tag >> 3), kind: int(tag & 7)}, message[n:]
 	length := uint64(0)
 	switch f.kind {
 	case varint, lengthDelimited:
@@ -59,9 +60,9 @@ func cutField(message []byte) (f field, rest []byte, err error) {
 	return f, rest[length:], nil
 }
 
-// fields calls take for each field of a message and stops at the first error.
-func fields(message []byte, take func(field) error) (err error) {
-	var f field
+// eachField calls take for each field of a message. The function stops at the first error.
+func eachField(message []byte, take func(messageField) error) (err error) {
+	var f messageField
 	for len(message) > 0 && err == nil {
 		if f, message, err = cutField(message); err == nil {
 			err = take(f)
@@ -70,28 +71,29 @@ func fields(message []byte, take func(field) error) (err error) {
 	return err
 }
 
-// pod is a PodResources message. Its containers stay encoded until devices decodes them, because a List response contains all pods.
-type pod struct {
+// podMessage is a PodResources message. The containers stay encoded until decodeContainers decodes them. This saves time, because a List
+// response contains all pods.
+type podMessage struct {
 	namespace, name string
 	containers      [][]byte
 }
 
-// decodePods reads a GetPodResourcesResponse or a ListPodResourcesResponse. Field 1 holds one pod in the former and all pods in the
-// latter.
-func decodePods(answer []byte) (pods []pod, err error) {
-	err = fields(answer, func(f field) error {
+// decodePods decodes a GetPodResourcesResponse or a ListPodResourcesResponse. In both messages, field 1 contains pods: one pod in the
+// response of Get, and all pods in the response of List.
+func decodePods(answer []byte) (pods []podMessage, err error) {
+	err = eachField(answer, func(f messageField) error {
 		if f.id != 1 || f.kind != lengthDelimited {
 			return nil
 		}
-		var p pod
-		err := fields(f.bytes, p.setField)
+		var p podMessage
+		err := eachField(f.bytes, p.setField)
 		pods = append(pods, p)
 		return err
 	})
 	return pods, err
 }
 
-func (p *pod) setField(f field) error {
+func (p *podMessage) setField(f messageField) error {
 	switch {
 	case f.kind != lengthDelimited:
 	case f.id == 1:
@@ -104,11 +106,11 @@ func (p *pod) setField(f field) error {
 	return nil
 }
 
-// devices returns the devices of a pod and the names of all its containers.
-func (p pod) devices() (devices []allocation.Device, names []string, err error) {
+// decodeContainers returns the devices of a pod, and the names of all its containers.
+func (p podMessage) decodeContainers() (devices []allocation.Device, names []string, err error) {
 	for i, message := range p.containers {
-		var c container
-		if err := fields(message, c.setField); err != nil {
+		var c containerMessage
+		if err := eachField(message, c.setField); err != nil {
 			return nil, nil, err
 		}
 		names = append(names, c.name)
@@ -120,14 +122,14 @@ func (p pod) devices() (devices []allocation.Device, names []string, err error) 
 	return devices, names, nil
 }
 
-// container is a ContainerResources message.
-type container struct {
+// containerMessage is a ContainerResources message.
+type containerMessage struct {
 	name    string
 	devices []allocation.Device // with resource, ID and NUMA nodes
 	cpus    []int64
 }
 
-func (c *container) setField(f field) error {
+func (c *containerMessage) setField(f messageField) error {
 	switch {
 	case f.id == 1 && f.kind == lengthDelimited:
 		c.name = string(f.bytes)
@@ -143,8 +145,8 @@ func (c *container) setField(f field) error {
 	return nil
 }
 
-// appendCPUs reads one number, or a list of packed numbers.
-func appendCPUs(cpus []int64, f field) ([]int64, error) {
+// appendCPUs decodes one number or a packed list of numbers.
+func appendCPUs(cpus []int64, f messageField) ([]int64, error) {
 	switch f.kind {
 	case varint:
 		cpus = append(cpus, int64(f.number))
@@ -160,12 +162,12 @@ func appendCPUs(cpus []int64, f field) ([]int64, error) {
 	return cpus, nil
 }
 
-// decodeDevices reads a ContainerDevices message: the devices of one resource with the same NUMA nodes.
+// decodeDevices decodes a ContainerDevices message. The message contains the devices of one resource that have the same NUMA nodes.
 func decodeDevices(message []byte) (devices []allocation.Device, err error) {
 	var resource string
 	var ids []string
 	var nodes []int
-	err = fields(message, func(f field) (err error) {
+	err = eachField(message, func(f messageField) (err error) {
 		switch {
 		case f.kind != lengthDelimited:
 		case f.id == 1:
@@ -183,14 +185,14 @@ func decodeDevices(message []byte) (devices []allocation.Device, err error) {
 	return devices, err
 }
 
-// appendNodes reads a TopologyInfo message. Protobuf omits zero, so a node without an ID is node 0.
+// appendNodes decodes a TopologyInfo message. Protobuf omits a zero. A NUMA node without an ID is therefore node 0.
 func appendNodes(nodes []int, message []byte) ([]int, error) {
-	err := fields(message, func(f field) error {
+	err := eachField(message, func(f messageField) error {
 		if f.id != 1 || f.kind != lengthDelimited {
 			return nil
 		}
 		id := 0
-		err := fields(f.bytes, func(f field) error {
+		err := eachField(f.bytes, func(f messageField) error {
 			if f.id == 1 && f.kind == varint {
 				id = int(f.number)
 			}
@@ -202,9 +204,9 @@ func appendNodes(nodes []int, message []byte) ([]int, error) {
 	return nodes, err
 }
 
-// decodeAllocatable reads an AllocatableResourcesResponse message.
+// decodeAllocatable decodes an AllocatableResourcesResponse message.
 func decodeAllocatable(answer []byte) (all []allocation.Device, cpus []int64, err error) {
-	err = fields(answer, func(f field) (err error) {
+	err = eachField(answer, func(f messageField) (err error) {
 		switch {
 		case f.id == 1 && f.kind == lengthDelimited:
 			var devices []allocation.Device

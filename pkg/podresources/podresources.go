@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podresources asks the kubelet which devices pods have, over its PodResources API. A CNI plugin links this package and starts
-// for every pod, so the package is small and fast: it implements only the parts of HTTP/2 and gRPC that one call needs.
+// Package podresources asks the kubelet which devices pods have. The package uses the PodResources API of the kubelet. A CNI plugin links
+// this package and starts once for every pod. The package is therefore small and fast: it implements only those parts of HTTP/2 and gRPC
+// that one call needs.
 //
-// The kubelet identifies pods by namespace and name. An earlier pod may have had the same name. The checkpoint of the kubelet's device
-// manager lists the devices by the pod's UID, so it distinguishes the two pods.
+// The kubelet identifies a pod by its namespace and its name. The name is ambiguous, because an earlier pod may have had the same name. The
+// checkpoint of the kubelet's device manager lists devices by the UID of the pod. The UID distinguishes two pods with the same name.
 package podresources
 
 import (
@@ -26,52 +27,54 @@ import (
 )
 
 const (
-	// The pause between retries doubles from firstPause to longestPause. The kubelet answers 100 calls a second with bursts of 10, and
-	// refuses others with ResourceExhausted. A restart takes it several seconds.
+	// The pause between two attempts doubles from firstPause to longestPause. The kubelet allows 100 calls per second with bursts of 10. The
+	// kubelet refuses further calls with ResourceExhausted. A restart of the kubelet takes several seconds.
 	firstPause   = 20 * time.Millisecond
 	longestPause = time.Second
 
-	// listTimeout bounds the calls List and GetAllocatableResources, with retries.
+	// listTimeout is the maximum time for List and GetAllocatableResources, including retries.
 	listTimeout = 5 * time.Second
 
-	// service is the prefix of the API's methods.
-	service = "/v1.PodResourcesLister/"
+	// servicePath is the prefix of the names of all API methods.
+	servicePath = "/v1.PodResourcesLister/"
 )
 
 var (
-	// errNoKubelet means that no kubelet ever ran on this node: the folder of its socket is missing.
+	// errNoKubelet means that no kubelet has ever run on this node, because the folder of its socket is missing.
 	errNoKubelet = errors.New("no kubelet has run on this node")
-	// ErrUnknownPod means that the kubelet does not know the pod. A known pod without devices is not an error.
+	// ErrUnknownPod means that the kubelet has no such pod. A pod without devices does not cause this error.
 	ErrUnknownPod = errors.New("the kubelet does not know the pod")
-	// ErrNoUID means that PodResources lists no devices for the pod, and the runtime passes no UID to confirm it with.
+	// ErrNoUID means that PodResources lists no devices for the pod, but the runtime passes no UID to check this in the checkpoint.
 	ErrNoUID = errors.New("the runtime does not pass the pod's UID")
-	// ErrNoCheckpoint means that PodResources lists no devices for the pod, and the kubelet has no checkpoint because no device plugin
-	// has registered.
+	// ErrNoCheckpoint means that PodResources lists no devices for the pod and the checkpoint is missing. The kubelet has no checkpoint if no
+	// device plugin has registered.
 	ErrNoCheckpoint = errors.New("the checkpoint is missing")
 
 	errOtherPod = errors.New("the list is of another pod of the same name, or only init containers of the pod have devices")
 )
 
-// Kubelet has the paths of a kubelet and the names of the requested resources.
+// Kubelet contains the paths of a kubelet, and the names of the requested resources.
 type Kubelet struct {
 	Socket     string
 	Checkpoint string
-	// Resources are the resources whose devices are returned. Nil returns all devices.
+	// Resources are the names of the resources whose devices are returned. Nil returns all devices.
 	Resources []string
-	// Claims is set if pods get devices by ResourceClaims. Such a node may have no device plugin and therefore no checkpoint.
+	// Claims is true if pods on the node get devices through ResourceClaims. A node with ResourceClaims may have no device plugin. The kubelet
+	// then has no checkpoint.
 	Claims bool
 }
 
-// At returns the kubelet with a root folder, such as /var/lib/kubelet. The checkpoint stays in /var/lib/kubelet even if the kubelet has
-// another root folder.
+// At returns the paths of a kubelet with the given root folder, such as /var/lib/kubelet. A kubelet with another root folder still stores
+// the checkpoint in /var/lib/kubelet.
 func At(dir string) Kubelet {
 	return Kubelet{Socket: filepath.Join(dir, "pod-resources/kubelet.sock"),
 		Checkpoint: filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint")}
 }
 
-// Ask returns the devices of a pod in the order of its containers. Of the init containers it includes only those that restart. Ask
-// retries until ctx ends while the kubelet is unavailable, refuses calls, or contradicts its checkpoint. With an empty uid or without a
-// checkpoint, Ask accepts devices by the pod's name alone; a pod without devices is then an error.
+// Ask returns the devices of a pod, in the order of its containers. Ask includes the devices of an init container only if the container is
+// restartable. Ask retries until ctx ends if the kubelet is not available, refuses a call, or contradicts its own checkpoint. If uid is
+// empty or the checkpoint is missing, Ask accepts devices by the pod's name alone. In this case, Ask returns an error for a pod without
+// devices.
 func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) ([]allocation.Device, error) {
 	method, last := "Get", error(nil)
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
@@ -107,7 +110,7 @@ func (k Kubelet) askOnce(ctx context.Context, method, namespace, name, uid strin
 	if method == "Get" {
 		request = appendString(appendString(nil, 1, name), 2, namespace)
 	}
-	answer, err := call(ctx, k.Socket, service+method, request)
+	answer, err := sendCall(ctx, k.Socket, servicePath+method, request)
 	switch {
 	case isUnknownPod(err):
 		return nil, fmt.Errorf("%w: %w", ErrUnknownPod, err)
@@ -120,7 +123,7 @@ func (k Kubelet) askOnce(ctx context.Context, method, namespace, name, uid strin
 	if err != nil {
 		return nil, err
 	}
-	pods = slices.DeleteFunc(pods, func(p pod) bool { return p.namespace != namespace || p.name != name })
+	pods = slices.DeleteFunc(pods, func(p podMessage) bool { return p.namespace != namespace || p.name != name })
 	if len(pods) == 0 {
 		return nil, fmt.Errorf("%w: its response does not contain the pod", ErrUnknownPod)
 	}
@@ -132,8 +135,8 @@ func isMissing(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// choosePod returns the devices of the pod with a UID from the pods with the same name.
-func (k Kubelet) choosePod(pods []pod, uid string) ([]allocation.Device, error) {
+// choosePod selects the pod with the UID from pods with the same name. The function returns the devices of that pod.
+func (k Kubelet) choosePod(pods []podMessage, uid string) ([]allocation.Device, error) {
 	noted, err := readCheckpoint(k.Checkpoint, uid)
 	if k.Claims && errors.Is(err, ErrNoCheckpoint) {
 		err = nil // no device plugin has registered
@@ -144,13 +147,13 @@ func (k Kubelet) choosePod(pods []pod, uid string) ([]allocation.Device, error) 
 	noted = k.filterResources(noted)
 	var listed []string
 	for _, p := range pods {
-		devices, containers, err2 := p.devices()
+		devices, containers, err2 := p.decodeContainers()
 		if err2 != nil {
 			return nil, err2
 		}
 		devices = k.filterResources(devices)
 		switch {
-		case err == nil && agrees(devices, containers, noted), err != nil && len(devices) > 0:
+		case err == nil && isConfirmed(devices, containers, noted), err != nil && len(devices) > 0:
 			return devices, nil
 		case err != nil:
 			return nil, fmt.Errorf("the kubelet lists no devices, and its checkpoint does not confirm it: %w", err)
@@ -168,9 +171,9 @@ func (k Kubelet) filterResources(devices []allocation.Device) []allocation.Devic
 	return slices.DeleteFunc(devices, func(d allocation.Device) bool { return !slices.Contains(k.Resources, d.Resource) })
 }
 
-// List returns the devices of all pods in the order of pods and containers.
+// List returns the devices of all pods, in the order of pods and containers.
 func List(ctx context.Context, k Kubelet) (held []allocation.Device, err error) {
-	answer, err := k.repeat(ctx, "List")
+	answer, err := k.callWithRetry(ctx, "List")
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +182,7 @@ func List(ctx context.Context, k Kubelet) (held []allocation.Device, err error) 
 		return nil, err
 	}
 	for _, p := range pods {
-		devices, _, err := p.devices()
+		devices, _, err := p.decodeContainers()
 		if err != nil {
 			return nil, err
 		}
@@ -191,9 +194,9 @@ func List(ctx context.Context, k Kubelet) (held []allocation.Device, err error) 
 	return held, nil
 }
 
-// CPUs returns the exclusive CPUs of each pod's containers, by "namespace/name" of the pod.
+// CPUs returns the exclusive CPUs of the containers of each pod. The key is "namespace/name" of the pod.
 func CPUs(ctx context.Context, k Kubelet) (map[string][]int64, error) {
-	answer, err := k.repeat(ctx, "List")
+	answer, err := k.callWithRetry(ctx, "List")
 	if err != nil {
 		return nil, err
 	}
@@ -204,8 +207,8 @@ func CPUs(ctx context.Context, k Kubelet) (map[string][]int64, error) {
 	of := map[string][]int64{}
 	for _, p := range pods {
 		for _, message := range p.containers {
-			var c container
-			if err := fields(message, c.setField); err != nil {
+			var c containerMessage
+			if err := eachField(message, c.setField); err != nil {
 				return nil, err
 			}
 			of[p.namespace+"/"+p.name] = append(of[p.namespace+"/"+p.name], c.cpus...)
@@ -214,9 +217,9 @@ func CPUs(ctx context.Context, k Kubelet) (map[string][]int64, error) {
 	return of, nil
 }
 
-// Allocatable returns the devices that the kubelet can assign: all healthy devices, including those of running pods.
+// Allocatable returns all healthy devices, which the kubelet can assign to pods. The list includes the devices of running pods.
 func Allocatable(ctx context.Context, k Kubelet) ([]allocation.Device, error) {
-	answer, err := k.repeat(ctx, "GetAllocatableResources")
+	answer, err := k.callWithRetry(ctx, "GetAllocatableResources")
 	if err != nil {
 		return nil, err
 	}
@@ -224,10 +227,10 @@ func Allocatable(ctx context.Context, k Kubelet) ([]allocation.Device, error) {
 	return k.filterResources(devices), err
 }
 
-// AllocatableCPUs returns the CPUs that the kubelet can assign exclusively, free or used. The list is empty unless the policy of the
-// CPU manager is static.
+// AllocatableCPUs returns the CPUs that the kubelet can assign exclusively, whether they are in use or not. The list is empty unless the
+// CPU manager has the policy static.
 func AllocatableCPUs(ctx context.Context, k Kubelet) ([]int64, error) {
-	answer, err := k.repeat(ctx, "GetAllocatableResources")
+	answer, err := k.callWithRetry(ctx, "GetAllocatableResources")
 	if err != nil {
 		return nil, err
 	}
@@ -235,13 +238,13 @@ func AllocatableCPUs(ctx context.Context, k Kubelet) ([]int64, error) {
 	return cpus, err
 }
 
-// repeat retries a call that the kubelet's rate limit refused, or that came while the kubelet started. It does not retry if the socket is
-// missing, because then no kubelet runs.
-func (k Kubelet) repeat(ctx context.Context, method string) ([]byte, error) {
+// callWithRetry makes a call and tries again if the rate limit of the kubelet refused it or the kubelet was just starting. If the socket is
+// missing, callWithRetry does not try again, because no kubelet is running.
+func (k Kubelet) callWithRetry(ctx context.Context, method string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		answer, err := call(ctx, k.Socket, service+method, nil)
+		answer, err := sendCall(ctx, k.Socket, servicePath+method, nil)
 		if err == nil {
 			return answer, nil
 		}
@@ -251,34 +254,34 @@ func (k Kubelet) repeat(ctx context.Context, method string) ([]byte, error) {
 	}
 }
 
-// isUnsupported reports whether the kubelet does not implement Get (before 1.27), or has the feature gate KubeletPodResourcesGet off
-// (before 1.36).
+// isUnsupported reports whether the kubelet does not support Get. Kubelets before 1.27 do not implement Get, and before 1.36 the feature
+// gate KubeletPodResourcesGet can be off.
 func isUnsupported(err error) bool {
 	var s *statusError
 	return errors.As(err, &s) && (s.code == codeUnimplemented || s.code == codeUnknown && strings.Contains(s.message, "method disabled"))
 }
 
-// isUnknownPod reports whether the kubelet does not know the pod. Kubelets up to 1.37 return the code Unknown with the text "pod web-0 in
-// namespace shop not found".
+// isUnknownPod reports whether the error means that the kubelet has no such pod. Kubelets up to 1.37 return the code Unknown and the text
+// "pod web-0 in namespace shop not found".
 func isUnknownPod(err error) bool {
 	var s *statusError
 	return errors.As(err, &s) && (s.code == codeNotFound || s.code == codeUnknown && strings.HasSuffix(s.message, " not found"))
 }
 
-// isTemporary reports whether a retry may succeed. The calls change nothing, so a retry is safe even after half a response.
+// isTemporary reports whether a retry may succeed. A retry is safe even after half of a response, because the calls change nothing.
 func isTemporary(err error) bool {
 	var s *statusError
 	if errors.As(err, &s) {
 		return s.code == codeResourceExhausted || s.code == codeUnavailable
 	}
-	// EAGAIN means that the kubelet's queue of connections is full.
+	// EAGAIN means that the queue for connections at the kubelet's socket is full.
 	soon := []error{errOtherPod, io.EOF, io.ErrUnexpectedEOF, syscall.ENOENT, syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE,
 		syscall.EAGAIN}
 	return slices.ContainsFunc(soon, func(e error) bool { return errors.Is(err, e) })
 }
 
-// sleep waits for half to all of a pause at random, so that pods that start together do not retry together. It returns false if ctx has
-// ended.
+// sleep waits for a random time between half of the pause and the whole pause. Pods that start at the same time therefore do not retry at
+// the same time. The result is false if ctx has ended.
 func sleep(ctx context.Context, pause time.Duration) bool {
 	select {
 	case <-ctx.Done():

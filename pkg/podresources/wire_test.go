@@ -23,8 +23,8 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// peer is the server's end of a connection that has received the request.
-type peer struct {
+// serverPeer is the server's end of a connection after the server has read the request.
+type serverPeer struct {
 	*http2.Framer
 	conn    net.Conn
 	headers []hpack.HeaderField
@@ -33,12 +33,12 @@ type peer struct {
 }
 
 // accept reads the request.
-func accept(conn net.Conn) (*peer, error) {
+func accept(conn net.Conn) (*serverPeer, error) {
 	preface := make([]byte, len(http2.ClientPreface))
 	if _, err := io.ReadFull(conn, preface); err != nil || string(preface) != http2.ClientPreface {
 		return nil, errors.Join(err, errors.New("no preface"))
 	}
-	p := &peer{Framer: http2.NewFramer(conn, conn), conn: conn}
+	p := &serverPeer{Framer: http2.NewFramer(conn, conn), conn: conn}
 	p.encode = newEncoder(&p.block)
 	p.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	for {
@@ -55,8 +55,8 @@ func accept(conn net.Conn) (*peer, error) {
 	}
 }
 
-// fields encodes headers, which are passed as alternating names and values.
-func (p *peer) fields(list ...string) []byte {
+// encodeHeaders encodes headers. The arguments alternate between names and values.
+func (p *serverPeer) encodeHeaders(list ...string) []byte {
 	p.block.Reset()
 	for i := 0; i < len(list); i += 2 {
 		p.encode.WriteField(hpack.HeaderField{Name: list[i], Value: list[i+1]})
@@ -64,33 +64,33 @@ func (p *peer) fields(list ...string) []byte {
 	return bytes.Clone(p.block.Bytes())
 }
 
-// head sends headers or trailers in one frame.
-func (p *peer) head(end bool, list ...string) {
-	p.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: p.fields(list...), EndHeaders: true, EndStream: end})
+// sendHeaders sends headers or trailers in one frame.
+func (p *serverPeer) sendHeaders(end bool, list ...string) {
+	p.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: p.encodeHeaders(list...), EndHeaders: true, EndStream: end})
 }
 
-func (p *peer) begin() {
+func (p *serverPeer) begin() {
 	p.WriteSettings()
-	p.head(false, ":status", "200", "content-type", "application/grpc")
+	p.sendHeaders(false, ":status", "200", "content-type", "application/grpc")
 }
 
-// message returns the length-prefixed response for web-0.
-func message() []byte {
-	data, err := proto.Marshal(&api.GetPodResourcesResponse{PodResources: web("app", "a")})
+// webMessage returns the length-prefixed response for web-0.
+func webMessage() []byte {
+	data, err := proto.Marshal(&api.GetPodResourcesResponse{PodResources: webPod("app", "a")})
 	if err != nil {
 		panic(err)
 	}
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(data))), data...)
 }
 
-func right(p *peer) {
+func right(p *serverPeer) {
 	p.begin()
-	p.WriteData(1, false, message())
-	p.head(true, "grpc-status", "0")
+	p.WriteData(1, false, webMessage())
+	p.sendHeaders(true, "grpc-status", "0")
 }
 
-// unread closes a server's connection without reading the request.
-func unread(t *testing.T, conn net.Conn) {
+// closeUnread closes the server's end of a connection without reading the request.
+func closeUnread(t *testing.T, conn net.Conn) {
 	if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
 		t.Error(err)
 	}
@@ -99,7 +99,7 @@ func unread(t *testing.T, conn net.Conn) {
 
 // TestReset checks that Ask retries if the server closes the connection before it reads the request.
 func TestReset(t *testing.T) {
-	k := root(t)
+	k := newRoot(t)
 	l := listen(t, k)
 	defer l.Close()
 	go func() {
@@ -109,20 +109,20 @@ func TestReset(t *testing.T) {
 				return
 			}
 			if i < 2 {
-				unread(t, conn)
+				closeUnread(t, conn)
 			} else if p, err := accept(conn); err == nil {
 				right(p)
 			}
 		}
 	}()
-	if got, err := ask(t, k, ""); err != nil || !cmp.Equal(got, held("app", "a")) {
+	if got, err := ask(t, k, ""); err != nil || !cmp.Equal(got, webDevices("app", "a")) {
 		t.Errorf("%v, %v", got, err)
 	}
 }
 
 // TestBacklog checks that Ask retries while the server's queue of connections is full.
 func TestBacklog(t *testing.T) {
-	k := root(t)
+	k := newRoot(t)
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +150,8 @@ func TestBacklog(t *testing.T) {
 	}
 }
 
-// TestTemporary checks the error of a write to a server that has just closed. No test can time this with a real server.
+// TestTemporary checks the error that a write returns if the server has just closed the connection. A test cannot produce the exact timing
+// with a real server.
 func TestTemporary(t *testing.T) {
 	if err := fmt.Errorf("x: %w", &net.OpError{Op: "write", Err: os.NewSyscallError("write", syscall.EPIPE)}); !isTemporary(err) {
 		t.Error(err)
@@ -160,11 +161,11 @@ func TestTemporary(t *testing.T) {
 	}
 }
 
-// serve answers each connection with the next function, and later connections with the last one. It also returns a counter of
-// connections.
-func serve(t testing.TB, answers ...func(*peer)) (k Kubelet, count func() int) {
+// serveEach answers each connection with the next function. All later connections are answered with the last function. The function also
+// returns a function that counts the connections.
+func serveEach(t testing.TB, answers ...func(*serverPeer)) (k Kubelet, count func() int) {
 	t.Helper()
-	k = root(t)
+	k = newRoot(t)
 	l := listen(t, k)
 	t.Cleanup(func() { l.Close() })
 	came := make(chan struct{}, 1000)
@@ -186,10 +187,10 @@ func serve(t testing.TB, answers ...func(*peer)) (k Kubelet, count func() int) {
 	return k, func() int { return len(came) }
 }
 
-// TestRequest checks the request against the gRPC protocol.
+// TestRequest checks that the request follows the gRPC protocol.
 func TestRequest(t *testing.T) {
 	got := make(chan []hpack.HeaderField, 1)
-	k, _ := serve(t, func(p *peer) { got <- p.headers; right(p) })
+	k, _ := serveEach(t, func(p *serverPeer) { got <- p.headers; right(p) })
 	if _, err := ask(t, k, ""); err != nil {
 		t.Fatal(err)
 	}
@@ -202,14 +203,14 @@ func TestRequest(t *testing.T) {
 	}
 }
 
-// TestFrames checks that optional frames of a server do not disturb the exchange: padding, priority, split headers, settings, pings,
-// unknown frames and a graceful GOAWAY. Settings and pings are acknowledged.
+// TestFrames checks that optional frames of a server do not disturb the exchange. Examples are padding, priority, split headers, settings,
+// pings, unknown frames and a graceful GOAWAY. The client acknowledges settings and pings.
 func TestFrames(t *testing.T) {
 	acked := make(chan []string, 1)
-	k, count := serve(t, func(p *peer) {
+	k, count := serveEach(t, func(p *serverPeer) {
 		p.WriteSettings(http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1 << 20}, http2.Setting{ID: 99, Val: 1})
 		p.WriteSettingsAck()
-		block := p.fields(":status", "200", "content-type", "application/grpc+proto", "x", strings.Repeat("ü", 9000))
+		block := p.encodeHeaders(":status", "200", "content-type", "application/grpc+proto", "x", strings.Repeat("ü", 9000))
 		p.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block[:1], PadLength: 200, Priority: http2.PriorityParam{Weight: 7}})
 		p.WriteContinuation(1, false, nil)
 		p.WriteContinuation(1, false, block[1:9])
@@ -224,13 +225,13 @@ func TestFrames(t *testing.T) {
 		p.WriteSettings()
 		p.WriteGoAway(1<<31-1, http2.ErrCodeNo, []byte("soon"))
 		p.WriteGoAway(1, http2.ErrCodeNo, nil)
-		for _, b := range message() {
+		for _, b := range webMessage() {
 			p.WriteDataPadded(1, false, []byte{b}, make([]byte, b))
 		}
 		p.WriteDataPadded(1, false, nil, nil)
 		p.conn.Write([]byte{0, 0, 0, 0, 0, 0x80, 0, 0, 1}) // DATA with the reserved bit, which readers ignore
 		p.WriteDataPadded(1, false, nil, make([]byte, 255))
-		p.head(true, "grpc-status", "0", "grpc-message", "")
+		p.sendHeaders(true, "grpc-status", "0", "grpc-message", "")
 		var acks []string
 		defer func() { acked <- acks }()
 		for {
@@ -248,7 +249,7 @@ func TestFrames(t *testing.T) {
 		}
 	})
 	got, err := ask(t, k, "")
-	if err != nil || !cmp.Equal(got, held("app", "a")) || count() != 1 {
+	if err != nil || !cmp.Equal(got, webDevices("app", "a")) || count() != 1 {
 		t.Errorf("%v, %v, %d connections", got, err, count())
 	}
 	if acks := <-acked; !cmp.Equal(acks, []string{"SETTINGS", "PING", "SETTINGS"}) {
@@ -256,82 +257,94 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// TestAgain checks that Ask retries if a response breaks off, or is refused before it begins.
+// TestAgain checks that Ask retries if a response ends early or is refused before it starts.
 func TestAgain(t *testing.T) {
-	for name, first := range map[string]func(*peer){
-		"closes at once":         func(*peer) {},
-		"closes after settings":  func(p *peer) { p.WriteSettings() },
-		"closes in the middle":   func(p *peer) { p.begin(); p.WriteData(1, false, message()[:9]) },
-		"closes in a frame":      func(p *peer) { p.begin(); p.conn.Write([]byte{0, 0, 9, 0, 0, 0, 0, 0, 1, 'x'}) },
-		"closes in a head":       func(p *peer) { p.begin(); p.conn.Write([]byte{0, 0}) },
-		"closes before trailers": func(p *peer) { p.begin(); p.WriteData(1, false, message()) },
-		"closes in headers":      func(p *peer) { p.WriteSettings(); p.WriteRawFrame(http2.FrameHeaders, 0, 1, nil) },
-		"refuses":                func(p *peer) { p.WriteSettings(); p.WriteRSTStream(1, http2.ErrCodeRefusedStream) },
-		"calms":                  func(p *peer) { p.begin(); p.WriteRSTStream(1, http2.ErrCodeEnhanceYourCalm) },
-		"goes away":              func(p *peer) { p.WriteSettings(); p.WriteGoAway(0, http2.ErrCodeNo, nil); io.Copy(io.Discard, p.conn) },
-		"is unavailable":         func(p *peer) { p.WriteSettings(); p.head(true, ":status", "200", "grpc-status", "14") },
+	for name, first := range map[string]func(*serverPeer){
+		"closes at once":         func(*serverPeer) {},
+		"closes after settings":  func(p *serverPeer) { p.WriteSettings() },
+		"closes in the middle":   func(p *serverPeer) { p.begin(); p.WriteData(1, false, webMessage()[:9]) },
+		"closes in a frame":      func(p *serverPeer) { p.begin(); p.conn.Write([]byte{0, 0, 9, 0, 0, 0, 0, 0, 1, 'x'}) },
+		"closes in a head":       func(p *serverPeer) { p.begin(); p.conn.Write([]byte{0, 0}) },
+		"closes before trailers": func(p *serverPeer) { p.begin(); p.WriteData(1, false, webMessage()) },
+		"closes in headers":      func(p *serverPeer) { p.WriteSettings(); p.WriteRawFrame(http2.FrameHeaders, 0, 1, nil) },
+		"refuses":                func(p *serverPeer) { p.WriteSettings(); p.WriteRSTStream(1, http2.ErrCodeRefusedStream) },
+		"calms":                  func(p *serverPeer) { p.begin(); p.WriteRSTStream(1, http2.ErrCodeEnhanceYourCalm) },
+		"goes away": func(p *serverPeer) {
+			p.WriteSettings()
+			p.WriteGoAway(0, http2.ErrCodeNo, nil)
+			io.Copy(io.Discard, p.conn)
+		},
+		"is unavailable": func(p *serverPeer) { p.WriteSettings(); p.sendHeaders(true, ":status", "200", "grpc-status", "14") },
 	} {
-		k, count := serve(t, first, first, right)
-		if got, err := ask(t, k, ""); err != nil || !cmp.Equal(got, held("app", "a")) || count() != 3 {
+		k, count := serveEach(t, first, first, right)
+		if got, err := ask(t, k, ""); err != nil || !cmp.Equal(got, webDevices("app", "a")) || count() != 3 {
 			t.Errorf("%s: %v, %v, %d connections", name, got, err, count())
 		}
 	}
 }
 
-// TestGarbage checks that an invalid response is a permanent error that describes the response.
+// TestGarbage checks that an invalid response causes a permanent error. The error describes the response.
 func TestGarbage(t *testing.T) {
-	raw := func(b string) func(*peer) {
-		return func(p *peer) { p.conn.Write([]byte(b)); io.Copy(io.Discard, p.conn) }
+	raw := func(b string) func(*serverPeer) {
+		return func(p *serverPeer) { p.conn.Write([]byte(b)); io.Copy(io.Discard, p.conn) }
 	}
-	after := func(f func(*peer)) func(*peer) { return func(p *peer) { p.begin(); f(p); io.Copy(io.Discard, p.conn) } }
-	ends := func(data string, trailers ...string) func(*peer) {
-		return after(func(p *peer) { p.WriteData(1, false, []byte(data)); p.head(true, trailers...) })
+	after := func(f func(*serverPeer)) func(*serverPeer) {
+		return func(p *serverPeer) { p.begin(); f(p); io.Copy(io.Discard, p.conn) }
+	}
+	ends := func(data string, trailers ...string) func(*serverPeer) {
+		return after(func(p *serverPeer) { p.WriteData(1, false, []byte(data)); p.sendHeaders(true, trailers...) })
 	}
 	ok := []string{"grpc-status", "0"}
-	for says, answer := range map[string]func(*peer){
+	for says, answer := range map[string]func(*serverPeer){
 		"a frame has 4740180 bytes: want at most 16384": raw("HTTP/1.1 400 Bad Request\r\n\r\n"),
 		"the first frame has type 0":                    raw(strings.Repeat("\x00", 100)),
-		"the first frame has type 4":                    func(p *peer) { p.WriteSettingsAck(); io.Copy(io.Discard, p.conn) },
-		"belongs to stream 3":                           after(func(p *peer) { p.WriteData(3, false, nil) }),
-		"unexpected frame of type 5":                    after(func(p *peer) { p.WriteRawFrame(http2.FramePushPromise, 4, 1, make([]byte, 4)) }),
-		"unexpected frame of type 9":                    after(func(p *peer) { p.WriteContinuation(1, true, nil) }),
-		"the headers are incomplete": after(func(p *peer) {
+		"the first frame has type 4":                    func(p *serverPeer) { p.WriteSettingsAck(); io.Copy(io.Discard, p.conn) },
+		"belongs to stream 3":                           after(func(p *serverPeer) { p.WriteData(3, false, nil) }),
+		"unexpected frame of type 5": after(func(p *serverPeer) {
+			p.WriteRawFrame(http2.FramePushPromise, 4, 1, make([]byte,
+				4))
+		}),
+		"unexpected frame of type 9": after(func(p *serverPeer) { p.WriteContinuation(1, true, nil) }),
+		"the headers are incomplete": after(func(p *serverPeer) {
 			p.WriteRawFrame(http2.FrameHeaders, 0, 1, nil)
 			p.WriteData(1, true,
 				nil)
 		}),
-		"a frame of 3 bytes has 3 bytes of padding": after(func(p *peer) { p.WriteRawFrame(http2.FrameData, 8, 1, []byte{3, 0, 0}) }),
-		"a frame of 0 bytes has 1 bytes of padding": after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 8|4, 1, nil) }),
-		"a frame of 4 bytes has 0 bytes of padding": after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 0x20|4, 1, make([]byte, 4)) }),
-		"RST_STREAM has 3 bytes":                    after(func(p *peer) { p.WriteRawFrame(http2.FrameRSTStream, 0, 1, make([]byte, 3)) }),
-		"GOAWAY has 7 bytes":                        after(func(p *peer) { p.WriteRawFrame(http2.FrameGoAway, 0, 0, make([]byte, 7)) }),
-		"gRPC code 13: RST_STREAM with code 0x2":    after(func(p *peer) { p.WriteRSTStream(1, http2.ErrCodeInternal) }),
-		"headers: decoding error: invalid indexed ": after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 4, 1, []byte{0xfe}) }),
-		"truncated headers":                         after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 4, 1, []byte{0x40, 9}) }),
-		"headers of more than 1048576 bytes": after(func(p *peer) {
-			p.WriteRawFrame(http2.FrameHeaders, 0, 1, p.fields("x", strings.Repeat("y", 4000)))
+		"a frame of 3 bytes has 3 bytes of padding": after(func(p *serverPeer) { p.WriteRawFrame(http2.FrameData, 8, 1, []byte{3, 0, 0}) }),
+		"a frame of 0 bytes has 1 bytes of padding": after(func(p *serverPeer) { p.WriteRawFrame(http2.FrameHeaders, 8|4, 1, nil) }),
+		"a frame of 4 bytes has 0 bytes of padding": after(func(p *serverPeer) {
+			p.WriteRawFrame(http2.FrameHeaders, 0x20|4, 1, make([]byte,
+				4))
+		}),
+		"RST_STREAM has 3 bytes":                    after(func(p *serverPeer) { p.WriteRawFrame(http2.FrameRSTStream, 0, 1, make([]byte, 3)) }),
+		"GOAWAY has 7 bytes":                        after(func(p *serverPeer) { p.WriteRawFrame(http2.FrameGoAway, 0, 0, make([]byte, 7)) }),
+		"gRPC code 13: RST_STREAM with code 0x2":    after(func(p *serverPeer) { p.WriteRSTStream(1, http2.ErrCodeInternal) }),
+		"headers: decoding error: invalid indexed ": after(func(p *serverPeer) { p.WriteRawFrame(http2.FrameHeaders, 4, 1, []byte{0xfe}) }),
+		"truncated headers":                         after(func(p *serverPeer) { p.WriteRawFrame(http2.FrameHeaders, 4, 1, []byte{0x40, 9}) }),
+		"headers of more than 1048576 bytes": after(func(p *serverPeer) {
+			p.WriteRawFrame(http2.FrameHeaders, 0, 1, p.encodeHeaders("x", strings.Repeat("y", 4000)))
 			for range 300 {
 				p.WriteContinuation(1, false, bytes.Repeat([]byte{0x80 | 62}, 9000)) // the field above, each byte repeated
 			}
 		}),
-		`HTTP status "404", content-type "text/html", grpc-status ""`: func(p *peer) {
+		`HTTP status "404", content-type "text/html", grpc-status ""`: func(p *serverPeer) {
 			p.WriteSettings()
-			p.head(true, ":status", "404", "content-type", "text/html")
+			p.sendHeaders(true, ":status", "404", "content-type", "text/html")
 		},
 		`grpc-status "-1"`:                        ends("", "grpc-status", "-1"),
-		`grpc-status ""`:                          ends(string(message()), "x", "y"),
+		`grpc-status ""`:                          ends(string(webMessage()), "x", "y"),
 		"has 0 bytes and begins with : want":      ends("", ok...),
 		"has 4 bytes and begins with 00000000:":   ends("\x00\x00\x00\x00", ok...),
 		"begins with 0100000001":                  ends("\x01\x00\x00\x00\x01x", ok...),
 		"has 6 bytes and begins with 0000000002":  ends("\x00\x00\x00\x00\x02x", ok...),
 		"has 7 bytes and begins with 0000000001":  ends("\x00\x00\x00\x00\x01xy", ok...),
 		"not a valid PodResources message: tag 0": ends("\x00\x00\x00\x00\x02\x00\x00", ok...),
-		"the frames exceed the limit": after(func(p *peer) {
+		"the frames exceed the limit": after(func(p *serverPeer) {
 			for p.WriteRawFrame(0xbe, 0, 0, make([]byte, maxFrame)) == nil {
 			}
 		}),
 	} {
-		k, count := serve(t, answer)
+		k, count := serveEach(t, answer)
 		got, err := ask(t, k, "")
 		if err == nil || !strings.Contains(err.Error(), says) || count() != 1 ||
 			!strings.HasPrefix(err.Error(), "ask the kubelet at "+k.Socket+" which devices pod shop/web-0 has: Get: ") {
@@ -340,7 +353,7 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// TestUnescape checks the rules of the gRPC document: invalid escapes stay.
+// TestUnescape checks the rules of the gRPC document. For example, invalid escapes are not changed.
 func TestUnescape(t *testing.T) {
 	for s, want := range map[string]string{"": "", "a%20b": "a b", "%c3%BC": "ü", "%": "%", "%4": "%4", "%zz": "%zz", "%41%": "A%",
 		"%%41": "%A", "%+1": "%+1", "a%2": "a%2"} {
@@ -350,7 +363,7 @@ func TestUnescape(t *testing.T) {
 	}
 }
 
-// TestDribble reads a response that arrives byte by byte.
+// TestDribble reads a response whose bytes arrive one at a time.
 func TestDribble(t *testing.T) {
 	near, far := net.Pipe()
 	go func() {
@@ -368,7 +381,7 @@ func TestDribble(t *testing.T) {
 			far.Write([]byte{b})
 		}
 	}()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
 	context.AfterFunc(ctx, func() { near.SetDeadline(time.Unix(1, 0)) })
 	data, err := encodeRequest("/x", nil)
@@ -376,7 +389,7 @@ func TestDribble(t *testing.T) {
 		t.Fatal(err)
 	}
 	go near.Write(data)
-	if got, err := newExchange(near).run(); err != nil || !bytes.Equal(got, message()[5:]) {
+	if got, err := newExchange(near).run(); err != nil || !bytes.Equal(got, webMessage()[5:]) {
 		t.Errorf("%x, %v", got, err)
 	}
 }

@@ -8,14 +8,14 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Pool is a resource under the name that the kubelet knows, with its devices on this node.
+// Pool is a resource with the name that the kubelet uses for it, and with its devices on this node.
 type Pool struct {
 	Name     string    // with prefix: intel.com/sriov, intel.com/sriov_numa0
 	Resource *Resource // configuration of the resource
 	Devices  []Device  // sorted by address
 }
 
-// Device is a device in a pool.
+// Device is a device in a pool with the properties that its resource adds.
 type Device struct {
 	pci.Device
 	Topology []int             // NUMA nodes reported to the kubelet; empty if irrelevant or excluded
@@ -25,24 +25,24 @@ type Device struct {
 	Whole    int               // for a PF offered as a whole: number of VFs that it excludes
 }
 
-// Assign gives each device to the first resource that matches it. Each resource gets a pool, even without devices. Instead,
-// a resource with splitByNuma gets one pool for each NUMA node that has devices.
+// Assign gives each device to the first resource that matches it. Each resource gets a pool, even without devices. A resource with
+// splitByNuma gets one pool for each NUMA node that has devices.
 //
-// On a machine with several NUMA nodes, devices of unknown node get a pool of their own, unless unknownNuma is "all" or the API is DRA.
-// The reason is the Topology Manager: if any device of a resource has a topology, it ignores the others and refuses pods although devices
-// are free.
+// On a machine with several NUMA nodes, devices with an unknown NUMA node get a separate pool, unless unknownNuma is "all" or the API is
+// DRA. The reason is a rule of the kubelet's Topology Manager. If some devices of a resource have a topology, the Topology Manager ignores
+// the devices without a topology. It would then refuse pods although these devices are free.
 func Assign(c *Config, s *pci.Snapshot, env Env) []Pool {
 	n := newNode(s, env)
 	members := make([][]Device, len(c.Resources))
 	for _, v := range c.matchAll(n, false) {
 		if v.resource >= 0 {
-			members[v.resource] = append(members[v.resource], c.device(n, v))
+			members[v.resource] = append(members[v.resource], c.poolDevice(n, v))
 		}
 	}
 	var pools []Pool
 	for i := range c.Resources {
 		if len(c.Resources[i].Unserved) == 0 {
-			pools = append(pools, c.Resources[i].pools(n, members[i])...)
+			pools = append(pools, c.Resources[i].splitPools(n, members[i])...)
 		}
 	}
 	return pools
@@ -59,14 +59,14 @@ func (c *Config) NumVFs(s *pci.Snapshot) map[pci.Address]int {
 	return out
 }
 
-// device returns the pool's entry of a device.
-func (c *Config) device(n *node, v verdict) Device {
+// poolDevice returns the Device of a pool for a device and for the resource that contains this device.
+func (c *Config) poolDevice(n *node, v verdict) Device {
 	r, d := &c.Resources[v.resource], Device{Device: n.Devices[v.device], Whole: c.excludedVFs(n.subjects[v.device])}
 	switch {
 	case r.ExcludeTopology || !n.multiNUMA():
 	case n.nodeKnown(&d.Device):
 		d.Topology = []int{d.NUMANode}
-	case r.UnknownNUMA == unlocatedAll:
+	case r.UnknownNUMA == unknownAll:
 		for _, node := range n.Nodes {
 			d.Topology = append(d.Topology, node.ID)
 		}
@@ -85,8 +85,9 @@ func (c *Config) device(n *node, v verdict) Device {
 	return d
 }
 
-// pools divides the devices of a resource by the suffix of their pool names: one pool for each suffix.
-func (r *Resource) pools(n *node, devices []Device) []Pool {
+// splitPools returns the pools of a resource. Usually there is one pool. If the devices need different suffixes of the name, there is one
+// pool for each suffix.
+func (r *Resource) splitPools(n *node, devices []Device) []Pool {
 	if r.API == DRA || !r.SplitByNUMA && !r.needsSuffix(n, devices) {
 		return []Pool{{r.FullName(), r, devices}}
 	}
@@ -103,7 +104,7 @@ func (r *Resource) pools(n *node, devices []Device) []Pool {
 	return out
 }
 
-// sortKey returns the sort key of a pool: its NUMA node, or a larger number for an unknown node.
+// sortKey returns the key by which pools are sorted: the NUMA node of the pool, or a larger number if the node is unknown.
 func (r *Resource) sortKey(n *node, p Pool) int {
 	if d := &p.Devices[0].Device; n.nodeKnown(d) {
 		return d.NUMANode
@@ -111,15 +112,15 @@ func (r *Resource) sortKey(n *node, p Pool) int {
 	return maxNode + 1
 }
 
-// suffix returns the suffix of a device's pool name.
+// suffix() returns the suffix in the name of a device's pool.
 func (r *Resource) suffix(n *node, d *pci.Device) string {
 	switch {
 	case !n.multiNUMA() && r.SplitByNUMA:
-		return ofNUMA(n.singleNode())
+		return numaSuffix(n.singleNode())
 	case !n.nodeKnown(d):
 		return noNUMA
 	case r.SplitByNUMA:
-		return ofNUMA(d.NUMANode)
+		return numaSuffix(d.NUMANode)
 	}
 	return ""
 }
@@ -132,10 +133,10 @@ func (n *node) singleNode() int {
 	return 0
 }
 
-// needsSuffix reports whether devices of known and of unknown NUMA node need separate pools. It is false if the name is too long for the
-// suffix.
+// needsSuffix reports whether a resource has devices with a known NUMA node and devices with an unknown NUMA node, and needs separate pools
+// for them. It returns false if the name of the resource is too long for the suffix.
 func (r *Resource) needsSuffix(n *node, devices []Device) bool {
-	if !r.splits(noNUMA) || !n.multiNUMA() || len(r.Name)+len(noNUMA) > maxName {
+	if !r.maySplit(noNUMA) || !n.multiNUMA() || len(r.Name)+len(noNUMA) > maxName {
 		return false
 	}
 	located := 0

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// worker returns a machine with devices of every kind. The tests use these names for them:
+// workerMachine returns a machine with devices of every kind. The tests use these short names for the devices:
 //
 //	a0-a3, b0-b3  VFs of ens1f0 and ens1f1, node 0
 //	m0, m1        VFs of ib2f0, node 1, RDMA, InfiniBand
@@ -22,15 +22,15 @@ import (
 //	p             a PF that can have VFs and has none, ens3f0, node 1
 //	n             a card without SR-IOV, eno1, node 1
 //	and the PFs with VFs: A, B, M, U
-func worker() *pci.Snapshot {
-	s := machine(2,
+func workerMachine() *pci.Snapshot {
+	s := newMachine(2,
 		card{bus: 0x10, node: 0, root: "pci0000:10", ports: 2, vfs: 4, vendor: "8086", driver: "iavf", name: "ens1f"},
 		card{bus: 0x20, node: 1, root: "pci0000:20", ports: 1, vfs: 2, vendor: "15b3", driver: "mlx5_core", name: "ib2f"},
 		card{bus: 0x30, node: 1, root: "pci0000:20", ports: 1, vendor: "8086", name: "ens3f"},
 		card{bus: 0x40, node: 1, root: "pci0000:20", ports: 1, vendor: "14e4", name: "eno"},
 		card{bus: 0x50, node: -1, root: "pci0000:50", ports: 1, vfs: 1, vendor: "8086", driver: "vfio-pci", name: "ens5f"})
 	for i := range s.Devices {
-		switch d := &s.Devices[i]; names()[d.Address.String()] {
+		switch d := &s.Devices[i]; shortNames()[d.Address.String()] {
 		case "m0", "m1":
 			d.LinkType, d.RDMA = pci.InfiniBand, []string{"mlx5_" + d.Address.String()}
 		case "n":
@@ -40,8 +40,8 @@ func worker() *pci.Snapshot {
 	return s
 }
 
-// names maps PCI addresses to the names of the tests.
-func names() map[string]string {
+// shortNames maps PCI addresses to the short names of workerMachine.
+func shortNames() map[string]string {
 	return map[string]string{
 		"0000:10:00.0": "A", "0000:10:01.0": "a0", "0000:10:01.1": "a1", "0000:10:01.2": "a2", "0000:10:01.3": "a3",
 		"0000:10:00.1": "B", "0000:10:11.0": "b0", "0000:10:11.1": "b1", "0000:10:11.2": "b2", "0000:10:11.3": "b3",
@@ -50,13 +50,13 @@ func names() map[string]string {
 	}
 }
 
-// named formats pools as "name: devices".
-func named(pools []Pool) string {
+// formatPools formats pools as "name: devices; name: devices".
+func formatPools(pools []Pool) string {
 	var out []string
 	for _, p := range pools {
 		devices := ""
 		for _, d := range p.Devices {
-			devices += " " + names()[d.Address.String()]
+			devices += " " + shortNames()[d.Address.String()]
 		}
 		out = append(out, strings.TrimPrefix(p.Name, "intel.com/")+":"+devices)
 	}
@@ -90,13 +90,13 @@ func TestSelectors(t *testing.T) {
 		`[]`: "a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 n u0",
 	} {
 		c := mustParse(t, `{"resourceList":[{"resourceName":"r","unknownNuma":"all","selectors":`+selectors+`}]}`)
-		if got := named(Assign(c, worker(), Env{})); got != strings.TrimSuffix("r: "+want, " ") {
+		if got := formatPools(Assign(c, workerMachine(), Env{})); got != strings.TrimSuffix("r: "+want, " ") {
 			t.Errorf("%s\n got %s\nwant r: %s", selectors, got, want)
 		}
 	}
 }
 
-// TestAssign checks the interaction of resources, and the keys outside of selectors.
+// TestAssign checks configurations with several resources, and the keys of a resource other than selectors.
 func TestAssign(t *testing.T) {
 	intel := `"selectors":{"vendors":["8086","15b3"]}`
 	for _, test := range []struct{ config, want string }{
@@ -117,26 +117,27 @@ func TestAssign(t *testing.T) {
 			"x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_nonuma: u0"},
 		{`{"resourceName":"x","splitByNuma":true,"unknownNuma":"exclude","selectors":{"drivers":["vfio-pci","ice"]}}`, "x_numa1: n"},
 		{`{"resourceName":"x","splitByNuma":true,"selectors":{"vendors":["ffff"]}}`, ""},
-		// The device is already bound to the driver.
+		// Device u0 already has the driver that the resource binds its devices to.
 		{`{"resourceName":"x","driver":"vfio-pci","unknownNuma":"all","selectors":{"drivers":["iavf"]}}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 u0"},
 	} {
 		c := mustParse(t, `{"resourceList":[`+test.config+`]}`)
-		if got := named(Assign(c, worker(), Env{})); got != test.want {
+		if got := formatPools(Assign(c, workerMachine(), Env{})); got != test.want {
 			t.Errorf("%s\n got %s\nwant %s", test.config, got, test.want)
 		}
 	}
 }
 
-// TestOneNode: on a machine with one NUMA node, or without information about nodes, no device has a topology and none counts as unknown.
+// TestOneNode checks machines with one NUMA node or without information about NUMA nodes. No device has a topology, and unknownNuma has no
+// effect.
 func TestOneNode(t *testing.T) {
 	for nodes := range 2 {
-		s := worker()
+		s := workerMachine()
 		s.Nodes = s.Nodes[:nodes]
 		for _, unknown := range []string{"omit", "all", "exclude"} {
 			c := mustParse(t, `{"resourceList":[{"resourceName":"x","unknownNuma":"`+unknown+`","selectors":{"pfNames":["ens1f0","ens5f0"]}},
 				{"resourceName":"y","splitByNuma":true,"unknownNuma":"`+unknown+`","selectors":{"pfNames":["ib2f0"]}}]}`)
 			pools := Assign(c, s, Env{})
-			if got := named(pools); got != "x: a0 a1 a2 a3 u0; y_numa0: m0 m1" {
+			if got := formatPools(pools); got != "x: a0 a1 a2 a3 u0; y_numa0: m0 m1" {
 				t.Errorf("%d, %s: %s", nodes, unknown, got)
 			}
 			for _, d := range pools[0].Devices {
@@ -146,35 +147,35 @@ func TestOneNode(t *testing.T) {
 			}
 		}
 	}
-	s := worker()
+	s := workerMachine()
 	s.Nodes = []pci.Node{{ID: 3}}
-	if got := named(Assign(mustParse(t, resource(`"splitByNuma":true,"selectors":{"pfNames":["ib2f0"]}`)), s,
+	if got := formatPools(Assign(mustParse(t, resource(`"splitByNuma":true,"selectors":{"pfNames":["ib2f0"]}`)), s,
 		Env{})); got != "a_numa3: m0 m1" {
 		t.Error(got)
 	}
 }
 
-// TestSplitOrder checks that the pools of a resource are sorted by NUMA node, not by device.
+// TestSplitOrder checks that the pools of a resource are sorted by NUMA node.
 func TestSplitOrder(t *testing.T) {
-	s := worker()
+	s := workerMachine()
 	for i := range s.Devices {
 		s.Devices[i].NUMANode = map[int]int{0: 1, 1: pci.Unknown, pci.Unknown: 0}[s.Devices[i].NUMANode]
 	}
-	if got := named(Assign(mustParse(t, resource(`"splitByNuma":true,"selectors":{"pfNames":["ens1f1","ib2f0","ens5f0"]}`)), s,
+	if got := formatPools(Assign(mustParse(t, resource(`"splitByNuma":true,"selectors":{"pfNames":["ens1f1","ib2f0","ens5f0"]}`)), s,
 		Env{})); got != "a_numa0: u0; a_numa1: b0 b1 b2 b3; a_nonuma: m0 m1" {
 		t.Error(got)
 	}
 }
 
-// TestNodeOffline checks that a NUMA node that the machine lacks counts as unknown, as in the kubelet.
+// TestNodeOffline checks that the NUMA node of a device counts as unknown if this node is not online. The kubelet behaves in the same way.
 func TestNodeOffline(t *testing.T) {
-	s := worker()
+	s := workerMachine()
 	for i := range s.Devices {
 		if s.Devices[i].NUMANode == 1 {
 			s.Devices[i].NUMANode = 7
 		}
 	}
-	if got := named(Assign(mustParse(t, resource(`"selectors":{"pfNames":["ens1f0","ib2f0"]}`)), s,
+	if got := formatPools(Assign(mustParse(t, resource(`"selectors":{"pfNames":["ens1f0","ib2f0"]}`)), s,
 		Env{})); got != "a: a0 a1 a2 a3; a_nonuma: m0 m1" {
 		t.Error(got)
 	}
@@ -189,9 +190,9 @@ func TestDevice(t *testing.T) {
 		{"resourceName":"y","excludeTopology":true,"unknownNuma":"all","selectors":{"pfNames":["ens1f0","ens5f0"]}},
 		{"resourceName":"z","selectors":{"pfNames":["ens1f1#0"]}}]}`)
 	got := map[string]string{}
-	for _, p := range Assign(c, worker(), Env{}) {
+	for _, p := range Assign(c, workerMachine(), Env{}) {
 		for _, d := range p.Devices {
-			got[names()[d.Address.String()]] = fmt.Sprint(d.Topology, d.RDMA, d.VhostNet, d.Info)
+			got[shortNames()[d.Address.String()]] = fmt.Sprint(d.Topology, d.RDMA, d.VhostNet, d.Info)
 		}
 	}
 	if diff := cmp.Diff(map[string]string{
@@ -203,7 +204,7 @@ func TestDevice(t *testing.T) {
 	}
 }
 
-// TestBusy checks that devices in use by the node are never offered.
+// TestBusy checks that devices that the node itself uses are never offered.
 func TestBusy(t *testing.T) {
 	all := `"resourceList":[{"resourceName":"x","unknownNuma":"all"}]`
 	vfs := "a0 a1 a2 a3 b0 b1 b2 b3 m0 m1"
@@ -222,81 +223,81 @@ func TestBusy(t *testing.T) {
 		{`{` + all + `,"pfs":[{"pciAddress":"0000:30:00.0","numVfs":4},{"pfName":"ens3f0","numVfs":0,"offerPf":true}]}`, Env{}, vfs + " n u0"},
 		{`{` + all + `,"pfs":[{"pfName":"ens1f0","numVfs":0,"offerPf":true}]}`, Env{}, vfs + " n u0"}, // it has VFs
 	} {
-		if got := named(Assign(mustParse(t, test.config), worker(), test.env)); got != "x: "+test.want {
+		if got := formatPools(Assign(mustParse(t, test.config), workerMachine(), test.env)); got != "x: "+test.want {
 			t.Errorf("%s, %v\n got %s\nwant x: %s", test.config, test.env.DefaultRoute, got, test.want)
 		}
 	}
-	s := worker()
+	s := workerMachine()
 	for i := range s.Devices {
 		if s.Devices[i].IsVF() && s.Devices[i].VFIndex == 0 {
 			s.Devices[i].Interfaces = []string{"vf"}
 		}
 	}
-	if got := named(Assign(mustParse(t, `{`+all+`}`), s, Env{DefaultRoute: []string{"vf"}})); got != "x: a1 a2 a3 b1 b2 b3 m1 n" {
+	if got := formatPools(Assign(mustParse(t, `{`+all+`}`), s, Env{DefaultRoute: []string{"vf"}})); got != "x: a1 a2 a3 b1 b2 b3 m1 n" {
 		t.Error(got)
 	}
 }
 
-// TestInterfaceInPod checks that a device stays in its pool while its interface is in a pod. The device may be a PF, or passed through to
-// a virtual machine.
+// TestInterfaceInPod checks that a VF or PF stays in its resource while its interface is in a pod, or while the VF or PF is passed through
+// to a virtual machine.
 func TestInterfaceInPod(t *testing.T) {
-	s := worker()
+	s := workerMachine()
 	c := mustParse(t, `{"resourceList":[{"resourceName":"x","selectors":{"pfNames":["ens1f0","ens3f0"],"linkTypes":["ether"]}},{"resourceName":"y","selectors":{"isRdma":true}}],
 		"pfs":[{"pfName":"ens3f0","numVfs":0,"offerPf":true}]}`)
-	before, last := named(Assign(c, s, Env{})), map[pci.Address]pci.Device{}
+	before, last := formatPools(Assign(c, s, Env{})), map[pci.Address]pci.Device{}
 	if before != "x: a0 a1 a2 a3 p; y: m0 m1" {
 		t.Fatal(before)
 	}
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		switch last[d.Address] = *d; names()[d.Address.String()] {
+		switch last[d.Address] = *d; shortNames()[d.Address.String()] {
 		case "p", "m0":
 			d.Interfaces, d.LinkType, d.RDMA = nil, "", nil
 		case "m1": // bound to another driver while the interface was in the pod
 			d.Driver, d.RDMA = "vfio-pci", nil
 		}
 	}
-	if got := named(Assign(c, s, Env{Last: last})); got != "x: a0 a1 a2 a3 p; y: m0" {
+	if got := formatPools(Assign(c, s, Env{Last: last})); got != "x: a0 a1 a2 a3 p; y: m0" {
 		t.Error(got)
 	}
-	if got := named(Assign(c, s, Env{})); got != "x: a0 a1 a2 a3; y:" {
+	if got := formatPools(Assign(c, s, Env{})); got != "x: a0 a1 a2 a3; y:" {
 		t.Error(got)
 	}
 }
 
-// TestWithoutPF checks that a VF whose PF is missing from the scan is matched by the PF's address.
+// TestWithoutPF checks that rootDevices matches a VF by the address of its PF, even if the scan does not contain the PF.
 func TestWithoutPF(t *testing.T) {
-	s := worker()
+	s := workerMachine()
 	s.Devices = s.Devices[1:]
 	c := mustParse(t, `{"resourceList":[{"resourceName":"x","selectors":{"pfNames":["ens1f0"]}},{"resourceName":"y","selectors":{"rootDevices":["0000:10:00.0#1"]}}]}`)
-	if got := named(Assign(c, s, Env{})); got != "x:; y: a1" {
+	if got := formatPools(Assign(c, s, Env{})); got != "x:; y: a1" {
 		t.Error(got)
 	}
 }
 
-// TestNumVFs checks that the first entry of a PF applies, by name and by address.
+// TestNumVFs checks that the first entry of pfs that matches a PF applies. Entries match by name or by address.
 func TestNumVFs(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[],"pfs":[{"pfName":"ens1f0","numVfs":4},{"pciAddress":"0000:10:00.0","numVfs":5},{"pciAddress":"0000:20:00.0","numVfs":0},
 		{"pfName":"none","numVfs":1},{"pciAddress":"0000:10:01.0","numVfs":1}]}`)
-	want := map[pci.Address]int{address(0x10, 0, 0): 4, address(0x20, 0, 0): 0}
-	if got := c.NumVFs(worker()); !reflect.DeepEqual(got, want) {
+	want := map[pci.Address]int{pciAddr(0x10, 0, 0): 4, pciAddr(0x20, 0, 0): 0}
+	if got := c.NumVFs(workerMachine()); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v", got)
 	}
 }
 
-// TestAssignIsPure checks that Assign changes neither snapshot nor configuration, and returns the same result again.
+// TestAssignIsPure checks that Assign does not change the snapshot or the configuration, and returns the same result for the same input.
 func TestAssignIsPure(t *testing.T) {
-	c, s := mustParse(t, resource(`"additionalInfo":{"*":{"k":"v"}},"splitByNuma":true`)), worker()
+	c, s := mustParse(t, resource(`"additionalInfo":{"*":{"k":"v"}},"splitByNuma":true`)), workerMachine()
 	env := Env{DefaultRoute: []string{"eno0"}, Last: map[pci.Address]pci.Device{s.Devices[0].Address: s.Devices[0]}}
 	first := Assign(c, s, env)
 	Explain(c, s, env)
 	Findings(c, s, env)
-	if again := Assign(c, s, env); !reflect.DeepEqual(first, again) || !reflect.DeepEqual(s, worker()) {
+	if again := Assign(c, s, env); !reflect.DeepEqual(first, again) || !reflect.DeepEqual(s, workerMachine()) {
 		t.Error("another answer")
 	}
 }
 
-// TestPFIsNoDevice (S-36): a function that may be a PF is never offered, regardless of what sysfs reports about its VFs.
+// TestPFIsNoDevice (S-36) checks that a function that may be a PF is never offered, even if sysfs reports a wrong number of VFs.
 func TestPFIsNoDevice(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[{"resourceName":"x","driver":"vfio-pci","selectors":[{"pfNames":["ens3f0"]},{"pciAddresses":["0000:30:00.0"]},{"drivers":["vfio-pci"]}]}],
 		"pfs":[{"pfName":"ens1f0","numVfs":0,"offerPf":true}]}`)
@@ -306,10 +307,11 @@ func TestPFIsNoDevice(t *testing.T) {
 		"bound to another driver":  func(p *pci.Device) { p.Driver, p.Interfaces = "vfio-pci", nil },
 		"not readable":             func(p *pci.Device) { p.TotalVFs, p.Unreadable = 0, "sriov_totalvfs: I/O error" },
 	} {
-		s := worker()
-		i := slices.IndexFunc(s.Devices, func(d pci.Device) bool { return names()[d.Address.String()] == "p" })
+		s := workerMachine()
+		i := slices.IndexFunc(s.Devices, func(d pci.Device) bool { return shortNames()[d.Address.String()] == "p" })
 		change(&s.Devices[i])
-		if got := named(Assign(c, s, Env{Last: map[pci.Address]pci.Device{s.Devices[i].Address: worker().Devices[i]}})); got != "x: u0" {
+		last := map[pci.Address]pci.Device{s.Devices[i].Address: workerMachine().Devices[i]}
+		if got := formatPools(Assign(c, s, Env{Last: last})); got != "x: u0" {
 			t.Errorf("%s: %s", name, got)
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// textTest compares an attribute of the device with a list of values.
+// textTest is met if a text attribute of the device is in a list of values.
 type textTest struct {
 	values []string
 	get    func(subject) string
@@ -23,8 +23,8 @@ func (t textTest) found(d subject) string { return t.get(d) }
 func (t textTest) met(d subject) bool     { return slices.Contains(t.values, t.get(d)) }
 func (t textTest) missing(*node) []string { return nil }
 
-// driverTest compares the driver. The driver that the resource binds devices to counts as well: otherwise a device would leave its pool
-// when it is bound.
+// driverTest is met if the driver of the device is in the list. It is also met if the device has the driver to which the resource binds its
+// devices. Without this rule a device would leave its pool when it is bound.
 type driverTest []string
 
 func (t driverTest) want() string           { return strings.Join(t, ", ") }
@@ -34,10 +34,10 @@ func (t driverTest) met(d subject) bool {
 	return slices.Contains(t, d.Driver) || d.Driver != "" && d.Driver == d.bindTo
 }
 
-// addressTest compares the PCI address.
+// addressTest is met if the PCI address of the device is in the list.
 type addressTest []pci.Address
 
-func (t addressTest) want() string           { return join(t, pci.Address.String) }
+func (t addressTest) want() string           { return joinTexts(t, pci.Address.String) }
 func (t addressTest) found(d subject) string { return d.Address.String() }
 func (t addressTest) met(d subject) bool     { return slices.Contains(t, d.Address) }
 func (t addressTest) missing(n *node) (out []string) {
@@ -49,23 +49,23 @@ func (t addressTest) missing(n *node) (out []string) {
 	return out
 }
 
-// nodeTest compares the NUMA node.
+// nodeTest is met if the NUMA node of the device is in the list.
 type nodeTest []int
 
-func (t nodeTest) want() string           { return join(t, strconv.Itoa) }
+func (t nodeTest) want() string           { return joinTexts(t, strconv.Itoa) }
 func (t nodeTest) found(d subject) string { return strconv.Itoa(d.NUMANode) }
 func (t nodeTest) met(d subject) bool     { return slices.Contains(t, d.NUMANode) }
 func (t nodeTest) missing(n *node) (out []string) {
 	for _, id := range t {
-		if id != pci.Unknown && !n.online(id) {
+		if id != pci.Unknown && !n.isOnline(id) {
 			out = append(out, fmt.Sprintf("no NUMA node %d on this node; available: %s", id,
-				orNone(join(n.Nodes, func(n pci.Node) string { return strconv.Itoa(n.ID) }))))
+				orNone(joinTexts(n.Nodes, func(n pci.Node) string { return strconv.Itoa(n.ID) }))))
 		}
 	}
 	return out
 }
 
-// rdmaTest requires a device with RDMA.
+// rdmaTest is met if the device has RDMA.
 type rdmaTest struct{}
 
 func (rdmaTest) want() string           { return "true" }
@@ -73,20 +73,20 @@ func (rdmaTest) found(d subject) string { return strconv.FormatBool(len(d.RDMA) 
 func (rdmaTest) met(d subject) bool     { return len(d.RDMA) > 0 }
 func (rdmaTest) missing(*node) []string { return nil }
 
-// pfTest compares the PF of a VF, or the device itself if it is not a VF.
+// pfTest is met if the PF of a VF is in the list. For a device that is not a VF, the condition is met if the device itself is in the list.
 type pfTest struct {
 	ranges []pfRange
 	kind   string
 	names  func(subject) []string
 }
 
-// pfName identifies PFs by interface name.
+// pfName returns the interface names of the PF of a device.
 func pfName(d subject) []string { return d.pf.Interfaces }
 
-// rootDevice identifies PFs by PCI address.
+// rootDevice returns the PCI address of the PF of a device.
 func rootDevice(d subject) []string { return []string{d.pf.Address.String()} }
 
-func (t pfTest) want() string { return join(t.ranges, func(p pfRange) string { return p.text }) }
+func (t pfTest) want() string { return joinTexts(t.ranges, func(p pfRange) string { return p.text }) }
 
 func (t pfTest) found(d subject) string {
 	names := strings.Join(t.names(d), ", ")
@@ -97,10 +97,11 @@ func (t pfTest) found(d subject) string {
 }
 
 func (t pfTest) met(d subject) bool {
-	return slices.ContainsFunc(t.ranges, func(p pfRange) bool { return t.matches(d, p) && p.has(d) })
+	return slices.ContainsFunc(t.ranges, func(p pfRange) bool { return t.matches(d, p) && p.contains(d) })
 }
 
-// matches ignores case, as the reference device plugin does.
+// matches() reports whether the PF of a device has the name of the given range. Like the SR-IOV network device plugin, it ignores the case
+// of the name.
 func (t pfTest) matches(d subject, p pfRange) bool {
 	return slices.ContainsFunc(t.names(d), func(name string) bool { return strings.EqualFold(name, p.pf) })
 }
@@ -112,15 +113,16 @@ func (t pfTest) missing(n *node) (out []string) {
 			out = append(out, fmt.Sprintf("no %s %q on this node; PFs here: %s", t.kind, p.pf, orNone(strings.Join(n.pfs(t.names), ", "))))
 			continue
 		}
-		if pf := n.subjects[i].pf; p.last() >= max(pf.TotalVFs, pf.NumVFs) {
-			out = append(out, fmt.Sprintf("%s: no VF %d on this node; %s supports at most %d", p.text, p.last(), p.pf, max(pf.TotalVFs, pf.NumVFs)))
+		if pf := n.subjects[i].pf; p.highestVF() >= max(pf.TotalVFs, pf.NumVFs) {
+			out = append(out, fmt.Sprintf("%s: no VF %d on this node; %s supports at most %d", p.text, p.highestVF(), p.pf,
+				max(pf.TotalVFs, pf.NumVFs)))
 		}
 	}
 	return out
 }
 
-// join formats the items of a list and joins them with commas.
-func join[T any](list []T, text func(T) string) string {
+// joinTexts formats the items of a list and joins them with commas.
+func joinTexts[T any](list []T, text func(T) string) string {
 	parts := make([]string, len(list))
 	for i, v := range list {
 		parts[i] = text(v)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pool assigns the network devices of a machine to named pools, as the configuration says. It explains the assignment of each
-// device, and chooses devices of a pool for a container. The package does no I/O: the same input always gives the same answer.
+// Package pool assigns the network devices of a machine to the resources in a configuration. It explains the assignment of each device, and
+// chooses devices of a pool for a container. The package does no I/O. The same input always gives the same result.
 //
-// The configuration extends the config.json of the SR-IOV network device plugin. Parse returns all malformed entries as errors. A device
-// that a node lacks is not an error, because one configuration serves many nodes; Findings reports it.
+// The configuration extends the config.json of the SR-IOV network device plugin. Parse returns an error with all malformed entries. It is
+// no error if a node does not have a configured device, because one configuration serves many nodes. Findings reports the missing devices.
 package pool
 
 import (
@@ -15,10 +15,10 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// Policy selects which devices of a pool are preferred if several are free.
+// Policy determines which devices of a pool Prefer chooses if several devices are free.
 type Policy string
 
-// The policies. Prefer documents what each of them minimises.
+// Values of Policy. The comment of Prefer lists the quantities that each policy minimises.
 const (
 	NUMABestFit Policy = "numa-best-fit" // few NUMA nodes, first the one with the fewest free devices; there few PFs
 	Pack        Policy = "pack"          // few PFs, so that whole PFs stay free
@@ -26,17 +26,17 @@ const (
 	DistinctPF  Policy = "distinct-pf"   // different PFs, if possible of different cards
 )
 
-// unlocated is the treatment of devices of unknown NUMA node on a machine with several nodes.
-type unlocated string
+// unknownMode determines how devices with an unknown NUMA node are offered on a machine with several NUMA nodes.
+type unknownMode string
 
-// The values of unknownNuma.
+// Values of the key unknownNuma.
 const (
-	unlocatedOmit    unlocated = "omit"    // offered without topology, in a separate resource if other devices have a node
-	unlocatedAll     unlocated = "all"     // offered as local to all nodes
-	unlocatedExclude unlocated = "exclude" // not offered
+	unknownOmit    unknownMode = "omit"    // offered without topology, in a separate resource if other devices have a node
+	unknownAll     unknownMode = "all"     // offered as local to all nodes
+	unknownExclude unknownMode = "exclude" // not offered
 )
 
-// CDI selects how a container gets the device files of its devices.
+// CDI determines how a container gets the device files of its devices.
 type CDI string
 
 // The values of cdi.
@@ -47,7 +47,8 @@ const (
 	CDIOff        CDI = "off"        // device specs instead of CDI
 )
 
-// API is the Kubernetes API that offers a resource. Each VF belongs to one resource, so only one API assigns it.
+// API is the Kubernetes API through which a resource is offered. Each VF belongs to only one resource. Two APIs can therefore never
+// allocate the same VF.
 type API string
 
 // The values of api.
@@ -56,10 +57,10 @@ const (
 	DRA          API = "dra" // ResourceSlices and ResourceClaims
 )
 
-// Taints are the effects of taints on faulty devices in ResourceSlices: NoSchedule, NoExecute, None, or "off" for no taint.
+// Taints contains the effects of the taints that faulty devices get in ResourceSlices: NoSchedule, NoExecute, None, or "off" for no taint.
 type Taints struct{ LinkDown, Unhealthy, Gone string }
 
-// NoTaint is the effect of a fault without a taint.
+// NoTaint is the value of an effect that gives devices no taint.
 const NoTaint = "off"
 
 // Config is a validated configuration.
@@ -79,7 +80,7 @@ type Resource struct {
 	AdditionalInfo  map[string]map[string]string // by PCI address, or "*" for all devices
 	Selectors       []selector                   // a device belongs to the first selector that it meets; an empty list matches all devices
 	SplitByNUMA     bool                         // one resource for each NUMA node: Name_numa0, Name_numa1
-	UnknownNUMA     unlocated
+	UnknownNUMA     unknownMode
 	Policy          Policy
 	Driver          string             // driver to bind devices to; "" keeps their driver
 	VF              *vfconfig.Config   // configuration in the DeviceClass of the resource; nil for none
@@ -90,10 +91,10 @@ type Resource struct {
 	hosts           []string
 }
 
-// FullName returns prefix and name, as pods request the resource.
+// FullName returns the prefix and the name, which is the name that pods use to request the resource.
 func (r *Resource) FullName() string { return r.Prefix + "/" + r.Name }
 
-// selector matches a device that meets all its conditions.
+// A selector matches a device if the device meets all conditions of the selector.
 type selector struct {
 	Place
 	Conditions []condition
@@ -101,14 +102,14 @@ type selector struct {
 	VhostNet   bool // containers get /dev/vhost-net and /dev/net/tun
 }
 
-// condition is one key of a selector. A device meets it by having one of the key's values.
+// A condition is one key of a selector. A device meets the condition if it has one of the values of the key.
 type condition struct {
 	Place
 	Name string // the key, such as pfNames
 	test test
 }
 
-// test is the check of a condition.
+// A test is the implementation of a condition.
 type test interface {
 	want() string
 	found(subject) string
@@ -116,7 +117,8 @@ type test interface {
 	missing(*node) []string // wanted values that no device of the node can have, one sentence each
 }
 
-// pfEntry is an entry of pfs: the number of VFs of a PF. Either Name, of the interface, or Address is set.
+// pfEntry is an entry of the list pfs, which sets the number of VFs of a PF. The entry identifies the PF by its interface (Name) or its PCI
+// address (Address).
 type pfEntry struct {
 	Place
 	Name    string
@@ -127,7 +129,7 @@ type pfEntry struct {
 	hosts   []string
 }
 
-// Source describes a configuration file and its defaults.
+// Source describes the origin of a configuration, and the defaults for it.
 type Source struct {
 	File   string // file name for messages
 	Prefix string // default resourcePrefix
@@ -135,7 +137,7 @@ type Source struct {
 	Strict bool   // an unsupported entry is an error
 }
 
-// Parse reads a configuration. The error joins all Problems, one line each.
+// Parse parses and validates a configuration. Its error joins all Problems; each Problem is one line.
 func Parse(src Source, data []byte) (*Config, error) {
 	r := &reader{file: src.File}
 	if _, err := resourcePrefix(src.Prefix); err != nil {
@@ -143,35 +145,35 @@ func Parse(src Source, data []byte) (*Config, error) {
 	}
 	root, ok := parseJSON(r, data)
 	if !ok {
-		return nil, r.err()
+		return nil, r.joinProblems()
 	}
-	c := r.config(root, src)
-	if err := r.err(); err != nil {
+	c := r.readConfig(root, src)
+	if err := r.joinProblems(); err != nil {
 		return nil, err
 	}
 	c.Notes = r.notes
 	return c, nil
 }
 
-// config reads the whole file. It checks entries for other hosts, and then ignores them.
-func (r *reader) config(root value, src Source) *Config {
+// readConfig reads the whole configuration. It validates entries for other hosts too, but does not add them to the result.
+func (r *reader) readConfig(root value, src Source) *Config {
 	c := &Config{Taints: Taints{LinkDown: "NoSchedule", Unhealthy: "NoSchedule", Gone: "NoExecute"}}
 	cdi := CDIAuto
 	var resources value
-	keys := r.object(root, []field{
+	keys := r.readObject(root, []field{
 		{"resourceList", func(v value) { resources = v }},
 		{"pfs", r.listOf(func(v value) {
-			if pf := r.pf(v); onHost(pf.hosts, src.Host) {
+			if pf := r.readPF(v); onHost(pf.hosts, src.Host) {
 				c.PFs = append(c.PFs, pf)
 			}
 		})},
 		{"cdi", oneOf(r, &cdi, CDIAuto, CDIField, CDIAnnotation, CDIOff)},
-		{"dra", func(v value) { r.dra(v, &c.Taints) }},
+		{"dra", func(v value) { r.readDRA(v, &c.Taints) }},
 	})
-	r.require(root, keys, "resourceList")
+	r.requireKey(root, keys, "resourceList")
 	if resources.kind != "" { // after cdi, which may come later in the file
 		r.listOf(func(v value) {
-			resource := r.resource(v, src.Prefix, cdi)
+			resource := r.readResource(v, src.Prefix, cdi)
 			if !onHost(resource.hosts, src.Host) {
 				r.note(v.Place, "resource %s: only for hosts %s; this host is %s", resource.FullName(), strings.Join(resource.hosts, ", "),
 					src.Host)
@@ -193,46 +195,46 @@ func (r *reader) config(root value, src Source) *Config {
 	return c
 }
 
-func (r *reader) resource(v value, prefix string, cdi CDI) Resource {
-	res := Resource{Place: v.Place, Prefix: prefix, API: DevicePlugin, UnknownNUMA: unlocatedOmit, Policy: NUMABestFit, CDI: cdi}
+func (r *reader) readResource(v value, prefix string, cdi CDI) Resource {
+	res := Resource{Place: v.Place, Prefix: prefix, API: DevicePlugin, UnknownNUMA: unknownOmit, Policy: NUMABestFit, CDI: cdi}
 	r.unserved = nil
-	keys := r.object(v, []field{
-		{"resourceName", r.checked(&res.Name, resourceName)},
-		{"resourcePrefix", r.checked(&res.Prefix, func(s string) (string, error) { return resourcePrefix(cmp.Or(s, prefix)) })},
-		{"deviceType", func(v value) { r.deviceType(v, &res) }},
-		{"excludeTopology", r.boolean(&res.ExcludeTopology)},
-		{"additionalInfo", func(v value) { res.AdditionalInfo = r.additionalInfo(v) }},
-		{"selectors", func(v value) { res.Selectors = r.selectors(v) }},
-		{"splitByNuma", r.boolean(&res.SplitByNUMA)},
-		{"unknownNuma", oneOf(r, &res.UnknownNUMA, unlocatedOmit, unlocatedAll, unlocatedExclude)},
+	keys := r.readObject(v, []field{
+		{"resourceName", r.checkedString(&res.Name, resourceName)},
+		{"resourcePrefix", r.checkedString(&res.Prefix, func(s string) (string, error) { return resourcePrefix(cmp.Or(s, prefix)) })},
+		{"deviceType", func(v value) { r.readDeviceType(v, &res) }},
+		{"excludeTopology", r.readBoolean(&res.ExcludeTopology)},
+		{"additionalInfo", func(v value) { res.AdditionalInfo = r.readAdditionalInfo(v) }},
+		{"selectors", func(v value) { res.Selectors = r.readSelectors(v) }},
+		{"splitByNuma", r.readBoolean(&res.SplitByNUMA)},
+		{"unknownNuma", oneOf(r, &res.UnknownNUMA, unknownOmit, unknownAll, unknownExclude)},
 		{"policy", oneOf(r, &res.Policy, NUMABestFit, Pack, Balance, DistinctPF)},
-		{"driver", r.checked(&res.Driver, driverName)},
+		{"driver", r.checkedString(&res.Driver, driverName)},
 		{"cdi", oneOf(r, &res.CDI, CDIAuto, CDIField, CDIAnnotation, CDIOff)},
 		{"api", oneOf(r, &res.API, DevicePlugin, DRA)},
-		{"vf", func(v value) { res.VF = r.vf(v) }},
-		{"claimMay", func(v value) { res.ClaimMay = r.claimMay(v) }},
+		{"vf", func(v value) { res.VF = r.readVF(v) }},
+		{"claimMay", func(v value) { res.ClaimMay = r.readClaimMay(v) }},
 		{"hosts", r.stringList(&res.hosts, hostPattern)},
-	}, field{"SelectorObj", r.nullOnly}, field{"SelectorObjs", r.nullOnly})
+	}, field{"SelectorObj", r.readNull}, field{"SelectorObjs", r.readNull})
 	res.Unserved = r.unserved
-	r.require(v, keys, "resourceName")
+	r.requireKey(v, keys, "resourceName")
 	r.checkSplit(&res, keys)
 	r.checkDriver(&res, keys)
 	r.checkAPI(v, &res)
 	return res
 }
 
-// pf reads an entry of pfs.
-func (r *reader) pf(v value) pfEntry {
+// readPF reads an entry of pfs.
+func (r *reader) readPF(v value) pfEntry {
 	pf := pfEntry{Place: v.Place}
-	keys := r.object(v, []field{
-		{"pfName", r.checked(&pf.Name, interfaceName)},
-		{"pciAddress", r.address(&pf.Address)},
-		{"numVfs", func(v value) { pf.NumVFs, _ = r.integer(v, 0, maxVFs) }},
-		{"offerPf", r.boolean(&pf.Offer)},
-		{"offerWhole", r.boolean(&pf.Whole)},
+	keys := r.readObject(v, []field{
+		{"pfName", r.checkedString(&pf.Name, interfaceName)},
+		{"pciAddress", r.readAddress(&pf.Address)},
+		{"numVfs", func(v value) { pf.NumVFs, _ = r.readInteger(v, 0, maxVFs) }},
+		{"offerPf", r.readBoolean(&pf.Offer)},
+		{"offerWhole", r.readBoolean(&pf.Whole)},
 		{"hosts", r.stringList(&pf.hosts, hostPattern)},
 	})
-	r.require(v, keys, "numVfs")
+	r.requireKey(v, keys, "numVfs")
 	if pf.Offer && pf.NumVFs > 0 {
 		r.fail(keys["offerPf"], "a PF with VFs cannot be offered itself: want \"numVfs\": 0")
 	}
@@ -246,8 +248,8 @@ func (r *reader) pf(v value) pfEntry {
 	return pf
 }
 
-// additionalInfo reads the data that containers get, by PCI address or "*".
-func (r *reader) additionalInfo(v value) map[string]map[string]string {
+// readAdditionalInfo reads the additional data for containers. The keys of the result are PCI addresses, and "*" for all devices.
+func (r *reader) readAdditionalInfo(v value) map[string]map[string]string {
 	if !r.hasKind(v, object) {
 		return nil
 	}

@@ -24,7 +24,7 @@ func mustParse(t testing.TB, config string) *Config {
 	return c
 }
 
-// TestParse reads every key of the reference and every additional key.
+// TestParse checks that Parse reads every key of the SR-IOV network device plugin and every additional key.
 func TestParse(t *testing.T) {
 	c := mustParse(t, `{
   "cdi": "annotation",
@@ -56,7 +56,7 @@ func TestParse(t *testing.T) {
 	want := &Config{
 		Resources: []Resource{
 			{Place: Place{"config.json", 4, "resourceList[0]"}, Prefix: "intel.com", Name: "plain", API: DevicePlugin,
-				UnknownNUMA: unlocatedOmit, Policy: NUMABestFit,
+				UnknownNUMA: unknownOmit, Policy: NUMABestFit,
 				CDI: CDIAnnotation},
 			{Place: Place{"config.json", 5, "resourceList[1]"}, Prefix: "example.org", Name: "full_1", API: DevicePlugin, ExcludeTopology: true,
 				AdditionalInfo: map[string]map[string]string{"*": {"token": "x"}, "0000:3b:10.2": {"mac": "y"}},
@@ -66,14 +66,14 @@ func TestParse(t *testing.T) {
 					{Place: Place{"config.json", 11, "resourceList[1].selectors[1]"}, RDMA: true, VhostNet: true,
 						Conditions: []condition{{Place: Place{"config.json", 11, "resourceList[1].selectors[1].isRdma"}, Name: "isRdma"}}},
 				},
-				SplitByNUMA: true, UnknownNUMA: unlocatedAll, Policy: DistinctPF, Driver: "mlx5_core", CDI: CDIOff},
+				SplitByNUMA: true, UnknownNUMA: unknownAll, Policy: DistinctPF, Driver: "mlx5_core", CDI: CDIOff},
 			{Place: Place{"config.json", 20, "resourceList[3]"}, Prefix: "intel.com", Name: "null", API: DevicePlugin,
-				UnknownNUMA: unlocatedOmit, Policy: NUMABestFit,
+				UnknownNUMA: unknownOmit, Policy: NUMABestFit,
 				CDI: CDIAnnotation},
 		},
 		PFs: []pfEntry{
 			{Place: Place{"config.json", 23, "pfs[0]"}, Name: "ens1f0", NumVFs: 4},
-			{Place: Place{"config.json", 24, "pfs[1]"}, Address: address(0x3b, 0, 1), Offer: true},
+			{Place: Place{"config.json", 24, "pfs[1]"}, Address: pciAddr(0x3b, 0, 1), Offer: true},
 		},
 		Taints: Taints{"NoSchedule", "NoSchedule", "NoExecute"},
 		Notes: []Problem{{Place{"config.json", 19, "resourceList[2]"},
@@ -88,7 +88,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestParseLenient checks that lenient spellings in files for the reference are accepted.
+// TestParseLenient checks that Parse accepts keys in other spellings, and empty values. The SR-IOV network device plugin also accepts these
+// keys and values.
 func TestParseLenient(t *testing.T) {
 	c := mustParse(t, `{"resourcelist":[{"ResourceName":"a","selectors":{"isrdma":false,"ddpProfiles":[],"vdpaType":"","pKeys":null,"vendors":[]}}]}`)
 	if len(c.Resources) != 1 || c.Resources[0].Name != "a" || len(c.Resources[0].Selectors[0].Conditions) != 0 {
@@ -106,7 +107,8 @@ func TestParseLenient(t *testing.T) {
 	}
 }
 
-// TestHosts checks that an entry applies where a pattern matches. A resource may have one entry for each host, but not two for one host.
+// TestHosts checks that a resource applies only to hosts that match one of its patterns. Two entries for the same resource are an error
+// only if both apply to the same host.
 func TestHosts(t *testing.T) {
 	config := `{"resourceList":[{"resourceName":"a","policy":"pack","hosts":["gpu-*"]},{"resourceName":"a","hosts":["cpu-*","x"]}]}`
 	for host, want := range map[string]Policy{"gpu-7": Pack, "cpu-1": NUMABestFit, "x": NUMABestFit, "gpu": "", "": ""} {
@@ -123,9 +125,9 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// FuzzParse checks that every file gives either an error with a line or a usable configuration.
+// FuzzParse checks that Parse returns a usable configuration, or an error with a line number, for any file.
 func FuzzParse(f *testing.F) {
-	s := machine(2, card{bus: 16, node: 0, ports: 2, vfs: 2, vendor: "8086", name: "ens"}, card{bus: 17, node: -1, ports: 1, vfs: 1})
+	s := newMachine(2, card{bus: 16, node: 0, ports: 2, vfs: 2, vendor: "8086", name: "ens"}, card{bus: 17, node: -1, ports: 1, vfs: 1})
 	for _, seed := range []string{"", "{}", "[", `{"resourceList":[{"resourceName":"a"}]}`, pfs(`{"pfName":"ens0","numVfs":4}`),
 		resource(`"splitByNuma":true`),
 		resource(`"selectors":[{"pfNames":["ens0#0-1,7"],"numaNodes":[0,-1],"linkTypes":["ether"]},{"rootDevices":["0000:10:00.1"]}]`),
@@ -143,7 +145,7 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		seen := offered(t, data, c, s)
+		seen := offeredDevices(t, data, c, s)
 		for i, e := range Explain(c, s, Env{}) {
 			if (e.Resource != "") != seen[s.Devices[i].Address] {
 				t.Errorf("%q: %+v", data, e)
@@ -153,8 +155,9 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// offered returns the devices of all pools. It checks that each is in one pool of valid name, and that Prefer works on the pool.
-func offered(t *testing.T, data []byte, c *Config, s *pci.Snapshot) map[pci.Address]bool {
+// offeredDevices returns the devices of all pools. It checks that each device is in only one pool, that the names of the pools are valid,
+// and that Prefer works with each pool.
+func offeredDevices(t *testing.T, data []byte, c *Config, s *pci.Snapshot) map[pci.Address]bool {
 	t.Helper()
 	seen := map[pci.Address]bool{}
 	for _, p := range Assign(c, s, Env{}) {

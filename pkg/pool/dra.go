@@ -10,24 +10,25 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// maxAttribute is the largest attribute of a ResourceSlice in bytes. The full name of the resource is an attribute.
+// maxAttribute is the maximum size of an attribute in a ResourceSlice in bytes. The full name of a resource must fit, because it is an
+// attribute.
 const maxAttribute = 64
 
-// dra reads the section "dra".
-func (r *reader) dra(v value, t *Taints) {
+// readDRA reads the section "dra" of the configuration.
+func (r *reader) readDRA(v value, t *Taints) {
 	effect := func(to *string) func(value) { return oneOf(r, to, "NoSchedule", "NoExecute", "None", NoTaint) }
-	r.object(v, []field{{"taints", func(v value) {
-		r.object(v, []field{{"linkDown", effect(&t.LinkDown)}, {"unhealthy", effect(&t.Unhealthy)}, {"gone", effect(&t.Gone)}})
+	r.readObject(v, []field{{"taints", func(v value) {
+		r.readObject(v, []field{{"linkDown", effect(&t.LinkDown)}, {"unhealthy", effect(&t.Unhealthy)}, {"gone", effect(&t.Gone)}})
 	}}})
 }
 
-// vf reads the configuration for the DeviceClass of a resource.
-func (r *reader) vf(v value) *vfconfig.Config {
+// readVF reads the key "vf": the configuration for the DeviceClass of a resource.
+func (r *reader) readVF(v value) *vfconfig.Config {
 	c := &vfconfig.Config{}
 	var fields []field
 	for _, key := range vfconfig.Keys() {
 		fields = append(fields, field{key, func(v value) {
-			switch err := c.Put(key, v.any()); {
+			switch err := c.Put(key, v.asAny()); {
 			case err != nil:
 				r.fail(v.Place, "%v", err)
 			case key == "mac" || key == "ips":
@@ -36,7 +37,7 @@ func (r *reader) vf(v value) *vfconfig.Config {
 		}})
 	}
 	before := len(r.problems)
-	if r.object(v, fields); len(r.problems) == before {
+	if r.readObject(v, fields); len(r.problems) == before {
 		if err := c.Validate(); err != nil {
 			r.fail(v.Place, "%v", err)
 		}
@@ -44,8 +45,9 @@ func (r *reader) vf(v value) *vfconfig.Config {
 	return c
 }
 
-// claimMay reads the keys that claims may set. An item is a key, or an object of keys with their limits.
-func (r *reader) claimMay(v value) vfconfig.Allowance {
+// readClaimMay reads the list "claimMay" of the keys that claims may set. An item of the list is a key, or an object whose members are keys
+// with limits.
+func (r *reader) readClaimMay(v value) vfconfig.Allowance {
 	a := vfconfig.Allowance{}
 	r.listOf(func(v value) {
 		switch v.kind {
@@ -55,7 +57,7 @@ func (r *reader) claimMay(v value) vfconfig.Allowance {
 			}
 		case object:
 			for _, m := range v.members {
-				if err := a.Limit(m.key, m.value.any()); err != nil {
+				if err := a.Limit(m.key, m.value.asAny()); err != nil {
 					r.fail(m.value.Place, "%v", err)
 				}
 			}
@@ -66,7 +68,7 @@ func (r *reader) claimMay(v value) vfconfig.Allowance {
 	return a
 }
 
-// checkAPI refuses keys that have no effect with the API of a resource, so that they are not ignored silently.
+// checkAPI reports an error for each key that has no effect with the API of the resource, so that no key is ignored silently.
 func (r *reader) checkAPI(v value, res *Resource) {
 	if res.API == DRA && res.ClaimMay == nil {
 		res.ClaimMay = vfconfig.DefaultAllowance()
@@ -79,8 +81,8 @@ func (r *reader) checkAPI(v value, res *Resource) {
 		case res.API != DRA && (key == "vf" || key == "claimmay"):
 			r.fail(m.value.Place, `has no effect: want "api": "dra" beside it`)
 		case res.API == DRA && (key == "policy" || key == "splitbynuma" || key == "excludetopology" || key == "cdi"):
-			r.fail(m.value.Place, `has no effect with "api": "dra": remove it; %s`, instead(key))
-		case res.API == DRA && key == "unknownnuma" && res.UnknownNUMA == unlocatedAll:
+			r.fail(m.value.Place, `has no effect with "api": "dra": remove it; %s`, draReplacement(key))
+		case res.API == DRA && key == "unknownnuma" && res.UnknownNUMA == unknownAll:
 			r.fail(m.value.Place, `"all" has no effect with "api": "dra": want omit, exclude`)
 		}
 	}
@@ -89,16 +91,16 @@ func (r *reader) checkAPI(v value, res *Resource) {
 	}
 }
 
-// instead returns the replacement in DRA for a key of the device plugin API.
-func instead(key string) string {
+// draReplacement returns a text about what DRA offers in place of a key of the device plugin API.
+func draReplacement(key string) string {
 	if key == "cdi" {
 		return "claims always get device files by CDI"
 	}
 	return "claims select devices by selectors and constraints, such as matchAttribute resource.kubernetes.io/numaNode"
 }
 
-// any converts a value to the type that encoding/json returns with UseNumber.
-func (v value) any() any {
+// asAny converts a value to the Go type that encoding/json with UseNumber would return.
+func (v value) asAny() any {
 	switch v.kind {
 	case boolean:
 		return v.yes
@@ -109,7 +111,7 @@ func (v value) any() any {
 	case list:
 		items := make([]any, len(v.items))
 		for i, item := range v.items {
-			items[i] = item.any()
+			items[i] = item.asAny()
 		}
 		return items
 	case object:
@@ -118,7 +120,8 @@ func (v value) any() any {
 	return nil
 }
 
-// excludedVFs returns the number of VFs that a PF excludes if it is offered as a whole, or 0 for any other device.
+// excludedVFs returns the number of VFs that pods cannot use while a pod has the whole PF. It returns 0 if the device is not a PF that is
+// offered as a whole.
 func (c *Config) excludedVFs(d subject) int {
 	i := c.entryOf(d)
 	if i < 0 || !c.PFs[i].Whole {
@@ -127,8 +130,9 @@ func (c *Config) excludedVFs(d subject) int {
 	return max(c.PFs[i].NumVFs, d.NumVFs)
 }
 
-// whyNotWhole returns why a resource does not take a PF that is offered as a whole, or "" if it does. A selector must name the PF, because
-// claims of other resources want VFs, and the scheduler would give them the PF.
+// whyNotWhole returns the reason why a resource cannot contain a PF that is offered as a whole, or "" if the resource can contain the PF. A
+// selector of the resource must contain the address of the PF. Without this rule the PF would also be in resources for VFs, and the
+// scheduler would allocate the PF to claims that request a VF.
 func (c *Config) whyNotWhole(r *Resource, selector int, d subject) string {
 	switch {
 	case c.excludedVFs(d) == 0:

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// TestParseDRA reads the keys of Dynamic Resource Allocation and their defaults.
+// TestParseDRA checks that Parse reads the keys of Dynamic Resource Allocation and sets their defaults.
 func TestParseDRA(t *testing.T) {
 	c := mustParse(t, `{
   "dra": {"taints": {"linkDown": "None", "gone": "off"}},
@@ -46,9 +46,10 @@ func TestParseDRA(t *testing.T) {
 	}
 }
 
-// TestOneName checks that a resource of DRA is not split, because ResourceSlices contain the NUMA node of each device.
+// TestOneName checks that a resource with the API dra has only one pool. It needs no pool for each NUMA node, because ResourceSlices
+// contain the NUMA node of each device.
 func TestOneName(t *testing.T) {
-	s := machine(2, card{bus: 0x10, node: 0, ports: 1, vfs: 1, name: "a"}, card{bus: 0x20, node: -1, ports: 1, vfs: 1, name: "b"})
+	s := newMachine(2, card{bus: 0x10, node: 0, ports: 1, vfs: 1, name: "a"}, card{bus: 0x20, node: -1, ports: 1, vfs: 1, name: "b"})
 	for keys, want := range map[string]int{``: 2, `,"api":"dra"`: 1} {
 		c := mustParse(t, `{"resourceList":[{"resourceName":"vf"`+keys+`}]}`)
 		if got := Assign(c, s, Env{}); len(got) != want {
@@ -58,10 +59,10 @@ func TestOneName(t *testing.T) {
 	mustParse(t, `{"resourceList":[{"resourceName":"a_nonuma"},{"resourceName":"a","api":"dra"}]}`)
 }
 
-// TestOfferWhole (DRA-20): a PF is offered beside its VFs only in a resource that names the PF itself.
+// TestOfferWhole (DRA-20) checks that a PF with VFs is offered only in a resource whose selector contains the address of the PF.
 func TestOfferWhole(t *testing.T) {
-	s := worker()
-	A, p := address(0x10, 0, 0), address(0x30, 0, 0) // A has VFs; p will get VFs
+	s := workerMachine()
+	A, p := pciAddr(0x10, 0, 0), pciAddr(0x30, 0, 0) // A has VFs; p will get VFs
 	for _, test := range []struct {
 		resources, pfs string
 		want           string
@@ -93,7 +94,8 @@ func TestOfferWhole(t *testing.T) {
 				}
 			}
 		}
-		if got := named(pools); got != test.want || !cmp.Equal(test.whole, whole, cmp.Comparer(func(a, b pci.Address) bool { return a == b })) {
+		same := cmp.Comparer(func(a, b pci.Address) bool { return a == b })
+		if got := formatPools(pools); got != test.want || !cmp.Equal(test.whole, whole, same) {
 			t.Errorf("%s\n got %s, %v\nwant %s, %v", test.resources, got, whole, test.want, test.whole)
 		}
 		found := test.finding == ""

@@ -10,7 +10,8 @@ import (
 
 var long = strings.Repeat("x", 64) // one character more than the limit of names
 
-// parseErrors lists invalid configurations with their errors. An error without line gets the prefix of the line and key.
+// parseErrors lists invalid configurations with the expected errors. If an expected error does not begin with a line number, the test adds
+// the line and the key of the resource.
 var parseErrors = []struct{ config, want string }{
 	// The file.
 	{``, "1: unexpected end of JSON input"},
@@ -161,7 +162,7 @@ var parseErrors = []struct{ config, want string }{
 	{pfs(`[]`), "pfs[0]: a list: want an object"},
 }
 
-// TestParseErrors checks the line and the key in the error of each wrong configuration.
+// TestParseErrors checks that the error for each invalid configuration contains the line and the key.
 func TestParseErrors(t *testing.T) {
 	for _, test := range parseErrors {
 		want := "config.json:" + test.want
@@ -183,7 +184,7 @@ func resource(keys string) string { return `{"resourceList":[{"resourceName":"a"
 
 func pfs(items string) string { return `{"resourceList":[],"pfs":[` + items + `]}` }
 
-// TestParseAllErrors checks that Parse reports all errors, and that each is available as a Problem.
+// TestParseAllErrors checks that the error of Parse contains all errors of a file. It also checks that each error is a Problem.
 func TestParseAllErrors(t *testing.T) {
 	_, err := Parse(source(), []byte(`{
   "resourceList": [

@@ -9,7 +9,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Explanation states which resource offers a device, and why.
+// Explanation contains the resource that offers a device, and the reason.
 type Explanation struct {
 	Device   pci.Address `json:"device"`
 	Resource string      `json:"resource,omitempty"` // full name; "" if no resource offers the device
@@ -17,7 +17,7 @@ type Explanation struct {
 	Answers  []Answer    `json:"answers,omitempty"`  // one for each resource, in the order of the configuration
 }
 
-// Answer is the result of matching a device against a resource.
+// Answer is the result of matching a device with one resource.
 type Answer struct {
 	Place
 	Resource  string           `json:"resource"` // without the suffix of a NUMA node
@@ -26,15 +26,15 @@ type Answer struct {
 	Selectors []selectorAnswer `json:"selectors,omitempty"`
 }
 
-// selectorAnswer is the result of matching a device against a selector.
+// selectorAnswer is the result of matching a device with one selector.
 type selectorAnswer struct {
 	Place
-	Met    bool    `json:"met"`
-	Checks []check `json:"checks,omitempty"`
+	Met    bool              `json:"met"`
+	Checks []conditionResult `json:"checks,omitempty"`
 }
 
-// check is the result of a condition for a device.
-type check struct {
+// conditionResult is the result of one condition for a device.
+type conditionResult struct {
 	Place
 	Name  string `json:"name"` // the key, such as pfNames
 	Want  string `json:"want"`
@@ -42,7 +42,7 @@ type check struct {
 	Met   bool   `json:"met"`
 }
 
-// Explain states for every device why it is offered or not.
+// Explain returns for each device the reason why it is offered or not offered.
 func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 	names := map[pci.Address]string{}
 	for _, p := range Assign(c, s, env) {
@@ -70,7 +70,7 @@ func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 	return out
 }
 
-// verdict is the assignment of one device.
+// A verdict is the assignment of one device to a resource.
 type verdict struct {
 	device   int    // index in the snapshot
 	whyBusy  string // why no resource can have it
@@ -79,7 +79,8 @@ type verdict struct {
 	answers  []Answer
 }
 
-// matchAll assigns every device. With all set it also evaluates the resources after the first match, and records the reasons.
+// matchAll assigns each device to a resource. If all is true, it also evaluates the resources after the first match, and records the
+// reasons.
 func (c *Config) matchAll(n *node, all bool) []verdict {
 	out := make([]verdict, len(n.subjects))
 	for i, d := range n.subjects {
@@ -89,10 +90,10 @@ func (c *Config) matchAll(n *node, all bool) []verdict {
 				break
 			}
 			r := &c.Resources[k]
-			selector, why := r.matches(n, d)
+			selector, why := r.firstMatch(n, d)
 			why = cmp.Or(why, c.whyNotWhole(r, selector, d))
 			if all {
-				v.answers = append(v.answers, r.answer(d, why, v.whyNotOffered(c, why)))
+				v.answers = append(v.answers, r.answerFor(d, why, v.whyNotOffered(c, why)))
 			}
 			if why == "" && v.whyBusy == "" && v.resource < 0 {
 				v.resource, v.selector = k, selector
@@ -103,14 +104,14 @@ func (c *Config) matchAll(n *node, all bool) []verdict {
 	return out
 }
 
-// matches returns the selector that the device meets, or -1 if the resource has no selectors. Otherwise it returns why the device does
-// not match.
-func (r *Resource) matches(n *node, d subject) (int, string) {
+// firstMatch returns the index of the first selector that matches the device, or -1 if the resource has no selectors. If the device does
+// not match the resource, firstMatch returns the reason.
+func (r *Resource) firstMatch(n *node, d subject) (int, string) {
 	d.bindTo = r.Driver
 	if r.otherType {
 		return -1, r.Unserved[0].Text
 	}
-	if r.UnknownNUMA == unlocatedExclude && n.multiNUMA() && !n.nodeKnown(&d.Device) {
+	if r.UnknownNUMA == unknownExclude && n.multiNUMA() && !n.nodeKnown(&d.Device) {
 		return -1, "its NUMA node is unknown, and unknownNuma is exclude"
 	}
 	why := ""
@@ -125,7 +126,7 @@ func (r *Resource) matches(n *node, d subject) (int, string) {
 	return -1, why
 }
 
-// firstUnmet describes the first condition that a device does not meet, or returns "" if it meets all.
+// firstUnmet returns a description of the first condition that a device does not meet, or "" if it meets all conditions.
 func (s *selector) firstUnmet(d subject) string {
 	for _, c := range s.Conditions {
 		if !c.test.met(d) {
@@ -142,7 +143,8 @@ func quoteEmpty(s string) string {
 	return s
 }
 
-// whyNotOffered returns why a resource does not offer a device that it matches, or "" if it does.
+// whyNotOffered returns the reason why a resource does not offer a device, or "" if the resource offers the device. If the device does not
+// match the resource, the last argument is the reason.
 func (v *verdict) whyNotOffered(c *Config, why string) string {
 	switch {
 	case why != "":
@@ -155,8 +157,9 @@ func (v *verdict) whyNotOffered(c *Config, why string) string {
 	return ""
 }
 
-// answer describes the match of a device and a resource: why the device does not match, or why it is not offered.
-func (r *Resource) answer(d subject, why, refusal string) Answer {
+// answerFor returns the Answer for a device. The second argument is the reason why the device does not match, or "". The last argument is
+// the reason why the resource does not offer the device, or "".
+func (r *Resource) answerFor(d subject, why, refusal string) Answer {
 	a := Answer{Place: r.Place, Resource: r.FullName(), Matches: why == "", Reason: refusal}
 	if a.Reason == "" && len(r.Unserved) > 0 {
 		a.Reason = r.Unserved[0].Text
@@ -167,7 +170,7 @@ func (r *Resource) answer(d subject, why, refusal string) Answer {
 		for _, c := range s.Conditions {
 			met := c.test.met(d)
 			answer.Met = answer.Met && met
-			answer.Checks = append(answer.Checks, check{c.Place, c.Name, c.test.want(), c.test.found(d), met})
+			answer.Checks = append(answer.Checks, conditionResult{c.Place, c.Name, c.test.want(), c.test.found(d), met})
 		}
 		if a.Reason == "" && answer.Met {
 			a.Reason = "meets " + s.Key

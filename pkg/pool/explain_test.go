@@ -12,11 +12,11 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// explained returns the reason for a device, followed by the answers of the resources with their checks.
-func explained(c *Config, name string, env Env) []string {
+// explainDevice returns the lines of the explanation for a device: the reason, and the answer of each resource with its checks.
+func explainDevice(c *Config, name string, env Env) []string {
 	var out []string
-	for _, e := range Explain(c, worker(), env) {
-		if names()[e.Device.String()] != name {
+	for _, e := range Explain(c, workerMachine(), env) {
+		if shortNames()[e.Device.String()] != name {
 			continue
 		}
 		out = append(out, strings.TrimSpace(e.Resource+" "+e.Reason))
@@ -35,7 +35,7 @@ func explained(c *Config, name string, env Env) []string {
 	return out
 }
 
-// TestExplain covers each outcome for a device in one configuration.
+// TestExplain checks the explanation for each possible result of a device.
 func TestExplain(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[
 		{"resourceName":"x","selectors":[{"pfNames":["ens1f0#0-1"],"drivers":["iavf"]},{"numaNodes":[1],"isRdma":true}]},
@@ -67,42 +67,43 @@ func TestExplain(t *testing.T) {
 			"  resourceList[1].selectors is met", third + "vendors want 8086, found 8086: yes", third + "linkTypes want ether, found ether: yes",
 			"intel.com/z: acpiIndexes is \"\", not 101", fourth + "acpiIndexes want 101, found : no"},
 	} {
-		if diff := cmp.Diff(want, explained(c, name, Env{})); diff != "" {
+		if diff := cmp.Diff(want, explainDevice(c, name, Env{})); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
 	}
-	if got := explained(c, "n", Env{})[0]; got != "intel.com/z_numa1 offered: meets resourceList[2].selectors" {
+	if got := explainDevice(c, "n", Env{})[0]; got != "intel.com/z_numa1 offered: meets resourceList[2].selectors" {
 		t.Error(got)
 	}
-	if got := explained(c, "n", Env{DefaultRoute: []string{"eno0"}})[0]; got != "not offered: its interface eno0 carries a default route" {
+	if got := explainDevice(c, "n", Env{DefaultRoute: []string{"eno0"}})[0]; got != "not offered: its interface eno0 carries a default route" {
 		t.Error(got)
 	}
 	c = mustParse(t, `{"resourceList":[{"resourceName":"x"}],"pfs":[{"pfName":"ens3f0","numVfs":2}]}`)
-	if got := explained(c, "p", Env{}); got[0] != "not offered: a PF that will get VFs, as configured in pfs[0]" {
+	if got := explainDevice(c, "p", Env{}); got[0] != "not offered: a PF that will get VFs, as configured in pfs[0]" {
 		t.Error(got)
 	}
 	c = mustParse(t, `{"resourceList":[{"resourceName":"x"}]}`)
-	if got := explained(c, "p", Env{}); got[0] != "not offered: a PF without VFs (it supports 64); to offer the PF itself, set offerPf in its entry of pfs" {
+	if got := explainDevice(c, "p", Env{}); got[0] != "not offered: a PF without VFs (it supports 64); to offer the PF itself, set offerPf in its entry of pfs" {
 		t.Error(got)
 	}
-	if got := explained(c, "a0", Env{}); got[0] != "intel.com/x offered: has no selectors" {
+	if got := explainDevice(c, "a0", Env{}); got[0] != "intel.com/x offered: has no selectors" {
 		t.Error(got)
 	}
 	c = mustParse(t, resource(`"driver":"vfio-pci","selectors":{"drivers":["iavf"]}`))
 	if diff := cmp.Diff([]string{"intel.com/a_nonuma offered: meets resourceList[0].selectors", "intel.com/a: meets resourceList[0].selectors",
 		"  resourceList[0].selectors is met",
-		"  resourceList[0].selectors.drivers want iavf, found vfio-pci: yes"}, explained(c, "u0", Env{})); diff != "" {
+		"  resourceList[0].selectors.drivers want iavf, found vfio-pci: yes"}, explainDevice(c, "u0", Env{})); diff != "" {
 		t.Error(diff)
 	}
 	c = mustParse(t, `{"resourceList":[{"resourceName":"x"}]}`)
-	data, err := json.Marshal(Explain(c, worker(), Env{})[1])
+	data, err := json.Marshal(Explain(c, workerMachine(), Env{})[1])
 	if want := `{"device":"0000:10:00.1","reason":"not offered: a PF with VFs","answers":[{"file":"config.json","line":1,"key":"resourceList[0]",` +
 		`"resource":"intel.com/x","matches":true,"reason":"a PF with VFs"}]}`; string(data) != want || err != nil {
 		t.Errorf("%s, %v", data, err)
 	}
 }
 
-// TestFindings checks that each missing value is reported once, with the values of the node.
+// TestFindings checks that Findings reports each selected value that the node does not have. The finding must also contain the values that
+// the node has.
 func TestFindings(t *testing.T) {
 	quiet := `{"resourceName":"q","selectors":{"pfNames":["ens1f0"]}}`
 	for _, test := range []struct{ config, want string }{
@@ -145,7 +146,7 @@ func TestFindings(t *testing.T) {
 				"2: RESOURCELIST[0]: resource intel.com/x: no device on this node matches"},
 	} {
 		var got []string
-		for _, f := range Findings(mustParse(t, test.config), worker(), Env{}) {
+		for _, f := range Findings(mustParse(t, test.config), workerMachine(), Env{}) {
 			got = append(got, strings.TrimPrefix(f.Error(), "config.json:"))
 		}
 		if diff := cmp.Diff(test.want, strings.Join(got, "\n")); diff != "" {

@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// fewestPFs uses PFs that already have devices among the chosen, and as few other PFs as possible. Of equally small sets it picks the one
-// that leaves the fewest devices.
-func (q *query) fewestPFs(in nodes) []int {
+// fewestPFs first uses PFs that already have chosen devices. It adds as few other PFs as possible. If several sets of PFs are equally
+// small, it uses the set that leaves the fewest devices unused.
+func (q *query) fewestPFs(in nodeSet) []int {
 	plan := make([]int, len(q.pfs))
 	var others []int
 	need := q.need
@@ -23,14 +23,14 @@ func (q *query) fewestPFs(in nodes) []int {
 		}
 	}
 	if need > 0 {
-		for _, pf := range q.covering(others, need) {
+		for _, pf := range q.smallestCover(others, need) {
 			plan[pf] = len(q.free[pf])
 		}
 	}
 	return dropSurplus(plan, q.need)
 }
 
-// dropSurplus removes the surplus from the last PFs.
+// dropSurplus reduces a plan to size devices. It removes devices of the last PFs first.
 func dropSurplus(plan []int, size int) []int {
 	for pf, n := range plan {
 		plan[pf] = min(n, size)
@@ -39,11 +39,12 @@ func dropSurplus(plan []int, size int) []int {
 	return plan
 }
 
-// maxTable bounds the table of subsetSum, in bit sets. Typical tables have a few.
+// maxTable is the maximum number of bit sets in the table of subsetSum. Typical tables have only a few bit sets.
 const maxTable = 4096
 
-// covering returns the smallest set of PFs with enough devices. Ties go to the smallest surplus, then to the lowest addresses.
-func (q *query) covering(pfs []int, need int) []int {
+// smallestCover returns the smallest set of PFs with enough devices. Of several smallest sets it returns the set with the smallest surplus,
+// and then the set with the lowest addresses.
+func (q *query) smallestCover(pfs []int, need int) []int {
 	sizes := make([]int, len(pfs))
 	for i, pf := range pfs {
 		sizes[i] = len(q.free[pf])
@@ -64,12 +65,13 @@ func (q *query) covering(pfs []int, need int) []int {
 	return subsetSum(pfs, sizes, count, need, sum)
 }
 
-// subsetSum solves the subset-sum problem by dynamic programming: sums[i][n] is the set of sums of n PFs from index i on.
+// subsetSum solves the subset-sum problem by dynamic programming. The table entry sums[i][n] is a set of sums. It contains the sum for each
+// choice of n PFs with index i or higher.
 func subsetSum(pfs, sizes []int, count, need, most int) []int {
-	sums, words := make([][]bits, len(pfs)+1), most/64+1
-	table := make(bits, (len(pfs)+1)*(count+1)*words)
+	sums, words := make([][]bitSet, len(pfs)+1), most/64+1
+	table := make(bitSet, (len(pfs)+1)*(count+1)*words)
 	for i := len(pfs); i >= 0; i-- {
-		sums[i] = make([]bits, count+1)
+		sums[i] = make([]bitSet, count+1)
 		for n := range sums[i] {
 			sums[i][n], table = table[:words:words], table[words:]
 			if n == 0 {
@@ -77,8 +79,8 @@ func subsetSum(pfs, sizes []int, count, need, most int) []int {
 				continue
 			}
 			if i < len(pfs) {
-				sums[i][n].or(sums[i+1][n], 0)
-				sums[i][n].or(sums[i+1][n-1], sizes[i])
+				sums[i][n].addShifted(sums[i+1][n], 0)
+				sums[i][n].addShifted(sums[i+1][n-1], sizes[i])
 			}
 		}
 	}
@@ -96,7 +98,8 @@ func subsetSum(pfs, sizes []int, count, need, most int) []int {
 	return chosen
 }
 
-// largestFirst is a heuristic for hundreds of PFs: the largest ones, and as the last the smallest that suffices.
+// largestFirst is a heuristic for hundreds of PFs. It chooses the largest PFs, except for the last PF, which is the smallest PF with enough
+// devices.
 func (q *query) largestFirst(pfs []int, count, need int) []int {
 	bySize := slices.Clone(pfs)
 	slices.SortStableFunc(bySize, func(a, b int) int { return len(q.free[b]) - len(q.free[a]) })
@@ -112,14 +115,15 @@ func (q *query) largestFirst(pfs []int, count, need int) []int {
 	return append(bySize[:count-1:count-1], bySize[last])
 }
 
-// bits is a set of small numbers.
-type bits []uint64
+// bitSet is a set of small numbers.
+type bitSet []uint64
 
-func (b bits) set(n int)      { b[n/64] |= 1 << (n % 64) }
-func (b bits) has(n int) bool { return b[n/64]>>(n%64)&1 == 1 }
+func (b bitSet) set(n int)      { b[n/64] |= 1 << (n % 64) }
+func (b bitSet) has(n int) bool { return b[n/64]>>(n%64)&1 == 1 }
 
-// or adds the numbers of another set, each increased by the given amount. Numbers beyond the set's size are dropped.
-func (b bits) or(other bits, by int) {
+// addShifted adds the numbers of another set to the set. It first increases each of these numbers by the second argument. It drops numbers
+// that exceed the size of the set.
+func (b bitSet) addShifted(other bitSet, by int) {
 	words, rest := by/64, by%64
 	for i := len(b) - 1; i >= words; i-- {
 		b[i] |= other[i-words] << rest

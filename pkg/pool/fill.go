@@ -7,30 +7,32 @@ import (
 	"slices"
 )
 
-// evenly takes one device at a time from the PF with the most free devices.
-func (q *query) evenly(in nodes) []int {
-	return q.oneByOne(in, func(int) int { return 0 }, func(int) {})
+// fillEvenly takes one device after another, each from the PF with the most free devices.
+func (q *query) fillEvenly(in nodeSet) []int {
+	return q.fillOneByOne(in, func(int) int { return 0 }, func(int) {})
 }
 
-// spreadOut takes one device at a time from the PF, PCI root and card with the fewest chosen devices.
-func (q *query) spreadOut(in nodes) []int {
-	roots, cards, pfs := q.tally(nil)
-	order := func(pf int) int { return (pfs[pf]<<width+roots[q.pfs[pf].root])<<width + cards[q.pfs[pf].card] }
-	return q.oneByOne(in, order, func(pf int) {
+// fillSpread takes one device after another, each from the PF with the fewest chosen devices. If several PFs are equal, it chooses a PF on
+// the PCI root with the fewest chosen devices. If these PFs are also equal, it chooses a PF on the card with the fewest chosen devices.
+func (q *query) fillSpread(in nodeSet) []int {
+	roots, cards, pfs := q.countChosen(nil)
+	order := func(pf int) int { return (pfs[pf]<<countBits+roots[q.pfs[pf].root])<<countBits + cards[q.pfs[pf].card] }
+	return q.fillOneByOne(in, order, func(pf int) {
 		roots[q.pfs[pf].root]++
 		cards[q.pfs[pf].card]++
 		pfs[pf]++
 	})
 }
 
-// width is the number of bits for a count of devices, so that several counts can be packed into one comparable number.
-const width = 16
+// countBits is the number of bits for a count of devices. Several counts are packed into one number for comparison.
+const countBits = 16
 
-// oneByOne takes each device from the PF with the lowest rank: order, then the most free devices, then the lowest address. A PF's rank
-// never decreases. So the head of the queue is the minimum as soon as its own rank is up to date.
-func (q *query) oneByOne(in nodes, order func(pf int) int, took func(pf int)) []int {
+// fillOneByOne takes one device after another, each from the PF with the lowest rank. The rank consists of three parts: the result of the
+// first function, the number of free devices (the highest number first), and the address. The rank of a PF never decreases. The head of the
+// queue is therefore the minimum if its own rank is up to date.
+func (q *query) fillOneByOne(in nodeSet, order func(pf int) int, took func(pf int)) []int {
 	plan := make([]int, len(q.pfs))
-	rank := func(pf int) int { return order(pf)<<width - len(q.free[pf]) + plan[pf] }
+	rank := func(pf int) int { return order(pf)<<countBits - len(q.free[pf]) + plan[pf] }
 	var line queue
 	for pf, g := range q.pfs {
 		if in[g.node] && len(q.free[pf]) > 0 {
@@ -56,7 +58,7 @@ func (q *query) oneByOne(in nodes, order func(pf int) int, took func(pf int)) []
 	return plan
 }
 
-// queue is a heap of PFs.
+// A queue is a heap of PFs, sorted by rank.
 type queue []turn
 
 type turn struct{ rank, pf int }
@@ -67,7 +69,7 @@ func (l queue) Less(i, j int) bool {
 }
 func (l queue) Swap(i, j int) { l[i], l[j] = l[j], l[i] }
 
-// Push implements heap.Interface. It is never called here.
+// Push implements heap.Interface. This package never calls Push.
 func (l *queue) Push(v any) { *l = append(*l, v.(turn)) }
 
 // Pop removes the last item.
@@ -77,8 +79,9 @@ func (l *queue) Pop() any {
 	return last
 }
 
-// tally counts the chosen devices behind each PCI root, on each card and on each PF.
-func (q *query) tally(plan []int) (roots, cards, pfs []int) {
+// countChosen counts the chosen devices of each PCI root, each card and each PF. The chosen devices are the mandatory devices and the
+// devices of the plan.
+func (q *query) countChosen(plan []int) (roots, cards, pfs []int) {
 	roots, cards, pfs = make([]int, len(q.pfs)), make([]int, len(q.pfs)), make([]int, len(q.pfs))
 	for pf, g := range q.pfs {
 		n := q.count[pf]
@@ -93,20 +96,20 @@ func (q *query) tally(plan []int) (roots, cards, pfs []int) {
 }
 
 // perPF returns the number of chosen devices of each PF, in descending order.
-func (q *query) perPF(_ nodes, plan []int) []int {
-	_, _, pfs := q.tally(plan)
+func (q *query) perPF(_ nodeSet, plan []int) []int {
+	_, _, pfs := q.countChosen(plan)
 	return descending(pfs)
 }
 
-// concentration returns the number of chosen devices of each PCI root, then of each card, both in descending order, and then the
-// result of leftPerPF.
-func (q *query) concentration(in nodes, plan []int) []int {
-	roots, cards, _ := q.tally(plan)
+// concentration returns one list that consists of three lists: the number of chosen devices of each PCI root, the number of chosen devices
+// of each card, and the result of leftPerPF. Each list is in descending order.
+func (q *query) concentration(in nodeSet, plan []int) []int {
+	roots, cards, _ := q.countChosen(plan)
 	return slices.Concat(descending(roots), descending(cards), q.leftPerPF(in, plan))
 }
 
 // leftPerPF returns the number of devices left on each PF, in descending order.
-func (q *query) leftPerPF(_ nodes, plan []int) []int {
+func (q *query) leftPerPF(_ nodeSet, plan []int) []int {
 	left := make([]int, len(q.pfs))
 	for pf := range left {
 		left[pf] = len(q.free[pf]) - plan[pf]
@@ -120,8 +123,8 @@ func descending(n []int) []int {
 	return n
 }
 
-// pfsUsed counts the PFs of a plan and of the mandatory devices.
-func (q *query) pfsUsed(_ nodes, plan []int) []int {
+// pfsUsed returns the number of PFs that have devices in the plan or mandatory devices.
+func (q *query) pfsUsed(_ nodeSet, plan []int) []int {
 	used := 0
 	for pf := range plan {
 		if plan[pf]+q.count[pf] > 0 {
@@ -131,8 +134,8 @@ func (q *query) pfsUsed(_ nodes, plan []int) []int {
 	return []int{used}
 }
 
-// leftOnPFs counts the devices left on the PFs in use, then those left on the NUMA nodes.
-func (q *query) leftOnPFs(in nodes, plan []int) []int {
+// leftOnPFs returns two numbers: the devices left on the used PFs, and the devices left on the used NUMA nodes.
+func (q *query) leftOnPFs(in nodeSet, plan []int) []int {
 	onPFs, onNodes := 0, 0
 	for pf, g := range q.pfs {
 		left := len(q.free[pf]) - plan[pf]
@@ -146,8 +149,8 @@ func (q *query) leftOnPFs(in nodes, plan []int) []int {
 	return []int{onPFs, onNodes}
 }
 
-// leftOnNodes counts the devices left on the NUMA nodes, then the PFs in use, then the devices left on these PFs.
-func (q *query) leftOnNodes(in nodes, plan []int) []int {
+// leftOnNodes returns three numbers: the devices left on the used NUMA nodes, the used PFs, and the devices left on the used PFs.
+func (q *query) leftOnNodes(in nodeSet, plan []int) []int {
 	left := q.leftOnPFs(in, plan)
 	return []int{left[1], q.pfsUsed(in, plan)[0], left[0]}
 }

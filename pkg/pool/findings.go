@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Findings returns what is notable about a configuration on this node, in the order of the configuration. Findings are not errors: a
-// configuration may serve many nodes, and each node lacks some of the devices.
+// Findings returns warnings about a configuration on this node, such as devices that the node does not have. The warnings are in the order
+// of the configuration. The warnings are not errors, because one configuration may serve many nodes with different devices.
 func Findings(c *Config, s *pci.Snapshot, env Env) []Problem {
 	f := findings{node: newNode(s, env), c: c, out: slices.Clone(c.Notes)}
 	f.verdicts = c.matchAll(f.node, true)
@@ -19,11 +19,11 @@ func Findings(c *Config, s *pci.Snapshot, env Env) []Problem {
 		if len(c.Resources[i].Unserved) > 0 {
 			continue // Unserved reports it
 		}
-		f.selectors(&c.Resources[i])
-		f.devices(i)
+		f.reportSelectors(&c.Resources[i])
+		f.reportDevices(i)
 	}
 	for i := range c.PFs {
-		f.pf(i)
+		f.reportPF(i)
 	}
 	sortByLine(f.out)
 	return f.out
@@ -40,8 +40,8 @@ func (f *findings) add(at Place, format string, args ...any) {
 	f.out = append(f.out, Problem{at, fmt.Sprintf(format, args...)})
 }
 
-// selectors reports selected values that this node does not have.
-func (f *findings) selectors(r *Resource) {
+// reportSelectors reports values in the selectors of a resource that no device of this node has.
+func (f *findings) reportSelectors(r *Resource) {
 	open := len(r.Selectors) == 0
 	for _, s := range r.Selectors {
 		open = open || len(s.Conditions) == 0
@@ -51,7 +51,7 @@ func (f *findings) selectors(r *Resource) {
 				f.add(c.Place, "%s", text)
 			}
 			if len(missing) == 0 {
-				f.unmet(r, c)
+				f.reportUnmet(r, c)
 			}
 		}
 	}
@@ -60,8 +60,8 @@ func (f *findings) selectors(r *Resource) {
 	}
 }
 
-// unmet reports a condition that no device meets, with the values that the devices have.
-func (f *findings) unmet(r *Resource, c condition) {
+// reportUnmet reports a condition that no device meets, and the values that the devices have.
+func (f *findings) reportUnmet(r *Resource, c condition) {
 	var have []string
 	for _, d := range f.subjects {
 		d.bindTo = r.Driver
@@ -73,17 +73,17 @@ func (f *findings) unmet(r *Resource, c condition) {
 		}
 	}
 	slices.Sort(have)
-	if more := len(have) - mostValues; more > 0 {
-		have = append(have[:mostValues], fmt.Sprintf("and %d more", more))
+	if more := len(have) - maxValues; more > 0 {
+		have = append(have[:maxValues], fmt.Sprintf("and %d more", more))
 	}
 	f.add(c.Place, "no device on this node has %s; values found: %s", c.test.want(), orNone(strings.Join(have, ", ")))
 }
 
-// mostValues is the largest number of values in a finding.
-const mostValues = 20
+// maxValues is the maximum number of values in a finding.
+const maxValues = 20
 
-// devices reports a resource without matching or available devices.
-func (f *findings) devices(i int) {
+// reportDevices reports a resource that no device matches, or whose matching devices are not available.
+func (f *findings) reportDevices(i int) {
 	r := &f.c.Resources[i]
 	offered, matched, unknown, why := 0, 0, 0, ""
 	for _, v := range f.verdicts {
@@ -106,14 +106,14 @@ func (f *findings) devices(i int) {
 		f.add(r.Place, "resource %s: %s on this node, but none is available; %s", r.FullName(),
 			plural(matched, "device matches", "devices match"), why)
 	case f.multiNUMA() && unknown > 0 && unknown < offered:
-		f.unknownNodes(r, unknown)
+		f.reportUnknownNodes(r, unknown)
 	}
 }
 
-// unknownNodes reports devices of unknown NUMA node in a resource that also has devices of known node.
-func (f *findings) unknownNodes(r *Resource, unknown int) {
+// reportUnknownNodes reports that a resource has both devices with a known NUMA node and devices with an unknown NUMA node.
+func (f *findings) reportUnknownNodes(r *Resource, unknown int) {
 	switch name := r.FullName() + noNUMA; {
-	case r.SplitByNUMA || !r.splits(noNUMA):
+	case r.SplitByNUMA || !r.maySplit(noNUMA):
 	case len(r.Name)+len(noNUMA) > maxName:
 		f.add(r.Place, "resource %s: the NUMA node of %s is unknown: the Topology Manager ignores them; shorten the name so that they get a separate resource",
 			r.FullName(), plural(unknown, "device", "devices"))
@@ -123,8 +123,8 @@ func (f *findings) unknownNodes(r *Resource, unknown int) {
 	}
 }
 
-// pf reports an entry of pfs that does not fit this node.
-func (f *findings) pf(i int) {
+// reportPF reports an entry of pfs that does not match the PFs of this node.
+func (f *findings) reportPF(i int) {
 	want := &f.c.PFs[i]
 	at := slices.IndexFunc(f.subjects, want.matches)
 	if at < 0 {

@@ -18,15 +18,15 @@ type Place struct {
 	Key  string `json:"key,omitempty"` // resourceList[0].selectors.pfNames[1]
 }
 
-// below returns the place of a key or an item below p.
-func (p Place) below(line int, below string) Place {
+// child() returns the place of a key or an item inside the value at this place.
+func (p Place) child(line int, below string) Place {
 	if p.Key != "" && !strings.HasPrefix(below, "[") {
 		below = "." + below
 	}
 	return Place{p.File, line, p.Key + below}
 }
 
-// Problem is an error or a warning about one place of a configuration.
+// Problem is an error or a warning with its place in a configuration.
 type Problem struct {
 	Place
 	Text string `json:"text"`
@@ -58,7 +58,7 @@ const (
 	object  kind = "an object"
 )
 
-// value is a JSON value with its place, which encoding/json does not report.
+// A value is a JSON value with its place in the file. encoding/json does not provide the place.
 type value struct {
 	Place
 	kind    kind
@@ -73,14 +73,14 @@ type member struct {
 	value value
 }
 
-// tree reads JSON into values.
-type tree struct {
+// A treeReader converts JSON into values.
+type treeReader struct {
 	decoder *json.Decoder
 	breaks  []int // offsets of the line breaks
 	reader  *reader
 }
 
-// parseJSON returns the whole file as one value. It reports only the first syntax error.
+// parseJSON parses a file and returns it as one value. If the JSON is invalid, it reports only the first syntax error.
 func parseJSON(r *reader, data []byte) (value, bool) {
 	root := Place{File: r.file, Line: 1}
 	if bytes.HasPrefix(data, []byte("\xef\xbb\xbf")) {
@@ -91,7 +91,7 @@ func parseJSON(r *reader, data []byte) (value, bool) {
 		r.fail(root, "too large: want at most %d bytes", maxBytes)
 		return value{}, false
 	}
-	t := tree{json.NewDecoder(bytes.NewReader(data)), nil, r}
+	t := treeReader{json.NewDecoder(bytes.NewReader(data)), nil, r}
 	for i, b := range data {
 		if b == '\n' {
 			t.breaks = append(t.breaks, i)
@@ -102,24 +102,24 @@ func parseJSON(r *reader, data []byte) (value, bool) {
 	if err := json.Unmarshal(data, &raw); err != nil {
 		var syntax *json.SyntaxError
 		if errors.As(err, &syntax) {
-			root.Line = t.line(syntax.Offset - 1)
+			root.Line = t.lineOf(syntax.Offset - 1)
 		}
 		r.fail(root, "%v", err)
 		return value{}, false
 	}
-	return t.value(root, 0)
+	return t.readValue(root, 0)
 }
 
-// line returns the line number of an offset.
-func (t *tree) line(offset int64) int {
+// lineOf returns the line number of an offset in the file.
+func (t *treeReader) lineOf(offset int64) int {
 	n, _ := slices.BinarySearch(t.breaks, int(offset))
 	return n + 1
 }
 
-// value reads the next value. It fails if the nesting is too deep, and the caller must stop then.
-func (t *tree) value(at Place, depth int) (value, bool) {
+// readValue reads the next value. If the nesting is too deep, the second result is false, and the caller must stop.
+func (t *treeReader) readValue(at Place, depth int) (value, bool) {
 	token, err := t.decoder.Token()
-	at.Line = t.line(t.decoder.InputOffset() - 1)
+	at.Line = t.lineOf(t.decoder.InputOffset() - 1)
 	v := value{Place: at}
 	if err != nil || depth > maxDepth {
 		t.reader.fail(at, "nested more than %d levels deep", maxDepth)
@@ -143,10 +143,10 @@ func (t *tree) value(at Place, depth int) (value, bool) {
 	return v, true
 }
 
-func (t *tree) list(v value, depth int) (value, bool) {
+func (t *treeReader) list(v value, depth int) (value, bool) {
 	v.kind = list
 	for t.decoder.More() {
-		item, ok := t.value(v.below(0, fmt.Sprintf("[%d]", len(v.items))), depth+1)
+		item, ok := t.readValue(v.child(0, fmt.Sprintf("[%d]", len(v.items))), depth+1)
 		if !ok {
 			return v, false
 		}
@@ -156,12 +156,12 @@ func (t *tree) list(v value, depth int) (value, bool) {
 	return v, err == nil
 }
 
-func (t *tree) object(v value, depth int) (value, bool) {
+func (t *treeReader) object(v value, depth int) (value, bool) {
 	v.kind = object
 	for t.decoder.More() {
 		token, _ := t.decoder.Token()
 		key, _ := token.(string)
-		m, ok := t.value(v.below(0, quoteKey(key)), depth+1)
+		m, ok := t.readValue(v.child(0, quoteKey(key)), depth+1)
 		if !ok {
 			return v, false
 		}
@@ -171,7 +171,7 @@ func (t *tree) object(v value, depth int) (value, bool) {
 	return v, err == nil
 }
 
-// quoteKey returns a key for messages. A key that is long or would break the line is quoted and cut.
+// quoteKey returns a key for messages. It quotes and truncates a key that is long or contains special characters.
 func quoteKey(key string) string {
 	if quoted := fmt.Sprintf("%+.40q", key); len(quoted) != len(key)+2 || key == "" {
 		return quoted

@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// address returns the PCI address with these numbers.
-func address(bus, device, function int) pci.Address {
+// pciAddr returns the PCI address with this bus, device and function.
+func pciAddr(bus, device, function int) pci.Address {
 	a, err := pci.ParseAddress(fmt.Sprintf("0000:%02x:%02x.%d", bus, device, function))
 	if err != nil {
 		panic(err)
@@ -19,7 +19,7 @@ func address(bus, device, function int) pci.Address {
 	return a
 }
 
-// card describes a network card of a test machine.
+// A card describes a network card of a test machine.
 type card struct {
 	bus, node  int
 	root       string
@@ -31,8 +31,8 @@ type card struct {
 	reversed   bool   // VFs are numbered from the highest address down
 }
 
-// machine returns a snapshot with NUMA nodes 0 to n-1, and with the PFs and VFs of cards as sysfs shows them.
-func machine(n int, cards ...card) *pci.Snapshot {
+// newMachine returns a snapshot of a machine with the NUMA nodes 0 to n-1 and the PFs and VFs of the given cards.
+func newMachine(n int, cards ...card) *pci.Snapshot {
 	s := &pci.Snapshot{}
 	for i := range n {
 		row := make([]int, n)
@@ -44,16 +44,16 @@ func machine(n int, cards ...card) *pci.Snapshot {
 	}
 	for _, c := range cards {
 		for port := range c.ports {
-			s.Devices = append(s.Devices, c.port(port)...)
+			s.Devices = append(s.Devices, c.portDevices(port)...)
 		}
 	}
 	slices.SortFunc(s.Devices, func(a, b pci.Device) int { return a.Address.Compare(b.Address) })
 	return s
 }
 
-// port returns a PF and its VFs.
-func (c card) port(port int) []pci.Device {
-	pf := pci.Device{Address: address(c.bus, 0, port), Vendor: c.vendor, Product: "1592", Class: 0x020000, Driver: "ice", NUMANode: c.node,
+// portDevices returns the PF and the VFs of one port of a card.
+func (c card) portDevices(port int) []pci.Device {
+	pf := pci.Device{Address: pciAddr(c.bus, 0, port), Vendor: c.vendor, Product: "1592", Class: 0x020000, Driver: "ice", NUMANode: c.node,
 		Root:       c.root,
 		IOMMUGroup: pci.Unknown, LinkType: pci.Ether, VFIndex: pci.Unknown, TotalVFs: 64, NumVFs: c.vfs, SwitchID: c.switchID}
 	if c.name != "" {
@@ -62,7 +62,7 @@ func (c card) port(port int) []pci.Device {
 	out := []pci.Device{pf}
 	for i := range c.vfs {
 		n := port*128 + i + 8
-		vf := pci.Device{Address: address(c.bus+n/256, n/8%32, n%8), Vendor: c.vendor, Product: "1889", Class: 0x020000, Driver: c.driver,
+		vf := pci.Device{Address: pciAddr(c.bus+n/256, n/8%32, n%8), Vendor: c.vendor, Product: "1889", Class: 0x020000, Driver: c.driver,
 			NUMANode: c.node,
 			Root:     c.root, IOMMUGroup: pci.Unknown, LinkType: pci.Ether, PF: pf.Address, VFIndex: i}
 		if c.reversed {
@@ -73,7 +73,7 @@ func (c card) port(port int) []pci.Device {
 	return out
 }
 
-// onePool returns a pool of all VFs of a machine.
+// onePool returns a pool with all VFs of a machine.
 func onePool(t testing.TB, s *pci.Snapshot) Pool {
 	t.Helper()
 	c, err := Parse(Source{File: "config.json", Prefix: "intel.com"}, []byte(`{"resourceList":[{"resourceName":"vf","unknownNuma":"all"}]}`))

@@ -18,19 +18,20 @@ var (
 	splitForm  = regexp.MustCompile(`^(.+)(_numa[0-9]+|_nonuma)$`)
 )
 
-// Limits of the names of extended resources. Kubernetes accounts for a resource as "requests." and its name.
+// Limits for the names of extended resources. In quotas Kubernetes uses the name of the resource with the prefix "requests.", which must
+// also be valid.
 const (
 	maxName   = 63
 	maxPrefix = 253 - len("requests.")
 	maxNode   = 1023 // largest ID of a NUMA node in the kernel
 )
 
-// noNUMA is the suffix of a resource whose devices have an unknown NUMA node, while other devices of the same entry have a known one.
+// noNUMA is the suffix of the resource for devices with an unknown NUMA node, if the same entry also has devices with a known NUMA node.
 const noNUMA = "_nonuma"
 
-// ofNUMA is the suffix of the resource of a NUMA node. Any valid name stays valid with this suffix: a name of an extended resource may
-// contain letters, digits, "-", "_" and ".", and ends in a letter or digit.
-func ofNUMA(node int) string { return fmt.Sprintf("_numa%d", node) }
+// numaSuffix returns the suffix of the resource for one NUMA node. A valid name plus this suffix is a valid name, because names of extended
+// resources may contain letters, digits, "-", "_" and ".", and must end with a letter or digit.
+func numaSuffix(node int) string { return fmt.Sprintf("_numa%d", node) }
 
 func resourceName(s string) (string, error) {
 	switch {
@@ -62,7 +63,7 @@ func driverName(s string) (string, error) {
 	return s, nil
 }
 
-// interfaceName also accepts alternative names, which may exceed 15 bytes.
+// interfaceName checks the name of an interface. It also accepts alternative names, which may have more than 15 bytes.
 func interfaceName(s string) (string, error) {
 	if s == "" || s == "." || s == ".." || len(s) > 127 ||
 		strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune("/#:", c) }) {
@@ -78,7 +79,7 @@ func hostPattern(s string) (string, error) {
 	return s, nil
 }
 
-// onHost reports whether an entry applies to a host. An entry without patterns applies to all hosts.
+// onHost reports whether an entry with these host patterns applies to a host. An entry without patterns applies to all hosts.
 func onHost(patterns []string, host string) bool {
 	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(p string) bool {
 		ok, _ := path.Match(p, host)
@@ -86,23 +87,23 @@ func onHost(patterns []string, host string) bool {
 	})
 }
 
-// variable returns the suffix of PCIDEVICE_ in the name of the resource's environment variable.
-func (r *Resource) variable() string {
+// variableSuffix returns the part after PCIDEVICE_ in the name of the resource's environment variable.
+func (r *Resource) variableSuffix() string {
 	return strings.ToUpper(strings.ReplaceAll(r.Prefix+"_"+r.Name, ".", "_"))
 }
 
-// splits reports whether devices of the resource may be offered under its name with a suffix.
-func (r *Resource) splits(ending string) bool {
+// maySplit reports whether devices of the resource may be offered with the given suffix of the name.
+func (r *Resource) maySplit(ending string) bool {
 	if r.API == DRA {
 		return false
 	}
 	if ending == noNUMA {
-		return r.UnknownNUMA == unlocatedOmit && !r.ExcludeTopology || r.SplitByNUMA && r.UnknownNUMA != unlocatedExclude
+		return r.UnknownNUMA == unknownOmit && !r.ExcludeTopology || r.SplitByNUMA && r.UnknownNUMA != unknownExclude
 	}
 	return r.SplitByNUMA
 }
 
-// checkNames refuses resources whose names or environment variables are the same.
+// checkNames reports an error for resources with the same name or the same environment variable.
 func (r *reader) checkNames(resources []Resource) {
 	names, variables := map[string]*Resource{}, map[string]*Resource{}
 	for i := range resources {
@@ -115,30 +116,30 @@ func (r *reader) checkNames(resources []Resource) {
 			continue
 		}
 		names[res.FullName()] = res
-		if first := variables[res.variable()]; first != nil {
+		if first := variables[res.variableSuffix()]; first != nil {
 			r.fail(res.Place, "resource %s: its environment variable PCIDEVICE_%s is also that of %s, %s in line %d; rename one",
-				res.FullName(), res.variable(), first.FullName(), first.Key, first.Line)
+				res.FullName(), res.variableSuffix(), first.FullName(), first.Key, first.Line)
 		}
-		variables[res.variable()] = res
+		variables[res.variableSuffix()] = res
 	}
 	for i := range resources {
 		res := &resources[i]
 		if parts := splitForm.FindStringSubmatch(res.Name); parts != nil {
-			if other := names[res.Prefix+"/"+parts[1]]; other != nil && other.splits(parts[2]) {
+			if other := names[res.Prefix+"/"+parts[1]]; other != nil && other.maySplit(parts[2]) {
 				r.fail(res.Place, "resource %s: %s in line %d may offer devices under this name", res.FullName(), other.Key, other.Line)
 			}
 		}
 	}
 }
 
-// checkSplit refuses a name that leaves no room for the suffix of a NUMA node.
+// checkSplit reports an error for a name that is too long for the suffix of a NUMA node.
 func (r *reader) checkSplit(res *Resource, keys map[string]Place) {
-	if most := maxName - len(ofNUMA(maxNode)); res.SplitByNUMA && len(res.Name) > most {
+	if most := maxName - len(numaSuffix(maxNode)); res.SplitByNUMA && len(res.Name) > most {
 		r.fail(keys["resourceName"], "%+.80q: want at most %d characters with splitByNuma", res.Name, most)
 	}
 }
 
-// checkDriver refuses a driver that removes a feature by which the devices are selected.
+// checkDriver reports an error if the selectors require RDMA, but devices with the configured driver have no RDMA.
 func (r *reader) checkDriver(res *Resource, keys map[string]Place) {
 	for _, s := range res.Selectors {
 		if s.RDMA && slices.Contains([]string{"vfio-pci", "uio_pci_generic", "igb_uio"}, res.Driver) {
@@ -147,7 +148,7 @@ func (r *reader) checkDriver(res *Resource, keys map[string]Place) {
 	}
 }
 
-// checkPFs refuses a second entry for the same PF.
+// checkPFs reports an error for a second entry with the same PF.
 func (r *reader) checkPFs(pfs []pfEntry) {
 	for i, pf := range pfs {
 		for _, first := range pfs[:i] {

@@ -9,30 +9,30 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Env is information that a scan of the devices does not contain.
+// Env contains information about the node that is not in a scan of the devices.
 type Env struct {
-	// DefaultRoute are the names of interfaces that carry a default route.
+	// DefaultRoute lists the names of the interfaces with a default route.
 	DefaultRoute []string
-	// Last are the devices as they were while their interface was on the node. It replaces the attributes of an interface that is in a
-	// pod, as long as the driver is the same.
+	// Last contains the devices as they were while their interfaces were on the node. While the interface of a device is in a pod, Last
+	// provides the attributes of the device. A change of the driver makes these attributes invalid.
 	Last map[pci.Address]pci.Device
 }
 
-// node is a machine with its devices prepared for selectors.
+// A node is a machine with its devices in the form that selectors need.
 type node struct {
 	*pci.Snapshot
 	env      Env
 	subjects []subject // in the order of Devices
 }
 
-// subject is a device that selectors are matched against.
+// A subject is a device with the data that selectors compare.
 type subject struct {
 	pci.Device
 	pf     *pci.Device // the PF of a VF, otherwise the device itself
 	bindTo string      // driver that the resource binds devices to
 }
 
-// newNode prepares the devices. If an interface is in a pod, its attributes come from env.Last.
+// newNode returns the node for a snapshot. If the interface of a device is in a pod, its attributes are from env.Last.
 func newNode(s *pci.Snapshot, env Env) *node {
 	n := &node{s, env, make([]subject, len(s.Devices))}
 	for i, d := range s.Devices {
@@ -53,7 +53,7 @@ func newNode(s *pci.Snapshot, env Env) *node {
 	return n
 }
 
-// pfOf returns the PF of a VF. If the scan lacks the PF, the result has only the address.
+// pfOf returns the PF of a VF. If the snapshot does not contain the PF, the result has only the address.
 func (n *node) pfOf(d *pci.Device) *pci.Device {
 	if !d.IsVF() {
 		return d
@@ -68,7 +68,7 @@ func (n *node) index(a pci.Address) (int, bool) {
 	return slices.BinarySearchFunc(n.subjects, a, func(d subject, a pci.Address) int { return d.Address.Compare(a) })
 }
 
-// pfs returns the names of all PFs.
+// pfs() returns the names of all PFs.
 func (n *node) pfs(names func(subject) []string) (out []string) {
 	for _, d := range n.subjects {
 		if !d.IsVF() && d.TotalVFs > 0 {
@@ -78,8 +78,8 @@ func (n *node) pfs(names func(subject) []string) (out []string) {
 	return out
 }
 
-// online reports whether the machine has a NUMA node.
-func (n *node) online(id int) bool {
+// isOnline reports whether the NUMA node with this ID is online.
+func (n *node) isOnline(id int) bool {
 	return slices.ContainsFunc(n.Nodes, func(n pci.Node) bool { return n.ID == id })
 }
 
@@ -87,10 +87,10 @@ func (n *node) online(id int) bool {
 // firmware often does not report it.
 func (n *node) multiNUMA() bool { return len(n.Nodes) > 1 }
 
-// nodeKnown reports whether the NUMA node of a device is known, also to the kubelet.
-func (n *node) nodeKnown(d *pci.Device) bool { return n.online(d.NUMANode) }
+// nodeKnown reports whether the NUMA node of a device is known and online. The kubelet ignores other NUMA nodes.
+func (n *node) nodeKnown(d *pci.Device) bool { return n.isOnline(d.NUMANode) }
 
-// whyBusy returns why a device can be in no resource, or "" if it can.
+// whyBusy returns the reason why no resource may contain a device, or "" if a resource may contain it.
 func (c *Config) whyBusy(n *node, i int) string {
 	d := &n.Devices[i]
 	if !d.IsVF() {
@@ -101,9 +101,9 @@ func (c *Config) whyBusy(n *node, i int) string {
 	return n.defaultRoute(d)
 }
 
-// whyReserved returns why a function that is not a VF stays with the node, or "" if a pod may have it. A PF is offered only with offerPf,
-// while it has no VFs, or with offerWhole. The reason: a pod that has a PF controls all its VFs, and a PF bound to VFIO cannot have VFs.
-// An unreadable function may be a PF.
+// whyReserved returns the reason why a function that is not a VF must stay with the node, or "" if a pod may have it. A PF is offered only
+// if offerWhole is set, or if offerPf is set and the PF has no VFs. A pod with a PF could control all VFs of the PF, and a PF with the
+// driver vfio-pci cannot have VFs. A function with an unreadable file is not offered, because it may be a PF.
 func (c *Config) whyReserved(d subject) string {
 	var entry pfEntry
 	if i := c.entryOf(d); i >= 0 {
@@ -124,7 +124,7 @@ func (c *Config) whyReserved(d subject) string {
 	return ""
 }
 
-// entryOf returns the index of the entry of pfs that applies to a PF, which is the first match, or -1.
+// entryOf returns the index of the first entry of pfs that matches a PF, or -1.
 func (c *Config) entryOf(d subject) int {
 	return slices.IndexFunc(c.PFs, func(pf pfEntry) bool { return pf.matches(d) })
 }
@@ -138,7 +138,7 @@ func (n *node) defaultRoute(d *pci.Device) string {
 	return ""
 }
 
-// matches reports whether the entry is about this PF.
+// matches reports whether the entry identifies this PF.
 func (pf *pfEntry) matches(d subject) bool {
 	if d.IsVF() {
 		return false

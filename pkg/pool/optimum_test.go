@@ -11,22 +11,23 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestPreferIsOptimal compares Prefer with the best of all subsets. The costs are implemented here a second time, device by device.
+// TestPreferIsOptimal checks that Prefer returns the best of all possible subsets. The test has its own simple implementation of the costs.
 func TestPreferIsOptimal(t *testing.T) {
 	for _, policy := range []Policy{NUMABestFit, Pack, Balance, DistinctPF} {
 		for seed := range uint64(2000) {
 			c := randomCase(seed)
 			got := Prefer(policy, c.topology, c.available, c.must, c.size)
-			want := c.optimum(policy)
+			want := c.bestSubset(policy)
 			if !slices.Equal(got, want) {
 				t.Fatalf("%s, seed %d: of %v, with %v, %d wanted\n got %v %v\nwant %v %v", policy, seed, c.available, c.must, c.size,
-					got, c.cost(policy, got), want, c.cost(policy, want))
+					got, c.costOf(policy, got), want, c.costOf(policy, want))
 			}
 		}
 	}
 }
 
-// TestPreferAsksNoOrder checks that the order of the arguments does not matter, and that Prefer does not change them.
+// TestPreferAsksNoOrder checks that the result of Prefer does not depend on the order of the devices in its arguments. Prefer must not
+// change the slices in its arguments.
 func TestPreferAsksNoOrder(t *testing.T) {
 	for seed := range uint64(200) {
 		c := randomCase(seed)
@@ -51,8 +52,8 @@ func shuffled(p Pool, rng *rand.Rand) Pool {
 	return p
 }
 
-// question is a random machine with the arguments of a choice.
-type question struct {
+// randomQuery is a random machine with random arguments for Prefer.
+type randomQuery struct {
 	snapshot        *pci.Snapshot
 	pool            Pool
 	topology        *Topology
@@ -61,8 +62,9 @@ type question struct {
 	of              map[string]pci.Device
 }
 
-// randomCase returns a machine of at most four NUMA nodes and twelve VFs. A card may span several nodes, or have no known node.
-func randomCase(seed uint64) question {
+// randomCase returns a random machine with at most four NUMA nodes and twelve VFs. The devices of a card may be on several NUMA nodes, or
+// on an unknown node.
+func randomCase(seed uint64) randomQuery {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	count := 1 + rng.IntN(4)
 	var cards []card
@@ -80,7 +82,7 @@ func randomCase(seed uint64) question {
 		left -= c.ports * c.vfs
 		cards = append(cards, c)
 	}
-	c := question{snapshot: machine(count, cards...), of: map[string]pci.Device{}}
+	c := randomQuery{snapshot: newMachine(count, cards...), of: map[string]pci.Device{}}
 	for i := range c.snapshot.Nodes {
 		for j := range i {
 			c.snapshot.Nodes[i].Distance[j], c.snapshot.Nodes[j].Distance[i] = 11+rng.IntN(3), 11+rng.IntN(3)
@@ -103,13 +105,13 @@ func randomCase(seed uint64) question {
 			c.must = append(c.must, id) // the kubelet may demand a device that is not in the available list
 		}
 	}
-	all := len(c.union())
+	all := len(c.allIDs())
 	c.size = len(c.must) + rng.IntN(all-len(c.must)+1)
 	return c
 }
 
-// union returns all available and mandatory devices, by PF and VF index.
-func (c question) union() []string {
+// allIDs returns all available and mandatory devices, sorted by PF and VF index.
+func (c randomQuery) allIDs() []string {
 	all := slices.Concat(c.available, c.must)
 	slices.SortFunc(all, func(a, b string) int {
 		x, y := c.of[a], c.of[b]
@@ -121,9 +123,10 @@ func (c question) union() []string {
 	return slices.Compact(all)
 }
 
-// optimum tries all subsets. It returns the one of the lowest cost that is first by address.
-func (c question) optimum(policy Policy) []string {
-	all := c.union()
+// bestSubset tries all subsets and returns the subset with the lowest cost. If several subsets have the lowest cost, it returns the first
+// subset in the order of addresses.
+func (c randomQuery) bestSubset(policy Policy) []string {
+	all := c.allIDs()
 	var best []string
 	var lowest []int
 	var try func(i int, chosen []string)
@@ -132,7 +135,7 @@ func (c question) optimum(policy Policy) []string {
 			if slices.ContainsFunc(all[i:], func(id string) bool { return slices.Contains(c.must, id) }) {
 				return
 			}
-			if cost := c.cost(policy, chosen); best == nil || slices.Compare(cost, lowest) < 0 {
+			if cost := c.costOf(policy, chosen); best == nil || slices.Compare(cost, lowest) < 0 {
 				best, lowest = slices.Clone(chosen), cost
 			}
 			return
@@ -151,8 +154,8 @@ func (c question) optimum(policy Policy) []string {
 	return best
 }
 
-// cost returns the quantities that a policy minimises, as Prefer documents them.
-func (c question) cost(policy Policy, chosen []string) []int {
+// costOf returns the quantities that a policy minimises, in the order that Prefer documents.
+func (c randomQuery) costOf(policy Policy, chosen []string) []int {
 	pfs, cards, roots, nodes := map[string]int{}, map[string]int{}, map[string]int{}, map[int]int{}
 	for _, id := range chosen {
 		d := c.of[id]
@@ -162,7 +165,7 @@ func (c question) cost(policy Policy, chosen []string) []int {
 		nodes[c.node(d)]++
 	}
 	leftOnPFs, leftOnNodes, left := 0, 0, map[string]int{}
-	for _, id := range c.union() {
+	for _, id := range c.allIDs() {
 		d := c.of[id]
 		if slices.Contains(chosen, id) {
 			continue
@@ -187,36 +190,36 @@ func (c question) cost(policy Policy, chosen []string) []int {
 	case Pack:
 		return []int{len(pfs), len(nodes), far, leftOnPFs, leftOnNodes}
 	case Balance:
-		return append([]int{len(nodes), far}, most(left)...)
+		return append([]int{len(nodes), far}, sortedValues(left)...)
 	case DistinctPF:
-		return slices.Concat(most(pfs), []int{len(nodes), far}, most(roots), most(cards), most(left))
+		return slices.Concat(sortedValues(pfs), []int{len(nodes), far}, sortedValues(roots), sortedValues(cards), sortedValues(left))
 	}
 	return []int{len(nodes), far, leftOnNodes, len(pfs), leftOnPFs}
 }
 
-// most returns the values of a map in descending order.
-func most[K comparable](m map[K]int) []int {
+// sortedValues returns the values of a map in descending order.
+func sortedValues[K comparable](m map[K]int) []int {
 	out := append(slices.Collect(maps.Values(m)), make([]int, 12-len(m))...)
 	slices.Sort(out)
 	slices.Reverse(out)
 	return out
 }
 
-func (c question) node(d pci.Device) int {
+func (c randomQuery) node(d pci.Device) int {
 	if len(c.snapshot.Nodes) == 1 {
 		return 0
 	}
 	return d.NUMANode
 }
 
-func (c question) distance(a, b int) int {
+func (c randomQuery) distance(a, b int) int {
 	if a < 0 || b < 0 {
 		return 255
 	}
 	return c.snapshot.Nodes[a].Distance[b]
 }
 
-func (c question) card(d pci.Device) string {
+func (c randomQuery) card(d pci.Device) string {
 	pf := c.of[d.PF.String()]
 	if pf.SwitchID != "" {
 		return pf.SwitchID
@@ -224,7 +227,7 @@ func (c question) card(d pci.Device) string {
 	return pf.Address.String()[:10]
 }
 
-func (c question) root(d pci.Device) string {
+func (c randomQuery) root(d pci.Device) string {
 	if pf := c.of[d.PF.String()]; pf.SwitchID != "" {
 		return pf.SwitchID
 	}

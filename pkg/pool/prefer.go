@@ -9,37 +9,38 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Prefer chooses devices for a container: all of must, and further available devices up to size. Each policy minimises a list of
-// quantities, in this order:
+// Prefer chooses the given number of devices for a container. It chooses all mandatory devices, and fills the rest with available devices.
+// Each policy minimises a list of quantities, in this order:
 //
-//	numa-best-fit  NUMA nodes, their distance, devices left on them, PFs, devices left on those
+//	numa-best-fit  NUMA nodes, their distance, devices left on the nodes, PFs, devices left on the PFs
 //	pack           PFs, NUMA nodes, their distance, devices left on the PFs, devices left on the nodes
 //	balance        NUMA nodes, their distance, the most devices left on a PF, then on the next
 //	distinct-pf    the most devices of one PF, then of the next, NUMA nodes, their distance, the most devices behind one
 //	               PCI root, then behind the next, the same for cards, the most devices left on a PF, then on the next
 //
-// The distance is the sum over all pairs of nodes. Ties go to the lowest address, and inside a PF to the lowest VF index, so that the
-// answer does not depend on the order of the arguments. The result is optimal unless the search over all sets of NUMA nodes exceeds its
-// budget, which happens with ten or more nodes or hundreds of devices. Then a set with fewer nodes may exist.
+// The distance is the sum of the distances of all pairs of nodes. Among equally good devices, Prefer chooses the device with the lowest
+// address. Inside a PF it chooses the device with the lowest VF index. The result therefore does not depend on the order of the arguments.
+// The result is optimal unless the search over all sets of NUMA nodes exceeds its budget. The search can exceed its budget on machines with
+// ten or more nodes or hundreds of devices. In this case a better result with fewer nodes may exist.
 //
-// Prefer never fails, because an error would fail the pod. Unknown IDs come last. If too few devices are available, it returns all of
-// them.
+// Prefer returns no error, because an error would make the pod fail. It uses unknown IDs only if the known devices do not suffice. If too
+// few devices are available, it returns all of them.
 func Prefer(policy Policy, t *Topology, available, must []string, size int) []string {
 	q := newQuery(t, available, must)
 	switch q.need = size - len(q.must) - len(q.mustUnknown); {
 	case q.need <= 0:
-		return q.answer(nil, 0)
-	case q.need >= q.known():
+		return q.selectIDs(nil, 0)
+	case q.need >= q.countKnown():
 		plan := make([]int, len(t.pfs))
 		for pf := range plan {
 			plan[pf] = len(q.free[pf])
 		}
-		return q.answer(plan, q.need-q.known())
+		return q.selectIDs(plan, q.need-q.countKnown())
 	}
-	return q.answer(q.solve(rulesOf(policy)), 0)
+	return q.selectIDs(q.solve(rulesOf(policy)), 0)
 }
 
-// query is the input of one choice.
+// A query is the input of one call of Prefer.
 type query struct {
 	*Topology
 	free        [][]int // ranks by PF
@@ -81,7 +82,7 @@ func newQuery(t *Topology, available, must []string) *query {
 	return q
 }
 
-// compareID sorts by address, and puts IDs that are not addresses last.
+// compareID compares IDs by PCI address. IDs that are not PCI addresses are last.
 func compareID(a, b string) int {
 	x, errX := pci.ParseAddress(a)
 	y, errY := pci.ParseAddress(b)
@@ -96,8 +97,8 @@ func compareID(a, b string) int {
 	return strings.Compare(a, b)
 }
 
-// known counts the known available devices.
-func (q *query) known() int {
+// countKnown returns the number of available devices that the topology contains.
+func (q *query) countKnown() int {
 	n := 0
 	for _, free := range q.free {
 		n += len(free)
@@ -105,8 +106,9 @@ func (q *query) known() int {
 	return n
 }
 
-// answer returns the mandatory devices, the first free devices of each PF as planned, and up to the given number of unknown ones.
-func (q *query) answer(plan []int, unknown int) []string {
+// selectIDs returns the IDs of the mandatory devices, and of the first free devices of each PF according to the plan. It adds up to the
+// given number of unknown IDs.
+func (q *query) selectIDs(plan []int, unknown int) []string {
 	ranks := slices.Clone(q.must)
 	for pf, n := range plan {
 		ranks = append(ranks, q.free[pf][:n]...)

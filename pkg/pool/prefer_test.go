@@ -13,13 +13,14 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestPreferExamples shows the purpose of each policy, on two nodes with two cards each. A card has two ports with VFs 0-3.
+// TestPreferExamples shows the effect of each policy on a machine with two NUMA nodes. Each node has two cards, and each card has two ports
+// with VFs 0-3.
 func TestPreferExamples(t *testing.T) {
 	var cards []card
 	for i := range 4 {
 		cards = append(cards, card{bus: 16 + i, node: i / 2, root: fmt.Sprint("r", i), ports: 2, vfs: 4})
 	}
-	s := machine(2, cards...)
+	s := newMachine(2, cards...)
 	p := onePool(t, s)
 	topology := NewTopology(p, s)
 	name := func(id string) string { // card, port and VF
@@ -71,9 +72,9 @@ func TestPreferExamples(t *testing.T) {
 	}
 }
 
-// TestPreferDoubts checks that Prefer gives the kubelet a usable answer to every question.
+// TestPreferDoubts checks that Prefer returns a usable result for unusual arguments, such as unknown or repeated IDs.
 func TestPreferDoubts(t *testing.T) {
-	s := machine(2, card{bus: 16, node: 0, ports: 1, vfs: 2}, card{bus: 17, node: 1, ports: 1, vfs: 2})
+	s := newMachine(2, card{bus: 16, node: 0, ports: 1, vfs: 2}, card{bus: 17, node: 1, ports: 1, vfs: 2})
 	topology := NewTopology(onePool(t, s), s)
 	const a0, a1, b0, b1 = "0000:10:01.0", "0000:10:01.1", "0000:11:01.0", "0000:11:01.1"
 	for _, test := range []struct {
@@ -105,7 +106,7 @@ func TestPreferDoubts(t *testing.T) {
 	}
 }
 
-// TestPreferLarge checks that the result is valid and close to the optimum on machines that are too large for an exact search.
+// TestPreferLarge checks that the result of Prefer is valid and close to the optimum on machines that are too large for a complete search.
 func TestPreferLarge(t *testing.T) {
 	for _, test := range []struct {
 		nodes, perNode, vfs, size int // VFs of each PF; with 0 the PFs have 1, 2, 3 and so on
@@ -124,7 +125,7 @@ func TestPreferLarge(t *testing.T) {
 		for i := range test.nodes * test.perNode {
 			cards = append(cards, card{bus: 16 + i, node: i / test.perNode, root: fmt.Sprint(i), ports: 1, vfs: cmp.Or(test.vfs, i+1)})
 		}
-		s := machine(test.nodes, cards...)
+		s := newMachine(test.nodes, cards...)
 		p := onePool(t, s)
 		got := Prefer(test.policy, NewTopology(p, s), ids(p.Devices), nil, test.size)
 		pfs, nodes := map[string]int{}, map[string]int{}
@@ -143,7 +144,7 @@ func TestPreferLarge(t *testing.T) {
 	}
 }
 
-// TestLargestFirst checks that the last PF is the smallest that suffices.
+// TestLargestFirst checks that the last PF that largestFirst chooses is the smallest PF with enough devices.
 func TestLargestFirst(t *testing.T) {
 	q := &query{}
 	for _, n := range []int{3, 8, 1, 5, 8, 4} {
@@ -157,18 +158,18 @@ func TestLargestFirst(t *testing.T) {
 	}
 }
 
-// TestBits checks that numbers cross the borders of words, and that numbers beyond the set are dropped.
+// TestBits checks that addShifted moves numbers across the borders of words, and drops numbers that exceed the size of the set.
 func TestBits(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	for range 500 {
-		a, b, by := make(bits, 4), make(bits, 4), rng.IntN(300)
+		a, b, by := make(bitSet, 4), make(bitSet, 4), rng.IntN(300)
 		want := map[int]bool{}
 		for range 10 {
 			n := rng.IntN(256)
 			a.set(n)
 			want[n+by] = true
 		}
-		b.or(a, by)
+		b.addShifted(a, by)
 		for n := range 256 {
 			if b.has(n) != want[n] {
 				t.Fatalf("%x by %d: %x: %d is %t", a, by, b, n, b.has(n))
@@ -177,14 +178,14 @@ func TestBits(t *testing.T) {
 	}
 }
 
-// BenchmarkPrefer chooses from 1,024 VFs, half of them free, on two and eight nodes.
+// BenchmarkPrefer measures Prefer on machines with two and eight NUMA nodes. Each machine has 1,024 VFs, and half of the VFs are free.
 func BenchmarkPrefer(b *testing.B) {
 	for _, nodes := range []int{2, 8} {
 		var cards []card
 		for i := range 8 {
 			cards = append(cards, card{bus: 16 + 4*i, node: i * nodes / 8, root: fmt.Sprint(i), ports: 2, vfs: 64})
 		}
-		s := machine(nodes, cards...)
+		s := newMachine(nodes, cards...)
 		p := onePool(b, s)
 		topology := NewTopology(p, s)
 		free := ids(p.Devices)

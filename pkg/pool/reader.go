@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// reader converts JSON values into the configuration, and collects all problems.
+// A reader converts JSON values into a configuration and collects all problems.
 type reader struct {
 	file     string
 	problems []Problem
@@ -38,8 +38,8 @@ func sortByLine(problems []Problem) {
 	slices.SortStableFunc(problems, func(a, b Problem) int { return a.Line - b.Line })
 }
 
-// err joins the problems by line. It returns nil if there are none.
-func (r *reader) err() error {
+// joinProblems returns an error with all problems, sorted by line. It returns nil if there are no problems.
+func (r *reader) joinProblems() error {
 	errs := make([]error, 0, len(r.problems)+1)
 	sortByLine(r.problems)
 	for _, p := range r.problems {
@@ -51,16 +51,16 @@ func (r *reader) err() error {
 	return errors.Join(errs...)
 }
 
-// field is a key that an object may have, with the function that reads it.
+// A field is a key of an object, with the function that reads the value of the key.
 type field struct {
 	key  string
 	read func(value)
 }
 
-// object passes the members of an object to the readers of its fields. As in Go's encoding/json, null counts as absent, and the case of
-// keys is ignored; files for the SR-IOV network device plugin may rely on both. foreign lists further accepted keys, which errors never
-// suggest. The result is the place of each key.
-func (r *reader) object(v value, fields []field, foreign ...field) map[string]Place {
+// readObject reads an object: it calls the function of the field for each member. It returns the place of each key. Like encoding/json, it
+// ignores null values and the case of keys, because files for the SR-IOV network device plugin may rely on this. The last arguments are
+// keys of other programs. readObject accepts these keys, but does not suggest them in errors.
+func (r *reader) readObject(v value, fields []field, foreign ...field) map[string]Place {
 	seen := map[string]Place{}
 	if !r.hasKind(v, object) {
 		return seen
@@ -86,11 +86,12 @@ func (r *reader) object(v value, fields []field, foreign ...field) map[string]Pl
 	return seen
 }
 
-// goName returns a key as Go programs without JSON tags write it, such as the SR-IOV network operator.
+// goName returns a key with a capital first letter. Go programs without JSON tags write keys in this form, for example the SR-IOV network
+// operator.
 func goName(key string) string { return strings.ToUpper(key[:1]) + key[1:] }
 
-// require reports a missing key of an object.
-func (r *reader) require(v value, keys map[string]Place, key string) {
+// requireKey reports an error if an object does not have the key.
+func (r *reader) requireKey(v value, keys map[string]Place, key string) {
 	if _, ok := keys[key]; !ok && v.kind == object {
 		r.fail(v.Place, "%s is missing", key)
 	}
@@ -110,7 +111,7 @@ func find(fields []field, key string) (field, bool) {
 	return field{}, false
 }
 
-// hasKind reports whether a value has the wanted kind. If not, it records a problem.
+// hasKind reports whether a value has the wanted kind. It records a problem if the value has another kind.
 func (r *reader) hasKind(v value, want kind) bool {
 	if v.kind == want {
 		return true
@@ -128,8 +129,8 @@ func (r *reader) hasKind(v value, want kind) bool {
 	return false
 }
 
-// boolean returns a function that reads a boolean.
-func (r *reader) boolean(to *bool) func(value) {
+// readBoolean returns a function that reads a boolean.
+func (r *reader) readBoolean(to *bool) func(value) {
 	return func(v value) {
 		if r.hasKind(v, boolean) {
 			*to = v.yes
@@ -137,8 +138,8 @@ func (r *reader) boolean(to *bool) func(value) {
 	}
 }
 
-// integer reads a whole number between two bounds.
-func (r *reader) integer(v value, least, most int) (int, bool) {
+// readInteger reads a whole number between two bounds.
+func (r *reader) readInteger(v value, least, most int) (int, bool) {
 	if !r.hasKind(v, number) {
 		return 0, false
 	}
@@ -150,7 +151,7 @@ func (r *reader) integer(v value, least, most int) (int, bool) {
 	return n, true
 }
 
-// oneOf returns a function that reads one of a few strings.
+// oneOf returns a function that reads a string, which must be one of the choices.
 func oneOf[T ~string](r *reader, to *T, choices ...T) func(value) {
 	return func(v value) {
 		if !r.hasKind(v, text) {
@@ -167,7 +168,7 @@ func oneOf[T ~string](r *reader, to *T, choices ...T) func(value) {
 	}
 }
 
-// listOf returns a function that reads a list.
+// listOf returns a function that reads a list. It calls the given function for each item of the list.
 func (r *reader) listOf(item func(value)) func(value) {
 	return func(v value) {
 		if !r.hasKind(v, list) {
@@ -179,8 +180,8 @@ func (r *reader) listOf(item func(value)) func(value) {
 	}
 }
 
-// checked returns a function that reads a string and stores the result of its check.
-func (r *reader) checked(to *string, check func(string) (string, error)) func(value) {
+// checkedString returns a function that reads a string, checks it with the given function, and stores the result of the check.
+func (r *reader) checkedString(to *string, check func(string) (string, error)) func(value) {
 	return func(v value) {
 		if !r.hasKind(v, text) {
 			return
@@ -194,25 +195,25 @@ func (r *reader) checked(to *string, check func(string) (string, error)) func(va
 	}
 }
 
-// stringList returns a function that reads a list of checked strings.
+// stringList returns a function that reads a list of strings. It checks each string in the same way as checkedString.
 func (r *reader) stringList(to *[]string, check func(string) (string, error)) func(value) {
 	return r.listOf(func(v value) {
 		before, s := len(r.problems), ""
-		if r.checked(&s, check)(v); len(r.problems) == before {
+		if r.checkedString(&s, check)(v); len(r.problems) == before {
 			*to = append(*to, s)
 		}
 	})
 }
 
-// address returns a function that reads a PCI address.
-func (r *reader) address(to *pci.Address) func(value) {
-	return r.checked(new(string), func(s string) (_ string, err error) {
+// readAddress returns a function that reads a PCI address.
+func (r *reader) readAddress(to *pci.Address) func(value) {
+	return r.checkedString(new(string), func(s string) (_ string, err error) {
 		*to, err = pci.ParseAddress(s)
 		return s, err
 	})
 }
 
-// suggestion returns the nearest key, or all known keys.
+// suggestion returns a text for an unknown key that contains the nearest known key or all known keys.
 func suggestion(key string, fields []field) string {
 	_, selects := find((&reader{}).selectorKeys(&selector{}), key)
 	if _, ok := find(fields, "selectors"); ok && selects {

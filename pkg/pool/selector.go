@@ -17,23 +17,23 @@ var (
 	acpiIndexForm = regexp.MustCompile(`^[0-9]{1,10}$`)
 )
 
-// selectors reads one selector or a list of selectors.
-func (r *reader) selectors(v value) []selector {
+// readSelectors reads one selector or a list of selectors.
+func (r *reader) readSelectors(v value) []selector {
 	if v.kind != list {
-		return []selector{r.selector(v)}
+		return []selector{r.readSelector(v)}
 	}
 	var out []selector
-	r.listOf(func(v value) { out = append(out, r.selector(v)) })(v)
+	r.listOf(func(v value) { out = append(out, r.readSelector(v)) })(v)
 	return out
 }
 
-func (r *reader) selector(v value) selector {
+func (r *reader) readSelector(v value) selector {
 	s := selector{Place: v.Place}
-	r.object(v, r.selectorKeys(&s))
+	r.readObject(v, r.selectorKeys(&s))
 	return s
 }
 
-// selectorKeys returns the keys of a selector, with the functions that read them.
+// selectorKeys returns the keys of a selector and the functions that read their values.
 func (r *reader) selectorKeys(s *selector) []field {
 	texts := func(check func(string) (string, error), get func(subject) string) func(value) {
 		return func(v value) {
@@ -50,26 +50,26 @@ func (r *reader) selectorKeys(s *selector) []field {
 			r.stringList(&values, driverName)(v)
 			s.add(v, driverTest(values))
 		}},
-		{"pciAddresses", func(v value) { s.add(v, r.addresses(v)) }},
+		{"pciAddresses", func(v value) { s.add(v, r.readAddresses(v)) }},
 		{"acpiIndexes", texts(acpiIndex, func(d subject) string { return d.ACPIIndex })},
-		{"pfNames", func(v value) { s.add(v, pfTest{r.ranges(v, interfaceName), "PF", pfName}) }},
-		{"rootDevices", func(v value) { s.add(v, pfTest{r.ranges(v, pciAddress), "root device", rootDevice}) }},
+		{"pfNames", func(v value) { s.add(v, pfTest{r.readRanges(v, interfaceName), "PF", pfName}) }},
+		{"rootDevices", func(v value) { s.add(v, pfTest{r.readRanges(v, pciAddress), "root device", rootDevice}) }},
 		{"linkTypes", texts(linkType, func(d subject) string { return d.LinkType })},
-		{"numaNodes", func(v value) { s.add(v, r.nodes(v)) }},
+		{"numaNodes", func(v value) { s.add(v, r.readNodes(v)) }},
 		{"isRdma", func(v value) {
-			if r.boolean(&s.RDMA)(v); s.RDMA {
+			if r.readBoolean(&s.RDMA)(v); s.RDMA {
 				s.Conditions = append(s.Conditions, condition{v.Place, "isRdma", rdmaTest{}})
 			}
 		}},
-		{"needVhostNet", r.boolean(&s.VhostNet)},
+		{"needVhostNet", r.readBoolean(&s.VhostNet)},
 	}
 	for _, key := range []string{"ddpProfiles", "pKeys", "vdpaType", "auxTypes", "nicNames"} {
-		fields = append(fields, field{key, func(v value) { r.unsupported(v, key) }})
+		fields = append(fields, field{key, func(v value) { r.readUnsupported(v, key) }})
 	}
 	return fields
 }
 
-// add adds a condition. An empty list is not a condition.
+// add adds a condition. An empty list adds no condition.
 func (s *selector) add(v value, t test) {
 	if v.kind == list && len(v.items) > 0 {
 		s.Conditions = append(s.Conditions, condition{v.Place, v.Key[strings.LastIndexByte(v.Key, '.')+1:], t})
@@ -102,17 +102,17 @@ func pciAddress(s string) (string, error) {
 	return a.String(), err
 }
 
-// maxVFs is the largest number of VFs in PCI Express.
+// maxVFs is the maximum number of VFs of a PF in PCI Express.
 const maxVFs = 65535
 
-// pfRange is a PF with some of its VFs, such as ens1f0#0-3,7,9.
+// A pfRange is a PF with all or some of its VFs, such as ens1f0#0-3,7,9.
 type pfRange struct {
 	text, pf string
 	spans    [][2]int // first and last VF; empty means the PF with all its VFs
 }
 
-// ranges reads the values of pfNames and rootDevices.
-func (r *reader) ranges(v value, check func(string) (string, error)) []pfRange {
+// readRanges reads the values of pfNames and rootDevices.
+func (r *reader) readRanges(v value, check func(string) (string, error)) []pfRange {
 	var out []pfRange
 	r.listOf(func(v value) {
 		if !r.hasKind(v, text) {
@@ -140,7 +140,7 @@ func (r *reader) ranges(v value, check func(string) (string, error)) []pfRange {
 	return out
 }
 
-// parseSpan reads one VF or a range: 7, 0-3.
+// parseSpan parses one VF or a range of VFs, such as 7 or 0-3.
 func parseSpan(s string) (span [2]int, err error) {
 	first, last, several := strings.Cut(s, "-")
 	if !several {
@@ -159,13 +159,13 @@ func parseSpan(s string) (span [2]int, err error) {
 	return span, nil
 }
 
-// has reports whether a device is in a range of its PF. A device that is not a VF has no index.
-func (p pfRange) has(d subject) bool {
+// contains reports whether a device is in one of the ranges. A device that is not a VF has no index, and is therefore in no range.
+func (p pfRange) contains(d subject) bool {
 	return len(p.spans) == 0 || slices.ContainsFunc(p.spans, func(s [2]int) bool { return s[0] <= d.VFIndex && d.VFIndex <= s[1] })
 }
 
-// last returns the highest VF of the ranges, or -1 if they are empty.
-func (p pfRange) last() int {
+// highestVF returns the highest VF in the ranges, or -1 if there are no ranges.
+func (p pfRange) highestVF() int {
 	last := -1
 	for _, s := range p.spans {
 		last = max(last, s[1])
@@ -173,21 +173,21 @@ func (p pfRange) last() int {
 	return last
 }
 
-func (r *reader) addresses(v value) addressTest {
+func (r *reader) readAddresses(v value) addressTest {
 	var out addressTest
 	r.listOf(func(v value) {
 		var a pci.Address
-		if r.address(&a)(v); a.IsValid() {
+		if r.readAddress(&a)(v); a.IsValid() {
 			out = append(out, a)
 		}
 	})(v)
 	return out
 }
 
-func (r *reader) nodes(v value) nodeTest {
+func (r *reader) readNodes(v value) nodeTest {
 	var out nodeTest
 	r.listOf(func(v value) {
-		if n, ok := r.integer(v, pci.Unknown, maxNode); ok {
+		if n, ok := r.readInteger(v, pci.Unknown, maxNode); ok {
 			out = append(out, n)
 		}
 	})(v)

@@ -6,37 +6,40 @@ import (
 	"slices"
 )
 
-// rules are those of a policy: how to fill a set of NUMA nodes, and what to minimise before and after the number of nodes and their
-// distance.
-type rules struct {
-	fill   func(*query, nodes) []int        // returns the number of devices of each PF
-	before func(*query, nodes, []int) []int // nil if the number of nodes comes first
-	after  func(*query, nodes, []int) []int
+// policyRules contains the rules of a policy as three functions. The first function chooses devices on a set of NUMA nodes. The other two
+// functions return costs. The search minimises the costs of the second function first, then the number of nodes and their distance, and
+// then the costs of the third function.
+type policyRules struct {
+	fill   func(*query, nodeSet) []int        // returns the number of devices of each PF
+	before func(*query, nodeSet, []int) []int // nil if the number of nodes comes first
+	after  func(*query, nodeSet, []int) []int
 }
 
-// nodes is a set of NUMA nodes, by index.
-type nodes []bool
+// A nodeSet is a set of NUMA nodes, by index.
+type nodeSet []bool
 
-func rulesOf(p Policy) rules {
+func rulesOf(p Policy) policyRules {
 	switch p {
 	case Pack:
-		return rules{(*query).fewestPFs, (*query).pfsUsed, (*query).leftOnPFs}
+		return policyRules{(*query).fewestPFs, (*query).pfsUsed, (*query).leftOnPFs}
 	case Balance:
-		return rules{(*query).evenly, nil, (*query).leftPerPF}
+		return policyRules{(*query).fillEvenly, nil, (*query).leftPerPF}
 	case DistinctPF:
-		return rules{(*query).spreadOut, (*query).perPF, (*query).concentration}
+		return policyRules{(*query).fillSpread, (*query).perPF, (*query).concentration}
 	}
-	return rules{(*query).fewestPFs, nil, (*query).leftOnNodes}
+	return policyRules{(*query).fewestPFs, nil, (*query).leftOnNodes}
 }
 
-// choice is a plan with its costs after the number of nodes. Choices of equal earlier costs are compared.
+// A choice is a plan with its costs. It contains only the costs that come after the number of nodes in the list of the policy. In the
+// preceding costs all compared choices are equal.
 type choice struct {
 	distance int
 	after    []int
 	plan     []int
 }
 
-// less breaks ties by the first PF in which the plans differ: more devices there means lower addresses.
+// less() reports whether this choice is better than another choice. Of two choices with equal costs, the better choice has more devices on
+// the first PF in which the plans differ. The devices of the better choice then have lower addresses.
 func (c *choice) less(other *choice) bool {
 	if c.distance != other.distance {
 		return c.distance < other.distance
@@ -47,15 +50,15 @@ func (c *choice) less(other *choice) bool {
 	return slices.Compare(c.plan, other.plan) > 0
 }
 
-// solve searches the sets of NUMA nodes, small sets first, for one whose costs in rules.before equal those of the whole machine. It
-// stops at the first size with such a set, and returns the best of that size.
-func (q *query) solve(r rules) []int {
-	all, forced := make(nodes, len(q.distance)), make(nodes, len(q.distance))
+// solve() searches the sets of NUMA nodes in the order of their size. A set is a solution if its costs from policyRules.before are as low
+// as the costs for the whole machine. The search stops at the first size with a solution, and the result is the best solution of this size.
+func (q *query) solve(r policyRules) []int {
+	all, forced := make(nodeSet, len(q.distance)), make(nodeSet, len(q.distance))
 	for pf, g := range q.pfs {
 		all[g.node] = all[g.node] || len(q.free[pf]) > 0
 		forced[g.node] = forced[g.node] || q.count[pf] > 0
 	}
-	s := search{query: q, rules: r, in: slices.Clone(forced)}
+	s := search{query: q, policyRules: r, in: slices.Clone(forced)}
 	var plan []int
 	if r.before != nil {
 		plan = r.fill(q, all)
@@ -67,7 +70,7 @@ func (q *query) solve(r rules) []int {
 		}
 	}
 	for extra := 0; extra <= len(s.optional) && s.best == nil && q.budget > 0; extra++ {
-		s.sets(0, extra)
+		s.trySets(0, extra)
 	}
 	switch {
 	case s.best != nil:
@@ -75,21 +78,21 @@ func (q *query) solve(r rules) []int {
 	case plan != nil:
 		return plan
 	}
-	return s.grow()
+	return s.growSet()
 }
 
-// search walks through the sets of NUMA nodes of one size.
+// A search is the state of the search through the sets of NUMA nodes.
 type search struct {
 	*query
-	rules
+	policyRules
 	goal     []int
-	in       nodes
+	in       nodeSet
 	optional []int
 	best     *choice
 }
 
-// sets tries all sets with n more nodes out of the optional ones from index i on.
-func (s *search) sets(i, n int) {
+// trySets tries all sets that have n more nodes, chosen from the optional nodes with index i or higher.
+func (s *search) trySets(i, n int) {
 	if s.budget <= 0 {
 		return
 	}
@@ -99,15 +102,15 @@ func (s *search) sets(i, n int) {
 	}
 	for ; i+n <= len(s.optional); i++ {
 		s.in[s.optional[i]] = true
-		s.sets(i+1, n-1)
+		s.trySets(i+1, n-1)
 		s.in[s.optional[i]] = false
 	}
 }
 
 func (s *search) try() {
-	c := choice{distance: s.spread()}
+	c := choice{distance: s.totalDistance()}
 	s.budget -= len(s.pfs) + len(s.in)
-	if s.capacity() < s.need || s.best != nil && c.distance > s.best.distance {
+	if s.freeDevices() < s.need || s.best != nil && c.distance > s.best.distance {
 		return
 	}
 	s.budget -= 8 * len(s.pfs)
@@ -120,15 +123,15 @@ func (s *search) try() {
 	}
 }
 
-// grow adds the node with the most free devices until the devices suffice.
-func (s *search) grow() []int {
+// growSet is a heuristic for an exhausted budget. It adds the node with the most free devices until the set has enough devices.
+func (s *search) growSet() []int {
 	free := make([]int, len(s.in))
 	for pf, g := range s.pfs {
 		free[g.node] += len(s.free[pf])
 	}
 	slices.SortStableFunc(s.optional, func(a, b int) int { return free[b] - free[a] })
 	for _, i := range s.optional {
-		if s.capacity() >= s.need {
+		if s.freeDevices() >= s.need {
 			break
 		}
 		s.in[i] = true
@@ -136,8 +139,8 @@ func (s *search) grow() []int {
 	return s.fill(s.query, s.in)
 }
 
-// capacity counts the free devices of the set.
-func (s *search) capacity() int {
+// freeDevices returns the number of free devices on the nodes of the set.
+func (s *search) freeDevices() int {
 	n := 0
 	for pf, g := range s.pfs {
 		if s.in[g.node] {
@@ -147,8 +150,8 @@ func (s *search) capacity() int {
 	return n
 }
 
-// spread returns the sum of the distances of all pairs of nodes.
-func (s *search) spread() int {
+// totalDistance returns the sum of the distances of all pairs of nodes in the set.
+func (s *search) totalDistance() int {
 	sum := 0
 	for i, row := range s.distance {
 		for j := range i {

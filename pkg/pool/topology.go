@@ -10,30 +10,31 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Topology is the location of a pool's devices on NUMA nodes, cards and PFs. It is built once and serves any number of choices.
+// Topology contains the NUMA node, the card and the PF of each device of a pool. It is built once, and can be used for many calls of
+// Prefer.
 type Topology struct {
 	rank     map[string]int // device ID to rank: sorted by the PF's address, then by VF index
 	ids      []string       // by rank
 	pfOf     []int          // by rank
-	pfs      []group
+	pfs      []pfGroup
 	distance [][]int // between NUMA nodes, by index
 }
 
-// group is the devices of one PF in the pool. A device without a PF is its own group.
-type group struct {
+// A pfGroup is the group of all devices of one PF in the pool. A device without a PF is a group of its own.
+type pfGroup struct {
 	node, root, card int // indexes
 }
 
-// unreachable is the distance of NUMA nodes for which the firmware reports none (ACPI SLIT).
+// This is the distance between two NUMA nodes if the firmware reports no distance for them (ACPI SLIT).
 const unreachable = 255
 
-// NewTopology locates the devices of a pool. The ID of a device is its PCI address.
+// NewTopology returns the topology of the devices of a pool. The IDs of the devices are their PCI addresses.
 func NewTopology(p Pool, s *pci.Snapshot) *Topology {
 	n := node{Snapshot: s}
 	t := &Topology{rank: map[string]int{}}
 	devices := slices.Clone(p.Devices)
 	slices.SortFunc(devices, compareRank)
-	nodes, roots, cards := indexes[int]{}, indexes[string]{}, indexes[string]{}
+	nodes, roots, cards := indexMap[int]{}, indexMap[string]{}, indexMap[string]{}
 	ids := map[pfKey]int{}
 	for i, d := range devices {
 		key := pfKey{pfAddress(&d.Device), n.nodeOf(&d.Device)}
@@ -41,8 +42,8 @@ func NewTopology(p Pool, s *pci.Snapshot) *Topology {
 		if !ok {
 			pf = len(t.pfs)
 			ids[key] = pf
-			root, card := n.card(&d.Device)
-			t.pfs = append(t.pfs, group{nodes.of(key.node), roots.of(root), cards.of(card)})
+			root, card := n.failureDomains(&d.Device)
+			t.pfs = append(t.pfs, pfGroup{nodes.of(key.node), roots.of(root), cards.of(card)})
 		}
 		id := d.Address.String()
 		t.rank[id], t.ids, t.pfOf = i, append(t.ids, id), append(t.pfOf, pf)
@@ -68,7 +69,7 @@ func compareRank(a, b Device) int {
 		cmp.Compare(a.VFIndex, b.VFIndex), a.Address.Compare(b.Address))
 }
 
-// nodeOf returns the NUMA node of a device. On a machine with one node it is always unknown, because the node is irrelevant.
+// nodeOf returns the NUMA node of a device. On a machine with one NUMA node it always returns Unknown, because the node is irrelevant.
 func (n *node) nodeOf(d *pci.Device) int {
 	if n.multiNUMA() && n.nodeKnown(d) {
 		return d.NUMANode
@@ -76,9 +77,9 @@ func (n *node) nodeOf(d *pci.Device) int {
 	return pci.Unknown
 }
 
-// card returns the failure domains of a device: the root of the PCI hierarchy, and below it the card. The ports of a card are functions
-// of one slot, or have the same switch ID.
-func (n *node) card(d *pci.Device) (root, card string) {
+// failureDomains returns the root of the PCI hierarchy of a device, and its card. Two ports belong to the same card if they are functions
+// of one slot or have the same switch ID.
+func (n *node) failureDomains(d *pci.Device) (root, card string) {
 	pf := d
 	if found, ok := n.Device(d.PF); ok {
 		pf = &found
@@ -90,18 +91,18 @@ func (n *node) card(d *pci.Device) (root, card string) {
 	return cmp.Or(d.Root, slot), slot
 }
 
-// indexes numbers keys in order of appearance.
-type indexes[T comparable] map[T]int
+// An indexMap assigns numbers to keys in the order in which the keys are first used.
+type indexMap[T comparable] map[T]int
 
-func (x indexes[T]) of(key T) int {
+func (x indexMap[T]) of(key T) int {
 	if _, ok := x[key]; !ok {
 		x[key] = len(x)
 	}
 	return x[key]
 }
 
-// sortNodes numbers the NUMA nodes by ID and stores their distances, summed over both directions.
-func (t *Topology) sortNodes(n *node, nodes indexes[int]) {
+// sortNodes numbers the NUMA nodes by ID and stores their distances. Each stored distance is the sum of both directions.
+func (t *Topology) sortNodes(n *node, nodes indexMap[int]) {
 	ids := make([]int, 0, len(nodes))
 	for id := range nodes {
 		ids = append(ids, id)
@@ -112,7 +113,7 @@ func (t *Topology) sortNodes(n *node, nodes indexes[int]) {
 		renumbered[nodes[id]] = i
 		row := make([]int, len(ids))
 		for j, other := range ids {
-			row[j] = n.distance(id, other) + n.distance(other, id)
+			row[j] = n.nodeDistance(id, other) + n.nodeDistance(other, id)
 		}
 		t.distance = append(t.distance, row)
 	}
@@ -121,8 +122,8 @@ func (t *Topology) sortNodes(n *node, nodes indexes[int]) {
 	}
 }
 
-// distance returns the distance of two NUMA nodes in one direction.
-func (n *node) distance(from, to int) int {
+// nodeDistance returns the distance from one NUMA node to another in one direction.
+func (n *node) nodeDistance(from, to int) int {
 	index := func(id int) int { return slices.IndexFunc(n.Nodes, func(n pci.Node) bool { return n.ID == id }) }
 	if i, j := index(from), index(to); i >= 0 && j >= 0 && j < len(n.Nodes[i].Distance) {
 		return n.Nodes[i].Distance[j]

@@ -4,13 +4,14 @@ package pool
 
 import "fmt"
 
-// noteUnsupported records a valid key that this program cannot test. Its resource is not served; other resources are.
+// noteUnsupported records that the current resource has a valid key that this program does not support. The program does not offer this
+// resource. Other resources are not affected.
 func (r *reader) noteUnsupported(at Place, format string, args ...any) {
 	r.unserved = append(r.unserved, Problem{at, fmt.Sprintf(format, args...)})
 }
 
-// deviceType reads the device type of a resource.
-func (r *reader) deviceType(v value, res *Resource) {
+// readDeviceType reads the device type of a resource.
+func (r *reader) readDeviceType(v value, res *Resource) {
 	if !r.hasKind(v, text) {
 		return
 	}
@@ -24,19 +25,19 @@ func (r *reader) deviceType(v value, res *Resource) {
 	}
 }
 
-// unsupported reads a selector that this program cannot test. An empty value has no effect.
-func (r *reader) unsupported(v value, key string) {
+// readUnsupported reads a key of a selector that this program does not support. An empty value has no effect.
+func (r *reader) readUnsupported(v value, key string) {
 	if len(v.items) > 0 || v.kind == text && v.text != "" || v.kind != list && v.kind != text {
 		r.noteUnsupported(v.Place, "unsupported: %s", key)
 	}
 }
 
-// nullOnly reads a key that other programs write as null.
-func (r *reader) nullOnly(v value) {
+// readNull reads a key whose only valid value is null. Other programs write this key.
+func (r *reader) readNull(v value) {
 	r.fail(v.Place, "want null, as the SR-IOV network operator writes it")
 }
 
-// Unserved returns why valid resources are not offered.
+// Unserved returns the reasons why valid resources are not offered.
 func (c *Config) Unserved() (out []Problem) {
 	for _, res := range c.Resources {
 		for _, p := range res.Unserved {

@@ -10,14 +10,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestParseOperator checks that files of the SR-IOV network operator are accepted without a warning. Misspelt keys are still refused.
+// TestParseOperator checks that Parse accepts files of the SR-IOV network operator without a warning, and still rejects misspelt keys.
 func TestParseOperator(t *testing.T) {
 	for _, key := range []string{"SelectorObj", "SelectorObjs"} {
 		config := `{"resourceList":[{"resourceName":"nics","excludeTopology":true,"selectors":{"vendors":["8086"],"devices":["1889"],"pfNames":["ens1f0#0-1"],` +
 			`"rootDevices":["0000:10:00.0"],"IsRdma":false,"NeedVhostNet":false},"` + key + `":null},` +
 			`{"resourceName":"rdma","selectors":{"pfNames":["ib2f0"],"IsRdma":true,"NeedVhostNet":false},"` + key + `":null}]}`
 		c := mustParse(t, config)
-		if got := named(Assign(c, worker(), Env{})); got != "nics: a0 a1; rdma: m0 m1" || len(c.Notes) > 0 {
+		if got := formatPools(Assign(c, workerMachine(), Env{})); got != "nics: a0 a1; rdma: m0 m1" || len(c.Notes) > 0 {
 			t.Errorf("%s: %s, %v", key, got, c.Notes)
 		}
 		_, err := Parse(source(), []byte(strings.Replace(config, `"`+key+`":null`, `"`+key+`":{}`, 1)))
@@ -31,8 +31,8 @@ func TestParseOperator(t *testing.T) {
 	}
 }
 
-// TestUnserved checks that an unsupported entry is not offered, that no other resource gets its devices, and that all other entries are
-// served.
+// TestUnserved checks that a resource with an unsupported key is not offered. It also checks that later resources do not get the devices of
+// this resource. All other resources are offered.
 func TestUnserved(t *testing.T) {
 	const fast = `{"resourceName":"fast","selectors":{"drivers":["iavf"]}}`
 	for _, test := range []struct{ entry, why, pools string }{
@@ -47,7 +47,7 @@ func TestUnserved(t *testing.T) {
 	} {
 		config := `{"resourceList":[{"resourceName":"odd",` + test.entry + `},` + fast + `]}`
 		c := mustParse(t, config)
-		if got := named(Assign(c, worker(), Env{})); got != test.pools {
+		if got := formatPools(Assign(c, workerMachine(), Env{})); got != test.pools {
 			t.Errorf("%s: %s", test.entry, got)
 		}
 		unserved := c.Unserved()
@@ -55,7 +55,7 @@ func TestUnserved(t *testing.T) {
 			": resource intel.com/odd is not served" {
 			t.Errorf("%s: %v", test.entry, unserved)
 		}
-		for _, f := range Findings(c, worker(), Env{}) {
+		for _, f := range Findings(c, workerMachine(), Env{}) {
 			if strings.Contains(f.Error(), "odd") && f.Key == "resourceList[0]" {
 				t.Errorf("%s: %v", test.entry, f)
 			}
@@ -78,7 +78,7 @@ func TestUnserved(t *testing.T) {
 		"  resourceList[0].selectors.pfNames want ens1f0, found ens1f0#0: yes",
 		"intel.com/fast: already taken by intel.com/odd in line 1", "  resourceList[1].selectors is met",
 		"  resourceList[1].selectors.drivers want iavf, found iavf: yes",
-	}, explained(c, "a0", Env{})); diff != "" {
+	}, explainDevice(c, "a0", Env{})); diff != "" {
 		t.Error(diff)
 	}
 }

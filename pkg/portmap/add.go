@@ -26,11 +26,11 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	}
 	protect(r, len(cfg.Ports) > 0)
 	if len(cfg.Ports) == 0 {
-		attachment.LogOnce(r, traps(r.Config))
+		attachment.LogOnce(r, unloggedFindings(r.Config))
 		return nil, nil
 	}
 	pod := podAddresses(r.Prev, r.IfName)
-	st, err := cfg.state(r, pod)
+	st, err := cfg.wantedState(r, pod)
 	if err != nil || len(st.Ports) == 0 {
 		return nil, err
 	}
@@ -56,7 +56,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	}
 	var undo plugin.Undo
 	defer undo.OnError(&err)
-	undo.Push(func() error { return remove(host, att, st) })
+	undo.Push(func() error { return removePorts(host, att, st) })
 	st.Begun = true
 	if err := att.Save(st); err != nil {
 		return nil, err
@@ -73,32 +73,34 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	return nil, nil
 }
 
-// state returns the state that the configuration wants; it is empty without ports. It refuses what no node can do before any change.
-func (c *Config) state(r *plugin.Request, pod []netip.Prefix) (st state, err error) {
+// wantedState returns the state that the configuration asks for; without ports, that state is empty. The function returns an error, before
+// any change, for a configuration that cannot work on any node.
+func (c *Config) wantedState(r *plugin.Request, pod []netip.Prefix) (st portState, err error) {
 	if len(pod) == 0 {
-		return state{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "prevResult gives %s no address", r.IfName),
+		return portState{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "prevResult gives %s no address", r.IfName),
 			"name portmap after the main plugin")
 	}
 	if err := c.chooseBackend(); err != nil {
-		return state{}, err
+		return portState{}, err
 	}
-	st = state{Backend: c.Backend, Ports: c.hostPorts(pod)}
+	st = portState{Backend: c.Backend, Ports: c.hostPorts(pod)}
 	if len(st.Ports) == 0 {
 		r.Log.Warn("the pod has no address of the hostIPs' family; no port is forwarded")
 		return st, nil
 	}
 	if err := c.checkCount(st.Ports); err != nil {
-		return state{}, err
+		return portState{}, err
 	}
 	if err := c.checkTools(pod); err != nil {
-		return state{}, err
+		return portState{}, err
 	}
 	return st, c.checkListeners(r, st.Ports)
 }
 
-// endPrevious removes the residue of an earlier ADD with the same key, with or without a record. It returns the recorded ports.
+// endPrevious removes the state that an earlier ADD with the same key left behind, with or without a record. The function returns the ports
+// in that record.
 func endPrevious(r *plugin.Request, host *kernel.Node, att *attachment.Attachment) ([]ports.Port, error) {
-	var old state
+	var old portState
 	ok, err := att.Load(&old)
 	if err == nil && ok {
 		err = endForwarding(host, att.Key, old, att)
@@ -114,7 +116,7 @@ func endPrevious(r *plugin.Request, host *kernel.Node, att *attachment.Attachmen
 }
 
 // locatePod completes the state with the pod's bridge and host side on this node.
-func (c Config) locatePod(r *plugin.Request, host *kernel.Node, st *state, pod []netip.Prefix) error {
+func (c Config) locatePod(r *plugin.Request, host *kernel.Node, st *portState, pod []netip.Prefix) error {
 	if c.Backend == "iptables" {
 		st.Rules = c.rules(pod)
 	}
@@ -167,9 +169,11 @@ func (c Config) checkTools(pod []netip.Prefix) error {
 	return nil
 }
 
-// programNode programs the node, and returns the ports of pods that gave way. It protects the node's loopback from the pods before the
-// loopback can reach them.
-func programNode(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (former []ports.Port, err error) {
+// programNode programs the node. The function returns the ports that it took from other pods. The function protects the node's loopback
+// from the pods before it makes the loopback reachable.
+func programNode(
+	r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState,
+) (former []ports.Port, err error) {
 	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
 		return nil, err
@@ -183,7 +187,7 @@ func programNode(r *plugin.Request, cfg Config, att *attachment.Attachment, host
 		return nil, err
 	}
 	var errs []error
-	for _, rec := range p.displaced() {
+	for _, rec := range p.displacedAttachments() {
 		former = append(former, rec.Ports...)
 		if rec.Backend == "iptables" { // these rules precede all others
 			errs = append(errs, iptables.RemoveChain(dnatChain, podChain(rec.Key)))
@@ -196,34 +200,34 @@ func programNode(r *plugin.Request, cfg Config, att *attachment.Attachment, host
 	if err != nil {
 		return nil, err
 	}
-	// From now on, a process that restores the ports of all pods includes these.
+	// From now on, a process that restores the ports of all pods also restores the ports of this pod.
 	st.Begun = false
 	return former, att.Save(*st)
 }
 
-// maxRaces limits the retries of a plan.
+// maxRaces is the maximum number of new plans after a race with another program.
 const maxRaces = 3
 
-// takePorts takes all ports or none. It plans again after a race with another program. The lock excludes other pods, but not other
-// programs.
-func takePorts(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (p plan, err error) {
-	var taken []takeover
+// takePorts takes either all ports or no port. If another program changed the table after the plan was made, takePorts makes a new plan.
+// The lock keeps out the ADDs of other pods, but no other programs.
+func takePorts(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState) (p claimPlan, err error) {
+	var taken []portTakeover
 	for races := 0; ; races++ {
 		if err := ensureRules(host, r.Log); err != nil {
-			return plan{}, err
+			return claimPlan{}, err
 		}
-		want := claim{st.hostPorts(owner(att.Key, r.Pod.String())), r.ContainerID, r.Pod.String()}
-		want.Netns = st.netns(r.NetnsPath)
+		want := portClaim{st.hostPorts(ownerComment(att.Key, r.Pod.String())), r.ContainerID, r.Pod.String()}
+		want.Netns = st.netnsPath(r.NetnsPath)
 		p, err = planFor(host, want)
 		if err == nil && p.singles {
 			p, err = takeSinglePorts(cfg, att, host, st, &want)
 		}
 		if err != nil {
-			return plan{}, err
+			return claimPlan{}, err
 		}
-		p.taken = merge(taken, p.taken)
+		p.taken = mergeTakeovers(taken, p.taken)
 		taken = p.taken
-		err = apply(host, want, p)
+		err = applyPlan(host, want, p)
 		if err == nil {
 			p.logTakeovers(want, r.Log)
 		}
@@ -236,15 +240,15 @@ func takePorts(r *plugin.Request, cfg Config, att *attachment.Attachment, host *
 // isRace reports whether an element was added or removed after the plan was made.
 func isRace(err error) bool { return errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOENT) }
 
-// takeSinglePorts plans with single ports, because another attachment of the container has a part of a range.
-func takeSinglePorts(cfg Config, att *attachment.Attachment, host *kernel.Node, st *state, want *claim) (plan, error) {
+// takeSinglePorts splits ranges into single ports and makes a new plan, because another attachment of the container has a part of a range.
+func takeSinglePorts(cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState, want *portClaim) (claimPlan, error) {
 	want.Ports = ports.Singles(st.Ports)
 	if err := cfg.checkCount(want.Ports); err != nil {
-		return plan{}, err
+		return claimPlan{}, err
 	}
 	st.Ports = want.Ports
 	if err := att.Save(*st); err != nil {
-		return plan{}, err
+		return claimPlan{}, err
 	}
 	return planFor(host, *want)
 }
@@ -256,7 +260,7 @@ func ensureRules(host *kernel.Node, log *slog.Logger) error {
 	}
 	all, lost := allRecorded()
 	if lost == nil {
-		lost = restore(host, all, log, attachment.Waiting)
+		lost = restorePorts(host, all, log, attachment.Waiting)
 	}
 	ok, err := rulesIntact(host)
 	switch {
@@ -275,7 +279,7 @@ func ensureRules(host *kernel.Node, log *slog.Logger) error {
 const notRestored = "hostPorts of other pods could not be restored"
 
 // openLoopback lets the node reach the pod through 127.0.0.1 if a port needs that.
-func openLoopback(host *kernel.Node, key attachment.Key, st *state) error {
+func openLoopback(host *kernel.Node, key attachment.Key, st *portState) error {
 	if st.Localhost == "" {
 		return nil
 	}
@@ -288,7 +292,7 @@ func openLoopback(host *kernel.Node, key attachment.Key, st *state) error {
 	return err
 }
 
-// linkTo returns the link towards the pod. ok is false if the node has no route to any of its addresses.
+// linkTo returns the link towards the pod. The result ok is false if the node has no route to any address of the pod.
 func linkTo(host *kernel.Node, pod []netip.Prefix) (link kernel.Link, ok bool, err error) {
 	for _, p := range pod {
 		index, err := host.RouteTo(p.Addr())

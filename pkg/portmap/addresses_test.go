@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestHostIPRefused (S-09): ADD refuses ambiguous spellings, and addresses at which no client can reach a pod.
+// TestHostIPRefused (S-09): ADD refuses ambiguous spellings of a hostIP. ADD also refuses addresses at which no client can reach a pod.
 func TestHostIPRefused(t *testing.T) {
 	const noAddress, group, local, loopback = "want an IP address", "not one of a group", "link-local addresses are not routed",
 		"cannot route from ::1"
@@ -28,20 +28,20 @@ func TestHostIPRefused(t *testing.T) {
 		"224.0.0.1": group, "239.255.255.255": group, "255.255.255.255": group, "ff02::1": group, "ff0e::1": group, "fe80::1": local,
 		"febf::1": local,
 		"::1":     loopback, "0:0:0:0:0:0:0:1": loopback} {
-		_, err := parsed(mappings(`{"hostPort":80,"containerPort":80,"hostIP":"` + addr + `"}`))
+		_, err := parsed(withMappings(`{"hostPort":80,"containerPort":80,"hostIP":"` + addr + `"}`))
 		if plugin.Code(err) != plugin.CodeConfig || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "portMappings[0]") {
 			t.Errorf("%s: %v, want %q", addr, err, says)
 		}
 	}
 	for _, addr := range []string{"127.0.0.1", "127.0.0.53", "169.254.20.10", "0.0.0.0", "::", "2001:DB8::1", "fd00::1", "fec0::1",
 		"240.0.0.1"} {
-		if _, err := parsed(mappings(`{"hostPort":80,"containerPort":80,"hostIP":"` + addr + `"}`)); err != nil {
+		if _, err := parsed(withMappings(`{"hostPort":80,"containerPort":80,"hostIP":"` + addr + `"}`)); err != nil {
 			t.Errorf("%s: %v", addr, err)
 		}
 	}
 }
 
-// TestPodAddresses: the interface's first address of each family in the pod.
+// TestPodAddresses checks that podAddresses returns the first address of each family on the pod's interface.
 func TestPodAddresses(t *testing.T) {
 	const interfaces = `"interfaces":[{"name":"br"},{"name":"eth0"},{"name":"eth0","sandbox":"x"},{"name":"net1","sandbox":"x"}],`
 	for body, want := range map[string]string{
@@ -62,9 +62,9 @@ func TestPodAddresses(t *testing.T) {
 	}
 }
 
-// TestHostPorts combines mappings with the pod's address families.
+// TestHostPorts checks the ports that result from port mappings and the address families of the pod.
 func TestHostPorts(t *testing.T) {
-	c, err := parsed(`"masqAll":true,` + mappings(`{"hostPort":1,"containerPort":11}`,
+	c, err := parsed(`"masqAll":true,` + withMappings(`{"hostPort":1,"containerPort":11}`,
 		`{"hostPort":2,"containerPort":12,"hostIP":"192.0.2.1"}`,
 		`{"hostPort":3,"containerPort":13,"hostIP":"2001:db8::1"}`, `{"hostPort":4,"containerPort":14,"hostIP":"0.0.0.0"}`,
 		`{"hostPort":5,"containerPort":15,"hostIP":"::"}`,

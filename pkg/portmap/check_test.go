@@ -17,12 +17,12 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestCheckDetectsNFTables (C-63, C-69) breaks one part at a time.
+// TestCheckDetectsNFTables (C-63, C-69) breaks one part of the nftables state at a time and expects an error from CHECK.
 func TestCheckDetectsNFTables(t *testing.T) {
 	l := newLab(t)
 	h := openHost(t)
 	list := func(elsewhere bool) []ports.Port {
-		c, err := parsed(mappings(`{"hostPort":8080,"containerPort":80}`))
+		c, err := parsed(withMappings(`{"hostPort":8080,"containerPort":80}`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -66,7 +66,7 @@ func TestCheckDetectsNFTables(t *testing.T) {
 	}
 }
 
-// TestCheckDetectsIPTables (C-63) deletes one rule at a time.
+// TestCheckDetectsIPTables (C-63) deletes one iptables rule at a time and expects an error from CHECK.
 func TestCheckDetectsIPTables(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -103,7 +103,8 @@ func TestCheckDetectsIPTables(t *testing.T) {
 	}
 }
 
-// TestCheckDetectsAhead (C-63) adds one rule of another program at a time before ours.
+// TestCheckDetectsAhead (C-63) inserts one rule of another program in front of ours. CHECK fails if that rule takes packets from the
+// hostPorts.
 func TestCheckDetectsAhead(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -138,9 +139,9 @@ func TestCheckDetectsAhead(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestCheckDetectsRecords (F-21): a record is damaged or lost while its hostPorts exist.
+// TestCheckDetectsRecords (F-21): CHECK fails if the record is damaged or missing while the hostPorts exist.
 func TestCheckDetectsRecords(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		path := "/run/podlace/net/portmap-" + attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
 		for what, lose := range map[string]func() error{
 			"the record of portmap is missing":     func() error { return os.Remove(path) },
@@ -158,7 +159,8 @@ func TestCheckDetectsRecords(t *testing.T) {
 	})
 }
 
-// TestForeignElements: CHECK reports elements that another program wrote into the hostPort maps, and GC replaces or deletes them.
+// TestForeignElements: another program writes elements into the hostPort maps. CHECK reports these elements, and GC replaces or deletes
+// them.
 func TestForeignElements(t *testing.T) {
 	l := newLab(t)
 	const table, own = "inet podlace_hostport ", "tcp . 8080"

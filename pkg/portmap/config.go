@@ -19,8 +19,8 @@ import (
 // defaultMarkBit is 13, as in the reference. kube-proxy and the kubelet use 14 and 15.
 const defaultMarkBit = 13
 
-// With the default of maxHostPorts, one pod holds the lock of all hostPorts for at most a fifth of a second. The highest allowed value
-// keeps the record within the size limit of the state folder.
+// With the default of maxHostPorts, an ADD of one pod holds the lock of all hostPorts for at most 0.2 seconds. The upper limit of
+// maxHostPorts keeps the record within the size limit of the state folder.
 const (
 	defaultHostPorts  = 1024
 	maxHostPortsLimit = 10000
@@ -79,8 +79,8 @@ func Parse(r *plugin.Request) (Config, error) {
 	return c, nil
 }
 
-// parseBackend reads the backend. Without one, it is iptables if a key is set that only iptables supports, else nftables if the kernel has
-// it.
+// parseBackend reads the backend. If the key backend is missing, the backend is iptables if a key is set that only iptables supports. If no
+// such key is set, the backend is nftables if the kernel supports it.
 func parseBackend(c *Config, raw rawConfig) error {
 	only := iptablesOnly(raw)
 	switch {
@@ -118,7 +118,7 @@ func iptablesOnly(raw rawConfig) []string {
 	return keys
 }
 
-// isIPTables reports whether conditions use the syntax of iptables. It looks at the first character, as the reference does.
+// isIPTables reports whether conditions use the syntax of iptables. The function looks at the first character, as the reference does.
 func isIPTables(conditions []string) bool {
 	return strings.HasPrefix(conditions[0], "-") || strings.HasPrefix(conditions[0], "!")
 }
@@ -177,8 +177,8 @@ func parseConditions(c *Config, raw rawConfig) error {
 	return nil
 }
 
-// isMatch rejects words that are not part of an iptables(8) match. Such words could change the meaning of the rule or run a program
-// (--modprobe). It also rejects words that iptables-restore(8) would quote differently.
+// isMatch rejects words that are not part of a match as iptables(8) defines it. Words outside of a match could change the meaning of the
+// rule, or run a program (--modprobe). isMatch also rejects words that iptables-restore(8) would quote in another way.
 func isMatch(word string) bool {
 	if word == "" || strings.ContainsAny(word, `"\`) || strings.ContainsFunc(word, unicode.IsControl) {
 		return false
@@ -199,7 +199,7 @@ func isMatch(word string) bool {
 			func(o string) bool { return strings.HasPrefix(o, long) }) // an abbreviated option
 }
 
-// iptablesCommands are long options of iptables(8) that are commands or control its output.
+// iptablesCommands are the long options of iptables(8) that are commands or that control the output.
 var iptablesCommands = []string{"append", "check", "delete", "insert", "replace", "list", "list-rules", "flush", "zero",
 	"new-chain", "delete-chain", "rename-chain", "policy", "verbose", "wait", "wait-interval", "exact", "line-numbers",
 	"set-counters", "ipv4", "ipv6"}
@@ -215,7 +215,7 @@ func parseMaxHostPorts(c *Config, raw rawConfig) error {
 	return nil
 }
 
-// checkCount rejects more ports per family than maxHostPorts. A range counts as one port.
+// checkCount returns an error if a family has more ports than maxHostPorts. A range counts as one port.
 func (c Config) checkCount(wanted []ports.Port) error {
 	four := len(ports.OfFamily(wanted, true))
 	n := max(four, len(wanted)-four)
@@ -246,7 +246,7 @@ func parseMappings(c *Config, raw rawConfig) error {
 	return nil
 }
 
-// parseMapping returns a port for each family of the entry. 0.0.0.0 and :: stand for all addresses of their family.
+// parseMapping returns one port for each address family of the entry. 0.0.0.0 and :: stand for all addresses of their family.
 func parseMapping(raw rawMapping) (list []ports.Port, err error) {
 	if raw.HostPort < 1 || raw.HostPort > 65535 {
 		return nil, plugin.Errorf(plugin.CodeConfig, "Invalid host port number: %d, want 1-65535", raw.HostPort)
@@ -294,7 +294,8 @@ func checkHostIP(addr netip.Addr) error {
 	return nil
 }
 
-// hostPorts sets the target of each port to the pod's address of the same family. It leaves out ports of families without an address.
+// hostPorts sets the target of each port to the pod's address of the same family. The function skips ports of a family in which the pod has
+// no address.
 func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	var out []ports.Port
 	seen := map[ports.Port]bool{}
@@ -316,7 +317,8 @@ func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	return out
 }
 
-// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. An address without an interface counts too.
+// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. The function also uses an address whose entry in
+// prevResult names no interface.
 func podAddresses(prev *types100.Result, ifname string) []netip.Prefix {
 	byFamily := map[bool]netip.Prefix{}
 	for _, ip := range prev.IPs {

@@ -22,8 +22,8 @@ func parsed(keys string) (Config, error) {
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 }
 
-// mappings returns a configuration with these entries of the capability.
-func mappings(entries ...string) string {
+// withMappings returns a configuration whose portMappings capability has these entries.
+func withMappings(entries ...string) string {
 	return `"runtimeConfig":{"portMappings":[` + strings.Join(entries, ",") + `]}`
 }
 
@@ -56,9 +56,9 @@ func TestParse(t *testing.T) {
 			c.Backend, c.Conditions = "iptables", map[bool][]string{false: {"-d", "fd00::/64"}}
 		}),
 		`"conditionsV4":[],"conditionsV6":null`: plain,
-		mappings():                              plain,
+		withMappings():                          plain,
 		`"runtimeConfig":{"portMappings":null}`: plain,
-		mappings(`{"hostPort":8080,"containerPort":80,"protocol":"TCP","hostIP":"192.0.2.1"}`, `{"hostPort":65535,"containerPort":65535}`,
+		withMappings(`{"hostPort":8080,"containerPort":80,"protocol":"TCP","hostIP":"192.0.2.1"}`, `{"hostPort":65535,"containerPort":65535}`,
 			`{"hostPort":53,"containerPort":53,"protocol":"udp","hostIP":"0.0.0.0"}`,
 			`{"hostPort":9,"containerPort":9,"protocol":"Sctp","hostIP":"::"}`): with(func(c *Config) {
 			c.Ports = portList("tcp 192.0.2.1:8080 0.0.0.0:80", "tcp 65535 0.0.0.0:65535", "tcp 65535 [::]:65535", "udp 53 0.0.0.0:53",
@@ -77,7 +77,7 @@ func TestParse(t *testing.T) {
 
 func TestParseRefused(t *testing.T) {
 	mapping := func(host, container int, more string) string {
-		return mappings(fmt.Sprintf(`{"hostPort":%d,"containerPort":%d%s}`, host, container, more))
+		return withMappings(fmt.Sprintf(`{"hostPort":%d,"containerPort":%d%s}`, host, container, more))
 	}
 	for keys, says := range map[string]string{
 		`"backend":"ipvs"`:                     `backend "ipvs": want nftables or iptables`,
@@ -107,9 +107,9 @@ func TestParseRefused(t *testing.T) {
 		mapping(80, 80, `,"hostIP":"bogus"`):                     `hostIP "bogus": want an IP address`,
 		mapping(80, 80, `,"hostIP":"999.1.1.1"`):                 `hostIP "999.1.1.1": want an IP address`,
 		mapping(80, 80, `,"hostIP":"fe80::1%eth0"`):              "want an IP address",
-		mappings(`{"hostPort":80,"containerPort":80}`,
+		withMappings(`{"hostPort":80,"containerPort":80}`,
 			`{"hostPort":80,"containerPort":81,"protocol":"TCP"}`): "portMappings[1]: hostPort 80 leads to containerPort 80 already",
-		mappings(`{"hostPort":80,"containerPort":80}`, `{}`): "portMappings[1]: Invalid host port number: 0",
+		withMappings(`{"hostPort":80,"containerPort":80}`, `{}`): "portMappings[1]: Invalid host port number: 0",
 	} {
 		if c, err := parsed(keys); plugin.Code(err) != plugin.CodeConfig || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %+v, %v, want %q", keys, c, err, says)
@@ -119,22 +119,23 @@ func TestParseRefused(t *testing.T) {
 		!strings.Contains(err.Error(), "conditionsV4") {
 		t.Errorf("got %v", err)
 	}
-	for _, keys := range []string{`"snat":"yes"`, `"markMasqBit":1.5`, `"conditionsV4":"-d"`, mappings(`{"hostPort":"80"}`),
-		mappings(`{"hostPort":1e99}`), mappings(`7`)} {
+	for _, keys := range []string{`"snat":"yes"`, `"markMasqBit":1.5`, `"conditionsV4":"-d"`, withMappings(`{"hostPort":"80"}`),
+		withMappings(`{"hostPort":1e99}`), withMappings(`7`)} {
 		if _, err := parsed(keys); plugin.Code(err) != plugin.CodeDecode {
 			t.Errorf("%s: %v", keys, err)
 		}
 	}
 }
 
-// hostile are values that are invalid for every key, some also by type.
-var hostile = []string{`0`, `-1`, `65536`, `4294967376`, `-9223372036854775808`, `18446744073709551617`, `1e3`, `1e999`, `1.5`, `80.0`,
+// hostileValues are invalid for every key. Some of them also have the wrong JSON type.
+var hostileValues = []string{`0`, `-1`, `65536`, `4294967376`, `-9223372036854775808`, `18446744073709551617`, `1e3`, `1e999`, `1.5`,
+	`80.0`,
 	`""`, `"80"`, `"0x50"`, `" "`, `"\u0000"`,
 	`"tcp\u0000"`, `"\u202etcp"`, `"\uff11"`, `"\ud800"`, `"a\nb"`, `"a;b"`, `"$(id)"`, `"` + strings.Repeat("A", 100000) + `"`, `true`, `[]`,
 	`[1]`, `{}`, `{"a":1}`}
 
-// TestParseHostile (C-110, S-10, S-15): for any value of a key, Parse returns an error with a code and a one-line message of limited
-// length, or a valid configuration.
+// TestParseHostile (C-110, S-10, S-15): for any value of a key, Parse returns a valid configuration or an error. The error has a code and a
+// one-line message of limited length.
 func TestParseHostile(t *testing.T) {
 	keys := map[string]string{"backend": "", "snat": "", "masqAll": "", "markMasqBit": "", "externalSetMarkChain": "", "conditionsV4": "",
 		"conditionsV6":        "",
@@ -148,9 +149,9 @@ func TestParseHostile(t *testing.T) {
 			}
 			fields = append(fields, fmt.Sprintf("%q:%s", other, value))
 		}
-		keys[key] = mappings("{" + strings.Join(fields, ",") + "}")
+		keys[key] = withMappings("{" + strings.Join(fields, ",") + "}")
 	}
-	// Valid values per key, such as an empty string with the meaning of a missing key.
+	// These values are valid for their key. An empty string, for example, means that the key is missing.
 	fine := map[string][]string{"backend": {`""`}, "snat": {"true"}, "masqAll": {"true"}, "markMasqBit": {"0"},
 		"refuseHostListeners": {"true"}, "runtimeConfig": {"{}", `{"a":1}`},
 		"portMappings": {"[]"}, "conditionsV4": {"[]"}, "conditionsV6": {"[]"}, "externalSetMarkChain": {`"80"`, `"0x50"`}, "protocol": {`""`},
@@ -159,7 +160,7 @@ func TestParseHostile(t *testing.T) {
 		if template == "" {
 			template = fmt.Sprintf("%q:%%s", key)
 		}
-		for _, value := range hostile {
+		for _, value := range hostileValues {
 			c, err := parsed(fmt.Sprintf(template, value))
 			short := value[:min(len(value), 40)]
 			if slices.Contains(fine[key], value) {
@@ -179,7 +180,7 @@ func TestParseHostile(t *testing.T) {
 	}
 }
 
-// TestSamePort (S-15): a node port has one target per family. A duplicate entry is accepted.
+// TestSamePort (S-15): two entries that give one node port different targets are an error. A duplicate entry is accepted.
 func TestSamePort(t *testing.T) {
 	entry := func(ip string, container int, protocol string) string {
 		return fmt.Sprintf(`{"hostPort":80,"containerPort":%d,"hostIP":"%s","protocol":"%s"}`, container, ip, protocol)
@@ -201,7 +202,7 @@ func TestSamePort(t *testing.T) {
 		{entry("2001:db8::1", 1, "tcp"), entry("2001:db8:0::1", 2, "tcp"), false},
 	} {
 		for _, list := range [][]string{{x.a, x.b}, {x.b, x.a}} {
-			if _, err := parsed(mappings(list...)); (err == nil) != x.ok {
+			if _, err := parsed(withMappings(list...)); (err == nil) != x.ok {
 				t.Errorf("%s: %v", list, err)
 			}
 		}
@@ -230,11 +231,12 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-// FuzzParse: each error has a code, and an accepted configuration can be written as rules.
+// FuzzParse checks that each error has a code and that each accepted configuration can be written as rules.
 func FuzzParse(f *testing.F) {
-	for _, seed := range []string{"", "{}", "{" + mappings(`{"hostPort":80,"containerPort":80,"hostIP":"::1"}`) + "}",
+	for _, seed := range []string{"", "{}", "{" + withMappings(`{"hostPort":80,"containerPort":80,"hostIP":"::1"}`) + "}",
 		`{"backend":"iptables","conditionsV4":["-d","x"]}`,
-		`{"externalSetMarkChain":"X"}`, `{"markMasqBit":31}`, `{"conditionsV6":["ip6"]}`, "{" + mappings("null") + "}", `{"runtimeConfig":[]}`} {
+		`{"externalSetMarkChain":"X"}`, `{"markMasqBit":31}`, `{"conditionsV6":["ip6"]}`, "{" + withMappings("null") + "}",
+		`{"runtimeConfig":[]}`} {
 		f.Add(seed)
 	}
 	pod := []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")}
@@ -257,7 +259,7 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 		if len(ports) > 0 && c.Backend == "iptables" {
-			for _, line := range entryLines(noNAT(), testKey(), *c.rules(pod), ports) {
+			for _, line := range entryLines(emptyNAT(), testKey(), *c.rules(pod), ports) {
 				if strings.ContainsAny(line, "\n\r") || strings.Count(line, `"`)%2 != 0 {
 					t.Errorf("%q: the line %q", config, line)
 				}
@@ -266,7 +268,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestRanges: 16 or more consecutive ports with the same numbers in the pod become one range. Other ports stay separate, and none is lost.
+// TestRanges: 16 or more consecutive ports with the same numbers in the pod become one range. All other ports stay separate, and no port is
+// missing from the result.
 func TestRanges(t *testing.T) {
 	pod := []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")}
 	sequence := func(first, n, shift int, more string) (list []string) {
@@ -289,7 +292,7 @@ func TestRanges(t *testing.T) {
 		"protocols":  {append(sequence(100, 8, 0, ""), sequence(108, 8, 0, `,"protocol":"udp"`)...), "32 entries, 0 ranges"},
 		"to the end": {sequence(65500, 36, 0, ""), "2 entries, 2 ranges"},
 	} {
-		cfg, err := parsed(mappings(c.list...))
+		cfg, err := parsed(withMappings(c.list...))
 		if err != nil {
 			t.Fatal(what, err)
 		}

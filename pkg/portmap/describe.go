@@ -11,18 +11,19 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// Ports returns the hostPorts in a record of the plugin, in the order of the configuration. An attachment whose DEL has begun has none.
+// Ports returns the hostPorts in a record of the plugin, in the order of the configuration. The list is empty if DEL of the attachment has
+// begun.
 func Ports(rec attachment.Record) ([]ports.Port, error) {
-	var st state
+	var st portState
 	if err := json.Unmarshal(rec.State, &st); err != nil || st.Ended {
 		return nil, err
 	}
 	return st.Ports, nil
 }
 
-// Objects returns the rules of an attachment's hostPorts by its record, one line each.
+// Objects reads the record of an attachment and returns the rules of its hostPorts, one line for each rule.
 func Objects(rec attachment.Record) (lines []string, err error) {
-	var st state
+	var st portState
 	if err := json.Unmarshal(rec.State, &st); err != nil || st.Ended {
 		return nil, err
 	}

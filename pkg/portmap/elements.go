@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// elementsOf returns the elements that forward a port. owner is their comment.
+// elementsOf returns the elements that forward a port. The comment of each element is owner.
 func elementsOf(p ports.Port, owner string) []nft.Element {
 	family := nft.Digit(p.Is4())
 	fields := func(address ...byte) func(port uint16) []byte {
@@ -30,7 +30,7 @@ func elementsOf(p ports.Port, owner string) []nft.Element {
 		e.Set, e.Last, e.Value = "ranges"+family, fields()(p.Last), p.To.Addr().AsSlice()
 	}
 	out := []nft.Element{e}
-	// The client's destination port distinguishes the connection from a Service's connection to the same pod.
+	// The client's destination port distinguishes this connection from a connection that reaches the same pod through a Service.
 	back := fields(p.To.Addr().AsSlice()...)
 	for _, set := range []struct {
 		name string
@@ -48,33 +48,33 @@ func elementsOf(p ports.Port, owner string) []nft.Element {
 	return out
 }
 
-// taken returns the element that reserves a port which the iptables backend forwards.
-func taken(p ports.Port, owner string) nft.Element {
+// takenElement returns the element that reserves a port for the iptables backend.
+func takenElement(p ports.Port, owner string) nft.Element {
 	return nft.Element{Set: "taken" + nft.Digit(p.Is4()), Comment: owner,
 		Key: nft.Key(p.Address().AsSlice(), []byte{p.Number()}, nft.BigEndian(p.Port))}
 }
 
 // ownedPorts holds the ports of one attachment.
 type ownedPorts struct {
-	// Owner is the attachment's hash, a space, and a name for humans. Only an attachment with the same hash may change and delete the
-	// elements.
+	// Owner is the attachment's hash, a space and a readable name. Only an attachment with the same hash may change and delete the elements.
 	Owner string
 	// Bridge is the pod's bridge, or "" if the pod is alone behind its link.
 	Bridge string
-	// Taken reports that another backend forwards the ports.
+	// Taken is true if another backend forwards the ports.
 	Taken bool
-	// Localhost is the link that was opened for 127.0.0.1 and is closed with these ports, or "".
+	// Localhost is the link whose route_localnet was enabled for these ports, or "". Removing the ports disables route_localnet again.
 	Localhost string
-	// Netns is the path of the pod's network namespace, or "" if it is unknown. The owner is dead once the namespace is gone.
+	// Netns is the path of the pod's network namespace, or "" if the path is unknown. If this namespace no longer exists, the owner is dead.
 	Netns string
 	Ports []ports.Port
-	// Shared are those of the ports that another attachment of the same container forwards.
+	// Shared lists the ports that another attachment of the same container forwards.
 	Shared []ports.Port
 }
 
 func (h ownedPorts) comment() string { return h.Owner[:min(len(h.Owner), nft.MaxComment-1)] }
 
-// ownerElement returns the element that stands for an attachment. Its comment ends with the pod's network namespace, if that is known.
+// ownerElement returns the element that represents an attachment. The element's comment ends with the path of the pod's network namespace,
+// if the path is known.
 func ownerElement(comment string) nft.Element {
 	sum, _ := hex.DecodeString(ownerHash(comment))
 	return nft.Element{Set: "owners", Key: append(sum, make([]byte, 8)...)[:8], Comment: comment}
@@ -91,7 +91,7 @@ func (h ownedPorts) elements() []nft.Element {
 		shared[p] = true
 	}
 	for _, p := range h.Ports {
-		of := []nft.Element{taken(p, h.comment())}
+		of := []nft.Element{takenElement(p, h.comment())}
 		if !h.Taken {
 			of = elementsOf(p, h.comment())
 		}
@@ -103,7 +103,7 @@ func (h ownedPorts) elements() []nft.Element {
 	return uniqueElements(out)
 }
 
-// uniqueElements removes elements whose key occurs earlier.
+// uniqueElements removes each element whose key already occurred.
 func uniqueElements(elements []nft.Element) []nft.Element {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(elements, func(e nft.Element) bool {
@@ -114,14 +114,14 @@ func uniqueElements(elements []nft.Element) []nft.Element {
 	})
 }
 
-// isForward reports whether an element's set has one owner per port.
+// isForward reports whether the element is in a set in which each port has exactly one owner.
 func isForward(e nft.Element) bool {
 	name := strings.TrimRight(e.Set, "46")
 	return name == "ports" || name == "hostip_ports" || name == "ranges" || name == "taken"
 }
 
-// portOf parses the node port from the key of a forwarding element: address, protocol, first port. The element gives the target address, or
-// at least its family.
+// portOf parses the node port from the key of a forwarding element. The key consists of the address, the protocol and the first port. The
+// value of the element gives the target address; without a value, the name of the set gives the family.
 func portOf(e nft.Element) ports.Port {
 	to, size := netip.IPv6Unspecified(), 16
 	if strings.HasSuffix(e.Set, "4") {
@@ -150,13 +150,13 @@ func portOf(e nft.Element) ports.Port {
 	return p
 }
 
-// portOwner is an attachment with hostPorts, as nf_tables stores it.
+// portOwner is an attachment with hostPorts, in the form that nf_tables stores.
 type portOwner struct {
 	Hash  string // of the attachment's key
-	Netns string // as in owned.Netns
+	Netns string // as in ownedPorts.Netns
 }
 
-// ownerOf parses the element that stands for an attachment.
+// ownerOf parses an element that represents an attachment.
 func ownerOf(e nft.Element) portOwner {
 	hash, netns, _ := strings.Cut(e.Comment, " ")
 	if !strings.HasPrefix(netns, "/") {
@@ -165,13 +165,13 @@ func ownerOf(e nft.Element) portOwner {
 	return portOwner{hash, netns}
 }
 
-// ownerHash returns the hash at the start of an owner.
+// ownerHash returns the hash at the start of an owner comment.
 func ownerHash(comment string) string {
 	hash, _, _ := strings.Cut(comment, " ")
 	return hash
 }
 
-// ownerName returns the name for humans in an owner.
+// ownerName returns the readable name in an owner comment.
 func ownerName(owner string) string {
 	if _, name, ok := strings.Cut(owner, " "); ok {
 		return name

@@ -14,7 +14,7 @@ import (
 
 func del(r *plugin.Request) error {
 	protect(r, false)
-	att, st, recorded, err := attachment.Take[state](r)
+	att, st, recorded, err := attachment.Take[portState](r)
 	if err != nil {
 		return err
 	}
@@ -25,7 +25,7 @@ func del(r *plugin.Request) error {
 	}
 	defer host.Close()
 	if recorded {
-		return remove(host, att, st)
+		return removePorts(host, att, st)
 	}
 	return errors.Join(delUnrecorded(r, host), att.Remove())
 }
@@ -36,16 +36,16 @@ func gc(r *plugin.Request) error {
 		return err
 	}
 	defer host.Close()
-	gc := attachment.NewGC[state](r)
+	gc := attachment.NewGC[portState](r)
 	for att, st := range gc.Stale() {
-		gc.Report(att, remove(host, att, st))
+		gc.Report(att, removePorts(host, att, st))
 	}
 	for hash := range gc.Unreadable() {
 		_, err := endUnrecorded(host, hash)
 		gc.ReportUnreadable(hash, err)
 	}
 	err = errors.Join(gc.Err(), collectUnrecorded(host))
-	attachment.ReportRepair(r, attachment.Waiting, repair(host, r.Log, attachment.Waiting))
+	attachment.ReportRepair(r, attachment.Waiting, repairPorts(host, r.Log, attachment.Waiting))
 	return err
 }
 
@@ -66,9 +66,9 @@ func collectUnrecorded(host *kernel.Node) error {
 	return errors.Join(errs...)
 }
 
-// remove ends the forwarding, whatever the current configuration says. The record is marked as ended and deleted last, so that a concurrent
-// restore of all ports does not bring these back.
-func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
+// removePorts ends the forwarding, regardless of the current configuration. The record is marked as ended first and deleted last. A
+// concurrent restore of all ports therefore does not restore these ports.
+func removePorts(host *kernel.Node, att *attachment.Attachment, st portState) error {
 	if err := endForwarding(host, att.Key, st, att); err != nil {
 		return err
 	}
@@ -76,9 +76,9 @@ func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
 	return att.Remove()
 }
 
-// endForwarding ends the forwarding of an attachment. It first passes shared ports to the other attachment. An open record is then marked
-// as ended.
-func endForwarding(host *kernel.Node, key attachment.Key, st state, att *attachment.Attachment) error {
+// endForwarding ends the forwarding of an attachment. The function first gives the shared ports to the other attachment. If att is not nil,
+// endForwarding then marks the record as ended.
+func endForwarding(host *kernel.Node, key attachment.Key, st portState, att *attachment.Attachment) error {
 	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
 		return err
@@ -89,7 +89,7 @@ func endForwarding(host *kernel.Node, key attachment.Key, st state, att *attachm
 	if err := passPorts(host, key.Hash(), &ending); err != nil {
 		return err
 	}
-	if err := endPorts(host, key, st, st.hostPorts(owner(key, ""))); err != nil {
+	if err := endPorts(host, key, st, st.hostPorts(ownerComment(key, ""))); err != nil {
 		return err
 	}
 	if att != nil {
@@ -99,8 +99,8 @@ func endForwarding(host *kernel.Node, key attachment.Key, st state, att *attachm
 	return nil
 }
 
-func endPorts(host *kernel.Node, key attachment.Key, st state, ports ownedPorts) error {
-	// In the reverse order of ADD: the protection of 127.0.0.1 goes last, and other pods get the ports only after that.
+func endPorts(host *kernel.Node, key attachment.Key, st portState, ports ownedPorts) error {
+	// The steps run in the reverse order of ADD. The protection of 127.0.0.1 is removed last, and only then can other pods take the ports.
 	if st.Backend == "iptables" {
 		if err := iptables.RemoveChain(dnatChain, podChain(key)); err != nil {
 			return err
@@ -109,11 +109,11 @@ func endPorts(host *kernel.Node, key attachment.Key, st state, ports ownedPorts)
 	return delHostPorts(host, ports)
 }
 
-// delUnrecorded removes the state of an attachment whose record is lost, or that the reference made.
+// delUnrecorded removes the state of an attachment without a record. The record is lost, or the reference plugin made the attachment.
 func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	lost, err := endUnrecorded(host, attachment.KeyOf(r).Hash())
 	if err == nil && !lost && passesPorts(r) {
-		// Record and rules may both be lost while 127.0.0.1 is still open for this pod alone.
+		// The record and the rules may both be lost while 127.0.0.1 is still open for this pod.
 		err = mendLoopbackLocked(host)
 	}
 	if err != nil {
@@ -122,7 +122,8 @@ func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	return delReference(r, lost)
 }
 
-// endUnrecorded removes the hostPorts of an attachment without a record, by the hash of its key. lost reports whether there were any.
+// endUnrecorded finds the hostPorts of an attachment without a record by the hash of its key, and removes them. The result lost is true if
+// any existed.
 func endUnrecorded(host *kernel.Node, hash string) (lost bool, err error) {
 	if _, lost, err = findOwner(host, hash); err != nil || !lost {
 		return lost, err
@@ -142,7 +143,7 @@ func endUnrecorded(host *kernel.Node, hash string) (lost bool, err error) {
 	return true, err
 }
 
-// mendLoopbackLocked runs mendLoopback under the lock of the ports.
+// mendLoopbackLocked takes portsLock and runs mendLoopback.
 func mendLoopbackLocked(host *kernel.Node) error {
 	if open, err := LoopbackOpen(host); err != nil || !open && !loopbackUsed() {
 		return err

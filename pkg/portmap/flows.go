@@ -11,15 +11,16 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// endFlows only logs failures. A failure means that a client which keeps sending UDP reaches the previous pod until its entry expires.
+// endFlows only logs failures. After a failure, a client that keeps sending UDP reaches the previous pod until the connection tracking
+// entry expires.
 func endFlows(host *kernel.Node, of []ports.Port) {
 	if err := delFlows(host, of); err != nil {
 		slog.Warn("stale UDP connections could not be removed", "error", err)
 	}
 }
 
-// delFlows deletes the connection tracking entries of the UDP ports. Otherwise a client that keeps sending from one port would reach the
-// previous pod, or none. It is a no-op without UDP ports.
+// delFlows deletes the connection tracking entries of the UDP ports. If the entries stayed, a client that keeps sending from one port would
+// reach the previous pod or no pod. The call has no effect without UDP ports.
 func delFlows(host *kernel.Node, of []ports.Port) error {
 	wanted, families := map[uint16][]ports.Port{}, map[bool]bool{}
 	for _, p := range ports.Singles(of) {
@@ -50,8 +51,8 @@ func delFlows(host *kernel.Node, of []ports.Port) error {
 	return table.DelUDP(slices.DeleteFunc(stale, func(f kernel.UDPFlow) bool { return !local[f.To.Addr()] && !f.To.Addr().IsLoopback() }))
 }
 
-// isStaleFlow reports whether an entry for the port would keep a client away from the pod. That is so if the port was not mapped when the
-// entry was created, or if the entry leads to the pod. The caller checks that the destination is an address of the node.
+// isStaleFlow reports whether a connection tracking entry for the port would keep a client away from the pod. The entry is stale if it was
+// created before the port was mapped, or if it leads to the pod. The caller checks that the entry's destination is an address of the node.
 func isStaleFlow(f kernel.UDPFlow, p ports.Port) bool {
 	if f.To.Addr().Is4() != p.Is4() || p.HostIP.IsValid() && p.HostIP != f.To.Addr() {
 		return false

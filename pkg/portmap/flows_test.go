@@ -18,9 +18,9 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// walks returns a function that returns the dumps of the connection tracking table since its last call, from the debug log: "family" or
-// "family filtered".
-func walks(t *testing.T) func() []string {
+// conntrackWalks returns a function that reads the debug log. That function lists the dumps of the connection tracking table since its last
+// call, each as "family" or "family filtered".
+func conntrackWalks(t *testing.T) func() []string {
 	t.Helper()
 	var seen bytes.Buffer
 	before := slog.Default()
@@ -37,7 +37,7 @@ func walks(t *testing.T) func() []string {
 	}
 }
 
-// TestDelFlows (F-38): delFlows deletes exactly the entries that keep a client of a mapped UDP port away from the pod.
+// TestDelFlows (F-38): delFlows deletes the entries that keep a client of a mapped UDP port away from the pod, and no other entries.
 func TestDelFlows(t *testing.T) {
 	h := newNode(t, "10.1.0.1/24", "fd00::1/64", "192.0.2.1/32")
 	const udp, tcp = "17", "6"
@@ -65,7 +65,7 @@ func TestDelFlows(t *testing.T) {
 		{udp, "203.0.113.1:2008", "10.1.0.1:5353", "10.1.0.5:5353"},     // to the pod's port by another node port
 	}
 	kerneltest.Track(t, append(slices.Clone(goes), stays...))
-	before, walked := kerneltest.Tracked(t), walks(t)
+	before, walked := kerneltest.Tracked(t), conntrackWalks(t)
 	kerneltest.Must(t, delFlows(h, portList("tcp 53 10.1.0.5:5353", "sctp 53 10.1.0.5:5353")), delFlows(h, nil))
 	if diff := cmp.Diff(before, kerneltest.Tracked(t)); diff != "" || len(walked()) > 0 {
 		t.Errorf("without UDP ports:\n%s", diff)
@@ -91,7 +91,7 @@ func TestDelFlows(t *testing.T) {
 	}
 }
 
-// TestDelFlowsOfOneFamily: the kernel returns only entries of the family, and of the port if there is just one.
+// TestDelFlowsOfOneFamily: the kernel returns only entries of one family. For a single port, the kernel also filters by that port.
 func TestDelFlowsOfOneFamily(t *testing.T) {
 	h := newNode(t, "10.1.0.1/24", "fd00::1/64")
 	var flows []kerneltest.Flow
@@ -101,7 +101,7 @@ func TestDelFlowsOfOneFamily(t *testing.T) {
 			kerneltest.Flow{"6", "203.0.113.1:1000", four, four})
 	}
 	kerneltest.Track(t, flows)
-	walked := walks(t)
+	walked := conntrackWalks(t)
 	left := len(flows)
 	for _, x := range []struct {
 		ports  []ports.Port
@@ -125,10 +125,10 @@ func TestDelFlowsOfOneFamily(t *testing.T) {
 	}
 }
 
-// manyFlows exceeds the number of entries that the kernel layer lists without a filter.
+// manyFlows is larger than the number of entries that the kernel package lists without a filter.
 const manyFlows = 3500
 
-// TestDelFlowsOfMany: a node with many connections does not transfer all of them, also for pods with both families.
+// TestDelFlowsOfMany: on a node with many connections, delFlows does not read all of them, even if the pod has both address families.
 func TestDelFlowsOfMany(t *testing.T) {
 	h := newNode(t, "10.1.0.1/24")
 	var flows []kerneltest.Flow
@@ -136,7 +136,7 @@ func TestDelFlowsOfMany(t *testing.T) {
 		flows = append(flows, kerneltest.Flow{"6", fmt.Sprintf("203.0.113.1:%d", 1000+i), "10.1.0.1:80", "10.1.0.1:80"})
 	}
 	kerneltest.Track(t, append(flows, kerneltest.Flow{"17", "203.0.113.1:1000", "10.1.0.1:53", "10.1.0.1:53"}))
-	walked := walks(t)
+	walked := conntrackWalks(t)
 	kerneltest.Must(t, delFlows(h, portList("udp 53 10.1.0.5:5353", "udp 53 [fd00::5]:5353")))
 	list := walked()
 	slices.Sort(list)

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestFlushed: without the rules no elements are added. They come with the ports of all pods; the mark of the rules would otherwise hide
-// the loss.
+// TestFlushed: no elements are added to a table without rules. The rules are written together with the ports of all pods. If the rules were
+// written alone, their mark would hide that ports are missing.
 func TestFlushed(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -33,7 +33,7 @@ func TestFlushed(t *testing.T) {
 	}
 }
 
-// TestRestoreHostPorts: Restore adds missing elements, and leaves a port with the attachment that has it now.
+// TestRestoreHostPorts: Restore adds missing elements. A port that belongs to another attachment now stays with that attachment.
 func TestRestoreHostPorts(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -64,8 +64,8 @@ func restored(h *kernel.Node, all []ownedPorts) error {
 	return err
 }
 
-// TestCheckHints: the error for a part that 'podlace reload' restores has that hint. The error for a port that another pod may have now
-// does not.
+// TestCheckHints: if 'podlace reload' restores the missing part, the error of CHECK says so. The error has no such hint if another pod may
+// own the port now.
 func TestCheckHints(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

@@ -8,8 +8,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// compareElements returns the missing elements, and the kernel's elements that another program wrote: those with the wrong value for their
-// owner, or without an owner. A wrong element also counts as missing, unless no attachment has its port.
+// compareElements returns the missing elements and the wrong elements. A wrong element was written by another program: it has no owner, or
+// a value that does not fit its owner. A wrong element is also returned as missing, unless no attachment has its port.
 func compareElements(t *nft.Handle, want []nft.Element) (wrong, missing []nft.Element, err error) {
 	found, err := t.Find(want)
 	if err != nil {

@@ -14,17 +14,17 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// obstacle is a chain that drops forwarded packets to and from a pod unless a rule accepts them. No plugin adds such a rule: the admin of a
-// firewall that drops by default decides which packets pass.
-type obstacle struct {
+// droppingChain is a chain that drops forwarded packets to and from a pod unless a rule accepts them. No plugin adds an accepting rule,
+// because the admin of a firewall with policy drop decides which packets pass.
+type droppingChain struct {
 	text string
 	fix  []string // commands that accept the pod's subnet in both directions
 }
 
-// warnForward warns about chains that may block the ports for other machines and pods. It never fails: the ports are forwarded, and it
-// cannot know whether a rule of the firewall accepts them.
+// warnForward warns about chains that may drop packets from other machines and pods to the ports. The function never fails, because the
+// ports are forwarded and a rule of the firewall may accept the packets.
 func warnForward(log *slog.Logger, host *kernel.Node, pod []netip.Prefix) {
-	list, err := obstacles(host, pod)
+	list, err := droppingChains(host, pod)
 	if err != nil {
 		log.Debug("the policy of the chain FORWARD is unknown", "error", err)
 	}
@@ -33,7 +33,7 @@ func warnForward(log *slog.Logger, host *kernel.Node, pod []netip.Prefix) {
 	}
 }
 
-func obstacles(host *kernel.Node, pod []netip.Prefix) (list []obstacle, err error) {
+func droppingChains(host *kernel.Node, pod []netip.Prefix) (list []droppingChain, err error) {
 	chains, err := forwardDrops(host)
 	if err != nil {
 		return nil, err
@@ -53,30 +53,30 @@ func obstacles(host *kernel.Node, pod []netip.Prefix) (list []obstacle, err erro
 	return list, nil
 }
 
-// firewall is a program that manages a chain. chain identifies the program; to and from are its commands to accept a subnet, in the place
-// where the program keeps such rules.
-type firewall struct{ name, chain, to, from string }
+// firewallProgram is a program that manages a chain, such as ufw. The field chain is a chain by which the program is recognized. The fields
+// to and from are the commands of the program that accept a subnet.
+type firewallProgram struct{ name, chain, to, from string }
 
-func (f firewall) obstacle(chain chainName, subnet netip.Prefix) obstacle {
+func (f firewallProgram) obstacle(chain chainName, subnet netip.Prefix) droppingChain {
 	text := fmt.Sprintf("chain %s has policy drop", chain)
 	if f.name != "" {
 		text += ", as " + f.name + " sets it"
 	}
-	return obstacle{fmt.Sprintf("%s: unless a rule accepts %s, other machines and pods do not reach its hostPorts", text, subnet),
+	return droppingChain{fmt.Sprintf("%s: unless a rule accepts %s, other machines and pods do not reach its hostPorts", text, subnet),
 		[]string{fmt.Sprintf(f.to, subnet), fmt.Sprintf(f.from, subnet)}}
 }
 
 // detectFirewall returns the firewall that manages a chain.
-func detectFirewall(host *kernel.Node, chain chainName, is4 bool) (firewall, error) {
+func detectFirewall(host *kernel.Node, chain chainName, is4 bool) (firewallProgram, error) {
 	program, family, ufw := "iptables", "ip", "ufw-user-forward"
 	if !is4 {
 		program, family, ufw = "ip6tables", "ip6", "ufw6-user-forward"
 	}
 	if !chain.IPTables() {
 		rule := fmt.Sprintf("nft add rule %s %s ", chain, family)
-		return firewall{to: rule + "daddr %s accept", from: rule + "saddr %s accept"}, nil
+		return firewallProgram{to: rule + "daddr %s accept", from: rule + "saddr %s accept"}, nil
 	}
-	for _, f := range []firewall{
+	for _, f := range []firewallProgram{
 		{"Docker", "DOCKER-USER", program + " -I DOCKER-USER -d %s -j ACCEPT", program + " -I DOCKER-USER -s %s -j ACCEPT"},
 		{"ufw", ufw, "ufw route allow to %s", "ufw route allow from %s"},
 	} {
@@ -84,11 +84,11 @@ func detectFirewall(host *kernel.Node, chain chainName, is4 bool) (firewall, err
 			return f, err
 		}
 	}
-	return firewall{to: program + " -A FORWARD -d %s -j ACCEPT", from: program + " -A FORWARD -s %s -j ACCEPT"}, nil
+	return firewallProgram{to: program + " -A FORWARD -d %s -j ACCEPT", from: program + " -A FORWARD -s %s -j ACCEPT"}, nil
 }
 
-// warnServices warns about a kube-proxy whose chains have the same priority as those of iptables. The kernel runs the newest of such chains
-// first.
+// warnServices warns about a kube-proxy in nftables mode, whose chains have the same priority as the iptables chains. Of two chains with
+// the same priority, the kernel runs the newer chain first.
 func warnServices(log *slog.Logger, host *kernel.Node, is4 bool) {
 	services := chainName{Family: map[bool]string{true: "ip", false: "ip6"}[is4], Table: "kube-proxy", Name: "nat-prerouting"}
 	if there, err := hasChain(host, services); err != nil || !there {
@@ -98,8 +98,8 @@ func warnServices(log *slog.Logger, host *kernel.Node, is4 bool) {
 		"fix", "use backend nftables, whose hostPorts come after Services")
 }
 
-// warnHairpin warns about a pod interface through which the pod does not reach its own hostPorts. With br_netfilter the bridge forwards a
-// translated packet itself, and needs hairpin mode to send it back through the same port.
+// warnHairpin warns about a pod that does not reach its own hostPorts through its interface. If br_netfilter is on, the bridge forwards the
+// translated packet itself. Only in hairpin mode does the bridge send a packet back through the same bridge port.
 func warnHairpin(log *slog.Logger, host *kernel.Node, prev *types100.Result) {
 	every, err := host.Get("bridge/bridge-nf-call-iptables")
 	if err != nil {
@@ -118,19 +118,19 @@ func warnHairpin(log *slog.Logger, host *kernel.Node, prev *types100.Result) {
 	}
 }
 
-// policyDrop is NF_DROP: the chain drops packets for which no rule decides.
+// policyDrop is NF_DROP: the chain drops each packet that no rule accepts.
 const policyDrop = 0
 
-// chainName is the name of a chain in nf_tables. iptables-nft keeps its rules there too; chains of iptables-legacy are not visible.
+// chainName is the name of a chain in nf_tables. Chains in nf_tables include the chains of iptables-nft, but not those of iptables-legacy.
 type chainName struct{ Family, Table, Name string }
 
-// String returns the name as nft list chain takes it.
+// String returns the name in the form that 'nft list chain' expects.
 func (c chainName) String() string { return c.Family + " " + c.Table + " " + c.Name }
 
-// IPTables reports whether iptables or ip6tables shows the chain.
+// IPTables reports whether iptables or ip6tables lists the chain.
 func (c chainName) IPTables() bool { return c.Family != "inet" }
 
-// Covers reports whether packets of a family pass the chain.
+// Covers reports whether packets of an address family pass through the chain.
 func (c chainName) Covers(is4 bool) bool { return c.Family == "inet" || is4 == (c.Family == "ip") }
 
 // filterChain returns the name of a chain in the filter table of iptables or ip6tables.
@@ -141,9 +141,9 @@ func filterChain(is4 bool, name string) chainName {
 	return chainName{"ip6", "filter", name}
 }
 
-// forwardDrops returns the chains that drop forwarded packets by default. It looks at FORWARD of iptables and ip6tables, whose policy
-// Docker and ufw set, and at forward of table inet filter, as in the nftables.conf of distributions. It sends one request per chain, for
-// any number of rules.
+// forwardDrops returns the chains that drop forwarded packets by policy. The function reads the chain FORWARD of iptables and ip6tables,
+// whose policy Docker and ufw set. The function also reads the chain forward of table inet filter, which the nftables.conf of distributions
+// creates. The function sends one request for each chain; the number of rules does not matter.
 func forwardDrops(host *kernel.Node) (drops []chainName, err error) {
 	for _, c := range []chainName{filterChain(true, "FORWARD"), filterChain(false, "FORWARD"), {"inet", "filter", "forward"}} {
 		state, _, err := chain(host, c)

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// addChain creates a chain with counting rules. Without a hook it has no policy.
+// addChain creates a chain with rules that only count packets. A chain without a hook has no policy.
 func addChain(t *testing.T, family nftables.TableFamily, name string, hook *nftables.ChainHook, policy nftables.ChainPolicy, rules int) {
 	t.Helper()
 	c, err := nftables.New()
@@ -32,7 +32,7 @@ func addChain(t *testing.T, family nftables.TableFamily, name string, hook *nfta
 	kerneltest.Must(t, c.Flush())
 }
 
-// TestForwardDrops: of the forward chains, only those with policy drop count.
+// TestForwardDrops: forwardDrops returns only the forward chains with policy drop.
 func TestForwardDrops(t *testing.T) {
 	h := openHost(t)
 	const (
@@ -77,7 +77,7 @@ func policyByTool(t *testing.T, program string) {
 	}
 }
 
-// nftVariant reports whether iptables is the nft variant, from its version text such as "iptables v1.8.9 (nf_tables)".
+// nftVariant parses a version text such as "iptables v1.8.9 (nf_tables)" and reports whether iptables is the nft variant.
 func nftVariant(version []byte) bool {
 	var name, number, variant string
 	_, err := fmt.Sscan(string(version), &name, &number, &variant)

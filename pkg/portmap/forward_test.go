@@ -22,8 +22,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// sh runs commands of an admin, or skips the test if their program is not installed.
-func sh(t *testing.T, commands ...string) {
+// runAdmin runs the commands of an admin. The function skips the test if the program of a command is not installed.
+func runAdmin(t *testing.T, commands ...string) {
 	t.Helper()
 	for _, c := range commands {
 		cmd := exec.Command("/bin/sh", "-c", c)
@@ -38,8 +38,8 @@ func sh(t *testing.T, commands ...string) {
 	}
 }
 
-// machine creates a namespace that is connected to the node and uses the node as its router.
-func machine(t *testing.T, hostSide string, node, own []string) *sandbox.Pod {
+// newMachine creates a namespace that is connected to the node and uses the node as its router.
+func newMachine(t *testing.T, hostSide string, node, own []string) *sandbox.Pod {
 	t.Helper()
 	pod, host := kerneltest.NewPod(t), openHost(t)
 	netns, err := os.Open(pod.Path)
@@ -90,8 +90,8 @@ func machine(t *testing.T, hostSide string, node, own []string) *sandbox.Pod {
 	return pod
 }
 
-// connects reports whether a machine reaches the pod's server on port 80. The first packet may need one resend.
-func connects(t *testing.T, from *sandbox.Pod, address string, limit time.Duration) bool {
+// canConnect reports whether a machine reaches the pod's server on port 80. The first packet may get lost and need one retransmission.
+func canConnect(t *testing.T, from *sandbox.Pod, address string, limit time.Duration) bool {
 	t.Helper()
 	err := from.Do(func() error {
 		c, err := net.DialTimeout("tcp", net.JoinHostPort(address, "80"), limit)
@@ -103,10 +103,11 @@ func connects(t *testing.T, from *sandbox.Pod, address string, limit time.Durati
 	return err == nil
 }
 
-// TestForwardPolicy: the warning names a firewall that drops by default, and the commands in the warning let connections pass.
+// TestForwardPolicy: a firewall with policy drop causes a warning that names this firewall. The commands in the warning let connections
+// pass.
 func TestForwardPolicy(t *testing.T) {
-	lan := machine(t, "ptf0", []string{"10.74.0.1/24", "fd00:74::1/64"}, []string{"10.74.0.2/24", "fd00:74::2/64"})
-	pod := machine(t, "ptf1", []string{"10.75.0.1/24", "fd00:75::1/64"}, []string{"10.75.0.2/24", "fd00:75::2/64"})
+	lan := newMachine(t, "ptf0", []string{"10.74.0.1/24", "fd00:74::1/64"}, []string{"10.74.0.2/24", "fd00:74::2/64"})
+	pod := newMachine(t, "ptf1", []string{"10.75.0.1/24", "fd00:75::1/64"}, []string{"10.75.0.2/24", "fd00:75::2/64"})
 	host := openHost(t)
 	for _, path := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
 		if err := host.Set(kernel.Sysctl{Path: path, Value: "1"}); err != nil {
@@ -114,7 +115,7 @@ func TestForwardPolicy(t *testing.T) {
 		}
 	}
 	var server net.Listener
-	// Package net determines once which families work. In a pod whose lo is down it would find none.
+	// Package net checks only once which address families work. In a pod whose lo is down, package net would find no address family.
 	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
 		l.Close()
 	}
@@ -145,8 +146,8 @@ func TestForwardPolicy(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			sh(t, c.firewall...)
-			list, err := obstacles(host, addresses)
+			runAdmin(t, c.firewall...)
+			list, err := droppingChains(host, addresses)
 			var texts []string
 			for _, o := range list {
 				texts = append(texts, o.text)
@@ -166,15 +167,15 @@ func TestForwardPolicy(t *testing.T) {
 				if blocked {
 					limit = time.Second / 2
 				}
-				if connects(t, lan, p.Addr().String(), limit) == blocked {
+				if canConnect(t, lan, p.Addr().String(), limit) == blocked {
 					t.Errorf("%s: blocked is %t, and the warnings are %q", p, !blocked, texts)
 				}
 			}
 			for _, o := range list {
-				sh(t, o.fix...)
+				runAdmin(t, o.fix...)
 			}
 			for _, p := range addresses {
-				if !connects(t, lan, p.Addr().String(), 5*time.Second) {
+				if !canConnect(t, lan, p.Addr().String(), 5*time.Second) {
 					t.Errorf("%s is not reached with the fix in place", p)
 				}
 			}
@@ -182,7 +183,8 @@ func TestForwardPolicy(t *testing.T) {
 	}
 }
 
-// TestForwardKeeper: the managing firewall is identified by its other chains, and the commands are the right ones for it.
+// TestForwardKeeper: the other chains on the node show which firewall manages FORWARD, and the warning contains the commands of that
+// firewall.
 func TestForwardKeeper(t *testing.T) {
 	host := openHost(t)
 	for title, c := range map[string]struct {
@@ -204,10 +206,10 @@ func TestForwardKeeper(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			sh(t, c.firewall)
+			runAdmin(t, c.firewall)
 			var log bytes.Buffer
 			pod := []netip.Prefix{netip.MustParsePrefix(c.pod)}
-			list, err := obstacles(host, pod)
+			list, err := droppingChains(host, pod)
 			if err != nil || len(list) != 1 || !cmp.Equal(c.fix, list[0].fix) {
 				t.Errorf("%v, %+v", err, list)
 			}
@@ -231,14 +233,14 @@ func BenchmarkWarnForward(b *testing.B) {
 	}
 }
 
-// TestWarnHairpin: CHECK explains why a pod does not reach its own hostPorts.
+// TestWarnHairpin: CHECK logs why a pod cannot reach its own hostPorts.
 func TestWarnHairpin(t *testing.T) {
 	l, host := newLab(t), openHost(t)
 	every := kernel.Sysctl{Path: "bridge/bridge-nf-call-iptables", Value: "0"}
 	if err := host.Set(every); err != nil {
 		t.Skipf("SKIPPED: no br_netfilter: %v", err)
 	}
-	machine(t, "pt1", nil, nil)
+	newMachine(t, "pt1", nil, nil)
 	prev := resultOf(t, prevResult("10.71.0.5/24"))
 	prev.Interfaces = append(prev.Interfaces, &types100.Interface{Name: "pt1"})
 	warns := func() bool {
@@ -253,17 +255,17 @@ func TestWarnHairpin(t *testing.T) {
 		}
 	}
 	want("alone", false)
-	sh(t, "ip link set pt1 master pt0")
+	runAdmin(t, "ip link set pt1 master pt0")
 	want("no filtering", false)
-	sh(t, "ip link set pt0 type bridge nf_call_iptables 1")
+	runAdmin(t, "ip link set pt0 type bridge nf_call_iptables 1")
 	want("the bridge is filtered", true)
-	sh(t, "ip link set pt0 type bridge nf_call_iptables 0")
+	runAdmin(t, "ip link set pt0 type bridge nf_call_iptables 0")
 	every.Value = "1"
 	if err := host.Set(every); err != nil {
 		t.Fatal(err)
 	}
 	want("every bridge is filtered", true)
-	sh(t, "bridge link set dev pt1 hairpin on")
+	runAdmin(t, "bridge link set dev pt1 hairpin on")
 	want("hairpin", false)
 	every.Value = "0"
 	if err := host.Set(every); err != nil {

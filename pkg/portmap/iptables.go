@@ -18,7 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// The chains and rules have the reference's names and text, so that the reference plugin removes them after a rollback.
+// The chains and rules have the same names and text as those of the reference plugin. After a rollback, the reference plugin can therefore
+// remove the chains and rules.
 const (
 	dnatChain = reference.HostportChain
 	markChain = "CNI-HOSTPORT-SETMARK"
@@ -30,9 +31,10 @@ const (
 
 func podChain(key attachment.Key) string { return reference.Portmap(reference.Of(key)).Chain() }
 
-// addByIPTables starts two processes per family with ports. If the shared rules are missing, it also restores the rules of all other pods.
-func addByIPTables(key attachment.Key, st state, log *slog.Logger) error {
-	var lost []recorded
+// addByIPTables starts two processes for each address family with ports. If the rules that all pods share are missing, addByIPTables also
+// restores the rules of all other pods.
+func addByIPTables(key attachment.Key, st portState, log *slog.Logger) error {
+	var lost []recordedPorts
 	for _, p := range st.Rules.Pod {
 		others, err := st.addFamily(key, p, log)
 		if err != nil {
@@ -51,14 +53,15 @@ func addByIPTables(key attachment.Key, st state, log *slog.Logger) error {
 	return nil
 }
 
-// addFamily forwards the ports of one of the pod's addresses. It returns all recorded attachments if the shared rules were missing.
-func (st state) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Logger) (lost []recorded, err error) {
+// addFamily forwards the ports of one address of the pod. If the rules that all pods share were missing, the result is all recorded
+// attachments.
+func (st portState) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Logger) (lost []recordedPorts, err error) {
 	table, err := iptables.Open(pod.Addr().Is4(), true)
 	if err != nil {
 		return nil, err
 	}
 	defer table.Close()
-	own, err := st.lines(table.NAT(), key, pod)
+	own, err := st.familyLines(table.NAT(), key, pod)
 	if err != nil {
 		return nil, err
 	}
@@ -72,32 +75,33 @@ func (st state) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Logger
 	if skipped != nil {
 		log.Warn(notRestored, "error", skipped)
 	}
-	err = table.Apply(unique(append(slices.Clone(own), others...)))
+	err = table.Apply(uniqueLines(append(slices.Clone(own), others...)))
 	if err != nil && len(lost) > 0 && plugin.Code(err) != plugin.CodeTryAgain {
 		err = table.Apply(own) // another pod's rule may have been refused
 	}
 	return lost, err
 }
 
-// nameConditions names the conditions in the error if iptables refuses the rules. All other parts of the rules are the same for every pod.
-func (of rules) nameConditions(err error, is4 bool) error {
-	key, words := of.conditions(is4)
+// nameConditions adds the conditions to the error if iptables refuses the rules. Only the conditions can cause the refusal, because all
+// other parts of the rules are the same for every pod.
+func (of iptablesRules) nameConditions(err error, is4 bool) error {
+	key, words := of.conditionsOf(is4)
 	if len(words) == 0 || !iptables.Refused(err) {
 		return err
 	}
 	return plugin.Errorf(plugin.CodeConfig, "%s %+.80q: %w", key, words, err)
 }
 
-// conditions returns the conditions of a family, and their key.
-func (of rules) conditions(is4 bool) (key string, words []string) {
+// conditionsOf returns the conditions of an address family and their configuration key.
+func (of iptablesRules) conditionsOf(is4 bool) (key string, words []string) {
 	if is4 {
 		return "conditionsV4", of.ConditionsV4
 	}
 	return "conditionsV6", of.ConditionsV6
 }
 
-// lines returns the iptables-restore lines that forward the ports of one of the pod's addresses.
-func (st state) lines(nat iptables.NAT, key attachment.Key, pod netip.Prefix) ([]string, error) {
+// familyLines returns the lines for iptables-restore that forward the ports of one address of the pod.
+func (st portState) familyLines(nat iptables.NAT, key attachment.Key, pod netip.Prefix) ([]string, error) {
 	own := ports.OfFamily(st.Ports, pod.Addr().Is4())
 	if len(own) == 0 {
 		return nil, nil
@@ -110,23 +114,23 @@ func (st state) lines(nat iptables.NAT, key attachment.Key, pod netip.Prefix) ([
 	return append(lines, entryLines(nat, key, *st.Rules, own)...), nil
 }
 
-// jumpsToHostports reports whether packets reach the chain of all hostPorts.
+// jumpsToHostports reports whether the base chains jump to the chain of all hostPorts.
 func jumpsToHostports(nat iptables.NAT) bool {
 	return nat.HasChain(dnatChain) && len(nat.Rules("PREROUTING", "-j "+dnatChain+" ")) > 0 &&
 		len(nat.Rules("OUTPUT", "-j "+dnatChain+" ")) > 0
 }
 
-// byIPTables reports whether iptables forwards ports of a family for the attachment.
-func (rec recorded) byIPTables(is4 bool) bool {
+// byIPTables reports whether iptables forwards the attachment's ports of an address family.
+func (rec recordedPorts) byIPTables(is4 bool) bool {
 	return rec.Backend == "iptables" && rec.Rules != nil && len(ports.OfFamily(rec.Ports, is4)) > 0
 }
 
-// restoreIPTables restores missing rules of attachments; changed reports whether there were any. Without wait it returns a busy error
-// instead of waiting for a lock.
-func restoreIPTables(all []recorded, wait bool, log *slog.Logger) (changed bool, err error) {
+// restoreIPTables restores the missing rules of attachments. The result changed is true if any rule was missing. If wait is false and
+// another process holds the lock, the result is a busy error.
+func restoreIPTables(all []recordedPorts, wait bool, log *slog.Logger) (changed bool, err error) {
 	var errs []error
 	for _, is4 := range []bool{true, false} {
-		if !slices.ContainsFunc(all, func(rec recorded) bool { return rec.byIPTables(is4) }) {
+		if !slices.ContainsFunc(all, func(rec recordedPorts) bool { return rec.byIPTables(is4) }) {
 			continue
 		}
 		restored, skipped, err := restoreFamily(is4, all, wait, log)
@@ -147,8 +151,9 @@ func restoreIPTables(all []recorded, wait bool, log *slog.Logger) (changed bool,
 	return changed, errors.Join(errs...)
 }
 
-// restoreFamily restores missing rules of one family in one step. skipped holds the errors of attachments whose rules cannot be written.
-func restoreFamily(is4 bool, all []recorded, wait bool, log *slog.Logger) (changed bool, skipped, err error) {
+// restoreFamily restores the missing rules of one address family with one command. The result skipped holds the errors of attachments whose
+// rules cannot be written.
+func restoreFamily(is4 bool, all []recordedPorts, wait bool, log *slog.Logger) (changed bool, skipped, err error) {
 	table, err := iptables.Open(is4, wait)
 	if err != nil {
 		return false, nil, err
@@ -162,7 +167,7 @@ func restoreFamily(is4 bool, all []recorded, wait bool, log *slog.Logger) (chang
 }
 
 // missingLines returns the missing lines of attachments, and an error for each attachment whose lines cannot be written.
-func missingLines(nat iptables.NAT, all []recorded, is4 bool) (lines []string, err error) {
+func missingLines(nat iptables.NAT, all []recordedPorts, is4 bool) (lines []string, err error) {
 	for _, rec := range all {
 		if !rec.byIPTables(is4) {
 			continue
@@ -171,17 +176,17 @@ func missingLines(nat iptables.NAT, all []recorded, is4 bool) (lines []string, e
 		if pod < 0 || jumpsToHostports(nat) && checkRules(nat, podChain(rec.Key), ports.OfFamily(rec.Ports, is4)) == nil {
 			continue
 		}
-		own, e := rec.lines(nat, rec.Key, rec.Rules.Pod[pod])
+		own, e := rec.familyLines(nat, rec.Key, rec.Rules.Pod[pod])
 		if e != nil {
 			err = errors.Join(err, fmt.Errorf("hostPorts of %s: %w", ownerName(rec.owner()), e))
 		}
 		lines = append(lines, own...)
 	}
-	return unique(lines), err
+	return uniqueLines(lines), err
 }
 
-// unique removes shared lines that occur earlier.
-func unique(lines []string) (out []string) {
+// uniqueLines removes each line that already occurred.
+func uniqueLines(lines []string) (out []string) {
 	seen := map[string]bool{}
 	for _, line := range lines {
 		if !seen[line] {
@@ -192,8 +197,8 @@ func unique(lines []string) (out []string) {
 	return out
 }
 
-// sharedLines returns the missing lines that all pods share.
-func sharedLines(nat iptables.NAT, snat bool, of rules) []string {
+// sharedLines returns the lines that all pods share and that are missing.
+func sharedLines(nat iptables.NAT, snat bool, of iptablesRules) []string {
 	var chains, rules []string
 	need := func(chain, rule string, parts ...string) {
 		if len(nat.Rules(chain, parts...)) == 0 {
@@ -215,7 +220,8 @@ func sharedLines(nat iptables.NAT, snat bool, of rules) []string {
 		make(masqChain)
 		need(markChain, fmt.Sprintf(`-A %s -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark %s`, markChain, mark), mark)
 		need(masqChain, fmt.Sprintf("-A %s -m mark --mark %s -j MASQUERADE", masqChain, mark), mark)
-		// Another program may use a bit that is no longer configured. All pods share these chains and switch to the new bit together.
+		// A rule may still use the mark bit of an earlier configuration. Another program may use this bit now. All pods share these chains and
+		// therefore change to the new bit at the same time.
 		for _, rule := range append(nat.Rules(markChain, "-j MARK "), nat.Rules(masqChain, "-j MASQUERADE ")...) {
 			if !strings.Contains(rule, mark) {
 				rules = append(rules, "-D"+strings.TrimPrefix(rule, "-A"))
@@ -226,8 +232,8 @@ func sharedLines(nat iptables.NAT, snat bool, of rules) []string {
 	return append(chains, rules...)
 }
 
-// podLines returns the lines of the pod's own chain: for each port the masquerade marks, then the translation.
-func podLines(key attachment.Key, of rules, list []ports.Port, pod netip.Prefix) []string {
+// podLines returns the lines of the pod's own chain. For each port, the lines that mark packets for masquerade come before the translation.
+func podLines(key attachment.Key, of iptablesRules, list []ports.Port, pod netip.Prefix) []string {
 	chain := podChain(key)
 	lines := []string{":" + chain + " - [0:0]"}
 	mark := markChain
@@ -235,7 +241,7 @@ func podLines(key attachment.Key, of rules, list []ports.Port, pod netip.Prefix)
 		mark = of.MarkChain
 	}
 	if pod.Addr().Is6() {
-		// Packets from ::1 never leave the node. Without translation, a connection to [::1] is refused at once.
+		// Packets from ::1 never leave the node. Without a translation, the kernel refuses a connection to [::1] at once.
 		lines = append(lines, "-A "+chain+" -d ::1/128 -j RETURN")
 	}
 	for _, p := range namedFirst(list) {
@@ -264,19 +270,19 @@ func markedSources(p ports.Port, pod netip.Prefix) []string {
 	return []string{"-s " + pod.Masked().String() + " "}
 }
 
-// namedFirst sorts ports with an address before ports of all addresses: the first matching rule decides.
+// namedFirst sorts ports with a hostIP before ports without one, because the first matching rule decides.
 func namedFirst(list []ports.Port) []ports.Port {
 	sorted := slices.Clone(list)
 	slices.SortStableFunc(sorted, func(a, b ports.Port) int { return cmp.Compare(b.HostIP.BitLen(), a.HostIP.BitLen()) })
 	return sorted
 }
 
-// entryLines returns the lines that jump to the pod's chain. Ports with an address come before ports of all addresses of any pod. It also
-// removes the pod's stale entries.
-func entryLines(nat iptables.NAT, key attachment.Key, of rules, list []ports.Port) []string {
+// entryLines returns the lines that jump to the pod's chain. Ports with a hostIP come before the ports of any pod that have none. The lines
+// also remove the pod's stale entries.
+func entryLines(nat iptables.NAT, key attachment.Key, of iptablesRules, list []ports.Port) []string {
 	chain := podChain(key)
 	lines := nat.Deletions(dnatChain, chain)
-	_, words := of.conditions(list[0].To.Addr().Is4())
+	_, words := of.conditionsOf(list[0].To.Addr().Is4())
 	var conditions strings.Builder
 	for _, word := range words {
 		fmt.Fprintf(&conditions, "\"%s\" ", word)

@@ -15,15 +15,15 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// iptablesIntact reports whether the shared rules exist in each family that attachments use. It starts no program, so it does not see
-// iptables-legacy. Rules that it cannot see or read count as intact.
+// iptablesIntact reports whether the shared rules exist for each address family that attachments use. It starts no program. The rules of
+// iptables-legacy are therefore not visible. The function assumes that rules which it cannot see or read are intact.
 func iptablesIntact() bool {
 	all, err := allRecorded()
 	if err != nil {
 		return true
 	}
 	for _, is4 := range []bool{true, false} {
-		if !slices.ContainsFunc(all, func(rec recorded) bool { return rec.byIPTables(is4) }) || iptables.IsLegacy(is4) {
+		if !slices.ContainsFunc(all, func(rec recordedPorts) bool { return rec.byIPTables(is4) }) || iptables.IsLegacy(is4) {
 			continue
 		}
 		for _, hook := range []string{"PREROUTING", "OUTPUT"} {
@@ -77,9 +77,9 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 	return checkMasquerade(nat, chain)
 }
 
-// checkAhead reports other programs' rules that take packets before our rules see them. In the hostPort chains, that is any rule that ends
-// the chain. In common chains it is a rule that matches every packet. Podlace does not remove them, since other programs share the nat
-// table.
+// checkAhead returns an error if a rule of another program takes packets before our rules see them. In the hostPort chains, any rule that
+// ends the chain causes the error. In PREROUTING and OUTPUT, only a rule that matches every packet causes the error. Podlace does not
+// remove the rule of another program, because other programs share the nat table.
 func checkAhead(nat iptables.NAT, chain string) error {
 	for _, place := range []struct{ chain, ours string }{
 		{"PREROUTING", dnatChain}, {"OUTPUT", dnatChain}, {dnatChain, chain}, {chain, ""},
@@ -103,7 +103,7 @@ func checkAhead(nat iptables.NAT, chain string) error {
 	return nil
 }
 
-// checkMasquerade reports marks in a pod's chain for which the masquerade rules are missing.
+// checkMasquerade returns an error if a pod's chain marks packets but the masquerade rules for the mark are missing.
 func checkMasquerade(nat iptables.NAT, chain string) error {
 	if len(nat.Rules(chain, "-j "+markChain+" ")) == 0 {
 		return nil // another program's chain marks the packets, or none does
@@ -118,7 +118,7 @@ func checkMasquerade(nat iptables.NAT, chain string) error {
 	return nil
 }
 
-// portsLedTo returns the node ports that rules lead to a pod's chain, each after its protocol.
+// portsLedTo returns the node ports whose rules jump to a pod's chain. Each port has its protocol as a prefix.
 func portsLedTo(nat iptables.NAT, chain string) map[string]bool {
 	led := map[string]bool{}
 	for _, rule := range nat.Rules(dnatChain, "-j "+chain+" ") {
@@ -129,7 +129,7 @@ func portsLedTo(nat iptables.NAT, chain string) map[string]bool {
 	return led
 }
 
-// byPort groups rules by their node port, since a pod can have thousands.
+// byPort groups rules by their node port, because a pod can have thousands of rules.
 func byPort(rules []string) map[uint16][]string {
 	of := map[uint16][]string{}
 	for _, rule := range rules {
@@ -140,7 +140,7 @@ func byPort(rules []string) map[uint16][]string {
 	return of
 }
 
-// valueOf returns the value of an option in a rule.
+// valueOf returns the value of an option in the text of a rule.
 func valueOf(rule, option string) string {
 	_, value, _ := strings.Cut(rule, " "+option+" ")
 	value, _, _ = strings.Cut(value, " ")

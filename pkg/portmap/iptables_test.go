@@ -25,10 +25,10 @@ func testKey() attachment.Key {
 	return attachment.Key{Network: "podlace", ContainerID: "0123456789abcdef", IfName: "eth0"}
 }
 
-// noNAT is an empty nat table.
-func noNAT() iptables.NAT { return iptables.NAT{} }
+// emptyNAT returns a nat table without chains.
+func emptyNAT() iptables.NAT { return iptables.NAT{} }
 
-// TestPodChain pins the reference's chain name.
+// TestPodChain checks that the chain of a pod has the same name as in the reference plugin.
 func TestPodChain(t *testing.T) {
 	for _, c := range []struct{ network, id, want string }{
 		{"podlace", "0123456789abcdef", "CNI-DN-46d35c6a9e0ed75882799"},
@@ -41,8 +41,8 @@ func TestPodChain(t *testing.T) {
 	}
 }
 
-// generated returns the lines that one ADD writes for both families of a pod.
-func generated(t *testing.T, keys string, nat4 iptables.NAT) string {
+// generatedLines returns the lines that one ADD writes for both address families of a pod.
+func generatedLines(t *testing.T, keys string, nat4 iptables.NAT) string {
 	t.Helper()
 	cfg, err := parsed(keys)
 	if err != nil {
@@ -72,12 +72,12 @@ func TestLines(t *testing.T) {
 		for i := range n {
 			list = append(list, fmt.Sprintf(`{"hostPort":%d,"containerPort":80}`, 8000+i))
 		}
-		return mappings(list...)
+		return withMappings(list...)
 	}
 	for name, keys := range map[string]string{
-		"plain": `"backend":"iptables",` + mappings(`{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`,
+		"plain": `"backend":"iptables",` + withMappings(`{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`,
 			`{"hostPort":5353,"containerPort":53,"protocol":"udp"}`),
-		"hostip": `"backend":"iptables",` + mappings(`{"hostPort":8080,"containerPort":80,"hostIP":"192.0.2.1"}`,
+		"hostip": `"backend":"iptables",` + withMappings(`{"hostPort":8080,"containerPort":80,"hostIP":"192.0.2.1"}`,
 			`{"hostPort":8081,"containerPort":81,"hostIP":"2001:db8::1"}`, `{"hostPort":8082,"containerPort":82,"hostIP":"0.0.0.0"}`),
 		"nosnat":     `"backend":"iptables","snat":false,` + tcp(1),
 		"masqall":    `"backend":"iptables","masqAll":true,` + tcp(1),
@@ -87,7 +87,7 @@ func TestLines(t *testing.T) {
 		"multiport":  `"backend":"iptables",` + tcp(31),
 	} {
 		path := filepath.Join("testdata", name+".golden")
-		got := generated(t, keys, noNAT())
+		got := generatedLines(t, keys, emptyNAT())
 		if *update {
 			if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
 				t.Fatal(err)
@@ -100,7 +100,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestLinesAgain: a second ADD does not repeat shared rules, and replaces the pod's stale rules.
+// TestLinesAgain: a second ADD does not write shared rules again, and it replaces the pod's stale rules.
 func TestLinesAgain(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

@@ -11,10 +11,10 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// checkListeners reports ports on which processes of the node listen. Clients would no longer reach those processes. It returns an error if
-// the configuration asks for that, otherwise it logs a warning.
+// checkListeners finds ports on which processes of the node listen. After forwarding, clients would no longer reach those processes. With
+// refuseHostListeners, the result is an error. Without refuseHostListeners, the function logs a warning.
 func (c Config) checkListeners(r *plugin.Request, wanted []ports.Port) error {
-	used, err := listening(ports.Singles(wanted))
+	used, err := listeningPorts(ports.Singles(wanted))
 	switch {
 	case err != nil && c.RefuseListeners:
 		return fmt.Errorf("look for processes that listen on a hostPort: %w", err)
@@ -34,8 +34,8 @@ func (c Config) checkListeners(r *plugin.Request, wanted []ports.Port) error {
 	return plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, "hostPort %s: a process of the node listens there", list), "%s", hint)
 }
 
-// checkHostIPs refuses the broadcast address of a node's network. It warns about an address that the node does not have: the node may get
-// it later, such as one of keepalived.
+// checkHostIPs returns an error if a hostIP is the broadcast address of one of the node's networks. The function logs a warning if the node
+// does not have the address. The node may get the address later, for example from keepalived.
 func checkHostIPs(r *plugin.Request, host *kernel.Node, wanted []ports.Port) error {
 	asked := map[netip.Addr]bool{}
 	for _, p := range wanted {
@@ -55,12 +55,12 @@ func checkHostIPs(r *plugin.Request, host *kernel.Node, wanted []ports.Port) err
 	return nil
 }
 
-// manyPorts is the number of ports at which binding each takes as long as reading the socket tables.
+// manyPorts is the number of ports from which reading the socket tables is faster than binding each port.
 const manyPorts = 32
 
-// listening returns the ports on which a process of the node listens by TCP or UDP. After forwarding, their packets no longer reach that
-// process. It does not check SCTP.
-func listening(wanted []ports.Port) (used []ports.Port, err error) {
+// listeningPorts returns the ports on which a process of the node listens with TCP or UDP. After forwarding, packets to these ports no
+// longer reach that process. The function does not check SCTP.
+func listeningPorts(wanted []ports.Port) (used []ports.Port, err error) {
 	tables := map[string]kernel.Sockets{}
 	listens := func(p ports.Port) bool {
 		if tables[p.Protocol] == nil {
@@ -76,7 +76,7 @@ func listening(wanted []ports.Port) (used []ports.Port, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("bind %s: %w", p, err)
 		}
-		// An outgoing connection of the node may use the port, so a bound port alone proves nothing.
+		// A bound port alone does not prove a listener, because an outgoing connection of the node may use the port.
 		if bound && listens(p) {
 			used = append(used, p)
 		}

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestListeners (F-40, S-27): a warning or an error names a port on which a process of the node listens.
+// TestListeners (F-40, S-27): if a process of the node listens on a port, the warning or the error names this port.
 func TestListeners(t *testing.T) {
 	newLab(t)
 	tcp, err := net.Listen("tcp", ":7180")
@@ -43,7 +43,7 @@ func TestListeners(t *testing.T) {
 		{`{"hostPort":7182,"containerPort":80}`, "", ""},
 	} {
 		for _, refuse := range []bool{false, true} {
-			c, err := parsed(fmt.Sprintf(`"refuseHostListeners":%t,`, refuse) + mappings(x.mappings))
+			c, err := parsed(fmt.Sprintf(`"refuseHostListeners":%t,`, refuse) + withMappings(x.mappings))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -67,7 +67,7 @@ func TestListeners(t *testing.T) {
 	}
 }
 
-// TestListenersUnknown: if the listeners are unknown, ADD fails only if the configuration asks for the check.
+// TestListenersUnknown: if the listeners cannot be read, ADD fails only with refuseHostListeners.
 func TestListenersUnknown(t *testing.T) {
 	for _, refuse := range []bool{false, true} {
 		var log bytes.Buffer
@@ -82,9 +82,10 @@ func TestListenersUnknown(t *testing.T) {
 	}
 }
 
-// TestRefuseHostListeners (F-40): with the key, ADD fails before any change. Without it, the pod gets the port.
+// TestRefuseHostListeners (F-40): with refuseHostListeners, ADD fails before any change. Without refuseHostListeners, ADD succeeds and the
+// pod gets the port.
 func TestRefuseHostListeners(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		listener, err := net.Listen("tcp", ":8080")
 		if err != nil {
 			l.Fatal(err)
@@ -92,7 +93,7 @@ func TestRefuseHostListeners(t *testing.T) {
 		defer listener.Close()
 		l.Fails(l.Call("ADD", "a", "refuseHostListeners", true), plugin.CodePortConflict,
 			"hostPort tcp 8080: a process of the node listens there")
-		if names, err := os.ReadDir(filepath.Join(store.Root, "net")); l.mapped("a") || len(names) > 1 {
+		if names, err := os.ReadDir(filepath.Join(store.Root, "net")); l.isMapped("a") || len(names) > 1 {
 			l.Errorf("something was changed: %v, %v", names, err)
 		}
 		l.OK(l.Call("DEL", "a", "refuseHostListeners", true))
@@ -105,9 +106,9 @@ func TestRefuseHostListeners(t *testing.T) {
 	})
 }
 
-// TestConntrackWalks (F-38): each verb walks the connection tracking table once, and not at all without UDP ports.
+// TestConntrackWalks (F-38): each verb reads the connection tracking table once. Without UDP ports, no verb reads the table.
 func TestConntrackWalks(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		walks := func(verb string, keys ...any) int {
 			stdin, err := json.Marshal(l.Conf.With(keys...))
 			if err != nil {
@@ -138,16 +139,17 @@ func TestConntrackWalks(t *testing.T) {
 	})
 }
 
-// TestHostIPOfNode (S-09): ADD refuses a broadcast address of the node before any change. An address that the node lacks may come later.
+// TestHostIPOfNode (S-09): ADD refuses a broadcast address of the node before any change. ADD accepts an address that the node does not
+// have yet.
 func TestHostIPOfNode(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		var log bytes.Buffer
 		l.Stderr = &log
 		at := func(hostIP string) object {
 			return object{"portMappings": []any{port(8080, 80, "tcp").With("hostIP", hostIP)}}
 		}
 		l.Fails(l.Call("ADD", "a", "runtimeConfig", at("10.71.0.255")), plugin.CodeConfig, "hostIP 10.71.0.255")
-		if l.mapped("a") {
+		if l.isMapped("a") {
 			l.Error("something is left")
 		}
 		for addr, warns := range map[string]bool{"10.71.0.1": false, "127.0.0.1": false, "fd00:71::1": false, "192.0.2.77": true,

@@ -20,35 +20,36 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// loopbackSchema is the version of the table.
+// loopbackSchema is the version of the nftables table that protects the loopback.
 const loopbackSchema = 1
 
 // protectPriority is the priority of the raw table, before connection tracking.
 const protectPriority = -300
 
-// loopbackUsers has a folder per link with route_localnet, with a file for each attachment that needs it. The folder may be lost, so an
-// empty one does not prove that no attachment is left.
+// loopbackUsers contains a folder for each link with route_localnet. Each of these folders contains a file for each attachment that needs
+// the link. The folder may be lost. An empty folder therefore does not prove that no attachment is left.
 var loopbackUsers = filepath.Join(store.Root, ".localhost")
 
-// foreignPrefix begins the name of the folder of a link whose route_localnet another program enabled. No link name contains a colon.
+// foreignPrefix is the start of a folder's name if another program enabled route_localnet for the link. The name of a link cannot contain a
+// colon.
 const foreignPrefix = "foreign:"
 
-// buildLoopback writes rules that drop packets from the network with a source or destination in 127.0.0.0/8. A hostPort on 127.0.0.1 needs
-// route_localnet on the pods' interface. Without these rules every pod could then reach servers on the node's loopback. The table stays
-// while a link has route_localnet.
+// buildLoopback writes rules that drop packets from the network if their source or destination is in 127.0.0.0/8. A hostPort on 127.0.0.1
+// needs route_localnet on the interface of the pods. Without these rules every pod could then reach servers on the node's loopback. The
+// table remains while a link has route_localnet.
 func buildLoopback(r nft.Ruleset) error {
 	chain := r.Chain("prerouting", nftables.ChainHookPrerouting, protectPriority, nftables.ChainTypeFilter)
 	ipv4 := nft.FamilyOf(true)
 	notLo := []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: nft.IfName("lo")}}
 	for _, offset := range []uint32{ipv4.Source, ipv4.Destination} {
-		// All packets pass this rule, so it tests the rarest property first.
-		r.Rule(chain, slices.Concat(ipv4.Only(), loopback(offset), notLo, nft.Drop())...)
+		// All packets pass through this rule. The match that fails for most packets therefore comes first.
+		r.Rule(chain, slices.Concat(ipv4.Only(), matchLoopback(offset), notLo, nft.Drop())...)
 	}
 	return r.Mark(loopbackSchema)
 }
 
-// loopback matches an IPv4 address in 127.0.0.0/8.
-func loopback(offset uint32) []expr.Any {
+// matchLoopback matches an IPv4 address in 127.0.0.0/8.
+func matchLoopback(offset uint32) []expr.Any {
 	return []expr.Any{nft.Network(1, offset, 1), nft.Equal([]byte{127})}
 }
 
@@ -60,18 +61,18 @@ func marked(host *kernel.Node, table string, version uint16) (bool, error) {
 	return t.Marked(version)
 }
 
-// loopbackProtected reports whether the protection exists.
+// loopbackProtected reports whether the rules that protect the loopback exist.
 func loopbackProtected(host *kernel.Node) (bool, error) {
 	return marked(host, nft.LoopbackTable, loopbackSchema)
 }
 
-// loopbackUsed reports whether the records contain an attachment that the node reaches through 127.0.0.1. It reads one folder.
+// loopbackUsed reports whether loopbackUsers contains any attachment. It reads one folder.
 func loopbackUsed() bool {
 	users, err := readNames(loopbackUsers, 1)
 	return err != nil || len(users) > 0
 }
 
-// ProtectLoopback drops packets from the network for 127.0.0.0/8.
+// ProtectLoopback installs the rules that drop packets from the network for 127.0.0.0/8.
 func ProtectLoopback(host *kernel.Node) error {
 	if ok, err := marked(host, nft.LoopbackTable, loopbackSchema); ok || err != nil {
 		return err
@@ -83,7 +84,7 @@ func installLoopback() error {
 	return nft.Install("nft add table "+nft.LoopbackTable, nft.LoopbackTable, buildLoopback)
 }
 
-// restoreProtection rewrites a missing or changed protection. restored reports whether it did.
+// restoreProtection rewrites the protection if it is missing or changed. The result restored is true if the protection was rewritten.
 func restoreProtection(host *kernel.Node) (restored bool, err error) {
 	if drift, err := tableDrift(host, nft.LoopbackTable, loopbackSchema, buildLoopback); err != nil || drift == "" {
 		return false, err
@@ -91,15 +92,15 @@ func restoreProtection(host *kernel.Node) (restored bool, err error) {
 	return true, installLoopback()
 }
 
-// openedByUs is the value of route_localnet that Podlace writes. The kernel treats every value but 0 as on, and other programs write 1. So
-// the kernel shows which links Podlace opened, also if records and rules are lost.
+// openedByUs is the value of route_localnet that Podlace writes. The kernel treats every value except 0 as on, and other programs write 1.
+// The value therefore shows which links Podlace opened, even if records and rules are lost.
 const openedByUs = "2"
 
 func routeLocalnet(link, value string) kernel.Sysctl {
 	return kernel.Sysctl{Path: "ipv4/conf/" + link + "/route_localnet", Value: value}
 }
 
-// loopbackReaches reports whether route_localnet is on for a link or for all links.
+// loopbackReaches reports whether route_localnet is on for the link or for all links.
 func loopbackReaches(host *kernel.Node, link string) bool {
 	for _, name := range []string{link, "all"} {
 		if on, err := host.Get(routeLocalnet(name, "").Path); err != nil || on != "0" {
@@ -109,15 +110,15 @@ func loopbackReaches(host *kernel.Node, link string) bool {
 	return false
 }
 
-// OpenLoopback lets the node's 127.0.0.1 reach the pods behind a link, for the attachment with the hash owner. It first protects the node's
-// loopback from the pods. Callers hold a common lock.
+// OpenLoopback lets the node reach the pods behind a link through 127.0.0.1. The argument owner is the hash of the attachment that needs
+// the link. OpenLoopback first protects the node's loopback from the pods. Callers hold portsLock.
 func OpenLoopback(host *kernel.Node, owner, link string) error {
 	on, _ := host.Get(routeLocalnet(link, "").Path)
 	name := link
 	if _, err := os.Stat(filepath.Join(loopbackUsers, link)); err != nil && on == "1" {
 		name = foreignPrefix + link
 	}
-	// The file comes first, because DEL uses it to find the links to close.
+	// The file is created first, because DEL needs it to find the link.
 	users, err := store.Make(filepath.Join(loopbackUsers, name), 0o700)
 	if err != nil {
 		return err
@@ -136,7 +137,8 @@ func OpenLoopback(host *kernel.Node, owner, link string) error {
 	return host.Set(routeLocalnet(link, openedByUs))
 }
 
-// leaveLoopbackOpen leaves route_localnet on for a link that Podlace opened: the reference plugins' rules need it, and never disable it.
+// leaveLoopbackOpen keeps route_localnet on for a link that Podlace opened. The rules of the reference plugins need route_localnet, and the
+// reference plugins never disable it.
 func leaveLoopbackOpen(host *kernel.Node, link string) error {
 	if on, err := host.Get(routeLocalnet(link, "").Path); err != nil || on != openedByUs {
 		return fault.Ignore(err, fs.ErrNotExist)
@@ -144,7 +146,7 @@ func leaveLoopbackOpen(host *kernel.Node, link string) error {
 	return host.Set(routeLocalnet(link, "1"))
 }
 
-// openedLinks returns the links on which Podlace enabled route_localnet. It reads all links of the node.
+// openedLinks returns the links on which Podlace enabled route_localnet. The function reads all links of the node.
 func openedLinks(host *kernel.Node) (links []string, err error) {
 	values, err := routeLocalnets(host)
 	for link, value := range values {
@@ -155,8 +157,8 @@ func openedLinks(host *kernel.Node) (links []string, err error) {
 	return links, err
 }
 
-// openedUnknown reports whether route_localnet is on for a link without a note of the program that enabled it. Earlier versions of Podlace
-// wrote 1, as other programs do. If records are lost, the link may be another program's.
+// openedUnknown reports whether route_localnet is on for any link and Podlace has no note of the program that enabled it. Earlier versions
+// of Podlace wrote the value 1, like other programs. If records are lost, another program may have enabled route_localnet on the link.
 func openedUnknown(host *kernel.Node) (bool, error) {
 	values, err := routeLocalnets(host)
 	for link, value := range values {
@@ -167,7 +169,7 @@ func openedUnknown(host *kernel.Node) (bool, error) {
 	return false, err
 }
 
-// routeLocalnets returns the value of route_localnet for each link of the node. "all" and "default" are not links.
+// routeLocalnets returns the value of route_localnet for each link of the node. The function skips the entries "all" and "default".
 func routeLocalnets(host *kernel.Node) (map[string]string, error) {
 	links, err := host.List("ipv4/conf")
 	values := map[string]string{}
@@ -179,7 +181,7 @@ func routeLocalnets(host *kernel.Node) (map[string]string, error) {
 	return values, err
 }
 
-// LoopbackOpen reports whether Podlace left route_localnet on for any link. It reads all links of the node.
+// LoopbackOpen reports whether route_localnet is on for any link because Podlace enabled it. LoopbackOpen reads all links of the node.
 func LoopbackOpen(host *kernel.Node) (bool, error) {
 	links, err := openedLinks(host)
 	return len(links) > 0, err
@@ -203,8 +205,9 @@ func CloseLoopback(host *kernel.Node) error {
 	return err
 }
 
-// mendLoopback restores the protection of the node's 127.0.0.0/8 while a link is open. It closes the links if no record and no hostPort in
-// the kernel can need them. users are the hashes of the recorded attachments. The caller holds the lock of the ports.
+// mendLoopback restores the protection of the node's 127.0.0.0/8 while a link has route_localnet. The function disables route_localnet on
+// all links if no record and no hostPort in the kernel can need it. The argument users holds the hashes of the recorded attachments. The
+// caller holds portsLock.
 func mendLoopback(host *kernel.Node, users []string) error {
 	lost := !loopbackUsed()
 	links, err := openedLinks(host)
@@ -238,7 +241,7 @@ func mendLoopback(host *kernel.Node, users []string) error {
 	return nft.DelTable(nft.TableOf(nft.LoopbackTable))
 }
 
-// forgetUsers removes the files of attachments that are not in users, and folders without files.
+// forgetUsers removes the files of attachments that are not in users. The function also removes empty folders.
 func forgetUsers(users []string) error {
 	keep := map[string]bool{}
 	for _, owner := range users {
@@ -259,12 +262,12 @@ func forgetUsers(users []string) error {
 	return err
 }
 
-// anyLink stands for every link, if the caller does not know which one was opened.
+// anyLink means every link. A caller uses anyLink if it does not know which link was opened.
 const anyLink = "*"
 
-// closeLoopback undoes OpenLoopback for the owner on a link ("" for none). The last user of a link disables route_localnet. last reports
-// that no link of Podlace is open anymore. The caller may then remove the protection, and then removes the owner from the users of links.
-// Callers hold the lock of OpenLoopback.
+// closeLoopback undoes OpenLoopback for owner on a link; "" means no link. If owner is the last user of a link, closeLoopback disables
+// route_localnet of that link. The result last is true if no link of Podlace has route_localnet anymore. If last is true, the caller may
+// remove the protection. After that, the caller calls forgetUser for the returned links. Callers hold portsLock.
 func closeLoopback(host *kernel.Node, owner, link string) (users []string, last bool, err error) {
 	links := []string{link, foreignPrefix + link}
 	switch link {
@@ -275,7 +278,7 @@ func closeLoopback(host *kernel.Node, owner, link string) (users []string, last 
 			return nil, false, err
 		}
 	}
-	// A folder without users was left by a killed process.
+	// A killed process may have left a folder without users.
 	links = slices.DeleteFunc(links, func(link string) bool { return os.Remove(filepath.Join(loopbackUsers, link)) == nil })
 	ending := 0
 	for _, link := range links {
@@ -310,7 +313,7 @@ func closeLoopback(host *kernel.Node, owner, link string) (users []string, last 
 	return users, last, err
 }
 
-// forgetUser removes the files of an owner for links, and folders without files.
+// forgetUser removes the files of an owner for the given links. The function also removes empty folders.
 func forgetUser(owner string, links []string) error {
 	var errs []error
 	for _, link := range links {
@@ -326,8 +329,8 @@ func forgetUser(owner string, links []string) error {
 	return errors.Join(errs...)
 }
 
-// closeUnused decides by the kernel if the records name no user other than the owner, because records can be lost. While another attachment
-// has hostPorts, open links stay open and protected.
+// closeUnused asks the kernel for other owners of hostPorts, because the records can be lost. If no other owner exists, closeUnused
+// disables route_localnet. While another attachment has hostPorts, the links remain open and protected.
 func closeUnused(host *kernel.Node, owner string) (closed bool, err error) {
 	links, err := openedLinks(host)
 	if err != nil || len(links) == 0 {
@@ -340,7 +343,7 @@ func closeUnused(host *kernel.Node, owner string) (closed bool, err error) {
 	return true, CloseLoopback(host)
 }
 
-// readNames returns up to most names in a folder, or all if most is less than 1. A missing folder has none.
+// readNames returns at most most names in a folder, or all names if most is less than 1. For a missing folder, the result is empty.
 func readNames(folder string, most int) ([]string, error) {
 	list, err := store.Names(folder, most)
 	return list, fault.Ignore(err, fs.ErrNotExist)

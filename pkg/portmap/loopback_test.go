@@ -15,31 +15,31 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestProtectLoopback creates a separate table.
+// TestProtectLoopback checks that the protection has its own nftables table.
 func TestProtectLoopback(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	for range 2 {
 		kerneltest.Must(t, ProtectLoopback(h))
-		if lines := records(t, "nft rule inet "+nft.LoopbackTable+" prerouting", "immediate"); len(lines) != 2 {
+		if lines := recordLines(t, "nft rule inet "+nft.LoopbackTable+" prerouting", "immediate"); len(lines) != 2 {
 			t.Errorf("got %q", lines)
 		}
 	}
 }
 
-// loopbackState compares route_localnet of the bridges kt0 and kt1, and the number of rules that protect 127.0.0.0/8.
+// loopbackState checks route_localnet of the bridges kt0 and kt1 and the number of rules that protect 127.0.0.0/8.
 func loopbackState(t *testing.T, h *kernel.Node, want string) {
 	t.Helper()
 	zero, err := h.Get("ipv4/conf/kt0/route_localnet")
 	one, err1 := h.Get("ipv4/conf/kt1/route_localnet")
-	rules := len(records(t, "nft rule inet "+nft.LoopbackTable, "immediate"))
+	rules := len(recordLines(t, "nft rule inet "+nft.LoopbackTable, "immediate"))
 	if got := fmt.Sprintf("%s %s %d", zero, one, rules); got != want || err != nil || err1 != nil {
 		t.Errorf("got %s, want %s; %v %v", got, want, err, err1)
 	}
 }
 
-// TestLoopbackUsers (S-04): route_localnet of each link, and the protection, end with their last user. A link that another program opened
-// stays.
+// TestLoopbackUsers (S-04): the last user of a link disables route_localnet, and the last user on the node removes the protection. A link
+// that another program opened keeps route_localnet.
 func TestLoopbackUsers(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -77,7 +77,7 @@ func TestLoopbackUsers(t *testing.T) {
 	state("0 1 2")
 	kerneltest.Must(t, closeFor(ownerB, "kt1"))
 	state("0 1 0")
-	// The lost record may belong to an earlier version, which wrote 1, and the link may be ours.
+	// The lost record may belong to an earlier version of Podlace, which wrote 1. Podlace may therefore have opened the link.
 	kerneltest.Must(t, ProtectLoopback(h), closeFor(ownerB, "kt1"))
 	state("0 1 2")
 	kerneltest.Must(t, h.Set(kernel.Sysctl{Path: "ipv4/conf/kt1/route_localnet", Value: "0"}), closeFor(ownerB, "kt1"))
@@ -87,8 +87,9 @@ func TestLoopbackUsers(t *testing.T) {
 	}
 }
 
-// TestLoopbackUsersLost (S-04): if the user files are lost, the kernel decides. A link stays open and protected while another attachment
-// has hostPorts, and the last one closes all links. A flush is repaired, and a link that another program opened stays.
+// TestLoopbackUsersLost (S-04): the files in loopbackUsers are lost, and Podlace looks for hostPorts in the kernel. Each link remains open
+// and protected while another attachment has hostPorts. The last attachment closes all links. A flush of the protection is repaired. A link
+// that another program opened keeps route_localnet.
 func TestLoopbackUsersLost(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestManyPorts: the memory of CHECK with iptables grows linearly with the pod's ports.
+// TestManyPorts: the memory that CHECK needs with iptables grows linearly with the number of the pod's ports.
 func TestManyPorts(t *testing.T) {
 	const chain = "CNI-DN-X"
 	jump := func(from string) []string { return []string{"-A " + from + " -j " + dnatChain + " "} }
@@ -44,7 +44,7 @@ func TestManyPorts(t *testing.T) {
 	}
 }
 
-// TestParseMany (S-15): the cost of mappings grows linearly, not quadratically.
+// TestParseMany (S-15): the time to parse port mappings grows linearly with their number, not quadratically.
 func TestParseMany(t *testing.T) {
 	entries := func(n int) (list []string) {
 		for i := range n {
@@ -54,7 +54,7 @@ func TestParseMany(t *testing.T) {
 	}
 	pod := []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")}
 	took := func(n int) time.Duration {
-		text := mappings(append(entries(n), entries(n)...)...)
+		text := withMappings(append(entries(n), entries(n)...)...)
 		start := time.Now()
 		c, err := parsed(text)
 		if err != nil || len(c.Ports) != 4*n { // two families
@@ -72,22 +72,22 @@ func TestParseMany(t *testing.T) {
 	if many > 32*few { // 8 times as many ports: factor 8 if linear, 64 if quadratic
 		t.Errorf("10,000 mappings took %s, 1,250 took %s", many, few)
 	}
-	if _, err := parsed(mappings(append(entries(10000), `{"hostPort":9999,"containerPort":1}`)...)); err == nil ||
+	if _, err := parsed(withMappings(append(entries(10000), `{"hostPort":9999,"containerPort":1}`)...)); err == nil ||
 		!strings.Contains(err.Error(), "portMappings[10000]: hostPort 9999 leads to containerPort 9999 already") {
 		t.Errorf("got %v", err)
 	}
 }
 
-// spread returns ports that do not form a range.
-func spread(n int) (list []any) {
+// scatteredPorts returns ports that do not form a range.
+func scatteredPorts(n int) (list []any) {
 	for i := range n {
 		list = append(list, port(2000+2*i, 80, "udp"))
 	}
 	return list
 }
 
-// TestTooManyPorts (S-15): the number of ports per pod is limited, so that a pod cannot block the lock for others. ADD of a pod with more
-// fails before any change.
+// TestTooManyPorts (S-15): the limit on ports per pod prevents that one pod holds the lock too long. ADD of a pod with more ports fails
+// before any change.
 func TestTooManyPorts(t *testing.T) {
 	pod := []netip.Prefix{netip.MustParsePrefix("10.71.0.5/24"), netip.MustParsePrefix("fd00:71::5/64")}
 	for _, c := range []struct {
@@ -95,13 +95,13 @@ func TestTooManyPorts(t *testing.T) {
 		keys  string
 		says  string
 	}{
-		{spread(1024), "", ""},
-		{spread(1025), "", "1025 hostPorts: want at most 1024"},
+		{scatteredPorts(1024), "", ""},
+		{scatteredPorts(1025), "", "1025 hostPorts: want at most 1024"},
 		{sequence(2000, 10000), "", ""}, // one range
 		{sequence(2000, 2000), `"backend":"iptables",`, "2000 hostPorts: want at most 1024"},
-		{spread(1100), `"maxHostPorts":1100,`, ""},
-		{spread(2), `"maxHostPorts":0,`, "maxHostPorts 0: want 1-10000"},
-		{spread(2), `"maxHostPorts":10001,`, "maxHostPorts 10001: want 1-10000"},
+		{scatteredPorts(1100), `"maxHostPorts":1100,`, ""},
+		{scatteredPorts(2), `"maxHostPorts":0,`, "maxHostPorts 0: want 1-10000"},
+		{scatteredPorts(2), `"maxHostPorts":10001,`, "maxHostPorts 10001: want 1-10000"},
 	} {
 		list, err := json.Marshal(c.ports)
 		if err != nil {
@@ -117,17 +117,18 @@ func TestTooManyPorts(t *testing.T) {
 	}
 	l := newLab(t)
 	l.Conf = l.Conf.With("maxHostPorts", 30)
-	l.Fails(l.Call("ADD", "a", "runtimeConfig", object{"portMappings": spread(31)}), plugin.CodeConfig, "31 hostPorts: want at most 30")
-	if left, err := attachment.All(); err != nil || len(left) > 0 || l.mapped("a") {
+	l.Fails(l.Call("ADD", "a", "runtimeConfig", object{"portMappings": scatteredPorts(31)}), plugin.CodeConfig,
+		"31 hostPorts: want at most 30")
+	if left, err := attachment.All(); err != nil || len(left) > 0 || l.isMapped("a") {
 		t.Errorf("left %v, %v", left, err)
 	}
-	// A range that is shared in part becomes single ports.
+	// A range becomes single ports if another attachment has a part of it.
 	l.OK(l.Call("ADD", "a", asking("10.71.0.5/24", sequence(8000, 31)...)...))
 	l.Fails(l.Call("ADD", "a", inOther("nftables", sequence(8001, 31)...)...), plugin.CodeConfig, "31 hostPorts: want at most 30")
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestLargestRecord: DEL can read the largest record: the longest ports in the highest allowed number.
+// TestLargestRecord: DEL can read the largest possible record, with the highest allowed number of ports and the longest text for each port.
 func TestLargestRecord(t *testing.T) {
 	r := &plugin.Request{Plugin: "portmap", Network: "largest", ContainerID: strings.Repeat("c", 64), IfName: "eth0",
 		NetnsPath: "/run/netns/x"}
@@ -137,12 +138,12 @@ func TestLargestRecord(t *testing.T) {
 	}
 	defer att.Close()
 	long := netip.MustParseAddr("fd00:1111:2222:3333:4444:5555:6666:7777")
-	st := state{Backend: "nftables"}
+	st := portState{Backend: "nftables"}
 	for i := range 2 * maxHostPortsLimit {
 		st.Ports = append(st.Ports, ports.Port{Protocol: "sctp", HostIP: long, Port: 65535, To: netip.AddrPortFrom(long, uint16(i)), SNAT: true,
 			MasqAll: true})
 	}
-	var got state
+	var got portState
 	err = att.Save(st)
 	if ok, e := att.Load(&got); !ok || err != nil || e != nil || len(got.Ports) != len(st.Ports) {
 		t.Errorf("%t, %v, %v, %d ports", ok, err, e, len(got.Ports))

@@ -15,7 +15,7 @@ func addBridge(t testing.TB, name string, addresses ...string) {
 	t.Cleanup(func() { kerneltest.Must(t, delLink(name)) })
 }
 
-// newNode returns a node with the addresses on a bridge.
+// newNode returns a node that has a bridge with the addresses.
 func newNode(t testing.TB, addresses ...string) *kernel.Node {
 	t.Helper()
 	kerneltest.Clean(t)
@@ -23,8 +23,8 @@ func newNode(t testing.TB, addresses ...string) *kernel.Node {
 	return openHost(t)
 }
 
-// records returns the lines of the host's snapshot that contain all parts.
-func records(t testing.TB, parts ...string) []string {
+// recordLines returns the lines of the host's snapshot that contain all the given parts.
+func recordLines(t testing.TB, parts ...string) []string {
 	t.Helper()
 	return kerneltest.Records(t, parts...)
 }

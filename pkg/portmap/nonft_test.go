@@ -14,7 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// withoutNFT runs f on a thread that gets no netfilter sockets, as on a kernel without nf_tables. Child processes get none either.
+// withoutNFT runs f on a thread that cannot open netfilter sockets, as on a kernel without nf_tables. Child processes of the thread cannot
+// open these sockets either.
 func withoutNFT(t *testing.T, f func()) {
 	t.Helper()
 	const number, family, protocol = 0, 16, 32 // places in struct seccomp_data
@@ -47,7 +48,8 @@ func withoutNFT(t *testing.T, f func()) {
 	}
 }
 
-// TestWithoutNFT: on a kernel without nf_tables, a pod gets iptables unless the configuration names nftables. Then ADD fails at once.
+// TestWithoutNFT: on a kernel without nf_tables, ADD uses iptables unless the configuration names nftables. If the configuration names
+// nftables, ADD fails at once.
 func TestWithoutNFT(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

@@ -19,7 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestMakePlan (F-39): which attachments keep a port, give way, or make a claim fail. The claim is by container new of pod shop/web-0.
+// TestMakePlan (F-39) lists which attachments keep a port, lose a port or make a claim fail. Container "new" of pod shop/web-0 makes the
+// claim.
 func TestMakePlan(t *testing.T) {
 	of := func(container, pod string) attachment.Record {
 		return attachment.Record{Key: attachment.Key{Network: "net", ContainerID: container, IfName: "eth0"}, Pod: pod}
@@ -30,7 +31,7 @@ func TestMakePlan(t *testing.T) {
 	for title, c := range map[string]struct {
 		held  []ports.Port // ports of another owner
 		own   []ports.Port // existing ports of the claim's owner
-		by    holder
+		by    portHolder
 		taken bool // forwarded by the iptables backend
 		asks  ports.Port
 
@@ -43,42 +44,42 @@ func TestMakePlan(t *testing.T) {
 	}{
 		"free":    {asks: single, add: "owners ports4 80"},
 		"its own": {own: []ports.Port{single}, asks: single, remove: "ports4 80", add: "owners ports4 80"},
-		"same container": {held: []ports.Port{single}, by: holder{Record: of("new", "shop/web-0"), found: true}, asks: single, add: "owners",
+		"same container": {held: []ports.Port{single}, by: portHolder{Record: of("new", "shop/web-0"), found: true}, asks: single, add: "owners",
 			shared: true},
-		"range of the same": {held: []ports.Port{long}, by: holder{Record: of("new", ""), found: true}, asks: long, add: "owners", shared: true},
-		"port in a range": {held: []ports.Port{long}, by: holder{Record: of("new", ""), found: true}, asks: single, add: "owners",
+		"range of the same": {held: []ports.Port{long}, by: portHolder{Record: of("new", ""), found: true}, asks: long, add: "owners", shared: true},
+		"port in a range": {held: []ports.Port{long}, by: portHolder{Record: of("new", ""), found: true}, asks: single, add: "owners",
 			shared: true},
-		"range over a port": {held: []ports.Port{single}, by: holder{Record: of("new", ""), found: true}, asks: long, add: "owners", shared: true,
+		"range over a port": {held: []ports.Port{single}, by: portHolder{Record: of("new", ""), found: true}, asks: long, add: "owners", shared: true,
 			singles: true},
 		"older pod": {held: []ports.Port{single},
-			by: holder{Record: of("old", "shop/web-0"), found: true, all: []recorded{{Record: of("old", "")}}}, asks: single,
+			by: portHolder{Record: of("old", "shop/web-0"), found: true, all: []recordedPorts{{Record: of("old", "")}}}, asks: single,
 			remove: "ports4 80", add: "owners ports4 80", former: "old", shared: true},
-		"dead container": {held: []ports.Port{single}, by: holder{Record: of("old", "shop/web-1"), found: true, gone: true,
-			all: []recorded{{Record: of("old", "")}}, elements: elementsOf(other, ownerB)}, asks: single,
+		"dead container": {held: []ports.Port{single}, by: portHolder{Record: of("old", "shop/web-1"), found: true, gone: true,
+			all: []recordedPorts{{Record: of("old", "")}}, elements: elementsOf(other, ownerB)}, asks: single,
 			remove: "ports4 90 ports4 80", add: "owners ports4 80", former: "old"},
-		"another pod": {held: []ports.Port{single}, by: holder{Record: of("old", "shop/web-1"), found: true}, asks: single,
+		"another pod": {held: []ports.Port{single}, by: portHolder{Record: of("old", "shop/web-1"), found: true}, asks: single,
 			code: plugin.CodePortConflict, says: "hostPort tcp 80 is in use by shop/web-1, container old, since "},
-		"pods without names": {held: []ports.Port{single}, by: holder{Record: of("old", ""), found: true}, asks: single,
+		"pods without names": {held: []ports.Port{single}, by: portHolder{Record: of("old", ""), found: true}, asks: single,
 			code: plugin.CodePortConflict, says: "hostPort tcp 80 is in use by container old, since "},
-		"record lost": {held: []ports.Port{single}, by: holder{}, asks: single, code: plugin.CodePortConflict,
+		"record lost": {held: []ports.Port{single}, by: portHolder{}, asks: single, code: plugin.CodePortConflict,
 			says: "hostPort tcp 80 is in use by shop/web-1"},
-		"record lost and dead": {held: []ports.Port{single}, by: holder{gone: true}, asks: single, remove: "ports4 80", add: "owners ports4 80"},
-		"range of the dead": {held: []ports.Port{long}, by: holder{gone: true}, asks: single, remove: "ranges4 80-99",
+		"record lost and dead": {held: []ports.Port{single}, by: portHolder{gone: true}, asks: single, remove: "ports4 80", add: "owners ports4 80"},
+		"range of the dead": {held: []ports.Port{long}, by: portHolder{gone: true}, asks: single, remove: "ranges4 80-99",
 			add: "owners ports4 80"},
-		"iptables of the dead": {held: []ports.Port{single}, taken: true, by: holder{gone: true}, asks: single, remove: "taken4 80",
+		"iptables of the dead": {held: []ports.Port{single}, taken: true, by: portHolder{gone: true}, asks: single, remove: "taken4 80",
 			add: "owners ports4 80"},
-		"iptables, shared": {held: []ports.Port{single}, taken: true, by: holder{Record: of("new", ""), found: true}, asks: single, add: "owners",
+		"iptables, shared": {held: []ports.Port{single}, taken: true, by: portHolder{Record: of("new", ""), found: true}, asks: single, add: "owners",
 			shared: true},
 	} {
 		t.Run(title, func(t *testing.T) {
-			have := conflicts{holders: map[string]holder{ownerHash(ownerB): c.by}}
+			have := portConflicts{holders: map[string]portHolder{ownerHash(ownerB): c.by}}
 			for _, e := range slices.Concat(ownedPorts{Owner: ownerB, Taken: c.taken, Ports: c.held}.elements(),
 				ownedPorts{Owner: ownerA, Ports: c.own}.elements()) {
 				if e.Set != "owners" { // one lookup covers the ports
 					have.elements = append(have.elements, e)
 				}
 			}
-			p, err := makePlan(have, claim{ownedPorts{Owner: ownerA, Ports: []ports.Port{c.asks}}, "new", "shop/web-0"})
+			p, err := makePlan(have, portClaim{ownedPorts{Owner: ownerA, Ports: []ports.Port{c.asks}}, "new", "shop/web-0"})
 			if c.code != 0 {
 				if plugin.Code(err) != c.code || !strings.Contains(err.Error(), c.says) {
 					t.Errorf("got %v", err)
@@ -86,7 +87,7 @@ func TestMakePlan(t *testing.T) {
 				return
 			}
 			want := fmt.Sprint(c.remove, "|", c.add, "|", c.former, "|", c.shared, c.singles)
-			got := fmt.Sprint(named(p.remove), "|", named(p.add), "|", containers(p.displaced()), "|", p.shared, p.singles)
+			got := fmt.Sprint(nameElements(p.remove), "|", nameElements(p.add), "|", containers(p.displacedAttachments()), "|", p.shared, p.singles)
 			if diff := cmp.Diff(want, got); diff != "" || err != nil {
 				t.Errorf("%v\n%s", err, diff)
 			}
@@ -94,7 +95,7 @@ func TestMakePlan(t *testing.T) {
 	}
 }
 
-// TestMakePlanOnce: an attachment that gives way with many ports is named once, and each of its elements is removed once.
+// TestMakePlanOnce: an attachment loses many ports. The plan lists the attachment once and removes each of its elements once.
 func TestMakePlanOnce(t *testing.T) {
 	rec := attachment.Record{Key: attachment.Key{ContainerID: "old"}, Pod: "shop/web-0"}
 	list := portList("tcp 80 10.1.0.6:80", "tcp 81 10.1.0.6:81")
@@ -102,34 +103,34 @@ func TestMakePlanOnce(t *testing.T) {
 	for _, p := range list {
 		held = append(held, elementsOf(p, ownerB)...)
 	}
-	by := holder{Record: rec, found: true, gone: true, all: []recorded{{Record: rec}}, elements: slices.Clone(held)}
-	want := claim{ownedPorts{Owner: ownerA, Ports: list}, "new", "shop/web-0"}
-	p, err := makePlan(conflicts{held, map[string]holder{ownerHash(ownerB): by}}, want)
-	if err != nil || len(p.taken) != 1 || len(p.displaced()) != 1 || len(p.remove) != len(held) {
+	by := portHolder{Record: rec, found: true, gone: true, all: []recordedPorts{{Record: rec}}, elements: slices.Clone(held)}
+	want := portClaim{ownedPorts{Owner: ownerA, Ports: list}, "new", "shop/web-0"}
+	p, err := makePlan(portConflicts{held, map[string]portHolder{ownerHash(ownerB): by}}, want)
+	if err != nil || len(p.taken) != 1 || len(p.displacedAttachments()) != 1 || len(p.remove) != len(held) {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
 
-// TestStalePlan: after an element was added or removed, the old plan fails as a race and a new plan succeeds.
+// TestStalePlan: another program adds or removes an element after the plan was made. The old plan fails as a race, and a new plan succeeds.
 func TestStalePlan(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	log := slog.New(slog.DiscardHandler)
-	want := claim{ownedPorts{Owner: ownerA, Ports: portList("tcp 80 10.1.0.5:80")}, "a", ""}
+	want := portClaim{ownedPorts{Owner: ownerA, Ports: portList("tcp 80 10.1.0.5:80")}, "a", ""}
 	kerneltest.Must(t, ensureRules(h, log))
 	add, del := func() error { return addAll(h, want.ownedPorts) }, func() error { return delHostPorts(h, want.ownedPorts) }
 	for _, change := range []func() error{add, del} {
 		p, err := planFor(h, want)
 		kerneltest.Must(t, err, change())
-		if err := apply(h, want, p); !isRace(err) {
+		if err := applyPlan(h, want, p); !isRace(err) {
 			t.Errorf("the stale plan: %v", err)
 		}
 		p, err = planFor(h, want)
-		kerneltest.Must(t, err, apply(h, want, p), checkPorts(h, ownerA, want.Ports))
+		kerneltest.Must(t, err, applyPlan(h, want, p), checkPorts(h, ownerA, want.Ports))
 	}
 }
 
-func containers(all []recorded) string {
+func containers(all []recordedPorts) string {
 	var out []string
 	for _, rec := range all {
 		out = append(out, rec.ContainerID)
@@ -137,8 +138,8 @@ func containers(all []recorded) string {
 	return strings.Join(out, " ")
 }
 
-// named lists elements by set and port.
-func named(elements []nft.Element) string {
+// nameElements lists elements by set and port.
+func nameElements(elements []nft.Element) string {
 	var out []string
 	for _, e := range elements {
 		out = append(out, e.Set)

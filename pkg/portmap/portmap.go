@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package portmap forwards node ports to pods: the hostPorts of Kubernetes, which runtimes pass as the portMappings capability. It runs in
-// a chain after any plugin that gives the pod an address.
+// Package portmap forwards ports of the node to pods. In Kubernetes these ports are called hostPorts. Runtimes pass hostPorts as the
+// portMappings capability. The plugin is chained after any plugin that gives the pod an address.
 package portmap
 
 import (
@@ -17,19 +17,19 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// state is the content of an attachment's record. Attachments without ports have no record.
-type state struct {
-	Backend   string       `json:"backend"`
-	Ports     []ports.Port `json:"ports"`
-	Bridge    string       `json:"bridge,omitempty"`    // the pod's bridge
-	Localhost string       `json:"localhost,omitempty"` // the link through which 127.0.0.1 reaches the pod
-	Rules     *rules       `json:"rules,omitempty"`     // for the iptables backend
-	Ended     bool         `json:"ended,omitempty"`     // a DEL has begun
-	Begun     bool         `json:"begun,omitempty"`     // the ADD has not finished
+// portState is the content of an attachment's record. An attachment without ports has no record.
+type portState struct {
+	Backend   string         `json:"backend"`
+	Ports     []ports.Port   `json:"ports"`
+	Bridge    string         `json:"bridge,omitempty"`    // the pod's bridge
+	Localhost string         `json:"localhost,omitempty"` // the link through which 127.0.0.1 reaches the pod
+	Rules     *iptablesRules `json:"rules,omitempty"`     // for the iptables backend
+	Ended     bool           `json:"ended,omitempty"`     // a DEL has begun
+	Begun     bool           `json:"begun,omitempty"`     // the ADD has not finished
 }
 
-// rules holds the settings from which the iptables backend can rewrite an attachment's rules.
-type rules struct {
+// iptablesRules holds the settings from which the iptables backend can rewrite an attachment's rules.
+type iptablesRules struct {
 	Pod          []netip.Prefix `json:"pod"`
 	MarkBit      int            `json:"markBit"`
 	MarkChain    string         `json:"markChain,omitempty"`
@@ -37,21 +37,21 @@ type rules struct {
 	ConditionsV6 []string       `json:"conditionsV6,omitempty"`
 }
 
-func (c Config) rules(pod []netip.Prefix) *rules {
-	return &rules{pod, c.MarkBit, c.MarkChain, c.Conditions[true], c.Conditions[false]}
+func (c Config) rules(pod []netip.Prefix) *iptablesRules {
+	return &iptablesRules{pod, c.MarkBit, c.MarkChain, c.Conditions[true], c.Conditions[false]}
 }
 
-// portsLock names the lock around the state that pods of all networks share.
+// portsLock is the name of the lock that protects the state shared by the pods of all networks.
 const portsLock = "hostports"
 
-// hostPorts returns the attachment's entry in the hostPort table. owner is the comment of its elements.
-func (st state) hostPorts(owner string) ownedPorts {
+// hostPorts returns the attachment's entry in the hostPort table. The comment of the elements is owner.
+func (st portState) hostPorts(owner string) ownedPorts {
 	return ownedPorts{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}
 }
 
-// netns returns the namespace path for nf_tables. It is "" for the iptables backend: without a record its rules cannot be removed, so such
-// an attachment must not look dead.
-func (st state) netns(path string) string {
+// netnsPath returns the namespace path that is stored in nf_tables. The result is "" for the iptables backend. Without a record the
+// iptables rules cannot be removed, so the attachment must not look dead.
+func (st portState) netnsPath(path string) string {
 	if st.Backend == "iptables" {
 		return ""
 	}
@@ -63,12 +63,12 @@ func Plugin() plugin.Plugin {
 	return plugin.Plugin{Name: "portmap", Chained: true, ForeignArgs: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
 }
 
-// owner returns the comment of an attachment's elements: its hash and a name for humans.
-func owner(key attachment.Key, pod string) string {
+// ownerComment returns the comment of an attachment's elements: the attachment's hash and a readable name.
+func ownerComment(key attachment.Key, pod string) string {
 	if pod == "" {
 		pod = key.ContainerID
 	}
-	// nft(8) prints comments unescaped, so only characters of Kubernetes names are allowed.
+	// nft(8) prints comments without escaping. Only characters of Kubernetes names are therefore allowed.
 	safe := strings.Map(func(c rune) rune {
 		if nameRune(c) || c == '.' || c == '/' {
 			return c
@@ -102,14 +102,15 @@ func check(r *plugin.Request) error {
 	if err != nil || reference == "nftables" {
 		return err
 	}
-	st := state{Backend: cfg.Backend, Ports: ports}
+	st := portState{Backend: cfg.Backend, Ports: ports}
 	if err := st.loadRecorded(r, host); err != nil {
 		return err
 	}
 	if reference == "iptables" {
 		st.Backend = reference
 	} else {
-		err := checkHostPorts(host, st.hostPorts(owner(attachment.KeyOf(r), r.Pod.String())), otherOwners{r.ContainerID, map[string]otherOwner{}})
+		own := st.hostPorts(ownerComment(attachment.KeyOf(r), r.Pod.String()))
+		err := checkHostPorts(host, own, otherOwners{r.ContainerID, map[string]otherOwner{}})
 		if err != nil && (st.Backend != "iptables" || !nft.Unsupported(err)) {
 			return err
 		}
@@ -120,10 +121,10 @@ func check(r *plugin.Request) error {
 	return nil
 }
 
-// loadRecorded completes the state from ADD's record and from the kernel's loopback state. Without a record, the reference made the ports,
-// unless nf_tables names the attachment as their owner.
-func (st *state) loadRecorded(r *plugin.Request, host *kernel.Node) error {
-	old, ok, err := attachment.Checked[state](r)
+// loadRecorded completes the state with the record of ADD and with the value of route_localnet in the kernel. If the record is missing,
+// loadRecorded assumes that the reference plugin made the ports, unless nf_tables lists the attachment as an owner.
+func (st *portState) loadRecorded(r *plugin.Request, host *kernel.Node) error {
+	old, ok, err := attachment.Checked[portState](r)
 	if err != nil {
 		return err
 	}
@@ -145,7 +146,8 @@ func (st *state) loadRecorded(r *plugin.Request, host *kernel.Node) error {
 		"'podlace reload' switches it on again")
 }
 
-// status fails only if no ADD can work: the configuration is wrong, or a requirement of the backend is missing. It restores flushed rules.
+// STATUS fails only if no ADD can work, that is, if the configuration is wrong or a requirement of the backend is missing. It restores
+// flushed rules.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil {
@@ -161,7 +163,7 @@ func status(r *plugin.Request) error {
 	if err == nil {
 		defer host.Close()
 		if !Intact(host) || cfg.Backend == "iptables" && !iptablesIntact() {
-			err = repair(host, r.Log, attachment.Trying)
+			err = repairPorts(host, r.Log, attachment.Trying)
 		}
 	}
 	attachment.ReportRepair(r, attachment.Trying, err)

@@ -23,8 +23,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// backends runs a test with each available backend.
-func backends(t *testing.T, test func(lab)) {
+// eachBackend runs a test once with each available backend.
+func eachBackend(t *testing.T, test func(testLab)) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
 			if backend == "iptables" && (!iptables.Installed(true) || !iptables.Installed(false)) {
@@ -37,10 +37,10 @@ func backends(t *testing.T, test func(lab)) {
 	}
 }
 
-// mapped reports whether any state of a container exists in either backend.
-func (l lab) mapped(id string) bool {
+// isMapped reports whether either backend has any state of a container.
+func (l testLab) isMapped(id string) bool {
 	l.Helper()
-	for _, line := range elements(l.T) {
+	for _, line := range podElements(l.T) {
 		if strings.Contains(line, attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"}.Hash()) {
 			return true
 		}
@@ -61,7 +61,7 @@ func (l lab) mapped(id string) bool {
 }
 
 func TestAddCheckDel(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
 		for range 2 { // a repeated ADD converges
 			o := l.OK(l.Call("ADD", "a"))
@@ -69,14 +69,14 @@ func TestAddCheckDel(t *testing.T) {
 				l.Errorf("the result of before is not passed on: %s", o.Stdout)
 			}
 			l.OK(l.Call("CHECK", "a"))
-			if !l.mapped("a") {
+			if !l.isMapped("a") {
 				l.Error("nothing is mapped")
 			}
 		}
 		l.Fails(l.Call("CHECK", "b"), plugin.CodeStateDiffers, "")
 		for range 2 {
 			l.OK(l.Call("DEL", "a"))
-			if l.mapped("a") {
+			if l.isMapped("a") {
 				l.Error("DEL left something")
 			}
 		}
@@ -87,9 +87,9 @@ func TestAddCheckDel(t *testing.T) {
 	})
 }
 
-// TestAddAgainChanged: the last of two ADDs for a key counts, also with another backend.
+// TestAddAgainChanged: after two ADDs with the same key, the second ADD decides, even if it uses another backend.
 func TestAddAgainChanged(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))
 		other := object{"portMappings": []any{port(8081, 80, "tcp")}}
 		l.OK(l.Call("ADD", "a", "runtimeConfig", other))
@@ -98,21 +98,21 @@ func TestAddAgainChanged(t *testing.T) {
 		l.OK(l.Call("ADD", "a", "backend", "nftables"))
 		l.OK(l.Call("CHECK", "a", "backend", "nftables"))
 		l.OK(l.Call("DEL", "a"))
-		if l.mapped("a") {
+		if l.isMapped("a") {
 			l.Error("something is left")
 		}
 	})
 }
 
-// TestDelKeepsOthers: DEL works with any current configuration, and removes only the pod's state.
+// TestDelKeepsOthers: DEL works with any current configuration and removes only the state of its pod.
 func TestDelKeepsOthers(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))
 		bPorts := object{"portMappings": []any{port(9090, 80, "tcp")}}
 		bPrev := prevResult("10.71.0.6/24", "fd00:71::6/64")
 		l.OK(l.Call("ADD", "b", "runtimeConfig", bPorts, "prevResult", bPrev))
 		l.OK(l.Call("DEL", "a", "runtimeConfig", nil, "prevResult", nil, "backend", "nonsense"))
-		if l.mapped("a") {
+		if l.isMapped("a") {
 			l.Error("something of a is left")
 		}
 		l.OK(l.Call("CHECK", "b", "runtimeConfig", bPorts, "prevResult", bPrev))
@@ -120,14 +120,14 @@ func TestDelKeepsOthers(t *testing.T) {
 	})
 }
 
-// TestConflict: with nftables a port belongs to one pod, and the error names that pod.
+// TestConflict: with nftables a port can have only one pod, and the error of the second ADD names the first pod.
 func TestConflict(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
-	before := elements(t)
+	before := podElements(t)
 	o := l.Call("ADD", "b", "runtimeConfig", object{"portMappings": []any{port(9090, 80, "tcp"), port(8080, 80, "tcp")}})
 	l.Fails(o, plugin.CodePortConflict, "hostPort tcp 8080 is in use by shop/a")
-	if diff := cmp.Diff(before, elements(t)); diff != "" {
+	if diff := cmp.Diff(before, podElements(t)); diff != "" {
 		t.Error(diff)
 	}
 	l.OK(l.Call("DEL", "b"))
@@ -150,13 +150,13 @@ func TestNothingToDo(t *testing.T) {
 			}
 		}
 	}
-	if len(elements(t)) > 0 || l.mapped("a") {
+	if len(podElements(t)) > 0 || l.isMapped("a") {
 		t.Error("something is mapped")
 	}
 }
 
 func TestRefused(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		kerneltest.Clean(l.T)
 		l.Fails(l.Call("ADD", "a", "prevResult", prevResult()), plugin.CodeConfig, "prevResult gives eth0 no address")
 		l.Fails(l.Call("ADD", "a", "prevResult", nil), plugin.CodeConfig, "needs a prevResult")
@@ -167,7 +167,7 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// TestRouteLocalnet: the node reaches the pod through 127.0.0.1 if a port asks for that.
+// TestRouteLocalnet: the node reaches the pod through 127.0.0.1 if a port requires it.
 func TestRouteLocalnet(t *testing.T) {
 	const path = "ipv4/conf/pt0/route_localnet"
 	for what, c := range map[string]struct {
@@ -213,7 +213,7 @@ func TestExternalChain(t *testing.T) {
 }
 
 func TestGC(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "kept"))
 		l.OK(l.Call("ADD", "gone", "runtimeConfig", object{"portMappings": []any{port(9090, 80, "tcp")}}))
 		if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {
@@ -221,7 +221,7 @@ func TestGC(t *testing.T) {
 		}
 		for range 2 {
 			l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "kept", "ifname": "eth0"}}))
-			if l.mapped("gone") {
+			if l.isMapped("gone") {
 				l.Error("an invalid attachment is still there")
 			}
 			l.OK(l.Call("CHECK", "kept"))
@@ -230,8 +230,8 @@ func TestGC(t *testing.T) {
 	})
 }
 
-// TestStaleFlows (F-38): a client that keeps sending to a UDP port reaches the current pod of that port, also after a record or the rules
-// were lost.
+// TestStaleFlows (F-38): a client that keeps sending to a UDP port reaches the pod that has the port now. The client also reaches this pod
+// after the record or the rules were lost.
 func TestStaleFlows(t *testing.T) {
 	l := newLab(t)
 	t.Cleanup(func() { _ = netlink.ConntrackTableFlush(netlink.ConntrackTable) })
@@ -251,7 +251,7 @@ func TestStaleFlows(t *testing.T) {
 	valid := []any{"cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}}
 	for _, c := range []struct{ verb, answer, lost string }{
 		{"ADD", "10.71.0.1", ""}, {"GC", "10.71.0.1", ""}, {"DEL", "10.71.0.5", ""}, {"ADD", "10.71.0.1", ""},
-		{"DEL", "10.71.0.5", l.record("a")},
+		{"DEL", "10.71.0.5", l.recordFile("a")},
 	} {
 		if err := netlink.ConntrackCreate(netlink.ConntrackTable, 2, flow(c.answer)); err != nil || count() != 1 {
 			t.Fatalf("%d entries, %v", count(), err)
@@ -276,15 +276,15 @@ func TestOwner(t *testing.T) {
 	for want, pod := range map[string]plugin.Pod{
 		" id": {}, " shop/web-0": {Namespace: "shop", Name: "web-0"}, " a_b/x__y_": {Namespace: "a b", Name: "x\"\ny}"},
 	} {
-		if got := owner(a, pod.String()); got != a.Hash()+want {
+		if got := ownerComment(a, pod.String()); got != a.Hash()+want {
 			t.Errorf("%q, want %q", got, a.Hash()+want)
 		}
 	}
 }
 
-// TestLoopback6: on [::1] a connection to a mapped port is refused at once, and a server that listens on [::1] is reachable.
+// TestLoopback6: a connection to a mapped port on [::1] is refused at once. A server that listens on [::1] stays reachable.
 func TestLoopback6(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))
 		start := time.Now()
 		if c, err := net.DialTimeout("tcp6", "[::1]:8080", 5*time.Second); !errors.Is(err, unix.ECONNREFUSED) {
@@ -313,7 +313,7 @@ func TestLoopback6(t *testing.T) {
 			l.Fatal(err)
 		}
 		c.Close()
-		// Other addresses of the node lead to the pod, which does not answer in this test.
+		// A connection to any other address of the node reaches the pod, which does not reply in this test.
 		if c, err := net.DialTimeout("tcp6", "[fd00:71::1]:8080", 100*time.Millisecond); err == nil || errors.Is(err, unix.ECONNREFUSED) {
 			l.Errorf("the port of another address: %v, %v, want no answer", c, err)
 		}

@@ -13,9 +13,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// protect restores the protection of the node's 127.0.0.0/8 after a flush, while hostPorts keep it open. ADD and DEL call it first, also
-// for pods without ports. It is a no-op if no record names such hostPorts and Podlace did not open the pod's links. With such a record, an
-// ADD that forwards ports restores the protection with its other rules instead.
+// protect restores the protection of the node's 127.0.0.0/8 after a flush, while hostPorts need route_localnet. ADD and DEL call protect
+// first, even if the pod has no ports. The call has no effect if loopbackUsers has no attachment and Podlace did not open the pod's links.
+// The function also does nothing before an ADD that forwards ports while loopbackUsers has attachments, because that ADD restores the
+// protection with its other rules.
 func protect(r *plugin.Request, forwards bool) {
 	if used := loopbackUsed(); used && forwards || !used && !opensLoopback(r) {
 		return
@@ -25,7 +26,7 @@ func protect(r *plugin.Request, forwards bool) {
 	}
 }
 
-// protectFlushed restores the protection if it is missing. It waits for no lock.
+// protectFlushed restores the protection if it is missing. The function does not wait for the lock.
 func protectFlushed(log *slog.Logger) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -43,7 +44,7 @@ func protectFlushed(log *slog.Logger) error {
 	return protectAgain(host, log)
 }
 
-// mendFromRecords runs mendLoopback with the recorded attachments.
+// mendFromRecords runs mendLoopback with the hashes of all recorded attachments.
 func mendFromRecords(host *kernel.Node) error {
 	records, err := attachment.AllOf("portmap")
 	if err != nil {
@@ -56,14 +57,14 @@ func mendFromRecords(host *kernel.Node) error {
 	return mendLoopback(host, users)
 }
 
-// opensLoopback reports whether Podlace opened a link on the node's side of the pod.
+// opensLoopback reports whether Podlace enabled route_localnet on an interface of the node that belongs to the pod.
 func opensLoopback(r *plugin.Request) bool {
 	return r.Prev != nil && slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool {
 		return i.Sandbox == "" && loopbackOpenedOn(i.Name)
 	})
 }
 
-// protectAgain rewrites a missing or changed protection. The caller holds the lock of the ports.
+// protectAgain rewrites the protection if it is missing or changed. The caller holds portsLock.
 func protectAgain(host *kernel.Node, log *slog.Logger) error {
 	restored, err := restoreProtection(host)
 	if restored {

@@ -22,21 +22,22 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// changes is a log that calls a function after each change of the system.
-type changes func(line string)
+// changeLog is a log writer that calls a function after each change of the system.
+type changeLog func(line string)
 
-func (f changes) Write(line []byte) (int, error) {
+func (f changeLog) Write(line []byte) (int, error) {
 	if bytes.Contains(line, []byte(" msg=change ")) {
 		f(string(line))
 	}
 	return len(line), nil
 }
 
-// TestProtectedThroughout (S-07): ADD and Restore write the protection of 127.0.0.0/8 before they open anything, and DEL removes it last.
+// TestProtectedThroughout (S-07): ADD and Restore write the protection of 127.0.0.0/8 before they enable route_localnet. DEL removes the
+// protection last.
 func TestProtectedThroughout(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		opened, after := []string{}, "" // links that were open at some time, and the flush before
-		l.Stderr = changes(func(line string) {
+		l.Stderr = changeLog(func(line string) {
 			s, err := sandbox.Take(sandbox.Options{})
 			if err != nil {
 				l.Error(err)
@@ -51,7 +52,7 @@ func TestProtectedThroughout(t *testing.T) {
 				l.Errorf("%sopen without protection: %q, after %s", after, open, line)
 			}
 		})
-		second, _ := l.named("second")
+		second, _ := l.withName("second")
 		l.OK(l.Call("ADD", "a"))
 		l.OK(l.Call("DEL", "a"))
 		l.OK(l.Call("ADD", "a"))
@@ -76,9 +77,10 @@ func TestProtectedThroughout(t *testing.T) {
 	})
 }
 
-// TestNotOnUplink: a pod behind the link of the default route does not open 127.0.0.1 to that link's network, except behind a bridge.
+// TestNotOnUplink: a pod behind the link of the default route does not open 127.0.0.1 to the network of that link. A pod behind a bridge
+// may open 127.0.0.1.
 func TestNotOnUplink(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "pt1"}, PeerName: "pt2"}
 		if err := errors.Join(netlink.LinkAdd(veth), netlink.LinkSetUp(veth),
 			netlink.LinkSetUp(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: "pt2"}}),
@@ -107,7 +109,7 @@ func TestNotOnUplink(t *testing.T) {
 	})
 }
 
-// openTo127 returns the lines of a snapshot that lead from the node's 127.0.0.1 to a pod.
+// openTo127 returns the lines of a snapshot that let 127.0.0.1 of the node reach a pod.
 func openTo127(snapshot string) (open []string) {
 	for _, rule := range []string{"nft element inet podlace_hostport ports4 ", "nft rule ip nat CNI-DN-"} {
 		if strings.Contains(snapshot, rule) {
@@ -117,8 +119,8 @@ func openTo127(snapshot string) (open []string) {
 	return open
 }
 
-// TestCheckDetectsReach (C-63): CHECK fails without the rules for pods on the same bridge or for 127.0.0.1, or without the element by which
-// DEL finds ports without a record.
+// TestCheckDetectsReach (C-63): CHECK fails if the rules for pods on the same bridge or for 127.0.0.1 are missing. CHECK also fails without
+// the element by which DEL finds ports that have no record.
 func TestCheckDetectsReach(t *testing.T) {
 	l := newLab(t)
 	for command, says := range map[string]string{
@@ -128,7 +130,7 @@ func TestCheckDetectsReach(t *testing.T) {
 	} {
 		l.OK(l.Call("ADD", "a"))
 		l.OK(l.Call("CHECK", "a"))
-		sh(t, command)
+		runAdmin(t, command)
 		l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, says)
 		if err := Restore(openHost(t), slog.Default()); err != nil {
 			t.Error(err)
@@ -138,21 +140,21 @@ func TestCheckDetectsReach(t *testing.T) {
 	}
 }
 
-// TestProtectedAfterLossAndFlush: records and rules are both lost while 127.0.0.1 is open. The next verb on that bridge restores the
-// protection, also for a pod without ports.
+// TestProtectedAfterLossAndFlush: the records and the rules are both lost while route_localnet is on. The next verb for a pod on that
+// bridge restores the protection, even if this pod has no ports.
 func TestProtectedAfterLossAndFlush(t *testing.T) {
 	none := []any{"runtimeConfig", nil, "prevResult",
 		object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "pt0"}, object{"name": "eth0", "sandbox": "/x"}},
 			"ips": []any{object{"address": "10.71.0.7/24", "interface": 1}}}}
-	for verb, call := range map[string]func(lab){
-		"STATUS": func(l lab) { l.OK(l.Call("STATUS", "")) },
-		"ADD":    func(l lab) { l.OK(l.Call("ADD", "b", none...)) },
-		"ADD with ports": func(l lab) {
+	for verb, call := range map[string]func(testLab){
+		"STATUS": func(l testLab) { l.OK(l.Call("STATUS", "")) },
+		"ADD":    func(l testLab) { l.OK(l.Call("ADD", "b", none...)) },
+		"ADD with ports": func(l testLab) {
 			one := object{"hostPort": 9000, "containerPort": 90, "protocol": "tcp", "hostIP": "10.71.0.1"}
 			l.OK(l.Call("ADD", "b", append(none, "runtimeConfig", object{"portMappings": []any{one}})...))
 		},
-		"DEL": func(l lab) { l.OK(l.Call("DEL", "b", none...)) },
-		"GC":  func(l lab) { l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{})) },
+		"DEL": func(l testLab) { l.OK(l.Call("DEL", "b", none...)) },
+		"GC":  func(l testLab) { l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{})) },
 	} {
 		t.Run(verb, func(t *testing.T) {
 			l := newLab(t)

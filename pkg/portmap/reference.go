@@ -11,9 +11,9 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// delReference removes the rules of an attachment without a record: rules of the reference plugin, or our iptables rules in the same form.
-// Most pods have no ports and so no record. Like the reference, it looks for rules only if the runtime passes ports, or if hadPorts says
-// so.
+// delReference removes the rules of an attachment without a record. The reference plugin wrote these rules, or Podlace wrote iptables rules
+// of the same form. Most pods have no ports and therefore no record. Like the reference plugin, delReference looks for rules only if the
+// runtime passes ports. The function also looks for rules if hadPorts is true.
 func delReference(r *plugin.Request, hadPorts bool) error {
 	if !hadPorts && !passesPorts(r) {
 		return nil
@@ -21,7 +21,7 @@ func delReference(r *plugin.Request, hadPorts bool) error {
 	return asReference(r).Remove()
 }
 
-// passesPorts reports whether the runtime passes ports to DEL, in any form.
+// passesPorts reports whether the runtime passes ports to DEL, even in an invalid form.
 func passesPorts(r *plugin.Request) bool {
 	var conf struct {
 		Runtime struct {
@@ -41,8 +41,9 @@ func asReference(r *plugin.Request) reference.Portmap {
 	return reference.Portmap(ref)
 }
 
-// madeByReference returns the reference's backend that forwards the ports of an attachment without a record, or "". The reference's
-// iptables rules equal ours, so it checks only that they exist.
+// madeByReference returns the backend of the reference plugin that forwards the ports of an attachment without a record. The result is ""
+// if the reference plugin does not forward these ports. The iptables rules of the reference plugin are equal to ours, so madeByReference
+// only checks that they exist.
 func madeByReference(r *plugin.Request, list []ports.Port) (backend string, err error) {
 	if attachment.Recorded(r) {
 		return "", nil

@@ -15,28 +15,30 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// recorded is an attachment with ports.
-type recorded struct {
+// recordedPorts is an attachment with ports that was read from its record.
+type recordedPorts struct {
 	attachment.Record
-	state
+	portState
 	shared []ports.Port // ports that an older attachment of its container forwards
 }
 
-func (rec recorded) owner() string { return owner(rec.Key, rec.Pod) }
+func (rec recordedPorts) owner() string { return ownerComment(rec.Key, rec.Pod) }
 
-// wanted returns the attachment's wanted state in nf_tables.
-func (rec recorded) wanted() ownedPorts {
+// wantedPorts returns the state that the attachment should have in nf_tables.
+func (rec recordedPorts) wantedPorts() ownedPorts {
 	ports := rec.hostPorts(rec.owner())
-	ports.Netns, ports.Shared = rec.netns(rec.Netns), rec.shared
+	ports.Netns, ports.Shared = rec.netnsPath(rec.Netns), rec.shared
 	return ports
 }
 
-// Restore restores the hostPorts of all attachments of the node from the records, after a flush of the rules. It also updates the
-// protection of the node's 127.0.0.0/8. It does not change existing state.
-func Restore(host *kernel.Node, log *slog.Logger) error { return repair(host, log, attachment.Waiting) }
+// After a flush of the rules, Restore restores the hostPorts of all attachments of the node from the records. Restore also restores or
+// removes the protection of the node's 127.0.0.0/8. Restore does not change state that is correct.
+func Restore(host *kernel.Node, log *slog.Logger) error {
+	return repairPorts(host, log, attachment.Waiting)
+}
 
-// repair is Restore for reload, GC and STATUS.
-func repair(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
+// repairPorts does the work of Restore for reload, GC and STATUS.
+func repairPorts(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	if used, err := inUse(host); err != nil || !used {
 		return err
 	}
@@ -50,12 +52,12 @@ func repair(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error 
 		return err
 	}
 	if len(all) > 0 {
-		err = restore(host, all, log, locks)
+		err = restorePorts(host, all, log, locks)
 	}
 	return errors.Join(err, mendFromRecords(host))
 }
 
-// inUse reports whether the node has a record of hostPorts, or a link that is open for 127.0.0.1.
+// inUse reports whether the node has a record of hostPorts or a link with Podlace's route_localnet.
 func inUse(host *kernel.Node) (bool, error) {
 	if loopbackUsed() {
 		return true, nil
@@ -66,9 +68,9 @@ func inUse(host *kernel.Node) (bool, error) {
 	return LoopbackOpen(host)
 }
 
-// restore is repair for a caller that holds the lock, such as an ADD that found the rules missing. If one attachment cannot be restored, it
-// continues with the others.
-func restore(host *kernel.Node, all []recorded, log *slog.Logger, locks attachment.Locker) error {
+// restorePorts does the work of repairPorts for a caller that already holds the lock, such as an ADD that found the rules missing. If one
+// attachment cannot be restored, restorePorts continues with the others.
+func restorePorts(host *kernel.Node, all []recordedPorts, log *slog.Logger, locks attachment.Locker) error {
 	var errs []error
 	if loopbackUsed() {
 		errs = append(errs, ignoreNoNFT(protectAgain(host, log)))
@@ -76,8 +78,8 @@ func restore(host *kernel.Node, all []recorded, log *slog.Logger, locks attachme
 	var wanted []ownedPorts
 	var flows []ports.Port
 	for i := range all {
-		errs = append(errs, openLoopback(host, all[i].Key, &all[i].state))
-		wanted = append(wanted, all[i].wanted())
+		errs = append(errs, openLoopback(host, all[i].Key, &all[i].portState))
+		wanted = append(wanted, all[i].wantedPorts())
 		flows = append(flows, all[i].Ports...)
 	}
 	lacked, err := restoreTable(host, wanted)
@@ -88,13 +90,13 @@ func restore(host *kernel.Node, all []recorded, log *slog.Logger, locks attachme
 	changed, err := restoreIPTables(all, locks == attachment.Waiting, log)
 	errs = append(errs, locks.Tolerate(err))
 	if lacked || changed {
-		// Clients that sent meanwhile have connection tracking entries for the node itself.
+		// Clients that sent packets while the rules were missing have connection tracking entries that lead to the node itself.
 		endFlows(host, flows)
 	}
 	return errors.Join(errs...)
 }
 
-// ignoreNoNFT drops the error of a kernel without nftables, where nothing needs a restore.
+// ignoreNoNFT returns nil if the kernel has no nftables, because nothing needs a restore there.
 func ignoreNoNFT(err error) error {
 	if nft.Unsupported(err) {
 		return nil
@@ -102,19 +104,19 @@ func ignoreNoNFT(err error) error {
 	return err
 }
 
-// allRecorded returns the attachments with ports, the newest first.
-func allRecorded() ([]recorded, error) { return recordedExcept("", "") }
+// allRecorded returns all attachments with ports. The newest attachment is first.
+func allRecorded() ([]recordedPorts, error) { return recordedExcept("", "") }
 
-// recordedExcept is allRecorded without the attachment whose key has the hash. Of two pods that ask for a port, the newer one has it.
-// Attachments of one container share it. A dead pod has no ports, unless it belongs to container. A pod whose ADD has not finished has
-// none.
-func recordedExcept(hash, container string) (all []recorded, err error) {
+// recordedExcept is like allRecorded, but it skips the attachment whose key has the hash. If two pods ask for one port, the newer pod has
+// it. All attachments of one container share a port. A dead pod has no ports, unless its container is container. A pod whose ADD has not
+// finished has no ports.
+func recordedExcept(hash, container string) (all []recordedPorts, err error) {
 	records, err := attachment.AllOf("portmap")
 	slices.SortStableFunc(records, func(a, b attachment.Record) int { return b.Written.Compare(a.Written) })
 	var seen ports.Index
 	for _, rec := range records {
-		of := recorded{Record: rec}
-		if rec.Hash() == hash || json.Unmarshal(rec.State, &of.state) != nil || of.Ended || of.Begun ||
+		of := recordedPorts{Record: rec}
+		if rec.Hash() == hash || json.Unmarshal(rec.State, &of.portState) != nil || of.Ended || of.Begun ||
 			rec.ContainerID != container && plugin.NetnsGone(rec.Netns) {
 			continue
 		}
@@ -139,8 +141,8 @@ func recordedExcept(hash, container string) (all []recorded, err error) {
 	return all, err
 }
 
-// Intact reports whether the nftables rules that all pods share exist or are not needed. Unreadable state counts as intact. It reads no
-// record unless the rules are missing.
+// Intact reports whether the nftables rules that all pods share are complete or not needed. If the state cannot be read, the result is
+// true. Intact reads the records only if the rules are missing.
 func Intact(host *kernel.Node) bool {
 	drift, err := rulesDrift(host)
 	if err != nil || drift == "" {

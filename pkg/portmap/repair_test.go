@@ -16,24 +16,24 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// named returns another pod with a name on the same node.
-func (l lab) named(name string) (lab, string) {
+// withName returns another pod on the same node with the given name.
+func (l testLab) withName(name string) (testLab, string) {
 	l.Pod = kerneltest.NewPod(l.T)
 	return l, "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + name
 }
 
-// TestClash (F-39): ADD refuses a port of a live pod, and names that pod, its container and its age. Another protocol or hostIP is no
-// conflict (Kubernetes conformance: "HostPort validates that there is no conflict between pods with same hostPort but different hostIP and
-// protocol").
+// TestClash (F-39): ADD refuses a port of a live pod. The error names that pod, its container and its age. The same port with another
+// protocol or hostIP is no conflict (Kubernetes conformance: "HostPort validates that there is no conflict between pods with same hostPort
+// but different hostIP and protocol").
 func TestClash(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		t, backend := l.T, l.Conf["backend"].(string)
 		ask := func(ports ...any) []any {
 			return []any{"runtimeConfig", object{"portMappings": ports}, "prevResult", prevResult("10.71.0.6/24")}
 		}
 		l.OK(l.Call("ADD", "a"))
 		for _, other := range []string{"nftables", "iptables"} {
-			b, args := l.named("b")
+			b, args := l.withName("b")
 			b.Conf = b.Conf.With("backend", other)
 			o := b.Call("ADD", "b", append(ask(port(8080, 80, "tcp"), port(9999, 80, "tcp")), "CNI_ARGS", args)...)
 			for _, says := range []string{"hostPort tcp 8080 is in use by shop/a, container a, since 20"} {
@@ -53,10 +53,10 @@ func TestClash(t *testing.T) {
 	})
 }
 
-// TestTakeOver (F-39): a dead pod gives way, and so does an older pod of the same name. CHECK of the older pod names the new owner. Its
-// other ports end with its own DEL.
+// TestTakeOver (F-39): a new pod takes the port of a dead pod, and of an older pod with the same name. CHECK of the older pod names the new
+// owner of the port. The older pod keeps its other ports until its own DEL.
 func TestTakeOver(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		for _, backend := range []string{"nftables", "iptables"} {
 			for what, ports := range map[string][]any{"same": {port(8080, 80, "tcp")}, "range": sequence(8080, 20)} {
 				l.Run(what+" "+backend, func(t *testing.T) {
@@ -69,10 +69,10 @@ func TestTakeOver(t *testing.T) {
 	})
 }
 
-func (l lab) takeOver(backend string, ask []any) {
-	old, args := l.named("web-0")
+func (l testLab) takeOver(backend string, ask []any) {
+	old, args := l.withName("web-0")
 	old.OK(old.Call("ADD", "old", "CNI_ARGS", args))
-	next, _ := l.named("web-0")
+	next, _ := l.withName("web-0")
 	next.Conf = next.Conf.With("backend", backend)
 	next.OK(next.Call("ADD", "next", append(ask, "CNI_ARGS", args)...))
 	next.OK(next.Call("CHECK", "next", ask...))
@@ -83,7 +83,7 @@ func (l lab) takeOver(backend string, ask []any) {
 	if err := next.Pod.Close(); err != nil {
 		l.Fatal(err)
 	}
-	other, args := l.named("other")
+	other, args := l.withName("other")
 	other.OK(other.Call("ADD", "other", append(ask, "CNI_ARGS", args)...))
 	other.OK(other.Call("CHECK", "other", ask...))
 	next.OK(next.Call("DEL", "next", "CNI_NETNS", ""))
@@ -91,7 +91,8 @@ func (l lab) takeOver(backend string, ask []any) {
 	other.OK(other.Call("DEL", "other"))
 }
 
-// TestDeadRange: a dead pod loses all its ports, so that its range does not block another range of the next pod on the same address.
+// TestDeadRange: a dead pod loses all its ports. The range of the dead pod therefore does not block a different range of the next pod at
+// the same address.
 func TestDeadRange(t *testing.T) {
 	l := newLab(t)
 	ports := func(first int) (list []any) {
@@ -103,12 +104,12 @@ func TestDeadRange(t *testing.T) {
 	ask := func(first int) []any {
 		return []any{"runtimeConfig", object{"portMappings": ports(first)}, "prevResult", prevResult("10.71.0.6/24")}
 	}
-	old, _ := l.named("old")
+	old, _ := l.withName("old")
 	old.OK(old.Call("ADD", "old", ask(2000)...))
 	if err := old.Pod.Close(); err != nil {
 		t.Fatal(err)
 	}
-	next, _ := l.named("next")
+	next, _ := l.withName("next")
 	next.OK(next.Call("ADD", "next", ask(2016)...))
 	next.OK(next.Call("CHECK", "next", ask(2016)...))
 	next.OK(next.Call("DEL", "old", "CNI_NETNS", ""))
@@ -116,7 +117,8 @@ func TestDeadRange(t *testing.T) {
 	next.OK(next.Call("DEL", "next"))
 }
 
-// TestLostOwner: ports without a record stay with a live pod. Those of a dead pod end when another pod asks for them, and with GC.
+// TestLostOwner: a live pod keeps ports that have no record. A dead pod loses ports without a record when another pod asks for them, or at
+// the next GC.
 func TestLostOwner(t *testing.T) {
 	l := newLab(t)
 	conflict := func(o outcome) {
@@ -139,18 +141,18 @@ func TestLostOwner(t *testing.T) {
 	ask := []any{"runtimeConfig", object{"portMappings": []any{port(8080, 80, "tcp"), port(8081, 80, "tcp")}}, "prevResult",
 		prevResult("10.71.0.6/24")}
 	for _, collect := range []bool{false, true} {
-		lost, _ := l.named("lost")
+		lost, _ := l.withName("lost")
 		lost.OK(lost.Call("ADD", "lost"))
 		lose()
 		gc()
-		next, _ := l.named("next")
+		next, _ := l.withName("next")
 		conflict(next.Call("ADD", "next", ask...))
 		if err := lost.Pod.Close(); err != nil {
 			t.Fatal(err)
 		}
 		if collect {
 			gc()
-			if left := strings.Join(elements(t), "\n"); strings.Contains(left, " owners ") || strings.Contains(left, " ports4 ") {
+			if left := strings.Join(podElements(t), "\n"); strings.Contains(left, " owners ") || strings.Contains(left, " ports4 ") {
 				t.Errorf("left %s", left)
 			}
 		}
@@ -161,7 +163,7 @@ func TestLostOwner(t *testing.T) {
 	}
 }
 
-// TestFlush (F-21): after a flush CHECK fails. STATUS restores everything and succeeds, and so does the next ADD.
+// TestFlush (F-21): after a flush of the rules, CHECK fails. STATUS restores all rules and succeeds. The next ADD does the same.
 func TestFlush(t *testing.T) {
 	for what, flush := range map[string]func(t *testing.T, backend string){
 		"ruleset": func(t *testing.T, _ string) {
@@ -183,9 +185,9 @@ func TestFlush(t *testing.T) {
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			backends(t, func(l lab) {
+			eachBackend(t, func(l testLab) {
 				t, backend := l.T, l.Conf["backend"].(string)
-				second, _ := l.named("second")
+				second, _ := l.withName("second")
 				ask := []any{"runtimeConfig", object{"portMappings": []any{port(9090, 90, "tcp")}}, "prevResult", prevResult("10.71.0.6/24")}
 				third := []any{"runtimeConfig", object{"portMappings": []any{port(9091, 90, "tcp")}}, "prevResult", prevResult("10.71.0.7/24")}
 				l.OK(l.Call("ADD", "a"))
@@ -211,22 +213,22 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// TestBadNeighbour (F-21): after a flush, iptables refuses the rules of one pod. The rules of other pods are restored, and a new pod gets
-// its ports.
+// TestBadNeighbour (F-21): after a flush, iptables refuses the rules of one pod. The rules of all other pods are restored, and a new pod
+// gets its ports.
 func TestBadNeighbour(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t)
-	bad, _ := l.named("bad")
+	bad, _ := l.withName("bad")
 	bad.Conf = bad.Conf.With("conditionsV4", []string{"-m", "mark", "--mark", "0x1"})
 	bad.OK(bad.Call("ADD", "bad"))
-	sh(t, `sed -i 's/"0x1"/"0xzz"/' `+l.record("bad")) // such as a host name that no longer resolves
+	runAdmin(t, `sed -i 's/"0x1"/"0xzz"/' `+l.recordFile("bad")) // such as a host name that no longer resolves
 	for _, backend := range []string{"nftables", "iptables"} {
 		if err := kerneltest.FlushNFT(); err != nil {
 			t.Fatal(err)
 		}
-		next, _ := l.named("next")
+		next, _ := l.withName("next")
 		next.Conf = next.Conf.With("backend", backend)
 		ask := asking("10.71.0.6/24", port(9090, 80, "tcp"))
 		next.OK(next.Call("ADD", "next", ask...))
@@ -236,7 +238,7 @@ func TestBadNeighbour(t *testing.T) {
 	bad.OK(bad.Call("DEL", "bad"))
 }
 
-// TestBadConditions (S-10): conditions that only iptables can reject give a configuration error and leave no state.
+// TestBadConditions (S-10): if iptables rejects the conditions, ADD returns a configuration error and leaves no state.
 func TestBadConditions(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -244,20 +246,20 @@ func TestBadConditions(t *testing.T) {
 	l := newLab(t)
 	l.Fails(l.Call("ADD", "a", "conditionsV4", []string{"-m", "mark", "--mark", "0xzz"}), plugin.CodeConfig,
 		`conditionsV4 ["-m" "mark" "--mark" "0xzz"]: iptables-restore`)
-	if l.mapped("a") {
+	if l.isMapped("a") {
 		t.Error("something is left")
 	}
 	l.Fails(l.Call("ADD", "a", "backend", "iptables", "externalSetMarkChain", "NONE"), plugin.CodeConfig, "no such chain")
 }
 
-// TestLostRecord: DEL, given only the key, removes all state of an attachment whose record is lost or unreadable.
+// TestLostRecord: the record of an attachment is lost or unreadable. DEL removes all its state, although only the key is known.
 func TestLostRecord(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		t := l.T
 		l.OK(l.Call("ADD", "warm"))
 		l.OK(l.Call("DEL", "warm"))
 		kerneltest.Clean(t)
-		path := l.record("a")
+		path := l.recordFile("a")
 		for what, lose := range map[string]func() error{
 			"gone": func() error { return os.Remove(path) }, "torn": func() error { return os.Truncate(path, 20) },
 			"empty": func() error { return os.Truncate(path, 0) },
@@ -267,7 +269,7 @@ func TestLostRecord(t *testing.T) {
 				t.Fatal(what, err)
 			}
 			l.OK(l.Call("DEL", "a", "prevResult", nil, "runtimeConfig", nil))
-			if left := elements(t); len(left) > 1 || l.mapped("a") { // the schema mark stays
+			if left := podElements(t); len(left) > 1 || l.isMapped("a") { // the schema mark stays
 				t.Errorf("%s: left %q", what, left)
 			}
 			l.OK(l.Call("ADD", "a"))
@@ -276,7 +278,7 @@ func TestLostRecord(t *testing.T) {
 			}
 			l.OK(l.Call("ADD", "a", "runtimeConfig", object{"portMappings": []any{port(9090, 80, "tcp")}}))
 			l.OK(l.Call("DEL", "a"))
-			if left := elements(t); len(left) > 1 || l.mapped("a") {
+			if left := podElements(t); len(left) > 1 || l.isMapped("a") {
 				t.Errorf("%s, ADD with other ports: left %q", what, left)
 			}
 		}
@@ -294,21 +296,21 @@ func asking(address string, ports ...any) []any {
 	return []any{"runtimeConfig", object{"portMappings": ports}, "prevResult", prevResult(address)}
 }
 
-// TestRestoreAfterTakeOver: Restore does not return a lost port to a pod, with any backends. Two overlapping records do not block other
-// pods' ports.
+// TestRestoreAfterTakeOver: Restore does not give a port back to the pod that lost it, whichever backends the two pods use. If two records
+// contain the same port, Restore still restores the ports of other pods.
 func TestRestoreAfterTakeOver(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		for _, other := range []string{"nftables", "iptables"} {
 			for what, loser := range map[string][]any{"one": asking("10.71.0.6/24", port(8095, 80, "tcp")),
 				"range": asking("10.71.0.6/24", sequence(8080, 20)...)} {
-				old, args := l.named("old")
+				old, args := l.withName("old")
 				old.OK(old.Call("ADD", "old", append(loser, "CNI_ARGS", args)...))
-				third, _ := l.named("third")
+				third, _ := l.withName("third")
 				third.OK(third.Call("ADD", "third", asking("10.71.0.8/24", port(9000, 80, "tcp"))...))
 				if err := old.Pod.Close(); err != nil {
 					l.Fatal(err)
 				}
-				next, args := l.named("next")
+				next, args := l.withName("next")
 				next.Conf = next.Conf.With("backend", other)
 				now := asking("10.71.0.7/24", sequence(8090, 20)...)
 				next.OK(next.Call("ADD", "next", append(now, "CNI_ARGS", args)...))
@@ -319,7 +321,7 @@ func TestRestoreAfterTakeOver(t *testing.T) {
 					next.OK(next.Call("CHECK", "next", now...))
 					third.OK(third.Call("CHECK", "third", asking("10.71.0.8/24", port(9000, 80, "tcp"))...))
 				}
-				for id, at := range map[string]lab{"old": old, "third": third, "next": next} {
+				for id, at := range map[string]testLab{"old": old, "third": third, "next": next} {
 					at.OK(at.Call("DEL", id, "CNI_NETNS", ""))
 				}
 			}
@@ -327,10 +329,10 @@ func TestRestoreAfterTakeOver(t *testing.T) {
 	})
 }
 
-// TestSharedPort: a container asks for the same ports in two networks, with either backend. The first network keeps them, and both CHECKs
-// pass.
+// TestSharedPort: a container asks for the same ports in two networks, with one or two backends. The attachment of the first network keeps
+// the ports, and CHECK passes in both networks.
 func TestSharedPort(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		for _, other := range []string{"nftables", "iptables"} {
 			for _, ports := range [][]any{{port(8080, 80, "tcp")}, sequence(8080, 20)} {
 				first, second := asking("10.71.0.5/24", ports...), append(asking("10.71.0.9/24", ports...), "name", "other", "backend", other)
@@ -346,7 +348,7 @@ func TestSharedPort(t *testing.T) {
 	})
 }
 
-// TestLostProtection (S-04): CHECK fails if the protection of the node's loopback is missing, and STATUS restores it.
+// TestLostProtection (S-04): CHECK fails if the protection of the node's loopback is missing. STATUS restores the protection.
 func TestLostProtection(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -359,9 +361,9 @@ func TestLostProtection(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestFlushedChains: only the masquerade chains are flushed. CHECK reports that, and Restore refills them.
+// TestFlushedChains: another program flushes only the masquerade chains. CHECK then fails, and Restore adds the rules again.
 func TestFlushedChains(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		commands := []string{"nft flush map inet podlace_hostport ports4", "nft flush set inet podlace_hostport snat6"}
 		if l.Conf["backend"] == "iptables" {
 			commands = []string{"iptables -t nat -F POSTROUTING", "iptables -t nat -F " + masqChain, "ip6tables -t nat -F " + markChain,

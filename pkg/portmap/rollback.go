@@ -15,10 +15,11 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// ToReference returns the steps that give an attachment's ports the reference plugin's rules, so that the reference's DEL removes them. The
-// steps then remove our rules. addresses are the pod's addresses with the prefix lengths of their subnets.
+// ToReference returns the steps that write the reference plugin's rules for an attachment's ports. The reference plugin's DEL can then
+// remove these rules. The last steps remove the rules of Podlace. The argument addresses holds the pod's addresses with the prefix lengths
+// of their subnets.
 func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
-	var st state
+	var st portState
 	if err := json.Unmarshal(rec.State, &st); err != nil {
 		return nil, err
 	}
@@ -55,13 +56,13 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 	return append(lend, []attachment.Step{
 		{Text: fmt.Sprintf("forward hostPort %s by rules of %s", ports.Names(st.Ports), backend), Do: func() error {
 			if backend == "iptables" {
-				as := state{Backend: backend, Ports: ports.Singles(st.Ports), Rules: cfg.rules(withSubnets(st.Ports, addresses))}
+				as := portState{Backend: backend, Ports: ports.Singles(st.Ports), Rules: cfg.rules(withSubnets(st.Ports, addresses))}
 				return addByIPTables(named, as, slog.Default())
 			}
 			return reference.Portmap(reference.Of(rec.Key)).Write(ports.Singles(st.Ports))
 		}},
 		{Text: "remove its hostPorts of Podlace", Do: func() error {
-			own := st.hostPorts(owner(rec.Key, rec.Pod))
+			own := st.hostPorts(ownerComment(rec.Key, rec.Pod))
 			own.Localhost = "" // the reference's rules need route_localnet too
 			unlock, err := attachment.Waiting.Node(portsLock)
 			if err != nil {
@@ -75,7 +76,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 
 // Targets returns the target addresses of an attachment's ports.
 func Targets(rec attachment.Record) (addresses []netip.Addr, err error) {
-	var st state
+	var st portState
 	err = json.Unmarshal(rec.State, &st)
 	for _, p := range st.Ports {
 		addresses = append(addresses, p.To.Addr())
@@ -85,14 +86,15 @@ func Targets(rec attachment.Record) (addresses []netip.Addr, err error) {
 
 // EndPorts removes the hostPorts of an attachment whose pod is gone.
 func EndPorts(host *kernel.Node, rec attachment.Record) error {
-	var st state
+	var st portState
 	if err := json.Unmarshal(rec.State, &st); err != nil {
 		return err
 	}
 	return endForwarding(host, rec.Key, st, nil)
 }
 
-// withSubnets returns the target addresses of ports with the prefix lengths of their subnets. An unknown address gets its full length.
+// withSubnets returns the target addresses of ports with the prefix lengths of their subnets. If the subnet of an address is unknown, its
+// prefix length is 32 or 128.
 func withSubnets(list []ports.Port, addresses []netip.Prefix) (pods []netip.Prefix) {
 	for _, p := range list {
 		of := netip.PrefixFrom(p.To.Addr(), p.To.Addr().BitLen())

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// schema is the version of the table.
-const schema = 2
+// tableSchema is the version of the hostPort table.
+const tableSchema = 2
 
 // hostportPriority gives Services precedence over hostPorts: kube-proxy translates at -100 (CVE-2019-9946).
 const hostportPriority = -99
@@ -22,8 +22,8 @@ const hostportPriority = -99
 // hostports builds the table.
 type hostports struct{ nft.Ruleset }
 
-// BuildTable writes the hostPort table without its mark, which is added with the ports of all pods. The node has one set of chains and
-// rules; pods are elements of the maps. A packet therefore costs the same for any number of pods.
+// BuildTable writes the hostPort table without its mark. The mark is added later, together with the ports of all pods. The node has one set
+// of chains and rules; the ports of pods are elements of maps. The cost of a packet therefore does not depend on the number of pods.
 func BuildTable() error {
 	return nft.Install("nft add table "+nft.HostportTable, nft.HostportTable, buildHostports)
 }
@@ -44,13 +44,13 @@ func buildHostports(r nft.Ruleset) error {
 	}{{"prerouting", nftables.ChainHookPrerouting}, {"output", nftables.ChainHookOutput}} {
 		chain := h.Chain(hook.name, hook.hook, hostportPriority, nftables.ChainTypeNAT)
 		if hook.hook == nftables.ChainHookOutput {
-			// A packet from ::1 never reaches a pod. Without this rule the client would wait for an answer instead of being refused.
+			// A packet from ::1 never reaches a pod. Without this rule, the client would wait for a reply instead of being refused at once.
 			ipv6 := nft.FamilyOf(false)
 			h.Rule(chain, slices.Concat(ipv6.Only(), []expr.Any{nft.Network(1, ipv6.Destination, ipv6.Length),
 				nft.Equal(netip.IPv6Loopback().AsSlice()),
 				&expr.Verdict{Kind: expr.VerdictReturn}})...)
 		}
-		// Only packets to the node itself, never forwarded traffic (CVE-2025-67499).
+		// The rules apply only to packets for the node itself, never to forwarded traffic (CVE-2025-67499).
 		h.Rule(chain, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, nft.Equal(nft.Native(unix.RTN_LOCAL)),
 			&expr.Verdict{Kind: expr.VerdictJump, Chain: forward.Name})
 	}
@@ -65,14 +65,14 @@ func buildHostports(r nft.Ruleset) error {
 }
 
 func (h hostports) family(f nft.Family, forward, back *nftables.Chain, hairpin *nftables.Set) error {
-	sets, err := h.sets(f)
+	sets, err := h.familySets(f)
 	if err != nil {
 		return err
 	}
 	dnat := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.Proto), RegAddrMin: 1, RegProtoMin: f.Second}
 	h.Rule(forward, slices.Concat(f.Only(), []expr.Any{nft.Network(1, f.Destination, f.Length),
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.Second}, nft.DestinationPort(f.Third), nft.Lookup(sets["hostip_ports"]), dnat})...)
-	// The ports of a range keep their numbers.
+	// In a range, the port number in the pod equals the node port.
 	same := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.Proto), RegAddrMin: 1}
 	for _, any := range []struct {
 		set *nftables.Set
@@ -83,31 +83,33 @@ func (h hostports) family(f nft.Family, forward, back *nftables.Chain, hairpin *
 	}
 
 	masquerade := &expr.Masq{}
-	// mapped matches if the address at the offset is a pod's, and the client's destination port is mapped to that pod.
-	mapped := func(offset uint32, set *nftables.Set) []expr.Any {
+	// matchMapped matches a packet if the address at the offset belongs to a pod and the client's destination port is mapped to that pod.
+	matchMapped := func(offset uint32, set *nftables.Set) []expr.Any {
 		return []expr.Any{nft.Network(1, offset, f.Length), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.Second},
 			&expr.Ct{Key: expr.CtKeyPROTODST, Direction: 0, Register: f.Third}, &expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID}}
 	}
 	snat := h.Chain("snat"+f.Digit, nil, 0, "")
 	for _, suffix := range []string{"", "_ranges"} {
 		to := func(set string) []expr.Any {
-			return slices.Concat(f.Only(), nft.Translated(), mapped(f.Destination, sets[set+suffix]))
+			return slices.Concat(f.Only(), nft.Translated(), matchMapped(f.Destination, sets[set+suffix]))
 		}
 		h.Rule(back, slices.Concat(to("snat"), []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: snat.Name}})...)
 		h.Rule(back, slices.Concat(to("masqall"), []expr.Any{masquerade})...)
-		// A pod that connects to itself. With bridge-nf-call-iptables the packet stays on the bridge and has no incoming link here.
-		h.Rule(snat, slices.Concat(mapped(f.Source, sets["snat"+suffix]), []expr.Any{masquerade})...)
+		// The rule matches a pod that connects to itself. With bridge-nf-call-iptables, the packet stays on the bridge and has no incoming
+		// interface in this chain.
+		h.Rule(snat, slices.Concat(matchMapped(f.Source, sets["snat"+suffix]), []expr.Any{masquerade})...)
 	}
 	if f.Digit == "4" {
-		h.Rule(snat, slices.Concat(loopback(f.Source), []expr.Any{masquerade})...)
+		h.Rule(snat, slices.Concat(matchLoopback(f.Source), []expr.Any{masquerade})...)
 	}
 	h.Rule(snat, &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
 		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 2}, &expr.Lookup{SourceRegister: 1, SetName: hairpin.Name, SetID: hairpin.ID}, masquerade)
 	return nil
 }
 
-// sets creates the sets of a family. taken holds the ports that the iptables backend forwards: no rule reads it, but ADDs of other pods do.
-func (h hostports) sets(f nft.Family) (map[string]*nftables.Set, error) {
+// familySets creates the sets of an address family. The set "taken" holds the ports of the iptables backend: no rule reads it, but the ADDs
+// of other pods do.
+func (h hostports) familySets(f nft.Family) (map[string]*nftables.Set, error) {
 	target := []nftables.SetDatatype{f.Address, nftables.TypeInetService}
 	any := []nftables.SetDatatype{nftables.TypeInetProto, nftables.TypeInetService}
 	one := append([]nftables.SetDatatype{f.Address}, any...)

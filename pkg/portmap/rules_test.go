@@ -9,7 +9,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// TestRules compares chains and rules, as the kernel lists them, with golden files. -update rewrites the files. A change of the hostPort
+// TestRules compares the chains and rules that the kernel lists with golden files. -update rewrites the files. A change of the hostPort
 // rules needs a new schema number.
 func TestRules(t *testing.T) {
 	kerneltest.EmptyNFT(t)

@@ -28,14 +28,14 @@ type (
 	outcome = kerneltest.Outcome
 )
 
-// lab is a node with a connected pod. The pod's addresses are reached through the interface pt0.
-type lab struct {
+// testLab is a node with a connected pod. The node reaches the pod's addresses through the interface pt0.
+type testLab struct {
 	kerneltest.Lab
 }
 
-func newLab(t *testing.T) lab {
+func newLab(t *testing.T) testLab {
 	t.Helper()
-	l := lab{kerneltest.Lab{T: t, Plugin: Plugin().Run, Pod: kerneltest.NewPod(t), Env: map[string]string{"PODLACE_LOG": "debug"},
+	l := testLab{kerneltest.Lab{T: t, Plugin: Plugin().Run, Pod: kerneltest.NewPod(t), Env: map[string]string{"PODLACE_LOG": "debug"},
 		Conf: object{"cniVersion": "1.1.0", "name": "net", "type": "portmap", "prevResult": prevResult("10.71.0.5/24", "fd00:71::5/64"),
 			"runtimeConfig": object{"portMappings": []any{port(8080, 80, "tcp"), port(5353, 53, "udp")}}}}}
 	t.Cleanup(func() {
@@ -84,23 +84,23 @@ func openHost(t testing.TB) *kernel.Node {
 	return h
 }
 
-func (l lab) chain(id string) string {
+func (l testLab) chain(id string) string {
 	return podChain(attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"})
 }
 
-// record returns the record file of a container.
-func (l lab) record(id string) string {
+// recordFile returns the path of a container's record file.
+func (l testLab) recordFile(id string) string {
 	return filepath.Join(store.Root, "net", "portmap-"+attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"}.Hash())
 }
 
 // Call is kerneltest.Lab.Call for a container of the pod shop/<id>.
-func (l lab) Call(verb, id string, keys ...any) outcome {
+func (l testLab) Call(verb, id string, keys ...any) outcome {
 	l.Helper()
 	return l.Lab.Call(verb, id, append([]any{"CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + id}, keys...)...)
 }
 
-// elements lists the pods' elements in nftables.
-func elements(t testing.TB) (lines []string) {
+// podElements lists the elements of all pods in nftables.
+func podElements(t testing.TB) (lines []string) {
 	t.Helper()
 	s, err := sandbox.Take(sandbox.Options{})
 	if err != nil {

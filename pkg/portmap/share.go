@@ -14,28 +14,29 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// sharedPorts is the node's note that attachments share hostPorts. Without shared ports, DEL reads no records of other pods. If the note is
-// missing, as after an earlier version, DEL reads them.
+// sharedPorts is the name of a note of the node. The note says whether any attachments share hostPorts. If no ports are shared, DEL reads
+// no records of other pods. If the note is missing, DEL reads the records of other pods; earlier versions wrote no note.
 const (
 	sharedPorts = "shared-hostports"
 	someShared  = "some"
 	noneShared  = "none"
 )
 
-// otherOwners are the other attachments with ports of an attachment, by the comments of elements.
+// otherOwners caches what is known about other attachments. The key is the comment of an element.
 type otherOwners struct {
 	container string
 	known     map[string]otherOwner
 }
 
-// otherOwner is one of these attachments. It shares its ports if it belongs to the same container.
+// otherOwner is the name of another attachment, and whether it shares its ports with ours. The two attachments share ports if they belong
+// to the same container.
 type otherOwner struct {
 	name   string
 	shares bool
 }
 
-// of reads the record of an owner once.
-func (o otherOwners) of(owner string) otherOwner {
+// lookUp reads the record of an owner. The function reads each record only once.
+func (o otherOwners) lookUp(owner string) otherOwner {
 	a, ok := o.known[owner]
 	if !ok {
 		a.name = ownerName(owner)
@@ -47,7 +48,8 @@ func (o otherOwners) of(owner string) otherOwner {
 	return a
 }
 
-// describeOwner returns the name of an owner, with details that distinguish it from an earlier pod of the same name.
+// describeOwner returns the name of an owner, with its container and creation time. The container and the creation time distinguish the
+// owner from an earlier pod of the same name.
 func describeOwner(rec attachment.Record, owner string) string {
 	name := "container " + rec.ContainerID
 	if rec.Pod != "" {
@@ -56,24 +58,24 @@ func describeOwner(rec attachment.Record, owner string) string {
 	return name + ", since " + rec.Written.UTC().Format(time.RFC3339)
 }
 
-// passPorts passes the ports of an ending attachment to other attachments that asked for them: those of the same container in other
-// networks, or an older live pod of the same name. ending holds its ports, or is nil if they are unknown. The caller holds the lock of the
-// ports.
+// passPorts gives the ports of an ending attachment to other attachments that asked for them. The other attachments belong to the same
+// container in other networks, or to an older live pod with the same name. The argument ending holds the ports that end, or is nil if these
+// ports are unknown. The caller holds portsLock.
 func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	if noted, _ := attachment.NodeNoted(sharedPorts); noted == noneShared {
 		return nil
 	}
-	// An attachment of the same container keeps its port although its namespace is gone. The next pod that asks for the port then removes
-	// its rules too.
+	// An attachment of the same container keeps its port even if its namespace is gone. The next pod that asks for the port then also removes
+	// the rules of this attachment.
 	own, _, _ := attachment.ByHash("portmap", hash) // recordedExcept reports the same error
 	all, err := recordedExcept(hash, own.ContainerID)
 	if err != nil {
 		slog.Warn("some records cannot be read; hostPorts that this attachment shares with theirs are removed with it", "error", err)
 	}
-	var heirs []recorded
+	var heirs []recordedPorts
 	var wanted []ownedPorts
 	for _, rec := range all {
-		h := rec.wanted()
+		h := rec.wantedPorts()
 		h.Ports = slices.DeleteFunc(slices.Clone(h.Ports), func(p ports.Port) bool { return ending != nil && !ending.Overlap(p, "") })
 		if len(h.Ports) > 0 {
 			heirs, wanted = append(heirs, rec), append(wanted, h)
@@ -94,10 +96,11 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	return nil
 }
 
-// passHostPorts passes the ports that an owner forwards to the attachments that ask for them, in one transaction. Ports of a third owner,
-// and ports for which no attachment asks, stay. It is a no-op while the rules are missing. The caller holds portsLock.
+// passHostPorts gives the ports that an owner forwards to the attachments that ask for them, in one transaction. The function does not
+// change ports of a third owner, or ports for which no attachment asks. The call has no effect while the rules are missing. The caller
+// holds portsLock.
 func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
-	if ok, err := marked(host, nft.HostportTable, schema); err != nil || !ok {
+	if ok, err := marked(host, nft.HostportTable, tableSchema); err != nil || !ok {
 		return nft.IgnoreUnsupported(err)
 	}
 	t, err := host.NFT.Open(nft.HostportTable)
@@ -126,12 +129,13 @@ func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
 	return t.Replace(uniqueElements(passed), missing)
 }
 
-// sharedExcept reports whether two attachments ask for one port, without the attachment whose key has the hash. An unfinished ADD counts.
+// sharedExcept reports whether two attachments ask for the same port. The function ignores the attachment whose key has the hash. An
+// unfinished ADD counts.
 func sharedExcept(hash string) (bool, error) {
 	records, err := attachment.AllOf("portmap")
 	var seen ports.Index
 	for _, rec := range records {
-		var st state
+		var st portState
 		if rec.Hash() == hash || json.Unmarshal(rec.State, &st) != nil || st.Ended {
 			continue
 		}

@@ -15,30 +15,31 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// inOther returns keys for a call in a second network of the same container, with a backend and the pod's address there.
+// inOther returns configuration keys for a second network of the same container, with a backend and the pod's address in that network.
 func inOther(backend string, ports ...any) []any {
 	return append(asking("10.71.0.9/24", ports...), "name", "other", "backend", backend)
 }
 
-// TestPortPassesOn (F-39): two networks of one container share a hostPort. Either may end first: by DEL, by GC, or with a lost record. Then
-// the other one has the port: its CHECK passes, and another pod is refused until it ends.
+// TestPortPassesOn (F-39): two networks of one container share a hostPort. Either attachment may end first: by DEL, by GC, or after its
+// record was lost. The remaining attachment then has the port. CHECK of the remaining attachment passes, and ADD of another pod fails until
+// this attachment ends.
 func TestPortPassesOn(t *testing.T) {
-	ends := map[string]func(l lab, first []any){
-		"DEL": func(l lab, first []any) { l.OK(l.Call("DEL", "a", first...)) },
-		"DEL without the record": func(l lab, first []any) {
-			if err := os.Remove(l.record("a")); err != nil {
+	ends := map[string]func(l testLab, first []any){
+		"DEL": func(l testLab, first []any) { l.OK(l.Call("DEL", "a", first...)) },
+		"DEL without the record": func(l testLab, first []any) {
+			if err := os.Remove(l.recordFile("a")); err != nil {
 				l.Fatal(err)
 			}
 			l.OK(l.Call("DEL", "a", first...))
 		},
-		"GC": func(l lab, first []any) {
+		"GC": func(l testLab, first []any) {
 			if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {
 				l.Fatal(err)
 			}
 			l.OK(l.Call("GC", "", append(first, "cni.dev/valid-attachments", []any{})...))
 		},
 	}
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		for _, other := range []string{"nftables", "iptables"} {
 			for what, ports := range map[string][]any{"one": {port(8080, 80, "tcp")}, "range": sequence(8080, 20)} {
 				for verb, end := range ends {
@@ -56,14 +57,14 @@ func TestPortPassesOn(t *testing.T) {
 	})
 }
 
-func (l lab) passesOn(other string, ports []any, end func(l lab, first []any)) {
+func (l testLab) passesOn(other string, ports []any, end func(l testLab, first []any)) {
 	first, second := asking("10.71.0.5/24", ports...), inOther(other, ports...)
 	l.OK(l.Call("ADD", "a", first...))
 	l.OK(l.Call("ADD", "a", second...))
 	end(l, first)
 	l.OK(l.Call("CHECK", "a", second...))
 	for _, backend := range []string{"nftables", "iptables"} {
-		b, args := l.named("b")
+		b, args := l.withName("b")
 		ask := append(asking("10.71.0.6/24", ports...), "CNI_ARGS", args, "backend", backend)
 		b.Fails(b.Call("ADD", "b", ask...), plugin.CodePortConflict, "is in use by shop/a, container a, since 20")
 		l.OK(l.Call("CHECK", "a", second...))
@@ -76,14 +77,14 @@ func (l lab) passesOn(other string, ports []any, end func(l lab, first []any)) {
 		}
 	}
 	l.OK(l.Call("DEL", "a", second...))
-	if left := elements(l.T); len(left) > 1 || l.mapped("a") { // the schema mark stays
+	if left := podElements(l.T); len(left) > 1 || l.isMapped("a") { // the schema mark stays
 		l.Errorf("left %q", left)
 	}
 }
 
-// TestSharedAfterFlush (F-21): both networks of a container that share a port are restored.
+// TestSharedAfterFlush (F-21): two networks of a container share a port. After a flush, both attachments are restored.
 func TestSharedAfterFlush(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		for _, other := range []string{"nftables", "iptables"} {
 			first, second := asking("10.71.0.5/24", port(8080, 80, "tcp")), inOther(other, port(8080, 80, "tcp"))
 			l.OK(l.Call("ADD", "a", first...))
@@ -100,16 +101,17 @@ func TestSharedAfterFlush(t *testing.T) {
 	})
 }
 
-// TestSharedInPart: another network of the container has a part of a range. The rest is forwarded, and all of it once that network ends.
+// TestSharedInPart: a range is requested while another network of the container has a part of it. ADD forwards the rest of the range. Once
+// the other network ends, the whole range is forwarded.
 func TestSharedInPart(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		for what, first := range map[string][]any{"single": {port(8085, 8085, "tcp")}, "range": sequence(8070, 20)} {
 			ask, rest := asking("10.71.0.5/24", first...), inOther(l.Conf["backend"].(string), sequence(8080, 20)...)
 			l.OK(l.Call("ADD", "a", ask...))
 			l.OK(l.Call("ADD", "a", rest...))
 			l.OK(l.Call("CHECK", "a", rest...))
 			free := func(port int) bool {
-				b, args := l.named("b")
+				b, args := l.withName("b")
 				o := b.Call("ADD", "b", append(asking("10.71.0.6/24", object{"hostPort": port, "containerPort": 80}), "CNI_ARGS", args)...)
 				b.OK(b.Call("DEL", "b"))
 				return o.Exit == 0
@@ -127,15 +129,15 @@ func TestSharedInPart(t *testing.T) {
 				}
 			}
 			l.OK(l.Call("DEL", "a", rest...))
-			if left := elements(l.T); len(left) > 1 {
+			if left := podElements(l.T); len(left) > 1 {
 				l.Errorf("%s: left %q", what, left)
 			}
 		}
 	})
 }
 
-// TestTakeOverOfShared (F-39): a newer pod of the same name takes a port from all networks of the older container. No iptables rule of the
-// older one stays ahead of it.
+// TestTakeOverOfShared (F-39): a newer pod of the same name takes a port from the older container in all its networks. No iptables rule of
+// the older container remains in front of the new rules.
 func TestTakeOverOfShared(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -146,7 +148,7 @@ func TestTakeOverOfShared(t *testing.T) {
 			if err := kerneltest.FlushNFT(); err != nil {
 				t.Fatal(err)
 			}
-			old, args := l.named("web-0")
+			old, args := l.withName("web-0")
 			old.OK(old.Call("ADD", "old", append(asking("10.71.0.5/24", port(8080, 80, "tcp")), "CNI_ARGS", args)...))
 			old.OK(old.Call("ADD", "old", append(inOther("iptables", port(8080, 80, "tcp")), "CNI_ARGS", args)...))
 			if gone {
@@ -154,7 +156,7 @@ func TestTakeOverOfShared(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			next, _ := l.named("web-0")
+			next, _ := l.withName("web-0")
 			ask := append(asking("10.71.0.6/24", port(8080, 80, "tcp")), "CNI_ARGS", args, "backend", backend)
 			next.OK(next.Call("ADD", "next", ask...))
 			next.OK(next.Call("CHECK", "next", ask...))
@@ -176,25 +178,25 @@ func TestTakeOverOfShared(t *testing.T) {
 	}
 }
 
-// TestFailedTakeOver: an ADD that fails after it took a port from an older pod of the same name returns the port.
+// TestFailedTakeOver: an ADD takes a port from an older pod of the same name and then fails. The older pod gets the port back.
 func TestFailedTakeOver(t *testing.T) {
 	l := newLab(t)
-	old, args := l.named("web-0")
+	old, args := l.withName("web-0")
 	ask := append(asking("10.71.0.5/24", port(8080, 80, "tcp")), "CNI_ARGS", args)
 	old.OK(old.Call("ADD", "old", ask...))
-	next, _ := l.named("web-0")
+	next, _ := l.withName("web-0")
 	next.OK(next.Call("ADD", "next", append(asking("10.71.0.6/24", port(8080, 80, "tcp")), "CNI_ARGS", args)...))
 	next.OK(next.Call("DEL", "next")) // the runtime does this if a later plugin of the chain fails
 	old.OK(old.Call("CHECK", "old", ask...))
 	old.OK(old.Call("DEL", "old"))
 }
 
-// TestSharedByOlderVersion: an earlier version wrote no note for a port that two attachments share. DEL of one passes the port to the
-// other, also after DEL of a third pod.
+// TestSharedByOlderVersion: two attachments share a port, but an earlier version of Podlace wrote no note about it. DEL of one attachment
+// gives the port to the other attachment, even after DEL of a third pod.
 func TestSharedByOlderVersion(t *testing.T) {
 	l := newLab(t)
 	first, second := asking("10.71.0.5/24", port(8080, 80, "tcp")), inOther("nftables", port(8080, 80, "tcp"))
-	alone, _ := l.named("alone")
+	alone, _ := l.withName("alone")
 	other := asking("10.71.0.6/24", port(9090, 90, "tcp"))
 	mark := func() string { text, _ := attachment.NodeNoted(sharedPorts); return text }
 	l.OK(l.Call("ADD", "a", first...))
@@ -220,13 +222,13 @@ func TestSharedByOlderVersion(t *testing.T) {
 	l.OK(l.Call("DEL", "a", second...))
 }
 
-// TestSharedWithTheDead: two networks of a dead container share a hostPort. When one network ends, the rules of the other do not block the
-// next pod that asks for the port.
+// TestSharedWithTheDead: two networks of a dead container share a hostPort. After one network has ended, the rules of the other network do
+// not block the next pod that asks for the port.
 func TestSharedWithTheDead(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		second := inOther(l.Conf["backend"].(string), port(8080, 80, "tcp"))
 		first := asking("10.71.0.5/24", port(8080, 80, "tcp"))
-		next, _ := l.named("next")
+		next, _ := l.withName("next")
 		l.OK(l.Call("ADD", "a", first...))
 		l.OK(l.Call("ADD", "a", second...))
 		if err := l.Pod.Close(); err != nil {

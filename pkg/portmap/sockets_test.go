@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// listen opens a listening socket, such as "tcp4 127.0.0.1:8080".
-func listen(t testing.TB, network, address string, options ...int) {
+// openListener opens a listening socket. The arguments of openListener are, for example, "tcp4" and "127.0.0.1:8080".
+func openListener(t testing.TB, network, address string, options ...int) {
 	t.Helper()
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		return c.Control(func(fd uintptr) {
@@ -46,7 +46,7 @@ func listen(t testing.TB, network, address string, options ...int) {
 
 func used(t testing.TB, ports ...string) string {
 	t.Helper()
-	list, err := listening(portList(ports...))
+	list, err := listeningPorts(portList(ports...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func used(t testing.TB, ports ...string) string {
 	return strings.Join(names, " ")
 }
 
-// TestListening (F-40, S-27): a listener that would lose the port is found, in both families.
+// TestListening (F-40, S-27): listeningPorts finds a listener that would lose its port, in both address families.
 func TestListening(t *testing.T) {
 	newNode(t, "10.1.0.1/24", "fd00::1/64")
 	for i, x := range []struct {
@@ -76,7 +76,7 @@ func TestListening(t *testing.T) {
 		{"tcp6", "[fd00::1]:PORT", nil, []string{"tcp PORT [fd00::5]:80", "tcp [fd00::2]:PORT [fd00::5]:80", "tcp [fd00::1]:PORT [fd00::5]:80"},
 			"tcp PORT>fd00::5 tcp [fd00::1]:PORT>fd00::5"},
 		{"tcp4", "10.1.0.1:PORT", []int{unix.SO_REUSEPORT}, []string{"tcp PORT 10.1.0.5:80"}, "tcp PORT>10.1.0.5"},
-		// An address that the node does not have yet.
+		// The node does not have this address yet.
 		{"tcp4", "0.0.0.0:PORT", nil, []string{"tcp 192.0.2.77:PORT 10.1.0.5:80"}, "tcp 192.0.2.77:PORT>10.1.0.5"},
 		{"tcp6", "[::]:PORT", nil, []string{"tcp [fd77::1]:PORT [fd00::5]:80"}, "tcp [fd77::1]:PORT>fd00::5"},
 		{"tcp4", "10.1.0.1:PORT", nil, []string{"tcp 192.0.2.77:PORT 10.1.0.5:80"}, ""},
@@ -97,7 +97,7 @@ func TestListening(t *testing.T) {
 			if got := used(t, x.ports...); got != "" {
 				t.Errorf("before: %s", got)
 			}
-			listen(t, x.network, port(x.address), x.options...)
+			openListener(t, x.network, port(x.address), x.options...)
 			if diff := cmp.Diff(port(x.want), used(t, x.ports...)); diff != "" {
 				t.Error(diff)
 			}
@@ -105,8 +105,9 @@ func TestListening(t *testing.T) {
 	}
 }
 
-// connect opens a connection from a port of the node. If closed is set, it closes it from that side, so that it stays in TIME_WAIT.
-func connect(t *testing.T, network, from, to string, closed bool) {
+// openConnection opens a connection from a port of the node. If closed is set, openConnection also closes the connection from the node's
+// side. The socket then stays in TIME_WAIT.
+func openConnection(t *testing.T, network, from, to string, closed bool) {
 	t.Helper()
 	dialer := net.Dialer{Timeout: 5 * time.Second}
 	if strings.HasPrefix(network, "tcp") {
@@ -125,11 +126,11 @@ func connect(t *testing.T, network, from, to string, closed bool) {
 	t.Cleanup(func() { c.Close() })
 }
 
-// TestListeningLeftOver: open or closed connections from or to the port do not count as listeners.
+// TestListeningLeftOver: connections from or to the port are not listeners, whether they are open or closed.
 func TestListeningLeftOver(t *testing.T) {
 	newNode(t, "10.1.0.1/24", "fd00::1/64")
-	listen(t, "tcp", ":2100")
-	listen(t, "udp", ":2100")
+	openListener(t, "tcp", ":2100")
+	openListener(t, "udp", ":2100")
 	for i, x := range []struct {
 		network, address string
 		closed           bool
@@ -138,13 +139,14 @@ func TestListeningLeftOver(t *testing.T) {
 		{"udp4", "127.0.0.1", false}, {"udp6", "[::1]", false},
 	} {
 		port := 2200 + i
-		connect(t, x.network, fmt.Sprintf("%s:%d", x.address, port), x.address+":2100", x.closed)
+		openConnection(t, x.network, fmt.Sprintf("%s:%d", x.address, port), x.address+":2100", x.closed)
 		protocol := x.network[:3]
 		if got := used(t, fmt.Sprintf("%s %d 10.1.0.5:80", protocol, port), fmt.Sprintf("%s %d [fd00::5]:80", protocol, port)); got != "" {
 			t.Errorf("%+v: %s", x, got)
 		}
 	}
-	// A server has ended; one client is still connected and one has just disconnected. Another server listens on another address.
+	// A server has ended while one client is still connected and another client has just disconnected. A second server listens on another
+	// address.
 	l, err := net.Listen("tcp4", "127.0.0.1:2300")
 	if err != nil {
 		t.Fatal(err)
@@ -162,17 +164,17 @@ func TestListeningLeftOver(t *testing.T) {
 	}
 	accepted.Close()
 	l.Close()
-	listen(t, "tcp4", "10.1.0.1:2300")
+	openListener(t, "tcp4", "10.1.0.1:2300")
 	if got := used(t, "tcp 127.0.0.1:2300 10.1.0.5:80"); got != "" {
 		t.Error(got)
 	}
 }
 
-// TestListeningMany: the check costs little for any number of ports, and finds one listener among many.
+// TestListeningMany: for any number of ports, the check is cheap and finds the only listener.
 func TestListeningMany(t *testing.T) {
 	newNode(t, "10.1.0.1/24", "fd00::1/64")
-	listen(t, "tcp", ":3150")
-	listen(t, "udp4", "127.0.0.1:3007")
+	openListener(t, "tcp", ":3150")
+	openListener(t, "udp4", "127.0.0.1:3007")
 	took := map[uint16]time.Duration{}
 	for _, n := range []uint16{manyPorts / 2, 200} {
 		var list []ports.Port
@@ -188,7 +190,7 @@ func TestListeningMany(t *testing.T) {
 		best := time.Hour
 		for range 20 {
 			start := time.Now()
-			used, err := listening(list)
+			used, err := listeningPorts(list)
 			best = min(best, time.Since(start))
 			if got := fmt.Sprint(used); err != nil || got != want {
 				t.Fatalf("%s, %v, want %s", got, err, want)

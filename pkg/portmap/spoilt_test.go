@@ -9,7 +9,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// TestSpoiltSocket: answers that an error left in the socket are not used for the next request.
+// TestSpoiltSocket: a failed request leaves replies in the socket. The next request does not use these replies.
 func TestSpoiltSocket(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -22,7 +22,7 @@ func TestSpoiltSocket(t *testing.T) {
 		t.Fatalf("error %v", err)
 	}
 	kerneltest.Must(t, checkPorts(h, ownerB, b), delPorts(h, ownerB, b))
-	if lines := records(t, "nft element inet "+nft.HostportTable+" ports4"); len(lines) != 1 {
+	if lines := recordLines(t, "nft element inet "+nft.HostportTable+" ports4"); len(lines) != 1 {
 		t.Errorf("got %q", lines)
 	}
 }

@@ -19,9 +19,9 @@ import (
 )
 
 // TestStatusNeverWaits (C-72): after a flush, while another process holds the lock of the ports, STATUS succeeds without restoring or
-// logging anything. The next STATUS restores the rules and logs that.
+// logging anything. The next STATUS restores the rules and logs the restore.
 func TestStatusNeverWaits(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))
 		if err := kerneltest.FlushNFT(); err != nil {
 			l.Fatal(err)
@@ -66,9 +66,9 @@ func TestStatusNeverWaits(t *testing.T) {
 	})
 }
 
-// TestGCRestores (F-21): GC restores any flushed part and logs that once.
+// TestGCRestores (F-21): GC restores any part that was flushed, and logs the restore once.
 func TestGCRestores(t *testing.T) {
-	backends(t, func(l lab) {
+	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))
 		var log bytes.Buffer
 		l.Stderr = &log
@@ -100,7 +100,7 @@ func TestGCRestores(t *testing.T) {
 }
 
 // TestStatusTellsLastingFaultOnce (C-72): rules cannot be restored because another program's chain is missing. Repeated STATUS calls log
-// that once. GC, which runs rarely, logs it each time.
+// the fault once. GC runs rarely, so it logs the fault each time.
 func TestStatusTellsLastingFaultOnce(t *testing.T) {
 	l := newLab(t)
 	if !iptables.Installed(true) || !iptables.Installed(false) {
@@ -133,7 +133,7 @@ func TestStatusTellsLastingFaultOnce(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestStatusStartsNothing (F-21): with iptables, STATUS detects intact rules, and a flush, without starting a program.
+// TestStatusStartsNothing (F-21): with the iptables backend, STATUS recognizes intact and flushed rules without starting a program.
 func TestStatusStartsNothing(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -160,7 +160,7 @@ func TestStatusStartsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.OK(l.Call("STATUS", ""))
-	if faults() == before || !l.mapped("a") {
+	if faults() == before || !l.isMapped("a") {
 		t.Error("STATUS did not restore the rules")
 	}
 	l.OK(l.Call("DEL", "a"))

@@ -18,17 +18,19 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// ownedBy returns the wanted elements of h that exist and still belong to its owner.
+// ownedBy returns the wanted elements of h that exist in the kernel and still belong to the owner of h.
 func ownedBy(t *nft.Handle, h ownedPorts) ([]nft.Element, error) {
 	found, err := t.Existing(h.elements())
 	return slices.DeleteFunc(found, func(e nft.Element) bool { return ownerHash(e.Comment) != ownerHash(h.Owner) }), err
 }
 
-// maxAsked is the longest range whose ports are looked up one by one. For a longer range all ports of the node are read.
+// maxAsked is the length of the longest range whose ports are looked up one by one. For a longer range, conflictingElements reads all ports
+// of the node.
 const maxAsked = 2000
 
-// clashes returns the elements that conflict with those of h: the same keys, and the same ports in other sets.
-func clashes(t *nft.Handle, h ownedPorts, elements []nft.Element) ([]nft.Element, error) {
+// conflictingElements returns the elements that conflict with the elements of h: elements with the same keys, and elements for the same
+// ports in other sets.
+func conflictingElements(t *nft.Handle, h ownedPorts, elements []nft.Element) ([]nft.Element, error) {
 	ask := slices.Clone(elements)
 	whole := map[string]bool{} // sets that are read completely
 	for _, p := range h.Ports {
@@ -47,7 +49,7 @@ func clashes(t *nft.Handle, h ownedPorts, elements []nft.Element) ([]nft.Element
 				ask = append(ask, elementsOf(one, "")[0])
 			}
 			if !h.Taken {
-				ask = append(ask, taken(one, ""))
+				ask = append(ask, takenElement(one, ""))
 			}
 		}
 	}
@@ -66,11 +68,11 @@ func clashes(t *nft.Handle, h ownedPorts, elements []nft.Element) ([]nft.Element
 	return uniqueElements(append(found, clashes...)), err
 }
 
-// restoreTable rewrites missing or changed rules, and adds missing ports of all attachments. lacked reports whether anything was missing. A
-// port that another attachment has now stays there. On a kernel without nftables nothing is missing. The caller holds the lock of the
-// ports.
+// restoreTable rewrites the rules if they are missing or changed. The function also adds the missing ports of all attachments. The result
+// lacked is true if anything was missing. If a port belongs to another attachment now, that attachment keeps it. On a kernel without
+// nftables, lacked is false. The caller holds portsLock.
 func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) {
-	drift, err := tableDrift(host, nft.HostportTable, schema, buildHostports)
+	drift, err := tableDrift(host, nft.HostportTable, tableSchema, buildHostports)
 	if err != nil {
 		return false, nft.IgnoreUnsupported(err)
 	}
@@ -96,13 +98,13 @@ func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) 
 		err = t.Replace(wrong, missing)
 	}
 	if err == nil {
-		err = t.Mark(schema, rules)
+		err = t.Mark(tableSchema, rules)
 	}
 	return true, err
 }
 
-// ensureHairpin masquerades connections that enter and leave through the same link. Otherwise their answers would bypass the node, which
-// has to translate them.
+// ensureHairpin masquerades connections that enter and leave through the same link. Without masquerade, the replies would bypass the node,
+// which has to translate them.
 func ensureHairpin(t *nft.Handle, link string) error {
 	e := hairpin(link)
 	_, ok, err := t.Get(e)
@@ -117,7 +119,8 @@ func hairpin(link string) nft.Element {
 	return nft.Element{Set: "hairpin", Key: append(nft.IfName(link), nft.IfName(link)...)}
 }
 
-// delHostPorts ends the forwarding of the owner's ports and closes its 127.0.0.1, in one transaction.
+// delHostPorts ends the forwarding of the owner's ports. The same transaction removes the protection of 127.0.0.0/8 if no attachment needs
+// the protection.
 func delHostPorts(host *kernel.Node, h ownedPorts) error {
 	t, err := host.NFT.Open(nft.HostportTable)
 	var own []nft.Element
@@ -130,7 +133,8 @@ func delHostPorts(host *kernel.Node, h ownedPorts) error {
 	return endOwned(host, ownerHash(h.Owner), h.Localhost, own)
 }
 
-// delOwnedHostPorts ends the forwarding of all ports of the owner with a hash, and returns them. It reads all ports of the node.
+// delOwnedHostPorts ends the forwarding of all ports whose owner has the hash. It returns these ports. The function reads all ports of the
+// node.
 func delOwnedHostPorts(host *kernel.Node, hash string) (gone []ports.Port, err error) {
 	own, err := elementsOfHash(host, hash)
 	if err := nft.IgnoreUnsupported(err); err != nil {
@@ -144,7 +148,7 @@ func delOwnedHostPorts(host *kernel.Node, hash string) (gone []ports.Port, err e
 	return gone, endOwned(host, hash, anyLink, own)
 }
 
-// elementsOfHash returns all elements of the owner with a hash.
+// elementsOfHash returns all elements whose owner has the hash.
 func elementsOfHash(host *kernel.Node, hash string) (own []nft.Element, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
@@ -165,7 +169,7 @@ func elementsOfHash(host *kernel.Node, hash string) (own []nft.Element, err erro
 	return slices.DeleteFunc(own, func(e nft.Element) bool { return ownerHash(e.Comment) != hash }), nil
 }
 
-// endOwned deletes the elements of an owner. It also deletes the protection of 127.0.0.0/8 if no attachment needs it anymore.
+// endOwned deletes the elements of an owner. The function also deletes the protection of 127.0.0.0/8 if no attachment needs it anymore.
 func endOwned(host *kernel.Node, hash, link string, own []nft.Element) error {
 	users, last, err := closeLoopback(host, hash, link)
 	if err != nil {
@@ -189,7 +193,7 @@ func endOwned(host *kernel.Node, hash, link string, own []nft.Element) error {
 	return forgetUser(hash, users)
 }
 
-// findOwner reports whether an attachment has hostPorts, by the hash of its key. Without nftables none has.
+// findOwner looks for an attachment with hostPorts by the hash of the attachment's key. Without nftables none has.
 func findOwner(host *kernel.Node, hash string) (owner portOwner, ok bool, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
@@ -212,7 +216,7 @@ func listOwners(host *kernel.Node) (owners []portOwner, err error) {
 	return owners, nft.IgnoreUnsupported(err)
 }
 
-// tableDrift describes how the rules of a table differ from those that build writes. It is empty if they agree.
+// tableDrift describes how the rules of a table differ from the rules that build writes. The result is "" if the rules are equal.
 func tableDrift(host *kernel.Node, table string, version uint16, build func(nft.Ruleset) error) (string, error) {
 	t, err := host.NFT.Open(table)
 	if err != nil {
@@ -225,19 +229,20 @@ func tableDrift(host *kernel.Node, table string, version uint16, build func(nft.
 	return fmt.Sprintf("the rules of nftables table %s %s", nft.TableOf(table), drift), nil
 }
 
-// rulesDrift is tableDrift for the hostPort rules, and for the protection of the node's 127.0.0.0/8 if an attachment needs it.
+// rulesDrift calls tableDrift for the hostPort rules. If an attachment needs the protection of the node's 127.0.0.0/8, rulesDrift also
+// calls tableDrift for that table.
 func rulesDrift(host *kernel.Node) (string, error) {
-	drift, err := tableDrift(host, nft.HostportTable, schema, buildHostports)
+	drift, err := tableDrift(host, nft.HostportTable, tableSchema, buildHostports)
 	if err != nil || drift != "" || !loopbackUsed() {
 		return drift, err
 	}
 	return tableDrift(host, nft.LoopbackTable, loopbackSchema, buildLoopback)
 }
 
-// rulesIntact reports whether the rules exist, and the protection of the node's 127.0.0.0/8 if an attachment needs it. ADD uses this quick
-// check, which only compares the number of rules.
+// rulesIntact reports whether the hostPort rules exist. If an attachment needs the protection of the node's 127.0.0.0/8, the protection
+// must also exist. ADD uses this check because it is quick: it only compares the number of rules.
 func rulesIntact(host *kernel.Node) (bool, error) {
-	if ok, err := marked(host, nft.HostportTable, schema); !ok || err != nil {
+	if ok, err := marked(host, nft.HostportTable, tableSchema); !ok || err != nil {
 		return false, err
 	}
 	if !loopbackUsed() {
@@ -246,8 +251,8 @@ func rulesIntact(host *kernel.Node) (bool, error) {
 	return loopbackProtected(host)
 }
 
-// checkHostPorts returns nil if each port is forwarded to the pod and belongs to the owner or to an attachment that shares it. Otherwise it
-// returns an error with plugin.CodeStateDiffers. by holds the names of other owners.
+// checkHostPorts returns nil if each port is forwarded to the pod and belongs to the owner or to an attachment that shares it. If a port is
+// wrong, the result is an error with plugin.CodeStateDiffers. by caches the names of other owners.
 func checkHostPorts(host *kernel.Node, h ownedPorts, by otherOwners) error {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
@@ -256,7 +261,7 @@ func checkHostPorts(host *kernel.Node, h ownedPorts, by otherOwners) error {
 	if drift, err := rulesDrift(host); err != nil {
 		return err
 	} else if drift != "" {
-		return plugin.WithHint(differs("%s", drift), "another program flushed or changed them; 'podlace reload' brings back those of all pods")
+		return plugin.WithHint(stateDiffers("%s", drift), "another program flushed or changed them; 'podlace reload' brings back those of all pods")
 	}
 	if err := checkElements(t, h, by); err != nil || h.Taken {
 		return err
@@ -265,7 +270,7 @@ func checkHostPorts(host *kernel.Node, h ownedPorts, by otherOwners) error {
 		if _, ok, err := t.Get(hairpin(h.Bridge)); err != nil {
 			return err
 		} else if !ok {
-			return plugin.WithHint(differs("the entry of %s in nftables set hairpin is missing: pods there do not reach the hostPorts",
+			return plugin.WithHint(stateDiffers("the entry of %s in nftables set hairpin is missing: pods there do not reach the hostPorts",
 				h.Bridge), reloadHint)
 		}
 	}
@@ -289,19 +294,19 @@ func checkElements(t *nft.Handle, h ownedPorts, by otherOwners) error {
 		case got == nil:
 			missing = append(missing, e)
 		case got.Comment == "":
-			return plugin.WithHint(differs("hostPort %s: another program wrote its entry in nftables set %s", portOf(e), e.Set), reloadHint)
+			return plugin.WithHint(stateDiffers("hostPort %s: another program wrote its entry in nftables set %s", portOf(e), e.Set), reloadHint)
 		case ownerHash(got.Comment) != ownerHash(h.Owner):
-			if o := by.of(got.Comment); !o.shares {
-				return differs(belongsTo, portOf(e), o.name)
+			if o := by.lookUp(got.Comment); !o.shares {
+				return stateDiffers(belongsTo, portOf(e), o.name)
 			}
 		case !sameValue(*got, e):
-			return plugin.WithHint(differs("hostPort %s: leads elsewhere", portOf(e)), reloadHint)
+			return plugin.WithHint(stateDiffers("hostPort %s: leads elsewhere", portOf(e)), reloadHint)
 		}
 	}
 	if err := lostPorts(t, h, missing, by); err != nil || owned {
 		return err
 	}
-	return plugin.WithHint(differs("nftables set owners: the entry of %s is missing; without a record DEL needs it to find the hostPorts",
+	return plugin.WithHint(stateDiffers("nftables set owners: the entry of %s is missing; without a record DEL needs it to find the hostPorts",
 		ownerName(h.Owner)), reloadHint)
 }
 
@@ -310,24 +315,24 @@ const (
 	reloadHint = "'podlace reload' brings it back"
 )
 
-// differs returns CHECK's error for state that differs from ADD's.
-func differs(format string, args ...any) error {
+// stateDiffers returns the error of CHECK if the state is not the state that ADD created.
+func stateDiffers(format string, args ...any) error {
 	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
 }
 
-// lostPorts returns the error for the first missing element, unless another owner that shares its port has it in another form.
+// lostPorts returns the error for the first missing element. A port is not missing if an attachment that shares it has it in another form.
 func lostPorts(t *nft.Handle, h ownedPorts, missing []nft.Element, by otherOwners) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	found, err := clashes(t, h, nil)
+	found, err := conflictingElements(t, h, nil)
 	if err != nil {
 		return err
 	}
 	found = slices.DeleteFunc(found, func(o nft.Element) bool { return !isForward(o) || ownerHash(o.Comment) == ownerHash(h.Owner) })
 	var shared ports.Index
 	for _, o := range found {
-		if by.of(o.Comment).shares {
+		if by.lookUp(o.Comment).shares {
 			shared.Add(o.Comment, portOf(o))
 		}
 	}
@@ -337,26 +342,26 @@ func lostPorts(t *nft.Handle, h ownedPorts, missing []nft.Element, by otherOwner
 		}
 		for _, o := range found {
 			if isForward(e) && portOf(o).Overlaps(portOf(e)) {
-				return differs(belongsTo, portOf(o), by.of(o.Comment).name)
+				return stateDiffers(belongsTo, portOf(o), by.lookUp(o.Comment).name)
 			}
 		}
-		return differs("hostPort %s: its entry in nftables set %s is missing", portOf(e), e.Set)
+		return stateDiffers("hostPort %s: its entry in nftables set %s is missing", portOf(e), e.Set)
 	}
 	return nil
 }
 
-// checkShadows reports ports that another backend forwards elsewhere, before our rules see the packets.
+// checkShadows returns an error if another backend forwards a port elsewhere, because its rules see the packets before ours.
 func checkShadows(t *nft.Handle, h ownedPorts, by otherOwners) error {
 	var ask []nft.Element
 	for _, p := range ports.Singles(h.Ports) {
 		every := p
 		every.HostIP = netip.Addr{}
-		ask = append(ask, taken(p, ""), taken(every, ""))
+		ask = append(ask, takenElement(p, ""), takenElement(every, ""))
 	}
 	found, err := t.Existing(uniqueElements(ask))
-	found = slices.DeleteFunc(found, func(e nft.Element) bool { return by.of(e.Comment).shares })
+	found = slices.DeleteFunc(found, func(e nft.Element) bool { return by.lookUp(e.Comment).shares })
 	if err != nil || len(found) == 0 {
 		return err
 	}
-	return differs("hostPort %s: %s has it too, in the iptables backend, whose rules come first", portOf(found[0]), ownerName(found[0].Comment))
+	return stateDiffers("hostPort %s: %s has it too, in the iptables backend, whose rules come first", portOf(found[0]), ownerName(found[0].Comment))
 }

@@ -52,18 +52,18 @@ func addPorts(h *kernel.Node, owner, bridge string, ports []ports.Port) error {
 	return addAll(h, ownedPorts{Owner: owner, Bridge: bridge, Ports: ports})
 }
 
-// addAll first creates the rules if they are missing.
+// addAll creates the rules if they are missing, and then adds the ports.
 func addAll(h *kernel.Node, own ownedPorts) error {
 	log := slog.New(slog.DiscardHandler)
 	if err := ensureRules(h, log); err != nil {
 		return err
 	}
-	want := claim{own, "", ""}
+	want := portClaim{own, "", ""}
 	p, err := planFor(h, want)
 	if err != nil {
 		return err
 	}
-	return apply(h, want, p)
+	return applyPlan(h, want, p)
 }
 
 func delPorts(h *kernel.Node, owner string, ports []ports.Port) error {
@@ -81,7 +81,7 @@ func checkPorts(h *kernel.Node, owner string, ports []ports.Port) error {
 // portElements lists the elements of all port sets.
 func portElements(t *testing.T) (lines []string) {
 	t.Helper()
-	for _, line := range records(t, "nft element inet "+nft.HostportTable) {
+	for _, line := range recordLines(t, "nft element inet "+nft.HostportTable) {
 		if !strings.Contains(line, " hairpin ") && !strings.Contains(line, " owners ") && !strings.Contains(line, " "+"schema"+" ") {
 			lines = append(lines, line)
 		}
@@ -138,7 +138,7 @@ func TestCheckHostPorts(t *testing.T) {
 	}
 }
 
-// TestHostPortClash: the first owner keeps its port, and the second gets no port.
+// TestHostPortClash: two owners ask for one port. The first owner keeps the port, and the second owner gets no port at all.
 func TestHostPortClash(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -163,7 +163,7 @@ func TestHostPortClash(t *testing.T) {
 		"tcp 8080 [fd00::6]:80")))
 }
 
-// TestReplaceOwn: the ports of one attachment converge from any previous state.
+// TestReplaceOwn: replacing the ports of an attachment gives the same result for any previous ports.
 func TestReplaceOwn(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -173,19 +173,19 @@ func TestReplaceOwn(t *testing.T) {
 	for range 2 {
 		kerneltest.Must(t, addPorts(h, renamed, "kt0", next), checkPorts(h, renamed, next))
 	}
-	if lines := records(t, "nft element", " ports4 ", "1f90"); len(lines) != 1 || !strings.Contains(lines[0], "0a010009") {
+	if lines := recordLines(t, "nft element", " ports4 ", "1f90"); len(lines) != 1 || !strings.Contains(lines[0], "0a010009") {
 		t.Errorf("got %q", lines)
 	}
 }
 
-// TestAfterFlush: a flush of the ruleset removes the static rules too. The next pod rewrites everything.
+// TestAfterFlush: a flush of the ruleset removes the static rules too. The next ADD writes all rules again.
 func TestAfterFlush(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	ports := portList("tcp 8080 10.1.0.5:80", "tcp 8080 [fd00::5]:80")
 	staticLines := func() []string {
-		return append(records(t, "nft chain inet "+nft.HostportTable),
-			append(records(t, "nft rule inet "+nft.HostportTable), records(t, "nft set inet "+nft.HostportTable)...)...)
+		return append(recordLines(t, "nft chain inet "+nft.HostportTable),
+			append(recordLines(t, "nft rule inet "+nft.HostportTable), recordLines(t, "nft set inet "+nft.HostportTable)...)...)
 	}
 	kerneltest.Must(t, addPorts(h, ownerA, "kt0", ports))
 	whole := staticLines()
@@ -208,42 +208,42 @@ func TestAfterFlush(t *testing.T) {
 	}
 }
 
-// TestTableTwice: two concurrent first pods create the static rules once.
+// TestTableTwice: the first two pods are added concurrently, and the static rules are created only once.
 func TestTableTwice(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	for range 3 {
 		kerneltest.Must(t, BuildTable())
 	}
-	if lines := records(t, "nft rule inet "+nft.HostportTable+" prerouting"); len(lines) != 1 {
+	if lines := recordLines(t, "nft rule inet "+nft.HostportTable+" prerouting"); len(lines) != 1 {
 		t.Errorf("got %d rules: %q", len(lines), lines)
 	}
 }
 
-// TestSchema: rules of another version are rewritten, and existing ports stay.
+// TestSchema: rules of another schema version are rewritten, and the existing ports remain.
 func TestSchema(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	a := portList("tcp 8080 10.1.0.5:80")
 	kerneltest.Must(t, addPorts(h, ownerA, "kt0", a))
-	rules := records(t, "nft rule inet "+nft.HostportTable)
+	rules := recordLines(t, "nft rule inet "+nft.HostportTable)
 	n, err := nft.Open(nft.HostportTable)
 	kerneltest.Must(t, err)
 	defer n.Close()
-	mark := []nft.Element{{Set: "schema", Key: nft.BigEndian(schema)}}
+	mark := []nft.Element{{Set: "schema", Key: nft.BigEndian(tableSchema)}}
 	c, err := nftables.New()
 	kerneltest.Must(t, err)
 	c.FlushChain(&nftables.Chain{Table: &nftables.Table{Name: nft.HostportTable, Family: nftables.TableFamilyINet}, Name: "prerouting"})
-	kerneltest.Must(t, c.Flush(), n.Delete(mark), n.Add([]nft.Element{{Set: "schema", Key: nft.BigEndian(schema + 1)}}))
+	kerneltest.Must(t, c.Flush(), n.Delete(mark), n.Add([]nft.Element{{Set: "schema", Key: nft.BigEndian(tableSchema + 1)}}))
 	kerneltest.Must(t, addPorts(h, ownerB, "kt0", portList("tcp 8081 10.1.0.6:80")), checkPorts(h, ownerA, a))
-	if diff := cmp.Diff(rules, records(t, "nft rule inet "+nft.HostportTable)); diff != "" {
+	if diff := cmp.Diff(rules, recordLines(t, "nft rule inet "+nft.HostportTable)); diff != "" {
 		t.Error(diff)
 	}
-	if lines := records(t, "nft element inet "+nft.HostportTable+" "+"schema"+" "); len(lines) != 1 {
+	if lines := recordLines(t, "nft element inet "+nft.HostportTable+" "+"schema"+" "); len(lines) != 1 {
 		t.Errorf("marks %q", lines)
 	}
 }
 
-// TestRange: consecutive ports are one element, which conflicts with single ports and other ranges.
+// TestRange: consecutive ports are one element. A range conflicts with single ports and with other ranges.
 func TestRange(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -281,7 +281,7 @@ func TestRange(t *testing.T) {
 	}
 }
 
-// TestTaken: ports of another backend conflict with those of this one, in both directions.
+// TestTaken: the ports of the iptables backend and of the nftables backend conflict with each other, in both directions.
 func TestTaken(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -297,7 +297,7 @@ func TestTaken(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	// A port of one address does not conflict, but the backend whose rules run first gets its connections.
+	// A port with a hostIP does not conflict with the same port without one. The backend whose rules run first gets the connections.
 	one := "tcp 192.0.2.9:80 10.1.0.6:80"
 	kerneltest.Must(t, add(ownerB, false, one))
 	if err := checkPorts(h, ownerB, portList(one)); !isDifferent(err) || !strings.Contains(err.Error(), "has it too") {
@@ -309,7 +309,7 @@ func TestTaken(t *testing.T) {
 		add(ownerB, false, "tcp 80 10.1.0.6:80"))
 }
 
-// TestDelOwned: without knowing the ports, all of one owner's ports are deleted, and none of another's.
+// TestDelOwned: the ports of an owner are unknown. All ports of this owner are deleted, and no ports of other owners.
 func TestDelOwned(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -341,7 +341,7 @@ func TestDelOwned(t *testing.T) {
 	}
 }
 
-// TestTableManyPorts: a published port range exceeds the size of a message and of a socket buffer.
+// TestTableManyPorts: the elements of a large range of ports exceed the size of a message and of a socket buffer.
 func TestTableManyPorts(t *testing.T) {
 	if data, err := os.ReadFile("/proc/sys/net/core/wmem_max"); err == nil {
 		if limit, err := strconv.Atoi(strings.TrimSpace(string(data))); err == nil && limit < 1<<20 {
@@ -374,7 +374,7 @@ func TestHairpinLinks(t *testing.T) {
 	for _, link := range []string{"kt0", "kt0", "fifteen-bytes-x", ""} {
 		kerneltest.Must(t, addPorts(h, ownerA, link, portList("tcp 8080 10.1.0.5:80")))
 	}
-	if lines := records(t, "nft element", " hairpin "); len(lines) != 2 {
+	if lines := recordLines(t, "nft element", " hairpin "); len(lines) != 2 {
 		t.Errorf("got %q", lines)
 	}
 }

@@ -4,12 +4,12 @@ package portmap
 
 import "github.com/podlace/podlace/pkg/plugin"
 
-// Findings returns the settings that are valid but do not have the effect that they suggest. It does no I/O.
+// Findings returns a description of each setting that is valid but does not have the effect that its name suggests. It does no I/O.
 func Findings(config []byte) []plugin.Finding {
-	return append(plugin.UnknownKeys(config, "", rawConfig{}), traps(config)...)
+	return append(plugin.UnknownKeys(config, "", rawConfig{}), unloggedFindings(config)...)
 }
 
-// traps returns the findings that Parse does not log.
-func traps(config []byte) []plugin.Finding {
+// unloggedFindings returns the findings that Parse does not log itself.
+func unloggedFindings(config []byte) []plugin.Finding {
 	return plugin.Capabilities(config, "portMappings", "no hostPort is forwarded")
 }

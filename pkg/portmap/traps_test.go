@@ -12,8 +12,8 @@ import (
 
 const trapped = "does not have the effect that it suggests"
 
-// addLog attaches a container and returns what the plugin logs.
-func (l lab) addLog(id string, keys ...any) string {
+// addLog runs ADD for a container and returns the text that the plugin logs.
+func (l testLab) addLog(id string, keys ...any) string {
 	l.Helper()
 	var log strings.Builder
 	l.Stderr = &log
@@ -21,8 +21,9 @@ func (l lab) addLog(id string, keys ...any) string {
 	return log.String()
 }
 
-// TestMissingCapabilityIsLoggedOnce: if a plugin's capability is missing or misspelt, the runtime passes no ports, and each pod seems to
-// need none. The first ADD logs that, and later ones do not. After a change of the configuration it is logged again.
+// TestMissingCapabilityIsLoggedOnce: a plugin's capability is missing or misspelt in the configuration. The runtime then passes no ports,
+// as for a pod without ports. The first ADD logs the missing capability, and later ADDs do not. After a change of the configuration, the
+// next ADD logs the missing capability again.
 func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		keys []any
@@ -58,7 +59,7 @@ func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// TestFindingsOfConfiguration: findings of a configuration file, as a command reads it.
+// TestFindingsOfConfiguration checks the findings for a configuration file, as an operator's command reads it.
 func TestFindingsOfConfiguration(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"capabilities":{"portMappings":true}}`:              "[]",

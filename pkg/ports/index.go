@@ -4,14 +4,14 @@ package ports
 
 import "slices"
 
-// Index finds overlapping ports without comparing all pairs.
+// Index finds overlapping ports without a comparison of all pairs.
 type Index struct {
-	singles map[uint16][]named
-	ranges  []named
+	singles map[uint16][]namedPort
+	ranges  []namedPort
 }
 
-// named is a port with the name under which it was added.
-type named struct {
+// namedPort is a port together with the name under which it was added.
+type namedPort struct {
 	Port
 	name string
 }
@@ -20,19 +20,19 @@ type named struct {
 func (x *Index) Add(name string, list ...Port) {
 	for _, p := range list {
 		if p.Last != 0 {
-			x.ranges = append(x.ranges, named{p, name})
+			x.ranges = append(x.ranges, namedPort{p, name})
 			continue
 		}
 		if x.singles == nil {
-			x.singles = map[uint16][]named{}
+			x.singles = map[uint16][]namedPort{}
 		}
-		x.singles[p.Port] = append(x.singles[p.Port], named{p, name})
+		x.singles[p.Port] = append(x.singles[p.Port], namedPort{p, name})
 	}
 }
 
 // Overlap reports whether p overlaps a port that was added under a name other than except.
 func (x *Index) Overlap(p Port, except string) bool {
-	clash := func(o named) bool { return o.name != except && p.Overlaps(o.Port) }
+	clash := func(o namedPort) bool { return o.name != except && p.Overlaps(o.Port) }
 	for port := int(p.Port); port <= int(p.End()) && len(x.singles) > 0; port++ {
 		if slices.ContainsFunc(x.singles[uint16(port)], clash) {
 			return true
@@ -41,10 +41,10 @@ func (x *Index) Overlap(p Port, except string) bool {
 	return slices.ContainsFunc(x.ranges, clash)
 }
 
-// Covers reports whether a single entry of the index overlaps all ports of p.
+// Covers reports whether a single entry of the index contains all ports of p.
 func (x *Index) Covers(p Port) bool {
 	if p.Last == 0 {
 		return x.Overlap(p, "")
 	}
-	return slices.ContainsFunc(x.ranges, func(o named) bool { return p.Overlaps(o.Port) && o.Port.Port <= p.Port && o.Last >= p.Last })
+	return slices.ContainsFunc(x.ranges, func(o namedPort) bool { return p.Overlaps(o.Port) && o.Port.Port <= p.Port && o.Last >= p.Last })
 }

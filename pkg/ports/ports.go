@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ports has the type for a node port that leads to a pod. All code from the configuration to the kernel uses it. It does no I/O.
+// Package ports defines the type for a port of the node that leads to a pod. All packages use this type, from the parser of the
+// configuration to the kernel's rules. It does no I/O.
 package ports
 
 import (
@@ -33,7 +34,7 @@ func (p Port) String() string {
 	return fmt.Sprintf("%s %d", p.Protocol, p.Port)
 }
 
-// Names joins the ports' names. It lists a port of both families once.
+// Names returns the texts of several ports as one text. A port that exists in both address families is listed once.
 func Names(list []Port) string {
 	var names []string
 	for _, p := range list {
@@ -44,7 +45,7 @@ func Names(list []Port) string {
 	return strings.Join(names, ", ")
 }
 
-// Number returns the protocol number (IANA).
+// Number returns the IANA number of the protocol.
 func (p Port) Number() byte {
 	switch p.Protocol {
 	case "tcp":
@@ -57,7 +58,7 @@ func (p Port) Number() byte {
 	return 0
 }
 
-// Address returns hostIP, or the unspecified address of the family without one.
+// Address returns HostIP. Without a HostIP, the result is the unspecified address of the address family.
 func (p Port) Address() netip.Addr {
 	switch {
 	case p.HostIP.IsValid():
@@ -68,18 +69,19 @@ func (p Port) Address() netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// End returns the last port. It equals Port unless there is a range.
+// End returns the last port of the range. End is equal to Port if the port is not a range.
 func (p Port) End() uint16 { return max(p.Port, p.Last) }
 
 // Is4 reports whether the port is for IPv4.
 func (p Port) Is4() bool { return p.To.Addr().Is4() }
 
-// Overlaps reports whether two ports conflict. The key of a port is family, protocol, hostIP and port.
+// Overlaps reports whether two ports conflict. Two ports conflict if they have the same address family, protocol and hostIP and a port
+// number in common.
 func (p Port) Overlaps(o Port) bool {
 	return p.Is4() == o.Is4() && p.Protocol == o.Protocol && p.HostIP == o.HostIP && p.Port <= o.End() && o.Port <= p.End()
 }
 
-// OfFamily returns the ports of IPv4 or those of IPv6.
+// OfFamily returns either the IPv4 ports or the IPv6 ports of a list.
 func OfFamily(list []Port, is4 bool) (own []Port) {
 	for _, p := range list {
 		if p.Is4() == is4 {
@@ -104,10 +106,10 @@ func Singles(list []Port) (out []Port) {
 	return out
 }
 
-// MinRange is the number of consecutive ports, with the same numbers in the pod, that become a range.
+// MinRange is the minimum length of a sequence of ports that becomes a range. The port numbers in the pod must be the same.
 const MinRange = 16
 
-// Ranges joins consecutive ports into ranges. Other ports stay unchanged.
+// Ranges replaces consecutive ports with ranges. Other ports stay unchanged.
 func Ranges(list []Port) []Port {
 	kind := func(p Port) Port { // the common properties of a range's ports
 		p.Port, p.To = 0, netip.AddrPortFrom(p.To.Addr(), 0)

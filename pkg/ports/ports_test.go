@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// port returns a Port to the same port number of a pod.
-func port(protocol, hostIP string, first, last uint16, pod string) Port {
+// newPort returns a Port that leads to the same port number of a pod.
+func newPort(protocol, hostIP string, first, last uint16, pod string) Port {
 	p := Port{Protocol: protocol, Port: first, Last: last, To: netip.AddrPortFrom(netip.MustParseAddr(pod), first)}
 	if hostIP != "" {
 		p.HostIP = netip.MustParseAddr(hostIP)
@@ -18,12 +18,12 @@ func port(protocol, hostIP string, first, last uint16, pod string) Port {
 	return p
 }
 
-// TestJSON pins the format of ports in attachment records.
+// TestJSON checks that the format of ports in attachment records does not change.
 func TestJSON(t *testing.T) {
-	whole := port("udp", "192.0.2.1", 53, 60, "10.1.0.5")
+	whole := newPort("udp", "192.0.2.1", 53, 60, "10.1.0.5")
 	whole.SNAT, whole.MasqAll = true, true
 	for want, p := range map[string]Port{
-		`{"protocol":"tcp","port":80,"to":"10.1.0.5:80"}`: port("tcp", "", 80, 0,
+		`{"protocol":"tcp","port":80,"to":"10.1.0.5:80"}`: newPort("tcp", "", 80, 0,
 			"10.1.0.5"),
 		`{"protocol":"udp","hostIP":"192.0.2.1","port":53,"last":60,"to":"10.1.0.5:53","snat":true,"masqAll":true}`: whole,
 	} {
@@ -36,19 +36,19 @@ func TestJSON(t *testing.T) {
 }
 
 func TestOverlaps(t *testing.T) {
-	of := port("tcp", "", 100, 200, "10.1.0.5")
+	of := newPort("tcp", "", 100, 200, "10.1.0.5")
 	var index Index
 	index.Add("a", of)
 	for _, c := range []struct {
 		p                Port
 		overlaps, covers bool
 	}{
-		{port("tcp", "", 100, 0, "10.1.0.6"), true, true}, {port("tcp", "", 200, 0, "10.1.0.6"), true, true},
-		{port("tcp", "", 99, 0, "10.1.0.6"), false, false},
-		{port("tcp", "", 150, 300, "10.1.0.6"), true, false}, {port("tcp", "", 150, 160, "10.1.0.6"), true, true},
-		{port("tcp", "", 201, 300, "10.1.0.6"), false, false},
-		{port("udp", "", 150, 0, "10.1.0.6"), false, false}, {port("tcp", "192.0.2.1", 150, 0, "10.1.0.6"), false, false},
-		{port("tcp", "", 150, 0, "fd00::6"), false, false},
+		{newPort("tcp", "", 100, 0, "10.1.0.6"), true, true}, {newPort("tcp", "", 200, 0, "10.1.0.6"), true, true},
+		{newPort("tcp", "", 99, 0, "10.1.0.6"), false, false},
+		{newPort("tcp", "", 150, 300, "10.1.0.6"), true, false}, {newPort("tcp", "", 150, 160, "10.1.0.6"), true, true},
+		{newPort("tcp", "", 201, 300, "10.1.0.6"), false, false},
+		{newPort("udp", "", 150, 0, "10.1.0.6"), false, false}, {newPort("tcp", "192.0.2.1", 150, 0, "10.1.0.6"), false, false},
+		{newPort("tcp", "", 150, 0, "fd00::6"), false, false},
 	} {
 		if of.Overlaps(c.p) != c.overlaps || c.p.Overlaps(of) != c.overlaps || index.Overlap(c.p, "") != c.overlaps ||
 			index.Covers(c.p) != c.covers {
@@ -60,13 +60,13 @@ func TestOverlaps(t *testing.T) {
 	}
 }
 
-// TestRanges: at least MinRange consecutive ports become a range, and a split range has the same ports.
+// TestRanges: MinRange or more consecutive ports become a range. Splitting the range returns the same ports.
 func TestRanges(t *testing.T) {
 	var list []Port
 	for i := range uint16(MinRange) {
-		list = append(list, port("tcp", "", 1000+i, 0, "10.1.0.5"))
+		list = append(list, newPort("tcp", "", 1000+i, 0, "10.1.0.5"))
 	}
-	joined := Ranges(append([]Port{port("tcp", "", 80, 0, "10.1.0.5")}, list...))
+	joined := Ranges(append([]Port{newPort("tcp", "", 80, 0, "10.1.0.5")}, list...))
 	if got := Names(joined); got != fmt.Sprintf("tcp 80, tcp 1000-%d", 999+MinRange) {
 		t.Errorf("got %s", got)
 	}
@@ -80,8 +80,8 @@ func TestRanges(t *testing.T) {
 
 func TestAddress(t *testing.T) {
 	for p, want := range map[Port]string{
-		port("sctp", "", 1, 0, "10.1.0.5"): "0.0.0.0 132", port("udp", "", 1, 0, "fd00::5"): ":: 17",
-		port("tcp", "192.0.2.1", 1, 0, "10.1.0.5"): "192.0.2.1 6",
+		newPort("sctp", "", 1, 0, "10.1.0.5"): "0.0.0.0 132", newPort("udp", "", 1, 0, "fd00::5"): ":: 17",
+		newPort("tcp", "192.0.2.1", 1, 0, "10.1.0.5"): "192.0.2.1 6",
 	} {
 		if got := fmt.Sprint(p.Address(), " ", p.Number()); got != want {
 			t.Errorf("%s: got %s, want %s", p, got, want)

@@ -9,18 +9,19 @@ import (
 	"sync"
 )
 
-// maxConns is the maximum number of open connections for probes and metrics. Each takes about 13 KiB.
+// maxConns is the maximum number of open connections for probes and metrics. Each open connection needs about 13 KiB of memory.
 const maxConns = 64
 
-// openConns limits the connections of a server. Above the limit it closes the oldest connection that waits for a request, or else the
-// oldest one. A client with many idle connections therefore neither takes memory nor delays a probe.
+// openConns limits the number of open connections of a server. Above the limit, openConns closes the oldest connection that waits for a
+// request. If no connection waits, openConns closes the oldest connection. A client with many idle connections therefore neither uses much
+// memory nor delays a probe.
 type openConns struct {
 	mu   sync.Mutex
 	all  []net.Conn // oldest first
 	busy map[net.Conn]bool
 }
 
-// track is a ConnState hook of http.Server.
+// track is the ConnState hook for http.Server.
 func (o *openConns) track(conn net.Conn, state http.ConnState) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

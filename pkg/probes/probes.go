@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probes serves a daemon's HTTP endpoints: /healthz and /readyz for the kubelet, /metrics for Prometheus. It limits connections and
-// times. It recreates its unix socket if another program removes it.
+// Package probes serves the HTTP endpoints of a daemon: /healthz and /readyz for the kubelet, and /metrics for Prometheus. The package
+// limits the number of connections and the time of each request. If another program removes the unix socket of the server, the package
+// creates the socket again.
 package probes
 
 import (
@@ -20,17 +21,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// UnixPrefix distinguishes a socket path from host:port. Only root can use the socket.
+// UnixPrefix marks an address as the path of a unix socket. An address without this prefix is host:port. Only root can use this socket.
 const UnixPrefix = "unix:"
 
-// Server answers probes and Prometheus.
+// Server answers health probes and scrapes of Prometheus.
 type Server struct {
 	Ready   func() error // returns why /readyz fails; nil if ready
 	Metrics prometheus.Gatherer
 	Log     *slog.Logger
 }
 
-// Start serves at host:port or unix:/path until ctx is done. running counts the goroutine that removes the socket at the end.
+// Start serves at host:port or unix:/path until ctx is done. For a unix socket, a goroutine in running removes the socket at the end.
 func (s Server) Start(ctx context.Context, address string, running *sync.WaitGroup) error {
 	if path, isUnix := strings.CutPrefix(address, UnixPrefix); isUnix {
 		return ServeSocket(ctx, path, s.Log, running, func(ctx context.Context, l *net.UnixListener) { s.serve(ctx, l) })
@@ -62,8 +63,8 @@ func (s Server) serve(ctx context.Context, l net.Listener) {
 	}
 }
 
-// AskReady asks the server at an address of Start whether it is ready, as a container's probe does. The error contains the reason if it is
-// not.
+// AskReady asks a server whether it is ready, as the readiness probe of a container does. The argument address is the address that was
+// passed to Start. If the server is not ready, the error contains the reason.
 func AskReady(ctx context.Context, address string) error {
 	network, where := "tcp", address
 	if path, isUnix := strings.CutPrefix(address, UnixPrefix); isUnix {

@@ -18,29 +18,30 @@ import (
 	"time"
 )
 
-// MaxSocketPath is the maximum length of a socket path (unix(7): sun_path has 108 bytes, with a terminating zero).
+// MaxSocketPath is the maximum length of a socket's path. According to unix(7), sun_path has 108 bytes, including a terminating zero.
 const MaxSocketPath = 107
 
-// lookEvery is the interval at which a served socket is checked, because another program may remove its file.
+// lookEvery is the time between two checks of a socket. The checks are needed because another program may remove the socket file.
 const lookEvery = time.Second
 
-// RandomHex returns eight hexadecimal digits.
+// RandomHex returns eight random hexadecimal digits.
 func RandomHex() string {
 	var random [4]byte
 	rand.Read(random[:]) // never fails
 	return hex.EncodeToString(random[:])
 }
 
-// SocketID distinguishes a socket from a later one at the same path.
+// SocketID distinguishes a socket from a later socket at the same path.
 type SocketID struct {
 	dev, inode uint64
 	made       int64 // nanoseconds since 1970, because inode numbers are reused
 }
 
-// Same reports whether both are one socket. It is valid while the caller has the socket open, because its inode number is not reused then.
+// Same reports whether two IDs belong to the same socket. The result is valid only while the caller has the socket open. The kernel may
+// reuse the inode number after the socket is closed.
 func (id SocketID) Same(other SocketID) bool { return id.dev == other.dev && id.inode == other.inode }
 
-// SocketAt returns the socket at a path. ok is false if there is none.
+// SocketAt returns the ID of the socket at a path. The result ok is false if the path has no socket.
 func SocketAt(path string) (id SocketID, ok bool) {
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode().Type() != fs.ModeSocket {
@@ -57,8 +58,8 @@ func statSocket(info fs.FileInfo) (id SocketID, ok bool) {
 	return SocketID{st.Dev, st.Ino, st.Ctim.Nano()}, true
 }
 
-// replaceSocket creates a socket and its folder, and replaces another instance's socket. From then on this instance gets the requests. It
-// does not replace a file that is no socket.
+// replaceSocket creates a socket and its folder. The function replaces a socket of another instance. After the replacement, this instance
+// gets the requests. The function does not replace a file that is not a socket.
 func replaceSocket(path string) (*net.UnixListener, SocketID, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, SocketID{}, err
@@ -73,8 +74,8 @@ func replaceSocket(path string) (*net.UnixListener, SocketID, error) {
 	return Listen(path)
 }
 
-// ServeSocket serves a socket until ctx is done, in goroutines that running counts. It recreates a socket that was removed, or that an
-// ended instance had replaced.
+// ServeSocket serves a socket until ctx is done. The goroutines are added to running. If the socket was removed, ServeSocket creates the
+// socket again. ServeSocket also creates the socket again if another instance replaced the socket and then ended.
 func ServeSocket(ctx context.Context, path string, log *slog.Logger, running *sync.WaitGroup,
 	serve func(context.Context, *net.UnixListener)) error {
 	l, own, err := replaceSocket(path)
@@ -92,7 +93,8 @@ func ServeSocket(ctx context.Context, path string, log *slog.Logger, running *sy
 	return nil
 }
 
-// awaitLost returns the next socket when path no longer answers. When ctx is done it removes the socket and returns nil.
+// awaitLost waits until path is no longer served. Then awaitLost creates the socket again and returns the new listener. When ctx is done,
+// the socket is removed and the result is nil.
 func awaitLost(ctx context.Context, path string, own SocketID, log *slog.Logger) (*net.UnixListener, SocketID) {
 	lastError := ""
 	for {
@@ -120,7 +122,7 @@ func awaitLost(ctx context.Context, path string, own SocketID, log *slog.Logger)
 	}
 }
 
-// Answered reports whether a process listens on the socket.
+// Answered reports whether a process listens on the socket at path.
 func Answered(path string) bool {
 	conn, err := net.DialTimeout("unix", path, time.Second)
 	if err != nil {
@@ -130,8 +132,8 @@ func Answered(path string) bool {
 	return true
 }
 
-// Listen creates a socket that only root can use. Its file appears at path when it accepts connections. Before that it has a name with a
-// leading dot, which the kubelet ignores. The file stays when the listener is closed.
+// Listen creates a unix socket that only root can use. The socket file appears at path only when the socket accepts connections. Before
+// that, the name of the file starts with a dot. The kubelet ignores files with a leading dot. The file remains when the listener is closed.
 func Listen(path string) (*net.UnixListener, SocketID, error) {
 	hidden := filepath.Join(filepath.Dir(path), "."+RandomHex())
 	if most := max(len(path), len(hidden)); most > MaxSocketPath {

@@ -17,20 +17,21 @@ import (
 )
 
 const (
-	// bannerTimeout is the timeout for asking a program whether it is one of Podlace's plugins.
+	// bannerTimeout is the maximum time in which a program must answer whether it is a plugin of Podlace.
 	bannerTimeout = 10 * time.Second
-	// statusTimeout is the timeout of one plugin's STATUS.
+	// statusTimeout is the maximum time of one plugin's STATUS.
 	statusTimeout = 10 * time.Second
 )
 
-// ErrForeign means that a program is no plugin of Podlace.
+// ErrForeign means that a program is not a plugin of Podlace.
 var ErrForeign = errors.New("it is not Podlace's")
 
-// banner precedes the version in what Podlace's plugins print when started without a verb.
-const banner = " plugin of Podlace "
+// bannerText is the text before the version in the output of Podlace's plugins. The plugins print this text if they are started without a
+// verb.
+const bannerText = " plugin of Podlace "
 
-// Version returns the version of one of Podlace's plugins. The error is ErrForeign for another program, and that of stat(2) or execve(2)
-// for a file that is missing or cannot run.
+// Version returns the version of a plugin of Podlace. For another program, the error is ErrForeign. For a file that is missing or cannot
+// run, the error comes from stat(2) or execve(2).
 func Version(path string) (string, error) {
 	if _, err := os.Stat(path); err != nil {
 		return "", err
@@ -45,14 +46,14 @@ func Version(path string) (string, error) {
 		return "", err
 	}
 	line, _, _ := strings.Cut(stderr.String(), "\n")
-	_, version, ok := strings.Cut(line, banner)
+	_, version, ok := strings.Cut(line, bannerText)
 	if err != nil || !ok {
 		return "", ErrForeign
 	}
 	return version, nil
 }
 
-// Status calls STATUS of the network's plugins that are Podlace's, and returns an error for each that is not ready.
+// Status calls STATUS of those plugins of the network that belong to Podlace. Status returns an error for each plugin that is not ready.
 func Status(n Network, binDir string) (errs []error) {
 	for _, p := range n.Plugins {
 		if _, err := Version(filepath.Join(binDir, p.Type)); err != nil {
@@ -60,7 +61,7 @@ func Status(n Network, binDir string) (errs []error) {
 		}
 		config, err := inject(p.raw, map[string]any{"name": n.Name, "cniVersion": n.gcVersion()})
 		if err == nil {
-			err = call("STATUS", binDir, p.Type, config, statusTimeout)
+			err = callPlugin("STATUS", binDir, p.Type, config, statusTimeout)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", p.Type, err))
@@ -69,9 +70,9 @@ func Status(n Network, binDir string) (errs []error) {
 	return errs
 }
 
-// call runs a plugin with a verb. The variables env name the attachment, if the verb has one. The error contains the plugin's code and
-// message.
-func call(verb, binDir, name string, config []byte, timeout time.Duration, env ...string) error {
+// callPlugin runs a plugin with a verb. The variables env name the attachment, if the verb needs one. The error contains the error code and
+// the message of the plugin.
+func callPlugin(verb, binDir, name string, config []byte, timeout time.Duration, env ...string) error {
 	var stdout, stderr child.Buffer
 	cmd := exec.Command(filepath.Join(binDir, name))
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=" + verb, "CNI_PATH=" + binDir}
@@ -89,5 +90,14 @@ func call(verb, binDir, name string, config []byte, timeout time.Duration, env .
 	if json.Unmarshal(stdout.Bytes(), &failure) != nil || failure.Msg == "" {
 		return fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr.String()))
 	}
-	return fmt.Errorf("code %d: %s", failure.Code, failure.Msg)
+	return Refusal{failure.Code, failure.Msg}
 }
+
+// Refusal is the error that a plugin answers.
+type Refusal struct {
+	Code uint
+	Msg  string
+}
+
+// Error returns the code and the message.
+func (r Refusal) Error() string { return fmt.Sprintf("code %d: %s", r.Code, r.Msg) }

@@ -23,7 +23,7 @@ type FailedCheck struct {
 
 // added is an entry of libcni's cache with the data of the ADD.
 type added struct {
-	cached
+	cachedResult
 	Config       []byte                     `json:"config"`
 	Capabilities map[string]json.RawMessage `json:"capabilityArgs"`
 	Result       json.RawMessage            `json:"result"`
@@ -54,7 +54,7 @@ func CheckAll(list []*Attachment, binDir string, budget time.Duration) (checked 
 			if err != nil || !isOurs(name) {
 				continue
 			}
-			if err := call("CHECK", binDir, name, config, checkTimeout, add.env()...); err != nil {
+			if err := callPlugin("CHECK", binDir, name, config, checkTimeout, add.env()...); err != nil {
 				failed = append(failed, FailedCheck{a, name, err})
 				break // as libcni does
 			}

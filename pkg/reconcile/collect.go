@@ -13,10 +13,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// gcTimeout is the timeout of one plugin's GC, which runs a DEL per dead attachment.
+// gcTimeout is the maximum time of one plugin's GC, which runs DEL for each dead attachment.
 const gcTimeout = 10 * time.Minute
 
-// Plan lists the plugins that run GC for a network.
+// Plan lists the plugins whose GC is called for a network.
 type Plan struct {
 	Network Network
 	Run     []Plugin
@@ -24,9 +24,10 @@ type Plan struct {
 	binDir  string
 }
 
-// NewPlan finds Podlace's plugins of a network. Other plugins do not run: their GC would remove a pod that was added after the list was
-// made. Podlace's plugins do not, because the list names the dead attachments. If an external main plugin uses our host-local, host-local
-// runs. A plugin with state of dead attachments also runs if no configuration names it.
+// NewPlan finds the plugins of a network that belong to Podlace. NewPlan does not call other plugins. GC of another plugin would remove a
+// pod that was added after the list of attachments was made. GC of Podlace's plugins does not remove this pod, because GC gets a list of
+// the dead attachments. If a main plugin of another project uses host-local of Podlace, GC of host-local is called. If a plugin has state
+// of dead attachments, its GC is called even if no configuration names the plugin.
 func NewPlan(n Network, list []*Attachment, binDir string) Plan {
 	plan := Plan{Network: n, binDir: binDir}
 	if n.DisableGC {
@@ -63,7 +64,7 @@ func (p *Plan) add(pl Plugin) error {
 	return err
 }
 
-// addHolder adds a plugin that no configuration names, under its installed name.
+// addHolder adds a plugin that no configuration names. The function uses the name under which the plugin is installed.
 func (p *Plan) addHolder(kind string) error {
 	raw := json.RawMessage(`{"ipam":{"type":"` + hostLocal + `"}}`)
 	if p.add(Plugin{Type: plugin.ClusterPrefix + kind, raw: raw}) == nil {
@@ -78,14 +79,16 @@ func (p *Plan) note(name string, err error) {
 	}
 }
 
-// covers reports whether GC runs for a plugin: directly, through the plugin that calls it, or through its configuration.
+// covers reports whether the plan already includes a plugin: itself, as the IPAM plugin of another plugin, or through its entry in the
+// configuration.
 func (p *Plan) covers(kind string) bool {
 	same := func(pl Plugin) bool { return plugin.Kind(pl.Type) == kind || plugin.Kind(pl.IPAM) == kind }
 	return slices.ContainsFunc(p.Run, same) || slices.ContainsFunc(p.Network.Plugins, same)
 }
 
-// Collect makes the plugins remove the network's dead attachments. It continues after errors. It touches no attachment outside the list:
-// the list of valid attachments contains all others, and the list of dead ones excludes any further attachment.
+// Collect calls GC of the plugins, so that they remove the dead attachments of the network. It continues after errors. Collect cannot
+// remove an attachment that is missing from the list. The plugins get a list of valid attachments and a list of dead attachments, and
+// remove only those in the second list.
 func (p Plan) Collect(list []*Attachment) error {
 	valid, dead := p.lists(list)
 	if len(dead) == 0 {
@@ -127,14 +130,14 @@ func (p Plan) lists(list []*Attachment) (valid, dead []plugin.Attachment) {
 	return valid, dead
 }
 
-// gc calls GC as libcni does, with both keys for the list of valid attachments.
+// gc calls GC as libcni does. The function passes the list of valid attachments under both keys that are in use.
 func (p Plan) gc(pl Plugin, valid, dead []plugin.Attachment) error {
 	config, err := inject(pl.raw, map[string]any{"name": p.Network.Name, "cniVersion": p.Network.gcVersion(),
 		"cni.dev/valid-attachments": valid, "cni.dev/attachments": valid, plugin.DeadKey: dead})
 	if err != nil {
 		return err
 	}
-	return call("GC", p.binDir, pl.Type, config, gcTimeout)
+	return callPlugin("GC", p.binDir, pl.Type, config, gcTimeout)
 }
 
 func inject(raw json.RawMessage, more map[string]any) ([]byte, error) {
@@ -152,7 +155,7 @@ func inject(raw json.RawMessage, more map[string]any) ([]byte, error) {
 	return json.Marshal(keys)
 }
 
-// Compare marks the dead attachments that are no longer recorded, and counts the remaining ones.
+// Compare marks the dead attachments that have no record anymore. Compare returns the number of dead attachments that remain.
 func Compare(before, after []*Attachment) (left int) {
 	still := map[key]bool{}
 	for _, a := range after {

@@ -10,8 +10,9 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// describe adds what a plugin's record says of the attachment. A state that cannot be read adds nothing: the plugin's own verbs report it.
-func (a *Attachment) describe(rec attachment.Record) {
+// addDescription adds the data in a plugin's record to the attachment. If the state in the record cannot be read, nothing is added. The
+// verbs of the plugin report this error.
+func (a *Attachment) addDescription(rec attachment.Record) {
 	if a.Since.IsZero() || rec.Written.Before(a.Since) {
 		a.Since = rec.Written
 	}

@@ -16,10 +16,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// gcVersion is the oldest cniVersion with GC. Podlace's plugins support it, whatever the conflist's version is.
+// gcVersion is the oldest cniVersion that has GC. Podlace's plugins support GC even if the conflist has an older version.
 const gcVersion = "1.1.0"
 
-// Network is a network configuration as a runtime loads it.
+// Network is the configuration of a network, as a runtime loads it.
 type Network struct {
 	Name       string
 	File       string
@@ -36,8 +36,8 @@ type Plugin struct {
 	raw  json.RawMessage
 }
 
-// Networks reads the configurations in a folder, in the order of their names. Of two with the same network name the first counts, as for
-// runtimes. Unreadable files are listed in notes.
+// Networks reads all configurations in a folder, sorted by file name. If two configurations have the same network name, the first one is
+// used, as in runtimes. The result notes describes the files that cannot be read.
 func Networks(dir string) (networks []Network, notes []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -127,7 +127,8 @@ func inFolder(dir string) (plugins []json.RawMessage, err error) {
 	return plugins, err
 }
 
-// Plugin returns the configuration of the first plugin of a kind (plugin.Kind), or nil.
+// Plugin returns the configuration of the first plugin of the given kind (plugin.Kind). The result is nil if the network has no such
+// plugin.
 func (n Network) Plugin(kind string) json.RawMessage {
 	for _, p := range n.Plugins {
 		if plugin.Kind(p.Type) == kind {
@@ -137,10 +138,10 @@ func (n Network) Plugin(kind string) json.RawMessage {
 	return nil
 }
 
-// Config returns the plugin's configuration as it is in the file.
+// Config returns the configuration of the plugin as it is in the file.
 func (p Plugin) Config() []byte { return p.raw }
 
-// DataDir returns the lease folder of the network's IPAM plugin, or "" for the default.
+// DataDir returns the lease folder of the network's IPAM plugin. The result is "" for the default folder.
 func (n Network) DataDir() string {
 	for _, p := range n.Plugins {
 		if dir := p.dataDir(); dir != "" {
@@ -150,7 +151,7 @@ func (n Network) DataDir() string {
 	return ""
 }
 
-// gcVersion returns the cniVersion for the network's GC.
+// gcVersion returns the cniVersion that is used for GC of the network.
 func (n Network) gcVersion() string {
 	if ok, err := version.GreaterThanOrEqualTo(n.CNIVersion, gcVersion); ok && err == nil {
 		return n.CNIVersion
@@ -158,7 +159,7 @@ func (n Network) gcVersion() string {
 	return gcVersion
 }
 
-// dataDir returns the folder of host-local's leases, or "" for the default.
+// dataDir returns the lease folder of host-local. The result is "" for the default folder.
 func (p Plugin) dataDir() string {
 	var conf struct {
 		IPAM struct {

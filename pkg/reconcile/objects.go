@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// Objects returns the kernel objects of an attachment that a plugin's record names, one line each.
+// Objects returns the kernel objects that are named in a plugin's record of an attachment. Each line describes one object.
 func Objects(rec attachment.Record) ([]string, error) {
 	switch rec.Plugin {
 	case "bridge":
@@ -30,7 +30,7 @@ func Objects(rec attachment.Record) ([]string, error) {
 	return nil, nil
 }
 
-// LeaseFiles returns a line for each of host-local's leases of an attachment. It reads the folders that List reads.
+// LeaseFiles returns one line for each host-local lease of an attachment. LeaseFiles reads the same folders as List.
 func LeaseFiles(networks []Network, key attachment.Key) (lines []string, err error) {
 	for path := range leaseFolders(networks) {
 		if filepath.Base(path) != key.Network {

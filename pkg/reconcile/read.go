@@ -12,15 +12,16 @@ import (
 )
 
 const (
-	// maxConfiguration is far above the size of any network configuration.
+	// maxConfiguration is much larger than any network configuration.
 	maxConfiguration = 1 << 20
-	// maxCached is a plugin's limit for a configuration, which libcni's cache contains.
+	// maxCached is the maximum size of a configuration that a plugin accepts. The cache of libcni contains this configuration.
 	maxCached = 16 << 20
-	// maxPidfile exceeds the length of a process ID and a newline.
+	// maxPidfile is larger than the length of a process ID and a newline.
 	maxPidfile = 32
 )
 
-// readRegular reads a regular file of at most most bytes. It follows links, since configurations may be links. Its errors name the file.
+// readRegular reads a regular file with at most most bytes. The function follows symbolic links, because a configuration may be a link.
+// Each error contains the name of the file.
 func readRegular(path string, most int64) ([]byte, error) {
 	data, err := readSmall(path, most)
 	var of *fs.PathError
@@ -34,7 +35,7 @@ func readRegular(path string, most int64) ([]byte, error) {
 }
 
 func readSmall(path string, most int64) ([]byte, error) {
-	// Check before opening: opening a device may have an effect, and opening a socket gives an unclear error.
+	// The file type is checked before the file is opened. Opening a device may have an effect, and opening a socket returns an unclear error.
 	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
 		return nil, orIrregular(err)
 	}

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reconcile finds the attachments on this node whose pods are gone, and makes the plugins remove them.
+// Package reconcile finds attachments on this node whose pods are gone. Package reconcile calls the plugins to remove these attachments.
 //
-// An attachment is dead only by evidence. Reconcile never touches one whose network namespace exists, or whose container runs. An
-// attachment is dead if the namespace of its ADD no longer exists, or if the node booted since.
+// An attachment is dead only if evidence proves this. Reconcile never removes an attachment whose network namespace exists or whose
+// container runs. An attachment is dead if the network namespace of its ADD no longer exists. An attachment is also dead if the node has
+// rebooted since the ADD.
 //
-// The namespace may be unknown, because another program made the lease, or its path may no longer be a namespace. Then the attachment is
-// dead only if a runtime answered, neither the runtime nor libcni's cache knows the container, and the lease is older than any ADD takes.
+// In some cases the namespace is unknown: another program wrote the lease, or the path is no longer a namespace. An attachment with an
+// unknown namespace is dead only under three conditions: a runtime answered, neither the runtime nor the cache of libcni contains the
+// container, and the lease is older than the longest ADD.
 package reconcile
 
 import (
@@ -25,8 +27,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// maxADDAge is the maximum age at which an attachment of unknown namespace may have a running ADD: a runtime lists a pod only after its
-// ADD.
+// maxADDAge is the maximum age of an attachment whose ADD may still be running if its namespace is unknown. A runtime lists a pod only
+// after the ADD.
 const maxADDAge = 10 * time.Minute
 
 // States of a namespace.
@@ -36,7 +38,7 @@ const (
 	Unknown = "unknown"
 )
 
-// Attachment is the recorded data about one attachment.
+// Attachment contains everything that is recorded about one attachment.
 type Attachment struct {
 	Network     string       `json:"network"`
 	Pod         string       `json:"pod,omitempty"`
@@ -65,7 +67,7 @@ type Attachment struct {
 	written time.Time
 }
 
-// Damaged is an unreadable record of an attachment.
+// Damaged describes an unreadable record of an attachment.
 type Damaged struct {
 	Record string `json:"record"` // path of the record
 	Reason string `json:"reason"`
@@ -80,8 +82,8 @@ type key struct {
 	of      plugin.Attachment
 }
 
-// List returns the attachments recorded on this node, from the plugins' records and from host-local's leases. It reads the networks' lease
-// folders and the default one.
+// List returns the attachments that are recorded on this node. List reads the records of the plugins and the leases of host-local. List
+// reads the lease folders of the networks and the default lease folder.
 func List(networks []Network) ([]*Attachment, error) {
 	records, err := attachment.All()
 	if err != nil {
@@ -90,7 +92,7 @@ func List(networks []Network) ([]*Attachment, error) {
 	return ListOf(records, networks)
 }
 
-// ListOf is List for records that the caller has read.
+// ListOf does the work of List with records that the caller has already read.
 func ListOf(records []attachment.Record, networks []Network) ([]*Attachment, error) {
 	found := map[key]*Attachment{}
 	for _, rec := range records {
@@ -98,7 +100,7 @@ func ListOf(records []attachment.Record, networks []Network) ([]*Attachment, err
 		a.Pod, a.Netns = rec.Pod, rec.Netns
 		a.Holders = append(a.Holders, rec.Plugin)
 		a.Addresses = append(a.Addresses, recordedAddresses(rec)...)
-		a.describe(rec)
+		a.addDescription(rec)
 	}
 	for path := range leaseFolders(networks) {
 		if err := addLeases(found, path); err != nil {
@@ -154,7 +156,7 @@ func stateOf(netns string, earlier bool) string {
 	return Unknown
 }
 
-// recordedAddresses parses the addresses in a plugin's part of a record.
+// recordedAddresses returns the addresses in a plugin's part of a record.
 func recordedAddresses(rec attachment.Record) (list []netip.Addr) {
 	var state struct {
 		Addresses []netip.Prefix `json:"addresses"`
@@ -166,7 +168,7 @@ func recordedAddresses(rec attachment.Record) (list []netip.Addr) {
 	return list
 }
 
-// leaseFolders returns the existing lease folders.
+// leaseFolders returns the lease folders that exist.
 func leaseFolders(networks []Network) map[string]bool {
 	folders := map[string]bool{}
 	paths, _ := filepath.Glob(hostlocal.DefaultDir + "/*")
@@ -192,7 +194,7 @@ func addLeases(found map[key]*Attachment, path string) error {
 	}
 	for _, l := range leases {
 		a := entry(found, filepath.Base(path), l.Attachment)
-		// Records are on tmpfs, so an attachment with a record is from this boot.
+		// Records are stored on tmpfs. An attachment with a record was therefore created after the last boot.
 		a.earlier = l.Earlier && len(a.Holders) == 0
 		a.Netns, a.written = either(a.Netns, l.Netns), l.Written
 		a.Holders = append(a.Holders, "host-local")
@@ -201,7 +203,7 @@ func addLeases(found map[key]*Attachment, path string) error {
 	return nil
 }
 
-// Judge marks dead attachments. With all, attachments of unknown namespace also count as dead if no runtime answered.
+// Judge marks dead attachments. If all is set, an attachment with an unknown namespace is dead even if no runtime answered.
 func Judge(list []*Attachment, rt Runtimes, all bool) {
 	for _, a := range list {
 		a.Pod = either(a.Pod, rt.pods[a.ContainerID])
@@ -232,7 +234,7 @@ func Dead(list []*Attachment) (dead []*Attachment) {
 	return dead
 }
 
-// Doubt returns the reason why an admin should look at the list before anything is removed, or nil.
+// Doubt returns a reason why an admin should check the list before anything is removed. The result is nil if there is no such reason.
 func Doubt(list []*Attachment, rt Runtimes) error {
 	dead := len(Dead(list))
 	switch {

@@ -36,7 +36,7 @@ func write(t *testing.T, path, content string) {
 	}
 }
 
-// TestJudge: an attachment is dead only if the evidence says so.
+// TestJudge: an attachment is dead only if the evidence proves it.
 func TestJudge(t *testing.T) {
 	asked := Runtimes{Asked: []string{"crictl"}, Running: map[string]bool{"runs": true}}
 	silent := Runtimes{}
@@ -93,8 +93,8 @@ func TestDoubt(t *testing.T) {
 	}
 }
 
-// lease creates a lease of host-local.
-func lease(t *testing.T, network, id, netns string) {
+// writeLease creates a lease of host-local.
+func writeLease(t *testing.T, network, id, netns string) {
 	t.Helper()
 	stdin := fmt.Sprintf(`{"cniVersion":"1.1.0","name":%q,"type":"x","ipam":{"type":"host-local","subnet":"10.1.2.0/24"}}`, network)
 	env := map[string]string{"CNI_COMMAND": "ADD", "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": netns, "CNI_PATH": "/"}
@@ -105,7 +105,7 @@ func lease(t *testing.T, network, id, netns string) {
 	}
 }
 
-// TestList (F-27) joins records, leases and libcni's cache, and marks leases of an earlier boot.
+// TestList (F-27) combines records, leases and the cache of libcni. The test also checks that leases from before the last boot are marked.
 func TestList(t *testing.T) {
 	t.Cleanup(func() {
 		for _, dir := range []string{"/run/podlace/n1", "/var/lib/cni"} {
@@ -122,9 +122,9 @@ func TestList(t *testing.T) {
 		t.Fatal(err)
 	}
 	att.Close()
-	lease(t, "n1", "a", pod.Path)
-	lease(t, "n1", "gone", "/run/netns/none")
-	lease(t, "n2", "before", "/run/netns/before")
+	writeLease(t, "n1", "a", pod.Path)
+	writeLease(t, "n1", "gone", "/run/netns/none")
+	writeLease(t, "n2", "before", "/run/netns/before")
 	write(t, "/var/lib/cni/networks/n1/10.1.2.9", "foreign\r\neth0")
 	write(t, "/var/lib/cni/networks/n1/10.1.2.8", "bare")
 	write(t, "/var/lib/cni/results/n1-foreign-eth0", `{"kind":"cniCacheV1","containerId":"foreign","ifName":"eth0","networkName":"n1",
@@ -263,7 +263,7 @@ func script(t *testing.T, path, text string) {
 	}
 }
 
-// TestCollect: each of our plugins gets both lists, other plugins do not run, and all errors are returned.
+// TestCollect: each plugin of Podlace gets both lists, and other plugins are not called. All errors are returned.
 func TestCollect(t *testing.T) {
 	dir := t.TempDir()
 	keep := `[ -z "$CNI_COMMAND" ] && { echo "CNI plugin of Podlace x" >&2; exit; }
@@ -326,7 +326,7 @@ cat > "$0.$CNI_COMMAND."; env > "$0.env"; `
 	}
 }
 
-// TestPlanByRecords: a plugin with state of dead attachments runs, also if no configuration names it.
+// TestPlanByRecords: a plugin has state of dead attachments. GC of this plugin is called even if no configuration names the plugin.
 func TestPlanByRecords(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"bridge", "portmap", "host-local"} {

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/child"
 )
 
-// Runtimes holds what the runtimes of this node report.
+// Runtimes contains what the container runtimes of this node report.
 type Runtimes struct {
 	Asked   []string        // sources that answered
 	Running map[string]bool // running containers by ID
@@ -25,18 +25,20 @@ type Runtimes struct {
 	pods    map[string]string
 }
 
-// taskFolders returns the folders with an entry per running container: containerd's, for each namespace, and those of containerd in k3s.
+// taskFolders returns the folders that have one entry for each running container: those of containerd for each of its namespaces, and those
+// of containerd in k3s.
 func taskFolders() []string {
 	return []string{"/run/containerd/io.containerd.runtime.v2.task", "/run/k3s/containerd/io.containerd.runtime.v2.task"}
 }
 
-// storageFolder has a folder per container of CRI-O and podman, running or not, until the container is removed.
+// storageFolder has one folder for each container of CRI-O and podman. The folder exists until the container is removed, whether the
+// container runs or not.
 const storageFolder = "/run/containers/storage/overlay-containers"
 
-// crictlTimeout is long enough for a runtime that is starting.
+// crictlTimeout is long enough for a runtime that is just starting.
 const crictlTimeout = 20 * time.Second
 
-// AskRuntimes asks all sources on this node that know running containers. An ID counts as running if any source reports it.
+// AskRuntimes asks all sources on this node that list running containers. A container is running if any source says so.
 func AskRuntimes() Runtimes {
 	rt := Runtimes{Running: map[string]bool{}, pods: map[string]string{}}
 	answered := false
@@ -54,7 +56,8 @@ func AskRuntimes() Runtimes {
 	return rt
 }
 
-// readContainers reads a folder of containers. runs reports whether a container runs, by its folder.
+// readContainers reads a folder that has one entry for each container. The function runs reports from this entry whether the container
+// runs.
 func (rt *Runtimes) readContainers(folder, level string, runs func(path string) bool) {
 	if _, err := os.ReadDir(folder); err != nil {
 		return
@@ -68,9 +71,9 @@ func (rt *Runtimes) readContainers(folder, level string, runs func(path string) 
 	}
 }
 
-// mayRun reports whether a container with a storage folder may run. If crictl answered and knows the pod, crictl decides; otherwise the
-// container's process does. CRI-O's sandboxes may have no pidfile; they count as running unless crictl answered. With an unreadable pidfile
-// the container may run.
+// mayRun reports whether a container with a folder in storageFolder may be running. If crictl lists the pod, the answer of crictl decides.
+// If crictl does not list the pod, the process of the container decides. A sandbox of CRI-O may have no pidfile. A sandbox without a
+// pidfile is treated as running unless crictl answered. If the pidfile cannot be read, the container may be running.
 func (rt *Runtimes) mayRun(path string, answered bool) bool {
 	if _, known := rt.pods[filepath.Base(path)]; known {
 		return rt.Running[filepath.Base(path)]
@@ -87,7 +90,7 @@ func (rt *Runtimes) mayRun(path string, answered bool) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// askCRI asks crictl, which knows the path of the runtime's socket.
+// askCRI runs crictl, which is configured with the socket of the runtime.
 func (rt *Runtimes) askCRI(path string) error {
 	var stdout, stderr child.Buffer
 	cmd := exec.Command(path, "pods", "-o", "json")
@@ -125,11 +128,11 @@ func (rt *Runtimes) askCRI(path string) error {
 	return nil
 }
 
-// cacheDir is libcni's cache. It holds, per attachment of a runtime that uses it, the data for DEL.
+// cacheDir is libcni's cache. For runtimes that use this cache, the cache contains the data for the DEL of each attachment.
 const cacheDir = "/var/lib/cni/results"
 
-// cached is an entry of libcni's cache.
-type cached struct {
+// cachedResult is an entry in the cache of libcni.
+type cachedResult struct {
 	Kind        string      `json:"kind"`
 	ContainerID string      `json:"containerId"`
 	IfName      string      `json:"ifName"`
@@ -138,10 +141,10 @@ type cached struct {
 	Args        [][2]string `json:"cniArgs"`
 }
 
-func readCache() (entries []cached) {
+func readCache() (entries []cachedResult) {
 	paths, _ := filepath.Glob(cacheDir + "/*")
 	for _, path := range paths {
-		var c cached
+		var c cachedResult
 		if data, err := readRegular(path, maxCached); err == nil && json.Unmarshal(data, &c) == nil && c.Kind == "cniCacheV1" {
 			entries = append(entries, c)
 		}
@@ -149,11 +152,11 @@ func readCache() (entries []cached) {
 	return entries
 }
 
-// Forget removes what libcni remembers of the attachments of a network that is gone, and returns the files.
+// Forget removes the attachments of a network that no longer exists from the cache of libcni. Forget returns the removed files.
 func Forget(network string) (removed []string) {
 	paths, _ := filepath.Glob(cacheDir + "/" + network + "-*")
 	for _, path := range paths {
-		var c cached
+		var c cachedResult
 		data, err := readRegular(path, maxCached)
 		if err == nil && json.Unmarshal(data, &c) == nil && c.Network == network && os.Remove(path) == nil {
 			removed = append(removed, path)
@@ -162,7 +165,7 @@ func Forget(network string) (removed []string) {
 	return removed
 }
 
-func (c cached) pod() string {
+func (c cachedResult) pod() string {
 	args := map[string]string{}
 	for _, kv := range c.Args {
 		args[kv[0]] = kv[1]

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestStoppedContainers: containers/storage keeps a container's folder until the container is removed. A folder alone does not mean that
-// the container runs.
+// TestStoppedContainers: containers/storage keeps the folder of a container until the container is removed. The folder alone therefore does
+// not prove that the container runs.
 func TestStoppedContainers(t *testing.T) {
 	bin := t.TempDir()
 	t.Setenv("PATH", bin)
@@ -51,7 +51,8 @@ func TestStoppedContainers(t *testing.T) {
 	}
 }
 
-// TestUnreadablePidfile: a container runs unless its pidfile is missing or names an ended process. An unreadable pidfile proves neither.
+// TestUnreadablePidfile: a container is not running if its pidfile is missing or names a process that has ended. If the pidfile cannot be
+// read, the container may be running.
 func TestUnreadablePidfile(t *testing.T) {
 	rt := Runtimes{}
 	for name, c := range map[string]struct {

@@ -18,21 +18,22 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Bridge accesses the reference bridge plugin's rules for an attachment: masquerade in every form, and the MAC check (macspoofchk).
+// Bridge gives access to the rules that the reference bridge plugin writes for an attachment. The rules are masquerade rules in all known
+// forms, and the MAC check (macspoofchk).
 type Bridge Attachment
 
 const postrouting = "POSTROUTING"
 
-// Chain returns the name of the attachment's chain in the iptables nat table. Rules in POSTROUTING jump to it.
+// Chain returns the name of the attachment's chain in the iptables nat table. Rules in POSTROUTING jump to this chain.
 func (b Bridge) Chain() string { return b.chains()[postrouting][0] }
 
 func (b Bridge) chains() iptables.Chains {
-	return iptables.Chains{postrouting: names(b.Hashes, "CNI-", 24)}
+	return iptables.Chains{postrouting: hashNames(b.Hashes, "CNI-", 24)}
 }
 
 func (b Bridge) spoofChain() string { return "cni-br-iface-" + b.ContainerID + "-" + b.IfName }
 
-// masqueradeRules and spoofJumps return the nftables chains with the reference's rules.
+// masqueradeRules and spoofJumps return the nftables chains that contain rules of the reference plugin.
 func masqueradeRules() nft.Place {
 	return nft.Place{Family: unix.NFPROTO_INET, Table: "cni_plugins_masquerade", Chain: "masq_checks"}
 }
@@ -49,7 +50,8 @@ func (b Bridge) isMasquerade(of nft.Rule) bool {
 	return strings.HasPrefix(of.Comment, b.commentPrefix())
 }
 
-// Remove removes the rules. It is a no-op if there are none, and then sends only some requests. It lists the rules if they exist.
+// Remove removes the rules. If there are no rules, Remove changes nothing and sends only a few requests. If there are rules, Remove first
+// lists the rules.
 func (b Bridge) Remove() error {
 	err := nft.Remove("nft delete rules that the reference plugins left", nft.Removal{
 		Chains: append(b.chains().Jumps(), nft.Jump{Parent: spoofJumps(), Chain: b.spoofChain()},
@@ -59,13 +61,13 @@ func (b Bridge) Remove() error {
 	return errors.Join(err, b.chains().RemoveLegacy())
 }
 
-// HasSpoofCheck reports whether the reference checks the MACs of the attachment.
+// HasSpoofCheck reports whether the reference plugin's rules check the source MAC of the attachment.
 func (b Bridge) HasSpoofCheck() (bool, error) {
 	list, err := nft.ListRules(spoofJumps())
 	return slices.ContainsFunc(list, func(r nft.Rule) bool { return r.Jump == b.spoofChain() }), err
 }
 
-// HasMasquerade reports whether the reference's rules masquerade an address of the attachment.
+// HasMasquerade reports whether the reference plugin's rules masquerade an address of the attachment.
 func (b Bridge) HasMasquerade(address netip.Addr) (bool, error) {
 	is := func(r nft.Rule) bool { return r.Has(address.AsSlice()) }
 	list, err := nft.ListRules(masqueradeRules())
@@ -91,9 +93,9 @@ func (b Bridge) HasMasquerade(address netip.Addr) (bool, error) {
 	}), err
 }
 
-// WriteMasquerade masquerades addresses (with the prefix lengths of their subnets) by nftables rules in the reference's form. Packets to
-// the destinations in except keep their source address. It does not rewrite existing rules: if a rule were missing even briefly, a new
-// connection would never get an answer.
+// WriteMasquerade writes nftables rules in the form of the reference plugin that masquerade addresses. The prefix lengths of the addresses
+// are those of their subnets. Packets to a destination in except keep their source address. WriteMasquerade does not rewrite existing
+// rules. A connection that starts while a rule is missing would never get a reply.
 func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	has, err := nft.ListRules(masqueradeRules())
 	if err != nil || !slices.ContainsFunc(addresses, func(a netip.Prefix) bool {
@@ -104,11 +106,11 @@ func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	return nft.Build("nft add masquerade rules for the reference plugins", func(c *nftables.Conn) error {
 		h := nft.NewRuleset(c, &nftables.Table{Name: masqueradeRules().Table, Family: nftables.TableFamilyINet})
 		checks := c.AddChain(&nftables.Chain{Table: h.Table, Name: masqueradeRules().Chain})
-		// The reference sets no policy for its chain; the default is the same.
+		// The reference plugin sets no policy for this chain. The default policy has the same effect.
 		base := h.Chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 		for _, multicast := range []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")} {
 			f := familyOf(multicast.Addr().Is4())
-			h.Rule(base, slices.Concat(f.Only(), f.subnet(f.Destination, multicast, expr.CmpOpEq),
+			h.Rule(base, slices.Concat(f.Only(), f.inSubnet(f.Destination, multicast, expr.CmpOpEq),
 				[]expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}})...)
 		}
 		h.Rule(base, &expr.Verdict{Kind: expr.VerdictGoto, Chain: checks.Name})
@@ -116,21 +118,21 @@ func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 		comment = comment[:min(len(comment), nft.MaxComment)]
 		for _, a := range addresses {
 			f := familyOf(a.Addr().Is4())
-			from := slices.Concat(f.Only(), f.is(f.Source, a.Addr()))
+			from := slices.Concat(f.Only(), f.isAddress(f.Source, a.Addr()))
 			for _, p := range except {
 				if p.Addr().Is4() == a.Addr().Is4() {
-					h.Commented(checks, comment, slices.Concat(from, f.subnet(f.Destination, p, expr.CmpOpEq),
+					h.Commented(checks, comment, slices.Concat(from, f.inSubnet(f.Destination, p, expr.CmpOpEq),
 						[]expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}))
 				}
 			}
-			h.Commented(checks, comment, slices.Concat(from, f.subnet(f.Destination, a.Masked(), expr.CmpOpNeq), []expr.Any{&expr.Masq{}}))
+			h.Commented(checks, comment, slices.Concat(from, f.inSubnet(f.Destination, a.Masked(), expr.CmpOpNeq), []expr.Any{&expr.Masq{}}))
 		}
 		return nil
 	})
 }
 
-// WriteSpoofCheck accepts only frames with one MAC from a bridge port, by chains in the reference's form (macspoofchk). It does not rewrite
-// existing chains.
+// WriteSpoofCheck writes chains in the form of the reference plugin (macspoofchk). The chains accept only frames with one source MAC from a
+// bridge port. WriteSpoofCheck does not rewrite chains that exist.
 func (b Bridge) WriteSpoofCheck(link string, mac net.HardwareAddr) error {
 	if ok, err := b.HasSpoofCheck(); ok || err != nil {
 		return err

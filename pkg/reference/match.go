@@ -10,18 +10,18 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// family holds the header offsets of an address family.
-type family struct{ nft.Family }
+// addressFamily contains the header offsets of an address family.
+type addressFamily struct{ nft.Family }
 
-func familyOf(is4 bool) family { return family{nft.FamilyOf(is4)} }
+func familyOf(is4 bool) addressFamily { return addressFamily{nft.FamilyOf(is4)} }
 
-// is matches the address at the header offset.
-func (f family) is(offset uint32, a netip.Addr) []expr.Any {
+// isAddress matches packets whose address at the header offset is equal to a.
+func (f addressFamily) isAddress(offset uint32, a netip.Addr) []expr.Any {
 	return []expr.Any{nft.Network(1, offset, f.Length), nft.Equal(a.AsSlice())}
 }
 
-// subnet compares the address at the header offset with a subnet.
-func (f family) subnet(offset uint32, p netip.Prefix, op expr.CmpOp) []expr.Any {
+// inSubnet compares the address at the header offset with a subnet.
+func (f addressFamily) inSubnet(offset uint32, p netip.Prefix, op expr.CmpOp) []expr.Any {
 	if p.Bits() > 0 && p.Bits()%8 == 0 { // as nft(8) writes it
 		length := uint32(p.Bits() / 8)
 		return []expr.Any{nft.Network(1, offset, length), &expr.Cmp{Op: op, Register: 1, Data: p.Addr().AsSlice()[:length]}}

@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// TestNames compares chain names with those of the reference's own functions. It also pins names on existing nodes, because a new version
-// must find an old version's objects.
+// TestNames compares the names of chains with the names that the functions of the reference plugins return. The test also compares the
+// names with those on existing nodes, because a new version of Podlace must find the objects of an old version.
 func TestNames(t *testing.T) {
 	for _, c := range []struct {
 		key    attachment.Key

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestMasqueradeOfTheReference compares the rules of a rollback with those of the reference's own function. The second comment is
-// truncated.
+// TestMasqueradeOfTheReference compares the rules that a rollback writes with the rules that the reference plugin's function writes. In the
+// second case, the comment of the rules is truncated.
 func TestMasqueradeOfTheReference(t *testing.T) {
 	backend := "nftables"
 	var addresses []netip.Prefix
@@ -31,30 +31,30 @@ func TestMasqueradeOfTheReference(t *testing.T) {
 	}
 	for _, id := range []string{"a", strings.Repeat("0123456789abcdef", 15)} {
 		key := attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"}
-		want := written(t, func() error { return ip.SetupIPMasqForNetworks(&backend, nets, key.Network, key.IfName, id) })
-		got := written(t, func() error { return Bridge(Of(key)).WriteMasquerade(addresses, nil) })
+		want := writtenObjects(t, func() error { return ip.SetupIPMasqForNetworks(&backend, nets, key.Network, key.IfName, id) })
+		got := writtenObjects(t, func() error { return Bridge(Of(key)).WriteMasquerade(addresses, nil) })
 		if diff := cmp.Diff(want, got); diff != "" || len(want) < 10 {
 			t.Errorf("container %s: %d records\n%s", id, len(want), diff)
 		}
 	}
 }
 
-// TestSpoofCheckOfTheReference compares the chains of a rollback with those of the reference's own function.
+// TestSpoofCheckOfTheReference compares the chains that a rollback writes with the chains that the reference plugin's function writes.
 func TestSpoofCheckOfTheReference(t *testing.T) {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	key := attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}
-	want := written(t, link.NewSpoofChecker("veth0", mac.String(), key.ContainerID+"-"+key.IfName).Setup)
-	got := written(t, func() error { return Bridge(Of(key)).WriteSpoofCheck("veth0", mac) })
+	want := writtenObjects(t, link.NewSpoofChecker("veth0", mac.String(), key.ContainerID+"-"+key.IfName).Setup)
+	got := writtenObjects(t, func() error { return Bridge(Of(key)).WriteSpoofCheck("veth0", mac) })
 	if diff := cmp.Diff(want, got); diff != "" || len(want) < 8 {
 		t.Errorf("%d records\n%s", len(want), diff)
 	}
 }
 
-// written returns the tables, chains and rules that a function creates, as the kernel lists them. It leaves out the reference's comments on
-// tables and chains.
-func written(t *testing.T, write func() error) (records []string) {
+// writtenObjects runs a function and returns the tables, chains and rules that the kernel lists afterwards. The function leaves out the
+// comments that the reference plugin sets on tables and chains.
+func writtenObjects(t *testing.T, write func() error) (records []string) {
 	t.Helper()
-	pipe(t, "flush ruleset", "nft", "-f", "-")
+	pipeTo(t, "flush ruleset", "nft", "-f", "-")
 	t.Cleanup(func() { kerneltest.EmptyNFT(t) })
 	kerneltest.Must(t, write())
 	comment := regexp.MustCompile(`^(nft (?:table|chain) .*) userdata=.*`)

@@ -16,25 +16,25 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// Portmap accesses the reference portmap plugin's rules for an attachment's hostPorts, in every form.
+// Portmap gives access to the rules that the reference portmap plugin writes for the hostPorts of an attachment, in all known forms.
 type Portmap Attachment
 
-// HostportChain is the iptables nat chain whose rules jump to the chains of attachments.
+// HostportChain is the chain in the iptables nat table whose rules jump to the chains of attachments.
 const HostportChain = "CNI-HOSTPORT-DNAT"
 
 // Chain returns the name of the attachment's chain in the iptables nat table.
 func (p Portmap) Chain() string { return p.chains()[HostportChain][0] }
 
 func (p Portmap) chains() iptables.Chains {
-	return iptables.Chains{HostportChain: names(p.Hashes, "CNI-DN-", 21), "CNI-HOSTPORT-SNAT": names(p.Hashes, "CNI-SN-", 21)}
+	return iptables.Chains{HostportChain: hashNames(p.Hashes, "CNI-DN-", 21), "CNI-HOSTPORT-SNAT": hashNames(p.Hashes, "CNI-SN-", 21)}
 }
 
-// portRules returns the nf_tables place of the reference's hostPorts, which use several chains.
+// portRules returns the nftables table in which the reference plugin writes hostPorts. The rules are in several chains.
 func portRules(is4 bool) nft.Place {
 	return nft.Place{Family: familyOf(is4).Proto, Table: "cni_hostport"}
 }
 
-// Remove removes the rules. It is a no-op if there are none.
+// Remove removes the rules. If there are no rules, Remove changes nothing.
 func (p Portmap) Remove() error {
 	err := nft.Remove("nft delete hostPort rules that the reference plugins left", nft.Removal{
 		Chains: p.chains().Jumps(),
@@ -43,8 +43,8 @@ func (p Portmap) Remove() error {
 	return errors.Join(err, p.chains().RemoveLegacy())
 }
 
-// isRule reports whether a rule belongs to the attachment. Its comment is only the container ID, so the addresses distinguish two networks
-// of one container.
+// isRule reports whether a rule belongs to the attachment. The comment of a rule contains only the container ID. The addresses are needed
+// to distinguish two networks of one container.
 func (p Portmap) isRule(of nft.Rule) bool {
 	if of.Comment != p.ContainerID {
 		return false
@@ -52,7 +52,7 @@ func (p Portmap) isRule(of nft.Rule) bool {
 	return len(p.Addresses) == 0 || slices.ContainsFunc(p.Addresses, func(a netip.Addr) bool { return of.Has(a.AsSlice()) })
 }
 
-// HasPort reports whether the reference's nftables rules forward the port to the pod.
+// HasPort reports whether the nftables rules of the reference plugin forward the port to the pod.
 func (p Portmap) HasPort(port ports.Port) (bool, error) {
 	list, err := nft.ListRules(portRules(port.Is4()))
 	return slices.ContainsFunc(list, func(r nft.Rule) bool {
@@ -62,7 +62,7 @@ func (p Portmap) HasPort(port ports.Port) (bool, error) {
 	}), err
 }
 
-// HasChain reports whether the attachment may have a chain for its ports in iptables.
+// HasChain reports whether iptables may have a chain for the ports of the attachment.
 func (p Portmap) HasChain() (bool, error) {
 	if iptables.LegacyUsed(true) || iptables.LegacyUsed(false) {
 		return true, nil
@@ -81,7 +81,7 @@ func (p Portmap) HasChain() (bool, error) {
 	return false, nil
 }
 
-// Write forwards ports by nftables rules in the form of the reference (1.9), unless the rules exist.
+// Write forwards ports with nftables rules in the form of the reference plugin 1.9. The call has no effect if these rules exist.
 func (p Portmap) Write(list []ports.Port) error {
 	missing := false
 	for _, port := range list {
@@ -97,15 +97,15 @@ func (p Portmap) Write(list []ports.Port) error {
 	return nft.Build("nft add hostPort rules for the reference plugins", func(c *nftables.Conn) error {
 		for _, is4 := range []bool{true, false} {
 			if own := ports.OfFamily(list, is4); len(own) > 0 {
-				p.write(c, familyOf(is4), own)
+				p.writeFamily(c, familyOf(is4), own)
 			}
 		}
 		return nil
 	})
 }
 
-// write writes the ports of one family, in the table of that family.
-func (p Portmap) write(c *nftables.Conn, f family, list []ports.Port) {
+// writeFamily writes the ports of one address family to the nftables table of this family.
+func (p Portmap) writeFamily(c *nftables.Conn, f addressFamily, list []ports.Port) {
 	h := nft.NewRuleset(c, &nftables.Table{Name: portRules(true).Table, Family: nftables.TableFamily(f.Proto)})
 	chain := c.AddChain(&nftables.Chain{Table: h.Table, Name: "hostports"})
 	byIP := c.AddChain(&nftables.Chain{Table: h.Table, Name: "hostip_hostports"})
@@ -120,7 +120,7 @@ func (p Portmap) write(c *nftables.Conn, f family, list []ports.Port) {
 	for _, port := range list {
 		var match []expr.Any
 		if port.HostIP.IsValid() {
-			match = f.is(f.Destination, port.HostIP)
+			match = f.isAddress(f.Destination, port.HostIP)
 		}
 		h.Commented(chain, p.ContainerID, slices.Concat(match,
 			[]expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.Equal([]byte{port.Number()}),
@@ -141,6 +141,6 @@ func (p Portmap) write(c *nftables.Conn, f family, list []ports.Port) {
 		sources = append(sources, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 	}
 	for _, source := range sources {
-		h.Commented(back, p.ContainerID, slices.Concat(f.is(f.Source, source), f.is(f.Destination, to), []expr.Any{&expr.Masq{}}))
+		h.Commented(back, p.ContainerID, slices.Concat(f.isAddress(f.Source, source), f.isAddress(f.Destination, to), []expr.Any{&expr.Masq{}}))
 	}
 }

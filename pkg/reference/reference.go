@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reference reads, removes and writes the node state of the reference plugins (github.com/containernetworking/plugins) for one
-// attachment. Podlace takes over their pods, and a rollback hands pods back. H is SHA-512 of network and container ID, in hexadecimal
-// digits:
+// Package reference reads, removes and writes the state that the reference plugins (github.com/containernetworking/plugins) create on the
+// node for one attachment. Podlace takes over pods of the reference plugins, and a rollback returns pods to them. In the following list, H
+// is the SHA-512 hash of the network and the container ID, in hexadecimal digits:
 //
 //	bridge     chain CNI-H[:24] in nat of iptables and ip6tables, and jumps to it from POSTROUTING       all versions
 //	bridge     rules of chain masq_checks in table inet cni_plugins_masquerade, whose comment begins
@@ -25,34 +25,37 @@ import (
 	"github.com/podlace/podlace/pkg/iptables"
 )
 
-// Attachment is an attachment under the reference plugins' names. Bridge and Portmap access the rules of these plugins for it.
+// Attachment is an attachment with the names that the reference plugins give it. The types Bridge and Portmap give access to the rules of
+// these plugins for the attachment.
 type Attachment struct {
 	attachment.Key
-	// Hashes are the bases of the chain names: first the key's, then optionally the reference's.
+	// Hashes are the hashes from which chain names are derived. The first hash belongs to the key; the second hash, if any, is the one of the
+	// reference plugins.
 	Hashes []string
-	// Addresses distinguish attachments of one container if the reference does not. Without addresses, all attachments of the container are
-	// meant.
+	// Addresses distinguish the attachments of one container where the names of the reference plugins do not. If Addresses is empty, the rules
+	// of all attachments of the container are meant.
 	Addresses []netip.Addr
 }
 
-// Of returns an attachment under the names that Podlace gives it. For eth0 these are the reference's names.
+// Of returns an attachment with the names that Podlace gives it. For eth0, the reference plugins use the same names.
 func Of(key attachment.Key) Attachment {
 	return Attachment{Key: key, Hashes: []string{key.ReferenceHash()}}
 }
 
-// Unrecorded returns an attachment without a plugin's record, under all names that its residue may have.
+// Unrecorded returns an attachment for which a plugin has no record. The attachment has all names under which its rules may exist.
 func Unrecorded(key attachment.Key, plugin string) Attachment {
 	return Attachment{Key: key, Hashes: key.ReferenceHashes(plugin)}
 }
 
-// KeyOf returns the key from which the reference derives an attachment's chain names: that of eth0 for any interface.
+// KeyOf returns the key from which the reference plugins derive the chain names of an attachment. The key always contains eth0, whatever
+// the interface is.
 func KeyOf(key attachment.Key) attachment.Key {
 	key.IfName = "eth0"
 	return key
 }
 
-// names returns the prefix followed by the first digits of each hash.
-func names(hashes []string, prefix string, digits int) (names []string) {
+// hashNames returns one name for each hash: the prefix and the first digits of the hash.
+func hashNames(hashes []string, prefix string, digits int) (names []string) {
 	for _, h := range hashes {
 		names = append(names, prefix+h[:digits])
 	}
@@ -64,7 +67,8 @@ func shortHash(text string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// Backend returns the reference's choice of a backend: the configured one, or else iptables if it is installed.
+// Backend returns the backend that the reference plugin chooses. A configured backend is always used. Without a configured backend, the
+// reference plugin uses iptables if iptables is installed, and nftables otherwise.
 func Backend(named string) string {
 	switch {
 	case named != "":

@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// pipe runs a program with text on its standard input.
-func pipe(t *testing.T, text string, command ...string) {
+// pipeTo runs a program with a text on its standard input.
+func pipeTo(t *testing.T, text string, command ...string) {
 	t.Helper()
 	path, err := exec.LookPath(command[0])
 	if err != nil {
@@ -37,8 +37,8 @@ func pipe(t *testing.T, text string, command ...string) {
 	}
 }
 
-// leftBy returns the residue of several reference versions for a container, as input for nft(8) and iptables-restore(8). The hash is
-// invented.
+// leftBy returns the rules that several versions of the reference plugins leave for a container. The rules are input for nft(8) and
+// iptables-restore(8). The hash is invented.
 func leftBy(hash, masquerade, id, address, port string) (nft, iptables string) {
 	words := strings.NewReplacer("HASH24", hash[:24], "HASH21", hash[:21], "MASQ", masquerade, "ID", id, "ADDR", address, "NUMBER", port)
 	return words.Replace(`
@@ -73,32 +73,33 @@ COMMIT
 `)
 }
 
-// TestDelReference (F-44): the residue of any reference version for an attachment is removed, and other attachments' rules stay.
+// TestDelReference (F-44): the rules that any version of the reference plugins left for an attachment are removed. Rules of other
+// attachments stay.
 func TestDelReference(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	hash := func(digit string) string { return strings.Repeat(digit, 24) }
 	gone := Attachment{Key: attachment.Key{Network: "n", ContainerID: "gone", IfName: "eth0"}, Hashes: []string{hash("a")}}
 	kept := Attachment{Key: attachment.Key{Network: "n", ContainerID: "kept", IfName: "eth0"}, Hashes: []string{hash("b")}}
-	pipe(t, "*nat\n:CNI-HOSTPORT-DNAT -\n:CNI-HOSTPORT-SNAT -\nCOMMIT\n", "iptables-restore", "--noflush")
+	pipeTo(t, "*nat\n:CNI-HOSTPORT-DNAT -\n:CNI-HOSTPORT-SNAT -\nCOMMIT\n", "iptables-restore", "--noflush")
 	for _, one := range []struct {
 		ref           Attachment
 		address, port string
 	}{{kept, "10.9.0.2", "8080"}, {gone, "10.9.0.3", "8081"}} {
 		nft, iptables := leftBy(one.ref.Hashes[0], Bridge(one.ref).commentPrefix(), one.ref.ContainerID, one.address, one.port)
-		pipe(t, nft, "nft", "-f", "-")
-		pipe(t, iptables, "iptables-restore", "--noflush")
+		pipeTo(t, nft, "nft", "-f", "-")
+		pipeTo(t, iptables, "iptables-restore", "--noflush")
 	}
-	keptBefore, goneBefore := mentioning("kept", hash("b"))(t), mentioning("gone", hash("a"))(t)
+	keptBefore, goneBefore := linesAbout("kept", hash("b"))(t), linesAbout("gone", hash("a"))(t)
 	if len(goneBefore) != 22 || len(keptBefore) != len(goneBefore) {
 		t.Fatalf("%d and %d rules and chains to begin with:\n%s", len(keptBefore), len(goneBefore), strings.Join(goneBefore, "\n"))
 	}
 	for range 2 {
 		kerneltest.Must(t, Bridge(gone).Remove(), Portmap(gone).Remove())
 	}
-	if left := mentioning("gone", hash("a"))(t); len(left) > 0 {
+	if left := linesAbout("gone", hash("a"))(t); len(left) > 0 {
 		t.Errorf("left:\n%s", strings.Join(left, "\n"))
 	}
-	if now := mentioning("kept", hash("b"))(t); len(now) != len(keptBefore) {
+	if now := linesAbout("kept", hash("b"))(t); len(now) != len(keptBefore) {
 		t.Errorf("of the other attachment there were %d rules and chains, are %d", len(keptBefore), len(now))
 	}
 	for what, masqueraded := range map[netip.Addr]bool{netip.MustParseAddr("10.9.0.2"): true, netip.MustParseAddr("10.9.0.9"): false} {
@@ -108,15 +109,15 @@ func TestDelReference(t *testing.T) {
 	}
 }
 
-// TestDelReferenceLegacy: chains of legacy xtables are removed by a program.
+// TestDelReferenceLegacy: the iptables program removes the chains of legacy xtables.
 func TestDelReferenceLegacy(t *testing.T) {
 	if _, err := os.ReadFile("/proc/thread-self/net/ip_tables_names"); errors.Is(err, fs.ErrPermission) {
 		t.Skip("SKIPPED: the kernel does not list legacy tables for an ordinary user")
 	}
 	ref := Attachment{Key: attachment.Key{Network: "n", ContainerID: "gone", IfName: "eth0"}, Hashes: []string{strings.Repeat("c", 24)}}
 	_, rules := leftBy(ref.Hashes[0], "", "gone", "10.9.0.3", "8081")
-	pipe(t, "*nat\n:CNI-HOSTPORT-DNAT -\n:CNI-HOSTPORT-SNAT -\nCOMMIT\n", "iptables-legacy-restore", "--noflush")
-	t.Cleanup(func() { pipe(t, "*nat\nCOMMIT\n", "iptables-legacy-restore") })
+	pipeTo(t, "*nat\n:CNI-HOSTPORT-DNAT -\n:CNI-HOSTPORT-SNAT -\nCOMMIT\n", "iptables-legacy-restore", "--noflush")
+	t.Cleanup(func() { pipeTo(t, "*nat\nCOMMIT\n", "iptables-legacy-restore") })
 	nat := func() []string {
 		t.Helper()
 		now, err := iptables.ListLegacy(true, "POSTROUTING", HostportChain, "CNI-HOSTPORT-SNAT", Bridge(ref).Chain(), Portmap(ref).Chain(),
@@ -128,7 +129,7 @@ func TestDelReferenceLegacy(t *testing.T) {
 		}
 		return slices.DeleteFunc(lines, func(line string) bool { return !strings.Contains(line, ref.Hashes[0][:21]) })
 	}
-	pipe(t, rules, "iptables-legacy-restore", "--noflush")
+	pipeTo(t, rules, "iptables-legacy-restore", "--noflush")
 	if before := nat(); len(before) != 11 {
 		t.Fatalf("%d lines to begin with:\n%s", len(before), strings.Join(before, "\n"))
 	}
@@ -143,8 +144,8 @@ func TestDelReferenceLegacy(t *testing.T) {
 	}
 }
 
-// mentioning lists the lines about a container in the node's tables.
-func mentioning(id, hash string) func(*testing.T) []string {
+// linesAbout returns a function that lists the lines about a container in the tables of the node.
+func linesAbout(id, hash string) func(*testing.T) []string {
 	return func(t *testing.T) (lines []string) {
 		for _, line := range kerneltest.Records(t, "nft ") {
 			if strings.HasPrefix(line, "nft ") && (strings.Contains(line, hash[:21]) || strings.Contains(line, id)) {
@@ -155,10 +156,11 @@ func mentioning(id, hash string) func(*testing.T) []string {
 	}
 }
 
-// TestTwoNetworksOfOneContainer: the reference's hostPort rules name only the container. DEL of one network keeps those of the other.
+// TestTwoNetworksOfOneContainer: the hostPort rules of the reference plugin contain only the container ID. DEL of one network must keep the
+// rules of the other network.
 func TestTwoNetworksOfOneContainer(t *testing.T) {
 	kerneltest.EmptyNFT(t)
-	pipe(t, `table ip cni_hostport { chain hostports {
+	pipeTo(t, `table ip cni_hostport { chain hostports {
 		tcp dport 8080 dnat to 10.9.0.2:80 comment "c"; tcp dport 8081 dnat to 10.8.0.2:80 comment "c"; }; }`, "nft", "-f", "-")
 	ref := Attachment{Key: attachment.Key{Network: "n", ContainerID: "c", IfName: "eth0"},
 		Addresses: []netip.Addr{netip.MustParseAddr("10.8.0.2")}}

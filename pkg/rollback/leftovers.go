@@ -18,9 +18,9 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// Leftovers removes what Podlace keeps on a node that belongs to no pod: bridges without ports, nftables tables, lease folders without
-// leases, records and locks. networks are those of Podlace, others those that the runtime has now. No pod of Podlace may be left. A step
-// that fails does not keep the others from being done.
+// Leftovers removes all state of Podlace on a node that belongs to no pod: bridges without ports, nftables tables, lease folders without
+// leases, records and locks. The argument networks holds the networks of Podlace. The argument others holds the networks in the current
+// configuration of the runtime. When Leftovers is called, no pod of Podlace may exist. If a step fails, the remaining steps are still run.
 func Leftovers(networks, others []reconcile.Network, say func(string)) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -29,19 +29,19 @@ func Leftovers(networks, others []reconcile.Network, say func(string)) error {
 	defer host.Close()
 	l := leftovers{host: host, say: say}
 	for _, n := range networks {
-		l.note(l.bridge(n, others))
+		l.note(l.delBridge(n, others))
 		if slices.ContainsFunc(others, func(o reconcile.Network) bool { return o.Name == n.Name }) {
 			l.note(hostlocal.RemoveIndex(n.Name, n.DataDir())) // it continues the leases
 			continue
 		}
 		if removed, err := hostlocal.RemoveFolder(n.Name, n.DataDir()); removed != "" || err != nil {
-			l.did("removed "+removed, err)
+			l.report("removed "+removed, err)
 		}
 		for _, path := range reconcile.Forget(n.Name) {
 			say("removed " + path)
 		}
 	}
-	l.tables()
+	l.delTables()
 	if len(l.errs) == 0 {
 		l.note(attachment.Clear())
 	}
@@ -63,15 +63,15 @@ func nonNil(err error) []error {
 	return []error{err}
 }
 
-// did says what was done.
-func (l *leftovers) did(text string, err error) {
+// report prints a completed step, or collects its error.
+func (l *leftovers) report(text string, err error) {
 	if l.note(err); err == nil {
 		l.say(text)
 	}
 }
 
-// bridge deletes the bridge of a network, unless it has ports or another network may use it.
-func (l *leftovers) bridge(n reconcile.Network, others []reconcile.Network) error {
+// delBridge deletes the bridge of a network. The function keeps the bridge if the bridge has ports or if another network may use it.
+func (l *leftovers) delBridge(n reconcile.Network, others []reconcile.Network) error {
 	conf := n.Plugin("bridge")
 	if conf == nil {
 		return nil
@@ -95,15 +95,16 @@ func (l *leftovers) bridge(n reconcile.Network, others []reconcile.Network) erro
 		l.say(fmt.Sprintf("the bridge %s stays: it has the ports %s", name, strings.Join(ports, " ")))
 		return nil
 	}
-	l.did("removed the bridge "+name, l.host.DelLink(name))
+	l.report("removed the bridge "+name, l.host.DelLink(name))
 	return nil
 }
 
-// bridgeName returns the bridge that a configuration of the plugin names.
+// bridgeName returns the name of the bridge in a configuration of the bridge plugin.
 func bridgeName(conf []byte) string { return plugin.Plain(bridge.NameIn(conf), reconcile.MaxName) }
 
-// tables deletes the nftables tables. The protection of 127.0.0.0/8 stays where route_localnet cannot be switched off, as in a container.
-func (l *leftovers) tables() {
+// delTables deletes the nftables tables of Podlace. The function keeps the protection of 127.0.0.0/8 if route_localnet cannot be disabled,
+// for example in a container.
+func (l *leftovers) delTables() {
 	open, err := portmap.LoopbackOpen(l.host)
 	if err == nil && open {
 		if err = portmap.CloseLoopback(l.host); err == nil {
@@ -121,6 +122,6 @@ func (l *leftovers) tables() {
 		if open && t.Name == nft.LoopbackTable {
 			continue
 		}
-		l.did("removed the nftables table "+t.String(), nft.DelTable(t))
+		l.report("removed the nftables table "+t.String(), nft.DelTable(t))
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
-// TestLeftovers: bridge, tables, lease folder, index and libcni's results of Podlace's network go. A bridge stays that has a port or that
-// another network may use, and so does a folder with a lease.
+// TestLeftovers: the bridge, the tables, the lease folder, the index and libcni's results of Podlace's network are removed. A bridge is
+// kept if it has a port or if another network may use it. A lease folder with a lease is kept too.
 func TestLeftovers(t *testing.T) {
 	dir := t.TempDir()
 	put := func(path, text string) {

@@ -28,7 +28,7 @@ func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[s
 	if err := checkLegible(records); err != nil {
 		return nil, err
 	}
-	alive, err := j.alive(key, records)
+	alive, err := j.isAlive(key, records)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +70,7 @@ func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[s
 	return steps, nil
 }
 
-// checkLegible returns an error that names the file if a plugin cannot parse its part of a record.
+// checkLegible returns an error if a plugin cannot parse its part of a record. The error contains the file name.
 func checkLegible(records map[string]attachment.Record) error {
 	readers := map[string]func(attachment.Record) error{
 		"bridge":    func(rec attachment.Record) error { _, err := bridge.FromRecord(rec); return err },
@@ -79,13 +79,13 @@ func checkLegible(records map[string]attachment.Record) error {
 	}
 	for name, rec := range records {
 		if err := readers[name](rec); err != nil {
-			return fmt.Errorf("record %s: %w: "+remedy, rec.Path(), err)
+			return fmt.Errorf("record %s: %w: "+remedyHint, rec.Path(), err)
 		}
 	}
 	return nil
 }
 
-// explain adds the searched folder to an error about a missing configuration.
+// explain extends an error about a missing configuration with the folder that was searched.
 func (j *job) explain(err error, conf json.RawMessage) error {
 	if conf != nil {
 		return err
@@ -93,9 +93,9 @@ func (j *job) explain(err error, conf json.RawMessage) error {
 	return fmt.Errorf("%w: the configurations of %s were read, --conf-dir names another folder", err, j.ConfDir)
 }
 
-// alive reports whether the interface of an attachment still exists. If another main plugin made the interface, the pod's namespace
-// decides: it must have an interface with a target address of the ports.
-func (j *job) alive(key attachment.Key, records map[string]attachment.Record) (bool, error) {
+// isAlive reports whether the interface of an attachment still exists. If a plugin of another project created the interface, isAlive looks
+// into the pod's namespace. The namespace must have an interface with one of the target addresses of the ports.
+func (j *job) isAlive(key attachment.Key, records map[string]attachment.Record) (bool, error) {
 	if _, ok := records["bridge"]; ok {
 		_, alive, err := j.host.Link(key.HostVeth())
 		return alive, err
@@ -133,12 +133,12 @@ func (j *job) alive(key attachment.Key, records map[string]attachment.Record) (b
 	return len(targets) == 0 || slices.ContainsFunc(has, func(p netip.Prefix) bool { return slices.Contains(targets, p.Addr()) }), err
 }
 
-// addressesOf returns the addresses of all interfaces of a container in the network.
+// addressesOf returns the addresses of all interfaces that a container has in the network.
 func addressesOf(siblings []attachment.Key) (addresses []netip.Prefix, err error) {
 	for _, key := range siblings {
 		records, err := attachment.RecordsOf(key, "bridge")
 		if err != nil {
-			return nil, fmt.Errorf("%w: "+remedy, err)
+			return nil, fmt.Errorf("%w: "+remedyHint, err)
 		}
 		rec, ok := records["bridge"]
 		if !ok {
@@ -146,15 +146,15 @@ func addressesOf(siblings []attachment.Key) (addresses []netip.Prefix, err error
 		}
 		of, err := bridge.FromRecord(rec)
 		if err != nil {
-			return nil, fmt.Errorf("record %s: %w: "+remedy, rec.Path(), err)
+			return nil, fmt.Errorf("record %s: %w: "+remedyHint, rec.Path(), err)
 		}
 		addresses = append(addresses, of.Addresses...)
 	}
 	return addresses, nil
 }
 
-// removeResidue returns the step that removes the residue of a pod whose interface is gone. The runtime's DEL, by either plugin, releases
-// its addresses.
+// removeResidue returns the step that removes the rules and devices of a pod whose interface is gone. The function does not release the
+// addresses of the pod. DEL of either plugin releases the addresses later.
 func (j *job) removeResidue(key attachment.Key, records map[string]attachment.Record) attachment.Step {
 	return attachment.Step{Text: "its interface is gone: remove its rules and devices", Do: func() error {
 		errs := []error{reference.Bridge(reference.Of(key)).Remove(), reference.Portmap(reference.Of(key)).Remove()}

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rollback converts Podlace's state on a node, for running pods, to the form of the reference plugins. It then removes Podlace's
-// own state. From then on the reference can delete these pods completely. The pods' packets pass all the time: new rules are added before
-// old rules are removed, and connections keep their translation.
+// Package rollback converts the state of running pods on a node from the form of Podlace to the form of the reference plugins. After the
+// conversion, the package removes the remaining state of Podlace. The reference plugins can then delete these pods completely. Packets of
+// the pods pass during the whole conversion. New rules are added before old rules are removed, and connections keep their translation.
 //
-// Each step is idempotent, and records go last: after a failure or a kill the next run completes the work.
+// Each step is idempotent, and the records are removed last. After a failure or a kill, the next run therefore completes the work.
 package rollback
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Options are the options of a run.
+// Options contains the options of one run.
 type Options struct {
 	ConfDir  string              // the runtime's configuration folder
 	Networks []reconcile.Network // networks in that folder
@@ -42,7 +42,7 @@ type job struct {
 	state   bool // the state folder exists
 }
 
-// Run prints all steps, and does them unless it is a dry run. An error means that some of Podlace's state is left.
+// Run prints all steps. Run also runs the steps, unless Act is false. If Run returns an error, some state of Podlace is left on the node.
 func Run(o Options) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -62,7 +62,7 @@ func Run(o Options) error {
 	if err != nil {
 		return err
 	}
-	if err := j.readable(records); err != nil {
+	if err := j.checkReadable(records); err != nil {
 		return err
 	}
 	for _, r := range records {
@@ -71,10 +71,10 @@ func Run(o Options) error {
 	if j.failed > 0 {
 		return fmt.Errorf("%d pods could not be rewritten: the tables and records of Podlace stay, run it again", j.failed)
 	}
-	return j.node()
+	return j.cleanNode()
 }
 
-// lockRun prevents a concurrent run.
+// lockRun takes a lock, so that no second run works at the same time.
 func lockRun() (unlock func(), err error) {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
@@ -88,20 +88,20 @@ func lockRun() (unlock func(), err error) {
 	return func() { lock.Unlock(); dir.Close() }, nil
 }
 
-// records are the attachment records of a network.
-type records struct {
+// networkRecords contains the attachment records of one network.
+type networkRecords struct {
 	network    string
 	found      map[attachment.Key]map[string]attachment.Record
 	unreadable []attachment.Damaged
 }
 
-func readAll() (all []records, err error) {
+func readAll() (all []networkRecords, err error) {
 	networks, err := attachment.Networks()
 	if err != nil {
 		return nil, err
 	}
 	for _, network := range networks {
-		r := records{network: network}
+		r := networkRecords{network: network}
 		if r.found, r.unreadable, err = attachment.Attachments(network); err != nil {
 			return nil, err
 		}
@@ -110,18 +110,19 @@ func readAll() (all []records, err error) {
 	return all, nil
 }
 
-// readable returns an error if a network has attachments but no configuration, while an unreadable file may contain its configuration.
-func (j *job) readable(all []records) error {
+// checkReadable returns an error if a network has attachments but no configuration, and some configuration file cannot be read.
+func (j *job) checkReadable(all []networkRecords) error {
 	for _, r := range all {
-		if len(r.found)+len(r.unreadable) > 0 && j.configuration(r.network).Name == "" && len(j.Damaged) > 0 {
+		if len(r.found)+len(r.unreadable) > 0 && j.configurationOf(r.network).Name == "" && len(j.Damaged) > 0 {
 			return fmt.Errorf("network %s has no configuration in %s that can be read: %s", r.network, j.ConfDir, strings.Join(j.Damaged, "; "))
 		}
 	}
 	return nil
 }
 
-// configuration returns a network's configuration, or an empty one. Steps that need it then fail.
-func (j *job) configuration(network string) reconcile.Network {
+// configurationOf returns the configuration of a network. If the network has none, the result is an empty configuration. A step that needs
+// the configuration then fails.
+func (j *job) configurationOf(network string) reconcile.Network {
 	for _, n := range j.Networks {
 		if n.Name == network {
 			return n
@@ -130,15 +131,15 @@ func (j *job) configuration(network string) reconcile.Network {
 	return reconcile.Network{}
 }
 
-// remedy is for an unreadable record: DEL works without a record, with computed names.
-const remedy = "have the runtime delete its pod, which removes the record too; when no pod is left that it could be of, remove the file"
+// remedyHint is the hint for an unreadable record. DEL works without the record, because DEL computes the names of the objects.
+const remedyHint = "have the runtime delete its pod, which removes the record too; when no pod is left that it could be of, remove the file"
 
-func (j *job) network(r records) {
+func (j *job) network(r networkRecords) {
 	for _, d := range r.unreadable {
-		j.printLine("network %s: record %s cannot be read by this version (%s), and its pod is not rewritten: "+remedy, r.network, d.Path(), d.Reason.Error())
+		j.printLine("network %s: record %s cannot be read by this version (%s), and its pod is not rewritten: "+remedyHint, r.network, d.Path(), d.Reason.Error())
 		j.failed++
 	}
-	conf := j.configuration(r.network)
+	conf := j.configurationOf(r.network)
 	j.indexes[[2]string{r.network, conf.DataDir()}] = true
 	for _, p := range conf.Plugins {
 		if kind := plugin.Kind(p.Type); kind != p.Type {
@@ -156,7 +157,7 @@ func (j *job) network(r records) {
 	}
 }
 
-// printLine prints a line. Its parts may contain a pod's name.
+// printLine prints a line. The parts may contain the name of a pod, which is not trusted.
 func (j *job) printLine(format string, parts ...string) {
 	plain := make([]any, len(parts))
 	for i, p := range parts {
@@ -165,7 +166,8 @@ func (j *job) printLine(format string, parts ...string) {
 	fmt.Fprintf(j.Out, format+"\n", plain...)
 }
 
-// rewrite prints and does an attachment's steps under its lock. siblings are all attachments of its container in the network.
+// rewrite prints and runs the steps for an attachment while it holds the attachment's lock. The argument siblings holds all attachments of
+// the container in the network.
 func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconcile.Network) {
 	err := func() error {
 		if j.Act {
@@ -182,7 +184,7 @@ func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconc
 		j.printLine("pod %s: container %s, %s in network %s", plugin.Plain(podOf(records), reconcile.MaxName),
 			plugin.Plain(key.ContainerID, reconcile.MaxName), plugin.Plain(key.IfName, reconcile.MaxName), key.Network)
 		if err != nil {
-			return fmt.Errorf("%w: "+remedy, err)
+			return fmt.Errorf("%w: "+remedyHint, err)
 		}
 		steps, err := j.steps(key, siblings, records, conf)
 		if err != nil {
@@ -221,8 +223,8 @@ func (j *job) do(steps []attachment.Step) error {
 	return nil
 }
 
-// node removes the state that all pods share, and the records last.
-func (j *job) node() error {
+// cleanNode removes the state that all pods share. The function removes the records last.
+func (j *job) cleanNode() error {
 	vfs, err := attachment.Journaled()
 	if err == nil && len(vfs) > 0 {
 		err = fmt.Errorf("VFs %s are not as they were before pods got them: have the runtime delete those pods, or run podlace sriov reset",
@@ -267,7 +269,7 @@ func (j *job) node() error {
 	return attachment.Clear() // also removes this run's lock
 }
 
-// checkNoNewPods returns an error if a plugin of Podlace added a pod meanwhile.
+// checkNoNewPods returns an error if a plugin of Podlace added a pod after the run started.
 func (j *job) checkNoNewPods() error {
 	networks, err := attachment.Networks()
 	if err != nil {

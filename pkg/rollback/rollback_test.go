@@ -29,8 +29,8 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// record writes a plugin's record and returns its path.
-func record(t *testing.T, name, network, id, netns string, pod plugin.Pod, state any) string {
+// writeRecord writes the record of a plugin and returns the path of the record.
+func writeRecord(t *testing.T, name, network, id, netns string, pod plugin.Pod, state any) string {
 	t.Helper()
 	att, err := attachment.Open(&plugin.Request{Plugin: name, Network: network, ContainerID: id, IfName: "eth0", NetnsPath: netns, Pod: pod,
 		Log: slog.Default()})
@@ -53,11 +53,11 @@ func dryRun(o Options) (string, error) {
 	return out.String(), err
 }
 
-// TestReadsEachRecordOnce: the work for a pod does not grow with the number of pods in its network.
+// TestReadsEachRecordOnce: the time for one pod does not grow with the number of pods in its network.
 func TestReadsEachRecordOnce(t *testing.T) {
 	const pods = 20
 	for i := range pods {
-		record(t, "portmap", "many", fmt.Sprint("pod", i), "/run/netns/none", plugin.Pod{}, map[string]any{})
+		writeRecord(t, "portmap", "many", fmt.Sprint("pod", i), "/run/netns/none", plugin.Pod{}, map[string]any{})
 	}
 	fd, err := syscall.InotifyInit1(syscall.IN_NONBLOCK)
 	if err != nil {
@@ -81,13 +81,13 @@ func TestReadsEachRecordOnce(t *testing.T) {
 	}
 }
 
-// TestTold: the output about an unreadable record, a missing configuration and a pod with a hostile name tells an admin what to do.
+// TestTold: a record is unreadable, a configuration is missing, or a pod has a hostile name. The output tells an admin what to do.
 func TestTold(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	ports := func(id string) map[string]any { return map[string]any{"ports": "damaged " + id} }
-	state := record(t, "portmap", "n", "state", pod.Path, plugin.Pod{Namespace: "shop", Name: "\x1b[2Jweb\n0" + strings.Repeat("x", 200)},
+	state := writeRecord(t, "portmap", "n", "state", pod.Path, plugin.Pod{Namespace: "shop", Name: "\x1b[2Jweb\n0" + strings.Repeat("x", 200)},
 		ports("state"))
-	torn := record(t, "portmap", "n", "torn", pod.Path, plugin.Pod{}, nil)
+	torn := writeRecord(t, "portmap", "n", "torn", pod.Path, plugin.Pod{}, nil)
 	if err := os.WriteFile(torn, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +117,7 @@ func TestTold(t *testing.T) {
 	}
 }
 
-// TestNoConfiguration: the output names the folder that was read, and the flag for another one.
+// TestNoConfiguration: the output contains the folder that was read, and the flag to name another folder.
 func TestNoConfiguration(t *testing.T) {
 	key := attachment.Key{Network: "none", ContainerID: "c", IfName: "eth0"}
 	link := key.HostVeth()
@@ -125,7 +125,7 @@ func TestNoConfiguration(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", link).Run() })
-	record(t, "bridge", "none", "c", "/run/netns/none", plugin.Pod{},
+	writeRecord(t, "bridge", "none", "c", "/run/netns/none", plugin.Pod{},
 		map[string]any{"masquerade": "nftables", "addresses": []string{"10.1.2.3/24"}})
 	out, err := dryRun(Options{ConfDir: "/conf"})
 	if err == nil || !strings.Contains(out,
@@ -135,10 +135,10 @@ func TestNoConfiguration(t *testing.T) {
 	}
 }
 
-// TestVFs: a pod with VFs is not converted, and the journal of a VF that is not restored stays.
+// TestVFs: a pod with VFs is not converted. The journal of a VF that is not restored yet is kept.
 func TestVFs(t *testing.T) {
 	pod := kerneltest.NewPod(t)
-	file := record(t, "sriov", "n", "c", pod.Path, plugin.Pod{Namespace: "shop", Name: "web-0"}, map[string]any{})
+	file := writeRecord(t, "sriov", "n", "c", pod.Path, plugin.Pod{Namespace: "shop", Name: "web-0"}, map[string]any{})
 	journals := filepath.Join(store.Root, attachment.Journals)
 	t.Cleanup(func() { os.RemoveAll(journals) })
 	if err := errors.Join(os.Mkdir(journals, 0o700), os.WriteFile(filepath.Join(journals, ".lock"), nil, 0o600)); err != nil {
@@ -169,7 +169,7 @@ func TestVFs(t *testing.T) {
 	}
 }
 
-// TestTables (F-44): a rollback deletes each of Podlace's nftables tables, and the registry lists all of them.
+// TestTables (F-44): a rollback deletes each nftables table of Podlace. The registry contains all these tables.
 func TestTables(t *testing.T) {
 	host, err := kernel.Host()
 	if err != nil {
@@ -208,7 +208,7 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// ownTables lists the kernel's tables whose names begin with our prefix.
+// ownTables lists the kernel's nftables tables whose names start with Podlace's prefix.
 func ownTables(t *testing.T) (list []string) {
 	t.Helper()
 	out, err := exec.Command("nft", "list", "tables").Output()

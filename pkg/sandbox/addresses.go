@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ifaProto is the attribute with the origin of an address. kernelLinkLocal is its value for the addresses that the kernel derives when a
-// link comes up.
+// ifaProto is the number of the attribute that says who added an address. The constant kernelLinkLocal is the value of this attribute for a
+// link-local address that the kernel adds when a link comes up.
 const (
 	ifaProto        = 11
 	kernelLinkLocal = 3
 )
 
-// addressFlags leaves out the states of duplicate address detection.
+// addressFlags returns the flags of addresses, without the states of duplicate address detection.
 func addressFlags() map[uint32]string {
 	return map[uint32]string{
 		unix.IFA_F_SECONDARY: "secondary", unix.IFA_F_NODAD: "nodad", unix.IFA_F_DADFAILED: "dadfailed",
@@ -32,7 +32,7 @@ func addressSchema() schema {
 		unix.IFA_LOCAL:       omit(),
 		unix.IFA_LABEL:       {"label", str},
 		unix.IFA_BROADCAST:   {"broadcast", ip},
-		unix.IFA_CACHEINFO:   {"lifetime", lifetime},
+		unix.IFA_CACHEINFO:   {"lifetime", lifetimeText},
 		unix.IFA_FLAGS:       omit(),
 		unix.IFA_RT_PRIORITY: {"metric", number},
 		ifaProto:             {"proto", number},
@@ -49,13 +49,13 @@ func (c *collector) collectAddresses(s *socket) error {
 		list, _ := parseAttrs(m[unix.SizeofIfAddrmsg:])
 		link := c.links[native.Uint32(m[4:])]
 		flags := uint32(m[2])
-		if f := find(list, unix.IFA_FLAGS); len(f) == 4 {
+		if f := findAttr(list, unix.IFA_FLAGS); len(f) == 4 {
 			flags = native.Uint32(f)
 		}
 		if madeByKernel(list, flags, link.mac) {
 			continue
 		}
-		fields := append(c.fields(list, by),
+		fields := append(c.toFields(list, by),
 			field{"flags", names(flags, addressFlags())},
 			field{"scope", fmt.Sprint(m[3])})
 		c.add(fmt.Sprintf("address %s/%d dev %s", addressText(c, list), m[1], c.linkName(native.Uint32(m[4:]))), fields...)
@@ -64,27 +64,27 @@ func (c *collector) collectAddresses(s *socket) error {
 }
 
 func addressText(c *collector, list []attr) string {
-	local, peer := find(list, unix.IFA_LOCAL), find(list, unix.IFA_ADDRESS)
+	local, peer := findAttr(list, unix.IFA_LOCAL), findAttr(list, unix.IFA_ADDRESS)
 	if local == nil || ip(c, local) == ip(c, peer) {
 		return ip(c, peer)
 	}
 	return ip(c, local) + " peer " + ip(c, peer)
 }
 
-// madeByKernel reports whether an address is a link-local one that the kernel adds some time after a link is up. Kernels before 5.18 do not
-// report the origin; there the interface ID decides.
+// madeByKernel reports whether the kernel itself added an address. The kernel adds a link-local address some time after a link is up.
+// Kernels before 5.18 do not report who added an address. On these kernels, the interface ID of the address decides.
 func madeByKernel(list []attr, flags uint32, hardware string) bool {
-	addr, ok := netip.AddrFromSlice(find(list, unix.IFA_ADDRESS))
+	addr, ok := netip.AddrFromSlice(findAttr(list, unix.IFA_ADDRESS))
 	if !ok || !addr.Is6() || !addr.IsLinkLocalUnicast() {
 		return false
 	}
-	if proto := find(list, ifaProto); len(proto) == 1 {
+	if proto := findAttr(list, ifaProto); len(proto) == 1 {
 		return proto[0] == kernelLinkLocal
 	}
 	return flags&unix.IFA_F_STABLE_PRIVACY != 0 || addr == eui64(hardware)
 }
 
-// eui64 returns the link-local address of a MAC.
+// eui64 returns the link-local address that belongs to a MAC.
 func eui64(hardware string) netip.Addr {
 	var m [6]byte
 	if _, err := fmt.Sscanf(hardware, "%02x:%02x:%02x:%02x:%02x:%02x", &m[0], &m[1], &m[2], &m[3], &m[4], &m[5]); err != nil {
@@ -93,8 +93,8 @@ func eui64(hardware string) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 0, 0, 0, 0, 0, 0, m[0] ^ 2, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]})
 }
 
-// lifetime reports only whether an address will expire.
-func lifetime(_ *collector, b []byte) string {
+// lifetimeText only shows whether an address will expire.
+func lifetimeText(_ *collector, b []byte) string {
 	const forever = ^uint32(0)
 	if len(b) >= 8 && native.Uint32(b) == forever && native.Uint32(b[4:]) == forever {
 		return "forever"

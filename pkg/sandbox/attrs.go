@@ -14,13 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An attr is one netlink attribute.
+// An attr is a single netlink attribute.
 type attr struct {
 	typ  uint16
 	data []byte
 }
 
-// parseAttrs splits b into attributes, and reports whether nothing was left.
+// parseAttrs splits b into attributes. The result whole is true if no bytes are left over.
 func parseAttrs(b []byte) (list []attr, whole bool) {
 	for len(b) >= unix.SizeofRtAttr {
 		size := int(native.Uint16(b))
@@ -34,8 +34,8 @@ func parseAttrs(b []byte) (list []attr, whole bool) {
 	return list, len(b) == 0
 }
 
-// find returns the data of the first attribute of a type.
-func find(list []attr, typ uint16) []byte {
+// findAttr returns the data of the first attribute with the given type.
+func findAttr(list []attr, typ uint16) []byte {
 	for _, a := range list {
 		if a.typ == typ {
 			return a.data
@@ -44,17 +44,17 @@ func find(list []attr, typ uint16) []byte {
 	return nil
 }
 
-// nestedAttrs returns the attributes inside the attribute of a type.
+// nestedAttrs returns the attributes that are nested in the first attribute with the given type.
 func nestedAttrs(list []attr, typ uint16) []attr {
-	inner, _ := parseAttrs(find(list, typ))
+	inner, _ := parseAttrs(findAttr(list, typ))
 	return inner
 }
 
-// A schema defines how to format the attributes of a message. Unlisted attributes are shown raw, so that a newer kernel's attributes are
-// compared too.
+// A schema defines how the attributes of a message are formatted. An attribute without an entry in the schema is shown as raw data.
+// Snapshots therefore also compare attributes that only newer kernels have.
 type schema map[uint16]column
 
-// A column without a show function is left out.
+// If a column has no function show, the attribute is left out.
 type column struct {
 	name string
 	show func(c *collector, data []byte) string
@@ -62,14 +62,14 @@ type column struct {
 
 func omit() column { return column{} }
 
-// fields converts attributes to named fields, as the schema describes them.
-func (c *collector) fields(list []attr, by schema) []field {
+// toFields converts attributes to named fields according to the schema.
+func (c *collector) toFields(list []attr, by schema) []field {
 	var out []field
 	for _, a := range list {
 		col, known := by[a.typ]
 		switch {
 		case !known:
-			out = append(out, field{fmt.Sprintf("attribute%d", a.typ), tree(a.data)})
+			out = append(out, field{fmt.Sprintf("attribute%d", a.typ), treeText(a.data)})
 		case col.show != nil:
 			if value := col.show(c, a.data); value != "" {
 				out = append(out, field{col.name, value})
@@ -79,8 +79,8 @@ func (c *collector) fields(list []attr, by schema) []field {
 	return out
 }
 
-// text joins fields to one line.
-func text(fields []field) string {
+// joinFields joins fields into one line.
+func joinFields(fields []field) string {
 	var words []string
 	for _, f := range fields {
 		words = append(words, f.name, f.value)
@@ -102,7 +102,7 @@ func number(_ *collector, b []byte) string {
 	return hex.EncodeToString(b)
 }
 
-// bigNumber formats a number in network byte order, as nfnetlink uses it.
+// bigNumber formats a number in network byte order, which nfnetlink uses.
 func bigNumber(_ *collector, b []byte) string {
 	switch len(b) {
 	case 4:
@@ -140,26 +140,27 @@ func linkIndex(c *collector, b []byte) string {
 	return c.linkName(native.Uint32(b))
 }
 
-// nested is tree as a column.
-func nested(_ *collector, b []byte) string { return tree(b) }
+// treeColumn is a function for a column that formats an attribute with treeText.
+func treeColumn(_ *collector, b []byte) string { return treeText(b) }
 
-// inside formats nested attributes by a schema.
-func inside(by schema) func(*collector, []byte) string {
+// schemaColumn returns a function for a column that formats nested attributes with a schema.
+func schemaColumn(by schema) func(*collector, []byte) string {
 	return func(c *collector, b []byte) string {
 		list, _ := parseAttrs(b)
-		return "{" + text(c.fields(list, by)) + "}"
+		return "{" + joinFields(c.toFields(list, by)) + "}"
 	}
 }
 
-// tree formats data of unknown form: as nested attributes if it parses as such, else as text or hex.
-func tree(b []byte) string {
+// treeText formats data whose structure is unknown. If the data can be parsed as nested attributes, treeText shows these attributes. All
+// other data is shown as text or hex digits.
+func treeText(b []byte) string {
 	list, whole := parseAttrs(b)
 	if !whole || len(list) == 0 || !plausible(list) {
 		return bytesText(b)
 	}
 	var words []string
 	for _, a := range list {
-		words = append(words, fmt.Sprintf("%d:%s", a.typ, tree(a.data)))
+		words = append(words, fmt.Sprintf("%d:%s", a.typ, treeText(a.data)))
 	}
 	return "{" + strings.Join(words, " ") + "}"
 }
@@ -173,7 +174,7 @@ func plausible(list []attr) bool {
 	return true
 }
 
-// bytesText formats bytes as quoted text if they are printable, else as hex.
+// bytesText formats printable bytes as quoted text, and all other bytes as hex digits.
 func bytesText(b []byte) string {
 	if s := strings.TrimRight(string(b), "\x00"); len(s) >= 3 && isText(s) {
 		return strconv.Quote(s)

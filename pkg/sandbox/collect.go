@@ -55,8 +55,8 @@ func (c *collector) add(name string, fields ...field) {
 	c.records = append(c.records, record{scope: c.scope, name: name, fields: fields})
 }
 
-// addList adds lines whose order matters. Each line becomes a record, so that an added line is reported as one. A change of only the order
-// is reported as such.
+// addList adds lines whose order is significant. Each line becomes its own record, so that one added line causes one line in Diff. Diff
+// also reports a change that affects only the order of lines.
 func (c *collector) addList(prefix string, lines []string) {
 	for _, line := range lines {
 		c.add(prefix + " " + line)
@@ -72,7 +72,7 @@ func (c *collector) addList(prefix string, lines []string) {
 	}
 }
 
-// linkName returns the name of an interface index.
+// linkName returns the name of the interface with an index.
 func (c *collector) linkName(index uint32) string {
 	if l, ok := c.links[index]; ok {
 		return l.name

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Attributes of connection tracking: an entry has two tuples, and a tuple has addresses and a protocol part.
+// These are attributes of connection tracking. An entry has two tuples, and a tuple has addresses and a part for the protocol.
 const (
 	ctGet                                     = 1
 	ctaTupleOrig, ctaTupleReply               = 1, 2
@@ -23,7 +23,7 @@ const (
 	natBits                                   = 1<<4 | 1<<5 // IPS_SRC_NAT, IPS_DST_NAT
 )
 
-// collectConntrack collects the parts of an entry that affect packets, not its age.
+// collectConntrack collects those parts of an entry that affect packets. The function does not collect the age of an entry.
 func (c *collector) collectConntrack(s *socket) error {
 	messages, err := s.dump("connection tracking", unix.NFNL_SUBSYS_CTNETLINK<<8|ctGet, make([]byte, sizeofNfGenMsg))
 	if err != nil {
@@ -32,13 +32,13 @@ func (c *collector) collectConntrack(s *socket) error {
 	for _, m := range messages {
 		list, _ := parseAttrs(m[sizeofNfGenMsg:])
 		name := "conntrack " + tuple(nestedAttrs(list, ctaTupleOrig)) + " reply " + tuple(nestedAttrs(list, ctaTupleReply))
-		if status := find(list, ctaStatus); len(status) == 4 && binary.BigEndian.Uint32(status)&natBits != 0 {
+		if status := findAttr(list, ctaStatus); len(status) == 4 && binary.BigEndian.Uint32(status)&natBits != 0 {
 			name += " nat"
 		}
-		if mark := find(list, ctaMark); mark != nil {
+		if mark := findAttr(list, ctaMark); mark != nil {
 			name += " mark " + bigNumber(c, mark)
 		}
-		if zone := find(list, ctaZone); len(zone) == 2 {
+		if zone := findAttr(list, ctaZone); len(zone) == 2 {
 			name += fmt.Sprintf(" zone %d", binary.BigEndian.Uint16(zone))
 		}
 		c.add(name)
@@ -48,15 +48,16 @@ func (c *collector) collectConntrack(s *socket) error {
 
 func tuple(list []attr) string {
 	addrs, proto := nestedAttrs(list, ctaTupleIP), nestedAttrs(list, ctaTupleProto)
-	src, dst := find(addrs, ctaV4Src), find(addrs, ctaV4Dst)
+	src, dst := findAttr(addrs, ctaV4Src), findAttr(addrs, ctaV4Dst)
 	if src == nil {
-		src, dst = find(addrs, ctaV6Src), find(addrs, ctaV6Dst)
+		src, dst = findAttr(addrs, ctaV6Src), findAttr(addrs, ctaV6Dst)
 	}
-	num := find(proto, ctaProtoNum)
+	num := findAttr(proto, ctaProtoNum)
 	if len(num) != 1 {
 		return "unknown"
 	}
-	return fmt.Sprintf("protocol %d %s to %s", num[0], endpoint(src, find(proto, ctaProtoSport)), endpoint(dst, find(proto, ctaProtoDport)))
+	return fmt.Sprintf("protocol %d %s to %s", num[0], endpoint(src, findAttr(proto, ctaProtoSport)), endpoint(dst, findAttr(proto,
+		ctaProtoDport)))
 }
 
 func endpoint(addr, port []byte) string {

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Diff returns one line per object that appeared, vanished or changed. It returns nothing if the snapshots are equal. It leaves out a pod
-// that was alive in only one of them.
+// Diff returns one line for each object that appeared, vanished or changed. If the snapshots are equal, the result is empty. Diff
+// ignores a pod that existed during only one of the snapshots.
 func Diff(before, after *Snapshot) []string {
 	lines := map[string]string{}
 	for key, old := range before.records {
@@ -20,7 +20,7 @@ func Diff(before, after *Snapshot) []string {
 		case !there:
 			lines[key] = key + " vanished"
 		default:
-			if text := changes(old.fields, now.fields); text != "" {
+			if text := changedFields(old.fields, now.fields); text != "" {
 				lines[key] = key + " changed: " + text
 			}
 		}
@@ -30,11 +30,11 @@ func Diff(before, after *Snapshot) []string {
 			lines[key] = key + " appeared"
 		}
 	}
-	return sparse(lines, before, after)
+	return dropExplained(lines, before, after)
 }
 
-// sparse drops lines that others explain: the sysctls of a link appear and vanish with it.
-func sparse(lines map[string]string, before, after *Snapshot) []string {
+// dropExplained removes lines that follow from other lines. For example, the sysctls of a link appear and vanish together with the link.
+func dropExplained(lines map[string]string, before, after *Snapshot) []string {
 	var out []string
 	for _, key := range sortedKeys(lines) {
 		r, ok := after.records[key]
@@ -63,8 +63,8 @@ func explained(lines map[string]string, r record) bool {
 	return line != "" && !strings.HasPrefix(line, prefix+" changed")
 }
 
-// changes formats the fields that differ.
-func changes(old, now []field) string {
+// changedFields formats the fields whose values differ.
+func changedFields(old, now []field) string {
 	was, is := asMap(old), asMap(now)
 	var out []string
 	for _, name := range sortedKeys(union(was, is)) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sandbox gives a program its own network to change, and compares the state before and after.
+// Package sandbox gives a program its own network, which the program can change. The package also compares the state of the network before
+// and after a change.
 //
-// Enter re-executes the program in new user, mount, UTS and network namespaces, which works as root and as an ordinary user. NewPod creates
-// further network namespaces as a container runtime does. Take and Diff compare everything that a CNI plugin may change. The machine's own
-// network is not affected.
+// Enter executes the program again in new user, mount, UTS and network namespaces. Enter works for root and for an ordinary user. NewPod
+// creates more network namespaces, as a container runtime does. Take and Diff compare all state that a CNI plugin may change. The network
+// of the machine itself does not change.
 package sandbox
 
 import (
@@ -20,19 +21,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mark is set for the re-executed process and holds its parent's network namespace. That distinguishes it from an accidentally inherited
-// variable.
-const mark = "PODLACE_SANDBOX_PARENT"
+// markEnv is an environment variable of the process in the sandbox. The value of markEnv is the network namespace of the parent process.
+// With the value of markEnv, the process can detect a variable that it inherited by accident.
+const markEnv = "PODLACE_SANDBOX_PARENT"
 
-// Enter runs the rest of the program in its own user, mount, UTS and network namespaces.
+// Enter runs the rest of the program in a user, mount, UTS and network namespace of its own.
 //
-// In the process that the user started, Enter runs the same command line again inside and waits for it. It returns inside=false and the
-// exit code for the process. It passes signals on; the inner process dies with the outer one. In the inner process, Enter prepares the
-// mounts and returns inside=true. A program that is started inside and calls Enter itself gets a nested sandbox.
+// In the first process, which the user started, Enter runs the same command line again in new namespaces. The first process waits for the
+// second process. In the first process, Enter then returns inside=false and the exit code of the second process. The first process passes
+// signals to the second process. The second process dies when the first process dies. In the second process, Enter prepares the mounts and
+// returns inside=true. The second process may start a program that calls Enter too. This program gets a sandbox inside the sandbox.
 //
-// If namespaces are not available, the error contains the reason and a hint.
+// If the kernel refuses namespaces, the error contains the reason and a hint.
 func Enter() (inside bool, exitCode int, err error) {
-	if parent, ok := os.LookupEnv(mark); ok {
+	if parent, ok := os.LookupEnv(markEnv); ok {
 		return enterInside(parent)
 	}
 	if err := checkVisible(); err != nil {
@@ -42,7 +44,7 @@ func Enter() (inside bool, exitCode int, err error) {
 	if err != nil {
 		return false, 1, fmt.Errorf("sandbox: own network namespace: %w", err)
 	}
-	code, err := reexec(append(os.Environ(), mark+"="+self))
+	code, err := reexec(append(os.Environ(), markEnv+"="+self))
 	if err != nil {
 		return false, 1, fmt.Errorf("sandbox: %w", err)
 	}
@@ -50,22 +52,22 @@ func Enter() (inside bool, exitCode int, err error) {
 }
 
 func enterInside(parent string) (bool, int, error) {
-	if err := os.Unsetenv(mark); err != nil {
+	if err := os.Unsetenv(markEnv); err != nil {
 		return false, 1, fmt.Errorf("sandbox: %w", err)
 	}
 	if err := prepareMounts(parent); err != nil {
 		advice := ""
 		if errors.Is(err, fs.ErrPermission) { // a security module may allow the namespaces but no capabilities in them
-			advice = hint(err, sysctlFile)
+			advice = namespaceHint(err, sysctlFile)
 		}
 		return false, 1, fmt.Errorf("sandbox: %w%s", err, advice)
 	}
 	return true, 0, nil
 }
 
-// reexec runs the program again in new namespaces and returns its exit code.
+// reexec runs the program again in new namespaces. The function returns the exit code of that process.
 func reexec(env []string) (int, error) {
-	// Pdeathsig is sent when the forking thread ends, not the process.
+	// The kernel sends Pdeathsig when the thread that started the process ends, not when the parent process ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
@@ -103,7 +105,7 @@ func exitStatus(err error) (int, error) {
 	return exit.ExitCode(), nil
 }
 
-// start forks the copy. Root does not need user namespaces: if they are disabled, it uses only the other namespaces.
+// start forks the copy. Root does not need a user namespace. If user namespaces are disabled, root uses only the other namespaces.
 func start(env []string) (*exec.Cmd, error) {
 	attr, err := userNamespace()
 	if err != nil {
@@ -120,7 +122,7 @@ func start(env []string) (*exec.Cmd, error) {
 			return plain, nil
 		}
 	}
-	return nil, fmt.Errorf("cannot create user, mount, UTS and network namespaces: %w%s", err, hint(err, sysctlFile))
+	return nil, fmt.Errorf("cannot create user, mount, UTS and network namespaces: %w%s", err, namespaceHint(err, sysctlFile))
 }
 
 func command(env []string, attr *syscall.SysProcAttr) *exec.Cmd {

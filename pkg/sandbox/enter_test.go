@@ -26,14 +26,14 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// The test binary plays the program that enters a sandbox. roleEnv names its task inside.
+// The test binary itself acts as the program that enters a sandbox. The variable roleEnv selects its task in the sandbox.
 const (
 	roleEnv = "SANDBOX_TEST_ROLE"
 	nobody  = 65534
 )
 
-// facts are what a program observes inside.
-type facts struct {
+// insideFacts contains what a program observes in the sandbox.
+type insideFacts struct {
 	UID, GID     int
 	OwnNetwork   bool // differs from that of the starting process
 	OwnHostname  bool
@@ -58,7 +58,7 @@ func play(role string) int {
 	}
 	roles := map[string]func() int{
 		"report": report, "exit7": func() int { return 7 }, "echo": echo, "trap": trap, "sleep": sleep,
-		"crash": func() int { _ = unix.Kill(os.Getpid(), unix.SIGKILL); select {} }, "nest": nest, "forbid": forbid,
+		"crash": func() int { _ = unix.Kill(os.Getpid(), unix.SIGKILL); select {} }, "nest": enterNested, "forbid": enterForbidden,
 	}
 	return roles[role]()
 }
@@ -68,7 +68,7 @@ func report() int {
 	uts, _ := os.Readlink("/proc/self/ns/uts")
 	_, marked := os.LookupEnv("PODLACE_SANDBOX_PARENT")
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
-	f := facts{
+	f := insideFacts{
 		UID: os.Getuid(), GID: os.Getgid(), OwnNetwork: netns != os.Getenv("OUTER_NETNS"), OwnHostname: uts != os.Getenv("OUTER_UTS"),
 		MarkGone: !marked,
 		Run:      entries("/run"), VarLib: entries("/var/lib"), SysfsLinks: entries("/sys/class/net"), Args: os.Args[1:],
@@ -122,11 +122,11 @@ func sleep() int {
 	return 0
 }
 
-// nest enters a sandbox inside the sandbox.
-func nest() int { return again("report", 0) }
+// enterNested enters a sandbox inside the sandbox.
+func enterNested() int { return again("report", 0) }
 
-// forbid does so while user namespaces are forbidden, as the user in ASK_UID.
-func forbid() int {
+// enterForbidden enters a nested sandbox while user namespaces are disabled. The nested sandbox is entered as the user in ASK_UID.
+func enterForbidden() int {
 	if self, _ := os.Readlink("/proc/self/ns/user"); self == "user:[4026531837]" {
 		fmt.Fprintln(os.Stderr, "this is the machine's own user namespace")
 		return 2
@@ -163,10 +163,10 @@ func player(role string) *exec.Cmd {
 	return cmd
 }
 
-func wantFacts(t *testing.T) facts {
+func wantFacts(t *testing.T) insideFacts {
 	dir, err := os.Getwd()
 	must(t, err)
-	return facts{
+	return insideFacts{
 		OwnNetwork: true, OwnHostname: true, MarkGone: true, Links: []string{"lo"}, LoopbackUp: true, Run: []string{"lock", "netns"},
 		VarLib:     []string{},
 		SysfsLinks: []string{"lo"}, Dir: dir, Args: []string{"-x", "two words"},
@@ -174,7 +174,7 @@ func wantFacts(t *testing.T) facts {
 }
 
 func TestEnter(t *testing.T) {
-	// On most machines mounts are shared; in the sandbox of these tests they are not.
+	// On most machines, mounts are shared. In the sandbox of these tests, mounts are not shared.
 	must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""))
 	defer func() { must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")) }()
 	for _, role := range []string{"report", "nest"} {
@@ -183,7 +183,7 @@ func TestEnter(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v\n%s", err, stderrOf(err))
 			}
-			var got facts
+			var got insideFacts
 			must(t, json.Unmarshal(out, &got))
 			if diff := cmp.Diff(wantFacts(t), got); diff != "" {
 				t.Errorf("seen from inside (-want +got):\n%s", diff)
@@ -250,7 +250,7 @@ func TestEnterDiesWithParent(t *testing.T) {
 	_ = unix.Kill(pid, unix.SIGKILL)
 }
 
-// startPlayer starts a player and waits for its first line of output.
+// startPlayer starts the test binary in a role and waits for the first line of its output.
 func startPlayer(t *testing.T, role string) (*exec.Cmd, *bufio.Scanner) {
 	cmd := player(role)
 	pipe, err := cmd.StdoutPipe()
@@ -292,7 +292,7 @@ func TestEnterRefusesToHide(t *testing.T) {
 	}
 }
 
-// TestEnterForbidden disables user namespaces inside one.
+// TestEnterForbidden disables user namespaces inside a user namespace.
 func TestEnterForbidden(t *testing.T) {
 	t.Run("root", func(t *testing.T) {
 		cmd := player("forbid")
@@ -312,7 +312,7 @@ func TestEnterForbidden(t *testing.T) {
 	})
 }
 
-// needsUser skips tests that need root, in order to become another user.
+// needsUser skips a test if the test program cannot run a process as another user, which requires root.
 func needsUser(t *testing.T) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", "-test.list=^$")
@@ -325,7 +325,7 @@ func needsUser(t *testing.T) {
 	_ = cmd.Wait()
 }
 
-// TestAsOrdinaryUser runs many of these tests again without root.
+// TestAsOrdinaryUser runs many of these tests a second time without root.
 func TestAsOrdinaryUser(t *testing.T) {
 	needsUser(t)
 	dir, err := os.MkdirTemp("", "ordinary")

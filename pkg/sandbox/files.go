@@ -14,7 +14,8 @@ import (
 	"syscall"
 )
 
-// collectFiles collects everything below dir. The folder itself does not count, so that a missing folder equals an empty one.
+// collectFiles adds records for all files and folders below dir. The function adds no record for dir itself. A missing folder is therefore
+// equal to an empty folder.
 func (s *Snapshot) collectFiles(dir string, ignore *regexp.Regexp) error {
 	var records []record
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
@@ -58,7 +59,7 @@ func fileRecord(path string, entry fs.DirEntry) (record, error) {
 	return r, nil
 }
 
-// contentOf returns the target of a link, or the size and hash of a file.
+// contentOf returns the target of a symbolic link. For a file, the result is the size and a hash.
 func contentOf(path string, mode fs.FileMode) (string, error) {
 	switch {
 	case mode&fs.ModeSymlink != 0:

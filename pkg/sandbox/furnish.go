@@ -13,22 +13,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// covered returns the folders that get an empty tmpfs: those with the state of runtimes and plugins.
-func covered() []string { return []string{"/run", "/var/lib"} }
+// coveredFolders returns the folders on which an empty tmpfs is mounted. The folders contain the state of runtimes and plugins.
+func coveredFolders() []string { return []string{"/run", "/var/lib"} }
 
-// prepareMounts prepares the new namespaces.
+// prepareMounts prepares the mounts in the new namespaces.
 func prepareMounts(parent string) error {
 	self, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
 		return fmt.Errorf("own network namespace: %w", err)
 	}
 	if self == parent {
-		return fmt.Errorf("%s is set, yet the network namespace is still the parent's", mark)
+		return fmt.Errorf("%s is set, yet the network namespace is still the parent's", markEnv)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make all mounts private: %w", err)
 	}
-	for _, dir := range covered() {
+	for _, dir := range coveredFolders() {
 		if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
 			return fmt.Errorf("mount tmpfs on %s: %w", dir, err)
 		}
@@ -42,8 +42,8 @@ func prepareMounts(parent string) error {
 	return loopbackUp()
 }
 
-// freshSysfs mounts the sandbox's own /sys/class/net. That is not always permitted, for instance below a container's masked /sys, and few
-// programs need it.
+// freshSysfs mounts a /sys/class/net that shows the network of the sandbox. This mount is not always permitted, for example if a container
+// masks /sys. Only few programs need this mount.
 func freshSysfs() {
 	const cgroups, kept = "/sys/fs/cgroup", "/run/.cgroup"
 	if os.Mkdir(kept, 0o700) != nil {
@@ -75,17 +75,17 @@ func loopbackUp() error {
 	return nil
 }
 
-// checkVisible returns an error if the sandbox would hide a folder that the program needs.
+// checkVisible returns an error if the sandbox would hide a folder which the program needs.
 func checkVisible() error {
 	var errs []error
-	for what, path := range needed() {
+	for what, path := range neededFolders() {
 		errs = append(errs, visible(what, path))
 	}
 	return errors.Join(errs...)
 }
 
-// needed returns the folders in use. A missing folder cannot be hidden.
-func needed() map[string]string {
+// neededFolders returns the folders that the program uses. The list contains no missing folder, because such a folder cannot be hidden.
+func neededFolders() map[string]string {
 	paths := map[string]string{"temporary folder": os.TempDir()}
 	if wd, err := os.Getwd(); err == nil {
 		paths["working directory"] = wd
@@ -106,7 +106,7 @@ func visible(what, path string) error {
 	if err != nil {
 		return nil
 	}
-	for _, dir := range covered() {
+	for _, dir := range coveredFolders() {
 		if real == dir || strings.HasPrefix(real, dir+"/") {
 			return fmt.Errorf("the %s %s lies below %s, which the sandbox covers with an empty folder: "+
 				"move it elsewhere (TMPDIR, GOCACHE)", what, path, dir)

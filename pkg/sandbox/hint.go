@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sysctlFile reads a sysctl by its path below /proc/sys. It returns "" if there is none.
+// sysctlFile returns the value of a sysctl, given its path below /proc/sys. If the sysctl does not exist, the result is "".
 func sysctlFile(path string) string {
 	b, err := os.ReadFile("/proc/sys/" + path)
 	if err != nil {
@@ -19,8 +19,8 @@ func sysctlFile(path string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// hint returns advice for the error of a refused namespace.
-func hint(err error, sysctl func(path string) string) string {
+// namespaceHint returns advice about the error of a namespace that the kernel refused.
+func namespaceHint(err error, sysctl func(path string) string) string {
 	var text string
 	switch {
 	case errors.Is(err, unix.ENOSPC):

@@ -11,10 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// withoutUser are the copy's namespaces other than the user namespace.
+// withoutUser contains the flags for all namespaces of the second process except the user namespace.
 const withoutUser = unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWNET
 
-// userNamespace returns the attributes of the copy's namespaces. Root keeps all its IDs; an ordinary user becomes root, its only ID.
+// userNamespace returns the attributes with which the second process is started in new namespaces. Root keeps all its user IDs. An ordinary
+// user becomes root and has only this user ID.
 func userNamespace() (*syscall.SysProcAttr, error) {
 	attr := &syscall.SysProcAttr{
 		Cloneflags:  unix.CLONE_NEWUSER | withoutUser,
@@ -31,13 +32,13 @@ func userNamespace() (*syscall.SysProcAttr, error) {
 	if attr.GidMappings, err = ownMap("/proc/self/gid_map"); err != nil {
 		return nil, err
 	}
-	// A namespace cannot grant more than its parent: "allow" below a parent with "deny" is refused.
+	// A namespace cannot have more rights than its parent. If the parent has "deny", the kernel refuses "allow".
 	groups, err := os.ReadFile("/proc/self/setgroups")
 	attr.GidMappingsEnableSetgroups = err == nil && strings.TrimSpace(string(groups)) == "allow"
 	return attr, nil
 }
 
-// ownMap maps every existing ID to itself.
+// ownMap returns a map from every existing ID to the same ID.
 func ownMap(file string) ([]syscall.SysProcIDMap, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fakeSocket answers each request with the next reply.
+// fakeSocket returns a socket that answers each request with the next reply.
 func fakeSocket(t *testing.T, replies ...func(seq uint32) []byte) *socket {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -46,8 +46,8 @@ func message(typ, flags uint16, seq uint32, body ...byte) []byte {
 	return append(append(b, 0, 0, 0, 0), body...)
 }
 
-// reply returns one object and the end of the dump.
-func reply(flagsOnObject, flagsOnEnd uint16) func(uint32) []byte {
+// replyWith returns one object and the message that ends the dump.
+func replyWith(flagsOnObject, flagsOnEnd uint16) func(uint32) []byte {
 	return func(seq uint32) []byte {
 		return slices.Concat(
 			message(100, 0, seq-1, 9, 9, 9, 9), // the rest of an older dump
@@ -63,7 +63,7 @@ func failure(errno syscall.Errno) func(uint32) []byte {
 }
 
 func TestDump(t *testing.T) {
-	good := reply(0, 0)
+	good := replyWith(0, 0)
 	for _, c := range []struct {
 		name    string
 		replies []func(uint32) []byte
@@ -71,10 +71,10 @@ func TestDump(t *testing.T) {
 		err     error
 	}{
 		{"good", []func(uint32) []byte{good}, [][]byte{{1, 2, 3, 4}}, nil},
-		{"interrupted in the middle", []func(uint32) []byte{reply(unix.NLM_F_DUMP_INTR, 0), good}, [][]byte{{1, 2, 3, 4}}, nil},
-		{"interrupted at the end", []func(uint32) []byte{reply(0, unix.NLM_F_DUMP_INTR), good}, [][]byte{{1, 2, 3, 4}}, nil},
+		{"interrupted in the middle", []func(uint32) []byte{replyWith(unix.NLM_F_DUMP_INTR, 0), good}, [][]byte{{1, 2, 3, 4}}, nil},
+		{"interrupted at the end", []func(uint32) []byte{replyWith(0, unix.NLM_F_DUMP_INTR), good}, [][]byte{{1, 2, 3, 4}}, nil},
 		{"EINTR", []func(uint32) []byte{failure(unix.EINTR), failure(unix.EBUSY), good}, [][]byte{{1, 2, 3, 4}}, nil},
-		{"always interrupted", slices.Repeat([]func(uint32) []byte{reply(unix.NLM_F_DUMP_INTR, 0)}, 20), nil, errInterrupted},
+		{"always interrupted", slices.Repeat([]func(uint32) []byte{replyWith(unix.NLM_F_DUMP_INTR, 0)}, 20), nil, errInterrupted},
 		{"no such table", []func(uint32) []byte{failure(unix.EOPNOTSUPP)}, nil, nil},
 		{"refused", []func(uint32) []byte{failure(unix.EPERM)}, nil, unix.EPERM},
 	} {
@@ -108,7 +108,7 @@ func TestHint(t *testing.T) {
 		{unix.EUSERS, nil, "nested too deeply"},
 		{unix.EIO, nil, ""},
 	} {
-		got := hint(fmt.Errorf("start: %w", c.err), func(path string) string { return c.sysctls[path] })
+		got := namespaceHint(fmt.Errorf("start: %w", c.err), func(path string) string { return c.sysctls[path] })
 		if !strings.Contains(got, c.want) || (c.want == "") != (got == "") {
 			t.Errorf("%v, %v: %q, want %q in it", c.err, c.sysctls, got, c.want)
 		}
@@ -146,7 +146,7 @@ func TestVLANs(t *testing.T) {
 	}
 }
 
-// TestFlowtables works without flowtables in the kernel, since many kernels lack them.
+// TestFlowtables needs no flowtables in the kernel, because many kernels do not support them.
 func TestFlowtables(t *testing.T) {
 	body := []byte{unix.NFPROTO_INET, 0, 0, 0}
 	body = appendAttr(body, nftaFlowtableTable, []byte("lace\x00"))
@@ -164,7 +164,7 @@ func TestFlowtables(t *testing.T) {
 	}
 }
 
-// TestLinkLocalOfOldKernels: addresses without the attribute for their origin.
+// TestLinkLocalOfOldKernels checks addresses without the attribute that says who added them.
 func TestLinkLocalOfOldKernels(t *testing.T) {
 	for _, c := range []struct {
 		addr  string
@@ -185,12 +185,12 @@ func TestLinkLocalOfOldKernels(t *testing.T) {
 
 func TestShow(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
-		{tree(appendAttr(appendAttr(nil, 1, []byte("eth0\x00")), 2, []byte{0, 1, 2, 3, 4})), `{1:"eth0" 2:0001020304}`},
-		{tree([]byte{1, 2, 3}), "010203"},
-		{userdata(nil, []byte("\x00\x06hello\x00\x07\x01\xff")), `0:"hello" 7:ff`},
-		{userdata(nil, []byte("plain text")), `"plain text"`},
+		{treeText(appendAttr(appendAttr(nil, 1, []byte("eth0\x00")), 2, []byte{0, 1, 2, 3, 4})), `{1:"eth0" 2:0001020304}`},
+		{treeText([]byte{1, 2, 3}), "010203"},
+		{userdataText(nil, []byte("\x00\x06hello\x00\x07\x01\xff")), `0:"hello" 7:ff`},
+		{userdataText(nil, []byte("plain text")), `"plain text"`},
 		{handleText(0x80010000), "auto:0"}, {handleText(0xffff0000), "ffff:0"}, {handleText(0x00010002), "1:2"}, {handleText(tcRoot), "root"},
-		{expression(appendAttr(appendAttr(nil, 1, []byte("counter\x00")), 2, appendAttr(nil, 1, []byte{0, 0, 0, 0, 0, 0, 0, 9}))), "counter"},
+		{expressionText(appendAttr(appendAttr(nil, 1, []byte("counter\x00")), 2, appendAttr(nil, 1, []byte{0, 0, 0, 0, 0, 0, 0, 9}))), "counter"},
 	} {
 		if c.got != c.want {
 			t.Errorf("got %s, want %s", c.got, c.want)
@@ -211,7 +211,7 @@ func FuzzAttributes(f *testing.F) {
 	f.Add([]byte{4, 0, 1, 0, 3, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c := &collector{}
-		_, _, _, _, _ = tree(b), userdata(c, b), expressions(b), c.actions(b), multipath(c, b)
+		_, _, _, _, _ = treeText(b), userdataText(c, b), expressions(b), c.actionsText(b), nexthopsText(c, b)
 		_, _ = linkInfo(c, b), inet6Spec(c, b)
 		if list, whole := parseAttrs(b); whole && len(b) > 0 && len(list) == 0 {
 			t.Errorf("%x is said to be attributes", b)

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// collectIptables collects the legacy tables; those of iptables-nft are part of nftables. It reads only loaded tables, because reading
-// loads a table.
+// collectIptables collects the legacy tables. Tables of iptables-nft are collected as a part of nftables. The function reads only tables
+// that the kernel has already loaded, because reading a table would load the table.
 func (c *collector) collectIptables() error {
 	for _, tool := range []struct{ names, save string }{
 		{"ip_tables_names", "iptables-legacy-save"},
@@ -36,7 +36,7 @@ func (c *collector) collectLegacyTable(save, table string) error {
 		c.add(fmt.Sprintf("note: table %s is loaded but not compared, for want of %s", table, save))
 		return nil
 	}
-	// A process started by a locked thread runs in the thread's namespace.
+	// A process that a locked thread starts runs in the network namespace of this thread.
 	out, err := exec.Command(path, "-t", table).Output()
 	if err != nil {
 		return fmt.Errorf("%s -t %s: %w", save, table, err)
@@ -45,7 +45,8 @@ func (c *collector) collectLegacyTable(save, table string) error {
 	return nil
 }
 
-// legacyRules removes comments, counters and built-in chains that accept everything. An empty table stays loaded forever and has no effect.
+// legacyRules removes comments, counters, and built-in chains that accept every packet. After its first use, a table stays loaded forever.
+// An empty table has no effect.
 func legacyRules(save string) []string {
 	counters := regexp.MustCompile(` ?\[\d+:\d+\] ?`)
 	var out []string

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A link holds the properties of a link that other records need.
+// A link contains those properties of a link that the records of other objects need.
 type link struct {
 	name string
 	mac  string
 	kind string
 }
 
-// Attributes of RTM_NEWLINK without names in some versions of x/sys/unix.
+// These attributes of RTM_NEWLINK have no name in some versions of x/sys/unix.
 const (
 	iflaInfoKind      = 1
 	iflaInfoData      = 2
@@ -29,7 +29,7 @@ const (
 	filterSkipStats   = 8 // RTEXT_FILTER_SKIP_STATS
 )
 
-// flagNames returns the flags of a link that an admin sets. Other flags follow the carrier.
+// flagNames returns the names of those link flags that an admin sets. Other flags are not included, because they change with the carrier.
 func flagNames() map[uint32]string {
 	return map[uint32]string{
 		unix.IFF_UP: "up", unix.IFF_PROMISC: "promisc", unix.IFF_ALLMULTI: "allmulti", unix.IFF_NOARP: "noarp",
@@ -48,7 +48,8 @@ func names(bits uint32, of map[uint32]string) string {
 	return strings.Join(out, ",")
 }
 
-// linkSchema leaves out indexes, counters, driver limits and everything that follows the carrier. Sysctls are read from /proc.
+// linkSchema leaves out indexes, counters, limits of the driver, and all properties that change with the carrier. The function also leaves
+// out sysctls, because these are read from /proc.
 func linkSchema() schema {
 	s := schema{
 		unix.IFLA_ADDRESS:     {"mac", mac},
@@ -59,14 +60,14 @@ func linkSchema() schema {
 		unix.IFLA_LINKINFO:    {"linkinfo", linkInfo},
 		unix.IFLA_IFALIAS:     {"alias", str},
 		unix.IFLA_NUM_VF:      {"vfs", nonZero},
-		unix.IFLA_VFINFO_LIST: {"vf", nested},
+		unix.IFLA_VFINFO_LIST: {"vf", treeColumn},
 		unix.IFLA_AF_SPEC:     {"inet6", inet6Spec},
 		unix.IFLA_GROUP:       {"group", nonZero},
 		unix.IFLA_PROMISCUITY: {"promiscuity", nonZero},
 		unix.IFLA_PROTO_DOWN:  {"protodown", nonZero},
 		unix.IFLA_ALLMULTI:    {"allmulti", nonZero},
 		unix.IFLA_XDP:         {"xdp", xdp},
-		unix.IFLA_PROP_LIST:   {"altnames", nested},
+		unix.IFLA_PROP_LIST:   {"altnames", treeColumn},
 
 		unix.IFLA_NUM_TX_QUEUES:     {"txqueues", number},
 		unix.IFLA_NUM_RX_QUEUES:     {"rxqueues", number},
@@ -99,9 +100,9 @@ func (c *collector) collectLinks(s *socket) error {
 	for _, m := range messages {
 		list, _ := parseAttrs(m[unix.SizeofIfInfomsg:])
 		c.links[native.Uint32(m[4:])] = link{
-			name: str(c, find(list, unix.IFLA_IFNAME)),
-			mac:  mac(c, find(list, unix.IFLA_ADDRESS)),
-			kind: str(c, find(nestedAttrs(list, unix.IFLA_LINKINFO), iflaInfoKind)),
+			name: str(c, findAttr(list, unix.IFLA_IFNAME)),
+			mac:  mac(c, findAttr(list, unix.IFLA_ADDRESS)),
+			kind: str(c, findAttr(nestedAttrs(list, unix.IFLA_LINKINFO), iflaInfoKind)),
 		}
 	}
 	by := linkSchema()
@@ -113,11 +114,11 @@ func (c *collector) collectLinks(s *socket) error {
 
 func (c *collector) addLink(m []byte, by schema) {
 	list, _ := parseAttrs(m[unix.SizeofIfInfomsg:])
-	fields := c.fields(list, by)
+	fields := c.toFields(list, by)
 	fields = append(fields,
 		field{"flags", names(native.Uint32(m[8:]), flagNames())},
 		field{"type", number(c, m[2:4])})
-	if lower := find(list, unix.IFLA_LINK); len(lower) == 4 && find(list, unix.IFLA_LINK_NETNSID) == nil {
+	if lower := findAttr(list, unix.IFLA_LINK); len(lower) == 4 && findAttr(list, unix.IFLA_LINK_NETNSID) == nil {
 		fields = append(fields, field{"lower", linkIndex(c, lower)})
 	} else if lower != nil {
 		fields = append(fields, field{"lower", "in another namespace"})
@@ -125,16 +126,16 @@ func (c *collector) addLink(m []byte, by schema) {
 	c.add("link "+c.linkName(native.Uint32(m[4:])), fields...)
 }
 
-// linkInfo formats the kind of a link and of its master with their settings.
+// linkInfo formats the kind and the settings of a link, and those of the link's master.
 func linkInfo(c *collector, b []byte) string {
 	list, _ := parseAttrs(b)
 	bySettings := func(kind uint16, settings schema) func(*collector, []byte) string {
-		if str(c, find(list, kind)) == "bridge" {
-			return inside(settings)
+		if str(c, findAttr(list, kind)) == "bridge" {
+			return schemaColumn(settings)
 		}
-		return nested
+		return treeColumn
 	}
-	return text(c.fields(list, schema{
+	return joinFields(c.toFields(list, schema{
 		iflaInfoKind:      {"kind", str},
 		iflaInfoData:      {"settings", bySettings(iflaInfoKind, bridgeSchema())},
 		iflaInfoXstats:    omit(),
@@ -143,7 +144,7 @@ func linkInfo(c *collector, b []byte) string {
 	}))
 }
 
-// bridgeSchema leaves out the spanning tree's state, timers and counters.
+// bridgeSchema leaves out timers, counters and the state of the spanning tree.
 func bridgeSchema() schema {
 	s := schema{}
 	for typ := uint16(1); typ <= 60; typ++ {
@@ -162,7 +163,8 @@ func bridgeSchema() schema {
 	return s
 }
 
-// bridgePortSchema leaves out the port's number, state, cost (it follows the carrier), timers and counters.
+// bridgePortSchema leaves out the port's number, state, timers and counters. The function also leaves out the cost, which changes with the
+// carrier.
 func bridgePortSchema() schema {
 	s := schema{}
 	for typ := uint16(1); typ <= 60; typ++ {
@@ -181,11 +183,11 @@ func bridgePortSchema() schema {
 	return s
 }
 
-// inet6Spec formats the settings without a sysctl: token and address generation.
+// inet6Spec formats those settings that have no sysctl: the token and the mode of address generation.
 func inet6Spec(c *collector, b []byte) string {
 	families, _ := parseAttrs(b)
 	list := nestedAttrs(families, unix.AF_INET6)
-	token, mode := find(list, iflaInet6Token), find(list, iflaInet6GenMode)
+	token, mode := findAttr(list, iflaInet6Token), findAttr(list, iflaInet6GenMode)
 	if token == nil && mode == nil {
 		return ""
 	}
@@ -195,10 +197,10 @@ func inet6Spec(c *collector, b []byte) string {
 func xdp(c *collector, b []byte) string {
 	const attached = 2
 	list, _ := parseAttrs(b)
-	return nonZero(c, find(list, attached))
+	return nonZero(c, findAttr(list, attached))
 }
 
-// appendAttr adds a netlink attribute to b.
+// appendAttr appends a netlink attribute to b.
 func appendAttr(b []byte, typ uint16, data []byte) []byte {
 	b = native.AppendUint16(b, uint16(unix.SizeofRtAttr+len(data)))
 	b = native.AppendUint16(b, typ)

@@ -25,8 +25,8 @@ func neighbourSchema() schema {
 	}
 }
 
-// collectNeighbours collects the entries that a program added: permanent, noarp and proxy ones. The kernel itself adds noarp entries for
-// multicast, broadcast and loopback.
+// collectNeighbours collects the entries that a program added: permanent entries, noarp entries and proxy entries. The function ignores
+// noarp entries for multicast, broadcast and loopback, because the kernel adds them itself.
 func (c *collector) collectNeighbours(s *socket) error {
 	for _, flags := range []byte{0, unix.NTF_PROXY} {
 		body := make([]byte, sizeofNdMsg)
@@ -55,18 +55,18 @@ func (c *collector) addNeighbour(m []byte) {
 	if !proxy && state&unix.NUD_NOARP != 0 && impliedNeighbour(list, link) {
 		return
 	}
-	c.add(fmt.Sprintf("neighbour %s dev %s state %d flags %d", ip(c, find(list, unix.NDA_DST)), link.name, state, flags),
-		c.fields(list, neighbourSchema())...)
+	c.add(fmt.Sprintf("neighbour %s dev %s state %d flags %d", ip(c, findAttr(list, unix.NDA_DST)), link.name, state, flags),
+		c.toFields(list, neighbourSchema())...)
 }
 
 func impliedNeighbour(list []attr, l link) bool {
-	addr, _ := netip.AddrFromSlice(find(list, unix.NDA_DST))
-	hardware := find(list, unix.NDA_LLADDR)
+	addr, _ := netip.AddrFromSlice(findAttr(list, unix.NDA_DST))
+	hardware := findAttr(list, unix.NDA_LLADDR)
 	return l.name == "lo" || addr.IsMulticast() || addr.IsLoopback() || addr.IsUnspecified() ||
 		len(hardware) == 0 || hardware[0]&1 != 0
 }
 
-// collectBridges collects what only bridges have: static forwarding entries and the VLANs of ports.
+// collectBridges collects state that only bridges have: static forwarding entries, and the VLANs of ports.
 func (c *collector) collectBridges(s *socket) error {
 	body := make([]byte, unix.SizeofIfInfomsg) // this dump requires ifinfomsg, not ndmsg
 	body[0] = unix.AF_BRIDGE
@@ -80,17 +80,18 @@ func (c *collector) collectBridges(s *socket) error {
 	return c.collectVLANs(s)
 }
 
-// addForwarding leaves out learned entries, multicast filters (they follow group membership) and the entries for a bridge's own MACs.
+// addForwarding ignores learned entries and the entries for the MACs of the bridge itself. The function also ignores multicast filters,
+// because they change with group membership.
 func (c *collector) addForwarding(m []byte) {
 	list, _ := parseAttrs(m[sizeofNdMsg:])
-	hardware := find(list, unix.NDA_LLADDR)
+	hardware := findAttr(list, unix.NDA_LLADDR)
 	link := c.links[native.Uint32(m[4:])]
 	if native.Uint16(m[8:])&(unix.NUD_PERMANENT|unix.NUD_NOARP) == 0 || len(hardware) == 0 || hardware[0]&1 != 0 ||
 		c.ownMAC(mac(c, hardware)) {
 		return
 	}
 	c.add(fmt.Sprintf("fdb %s dev %s state %d flags %d", mac(c, hardware), link.name, native.Uint16(m[8:]), m[10]),
-		c.fields(list, neighbourSchema())...)
+		c.toFields(list, neighbourSchema())...)
 }
 
 func (c *collector) ownMAC(hardware string) bool {

@@ -11,7 +11,7 @@ import (
 
 const sizeofNfGenMsg = 4
 
-// Attributes without names in x/sys/unix.
+// These attributes have no name in x/sys/unix.
 const (
 	nftaTableHandle, nftaTablePad, nftaTableUserdata, nftaTableOwner = 4, 5, 6, 7
 	nftaChainFlags, nftaChainID, nftaChainUserdata                   = 10, 11, 12
@@ -32,16 +32,16 @@ func families() map[byte]string {
 	}
 }
 
-// An nftObject is one table, chain, rule, set, element, object or flowtable.
+// An nftObject is one table, chain, rule, set, element, object or flowtable of nftables.
 type nftObject struct {
 	family byte
 	attrs  []attr
 }
 
-func (o nftObject) str(typ uint16) string { return str(nil, find(o.attrs, typ)) }
+func (o nftObject) str(typ uint16) string { return str(nil, findAttr(o.attrs, typ)) }
 
-// in returns the family and table of an object.
-func (o nftObject) in() string { return families()[o.family] + " " + o.str(1) }
+// familyTable returns the address family and the table of an object.
+func (o nftObject) familyTable() string { return families()[o.family] + " " + o.str(1) }
 
 func (s *socket) dumpNft(what string, message uint16, body []byte) ([]nftObject, error) {
 	messages, err := s.dump("nftables "+what, nftType(message), body)
@@ -72,18 +72,18 @@ func (c *collector) collectTables(s *socket) error {
 	by := schema{
 		unix.NFTA_TABLE_NAME: omit(), unix.NFTA_TABLE_USE: omit(), nftaTableHandle: omit(), nftaTablePad: omit(),
 		unix.NFTA_TABLE_FLAGS: {"flags", bigNumber},
-		nftaTableUserdata:     {"userdata", userdata},
+		nftaTableUserdata:     {"userdata", userdataText},
 		nftaTableOwner:        {"owner", bigNumber},
 	}
 	for _, t := range tables {
-		c.add("nft table "+t.in(), c.fields(t.attrs, by)...)
+		c.add("nft table "+t.familyTable(), c.toFields(t.attrs, by)...)
 	}
 	return err
 }
 
 func (c *collector) collectChains(s *socket) error {
 	chains, err := s.dumpNft("chains", unix.NFT_MSG_GETCHAIN, make([]byte, sizeofNfGenMsg))
-	hook := inside(schema{
+	hook := schemaColumn(schema{
 		unix.NFTA_HOOK_HOOKNUM: {"hook", bigNumber}, unix.NFTA_HOOK_PRIORITY: {"priority", bigNumber}, unix.NFTA_HOOK_DEV: {"dev", str},
 	})
 	by := schema{
@@ -93,26 +93,26 @@ func (c *collector) collectChains(s *socket) error {
 		unix.NFTA_CHAIN_POLICY: {"policy", bigNumber},
 		unix.NFTA_CHAIN_TYPE:   {"type", str},
 		nftaChainFlags:         {"flags", bigNumber},
-		nftaChainUserdata:      {"userdata", userdata},
+		nftaChainUserdata:      {"userdata", userdataText},
 	}
 	for _, ch := range chains {
-		c.add("nft chain "+ch.in()+" "+ch.str(unix.NFTA_CHAIN_NAME), c.fields(ch.attrs, by)...)
+		c.add("nft chain "+ch.familyTable()+" "+ch.str(unix.NFTA_CHAIN_NAME), c.toFields(ch.attrs, by)...)
 	}
 	return err
 }
 
-// collectNftRules keeps the order of rules, which the dump lists chain by chain.
+// collectNftRules keeps the order of rules. The dump lists all rules of one chain, then those of the next chain.
 func (c *collector) collectNftRules(s *socket) error {
 	rules, err := s.dumpNft("rules", unix.NFT_MSG_GETRULE, make([]byte, sizeofNfGenMsg))
 	byChain := map[string][]string{}
 	for _, r := range rules {
-		chain := "nft rule " + r.in() + " " + r.str(unix.NFTA_RULE_CHAIN)
-		line := expressions(find(r.attrs, unix.NFTA_RULE_EXPRESSIONS))
-		if u := find(r.attrs, unix.NFTA_RULE_USERDATA); u != nil {
-			line += " userdata " + userdata(c, u)
+		chain := "nft rule " + r.familyTable() + " " + r.str(unix.NFTA_RULE_CHAIN)
+		line := expressions(findAttr(r.attrs, unix.NFTA_RULE_EXPRESSIONS))
+		if u := findAttr(r.attrs, unix.NFTA_RULE_USERDATA); u != nil {
+			line += " userdata " + userdataText(c, u)
 		}
-		if compat := find(r.attrs, unix.NFTA_RULE_COMPAT); compat != nil {
-			line += " compat " + tree(compat)
+		if compat := findAttr(r.attrs, unix.NFTA_RULE_COMPAT); compat != nil {
+			line += " compat " + treeText(compat)
 		}
 		byChain[chain] = append(byChain[chain], line)
 	}
@@ -136,15 +136,15 @@ func (c *collector) collectSets(s *socket) error {
 		unix.NFTA_SET_DATA_TYPE:   {"datatype", bigNumber},
 		unix.NFTA_SET_DATA_LEN:    {"datalen", bigNumber},
 		unix.NFTA_SET_POLICY:      {"policy", bigNumber},
-		unix.NFTA_SET_DESC:        {"desc", nested},
+		unix.NFTA_SET_DESC:        {"desc", treeColumn},
 		unix.NFTA_SET_TIMEOUT:     {"timeout", bigNumber},
 		unix.NFTA_SET_GC_INTERVAL: {"gc", bigNumber},
-		unix.NFTA_SET_USERDATA:    {"userdata", userdata},
+		unix.NFTA_SET_USERDATA:    {"userdata", userdataText},
 		nftaSetExpr:               {"expr", expressionField},
 		nftaSetExpressions:        {"exprs", expressionsField},
 	}
 	for _, set := range sets {
-		c.add("nft set "+set.in()+" "+set.str(unix.NFTA_SET_NAME), c.fields(set.attrs, by)...)
+		c.add("nft set "+set.familyTable()+" "+set.str(unix.NFTA_SET_NAME), c.toFields(set.attrs, by)...)
 		if err := c.collectElements(s, set); err != nil {
 			return err
 		}
@@ -152,18 +152,18 @@ func (c *collector) collectSets(s *socket) error {
 	return nil
 }
 
-// collectElements names an element by its key, so that a new value or owner of the same key is reported as a change.
+// collectElements uses the key of an element as the name of its record. If a key gets a new value or owner, Diff then reports a change.
 func (c *collector) collectElements(s *socket, set nftObject) error {
 	body := []byte{set.family, 0, 0, 0}
-	body = appendAttr(body, unix.NFTA_SET_ELEM_LIST_TABLE, find(set.attrs, unix.NFTA_SET_TABLE))
-	body = appendAttr(body, unix.NFTA_SET_ELEM_LIST_SET, find(set.attrs, unix.NFTA_SET_NAME))
+	body = appendAttr(body, unix.NFTA_SET_ELEM_LIST_TABLE, findAttr(set.attrs, unix.NFTA_SET_TABLE))
+	body = appendAttr(body, unix.NFTA_SET_ELEM_LIST_SET, findAttr(set.attrs, unix.NFTA_SET_NAME))
 	lists, err := s.dumpNft("elements", unix.NFT_MSG_GETSETELEM, body)
 	by := schema{
 		unix.NFTA_SET_ELEM_KEY: omit(), nftaElemKeyEnd: omit(), unix.NFTA_SET_ELEM_EXPIRATION: omit(), unix.NFTA_SET_ELEM_PAD: omit(),
-		unix.NFTA_SET_ELEM_DATA:     {"data", nested},
+		unix.NFTA_SET_ELEM_DATA:     {"data", treeColumn},
 		unix.NFTA_SET_ELEM_FLAGS:    {"flags", bigNumber},
 		unix.NFTA_SET_ELEM_TIMEOUT:  {"timeout", bigNumber},
-		unix.NFTA_SET_ELEM_USERDATA: {"userdata", userdata},
+		unix.NFTA_SET_ELEM_USERDATA: {"userdata", userdataText},
 		unix.NFTA_SET_ELEM_EXPR:     {"expr", expressionField},
 		nftaElemObject:              {"object", str},
 		nftaElemExpressions:         {"exprs", expressionsField},
@@ -171,19 +171,19 @@ func (c *collector) collectElements(s *socket, set nftObject) error {
 	for _, l := range lists {
 		for _, element := range nestedAttrs(l.attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS) {
 			e, _ := parseAttrs(element.data)
-			name := "nft element " + set.in() + " " + set.str(unix.NFTA_SET_NAME) + " " + elementKey(e)
-			c.add(name, c.fields(e, by)...)
+			name := "nft element " + set.familyTable() + " " + set.str(unix.NFTA_SET_NAME) + " " + elementKey(e)
+			c.add(name, c.toFields(e, by)...)
 		}
 	}
 	return err
 }
 
 func elementKey(e []attr) string {
-	key := tree(find(e, unix.NFTA_SET_ELEM_KEY))
-	if end := find(e, nftaElemKeyEnd); end != nil {
-		key += "-" + tree(end)
+	key := treeText(findAttr(e, unix.NFTA_SET_ELEM_KEY))
+	if end := findAttr(e, nftaElemKeyEnd); end != nil {
+		key += "-" + treeText(end)
 	}
-	if flags := find(e, unix.NFTA_SET_ELEM_FLAGS); flags != nil {
+	if flags := findAttr(e, unix.NFTA_SET_ELEM_FLAGS); flags != nil {
 		key += " flags " + bigNumber(nil, flags) // the end of an interval has a key too
 	}
 	return key
@@ -192,20 +192,20 @@ func elementKey(e []attr) string {
 func (c *collector) collectObjects(s *socket) error {
 	objects, err := s.dumpNft("objects", unix.NFT_MSG_GETOBJ, make([]byte, sizeofNfGenMsg))
 	for _, o := range objects {
-		kind := bigNumber(c, find(o.attrs, unix.NFTA_OBJ_TYPE))
-		c.add("nft object "+o.in()+" "+o.str(unix.NFTA_OBJ_NAME)+" type "+kind, c.fields(o.attrs, objectSchema(kind))...)
+		kind := bigNumber(c, findAttr(o.attrs, unix.NFTA_OBJ_TYPE))
+		c.add("nft object "+o.familyTable()+" "+o.str(unix.NFTA_OBJ_NAME)+" type "+kind, c.toFields(o.attrs, objectSchema(kind))...)
 	}
 	return err
 }
 
-// objectSchema leaves out the data of objects that only count.
+// objectSchema leaves out the data of objects that only count packets.
 func objectSchema(kind string) schema {
 	const counter, quota = "1", "2"
 	by := schema{
 		unix.NFTA_OBJ_TABLE: omit(), unix.NFTA_OBJ_NAME: omit(), unix.NFTA_OBJ_TYPE: omit(), unix.NFTA_OBJ_USE: omit(),
 		nftaObjHandle: omit(), nftaObjPad: omit(),
-		unix.NFTA_OBJ_DATA: {"data", nested},
-		nftaObjUserdata:    {"userdata", userdata},
+		unix.NFTA_OBJ_DATA: {"data", treeColumn},
+		nftaObjUserdata:    {"userdata", userdataText},
 	}
 	switch kind {
 	case counter:
@@ -221,23 +221,23 @@ func (c *collector) collectFlowtables(s *socket) error {
 	by := schema{
 		nftaFlowtableTable: omit(), nftaFlowtableName: omit(), nftaFlowtableUse: omit(),
 		nftaFlowtableHandle: omit(), nftaFlowtablePad: omit(),
-		nftaFlowtableHook:  {"hook", nested},
+		nftaFlowtableHook:  {"hook", treeColumn},
 		nftaFlowtableFlags: {"flags", bigNumber},
 	}
 	for _, t := range tables {
-		c.add("nft flowtable "+t.in()+" "+t.str(nftaFlowtableName), c.fields(t.attrs, by)...)
+		c.add("nft flowtable "+t.familyTable()+" "+t.str(nftaFlowtableName), c.toFields(t.attrs, by)...)
 	}
 	return err
 }
 
-// quotaText formats the size of a quota, but not its use.
+// quotaText formats the limit of a quota, but not the amount that is used.
 func quotaText(b []byte) string {
 	const size, flags = 1, 2
 	list, _ := parseAttrs(b)
-	return "size " + bigNumber(nil, find(list, size)) + " flags " + bigNumber(nil, find(list, flags))
+	return "size " + bigNumber(nil, findAttr(list, size)) + " flags " + bigNumber(nil, findAttr(list, flags))
 }
 
-func expressionField(_ *collector, b []byte) string { return expression(b) }
+func expressionField(_ *collector, b []byte) string { return expressionText(b) }
 
 func expressionsField(_ *collector, b []byte) string { return expressions(b) }
 
@@ -245,26 +245,26 @@ func expressions(b []byte) string {
 	list, _ := parseAttrs(b)
 	var out []string
 	for _, a := range list {
-		out = append(out, expression(a.data))
+		out = append(out, expressionText(a.data))
 	}
 	return strings.Join(out, " ")
 }
 
-// expression formats an expression without its counters.
-func expression(b []byte) string {
+// expressionText formats an expression of a rule without its counters.
+func expressionText(b []byte) string {
 	list, _ := parseAttrs(b)
-	name := str(nil, find(list, unix.NFTA_EXPR_NAME))
+	name := str(nil, findAttr(list, unix.NFTA_EXPR_NAME))
 	switch name {
 	case "counter", "last":
 		return name
 	case "quota":
-		return "quota " + quotaText(find(list, unix.NFTA_EXPR_DATA))
+		return "quota " + quotaText(findAttr(list, unix.NFTA_EXPR_DATA))
 	}
-	return name + tree(find(list, unix.NFTA_EXPR_DATA))
+	return name + treeText(findAttr(list, unix.NFTA_EXPR_DATA))
 }
 
-// userdata formats the comments of nft and libraries: a list of type, length, value.
-func userdata(_ *collector, b []byte) string {
+// userdataText formats the comments that nft and libraries store: a list in which each entry has a type, a length and a value.
+func userdataText(_ *collector, b []byte) string {
 	var out []string
 	for rest := b; len(rest) > 0; {
 		if len(rest) < 2 || int(rest[1]) > len(rest)-2 {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// A ruleset is a table with a chain, a set and a map, with a connection to change it.
+// A ruleset is a table with a chain, a set and a map. A ruleset also contains a connection for changes to the table.
 type ruleset struct {
 	*nftables.Conn
 	table *nftables.Table
@@ -41,7 +41,7 @@ func newRuleset(t *testing.T) *ruleset {
 
 func (r *ruleset) flush(t *testing.T) { t.Helper(); must(t, r.Flush()) }
 
-// build creates the table with its content.
+// build creates the table with the chain, the set and the map.
 func build(t *testing.T) {
 	r := newRuleset(t)
 	r.AddTable(r.table)
@@ -59,8 +59,8 @@ func port(to byte) []nftables.SetElement {
 	return []nftables.SetElement{{Key: []byte{0x1f, 0x90}, Val: net.IP{10, 1, 2, to}}}
 }
 
-// edit returns a function that changes the table.
-func edit(f func(*ruleset) error) func(*testing.T) {
+// editWith returns a function that makes a change to the table.
+func editWith(f func(*ruleset) error) func(*testing.T) {
 	return func(t *testing.T) {
 		r := newRuleset(t)
 		must(t, f(r))
@@ -79,69 +79,72 @@ func rule(comment string, verdict expr.VerdictKind) func(*ruleset) error {
 }
 
 func first(f func(*ruleset) error) func(*testing.T) {
-	return func(t *testing.T) { build(t); edit(f)(t) }
+	return func(t *testing.T) { build(t); editWith(f)(t) }
 }
 
 func TestDetectsNftables(t *testing.T) {
 	checkChanges(t, []change{
-		{"table", nil, edit(func(r *ruleset) error { r.AddTable(r.table); return nil }), []string{"nft table inet lace appeared"}},
+		{"table", nil, editWith(func(r *ruleset) error { r.AddTable(r.table); return nil }), []string{"nft table inet lace appeared"}},
 		{"all", nil, build, []string{"nft chain inet lace post appeared", "nft set inet lace pods appeared", "nft set inet lace ports appeared",
 			"nft table inet lace appeared"}},
-		{"gone", build, edit(func(r *ruleset) error { r.DelTable(r.table); return nil }),
+		{"gone", build, editWith(func(r *ruleset) error { r.DelTable(r.table); return nil }),
 			[]string{"nft chain .* vanished", "nft set .* vanished", "nft set .* vanished", "nft table .* vanished"}},
-		{"policy", build, edit(func(r *ruleset) error {
+		{"policy", build, editWith(func(r *ruleset) error {
 			drop := nftables.ChainPolicyDrop
 			r.chain.Policy = &drop
 			r.AddChain(r.chain)
 			return nil
 		}), []string{"nft chain inet lace post changed: policy 1 -> 0"}},
-		{"rule", build, edit(rule("owner A", expr.VerdictAccept)),
+		{"rule", build, editWith(rule("owner A", expr.VerdictAccept)),
 			[]string{`nft rule inet lace post counter immediate\{1:00000000 2:\{2:\{1:00000001\}\}\} userdata "owner A" appeared`}},
-		{"second equal rule", first(rule("A", expr.VerdictAccept)), edit(rule("A", expr.VerdictAccept)),
+		{"second equal rule", first(rule("A", expr.VerdictAccept)), editWith(rule("A", expr.VerdictAccept)),
 			[]string{`nft rule .* userdata .* \(2\) appeared`}},
 		{"comment of a rule", first(rule("owner A", expr.VerdictAccept)), func(t *testing.T) {
-			edit(func(r *ruleset) error { r.FlushChain(r.chain); return rule("owner B", expr.VerdictAccept)(r) })(t)
+			editWith(func(r *ruleset) error { r.FlushChain(r.chain); return rule("owner B", expr.VerdictAccept)(r) })(t)
 		}, []string{`nft rule .* "owner A" vanished`, `nft rule .* "owner B" appeared`}},
-		{"order of rules", func(t *testing.T) { first(rule("A11", expr.VerdictAccept))(t); edit(rule("B11", expr.VerdictDrop))(t) },
+		{"order of rules", func(t *testing.T) {
+			first(rule("A11", expr.VerdictAccept))(t)
+			editWith(rule("B11", expr.VerdictDrop))(t)
+		},
 			func(t *testing.T) {
-				edit(func(r *ruleset) error {
+				editWith(func(r *ruleset) error {
 					r.FlushChain(r.chain)
 					_ = rule("B11", expr.VerdictDrop)(r)
 					return rule("A11", expr.VerdictAccept)(r)
 				})(t)
 			}, []string{"order of nft rule inet lace post changed: hash .* -> .*"}},
-		{"element", build, edit(func(r *ruleset) error { return r.SetAddElements(r.set, element("")) }),
+		{"element", build, editWith(func(r *ruleset) error { return r.SetAddElements(r.set, element("")) }),
 			[]string{`nft element inet lace pods \{1:0a010203\} appeared`}},
 		{"comment of an element", first(func(r *ruleset) error { return r.SetAddElements(r.set, element("pod A")) }), func(t *testing.T) {
-			edit(func(r *ruleset) error { return r.SetDeleteElements(r.set, element("")) })(t)
-			edit(func(r *ruleset) error { return r.SetAddElements(r.set, element("pod B")) })(t)
+			editWith(func(r *ruleset) error { return r.SetDeleteElements(r.set, element("")) })(t)
+			editWith(func(r *ruleset) error { return r.SetAddElements(r.set, element("pod B")) })(t)
 		}, []string{`nft element inet lace pods \{1:0a010203\} changed: userdata 0:"pod A" -> 0:"pod B"`}},
 		{"value in a map", first(func(r *ruleset) error { return r.SetAddElements(r.ports, port(3)) }), func(t *testing.T) {
-			edit(func(r *ruleset) error { return r.SetDeleteElements(r.ports, port(3)) })(t)
-			edit(func(r *ruleset) error { return r.SetAddElements(r.ports, port(4)) })(t)
+			editWith(func(r *ruleset) error { return r.SetDeleteElements(r.ports, port(3)) })(t)
+			editWith(func(r *ruleset) error { return r.SetAddElements(r.ports, port(4)) })(t)
 		}, []string{`nft element inet lace ports \{1:1f90\} changed: data \{1:0a010203\} -> \{1:0a010204\}`}},
 		{"flags of a set", build, func(t *testing.T) {
-			edit(func(r *ruleset) error { r.DelSet(r.set); return nil })(t)
-			edit(func(r *ruleset) error { r.set.Interval = true; return r.AddSet(r.set, nil) })(t)
+			editWith(func(r *ruleset) error { r.DelSet(r.set); return nil })(t)
+			editWith(func(r *ruleset) error { r.set.Interval = true; return r.AddSet(r.set, nil) })(t)
 		}, []string{"nft set inet lace pods changed: .*flags .*"}},
 		{"interval", func(t *testing.T) {
-			edit(func(r *ruleset) error { r.AddTable(r.table); r.set.Interval = true; return r.AddSet(r.set, nil) })(t)
-		}, edit(func(r *ruleset) error {
+			editWith(func(r *ruleset) error { r.AddTable(r.table); r.set.Interval = true; return r.AddSet(r.set, nil) })(t)
+		}, editWith(func(r *ruleset) error {
 			return r.SetAddElements(r.set, []nftables.SetElement{{Key: net.IP{10, 1, 0, 0}}, {Key: net.IP{10, 2, 0, 0}, IntervalEnd: true}})
 		}), []string{`nft element inet lace pods \{1:0a010000\} appeared`, `nft element inet lace pods \{1:0a020000\} flags 1 appeared`}},
 		{"counting element", func(t *testing.T) {
-			edit(func(r *ruleset) error { r.AddTable(r.table); r.set.Counter = true; return r.AddSet(r.set, nil) })(t)
-		}, edit(func(r *ruleset) error { return r.SetAddElements(r.set, element("")) }),
+			editWith(func(r *ruleset) error { r.AddTable(r.table); r.set.Counter = true; return r.AddSet(r.set, nil) })(t)
+		}, editWith(func(r *ruleset) error { return r.SetAddElements(r.set, element("")) }),
 			[]string{`nft element inet lace pods \{1:0a010203\} appeared`}},
-		{"object", build, edit(func(r *ruleset) error {
+		{"object", build, editWith(func(r *ruleset) error {
 			r.AddObj(&nftables.CounterObj{Table: r.table, Name: "seen"})
 			return nil
 		}), []string{"nft object inet lace seen type 1 appeared"}},
 	})
 }
 
-// sh runs a command in the namespace of f, or skips the test if the command is missing.
-func sh(name string, args ...string) func(*testing.T) {
+// runCommand runs a command in the namespace of f. The function skips the test if the command is not installed.
+func runCommand(name string, args ...string) func(*testing.T) {
 	return func(t *testing.T) {
 		out, err := exec.Command(name, args...).CombinedOutput()
 		if err != nil {
@@ -167,19 +170,19 @@ func TestDetectsIptables(t *testing.T) {
 				return []string{"-w", "-t", tool.table, verb, chain, "-s", source, "-m", "comment", "--comment", comment, "-j", "ACCEPT"}
 			}
 			load := func(t *testing.T) {
-				sh(tool.name, "-w", "-t", tool.table, "-A", chain)(t)
-				sh(tool.name, "-w", "-t", tool.table, "-F")(t)
+				runCommand(tool.name, "-w", "-t", tool.table, "-A", chain)(t)
+				runCommand(tool.name, "-w", "-t", tool.table, "-F")(t)
 			}
-			add := sh(tool.name, args("-A", "owner A")...)
+			add := runCommand(tool.name, args("-A", "owner A")...)
 			checkChanges(t, []change{
 				{"rule", load, add, []string{tool.want + " appeared"}},
-				{"gone", func(t *testing.T) { load(t); add(t) }, sh(tool.name, args("-D", "owner A")...), []string{tool.want + " vanished"}},
+				{"gone", func(t *testing.T) { load(t); add(t) }, runCommand(tool.name, args("-D", "owner A")...), []string{tool.want + " vanished"}},
 			})
 		})
 	}
 }
 
-// needs skips the test with a message if a tool or its table is missing.
+// needs skips the test with a message if a tool is missing or the kernel lacks the table of the tool.
 func needs(t *testing.T, tool, table string) {
 	t.Helper()
 	path, err := exec.LookPath(tool)

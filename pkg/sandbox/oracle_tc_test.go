@@ -28,13 +28,13 @@ func TestDetectsQdiscs(t *testing.T) {
 
 func TestDetectsFilters(t *testing.T) {
 	checkChanges(t, []change{
-		{"u32 and mirred on ingress", func(t *testing.T) { vethUp(t); ingress(t) }, mirror(unix.ETH_P_ALL, netlink.MakeHandle(0xffff, 0), "v1"),
+		{"u32 and mirred on ingress", func(t *testing.T) { vethUp(t); ingress(t) }, mirrorTo(unix.ETH_P_ALL, netlink.MakeHandle(0xffff, 0), "v1"),
 			[]string{"filter u32 dev v0 parent ffff:0 protocol 0003 pref 49152  appeared", "filter u32 .* appeared",
 				"filter u32 dev v0 parent ffff:0 protocol 0003 pref 49152 .* actions mirred .* dev v1.* appeared"}},
 		{"another target", func(t *testing.T) {
 			vethUp(t)
 			ingress(t)
-			mirror(unix.ETH_P_ALL, netlink.MakeHandle(0xffff, 0), "v1")(t)
+			mirrorTo(unix.ETH_P_ALL, netlink.MakeHandle(0xffff, 0), "v1")(t)
 		}, func(t *testing.T) {
 			must(t, netlink.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "ifb0"}}))
 			filters, err := netlink.FilterList(get(t, "v0"), netlink.MakeHandle(0xffff, 0))
@@ -42,11 +42,11 @@ func TestDetectsFilters(t *testing.T) {
 			for _, f := range filters {
 				must(t, netlink.FilterDel(f))
 			}
-			mirror(unix.ETH_P_ALL, netlink.MakeHandle(0xffff, 0), "ifb0")(t)
+			mirrorTo(unix.ETH_P_ALL, netlink.MakeHandle(0xffff, 0), "ifb0")(t)
 		}, []string{"filter u32 .* dev ifb0.* appeared", "filter u32 .* dev v1.* vanished", "link ifb0 appeared"}},
-		{"clsact egress", func(t *testing.T) { vethUp(t); clsact(t) }, mirror(unix.ETH_P_IP, netlink.HANDLE_MIN_EGRESS, "v1"),
+		{"clsact egress", func(t *testing.T) { vethUp(t); clsact(t) }, mirrorTo(unix.ETH_P_IP, netlink.HANDLE_MIN_EGRESS, "v1"),
 			[]string{"filter u32 dev v0 parent ffff:fff3 protocol 0800 .* appeared", "filter u32 .* appeared", "filter u32 .* dev v1.* appeared"}},
-		{"gone", func(t *testing.T) { vethUp(t); clsact(t); mirror(unix.ETH_P_IP, netlink.HANDLE_MIN_INGRESS, "v1")(t) }, func(t *testing.T) {
+		{"gone", func(t *testing.T) { vethUp(t); clsact(t); mirrorTo(unix.ETH_P_IP, netlink.HANDLE_MIN_INGRESS, "v1")(t) }, func(t *testing.T) {
 			must(t, netlink.QdiscDel(&netlink.Clsact{QdiscAttrs: clsactAttrs(t)}))
 		}, []string{"filter .* vanished", "filter .* vanished", "filter .* vanished", "qdisc clsact .* vanished"}},
 	})
@@ -73,8 +73,8 @@ func clsactAttrs(t *testing.T) netlink.QdiscAttrs {
 
 func clsact(t *testing.T) { must(t, netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: clsactAttrs(t)})) }
 
-// mirror redirects all of v0's packets to another link.
-func mirror(protocol uint16, parent uint32, to string) func(*testing.T) {
+// mirrorTo redirects all packets of v0 to another link.
+func mirrorTo(protocol uint16, parent uint32, to string) func(*testing.T) {
 	return func(t *testing.T) {
 		must(t, netlink.FilterAdd(&netlink.U32{
 			FilterAttrs: netlink.FilterAttrs{LinkIndex: index(t, "v0"), Parent: parent, Protocol: protocol},

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// A change is an action in a namespace with the expected differences.
+// A change is an action in a namespace, together with the differences that are expected.
 type change struct {
 	name  string
 	setup func(*testing.T) // before the first snapshot
@@ -23,18 +23,18 @@ type change struct {
 	want  []string // regular expressions for whole lines, without the scope
 }
 
-// A namespace is the host or a pod.
+// A namespace is either the host or a pod.
 type namespace struct {
 	scope string
 	do    func(func() error) error
 	opt   sandbox.Options
 }
 
-// namespaces returns a namespace of each kind, with lo only.
-func namespaces(t *testing.T) []namespace {
+// newNamespaces returns one namespace of each kind. They contain only lo.
+func newNamespaces(t *testing.T) []namespace {
 	host, pod := kerneltest.NewPod(t), kerneltest.NewPod(t)
 	return []namespace{
-		// A second pod stands for the host, so that no case sees another's residue.
+		// A second pod is used as the host. No test case then sees state of another test case.
 		{"host", host.Do, sandbox.Options{}},
 		{"pod " + pod.Name, pod.Do, sandbox.Options{Pods: []*sandbox.Pod{pod}}},
 	}
@@ -52,7 +52,7 @@ func (n namespace) take(t *testing.T) *sandbox.Snapshot {
 	return s
 }
 
-// run applies f inside the namespace.
+// run calls f inside the namespace.
 func (n namespace) run(t *testing.T, f func(*testing.T)) {
 	t.Helper()
 	if f == nil {
@@ -61,7 +61,7 @@ func (n namespace) run(t *testing.T, f func(*testing.T)) {
 	must(t, n.do(func() error { f(t); return nil }))
 }
 
-// must ends the test. On a pod's thread it ends the thread, and the error of Do ends the test.
+// must ends the test. On the thread of a pod, must ends this thread. Do then returns an error, which ends the test.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -72,7 +72,7 @@ func must(t *testing.T, err error) {
 func checkChanges(t *testing.T, changes []change) {
 	for _, c := range changes {
 		t.Run(c.name, func(t *testing.T) {
-			for _, n := range namespaces(t) {
+			for _, n := range newNamespaces(t) {
 				n.run(t, c.setup)
 				before, same := n.take(t), n.take(t)
 				if diff := sandbox.Diff(before, same); len(diff) > 0 {
@@ -281,7 +281,7 @@ func addVeth(t *testing.T) {
 	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "v0", TxQLen: 1000}, PeerName: "v1"}))
 }
 
-// vethUp waits for nothing: snapshots must not depend on the kernel's progress.
+// vethUp adds a veth, sets both ends up and returns at once, because snapshots must not depend on later work of the kernel.
 func vethUp(t *testing.T) { addVeth(t); up(t, "v0"); up(t, "v1") }
 
 func bridge(t *testing.T) {

@@ -14,10 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// netnsDir is the folder in which ip-netns(8) and the container runtimes keep namespaces.
+// netnsDir is the folder in which ip-netns(8) and container runtimes store network namespaces.
 const netnsDir = "/run/netns"
 
-// Pod is a network namespace bind-mounted at /run/netns/<name>, as a container runtime creates it. Only the mount keeps it alive.
+// Pod is a network namespace that is mounted at /run/netns/<name>, where container runtimes mount namespaces. The namespace exists only as
+// long as it is mounted.
 type Pod struct {
 	Name string
 	Path string
@@ -25,7 +26,7 @@ type Pod struct {
 	closed atomic.Bool
 }
 
-// NewPod creates a network namespace. Its lo stays down, as with runtimes.
+// NewPod creates a new network namespace. The link lo stays down, as with container runtimes.
 func NewPod(name string) (*Pod, error) {
 	if name == "" || filepath.Base(name) != name || name == "." || name == ".." {
 		return nil, fmt.Errorf("pod name %q: want a plain file name", name)
@@ -53,8 +54,9 @@ func (p *Pod) create() error {
 	return nil
 }
 
-// Do runs f inside the namespace, on an operating system thread that then ends. Sockets that f opens and processes that f starts stay in
-// the namespace. Goroutines that f starts run outside. f must not call t.FailNow, because it runs on another goroutine.
+// Do runs f inside the namespace. Do uses a separate thread of the operating system, which ends after the call. Sockets that f opens and
+// processes that f starts remain in the namespace. Goroutines that f starts run outside of the namespace. The function f must not call
+// t.FailNow, because f runs on another goroutine.
 func (p *Pod) Do(f func() error) error {
 	if p.closed.Load() {
 		return fmt.Errorf("pod %s: %w", p.Name, os.ErrClosed)
@@ -67,8 +69,8 @@ func (p *Pod) Do(f func() error) error {
 	})
 }
 
-// Close unmounts and removes the file. The kernel then deletes the namespace unless a process or a socket still uses it. Close is
-// idempotent, also if another program removed the file.
+// Close unmounts the namespace and removes its file. The kernel then deletes the namespace, unless a process or a socket still uses the
+// namespace. Close is idempotent. Close succeeds even if another program has already removed the file.
 func (p *Pod) Close() error {
 	p.closed.Store(true)
 	err := unix.Unmount(p.Path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
@@ -81,8 +83,8 @@ func (p *Pod) Close() error {
 	return nil
 }
 
-// gone reports whether the namespace can no longer be entered.
-func (p *Pod) gone() bool {
+// isGone reports whether the namespace can no longer be entered.
+func (p *Pod) isGone() bool {
 	var stat unix.Statfs_t
 	return p.closed.Load() || unix.Statfs(p.Path, &stat) != nil || stat.Type != unix.NSFS_MAGIC
 }
@@ -99,14 +101,15 @@ func setns(path string) error {
 	return nil
 }
 
-// onThread runs f on a separate thread. The goroutine ends without unlocking, so the Go runtime ends the thread and leaves its namespace.
+// onThread runs f on a separate thread of the operating system. The goroutine ends without unlocking its thread. The Go runtime therefore
+// ends the thread, which is in the wrong namespace.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// /proc/<pid>/ns shows the main thread's namespaces, so the main thread must stay out. Hold it here so that the retry gets
-			// another thread.
+			// The main thread must not enter another namespace, because /proc/<pid>/ns shows the namespaces of the main thread. The main thread
+			// stays locked during the second attempt, so that this attempt gets another thread.
 			defer runtime.UnlockOSThread()
 			done <- onThread(f)
 			return

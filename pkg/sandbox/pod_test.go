@@ -50,7 +50,7 @@ func TestPodIsANamespace(t *testing.T) {
 	}
 }
 
-// TestPodThreadsAreThrownAway looks for threads that returned to the pool inside a pod's namespace.
+// TestPodThreadsAreThrownAway checks that the Go runtime reuses no thread which is inside a pod's namespace.
 func TestPodThreadsAreThrownAway(t *testing.T) {
 	pod, host := kerneltest.NewPod(t), netnsHere(t)
 	for range 50 {
@@ -145,7 +145,7 @@ func TestPodClose(t *testing.T) {
 	t.Error("the namespace lives on: the host side of its veth is still there")
 }
 
-// TestPodCloseAfterOthers closes a pod whose mount or file another program removed.
+// TestPodCloseAfterOthers closes a pod after another program removed its mount or its file.
 func TestPodCloseAfterOthers(t *testing.T) {
 	pod, err := sandbox.NewPod("robbed")
 	must(t, err)

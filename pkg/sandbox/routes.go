@@ -34,8 +34,8 @@ func routeSchema() schema {
 		unix.RTA_GATEWAY:   {"via", ip},
 		unix.RTA_PRIORITY:  {"metric", number},
 		unix.RTA_PREFSRC:   {"src", ip},
-		unix.RTA_METRICS:   {"metrics", nested},
-		unix.RTA_MULTIPATH: {"nexthops", multipath},
+		unix.RTA_METRICS:   {"metrics", treeColumn},
+		unix.RTA_MULTIPATH: {"nexthops", nexthopsText},
 		unix.RTA_VIA:       {"via", raw},
 		unix.RTA_PREF:      {"pref", number},
 		30:                 {"nhid", number},
@@ -64,11 +64,11 @@ func (c *collector) addRoute(m []byte) {
 		return
 	}
 	table := m[4:5]
-	if t := find(list, unix.RTA_TABLE); t != nil {
+	if t := findAttr(list, unix.RTA_TABLE); t != nil {
 		table = t
 	}
 	name := fmt.Sprintf("route %s %s table %s %s proto %d scope %d", orUnknown(routeTypes()[kind]),
-		prefixText(find(list, unix.RTA_DST), m[0], m[1]), tableText(table), text(c.fields(list, routeSchema())), protocol, scope)
+		prefixText(findAttr(list, unix.RTA_DST), m[0], m[1]), tableText(table), joinFields(c.toFields(list, routeSchema())), protocol, scope)
 	if m[3] != 0 {
 		name += fmt.Sprintf(" tos %d", m[3])
 	}
@@ -78,7 +78,8 @@ func (c *collector) addRoute(m []byte) {
 	c.add(name)
 }
 
-// derivedRoute reports whether the kernel added the route for an address or an interface. Those of IPv6 come late.
+// derivedRoute reports whether the kernel added the route because of an address or an interface. The kernel adds these IPv6 routes with a
+// delay.
 func derivedRoute(m []byte, list []attr) bool {
 	if m[5] != unix.RTPROT_KERNEL {
 		return false
@@ -87,7 +88,7 @@ func derivedRoute(m []byte, list []attr) bool {
 	case unix.RTN_LOCAL, unix.RTN_BROADCAST, unix.RTN_ANYCAST, unix.RTN_MULTICAST:
 		return true
 	}
-	addr, ok := netip.AddrFromSlice(find(list, unix.RTA_DST))
+	addr, ok := netip.AddrFromSlice(findAttr(list, unix.RTA_DST))
 	return ok && addr.Is6() && (addr.IsLinkLocalUnicast() || addr.IsMulticast())
 }
 
@@ -108,8 +109,8 @@ func orUnknown(s string) string {
 	return s
 }
 
-// multipath formats the nexthops of one route, without properties that follow the carrier.
-func multipath(c *collector, b []byte) string {
+// nexthopsText formats the nexthops of one route. The function leaves out properties that change with the carrier.
+func nexthopsText(c *collector, b []byte) string {
 	var hops []string
 	for len(b) >= sizeofRtNexthop {
 		size := int(native.Uint16(b))
@@ -117,7 +118,7 @@ func multipath(c *collector, b []byte) string {
 			break
 		}
 		list, _ := parseAttrs(b[sizeofRtNexthop:size])
-		hop := fmt.Sprintf("[dev %s weight %d %s", c.linkName(native.Uint32(b[4:])), b[3], text(c.fields(list, routeSchema())))
+		hop := fmt.Sprintf("[dev %s weight %d %s", c.linkName(native.Uint32(b[4:])), b[3], joinFields(c.toFields(list, routeSchema())))
 		if b[2]&unix.RTNH_F_ONLINK != 0 {
 			hop += " onlink"
 		}
@@ -153,15 +154,15 @@ func (c *collector) collectRules(s *socket) error {
 		for _, m := range messages {
 			list, _ := parseAttrs(m[sizeofRtMsg:])
 			c.add(fmt.Sprintf("rule %s: from %s to %s table %s action %d tos %d flags %d %s",
-				orZero(number(c, find(list, unix.FRA_PRIORITY))),
-				prefixText(find(list, unix.FRA_SRC), m[0], m[2]), prefixText(find(list, unix.FRA_DST), m[0], m[1]),
-				tableText(find(list, unix.FRA_TABLE)), m[7], m[3], native.Uint32(m[8:]), text(c.fields(list, ruleSchema()))))
+				orZero(number(c, findAttr(list, unix.FRA_PRIORITY))),
+				prefixText(findAttr(list, unix.FRA_SRC), m[0], m[2]), prefixText(findAttr(list, unix.FRA_DST), m[0], m[1]),
+				tableText(findAttr(list, unix.FRA_TABLE)), m[7], m[3], native.Uint32(m[8:]), joinFields(c.toFields(list, ruleSchema()))))
 		}
 	}
 	return nil
 }
 
-// unlessUnset hides -1, which stands for an unset value.
+// unlessUnset returns "" for the value -1, which means that nothing is set.
 func unlessUnset(c *collector, b []byte) string {
 	if len(b) == 4 && native.Uint32(b) == ^uint32(0) {
 		return ""
@@ -169,7 +170,7 @@ func unlessUnset(c *collector, b []byte) string {
 	return number(c, b)
 }
 
-// tableText names the standard routing tables.
+// tableText returns the name of a standard routing table, or the number of any other table.
 func tableText(b []byte) string {
 	switch text := number(nil, b); text {
 	case "255":
@@ -198,7 +199,7 @@ func (c *collector) collectNexthops(s *socket) error {
 	by := schema{1: {"id", number}, 5: {"dev", linkIndex}, 6: {"via", ip}}
 	for _, m := range messages {
 		list, _ := parseAttrs(m[sizeofNhMsg:])
-		c.add(fmt.Sprintf("nexthop %s proto %d", text(c.fields(list, by)), m[2]))
+		c.add(fmt.Sprintf("nexthop %s proto %d", joinFields(c.toFields(list, by)), m[2]))
 	}
 	return nil
 }

@@ -10,33 +10,35 @@ import (
 	"strings"
 )
 
-// Options selects what a snapshot covers besides the caller's own network namespace, which is called the host here.
+// Options selects the objects that a snapshot contains. The network namespace of the caller is always included; it is called the host here.
 type Options struct {
-	// Pods are included too. A pod whose namespace is gone is left out.
+	// Pods are included too. If the namespace of a pod no longer exists, the snapshot does not contain the pod.
 	Pods []*Pod
-	// Dirs are state folders: path, mode, owner and content of everything below them.
+	// Dirs lists state folders. The snapshot contains the path, mode, owner and content of all files in these folders.
 	Dirs []string
-	// Conntrack adds the connection tracking entries. They change with traffic, so only tests about them should set it.
+	// Conntrack includes the entries of connection tracking. The entries of connection tracking change with traffic. Only tests about
+	// connection tracking should set Conntrack.
 	Conntrack bool
-	// Ignore leaves out the records whose line, such as "host: link cni0", it matches.
+	// Ignore excludes all records whose line matches this expression. An example of a line is "host: link cni0".
 	Ignore *regexp.Regexp
 }
 
-// Snapshot is the state in the host, the pods and the folders that a CNI plugin may change: links, addresses, routes, rules, nexthops,
-// neighbours, forwarding entries, queueing disciplines, classes, filters, nftables, legacy iptables, sysctls and files. It is normalised,
-// so that snapshots of equal states are equal: it has no indexes, handles, counters or timers, and nothing that the kernel changes by
-// itself.
+// Snapshot is the state of the host, the pods and the folders that a CNI plugin may change. Snapshot contains links, addresses, routes,
+// rules, nexthops, neighbours, forwarding entries, queueing disciplines, classes, filters, nftables, legacy iptables, sysctls and files.
+// Snapshots are normalised, so that two snapshots of the same state are equal. Snapshots contain no indexes, handles, counters or timers,
+// and nothing that the kernel changes by itself.
 type Snapshot struct {
 	scopes  map[string]bool
 	records map[string]record
 }
 
-// A record is one object, with a name that is unique in its scope.
+// A record describes one object. The name of a record is unique within its scope.
 type record struct {
 	scope  string  // "host" or "pod NAME"
 	name   string  // "link eth0"
 	fields []field // properties of the object that may change
-	// owner names the record whose change explains a change of this one, which is then not reported.
+	// A record appears and vanishes together with the record named owner. Diff does not report a record that appears or vanishes with its
+	// owner.
 	owner string
 }
 
@@ -44,7 +46,7 @@ type field struct{ name, value string }
 
 func (r record) key() string { return r.scope + ": " + r.name }
 
-// Take returns a snapshot of the calling thread's namespace, the pods and the folders.
+// Take returns a snapshot of the calling thread's network namespace, the pods and the folders.
 func Take(opt Options) (*Snapshot, error) {
 	s := &Snapshot{scopes: map[string]bool{"host": true}, records: map[string]record{}}
 	runtime.LockOSThread() // one thread and one namespace for all of the host's parts
@@ -54,7 +56,7 @@ func Take(opt Options) (*Snapshot, error) {
 		return nil, fmt.Errorf("snapshot of the host: %w", err)
 	}
 	for _, pod := range opt.Pods {
-		if pod.gone() {
+		if pod.isGone() {
 			continue
 		}
 		scope := "pod " + pod.Name
@@ -71,7 +73,7 @@ func Take(opt Options) (*Snapshot, error) {
 	return s, nil
 }
 
-// collect adds the records of the calling thread's namespace.
+// collect adds the records of one network namespace: that of the calling thread.
 func (s *Snapshot) collect(scope string, opt Options) error {
 	c := &collector{scope: scope}
 	if err := c.collect(opt.Conntrack); err != nil {
@@ -81,7 +83,8 @@ func (s *Snapshot) collect(scope string, opt Options) error {
 	return nil
 }
 
-// add numbers records of the same name. All records of a name in a scope must come in one call.
+// add appends a number to the names of records that have the same name. All records of one name in one scope must be passed in the same
+// call.
 func (s *Snapshot) add(records []record, ignore *regexp.Regexp) {
 	same := map[string]int{}
 	for _, r := range records {
@@ -97,7 +100,7 @@ func (s *Snapshot) add(records []record, ignore *regexp.Regexp) {
 	}
 }
 
-// String lists all records in order, one per line.
+// String returns all records in order, with one record in each line.
 func (s *Snapshot) String() string {
 	var b strings.Builder
 	for _, key := range sortedKeys(s.records) {

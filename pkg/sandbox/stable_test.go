@@ -18,15 +18,15 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// connectedPods creates two pods that stand for a node and a container: bridge, veth, both families, a firewall and shaping. It waits for
-// nothing.
+// connectedPods creates two pods, one in the role of the node and one in the role of a container. The function connects them with a bridge
+// and a veth, with both address families, a firewall and traffic shaping. It waits for nothing.
 func connectedPods(t *testing.T) (node, pod *sandbox.Pod) {
 	node, pod = unconnected(t)
 	connect(t, pod)
 	return node, pod
 }
 
-// connect sets the container's end up, which gives the node's end its carrier.
+// connect sets the container's end of the veth up. The node's end then gets a carrier.
 func connect(t *testing.T, pod *sandbox.Pod) {
 	must(t, pod.Do(func() error { up(t, "v1"); addressOn(t, "v1", "10.8.0.2/24", "fd08::2/64"); return nil }))
 }
@@ -50,8 +50,8 @@ func unconnected(t *testing.T) (node, pod *sandbox.Pod) {
 
 func firewall(t *testing.T) {
 	build(t)
-	edit(rule("counted", expr.VerdictAccept))(t)
-	edit(func(r *ruleset) error {
+	editWith(rule("counted", expr.VerdictAccept))(t)
+	editWith(func(r *ruleset) error {
 		r.AddObj(&nftables.QuotaObj{Table: r.table, Name: "quota", Bytes: 1 << 40})
 		return r.SetAddElements(r.set, element("pod A"))
 	})(t)
@@ -77,8 +77,8 @@ func takeAll(t *testing.T, pods ...*sandbox.Pod) *sandbox.Snapshot {
 	return s
 }
 
-// TestStableWhileTheKernelSettles compares from the first moment on. Carrier, duplicate address detection, link-local addresses and
-// multicast groups come later, and no program changed them.
+// TestStableWhileTheKernelSettles takes snapshots from the first moment on and compares them. The carrier, duplicate address detection,
+// link-local addresses and multicast groups change later, although no program changes them.
 func TestStableWhileTheKernelSettles(t *testing.T) {
 	node, pod := unconnected(t)
 	first := takeAll(t, node)
@@ -93,7 +93,7 @@ func TestStableWhileTheKernelSettles(t *testing.T) {
 	}
 }
 
-// TestStableWithoutCarrier sets the other end of the node's only port down.
+// TestStableWithoutCarrier takes away the carrier of the node's only bridge port by setting the port's peer down.
 func TestStableWithoutCarrier(t *testing.T) {
 	node, pod := connectedPods(t)
 	time.Sleep(100 * time.Millisecond)
@@ -113,7 +113,7 @@ func TestStableUnderTraffic(t *testing.T) {
 		must(t, netlink.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "ifb0"}}))
 		up(t, "ifb0")
 		ingress(t)
-		mirror(unix.ETH_P_ALL, netlink.MakeHandle(0xffff, 0), "ifb0")(t)
+		mirrorTo(unix.ETH_P_ALL, netlink.MakeHandle(0xffff, 0), "ifb0")(t)
 		return nil
 	}))
 	before := takeAll(t, node, pod)
@@ -124,7 +124,7 @@ func TestStableUnderTraffic(t *testing.T) {
 	}
 }
 
-// send sends datagrams, with or without a listener.
+// send sends datagrams, whether a process listens or not.
 func send(to string, n int) error {
 	conn, err := net.Dial("udp", to)
 	if err != nil {
@@ -138,7 +138,7 @@ func send(to string, n int) error {
 	return nil
 }
 
-// TestEqualAfterChurn adds and removes everything once: indexes and handles differ afterwards, but the state is equal.
+// TestEqualAfterChurn adds and removes all objects once. The indexes and handles are different afterwards, but the snapshots are equal.
 func TestEqualAfterChurn(t *testing.T) {
 	node, pod := connectedPods(t)
 	time.Sleep(100 * time.Millisecond)
@@ -150,7 +150,7 @@ func TestEqualAfterChurn(t *testing.T) {
 			must(t, netlink.LinkSetMaster(get(t, link), get(t, "br0")))
 			moveTo(t, "v1", other)
 			up(t, link)
-			edit(func(r *ruleset) error {
+			editWith(func(r *ruleset) error {
 				return r.SetAddElements(r.set, []nftables.SetElement{{Key: net.IP{10, 9, 9, 9}, Comment: "pod B"}})
 			})(t)
 			return nil
@@ -160,14 +160,14 @@ func TestEqualAfterChurn(t *testing.T) {
 		}
 		must(t, other.Close())
 		must(t, node.Do(func() error {
-			edit(func(r *ruleset) error {
+			editWith(func(r *ruleset) error {
 				return r.SetDeleteElements(r.set, []nftables.SetElement{{Key: net.IP{10, 9, 9, 9}}})
 			})(t)
 			must(t, netlink.QdiscDel(&netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index(t, "v0"), Parent: netlink.HANDLE_ROOT}}))
 			tbf(0, 10_000_000)(t)
-			edit(func(r *ruleset) error { r.DelTable(r.table); return nil })(t)
+			editWith(func(r *ruleset) error { r.DelTable(r.table); return nil })(t)
 			firewall(t)
-			edit(func(r *ruleset) error { // again in the same table
+			editWith(func(r *ruleset) error { // again in the same table
 				r.FlushChain(r.chain)
 				r.DelChain(r.chain)
 				r.DelSet(r.set)
@@ -181,13 +181,13 @@ func TestEqualAfterChurn(t *testing.T) {
 	kerneltest.NoLeak(t, before, sandbox.Options{Pods: []*sandbox.Pod{node, pod}})
 }
 
-// TestTakeDuringChurn dumps tables that change all the time.
+// TestTakeDuringChurn takes snapshots of tables that change all the time.
 func TestTakeDuringChurn(t *testing.T) {
 	node := kerneltest.NewPod(t)
 	must(t, node.Do(func() error {
 		build(t)
 		for range 16 { // more than fits into one datagram
-			edit(func(r *ruleset) error {
+			editWith(func(r *ruleset) error {
 				for range 50 {
 					_ = rule("some rule", expr.VerdictAccept)(r)
 				}
@@ -206,7 +206,7 @@ func TestTakeDuringChurn(t *testing.T) {
 					return nil
 				default:
 				}
-				edit(rule("extra", expr.VerdictAccept))(t)
+				editWith(rule("extra", expr.VerdictAccept))(t)
 				time.Sleep(5 * time.Millisecond)
 			}
 		})
@@ -220,7 +220,7 @@ func TestTakeDuringChurn(t *testing.T) {
 	churn.Wait()
 }
 
-// TestPodThatDied: a dead pod is left out of the comparison, but the host is not.
+// TestPodThatDied: Diff ignores a dead pod, but it still compares the host.
 func TestPodThatDied(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	before := takeAll(t, pod)

@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sysctlRoot shows the settings in the namespace of the thread that opens it.
+// sysctlRoot contains the settings of the network namespace of the thread that opens it.
 const sysctlRoot = "/proc/sys/net/"
 
-// collectSysctls reads every setting of every interface, and the general settings that network plugins may change.
+// collectSysctls reads all settings of every interface. The function also reads those general settings that network plugins may change.
 func (c *collector) collectSysctls() error {
 	for _, group := range []string{"ipv4/conf/", "ipv6/conf/"} {
 		entries, err := os.ReadDir(sysctlRoot + group)
@@ -43,7 +43,7 @@ func (c *collector) collectSysctls() error {
 	return nil
 }
 
-// collectConf returns one record for a folder of sysctls.
+// collectConf adds one record for a folder of sysctls.
 func (c *collector) collectConf(name, owner string) error {
 	dir, err := os.Open(sysctlRoot + name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -67,8 +67,8 @@ func (c *collector) collectConf(name, owner string) error {
 	return nil
 }
 
-// readSysctl reads a setting. ok is false for write-only settings and those without a value. There are hundreds, so each costs only three
-// system calls.
+// readSysctl reads a setting. The result ok is false if the setting can only be written or has no value. There are hundreds of settings, so
+// readSysctl needs only three system calls for each of them.
 func readSysctl(dir int, name string) (string, bool) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -21,7 +21,7 @@ const (
 	tcaOptions = 2
 )
 
-// tcSchema leaves out the counters.
+// tcSchema leaves out counters.
 func tcSchema(options func(*collector, []byte) string) schema {
 	return schema{
 		tcaKind:    omit(),
@@ -36,7 +36,7 @@ func tcSchema(options func(*collector, []byte) string) schema {
 	}
 }
 
-// A tcObject is the common head of queueing disciplines, classes and filters.
+// A tcObject is the header that queueing disciplines, classes and filters have in common.
 type tcObject struct {
 	dev            uint32
 	handle, parent uint32
@@ -49,11 +49,11 @@ func parseTC(m []byte) tcObject {
 	list, _ := parseAttrs(m[sizeofTcMsg:])
 	return tcObject{
 		dev: native.Uint32(m[4:]), handle: native.Uint32(m[8:]), parent: native.Uint32(m[12:]), info: native.Uint32(m[16:]),
-		kind: str(nil, find(list, tcaKind)), attrs: list,
+		kind: str(nil, findAttr(list, tcaKind)), attrs: list,
 	}
 }
 
-// handleText hides handles that the kernel chose, because they count up.
+// handleText hides a handle that the kernel chose, because the kernel counts these handles up.
 func handleText(h uint32) string {
 	major, minor := h>>16, h&0xffff
 	switch {
@@ -79,7 +79,7 @@ func (c *collector) collectTC(s *socket) error {
 			continue
 		}
 		c.add(fmt.Sprintf("qdisc %s %s dev %s parent %s", q.kind, handleText(q.handle), c.linkName(q.dev), handleText(q.parent)),
-			c.fields(q.attrs, tcSchema(qdiscOptions(q.kind)))...)
+			c.toFields(q.attrs, tcSchema(qdiscOptions(q.kind)))...)
 		parents[q.dev] = append(parents[q.dev], filterParents(q)...)
 	}
 	for _, dev := range sortedDevs(parents) {
@@ -105,7 +105,7 @@ func sortedDevs(m map[uint32][]uint32) []uint32 {
 	return out
 }
 
-// filterParents returns the possible parents of filters of a queueing discipline.
+// filterParents returns all objects of a queueing discipline to which filters can be attached.
 func filterParents(q tcObject) []uint32 {
 	switch q.kind {
 	case "ingress":
@@ -116,12 +116,12 @@ func filterParents(q tcObject) []uint32 {
 	return []uint32{q.handle}
 }
 
-// qdiscOptions hides htb's counter, the only one among the settings.
+// qdiscOptions hides the counter that htb has among its settings. No other queueing discipline has a counter among its settings.
 func qdiscOptions(kind string) func(*collector, []byte) string {
 	if kind != "htb" {
-		return nested
+		return treeColumn
 	}
-	return inside(schema{2: {"init", func(_ *collector, b []byte) string { return bytesText(b[:min(12, len(b))]) }}})
+	return schemaColumn(schema{2: {"init", func(_ *collector, b []byte) string { return bytesText(b[:min(12, len(b))]) }}})
 }
 
 func (c *collector) collectClasses(s *socket, dev uint32) ([]uint32, error) {
@@ -136,12 +136,12 @@ func (c *collector) collectClasses(s *socket, dev uint32) ([]uint32, error) {
 		class := parseTC(m)
 		ids = append(ids, class.handle)
 		c.add(fmt.Sprintf("class %s %s dev %s parent %s", class.kind, handleText(class.handle), c.linkName(dev), handleText(class.parent)),
-			c.fields(class.attrs, tcSchema(nested))...)
+			c.toFields(class.attrs, tcSchema(treeColumn))...)
 	}
 	return ids, nil
 }
 
-// collectFilters leaves out the filters' handles, which the kernel chooses.
+// collectFilters leaves out the handles of filters, because the kernel chooses them.
 func (c *collector) collectFilters(s *socket, dev, parent uint32) error {
 	body := make([]byte, sizeofTcMsg)
 	native.PutUint32(body[4:], dev)
@@ -153,12 +153,12 @@ func (c *collector) collectFilters(s *socket, dev, parent uint32) error {
 	for _, m := range messages {
 		f := parseTC(m)
 		c.add(fmt.Sprintf("filter %s dev %s parent %s protocol %04x pref %d %s", f.kind, c.linkName(dev), handleText(parent),
-			uint16(f.info)<<8|uint16(f.info)>>8, f.info>>16, text(c.fields(f.attrs, tcSchema(filterOptions(f.kind))))))
+			uint16(f.info)<<8|uint16(f.info)>>8, f.info>>16, joinFields(c.toFields(f.attrs, tcSchema(filterOptions(f.kind))))))
 	}
 	return nil
 }
 
-// filterOptions formats a classifier's settings. Each classifier has its actions in a different attribute. Counters are left out.
+// filterOptions formats the settings of a classifier. Each classifier stores its actions in a different attribute. Counters are left out.
 func filterOptions(kind string) func(*collector, []byte) string {
 	actions := map[string]uint16{
 		"u32": 7, "flower": 3, "matchall": 2, "bpf": 1, "basic": 3, "fw": 4, "cgroup": 1, "route": 6, "flow": 9,
@@ -171,23 +171,23 @@ func filterOptions(kind string) func(*collector, []byte) string {
 			switch a.typ {
 			case counters[kind]:
 			case actions[kind]:
-				out = append(out, field{"actions", c.actions(a.data)})
+				out = append(out, field{"actions", c.actionsText(a.data)})
 			default:
-				out = append(out, field{fmt.Sprint(a.typ), tree(a.data)})
+				out = append(out, field{fmt.Sprint(a.typ), treeText(a.data)})
 			}
 		}
-		return "{" + text(out) + "}"
+		return "{" + joinFields(out) + "}"
 	}
 }
 
-// actions formats a list of actions without their indexes, counters and times.
-func (c *collector) actions(b []byte) string {
+// actionsText formats a list of actions without their indexes, counters and times.
+func (c *collector) actionsText(b []byte) string {
 	list, _ := parseAttrs(b)
 	var out []field
 	for _, a := range list {
 		act, _ := parseAttrs(a.data)
-		kind := str(c, find(act, tcaKind))
-		out = append(out, field{kind, text(c.fields(act, schema{
+		kind := str(c, findAttr(act, tcaKind))
+		out = append(out, field{kind, joinFields(c.toFields(act, schema{
 			1:  omit(),
 			2:  {"options", actionOptions(kind)},
 			3:  omit(), // INDEX
@@ -197,10 +197,11 @@ func (c *collector) actions(b []byte) string {
 			10: omit(), // IN_HW_COUNT
 		}))})
 	}
-	return text(out)
+	return joinFields(out)
 }
 
-// actionOptions removes index, references and bindings from the parameters, and the times of use.
+// actionOptions removes the times of use from the parameters of an action. The function also removes the index and the numbers of
+// references and bindings.
 func actionOptions(kind string) func(*collector, []byte) string {
 	times, parms := uint16(1), uint16(2)
 	show := func(_ *collector, b []byte) string { return genericParms(b) }
@@ -222,14 +223,15 @@ func actionOptions(kind string) func(*collector, []byte) string {
 			case parms:
 				out = append(out, field{"parms", show(c, a.data)})
 			default:
-				out = append(out, field{fmt.Sprint(a.typ), tree(a.data)})
+				out = append(out, field{fmt.Sprint(a.typ), treeText(a.data)})
 			}
 		}
-		return text(out)
+		return joinFields(out)
 	}
 }
 
-// genericParms formats data that starts with struct tc_gen: index, capabilities, action, references, bindings.
+// genericParms formats data that starts with struct tc_gen. The struct tc_gen contains the index, capabilities, action, references and
+// bindings.
 func genericParms(b []byte) string {
 	if len(b) < 20 {
 		return bytesText(b)

@@ -14,58 +14,58 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// annotation is the pod annotation with the pod's choices for its VFs. It is an object of interfaces, by their names in the
-// configuration; each value is an object of choices.
-const annotation = "podlace.io/vfs"
+// annotationKey is the name of the pod annotation in which a pod sets properties of its VFs. The value of the annotation is a JSON object.
+// Each key is an interface name from the configuration; each value is an object of choices.
+const annotationKey = "podlace.io/vfs"
 
-// choices are the keys that a pod may set, unless the configuration allows fewer. VLAN, trust and the checks of sent packets protect
-// other pods, so a pod may never set them.
-var choices = []string{"mac", "ips", "name"}
+// allowedChoices are the keys that a pod may set. The configuration can reduce this list. VLAN, trust and the checks of sent packets
+// protect other pods. A pod may therefore never set them.
+var allowedChoices = []string{"mac", "ips", "name"}
 
-// choice is what a pod chose for one VF.
-type choice struct {
+// vfChoice holds the properties that a pod chose for one VF.
+type vfChoice struct {
 	MAC  net.HardwareAddr
 	IPs  []string // in the format of runtimeConfig.ips
 	Name string
 }
 
-func parseAllowed(c *config, raw rawConfig, _ *plugin.Request) error {
-	c.Allowed = choices
+func parseAllowed(c *requestConfig, raw rawConfig, _ *plugin.Request) error {
+	c.Allowed = allowedChoices
 	if raw.AllowAnnotations != nil {
 		c.Allowed = *raw.AllowAnnotations
 	}
 	for _, key := range c.Allowed {
-		if !slices.Contains(choices, key) {
-			return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "allowAnnotations %q: want some of %s", key, strings.Join(choices, ", ")),
+		if !slices.Contains(allowedChoices, key) {
+			return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "allowAnnotations %q: want some of %s", key, strings.Join(allowedChoices, ", ")),
 				"only the configuration may set the other settings of a VF")
 		}
 	}
 	return nil
 }
 
-// parseChoices reads the annotation of the pod. Tenants write it, so it is not trusted.
-func parseChoices(c *config, raw rawConfig, _ *plugin.Request) error {
-	text, ok := raw.RuntimeConfig.Annotations[annotation]
+// parseChoices reads the annotation of the pod. A tenant writes the annotation, so its content is not trusted.
+func parseChoices(c *requestConfig, raw rawConfig, _ *plugin.Request) error {
+	text, ok := raw.RuntimeConfig.Annotations[annotationKey]
 	if !ok {
 		return nil
 	}
 	var wanted map[string]map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(text), &wanted); err != nil {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "annotation %s: want a JSON object of interfaces, each with an object",
-			annotation), `for example {"net1": {"mac": "02:00:00:00:00:01"}}`)
+			annotationKey), `for example {"net1": {"mac": "02:00:00:00:00:01"}}`)
 	}
-	c.Choices = map[string]choice{}
+	c.Choices = map[string]vfChoice{}
 	for _, ifname := range slices.Sorted(maps.Keys(wanted)) {
 		of, err := c.parseChoice(wanted[ifname])
 		if err != nil {
-			return plugin.Errorf(plugin.CodeConfig, "annotation %s: %.20q: %w", annotation, ifname, err)
+			return plugin.Errorf(plugin.CodeConfig, "annotation %s: %.20q: %w", annotationKey, ifname, err)
 		}
 		c.Choices[ifname] = of
 	}
 	return nil
 }
 
-func (c *config) parseChoice(keys map[string]json.RawMessage) (of choice, err error) {
+func (c *requestConfig) parseChoice(keys map[string]json.RawMessage) (of vfChoice, err error) {
 	for key, value := range keys {
 		if !slices.Contains(c.Allowed, key) {
 			return of, plugin.Errorf(plugin.CodeConfig, "%.20q: pods may only choose %q on this node", key, c.Allowed)
@@ -96,7 +96,7 @@ func (c *config) parseChoice(keys map[string]json.RawMessage) (of choice, err er
 	return of, nil
 }
 
-func (c *config) validIPs(ips []string) error {
+func (c *requestConfig) validIPs(ips []string) error {
 	if c.IPAM == "" {
 		return plugin.Errorf(plugin.CodeConfig, "the configuration has no ipam, so VFs get no addresses")
 	}
@@ -109,11 +109,11 @@ func (c *config) validIPs(ips []string) error {
 }
 
 // applyChoices applies the pod's choices to its VFs.
-func applyChoices(r *plugin.Request, cfg config, vfs []vf) error {
+func applyChoices(r *plugin.Request, cfg requestConfig, vfs []vf) error {
 	for _, ifname := range slices.Sorted(maps.Keys(cfg.Choices)) {
 		i := slices.IndexFunc(vfs, func(v vf) bool { return v.Default == ifname })
 		if i < 0 {
-			return plugin.Errorf(plugin.CodeConfig, "annotation %s: the pod has no VF with the name %.20q", annotation, ifname)
+			return plugin.Errorf(plugin.CodeConfig, "annotation %s: the pod has no VF with the name %.20q", annotationKey, ifname)
 		}
 		if err := vfs[i].applyChoice(r, ifname, cfg.Choices[ifname]); err != nil {
 			return err
@@ -122,8 +122,8 @@ func applyChoices(r *plugin.Request, cfg config, vfs []vf) error {
 	return nil
 }
 
-// applyChoice applies the pod's choice to a VF. ifname is the VF's name in the configuration.
-func (v *vf) applyChoice(r *plugin.Request, ifname string, of choice) error {
+// applyChoice applies the pod's choice to a VF. The argument ifname is the VF's name in the configuration.
+func (v *vf) applyChoice(r *plugin.Request, ifname string, of vfChoice) error {
 	if err := v.checkClaimed(ifname, of); err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func (v *vf) applyChoice(r *plugin.Request, ifname string, of choice) error {
 		return nil
 	}
 	if v.Name == r.IfName {
-		return plugin.Errorf(plugin.CodeConfig, "annotation %s: %s: name %s: the runtime requires the name %s", annotation, ifname, of.Name, r.IfName)
+		return plugin.Errorf(plugin.CodeConfig, "annotation %s: %s: name %s: the runtime requires the name %s", annotationKey, ifname, of.Name, r.IfName)
 	}
 	v.Name = of.Name
 	return nil

@@ -15,17 +15,17 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// annotated returns the runtimeConfig of a runtime with the capability for annotations.
-func annotated(text string) object {
+// withAnnotation returns the runtimeConfig of a runtime that passes pod annotations.
+func withAnnotation(text string) object {
 	return object{"io.kubernetes.cri.pod-annotations": object{"podlace.io/vfs": text, "other": "}"}}
 }
 
-// TestChoices: a pod chooses MAC, addresses and name for each of its VFs.
+// TestChoices: a pod chooses the MAC, addresses and name of each of its VFs.
 func TestChoices(t *testing.T) {
 	l := newLab(t, "ipam", ranges(), "reportIPs", true)
 	l.allocate(vf0, vf1)
 	text := `{"net2": {"mac": "02:00:00:00:00:02", "ips": ["10.61.0.77", "fd00:61::77/64"], "name": "data"}, "net1": {"mac": "02:00:00:00:00:01"}}`
-	a := l.add("a", "runtimeConfig", annotated(text))
+	a := l.add("a", "runtimeConfig", withAnnotation(text))
 	var got []string
 	for _, i := range a.result.Interfaces[1:] {
 		got = append(got, i.Name+" "+i.Mac)
@@ -41,11 +41,11 @@ func TestChoices(t *testing.T) {
 	if got := l.podLink("data").MAC.String(); got != "02:00:00:00:00:02" {
 		t.Errorf("MAC %s", got)
 	}
-	l.OK(a.check("runtimeConfig", annotated(text)))
+	l.OK(a.check("runtimeConfig", withAnnotation(text)))
 	l.del("a")
 }
 
-// TestChoicesRefused (S-31): forbidden or impossible choices of a pod are refused before any change.
+// TestChoicesRefused (S-31): ADD refuses forbidden or impossible choices of a pod before any change.
 func TestChoicesRefused(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -75,20 +75,20 @@ func TestChoicesRefused(t *testing.T) {
 		{`annotation podlace.io/vfs: want a JSON object of interfaces`, `{"net1"`, nil},
 		{`annotation podlace.io/vfs: want a JSON object of interfaces`, `[]`, nil},
 	} {
-		l.Fails(l.Call("ADD", "a", append(c.keys, "runtimeConfig", annotated(c.text))...), plugin.CodeConfig, c.says)
+		l.Fails(l.Call("ADD", "a", append(c.keys, "runtimeConfig", withAnnotation(c.text))...), plugin.CodeConfig, c.says)
 	}
-	l.Fails(l.Call("ADD", "a", "ipam", ranges(), "runtimeConfig", annotated(`{"net1": {"ips": ["192.0.2.1"]}}`)), plugin.CodeConfig,
+	l.Fails(l.Call("ADD", "a", "ipam", ranges(), "runtimeConfig", withAnnotation(`{"net1": {"ips": ["192.0.2.1"]}}`)), plugin.CodeConfig,
 		"192.0.2.1")
 	l.isGolden()
 	*l.devices = nil
-	l.Fails(l.Call("ADD", "a", "runtimeConfig", annotated(`{"net1": {"name": "x"}}`)), plugin.CodeConfig, `the pod has no VF with the name "net1"`)
+	l.Fails(l.Call("ADD", "a", "runtimeConfig", withAnnotation(`{"net1": {"name": "x"}}`)), plugin.CodeConfig, `the pod has no VF with the name "net1"`)
 	l.allocate(vf0)
-	l.Fails(l.Call("ADD", "a", "prevResult", nil, "runtimeConfig", annotated(`{"eth0": {"name": "x"}}`)), plugin.CodeConfig,
+	l.Fails(l.Call("ADD", "a", "prevResult", nil, "runtimeConfig", withAnnotation(`{"eth0": {"name": "x"}}`)), plugin.CodeConfig,
 		"name x: the runtime requires the name eth0")
 	l.isGolden()
 }
 
-// TestDeviceInfo (V-23): the pod can find by its UID which VF an interface is, and no file remains after DEL.
+// TestDeviceInfo (V-23): a pod that knows its UID can find the VF of each interface. After DEL no file remains.
 func TestDeviceInfo(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -130,7 +130,7 @@ func TestDeviceInfo(t *testing.T) {
 	for _, file := range []string{"info", "/run/podlace/.vfs/info.json", defaultInfoDir + "/../x.json"} {
 		l.Fails(l.Call("ADD", "a", "runtimeConfig", object{"CNIDeviceInfoFile": file}), plugin.CodeConfig, "want a file in "+defaultInfoDir)
 	}
-	// A folder in place of the file must not prevent the restoration of the VF.
+	// If the device-info file is a folder, the VF must still be restored.
 	a = l.add("c", "CNI_ARGS", args)
 	must(t, os.RemoveAll(defaultInfoDir), os.WriteFile(defaultInfoDir, nil, 0o600))
 	if o := l.OK(l.Call("DEL", "c")); !strings.Contains(o.Log, "could not remove the device-info file") {
@@ -144,7 +144,8 @@ func TestDeviceInfo(t *testing.T) {
 	l.isGolden()
 }
 
-// TestLogFile: the log goes to the file in the configuration, as with sriov-cni, including errors. An unwritable file is not an error.
+// TestLogFile: the plugin writes its log, including errors, to the file that the configuration names. sriov-cni does the same. A file that
+// cannot be written causes no error.
 func TestLogFile(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
@@ -182,7 +183,7 @@ func TestLogFile(t *testing.T) {
 	l.isGolden()
 }
 
-// TestWithIPs: addresses that were requested for another interface do not apply to the VF.
+// TestWithIPs: the VF does not get addresses that were requested for another interface.
 func TestWithIPs(t *testing.T) {
 	conf := `{"args":{"cni":{"ips":["10.0.0.1"]}},"name":"n","runtimeConfig":{"ipRanges":[],"ips":["10.0.0.2"]}}`
 	for ips, want := range map[string]string{

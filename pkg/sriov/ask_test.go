@@ -18,14 +18,14 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// kubelet is a kubelet with the pod shop/web-0.
-type kubelet struct {
+// fakeKubelet is a kubelet that runs the pod shop/web-0.
+type fakeKubelet struct {
 	api.UnimplementedPodResourcesListerServer
 	containers []*api.ContainerResources
 	busy       int // number of calls to refuse because of the rate limit
 }
 
-func (k *kubelet) Get(_ context.Context, r *api.GetPodResourcesRequest) (*api.GetPodResourcesResponse, error) {
+func (k *fakeKubelet) Get(_ context.Context, r *api.GetPodResourcesRequest) (*api.GetPodResourcesResponse, error) {
 	if k.busy--; k.busy >= 0 {
 		return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
 	}
@@ -35,8 +35,8 @@ func (k *kubelet) Get(_ context.Context, r *api.GetPodResourcesRequest) (*api.Ge
 	return &api.GetPodResourcesResponse{PodResources: &api.PodResources{Namespace: "shop", Name: "web-0", Containers: k.containers}}, nil
 }
 
-// serve serves a kubelet's socket until the test ends.
-func (k *kubelet) serve(t testing.TB) (dir string) {
+// serveSocket serves the kubelet's socket until the test ends.
+func (k *fakeKubelet) serveSocket(t testing.TB) (dir string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kl")
 	must(t, err, os.Mkdir(filepath.Join(dir, "pod-resources"), 0o755))
@@ -50,20 +50,20 @@ func (k *kubelet) serve(t testing.TB) (dir string) {
 	return dir
 }
 
-// writeCheckpoint writes the checkpoint of a kubelet.
+// writeCheckpoint writes the checkpoint file of a kubelet.
 func writeCheckpoint(t *testing.T, dir, text string) {
 	t.Helper()
 	must(t, os.MkdirAll(filepath.Join(dir, "device-plugins"), 0o755),
 		os.WriteFile(filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint"), []byte(text), 0o600))
 }
 
-// checkpoint returns a checkpoint with these entries.
-func checkpoint(entries ...string) string {
+// checkpointOf returns the text of a checkpoint with these entries.
+func checkpointOf(entries ...string) string {
 	return `{"Data":{"PodDeviceEntries":[` + strings.Join(entries, ",") + `],"RegisteredDevices":{}},"Checksum":1}`
 }
 
-// entry returns the checkpoint's entry of a device of the resource fast.
-func entry(uid, id string) string {
+// checkpointEntry returns the entry for a device of the resource fast in the checkpoint.
+func checkpointEntry(uid, id string) string {
 	return `{"PodUID":"` + uid + `","ContainerName":"app","ResourceName":"` + fast + `","DeviceIDs":{"0":["` + id + `"]},"AllocResp":""}`
 }
 
@@ -75,12 +75,12 @@ func container(name string, devices ...string) *api.ContainerResources {
 	return c
 }
 
-// TestDaemonStopped: if the device plugin does not run, the kubelet gives the same answer, even under its rate limit.
+// TestDaemonStopped: if the device plugin does not run, the kubelet gives the same answer, even while the kubelet limits the request rate.
 func TestDaemonStopped(t *testing.T) {
 	l := newLab(t)
-	k := &kubelet{busy: 2, containers: []*api.ContainerResources{
+	k := &fakeKubelet{busy: 2, containers: []*api.ContainerResources{
 		container("a", slow, vf2, "example.com/gpu", "GPU-0"), container("b", slow, vf1, fast, vf0)}}
-	dir := k.serve(t)
+	dir := k.serveSocket(t)
 	l.Conf = l.Conf.With("kubeletDir", dir)
 	must(t, os.Remove(l.sriov.socket)) // first no socket; then one that refuses, as after a crash
 	a := l.add("a")
@@ -90,7 +90,7 @@ func TestDaemonStopped(t *testing.T) {
 	l.OK(a.check())
 	l.del("a")
 	k.containers = []*api.ContainerResources{container("a", "example.com/gpu", "GPU-0"), container("b")}
-	writeCheckpoint(t, dir, checkpoint())
+	writeCheckpoint(t, dir, checkpointOf())
 	if a := l.add("a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=new"); len(a.result.Interfaces) != 1 {
 		t.Errorf("%s", a.prev)
 	}
@@ -98,19 +98,21 @@ func TestDaemonStopped(t *testing.T) {
 		"the kubelet does not know the pod")
 }
 
-// TestOtherPod: an answer of the device plugin by the pod's name is rejected if it is not confirmed for the pod's UID.
+// TestOtherPod: the device plugin answers with the devices of a pod of the same name. Without a confirmation for the pod's UID, ADD rejects
+// the answer.
 func TestOtherPod(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf1)
-	k := &kubelet{containers: []*api.ContainerResources{container("app", fast, vf2)}}
-	dir := k.serve(t)
+	k := &fakeKubelet{containers: []*api.ContainerResources{container("app", fast, vf2)}}
+	dir := k.serveSocket(t)
 	keys := []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=new"}
 	for _, c := range []struct {
 		checkpoint, want string
 		unsure           bool
 	}{
-		{checkpoint(entry("new", vf2), entry("old", vf1)), vf2, true}, // the device plugin may answer about an earlier or a later pod of the name
-		{checkpoint(entry("new", vf1), entry("old", vf2)), vf1, false},
+		{checkpointOf(checkpointEntry("new", vf2), checkpointEntry("old", vf1)), vf2, true},
+		// the device plugin may answer about an earlier or a later pod of the name
+		{checkpointOf(checkpointEntry("new", vf1), checkpointEntry("old", vf2)), vf1, false},
 	} {
 		*l.unsure = c.unsure
 		writeCheckpoint(t, dir, c.checkpoint)

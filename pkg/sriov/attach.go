@@ -17,12 +17,12 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// dadTimeout bounds duplicate address detection. It takes one to two seconds (RFC 4862 section 5.4) from the time of carrier, and an
-// interface that has just come up needs some seconds to get a carrier.
+// dadTimeout is the maximum time for IPv6 duplicate address detection. The detection takes one to two seconds after the interface has a
+// carrier (RFC 4862 section 5.4). A new interface needs some seconds until it has a carrier.
 const dadTimeout = 10 * time.Second
 
 // attach moves a VF into the pod and configures it.
-func (s sriov) attach(j *job, v *vf) error {
+func (s sriov) attach(j *requestJob, v *vf) error {
 	h, err := lock(v.Address)
 	if err != nil {
 		return err
@@ -34,7 +34,7 @@ func (s sriov) attach(j *job, v *vf) error {
 	if err := j.restoreResidue(h); err != nil {
 		return err
 	}
-	c, err := j.read(v.Address)
+	c, err := j.readCard(v.Address)
 	if isMissing(err) {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s does not exist: %w", v.Address, err),
 			"check whether the VFs of the card were removed or recreated")
@@ -45,41 +45,41 @@ func (s sriov) attach(j *job, v *vf) error {
 	if err != nil {
 		return err
 	}
-	if err := j.record(h, v, c); err != nil {
+	if err := j.writeJournal(h, v, c); err != nil {
 		return err
 	}
 	if err := j.setPF(c, v); err != nil {
 		return err
 	}
-	if c, err = j.bind(c, v.wanted.Driver); err != nil {
+	if c, err = j.bindDriver(c, v.wanted.Driver); err != nil {
 		return err
 	}
 	if err := writeInfo(j.cfg.infoPath(j.r, *v), c.vf); err != nil {
 		return err
 	}
-	if v.Userspace = c.userspace(); v.Userspace != "" {
+	if v.Userspace = c.userspaceDriver(); v.Userspace != "" {
 		v.MAC = v.Fixed.String()
-		if err := s.lease(j, v); err != nil {
+		if err := s.leaseAddresses(j, v); err != nil {
 			return err
 		}
 		return h.noteReady(v)
 	}
-	link, err := j.move(c, v)
+	link, err := j.moveToPod(c, v)
 	if err != nil {
 		return err
 	}
-	if err := s.lease(j, v); err != nil {
+	if err := s.leaseAddresses(j, v); err != nil {
 		return err
 	}
-	if err := j.configure(link, v); err != nil {
+	if err := j.configureLink(link, v); err != nil {
 		return err
 	}
 	return h.noteReady(v)
 }
 
-// restoreResidue checks the journal of a VF before it is attached. It restores a VF that an earlier attachment left behind, and refuses
-// one that another pod has.
-func (j *job) restoreResidue(h *lockedVF) error {
+// restoreResidue reads the journal of a VF before ADD attaches the VF. If an earlier attachment left the VF behind, restoreResidue restores
+// the VF. If another pod has the VF, restoreResidue returns an error.
+func (j *requestJob) restoreResidue(h *lockedVF) error {
 	left, ok, err := h.load()
 	if err != nil || !ok {
 		return err
@@ -87,19 +87,19 @@ func (j *job) restoreResidue(h *lockedVF) error {
 	return j.restoreUnlessHeld(h, left, left.Owner == j.att.Key)
 }
 
-// restoreUnlessHeld restores the VF of a journal, unless another pod has it.
-func (n *node) restoreUnlessHeld(h *lockedVF, left journal, own bool) error {
+// restoreUnlessHeld restores the VF of a journal, unless another pod still has the VF.
+func (n *nodeSide) restoreUnlessHeld(h *lockedVF, left vfJournal, own bool) error {
 	if !own {
 		if has, err := n.ownerHas(left); err != nil || has {
 			return errors.Join(err, busy(left))
 		}
 	}
 	n.r.Log.Warn("restoring an orphaned VF of an earlier attachment", "vf", h.address, "pod", left.Pod, "of", left.Owner.ContainerID)
-	return n.restore(h, left)
+	return n.restoreVF(h, left)
 }
 
-// ownerHas reports whether the owner of a journal has the VF.
-func (n *node) ownerHas(left journal) (bool, error) {
+// ownerHas reports whether the pod of a journal still has the VF.
+func (n *nodeSide) ownerHas(left vfJournal) (bool, error) {
 	pod, link, alive, err := findInPod(left)
 	if err != nil || !alive {
 		return false, err
@@ -108,14 +108,14 @@ func (n *node) ownerHas(left journal) (bool, error) {
 	if link.Index != 0 {
 		return true, nil
 	}
-	c, err := n.read(left.Address)
+	c, err := n.readCard(left.Address)
 	if isMissing(err) {
 		return false, nil
 	}
-	return c.userspace() != "", err // a user space program has it as long as its pod lives
+	return c.userspaceDriver() != "", err // a user space program has it as long as its pod lives
 }
 
-func busy(left journal) error {
+func busy(left vfJournal) error {
 	hint := "the owner is container %s, %s in network %s, whose DEL frees the VF"
 	if left.Claim != nil {
 		hint += ". Pods that share a claim can have its VF one at a time: use a ResourceClaimTemplate to give each pod its own claim"
@@ -125,8 +125,8 @@ func busy(left journal) error {
 		hint, left.Owner.ContainerID, left.Owner.IfName, left.Owner.Network)
 }
 
-// checkUsable returns an error for a PCI function that no pod may have. A claim may have a PF without VFs.
-func (n *node) checkUsable(c card, byClaim bool) error {
+// checkUsable returns an error for a PCI function that no pod may use. A claim may also use a PF without VFs.
+func (n *nodeSide) checkUsable(c vfCard, byClaim bool) error {
 	refuse := func(format string, args ...any) error {
 		return plugin.Errorf(plugin.CodeDevice, "PCI function %s "+format, append([]any{c.vf.Address}, args...)...)
 	}
@@ -147,14 +147,14 @@ func (n *node) checkUsable(c card, byClaim bool) error {
 	return nil
 }
 
-// isPFWithoutVFs reports whether a function is a PF that supports VFs and has none.
-func (n *node) isPFWithoutVFs(pf pci.Address) bool {
+// isPFWithoutVFs reports whether a function is a PF that supports VFs but has none at the moment.
+func (n *nodeSide) isPFWithoutVFs(pf pci.Address) bool {
 	d, err := pci.Inspect(n.sysfs, pf)
 	return err == nil && d.TotalVFs > 0 && d.NumVFs == 0
 }
 
 // upperLink returns an interface on top of the VF's interface, such as a macvlan, or "".
-func (n *node) upperLink(c card) string {
+func (n *nodeSide) upperLink(c vfCard) string {
 	if c.link.Index == 0 {
 		return ""
 	}
@@ -165,9 +165,9 @@ func (n *node) upperLink(c card) string {
 	return strings.TrimPrefix(filepath.Base(found[0]), "upper_")
 }
 
-// record writes the journal before the first change.
-func (j *job) record(h *lockedVF, v *vf, c card) error {
-	f := former{Driver: c.vf.Driver}
+// writeJournal saves the journal of a VF before the first change.
+func (j *requestJob) writeJournal(h *lockedVF, v *vf, c vfCard) error {
+	f := formerState{Driver: c.vf.Driver}
 	if now, ok, err := j.settingsOnPF(c); err != nil {
 		return err
 	} else if ok {
@@ -192,14 +192,15 @@ func (j *job) record(h *lockedVF, v *vf, c card) error {
 		vlan = *v.wanted.VLAN
 	}
 	v.journaled = true
-	return h.save(journal{Format: journalFormat, Address: v.Address, Owner: j.att.Key, Pod: j.r.Pod.String(), Netns: j.r.NetnsPath,
+	return h.save(vfJournal{Format: journalFormat, Address: v.Address, Owner: j.att.Key, Pod: j.r.Pod.String(), Netns: j.r.NetnsPath,
 		Name: v.Name,
 		MAC:  mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Rebind: v.wanted.Rebind,
 		DeviceReported: c.link.Device != "", Chained: j.st.Chained, Claim: v.Claim, VLAN: vlan, Former: f})
 }
 
-// setPF sets the VF's settings on its PF. It runs before a driver is bound, because some drivers read the VF's MAC only then.
-func (j *job) setPF(c card, v *vf) error {
+// setPF sets the VF's settings on its PF. The function runs before a driver is bound, because some drivers read the VF's MAC only when they
+// are bound.
+func (j *requestJob) setPF(c vfCard, v *vf) error {
 	mac := v.Fixed
 	have, ok, err := j.settingsOnPF(c)
 	if err != nil {
@@ -219,7 +220,7 @@ func (j *job) setPF(c card, v *vf) error {
 	if mac != nil && bytes.Equal(mac, c.pfLink.MAC) {
 		return plugin.Errorf(plugin.CodeConfig, "mac %s: it is the MAC of the PF of VF %s", mac, c.vf.Address)
 	}
-	want := v.wanted.apply(have)
+	want := v.wanted.applyTo(have)
 	if mac != nil {
 		want.MAC = mac
 	}
@@ -227,7 +228,7 @@ func (j *job) setPF(c card, v *vf) error {
 }
 
 // setOnPF sets the settings of a VF on its PF.
-func (n *node) setOnPF(c card, have, want kernel.VF) error {
+func (n *nodeSide) setOnPF(c vfCard, have, want kernel.VF) error {
 	err := n.host.SetVF(c.pfLink, c.vf.VFIndex, have, want)
 	if err == nil {
 		return nil
@@ -240,8 +241,8 @@ func (n *node) setOnPF(c card, have, want kernel.VF) error {
 		"a rate must not exceed the speed of the link, and the link must be up", c.pf.Driver)
 }
 
-// bind binds the VF to a driver. "" keeps its driver.
-func (j *job) bind(c card, driver string) (card, error) {
+// bindDriver binds the VF to a driver. If the name is "", the VF keeps its driver.
+func (j *requestJob) bindDriver(c vfCard, driver string) (vfCard, error) {
 	if driver != "" && driver != c.vf.Driver {
 		if err := pci.Bind(context.Background(), j.sysfs, c.vf.Address, driver); err != nil {
 			return c, plugin.Errorf(plugin.CodeDevice, "bind the driver: %w", err)
@@ -251,7 +252,7 @@ func (j *job) bind(c card, driver string) (card, error) {
 			return c, err
 		}
 	}
-	if c.link.Index == 0 && c.userspace() == "" {
+	if c.link.Index == 0 && c.userspaceDriver() == "" {
 		return c, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s with driver %q has no interface on the node", c.vf.Address,
 			c.vf.Driver),
 			"another program may have moved it, or its driver is not loaded")
@@ -259,9 +260,10 @@ func (j *job) bind(c card, driver string) (card, error) {
 	return c, nil
 }
 
-// move sets the MAC and MTU of the interface, and moves it into the pod under its name there. It first removes the interface's
-// alternative names, which belong to the node and may be taken in the pod.
-func (j *job) move(c card, v *vf) (link kernel.Link, err error) {
+// moveToPod sets the MAC and MTU of the interface. The function then moves the interface into the pod and gives it its name there. First,
+// it removes the interface's alternative names. The alternative names belong to the node, and other interfaces of the pod may have the same
+// names.
+func (j *requestJob) moveToPod(c vfCard, v *vf) (link kernel.Link, err error) {
 	if c.link.Up {
 		if err := j.host.SetDown(c.link); err != nil {
 			return link, err
@@ -300,9 +302,9 @@ func (j *job) move(c card, v *vf) (link kernel.Link, err error) {
 	return link, err
 }
 
-// configure brings the interface up with its addresses and routes. It enables duplicate address detection, because the pod shares the
-// network with other hosts.
-func (j *job) configure(link kernel.Link, v *vf) error {
+// configureLink gives the interface its addresses and routes and sets it up. Duplicate address detection is enabled, because other hosts
+// are on the same network.
+func (j *requestJob) configureLink(link kernel.Link, v *vf) error {
 	conf := "ipv6/conf/" + v.Name + "/"
 	settings := []kernel.Sysctl{{Path: conf + "ndisc_notify", Value: "1"}}
 	has6 := v.ips != nil && v.ips.Has6()
@@ -340,9 +342,9 @@ func (j *job) configure(link kernel.Link, v *vf) error {
 	return nil
 }
 
-// keepDefault drops the default routes of a VF if the pod already has one. Earlier plugins of the chain made that route, and the kernel
-// would prefer the newer one.
-func (j *job) keepDefault(v *vf) (err error) {
+// keepDefault removes the default routes from the plan of a VF if the pod already has a default route. Earlier plugins of the chain created
+// that route. The kernel would prefer the newer route.
+func (j *requestJob) keepDefault(v *vf) (err error) {
 	v.Routes = slices.DeleteFunc(v.Routes, func(route kernel.Route) bool {
 		if route.Dst.Bits() != 0 || route.Priority != 0 || route.Table != nil || err != nil {
 			return false
@@ -356,8 +358,9 @@ func (j *job) keepDefault(v *vf) (err error) {
 	return err
 }
 
-// awaitDAD waits until the IPv6 addresses of all VFs are usable. They run duplicate address detection concurrently, for a second or two.
-func (j *job) awaitDAD() error {
+// awaitDAD waits until the IPv6 addresses of all VFs are usable. The detection runs for all VFs at the same time and takes one or two
+// seconds.
+func (j *requestJob) awaitDAD() error {
 	until := time.Now().Add(dadTimeout)
 	for _, v := range j.st.VFs {
 		if v.dadLink.Index == 0 {

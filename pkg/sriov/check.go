@@ -18,7 +18,8 @@ func differs(format string, args ...any) error {
 	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
 }
 
-// check compares the VFs with the record and the result of ADD. Addresses and routes that the pod has added are ignored.
+// CHECK compares the VFs of an attachment with the record and with the result of ADD. CHECK ignores addresses and routes that the pod
+// itself has added.
 func (s sriov) check(r *plugin.Request) error {
 	cfg, err := parseConfig(r)
 	if err != nil {
@@ -28,7 +29,7 @@ func (s sriov) check(r *plugin.Request) error {
 		if !mayHaveVFs(r) {
 			return nil
 		}
-		if left, err := journalsOf(attachment.KeyOf(r)); err != nil || len(left) > 0 || !chained(r) {
+		if left, err := journalsOf(attachment.KeyOf(r)); err != nil || len(left) > 0 || !isChained(r) {
 			return errors.Join(err, differs("the record of the pod's VFs is missing"))
 		}
 		return nil // the pod has no VFs
@@ -49,11 +50,11 @@ func (s sriov) check(r *plugin.Request) error {
 	return nil
 }
 
-func (s sriov) checkVF(j *job, v vf) error {
+func (s sriov) checkVF(j *requestJob, v vf) error {
 	if err := j.checkOwner(v); err != nil {
 		return err
 	}
-	c, err := j.read(v.Address)
+	c, err := j.readCard(v.Address)
 	if isMissing(err) {
 		return differs("VF %s of interface %s does not exist", v.Address, v.Name)
 	}
@@ -77,9 +78,9 @@ func (s sriov) checkVF(j *job, v vf) error {
 	return j.checkLink(v)
 }
 
-// checkOwner requires the journal, because DEL cannot restore the VF without it.
-func (j *job) checkOwner(v vf) error {
-	var left journal
+// checkOwner returns an error if the journal is missing, because DEL cannot restore the VF without it.
+func (j *requestJob) checkOwner(v vf) error {
+	var left vfJournal
 	ok := false
 	h, err := lockKnown(v.Address)
 	if h != nil {
@@ -97,12 +98,12 @@ func (j *job) checkOwner(v vf) error {
 	return nil
 }
 
-func (j *job) checkPF(c card, v vf) error {
+func (j *requestJob) checkPF(c vfCard, v vf) error {
 	now, ok, err := j.settingsOnPF(c)
 	if err != nil || !ok {
 		return err
 	}
-	want := cmp.Or(v.Wanted, &j.st.Wanted).apply(now)
+	want := cmp.Or(v.Wanted, &j.st.Wanted).applyTo(now)
 	if v.Fixed != nil {
 		want.MAC = v.Fixed
 	}
@@ -112,7 +113,7 @@ func (j *job) checkPF(c card, v vf) error {
 	return nil
 }
 
-func (j *job) checkLink(v vf) error {
+func (j *requestJob) checkLink(v vf) error {
 	link, ok, err := j.pod.Link(v.Name)
 	switch {
 	case err != nil:
@@ -146,8 +147,9 @@ func (j *job) checkLink(v vf) error {
 	return nil
 }
 
-// checkPrevResult compares the interface with prevResult, which later plugins may have changed, or else with the values of ADD.
-func (j *job) checkPrevResult(link kernel.Link, v vf) error {
+// checkPrevResult compares the interface with prevResult, because later plugins may have changed the interface. Without an entry in
+// prevResult, the interface is compared with the values that ADD set.
+func (j *requestJob) checkPrevResult(link kernel.Link, v vf) error {
 	i := slices.IndexFunc(j.r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Name == v.Name && i.Sandbox != "" })
 	if i < 0 {
 		return differs("prevResult has no interface %s", v.Name)

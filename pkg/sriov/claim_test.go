@@ -22,15 +22,15 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// claimed returns a device of a claim, at this index of the results.
-func claimed(uid, podClaim string, result int, address string) allocation.Device {
+// claimedDevice returns a device of a claim. The argument result is the index of the device in the results of the claim.
+func claimedDevice(uid, podClaim string, result int, address string) allocation.Device {
 	return allocation.Device{Namespace: "shop", Pod: "web-0", Resource: fast, ID: address, Claim: &allocation.Claim{UID: uid, Namespace: "shop",
 		Name: "web-0-" + podClaim, PodClaim: podClaim, Request: "nic", Result: result, Pool: "node-a",
 		Device: strings.NewReplacer(":", "-", ".", "-").Replace(address)}}
 }
 
-// prepare writes the records of devices, and the kubelet's file for the pod with a UID.
-func (l lab) prepare(kubelet, uid string, devices ...allocation.Device) {
+// prepareClaims writes the claim records of devices. The function also writes the kubelet's file for the pod with the UID.
+func (l testLab) prepareClaims(kubelet, uid string, devices ...allocation.Device) {
 	l.Helper()
 	records := map[string]claim.Record{}
 	for _, d := range devices {
@@ -47,30 +47,31 @@ func (l lab) prepare(kubelet, uid string, devices ...allocation.Device) {
 	must(l, claimtest.WriteState(kubelet, list...))
 }
 
-// TestClaims: a pod gets the VFs of its claims after those of its containers, ordered by claim and result, from every source of answers.
-// VFs with administrative access stay where they are.
+// TestClaims: the VFs of the pod's claims come after the VFs of its containers. The VFs are sorted by claim and result, whether the device
+// plugin or the kubelet answers. VFs with administrative access stay on the node.
 func TestClaims(t *testing.T) {
-	admin := claimed("c-0", "a", 0, vf2)
+	admin := claimedDevice("c-0", "a", 0, vf2)
 	admin.Claim.Admin = true
-	devices := []allocation.Device{claimed("c-2", "z", 0, vf0), claimed("c-1", "m", 1, "0000:11:02.3"), claimed("c-1", "m", 0, vf1), admin}
+	devices := []allocation.Device{claimedDevice("c-2", "z", 0, vf0), claimedDevice("c-1", "m", 1, "0000:11:02.3"), claimedDevice("c-1", "m",
+		0, vf1), admin}
 	const want = "[0000:11:02.1 0000:11:02.3 0000:11:02.0]"
-	k := &kubelet{containers: []*api.ContainerResources{container("app")}}
+	k := &fakeKubelet{containers: []*api.ContainerResources{container("app")}}
 	for _, source := range []string{"the daemon", "an older daemon", "none"} {
 		t.Run(source, func(t *testing.T) {
 			l := newLab(t)
-			dir := k.serve(t)
-			writeCheckpoint(t, dir, checkpoint())
+			dir := k.serveSocket(t)
+			writeCheckpoint(t, dir, checkpointOf())
 			*l.devices = []allocation.Device{}
 			keys := []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=u-0"}
 			switch source {
 			case "the daemon":
-				l.prepare(dir, "u-0", devices...)
+				l.prepareClaims(dir, "u-0", devices...)
 				*l.devices, *l.claims = devices, true
 			case "none":
 				must(t, os.Remove(l.sriov.socket))
 				fallthrough
 			default:
-				l.prepare(dir, "u-0", devices...)
+				l.prepareClaims(dir, "u-0", devices...)
 			}
 			a := l.add("a", keys...)
 			var got []string
@@ -80,7 +81,7 @@ func TestClaims(t *testing.T) {
 			if fmt.Sprint(got) != want {
 				t.Errorf("got %s, want %s", got, want)
 			}
-			if j, err := journals(); err != nil || len(j) != 3 || j[0].Claim == nil || j[0].Claim.Request != "nic" {
+			if j, err := readJournals(); err != nil || len(j) != 3 || j[0].Claim == nil || j[0].Claim.Request != "nic" {
 				t.Errorf("%+v, %v", j, err)
 			}
 			l.OK(a.check(keys...))
@@ -90,36 +91,36 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// TestClaimUncertain: a pod with unknown or unprepared claims does not start.
+// TestClaimUncertain: ADD fails for a pod whose claims are unknown or not prepared.
 func TestClaimUncertain(t *testing.T) {
 	l := newLab(t)
 	*l.devices = []allocation.Device{}
-	k := &kubelet{containers: []*api.ContainerResources{container("app")}}
-	dir := k.serve(t)
-	writeCheckpoint(t, dir, checkpoint())
+	k := &fakeKubelet{containers: []*api.ContainerResources{container("app")}}
+	dir := k.serveSocket(t)
+	writeCheckpoint(t, dir, checkpointOf())
 	keys := []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=u-0"}
-	l.prepare(dir, "u-0", claimed("c-0", "a", 0, vf0))
+	l.prepareClaims(dir, "u-0", claimedDevice("c-0", "a", 0, vf0))
 	must(t, os.RemoveAll(l.sriov.claims))
 	o := l.Call("ADD", "a", keys...)
 	l.Fails(o, plugin.CodeTryAgain, "the pod has claim shop/web-0-a: the claim is not prepared: it has no record in "+l.sriov.claims)
-	l.hints(o, "check that sriov-device-plugin is running")
-	l.prepare(dir, "u-0", claimed("c-0", "a", 0, vf0))
+	l.wantHint(o, "check that sriov-device-plugin is running")
+	l.prepareClaims(dir, "u-0", claimedDevice("c-0", "a", 0, vf0))
 	must(t, os.WriteFile(filepath.Join(dir, "dra_manager_state"), []byte("{}"), 0o600))
 	l.Fails(l.Call("ADD", "a", keys...), plugin.CodeTryAgain, "the pod may have claim shop/web-0-a")
 	l.isGolden()
 }
 
-// TestClaimOfOtherResource: a pod does not start if the configuration does not name the resource of its claim, from every source of
-// answers. It starts if another network takes the VF, or if the access is administrative.
+// TestClaimOfOtherResource: ADD fails if the configuration does not name the resource of a claim, whether the device plugin or the kubelet
+// answers. ADD succeeds if another network attaches the VF, or if the access is administrative.
 func TestClaimOfOtherResource(t *testing.T) {
 	const third = "example.com/third"
-	k := &kubelet{containers: []*api.ContainerResources{container("app")}}
+	k := &fakeKubelet{containers: []*api.ContainerResources{container("app")}}
 	for _, source := range []string{"the daemon", "an older daemon", "none"} {
 		t.Run(source, func(t *testing.T) {
 			l := newLab(t)
-			dir := k.serve(t)
-			writeCheckpoint(t, dir, checkpoint())
-			own, other := claimed("c-1", "m", 0, vf1), claimed("c-2", "z", 0, vf0)
+			dir := k.serveSocket(t)
+			writeCheckpoint(t, dir, checkpointOf())
+			own, other := claimedDevice("c-1", "m", 0, vf1), claimedDevice("c-2", "z", 0, vf0)
 			other.Resource = third
 			*l.devices, *l.claims = []allocation.Device{}, source == "the daemon"
 			if *l.claims {
@@ -128,11 +129,11 @@ func TestClaimOfOtherResource(t *testing.T) {
 			if source == "none" {
 				must(t, os.Remove(l.sriov.socket))
 			}
-			l.prepare(dir, "u-0", own, other)
+			l.prepareClaims(dir, "u-0", own, other)
 			keys := []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=u-0"}
 			o := l.Call("ADD", "a", keys...)
 			l.Fails(o, plugin.CodeConfig, "VF "+vf0+" of claim shop/web-0-z: its resource "+third+" is missing from the configuration of sriov")
-			l.hints(o, "add "+third+" to resources, or to otherResources if another network attaches its VFs or the pod uses them directly")
+			l.wantHint(o, "add "+third+" to resources, or to otherResources if another network attaches its VFs or the pod uses them directly")
 			l.isGolden()
 			a := l.add("a", append(keys, "otherResources", []any{third})...)
 			if got := a.result.Interfaces; len(got) != 2 || got[1].PciID != vf1 {
@@ -143,18 +144,18 @@ func TestClaimOfOtherResource(t *testing.T) {
 			if *l.claims {
 				*l.devices = []allocation.Device{own, other}
 			}
-			l.prepare(dir, "u-0", own, other)
+			l.prepareClaims(dir, "u-0", own, other)
 			l.add("a", keys...)
 			l.del("a", keys...)
 		})
 	}
 }
 
-// TestSharedClaim: the VF of a shared claim passes from one pod to the next, and is never in two pods.
+// TestSharedClaim: pods that share a claim get the VF one after another. The VF is never in two pods.
 func TestSharedClaim(t *testing.T) {
 	l := newLab(t)
-	*l.devices, *l.claims = []allocation.Device{claimed("c-0", "a", 0, vf0)}, true
-	l.prepare(t.TempDir(), "u-0", *l.devices...)
+	*l.devices, *l.claims = []allocation.Device{claimedDevice("c-0", "a", 0, vf0)}, true
+	l.prepareClaims(t.TempDir(), "u-0", *l.devices...)
 	l.add("a")
 	other := []any{"CNI_NETNS", kerneltest.NewPod(t).Path}
 	o := l.Call("ADD", "b", other...)
@@ -168,13 +169,13 @@ func TestSharedClaim(t *testing.T) {
 	l.isGolden()
 }
 
-// TestResetClaimed: a VF of a claim cannot be reset.
+// TestResetClaimed: 'podlace sriov reset' refuses the VF of a claim.
 func TestResetClaimed(t *testing.T) {
 	l := newLab(t)
 	a, err := pci.ParseAddress(vf0)
 	must(t, err)
 	o := ResetOptions{Sysfs: l.sriov.sysfs, Claims: l.sriov.claims, Address: a, Out: t.Output(), Log: slog.New(slog.DiscardHandler)}
-	l.prepare(t.TempDir(), "u-0", claimed("c-0", "a", 0, vf0))
+	l.prepareClaims(t.TempDir(), "u-0", claimedDevice("c-0", "a", 0, vf0))
 	if err := Reset(o); plugin.Code(err) != plugin.CodeDevice || !strings.Contains(err.Error(), "belongs to claim shop/web-0-a since") {
 		t.Errorf("got %v", err)
 	}
@@ -185,15 +186,15 @@ func TestResetClaimed(t *testing.T) {
 	must(t, claim.Remove(l.sriov.claims, "c-0"), Reset(o))
 }
 
-// TestReturnClaim restores VFs of a claim without a DEL: while the pod's namespace exists, after changes by a tenant, and with a driver
-// without interface. VFs of other claims stay.
+// TestReturnClaim checks that RestoreClaim restores the VFs of a claim without a DEL. The cases include a live namespace, changes by a
+// tenant and a driver without interface. The VFs of other claims stay in their pods.
 func TestReturnClaim(t *testing.T) {
 	l := newLab(t)
-	devices := []allocation.Device{claimed("c-0", "a", 0, vf0), claimed("c-0", "a", 1, vf1), claimed("c-1", "b", 0, vf2)}
+	devices := []allocation.Device{claimedDevice("c-0", "a", 0, vf0), claimedDevice("c-0", "a", 1, vf1), claimedDevice("c-1", "b", 0, vf2)}
 	*l.devices, *l.claims = devices, true
-	l.prepare(t.TempDir(), "u-0", devices...)
+	l.prepareClaims(t.TempDir(), "u-0", devices...)
 	l.add("a")
-	l.spoil("net2")
+	l.changeAsTenant("net2")
 	var list []pci.Address
 	for _, d := range devices[:2] {
 		a, err := pci.ParseAddress(d.ID)
@@ -217,11 +218,11 @@ func TestReturnClaim(t *testing.T) {
 	must(t, os.Remove(l.journalOf(vf0)))
 }
 
-// TestClaimEnds: an ADD while a claim is unprepared changes nothing, regardless of the daemon's earlier answer.
+// TestClaimEnds: an ADD while a claim is unprepared changes nothing, even if the device plugin has already answered.
 func TestClaimEnds(t *testing.T) {
 	l := newLab(t)
-	*l.devices, *l.claims = []allocation.Device{claimed("c-0", "a", 0, vf0)}, true
-	l.prepare(t.TempDir(), "u-0", *l.devices...)
+	*l.devices, *l.claims = []allocation.Device{claimedDevice("c-0", "a", 0, vf0)}, true
+	l.prepareClaims(t.TempDir(), "u-0", *l.devices...)
 	r, err := claim.Read(l.sriov.claims, "c-0")
 	r.State = claim.Preparing
 	must(t, err, claim.Write(l.sriov.claims, r))
@@ -231,33 +232,33 @@ func TestClaimEnds(t *testing.T) {
 	l.isGolden()
 }
 
-// TestSettle: a VF of a pod is not free for a claim. An orphaned VF is restored.
+// TestSettle: FreeOrphan returns an error for a VF that a pod has. FreeOrphan restores an orphaned VF.
 func TestSettle(t *testing.T) {
 	l := newLab(t)
 	a, err := pci.ParseAddress(vf1)
 	must(t, err)
 	log := slog.New(slog.DiscardHandler)
 	must(t, FreeOrphan(l.sriov.sysfs, a, "c-0", log))
-	*l.devices, *l.claims = []allocation.Device{claimed("c-0", "a", 0, vf1)}, true
-	l.prepare(t.TempDir(), "u-0", *l.devices...)
+	*l.devices, *l.claims = []allocation.Device{claimedDevice("c-0", "a", 0, vf1)}, true
+	l.prepareClaims(t.TempDir(), "u-0", *l.devices...)
 	l.add("a")
 	must(t, FreeOrphan(l.sriov.sysfs, a, "c-0", log))
 	if err := FreeOrphan(l.sriov.sysfs, a, "c-1", log); err == nil || !strings.Contains(err.Error(), "VF "+vf1+": pod shop/web-0 has it since") {
 		t.Errorf("got %v", err)
 	}
-	l.die(vf1)
+	l.endPod(vf1)
 	must(t, FreeOrphan(l.sriov.sysfs, a, "c-1", log))
 	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 	l.isGolden()
 }
 
-// TestSettleUnseen: a daemon that cannot see the folder of namespaces, as in a container, takes no VF from a live pod.
+// TestSettleUnseen: a daemon in a container may not see the folder of namespaces. The daemon then takes no VF from a live pod.
 func TestSettleUnseen(t *testing.T) {
 	l := newLab(t)
 	a, err := pci.ParseAddress(vf1)
 	must(t, err)
-	*l.devices, *l.claims = []allocation.Device{claimed("c-0", "a", 0, vf1)}, true
-	l.prepare(t.TempDir(), "u-0", *l.devices...)
+	*l.devices, *l.claims = []allocation.Device{claimedDevice("c-0", "a", 0, vf1)}, true
+	l.prepareClaims(t.TempDir(), "u-0", *l.devices...)
 	l.add("a")
 	netns := ""
 	at := func(path string) {
@@ -279,11 +280,11 @@ func TestSettleUnseen(t *testing.T) {
 	l.isGolden()
 }
 
-// TestClaimAddresses: the journal of a claim's VF contains its addresses after ADD.
+// TestClaimAddresses: after ADD, the journal of a claim's VF contains the VF's addresses.
 func TestClaimAddresses(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "subnet": "10.7.0.0/24"}, "vlan", nil)
-	*l.devices, *l.claims = []allocation.Device{claimed("c-0", "a", 0, vf0)}, true
-	l.prepare(t.TempDir(), "u-0", *l.devices...)
+	*l.devices, *l.claims = []allocation.Device{claimedDevice("c-0", "a", 0, vf0)}, true
+	l.prepareClaims(t.TempDir(), "u-0", *l.devices...)
 	l.add("a")
 	h, err := Holdings()
 	if err != nil || len(h) != 1 || !h[0].Ready || fmt.Sprint(h[0].IPs) != "[10.7.0.2/24]" || h[0].MAC == "" || h[0].Pod != "shop/web-0" {
@@ -293,7 +294,7 @@ func TestClaimAddresses(t *testing.T) {
 	l.isGolden()
 }
 
-// TestClaimedPF: a claim may have a whole PF that has no VFs.
+// TestClaimedPF: a claim may contain a whole PF that has no VFs.
 func TestClaimedPF(t *testing.T) {
 	const pf = "0000:11:00.0"
 	l := newLab(t)
@@ -301,8 +302,8 @@ func TestClaimedPF(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { must(t, l.host.DelLink("ens0f0"), l.host.DelLink("ens0f0peer")) })
 	before := describe(l.link("ens0f0"))
-	*l.devices, *l.claims = []allocation.Device{claimed("c-0", "a", 0, pf)}, true
-	l.prepare(t.TempDir(), "u-0", *l.devices...)
+	*l.devices, *l.claims = []allocation.Device{claimedDevice("c-0", "a", 0, pf)}, true
+	l.prepareClaims(t.TempDir(), "u-0", *l.devices...)
 	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "PCI function "+pf+" is not a VF of this node")
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
 	a, err := pci.ParseAddress(pf)
@@ -317,7 +318,7 @@ func TestClaimedPF(t *testing.T) {
 	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "PCI function "+pf+" is not a VF of this node")
 }
 
-// TestHoldingGone: a namespace whose folder is not visible, as in a container, does not count as gone.
+// TestHoldingGone: a process in a container may not see the folder of namespaces. Gone then returns false.
 func TestHoldingGone(t *testing.T) {
 	folder := t.TempDir()
 	for netns, gone := range map[string]bool{

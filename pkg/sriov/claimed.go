@@ -12,8 +12,9 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// namedVF returns the VF that the caller names, as Multus does. If a claim has the VF, the settings of claim and class apply to it.
-func (s sriov) namedVF(r *plugin.Request, cfg config) ([]vf, error) {
+// namedVF returns the VF whose address the caller passes, as Multus does. If a claim has allocated this VF, the settings of the claim and
+// its class apply.
+func (s sriov) namedVF(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	v := vf{Address: cfg.Device}
 	record, ok, err := claim.Holder(s.claims, cfg.Kubelet, cfg.Device.String())
 	if err != nil {
@@ -25,7 +26,7 @@ func (s sriov) namedVF(r *plugin.Request, cfg config) ([]vf, error) {
 	devices, err := claim.NewCache(s.claims, cfg.Kubelet).Find(claim.Pod{Namespace: r.Pod.Namespace, Name: r.Pod.Name, UID: r.Pod.UID})
 	if err != nil {
 		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeTryAgain, "check whether the pod has VF %s of %s: %w", v.Address, record, err), "%s",
-			cfg.hint(err))
+			cfg.hintFor(err))
 	}
 	for _, d := range devices {
 		if d.ID == v.Address.String() && !d.Claim.Admin {
@@ -36,54 +37,56 @@ func (s sriov) namedVF(r *plugin.Request, cfg config) ([]vf, error) {
 	return nil, plugin.Errorf(plugin.CodeDevice, "VF %s belongs to %s, which is not a claim of this pod", v.Address, record)
 }
 
-// configure applies the settings of the VF's claim and class. index is the VF's number in names, 0 for the interface that the runtime
-// requires.
-func (v *vf) configure(r *plugin.Request, cfg config, index int) error {
+// applyClaim applies the settings of the VF's claim and class. The argument index is the number of the VF in interface names; 0 is the
+// interface that the runtime requires.
+func (v *vf) applyClaim(r *plugin.Request, cfg requestConfig, index int) error {
 	if v.config.IsZero() {
 		return nil
 	}
 	var err error
-	v.wanted, err = cfg.merge(v.config, func(key string) string { return key })
+	v.wanted, err = cfg.mergeSettings(v.config, func(key string) string { return key })
 	if err == nil && len(v.config.IPs) > 0 {
 		err = cfg.validIPs(v.config.IPs)
 	}
 	if err != nil {
-		return plugin.Errorf(plugin.CodeConfig, "VF %s with the settings of %s: %w", v.Address, v.source(), err)
+		return plugin.Errorf(plugin.CodeConfig, "VF %s with the settings of %s: %w", v.Address, v.claimName(), err)
 	}
 	if v.Wanted = &v.wanted.pfSettings; v.config.MAC != "" {
 		v.Fixed, _ = vfconfig.ParseMAC(v.config.MAC) // merge has already checked it
 	}
 	v.IPs = v.config.IPs
-	return v.rename(r, v.config.IfName, index)
+	return v.renameByClaim(r, v.config.IfName, index)
 }
 
-// rename applies the ifName of the claim or its class. A name with {index} does not apply to the interface that the runtime requires.
-func (v *vf) rename(r *plugin.Request, ifName string, index int) error {
+// renameByClaim applies the key ifName of the claim or its class. A name that contains {index} does not apply to the interface that the
+// runtime requires.
+func (v *vf) renameByClaim(r *plugin.Request, ifName string, index int) error {
 	name := vfconfig.ExpandName(ifName, index)
 	switch {
 	case ifName == "" || index == 0 && (name != ifName || name == r.IfName):
 		return nil
 	case index == 0:
-		return plugin.Errorf(plugin.CodeConfig, "VF %s with the settings of %s: ifName %s: the runtime requires the name %s", v.Address, v.source(),
+		return plugin.Errorf(plugin.CodeConfig, "VF %s with the settings of %s: ifName %s: the runtime requires the name %s", v.Address, v.claimName(),
 			name, r.IfName)
 	case name == r.IfName:
 		return plugin.Errorf(plugin.CodeConfig, "VF %s with the settings of %s: ifName %s: the pod already has an interface of this name", v.Address,
-			v.source(), name)
+			v.claimName(), name)
 	}
 	v.Name = name
 	return nil
 }
 
-// source names the claim of a VF for errors.
-func (v *vf) source() string {
+// claimName returns the claim of a VF for error messages.
+func (v *vf) claimName() string {
 	if v.Claim == nil {
 		return "its record"
 	}
 	return fmt.Sprintf("claim %s/%s", v.Claim.Namespace, v.Claim.Name)
 }
 
-// checkClaimed refuses a choice of the pod that differs from its claim. A pod may override settings of the class and the conflist.
-func (v *vf) checkClaimed(ifname string, of choice) error {
+// checkClaimed returns an error if a choice of the pod differs from its claim. A pod may only override settings of the class and of the
+// conflist.
+func (v *vf) checkClaimed(ifname string, of vfChoice) error {
 	if v.config == nil {
 		return nil
 	}
@@ -97,8 +100,9 @@ func (v *vf) checkClaimed(ifname string, of choice) error {
 		{"ifName", "name", of.Name, of.Name == "" || of.Name == v.Name},
 	} {
 		if !k.same && slices.Contains(v.config.Claimed, k.key) {
-			return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "annotation %s: %s: %s %s: %s sets %s %s", annotation, ifname, k.name, k.chosen,
-				v.source(), k.key, v.config.Text(k.key)), "remove it from the annotation or from the claim")
+			return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "annotation %s: %s: %s %s: %s sets %s %s", annotationKey, ifname, k.name,
+				k.chosen,
+				v.claimName(), k.key, v.config.Text(k.key)), "remove it from the annotation or from the claim")
 		}
 	}
 	return nil

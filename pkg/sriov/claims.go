@@ -17,10 +17,11 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// JournalFolder has one file for each attached VF, named by the VF's PCI address. ADD and DEL change it.
+// JournalFolder contains one file for each attached VF. The name of the file is the PCI address of the VF. ADD writes these files, and DEL
+// removes them.
 const JournalFolder = vfsFolder
 
-// Holding is the content of a journal about the attachment that has the VF.
+// Holding describes the attachment that has a VF, as read from the journal of the VF.
 type Holding struct {
 	Address     pci.Address
 	Network     string
@@ -35,13 +36,13 @@ type Holding struct {
 	Ready       bool              // ADD has finished; set only for a claim
 }
 
-// Gone reports whether the network namespace of the attachment is gone. It is false if the folder of the namespace is not visible, as in
-// a container that does not mount the folder.
+// Gone reports whether the network namespace of the attachment no longer exists. The result is false if the folder of the namespace is not
+// visible, for example in a container that does not mount the folder.
 func (h Holding) Gone() bool { return plugin.NetnsGone(h.Netns) && plugin.NetnsVisible(h.Netns) }
 
 // Holdings returns all readable journals.
 func Holdings() (all []Holding, err error) {
-	list, err := journals()
+	list, err := readJournals()
 	for _, j := range list {
 		all = append(all, Holding{Address: j.Address, Network: j.Owner.Network, ContainerID: j.Owner.ContainerID, Pod: j.Pod, Netns: j.Netns,
 			Name: j.Name, MAC: j.MAC, IPs: j.IPs, VLAN: j.VLAN, Since: j.Since, Claim: j.Claim, Ready: j.Ready})
@@ -49,8 +50,8 @@ func Holdings() (all []Holding, err error) {
 	return all, err
 }
 
-// stillPrepared returns an error unless the claim of a VF is prepared. The caller holds the lock of the VF. Unprepare changes the record
-// before it takes that lock, so the answer cannot be outdated.
+// stillPrepared returns an error unless the claim of a VF is prepared. The caller holds the lock of the VF. The answer cannot be outdated,
+// because unprepare changes the claim record before it takes this lock.
 func (s sriov) stillPrepared(v *vf) error {
 	if v.Claim == nil {
 		return nil
@@ -65,7 +66,7 @@ func (s sriov) stillPrepared(v *vf) error {
 	return nil
 }
 
-// noteReady records in the journal that ADD has finished, with the VF's addresses, for the status of the claim.
+// noteReady writes to the journal that ADD has finished, and adds the VF's addresses. The status of the claim is built from the journal.
 func (h *lockedVF) noteReady(v *vf) error {
 	if v.Claim == nil {
 		return nil
@@ -81,10 +82,11 @@ func (h *lockedVF) noteReady(v *vf) error {
 	return h.save(j)
 }
 
-// FreeOrphan frees a VF for a claim: it restores the VF if its attachment has ended without a DEL. It is a no-op if the VF has no
-// journal, or a journal of the same claim. An error names the pod that has the VF. FreeOrphan needs CAP_NET_ADMIN.
+// FreeOrphan prepares a VF for a claim. If the attachment of the VF has ended without a DEL, FreeOrphan restores the VF. The call has no
+// effect if the VF has no journal, or if the journal belongs to the same claim. If a pod still has the VF, the error names the pod.
+// FreeOrphan needs CAP_NET_ADMIN.
 func FreeOrphan(sysfs string, a pci.Address, claimUID string, log *slog.Logger) error {
-	return withJournal(sysfs, a, log, func(n *node, h *lockedVF, j journal) error {
+	return withJournal(sysfs, a, log, func(n *nodeSide, h *lockedVF, j vfJournal) error {
 		if j.Claim != nil && j.Claim.UID == claimUID {
 			return nil
 		}
@@ -95,9 +97,10 @@ func FreeOrphan(sysfs string, a pci.Address, claimUID string, log *slog.Logger) 
 	})
 }
 
-// checkNotAlive returns an error if the pod of a journal may be alive although its namespace is not found, as in a container that does not
-// see the folder of namespaces. The kernel returns an interface when its namespace ends. So a missing interface is in a live namespace.
-func (n *node) checkNotAlive(j journal) error {
+// checkNotAlive returns an error if the pod of a journal may be alive although its namespace is not found. A process in a container, for
+// example, may not see the folder of namespaces. When a network namespace ends, the kernel moves the interface back to the node. If the
+// interface is not on the node, the namespace is therefore still alive.
+func (n *nodeSide) checkNotAlive(j vfJournal) error {
 	if !plugin.NetnsGone(j.Netns) {
 		return nil // ownerHas checks this namespace
 	}
@@ -107,11 +110,11 @@ func (n *node) checkNotAlive(j journal) error {
 		return nil
 	case err != nil:
 		return err
-	case c.userspace() != "" && !plugin.NetnsVisible(j.Netns):
+	case c.userspaceDriver() != "" && !plugin.NetnsVisible(j.Netns):
 		folder := filepath.Dir(j.Netns)
 		return plugin.WithHint(fmt.Errorf("VF %s: cannot determine whether %s is alive: folder %s is not visible", j.Address, j.ownerText(), folder),
 			"mount the node's %s into the container of the daemon, with mountPropagation HostToContainer", folder)
-	case c.userspace() != "":
+	case c.userspaceDriver() != "":
 		return nil
 	case c.link.Index == 0 && j.Former.Name != "" && c.vf.Driver != "":
 		return busy(j)
@@ -119,11 +122,11 @@ func (n *node) checkNotAlive(j journal) error {
 	return nil
 }
 
-// RestoreClaim restores the VFs that pods of a claim have, as DEL does: the VFs in the claim's record, and those whose journals name
-// the claim. All containers of these pods must have stopped. RestoreClaim moves an interface out of the pod's namespace if the
-// namespace still exists. It needs CAP_NET_ADMIN.
+// RestoreClaim restores the VFs of a claim's pods, as DEL does. The VFs of a claim are those in the claim's record and those whose journals
+// name the claim. All containers of these pods must have stopped. If a pod's namespace still exists, RestoreClaim moves the interface out
+// of the namespace. It needs CAP_NET_ADMIN.
 func RestoreClaim(sysfs, claimUID string, recorded []pci.Address, log *slog.Logger) error {
-	all, err := journals()
+	all, err := readJournals()
 	errs := []error{err}
 	vfs := slices.Clone(recorded)
 	for _, j := range all {
@@ -138,17 +141,17 @@ func RestoreClaim(sysfs, claimUID string, recorded []pci.Address, log *slog.Logg
 }
 
 func restoreClaimed(sysfs string, a pci.Address, claimUID string, log *slog.Logger) error {
-	return withJournal(sysfs, a, log, func(n *node, h *lockedVF, j journal) error {
+	return withJournal(sysfs, a, log, func(n *nodeSide, h *lockedVF, j vfJournal) error {
 		if j.Claim == nil || j.Claim.UID != claimUID {
 			return nil
 		}
 		n.r.Log.Info("restoring a VF whose claim ends", "vf", a, "pod", j.Pod, "claim", j.Claim.Namespace+"/"+j.Claim.Name)
-		return n.restore(h, j)
+		return n.restoreVF(h, j)
 	})
 }
 
-// withJournal calls f with the lock of a VF. It is a no-op if the VF has no journal.
-func withJournal(sysfs string, a pci.Address, log *slog.Logger, f func(*node, *lockedVF, journal) error) error {
+// withJournal calls f while it holds the lock of a VF. The call has no effect if the VF has no journal.
+func withJournal(sysfs string, a pci.Address, log *slog.Logger, f func(*nodeSide, *lockedVF, vfJournal) error) error {
 	h, err := lockKnown(a)
 	if h == nil {
 		return err

@@ -17,13 +17,13 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// config is the validated configuration of a request.
-type config struct {
-	// Device is the VF that the caller chose, as Multus does. If it is invalid, the VFs are those of Resources that the pod was
-	// allocated.
+// requestConfig is the validated configuration of a request.
+type requestConfig struct {
+	// Device is the VF that the caller chose in its request, as Multus does. If Device is not valid, the kubelet allocated the VFs, and they
+	// belong to Resources.
 	Device    pci.Address
 	Resources []string
-	// OtherResources are resources whose VFs another network attaches, or the pod itself uses.
+	// OtherResources are resources whose VFs this plugin does not attach: another network attaches them, or the pod uses them directly.
 	OtherResources []string
 
 	Names     string          // pattern of interface names; {index} counts from 1
@@ -31,16 +31,16 @@ type config struct {
 	Egress    int             // egress limit of the pod's own interface in Mbit/s; 0 for none
 	Wanted    vfSettings      // settings of a VF without settings of a claim
 	MAC       net.HardwareAddr
-	IPAM      string            // plugin type; "" for none
-	ReportIPs bool              // the result contains the addresses of VFs
-	Kubelet   string            // root folder of the kubelet
-	Allowed   []string          // keys that pods may choose
-	Choices   map[string]choice // the pod's choices, by the name of the interface in the configuration
-	InfoDir   string            // folder of device-info files
-	InfoFile  string            // device-info file that the runtime requires for CNI_IFNAME; "" for none
+	IPAM      string              // plugin type; "" for none
+	ReportIPs bool                // the result contains the addresses of VFs
+	Kubelet   string              // root folder of the kubelet
+	Allowed   []string            // keys that pods may choose
+	Choices   map[string]vfChoice // the pod's choices, by the name of the interface in the configuration
+	InfoDir   string              // folder of device-info files
+	InfoFile  string              // device-info file that the runtime requires for CNI_IFNAME; "" for none
 }
 
-// vfSettings are the settings of a VF.
+// vfSettings holds the settings of a VF.
 type vfSettings struct {
 	pfSettings
 	MTU    int    // 0 keeps the VF's MTU
@@ -48,7 +48,7 @@ type vfSettings struct {
 	Rebind bool   // rebind the VF's own driver afterwards
 }
 
-// pfSettings are the settings of a VF on its PF. Nil and "" keep a setting.
+// pfSettings holds the settings of a VF on its PF. A field that is nil or "" leaves the setting unchanged.
 type pfSettings struct {
 	VLAN       *int
 	QoS        *int
@@ -86,63 +86,64 @@ type rawConfig struct {
 
 	IPAM          json.RawMessage `json:"ipam"`
 	RuntimeConfig struct {
-		MAC       string     `json:"mac"`
-		DeviceID  string     `json:"deviceID"`
-		Bandwidth *bandwidth `json:"bandwidth"`
-		InfoFile  string     `json:"CNIDeviceInfoFile"`
+		MAC       string               `json:"mac"`
+		DeviceID  string               `json:"deviceID"`
+		Bandwidth *bandwidthCapability `json:"bandwidth"`
+		InfoFile  string               `json:"CNIDeviceInfoFile"`
 
 		Annotations map[string]string `json:"io.kubernetes.cri.pod-annotations"`
 	} `json:"runtimeConfig"`
 }
 
-// bandwidth is the capability of that name, in bits per second.
-type bandwidth struct {
+// bandwidthCapability is the capability with the same name, in bits per second.
+type bandwidthCapability struct {
 	IngressRate uint64 `json:"ingressRate"`
 	EgressRate  uint64 `json:"egressRate"`
 }
 
 const (
-	// defaultNames is the pattern of names for VFs beside the main plugin's interface.
+	// defaultNames is the pattern for interface names of VFs that are added to the main plugin's interface.
 	defaultNames   = "net{index}"
 	defaultKubelet = "/var/lib/kubelet"
 )
 
-// chained reports whether earlier plugins of the chain made the pod's interface.
-func chained(r *plugin.Request) bool { return r.Prev != nil }
+// isChained reports whether earlier plugins in the chain created the pod's interface.
+func isChained(r *plugin.Request) bool { return r.Prev != nil }
 
 // parseConfig reads the configuration of ADD, CHECK, STATUS or GC.
-func parseConfig(r *plugin.Request) (config, error) {
+func parseConfig(r *plugin.Request) (requestConfig, error) {
 	var raw rawConfig
 	if err := r.Decode(&raw); err != nil {
-		return config{}, err
+		return requestConfig{}, err
 	}
-	c := config{Resources: raw.Resources, OtherResources: raw.Others, Names: cmp.Or(raw.IfName, defaultNames), ReportIPs: !chained(r),
+	c := requestConfig{Resources: raw.Resources, OtherResources: raw.Others, Names: cmp.Or(raw.IfName, defaultNames), ReportIPs: !isChained(r),
 		Kubelet: cmp.Or(raw.KubeletDir, defaultKubelet)}
 	if raw.ReportIPs != nil {
 		c.ReportIPs = *raw.ReportIPs
 	}
-	for _, step := range []func(*config, rawConfig, *plugin.Request) error{parseDevice, parseNames, parseSettings, parseRates, parseLink,
+	for _, step := range []func(*requestConfig, rawConfig, *plugin.Request) error{parseDevice, parseNames, parseSettings, parseRates,
+		parseLink,
 		parseIPAM, parseAllowed, parseChoices, parseInfo} {
 		if err := step(&c, raw, r); err != nil {
-			return config{}, err
+			return requestConfig{}, err
 		}
 	}
 	return c, nil
 }
 
-// Check returns the error with which ADD would refuse the configuration.
+// Check returns the error that ADD would return for this configuration.
 func Check(r *plugin.Request) error {
 	_, err := parseConfig(r)
 	return err
 }
 
-// Findings returns valid parts of a configuration that do not have the effect that they suggest. It does no I/O.
+// Findings returns a description of each setting that is valid but does not have the effect that its name suggests. It does no I/O.
 func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), plugin.Capabilities(config, "", "")...)
 }
 
-// parseDevice reads how the VF is identified.
-func parseDevice(c *config, raw rawConfig, r *plugin.Request) error {
+// parseDevice reads the VF that the caller names.
+func parseDevice(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	for _, key := range []struct{ name, value string }{{"runtimeConfig.deviceID", raw.RuntimeConfig.DeviceID}, {"deviceID", raw.DeviceID},
 		{"pciBusID", raw.PCIBusID}} {
 		if key.value == "" {
@@ -172,7 +173,7 @@ func parseDevice(c *config, raw rawConfig, r *plugin.Request) error {
 	return nil
 }
 
-// validResources returns an error unless the list contains valid names of resources without duplicates.
+// validResources returns an error unless the list contains valid resource names without duplicates.
 func validResources(key string, list []string) error {
 	for i, name := range list {
 		if prefix, rest, ok := strings.Cut(name, "/"); !ok || prefix == "" || rest == "" || strings.ContainsAny(name, " \t\n") {
@@ -185,7 +186,7 @@ func validResources(key string, list []string) error {
 	return nil
 }
 
-func parseNames(c *config, _ rawConfig, _ *plugin.Request) error {
+func parseNames(c *requestConfig, _ rawConfig, _ *plugin.Request) error {
 	if strings.Count(c.Names, vfconfig.IndexMark) != 1 {
 		return plugin.Errorf(plugin.CodeConfig, "ifName %q: want a name that contains %s", c.Names, vfconfig.IndexMark)
 	}
@@ -195,7 +196,7 @@ func parseNames(c *config, _ rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// inConflist returns the key of a setting in a conflist.
+// inConflist returns the name of a setting's key in a conflist.
 func inConflist(key string) string {
 	switch key {
 	case "linkState":
@@ -208,8 +209,8 @@ func inConflist(key string) string {
 	return key
 }
 
-// parseSettings reads the settings for every VF.
-func parseSettings(c *config, raw rawConfig, _ *plugin.Request) error {
+// parseSettings reads the settings that apply to every VF.
+func parseSettings(c *requestConfig, raw rawConfig, _ *plugin.Request) error {
 	c.Base = vfconfig.Config{VLAN: raw.Vlan, VLANQoS: raw.VlanQoS, SpoofChk: raw.SpoofChk, Trust: raw.Trust, LinkState: raw.LinkState,
 		MinTxRate: raw.MinTxRate, MaxTxRate: raw.MaxTxRate, Driver: raw.Driver}
 	if raw.VlanProto != nil {
@@ -226,13 +227,13 @@ func parseSettings(c *config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// mega is one Mbit/s, the unit of a PF's rate limits.
-const mega = 1_000_000
+// megabit is one Mbit/s, the unit of a PF's rate limits.
+const megabit = 1_000_000
 
-// parseRates reads the egress limit. If the VF is the pod's own interface, the pod's egress limit applies to it.
-func parseRates(c *config, raw rawConfig, r *plugin.Request) error {
+// parseRates reads the egress limit. If the VF is the pod's own interface, the pod's egress limit applies to the VF.
+func parseRates(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	limit := raw.RuntimeConfig.Bandwidth
-	if limit == nil || chained(r) {
+	if limit == nil || isChained(r) {
 		return nil
 	}
 	if limit.IngressRate != 0 {
@@ -241,20 +242,20 @@ func parseRates(c *config, raw rawConfig, r *plugin.Request) error {
 			"remove the annotation kubernetes.io/ingress-bandwidth, or limit the traffic at the switch")
 	}
 	if limit.EgressRate != 0 {
-		c.Egress = int(min(max(limit.EgressRate/mega, 1), 1<<31-1))
+		c.Egress = int(min(max(limit.EgressRate/megabit, 1), 1<<31-1))
 	}
 	return nil
 }
 
-func parseLink(c *config, raw rawConfig, r *plugin.Request) (err error) {
-	if c.Wanted, err = c.merge(nil, inConflist); err != nil {
+func parseLink(c *requestConfig, raw rawConfig, r *plugin.Request) (err error) {
+	if c.Wanted, err = c.mergeSettings(nil, inConflist); err != nil {
 		return err
 	}
 	if !filepath.IsAbs(c.Kubelet) {
 		return plugin.Errorf(plugin.CodeConfig, "kubeletDir %q: want an absolute path", c.Kubelet)
 	}
 	sources := []struct{ key, value string }{{"runtimeConfig.mac", raw.RuntimeConfig.MAC}, {"CNI_ARGS MAC", r.Args["MAC"]}, {"mac", raw.MAC}}
-	if chained(r) {
+	if isChained(r) {
 		sources[1].value = "" // CNI_ARGS MAC is for the pod's own interface
 	}
 	for _, s := range sources {
@@ -269,8 +270,9 @@ func parseLink(c *config, raw rawConfig, r *plugin.Request) (err error) {
 	return nil
 }
 
-// merge returns the settings of a VF. The settings of the VF's class and claim override the configuration. name converts keys for errors.
-func (c *config) merge(over *vfconfig.Config, name func(string) string) (vfSettings, error) {
+// mergeSettings returns the settings of a VF. The settings of the VF's class and claim override the configuration. The argument name
+// translates keys for error messages.
+func (c *requestConfig) mergeSettings(over *vfconfig.Config, name func(string) string) (vfSettings, error) {
 	m := vfconfig.Merge(&c.Base, over)
 	err := m.Complete(name)
 	if c.Egress != 0 && (m.MaxTxRate == nil || *m.MaxTxRate == 0 || c.Egress < *m.MaxTxRate) {
@@ -295,7 +297,7 @@ func onOff(value string) *bool {
 	return new(value == "on")
 }
 
-func parseIPAM(c *config, raw rawConfig, r *plugin.Request) error {
+func parseIPAM(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	if len(raw.IPAM) == 0 || string(raw.IPAM) == "null" {
 		return nil
 	}
@@ -317,8 +319,8 @@ func parseIPAM(c *config, raw rawConfig, r *plugin.Request) error {
 	return ipam.ValidType(c.IPAM)
 }
 
-// apply returns the VF's settings on its PF after the change; now are the current ones.
-func (s pfSettings) apply(now kernel.VF) kernel.VF {
+// applyTo returns the settings of the VF on its PF after the change. The argument now holds the current settings.
+func (s pfSettings) applyTo(now kernel.VF) kernel.VF {
 	if s.VLAN != nil {
 		now.VLAN, now.QoS, now.Proto = *s.VLAN, 0, "802.1q"
 	}
@@ -344,7 +346,7 @@ func (s pfSettings) apply(now kernel.VF) kernel.VF {
 	return now
 }
 
-// needsPF reports whether the PF must be changed, and returns one key as the reason.
+// needsPF reports whether the PF must be changed. The function also returns one key that requires the change.
 func (s pfSettings) needsPF() (key string, ok bool) {
 	for _, k := range []struct {
 		key string

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-func parse(t testing.TB, prev *types100.Result, keys ...any) (config, error) {
+func parse(t testing.TB, prev *types100.Result, keys ...any) (requestConfig, error) {
 	t.Helper()
 	text, err := json.Marshal(object{"cniVersion": "1.1.0", "name": "net", "type": "sriov", "deviceID": vf0}.With(keys...))
 	must(t, err)
@@ -60,7 +60,7 @@ func TestParseRefused(t *testing.T) {
 	}
 }
 
-// TestRates: the egress limit of the pod applies to its VF, unless the configuration has a lower one.
+// TestRates: the egress limit of the pod applies to its VF, unless the configuration sets a lower limit.
 func TestRates(t *testing.T) {
 	limit := object{"bandwidth": object{"egressRate": 25_500_000}}
 	for _, c := range []struct {
@@ -77,7 +77,8 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// TestWhichMAC: the MAC of the runtime has priority. In a chain, CNI_ARGS are about the interface of another plugin.
+// TestWhichMAC: if the runtime passes a MAC, that MAC is used. In a chain, CNI_ARGS apply to the interface of the main plugin, not to the
+// VF.
 func TestWhichMAC(t *testing.T) {
 	runtime := object{"mac": "02:00:00:00:00:06"}
 	for _, c := range []struct {
@@ -96,16 +97,16 @@ func TestWhichMAC(t *testing.T) {
 	}
 }
 
-// TestApply: unconfigured settings stay, and a VLAN replaces all VLAN settings.
+// TestApply: settings that are not configured do not change, and a configured VLAN replaces all VLAN settings.
 func TestApply(t *testing.T) {
 	yes, no := true, false
 	was := kernel.VF{MAC: []byte{2, 0, 0, 0, 0, 1}, VLAN: 7, QoS: 3, Proto: "802.1ad", LinkState: "enable", SpoofCheck: &yes, Trust: &yes,
 		MinRate: 1, MaxRate: 2}
-	if diff := cmp.Diff(was, pfSettings{}.apply(was)); diff != "" {
+	if diff := cmp.Diff(was, pfSettings{}.applyTo(was)); diff != "" {
 		t.Error(diff)
 	}
 	vlan, rate := 9, 5
-	got := pfSettings{VLAN: &vlan, Trust: &no, LinkState: "auto", MaxRate: &rate}.apply(was)
+	got := pfSettings{VLAN: &vlan, Trust: &no, LinkState: "auto", MaxRate: &rate}.applyTo(was)
 	want := kernel.VF{MAC: was.MAC, VLAN: 9, Proto: "802.1q", LinkState: "auto", SpoofCheck: &yes, Trust: &no, MinRate: 1, MaxRate: 5}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

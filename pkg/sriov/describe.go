@@ -10,16 +10,16 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Attached is a VF of an attachment.
+// Attached describes a VF of an attachment.
 type Attached struct {
 	Address pci.Address
 	Name    string // interface name in the pod; "" if a user space program has the VF
 	MAC     string
 }
 
-// VFs returns the VFs in a record of the plugin.
+// VFs returns the VFs in a record of this plugin.
 func VFs(rec attachment.Record) (list []Attached, err error) {
-	var st state
+	var st attachmentState
 	err = json.Unmarshal(rec.State, &st)
 	for _, v := range st.VFs {
 		list = append(list, Attached{v.Address, v.Name, v.MAC})
@@ -27,9 +27,9 @@ func VFs(rec attachment.Record) (list []Attached, err error) {
 	return list, err
 }
 
-// Objects returns the VFs of an attachment by its record, one line each.
+// Objects reads the record of an attachment and returns its VFs, one line for each VF.
 func Objects(rec attachment.Record) (lines []string, err error) {
-	var st state
+	var st attachmentState
 	err = json.Unmarshal(rec.State, &st)
 	for _, v := range st.VFs {
 		line := fmt.Sprintf("VF %s as %s in the pod", v.Address, v.Name)

@@ -12,13 +12,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-func (l lab) driverOf(address string) string {
+func (l testLab) driverOf(address string) string {
 	target, _ := os.Readlink(filepath.Join(l.sriov.sysfs, "bus/pci/devices", address, "driver"))
 	return filepath.Base(target)
 }
 
-// boundAt returns the time of the last bind of a VF's driver.
-func (l lab) boundAt(address string) time.Time {
+// boundAt returns the time at which a VF's driver was last bound.
+func (l testLab) boundAt(address string) time.Time {
 	info, err := os.Lstat(filepath.Join(l.sriov.sysfs, "bus/pci/devices", address, "driver"))
 	if err != nil {
 		return time.Time{}
@@ -26,8 +26,8 @@ func (l lab) boundAt(address string) time.Time {
 	return info.ModTime()
 }
 
-// onBinding calls f once when the VF's network driver is bound again, or when the test ends.
-func (l lab) onBinding(address string, f func(net string)) {
+// onBinding calls f once: when the VF's network driver is bound again, or at the latest when the test ends.
+func (l testLab) onBinding(address string, f func(net string)) {
 	l.Helper()
 	net, before := filepath.Join(pcitest.Folder(l.T, l.sriov.sysfs, address), "net"), l.boundAt(address)
 	end, done := make(chan struct{}), make(chan struct{})
@@ -48,7 +48,7 @@ func (l lab) onBinding(address string, f func(net string)) {
 	l.Cleanup(func() { close(end); <-done })
 }
 
-// TestDriver: a VF for a user space program has no interface in the pod, and gets its former driver back.
+// TestDriver: a VF for a user space program has no interface in the pod. After the pod, its former driver is bound again.
 func TestDriver(t *testing.T) {
 	l := newLab(t, "driver", "vfio-pci")
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
@@ -59,7 +59,7 @@ func TestDriver(t *testing.T) {
 		t.Errorf("%s, driver %s", a.prev, l.driverOf(vf0))
 	}
 	l.OK(a.check())
-	b := l.other()
+	b := l.otherPod()
 	b.Fails(b.Call("ADD", "b"), plugin.CodeDevice, "VF 0000:11:02.0: pod shop/web-0 has it since ")
 	l.del("a")
 	if l.driverOf(vf0) != "iavf" {
@@ -70,7 +70,7 @@ func TestDriver(t *testing.T) {
 	l.isGolden()
 }
 
-// TestRebind (V-08): if configured, the driver is bound again after the pod, and the interface has its former settings.
+// TestRebind (V-08): if the configuration requests it, the driver is bound again after the pod. The interface then has its former settings.
 func TestRebind(t *testing.T) {
 	l := newLab(t, "rebind", true)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
@@ -78,7 +78,7 @@ func TestRebind(t *testing.T) {
 	l.add("a")
 	bound := l.boundAt(vf0)
 	l.onBinding(vf0, func(net string) { must(t, os.MkdirAll(filepath.Join(net, "ens0f0v0"), 0o755)) })
-	l.spoil("net1")
+	l.changeAsTenant("net1")
 	l.del("a", "rebind", nil) // the journal requires it
 	if at := l.boundAt(vf0); at.Equal(bound) || l.driverOf(vf0) != "iavf" {
 		t.Errorf("bound at %s, before at %s, driver %s", at, bound, l.driverOf(vf0))

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestFeatures: package ethtool sees the features that package pci reads and sets.
+// TestFeatures: package ethtool lists the device features that package pci reads and sets.
 func TestFeatures(t *testing.T) {
 	const ifname, feature = "ens0f0v0", "tx-tcp-segmentation"
 	newLab(t)

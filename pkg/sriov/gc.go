@@ -12,11 +12,11 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// RestoreOrphans restores orphaned VFs of ended pods, for runtimes that do not call GC, and logs each. It skips VFs whose interface is
-// not on the node and VFs of user space programs, because they may be in use; the next ADD checks them. RestoreOrphans needs
-// CAP_NET_ADMIN.
+// RestoreOrphans restores the orphaned VFs of ended pods and logs each one. RestoreOrphans helps with runtimes that do not call GC.
+// RestoreOrphans skips a VF whose interface is not on the node, and a VF of a user space program, because a pod may still use the VF. The
+// next ADD checks these VFs. RestoreOrphans needs CAP_NET_ADMIN.
 func RestoreOrphans(sysfs string, log *slog.Logger) error {
-	all, err := journals()
+	all, err := readJournals()
 	if err != nil || len(all) == 0 {
 		return err
 	}
@@ -32,9 +32,9 @@ func RestoreOrphans(sysfs string, log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// restoreOrphan restores a VF whose interface is on the node although it has a journal. The lock excludes a process that is about to move
-// the interface.
-func (n *node) restoreOrphan(a pci.Address) error {
+// restoreOrphan restores a VF that has a journal although its interface is on the node. The lock ensures that no other process is moving
+// the interface at the same time.
+func (n *nodeSide) restoreOrphan(a pci.Address) error {
 	h, err := lockKnown(a)
 	if h == nil {
 		return err
@@ -44,7 +44,7 @@ func (n *node) restoreOrphan(a pci.Address) error {
 	if err != nil || !ok {
 		return err
 	}
-	c, err := n.read(a)
+	c, err := n.readCard(a)
 	if err != nil && !isMissing(err) {
 		return err
 	}
@@ -52,13 +52,13 @@ func (n *node) restoreOrphan(a pci.Address) error {
 		return nil
 	}
 	n.r.Log.Info("restoring a VF whose pod has ended", "vf", a, "pod", j.Pod, "container", j.Owner.ContainerID)
-	return n.restore(h, j)
+	return n.restoreVF(h, j)
 }
 
 func (s sriov) gc(r *plugin.Request) error {
 	r.Patient()
 	config := r.ConfigForDel()
-	gc := attachment.NewGC[state](r)
+	gc := attachment.NewGC[attachmentState](r)
 	for att, st := range gc.Stale() {
 		of := *r
 		of.Config, of.Verb, of.ContainerID, of.IfName = config, "DEL", att.ContainerID, att.IfName
@@ -67,9 +67,9 @@ func (s sriov) gc(r *plugin.Request) error {
 	return errors.Join(gc.Err(), s.collectJournals(r), s.collectLeases(r))
 }
 
-// collectJournals restores VFs whose attachment is stale and has no record.
+// collectJournals restores the VFs of stale attachments that have no record.
 func (s sriov) collectJournals(r *plugin.Request) error {
-	all, err := journals()
+	all, err := readJournals()
 	errs := []error{err}
 	for _, j := range all {
 		of := plugin.Attachment{ContainerID: j.Owner.ContainerID, IfName: j.Owner.IfName}
@@ -81,7 +81,7 @@ func (s sriov) collectJournals(r *plugin.Request) error {
 	return errors.Join(errs...)
 }
 
-func (s sriov) collectJournal(r *plugin.Request, j journal) error {
+func (s sriov) collectJournal(r *plugin.Request, j vfJournal) error {
 	att, err := attachment.Waiting.Key(j.Owner)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -95,5 +95,5 @@ func (s sriov) collectJournal(r *plugin.Request, j journal) error {
 		return err
 	}
 	defer n.host.Close()
-	return n.release(j.Owner, vf{Address: j.Address, Name: j.Name}, j.Netns)
+	return n.releaseVF(j.Owner, vf{Address: j.Address, Name: j.Name}, j.Netns)
 }

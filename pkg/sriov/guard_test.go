@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestTwice: a second sriov entry in the conflist does not take the VFs of the first one.
+// TestTwice: the conflist has two sriov entries. The second entry does not take the VFs of the first entry.
 func TestTwice(t *testing.T) {
 	l := newLab(t)
 	*l.devices = []allocation.Device{{Namespace: "shop", Pod: "web-0", Resource: fast, ID: vf0}}
@@ -35,8 +35,8 @@ func TestTwice(t *testing.T) {
 	l.del("a")
 }
 
-// hidden returns a pod that has moved its VF into an unnamed namespace.
-func hidden(t *testing.T) lab {
+// newHiddenVF returns a pod that has moved its VF into an unnamed namespace.
+func newHiddenVF(t *testing.T) testLab {
 	l := newLab(t)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
 	l.allocate(vf0)
@@ -63,20 +63,20 @@ func hidden(t *testing.T) lab {
 	return l
 }
 
-// TestResetHidden: a VF that a pod has hidden, or whose pod cannot be inspected, cannot be reset.
+// TestResetHidden: a reset is refused if a pod has hidden the VF or if the pod's namespace cannot be opened.
 func TestResetHidden(t *testing.T) {
-	l := hidden(t)
+	l := newHiddenVF(t)
 	bound := l.boundAt(vf0)
-	if out, err := l.reset(vf0, true, nil); plugin.Code(err) != plugin.CodeDevice ||
+	if out, err := l.runReset(vf0, true, nil); plugin.Code(err) != plugin.CodeDevice ||
 		!strings.Contains(err.Error(), "its interface is in another namespace") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	// A namespace path that does not exist, as for a folder in another mount namespace.
+	// The namespace path cannot be resolved; a path in another mount namespace gives a similar error.
 	must(t, os.Rename(l.journalOf(vf0), l.journalOf(vf0)+"~"))
 	data, err := os.ReadFile(l.journalOf(vf0) + "~")
 	loop := filepath.Join(t.TempDir(), "loop")
 	must(t, err, os.Symlink(loop, loop), os.WriteFile(l.journalOf(vf0), []byte(strings.Replace(string(data), l.Pod.Path, loop, 1)), 0o600))
-	if out, err := l.reset(vf0, true, nil); err == nil || !strings.Contains(err.Error(), "open the namespace "+loop) {
+	if out, err := l.runReset(vf0, true, nil); err == nil || !strings.Contains(err.Error(), "open the namespace "+loop) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	must(t, os.Rename(l.journalOf(vf0)+"~", l.journalOf(vf0)))
@@ -85,13 +85,13 @@ func TestResetHidden(t *testing.T) {
 	}
 }
 
-// leases returns the leases of a network.
-func leases(network string) []string {
+// networkLeases returns the leases of a network.
+func networkLeases(network string) []string {
 	found, _ := filepath.Glob("/var/lib/cni/networks/" + network + "/[0-9]*")
 	return found
 }
 
-// TestGCSpares: GC keeps the addresses of pods with unreadable records, and addresses that another plugin has not released.
+// TestGCSpares: GC keeps the addresses of pods with unreadable records. GC also keeps addresses that another plugin has not released.
 func TestGCSpares(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}})
 	l.allocate(vf0)
@@ -105,12 +105,12 @@ func TestGCSpares(t *testing.T) {
 		l.OK(l.Call("GC", "", "prevResult", nil, "cni.dev/valid-attachments", []any{object{"containerID": "live", "ifname": "eth0"}}))
 	}
 	gc()
-	if got := leases("net.vf"); len(got) != 1 {
+	if got := networkLeases("net.vf"); len(got) != 1 {
 		t.Errorf("leases of the VF: %q", got)
 	}
 	must(t, os.WriteFile(record, good, 0o600))
 
-	// The lease of an attachment that bridge could not remove.
+	// Plugin bridge could not remove the attachment of this lease.
 	key := attachment.Key{Network: "net", ContainerID: "stale", IfName: "eth0"}
 	must(t, os.MkdirAll("/var/lib/cni/networks/net", 0o755),
 		os.WriteFile("/var/lib/cni/networks/net/10.61.0.9", []byte("stale\r\neth0"), 0o644),
@@ -120,7 +120,7 @@ func TestGCSpares(t *testing.T) {
 			0o600))
 	must(t, kerneltest.Age(kerneltest.StateDirs()...))
 	gc()
-	if got := leases("net"); len(got) != 1 || filepath.Base(got[0]) != "10.61.0.9" {
+	if got := networkLeases("net"); len(got) != 1 || filepath.Base(got[0]) != "10.61.0.9" {
 		t.Errorf("leases of bridge: %q", got)
 	}
 	must(t, os.Remove(store.Root+"/net/bridge-"+key.Hash()), os.RemoveAll("/var/lib/cni/networks/net"),
@@ -128,7 +128,7 @@ func TestGCSpares(t *testing.T) {
 	l.del("live")
 }
 
-// TestDefaultRoute: the pod's default route stays the only one.
+// TestDefaultRoute: the pod keeps its default route, and the VF adds no second one.
 func TestDefaultRoute(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "192.0.2.0/24"}}},
 		"routes": []any{object{"dst": "0.0.0.0/0"}, object{"dst": "198.51.100.0/24"}}})
@@ -156,8 +156,8 @@ func TestDefaultRoute(t *testing.T) {
 	must(t, l.host.DelLink("uplink"))
 }
 
-// TestCheckOldVersions: with results without PCI addresses, CHECK still reports a lost record. CHECK accepts a lower MTU, which later
-// plugins set without reporting it.
+// TestCheckOldVersions: older CNI results contain no PCI addresses. CHECK still reports a lost record. CHECK accepts an MTU that is lower
+// than the configured MTU, because a later plugin may set it without a change of the result.
 func TestCheckOldVersions(t *testing.T) {
 	for _, version := range []string{"1.1.0", "1.0.0", "0.4.0"} {
 		t.Run(version, func(t *testing.T) {
@@ -179,7 +179,8 @@ func TestCheckOldVersions(t *testing.T) {
 	}
 }
 
-// TestDaemonBreaks: if the device plugin drops the connection or has another version, the kubelet is asked, and the pod starts.
+// TestDaemonBreaks: the device plugin drops the connection or has another protocol version. The plugin then asks the kubelet, and ADD
+// succeeds.
 func TestDaemonBreaks(t *testing.T) {
 	l := newLab(t)
 	l.sriov.socket = filepath.Join(t.TempDir(), "s")
@@ -202,7 +203,7 @@ func TestDaemonBreaks(t *testing.T) {
 	}
 }
 
-// TestForeignArguments: a foreign IPAM plugin does not get the address that is requested for the pod's own interface.
+// TestForeignArguments: the IPAM plugin of the VF does not receive the address that was requested for the pod's main interface.
 func TestForeignArguments(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)

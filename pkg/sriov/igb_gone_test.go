@@ -15,14 +15,14 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// put writes to a file of the PCI bus in sysfs.
-func put(t *testing.T, file, text string) {
+// writeSysfs writes to a file below the PCI bus in sysfs.
+func writeSysfs(t *testing.T, file, text string) {
 	t.Helper()
 	must(t, os.WriteFile(filepath.Join(pci.Sysfs, "bus/pci", file), []byte(text), 0o600))
 }
 
-// TestIGBGone (F-33): VFs are removed in every possible way while pods have them. CHECK reports it, DEL succeeds, and the new VFs are
-// free, without settings of earlier pods.
+// TestIGBGone (F-33): VFs are removed in every possible way while pods use them. CHECK reports the removal, and DEL succeeds. The new VFs
+// are free and have no settings of earlier pods.
 func TestIGBGone(t *testing.T) {
 	l := newIGB(t)
 	pf := kerneltest.RealPF(t)
@@ -32,24 +32,25 @@ func TestIGBGone(t *testing.T) {
 		back func()
 	}{
 		{"no VFs", func() { kerneltest.SetNumVFs(t, pf, 0) }, func() {}},
-		{"PF without driver", func() { put(t, "drivers/igb/unbind", pf) }, func() { put(t, "drivers/igb/bind", pf) }},
-		{"PF removed", func() { put(t, "devices/"+pf+"/remove", "1") }, func() { put(t, "rescan", "1") }},
+		{"PF without driver", func() { writeSysfs(t, "drivers/igb/unbind", pf) }, func() { writeSysfs(t, "drivers/igb/bind", pf) }},
+		{"PF removed", func() { writeSysfs(t, "devices/"+pf+"/remove", "1") }, func() { writeSysfs(t, "rescan", "1") }},
 	} {
 		for _, again := range []bool{false, true} { // whether new VFs exist before DEL
 			t.Run(way.name+map[bool]string{true: ", new ones by DEL"}[again], func(t *testing.T) {
-				l.in(t).gone(way.away, way.back, again)
+				l.forSubtest(t).checkRemovedVFs(way.away, way.back, again)
 			})
 		}
 	}
 }
 
-// gone removes the VFs of a pod; again creates new ones before DEL. They have the kernel's default settings.
-func (l igb) gone(away, back func(), again bool) {
+// checkRemovedVFs removes the VFs of a pod and runs CHECK and DEL. If again is set, checkRemovedVFs creates new VFs before DEL. The new VFs
+// must have the default settings of the kernel.
+func (l igb) checkRemovedVFs(away, back func(), again bool) {
 	l.Helper()
 	first, second := l.nic.VFs[0].Device, l.nic.VFs[1].Device
 	l.allocate(first, second)
 	a := l.add("a", "vlan", 100, "trust", "on", "mtu", 1400)
-	l.abuse("net2")
+	l.changeAll("net2")
 	away()
 	l.Fails(a.check("vlan", 100, "trust", "on", "mtu", 1400), plugin.CodeStateDiffers, "VF "+first+" of interface net1 is gone")
 	if again {
@@ -57,7 +58,7 @@ func (l igb) gone(away, back func(), again bool) {
 		l.recreateVFs()
 	}
 	l.OK(l.Call("DEL", "a"))
-	if all, err := journals(); err != nil || len(all) > 0 {
+	if all, err := readJournals(); err != nil || len(all) > 0 {
 		l.Errorf("journals are left: %+v, %v", all, err)
 	}
 	if !again {
@@ -70,7 +71,7 @@ func (l igb) gone(away, back func(), again bool) {
 			l.Errorf("VF %d: %s", i, formatVF(got))
 		}
 	}
-	l.golden = l.home()
+	l.golden = l.nodeLinks()
 	b := l.add("b")
 	l.isDefault("net1", 0)
 	l.isDefault("net2", 1)
@@ -86,16 +87,16 @@ func (l igb) recreateVFs() {
 	kerneltest.RealNIC(l.T, 2)
 }
 
-// TestIGBPodDies (F-34, F-35): the kernel returns the VF of an ended namespace under its name there or another name. DEL finds it by its
-// PCI address, with or without a namespace.
+// TestIGBPodDies (F-34, F-35): when a namespace ends, the kernel moves its VF to the node. The VF has the name that it had in the pod, or
+// another name. DEL finds the VF by its PCI address, whether the runtime passes the namespace or not.
 func TestIGBPodDies(t *testing.T) {
 	l := newIGB(t)
 	for _, netns := range []string{"named", ""} {
 		for _, clash := range []bool{false, true} {
-			pod := l.other()
+			pod := l.otherPod()
 			l.allocate(l.nic.VFs[0].Device, l.nic.VFs[1].Device)
 			pod.add("a", "vlan", 100, "trust", "on")
-			pod.abuse("net1")
+			pod.changeAll("net1")
 			pod.inPod(func(ns *kernel.NS) { must(t, ns.SetPromisc(pod.podLink("net2"), true)) })
 			if clash { // the kernel renames it to eth0, dev0, ...
 				must(t, l.host.AddBridge("net2", nil, 0, false), l.host.AddBridge("mine", nil, 0, false))
@@ -112,14 +113,14 @@ func TestIGBPodDies(t *testing.T) {
 			}
 		}
 	}
-	// Without a namespace in the call, while the namespace exists.
+	// The runtime passes no namespace in the call although the namespace exists.
 	l.second()
 	l.add("a", "vlan", 100)
-	must(t, l.abuse("net1"))
+	must(t, l.changeAll("net1"))
 	l.del("a", "CNI_NETNS", "")
 }
 
-// TestIGBNamesTaken (F-34): another interface keeps the VF's former name, and the VF gets a derived name.
+// TestIGBNamesTaken (F-34): another interface has the former name of the VF. That interface keeps the name, and the VF gets a derived name.
 func TestIGBNamesTaken(t *testing.T) {
 	l := newIGB(t)
 	l.second()
@@ -139,7 +140,7 @@ func TestIGBNamesTaken(t *testing.T) {
 	l.isGolden()
 }
 
-// TestIGBHidden (F-34): a pod that hides its VF does not keep it, not even if another interface of the pod has the VF's name.
+// TestIGBHidden (F-34): a pod that hides its VF loses it, even if another interface of the pod has the name of the VF.
 func TestIGBHidden(t *testing.T) {
 	l := newIGB(t)
 	cellar := kerneltest.NewPod(t)
@@ -171,22 +172,23 @@ func TestIGBHidden(t *testing.T) {
 	}
 }
 
-// TestIGBOnePod (F-36): of two pods with the same VF, one gets it. A late DEL of the earlier pod does not take it.
+// TestIGBOnePod (F-36): two pods ask for the same VF, and only one pod gets it. A late DEL of the earlier pod does not remove the VF from
+// the new pod.
 func TestIGBOnePod(t *testing.T) {
 	l := newIGB(t, "vlan", 100)
 	vf := l.second()
-	old := l.other()
+	old := l.otherPod()
 	a := old.add("a")
 	l.Fails(l.Call("ADD", "b"), plugin.CodeDevice, "VF "+vf+": pod shop/web-0 has it since 20")
 	old.OK(a.check())
-	must(t, old.abuse("net1"), old.Pod.Close())
+	must(t, old.changeAll("net1"), old.Pod.Close())
 	b := l.add("b")
 	l.OK(old.Call("DEL", "a"))
 	l.OK(old.Call("DEL", "a", "CNI_NETNS", ""))
 	l.OK(b.check())
 	l.del("b")
-	// A live pod that has moved its VF out of its namespace.
-	old = l.other()
+	// A live pod has moved its VF out of the pod's namespace.
+	old = l.otherPod()
 	old.add("c")
 	home, err := l.host.File()
 	must(t, err)

@@ -17,8 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// binary is the path of a program that is built for the tests.
-func binary(t *testing.T, folder, name string) string {
+// binaryPath builds a program for the tests and returns its path.
+func binaryPath(t *testing.T, folder, name string) string {
 	t.Helper()
 	path := filepath.Join(os.Getenv(folder), name)
 	if _, err := os.Stat(path); err != nil {
@@ -27,16 +27,17 @@ func binary(t *testing.T, folder, name string) string {
 	return path
 }
 
-// kill is a fault that kills the plugin at its nth moment. A moment is a numbered point of the code at which a fault can occur.
-const kill = "PODLACE_RUN_AT=%d kill -KILL $PPID"
+// killFault is the environment variable that kills the plugin at its nth moment. A moment is a numbered point of the code at which a fault
+// can occur.
+const killFault = "PODLACE_RUN_AT=%d kill -KILL $PPID"
 
-// faulty runs the plugin with a fault at the nth change or moment. It returns the moments that were reached.
-func (l igb) faulty(fault string, at int, verb, id string, keys ...any) (o outcome, moments []string) {
+// runWithFault runs the plugin with a fault at the nth change or moment. The function also returns the list of reached moments.
+func (l igb) runWithFault(fault string, at int, verb, id string, keys ...any) (o outcome, moments []string) {
 	l.Helper()
 	trace := filepath.Join(l.TempDir(), "trace")
 	variables, stdin := l.Request(verb, id, keys...)
 	var stdout, stderr bytes.Buffer
-	cmd := exec.Command(binary(l.T, "PODLACE_TOOLS", "fault/sriov"))
+	cmd := exec.Command(binaryPath(l.T, "PODLACE_TOOLS", "fault/sriov"))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
 	cmd.Env = []string{fmt.Sprintf(fault, at), "PODLACE_FAULT_MOMENTS=" + trace}
 	for k, v := range variables {
@@ -51,10 +52,10 @@ func (l igb) faulty(fault string, at int, verb, id string, keys ...any) (o outco
 	return o, strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 }
 
-// killed runs a verb and kills the plugin at the nth moment. done reports that the verb has fewer moments.
-func (l igb) killed(at int, verb, id string, keys ...any) (where string, done bool) {
+// runKilled runs a verb and kills the plugin at the nth moment. The result done is true if the verb has fewer than n moments.
+func (l igb) runKilled(at int, verb, id string, keys ...any) (where string, done bool) {
 	l.Helper()
-	o, moments := l.faulty(kill, at, verb, id, keys...)
+	o, moments := l.runWithFault(killFault, at, verb, id, keys...)
 	if o.Exit == 0 {
 		return "", true
 	}
@@ -64,11 +65,11 @@ func (l igb) killed(at int, verb, id string, keys ...any) (where string, done bo
 	return moments[at-1], false
 }
 
-// clean reports whether the VFs are restored, no records remain, and this number of leases remains.
-func (l igb) clean(leases int) (dirt string) {
+// findResidue returns a description of everything that is left: VFs that are not restored, records, and an unexpected number of leases.
+func (l igb) findResidue(leases int) (dirt string) {
 	l.Helper()
-	dirt = cmp.Diff(l.golden, l.home())
-	if all, err := journals(); err != nil || len(all) > 0 {
+	dirt = cmp.Diff(l.golden, l.nodeLinks())
+	if all, err := readJournals(); err != nil || len(all) > 0 {
 		dirt += fmt.Sprintf("journals %+v, %v\n", all, err)
 	}
 	if left, _ := filepath.Glob("/var/lib/cni/networks/net.vf/10.*"); len(left) != leases {
@@ -85,20 +86,21 @@ func (l igb) clean(leases int) (dirt string) {
 	return dirt
 }
 
-// settings are the pods' settings in the sweep: every kind that the driver supports.
-func settings() []any {
+// everySetting returns the settings of the pods in the kill tests: every kind of setting that the driver supports.
+func everySetting() []any {
 	return []any{"vlan", 100, "vlanQoS", 3, "mac", "02:00:00:00:aa:01", "spoofchk", "on", "trust", "on", "max_tx_rate", 100, "mtu", 1400,
 		"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}}}
 }
 
-// sweep kills a verb at each moment, and calls after, which cleans up. It counts the moments for which after reports residue.
-func (l igb) sweep(what string, before func(l igb, id string), verb string, after func(l igb, id string) (dirt string)) {
+// killSweep runs a verb once for each moment and kills the plugin there. After the kill, the function after cleans up. The function counts
+// the moments after which residue is left.
+func (l igb) killSweep(what string, before func(l igb, id string), verb string, after func(l igb, id string) (dirt string)) {
 	points, dirty := 0, 0
 	for at, done := 1, false; !done; at++ {
-		l, where := l.other(), ""
+		l, where := l.otherPod(), ""
 		id := fmt.Sprintf("k%d", at)
 		before(l, id)
-		where, done = l.killed(at, verb, id, settings()...)
+		where, done = l.runKilled(at, verb, id, everySetting()...)
 		points = at - 1
 		if dirt := after(l, id); dirt != "" {
 			dirty++
@@ -109,59 +111,61 @@ func (l igb) sweep(what string, before func(l igb, id string), verb string, afte
 	l.Logf("%s: killed at %d points, %d times the VFs were dirty afterwards", what, points, dirty)
 }
 
-// next attaches the VF to a pod without settings, and returns the differences from the initial state.
-func (l igb) next(index int, old string) (dirt string) {
-	pod := l.other()
+// attachNext attaches the VF to a pod without settings, and returns all differences from the initial state.
+func (l igb) attachNext(index int, old string) (dirt string) {
+	pod := l.otherPod()
 	a := pod.add("next")
 	pod.isDefault("net1", index)
 	if old != "" { // its DEL comes late
-		l.OK(l.Call("DEL", old, settings()...))
+		l.OK(l.Call("DEL", old, everySetting()...))
 	}
 	pod.OK(a.check())
 	pod.OK(pod.Call("DEL", "next"))
 	must(l, pod.Pod.Close())
-	return l.clean(0)
+	return l.findResidue(0)
 }
 
-// TestIGBKillAdd (F-31) kills the plugin at every moment of an ADD. DEL restores the VF, and the next pod gets it in the initial state.
+// TestIGBKillAdd (F-31) kills the plugin at every moment of an ADD. After the kill, DEL restores the VF, and the next pod gets the VF in
+// the initial state.
 func TestIGBKillAdd(t *testing.T) {
 	l := newIGB(t)
 	l.second()
-	l.sweep("ADD, then DEL", func(igb, string) {}, "ADD", func(l igb, id string) string {
-		l.OK(l.Call("DEL", id, settings()...))
-		return l.clean(0) + l.next(1, "")
+	l.killSweep("ADD, then DEL", func(igb, string) {}, "ADD", func(l igb, id string) string {
+		l.OK(l.Call("DEL", id, everySetting()...))
+		return l.findResidue(0) + l.attachNext(1, "")
 	})
 }
 
-// TestIGBKillAddOnly (F-31, F-36): the next pod gets the VF before the DEL of the killed ADD.
+// TestIGBKillAddOnly (F-31, F-36): an ADD is killed, and another pod gets the VF before DEL of the killed ADD.
 func TestIGBKillAddOnly(t *testing.T) {
 	l := newIGB(t)
 	l.second()
-	l.sweep("ADD, and the pod dies", func(igb, string) {}, "ADD", func(l igb, id string) string {
+	l.killSweep("ADD, and the pod dies", func(igb, string) {}, "ADD", func(l igb, id string) string {
 		must(l, l.Pod.Close())
-		return l.next(1, id)
+		return l.attachNext(1, id)
 	})
 }
 
-// TestIGBKillDel (F-31) kills the plugin at every moment of a DEL. The next DEL completes it.
+// TestIGBKillDel (F-31) kills the plugin at every moment of a DEL. The next DEL completes the removal.
 func TestIGBKillDel(t *testing.T) {
 	l := newIGB(t)
 	l.second()
-	l.sweep("DEL, then DEL", func(l igb, id string) {
-		l.add(id, settings()...)
-		must(l, l.abuse("net1"))
+	l.killSweep("DEL, then DEL", func(l igb, id string) {
+		l.add(id, everySetting()...)
+		must(l, l.changeAll("net1"))
 	}, "DEL", func(l igb, id string) string {
-		l.OK(l.Call("DEL", id, settings()...))
-		return l.clean(0) + l.next(1, "")
+		l.OK(l.Call("DEL", id, everySetting()...))
+		return l.findResidue(0) + l.attachNext(1, "")
 	})
 }
 
-// TestIGBLives (F-31, F-32): pods come and go. One in twenty changes fails, or the plugin is killed there.
+// TestIGBLives (F-31, F-32) creates and removes many pods in a row. One in twenty changes fails, or the plugin is killed before that
+// change.
 func TestIGBLives(t *testing.T) {
 	const lives = 100
 	l := newIGB(t)
 	random := rand.New(rand.NewPCG(1, 2))
-	// misfortune is the change that fails, or before which the plugin is killed.
+	// misfortune returns the number of the change at which the fault occurs.
 	misfortune := func() (n int) {
 		for n = 1; random.Float64() > 0.05; n++ {
 		}
@@ -169,8 +173,8 @@ func TestIGBLives(t *testing.T) {
 	}
 	dirty, failed, killed := 0, 0, 0
 	call := func(l igb, verb, id string, keys ...any) bool {
-		fault := []string{"PODLACE_FAIL_AT=%d", kill}[random.IntN(2)]
-		o, _ := l.faulty(fault, misfortune(), verb, id, keys...)
+		fault := []string{"PODLACE_FAIL_AT=%d", killFault}[random.IntN(2)]
+		o, _ := l.runWithFault(fault, misfortune(), verb, id, keys...)
 		switch {
 		case o.Exit < 0:
 			killed++
@@ -180,14 +184,14 @@ func TestIGBLives(t *testing.T) {
 		return o.Exit == 0
 	}
 	for i := range lives {
-		l, id, index := l.other(), fmt.Sprintf("life%d", i), random.IntN(2)
+		l, id, index := l.otherPod(), fmt.Sprintf("life%d", i), random.IntN(2)
 		l.allocate(l.nic.VFs[index].Device)
-		keys := settings()
+		keys := everySetting()
 		if random.IntN(2) == 0 {
 			keys = nil
 		}
 		if call(l, "ADD", id, keys...) && random.IntN(2) == 0 {
-			_ = l.abuse("net1") // untrusted pods cannot change their MAC
+			_ = l.changeAll("net1") // untrusted pods cannot change their MAC
 		}
 		if random.IntN(4) == 0 {
 			must(t, l.Pod.Close())
@@ -198,15 +202,15 @@ func TestIGBLives(t *testing.T) {
 			}
 		}
 		l.OK(l.Call("DEL", id, keys...))
-		if dirt := l.clean(0); dirt != "" {
+		if dirt := l.findResidue(0); dirt != "" {
 			dirty++
 			t.Errorf("life %d: %s", i, dirt)
 		}
 		must(t, l.Pod.Close())
 	}
 	l.first()
-	l.next(0, "")
+	l.attachNext(0, "")
 	l.second()
-	l.next(1, "")
+	l.attachNext(1, "")
 	t.Logf("%d lives of pods, %d calls failed, %d were killed: %d times the VFs were dirty afterwards", lives, failed, killed, dirty)
 }

@@ -15,14 +15,14 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// end is an endpoint of packets: a pod or the node.
-type end struct {
+// endpoint is a pod or the node, as sender or receiver of packets.
+type endpoint struct {
 	do func(func() error) error
 	ip netip.Addr
 }
 
-// endOf returns a pod with the first IPv4 address of its interface.
-func (a attached) endOf(name string) (e end) {
+// endOf returns the pod as an endpoint, with the first IPv4 address of one of its interfaces.
+func (a attachedPod) endOf(name string) (e endpoint) {
 	a.Helper()
 	e.do = a.Pod.Do
 	a.inPod(func(pod *kernel.NS) {
@@ -42,8 +42,8 @@ func (a attached) endOf(name string) (e end) {
 	return e
 }
 
-// reaches reports whether one of many packets arrives within a time.
-func (e end) reaches(t *testing.T, to end, within time.Duration) bool {
+// canReach reports whether at least one of many packets arrives within a time.
+func (e endpoint) canReach(t *testing.T, to endpoint, within time.Duration) bool {
 	t.Helper()
 	var in *net.UDPConn
 	var out net.Conn
@@ -67,47 +67,48 @@ func (e end) reaches(t *testing.T, to end, within time.Duration) bool {
 	return false
 }
 
-// How long an arriving packet may take, and how long to wait for one that must not arrive. The machine is emulated.
+// The first value limits how long a packet may take. The second value is the time to wait for a packet that must not arrive. The machine is
+// emulated.
 const (
 	patience = 20 * time.Second
 	inVain   = time.Second
 )
 
-// TestIGBTraffic: pods reach one another and the node through their VFs, and through a VLAN only the pods in it.
+// TestIGBTraffic: pods reach each other and the node through their VFs. Through a VLAN, a pod reaches only the pods in that VLAN.
 func TestIGBTraffic(t *testing.T) {
 	l := newIGB(t, "ipam", ranges())
 	pf, own := l.pf(), netip.MustParsePrefix("10.61.0.250/24")
 	must(t, l.host.AddAddress(pf, own, false))
 	t.Cleanup(func() { must(t, l.host.DelAddress(l.pf(), own)) })
-	node := end{func(f func() error) error { return f() }, own.Addr()}
-	join := func(l igb, id string, vlan int) (attached, end) {
-		// The second VF is in VLAN 7 in its initial state.
+	node := endpoint{func(f func() error) error { return f() }, own.Addr()}
+	join := func(l igb, id string, vlan int) (attachedPod, endpoint) {
+		// In the initial state, the second VF is in VLAN 7.
 		a := l.add(id, "vlan", vlan, "mac", map[string]string{"a": "02:00:00:00:aa:0a", "b": "02:00:00:00:aa:0b"}[id])
 		return a, a.endOf("net1")
 	}
-	other := l.other()
+	other := l.otherPod()
 	l.first()
 	_, a := join(l, "a", 0)
 	l.second()
 	_, b := join(other, "b", 0)
-	if !a.reaches(t, b, patience) || !b.reaches(t, a, patience) || !a.reaches(t, node, patience) || !node.reaches(t, b, patience) {
+	if !a.canReach(t, b, patience) || !b.canReach(t, a, patience) || !a.canReach(t, node, patience) || !node.canReach(t, b, patience) {
 		t.Error("without VLANs they do not reach one another")
 	}
 	l.OK(other.Call("DEL", "b"))
 	_, b = join(other, "b", 100)
-	if a.reaches(t, b, inVain) || b.reaches(t, a, inVain) || b.reaches(t, node, inVain) || !a.reaches(t, node, patience) {
+	if a.canReach(t, b, inVain) || b.canReach(t, a, inVain) || b.canReach(t, node, inVain) || !a.canReach(t, node, patience) {
 		t.Error("VLAN 100 is not apart")
 	}
 	l.OK(l.Call("DEL", "a"))
 	l.first()
 	_, a = join(l, "a", 100)
-	if !a.reaches(t, b, patience) || !b.reaches(t, a, patience) || a.reaches(t, node, inVain) {
+	if !a.canReach(t, b, patience) || !b.canReach(t, a, patience) || a.canReach(t, node, inVain) {
 		t.Error("in VLAN 100 they do not reach one another")
 	}
 	l.OK(other.Call("DEL", "b"))
 	l.second()
 	joined, b := join(other, "b", 101)
-	if a.reaches(t, b, inVain) {
+	if a.canReach(t, b, inVain) {
 		t.Error("from VLAN 100 to 101")
 	}
 	l.OK(joined.check("vlan", 101, "mac", "02:00:00:00:aa:0b"))
@@ -115,18 +116,18 @@ func TestIGBTraffic(t *testing.T) {
 	l.del("a")
 }
 
-// TestIGBMAC (S-31): the tenant keeps the MAC that the PF set, unless the VF is trusted, and packets pass with it. Forged MACs cannot be
-// tested: QEMU's card ignores spoofchk.
+// TestIGBMAC (S-31): a tenant cannot change the MAC that the PF set, unless the VF is trusted. Packets with the MAC pass. The test cannot
+// cover forged MACs, because QEMU's emulated card ignores spoofchk.
 func TestIGBMAC(t *testing.T) {
 	l := newIGB(t, "vlan", 0, "mac", "02:00:00:00:aa:01", "ipam", ranges())
 	l.second()
-	other := l.other()
+	other := l.otherPod()
 	b := other.add("b", "mac", "02:00:00:00:aa:02")
 	forge := net.HardwareAddr{2, 0, 0, 0, 0xbb, 1}
 	for _, c := range []struct{ spoofchk, trust string }{{"on", "off"}, {"off", "off"}, {"on", "on"}} {
 		l.first()
 		a := l.add("a", "spoofchk", c.spoofchk, "trust", c.trust)
-		if !a.endOf("net1").reaches(t, b.endOf("net1"), patience) {
+		if !a.endOf("net1").canReach(t, b.endOf("net1"), patience) {
 			t.Errorf("%+v: no packet with its own MAC", c)
 		}
 		var err error
@@ -143,7 +144,8 @@ func TestIGBMAC(t *testing.T) {
 	l.isGolden()
 }
 
-// TestIGBDuplicate: an IPv6 address that another host on the cable has is detected, and the VF is restored.
+// TestIGBDuplicate: the VF gets an IPv6 address that another host on the cable already has. ADD detects the duplicate address and restores
+// the VF.
 func TestIGBDuplicate(t *testing.T) {
 	l := newIGB(t, "vlan", 0, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "fd00:61::/64"}}}})
 	pf, taken := l.pf(), netip.MustParsePrefix("fd00:61::2/64")

@@ -10,14 +10,14 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestIGBReset (V-08): an orphaned VF has its default settings after a reset of its function, which happens without a driver. A VF of a
-// pod is refused.
+// TestIGBReset (V-08): an orphaned VF has its default settings after a reset of its function. No driver is bound during the reset. The
+// reset of a pod's VF is refused.
 func TestIGBReset(t *testing.T) {
 	l := newIGB(t)
 	vf := l.second()
 	name := l.nic.VFs[1].Name
 	run := func(args ...string) (string, error) {
-		out, err := exec.Command(binary(t, "PODLACE_BIN", "podlace"),
+		out, err := exec.Command(binaryPath(t, "PODLACE_BIN", "podlace"),
 			append([]string{"sriov", "reset", vf, "--function"}, args...)...).CombinedOutput()
 		return string(out), err
 	}
@@ -27,7 +27,7 @@ func TestIGBReset(t *testing.T) {
 		t.Errorf("%v: %s", err, out)
 	}
 	l.podLink("net1")
-	l.spoil("net1")
+	l.changeAsTenant("net1")
 	must(t, l.Pod.Close())
 	kerneltest.Await(t, "the VF is home", func() bool { _, ok, err := l.host.LinkOf(vf); must(t, err); return ok })
 	out, err := run()
@@ -46,7 +46,7 @@ func TestIGBReset(t *testing.T) {
 		t.Errorf("driver %s, %s\n%s", l.driverOf(vf), describe(link), got)
 	}
 	l.allocate(vf)
-	b := l.other()
+	b := l.otherPod()
 	b.OK(b.add("b").check())
 	b.OK(b.Call("DEL", "b"))
 }

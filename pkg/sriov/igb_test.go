@@ -22,13 +22,13 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// igb is a lab with the VFs of a real card, as in "make vm".
+// igb is a test lab with the VFs of an Intel card that QEMU emulates, as in "make vm".
 type igb struct {
-	lab
+	testLab
 	nic kerneltest.NIC
 }
 
-// newIGB recreates the VFs: the first with the kernel's default settings, the second with an admin's.
+// newIGB creates the VFs again. The first VF has the default settings of the kernel, and the second VF has settings of an admin.
 func newIGB(t *testing.T, keys ...any) igb {
 	t.Helper()
 	pf := kerneltest.RealPF(t)
@@ -37,9 +37,9 @@ func newIGB(t *testing.T, keys ...any) igb {
 	host, err := kernel.Host()
 	must(t, err)
 	t.Cleanup(host.Close)
-	l := igb{lab: unsetLab(t, host)}
-	// A PF that comes up forgets the MACs of its VFs, until their drivers report them again. igb of Linux 6.12 crashes if the kernel sets
-	// the PF's multicast addresses while VFs are removed, which IPv6 can cause at any time.
+	l := igb{testLab: unsetLab(t, host)}
+	// When a PF comes up, it forgets the MACs of its VFs until their drivers report the MACs again. The igb driver of Linux 6.12 crashes if
+	// the kernel sets the PF's multicast addresses while VFs are removed. IPv6 can cause the kernel to set these addresses at any time.
 	must(t, host.Set(kernel.Sysctl{Path: "ipv6/conf/" + l.pf().Name + "/disable_ipv6", Value: "1"}), host.SetUp(l.pf()))
 	kerneltest.Await(t, "the PF has a carrier", func() bool { return l.pf().Runs })
 	l.nic = kerneltest.RealNIC(t, 2)
@@ -53,16 +53,16 @@ func newIGB(t *testing.T, keys ...any) igb {
 	}
 	l.Pod = kerneltest.NewPod(t)
 	*l.sriov = sriov{ipam.Runner{Builtin: []plugin.Plugin{hostlocal.Plugin()}}, pci.Sysfs, allocation.Socket, claim.Folder}
-	l.serve()
+	l.serveSocket()
 	l.Conf = object{"cniVersion": "1.1.0", "name": "net", "type": "sriov", "resources": []string{fast}, "kubeletDir": "/run/no-kubelet",
 		"prevResult": object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "eth0", "sandbox": l.Pod.Path}}}}.With(keys...)
 	l.asAdmin()
 	l.card = l.cardNow
-	l.golden = l.home()
+	l.golden = l.nodeLinks()
 	return l
 }
 
-// asAdmin sets the VFs as an admin might.
+// asAdmin changes settings of the VFs as an admin would.
 func (l igb) asAdmin() {
 	l.Helper()
 	first, second := l.link(l.nic.VFs[0].Name), l.link(l.nic.VFs[1].Name)
@@ -79,7 +79,7 @@ func (l igb) pf() kernel.Link {
 	return l.link(kerneltest.Interface(l.T, kerneltest.RealPF(l.T)))
 }
 
-// asPF formats the VF's settings on the PF.
+// asPF returns the VF's settings on the PF.
 func (l igb) asPF(index int) kernel.VF {
 	l.Helper()
 	vf, ok, err := l.host.VF(l.pf(), index)
@@ -89,7 +89,7 @@ func (l igb) asPF(index int) kernel.VF {
 	return vf
 }
 
-// cardNow describes the VFs: driver, interface if it is on the node, and settings on the PF.
+// cardNow describes each VF: its driver, its settings on the PF, and its interface if the interface is on the node.
 func (l igb) cardNow() string {
 	l.Helper()
 	var b strings.Builder
@@ -104,20 +104,20 @@ func (l igb) cardNow() string {
 	return b.String()
 }
 
-func (l igb) other() igb {
+func (l igb) otherPod() igb {
 	l.Helper()
-	l.lab = l.lab.other()
+	l.testLab = l.testLab.otherPod()
 	return l
 }
 
-// in returns the lab for a subtest.
-func (l igb) in(t *testing.T) igb {
+// forSubtest returns the same lab for a subtest.
+func (l igb) forSubtest(t *testing.T) igb {
 	l.T = t
 	l.card = l.cardNow
 	return l
 }
 
-// first and second allocate a VF to the pod.
+// The methods first and second allocate a VF to the pod.
 func (l igb) first() string {
 	l.allocate(l.nic.VFs[0].Device)
 	return l.nic.VFs[0].Device
@@ -128,10 +128,10 @@ func (l igb) second() string {
 	return l.nic.VFs[1].Device
 }
 
-// abuse changes the pod's interface in every way that its tenant can, and returns whether it accepted another MAC.
-func (l igb) abuse(name string) (mac error) {
+// changeAll changes the pod's interface in every way that a tenant can. The function returns the error from setting another MAC.
+func (l igb) changeAll(name string) (mac error) {
 	l.Helper()
-	l.spoil(name)
+	l.changeAsTenant(name)
 	l.inPod(func(pod *kernel.NS) {
 		link, _, err := pod.Link(name)
 		must(l, err)
@@ -141,7 +141,7 @@ func (l igb) abuse(name string) (mac error) {
 	return mac
 }
 
-// isDefault checks that an interface without configured settings equals the VF's interface on the node, except for names.
+// isDefault checks that a pod's interface without configured settings has the same properties as on the node, except for its names.
 func (l igb) isDefault(name string, index int) {
 	l.Helper()
 	var was string
@@ -159,8 +159,8 @@ func (l igb) isDefault(name string, index int) {
 	}
 }
 
-// TestIGBLife (F-31, S-30): real VFs with every setting that their driver supports. Each setting is read back, and DEL restores the VFs
-// after any changes by the tenant.
+// TestIGBLife (F-31, S-30) uses real VFs with every setting that their driver supports. Each setting is read back from the kernel. After
+// any changes by a tenant, DEL restores the VFs.
 func TestIGBLife(t *testing.T) {
 	l := newIGB(t)
 	const admin = "02:00:00:00:aa:01"
@@ -182,7 +182,7 @@ func TestIGBLife(t *testing.T) {
 				t.Errorf("in the pod: %s", describe(got))
 			}
 			l.OK(a.check(keys...))
-			must(t, l.abuse("fast1")) // the VF is trusted
+			must(t, l.changeAll("fast1")) // the VF is trusted
 			l.Fails(a.check(keys...), plugin.CodeStateDiffers, "PF ")
 			l.del(id, keys...)
 			l.del(id, keys...)
@@ -190,14 +190,14 @@ func TestIGBLife(t *testing.T) {
 		a := l.add("plain")
 		l.isDefault("net1", index)
 		l.OK(a.check())
-		if err := l.abuse("net1"); err != nil && index == 1 {
+		if err := l.changeAll("net1"); err != nil && index == 1 {
 			t.Logf("no own MAC: %v", err)
 		}
 		l.del("plain")
 	}
 }
 
-// TestIGBTenant (S-30, S-31): without configured settings, the next pod gets the VF in the same state as the earlier pod.
+// TestIGBTenant (S-30, S-31): no settings are configured. The next pod gets the VF in the same state as the earlier pod.
 func TestIGBTenant(t *testing.T) {
 	l := newIGB(t)
 	for index, vf := range []string{l.first(), l.second()} {
@@ -206,13 +206,13 @@ func TestIGBTenant(t *testing.T) {
 			a := l.add(id)
 			l.isDefault("net1", index)
 			l.OK(a.check())
-			must(t, l.abuse("net1")) // the PF has set no MAC
+			must(t, l.changeAll("net1")) // the PF has set no MAC
 			l.del(id)
 		}
 	}
 }
 
-// TestIGBMain: VFs as main interfaces, with the runtime's egress limit.
+// TestIGBMain: VFs are the main interfaces of pods, with the egress limit that the runtime passes.
 func TestIGBMain(t *testing.T) {
 	l := newIGB(t, "prevResult", nil, "runtimeConfig", object{"bandwidth": object{"egressRate": 50_000_000}})
 	l.allocate(l.nic.VFs[1].Device, l.nic.VFs[0].Device)
@@ -228,7 +228,7 @@ func TestIGBMain(t *testing.T) {
 	l.del("a")
 }
 
-// TestIGBRefused (F-32): a setting that the PF's driver refuses is reported by its key, and earlier changes are undone.
+// TestIGBRefused (F-32): the PF's driver refuses a setting. The error names the key of the setting, and earlier changes are undone.
 func TestIGBRefused(t *testing.T) {
 	l := newIGB(t, "vlan", 100, "mac", "02:00:00:00:aa:01", "trust", "on", "mtu", 1400)
 	for _, vf := range []string{l.first(), l.second()} {
@@ -260,8 +260,8 @@ func TestIGBRefused(t *testing.T) {
 	}
 }
 
-// TestIGBUserspace: a VF for a program is bound to vfio-pci, its group can be opened, and it returns with its name. The pod and the
-// program may end in either order.
+// TestIGBUserspace: a VF for a user space program is bound to vfio-pci, and its group can be opened. After DEL, its interface has the
+// former name. Either the pod or the program may end first.
 func TestIGBUserspace(t *testing.T) {
 	l := newIGB(t, "driver", "vfio-pci", "mac", "02:00:00:00:aa:01", "vlan", 100)
 	for index, vf := range []string{l.first(), l.second()} {
@@ -278,11 +278,11 @@ func TestIGBUserspace(t *testing.T) {
 		f, err := os.OpenFile("/dev/vfio/"+filepath.Base(group), os.O_RDWR, 0)
 		must(t, err, f.Close())
 		l.OK(a.check())
-		b := l.other()
+		b := l.otherPod()
 		b.Fails(b.Call("ADD", "b"), plugin.CodeDevice, "pod shop/web-0 has it since ")
 		l.del("a")
 
-		c := l.other()
+		c := l.otherPod()
 		c.add("c")
 		must(t, c.Pod.Close())
 		b.add("b")

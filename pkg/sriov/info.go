@@ -15,10 +15,10 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// defaultInfoDir is the folder for CNI plugins in the device information specification.
+// defaultInfoDir is the default folder for device-info files, from the CNI device information specification.
 const defaultInfoDir = "/var/run/k8s.cni.cncf.io/devinfo/cni"
 
-func parseInfo(c *config, raw rawConfig, _ *plugin.Request) error {
+func parseInfo(c *requestConfig, raw rawConfig, _ *plugin.Request) error {
 	c.InfoDir, c.InfoFile = cmp.Or(raw.InfoDir, defaultInfoDir), raw.RuntimeConfig.InfoFile
 	if !filepath.IsAbs(c.InfoDir) {
 		return plugin.Errorf(plugin.CodeConfig, "deviceInfoDir %q: want an absolute path", c.InfoDir)
@@ -29,7 +29,7 @@ func parseInfo(c *config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// resolveVarRun replaces /var/run, which is a link, by /run.
+// resolveVarRun replaces /var/run with /run, because /var/run is a symbolic link.
 func resolveVarRun(path string) string {
 	if strings.HasPrefix(path, "/var/run/") {
 		return strings.TrimPrefix(path, "/var")
@@ -37,8 +37,8 @@ func resolveVarRun(path string) string {
 	return path
 }
 
-// infoPath returns the device-info file of a VF. A pod can derive it from its own UID and its interface name.
-func (c config) infoPath(r *plugin.Request, v vf) string {
+// infoPath returns the path of a VF's device-info file. A pod can compute this path from its own UID and its interface name.
+func (c requestConfig) infoPath(r *plugin.Request, v vf) string {
 	if v.Default == r.IfName && c.InfoFile != "" {
 		return filepath.Clean(c.InfoFile)
 	}
@@ -58,8 +58,9 @@ func writeInfo(path string, d pci.Device) error {
 	return nil
 }
 
-// removeInfo removes the device-info file of a VF. It only logs an error, which must not prevent the restoration of the VF.
-func (n *node) removeInfo(path string) {
+// removeInfo removes the device-info file of a VF. The function only logs an error, because an error must not prevent the restoration of
+// the VF.
+func (n *nodeSide) removeInfo(path string) {
 	if path == "" {
 		return
 	}

@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// vfsFolder holds one journal for each VF that is attached or not restored yet.
+	// vfsFolder contains one journal for each VF that is attached or not restored yet.
 	vfsFolder = store.Root + "/" + attachment.Journals
 	vfsLock   = ".lock"
 
@@ -31,8 +31,8 @@ const (
 	maxAltName    = 127 // ALTIFNAMSIZ of the kernel, without the final zero
 )
 
-// journal records the state of a VF before its attachment changed it, and the attachment.
-type journal struct {
+// vfJournal describes an attachment of a VF, and the state of the VF before the attachment.
+type vfJournal struct {
 	Format         int            `json:"format"`
 	Address        pci.Address    `json:"address"`
 	Owner          attachment.Key `json:"owner"`
@@ -45,7 +45,7 @@ type journal struct {
 	Rebind         bool           `json:"rebind,omitempty"` // rebind the driver afterwards
 	DeviceReported bool           `json:"told,omitempty"`   // the kernel reports the device of an interface (since Linux 5.14)
 	Chained        bool           `json:"chained,omitempty"`
-	Former         former         `json:"former"`
+	Former         formerState    `json:"former"`
 
 	Claim *allocation.Claim `json:"claim,omitempty"` // claim that assigned the VF
 	VLAN  int               `json:"vlan,omitempty"`
@@ -53,20 +53,20 @@ type journal struct {
 	Ready bool              `json:"ready,omitempty"` // ADD has finished; set only for a claim
 }
 
-// ownerText names the pod or container that has or had the VF.
-func (j journal) ownerText() string {
+// ownerText returns the pod or the container that has or had the VF.
+func (j vfJournal) ownerText() string {
 	if j.Pod != "" {
 		return "pod " + j.Pod
 	}
 	return "container " + j.Owner.ContainerID
 }
 
-// former is the state of a VF before its attachment.
-type former struct {
+// formerState is the state of a VF before its attachment.
+type formerState struct {
 	Driver string     `json:"driver,omitempty"`
 	PF     *kernel.VF `json:"pf,omitempty"` // settings on the PF; nil if the PF is not in the plugin's namespace
 
-	// Settings of the interface. Name is "" if the VF had none.
+	// Settings of the interface. Name is "" if the VF had no interface.
 	Name     string           `json:"name,omitempty"`
 	AltNames []string         `json:"altnames,omitempty"`
 	Alias    string           `json:"alias,omitempty"`
@@ -80,7 +80,7 @@ type former struct {
 	Features []string         `json:"features,omitempty"` // enabled features; empty if the kernel reports none
 }
 
-// lockedVF is a VF whose lock this process holds. A process holds the lock of one VF at a time.
+// lockedVF is a VF whose lock this process holds. A process holds the lock of at most one VF at a time.
 type lockedVF struct {
 	address pci.Address
 	dir     *store.Dir
@@ -96,7 +96,7 @@ func lock(a pci.Address) (*lockedVF, error) {
 	return lockVF(dir, a)
 }
 
-// lockKnown locks a VF that may have a journal. It returns nil if no VF has a journal.
+// lockKnown locks a VF that may have a journal. The result is nil if no VF has a journal.
 func lockKnown(a pci.Address) (*lockedVF, error) {
 	dir, err := store.Open(vfsFolder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -119,42 +119,42 @@ func lockVF(dir *store.Dir, a pci.Address) (*lockedVF, error) {
 
 func (h *lockedVF) close() { h.lock.Unlock(); h.dir.Close() }
 
-// load reads the journal; ok is false if there is none. An unreadable journal is an error, because only it contains the VF's former
-// settings.
-func (h *lockedVF) load() (j journal, ok bool, err error) {
+// load reads the journal of a VF. The result ok is false if the VF has no journal. An unreadable journal causes an error, because the
+// former settings of the VF are stored only in the journal.
+func (h *lockedVF) load() (j vfJournal, ok bool, err error) {
 	data, err := h.dir.Read(h.address.String())
 	if errors.Is(err, fs.ErrNotExist) {
-		return journal{}, false, nil
+		return vfJournal{}, false, nil
 	}
 	if err == nil {
 		j, err = parseJournal(data, h.address)
 	}
 	if err != nil {
-		return journal{}, false, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "journal of VF %s: %w", h.address, err),
+		return vfJournal{}, false, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "journal of VF %s: %w", h.address, err),
 			"'podlace sriov reset %s --yes' sets the VF to its defaults, and removes %s", h.address, filepath.Join(vfsFolder, h.address.String()))
 	}
 	return j, true, nil
 }
 
-func parseJournal(data []byte, a pci.Address) (j journal, err error) {
+func parseJournal(data []byte, a pci.Address) (j vfJournal, err error) {
 	if err := json.Unmarshal(data, &j); err != nil {
-		return journal{}, err
+		return vfJournal{}, err
 	}
 	f := j.Former
 	switch {
 	case j.Format != journalFormat:
-		return journal{}, fmt.Errorf("format %d: want %d", j.Format, journalFormat)
+		return vfJournal{}, fmt.Errorf("format %d: want %d", j.Format, journalFormat)
 	case j.Address != a:
-		return journal{}, fmt.Errorf("it belongs to VF %q", j.Address)
+		return vfJournal{}, fmt.Errorf("it belongs to VF %q", j.Address)
 	case j.Owner.Network == "" || j.Owner.ContainerID == "" || !filepath.IsAbs(j.Netns):
-		return journal{}, errors.New("the owner is missing")
+		return vfJournal{}, errors.New("the owner is missing")
 	case j.Info != "" && !filepath.IsAbs(j.Info):
-		return journal{}, fmt.Errorf("info %q: want an absolute path", j.Info)
+		return vfJournal{}, fmt.Errorf("info %q: want an absolute path", j.Info)
 	case f.MTU < 0 || f.Name != "" && len(f.MAC) == 0:
-		return journal{}, fmt.Errorf("invalid mtu %d or mac %q", f.MTU, f.MAC)
+		return vfJournal{}, fmt.Errorf("invalid mtu %d or mac %q", f.MTU, f.MAC)
 	}
 	if err := plugin.ValidIfName(j.Name); err != nil {
-		return journal{}, fmt.Errorf("name %q: %w", j.Name, err)
+		return vfJournal{}, fmt.Errorf("name %q: %w", j.Name, err)
 	}
 	if f.Name != "" {
 		err = plugin.ValidIfName(f.Name)
@@ -167,9 +167,9 @@ func parseJournal(data []byte, a pci.Address) (j journal, err error) {
 	return j, err
 }
 
-// save writes the journal. It is the only synced file: lost records can be replaced by the kernel's state, since names are derived from
-// the key, but the former settings of a VF are stored nowhere else.
-func (h *lockedVF) save(j journal) error {
+// save writes the journal. Only the journal is synced to disk. A lost record can be rebuilt from the kernel's state, because names are
+// derived from the key. The former settings of a VF are stored only in the journal.
+func (h *lockedVF) save(j vfJournal) error {
 	data, err := json.Marshal(j)
 	if err == nil {
 		err = h.dir.WriteSync(h.address.String(), append(data, '\n'), 0o600)
@@ -184,13 +184,13 @@ func (h *lockedVF) save(j journal) error {
 func (h *lockedVF) removeJournal() error { return h.dir.Remove(h.address.String()) }
 
 // journalsOf returns the journals of an attachment.
-func journalsOf(owner attachment.Key) ([]journal, error) {
-	all, err := journals()
-	return slices.DeleteFunc(all, func(j journal) bool { return j.Owner != owner }), err
+func journalsOf(owner attachment.Key) ([]vfJournal, error) {
+	all, err := readJournals()
+	return slices.DeleteFunc(all, func(j vfJournal) bool { return j.Owner != owner }), err
 }
 
-// journals returns all readable journals. It does not lock the VFs.
-func journals() (all []journal, err error) {
+// readJournals returns all readable journals. The function reads the journals without taking the locks of the VFs.
+func readJournals() (all []vfJournal, err error) {
 	dir, err := store.Open(vfsFolder)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

@@ -15,12 +15,12 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// chainedSuffix is the suffix of the network name for leases of a chained plugin. Leases under the plain name belong to the main plugin,
-// whose GC would delete the leases of VF interfaces, because the runtime does not list these interfaces.
+// A chained plugin appends chainedSuffix to the network name for the leases of its VFs. Leases under the plain network name belong to the
+// main plugin. GC of the main plugin would delete the leases of VF interfaces, because the runtime does not list these interfaces.
 const chainedSuffix = ".vf"
 
-// lease requests the addresses of a VF from the IPAM plugin.
-func (s sriov) lease(j *job, v *vf) error {
+// leaseAddresses requests the addresses of a VF from the IPAM plugin.
+func (s sriov) leaseAddresses(j *requestJob, v *vf) error {
 	if j.cfg.IPAM == "" {
 		return nil
 	}
@@ -40,7 +40,8 @@ func (s sriov) lease(j *job, v *vf) error {
 	return nil
 }
 
-// ipamRequest returns the IPAM plugin's request for the interface of a VF. Each interface gets its own addresses.
+// ipamRequest returns the request that is passed to the IPAM plugin for the interface of a VF. Each interface of the pod gets its own
+// addresses.
 func (s sriov) ipamRequest(r *plugin.Request, chained bool, v vf) *plugin.Request {
 	as := *r
 	own := !chained && v.Name == r.IfName // the runtime's wishes apply to the pod's own interface only
@@ -59,7 +60,7 @@ func (s sriov) ipamRequest(r *plugin.Request, chained bool, v vf) *plugin.Reques
 	return &as
 }
 
-// withIPs returns a configuration that requests exactly these addresses.
+// withIPs returns a copy of the configuration in which exactly these addresses are requested.
 func withIPs(config []byte, ips []string) []byte {
 	var raw struct {
 		Runtime map[string]json.RawMessage `json:"runtimeConfig"`
@@ -85,7 +86,7 @@ func withIPs(config []byte, ips []string) []byte {
 	return ipam.WithKey(config, "runtimeConfig", runtime)
 }
 
-func (s sriov) releaseAddresses(r *plugin.Request, st state, v vf) error {
+func (s sriov) releaseAddresses(r *plugin.Request, st attachmentState, v vf) error {
 	of := ipam.Type(st.IPAM)
 	if err := ipam.ValidType(of); err != nil {
 		return err
@@ -95,9 +96,9 @@ func (s sriov) releaseAddresses(r *plugin.Request, st state, v vf) error {
 	return s.ipam.Del(as, of)
 }
 
-// checkLease calls CHECK of the IPAM plugin for the addresses of a VF. It builds a separate prevResult, because the plugin's own may omit
-// these addresses or contain others.
-func (s sriov) checkLease(j *job, v vf) error {
+// checkLease runs CHECK of the IPAM plugin for the addresses of a VF. The function builds its own prevResult, because the request's
+// prevResult may lack these addresses or contain other addresses.
+func (s sriov) checkLease(j *requestJob, v vf) error {
 	of := ipam.Type(j.st.IPAM)
 	if err := ipam.ValidType(of); err != nil {
 		return err
@@ -120,8 +121,8 @@ func (s sriov) checkLease(j *job, v vf) error {
 	return s.ipam.Check(as, of)
 }
 
-// collectLeases passes GC to the IPAM plugin. It keeps the leases of all interfaces of recorded attachments, also of other plugins, and
-// of VFs that are not restored yet.
+// collectLeases runs GC of the IPAM plugin. The function keeps the leases of all interfaces of recorded attachments, including the
+// attachments of other plugins. The function also keeps the leases of VFs that are not restored yet.
 func (s sriov) collectLeases(r *plugin.Request) error {
 	name := ipam.Type(ipam.Object(r.Config))
 	if ipam.ValidType(name) != nil {
@@ -135,7 +136,7 @@ func (s sriov) collectLeases(r *plugin.Request) error {
 	as.Valid = maps.Clone(r.Valid)
 	for key, records := range all {
 		as.KeepAttachment(plugin.Attachment{ContainerID: key.ContainerID, IfName: key.IfName})
-		var st state
+		var st attachmentState
 		if rec, ok := records[r.Plugin]; ok && json.Unmarshal(rec.State, &st) != nil {
 			return nil // the addresses of an unreadable record are unknown
 		}
@@ -143,7 +144,7 @@ func (s sriov) collectLeases(r *plugin.Request) error {
 			as.KeepAttachment(plugin.Attachment{ContainerID: key.ContainerID, IfName: v.Name})
 		}
 	}
-	left, err := journals()
+	left, err := readJournals()
 	if err != nil {
 		return err
 	}

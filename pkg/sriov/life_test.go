@@ -17,32 +17,32 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// die ends the pod and its namespace. It does for the veth what the kernel does for a VF: it moves the veth to the node, down and under
-// its name in the pod, and adds that name to sysfs.
-func (l lab) die(address string) {
+// endPod ends the pod and its namespace. The tests use a veth in place of a VF. Like the kernel with a VF, endPod moves the veth to the
+// node: down, with its name in the pod. The function also adds the name of the veth to sysfs.
+func (l testLab) endPod(address string) {
 	l.Helper()
-	l.called(address, "net1")
-	l.leave()
+	l.addSysfsName(address, "net1")
+	l.returnLink()
 	must(l, l.Pod.Close())
 }
 
-// called adds a name to sysfs. An interface of that name then counts as the VF's.
-func (l lab) called(address, name string) {
+// addSysfsName adds an interface name to the VF in sysfs. The plugin then takes an interface with this name for the VF's interface.
+func (l testLab) addSysfsName(address, name string) {
 	pcitest.Set(l.T, l.sriov.sysfs, address, "net/"+name+"/type", "1")
 }
 
-func (l lab) journalOf(address string) string { return filepath.Join(vfsFolder, address) }
+func (l testLab) journalOf(address string) string { return filepath.Join(vfsFolder, address) }
 
-// TestDeadOwner (F-31, V-20): a pod that ended without a DEL has left its VF with a tenant's changes. The next pod gets the VF in its
-// initial state, and a late DEL takes nothing from that pod (F-36).
+// TestDeadOwner (F-31, V-20): a pod ended without DEL, and its VF still has the changes of a tenant. The next pod gets the VF in its
+// initial state. A late DEL of the first pod does not change the next pod (F-36).
 func TestDeadOwner(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf1)
 	l.add("dead", "mac", "02:00:00:00:00:01", "mtu", 1300)
-	l.spoil("net1")
-	l.die(vf1)
+	l.changeAsTenant("net1")
+	l.endPod(vf1)
 
-	next := l.other()
+	next := l.otherPod()
 	a := next.add("next")
 	if got := describe(next.podLink("net1")); !strings.Contains(got, "mtu 1401") || strings.Contains(got, "02:00:00:00:00") ||
 		strings.Contains(got, "promisc true") || strings.Contains(got, "tenant") {
@@ -53,12 +53,12 @@ func TestDeadOwner(t *testing.T) {
 	next.del("next")
 }
 
-// TestHeld (F-36, V-20): a VF of a pod is not given to another pod, even if the kubelet allocated it to that pod.
+// TestHeld (F-36, V-20): a VF that a pod has is not given to another pod, even if the kubelet allocated it to the other pod.
 func TestHeld(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
 	a := l.add("a")
-	b := l.other()
+	b := l.otherPod()
 	l.allocate(vf2, vf1)
 	o := b.Call("ADD", "b")
 	b.Fails(o, plugin.CodeDevice, "VF 0000:11:02.1: pod shop/web-0 has it since 20")
@@ -73,24 +73,24 @@ func TestHeld(t *testing.T) {
 	b.del("b")
 }
 
-// TestNoNetns (F-35): without a namespace in the call, DEL finds the VF in the pod.
+// TestNoNetns (F-35): the runtime passes no namespace to DEL. DEL still finds the VF in the pod.
 func TestNoNetns(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
 	l.add("a")
-	l.spoil("net2")
+	l.changeAsTenant("net2")
 	l.del("a", "CNI_NETNS", "")
 }
 
-// TestNamespaceGone (F-34, V-21): a VF that the kernel returned is found by its PCI address, whatever its name is, and even if another
-// interface has its former name.
+// TestNamespaceGone (F-34, V-21): the kernel moved a VF back to the node. DEL finds the VF by its PCI address, whatever its name is, even
+// if another interface has its former name.
 func TestNamespaceGone(t *testing.T) {
-	gone := func(t *testing.T) lab {
+	gone := func(t *testing.T) testLab {
 		l := newLab(t)
 		l.allocate(vf1)
 		l.add("a")
-		l.spoil("net1")
-		l.die(vf1)
+		l.changeAsTenant("net1")
+		l.endPod(vf1)
 		return l
 	}
 	t.Run("its name is free", func(t *testing.T) { gone(t).del("a") })
@@ -98,7 +98,7 @@ func TestNamespaceGone(t *testing.T) {
 		l := gone(t)
 		must(t, l.host.AddBridge("ens0f0v1", nil, 0, false))
 		must(t, os.RemoveAll(filepath.Join(pcitest.Folder(t, l.sriov.sysfs, vf1), "net/ens0f0v1"))) // the interface is not the VF's
-		l.called(vf1, ownName(address(t, vf1)))
+		l.addSysfsName(vf1, ownName(address(t, vf1)))
 		o := l.OK(l.Call("DEL", "a"))
 		if !strings.Contains(o.Log, "another interface has the VF's former name") {
 			t.Errorf("log: %s", o.Log)
@@ -109,14 +109,15 @@ func TestNamespaceGone(t *testing.T) {
 	})
 }
 
-// TestSquatted (F-34): a dead pod gave its VF the names of other VFs. They get their names back, and so does its own VF.
+// TestSquatted (F-34): before it died, a pod gave its VF the names of other VFs. After DEL, all VFs have their own names again, including
+// the VF of the dead pod.
 func TestSquatted(t *testing.T) {
 	for _, how := range []string{"name", "alternative name", "alternative name of another"} {
 		t.Run(how, func(t *testing.T) {
 			l := newLab(t)
 			l.allocate(vf1)
 			l.add("bad")
-			good := l.other()
+			good := l.otherPod()
 			l.allocate(vf0)
 			good.add("good")
 			called := "net1"
@@ -133,8 +134,8 @@ func TestSquatted(t *testing.T) {
 				}
 				must(t, pod.SetDown(link), pod.Rename(link, called))
 			})
-			l.called(vf1, called)
-			l.leaveAs(called)
+			l.addSysfsName(vf1, called)
+			l.returnLinkAs(called)
 			must(t, l.Pod.Close())
 			forget := func(address, name string) { // sysfs shows the name for one VF only
 				must(t, os.RemoveAll(filepath.Join(pcitest.Folder(t, l.sriov.sysfs, address), "net", name)))
@@ -146,14 +147,14 @@ func TestSquatted(t *testing.T) {
 			}
 			if how == "name" {
 				forget(vf1, called)
-				l.called(vf1, parkedName(address(t, vf1)))
+				l.addSysfsName(vf1, parkedName(address(t, vf1)))
 			}
 			l.del("bad", "CNI_NETNS", "")
 		})
 	}
 }
 
-// TestVFGone (F-33, V-21): after a VF was removed, DEL has nothing left to restore.
+// TestVFGone (F-33, V-21): after a VF was removed from the node, DEL succeeds because nothing is left to restore.
 func TestVFGone(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -164,7 +165,7 @@ func TestVFGone(t *testing.T) {
 	l.Fails(a.check(), plugin.CodeStateDiffers, "VF 0000:11:02.1 of interface net2 does not exist")
 	l.OK(l.Call("DEL", "a"))
 	l.golden = strings.Join(strings.SplitAfter(l.golden, "\n")[2:], "")
-	if got := l.home(); !strings.HasPrefix(got, "ens0f0v0 ") || !strings.HasSuffix(got, l.golden) {
+	if got := l.nodeLinks(); !strings.HasPrefix(got, "ens0f0v0 ") || !strings.HasSuffix(got, l.golden) {
 		t.Error(got)
 	}
 	if _, err := os.Stat(l.journalOf(vf1)); !os.IsNotExist(err) {
@@ -174,7 +175,7 @@ func TestVFGone(t *testing.T) {
 	must(t, l.host.SetMAC(l.link("ens0f0v1"), was.MAC), l.host.SetMAC(l.link("ens0f0v1peer"), peer.MAC))
 }
 
-// TestRecordLost: the journals alone identify the VFs of an attachment.
+// TestRecordLost: without the record, the journals identify the VFs of an attachment.
 func TestRecordLost(t *testing.T) {
 	record := store.Root + "/net/sriov-" + attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
 	for _, lost := range []string{record, store.Root + "/net"} {
@@ -191,7 +192,8 @@ func TestRecordLost(t *testing.T) {
 	}
 }
 
-// TestInterrupted (F-31, V-19): the next ADD of the same key removes the residue of a killed ADD, but not a finished one.
+// TestInterrupted (F-31, V-19): the next ADD with the same key removes the residue of a killed ADD. The next ADD does not remove the state
+// of a finished ADD.
 func TestInterrupted(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -201,7 +203,7 @@ func TestInterrupted(t *testing.T) {
 	path := store.Root + "/net/sriov-" + attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
 	text, err := os.ReadFile(path)
 	must(t, err, os.WriteFile(path, []byte(strings.Replace(string(text), `"state":{`, `"state":{"unfinished":true,`, 1)), 0o600))
-	l.spoil("net1")
+	l.changeAsTenant("net1")
 	a = l.add("a")
 	if got := l.podLink("net1"); got.MTU != 1400 {
 		t.Errorf("%s", describe(got))
@@ -210,7 +212,7 @@ func TestInterrupted(t *testing.T) {
 	l.del("a")
 }
 
-// TestHostileJournals: an invalid journal keeps the VF from every pod, and makes DEL fail for its pod.
+// TestHostileJournals: no pod gets a VF with an invalid journal, and DEL of the pod that has the VF fails.
 func TestHostileJournals(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
@@ -231,7 +233,7 @@ func TestHostileJournals(t *testing.T) {
 			t.Fatalf("%s: the same", name)
 		}
 		must(t, os.WriteFile(l.journalOf(vf0), []byte(bad), 0o600))
-		for verb, pod := range map[string]lab{"ADD": l.other(), "DEL": l} {
+		for verb, pod := range map[string]testLab{"ADD": l.otherPod(), "DEL": l} {
 			o := pod.Call(verb, map[string]string{"ADD": "b", "DEL": "a"}[verb])
 			pod.Fails(o, plugin.CodeDevice, "journal of VF 0000:11:02.0: ")
 			if !strings.Contains(o.Failure.Details,
@@ -242,11 +244,11 @@ func TestHostileJournals(t *testing.T) {
 		l.podLink("net1")
 	}
 	must(t, os.WriteFile(l.journalOf(vf0), good, 0o600))
-	// A journal with a path that is not a namespace, or that is the node's.
+	// The path in the journal is not a namespace, or it is the namespace of the node.
 	for _, netns := range []string{"/dev/null", "/proc/thread-self/ns/net"} {
-		l.called(vf0, "net1")
+		l.addSysfsName(vf0, "net1")
 		must(t, os.WriteFile(l.journalOf(vf0), []byte(strings.Replace(string(good), l.Pod.Path, netns, 1)), 0o600))
-		l.leave()
+		l.returnLink()
 		l.del("a")
 		l.add("a")
 		good, err = os.ReadFile(l.journalOf(vf0))
@@ -255,10 +257,10 @@ func TestHostileJournals(t *testing.T) {
 	l.del("a")
 }
 
-// leave returns the interface net1 of a live pod to the node, as the kernel does.
-func (l lab) leave() { l.leaveAs("net1") }
+// returnLink moves the interface net1 of a live pod to the node, as the kernel does.
+func (l testLab) returnLink() { l.returnLinkAs("net1") }
 
-func (l lab) leaveAs(name string) {
+func (l testLab) returnLinkAs(name string) {
 	l.Helper()
 	home, err := l.host.File()
 	must(l, err)
@@ -269,15 +271,15 @@ func (l lab) leaveAs(name string) {
 	})
 }
 
-// TestGC: VFs of stale attachments are restored, with a record or without.
+// TestGC: GC restores the VFs of stale attachments, with or without a record.
 func TestGC(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}})
 	l.allocate(vf0)
 	l.add("a")
-	b := l.other()
+	b := l.otherPod()
 	l.allocate(vf1)
 	b.add("b")
-	c := l.other()
+	c := l.otherPod()
 	l.allocate(vf2)
 	live := c.add("c")
 	must(t, os.Remove(store.Root+"/net/sriov-"+attachment.Key{Network: "net", ContainerID: "b", IfName: "eth0"}.Hash()))
@@ -292,7 +294,7 @@ func TestGC(t *testing.T) {
 	for range 2 {
 		l.OK(l.Call("GC", "", "prevResult", nil, "cni.dev/valid-attachments", []any{object{"containerID": "c", "ifname": "eth0"}}))
 		c.OK(live.check())
-		if all, err := journals(); err != nil || len(all) != 1 || all[0].Owner.ContainerID != "c" {
+		if all, err := readJournals(); err != nil || len(all) != 1 || all[0].Owner.ContainerID != "c" {
 			t.Errorf("%+v, %v", all, err)
 		}
 	}
@@ -302,7 +304,7 @@ func TestGC(t *testing.T) {
 	c.del("c")
 }
 
-// TestCheck: CHECK reports each difference from the result of ADD.
+// TestCheck: CHECK reports every difference from the result of ADD.
 func TestCheck(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}},
 		"routes": []any{object{"dst": "192.0.2.0/24"}}})

@@ -18,46 +18,49 @@ import (
 )
 
 const (
-	// linkTimeout bounds the wait for an interface that the kernel returns from an ended namespace, or creates for a driver.
+	// linkTimeout is the maximum time to wait for a VF's interface on the node. The kernel moves the interface to the node when a namespace
+	// ends, or creates it for a driver.
 	linkTimeout = 5 * time.Second
 	linkPoll    = 5 * time.Millisecond
 )
 
-// node is the namespace in which VFs are taken and returned, for one request.
-type node struct {
+// nodeSide gives one request access to the network namespace of the node. VFs are taken from this namespace and returned to it.
+type nodeSide struct {
 	sysfs string
 	host  *kernel.Node
 	r     *plugin.Request
 }
 
-// openNode opens the namespace of the process. The caller closes the host.
-func openNode(sysfs string, r *plugin.Request) (*node, error) {
+// openNode opens the network namespace of the process. The caller must close the field host.
+func openNode(sysfs string, r *plugin.Request) (*nodeSide, error) {
 	host, err := kernel.Host()
-	return &node{sysfs: sysfs, host: host, r: r}, err
+	return &nodeSide{sysfs: sysfs, host: host, r: r}, err
 }
 
-// card is a VF with its PF, and their interfaces if these are in the plugin's namespace.
-type card struct {
+// vfCard is a VF with its PF, and the interfaces of both if they are in the namespace of the plugin.
+type vfCard struct {
 	vf, pf pci.Device
 	link   kernel.Link // Index is 0 if there is none
 	pfLink kernel.Link // Index is 0 if there is none
 }
 
-// Userspace reports whether a driver passes the VF to a user space program, so that the VF has no interface.
+// Userspace reports whether a driver passes the VF to a user space program. The VF then has no interface.
 func Userspace(driver string) bool {
 	return slices.Contains([]string{"vfio-pci", "uio_pci_generic", "igb_uio"}, driver)
 }
 
-// userspace returns the VF's driver if it passes the VF to a user space program, or "".
-func (c card) userspace() string {
+// userspaceDriver returns the name of the VF's driver if this driver passes the VF to a user space program. In all other cases, the result
+// is "".
+func (c vfCard) userspaceDriver() string {
 	if Userspace(c.vf.Driver) {
 		return c.vf.Driver
 	}
 	return ""
 }
 
-// read reads a VF, and its interface if that is on the node. The error is fs.ErrNotExist if the VF does not exist.
-func (n *node) read(a pci.Address) (c card, err error) {
+// readCard reads a VF. If the interface of the VF is on the node, readCard also reads the interface. If the VF does not exist, the error is
+// fs.ErrNotExist.
+func (n *nodeSide) readCard(a pci.Address) (c vfCard, err error) {
 	if c.vf, c.pf, err = pci.Read(n.sysfs, a); err != nil {
 		return c, err
 	}
@@ -68,9 +71,9 @@ func (n *node) read(a pci.Address) (c card, err error) {
 	return c, err
 }
 
-// linkOnNode returns the interface of a function if it is on the node. sysfs has its name, but another interface may have it as an
-// alternative name.
-func (n *node) linkOnNode(d pci.Device) (kernel.Link, error) {
+// linkOnNode returns the interface of a function if the interface is on the node. The name is in sysfs, but another interface may have
+// the same name as an alternative name.
+func (n *nodeSide) linkOnNode(d pci.Device) (kernel.Link, error) {
 	for _, name := range d.Interfaces {
 		link, ok, err := n.host.Link(name)
 		if err != nil || ok && link.Name == name && (link.Device == "" || link.Device == d.Address.String()) {
@@ -80,17 +83,19 @@ func (n *node) linkOnNode(d pci.Device) (kernel.Link, error) {
 	return kernel.Link{}, nil
 }
 
-// settingsOnPF returns the VF's settings on its PF. ok is false if the PF is in another namespace, or if its driver does not report them.
-func (n *node) settingsOnPF(c card) (vf kernel.VF, ok bool, err error) {
+// settingsOnPF returns the VF's settings on its PF. The result ok is false if the PF is in another namespace or its driver does not report
+// these settings.
+func (n *nodeSide) settingsOnPF(c vfCard) (vf kernel.VF, ok bool, err error) {
 	if c.pfLink.Index == 0 || c.vf.VFIndex < 0 {
 		return vf, false, nil
 	}
 	return n.host.VF(c.pfLink, c.vf.VFIndex)
 }
 
-// findInPod finds the interface of a journal's VF in the owner's namespace, by device. Kernels before Linux 5.14 do not report the device;
-// then name and MAC identify it. alive reports whether the namespace exists; if so, the caller closes pod.
-func findInPod(j journal) (pod *kernel.NS, link kernel.Link, alive bool, err error) {
+// findInPod finds the interface of a journal's VF in the pod's namespace. The function compares the PCI device of each interface. Kernels
+// before Linux 5.14 do not report the device. On these kernels, findInPod compares name and MAC. The result alive is true if the namespace
+// exists. In this case, the caller must close pod.
+func findInPod(j vfJournal) (pod *kernel.NS, link kernel.Link, alive bool, err error) {
 	netns, err := plugin.OpenNetns(j.Netns)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, link, false, nil
@@ -117,17 +122,17 @@ func findInPod(j journal) (pod *kernel.NS, link kernel.Link, alive bool, err err
 	return pod, link, true, nil
 }
 
-// awaitLink waits for the interface of a VF on the node. c.link.Index is 0 after a timeout.
-func (n *node) awaitLink(a pci.Address) (c card, err error) {
+// awaitLink waits until the interface of a VF is on the node. After a timeout, c.link.Index is 0.
+func (n *nodeSide) awaitLink(a pci.Address) (c vfCard, err error) {
 	for end := time.Now().Add(linkTimeout); ; time.Sleep(linkPoll) {
-		if c, err = n.read(a); err != nil || c.link.Index != 0 || time.Now().After(end) {
+		if c, err = n.readCard(a); err != nil || c.link.Index != 0 || time.Now().After(end) {
 			return c, err
 		}
 	}
 }
 
-// rebind unbinds and binds the driver of a VF, which creates a new interface.
-func (n *node) rebind(of card) (c card, err error) {
+// rebind unbinds the driver of a VF and binds it again, which creates a new interface.
+func (n *nodeSide) rebind(of vfCard) (c vfCard, err error) {
 	a, ctx := of.vf.Address, context.Background()
 	if err := pci.Unbind(ctx, n.sysfs, a); err != nil {
 		return c, err
@@ -138,18 +143,18 @@ func (n *node) rebind(of card) (c card, err error) {
 	return n.awaitBound(a)
 }
 
-// awaitBound reads a VF whose driver has just changed, and waits for the interface of a network driver.
-func (n *node) awaitBound(a pci.Address) (card, error) {
-	c, err := n.read(a)
-	if err != nil || c.vf.Driver == "" || c.userspace() != "" {
+// awaitBound reads a VF after a change of its driver. For a network driver, awaitBound also waits for the interface.
+func (n *nodeSide) awaitBound(a pci.Address) (vfCard, error) {
+	c, err := n.readCard(a)
+	if err != nil || c.vf.Driver == "" || c.userspaceDriver() != "" {
 		return c, err
 	}
 	return n.awaitLink(a)
 }
 
-// setMAC changes the MAC of the interface. Some drivers accept only the MAC that the PF has set, and read it only while they are being
-// bound.
-func (n *node) setMAC(c card, mac net.HardwareAddr) (card, error) {
+// setMAC changes the MAC of the VF's interface. Some drivers accept only the MAC that the PF has set. These drivers read the MAC of the PF
+// only when they are bound.
+func (n *nodeSide) setMAC(c vfCard, mac net.HardwareAddr) (vfCard, error) {
 	if bytes.Equal(c.link.MAC, mac) {
 		return c, nil
 	}
@@ -173,5 +178,5 @@ func (n *node) setMAC(c card, mac net.HardwareAddr) (card, error) {
 	return c, nil
 }
 
-// isMissing reports whether an error means that the function does not exist.
+// isMissing reports whether an error means that the PCI function does not exist.
 func isMissing(err error) bool { return errors.Is(err, fs.ErrNotExist) }

@@ -15,13 +15,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestNoVFUncertain (V-25): ADD fails with code 11 unless PodResources and a readable checkpoint agree that the pod has no VF. The device
-// plugin, if it runs, must agree too.
+// TestNoVFUncertain (V-25): ADD treats a pod as a pod without VFs only if PodResources and a readable checkpoint agree. In all other cases,
+// ADD fails with code 11. If the device plugin runs, its answer must agree too.
 func TestNoVFUncertain(t *testing.T) {
 	l := newLab(t)
-	k := &kubelet{containers: []*api.ContainerResources{container("app")}}
-	dir := k.serve(t)
-	other := checkpoint(entry("old", vf1))
+	k := &fakeKubelet{containers: []*api.ContainerResources{container("app")}}
+	dir := k.serveSocket(t)
+	other := checkpointOf(checkpointEntry("old", vf1))
 	keys := func(uid string) []any {
 		return []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0" + uid}
 	}
@@ -33,7 +33,7 @@ func TestNoVFUncertain(t *testing.T) {
 	*l.refusal = allocation.Answer{Error: "pod shop/web-0 may have " + vf1, Uncertain: true}
 	o := l.Call("ADD", "a", keys(";K8S_POD_UID=new")...)
 	l.Fails(o, plugin.CodeTryAgain, "may have "+vf1)
-	l.hints(o, "retry in a minute: 'podlace sriov ls' shows the VF")
+	l.wantHint(o, "retry in a minute: 'podlace sriov ls' shows the VF")
 	must(t, os.Remove(l.sriov.socket))
 	for what, c := range map[string]struct{ checkpoint, uid, says, hint string }{
 		"torn checkpoint": {other[:100], "new", "checkpoint", "check that the kubelet is running with the folder " + dir},
@@ -45,12 +45,12 @@ func TestNoVFUncertain(t *testing.T) {
 		t.Log(what)
 		o := l.Call("ADD", "a", keys(";K8S_POD_UID="+c.uid)...)
 		l.Fails(o, plugin.CodeTryAgain, c.says)
-		l.hints(o, c.hint)
+		l.wantHint(o, c.hint)
 	}
 	must(t, os.Remove(filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint")))
 	o = l.Call("ADD", "a", keys(";K8S_POD_UID=new")...)
 	l.Fails(o, plugin.CodeTryAgain, "checkpoint")
-	l.hints(o, "no device plugin has registered with the kubelet: remove sriov from the conflist, or start sriov-device-plugin")
+	l.wantHint(o, "no device plugin has registered with the kubelet: remove sriov from the conflist, or start sriov-device-plugin")
 	for _, text := range []string{other, `{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}`} {
 		writeCheckpoint(t, dir, text)
 		if a := l.add("a", keys(";K8S_POD_UID=new")...); len(a.result.Interfaces) != 1 {
@@ -60,19 +60,20 @@ func TestNoVFUncertain(t *testing.T) {
 	l.isGolden()
 }
 
-// hints checks that a failure has a hint.
-func (l lab) hints(o outcome, hint string) {
+// wantHint checks that an error contains a hint.
+func (l testLab) wantHint(o outcome, hint string) {
 	l.Helper()
 	if _, got, _ := strings.Cut(o.Failure.Details, "; "); !strings.HasPrefix(got, hint) || strings.Contains(got, "; ") {
 		l.Errorf("%s: want the hint %q", o.Failure.Details, hint)
 	}
 }
 
-// TestNoVFByClaims: on a node where pods get VFs by claims, a pod can have no VF although the kubelet has no checkpoint.
+// TestNoVFByClaims: on a node where pods get VFs through claims, the kubelet may have no checkpoint. ADD of a pod without VFs still
+// succeeds.
 func TestNoVFByClaims(t *testing.T) {
 	l := newLab(t)
-	k := &kubelet{containers: []*api.ContainerResources{container("app")}}
-	dir := k.serve(t)
+	k := &fakeKubelet{containers: []*api.ContainerResources{container("app")}}
+	dir := k.serveSocket(t)
 	must(t, os.Remove(l.sriov.socket))
 	keys := []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=new"}
 	l.Fails(l.Call("ADD", "a", keys...), plugin.CodeTryAgain, "checkpoint")
@@ -83,7 +84,7 @@ func TestNoVFByClaims(t *testing.T) {
 	l.isGolden()
 }
 
-// TestStatusKubeletDir: STATUS warns once of a kubeletDir without a kubelet, and once more when the folder is lost again.
+// TestStatusKubeletDir: STATUS warns once if kubeletDir has no kubelet. STATUS warns again if the folder disappears later.
 func TestStatusKubeletDir(t *testing.T) {
 	l := newLab(t)
 	root := t.TempDir()

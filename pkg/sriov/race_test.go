@@ -16,13 +16,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestTogether (F-36): of pods that start at once with the same VF, one gets it.
+// TestTogether (F-36): several pods start at the same time with the same VF, and exactly one pod gets it.
 func TestTogether(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
-	pods, outcomes := make([]lab, 4), make([]outcome, 4)
+	pods, outcomes := make([]testLab, 4), make([]outcome, 4)
 	for i := range pods {
-		pods[i] = l.other()
+		pods[i] = l.otherPod()
 	}
 	var all sync.WaitGroup
 	for i := range pods {
@@ -48,7 +48,7 @@ func TestTogether(t *testing.T) {
 	l.isGolden()
 }
 
-// TestHidden (F-34, V-21): a pod that hides its VF does not keep it.
+// TestHidden (F-34, V-21): a pod that hides its VF loses the VF at DEL.
 func TestHidden(t *testing.T) {
 	l := newLab(t)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
@@ -63,7 +63,7 @@ func TestHidden(t *testing.T) {
 		link, _, err := pod.Link("net1")
 		must(t, err, pod.MoveLink(link, netns, "mine"))
 	})
-	// As the kernel does: the interface is deleted, wherever it is, and a new one appears.
+	// The test imitates the kernel: the interface is deleted in its namespace, and a new interface appears on the node.
 	l.onBinding(vf0, func(net string) {
 		hidden, err := kernel.Open(netns)
 		if err == nil {
@@ -73,7 +73,7 @@ func TestHidden(t *testing.T) {
 		if err == nil {
 			_, err = l.host.AddVeth(kernel.Veth{Host: "eth7", Pod: "ens0f0v0peer"})
 		}
-		// It has its former name by the next read of sysfs.
+		// At the next read of sysfs, the interface has its former name.
 		if err := errors.Join(err, os.MkdirAll(filepath.Join(net, "ens0f0v0"), 0o755), os.Mkdir(filepath.Join(net, "eth7"), 0o755)); err != nil {
 			t.Error(err)
 		}

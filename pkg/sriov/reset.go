@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// ResetOptions describe the reset of a VF.
+// ResetOptions holds the parameters of a VF reset.
 type ResetOptions struct {
 	Sysfs    string
 	Claims   string       // folder of claim records
@@ -28,8 +28,8 @@ type ResetOptions struct {
 	Log      *slog.Logger
 }
 
-// Reset resets a VF that no pod has. If the VF has a journal, it restores the journal's settings. Otherwise it sets the defaults on the
-// PF and rebinds the driver. It refuses a VF in use with code 103.
+// Reset resets a VF that no pod uses. If the VF has a journal, Reset restores the settings in the journal. Without a journal, Reset sets
+// the default settings on the PF and rebinds the driver. For a VF in use, the result is an error with code 103.
 func Reset(o ResetOptions) error {
 	n, err := openNode(o.Sysfs, &plugin.Request{Plugin: "sriov", Verb: "reset", Log: o.Log})
 	if err != nil {
@@ -57,15 +57,15 @@ func Reset(o ResetOptions) error {
 			return errors.Join(err, busy(left))
 		}
 	}
-	c, err := n.read(o.Address)
+	c, err := n.readCard(o.Address)
 	if err == nil {
 		err = n.checkUnused(c, journaled && plugin.NetnsGone(left.Netns))
 	}
 	if err == nil && journaled {
 		fmt.Fprintf(o.Out, "VF %s has the settings of %s: restore its former settings\n", o.Address, left.ownerText())
 		if o.Act {
-			if err = n.restore(h, left); err == nil {
-				c, err = n.read(o.Address)
+			if err = n.restoreVF(h, left); err == nil {
+				c, err = n.readCard(o.Address)
 			}
 		}
 	}
@@ -78,12 +78,12 @@ func Reset(o ResetOptions) error {
 	return err
 }
 
-// checkUnused refuses a VF in use. left is set for the VF of a pod whose namespace is gone.
-func (n *node) checkUnused(c card, left bool) error {
+// checkUnused returns an error if the VF is in use. The argument left is true if the VF belonged to a pod whose namespace is gone.
+func (n *nodeSide) checkUnused(c vfCard, left bool) error {
 	if err := n.checkUsable(c, false); err != nil {
 		return err
 	}
-	if c.link.Index == 0 && c.vf.Driver != "" && c.userspace() == "" && !left {
+	if c.link.Index == 0 && c.vf.Driver != "" && c.userspaceDriver() == "" && !left {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: its interface is in another namespace", c.vf.Address),
 			"a pod probably has it through another plugin")
 	}
@@ -98,7 +98,7 @@ func (n *node) checkUnused(c card, left bool) error {
 }
 
 // resetVF sets the defaults on the PF and rebinds the driver, which creates a new interface.
-func (n *node) resetVF(c card, o ResetOptions) error {
+func (n *nodeSide) resetVF(c vfCard, o ResetOptions) error {
 	if err := n.resetPF(c, o); err != nil {
 		return err
 	}
@@ -137,8 +137,8 @@ func (n *node) resetVF(c card, o ResetOptions) error {
 	return err
 }
 
-// resetPF sets the default settings of a VF on its PF, if the PF is available.
-func (n *node) resetPF(c card, o ResetOptions) error {
+// resetPF sets the default settings of a VF on its PF, unless the PF is in another namespace.
+func (n *nodeSide) resetPF(c vfCard, o ResetOptions) error {
 	have, available, err := n.settingsOnPF(c)
 	if err != nil || !available {
 		return err

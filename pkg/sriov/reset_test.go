@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// reset runs Reset on a VF and returns its output.
-func (l lab) reset(a string, act bool, function func() error) (string, error) {
+// runReset runs Reset on a VF and returns the output.
+func (l testLab) runReset(a string, act bool, function func() error) (string, error) {
 	l.Helper()
 	var out bytes.Buffer
 	err := Reset(ResetOptions{Sysfs: l.sriov.sysfs, Address: address(l, a), Act: act, Function: function, Out: &out,
@@ -27,27 +27,28 @@ func (l lab) reset(a string, act bool, function func() error) (string, error) {
 	return out.String(), err
 }
 
-// TestReset (V-08): an orphaned VF is restored, its driver is bound again, and in between its function is reset.
+// TestReset (V-08): Reset restores an orphaned VF, unbinds its driver, resets its function and binds the driver again.
 func TestReset(t *testing.T) {
 	l := newLab(t)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
 	l.allocate(vf1)
 	l.add("dead")
-	if out, err := l.reset(vf1, true, nil); plugin.Code(err) != plugin.CodeDevice || !strings.Contains(err.Error(), "pod shop/web-0 has it") ||
+	if out, err := l.runReset(vf1, true, nil); plugin.Code(err) != plugin.CodeDevice || !strings.Contains(err.Error(),
+		"pod shop/web-0 has it") ||
 		out != "" {
 		t.Errorf("in use: %v\n%s", err, out)
 	}
-	l.spoil("net1")
-	l.die(vf1)
-	spoilt := l.home()
-	out, err := l.reset(vf1, false, func() error { return errors.New("called") })
+	l.changeAsTenant("net1")
+	l.endPod(vf1)
+	spoilt := l.nodeLinks()
+	out, err := l.runReset(vf1, false, func() error { return errors.New("called") })
 	want := "VF 0000:11:02.1 has the settings of pod shop/web-0: restore its former settings\nunbind its driver iavf\nreset the function\nbind its driver iavf\n"
-	if err != nil || out != want || l.home() != spoilt {
+	if err != nil || out != want || l.nodeLinks() != spoilt {
 		t.Errorf("a dry run: %v\n%s", err, out)
 	}
 	drivers := []string{}
 	l.onBinding(vf1, func(net string) { must(t, os.MkdirAll(filepath.Join(net, "ens0f0v1"), 0o755)) })
-	out, err = l.reset(vf1, true, func() error { drivers = append(drivers, l.driverOf(vf1)); return nil })
+	out, err = l.runReset(vf1, true, func() error { drivers = append(drivers, l.driverOf(vf1)); return nil })
 	if err != nil || out != want || len(drivers) != 1 || drivers[0] != "." || l.driverOf(vf1) != "iavf" {
 		t.Errorf("%v, driver meanwhile %q, then %s\n%s", err, drivers, l.driverOf(vf1), out)
 	}
@@ -55,20 +56,21 @@ func TestReset(t *testing.T) {
 	l.OK(l.Call("DEL", "dead", "CNI_NETNS", ""))
 }
 
-// TestResetTorn: a VF with an unreadable journal can be reset.
+// TestResetTorn: Reset works on a VF with an unreadable journal.
 func TestResetTorn(t *testing.T) {
 	l := newLab(t)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
 	must(t, os.MkdirAll(vfsFolder, 0o700), os.WriteFile(l.journalOf(vf0), []byte("{"), 0o600))
 	l.onBinding(vf0, func(net string) { must(t, os.MkdirAll(filepath.Join(net, "ens0f0v0"), 0o755)) })
-	out, err := l.reset(vf0, true, nil)
+	out, err := l.runReset(vf0, true, nil)
 	if err != nil || !strings.Contains(out, "journal of VF 0000:11:02.0: unexpected end of JSON input: remove it\n") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	l.isGolden()
 }
 
-// TestResetFails: after a failed reset of the function the driver is bound again, but not after a timeout, when a bind would hang.
+// TestResetFails: after a failed reset of the function, the driver is bound again. After a timeout, the driver is not bound, because the
+// bind would hang.
 func TestResetFails(t *testing.T) {
 	for _, c := range []struct {
 		err    error
@@ -78,19 +80,19 @@ func TestResetFails(t *testing.T) {
 			l := newLab(t)
 			pcitest.Kernel{}.Start(t, l.sriov.sysfs)
 			l.onBinding(vf0, func(net string) { must(t, os.MkdirAll(filepath.Join(net, "ens0f0v0"), 0o755)) })
-			if out, err := l.reset(vf0, true, func() error { return c.err }); !errors.Is(err, c.err) || l.driverOf(vf0) != c.driver {
+			if out, err := l.runReset(vf0, true, func() error { return c.err }); !errors.Is(err, c.err) || l.driverOf(vf0) != c.driver {
 				t.Errorf("%v, driver %s\n%s", err, l.driverOf(vf0), out)
 			}
 		})
 	}
 }
 
-// TestResetRefused: a VF that the node or another namespace uses, and a function that is not a VF, stay unchanged.
+// TestResetRefused: Reset does not change a VF that the node or another namespace uses, or a function that is not a VF.
 func TestResetRefused(t *testing.T) {
 	l := newLab(t)
 	refused := func(a, says string) {
 		t.Helper()
-		if out, err := l.reset(a, true, nil); plugin.Code(err) != plugin.CodeDevice || !strings.Contains(err.Error(), says) {
+		if out, err := l.runReset(a, true, nil); plugin.Code(err) != plugin.CodeDevice || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v, want %q\n%s", err, says, out)
 		}
 	}
@@ -112,13 +114,13 @@ func TestResetRefused(t *testing.T) {
 		moved, _, err = pod.Link("theirs")
 		must(t, err, pod.MoveLink(moved, home, "ens0f0v2"))
 	})
-	// Below another interface, as shown in sysfs.
+	// According to sysfs, another interface is on top of the VF's interface.
 	pcitest.Set(t, l.sriov.sysfs, vf0, "net/ens0f0v0/upper_macvlan7/type", "1")
 	refused(vf0, "is in use on the node: ens0f0v0 is the lower interface of macvlan7")
 	l.isGolden()
 }
 
-// TestReturn (V-22): without DEL and GC, a VF is restored as soon as the kernel has returned it, and not earlier.
+// TestReturn (V-22): without DEL and GC, RestoreOrphans restores a VF once the kernel has moved it back to the node, but not earlier.
 func TestReturn(t *testing.T) {
 	l := newLab(t)
 	back := func() string {
@@ -136,8 +138,8 @@ func TestReturn(t *testing.T) {
 		t.Errorf("a pod has it: %s", log)
 	}
 	l.OK(a.check("mac", "02:00:00:00:00:01"))
-	l.spoil("net1")
-	l.die(vf1)
+	l.changeAsTenant("net1")
+	l.endPod(vf1)
 	if log := back(); !strings.Contains(log, "restoring a VF whose pod has ended") || !strings.Contains(log, "pod=shop/web-0") {
 		t.Errorf("log: %s", log)
 	}
@@ -145,7 +147,7 @@ func TestReturn(t *testing.T) {
 	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 }
 
-// TestReturnUnseen: if sysfs does not show the VF, its journal stays.
+// TestReturnUnseen: if sysfs does not show the VF, its journal is kept.
 func TestReturnUnseen(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)

@@ -22,46 +22,47 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// askTimeout bounds the search for a pod's VFs. A kubelet that restarts is unavailable for seconds.
+// askTimeout is the maximum time to find the VFs of a pod. While the kubelet restarts, it does not answer for some seconds.
 const askTimeout = 10 * time.Second
 
-// daemonTimeout is the part of askTimeout for the device plugin, before the kubelet is asked.
+// daemonTimeout is the part of askTimeout in which the device plugin must answer. After that, the plugin asks the kubelet.
 const daemonTimeout = allocation.AnswerTimeout + time.Second
 
-// wanted returns the VFs for the pod of an ADD with their names in the pod. It is empty for a pod without VFs.
-func (s sriov) wanted(r *plugin.Request, cfg config) ([]vf, error) {
-	vfs, err := s.devices(r, cfg)
+// wantedVFs returns the VFs for the pod of an ADD, with their interface names in the pod. The result is empty for a pod without VFs.
+func (s sriov) wantedVFs(r *plugin.Request, cfg requestConfig) ([]vf, error) {
+	vfs, err := s.podDevices(r, cfg)
 	if err != nil {
 		return nil, err
 	}
-	if len(vfs) == 0 && !chained(r) {
+	if len(vfs) == 0 && !isChained(r) {
 		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "the pod has no device of %s", strings.Join(cfg.Resources, ", ")),
 			"request one in resources.limits of a container")
 	}
 	return assignNames(r, cfg, vfs)
 }
 
-// devices returns the VFs for the pod of an ADD.
-func (s sriov) devices(r *plugin.Request, cfg config) ([]vf, error) {
+// podDevices returns the VFs for the pod of an ADD.
+func (s sriov) podDevices(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	if cfg.Device.IsValid() {
 		return s.namedVF(r, cfg)
 	}
-	devices, err := s.allocated(r, cfg)
+	devices, err := s.allocatedDevices(r, cfg)
 	if err != nil {
 		return nil, err
 	}
 	return sortDevices(devices, cfg.Resources)
 }
 
-// assignNames gives the VFs their names. With Multus or as the main plugin, the first VF is the interface that the runtime requires.
-func assignNames(r *plugin.Request, cfg config, vfs []vf) ([]vf, error) {
+// assignNames sets the interface names of the VFs. If Multus calls the plugin, or if sriov is the main plugin, the first VF becomes the
+// interface that the runtime requires.
+func assignNames(r *plugin.Request, cfg requestConfig, vfs []vf) ([]vf, error) {
 	if cfg.MAC != nil && len(vfs) > 1 {
 		return nil, plugin.Errorf(plugin.CodeConfig, "mac %s: only one VF can have it, but the pod has %d VFs", cfg.MAC, len(vfs))
 	}
 	if len(vfs) > vfconfig.MaxVFs {
 		return nil, plugin.Errorf(plugin.CodeDevice, "the pod has %d VFs: want at most %d", len(vfs), vfconfig.MaxVFs)
 	}
-	first := !chained(r) || cfg.Device.IsValid()
+	first := !isChained(r) || cfg.Device.IsValid()
 	for i := range vfs {
 		v, index := &vfs[i], i+1
 		if first {
@@ -71,7 +72,7 @@ func assignNames(r *plugin.Request, cfg config, vfs []vf) ([]vf, error) {
 		if v.Name = r.IfName; index > 0 {
 			v.Name = vfconfig.ExpandName(cfg.Names, index)
 		}
-		if err := v.configure(r, cfg, index); err != nil {
+		if err := v.applyClaim(r, cfg, index); err != nil {
 			return nil, err
 		}
 		v.Default = v.Name
@@ -85,16 +86,16 @@ func assignNames(r *plugin.Request, cfg config, vfs []vf) ([]vf, error) {
 		}
 		if v.Name == r.IfName && v.Default != r.IfName || slices.ContainsFunc(vfs[:i], func(o vf) bool { return o.Name == v.Name }) {
 			return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "two interfaces of the pod would be named %s", v.Name),
-				"change ifName %q or the annotation %s", cfg.Names, annotation)
+				"change ifName %q or the annotation %s", cfg.Names, annotationKey)
 		}
 	}
 	return vfs, nil
 }
 
-// allocated returns the devices of the configured resources that the pod was allocated.
-func (s sriov) allocated(r *plugin.Request, cfg config) (devices []allocation.Device, err error) {
+// allocatedDevices returns the devices that were allocated to the pod and belong to the configured resources.
+func (s sriov) allocatedDevices(r *plugin.Request, cfg requestConfig) (devices []allocation.Device, err error) {
 	if r.Pod.Name == "" {
-		if chained(r) {
+		if isChained(r) {
 			r.Log.Info("no VF is attached: the runtime passes no pod name")
 			return nil, nil
 		}
@@ -102,17 +103,17 @@ func (s sriov) allocated(r *plugin.Request, cfg config) (devices []allocation.De
 			"CNI_ARGS has no K8S_POD_NAME, so the container's VFs are unknown"),
 			"name the VF in deviceID, or use a Kubernetes runtime")
 	}
-	devices, others, err := s.ask(r, cfg)
+	devices, others, err := s.askDevices(r, cfg)
 	if err != nil {
-		// Fail closed: without its VF a pod might wait for ever, or use another interface instead.
-		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeTryAgain, "find the VFs of the pod: %w", err), "%s", cfg.hint(err))
+		// ADD fails closed. Without its VF, a pod might wait forever or use another interface.
+		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeTryAgain, "find the VFs of the pod: %w", err), "%s", cfg.hintFor(err))
 	}
 	return devices, cfg.checkAttached(others)
 }
 
-// checkAttached returns an error if a claim of the pod has a VF that no network attaches. The VF's resource is neither in resources nor in
-// otherResources.
-func (c config) checkAttached(others []allocation.Device) error {
+// checkAttached returns an error if no network attaches the VF of one of the pod's claims. In this case, the VF's resource is neither in
+// resources nor in otherResources.
+func (c requestConfig) checkAttached(others []allocation.Device) error {
 	for _, d := range others {
 		if !d.Claim.Admin && !slices.Contains(c.OtherResources, d.Resource) {
 			return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "VF %s of claim %s/%s: its resource %s is missing from the configuration of sriov",
@@ -123,8 +124,8 @@ func (c config) checkAttached(others []allocation.Device) error {
 	return nil
 }
 
-// hint returns what an admin can do if the VFs of a pod are unknown.
-func (c config) hint(err error) string {
+// hintFor returns the hint for an admin if the VFs of a pod are unknown.
+func (c requestConfig) hintFor(err error) string {
 	switch {
 	case errors.Is(err, podresources.ErrNoUID):
 		return "the runtime must pass K8S_POD_UID in CNI_ARGS"
@@ -138,10 +139,11 @@ func (c config) hint(err error) string {
 	return "check that the kubelet is running with the folder " + c.Kubelet + ": systemctl status kubelet, podlace sriov"
 }
 
-// ask asks the device plugin, then the kubelet if the device plugin does not answer, and the records of claims. Devices in these answers
-// are certain. The kubelet's answer that a pod has no device is not, because the device plugin may have allocated a device that the
-// kubelet does not list. others are devices of the pod's claims whose resources the configuration does not name.
-func (s sriov) ask(r *plugin.Request, cfg config) (devices, others []allocation.Device, err error) {
+// askDevices asks the device plugin for the devices of the pod. If the device plugin does not answer, askDevices asks the kubelet and reads
+// the records of claims. If an answer contains a device, the pod certainly has that device. If the kubelet lists no device, that is not
+// certain: the device plugin may have allocated a device that the kubelet does not list yet. The result others holds devices of the pod's
+// claims whose resources the configuration does not name.
+func (s sriov) askDevices(r *plugin.Request, cfg requestConfig) (devices, others []allocation.Device, err error) {
 	began := time.Now()
 	answer, err := s.askDaemon(r, cfg, began.Add(daemonTimeout))
 	if err == nil && answer.Claims && answer.Others != nil {
@@ -161,8 +163,8 @@ func (s sriov) ask(r *plugin.Request, cfg config) (devices, others []allocation.
 	return append(devices, claimed...), others, nil
 }
 
-// askKubelet asks the kubelet for the pod's devices. unanswered is the error of the device plugin.
-func (s sriov) askKubelet(r *plugin.Request, cfg config, until time.Time, unanswered error) ([]allocation.Device, error) {
+// askKubelet asks the kubelet for the pod's devices. The argument unanswered is the error that the device plugin caused.
+func (s sriov) askKubelet(r *plugin.Request, cfg requestConfig, until time.Time, unanswered error) ([]allocation.Device, error) {
 	away := errors.Is(unanswered, fs.ErrNotExist) || errors.Is(unanswered, syscall.ECONNREFUSED)
 	if !away {
 		r.Log.Warn("no answer from the SR-IOV device plugin; asking the kubelet instead", "error", unanswered)
@@ -183,8 +185,9 @@ func (s sriov) askKubelet(r *plugin.Request, cfg config, until time.Time, unansw
 	return devices, nil
 }
 
-// askDaemon returns the pod's devices from the device plugin. The answer of an older device plugin lacks devices of claims.
-func (s sriov) askDaemon(r *plugin.Request, cfg config, until time.Time) (allocation.Answer, error) {
+// askDaemon returns the pod's devices according to the device plugin. An older version of the device plugin does not report the devices of
+// claims.
+func (s sriov) askDaemon(r *plugin.Request, cfg requestConfig, until time.Time) (allocation.Answer, error) {
 	answer, err := allocation.Ask(s.socket, until,
 		allocation.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, UID: r.Pod.UID, Resources: cfg.Resources, Claims: true})
 	if err != nil {
@@ -202,8 +205,8 @@ func (s sriov) askDaemon(r *plugin.Request, cfg config, until time.Time) (alloca
 	return answer, nil
 }
 
-// sortDevices sorts the devices of a pod by container, by resource as in the configuration, and by address. Devices of claims follow, by
-// the claim's name in the pod and the order of the claim.
+// sortDevices sorts the devices of a pod by container, then by resource in the order of the configuration, then by address. The devices of
+// claims are last, sorted by the claim's name in the pod and by their order in the claim.
 func sortDevices(devices []allocation.Device, resources []string) (vfs []vf, err error) {
 	devices = slices.DeleteFunc(devices, func(d allocation.Device) bool { return d.Claim != nil && d.Claim.Admin })
 	of, seen := map[string]pci.Address{}, map[pci.Address]bool{} // by ID

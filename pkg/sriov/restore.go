@@ -17,8 +17,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// release restores a VF to its state before the attachment. It is a no-op if the VF belongs to another attachment now, or to none.
-func (n *node) release(owner attachment.Key, v vf, netns string) error {
+// releaseVF restores a VF to its state before the attachment. The call has no effect if the VF belongs to another attachment now, or to no
+// attachment.
+func (n *nodeSide) releaseVF(owner attachment.Key, v vf, netns string) error {
 	a := v.Address
 	h, err := lockKnown(a)
 	if h == nil {
@@ -36,12 +37,13 @@ func (n *node) release(owner attachment.Key, v vf, netns string) error {
 		n.r.Log.Info("the VF belongs to another pod now; leaving it unchanged", "vf", a, "pod", j.Pod)
 		return nil
 	}
-	return n.restore(h, j)
+	return n.restoreVF(h, j)
 }
 
-// returnUnknown returns the interface of a VF whose journal is missing to the node. The VF's former settings are unknown.
-func (n *node) returnUnknown(owner attachment.Key, v vf, netns string) error {
-	j := journal{Address: v.Address, Owner: owner, Netns: netns, Name: v.Name, MAC: v.MAC, Former: former{Name: ownName(v.Address)}}
+// returnUnknown handles a VF whose journal is missing. The function moves the interface of the VF back to the node. The former settings of
+// the VF are unknown and cannot be restored.
+func (n *nodeSide) returnUnknown(owner attachment.Key, v vf, netns string) error {
+	j := vfJournal{Address: v.Address, Owner: owner, Netns: netns, Name: v.Name, MAC: v.MAC, Former: formerState{Name: ownName(v.Address)}}
 	pod, link, alive, err := findInPod(j)
 	if err != nil || !alive {
 		return err
@@ -52,26 +54,26 @@ func (n *node) returnUnknown(owner attachment.Key, v vf, netns string) error {
 	}
 	n.r.Log.Warn("the journal of a VF is missing: the VF returns with the settings of its pod", "vf", v.Address, "name", j.Former.Name, "fix",
 		"podlace sriov reset "+v.Address.String())
-	x := restoring{node: n, j: j}
-	if x.c, err = n.read(v.Address); err != nil {
+	x := vfRestore{nodeSide: n, j: j}
+	if x.c, err = n.readCard(v.Address); err != nil {
 		return err
 	}
 	return x.moveToNode(pod, link)
 }
 
-// restoring is a VF that is being restored.
-type restoring struct {
-	*node
-	j journal
-	c card
+// vfRestore holds the state of one restoration of a VF.
+type vfRestore struct {
+	*nodeSide
+	j vfJournal
+	c vfCard
 }
 
-// restore restores the settings in the journal of a VF. It continues after an error. It removes the journal last, when everything is
-// restored or the VF no longer exists.
-func (n *node) restore(h *lockedVF, j journal) error {
-	x := restoring{node: n, j: j}
+// restoreVF restores a VF to the settings in its journal. After an error, restoreVF continues with the next setting. The function removes
+// the journal last, and only if all settings are restored or the VF no longer exists.
+func (n *nodeSide) restoreVF(h *lockedVF, j vfJournal) error {
+	x := vfRestore{nodeSide: n, j: j}
 	var err error
-	if x.c, err = n.read(j.Address); isMissing(err) {
+	if x.c, err = n.readCard(j.Address); isMissing(err) {
 		n.r.Log.Info("the VF no longer exists; removing its journal", "vf", j.Address)
 		n.removeInfo(j.Info)
 		return h.removeJournal()
@@ -85,7 +87,7 @@ func (n *node) restore(h *lockedVF, j journal) error {
 	if x.c.link.Index != 0 && j.Former.Name != "" {
 		err = errors.Join(err, x.restoreLink())
 	}
-	if _, e := n.read(j.Address); isMissing(e) {
+	if _, e := n.readCard(j.Address); isMissing(e) {
 		err = nil // the VF was removed meanwhile, which explains all errors
 	}
 	n.removeInfo(j.Info)
@@ -95,9 +97,10 @@ func (n *node) restore(h *lockedVF, j journal) error {
 	return h.removeJournal()
 }
 
-// returnLink returns the interface to the node. When a namespace ends, the kernel returns the interface itself, under its name in the pod.
-func (x *restoring) returnLink() error {
-	if x.c.link.Index != 0 || x.j.Former.Name == "" || x.c.vf.Driver == "" || x.c.userspace() != "" {
+// returnLink moves the interface back to the node. When a namespace ends, the kernel moves the interface back itself. The interface then
+// has the name that it had in the pod.
+func (x *vfRestore) returnLink() error {
+	if x.c.link.Index != 0 || x.j.Former.Name == "" || x.c.vf.Driver == "" || x.c.userspaceDriver() != "" {
 		return nil
 	}
 	pod, link, alive, err := findInPod(x.j)
@@ -117,7 +120,7 @@ func (x *restoring) returnLink() error {
 	if x.c = c; c.link.Index != 0 {
 		return nil
 	}
-	// A pod has moved the interface into an unnamed namespace. Unbinding the driver deletes the interface.
+	// The pod has moved the interface into an unnamed namespace. Unbinding the driver deletes the interface.
 	x.r.Log.Warn("cannot find the interface of the VF; rebinding its driver", "vf", x.j.Address, "driver", x.c.vf.Driver)
 	if x.c, err = x.rebind(x.c); err == nil && x.c.link.Index == 0 {
 		err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "its interface cannot be found"),
@@ -126,8 +129,9 @@ func (x *restoring) returnLink() error {
 	return err
 }
 
-// moveToNode moves the interface out of a pod. It removes alternative names of the pod, which could clash with names on the node.
-func (x *restoring) moveToNode(pod *kernel.NS, link kernel.Link) error {
+// moveToNode moves the interface from a pod to the node. The function removes alternative names that the pod added, because they could
+// conflict with names on the node.
+func (x *vfRestore) moveToNode(pod *kernel.NS, link kernel.Link) error {
 	home, err := x.host.File()
 	if err != nil {
 		return err
@@ -144,8 +148,8 @@ func (x *restoring) moveToNode(pod *kernel.NS, link kernel.Link) error {
 		}
 	}
 	if was := x.j.Former.Traits; was != link.Traits && was != (kernel.Traits{}) {
-		// An interface that returns with NOARP has duplicate address detection disabled for good. Settings that fail here are tried again
-		// on the node.
+		// The kernel disables duplicate address detection permanently for an interface that returns with the flag NOARP. If a setting fails here,
+		// the same setting is tried again on the node.
 		_ = pod.SetTraits(link, was)
 	}
 	name, err := x.withFormerName(func(name string) error { return pod.MoveLink(link, home, name) })
@@ -160,9 +164,9 @@ func (x *restoring) moveToNode(pod *kernel.NS, link kernel.Link) error {
 	return err
 }
 
-// withFormerName gives the interface its former name by f. If another interface has that name, it uses a name derived from the VF's
-// address.
-func (x *restoring) withFormerName(f func(name string) error) (name string, err error) {
+// withFormerName calls f to give the interface its former name. If another interface has the former name, the new name is derived
+// from the VF's PCI address.
+func (x *vfRestore) withFormerName(f func(name string) error) (name string, err error) {
 	name = x.j.Former.Name
 	if err = x.retryReclaimed(name, func() error { return f(name) }); errors.Is(err, syscall.EEXIST) {
 		if name = ownName(x.j.Address); name == x.c.link.Name {
@@ -175,28 +179,28 @@ func (x *restoring) withFormerName(f func(name string) error) (name string, err 
 	return name, err
 }
 
-// retryReclaimed calls f, which needs a name. It calls f again after it has reclaimed the name from another VF.
-func (x *restoring) retryReclaimed(name string, f func() error) error {
+// retryReclaimed calls f, which sets the name. If another VF has the name, retryReclaimed takes the name from that VF and calls f again.
+func (x *vfRestore) retryReclaimed(name string, f func() error) error {
 	err := f()
-	if !errors.Is(err, syscall.EEXIST) || !x.reclaim(name) {
+	if !errors.Is(err, syscall.EEXIST) || !x.reclaimName(name) {
 		return err
 	}
 	return f()
 }
 
-// reclaim frees a name that a pod gave to its VF, if the kernel has returned that VF under this name. Otherwise the name would be lost
-// for good. The other VF gets its own name back from its journal.
-func (x *restoring) reclaim(name string) bool {
+// reclaimName frees a name that a pod gave to another VF. The function works if the kernel has moved that VF back to the node with this
+// name. Without reclaimName, the VF could never get its name back. The other VF later gets its own name from its own journal.
+func (x *vfRestore) reclaimName(name string) bool {
 	other, ok, err := x.host.Link(name)
 	if err != nil || !ok {
 		return false
 	}
-	all, _ := journals() // unreadable ones are skipped
+	all, _ := readJournals() // unreadable ones are skipped
 	for _, j := range all {
 		if j.Address == x.j.Address || j.Former.Name == name || slices.Contains(j.Former.AltNames, name) {
 			continue
 		}
-		if c, err := x.read(j.Address); err != nil || c.link.Index != other.Index {
+		if c, err := x.readCard(j.Address); err != nil || c.link.Index != other.Index {
 			continue
 		}
 		x.r.Log.Warn("a pod renamed its VF to a name that belongs to another VF", "name", name, "vf", j.Address, "pod", j.Pod)
@@ -211,13 +215,13 @@ func (x *restoring) reclaim(name string) bool {
 // ownName returns a name that no other interface has, such as v00003b10.2.
 func ownName(a pci.Address) string { return "v" + strings.ReplaceAll(a.String(), ":", "") }
 
-// parkedName returns the temporary name of an interface whose name another VF needs. The interface keeps it until its own journal is
-// processed.
+// parkedName returns the temporary name of an interface whose current name belongs to another VF. The interface keeps this name until its
+// own journal is processed.
 func parkedName(a pci.Address) string { return "x" + ownName(a)[1:] }
 
-// restoreMAC restores the MAC without the PF, if the driver allows it. Once the PF has set a MAC, even the same one, later tenants could
-// not change it.
-func (x *restoring) restoreMAC() {
+// restoreMAC restores the MAC on the interface without the PF, if the driver allows it. Once the PF has set a MAC, even the same MAC, later
+// tenants could not change the MAC.
+func (x *vfRestore) restoreMAC() {
 	f := x.j.Former
 	if x.c.link.Index == 0 || f.PF == nil || bytes.Equal(x.c.link.MAC, f.MAC) || !bytes.Equal(f.PF.MAC, f.MAC) {
 		return
@@ -230,7 +234,7 @@ func (x *restoring) restoreMAC() {
 }
 
 // restorePF restores the VF's settings on its PF.
-func (x *restoring) restorePF() error {
+func (x *vfRestore) restorePF() error {
 	if x.j.Former.PF == nil {
 		return nil
 	}
@@ -244,8 +248,8 @@ func (x *restoring) restorePF() error {
 	return x.setOnPF(x.c, now, *x.j.Former.PF)
 }
 
-// restoreDriver binds the VF's former driver.
-func (x *restoring) restoreDriver() (err error) {
+// restoreDriver binds the driver that the VF had before.
+func (x *vfRestore) restoreDriver() (err error) {
 	driver := x.j.Former.Driver
 	switch {
 	case x.c.vf.Driver == driver:
@@ -259,7 +263,7 @@ func (x *restoring) restoreDriver() (err error) {
 		return err
 	}
 	if x.j.Former.Name == "" {
-		x.c, err = x.read(x.j.Address)
+		x.c, err = x.readCard(x.j.Address)
 		return err
 	}
 	if x.c, err = x.awaitLink(x.j.Address); err == nil && x.c.link.Index == 0 {
@@ -268,17 +272,18 @@ func (x *restoring) restoreDriver() (err error) {
 	return err
 }
 
-// rebindIfConfigured rebinds the driver if that is configured. That discards all state of the driver, such as queues and filters.
-func (x *restoring) rebindIfConfigured() (err error) {
+// rebindIfConfigured rebinds the driver if the configuration requests it. A rebind discards all state in the driver, such as queues and
+// filters.
+func (x *vfRestore) rebindIfConfigured() (err error) {
 	if x.j.Rebind && x.c.link.Index != 0 {
 		x.c, err = x.rebind(x.c)
 	}
 	return err
 }
 
-// dropXDP removes the XDP programs of the pod. A program that is held by a file descriptor, possibly pinned in a file system, is removed
-// only with the interface.
-func (x *restoring) dropXDP() error {
+// dropXDP removes the XDP programs that the pod attached. An XDP link that a file descriptor holds, for example because it is pinned in a
+// file system, disappears only with the interface.
+func (x *vfRestore) dropXDP() error {
 	if x.c.link.XDP == 0 {
 		return nil
 	}
@@ -290,8 +295,8 @@ func (x *restoring) dropXDP() error {
 	return err
 }
 
-// restoreLink restores the settings of the interface, which is on the node.
-func (x *restoring) restoreLink() (err error) {
+// restoreLink restores the settings of the interface on the node.
+func (x *vfRestore) restoreLink() (err error) {
 	f := x.j.Former
 	if x.c, err = x.setMAC(x.c, f.MAC); err != nil {
 		return err
@@ -318,8 +323,8 @@ func (x *restoring) restoreLink() (err error) {
 	return err
 }
 
-// restoreSettings restores the settings of the interface except MAC and names.
-func (x *restoring) restoreSettings(link kernel.Link) error {
+// restoreSettings restores all settings of the interface except the MAC and the names.
+func (x *vfRestore) restoreSettings(link kernel.Link) error {
 	f := x.j.Former
 	var errs []error
 	if f.MTU != 0 && link.MTU != f.MTU {
@@ -349,8 +354,8 @@ func (x *restoring) restoreSettings(link kernel.Link) error {
 	return errors.Join(errs...)
 }
 
-// restoreAltNames restores the alternative names in their order, except names that another interface has now.
-func (x *restoring) restoreAltNames(link kernel.Link) error {
+// restoreAltNames restores the alternative names in their former order. The function skips names that another interface has now.
+func (x *vfRestore) restoreAltNames(link kernel.Link) error {
 	has, had := link.AltNames, x.j.Former.AltNames
 	for len(has) > 0 && len(had) > 0 && has[0] == had[0] {
 		has, had = has[1:], had[1:]
@@ -373,14 +378,14 @@ func (x *restoring) restoreAltNames(link kernel.Link) error {
 	return errors.Join(errs...)
 }
 
-// equalVF reports whether two sets of a VF's settings on its PF are equal.
+// equalVF reports whether two sets of VF settings on a PF are equal.
 func equalVF(a, b kernel.VF) bool {
 	equal := func(a, b *bool) bool { return a == nil || b == nil || *a == *b }
 	return bytes.Equal(a.MAC, b.MAC) && a.VLAN == b.VLAN && a.QoS == b.QoS && a.Proto == b.Proto && a.LinkState == b.LinkState &&
 		equal(a.SpoofCheck, b.SpoofCheck) && equal(a.Trust, b.Trust) && a.MinRate == b.MinRate && a.MaxRate == b.MaxRate
 }
 
-// formatVF formats a VF's settings in the words of ip-link(8).
+// formatVF formats a VF's settings with the keywords of ip-link(8).
 func formatVF(v kernel.VF) string {
 	onOff := func(on *bool) string {
 		if on == nil {

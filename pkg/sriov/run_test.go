@@ -37,14 +37,14 @@ type (
 	outcome = kerneltest.Outcome
 )
 
-// VFs of the card. Veths stand for their interfaces, with the names in sysfs. The PF is ens0f0.
+// VFs of the card. The interfaces of the VFs are veths whose names are in sysfs. The PF is ens0f0.
 const (
 	vf0, vf1, vf2 = "0000:11:02.0", "0000:11:02.1", "0000:11:02.2"
 	fast, slow    = "example.com/fast", "example.com/slow"
 )
 
-// lab is a node with a card of four VFs, a device plugin and a pod.
-type lab struct {
+// testLab is a node with a card of four VFs, a device plugin and a pod.
+type testLab struct {
 	kerneltest.Lab
 	sriov   *sriov
 	host    *kernel.Node
@@ -56,8 +56,8 @@ type lab struct {
 	card    func() string // describes the card if it is a real one
 }
 
-// newLab returns a node with the plugin in a chain. At the end it checks that nothing is left.
-func newLab(t *testing.T, keys ...any) lab {
+// newLab returns a node on which the plugin runs in a chain. When the test ends, the lab checks that nothing is left behind.
+func newLab(t *testing.T, keys ...any) testLab {
 	t.Helper()
 	must(t, os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni"))
 	host, err := kernel.Host()
@@ -67,13 +67,13 @@ func newLab(t *testing.T, keys ...any) lab {
 	l.Pod = kerneltest.NewPod(t)
 	*l.sriov = sriov{ipam.Runner{Builtin: []plugin.Plugin{hostlocal.Plugin()}}, pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: 4}), "",
 		filepath.Join(t.TempDir(), "claims")}
-	l.serve()
+	l.serveSocket()
 	for i := range 4 {
 		name := fmt.Sprint("ens0f0v", i)
 		l.addVF(name, 1400+i)
 		t.Cleanup(func() { must(t, host.DelLink(name), host.DelLink(name+"peer")) })
 	}
-	l.golden = l.home()
+	l.golden = l.nodeLinks()
 	l.Conf = object{"cniVersion": "1.1.0", "name": "net", "type": "sriov", "resources": []string{fast, slow}, "kubeletDir": "/run/no-kubelet",
 		"prevResult": object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "eth0", "sandbox": l.Pod.Path}},
 			"ips": []any{object{"address": "10.1.0.5/24", "interface": 0}}}}.With(keys...)
@@ -81,10 +81,11 @@ func newLab(t *testing.T, keys ...any) lab {
 	return l
 }
 
-// unsetLab returns a lab without VFs, pod and configuration.
-func unsetLab(t *testing.T, host *kernel.Node) lab {
+// unsetLab returns a lab without VFs, without a pod and without configuration.
+func unsetLab(t *testing.T, host *kernel.Node) testLab {
 	t.Helper()
-	l := lab{sriov: &sriov{}, host: host, devices: &[]allocation.Device{}, unsure: new(bool), claims: new(bool), refusal: &allocation.Answer{}}
+	l := testLab{sriov: &sriov{}, host: host, devices: &[]allocation.Device{}, unsure: new(bool), claims: new(bool),
+		refusal: &allocation.Answer{}}
 	l.Lab = kerneltest.Lab{T: t, Env: map[string]string{"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"},
 		Plugin: func(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
 			return l.sriov.plugin().Run(getenv, stdin, stdout, stderr)
@@ -93,7 +94,7 @@ func unsetLab(t *testing.T, host *kernel.Node) lab {
 }
 
 // addVF creates the interface of a VF with settings of an admin.
-func (l lab) addVF(name string, mtu int) {
+func (l testLab) addVF(name string, mtu int) {
 	l.Helper()
 	_, err := l.host.AddVeth(kernel.Veth{Host: name, Pod: name + "peer", MTU: mtu})
 	must(l, err)
@@ -104,8 +105,8 @@ func (l lab) addVF(name string, mtu int) {
 	}
 }
 
-// serve serves the device plugin's socket.
-func (l *lab) serve() {
+// serveSocket serves the socket of the device plugin.
+func (l *testLab) serveSocket() {
 	l.Helper()
 	dir, err := filepath.Dir(l.sriov.socket), error(nil)
 	if l.sriov.socket == "" {
@@ -138,59 +139,59 @@ func (l *lab) serve() {
 }
 
 // allocate allocates VFs of the resource fast to the pod.
-func (l lab) allocate(addresses ...string) {
+func (l testLab) allocate(addresses ...string) {
 	*l.devices = nil
 	for _, a := range addresses {
 		*l.devices = append(*l.devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Resource: fast, ID: a})
 	}
 }
 
-// other returns the same node with another pod.
-func (l lab) other() lab {
+// otherPod returns the same node with another pod.
+func (l testLab) otherPod() testLab {
 	l.Helper()
 	l.Pod = kerneltest.NewPod(l.T)
 	return l
 }
 
-// attached is a pod with the result of its ADD.
-type attached struct {
-	lab
+// attachedPod is a pod with the result of its ADD.
+type attachedPod struct {
+	testLab
 	id     string
 	prev   json.RawMessage
 	result types100.Result
 }
 
-func (l lab) add(id string, keys ...any) attached {
+func (l testLab) add(id string, keys ...any) attachedPod {
 	l.Helper()
-	a := attached{lab: l, id: id, prev: l.OK(l.Call("ADD", id, keys...)).Stdout}
+	a := attachedPod{testLab: l, id: id, prev: l.OK(l.Call("ADD", id, keys...)).Stdout}
 	must(l, json.Unmarshal(a.prev, &a.result))
 	return a
 }
 
-func (a attached) check(keys ...any) outcome {
+func (a attachedPod) check(keys ...any) outcome {
 	a.Helper()
 	return a.Call("CHECK", a.id, append([]any{"prevResult", a.prev}, keys...)...)
 }
 
 // del runs DEL and checks that all VFs are restored.
-func (l lab) del(id string, keys ...any) {
+func (l testLab) del(id string, keys ...any) {
 	l.Helper()
 	l.OK(l.Call("DEL", id, keys...))
 	l.isGolden()
 }
 
-func (l lab) isGolden() {
+func (l testLab) isGolden() {
 	l.Helper()
-	if diff := cmp.Diff(l.golden, l.home()); diff != "" {
+	if diff := cmp.Diff(l.golden, l.nodeLinks()); diff != "" {
 		l.Errorf("the VFs differ from before: %s", diff)
 	}
-	if all, err := journals(); err != nil || len(all) > 0 {
+	if all, err := readJournals(); err != nil || len(all) > 0 {
 		l.Errorf("journals are left: %+v, %v", all, err)
 	}
 }
 
-// home describes the interfaces of VFs on the node.
-func (l lab) home() string {
+// nodeLinks describes the interfaces of the VFs that are on the node.
+func (l testLab) nodeLinks() string {
 	l.Helper()
 	if l.card != nil {
 		return l.card()
@@ -214,7 +215,7 @@ func describe(link kernel.Link) string {
 		link.TxQueue, link.Up, link.Traits)
 }
 
-func (l lab) link(name string) kernel.Link {
+func (l testLab) link(name string) kernel.Link {
 	l.Helper()
 	link, ok, err := l.host.Link(name)
 	if err != nil || !ok {
@@ -223,8 +224,8 @@ func (l lab) link(name string) kernel.Link {
 	return link
 }
 
-// inPod runs f in the namespace of the pod.
-func (l lab) inPod(f func(*kernel.NS)) {
+// inPod runs f in the network namespace of the pod.
+func (l testLab) inPod(f func(*kernel.NS)) {
 	l.Helper()
 	netns, err := os.Open(l.Pod.Path)
 	must(l, err)
@@ -236,7 +237,7 @@ func (l lab) inPod(f func(*kernel.NS)) {
 }
 
 // podLink returns an interface of the pod.
-func (l lab) podLink(name string) (link kernel.Link) {
+func (l testLab) podLink(name string) (link kernel.Link) {
 	l.Helper()
 	l.inPod(func(pod *kernel.NS) {
 		var ok bool

@@ -17,25 +17,26 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// set returns a device of the first claim, with settings of its class and, for the named keys, of the claim.
-func set(result int, address string, c vfconfig.Config, claimed ...string) allocation.Device {
+// claimDevice returns a device of the first claim with settings. All of them come from the class, except the keys in claimed, which come
+// from the claim.
+func claimDevice(result int, address string, c vfconfig.Config, claimed ...string) allocation.Device {
 	d := claimed1(result, address)
 	c.Claimed, d.Config = claimed, &c
 	return d
 }
 
 func claimed1(result int, address string) allocation.Device {
-	return claimed("c-0", "a", result, address)
+	return claimedDevice("c-0", "a", result, address)
 }
 
-// TestClaimSettings: each VF gets the settings of its class and claim, and the remaining ones of the conflist. VFs without claims get
-// only the latter.
+// TestClaimSettings: each VF gets the settings of its class and claim. Settings that neither has come from the conflist. A VF without a
+// claim gets only the settings of the conflist.
 func TestClaimSettings(t *testing.T) {
 	l := newLab(t, "ipam", ranges(), "mtu", 1300)
-	l.give(
-		set(0, vf1, vfconfig.Config{MAC: "02:00:00:00:00:01", IfName: "data", IPs: []string{"10.61.0.77", "fd00:61::77/64"}},
+	l.serveClaims(
+		claimDevice(0, vf1, vfconfig.Config{MAC: "02:00:00:00:00:01", IfName: "data", IPs: []string{"10.61.0.77", "fd00:61::77/64"}},
 			"mac", "ifName", "ips"),
-		set(1, vf2, vfconfig.Config{MTU: new(1350), IfName: "vf{index}"}),
+		claimDevice(1, vf2, vfconfig.Config{MTU: new(1350), IfName: "vf{index}"}),
 		claimed1(2, "0000:11:02.3"),
 	)
 	l.allocate0(vf0)
@@ -58,19 +59,19 @@ func TestClaimSettings(t *testing.T) {
 	l.del("a")
 }
 
-// give makes the device plugin return devices of claims, and prepares the claims.
-func (l lab) give(devices ...allocation.Device) {
+// serveClaims makes the device plugin return devices of claims, and prepares these claims.
+func (l testLab) serveClaims(devices ...allocation.Device) {
 	l.Helper()
 	*l.devices, *l.claims = devices, true
-	l.prepare(l.TempDir(), "u-0", devices...)
+	l.prepareClaims(l.TempDir(), "u-0", devices...)
 }
 
-// allocate0 allocates a VF to the pod by the device plugin API, in addition to its VFs.
-func (l lab) allocate0(address string) {
+// allocate0 allocates an additional VF to the pod, without a claim.
+func (l testLab) allocate0(address string) {
 	*l.devices = append(*l.devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Resource: fast, ID: address})
 }
 
-// TestClaimSettingsRefused: settings in the record that cannot be applied make ADD fail before any change.
+// TestClaimSettingsRefused: ADD fails before any change if the claim record contains settings that cannot be applied.
 func TestClaimSettingsRefused(t *testing.T) {
 	l := newLab(t)
 	const sets = "VF " + vf0 + " with the settings of claim shop/web-0-a: "
@@ -89,7 +90,7 @@ func TestClaimSettingsRefused(t *testing.T) {
 		{vfconfig.Config{IfName: "eth0"}, sets + "ifName eth0: the pod already has an interface of this name", nil},
 		{vfconfig.Config{IfName: "data"}, sets + "ifName data: the runtime requires the name eth0", []any{"prevResult", nil}},
 	} {
-		l.give(set(0, vf0, c.config))
+		l.serveClaims(claimDevice(0, vf0, c.config))
 		if len(c.config.Unknown) > 0 { // only another version could write it
 			*l.devices, *l.claims = nil, false
 			dir := l.lateRecord(vf0, `"queues":4`)
@@ -97,26 +98,26 @@ func TestClaimSettingsRefused(t *testing.T) {
 		}
 		l.Fails(l.Call("ADD", "a", c.keys...), plugin.CodeConfig, c.says)
 	}
-	l.give(set(0, vf0, vfconfig.Config{IfName: "a"}), set(1, vf1, vfconfig.Config{IfName: "a"}))
+	l.serveClaims(claimDevice(0, vf0, vfconfig.Config{IfName: "a"}), claimDevice(1, vf1, vfconfig.Config{IfName: "a"}))
 	l.Fails(l.Call("ADD", "a"), plugin.CodeConfig, "two interfaces of the pod would be named a")
-	l.give(set(0, vf0, vfconfig.Config{VLAN: new(100)})) // the lab's PF has no interface, so the VLAN cannot be set
+	l.serveClaims(claimDevice(0, vf0, vfconfig.Config{VLAN: new(100)})) // the lab's PF has no interface, so the VLAN cannot be set
 	l.Fails(l.Call("ADD", "a"), plugin.CodeKernelFeature, "cannot set vlan: the PF of VF "+vf0+" is not available")
 	l.isGolden()
 }
 
-// lateRecord writes the record of a claim's VF with one key of settings, and returns the kubelet's folder.
-func (l lab) lateRecord(address, key string) string {
+// lateRecord writes the record of a VF's claim with one setting, and returns the kubelet's folder.
+func (l testLab) lateRecord(address, key string) string {
 	l.Helper()
-	dir := (&kubelet{containers: []*api.ContainerResources{container("app")}}).serve(l.T)
-	writeCheckpoint(l.T, dir, checkpoint())
-	l.prepare(dir, "u-0", set(0, address, vfconfig.Config{MTU: new(1300)}))
+	dir := (&fakeKubelet{containers: []*api.ContainerResources{container("app")}}).serveSocket(l.T)
+	writeCheckpoint(l.T, dir, checkpointOf())
+	l.prepareClaims(dir, "u-0", claimDevice(0, address, vfconfig.Config{MTU: new(1300)}))
 	path := filepath.Join(l.sriov.claims, "c-0")
 	data, err := os.ReadFile(path)
 	must(l, err, os.WriteFile(path, []byte(strings.Replace(string(data), `"mtu":1300`, key, 1)), 0o600))
 	return dir
 }
 
-// TestClaimAndAnnotation: the annotation overrides the class, and must not contradict the claim.
+// TestClaimAndAnnotation: the annotation of a pod overrides the class. ADD fails if it contradicts the claim.
 func TestClaimAndAnnotation(t *testing.T) {
 	l := newLab(t, "ipam", ranges())
 	config := vfconfig.Config{MAC: "02:00:00:00:00:01", IfName: "data", IPs: []string{"10.61.0.77"}}
@@ -129,14 +130,14 @@ func TestClaimAndAnnotation(t *testing.T) {
 		{`{"data": {"ips": []}}`, `annotation podlace.io/vfs: data: ips []: claim shop/web-0-a sets ips ["10.61.0.77"]`},
 		{`{"net1": {"name": "x"}}`, `the pod has no VF with the name "net1"`},
 	} {
-		l.give(set(0, vf0, config, "mac", "ifName", "ips"))
-		l.Fails(l.Call("ADD", "a", "runtimeConfig", annotated(c.text)), plugin.CodeConfig, c.says)
+		l.serveClaims(claimDevice(0, vf0, config, "mac", "ifName", "ips"))
+		l.Fails(l.Call("ADD", "a", "runtimeConfig", withAnnotation(c.text)), plugin.CodeConfig, c.says)
 	}
 	l.isGolden()
-	l.add("a", "runtimeConfig", annotated(`{"data": {"mac": "02:00:00:00:00:01", "ips": ["10.61.0.77"], "name": "data"}}`))
+	l.add("a", "runtimeConfig", withAnnotation(`{"data": {"mac": "02:00:00:00:00:01", "ips": ["10.61.0.77"], "name": "data"}}`))
 	l.del("a")
-	l.give(set(0, vf0, config))
-	a := l.add("a", "reportIPs", true, "runtimeConfig", annotated(`{"data": {"mac": "02:00:00:00:00:02", "name": "x"}}`))
+	l.serveClaims(claimDevice(0, vf0, config))
+	a := l.add("a", "reportIPs", true, "runtimeConfig", withAnnotation(`{"data": {"mac": "02:00:00:00:00:02", "name": "x"}}`))
 	if got := l.podLink("x").MAC.String(); got != "02:00:00:00:00:02" || len(a.result.IPs) < 2 ||
 		a.result.IPs[1].Address.IP.String() != "10.61.0.77" {
 		t.Errorf("MAC %s, %v", got, a.result.IPs)
@@ -144,12 +145,12 @@ func TestClaimAndAnnotation(t *testing.T) {
 	l.del("a")
 }
 
-// TestClaimOfNamedVF: if the caller names the VF, as Multus does, the settings of its claim apply. The VF of another pod's claim is
-// refused.
+// TestClaimOfNamedVF: if the caller names the VF, as Multus does, the settings of the VF's claim apply. ADD refuses the VF of another pod's
+// claim.
 func TestClaimOfNamedVF(t *testing.T) {
 	l := newLab(t)
-	dir := (&kubelet{containers: []*api.ContainerResources{container("app")}}).serve(t)
-	l.prepare(dir, "u-0", set(0, vf0, vfconfig.Config{MTU: new(1350)}))
+	dir := (&fakeKubelet{containers: []*api.ContainerResources{container("app")}}).serveSocket(t)
+	l.prepareClaims(dir, "u-0", claimDevice(0, vf0, vfconfig.Config{MTU: new(1350)}))
 	keys := func(uid string) []any {
 		return []any{"kubeletDir", dir, "deviceID", vf0, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=" + uid,
 			"prevResult", nil}
@@ -166,34 +167,35 @@ func TestClaimOfNamedVF(t *testing.T) {
 	l.del("a", keys("u-1")...)
 }
 
-// TestMergedSettings: the last source of a setting applies on the PF, and the pod's own egress limit remains.
+// TestMergedSettings: if several sources define a setting, the last source applies on the PF. The pod's own egress limit still applies.
 func TestMergedSettings(t *testing.T) {
 	cfg, err := parse(t, nil, "vlan", 5, "vlanQoS", 3, "trust", "off", "spoofchk", "on", "max_tx_rate", 100, "driver", "iavf", "rebind", true,
 		"mtu", 9000, "runtimeConfig", object{"bandwidth": object{"egressRate": 25_000_000}})
 	must(t, err)
 	over := vfconfig.Config{VLAN: new(7), VLANProto: "802.1AD", Trust: "on", LinkState: "enable", MaxTxRate: new(0), MinTxRate: new(1),
 		Driver: "vfio-pci", Rebind: new(false), MTU: new(1400)}
-	got, err := cfg.merge(&over, inConflist)
+	got, err := cfg.mergeSettings(&over, inConflist)
 	want := vfSettings{pfSettings: pfSettings{VLAN: new(7), QoS: new(3), Proto: "802.1ad", SpoofCheck: new(true), Trust: new(true),
 		LinkState: "enable",
 		MinRate:   new(1), MaxRate: new(25)}, MTU: 1400, Driver: "vfio-pci"}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(vfSettings{})); err != nil || diff != "" {
 		t.Errorf("%v\n%s", err, diff)
 	}
-	if _, err := cfg.merge(&vfconfig.Config{MinTxRate: new(30)}, inConflist); plugin.Code(err) != plugin.CodeConfig ||
+	if _, err := cfg.mergeSettings(&vfconfig.Config{MinTxRate: new(30)}, inConflist); plugin.Code(err) != plugin.CodeConfig ||
 		err.Error() != "min_tx_rate 30: more than max_tx_rate 25" {
 		t.Error(err)
 	}
 }
 
-// TestIGBClaimSettings (DRA-F26): the PF gets the settings of class and claim, which override the conflist, for each VF. CHECK compares
-// them, and DEL restores the VFs.
+// TestIGBClaimSettings (DRA-F26): for each VF, the PF gets the settings of the class and the claim, which override the conflist. CHECK
+// compares these settings, and DEL restores the VFs.
 func TestIGBClaimSettings(t *testing.T) {
 	l := newIGB(t)
 	keys := []any{"vlan", 100, "spoofchk", "off", "max_tx_rate", 100}
 	first, second := l.nic.VFs[0].Device, l.nic.VFs[1].Device
 	l.sriov.claims = filepath.Join(t.TempDir(), "claims")
-	l.give(set(0, first, vfconfig.Config{VLAN: new(200), VLANQoS: new(3), Trust: "on", MAC: "02:00:00:00:aa:07", MTU: new(1400)},
+	l.serveClaims(claimDevice(0, first, vfconfig.Config{VLAN: new(200), VLANQoS: new(3), Trust: "on", MAC: "02:00:00:00:aa:07",
+		MTU: new(1400)},
 		"mac", "mtu"),
 		claimed1(1, second))
 	a := l.add("a", keys...)

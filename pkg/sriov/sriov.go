@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sriov attaches SR-IOV virtual functions (VFs) to pods. It attaches the VFs that the kubelet allocated to the pod, beside the
-// interface of earlier plugins in the chain or as the pod's main interface, or the VF that Multus names.
+// Package sriov attaches SR-IOV virtual functions (VFs) to pods. The VFs are those that the kubelet allocated to the pod, or the VF that
+// Multus names. A VF is an additional interface after earlier plugins in the chain, or it is the pod's main interface.
 //
-// The next pod gets the same VF again. So ADD saves the VF's settings to a journal before its first change, and DEL restores them,
-// whatever happened in between.
+// A later pod gets the same VF again. ADD therefore saves the VF's settings to a journal before the first change. DEL restores these
+// settings, even after a crash or a change by the pod.
 package sriov
 
 import (
@@ -30,8 +30,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// state is the content of an attachment's record. Attachments without VFs have no record.
-type state struct {
+// attachmentState is the content of an attachment's record. An attachment without VFs has no record.
+type attachmentState struct {
 	VFs        []vf            `json:"vfs"`
 	Chained    bool            `json:"chained,omitempty"`
 	Netns      string          `json:"netns,omitempty"`
@@ -40,7 +40,7 @@ type state struct {
 	Wanted     pfSettings      `json:"wanted,omitzero"`
 }
 
-// vf is a VF of an attachment, as ADD made it.
+// vf is a VF of an attachment, with the values that ADD set.
 type vf struct {
 	Address   pci.Address      `json:"address"`
 	Name      string           `json:"name"`               // interface name in the pod
@@ -72,12 +72,12 @@ type sriov struct {
 	claims string // folder of claim records
 }
 
-// Plugin returns the sriov plugin. It runs the IPAM plugins in builtin within the process.
+// Plugin returns the sriov plugin. Plugin runs the IPAM plugins in builtin within the same process.
 func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 	return PluginAt(pci.Sysfs, allocation.Socket, claim.Folder, builtin...)
 }
 
-// PluginAt is Plugin with other paths of sysfs, the device plugin's socket and the folder of claim records.
+// PluginAt is like Plugin, but with other paths for sysfs, for the socket of the device plugin and for the folder of claim records.
 func PluginAt(sysfs, socket, claims string, builtin ...plugin.Plugin) plugin.Plugin {
 	return sriov{ipam.Runner{Builtin: builtin}, sysfs, socket, claims}.plugin()
 }
@@ -86,22 +86,22 @@ func (s sriov) plugin() plugin.Plugin {
 	return plugin.Plugin{Name: "sriov", CallsPatient: true, Add: s.add, Del: s.del, Check: s.check, GC: s.gc, Status: s.status}
 }
 
-// job is one ADD or CHECK with everything that it has opened.
-type job struct {
-	node
-	cfg config
+// requestJob holds everything that one ADD or CHECK has opened.
+type requestJob struct {
+	nodeSide
+	cfg requestConfig
 	att *attachment.Attachment
 	pod *kernel.NS
-	st  state
+	st  attachmentState
 }
 
-func (s sriov) open(r *plugin.Request, cfg config) (_ *job, err error) {
+func (s sriov) open(r *plugin.Request, cfg requestConfig) (_ *requestJob, err error) {
 	r.PatientSoon()
 	n, err := openNode(s.sysfs, r)
 	if err != nil {
 		return nil, err
 	}
-	j := &job{node: *n, cfg: cfg}
+	j := &requestJob{nodeSide: *n, cfg: cfg}
 	defer func() {
 		if err != nil {
 			j.close()
@@ -118,7 +118,7 @@ func (s sriov) open(r *plugin.Request, cfg config) (_ *job, err error) {
 	return j, nil
 }
 
-func (j *job) close() {
+func (j *requestJob) close() {
 	j.att.Close()
 	j.host.Close()
 	if j.pod != nil {
@@ -131,7 +131,7 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err != nil {
 		return nil, err
 	}
-	vfs, err := s.wanted(r, cfg)
+	vfs, err := s.wantedVFs(r, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -139,8 +139,8 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 		return nil, nil
 	}
 	go func() { // build the JSON encoders while the kernel opens the pod
-		_, _ = json.Marshal(state{})
-		_, _ = json.Marshal(journal{})
+		_, _ = json.Marshal(attachmentState{})
+		_, _ = json.Marshal(vfJournal{})
 	}()
 	j, err := s.open(r, cfg)
 	if err != nil {
@@ -150,7 +150,7 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := s.clearResidue(j, vfs); err != nil {
 		return nil, err
 	}
-	j.st = state{VFs: vfs, Chained: chained(r), Unfinished: true, Netns: r.NetnsPath, Wanted: cfg.Wanted.pfSettings}
+	j.st = attachmentState{VFs: vfs, Chained: isChained(r), Unfinished: true, Netns: r.NetnsPath, Wanted: cfg.Wanted.pfSettings}
 	if cfg.IPAM != "" {
 		j.st.IPAM = ipam.Object(r.Config)
 	}
@@ -162,7 +162,7 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	undo.Push(func() error {
 		touched := j.st
 		touched.VFs = slices.DeleteFunc(slices.Clone(j.st.VFs), func(v vf) bool { return !v.journaled })
-		return s.remove(&j.node, j.att, touched)
+		return s.removeAttachment(&j.nodeSide, j.att, touched)
 	})
 	for i := range j.st.VFs {
 		if err := s.attach(j, &j.st.VFs[i]); err != nil {
@@ -176,11 +176,12 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := j.att.Save(j.st); err != nil {
 		return nil, err
 	}
-	return j.result(), nil
+	return j.cniResult(), nil
 }
 
-// savePlan writes the record before the first change. It marks each VF as possibly having addresses, for a DEL after a kill.
-func (j *job) savePlan() error {
+// savePlan writes the record before the first change of the system. The function marks each VF as having leased addresses. If ADD is
+// killed, DEL then releases the addresses.
+func (j *requestJob) savePlan() error {
 	planned := j.st
 	planned.VFs = slices.Clone(j.st.VFs)
 	for i := range planned.VFs {
@@ -189,16 +190,17 @@ func (j *job) savePlan() error {
 	return j.att.Save(planned)
 }
 
-// clearResidue removes the residue of an interrupted ADD of the same key, and refuses interface names that the pod already has.
-func (s sriov) clearResidue(j *job, vfs []vf) error {
-	var st state
+// clearResidue removes the residue of an interrupted ADD with the same key. The result is an error if the pod already has an interface with
+// a planned name.
+func (s sriov) clearResidue(j *requestJob, vfs []vf) error {
+	var st attachmentState
 	recorded, err := j.att.Load(&st)
 	if err != nil {
 		return err
 	}
 	if recorded && st.Unfinished { // this process has the lock, so the interrupted process has ended
 		j.r.Log.Info("removing the residue of an interrupted ADD")
-		if err := s.remove(&j.node, j.att, st); err != nil {
+		if err := s.removeAttachment(&j.nodeSide, j.att, st); err != nil {
 			return err
 		}
 		recorded = false
@@ -225,11 +227,11 @@ func (s sriov) clearResidue(j *job, vfs []vf) error {
 				"an earlier ADD attached it: call DEL first. If the conflist has the type sriov twice, name all resources in one entry")
 		}
 	}
-	return s.remove(&j.node, j.att, st)
+	return s.removeAttachment(&j.nodeSide, j.att, st)
 }
 
 func (s sriov) del(r *plugin.Request) error {
-	att, st, recorded, err := attachment.Take[state](r)
+	att, st, recorded, err := attachment.Take[attachmentState](r)
 	if err != nil {
 		return err
 	}
@@ -240,7 +242,7 @@ func (s sriov) del(r *plugin.Request) error {
 	return errors.Join(s.delUnrecorded(r, att), att.Remove())
 }
 
-func (s sriov) removeFromNode(r *plugin.Request, att *attachment.Attachment, st state) error {
+func (s sriov) removeFromNode(r *plugin.Request, att *attachment.Attachment, st attachmentState) error {
 	r.Patient()
 	r.LockFile = att.LockFile()
 	n, err := openNode(s.sysfs, r)
@@ -248,15 +250,15 @@ func (s sriov) removeFromNode(r *plugin.Request, att *attachment.Attachment, st 
 		return err
 	}
 	defer n.host.Close()
-	return s.remove(n, att, st)
+	return s.removeAttachment(n, att, st)
 }
 
-// remove restores all VFs of an attachment. It continues after an error. It releases the addresses when no VF uses them, and removes the
-// record last.
-func (s sriov) remove(n *node, att *attachment.Attachment, st state) error {
+// removeAttachment restores all VFs of an attachment. After an error, removeAttachment continues with the next VF. The function releases
+// the addresses once no VF uses them, and removes the record last.
+func (s sriov) removeAttachment(n *nodeSide, att *attachment.Attachment, st attachmentState) error {
 	var errs []error
 	for _, v := range slices.Backward(st.VFs) {
-		errs = append(errs, n.release(att.Key, v, st.Netns))
+		errs = append(errs, n.releaseVF(att.Key, v, st.Netns))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
@@ -272,8 +274,8 @@ func (s sriov) remove(n *node, att *attachment.Attachment, st state) error {
 	return att.Remove()
 }
 
-// delUnrecorded restores VFs whose journals name the attachment. ADD writes the record before the journals, so another program has
-// removed the record.
+// delUnrecorded restores the VFs whose journals name the attachment. ADD writes the record before the journals. If the record is missing,
+// another program has removed the record.
 func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) error {
 	if !mayHaveVFs(r) {
 		return nil
@@ -282,7 +284,7 @@ func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) erro
 	if err != nil || len(left) == 0 {
 		return err
 	}
-	st := state{Chained: left[0].Chained, IPAM: ipam.Object(r.Config)}
+	st := attachmentState{Chained: left[0].Chained, IPAM: ipam.Object(r.Config)}
 	for _, j := range left {
 		st.VFs = append(st.VFs, vf{Address: j.Address, Name: j.Name, Leased: ipam.Type(st.IPAM) != ""})
 	}
@@ -296,14 +298,14 @@ func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) erro
 	return s.removeFromNode(r, att, st)
 }
 
-// mayHaveVFs reports whether the journals must be read for an attachment without a record. There is one journal for each attached VF on
-// the node. They are skipped if the only pod interface in prevResult is the one of another plugin.
+// mayHaveVFs reports whether an attachment without a record may have VFs, so that the journals must be read. There is one journal for each
+// attached VF of the node. The journals are not read if prevResult has only one pod interface and this interface belongs to another plugin.
 func mayHaveVFs(r *plugin.Request) bool {
-	return !chained(r) || len(r.Prev.Interfaces) == 0 ||
+	return !isChained(r) || len(r.Prev.Interfaces) == 0 ||
 		slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Sandbox != "" && i.Name != r.IfName })
 }
 
-// status fails only if no ADD can succeed on this node. A node without VFs serves pods without VFs.
+// STATUS fails only if no ADD can succeed on this node. A node without VFs is no error, because pods without VFs can run there.
 func (s sriov) status(r *plugin.Request) error {
 	cfg, err := parseConfig(r)
 	if err != nil {
@@ -319,18 +321,20 @@ func (s sriov) status(r *plugin.Request) error {
 	return nil
 }
 
-// kubeletTraps warns of a kubeletDir that is not the root folder of a kubelet. A runtime may start before the kubelet.
-func kubeletTraps(cfg config) []plugin.Finding {
+// kubeletTraps warns if kubeletDir is not the root folder of a kubelet. A missing kubelet is no error, because the runtime may start before
+// the kubelet.
+func kubeletTraps(cfg requestConfig) []plugin.Finding {
 	sockets := filepath.Join(cfg.Kubelet, "pod-resources")
 	if _, err := os.Stat(sockets); cfg.Device.IsValid() || !errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	return []plugin.Finding{{Key: "kubeletDir", Text: "no kubelet has its root folder at " + cfg.Kubelet + ", since " + sockets +
-		" does not exist: pods with VFs cannot start. Set kubeletDir to the --root-dir of the kubelet"}}
+	return []plugin.Finding{{Key: "kubeletDir", Code: plugin.NoKubelet,
+		Text: "no kubelet has its root folder at " + cfg.Kubelet + ", since " + sockets +
+			" does not exist: pods with VFs cannot start. Set kubeletDir to the --root-dir of the kubelet"}}
 }
 
-// result adds the VFs to the result of the earlier plugins.
-func (j *job) result() *types100.Result {
+// cniResult returns the result of the earlier plugins together with the VFs.
+func (j *requestJob) cniResult() *types100.Result {
 	result := &types100.Result{}
 	if j.r.Prev != nil {
 		result = j.r.Prev

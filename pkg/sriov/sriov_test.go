@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// spoil changes a pod's interface as a tenant can.
-func (l lab) spoil(name string) {
+// changeAsTenant changes a pod's interface in every way that a tenant can.
+func (l testLab) changeAsTenant(name string) {
 	l.Helper()
 	must(l, l.Pod.Do(func() error { return pci.SetFeatures(name, nil) }))
 	l.inPod(func(pod *kernel.NS) {
@@ -33,7 +33,7 @@ func (l lab) spoil(name string) {
 	})
 }
 
-// TestRoundTrip (S-30, V-22): after any changes by a pod, the next pod gets the VF with the admin's settings.
+// TestRoundTrip (S-30, V-22): after any changes by a pod, the next pod gets the VF with the settings of the admin.
 func TestRoundTrip(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf1)
@@ -50,13 +50,13 @@ func TestRoundTrip(t *testing.T) {
 			t.Errorf("%v\n%s", a.result.IPs, diff)
 		}
 		l.OK(a.check())
-		l.spoil("net1")
+		l.changeAsTenant("net1")
 		l.del(id)
 		l.del(id) // a second DEL succeeds
 	}
 }
 
-// TestOrder (V-23): interfaces are numbered by container, by resource as in the configuration, and by address.
+// TestOrder (V-23): interfaces are numbered by container, then by resource in the order of the configuration, then by address.
 func TestOrder(t *testing.T) {
 	l := newLab(t, "ifName", "vf{index}x")
 	for i, d := range []struct {
@@ -79,7 +79,7 @@ func TestOrder(t *testing.T) {
 	l.del("a")
 }
 
-// TestMainPlugin: the first VF is the interface that the runtime requires.
+// TestMainPlugin: if the plugin is the main plugin, the first VF is the interface that the runtime requires.
 func TestMainPlugin(t *testing.T) {
 	l := newLab(t, "prevResult", nil)
 	l.allocate(vf1, vf0)
@@ -99,7 +99,7 @@ func TestMainPlugin(t *testing.T) {
 	l.isGolden()
 }
 
-// TestMultus: a named VF is the interface, and neither the device plugin nor the kubelet is asked.
+// TestMultus: the caller names the VF, and this VF becomes the interface. The plugin asks neither the device plugin nor the kubelet.
 func TestMultus(t *testing.T) {
 	l := newLab(t, "prevResult", nil, "resources", nil)
 	l.sriov.socket = "/nonexistent"
@@ -118,7 +118,7 @@ func TestMultus(t *testing.T) {
 	l.Fails(l.Call("ADD", "a"), plugin.CodeConfig, "resources: want")
 }
 
-// TestWithoutVF: a pod without VFs gets the result of the earlier plugins, and no file is written.
+// TestWithoutVF: for a pod without VFs, ADD returns the result of the earlier plugins and writes no file.
 func TestWithoutVF(t *testing.T) {
 	l := newLab(t)
 	*l.devices = []allocation.Device{}
@@ -135,7 +135,7 @@ func TestWithoutVF(t *testing.T) {
 	}
 }
 
-// TestFailClosed (V-25): a pod whose VFs are unknown does not start.
+// TestFailClosed (V-25): ADD fails if the VFs of the pod are unknown.
 func TestFailClosed(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
@@ -167,7 +167,7 @@ func TestFailClosed(t *testing.T) {
 	l.isGolden()
 }
 
-// TestNotToBeGiven (S-31): a PF and interfaces in use stay with the node.
+// TestNotToBeGiven (S-31): ADD refuses a PF and interfaces that are in use. The PF and these interfaces stay on the node.
 func TestNotToBeGiven(t *testing.T) {
 	l := newLab(t)
 	l.allocate("0000:11:00.0")
@@ -183,7 +183,7 @@ func TestNotToBeGiven(t *testing.T) {
 	l.isGolden()
 }
 
-// TestPFUntold: if the PF is not available, its settings are refused by key.
+// TestPFUntold: if the PF is not available, ADD refuses a setting on the PF. The error names the key of the setting.
 func TestPFUntold(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
@@ -195,7 +195,7 @@ func TestPFUntold(t *testing.T) {
 	l.del("a")
 }
 
-// TestTaken: interface names that the pod already has are refused without a change.
+// TestTaken: ADD fails without a change if the pod already has an interface with a planned name.
 func TestTaken(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -219,7 +219,8 @@ func ranges() object {
 		"routes": []any{object{"dst": "192.0.2.0/24", "gw": "10.61.0.1"}}}
 }
 
-// TestAddresses: each VF has its own addresses, which pass duplicate address detection, are reported on demand, and are released.
+// TestAddresses: each VF gets its own addresses after duplicate address detection. The addresses are reported if the caller wants them, and
+// DEL releases them.
 func TestAddresses(t *testing.T) {
 	l := newLab(t, "ipam", ranges())
 	l.allocate(vf0, vf1)

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReadFile: links are followed. A non-regular or too large file is an error.
+// TestReadFile: links are followed. A file that is not regular or is too large causes an error.
 func TestReadFile(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -60,7 +60,7 @@ func TestReadIsBounded(t *testing.T) {
 	}
 }
 
-// TestWriteIsBounded: content that Read would refuse is not written, and leaves no file.
+// TestWriteIsBounded: Write refuses content that Read would refuse, and leaves no file.
 func TestWriteIsBounded(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
@@ -84,7 +84,7 @@ func TestWriteIsBounded(t *testing.T) {
 	}
 }
 
-// TestNoEscape: neither a name nor a symbolic link leads out of the folder.
+// TestNoEscape: a name or a symbolic link cannot lead out of the folder.
 func TestNoEscape(t *testing.T) {
 	outside := t.TempDir()
 	secret := filepath.Join(outside, "secret")

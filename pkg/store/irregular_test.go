@@ -15,11 +15,11 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// hangs is far above the time of any operation. It only ends a test that hangs.
-const hangs = 20 * time.Second
+// hangTimeout is much longer than any operation takes. The only purpose of hangTimeout is to end a test that hangs.
+const hangTimeout = 20 * time.Second
 
-// irregular returns functions that create each kind of object that may stand in place of a file.
-func irregular(t *testing.T) map[string]func(path string) error {
+// irregularFiles returns functions that each create one kind of object in place of a regular file.
+func irregularFiles(t *testing.T) map[string]func(path string) error {
 	elsewhere := filepath.Join(t.TempDir(), "fifo")
 	if err := unix.Mkfifo(elsewhere, 0o600); err != nil {
 		t.Fatal(err)
@@ -41,24 +41,24 @@ func irregular(t *testing.T) map[string]func(path string) error {
 	}
 }
 
-// promptly fails the test if f hangs.
-func promptly(t *testing.T, what string, f func() error) error {
+// runPromptly fails the test if f hangs.
+func runPromptly(t *testing.T, what string, f func() error) error {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() { done <- f() }()
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(hangs):
+	case <-time.After(hangTimeout):
 		t.Fatalf("%s hangs", what)
 		return nil
 	}
 }
 
-// TestIrregular: a non-regular file never blocks. Reading and locking refuse it with a hint. Writing replaces it, except a folder, and
-// never writes through a link.
+// TestIrregular: a file that is not regular never blocks an operation. Reading or locking a file that is not regular returns an error with
+// a hint. Writing replaces a file that is not regular, unless it is a folder. A write never follows a symbolic link.
 func TestIrregular(t *testing.T) {
-	for kind, place := range irregular(t) {
+	for kind, place := range irregularFiles(t) {
 		for what, use := range map[string]func(d *Dir) error{
 			"read": func(d *Dir) error { _, err := d.Read("f"); return err },
 			"read with time": func(d *Dir) error {
@@ -73,7 +73,7 @@ func TestIrregular(t *testing.T) {
 			if err := place(filepath.Join(d.path, "f")); err != nil {
 				t.Fatal(err)
 			}
-			err := promptly(t, what+" of a "+kind, func() error { return use(d) })
+			err := runPromptly(t, what+" of a "+kind, func() error { return use(d) })
 			var hinted *plugin.Error
 			if want := map[bool]error{true: unix.EISDIR, false: ErrIrregular}[kind == "folder"]; !errors.Is(err, want) ||
 				!errors.As(err, &hinted) || hinted.Hint == "" {
@@ -86,9 +86,9 @@ func TestIrregular(t *testing.T) {
 	}
 }
 
-// TestIrregularWrite: writers replace non-regular files at the temporary name and at the name.
+// TestIrregularWrite: a write replaces a file that is not regular, both at the temporary name and at the final name.
 func TestIrregularWrite(t *testing.T) {
-	for kind, place := range irregular(t) {
+	for kind, place := range irregularFiles(t) {
 		for at, folder := range map[string]bool{tempPrefix + "f": true, "f": false} {
 			for what, write := range map[string]func(d *Dir) error{
 				"write":     func(d *Dir) error { return d.Write("f", []byte("new"), 0o600) },
@@ -99,7 +99,7 @@ func TestIrregularWrite(t *testing.T) {
 				if err := errors.Join(place(filepath.Join(d.path, at)), os.WriteFile(filepath.Join(d.path, "other"), nil, 0o600)); err != nil {
 					t.Fatal(err)
 				}
-				err := promptly(t, what+" beside a "+kind, func() error { return write(d) })
+				err := runPromptly(t, what+" beside a "+kind, func() error { return write(d) })
 				if kind == "folder" && !folder {
 					if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EEXIST) {
 						t.Errorf("%s over a folder: %v", what, err)
@@ -117,7 +117,7 @@ func TestIrregularWrite(t *testing.T) {
 	}
 }
 
-// TestNames: works on folders only.
+// TestNames: Names works only on folders.
 func TestNames(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, "socket"))
@@ -135,7 +135,7 @@ func TestNames(t *testing.T) {
 		t.Errorf("got %q, %v", names, err)
 	}
 	for _, name := range []string{"fifo", "socket", "none"} {
-		err := promptly(t, "names of a "+name, func() error { _, err := Names(filepath.Join(dir, name), 0); return err })
+		err := runPromptly(t, "names of a "+name, func() error { _, err := Names(filepath.Join(dir, name), 0); return err })
 		if err == nil {
 			t.Errorf("a %s has names", name)
 		}

@@ -11,37 +11,39 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
-// LockTimeout is how long Lock waits. A runtime allows a verb a minute or more, and retries.
+// LockTimeout is the maximum time for which Lock waits. Container runtimes allow a minute or more for a verb and retry after an error.
 const LockTimeout = 10 * time.Second
 
-// NodeLockTimeout is for locks that all pods of the node need. A hundred pods that start at once, each with some iptables processes, keep
-// two CPUs busy for more than ten seconds.
+// NodeLockTimeout is the maximum time to wait for a lock that all pods of the node need. If a hundred pods start at the same time and each
+// of them runs some iptables processes, two CPUs are busy for more than ten seconds.
 const NodeLockTimeout = 3 * LockTimeout
 
-// Lock takes an exclusive flock(2) on the file name, and creates the file if necessary. After LockTimeout it returns an error with Busy.
-// The lock ends with Unlock, or with the process.
+// Lock takes an exclusive flock(2) on the file name. Lock creates the file if the file does not exist. If the lock is still held after
+// LockTimeout, the error has the method Busy. The lock is released by Unlock or when the process ends.
 func (d *Dir) Lock(name string, mode fs.FileMode) (*Lock, error) {
 	return d.LockWithin(LockTimeout, name, mode)
 }
 
-// LockWithin is Lock with another timeout. With 0 it never waits.
+// LockWithin is like Lock with another maximum time. If most is 0, the call does not wait.
 func (d *Dir) LockWithin(most time.Duration, name string, mode fs.FileMode) (*Lock, error) {
-	return d.lock(most, name, mode, func(fd int, how action) error {
-		return unix.Flock(fd, map[action]int{try: unix.LOCK_EX | unix.LOCK_NB, wait: unix.LOCK_EX, free: unix.LOCK_UN}[how])
+	return d.lock(most, name, mode, func(fd int, how lockAction) error {
+		return unix.Flock(fd, map[lockAction]int{try: unix.LOCK_EX | unix.LOCK_NB, wait: unix.LOCK_EX, free: unix.LOCK_UN}[how])
 	})
 }
 
-// LockAt is Lock for one of 2^63 locks in the file: the byte at offset (fcntl(2), open file description locks). Separate lock files would
-// need a cleanup, which cannot be done safely.
+// LockAt is like Lock, but it locks only the byte at offset (fcntl(2), open file description locks). One file therefore contains 2^63
+// locks. The alternative would be one file for each lock. Separate lock files would have to be removed later, which cannot be done safely.
 func (d *Dir) LockAt(name string, mode fs.FileMode, offset int64) (*Lock, error) {
 	return d.LockAtWithin(LockTimeout, name, mode, offset)
 }
 
-// LockAtWithin is LockAt with another timeout. With 0 it never waits.
+// LockAtWithin is like LockAt with another maximum time. If most is 0, the call does not wait.
 func (d *Dir) LockAtWithin(most time.Duration, name string, mode fs.FileMode, offset int64) (*Lock, error) {
-	return d.lock(most, name, mode, func(fd int, how action) error {
+	return d.lock(most, name, mode, func(fd int, how lockAction) error {
 		cmd, kind := unix.F_OFD_SETLK, int16(unix.F_WRLCK)
 		switch how {
 		case wait:
@@ -53,18 +55,19 @@ func (d *Dir) LockAtWithin(most time.Duration, name string, mode fs.FileMode, of
 	})
 }
 
-// action is an operation on a lock.
-type action int
+// lockAction is an operation on a lock.
+type lockAction int
 
 const (
-	try action = iota
+	try lockAction = iota
 	wait
 	free
 )
 
-// lock opens the file and locks it with set. It retries if the file was removed or replaced meanwhile, because other processes would lock
-// another file.
-func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(fd int, how action) error) (*Lock, error) {
+// lock opens the file and calls set to lock the file. If the file was removed or replaced in the meantime, lock tries again, because other
+// processes would lock another file.
+func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(fd int, how lockAction) error) (*Lock, error) {
+	defer fault.Phase("lock")()
 	deadline := time.Now().Add(most)
 	for {
 		f, err := d.openFile(name, os.O_RDWR|os.O_CREATE, mode)
@@ -98,24 +101,24 @@ func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(f
 	}
 }
 
-// lockHeldError means that another process holds a lock.
+// lockHeldError means that another process holds the lock.
 type lockHeldError string
 
 func lockHeld(format string, args ...any) error { return lockHeldError(fmt.Sprintf(format, args...)) }
 
 func (e lockHeldError) Error() string { return string(e) }
 
-// Busy reports that a retry may succeed.
+// Busy reports that a retry of the operation may succeed.
 func (lockHeldError) Busy() bool { return true }
 
-// isHeld reports whether an attempt failed because another process holds the lock.
+// isHeld reports whether locking failed because another process holds the lock.
 func isHeld(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) }
 
 var errLockTimeout = errors.New("held by another process")
 
-// takeWithDeadline takes the lock. The kernel wakes waiting processes one after the other; a hundred that poll would keep a CPU busy while
-// the lock is idle. After errLockTimeout the file stays open as long as the kernel's request is pending.
-func takeWithDeadline(f *os.File, deadline time.Time, set func(fd int, how action) error) error {
+// takeWithDeadline takes the lock. The function waits in the kernel, which wakes waiting processes one after the other. A hundred processes
+// that poll would keep a CPU busy even if the lock is free. After errLockTimeout, the file stays open until the kernel's request has ended.
+func takeWithDeadline(f *os.File, deadline time.Time, set func(fd int, how lockAction) error) error {
 	fd := int(f.Fd())
 	err := set(fd, try)
 	if !isHeld(err) {
@@ -145,7 +148,7 @@ func takeWithDeadline(f *os.File, deadline time.Time, set func(fd int, how actio
 	}
 }
 
-// Lock is a held lock.
+// Lock is a lock that this process holds.
 type Lock struct {
 	f    *os.File
 	dir  *Dir
@@ -153,7 +156,7 @@ type Lock struct {
 	free func(fd int) error
 }
 
-// Lost reports whether the lock file was removed or replaced, so that another process may hold a lock of the same name.
+// Lost reports whether the lock file was removed or replaced. In this case, another process may hold a lock with the same name.
 func (l *Lock) Lost() bool {
 	var own, there unix.Stat_t
 	if unix.Fstat(int(l.f.Fd()), &own) != nil || unix.Fstatat(int(l.dir.self.Fd()), l.name, &there, unix.AT_SYMLINK_NOFOLLOW) != nil {
@@ -162,8 +165,9 @@ func (l *Lock) Lost() bool {
 	return own.Dev != there.Dev || own.Ino != there.Ino
 }
 
-// File returns the open lock file. A child process that inherits it holds the lock until it ends, even if this process was killed.
+// File returns the lock file, which is open. A child process that inherits the open file also holds the lock until the child ends, even if
+// this process was killed.
 func (l *Lock) File() *os.File { return l.f }
 
-// Unlock releases the lock, also for children that inherited it.
+// Unlock releases the lock. Unlock also releases the lock for child processes that inherited the file.
 func (l *Lock) Unlock() error { return errors.Join(l.free(int(l.f.Fd())), l.f.Close()) }

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// helperEnv makes this program hold a lock in the named folder until its input ends.
+// If helperEnv names a folder, this program holds a lock in that folder until its input ends.
 const helperEnv = "STORE_HELPER_DIR"
 
 func TestMain(m *testing.M) {
@@ -26,19 +26,19 @@ func TestMain(m *testing.M) {
 
 func holdLock(path, which string) int {
 	d, err := Open(path)
-	if err == nil && which != inherited {
-		_, err = take(d, which)
+	if err == nil && which != inheritedLock {
+		_, err = takeLock(d, which)
 	}
 	fmt.Println("locked", err)
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	return 0
 }
 
-// inherited stands for a lock that the process inherited.
-const inherited = "inherited"
+// inheritedLock is the name of a lock that the process inherited.
+const inheritedLock = "inherited"
 
-// take takes the lock "whole", or one of the bytes of the lock file.
-func take(d *Dir, which string) (*Lock, error) {
+// takeLock takes the lock with the name "whole", or the lock of one byte of the lock file.
+func takeLock(d *Dir, which string) (*Lock, error) {
 	if which == "whole" {
 		return d.Lock("lock", 0o600)
 	}
@@ -49,8 +49,9 @@ func take(d *Dir, which string) (*Lock, error) {
 	return d.LockAt("bytes", 0o600, offset)
 }
 
-// holder starts another process that holds a lock until it ends, without releasing it. The returned function ends the process.
-func holder(t *testing.T, dir, which string, files ...*os.File) (release func()) {
+// startHolder starts a second process. The second process holds a lock until the process ends. The returned function
+// ends the second process.
+func startHolder(t *testing.T, dir, which string, files ...*os.File) (release func()) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.ExtraFiles = files
@@ -73,12 +74,12 @@ func holder(t *testing.T, dir, which string, files ...*os.File) (release func())
 	return func() { stdin.Close(); _ = cmd.Wait() }
 }
 
-// waits reports whether taking a lock has to wait, and takes it after release.
-func waits(t *testing.T, d *Dir, which string, release func()) bool {
+// mustWait reports whether taking a lock has to wait. The function then calls release and takes the lock.
+func mustWait(t *testing.T, d *Dir, which string, release func()) bool {
 	t.Helper()
 	got := make(chan error, 1)
 	go func() {
-		lock, err := take(d, which)
+		lock, err := takeLock(d, which)
 		if err == nil {
 			err = lock.Unlock()
 		}
@@ -108,37 +109,38 @@ func TestLocksBetweenProcesses(t *testing.T) {
 		{"whole", "7", false},
 	} {
 		dir := t.TempDir()
-		release := holder(t, dir, c.held)
-		if got := waits(t, open(t, dir), c.wanted, release); got != c.waits {
+		release := startHolder(t, dir, c.held)
+		if got := mustWait(t, open(t, dir), c.wanted, release); got != c.waits {
 			t.Errorf("%s while another process holds %s: waited %t, want %t", c.wanted, c.held, got, c.waits)
 		}
 	}
 }
 
-// TestLocksWithinProcess: goroutines exclude each other like processes.
+// TestLocksWithinProcess: two goroutines exclude each other in the same way as two processes.
 func TestLocksWithinProcess(t *testing.T) {
 	for _, which := range []string{"whole", "7"} {
 		d := open(t, t.TempDir())
-		lock, err := take(d, which)
+		lock, err := takeLock(d, which)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !waits(t, d, which, func() { _ = lock.Unlock() }) {
+		if !mustWait(t, d, which, func() { _ = lock.Unlock() }) {
 			t.Errorf("%s was given twice", which)
 		}
 	}
 }
 
-// TestLockInherited: a child holds the lock of a dead parent until it ends. A live parent can release it.
+// TestLockInherited: a child process holds the lock of a dead parent process until the child ends. A parent process that is alive can
+// release the lock.
 func TestLockInherited(t *testing.T) {
 	for _, which := range []string{"whole", "7"} {
 		for _, unlocked := range []bool{false, true} {
 			d := open(t, t.TempDir())
-			lock, err := take(d, which)
+			lock, err := takeLock(d, which)
 			if err != nil {
 				t.Fatal(err)
 			}
-			release := holder(t, d.Path(), inherited, lock.File())
+			release := startHolder(t, d.Path(), inheritedLock, lock.File())
 			if unlocked {
 				err = lock.Unlock()
 			} else {
@@ -147,26 +149,26 @@ func TestLockInherited(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if waited := waits(t, d, which, release); waited == unlocked {
+			if waited := mustWait(t, d, which, release); waited == unlocked {
 				t.Errorf("%s, unlocked %t: waited %t", which, unlocked, waited)
 			}
 		}
 	}
 }
 
-// TestLockTimeout waits as long as a plugin does.
+// TestLockTimeout waits as long as a plugin does for a lock.
 func TestLockTimeout(t *testing.T) {
 	for _, which := range []string{"whole", "7"} {
 		t.Run(which, func(t *testing.T) {
 			t.Parallel()
 			d := open(t, t.TempDir())
-			lock, err := take(d, which)
+			lock, err := takeLock(d, which)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer lock.Unlock()
 			start := time.Now()
-			_, err = take(d, which)
+			_, err = takeLock(d, which)
 			if took := time.Since(start); plugin.Code(err) != plugin.CodeTryAgain || took < LockTimeout || took > 2*LockTimeout {
 				t.Errorf("after %v: %v", took, err)
 			}
@@ -174,10 +176,10 @@ func TestLockTimeout(t *testing.T) {
 	}
 }
 
-// TestLockGivenUp: a process that stopped waiting does not get the lock later.
+// TestLockGivenUp: a process that has stopped waiting for a lock does not get the lock later.
 func TestLockGivenUp(t *testing.T) {
 	d := open(t, t.TempDir())
-	release := holder(t, d.Path(), "whole")
+	release := startHolder(t, d.Path(), "whole")
 	for range 3 {
 		if _, err := d.LockWithin(20*time.Millisecond, "lock", 0o600); plugin.Code(err) != plugin.CodeTryAgain {
 			t.Fatalf("got %v", err)
@@ -206,7 +208,7 @@ func TestLockCannotBeMade(t *testing.T) {
 	}
 }
 
-// TestLockFileReplaced (F-07): a process waits for a lock whose file is removed. It gets the lock of the new file.
+// TestLockFileReplaced (F-07): while a process waits for a lock, the lock file is removed. The process then gets the lock of the new file.
 func TestLockFileReplaced(t *testing.T) {
 	d, err := Open(t.TempDir())
 	if err != nil {
@@ -251,7 +253,7 @@ func TestLockFileReplaced(t *testing.T) {
 	second.Unlock()
 }
 
-// TestStamp: the stamp is the current time, not the last tick, and later changes have other times.
+// TestStamp: the stamp is the current time and not the time of the last tick. Later changes have different times.
 func TestStamp(t *testing.T) {
 	d, err := Open(t.TempDir())
 	if err != nil {
@@ -276,7 +278,7 @@ func TestStamp(t *testing.T) {
 	}
 }
 
-// TestLockWithoutWait: a timeout of 0 refuses a held lock and takes a free one.
+// TestLockWithoutWait: with a timeout of 0, a held lock causes an error, and a free lock is taken.
 func TestLockWithoutWait(t *testing.T) {
 	d, err := Open(t.TempDir())
 	if err != nil {

@@ -17,11 +17,12 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// ErrIrregular is the error for a FIFO, a socket, a device or a symbolic link in place of a file. For a folder the error is unix.EISDIR.
+// ErrIrregular is the error if a FIFO, a socket, a device or a symbolic link is in place of a file. If a folder is in place of the file,
+// the error is unix.EISDIR.
 var ErrIrregular = errors.New("not a regular file")
 
-// hint adds a hint about a folder, a FIFO or another non-regular file in place of the file name.
-func (d *Dir) hint(name string, err error) error {
+// irregularHint adds a hint to an error that is caused by a folder, a FIFO or another non-regular file in place of the file name.
+func (d *Dir) irregularHint(name string, err error) error {
 	switch path := filepath.Join(d.path, name); {
 	case errors.Is(err, unix.EISDIR):
 		return plugin.WithHint(err, "a folder is where a file should be; remove it: rm -r '%s'", path)
@@ -31,7 +32,8 @@ func (d *Dir) hint(name string, err error) error {
 	return err
 }
 
-// openFile opens the file name of this folder. It never blocks and follows no symbolic link. A non-regular file is an error.
+// openFile opens the file name in this folder. The function never blocks, and it does not follow a symbolic link. If the file is not
+// regular, openFile returns an error.
 func (d *Dir) openFile(name string, flag int, mode fs.FileMode) (*os.File, error) {
 	path := filepath.Join(d.path, name)
 	if !fs.ValidPath(name) || strings.Contains(name, "/") {
@@ -59,12 +61,12 @@ func (d *Dir) openFile(name string, flag int, mode fs.FileMode) (*os.File, error
 		if fd >= 0 {
 			unix.Close(fd)
 		}
-		return nil, d.hint(name, &fs.PathError{Op: "open", Path: path, Err: err})
+		return nil, d.irregularHint(name, &fs.PathError{Op: "open", Path: path, Err: err})
 	}
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// create replaces the file name by a new, open file.
+// create replaces the file name with a new file and returns the new file open.
 func (d *Dir) create(name string, mode fs.FileMode) (*os.File, error) {
 	for again := 0; ; again++ {
 		f, err := d.openFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
@@ -72,12 +74,12 @@ func (d *Dir) create(name string, mode fs.FileMode) (*os.File, error) {
 			return f, err
 		}
 		if err := d.root.RemoveAll(name); err != nil {
-			return nil, d.named(err)
+			return nil, d.withFolder(err)
 		}
 	}
 }
 
-// Names returns up to most names in the folder path, or all if most is less than 1.
+// Names returns at most most names in the folder path, or all names if most is less than 1.
 func Names(path string, most int) ([]string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0) // a FIFO in place of the folder would block
 	if err != nil {
@@ -88,8 +90,8 @@ func Names(path string, most int) ([]string, error) {
 	return names, fault.Ignore(err, io.EOF)
 }
 
-// ReadFile returns the content of another program's file of at most maxFile bytes. It follows links. A non-regular file is an error,
-// because a pipe would block.
+// ReadFile returns the content of a file that another program wrote. The file may have at most maxFile bytes. It follows links. If the file
+// is not regular, ReadFile returns an error, because reading a pipe would block.
 func ReadFile(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -110,7 +112,7 @@ func ReadFile(path string) ([]byte, error) {
 	return data, err
 }
 
-// ReadSmall returns the content of a regular file of at most most bytes. flags are additional flags for open(2).
+// ReadSmall returns the content of a regular file with at most most bytes. The argument flags holds additional flags for open(2).
 func ReadSmall(path string, most int64, flags int) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|flags, 0) // O_NONBLOCK: a FIFO must not block
 	if errors.Is(err, unix.ELOOP) && flags&unix.O_NOFOLLOW != 0 {

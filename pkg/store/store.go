@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package store keeps small files below a state folder. It offers atomic writes, exclusive creation with content, and locks with a
-// deadline. All access goes through os.Root, so that no name and no symbolic link leads out of the folder.
+// Package store stores small files in a state folder. The package provides atomic writes, exclusive creation of a file with its content,
+// and locks with a deadline. Files are accessed through os.Root. A name or a symbolic link therefore cannot lead out of the folder.
 package store
 
 import (
@@ -22,26 +22,27 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// tempPrefix is the prefix of files that are being written. List leaves them out.
+// tempPrefix is the prefix of the names of files that are being written. List leaves them out.
 const tempPrefix = ".tmp-"
 
-// maxFile limits files on reading and on writing, so that any version can read another's files. A record with 1,000 ports has 130 kB.
+// maxFile is the maximum size of a file in bytes, both for reading and for writing. Any version can therefore read the files of any other
+// version. For comparison, a record with 1,000 ports has 130 kB.
 const maxFile = 4 << 20
 
-// ErrTooLarge is the error for a file of more than maxFile bytes.
+// ErrTooLarge is the error for a file that has more than maxFile bytes.
 var ErrTooLarge = fmt.Errorf("larger than %d bytes", maxFile)
 
-// Root is the folder for state that must not survive a boot. It is on tmpfs (file-hierarchy(7)).
+// Root is the folder for state that must not survive a reboot of the node. The folder is on tmpfs (file-hierarchy(7)).
 const Root = "/run/podlace"
 
-// Dir is an open state folder.
+// Dir is a state folder that is open.
 type Dir struct {
 	root *os.Root
 	self *os.File // the folder itself
 	path string
 }
 
-// Open opens the folder path. For a missing folder errors.Is(err, fs.ErrNotExist) is true.
+// Open opens the folder at path. If the folder is missing, errors.Is(err, fs.ErrNotExist) is true.
 func Open(path string) (*Dir, error) {
 	if info, err := os.Stat(path); err == nil && !info.IsDir() { // a FIFO would block
 		return nil, &fs.PathError{Op: "open", Path: path, Err: unix.ENOTDIR}
@@ -53,13 +54,14 @@ func Open(path string) (*Dir, error) {
 	d := &Dir{root: root, path: path}
 	if d.self, err = root.Open("."); err != nil {
 		root.Close()
-		return nil, d.named(err)
+		return nil, d.withFolder(err)
 	}
 	return d, nil
 }
 
-// named adds the folder's path to an error of os.Root, which contains only names within the folder.
-func (d *Dir) named(err error) error {
+// withFolder adds the path of the folder to an error of os.Root. Without the path of the folder, the error contains only the name within
+// the folder.
+func (d *Dir) withFolder(err error) error {
 	var one *fs.PathError
 	if errors.As(err, &one) {
 		return &fs.PathError{Op: one.Op, Path: filepath.Join(d.path, one.Path), Err: one.Err}
@@ -71,7 +73,7 @@ func (d *Dir) named(err error) error {
 	return err
 }
 
-// Make opens the folder path, and creates it with its parents if necessary.
+// Make opens the folder at path. Make creates the folder and its parents if they are missing.
 func Make(path string, mode fs.FileMode) (*Dir, error) {
 	d, err := Open(path)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -86,7 +88,7 @@ func Make(path string, mode fs.FileMode) (*Dir, error) {
 	return Open(path)
 }
 
-// RemoveAll deletes the folder path with its content. It is a no-op if the folder is missing.
+// RemoveAll deletes the folder at path with its content. The call has no effect if the folder is missing.
 func RemoveAll(path string) error {
 	if err := fault.Point("remove " + path); err != nil {
 		return err
@@ -94,13 +96,13 @@ func RemoveAll(path string) error {
 	return os.RemoveAll(path)
 }
 
-// Close releases the folder, but not its locks.
+// Close closes the folder. Close does not release locks in the folder.
 func (d *Dir) Close() error { return errors.Join(d.self.Close(), d.root.Close()) }
 
-// Path returns the path given to Open or Make.
+// Path returns the path that was passed to Open or Make.
 func (d *Dir) Path() string { return d.path }
 
-// Modified returns the folder's modification time in nanoseconds since 1970.
+// Modified returns the modification time of the folder in nanoseconds since 1970.
 func (d *Dir) Modified() (int64, error) {
 	info, err := d.self.Stat()
 	if err != nil {
@@ -113,19 +115,20 @@ func (d *Dir) Modified() (int64, error) {
 func (d *Dir) Written(name string) (time.Time, error) {
 	info, err := d.root.Lstat(name)
 	if err != nil {
-		return time.Time{}, d.named(err)
+		return time.Time{}, d.withFolder(err)
 	}
 	return info.ModTime(), nil
 }
 
-// SetWritten changes the result of Written.
+// SetWritten sets the time that Written returns.
 func (d *Dir) SetWritten(name string, at time.Time) error {
 	fault.Step("set time of", name)
-	return d.named(d.root.Chtimes(name, time.Time{}, at))
+	return d.withFolder(d.root.Chtimes(name, time.Time{}, at))
 }
 
-// Stamp sets the folder's modification time to now and returns the new value of Modified. Kernels before 6.13 use the time of the last tick
-// for a change, so that changes within some milliseconds have equal times. A stamp differs from every tick.
+// Stamp sets the modification time of the folder to the current time. Stamp returns the value that Modified then returns. Kernels before
+// 6.13 use the time of the last tick for a change. Several changes within a few milliseconds may therefore have the same time. A stamp is
+// different from the time of every tick.
 func (d *Dir) Stamp() (int64, error) {
 	fault.Step("stamp", d.path)
 	now := unix.NsecToTimespec(time.Now().UnixNano())
@@ -136,7 +139,7 @@ func (d *Dir) Stamp() (int64, error) {
 	return d.Modified()
 }
 
-// Move moves the file name to another folder under the same name, and replaces an existing file.
+// Move moves the file name to another folder and keeps its name. An existing file in that folder is replaced.
 func (d *Dir) Move(name string, to *Dir) error {
 	if err := fault.Point("move " + filepath.Join(d.path, name)); err != nil {
 		return err
@@ -147,7 +150,7 @@ func (d *Dir) Move(name string, to *Dir) error {
 	return nil
 }
 
-// Read returns the content of the file name, of at most maxFile bytes.
+// Read returns the content of the file name. The file may have at most maxFile bytes.
 func (d *Dir) Read(name string) ([]byte, error) {
 	f, err := d.openFile(name, os.O_RDONLY, 0)
 	if err != nil {
@@ -157,7 +160,7 @@ func (d *Dir) Read(name string) ([]byte, error) {
 	return d.content(f, name)
 }
 
-// ReadWritten is Read and Written of the same file.
+// ReadWritten returns the results of Read and Written for the same version of a file.
 func (d *Dir) ReadWritten(name string) ([]byte, time.Time, error) {
 	f, err := d.openFile(name, os.O_RDONLY, 0)
 	if err != nil {
@@ -166,7 +169,7 @@ func (d *Dir) ReadWritten(name string) ([]byte, time.Time, error) {
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return nil, time.Time{}, d.named(err)
+		return nil, time.Time{}, d.withFolder(err)
 	}
 	data, err := d.content(f, name)
 	return data, info.ModTime(), err
@@ -183,29 +186,30 @@ func (d *Dir) content(f *os.File, name string) ([]byte, error) {
 	return data, nil
 }
 
-// Write atomically replaces the file name: a reader sees the old or the new content, never a part. Two writers of one name must exclude
-// each other by a lock.
+// Write replaces the file name atomically. A reader sees either the old content or the new content, never a mixture. Two processes that
+// write the same name must use a lock.
 func (d *Dir) Write(name string, data []byte, mode fs.FileMode) error {
 	return d.write(name, data, mode, func(*os.File) error { return nil })
 }
 
-// WriteSync is Write that returns when the data survives a kernel crash, if the folder is on a disk.
+// WriteSync is like Write, but it returns only when the data would survive a crash of the kernel. The folder must be on a disk for this
+// guarantee.
 func (d *Dir) WriteSync(name string, data []byte, mode fs.FileMode) error {
 	if err := d.write(name, data, mode, (*os.File).Sync); err != nil {
 		return err
 	}
-	return d.named(d.self.Sync())
+	return d.withFolder(d.self.Sync())
 }
 
-// fits returns an error for content that Read would refuse.
-func (d *Dir) fits(name string, data []byte) error {
+// checkSize returns an error for content that is too large for Read.
+func (d *Dir) checkSize(name string, data []byte) error {
 	if len(data) > maxFile {
 		return fmt.Errorf("write %s: %w", filepath.Join(d.path, name), ErrTooLarge)
 	}
 	return nil
 }
 
-// CopySync is WriteSync for content of any size, and with exactly this mode.
+// CopySync is like WriteSync for content of any size. The file gets exactly this mode.
 func (d *Dir) CopySync(name string, from io.Reader, mode fs.FileMode) error {
 	err := d.replaceFile(name, mode, func(f *os.File) error {
 		_, err := io.Copy(f, from)
@@ -214,22 +218,22 @@ func (d *Dir) CopySync(name string, from io.Reader, mode fs.FileMode) error {
 	if err != nil {
 		return err
 	}
-	return d.named(d.self.Sync())
+	return d.withFolder(d.self.Sync())
 }
 
-// Rename renames the file name within the folder, replaces an existing file, and returns when the change is on the disk.
+// Rename renames the file name within the folder and replaces an existing file. Rename returns when the change is on the disk.
 func (d *Dir) Rename(name, to string) error {
 	if err := fault.Point("rename " + filepath.Join(d.path, name) + " to " + to); err != nil {
 		return err
 	}
 	if err := d.root.Rename(name, to); err != nil {
-		return d.named(err)
+		return d.withFolder(err)
 	}
-	return d.named(d.self.Sync())
+	return d.withFolder(d.self.Sync())
 }
 
 func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.File) error) error {
-	if err := d.fits(name, data); err != nil {
+	if err := d.checkSize(name, data); err != nil {
 		return err
 	}
 	return d.replaceFile(name, mode, func(f *os.File) error {
@@ -240,7 +244,7 @@ func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.Fi
 	})
 }
 
-// replaceFile lets fill write a temporary file, which then replaces the file name.
+// replaceFile creates a temporary file, calls fill to write it, and then replaces the file name with it.
 func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) error) error {
 	if err := fault.Point("write " + filepath.Join(d.path, name)); err != nil {
 		return err
@@ -253,7 +257,7 @@ func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) err
 	err = fill(f)
 	if err = errors.Join(err, f.Close()); err == nil {
 		fault.Step("rename", temp)
-		err = d.hint(name, d.named(d.root.Rename(temp, name)))
+		err = d.irregularHint(name, d.withFolder(d.root.Rename(temp, name)))
 	}
 	if err != nil {
 		_ = d.root.Remove(temp)
@@ -261,10 +265,10 @@ func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) err
 	return err
 }
 
-// Overwrite writes data over the file name, and replaces a non-regular file. A process that is killed meanwhile leaves an empty or partial
-// file.
+// Overwrite writes data to the existing file name. If the file is not regular, Overwrite replaces the file. If the process is killed during
+// the write, the file is empty or incomplete.
 func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
-	if err := d.fits(name, data); err != nil {
+	if err := d.checkSize(name, data); err != nil {
 		return err
 	}
 	if err := fault.Point("overwrite " + filepath.Join(d.path, name)); err != nil {
@@ -282,10 +286,10 @@ func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	return errors.Join(err, f.Close())
 }
 
-// Create is Write for a name that must not exist (errors.Is fs.ErrExist). It creates file and content in one step, by link(2) of an unnamed
-// file, so that a killed process leaves no file.
+// Create is like Write, but the name must not exist (errors.Is fs.ErrExist). The file and its content appear in one step: link(2) gives a
+// name to an unnamed file. A process that is killed therefore leaves no file.
 func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
-	if err := d.fits(name, data); err != nil {
+	if err := d.checkSize(name, data); err != nil {
 		return err
 	}
 	path := filepath.Join(d.path, name)
@@ -313,7 +317,7 @@ func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
 	return nil
 }
 
-// createNamed is Create for file systems without O_TMPFILE.
+// createNamed does the work of Create on file systems without O_TMPFILE.
 func (d *Dir) createNamed(name string, data []byte, mode fs.FileMode) error {
 	var random [8]byte
 	_, _ = rand.Read(random[:])
@@ -324,32 +328,33 @@ func (d *Dir) createNamed(name string, data []byte, mode fs.FileMode) error {
 	}
 	_, err = f.Write(data)
 	if err = errors.Join(err, f.Close()); err == nil {
-		err = d.named(d.root.Link(temp, name))
+		err = d.withFolder(d.root.Link(temp, name))
 	}
-	return errors.Join(err, d.named(d.root.Remove(temp)))
+	return errors.Join(err, d.withFolder(d.root.Remove(temp)))
 }
 
-// Remove deletes the file name. It is a no-op if the file is missing.
+// Remove deletes the file with the given name. The call has no effect if the file is missing.
 func (d *Dir) Remove(name string) error {
 	if err := fault.Point("remove " + filepath.Join(d.path, name)); err != nil {
 		return err
 	}
 	err := d.root.Remove(name)
 	if temp := d.root.Remove(tempPrefix + name); temp == nil {
-		// A killed writer of this name left it.
+		// A writer of this name that was killed has left the temporary file.
 		slog.Debug("removed an unfinished file", "folder", d.path, "name", name)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return d.named(err)
+		return d.withFolder(err)
 	}
 	return nil
 }
 
-// List returns the names of the files. It leaves out the temporary files of killed writers, and removes those older than a minute.
+// List returns the names of the files in the folder. The list does not contain the temporary files of killed writers. List removes
+// temporary files that are older than a minute.
 func (d *Dir) List() ([]string, error) {
 	f, err := d.root.Open(".")
 	if err != nil {
-		return nil, d.named(err)
+		return nil, d.withFolder(err)
 	}
 	defer f.Close()
 	all, err := f.Readdirnames(-1)

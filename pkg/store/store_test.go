@@ -30,7 +30,7 @@ func open(t *testing.T, path string) *Dir {
 	return d
 }
 
-// onDisk returns the content of every file below dir, by name.
+// onDisk returns the content of every file in dir, with the file name as the key.
 func onDisk(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -109,12 +109,13 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// creators returns the functions that create a file exclusively.
+// creators returns the functions that create a file only if it does not exist.
 func creators(d *Dir) map[string]func(string, []byte, fs.FileMode) error {
 	return map[string]func(string, []byte, fs.FileMode) error{"unnamed": d.Create, "named": d.createNamed}
 }
 
-// TestCreateIsExclusive: many writers race for one name. One wins, and its content is complete from the start.
+// TestCreateIsExclusive: many writers create the same name at the same time. Exactly one writer succeeds, and its content is complete from
+// the start.
 func TestCreateIsExclusive(t *testing.T) {
 	const writers = 16
 	path := t.TempDir()
@@ -144,7 +145,7 @@ func TestCreateIsExclusive(t *testing.T) {
 	}
 }
 
-// TestFolderForFile: a folder in place of a file is an error with its name and a hint.
+// TestFolderForFile: a folder is in place of a file. The error contains the name of the folder and a hint.
 func TestFolderForFile(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
@@ -163,7 +164,7 @@ func TestFolderForFile(t *testing.T) {
 	}
 }
 
-// TestWriteIsAtomic reads during writes: the content is always complete.
+// TestWriteIsAtomic reads a file while it is written. The content is complete in every read.
 func TestWriteIsAtomic(t *testing.T) {
 	d := open(t, t.TempDir())
 	contents := []string{strings.Repeat("a", 8192), strings.Repeat("b", 16)}
@@ -195,7 +196,7 @@ func TestWriteIsAtomic(t *testing.T) {
 	writer.Wait()
 }
 
-// TestFailedWriteKeepsOld: a failed write leaves the old content and no other file.
+// TestFailedWriteKeepsOld: after a failed write, the old content is unchanged and no other file exists.
 func TestFailedWriteKeepsOld(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
@@ -229,7 +230,7 @@ func TestOverwrite(t *testing.T) {
 	}
 }
 
-// TestFolderGone: every failure is returned as an error.
+// TestFolderGone: the folder was deleted. Each operation returns an error.
 func TestFolderGone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x")
 	d, err := Make(path, 0o700)
@@ -259,7 +260,7 @@ func TestFolderGone(t *testing.T) {
 	}
 }
 
-// TestListRemovesStale: a killed writer's file is removed once it is old, also if the clock jumped in either direction.
+// TestListRemovesStale: List removes the file of a killed writer once the file is old. The removal also works if the clock was changed.
 func TestListRemovesStale(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
@@ -281,7 +282,7 @@ func TestListRemovesStale(t *testing.T) {
 	}
 }
 
-// TestRemoveTakesUnfinished: Remove also removes the temporary file of a killed writer of the name.
+// TestRemoveTakesUnfinished: Remove deletes a file and also the temporary file that a killed writer of this name left.
 func TestRemoveTakesUnfinished(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
@@ -302,7 +303,7 @@ func TestRemoveTakesUnfinished(t *testing.T) {
 	}
 }
 
-// TestErrorsNameTheFolder: an error contains the full path, not only the name within the folder.
+// TestErrorsNameTheFolder: an error contains the full path of a file, not only the name within the folder.
 func TestErrorsNameTheFolder(t *testing.T) {
 	path := t.TempDir()
 	d, to := open(t, path), open(t, t.TempDir())

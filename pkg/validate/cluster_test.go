@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestClusterConflist: the conflist in a cluster's manifest has no findings, and its plugins are recognised under their installed names.
+// TestClusterConflist checks the conflist in the manifest of a cluster. The conflist has no findings, and its plugins are recognized under
+// their installed names.
 func TestClusterConflist(t *testing.T) {
 	data, err := os.ReadFile("../../conf/cluster/base/10-podlace.conflist")
 	if err != nil {

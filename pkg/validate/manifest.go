@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// manifests checks the objects of a file of YAML documents that concern Podlace.
+// The method manifests checks those objects in a file of YAML documents that Podlace uses.
 func (c *checker) manifests(t part) {
 	decoder := yaml.NewDecoder(bytes.NewReader(t.data))
 	known := 0
@@ -29,7 +29,7 @@ func (c *checker) manifests(t part) {
 			break
 		}
 		if err != nil {
-			c.add(t, yamlLine(err), "", true, "%v", err)
+			c.add(t, plugin.Place{Line: yamlLine(err)}, "", syntax, true, "%v", err)
 			return
 		}
 		if len(document.Content) > 0 {
@@ -37,11 +37,11 @@ func (c *checker) manifests(t part) {
 		}
 	}
 	if known == 0 {
-		c.add(t, 1, "", false, "there is nothing here that Podlace reads: no network, no pod, no configuration of sriov-device-plugin")
+		c.add(t, plugin.Place{}, "", unknownFile, false, "there is nothing here that Podlace reads: no network, no pod, no configuration of sriov-device-plugin")
 	}
 }
 
-// yamlLine returns the line in an error of the YAML decoder.
+// yamlLine returns the line number in an error of the YAML decoder.
 func yamlLine(err error) int {
 	_, rest, _ := strings.Cut(err.Error(), "line ")
 	digits, _, _ := strings.Cut(rest, ":")
@@ -49,7 +49,7 @@ func yamlLine(err error) int {
 	return line
 }
 
-// at returns the value below a node, nil if a key is missing.
+// The function at returns the value at a path below a node. The function at returns nil if a key of the path is missing.
 func at(n *yaml.Node, path ...string) *yaml.Node {
 	for _, key := range path {
 		if n == nil || n.Kind != yaml.MappingNode {
@@ -66,7 +66,7 @@ func at(n *yaml.Node, path ...string) *yaml.Node {
 	return n
 }
 
-// valueOf returns a scalar below a node, "" if it is missing.
+// valueOf returns the scalar at a path below a node. The result is "" if the scalar is missing.
 func valueOf(n *yaml.Node, path ...string) string {
 	if v := at(n, path...); v != nil {
 		return v.Value
@@ -74,14 +74,22 @@ func valueOf(n *yaml.Node, path ...string) string {
 	return ""
 }
 
-// podTemplates are the paths to the pod in the kinds of objects that have one.
+// placeOf returns the place of a node, or the zero value if n is nil.
+func placeOf(n *yaml.Node) (at plugin.Place) {
+	if n != nil {
+		at = plugin.Place{Line: n.Line, Column: n.Column}
+	}
+	return at
+}
+
+// podTemplates returns the path to the pod for each kind of object that contains one.
 func podTemplates() map[string][]string {
 	template := []string{"spec", "template"}
 	return map[string][]string{"Pod": {}, "Deployment": template, "DaemonSet": template, "StatefulSet": template, "ReplicaSet": template,
 		"ReplicationController": template, "Job": template, "CronJob": {"spec", "jobTemplate", "spec", "template"}}
 }
 
-// object checks an object of Kubernetes, and returns how many parts of it concern Podlace.
+// The method object checks a Kubernetes object. The method object returns the number of parts of the object that Podlace uses.
 func (c *checker) object(t part, o *yaml.Node) (known int) {
 	kind := valueOf(o, "kind")
 	if list := at(o, "items"); list != nil && strings.HasSuffix(kind, "List") {
@@ -92,7 +100,7 @@ func (c *checker) object(t part, o *yaml.Node) (known int) {
 	}
 	t.key = strings.TrimSpace(kind + " " + valueOf(o, "metadata", "name"))
 	if path, ok := podTemplates()[kind]; ok {
-		c.pod(t, at(o, path...))
+		c.pod(t, placeOf(o), at(o, path...))
 		return 1
 	}
 	switch kind {
@@ -108,7 +116,7 @@ func (c *checker) object(t part, o *yaml.Node) (known int) {
 	return 0
 }
 
-// configMap checks the values that are configurations in JSON.
+// configMap checks those values of a ConfigMap that are JSON configurations.
 func (c *checker) configMap(t part, o *yaml.Node) (known int) {
 	data := at(o, "data")
 	if data == nil {
@@ -124,37 +132,38 @@ func (c *checker) configMap(t part, o *yaml.Node) (known int) {
 	return known
 }
 
-// inside returns the text of a value. A block scalar begins on the line after its key.
+// The method inside returns the text of a value as a part. The text of a block scalar starts on the line after its key.
 func (t part) inside(value *yaml.Node, key string) part {
 	line := value.Line - 1
 	if value.Style == yaml.LiteralStyle || value.Style == yaml.FoldedStyle {
 		line = value.Line
 	}
-	return part{file: t.file, line: t.line + line, total: t.total, key: t.key + ": " + key, multus: t.multus, data: []byte(value.Value)}
+	return part{file: t.file, line: t.line + line, total: t.total, key: t.key + ": " + key, multus: t.multus, data: []byte(value.Value),
+		source: t.source}
 }
 
-// pod checks the parts of a pod that the plugins get: limits and hostPorts.
-func (c *checker) pod(t part, pod *yaml.Node) {
+// The method pod checks the parts of a pod that the plugins get: bandwidth limits and hostPorts.
+func (c *checker) pod(t part, object plugin.Place, pod *yaml.Node) {
 	annotations := at(pod, "metadata", "annotations")
 	for i := 0; annotations != nil && i+1 < len(annotations.Content); i += 2 {
 		c.annotation(t, annotations.Content[i], annotations.Content[i+1])
 	}
 	spec := at(pod, "spec")
 	if spec == nil {
-		c.add(t, 1, "spec", true, "spec is missing")
+		c.add(t, object, "spec", noSpec, true, "spec is missing")
 		return
 	}
 	c.hostPorts(t, spec)
 	if annotations != nil && valueOf(spec, "hostNetwork") == "true" {
 		for i := 0; i+1 < len(annotations.Content); i += 2 {
 			if key := annotations.Content[i]; slices.Contains(limitKeys(), key.Value) {
-				c.add(t, key.Line, "metadata.annotations."+key.Value, false, "the pod has hostNetwork: there is no interface to limit")
+				c.add(t, placeOf(key), "metadata.annotations."+key.Value, limitHostNetwork, false, "the pod has hostNetwork: there is no interface to limit")
 			}
 		}
 	}
 }
 
-// limitKeys are the annotations that set a pod's limits.
+// limitKeys returns the annotations that set the bandwidth limits of a pod.
 func limitKeys() []string {
 	return []string{"kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"}
 }
@@ -164,19 +173,19 @@ func (c *checker) annotation(t part, key, value *yaml.Node) {
 	if !slices.Contains(limitKeys(), key.Value) {
 		prefix, _, _ := strings.Cut(key.Value, "/")
 		if near := plugin.Nearest(key.Value, limitKeys()); near != "" && prefix != "k8s.v1.cni.cncf.io" {
-			c.add(t, key.Line, place, false, "no program reads this annotation; did you mean %s?", near)
+			c.add(t, placeOf(key), place, unknownAnnotation, false, "no program reads this annotation; did you mean %s?", near)
 		}
 		return
 	}
 	if value.Tag != "!!str" {
-		c.add(t, value.Line, place, true, "%s is no string: the API server refuses the pod; write \"%[1]s\"", value.Value)
+		c.add(t, placeOf(value), place, wrongType, true, "%s is no string: the API server refuses the pod; write \"%[1]s\"", value.Value)
 	}
 	if _, err := bandwidth.ParseRate(value.Value); err != nil || value.Value == "none" {
-		c.add(t, value.Line, place, true, "%s: want 1k to 100G bits per second, such as 20M%s", value.Value, unitHint(value.Value))
+		c.add(t, placeOf(value), place, limitRate, true, "%s: want 1k to 100G bits per second, such as 20M%s", value.Value, unitHint(value.Value))
 	}
 }
 
-// unitHint explains the suffix that users of tc(8) expect to mean mega.
+// unitHint returns a hint about the suffix m, which users of tc(8) expect to mean mega.
 func unitHint(rate string) string {
 	if strings.HasSuffix(rate, "m") {
 		return fmt.Sprintf("; m means a thousandth: did you mean %sM?", strings.TrimSuffix(rate, "m"))
@@ -184,7 +193,7 @@ func unitHint(rate string) string {
 	return ""
 }
 
-// hostPorts checks that no two containers take the same port of the node, which the API server accepts.
+// hostPorts reports an error if two containers use the same port of the node. The API server does not check for this conflict.
 func (c *checker) hostPorts(t part, spec *yaml.Node) {
 	seen := map[string]int{}
 	for _, list := range []string{"initContainers", "containers"} {
@@ -193,9 +202,9 @@ func (c *checker) hostPorts(t part, spec *yaml.Node) {
 				key := fmt.Sprintf("spec.%s[%d].ports[%d].hostPort", list, i, j)
 				id := c.hostPort(t, port, key)
 				if line, twice := seen[id]; twice && id != "" && list == "containers" {
-					c.add(t, port.Line, key, true, "port %s is taken in line %d already", id, line)
+					c.add(t, placeOf(at(port, "hostPort")), key, hostPortTaken, true, "port %s is taken in line %d already", id, line)
 				}
-				seen[id] = port.Line
+				seen[id] = placeOf(at(port, "hostPort")).Line
 			}
 		}
 	}
@@ -208,14 +217,14 @@ func items(list *yaml.Node) []*yaml.Node {
 	return list.Content
 }
 
-// hostPort returns what a port of a container takes of the node, "" if nothing.
+// hostPort returns the port of the node that a container port uses. The result is "" if the container port uses none.
 func (c *checker) hostPort(t part, port *yaml.Node, key string) string {
 	host := valueOf(port, "hostPort")
 	if host == "" || host == "0" {
 		return ""
 	}
 	if n, err := strconv.Atoi(host); err != nil || n < 1 || n > 65535 {
-		c.add(t, port.Line, key, true, "%s: want 1 to 65535", host)
+		c.add(t, placeOf(at(port, "hostPort")), key, hostPort, true, "%s: want 1 to 65535", host)
 	}
 	id := host + "/" + cmp.Or(valueOf(port, "protocol"), "TCP")
 	if ip := valueOf(port, "hostIP"); ip != "" {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package validate finds the settings of a network configuration that are valid but do not have the effect that they suggest.
+// Package validate finds settings of a network configuration that are valid but do not have the effect that their names suggest.
 package validate
 
 import (
@@ -18,13 +18,13 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// Node holds the facts with which a configuration is compared. The zero value is an unknown node.
+// Node contains the facts about a node that are compared with a configuration. The zero value means that nothing is known about the node.
 type Node struct {
 	Subnets  []kernel.Subnet // subnets behind its links
 	PodCIDRs []netip.Prefix
 }
 
-// ThisNode reads the facts about this node. A node without podCIDRs is no error.
+// ThisNode reads the facts about the node on which it runs. A node without podCIDRs is not an error.
 func ThisNode() (node Node, err error) {
 	node.PodCIDRs, _ = hostlocal.NodeCIDRs()
 	host, err := kernel.Host()
@@ -36,7 +36,7 @@ func ThisNode() (node Node, err error) {
 	return node, err
 }
 
-// Config returns the findings in a list of plugins, or in the configuration of one plugin. It does no I/O.
+// Config returns the findings for a list of plugins, or for the configuration of one plugin. It does no I/O.
 func Config(data []byte, node Node) []plugin.Finding {
 	var list struct {
 		Type    string            `json:"type"`
@@ -59,7 +59,7 @@ func Config(data []byte, node Node) []plugin.Finding {
 	return found
 }
 
-// findings returns the findings of one plugin, with their keys.
+// The function findings returns the findings for one plugin with their keys.
 func findings(config []byte, node Node) (found []plugin.Finding) {
 	var pods []netip.Prefix
 	if plugin.Kind(ipam.Type(ipam.Object(config))) == "host-local" {

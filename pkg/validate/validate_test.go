@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// text returns the keys of a configuration's findings, and all findings as text.
+// The function text returns the keys of a configuration's findings. The function text also returns all findings as one text.
 func text(config string, node Node) (keys []string, all string) {
 	found := Config([]byte(config), node)
 	for _, f := range found {
@@ -26,7 +26,8 @@ func text(config string, node Node) (keys []string, all string) {
 	return keys, fmt.Sprint(found)
 }
 
-// TestTrapsAreNamedByTheirKeys: each trap in a list of plugins gives one finding, whose key is its path in the list.
+// TestTrapsAreNamedByTheirKeys checks that each trap in a list of plugins causes exactly one finding. The key of the finding is its path in
+// the list.
 func TestTrapsAreNamedByTheirKeys(t *testing.T) {
 	const bridge = `{"type":"bridge","isGateway":true,"ipam":{"type":"host-local","ranges":[[{"subnet":"10.7.0.0/16"}],[{"subnet":"usePodCidrIPv6"}]]}}`
 	list := func(plugins ...string) string {
@@ -70,7 +71,7 @@ func TestTrapsAreNamedByTheirKeys(t *testing.T) {
 	}
 }
 
-// TestShippedConfigurationsHaveNoTraps: the configurations in conf have no findings.
+// TestShippedConfigurationsHaveNoTraps checks that the configurations in the folder conf have no findings.
 func TestShippedConfigurationsHaveNoTraps(t *testing.T) {
 	for _, name := range shipped(t) {
 		data, err := conf.Conflist(name)
@@ -83,7 +84,8 @@ func TestShippedConfigurationsHaveNoTraps(t *testing.T) {
 	}
 }
 
-// TestShippedConfigurationsStopSpoofing: pods with an address on our bridge can send only from their own MAC and addresses.
+// TestShippedConfigurationsStopSpoofing checks pods whose address is on our bridge. A pod with an address on our bridge can send only from
+// its own MAC and its own addresses.
 func TestShippedConfigurationsStopSpoofing(t *testing.T) {
 	for _, name := range shipped(t) {
 		data, err := conf.Conflist(name)
@@ -115,7 +117,7 @@ func shipped(t *testing.T) (names []string) {
 	return names
 }
 
-// defaults are subnets that other software uses by default.
+// The function defaults returns subnets that other software uses by default.
 var defaults = map[string]string{
 	"podman":                 "10.88.0.0/16",
 	"podman, more networks":  "10.89.0.0/16",
@@ -137,8 +139,8 @@ var defaults = map[string]string{
 	"docker, IPv6":           "fd00:dead:beef::/48",
 }
 
-// TestShippedSubnetsAreFree: examples that work on any node use subnets that no other software uses by default. Examples that continue
-// another program's network keep its subnet.
+// TestShippedSubnetsAreFree checks examples that must work on any node. The subnets of these examples are not the default subnets of other
+// software. Examples that continue the network of another program keep the subnet of that program.
 func TestShippedSubnetsAreFree(t *testing.T) {
 	var node Node
 	for name, subnet := range defaults {

@@ -11,21 +11,22 @@ import (
 	"strings"
 )
 
-// Range is a range of integers, both ends included.
+// Range is a range of integers. Range includes both From and To.
 type Range struct{ From, To int }
 
-// Allowance has the keys that claims may set: numbers within ranges, or without ranges any valid value.
+// Allowance contains the keys that claims may set. The value of a key lists the allowed ranges of numbers; an empty list allows any valid
+// value.
 type Allowance map[string][]Range
 
-// DefaultAllowance returns what claims may set unless the configuration says otherwise. It excludes all settings that protect other
-// pods and the network from this pod.
+// DefaultAllowance returns the keys that claims may set if the configuration does not define them. DefaultAllowance contains no key whose
+// setting protects other pods or the network from the pod.
 func DefaultAllowance() Allowance {
 	return Allowance{"mac": nil, "ips": nil, "ifName": nil, "mtu": nil}
 }
 
-// Allow permits any valid value of a key.
+// Allow permits claims to set a key to any valid value.
 func (a Allowance) Allow(key string) error {
-	if (&Config{}).field(key) == nil {
+	if (&Config{}).fieldOf(key) == nil {
 		return errNoKey(key)
 	}
 	if _, again := a[key]; again {
@@ -35,13 +36,13 @@ func (a Allowance) Allow(key string) error {
 	return nil
 }
 
-// Limit permits values of a numeric key within a limit, which is a JSON value: a string of ranges such as "100-199,300", or a number
-// for the maximum.
+// Limit permits only values within a limit for a numeric key. The limit is a JSON value: a string of ranges such as "100-199,300", or a
+// number that is the maximum.
 func (a Allowance) Limit(key string, limit any) error {
 	if err := a.Allow(key); err != nil {
 		return err
 	}
-	if _, number := (&Config{}).field(key).(**int); !number {
+	if _, number := (&Config{}).fieldOf(key).(**int); !number {
 		return fmt.Errorf("%s: only numbers can have a limit: list %q itself, which allows any valid value", formatValue(limit), key)
 	}
 	ranges, err := parseLimit(key, limit)
@@ -71,13 +72,14 @@ func parseLimit(key string, limit any) (ranges []Range, err error) {
 		if err != nil || most == 0 {
 			return nil, fmt.Errorf("%s: want the maximum that a claim may set", formatValue(limit))
 		}
-		return []Range{{minimum(key), most}}, nil
+		return []Range{{smallestValue(key), most}}, nil
 	}
 	return nil, fmt.Errorf(`%s: want ranges such as "100-199,300", or a number for the maximum`, formatValue(limit))
 }
 
-// minimum returns the smallest value that a maximum allows. A maximum of 0 means no limit, which is above every maximum.
-func minimum(key string) int {
+// smallestValue returns the smallest value that is allowed if the limit is a maximum. The value 0 means "no limit" for some keys. The value
+// 0 is therefore larger than every maximum.
+func smallestValue(key string) int {
 	switch key {
 	case "maxTxRate":
 		return 1
@@ -106,14 +108,15 @@ func parseRange(key, s string) (Range, error) {
 	return Range{from, to}, nil
 }
 
-// Check returns why a claim may not set one of the settings. The error has the key, the value and the allowed values.
+// Check returns an error if a claim may not set one of the settings in c. The error contains the key, the value and the values that are
+// allowed.
 func (a Allowance) Check(c *Config) error {
 	for _, key := range c.Set() {
 		ranges, ok := a[key]
 		if !ok {
 			return fmt.Errorf("%s %s: claims may not set it; they may set: %s", key, c.Text(key), a)
 		}
-		n, number := c.field(key).(**int)
+		n, number := c.fieldOf(key).(**int)
 		if number && len(ranges) > 0 && !slices.ContainsFunc(ranges, func(r Range) bool { return r.From <= **n && **n <= r.To }) {
 			return fmt.Errorf("%s %s: claims may set %s", key, c.Text(key), text(ranges))
 		}
@@ -121,7 +124,7 @@ func (a Allowance) Check(c *Config) error {
 	return nil
 }
 
-// String returns the allowed settings in one line, such as mac, vlan 100-199,300; or "nothing".
+// String returns the allowed settings in one line, such as "mac, vlan 100-199,300". If no setting is allowed, the result is "nothing".
 func (a Allowance) String() string {
 	var out []string
 	for _, key := range Keys() {

@@ -9,7 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestAllowance checks that a claim can set allowed values, and that an error names the key, the value and the allowed values.
+// TestAllowance checks that a claim can set allowed values. For other values, the error must contain the key, the value and the allowed
+// values.
 func TestAllowance(t *testing.T) {
 	a := DefaultAllowance()
 	for _, limit := range []struct {
@@ -50,7 +51,7 @@ func TestAllowance(t *testing.T) {
 	}
 }
 
-// TestLimit checks that a limit consists of valid values of the setting.
+// TestLimit checks that Limit accepts only ranges with valid values of the setting.
 func TestLimit(t *testing.T) {
 	const ranges = `want ranges such as "100-199,300", or a number for the maximum`
 	for _, test := range []struct {

@@ -14,19 +14,20 @@ import (
 )
 
 const (
-	// IndexMark stands for the number of the VF in an ifName.
+	// IndexMark is the placeholder for the number of the VF in an ifName.
 	IndexMark = "{index}"
-	// MaxVFs is the maximum number of VFs of a pod.
+	// MaxVFs is the maximum number of VFs that a pod may have.
 	MaxVFs = 99
 )
 
-// Validate returns an error for an invalid value, or for two settings that contradict each other. It accepts vlanQoS and vlanProto
-// without a vlan, which may come from another source; Complete requires it.
+// Validate returns an error if a value is invalid or if two settings contradict each other. Validate accepts vlanQoS and vlanProto without
+// a vlan, because the vlan may come from another source. Complete does not accept vlanQoS and vlanProto without a vlan.
 func (c *Config) Validate() error {
 	return c.check(func(key string) string { return key }, false)
 }
 
-// Complete is Validate for the final settings of a VF. Errors call the keys by the function name, as in the source of the settings.
+// Complete does the work of Validate for the final settings of a VF. In errors, the function name translates the keys to the names in the
+// source of the settings.
 func (c *Config) Complete(name func(key string) string) error { return c.check(name, true) }
 
 func (c *Config) check(name func(string) string, complete bool) error {
@@ -40,15 +41,15 @@ func (c *Config) check(name func(string) string, complete bool) error {
 		if err := c.checkKey(key); err != nil {
 			return fmt.Errorf("%s %w", name(key), err)
 		}
-		if err := c.relation(key, name, complete); err != nil {
+		if err := c.checkRelation(key, name, complete); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// relation checks a setting against those before it, in the order of Keys.
-func (c *Config) relation(key string, name func(string) string, complete bool) error {
+// checkRelation compares a setting with those that precede it in the order of Keys.
+func (c *Config) checkRelation(key string, name func(string) string, complete bool) error {
 	switch key {
 	case "vlanProto":
 		untagged := c.VLAN == nil && complete || c.VLAN != nil && *c.VLAN == 0
@@ -63,9 +64,9 @@ func (c *Config) relation(key string, name func(string) string, complete bool) e
 	return nil
 }
 
-// checkKey checks the value of one setting. The error begins with the value.
+// checkKey checks the value of a single setting. The error starts with the value.
 func (c *Config) checkKey(key string) error {
-	switch f := c.field(key).(type) {
+	switch f := c.fieldOf(key).(type) {
 	case **int:
 		if *f != nil {
 			return checkNumber(key, **f)
@@ -135,7 +136,7 @@ func checkIPs(ips []string) error {
 	return nil
 }
 
-// CheckIP refuses addresses that IPAM plugins do not accept in runtimeConfig.ips.
+// CheckIP returns an error for an address that IPAM plugins do not accept in runtimeConfig.ips.
 func CheckIP(ip string) error {
 	if _, err := netip.ParseAddr(ip); err == nil {
 		return nil
@@ -155,7 +156,7 @@ func ParseMAC(s string) (net.HardwareAddr, error) {
 	return mac, nil
 }
 
-// ExpandName returns an ifName with {index} replaced by the number of the VF.
+// ExpandName returns ifName with the number of the VF in place of {index}.
 func ExpandName(ifName string, index int) string {
 	return strings.Replace(ifName, IndexMark, fmt.Sprint(index), 1)
 }

@@ -15,21 +15,21 @@ import (
 )
 
 const (
-	// APIVersion is the API version of the parameters in claims and classes.
+	// APIVersion is the API version of the parameters in claims and device classes.
 	APIVersion = "sriov.podlace.io/v1alpha1"
-	// Kind is the kind of the parameters in claims and classes.
+	// Kind is the kind of the parameters in claims and device classes.
 	Kind = "VFConfig"
 
 	maxBytes = 10 << 10 // limit of the Kubernetes API
 )
 
-// Entry is an entry of a ResourceClaim or DeviceClass: the settings for the VFs of a resource.
+// Entry is one entry in the configuration of a ResourceClaim or DeviceClass. Entry contains settings for the VFs of a resource.
 type Entry struct {
 	Resource string // applies only to VFs of this resource; "": of all
 	Config
 }
 
-// Parameters returns the encoded parameters of an entry, which Decode reads.
+// Parameters returns the parameters of an entry in the encoding that Decode reads.
 func Parameters(resource string, c Config) ([]byte, error) {
 	return json.Marshal(struct {
 		APIVersion string `json:"apiVersion"`
@@ -39,15 +39,15 @@ func Parameters(resource string, c Config) ([]byte, error) {
 	}{APIVersion, Kind, resource, c})
 }
 
-// Decode reads the parameters of an entry. It is strict: a setting that this version would not apply is an error. Errors begin with
-// path, the place of the parameters, and the key.
+// Decode returns the entry in encoded parameters. Decode is strict: it returns an error for each setting that this version would not apply.
+// An error starts with path, which is the place of the parameters, and with the key.
 func Decode(data []byte, path string) (Entry, error) {
 	if len(data) > maxBytes {
 		return Entry{}, fmt.Errorf("%s: %d bytes: want at most %d", path, len(data), maxBytes)
 	}
 	var e Entry
 	head := map[string]string{}
-	err := members(data, func(key string, value any) error {
+	err := eachMember(data, func(key string, value any) error {
 		switch key {
 		case "apiVersion", "kind", "resource":
 			s, ok := value.(string)
@@ -57,7 +57,7 @@ func Decode(data []byte, path string) (Entry, error) {
 			head[key] = s
 			return nil
 		}
-		if e.field(key) == nil {
+		if e.fieldOf(key) == nil {
 			return keyError{key, errNoKey(key)}
 		}
 		if err := e.Put(key, value); err != nil {
@@ -82,7 +82,7 @@ func Decode(data []byte, path string) (Entry, error) {
 	return e, nil
 }
 
-// checkHead checks API version and kind of the parameters. The name of a resource must have its prefix.
+// checkHead checks the API version and the kind of the parameters. The function also requires that the name of a resource has a prefix.
 func checkHead(head map[string]string) error {
 	for _, k := range []struct{ key, want string }{{"apiVersion", APIVersion}, {"kind", Kind}} {
 		if s, ok := head[k.key]; !ok {
@@ -98,7 +98,7 @@ func checkHead(head map[string]string) error {
 	return nil
 }
 
-// keyError is an error about the value of a key.
+// keyError is an error about the value of one key.
 type keyError struct {
 	key string
 	err error
@@ -107,7 +107,7 @@ type keyError struct {
 func (e keyError) Error() string { return shownKey(e.key) + ": " + e.err.Error() }
 func (e keyError) Unwrap() error { return e.err }
 
-// shownKey returns a key for an error, quoted or shortened if it is long or would break the line.
+// shownKey returns a key in the form for an error message. The function quotes or shortens a key that is long or contains a line break.
 func shownKey(key string) string {
 	if quoted := fmt.Sprintf("%+.40q", key); len(quoted) != len(key)+2 || key == "" {
 		return quoted
@@ -115,7 +115,7 @@ func shownKey(key string) string {
 	return key
 }
 
-// errNoKey returns the error for an unknown key, with the nearest known one.
+// errNoKey returns the error for an unknown key. The error contains the most similar known key.
 func errNoKey(key string) error {
 	if near := plugin.Nearest(key, append(Keys(), "apiVersion", "kind", "resource")); near != "" {
 		return fmt.Errorf("no such key; did you mean %s?", near)
@@ -123,8 +123,9 @@ func errNoKey(key string) error {
 	return errors.New("no such key; known keys: " + strings.Join(Keys(), ", "))
 }
 
-// members passes the members of an object to take, until one is an error. It refuses duplicate keys, which encoding/json accepts.
-func members(data []byte, take func(key string, value any) error) error {
+// eachMember calls take for each member of a JSON object. The function stops at the first error. The function returns an error for
+// duplicate keys, which encoding/json accepts.
+func eachMember(data []byte, take func(key string, value any) error) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
 	token, err := d.Token()
@@ -169,21 +170,22 @@ func syntax(err error) error {
 	return err
 }
 
-// UnmarshalJSON reads settings from a record as MarshalJSON writes them. Keys of another version go to Unknown, which Validate
-// refuses: otherwise a setting would be ignored silently.
+// UnmarshalJSON reads the settings in a record. UnmarshalJSON reads the format that MarshalJSON writes. UnmarshalJSON stores the keys of
+// another version in Unknown, and Validate refuses them. Without the field Unknown, a setting of another version would be lost without an
+// error.
 func (c *Config) UnmarshalJSON(data []byte) error {
 	if string(data) == "null" {
 		return nil
 	}
 	*c = Config{}
-	return members(data, func(key string, value any) error {
+	return eachMember(data, func(key string, value any) error {
 		switch {
 		case key == claimedKey:
 			return putList(&c.Claimed, value)
-		case c.field(key) == nil:
+		case c.fieldOf(key) == nil:
 			c.Unknown = append(c.Unknown, key)
 			return nil
 		}
-		return c.put(key, value)
+		return c.putValue(key, value)
 	})
 }

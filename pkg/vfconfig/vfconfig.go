@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vfconfig defines the settings of one VF, as a conflist, a DeviceClass, a ResourceClaim or an annotation gives them: one
-// type, one validation and one merge for all of these. No I/O.
+// Package vfconfig defines the settings of one VF. Settings come from a conflist, a DeviceClass, a ResourceClaim or an annotation, and all
+// of these use the same type, validation and merge. No I/O.
 package vfconfig
 
 import (
@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// Config has the settings of a VF. Settings that are nil or "" are left unchanged.
+// Config contains the settings of one VF. A setting that is nil or "" is not changed.
 type Config struct {
 	VLAN      *int     `json:"vlan,omitempty"` // 0 for none
 	VLANQoS   *int     `json:"vlanQoS,omitempty"`
@@ -29,23 +29,24 @@ type Config struct {
 	IfName    string   `json:"ifName,omitempty"` // in the pod; {index} stands for the number of the VF in the pod, starting at 1
 	IPs       []string `json:"ips,omitempty"`    // requested from the IPAM plugin
 
-	// Claimed are the keys set by the ResourceClaim and not by its class: an annotation of the pod must not contradict these.
+	// Claimed lists the keys that the ResourceClaim itself has set, without those of its class. An annotation of the pod must not contradict
+	// these keys.
 	Claimed []string `json:"claimed,omitempty"`
-	// Unknown are keys that this version does not know. Validate refuses them.
+	// Unknown lists keys that this version does not support. Validate refuses them.
 	Unknown []string `json:"-"`
 }
 
-// claimedKey is the JSON key of Claimed. Users never write it.
+// claimedKey is the JSON key for the field Claimed. Users never write it.
 const claimedKey = "claimed"
 
-// Keys returns the keys of all settings.
+// Keys returns the keys of all possible settings.
 func Keys() []string {
 	return []string{"vlan", "vlanQoS", "vlanProto", "mac", "spoofchk", "trust", "linkState", "minTxRate", "maxTxRate", "mtu", "driver",
 		"rebind", "ifName", "ips"}
 }
 
-// field returns a pointer to the setting with a key: **int, *string, **bool or *[]string; nil for an unknown key.
-func (c *Config) field(key string) any {
+// fieldOf returns a pointer to the setting with a key: **int, *string, **bool or *[]string. The function returns nil for an unknown key.
+func (c *Config) fieldOf(key string) any {
 	switch key {
 	case "vlan":
 		return &c.VLAN
@@ -79,12 +80,12 @@ func (c *Config) field(key string) any {
 	return nil
 }
 
-// Has reports whether the setting with a key is set.
+// Has reports whether the setting with this key is set.
 func (c *Config) Has(key string) bool {
 	if c == nil {
 		return false
 	}
-	switch f := c.field(key).(type) {
+	switch f := c.fieldOf(key).(type) {
 	case **int:
 		return *f != nil
 	case **bool:
@@ -97,20 +98,20 @@ func (c *Config) Has(key string) bool {
 	return false
 }
 
-// Set returns the keys that are set, in the order of Keys.
+// Set returns the keys of all settings that are set, in the order of Keys.
 func (c *Config) Set() []string {
 	return slices.DeleteFunc(Keys(), func(key string) bool { return !c.Has(key) })
 }
 
-// IsZero reports whether nothing is set.
+// IsZero reports whether no setting is set.
 func (c *Config) IsZero() bool { return len(c.Set()) == 0 && (c == nil || len(c.Unknown) == 0) }
 
-// Text returns a setting as JSON for errors, or "" if it is not set.
+// Text returns a setting as JSON text for an error message. The result is "" if the setting is not set.
 func (c *Config) Text(key string) string {
 	if !c.Has(key) {
 		return ""
 	}
-	switch f := c.field(key).(type) {
+	switch f := c.fieldOf(key).(type) {
 	case **int:
 		return strconv.Itoa(**f)
 	case **bool:
@@ -123,7 +124,7 @@ func (c *Config) Text(key string) string {
 	return ""
 }
 
-// String returns all settings in one line, such as vlan 100, mac "02:00:00:00:00:01".
+// String returns all settings in one line, for example: vlan 100, mac "02:00:00:00:00:01".
 func (c *Config) String() string {
 	var out []string
 	for _, key := range c.Set() {
@@ -132,20 +133,21 @@ func (c *Config) String() string {
 	return strings.Join(out, ", ")
 }
 
-// Merge returns the settings of base, overridden by those of over. Both may be nil, and neither changes.
+// Merge returns the settings of base. Settings that are set in over override those of base. Both arguments may be nil, and Merge changes
+// neither of them.
 func Merge(base, over *Config) *Config {
-	out := base.clone()
-	more := over.clone()
+	out := base.deepCopy()
+	more := over.deepCopy()
 	for _, key := range more.Set() {
-		switch to := out.field(key).(type) {
+		switch to := out.fieldOf(key).(type) {
 		case **int:
-			*to = *more.field(key).(**int)
+			*to = *more.fieldOf(key).(**int)
 		case **bool:
-			*to = *more.field(key).(**bool)
+			*to = *more.fieldOf(key).(**bool)
 		case *string:
-			*to = *more.field(key).(*string)
+			*to = *more.fieldOf(key).(*string)
 		case *[]string:
-			*to = *more.field(key).(*[]string)
+			*to = *more.fieldOf(key).(*[]string)
 		}
 	}
 	out.Claimed = union(out.Claimed, more.Claimed)
@@ -162,14 +164,14 @@ func union(a, b []string) []string {
 	return a
 }
 
-// clone returns a deep copy. The copy of nil is empty.
-func (c *Config) clone() *Config {
+// deepCopy returns a deep copy of the settings. For nil, the result is empty settings.
+func (c *Config) deepCopy() *Config {
 	if c == nil {
 		return &Config{}
 	}
 	out := *c
 	for _, key := range c.Set() {
-		switch f := out.field(key).(type) {
+		switch f := out.fieldOf(key).(type) {
 		case **int:
 			*f = new(**f)
 		case **bool:
@@ -182,11 +184,11 @@ func (c *Config) clone() *Config {
 	return &out
 }
 
-// Put sets the setting with a key to a JSON value: a string, a json.Number, a bool or a list of strings. The error describes the valid
-// type.
+// Put sets the setting with a key. The value is a JSON value: a string, a json.Number, a bool or a list of strings. The error says which
+// type is valid.
 func (c *Config) Put(key string, value any) error {
 	fresh := Config{}
-	if err := fresh.put(key, value); err != nil {
+	if err := fresh.putValue(key, value); err != nil {
 		return err
 	}
 	if err := fresh.checkKey(key); err != nil {
@@ -196,9 +198,9 @@ func (c *Config) Put(key string, value any) error {
 	return nil
 }
 
-// put sets a setting of the right type and does not check its value.
-func (c *Config) put(key string, value any) error {
-	switch f := c.field(key).(type) {
+// putValue sets a setting if the value has the right type. The function does not check the value.
+func (c *Config) putValue(key string, value any) error {
+	switch f := c.fieldOf(key).(type) {
 	case **int:
 		n, ok := value.(json.Number)
 		if !ok {
@@ -247,7 +249,7 @@ func putList(to *[]string, value any) error {
 	return nil
 }
 
-// formatValue returns a JSON value in one line for errors.
+// formatValue returns a JSON value as one line for an error message.
 func formatValue(value any) string {
 	switch v := value.(type) {
 	case nil:

@@ -19,7 +19,7 @@ func full() Config {
 		IfName: "fast{index}", IPs: []string{"10.0.0.9/24", "fd00::9"}}
 }
 
-// TestKeys checks that the keys are exactly the exported fields with a JSON name.
+// TestKeys checks that Keys returns exactly the JSON names of the exported fields.
 func TestKeys(t *testing.T) {
 	var names []string
 	for f := range reflect.TypeFor[Config]().Fields() {
@@ -31,12 +31,12 @@ func TestKeys(t *testing.T) {
 		t.Error(diff)
 	}
 	c := full()
-	if diff := cmp.Diff(Keys(), c.Set()); diff != "" || c.field("x") != nil || c.IsZero() || !(*Config)(nil).IsZero() {
+	if diff := cmp.Diff(Keys(), c.Set()); diff != "" || c.fieldOf("x") != nil || c.IsZero() || !(*Config)(nil).IsZero() {
 		t.Error(diff)
 	}
 }
 
-// TestRoundTrip checks that parameters and records are read as they were written.
+// TestRoundTrip checks that reading parameters and records returns the settings that were written.
 func TestRoundTrip(t *testing.T) {
 	want := full()
 	want.Claimed = []string{"vlan", "ips"}
@@ -59,7 +59,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestUnknownInRecord checks that a record of another version can be read, and that Validate refuses its unknown settings.
+// TestUnknownInRecord checks a record of another version. The record can be read, and Validate refuses its unknown settings.
 func TestUnknownInRecord(t *testing.T) {
 	var got struct{ Config *Config }
 	if err := json.Unmarshal([]byte(`{"Config":{"vlan":5,"vlan2":[{"a":{}}]}}`), &got); err != nil {
@@ -78,8 +78,8 @@ func TestUnknownInRecord(t *testing.T) {
 	}
 }
 
-// TestMerge checks that later settings override earlier ones key by key, also with false or 0, and that neither side changes or shares
-// memory.
+// TestMerge checks that later settings override earlier settings key by key, even with the values false and 0. Merge must not change its
+// arguments, and the result must not share memory with the arguments.
 func TestMerge(t *testing.T) {
 	for name, test := range map[string]struct{ base, over, want *Config }{
 		"nothing":         {nil, nil, &Config{}},
@@ -127,12 +127,12 @@ func asJSON(t *testing.T, configs ...*Config) string {
 	return string(text)
 }
 
-// entry returns parameters with these keys.
-func entry(keys string) string {
+// entryText returns parameters with the given keys.
+func entryText(keys string) string {
 	return `{"apiVersion":"sriov.podlace.io/v1alpha1","kind":"VFConfig",` + keys + `}`
 }
 
-// TestDecode checks that parameters which would not be applied exactly are an error with their place.
+// TestDecode checks parameters that cannot be applied exactly. Decode must return an error with the place of the parameters.
 func TestDecode(t *testing.T) {
 	const known = "vlan, vlanQoS, vlanProto, mac, spoofchk, trust, linkState, minTxRate, maxTxRate, mtu, driver, rebind, ifName, ips"
 	for _, test := range []struct{ data, want string }{
@@ -145,67 +145,67 @@ func TestDecode(t *testing.T) {
 		{`{"apiVersion":"sriov.podlace.io/v1","kind":"VFConfig"}`, `.apiVersion: "sriov.podlace.io/v1": want sriov.podlace.io/v1alpha1`},
 		{`{"apiVersion":"sriov.podlace.io/v1alpha1","kind":"VfConfig"}`, `.kind: "VfConfig": want VFConfig`},
 		{`{"apiVersion":1}`, `.apiVersion: 1: want a string`},
-		{entry(`"resource":"fast"`), `.resource: "fast": want the name of a resource, such as example.com/fast`},
-		{entry(`"resource":""`), `.resource: "": want the name of a resource, such as example.com/fast`},
-		{entry(`"resource":["a/b"]`), `.resource: a list: want a string`},
-		{entry(`"vlann":1`), ".vlann: no such key; did you mean vlan?"},
-		{entry(`"VLAN":1`), ".VLAN: no such key; did you mean vlan?"},
-		{entry(`"max_tx_rate":1`), ".max_tx_rate: no such key; did you mean maxTxRate?"},
-		{entry(`"claimed":["vlan"]`), ".claimed: no such key; known keys: " + known},
-		{entry(`"":1`), `."": no such key; known keys: ` + known},
-		{entry(`"a\nb":1`), `."a\nb": no such key; known keys: ` + known},
-		{entry(`"vlan":1,"vlan":1`), ".vlan: duplicate key"},
-		{entry(`"vlan":1,"kind":"VFConfig"`), ".kind: duplicate key"},
-		{entry(`"vlan":1`) + "{}", ": there is text after the object"},
-		{entry(`"vlan":1`) + "}", ": there is text after the object"},
-		{entry(`"vlan":1`)[:67], ".vlan: unexpected end of JSON input"},
-		{entry(`"vlan":"1"`), `.vlan: "1": want a number`},
-		{entry(`"vlan":1.5`), `.vlan: 1.5: want a whole number`},
-		{entry(`"vlan":1e2`), `.vlan: 1e2: want a whole number`},
-		{entry(`"vlan":99999999999999999999`), `.vlan: 99999999999999999999: want a whole number`},
-		{entry(`"vlan":null`), `.vlan: null: want a number`},
-		{entry(`"vlan":{}`), `.vlan: an object: want a number`},
-		{entry(`"vlan":-1`), `.vlan: -1: want 0-4094, 0 for none`},
-		{entry(`"vlan":4095`), `.vlan: 4095: want 0-4094, 0 for none`},
-		{entry(`"vlanQoS":8`), `.vlanQoS: 8: want 0-7`},
-		{entry(`"vlanProto":"802.1x"`), `.vlanProto: "802.1x": want 802.1q or 802.1ad`},
-		{entry(`"vlan":0,"vlanQoS":3`), `: vlanQoS and vlanProto need a vlan that is not 0`},
-		{entry(`"mac":""`), `.mac: "": want a unicast MAC address of 6 bytes`},
-		{entry(`"mac":"01:00:00:00:00:01"`), `.mac: "01:00:00:00:00:01": want a unicast MAC address of 6 bytes`},
-		{entry(`"mac":["02:00:00:00:00:01"]`), `.mac: a list: want a string`},
-		{entry(`"spoofchk":true`), `.spoofchk: true: want a string`},
-		{entry(`"spoofchk":"yes"`), `.spoofchk: "yes": want on or off`},
-		{entry(`"trust":"On"`), `.trust: "On": want on or off`},
-		{entry(`"linkState":"up"`), `.linkState: "up": want auto, enable or disable`},
-		{entry(`"minTxRate":-1`), `.minTxRate: -1: want Mbit/s, 0 for no limit`},
-		{entry(`"maxTxRate":2147483648`), `.maxTxRate: 2147483648: want Mbit/s, 0 for no limit`},
-		{entry(`"maxTxRate":5,"minTxRate":6`), `: minTxRate 6: more than maxTxRate 5`},
-		{entry(`"mtu":0`), `.mtu: 0: want 68-65535`},
-		{entry(`"driver":""`), `.driver: "": want the name of a driver, such as vfio-pci`},
-		{entry(`"driver":"../x"`), `.driver: "../x": want the name of a driver, such as vfio-pci`},
-		{entry(`"rebind":"true"`), `.rebind: "true": want true or false`},
-		{entry(`"ifName":""`), `.ifName: "": must not be empty`},
-		{entry(`"ifName":"a/b"`), `.ifName: "a/b": character '/' is not allowed`},
-		{entry(`"ifName":"abcdefghijklmn{index}"`), `.ifName: "abcdefghijklmn{index}": 16 bytes, want at most 15`},
-		{entry(`"ifName":"{index}{index}"`), `.ifName: "{index}{index}": {index} stands twice`},
-		{entry(`"ips":"10.0.0.1"`), `.ips: "10.0.0.1": want a list of strings`},
-		{entry(`"ips":[]`), `.ips: an empty list: want a list of strings`},
-		{entry(`"ips":[1]`), `.ips: a list: want a list of strings`},
-		{entry(`"ips":["10.0.0.1","10.0.0"]`), `.ips: "10.0.0": want an address, with or without a prefix length`},
-		{entry(`"mtu":1400`) + strings.Repeat(" ", 10<<10), ": 10311 bytes: want at most 10240"},
+		{entryText(`"resource":"fast"`), `.resource: "fast": want the name of a resource, such as example.com/fast`},
+		{entryText(`"resource":""`), `.resource: "": want the name of a resource, such as example.com/fast`},
+		{entryText(`"resource":["a/b"]`), `.resource: a list: want a string`},
+		{entryText(`"vlann":1`), ".vlann: no such key; did you mean vlan?"},
+		{entryText(`"VLAN":1`), ".VLAN: no such key; did you mean vlan?"},
+		{entryText(`"max_tx_rate":1`), ".max_tx_rate: no such key; did you mean maxTxRate?"},
+		{entryText(`"claimed":["vlan"]`), ".claimed: no such key; known keys: " + known},
+		{entryText(`"":1`), `."": no such key; known keys: ` + known},
+		{entryText(`"a\nb":1`), `."a\nb": no such key; known keys: ` + known},
+		{entryText(`"vlan":1,"vlan":1`), ".vlan: duplicate key"},
+		{entryText(`"vlan":1,"kind":"VFConfig"`), ".kind: duplicate key"},
+		{entryText(`"vlan":1`) + "{}", ": there is text after the object"},
+		{entryText(`"vlan":1`) + "}", ": there is text after the object"},
+		{entryText(`"vlan":1`)[:67], ".vlan: unexpected end of JSON input"},
+		{entryText(`"vlan":"1"`), `.vlan: "1": want a number`},
+		{entryText(`"vlan":1.5`), `.vlan: 1.5: want a whole number`},
+		{entryText(`"vlan":1e2`), `.vlan: 1e2: want a whole number`},
+		{entryText(`"vlan":99999999999999999999`), `.vlan: 99999999999999999999: want a whole number`},
+		{entryText(`"vlan":null`), `.vlan: null: want a number`},
+		{entryText(`"vlan":{}`), `.vlan: an object: want a number`},
+		{entryText(`"vlan":-1`), `.vlan: -1: want 0-4094, 0 for none`},
+		{entryText(`"vlan":4095`), `.vlan: 4095: want 0-4094, 0 for none`},
+		{entryText(`"vlanQoS":8`), `.vlanQoS: 8: want 0-7`},
+		{entryText(`"vlanProto":"802.1x"`), `.vlanProto: "802.1x": want 802.1q or 802.1ad`},
+		{entryText(`"vlan":0,"vlanQoS":3`), `: vlanQoS and vlanProto need a vlan that is not 0`},
+		{entryText(`"mac":""`), `.mac: "": want a unicast MAC address of 6 bytes`},
+		{entryText(`"mac":"01:00:00:00:00:01"`), `.mac: "01:00:00:00:00:01": want a unicast MAC address of 6 bytes`},
+		{entryText(`"mac":["02:00:00:00:00:01"]`), `.mac: a list: want a string`},
+		{entryText(`"spoofchk":true`), `.spoofchk: true: want a string`},
+		{entryText(`"spoofchk":"yes"`), `.spoofchk: "yes": want on or off`},
+		{entryText(`"trust":"On"`), `.trust: "On": want on or off`},
+		{entryText(`"linkState":"up"`), `.linkState: "up": want auto, enable or disable`},
+		{entryText(`"minTxRate":-1`), `.minTxRate: -1: want Mbit/s, 0 for no limit`},
+		{entryText(`"maxTxRate":2147483648`), `.maxTxRate: 2147483648: want Mbit/s, 0 for no limit`},
+		{entryText(`"maxTxRate":5,"minTxRate":6`), `: minTxRate 6: more than maxTxRate 5`},
+		{entryText(`"mtu":0`), `.mtu: 0: want 68-65535`},
+		{entryText(`"driver":""`), `.driver: "": want the name of a driver, such as vfio-pci`},
+		{entryText(`"driver":"../x"`), `.driver: "../x": want the name of a driver, such as vfio-pci`},
+		{entryText(`"rebind":"true"`), `.rebind: "true": want true or false`},
+		{entryText(`"ifName":""`), `.ifName: "": must not be empty`},
+		{entryText(`"ifName":"a/b"`), `.ifName: "a/b": character '/' is not allowed`},
+		{entryText(`"ifName":"abcdefghijklmn{index}"`), `.ifName: "abcdefghijklmn{index}": 16 bytes, want at most 15`},
+		{entryText(`"ifName":"{index}{index}"`), `.ifName: "{index}{index}": {index} stands twice`},
+		{entryText(`"ips":"10.0.0.1"`), `.ips: "10.0.0.1": want a list of strings`},
+		{entryText(`"ips":[]`), `.ips: an empty list: want a list of strings`},
+		{entryText(`"ips":[1]`), `.ips: a list: want a list of strings`},
+		{entryText(`"ips":["10.0.0.1","10.0.0"]`), `.ips: "10.0.0": want an address, with or without a prefix length`},
+		{entryText(`"mtu":1400`) + strings.Repeat(" ", 10<<10), ": 10311 bytes: want at most 10240"},
 	} {
 		e, err := Decode([]byte(test.data), "config[2].parameters")
 		if want := "config[2].parameters" + test.want; err == nil || err.Error() != want {
 			t.Errorf("%.200s\n got %v, %v\nwant %s", test.data, e, err, want)
 		}
 	}
-	e, err := Decode([]byte(entry(`"vlanQoS":3,"vlanProto":"802.1AD"`)), "p") // the conflist may set the vlan
+	e, err := Decode([]byte(entryText(`"vlanQoS":3,"vlanProto":"802.1AD"`)), "p") // the conflist may set the vlan
 	if want := (Entry{"", Config{VLANQoS: new(3), VLANProto: "802.1AD"}}); err != nil || !cmp.Equal(want, e) {
 		t.Errorf("%v, %v", e, err)
 	}
 }
 
-// TestComplete checks that contradictions in the final settings are errors, which use the key names of the source.
+// TestComplete checks contradictions in the final settings. The errors must use the key names of the source.
 func TestComplete(t *testing.T) {
 	name := func(key string) string { return strings.ToUpper(key) }
 	for _, test := range []struct {
@@ -227,7 +227,7 @@ func TestComplete(t *testing.T) {
 	}
 }
 
-// TestString checks that the line has exactly the settings that are set.
+// TestString checks that the text contains exactly those settings that are set.
 func TestString(t *testing.T) {
 	c := Config{VLAN: new(0), MAC: "02:00:00:00:00:01", Rebind: new(true), IPs: []string{"10.0.0.1"}}
 	if got, want := c.String(), `vlan 0, mac "02:00:00:00:00:01", rebind true, ips ["10.0.0.1"]`; got != want {
@@ -235,12 +235,13 @@ func TestString(t *testing.T) {
 	}
 }
 
-// FuzzDecode checks that any parameters give an error in one line with the path, or settings that survive encoding and decoding.
+// FuzzDecode checks arbitrary parameters. Decode must return an error in one line that contains the path, or settings that are the same
+// after encoding and decoding.
 func FuzzDecode(f *testing.F) {
 	c := full()
 	data, _ := Parameters("example.com/fast", c)
-	for _, seed := range []string{string(data), "", "{}", entry(`"vlan":1`), entry(`"vlan":1,"vlan":2`),
-		entry(`"ips":["10.0.0.1/8"]`), entry(`"\u0000":[]`)} {
+	for _, seed := range []string{string(data), "", "{}", entryText(`"vlan":1`), entryText(`"vlan":1,"vlan":2`),
+		entryText(`"ips":["10.0.0.1/8"]`), entryText(`"\u0000":[]`)} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -267,7 +268,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// FuzzRecord checks that no setting of a record is lost without an error of Validate.
+// FuzzRecord checks that no setting in a record is lost unless Validate returns an error.
 func FuzzRecord(f *testing.F) {
 	data, _ := json.Marshal(full())
 	for _, seed := range []string{string(data), "{}", `{"x":1}`, `{"claimed":["vlan"],"vlan":1}`} {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package watch reports changes in a folder of the node, with fsnotify.
+// Package watch reports changes in a folder of the node. It uses fsnotify.
 package watch
 
 import (
@@ -12,11 +12,11 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// lookEvery is the interval for looking for a missing folder.
+// lookEvery is the pause before the next attempt to watch a folder that is missing.
 const lookEvery = time.Second
 
-// Folder calls changed after each event in a folder until ctx is done. It passes the file's name, or "" if anything may have changed. The
-// folder may appear later, and may disappear and reappear.
+// Folder calls changed after each event in a folder, until ctx is done. The argument of changed is the name of the file. The argument is ""
+// if any file may have changed. The folder may be created later. The folder may also be deleted and created again.
 func Folder(ctx context.Context, dir string, changed func(name string), log *slog.Logger) {
 	for ctx.Err() == nil {
 		if err := watchOnce(ctx, dir, changed); err != nil {
@@ -30,7 +30,7 @@ func Folder(ctx context.Context, dir string, changed func(name string), log *slo
 	}
 }
 
-// watchOnce returns when the folder is gone or ctx is done.
+// watchOnce watches the folder until the folder is gone or ctx is done.
 func watchOnce(ctx context.Context, dir string, changed func(name string)) error {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command podlace-node connects the pods of a cluster's nodes; see the README beside it.
+// Command podlace-node connects the pods of all nodes in a cluster; see its README.md.
 package main
 
 import (

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command sriov-device-plugin gives the VFs of a node to its pods; see the README beside it.
+// Command sriov-device-plugin offers the VFs of a node to pods; see its README.md.
 package main
 
 import (

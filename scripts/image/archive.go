@@ -36,7 +36,7 @@ func newImage(platform v1.Platform, config v1.Config, layer v1.Layer, at time.Ti
 	return mutate.ConfigFile(img, file)
 }
 
-// imageName checks the name of an image. It must be complete, because containerd and the kubelet compare whole names.
+// imageName parses the name of an image. A short name is an error, because containerd and the kubelet compare complete names.
 func imageName(s string) (name.Tag, error) {
 	tag, err := name.NewTag(s, name.StrictValidation)
 	if err != nil {
@@ -45,19 +45,19 @@ func imageName(s string) (name.Tag, error) {
 	return tag, nil
 }
 
-// annotations contain the image's name, from which containerd and podman name an imported image.
-func annotations(tag name.Tag) map[string]string {
+// imageAnnotations returns annotations with the image's name. containerd and podman give this name to an imported image.
+func imageAnnotations(tag name.Tag) map[string]string {
 	return map[string]string{"io.containerd.image.name": tag.Name(), "org.opencontainers.image.ref.name": tag.TagStr()}
 }
 
-// saveLayout writes an OCI layout into a new folder. It contains an image or an index under all names.
+// saveLayout writes an OCI layout into a new folder. The layout contains an image or an index under each of the names.
 func saveLayout(folder string, what mutate.Appendable, tags []name.Tag) error {
 	to, err := layout.Write(folder, empty.Index)
 	if err != nil {
 		return err
 	}
 	for _, tag := range tags {
-		named := layout.WithAnnotations(annotations(tag))
+		named := layout.WithAnnotations(imageAnnotations(tag))
 		switch what := what.(type) {
 		case v1.ImageIndex:
 			err = to.AppendIndex(what, named)
@@ -71,14 +71,14 @@ func saveLayout(folder string, what mutate.Appendable, tags []name.Tag) error {
 	return nil
 }
 
-// dockerEntry is an element of manifest.json, which docker reads if it does not use containerd's image store.
+// dockerEntry is an element of manifest.json. docker reads this file if docker does not use containerd's image store.
 type dockerEntry struct {
 	Config   string
 	RepoTags []string
 	Layers   []string
 }
 
-// addDocker adds manifest.json to a layout: docker's list of images, for one platform only.
+// addDocker adds manifest.json, docker's list of images, to a layout. The list supports only one platform.
 func addDocker(folder string, img v1.Image, tags []name.Tag) error {
 	manifest, err := img.Manifest()
 	if err != nil {
@@ -99,15 +99,15 @@ func addDocker(folder string, img v1.Image, tags []name.Tag) error {
 	return os.WriteFile(filepath.Join(folder, "manifest.json"), data, 0o644)
 }
 
-// saveArchive writes a folder into a tar file. The bytes depend only on names and contents.
+// saveArchive writes a folder into a tar file. The bytes depend only on the names and contents of the files.
 func saveArchive(folder, file string, at time.Time) error {
-	var entries []entry
+	var entries []imageEntry
 	err := filepath.WalkDir(folder, func(p string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
 		rel, err := filepath.Rel(folder, p)
-		entries = append(entries, entry{path: "/" + rel, kind: tar.TypeReg, from: p, mode: 0o644})
+		entries = append(entries, imageEntry{path: "/" + rel, kind: tar.TypeReg, from: p, mode: 0o644})
 		return err
 	})
 	if err != nil {

@@ -23,15 +23,16 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// options are the parameters of `build`.
-type options struct {
+// buildOptions contains the parameters of the command `build`.
+type buildOptions struct {
 	root, ldflags     string // the source; the flags of Go's linker
 	version, revision string
 	at                time.Time // the time of all files and of the image
 }
 
-// tools are the programs in the root of the image. Every other folder of plugins/ is a CNI plugin in the image's folder /plugins.
-func tools() []string { return []string{"podlace", "podlace-node", "sriov-device-plugin"} }
+// rootPrograms returns the programs in the root folder of the image. Every other folder of plugins/ is a CNI plugin, which the image has in
+// the folder /plugins.
+func rootPrograms() []string { return []string{"podlace", "podlace-node", "sriov-device-plugin"} }
 
 func platforms() []v1.Platform {
 	return []v1.Platform{{OS: "linux", Architecture: "amd64"}, {OS: "linux", Architecture: "arm64"}}
@@ -39,7 +40,7 @@ func platforms() []v1.Platform {
 
 // runBuild builds Podlace's image.
 func runBuild(args []string) error {
-	var o options
+	var o buildOptions
 	flags := newFlags("build")
 	flags.StringVar(&o.root, "root", "../..", "folder of the source")
 	flags.StringVar(&o.ldflags, "ldflags", "-s -w", "flags for Go's linker")
@@ -64,7 +65,7 @@ func runBuild(args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := save(*out, index, tag, o.at); err != nil {
+	if err := saveImage(*out, index, tag, o.at); err != nil {
 		return err
 	}
 	if *push {
@@ -72,11 +73,11 @@ func runBuild(args []string) error {
 			return err
 		}
 	}
-	return report(*out, index, tag, *push)
+	return printReport(*out, index, tag, *push)
 }
 
 // buildIndex returns an index with one image for each platform.
-func buildIndex(o options) (v1.ImageIndex, error) {
+func buildIndex(o buildOptions) (v1.ImageIndex, error) {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, p := range platforms() {
 		img, err := buildImage(o, p)
@@ -88,20 +89,20 @@ func buildIndex(o options) (v1.ImageIndex, error) {
 	return index, nil
 }
 
-func buildImage(o options, p v1.Platform) (v1.Image, error) {
+func buildImage(o buildOptions, p v1.Platform) (v1.Image, error) {
 	folder, err := os.MkdirTemp("", "podlace-image-*")
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(folder)
-	programs, err := compile(o, p, folder)
+	programs, err := compilePrograms(o, p, folder)
 	if err != nil {
 		return nil, err
 	}
-	entries := []entry{{path: "/LICENSE", kind: tar.TypeReg, from: filepath.Join(o.root, "LICENSE"), mode: 0o644}}
+	entries := []imageEntry{{path: "/LICENSE", kind: tar.TypeReg, from: filepath.Join(o.root, "LICENSE"), mode: 0o644}}
 	for _, program := range programs {
-		e := entry{path: "/plugins/" + program, kind: tar.TypeReg, from: filepath.Join(folder, program), mode: 0o755}
-		if slices.Contains(tools(), program) {
+		e := imageEntry{path: "/plugins/" + program, kind: tar.TypeReg, from: filepath.Join(folder, program), mode: 0o755}
+		if slices.Contains(rootPrograms(), program) {
 			e.path = "/" + program
 		}
 		entries = append(entries, e)
@@ -110,11 +111,11 @@ func buildImage(o options, p v1.Platform) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newImage(p, v1.Config{Entrypoint: []string{"/podlace-node"}, Cmd: []string{"run"}, Labels: labels(o)}, layer, o.at)
+	return newImage(p, v1.Config{Entrypoint: []string{"/podlace-node"}, Cmd: []string{"run"}, Labels: imageLabels(o)}, layer, o.at)
 }
 
-// labels are the keys of the OCI image specification.
-func labels(o options) map[string]string {
+// imageLabels returns the labels of the OCI image specification.
+func imageLabels(o buildOptions) map[string]string {
 	const key = "org.opencontainers.image."
 	return map[string]string{
 		key + "title":       "podlace",
@@ -127,8 +128,9 @@ func labels(o options) map[string]string {
 	}
 }
 
-// compile builds all programs for a platform into a folder and returns their names. The same source gives the same bytes in each folder.
-func compile(o options, p v1.Platform, folder string) (programs []string, err error) {
+// compilePrograms builds all programs for a platform into a folder and returns their names. The bytes depend only on the source, not on the
+// folder.
+func compilePrograms(o buildOptions, p v1.Platform, folder string) (programs []string, err error) {
 	files, err := filepath.Glob(filepath.Join(o.root, "plugins/*/main.go"))
 	if err != nil {
 		return nil, err
@@ -151,8 +153,8 @@ func compile(o options, p v1.Platform, folder string) (programs []string, err er
 	return programs, nil
 }
 
-// save writes the OCI layout image/ and the archive image.tar into a folder. It replaces an older layout completely.
-func save(out string, index v1.ImageIndex, tag name.Tag, at time.Time) error {
+// saveImage writes the OCI layout image/ and the archive image.tar into a folder, and deletes an older layout before.
+func saveImage(out string, index v1.ImageIndex, tag name.Tag, at time.Time) error {
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err
 	}
@@ -182,7 +184,7 @@ func pushIndex(tag name.Tag, index v1.ImageIndex) error {
 	return pushError(tag, remote.WriteIndex(tag, index, remote.WithAuthFromKeychain(authn.DefaultKeychain)))
 }
 
-// pushError explains why a push failed.
+// pushError adds the image to an error of a push, and a hint if the registry refused the credentials.
 func pushError(tag name.Tag, err error) error {
 	if err == nil {
 		return nil
@@ -195,8 +197,8 @@ func pushError(tag name.Tag, err error) error {
 	return fmt.Errorf("push of %s: %w", tag, err)
 }
 
-// report prints the image and its digest, which a manifest should name.
-func report(out string, index v1.ImageIndex, tag name.Tag, pushed bool) error {
+// printReport prints the name and the digest of the image. A manifest should use the digest.
+func printReport(out string, index v1.ImageIndex, tag name.Tag, pushed bool) error {
 	digest, err := index.Digest()
 	if err != nil {
 		return err

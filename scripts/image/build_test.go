@@ -21,7 +21,8 @@ import (
 
 const root = "../.."
 
-// copySource copies the source of one program into a new folder, with other times and readable only by its owner.
+// copySource copies the source of one program into a new folder. The copies have other modification times and are readable only by their
+// owner.
 func copySource(t *testing.T) string {
 	t.Helper()
 	to := t.TempDir()
@@ -35,17 +36,17 @@ func copySource(t *testing.T) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		file(t, filepath.Join(to, name), string(data), 0o600)
+		writeFile(t, filepath.Join(to, name), string(data), 0o600)
 	}
 	return to
 }
 
-func testOptions(folder string) options {
-	return options{root: folder, ldflags: "-s -w", version: "v1.2.3", revision: "abc", at: time.Unix(1_700_000_000, 0).UTC()}
+func testOptions(folder string) buildOptions {
+	return buildOptions{root: folder, ldflags: "-s -w", version: "v1.2.3", revision: "abc", at: time.Unix(1_700_000_000, 0).UTC()}
 }
 
-// TestReproducible builds an image of one program in two folders, of which one is a git clone. Both builds use Go's cache, because the
-// test is not about Go's compiler. It checks that folders, times and git do not affect the bytes: they would give another cache key.
+// TestReproducible builds an image of one program in two folders and compares the bytes. One folder is a git clone. Folders, modification
+// times and git must not affect the bytes. Both builds use Go's build cache, because a difference of the inputs would change the cache key.
 func TestReproducible(t *testing.T) {
 	if _, err := exec.LookPath("git"); err != nil {
 		t.Skip("git is missing, which makes one of the folders")
@@ -80,7 +81,7 @@ func TestBuild(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := t.TempDir()
-	file(t, filepath.Join(out, "image.tar"), "of before", 0o600)
+	writeFile(t, filepath.Join(out, "image.tar"), "of before", 0o600)
 	if err := os.MkdirAll(filepath.Join(out, "image/blobs/of-before"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -88,14 +89,14 @@ func TestBuild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := save(out, first, tag, o.at); err != nil {
+	if err := saveImage(out, first, tag, o.at); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(out, "image/blobs/of-before")); !os.IsNotExist(err) {
 		t.Errorf("a blob of the layout before: %v", err)
 	}
-	for _, folder := range []string{filepath.Join(out, "image"), unpack(t, filepath.Join(out, "image.tar"))} {
-		layout, digests := named(t, folder)
+	for _, folder := range []string{filepath.Join(out, "image"), unpackArchive(t, filepath.Join(out, "image.tar"))} {
+		layout, digests := digestsByName(t, folder)
 		index, err := layout.ImageIndex(digests[tag.Name()])
 		if err != nil {
 			t.Fatal(err)
@@ -104,7 +105,7 @@ func TestBuild(t *testing.T) {
 	}
 }
 
-func checkIndex(t *testing.T, index v1.ImageIndex, o options) {
+func checkIndex(t *testing.T, index v1.ImageIndex, o buildOptions) {
 	t.Helper()
 	manifest, err := index.IndexManifest()
 	if err != nil {
@@ -122,7 +123,7 @@ func checkIndex(t *testing.T, index v1.ImageIndex, o options) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := v1.Config{Entrypoint: []string{"/podlace-node"}, Cmd: []string{"run"}, Labels: labels(o)}
+		want := v1.Config{Entrypoint: []string{"/podlace-node"}, Cmd: []string{"run"}, Labels: imageLabels(o)}
 		if diff := cmp.Diff(want, config.Config); diff != "" {
 			t.Error(diff)
 		}
@@ -141,9 +142,9 @@ func checkIndex(t *testing.T, index v1.ImageIndex, o options) {
 }
 
 // checkPrograms checks that each folder of plugins/ is a program at the path that the agent and the manifests expect.
-func checkPrograms(t *testing.T, layer v1.Layer, machine elf.Machine, o options) {
+func checkPrograms(t *testing.T, layer v1.Layer, machine elf.Machine, o buildOptions) {
 	t.Helper()
-	byName, names := headers(t, layer, o.at)
+	byName, names := layerHeaders(t, layer, o.at)
 	want := []string{"LICENSE", "plugins/"}
 	sources, err := os.ReadDir(filepath.Join(root, "plugins"))
 	if err != nil {
@@ -162,7 +163,7 @@ func checkPrograms(t *testing.T, layer v1.Layer, machine elf.Machine, o options)
 		t.Error(diff)
 	}
 	for _, name := range []string{"plugins/bridge", "podlace"} {
-		program := extract(t, layer, name)
+		program := extractProgram(t, layer, name)
 		f, err := elf.Open(program)
 		if err != nil {
 			t.Fatal(err)
@@ -179,8 +180,8 @@ func checkPrograms(t *testing.T, layer v1.Layer, machine elf.Machine, o options)
 	}
 }
 
-// extract writes a program of a layer into a new file.
-func extract(t *testing.T, layer v1.Layer, name string) (path string) {
+// extractProgram writes a program of a layer into a new file.
+func extractProgram(t *testing.T, layer v1.Layer, name string) (path string) {
 	t.Helper()
 	r, err := layer.Uncompressed()
 	if err != nil {
@@ -197,7 +198,7 @@ func extract(t *testing.T, layer v1.Layer, name string) (path string) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			return file(t, filepath.Join(t.TempDir(), filepath.Base(name)), string(data), 0o755)
+			return writeFile(t, filepath.Join(t.TempDir(), filepath.Base(name)), string(data), 0o755)
 		}
 	}
 }

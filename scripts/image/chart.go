@@ -17,18 +17,18 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// chartImage stands for the value image while the templates are made.
+// chartImage is a placeholder of the value image while the templates are made.
 const chartImage = "image.invalid/podlace:chart"
 
-// imageAction is the value image in a template.
+// imageAction is the template action that inserts the value image.
 const imageAction = `{{ required "image: the chart has no default image: --set image=REGISTRY/NAME@sha256:DIGEST" .Values.image | quote }}`
 
-// chart holds the files of the Helm chart by name.
-type chart map[string]string
+// chartFiles maps names to contents of the files in the Helm chart.
+type chartFiles map[string]string
 
-// newChart makes the chart from the folder conf: the base and the components of Kustomize become templates with a value for each
-// component, and the schema of podlace-node becomes a part of the schema of the values.
-func newChart(conf, image, version, appVersion string) (chart, error) {
+// newChart makes the chart from the folder conf. The Kustomize base and components become templates with a value for each component. The
+// schema of podlace-node becomes a part of the schema of the values.
+func newChart(conf, image, version, appVersion string) (chartFiles, error) {
 	if _, err := parseImage(image); err != nil {
 		return nil, err
 	}
@@ -36,14 +36,14 @@ func newChart(conf, image, version, appVersion string) (chart, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := templates(conf, components)
+	files, err := objectTemplates(conf, components)
 	if err != nil {
 		return nil, err
 	}
-	files["templates/checks.yaml"] = checks()
+	files["templates/checks.yaml"] = componentChecks()
 	comments := map[string]string{}
 	for _, c := range components {
-		if comments[c], err = comment(filepath.Join(conf, "components", c, "kustomization.yaml")); err != nil {
+		if comments[c], err = headComment(filepath.Join(conf, "components", c, "kustomization.yaml")); err != nil {
 			return nil, err
 		}
 	}
@@ -54,8 +54,8 @@ func newChart(conf, image, version, appVersion string) (chart, error) {
 	return files, files.addStatic(filepath.Join(conf, "chart"), version, appVersion)
 }
 
-// addStatic adds the files of a folder. Chart.yaml gets the versions.
-func (c chart) addStatic(folder, version, appVersion string) error {
+// addStatic adds the files of a folder, and sets the versions in Chart.yaml.
+func (c chartFiles) addStatic(folder, version, appVersion string) error {
 	from := os.DirFS(folder)
 	return fs.WalkDir(from, ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -72,8 +72,8 @@ func (c chart) addStatic(folder, version, appVersion string) error {
 	})
 }
 
-// choices returns each set of components that fit together.
-func choices(components []string) (all [][]string) {
+// validChoices returns each set of compatible components.
+func validChoices(components []string) (all [][]string) {
 	for bits := range 1 << len(components) {
 		var choice []string
 		for i, c := range components {
@@ -88,9 +88,9 @@ func choices(components []string) (all [][]string) {
 	return all
 }
 
-// templates renders the manifest with each choice of components, and merges the texts of each object.
-func templates(conf string, components []string) (chart, error) {
-	all := choices(components)
+// objectTemplates renders the manifest with each choice of components. It merges the resulting texts of each object into one template.
+func objectTemplates(conf string, components []string) (chartFiles, error) {
+	all := validChoices(components)
 	if len(all) > 64 {
 		return nil, fmt.Errorf("%d choices of components: no more than 64 fit", len(all))
 	}
@@ -98,9 +98,9 @@ func templates(conf string, components []string) (chart, error) {
 	if err != nil {
 		return nil, err
 	}
-	merged := map[string][]line{}
+	merged := map[string][]mergedLine{}
 	for i, choice := range all {
-		text, err := render(conf, chartImage, choice)
+		text, err := renderManifest(conf, chartImage, choice)
 		if err != nil {
 			return nil, err
 		}
@@ -112,9 +112,9 @@ func templates(conf string, components []string) (chart, error) {
 			merged[name] = mergeLines(merged[name], lines, 1<<i)
 		}
 	}
-	files := chart{}
+	files := chartFiles{}
 	for name, lines := range merged {
-		text, err := template(lines, literals(components, all), len(all))
+		text, err := objectTemplateText(lines, allLiterals(components, all), len(all))
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
@@ -145,15 +145,15 @@ func objectTemplate(text string, config []string) (name string, lines []string, 
 		return "", nil, fmt.Errorf("%s contains {{, which begins an action of a template", name)
 	}
 	text = strings.ReplaceAll(text, chartImage, imageAction)
-	lines = units(text)
+	lines = splitUnits(text)
 	switch name {
 	case "namespace-podlace": // with --namespace podlace --create-namespace the namespace exists
 		lines = wrap(`{{- if ne .Release.Namespace "podlace" }}`, lines, "{{- end }}")
 	case "configmap-podlace-node":
 		lines = replaceText(lines, "config.json", func([]string) []string { return config })
-		lines = replaceText(lines, "10-podlace.conflist", unless("conflist", `.Values.conflist | trimSuffix "\n"`))
+		lines = replaceText(lines, "10-podlace.conflist", unlessSet("conflist", `.Values.conflist | trimSuffix "\n"`))
 	case "configmap-sriov-device-plugin":
-		lines = replaceText(lines, "config.json", unless("sriovConfig", ".Values.sriovConfig | toPrettyJson"))
+		lines = replaceText(lines, "config.json", unlessSet("sriovConfig", ".Values.sriovConfig | toPrettyJson"))
 	case "deviceclass-fast.example.com": // the class of the example
 		lines = wrap("{{- if not .Values.sriovConfig }}", lines, "{{- end }}")
 	}
@@ -174,15 +174,16 @@ func replaceText(lines []string, key string, by func([]string) []string) []strin
 	return slices.Concat(lines[:start], by(lines[start:end]), lines[end:])
 }
 
-// unless returns a function that keeps a text unless a value is set.
-func unless(value, text string) func([]string) []string {
+// unlessSet returns a function that keeps a text unless a value is set.
+func unlessSet(value, text string) func([]string) []string {
 	return func(shipped []string) []string {
 		set := []string{"{{- if .Values." + value + " }}", "{{ " + text + " | indent 4 }}", "{{- else }}"}
 		return slices.Concat(set, shipped, []string{"{{- end }}"})
 	}
 }
 
-// configTemplate returns the configuration of podlace-node: that of the base, the keys of components, and the keys of the value config.
+// configTemplate returns the template of podlace-node's configuration. It merges the configuration of the base, the keys of components, and
+// the keys of the value config.
 func configTemplate(conf string, components []string) ([]string, error) {
 	base, err := compactJSON(filepath.Join(conf, "base", "config.json"))
 	if err != nil {
@@ -214,16 +215,16 @@ func compactJSON(file string) (string, error) {
 	return b.String(), err
 }
 
-// checks refuses components that do not fit together, as `make manifest` does.
-func checks() string {
+// componentChecks returns a template that fails for incompatible components, like `make manifest`.
+func componentChecks() string {
 	var b strings.Builder
 	for _, r := range rules() {
 		for _, other := range r.without {
-			fmt.Fprintf(&b, "{{- if and .Values.%s .Values.%s }}{{ fail %q }}{{ end }}\n", r.component, other, r.broken(other))
+			fmt.Fprintf(&b, "{{- if and .Values.%s .Values.%s }}{{ fail %q }}{{ end }}\n", r.component, other, r.violation(other))
 		}
 		if len(r.oneOf) > 0 {
 			fmt.Fprintf(&b, "{{- if and .Values.%s (not (or .Values.%s)) }}{{ fail %q }}{{ end }}\n", r.component,
-				strings.Join(r.oneOf, " .Values."), r.broken(""))
+				strings.Join(r.oneOf, " .Values."), r.violation(""))
 		}
 	}
 	return b.String()

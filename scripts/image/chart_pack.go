@@ -25,7 +25,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Media types of a chart in a registry, as Helm defines them.
+// These are Helm's media types for a chart in a registry.
 const (
 	chartConfigType  types.MediaType = "application/vnd.cncf.helm.config.v1+json"
 	chartContentType types.MediaType = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
@@ -63,11 +63,11 @@ func runChart(args []string) error {
 	if err != nil {
 		return err
 	}
-	return publish(*out, files, archive, tag, *push != "")
+	return publishChart(*out, files, archive, tag, *push != "")
 }
 
-// publish writes archive and layout into a folder, pushes the chart, and prints the next command.
-func publish(out string, files chart, archive []byte, tag name.Tag, push bool) error {
+// publishChart writes the archive and the OCI layout into a folder, pushes the chart, and prints the next command.
+func publishChart(out string, files chartFiles, archive []byte, tag name.Tag, push bool) error {
 	artefact, err := chartArtefact(files["Chart.yaml"], archive)
 	if err != nil {
 		return err
@@ -107,20 +107,20 @@ func chartVersion(version string) string {
 	return "0.0.0-g" + regexp.MustCompile(`[^0-9A-Za-z-]`).ReplaceAllString(version, "-")
 }
 
-// archive returns the chart as Helm packs it. The bytes follow from the files and the time alone.
-func (c chart) archive(at time.Time) ([]byte, error) {
+// archive returns the chart packed by Helm. The bytes depend only on the files and the time.
+func (c chartFiles) archive(at time.Time) ([]byte, error) {
 	folder, err := os.MkdirTemp("", "podlace-chart-*")
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(folder)
-	var entries []entry
+	var entries []imageEntry
 	for file, text := range c {
 		from := filepath.Join(folder, strings.ReplaceAll(file, "/", "_"))
 		if err := os.WriteFile(from, []byte(text), 0o600); err != nil {
 			return nil, err
 		}
-		entries = append(entries, entry{path: "/podlace/" + file, kind: tar.TypeReg, from: from, mode: 0o644})
+		entries = append(entries, imageEntry{path: "/podlace/" + file, kind: tar.TypeReg, from: from, mode: 0o644})
 	}
 	layer, err := newLayer(entries, at)
 	if err != nil {
@@ -134,16 +134,16 @@ func (c chart) archive(at time.Time) ([]byte, error) {
 	return io.ReadAll(packed)
 }
 
-// artefact is a chart in the form of an image: its config is Chart.yaml, its one layer is the archive.
-type artefact struct {
+// packedArtefact is a chart in the form of an image. The image's config is Chart.yaml, and the image's only layer is the archive.
+type packedArtefact struct {
 	config, manifest []byte
 	layer            v1.Layer
 }
 
-func (a artefact) RawConfigFile() ([]byte, error)      { return a.config, nil }
-func (a artefact) RawManifest() ([]byte, error)        { return a.manifest, nil }
-func (a artefact) MediaType() (types.MediaType, error) { return types.OCIManifestSchema1, nil }
-func (a artefact) LayerByDigest(h v1.Hash) (partial.CompressedLayer, error) {
+func (a packedArtefact) RawConfigFile() ([]byte, error)      { return a.config, nil }
+func (a packedArtefact) RawManifest() ([]byte, error)        { return a.manifest, nil }
+func (a packedArtefact) MediaType() (types.MediaType, error) { return types.OCIManifestSchema1, nil }
+func (a packedArtefact) LayerByDigest(h v1.Hash) (partial.CompressedLayer, error) {
 	if digest, err := a.layer.Digest(); err != nil || digest != h {
 		return nil, fmt.Errorf("no layer %s in the chart", h)
 	}
@@ -151,7 +151,7 @@ func (a artefact) LayerByDigest(h v1.Hash) (partial.CompressedLayer, error) {
 }
 
 func chartArtefact(metadata string, archive []byte) (v1.Image, error) {
-	a := artefact{layer: static.NewLayer(archive, chartContentType)}
+	a := packedArtefact{layer: static.NewLayer(archive, chartContentType)}
 	var err error
 	if a.config, err = yaml.YAMLToJSON([]byte(metadata)); err != nil {
 		return nil, err

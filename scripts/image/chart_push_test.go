@@ -16,7 +16,7 @@ import (
 	helm "helm.sh/helm/v4/pkg/registry"
 )
 
-// TestChartPush: Helm pulls the chart that `make chart PUSH=` has pushed.
+// TestChartPush checks that Helm can pull a chart that `make chart PUSH=` pushed.
 func TestChartPush(t *testing.T) {
 	server := httptest.NewServer(registry.New())
 	t.Cleanup(server.Close)

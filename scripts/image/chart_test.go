@@ -22,8 +22,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// packed returns the chart's archive.
-func packed(t *testing.T) []byte {
+// packedChart returns the archive of the chart.
+func packedChart(t *testing.T) []byte {
 	t.Helper()
 	files, err := newChart(conf, testImage, "1.2.3", "v1.2.3")
 	if err != nil {
@@ -36,10 +36,10 @@ func packed(t *testing.T) []byte {
 	return archive
 }
 
-// loaded returns the chart as Helm reads it.
-func loaded(t *testing.T) *v2.Chart {
+// loadedChart returns the chart, loaded by Helm.
+func loadedChart(t *testing.T) *v2.Chart {
 	t.Helper()
-	c, err := loader.LoadArchive(bytes.NewReader(packed(t)))
+	c, err := loader.LoadArchive(bytes.NewReader(packedChart(t)))
 	if err == nil {
 		err = c.Validate()
 	}
@@ -49,7 +49,7 @@ func loaded(t *testing.T) *v2.Chart {
 	return c
 }
 
-// helmTemplate returns what `helm template` prints with values in YAML.
+// helmTemplate returns the output of `helm template` with values in YAML.
 func helmTemplate(c *v2.Chart, namespace, values string) ([]byte, error) {
 	set := map[string]any{}
 	if err := yaml.Unmarshal([]byte(values), &set); err != nil {
@@ -73,23 +73,24 @@ func helmTemplate(c *v2.Chart, namespace, values string) ([]byte, error) {
 	return []byte(strings.Join(texts, "\n---\n")), nil
 }
 
-func templated(t *testing.T, c *v2.Chart, values string) decoded {
+func templated(t *testing.T, c *v2.Chart, values string) objectsByName {
 	t.Helper()
 	text, err := helmTemplate(c, "default", values)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return decode(t, text)
+	return decodeObjects(t, text)
 }
 
-// TestChartEqualsManifest: with each choice of components, among them none, the chart renders the objects of the manifest.
+// TestChartEqualsManifest checks that the chart and the manifest contain equal objects for each choice of components, and without
+// components.
 func TestChartEqualsManifest(t *testing.T) {
-	c := loaded(t)
+	c := loadedChart(t)
 	known, err := componentNames(conf)
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := choices(known)
+	all := validChoices(known)
 	if len(all) < 30 {
 		t.Fatalf("%d choices", len(all))
 	}
@@ -99,29 +100,29 @@ func TestChartEqualsManifest(t *testing.T) {
 			for _, name := range choice {
 				values += name + ": true\n"
 			}
-			if diff := cmp.Diff(decode(t, rendered(t, choice...)), templated(t, c, values)); diff != "" {
+			if diff := cmp.Diff(decodeObjects(t, rendered(t, choice...)), templated(t, c, values)); diff != "" {
 				t.Error(diff)
 			}
 		})
 	}
 }
 
-// TestChartNamespace: a release in the namespace podlace does not contain the namespace, which Helm has made.
+// TestChartNamespace checks that a release in the namespace podlace does not contain the namespace. Helm creates the namespace.
 func TestChartNamespace(t *testing.T) {
-	text, err := helmTemplate(loaded(t), "podlace", "")
+	text, err := helmTemplate(loadedChart(t), "podlace", "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := decode(t, rendered(t))
+	want := decodeObjects(t, rendered(t))
 	delete(want, "Namespace podlace")
-	if diff := cmp.Diff(want, decode(t, text)); diff != "" {
+	if diff := cmp.Diff(want, decodeObjects(t, text)); diff != "" {
 		t.Error(diff)
 	}
 }
 
-// TestChartValues: values replace the configurations. The keys of config override those of components.
+// TestChartValues checks that values replace the configurations, and that the keys of config override the keys that components set.
 func TestChartValues(t *testing.T) {
-	c := loaded(t)
+	c := loadedChart(t)
 	for _, test := range []struct{ values, object, file, want string }{
 		{"config: {mtu: 1400, confDir: ''}", "podlace-node", "config.json", `{"confDir":"","mtu":1400,"offLink":"refuse"}`},
 		{"vxlan: true\nconfig: {vxlan: {vni: 16777215}}", "podlace-node", "config.json", `{"offLink":"vxlan","vxlan":{"vni":16777215}}`},
@@ -143,9 +144,9 @@ func TestChartValues(t *testing.T) {
 	}
 }
 
-// TestChartRefuses: wrong values are refused with their path or the reason.
+// TestChartRefuses checks that the error of a wrong value contains the path of the value or the reason.
 func TestChartRefuses(t *testing.T) {
-	c := loaded(t)
+	c := loadedChart(t)
 	for values, says := range map[string]string{
 		"vxlna: true":                  "'vxlna' not allowed",
 		"k3s: 'yes'":                   "/k3s",
@@ -165,9 +166,9 @@ func TestChartRefuses(t *testing.T) {
 	}
 }
 
-// TestChartTwice: the same source gives the same bytes, and another commit another version.
+// TestChartTwice checks that two builds of the same source have equal bytes, and that a build of another commit has another version.
 func TestChartTwice(t *testing.T) {
-	if !bytes.Equal(packed(t), packed(t)) {
+	if !bytes.Equal(packedChart(t), packedChart(t)) {
 		t.Error("packed twice, the chart differs")
 	}
 	for version, want := range map[string]string{"v1.2.3": "1.2.3", "v1.2.3-4-gabc1234": "1.2.3-4-gabc1234",
@@ -180,7 +181,7 @@ func TestChartTwice(t *testing.T) {
 	}
 }
 
-// TestChartFiles: `make chart` writes the archive, and an OCI layout of the same bytes, over those of an older run.
+// TestChartFiles checks that `make chart` writes the archive and an OCI layout of the same bytes, and overwrites the files of an older run.
 func TestChartFiles(t *testing.T) {
 	out := t.TempDir()
 	for _, version := range []string{"v1.2.2", "v1.2.3"} {

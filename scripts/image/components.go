@@ -10,34 +10,36 @@ import (
 	"strings"
 )
 
-// rule is a rule for components that are used together.
-type rule struct {
+// componentRule restricts the combination of a component with other components.
+type componentRule struct {
 	component string
 	without   []string // components that the component excludes
 	oneOf     []string // components of which the component needs one
 	reason    string
 }
 
-func rules() []rule {
-	return []rule{
+func rules() []componentRule {
+	return []componentRule{
 		{component: "k3s", without: []string{"crio"}, reason: "each names the folder of the plugins"},
 		{component: "sriov", without: []string{"dra"},
 			reason: `each contains the DaemonSet sriov-device-plugin, and that of dra also serves resources without "api": "dra"`},
-		{component: "openshift", without: []string{"crio", "k3s", "removal", "vxlan"},
+		{component: "noroutes", without: []string{"removal"}, reason: "the removal needs the rights that noroutes drops"},
+		{component: "noroutes", without: []string{"vxlan"}, reason: "the tunnel needs routes of the agent"},
+		{component: "openshift", without: []string{"crio", "k3s", "noroutes", "removal", "vxlan"},
 			reason: "openshift leaves the cluster network to OpenShift, and has no podlace-node"},
 		{component: "openshift", oneOf: []string{"dra", "sriov"}, reason: "openshift adapts the DaemonSet sriov-device-plugin to OpenShift"},
 	}
 }
 
-// broken explains which choice of components breaks the rule.
-func (r rule) broken(chosen string) string {
+// violation returns an error text that names the components that break the rule.
+func (r componentRule) violation(chosen string) string {
 	if len(r.oneOf) > 0 {
 		return fmt.Sprintf("component %s needs %s: %s", r.component, strings.Join(r.oneOf, " or "), r.reason)
 	}
 	return fmt.Sprintf("components %s and %s exclude each other: %s", r.component, chosen, r.reason)
 }
 
-// checkComponents refuses unknown components, and those that do not fit together.
+// checkComponents returns an error for unknown or incompatible components.
 func checkComponents(known, chosen []string) error {
 	for _, c := range chosen {
 		if !slices.Contains(known, c) {
@@ -50,16 +52,16 @@ func checkComponents(known, chosen []string) error {
 			continue
 		}
 		if i := slices.IndexFunc(r.without, has); i >= 0 {
-			return fmt.Errorf("%s", r.broken(r.without[i]))
+			return fmt.Errorf("%s", r.violation(r.without[i]))
 		}
 		if len(r.oneOf) > 0 && !slices.ContainsFunc(r.oneOf, has) {
-			return fmt.Errorf("%s", r.broken(""))
+			return fmt.Errorf("%s", r.violation(""))
 		}
 	}
 	return nil
 }
 
-// inOrder returns components sorted, with openshift last: it patches the objects of the others.
+// inOrder sorts components by name. openshift is last, because openshift patches objects of the other components.
 func inOrder(components []string) []string {
 	sorted := slices.Compact(slices.Sorted(slices.Values(components)))
 	if i := slices.Index(sorted, "openshift"); i >= 0 {

@@ -55,13 +55,13 @@ func typeOf(kind string) meta.Object {
 	return nil
 }
 
-// decoded are the objects of a manifest by kind and name.
-type decoded map[string]meta.Object
+// objectsByName maps kind and name to objects of a manifest.
+type objectsByName map[string]meta.Object
 
-// decode reads a manifest as strictly as an API server. Each object has a kind of its own or a name of its own.
-func decode(t *testing.T, text []byte) decoded {
+// decodeObjects reads a manifest as strictly as an API server. Two objects with the same kind and name are an error.
+func decodeObjects(t *testing.T, text []byte) objectsByName {
 	t.Helper()
-	found := decoded{}
+	found := objectsByName{}
 	for _, data := range bytes.Split(text, []byte("\n---\n")) {
 		data = append(bytes.Clone(data), '\n') // belongs to the text of a ConfigMap
 		var kind meta.TypeMeta
@@ -72,7 +72,7 @@ func decode(t *testing.T, text []byte) decoded {
 		if o == nil {
 			t.Fatalf("kind %q in\n%s", kind.Kind, data)
 		}
-		strict(t, data, o)
+		decodeStrict(t, data, o)
 		key := kind.Kind + " " + o.GetName()
 		if found[key] != nil {
 			t.Fatalf("two objects %s", key)
@@ -82,8 +82,8 @@ func decode(t *testing.T, text []byte) decoded {
 	return found
 }
 
-// strict decodes YAML as an API server does: a duplicate key, an unknown key and one with wrong letter case are errors.
-func strict(t *testing.T, text []byte, into any) {
+// decodeStrict decodes YAML as strictly as an API server. A duplicate key, an unknown key and a key with wrong letter case are errors.
+func decodeStrict(t *testing.T, text []byte, into any) {
 	t.Helper()
 	data, err := yaml.YAMLToJSONStrict(text)
 	var mistakes []error
@@ -96,7 +96,7 @@ func strict(t *testing.T, text []byte, into any) {
 }
 
 // device returns the DaemonSet of the device plugin.
-func (d decoded) device(t *testing.T) *apps.DaemonSet {
+func (d objectsByName) device(t *testing.T) *apps.DaemonSet {
 	t.Helper()
 	set, ok := d["DaemonSet sriov-device-plugin"].(*apps.DaemonSet)
 	if !ok {
@@ -105,48 +105,49 @@ func (d decoded) device(t *testing.T) *apps.DaemonSet {
 	return set
 }
 
-// shippedFiles returns the objects of files of a component, with the image of the test.
-func shippedFiles(t *testing.T, component string, files ...string) decoded {
+// shippedFiles returns the objects in files of a component, and sets the test's image in these objects.
+func shippedFiles(t *testing.T, component string, files ...string) objectsByName {
 	t.Helper()
-	all := decoded{}
+	all := objectsByName{}
 	for _, file := range files {
 		text, err := os.ReadFile(filepath.Join(conf, "components", component, file))
 		if err != nil {
 			t.Fatal(err)
 		}
 		text = bytes.ReplaceAll(text, []byte("registry.example.com/podlace/sriov-device-plugin:latest"), []byte(testImage))
-		for key, o := range decode(t, text) {
+		for key, o := range decodeObjects(t, text) {
 			all[key] = o
 		}
 	}
 	return all
 }
 
-// TestSRIOVComponents: the components sriov and dra add the objects of their files to the base, with the image of the base.
+// TestSRIOVComponents checks that the components sriov and dra add the objects of their files to the base. These objects must have the
+// image of the base.
 func TestSRIOVComponents(t *testing.T) {
 	for component, files := range map[string][]string{
 		"sriov": {"sriov-device-plugin.yaml"},
 		"dra":   {"sriov-device-plugin-dra.yaml", "deviceclass.yaml"},
 	} {
 		t.Run(component, func(t *testing.T) {
-			want := decode(t, rendered(t))
+			want := decodeObjects(t, rendered(t))
 			for key, o := range shippedFiles(t, component, files...) {
 				want[key] = o
 			}
-			if diff := cmp.Diff(want, decode(t, rendered(t, component))); diff != "" {
+			if diff := cmp.Diff(want, decodeObjects(t, rendered(t, component))); diff != "" {
 				t.Error(diff)
 			}
 		})
 	}
 }
 
-// TestOpenShift: the component leaves the agent out, moves the device plugin to a namespace with SecurityContextConstraints, and installs
-// the plugins into the folder that Multus searches.
+// TestOpenShift checks that the component openshift omits the agent and moves the device plugin to a namespace with
+// SecurityContextConstraints. The init container must install the plugins into the folder that Multus searches.
 func TestOpenShift(t *testing.T) {
 	for _, component := range []string{"sriov", "dra"} {
 		t.Run(component, func(t *testing.T) {
 			text := rendered(t, "openshift", component)
-			got := decode(t, text)
+			got := decodeObjects(t, text)
 			for key, o := range got {
 				if strings.HasSuffix(key, " podlace-node") {
 					t.Errorf("%s is left", key)
@@ -171,9 +172,10 @@ func TestOpenShift(t *testing.T) {
 	}
 }
 
-// TestOpenShiftAccount: the policies of the component dra apply to the account of the daemon, and the role is bound to it.
+// TestOpenShiftAccount checks that the admission policies of the component dra name the daemon's ServiceAccount, and that the role is bound
+// to this account.
 func TestOpenShiftAccount(t *testing.T) {
-	got := decode(t, rendered(t, "openshift", "dra"))
+	got := decodeObjects(t, rendered(t, "openshift", "dra"))
 	account := got["ServiceAccount sriov-device-plugin"]
 	user := "system:serviceaccount:" + account.GetNamespace() + ":" + account.GetName()
 	policies := 0
@@ -194,12 +196,12 @@ func TestOpenShiftAccount(t *testing.T) {
 	}
 }
 
-// TestConstraints: the SecurityContextConstraints admit the DaemonSet, and no more than it needs.
+// TestConstraints checks that the SecurityContextConstraints admit the DaemonSet and grant no right that the DaemonSet does not need.
 func TestConstraints(t *testing.T) {
 	for _, component := range []string{"sriov", "dra"} {
-		got := decode(t, rendered(t, "openshift", component))
+		got := decodeObjects(t, rendered(t, "openshift", component))
 		scc := got["SecurityContextConstraints podlace-sriov"].(*security.SecurityContextConstraints)
-		if diff := cmp.Diff("", refusal(scc, got.device(t))); diff != "" {
+		if diff := cmp.Diff("", refusalReason(scc, got.device(t))); diff != "" {
 			t.Errorf("%s: %s", component, diff)
 		}
 		if scc.AllowPrivilegedContainer || *scc.AllowPrivilegeEscalation || scc.AllowHostPID || scc.AllowHostIPC || scc.AllowHostPorts {
@@ -208,8 +210,8 @@ func TestConstraints(t *testing.T) {
 	}
 }
 
-// refusal returns why SecurityContextConstraints refuse a DaemonSet.
-func refusal(scc *security.SecurityContextConstraints, set *apps.DaemonSet) string {
+// refusalReason returns the reason why SecurityContextConstraints refuse a DaemonSet, or "".
+func refusalReason(scc *security.SecurityContextConstraints, set *apps.DaemonSet) string {
 	pod := set.Spec.Template.Spec
 	switch {
 	case set.Spec.Template.Annotations["openshift.io/required-scc"] != scc.Name:
@@ -243,18 +245,18 @@ func refusal(scc *security.SecurityContextConstraints, set *apps.DaemonSet) stri
 	return ""
 }
 
-// TestKubeletConfig: the settings of a machine config pool are those of conf/kubelet-numa.conf, without a feature gate. No pool has the
-// label by default.
+// TestKubeletConfig checks that the KubeletConfig has the settings of conf/kubelet-numa.conf and no feature gate. The selector must use a
+// label that no pool has by default.
 func TestKubeletConfig(t *testing.T) {
-	got := decode(t, rendered(t, "openshift", "sriov"))["KubeletConfig podlace-numa"].(*machine.KubeletConfig)
+	got := decodeObjects(t, rendered(t, "openshift", "sriov"))["KubeletConfig podlace-numa"].(*machine.KubeletConfig)
 	text, err := os.ReadFile(root + "/conf/kubelet-numa.conf")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var want, settings kubelet.KubeletConfiguration
-	strict(t, text, &want)
+	decodeStrict(t, text, &want)
 	want.TypeMeta = meta.TypeMeta{}
-	strict(t, got.Spec.KubeletConfig.Raw, &settings)
+	decodeStrict(t, got.Spec.KubeletConfig.Raw, &settings)
 	if diff := cmp.Diff(want, settings); diff != "" {
 		t.Error(diff)
 	}
@@ -267,17 +269,19 @@ func TestKubeletConfig(t *testing.T) {
 	}
 }
 
-// TestExclusiveComponents: components that do not fit together are refused with the reason.
+// TestExclusiveComponents checks that incompatible components give an error with the reason.
 func TestExclusiveComponents(t *testing.T) {
 	for components, says := range map[string]string{
 		"k3s crio":              "components k3s and crio exclude each other",
 		"dra sriov":             "components sriov and dra exclude each other",
 		"openshift":             "component openshift needs dra or sriov",
 		"openshift sriov vxlan": "components openshift and vxlan exclude each other",
+		"noroutes vxlan":        "components noroutes and vxlan exclude each other",
+		"noroutes removal":      "components noroutes and removal exclude each other",
 		"openshift dra removal": "components openshift and removal exclude each other",
 		"vxlna":                 "no component",
 	} {
-		if _, err := render(conf, testImage, strings.Fields(components)); err == nil || !strings.Contains(err.Error(), says) {
+		if _, err := renderManifest(conf, testImage, strings.Fields(components)); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, want %s", components, err, says)
 		}
 	}

@@ -19,17 +19,17 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// entry is one file, link or folder of an image. It belongs to root.
-type entry struct {
+// imageEntry is one file, link or folder of an image. Its owner is root.
+type imageEntry struct {
 	path string // in the image, absolute
 	kind byte   // tar.TypeReg, tar.TypeSymlink or tar.TypeDir
 	from string // of a file: its content, a path on this machine; of a link: its target
 	mode int64
 }
 
-// newLayer returns one compressed layer of entries and the folders above them. The bytes depend only on the entries and the given time.
-// The order of the entries, and the owners and times of the files, do not matter.
-func newLayer(entries []entry, at time.Time) (v1.Layer, error) {
+// newLayer returns one compressed layer of entries and their parent folders. The bytes depend only on the entries and the given time, not
+// on the order of the entries or on owners and times of the files.
+func newLayer(entries []imageEntry, at time.Time) (v1.Layer, error) {
 	all, err := withFolders(entries)
 	if err != nil {
 		return nil, err
@@ -43,9 +43,9 @@ func newLayer(entries []entry, at time.Time) (v1.Layer, error) {
 		tarball.WithMediaType(types.OCILayer))
 }
 
-// withFolders returns entries and the folders above them, sorted by path, so that a folder precedes its content.
-func withFolders(entries []entry) ([]entry, error) {
-	all := map[string]entry{}
+// withFolders returns entries and their parent folders, sorted by path, so that a folder precedes its content.
+func withFolders(entries []imageEntry) ([]imageEntry, error) {
+	all := map[string]imageEntry{}
 	for _, e := range entries {
 		if !path.IsAbs(e.path) || path.Clean(e.path) != e.path || e.path == "/" {
 			return nil, fmt.Errorf("path %q in the image: want an absolute path without . and .., and not / itself", e.path)
@@ -62,14 +62,14 @@ func withFolders(entries []entry) ([]entry, error) {
 				return nil, fmt.Errorf("path %s in the image: %s is a file", e.path, dir)
 			}
 			if !there {
-				all[dir] = entry{path: dir, kind: tar.TypeDir, mode: 0o755}
+				all[dir] = imageEntry{path: dir, kind: tar.TypeDir, mode: 0o755}
 			}
 		}
 	}
-	return slices.SortedFunc(maps.Values(all), func(a, b entry) int { return strings.Compare(a.path, b.path) }), nil
+	return slices.SortedFunc(maps.Values(all), func(a, b imageEntry) int { return strings.Compare(a.path, b.path) }), nil
 }
 
-func writeTar(w io.Writer, entries []entry, at time.Time) error {
+func writeTar(w io.Writer, entries []imageEntry, at time.Time) error {
 	out := tar.NewWriter(w)
 	for _, e := range entries {
 		if err := writeEntry(out, e, at); err != nil {
@@ -79,7 +79,7 @@ func writeTar(w io.Writer, entries []entry, at time.Time) error {
 	return out.Close()
 }
 
-func writeEntry(out *tar.Writer, e entry, at time.Time) error {
+func writeEntry(out *tar.Writer, e imageEntry, at time.Time) error {
 	h := &tar.Header{Typeflag: e.kind, Name: strings.TrimPrefix(e.path, "/"), Mode: e.mode, ModTime: at}
 	switch e.kind {
 	case tar.TypeDir:

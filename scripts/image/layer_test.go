@@ -16,8 +16,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// file writes a file with a mode.
-func file(t *testing.T, path, text string, mode os.FileMode) string {
+// writeFile writes a file with a mode.
+func writeFile(t *testing.T, path, text string, mode os.FileMode) string {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(text), mode); err != nil {
 		t.Fatal(err)
@@ -28,8 +28,9 @@ func file(t *testing.T, path, text string, mode os.FileMode) string {
 	return path
 }
 
-// headers returns the headers of a layer by name, and its names in order. Each header must belong to root and have the time at.
-func headers(t *testing.T, layer v1.Layer, at time.Time) (byName map[string]*tar.Header, names []string) {
+// layerHeaders returns the headers of a layer by name, and the names in the layer's order. It fails if an owner is not root or a time is
+// not at.
+func layerHeaders(t *testing.T, layer v1.Layer, at time.Time) (byName map[string]*tar.Header, names []string) {
 	t.Helper()
 	r, err := layer.Uncompressed()
 	if err != nil {
@@ -52,12 +53,12 @@ func headers(t *testing.T, layer v1.Layer, at time.Time) (byName map[string]*tar
 	}
 }
 
-// TestLayer: a layer's bytes depend only on the entries and the time.
+// TestLayer checks that the bytes of a layer depend only on the entries and the time.
 func TestLayer(t *testing.T) {
 	dir, at := t.TempDir(), time.Unix(1_700_000_000, 0).UTC()
-	entries := func(name string, mode os.FileMode) []entry {
-		f := file(t, filepath.Join(dir, name), "text", mode)
-		return []entry{
+	entries := func(name string, mode os.FileMode) []imageEntry {
+		f := writeFile(t, filepath.Join(dir, name), "text", mode)
+		return []imageEntry{
 			{path: "/plugins/b", kind: tar.TypeReg, from: f, mode: 0o755},
 			{path: "/plugins/a", kind: tar.TypeSymlink, from: "b", mode: 0o777},
 			{path: "/a.txt", kind: tar.TypeReg, from: f, mode: 0o644},
@@ -67,7 +68,7 @@ func TestLayer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	byName, names := headers(t, first, at)
+	byName, names := layerHeaders(t, first, at)
 	if diff := cmp.Diff([]string{"a.txt", "plugins/", "plugins/a", "plugins/b"}, names); diff != "" {
 		t.Error(diff)
 	}
@@ -99,9 +100,9 @@ func digest(t *testing.T, of interface{ Digest() (v1.Hash, error) }) string {
 	return h.String()
 }
 
-// TestRefusedEntries: a path that is invalid in an image gives an error that names the path.
+// TestRefusedEntries checks that an error names a path that is invalid in an image.
 func TestRefusedEntries(t *testing.T) {
-	f := file(t, filepath.Join(t.TempDir(), "f"), "text", 0o644)
+	f := writeFile(t, filepath.Join(t.TempDir(), "f"), "text", 0o644)
 	for name, c := range map[string]struct {
 		paths []string
 		want  string
@@ -113,9 +114,9 @@ func TestRefusedEntries(t *testing.T) {
 		"below a file": {[]string{"/bin", "/bin/x"}, "/bin is a file"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var entries []entry
+			var entries []imageEntry
 			for _, p := range c.paths {
-				entries = append(entries, entry{path: p, kind: tar.TypeReg, from: f})
+				entries = append(entries, imageEntry{path: p, kind: tar.TypeReg, from: f})
 			}
 			_, err := newLayer(entries, time.Time{})
 			if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -123,7 +124,7 @@ func TestRefusedEntries(t *testing.T) {
 			}
 		})
 	}
-	_, err := newLayer([]entry{{path: "/x", kind: tar.TypeReg, from: f + ".absent"}}, time.Time{})
+	_, err := newLayer([]imageEntry{{path: "/x", kind: tar.TypeReg, from: f + ".absent"}}, time.Time{})
 	if err == nil || !strings.Contains(err.Error(), f+".absent") {
 		t.Errorf("an absent file: %v", err)
 	}

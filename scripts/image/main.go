@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command image creates container images, a cluster's manifest and the Helm chart without docker and helm: `build` creates Podlace's image,
-// `pack` an image of any files, `manifest` the file for kubectl apply, and `chart` the Helm chart.
+// Command image creates container images, a cluster's manifest and the Helm chart without docker and helm. `build` creates Podlace's image.
+// `pack` creates an image of any files. `manifest` creates the file for kubectl apply. `chart` creates the Helm chart.
 package main
 
 import (
@@ -44,13 +44,13 @@ func run(args []string) error {
 	return fmt.Errorf("which command?\n%s", strings.Join(usage, "\n"))
 }
 
-// words is a flag that can be repeated.
-type words []string
+// repeatedFlag is a flag that may occur several times.
+type repeatedFlag []string
 
-func (w *words) String() string     { return strings.Join(*w, " ") }
-func (w *words) Set(s string) error { *w = append(*w, s); return nil }
+func (w *repeatedFlag) String() string     { return strings.Join(*w, " ") }
+func (w *repeatedFlag) Set(s string) error { *w = append(*w, s); return nil }
 
-// newFlags returns the flags of a command. A wrong flag is an error, and prints all flags.
+// newFlags returns an empty flag set of a command. A wrong flag gives an error and prints all flags.
 func newFlags(name string) *flag.FlagSet {
 	return flag.NewFlagSet(name, flag.ContinueOnError)
 }

@@ -22,7 +22,7 @@ const placeholder = "podlace"
 
 // runManifest writes the manifest of a cluster.
 func runManifest(args []string) error {
-	var components words
+	var components repeatedFlag
 	flags := newFlags("manifest")
 	flags.Var(&components, "component", "folder of conf/cluster/components; may be repeated")
 	image := flags.String("image", "", "image that the nodes can pull, REGISTRY/NAME@sha256:DIGEST or REGISTRY/NAME:TAG")
@@ -34,7 +34,7 @@ func runManifest(args []string) error {
 	if flags.NArg() > 0 {
 		return fmt.Errorf("manifest: unexpected argument %q", flags.Arg(0))
 	}
-	text, err := render(*conf, *image, components)
+	text, err := renderManifest(*conf, *image, components)
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func runManifest(args []string) error {
 	return os.WriteFile(*out, text, 0o644)
 }
 
-// parseImage parses the name of an image that nodes pull. It must be complete, because there is no public image for a short name.
+// parseImage parses the name of an image that nodes pull. A short name is an error, because there is no public image.
 func parseImage(image string) (kustomize.Image, error) {
 	to := kustomize.Image{Name: placeholder}
 	if image == "" {
@@ -69,7 +69,7 @@ func parseImage(image string) (kustomize.Image, error) {
 	return to, nil
 }
 
-// removalNote reminds the user of the components that name the node's folders.
+// removalNote returns a reminder to add the components that set folders of the node.
 func removalNote(components []string) string {
 	folders := func(c string) bool { return c == "k3s" || c == "crio" }
 	if !slices.Contains(components, "removal") || slices.ContainsFunc(components, folders) {
@@ -78,7 +78,7 @@ func removalNote(components []string) string {
 	return "note: if the installation had the component k3s or crio, give it here, too: COMPONENTS='k3s removal'"
 }
 
-// missingPart returns the missing part of an incomplete image name.
+// missingPart returns an error that names the missing part of an incomplete image name.
 func missingPart(image string, err error) error {
 	registry, rest, found := strings.Cut(image, "/")
 	if !found || registry != "localhost" && !strings.ContainsAny(registry, ".:") {
@@ -90,8 +90,8 @@ func missingPart(image string, err error) error {
 	return err
 }
 
-// render returns the base with an image and components, as one YAML file. It reads only the folder conf.
-func render(conf, image string, components []string) ([]byte, error) {
+// renderManifest returns the base with an image and components as one YAML text. It reads only the folder conf.
+func renderManifest(conf, image string, components []string) ([]byte, error) {
 	to, err := parseImage(image)
 	if err != nil {
 		return nil, err
@@ -112,7 +112,7 @@ func render(conf, image string, components []string) ([]byte, error) {
 		return nil, err
 	}
 	files := filesys.MakeFsInMemory()
-	if err := load(files, conf); err != nil {
+	if err := loadFolder(files, conf); err != nil {
 		return nil, err
 	}
 	if err := files.WriteFile("/overlay/kustomization.yaml", data); err != nil {
@@ -139,8 +139,8 @@ func header(image string, components []string) string {
 	return s
 }
 
-// load copies a folder into a file system in memory.
-func load(to filesys.FileSystem, folder string) error {
+// loadFolder copies a folder into a file system in memory.
+func loadFolder(to filesys.FileSystem, folder string) error {
 	from := os.DirFS(folder)
 	return fs.WalkDir(from, ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {

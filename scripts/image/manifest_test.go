@@ -25,8 +25,8 @@ const (
 	testImage  = "registry.example.com/team/podlace@" + testDigest
 )
 
-// objects are the manifest's objects, one of each type.
-type objects struct {
+// manifestObjects contains the objects of the manifest, one of each type.
+type manifestObjects struct {
 	namespace core.Namespace
 	account   core.ServiceAccount
 	role      rbac.ClusterRole
@@ -35,8 +35,8 @@ type objects struct {
 	agent     apps.DaemonSet
 }
 
-// parse reads a manifest as strictly as an API server: an unknown or duplicate key is an error.
-func parse(t *testing.T, text []byte) (o objects) {
+// parseManifest reads a manifest as strictly as an API server. An unknown or duplicate key is an error.
+func parseManifest(t *testing.T, text []byte) (o manifestObjects) {
 	t.Helper()
 	want := []struct {
 		kind string
@@ -64,7 +64,7 @@ func parse(t *testing.T, text []byte) (o objects) {
 
 func rendered(t *testing.T, components ...string) []byte {
 	t.Helper()
-	text, err := render(conf, testImage, components)
+	text, err := renderManifest(conf, testImage, components)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func rendered(t *testing.T, components ...string) []byte {
 // TestManifest compares every field of the shipped manifest.
 func TestManifest(t *testing.T) {
 	text := rendered(t)
-	if diff := differences(parse(t, text), shipped(t)); diff != "" {
+	if diff := differences(parseManifest(t, text), shippedManifest(t)); diff != "" {
 		t.Error(diff)
 	}
 	if again := rendered(t); !bytes.Equal(text, again) {
@@ -82,7 +82,7 @@ func TestManifest(t *testing.T) {
 	}
 }
 
-// TestRightsAreNoticed adds rights that the manifest must not have. TestManifest would fail.
+// TestRightsAreNoticed adds forbidden rights to the manifest and checks that the comparison of TestManifest finds each right.
 func TestRightsAreNoticed(t *testing.T) {
 	text := string(rendered(t))
 	for _, change := range [][2]string{
@@ -118,14 +118,14 @@ func TestRightsAreNoticed(t *testing.T) {
 			if changed == text {
 				t.Fatalf("%q is not in the manifest", change[0])
 			}
-			if differences(parse(t, []byte(changed)), shipped(t)) == "" {
+			if differences(parseManifest(t, []byte(changed)), shippedManifest(t)) == "" {
 				t.Errorf("nothing noticed %q in place of %q", change[1], change[0])
 			}
 		})
 	}
 }
 
-// TestStrictTypes: a misspelt key and a duplicate key are errors.
+// TestStrictTypes checks that a misspelt key and a duplicate key are errors.
 func TestStrictTypes(t *testing.T) {
 	for _, text := range []string{"spec: {hostnetwork: true}", "spec: {template: {spec: {hostNetwork: true, hostNetwork: false}}}"} {
 		if err := yaml.UnmarshalStrict([]byte(text), &apps.DaemonSet{}); err == nil {
@@ -134,12 +134,12 @@ func TestStrictTypes(t *testing.T) {
 	}
 }
 
-// TestComponents renders each component of the agent, and combinations of components. TestSRIOVComponents and TestOpenShift render the
-// others.
+// TestComponents renders each component of the agent, and combinations of these components. TestSRIOVComponents and TestOpenShift render
+// all other components.
 func TestComponents(t *testing.T) {
-	vxlan := func(o *objects) { o.config.Data["config.json"] = read(t, "components/vxlan/config.json") }
-	folder := func(name, path string) func(*objects) {
-		return func(o *objects) {
+	vxlan := func(o *manifestObjects) { o.config.Data["config.json"] = read(t, "components/vxlan/config.json") }
+	folder := func(name, path string) func(*manifestObjects) {
+		return func(o *manifestObjects) {
 			for _, v := range o.agent.Spec.Template.Spec.Volumes {
 				if v.Name == name {
 					v.HostPath.Path = path
@@ -147,8 +147,9 @@ func TestComponents(t *testing.T) {
 			}
 		}
 	}
-	k3s := []func(*objects){folder("plugins", "/var/lib/rancher/k3s/data/cni"), folder("networks", "/var/lib/rancher/k3s/agent/etc/cni/net.d")}
-	removal := func(o *objects) {
+	k3s := []func(*manifestObjects){folder("plugins", "/var/lib/rancher/k3s/data/cni"),
+		folder("networks", "/var/lib/rancher/k3s/agent/etc/cni/net.d")}
+	removal := func(o *manifestObjects) {
 		everywhere := *o.agent.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable
 		everywhere.StrVal = "100%"
 		o.agent.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable = &everywhere
@@ -159,12 +160,17 @@ func TestComponents(t *testing.T) {
 		i := slices.IndexFunc(c.VolumeMounts, func(m core.VolumeMount) bool { return m.Name == "leases" })
 		leases := c.VolumeMounts[i]
 		leases.ReadOnly = false // DEL removes leases
-		// The patch moves it to the front.
+		// The patch of the component moves the mount of the leases to the front.
 		c.VolumeMounts = append([]core.VolumeMount{leases}, slices.Delete(slices.Clone(c.VolumeMounts), i, i+1)...)
 	}
-	cases := map[string][]func(*objects){
+	noroutes := func(o *manifestObjects) {
+		o.config.Data["config.json"] = read(t, "components/noroutes/config.json")
+		o.agent.Spec.Template.Spec.Containers[0].SecurityContext.Capabilities.Add = nil
+	}
+	cases := map[string][]func(*manifestObjects){
+		"noroutes": {noroutes}, "noroutes k3s": append([]func(*manifestObjects){noroutes}, k3s...),
 		"vxlan": {vxlan}, "k3s": k3s, "crio": {folder("plugins", "/usr/libexec/cni")}, "removal": {removal},
-		"vxlan k3s": append([]func(*objects){vxlan}, k3s...), "k3s removal": append([]func(*objects){removal}, k3s...),
+		"vxlan k3s": append([]func(*manifestObjects){vxlan}, k3s...), "k3s removal": append([]func(*manifestObjects){removal}, k3s...),
 	}
 	known, err := componentNames(conf)
 	if err != nil {
@@ -177,21 +183,21 @@ func TestComponents(t *testing.T) {
 	}
 	for names, changes := range cases {
 		t.Run(names, func(t *testing.T) {
-			want := shipped(t)
+			want := shippedManifest(t)
 			for _, change := range changes {
 				change(&want)
 			}
-			if diff := differences(parse(t, rendered(t, strings.Fields(names)...)), want); diff != "" {
+			if diff := differences(parseManifest(t, rendered(t, strings.Fields(names)...)), want); diff != "" {
 				t.Error(diff)
 			}
 		})
 	}
 }
 
-// differences compares two manifests. It ignores the order of volumes, because patches change it.
-func differences(got, want objects) string {
+// differences compares two manifests. It ignores the order of volumes, because patches change the order.
+func differences(got, want manifestObjects) string {
 	byName := cmpopts.SortSlices(func(a, b core.Volume) bool { return a.Name < b.Name })
-	return cmp.Diff(want, got, cmp.AllowUnexported(objects{}), byName)
+	return cmp.Diff(want, got, cmp.AllowUnexported(manifestObjects{}), byName)
 }
 
 func read(t *testing.T, name string) string {
@@ -203,7 +209,7 @@ func read(t *testing.T, name string) string {
 	return string(data)
 }
 
-// TestRemovalNote: a removal without the components that name folders prints a note.
+// TestRemovalNote checks that a removal without a component that sets folders prints a note.
 func TestRemovalNote(t *testing.T) {
 	for components, noted := range map[string]bool{"removal": true, "vxlan removal": true, "k3s removal": false,
 		"removal crio": false, "vxlan": false} {
@@ -213,7 +219,7 @@ func TestRemovalNote(t *testing.T) {
 	}
 }
 
-// TestMissingPart: an incomplete image name gives an error with the missing part.
+// TestMissingPart checks that the error of an incomplete image name contains the missing part.
 func TestMissingPart(t *testing.T) {
 	for image, says := range map[string]string{"myuser/podlace:v1": "the registry is missing, as in docker.io/myuser/podlace:v1",
 		"podlace": "the registry is missing", "registry.example.com/podlace": "the tag or the digest is missing, as in registry.example.com/podlace:v1",

@@ -19,9 +19,9 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// runPack creates an image of any files, for one platform.
+// runPack creates an image for one platform from any files.
 func runPack(args []string) error {
-	var names, entrypoint, cmd, env words
+	var names, entrypoint, cmd, env repeatedFlag
 	flags := newFlags("pack")
 	flags.Var(&names, "name", "name of the image, REGISTRY/NAME:TAG; may be repeated")
 	flags.Var(&entrypoint, "entrypoint", "one word of the entrypoint; repeat it for each word")
@@ -54,11 +54,11 @@ func runPack(args []string) error {
 		return err
 	}
 	config := v1.Config{Entrypoint: entrypoint, Cmd: cmd, Env: env, User: *user, WorkingDir: *dir}
-	return pack(*out, tags, *p, config, entries)
+	return packImage(*out, tags, *p, config, entries)
 }
 
-// pack writes an image of one platform into a tar file.
-func pack(out string, tags []name.Tag, platform v1.Platform, config v1.Config, entries []entry) error {
+// packImage writes an image of one platform into a tar file.
+func packImage(out string, tags []name.Tag, platform v1.Platform, config v1.Config, entries []imageEntry) error {
 	at := time.Unix(0, 0).UTC()
 	layer, err := newLayer(entries, at)
 	if err != nil {
@@ -83,14 +83,14 @@ func pack(out string, tags []name.Tag, platform v1.Platform, config v1.Config, e
 }
 
 // parseEntries parses the arguments of pack.
-func parseEntries(args []string) (entries []entry, err error) {
+func parseEntries(args []string) (entries []imageEntry, err error) {
 	for _, arg := range args {
 		to, from, ok := strings.Cut(arg, "=")
 		if !ok || from == "" {
 			return nil, fmt.Errorf("argument %q: want /PATH=FILE, /PATH=FOLDER, link:/PATH=TARGET or dir:/PATH=MODE", arg)
 		}
 		if link, ok := strings.CutPrefix(to, "link:"); ok {
-			entries = append(entries, entry{path: link, kind: tar.TypeSymlink, from: from, mode: 0o777})
+			entries = append(entries, imageEntry{path: link, kind: tar.TypeSymlink, from: from, mode: 0o777})
 			continue
 		}
 		if dir, ok := strings.CutPrefix(to, "dir:"); ok {
@@ -98,7 +98,7 @@ func parseEntries(args []string) (entries []entry, err error) {
 			if err != nil || mode < 0 || mode > 0o7777 {
 				return nil, fmt.Errorf("argument %q: mode %q is not octal, such as 1777", arg, from)
 			}
-			entries = append(entries, entry{path: dir, kind: tar.TypeDir, mode: mode})
+			entries = append(entries, imageEntry{path: dir, kind: tar.TypeDir, mode: mode})
 			continue
 		}
 		tree, err := readTree(to, from)
@@ -110,9 +110,9 @@ func parseEntries(args []string) (entries []entry, err error) {
 	return entries, nil
 }
 
-// readTree returns the entry of a file, or the entries of all files and links below a folder. It follows a link that is an argument
-// itself.
-func readTree(to, from string) (entries []entry, err error) {
+// readTree returns the entry of a file, or the entries of all files and links below a folder. If from is a symbolic link, readTree follows
+// the link.
+func readTree(to, from string) (entries []imageEntry, err error) {
 	from, err = filepath.EvalSymlinks(from)
 	if err != nil {
 		return nil, err
@@ -134,23 +134,23 @@ func readTree(to, from string) (entries []entry, err error) {
 	return entries, err
 }
 
-func readEntry(to, from string, d fs.DirEntry) (entry, error) {
+func readEntry(to, from string, d fs.DirEntry) (imageEntry, error) {
 	info, err := d.Info()
 	if err != nil {
-		return entry{}, err
+		return imageEntry{}, err
 	}
 	switch {
 	case d.IsDir():
-		return entry{path: to, kind: tar.TypeDir, mode: 0o755}, nil
+		return imageEntry{path: to, kind: tar.TypeDir, mode: 0o755}, nil
 	case info.Mode().Type() == fs.ModeSymlink:
 		target, err := os.Readlink(from)
-		return entry{path: to, kind: tar.TypeSymlink, from: target, mode: 0o777}, err
+		return imageEntry{path: to, kind: tar.TypeSymlink, from: target, mode: 0o777}, err
 	case !info.Mode().IsRegular():
-		return entry{}, fmt.Errorf("%s is neither a file, a link nor a folder", from)
+		return imageEntry{}, fmt.Errorf("%s is neither a file, a link nor a folder", from)
 	}
 	mode := int64(0o644)
 	if info.Mode()&0o111 != 0 {
 		mode = 0o755
 	}
-	return entry{path: to, kind: tar.TypeReg, from: from, mode: mode}, nil
+	return imageEntry{path: to, kind: tar.TypeReg, from: from, mode: mode}, nil
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
-// unpack writes the files of an archive into a new folder.
-func unpack(t *testing.T, archive string) (folder string) {
+// unpackArchive writes the files of an archive into a new folder.
+func unpackArchive(t *testing.T, archive string) (folder string) {
 	t.Helper()
 	folder = t.TempDir()
 	f, err := os.Open(archive)
@@ -52,8 +52,8 @@ func unpack(t *testing.T, archive string) (folder string) {
 	}
 }
 
-// named returns the digests in a layout's index.json by their containerd names.
-func named(t *testing.T, folder string) (index v1.ImageIndex, digests map[string]v1.Hash) {
+// digestsByName returns the digests in the index.json of a layout. The keys of the map are containerd's image names.
+func digestsByName(t *testing.T, folder string) (index v1.ImageIndex, digests map[string]v1.Hash) {
 	t.Helper()
 	index, err := layout.ImageIndexFromPath(folder)
 	if err != nil {
@@ -73,15 +73,15 @@ func named(t *testing.T, folder string) (index v1.ImageIndex, digests map[string
 	return index, digests
 }
 
-// TestPack packs an image of several files, and reads it from the layout as containerd does and from manifest.json as docker does.
+// TestPack packs an image of several files. It reads the image from the layout, like containerd, and from manifest.json, like docker.
 func TestPack(t *testing.T) {
 	dir := t.TempDir()
 	tree := filepath.Join(dir, "tree")
 	if err := os.MkdirAll(filepath.Join(tree, "sub"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	program := file(t, filepath.Join(dir, "program"), "#!", 0o700)
-	file(t, filepath.Join(tree, "sub/data"), "text", 0o600)
+	program := writeFile(t, filepath.Join(dir, "program"), "#!", 0o700)
+	writeFile(t, filepath.Join(tree, "sub/data"), "text", 0o600)
 	for to, from := range map[string]string{filepath.Join(tree, "link"): "sub/data", filepath.Join(dir, "alias"): program} {
 		if err := os.Symlink(from, to); err != nil {
 			t.Fatal(err)
@@ -105,7 +105,7 @@ func TestPack(t *testing.T) {
 	if !bytes.Equal(pack(archive), pack(filepath.Join(dir, "two.tar"))) {
 		t.Error("the same arguments gave other bytes")
 	}
-	index, digests := named(t, unpack(t, archive))
+	index, digests := digestsByName(t, unpackArchive(t, archive))
 	if len(digests) != 2 || digests["registry.example.com/a/b:1"] != digests["localhost/c:2"] {
 		t.Fatalf("names in the layout: %v", digests)
 	}
@@ -147,7 +147,7 @@ func checkPacked(t *testing.T, img v1.Image) {
 	if err != nil || len(layers) != 1 {
 		t.Fatal(layers, err)
 	}
-	byName, names := headers(t, layers[0], time.Unix(0, 0))
+	byName, names := layerHeaders(t, layers[0], time.Unix(0, 0))
 	paths := []string{"bin/", "bin/program", "bin/sh", "data/", "data/link", "data/sub/", "data/sub/data", "tmp/"}
 	if diff := cmp.Diff(paths, names); diff != "" {
 		t.Fatal(diff)
@@ -163,11 +163,11 @@ func checkPacked(t *testing.T, img v1.Image) {
 	}
 }
 
-// TestRefusedArguments: the error names the argument, and nothing is written.
+// TestRefusedArguments checks that the error of a wrong argument names the argument, and that no file is written.
 func TestRefusedArguments(t *testing.T) {
 	dir := t.TempDir()
 	out := filepath.Join(dir, "x.tar")
-	f := file(t, filepath.Join(dir, "f"), "text", 0o644)
+	f := writeFile(t, filepath.Join(dir, "f"), "text", 0o644)
 	for want, args := range map[string][]string{
 		"-name and -out are required":       {"pack", "-out", out, "/f=" + f},
 		`image name "podlace:1"`:            {"pack", "-out", out, "-name", "podlace:1", "/f=" + f},

@@ -23,8 +23,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
-// serve starts a registry that accepts only user "u" with password "p", and returns its host and port.
-func serve(t *testing.T) string {
+// serveRegistry starts a registry that accepts only user "u" with password "p", and returns its host and port.
+func serveRegistry(t *testing.T) string {
 	t.Helper()
 	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -41,10 +41,10 @@ func serve(t *testing.T) string {
 
 func smallIndex(t *testing.T) v1.ImageIndex {
 	t.Helper()
-	f := file(t, filepath.Join(t.TempDir(), "f"), "text", 0o644)
+	f := writeFile(t, filepath.Join(t.TempDir(), "f"), "text", 0o644)
 	index := v1.ImageIndex(empty.Index)
 	for _, p := range platforms() {
-		layer, err := newLayer([]entry{{path: "/" + p.Architecture, kind: tar.TypeReg, from: f, mode: 0o644}}, time.Unix(0, 0))
+		layer, err := newLayer([]imageEntry{{path: "/" + p.Architecture, kind: tar.TypeReg, from: f, mode: 0o644}}, time.Unix(0, 0))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -57,9 +57,9 @@ func smallIndex(t *testing.T) v1.ImageIndex {
 	return index
 }
 
-// TestPush pushes with the credentials that docker login has saved, and pulls the same images.
+// TestPush pushes images with the credentials that docker login saved, and checks that a pull returns the same images.
 func TestPush(t *testing.T) {
-	host, index := serve(t), smallIndex(t)
+	host, index := serveRegistry(t), smallIndex(t)
 	tag, err := imageName(host + "/team/podlace:v1")
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +76,7 @@ func TestPush(t *testing.T) {
 		}
 	}
 
-	file(t, filepath.Join(login, "config.json"), fmt.Sprintf(`{"auths": {%q: {"username": "u", "password": "p"}}}`, host), 0o600)
+	writeFile(t, filepath.Join(login, "config.json"), fmt.Sprintf(`{"auths": {%q: {"username": "u", "password": "p"}}}`, host), 0o600)
 	if err := pushIndex(tag, index); err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func TestPush(t *testing.T) {
 	}
 }
 
-// TestPushToNowhere: the error names the image and the failed step.
+// TestPushToNowhere checks that the error of a failed push names the image and the failed step.
 func TestPushToNowhere(t *testing.T) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	host := strings.TrimPrefix(server.URL, "http://")

@@ -14,12 +14,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// shipped returns the expected manifest: every object of Podlace in a cluster.
-func shipped(t *testing.T) objects {
+// shippedManifest returns the expected objects of the shipped manifest.
+func shippedManifest(t *testing.T) manifestObjects {
 	t.Helper()
 	const level = "pod-security.kubernetes.io/"
 	inNamespace := meta.ObjectMeta{Name: "podlace-node", Namespace: "podlace"}
-	return objects{
+	return manifestObjects{
 		namespace: core.Namespace{TypeMeta: kind("v1", "Namespace"), ObjectMeta: meta.ObjectMeta{Name: "podlace",
 			Labels: map[string]string{level + "enforce": "privileged", level + "audit": "privileged", level + "warn": "privileged"}}},
 		account: core.ServiceAccount{TypeMeta: kind("v1", "ServiceAccount"), ObjectMeta: inNamespace, AutomountServiceAccountToken: new(false)},
@@ -103,7 +103,7 @@ func get(path string) core.ProbeHandler {
 	return core.ProbeHandler{HTTPGet: &core.HTTPGetAction{Host: "127.0.0.1", Port: intstr.FromInt32(9810), Path: path}}
 }
 
-// TestImageNames: the manifest accepts only complete names, because there is no public image for a short name.
+// TestImageNames checks that only a complete image name gives a manifest. There is no public image with a short name.
 func TestImageNames(t *testing.T) {
 	for image, want := range map[string]string{
 		"registry.example.com/podlace:v1":               "registry.example.com/podlace:v1",
@@ -111,12 +111,12 @@ func TestImageNames(t *testing.T) {
 		"registry.example.com/podlace@" + testDigest:    "registry.example.com/podlace@" + testDigest,
 		"registry.example.com/podlace:v1@" + testDigest: "registry.example.com/podlace@" + testDigest,
 	} {
-		text, err := render(conf, image, nil)
+		text, err := renderManifest(conf, image, nil)
 		if err != nil {
 			t.Error(err)
 			continue
 		}
-		if got := parse(t, text).agent.Spec.Template.Spec.Containers[0].Image; got != want {
+		if got := parseManifest(t, text).agent.Spec.Template.Spec.Containers[0].Image; got != want {
 			t.Errorf("%s became %s, want %s", image, got, want)
 		}
 	}
@@ -129,11 +129,12 @@ func TestImageNames(t *testing.T) {
 		"registry.example.com/Podlace:v1":     "want REGISTRY/NAME",
 		"a b/c:v1":                            "want REGISTRY/NAME",
 	} {
-		if _, err := render(conf, image, nil); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := renderManifest(conf, image, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want it to say %s", image, err, want)
 		}
 	}
-	if _, err := render(conf, testImage, []string{"vxlna"}); err == nil || !strings.Contains(err.Error(), `"vxlna"; there are crio, dra, k3s`) {
+	_, err := renderManifest(conf, testImage, []string{"vxlna"})
+	if err == nil || !strings.Contains(err.Error(), `"vxlna"; there are crio, dra, k3s`) {
 		t.Errorf("an unknown component: %v", err)
 	}
 }

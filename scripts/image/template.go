@@ -8,36 +8,36 @@ import (
 	"strings"
 )
 
-// line is a line of an object, and the choices of components with which the object has it, one bit for each choice.
-type line struct {
+// mergedLine is a line of an object, with a bit set of the choices of components for which the object contains this line.
+type mergedLine struct {
 	text string
 	in   uint64
 }
 
-// mergeLines adds the text of an object to the merged lines of its other texts. The lines of one choice keep their order, so they are again
-// its text.
-func mergeLines(merged []line, text []string, in uint64) (all []line) {
+// mergeLines adds a further text of an object to the merged lines. The lines of each choice keep their order and therefore still form the
+// text of this choice.
+func mergeLines(merged []mergedLine, text []string, in uint64) (all []mergedLine) {
 	common := commonLines(merged, text)
 	i, j := 0, 0
 	for i < len(merged) || j < len(text) {
 		switch {
 		case i < len(merged) && j < len(text) && merged[i].text == text[j]:
-			all = append(all, line{text[j], merged[i].in | in})
+			all = append(all, mergedLine{text[j], merged[i].in | in})
 			i, j = i+1, j+1
 		case j == len(text) || i < len(merged) && common[i+1][j] >= common[i][j+1]:
 			all = append(all, merged[i])
 			i++
 		default:
-			all = append(all, line{text[j], in})
+			all = append(all, mergedLine{text[j], in})
 			j++
 		}
 	}
 	return all
 }
 
-// units splits the text of an object into lines. The lines of a list's item that has no list inside form one unit, so that similar items,
-// such as volumes, are not mixed.
-func units(text string) (all []string) {
+// splitUnits splits the text of an object into lines. A list item without an inner list is one unit of several lines, so that lines of
+// similar items, such as volumes, are not mixed.
+func splitUnits(text string) (all []string) {
 	lines := strings.Split(text, "\n")
 	for i := 0; i < len(lines); {
 		end := i + 1
@@ -58,8 +58,9 @@ func hasList(lines []string) bool {
 	return slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(strings.TrimLeft(l, " "), "- ") })
 }
 
-// commonLines returns how many lines the ends of both have in common, from each line on.
-func commonLines(merged []line, text []string) [][]int {
+// commonLines returns a table. Its element [i][j] is the length of the longest common subsequence of merged from line i and text from line
+// j.
+func commonLines(merged []mergedLine, text []string) [][]int {
 	common := make([][]int, len(merged)+1)
 	for i := range common {
 		common[i] = make([]int, len(text)+1)
@@ -76,13 +77,13 @@ func commonLines(merged []line, text []string) [][]int {
 	return common
 }
 
-// literal is a component that is chosen, or not.
-type literal struct {
+// componentLiteral is a condition that a component is chosen or is not chosen.
+type componentLiteral struct {
 	text string
 	in   uint64
 }
 
-func literals(components []string, choices [][]string) (all []literal) {
+func allLiterals(components []string, choices [][]string) (all []componentLiteral) {
 	everything := uint64(1)<<len(choices) - 1
 	for _, c := range components {
 		var in uint64
@@ -91,13 +92,14 @@ func literals(components []string, choices [][]string) (all []literal) {
 				in |= 1 << i
 			}
 		}
-		all = append(all, literal{".Values." + c, in}, literal{"(not .Values." + c + ")", everything &^ in})
+		all = append(all, componentLiteral{".Values." + c, in}, componentLiteral{"(not .Values." + c + ")", everything &^ in})
 	}
 	return all
 }
 
-// condition returns a shortest condition that is true in the choices of in, among those of scope.
-func condition(all []literal, in, scope uint64) (string, error) {
+// shortestCondition returns the shortest condition that is true for the choices in the set in and false for all other choices in the set
+// scope.
+func shortestCondition(all []componentLiteral, in, scope uint64) (string, error) {
 	for size := 1; size <= 3; size++ {
 		if text, ok := conditionOf(all, size, nil, in, scope); ok {
 			return text, nil
@@ -106,8 +108,8 @@ func condition(all []literal, in, scope uint64) (string, error) {
 	return "", fmt.Errorf("no condition of three components selects the choices %b of %b", in, scope)
 }
 
-// conditionOf returns "and" or "or" of as many more literals as size.
-func conditionOf(all []literal, size int, chosen []literal, in, scope uint64) (string, bool) {
+// conditionOf returns a condition that joins the chosen literals and size further literals by "and" or by "or".
+func conditionOf(all []componentLiteral, size int, chosen []componentLiteral, in, scope uint64) (string, bool) {
 	if size > 0 {
 		for i, l := range all {
 			if text, ok := conditionOf(all[i+1:], size-1, append(slices.Clone(chosen), l), in, scope); ok {
@@ -135,8 +137,8 @@ func conditionOf(all []literal, size int, chosen []literal, in, scope uint64) (s
 	return "", false
 }
 
-// template returns the template of an object: its lines, each group under the condition of the components that have it.
-func template(merged []line, all []literal, choices int) (string, error) {
+// objectTemplateText returns the template of an object. Each group of lines is under the condition of the components that need these lines.
+func objectTemplateText(merged []mergedLine, all []componentLiteral, choices int) (string, error) {
 	everything := uint64(1)<<choices - 1
 	scope := uint64(0)
 	for _, l := range merged {
@@ -150,7 +152,7 @@ func template(merged []line, all []literal, choices int) (string, error) {
 			body.WriteString(g.text)
 			continue
 		}
-		when, err := condition(all, g.in, scope)
+		when, err := shortestCondition(all, g.in, scope)
 		if err != nil {
 			return "", fmt.Errorf("%w: %s", err, g.text)
 		}
@@ -164,17 +166,17 @@ func template(merged []line, all []literal, choices int) (string, error) {
 	if scope == everything {
 		return body.String(), nil
 	}
-	when, err := condition(all, scope, everything)
+	when, err := shortestCondition(all, scope, everything)
 	return fmt.Sprintf("{{- if %s }}\n%s{{- end }}\n", when, body.String()), err
 }
 
-// groupLines joins neighbouring lines of the same choices.
-func groupLines(lines []line) (groups []line) {
+// groupLines joins neighbouring lines with the same choices.
+func groupLines(lines []mergedLine) (groups []mergedLine) {
 	for _, l := range lines {
 		if n := len(groups); n > 0 && groups[n-1].in == l.in {
 			groups[n-1].text += l.text + "\n"
 		} else {
-			groups = append(groups, line{l.text + "\n", l.in})
+			groups = append(groups, mergedLine{l.text + "\n", l.in})
 		}
 	}
 	return groups

@@ -10,14 +10,14 @@ import (
 	"strings"
 )
 
-// value is a value of the chart that is not a component.
-type value struct {
+// chartValue is a value of the chart that is not the switch of a component.
+type chartValue struct {
 	name, initial, comment string
 	schema                 map[string]any
 }
 
-func otherValues(config map[string]any) []value {
-	return []value{
+func otherValues(config map[string]any) []chartValue {
+	return []chartValue{
 		{"config", "{}", `Keys of podlace-node's config.json. They override those of the components. See "Configuration of the agent" in docs/CLUSTER.md.`,
 			config},
 		{"conflist", `""`, "Text of the conflist, by --set-file conflist=FILE. Empty: the shipped 10-podlace.conflist.", map[string]any{"type": "string"}},
@@ -28,8 +28,8 @@ func otherValues(config map[string]any) []value {
 
 const imageComment = "Image of Podlace that the nodes can pull: REGISTRY/NAME@sha256:DIGEST or REGISTRY/NAME:TAG."
 
-// comment returns the comment at the start of a file, without the license, as one line.
-func comment(file string) (string, error) {
+// headComment returns the comment at the start of a file as one line, without the license.
+func headComment(file string) (string, error) {
 	data, err := os.ReadFile(file)
 	var words []string
 	for line := range strings.Lines(string(data)) {
@@ -44,7 +44,7 @@ func comment(file string) (string, error) {
 	return strings.Join(words, " "), err
 }
 
-// values returns values.yaml.
+// values returns the text of values.yaml.
 func values(image string, components []string, comments map[string]string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s\nimage: %q\n\n# Components, as in conf/cluster/README.md.\n", imageComment, image)
@@ -57,7 +57,7 @@ func values(image string, components []string, comments map[string]string) strin
 	return b.String()
 }
 
-// valuesSchema returns values.schema.json. The schema of the value config is that of podlace-node's configuration.
+// valuesSchema returns the text of values.schema.json. The schema of the value config is the schema of podlace-node's configuration.
 func valuesSchema(conf string, components []string, comments map[string]string) (string, error) {
 	data, err := os.ReadFile(filepath.Join(conf, "..", "schema", "podlace-node.schema.json"))
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestSliceRefused (failure 20): if the API server refuses slices, the old slices stay, the daemon logs one line and counts the
-// refusal, and the device plugin API continues. The daemon writes the slices once the API server accepts them.
+// TestSliceRefused (failure 20): the API server refuses slices. The old slices stay, the daemon logs one line and counts the refusal, and
+// the device plugin API still works. The daemon writes the slices once the API server accepts them again.
 func TestSliceRefused(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := prepare(t, setup{config: half})
@@ -69,7 +69,8 @@ spec: {policyName: ` + name + `, validationActions: [Deny]}
 	}
 }
 
-// TestNodeName (failure 30): a daemon whose node name differs from the Node object publishes nothing and logs that once. It retries.
+// TestNodeName (failure 30): no Node object has the node name of the daemon. The daemon publishes nothing and logs the problem once. The
+// daemon retries.
 func TestNodeName(t *testing.T) {
 	l := prepare(t, setup{config: half})
 	l.flags = []string{"--node-name", "node9"} // the last flag takes effect

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command calico stands in for Calico's main plugin in tests. Like Calico, it connects a pod by a veth pair without a bridge. The
-// pod's addresses have no subnet. No host has the IPv4 address of the pod's gateway; the node answers ARP requests for it (proxy_arp).
-// The IPv6 gateway is the node's link-local address. The node has a route to each pod. The result names no interface of the pod. The
-// configured IPAM plugin assigns the addresses; the node's pod CIDRs replace usePodCidr and usePodCidrIPv6.
+// Command calico is a test double of Calico's main plugin. Like Calico, it connects a pod by a veth pair without a bridge. The pod's
+// addresses have no subnet. The pod's IPv4 gateway is an address that no machine has, and the node answers ARP requests for this address
+// (proxy_arp). The IPv6 gateway is the node's link-local address. The node has a route to each pod. The result contains no interface of the
+// pod. The configured IPAM plugin assigns the addresses. The node's pod CIDRs replace usePodCidr and usePodCidrIPv6 in the IPAM
+// configuration.
 package main
 
 import (
@@ -28,20 +29,20 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The node's values, which Calico reads from the API server.
+// These are constants in place of values that Calico reads from the API server.
 const (
 	podCIDR     = "10.73.0.0/24"
 	podCIDRIPv6 = "fd73::/64"
 )
 
-// The gateways of the pods. The kernel derives the second one from the first MAC address.
+// These are the MAC of the host side and the gateways of the pods. The kernel derives the IPv6 gateway from hostMAC.
 const (
 	hostMAC     = "ee:ee:ee:ee:ee:ee"
 	gateway     = "169.254.1.1"
 	gatewayIPv6 = "fe80::ecee:eeff:feee:eeee"
 )
 
-type config struct {
+type netConfig struct {
 	CNIVersion string `json:"cniVersion"`
 	IPAM       struct {
 		Type string `json:"type"`
@@ -50,7 +51,7 @@ type config struct {
 }
 
 func main() {
-	var conf config
+	var conf netConfig
 	if err := run(&conf); err != nil {
 		answer, _ := json.Marshal(types.Error{Code: types.ErrInternal, Msg: "calico: " + err.Error()})
 		fmt.Println(string(answer))
@@ -58,7 +59,7 @@ func main() {
 	}
 }
 
-func run(conf *config) error {
+func run(conf *netConfig) error {
 	stdin, err := io.ReadAll(os.Stdin)
 	if err != nil {
 		return err
@@ -72,14 +73,14 @@ func run(conf *config) error {
 	case "ADD":
 		return add(conf)
 	case "DEL":
-		_, err := conf.ipam()
+		_, err := conf.runIPAM()
 		return errors.Join(err, del())
 	}
 	return nil // Calico's CHECK checks nothing
 }
 
-// ipam runs the IPAM plugin with this plugin's verb.
-func (c *config) ipam() ([]byte, error) {
+// runIPAM runs the IPAM plugin with the verb of the current call.
+func (c *netConfig) runIPAM() ([]byte, error) {
 	for _, dir := range filepath.SplitList(os.Getenv("CNI_PATH")) {
 		path := filepath.Join(dir, c.IPAM.Type)
 		if _, err := os.Stat(path); err != nil {
@@ -96,7 +97,7 @@ func (c *config) ipam() ([]byte, error) {
 	return nil, fmt.Errorf("no %s in %s", c.IPAM.Type, os.Getenv("CNI_PATH"))
 }
 
-// linkName returns the name of the host side: eleven digits of a hash of the pod's name.
+// linkName returns the name of the host side. The name contains eleven digits of a hash of the pod's name.
 func linkName() string {
 	pod := map[string]string{}
 	for _, pair := range strings.Split(os.Getenv("CNI_ARGS"), ";") {
@@ -107,8 +108,8 @@ func linkName() string {
 	return "cali" + hex.EncodeToString(sum[:])[:11]
 }
 
-func add(conf *config) error {
-	out, err := conf.ipam()
+func add(conf *netConfig) error {
+	out, err := conf.runIPAM()
 	if err != nil {
 		return err
 	}
@@ -172,7 +173,7 @@ func connect(pods []netip.Prefix) error {
 	return errors.Join(setUpHost(host, hostSide, pods), setUpPod(inside, podSide, pods))
 }
 
-// setUpHost configures the node as Calico's agent does, except for route_localnet: the tested plugin sets it.
+// setUpHost configures the node like Calico's agent. It does not set route_localnet, because the tested plugin must set this sysctl.
 func setUpHost(host *kernel.Node, link kernel.Link, pods []netip.Prefix) error {
 	err := errors.Join(host.Set(
 		kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"},

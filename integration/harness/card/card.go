@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package card gives a test's network namespace a network card with VFs. Veth pairs stand in for the interfaces, files for sysfs, and
-// a server for the device plugin. The test decides which VFs the pod has. The package serves programs that read /sys and ask the
-// device plugin.
+// Package card simulates a network card with VFs in the network namespace of a test. Veth pairs replace the interfaces, files replace
+// sysfs, and a server replaces the device plugin. The test chooses the VFs of the pod. The tested programs read /sys and connect to the
+// device plugin as usual.
 package card
 
 import (
@@ -28,23 +28,23 @@ import (
 // Resource is the resource name of all VFs.
 const Resource = "example.com/fast"
 
-// The pod that has VFs. Other pods have none.
+// Only the pod with this namespace and name has VFs.
 const podNamespace, podName = "shop", "web-0"
 
-// vfs is the number of VFs of the card.
-const vfs = 4
+// vfCount is the number of VFs on the card.
+const vfCount = 4
 
 // Address returns the PCI address of VF i. The VF's interface is ens0f0v<i>, and the other end of the veth pair is ens0f0v<i>peer.
 func Address(i int) string { return fmt.Sprintf("0000:11:02.%d", i) }
 
-// Name returns the name of VF i's interface on the node.
+// Name returns the name of the interface of VF i on the node.
 func Name(i int) string { return fmt.Sprint(pfName, "v", i) }
 
 const pfName = "ens0f0"
 
 func peerOf(i int) string { return Name(i) + "peer" }
 
-// Card is the node's network card.
+// Card is the simulated network card of the node.
 type Card struct {
 	testing.TB
 	mutex   sync.Mutex
@@ -56,22 +56,22 @@ type Card struct {
 func New(t testing.TB, n int) *Card {
 	t.Helper()
 	c := &Card{TB: t}
-	sysfs := pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: vfs})
+	sysfs := pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: vfCount})
 	must(t, syscall.Mount(sysfs, "/sys", "", syscall.MS_BIND|syscall.MS_REC, ""))
 	t.Cleanup(func() { must(t, syscall.Unmount("/sys", syscall.MNT_DETACH)) })
 	var first []int
-	for i := range vfs {
+	for i := range vfCount {
 		addVF(t, Name(i))
 		if i < n {
 			first = append(first, i)
 		}
 	}
 	c.Allocate(first...)
-	c.serve()
+	c.serveDevices()
 	return c
 }
 
-// Allocate replaces the allocation of the pod shop/web-0 by these VFs.
+// Allocate sets the VFs of the pod shop/web-0 and replaces an earlier allocation.
 func (c *Card) Allocate(vfs ...int) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -82,14 +82,15 @@ func (c *Card) Allocate(vfs ...int) {
 	}
 }
 
-// Claim lets pods also have VFs by the claims in claim.Folder that the kubelet of a root folder has prepared.
+// Claim adds VFs of prepared ResourceClaims to the answers of the device plugin. The records of the claims are in claim.Folder. kubelet is
+// the root folder of the kubelet.
 func (c *Card) Claim(kubelet string) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	c.claims = claim.NewCache(claim.Folder, kubelet)
 }
 
-func (c *Card) answer(_ context.Context, q allocation.Question) allocation.Answer {
+func (c *Card) answerQuestion(_ context.Context, q allocation.Question) allocation.Answer {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	a := allocation.Answer{Resources: q.Resources, UID: q.UID}
@@ -108,8 +109,8 @@ func (c *Card) answer(_ context.Context, q allocation.Question) allocation.Answe
 	return a
 }
 
-// write creates the sysfs folder of a device with these interface names.
-func write(folder string, names []string) error {
+// writeNames creates the sysfs folder net of a device with the given interface names.
+func writeNames(folder string, names []string) error {
 	err := os.RemoveAll(folder)
 	for _, name := range names {
 		at := filepath.Join(folder, name)
@@ -142,9 +143,9 @@ func addVF(t testing.TB, name string) {
 	})
 }
 
-// Leave moves a VF's interface to the node, as the kernel does when the VF's namespace is removed. The interface is down and keeps its
-// name in the namespace, or gets a generated name if the node already has one of that name. The caller may then close the namespace;
-// otherwise the kernel would delete the veth pair with it.
+// Leave moves a VF's interface to the node, like the kernel when the pod's namespace is removed. The interface is down. It keeps the name
+// that it had in the namespace, or gets a generated name if the node already has an interface of this name. Call Leave before the namespace
+// is closed, because the kernel deletes a veth pair together with the namespace.
 func Leave(t testing.TB, netns, name string) {
 	t.Helper()
 	host := openHost(t)
@@ -179,8 +180,8 @@ func Leave(t testing.TB, netns, name string) {
 	Tell(t)
 }
 
-// Tell updates the stand-in for sysfs with the names of the VFs' interfaces on the node; the kernel updates the real sysfs by itself.
-// Tests call Tell between plugin calls. The stand-in also keeps each VF's original name, so that a plugin finds the interface
+// Tell updates the simulated sysfs with the names of the VFs' interfaces on the node, because the kernel updates only the real sysfs. Tests
+// call Tell between plugin calls. The simulated sysfs always contains the original name of each VF, so that a plugin finds the interface
 // immediately after its return to the node.
 func Tell(t testing.TB) {
 	t.Helper()
@@ -198,19 +199,19 @@ func Tell(t testing.TB) {
 			strange[link.Peer] = link.Name
 		}
 	}
-	for i := range vfs {
+	for i := range vfCount {
 		peer, err := net.InterfaceByName(peerOf(i))
 		must(t, err)
 		names := []string{Name(i)}
 		if name := strange[peer.Index]; name != "" {
 			names = append(names, name)
 		}
-		must(t, write(filepath.Join(pcitest.Folder(t, "/sys", Address(i)), "net"), names))
+		must(t, writeNames(filepath.Join(pcitest.Folder(t, "/sys", Address(i)), "net"), names))
 	}
 }
 
-// serve answers requests as the device plugin.
-func (c *Card) serve() {
+// serveDevices starts the server that replaces the device plugin.
+func (c *Card) serveDevices() {
 	c.Helper()
 	must(c, os.MkdirAll(filepath.Dir(allocation.Socket), 0o700))
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: allocation.Socket, Net: "unix"})
@@ -219,7 +220,7 @@ func (c *Card) serve() {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		allocation.Serve(ctx, listener, c.answer, slog.New(slog.DiscardHandler))
+		allocation.Serve(ctx, listener, c.answerQuestion, slog.New(slog.DiscardHandler))
 	}()
 	c.Cleanup(func() { cancel(); <-done; _ = os.Remove(allocation.Socket) })
 }

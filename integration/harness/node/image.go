@@ -15,7 +15,7 @@ import (
 	"strings"
 )
 
-// Image is the node's only image. It contains only busybox.
+// Image is the name of the only image on the node. The image contains only busybox.
 const Image = "podlace.test/busybox:1"
 
 const (
@@ -25,8 +25,8 @@ const (
 	typeLayer    = "application/vnd.oci.image.layer.v1.tar"
 )
 
-// idle is the command of a sandbox. It waits for SIGTERM or SIGINT.
-var idle = []string{"/bin/sh", "-c", `trap "exit 0" TERM INT; while :; do sleep 3600 & wait $!; done`}
+// idleCommand is the command of a pod sandbox's container. The command waits for SIGTERM or SIGINT.
+var idleCommand = []string{"/bin/sh", "-c", `trap "exit 0" TERM INT; while :; do sleep 3600 & wait $!; done`}
 
 type descriptor struct {
 	MediaType   string            `json:"mediaType"`
@@ -35,21 +35,21 @@ type descriptor struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-// archive is an OCI image layout as one tar file.
-type archive struct {
+// imageArchive writes an OCI image layout as one tar file.
+type imageArchive struct {
 	tar *tar.Writer
 }
 
-// writeImage writes the image, which contains only busybox. Sandboxes and containers use it.
+// writeImage writes the image with busybox, which all sandboxes and containers use.
 func writeImage(path, busybox string) error {
 	layer, err := busyboxLayer(busybox)
 	if err != nil {
 		return err
 	}
-	return writeArchive(path, Image, map[string]any{"Entrypoint": idle, "Env": []string{"PATH=/bin"}}, layer)
+	return writeArchive(path, Image, map[string]any{"Entrypoint": idleCommand, "Env": []string{"PATH=/bin"}}, layer)
 }
 
-// WriteProgram writes an image that contains only one program, in its root folder and without libraries.
+// WriteProgram writes an image that contains only one program, in the root folder of the image and without libraries.
 func WriteProgram(path, name, program string) error {
 	data, err := os.ReadFile(program)
 	if err != nil {
@@ -69,7 +69,7 @@ func WriteProgram(path, name, program string) error {
 // writeArchive writes an image of one layer.
 func writeArchive(path, name string, config map[string]any, layer []byte) error {
 	var out bytes.Buffer
-	a := archive{tar.NewWriter(&out)}
+	a := imageArchive{tar.NewWriter(&out)}
 	if err := a.image(name, config, layer); err != nil {
 		return fmt.Errorf("image %s: %w", name, err)
 	}
@@ -79,7 +79,7 @@ func writeArchive(path, name string, config map[string]any, layer []byte) error 
 	return os.WriteFile(path, out.Bytes(), 0o600)
 }
 
-// WriteImage writes the image to a file that `ctr images import` takes.
+// WriteImage writes the image with busybox to a file for `ctr images import`.
 func WriteImage(path string) error {
 	busybox, err := staticBusybox()
 	if err != nil {
@@ -128,7 +128,7 @@ func writeFile(t *tar.Writer, name string, data []byte, mode int64) error {
 	return err
 }
 
-func (a archive) image(name string, settings map[string]any, layer []byte) error {
+func (a imageArchive) image(name string, settings map[string]any, layer []byte) error {
 	rootfs, err := a.blob(typeLayer, layer)
 	if err != nil {
 		return err
@@ -162,7 +162,7 @@ func (a archive) image(name string, settings map[string]any, layer []byte) error
 	return writeFile(a.tar, "oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`), 0o644)
 }
 
-func (a archive) json(mediaType string, v any) (descriptor, error) {
+func (a imageArchive) json(mediaType string, v any) (descriptor, error) {
 	data, err := json.Marshal(v)
 	if err != nil {
 		return descriptor{}, err
@@ -170,7 +170,7 @@ func (a archive) json(mediaType string, v any) (descriptor, error) {
 	return a.blob(mediaType, data)
 }
 
-func (a archive) blob(mediaType string, data []byte) (descriptor, error) {
+func (a imageArchive) blob(mediaType string, data []byte) (descriptor, error) {
 	sum := fmt.Sprintf("%x", sha256.Sum256(data))
 	d := descriptor{MediaType: mediaType, Digest: "sha256:" + sum, Size: len(data)}
 	return d, writeFile(a.tar, filepath.Join("blobs", "sha256", sum), data, 0o644)

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package node runs a test binary inside a Kubernetes-like node that is made for
-// the run (scripts/node.sh).
+// Package node runs a test binary inside a temporary node with a container runtime, which scripts/node.sh creates.
 //
-// The binary has two lives: the first, on the machine, starts the node and runs
-// the binary again inside it; the second, in the node, runs the tests.
+// The binary runs twice. The first run starts the node on the machine, and
+// starts the second run inside the node. The second run executes the tests.
 //
 //	PODLACE_BIN   folder of the plugins (default ../../../bin)
 //	CONTAINERD    containerd to run instead of the one in PATH, 1.6 or newer
@@ -28,14 +27,14 @@ const (
 	skipEnv   = "PODLACE_TEST_SKIP"
 )
 
-// Lab is a node with the preconditions of its tests.
+// Lab describes the preconditions of tests in a node.
 type Lab struct {
 	Needs func() error // returns an Unmet if the tests need something that is missing; may be nil
 	Warm  func() error // runs first in the node
 	Env   []string     // additional environment of scripts/node.sh
 }
 
-// Unmet names a missing precondition, because of which the tests are skipped.
+// Unmet is an error that names a missing precondition. The tests skip because of this error.
 type Unmet string
 
 func (e Unmet) Error() string { return string(e) }
@@ -48,20 +47,20 @@ func Skip(t testing.TB) {
 	}
 }
 
-// Main runs the tests in a node and returns the exit code; TestMain calls it.
+// Main runs the tests in a node and returns the exit code. TestMain calls Main.
 func (l Lab) Main(m *testing.M) int {
 	flag.Parse()
 	switch {
 	case os.Getenv(insideEnv) != "":
-		return l.inside(m)
+		return l.runInside(m)
 	case flag.Lookup("test.list").Value.String() != "":
 		return m.Run()
 	}
-	setup, err := l.prerequisites()
+	setup, err := l.findFiles()
 	var unmet Unmet
 	switch {
 	case err == nil:
-		return outside(setup)
+		return runOutside(setup)
 	case !errors.As(err, &unmet) || os.Getenv("KERNELTEST") == "require":
 		fmt.Println("FAIL: no node:", err)
 		return 1
@@ -70,8 +69,8 @@ func (l Lab) Main(m *testing.M) int {
 	return m.Run()
 }
 
-// inside runs the tests in the node.
-func (l Lab) inside(m *testing.M) int {
+// runInside runs the tests. It runs inside the node.
+func (l Lab) runInside(m *testing.M) int {
 	if err := l.Warm(); err != nil {
 		fmt.Println("FAIL: the node's first steps:", err)
 		return 1
@@ -79,8 +78,8 @@ func (l Lab) inside(m *testing.M) int {
 	return m.Run()
 }
 
-// outside starts the node, runs this program again inside it, and checks that nothing of the node remains.
-func outside(s setup) int {
+// runOutside starts the node, runs this program again inside the node, and checks that no state of the node remains on the machine.
+func runOutside(s nodeFiles) int {
 	dir, err := os.MkdirTemp("", "podlace-node-")
 	if err != nil {
 		fmt.Println("FAIL:", err)
@@ -96,40 +95,40 @@ func outside(s setup) int {
 	if code != 0 {
 		fmt.Print(logTail(dir))
 	}
-	if err := n.stop(); err != nil {
+	if err := n.stopNode(); err != nil {
 		fmt.Println("FAIL: end of the node:", err)
 		return 1
 	}
 	return code
 }
 
-// setup contains the absolute paths of the files that a node needs.
-type setup struct {
+// nodeFiles contains the absolute paths of files that a node needs.
+type nodeFiles struct {
 	script, plugins, busybox string
 	env                      []string
 }
 
-// prerequisites returns the files that a node needs, or the reason why the node cannot start.
-func (l Lab) prerequisites() (setup, error) {
-	var s setup
+// findFiles finds the files that a node needs. The error is the reason why the node cannot start.
+func (l Lab) findFiles() (nodeFiles, error) {
+	var s nodeFiles
 	var err error
 	if s.script, err = filepath.Abs("../../../scripts/node.sh"); err != nil {
-		return setup{}, err
+		return nodeFiles{}, err
 	}
 	out, err := exec.Command(s.script, "check").CombinedOutput()
 	var exit *exec.ExitError
 	switch {
 	case errors.As(err, &exit):
-		return setup{}, Unmet(bytes.TrimSpace(out))
+		return nodeFiles{}, Unmet(bytes.TrimSpace(out))
 	case err != nil:
-		return setup{}, err
+		return nodeFiles{}, err
 	}
 	if s.busybox, err = staticBusybox(); err != nil {
-		return setup{}, err
+		return nodeFiles{}, err
 	}
 	if l.Needs != nil {
 		if err := l.Needs(); err != nil {
-			return setup{}, err
+			return nodeFiles{}, err
 		}
 	}
 	s.env = l.Env
@@ -151,13 +150,13 @@ func Plugins() (string, error) {
 	return dir, nil
 }
 
-// staticBusybox finds a busybox that runs in an image without libraries.
+// staticBusybox returns the path of a statically linked busybox, which an image without libraries needs.
 func staticBusybox() (string, error) {
 	path, err := exec.LookPath("busybox")
 	if err != nil {
 		return "", Unmet("missing: a statically linked busybox")
 	}
-	if linked, err := dynamic(path); err != nil || linked {
+	if linked, err := isDynamic(path); err != nil || linked {
 		return "", Unmet("missing: a statically linked busybox; " + path + " is not")
 	}
 	return path, nil

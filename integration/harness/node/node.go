@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/conf"
 )
 
-// node is a running scripts/node.sh.
-type node struct {
+// runningNode is a node that a running scripts/node.sh has created.
+type runningNode struct {
 	dir, script string
 	cmd         *exec.Cmd
 	input       io.Closer // closing it ends the node; the kernel closes it if this process is killed
@@ -28,8 +28,8 @@ type node struct {
 	sysctls     map[string]string // previous values
 }
 
-// sysctls are the machine-wide parameters that a kubelet sets from any namespace.
-func sysctls() map[string]string {
+// kubeletSysctls returns the values of sysctls that a kubelet sets. These sysctls belong to the machine, not to a namespace.
+func kubeletSysctls() map[string]string {
 	values := map[string]string{}
 	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"} {
 		data, _ := os.ReadFile("/proc/sys/" + name)
@@ -38,11 +38,11 @@ func sysctls() map[string]string {
 	return values
 }
 
-func startNode(dir string, s setup) (*node, error) {
+func startNode(dir string, s nodeFiles) (*runningNode, error) {
 	if err := fillFolder(dir, s); err != nil {
 		return nil, err
 	}
-	n := &node{dir: dir, script: s.script, cmd: exec.Command(s.script, "run", dir), sysctls: sysctls()}
+	n := &runningNode{dir: dir, script: s.script, cmd: exec.Command(s.script, "run", dir), sysctls: kubeletSysctls()}
 	n.cmd.Env = append(append(os.Environ(), "CNI_BIN="+s.plugins), s.env...)
 	n.cmd.Stderr = os.Stderr
 	input, err := n.cmd.StdinPipe()
@@ -58,13 +58,13 @@ func startNode(dir string, s setup) (*node, error) {
 	}
 	n.input, n.group = input, "podlace-node-"+strconv.Itoa(n.cmd.Process.Pid)
 	if err := n.waitReady(output); err != nil {
-		return nil, errors.Join(err, n.stop())
+		return nil, errors.Join(err, n.stopNode())
 	}
 	return n, nil
 }
 
-// fillFolder writes the input of node.sh: the shipped conflist and the image.
-func fillFolder(dir string, s setup) error {
+// fillFolder writes the input files of node.sh, which are the shipped conflist and the image.
+func fillFolder(dir string, s nodeFiles) error {
 	conflist, err := conf.Conflist(conf.Default)
 	if err != nil {
 		return err
@@ -80,7 +80,7 @@ func fillFolder(dir string, s setup) error {
 	return writeImage(filepath.Join(dir, "images", "busybox.tar"), s.busybox)
 }
 
-func (n *node) waitReady(output io.Reader) error {
+func (n *runningNode) waitReady(output io.Reader) error {
 	begin := time.Now()
 	line := make(chan error, 1)
 	go func() {
@@ -108,7 +108,7 @@ func (n *node) waitReady(output io.Reader) error {
 }
 
 // runTests runs this program again inside the node and returns its exit code.
-func (n *node) runTests() int {
+func (n *runningNode) runTests() int {
 	self, err := os.Executable()
 	if err != nil {
 		fmt.Println("FAIL:", err)
@@ -129,8 +129,8 @@ func (n *node) runTests() int {
 	return 1
 }
 
-// stop ends the node and returns an error that lists what remains on the machine.
-func (n *node) stop() error {
+// stopNode ends the node and returns an error that lists leftovers on the machine.
+func (n *runningNode) stopNode() error {
 	_ = n.input.Close()
 	if err := n.cmd.Wait(); err != nil {
 		return fmt.Errorf("node.sh: %w", err)
@@ -154,7 +154,7 @@ func (n *node) stop() error {
 			left = append(left, strings.TrimSpace(line))
 		}
 	}
-	for name, now := range sysctls() {
+	for name, now := range kubeletSysctls() {
 		if was := n.sysctls[name]; now != was {
 			left = append(left, fmt.Sprintf("sysctl %s is %s and was %s", name, now, was))
 		}
@@ -187,8 +187,8 @@ func logTail(dir string) string {
 	return filepath.Base(logs[0]) + ", the last errors:\n" + strings.Join(lines[max(0, len(lines)-20):], "")
 }
 
-// dynamic reports whether a program needs a loader and therefore libraries.
-func dynamic(path string) (bool, error) {
+// isDynamic reports whether a program is dynamically linked and therefore needs libraries.
+func isDynamic(path string) (bool, error) {
 	f, err := elf.Open(path)
 	if err != nil {
 		return false, err

@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shared is the guest's mount point of the folder that it shares with the host for one run. The guest executes its file "run" and
-// writes the status to "exit".
-const shared = "/mnt"
+// sharedFolder is the mount point in the guest of a folder that guest and host share for one run. The guest executes the file "run" in this
+// folder and writes the exit status to the file "exit".
+const sharedFolder = "/mnt"
 
-// boot is the first process of the guest. It switches the machine off in every case.
-func boot() {
+// bootGuest runs in the first process of the guest. It always powers the virtual machine off at the end.
+func bootGuest() {
 	if err := start(); err != nil {
 		fmt.Println("vm:", err)
 	}
@@ -47,13 +47,14 @@ func start() error {
 	for _, m := range [][4]string{
 		{"devpts", "/dev/pts", "devpts"}, {"tmpfs", "/dev/shm", "tmpfs"}, {"tmpfs", "/run", "tmpfs", "mode=755"},
 		{"tmpfs", "/tmp/guest", "tmpfs"},
-		{"cgroup2", "/sys/fs/cgroup", "cgroup2"}, {"debugfs", "/sys/kernel/debug", "debugfs"}, {"shared", shared, "9p", plan9 + ",cache=none"},
+		{"cgroup2", "/sys/fs/cgroup", "cgroup2"}, {"debugfs", "/sys/kernel/debug", "debugfs"},
+		{"shared", sharedFolder, "9p", plan9 + ",cache=none"},
 	} {
 		if err := mount(m[0], m[1], m[2], 0, m[3]); err != nil {
 			return err
 		}
 	}
-	return run(output)
+	return runCommand(output)
 }
 
 const plan9 = "trans=virtio,version=9p2000.L,msize=512000"
@@ -87,13 +88,13 @@ func loadModules() error {
 	return nil
 }
 
-// openPort opens the virtio port with a name. Unlike a console, the port transfers bytes unchanged.
+// openPort opens the virtio port with the given name. Unlike a console, a virtio port transfers bytes unchanged.
 func openPort(name string) (*os.File, error) {
 	for range 500 {
 		names, _ := filepath.Glob("/sys/class/virtio-ports/*/name")
 		for _, file := range names {
 			if text, _ := os.ReadFile(file); strings.TrimSpace(string(text)) == name {
-				// os.OpenFile would make the port non-blocking for the command, so this uses open(2).
+				// The command needs a blocking file. os.OpenFile would open the port in non-blocking mode, so this code calls open(2).
 				fd, err := unix.Open("/dev/"+filepath.Base(filepath.Dir(file)), unix.O_WRONLY|unix.O_CLOEXEC, 0)
 				if err == nil {
 					return os.NewFile(uintptr(fd), name), nil
@@ -105,8 +106,8 @@ func openPort(name string) (*os.File, error) {
 	return nil, fmt.Errorf("no virtio port %s", name)
 }
 
-// enterHostRoot makes the host's file system the root. Written data is kept in memory. The modules of the guest's kernel are mounted
-// where modprobe looks for them.
+// enterHostRoot makes the host's file system the root of the guest. Data that the guest writes stays in memory. The modules of the guest's
+// kernel are mounted at the path where modprobe searches modules.
 func enterHostRoot() error {
 	if err := mount("root", "/host", "9p", unix.MS_RDONLY, plan9+",cache=loose"); err != nil {
 		return err
@@ -122,7 +123,7 @@ func enterHostRoot() error {
 	if err := mount("overlay", "/root", "overlay", 0, "lowerdir=/host,upperdir=/memory/upper,workdir=/memory/work"); err != nil {
 		return err
 	}
-	folder := parameter("vm")
+	folder := bootParameter("vm")
 	if err := os.WriteFile("/proc/sys/kernel/modprobe", []byte(folder+"/bin/modprobe"), 0o644); err != nil {
 		return err
 	}
@@ -138,8 +139,8 @@ func enterHostRoot() error {
 	return err
 }
 
-// parameter returns the value of podlace.NAME= on the kernel's command line.
-func parameter(name string) string {
+// bootParameter returns the value of podlace.NAME= in the kernel's command line.
+func bootParameter(name string) string {
 	line, _ := os.ReadFile("/proc/cmdline")
 	for _, word := range strings.Fields(string(line)) {
 		if value, ok := strings.CutPrefix(word, "podlace."+name+"="); ok {
@@ -149,14 +150,14 @@ func parameter(name string) string {
 	return ""
 }
 
-// run executes the command and saves its exit status for the host.
-func run(output *os.File) error {
-	cmd := exec.Command(shared + "/run")
+// runCommand executes the command and writes the exit status to the shared folder.
+func runCommand(output *os.File) error {
+	cmd := exec.Command(sharedFolder + "/run")
 	cmd.Stdout, cmd.Stderr = output, output
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "TMPDIR=/tmp/guest"}
 	err := cmd.Run()
 	if _, ended := errors.AsType[*exec.ExitError](err); err != nil && !ended {
 		return err
 	}
-	return os.WriteFile(shared+"/exit", fmt.Appendln(nil, cmd.ProcessState.ExitCode()), 0o644)
+	return os.WriteFile(sharedFolder+"/exit", fmt.Appendln(nil, cmd.ProcessState.ExitCode()), 0o644)
 }

@@ -11,16 +11,17 @@ import (
 	"strings"
 )
 
-// loadList is the file with the RAM disk's modules in loading order.
+// loadList is the file in the RAM disk that lists the modules in loading order.
 const loadList = "modules.load"
 
-// archive is a cpio archive in the format "newc" that the kernel unpacks (Documentation/driver-api/early-userspace/buffer-format.rst).
-type archive struct {
+// cpioArchive is a cpio archive in the format "newc", which the kernel can unpack
+// (Documentation/driver-api/early-userspace/buffer-format.rst).
+type cpioArchive struct {
 	bytes.Buffer
 	inode int
 }
 
-func (a *archive) add(name string, mode, major, minor int, data []byte) {
+func (a *cpioArchive) add(name string, mode, major, minor int, data []byte) {
 	a.inode++
 	fmt.Fprintf(a, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%s\x00",
 		a.inode, mode, 0, 0, 1, 0, len(data), 0, 0, major, minor, len(name)+1, 0, name)
@@ -29,15 +30,15 @@ func (a *archive) add(name string, mode, major, minor int, data []byte) {
 	a.align()
 }
 
-func (a *archive) align() { a.Write(make([]byte, -a.Len()&3)) }
+func (a *cpioArchive) align() { a.Write(make([]byte, -a.Len()&3)) }
 
-// pack writes a RAM disk that has this program as its first process, and the modules that it loads.
-func pack(folder string, names []string, out string) error {
+// writeInitrd writes a RAM disk with this program, which is the first process, and with kernel modules.
+func writeInitrd(folder string, names []string, out string) error {
 	self, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
 		return err
 	}
-	var a archive
+	var a cpioArchive
 	a.add("dev", 0o40755, 0, 0, nil)
 	a.add("dev/console", 0o20600, 5, 1, nil)
 	a.add("init", 0o100755, 0, 0, self)
@@ -59,7 +60,8 @@ func pack(folder string, names []string, out string) error {
 	return os.WriteFile(out, a.Bytes(), 0o644)
 }
 
-// loadOrder returns the files of modules, each after its dependencies. A module without a file is built into the kernel.
+// loadOrder returns the files of kernel modules in loading order: each module follows its dependencies. A module without a file is built
+// into the kernel.
 func loadOrder(folder string, names []string) (files []string, err error) {
 	data, err := os.ReadFile(filepath.Join(folder, "modules.dep"))
 	if err != nil {

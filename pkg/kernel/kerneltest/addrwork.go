@@ -16,11 +16,12 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// queuedAddresses is the number of queued addresses per CPU. Each takes the kernel some microseconds.
+// queuedAddresses is the number of queued addresses per CPU. The kernel needs some microseconds for each address.
 const queuedAddresses = 300
 
-// DelayAddresses returns a function that fills the kernel's work queue for IPv6 addresses on each CPU, as on a busy node. It does so from a
-// separate namespace. After it, neighbours get answers for a new address only after milliseconds.
+// DelayAddresses returns a function that fills the kernel's work queue for IPv6 addresses on each CPU, as on a busy node. The function adds
+// the addresses in a separate namespace. After the call, the kernel answers neighbour solicitations for a new address only after some
+// milliseconds.
 func DelayAddresses(t testing.TB) (fill func()) {
 	t.Helper()
 	pod := NewPod(t)
@@ -39,7 +40,7 @@ func DelayAddresses(t testing.TB) (fill func()) {
 
 func queueName(cpu int) string { return fmt.Sprint("queue", cpu) }
 
-// addQueue creates a link that keeps its addresses while it is down.
+// addQueue creates a link with queuedAddresses addresses, which the link keeps while it is down.
 func addQueue(name string) error {
 	link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}
 	if err := netlink.LinkAdd(link); err != nil {
@@ -60,7 +61,7 @@ func addQueue(name string) error {
 	return nil
 }
 
-// fillQueues sets the links up, each on one CPU: the kernel queues its work on the CPU of the request.
+// fillQueues sets one link up on each CPU, because the kernel queues the work on the CPU that sent the request.
 func fillQueues(pod *sandbox.Pod) error {
 	results := make(chan error)
 	cpus := runtime.NumCPU()

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Flow is a connection tracking entry: protocol (17 for UDP, 6 for TCP), client, original destination, and translated destination, which
-// answers. Each address has a port.
+// Flow is a connection tracking entry. It consists of the protocol (17 for UDP, 6 for TCP) and three addresses in the form address:port.
+// These are the client, the original destination, and the translated destination, which is the source of replies.
 type Flow [4]string
 
 func (f Flow) entry() *netlink.ConntrackFlow {
@@ -34,7 +34,8 @@ func (f Flow) entry() *netlink.ConntrackFlow {
 	return entry
 }
 
-// Tracked lists the entries as "protocol from to". It leaves out the kernel's IGMP reports for links of other tests.
+// Tracked lists the connection tracking entries as "protocol from to". It leaves out IGMP entries, which the kernel creates for links of
+// other tests.
 func Tracked(t testing.TB) (list []string) {
 	t.Helper()
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {

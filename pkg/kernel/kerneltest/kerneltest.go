@@ -26,11 +26,13 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Main is called by TestMain of packages whose tests change the kernel. It runs the tests in new namespaces and exits with their exit code.
-// In a virtual machine with a card for the tests, it runs them in the machine's own namespace. If namespaces are not available, it skips
-// the package with a clear message, or fails if the environment has KERNELTEST=require or full.
+// Main runs a package's tests in new namespaces and exits with their exit code. TestMain calls Main in each package whose tests change the
+// kernel. In a virtual machine with a NIC for the tests, Main runs the tests in the machine's own namespaces. If the machine does not allow
+// new namespaces, Main skips the package and prints the reason. With KERNELTEST=require or KERNELTEST=full in the environment, Main fails
+// instead of skipping.
 //
-// A process that tests start from their own binary also runs TestMain. It must branch off before Main; otherwise it gets its own sandbox.
+// A helper process that a test starts from the test binary also runs TestMain. TestMain must recognise a helper process before it calls
+// Main, because Main would create another sandbox for the helper process.
 func Main(m *testing.M) {
 	if slices.ContainsFunc(os.Args, fuzzWorker) {
 		os.Exit(m.Run()) // already in the sandbox, connected by inherited pipes
@@ -43,7 +45,7 @@ func Main(m *testing.M) {
 	}
 	inside, code, err := sandbox.Enter()
 	if err != nil {
-		os.Exit(unavailable(os.Stdout, err, os.Getenv("KERNELTEST") == "require" || full()))
+		os.Exit(reportUnavailable(os.Stdout, err, os.Getenv("KERNELTEST") == "require" || requireFeatures()))
 	}
 	if inside {
 		code = m.Run()
@@ -51,13 +53,14 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// full reports whether the kernel must have every feature that the tests know.
-func full() bool { return os.Getenv("KERNELTEST") == "full" }
+// requireFeatures reports whether a missing kernel feature fails the tests (KERNELTEST=full).
+func requireFeatures() bool { return os.Getenv("KERNELTEST") == "full" }
 
-// Feature returns has, and logs the name of a kernel feature that is missing. With KERNELTEST=full a missing feature fails the test.
+// Feature returns its second argument, which must be true if the kernel has the feature. It logs the name of a missing feature. With
+// KERNELTEST=full a missing feature fails the test.
 func Feature(t testing.TB, has bool, name string) bool {
 	t.Helper()
-	if !has && full() {
+	if !has && requireFeatures() {
 		t.Fatalf("KERNELTEST=full, and this kernel has no %s", name)
 	}
 	if !has {
@@ -70,8 +73,8 @@ func fuzzWorker(arg string) bool {
 	return strings.HasPrefix(strings.TrimLeft(arg, "-"), "test.fuzzworker")
 }
 
-// unavailable reports the skip as a test result, so that readers of test output (go test -json, -v) count it.
-func unavailable(w io.Writer, err error, required bool) int {
+// reportUnavailable prints a skipped or failed test in the format of "go test". Tools that parse this format can then count the test.
+func reportUnavailable(w io.Writer, err error, required bool) int {
 	verdict, end, code := "SKIP", "PASS", 0
 	if required {
 		verdict, end, code = "FAIL", "FAIL", 1
@@ -81,8 +84,8 @@ func unavailable(w io.Writer, err error, required bool) int {
 	return code
 }
 
-// Random returns a generator with the same numbers in every run, so that tests do not fail by chance. PODLACE_SEED selects another seed.
-// The log of a failed test names the seed.
+// Random returns a random number generator with a fixed seed, so that every run of a test draws the same numbers. PODLACE_SEED selects
+// another seed. The log of a failed test names the seed.
 func Random(t testing.TB) *mathrand.Rand {
 	t.Helper()
 	seed := uint64(1)
@@ -120,8 +123,8 @@ func podName(test string) string {
 	return name[:min(len(name), 40)] + "-" + strings.ToLower(rand.Text()[:8])
 }
 
-// Clean takes a snapshot of the host, the pods and the state folders. When the test ends, it reports each difference as an error. Call it
-// after creating the pods and before any change whose cleanup it must check.
+// Clean takes a snapshot of the host, the pods and the state folders. When the test ends, Clean takes another snapshot and reports each
+// difference as an error. Call Clean after creating the pods and before the changes that the test must clean up.
 func Clean(t testing.TB, pods ...*sandbox.Pod) {
 	t.Helper()
 	opt := sandbox.Options{Pods: pods, Dirs: []string{"/run/podlace", "/var/lib/cni"}, Ignore: leftOnPurpose()}
@@ -132,7 +135,8 @@ func Clean(t testing.TB, pods ...*sandbox.Pod) {
 	t.Cleanup(func() { NoLeak(t, before, opt) })
 }
 
-// leftOnPurpose matches files that stay in the state folders: locks, network folders, and the position of the last assigned address.
+// leftOnPurpose matches the files and folders that plugins leave in the state folders on purpose: locks, network folders, and the files
+// with the last assigned address.
 func leftOnPurpose() *regexp.Regexp {
 	return regexp.MustCompile(`^host: (file .*/(lock|.*\.lock|\.(masqueraded|no-fq_codel|(gateway|made|mtu|bridge|found)-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))|folder /run/podlace/(\.localhost/)?[^/]+|folder /var/lib/cni/networks(/[^/]+){0,2})$`)
 }
@@ -140,7 +144,8 @@ func leftOnPurpose() *regexp.Regexp {
 // StateDirs returns the folders of records and leases.
 func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni/networks"} }
 
-// Age makes files in the folders that are younger than half a minute look one minute old. GC skips young files.
+// Age sets the modification time of recent files in the folders to one minute ago. GC keeps attachments whose files are less than one
+// second old, and a test that calls Age need not wait for this time.
 func Age(dirs ...string) error {
 	then := time.Now().Add(-time.Minute)
 	for _, dir := range dirs {
@@ -163,8 +168,8 @@ func Age(dirs ...string) error {
 	return nil
 }
 
-// NoLeak takes a snapshot with opt and reports each difference from before as an error. The kernel deletes namespaces asynchronously, so
-// differences have ten seconds to disappear.
+// NoLeak takes a snapshot with opt and reports each difference from the earlier snapshot as an error. It repeats the snapshot for up to ten
+// seconds while there are differences, because the kernel deletes namespaces asynchronously.
 func NoLeak(t testing.TB, before *sandbox.Snapshot, opt sandbox.Options) {
 	t.Helper()
 	var diff []string
@@ -184,8 +189,8 @@ func NoLeak(t testing.TB, before *sandbox.Snapshot, opt sandbox.Options) {
 	}
 }
 
-// ForgePair creates a pair of veth or netkit links with chosen names and indexes in the caller's namespace, as a tenant with CAP_NET_ADMIN
-// may.
+// ForgePair creates a pair of veth or netkit links with given names and indexes in the caller's namespace. A tenant with CAP_NET_ADMIN can
+// do the same in a pod.
 func ForgePair(kind, name string, index int, peer string, peerIndex int) error {
 	const peerInfo = 1 // VETH_INFO_PEER, IFLA_NETKIT_PEER_INFO
 	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
@@ -209,7 +214,7 @@ func Flood(name string, frames int) error {
 	return Send(name, append([]byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x88\xb5"), make([]byte, 1120)...), frames)
 }
 
-// Send sends copies of a frame on a link of the caller's namespace. It ignores frames that a full queue drops.
+// Send sends copies of a frame on a link of the caller's namespace. It does not report frames that a full queue drops.
 func Send(name string, frame []byte, copies int) error {
 	link, err := net.InterfaceByName(name)
 	if err != nil {

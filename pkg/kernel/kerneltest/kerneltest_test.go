@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-// rerun runs this test binary again, which then creates its own sandbox.
+// rerun starts this test binary again in a child process, which creates its own sandbox.
 func rerun(env []string, args ...string) (out string, code int) {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), env...)
@@ -30,7 +30,7 @@ func rerun(env []string, args ...string) (out string, code int) {
 	return string(b), cmd.ProcessState.ExitCode()
 }
 
-// TestTimeout runs itself again with a test that blocks.
+// TestTimeout checks that -test.timeout ends a child process whose test blocks, and prints one panic.
 func TestTimeout(t *testing.T) {
 	if os.Getenv("KERNELTEST_HELPER") != "" {
 		time.Sleep(10 * time.Second)
@@ -69,7 +69,8 @@ func TestFlags(t *testing.T) {
 	})
 }
 
-// TestWithoutSandbox makes the sandbox refuse to start: it would hide TMPDIR.
+// TestWithoutSandbox checks the result of Main when the sandbox cannot start. In this test the sandbox refuses to start because it would
+// hide TMPDIR.
 func TestWithoutSandbox(t *testing.T) {
 	for _, c := range []struct {
 		require, verdict string
@@ -94,7 +95,7 @@ func TestPodName(t *testing.T) {
 	}
 }
 
-// TestRandom: two runs draw the same numbers, and another seed draws different ones.
+// TestRandom checks that two runs with one seed draw the same numbers. It also checks that a run with another seed draws different numbers.
 func TestRandom(t *testing.T) {
 	t.Setenv("PODLACE_SEED", "")
 	a, b := Random(t).Uint64(), Random(t).Uint64()
@@ -104,7 +105,7 @@ func TestRandom(t *testing.T) {
 	}
 }
 
-// A recorder replaces the testing.TB of a test that uses this package.
+// A recorder is a testing.TB that records errors instead of failing the test.
 type recorder struct {
 	testing.TB
 	errors   []string
@@ -157,7 +158,7 @@ func TestCleanReports(t *testing.T) {
 	}
 }
 
-// TestCleanWaits removes a leak shortly after the test ends.
+// TestCleanWaits checks that Clean reports no leak if the link disappears shortly after the end of the test.
 func TestCleanWaits(t *testing.T) {
 	r := &recorder{TB: t}
 	Clean(r)

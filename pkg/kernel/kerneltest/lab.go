@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Lab is a node on which a test calls a plugin for the interface eth0 of a pod.
+// Lab holds a plugin, its configuration and a pod. Tests use it to call the plugin for the pod's interface eth0.
 type Lab struct {
 	*testing.T
 	Plugin func(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) (exit int)
@@ -23,7 +23,7 @@ type Lab struct {
 	Stderr io.Writer         // receives a copy of the log during a call; may be nil
 }
 
-// Outcome is the result or error of a call.
+// Outcome is the output of one plugin call: exit code, result or error, and log.
 type Outcome struct {
 	Exit    int
 	Stdout  []byte
@@ -35,7 +35,8 @@ type Outcome struct {
 	}
 }
 
-// Call runs a verb for a container with additional configuration keys. A key that begins with CNI_ is an environment variable.
+// Call runs the plugin with a CNI command, such as ADD, for a container. The additional arguments are pairs of a configuration key and its
+// value. A key that begins with CNI_ is the name of an environment variable.
 func (l Lab) Call(verb, id string, keys ...any) Outcome {
 	l.Helper()
 	env, stdin := l.Request(verb, id, keys...)
@@ -68,7 +69,7 @@ func (l Lab) Send(env map[string]string, stdin []byte) Outcome {
 	return l.Outcome(env["CNI_COMMAND"], exit, stdout.Bytes(), log.String())
 }
 
-// Outcome parses the output of a plugin. The error of a DEL must not contain a text that go-cni treats as success.
+// Outcome parses the output of a plugin. It fails the test if the error of a DEL contains a text that go-cni treats as success.
 func (l Lab) Outcome(verb string, exit int, stdout []byte, log string) Outcome {
 	l.Helper()
 	o := Outcome{Exit: exit, Stdout: stdout, Log: log}
@@ -91,7 +92,7 @@ func (l Lab) OK(o Outcome) Outcome {
 	return o
 }
 
-// Fails reports an error unless the call failed with a code and a message that contains says.
+// Fails reports an error unless the call failed with the given code and with a message that contains the given text.
 func (l Lab) Fails(o Outcome, code uint, says string) {
 	l.Helper()
 	if o.Exit != 1 || o.Failure.Code != code || !strings.Contains(o.Failure.Msg, says) {

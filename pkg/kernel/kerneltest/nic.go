@@ -15,23 +15,23 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// NIC is a network card with VFs, all down and in the test's namespace. It is a real card, or veths that stand in for VFs.
+// NIC is a network card whose VFs are down and in the test's namespace. It is a real card, or a bridge with veths in place of VFs.
 type NIC struct {
 	PF  string // its interface; "" for veths
 	VFs []Function
 }
 
-// Function is a VF, or a veth that stands in for one.
+// Function is a VF, or a veth in place of a VF.
 type Function struct {
 	Name   string // name of its interface
 	Device string // its PCI address; "" for a veth
 }
 
-// patience is the timeout for a card in an emulated machine.
-const patience = 30 * time.Second
+// nicTimeout is the timeout for the network card of an emulated machine, which is slow.
+const nicTimeout = 30 * time.Second
 
-// FakeNIC returns a card of veths. It has no PF, and its VFs reach one another as those of a real card do. They are deleted when the test
-// ends.
+// FakeNIC returns a network card that consists of veths and a bridge. It has no PF. Its VFs reach one another like the VFs of a real card.
+// FakeNIC deletes the links when the test ends.
 func FakeNIC(t testing.TB, vfs int) NIC {
 	t.Helper()
 	add := func(link netlink.Link) {
@@ -58,7 +58,7 @@ func FakeNIC(t testing.TB, vfs int) NIC {
 	return nic
 }
 
-// RealPF returns the PCI address of a PF that is free for tests. It skips the test if there is none.
+// RealPF returns the PCI address of a PF that is free for tests. It skips the test if the machine has no PF.
 func RealPF(t testing.TB) string {
 	t.Helper()
 	if !onMachine() {
@@ -67,15 +67,15 @@ func RealPF(t testing.TB) string {
 	return os.Getenv("PODLACE_PF")
 }
 
-// onMachine reports whether the tests run in the virtual machine of "make vm" with a card. They stay in its initial network namespace,
-// where VFs appear and to which they return.
+// onMachine reports whether the tests run in the virtual machine of "make vm" with a network card. These tests run in the initial network
+// namespace, because new VFs appear in it. The kernel also returns the VFs of deleted namespaces to the initial namespace.
 func onMachine() bool {
 	cmdline, _ := os.ReadFile("/proc/cmdline")
 	return os.Getenv("PODLACE_PF") != "" && strings.Contains(string(cmdline), " podlace.vm=")
 }
 
-// RealNIC prepares the card of RealPF with the given number of VFs. It waits for VFs that a test left in a pod and restores their names.
-// The PF is up and has a carrier.
+// RealNIC prepares the network card of RealPF with the given number of VFs. It waits until VFs have returned from the pods of earlier
+// tests, and restores the names of the VFs. It sets the PF up and waits for its carrier.
 func RealNIC(t testing.TB, vfs int) NIC {
 	t.Helper()
 	device := RealPF(t)
@@ -103,7 +103,7 @@ func RealNIC(t testing.TB, vfs int) NIC {
 	return nic
 }
 
-// Rebind unbinds a function from its driver and binds it again, as a restart of the driver does.
+// Rebind unbinds a PCI function from its driver and binds it again.
 func Rebind(t testing.TB, device string) {
 	t.Helper()
 	driver, err := filepath.EvalSymlinks(sysfs(device, "driver"))
@@ -123,7 +123,7 @@ func SetNumVFs(t testing.TB, pf string, n int) {
 	}
 }
 
-// Interface waits for the interface of a function and returns its name.
+// Interface waits until a PCI function has a network interface and returns the interface's name.
 func Interface(t testing.TB, device string) (name string) {
 	t.Helper()
 	Await(t, "an interface of "+device, func() bool {
@@ -136,12 +136,12 @@ func Interface(t testing.TB, device string) (name string) {
 	return name
 }
 
-// Await waits until so returns true.
+// Await waits until a condition is true. It fails the test after nicTimeout.
 func Await(t testing.TB, what string, so func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !so(); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(nicTimeout); !so(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("waited %s in vain: %s", patience, what)
+			t.Fatalf("waited %s in vain: %s", nicTimeout, what)
 		}
 	}
 }

@@ -41,7 +41,7 @@ func EmptyNFT(t testing.TB) {
 	t.Cleanup(func() { Must(t, FlushNFT()) })
 }
 
-// Records returns the lines of the host's snapshot that contain all parts, without the prefix "host: ".
+// Records takes a snapshot of the host and returns the lines that contain all parts, without the prefix "host: ".
 func Records(t testing.TB, parts ...string) (lines []string) {
 	t.Helper()
 	s, err := sandbox.Take(sandbox.Options{})
@@ -60,8 +60,8 @@ next:
 	return lines
 }
 
-// Golden compares the chains and rules of an nftables table of family inet, as the kernel lists them, with the table's golden file in
-// testdata. With update it rewrites the file.
+// Golden compares the chains and rules of an nftables table of family inet with the table's golden file in testdata. If update is true,
+// Golden first rewrites the file.
 func Golden(t testing.TB, table string, update bool) {
 	t.Helper()
 	var got strings.Builder

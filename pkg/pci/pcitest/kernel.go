@@ -18,16 +18,16 @@ import (
 	"time"
 )
 
-// Kernel is a fake kernel for a tree: bind, unbind, drivers_probe, driver_override and sriov_numvfs have the effects of sysfs, but
-// only after the write returns.
+// Kernel is a fake kernel for a sysfs tree. It reacts to writes to bind, unbind, drivers_probe, driver_override and sriov_numvfs like the
+// real kernel, but only after the write has returned.
 type Kernel struct {
 	VFDriver string   // driver of new VFs, or ""
 	Failing  []string // drivers whose probe of a function fails
 	Stuck    []string // drivers that never release a function
 }
 
-// play is a running fake kernel.
-type play struct {
+// fakeKernel is the state of a running Kernel.
+type fakeKernel struct {
 	Kernel
 	t     testing.TB
 	sysfs string
@@ -40,14 +40,14 @@ type play struct {
 // Start runs the fake kernel until the test ends.
 func (k Kernel) Start(t testing.TB, sysfs string) {
 	t.Helper()
-	p := &play{Kernel: k, t: t, sysfs: sysfs, home: map[string]string{}}
+	p := &fakeKernel{Kernel: k, t: t, sysfs: sysfs, home: map[string]string{}}
 	drivers, err := filepath.Glob(filepath.Join(sysfs, "bus/pci/drivers/*"))
 	must(t, err)
 	for _, d := range drivers {
-		p.serve(filepath.Join(d, "unbind"), func(address string) error { return p.unbind(address, filepath.Base(d)) })
-		p.serve(filepath.Join(d, "bind"), func(address string) error { return p.probe(address, filepath.Base(d)) })
+		p.serveFile(filepath.Join(d, "unbind"), func(address string) error { return p.unbind(address, filepath.Base(d)) })
+		p.serveFile(filepath.Join(d, "bind"), func(address string) error { return p.probeDriver(address, filepath.Base(d)) })
 	}
-	p.serve(filepath.Join(sysfs, "bus/pci/drivers_probe"), func(address string) error { return p.probe(address, "") })
+	p.serveFile(filepath.Join(sysfs, "bus/pci/drivers_probe"), func(address string) error { return p.probeDriver(address, "") })
 	devices, err := filepath.Glob(filepath.Join(sysfs, "bus/pci/devices/*"))
 	must(t, err)
 	for _, d := range devices {
@@ -55,7 +55,7 @@ func (k Kernel) Start(t testing.TB, sysfs string) {
 	}
 	stop := make(chan struct{})
 	p.ends = append(p.ends, func() { close(stop) })
-	p.tasks.Go(func() { p.resize(stop) })
+	p.tasks.Go(func() { p.resizeVFs(stop) })
 	t.Cleanup(func() {
 		for _, end := range p.ends {
 			end()
@@ -72,8 +72,8 @@ func driverOf(folder string) string {
 	return filepath.Base(target)
 }
 
-// serve replaces a file by a FIFO and calls f for each line written to it.
-func (p *play) serve(path string, f func(line string) error) {
+// serveFile replaces a file by a FIFO, and calls f for each line that is written to the FIFO.
+func (p *fakeKernel) serveFile(path string, f func(line string) error) {
 	p.t.Helper()
 	must(p.t, os.RemoveAll(path))
 	must(p.t, syscall.Mkfifo(path, 0o600))
@@ -92,15 +92,16 @@ func (p *play) serve(path string, f func(line string) error) {
 	})
 }
 
-func (p *play) unbind(address, driver string) error {
+func (p *fakeKernel) unbind(address, driver string) error {
 	if slices.Contains(p.Stuck, driver) {
 		return nil
 	}
-	return unbind(filepath.Join(p.sysfs, "bus/pci/devices", address), driver)
+	return unbindDriver(filepath.Join(p.sysfs, "bus/pci/devices", address), driver)
 }
 
-// probe looks for the driver of a function, or tries the given one. It is no error if none accepts it.
-func (p *play) probe(address, driver string) error {
+// probeDriver binds a function to its driver_override or default driver. If driver is not "", it binds only this driver. It is no error if
+// no driver accepts the function.
+func (p *fakeKernel) probeDriver(address, driver string) error {
 	folder, err := filepath.EvalSymlinks(filepath.Join(p.sysfs, "bus/pci/devices", address))
 	if err != nil {
 		return err
@@ -117,11 +118,11 @@ func (p *play) probe(address, driver string) error {
 	if err != nil || driver != "" && driver != wanted || driverOf(folder) != "" || slices.Contains(p.Failing, wanted) {
 		return nil
 	}
-	return bind(p.sysfs, folder, wanted)
+	return bindDriver(p.sysfs, folder, wanted)
 }
 
-// resize creates and removes VFs according to sriov_numvfs.
-func (p *play) resize(stop <-chan struct{}) {
+// resizeVFs polls sriov_numvfs of each PF, and creates and removes VFs accordingly.
+func (p *fakeKernel) resizeVFs(stop <-chan struct{}) {
 	for {
 		select {
 		case <-stop:
@@ -144,7 +145,7 @@ func (p *play) resize(stop <-chan struct{}) {
 	}
 }
 
-func (p *play) setNumVFs(pf string, n int) error {
+func (p *fakeKernel) setNumVFs(pf string, n int) error {
 	pf, err := filepath.EvalSymlinks(pf)
 	if err != nil {
 		return err

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// Machine has network cards of one kind: 8086:1593 with the driver ice, and VFs 8086:1889.
+// Machine describes a machine whose network cards all have PFs 8086:1593 with the driver ice, and VFs 8086:1889.
 type Machine struct {
 	Nodes  int    // number of NUMA nodes; 0: the machine does not report the cards' nodes
 	PFs    int    // of each node, ens0f0, ens0f1, ens1f0...
@@ -25,7 +25,7 @@ type Machine struct {
 	CPUs   int    // of each node, 16 if 0
 }
 
-// Generate creates the tree of a machine in a temporary folder.
+// Generate creates the sysfs tree of a machine in a temporary folder, and returns its path.
 func Generate(t testing.TB, m Machine) (sysfs string) {
 	t.Helper()
 	sysfs = t.TempDir()
@@ -41,7 +41,7 @@ func Generate(t testing.TB, m Machine) (sysfs string) {
 		for other := range nodes {
 			distances = append(distances, map[bool]string{true: "10", false: "21"}[other == n])
 		}
-		fill(t, filepath.Join(sysfs, "devices/system/node", fmt.Sprint("node", n)),
+		fillFolder(t, filepath.Join(sysfs, "devices/system/node", fmt.Sprint("node", n)),
 			fmt.Sprintf("cpulist %d-%d\ndistance %s", n*cpus, (n+1)*cpus-1, strings.Join(distances, " ")))
 		for p := range m.PFs {
 			m.addPF(t, sysfs, n, p)
@@ -57,7 +57,7 @@ func (m Machine) vfDriver() string {
 	return m.Driver
 }
 
-// addPF adds PF p of node n behind its own root, with bus numbers for its VFs.
+// addPF adds PF number p of NUMA node n. Each PF has its own PCI root and enough bus numbers for its VFs.
 func (m Machine) addPF(t testing.TB, sysfs string, n, p int) {
 	t.Helper()
 	index, step := n*m.PFs+p, 4+max(m.Stride, 1)*m.VFs/256
@@ -69,22 +69,22 @@ func (m Machine) addPF(t testing.TB, sysfs string, n, p int) {
 		node = -1
 	}
 	ifname := fmt.Sprintf("ens%df%d", n, p)
-	fill(t, pf, fmt.Sprintf("vendor 0x8086\ndevice 0x1593\nclass 0x020000\nnuma_node %d\ndriver_override (null)\nsriov_totalvfs %d\n"+
+	fillFolder(t, pf, fmt.Sprintf("vendor 0x8086\ndevice 0x1593\nclass 0x020000\nnuma_node %d\ndriver_override (null)\nsriov_totalvfs %d\n"+
 		"sriov_numvfs %d\nsriov_offset 16\nsriov_stride %d\nsriov_vf_device 1889", node, max(m.VFs, 1), m.VFs, max(m.Stride, 1)))
-	fill(t, filepath.Join(pf, "net", ifname), "type 1\ncarrier 1\nspeed 25000\nmtu 1500")
-	must(t, bind(sysfs, pf, "ice"))
-	list(t, sysfs, pf)
+	fillFolder(t, filepath.Join(pf, "net", ifname), "type 1\ncarrier 1\nspeed 25000\nmtu 1500")
+	must(t, bindDriver(sysfs, pf, "ice"))
+	addToBus(t, sysfs, pf)
 	for v := range m.VFs {
 		vf, err := addVF(sysfs, pf, v, index*m.VFs+v, m.vfDriver())
 		must(t, err)
 		if hasInterface(m.vfDriver()) && !m.InPods {
-			fill(t, filepath.Join(vf, "net", fmt.Sprintf("%sv%d", ifname, v)), "type 1\ncarrier 1\nspeed 25000\nmtu 1500")
+			fillFolder(t, filepath.Join(vf, "net", fmt.Sprintf("%sv%d", ifname, v)), "type 1\ncarrier 1\nspeed 25000\nmtu 1500")
 		}
 	}
 }
 
-// addVF adds a VF with the address that the PF determines (SR-IOV specification 2.1.2) and an IOMMU group, and returns its folder. Its
-// interface is in another namespace.
+// addVF adds a VF and returns its folder. The attributes of the PF determine the address of the VF (SR-IOV specification 2.1.2). The VF
+// gets an IOMMU group. Its interface is in another namespace.
 func addVF(sysfs, pf string, index, group int, driver string) (folder string, err error) {
 	rid, err := routingID(pf, index)
 	if err != nil {
@@ -108,13 +108,13 @@ func addVF(sysfs, pf string, index, group int, driver string) (folder string, er
 		err = errors.Join(err, os.WriteFile(filepath.Join(folder, name), []byte(text+"\n"), 0o644))
 	}
 	groups := filepath.Join(sysfs, "kernel/iommu_groups", strconv.Itoa(group))
-	// The PF's link comes last, so that a reader of the link finds a complete VF.
-	return folder, errors.Join(err, os.MkdirAll(groups, 0o755), link(groups, filepath.Join(folder, "iommu_group")),
-		link(pf, filepath.Join(folder, "physfn")), bind(sysfs, folder, driver), link(folder, filepath.Join(sysfs, "bus/pci/devices", address)),
-		link(folder, filepath.Join(pf, fmt.Sprint("virtfn", index))))
+	// The PF's link to the VF is created last, so that a reader of the link finds a complete VF.
+	return folder, errors.Join(err, os.MkdirAll(groups, 0o755), linkRelative(groups, filepath.Join(folder, "iommu_group")),
+		linkRelative(pf, filepath.Join(folder, "physfn")), bindDriver(sysfs, folder, driver), linkRelative(folder, filepath.Join(sysfs, "bus/pci/devices", address)),
+		linkRelative(folder, filepath.Join(pf, fmt.Sprint("virtfn", index))))
 }
 
-// routingID returns bus, device and function of a VF as one number.
+// routingID returns the routing ID of a VF: its bus, device and function as one number.
 func routingID(pf string, index int) (int, error) {
 	var bus, device, number, offset, stride int
 	name := filepath.Base(pf)
@@ -133,8 +133,8 @@ func routingID(pf string, index int) (int, error) {
 	return bus<<8 + device<<3 + number + offset + stride*index, nil
 }
 
-// link creates a relative symlink like those of sysfs, and its folder.
-func link(target, at string) error {
+// linkRelative creates a relative symlink as in sysfs, and the folder of the symlink.
+func linkRelative(target, at string) error {
 	path, err := filepath.Rel(filepath.Dir(at), target)
 	if err != nil {
 		return err
@@ -142,8 +142,8 @@ func link(target, at string) error {
 	return errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.Symlink(path, at))
 }
 
-// bind binds a function to a driver, which creates an interface in another namespace.
-func bind(sysfs, folder, driver string) error {
+// bindDriver binds a function to a driver. After this, the interface of the function is in another namespace.
+func bindDriver(sysfs, folder, driver string) error {
 	if driver == "" {
 		return nil
 	}
@@ -152,11 +152,11 @@ func bind(sysfs, folder, driver string) error {
 			return err
 		}
 	}
-	return link(filepath.Join(sysfs, "bus/pci/drivers", driver), filepath.Join(folder, "driver"))
+	return linkRelative(filepath.Join(sysfs, "bus/pci/drivers", driver), filepath.Join(folder, "driver"))
 }
 
-// unbind removes a function and its interfaces from a driver.
-func unbind(folder, driver string) error {
+// unbindDriver unbinds a function from its driver and removes the function's interfaces.
+func unbindDriver(folder, driver string) error {
 	target, err := os.Readlink(filepath.Join(folder, "driver"))
 	if err != nil || filepath.Base(target) != driver {
 		return errors.Join(err, fs.ErrInvalid)

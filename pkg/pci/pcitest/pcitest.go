@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pcitest creates trees of files that imitate the sysfs of machines with network cards, for tests: from archives, or of any
-// size. Functions of package pci accept the returned path as sysfs.
+// Package pcitest creates fake sysfs trees of machines with network cards for tests. Extract creates a tree from an archive, and Generate
+// creates a tree of any size. Functions of package pci accept the returned path as the path of sysfs.
 //
-// An archive has the form txtar. A name that ends in "/" is a folder, and each of its lines a file, "numa_node 0", or a symlink,
-// "driver -> ../../../bus/pci/drivers/igb", with the path as the kernel writes it. Without lines the folder is empty. Other names are
-// files with several lines. The links in bus/pci/devices are created for all folders below devices whose name is a PCI address.
+// An archive has the format txtar. An entry whose name ends in "/" is a folder. Each line of a folder's entry is a file, such as "numa_node
+// 0", or a symlink, such as "driver -> ../../../bus/pci/drivers/igb". A folder's entry without lines is an empty folder. An entry with any
+// other name is a file with several lines. Extract adds a link in bus/pci/devices for each folder below devices whose name is a PCI
+// address.
 package pcitest
 
 import (
@@ -40,14 +41,14 @@ func Extract(t testing.TB, archive string) (sysfs string) {
 	sysfs = t.TempDir()
 	for _, f := range txtar.Parse(text).Files {
 		if dir, ok := strings.CutSuffix(f.Name, "/"); ok {
-			fill(t, filepath.Join(sysfs, dir), string(f.Data))
+			fillFolder(t, filepath.Join(sysfs, dir), string(f.Data))
 		} else {
 			write(t, filepath.Join(sysfs, f.Name), string(f.Data))
 		}
 	}
 	must(t, filepath.WalkDir(filepath.Join(sysfs, "devices"), func(path string, e fs.DirEntry, err error) error {
 		if err == nil && e.IsDir() && function.MatchString(e.Name()) {
-			list(t, sysfs, path)
+			addToBus(t, sysfs, path)
 		}
 		return err
 	}))
@@ -56,16 +57,16 @@ func Extract(t testing.TB, archive string) (sysfs string) {
 
 var function = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 
-// list adds a function to the list of the bus.
-func list(t testing.TB, sysfs, folder string) {
+// addToBus adds a link to a function in bus/pci/devices.
+func addToBus(t testing.TB, sysfs, folder string) {
 	t.Helper()
 	path, err := filepath.Rel(sysfs, folder)
 	must(t, err)
 	symlink(t, "../../../"+path, filepath.Join(sysfs, "bus/pci/devices", filepath.Base(folder)))
 }
 
-// fill creates a folder with the files and links of the lines.
-func fill(t testing.TB, dir, lines string) {
+// fillFolder creates a folder with the files and symlinks that the lines describe.
+func fillFolder(t testing.TB, dir, lines string) {
 	t.Helper()
 	must(t, os.MkdirAll(dir, 0o755))
 	for line := range strings.Lines(lines) {
@@ -86,12 +87,12 @@ func Folder(t testing.TB, sysfs, address string) string {
 	return dir
 }
 
-// Set replaces an attribute of a function, or of a folder below it, such as "net/ens1f0/carrier", atomically. A value "-> target"
-// makes a symlink.
+// Set atomically replaces an attribute of a function. The name of the attribute may contain subfolders, such as "net/ens1f0/carrier". A
+// value of the form "-> target" creates a symlink.
 func Set(t testing.TB, sysfs, address, name, value string) {
 	t.Helper()
 	path, made := filepath.Join(Folder(t, sysfs, address), name), t.TempDir()
-	fill(t, made, filepath.Base(path)+" "+value)
+	fillFolder(t, made, filepath.Base(path)+" "+value)
 	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	made = filepath.Join(made, filepath.Base(path))
 	if os.Rename(made, path) != nil { // the path is a folder
@@ -100,7 +101,7 @@ func Set(t testing.TB, sysfs, address, name, value string) {
 	}
 }
 
-// Remove removes a function from the tree as the kernel does, and with a PF its VFs.
+// Remove removes a function from the tree. If the function is a PF, Remove also removes its VFs.
 func Remove(t testing.TB, sysfs, address string) {
 	t.Helper()
 	must(t, remove(sysfs, address))
@@ -118,7 +119,7 @@ func remove(sysfs, address string) error {
 	if err := os.Remove(at); err != nil {
 		return err
 	}
-	// The PF's link to a VF disappears with it.
+	// The PF's link to a removed VF must disappear too.
 	links, _ := filepath.Glob(filepath.Join(dir, "physfn/virtfn*"))
 	for _, l := range links {
 		if target, err := os.Readlink(l); err == nil && filepath.Base(target) == address {
@@ -130,7 +131,7 @@ func remove(sysfs, address string) error {
 	return os.RemoveAll(dir)
 }
 
-// removeVFs removes the VFs of a PF, given its folder.
+// removeVFs removes the VFs of the PF with this folder.
 func removeVFs(sysfs, pf string) error {
 	links, _ := filepath.Glob(filepath.Join(pf, "virtfn*"))
 	for _, l := range links {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestGenerate checks that any number of functions have different addresses, and that their links lead to them.
+// TestGenerate checks that Generate creates the expected number of functions with different addresses and valid links.
 func TestGenerate(t *testing.T) {
 	for want, m := range map[int]Machine{2 * (1 + 256): {Nodes: 2, PFs: 1, VFs: 256, Stride: 2, InPods: true},
 		80 * 2: {Nodes: 2, PFs: 40, VFs: 1}, 3: {PFs: 1, VFs: 2, Driver: "vfio-pci"}} {
@@ -26,7 +26,7 @@ func TestGenerate(t *testing.T) {
 	}
 }
 
-// TestSet checks that no reader sees a half-written attribute, whatever was at its path.
+// TestSet checks that Set can replace a file, a symlink or a folder. It also checks that readers never see a half-written attribute.
 func TestSet(t *testing.T) {
 	sysfs := Extract(t, "in-pods")
 	dir := Folder(t, sysfs, "0000:3b:11.0")
@@ -60,7 +60,7 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// TestRemove checks that Remove of a PF also removes its VFs, and that Remove of a VF also removes the PF's link to it.
+// TestRemove checks that Remove of a PF also removes its VFs. It also checks that Remove of a VF removes the link from the PF to the VF.
 func TestRemove(t *testing.T) {
 	sysfs := Extract(t, "two-sockets")
 	Remove(t, sysfs, "0000:3b:10.2")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probestest compares metrics with lists, for tests.
+// Package probestest compares metrics with lists. The package is for tests only.
 package probestest
 
 import (
@@ -13,15 +13,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// CompareList returns the difference between the metrics that a file lists and those that a collector describes, "" for none.
+// CompareList returns the difference between the metrics that a file lists and the metrics that a collector describes. The result is "" if
+// the metrics are equal.
 func CompareList(file string, c prometheus.Collector) (string, error) {
 	text, err := os.ReadFile(file)
-	return cmp.Diff(strings.Split(strings.TrimSpace(string(text)), "\n"), metrics(c)), err
+	return cmp.Diff(strings.Split(strings.TrimSpace(string(text)), "\n"), metricLines(c)), err
 }
 
-// metrics returns a line for each metric that a collector describes: name, type and sorted labels. The description lacks the type. The name
-// gives it: a counter ends in _total, and a histogram of sriov-device-plugin in _seconds.
-func metrics(c prometheus.Collector) (lines []string) {
+// metricLines returns one line for each metric that a collector describes: its name, its type and its sorted labels. The collector's
+// description of a metric contains no type. The type follows from the name. A counter ends in _total, and a histogram of
+// sriov-device-plugin ends in _seconds.
+func metricLines(c prometheus.Collector) (lines []string) {
 	described := make(chan *prometheus.Desc)
 	go func() {
 		c.Describe(described)
