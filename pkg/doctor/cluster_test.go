@@ -42,3 +42,12 @@ func TestForeignBridge(t *testing.T) {
 		t.Error(found)
 	}
 }
+
+// TestAgentCommand checks that the remedy for an agent that does not run finds the agent's pods in the namespace of any installation.
+func TestAgentCommand(t *testing.T) {
+	l := newLab(t)
+	l.status(`{"ready": true}`)
+	if found := l.problems("node-agent"); len(found) != 1 || !strings.Contains(found[0], "kubectl get pods --all-namespaces ") {
+		t.Errorf("%q", found)
+	}
+}
