@@ -135,18 +135,28 @@ func (n *node) ownNetworks() []reconcile.Network {
 	return slices.DeleteFunc(slices.Clone(n.networks), func(net reconcile.Network) bool { return !isOurs(net) })
 }
 
-// pluginTypes returns the names of all plugins in Podlace's networks, including the IPAM plugins.
+// pluginTypes returns the names of all plugins in Podlace's networks that the runtime or a plugin starts. This includes IPAM plugins, but
+// not the host-local that runs inside Podlace's bridge or sriov: podlace-node does not install a file host-local.
 func (n *node) pluginTypes() (types []string) {
 	for _, net := range n.ownNetworks() {
 		for _, p := range net.Plugins {
 			types = append(types, p.Type)
-			if p.IPAM != "" {
+			if p.IPAM != "" && !n.runsInProcess(p.IPAM, p.Type) {
 				types = append(types, p.IPAM)
 			}
 		}
 	}
 	slices.Sort(types)
 	return slices.Compact(types)
+}
+
+// runsInProcess reports whether the IPAM plugin runs inside the process of the main plugin.
+func (n *node) runsInProcess(ipam, main string) bool {
+	if plugin.Kind(ipam) != "host-local" {
+		return false
+	}
+	_, err := reconcile.Version(filepath.Join(n.BinDir, main))
+	return !errors.Is(err, reconcile.ErrForeign)
 }
 
 // The check "binaries" reports plugins that are missing, that belong to another project, or whose version differs from the version of the
@@ -180,7 +190,7 @@ func (n *node) binaries() (found []Finding) {
 	if len(versions) > 1 {
 		found = append(found, Finding{Level: Warning, Code: pluginVersions,
 			What: "the plugins have different versions", Evidence: versionsText(versions),
-			Consequence: "an older plugin may refuse a record of a newer one", Command: "make install CNI_BIN_DIR=" + n.BinDir})
+			Consequence: "an older plugin may refuse a record of a newer one", Command: n.installCommand(types[0])})
 	}
 	return found
 }

@@ -158,11 +158,14 @@ func conflistCases() map[string]breakage {
 			l.uplink("lan0")
 			l.command("ip", "address", "add", "10.91.0.1/24", "dev", "lan0")
 		}, "10.91.0.0/24 dev lan0"},
-		"missing plugin": {"binaries", func(l *lab) { os.Remove(l.BinDir + "/host-local") }, "error the plugin host-local is missing"},
+		"missing plugin": {"binaries", func(l *lab) { os.Remove(l.BinDir + "/bridge") }, "error the plugin bridge is missing"},
 		"foreign plugin": {"binaries", func(l *lab) { l.plugin("bridge", "plugin v1.9.1") }, "warning the plugin bridge is not Podlace's"},
 		"broken plugin":  {"binaries", func(l *lab) { l.write("bin/bridge", "\x7fELF") }, "error the plugin bridge does not start | "},
-		"two versions":   {"binaries", func(l *lab) { l.plugin("bridge", "plugin of Podlace v2") }, "v1: host-local; v2: bridge | make install"},
-		"STATUS fails":   {"status", func(l *lab) { l.write("bin/bridge", statusFails) }, `network "pods" is not ready | bridge: code 50: no room`},
+		"two versions": {"binaries", func(l *lab) {
+			l.write("net.d/10-podlace.conflist", strings.Replace(ours, "}]]}}", `}]]}}, {"type": "portmap"}`, 1))
+			l.plugin("portmap", "plugin of Podlace v2")
+		}, "v1: bridge; v2: portmap | "},
+		"STATUS fails": {"status", func(l *lab) { l.write("bin/bridge", statusFails) }, `network "pods" is not ready | bridge: code 50: no room`},
 	}
 }
 

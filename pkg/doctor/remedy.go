@@ -31,8 +31,12 @@ func (n *node) loopback() []Finding {
 		Command:     n.installCommand("loopback")}}
 }
 
-// installCommand returns the command for a missing plugin. Podlace cannot install a plugin of another project.
+// installCommand returns the remedy for a missing plugin. podlace-node installs the plugins with its prefix. Podlace cannot install a
+// plugin of another project.
 func (n *node) installCommand(name string) string {
+	if strings.HasPrefix(name, plugin.ClusterPrefix) {
+		return "podlace-node status, in the pod of podlace-node or on the node, shows why podlace-node does not install it"
+	}
 	if slices.Contains([]string{"bridge", "host-local", "loopback", "portmap", "bandwidth", "sriov"}, plugin.Kind(name)) {
 		return "make install CNI_BIN_DIR=" + n.BinDir
 	}

@@ -182,7 +182,7 @@ func (n *node) agent() (found []Finding) {
 		found = append(found, Finding{Level: Error, Code: agentStopped,
 			What: "podlace-node does not run", Evidence: "there is no process podlace-node",
 			Consequence: "pods keep their network; changes of the cluster are missed",
-			Command:     "kubectl -n kube-system get pods -l app.kubernetes.io/name=podlace-node -o wide"})
+			Command:     "kubectl get pods --all-namespaces -l app.kubernetes.io/name=podlace-node -o wide"})
 	}
 	level := Warning
 	if !s.Ready {

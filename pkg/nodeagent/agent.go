@@ -275,7 +275,8 @@ func (a *agent) install(why cause) bool {
 	a.logChanges("binary", why, len(replaced), "installed plugins that were missing or differed", "files", strings.Join(replaced, " "))
 	if err != nil {
 		a.stepFailed = true
-		a.addProblem("plugins", err, "make binDir writable, and name the folder of the image's plugins by --plugins", true)
+		a.addProblem("plugins", err, "make binDir writable on the node, and delete the agent's pod if its mount stays read-only; "+
+			"--plugins must name the folder of the image's plugins", true)
 	}
 	return err == nil
 }
@@ -364,7 +365,7 @@ func (a *agent) publish() (again time.Time) {
 	heard, failure := a.nodes.watched()
 	if failure != "" {
 		a.addProblem("API server", fmt.Errorf("the nodes are not watched since %s: %s", heard.UTC().Format(time.RFC3339), failure),
-			"routes stay; the agent applies changes of the cluster when the API server answers", false)
+			a.nodes.advice(), false)
 	}
 	early := false
 	if len(a.node.PodCIDRs) == 0 && len(blocked(a.problems)) == 0 {

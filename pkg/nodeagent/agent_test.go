@@ -38,7 +38,7 @@ func TestStart(t *testing.T) {
 			t.Errorf("%s: %v %v", p.to, info, err)
 		}
 	}
-	if !l.says("node n9 10.244.9.0/24", "refused", "198.51.100.9 shares no link", "offLink") || l.log.count("node=n9") != 1 {
+	if !l.says("node n9 10.244.9.0/24", "refused", "198.51.100.9 shares no link", "set offLink to vxlan") || l.log.count("node=n9") != 1 {
 		t.Errorf("%+v", l.status().Problems)
 	}
 }

@@ -237,15 +237,20 @@ func (a *agent) setPeers(peers []noderoutes.Peer, r noderoutes.Result) {
 	a.peers = make([]PeerStatus, 0, len(peers))
 	news := 0
 	for _, p := range peers {
+		do := ""
+		if p.NoLink {
+			do = "set offLink to vxlan, or to fabric if the routers between the nodes have the pod routes"
+		}
 		if err := r.Failed[p.PodCIDR]; err != nil && p.Reason == "" {
 			p.State, p.Reason = noderoutes.Failed, err.Error()
 			a.routesFailed = true
 		}
 		if route, conflict := r.Conflicts[p.PodCIDR]; conflict && p.Reason == "" {
 			p.State, p.Reason = noderoutes.Conflict, "a route of another program: "+route
+			do = "remove the route, or add its protocol to adopt"
 			a.nextSync = earlier(a.nextSync, time.Now().Add(a.times.conflictPause))
 		}
-		s := PeerStatus{Name: p.Name, PodCIDR: p.PodCIDR, Gateway: p.Gateway, State: p.State, Reason: p.Reason, elder: p.Elder}
+		s := PeerStatus{Name: p.Name, PodCIDR: p.PodCIDR, Gateway: p.Gateway, State: p.State, Reason: p.Reason, elder: p.Elder, do: do}
 		a.peers = append(a.peers, s)
 		was, known := before[key{p.Name, p.PodCIDR}]
 		if s.Reason == was.Reason && s.State == was.State || s.Reason == "" && !known {

@@ -4,6 +4,7 @@ package nodeagent
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -47,7 +48,8 @@ type PeerStatus struct {
 	State   noderoutes.State `json:"state"`
 	Reason  string           `json:"reason,omitempty"`
 
-	elder bool // the peer has this node's podCIDR, which is a problem of the own node
+	elder bool   // the peer has this node's podCIDR, which is a problem of the own node
+	do    string // the remedy, if it is more specific than the remedy of the state
 }
 
 // Problem describes a problem: what is affected, why, and what an administrator can do.
@@ -63,7 +65,7 @@ type Problem struct {
 func peerProblems(peers []PeerStatus) (list []Problem) {
 	do := map[noderoutes.State]string{
 		noderoutes.Refused:  "correct the Node object or the configuration (offLink, addressCIDRs)",
-		noderoutes.Conflict: "remove the other route or the other node, or add the route's protocol to adopt",
+		noderoutes.Conflict: "delete the younger Node object (kubectl delete node %s), and restart its kubelet",
 		noderoutes.Failed:   "nothing: the agent tries again",
 	}
 	for _, p := range peers {
@@ -72,6 +74,7 @@ func peerProblems(peers []PeerStatus) (list []Problem) {
 			if p.PodCIDR.IsValid() {
 				what += " " + p.PodCIDR.String()
 			}
+			advice = cmp.Or(p.do, strings.ReplaceAll(advice, "%s", p.Name))
 			list = append(list, Problem{What: what, Why: string(p.State) + ": " + p.Reason, Do: advice})
 		}
 	}

@@ -22,7 +22,8 @@ func TestPrintStatus(t *testing.T) {
 	s.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
 	s.Peers = []PeerStatus{{Name: "n2", PodCIDR: netip.MustParsePrefix("10.244.2.0/24"), Gateway: netip.MustParseAddr("192.0.2.2"),
 		State: noderoutes.Direct},
-		{Name: "n3", State: noderoutes.Refused, Reason: "it has no podCIDR"}}
+		{Name: "n3", State: noderoutes.Refused, Reason: "it has no podCIDR"},
+		{Name: "n4", State: noderoutes.Conflict, Reason: "same podCIDR"}}
 	s.Problems = peerProblems(s.Peers)
 	var short, long bytes.Buffer
 	kerneltest.Must(t, printStatus(&short, s, false), printStatus(&long, s, true))
@@ -30,10 +31,11 @@ func TestPrintStatus(t *testing.T) {
 pods      10.244.1.0/24
 cluster   10.244.0.0/16
 mtu       1450
-peers     2 nodes; podCIDRs: 1 direct, 1 refused
+peers     3 nodes; podCIDRs: 1 direct, 1 refused, 1 conflict
 
 PROBLEM   WHY                          WHAT TO DO
 node n3   refused: it has no podCIDR   correct the Node object or the configuration (offLink, addressCIDRs)
+node n4   conflict: same podCIDR       delete the younger Node object (kubectl delete node n4), and restart its kubelet
 `
 	if short.String() != want {
 		t.Errorf("got\n%swant\n%s", short.String(), want)

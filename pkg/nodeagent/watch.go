@@ -56,6 +56,7 @@ type nodes struct {
 	lastEvent time.Time // time of the last event
 	since     time.Time // time of the first change that list has not returned yet
 	failure   string    // why no events come; empty: the watch works
+	denied    bool      // the API server answers, and denies the agent access
 }
 
 func newNodes(changed func(), log *slog.Logger) *nodes {
@@ -72,6 +73,17 @@ func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) 
 	}
 	since, n.since = n.since, time.Time{}
 	return list, since, n.complete
+}
+
+// advice returns what an administrator can do about the failure of the watch.
+func (n *nodes) advice() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.denied {
+		return "apply the manifest or upgrade the chart again, to restore the ServiceAccount, ClusterRole and ClusterRoleBinding " +
+			"podlace-node; existing routes stay"
+	}
+	return "routes stay; the agent applies changes of the cluster when the API server answers"
 }
 
 // watched() returns the time of the last event. The second result is the reason why no more events arrive, or "".
@@ -107,7 +119,7 @@ func (n *nodes) changeNodes(change func() bool) {
 func (n *nodes) failed(err error) {
 	n.mu.Lock()
 	news := n.failure == ""
-	n.failure = err.Error()
+	n.failure, n.denied = err.Error(), apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
 	n.mu.Unlock()
 	if news {
 		n.log.Warn("the nodes of the cluster are not watched: routes stay as they are until the API server answers", "error", err)

@@ -216,6 +216,9 @@ func TestRefused(t *testing.T) {
 	w.fakeAPI.mu.Unlock()
 	w.hangUp(true)
 	await(t, "the failure is known", func() bool { _, failure := w.watched(); return strings.Contains(failure, "Forbidden") })
+	if advice := w.nodes.advice(); !strings.Contains(advice, "ClusterRoleBinding") {
+		t.Errorf("advice %q does not name the missing objects", advice)
+	}
 	await(t, "more requests", func() bool { return w.countRequests("") > 3 })
 	if !w.has("n0", "n1", "n2") || w.log.count("level=WARN") != 1 {
 		t.Errorf("want all nodes and one line: %s", w.log)

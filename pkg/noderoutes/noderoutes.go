@@ -83,6 +83,8 @@ type Peer struct {
 	// Elder is true if the peer is older than this node and its podCIDR overlaps a podCIDR of this node. In this case all other nodes send
 	// packets for the overlapping addresses to the peer.
 	Elder bool
+	// NoLink is true if the State is Refused because the peer shares no link with this node and OffLink is OffLinkRefuse.
+	NoLink bool
 }
 
 // Self is the validated content of this node's own Node object.

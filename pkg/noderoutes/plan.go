@@ -109,7 +109,7 @@ func (p *planner) addPeer(peer *Peer) {
 		peer.State = Tunneled
 		p.addRoute(peer, kernel.Nexthop{Gateway: hop, Link: TunnelLink, OnLink: true})
 	default:
-		peer.State = Refused
+		peer.State, peer.NoLink = Refused, true
 		peer.Reason = fmt.Sprintf("%s shares no link with this node, and offLink is refuse", peer.Gateway)
 	}
 }

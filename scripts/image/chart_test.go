@@ -207,3 +207,18 @@ func TestChartFiles(t *testing.T) {
 		t.Errorf("without an image: %v", err)
 	}
 }
+
+// TestNotes checks that the notes of an installation name the command that has to precede `helm uninstall`.
+func TestNotes(t *testing.T) {
+	c := loadedChart(t)
+	release := common.ReleaseOptions{Name: "net", Namespace: "lan", Revision: 1, IsInstall: true}
+	values, err := util.ToRenderValues(c, map[string]any{}, release, common.DefaultCapabilities)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := engine.Render(c, values)
+	const want = "helm upgrade net CHART --namespace lan --reuse-values --set removal=true"
+	if notes := files["podlace/templates/NOTES.txt"]; err != nil || !strings.Contains(notes, want) {
+		t.Errorf("%v: %s", err, notes)
+	}
+}

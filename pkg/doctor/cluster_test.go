@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestClusterNode checks that doctor accepts the plugins that podlace-node installs. These do not include host-local, which runs inside
+// podlace-bridge. The remedy for a missing plugin names podlace-node, because make install does not install a file with the prefix.
+func TestClusterNode(t *testing.T) {
+	l := newLab(t)
+	l.write("net.d/10-podlace.conflist", strings.Replace(ours, `"bridge", "bridge"`, `"podlace-bridge", "bridge"`, 1))
+	for _, name := range []string{"bridge", "host-local"} {
+		if err := os.Remove(l.BinDir + "/" + name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.plugin("podlace-bridge", "plugin of Podlace v1")
+	if found := append(l.problems("binaries"), l.problems("status")...); len(found) > 0 {
+		t.Errorf("a complete installation: %q", found)
+	}
+	if err := os.Remove(l.BinDir + "/podlace-bridge"); err != nil {
+		t.Fatal(err)
+	}
+	if found := l.problems("binaries"); len(found) != 1 || !strings.Contains(found[0], "podlace-bridge is missing") ||
+		!strings.Contains(found[0], "podlace-node status") {
+		t.Errorf("without podlace-bridge: %q", found)
+	}
+}
+
+// TestForeignBridge checks that doctor reports a missing host-local if the bridge plugin is that of another project.
+func TestForeignBridge(t *testing.T) {
+	l := newLab(t)
+	l.plugin("bridge", "plugin v1.9.1")
+	if err := os.Remove(l.BinDir + "/host-local"); err != nil {
+		t.Fatal(err)
+	}
+	if found := strings.Join(l.problems("binaries"), "\n"); !strings.Contains(found, "error the plugin host-local is missing") {
+		t.Error(found)
+	}
+}
+
+// TestAgentCommand checks that the remedy for an agent that does not run finds the agent's pods in the namespace of any installation.
+func TestAgentCommand(t *testing.T) {
+	l := newLab(t)
+	l.status(`{"ready": true}`)
+	if found := l.problems("node-agent"); len(found) != 1 || !strings.Contains(found[0], "kubectl get pods --all-namespaces ") {
+		t.Errorf("%q", found)
+	}
+}
