@@ -27,8 +27,8 @@ type countedVF struct {
 	container string
 }
 
-// alignLoop runs until ctx is done. The function counts whether the VFs of claims are on the same NUMA node as the CPUs of their pods. The
-// kubelet ignores the devices of claims when it chooses CPUs.
+// alignLoop runs until ctx is done. The function counts the VFs of claims by whether the CPUs of the pod are on the same NUMA node as the
+// VF. The metric is useful because the kubelet chooses the CPUs of a pod without regard to the devices of claims.
 func (d *Driver) alignLoop(ctx context.Context) {
 	began, done := time.Now().Truncate(time.Second), map[countedVF]bool{}
 	tick := time.NewTicker(alignEvery)
@@ -45,7 +45,8 @@ func (d *Driver) alignLoop(ctx context.Context) {
 	}
 }
 
-// countAlignment counts the attachments that are newer than began. The function returns all counted attachments that still exist.
+// countAlignment counts the attachments that began at the time began or later. The function returns those counted attachments that still
+// exist.
 func (d *Driver) countAlignment(ctx context.Context, began, now time.Time, done map[countedVF]bool) map[countedVF]bool {
 	held, err := sriov.Holdings()
 	if err != nil {

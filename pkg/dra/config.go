@@ -98,7 +98,7 @@ func isAdmin(r resourceapi.DeviceRequestAllocationResult) bool {
 	return r.AdminAccess != nil && *r.AdminAccess
 }
 
-// checkSingle returns an error if a request has several devices and a setting is possible for only one device.
+// checkSingle returns an error if a request has several devices but one of its settings is only valid for a single device.
 func checkSingle(a *resourceapi.AllocationResult, result resourceapi.DeviceRequestAllocationResult, c *vfconfig.Config) error {
 	n := 0
 	for _, r := range a.Devices.Results {

@@ -51,8 +51,8 @@ func TestFailureClockJump(t *testing.T) {
 	must(t, l.unprepare(t.Context(), "c-1"))
 }
 
-// TestFailureSameName: a claim has the same name as an earlier claim but another UID. The new claim is a different claim. The new claim
-// gets the VF only after the earlier claim is unprepared. The end of one claim does not affect the other.
+// TestFailureSameName: a claim has the same name as an earlier claim but another UID. The new claim gets the VF only after the earlier
+// claim is unprepared. The end of one claim does not affect the other.
 func TestFailureSameName(t *testing.T) {
 	l := newDRALab(t)
 	old, same := newClaim("c-1", "web", deviceResult("a", vf0)), newClaim("c-2", "web", deviceResult("a", vf0))

@@ -161,7 +161,7 @@ func (f *fakeAPI) isWatched() bool {
 	return len(f.watchers) > 0
 }
 
-// endWatches ends all watches. If gone is set, the status is 410.
+// endWatches ends all watches. If the argument gone is true, the watches end with status 410.
 func (f *fakeAPI) endWatches(gone bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -182,7 +182,7 @@ func failure(code int) *metav1.Status {
 		Message: http.StatusText(code)}
 }
 
-// verbOf returns the verb of a request with the name that RBAC uses.
+// verbOf returns the verb of a request as RBAC names it.
 func verbOf(r *http.Request) string {
 	switch {
 	case strings.HasPrefix(r.URL.Path, "/api/v1/nodes/"):

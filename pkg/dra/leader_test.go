@@ -139,7 +139,7 @@ func TestServiceAndPod(t *testing.T) {
 	}
 }
 
-// TestServiceTakesLead checks that a pod stops to serve the kubelet when a service becomes the leader.
+// TestServiceTakesLead checks that a pod no longer serves the kubelet when a service becomes the leader.
 func TestServiceTakesLead(t *testing.T) {
 	l := newDRALab(t)
 	pod := l.newInstance("uid-a")
@@ -160,7 +160,7 @@ func TestServiceTakesLead(t *testing.T) {
 	l.await("the pod serves again", func() bool { return pod.isLeader() && l.fileNames(registry) == "sriov.podlace.io-uid-a-reg.sock" })
 }
 
-// TestSocketsRemoved checks that the driver creates deleted sockets again, even if their folder was deleted too.
+// TestSocketsRemoved checks that the driver restores its sockets after another program deletes them or their folder.
 func TestSocketsRemoved(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()

@@ -28,7 +28,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// crashLog is a log handler that crashes the daemon at a chosen moment, as far as a goroutine can crash.
+// crashLog is a log handler that simulates a crash of the daemon at a chosen moment: it panics in the goroutine that logs.
 type crashLog struct {
 	slog.Handler
 	left *atomic.Int64 // moments until the crash, such as log lines; negative for never

@@ -115,7 +115,7 @@ func recordedDevice(r *claim.Record, name, request string) (allocation.Device, b
 	return r.Devices[i], true
 }
 
-// deviceEntry is a device in the form for the plan and in the form for the record.
+// deviceEntry describes one device twice: once for the plan and once for the record.
 type deviceEntry struct {
 	planned  plannedDevice
 	recorded allocation.Device
@@ -181,7 +181,7 @@ func (d *Driver) checkUsable(p plannedDevice) error {
 	return nil
 }
 
-// findDevice returns the device with a name in the slices, and the pool of the device.
+// findDevice returns the device that has the given name in the ResourceSlices, and the pool of the device.
 func (i Inventory) findDevice(name string) (pool.Device, pool.Pool, error) {
 	for _, p := range i.Pools {
 		for _, d := range p.Devices {
@@ -193,7 +193,7 @@ func (i Inventory) findDevice(name string) (pool.Device, pool.Pool, error) {
 	return pool.Device{}, pool.Pool{}, fmt.Errorf(`device %s does not exist, or no resource with "api": "dra" has it`, name)
 }
 
-// lockedAddresses returns the devices that the claim of a plan will own. The function also returns the VFs that these devices exclude.
+// lockedAddresses returns the devices that the claim of a plan will own, and the VFs that cannot be used at the same time.
 func (p claimPlan) lockedAddresses() (list []pci.Address) {
 	for _, dev := range p.devices {
 		if !dev.Admin {
@@ -203,7 +203,8 @@ func (p claimPlan) lockedAddresses() (list []pci.Address) {
 	return list
 }
 
-// answerFor returns the devices in the form for the kubelet. The CDI device of a request is attached to the first device of the request.
+// answerFor returns the devices of a plan as the kubelet expects them. The CDI device of a request is attached to the first device of the
+// request.
 func (d *Driver) answerFor(p claimPlan) (list []kubeletplugin.Device) {
 	answered := map[string]bool{}
 	for _, dev := range p.devices {

@@ -148,7 +148,7 @@ func (d *Driver) recordOf(uid string) (*claim.Record, error) {
 	return &r, err
 }
 
-// writeRecord writes a record if it differs from the record before.
+// writeRecord writes a record unless it is equal to the argument before, which is the existing record or nil.
 func (d *Driver) writeRecord(r claim.Record, before *claim.Record) error {
 	if before != nil {
 		r.Time = before.Time
@@ -199,8 +199,8 @@ func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record
 	return change()
 }
 
-// prepareToReserve reads a device and restores the device if an earlier claim left it behind. The result isFresh is true if no record and
-// no pod has the device.
+// prepareToReserve reads a device. If an earlier claim did not restore the device, the function restores it. The result isFresh is true if
+// no record and no pod has the device.
 func (d *Driver) prepareToReserve(p *claimPlan, dev *plannedDevice, first bool, attached map[pci.Address]bool) (isFresh bool, err error) {
 	if err := d.rereadDevice(dev); err != nil || dev.Admin {
 		return false, err
@@ -245,8 +245,8 @@ func addressTexts(list []pci.Address) (out []string) {
 	return out
 }
 
-// checkFree returns an error if another claim has a device of the plan. The function also returns an error if a pod has a device in fresh
-// through the device plugin API.
+// checkFree returns an error if another claim has a device of the plan. The function also returns an error if a pod has one of the fresh
+// devices through the device plugin API.
 func (d *Driver) checkFree(p claimPlan, fresh []pci.Address) error {
 	records, err := d.checkOtherClaims(p)
 	if err != nil {

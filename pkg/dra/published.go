@@ -42,8 +42,8 @@ func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool
 	return out, err
 }
 
-// Published returns the desired content of the ResourceSlices for each device by PCI address. An API server that lacks features stores only
-// a part of this content.
+// Published returns what the ResourceSlices should contain about each device. The key is the PCI address of the device. An API server that
+// lacks features stores only a part of this content.
 func (d *Driver) Published() map[string]allocation.Published {
 	i, ok := d.latestInventory()
 	if !ok {

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// TestForbidden and TestAbsent: a permission, the API, the Node or the server is missing. The log says once what is missing. After the
+// TestForbidden and TestAbsent: a permission, the API, the Node or the server is missing. One log line says what is missing. After the
 // repair, the publisher publishes again.
 func TestForbidden(t *testing.T) {
 	t.Parallel()

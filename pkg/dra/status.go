@@ -100,8 +100,8 @@ func (d *Driver) statusLoop(ctx context.Context) {
 	}
 }
 
-// writeAll writes the status of each claim whose status has changed. The function returns the time of the next attempt, or the zero time if
-// only a change requires another call.
+// writeAll writes the status of each claim whose status has changed. The function returns the time of the next attempt. The result is the
+// zero time if the function need not be called before the next change.
 func (w *statusWriter) writeAll(ctx context.Context) (again time.Time) {
 	records, _ := w.records.List() // unreadable records are skipped
 	held, err := sriov.Holdings()
@@ -246,7 +246,7 @@ func comparedText(entries []statusEntry) string {
 	return string(text)
 }
 
-// wantedEntries returns the desired status of a claim. A device gets no entry as long as no pod has attached the device. The argument had
+// wantedEntries returns the desired status of a claim. A device gets no entry as long as no pod has attached the device. The last argument
 // is true if the API server already has entries.
 func (w *statusWriter) wantedEntries(r claim.Record, held []sriov.Holding, had bool) (list []statusEntry) {
 	i, _ := w.latestInventory()
