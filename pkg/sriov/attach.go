@@ -77,8 +77,8 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 	return h.noteReady(v)
 }
 
-// restoreResidue reads the journal of a VF before ADD attaches the VF. If an earlier attachment left the VF behind, restoreResidue restores
-// the VF. If another pod has the VF, restoreResidue returns an error.
+// restoreResidue reads the journal of a VF before ADD attaches the VF. If the journal belongs to an earlier attachment, restoreResidue
+// restores the VF. If another pod has the VF, restoreResidue returns an error.
 func (j *requestJob) restoreResidue(h *lockedVF) error {
 	left, ok, err := h.load()
 	if err != nil || !ok {

@@ -29,7 +29,8 @@ func claimedDevice(uid, podClaim string, result int, address string) allocation.
 		Device: strings.NewReplacer(":", "-", ".", "-").Replace(address)}}
 }
 
-// prepareClaims writes the claim records of devices. The function also writes the kubelet's file for the pod with the UID.
+// prepareClaims writes the claim records of devices. The function also writes the kubelet's file, in which the pod with the given UID uses
+// the claims.
 func (l testLab) prepareClaims(kubelet, uid string, devices ...allocation.Device) {
 	l.Helper()
 	records := map[string]claim.Record{}
@@ -218,7 +219,7 @@ func TestReturnClaim(t *testing.T) {
 	must(t, os.Remove(l.journalOf(vf0)))
 }
 
-// TestClaimEnds: an ADD while a claim is unprepared changes nothing, even if the device plugin has already answered.
+// TestClaimEnds: the driver unprepares a claim during an ADD. ADD changes nothing, even if the device plugin has already answered.
 func TestClaimEnds(t *testing.T) {
 	l := newLab(t)
 	*l.devices, *l.claims = []allocation.Device{claimedDevice("c-0", "a", 0, vf0)}, true

@@ -102,7 +102,7 @@ type bandwidthCapability struct {
 }
 
 const (
-	// defaultNames is the pattern for interface names of VFs that are added to the main plugin's interface.
+	// defaultNames is the pattern for the interface names of VFs if the main plugin also creates an interface.
 	defaultNames   = "net{index}"
 	defaultKubelet = "/var/lib/kubelet"
 )
@@ -196,7 +196,7 @@ func parseNames(c *requestConfig, _ rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// inConflist returns the name of a setting's key in a conflist.
+// inConflist converts the name of a setting to the key that a conflist uses.
 func inConflist(key string) string {
 	switch key {
 	case "linkState":
@@ -270,8 +270,8 @@ func parseLink(c *requestConfig, raw rawConfig, r *plugin.Request) (err error) {
 	return nil
 }
 
-// mergeSettings returns the settings of a VF. The settings of the VF's class and claim override the configuration. The argument name
-// translates keys for error messages.
+// mergeSettings returns the settings of a VF. The settings of the VF's class and claim override the configuration. The argument name is a
+// function that converts keys for error messages.
 func (c *requestConfig) mergeSettings(over *vfconfig.Config, name func(string) string) (vfSettings, error) {
 	m := vfconfig.Merge(&c.Base, over)
 	err := m.Complete(name)
@@ -319,7 +319,7 @@ func parseIPAM(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	return ipam.ValidType(c.IPAM)
 }
 
-// applyTo returns the settings of the VF on its PF after the change. The argument now holds the current settings.
+// applyTo takes the current settings of the VF on its PF, and returns the settings after the change.
 func (s pfSettings) applyTo(now kernel.VF) kernel.VF {
 	if s.VLAN != nil {
 		now.VLAN, now.QoS, now.Proto = *s.VLAN, 0, "802.1q"

@@ -219,8 +219,8 @@ func ownName(a pci.Address) string { return "v" + strings.ReplaceAll(a.String(),
 // own journal is processed.
 func parkedName(a pci.Address) string { return "x" + ownName(a)[1:] }
 
-// restoreMAC restores the MAC on the interface without the PF, if the driver allows it. Once the PF has set a MAC, even the same MAC, later
-// tenants could not change the MAC.
+// restoreMAC restores the MAC on the interface without the PF, if the driver allows it. The function does not set the MAC through the PF,
+// because later tenants could then no longer change the MAC.
 func (x *vfRestore) restoreMAC() {
 	f := x.j.Former
 	if x.c.link.Index == 0 || f.PF == nil || bytes.Equal(x.c.link.MAC, f.MAC) || !bytes.Equal(f.PF.MAC, f.MAC) {
@@ -281,8 +281,8 @@ func (x *vfRestore) rebindIfConfigured() (err error) {
 	return err
 }
 
-// dropXDP removes the XDP programs that the pod attached. An XDP link that a file descriptor holds, for example because it is pinned in a
-// file system, disappears only with the interface.
+// dropXDP removes the XDP programs that the pod attached. An XDP link stays while a file descriptor or a file system holds it. Such a link
+// disappears only together with the interface.
 func (x *vfRestore) dropXDP() error {
 	if x.c.link.XDP == 0 {
 		return nil

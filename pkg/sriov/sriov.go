@@ -72,7 +72,7 @@ type sriov struct {
 	claims string // folder of claim records
 }
 
-// Plugin returns the sriov plugin. Plugin runs the IPAM plugins in builtin within the same process.
+// Plugin returns the sriov plugin. The argument builtin lists IPAM plugins that run within the same process.
 func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 	return PluginAt(pci.Sysfs, allocation.Socket, claim.Folder, builtin...)
 }
