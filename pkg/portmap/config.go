@@ -79,8 +79,8 @@ func Parse(r *plugin.Request) (Config, error) {
 	return c, nil
 }
 
-// parseBackend reads the backend. If the key backend is missing, the backend is iptables if a key is set that only iptables supports. If no
-// such key is set, the backend is nftables if the kernel supports it.
+// parseBackend reads the key "backend". Without this key, a key that only iptables supports selects iptables. Without such a key, the
+// backend is nftables if the kernel supports nftables.
 func parseBackend(c *Config, raw rawConfig) error {
 	only := iptablesOnly(raw)
 	switch {

@@ -19,7 +19,7 @@ func endFlows(host *kernel.Node, of []ports.Port) {
 	}
 }
 
-// delFlows deletes the connection tracking entries of the UDP ports. If the entries stayed, a client that keeps sending from one port would
+// delFlows deletes the connection tracking entries of the UDP ports. Without the deletion, a client that keeps sending from one port would
 // reach the previous pod or no pod. The call has no effect without UDP ports.
 func delFlows(host *kernel.Node, of []ports.Port) error {
 	wanted, families := map[uint16][]ports.Port{}, map[bool]bool{}

@@ -88,8 +88,8 @@ func TestLoopbackUsers(t *testing.T) {
 }
 
 // TestLoopbackUsersLost (S-04): the files in loopbackUsers are lost, and Podlace looks for hostPorts in the kernel. Each link remains open
-// and protected while another attachment has hostPorts. The last attachment closes all links. A flush of the protection is repaired. A link
-// that another program opened keeps route_localnet.
+// and protected while another attachment has hostPorts. The last attachment closes all links. Podlace restores the protection after a
+// flush. A link that another program opened keeps route_localnet.
 func TestLoopbackUsersLost(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
