@@ -51,7 +51,7 @@ type recordFile struct {
 // it is unknown.
 func NewCache(folder, kubelet string) *Cache { return &Cache{folder: folder, kubelet: kubelet} }
 
-// isSameFile reports whether two descriptions are of the same file, and the file was not written in between.
+// isSameFile reports whether two descriptions have the same file, modification time and size.
 func isSameFile(a, b fs.FileInfo) bool {
 	return a != nil && b != nil && os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
@@ -65,8 +65,8 @@ func (f *recordFile) decode() (Record, error) {
 	return f.record, f.err
 }
 
-// walkFiles calls take for each record in the folder, sorted by UID. The function continues after an error and returns all errors. The
-// caller holds c.mu.
+// walkFiles calls take() for each record in the folder, in the order of the UIDs. The function continues after an error and returns all
+// errors. The caller holds c.mu.
 func (c *Cache) walkFiles(take func(*recordFile) error) error {
 	errs := []error{c.refresh()}
 	for _, f := range c.files {
@@ -75,9 +75,8 @@ func (c *Cache) walkFiles(take func(*recordFile) error) error {
 	return errors.Join(errs...)
 }
 
-// refresh reads those files in the folder that have changed. A write replaces a file and therefore changes the time of the folder. If the
-// time of the folder has not changed, refresh does not look at the files. If the last change was so recent that the time may hide a later
-// change, refresh does look at the files.
+// refresh reads those files in the folder that have changed. A write replaces a file and therefore changes the time of the folder. refresh
+// skips the files if the time of the folder has not changed, unless the last change was so recent that the time may hide a later change.
 func (c *Cache) refresh() error {
 	info, err := os.Stat(c.folder)
 	if isSameFile(c.seen, info) {

@@ -80,8 +80,8 @@ func parseState(text, podUID string) (of []KubeletClaim, err error) {
 	return of, nil
 }
 
-// parseEntry returns a claim of the kubelet's file. The result ok is false if the claim does not belong to the pod or has no device of this
-// driver.
+// parseEntry returns a claim of the kubelet's file. The second result is false if the claim does not belong to the pod or has no device of
+// this driver.
 func parseEntry(entry []byte, podUID string) (n KubeletClaim, ok bool, err error) {
 	var c struct {
 		ClaimUID, ClaimName, Namespace string

@@ -116,7 +116,7 @@ func (r Record) validate() error {
 	return nil
 }
 
-// decode parses the record of a claim, whose UID must be uid.
+// decode parses the record of a claim. The claim must have the given UID.
 func decode(uid string, data []byte) (r Record, err error) {
 	if err = json.Unmarshal(data, &r); err == nil {
 		err = r.validate()

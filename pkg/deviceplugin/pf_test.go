@@ -119,8 +119,8 @@ func TestNICPFKeepsItsDriver(t *testing.T) {
 	}
 }
 
-// TestNumVFsContradicted checks VFs that exist although sriov_numvfs is 0. The daemon does not remove these VFs for "numVfs": 0. The log
-// reports the contradiction once and reports no change.
+// TestNumVFsContradicted checks VFs that exist although sriov_numvfs is 0. The configuration contains "numVfs": 0, but the daemon does not
+// remove these VFs. The log reports the contradiction once, and it does not claim that the number of VFs was changed.
 func TestNumVFsContradicted(t *testing.T) {
 	sysfs := twoPFs(t)
 	if err := os.WriteFile(filepath.Join(pcitest.Folder(t, sysfs, pf0), "sriov_numvfs"), []byte("0\n"), 0o600); err != nil {

@@ -94,8 +94,8 @@ func (d *daemon) mayChange() bool {
 	return !claims || d.driverFault != ""
 }
 
-// changeDevices runs change on devices that no pod has. No other instance of the daemon may change these devices or assign them to a claim
-// at the same time.
+// changeDevices calls change() for devices that no pod has. No other instance of the daemon may change these devices or assign them to a
+// claim at the same time.
 func (d *daemon) changeDevices(devices []pci.Address, check, change func() error) error {
 	unlock, err := dra.LockDevices(d.Claims, devices)
 	if err != nil {

@@ -132,8 +132,8 @@ func valuesBefore(changes map[string]float64) map[string]float64 {
 	return want
 }
 
-// wantValues compares the current values with those before the first pod. The argument changes contains the values that must differ. The
-// values in vary are not compared, because traffic of the kernel itself changes them.
+// wantValues compares the current values with those before the first pod. The argument changes lists the values that must differ. The
+// function does not compare some values, because the kernel's own traffic changes them.
 func (l testLab) wantValues(when string, changes map[string]float64, vary ...string) {
 	l.Helper()
 	want, got := valuesBefore(changes), l.scrape()

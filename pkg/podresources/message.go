@@ -60,7 +60,7 @@ func cutField(message []byte) (f messageField, rest []byte, err error) {
 	return f, rest[length:], nil
 }
 
-// eachField calls take for each field of a message. The function stops at the first error.
+// eachField calls take() for each field of a message. The function stops at the first error.
 func eachField(message []byte, take func(messageField) error) (err error) {
 	var f messageField
 	for len(message) > 0 && err == nil {

@@ -44,7 +44,8 @@ var (
 	errNoKubelet = errors.New("no kubelet has run on this node")
 	// ErrUnknownPod means that the kubelet has no such pod. A pod without devices does not cause this error.
 	ErrUnknownPod = errors.New("the kubelet does not know the pod")
-	// ErrNoUID means that PodResources lists no devices for the pod, but the runtime passes no UID to check this in the checkpoint.
+	// ErrNoUID means that PodResources lists no devices for the pod. The checkpoint cannot confirm this answer, because the runtime passes no
+	// UID.
 	ErrNoUID = errors.New("the runtime does not pass the pod's UID")
 	// ErrNoCheckpoint means that PodResources lists no devices for the pod and the checkpoint is missing. The kubelet has no checkpoint if no
 	// device plugin has registered.
@@ -135,7 +136,7 @@ func isMissing(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// choosePod selects the pod with the UID from pods with the same name. The function returns the devices of that pod.
+// choosePod selects the pod that has the given UID from several pods with the same name. The function returns the devices of that pod.
 func (k Kubelet) choosePod(pods []podMessage, uid string) ([]allocation.Device, error) {
 	noted, err := readCheckpoint(k.Checkpoint, uid)
 	if k.Claims && errors.Is(err, ErrNoCheckpoint) {
@@ -254,8 +255,8 @@ func (k Kubelet) callWithRetry(ctx context.Context, method string) ([]byte, erro
 	}
 }
 
-// isUnsupported reports whether the kubelet does not support Get. Kubelets before 1.27 do not implement Get, and before 1.36 the feature
-// gate KubeletPodResourcesGet can be off.
+// isUnsupported reports whether the kubelet does not support Get. Kubelets before 1.27 do not implement Get. Kubelets before 1.36 can
+// disable Get through the feature gate KubeletPodResourcesGet.
 func isUnsupported(err error) bool {
 	var s *statusError
 	return errors.As(err, &s) && (s.code == codeUnimplemented || s.code == codeUnknown && strings.Contains(s.message, "method disabled"))
