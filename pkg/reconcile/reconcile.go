@@ -203,7 +203,7 @@ func addLeases(found map[key]*Attachment, path string) error {
 	return nil
 }
 
-// Judge marks dead attachments. If all is set, an attachment with an unknown namespace is dead even if no runtime answered.
+// Judge marks dead attachments. If the argument all is true, an attachment with an unknown namespace is dead even if no runtime answered.
 func Judge(list []*Attachment, rt Runtimes, all bool) {
 	for _, a := range list {
 		a.Pod = either(a.Pod, rt.pods[a.ContainerID])

@@ -56,8 +56,8 @@ func AskRuntimes() Runtimes {
 	return rt
 }
 
-// readContainers reads a folder that has one entry for each container. The function runs reports from this entry whether the container
-// runs.
+// readContainers reads a folder that has one entry for each container. The argument runs is a function that reports for the path of an
+// entry whether the container runs.
 func (rt *Runtimes) readContainers(folder, level string, runs func(path string) bool) {
 	if _, err := os.ReadDir(folder); err != nil {
 		return

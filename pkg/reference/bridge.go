@@ -94,8 +94,8 @@ func (b Bridge) HasMasquerade(address netip.Addr) (bool, error) {
 }
 
 // WriteMasquerade writes nftables rules in the form of the reference plugin that masquerade addresses. The prefix lengths of the addresses
-// are those of their subnets. Packets to a destination in except keep their source address. WriteMasquerade does not rewrite existing
-// rules. A connection that starts while a rule is missing would never get a reply.
+// are those of their subnets. Packets keep their source address if the argument except contains their destination. WriteMasquerade does not
+// rewrite existing rules. A connection that starts while a rule is missing would never get a reply.
 func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	has, err := nft.ListRules(masqueradeRules())
 	if err != nil || !slices.ContainsFunc(addresses, func(a netip.Prefix) bool {

@@ -29,11 +29,11 @@ import (
 // these plugins for the attachment.
 type Attachment struct {
 	attachment.Key
-	// Hashes are the hashes from which chain names are derived. The first hash belongs to the key; the second hash, if any, is the one of the
-	// reference plugins.
+	// Hashes are the hashes from which chain names are derived. The first hash belongs to the key. If the reference plugins use another hash,
+	// it is the second.
 	Hashes []string
-	// Addresses distinguish the attachments of one container where the names of the reference plugins do not. If Addresses is empty, the rules
-	// of all attachments of the container are meant.
+	// Addresses distinguish the attachments of one container if the reference plugins give the same name to several attachments. If Addresses
+	// is empty, the operations apply to the rules of all attachments of the container.
 	Addresses []netip.Addr
 }
 

@@ -120,8 +120,8 @@ func (j *job) checkReadable(all []networkRecords) error {
 	return nil
 }
 
-// configurationOf returns the configuration of a network. If the network has none, the result is an empty configuration. A step that needs
-// the configuration then fails.
+// configurationOf returns the configuration of a network. If no configuration of the network exists, the result is an empty configuration.
+// A step that needs the configuration then fails.
 func (j *job) configurationOf(network string) reconcile.Network {
 	for _, n := range j.Networks {
 		if n.Name == network {

@@ -20,13 +20,13 @@ const LockTimeout = 10 * time.Second
 // of them runs some iptables processes, two CPUs are busy for more than ten seconds.
 const NodeLockTimeout = 3 * LockTimeout
 
-// Lock takes an exclusive flock(2) on the file name. Lock creates the file if the file does not exist. If the lock is still held after
-// LockTimeout, the error has the method Busy. The lock is released by Unlock or when the process ends.
+// Lock takes an exclusive flock(2) on a file in the folder. Lock creates the file if the file does not exist. If the lock is still held
+// after LockTimeout, the error has the method Busy. The lock is released by Unlock or when the process ends.
 func (d *Dir) Lock(name string, mode fs.FileMode) (*Lock, error) {
 	return d.LockWithin(LockTimeout, name, mode)
 }
 
-// LockWithin is like Lock with another maximum time. If most is 0, the call does not wait.
+// LockWithin is like Lock with another maximum time. If this time is 0, the call does not wait.
 func (d *Dir) LockWithin(most time.Duration, name string, mode fs.FileMode) (*Lock, error) {
 	return d.lock(most, name, mode, func(fd int, how lockAction) error {
 		return unix.Flock(fd, map[lockAction]int{try: unix.LOCK_EX | unix.LOCK_NB, wait: unix.LOCK_EX, free: unix.LOCK_UN}[how])
@@ -39,7 +39,7 @@ func (d *Dir) LockAt(name string, mode fs.FileMode, offset int64) (*Lock, error)
 	return d.LockAtWithin(LockTimeout, name, mode, offset)
 }
 
-// LockAtWithin is like LockAt with another maximum time. If most is 0, the call does not wait.
+// LockAtWithin is like LockAt with another maximum time. If this time is 0, the call does not wait.
 func (d *Dir) LockAtWithin(most time.Duration, name string, mode fs.FileMode, offset int64) (*Lock, error) {
 	return d.lock(most, name, mode, func(fd int, how lockAction) error {
 		cmd, kind := unix.F_OFD_SETLK, int16(unix.F_WRLCK)
@@ -62,8 +62,8 @@ const (
 	free
 )
 
-// lock opens the file and calls set to lock the file. If the file was removed or replaced in the meantime, lock tries again, because other
-// processes would lock another file.
+// lock opens the file and calls set() to lock the file. If the file was removed or replaced in the meantime, lock tries again, because
+// other processes would lock another file.
 func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(fd int, how lockAction) error) (*Lock, error) {
 	deadline := time.Now().Add(most)
 	for {

@@ -181,8 +181,8 @@ func (t part) lineOf(key string) int {
 
 var word = regexp.MustCompile(`[A-Za-z][A-Za-z0-9]*`)
 
-// The method mentioned finds the first key in the text of the part that a message contains. The method mentioned returns the key and the
-// line of the key. The first words of each message contain the key.
+// The method mentioned() finds the first word of a message that is a key in the part, and returns this key with its line. The first words
+// of each message contain the key.
 func (t part) mentioned(message string) (key string, line int) {
 	for _, name := range word.FindAllString(message, -1) {
 		for path, at := range t.lines {

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// The method manifests checks those objects in a file of YAML documents that Podlace uses.
+// The method manifests() reads a file of YAML documents and checks those objects that Podlace uses.
 func (c *checker) manifests(t part) {
 	decoder := yaml.NewDecoder(bytes.NewReader(t.data))
 	known := 0
@@ -49,7 +49,7 @@ func yamlLine(err error) int {
 	return line
 }
 
-// The function at returns the value at a path below a node. The function at returns nil if a key of the path is missing.
+// The function at() follows a path of keys from a node and returns the value. The result is nil if a key of the path is missing.
 func at(n *yaml.Node, path ...string) *yaml.Node {
 	for _, key := range path {
 		if n == nil || n.Kind != yaml.MappingNode {
@@ -124,7 +124,7 @@ func (c *checker) configMap(t part, o *yaml.Node) (known int) {
 	return known
 }
 
-// The method inside returns the text of a value as a part. The text of a block scalar starts on the line after its key.
+// The method inside() returns the text of a value as a part. The text of a block scalar starts on the line after its key.
 func (t part) inside(value *yaml.Node, key string) part {
 	line := value.Line - 1
 	if value.Style == yaml.LiteralStyle || value.Style == yaml.FoldedStyle {
@@ -208,7 +208,7 @@ func items(list *yaml.Node) []*yaml.Node {
 	return list.Content
 }
 
-// hostPort returns the port of the node that a container port uses. The result is "" if the container port uses none.
+// hostPort returns the port of the node that a container port uses. The result is "" if the container port has no hostPort.
 func (c *checker) hostPort(t part, port *yaml.Node, key string) string {
 	host := valueOf(port, "hostPort")
 	if host == "" || host == "0" {

@@ -126,7 +126,7 @@ func parse(r *plugin.Request, kind string) (err error) {
 	return err
 }
 
-// The method within returns the key below path that a message names, and the line of the key in the file.
+// The method within() returns the key below a path that a message contains, and the line of this key in the file.
 func (n *network) within(path string, config []byte, message string) (key string, line int) {
 	inner, _ := part{lines: plugin.KeyLines(config)}.mentioned(message)
 	key = strings.Trim(path+"."+inner, ".")

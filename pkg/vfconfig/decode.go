@@ -123,7 +123,7 @@ func errNoKey(key string) error {
 	return errors.New("no such key; known keys: " + strings.Join(Keys(), ", "))
 }
 
-// eachMember calls take for each member of a JSON object. The function stops at the first error. The function returns an error for
+// eachMember calls take() for each member of a JSON object. The function stops at the first error. The function returns an error for
 // duplicate keys, which encoding/json accepts.
 func eachMember(data []byte, take func(key string, value any) error) error {
 	d := json.NewDecoder(bytes.NewReader(data))
