@@ -284,7 +284,7 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// TestNotes checks that KubeletClaims returns all claims with devices of this driver, whatever pods they belong to.
+// TestNotes checks that KubeletClaims returns all claims with devices of this driver, for all pods.
 func TestNotes(t *testing.T) {
 	_, kubelet := newNode(t, stateText(stateEntry("c-1", "shared", ours, "first", "second"), stateEntry("c-2", "gpu", `"gpu.example.com":{}`,
 		"third"),

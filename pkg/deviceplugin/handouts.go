@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// pendingAllocations holds the allocated devices that PodResources has not listed since their allocation. Of the init containers,
-// PodResources lists only restartable ones. The devices of other init containers are only in the kubelet's checkpoint. A race in the
+// pendingAllocations holds the allocated devices that PodResources has not listed since their allocation. PodResources lists an init
+// container only if the container is restartable. The devices of other init containers are only in the kubelet's checkpoint. A race in the
 // kubelet may remove these devices from the checkpoint.
 type pendingAllocations struct {
 	checkpoint string // of the kubelet

@@ -28,7 +28,7 @@ func driverOf(t *testing.T, sysfs, address string) string {
 	return filepath.Base(target)
 }
 
-// barePF returns a machine with a PF that supports 8 VFs but has none.
+// barePF returns a machine with a PF that supports 8 VFs but has no VFs.
 func barePF(t *testing.T) (sysfs string) {
 	t.Helper()
 	sysfs = pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1})

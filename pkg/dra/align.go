@@ -17,7 +17,7 @@ import (
 
 const (
 	alignEvery = 10 * time.Second
-	// alignAfter is the time after an ADD from which the kubelet certainly lists the CPUs of the pod.
+	// alignAfter is the time after which the kubelet certainly lists the CPUs of a pod. The time begins with the pod's ADD.
 	alignAfter = 5 * time.Second
 )
 

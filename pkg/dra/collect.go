@@ -34,7 +34,7 @@ const (
 	apiTimeout = 10 * time.Second
 )
 
-// collector deletes orphaned records and rebuilds lost ones.
+// collector deletes orphaned records and rebuilds lost records.
 type collector struct {
 	*Driver
 	missing  map[string]time.Time // by UID: since when a claim with a record is missing from the kubelet's file

@@ -115,8 +115,8 @@ func checkSingle(a *resourceapi.AllocationResult, result resourceapi.DeviceReque
 	return nil
 }
 
-// checkConfig returns an error for an entry of the claim that applies to none of its devices. The function also returns an error if a class
-// entry cannot be attributed to one class. The function returns a warning for an entry of a class that applies to no device.
+// checkConfig returns an error if an entry of the claim applies to no device. The function also returns an error if a class entry cannot be
+// attributed to one class. The function returns a warning for an entry of a class that applies to no device.
 func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (warnings []string, err error) {
 	ofClass, ofClaim, err := readEntries(c.Status.Allocation.Devices.Config)
 	if err != nil {

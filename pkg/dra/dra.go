@@ -128,7 +128,7 @@ func (d *Driver) latestInventory() (Inventory, bool) {
 	return i, ok
 }
 
-// watchInventory returns the latest inventory, and a channel that the next Update closes. The result ok is false until the first Update.
+// watchInventory returns the latest inventory, and a channel that the next Update closes. The last result is false until the first Update.
 func (d *Driver) watchInventory() (i Inventory, changed <-chan struct{}, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

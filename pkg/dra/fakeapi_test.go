@@ -108,7 +108,8 @@ func (f *fakeAPI) countWrites() int {
 	return f.countRequests("create") + f.countRequests("update") + f.countRequests("delete")
 }
 
-// removeSlices deletes slices, as a kubelet or a user does. If quiet is set, watchers do not get the event, as with a broken watch.
+// removeSlices deletes slices, as a kubelet or a user does. If the argument quiet is true, watchers do not get the event. This simulates a
+// broken watch.
 func (f *fakeAPI) removeSlices(quiet bool, names ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -19,13 +19,13 @@ import (
 const (
 	// leaderLock is the name of the lock file in the parent folder of the claim records. The instance that holds this lock is the leader.
 	leaderLock = "leader.lock"
-	// leaderFile contains the name of the leading instance.
+	// leaderFile contains the name of the leader.
 	leaderFile = "leader"
 	// leadInterval is the pause between two attempts of a follower to take the lock.
 	leadInterval = 500 * time.Millisecond
 )
 
-// leadership describes whether this instance of the daemon leads. Only the leading instance publishes devices, collects claim records and
+// leadership describes whether this instance of the daemon is the leader. Only the leader publishes devices, collects claim records and
 // writes the status of claims. Every instance prepares claims.
 type leadership struct {
 	mu         sync.Mutex
@@ -34,15 +34,15 @@ type leadership struct {
 	changed    broadcaster // wakes waiters after a change of leads or waits
 }
 
-// isLeader reports whether this instance leads.
+// isLeader reports whether this instance is the leader.
 func (d *Driver) isLeader() bool {
 	d.lead.mu.Lock()
 	defer d.lead.mu.Unlock()
 	return d.lead.leads
 }
 
-// Leads reports whether this instance leads. Only the leading instance publishes devices, changes PFs and drivers, and restores VFs.
-// Another instance may be a newer version that is about to take over.
+// Leads reports whether this instance is the leader. Only the leader publishes devices, changes PFs and drivers, and restores VFs. Another
+// instance may be a newer version that is about to take over.
 func (d *Driver) Leads() bool { return d.isLeader() }
 
 // whyNotServing returns the reason why this instance does not serve the kubelet at the moment. The result is "" if this instance serves the
@@ -112,8 +112,8 @@ func (l *leadership) holdLead(ctx context.Context, d *Driver) {
 	}
 }
 
-// whileLeading calls f each time this instance becomes the leader, until ctx is done. The context of f ends when this instance is no longer
-// the leader.
+// whileLeading calls f() each time this instance becomes the leader, until ctx is done. The context of that call ends when this instance is
+// no longer the leader.
 func (d *Driver) whileLeading(ctx context.Context, f func(context.Context)) {
 	for ctx.Err() == nil {
 		turn := d.lead.changed.nextSend()

@@ -53,7 +53,7 @@ func (h callHandler) PrepareResourceClaims(ctx context.Context,
 }
 
 // prepareWithin calls prepare with callTimeout. After a timeout, the work continues in the background and keeps the locks of the claim. The
-// argument lost is true for a claim that was prepared earlier and whose record was lost.
+// last argument is true if the claim was prepared earlier but its record was lost.
 func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
 	prepared := make(chan []kubeletplugin.Device, 1) // stays unread after a timeout
 	err := d.callBounded(ctx, func(ctx context.Context) error {
@@ -67,7 +67,7 @@ func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim
 	return <-prepared, nil
 }
 
-// callBounded calls f. The function returns after callTimeout at the latest.
+// callBounded calls f(). The function returns after callTimeout at the latest.
 func (d *Driver) callBounded(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.callTimeout)
 	done := make(chan error, 1)
@@ -199,8 +199,8 @@ func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record
 	return change()
 }
 
-// prepareToReserve reads a device. If an earlier claim did not restore the device, the function restores it. The result isFresh is true if
-// no record and no pod has the device.
+// prepareToReserve reads a device. If an earlier claim did not restore the device, the function restores it. The first result is true if no
+// record and no pod has the device.
 func (d *Driver) prepareToReserve(p *claimPlan, dev *plannedDevice, first bool, attached map[pci.Address]bool) (isFresh bool, err error) {
 	if err := d.rereadDevice(dev); err != nil || dev.Admin {
 		return false, err

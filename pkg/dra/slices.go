@@ -132,7 +132,7 @@ func (d desiredState) claimedResources() map[string]string {
 	return out
 }
 
-// isOffered reports whether a device of a pool may be published. A device is not published while a pod has it through the device plugin
+// isOffered reports whether a device of a pool may be published. A device cannot be published while a pod has it through the device plugin
 // API. A whole PF is published only with counters, because the counters exclude its VFs.
 func (d desiredState) isOffered(id string, dev pool.Device, prepared bool) bool {
 	return d.Held[id] == "" && (dev.Whole == 0 || d.counters || prepared)

@@ -24,7 +24,7 @@ const (
 	// joinStatus is the time for which changes are collected before the status of claims is written. The delay is useful because one ADD
 	// writes several files.
 	joinStatus = 200 * time.Millisecond
-	// statusPace is the minimum time between two writes, which allows 5 writes per second.
+	// statusPace is the minimum time between two writes. It allows 5 writes per second.
 	statusPace = 200 * time.Millisecond
 	// statusGiveUp is the time after which a failed write is no longer retried.
 	statusGiveUp = 5 * time.Minute
@@ -61,7 +61,7 @@ func newStatusWriter(d *Driver) *statusWriter {
 }
 
 // statusLoop writes the status of claims after ADD or DEL has changed a journal. The function runs until ctx is done and writes only while
-// this instance leads. ADD does not wait for these writes.
+// this instance is the leader. ADD does not wait for these writes.
 func (d *Driver) statusLoop(ctx context.Context) {
 	w := newStatusWriter(d)
 	journals := make(chan struct{}, 1)

@@ -73,8 +73,8 @@ func At(dir string) Kubelet {
 }
 
 // Ask returns the devices of a pod, in the order of its containers. Ask includes the devices of an init container only if the container is
-// restartable. Ask retries until ctx ends if the kubelet is not available, refuses a call, or contradicts its own checkpoint. If uid is
-// empty or the checkpoint is missing, Ask accepts devices by the pod's name alone. In this case, Ask returns an error for a pod without
+// restartable. Ask retries until ctx ends if the kubelet is not available, refuses a call, or contradicts its own checkpoint. If the UID is
+// empty or the checkpoint is missing, Ask identifies the pod by its name alone. In this case, Ask returns an error for a pod without
 // devices.
 func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) ([]allocation.Device, error) {
 	method, last := "Get", error(nil)

@@ -144,7 +144,7 @@ func (c Config) locatePod(r *plugin.Request, host *kernel.Node, st *portState, p
 	return nil
 }
 
-// chooseBackend selects iptables if the kernel has no nftables, unless the configuration names nftables.
+// chooseBackend selects iptables if the kernel has no nftables and the configuration does not name nftables.
 func (c *Config) chooseBackend() error {
 	if c.Backend != "nftables" || nft.Available() {
 		return nil
@@ -278,7 +278,7 @@ func ensureRules(host *kernel.Node, log *slog.Logger) error {
 
 const notRestored = "hostPorts of other pods could not be restored"
 
-// openLoopback lets the node reach the pod through 127.0.0.1 if a port needs that.
+// openLoopback lets the node reach the pod through 127.0.0.1 if a port needs this path.
 func openLoopback(host *kernel.Node, key attachment.Key, st *portState) error {
 	if st.Localhost == "" {
 		return nil

@@ -265,9 +265,9 @@ func forgetUsers(users []string) error {
 // anyLink means every link. A caller uses anyLink if it does not know which link was opened.
 const anyLink = "*"
 
-// closeLoopback undoes OpenLoopback for an owner on a link. If link is "", there is nothing to undo. If owner is the last user of a link,
-// closeLoopback disables route_localnet of that link. The second result is true if no link of Podlace has route_localnet anymore. The
-// caller may then remove the protection. After that, the caller calls forgetUser for the returned links. Callers hold portsLock.
+// closeLoopback undoes OpenLoopback for an owner on a link. If link is "", there is nothing to undo. If the link has no other user,
+// closeLoopback disables its route_localnet. The second result is true if no link of Podlace has route_localnet anymore. The caller may
+// then remove the protection. After that, the caller calls forgetUser for the returned links. Callers hold portsLock.
 func closeLoopback(host *kernel.Node, owner, link string) (users []string, last bool, err error) {
 	links := []string{link, foreignPrefix + link}
 	switch link {

@@ -104,7 +104,7 @@ func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) 
 }
 
 // ensureHairpin masquerades connections that enter and leave through the same link. Without masquerade, the replies would bypass the node,
-// which has to translate them.
+// but only the node can translate them.
 func ensureHairpin(t *nft.Handle, link string) error {
 	e := hairpin(link)
 	_, ok, err := t.Get(e)
@@ -216,7 +216,7 @@ func listOwners(host *kernel.Node) (owners []portOwner, err error) {
 	return owners, nft.IgnoreUnsupported(err)
 }
 
-// tableDrift describes how the rules of a table differ from the rules that build writes. The result is "" if the rules are equal.
+// tableDrift describes how the rules of a table differ from the rules that build() writes. The result is "" if the rules are equal.
 func tableDrift(host *kernel.Node, table string, version uint16, build func(nft.Ruleset) error) (string, error) {
 	t, err := host.NFT.Open(table)
 	if err != nil {

@@ -94,8 +94,8 @@ func ServeSocket(ctx context.Context, path string, log *slog.Logger, running *sy
 	return nil
 }
 
-// awaitLost waits until path is no longer served. Then awaitLost creates the socket again and returns the new listener. When ctx is done,
-// the socket is removed and the result is nil.
+// awaitLost waits until this instance no longer serves the path. Then awaitLost creates the socket again and returns the new listener. When
+// ctx is done, the socket is removed and the result is nil.
 func awaitLost(ctx context.Context, path string, own SocketID, log *slog.Logger) (*net.UnixListener, SocketID) {
 	lastError := ""
 	for {
@@ -133,7 +133,7 @@ func Answered(path string) bool {
 	return true
 }
 
-// Listen creates a unix socket that only root can use. The socket file appears at path only when the socket accepts connections. Before
+// Listen creates a unix socket that only root can use. The socket file appears at its path only when the socket accepts connections. Before
 // that, the name of the file starts with a dot. The kubelet ignores files with a leading dot. The file remains when the listener is closed.
 func Listen(path string) (*net.UnixListener, SocketID, error) {
 	hidden := filepath.Join(filepath.Dir(path), "."+RandomHex())

@@ -79,8 +79,8 @@ func (p *Plan) note(name string, err error) {
 	}
 }
 
-// covers reports whether the plan already includes a plugin. This is the case if the plan or the network's configuration contains the
-// plugin, also as the IPAM plugin of another plugin.
+// covers reports whether the plan already includes a plugin. The function looks for the plugin itself and for an IPAM plugin, both in the
+// plan and in the network's configuration.
 func (p *Plan) covers(kind string) bool {
 	same := func(pl Plugin) bool { return plugin.Kind(pl.Type) == kind || plugin.Kind(pl.IPAM) == kind }
 	return slices.ContainsFunc(p.Run, same) || slices.ContainsFunc(p.Network.Plugins, same)

@@ -38,7 +38,8 @@ const storageFolder = "/run/containers/storage/overlay-containers"
 // crictlTimeout is long enough for a runtime that is just starting.
 const crictlTimeout = 20 * time.Second
 
-// AskRuntimes asks all sources on this node that list running containers. A container is running if any source says so.
+// AskRuntimes asks all sources on this node that list running containers. A container is running if at least one source lists it as
+// running.
 func AskRuntimes() Runtimes {
 	rt := Runtimes{Running: map[string]bool{}, pods: map[string]string{}}
 	answered := false

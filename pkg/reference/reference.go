@@ -47,8 +47,8 @@ func Unrecorded(key attachment.Key, plugin string) Attachment {
 	return Attachment{Key: key, Hashes: key.ReferenceHashes(plugin)}
 }
 
-// KeyOf returns the key from which the reference plugins derive the chain names of an attachment. The key always contains eth0, whatever
-// the interface is.
+// KeyOf returns the key from which the reference plugins derive the chain names of an attachment. The key always contains eth0, even for
+// another interface.
 func KeyOf(key attachment.Key) attachment.Key {
 	key.IfName = "eth0"
 	return key

@@ -147,7 +147,7 @@ func (n *nodeSide) checkUsable(c vfCard, byClaim bool) error {
 	return nil
 }
 
-// isPFWithoutVFs reports whether a function is a PF that supports VFs but has none at the moment.
+// isPFWithoutVFs reports whether a function is a PF that supports VFs but has no VFs at the moment.
 func (n *nodeSide) isPFWithoutVFs(pf pci.Address) bool {
 	d, err := pci.Inspect(n.sysfs, pf)
 	return err == nil && d.TotalVFs > 0 && d.NumVFs == 0

@@ -150,7 +150,7 @@ func restoreClaimed(sysfs string, a pci.Address, claimUID string, log *slog.Logg
 	})
 }
 
-// withJournal calls f while it holds the lock of a VF. The call has no effect if the VF has no journal.
+// withJournal calls f() while it holds the lock of a VF. The call has no effect if the VF has no journal.
 func withJournal(sysfs string, a pci.Address, log *slog.Logger, f func(*nodeSide, *lockedVF, vfJournal) error) error {
 	h, err := lockKnown(a)
 	if h == nil {

@@ -95,7 +95,7 @@ type rawConfig struct {
 	} `json:"runtimeConfig"`
 }
 
-// bandwidthCapability is the capability with the same name, in bits per second.
+// bandwidthCapability is the runtime's capability "bandwidth". The limits are in bits per second.
 type bandwidthCapability struct {
 	IngressRate uint64 `json:"ingressRate"`
 	EgressRate  uint64 `json:"egressRate"`

@@ -65,7 +65,7 @@ func (l igb) runKilled(at int, verb, id string, keys ...any) (where string, done
 	return moments[at-1], false
 }
 
-// findResidue returns a description of everything that is left: VFs that are not restored, records, and an unexpected number of leases.
+// findResidue describes the residue: VFs that are not restored, records, and an unexpected number of leases.
 func (l igb) findResidue(leases int) (dirt string) {
 	l.Helper()
 	dirt = cmp.Diff(l.golden, l.nodeLinks())

@@ -54,7 +54,7 @@ func TestDeadOwner(t *testing.T) {
 	next.del("next")
 }
 
-// TestHeld (F-36, V-20): a VF that a pod has is not given to another pod, even if the kubelet allocated it to the other pod.
+// TestHeld (F-36, V-20): a VF stays with its pod, even if the kubelet allocates the VF to another pod.
 func TestHeld(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)

@@ -97,7 +97,7 @@ func (n *nodeSide) checkUnused(c vfCard, left bool) error {
 	return err
 }
 
-// resetVF sets the defaults on the PF and rebinds the driver, which creates a new interface.
+// resetVF sets the defaults on the PF and rebinds the driver. The driver then creates a new interface.
 func (n *nodeSide) resetVF(c vfCard, o ResetOptions) error {
 	if err := n.resetPF(c, o); err != nil {
 		return err

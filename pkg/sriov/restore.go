@@ -164,8 +164,8 @@ func (x *vfRestore) moveToNode(pod *kernel.NS, link kernel.Link) error {
 	return err
 }
 
-// withFormerName calls f to give the interface its former name. If another interface has the former name, the new name is derived
-// from the VF's PCI address.
+// withFormerName calls f() to give the interface its former name. If another interface has the former name, the new name is derived from
+// the VF's PCI address.
 func (x *vfRestore) withFormerName(f func(name string) error) (name string, err error) {
 	name = x.j.Former.Name
 	if err = x.retryReclaimed(name, func() error { return f(name) }); errors.Is(err, syscall.EEXIST) {
@@ -179,7 +179,7 @@ func (x *vfRestore) withFormerName(f func(name string) error) (name string, err 
 	return name, err
 }
 
-// retryReclaimed calls f, which sets the name. If another VF has the name, retryReclaimed takes the name from that VF and calls f again.
+// retryReclaimed calls f() to set the name. If another VF has the name, retryReclaimed takes the name from that VF and calls f() again.
 func (x *vfRestore) retryReclaimed(name string, f func() error) error {
 	err := f()
 	if !errors.Is(err, syscall.EEXIST) || !x.reclaimName(name) {

@@ -224,7 +224,7 @@ func (l testLab) link(name string) kernel.Link {
 	return link
 }
 
-// inPod runs f in the network namespace of the pod.
+// inPod calls f() in the network namespace of the pod.
 func (l testLab) inPod(f func(*kernel.NS)) {
 	l.Helper()
 	netns, err := os.Open(l.Pod.Path)

@@ -34,7 +34,8 @@ func (d *Dir) LockWithin(most time.Duration, name string, mode fs.FileMode) (*Lo
 }
 
 // LockAt is like Lock, but it locks only the byte at offset (fcntl(2), open file description locks). One file therefore contains 2^63
-// locks. The alternative would be one file for each lock. Separate lock files would have to be removed later, which cannot be done safely.
+// locks. The alternative would be one file for each lock. Separate lock files would have to be removed later, but they cannot be removed
+// safely.
 func (d *Dir) LockAt(name string, mode fs.FileMode, offset int64) (*Lock, error) {
 	return d.LockAtWithin(LockTimeout, name, mode, offset)
 }

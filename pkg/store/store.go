@@ -187,7 +187,7 @@ func (d *Dir) content(f *os.File, name string) ([]byte, error) {
 }
 
 // Write replaces a file in the folder atomically. A reader sees either the old content or the new content, never a mixture. Two processes
-// that write the same name must use a lock.
+// that write the same file must use a lock.
 func (d *Dir) Write(name string, data []byte, mode fs.FileMode) error {
 	return d.write(name, data, mode, func(*os.File) error { return nil })
 }
@@ -287,8 +287,8 @@ func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	return errors.Join(err, f.Close())
 }
 
-// Create is like Write, but the name must not exist (errors.Is fs.ErrExist). The file and its content appear in one step: link(2) gives a
-// name to an unnamed file. A process that is killed therefore leaves no file.
+// Create is like Write, but the file must not exist. If it exists, the error is fs.ErrExist (errors.Is). The file and its content appear in
+// one step: link(2) gives a name to an unnamed file. A process that is killed therefore leaves no file.
 func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
 	if err := d.checkSize(name, data); err != nil {
 		return err

@@ -146,7 +146,7 @@ func TestShippedFiles(t *testing.T) {
 	}
 }
 
-// FuzzFiles checks that the checker never fails, whatever the text is. Each problem has a line that exists in the file.
+// FuzzFiles checks that the checker never fails for any text. Each problem has a line that exists in the file.
 func FuzzFiles(f *testing.F) {
 	f.Add(bridgeNet)
 	f.Add("kind: Pod\nspec: {containers: [{ports: [{hostPort: 1}]}]}\n")

@@ -156,7 +156,7 @@ func ParseMAC(s string) (net.HardwareAddr, error) {
 	return mac, nil
 }
 
-// ExpandName returns ifName with the number of the VF in place of {index}.
+// ExpandName replaces {index} in an interface name with the number of the VF.
 func ExpandName(ifName string, index int) string {
 	return strings.Replace(ifName, IndexMark, fmt.Sprint(index), 1)
 }
