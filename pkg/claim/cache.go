@@ -21,7 +21,7 @@ import (
 // timestampMargin is much larger than the granularity of the kernel's file timestamps, which is 1 to 10 ms.
 const timestampMargin = time.Second
 
-// Cache reads the claim records of a folder and the kubelet's file of claims. Later reads only read those files that have changed. The
+// Cache reads the claim records of a folder and the kubelet's file of claims. A later read opens only those files that have changed. The
 // cache is needed because each ADD and each Prepare uses all of these files. A write replaces the whole file. A change is therefore visible
 // in the identity, the time and the size of the file.
 type Cache struct {
@@ -47,8 +47,8 @@ type recordFile struct {
 	err     error
 }
 
-// NewCache returns a cache of a folder. The folder may be missing. The argument kubelet is the root folder of the node's kubelet, or "" if
-// it is unknown.
+// NewCache returns a cache of a folder. The folder may be missing. The second argument is the root folder of the node's kubelet, or "" if
+// this folder is unknown.
 func NewCache(folder, kubelet string) *Cache { return &Cache{folder: folder, kubelet: kubelet} }
 
 // isSameFile reports whether two descriptions have the same file, modification time and size.

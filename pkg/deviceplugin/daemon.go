@@ -306,8 +306,9 @@ func (d *daemon) removeStaleInfo() {
 	}
 }
 
-// reload reads the configuration if the file has changed or if the argument is true. The function reports whether a new configuration is in
-// use. If the new configuration has errors, the daemon logs the errors and keeps the current configuration.
+// reload reads the configuration if the file has changed. If the argument is true, reload also reads an unchanged file. The function
+// reports whether a new configuration is in use. If the new configuration has errors, the daemon logs the errors and keeps the current
+// configuration.
 func (d *daemon) reload(asked bool) bool {
 	data, err := store.ReadFile(d.ConfigFile)
 	if err == nil && !asked && bytes.Equal(data, d.configText) {

@@ -39,7 +39,7 @@ func newEndpoint(resource string, first *resourceOffer, log *slog.Logger, count 
 		changed: make(chan struct{})}
 }
 
-// update replaces the offer. A stream that is busy during several updates later sends only the latest offer.
+// update replaces the offer. If a stream is busy during several updates, it sends only the latest offer after that.
 func (e *endpoint) update(o *resourceOffer) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -67,8 +67,8 @@ func (e *endpoint) stream(n int) {
 	e.streams += n
 }
 
-// pluginOptions returns the options for Register and for GetDevicePluginOptions. The kubelet uses one of these calls, depending on the way
-// of registration.
+// pluginOptions returns the options for Register and for GetDevicePluginOptions. The kubelet uses one of these calls. Which one depends on
+// how the endpoint was registered.
 //
 // A pod may request a resource in its limits and get the devices through a claim. In this case, the pod has no device of the resource's
 // endpoint. The kubelet (at least up to 1.37) then refuses to start the pod's containers while the endpoint requires PreStartContainer.

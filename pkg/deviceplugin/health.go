@@ -47,8 +47,8 @@ func newHealth(files nodeFiles) *deviceHealth {
 	return &deviceHealth{files: files, conditions: map[pci.Address]*deviceCondition{}}
 }
 
-// update returns the reported faults of the pools' devices by ID. The function also returns the time of the next call, or the zero time if
-// no change is pending.
+// update returns the reported faults of the pools' devices by ID. The second result is the time of the next call. It is the zero time if no
+// change is pending.
 func (h *deviceHealth) update(
 	now time.Time, s *pci.Snapshot, pools []pool.Pool, by claimUsage,
 ) (faults map[string]dra.Fault, again time.Time) {

@@ -140,8 +140,8 @@ func TestNumVFsContradicted(t *testing.T) {
 	}
 }
 
-// TestDriverLoadedLater checks a VF whose driver is loaded only after the first attempt to bind it. The driver is bound at the next scan,
-// without the long pause.
+// TestDriverLoadedLater checks a VF whose driver is loaded only after the first attempt to bind it. The driver is bound at the next scan.
+// The daemon does not wait for the long pause after a failed bind.
 func TestDriverLoadedLater(t *testing.T) {
 	sysfs := twoPFs(t)
 	folder := filepath.Join(sysfs, "bus/pci/drivers/vfio-pci")

@@ -21,14 +21,14 @@ const (
 	alignAfter = 5 * time.Second
 )
 
-// countedVF identifies an attachment of a VF that is already in the metric.
+// countedVF identifies an attachment that the metric already includes.
 type countedVF struct {
 	address   pci.Address
 	container string
 }
 
-// alignLoop runs until ctx is done. The function counts the VFs of claims by whether the CPUs of the pod are on the same NUMA node as the
-// VF. The metric is useful because the kubelet chooses the CPUs of a pod without regard to the devices of claims.
+// alignLoop runs until ctx is done. The function counts two groups of VFs of claims: those on the same NUMA node as the CPUs of their pod,
+// and all others. The metric is useful because the kubelet chooses the CPUs of a pod without regard to the devices of claims.
 func (d *Driver) alignLoop(ctx context.Context) {
 	began, done := time.Now().Truncate(time.Second), map[countedVF]bool{}
 	tick := time.NewTicker(alignEvery)
@@ -45,8 +45,7 @@ func (d *Driver) alignLoop(ctx context.Context) {
 	}
 }
 
-// countAlignment counts the attachments that began at the time began or later. The function returns those counted attachments that still
-// exist.
+// countAlignment counts the attachments since the start of the loop. The function returns those counted attachments that still exist.
 func (d *Driver) countAlignment(ctx context.Context, began, now time.Time, done map[countedVF]bool) map[countedVF]bool {
 	held, err := sriov.Holdings()
 	if err != nil {

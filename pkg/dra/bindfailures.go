@@ -30,8 +30,8 @@ type bindFailure struct {
 	err error
 }
 
-// recordBind records the result of a bind. The function stores an error only if it is a timeout, because the kernel may then still be
-// binding the driver.
+// recordBind records the result of a bind. The function stores only timeouts, because after a timeout the kernel may still be binding the
+// driver.
 func (b *bindFailures) recordBind(a pci.Address, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

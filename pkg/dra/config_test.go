@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// configEntryFrom returns an entry of an allocation's configuration. The source of the entry is the class or the claim. The argument keys
+// configEntryFrom returns an entry of an allocation's configuration. The source of the entry is the class or the claim. The second argument
 // contains the parameters as JSON text.
 func configEntryFrom(source resourceapi.AllocationConfigSource, keys string, requests ...string) resourceapi.DeviceAllocationConfiguration {
 	text := `{"apiVersion":"` + vfconfig.APIVersion + `","kind":"` + vfconfig.Kind + `"`

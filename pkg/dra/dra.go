@@ -36,8 +36,8 @@ type Options struct {
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer // nil for none
 
-	// Change calls check and then change() to change devices that no pod has. An error of check means that a device is in use. No device is
-	// allocated while check runs, and no pod gets one of these devices until change() returns.
+	// Change calls check() and then change() to change devices that no pod has. An error of check() means that a device is in use. The daemon
+	// allocates no device while check() runs, and no pod gets one of these devices until change() returns.
 	Change func(ids []string, check, change func() error) error
 	// InUse returns the reason why a device can be neither allocated to a claim nor changed at the moment, for example because a pod has it.
 	// The result is "" if there is no reason. InUse does not consider the claims that have the device.

@@ -108,7 +108,7 @@ func (f *fakeAPI) countWrites() int {
 	return f.countRequests("create") + f.countRequests("update") + f.countRequests("delete")
 }
 
-// removeSlices deletes slices, as a kubelet or a user does. If the argument quiet is true, watchers do not get the event. This simulates a
+// removeSlices deletes slices, as a kubelet or a user does. If the first argument is true, watchers do not get the event. This simulates a
 // broken watch.
 func (f *fakeAPI) removeSlices(quiet bool, names ...string) {
 	f.mu.Lock()
@@ -155,14 +155,15 @@ func (f *fakeAPI) send(e kwatch.Event) {
 	}
 }
 
-// isWatched reports whether a watch receives events. The function returns false while the server has only accepted the request.
+// isWatched reports whether a watch receives events. The function returns false if the server has accepted the request but sends no events
+// yet.
 func (f *fakeAPI) isWatched() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.watchers) > 0
 }
 
-// endWatches ends all watches. If the argument gone is true, the watches end with status 410.
+// endWatches ends all watches. If the argument is true, the watches end with status 410.
 func (f *fakeAPI) endWatches(gone bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 )
 
 // recoverDriver adds the former driver of a device to the claim's record. The function adds the driver only if the record was lost and the
-// device has the driver of the claim. The record was lost if p.lost is true or if a pod already has the device: a pod gets a device only
+// device has the driver of the claim. The record was lost if p.lost is true, or if a pod already has the device. A pod gets a device only
 // after the record is written.
 func (d *Driver) recoverDriver(p *claimPlan, dev plannedDevice, attached bool) {
 	if !p.lost && !attached || !dev.restores || dev.Driver != dev.driver {

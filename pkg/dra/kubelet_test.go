@@ -114,7 +114,7 @@ func (l *draLab) updateInventory(r pool.Resource, faults map[string]Fault) {
 	l.Update(Inventory{Snapshot: s, Pools: []pool.Pool{p}, Faults: faults})
 }
 
-// runDriver runs the driver until the test ends or until stop is called.
+// runDriver runs the driver until the test ends or until stop() is called.
 func (l *draLab) runDriver() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

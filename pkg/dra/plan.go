@@ -53,7 +53,7 @@ func isOurs(c *resourceapi.ResourceClaim) bool {
 }
 
 // planClaim makes a plan from the allocation of a claim. The result is an error if the claim cannot be prepared. The function changes
-// nothing. The argument before is the existing record of the claim, or nil.
+// nothing. The last argument is the existing record of the claim, or nil.
 func (d *Driver) planClaim(c *resourceapi.ResourceClaim, before *claim.Record) (p claimPlan, err error) {
 	if c.Status.Allocation == nil {
 		return claimPlan{}, errors.New("the claim is not allocated")

@@ -89,8 +89,8 @@ func (d *Driver) callBounded(ctx context.Context, f func(context.Context) error)
 }
 
 // prepare makes the devices of a claim ready for its pods. prepare is idempotent and safe against crashes: the next call continues after
-// the last completed step. The function has four steps: reserve the devices in a record, bind drivers, write the CDI specification, and
-// mark the record as prepared.
+// the last completed step. The function has four steps. It reserves the devices in a record, binds drivers, writes the CDI specification,
+// and marks the record as prepared.
 func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	return d.prepareAs(ctx, c, false)
 }
@@ -148,7 +148,7 @@ func (d *Driver) recordOf(uid string) (*claim.Record, error) {
 	return &r, err
 }
 
-// writeRecord writes a record unless it is equal to the argument before, which is the existing record or nil.
+// writeRecord writes a record if it differs from the existing record of the claim.
 func (d *Driver) writeRecord(r claim.Record, before *claim.Record) error {
 	if before != nil {
 		r.Time = before.Time

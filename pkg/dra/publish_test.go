@@ -54,7 +54,7 @@ type publisherLab struct {
 	stop     func()
 }
 
-// newBench publishes the devices of a machine. The argument prepare is a function that changes the API server before the devices are
+// newBench publishes the devices of a machine. The last argument is a function that changes the API server before the devices are
 // published.
 func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *publisherLab {
 	t.Helper()
@@ -67,7 +67,7 @@ func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *publishe
 	return b
 }
 
-// start runs a new publisher until stop is called or the test ends.
+// start runs a new publisher until stop() is called or the test ends.
 func (b *publisherLab) start() {
 	b.registry = prometheus.NewRegistry()
 	claims := b.TempDir()

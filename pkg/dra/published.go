@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// Resources returns the slices that a node publishes to an API server with all features. The argument records holds the claim records of
-// the node. It does no I/O.
+// Resources returns the slices that a node publishes to an API server with all features. The third argument contains the claim records of
+// the node. The function does no I/O.
 func Resources(i Inventory, node string, records []claim.Record, now time.Time) *resourceslice.DriverResources {
 	return desiredState{Inventory: i, node: node, records: records, now: now, sliceFeatures: sliceFeatures{taints: true,
 		counters: true}}.driverResources()

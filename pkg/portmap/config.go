@@ -317,8 +317,8 @@ func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	return out
 }
 
-// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. The function also uses an address whose entry in
-// prevResult names no interface.
+// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. The function also uses addresses without an
+// interface in prevResult.
 func podAddresses(prev *types100.Result, ifname string) []netip.Prefix {
 	byFamily := map[bool]netip.Prefix{}
 	for _, ip := range prev.IPs {

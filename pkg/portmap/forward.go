@@ -143,7 +143,7 @@ func filterChain(is4 bool, name string) chainName {
 
 // forwardDrops returns the chains that drop forwarded packets by policy. The function reads the chain FORWARD of iptables and ip6tables,
 // because Docker and ufw change its policy. The function also reads the chain forward of table inet filter, which the nftables.conf of
-// distributions creates. The function sends one request for each chain; the number of rules does not matter.
+// distributions creates. The function sends one request for each chain, regardless of the number of rules.
 func forwardDrops(host *kernel.Node) (drops []chainName, err error) {
 	for _, c := range []chainName{filterChain(true, "FORWARD"), filterChain(false, "FORWARD"), {"inet", "filter", "forward"}} {
 		state, _, err := chain(host, c)

@@ -16,7 +16,7 @@ import (
 )
 
 // iptablesIntact reports whether the shared rules exist for each address family that attachments use. It starts no program. The rules of
-// iptables-legacy are therefore not visible. The function assumes that rules which it cannot see or read are intact.
+// iptables-legacy are therefore not visible. If the function cannot see or read some rules, it assumes that they are intact.
 func iptablesIntact() bool {
 	all, err := allRecorded()
 	if err != nil {

@@ -205,9 +205,9 @@ func CloseLoopback(host *kernel.Node) error {
 	return err
 }
 
-// mendLoopback restores the protection of the node's 127.0.0.0/8 while a link has route_localnet. The function disables route_localnet on
-// all links if no record and no hostPort in the kernel can need it. The argument users holds the hashes of the recorded attachments. The
-// caller holds portsLock.
+// mendLoopback restores the protection of the node's 127.0.0.0/8 while a link has route_localnet. If there are no records and no hostPorts
+// in the kernel, the function disables route_localnet on all links. The second argument contains the hashes of the recorded attachments.
+// The caller holds portsLock.
 func mendLoopback(host *kernel.Node, users []string) error {
 	lost := !loopbackUsed()
 	links, err := openedLinks(host)
@@ -343,8 +343,8 @@ func closeUnused(host *kernel.Node, owner string) (closed bool, err error) {
 	return true, CloseLoopback(host)
 }
 
-// readNames returns the names in a folder. The argument most limits their number; a value less than 1 means no limit. For a missing folder,
-// the result is empty.
+// readNames returns the names in a folder. The second argument is the maximum number of names; a value less than 1 means no limit. For a
+// missing folder, the result is empty.
 func readNames(folder string, most int) ([]string, error) {
 	list, err := store.Names(folder, most)
 	return list, fault.Ignore(err, fs.ErrNotExist)

@@ -163,7 +163,8 @@ func TestLostOwner(t *testing.T) {
 	}
 }
 
-// TestFlush (F-21): after a flush of the rules, CHECK fails. STATUS restores all rules and succeeds. The next ADD does the same.
+// TestFlush (F-21): after a flush of the rules, CHECK fails. STATUS restores all rules and succeeds. The next ADD also restores all rules
+// and succeeds.
 func TestFlush(t *testing.T) {
 	for what, flush := range map[string]func(t *testing.T, backend string){
 		"ruleset": func(t *testing.T, _ string) {

@@ -57,7 +57,7 @@ func AskRuntimes() Runtimes {
 	return rt
 }
 
-// readContainers reads a folder that has one entry for each container. The argument runs is a function that reports for the path of an
+// readContainers reads a folder that has one entry for each container. The last argument is a function that reports for the path of an
 // entry whether the container runs.
 func (rt *Runtimes) readContainers(folder, level string, runs func(path string) bool) {
 	if _, err := os.ReadDir(folder); err != nil {

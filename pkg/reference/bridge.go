@@ -94,7 +94,7 @@ func (b Bridge) HasMasquerade(address netip.Addr) (bool, error) {
 }
 
 // WriteMasquerade writes nftables rules that masquerade addresses. The rules have the same form as those of the reference plugin. The
-// prefix lengths of the addresses are those of their subnets. Packets keep their source address if the argument except contains their
+// prefix lengths of the addresses are those of their subnets. Packets keep their source address if the last argument contains their
 // destination. WriteMasquerade does not rewrite existing rules. A connection that starts while a rule is missing would never get a reply.
 func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	has, err := nft.ListRules(masqueradeRules())

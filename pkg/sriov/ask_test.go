@@ -57,12 +57,12 @@ func writeCheckpoint(t *testing.T, dir, text string) {
 		os.WriteFile(filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint"), []byte(text), 0o600))
 }
 
-// checkpointOf returns the text of a checkpoint with these entries.
+// checkpointOf returns the text of a checkpoint with the given entries.
 func checkpointOf(entries ...string) string {
 	return `{"Data":{"PodDeviceEntries":[` + strings.Join(entries, ",") + `],"RegisteredDevices":{}},"Checksum":1}`
 }
 
-// checkpointEntry returns the checkpoint entry for a device of the resource that the constant fast names.
+// checkpointEntry returns the checkpoint entry for a device of the test resource.
 func checkpointEntry(uid, id string) string {
 	return `{"PodUID":"` + uid + `","ContainerName":"app","ResourceName":"` + fast + `","DeviceIDs":{"0":["` + id + `"]},"AllocResp":""}`
 }

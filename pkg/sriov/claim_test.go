@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// claimedDevice returns a device of a claim. The argument result is the index of the device in the results of the claim.
+// claimedDevice returns a device of a claim. The third argument is the index of the device in the results of the claim.
 func claimedDevice(uid, podClaim string, result int, address string) allocation.Device {
 	return allocation.Device{Namespace: "shop", Pod: "web-0", Resource: fast, ID: address, Claim: &allocation.Claim{UID: uid, Namespace: "shop",
 		Name: "web-0-" + podClaim, PodClaim: podClaim, Request: "nic", Result: result, Pool: "node-a",

@@ -270,7 +270,7 @@ func parseLink(c *requestConfig, raw rawConfig, r *plugin.Request) (err error) {
 	return nil
 }
 
-// mergeSettings returns the settings of a VF. The settings of the VF's class and claim override the configuration. The argument name is a
+// mergeSettings returns the settings of a VF. The settings of the VF's class and claim override the configuration. The last argument is a
 // function that converts keys for error messages.
 func (c *requestConfig) mergeSettings(over *vfconfig.Config, name func(string) string) (vfSettings, error) {
 	m := vfconfig.Merge(&c.Base, over)

@@ -43,7 +43,7 @@ func TestIGBGone(t *testing.T) {
 	}
 }
 
-// checkRemovedVFs removes the VFs of a pod and runs CHECK and DEL. If the argument again is true, checkRemovedVFs creates new VFs before
+// checkRemovedVFs removes the VFs of a pod and runs CHECK and DEL. If the last argument is true, checkRemovedVFs creates new VFs before
 // DEL. The new VFs must have the default settings of the kernel.
 func (l igb) checkRemovedVFs(away, back func(), again bool) {
 	l.Helper()

@@ -128,7 +128,8 @@ func (l igb) second() string {
 	return l.nic.VFs[1].Device
 }
 
-// changeAll changes the pod's interface in every way that a tenant can. The function returns the error from setting another MAC.
+// changeAll changes the pod's interface in every way that a tenant can. The result is the error that the kernel returned for the change of
+// the MAC.
 func (l igb) changeAll(name string) (mac error) {
 	l.Helper()
 	l.changeAsTenant(name)

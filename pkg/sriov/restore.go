@@ -188,8 +188,8 @@ func (x *vfRestore) retryReclaimed(name string, f func() error) error {
 	return f()
 }
 
-// reclaimName frees a name that a pod gave to another VF. The function works if the kernel has moved that VF back to the node with this
-// name. Without reclaimName, the VF could never get its name back. The other VF later gets its own name from its own journal.
+// reclaimName frees a name that a pod gave to another VF. The function has an effect only if the kernel has moved that VF back to the node
+// with this name. Without reclaimName, the VF could never get its name back. The other VF later gets its own name from its own journal.
 func (x *vfRestore) reclaimName(name string) bool {
 	other, ok, err := x.host.Link(name)
 	if err != nil || !ok {

@@ -138,7 +138,7 @@ func (l *testLab) serveSocket() {
 	l.Cleanup(func() { cancel(); <-done; os.RemoveAll(dir) })
 }
 
-// allocate allocates VFs to the pod. The VFs belong to the resource that the constant fast names.
+// allocate allocates VFs of the test resource to the pod.
 func (l testLab) allocate(addresses ...string) {
 	*l.devices = nil
 	for _, a := range addresses {

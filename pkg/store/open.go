@@ -79,7 +79,7 @@ func (d *Dir) create(name string, mode fs.FileMode) (*os.File, error) {
 	}
 }
 
-// Names returns the names in a folder. The argument most limits their number; a value less than 1 means no limit.
+// Names returns the names in a folder. The second argument is the maximum number of names; a value less than 1 means no limit.
 func Names(path string, most int) ([]string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0) // a FIFO in place of the folder would block
 	if err != nil {
@@ -112,7 +112,7 @@ func ReadFile(path string) ([]byte, error) {
 	return data, err
 }
 
-// ReadSmall returns the content of a regular file. A file that is larger than the given limit causes an error. The argument flags holds
+// ReadSmall returns the content of a regular file. A file that is larger than the given limit causes an error. The last argument contains
 // additional flags for open(2).
 func ReadSmall(path string, most int64, flags int) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|flags, 0) // O_NONBLOCK: a FIFO must not block

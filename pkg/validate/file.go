@@ -71,7 +71,7 @@ type part struct {
 	lines  map[string]int // of its keys
 }
 
-// The method add adds a problem with a line of the part.
+// The method add() adds a problem with a line of the part.
 func (c *checker) add(t part, line int, key string, isError bool, format string, args ...any) {
 	if t.key != "" {
 		key = strings.TrimSuffix(t.key+": "+key, ": ")
@@ -91,7 +91,7 @@ func (c *checker) file(f File) {
 	}
 }
 
-// The method json checks a JSON object. The keys of the object show what kind of object it is.
+// The method json() checks a JSON object. The keys of the object show what kind of object it is.
 func (c *checker) json(t part) {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(t.data, &keys); err != nil {
@@ -117,7 +117,7 @@ func (c *checker) json(t part) {
 	}
 }
 
-// The method syntax reports a JSON error. The method syntax computes the line from the offset in the error.
+// The method syntax() reports a JSON error. The method syntax() computes the line from the offset in the error.
 func (c *checker) syntax(t part, err error) {
 	line := 1
 	var at *json.SyntaxError
@@ -130,7 +130,7 @@ func (c *checker) syntax(t part, err error) {
 // anyPrefix is used in place of the daemon's --resource-prefix. No check depends on this prefix.
 const anyPrefix = "example.com"
 
-// The method pools checks a configuration of sriov-device-plugin.
+// The method pools() checks a configuration of sriov-device-plugin.
 func (c *checker) pools(t part) {
 	config, err := pool.Parse(pool.Source{File: t.file, Prefix: anyPrefix}, t.data)
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
@@ -156,7 +156,7 @@ func (c *checker) pools(t part) {
 	}
 }
 
-// The method nodeFile checks node.json, the file with which plugins get data about the node.
+// The method nodeFile() checks node.json, the file with which plugins get data about the node.
 func (c *checker) nodeFile(t part) {
 	if _, err := nodefile.Parse(t.data); err != nil {
 		key, line := t.mentioned(err.Error())

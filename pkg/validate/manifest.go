@@ -81,7 +81,7 @@ func podTemplates() map[string][]string {
 		"ReplicationController": template, "Job": template, "CronJob": {"spec", "jobTemplate", "spec", "template"}}
 }
 
-// The method object checks a Kubernetes object. The method object returns the number of parts of the object that Podlace uses.
+// The method object() checks a Kubernetes object. The method object() returns the number of parts of the object that Podlace uses.
 func (c *checker) object(t part, o *yaml.Node) (known int) {
 	kind := valueOf(o, "kind")
 	if list := at(o, "items"); list != nil && strings.HasSuffix(kind, "List") {
@@ -133,7 +133,7 @@ func (t part) inside(value *yaml.Node, key string) part {
 	return part{file: t.file, line: t.line + line, total: t.total, key: t.key + ": " + key, multus: t.multus, data: []byte(value.Value)}
 }
 
-// The method pod checks the parts of a pod that the plugins get: bandwidth limits and hostPorts.
+// The method pod() checks the parts of a pod that the plugins get: bandwidth limits and hostPorts.
 func (c *checker) pod(t part, pod *yaml.Node) {
 	annotations := at(pod, "metadata", "annotations")
 	for i := 0; annotations != nil && i+1 < len(annotations.Content); i += 2 {

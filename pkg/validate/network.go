@@ -30,7 +30,7 @@ type network struct {
 	subnets []netip.Prefix
 }
 
-// The method network checks a network configuration. The configuration contains either a list of plugins or a single plugin.
+// The method network() checks a network configuration. The configuration contains either a list of plugins or a single plugin.
 func (c *checker) network(t part) {
 	var list struct {
 		CNIVersion string            `json:"cniVersion"`
@@ -66,7 +66,7 @@ func (c *checker) network(t part) {
 	c.networks = append(c.networks, n)
 }
 
-// The method plugin checks the configuration of one plugin in the same way as the ADD of that plugin.
+// The method plugin() checks the configuration of one plugin in the same way as the ADD of that plugin.
 func (c *checker) plugin(n *network, path, cniVersion string, config []byte) {
 	kind := plugin.Kind(ipam.Type(config))
 	if kind == "" {
@@ -105,7 +105,7 @@ func withDeviceID(config []byte) []byte {
 	return more
 }
 
-// The function parse parses the configuration of a plugin of Podlace. It ignores other plugins.
+// The function parse() parses the configuration of a plugin of Podlace. It ignores other plugins.
 func parse(r *plugin.Request, kind string) (err error) {
 	switch kind {
 	case "bridge":
@@ -133,7 +133,7 @@ func (n *network) within(path string, config []byte, message string) (key string
 	return key, n.lineOf(key)
 }
 
-// The method clashes reports networks that have the same name, and networks that have the same subnet on different bridges.
+// The method clashes() reports networks that have the same name, and networks that have the same subnet on different bridges.
 func (c *checker) clashes() {
 	for i, later := range c.networks {
 		for _, earlier := range c.networks[:i] {

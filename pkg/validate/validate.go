@@ -59,7 +59,7 @@ func Config(data []byte, node Node) []plugin.Finding {
 	return found
 }
 
-// The function findings returns the findings for one plugin with their keys.
+// The function findings() returns the findings for one plugin with their keys.
 func findings(config []byte, node Node) (found []plugin.Finding) {
 	var pods []netip.Prefix
 	if plugin.Kind(ipam.Type(ipam.Object(config))) == "host-local" {

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The function text returns the keys of a configuration's findings. The function text also returns all findings as one text.
+// The function text() returns the keys of a configuration's findings. The function text() also returns all findings as one text.
 func text(config string, node Node) (keys []string, all string) {
 	found := Config([]byte(config), node)
 	for _, f := range found {
@@ -117,7 +117,7 @@ func shipped(t *testing.T) (names []string) {
 	return names
 }
 
-// The function defaults returns subnets that other software uses by default.
+// The function defaults() returns subnets that other software uses by default.
 var defaults = map[string]string{
 	"podman":                 "10.88.0.0/16",
 	"podman, more networks":  "10.89.0.0/16",

@@ -26,7 +26,7 @@ func (c *Config) Validate() error {
 	return c.check(func(key string) string { return key }, false)
 }
 
-// Complete does the work of Validate for the final settings of a VF. The argument name is a function that converts a key to its name in the
+// Complete does the work of Validate for the final settings of a VF. The argument is a function that converts a key to its name in the
 // source of the settings. Errors contain the converted names.
 func (c *Config) Complete(name func(key string) string) error { return c.check(name, true) }
 
