@@ -2,7 +2,7 @@
 
 // Package devicefiles returns the files in /dev that a container needs for its devices. The files are returned in the formats of the
 // Container Device Interface (CDI) and of the kubelet. The package also returns the environment variables that sriov-network-device-plugin
-// sets. It does no I/O.
+// sets. The package does no I/O.
 package devicefiles
 
 import (

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// maxRequests is the maximum number of containers in one call. The kubelet sends one.
+// maxRequests is the maximum number of containers in one call. The kubelet sends only one container in each call.
 const maxRequests = 128
 
 // endpoint is the server of the device plugin API for one resource. An endpoint sends each update of the offer to all open streams.
@@ -70,8 +70,9 @@ func (e *endpoint) stream(n int) {
 // pluginOptions returns the options for Register and for GetDevicePluginOptions. The kubelet uses one of these calls. Which one depends on
 // how the endpoint was registered.
 //
-// A pod may request a resource in its limits and get the devices through a claim. In this case, the pod has no device of the resource's
-// endpoint. The kubelet (at least up to 1.37) then refuses to start the pod's containers while the endpoint requires PreStartContainer.
+// A pod may request a resource in its limits and get the devices through a claim. A pod with devices from a claim may have no device of the
+// resource's endpoint. The kubelet (at least up to 1.37) then refuses to start the pod's containers while the endpoint requires
+// PreStartContainer.
 func (e *endpoint) pluginOptions() *pluginapi.DevicePluginOptions {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -158,8 +159,8 @@ func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*p
 	return out, nil
 }
 
-// PreStartContainer returns an error if a device of the container is missing. It changes nothing. The kubelet also calls PreStartContainer
-// before a restart, when the container already has its devices.
+// PreStartContainer returns an error if a device of the container is missing. The call changes nothing. The kubelet also calls
+// PreStartContainer before a restart, when the container already has its devices.
 func (e *endpoint) PreStartContainer(_ context.Context, r *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse,
 	error) {
 	o, _ := e.current()

@@ -195,7 +195,7 @@ func TestRefusedToTheEnd(t *testing.T) {
 }
 
 // TestUnreadableAtAllocate (V-25) checks a checkpoint that is unreadable during Allocate. A later entry of the device may then belong to a
-// pod that has ended. In this case, only PodResources can identify the owner.
+// pod that has ended. After an unreadable checkpoint, only PodResources can identify the owner.
 func TestUnreadableAtAllocate(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()

@@ -47,7 +47,7 @@ func newHealth(files nodeFiles) *deviceHealth {
 	return &deviceHealth{files: files, conditions: map[pci.Address]*deviceCondition{}}
 }
 
-// update returns the reported faults of the pools' devices by ID. The second result is the time of the next call. It is the zero time if no
+// update returns the reported faults of the pools' devices by ID. The second result is the time of the next call, or the zero time if no
 // change is pending.
 func (h *deviceHealth) update(
 	now time.Time, s *pci.Snapshot, pools []pool.Pool, by claimUsage,

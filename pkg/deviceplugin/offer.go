@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// resourceOffer is the list of devices that a resource offers at one moment. It is immutable.
+// resourceOffer is the list of devices that a resource offers at one moment. An offer is immutable.
 type resourceOffer struct {
 	pool     pool.Pool
 	snapshot *pci.Snapshot

@@ -113,7 +113,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	return d.serve(ctx)
 }
 
-// Update passes a new inventory to the driver. It never blocks.
+// Update passes a new inventory to the driver. The function never blocks.
 func (d *Driver) Update(i Inventory) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

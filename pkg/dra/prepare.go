@@ -89,8 +89,8 @@ func (d *Driver) callBounded(ctx context.Context, f func(context.Context) error)
 }
 
 // prepare makes the devices of a claim ready for its pods. prepare is idempotent and safe against crashes: the next call continues after
-// the last completed step. The function has four steps. It reserves the devices in a record, binds drivers, writes the CDI specification,
-// and marks the record as prepared.
+// the last completed step. In four steps, the function reserves the devices in a record, binds drivers, writes the CDI specification, and
+// marks the record as prepared.
 func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	return d.prepareAs(ctx, c, false)
 }

@@ -161,7 +161,7 @@ func gatheredValue(t testing.TB, from prometheus.Gatherer, name string) (sum flo
 func (b *publisherLab) countLogged(text string) int { return strings.Count(b.log.String(), text) }
 
 // TestPublished: the slices exist, their owner is the Node, and they are not written again without a change. After a restart without a
-// change, nothing is written. The end deletes nothing.
+// change, nothing is written. The end of the publisher deletes nothing.
 func TestPublished(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 2, PFs: 2, VFs: 3}, nil)

@@ -26,7 +26,7 @@ func Resources(i Inventory, node string, records []claim.Record, now time.Time) 
 }
 
 // Settings returns the merged settings for each result of an allocated claim. A nil entry means no settings. The result is an error if
-// Prepare would refuse the claim. Each device must belong to a resource of this driver. It does no I/O.
+// Prepare would refuse the claim. Each device must belong to a resource of this driver. The function does no I/O.
 func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool.Resource) (out []*vfconfig.Config, err error) {
 	var devices []allocation.Device
 	for i, result := range c.Status.Allocation.Devices.Results {

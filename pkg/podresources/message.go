@@ -71,8 +71,8 @@ func eachField(message []byte, take func(messageField) error) (err error) {
 	return err
 }
 
-// podMessage is a PodResources message. The containers stay encoded until decodeContainers decodes them. This saves time, because a List
-// response contains all pods.
+// podMessage is a PodResources message. The containers stay encoded until decodeContainers decodes them. The late decoding saves time,
+// because a List response contains all pods.
 type podMessage struct {
 	namespace, name string
 	containers      [][]byte

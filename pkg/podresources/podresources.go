@@ -58,7 +58,7 @@ var (
 type Kubelet struct {
 	Socket     string
 	Checkpoint string
-	// Resources are the names of the resources whose devices are returned. Nil returns all devices.
+	// Resources are the names of the resources whose devices are returned. If the field is nil, all devices are returned.
 	Resources []string
 	// Claims is true if pods on the node get devices through ResourceClaims. A node with ResourceClaims may have no device plugin. The kubelet
 	// then has no checkpoint.
@@ -74,8 +74,8 @@ func At(dir string) Kubelet {
 
 // Ask returns the devices of a pod, in the order of its containers. Ask includes the devices of an init container only if the container is
 // restartable. Ask retries until ctx ends if the kubelet is not available, refuses a call, or contradicts its own checkpoint. If the UID is
-// empty or the checkpoint is missing, Ask identifies the pod by its name alone. In this case, Ask returns an error for a pod without
-// devices.
+// empty or the checkpoint is missing, Ask identifies the pod by its name alone. Without a UID or a checkpoint, Ask returns an error for a
+// pod without devices.
 func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) ([]allocation.Device, error) {
 	method, last := "Get", error(nil)
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {

@@ -169,8 +169,8 @@ func (c Config) checkTools(pod []netip.Prefix) error {
 	return nil
 }
 
-// programNode programs the node. The function returns the ports that it took from other pods. The function protects the node's loopback
-// from the pods before it makes the loopback reachable.
+// programNode makes all changes on the node. The function returns the ports that it took from other pods. The function protects the node's
+// loopback from the pods before it makes the loopback reachable.
 func programNode(
 	r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState,
 ) (former []ports.Port, err error) {

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// iptablesIntact reports whether the shared rules exist for each address family that attachments use. It starts no program. The rules of
-// iptables-legacy are therefore not visible. If the function cannot see or read some rules, it assumes that they are intact.
+// iptablesIntact reports whether the shared rules exist for each address family that attachments use. The function starts no program. The
+// rules of iptables-legacy are therefore not visible. If the function cannot see or read some rules, it assumes that they are intact.
 func iptablesIntact() bool {
 	all, err := allRecorded()
 	if err != nil {

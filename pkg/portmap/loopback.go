@@ -66,7 +66,7 @@ func loopbackProtected(host *kernel.Node) (bool, error) {
 	return marked(host, nft.LoopbackTable, loopbackSchema)
 }
 
-// loopbackUsed reports whether loopbackUsers contains any attachment. It reads one folder.
+// loopbackUsed reports whether loopbackUsers contains any attachment. The function reads one folder.
 func loopbackUsed() bool {
 	users, err := readNames(loopbackUsers, 1)
 	return err != nil || len(users) > 0
@@ -187,7 +187,7 @@ func LoopbackOpen(host *kernel.Node) (bool, error) {
 	return len(links) > 0, err
 }
 
-// loopbackOpenedOn reports whether Podlace enabled route_localnet on a link. It reads one file.
+// loopbackOpenedOn reports whether Podlace enabled route_localnet on a link. The function reads one file.
 func loopbackOpenedOn(link string) bool {
 	if link != filepath.Base(link) {
 		return false

@@ -147,7 +147,7 @@ func (st *portState) loadRecorded(r *plugin.Request, host *kernel.Node) error {
 		"'podlace reload' switches it on again")
 }
 
-// STATUS fails only if no ADD can work, that is, if the configuration is wrong or a requirement of the backend is missing. It restores
+// STATUS fails only if no ADD can work, that is, if the configuration is wrong or a requirement of the backend is missing. STATUS restores
 // flushed rules.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)

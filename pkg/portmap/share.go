@@ -128,8 +128,8 @@ func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
 	return t.Replace(uniqueElements(passed), missing)
 }
 
-// sharedExcept reports whether two attachments ask for the same port. The function ignores the attachment whose key has the given hash. An
-// unfinished ADD counts.
+// sharedExcept reports whether two attachments ask for the same port. The function ignores the attachment whose key has the given hash. The
+// function also considers unfinished ADDs.
 func sharedExcept(hash string) (bool, error) {
 	records, err := attachment.AllOf("portmap")
 	var seen ports.Index

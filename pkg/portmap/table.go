@@ -193,7 +193,8 @@ func endOwned(host *kernel.Node, hash, link string, own []nft.Element) error {
 	return forgetUser(hash, users)
 }
 
-// findOwner looks for an attachment with hostPorts by the hash of the attachment's key. Without nftables none has.
+// findOwner looks for an attachment with hostPorts by the hash of the attachment's key. On a kernel without nftables, there is no such
+// attachment.
 func findOwner(host *kernel.Node, hash string) (owner portOwner, ok bool, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {

@@ -30,7 +30,7 @@ type namespace struct {
 	opt   sandbox.Options
 }
 
-// newNamespaces returns one namespace of each kind. They contain only lo.
+// newNamespaces returns one namespace of each kind. The namespaces contain only lo.
 func newNamespaces(t *testing.T) []namespace {
 	host, pod := kerneltest.NewPod(t), kerneltest.NewPod(t)
 	return []namespace{

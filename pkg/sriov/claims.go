@@ -124,7 +124,7 @@ func (n *nodeSide) checkNotAlive(j vfJournal) error {
 
 // RestoreClaim restores the VFs of a claim's pods, as DEL does. The VFs of a claim are those in the claim's record and those whose journals
 // name the claim. All containers of these pods must have stopped. If a pod's namespace still exists, RestoreClaim moves the interface out
-// of the namespace. It needs CAP_NET_ADMIN.
+// of the namespace. The caller needs CAP_NET_ADMIN.
 func RestoreClaim(sysfs, claimUID string, recorded []pci.Address, log *slog.Logger) error {
 	all, err := readJournals()
 	errs := []error{err}

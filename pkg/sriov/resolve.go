@@ -111,8 +111,8 @@ func (s sriov) allocatedDevices(r *plugin.Request, cfg requestConfig) (devices [
 	return devices, cfg.checkAttached(others)
 }
 
-// checkAttached returns an error if no network attaches the VF of one of the pod's claims. In this case, the VF's resource is neither in
-// resources nor in otherResources.
+// checkAttached returns an error if no network attaches the VF of one of the pod's claims. The configuration then lists the VF's resource
+// neither in resources nor in otherResources.
 func (c requestConfig) checkAttached(others []allocation.Device) error {
 	for _, d := range others {
 		if !d.Claim.Admin && !slices.Contains(c.OtherResources, d.Resource) {

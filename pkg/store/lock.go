@@ -154,7 +154,7 @@ type Lock struct {
 	free func(fd int) error
 }
 
-// Lost reports whether the lock file was removed or replaced. In this case, another process may hold a lock with the same name.
+// Lost reports whether the lock file was removed or replaced. If so, another process may hold a lock with the same name.
 func (l *Lock) Lost() bool {
 	var own, there unix.Stat_t
 	if unix.Fstat(int(l.f.Fd()), &own) != nil || unix.Fstatat(int(l.dir.self.Fd()), l.name, &there, unix.AT_SYMLINK_NOFOLLOW) != nil {

@@ -90,8 +90,8 @@ func Names(path string, most int) ([]string, error) {
 	return names, fault.Ignore(err, io.EOF)
 }
 
-// ReadFile returns the content of a file that another program wrote. The file may have at most maxFile bytes. It follows links. If the file
-// is not regular, ReadFile returns an error, because reading a pipe would block.
+// ReadFile returns the content of a file that another program wrote. The file may have at most maxFile bytes. The function follows symbolic
+// links. If the file is not regular, ReadFile returns an error, because reading a pipe would block.
 func ReadFile(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {

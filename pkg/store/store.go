@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// tempPrefix is the prefix of the names of files that are being written. List leaves them out.
+// tempPrefix is the prefix of the names of files that are being written. List leaves these files out.
 const tempPrefix = ".tmp-"
 
 // maxFile is the maximum size of a file in bytes, both for reading and for writing. Any version can therefore read the files of any other

@@ -105,7 +105,7 @@ func withDeviceID(config []byte) []byte {
 	return more
 }
 
-// The function parse() parses the configuration of a plugin of Podlace. It ignores other plugins.
+// The function parse() parses the configuration of a plugin of Podlace. Plugins of other projects are ignored.
 func parse(r *plugin.Request, kind string) (err error) {
 	switch kind {
 	case "bridge":

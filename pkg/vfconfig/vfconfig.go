@@ -36,7 +36,7 @@ type Config struct {
 	Unknown []string `json:"-"`
 }
 
-// claimedKey is the JSON key for the field Claimed. Users never write it.
+// claimedKey is the JSON key for the field Claimed. Users never write this key.
 const claimedKey = "claimed"
 
 // Keys returns the keys of all possible settings.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package watch reports changes in a folder of the node. It uses fsnotify.
+// Package watch reports changes in a folder of the node. The package uses fsnotify.
 package watch
 
 import (
