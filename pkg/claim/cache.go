@@ -132,8 +132,8 @@ func (c *Cache) Damaged() error {
 	return errors.Join(c.damaged...)
 }
 
-// List returns the records of all claims by UID. For an unreadable record, the list contains a stand-in, and Damaged returns the error.
-// List returns an error if the devices of a claim are unknown. The caller must not change the records.
+// List returns the records of all claims, sorted by the UID of the claim. For an unreadable record, the list contains a stand-in, and
+// Damaged returns the error. List returns an error if the devices of a claim are unknown. The caller must not change the records.
 func (c *Cache) List() (list []Record, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

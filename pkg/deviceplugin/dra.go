@@ -150,7 +150,7 @@ func (o daemonOptions) newClient() (kubernetes.Interface, error) {
 	return client, nil
 }
 
-// publishedDevices returns the content of the ResourceSlices by device ID.
+// publishedDevices returns the content of the ResourceSlices for each device. The key is the ID of the device.
 func (d *daemon) publishedDevices() map[string]allocation.Published {
 	d.mu.Lock()
 	driver := d.driver
@@ -193,7 +193,7 @@ func (d *daemon) isLeaked(dev pci.Device) bool {
 	return ok && last.Driver == dev.Driver && len(dev.Interfaces) == 0
 }
 
-// faultTexts returns the text of each fault, by device ID.
+// faultTexts returns the text of each fault. The key is the ID of the device.
 func faultTexts(faults map[string]dra.Fault) map[string]string {
 	out := map[string]string{}
 	for id, f := range faults {

@@ -67,8 +67,8 @@ func (e *endpoint) stream(n int) {
 	e.streams += n
 }
 
-// pluginOptions returns the options for Register and for GetDevicePluginOptions. The kubelet uses one of these calls. Which one depends on
-// how the endpoint was registered.
+// pluginOptions returns the options for Register and for GetDevicePluginOptions. The kubelet uses one of these calls. The way of
+// registration determines the call.
 //
 // A pod may request a resource in its limits and get the devices through a claim. A pod with devices from a claim may have no device of the
 // resource's endpoint. The kubelet (at least up to 1.37) then refuses to start the pod's containers while the endpoint requires

@@ -45,7 +45,8 @@ func (d *Driver) alignLoop(ctx context.Context) {
 	}
 }
 
-// countAlignment counts the attachments since the start of the loop. The function returns those counted attachments that still exist.
+// countAlignment counts the attachments that were created after the start of the loop. The function returns those counted attachments that
+// still exist.
 func (d *Driver) countAlignment(ctx context.Context, began, now time.Time, done map[countedVF]bool) map[countedVF]bool {
 	held, err := sriov.Holdings()
 	if err != nil {

@@ -149,7 +149,7 @@ func (m *nodeModel) writeAllClaims() {
 	must(m.draLab, claimtest.WriteState(m.options.Kubelet, list...))
 }
 
-// restart replaces the daemon with a new daemon. The new daemon only knows what is stored in files.
+// restart replaces the daemon with a new daemon. The new daemon knows only the data that is stored in files.
 func (m *nodeModel) restart() {
 	o := m.options
 	o.Log = slog.New(crashLog{slog.NewTextHandler(io.Discard, nil), m.left})

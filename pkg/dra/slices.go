@@ -119,7 +119,7 @@ func (d desiredState) allEntries() (out []sortEntry) {
 	return out
 }
 
-// claimedResources returns the resource of each claimed device by address.
+// claimedResources returns the resource of each claimed device. The key is the PCI address of the device.
 func (d desiredState) claimedResources() map[string]string {
 	out := map[string]string{}
 	for _, r := range d.records {
@@ -227,7 +227,7 @@ func counterSlices(whole map[pci.Address]int) (out []resourceslice.Slice) {
 	return out
 }
 
-// formerDevices returns the devices of slices, by name.
+// formerDevices returns the devices of slices. The key is the name of the device.
 func formerDevices(stored []resourceapi.ResourceSlice) map[string]resourceapi.Device {
 	out := map[string]resourceapi.Device{}
 	for _, s := range stored {

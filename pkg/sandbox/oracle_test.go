@@ -61,7 +61,7 @@ func (n namespace) run(t *testing.T, f func(*testing.T)) {
 	must(t, n.do(func() error { f(t); return nil }))
 }
 
-// must ends the test after an error. On the thread of a pod, the call ends only this thread. The method Do then returns an error, which
+// must() ends the test after an error. On the thread of a pod, the call ends only this thread. The method Do then returns an error, which
 // ends the test.
 func must(t *testing.T, err error) {
 	t.Helper()

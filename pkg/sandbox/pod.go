@@ -17,8 +17,8 @@ import (
 // netnsDir is the folder in which ip-netns(8) and container runtimes store network namespaces.
 const netnsDir = "/run/netns"
 
-// Pod is a network namespace that is mounted at /run/netns/<name>, where container runtimes mount namespaces. The namespace exists only as
-// long as it is mounted.
+// Pod is a network namespace that is mounted at /run/netns/<name>. Container runtimes mount namespaces in the same folder. The namespace
+// exists only as long as it is mounted.
 type Pod struct {
 	Name string
 	Path string

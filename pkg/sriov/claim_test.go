@@ -253,7 +253,7 @@ func TestSettle(t *testing.T) {
 	l.isGolden()
 }
 
-// TestSettleUnseen: a daemon in a container may not see the folder of namespaces. The daemon then takes no VF from a live pod.
+// TestSettleUnseen: for a daemon in a container, the folder of namespaces may be invisible. The daemon then takes no VF from a live pod.
 func TestSettleUnseen(t *testing.T) {
 	l := newLab(t)
 	a, err := pci.ParseAddress(vf1)
@@ -319,7 +319,7 @@ func TestClaimedPF(t *testing.T) {
 	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "PCI function "+pf+" is not a VF of this node")
 }
 
-// TestHoldingGone: a process in a container may not see the folder of namespaces. Gone then returns false.
+// TestHoldingGone: for a process in a container, the folder of namespaces may be invisible. Gone then returns false.
 func TestHoldingGone(t *testing.T) {
 	folder := t.TempDir()
 	for netns, gone := range map[string]bool{

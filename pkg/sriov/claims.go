@@ -97,9 +97,9 @@ func FreeOrphan(sysfs string, a pci.Address, claimUID string, log *slog.Logger) 
 	})
 }
 
-// checkNotAlive returns an error if the pod of a journal may be alive although its namespace is not found. A process in a container, for
-// example, may not see the folder of namespaces. When a network namespace ends, the kernel moves the interface back to the node. If the
-// interface is not on the node, the namespace is therefore still alive.
+// checkNotAlive returns an error if the pod of a journal may be alive although its namespace is not found. The folder of namespaces may be
+// invisible, for example for a process in a container. When a network namespace ends, the kernel moves the interface back to the node. If
+// the interface is not on the node, the namespace is therefore still alive.
 func (n *nodeSide) checkNotAlive(j vfJournal) error {
 	if !plugin.NetnsGone(j.Netns) {
 		return nil // ownerHas checks this namespace

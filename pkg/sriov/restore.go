@@ -69,7 +69,7 @@ type vfRestore struct {
 }
 
 // restoreVF restores a VF to the settings in its journal. After an error, restoreVF continues with the next setting. The function removes
-// the journal last, and only if all settings are restored or the VF no longer exists.
+// the journal at the end if all settings are restored or the VF no longer exists.
 func (n *nodeSide) restoreVF(h *lockedVF, j vfJournal) error {
 	x := vfRestore{nodeSide: n, j: j}
 	var err error
